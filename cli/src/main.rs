@@ -1,0 +1,2 @@
+//! Skein.
+fn main() {}

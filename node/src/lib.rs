@@ -1,0 +1,3 @@
+//! Being a Skein process: configuration, clock, discovery, logging, shutdown. It knows no models and no policies.
+
+pub mod clock;

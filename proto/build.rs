@@ -1,0 +1,16 @@
+//! Compiles the protobuf files with protox (pure Rust), so that no system `protoc` is needed.
+
+use prost::Message;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let files = ["proto/skein/v1/inference.proto", "proto/skein/worker/v1/worker.proto"];
+    for file in files {
+        println!("cargo:rerun-if-changed={file}");
+    }
+    let descriptors = protox::compile(files, ["proto"])?;
+    let out = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
+    // Served by gRPC reflection on every process.
+    std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
+    tonic_prost_build::configure().compile_fds(descriptors)?;
+    Ok(())
+}

@@ -1,0 +1,28 @@
+//! The contract between Skein's processes, and nothing else: generated protobuf types and services, and the
+//! prefix-block hash that router and worker must compute alike.
+//!
+//! This crate knows no tasks, no policy and no model. Protobuf types stop at the edge that parsed them
+//! (`worker::service`, `router::grpc`, `router::dispatch`): nothing deeper names this crate's `v1` modules.
+
+pub mod block_hash;
+
+/// What gRPC clients say to Skein (`skein.v1`).
+#[allow(missing_docs, clippy::all)]
+pub mod v1 {
+    tonic::include_proto!("skein.v1");
+}
+
+/// What router and worker say to each other (`skein.worker.v1`).
+pub mod worker {
+    /// Version 1.
+    #[allow(missing_docs, clippy::all)]
+    pub mod v1 {
+        tonic::include_proto!("skein.worker.v1");
+    }
+}
+
+/// The encoded `FileDescriptorSet` of both packages, for gRPC reflection.
+pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+
+/// Most bytes of one gRPC message between Skein's processes: a million-token prompt fits, a flood does not.
+pub const MAX_MESSAGE_BYTES: usize = 16 * 1024 * 1024;

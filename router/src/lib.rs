@@ -1,0 +1,10 @@
+//! The front of a Skein cluster.
+//!
+//! `gateway` (OpenAI HTTP) and `grpc` (skein.v1) parse and answer; both hand a [`request::Draft`] to the one
+//! validator. `text` turns it into tokens and tokens back into text. `admission`, `prefix_index` and `policy`
+//! decide, purely. `fleet` is the live picture of the workers, `dispatch` opens a stream on one of them and
+//! resumes it elsewhere when that worker is lost. This crate knows nothing of the worker's code.
+
+pub mod config;
+pub mod refusal;
+pub mod request;

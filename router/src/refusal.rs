@@ -1,0 +1,171 @@
+//! Everything a request can be told instead of an answer. Two exhaustive matches, [`Refusal::http`] and
+//! [`Refusal::grpc_code`], decide what a client sees.
+
+use std::time::Duration;
+
+/// Why a request was not answered, or not to its end.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Refusal {
+    /// A field is malformed or out of range.
+    #[error("{message}")]
+    Invalid {
+        /// The field, as the API names it.
+        param: Option<&'static str>,
+        /// What is wrong, the value, the limit, what to do.
+        message: String,
+    },
+    /// The body is no JSON of the right shape.
+    #[error("{0}")]
+    InvalidJson(String),
+    /// Prompt and output cannot fit. The sentence is the one clients match on.
+    #[error(
+        "This model's maximum context length is {max} tokens. However, you requested {} tokens ({prompt} in the prompt, {output} for the output). Please reduce the length of the prompt or of the output.",
+        *prompt as u64 + *output as u64
+    )]
+    ContextLength {
+        /// Longest sequence.
+        max: u32,
+        /// Prompt tokens.
+        prompt: u32,
+        /// Output tokens asked for.
+        output: u32,
+        /// `messages` or `prompt`.
+        param: &'static str,
+    },
+    /// No such model.
+    #[error("The model `{0}` does not exist.")]
+    ModelNotFound(String),
+    /// No such path.
+    #[error("{0}")]
+    NotFound(String),
+    /// Path exists, method does not.
+    #[error("{0}")]
+    MethodNotAllowed(String),
+    /// Body over its bound.
+    #[error("The request body is over {limit} bytes; send a smaller one.")]
+    TooLarge {
+        /// Bytes.
+        limit: usize,
+    },
+    /// Missing or wrong API key.
+    #[error("Incorrect API key provided.")]
+    Unauthorized,
+    /// The same request id is running.
+    #[error("A request with id `{0}` is already running; use another id.")]
+    DuplicateId(String),
+    /// Shed by admission or by every worker.
+    #[error("The cluster is at its limit ({reason}); retry after {} ms.", retry_after.as_millis())]
+    Overloaded {
+        /// Which limit.
+        reason: String,
+        /// When to try again.
+        retry_after: Duration,
+    },
+    /// No worker is ready.
+    #[error("No worker is ready: {reason}.")]
+    NoReadyWorker {
+        /// What is known.
+        reason: String,
+        /// When to try again.
+        retry_after: Duration,
+    },
+    /// The router takes no new requests any more.
+    #[error("The server is shutting down; retry elsewhere.")]
+    Draining,
+    /// The client's deadline passed.
+    #[error("The deadline of {} ms passed before the request ended.", timeout.as_millis())]
+    DeadlineExceeded {
+        /// The client's own limit.
+        timeout: Duration,
+    },
+    /// Every move to another worker failed.
+    #[error("The request could not be finished after {moves} moves to another worker: {reason}.")]
+    WorkersLost {
+        /// Moves tried.
+        moves: u32,
+        /// The last fault, without addresses.
+        reason: String,
+    },
+    /// An invariant of ours broke.
+    #[error("Internal error; quote the request id when you report it.")]
+    Internal,
+}
+
+/// What an HTTP client gets: status, and the `type` and `code` of the OpenAI error object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HttpShape {
+    /// Status code.
+    pub status: u16,
+    /// `error.type`.
+    pub kind: &'static str,
+    /// `error.code`.
+    pub code: Option<&'static str>,
+}
+
+impl Refusal {
+    /// An [`Refusal::Invalid`] for `param`.
+    pub fn invalid(param: &'static str, message: impl Into<String>) -> Self {
+        Self::Invalid { param: Some(param), message: message.into() }
+    }
+
+    /// The HTTP answer.
+    pub fn http(&self) -> HttpShape {
+        let shape = |status, kind, code| HttpShape { status, kind, code };
+        match self {
+            Self::Invalid { .. } => shape(400, "invalid_request_error", None),
+            Self::InvalidJson(_) => shape(400, "invalid_request_error", Some("invalid_json")),
+            Self::ContextLength { .. } => {
+                shape(400, "invalid_request_error", Some("context_length_exceeded"))
+            }
+            Self::ModelNotFound(_) => shape(404, "invalid_request_error", Some("model_not_found")),
+            Self::NotFound(_) => shape(404, "invalid_request_error", Some("not_found")),
+            Self::MethodNotAllowed(_) => shape(405, "invalid_request_error", Some("method_not_allowed")),
+            Self::TooLarge { .. } => shape(413, "invalid_request_error", Some("request_too_large")),
+            Self::Unauthorized => shape(401, "invalid_request_error", Some("invalid_api_key")),
+            Self::DuplicateId(_) => shape(409, "invalid_request_error", Some("duplicate_request_id")),
+            Self::Overloaded { .. } => shape(429, "overloaded_error", Some("queue_full")),
+            Self::NoReadyWorker { .. } => shape(503, "service_unavailable", Some("no_ready_worker")),
+            Self::Draining => shape(503, "service_unavailable", Some("draining")),
+            Self::DeadlineExceeded { .. } => shape(504, "timeout_error", Some("deadline_exceeded")),
+            Self::WorkersLost { .. } => shape(500, "server_error", Some("engine_error")),
+            Self::Internal => shape(500, "server_error", Some("internal_error")),
+        }
+    }
+
+    /// The field a client should look at.
+    pub fn param(&self) -> Option<&'static str> {
+        match self {
+            Self::Invalid { param, .. } => *param,
+            Self::ContextLength { param, .. } => Some(param),
+            Self::ModelNotFound(_) => Some("model"),
+            _ => None,
+        }
+    }
+
+    /// When to try again, where that helps.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Overloaded { retry_after, .. } | Self::NoReadyWorker { retry_after, .. } => Some(*retry_after),
+            Self::Draining => Some(Duration::from_secs(1)),
+            _ => None,
+        }
+    }
+
+    /// The gRPC answer.
+    pub fn grpc_code(&self) -> tonic::Code {
+        match self {
+            Self::Invalid { .. }
+            | Self::InvalidJson(_)
+            | Self::ContextLength { .. }
+            | Self::TooLarge { .. } => tonic::Code::InvalidArgument,
+            Self::ModelNotFound(_) | Self::NotFound(_) => tonic::Code::NotFound,
+            Self::MethodNotAllowed(_) => tonic::Code::Unimplemented,
+            Self::Unauthorized => tonic::Code::Unauthenticated,
+            Self::DuplicateId(_) => tonic::Code::AlreadyExists,
+            Self::Overloaded { .. } => tonic::Code::ResourceExhausted,
+            Self::NoReadyWorker { .. } | Self::Draining => tonic::Code::Unavailable,
+            Self::DeadlineExceeded { .. } => tonic::Code::DeadlineExceeded,
+            Self::WorkersLost { .. } | Self::Internal => tonic::Code::Internal,
+        }
+    }
+}

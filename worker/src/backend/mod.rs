@@ -1,0 +1,132 @@
+//! What computes: a trait, and the batch it runs. A backend sees rows, slots and block tables, never a request.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::sampling::{SamplingParams, TokenLogprobs};
+use crate::{BlockId, TokenId};
+
+/// Runs batches: one CPU or CUDA rank, a group of ranks, or a fake that hashes what it reads back.
+pub trait Backend: Send {
+    /// KV blocks that fit once the weights are loaded; a group answers for its smallest rank.
+    fn kv_blocks(&self) -> u32;
+    /// Starts one forward step and returns before it finishes. At most two steps may be under way.
+    fn launch(&mut self, batch: Batch) -> Result<StepHandle, BackendError>;
+    /// Waits for `step`, which must be the oldest one under way.
+    fn collect(&mut self, step: StepHandle) -> Result<StepOutput, BackendError>;
+}
+
+/// Names a launched step; collected once, oldest first.
+#[derive(Debug)]
+pub struct StepHandle(pub u64);
+
+/// One forward step over rows of many sequences. Row `i` is one token: `tokens[i]` at `positions[i]`, whose key
+/// and value are written to `slots[i]` before any row attends.
+#[derive(Debug, Clone, Default)]
+pub struct Batch {
+    /// `[rows]` token ids.
+    pub tokens: Vec<TokenId>,
+    /// `[rows]` absolute positions.
+    pub positions: Vec<u32>,
+    /// `[rows]` slot mapping: `block_id * block_size + position % block_size`.
+    pub slots: Vec<u32>,
+    /// The sequences, in row order; their row ranges cover `0..rows` without gaps.
+    pub sequences: Vec<BatchSequence>,
+    /// All block tables, one after another; see [`BatchSequence::blocks`].
+    pub block_tables: Vec<BlockId>,
+    /// Block copies (copy-on-write) done before anything else in this step, in order.
+    pub copies: Vec<BlockCopy>,
+    /// Tokens to draw. Several may read the same row (`n` samples of one prompt).
+    pub samples: Vec<SampleRow>,
+    /// Prompt tokens to score.
+    pub scores: Vec<ScoreRow>,
+    /// Tokens so far of the sequences whose sampling needs them; see [`SampleRow::history`].
+    pub history: Vec<TokenId>,
+}
+
+/// One sequence's part of a batch.
+#[derive(Debug, Clone)]
+pub struct BatchSequence {
+    /// Its rows: consecutive positions that end at `context_len - 1`.
+    pub rows: Range<u32>,
+    /// Tokens its last row attends to, itself included; row `r` attends to positions `0..=positions[r]`.
+    pub context_len: u32,
+    /// Its block table in [`Batch::block_tables`]; covers `context_len` positions.
+    pub blocks: Range<u32>,
+}
+
+/// Copies one block's keys and values, all layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockCopy {
+    /// Read from here.
+    pub from: BlockId,
+    /// Written there.
+    pub to: BlockId,
+}
+
+/// One token to draw from the logits of `row`.
+#[derive(Debug, Clone)]
+pub struct SampleRow {
+    /// Row whose logits are used.
+    pub row: u32,
+    /// The request's parameters.
+    pub params: Arc<SamplingParams>,
+    /// Which of the request's samples.
+    pub sample_index: u32,
+    /// Absolute position of the token to draw (the row's position + 1); with seed and index it keys the Philox draw.
+    pub position: u32,
+    /// True while the output is shorter than `min_tokens`: stop tokens cannot be drawn.
+    pub forbid_stop: bool,
+    /// The sequence's tokens so far in [`Batch::history`], prompt first; empty unless `params.needs_history()`.
+    pub history: Range<u32>,
+    /// How many of `history` are prompt.
+    pub prompt_len: u32,
+}
+
+/// Scores `target`, the prompt token that follows `row`.
+#[derive(Debug, Clone, Copy)]
+pub struct ScoreRow {
+    /// Row whose logits are used.
+    pub row: u32,
+    /// The token at the next position.
+    pub target: TokenId,
+    /// How many best tokens to report.
+    pub top: u32,
+}
+
+/// What a step produced.
+#[derive(Debug, Clone, Default)]
+pub struct StepOutput {
+    /// One for each of [`Batch::samples`], in that order.
+    pub samples: Vec<Sampled>,
+    /// One for each of [`Batch::scores`], in that order.
+    pub scores: Vec<TokenLogprobs>,
+}
+
+/// A drawn token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sampled {
+    /// The token.
+    pub token: TokenId,
+    /// Present when the parameters ask for log-probabilities.
+    pub logprobs: Option<TokenLogprobs>,
+}
+
+/// A step that could not be computed. The engine that gets one is done: its requests resume on another worker.
+#[derive(Debug, thiserror::Error)]
+pub enum BackendError {
+    /// The device or its thread is gone.
+    #[error("the {backend} backend stopped: {reason}; restart the worker")]
+    Stopped {
+        /// Which backend.
+        backend: &'static str,
+        /// What was seen.
+        reason: String,
+    },
+    /// The weights produced no usable number.
+    #[error("row {row} has no finite logit: the weights or the kernels are broken")]
+    NotFinite {
+        /// Batch row.
+        row: u32,
+    },
+}

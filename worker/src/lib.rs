@@ -1,0 +1,16 @@
+//! One replica of a model: a scheduler over a paged KV cache, an engine loop, a backend that computes, and the
+//! gRPC service in front. It knows neither the router nor HTTP nor text.
+//!
+//! Arrows point inward: `service → engine → {scheduler → kv_cache, backend → model → kernels}`. The scheduler
+//! never sees a tensor, the backend never sees a request, and protobuf stops in `service`.
+
+pub mod backend;
+pub mod config;
+pub mod sampling;
+
+/// A token of the model's vocabulary. A plain `u32`: tokens travel in bulk between wire, scheduler and kernels.
+pub type TokenId = u32;
+
+/// Index of a block of KV slots in the backend's cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockId(pub u32);
