@@ -48,3 +48,39 @@ pub fn chain(root: BlockHash, tokens: &[u32], block_size: usize) -> Vec<BlockHas
         })
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The vectors were made with the Python `xxhash` package by `tests/golden/make.py`.
+    #[test]
+    fn agrees_with_the_golden_vectors() {
+        let vectors: serde_json::Value =
+            serde_json::from_str(include_str!("../testdata/block_hash.json")).unwrap();
+        let vectors = vectors["vectors"].as_array().or_else(|| vectors.as_array()).unwrap();
+        assert!(vectors.len() >= 5);
+        let number = |value: &serde_json::Value| value.as_str().unwrap().parse::<u64>().unwrap();
+        for vector in vectors {
+            let field = |name: &str| vector[name].as_str().unwrap();
+            let root = root(field("model"), field("adapter"), field("cache_salt"));
+            assert_eq!(root, number(&vector["root"]));
+            let tokens: Vec<u32> = vector["tokens"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|token| token.as_u64().unwrap() as u32)
+                .collect();
+            let hashes: Vec<u64> = vector["hashes"].as_array().unwrap().iter().map(number).collect();
+            assert_eq!(chain(root, &tokens, 16), hashes);
+        }
+    }
+
+    #[test]
+    fn a_long_block_hashes_like_its_bytes() {
+        let tokens: Vec<u32> = (0..100).collect();
+        let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+        assert_eq!(extend(7, &tokens), xxh3_64_with_seed(&bytes, 7));
+        assert_eq!(extend(7, &tokens[..64]), xxh3_64_with_seed(&bytes[..256], 7));
+    }
+}

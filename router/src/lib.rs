@@ -6,5 +6,6 @@
 //! resumes it elsewhere when that worker is lost. This crate knows nothing of the worker's code.
 
 pub mod config;
+pub mod generator;
 pub mod refusal;
 pub mod request;

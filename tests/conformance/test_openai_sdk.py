@@ -1,0 +1,140 @@
+"""The official openai SDK, as a user would call it."""
+
+import concurrent.futures
+import math
+
+import openai
+import pytest
+
+MODEL = "skein-7m"
+
+
+@pytest.fixture(scope="session")
+def client(cluster):
+    return openai.OpenAI(base_url=f"http://{cluster.address}/v1", api_key="unused", max_retries=0)
+
+
+def test_models(client):
+    models = client.models.list().data
+    assert [model.id for model in models] == [MODEL]
+    assert client.models.retrieve(MODEL).max_model_len > 0
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("nope")
+
+
+def test_completion_and_usage(client):
+    answer = client.completions.create(model=MODEL, prompt="import ", max_tokens=8, temperature=0)
+    assert answer.object == "text_completion"
+    assert answer.choices[0].finish_reason in ("length", "stop")
+    assert answer.usage.completion_tokens <= 8
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+def test_completion_of_lists(client):
+    texts = client.completions.create(model=MODEL, prompt=["def a", "class B"], max_tokens=4, n=2, seed=1, temperature=1)
+    assert [choice.index for choice in texts.choices] == [0, 1, 2, 3]
+    ids = client.completions.create(model=MODEL, prompt=[[300, 301], [302]], max_tokens=4)
+    assert len(ids.choices) == 2
+
+
+def test_echo_with_logprobs_scores_the_prompt(client):
+    answer = client.completions.create(model=MODEL, prompt="import os", max_tokens=1, echo=True, logprobs=2, temperature=0)
+    logprobs = answer.choices[0].logprobs
+    assert answer.choices[0].text.startswith("import os")
+    assert logprobs.token_logprobs[0] is None
+    assert all(value <= 0 for value in logprobs.token_logprobs[1:])
+    assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.text_offset)
+    assert logprobs.text_offset == sorted(logprobs.text_offset)
+
+
+def test_chat(client):
+    answer = client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "What does os.getcwd do?"}], max_completion_tokens=24, seed=3
+    )
+    assert answer.choices[0].message.role == "assistant"
+    assert isinstance(answer.choices[0].message.content, str)
+    assert answer.usage.completion_tokens <= 24
+
+
+def test_chat_logprobs(client):
+    answer = client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "Hello"}], max_tokens=5, logprobs=True, top_logprobs=3, temperature=0
+    )
+    content = answer.choices[0].logprobs.content
+    assert 1 <= len(content) <= 5
+    for entry in content:
+        assert entry.logprob <= 0 and len(entry.top_logprobs) == 3
+        assert math.isclose(entry.top_logprobs[0].logprob, entry.logprob, abs_tol=1e-6), "greedy takes the best"
+
+
+def test_streaming_equals_the_whole(client):
+    request = dict(model=MODEL, messages=[{"role": "user", "content": "Write a loop"}], max_tokens=40, seed=11, temperature=0.8)
+    whole = client.chat.completions.create(**request)
+    chunks = list(client.chat.completions.create(**request, stream=True, stream_options={"include_usage": True}))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].usage == whole.usage or chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert chunks[-1].choices == []
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_stop_strings(client):
+    free = client.completions.create(model=MODEL, prompt="def f(x):\n", max_tokens=60, temperature=0).choices[0].text
+    stop = free[len(free) // 2 : len(free) // 2 + 3]
+    cut = client.completions.create(model=MODEL, prompt="def f(x):\n", max_tokens=60, temperature=0, stop=[stop]).choices[0]
+    assert cut.finish_reason == "stop"
+    assert cut.text == free[: free.index(stop)]
+
+
+def test_cached_tokens_are_reported(client):
+    request = dict(model=MODEL, prompt="class Cached:\n    pass\n" * 30, max_tokens=2, temperature=0)
+    first = client.completions.create(**request)
+    second = client.completions.create(**request)
+    assert second.usage.prompt_tokens_details.cached_tokens >= second.usage.prompt_tokens - 17
+    assert first.choices[0].text == second.choices[0].text
+
+
+def test_errors(client):
+    with pytest.raises(openai.NotFoundError) as wrong_model:
+        client.completions.create(model="nope", prompt="x")
+    assert wrong_model.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as too_long:
+        client.completions.create(model=MODEL, prompt="word " * 9000, max_tokens=4)
+    assert "this model's maximum context length is" in str(too_long.value).lower()
+    assert too_long.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.completions.create(model=MODEL, prompt="x", temperature=9)
+    assert bad.value.param == "temperature"
+    with pytest.raises(openai.BadRequestError) as not_a_number:
+        client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}], top_p="high")
+    assert not_a_number.value.param == "top_p"
+
+
+def test_overload_is_429_with_retry_headers(start_cluster):
+    cluster = start_cluster("--workers", "1", "--max-num-queued-reqs", "2")
+    client = openai.OpenAI(base_url=f"http://{cluster.address}/v1", api_key="unused", max_retries=0)
+
+    def ask(_):
+        try:
+            client.completions.create(model=MODEL, prompt="x", max_tokens=300, extra_body={"ignore_eos": True})
+            return None
+        except openai.RateLimitError as error:
+            return error
+
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        refused = [error for error in pool.map(ask, range(16)) if error is not None]
+    assert refused, "16 requests at once against a bound of 2 were all taken"
+    headers = refused[0].response.headers
+    assert int(headers["retry-after-ms"]) > 0 and int(headers["retry-after"]) >= 1
+    assert headers["x-should-retry"] == "true"
+
+
+def test_api_key(start_cluster):
+    cluster = start_cluster("--workers", "1", "--api-key", "sesame")
+    wrong = openai.OpenAI(base_url=f"http://{cluster.address}/v1", api_key="wrong", max_retries=0)
+    with pytest.raises(openai.AuthenticationError) as error:
+        wrong.models.list()
+    assert error.value.code == "invalid_api_key"
+    right = openai.OpenAI(base_url=f"http://{cluster.address}/v1", api_key="sesame", max_retries=0)
+    assert right.models.list().data

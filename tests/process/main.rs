@@ -1,0 +1,17 @@
+//! Tests over real `skein` processes and real sockets: what a user sees, also when workers are killed.
+
+mod chaos;
+mod serving;
+
+/// The binary under test.
+const SKEIN: &str = env!("CARGO_BIN_EXE_skein");
+
+/// A current-thread runtime for one test.
+fn block_on<F: Future>(future: F) -> F::Output {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .expect("a runtime starts")
+        .block_on(future)
+}

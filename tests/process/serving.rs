@@ -1,0 +1,114 @@
+//! What a user sees of one healthy cluster: answers, errors, cached tokens, an idle machine left alone.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use skein_tests::client;
+use skein_tests::process::{Cluster, send_signal};
+
+use crate::{SKEIN, block_on};
+
+async fn post(client: &reqwest::Client, url: String, body: Value) -> (u16, Value) {
+    let response = client.post(url).json(&body).send().await.expect("the server answers");
+    let status = response.status().as_u16();
+    (status, response.json().await.expect("the answer is JSON"))
+}
+
+#[test]
+fn a_fresh_cluster_answers_repeats_itself_and_shares_prefixes() {
+    block_on(async {
+        let cluster = Cluster::serve(SKEIN, &[]).await;
+        let client = reqwest::Client::new();
+        let completions = format!("{}/v1/completions", cluster.url);
+        let prompt = "import os\n\n".repeat(40) + "def main():";
+        let body = json!({"model": "skein-7m", "prompt": prompt, "max_tokens": 24, "temperature": 0});
+        let (status, first) = post(&client, completions.clone(), body.clone()).await;
+        assert_eq!(status, 200, "{first}");
+        let (_, second) = post(&client, completions.clone(), body.clone()).await;
+        assert_eq!(first["choices"], second["choices"], "greedy decoding repeats itself");
+        let cached = second["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0);
+        let prompt_tokens = second["usage"]["prompt_tokens"].as_u64().expect("usage counts the prompt");
+        assert!(cached >= prompt_tokens - 17, "a repeated prompt is cached: {cached} of {prompt_tokens}");
+
+        let chat = json!({"model": "skein-7m", "messages": [{"role": "user", "content": "What does os.getcwd do?"}],
+                          "max_tokens": 16, "seed": 7});
+        let (status, answer) = post(&client, format!("{}/v1/chat/completions", cluster.url), chat).await;
+        assert_eq!(status, 200, "{answer}");
+        assert_eq!(answer["choices"][0]["message"]["role"], "assistant");
+
+        let mut streaming = body;
+        streaming["stream"] = json!(true);
+        let history = client::stream(&client, &completions, &streaming).await.expect("the stream ends");
+        assert!(history.complete(), "{history:?}");
+        assert_eq!(history.choices[&0].text, first["choices"][0]["text"].as_str().unwrap_or_default());
+    });
+}
+
+#[test]
+fn bad_requests_get_clear_errors_and_disturb_nobody() {
+    let cases = [
+        (json!({"model": "nope", "prompt": "x"}), 404, Value::from("model"), "does not exist"),
+        (json!({"prompt": "x", "temperature": 3}), 400, Value::from("temperature"), "[0, 2]"),
+        (json!({"prompt": "x", "n": 1_000_000}), 400, Value::from("n"), "16"),
+        (json!({"prompt": "x ".repeat(20_000)}), 400, Value::from("prompt"), "maximum context length is"),
+        (json!({"prompt": "x", "stop": "y".repeat(1_000_000)}), 400, Value::from("stop"), "256"),
+        (json!({"prompt": [1, 2, 99_999_999]}), 400, Value::from("prompt"), "99999999"),
+        (json!({"prompt": "x", "max_tokens": 0}), 400, Value::from("max_tokens"), "max_tokens"),
+    ];
+    block_on(async {
+        let cluster = Cluster::serve(SKEIN, &["--workers", "1"]).await;
+        let client = reqwest::Client::new();
+        let url = format!("{}/v1/completions", cluster.url);
+        let steady = json!({"prompt": "class Steady:", "max_tokens": 200, "ignore_eos": true, "temperature": 0,
+                            "stream": true});
+        let bystander = tokio::spawn({
+            let (client, url) = (client.clone(), url.clone());
+            async move { client::stream(&client, &url, &steady).await }
+        });
+        for (body, status, param, sentence) in cases {
+            let (got, answer) = post(&client, url.clone(), body).await;
+            let message = answer["error"]["message"].as_str().unwrap_or_default();
+            assert_eq!(got, status, "{answer}");
+            assert_eq!(answer["error"]["param"], param, "{answer}");
+            assert!(message.contains(sentence), "{answer}");
+        }
+        let bytes = client.post(&url).body(vec![b'{', 0xff, 0xfe]).send().await.expect("an answer");
+        assert_eq!(bytes.status().as_u16(), 400);
+        let history = bystander.await.expect("no panic").expect("the bystander's stream ends");
+        assert!(history.complete(), "{history:?}");
+    });
+}
+
+#[test]
+fn ctrl_c_lets_running_streams_end() {
+    block_on(async {
+        let cluster = Cluster::serve(SKEIN, &[]).await;
+        let client = reqwest::Client::new();
+        let url = format!("{}/v1/completions", cluster.url);
+        let body = json!({"prompt": "def f():", "max_tokens": 400, "ignore_eos": true, "temperature": 0,
+                          "stream": true});
+        let stream = tokio::spawn(async move { client::stream(&client, &url, &body).await });
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        let code = cluster.end("INT", Duration::from_secs(60)).await;
+        let history = stream.await.expect("no panic").expect("the stream ends");
+        assert!(history.complete(), "{history:?}");
+        assert_eq!(code, Some(0));
+    });
+}
+
+#[test]
+fn workers_end_when_their_supervisor_is_killed() {
+    block_on(async {
+        let cluster = Cluster::serve(SKEIN, &[]).await;
+        let workers = cluster.worker_pids();
+        assert_eq!(workers.len(), 2);
+        send_signal(cluster.pid(), "KILL");
+        for _ in 0..200 {
+            if workers.iter().all(|pid| !std::path::Path::new(&format!("/proc/{pid}")).exists()) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        panic!("workers {workers:?} outlived their supervisor");
+    });
+}

@@ -1,0 +1,145 @@
+//! A real `skein` process, its workers, and its end. Only processes started here are ever signalled.
+
+use std::io::Read;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use skein_node::clock;
+
+/// How long a cluster may take until `/readyz` says 200.
+const READY_WITHIN: Duration = Duration::from_secs(60);
+
+/// A running `skein serve`; ended when dropped.
+pub struct Cluster {
+    child: Child,
+    /// `http://127.0.0.1:port`
+    pub url: String,
+    log: PathBuf,
+    _log_dir: tempfile::TempDir,
+}
+
+/// The directory of the model that ships in the repository.
+pub fn shipped_model() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m")
+}
+
+/// A port that was free a moment ago.
+pub fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
+    listener.local_addr().expect("a bound listener has an address").port()
+}
+
+impl Cluster {
+    /// Starts `binary serve` with `arguments` on a free port and waits until it is ready.
+    ///
+    /// # Panics
+    /// With the process's log when it does not become ready.
+    pub async fn serve(binary: &str, arguments: &[&str]) -> Self {
+        let log_dir = tempfile::tempdir().expect("a temporary directory");
+        let log = log_dir.path().join("log");
+        let out = std::fs::File::create(&log).expect("a log file");
+        let port = free_port().to_string();
+        let child = Command::new(binary)
+            .args(["serve", "--port", &port])
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stderr(out.try_clone().expect("a second handle on the log"))
+            .stdout(out)
+            .spawn()
+            .expect("the skein binary starts");
+        let mut cluster = Self { child, url: format!("http://127.0.0.1:{port}"), log, _log_dir: log_dir };
+        cluster.wait_ready().await;
+        cluster
+    }
+
+    async fn wait_ready(&mut self) {
+        let client = reqwest::Client::new();
+        let start = clock::now();
+        while clock::now().since(start) < READY_WITHIN {
+            if let Some(status) = self.child.try_wait().expect("a child can be asked") {
+                panic!("skein ended with {status} before it was ready:\n{}", self.log());
+            }
+            if let Ok(answer) = client.get(format!("{}/readyz", self.url)).send().await
+                && answer.status().is_success()
+            {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        panic!("skein was not ready within {READY_WITHIN:?}:\n{}", self.log());
+    }
+
+    /// Process id of the supervisor.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Process ids of the running workers: the supervisor's children.
+    pub fn worker_pids(&self) -> Vec<u32> {
+        children_of(self.pid())
+    }
+
+    /// Everything the process has printed.
+    pub fn log(&self) -> String {
+        let mut text = String::new();
+        if let Ok(mut file) = std::fs::File::open(&self.log) {
+            // A log that cannot be read shows as what could be read of it.
+            let _ = file.read_to_string(&mut text);
+        }
+        text
+    }
+
+    /// Sends `signal` ("TERM", "INT", "KILL") to the supervisor and waits for its end, at most `within`.
+    pub async fn end(mut self, signal: &str, within: Duration) -> Option<i32> {
+        send_signal(self.pid(), signal);
+        let start = clock::now();
+        while clock::now().since(start) < within {
+            if let Some(status) = self.child.try_wait().expect("a child can be asked") {
+                return status.code();
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        panic!("skein did not end within {within:?} of SIG{signal}:\n{}", self.log());
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let workers = self.worker_pids();
+        // Already ended is as good as ended now.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        for worker in workers {
+            send_signal(worker, "KILL");
+        }
+    }
+}
+
+/// Sends a signal by name to a process that this test started.
+pub fn send_signal(pid: u32, signal: &str) {
+    // The process may have ended by itself meanwhile.
+    let _ = Command::new("kill").args([format!("-{signal}"), pid.to_string()]).stderr(Stdio::null()).status();
+}
+
+/// Ids of the processes whose parent is `parent`, from /proc.
+pub fn children_of(parent: u32) -> Vec<u32> {
+    let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
+    let mut children: Vec<u32> = entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
+        .filter(|pid| parent_and_state(*pid).is_some_and(|(ppid, state)| ppid == parent && state != 'Z'))
+        .collect();
+    children.sort_unstable();
+    children
+}
+
+/// Parent process id and state letter from `/proc/<pid>/stat`, whose second field may hold spaces.
+fn parent_and_state(pid: u32) -> Option<(u32, char)> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let rest = stat.rsplit_once(')')?.1;
+    let mut fields = rest.split_whitespace();
+    let state = fields.next()?.chars().next()?;
+    Some((fields.next()?.parse().ok()?, state))
+}
