@@ -1,0 +1,47 @@
+//! Rows of the embedding table, and rows of a batch.
+
+use super::matrix::WeightMatrix;
+use super::shared::Shared;
+use super::{Cpu, for_each_row};
+
+/// `out[i] = table[tokens[i]]`, widened; `out` is `[tokens.len(), table.cols()]`.
+///
+/// # Panics
+/// If a token is not a row of the table, or the shapes disagree.
+pub fn embed(cpu: &mut Cpu, table: &WeightMatrix, tokens: &[u32], out: &mut [f32]) {
+    let width = table.cols();
+    assert_eq!(out.len(), tokens.len() * width, "out is [tokens, width]");
+    let out = Shared::new(out);
+    for_each_row(cpu, tokens.len(), |row| {
+        let token = tokens[row] as usize;
+        assert!(token < table.rows(), "token {token} is one of the vocabulary's {}", table.rows());
+        // SAFETY: each row is in one task.
+        table.widen_row(token, unsafe { out.part(row * width, width) });
+    });
+}
+
+/// `out[i] = x[rows[i]]`; both have rows of `width`.
+pub fn gather(x: &[f32], width: usize, rows: &[u32], out: &mut [f32]) {
+    assert_eq!(out.len(), rows.len() * width, "out is [rows, width]");
+    for (row, out) in rows.iter().zip(out.chunks_exact_mut(width)) {
+        out.copy_from_slice(&x[*row as usize * width..][..width]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::matrix::Storage;
+
+    #[test]
+    fn tokens_become_their_rows() {
+        let bytes: Vec<u8> = (0..12).flat_map(|i| half::bf16::from_f32(i as f32).to_le_bytes()).collect();
+        let table = WeightMatrix::new(Storage::Bf16(bytes.into()), 4, 3);
+        let mut out = vec![0.0; 6];
+        embed(&mut Cpu::new(1), &table, &[3, 1], &mut out);
+        assert_eq!(out, [9.0, 10.0, 11.0, 3.0, 4.0, 5.0]);
+        let mut second = vec![0.0; 3];
+        gather(&out, 3, &[1], &mut second);
+        assert_eq!(second, [3.0, 4.0, 5.0]);
+    }
+}

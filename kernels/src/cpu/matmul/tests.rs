@@ -1,0 +1,95 @@
+use proptest::prelude::*;
+
+use super::super::simd::Isa;
+use super::*;
+use crate::cpu::matrix::Storage;
+
+/// Small numbers that are exact in all formats, scattered by `seed`.
+fn values(count: usize, seed: u32) -> Vec<f32> {
+    let hash = |i: usize| {
+        (i as u32 ^ seed.rotate_left(16)).wrapping_mul(0x9E37_79B1).rotate_left(13).wrapping_mul(0x85EB_CA6B)
+    };
+    (0..count).map(|i| (hash(i) >> 24) as f32 / 64.0 - 2.0).collect()
+}
+
+fn stored(format: usize, values: &[f32]) -> Storage {
+    match format {
+        0 => Storage::Bf16(
+            values.iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect::<Vec<_>>().into(),
+        ),
+        1 => Storage::F16(
+            values.iter().flat_map(|v| half::f16::from_f32(*v).to_le_bytes()).collect::<Vec<_>>().into(),
+        ),
+        _ => Storage::F32(values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>().into()),
+    }
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    #[test]
+    fn it_agrees_with_f64_and_every_way_to_compute_it_gives_the_same_bits(
+        m in 1usize..40, n in 1usize..60, k in 1usize..150, format in 0usize..3, seed: u32, with_bias: bool, add: bool,
+    ) {
+        let (x, w, bias) = (values(m * k, seed), values(n * k, !seed), values(n, seed ^ 77));
+        // Irrational-looking x: sums round, so that their order shows.
+        let x: Vec<f32> = x.iter().map(|value| value * 0.377_123_4).collect();
+        let matrix = WeightMatrix::new(stored(format, &w), n, k);
+        let linear = Linear { weights: &matrix, bias: with_bias.then_some(&bias) };
+        let write = if add { Write::Add } else { Write::Set };
+        let widened = {
+            let mut row = vec![0.0; k];
+            (0..n).flat_map(|r| { matrix.widen_row(r, &mut row); row.clone() }).collect::<Vec<f32>>()
+        };
+        let before = values(m * n, 5);
+        let mut expected = Vec::new();
+        for isa in Isa::available() {
+            for threads in [1, 3] {
+                let cpu = &mut Cpu::with_isa(threads, isa);
+                let mut y = before.clone();
+                matmul(cpu, &x, &[linear], &mut y, write);
+                if expected.is_empty() {
+                    for (i, got) in y.iter().enumerate() {
+                        let (row, col) = (i / n, i % n);
+                        let dot: f64 = (0..k).map(|j| f64::from(x[row * k + j]) * f64::from(widened[col * k + j])).sum();
+                        let exact = dot + f64::from(if with_bias { bias[col] } else { 0.0 } + if add { before[i] } else { 0.0 });
+                        prop_assert!((f64::from(*got) - exact).abs() <= 1e-5 * (1.0 + k as f64), "{got} for {exact}");
+                    }
+                    expected = bits(&y);
+                }
+                prop_assert_eq!(&bits(&y), &expected, "{} threads on {}", threads, isa.name());
+            }
+        }
+        // Each row alone.
+        for row in 0..m {
+            let mut y = before[row * n..][..n].to_vec();
+            matmul(&mut Cpu::new(1), &x[row * k..][..k], &[linear], &mut y, write);
+            prop_assert_eq!(&bits(&y), &expected[row * n..][..n], "row {} alone", row);
+        }
+    }
+}
+
+#[test]
+fn stacked_matrices_lie_side_by_side() {
+    let (m, k) = (5, 33);
+    let x = values(m * k, 1);
+    let parts = [(100, 0), (7, 1), (40, 2)]
+        .map(|(n, format)| WeightMatrix::new(stored(format, &values(n * k, 9)), n, k));
+    let cpu = &mut Cpu::new(2);
+    let mut together = vec![0.0; m * 147];
+    matmul(cpu, &x, &parts.each_ref().map(Linear::from), &mut together, Write::Set);
+    let mut column = 0;
+    for part in &parts {
+        let mut alone = vec![0.0; m * part.rows()];
+        matmul(cpu, &x, &[part.into()], &mut alone, Write::Set);
+        for row in 0..m {
+            let n = part.rows();
+            assert_eq!(together[row * 147 + column..][..n], alone[row * n..][..n]);
+        }
+        column += part.rows();
+    }
+}

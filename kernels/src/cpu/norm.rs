@@ -1,0 +1,93 @@
+//! RMS normalisation (Zhang & Sennrich 2019), as Llama has it.
+
+use super::shared::Shared;
+use super::simd::{Kernel, LANES, Simd};
+use super::{Cpu, for_each_row};
+
+/// `out = x / sqrt(mean(x²) + eps) * weight`, row by row; `x` and `out` are `[rows, weight.len()]`.
+///
+/// # Panics
+/// If the shapes disagree.
+pub fn rms_norm(cpu: &mut Cpu, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let width = weight.len();
+    assert!(x.len() == out.len() && x.len().is_multiple_of(width), "x and out are [rows, width]");
+    let (rows, isa, out) = (x.len() / width, cpu.isa, Shared::new(out));
+    for_each_row(cpu, rows, |row| {
+        // SAFETY: each row is in one task.
+        let out = unsafe { out.part(row * width, width) };
+        isa.run(Row { x: &x[row * width..][..width], weight, eps, out });
+    });
+}
+
+struct Row<'a> {
+    x: &'a [f32],
+    weight: &'a [f32],
+    eps: f32,
+    out: &'a mut [f32],
+}
+
+impl Kernel for Row<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let width = self.x.len();
+        let mut squares = s.zero();
+        let mut at = 0;
+        while at < width {
+            // SAFETY: at most the values from `at` to the end are read.
+            let x = unsafe { load_up_to(s, &self.x[at..]) };
+            squares = s.fma(x, x, squares);
+            at += LANES;
+        }
+        let scale = 1.0 / (s.sum(squares) / width as f32 + self.eps).sqrt();
+        for ((out, x), weight) in self.out.iter_mut().zip(self.x).zip(self.weight) {
+            *out = x * scale * weight;
+        }
+    }
+}
+
+/// The next sixteen values, or what is left and zeros.
+///
+/// # Safety
+/// None needed beyond what a slice guarantees; unsafe only in that it reads by pointer.
+#[inline(always)]
+pub(super) unsafe fn load_up_to<S: Simd>(s: S, from: &[f32]) -> S::V {
+    // SAFETY: reads `min(16, from.len())` values of the slice.
+    unsafe {
+        if from.len() >= LANES { s.load(from.as_ptr()) } else { s.load_part(from.as_ptr(), from.len()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::simd::Isa;
+
+    #[test]
+    fn it_agrees_with_f64_on_every_instruction_set() {
+        for width in [1, 15, 16, 64, 100, 896] {
+            let x: Vec<f32> = (0..20 * width).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.07).collect();
+            let weight: Vec<f32> = (0..width).map(|i| 0.5 + (i % 7) as f32 / 7.0).collect();
+            let mut first = Vec::new();
+            for (isa, threads) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 3)]) {
+                let mut out = vec![0.0; x.len()];
+                rms_norm(&mut Cpu::with_isa(threads, isa), &x, &weight, 1e-5, &mut out);
+                for (row, got) in x.chunks(width).zip(out.chunks(width)) {
+                    let mean = row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / width as f64;
+                    for i in 0..width {
+                        let exact = f64::from(row[i]) / (mean + 1e-5).sqrt() * f64::from(weight[i]);
+                        assert!(
+                            (f64::from(got[i]) - exact).abs() < 1e-5,
+                            "width {width}: {} for {exact}",
+                            got[i]
+                        );
+                    }
+                }
+                let bits: Vec<u32> = out.iter().map(|value| value.to_bits()).collect();
+                assert!(first.is_empty() || first == bits, "{threads} threads on {}", isa.name());
+                first = bits;
+            }
+        }
+    }
+}

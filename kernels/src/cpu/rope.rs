@@ -1,0 +1,132 @@
+//! Rotary position embeddings (Su et al. 2021), halves rotated as in Hugging Face checkpoints.
+
+use super::shared::Shared;
+use super::{Cpu, for_each_row};
+
+/// How a model stretches its rotation to longer contexts.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum RopeScaling {
+    /// Not at all.
+    None,
+    /// All frequencies divided by this factor.
+    Linear(f64),
+    /// Llama 3: low frequencies divided, high ones kept, those between blended.
+    Llama3 {
+        /// Divides the low frequencies.
+        factor: f64,
+        /// Wavelengths over `original_context / this` are low frequencies.
+        low_freq_factor: f64,
+        /// Wavelengths under `original_context / this` are high frequencies.
+        high_freq_factor: f64,
+        /// Context the model was first trained with.
+        original_context: f64,
+    },
+}
+
+/// Angle per position of each pair: `theta^(-2i / head_dim)`, scaled. In f32 and in Hugging Face's order of roundings.
+pub fn inverse_frequencies(head_dim: usize, theta: f64, scaling: RopeScaling) -> Vec<f32> {
+    let plain = (0..head_dim / 2).map(|i| {
+        let exponent = (2 * i) as f32 / head_dim as f32;
+        1.0 / libm::pow(theta, f64::from(exponent)) as f32
+    });
+    plain.map(|frequency| scaled(frequency, scaling)).collect()
+}
+
+fn scaled(frequency: f32, scaling: RopeScaling) -> f32 {
+    match scaling {
+        RopeScaling::None => frequency,
+        RopeScaling::Linear(factor) => frequency / factor as f32,
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+            let wavelength = 2.0 * std::f32::consts::PI / frequency;
+            if wavelength > (original_context / low_freq_factor) as f32 {
+                return frequency / factor as f32;
+            }
+            if wavelength < (original_context / high_freq_factor) as f32 {
+                return frequency;
+            }
+            let range = (high_freq_factor - low_freq_factor) as f32;
+            let smooth = (original_context as f32 / wavelength - low_freq_factor as f32) / range;
+            (1.0 - smooth) * frequency / factor as f32 + smooth * frequency
+        }
+    }
+}
+
+/// Cosines and sines of each row's position: `[rows, head_dim / 2]` each.
+pub fn angles(cpu: &mut Cpu, frequencies: &[f32], positions: &[u32], cos: &mut [f32], sin: &mut [f32]) {
+    let half = frequencies.len();
+    assert!(
+        cos.len() == positions.len() * half && sin.len() == cos.len(),
+        "cos and sin are [rows, head_dim / 2]"
+    );
+    let (cos, sin) = (Shared::new(cos), Shared::new(sin));
+    for_each_row(cpu, positions.len(), |row| {
+        // SAFETY: each row is in one task.
+        let (cos, sin) = unsafe { (cos.part(row * half, half), sin.part(row * half, half)) };
+        for i in 0..half {
+            let angle = positions[row] as f32 * frequencies[i];
+            (cos[i], sin[i]) = (libm::cosf(angle), libm::sinf(angle));
+        }
+    });
+}
+
+/// Rotates the first `heads` heads of each row of `x` `[rows, stride]` in place.
+pub fn rotate(cpu: &mut Cpu, x: &mut [f32], stride: usize, heads: usize, cos: &[f32], sin: &[f32]) {
+    let rows = x.len() / stride;
+    let half = cos.len() / rows.max(1);
+    assert!(x.len() == rows * stride && heads * 2 * half <= stride, "the heads lie inside a row");
+    let x = Shared::new(x);
+    for_each_row(cpu, rows, |row| {
+        let (cos, sin) = (&cos[row * half..][..half], &sin[row * half..][..half]);
+        // SAFETY: each row is in one task.
+        let x = unsafe { x.part(row * stride, heads * 2 * half) };
+        for head in x.chunks_exact_mut(2 * half) {
+            let (first, second) = head.split_at_mut(half);
+            for i in 0..half {
+                let (a, b) = (first[i], second[i]);
+                first[i] = a * cos[i] - b * sin[i];
+                second[i] = b * cos[i] + a * sin[i];
+            }
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rotation_keeps_lengths_and_depends_on_distance_only() {
+        let cpu = &mut Cpu::new(1);
+        let frequencies = inverse_frequencies(8, 10_000.0, RopeScaling::None);
+        let turned = |cpu: &mut Cpu, x: [f32; 8], position: u32| {
+            let (mut x, mut cos, mut sin) = (x, [0.0; 4], [0.0; 4]);
+            angles(cpu, &frequencies, &[position], &mut cos, &mut sin);
+            rotate(cpu, &mut x, 8, 1, &cos, &sin);
+            x
+        };
+        let dot = |a: [f32; 8], b: [f32; 8]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
+        let (q, k) = ([0.3, -1.2, 0.7, 2.0, 0.1, 0.9, -0.4, 1.1], [1.0, 0.2, -0.6, 0.8, 1.3, -0.9, 0.5, 0.4]);
+        assert_eq!(turned(cpu, q, 0), q);
+        for position in [1, 17, 1000] {
+            let (near, far) = (turned(cpu, q, position + 3), turned(cpu, k, position));
+            assert!((dot(near, far) - dot(turned(cpu, q, 3), k)).abs() < 1e-3);
+            assert!((dot(near, near) - dot(q, q)).abs() < 1e-4);
+        }
+    }
+
+    #[test]
+    fn llama3_keeps_high_frequencies_and_divides_low_ones() {
+        let scaling = RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_context: 8192.0,
+        };
+        let plain = inverse_frequencies(128, 500_000.0, RopeScaling::None);
+        let scaled = inverse_frequencies(128, 500_000.0, scaling);
+        assert_eq!((plain[0], scaled[0]), (1.0, 1.0));
+        assert_eq!(scaled[63], plain[63] / 8.0);
+        assert!(scaled.iter().zip(&plain).all(|(scaled, plain)| (plain / 8.0..=*plain).contains(scaled)));
+        assert_eq!(inverse_frequencies(4, 100.0, RopeScaling::Linear(4.0)), [0.25, 0.025]);
+    }
+}

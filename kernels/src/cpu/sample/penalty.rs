@@ -1,0 +1,49 @@
+//! What changes logits before anything is drawn: bias, forbidden tokens, penalties.
+
+use super::Sampling;
+
+/// Applies all of them. `counts` is scratch, all zero before and after.
+pub(super) fn adjust(logits: &mut [f32], sampling: &Sampling<'_>, counts: &mut Vec<u32>) {
+    for (token, bias) in sampling.logit_bias {
+        if let Some(logit) = logits.get_mut(*token as usize) {
+            *logit += bias;
+        }
+    }
+    for token in sampling.forbidden {
+        if let Some(logit) = logits.get_mut(*token as usize) {
+            *logit = f32::NEG_INFINITY;
+        }
+    }
+    penalise(logits, sampling, counts);
+}
+
+/// The highest bit of a count says that the token was seen at all, the others how often in the output.
+const SEEN: u32 = 1 << 31;
+
+fn penalise(logits: &mut [f32], sampling: &Sampling<'_>, counts: &mut Vec<u32>) {
+    let Sampling { repetition_penalty, presence_penalty, frequency_penalty, history, prompt_len, .. } =
+        *sampling;
+    if history.is_empty() {
+        return;
+    }
+    counts.resize(logits.len().max(counts.len()), 0);
+    let in_vocabulary =
+        || history.iter().map(|token| *token as usize).enumerate().filter(|(_, t)| *t < logits.len());
+    for (at, token) in in_vocabulary() {
+        counts[token] = (counts[token] | SEEN) + u32::from(at >= prompt_len);
+    }
+    let tokens: Vec<usize> = in_vocabulary().map(|(_, token)| token).collect();
+    for token in tokens {
+        let (count, logit) = (std::mem::take(&mut counts[token]), &mut logits[token]);
+        if count == 0 {
+            continue; // done at its first place in the history
+        }
+        *logit = if *logit > 0.0 { *logit / repetition_penalty } else { *logit * repetition_penalty };
+        let outputs = count & !SEEN;
+        if outputs > 0 {
+            *logit -= frequency_penalty * outputs as f32 + presence_penalty;
+        }
+        // A penalty may not turn a logit into +∞ or NaN: -∞ * 0, or a division that overflows.
+        *logit = if logit.is_nan() { f32::NEG_INFINITY } else { logit.min(f32::MAX) };
+    }
+}

@@ -1,0 +1,180 @@
+use super::*;
+
+const PLAIN: Sampling<'static> = Sampling {
+    temperature: 1.0,
+    top_p: 1.0,
+    top_k: 0,
+    min_p: 0.0,
+    repetition_penalty: 1.0,
+    presence_penalty: 0.0,
+    frequency_penalty: 0.0,
+    logit_bias: &[],
+    forbidden: &[],
+    history: &[],
+    prompt_len: 0,
+    seed: 42,
+    sample_index: 0,
+    position: 7,
+};
+const GREEDY: Sampling<'static> = Sampling { temperature: 0.0, ..PLAIN };
+
+fn check(logits: &[f32], sampling: Sampling<'_>, expected: u32) {
+    for isa in Isa::available() {
+        assert_eq!(
+            draw(isa, logits, &sampling, &mut Scratch::default()),
+            expected,
+            "{sampling:?} on {}",
+            isa.name()
+        );
+    }
+}
+
+#[test]
+fn greedy_takes_the_best_token_and_the_lower_id_among_equals() {
+    check(&[1.0, 3.0, 2.0, 3.0], GREEDY, 1);
+    check(&[f32::NEG_INFINITY, -5.0], GREEDY, 1);
+    let mut many = vec![0.5; 100];
+    many[77] = 0.6;
+    check(&many, GREEDY, 77);
+}
+
+#[test]
+fn bias_and_forbidden_tokens_come_before_the_choice() {
+    check(&[1.0, 3.0, 2.0], Sampling { logit_bias: &[(0, 100.0), (9, 5.0)], ..GREEDY }, 0);
+    check(&[1.0, 3.0, 2.0], Sampling { logit_bias: &[(1, -100.0)], ..GREEDY }, 2);
+    check(&[1.0, 3.0, 2.0], Sampling { logit_bias: &[(1, f32::NEG_INFINITY)], ..PLAIN }, 2);
+    check(&[1.0, 3.0, 2.0], Sampling { forbidden: &[1, 2, 77], ..PLAIN }, 0);
+    check(&[1.0, 3.0, 2.0], Sampling { forbidden: &[0, 1, 2], ..PLAIN }, 1);
+    check(&[1.0, 3.0, 2.0], Sampling { logit_bias: &[(2, 100.0)], forbidden: &[2], ..GREEDY }, 1);
+}
+
+#[test]
+fn penalties_follow_ctrl_and_openai() {
+    let history = &[1, 1, 2, 2, 2, 99];
+    // Repetition counts prompt and output: positive logits are divided, negative ones multiplied.
+    check(&[1.9, 3.0, -1.0], Sampling { history, prompt_len: 2, repetition_penalty: 2.0, ..GREEDY }, 0);
+    check(&[-1.5, -1.0, -4.0], Sampling { history, prompt_len: 2, repetition_penalty: 1.6, ..GREEDY }, 0);
+    // Frequency and presence count the output only: token 1 is prompt.
+    check(&[0.0, 3.0, 3.2], Sampling { history, prompt_len: 2, presence_penalty: 0.3, ..GREEDY }, 1);
+    check(&[0.0, 3.0, 3.2], Sampling { history, prompt_len: 2, frequency_penalty: 0.05, ..GREEDY }, 2);
+    check(&[0.0, 3.0, 3.2], Sampling { history, prompt_len: 2, frequency_penalty: 0.07, ..GREEDY }, 1);
+    check(&[0.0, 3.0, 3.2], Sampling { history, prompt_len: 5, frequency_penalty: 2.0, ..GREEDY }, 2);
+    let mut scratch = Scratch::default();
+    let sampling = Sampling { history, prompt_len: 2, presence_penalty: 9.0, ..GREEDY };
+    assert_eq!(draw(Isa::best(), &[0.0, 3.0, 3.2], &sampling, &mut scratch), 1);
+    assert!(scratch.counts.iter().all(|count| *count == 0), "the next draw starts from nothing");
+}
+
+#[test]
+fn extreme_parameters_still_draw_the_best_token() {
+    let logits = &[0.5, 2.0, 1.0];
+    for temperature in [1e-6, 1e-30, f32::MIN_POSITIVE / 8.0] {
+        check(logits, Sampling { temperature, ..PLAIN }, 1);
+    }
+    check(logits, Sampling { top_k: 1, ..PLAIN }, 1);
+    check(logits, Sampling { top_p: 1e-9, ..PLAIN }, 1);
+    check(logits, Sampling { top_p: 0.0, ..PLAIN }, 1);
+    check(logits, Sampling { min_p: 1.0, ..PLAIN }, 1);
+    check(&[1.0, 1.0], Sampling { top_k: 1, ..PLAIN }, 0);
+    check(logits, Sampling { history: &[0, 1], repetition_penalty: 1e-38, ..PLAIN }, 1);
+}
+
+#[test]
+fn unusable_logits_are_seen() {
+    assert!(is_usable(&[1.0, f32::NEG_INFINITY]));
+    for bad in [f32::NAN, f32::INFINITY] {
+        assert!(!is_usable(&[1.0, bad, 2.0]));
+    }
+    assert!(!is_usable(&[f32::NEG_INFINITY; 3]) && !is_usable(&[]));
+}
+
+/// Draws often and compares with the expected distribution: Pearson's chi-square, whose mean is the degrees of freedom
+/// and variance twice that; ten standard deviations are far beyond chance, and seeds are fixed anyway.
+fn check_distribution(logits: &[f32], sampling: Sampling<'_>, expected: &[f64]) {
+    const DRAWS: u32 = 40_000;
+    let (mut counts, mut scratch) = (vec![0u32; logits.len()], Scratch::default());
+    for i in 0..DRAWS {
+        // Vary everything that keys the draw.
+        let keyed = Sampling { seed: u64::from(i % 7) << 33, sample_index: i % 5, position: i, ..sampling };
+        counts[draw(Isa::best(), logits, &keyed, &mut scratch) as usize] += 1;
+    }
+    let total: f64 = expected.iter().sum();
+    let mut chi_square = 0.0;
+    for (count, weight) in counts.iter().zip(expected) {
+        let mean = f64::from(DRAWS) * weight / total;
+        if mean == 0.0 {
+            assert_eq!(*count, 0, "a token that was cut is never drawn: {counts:?}");
+        } else {
+            chi_square += (f64::from(*count) - mean).powi(2) / mean;
+        }
+    }
+    let freedom = expected.iter().filter(|weight| **weight > 0.0).count() as f64 - 1.0;
+    assert!(
+        chi_square < freedom + 10.0 * (2.0 * freedom).sqrt(),
+        "chi² {chi_square}: {counts:?} for {expected:?}"
+    );
+}
+
+#[test]
+fn draws_follow_the_softmax_of_what_the_cuts_leave() {
+    let logits = [0.0f32, 1.0, -1.0, 2.0, 0.5, 1.5, -3.0];
+    let weights = |temperature: f64| logits.map(|logit| (f64::from(logit) / temperature).exp());
+    let kept = |keep: &[usize], t: f64| {
+        let mut w = weights(t);
+        (0..7).filter(|i| !keep.contains(i)).for_each(|i| w[i] = 0.0);
+        w
+    };
+    check_distribution(&logits, PLAIN, &weights(1.0));
+    check_distribution(&logits, Sampling { temperature: 0.7, ..PLAIN }, &weights(0.7));
+    check_distribution(&logits, Sampling { temperature: 2.0, top_k: 3, ..PLAIN }, &kept(&[3, 5, 1], 2.0));
+    check_distribution(&logits, Sampling { top_k: 100, ..PLAIN }, &weights(1.0));
+    // e^2 / total is 0.42; with e^1.5 0.67; with e^1 0.83.
+    check_distribution(&logits, Sampling { top_p: 0.6, ..PLAIN }, &kept(&[3, 5], 1.0));
+    check_distribution(&logits, Sampling { top_p: 0.8, ..PLAIN }, &kept(&[3, 5, 1], 1.0));
+    // Among the three best e^2 is 0.51: top-p counts what top-k left.
+    check_distribution(&logits, Sampling { top_p: 0.5, top_k: 3, ..PLAIN }, &kept(&[3], 1.0));
+    // e^(1 - 2) = 0.37, e^(0.5 - 2) = 0.22.
+    check_distribution(&logits, Sampling { min_p: 0.3, ..PLAIN }, &kept(&[3, 5, 1], 1.0));
+}
+
+#[test]
+fn a_large_vocabulary_is_cut_the_same_way() {
+    let logits: Vec<f32> =
+        (0..20_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 8) as f32 / 4e6).collect();
+    let sampling = Sampling { top_p: 0.5, ..PLAIN };
+    let mut order: Vec<u32> = (0..20_000).collect();
+    order.sort_by(|a, b| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b)));
+    let highest = logits[order[0] as usize];
+    let weights: Vec<f32> = logits.iter().map(|logit| crate::cpu::math::exp(logit - highest)).collect();
+    let goal = 0.5 * weights.iter().map(|weight| f64::from(*weight)).sum::<f64>();
+    let mut sum = 0.0;
+    let count = order.iter().position(|token| {
+        sum += f64::from(weights[*token as usize]);
+        sum >= goal
+    });
+    let kept = &order[..=count.unwrap()];
+    let mut scratch = Vec::new();
+    match cut::keep(&logits, &weights, 0, sampling.top_p, &mut scratch) {
+        cut::Kept::These(tokens) => assert_eq!(tokens, kept),
+        cut::Kept::All => panic!("half of it is not all of it"),
+    }
+}
+
+#[test]
+fn scores_are_the_log_softmax() {
+    let logits: Vec<f32> = (0..5000).map(|i| ((i * 31 % 997) as f32) / 100.0).collect();
+    let sum: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
+    for isa in Isa::available() {
+        let scored = score(isa, &logits, 4000, 3);
+        let exact = f64::from(logits[4000]) - sum.ln();
+        assert!((f64::from(scored.logprob) - exact).abs() < 1e-5);
+        let ahead =
+            (0..5000).filter(|i| logits[*i] > logits[4000] || (logits[*i] == logits[4000] && *i < 4000));
+        assert_eq!(scored.rank as usize, ahead.count() + 1);
+        let mut order: Vec<u32> = (0..5000).collect();
+        order.sort_by(|a, b| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b)));
+        assert_eq!(scored.top.iter().map(|(token, _)| *token).collect::<Vec<_>>(), order[..3]);
+        assert_eq!(score(isa, &logits, order[0], 1).top[0].1, score(isa, &logits, order[0], 0).logprob);
+        assert_eq!(score(isa, &logits, 0, 10_000).top.len(), 5000);
+    }
+}

@@ -1,0 +1,205 @@
+//! Sixteen `f32` lanes, on whatever the machine has: one zmm, two ymm or an array.
+//!
+//! A kernel is written once, over [`Simd`], and does the same operations on the same lanes in the same order on
+//! every instruction set. All of them are exact or correctly rounded (fused multiply-add included), so results
+//! have equal bits everywhere. [`Isa::run`] compiles a [`Kernel`] once for each set and picks one at run time.
+
+mod plain;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use std::sync::OnceLock;
+
+/// Lanes of a vector, on every instruction set.
+pub const LANES: usize = 16;
+
+/// A vector instruction set. A value of such a type is the proof that this machine has it.
+///
+/// Methods are `inline(always)`: they must end up inside a function compiled for that set, see [`Isa::run`].
+pub trait Simd: Copy + Send + Sync {
+    /// Sixteen lanes.
+    type V: Copy;
+    /// Accumulators that fit the register file besides the operands.
+    const ACCUMULATORS: usize;
+
+    /// The same value in all lanes.
+    fn splat(self, value: f32) -> Self::V;
+    /// `a + b`.
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b`.
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`, rounded once.
+    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// Sum of the lanes in one fixed order: lanes 8 apart, then 4, 2 and 1.
+    fn sum(self, v: Self::V) -> f32;
+    /// [`Simd::sum`] of four vectors, the same bits in fewer instructions.
+    #[inline(always)]
+    fn sum4(self, v: [Self::V; 4]) -> [f32; 4] {
+        [self.sum(v[0]), self.sum(v[1]), self.sum(v[2]), self.sum(v[3])]
+    }
+
+    /// Sixteen values.
+    ///
+    /// # Safety
+    /// `from` is readable for 16 values; it needs no alignment.
+    unsafe fn load(self, from: *const f32) -> Self::V;
+    /// Sixteen bfloat16 values, widened.
+    ///
+    /// # Safety
+    /// `from` is readable for 32 bytes.
+    unsafe fn load_bf16(self, from: *const u8) -> Self::V;
+    /// Sixteen IEEE half values, widened.
+    ///
+    /// # Safety
+    /// `from` is readable for 32 bytes.
+    unsafe fn load_f16(self, from: *const u8) -> Self::V;
+    /// Stores sixteen values.
+    ///
+    /// # Safety
+    /// `to` is writable for 16 values; it needs no alignment.
+    unsafe fn store(self, v: Self::V, to: *mut f32);
+    /// Asks for the cache line at `at`; any address will do.
+    #[inline(always)]
+    fn prefetch(self, at: *const u8) {
+        let _ = at;
+    }
+
+    /// All lanes zero.
+    #[inline(always)]
+    fn zero(self) -> Self::V {
+        self.splat(0.0)
+    }
+
+    /// The first `count` values and zeros.
+    ///
+    /// # Safety
+    /// `from` is readable for `count <= 16` values.
+    #[inline(always)]
+    unsafe fn load_part(self, from: *const f32, count: usize) -> Self::V {
+        let mut lanes = [0.0; LANES];
+        // SAFETY: `from` by the contract; `lanes` has 16.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from, lanes.as_mut_ptr(), count.min(LANES));
+            self.load(lanes.as_ptr())
+        }
+    }
+
+    /// Stores the first `count` values.
+    ///
+    /// # Safety
+    /// `to` is writable for `count <= 16` values.
+    #[inline(always)]
+    unsafe fn store_part(self, v: Self::V, to: *mut f32, count: usize) {
+        let mut lanes = [0.0; LANES];
+        // SAFETY: `to` by the contract; `lanes` has 16.
+        unsafe {
+            self.store(v, lanes.as_mut_ptr());
+            std::ptr::copy_nonoverlapping(lanes.as_ptr(), to, count.min(LANES));
+        }
+    }
+}
+
+/// Something to compute on any instruction set.
+pub trait Kernel {
+    /// Its result.
+    type Output;
+    /// Computes. Implementations are `inline(always)`, and so is all they call that takes `simd`.
+    fn run<S: Simd>(self, simd: S) -> Self::Output;
+}
+
+/// An instruction set this machine has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Isa(Set);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Set {
+    #[cfg(target_arch = "x86_64")]
+    Avx512(x86::Avx512),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(x86::Avx2),
+    Plain,
+}
+
+impl Isa {
+    /// The widest one; looked up once.
+    pub fn best() -> Self {
+        static BEST: OnceLock<Isa> = OnceLock::new();
+        *BEST.get_or_init(|| Self::available()[0])
+    }
+
+    /// All this machine has, best first; the last is plain Rust.
+    pub fn available() -> Vec<Self> {
+        let mut all = Vec::new();
+        #[cfg(target_arch = "x86_64")]
+        {
+            all.extend(x86::Avx512::detect().map(|proof| Self(Set::Avx512(proof))));
+            all.extend(x86::Avx2::detect().map(|proof| Self(Set::Avx2(proof))));
+        }
+        all.push(Self(Set::Plain));
+        all
+    }
+
+    /// For logs.
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512(_) => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2(_) => "avx2+fma",
+            Set::Plain => "plain",
+        }
+    }
+
+    /// Runs `kernel`, compiled for this set.
+    #[inline]
+    pub fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512(proof) => proof.run(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2(proof) => proof.run(kernel),
+            Set::Plain => kernel.run(plain::Plain),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Probe<'a>(&'a [f32], &'a [u8]);
+
+    impl Kernel for Probe<'_> {
+        type Output = Vec<u32>;
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) -> Vec<u32> {
+            let mut out = vec![0.0f32; 9 * LANES];
+            // SAFETY: 64 values are read and 9 vectors are written, as many as there are.
+            unsafe {
+                let v: [S::V; 4] = std::array::from_fn(|i| s.load(self.0[i * LANES..].as_ptr()));
+                s.store(s.fma(v[0], v[1], v[2]), out[0..].as_mut_ptr());
+                s.store(s.load_part(self.0.as_ptr(), 5), out[16..].as_mut_ptr());
+                s.store(s.load_bf16(self.1.as_ptr()), out[32..].as_mut_ptr());
+                s.store(s.load_f16(self.1.as_ptr()), out[48..].as_mut_ptr());
+                s.store_part(s.mul(v[0], v[3]), out[64..].as_mut_ptr(), 7);
+                s.store(s.add(v[0], v[3]), out[80..].as_mut_ptr());
+                out[96..100].copy_from_slice(&s.sum4(v));
+                (0..4).for_each(|i| out[100 + i] = s.sum(v[i]));
+            }
+            out.into_iter().map(f32::to_bits).collect()
+        }
+    }
+
+    #[test]
+    fn every_instruction_set_gives_the_same_bits() {
+        let values: Vec<f32> =
+            (0..64u32).map(|i| (i.wrapping_mul(2_654_435_761) as f32 / 4e9 - 0.5) * 3.7).collect();
+        // Finite halves: exponents below all-ones, denormals included.
+        let halves: Vec<u8> = (0..16u16).flat_map(|i| (i * 1777 % 0x7800).to_le_bytes()).collect();
+        let expected = Isa(Set::Plain).run(Probe(&values, &halves));
+        assert_eq!(expected[96..100], expected[100..104], "four sums at once are four sums");
+        for isa in Isa::available() {
+            assert_eq!(isa.run(Probe(&values, &halves)), expected, "{}", isa.name());
+        }
+    }
+}

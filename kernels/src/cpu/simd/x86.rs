@@ -1,0 +1,258 @@
+//! x86-64: one zmm with AVX-512, or two ymm with AVX2 and FMA.
+
+use std::arch::x86_64::*;
+
+use super::{Kernel, LANES, Simd};
+
+/// AVX-512 F, BW, DQ and VL. Its private field makes [`Avx512::detect`] the only source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Avx512(());
+
+impl Avx512 {
+    pub(super) fn detect() -> Option<Self> {
+        let has = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl")
+            && Avx2::detect().is_some();
+        has.then_some(Self(()))
+    }
+
+    #[inline]
+    pub(super) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+        fn compiled<K: Kernel>(simd: Avx512, kernel: K) -> K::Output {
+            kernel.run(simd)
+        }
+        // SAFETY: the token proves the features.
+        unsafe { compiled(self, kernel) }
+    }
+}
+
+// In this `impl`, SAFETY of the arithmetic: the token proves that the machine has the instructions.
+impl Simd for Avx512 {
+    type V = __m512;
+    const ACCUMULATORS: usize = 24;
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> __m512 {
+        // SAFETY: the token.
+        unsafe { _mm512_set1_ps(value) }
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the token.
+        unsafe { _mm512_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the token.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: the token.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    fn sum(self, v: __m512) -> f32 {
+        // SAFETY: the token.
+        unsafe {
+            let eight = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
+            sum8(eight)
+        }
+    }
+
+    #[inline(always)]
+    fn sum4(self, [a, b, c, d]: [__m512; 4]) -> [f32; 4] {
+        // Each step adds the same lanes as `sum` does, of several vectors in one instruction.
+        // SAFETY: the token; `out` has four values.
+        unsafe {
+            let ab = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
+            let cd = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(c, d), _mm512_shuffle_f32x4::<0xee>(c, d));
+            let four =
+                _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(ab, cd), _mm512_shuffle_f32x4::<0xdd>(ab, cd));
+            let two = _mm512_add_ps(four, _mm512_permute_ps::<0x4e>(four));
+            let one = _mm512_add_ps(two, _mm512_permute_ps::<0xb1>(two));
+            let packed = _mm512_maskz_compress_ps(0x1111, one);
+            let mut out = [0.0; 4];
+            _mm_storeu_ps(out.as_mut_ptr(), _mm512_castps512_ps128(packed));
+            out
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, from: *const f32) -> __m512 {
+        // SAFETY: the token and the contract.
+        unsafe { _mm512_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(self, from: *const u8) -> __m512 {
+        // SAFETY: the token and the contract.
+        unsafe {
+            let words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(words))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, from: *const u8) -> __m512 {
+        // SAFETY: the token and the contract.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, v: __m512, to: *mut f32) {
+        // SAFETY: the token and the contract.
+        unsafe { _mm512_storeu_ps(to, v) }
+    }
+
+    #[inline(always)]
+    fn prefetch(self, at: *const u8) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_part(self, from: *const f32, count: usize) -> __m512 {
+        // SAFETY: the token and the contract; masked lanes are not read.
+        unsafe { _mm512_maskz_loadu_ps(low_lanes(count), from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_part(self, v: __m512, to: *mut f32, count: usize) {
+        // SAFETY: the token and the contract; masked lanes are not written.
+        unsafe { _mm512_mask_storeu_ps(to, low_lanes(count), v) }
+    }
+}
+
+#[inline(always)]
+fn low_lanes(count: usize) -> u16 {
+    ((1u32 << count.min(LANES)) - 1) as u16
+}
+
+/// Lanes 4 apart, then 2, then 1.
+///
+/// # Safety
+/// The machine has AVX.
+#[inline(always)]
+unsafe fn sum8(eight: __m256) -> f32 {
+    // SAFETY: by the contract.
+    unsafe {
+        let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+        let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+        _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
+    }
+}
+
+/// AVX2, FMA and F16C. Its private field makes [`Avx2::detect`] the only source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Avx2(());
+
+impl Avx2 {
+    pub(super) fn detect() -> Option<Self> {
+        let has = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
+        has.then_some(Self(()))
+    }
+
+    #[inline]
+    pub(super) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        fn compiled<K: Kernel>(simd: Avx2, kernel: K) -> K::Output {
+            kernel.run(simd)
+        }
+        // SAFETY: the token proves the features.
+        unsafe { compiled(self, kernel) }
+    }
+}
+
+impl Simd for Avx2 {
+    type V = [__m256; 2];
+    const ACCUMULATORS: usize = 6;
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> Self::V {
+        // SAFETY: the token.
+        unsafe { [_mm256_set1_ps(value); 2] }
+    }
+
+    #[inline(always)]
+    fn add(self, a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: the token.
+        unsafe { [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: the token.
+        unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        // SAFETY: the token.
+        unsafe { [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])] }
+    }
+
+    #[inline(always)]
+    fn sum(self, v: Self::V) -> f32 {
+        // SAFETY: the token.
+        unsafe { sum8(_mm256_add_ps(v[0], v[1])) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, from: *const f32) -> Self::V {
+        // SAFETY: the token and the contract.
+        unsafe { [_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))] }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(self, from: *const u8) -> Self::V {
+        // SAFETY: the token and the contract.
+        unsafe { [bf16x8(from), bf16x8(from.add(16))] }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, from: *const u8) -> Self::V {
+        // SAFETY: the token and the contract.
+        unsafe {
+            let (low, high) = (_mm_loadu_si128(from.cast()), _mm_loadu_si128(from.add(16).cast()));
+            [_mm256_cvtph_ps(low), _mm256_cvtph_ps(high)]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, v: Self::V, to: *mut f32) {
+        // SAFETY: the token and the contract.
+        unsafe {
+            _mm256_storeu_ps(to, v[0]);
+            _mm256_storeu_ps(to.add(8), v[1]);
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch(self, at: *const u8) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+}
+
+/// Eight bfloat16 values, widened.
+///
+/// # Safety
+/// The machine has AVX2; `from` is readable for 16 bytes.
+#[inline(always)]
+unsafe fn bf16x8(from: *const u8) -> __m256 {
+    // SAFETY: by the contract.
+    unsafe {
+        let words = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words))
+    }
+}

@@ -1,0 +1,149 @@
+//! Bytes that are read where they lie: files mapped read-only, and memory that costs nothing until it is touched.
+
+use std::fs::File;
+use std::io;
+use std::ops::{Deref, DerefMut, Range};
+use std::path::Path;
+use std::sync::Arc;
+
+use memmap2::{Advice, Mmap, MmapMut};
+
+/// Bytes that [`MappedFile::populate`] reads between two calls of its `progress`.
+const POPULATE_CHUNK: usize = 16 << 20;
+const PAGE: usize = 4096;
+
+/// A file, mapped read-only.
+///
+/// The file must stay as it is while mapped: reading past the end of one that was truncated kills the process
+/// (SIGBUS), and a rewrite in place changes the bytes under the reader. Replacing it by a rename is harmless.
+#[derive(Debug)]
+pub struct MappedFile(Mmap);
+
+impl MappedFile {
+    /// Maps the whole of `path`.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let file = File::open(path)?;
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+        }
+        // SAFETY: never written through; that nobody truncates or rewrites it is the documented condition.
+        let map = unsafe { Mmap::map(&file)? };
+        // A hint that fails costs only speed.
+        let _ = map.advise(Advice::WillNeed);
+        Ok(Self(map))
+    }
+
+    /// Reads all of it into memory, telling `progress` of each further number of bytes.
+    pub fn populate(&self, progress: &mut dyn FnMut(u64)) {
+        for chunk in self.0.chunks(POPULATE_CHUNK) {
+            let sum = chunk.iter().step_by(PAGE).fold(0u8, |sum, byte| sum.wrapping_add(*byte));
+            std::hint::black_box(sum);
+            progress(chunk.len() as u64);
+        }
+    }
+}
+
+impl Deref for MappedFile {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// A part of a mapped file, or of memory. Clones share it.
+#[derive(Clone)]
+pub struct Bytes {
+    owner: Arc<dyn Deref<Target = [u8]> + Send + Sync>,
+    range: Range<usize>,
+}
+
+impl Bytes {
+    /// `range` of `file`, which must lie inside.
+    pub fn mapped(file: Arc<MappedFile>, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= file.len(), "the range lies inside the file");
+        Self { owner: file, range }
+    }
+}
+
+impl From<Vec<u8>> for Bytes {
+    fn from(bytes: Vec<u8>) -> Self {
+        let range = 0..bytes.len();
+        Self { owner: Arc::new(bytes), range }
+    }
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.owner[self.range.clone()]
+    }
+}
+
+impl std::fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Bytes({})", self.range.len())
+    }
+}
+
+/// `f32` values that start as zero; a page takes memory once it is written.
+#[derive(Debug)]
+pub struct ZeroedF32 {
+    map: MmapMut,
+    len: usize,
+}
+
+impl ZeroedF32 {
+    /// `len` zeros.
+    pub fn new(len: usize) -> io::Result<Self> {
+        let bytes =
+            len.checked_mul(size_of::<f32>()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        let map = MmapMut::map_anon(bytes.max(1))?;
+        #[cfg(target_os = "linux")]
+        let _ = map.advise(Advice::HugePage); // fewer TLB misses where the system allows; a hint
+        Ok(Self { map, len })
+    }
+}
+
+impl Deref for ZeroedF32 {
+    type Target = [f32];
+    fn deref(&self) -> &[f32] {
+        // SAFETY: the map is page-aligned, `len` values long, and any bits are an f32.
+        unsafe { std::slice::from_raw_parts(self.map.as_ptr().cast(), self.len) }
+    }
+}
+
+impl DerefMut for ZeroedF32 {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        // SAFETY: as above, and borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr().cast(), self.len) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mapped_file_reads_as_its_bytes() {
+        let path = std::env::temp_dir().join(format!("skein-mapped-{}", std::process::id()));
+        let bytes: Vec<u8> = (0..10_000u32).map(|i| (i % 251) as u8).collect();
+        std::fs::write(&path, &bytes).unwrap();
+        let file = Arc::new(MappedFile::open(&path).unwrap());
+        let mut seen = 0;
+        file.populate(&mut |more| seen += more);
+        assert_eq!((&file[..], seen), (&bytes[..], bytes.len() as u64));
+        assert_eq!(&Bytes::mapped(file, 5..9)[..], &bytes[5..9]);
+        std::fs::remove_file(&path).unwrap();
+        assert!(MappedFile::open(&path).is_err());
+        assert!(MappedFile::open(&std::env::temp_dir()).is_err());
+    }
+
+    #[test]
+    fn zeroed_memory_is_zero_and_writable() {
+        let mut zeros = ZeroedF32::new(100_000).unwrap();
+        assert!(zeros.iter().all(|value| *value == 0.0));
+        zeros[99_999] = 1.0;
+        assert_eq!(zeros[99_999], 1.0);
+        assert!(ZeroedF32::new(usize::MAX).is_err());
+    }
+}

@@ -1,0 +1,297 @@
+//! The CPU backend: the forward pass on a thread of its own, with its helpers.
+
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+
+use skein_kernels::cpu::Cpu;
+use skein_kernels::cpu::attention::Rows;
+use skein_kernels::cpu::kv_cache::{KvCache, KvShape};
+use skein_kernels::cpu::sample::{self, Sampling};
+
+use super::{Backend, BackendError, Batch, SampleRow, Sampled, ScoreRow, StepHandle, StepOutput};
+use crate::model::LoadError;
+use crate::model::config::ModelConfig;
+use crate::model::llama::{Activations, Llama, Step};
+use crate::model::weights::Weights;
+use crate::sampling::TokenLogprobs;
+
+/// Steps that may be under way; see [`Backend::launch`].
+const MAX_STEPS: usize = 2;
+/// Rows whose logits are held at a time: 32 rows of a vocabulary of 150k are 19 MB.
+const LOGIT_ROWS: usize = 32;
+
+/// Sizes of a CPU backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CpuOptions {
+    /// Compute threads; 0 = all processors this process may use.
+    pub threads: usize,
+    /// Blocks of the KV cache. One takes memory once it is used.
+    pub kv_blocks: u32,
+    /// Tokens in a KV block.
+    pub block_size: u32,
+    /// Rows of the largest step: memory for them is set aside at once. A larger step still works.
+    pub max_rows: u32,
+}
+
+/// Runs batches on the processor.
+pub struct CpuBackend {
+    kv_blocks: u32,
+    launched: u64,
+    /// `None` once dropped: that ends the thread.
+    steps: Option<SyncSender<Batch>>,
+    outputs: Receiver<Result<StepOutput, BackendError>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl CpuBackend {
+    /// Loads the model in `model_dir`. `progress` gets (bytes done, bytes in all) while the weights are read.
+    pub fn load(
+        model_dir: &Path,
+        options: CpuOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(Self, ModelConfig), LoadError> {
+        let model = CpuModel::load(model_dir, options, progress)?;
+        let config = model.llama.config().clone();
+        Ok((Self::start(model).map_err(LoadError::Thread)?, config))
+    }
+
+    /// Starts the compute thread.
+    pub fn start(mut model: CpuModel) -> std::io::Result<Self> {
+        let kv_blocks = model.kv_blocks();
+        let (steps, inbox) = sync_channel::<Batch>(MAX_STEPS);
+        let (outbox, outputs) = sync_channel(MAX_STEPS);
+        let thread = std::thread::Builder::new().name("skein-compute-0".into()).spawn(move || {
+            while let Ok(batch) = inbox.recv() {
+                let output = catch_unwind(AssertUnwindSafe(|| model.run(&batch)));
+                let stopped = output.is_err();
+                let output = output.unwrap_or_else(|panic| {
+                    Err(BackendError::Stopped { backend: "cpu", reason: message(&*panic) })
+                });
+                if outbox.send(output).is_err() || stopped {
+                    return;
+                }
+            }
+        })?;
+        Ok(Self { kv_blocks, launched: 0, steps: Some(steps), outputs, thread: Some(thread) })
+    }
+}
+
+/// What a panic said.
+fn message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("its thread panicked").to_owned()
+}
+
+fn gone() -> BackendError {
+    BackendError::Stopped { backend: "cpu", reason: "its thread has ended".into() }
+}
+
+impl Backend for CpuBackend {
+    fn kv_blocks(&self) -> u32 {
+        self.kv_blocks
+    }
+
+    fn launch(&mut self, batch: Batch) -> Result<StepHandle, BackendError> {
+        let steps = self.steps.as_ref().ok_or_else(gone)?;
+        steps.send(batch).map_err(|_| gone())?;
+        self.launched += 1;
+        Ok(StepHandle(self.launched))
+    }
+
+    fn collect(&mut self, _step: StepHandle) -> Result<StepOutput, BackendError> {
+        self.outputs.recv().map_err(|_| gone())?
+    }
+}
+
+impl Drop for CpuBackend {
+    fn drop(&mut self) {
+        drop(self.steps.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join(); // its panics were caught
+        }
+    }
+}
+
+/// The model with all it needs to run a batch; what the backend's thread owns.
+pub struct CpuModel {
+    cpu: Cpu,
+    llama: Llama,
+    cache: KvCache,
+    activations: Activations,
+    /// `[LOGIT_ROWS, vocab]`
+    logits: Vec<f32>,
+    /// One for each thread.
+    sampling: Vec<Mutex<sample::Scratch>>,
+}
+
+impl CpuModel {
+    /// Loads the model in `model_dir`; see [`CpuBackend::load`].
+    pub fn load(
+        model_dir: &Path,
+        options: CpuOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self, LoadError> {
+        let config = ModelConfig::from_dir(model_dir)?;
+        let weights = Weights::open(model_dir)?;
+        let llama = Llama::load(config, &weights)?;
+        weights.populate(progress);
+        let threads = match options.threads {
+            0 => std::thread::available_parallelism().map_or(1, |count| count.get()),
+            threads => threads,
+        };
+        Self::new(llama, Cpu::new(threads), options)
+    }
+
+    /// A model that runs on `cpu`.
+    pub fn new(llama: Llama, cpu: Cpu, options: CpuOptions) -> Result<Self, LoadError> {
+        let config = llama.config();
+        let shape = KvShape {
+            layers: config.layers,
+            kv_heads: config.kv_heads,
+            head_dim: config.head_dim,
+            block_size: options.block_size as usize,
+            blocks: options.kv_blocks as usize,
+        };
+        let bytes = shape.block_bytes().unwrap_or(u64::MAX).saturating_mul(u64::from(options.kv_blocks));
+        let cache = KvCache::new(shape).map_err(|source| LoadError::KvCache { bytes, source })?;
+        let activations = llama.activations(options.max_rows as usize);
+        let logits = vec![0.0; LOGIT_ROWS * config.vocab_size as usize];
+        let sampling = (0..cpu.threads.count()).map(|_| Mutex::default()).collect();
+        Ok(Self { cpu, llama, cache, activations, logits, sampling })
+    }
+
+    /// Blocks of the KV cache.
+    pub fn kv_blocks(&self) -> u32 {
+        self.cache.shape().blocks as u32
+    }
+
+    /// Runs one step.
+    pub fn run(&mut self, batch: &Batch) -> Result<StepOutput, BackendError> {
+        self.forward(batch);
+        let wanted = batch.samples.iter().map(|s| s.row).chain(batch.scores.iter().map(|s| s.row));
+        let rows: Vec<u32> = wanted.collect::<BTreeSet<_>>().into_iter().collect();
+        let samples: Vec<OnceLock<Sampled>> = batch.samples.iter().map(|_| OnceLock::new()).collect();
+        let scores: Vec<OnceLock<TokenLogprobs>> = batch.scores.iter().map(|_| OnceLock::new()).collect();
+        for rows in rows.chunks(LOGIT_ROWS) {
+            self.logits_of(rows);
+            self.check_usable(rows)?;
+            self.draw(batch, rows, &samples, &scores);
+        }
+        // Every row was in one chunk, so every cell is set.
+        Ok(StepOutput {
+            samples: samples.into_iter().filter_map(OnceLock::into_inner).collect(),
+            scores: scores.into_iter().filter_map(OnceLock::into_inner).collect(),
+        })
+    }
+
+    /// Runs one step and returns the logits of `rows` instead of tokens: for tests and measurements.
+    pub fn logits(&mut self, batch: &Batch, rows: &[u32]) -> Vec<Vec<f32>> {
+        self.forward(batch);
+        let mut all = Vec::new();
+        for rows in rows.chunks(LOGIT_ROWS) {
+            self.logits_of(rows);
+            all.extend((0..rows.len()).map(|i| self.row(i).to_vec()));
+        }
+        all
+    }
+
+    fn forward(&mut self, batch: &Batch) {
+        for copy in &batch.copies {
+            self.cache.copy_block(copy.from.0 as usize, copy.to.0 as usize);
+        }
+        let tables: Vec<u32> = batch.block_tables.iter().map(|block| block.0).collect();
+        let rows_of = |sequence: &super::BatchSequence| Rows {
+            rows: sequence.rows.start as usize..sequence.rows.end as usize,
+            position: sequence.context_len as usize - sequence.rows.len(),
+            blocks: &tables[sequence.blocks.start as usize..sequence.blocks.end as usize],
+        };
+        let sequences: Vec<Rows<'_>> = batch.sequences.iter().map(rows_of).collect();
+        let covered = sequences.iter().try_fold(0, |end, s| (s.rows.start == end).then_some(s.rows.end));
+        assert_eq!(covered, Some(batch.tokens.len()), "the sequences' rows cover the batch without gaps");
+        let step = Step {
+            tokens: &batch.tokens,
+            positions: &batch.positions,
+            slots: &batch.slots,
+            sequences: &sequences,
+        };
+        self.llama.forward(&mut self.cpu, &step, &mut self.cache, &mut self.activations);
+    }
+
+    /// Fills the first rows of `self.logits` with those of `rows`.
+    fn logits_of(&mut self, rows: &[u32]) {
+        let logits = &mut self.logits[..rows.len() * self.llama.config().vocab_size as usize];
+        self.llama.logits(&mut self.cpu, rows, &mut self.activations, logits);
+    }
+
+    fn row(&self, index: usize) -> &[f32] {
+        let vocab = self.llama.config().vocab_size as usize;
+        &self.logits[index * vocab..][..vocab]
+    }
+
+    fn check_usable(&self, rows: &[u32]) -> Result<(), BackendError> {
+        match (0..rows.len()).find(|index| !sample::is_usable(self.row(*index))) {
+            Some(index) => Err(BackendError::NotFinite { row: rows[index] }),
+            None => Ok(()),
+        }
+    }
+
+    /// Draws and scores what reads `rows`, each draw on any thread.
+    fn draw(
+        &mut self,
+        batch: &Batch,
+        rows: &[u32],
+        samples: &[OnceLock<Sampled>],
+        scores: &[OnceLock<TokenLogprobs>],
+    ) {
+        let (vocab, isa) = (self.llama.config().vocab_size as usize, self.cpu.isa);
+        let (logits, scratch) = (&self.logits, &self.sampling);
+        let logits = |row: u32| rows.binary_search(&row).ok().map(|index| &logits[index * vocab..][..vocab]);
+        self.cpu.threads.run(samples.len() + scores.len(), |task, participant| {
+            if let Some(sample) = batch.samples.get(task) {
+                if let Some(logits) = logits(sample.row) {
+                    let mut scratch = scratch[participant].lock().unwrap_or_else(PoisonError::into_inner);
+                    let token = sample::draw(isa, logits, &sampling(batch, sample), &mut scratch);
+                    let top = sample.params.logprobs;
+                    let logprobs =
+                        top.map(|top| logprobs(sample::score(isa, logits, token, top as usize), token));
+                    let _ = samples[task].set(Sampled { token, logprobs });
+                }
+                return;
+            }
+            let task = task - samples.len();
+            let ScoreRow { row, target, top } = batch.scores[task];
+            if let Some(logits) = logits(row) {
+                let _ = scores[task].set(logprobs(sample::score(isa, logits, target, top as usize), target));
+            }
+        });
+    }
+}
+
+fn logprobs(scored: sample::Scored, token: u32) -> TokenLogprobs {
+    TokenLogprobs { token, logprob: scored.logprob, rank: scored.rank, top: scored.top }
+}
+
+fn sampling<'a>(batch: &'a Batch, row: &'a SampleRow) -> Sampling<'a> {
+    let params = &*row.params;
+    let history = if params.needs_history() { row.history.clone() } else { 0..0 };
+    Sampling {
+        temperature: params.temperature,
+        top_p: params.top_p,
+        top_k: params.top_k,
+        min_p: params.min_p,
+        repetition_penalty: params.repetition_penalty,
+        presence_penalty: params.presence_penalty,
+        frequency_penalty: params.frequency_penalty,
+        logit_bias: &params.logit_bias,
+        forbidden: if row.forbid_stop { &params.stop_token_ids } else { &[] },
+        history: &batch.history[history.start as usize..history.end as usize],
+        prompt_len: row.prompt_len as usize,
+        seed: params.seed,
+        sample_index: row.sample_index,
+        position: row.position,
+    }
+}

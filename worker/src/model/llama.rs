@@ -1,0 +1,205 @@
+//! Llama (Touvron et al. 2023) and its kin: Mistral, and Qwen2 with its biases.
+//!
+//! A pre-norm decoder: grouped-query attention with rotary positions, then a SwiGLU network, each added to the
+//! residual stream.
+
+use skein_kernels::cpu::Cpu;
+use skein_kernels::cpu::attention::{self, Attention, Rows, attend};
+use skein_kernels::cpu::embed::{embed, gather};
+use skein_kernels::cpu::kv_cache::KvCache;
+use skein_kernels::cpu::matmul::{Linear, Write, matmul};
+use skein_kernels::cpu::matrix::WeightMatrix;
+use skein_kernels::cpu::mlp::silu_mul;
+use skein_kernels::cpu::norm::rms_norm;
+use skein_kernels::cpu::rope::{angles, inverse_frequencies, rotate};
+
+use super::LoadError;
+use super::config::ModelConfig;
+use super::weights::Weights;
+
+/// A model's weights and its forward pass.
+pub struct Llama {
+    config: ModelConfig,
+    embedding: WeightMatrix,
+    layers: Vec<Layer>,
+    norm: Vec<f32>,
+    head: WeightMatrix,
+    /// Rotary angles per position.
+    frequencies: Vec<f32>,
+}
+
+struct Layer {
+    attention_norm: Vec<f32>,
+    q: Projection,
+    k: Projection,
+    v: Projection,
+    o: Projection,
+    mlp_norm: Vec<f32>,
+    gate: Projection,
+    up: Projection,
+    down: Projection,
+}
+
+struct Projection {
+    weights: WeightMatrix,
+    bias: Option<Vec<f32>>,
+}
+
+impl Projection {
+    fn linear(&self) -> Linear<'_> {
+        Linear { weights: &self.weights, bias: self.bias.as_deref() }
+    }
+}
+
+/// One forward step's rows; see [`crate::backend::Batch`].
+pub struct Step<'a> {
+    /// `[rows]`
+    pub tokens: &'a [u32],
+    /// `[rows]`
+    pub positions: &'a [u32],
+    /// `[rows]`
+    pub slots: &'a [u32],
+    /// The rows by sequence.
+    pub sequences: &'a [Rows<'a>],
+}
+
+/// Activations, kept between steps. They grow to the largest step; memory that was never used costs none.
+#[derive(Default)]
+pub struct Activations {
+    /// `[rows, hidden]`: the residual stream.
+    x: Vec<f32>,
+    /// `[rows, hidden]`: normalised.
+    h: Vec<f32>,
+    /// `[rows, q | k | v]`
+    qkv: Vec<f32>,
+    /// `[rows, heads * head_dim]`
+    attended: Vec<f32>,
+    /// `[rows, gate | up]`
+    gate_up: Vec<f32>,
+    /// `[rows, intermediate]`
+    gated: Vec<f32>,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    scores: attention::Scratch,
+}
+
+impl Llama {
+    /// Finds and checks every weight of the model.
+    pub fn load(config: ModelConfig, weights: &Weights) -> Result<Self, LoadError> {
+        let (vocab, hidden) = (config.vocab_size as usize, config.hidden_size);
+        let embedding = weights.matrix("model.embed_tokens.weight", vocab, hidden)?;
+        let head = match config.tie_word_embeddings {
+            true => embedding.clone(),
+            false => weights.matrix("lm_head.weight", vocab, hidden)?,
+        };
+        let layers =
+            (0..config.layers).map(|i| Layer::load(&config, weights, i)).collect::<Result<_, _>>()?;
+        let norm = weights.vector("model.norm.weight", hidden)?;
+        let frequencies = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling);
+        Ok(Self { config, embedding, layers, norm, head, frequencies })
+    }
+
+    /// The model's configuration.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Sets memory for steps of up to `rows` rows aside.
+    pub fn activations(&self, rows: usize) -> Activations {
+        let mut activations = Activations::default();
+        activations.grow(&self.config, rows);
+        activations
+    }
+
+    /// Runs all layers over `step`, writing its keys and values to `cache`.
+    pub fn forward(
+        &self,
+        cpu: &mut Cpu,
+        step: &Step<'_>,
+        cache: &mut KvCache,
+        activations: &mut Activations,
+    ) {
+        let c = &self.config;
+        let rows = step.tokens.len();
+        activations.grow(c, rows);
+        let Activations { x, h, qkv, attended, gate_up, gated, cos, sin, scores } = activations;
+        let (q_width, kv_width) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
+        let qkv_width = q_width + 2 * kv_width;
+        let (x, h) = (&mut x[..rows * c.hidden_size], &mut h[..rows * c.hidden_size]);
+        let (qkv, attended) = (&mut qkv[..rows * qkv_width], &mut attended[..rows * q_width]);
+        let gate_up = &mut gate_up[..rows * 2 * c.intermediate_size];
+        let gated = &mut gated[..rows * c.intermediate_size];
+        let (cos, sin) = (&mut cos[..rows * c.head_dim / 2], &mut sin[..rows * c.head_dim / 2]);
+        let scale = 1.0 / (c.head_dim as f32).sqrt();
+
+        embed(cpu, &self.embedding, step.tokens, x);
+        angles(cpu, &self.frequencies, step.positions, cos, sin);
+        for (i, layer) in self.layers.iter().enumerate() {
+            rms_norm(cpu, x, &layer.attention_norm, c.rms_norm_eps, h);
+            matmul(cpu, h, &[layer.q.linear(), layer.k.linear(), layer.v.linear()], qkv, Write::Set);
+            rotate(cpu, qkv, qkv_width, c.heads + c.kv_heads, cos, sin);
+            cache.write(cpu, i, qkv, qkv_width, q_width, step.slots);
+            let query = Attention { cache, layer: i, q: qkv, stride: qkv_width, heads: c.heads, scale };
+            attend(cpu, &query, step.sequences, attended, scores);
+            matmul(cpu, attended, &[layer.o.linear()], x, Write::Add);
+
+            rms_norm(cpu, x, &layer.mlp_norm, c.rms_norm_eps, h);
+            matmul(cpu, h, &[layer.gate.linear(), layer.up.linear()], gate_up, Write::Set);
+            silu_mul(cpu, gate_up, c.intermediate_size, gated);
+            matmul(cpu, gated, &[layer.down.linear()], x, Write::Add);
+        }
+    }
+
+    /// Logits of some rows of the last step: `[rows, vocab]`.
+    pub fn logits(&self, cpu: &mut Cpu, rows: &[u32], activations: &mut Activations, logits: &mut [f32]) {
+        let hidden = self.config.hidden_size;
+        let (mut last, mut normed) = (vec![0.0; rows.len() * hidden], vec![0.0; rows.len() * hidden]);
+        gather(&activations.x, hidden, rows, &mut last);
+        rms_norm(cpu, &last, &self.norm, self.config.rms_norm_eps, &mut normed);
+        matmul(cpu, &normed, &[(&self.head).into()], logits, Write::Set);
+    }
+}
+
+impl Layer {
+    fn load(config: &ModelConfig, weights: &Weights, index: usize) -> Result<Self, LoadError> {
+        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        let (q_width, kv_width) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
+        let norm = |name: &str| weights.vector(&format!("model.layers.{index}.{name}.weight"), hidden);
+        let projection = |name: &str, rows: usize, cols: usize, has_bias: bool| {
+            let name = format!("model.layers.{index}.{name}");
+            let bias = has_bias.then(|| weights.vector(&format!("{name}.bias"), rows)).transpose()?;
+            Ok(Projection { weights: weights.matrix(&format!("{name}.weight"), rows, cols)?, bias })
+        };
+        Ok(Self {
+            attention_norm: norm("input_layernorm")?,
+            q: projection("self_attn.q_proj", q_width, hidden, config.qkv_bias)?,
+            k: projection("self_attn.k_proj", kv_width, hidden, config.qkv_bias)?,
+            v: projection("self_attn.v_proj", kv_width, hidden, config.qkv_bias)?,
+            o: projection("self_attn.o_proj", hidden, q_width, config.o_bias)?,
+            mlp_norm: norm("post_attention_layernorm")?,
+            gate: projection("mlp.gate_proj", inner, hidden, config.mlp_bias)?,
+            up: projection("mlp.up_proj", inner, hidden, config.mlp_bias)?,
+            down: projection("mlp.down_proj", hidden, inner, config.mlp_bias)?,
+        })
+    }
+}
+
+impl Activations {
+    fn grow(&mut self, c: &ModelConfig, rows: usize) {
+        let (q_width, kv_width) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
+        for (values, width) in [
+            (&mut self.x, c.hidden_size),
+            (&mut self.h, c.hidden_size),
+            (&mut self.qkv, q_width + 2 * kv_width),
+            (&mut self.attended, q_width),
+            (&mut self.gate_up, 2 * c.intermediate_size),
+            (&mut self.gated, c.intermediate_size),
+            (&mut self.cos, c.head_dim / 2),
+            (&mut self.sin, c.head_dim / 2),
+        ] {
+            if values.len() < rows * width {
+                *values = vec![0.0; rows * width]; // from the system, which gives zeros lazily
+            }
+        }
+    }
+}

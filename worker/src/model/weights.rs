@@ -1,0 +1,275 @@
+//! Weights, mapped where they lie in safetensors files: one `model.safetensors`, or shards with an index.
+
+use std::collections::HashMap;
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+use safetensors::tensor::{Dtype, Metadata, SafeTensors, TensorInfo};
+use serde_json::Value;
+use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
+use skein_kernels::mapped::{Bytes, MappedFile};
+
+use super::{LoadError, config::read_object};
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+/// Most shards of a model.
+const MAX_FILES: usize = 10_000;
+
+/// The weight files of a model directory.
+pub struct Weights {
+    dir: PathBuf,
+    files: Vec<WeightFile>,
+    /// Which file each tensor is in.
+    places: HashMap<String, usize>,
+}
+
+struct WeightFile {
+    path: PathBuf,
+    map: Arc<MappedFile>,
+    header: Metadata,
+    /// Where the tensors' bytes start.
+    data: usize,
+}
+
+impl Weights {
+    /// Maps the weight files in `dir` and reads their headers.
+    pub fn open(dir: &Path) -> Result<Self, LoadError> {
+        let mut weights = Self { dir: dir.to_owned(), files: Vec::new(), places: HashMap::new() };
+        if dir.join(SINGLE).exists() || !dir.join(INDEX).exists() {
+            let file = WeightFile::open(dir.join(SINGLE))?;
+            weights.places = file.header.offset_keys().into_iter().map(|name| (name, 0)).collect();
+            weights.files.push(file);
+        } else {
+            weights.open_shards(&dir.join(INDEX))?;
+        }
+        Ok(weights)
+    }
+
+    fn open_shards(&mut self, index: &Path) -> Result<(), LoadError> {
+        let damaged = |reason: String| LoadError::Damaged { path: index.to_owned(), reason };
+        let object = read_object(index)?;
+        let map = object.get("weight_map").and_then(Value::as_object);
+        let map = map.ok_or_else(|| damaged("weight_map is not an object".into()))?;
+        let mut numbers: HashMap<&str, usize> = HashMap::new();
+        for (tensor, file) in map {
+            let file = file.as_str().filter(|file| is_file_name(file));
+            let file = file.ok_or_else(|| damaged(format!("{tensor} is not in a file of this directory")))?;
+            let number = match numbers.get(file) {
+                Some(number) => *number,
+                None if self.files.len() == MAX_FILES => {
+                    return Err(damaged(format!("more than {MAX_FILES} files")));
+                }
+                None => {
+                    self.files.push(WeightFile::open(self.dir.join(file))?);
+                    numbers.insert(file, self.files.len() - 1);
+                    self.files.len() - 1
+                }
+            };
+            self.places.insert(tensor.clone(), number);
+        }
+        Ok(())
+    }
+
+    /// Bytes of all files.
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.map.len() as u64).sum()
+    }
+
+    /// Reads all files into memory, so that the first request does not wait for the disk. Tells (bytes done, bytes in all).
+    pub fn populate(&self, progress: &mut dyn FnMut(u64, u64)) {
+        let (mut done, total) = (0, self.bytes());
+        for file in &self.files {
+            file.map.populate(&mut |more| {
+                done += more;
+                progress(done, total);
+            });
+        }
+    }
+
+    /// A matrix `[rows, cols]`, used where it lies.
+    pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<WeightMatrix, LoadError> {
+        Ok(WeightMatrix::new(self.tensor(name, &[rows, cols])?, rows, cols))
+    }
+
+    /// A vector of `len` values, widened.
+    pub fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, LoadError> {
+        let matrix = WeightMatrix::new(self.tensor(name, &[len])?, 1, len);
+        let mut values = vec![0.0; len];
+        matrix.widen_row(0, &mut values);
+        Ok(values)
+    }
+
+    /// A tensor's bytes, its type and shape checked. Some files leave the prefix `model.` away.
+    fn tensor(&self, name: &str, shape: &[usize]) -> Result<Storage, LoadError> {
+        let names = [name, name.strip_prefix("model.").unwrap_or(name)];
+        let missing = || LoadError::MissingTensor {
+            tensor: name.to_owned(),
+            expected: format!("{shape:?}"),
+            dir: self.dir.clone(),
+        };
+        let place = names.iter().find_map(|name| Some((*name, *self.places.get(*name)?)));
+        let (name, file) = place.ok_or_else(missing)?;
+        let file = &self.files[file];
+        let info = file.header.info(name).ok_or_else(missing)?;
+        file.storage(info, shape).ok_or_else(|| LoadError::WrongTensor {
+            tensor: name.to_owned(),
+            path: file.path.clone(),
+            got: format!("{:?} {:?}", info.dtype, info.shape),
+            expected: format!("BF16, F16 or F32 {shape:?}"),
+        })
+    }
+}
+
+impl WeightFile {
+    fn open(path: PathBuf) -> Result<Self, LoadError> {
+        let map = match MappedFile::open(&path) {
+            Ok(map) => Arc::new(map),
+            Err(source) => return Err(LoadError::Read { path, source }),
+        };
+        // The library checks that the header fits the file, that tensors lie in it back to back, and that shapes,
+        // types and lengths agree.
+        match SafeTensors::read_metadata(&map) {
+            Ok((header_bytes, header)) => {
+                Ok(Self { path, data: size_of::<u64>() + header_bytes, map, header })
+            }
+            Err(error) => {
+                let reason = format!("{error} (the file has {} bytes)", map.len());
+                Err(LoadError::Damaged { path, reason })
+            }
+        }
+    }
+
+    /// A tensor's bytes, if it has a type that can be computed with and that shape.
+    fn storage(&self, info: &TensorInfo, shape: &[usize]) -> Option<Storage> {
+        let (start, end) = info.data_offsets;
+        let bytes = || Bytes::mapped(Arc::clone(&self.map), self.data + start..self.data + end);
+        match info.dtype {
+            _ if info.shape != shape => None,
+            Dtype::BF16 => Some(Storage::Bf16(bytes())),
+            Dtype::F16 => Some(Storage::F16(bytes())),
+            Dtype::F32 => Some(Storage::F32(bytes())),
+            _ => None,
+        }
+    }
+}
+
+/// Whether `name` is a plain name: an index must not lead out of its directory.
+fn is_file_name(name: &str) -> bool {
+    let mut components = Path::new(name).components();
+    matches!((components.next(), components.next()), (Some(Component::Normal(only)), None) if only == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A safetensors file of a header and some bytes.
+    fn file(header: &str, data: &[u8]) -> Vec<u8> {
+        [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat()
+    }
+
+    /// `[2, 3]` in bf16 and `[2]` in f32.
+    fn good() -> Vec<u8> {
+        let header = r#"{"model.a":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]},
+            "b":{"dtype":"F32","shape":[2],"data_offsets":[12,20]},
+            "c":{"dtype":"I32","shape":[1],"data_offsets":[20,24]}}"#;
+        file(header, &(0..24).collect::<Vec<u8>>())
+    }
+
+    fn with(files: &[(&str, &[u8])]) -> (tempfile::TempDir, Result<Weights, LoadError>) {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, bytes) in files {
+            std::fs::write(dir.path().join(name), bytes).unwrap();
+        }
+        let weights = Weights::open(dir.path());
+        (dir, weights)
+    }
+
+    /// Opening a directory with these files fails, and the message has all of `words`.
+    fn check_refused(files: &[(&str, &[u8])], words: &[&str]) {
+        let (_dir, weights) = with(files);
+        let message = weights.err().unwrap().to_string();
+        words.iter().for_each(|word| assert!(message.contains(word), "{message:?} says {word:?}"));
+    }
+
+    #[test]
+    fn tensors_are_read_and_checked() {
+        let (_dir, weights) = with(&[("model.safetensors", &good())]);
+        let weights = weights.unwrap();
+        let a = weights.matrix("model.a", 2, 3).unwrap();
+        assert_eq!((a.rows(), a.cols(), a.storage().bytes()), (2, 3, &(0..12).collect::<Vec<u8>>()[..]));
+        assert_eq!(weights.vector("model.b", 2).unwrap()[0], f32::from_le_bytes([12, 13, 14, 15]));
+        let message = weights.matrix("model.a", 3, 2).unwrap_err().to_string();
+        for word in ["model.a", "model.safetensors", "BF16 [2, 3]", "[3, 2]"] {
+            assert!(message.contains(word), "{message}");
+        }
+        assert!(weights.vector("c", 1).unwrap_err().to_string().contains("I32"));
+        assert!(
+            weights.vector("d", 1).unwrap_err().to_string().contains("tensor d [1] is in no weight file")
+        );
+        let mut seen = Vec::new();
+        weights.populate(&mut |done, total| seen.push((done, total)));
+        assert_eq!(seen.last(), Some(&(weights.bytes(), weights.bytes())));
+    }
+
+    #[test]
+    fn shards_are_found_through_the_index() {
+        let index = br#"{"weight_map": {"model.a": "one.safetensors", "b": "one.safetensors", "gone": "one.safetensors"}}"#;
+        let (_dir, weights) = with(&[("one.safetensors", &good()), ("model.safetensors.index.json", index)]);
+        let weights = weights.unwrap();
+        assert!(weights.matrix("model.a", 2, 3).is_ok() && weights.vector("b", 2).is_ok());
+        assert!(weights.vector("gone", 2).is_err(), "the index promises what the file lacks");
+        for (index, word) in [
+            (r#"{"weight_map": {"a": "../one.safetensors"}}"#, "directory"),
+            (r#"{"weight_map": {"a": "/etc/passwd"}}"#, "directory"),
+            (r#"{"weight_map": {"a": ".."}}"#, "directory"),
+            (r#"{"weight_map": {"a": "one.safetensors/"}}"#, "directory"),
+            (r#"{"weight_map": {"a": ""}}"#, "directory"),
+            (r#"{"weight_map": {"a": 3}}"#, "directory"),
+            (r#"{"weight_map": {"a": "two.safetensors"}}"#, "two.safetensors"),
+            (r#"{"weight_map": 5}"#, "weight_map"),
+            (r#"{"#, "JSON"),
+        ] {
+            check_refused(
+                &[("one.safetensors", &good()), ("model.safetensors.index.json", index.as_bytes())],
+                &[word],
+            );
+        }
+    }
+
+    #[test]
+    fn damaged_files_are_refused_wherever_they_are_cut() {
+        check_refused(&[], &["model.safetensors", "cannot read"]);
+        let whole = good();
+        for cut in 0..whole.len() {
+            check_refused(&[("model.safetensors", &whole[..cut])], &["model.safetensors"]);
+        }
+    }
+
+    #[test]
+    fn lying_headers_are_refused() {
+        let one = |dtype, shape, offsets| {
+            format!(r#"{{"a":{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}}}}}"#)
+        };
+        for header in [
+            one("F32", "[2]", "[0,4]"),
+            one("F32", "[1]", "[4,8]"),
+            one("F32", "[1]", "[0,18446744073709551615]"),
+            one("F32", "[4611686018427387904,4611686018427387904]", "[0,4]"),
+            one("F32", "[18446744073709551616]", "[0,4]"),
+            one("F99", "[1]", "[0,4]"),
+            one("F32", "[-1]", "[0,4]"),
+            one("F32", "[1]", "[4,0]"),
+            "[]".to_owned(),
+            String::new(),
+        ] {
+            check_refused(
+                &[("model.safetensors", &file(&header, &[0; 4]))],
+                &["model.safetensors", "damaged"],
+            );
+        }
+        check_refused(&[("model.safetensors", &u64::MAX.to_le_bytes())], &["damaged"]);
+        check_refused(&[("model.safetensors", &file("\u{fffd}", &[]))], &["damaged"]);
+    }
+}
