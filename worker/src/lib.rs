@@ -6,7 +6,14 @@
 
 pub mod backend;
 pub mod config;
+pub mod engine;
+pub mod kv_cache;
+pub mod model;
 pub mod sampling;
+pub mod scheduler;
+pub mod service;
+
+pub use service::{WorkerError, serve};
 
 /// A token of the model's vocabulary. A plain `u32`: tokens travel in bulk between wire, scheduler and kernels.
 pub type TokenId = u32;

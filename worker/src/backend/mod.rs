@@ -1,5 +1,8 @@
 //! What computes: a trait, and the batch it runs. A backend sees rows, slots and block tables, never a request.
 
+pub mod cpu;
+pub mod fake;
+
 use std::ops::Range;
 use std::sync::Arc;
 

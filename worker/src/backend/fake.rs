@@ -1,0 +1,252 @@
+//! A backend without a model. Its KV cache holds numbers in place of keys and values, and a token is a hash of
+//! what is read back through the block table: a wrong block, a lost copy or a stale hit changes the output.
+//!
+//! It also checks every batch as the trait describes it, and takes as long as its cost model says.
+
+use std::time::Duration;
+
+use skein_node::clock::{self, Timestamp};
+
+use super::{
+    Backend, BackendError, Batch, BatchSequence, SampleRow, Sampled, ScoreRow, StepHandle, StepOutput,
+};
+use crate::TokenId;
+use crate::sampling::TokenLogprobs;
+
+/// A slot nobody has written.
+const POISON: Slot = Slot { token: TokenId::MAX, key: 0xdead_beef_dead_beef };
+
+/// How a [`FakeBackend`] behaves.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FakeOptions {
+    /// Tokens are below this.
+    pub vocab_size: u32,
+    /// Tokens in a block.
+    pub block_size: u32,
+    /// Blocks of the cache.
+    pub kv_blocks: u32,
+    /// How long a step takes.
+    pub cost: StepCost,
+    /// The launch with this number fails, counted from 1: a device that dies.
+    pub fail_at_step: Option<u64>,
+}
+
+impl Default for FakeOptions {
+    fn default() -> Self {
+        Self {
+            vocab_size: 32_000,
+            block_size: 16,
+            kv_blocks: 1024,
+            cost: StepCost::default(),
+            fail_at_step: None,
+        }
+    }
+}
+
+/// Simulated time of a step: `fixed + rows * per_row + context * per_context_token`.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct StepCost {
+    /// Of any step.
+    pub fixed: Duration,
+    /// Of each row.
+    pub per_row: Duration,
+    /// Of each token of context, summed over the sequences.
+    pub per_context_token: Duration,
+}
+
+impl StepCost {
+    /// What `batch` costs.
+    pub fn of(&self, batch: &Batch) -> Duration {
+        let context: u32 = batch.sequences.iter().map(|sequence| sequence.context_len).sum();
+        self.fixed + self.per_row * batch.tokens.len() as u32 + self.per_context_token * context
+    }
+}
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct FakeBackend {
+    options: FakeOptions,
+    slots: Vec<Slot>,
+    launched: u64,
+    under_way: Option<(u64, StepOutput, Timestamp)>,
+}
+
+/// Stands for one token's keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Slot {
+    token: TokenId,
+    /// Depends, as real keys do, on every token before.
+    key: u64,
+}
+
+impl FakeBackend {
+    /// A backend whose slots are all poisoned.
+    pub fn new(options: FakeOptions) -> Self {
+        let slots = vec![POISON; (options.kv_blocks * options.block_size) as usize];
+        Self { options, slots, launched: 0, under_way: None }
+    }
+
+    fn compute(&mut self, batch: &Batch) -> StepOutput {
+        self.copy_blocks(batch);
+        self.check_rows(batch);
+        let mut states = vec![0; batch.tokens.len()];
+        for sequence in &batch.sequences {
+            self.run_sequence(batch, sequence, &mut states);
+        }
+        StepOutput {
+            samples: batch
+                .samples
+                .iter()
+                .map(|row| self.draw(batch, row, states[row.row as usize]))
+                .collect(),
+            scores: batch.scores.iter().map(|row| self.score(row, states[row.row as usize])).collect(),
+        }
+    }
+
+    fn copy_blocks(&mut self, batch: &Batch) {
+        let size = self.options.block_size as usize;
+        for copy in &batch.copies {
+            let from = copy.from.0 as usize * size;
+            self.slots.copy_within(from..from + size, copy.to.0 as usize * size);
+        }
+    }
+
+    fn check_rows(&self, batch: &Batch) {
+        let rows = batch.tokens.len();
+        assert_eq!(
+            (batch.positions.len(), batch.slots.len()),
+            (rows, rows),
+            "one position and slot for each row"
+        );
+        let ends: Vec<u32> = batch.sequences.iter().map(|sequence| sequence.rows.end).collect();
+        let starts: Vec<u32> = batch.sequences.iter().map(|sequence| sequence.rows.start).collect();
+        assert_eq!(starts.first().copied().unwrap_or(0), 0, "rows start at 0");
+        assert!(
+            starts.iter().skip(1).eq(ends.iter().take(ends.len().saturating_sub(1))),
+            "rows without gaps"
+        );
+        assert_eq!(ends.last().copied().unwrap_or(0) as usize, rows, "every row has a sequence");
+        let mut written = batch.slots.clone();
+        written.sort_unstable();
+        assert!(written.windows(2).all(|pair| pair[0] != pair[1]), "no slot is written twice in a step");
+        assert!(
+            batch.tokens.iter().all(|&token| token < self.options.vocab_size),
+            "tokens are below the vocabulary"
+        );
+    }
+
+    /// Writes the rows of one sequence and leaves in `states` what each row has seen.
+    fn run_sequence(&mut self, batch: &Batch, sequence: &BatchSequence, states: &mut [u64]) {
+        let size = self.options.block_size;
+        let blocks = &batch.block_tables[sequence.blocks.start as usize..sequence.blocks.end as usize];
+        let slot_of = |position: u32| blocks[(position / size) as usize].0 * size + position % size;
+        let start = sequence.context_len - sequence.rows.len() as u32;
+        let mut state = 0;
+        for position in 0..start {
+            let slot = self.slots[slot_of(position) as usize];
+            assert_ne!(slot, POISON, "position {position} is read before it was written");
+            state = mix(state, slot.key);
+        }
+        for (position, row) in (start..sequence.context_len).zip(sequence.rows.clone()) {
+            let row = row as usize;
+            assert_eq!(batch.positions[row], position, "rows are consecutive and end at the context's end");
+            assert_eq!(batch.slots[row], slot_of(position), "a row writes the slot its block table names");
+            let token = batch.tokens[row];
+            let key = mix(state, u64::from(token) + 1);
+            self.slots[batch.slots[row] as usize] = Slot { token, key };
+            state = mix(state, key);
+            states[row] = state;
+        }
+    }
+
+    fn draw(&self, batch: &Batch, row: &SampleRow, state: u64) -> Sampled {
+        let params = &row.params;
+        assert_eq!(row.position, batch.positions[row.row as usize] + 1, "a draw follows its row");
+        let mut state = mix(state, u64::from(row.position));
+        if params.temperature > 0.0 {
+            state = mix(mix(state, params.seed), u64::from(row.sample_index));
+        }
+        if params.needs_history() {
+            let history = &batch.history[row.history.start as usize..row.history.end as usize];
+            assert_eq!(history.len(), row.position as usize, "the history is all tokens so far");
+            self.check_history(batch, row, history);
+            let output = &history[row.prompt_len as usize..];
+            state = output.iter().fold(state, |state, &token| mix(state, u64::from(token)));
+        }
+        let mut token = self.token_of(state);
+        while row.forbid_stop && params.stop_token_ids.contains(&token) {
+            state = mix(state, 1);
+            token = self.token_of(state);
+        }
+        Sampled { token, logprobs: params.logprobs.map(|top| self.logprobs(state, token, top)) }
+    }
+
+    fn check_history(&self, batch: &Batch, row: &SampleRow, history: &[TokenId]) {
+        let reads = |sequence: &&BatchSequence| sequence.rows.contains(&row.row);
+        let sequence = batch.sequences.iter().find(reads).expect("a draw's row has a sequence");
+        let blocks = &batch.block_tables[sequence.blocks.start as usize..];
+        let size = self.options.block_size as usize;
+        for (position, &token) in history.iter().enumerate() {
+            let slot = blocks[position / size].0 as usize * size + position % size;
+            assert_eq!(self.slots[slot].token, token, "history and cache agree at position {position}");
+        }
+    }
+
+    fn score(&self, row: &ScoreRow, state: u64) -> TokenLogprobs {
+        self.logprobs(state, row.target, row.top)
+    }
+
+    /// Made up, but a function of the state.
+    fn logprobs(&self, state: u64, token: TokenId, top: u32) -> TokenLogprobs {
+        let logprob_of = |n: u64| -((mix(state, n) % 10_000) as f32 + 1.0) / 1000.0;
+        let mut best: Vec<(TokenId, f32)> =
+            (0..u64::from(top)).map(|n| (self.token_of(mix(state, n)), logprob_of(n))).collect();
+        best.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        TokenLogprobs {
+            token,
+            logprob: logprob_of(u64::from(token)),
+            rank: 1 + (state % 100) as u32,
+            top: best,
+        }
+    }
+
+    fn token_of(&self, state: u64) -> TokenId {
+        (state % u64::from(self.options.vocab_size)) as TokenId
+    }
+}
+
+impl Backend for FakeBackend {
+    fn kv_blocks(&self) -> u32 {
+        self.options.kv_blocks
+    }
+
+    fn launch(&mut self, batch: Batch) -> Result<StepHandle, BackendError> {
+        assert!(self.under_way.is_none(), "the fake backend runs one step at a time");
+        self.launched += 1;
+        if self.options.fail_at_step == Some(self.launched) {
+            return Err(BackendError::Stopped { backend: "fake", reason: "it was told to fail here".into() });
+        }
+        let done = clock::now() + self.options.cost.of(&batch);
+        let output = self.compute(&batch);
+        self.under_way = Some((self.launched, output, done));
+        Ok(StepHandle(self.launched))
+    }
+
+    fn collect(&mut self, step: StepHandle) -> Result<StepOutput, BackendError> {
+        let (launched, output, done) = self.under_way.take().expect("a collected step was launched");
+        assert_eq!(launched, step.0, "steps are collected in order");
+        let wait = done.since(clock::now());
+        if !wait.is_zero() {
+            std::thread::sleep(wait);
+        }
+        Ok(output)
+    }
+}
+
+/// One round of splitmix64 over both.
+fn mix(a: u64, b: u64) -> u64 {
+    let mut z = (a.rotate_left(23) ^ b).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}

@@ -1,0 +1,224 @@
+//! What routers should know: a bounded ring of numbered entries, and the latest load. The engine writes, any
+//! number of watchers read at their own pace; one that falls behind the ring takes a snapshot.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use skein_proto::block_hash::BlockHash;
+use tokio::sync::watch;
+
+use crate::kv_cache::CacheChange;
+use crate::scheduler::SchedulerLoad;
+
+/// Entries kept for watchers that reconnect or lag.
+const MAX_ENTRIES: usize = 4096;
+
+/// Block hashes kept in all entries together: 2 MiB.
+const MAX_HASHES: usize = 256 * 1024;
+
+/// Routers whose last placement is remembered; the one not heard of for longest is forgotten.
+const MAX_ROUTERS: usize = 256;
+
+/// One dispatch of one router.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Placement {
+    /// Which router.
+    pub router: u64,
+    /// Its number for the dispatch.
+    pub sequence: u64,
+}
+
+/// A request was taken; its prefix is about to be cached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Admitted {
+    /// Which dispatch it was.
+    pub placement: Placement,
+    /// Leading prompt blocks cached when it came.
+    pub depth: u32,
+    /// Hashes of the full prompt blocks after those.
+    pub hashes: Vec<BlockHash>,
+}
+
+/// One entry of the log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LogEntry {
+    /// Blocks were cached or evicted.
+    Cache(CacheChange),
+    /// A request was taken.
+    Admitted(Admitted),
+}
+
+impl LogEntry {
+    fn hashes(&self) -> usize {
+        match self {
+            Self::Cache(change) => change.stored.iter().map(|run| run.hashes.len()).sum(),
+            Self::Admitted(admitted) => admitted.hashes.len(),
+        }
+    }
+}
+
+/// How busy the engine is.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Load {
+    /// What waits and runs.
+    pub scheduler: SchedulerLoad,
+    /// Steps done since start.
+    pub step: u64,
+}
+
+/// See the module's description. Entries are numbered from 1.
+#[derive(Debug)]
+pub struct StateLog {
+    inner: Mutex<Inner>,
+    draining: AtomicBool,
+    /// Rises with every change.
+    changed: watch::Sender<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    entries: VecDeque<Arc<LogEntry>>,
+    hashes: usize,
+    /// Number of the newest entry; 0 = none yet.
+    last: u64,
+    load: Load,
+    /// Least recently heard of first.
+    placements: VecDeque<Placement>,
+}
+
+impl Default for StateLog {
+    fn default() -> Self {
+        Self { inner: Mutex::default(), draining: AtomicBool::new(false), changed: watch::channel(0).0 }
+    }
+}
+
+impl StateLog {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wake(&self) {
+        self.changed.send_modify(|version| *version += 1);
+    }
+
+    pub(super) fn append(&self, entry: LogEntry) {
+        let mut inner = self.lock();
+        inner.hashes += entry.hashes();
+        inner.entries.push_back(Arc::new(entry));
+        inner.last += 1;
+        while inner.entries.len() > MAX_ENTRIES || inner.hashes > MAX_HASHES {
+            let Some(oldest) = inner.entries.pop_front() else { break };
+            inner.hashes -= oldest.hashes();
+        }
+        drop(inner);
+        self.wake();
+    }
+
+    pub(super) fn set_load(&self, load: Load) {
+        let changed = std::mem::replace(&mut self.lock().load, load) != load;
+        if changed {
+            self.wake();
+        }
+    }
+
+    /// Remembers that this dispatch arrived, taken or not.
+    pub fn saw(&self, placement: Placement) {
+        let mut inner = self.lock();
+        let known = inner.placements.iter().position(|other| other.router == placement.router);
+        let before = known.and_then(|index| inner.placements.remove(index)).map_or(0, |known| known.sequence);
+        let sequence = before.max(placement.sequence);
+        inner.placements.push_back(Placement { sequence, ..placement });
+        if inner.placements.len() > MAX_ROUTERS {
+            inner.placements.pop_front();
+        }
+    }
+
+    /// The last dispatch seen from `router`; 0 = none.
+    pub fn last_placement(&self, router: u64) -> u64 {
+        let inner = self.lock();
+        inner.placements.iter().find(|placement| placement.router == router).map_or(0, |known| known.sequence)
+    }
+
+    /// From now on no request is taken.
+    pub fn set_draining(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+        self.wake();
+    }
+
+    /// Whether new requests are refused.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    /// The latest load.
+    pub fn load(&self) -> Load {
+        self.lock().load
+    }
+
+    /// The number of the newest entry; 0 = none yet.
+    pub fn last_sequence(&self) -> u64 {
+        self.lock().last
+    }
+
+    /// The entries from number `next` on, at most `most`; `None` when the ring does not reach back that far, or
+    /// not yet there.
+    pub fn entries_from(&self, next: u64, most: usize) -> Option<Vec<Arc<LogEntry>>> {
+        let inner = self.lock();
+        let first = inner.last + 1 - inner.entries.len() as u64;
+        let skip = next.checked_sub(first).filter(|_| next <= inner.last + 1)?;
+        Some(inner.entries.iter().skip(skip as usize).take(most).cloned().collect())
+    }
+
+    /// Wakes on every change.
+    pub fn subscribe(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(depth: u32, hashes: usize) -> LogEntry {
+        let placement = Placement { router: 1, sequence: 1 };
+        LogEntry::Admitted(Admitted { placement, depth, hashes: vec![0; hashes] })
+    }
+
+    #[test]
+    fn readers_continue_where_they_were_or_start_over() {
+        let log = StateLog::default();
+        assert_eq!(log.entries_from(1, 10).map(|entries| entries.len()), Some(0), "nothing yet");
+        for depth in 0..MAX_ENTRIES as u32 + 5 {
+            log.append(entry(depth, 0));
+        }
+        let last = log.last_sequence();
+        assert_eq!(last, MAX_ENTRIES as u64 + 5);
+        assert_eq!(log.entries_from(5, 10), None, "forgotten");
+        assert_eq!(log.entries_from(last + 2, 10), None, "another life's number");
+        assert_eq!(log.entries_from(6, 1), Some(vec![Arc::new(entry(5, 0))]), "entry n has depth n - 1");
+        assert_eq!(log.entries_from(last + 1, 10), Some(Vec::new()));
+    }
+
+    #[test]
+    fn the_ring_is_bounded_in_hashes_too() {
+        let log = StateLog::default();
+        for depth in 0..10 {
+            log.append(entry(depth, MAX_HASHES / 4));
+        }
+        assert_eq!(log.lock().entries.len(), 4);
+    }
+
+    #[test]
+    fn the_last_placement_of_each_router_is_kept() {
+        let log = StateLog::default();
+        for (router, sequence) in [(1, 5), (2, 9), (1, 4)] {
+            log.saw(Placement { router, sequence });
+        }
+        assert_eq!([1, 2, 3].map(|router| log.last_placement(router)), [5, 9, 0]);
+        for router in 10..10 + MAX_ROUTERS as u64 {
+            log.saw(Placement { router, sequence: 1 });
+        }
+        assert_eq!(log.last_placement(1), 0, "forgotten, not kept forever");
+    }
+}

@@ -1,0 +1,273 @@
+//! The step loop, and nothing else: commands in, steps through the backend, events out.
+//!
+//! One std thread owns scheduler and backend, so neither needs a lock. It talks to the rest by a bounded channel
+//! of commands, one mailbox for each request ([`TokenStream`]), and the log of what routers should know
+//! ([`StateLog`]). It never waits for a reader, and when there is nothing to compute it sleeps.
+
+mod log;
+mod outbox;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use skein_node::clock;
+use tokio::sync::{mpsc, oneshot};
+
+pub use log::{Admitted, Load, LogEntry, Placement, StateLog};
+pub use outbox::{Delta, StreamFault, TokenStream};
+
+use crate::backend::{Backend, BackendError};
+use crate::kv_cache::RunStored;
+use crate::scheduler::{NewRequest, Refusal, RequestKey, Scheduler};
+use outbox::Outbox;
+
+/// Commands that wait for the step under way to end.
+const COMMAND_QUEUE: usize = 256;
+
+/// A checked request on its way into the engine.
+#[derive(Debug)]
+pub struct Submission {
+    /// The client's name for it; unique among running requests.
+    pub id: String,
+    /// The request; the engine draws its key.
+    pub request: NewRequest,
+    /// Which dispatch of which router it is.
+    pub placement: Option<Placement>,
+}
+
+/// Why a request was not taken.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SubmitError {
+    /// That id runs already.
+    #[error("request_id {id:?} is running here; use another id or wait for its end")]
+    Duplicate {
+        /// The id.
+        id: String,
+    },
+    /// The scheduler's reason.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// Clients do not read their streams.
+    #[error("{open} streams are open, finished ones not read to their end included; the limit is {limit}")]
+    TooManyStreams {
+        /// Streams held by readers.
+        open: u32,
+        /// `max_num_queued_reqs + max_num_seqs`.
+        limit: u32,
+    },
+    /// The engine has ended.
+    #[error("the engine has stopped; another worker can take the request")]
+    Stopped,
+}
+
+/// Everything cached, as of a point in the log.
+#[derive(Debug)]
+pub struct Snapshot {
+    /// The number of the last log entry it includes.
+    pub sequence: u64,
+    /// Parents before their children.
+    pub runs: Vec<RunStored>,
+}
+
+enum Command {
+    Submit(Box<Submission>, oneshot::Sender<Result<TokenStream, SubmitError>>),
+    Abort { id: String, sample: u32, reply: oneshot::Sender<bool> },
+    Snapshot(oneshot::Sender<Snapshot>),
+    Stop,
+}
+
+/// Talks to a running engine; cheap to clone.
+#[derive(Debug, Clone)]
+pub struct EngineHandle {
+    commands: mpsc::Sender<Command>,
+    log: Arc<StateLog>,
+}
+
+impl EngineHandle {
+    /// Hands a request over; the stream's end, or dropping it, ends the request.
+    pub async fn submit(&self, submission: Submission) -> Result<TokenStream, SubmitError> {
+        let (reply, answer) = oneshot::channel();
+        let command = Command::Submit(Box::new(submission), reply);
+        self.commands.send(command).await.map_err(|_| SubmitError::Stopped)?;
+        answer.await.unwrap_or(Err(SubmitError::Stopped))
+    }
+
+    /// Ends one sample; false when it is not running (any more).
+    pub async fn abort(&self, id: String, sample: u32) -> bool {
+        let (reply, answer) = oneshot::channel();
+        let sent = self.commands.send(Command::Abort { id, sample, reply }).await;
+        sent.is_ok() && answer.await.unwrap_or(false)
+    }
+
+    /// What is cached; `None` when the engine has ended.
+    pub async fn snapshot(&self) -> Option<Snapshot> {
+        let (reply, answer) = oneshot::channel();
+        self.commands.send(Command::Snapshot(reply)).await.ok()?;
+        answer.await.ok()
+    }
+
+    /// Ends the engine after the step under way; running requests end with [`StreamFault::Stopped`].
+    pub async fn stop(&self) {
+        // An error means that it has ended, which is what was asked.
+        let _ = self.commands.send(Command::Stop).await;
+    }
+
+    /// Waits for the engine's end.
+    pub async fn ended(&self) {
+        self.commands.closed().await;
+    }
+
+    /// What routers should know.
+    pub fn log(&self) -> &Arc<StateLog> {
+        &self.log
+    }
+}
+
+/// Scheduler, backend, and the loop over both.
+pub struct Engine {
+    scheduler: Scheduler,
+    backend: Box<dyn Backend>,
+    commands: mpsc::Receiver<Command>,
+    outbox: Outbox,
+    log: Arc<StateLog>,
+    /// Running requests by the client's name.
+    ids: HashMap<String, RequestKey>,
+    last_key: u64,
+    steps: u64,
+    max_streams: u32,
+}
+
+impl Engine {
+    /// An engine that waits to be [`run`](Self::run). `max_streams` bounds the streams that readers hold.
+    pub fn new(scheduler: Scheduler, backend: Box<dyn Backend>, max_streams: u32) -> (Self, EngineHandle) {
+        let (sender, commands) = mpsc::channel(COMMAND_QUEUE);
+        let log = Arc::new(StateLog::default());
+        let handle = EngineHandle { commands: sender, log: log.clone() };
+        let ids = HashMap::new();
+        let outbox = Outbox::default();
+        (Self { scheduler, backend, commands, outbox, log, ids, last_key: 0, steps: 0, max_streams }, handle)
+    }
+
+    /// Runs until told to stop, or until the backend fails; then every stream has ended.
+    pub fn run(mut self) -> Result<(), BackendError> {
+        self.publish();
+        while self.take_commands() {
+            if let Err(error) = self.step() {
+                self.outbox.end_all(&StreamFault::Failed { reason: error.to_string() });
+                return Err(error);
+            }
+        }
+        self.outbox.end_all(&StreamFault::Stopped);
+        Ok(())
+    }
+
+    /// Runs one step: plan on the host, compute on the device, account for the result.
+    fn step(&mut self) -> Result<(), BackendError> {
+        let Some(plan) = self.scheduler.plan(clock::now()) else { return Ok(()) };
+        let running = self.backend.launch(plan.batch)?; // the device starts
+        self.publish(); // meanwhile, stream the previous step's tokens
+        let output = self.backend.collect(running)?; // the device is done
+        self.outbox.extend(self.scheduler.commit(plan.step, &output, clock::now()));
+        self.steps += 1;
+        Ok(())
+    }
+
+    /// Obeys what has come; with nothing to compute it sleeps until something does. False = the end.
+    fn take_commands(&mut self) -> bool {
+        self.cancel_abandoned();
+        if self.scheduler.is_idle() {
+            self.publish();
+            match self.commands.blocking_recv() {
+                Some(Command::Stop) | None => return false,
+                Some(command) => self.obey(command),
+            }
+        }
+        // As many as the queue holds: a flood of commands must not keep the steps waiting.
+        for _ in 0..COMMAND_QUEUE {
+            match self.commands.try_recv() {
+                Ok(Command::Stop) => return false,
+                Ok(command) => self.obey(command),
+                // Without senders there is nobody left to read either.
+                Err(mpsc::error::TryRecvError::Disconnected) => return false,
+                Err(mpsc::error::TryRecvError::Empty) => break,
+            }
+        }
+        true
+    }
+
+    fn obey(&mut self, command: Command) {
+        // An answer nobody waits for any more is dropped; a stream in it counts as abandoned.
+        match command {
+            Command::Submit(submission, reply) => drop(reply.send(self.submit(*submission))),
+            Command::Abort { id, sample, reply } => drop(reply.send(self.abort(&id, sample))),
+            Command::Snapshot(reply) => drop(reply.send(self.snapshot())),
+            Command::Stop => unreachable!("the loop takes Stop itself"),
+        }
+    }
+
+    fn submit(&mut self, submission: Submission) -> Result<TokenStream, SubmitError> {
+        let Submission { id, mut request, placement } = submission;
+        if let Some(placement) = placement {
+            self.log.saw(placement);
+        }
+        self.cancel_abandoned();
+        self.outbox.flush();
+        self.ids.retain(|_, key| self.outbox.is_open(*key));
+        if self.ids.contains_key(&id) {
+            return Err(SubmitError::Duplicate { id });
+        }
+        let open = self.outbox.readers();
+        if open >= self.max_streams {
+            return Err(SubmitError::TooManyStreams { open, limit: self.max_streams });
+        }
+        self.last_key += 1;
+        request.key = RequestKey(self.last_key);
+        let stream = TokenStream::open(&request);
+        let key = request.key;
+        let accepted = self.scheduler.submit(request)?;
+        let stream = self.outbox.open(key, stream);
+        self.ids.insert(id, key);
+        self.outbox.extend(accepted.events);
+        if let Some(placement) = placement {
+            let (depth, hashes) = (accepted.cached_blocks, accepted.uncached_hashes);
+            self.log.append(LogEntry::Admitted(Admitted { placement, depth, hashes }));
+        }
+        self.publish_load();
+        Ok(stream)
+    }
+
+    fn abort(&mut self, id: &str, sample: u32) -> bool {
+        let event = self.ids.get(id).and_then(|&key| self.scheduler.abort(key, sample));
+        let found = event.is_some();
+        self.outbox.extend(event);
+        self.outbox.flush();
+        found
+    }
+
+    fn snapshot(&mut self) -> Snapshot {
+        self.publish();
+        Snapshot { sequence: self.log.last_sequence(), runs: self.scheduler.cache_snapshot() }
+    }
+
+    /// Frees what nobody reads any more.
+    fn cancel_abandoned(&mut self) {
+        for key in self.outbox.take_abandoned() {
+            self.scheduler.cancel(key);
+        }
+    }
+
+    /// Hands on what happened: tokens to their readers, cache changes and load to the routers.
+    fn publish(&mut self) {
+        self.outbox.flush();
+        for change in self.scheduler.take_cache_changes() {
+            self.log.append(LogEntry::Cache(change));
+        }
+        self.publish_load();
+    }
+
+    fn publish_load(&self) {
+        self.log.set_load(Load { scheduler: self.scheduler.load(), step: self.steps });
+    }
+}

@@ -1,0 +1,180 @@
+//! The loop on its own thread, over the fake backend.
+
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::outbox::MAX_UNREAD_BYTES;
+use super::*;
+use crate::backend::fake::{FakeBackend, FakeOptions, StepCost};
+use crate::config::SchedulerConfig;
+use crate::kv_cache::CacheScope;
+use crate::sampling::SamplingParams;
+use crate::scheduler::{FinishReason, NewSample};
+
+/// Longer than anything here takes; a test that hangs fails.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+type Running = JoinHandle<Result<(), BackendError>>;
+
+fn start(options: FakeOptions, max_streams: u32) -> (EngineHandle, Running) {
+    let config = SchedulerConfig { block_size: options.block_size, ..SchedulerConfig::default() };
+    let longest = options.kv_blocks * options.block_size;
+    let scheduler = Scheduler::new(&config, options.kv_blocks, longest);
+    let (engine, handle) = Engine::new(scheduler, Box::new(FakeBackend::new(options)), max_streams);
+    (handle, std::thread::spawn(move || engine.run()))
+}
+
+fn slow() -> FakeOptions {
+    let cost = StepCost { fixed: Duration::from_millis(5), ..StepCost::default() };
+    FakeOptions { cost, ..FakeOptions::default() }
+}
+
+fn submission(id: &str, max_tokens: u32) -> Submission {
+    let request = NewRequest {
+        key: RequestKey(0),
+        prompt: (0..40).collect(),
+        params: Arc::new(SamplingParams { max_tokens, ..SamplingParams::default() }),
+        samples: vec![NewSample::default()],
+        scope: CacheScope::new("model", ""),
+        priority: 0,
+        deadline: None,
+    };
+    Submission { id: id.into(), request, placement: Some(Placement { router: 7, sequence: 3 }) }
+}
+
+/// All deltas of a stream, checked for holes.
+async fn read(stream: &mut TokenStream) -> Result<Vec<Delta>, StreamFault> {
+    let mut all = Vec::new();
+    let mut position = 40;
+    while let Some(deltas) = tokio::time::timeout(PATIENCE, stream.next()).await.expect("the stream goes on")
+    {
+        for delta in deltas? {
+            assert_eq!(delta.from_position, position, "positions have no holes");
+            position += delta.tokens.len() as u32;
+            all.push(delta);
+        }
+    }
+    Ok(all)
+}
+
+async fn until(what: &str, condition: impl Fn() -> bool) {
+    let wait = async {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    assert!(tokio::time::timeout(PATIENCE, wait).await.is_ok(), "{what}");
+}
+
+async fn stop(handle: EngineHandle, running: Running) {
+    handle.stop().await;
+    assert!(running.join().expect("no panic").is_ok());
+}
+
+#[tokio::test]
+async fn a_request_streams_to_its_end_and_the_log_tells_of_it() {
+    let (handle, running) = start(FakeOptions::default(), 8);
+    let mut stream = handle.submit(submission("a", 20)).await.expect("taken");
+    let deltas = read(&mut stream).await.expect("no fault");
+    assert_eq!(deltas.iter().map(|delta| delta.tokens.len()).sum::<usize>(), 20);
+    assert_eq!(deltas.last().expect("an end").finish, Some(FinishReason::Length));
+    assert_eq!(deltas[0].cached_tokens, Some(0));
+    assert!(deltas[1..].iter().all(|delta| delta.cached_tokens.is_none()));
+    let mut again = handle.submit(submission("a", 1)).await.expect("an id is free again after its end");
+    assert_eq!(read(&mut again).await.expect("no fault")[0].cached_tokens, Some(32));
+    let snapshot = handle.snapshot().await.expect("it runs");
+    // 59 tokens have keys and values: three full blocks; one run.
+    assert_eq!(snapshot.runs.iter().map(|run| run.hashes.len()).collect::<Vec<_>>(), [3]);
+    let entries = handle.log().entries_from(1, 100).expect("all of it");
+    let admitted = |depth, hashes| {
+        LogEntry::Admitted(Admitted { placement: Placement { router: 7, sequence: 3 }, depth, hashes })
+    };
+    assert_eq!(*entries[0], admitted(0, snapshot.runs[0].hashes[..2].to_vec()));
+    assert!(entries.contains(&Arc::new(admitted(2, Vec::new()))));
+    assert_eq!(handle.log().last_placement(7), 3);
+    assert_eq!(handle.log().load().scheduler.running, 0);
+    stop(handle, running).await;
+}
+
+#[tokio::test]
+async fn a_dropped_stream_frees_its_blocks() {
+    let (handle, running) = start(slow(), 8);
+    let mut stream = handle.submit(submission("a", 10_000)).await.expect("taken");
+    assert!(stream.next().await.is_some());
+    let log = handle.log().clone();
+    assert!(log.load().scheduler.free_blocks < 1024);
+    drop(stream);
+    until("blocks come back", || log.load().scheduler.free_blocks == 1024).await;
+    stop(handle, running).await;
+}
+
+#[tokio::test]
+async fn ids_and_streams_are_bounded() {
+    let (handle, running) = start(slow(), 2);
+    let _first = handle.submit(submission("a", 10_000)).await.expect("taken");
+    let duplicate = handle.submit(submission("a", 1)).await.map(drop);
+    assert_eq!(duplicate, Err(SubmitError::Duplicate { id: "a".into() }));
+    let mut second = handle.submit(submission("b", 1)).await.expect("taken");
+    read(&mut second).await.expect("no fault");
+    let third = handle.submit(submission("c", 1)).await.map(drop);
+    assert_eq!(third, Err(SubmitError::TooManyStreams { open: 2, limit: 2 }));
+    drop(second);
+    assert!(handle.submit(submission("c", 1)).await.is_ok());
+    stop(handle, running).await;
+}
+
+#[tokio::test]
+async fn an_aborted_sample_ends_with_abort() {
+    let (handle, running) = start(slow(), 8);
+    let mut stream = handle.submit(submission("a", 10_000)).await.expect("taken");
+    assert!(stream.next().await.is_some());
+    assert!(!handle.abort("b".into(), 0).await);
+    assert!(!handle.abort("a".into(), 1).await);
+    assert!(handle.abort("a".into(), 0).await);
+    assert!(!handle.abort("a".into(), 0).await, "only once");
+    let mut last = None;
+    while let Some(deltas) = stream.next().await {
+        last = deltas.expect("no fault").pop();
+    }
+    assert_eq!(last.expect("an end").finish, Some(FinishReason::Abort));
+    stop(handle, running).await;
+}
+
+#[tokio::test]
+async fn a_failed_backend_ends_every_stream_with_its_reason() {
+    let (handle, running) = start(FakeOptions { fail_at_step: Some(5), ..FakeOptions::default() }, 8);
+    let mut stream = handle.submit(submission("a", 1000)).await.expect("taken");
+    let fault = read(&mut stream).await.expect_err("it fails");
+    assert!(fault.to_string().contains("resumed on another worker"), "{fault}");
+    assert!(running.join().expect("no panic").is_err());
+    let late = handle.submit(submission("b", 1)).await.map(drop);
+    assert_eq!(late, Err(SubmitError::Stopped));
+}
+
+#[tokio::test]
+async fn a_reader_that_never_reads_loses_its_request_not_the_workers_memory() {
+    let (handle, running) = start(FakeOptions { kv_blocks: 8192, ..FakeOptions::default() }, 8);
+    let mut greedy = submission("a", 100_000);
+    let params = SamplingParams { max_tokens: 100_000, logprobs: Some(20), ..SamplingParams::default() };
+    // Enough bytes a token that few tokens do.
+    greedy.request.params = Arc::new(params);
+    greedy.request.samples = (0..32).map(|index| NewSample { index, delivered: Vec::new() }).collect();
+    let mut lazy = handle.submit(greedy).await.expect("taken");
+    let log = handle.log().clone();
+    until("it is cancelled", || log.load().step > 10 && log.load().scheduler.running == 0).await;
+    let fault = lazy.next().await.expect("an end").expect_err("a fault");
+    let StreamFault::SlowReader { bytes } = fault else { panic!("{fault}") };
+    assert!((MAX_UNREAD_BYTES..2 * MAX_UNREAD_BYTES).contains(&bytes));
+    stop(handle, running).await;
+}
+
+#[tokio::test]
+async fn a_slow_reader_gets_everything_in_fewer_deltas() {
+    let (handle, running) = start(FakeOptions::default(), 8);
+    let mut stream = handle.submit(submission("a", 2000)).await.expect("taken");
+    let log = handle.log().clone();
+    until("it is done", || log.load().step >= 2000 && log.load().scheduler.running == 0).await;
+    let deltas = read(&mut stream).await.expect("no fault");
+    assert_eq!(deltas.iter().map(|delta| delta.tokens.len()).collect::<Vec<_>>(), [1024, 976]);
+    stop(handle, running).await;
+}

@@ -1,0 +1,241 @@
+//! A sequence: tokens, the blocks that hold their keys and values, and how far it is.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use skein_node::clock::Timestamp;
+use skein_proto::block_hash::{self, BlockHash};
+
+use super::request::{Event, FinishReason, NewRequest, RequestKey};
+use crate::TokenId;
+use crate::backend::{Batch, BatchSequence, SampleRow, Sampled, ScoreRow};
+use crate::kv_cache::{BlockTable, CacheScope, Prefix};
+use crate::sampling::SamplingParams;
+
+/// Who goes first: lower priority, then the nearer deadline, then the earlier arrival. One order for admission,
+/// prefill and preemption: the first of it always gets on, so nobody waits in a circle. Unique.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Rank {
+    pub priority: i32,
+    /// `None` becomes the end of time.
+    pub deadline: Timestamp,
+    pub arrival: u64,
+    pub sample: u32,
+}
+
+/// A sequence's share of the step under way: rows, and its entries of the batch's samples and scores.
+#[derive(Debug)]
+pub(super) struct Planned {
+    pub rows: u32,
+    pub samples: Range<usize>,
+    pub scores: Range<usize>,
+}
+
+#[derive(Debug)]
+pub(super) struct Sequence {
+    pub rank: Rank,
+    pub request: RequestKey,
+    /// One, or until the first draw all fresh samples of the request: they share every block so far.
+    pub samples: Vec<u32>,
+    pub tokens: Vec<TokenId>,
+    pub prompt_len: u32,
+    pub params: Arc<SamplingParams>,
+    pub scope: CacheScope,
+    /// Of the full blocks of `tokens`.
+    pub hashes: Vec<BlockHash>,
+    pub table: BlockTable,
+    /// Tokens whose keys and values are in `table`.
+    pub computed: u32,
+    /// Next prompt position to score; at `prompt_len` all are.
+    pub next_score: u32,
+    /// Tokens found in the cache, until reported.
+    pub unreported_hit: Option<u32>,
+    /// While it waits: tokens to compute, by what was cached when it came.
+    pub uncached: u32,
+    /// It has not run yet.
+    pub reports_hit: bool,
+    pub planned: Option<Planned>,
+    pub finished: bool,
+}
+
+impl Sequence {
+    /// A sequence for `samples`, whose first `delivered` output tokens are known. `first`: it
+    /// scores the prompt.
+    pub fn new(
+        request: &NewRequest,
+        arrival: u64,
+        samples: Vec<u32>,
+        delivered: &[TokenId],
+        first: bool,
+    ) -> Self {
+        let mut tokens =
+            Vec::with_capacity(request.prompt.len() + request.params.max_tokens.min(4096) as usize);
+        tokens.extend_from_slice(&request.prompt);
+        tokens.extend_from_slice(delivered);
+        let prompt_len = request.prompt.len() as u32;
+        Self {
+            rank: Rank {
+                priority: request.priority,
+                deadline: request.deadline.unwrap_or(Timestamp::from_start(std::time::Duration::MAX)),
+                arrival,
+                sample: samples[0],
+            },
+            request: request.key,
+            samples,
+            tokens,
+            prompt_len,
+            params: request.params.clone(),
+            scope: request.scope.clone(),
+            hashes: Vec::new(),
+            table: BlockTable::default(),
+            computed: 0,
+            next_score: if first && request.params.prompt_logprobs.is_some() { 1 } else { prompt_len },
+            unreported_hit: None,
+            uncached: 0,
+            reports_hit: true,
+            planned: None,
+            finished: false,
+        }
+    }
+
+    pub fn len(&self) -> u32 {
+        self.tokens.len() as u32
+    }
+
+    pub fn output_len(&self) -> u32 {
+        self.len() - self.prompt_len
+    }
+
+    /// Tokens still to compute before the next draw.
+    pub fn pending(&self) -> u32 {
+        self.len() - self.computed
+    }
+
+    /// One row away from its next token, prompt behind it.
+    pub fn is_decoding(&self) -> bool {
+        self.pending() == 1 && self.output_len() > 0
+    }
+
+    /// Hashes the full blocks that have none yet.
+    pub fn extend_hashes(&mut self, block_size: u32) {
+        let size = block_size as usize;
+        let mut parent = self.hashes.last().copied().unwrap_or(self.scope.root);
+        for block in self.tokens[self.hashes.len() * size..].chunks_exact(size) {
+            parent = block_hash::extend(parent, block);
+            self.hashes.push(parent);
+        }
+    }
+
+    /// What the cache may look up. Nothing while prompt tokens are to be scored: that takes their logits.
+    pub fn cacheable_prefix(&self) -> Prefix<'_> {
+        let hashes = if self.next_score < self.prompt_len { &[][..] } else { &self.hashes };
+        Prefix { scope: &self.scope, tokens: &self.tokens, hashes }
+    }
+
+    /// Puts its next `rows` tokens into the batch, and the draw when they reach its end.
+    pub fn plan_rows(&mut self, rows: u32, block_size: u32, batch: &mut Batch) {
+        let (start, end) = (self.computed, self.computed + rows);
+        let first_row = batch.tokens.len() as u32;
+        batch.tokens.extend_from_slice(&self.tokens[start as usize..end as usize]);
+        batch.positions.extend(start..end);
+        batch.slots.extend((start..end).map(|position| self.table.slot(position, block_size)));
+        let first_block = batch.block_tables.len() as u32;
+        let blocks = end.div_ceil(block_size);
+        batch.block_tables.extend_from_slice(&self.table.blocks()[..blocks as usize]);
+        batch.sequences.push(BatchSequence {
+            rows: first_row..first_row + rows,
+            context_len: end,
+            blocks: first_block..first_block + blocks,
+        });
+        let scores = self.plan_scores(start..end, first_row, batch);
+        let samples = self.plan_draws(end, first_row + rows - 1, batch);
+        self.planned = Some(Planned { rows, samples, scores });
+    }
+
+    fn plan_scores(&self, positions: Range<u32>, first_row: u32, batch: &mut Batch) -> Range<usize> {
+        let before = batch.scores.len();
+        let top = self.params.prompt_logprobs.unwrap_or(0);
+        let from = self.next_score.max(positions.start + 1);
+        for target in from..(positions.end + 1).min(self.prompt_len) {
+            let row = first_row + target - 1 - positions.start;
+            batch.scores.push(ScoreRow { row, target: self.tokens[target as usize], top });
+        }
+        before..batch.scores.len()
+    }
+
+    fn plan_draws(&self, end: u32, row: u32, batch: &mut Batch) -> Range<usize> {
+        let before = batch.samples.len();
+        if end < self.len() {
+            return before..before;
+        }
+        let history = batch.history.len() as u32;
+        if self.params.needs_history() {
+            batch.history.extend_from_slice(&self.tokens);
+        }
+        let history = history..batch.history.len() as u32;
+        batch.samples.extend(self.samples.iter().map(|&sample_index| SampleRow {
+            row,
+            params: self.params.clone(),
+            sample_index,
+            position: end,
+            forbid_stop: self.output_len() < self.params.min_tokens,
+            history: history.clone(),
+            prompt_len: self.prompt_len,
+        }));
+        before..batch.samples.len()
+    }
+
+    /// The sequence of another sample, at the point where their tokens part.
+    pub fn fork(&self, sample: u32, table: BlockTable) -> Self {
+        Self {
+            rank: Rank { sample, ..self.rank },
+            request: self.request,
+            samples: vec![sample],
+            tokens: self.tokens.clone(),
+            prompt_len: self.prompt_len,
+            params: self.params.clone(),
+            scope: self.scope.clone(),
+            hashes: self.hashes.clone(),
+            table,
+            computed: self.computed,
+            next_score: self.next_score,
+            unreported_hit: None,
+            uncached: 0,
+            reports_hit: false,
+            planned: None,
+            finished: false,
+        }
+    }
+
+    /// Takes a drawn token, and ends the sample if that was its last.
+    pub fn accept(&mut self, drawn: &Sampled, max_model_len: u32, events: &mut Vec<Event>) {
+        if self.params.stop_token_ids.contains(&drawn.token) {
+            assert!(self.output_len() >= self.params.min_tokens, "a stop token was drawn before min_tokens");
+            return self.finish(FinishReason::Stop(drawn.token), events);
+        }
+        events.push(Event::Token {
+            request: self.request,
+            sample: self.samples[0],
+            position: self.len(),
+            token: drawn.token,
+            logprobs: drawn.logprobs.clone(),
+        });
+        self.tokens.push(drawn.token);
+        if self.is_full(max_model_len) {
+            self.finish(FinishReason::Length, events);
+        }
+    }
+
+    /// No further token may follow.
+    pub fn is_full(&self, max_model_len: u32) -> bool {
+        self.output_len() >= self.params.max_tokens || self.len() >= max_model_len
+    }
+
+    /// Ends all its samples.
+    pub fn finish(&mut self, reason: FinishReason, events: &mut Vec<Event>) {
+        self.finished = true;
+        let (request, position) = (self.request, self.len());
+        let finished = |&sample: &u32| Event::Finished { request, sample, position, reason };
+        events.extend(self.samples.iter().map(finished));
+    }
+}

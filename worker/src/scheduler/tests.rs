@@ -1,0 +1,457 @@
+//! The scheduler under random load over the fake backend, every step checked against what must always hold, and
+//! every stream against the same request run alone.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::*;
+use crate::TokenId;
+use crate::backend::Backend;
+use crate::backend::fake::{FakeBackend, FakeOptions};
+use crate::kv_cache::{CacheScope, RunTruncated};
+use crate::sampling::{SamplingParams, TokenLogprobs};
+
+const VOCAB: u32 = 40;
+
+/// splitmix64: a failure names its seed, and the seed replays it.
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn within(&mut self, range: std::ops::RangeInclusive<u32>) -> u32 {
+        range.start() + (self.next() % u64::from(range.end() - range.start() + 1)) as u32
+    }
+
+    fn chance(&mut self, percent: u32) -> bool {
+        self.within(1..=100) <= percent
+    }
+}
+
+/// What one sample produced.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Stream {
+    tokens: Vec<TokenId>,
+    logprobs: Vec<Option<TokenLogprobs>>,
+    finish: Option<FinishReason>,
+}
+
+/// What a router makes of the cache's changes.
+#[derive(Debug, Default)]
+struct Mirror(BTreeMap<u64, RunStored>);
+
+impl Mirror {
+    fn apply(&mut self, change: CacheChange) {
+        for RunTruncated { handle, new_end } in change.truncated {
+            let run = self.0.get_mut(&handle).expect("a truncated run is known");
+            assert!(new_end < run.depth + run.hashes.len() as u32, "a truncation shortens");
+            run.hashes.truncate(new_end.saturating_sub(run.depth) as usize);
+            if run.hashes.is_empty() {
+                self.0.remove(&handle);
+            }
+        }
+        for stored in change.stored {
+            match self.0.get_mut(&stored.handle) {
+                Some(run) => {
+                    assert_eq!(stored.depth, run.depth + run.hashes.len() as u32, "a run grows at its end");
+                    run.hashes.extend(stored.hashes);
+                }
+                None => drop(self.0.insert(stored.handle, stored)),
+            }
+        }
+        for run in self.0.values() {
+            let parent = self.0.get(&run.parent);
+            let end = parent.map_or(0, |parent| parent.depth + parent.hashes.len() as u32);
+            assert!(end >= run.depth, "what is cached is prefix-closed: {run:?} under {parent:?}");
+        }
+    }
+}
+
+struct World {
+    scheduler: Scheduler,
+    backend: FakeBackend,
+    mirror: Mirror,
+    now: Timestamp,
+    streams: HashMap<(RequestKey, u32), Stream>,
+    hits: HashMap<RequestKey, u32>,
+    scores: HashMap<RequestKey, Vec<TokenLogprobs>>,
+    cancelled: Vec<RequestKey>,
+    /// First tokens in the order they came.
+    first_tokens: Vec<RequestKey>,
+}
+
+impl World {
+    fn new(config: &SchedulerConfig, kv_blocks: u32) -> Self {
+        let block_size = config.block_size;
+        let max_model_len = config.max_model_len.unwrap_or(kv_blocks * block_size);
+        let options = FakeOptions { vocab_size: VOCAB, block_size, kv_blocks, ..FakeOptions::default() };
+        Self {
+            scheduler: Scheduler::new(config, kv_blocks, max_model_len),
+            backend: FakeBackend::new(options),
+            mirror: Mirror::default(),
+            now: Timestamp::ZERO,
+            streams: HashMap::new(),
+            hits: HashMap::new(),
+            scores: HashMap::new(),
+            cancelled: Vec::new(),
+            first_tokens: Vec::new(),
+        }
+    }
+
+    fn submit(&mut self, request: NewRequest) {
+        let key = request.key;
+        for sample in &request.samples {
+            self.streams.insert((key, sample.index), Stream::default());
+        }
+        let prompt_len = request.prompt.len() as u32;
+        for sample in &request.samples {
+            assert!(
+                prompt_len + sample.delivered.len() as u32 <= self.scheduler.max_model_len,
+                "a legal request"
+            );
+        }
+        let accepted = self.scheduler.submit(request).expect("the queue has room");
+        self.take(accepted.events);
+    }
+
+    fn take(&mut self, events: Vec<Event>) {
+        for event in events {
+            match event {
+                Event::Started { request, cached_tokens } => {
+                    self.hits.entry(request).or_insert(cached_tokens);
+                }
+                Event::PromptScored { request, from, scores } => {
+                    let known = self.scores.entry(request).or_default();
+                    assert_eq!(from as usize, known.len() + 1, "prompt scores come in order, without gaps");
+                    known.extend(scores);
+                }
+                Event::Token { request, sample, token, logprobs, .. } => {
+                    assert!(self.hits.contains_key(&request), "started before its first token");
+                    if !self.first_tokens.contains(&request) {
+                        self.first_tokens.push(request);
+                    }
+                    let stream = self.streams.get_mut(&(request, sample)).expect("a known sample");
+                    assert_eq!(stream.finish, None, "nothing follows the end");
+                    stream.tokens.push(token);
+                    stream.logprobs.push(logprobs);
+                }
+                Event::Finished { request, sample, reason, .. } => {
+                    assert!(!self.cancelled.contains(&request), "a cancelled request is forgotten");
+                    let stream = self.streams.get_mut(&(request, sample)).expect("a known sample");
+                    assert_eq!(stream.finish.replace(reason), None, "a sample ends once");
+                }
+            }
+        }
+    }
+
+    /// One step and all checks; false when idle.
+    fn step(&mut self) -> bool {
+        let Some(plan) = self.scheduler.plan(self.now) else { return false };
+        let rows = plan.batch.tokens.len() as u32;
+        assert_eq!(rows, plan.step.tokens(), "the plan counts its rows");
+        assert!(rows <= self.scheduler.max_num_batched_tokens, "the token budget is kept");
+        assert!(plan.batch.samples.len() <= self.scheduler.max_num_seqs as usize, "so is max_num_seqs");
+        for &slot in &plan.batch.slots {
+            let block = crate::BlockId(slot / self.scheduler.kv.block_size());
+            assert_eq!(self.scheduler.kv.holders(block), 1, "only blocks of one holder are written");
+        }
+        self.check_blocks();
+        let handle = self.backend.launch(plan.batch).expect("the fake backend runs");
+        let output = self.backend.collect(handle).expect("the fake backend runs");
+        self.now = self.now + Duration::from_millis(1);
+        let events = self.scheduler.commit(plan.step, &output, self.now);
+        self.take(events);
+        self.check_blocks();
+        true
+    }
+
+    fn check_blocks(&mut self) {
+        let scheduler = &mut self.scheduler;
+        let total = self.backend.kv_blocks();
+        let mut holders = vec![0; total as usize];
+        for sequence in &scheduler.running {
+            for block in sequence.table.blocks() {
+                holders[block.0 as usize] += 1;
+            }
+        }
+        let counts = scheduler.kv.counts();
+        assert_eq!(counts.free + counts.cached + counts.held, total, "every block is in one state");
+        assert_eq!(counts.held, holders.iter().filter(|&&count| count > 0).count() as u32, "held means held");
+        for (block, &count) in holders.iter().enumerate() {
+            let counted = scheduler.kv.holders(crate::BlockId(block as u32));
+            assert_eq!(counted, count, "reference counts equal holders");
+        }
+        assert!(
+            scheduler.running.is_sorted_by_key(|sequence| sequence.rank),
+            "running sequences stay in rank order"
+        );
+        assert!(
+            scheduler.waiting.values().all(|waiting| waiting.table.blocks().is_empty()),
+            "waiting holds nothing"
+        );
+        for change in scheduler.take_cache_changes() {
+            self.mirror.apply(change);
+        }
+        let snapshot: Vec<RunStored> = scheduler.cache_snapshot();
+        assert!(self.mirror.0.values().eq(snapshot.iter()), "events add up to the cache's content");
+    }
+
+    fn run(&mut self) {
+        while self.step() {}
+        assert!(self.scheduler.is_idle());
+        assert_eq!(self.scheduler.kv.counts().held, 0, "nobody runs, nothing is held");
+    }
+}
+
+fn roomy() -> SchedulerConfig {
+    SchedulerConfig {
+        block_size: 4,
+        max_num_seqs: 8,
+        max_num_batched_tokens: 64,
+        ..SchedulerConfig::default()
+    }
+}
+
+fn request(key: u64, prompt: Vec<TokenId>, params: SamplingParams) -> NewRequest {
+    NewRequest {
+        key: RequestKey(key),
+        prompt,
+        params: Arc::new(params),
+        samples: vec![NewSample::default()],
+        scope: CacheScope::new("model", ""),
+        priority: 0,
+        deadline: None,
+    }
+}
+
+fn random_request(rng: &mut Rng, key: u64, longest: u32) -> NewRequest {
+    let prompt_len = rng.within(1..=longest - 1);
+    // Few distinct prefixes, so that the cache is hit, forked and shared.
+    let family = rng.within(0..=2);
+    let parts_at = rng.within(0..=prompt_len);
+    let tail = rng.next() % 5;
+    let prompt = (0..prompt_len)
+        .map(|at| if at < parts_at { (family * 7 + at) % VOCAB } else { (at * 3 + tail as u32) % VOCAB })
+        .collect();
+    let max_tokens = rng.within(1..=longest);
+    let params = SamplingParams {
+        temperature: if rng.chance(70) { 1.0 } else { 0.0 },
+        seed: rng.next() % 3,
+        max_tokens,
+        min_tokens: if rng.chance(30) { rng.within(0..=max_tokens) } else { 0 },
+        stop_token_ids: if rng.chance(40) { vec![1, 2] } else { Vec::new() },
+        frequency_penalty: if rng.chance(20) { 0.5 } else { 0.0 },
+        logprobs: rng.chance(20).then_some(2),
+        prompt_logprobs: rng.chance(15).then_some(1),
+        ..SamplingParams::default()
+    };
+    let salt = if rng.chance(15) { "other" } else { "" };
+    NewRequest {
+        priority: rng.within(0..=2) as i32 - 1,
+        deadline: rng.chance(30).then(|| Timestamp::from_start(Duration::from_millis(rng.next() % 500))),
+        scope: CacheScope::new("model", salt),
+        ..request(key, prompt, params)
+    }
+}
+
+/// The streams of a request's fresh samples when nobody else is there.
+fn alone(request: &NewRequest, longest: u32) -> Vec<Stream> {
+    let config = SchedulerConfig { max_model_len: Some(longest), ..roomy() };
+    let run_one = |sample: &NewSample| {
+        let mut world = World::new(&config, 64);
+        let samples = vec![NewSample { index: sample.index, delivered: Vec::new() }];
+        world.submit(NewRequest { samples, ..request.clone() });
+        world.run();
+        world.streams.remove(&(request.key, sample.index)).expect("it ran")
+    };
+    request.samples.iter().map(run_one).collect()
+}
+
+/// A random cluster life: everything at once, in a small pool.
+fn random_life(seed: u64) {
+    let rng = &mut Rng(seed);
+    let kv_blocks = rng.within(4..=24);
+    let block_size = rng.within(1..=5);
+    let longest = rng.within(2..=(kv_blocks * block_size).min(40));
+    let config = SchedulerConfig {
+        block_size,
+        max_model_len: Some(longest),
+        max_num_seqs: rng.within(1..=6),
+        max_num_batched_tokens: rng.within(1..=24),
+        max_num_queued_reqs: 1000,
+        enable_prefix_caching: rng.chance(80),
+    };
+    let mut world = World::new(&config, kv_blocks);
+    let mut expected = HashMap::new();
+    let mut skipped = HashMap::new();
+    let mut aborted = Vec::new();
+    for key in 1..=u64::from(rng.within(1..=14)) {
+        let mut request = random_request(rng, key, longest);
+        let n = rng.within(1..=3.min(world.scheduler.max_num_seqs));
+        request.samples = (0..n).map(|index| NewSample { index, delivered: Vec::new() }).collect();
+        for (index, stream) in alone(&request, longest).into_iter().enumerate() {
+            if rng.chance(30) && !stream.tokens.is_empty() {
+                let had = rng.within(1..=stream.tokens.len() as u32) as usize;
+                request.samples[index].delivered = stream.tokens[..had].to_vec();
+                skipped.insert((request.key, index as u32), had);
+            }
+            expected.insert((request.key, index as u32), stream);
+        }
+        world.submit(request);
+        for _ in 0..rng.within(0..=6) {
+            world.step();
+        }
+        if rng.chance(10) {
+            let victim = RequestKey(u64::from(rng.within(1..=key as u32)));
+            world.scheduler.cancel(victim);
+            world.cancelled.push(victim);
+            world.check_blocks();
+        }
+        if rng.chance(15) {
+            let victim = (RequestKey(u64::from(rng.within(1..=key as u32))), rng.within(0..=2));
+            if let Some(event) = world.scheduler.abort(victim.0, victim.1) {
+                aborted.push(victim);
+                world.take(vec![event]);
+            }
+            world.check_blocks();
+        }
+    }
+    world.run();
+    for (id, stream) in &world.streams {
+        let whole = &expected[id];
+        let from = skipped.get(id).copied().unwrap_or(0);
+        let cut_short = aborted.contains(id) || (world.cancelled.contains(&id.0) && stream.finish.is_none());
+        if cut_short {
+            assert!(whole.tokens[from..].starts_with(&stream.tokens), "seed {seed}: {id:?} is a prefix");
+        } else {
+            assert_eq!(stream.finish, whole.finish, "seed {seed}: {id:?} ends alike");
+            assert_eq!(stream.tokens, whole.tokens[from..], "seed {seed}: {id:?} from {from}");
+            assert_eq!(stream.logprobs, whole.logprobs[from..], "seed {seed}: {id:?} logprobs");
+        }
+    }
+}
+
+#[test]
+fn any_mix_gives_the_tokens_of_each_request_alone() {
+    for seed in 0..600 {
+        let run = std::panic::catch_unwind(|| random_life(seed));
+        assert!(run.is_ok(), "seed {seed} failed, see above");
+    }
+}
+
+#[test]
+fn a_resume_at_any_position_continues_the_same_way() {
+    for seed in 0..40 {
+        let rng = &mut Rng(seed);
+        let whole_request = random_request(rng, 1, 30);
+        let whole = &alone(&whole_request, 30)[0];
+        for had in 1..=whole.tokens.len() {
+            let mut world = World::new(&SchedulerConfig { max_model_len: Some(30), ..roomy() }, 64);
+            let samples = vec![NewSample { index: 0, delivered: whole.tokens[..had].to_vec() }];
+            world.submit(NewRequest { samples, ..whole_request.clone() });
+            world.run();
+            let resumed = &world.streams[&(RequestKey(1), 0)];
+            assert_eq!(resumed.tokens, whole.tokens[had..], "seed {seed}, {had} delivered");
+            assert_eq!(resumed.finish, whole.finish, "seed {seed}, {had} delivered");
+        }
+    }
+}
+
+#[test]
+fn first_tokens_come_one_after_another() {
+    let config = SchedulerConfig { max_num_batched_tokens: 16, ..roomy() };
+    let mut world = World::new(&config, 256);
+    for key in 1..=6 {
+        let params = SamplingParams { max_tokens: 40, ..SamplingParams::default() };
+        world.submit(request(key, vec![key as u32; 24], params));
+    }
+    let mut seen = Vec::new();
+    while world.first_tokens.len() < 6 {
+        world.step();
+        seen.push(world.first_tokens.len());
+    }
+    assert_eq!(world.first_tokens, (1..=6).map(RequestKey).collect::<Vec<_>>());
+    assert!(seen.windows(2).all(|pair| pair[1] - pair[0] <= 1), "not all at once: {seen:?}");
+    // 6 prompts of 24 tokens in steps of 16, some of them spent on decoding.
+    assert!(seen.len() <= 14, "no step is wasted: {seen:?}");
+}
+
+#[test]
+fn a_shared_prefix_is_computed_once() {
+    let mut world = World::new(&roomy(), 64);
+    let prompt: Vec<u32> = (0..21).collect();
+    world.submit(request(1, prompt.clone(), SamplingParams::default()));
+    world.run();
+    world.submit(request(2, prompt.clone(), SamplingParams::default()));
+    let params = SamplingParams { prompt_logprobs: Some(1), ..SamplingParams::default() };
+    world.submit(request(3, prompt.clone(), params));
+    world.submit(NewRequest {
+        scope: CacheScope::new("model", "x"),
+        ..request(4, prompt, SamplingParams::default())
+    });
+    // Four full prompt blocks and two of output; the hit is capped below the whole prompt.
+    world.submit(request(5, (0..20).collect(), SamplingParams::default()));
+    world.run();
+    let hits: Vec<u32> = (1..=5).map(|key| world.hits[&RequestKey(key)]).collect();
+    assert_eq!(hits, [0, 20, 0, 0, 16]);
+    assert_eq!(world.scores[&RequestKey(3)].len(), 20, "every prompt token but the first is scored");
+}
+
+#[test]
+fn samples_share_the_prompt_until_they_write() {
+    let mut world = World::new(&roomy(), 64);
+    let params = SamplingParams { temperature: 1.0, max_tokens: 8, ..SamplingParams::default() };
+    let samples = (0..4).map(|index| NewSample { index, delivered: Vec::new() }).collect();
+    world.submit(NewRequest { samples, ..request(1, (0..10).collect(), params) });
+    world.step();
+    assert_eq!(world.scheduler.kv.counts().held, 3, "one table of three blocks for four samples");
+    world.step();
+    assert_eq!(world.scheduler.kv.counts().held, 2 + 4, "two full blocks shared, a last one for each");
+    world.run();
+    assert_eq!(world.streams.values().filter(|stream| stream.tokens.len() == 8).count(), 4);
+}
+
+#[test]
+fn a_full_queue_and_too_many_samples_are_refused() {
+    let config = SchedulerConfig { max_num_queued_reqs: 1, max_num_seqs: 2, ..roomy() };
+    let mut world = World::new(&config, 64);
+    let samples: Vec<NewSample> = (0..3).map(|index| NewSample { index, delivered: Vec::new() }).collect();
+    let three = NewRequest { samples, ..request(1, vec![1], SamplingParams::default()) };
+    let refused = world.scheduler.submit(three).err();
+    assert_eq!(refused, Some(Refusal::TooManySamples { got: 3, limit: 2 }));
+    world.submit(request(2, vec![1], SamplingParams::default()));
+    let refused = world.scheduler.submit(request(3, vec![1], SamplingParams::default())).err();
+    assert_eq!(refused, Some(Refusal::QueueFull { waiting: 1, limit: 1 }));
+}
+
+#[test]
+fn higher_priority_takes_the_place_of_lower_and_both_end() {
+    let config = SchedulerConfig { max_num_seqs: 1, ..roomy() };
+    let mut world = World::new(&config, 16);
+    let params = SamplingParams { max_tokens: 10, ..SamplingParams::default() };
+    world.submit(NewRequest { priority: 5, ..request(1, vec![1; 8], params.clone()) });
+    world.step();
+    world.submit(NewRequest { priority: -5, ..request(2, vec![2; 8], params) });
+    world.step();
+    assert_eq!(world.first_tokens, [RequestKey(1), RequestKey(2)]);
+    assert_eq!(world.scheduler.running[0].request, RequestKey(2));
+    world.run();
+    assert!(world.streams.values().all(|stream| stream.tokens.len() == 10));
+}
+
+#[test]
+fn a_delivered_sample_that_has_all_its_tokens_ends_without_a_draw() {
+    let mut world = World::new(&roomy(), 16);
+    let params = SamplingParams { max_tokens: 3, ..SamplingParams::default() };
+    let samples = vec![NewSample { index: 7, delivered: vec![1, 2, 3] }];
+    world.submit(NewRequest { samples, ..request(1, vec![1], params) });
+    assert!(!world.step(), "nothing to compute");
+    let stream = &world.streams[&(RequestKey(1), 7)];
+    assert_eq!((stream.tokens.len(), stream.finish), (0, Some(FinishReason::Length)));
+}

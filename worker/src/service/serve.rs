@@ -1,0 +1,201 @@
+//! The life of a worker: listen, load, serve, drain.
+
+use std::hash::{BuildHasher, RandomState};
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::time::Duration;
+
+use skein_node::clock;
+use tokio::sync::oneshot;
+use tonic_health::ServingStatus;
+
+use super::load::{LoadedBackend, load};
+use super::server::Server;
+use super::{ModelFacts, Ready, WorkerService, sizing};
+use crate::backend::BackendError;
+use crate::config::{SchedulerConfig, WorkerConfig};
+use crate::engine::{Engine, EngineHandle};
+use crate::scheduler::Scheduler;
+
+/// How often a drain looks whether the last stream has ended.
+const DRAIN_POLL: Duration = Duration::from_millis(20);
+/// A worker that could not start, or ended before it was told to.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    /// The address is taken or not ours.
+    #[error("cannot listen on {address}: {source}; choose another address or port")]
+    Listen {
+        /// What was asked for.
+        address: SocketAddr,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// The model cannot be served.
+    #[error(transparent)]
+    Load(Box<dyn std::error::Error + Send + Sync>),
+    /// A setting that cannot work.
+    #[error("{setting} is {got}; allowed: {allowed}")]
+    Setting {
+        /// Which.
+        setting: &'static str,
+        /// Its value.
+        got: u64,
+        /// What would work.
+        allowed: String,
+    },
+    /// A thread could not be started.
+    #[error("cannot start the {thread} thread: {source}")]
+    Thread {
+        /// What for.
+        thread: &'static str,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// The backend failed while serving.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// A thread of the worker panicked; its message is in the log.
+    #[error("the {0} thread panicked; this is a bug, the log has its message")]
+    Panicked(&'static str),
+}
+
+/// Serves the model of `config` until `shutdown`, then drains.
+///
+/// `progress` gets (bytes done, bytes in all) while the weights load; `on_ready` gets the address as soon as the
+/// first token can be served. Until then health says NOT_SERVING.
+pub async fn serve(
+    config: WorkerConfig,
+    progress: impl FnMut(u64, u64) + Send + 'static,
+    on_ready: impl FnOnce(SocketAddr),
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), WorkerError> {
+    let loading = config.clone();
+    serve_backend(config, move || load(&loading, progress), on_ready, shutdown).await
+}
+
+/// [`serve`] over whatever `load` returns; it runs on a thread of its own.
+pub async fn serve_backend(
+    config: WorkerConfig,
+    load: impl FnOnce() -> Result<LoadedBackend, WorkerError> + Send + 'static,
+    on_ready: impl FnOnce(SocketAddr),
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), WorkerError> {
+    check_settings(&config.scheduler)?;
+    let mut shutdown = pin!(shutdown);
+    let service = WorkerService::default();
+    let server = Server::start(&config, service.clone()).await?;
+    let loading = on_thread("model loader", load)?;
+    let loaded = tokio::select! {
+        loaded = loading => loaded.unwrap_or(Err(WorkerError::Panicked("model loader")))?,
+        // The loader is left behind: it ends with the process.
+        () = &mut shutdown => {
+            server.stop().await;
+            return Ok(());
+        }
+    };
+    let (ready, engine) = prepare(&config, loaded)?;
+    let handle = ready.engine.clone();
+    let mut engine = on_thread("engine", move || engine.run())?;
+    assert!(service.ready.set(ready).is_ok(), "a worker loads once");
+    server.say(ServingStatus::Serving).await;
+    on_ready(server.address);
+    let ended = tokio::select! {
+        // By itself: every stream has its error by now. They get out, then a supervisor starts a new process.
+        ended = &mut engine => ended,
+        () = &mut shutdown => {
+            server.say(ServingStatus::NotServing).await;
+            drain(&service, &handle, config.shutdown_timeout).await;
+            handle.stop().await;
+            engine.await
+        }
+    };
+    server.say(ServingStatus::NotServing).await;
+    server.stop().await;
+    Ok(ended.map_err(|_| WorkerError::Panicked("engine"))??)
+}
+
+fn check_settings(config: &SchedulerConfig) -> Result<(), WorkerError> {
+    let check = |setting, got: u32, range: std::ops::RangeInclusive<u32>| {
+        let allowed = format!("{}..={}", range.start(), range.end());
+        let wrong = WorkerError::Setting { setting, got: got.into(), allowed };
+        if range.contains(&got) { Ok(()) } else { Err(wrong) }
+    };
+    check("block_size", config.block_size, 1..=1024)?;
+    check("max_num_seqs", config.max_num_seqs, 1..=65_536)?;
+    check("max_num_batched_tokens", config.max_num_batched_tokens, 1..=1 << 20)?;
+    check("max_num_queued_reqs", config.max_num_queued_reqs, 1..=1 << 20)?;
+    config.max_model_len.map_or(Ok(()), |len| check("max_model_len", len, 2..=1 << 27))
+}
+
+/// Scheduler and engine over a loaded backend.
+fn prepare(config: &WorkerConfig, loaded: LoadedBackend) -> Result<(Ready, Engine), WorkerError> {
+    let limits = &config.scheduler;
+    let kv_blocks = loaded.backend.kv_blocks();
+    let max_model_len = sizing::max_model_len(limits, loaded.model_len, kv_blocks);
+    if max_model_len < 2 {
+        let allowed = "room for 2 tokens or more; raise the KV cache's memory".to_owned();
+        return Err(WorkerError::Setting { setting: "max_model_len", got: max_model_len.into(), allowed });
+    }
+    let scheduler = Scheduler::new(limits, kv_blocks, max_model_len);
+    let max_num_seqs = scheduler.max_num_seqs();
+    let (engine, handle) = Engine::new(scheduler, loaded.backend, max_streams(limits));
+    let facts = ModelFacts {
+        epoch: draw_epoch(),
+        model: config.served_model_name.clone(),
+        vocab_size: loaded.vocab_size,
+        max_model_len,
+        block_size: limits.block_size,
+        kv_blocks,
+        max_num_seqs,
+        max_num_batched_tokens: limits.max_num_batched_tokens,
+        resume_exact: loaded.resume_exact,
+        backend: loaded.name,
+        eos_token_ids: loaded.eos_token_ids,
+    };
+    tracing::info!(
+        model = facts.model,
+        backend = facts.backend,
+        max_model_len,
+        kv_blocks,
+        block_size = facts.block_size,
+        max_num_seqs,
+        max_num_batched_tokens = facts.max_num_batched_tokens,
+        "ready"
+    );
+    Ok((Ready { engine: handle, facts }, engine))
+}
+
+fn max_streams(config: &SchedulerConfig) -> u32 {
+    config.max_num_queued_reqs + config.max_num_seqs
+}
+
+/// A number no other life of this worker has had: std seeds every `RandomState` from the system's generator.
+fn draw_epoch() -> u64 {
+    RandomState::new().hash_one((std::process::id(), clock::unix_time())).max(1)
+}
+
+/// Lets running requests end. What is left after `timeout` is cut, and resumed elsewhere by its router.
+async fn drain(service: &WorkerService, engine: &EngineHandle, timeout: Duration) {
+    engine.log().set_draining();
+    let streams_end = async {
+        while service.is_busy() {
+            tokio::time::sleep(DRAIN_POLL).await;
+        }
+    };
+    if tokio::time::timeout(timeout, streams_end).await.is_err() {
+        tracing::warn!(timeout_s = timeout.as_secs(), "drain timed out: running requests are cut");
+    }
+}
+
+/// Runs `work` on a named thread of its own: it may block for as long as it likes. An error of the receiver
+/// means that it panicked.
+fn on_thread<T: Send + 'static>(
+    name: &'static str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<oneshot::Receiver<T>, WorkerError> {
+    let (sender, receiver) = oneshot::channel();
+    let run = move || drop(sender.send(work()));
+    let spawned = std::thread::Builder::new().name(name.into()).spawn(run);
+    spawned.map_err(|source| WorkerError::Thread { thread: name, source })?;
+    Ok(receiver)
+}

@@ -1,0 +1,107 @@
+//! How many KV blocks to keep, and how long a sequence may then be. Pure, but for reading what memory is free.
+
+use crate::config::SchedulerConfig;
+
+/// Tokens for which the default cache holds `max_num_seqs` sequences.
+const MODERATE_LEN: u32 = 2048;
+/// Of the memory that is available, the default cache takes at most this.
+const MEMORY_SHARE_PERCENT: u64 = 40;
+/// Assumed where the system does not say what is available.
+const UNKNOWN_MEMORY: u64 = 4 << 30;
+
+/// Blocks for the KV cache: what the operator gave, else `max_num_seqs` sequences of moderate length, but no more
+/// than a share of the `available` bytes. At least one block.
+pub(super) fn kv_blocks(
+    config: &SchedulerConfig,
+    kv_cache_memory_bytes: Option<u64>,
+    bytes_per_token: u64,
+    model_len: u32,
+    available: Option<u64>,
+) -> u32 {
+    let bytes_per_block = (bytes_per_token * u64::from(config.block_size)).max(1);
+    let blocks = match kv_cache_memory_bytes {
+        Some(bytes) => bytes / bytes_per_block,
+        None => {
+            let longest = config.max_model_len.unwrap_or(model_len).min(model_len);
+            let wanted = u64::from(config.max_num_seqs)
+                * u64::from(longest.min(MODERATE_LEN).div_ceil(config.block_size));
+            // One sequence of full length always, if memory allows.
+            let wanted = wanted.max(u64::from(longest.div_ceil(config.block_size)));
+            let share = available.unwrap_or(UNKNOWN_MEMORY) / 100 * MEMORY_SHARE_PERCENT;
+            wanted.min(share / bytes_per_block)
+        }
+    };
+    // Slots are numbered in 32 bits.
+    blocks.clamp(1, u64::from(i32::MAX as u32 / config.block_size)) as u32
+}
+
+/// The longest sequence: what was asked for, or the model's, but no longer than the cache.
+pub(super) fn max_model_len(config: &SchedulerConfig, model_len: u32, kv_blocks: u32) -> u32 {
+    let asked = config.max_model_len.unwrap_or(model_len).min(model_len);
+    let held = kv_blocks.saturating_mul(config.block_size);
+    if held < asked {
+        tracing::warn!(
+            asked,
+            max_model_len = held,
+            "the KV cache holds {held} tokens: max_model_len is lowered; give --kv-cache-memory-bytes more"
+        );
+    }
+    asked.min(held)
+}
+
+/// Bytes this process may still use: the system's, or its control group's if that is less.
+pub(super) fn available_memory() -> Option<u64> {
+    let read = |path: &str| std::fs::read_to_string(path).ok();
+    let number = |path: &str| read(path)?.trim().parse::<u64>().ok();
+    let system = read("/proc/meminfo").and_then(|text| mem_available(&text));
+    let limit = number("/sys/fs/cgroup/memory.max");
+    let group = limit.map(|limit| limit.saturating_sub(number("/sys/fs/cgroup/memory.current").unwrap_or(0)));
+    system.into_iter().chain(group).min()
+}
+
+fn mem_available(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(
+        given: Option<u64>,
+        bytes_per_token: u64,
+        model_len: u32,
+        available: Option<u64>,
+        expected: u32,
+    ) {
+        let config = SchedulerConfig { max_num_seqs: 4, block_size: 16, ..SchedulerConfig::default() };
+        assert_eq!(kv_blocks(&config, given, bytes_per_token, model_len, available), expected);
+    }
+
+    #[test]
+    fn the_cache_holds_what_was_given_or_what_is_sensible() {
+        check(Some(16 * 100 * 7 + 5), 100, 4096, None, 7);
+        check(Some(0), 100, 4096, None, 1);
+        check(None, 100, 512, Some(1 << 40), 4 * 32);
+        check(None, 100, 100_000, Some(1 << 40), 6250); // one whole sequence is more than four moderate ones
+        check(None, 1 << 20, 4096, Some(100 << 20), 2);
+        check(Some(u64::MAX), 1, 4096, None, i32::MAX as u32 / 16);
+    }
+
+    #[test]
+    fn max_model_len_fits_the_cache() {
+        let config = SchedulerConfig { block_size: 16, ..SchedulerConfig::default() };
+        assert_eq!(max_model_len(&config, 1000, 1000), 1000);
+        assert_eq!(max_model_len(&config, 1000, 10), 160);
+        let asked = SchedulerConfig { max_model_len: Some(64), ..config };
+        assert_eq!(max_model_len(&asked, 1000, 10), 64);
+    }
+
+    #[test]
+    fn meminfo_is_read() {
+        assert_eq!(mem_available("MemTotal: 8 kB\nMemAvailable:    123 kB\n"), Some(123 * 1024));
+        assert_eq!(mem_available("nonsense"), None);
+    }
+}

@@ -1,0 +1,112 @@
+//! One router's view of the log: what it missed, then everything as it happens, load in between.
+
+use std::time::Duration;
+
+use skein_node::clock::{self, Timestamp};
+use skein_proto::worker::v1 as wire;
+use tokio::sync::mpsc;
+use tonic::Status;
+use wire::worker_event::Event;
+
+use super::convert;
+use crate::engine::EngineHandle;
+
+/// Events on their way to a router; one that reads slower falls behind and takes a snapshot.
+pub(super) const EVENT_QUEUE: usize = 64;
+
+/// Load is sent at most this often, and as soon as it changed after that.
+const LOAD_INTERVAL_MIN: Duration = Duration::from_millis(50);
+/// And at least this often while there is work: a router sees from it whether the steps go on.
+const LOAD_INTERVAL_BUSY: Duration = Duration::from_millis(250);
+/// And this often when there is none.
+const LOAD_INTERVAL_IDLE: Duration = Duration::from_secs(1);
+
+/// Sends the log to `events` until the router or the engine is gone.
+pub(super) async fn follow(
+    engine: EngineHandle,
+    epoch: u64,
+    request: wire::WatchRequest,
+    events: mpsc::Sender<Result<wire::WorkerEvent, Status>>,
+) {
+    let next = if request.epoch == epoch { request.next_sequence } else { 0 };
+    let mut follower = Follower { engine, epoch, router: request.router_id, next, events, load_sent: None };
+    let ended = async { while follower.turn().await.is_some() {} };
+    ended.await;
+}
+
+struct Follower {
+    engine: EngineHandle,
+    epoch: u64,
+    router: u64,
+    /// Number of the next log entry to send; 0 = begin with a snapshot.
+    next: u64,
+    events: mpsc::Sender<Result<wire::WorkerEvent, Status>>,
+    load_sent: Option<Timestamp>,
+}
+
+impl Follower {
+    /// Sends what is new, then waits for more; `None` = the end.
+    async fn turn(&mut self) -> Option<()> {
+        // Before looking, so that no change slips between the look and the wait.
+        let mut changes = self.engine.log().subscribe();
+        self.send_entries().await?;
+        let wait = match self.load_due_in() {
+            wait if wait.is_zero() => {
+                self.send_load().await?;
+                self.interval()
+            }
+            wait => wait,
+        };
+        tokio::select! {
+            changed = changes.changed() => changed.ok()?,
+            () = tokio::time::sleep(wait) => {}
+            () = self.events.closed() => return None,
+            () = self.engine.ended() => return None,
+        }
+        Some(())
+    }
+
+    /// Entries from `next` on, or everything anew when the log does not reach back that far.
+    async fn send_entries(&mut self) -> Option<()> {
+        loop {
+            match self.engine.log().entries_from(self.next, EVENT_QUEUE).filter(|_| self.next > 0) {
+                Some(entries) if entries.is_empty() => return Some(()),
+                Some(entries) => {
+                    for entry in entries {
+                        self.send(convert::entry(entry)).await?;
+                        self.next += 1;
+                    }
+                }
+                None => {
+                    let snapshot = self.engine.snapshot().await?;
+                    // Like a load report it bears the number of the next entry, and uses none up.
+                    self.next = snapshot.sequence + 1;
+                    self.send(convert::snapshot(snapshot.runs)).await?;
+                }
+            }
+        }
+    }
+
+    /// How long the next load report may wait: a changed one only for the sake of its reader.
+    fn load_due_in(&self) -> Duration {
+        let Some(sent) = self.load_sent else { return Duration::ZERO };
+        LOAD_INTERVAL_MIN.saturating_sub(clock::now().since(sent))
+    }
+
+    fn interval(&self) -> Duration {
+        let load = self.engine.log().load().scheduler;
+        if load.running + load.waiting > 0 { LOAD_INTERVAL_BUSY } else { LOAD_INTERVAL_IDLE }
+    }
+
+    async fn send_load(&mut self) -> Option<()> {
+        self.load_sent = Some(clock::now());
+        let log = self.engine.log();
+        let load = convert::load(&log.load(), log.last_placement(self.router), log.is_draining());
+        self.send(load).await
+    }
+
+    async fn send(&self, event: Event) -> Option<()> {
+        let event = wire::WorkerEvent { epoch: self.epoch, sequence: self.next, event: Some(event) };
+        self.events.send(Ok(event)).await.ok()
+    }
+}

@@ -1,0 +1,109 @@
+//! Against Hugging Face transformers in float32: the files under tests/golden, which Skein did not make.
+
+use safetensors::SafeTensors;
+use serde_json::Value;
+use skein_worker::backend::Batch;
+
+use crate::batches::{BLOCK_SIZE, Sequence, golden, load};
+
+/// Greatest difference of a logit. Logits of these models spread over several units.
+const TOLERANCE: f32 = 1e-4;
+
+struct Golden {
+    prompt: Vec<u32>,
+    prompt_positions: Vec<u32>,
+    greedy: Vec<u32>,
+    greedy_steps: Vec<u32>,
+    prompt_logits: Vec<Vec<f32>>,
+    greedy_logits: Vec<Vec<f32>>,
+}
+
+impl Golden {
+    fn read(name: &str) -> Self {
+        let json: Value =
+            serde_json::from_slice(&std::fs::read(golden(name).join("goldens.json")).unwrap()).unwrap();
+        let list = |key: &str| -> Vec<u32> {
+            json[key].as_array().unwrap().iter().map(|value| value.as_u64().unwrap() as u32).collect()
+        };
+        let bytes = std::fs::read(golden(name).join("goldens.safetensors")).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        let rows = |key: &str| -> Vec<Vec<f32>> {
+            let tensor = tensors.tensor(key).unwrap();
+            let values: Vec<f32> =
+                tensor.data().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+            values.chunks(tensor.shape()[1]).map(<[f32]>::to_vec).collect()
+        };
+        Self {
+            prompt: list("prompt"),
+            prompt_positions: list("prompt_positions"),
+            greedy: list("greedy"),
+            greedy_steps: list("greedy_steps"),
+            prompt_logits: rows("prompt_logits"),
+            greedy_logits: rows("greedy_logits"),
+        }
+    }
+}
+
+fn assert_close(got: &[f32], expected: &[f32], what: &str) {
+    assert_eq!(got.len(), expected.len(), "{what}");
+    let worst = got.iter().zip(expected).map(|(got, expected)| (got - expected).abs()).fold(0.0, f32::max);
+    assert!(worst <= TOLERANCE, "{what}: logits differ by {worst}");
+}
+
+/// Prompt logits, then 64 greedy tokens and the logits that chose them.
+fn check(name: &str) {
+    let golden = Golden::read(name);
+    let mut model = load(name, 2, BLOCK_SIZE);
+    let mut sequence = Sequence::new(golden.prompt.clone(), 3, BLOCK_SIZE);
+    let mut batch = Batch::default();
+    sequence.put(&mut batch, golden.prompt.len());
+    let got = model.logits(&batch, &golden.prompt_positions);
+    for ((got, expected), position) in got.iter().zip(&golden.prompt_logits).zip(&golden.prompt_positions) {
+        assert_close(got, expected, &format!("{name}, prompt position {position}"));
+    }
+    let mut logits = model.logits(&batch, &[golden.prompt.len() as u32 - 1]);
+    for (step, expected) in golden.greedy.iter().enumerate() {
+        if let Some(kept) = golden.greedy_steps.iter().position(|kept| *kept as usize == step) {
+            assert_close(&logits[0], &golden.greedy_logits[kept], &format!("{name}, greedy step {step}"));
+        }
+        let best = (0..logits[0].len()).max_by(|a, b| logits[0][*a].total_cmp(&logits[0][*b]).then(b.cmp(a)));
+        assert_eq!(best, Some(*expected as usize), "{name}, greedy step {step}");
+        sequence.tokens.push(*expected);
+        let mut batch = Batch::default();
+        sequence.put(&mut batch, 1);
+        logits = model.logits(&batch, &[0]);
+    }
+}
+
+#[test]
+fn llama_with_grouped_queries() {
+    check("llama-gqa");
+}
+
+#[test]
+fn llama_with_tied_head_in_two_files() {
+    check("llama-mha-tied");
+}
+
+#[test]
+fn llama3_rope_in_both_config_styles() {
+    check("llama3-rope");
+    check("llama3-rope-v5");
+}
+
+#[test]
+fn mistral() {
+    check("mistral");
+}
+
+#[test]
+fn qwen2_with_biases() {
+    check("qwen2");
+    check("qwen2-tied-v5");
+}
+
+#[test]
+fn a_narrow_window_is_refused() {
+    let config = skein_worker::model::config::ModelConfig::from_dir(&golden("mistral-window"));
+    assert!(config.unwrap_err().to_string().contains("sliding_window is 24"));
+}

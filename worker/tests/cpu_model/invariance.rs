@@ -1,0 +1,100 @@
+//! Logits of a row have the same bits alone and in any company.
+
+use skein_worker::backend::Batch;
+use skein_worker::backend::BlockCopy;
+use skein_worker::backend::cpu::CpuModel;
+
+use crate::batches::{BLOCK_SIZE, Sequence, load};
+
+const LENGTH: usize = 45;
+
+fn tokens(seed: u32) -> Vec<u32> {
+    (0..LENGTH as u32).map(|i| (i * i + 31 * i + seed * 17) % 250 + 2).collect()
+}
+
+fn bits(logits: &[f32]) -> Vec<u32> {
+    logits.iter().map(|logit| logit.to_bits()).collect()
+}
+
+/// Logits of all positions, computed in these chunks, beside `others` that go along in chunks of their own.
+fn run(model: &mut CpuModel, block_size: u32, chunks: &[usize], others: u32) -> Vec<Vec<u32>> {
+    let mut sequence = Sequence::new(tokens(1), 1, block_size);
+    let mut company: Vec<Sequence> =
+        (0..others).map(|i| Sequence::new(tokens(i + 5), i + 2, block_size)).collect();
+    let mut all = Vec::new();
+    for (step, count) in chunks.iter().enumerate() {
+        let mut batch = Batch::default();
+        let before = company.len() / 2;
+        let go_along = |batch: &mut Batch, company: &mut [Sequence]| {
+            for (i, other) in company.iter_mut().enumerate() {
+                let left = LENGTH - other.computed;
+                if left > 0 {
+                    other.put(batch, left.min((step * 5 + i * 3) % 11 + 1));
+                }
+            }
+        };
+        go_along(&mut batch, &mut company[..before]);
+        let start = batch.tokens.len() as u32;
+        sequence.put(&mut batch, *count);
+        go_along(&mut batch, &mut company[before..]);
+        let rows: Vec<u32> = (start..start + *count as u32).collect();
+        all.extend(model.logits(&batch, &rows).iter().map(|logits| bits(logits)));
+    }
+    all
+}
+
+fn check(name: &str) {
+    let expected = run(&mut load(name, 1, BLOCK_SIZE), BLOCK_SIZE, &[LENGTH], 0);
+    let mut models: Vec<CpuModel> = (1..=3).map(|threads| load(name, threads, BLOCK_SIZE)).collect();
+    for (threads, model) in models.iter_mut().enumerate() {
+        assert!(run(model, BLOCK_SIZE, &[LENGTH], 0) == expected, "{name}: {} threads", threads + 1);
+        assert!(run(model, BLOCK_SIZE, &[1; LENGTH], 3) == expected, "{name}: one by one in company");
+        assert!(run(model, BLOCK_SIZE, &[LENGTH], 7) == expected, "{name}: at once in company");
+    }
+    for split in 1..LENGTH {
+        let model = &mut models[split % 3];
+        let got = run(model, BLOCK_SIZE, &[split, LENGTH - split], split as u32 % 4);
+        assert!(got == expected, "{name}: split at {split}");
+    }
+    for block_size in [1, 8, 32] {
+        let got = run(&mut load(name, 2, block_size), block_size, &[20, 1, 24], 2);
+        assert!(got == expected, "{name}: blocks of {block_size}");
+    }
+}
+
+#[test]
+fn llama_with_grouped_queries() {
+    check("llama-gqa");
+}
+
+#[test]
+fn qwen2_in_half_precision_with_biases() {
+    check("qwen2");
+}
+
+#[test]
+fn mistral_in_bfloat16() {
+    check("mistral");
+}
+
+#[test]
+fn a_forked_sequence_goes_on_in_a_copy_of_its_last_block() {
+    let model = &mut load("llama-gqa", 2, BLOCK_SIZE);
+    let expected = run(model, BLOCK_SIZE, &[LENGTH], 0);
+    let mut parent = Sequence::new(tokens(1), 9, BLOCK_SIZE);
+    let mut batch = Batch::default();
+    parent.put(&mut batch, 20);
+    model.logits(&batch, &[]);
+    // The fork shares the first block and copies the second, which the parent then goes on to overwrite.
+    let mut fork = parent.clone();
+    fork.blocks = Sequence::new(Vec::new(), 10, BLOCK_SIZE).blocks;
+    fork.blocks[0] = parent.blocks[0];
+    parent.tokens = tokens(4);
+    let mut batch =
+        Batch { copies: vec![BlockCopy { from: parent.blocks[1], to: fork.blocks[1] }], ..Batch::default() };
+    parent.put(&mut batch, 10);
+    fork.put(&mut batch, 25);
+    let rows: Vec<u32> = (10..35).collect();
+    let got: Vec<Vec<u32>> = model.logits(&batch, &rows).iter().map(|logits| bits(logits)).collect();
+    assert!(got == expected[20..]);
+}

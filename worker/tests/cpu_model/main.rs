@@ -1,0 +1,6 @@
+//! The model on the CPU backend: it agrees with transformers, and no batch, chunk or thread count changes a bit.
+
+mod batches;
+mod goldens;
+mod invariance;
+mod requests;
