@@ -1,3 +1,7 @@
 //! Being a Skein process: configuration, clock, discovery, logging, shutdown. It knows no models and no policies.
 
 pub mod clock;
+pub mod config;
+pub mod discovery;
+pub mod shutdown;
+pub mod telemetry;

@@ -5,7 +5,25 @@
 //! decide, purely. `fleet` is the live picture of the workers, `dispatch` opens a stream on one of them and
 //! resumes it elsewhere when that worker is lost. This crate knows nothing of the worker's code.
 
+pub mod admission;
+pub mod breaker;
+pub mod ledger;
+pub mod policy;
+pub mod prefix_index;
+pub mod worker_client;
+pub mod cluster;
+pub mod dispatch;
+pub mod fleet;
+pub mod app;
 pub mod config;
+pub mod drain;
+pub mod gateway;
 pub mod generator;
+pub mod grpc;
 pub mod refusal;
 pub mod request;
+pub mod serve;
+#[cfg(test)]
+pub(crate) mod testing;
+pub mod text;
+pub mod validate;

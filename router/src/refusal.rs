@@ -41,6 +41,9 @@ pub enum Refusal {
     /// Path exists, method does not.
     #[error("{0}")]
     MethodNotAllowed(String),
+    /// The body is not JSON by its content-type.
+    #[error("Unsupported content-type `{0}`; send application/json.")]
+    UnsupportedMediaType(String),
     /// Body over its bound.
     #[error("The request body is over {limit} bytes; send a smaller one.")]
     TooLarge {
@@ -120,6 +123,9 @@ impl Refusal {
             Self::ModelNotFound(_) => shape(404, "invalid_request_error", Some("model_not_found")),
             Self::NotFound(_) => shape(404, "invalid_request_error", Some("not_found")),
             Self::MethodNotAllowed(_) => shape(405, "invalid_request_error", Some("method_not_allowed")),
+            Self::UnsupportedMediaType(_) => {
+                shape(415, "invalid_request_error", Some("unsupported_media_type"))
+            }
             Self::TooLarge { .. } => shape(413, "invalid_request_error", Some("request_too_large")),
             Self::Unauthorized => shape(401, "invalid_request_error", Some("invalid_api_key")),
             Self::DuplicateId(_) => shape(409, "invalid_request_error", Some("duplicate_request_id")),
@@ -157,6 +163,7 @@ impl Refusal {
             Self::Invalid { .. }
             | Self::InvalidJson(_)
             | Self::ContextLength { .. }
+            | Self::UnsupportedMediaType(_)
             | Self::TooLarge { .. } => tonic::Code::InvalidArgument,
             Self::ModelNotFound(_) | Self::NotFound(_) => tonic::Code::NotFound,
             Self::MethodNotAllowed(_) => tonic::Code::Unimplemented,

@@ -31,7 +31,8 @@ pub struct Draft {
 /// The prompt, in one of the forms the APIs take.
 #[derive(Debug, Clone)]
 pub enum Prompt {
-    /// Plain text; special tokens such as BOS are added, control tokens spelt in the text are not recognised.
+    /// Plain text; special tokens such as BOS are added, and control tokens spelt in the text are recognised
+    /// (a client that writes its own chat format relies on it; `Chat` protects against it).
     Text(String),
     /// Token ids as they are.
     Tokens(Vec<i64>),

@@ -1,0 +1,134 @@
+//! Readers of single values. Each error says what was given and what would do.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+/// Any text that is not empty.
+///
+/// # Errors
+/// When it is empty.
+pub fn text(given: &str) -> Result<String, String> {
+    match given.trim() {
+        "" => Err("is empty; give a value or leave it out".to_owned()),
+        trimmed => Ok(trimmed.to_owned()),
+    }
+}
+
+/// A whole number in `range`; `1k` is 1000 and `1K` is 1024, as in vLLM, likewise `m` and `g`.
+pub fn count(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<u64, String> {
+    move |given| {
+        let (number, unit) = split_unit(given);
+        let scale = match unit {
+            "" => 1,
+            "k" => 1_000,
+            "m" => 1_000_000,
+            "g" => 1_000_000_000,
+            "K" => 1 << 10,
+            "M" => 1 << 20,
+            "G" => 1 << 30,
+            _ => return Err(format!("`{given}` is no count; write it like 512, 8k or 1M")),
+        };
+        let value =
+            scaled(number, scale).ok_or_else(|| format!("`{given}` is no count; write it like 512 or 8k"))?;
+        in_range(value, &range, |bound| bound.to_string())
+    }
+}
+
+/// A size in `range` bytes: `2GiB`, `512MiB`, `3GB`, or a plain number of bytes.
+pub fn bytes(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<u64, String> {
+    move |given| {
+        let (number, unit) = split_unit(given);
+        let scale = match unit {
+            "" | "B" => 1,
+            "K" | "KiB" => 1 << 10,
+            "M" | "MiB" => 1 << 20,
+            "G" | "GiB" => 1 << 30,
+            "T" | "TiB" => 1 << 40,
+            "kB" | "KB" => 1_000,
+            "MB" => 1_000_000,
+            "GB" => 1_000_000_000,
+            "TB" => 1_000_000_000_000,
+            _ => return Err(format!("`{given}` is no size; write it like 512MiB or 2GiB")),
+        };
+        let value =
+            scaled(number, scale).ok_or_else(|| format!("`{given}` is no size; write it like 2GiB"))?;
+        in_range(value, &range, |bound| format!("{bound} bytes"))
+    }
+}
+
+/// A time with its unit, in `range`: `500ms`, `120s`, `5m`, `1h`. Zero needs no unit.
+pub fn duration(range: RangeInclusive<Duration>) -> impl Fn(&str) -> Result<Duration, String> {
+    move |given| {
+        let (number, unit) = split_unit(given);
+        let millis = match unit {
+            "ms" => 1,
+            "s" => 1_000,
+            "m" | "min" => 60_000,
+            "h" => 3_600_000,
+            "" if number == "0" => 1,
+            "" => return Err(format!("`{given}` has no unit; did you mean {given}s or {given}ms?")),
+            _ => return Err(format!("`{given}` is no time; write it like 500ms, 120s or 5m")),
+        };
+        let value = scaled(number, millis)
+            .map(Duration::from_millis)
+            .ok_or_else(|| format!("`{given}` is no time; write it like 500ms or 120s"))?;
+        in_range(value, &range, |bound| format!("{bound:?}"))
+    }
+}
+
+/// A decimal number in `range`.
+pub fn number(range: RangeInclusive<f64>) -> impl Fn(&str) -> Result<f64, String> {
+    move |given| {
+        let value: f64 =
+            given.trim().parse().map_err(|_| format!("`{given}` is no number; write it like 0.7"))?;
+        in_range(value, &range, |bound| bound.to_string())
+    }
+}
+
+/// One of a few words.
+pub fn one_of<'a, T: Copy>(choices: &'a [(&'a str, T)]) -> impl Fn(&str) -> Result<T, String> + 'a {
+    move |given| {
+        let found = choices.iter().find(|(word, _)| *word == given.trim());
+        found.map(|(_, value)| *value).ok_or_else(|| {
+            let words: Vec<&str> = choices.iter().map(|(word, _)| *word).collect();
+            let hint = super::suggest(given, words.iter().copied());
+            let hint = hint.map(|near| format!("; did you mean {near}?")).unwrap_or_default();
+            format!("`{given}` is not one of {}{hint}", words.join(", "))
+        })
+    }
+}
+
+fn in_range<T: PartialOrd>(
+    value: T,
+    range: &RangeInclusive<T>,
+    show: impl Fn(&T) -> String,
+) -> Result<T, String> {
+    match range.contains(&value) {
+        true => Ok(value),
+        false => Err(format!(
+            "{} is out of range; it must be {} to {}",
+            show(&value),
+            show(range.start()),
+            show(range.end())
+        )),
+    }
+}
+
+/// The digits in front and the letters behind.
+fn split_unit(given: &str) -> (&str, &str) {
+    let given = given.trim();
+    let end = given.find(|letter: char| letter.is_ascii_alphabetic()).unwrap_or(given.len());
+    (given[..end].trim(), &given[end..])
+}
+
+/// `number * scale`, when that is a whole number that fits.
+fn scaled(number: &str, scale: u64) -> Option<u64> {
+    let plain: String = number.chars().filter(|letter| *letter != '_').collect();
+    if let Ok(whole) = plain.parse::<u64>() {
+        return whole.checked_mul(scale);
+    }
+    let value = plain.parse::<f64>().ok()? * scale as f64;
+    // 2^53: beyond it a float no longer names one whole number.
+    let exact = value.is_finite() && value >= 0.0 && value.fract() == 0.0 && value < 9_007_199_254_740_992.0;
+    (exact && scale > 1).then_some(value as u64)
+}

@@ -1,0 +1,107 @@
+//! Who belongs to the cluster: membership *changes* and nothing else. How a member fares is what its own reports
+//! say, so a source of membership may be away without anybody noticing.
+//!
+//! A source is whatever sends [`Change`]s into a bounded channel: a static list, or a supervisor in the same
+//! process. A closed channel means that no more changes come; it makes nobody leave.
+
+use tokio::sync::mpsc;
+
+/// Changes that may wait to be taken in; the sender waits beyond that.
+pub const CHANGES_IN_FLIGHT: usize = 256;
+/// Members a static list may have.
+pub const MAX_STATIC_MEMBERS: usize = 1024;
+
+/// A process that serves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// Stable name. A member that joins again under its id replaces the earlier one.
+    pub id: String,
+    /// `host:port` of its gRPC service.
+    pub address: String,
+}
+
+/// One step of the cluster's membership.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// New, or at a new address.
+    Join(Member),
+    /// Gone for good, by its id.
+    Leave(String),
+}
+
+/// Why a list of members was not taken.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DiscoveryError {
+    /// Not `host:port`.
+    #[error("worker address `{0}` is not host:port, for example 10.0.0.7:9000")]
+    BadAddress(String),
+    /// Twice in the list.
+    #[error("worker address `{0}` is listed twice")]
+    Duplicate(String),
+    /// None, or more than one router takes.
+    #[error("{got} worker addresses are listed; give 1 to {MAX_STATIC_MEMBERS}")]
+    Count {
+        /// Addresses in the list.
+        got: usize,
+    },
+}
+
+/// A source in this process: whoever holds the sender says who joins and leaves.
+pub fn in_process() -> (mpsc::Sender<Change>, mpsc::Receiver<Change>) {
+    mpsc::channel(CHANGES_IN_FLIGHT)
+}
+
+/// A fixed list of `host:port`; each member is named by its address.
+pub fn static_list<S: AsRef<str>>(addresses: &[S]) -> Result<mpsc::Receiver<Change>, DiscoveryError> {
+    if addresses.is_empty() || addresses.len() > MAX_STATIC_MEMBERS {
+        return Err(DiscoveryError::Count { got: addresses.len() });
+    }
+    let mut seen = std::collections::BTreeSet::new();
+    let (sender, receiver) = mpsc::channel(addresses.len());
+    for address in addresses.iter().map(|address| address.as_ref().trim()) {
+        if !is_host_and_port(address) {
+            return Err(DiscoveryError::BadAddress(address.to_owned()));
+        }
+        if !seen.insert(address) {
+            return Err(DiscoveryError::Duplicate(address.to_owned()));
+        }
+        let member = Member { id: address.to_owned(), address: address.to_owned() };
+        sender.try_send(Change::Join(member)).expect("the channel holds the whole list");
+    }
+    Ok(receiver)
+}
+
+fn is_host_and_port(address: &str) -> bool {
+    let Some((host, port)) = address.rsplit_once(':') else { return false };
+    let bracketed = host.starts_with('[') && host.ends_with(']');
+    let plain = !host.contains([':', '/', '@', ' ', '[', ']']);
+    !host.is_empty() && (bracketed || plain) && port.parse::<u16>().is_ok_and(|port| port > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(addresses: &[&str], expected: Result<&[&str], DiscoveryError>) {
+        let got = static_list(addresses).map(|mut changes| {
+            let mut joined = Vec::new();
+            while let Ok(Change::Join(member)) = changes.try_recv() {
+                assert_eq!(member.id, member.address);
+                joined.push(member.address);
+            }
+            assert_eq!(changes.try_recv(), Err(mpsc::error::TryRecvError::Disconnected), "no more changes");
+            joined
+        });
+        assert_eq!(got, expected.map(|list| list.iter().map(|&address| address.to_owned()).collect()));
+    }
+
+    #[test]
+    fn a_static_list_joins_everybody_once() {
+        check(&["a:1", " b:2", "[::1]:9000"], Ok(&["a:1", "b:2", "[::1]:9000"]));
+        check(&["a:1", "a:1"], Err(DiscoveryError::Duplicate("a:1".into())));
+        check(&[], Err(DiscoveryError::Count { got: 0 }));
+        for bad in ["a", "a:", ":1", "a:0", "a:65536", "::1:80", "http://a:1", "a b:1"] {
+            check(&[bad], Err(DiscoveryError::BadAddress(bad.into())));
+        }
+    }
+}

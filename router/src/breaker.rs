@@ -1,0 +1,132 @@
+//! Keeps requests away from a worker that keeps failing. Pure.
+//!
+//! Three classes of outcome, and only the first moves it: a *fault* (broken stream, refused connection, hole,
+//! wedge); *backpressure* (a full worker is a healthy one); *neutral* (client errors, cancels, deadlines, however
+//! long a stream ran).
+
+use std::time::Duration;
+
+use skein_node::clock::Timestamp;
+
+/// Consecutive faults that open it.
+const FAULTS_TO_OPEN: u32 = 3;
+/// How long it stays open at first; doubles with each probe that fails.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// A probe without an outcome by then is given up, so that a lost one cannot close a worker for ever.
+const PROBE_FOR: Duration = Duration::from_secs(10);
+
+/// How a dispatch went, as far as the worker is to blame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// It gave tokens.
+    Success,
+    /// It failed.
+    Fault,
+    /// It said that it is full.
+    Backpressure,
+    /// Says nothing about the worker.
+    Neutral,
+}
+
+/// One worker's breaker.
+#[derive(Debug, Clone, Default)]
+pub struct Breaker {
+    faults: u32,
+    pause: Duration,
+    open_until: Option<Timestamp>,
+    probe_until: Option<Timestamp>,
+}
+
+impl Breaker {
+    /// Whether a request may go to the worker: always while closed, one at a time while half open.
+    pub fn allows(&self, now: Timestamp) -> bool {
+        self.open_until.is_none_or(|until| now >= until && self.probe_until.is_none_or(|probe| now >= probe))
+    }
+
+    /// A request goes to the worker; while half open it is the probe.
+    pub fn dispatched(&mut self, now: Timestamp) {
+        if self.open_until.is_some() {
+            self.probe_until = Some(now + PROBE_FOR);
+        }
+    }
+
+    /// A request has shown how the worker fares.
+    pub fn record(&mut self, now: Timestamp, outcome: Outcome) {
+        match outcome {
+            Outcome::Success => *self = Self::default(),
+            Outcome::Backpressure | Outcome::Neutral => self.probe_until = None,
+            Outcome::Fault => {
+                self.faults += 1;
+                // Faults of requests sent before it opened tell nothing new.
+                let waiting = self.open_until.is_some_and(|until| now < until);
+                if self.faults >= FAULTS_TO_OPEN && !waiting {
+                    let longer = (self.pause * 2).min(LONGEST_PAUSE);
+                    self.pause = if self.pause.is_zero() { FIRST_PAUSE } else { longer };
+                    self.open_until = Some(now + self.pause);
+                    self.probe_until = None;
+                }
+            }
+        }
+    }
+
+    /// When it next lets a request through, if it does not now.
+    pub fn opens_again_at(&self) -> Option<Timestamp> {
+        self.open_until.max(self.probe_until)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: u64) -> Timestamp {
+        Timestamp::from_start(Duration::from_millis(ms))
+    }
+
+    /// Plays (time in ms, outcome) and says at which of `probes` (ms) a request is let through.
+    fn check(history: &[(u64, Outcome)], probes: &[(u64, bool)]) {
+        let mut breaker = Breaker::default();
+        for &(ms, outcome) in history {
+            if breaker.allows(at(ms)) {
+                breaker.dispatched(at(ms));
+            }
+            breaker.record(at(ms), outcome);
+        }
+        for &(ms, allowed) in probes {
+            assert_eq!(breaker.allows(at(ms)), allowed, "at {ms} ms after {history:?}");
+        }
+    }
+
+    #[test]
+    fn only_consecutive_faults_open_it() {
+        use Outcome::{Backpressure, Fault, Neutral, Success};
+        check(&[(0, Fault), (1, Fault)], &[(2, true)]);
+        check(&[(0, Fault), (1, Fault), (2, Success), (3, Fault), (4, Fault)], &[(5, true)]);
+        check(&[(0, Backpressure); 50], &[(5, true)]);
+        check(&[(0, Neutral); 50], &[(5, true)]);
+        check(
+            &[(0, Fault), (0, Neutral), (0, Fault), (0, Backpressure), (0, Fault)],
+            &[(999, false), (1000, true)],
+        );
+    }
+
+    #[test]
+    fn a_failed_probe_doubles_the_pause_and_a_good_one_closes_it() {
+        use Outcome::{Fault, Success};
+        let opened = [(0, Fault), (0, Fault), (0, Fault)];
+        check(&[&opened[..], &[(1000, Fault)]].concat(), &[(2999, false), (3000, true)]);
+        check(&[&opened[..], &[(500, Fault)]].concat(), &[(999, false), (1000, true)]);
+        check(&[&opened[..], &[(1000, Success)]].concat(), &[(1001, true)]);
+    }
+
+    #[test]
+    fn half_open_lets_one_request_through_at_a_time() {
+        let mut breaker = Breaker::default();
+        (0..3).for_each(|_| breaker.record(at(0), Outcome::Fault));
+        assert!(breaker.allows(at(1000)));
+        breaker.dispatched(at(1000));
+        assert!(!breaker.allows(at(1500)));
+        assert!(breaker.allows(at(11_000)), "a lost probe is given up");
+    }
+}

@@ -1,0 +1,382 @@
+//! What a client has been given of one request, and what to do about everything that can go wrong. Pure.
+//!
+//! A token is a function of the tokens before it, so a request continues on any worker from what was delivered.
+//! Exactly once needs then just this: drop what is below the position delivered so far, take a hole for a fault,
+//! and on every fault open again with the delivered tokens, for the samples that have not ended.
+
+use std::time::Duration;
+
+use skein_node::clock::Timestamp;
+
+use crate::prefix_index::WorkerId;
+use crate::refusal::Refusal;
+use crate::request::{TokenDelta, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
+use crate::worker_client::{CallError, WorkerDelta};
+
+/// Moves of one request in all. The limit from the configuration counts moves without progress, so that a long
+/// answer survives any number of restarts; this one ends a request that crashes worker after worker by itself,
+/// a token at a time.
+pub const MAX_MOVES: u32 = 64;
+/// How long an accepted request waits for a worker to come back.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+/// Pause before the second and later moves in a row; doubles. The first one is immediate.
+const MOVE_PAUSE: Duration = Duration::from_millis(100);
+/// Pause before a full worker is asked again for a request that was already accepted.
+const FULL_PAUSE: Duration = Duration::from_millis(250);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// What happens to a request.
+#[derive(Debug)]
+pub enum Event {
+    /// A worker, in this one of its lives, has taken it.
+    Opened(WorkerId, u64),
+    /// A worker did not take it.
+    NotOpened(WorkerId, CallError),
+    /// No worker takes requests, beside those said to be avoided.
+    NobodyReady,
+    /// The worker sent something.
+    Delta(WorkerDelta),
+    /// The worker's stream is over, with an error or without.
+    Ended(Option<CallError>),
+    /// The router wants no more of a sample.
+    Abort(u32),
+    /// The client's deadline has passed.
+    Deadline,
+}
+
+/// What is to be done about it.
+#[derive(Debug)]
+pub enum Action {
+    /// Close what is open, wait, and open [`Delivery::remaining`] on another worker.
+    Open(Wait),
+    /// Give this to the client.
+    Emit(TokenDelta),
+    /// Tell the worker that a sample is not wanted any more.
+    AbortSample(u32),
+    /// The request is over, with this.
+    Fail(Refusal),
+    /// The request is over: every sample has ended.
+    Done,
+}
+
+/// What to wait for before opening.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// Nothing.
+    No,
+    /// Time.
+    For(Duration),
+    /// A change in the fleet.
+    FleetChange,
+}
+
+/// One request on its way.
+#[derive(Debug)]
+pub struct Delivery {
+    prompt_len: u32,
+    max_tokens: u32,
+    wants_logprobs: bool,
+    timeout: Duration,
+    migration_limit: u32,
+    samples: Vec<Sample>,
+    cached_tokens_sent: bool,
+    /// The next prompt position whose log-probabilities are owed; `None` = none were asked for.
+    next_prompt_position: Option<u32>,
+    source: Option<(WorkerId, u64)>,
+    /// Something new came since the last move.
+    progressed: bool,
+    /// A worker has taken it once, or failed in trying: the client has been promised an answer.
+    accepted: bool,
+    moves: u32,
+    moves_in_a_row: u32,
+    /// Workers that said they are full, since the last one that was not.
+    full: Vec<WorkerId>,
+    retry_after: Option<Duration>,
+    waiting_since: Option<Timestamp>,
+    last_fault: String,
+    over: bool,
+}
+
+#[derive(Debug, Default)]
+struct Sample {
+    delivered: Vec<TokenId>,
+    ended: bool,
+}
+
+impl Delivery {
+    /// A request nothing of which is delivered. Its deadline counts from `now`.
+    pub fn new(request: &TokenRequest, migration_limit: u32, now: Timestamp) -> Self {
+        Self {
+            prompt_len: request.prompt.len() as u32,
+            max_tokens: request.sampling.max_tokens,
+            wants_logprobs: request.sampling.logprobs.is_some(),
+            timeout: request.deadline.map_or(Duration::ZERO, |deadline| deadline.since(now)),
+            migration_limit,
+            samples: (0..request.n).map(|_| Sample::default()).collect(),
+            cached_tokens_sent: false,
+            next_prompt_position: request.sampling.prompt_logprobs.map(|_| 1),
+            source: None,
+            progressed: false,
+            accepted: false,
+            moves: 0,
+            moves_in_a_row: 0,
+            full: Vec::new(),
+            retry_after: None,
+            waiting_since: None,
+            last_fault: String::new(),
+            over: false,
+        }
+    }
+
+    /// Takes in what happened.
+    pub fn handle(&mut self, now: Timestamp, event: Event) -> Vec<Action> {
+        if self.over {
+            return Vec::new();
+        }
+        match event {
+            Event::Opened(worker, epoch) => self.opened(worker, epoch),
+            Event::NotOpened(worker, error) => self.failed(now, Some(worker), error),
+            Event::NobodyReady => self.nobody_ready(now),
+            Event::Delta(delta) => match self.take(delta) {
+                Ok(news) => self.emit(news),
+                Err(fault) => self.fault(fault),
+            },
+            Event::Ended(error) => {
+                let unfinished = CallError::Fault("the stream ended early".into());
+                self.failed(now, None, error.unwrap_or(unfinished))
+            }
+            Event::Abort(sample_index) => self.abort(sample_index),
+            Event::Deadline => self.fail(Refusal::DeadlineExceeded { timeout: self.timeout }),
+        }
+    }
+
+    /// The samples that have not ended, each with the tokens its client has.
+    pub fn remaining(&self) -> impl Iterator<Item = (u32, &[TokenId])> {
+        let samples = self.samples.iter().enumerate().filter(|(_, sample)| !sample.ended);
+        samples.map(|(index, sample)| (index as u32, sample.delivered.as_slice()))
+    }
+
+    /// Whether log-probabilities of the prompt are still owed. Once they are delivered a resume does not ask for
+    /// them: the worker may then use its prefix cache.
+    pub fn owes_prompt_logprobs(&self) -> bool {
+        self.next_prompt_position.is_some_and(|next| next < self.prompt_len)
+    }
+
+    /// Workers to leave out of the next choice.
+    pub fn full_workers(&self) -> &[WorkerId] {
+        &self.full
+    }
+
+    /// Moves to another worker so far.
+    pub fn moves(&self) -> u32 {
+        self.moves
+    }
+
+    fn opened(&mut self, worker: WorkerId, epoch: u64) -> Vec<Action> {
+        self.source = Some((worker, epoch));
+        self.accepted = true;
+        self.full.clear();
+        Vec::new()
+    }
+
+    /// Sorts a delta into what is new, trimmed to it, or a fault. A fault changes nothing.
+    fn take(&mut self, delta: WorkerDelta) -> Result<TokenDelta, String> {
+        if self.source.is_none_or(|(_, epoch)| epoch != delta.epoch) {
+            return Err("tokens of another life of the worker".into());
+        }
+        let prompt_logprobs = self.new_prompt_logprobs(&delta)?.to_vec();
+        let next_prompt_position = self.next_prompt_position.map(|next| next + prompt_logprobs.len() as u32);
+        if next_prompt_position.is_some_and(|next| next < self.prompt_len)
+            && (!delta.tokens.is_empty() || delta.finish.is_some())
+        {
+            return Err("output before the prompt's last log-probabilities".into());
+        }
+        let cached_tokens = delta.cached_tokens.filter(|_| !self.cached_tokens_sent);
+        let Some(sample) = self.samples.get_mut(delta.sample_index as usize) else {
+            return Err(format!("tokens of sample {}, which does not exist", delta.sample_index));
+        };
+        let sample_index = delta.sample_index;
+        let have = self.prompt_len + sample.delivered.len() as u32;
+        let (tokens, logprobs, finish) = if sample.ended {
+            Default::default()
+        } else {
+            let left = self.max_tokens as usize - sample.delivered.len();
+            new_tokens(delta, have, left, self.wants_logprobs)?
+        };
+        sample.delivered.extend_from_slice(&tokens);
+        sample.ended |= finish.is_some();
+        self.cached_tokens_sent |= cached_tokens.is_some();
+        self.next_prompt_position = next_prompt_position;
+        Ok(TokenDelta {
+            sample_index,
+            from_position: have,
+            tokens,
+            logprobs,
+            finish,
+            cached_tokens,
+            prompt_logprobs,
+        })
+    }
+
+    fn new_prompt_logprobs<'a>(&self, delta: &'a WorkerDelta) -> Result<&'a [TokenLogprobs], String> {
+        let entries = delta.prompt_logprobs.as_slice();
+        let Some(next) = self.next_prompt_position.filter(|_| !entries.is_empty()) else { return Ok(&[]) };
+        let from = delta.from_prompt_position;
+        if from > next {
+            return Err(format!("a hole in the prompt's log-probabilities: position {from} after {next}"));
+        }
+        if u64::from(from) + entries.len() as u64 > u64::from(self.prompt_len) {
+            return Err(format!("log-probabilities beyond the prompt's {} positions", self.prompt_len));
+        }
+        Ok(entries.get((next - from) as usize..).unwrap_or_default())
+    }
+
+    fn emit(&mut self, news: TokenDelta) -> Vec<Action> {
+        let moved_on = !news.tokens.is_empty() || news.finish.is_some() || !news.prompt_logprobs.is_empty();
+        if moved_on {
+            self.progressed = true;
+            self.waiting_since = None;
+        }
+        let mut actions = Vec::new();
+        if moved_on || news.cached_tokens.is_some() {
+            actions.push(Action::Emit(news));
+        }
+        self.done_if_all_ended(&mut actions);
+        actions
+    }
+
+    fn abort(&mut self, sample_index: u32) -> Vec<Action> {
+        let Some(sample) = self.samples.get_mut(sample_index as usize) else { return Vec::new() };
+        let mut actions = Vec::new();
+        if !std::mem::replace(&mut sample.ended, true) {
+            self.done_if_all_ended(&mut actions);
+            // The end of the last sample closes the stream, which tells the worker as well.
+            if !self.over && self.source.is_some() {
+                actions.push(Action::AbortSample(sample_index));
+            }
+        }
+        actions
+    }
+
+    fn done_if_all_ended(&mut self, actions: &mut Vec<Action>) {
+        if self.samples.iter().all(|sample| sample.ended) {
+            self.over = true;
+            actions.push(Action::Done);
+        }
+    }
+
+    fn failed(&mut self, now: Timestamp, worker: Option<WorkerId>, error: CallError) -> Vec<Action> {
+        match error {
+            CallError::Fault(reason) => self.fault(reason),
+            CallError::Backpressure { retry_after } => self.backpressure(now, worker, retry_after),
+            // Our own validator let it through and the client has seen tokens of it: it is not the client's fault.
+            CallError::Rejected(message) if self.has_delivered() => {
+                tracing::error!(message, "a worker rejected the resume of a request that another one took");
+                self.fail(Refusal::Internal)
+            }
+            CallError::Rejected(message) => self.fail(Refusal::Invalid { param: None, message }),
+        }
+    }
+
+    /// The worker is lost to this request: move.
+    fn fault(&mut self, reason: String) -> Vec<Action> {
+        self.source = None;
+        self.accepted = true;
+        self.full.clear();
+        self.last_fault = reason;
+        if std::mem::take(&mut self.progressed) {
+            self.moves_in_a_row = 0;
+        }
+        if self.moves_in_a_row >= self.migration_limit || self.moves >= MAX_MOVES {
+            return self.lost();
+        }
+        self.moves += 1;
+        self.moves_in_a_row += 1;
+        let wait = match self.moves_in_a_row {
+            1 => Wait::No,
+            moves => Wait::For((MOVE_PAUSE * 2u32.saturating_pow(moves - 2)).min(LONGEST_PAUSE)),
+        };
+        vec![Action::Open(wait)]
+    }
+
+    /// A full worker: another one may not be. A request that was accepted waits, a new one is refused.
+    fn backpressure(
+        &mut self,
+        now: Timestamp,
+        worker: Option<WorkerId>,
+        retry_after: Option<Duration>,
+    ) -> Vec<Action> {
+        let worker = worker.or(self.source.take().map(|(worker, _)| worker));
+        self.retry_after = self.retry_after.max(retry_after);
+        self.full.extend(worker);
+        self.source = None;
+        if !self.has_delivered() && self.moves == 0 {
+            // Taken and then shed before its first token is as good as not taken.
+            self.accepted = false;
+            return vec![Action::Open(Wait::No)];
+        }
+        self.full.clear();
+        self.last_fault = "every worker is full".into();
+        self.wait(now, Wait::For(retry_after.unwrap_or(FULL_PAUSE).min(LONGEST_PAUSE)))
+    }
+
+    fn nobody_ready(&mut self, now: Timestamp) -> Vec<Action> {
+        if self.accepted {
+            return self.wait(now, Wait::FleetChange);
+        }
+        let retry_after = self.retry_after.unwrap_or(Duration::from_secs(1));
+        if self.full.is_empty() {
+            return self.fail(Refusal::NoReadyWorker { reason: "none takes requests".into(), retry_after });
+        }
+        self.fail(Refusal::Overloaded { reason: "every worker is full".into(), retry_after })
+    }
+
+    fn wait(&mut self, now: Timestamp, wait: Wait) -> Vec<Action> {
+        let since = *self.waiting_since.get_or_insert(now);
+        if now.since(since) >= PATIENCE {
+            return self.lost();
+        }
+        vec![Action::Open(wait)]
+    }
+
+    fn has_delivered(&self) -> bool {
+        self.samples.iter().any(|sample| !sample.delivered.is_empty() || sample.ended)
+    }
+
+    fn lost(&mut self) -> Vec<Action> {
+        let refusal = Refusal::WorkersLost { moves: self.moves, reason: self.last_fault.clone() };
+        self.fail(refusal)
+    }
+
+    fn fail(&mut self, refusal: Refusal) -> Vec<Action> {
+        self.over = true;
+        vec![Action::Fail(refusal)]
+    }
+}
+
+/// Tokens, their log-probabilities, and the sample's end.
+type NewTokens = (Vec<TokenId>, Vec<TokenLogprobs>, Option<TokenFinish>);
+
+/// The part of a delta that begins at position `have`, of at most `left` tokens.
+fn new_tokens(delta: WorkerDelta, have: u32, left: usize, wants_logprobs: bool) -> Result<NewTokens, String> {
+    let WorkerDelta { from_position, mut tokens, mut logprobs, finish, .. } = delta;
+    if from_position > have {
+        return Err(format!("a hole: position {from_position} after {have}"));
+    }
+    if wants_logprobs && logprobs.len() != tokens.len() {
+        return Err(format!("{} log-probabilities for {} tokens", logprobs.len(), tokens.len()));
+    }
+    let repeated = (have - from_position) as usize;
+    if repeated > tokens.len() && finish.is_some() {
+        return Err(format!("an end before position {have}"));
+    }
+    if finish == Some(TokenFinish::Aborted) {
+        return Err("the worker gave a sample up".into());
+    }
+    tokens.drain(..repeated.min(tokens.len()));
+    logprobs.drain(..repeated.min(logprobs.len()));
+    if tokens.len() > left {
+        return Err(format!("{} tokens more than asked for", tokens.len() - left));
+    }
+    Ok((tokens, logprobs, finish))
+}

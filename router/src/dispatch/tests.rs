@@ -1,0 +1,383 @@
+//! [`Delivery`] under every fault, against the undisturbed run. A failure names its seed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use skein_node::clock::Timestamp;
+
+use super::delivery::{Action, Delivery, Event, MAX_MOVES, PATIENCE, Wait};
+use crate::prefix_index::WorkerId;
+use crate::refusal::Refusal;
+use crate::request::{Sampling, TokenDelta, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
+use crate::worker_client::{CallError, WorkerDelta};
+
+const WORKER: WorkerId = WorkerId(1);
+
+fn request(n: u32, max_tokens: u32, logprobs: Option<u32>, prompt_logprobs: Option<u32>) -> TokenRequest {
+    let sampling = Sampling {
+        temperature: 1.0,
+        top_p: 1.0,
+        top_k: 0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        seed: 7,
+        logit_bias: Vec::new(),
+        max_tokens,
+        min_tokens: 0,
+        stop_token_ids: Vec::new(),
+        ignore_eos: false,
+        logprobs,
+        prompt_logprobs,
+    };
+    TokenRequest {
+        id: "r".into(),
+        model: "m".into(),
+        prompt: [11, 12, 13, 14, 15].into(),
+        sampling: Arc::new(sampling),
+        n,
+        cache_salt: "".into(),
+        priority: 0,
+        deadline: None,
+    }
+}
+
+fn at(ms: u64) -> Timestamp {
+    Timestamp::from_start(Duration::from_millis(ms))
+}
+
+fn logprobs_of(token: TokenId) -> TokenLogprobs {
+    TokenLogprobs { token, logprob: -(token as f32), rank: token, top: vec![(token, 0.5)] }
+}
+
+/// The model: the next token is a hash of the sample and of all tokens before it; some end the sample.
+fn next(history: &[TokenId], sample: u32) -> Result<TokenId, TokenFinish> {
+    let hash = history.iter().fold(0x9e37_79b9u32.wrapping_add(sample), |hash, token| {
+        (hash ^ token).wrapping_mul(0x85eb_ca6b).rotate_left(13)
+    });
+    if hash % 23 == 0 { Err(TokenFinish::Stop { token: Some(1) }) } else { Ok(hash % 1000) }
+}
+
+/// What a worker sends for one attempt: samples interleaved, tokens in chunks of random size.
+fn serve(request: &TokenRequest, delivery: &Delivery, epoch: u64, rng: &mut StdRng) -> Vec<WorkerDelta> {
+    let mut deltas = Vec::new();
+    let mut live: Vec<(u32, Vec<TokenId>)> =
+        delivery.remaining().map(|(index, tokens)| (index, tokens.to_vec())).collect();
+    let first = live.first().map_or(0, |(index, _)| *index);
+    if delivery.owes_prompt_logprobs() {
+        for (position, &token) in request.prompt.iter().enumerate().skip(1) {
+            deltas.push(WorkerDelta {
+                sample_index: first,
+                from_position: request.prompt.len() as u32 + live[0].1.len() as u32,
+                prompt_logprobs: vec![logprobs_of(token)],
+                from_prompt_position: position as u32,
+                ..WorkerDelta::default()
+            });
+        }
+    }
+    while !live.is_empty() {
+        let which = rng.random_range(0..live.len());
+        let (sample_index, tokens) = &mut live[which];
+        let mut delta = WorkerDelta {
+            sample_index: *sample_index,
+            from_position: (request.prompt.len() + tokens.len()) as u32,
+            ..WorkerDelta::default()
+        };
+        for _ in 0..rng.random_range(1..4) {
+            if tokens.len() as u32 == request.sampling.max_tokens {
+                delta.finish = Some(TokenFinish::Length);
+                break;
+            }
+            match next(&[&request.prompt[..], tokens].concat(), *sample_index) {
+                Ok(token) => {
+                    tokens.push(token);
+                    delta.tokens.push(token);
+                }
+                Err(finish) => {
+                    delta.finish = Some(finish);
+                    break;
+                }
+            }
+        }
+        if request.sampling.logprobs.is_some() {
+            delta.logprobs = delta.tokens.iter().copied().map(logprobs_of).collect();
+        }
+        let ended = delta.finish.is_some();
+        deltas.push(delta);
+        if ended {
+            live.swap_remove(which);
+        }
+    }
+    deltas.iter_mut().for_each(|delta| delta.epoch = epoch);
+    deltas[0].cached_tokens = Some(epoch as u32);
+    deltas
+}
+
+/// What a client has seen; panics on anything repeated, missing or out of place.
+#[derive(Debug, Default, PartialEq, Clone)]
+struct Client {
+    samples: Vec<(Vec<TokenId>, Vec<TokenLogprobs>, Option<TokenFinish>)>,
+    prompt_logprobs: Vec<TokenLogprobs>,
+    cached_tokens: Option<u32>,
+    end: Option<String>,
+}
+
+impl Client {
+    fn take(&mut self, request: &TokenRequest, delta: TokenDelta) {
+        let (tokens, logprobs, finish) = &mut self.samples[delta.sample_index as usize];
+        assert_eq!(delta.from_position as usize, request.prompt.len() + tokens.len(), "positions follow");
+        assert_eq!(*finish, None, "nothing follows an end");
+        assert!(delta.prompt_logprobs.is_empty() || tokens.is_empty(), "the prompt comes first");
+        tokens.extend(delta.tokens);
+        logprobs.extend(delta.logprobs);
+        *finish = delta.finish;
+        self.prompt_logprobs.extend(delta.prompt_logprobs);
+        if delta.cached_tokens.is_some() {
+            assert_eq!(self.cached_tokens, None, "cached tokens are reported once");
+            self.cached_tokens = delta.cached_tokens;
+        }
+    }
+}
+
+/// Runs a request to its end. `disturb` changes what a worker sends in attempt `k` and says how it ends.
+fn run(
+    request: &TokenRequest,
+    seed: u64,
+    mut disturb: impl FnMut(u64, &mut Vec<WorkerDelta>, &mut StdRng) -> Option<Event>,
+) -> Client {
+    let mut rng = StdRng::seed_from_u64(seed);
+    // Faults in a row are another test's.
+    let mut delivery = Delivery::new(request, MAX_MOVES, at(0));
+    let samples = (0..request.n).map(|_| Default::default()).collect();
+    let mut client = Client { samples, ..Client::default() };
+    for attempt in 1.. {
+        delivery.handle(at(attempt), Event::Opened(WORKER, attempt));
+        let mut deltas = serve(request, &delivery, attempt, &mut rng);
+        let end = disturb(attempt, &mut deltas, &mut rng).unwrap_or(Event::Ended(None));
+        let mut open = false;
+        for event in deltas.into_iter().map(Event::Delta).chain([end]) {
+            for action in delivery.handle(at(attempt), event) {
+                match action {
+                    Action::Emit(delta) => client.take(request, delta),
+                    Action::Open(_) => open = true,
+                    Action::AbortSample(_) => {}
+                    Action::Fail(refusal) => client.end = Some(refusal.to_string()),
+                    Action::Done => client.end = Some("done".into()),
+                }
+            }
+            // A driver that is told to open reads no more of the old stream.
+            if open || client.end.is_some() {
+                break;
+            }
+        }
+        if client.end.is_some() {
+            return client;
+        }
+        assert!(open, "a stream that ended early is opened again");
+    }
+    unreachable!("attempts are endless")
+}
+
+fn requests() -> Vec<TokenRequest> {
+    [
+        (1, 24, None, None),
+        (1, 24, Some(2), Some(2)),
+        (3, 24, Some(0), None),
+        (2, 1, None, Some(0)),
+        (4, 40, None, None),
+    ]
+    .map(|(n, max_tokens, logprobs, prompt_logprobs)| request(n, max_tokens, logprobs, prompt_logprobs))
+    .into()
+}
+
+#[test]
+fn a_cut_at_any_position_changes_nothing() {
+    for request in requests() {
+        for seed in 0..20 {
+            let expected = run(&request, seed, |_, _, _| None);
+            assert_eq!(expected.end.as_deref(), Some("done"));
+            for cut in 0..60 {
+                let got = run(&request, seed, |attempt, deltas, _| {
+                    if attempt == 1 {
+                        deltas.truncate(cut);
+                    }
+                    None
+                });
+                // If the first worker said nothing, the second one's cache counts.
+                let cached_tokens = Some(if cut == 0 { 2 } else { 1 });
+                assert_eq!(got, Client { cached_tokens, ..expected.clone() }, "seed {seed}, cut {cut}");
+            }
+        }
+    }
+}
+
+#[test]
+fn no_mix_of_faults_loses_repeats_or_changes_a_token() {
+    for request in requests() {
+        for seed in 0..400 {
+            let expected = run(&request, seed, |_, _, _| None);
+            let got = run(&request, seed, |attempt, deltas, rng| {
+                if attempt > 30 {
+                    return None;
+                }
+                // After the first, which says how much was cached.
+                let place = rng.random_range(1..=deltas.len());
+                fault(deltas, place, rng)
+            });
+            assert_eq!(got.samples, expected.samples, "seed {seed}");
+            assert_eq!(got.prompt_logprobs, expected.prompt_logprobs, "seed {seed}");
+            assert_eq!((got.end, got.cached_tokens), (expected.end, Some(1)), "seed {seed}");
+        }
+    }
+}
+
+/// Puts one of the things that go wrong at `place`.
+fn fault(deltas: &mut Vec<WorkerDelta>, place: usize, rng: &mut StdRng) -> Option<Event> {
+    let kind = rng.random_range(0..9);
+    let victim = deltas.get(place).cloned();
+    match (kind, victim) {
+        (0, _) => deltas.truncate(place),
+        // Twice, in part twice, lost, from another life, with a wrong end, with too much, without its numbers.
+        (1, Some(victim)) => deltas.insert(place, victim),
+        (2, Some(mut victim)) => {
+            victim.tokens.truncate(1);
+            victim.logprobs.truncate(1);
+            victim.finish = None;
+            deltas.insert(place, victim);
+        }
+        (3, Some(_)) => drop(deltas.remove(place)),
+        (4, Some(_)) => deltas[place].epoch += 100,
+        (5, Some(_)) => deltas[place].finish = Some(TokenFinish::Aborted),
+        (6, Some(_)) => deltas[place].sample_index += 100,
+        (7, Some(_)) => deltas[place].from_position += 1,
+        (8, Some(_)) => {
+            deltas.truncate(place);
+            return Some(Event::Ended(Some(CallError::Backpressure { retry_after: None })));
+        }
+        _ => {}
+    }
+    Some(Event::Ended(Some(CallError::Fault("broken".into()))))
+}
+
+#[test]
+fn an_aborted_sample_gives_nothing_more_and_the_others_go_on() {
+    let request = request(3, 24, None, None);
+    for seed in 0..50 {
+        let expected = run(&request, seed, |_, _, _| None);
+        let mut delivery = Delivery::new(&request, 3, at(0));
+        let mut rng = StdRng::seed_from_u64(seed);
+        let mut client = Client { samples: vec![Default::default(); 3], ..Client::default() };
+        let mut aborted = false;
+        for attempt in 1..=2 {
+            delivery.handle(at(0), Event::Opened(WORKER, attempt));
+            let deltas = serve(&request, &delivery, attempt, &mut rng);
+            let half = deltas.len() / 2;
+            for (index, delta) in deltas.into_iter().enumerate() {
+                if attempt == 1 && index == 3 {
+                    let told = delivery.handle(at(0), Event::Abort(1));
+                    aborted = told.iter().any(|action| matches!(action, Action::AbortSample(1)));
+                }
+                for action in delivery.handle(at(0), Event::Delta(delta)) {
+                    match action {
+                        Action::Emit(delta) => client.take(&request, delta),
+                        Action::Done => client.end = Some("done".into()),
+                        other => panic!("seed {seed}: {other:?}"),
+                    }
+                }
+                if attempt == 1 && index == half {
+                    break;
+                }
+            }
+            delivery.handle(at(0), Event::Ended(None));
+        }
+        assert_eq!(client.end.as_deref(), Some("done"), "seed {seed}");
+        for index in [0, 2] {
+            assert_eq!(client.samples[index], expected.samples[index], "seed {seed}");
+        }
+        assert!(expected.samples[1].0.starts_with(&client.samples[1].0), "seed {seed}");
+        assert!(aborted || expected.samples[1] == client.samples[1], "seed {seed}: the worker was told");
+    }
+}
+
+/// Feeds `events` to a fresh delivery and returns the last actions.
+fn last_actions(request: &TokenRequest, events: Vec<(u64, Event)>) -> Vec<Action> {
+    let mut delivery = Delivery::new(request, 3, at(0));
+    events.into_iter().map(|(ms, event)| delivery.handle(at(ms), event)).last().expect("there are events")
+}
+
+fn broken() -> Event {
+    Event::Ended(Some(CallError::Fault("broken".into())))
+}
+
+fn full() -> CallError {
+    CallError::Backpressure { retry_after: Some(Duration::from_millis(70)) }
+}
+
+/// A delta with the next token of a single-sample request.
+fn token(position: u32) -> Event {
+    Event::Delta(WorkerDelta { epoch: 1, from_position: position, tokens: vec![9], ..WorkerDelta::default() })
+}
+
+#[test]
+fn moves_without_progress_are_bounded_and_progress_begins_anew() {
+    let request = request(1, 1000, None, None);
+    let opened = || (0, Event::Opened(WORKER, 1));
+    let faults = |count: usize| (0..count).flat_map(|_| [opened(), (0, broken())]);
+    let last = last_actions(&request, faults(1).collect());
+    assert!(matches!(last[..], [Action::Open(Wait::No)]), "{last:?}");
+    let last = last_actions(&request, faults(3).collect());
+    assert!(matches!(last[..], [Action::Open(Wait::For(_))]), "{last:?}");
+    let last = last_actions(&request, faults(4).collect());
+    assert!(matches!(last[..], [Action::Fail(Refusal::WorkersLost { moves: 3, .. })]), "{last:?}");
+    // Three in a row, a token, and again three: still alive.
+    let events = faults(3).chain([opened(), (0, token(5))]).chain([(0, broken())]).chain(faults(2));
+    let last = last_actions(&request, events.collect());
+    assert!(matches!(last[..], [Action::Open(_)]), "{last:?}");
+    // But not for ever.
+    let endless = (0..=MAX_MOVES).flat_map(|round| [opened(), (0, token(5 + round)), (0, broken())]);
+    let last = last_actions(&request, endless.collect());
+    assert!(matches!(last[..], [Action::Fail(Refusal::WorkersLost { moves: MAX_MOVES, .. })]), "{last:?}");
+}
+
+#[test]
+fn a_new_request_is_refused_when_all_are_full_and_an_accepted_one_waits() {
+    let request = request(1, 10, None, None);
+    let refused = |worker| (0, Event::NotOpened(WorkerId(worker), full()));
+    let last = last_actions(&request, vec![refused(1)]);
+    assert!(matches!(last[..], [Action::Open(Wait::No)]), "another worker is tried: {last:?}");
+    let last = last_actions(&request, vec![refused(1), refused(2), (0, Event::NobodyReady)]);
+    assert!(matches!(last[..], [Action::Fail(Refusal::Overloaded { .. })]), "{last:?}");
+    let last = last_actions(&request, vec![(0, Event::NobodyReady)]);
+    assert!(matches!(last[..], [Action::Fail(Refusal::NoReadyWorker { .. })]), "{last:?}");
+
+    let accepted = || vec![(0, Event::Opened(WORKER, 1)), (0, token(5)), (0, broken())];
+    let with = |more: Vec<(u64, Event)>| last_actions(&request, accepted().into_iter().chain(more).collect());
+    let last = with(vec![refused(1)]);
+    assert!(matches!(last[..], [Action::Open(Wait::For(_))]), "{last:?}");
+    let last = with(vec![(0, Event::NobodyReady)]);
+    assert!(matches!(last[..], [Action::Open(Wait::FleetChange)]), "{last:?}");
+    let too_long = PATIENCE.as_millis() as u64;
+    let last = with(vec![(0, Event::NobodyReady), (too_long, Event::NobodyReady)]);
+    assert!(matches!(last[..], [Action::Fail(Refusal::WorkersLost { .. })]), "{last:?}");
+}
+
+#[test]
+fn a_rejected_request_is_not_tried_elsewhere_and_a_deadline_ends_it() {
+    let request = request(1, 10, None, None);
+    let rejected = || CallError::Rejected("max_tokens must be at least 1".into());
+    let last = last_actions(&request, vec![(0, Event::NotOpened(WORKER, rejected()))]);
+    assert!(matches!(last[..], [Action::Fail(Refusal::Invalid { param: None, .. })]), "{last:?}");
+    let resumed = vec![
+        (0, Event::Opened(WORKER, 1)),
+        (0, token(5)),
+        (0, broken()),
+        (0, Event::NotOpened(WORKER, rejected())),
+    ];
+    let last = last_actions(&request, resumed);
+    assert!(matches!(last[..], [Action::Fail(Refusal::Internal)]), "{last:?}");
+    let last = last_actions(&request, vec![(0, Event::Opened(WORKER, 1)), (9, Event::Deadline)]);
+    assert!(matches!(last[..], [Action::Fail(Refusal::DeadlineExceeded { .. })]), "{last:?}");
+}

@@ -1,0 +1,117 @@
+//! The wires behind the fleet: one task follows discovery, one task a worker reads its `Info` and its watch.
+//! They decide nothing: what they hear goes into [`Fleet::handle`], what it says they do.
+//!
+//! [`Fleet::handle`]: super::Fleet::handle
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use skein_node::discovery::Change;
+use tokio::sync::mpsc;
+use tokio::task::{AbortHandle, JoinSet};
+
+use super::{Action, Event};
+use crate::cluster::Shared;
+use crate::prefix_index::WorkerId;
+use crate::worker_client::{CallError, WorkerClient};
+
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// A worker that answers but still loads its weights is asked again after this time at most.
+const LOADING_PAUSE: Duration = Duration::from_millis(200);
+
+/// Follows discovery until the cluster is dropped. All links end with this task.
+pub(crate) async fn follow_members(shared: Arc<Shared>, mut changes: mpsc::Receiver<Change>) {
+    let mut links = JoinSet::new();
+    let mut handles: HashMap<WorkerId, AbortHandle> = HashMap::new();
+    loop {
+        let Some(change) = changes.recv().await else {
+            // No more changes: the members stay as they are.
+            return std::future::pending().await;
+        };
+        for action in shared.handle(Event::Member(change)) {
+            match action {
+                Action::Follow(worker, address) => {
+                    let link = links.spawn(follow_worker(shared.clone(), worker, address));
+                    handles.insert(worker, link);
+                }
+                Action::Unfollow(worker) => {
+                    shared.disconnect(worker);
+                    handles.remove(&worker).inspect(AbortHandle::abort);
+                }
+                Action::Resubscribe(_) | Action::Reconnect(_) | Action::Wake => {}
+            }
+        }
+        while links.try_join_next().is_some() {}
+    }
+}
+
+async fn follow_worker(shared: Arc<Shared>, worker: WorkerId, address: String) {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let mut reached = Reached::Nothing;
+        let ended = session(&shared, worker, &address, &mut reached).await;
+        shared.handle(Event::Lost(worker));
+        pause = match reached {
+            Reached::Nothing => pause,
+            Reached::Process => pause.min(LOADING_PAUSE),
+            Reached::Watch => FIRST_PAUSE,
+        };
+        tracing::debug!(
+            worker = worker.0,
+            error = ended.err().map(tracing::field::display),
+            ?pause,
+            "link ended"
+        );
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// How far a session came.
+enum Reached {
+    Nothing,
+    Process,
+    Watch,
+}
+
+/// One connection to a worker, from its `Info` to the end of its watch.
+async fn session(
+    shared: &Arc<Shared>,
+    worker: WorkerId,
+    address: &str,
+    reached: &mut Reached,
+) -> Result<(), CallError> {
+    let client = WorkerClient::connect(address).await?;
+    *reached = Reached::Process;
+    let info = client.info().await?;
+    tracing::info!(
+        worker = worker.0,
+        address,
+        backend = info.backend,
+        version = info.version,
+        "worker connected"
+    );
+    shared.connect(worker, client.clone());
+    shared.handle(Event::Connected(worker, info));
+    let mut subscriptions = 0u32;
+    'subscribe: loop {
+        // A worker whose snapshots never fit must not be asked in a tight loop.
+        tokio::time::sleep(FIRST_PAUSE * subscriptions.min(20)).await;
+        subscriptions += 1;
+        let mut events = client.watch(shared.router_id, shared.watch_from(worker)).await?;
+        while let Some(event) = events.next().await {
+            for action in shared.handle(Event::Watched(worker, event?)) {
+                match action {
+                    Action::Resubscribe(_) => continue 'subscribe,
+                    Action::Reconnect(_) => return Ok(()),
+                    Action::Wake => *reached = Reached::Watch,
+                    Action::Follow(..) | Action::Unfollow(_) => {}
+                }
+            }
+        }
+        return Err(CallError::Fault("the watch ended".into()));
+    }
+}

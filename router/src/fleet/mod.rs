@@ -1,0 +1,366 @@
+//! The live picture of the workers: who belongs, who is ready, what each caches and carries. Pure: events and
+//! the time go in, actions come out. `link` feeds it from the network.
+//!
+//! A worker takes requests only while its `Info` is read, its watch is alive, it does not drain, its breaker lets
+//! requests through, and no stream has just broken on it. It knows no requests and no client.
+
+pub(crate) mod link;
+mod worker;
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use rand::Rng;
+use skein_node::clock::Timestamp;
+use skein_node::discovery::{Change, Member};
+use skein_proto::block_hash::{self, BlockHash};
+
+use crate::breaker::Outcome;
+use crate::generator::ModelLimits;
+use crate::ledger::{Cost, CurrentLoad};
+use crate::policy::{self, Demand, Pick, WorkerView};
+use crate::prefix_index::{Desync, Expectation, PrefixIndex, WorkerId};
+use crate::request::TokenId;
+use crate::worker_client::{WatchBody, WatchEvent, WorkerInfo};
+
+use worker::{Step, Worker};
+
+/// What happens to a fleet.
+#[derive(Debug)]
+pub enum Event {
+    /// Discovery says who belongs.
+    Member(Change),
+    /// A link has read what its worker serves.
+    Connected(WorkerId, WorkerInfo),
+    /// A link has an entry of its worker's log.
+    Watched(WorkerId, WatchEvent),
+    /// A link has lost its worker.
+    Lost(WorkerId),
+    /// A dispatch shows how a worker in one of its lives (epoch) fares.
+    Dispatched(WorkerId, u64, Outcome),
+}
+
+/// What is to be done about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Start a link to a new worker.
+    Follow(WorkerId, String),
+    /// End the link to one that left.
+    Unfollow(WorkerId),
+    /// Open the watch again, from where [`Fleet::watch_from`] says.
+    Resubscribe(WorkerId),
+    /// Connect again and read `Info`: the worker has started anew.
+    Reconnect(WorkerId),
+    /// A worker takes requests that did not before: wake those who wait.
+    Wake,
+}
+
+/// How one worker stands, for people.
+#[derive(Debug, Clone)]
+pub struct WorkerStatus {
+    /// Its name in discovery.
+    pub id: String,
+    /// Where it listens.
+    pub address: String,
+    /// `ready`, or why not.
+    pub state: String,
+    /// What it serves, once known.
+    pub info: Option<WorkerInfo>,
+    /// What it carries.
+    pub load: CurrentLoad,
+    /// Blocks in its prefix cache, as far as known here.
+    pub cached_blocks: usize,
+}
+
+/// A request as the fleet sees it.
+#[derive(Debug)]
+pub struct Job {
+    /// What its tokens ask of any worker.
+    pub demand: Demand,
+    /// Its prefix may be found in a cache. Not so when the prompt's log-probabilities are asked for.
+    pub cacheable: bool,
+    /// Its block hashes, for each block size in the fleet.
+    pub chains: Vec<(u32, Vec<BlockHash>)>,
+}
+
+/// A request on its way to a worker.
+#[derive(Debug, Clone, Copy)]
+pub struct Placement {
+    /// Where to.
+    pub worker: WorkerId,
+    /// In which of its lives.
+    pub epoch: u64,
+    /// This router's number for it.
+    pub sequence: u64,
+}
+
+/// The picture.
+#[derive(Debug)]
+pub struct Fleet {
+    model: String,
+    router_id: u64,
+    wedge_after: Duration,
+    members: HashMap<String, WorkerId>,
+    workers: BTreeMap<WorkerId, Worker>,
+    index: PrefixIndex,
+    next_id: u32,
+}
+
+impl Fleet {
+    /// A fleet without workers. Workers of another model are not used; a worker whose step counter stands for
+    /// `wedge_after` while it has work is stuck.
+    pub fn new(model: &str, router_id: u64, wedge_after: Duration, index: PrefixIndex) -> Self {
+        let (members, workers) = (HashMap::new(), BTreeMap::new());
+        Self { model: model.to_owned(), router_id, wedge_after, members, workers, index, next_id: 0 }
+    }
+
+    /// Takes in what happened.
+    pub fn handle(&mut self, now: Timestamp, event: Event) -> Vec<Action> {
+        match event {
+            Event::Member(Change::Join(member)) => self.join(now, member),
+            Event::Member(Change::Leave(id)) => self.leave(&id),
+            Event::Connected(id, info) => self.update(now, id, |fleet| fleet.connected(now, id, info)),
+            Event::Watched(id, event) => self.update(now, id, |fleet| fleet.watched(now, id, event)),
+            Event::Lost(id) => self.update(now, id, |fleet| fleet.with(id, |worker| worker.watching = false)),
+            Event::Dispatched(id, epoch, outcome) => {
+                self.update(now, id, |fleet| fleet.with(id, |worker| worker.dispatched(now, epoch, outcome)))
+            }
+        }
+    }
+
+    /// The best worker for a job by now, of those that take requests and are not among `without`.
+    pub fn choose(
+        &self,
+        now: Timestamp,
+        job: &Job,
+        without: &[WorkerId],
+        rng: &mut impl Rng,
+    ) -> Option<Pick> {
+        let takes = |(id, worker): &(&WorkerId, &Worker)| {
+            worker.refuses(now, self.wedge_after).is_none() && !without.contains(id)
+        };
+        let views: Vec<WorkerView> = self
+            .workers
+            .iter()
+            .filter(takes)
+            .filter_map(|(&id, worker)| self.view(id, worker, job))
+            .collect();
+        policy::pick(&job.demand, &views, rng)
+    }
+
+    /// Enters a choice into the worker's account.
+    pub fn place(&mut self, now: Timestamp, job: &Job, pick: &Pick) -> Option<Placement> {
+        let worker = self.workers.get_mut(&pick.worker)?;
+        let info = worker.info.as_ref()?;
+        let Demand { prompt_tokens, expected_output_tokens, sequences } = job.demand;
+        let uncached_tokens = prompt_tokens.saturating_sub(pick.hit_tokens);
+        let blocks = (uncached_tokens + expected_output_tokens).div_ceil(info.block_size);
+        let cost = Cost { uncached_tokens: u64::from(uncached_tokens), blocks, sequences };
+        let sequence = worker.ledger.place(cost);
+        worker.breaker.dispatched(now);
+        if let (true, Some(chain)) = (job.cacheable, chain_of(job, info.block_size)) {
+            let held = (pick.hit_tokens / info.block_size) as usize;
+            self.index.expect(
+                pick.worker,
+                Expectation::Placed(sequence),
+                &chain[held.min(chain.len())..],
+                now,
+            );
+        }
+        Some(Placement { worker: pick.worker, epoch: info.epoch, sequence })
+    }
+
+    /// A placement has given its first token.
+    pub fn prefilled(&mut self, placement: Placement) {
+        self.with(placement.worker, |worker| worker.ledger.prefilled(placement.sequence));
+    }
+
+    /// A placement has ended, in whatever way.
+    pub fn ended(&mut self, placement: Placement) {
+        let Some(worker) = self.workers.get_mut(&placement.worker) else { return };
+        // What gave tokens is cached; the worker's word for it may still be on its way.
+        if !worker.ledger.end(placement.sequence) {
+            self.index.withdraw(placement.worker, placement.sequence);
+        }
+    }
+
+    /// Whether a stream that has been silent since `silent_since` will stay so: its worker is gone, its engine
+    /// stands still, or it has lost the request.
+    pub fn is_stuck(&self, now: Timestamp, placement: Placement, silent_since: Timestamp) -> bool {
+        self.workers.get(&placement.worker).is_none_or(|worker| {
+            !worker.lives(placement.epoch) || worker.is_stuck(now, self.wedge_after, silent_since)
+        })
+    }
+
+    /// From where a link watches: (epoch, next sequence number), or (0, 0) for a snapshot.
+    pub fn watch_from(&self, id: WorkerId) -> (u64, u64) {
+        self.workers.get(&id).map_or((0, 0), Worker::watch_from)
+    }
+
+    /// Bounds that hold at every worker that takes requests; `None` without any.
+    pub fn limits(&self, now: Timestamp) -> Option<ModelLimits> {
+        let limits = self
+            .ready(now)
+            .map(|info| ModelLimits { max_model_len: info.max_model_len, vocab_size: info.vocab_size });
+        limits.reduce(|one, other| ModelLimits {
+            max_model_len: one.max_model_len.min(other.max_model_len),
+            vocab_size: one.vocab_size.min(other.vocab_size),
+        })
+    }
+
+    /// Whether any worker takes requests.
+    pub fn is_ready(&self, now: Timestamp) -> bool {
+        self.ready(now).next().is_some()
+    }
+
+    /// Whether the rates behind predictions have been measured by any worker that takes requests.
+    pub fn has_measured(&self) -> bool {
+        self.workers.values().any(|worker| worker.ledger.last_report().prefill_tokens_per_second > 0.0)
+    }
+
+    /// The block sizes in use, each once.
+    pub fn block_sizes(&self) -> Vec<u32> {
+        let mut sizes: Vec<u32> =
+            self.workers.values().filter_map(|worker| Some(worker.info.as_ref()?.block_size)).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        sizes
+    }
+
+    /// How the workers stand.
+    pub fn status(&self, now: Timestamp) -> Vec<WorkerStatus> {
+        let status = |(&id, worker): (&WorkerId, &Worker)| WorkerStatus {
+            id: worker.member.id.clone(),
+            address: worker.member.address.clone(),
+            state: worker.refuses(now, self.wedge_after).unwrap_or_else(|| "ready".into()),
+            info: worker.info.clone(),
+            load: worker.ledger.current(),
+            cached_blocks: self.index.blocks(id),
+        };
+        self.workers.iter().map(status).collect()
+    }
+
+    fn ready(&self, now: Timestamp) -> impl Iterator<Item = &WorkerInfo> {
+        let ready = move |worker: &&Worker| worker.refuses(now, self.wedge_after).is_none();
+        self.workers.values().filter(ready).filter_map(|worker| worker.info.as_ref())
+    }
+
+    fn view(&self, id: WorkerId, worker: &Worker, job: &Job) -> Option<WorkerView> {
+        let info = worker.info.as_ref()?;
+        let chain = if job.cacheable { chain_of(job, info.block_size) } else { None };
+        let blocks = chain.map_or(0, |chain| self.index.leading_blocks(id, chain)) as u32;
+        // The last prompt token is always computed: its logits are what the first output token is drawn from.
+        let hit_tokens = (blocks * info.block_size).min(job.demand.prompt_tokens.saturating_sub(1));
+        let (max_num_seqs, block_size) = (info.max_num_seqs, info.block_size);
+        Some(WorkerView { id, hit_tokens, load: worker.ledger.current(), max_num_seqs, block_size })
+    }
+
+    fn join(&mut self, now: Timestamp, member: Member) -> Vec<Action> {
+        let mut actions = self.leave(&member.id);
+        self.next_id += 1;
+        let id = WorkerId(self.next_id);
+        actions.push(Action::Follow(id, member.address.clone()));
+        self.members.insert(member.id.clone(), id);
+        self.workers.insert(id, Worker::new(member, now));
+        actions
+    }
+
+    fn leave(&mut self, id: &str) -> Vec<Action> {
+        let Some(id) = self.members.remove(id) else { return Vec::new() };
+        self.workers.remove(&id);
+        self.index.remove(id);
+        vec![Action::Unfollow(id)]
+    }
+
+    /// Applies a change of one worker, and wakes those who wait if it takes requests from now on.
+    fn update(
+        &mut self,
+        now: Timestamp,
+        id: WorkerId,
+        change: impl FnOnce(&mut Self) -> Vec<Action>,
+    ) -> Vec<Action> {
+        let takes = |fleet: &Self| {
+            fleet.workers.get(&id).is_some_and(|worker| worker.refuses(now, fleet.wedge_after).is_none())
+        };
+        let before = takes(self);
+        let mut actions = change(self);
+        if !before && takes(self) {
+            actions.push(Action::Wake);
+        }
+        actions
+    }
+
+    /// Changes a worker that may have left by now; nothing more is to be done about it.
+    fn with(&mut self, id: WorkerId, change: impl FnOnce(&mut Worker)) -> Vec<Action> {
+        if let Some(worker) = self.workers.get_mut(&id) {
+            change(worker);
+        }
+        Vec::new()
+    }
+
+    fn connected(&mut self, now: Timestamp, id: WorkerId, info: WorkerInfo) -> Vec<Action> {
+        let Some(worker) = self.workers.get_mut(&id) else { return Vec::new() };
+        if !worker.lives(info.epoch) {
+            self.index.remove(id);
+        }
+        worker.connected(now, info, &self.model);
+        Vec::new()
+    }
+
+    fn watched(&mut self, now: Timestamp, id: WorkerId, event: WatchEvent) -> Vec<Action> {
+        let Some(worker) = self.workers.get_mut(&id) else { return Vec::new() };
+        if !worker.lives(event.epoch) {
+            worker.watching = false;
+            return vec![Action::Reconnect(id)];
+        }
+        let applied = match worker.follow(now, &event) {
+            Step::Old => Ok(()),
+            Step::Gap => Err(Desync { handle: 0 }),
+            Step::Next => self.apply(now, id, event.body),
+        };
+        if let Err(desync) = applied {
+            tracing::debug!(worker = id.0, %desync, "asking for a snapshot of the worker's cache");
+            self.with(id, Worker::ask_for_snapshot);
+            return vec![Action::Resubscribe(id)];
+        }
+        Vec::new()
+    }
+
+    fn apply(&mut self, now: Timestamp, id: WorkerId, body: WatchBody) -> Result<(), Desync> {
+        match body {
+            WatchBody::Snapshot(runs) => return self.index.replace(id, &runs),
+            WatchBody::Cache(change) => return self.index.apply(id, &change),
+            WatchBody::Load(load) => drop(self.with(id, |worker| worker.report(now, load))),
+            WatchBody::Admitted { router_id, sequence, hashes } => {
+                if router_id == self.router_id {
+                    self.index.withdraw(id, sequence);
+                }
+                self.index.expect(id, Expectation::Admitted, &hashes, now);
+            }
+            WatchBody::Unknown => {}
+        }
+        Ok(())
+    }
+}
+
+impl Job {
+    /// A request's tokens (what it has been given included) as work for a fleet with these block sizes.
+    pub fn new(
+        model: &str,
+        cache_salt: &str,
+        tokens: &[TokenId],
+        block_sizes: &[u32],
+        demand: Demand,
+    ) -> Self {
+        let root = block_hash::root(model, "", cache_salt);
+        let chain = |&size: &u32| (size, block_hash::chain(root, tokens, size as usize));
+        Self { demand, cacheable: true, chains: block_sizes.iter().map(chain).collect() }
+    }
+}
+
+fn chain_of(job: &Job, block_size: u32) -> Option<&[BlockHash]> {
+    job.chains.iter().find(|(size, _)| *size == block_size).map(|(_, chain)| chain.as_slice())
+}
+
+#[cfg(test)]
+mod tests;

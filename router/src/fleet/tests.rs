@@ -1,0 +1,269 @@
+//! The fleet under joins, leaves, gaps, restarts and silence: events in, actions and readiness out.
+
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+
+use super::*;
+use crate::ledger::Load;
+use crate::prefix_index::{CacheChange, DEFAULT_MAX_BYTES, Run};
+
+const ROUTER: u64 = 77;
+const WEDGE_AFTER: Duration = Duration::from_secs(5);
+
+fn at(ms: u64) -> Timestamp {
+    Timestamp::from_start(Duration::from_millis(ms))
+}
+
+fn info(epoch: u64) -> WorkerInfo {
+    WorkerInfo {
+        epoch,
+        model: "m".into(),
+        max_model_len: 1000,
+        vocab_size: 500,
+        block_size: 4,
+        kv_blocks: 100,
+        max_num_seqs: 8,
+        max_num_batched_tokens: 64,
+        resume_exact: true,
+        version: String::new(),
+        backend: "fake".into(),
+    }
+}
+
+fn load(sequence: u64, load: Load) -> (u64, WatchBody) {
+    (sequence, WatchBody::Load(load))
+}
+
+fn rated(running: u32, step: u64) -> Load {
+    Load { running, step, free_blocks: 100, prefill_tokens_per_second: 1000.0, ..Load::default() }
+}
+
+struct Scene {
+    fleet: Fleet,
+    ids: Vec<WorkerId>,
+}
+
+impl Scene {
+    /// A fleet with `workers` members whose links have read `Info` (epoch 1) and an empty snapshot.
+    fn new(workers: usize) -> Self {
+        let fleet = Fleet::new("m", ROUTER, WEDGE_AFTER, PrefixIndex::new(DEFAULT_MAX_BYTES));
+        let mut scene = Self { fleet, ids: Vec::new() };
+        for index in 0..workers {
+            let member = Member { id: format!("w{index}"), address: format!("host:{}", index + 1) };
+            let actions = scene.fleet.handle(at(0), Event::Member(Change::Join(member)));
+            let [Action::Follow(id, _)] = actions[..] else { panic!("{actions:?}") };
+            scene.ids.push(id);
+            assert_eq!(scene.fleet.handle(at(0), Event::Connected(id, info(1))), []);
+            assert_eq!(scene.watch(0, index, 1, (1, WatchBody::Snapshot(Vec::new()))), [Action::Wake]);
+        }
+        scene
+    }
+
+    fn watch(
+        &mut self,
+        ms: u64,
+        worker: usize,
+        epoch: u64,
+        (sequence, body): (u64, WatchBody),
+    ) -> Vec<Action> {
+        self.fleet.handle(at(ms), Event::Watched(self.ids[worker], WatchEvent { epoch, sequence, body }))
+    }
+
+    fn dispatched(&mut self, ms: u64, worker: usize, outcome: Outcome) -> Vec<Action> {
+        self.fleet.handle(at(ms), Event::Dispatched(self.ids[worker], 1, outcome))
+    }
+
+    fn job(tokens: &[TokenId]) -> Job {
+        let demand = Demand { prompt_tokens: tokens.len() as u32, expected_output_tokens: 4, sequences: 1 };
+        Job::new("m", "", tokens, &[4], demand)
+    }
+
+    fn choice(&self, ms: u64, tokens: &[TokenId]) -> Option<Pick> {
+        self.fleet.choose(at(ms), &Self::job(tokens), &[], &mut StdRng::seed_from_u64(ms))
+    }
+
+    fn is_ready(&self, ms: u64, worker: usize) -> bool {
+        self.fleet.status(at(ms))[worker].state == "ready"
+    }
+}
+
+fn stored(tokens: &[TokenId]) -> WatchBody {
+    let hashes = block_hash::chain(block_hash::root("m", "", ""), tokens, 4);
+    let run = Run { handle: 1, parent: 0, depth: 0, hashes };
+    WatchBody::Cache(CacheChange { stored: vec![run], ..CacheChange::default() })
+}
+
+#[test]
+fn a_worker_takes_requests_from_its_first_word_on() {
+    let mut scene = Scene::new(0);
+    let member = Member { id: "w".into(), address: "host:1".into() };
+    let actions = scene.fleet.handle(at(0), Event::Member(Change::Join(member.clone())));
+    let [Action::Follow(id, _)] = actions[..] else { panic!("{actions:?}") };
+    scene.ids.push(id);
+    assert!(!scene.is_ready(0, 0));
+    scene.fleet.handle(at(0), Event::Connected(id, info(1)));
+    assert!(!scene.is_ready(0, 0), "its watch has said nothing");
+    assert_eq!(scene.fleet.limits(at(0)), None);
+    assert_eq!(scene.watch(0, 0, 1, load(1, rated(0, 0))), [Action::Wake]);
+    assert!(scene.is_ready(0, 0));
+    assert_eq!(scene.fleet.limits(at(0)), Some(ModelLimits { max_model_len: 1000, vocab_size: 500 }));
+
+    assert_eq!(scene.fleet.handle(at(0), Event::Lost(id)), []);
+    assert!(!scene.is_ready(0, 0));
+    assert_eq!(scene.watch(0, 0, 1, load(1, rated(0, 0))), [Action::Wake]);
+    scene.watch(0, 0, 1, load(1, Load { draining: true, ..rated(0, 0) }));
+    assert!(!scene.is_ready(0, 0));
+
+    // Again under the same name, elsewhere: the old one is given up.
+    let moved = Member { address: "host:2".into(), ..member };
+    let actions = scene.fleet.handle(at(0), Event::Member(Change::Join(moved)));
+    assert!(matches!(actions[..], [Action::Unfollow(old), Action::Follow(new, _)] if old == id && new != id));
+    assert_eq!(scene.fleet.handle(at(0), Event::Member(Change::Leave("w".into()))).len(), 1);
+    assert_eq!(scene.fleet.handle(at(0), Event::Member(Change::Leave("w".into()))), []);
+    assert!(scene.fleet.status(at(0)).is_empty());
+    assert!(scene.watch(0, 0, 1, load(1, rated(0, 0))).is_empty(), "what an old link still says is nothing");
+}
+
+#[test]
+fn a_worker_of_another_model_is_not_used() {
+    let mut scene = Scene::new(1);
+    let other = WorkerInfo { model: "other".into(), epoch: 2, ..info(2) };
+    scene.fleet.handle(at(0), Event::Connected(scene.ids[0], other));
+    scene.watch(0, 0, 2, (1, WatchBody::Snapshot(Vec::new())));
+    assert!(!scene.is_ready(0, 0));
+    assert!(scene.fleet.status(at(0))[0].state.contains("other"));
+}
+
+#[test]
+fn a_gap_in_the_log_asks_for_a_snapshot() {
+    let tokens: Vec<TokenId> = (0..40).collect();
+    let mut scene = Scene::new(1);
+    let id = scene.ids[0];
+    assert_eq!(scene.watch(0, 0, 1, (1, stored(&tokens[..20]))), []);
+    assert_eq!(scene.fleet.watch_from(id), (1, 2), "a broken watch goes on from here");
+    assert_eq!(scene.watch(0, 0, 1, (1, stored(&tokens))), [], "an entry that is known already");
+    assert_eq!(scene.choice(0, &tokens).expect("a worker").hit_tokens, 20);
+    assert_eq!(scene.watch(0, 0, 1, load(2, rated(0, 0))), [], "a report uses no number up");
+    assert_eq!(scene.watch(0, 0, 1, (3, stored(&tokens))), [Action::Resubscribe(id)]);
+    assert_eq!(scene.fleet.watch_from(id), (0, 0));
+    let WatchBody::Cache(change) = stored(&tokens) else { panic!("a cache change") };
+    assert_eq!(scene.watch(0, 0, 1, (4, WatchBody::Snapshot(change.stored))), []);
+    assert_eq!(scene.fleet.watch_from(id), (1, 4));
+    assert_eq!(
+        scene.choice(0, &tokens).expect("a worker").hit_tokens,
+        39,
+        "the last token is always computed"
+    );
+    // A report from beyond the next entry shows a loss just as well.
+    assert_eq!(scene.watch(0, 0, 1, load(5, rated(0, 0))), [Action::Resubscribe(id)]);
+}
+
+#[test]
+fn a_restarted_worker_starts_from_nothing() {
+    let tokens: Vec<TokenId> = (0..40).collect();
+    let mut scene = Scene::new(1);
+    let id = scene.ids[0];
+    scene.watch(0, 0, 1, (1, stored(&tokens)));
+    scene.watch(0, 0, 1, load(2, rated(8, 5)));
+    assert_eq!(scene.watch(0, 0, 2, load(1, rated(0, 0))), [Action::Reconnect(id)]);
+    assert!(!scene.is_ready(0, 0));
+    scene.fleet.handle(at(0), Event::Connected(id, info(2)));
+    assert_eq!(scene.fleet.watch_from(id), (0, 0));
+    scene.watch(0, 0, 2, (1, WatchBody::Snapshot(Vec::new())));
+    assert_eq!(scene.choice(0, &tokens).expect("a worker").hit_tokens, 0);
+    assert_eq!(scene.fleet.status(at(0))[0].load.sequences, 0);
+    // A stream of its earlier life says nothing about this one.
+    for _ in 0..9 {
+        scene.dispatched(0, 0, Outcome::Fault);
+    }
+    assert!(scene.is_ready(0, 0));
+}
+
+#[test]
+fn a_broken_stream_keeps_requests_away_until_a_sign_of_life() {
+    let mut scene = Scene::new(1);
+    scene.dispatched(0, 0, Outcome::Fault);
+    assert!(!scene.is_ready(10, 0));
+    scene.watch(10, 0, 1, load(1, rated(0, 0)));
+    assert!(!scene.is_ready(10, 0), "that was on its way already");
+    assert_eq!(scene.watch(200, 0, 1, load(1, rated(0, 0))), [Action::Wake]);
+    scene.dispatched(300, 0, Outcome::Backpressure);
+    assert!(scene.is_ready(300, 0), "full is not broken");
+    scene.dispatched(400, 0, Outcome::Fault);
+    scene.dispatched(400, 0, Outcome::Fault);
+    scene.watch(500, 0, 1, load(1, rated(0, 0)));
+    assert!(!scene.is_ready(500, 0), "three in a row open the breaker");
+    assert!(scene.is_ready(1400, 0));
+}
+
+#[test]
+fn a_frozen_engine_is_noticed_even_if_its_process_talks() {
+    let mut scene = Scene::new(1);
+    let placement = Placement { worker: scene.ids[0], epoch: 1, sequence: 1 };
+    scene.watch(0, 0, 1, load(1, rated(0, 3)));
+    for ms in (0..=4000).step_by(1000) {
+        scene.watch(ms, 0, 1, load(1, rated(2, 4)));
+    }
+    assert!(!scene.fleet.is_stuck(at(4900), placement, at(0)));
+    assert!(scene.is_ready(4900, 0));
+    assert!(scene.fleet.is_stuck(at(5000), placement, at(0)));
+    assert!(!scene.is_ready(5000, 0));
+    scene.watch(5100, 0, 1, load(1, rated(2, 5)));
+    assert!(!scene.fleet.is_stuck(at(5100), placement, at(0)), "it moves again");
+    // A long step is no wedge: four full budgets at the measured rate may pass.
+    let slow = |step| Load { prefill_tokens_per_second: 10.0, ..rated(2, step) };
+    scene.watch(5200, 0, 1, load(1, slow(6)));
+    assert!(!scene.fleet.is_stuck(at(25_000), placement, at(5200)));
+    assert!(scene.fleet.is_stuck(at(31_000), placement, at(5200)));
+    // One that knows of no work at all has lost the request.
+    scene.watch(40_000, 0, 1, load(1, rated(0, 7)));
+    assert!(!scene.fleet.is_stuck(at(40_000), placement, at(36_000)));
+    assert!(scene.fleet.is_stuck(at(42_000), placement, at(36_000)));
+    // And of one that left nothing more comes.
+    scene.fleet.handle(at(0), Event::Member(Change::Leave("w0".into())));
+    assert!(scene.fleet.is_stuck(at(0), placement, at(0)));
+}
+
+#[test]
+fn a_prefix_follows_its_first_request_before_it_is_cached() {
+    let tokens: Vec<TokenId> = (0..400).collect();
+    let mut scene = Scene::new(2);
+    let job = Scene::job(&tokens);
+    let first = scene.choice(1, &tokens).expect("a worker");
+    let placement = scene.fleet.place(at(1), &job, &first).expect("it is there");
+    assert_eq!(first.hit_tokens, 0);
+    // Only placed: the other worker would start from nothing, this one is busy with just this prompt.
+    let hits = |scene: &Scene| -> Vec<u32> {
+        let view = |&id: &WorkerId| {
+            scene.fleet.view(id, &scene.fleet.workers[&id], &job).map(|view| view.hit_tokens)
+        };
+        scene.ids.iter().filter_map(view).collect()
+    };
+    let holder = scene.ids.iter().position(|&id| id == first.worker).expect("one of them");
+    let mut expected = vec![0, 0];
+    expected[holder] = 399;
+    assert_eq!(hits(&scene), expected);
+    // Admitted: now the worker has said so itself, also to routers that did not place it.
+    let hashes = job.chains[0].1.clone();
+    let admitted = WatchBody::Admitted { router_id: ROUTER, sequence: placement.sequence, hashes };
+    scene.watch(2, holder, 1, (1, admitted));
+    assert_eq!(hits(&scene), expected);
+    // Prefilled: its queue is no reason to go elsewhere any more.
+    scene.fleet.prefilled(placement);
+    assert_eq!(scene.choice(3, &tokens).expect("a worker").worker, first.worker);
+    scene.fleet.ended(placement);
+    assert_eq!(hits(&scene), expected, "what was admitted stays expected");
+}
+
+#[test]
+fn a_placement_that_came_to_nothing_leaves_nothing() {
+    let tokens: Vec<TokenId> = (0..400).collect();
+    let mut scene = Scene::new(1);
+    let before = scene.fleet.status(at(0))[0].load;
+    let pick = scene.choice(1, &tokens).expect("a worker");
+    let placement = scene.fleet.place(at(1), &Scene::job(&tokens), &pick).expect("it is there");
+    assert_eq!(scene.fleet.status(at(0))[0].load.queued_uncached_tokens, 400);
+    scene.fleet.ended(placement);
+    assert_eq!(scene.fleet.status(at(0))[0].load, before);
+    assert_eq!(scene.choice(1, &tokens).expect("a worker").hit_tokens, 0);
+}

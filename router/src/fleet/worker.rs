@@ -1,0 +1,191 @@
+//! One worker as the fleet knows it: whether it takes requests, and where its log stands.
+
+use std::time::Duration;
+
+use skein_node::clock::Timestamp;
+use skein_node::discovery::Member;
+
+use crate::breaker::{Breaker, Outcome};
+use crate::ledger::{Ledger, Load};
+use crate::worker_client::{WatchBody, WatchEvent, WorkerInfo};
+
+/// After a stream broke, reports that were already on their way for this long do not prove the worker alive.
+const REPORTS_ON_THEIR_WAY: Duration = Duration::from_millis(50);
+/// A step takes up to its full token budget at the measured rate; this many times that is no step any more.
+const STEPS_TO_BE_WEDGED: f64 = 4.0;
+/// While nothing is measured, a first step may take this long: a big model on a slow CPU is not dead.
+const UNMEASURED_WEDGE: Duration = Duration::from_secs(60);
+
+/// One worker.
+#[derive(Debug)]
+pub(super) struct Worker {
+    pub member: Member,
+    pub info: Option<WorkerInfo>,
+    /// Why its model cannot be used here.
+    mismatch: Option<String>,
+    /// Its watch is open and has said something.
+    pub watching: bool,
+    position: Position,
+    pub ledger: Ledger,
+    pub breaker: Breaker,
+    /// A stream broke then, and the worker has not been heard since.
+    suspect_since: Option<Timestamp>,
+    /// When its step counter last moved, or it had nothing to do.
+    moved_at: Timestamp,
+    heard_at: Timestamp,
+}
+
+/// Where the worker's log stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Position {
+    /// Nothing is known; a snapshot comes first.
+    Unknown,
+    /// The next entry has this number.
+    Next(u64),
+}
+
+/// How an event fits the log.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// It is the next one.
+    Next,
+    /// It is known already.
+    Old,
+    /// Something before it was lost.
+    Gap,
+}
+
+impl Worker {
+    pub fn new(member: Member, now: Timestamp) -> Self {
+        Self {
+            member,
+            info: None,
+            mismatch: None,
+            watching: false,
+            position: Position::Unknown,
+            ledger: Ledger::default(),
+            breaker: Breaker::default(),
+            suspect_since: None,
+            moved_at: now,
+            heard_at: now,
+        }
+    }
+
+    /// Whether this is the worker's present life.
+    pub fn lives(&self, epoch: u64) -> bool {
+        self.info.as_ref().is_some_and(|info| info.epoch == epoch)
+    }
+
+    /// Why the worker takes no requests now; `None` = it does.
+    pub fn refuses(&self, now: Timestamp, wedge_after: Duration) -> Option<String> {
+        let reason = match () {
+            () if self.info.is_none() => "connecting",
+            () if self.mismatch.is_some() => return self.mismatch.clone(),
+            () if !self.watching => "not heard from",
+            () if self.ledger.last_report().draining => "draining",
+            () if self.suspect_since.is_some() => "a stream broke; waiting for a sign of life",
+            () if self.is_frozen(now, wedge_after) => "its engine stands still",
+            () if !self.breaker.allows(now) => "paused after repeated faults",
+            () => return None,
+        };
+        Some(reason.into())
+    }
+
+    pub fn connected(&mut self, now: Timestamp, info: WorkerInfo, model: &str) {
+        if !self.lives(info.epoch) {
+            self.ledger.restart(info.kv_blocks);
+            self.breaker = Breaker::default();
+            self.position = Position::Unknown;
+        }
+        self.suspect_since = None;
+        (self.moved_at, self.heard_at) = (now, now);
+        self.mismatch = (info.model != model).then(|| {
+            format!(
+                "serves `{}`, this router serves `{model}`; start both with one served model name",
+                info.model
+            )
+        });
+        if let Some(mismatch) = &self.mismatch {
+            tracing::warn!(worker = %self.member.id, "worker not used: {mismatch}");
+        }
+        self.info = Some(info);
+    }
+
+    /// Fits an event into the log.
+    ///
+    /// A snapshot stands before the entry of its own number, as a load report does: neither uses one up.
+    pub fn follow(&mut self, now: Timestamp, event: &WatchEvent) -> Step {
+        self.watching = true;
+        self.heard_at = now;
+        if self.suspect_since.is_some_and(|since| now.since(since) >= REPORTS_ON_THEIR_WAY) {
+            self.suspect_since = None;
+        }
+        match (&event.body, self.position) {
+            (WatchBody::Snapshot(_), _) => self.position = Position::Next(event.sequence),
+            (WatchBody::Load(_), Position::Unknown) => {}
+            (WatchBody::Load(_), Position::Next(next)) if event.sequence > next => return Step::Gap,
+            (WatchBody::Load(_), Position::Next(_)) => {}
+            (_, Position::Unknown) => return Step::Gap,
+            (_, Position::Next(next)) if event.sequence < next => return Step::Old,
+            (_, Position::Next(next)) if event.sequence > next => return Step::Gap,
+            (_, Position::Next(next)) => self.position = Position::Next(next + 1),
+        }
+        Step::Next
+    }
+
+    pub fn watch_from(&self) -> (u64, u64) {
+        match (&self.info, self.position) {
+            (Some(info), Position::Next(next)) => (info.epoch, next),
+            _ => (0, 0),
+        }
+    }
+
+    pub fn ask_for_snapshot(&mut self) {
+        self.position = Position::Unknown;
+    }
+
+    pub fn report(&mut self, now: Timestamp, load: Load) {
+        if load.running == 0 || load.step != self.ledger.last_report().step {
+            self.moved_at = now;
+        }
+        self.ledger.report(load);
+    }
+
+    pub fn dispatched(&mut self, now: Timestamp, epoch: u64, outcome: Outcome) {
+        if self.lives(epoch) {
+            self.breaker.record(now, outcome);
+            if outcome == Outcome::Fault {
+                self.suspect_since = Some(now);
+            }
+        }
+    }
+
+    /// Whether a stream silent since `silent_since` will stay so.
+    pub fn is_stuck(&self, now: Timestamp, wedge_after: Duration, silent_since: Timestamp) -> bool {
+        let limit = self.wedge_limit(wedge_after);
+        let load = self.ledger.last_report();
+        // It has reported since, and knows of no work at all: it does not have the request any more.
+        let forgot = load.running == 0
+            && load.waiting == 0
+            && now.since(silent_since) >= limit
+            && self.heard_at.since(silent_since) >= limit / 2;
+        forgot || self.is_frozen(now, wedge_after)
+    }
+
+    fn is_frozen(&self, now: Timestamp, wedge_after: Duration) -> bool {
+        self.ledger.last_report().running > 0 && now.since(self.moved_at) >= self.wedge_limit(wedge_after)
+    }
+
+    fn wedge_limit(&self, wedge_after: Duration) -> Duration {
+        let rate = f64::from(self.ledger.last_report().prefill_tokens_per_second);
+        let budget = self.info.as_ref().map_or(0, |info| info.max_num_batched_tokens);
+        if rate > 0.0 {
+            let step = Duration::try_from_secs_f64(f64::from(budget) / rate).unwrap_or(UNMEASURED_WEDGE);
+            step.min(UNMEASURED_WEDGE)
+                .mul_f64(STEPS_TO_BE_WEDGED)
+                .clamp(wedge_after, UNMEASURED_WEDGE.max(wedge_after))
+        } else {
+            UNMEASURED_WEDGE.max(wedge_after)
+        }
+    }
+}

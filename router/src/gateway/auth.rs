@@ -1,0 +1,78 @@
+//! Keys. A layer around every route but those that opt out, so that a new route is closed until someone opens it.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use http::HeaderMap;
+use http::header::AUTHORIZATION;
+
+use super::refused::Refused;
+use crate::refusal::Refusal;
+
+/// The keys that open the API; none = open to all.
+#[derive(Clone)]
+pub struct ApiKeys(Arc<[String]>);
+
+impl ApiKeys {
+    /// These keys.
+    pub fn new(keys: &[String]) -> Self {
+        Self(keys.into())
+    }
+
+    /// Whether a request with `headers` may pass.
+    pub fn admit(&self, headers: &HeaderMap) -> bool {
+        if self.0.is_empty() {
+            return true;
+        }
+        let Some(value) = headers.get(AUTHORIZATION).map(http::HeaderValue::as_bytes) else { return false };
+        let Some((scheme, given)) = value.split_at_checked(7) else { return false };
+        // Every key is compared, so that time tells neither which one nor how much of it fits.
+        let known = self.0.iter().fold(false, |known, key| known | equal(key.as_bytes(), given.trim_ascii()));
+        scheme.eq_ignore_ascii_case(b"bearer ") && known
+    }
+}
+
+/// Equality in time that depends on the lengths only.
+fn equal(key: &[u8], given: &[u8]) -> bool {
+    let mut difference = key.len() ^ given.len();
+    for (at, byte) in given.iter().enumerate() {
+        let of_key = key.get(at % key.len().max(1)).copied().unwrap_or(0);
+        difference |= usize::from(std::hint::black_box(of_key ^ byte));
+    }
+    difference == 0
+}
+
+/// The layer.
+pub async fn require_key(State(keys): State<ApiKeys>, request: Request, next: Next) -> Response {
+    if keys.admit(request.headers()) {
+        next.run(request).await
+    } else {
+        Refused::new(request.headers(), Refusal::Unauthorized).into_response()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_bearer_of_a_key_passes() {
+        let keys = ApiKeys::new(&["sesame".to_owned(), "second".to_owned()]);
+        let check = |value: &str, expected: bool| {
+            let headers = HeaderMap::from_iter([(AUTHORIZATION, value.parse().unwrap())]);
+            assert_eq!(keys.admit(&headers), expected, "{value}");
+        };
+        check("Bearer sesame", true);
+        check("bearer second", true);
+        check("Bearer sesam", false);
+        check("Bearer sesamesesame", false);
+        check("Bearer ", false);
+        check("Basic sesame", false);
+        check("", false);
+        assert!(!keys.admit(&HeaderMap::new()));
+        assert!(ApiKeys::new(&[]).admit(&HeaderMap::new()));
+        assert!(!ApiKeys::new(&[String::new()]).admit(&HeaderMap::new()), "an empty key opens nothing by absence");
+    }
+}

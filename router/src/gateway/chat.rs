@@ -1,0 +1,250 @@
+//! `POST /v1/chat/completions`.
+
+use axum::Json;
+use axum::extract::{Extension, Request, State};
+use axum::response::{IntoResponse, Response};
+use futures::Stream;
+use http::{HeaderMap, HeaderValue};
+use serde_json::{Map, Value, json};
+use skein_node::clock;
+
+use super::fields::{Fields, wrong};
+use super::logprobs;
+use super::merged::Merged;
+use super::refused::Refused;
+use super::request_id::RequestId;
+use super::sampling_fields::{self, Wants};
+use super::shapes::{self, Gathered, Heading};
+use super::sse;
+use crate::app::App;
+use crate::config::RequestLimits;
+use crate::refusal::Refusal;
+use crate::request::{Draft, Prompt};
+use crate::text::text_stream::TextDelta;
+use crate::validate::check_logprobs;
+
+/// The handler.
+pub async fn create(
+    State(app): State<App>,
+    Extension(RequestId(id)): Extension<RequestId>,
+    request: Request,
+) -> Result<Response, Refused> {
+    let headers = request.headers().clone();
+    let fields = Fields::read(request, app.config.limits.body_bytes).await?;
+    let (call, draft) = Call::parse(fields, &headers, &id, &app.config.limits)?;
+    let (ignored, id, stream) = (call.ignored.clone(), call.id.clone(), call.wants.stream);
+    let mut merged = Merged::start(&app, vec![draft]).await?;
+    let answer = Answer::new(app, call);
+    let response = if stream {
+        merged.wait_for_first().await?;
+        sse::response(answer.chunks(merged))
+    } else {
+        Json(answer.whole(merged).await?).into_response()
+    };
+    Ok(shapes::finish_response(response, &id, ignored))
+}
+
+/// Takes `messages` and what tells how to render them.
+pub fn chat_prompt(fields: &mut Fields) -> Result<Prompt, Refusal> {
+    let messages = match fields.take("messages") {
+        Some(Value::Array(messages)) => messages,
+        Some(other) => return Err(wrong("messages", "a list of messages", &other)),
+        None => return Err(Refusal::invalid("messages", "messages is required: a list of messages.")),
+    };
+    // A template in a request would be code from a stranger.
+    fields.unsupported("chat_template", |_| false)?;
+    fields.unsupported("documents", |value| value.as_array().is_some_and(Vec::is_empty))?;
+    let continue_final_message = fields.bool("continue_final_message")?;
+    let add_generation_prompt = fields.optional_bool("add_generation_prompt")?;
+    if continue_final_message && add_generation_prompt == Some(true) {
+        let message = "continue_final_message and add_generation_prompt cannot both be true.";
+        return Err(Refusal::invalid("continue_final_message", message));
+    }
+    Ok(Prompt::Chat {
+        messages,
+        add_generation_prompt: add_generation_prompt.unwrap_or(!continue_final_message),
+        continue_final_message,
+        template_kwargs: fields.object("chat_template_kwargs")?.unwrap_or_default(),
+    })
+}
+
+/// What was asked for, apart from what the draft holds.
+struct Call {
+    id: String,
+    wants: Wants,
+    logprobs: bool,
+    prompt_logprobs: bool,
+    ignored: Option<HeaderValue>,
+}
+
+impl Call {
+    fn parse(
+        mut fields: Fields,
+        headers: &HeaderMap,
+        id: &str,
+        limits: &RequestLimits,
+    ) -> Result<(Self, Draft), Refusal> {
+        let mut draft = sampling_fields::draft(&mut fields, headers, id)?;
+        draft.sampling = sampling_fields::sampling(&mut fields)?;
+        let wants = sampling_fields::wants(&mut fields, &draft.sampling)?;
+        let older = fields.i64("max_tokens")?;
+        draft.sampling.max_tokens = fields.i64("max_completion_tokens")?.or(older);
+        draft.sampling.logprobs = logprobs_wanted(&mut fields, limits)?;
+        draft.prompt = chat_prompt(&mut fields)?;
+        refuse_unsupported(&mut fields)?;
+        let call = Self {
+            id: draft.request_id.clone().unwrap_or_default(),
+            wants,
+            logprobs: draft.sampling.logprobs.is_some(),
+            prompt_logprobs: draft.sampling.prompt_logprobs.is_some(),
+            ignored: fields.ignored(),
+        };
+        Ok((call, draft))
+    }
+}
+
+fn logprobs_wanted(fields: &mut Fields, limits: &RequestLimits) -> Result<Option<i64>, Refusal> {
+    let wanted = fields.bool("logprobs")?;
+    let top = fields.i64("top_logprobs")?;
+    check_logprobs("top_logprobs", top, limits)?;
+    if !wanted && top.is_some_and(|top| top > 0) {
+        return Err(Refusal::invalid("top_logprobs", "top_logprobs is allowed only with logprobs: true."));
+    }
+    Ok(wanted.then(|| top.unwrap_or(0)))
+}
+
+fn refuse_unsupported(fields: &mut Fields) -> Result<(), Refusal> {
+    let empty: fn(&Value) -> bool = |value| value.as_array().is_some_and(Vec::is_empty);
+    fields.unsupported("tools", empty)?;
+    fields.unsupported("functions", empty)?;
+    fields.unsupported("tool_choice", |value| value == "none" || value == "auto")?;
+    fields.unsupported("function_call", |value| value == "none" || value == "auto")?;
+    fields.unsupported("modalities", |value| *value == json!(["text"]))?;
+    for name in ["audio", "prediction", "web_search_options"] {
+        fields.unsupported(name, |_| false)?;
+    }
+    sampling_fields::refuse_unsupported(fields)
+}
+
+/// Builds the objects of one answer.
+struct Answer {
+    app: App,
+    call: Call,
+    heading: Heading,
+}
+
+impl Answer {
+    fn new(app: App, call: Call) -> Self {
+        let heading = Heading {
+            id: format!("chatcmpl-{}", call.id),
+            object: if call.wants.stream { "chat.completion.chunk" } else { "chat.completion" },
+            created: clock::unix_time().as_secs(),
+            model: app.text.name().to_string(),
+        };
+        Self { app, call, heading }
+    }
+
+    async fn whole(self, mut merged: Merged) -> Result<Value, Refusal> {
+        let n = merged.prompts().first().map_or(1, |prompt| prompt.request.n);
+        let mut gathered: Vec<Gathered> = (0..n).map(|_| Gathered::default()).collect();
+        while let Some(item) = merged.next().await {
+            let (_, delta) = item?;
+            if let Some(choice) = gathered.get_mut(delta.sample_index as usize) {
+                choice.push(delta);
+            }
+        }
+        let choices = gathered.into_iter().enumerate().map(|(index, choice)| self.choice(index, choice)).collect();
+        let mut object = self.heading.object(choices);
+        object.insert("usage".to_owned(), shapes::usage(merged.usage()));
+        if let Some(prompt) = merged.prompts().first() {
+            if self.call.prompt_logprobs {
+                let logprobs = logprobs::prompt(self.app.text.tokenizer.bytes(), &prompt.prompt_logprobs);
+                object.insert("prompt_logprobs".to_owned(), logprobs);
+            }
+            if self.call.wants.return_token_ids {
+                object.insert("prompt_token_ids".to_owned(), prompt.request.prompt.to_vec().into());
+            }
+        }
+        Ok(object.into())
+    }
+
+    fn choice(&self, index: usize, gathered: Gathered) -> Value {
+        let bytes = self.app.text.tokenizer.bytes();
+        let logprobs = self.call.logprobs.then(|| logprobs::chat(bytes, &gathered.logprobs));
+        let mut choice = json!({
+            "index": index,
+            "message": {"role": "assistant", "content": gathered.text, "refusal": null},
+            "logprobs": logprobs,
+            "finish_reason": shapes::finish_reason(gathered.finish.as_ref()),
+            "stop_reason": shapes::stop_reason(gathered.finish.as_ref()),
+        });
+        if self.call.wants.return_token_ids {
+            choice["token_ids"] = gathered.tokens.into();
+        }
+        choice
+    }
+
+    fn chunks(self, mut merged: Merged) -> impl Stream<Item = Result<Value, Refusal>> + Send {
+        async_stream::try_stream! {
+            let n = merged.prompts().first().map_or(1, |prompt| prompt.request.n);
+            for index in 0..n {
+                let choice = json!({
+                    "index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": null,
+                    "finish_reason": null,
+                });
+                let mut object = self.chunk(choice, &merged);
+                if let (true, Some(prompt)) = (self.call.wants.return_token_ids && index == 0, merged.prompts().first()) {
+                    object.insert("prompt_token_ids".to_owned(), prompt.request.prompt.to_vec().into());
+                }
+                yield object.into();
+            }
+            while let Some(item) = merged.next().await {
+                let (_, delta) = item?;
+                if let Some(choice) = self.content(&delta) {
+                    yield self.chunk(choice, &merged).into();
+                }
+                if delta.finish.is_some() {
+                    let choice = json!({
+                        "index": delta.sample_index, "delta": {}, "logprobs": null,
+                        "finish_reason": shapes::finish_reason(delta.finish.as_ref()),
+                        "stop_reason": shapes::stop_reason(delta.finish.as_ref()),
+                    });
+                    yield self.chunk(choice, &merged).into();
+                }
+            }
+            if self.call.wants.include_usage {
+                let mut object = self.heading.object(Vec::new());
+                object.insert("usage".to_owned(), shapes::usage(merged.usage()));
+                yield object.into();
+            }
+        }
+    }
+
+    /// The choice with a delta's text and tokens, if it has anything to show.
+    fn content(&self, delta: &TextDelta) -> Option<Value> {
+        let shows_tokens = self.call.logprobs || self.call.wants.return_token_ids;
+        if delta.text.is_empty() && (delta.tokens.is_empty() || !shows_tokens) {
+            return None;
+        }
+        let bytes = self.app.text.tokenizer.bytes();
+        let logprobs = self.call.logprobs.then(|| logprobs::chat(bytes, &delta.logprobs));
+        let mut choice = json!({
+            "index": delta.sample_index, "delta": {"content": delta.text}, "logprobs": logprobs,
+            "finish_reason": null,
+        });
+        if self.call.wants.return_token_ids {
+            choice["token_ids"] = delta.tokens.clone().into();
+        }
+        Some(choice)
+    }
+
+    fn chunk(&self, choice: Value, merged: &Merged) -> Map<String, Value> {
+        let mut object = self.heading.object(vec![choice]);
+        if self.call.wants.continuous_usage {
+            object.insert("usage".to_owned(), shapes::usage(merged.usage()));
+        } else if self.call.wants.include_usage {
+            object.insert("usage".to_owned(), Value::Null);
+        }
+        object
+    }
+}

@@ -1,0 +1,293 @@
+//! `POST /v1/completions`: one or many prompts, as text or as token ids.
+
+use axum::Json;
+use axum::extract::{Extension, Request, State};
+use axum::response::{IntoResponse, Response};
+use futures::Stream;
+use http::{HeaderMap, HeaderValue};
+use serde_json::{Value, json};
+use skein_node::clock;
+
+use super::fields::{Fields, integers, wrong};
+use super::logprobs::{self, CompletionLogprobs};
+use super::merged::Merged;
+use super::refused::Refused;
+use super::request_id::RequestId;
+use super::sampling_fields::{self, Wants};
+use super::shapes::{self, Gathered, Heading};
+use super::sse;
+use crate::app::App;
+use crate::config::RequestLimits;
+use crate::refusal::Refusal;
+use crate::request::{Draft, Prompt, TokenId, TokenLogprobs, TokenRequest};
+use crate::text::detokenizer::Detokenizer;
+use crate::text::text_stream::TextDelta;
+
+/// OpenAI's default for completions.
+const DEFAULT_MAX_TOKENS: i64 = 16;
+
+/// The handler.
+pub async fn create(
+    State(app): State<App>,
+    Extension(RequestId(id)): Extension<RequestId>,
+    request: Request,
+) -> Result<Response, Refused> {
+    let headers = request.headers().clone();
+    let fields = Fields::read(request, app.config.limits.body_bytes).await?;
+    let (call, drafts) = Call::parse(fields, &headers, &id, &app.config.limits)?;
+    let (ignored, id, stream) = (call.ignored.clone(), call.id.clone(), call.wants.stream);
+    let mut merged = Merged::start(&app, drafts).await?;
+    let answer = Answer::new(app, call, &merged);
+    let response = if stream {
+        merged.wait_for_first().await?;
+        sse::response(answer.chunks(merged))
+    } else {
+        Json(answer.whole(merged).await?).into_response()
+    };
+    Ok(shapes::finish_response(response, &id, ignored))
+}
+
+/// What was asked for, apart from what the drafts hold.
+struct Call {
+    id: String,
+    wants: Wants,
+    echo: bool,
+    /// `max_tokens: 0`: the worker makes one token, and it is not shown.
+    drop_output: bool,
+    logprobs: bool,
+    prompt_logprobs: bool,
+    skip_special_tokens: bool,
+    /// The prompts that were text, for `echo`.
+    texts: Vec<Option<String>>,
+    ignored: Option<HeaderValue>,
+}
+
+impl Call {
+    fn parse(
+        mut fields: Fields,
+        headers: &HeaderMap,
+        id: &str,
+        limits: &RequestLimits,
+    ) -> Result<(Self, Vec<Draft>), Refusal> {
+        let mut base = sampling_fields::draft(&mut fields, headers, id)?;
+        let mut sampling = sampling_fields::sampling(&mut fields)?;
+        let wants = sampling_fields::wants(&mut fields, &sampling)?;
+        let prompt_logprobs = sampling.prompt_logprobs.is_some();
+        let echo = fields.bool("echo")?;
+        sampling.max_tokens = fields.i64("max_tokens")?.or(Some(DEFAULT_MAX_TOKENS));
+        sampling.logprobs = fields.i64("logprobs")?;
+        let drop_output = echo && sampling.max_tokens == Some(0);
+        if drop_output {
+            sampling.max_tokens = Some(1);
+        }
+        if echo && sampling.logprobs.is_some() {
+            sampling.prompt_logprobs = sampling.prompt_logprobs.max(sampling.logprobs);
+        }
+        fields.unsupported("suffix", |value| value == "")?;
+        let prompts = prompts(&mut fields, limits.prompts)?;
+        sampling_fields::refuse_unsupported(&mut fields)?;
+
+        let id = base.request_id.take().unwrap_or_default();
+        let call = Self {
+            wants,
+            echo,
+            drop_output,
+            logprobs: sampling.logprobs.is_some(),
+            prompt_logprobs,
+            skip_special_tokens: sampling.skip_special_tokens.unwrap_or(true),
+            texts: prompts.iter().map(text_of).collect(),
+            ignored: fields.ignored(),
+            id: id.clone(),
+        };
+        base.sampling = sampling;
+        let alone = prompts.len() == 1;
+        let drafts = prompts.into_iter().enumerate().map(|(at, prompt)| {
+            // Ids of running requests are unique, so the prompts of one call are numbered.
+            let request_id = if alone { id.clone() } else { format!("{id}-{at}") };
+            Draft { prompt, request_id: Some(request_id), ..base.clone() }
+        });
+        Ok((call, drafts.collect()))
+    }
+}
+
+/// The forms of `prompt`: text, token ids, or a list of either.
+fn prompts(fields: &mut Fields, most: usize) -> Result<Vec<Prompt>, Refusal> {
+    let expected = "a string, a list of strings, a list of token ids or a list of lists of token ids";
+    let one = |item: Value| match item {
+        Value::String(text) => Ok(Prompt::Text(text)),
+        Value::Array(ids) => integers("prompt", &ids).map(Prompt::Tokens),
+        other => Err(wrong("prompt", expected, &other)),
+    };
+    let prompts = match fields.take("prompt") {
+        None => return Err(Refusal::invalid("prompt", format!("prompt is required: {expected}."))),
+        Some(Value::Array(items)) if items.is_empty() => {
+            return Err(Refusal::invalid("prompt", "prompt must not be an empty list."));
+        }
+        Some(Value::Array(items)) if items[0].is_number() => vec![one(Value::Array(items))?],
+        Some(Value::Array(items)) => {
+            if items.len() > most {
+                let got = items.len();
+                return Err(Refusal::invalid("prompt", format!("prompt takes at most {most} prompts, got {got}.")));
+            }
+            items.into_iter().map(one).collect::<Result<_, _>>()?
+        }
+        Some(other) => vec![one(other)?],
+    };
+    Ok(prompts)
+}
+
+fn text_of(prompt: &Prompt) -> Option<String> {
+    match prompt {
+        Prompt::Text(text) => Some(text.clone()),
+        Prompt::Tokens(_) | Prompt::Chat { .. } => None,
+    }
+}
+
+/// Builds the objects of one answer.
+struct Answer {
+    app: App,
+    call: Call,
+    heading: Heading,
+    /// Samples of each prompt.
+    n: usize,
+    /// Each choice's state, `prompt * n + sample`.
+    choices: Vec<Choice>,
+}
+
+struct Choice {
+    begun: bool,
+    logprobs: CompletionLogprobs,
+}
+
+impl Answer {
+    fn new(app: App, call: Call, merged: &Merged) -> Self {
+        let heading = Heading {
+            id: format!("cmpl-{}", call.id),
+            object: "text_completion",
+            created: clock::unix_time().as_secs(),
+            model: app.text.name().to_string(),
+        };
+        let n = merged.prompts().first().map_or(1, |prompt| prompt.request.n as usize);
+        let choice = |_| Choice {
+            begun: false,
+            logprobs: CompletionLogprobs::new(Detokenizer::new(
+                app.text.tokenizer.bytes().clone(),
+                call.skip_special_tokens,
+            )),
+        };
+        let choices = (0..merged.prompts().len() * n).map(choice).collect();
+        Self { app, call, heading, n, choices }
+    }
+
+    async fn whole(mut self, mut merged: Merged) -> Result<Value, Refusal> {
+        let mut gathered: Vec<Gathered> = self.choices.iter().map(|_| Gathered::default()).collect();
+        while let Some(item) = merged.next().await {
+            let (at, delta) = item?;
+            if let Some(choice) = gathered.get_mut(at * self.n + delta.sample_index as usize) {
+                choice.push(delta);
+            }
+        }
+        let mut choices = Vec::new();
+        for (index, choice) in gathered.into_iter().enumerate() {
+            let delta = TextDelta {
+                text: choice.text,
+                tokens: choice.tokens,
+                logprobs: choice.logprobs,
+                finish: choice.finish,
+                ..TextDelta::default()
+            };
+            choices.push(self.choice(index, delta, &merged)?);
+        }
+        let mut object = self.heading.object(choices);
+        object.insert("usage".to_owned(), self.usage(&merged));
+        Ok(object.into())
+    }
+
+    fn chunks(mut self, mut merged: Merged) -> impl Stream<Item = Result<Value, Refusal>> + Send {
+        async_stream::try_stream! {
+            while let Some(item) = merged.next().await {
+                let (at, delta) = item?;
+                let index = at * self.n + delta.sample_index as usize;
+                let shows_tokens = self.call.logprobs || self.call.wants.return_token_ids;
+                let quiet = delta.text.is_empty() && delta.finish.is_none() && !(shows_tokens && !delta.tokens.is_empty());
+                if quiet && self.choices.get(index).is_none_or(|choice| choice.begun) {
+                    continue;
+                }
+                let choice = self.choice(index, delta, &merged)?;
+                let mut object = self.heading.object(vec![choice]);
+                if self.call.wants.continuous_usage {
+                    object.insert("usage".to_owned(), self.usage(&merged));
+                } else if self.call.wants.include_usage {
+                    object.insert("usage".to_owned(), Value::Null);
+                }
+                yield object.into();
+            }
+            if self.call.wants.include_usage {
+                let mut object = self.heading.object(Vec::new());
+                object.insert("usage".to_owned(), self.usage(&merged));
+                yield object.into();
+            }
+        }
+    }
+
+    /// The choice object of `delta`; a choice's first one begins with the prompt when it is echoed.
+    fn choice(&mut self, index: usize, mut delta: TextDelta, merged: &Merged) -> Result<Value, Refusal> {
+        let at = index / self.n;
+        let prompt = merged.prompts().get(at).ok_or(Refusal::Internal)?;
+        let first = self.choices.get_mut(index).is_some_and(|choice| !std::mem::replace(&mut choice.begun, true));
+        if self.call.drop_output {
+            delta = TextDelta { finish: delta.finish, ..TextDelta::default() };
+        }
+        let echo = first && self.call.echo;
+        let mut text = if echo { self.prompt_text(at, &prompt.request)? } else { String::new() };
+        text.push_str(&delta.text);
+        let logprobs = self.call.logprobs.then(|| {
+            let shown = if echo { prompt_entries(&prompt.request, &prompt.prompt_logprobs) } else { Vec::new() };
+            let output = delta.tokens.iter().copied().zip(delta.logprobs.iter().map(Some));
+            let entries: Vec<_> = shown.into_iter().chain(output).collect();
+            let bytes = self.app.text.tokenizer.bytes();
+            self.choices.get_mut(index).map(|choice| choice.logprobs.next(bytes, &entries))
+        });
+        let mut choice = json!({
+            "index": index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": shapes::finish_reason(delta.finish.as_ref()),
+            "stop_reason": shapes::stop_reason(delta.finish.as_ref()),
+        });
+        if self.call.prompt_logprobs {
+            choice["prompt_logprobs"] = logprobs::prompt(self.app.text.tokenizer.bytes(), &prompt.prompt_logprobs);
+        }
+        if self.call.wants.return_token_ids {
+            choice["token_ids"] = delta.tokens.into();
+            if first {
+                choice["prompt_token_ids"] = prompt.request.prompt.to_vec().into();
+            }
+        }
+        Ok(choice)
+    }
+
+    fn prompt_text(&self, at: usize, request: &TokenRequest) -> Result<String, Refusal> {
+        match self.call.texts.get(at) {
+            Some(Some(text)) => Ok(text.clone()),
+            _ => self.app.text.tokenizer.decode(&request.prompt, self.call.skip_special_tokens),
+        }
+    }
+
+    fn usage(&self, merged: &Merged) -> Value {
+        let mut usage = merged.usage();
+        if self.call.drop_output {
+            usage.completion_tokens = 0;
+        }
+        shapes::usage(usage)
+    }
+}
+
+/// The prompt's tokens with their log-probabilities; nothing precedes the first, so it has none.
+fn prompt_entries<'a>(
+    request: &TokenRequest,
+    logprobs: &'a [TokenLogprobs],
+) -> Vec<(TokenId, Option<&'a TokenLogprobs>)> {
+    let known = std::iter::once(None).chain(logprobs.iter().map(Some)).chain(std::iter::repeat(None));
+    request.prompt.iter().copied().zip(known).collect()
+}

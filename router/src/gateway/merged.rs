@@ -1,0 +1,106 @@
+//! The streams of one call as one: a completions call may hold many prompts, each with `n` samples.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt, StreamExt};
+
+use crate::app::{App, Started};
+use crate::refusal::Refusal;
+use crate::request::{Draft, TokenLogprobs, TokenRequest};
+use crate::text::text_stream::{TextDelta, TextStream, Usage};
+
+/// How long the status line may wait for the first delta, so that an early refusal is a status and not a chunk.
+const FIRST_DELTA_WAIT: Duration = Duration::from_secs(2);
+
+type Item = Option<Result<TextDelta, Refusal>>;
+
+/// Prompts being answered. Dropping it cancels them all.
+pub struct Merged {
+    prompts: Vec<Prompted>,
+    running: FuturesUnordered<BoxFuture<'static, (usize, TextStream, Item)>>,
+    waiting: VecDeque<(usize, TextDelta)>,
+}
+
+/// What is known of one prompt.
+pub struct Prompted {
+    /// As it was started.
+    pub request: TokenRequest,
+    /// So far.
+    pub usage: Usage,
+    /// Complete when its first delta has come.
+    pub prompt_logprobs: Vec<TokenLogprobs>,
+}
+
+impl Merged {
+    /// Starts `drafts`; if one is refused none goes on.
+    pub async fn start(app: &App, drafts: Vec<Draft>) -> Result<Self, Refusal> {
+        let mut merged = Self { prompts: Vec::new(), running: FuturesUnordered::new(), waiting: VecDeque::new() };
+        for draft in drafts {
+            let Started { request, stream } = app.start(draft).await?;
+            let at = merged.prompts.len();
+            merged.prompts.push(Prompted { request, usage: stream.usage(), prompt_logprobs: Vec::new() });
+            merged.running.push(advance(at, stream));
+        }
+        Ok(merged)
+    }
+
+    /// Waits a little for the first delta, which the next call of `next` returns.
+    pub async fn wait_for_first(&mut self) -> Result<(), Refusal> {
+        match tokio::time::timeout(FIRST_DELTA_WAIT, self.next()).await {
+            Ok(Some(first)) => self.waiting.push_back(first?),
+            Ok(None) | Err(_) => {}
+        }
+        Ok(())
+    }
+
+    /// The next delta and the prompt it belongs to; after an error nothing more.
+    pub async fn next(&mut self) -> Option<Result<(usize, TextDelta), Refusal>> {
+        if let Some(waiting) = self.waiting.pop_front() {
+            return Some(Ok(waiting));
+        }
+        while let Some((at, stream, item)) = self.running.next().await {
+            self.prompts[at].usage = stream.usage();
+            match item {
+                None => {}
+                Some(Ok(delta)) => {
+                    let known = &mut self.prompts[at].prompt_logprobs;
+                    if known.is_empty() {
+                        known.extend_from_slice(stream.prompt_logprobs());
+                    }
+                    self.running.push(advance(at, stream));
+                    return Some(Ok((at, delta)));
+                }
+                Some(Err(refusal)) => {
+                    self.running.clear();
+                    return Some(Err(refusal));
+                }
+            }
+        }
+        None
+    }
+
+    /// The prompts, in the order of the drafts.
+    pub fn prompts(&self) -> &[Prompted] {
+        &self.prompts
+    }
+
+    /// Of all prompts together.
+    pub fn usage(&self) -> Usage {
+        self.prompts.iter().fold(Usage::default(), |sum, prompt| Usage {
+            prompt_tokens: sum.prompt_tokens.saturating_add(prompt.usage.prompt_tokens),
+            completion_tokens: sum.completion_tokens.saturating_add(prompt.usage.completion_tokens),
+            cached_tokens: sum.cached_tokens.saturating_add(prompt.usage.cached_tokens),
+        })
+    }
+}
+
+fn advance(at: usize, mut stream: TextStream) -> BoxFuture<'static, (usize, TextStream, Item)> {
+    async move {
+        let item = stream.next().await;
+        (at, stream, item)
+    }
+    .boxed()
+}

@@ -1,0 +1,67 @@
+//! The OpenAI API over HTTP: JSON and SSE to and from the router's own request. Thin: it holds no policy, no
+//! retry and no rule about values (`validate` does); it knows which field is called what and which shape an
+//! answer has.
+
+mod auth;
+mod chat;
+mod completions;
+mod fields;
+mod logprobs;
+mod merged;
+mod models;
+mod refused;
+mod request_id;
+mod sampling_fields;
+mod shapes;
+mod sse;
+#[cfg(test)]
+mod tests;
+mod tokenize;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::middleware::{from_fn, from_fn_with_state};
+use axum::routing::{get, post};
+
+use crate::app::App;
+use crate::refusal::Refusal;
+pub use auth::ApiKeys;
+use refused::Refused;
+
+/// All of HTTP, and `guarded` and `open` gRPC routes beside it. Everything needs a key (when keys are set) but
+/// the health routes and `open`.
+pub fn router(app: App, guarded: Router, open: Router) -> Router {
+    let keys = ApiKeys::new(&app.config.api_keys);
+    let api = Router::new()
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*id}", get(models::retrieve))
+        .route("/v1/completions", post(completions::create))
+        .route("/v1/chat/completions", post(chat::create))
+        .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(tokenize::detokenize))
+        .route("/version", get(models::version))
+        .with_state(app.clone())
+        .merge(guarded)
+        .fallback(not_found)
+        .method_not_allowed_fallback(method_not_allowed)
+        .layer(from_fn_with_state(keys, auth::require_key));
+    let health = Router::new()
+        .route("/health", get(models::ready))
+        .route("/readyz", get(models::ready))
+        .route("/livez", get(models::live))
+        .method_not_allowed_fallback(method_not_allowed)
+        .with_state(app)
+        .merge(open);
+    health.merge(api).layer(from_fn(request_id::name))
+}
+
+async fn not_found(request: Request) -> Refused {
+    let path: String = request.uri().path().chars().take(200).collect();
+    Refused::new(request.headers(), Refusal::NotFound(format!("There is no path `{path}` here.")))
+}
+
+async fn method_not_allowed(request: Request) -> Refused {
+    let path: String = request.uri().path().chars().take(200).collect();
+    let message = format!("{} is not allowed on `{path}`.", request.method());
+    Refused::new(request.headers(), Refusal::MethodNotAllowed(message))
+}

@@ -1,0 +1,48 @@
+//! What is served, and how it is: models, version, health.
+
+use axum::Json;
+use axum::extract::{Path, State};
+use serde_json::{Value, json};
+
+use super::refused::Refused;
+use crate::app::App;
+use crate::refusal::Refusal;
+
+/// `GET /v1/models`
+pub async fn list(State(app): State<App>) -> Json<Value> {
+    let data: Vec<Value> = app.text.served_names.iter().map(|name| model(&app, name)).collect();
+    Json(json!({"object": "list", "data": data}))
+}
+
+/// `GET /v1/models/{id}`; an id may hold slashes.
+pub async fn retrieve(State(app): State<App>, Path(id): Path<String>) -> Result<Json<Value>, Refused> {
+    match app.text.served_names.iter().find(|name| ***name == *id) {
+        Some(name) => Ok(Json(model(&app, name))),
+        None => Err(Refusal::ModelNotFound(id.chars().take(200).collect()).into()),
+    }
+}
+
+/// `GET /version`
+pub async fn version() -> Json<Value> {
+    Json(json!({"version": env!("CARGO_PKG_VERSION")}))
+}
+
+/// `GET /livez`: the process answers. It depends on nothing else, so that an outage restarts nobody.
+pub async fn live() -> Json<Value> {
+    Json(json!({"status": "ok"}))
+}
+
+/// `GET /health` and `GET /readyz`: a request would be taken.
+pub async fn ready(State(app): State<App>) -> Result<Json<Value>, Refused> {
+    app.ready()?;
+    Ok(Json(json!({"status": "ok"})))
+}
+
+/// vLLM's shape. The length comes from the workers and is null while none is ready.
+fn model(app: &App, name: &str) -> Value {
+    let max_model_len = app.generator.model_limits().ok().map(|limits| limits.max_model_len);
+    json!({
+        "id": name, "object": "model", "created": app.created, "owned_by": "skein", "root": name, "parent": null,
+        "max_model_len": max_model_len,
+    })
+}

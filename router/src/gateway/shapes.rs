@@ -1,0 +1,98 @@
+//! Pieces of answers that completions and chat share.
+
+use axum::response::Response;
+use http::HeaderValue;
+use serde_json::{Map, Value, json};
+
+use super::request_id::X_REQUEST_ID;
+use crate::request::{TokenId, TokenLogprobs};
+use crate::text::text_stream::{StopCause, TextDelta, TextFinish, Usage};
+
+/// Tells builds apart, as OpenAI's field does.
+pub const SYSTEM_FINGERPRINT: &str = concat!("skein-", env!("CARGO_PKG_VERSION"));
+
+/// What is the same in every object of one answer.
+#[derive(Debug, Clone)]
+pub struct Heading {
+    /// `chatcmpl-…` or `cmpl-…`.
+    pub id: String,
+    /// `chat.completion` and so on.
+    pub object: &'static str,
+    /// Seconds since 1970.
+    pub created: u64,
+    /// Served name.
+    pub model: String,
+}
+
+impl Heading {
+    /// An answer or a chunk with these choices.
+    pub fn object(&self, choices: Vec<Value>) -> Map<String, Value> {
+        let mut object = Map::new();
+        object.insert("id".to_owned(), self.id.as_str().into());
+        object.insert("object".to_owned(), self.object.into());
+        object.insert("created".to_owned(), self.created.into());
+        object.insert("model".to_owned(), self.model.as_str().into());
+        object.insert("system_fingerprint".to_owned(), SYSTEM_FINGERPRINT.into());
+        object.insert("choices".to_owned(), choices.into());
+        object
+    }
+}
+
+/// One choice of an answer that does not stream, put together.
+#[derive(Debug, Default)]
+pub struct Gathered {
+    /// All text.
+    pub text: String,
+    /// All tokens.
+    pub tokens: Vec<TokenId>,
+    /// One for each token when asked for.
+    pub logprobs: Vec<TokenLogprobs>,
+    /// The end.
+    pub finish: Option<TextFinish>,
+}
+
+impl Gathered {
+    /// Adds the next delta.
+    pub fn push(&mut self, delta: TextDelta) {
+        self.text.push_str(&delta.text);
+        self.tokens.extend(delta.tokens);
+        self.logprobs.extend(delta.logprobs);
+        self.finish = delta.finish.or(self.finish.take());
+    }
+}
+
+/// `usage`.
+pub fn usage(usage: Usage) -> Value {
+    json!({
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": u64::from(usage.prompt_tokens) + u64::from(usage.completion_tokens),
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    })
+}
+
+/// `finish_reason`.
+pub fn finish_reason(finish: Option<&TextFinish>) -> Value {
+    finish.map(TextFinish::reason).into()
+}
+
+/// vLLM's `stop_reason`: the stop string or stop token.
+pub fn stop_reason(finish: Option<&TextFinish>) -> Value {
+    match finish {
+        Some(TextFinish::Stop(StopCause::Text(text))) => text.as_str().into(),
+        Some(TextFinish::Stop(StopCause::Token(token))) => (*token).into(),
+        Some(TextFinish::Length) | None => Value::Null,
+    }
+}
+
+/// Adds the headers that any answer to a generation carries.
+pub fn finish_response(mut response: Response, request_id: &str, ignored: Option<HeaderValue>) -> Response {
+    let headers = response.headers_mut();
+    if let Ok(id) = HeaderValue::from_str(request_id) {
+        headers.insert(X_REQUEST_ID, id);
+    }
+    if let Some(ignored) = ignored {
+        headers.insert("x-ignored-params", ignored);
+    }
+    response
+}

@@ -1,0 +1,54 @@
+//! `POST /tokenize` and `POST /detokenize`, in vLLM's shapes.
+
+use axum::Json;
+use axum::extract::{Request, State};
+use serde_json::{Value, json};
+
+use super::chat::chat_prompt;
+use super::fields::Fields;
+use super::refused::Refused;
+use crate::app::{App, prompt_bytes};
+use crate::refusal::Refusal;
+use crate::request::{Prompt, TokenId};
+use crate::text::model_text::ChatPrompt;
+use crate::validate::{check_model, token_id};
+
+/// `{prompt | messages, add_special_tokens, return_token_strs}` → `{tokens, count, max_model_len}`
+pub async fn tokenize(State(app): State<App>, request: Request) -> Result<Json<Value>, Refused> {
+    let mut fields = Fields::read(request, app.config.limits.body_bytes).await?;
+    check_model(fields.string("model")?.as_deref(), &app.text)?;
+    let limits = app.generator.model_limits()?;
+    let add_special_tokens = fields.optional_bool("add_special_tokens")?;
+    let return_token_strs = fields.bool("return_token_strs")?;
+    let prompt = match fields.string("prompt")? {
+        Some(text) => Prompt::Text(text),
+        None => chat_prompt(&mut fields)?,
+    };
+    let text = app.text.clone();
+    let tokens = app
+        .text_work(prompt_bytes(&prompt), move || match (&prompt, ChatPrompt::of(&prompt)) {
+            (Prompt::Text(prompt), _) => text.encode_text(prompt, add_special_tokens.unwrap_or(true)),
+            (_, Some(chat)) => text.encode_chat(&chat),
+            _ => Err(Refusal::Internal),
+        })
+        .await?;
+    let strings: Option<Vec<_>> =
+        return_token_strs.then(|| tokens.iter().map(|token| app.text.tokenizer.spelling(*token)).collect());
+    Ok(Json(json!({
+        "count": tokens.len(), "max_model_len": limits.max_model_len, "tokens": tokens, "token_strs": strings,
+    })))
+}
+
+/// `{tokens}` → `{prompt}`
+pub async fn detokenize(State(app): State<App>, request: Request) -> Result<Json<Value>, Refused> {
+    let mut fields = Fields::read(request, app.config.limits.body_bytes).await?;
+    check_model(fields.string("model")?.as_deref(), &app.text)?;
+    let tokens = fields.integers("tokens")?;
+    let tokens = tokens.ok_or_else(|| Refusal::invalid("tokens", "tokens is required: a list of token ids."))?;
+    let vocab_size = app.text.tokenizer.bytes().vocab_size();
+    let tokens: Result<Vec<TokenId>, Refusal> =
+        tokens.into_iter().map(|token| token_id("tokens", token, vocab_size)).collect();
+    let (tokens, text) = (tokens?, app.text.clone());
+    let decoded = app.text_work(tokens.len() * 4, move || text.tokenizer.decode(&tokens, false)).await?;
+    Ok(Json(json!({"prompt": decoded})))
+}

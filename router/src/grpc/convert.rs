@@ -1,0 +1,128 @@
+//! skein.v1 messages to and from the router's own types.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+use skein_proto::v1;
+
+use crate::refusal::Refusal;
+use crate::request::{Draft, DraftSampling, Prompt, TokenId, TokenLogprobs};
+use crate::text::text_stream::{StopCause, TextFinish, Usage};
+use crate::text::token_bytes::TokenBytes;
+
+/// A request as the validator takes it.
+pub fn draft(request: v1::GenerateRequest, timeout: Option<Duration>) -> Result<Draft, Refusal> {
+    let prompt = match request.prompt {
+        None => return Err(Refusal::invalid("prompt", "prompt is required: text, token_ids or chat.")),
+        Some(v1::generate_request::Prompt::Text(text)) => Prompt::Text(text),
+        Some(v1::generate_request::Prompt::TokenIds(tokens)) => {
+            Prompt::Tokens(tokens.ids.into_iter().map(i64::from).collect())
+        }
+        Some(v1::generate_request::Prompt::Chat(conversation)) => chat(conversation),
+    };
+    Ok(Draft {
+        model: given(request.model),
+        prompt,
+        sampling: sampling(request.sampling.unwrap_or_default()),
+        request_id: given(request.request_id),
+        cache_salt: request.cache_salt,
+        priority: i64::from(request.priority),
+        timeout_ms: timeout.map(|timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX).max(1)),
+    })
+}
+
+/// A conversation for the chat template.
+pub fn chat(chat: v1::Chat) -> Prompt {
+    let message = |message: v1::ChatMessage| -> Value { json!({"role": message.role, "content": message.content}) };
+    Prompt::Chat {
+        messages: chat.messages.into_iter().map(message).collect(),
+        add_generation_prompt: chat.add_generation_prompt.unwrap_or(true),
+        continue_final_message: false,
+        template_kwargs: Map::new(),
+    }
+}
+
+/// Protobuf has no absent string; empty says it.
+pub fn given(text: String) -> Option<String> {
+    Some(text).filter(|text| !text.is_empty())
+}
+
+fn sampling(options: v1::SamplingOptions) -> DraftSampling {
+    DraftSampling {
+        max_tokens: options.max_tokens.map(i64::from),
+        min_tokens: options.min_tokens.map(i64::from),
+        n: options.n.map(i64::from),
+        best_of: None,
+        temperature: options.temperature,
+        top_p: options.top_p,
+        top_k: options.top_k,
+        min_p: options.min_p,
+        repetition_penalty: options.repetition_penalty,
+        presence_penalty: options.presence_penalty,
+        frequency_penalty: options.frequency_penalty,
+        seed: options.seed,
+        logit_bias: options.logit_bias.into_iter().map(|(id, bias)| (i64::from(id), f64::from(bias))).collect(),
+        stop: options.stop,
+        stop_token_ids: options.stop_token_ids.into_iter().map(i64::from).collect(),
+        include_stop_str_in_output: options.include_stop_str_in_output,
+        ignore_eos: options.ignore_eos,
+        logprobs: options.logprobs.map(i64::from),
+        prompt_logprobs: options.prompt_logprobs.map(i64::from),
+        skip_special_tokens: options.skip_special_tokens,
+        spaces_between_special_tokens: None,
+    }
+}
+
+/// Log-probabilities with each token's text.
+pub fn logprobs(bytes: &TokenBytes, logprobs: &[TokenLogprobs]) -> Vec<v1::TokenLogprob> {
+    let text = |token: TokenId| String::from_utf8_lossy(bytes.get(token)).into_owned();
+    let top = |(token, logprob): &(TokenId, f32)| v1::TopLogprob {
+        token_id: *token,
+        token: text(*token),
+        logprob: *logprob,
+    };
+    let one = |at: &TokenLogprobs| v1::TokenLogprob {
+        token_id: at.token,
+        token: text(at.token),
+        logprob: at.logprob,
+        top: at.top.iter().map(top).collect(),
+    };
+    logprobs.iter().map(one).collect()
+}
+
+/// Why a sample ended.
+pub fn finish(finish: &TextFinish) -> v1::Finish {
+    let (stop_string, stop_token_id) = match finish {
+        TextFinish::Stop(StopCause::Text(text)) => (Some(text.clone()), None),
+        TextFinish::Stop(StopCause::Token(token)) => (None, *token),
+        TextFinish::Length => (None, None),
+    };
+    v1::Finish { reason: finish.reason().to_owned(), stop_string, stop_token_id }
+}
+
+/// Tokens counted.
+pub fn usage(usage: Usage) -> v1::Usage {
+    v1::Usage {
+        prompt_tokens: usage.prompt_tokens,
+        completion_tokens: usage.completion_tokens,
+        cached_tokens: usage.cached_tokens,
+    }
+}
+
+/// `grpc-timeout`: up to 8 digits and a unit.
+pub fn timeout(value: &str) -> Option<Duration> {
+    let (digits, unit) = value.split_at_checked(value.len().checked_sub(1)?)?;
+    if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let count: u64 = digits.parse().ok()?;
+    match unit {
+        "H" => Some(Duration::from_secs(count * 3600)),
+        "M" => Some(Duration::from_secs(count * 60)),
+        "S" => Some(Duration::from_secs(count)),
+        "m" => Some(Duration::from_millis(count)),
+        "u" => Some(Duration::from_micros(count)),
+        "n" => Some(Duration::from_nanos(count)),
+        _ => None,
+    }
+}

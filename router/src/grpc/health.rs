@@ -1,0 +1,62 @@
+//! grpc.health.v1, answered from readiness as it is now.
+
+use std::pin::Pin;
+use std::time::Duration;
+
+use futures::Stream;
+use tonic::{Request, Response, Status};
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_server::Health;
+use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
+
+use crate::app::App;
+
+/// How often a watched readiness is looked at.
+const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Health of the router as a whole; `skein.v1.Inference` is all it serves.
+pub struct HealthService {
+    app: App,
+}
+
+impl HealthService {
+    /// Of `app`.
+    pub fn new(app: App) -> Self {
+        Self { app }
+    }
+}
+
+#[tonic::async_trait]
+impl Health for HealthService {
+    async fn check(&self, request: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
+        match request.get_ref().service.as_str() {
+            "" | "skein.v1.Inference" => Ok(Response::new(answer(serving(&self.app)))),
+            _ => Err(Status::not_found("service not registered")),
+        }
+    }
+
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<HealthCheckResponse, Status>> + Send>>;
+
+    async fn watch(&self, request: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        let known = matches!(request.get_ref().service.as_str(), "" | "skein.v1.Inference");
+        let app = self.app.clone();
+        Ok(Response::new(Box::pin(async_stream::stream! {
+            let mut last = None;
+            loop {
+                let now = if known { serving(&app) } else { ServingStatus::ServiceUnknown };
+                if last.replace(now) != Some(now) {
+                    yield Ok(answer(now));
+                }
+                tokio::time::sleep(WATCH_INTERVAL).await;
+            }
+        })))
+    }
+}
+
+fn serving(app: &App) -> ServingStatus {
+    if app.ready().is_ok() { ServingStatus::Serving } else { ServingStatus::NotServing }
+}
+
+fn answer(status: ServingStatus) -> HealthCheckResponse {
+    HealthCheckResponse { status: status.into() }
+}

@@ -1,0 +1,68 @@
+//! skein.v1 for clients, with gRPC health and reflection beside it. It maps messages onto the router's own
+//! request and back; the rules are `validate`'s.
+
+mod convert;
+mod health;
+mod service;
+#[cfg(test)]
+mod tests;
+
+use axum::Router;
+use axum::body::Body;
+use axum::response::IntoResponse;
+use http::Request;
+use tonic::metadata::MetadataValue;
+use tonic::server::NamedService;
+use tower::Service;
+
+use crate::app::App;
+use crate::refusal::Refusal;
+use skein_proto::v1::inference_server::InferenceServer;
+use tonic_health::pb::health_server::HealthServer;
+
+/// Largest answer: a delta with 20 log-probabilities a prompt token is far below.
+const MAX_ENCODED_BYTES: usize = skein_proto::MAX_MESSAGE_BYTES;
+
+/// What needs a key.
+///
+/// # Errors
+/// When the descriptors that reflection serves cannot be read: a broken build.
+pub fn guarded(app: &App) -> Result<Router, tonic_reflection::server::Error> {
+    let inference = InferenceServer::new(service::InferenceService::new(app.clone()))
+        .max_decoding_message_size(app.config.limits.body_bytes)
+        .max_encoding_message_size(MAX_ENCODED_BYTES);
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(skein_proto::FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+            .with_service_name("skein.v1.Inference")
+            .with_service_name("grpc.health.v1.Health")
+    };
+    let router = add(Router::new(), inference);
+    // Tools in the field ask for either version.
+    Ok(add(add(router, reflection().build_v1()?), reflection().build_v1alpha()?))
+}
+
+/// What answers without a key.
+pub fn open(app: &App) -> Router {
+    add(Router::new(), HealthServer::new(health::HealthService::new(app.clone())))
+}
+
+/// A refusal as a gRPC status; `retry-after-ms` is in the metadata where trying again helps.
+pub fn status(refusal: &Refusal) -> tonic::Status {
+    let mut status = tonic::Status::new(refusal.grpc_code(), refusal.to_string());
+    if let Some(after) = refusal.retry_after() {
+        let ms = u64::try_from(after.as_millis()).unwrap_or(u64::MAX).max(1);
+        status.metadata_mut().insert("retry-after-ms", MetadataValue::from(ms));
+    }
+    status
+}
+
+fn add<S>(router: Router, service: S) -> Router
+where
+    S: Service<Request<Body>, Error = std::convert::Infallible> + NamedService + Clone + Send + Sync + 'static,
+    S::Response: IntoResponse,
+    S::Future: Send + 'static,
+{
+    router.route_service(&format!("/{}/{{*rest}}", S::NAME), service)
+}

@@ -1,0 +1,145 @@
+//! The Inference service.
+
+use std::pin::Pin;
+
+use futures::Stream;
+use skein_proto::v1;
+use skein_proto::v1::inference_server::Inference;
+use tonic::{Request, Response, Status};
+
+use super::{convert, status};
+use crate::app::{App, Started, prompt_bytes};
+use crate::refusal::Refusal;
+use crate::request::{Prompt, TokenId};
+use crate::text::model_text::ChatPrompt;
+use crate::text::text_stream::{TextDelta, TextStream};
+use crate::validate::{check_model, token_id};
+
+/// skein.v1.Inference over an [`App`].
+pub struct InferenceService {
+    app: App,
+}
+
+impl InferenceService {
+    /// Of `app`.
+    pub fn new(app: App) -> Self {
+        Self { app }
+    }
+}
+
+type Responses = Pin<Box<dyn Stream<Item = Result<v1::GenerateResponse, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Inference for InferenceService {
+    type GenerateStream = Responses;
+
+    async fn generate(&self, request: Request<v1::GenerateRequest>) -> Result<Response<Responses>, Status> {
+        let timeout = request.metadata().get("grpc-timeout").and_then(|value| value.to_str().ok());
+        let timeout = timeout.and_then(convert::timeout);
+        let request = request.into_inner();
+        let return_token_ids = request.return_token_ids;
+        let started = match convert::draft(request, timeout) {
+            Ok(draft) => self.app.start(draft).await,
+            Err(refusal) => Err(refusal),
+        };
+        let started = started.map_err(|refusal| status(&refusal))?;
+        Ok(Response::new(Box::pin(responses(self.app.clone(), started, return_token_ids))))
+    }
+
+    async fn list_models(
+        &self,
+        _: Request<v1::ListModelsRequest>,
+    ) -> Result<Response<v1::ListModelsResponse>, Status> {
+        let limits = self.app.generator.model_limits().map_err(|refusal| status(&refusal))?;
+        let model = |name: &std::sync::Arc<str>| v1::Model { id: name.to_string(), max_model_len: limits.max_model_len };
+        Ok(Response::new(v1::ListModelsResponse { models: self.app.text.served_names.iter().map(model).collect() }))
+    }
+
+    async fn tokenize(
+        &self,
+        request: Request<v1::TokenizeRequest>,
+    ) -> Result<Response<v1::TokenizeResponse>, Status> {
+        self.tokenized(request.into_inner()).await.map(Response::new).map_err(|refusal| status(&refusal))
+    }
+
+    async fn detokenize(
+        &self,
+        request: Request<v1::DetokenizeRequest>,
+    ) -> Result<Response<v1::DetokenizeResponse>, Status> {
+        self.detokenized(request.into_inner()).await.map(Response::new).map_err(|refusal| status(&refusal))
+    }
+}
+
+impl InferenceService {
+    async fn tokenized(&self, request: v1::TokenizeRequest) -> Result<v1::TokenizeResponse, Refusal> {
+        check_model(convert::given(request.model).as_deref(), &self.app.text)?;
+        let limits = self.app.generator.model_limits()?;
+        let add_special_tokens = request.add_special_tokens.unwrap_or(true);
+        let prompt = match request.input {
+            None => return Err(Refusal::invalid("input", "input is required: text or chat.")),
+            Some(v1::tokenize_request::Input::Text(text)) => Prompt::Text(text),
+            Some(v1::tokenize_request::Input::Chat(chat)) => convert::chat(chat),
+        };
+        let (bytes, text) = (prompt_bytes(&prompt), self.app.text.clone());
+        let work = move || match (&prompt, ChatPrompt::of(&prompt)) {
+            (Prompt::Text(prompt), _) => text.encode_text(prompt, add_special_tokens),
+            (_, Some(chat)) => text.encode_chat(&chat),
+            _ => Err(Refusal::Internal),
+        };
+        let token_ids = self.app.text_work(bytes, work).await?;
+        Ok(v1::TokenizeResponse { token_ids, max_model_len: limits.max_model_len })
+    }
+
+    async fn detokenized(&self, request: v1::DetokenizeRequest) -> Result<v1::DetokenizeResponse, Refusal> {
+        check_model(convert::given(request.model).as_deref(), &self.app.text)?;
+        let text = self.app.text.clone();
+        let vocab_size = text.tokenizer.bytes().vocab_size();
+        let tokens: Result<Vec<TokenId>, Refusal> =
+            request.token_ids.iter().map(|token| token_id("token_ids", i64::from(*token), vocab_size)).collect();
+        let tokens = tokens?;
+        let text = self.app.text_work(tokens.len() * 4, move || text.tokenizer.decode(&tokens, false)).await?;
+        Ok(v1::DetokenizeResponse { text })
+    }
+}
+
+fn responses(
+    app: App,
+    started: Started,
+    return_token_ids: bool,
+) -> impl Stream<Item = Result<v1::GenerateResponse, Status>> + Send {
+    let Started { request, mut stream } = started;
+    async_stream::try_stream! {
+        let mut first = true;
+        while let Some(delta) = stream.next().await {
+            let delta = delta.map_err(|refusal| status(&refusal))?;
+            let quiet = delta.text.is_empty() && delta.finish.is_none();
+            if quiet && !first && !return_token_ids && delta.logprobs.is_empty() {
+                continue;
+            }
+            yield response(&app, &request.id, delta, &stream, return_token_ids, std::mem::take(&mut first));
+        }
+    }
+}
+
+fn response(
+    app: &App,
+    request_id: &str,
+    delta: TextDelta,
+    stream: &TextStream,
+    return_token_ids: bool,
+    first: bool,
+) -> v1::GenerateResponse {
+    let bytes = app.text.tokenizer.bytes();
+    let prompt_logprobs = if first { stream.prompt_logprobs() } else { &[] };
+    v1::GenerateResponse {
+        request_id: request_id.to_owned(),
+        sample_index: delta.sample_index,
+        text: delta.text,
+        token_ids: if return_token_ids { delta.tokens } else { Vec::new() },
+        from_position: delta.from_position,
+        logprobs: convert::logprobs(bytes, &delta.logprobs),
+        finish: delta.finish.as_ref().map(convert::finish),
+        usage: stream.is_done().then(|| convert::usage(stream.usage())),
+        prompt_logprobs: convert::logprobs(bytes, prompt_logprobs),
+    }
+}

@@ -1,0 +1,206 @@
+//! What one worker is carrying: the load it last pushed, plus what this router placed there since. Pure.
+//!
+//! A worker's report names the last placement it had seen from this router, so exactly the later ones are added:
+//! no polling, and no herd of routers that all see the same idle worker. Between reports this router also takes
+//! off what it has itself seen prefilled or ended.
+
+use std::collections::VecDeque;
+
+/// A worker's own report; see `Load` of the wire contract.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Load {
+    /// Prompt tokens waiting or part-way through prefill that no cache will save.
+    pub queued_uncached_tokens: u64,
+    /// Sequences waiting.
+    pub waiting: u32,
+    /// Sequences running.
+    pub running: u32,
+    /// KV blocks a new request could get.
+    pub free_blocks: u32,
+    /// Measured prefill rate, tokens a second; 0 = not measured yet.
+    pub prefill_tokens_per_second: f32,
+    /// Measured decode rate of all running sequences together, tokens a second; 0 = not measured yet.
+    pub decode_tokens_per_second: f32,
+    /// Engine steps since start.
+    pub step: u64,
+    /// Last placement of this router that the report knows of.
+    pub last_placement_sequence: u64,
+    /// Takes no new requests any more.
+    pub draining: bool,
+}
+
+/// What a placement will cost its worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cost {
+    /// Prompt tokens to prefill.
+    pub uncached_tokens: u64,
+    /// KV blocks it needs beside those it shares.
+    pub blocks: u32,
+    /// Sequences that run at once.
+    pub sequences: u32,
+}
+
+#[derive(Debug)]
+struct Placed {
+    sequence: u64,
+    cost: Cost,
+    prefilled: bool,
+    /// The last report counted it among the queued tokens.
+    tokens_reported: bool,
+    /// The last report counted it among the sequences.
+    reported: bool,
+}
+
+/// One worker's account in this router.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    load: Load,
+    placed: VecDeque<Placed>,
+    last_sequence: u64,
+    /// Reported, but prefilled or ended since.
+    prefilled_tokens: u64,
+    ended_sequences: u32,
+}
+
+/// The worker's load as it should be by now.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[allow(missing_docs)] // as in Load
+pub struct CurrentLoad {
+    pub queued_uncached_tokens: u64,
+    pub sequences: u32,
+    pub free_blocks: u32,
+    pub prefill_tokens_per_second: f32,
+    pub decode_tokens_per_second: f32,
+}
+
+impl Ledger {
+    /// Enters a placement and returns its sequence number.
+    pub fn place(&mut self, cost: Cost) -> u64 {
+        self.last_sequence += 1;
+        let sequence = self.last_sequence;
+        let placed = Placed { sequence, cost, prefilled: false, tokens_reported: false, reported: false };
+        self.placed.push_back(placed);
+        sequence
+    }
+
+    /// A placement has given its first token: its prompt waits no more.
+    pub fn prefilled(&mut self, sequence: u64) {
+        if let Some(placed) = self.placed.iter_mut().find(|placed| placed.sequence == sequence)
+            && !std::mem::replace(&mut placed.prefilled, true)
+            && placed.tokens_reported
+        {
+            self.prefilled_tokens += placed.cost.uncached_tokens;
+        }
+    }
+
+    /// A placement has ended, in whatever way; says whether it had given a token.
+    pub fn end(&mut self, sequence: u64) -> bool {
+        let Some(index) = self.placed.iter().position(|placed| placed.sequence == sequence) else {
+            return false;
+        };
+        let gave_tokens = self.placed[index].prefilled;
+        self.prefilled(sequence);
+        if let Some(placed) = self.placed.remove(index).filter(|placed| placed.reported) {
+            self.ended_sequences += placed.cost.sequences;
+        }
+        gave_tokens
+    }
+
+    /// Takes in the worker's report.
+    pub fn report(&mut self, load: Load) {
+        (self.prefilled_tokens, self.ended_sequences) = (0, 0);
+        for placed in &mut self.placed {
+            placed.reported = placed.sequence <= load.last_placement_sequence;
+            placed.tokens_reported = placed.reported && !placed.prefilled;
+        }
+        self.load = load;
+    }
+
+    /// The worker started anew: it carries nothing, and all its blocks are free. Sequence numbers go on, so that
+    /// nothing is mistaken.
+    pub fn restart(&mut self, free_blocks: u32) {
+        let load = Load { free_blocks, ..Load::default() };
+        *self = Self { load, last_sequence: self.last_sequence, ..Self::default() };
+    }
+
+    /// The last report.
+    pub fn last_report(&self) -> &Load {
+        &self.load
+    }
+
+    /// The load by now.
+    pub fn current(&self) -> CurrentLoad {
+        let new = || self.placed.iter().filter(|placed| !placed.reported);
+        let new_tokens: u64 =
+            new().filter(|placed| !placed.prefilled).map(|placed| placed.cost.uncached_tokens).sum();
+        let new_sequences: u32 = new().map(|placed| placed.cost.sequences).sum();
+        let new_blocks: u32 = new().map(|placed| placed.cost.blocks).sum();
+        let load = &self.load;
+        CurrentLoad {
+            queued_uncached_tokens: load.queued_uncached_tokens.saturating_sub(self.prefilled_tokens)
+                + new_tokens,
+            sequences: (load.running + load.waiting).saturating_sub(self.ended_sequences) + new_sequences,
+            free_blocks: load.free_blocks.saturating_sub(new_blocks),
+            prefill_tokens_per_second: load.prefill_tokens_per_second,
+            decode_tokens_per_second: load.decode_tokens_per_second,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cost(uncached_tokens: u64) -> Cost {
+        Cost { uncached_tokens, blocks: 4, sequences: 1 }
+    }
+
+    fn report(queued: u64, running: u32, last_placement_sequence: u64) -> Load {
+        Load {
+            queued_uncached_tokens: queued,
+            running,
+            last_placement_sequence,
+            free_blocks: 100,
+            ..Load::default()
+        }
+    }
+
+    fn check(ledger: &Ledger, queued: u64, sequences: u32, free_blocks: u32) {
+        let now = ledger.current();
+        assert_eq!(
+            (now.queued_uncached_tokens, now.sequences, now.free_blocks),
+            (queued, sequences, free_blocks)
+        );
+    }
+
+    #[test]
+    fn only_what_the_worker_has_not_seen_is_added() {
+        let mut ledger = Ledger::default();
+        ledger.report(report(50, 1, 0));
+        assert_eq!(ledger.place(cost(100)), 1);
+        assert_eq!(ledger.place(cost(30)), 2);
+        check(&ledger, 180, 3, 92);
+        ledger.report(report(150, 2, 1)); // the worker has seen the first
+        check(&ledger, 180, 3, 96);
+        ledger.prefilled(1); // since that report its tokens are done
+        check(&ledger, 80, 3, 96);
+        ledger.end(1);
+        check(&ledger, 80, 2, 96);
+        ledger.end(2); // never seen by the worker: withdrawn whole
+        check(&ledger, 50, 1, 100);
+        ledger.end(2);
+        ledger.report(report(0, 0, 2));
+        check(&ledger, 0, 0, 100);
+    }
+
+    #[test]
+    fn a_restart_clears_the_account_but_reuses_no_number() {
+        let mut ledger = Ledger::default();
+        ledger.place(cost(100));
+        ledger.restart(10);
+        check(&ledger, 0, 0, 10);
+        assert_eq!(ledger.place(cost(7)), 2);
+        ledger.end(1);
+        check(&ledger, 7, 1, 6);
+    }
+}

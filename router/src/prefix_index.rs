@@ -1,0 +1,317 @@
+//! Which worker holds which prefix, from the runs that workers report. Pure.
+//!
+//! A hash names a block *and everything before it*, and a worker's cache is prefix-closed, so "how many leading
+//! blocks of this prompt does it hold" is a binary search over set membership. Beside what is cached stands what
+//! is *about to be*: prompts just placed or admitted, so that a follow-up does not run after another worker.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::time::Duration;
+
+use skein_node::clock::Timestamp;
+use skein_proto::block_hash::BlockHash;
+
+/// Names one life of one worker in this router; never used again after it left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WorkerId(pub u32);
+
+/// Blocks at chain depth `depth..` that a worker caches; see `RunStored` of the wire contract.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Run {
+    /// Names the run within one epoch of its worker.
+    pub handle: u64,
+    /// Run that holds the block before `depth`; 0 at the start of a sequence.
+    pub parent: u64,
+    /// Blocks before the first of `hashes`.
+    pub depth: u32,
+    /// Chained hashes.
+    pub hashes: Vec<BlockHash>,
+}
+
+/// What changed in a worker's cache: truncations happened before stores.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CacheChange {
+    /// `(handle, new_end)`: blocks at depth `new_end` and deeper are gone.
+    pub truncated: Vec<(u64, u32)>,
+    /// New runs, and known ones growing at their end.
+    pub stored: Vec<Run>,
+}
+
+/// The worker's picture and ours differ; only a snapshot helps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("run {handle} does not fit what is known of this worker's cache")]
+pub struct Desync {
+    /// The run that did not fit.
+    pub handle: u64,
+}
+
+/// Who announced that a prefix is about to be cached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expectation {
+    /// This router placed it, under this sequence number, and the worker has not said so yet.
+    Placed(u64),
+    /// The worker admitted it.
+    Admitted,
+}
+
+/// Default cap on what the index may hold.
+pub const DEFAULT_MAX_BYTES: usize = 256 * 1024 * 1024;
+/// A cached block costs its hash in its run and an entry in the set, with the slack of both.
+const BYTES_PER_BLOCK: usize = 48;
+/// A run costs its entry in two maps.
+const BYTES_PER_RUN: usize = 160;
+/// Blocks per worker that may be expected; the oldest announcements go first.
+const MAX_EXPECTED_BLOCKS: usize = 1 << 16;
+/// An announcement that led to nothing (its request was cancelled) is forgotten after this time.
+const EXPECTED_FOR: Duration = Duration::from_secs(60);
+
+/// The index over all workers.
+#[derive(Debug)]
+pub struct PrefixIndex {
+    workers: HashMap<WorkerId, Mirror>,
+    /// Runs by when they last grew; a parent is always younger than its children, so the oldest is a leaf.
+    by_age: BTreeMap<u64, (WorkerId, u64)>,
+    next_age: u64,
+    bytes: usize,
+    max_bytes: usize,
+}
+
+/// One worker's cache as far as it is known.
+#[derive(Debug, Default)]
+struct Mirror {
+    runs: HashMap<u64, KnownRun>,
+    held: Counts,
+    expected: VecDeque<(Expectation, Timestamp, Vec<BlockHash>)>,
+    expected_blocks: Counts,
+    /// The cap made us forget runs: an unknown handle is then no sign of a lost event.
+    forgetful: bool,
+}
+
+#[derive(Debug)]
+struct KnownRun {
+    parent: u64,
+    depth: u32,
+    hashes: Vec<BlockHash>,
+    age: u64,
+}
+
+impl KnownRun {
+    fn end(&self) -> u32 {
+        self.depth + self.hashes.len() as u32
+    }
+}
+
+impl PrefixIndex {
+    /// An empty index that holds at most about `max_bytes`.
+    pub fn new(max_bytes: usize) -> Self {
+        Self { workers: HashMap::new(), by_age: BTreeMap::new(), next_age: 0, bytes: 0, max_bytes }
+    }
+
+    /// Leading blocks of a prompt that `worker` holds or is about to hold. Allocates nothing.
+    pub fn leading_blocks(&self, worker: WorkerId, hashes: &[BlockHash]) -> usize {
+        self.workers.get(&worker).map_or(0, |mirror| {
+            hashes.partition_point(|hash| {
+                mirror.held.contains_key(hash) || mirror.expected_blocks.contains_key(hash)
+            })
+        })
+    }
+
+    /// Replaces everything known of `worker`'s cache. What is expected of it stays expected.
+    pub fn replace(&mut self, worker: WorkerId, runs: &[Run]) -> Result<(), Desync> {
+        self.forget_cached(worker);
+        runs.iter().try_for_each(|run| self.store(worker, run))?;
+        self.settle(worker);
+        Ok(())
+    }
+
+    /// Follows a change of `worker`'s cache. On an error the caller asks for a snapshot.
+    pub fn apply(&mut self, worker: WorkerId, change: &CacheChange) -> Result<(), Desync> {
+        for &(handle, new_end) in &change.truncated {
+            self.truncate(worker, handle, new_end)?;
+        }
+        change.stored.iter().try_for_each(|run| self.store(worker, run))?;
+        self.settle(worker);
+        Ok(())
+    }
+
+    /// Notes that `worker` is about to cache `hashes`, which continue what it holds.
+    pub fn expect(&mut self, worker: WorkerId, who: Expectation, hashes: &[BlockHash], now: Timestamp) {
+        let mirror = self.workers.entry(worker).or_default();
+        if hashes.is_empty() {
+            return;
+        }
+        hashes.iter().for_each(|hash| mirror.expected_blocks.add(*hash));
+        mirror.expected.push_back((who, now, hashes.to_vec()));
+        while mirror.expected_blocks.len() > MAX_EXPECTED_BLOCKS
+            || mirror.expected.front().is_some_and(|(_, at, _)| now.since(*at) > EXPECTED_FOR)
+        {
+            mirror.drop_expected(0);
+        }
+    }
+
+    /// This router's placement `sequence` is expected no more: the worker has admitted it, or it came to nothing.
+    pub fn withdraw(&mut self, worker: WorkerId, sequence: u64) {
+        let Some(mirror) = self.workers.get_mut(&worker) else { return };
+        let placed = Expectation::Placed(sequence);
+        if let Some(index) = mirror.expected.iter().position(|(who, _, _)| *who == placed) {
+            mirror.drop_expected(index);
+        }
+    }
+
+    /// Forgets everything about `worker`: it left, or started anew.
+    pub fn remove(&mut self, worker: WorkerId) {
+        self.forget_cached(worker);
+        self.workers.remove(&worker);
+    }
+
+    /// About how much memory the cached runs take.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Blocks known to be cached at `worker`.
+    pub fn blocks(&self, worker: WorkerId) -> usize {
+        self.workers.get(&worker).map_or(0, |mirror| mirror.held.len())
+    }
+
+    fn store(&mut self, worker: WorkerId, run: &Run) -> Result<(), Desync> {
+        let mirror = self.workers.entry(worker).or_default();
+        let fits = match mirror.runs.get(&run.handle) {
+            Some(known) => known.end() == run.depth,
+            None if run.depth == 0 => run.parent == 0,
+            None => mirror
+                .runs
+                .get(&run.parent)
+                .is_some_and(|parent| parent.depth < run.depth && run.depth <= parent.end()),
+        };
+        if !fits {
+            // What we forgot ourselves cannot be continued, and asking for it again would only refill the index.
+            return if mirror.forgetful { Ok(()) } else { Err(Desync { handle: run.handle }) };
+        }
+        run.hashes.iter().for_each(|hash| mirror.held.add(*hash));
+        let known = mirror.runs.entry(run.handle).or_insert_with(|| {
+            self.bytes += BYTES_PER_RUN;
+            KnownRun { parent: run.parent, depth: run.depth, hashes: Vec::new(), age: 0 }
+        });
+        known.hashes.extend_from_slice(&run.hashes);
+        self.bytes += run.hashes.len() * BYTES_PER_BLOCK;
+        self.touch(worker, run.handle);
+        self.keep_to_the_cap();
+        Ok(())
+    }
+
+    fn truncate(&mut self, worker: WorkerId, handle: u64, new_end: u32) -> Result<(), Desync> {
+        let mirror = self.workers.entry(worker).or_default();
+        let Some(run) = mirror.runs.get_mut(&handle) else {
+            return if mirror.forgetful { Ok(()) } else { Err(Desync { handle }) };
+        };
+        let keep = (new_end.saturating_sub(run.depth) as usize).min(run.hashes.len());
+        for hash in run.hashes.drain(keep..) {
+            mirror.held.take_off(hash);
+            self.bytes -= BYTES_PER_BLOCK;
+        }
+        if run.hashes.is_empty() {
+            self.by_age.remove(&run.age);
+            mirror.runs.remove(&handle);
+            self.bytes -= BYTES_PER_RUN;
+        }
+        Ok(())
+    }
+
+    /// Makes a run and then its ancestors the youngest, so that age alone orders leaves before parents.
+    fn touch(&mut self, worker: WorkerId, handle: u64) {
+        let Some(mirror) = self.workers.get_mut(&worker) else { return };
+        let mut next = handle;
+        // A cycle of parents cannot be stored (a parent starts before its child), so this walk ends.
+        while let Some(run) = mirror.runs.get_mut(&next) {
+            self.by_age.remove(&run.age);
+            self.next_age += 1;
+            run.age = self.next_age;
+            self.by_age.insert(run.age, (worker, next));
+            next = run.parent;
+        }
+    }
+
+    fn keep_to_the_cap(&mut self) {
+        while self.bytes > self.max_bytes {
+            let Some((_, &(worker, handle))) = self.by_age.first_key_value() else { return };
+            if let Some(mirror) = self.workers.get_mut(&worker) {
+                mirror.forgetful = true;
+            }
+            let forgotten = self.truncate(worker, handle, 0);
+            debug_assert!(forgotten.is_ok(), "a run in by_age is known");
+        }
+    }
+
+    fn forget_cached(&mut self, worker: WorkerId) {
+        if let Some(mirror) = self.workers.get_mut(&worker) {
+            for run in std::mem::take(&mut mirror.runs).into_values() {
+                self.by_age.remove(&run.age);
+                self.bytes -= BYTES_PER_RUN + run.hashes.len() * BYTES_PER_BLOCK;
+            }
+            mirror.held = Counts::default();
+            mirror.forgetful = false;
+        }
+    }
+
+    /// Drops announcements whose last block is cached by now.
+    fn settle(&mut self, worker: WorkerId) {
+        let Some(mirror) = self.workers.get_mut(&worker) else { return };
+        let mut index = 0;
+        while let Some((_, _, hashes)) = mirror.expected.get(index) {
+            if hashes.last().is_some_and(|hash| mirror.held.contains_key(hash)) {
+                mirror.drop_expected(index);
+            } else {
+                index += 1;
+            }
+        }
+    }
+}
+
+impl Mirror {
+    fn drop_expected(&mut self, index: usize) {
+        let Some((_, _, hashes)) = self.expected.remove(index) else { return };
+        hashes.into_iter().for_each(|hash| self.expected_blocks.take_off(hash));
+    }
+}
+
+/// How often each hash is present. Hashes are already uniform, so they are their own hash.
+type Counts = HashMap<BlockHash, u32, BuildHasherDefault<Identity>>;
+
+trait Count {
+    fn add(&mut self, hash: BlockHash);
+    fn take_off(&mut self, hash: BlockHash);
+}
+
+impl Count for Counts {
+    fn add(&mut self, hash: BlockHash) {
+        *self.entry(hash).or_insert(0) += 1;
+    }
+
+    fn take_off(&mut self, hash: BlockHash) {
+        if let std::collections::hash_map::Entry::Occupied(mut count) = self.entry(hash) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Identity(u64);
+
+impl Hasher for Identity {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.0 = self.0.rotate_left(8) ^ u64::from(*byte));
+    }
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,213 @@
+//! What the tests of this crate's edges share: a small tokenizer made here, and a generator that follows a
+//! script.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+
+use futures::future::BoxFuture;
+use futures::{FutureExt, Stream};
+use serde_json::{Value, json};
+
+use crate::generator::{Generator, ModelLimits, TokenSource};
+use crate::refusal::Refusal;
+use crate::request::{TokenDelta, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
+use crate::text::model_text::ModelText;
+
+/// First id of a byte: byte `b` is token `b + BYTES`.
+pub const BYTES: TokenId = 4;
+/// Longest sequence of the scripted model.
+pub const MAX_MODEL_LEN: u32 = 256;
+
+/// Byte-level, without merges: `<|bos|>` 0, `<|end|>` 1, `<|user|>` 2, `<|assistant|>` 3, then the 256 bytes.
+pub fn tokenizer_json() -> Value {
+    let printable = |byte: u32| matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
+    let mut next = 0x100;
+    let mut vocab = serde_json::Map::new();
+    let special = ["<|bos|>", "<|end|>", "<|user|>", "<|assistant|>"];
+    for (id, token) in special.iter().enumerate() {
+        vocab.insert((*token).to_owned(), json!(id));
+    }
+    for byte in 0..256_u32 {
+        let code = if printable(byte) { byte } else { next };
+        next += u32::from(!printable(byte));
+        vocab.insert(char::from_u32(code).unwrap().to_string(), json!(byte + BYTES));
+    }
+    let added: Vec<Value> = special
+        .iter()
+        .enumerate()
+        .map(|(id, content)| {
+            json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": true})
+        })
+        .collect();
+    let bytes = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+    json!({"version": "1.0", "truncation": null, "padding": null, "added_tokens": added, "normalizer": null,
+        "pre_tokenizer": bytes, "decoder": bytes,
+        "post_processor": {"type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<|bos|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<|bos|>": {"id": "<|bos|>", "ids": [0], "tokens": ["<|bos|>"]}}},
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": vocab, "merges": []}})
+}
+
+const TEMPLATE: &str = "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}\
+                        {% if add_generation_prompt %}<|assistant|>{% endif %}";
+
+/// The byte tokenizer with a chat template, served as `test`.
+pub fn model_text() -> ModelText {
+    model_text_with(&Value::Null, Some(TEMPLATE))
+}
+
+/// The byte tokenizer with these defaults and this template.
+pub fn model_text_with(generation: &Value, template: Option<&str>) -> ModelText {
+    let config = json!({"bos_token": "<|bos|>", "eos_token": "<|end|>"});
+    let tokenizer = tokenizer_json().to_string();
+    let template = template.map(str::to_owned);
+    ModelText::from_parts(vec![Arc::from("test")], tokenizer.as_bytes(), &config, template, generation).unwrap()
+}
+
+/// The tokens of `text`, one a byte.
+pub fn tokens(text: &str) -> Vec<TokenId> {
+    text.bytes().map(|byte| TokenId::from(byte) + BYTES).collect()
+}
+
+/// A delta of sample `index` that brings `text`.
+pub fn delta(index: u32, text: &str) -> TokenDelta {
+    TokenDelta { sample_index: index, tokens: tokens(text), ..TokenDelta::default() }
+}
+
+/// The last delta of sample `index`.
+pub fn finish(index: u32, finish: TokenFinish) -> TokenDelta {
+    TokenDelta { sample_index: index, finish: Some(finish), ..TokenDelta::default() }
+}
+
+/// What a scripted stream does next.
+#[derive(Debug, Clone)]
+pub enum Say {
+    /// Sends this.
+    Delta(TokenDelta),
+    /// Ends with this.
+    Fail(Refusal),
+    /// Never says anything more.
+    Hang,
+}
+
+/// Answers every request with the same script, and notes what it was asked.
+#[derive(Default)]
+pub struct Script {
+    /// What each stream says.
+    pub say: Vec<Say>,
+    /// What `submit` refuses with.
+    pub refuse: Option<Refusal>,
+    /// What `model_limits` and `ready` refuse with.
+    pub not_ready: Option<Refusal>,
+    /// Requests so far.
+    pub requests: Mutex<Vec<TokenRequest>>,
+    /// Streams that are open.
+    pub open: Arc<AtomicUsize>,
+    /// Samples aborted so far.
+    pub aborted: Arc<Mutex<Vec<u32>>>,
+}
+
+impl Script {
+    /// Streams that send these deltas; log-probabilities and positions are filled in as the request wants.
+    pub fn of(deltas: impl IntoIterator<Item = TokenDelta>) -> Self {
+        Self { say: deltas.into_iter().map(Say::Delta).collect(), ..Self::default() }
+    }
+}
+
+impl Generator for Script {
+    fn submit(&self, request: TokenRequest) -> BoxFuture<'_, Result<Box<dyn TokenSource>, Refusal>> {
+        let answer = match &self.refuse {
+            Some(refusal) => Err(refusal.clone()),
+            None => {
+                self.open.fetch_add(1, Ordering::SeqCst);
+                let mut say: VecDeque<Say> = self.say.clone().into();
+                complete(&mut say, &request);
+                let stream = Scripted { say, open: self.open.clone(), aborted: self.aborted.clone() };
+                Ok(Box::new(stream) as Box<dyn TokenSource>)
+            }
+        };
+        self.requests.lock().unwrap().push(request);
+        async move { answer }.boxed()
+    }
+
+    fn model_limits(&self) -> Result<ModelLimits, Refusal> {
+        match &self.not_ready {
+            Some(refusal) => Err(refusal.clone()),
+            None => Ok(ModelLimits { max_model_len: MAX_MODEL_LEN, vocab_size: 256 + BYTES }),
+        }
+    }
+
+    fn ready(&self) -> Result<(), Refusal> {
+        self.not_ready.clone().map_or(Ok(()), Err)
+    }
+}
+
+/// Positions, cached tokens and log-probabilities, as a worker would send them.
+fn complete(say: &mut VecDeque<Say>, request: &TokenRequest) {
+    let sampling = &request.sampling;
+    if let Some(top) = sampling.prompt_logprobs {
+        let prompt_logprobs = request.prompt[1..].iter().map(|token| logprobs(*token, top)).collect();
+        say.push_front(Say::Delta(TokenDelta { prompt_logprobs, ..TokenDelta::default() }));
+    }
+    let mut positions = vec![u32::try_from(request.prompt.len()).unwrap(); request.n as usize];
+    let mut first = true;
+    for said in say {
+        if let Say::Delta(delta) = said {
+            if std::mem::take(&mut first) {
+                delta.cached_tokens = Some(1);
+            }
+            if let Some(position) = positions.get_mut(delta.sample_index as usize) {
+                delta.from_position = *position;
+                *position += u32::try_from(delta.tokens.len()).unwrap();
+            }
+            if let Some(top) = sampling.logprobs {
+                delta.logprobs = delta.tokens.iter().map(|token| logprobs(*token, top)).collect();
+            }
+        }
+    }
+}
+
+fn logprobs(token: TokenId, top: u32) -> TokenLogprobs {
+    let best = (0..top).map(|at| ((token + at) % (256 + BYTES), -0.5 - at as f32)).collect();
+    TokenLogprobs { token, logprob: -0.5, rank: 1, top: best }
+}
+
+struct Scripted {
+    say: VecDeque<Say>,
+    open: Arc<AtomicUsize>,
+    aborted: Arc<Mutex<Vec<u32>>>,
+}
+
+impl Stream for Scripted {
+    type Item = Result<TokenDelta, Refusal>;
+
+    fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        match self.say.pop_front() {
+            Some(Say::Delta(delta)) => Poll::Ready(Some(Ok(delta))),
+            Some(Say::Fail(refusal)) => Poll::Ready(Some(Err(refusal))),
+            Some(Say::Hang) => {
+                self.say.push_front(Say::Hang);
+                Poll::Pending
+            }
+            None => Poll::Ready(None),
+        }
+    }
+}
+
+impl TokenSource for Scripted {
+    fn abort_sample(&mut self, sample_index: u32) {
+        self.aborted.lock().unwrap().push(sample_index);
+    }
+}
+
+impl Drop for Scripted {
+    fn drop(&mut self) {
+        self.open.fetch_sub(1, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,199 @@
+//! A model's chat template: messages in, the prompt's text out. The template is data from the model's directory
+//! and runs under limits of instructions, recursion and output; what it cannot do is an error for the client.
+
+use std::io::{self, Write};
+use std::time::Duration;
+
+use minijinja::{Environment, Error, ErrorKind, Value};
+use serde_json::Map;
+
+use super::TextError;
+use super::template_env::{self, RAISED, to_value};
+use crate::refusal::Refusal;
+
+/// Longest source of a template.
+const MAX_SOURCE_BYTES: usize = 1024 * 1024;
+/// Longest prompt that a template may write.
+const MAX_OUTPUT_BYTES: usize = 32 * 1024 * 1024;
+const NAME: &str = "chat_template";
+
+/// A compiled template and the model's own strings that it may use.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    env: Environment<'static>,
+    own: Vec<(String, String)>,
+    takes_parts: bool,
+}
+
+impl ChatTemplate {
+    /// Compiles `source`; `own` are the variables that come with the model, such as `bos_token`.
+    pub fn compile(source: &str, own: Vec<(String, String)>, clock: fn() -> Duration) -> Result<Self, TextError> {
+        if source.len() > MAX_SOURCE_BYTES {
+            return Err(TextError::Template(format!("it is over {MAX_SOURCE_BYTES} bytes long")));
+        }
+        let failed = |error: Error| TextError::Template(first_line(&error));
+        let mut env = template_env::environment(clock).map_err(failed)?;
+        env.add_template_owned(NAME, source.to_owned()).map_err(failed)?;
+        Ok(Self { env, own, takes_parts: loops_over_content(source) })
+    }
+
+    /// Whether the template wants `content` as a list of parts where a client sent one, not as one string.
+    pub fn takes_parts(&self) -> bool {
+        self.takes_parts
+    }
+
+    /// Renders `messages`. `arguments` are extra variables; the model's and the request's own come after them,
+    /// so that no argument can take their place.
+    pub fn render(
+        &self,
+        messages: &serde_json::Value,
+        add_generation_prompt: bool,
+        arguments: &Map<String, serde_json::Value>,
+    ) -> Result<String, Refusal> {
+        let extra = arguments.iter().map(|(key, value)| (key.clone(), to_value(value)));
+        let none = ["tools", "documents"].into_iter().filter(|name| !arguments.contains_key(*name));
+        let context = extra
+            .chain(none.map(|name| (name.to_owned(), Value::from(()))))
+            .chain(self.own.iter().map(|(key, value)| (key.clone(), Value::from(value.as_str()))))
+            .chain([
+                ("messages".to_owned(), to_value(messages)),
+                ("add_generation_prompt".to_owned(), Value::from(add_generation_prompt)),
+            ]);
+        let mut out = Bounded(Vec::new());
+        let template = self.env.get_template(NAME).map_err(|error| refusal(&error))?;
+        template.render_captured_to(Value::from_pairs(context), &mut out).map_err(|error| refusal(&error))?;
+        String::from_utf8(out.0).map_err(|_| Refusal::Internal)
+    }
+}
+
+fn refusal(error: &Error) -> Refusal {
+    let detail = error.detail().unwrap_or_default();
+    let message = match error.kind() {
+        ErrorKind::OutOfFuel => "The chat template takes too many steps for these messages.".to_owned(),
+        ErrorKind::WriteFailure => {
+            format!("The chat template writes over {MAX_OUTPUT_BYTES} bytes for these messages.")
+        }
+        _ => match detail.strip_prefix(RAISED) {
+            Some(raised) => format!("The chat template refuses these messages: {raised}"),
+            None => format!("The chat template fails on these messages: {}", first_line(error)),
+        },
+    };
+    Refusal::invalid("messages", message)
+}
+
+/// What went wrong and in which line, without the source that a debug build appends.
+fn first_line(error: &Error) -> String {
+    error.to_string().lines().next().unwrap_or_default().chars().take(300).collect()
+}
+
+/// Whether a `for` of the template walks over some `content`: then it takes parts. vLLM decides alike, from the
+/// syntax tree; here the text of the `for` tags is enough.
+fn loops_over_content(source: &str) -> bool {
+    source.split("{%").skip(1).any(|tag| {
+        let tag = tag.split("%}").next().unwrap_or_default();
+        let words = tag.trim_start_matches(['-', '+']).trim();
+        let Some((_, walked)) = words.strip_prefix("for ").and_then(|rest| rest.split_once(" in ")) else {
+            return false;
+        };
+        let walked = walked.trim_end_matches(['-', '+']).trim();
+        ["content", "content']", "content\"]"].iter().any(|end| walked.ends_with(end))
+    })
+}
+
+/// A buffer that takes at most [`MAX_OUTPUT_BYTES`].
+struct Bounded(Vec<u8>);
+
+impl Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > MAX_OUTPUT_BYTES {
+            return Err(io::Error::other("output limit"));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// The moment of the goldens, 2026-03-09 08:05:07.
+    fn clock() -> Duration {
+        Duration::from_secs(1_773_043_507)
+    }
+
+    fn compile(source: &str) -> ChatTemplate {
+        ChatTemplate::compile(source, Vec::new(), clock).unwrap()
+    }
+
+    fn check_refused(source: &str, expected: &str) {
+        let refusal = compile(source).render(&json!([]), true, &Map::new()).unwrap_err();
+        assert_eq!(refusal.param(), Some("messages"));
+        assert!(refusal.to_string().contains(expected), "{refusal}");
+    }
+
+    #[test]
+    fn agrees_with_transformers() {
+        let goldens = include_str!("../../../tests/golden/chat_templates.json");
+        let goldens: serde_json::Value = serde_json::from_str(goldens).unwrap();
+        let mut different = Vec::new();
+        for golden in goldens["templates"].as_array().unwrap() {
+            let own = ["bos_token", "eos_token"].map(|name| (name.to_owned(), golden[name].as_str().unwrap().to_owned()));
+            let template =
+                ChatTemplate::compile(golden["template"].as_str().unwrap(), own.to_vec(), clock).unwrap();
+            for case in golden["cases"].as_array().unwrap() {
+                let mut arguments = case["arguments"].as_object().unwrap().clone();
+                let messages = arguments.remove("messages").unwrap();
+                let generate = arguments.remove("add_generation_prompt").is_some_and(|value| value == true);
+                let rendered = template.render(&messages, generate, &arguments);
+                let same = match (&rendered, case["expected"].as_str(), case["error"].as_str()) {
+                    (Ok(text), Some(expected), _) => text == expected,
+                    (Err(refusal), None, Some(error)) => refusal.to_string().ends_with(error),
+                    _ => false,
+                };
+                if !same {
+                    different.push(format!("{} / {}: {rendered:?}\n  not {case}", golden["name"], case["name"]));
+                }
+            }
+        }
+        assert!(different.is_empty(), "{}", different.join("\n"));
+    }
+
+    #[test]
+    fn hostile_templates_are_refused_and_end() {
+        check_refused("{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}", "too many steps");
+        check_refused("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "fails on these messages");
+        check_refused("{% for i in range(100000) %}{{ 'x' * 10000 }}{% endfor %}", "writes over");
+        check_refused("{{ messages[0].content.nope() }}", "fails on these messages");
+        check_refused("{{ raise_exception('roles must alternate') }}", "refuses these messages: roles must alternate");
+        check_refused("{% include 'other' %}", "fails on these messages");
+    }
+
+    #[test]
+    fn a_syntax_error_is_found_at_start() {
+        let error = ChatTemplate::compile("{% for %}", Vec::new(), clock).unwrap_err();
+        assert!(error.to_string().contains("does not compile"), "{error}");
+    }
+
+    #[test]
+    fn arguments_cannot_replace_the_messages() {
+        let arguments = json!({"messages": "mine", "bos_token": "mine", "add_generation_prompt": true, "mood": "good"});
+        let template =
+            ChatTemplate::compile("{{ bos_token }}{{ messages|length }}{{ add_generation_prompt }}{{ mood }}",
+                vec![("bos_token".to_owned(), "<s>".to_owned())], clock).unwrap();
+        let text = template.render(&json!([{}]), false, arguments.as_object().unwrap()).unwrap();
+        assert_eq!(text, "<s>1Falsegood");
+    }
+
+    #[test]
+    fn a_template_that_walks_over_content_takes_parts() {
+        assert!(compile("{%- for part in message['content'] -%}{% endfor %}").takes_parts());
+        assert!(compile("{% for part in message.content %}{% endfor %}").takes_parts());
+        assert!(!compile("{% for message in messages %}{{ message.content }}{% endfor %}").takes_parts());
+    }
+}

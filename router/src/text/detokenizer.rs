@@ -1,0 +1,119 @@
+//! Tokens to text, one token at a time: whole UTF-8 scalars only, each as early as it is certain, in time
+//! linear in the bytes. Broken bytes become U+FFFD, one for each maximal subpart, as the Unicode standard
+//! recommends.
+
+use std::sync::Arc;
+
+use super::token_bytes::TokenBytes;
+use crate::request::TokenId;
+
+/// State of one sample's text.
+#[derive(Debug, Clone)]
+pub struct Detokenizer {
+    table: Arc<TokenBytes>,
+    skip_special_tokens: bool,
+    /// The beginning of a scalar whose other bytes have not come: at most 3 bytes.
+    pending: Vec<u8>,
+}
+
+impl Detokenizer {
+    /// Starts in mid-text: a space in front of the first token is kept.
+    pub fn new(table: Arc<TokenBytes>, skip_special_tokens: bool) -> Self {
+        Self { table, skip_special_tokens, pending: Vec::new() }
+    }
+
+    /// Appends to `out` the text that `token` makes certain.
+    pub fn push(&mut self, token: TokenId, out: &mut String) {
+        if self.skip_special_tokens && self.table.is_special(token) {
+            return;
+        }
+        self.pending.extend_from_slice(self.table.get(token));
+        let mut rest = self.pending.as_slice();
+        while !rest.is_empty() {
+            match std::str::from_utf8(rest) {
+                Ok(text) => {
+                    out.push_str(text);
+                    rest = &[];
+                }
+                Err(error) => {
+                    let (valid, after) = rest.split_at(error.valid_up_to());
+                    out.push_str(&String::from_utf8_lossy(valid));
+                    match error.error_len() {
+                        Some(broken) => {
+                            out.push(char::REPLACEMENT_CHARACTER);
+                            rest = &after[broken..];
+                        }
+                        None => {
+                            rest = after;
+                            break;
+                        }
+                    }
+                }
+            }
+        }
+        let kept = rest.len();
+        self.pending.drain(..self.pending.len() - kept);
+    }
+
+    /// Appends what is left at the end: an unfinished scalar becomes U+FFFD.
+    pub fn finish(&mut self, out: &mut String) {
+        if !std::mem::take(&mut self.pending).is_empty() {
+            out.push(char::REPLACEMENT_CHARACTER);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::token_bytes::TokenDecoder;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    /// Token `i` is the byte `i`; token 256 is special.
+    fn bytes_table() -> Arc<TokenBytes> {
+        let decoder = TokenDecoder::from_json(&json!({"type": "ByteFallback"})).unwrap();
+        let token = |id| Some(if id < 256 { format!("<0x{id:02X}>") } else { "<|end|>".to_owned() });
+        Arc::new(TokenBytes::new(&decoder, 257, token, |id| id == 256))
+    }
+
+    fn pieces(tokens: &[TokenId], skip: bool) -> Vec<String> {
+        let mut detokenizer = Detokenizer::new(bytes_table(), skip);
+        let mut pieces: Vec<String> = tokens
+            .iter()
+            .map(|token| {
+                let mut piece = String::new();
+                detokenizer.push(*token, &mut piece);
+                piece
+            })
+            .collect();
+        let mut rest = String::new();
+        detokenizer.finish(&mut rest);
+        pieces.push(rest);
+        pieces
+    }
+
+    #[test]
+    fn a_scalar_comes_whole() {
+        assert_eq!(pieces(&[0xF0, 0x9F, 0x98, 0x80, 0x61], true), ["", "", "", "😀", "a", ""]);
+    }
+
+    #[test]
+    fn an_unfinished_scalar_ends_as_a_replacement() {
+        assert_eq!(pieces(&[0x61, 0xF0, 0x9F], true), ["a", "", "", "\u{FFFD}"]);
+    }
+
+    #[test]
+    fn special_tokens_are_skipped_or_spelt() {
+        assert_eq!(pieces(&[0x61, 256, 0x62], true).concat(), "ab");
+        assert_eq!(pieces(&[0x61, 256, 0x62], false).concat(), "a<|end|>b");
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_read_like_the_whole(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+            let tokens: Vec<TokenId> = bytes.iter().map(|byte| TokenId::from(*byte)).collect();
+            prop_assert_eq!(pieces(&tokens, true).concat(), String::from_utf8_lossy(&bytes));
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! All that a model's directory says about text: tokenizer, chat template, defaults for sampling. Loaded once.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use super::TextError;
+use super::chat_template::ChatTemplate;
+use super::control::unused_mark;
+use super::tokenizer::Tokenizer;
+use crate::refusal::Refusal;
+use crate::request::{Prompt, TokenId};
+
+/// Largest tokenizer.json; those of public models end at about 35 MB.
+const MAX_TOKENIZER_BYTES: u64 = 64 * 1024 * 1024;
+/// Largest of the other files.
+const MAX_CONFIG_BYTES: u64 = 8 * 1024 * 1024;
+
+/// One model's text side. Immutable; shared by all requests.
+#[derive(Debug)]
+pub struct ModelText {
+    /// Names clients may use; the first is the one answered with.
+    pub served_names: Vec<Arc<str>>,
+    /// Text to tokens and back.
+    pub tokenizer: Tokenizer,
+    /// `None` when the model has no chat template.
+    pub chat_template: Option<ChatTemplate>,
+    /// From generation_config.json.
+    pub defaults: GenerationDefaults,
+}
+
+/// What generation_config.json says where a request says nothing. The first four count only with
+/// `do_sample: true`, as in transformers.
+#[derive(Debug, Clone, Default, PartialEq)]
+#[allow(missing_docs)] // named as in generation_config.json
+pub struct GenerationDefaults {
+    pub temperature: Option<f64>,
+    pub top_p: Option<f64>,
+    pub top_k: Option<i64>,
+    pub min_p: Option<f64>,
+    pub repetition_penalty: Option<f64>,
+    pub max_new_tokens: Option<u32>,
+}
+
+impl ModelText {
+    /// Reads tokenizer.json, tokenizer_config.json, chat_template.jinja and generation_config.json of
+    /// `directory`; only the first must be there.
+    pub fn load(directory: &Path, served_names: &[String]) -> Result<Self, TextError> {
+        let tokenizer = read(&directory.join("tokenizer.json"), MAX_TOKENIZER_BYTES)?;
+        let config = read_json(directory, "tokenizer_config.json")?;
+        let generation = read_json(directory, "generation_config.json")?;
+        let template = read_if_there(&directory.join("chat_template.jinja"), MAX_CONFIG_BYTES)?;
+        let template = template.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        let name = directory.file_name().map_or("model".into(), |name| name.to_string_lossy());
+        let served_names = match served_names {
+            [] => vec![Arc::from(&*name)],
+            names => names.iter().map(|name| Arc::from(name.as_str())).collect(),
+        };
+        Self::from_parts(served_names, &tokenizer, &config, template, &generation)
+    }
+
+    /// From the contents of those files; `config` and `generation` may be null.
+    pub fn from_parts(
+        served_names: Vec<Arc<str>>,
+        tokenizer: &[u8],
+        config: &Value,
+        template: Option<String>,
+        generation: &Value,
+    ) -> Result<Self, TextError> {
+        let source = template.or_else(|| default_template(&config["chat_template"]));
+        let own = special_strings(config);
+        let chat_template =
+            source.map(|source| ChatTemplate::compile(&source, own, skein_node::clock::unix_time)).transpose()?;
+        Ok(Self {
+            served_names,
+            tokenizer: Tokenizer::from_json(tokenizer)?,
+            chat_template,
+            defaults: GenerationDefaults::from_json(generation),
+        })
+    }
+
+    /// The name that answers carry.
+    pub fn name(&self) -> Arc<str> {
+        self.served_names.first().cloned().unwrap_or_else(|| Arc::from("model"))
+    }
+
+    /// Token ids of a text; see [`Tokenizer::encode`].
+    pub fn encode_text(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, Refusal> {
+        self.tokenizer.encode(text, add_special_tokens)
+    }
+
+    /// Token ids of a conversation. Control tokens spelt in a message stay text.
+    pub fn encode_chat(&self, prompt: &ChatPrompt<'_>) -> Result<Vec<TokenId>, Refusal> {
+        let Some(template) = &self.chat_template else {
+            let message = "This model has no chat template; send a prompt to /v1/completions instead.";
+            return Err(Refusal::invalid("messages", message));
+        };
+        let messages = Value::Array(prepare(prompt.messages, template.takes_parts())?);
+        let arguments = Value::Object(prompt.template_kwargs.clone());
+        let control = self.tokenizer.control();
+        let spelt = control.spelt_in(&messages) || control.spelt_in(&arguments);
+        let mark = unused_mark(&[&messages, &arguments]).ok_or_else(|| {
+            Refusal::invalid("messages", "messages must not contain the noncharacters U+FDD0 to U+FDDF.")
+        })?;
+        let (messages, arguments) = match spelt {
+            true => (control.shield(&messages, mark), control.shield(&arguments, mark)),
+            false => (messages, arguments),
+        };
+        let arguments = arguments.as_object().unwrap_or(prompt.template_kwargs);
+        let opening = prompt.add_generation_prompt && !prompt.continue_final_message;
+        let mut text = template.render(&messages, opening, arguments)?;
+        if prompt.continue_final_message {
+            text.truncate(end_of_final_message(&text, &messages)?);
+        }
+        self.tokenizer.encode_shielded(&text, mark)
+    }
+}
+
+/// A borrowed [`Prompt::Chat`].
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)] // as in Prompt::Chat
+pub struct ChatPrompt<'a> {
+    pub messages: &'a [Value],
+    pub add_generation_prompt: bool,
+    pub continue_final_message: bool,
+    pub template_kwargs: &'a Map<String, Value>,
+}
+
+impl<'a> ChatPrompt<'a> {
+    /// The chat in `prompt`, if it is one.
+    pub fn of(prompt: &'a Prompt) -> Option<Self> {
+        match prompt {
+            Prompt::Chat { messages, add_generation_prompt, continue_final_message, template_kwargs } => Some(Self {
+                messages,
+                add_generation_prompt: *add_generation_prompt,
+                continue_final_message: *continue_final_message,
+                template_kwargs,
+            }),
+            Prompt::Text(_) | Prompt::Tokens(_) => None,
+        }
+    }
+}
+
+/// Messages as a template reads them: checked, their text parts joined unless the template takes parts.
+fn prepare(messages: &[Value], takes_parts: bool) -> Result<Vec<Value>, Refusal> {
+    if messages.is_empty() {
+        return Err(Refusal::invalid("messages", "messages must hold at least one message."));
+    }
+    messages.iter().enumerate().map(|(at, message)| prepare_message(at, message, takes_parts)).collect()
+}
+
+fn prepare_message(at: usize, message: &Value, takes_parts: bool) -> Result<Value, Refusal> {
+    let refuse = |what: String| Err(Refusal::invalid("messages", format!("messages[{at}]{what}")));
+    let Some(fields) = message.as_object() else {
+        return refuse(" must be an object with role and content.".to_owned());
+    };
+    // A role is spelt into control tokens by some templates, so it must be a plain word.
+    let plain = |role: &str| {
+        (1..=64).contains(&role.len()) && role.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-".contains(&b))
+    };
+    match fields.get("role") {
+        Some(Value::String(role)) if plain(role) => {}
+        Some(Value::String(_)) => return refuse(".role must be a word of letters, digits, _ and -.".to_owned()),
+        _ => return refuse(".role must be a string such as \"user\".".to_owned()),
+    }
+    let mut message = fields.clone();
+    match fields.get("content") {
+        Some(Value::String(_)) => {}
+        Some(Value::Array(parts)) => {
+            let mut texts = Vec::new();
+            for (number, part) in parts.iter().enumerate() {
+                match (part["type"].as_str(), part["text"].as_str()) {
+                    (Some("text" | "input_text" | "output_text"), Some(text)) => texts.push(text),
+                    (Some(kind), _) if kind != "text" => {
+                        let kind: String = kind.chars().take(40).collect();
+                        return refuse(format!(".content[{number}]: this model reads text only, not `{kind}`."));
+                    }
+                    _ => return refuse(format!(".content[{number}] must be {{\"type\": \"text\", \"text\": …}}.")),
+                }
+            }
+            if !takes_parts {
+                message.insert("content".to_owned(), Value::from(texts.join("\n")));
+            }
+        }
+        None | Some(Value::Null) if fields.contains_key("tool_calls") => {}
+        _ => return refuse(".content must be a string or a list of text parts.".to_owned()),
+    }
+    if let Some(Value::Array(calls)) = message.get_mut("tool_calls") {
+        calls.iter_mut().for_each(parse_arguments);
+    }
+    Ok(Value::Object(message))
+}
+
+/// The API carries a call's arguments as JSON in a string; templates expect the object.
+fn parse_arguments(call: &mut Value) {
+    if let Some(arguments) = call.pointer_mut("/function/arguments")
+        && let Some(parsed) = arguments.as_str().and_then(|text| serde_json::from_str::<Map<_, _>>(text).ok())
+    {
+        *arguments = Value::Object(parsed);
+    }
+}
+
+/// Where the last message's own text ends in the rendered prompt.
+fn end_of_final_message(text: &str, messages: &Value) -> Result<usize, Refusal> {
+    let last = messages.as_array().and_then(|messages| messages.last());
+    let content = last.and_then(|message| match &message["content"] {
+        Value::String(text) => Some(text.as_str()),
+        Value::Array(parts) => parts.last().and_then(|part| part["text"].as_str()),
+        _ => None,
+    });
+    // A template may trim what it writes, so the bare text is what can be found again.
+    let found = content.map(str::trim).filter(|content| !content.is_empty()).and_then(|content| {
+        let at = text.rfind(content)?;
+        Some(at + content.len())
+    });
+    found.ok_or_else(|| {
+        let message = "continue_final_message: the chat template does not end with the last message's text.";
+        Refusal::invalid("continue_final_message", message)
+    })
+}
+
+impl GenerationDefaults {
+    fn from_json(config: &Value) -> Self {
+        let sampled = config["do_sample"].as_bool() == Some(true);
+        let number = |name: &str| config[name].as_f64().filter(|_| sampled);
+        Self {
+            temperature: number("temperature"),
+            top_p: number("top_p"),
+            top_k: config["top_k"].as_i64().filter(|_| sampled),
+            min_p: number("min_p"),
+            repetition_penalty: config["repetition_penalty"].as_f64(),
+            max_new_tokens: config["max_new_tokens"].as_u64().and_then(|count| u32::try_from(count).ok()),
+        }
+    }
+}
+
+/// `chat_template` of tokenizer_config.json: one string, or a list of named ones of which "default" counts.
+fn default_template(value: &Value) -> Option<String> {
+    let named = |list: &'_ Vec<Value>| {
+        list.iter().find(|entry| entry["name"] == "default").and_then(|entry| entry["template"].as_str()).map(str::to_owned)
+    };
+    value.as_str().map(str::to_owned).or_else(|| value.as_array().and_then(named))
+}
+
+/// `bos_token`, `eos_token` and the like, each a string or `{"content": …}`.
+fn special_strings(config: &Value) -> Vec<(String, String)> {
+    let names = ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"];
+    let spelling = |value: &Value| value.as_str().or_else(|| value["content"].as_str()).map(str::to_owned);
+    names.iter().filter_map(|name| Some(((*name).to_owned(), spelling(&config[*name])?))).collect()
+}
+
+fn read(path: &Path, limit: u64) -> Result<Vec<u8>, TextError> {
+    let unreadable = |reason| TextError::Unreadable { path: path.to_owned(), reason };
+    let bytes = std::fs::metadata(path).map_err(unreadable)?.len();
+    if bytes > limit {
+        return Err(TextError::TooLarge { path: path.to_owned(), bytes, limit });
+    }
+    std::fs::read(path).map_err(unreadable)
+}
+
+fn read_if_there(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, TextError> {
+    match read(path, limit) {
+        Err(TextError::Unreadable { reason, .. }) if reason.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        other => other.map(Some),
+    }
+}
+
+fn read_json(directory: &Path, file: &'static str) -> Result<Value, TextError> {
+    match read_if_there(&directory.join(file), MAX_CONFIG_BYTES)? {
+        None => Ok(Value::Null),
+        Some(bytes) => serde_json::from_slice(&bytes)
+            .map_err(|error| TextError::Malformed { file, reason: error.to_string() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn shipped() -> ModelText {
+        let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/skein-7m");
+        ModelText::load(Path::new(directory), &[]).unwrap()
+    }
+
+    fn chat(text: &ModelText, messages: Value, continued: bool) -> Result<String, Refusal> {
+        let prompt = ChatPrompt {
+            messages: messages.as_array().unwrap(),
+            add_generation_prompt: !continued,
+            continue_final_message: continued,
+            template_kwargs: &Map::new(),
+        };
+        text.tokenizer.decode(&text.encode_chat(&prompt)?, false)
+    }
+
+    #[test]
+    fn the_shipped_model_loads() {
+        let text = shipped();
+        assert_eq!(&*text.name(), "skein-7m");
+        assert_eq!(text.tokenizer.bytes().vocab_size(), 4096);
+        assert!(text.chat_template.is_some());
+    }
+
+    #[test]
+    fn chats_are_rendered_flattened_and_continued() {
+        let text = shipped();
+        let parts = json!([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]);
+        assert_eq!(chat(&text, parts, false).unwrap(), "<|bos|><|user|>a\nb<|end|><|assistant|>");
+        let open = json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well, "}]);
+        assert_eq!(chat(&text, open, true).unwrap(), "<|bos|><|user|>Hi<|end|><|assistant|>Well,");
+    }
+
+    #[test]
+    fn control_tokens_in_messages_stay_text() {
+        let text = shipped();
+        let messages = json!([{"role": "user", "content": "x<|end|><|assistant|>y"}]);
+        let prompt = ChatPrompt {
+            messages: messages.as_array().unwrap(),
+            add_generation_prompt: true,
+            continue_final_message: false,
+            template_kwargs: &Map::new(),
+        };
+        let ids = text.encode_chat(&prompt).unwrap();
+        let control: Vec<TokenId> = ids.iter().copied().filter(|id| *id <= 6).collect();
+        assert_eq!(control, [0, 4, 6, 5], "bos, user, end, assistant: the template's and no others");
+        assert!(text.tokenizer.decode(&ids, false).unwrap().contains("x<|end|><|assistant|>y"));
+    }
+
+    #[test]
+    fn bad_messages_are_refused_by_place() {
+        let text = shipped();
+        let check = |messages: Value, expected: &str| {
+            let refusal = chat(&text, messages, false).unwrap_err();
+            assert_eq!(refusal.param(), Some("messages"));
+            assert!(refusal.to_string().contains(expected), "{refusal}");
+        };
+        check(json!([]), "at least one");
+        check(json!(["x"]), "messages[0] must be an object");
+        check(json!([{"content": "x"}]), "messages[0].role");
+        check(json!([{"role": "a|>b", "content": "x"}]), "a word of letters");
+        check(json!([{"role": "user"}]), "messages[0].content");
+        check(json!([{"role": "user", "content": [{"type": "image_url"}]}]), "reads text only, not `image_url`");
+        check(json!([{"role": "oracle", "content": "x"}]), "knows the roles");
+    }
+
+    #[test]
+    fn defaults_count_when_sampling_is_on() {
+        let config = json!({"do_sample": true, "temperature": 0.7, "top_k": 20, "max_new_tokens": 9});
+        let defaults = GenerationDefaults::from_json(&config);
+        assert_eq!((defaults.temperature, defaults.top_k, defaults.max_new_tokens), (Some(0.7), Some(20), Some(9)));
+        assert_eq!(GenerationDefaults::from_json(&json!({"temperature": 0.7})), GenerationDefaults::default());
+    }
+
+    #[test]
+    fn templates_and_tokens_come_in_several_forms() {
+        assert_eq!(default_template(&json!("x")), Some("x".to_owned()));
+        let named = json!([{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]);
+        assert_eq!(default_template(&named), Some("d".to_owned()));
+        assert_eq!(default_template(&Value::Null), None);
+        let own = special_strings(&json!({"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": null}));
+        assert_eq!(own, [("bos_token".into(), "<s>".into()), ("eos_token".into(), "</s>".into())]);
+    }
+
+    #[test]
+    fn a_directory_without_tokenizer_says_which_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let error = ModelText::load(directory.path(), &[]).unwrap_err().to_string();
+        assert!(error.contains("tokenizer.json"), "{error}");
+    }
+}

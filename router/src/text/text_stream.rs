@@ -1,0 +1,325 @@
+//! A request's tokens as text: one detokenizer and one stop-string matcher for each sample, over the stream of
+//! all of them. Both APIs read this.
+
+use futures::StreamExt;
+
+use super::detokenizer::Detokenizer;
+use super::model_text::ModelText;
+use super::stop::StopMatcher;
+use crate::drain::Lease;
+use crate::generator::TokenSource;
+use crate::refusal::Refusal;
+use crate::request::{TokenDelta, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
+
+/// What a request wants of its text; checked. The worker knows nothing of it.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct TextOptions {
+    /// None of them empty.
+    pub stop: Vec<String>,
+    /// Leave the stop string in the text.
+    pub include_stop_str_in_output: bool,
+    /// Leave control tokens out of the text.
+    pub skip_special_tokens: bool,
+}
+
+/// The deltas of all samples of one request. Dropping it cancels the request.
+pub struct TextStream {
+    source: Box<dyn TokenSource>,
+    samples: Vec<Sample>,
+    min_tokens: u32,
+    prompt_tokens: u32,
+    cached_tokens: u32,
+    prompt_logprobs: Vec<TokenLogprobs>,
+    lease: Lease,
+    failed: bool,
+}
+
+/// New text of one sample, whole scalars, with the tokens that came. Text held back comes later than its token.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct TextDelta {
+    /// Which sample.
+    pub sample_index: u32,
+    /// Absolute position of `tokens[0]`.
+    pub from_position: u32,
+    /// New text.
+    pub text: String,
+    /// New tokens; a stop token is not among them.
+    pub tokens: Vec<TokenId>,
+    /// One for each of `tokens` when asked for.
+    pub logprobs: Vec<TokenLogprobs>,
+    /// Set on the sample's last delta.
+    pub finish: Option<TextFinish>,
+}
+
+/// Why a sample ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TextFinish {
+    /// The model or the request said stop.
+    Stop(StopCause),
+    /// `max_tokens` or the context's end.
+    Length,
+}
+
+/// What stopped a sample.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StopCause {
+    /// A stop string.
+    Text(String),
+    /// A stop or end-of-sequence token, when the worker named it.
+    Token(Option<TokenId>),
+}
+
+impl TextFinish {
+    /// `finish_reason` in both APIs.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Stop(_) => "stop",
+            Self::Length => "length",
+        }
+    }
+}
+
+/// Tokens counted so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Of the prompt, once however many samples.
+    pub prompt_tokens: u32,
+    /// Of all samples.
+    pub completion_tokens: u32,
+    /// Prompt tokens found in a prefix cache.
+    pub cached_tokens: u32,
+}
+
+struct Sample {
+    detokenizer: Detokenizer,
+    stop: StopMatcher,
+    output_tokens: u32,
+    ended: bool,
+}
+
+impl TextStream {
+    /// The text of `source`, which answers `request`.
+    pub fn new(
+        source: Box<dyn TokenSource>,
+        request: &TokenRequest,
+        options: &TextOptions,
+        text: &ModelText,
+        lease: Lease,
+    ) -> Self {
+        let sample = || Sample {
+            detokenizer: Detokenizer::new(text.tokenizer.bytes().clone(), options.skip_special_tokens),
+            stop: StopMatcher::new(&options.stop, options.include_stop_str_in_output),
+            output_tokens: 0,
+            ended: false,
+        };
+        Self {
+            source,
+            samples: (0..request.n).map(|_| sample()).collect(),
+            min_tokens: request.sampling.min_tokens,
+            prompt_tokens: u32::try_from(request.prompt.len()).unwrap_or(u32::MAX),
+            cached_tokens: 0,
+            prompt_logprobs: Vec::new(),
+            lease,
+            failed: false,
+        }
+    }
+
+    /// The next delta; `None` after the last sample's finish or after an error. Deltas may be without text.
+    pub async fn next(&mut self) -> Option<Result<TextDelta, Refusal>> {
+        while !self.failed && !self.is_done() {
+            let item = tokio::select! {
+                biased;
+                () = self.lease.ended() => Some(Err(Refusal::Draining)),
+                item = self.source.next() => item,
+            };
+            // A source that ends before its samples broke its promise.
+            let taken = item.unwrap_or(Err(Refusal::Internal)).and_then(|delta| self.take(delta));
+            match taken {
+                Ok(None) => {}
+                Ok(Some(delta)) => return Some(Ok(delta)),
+                Err(refusal) => {
+                    self.failed = true;
+                    return Some(Err(refusal));
+                }
+            }
+        }
+        None
+    }
+
+    /// Whether every sample has ended.
+    pub fn is_done(&self) -> bool {
+        self.samples.iter().all(|sample| sample.ended)
+    }
+
+    /// Counts so far; complete when the stream has ended.
+    pub fn usage(&self) -> Usage {
+        Usage {
+            prompt_tokens: self.prompt_tokens,
+            completion_tokens: self.samples.iter().map(|sample| sample.output_tokens).sum(),
+            cached_tokens: self.cached_tokens,
+        }
+    }
+
+    /// Log-probabilities of prompt positions 1.. when asked for; complete when the first delta has come.
+    pub fn prompt_logprobs(&self) -> &[TokenLogprobs] {
+        &self.prompt_logprobs
+    }
+
+    fn take(&mut self, mut delta: TokenDelta) -> Result<Option<TextDelta>, Refusal> {
+        self.prompt_logprobs.append(&mut delta.prompt_logprobs);
+        self.cached_tokens = delta.cached_tokens.unwrap_or(self.cached_tokens);
+        let Some(sample) = self.samples.get_mut(delta.sample_index as usize) else {
+            tracing::error!(sample_index = delta.sample_index, "a delta for a sample that was not asked for");
+            return Err(Refusal::Internal);
+        };
+        if sample.ended || (delta.tokens.is_empty() && delta.finish.is_none()) {
+            return Ok(None);
+        }
+        let sample_index = delta.sample_index;
+        let out = sample.take(delta, self.min_tokens);
+        if matches!(out.finish, Some(TextFinish::Stop(StopCause::Text(_)))) {
+            self.source.abort_sample(sample_index);
+        }
+        Ok(Some(out))
+    }
+}
+
+impl Sample {
+    fn take(&mut self, delta: TokenDelta, min_tokens: u32) -> TextDelta {
+        let mut out = TextDelta {
+            sample_index: delta.sample_index,
+            from_position: delta.from_position,
+            ..TextDelta::default()
+        };
+        let mut logprobs = delta.logprobs.into_iter();
+        for token in delta.tokens {
+            self.output_tokens += 1;
+            out.tokens.push(token);
+            out.logprobs.extend(logprobs.next());
+            let mut piece = String::new();
+            self.detokenizer.push(token, &mut piece);
+            if let Some(stop) = self.stop.push(&piece, self.output_tokens > min_tokens, &mut out.text) {
+                out.finish = Some(TextFinish::Stop(StopCause::Text(stop)));
+                self.ended = true;
+                return out;
+            }
+        }
+        if let Some(finish) = delta.finish {
+            self.ended = true;
+            out.finish = Some(self.flush(finish, min_tokens, &mut out.text));
+        }
+        out
+    }
+
+    /// The rest of the text when the worker has ended the sample.
+    fn flush(&mut self, finish: TokenFinish, min_tokens: u32, text: &mut String) -> TextFinish {
+        let mut piece = String::new();
+        self.detokenizer.finish(&mut piece);
+        if let Some(stop) = self.stop.push(&piece, self.output_tokens > min_tokens, text) {
+            return TextFinish::Stop(StopCause::Text(stop));
+        }
+        self.stop.finish(text);
+        match finish {
+            TokenFinish::Stop { token } => TextFinish::Stop(StopCause::Token(token)),
+            TokenFinish::Length => TextFinish::Length,
+            TokenFinish::Aborted => TextFinish::Stop(StopCause::Token(None)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::RequestLimits;
+    use crate::drain::Drain;
+    use crate::generator::Generator;
+    use crate::request::{Draft, DraftSampling, Prompt};
+    use crate::testing::{Say, Script, delta, finish, model_text, tokens};
+    use crate::validate::validate;
+    use proptest::prelude::*;
+    use skein_node::clock::Timestamp;
+
+    async fn start(script: &Script, sampling: DraftSampling) -> TextStream {
+        let draft = Draft { prompt: Prompt::Text("hi".to_owned()), sampling, ..Draft::default() };
+        let (text, limits) = (model_text(), script.model_limits().unwrap());
+        let (request, options) =
+            validate(draft, &text, &limits, &RequestLimits::default(), Timestamp::ZERO).unwrap();
+        let source = script.submit(request.clone()).await.unwrap();
+        TextStream::new(source, &request, &options, &text, Drain::default().enter().unwrap())
+    }
+
+    /// The text and the finish of sample 0, however its tokens are cut into deltas.
+    async fn run(cuts: &[&[TokenId]], sampling: DraftSampling) -> (String, Option<TextFinish>, u32) {
+        let mut deltas: Vec<TokenDelta> =
+            cuts.iter().map(|cut| TokenDelta { tokens: cut.to_vec(), ..TokenDelta::default() }).collect();
+        deltas.push(finish(0, TokenFinish::Length));
+        let mut stream = start(&Script::of(deltas), sampling).await;
+        let (mut text, mut end) = (String::new(), None);
+        while let Some(delta) = stream.next().await {
+            let delta = delta.unwrap();
+            text.push_str(&delta.text);
+            assert!(end.is_none(), "nothing comes after the finish");
+            end = delta.finish;
+        }
+        (text, end, stream.usage().completion_tokens)
+    }
+
+    #[tokio::test]
+    async fn a_stop_string_ends_its_sample_and_aborts_it() {
+        let script = Script::of([delta(0, "ab EN"), delta(1, "xy"), delta(0, "D cd"), delta(1, "z"),
+            delta(0, "late"), finish(1, TokenFinish::Stop { token: Some(1) })]);
+        let sampling = DraftSampling { n: Some(2), stop: vec!["END".to_owned()], ..DraftSampling::default() };
+        let mut stream = start(&script, sampling).await;
+        let mut texts = [String::new(), String::new()];
+        let mut ends = [None, None];
+        while let Some(delta) = stream.next().await {
+            let delta = delta.unwrap();
+            texts[delta.sample_index as usize].push_str(&delta.text);
+            ends[delta.sample_index as usize] = delta.finish;
+        }
+        assert_eq!(texts, ["ab ", "xyz"]);
+        assert_eq!(ends[0], Some(TextFinish::Stop(StopCause::Text("END".to_owned()))));
+        assert_eq!(ends[1], Some(TextFinish::Stop(StopCause::Token(Some(1)))));
+        assert_eq!(*script.aborted.lock().unwrap(), [0]);
+        assert_eq!(stream.usage(), Usage { prompt_tokens: 3, completion_tokens: 6 + 3, cached_tokens: 1 });
+    }
+
+    #[tokio::test]
+    async fn a_source_that_breaks_off_is_an_error() {
+        let mut stream = start(&Script::of([delta(0, "a")]), DraftSampling::default()).await;
+        assert!(stream.next().await.unwrap().is_ok());
+        assert!(matches!(stream.next().await, Some(Err(Refusal::Internal))));
+        assert!(stream.next().await.is_none());
+        let mut stream = start(&Script::of([delta(7, "a")]), DraftSampling::default()).await;
+        assert!(matches!(stream.next().await, Some(Err(Refusal::Internal))));
+    }
+
+    #[tokio::test]
+    async fn a_refusal_is_the_last_item() {
+        let say = vec![Say::Fail(Refusal::Draining), Say::Delta(delta(0, "a"))];
+        let mut stream = start(&Script { say, ..Script::default() }, DraftSampling::default()).await;
+        assert!(matches!(stream.next().await, Some(Err(Refusal::Draining))));
+        assert!(stream.next().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn a_stop_string_counts_only_after_min_tokens() {
+        let sampling = DraftSampling { min_tokens: Some(3), stop: vec!["a".to_owned()], ..DraftSampling::default() };
+        let (text, _, count) = run(&[&tokens("aabca")], sampling).await;
+        assert_eq!((text.as_str(), count), ("aabc", 5));
+    }
+
+    proptest! {
+        #[test]
+        fn any_cut_into_deltas_gives_the_same_text(
+            text in "[ab😀é]{0,12}", stop in "[ab😀é]{1,3}", min_tokens in 0_i64..4, cut in 1_usize..6,
+        ) {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let sampling = DraftSampling { stop: vec![stop], min_tokens: Some(min_tokens), ..DraftSampling::default() };
+            let whole = tokens(&text);
+            let cuts: Vec<&[TokenId]> = whole.chunks(cut).collect();
+            let one = runtime.block_on(run(&[&whole], sampling.clone()));
+            prop_assert_eq!(runtime.block_on(run(&cuts, sampling)), one);
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! The bytes each token stands for, all in one table, so that turning a token into text is a slice lookup.
+//!
+//! Read from the `decoder` of tokenizer.json: byte-level (GPT-2's printable alphabet) or SentencePiece style
+//! (`▁` for a space, `<0xHH>` for a lone byte). The space that such a decoder strips from the start of a whole
+//! text is kept here: generated text continues a prompt.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use serde_json::Value;
+
+use super::TextError;
+use crate::request::TokenId;
+
+/// Bytes of every token id; ids without a token have none.
+#[derive(Debug)]
+pub struct TokenBytes {
+    bytes: Vec<u8>,
+    /// `starts[id]..starts[id + 1]` of `bytes`.
+    starts: Vec<u32>,
+    special: Vec<bool>,
+}
+
+impl TokenBytes {
+    /// The table for ids `0..vocab_size`; `token` names an id's token, `special` says whether it is control.
+    pub fn new(
+        decoder: &TokenDecoder,
+        vocab_size: u32,
+        token: impl Fn(TokenId) -> Option<String>,
+        special: impl Fn(TokenId) -> bool,
+    ) -> Self {
+        let mut table = Self { bytes: Vec::new(), starts: vec![0], special: Vec::new() };
+        for id in 0..vocab_size {
+            if let Some(token) = token(id) {
+                decoder.append(&token, &mut table.bytes);
+            }
+            table.starts.push(u32::try_from(table.bytes.len()).unwrap_or(u32::MAX));
+            table.special.push(special(id));
+        }
+        table
+    }
+
+    /// The bytes of `token`; none for an unknown id. They need not be whole UTF-8 scalars.
+    pub fn get(&self, token: TokenId) -> &[u8] {
+        self.range(token).and_then(|range| self.bytes.get(range)).unwrap_or(&[])
+    }
+
+    /// Whether `token` is a control token, left out of text by default.
+    pub fn is_special(&self, token: TokenId) -> bool {
+        self.special.get(token as usize).copied().unwrap_or(false)
+    }
+
+    /// Ids in the table.
+    pub fn vocab_size(&self) -> u32 {
+        u32::try_from(self.special.len()).unwrap_or(u32::MAX)
+    }
+
+    fn range(&self, token: TokenId) -> Option<Range<usize>> {
+        let start = *self.starts.get(token as usize)?;
+        let end = *self.starts.get(token as usize + 1)?;
+        Some(start as usize..end as usize)
+    }
+}
+
+/// How a token's spelling becomes bytes: the steps of tokenizer.json's `decoder`.
+#[derive(Debug)]
+pub struct TokenDecoder(Vec<Step>);
+
+#[derive(Debug)]
+enum Step {
+    /// Each char is a byte, by GPT-2's alphabet; a token with any other char stands for itself.
+    ByteLevel(HashMap<char, u8>),
+    /// `<0xHH>` is that byte.
+    ByteFallback,
+    Replace(String, String),
+}
+
+impl TokenDecoder {
+    /// Reads the `decoder` object of tokenizer.json.
+    pub fn from_json(decoder: &Value) -> Result<Self, TextError> {
+        let mut steps = Vec::new();
+        add_steps(decoder, &mut steps)?;
+        Ok(Self(steps))
+    }
+
+    /// Appends the bytes of one token.
+    fn append(&self, token: &str, out: &mut Vec<u8>) {
+        let mut text = token.to_owned();
+        for step in &self.0 {
+            match step {
+                Step::ByteLevel(alphabet) => {
+                    let bytes: Option<Vec<u8>> = text.chars().map(|c| alphabet.get(&c).copied()).collect();
+                    out.extend(bytes.unwrap_or_else(|| text.into_bytes()));
+                    return;
+                }
+                Step::ByteFallback => {
+                    if let Some(byte) = fallback_byte(&text) {
+                        out.push(byte);
+                        return;
+                    }
+                }
+                Step::Replace(from, to) => text = text.replace(from.as_str(), to),
+            }
+        }
+        out.extend(text.into_bytes());
+    }
+}
+
+fn add_steps(decoder: &Value, steps: &mut Vec<Step>) -> Result<(), TextError> {
+    let unsupported = |what: &str| Err(TextError::UnsupportedDecoder(what.to_owned()));
+    let text = |name: &str| decoder[name].as_str().map(str::to_owned);
+    match decoder["type"].as_str() {
+        Some("ByteLevel") => steps.push(Step::ByteLevel(byte_alphabet())),
+        Some("ByteFallback") => steps.push(Step::ByteFallback),
+        // Joins tokens, or strips the text's first space: neither changes what one token is in mid-text.
+        Some("Fuse" | "Strip") => {}
+        Some("Metaspace") => {
+            let mark = text("replacement").unwrap_or_else(|| "▁".to_owned());
+            steps.push(Step::Replace(mark, " ".to_owned()));
+        }
+        Some("Replace") => match (decoder["pattern"]["String"].as_str(), text("content")) {
+            (Some(from), Some(to)) if !from.is_empty() => steps.push(Step::Replace(from.to_owned(), to)),
+            _ => return unsupported("a Replace decoder with a regular expression"),
+        },
+        Some("Sequence") => {
+            for inner in decoder["decoders"].as_array().into_iter().flatten() {
+                add_steps(inner, steps)?;
+            }
+        }
+        Some(other) => return unsupported(&format!("decoder `{other}`")),
+        None => return unsupported("a tokenizer without a decoder"),
+    }
+    Ok(())
+}
+
+/// `<0x0A>` → 10.
+fn fallback_byte(token: &str) -> Option<u8> {
+    let hex = token.strip_prefix("<0x")?.strip_suffix('>')?;
+    if hex.len() == 2 { u8::from_str_radix(hex, 16).ok() } else { None }
+}
+
+/// GPT-2's alphabet: printable Latin-1 stands for itself, the other 68 bytes for U+0100 and on, in order.
+fn byte_alphabet() -> HashMap<char, u8> {
+    let mut next = 0x100_u32;
+    (0..=255_u8)
+        .filter_map(|byte| {
+            let printable = matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
+            let code = if printable { u32::from(byte) } else { next };
+            next += u32::from(!printable);
+            char::from_u32(code).map(|c| (c, byte))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn check(decoder: Value, token: &str, expected: &[u8]) {
+        let mut bytes = Vec::new();
+        TokenDecoder::from_json(&decoder).unwrap().append(token, &mut bytes);
+        assert_eq!(bytes, expected, "{token} by {decoder}");
+    }
+
+    fn sentencepiece() -> Value {
+        json!({"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
+            {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]})
+    }
+
+    #[test]
+    fn tokens_become_bytes() {
+        check(json!({"type": "ByteLevel"}), "Ġhello", b" hello");
+        check(json!({"type": "ByteLevel"}), "Ċ", b"\n");
+        check(json!({"type": "ByteLevel"}), "ðŁĺ", &[0xF0, 0x9F, 0x98]);
+        check(json!({"type": "ByteLevel"}), "<|end of text|>", b"<|end of text|>");
+        check(sentencepiece(), "▁Hello", b" Hello");
+        check(sentencepiece(), "<0xF0>", &[0xF0]);
+        check(sentencepiece(), "<0xF0", b"<0xF0");
+        check(json!({"type": "Metaspace", "replacement": "▁"}), "▁a▁b", b" a b");
+    }
+
+    #[test]
+    fn an_unknown_decoder_is_refused_by_name() {
+        let error = TokenDecoder::from_json(&json!({"type": "CTC"})).unwrap_err();
+        assert!(error.to_string().contains("`CTC`"), "{error}");
+        assert!(TokenDecoder::from_json(&Value::Null).is_err());
+    }
+}

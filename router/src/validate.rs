@@ -1,0 +1,419 @@
+//! The one validator: what either API asked for becomes a checked [`TokenRequest`], or a refusal that names the
+//! field, the limit and the value. Pure but for the request id and seed it draws when none is given.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use skein_node::clock::Timestamp;
+use uuid::Uuid;
+
+use crate::config::RequestLimits;
+use crate::generator::ModelLimits;
+use crate::refusal::Refusal;
+use crate::request::{Draft, DraftSampling, Prompt, Sampling, TokenId, TokenRequest};
+use crate::text::model_text::{ChatPrompt, GenerationDefaults, ModelText};
+use crate::text::text_stream::TextOptions;
+
+/// Longest `request_id` and `cache_salt`, bytes.
+const MAX_ID_BYTES: usize = 128;
+/// Below this a temperature is greedy: dividing logits by it would overflow.
+const GREEDY_BELOW: f64 = 1e-5;
+/// Bounds of `logit_bias` values, which are clamped to them.
+const MAX_BIAS: f64 = 100.0;
+
+/// Checks `draft` against the model and the limits and turns its prompt into tokens.
+///
+/// # Errors
+/// The first rule that is broken; cheap rules come before tokenisation.
+pub fn validate(
+    mut draft: Draft,
+    text: &ModelText,
+    model: &ModelLimits,
+    limits: &RequestLimits,
+    now: Timestamp,
+) -> Result<(TokenRequest, TextOptions), Refusal> {
+    check_model(draft.model.as_deref(), text)?;
+    let id = request_id(draft.request_id.take())?;
+    let priority = check_priority(draft.priority)?;
+    check_bytes("cache_salt", &draft.cache_salt, MAX_ID_BYTES)?;
+    let deadline = now + timeout(draft.timeout_ms, limits.request_timeout)?;
+    let n = whole("n", draft.sampling.n, 1, i64::from(limits.n))?.unwrap_or(1);
+    let mut sampling = sampling(&draft.sampling, n, &text.defaults, model, limits)?;
+    let stop = stop_strings(&draft.sampling.stop, limits)?;
+
+    let prompt = prompt_tokens(&draft.prompt, text, model)?;
+    let room = room(&draft, prompt.len(), model)?;
+    sampling.max_tokens = match draft.sampling.max_tokens {
+        Some(_) => sampling.max_tokens,
+        None => text.defaults.max_new_tokens.filter(|count| *count > 0).map_or(room, |count| count.min(room)),
+    };
+    sampling.min_tokens =
+        whole("min_tokens", draft.sampling.min_tokens, 0, i64::from(sampling.max_tokens))?.unwrap_or(0);
+
+    let request = TokenRequest {
+        id,
+        model: text.name(),
+        prompt: prompt.into(),
+        sampling: Arc::new(sampling),
+        n,
+        cache_salt: draft.cache_salt.into(),
+        priority,
+        deadline: Some(deadline),
+    };
+    let options = TextOptions {
+        stop,
+        include_stop_str_in_output: draft.sampling.include_stop_str_in_output,
+        skip_special_tokens: draft.sampling.skip_special_tokens.unwrap_or(true),
+    };
+    Ok((request, options))
+}
+
+/// Refuses a model that is not served; none named is the one served.
+pub fn check_model(model: Option<&str>, text: &ModelText) -> Result<(), Refusal> {
+    match model {
+        Some(name) if !text.served_names.iter().any(|served| **served == *name) => {
+            Err(Refusal::ModelNotFound(name.chars().take(200).collect()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Token ids of any form of prompt, none of them outside the vocabulary, at least one.
+pub fn prompt_tokens(prompt: &Prompt, text: &ModelText, model: &ModelLimits) -> Result<Vec<TokenId>, Refusal> {
+    let tokens = match prompt {
+        Prompt::Text(prompt) => text.encode_text(prompt, true)?,
+        Prompt::Tokens(tokens) => {
+            let checked: Result<_, _> =
+                tokens.iter().map(|token| token_id("prompt", *token, model.vocab_size)).collect();
+            checked?
+        }
+        Prompt::Chat { .. } => match ChatPrompt::of(prompt) {
+            Some(chat) => text.encode_chat(&chat)?,
+            None => Vec::new(),
+        },
+    };
+    if tokens.is_empty() {
+        return Err(Refusal::invalid(prompt_param(prompt), "The prompt is empty; send at least one token."));
+    }
+    Ok(tokens)
+}
+
+/// How many best tokens to report: `name` is what the API calls it.
+pub fn check_logprobs(name: &'static str, value: Option<i64>, limits: &RequestLimits) -> Result<Option<u32>, Refusal> {
+    whole(name, value, 0, i64::from(limits.logprobs))
+}
+
+/// Whether `id` can name a request: 1 to 128 printable ASCII bytes without spaces.
+pub fn is_request_id(id: &str) -> bool {
+    (1..=MAX_ID_BYTES).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
+/// Output tokens that fit behind the prompt; an error if none do, or fewer than were asked for.
+fn room(draft: &Draft, prompt: usize, model: &ModelLimits) -> Result<u32, Refusal> {
+    let prompt = u32::try_from(prompt).unwrap_or(u32::MAX);
+    let output = draft.sampling.max_tokens.and_then(|count| u32::try_from(count).ok()).unwrap_or(1);
+    if u64::from(prompt) + u64::from(output) > u64::from(model.max_model_len) {
+        let param = prompt_param(&draft.prompt);
+        return Err(Refusal::ContextLength { max: model.max_model_len, prompt, output, param });
+    }
+    Ok(model.max_model_len - prompt)
+}
+
+fn prompt_param(prompt: &Prompt) -> &'static str {
+    match prompt {
+        Prompt::Text(_) | Prompt::Tokens(_) => "prompt",
+        Prompt::Chat { .. } => "messages",
+    }
+}
+
+fn request_id(id: Option<String>) -> Result<String, Refusal> {
+    match id {
+        None => Ok(Uuid::now_v7().to_string()),
+        Some(id) if is_request_id(&id) => Ok(id),
+        Some(id) => {
+            let message = format!(
+                "request_id must be 1 to {MAX_ID_BYTES} printable ASCII bytes without spaces, got {} bytes.",
+                id.len()
+            );
+            Err(Refusal::invalid("request_id", message))
+        }
+    }
+}
+
+fn check_priority(priority: i64) -> Result<i32, Refusal> {
+    match i32::try_from(priority) {
+        Ok(priority @ -100..=100) => Ok(priority),
+        _ => Err(Refusal::invalid("priority", format!("priority must be in [-100, 100], got {priority}."))),
+    }
+}
+
+fn timeout(timeout_ms: Option<u64>, most: Duration) -> Result<Duration, Refusal> {
+    match timeout_ms {
+        Some(0) => Err(Refusal::invalid("timeout_ms", "timeout_ms must be at least 1, got 0.")),
+        Some(timeout_ms) => Ok(Duration::from_millis(timeout_ms).min(most)),
+        None => Ok(most),
+    }
+}
+
+fn sampling(
+    draft: &DraftSampling,
+    n: u32,
+    defaults: &GenerationDefaults,
+    model: &ModelLimits,
+    limits: &RequestLimits,
+) -> Result<Sampling, Refusal> {
+    let temperature = draft.temperature.or(defaults.temperature).unwrap_or(1.0);
+    let temperature = number("temperature", temperature, &Range { low: 0.0, high: 2.0, open_low: false })?;
+    let temperature = if f64::from(temperature) < GREEDY_BELOW { 0.0 } else { temperature };
+    if let Some(best_of) = draft.best_of
+        && best_of != i64::from(n)
+    {
+        let message = format!("best_of must equal n ({n}), got {best_of}; choosing among more is not supported.");
+        return Err(Refusal::invalid("best_of", message));
+    }
+    if temperature == 0.0 && n > 1 {
+        let message = format!("n must be 1 when temperature is 0 (greedy samples are all alike), got {n}.");
+        return Err(Refusal::invalid("n", message));
+    }
+    let from_zero = |high| Range { low: 0.0, high, open_low: false };
+    let above_zero = |high| Range { low: 0.0, high, open_low: true };
+    let around_zero = Range { low: -2.0, high: 2.0, open_low: false };
+    let repetition = draft.repetition_penalty.or(defaults.repetition_penalty).unwrap_or(1.0);
+    Ok(Sampling {
+        temperature,
+        top_p: number("top_p", draft.top_p.or(defaults.top_p).unwrap_or(1.0), &above_zero(1.0))?,
+        top_k: top_k(draft.top_k.or(defaults.top_k).unwrap_or(0), model.vocab_size)?,
+        min_p: number("min_p", draft.min_p.or(defaults.min_p).unwrap_or(0.0), &from_zero(1.0))?,
+        repetition_penalty: number("repetition_penalty", repetition, &above_zero(10.0))?,
+        presence_penalty: number("presence_penalty", draft.presence_penalty.unwrap_or(0.0), &around_zero)?,
+        frequency_penalty: number("frequency_penalty", draft.frequency_penalty.unwrap_or(0.0), &around_zero)?,
+        seed: draft.seed.map_or_else(random_seed, i64::cast_unsigned),
+        logit_bias: logit_bias(&draft.logit_bias, model.vocab_size, limits)?,
+        max_tokens: whole("max_tokens", draft.max_tokens, 1, i64::from(u32::MAX))?.unwrap_or(1),
+        min_tokens: 0,
+        stop_token_ids: stop_token_ids(&draft.stop_token_ids, model.vocab_size, limits)?,
+        ignore_eos: draft.ignore_eos,
+        logprobs: check_logprobs("logprobs", draft.logprobs, limits)?,
+        prompt_logprobs: check_logprobs("prompt_logprobs", draft.prompt_logprobs, limits)?,
+    })
+}
+
+struct Range {
+    low: f64,
+    high: f64,
+    open_low: bool,
+}
+
+/// `value` as the worker takes it; NaN and infinities are in no range.
+fn number(name: &'static str, value: f64, range: &Range) -> Result<f32, Refusal> {
+    let Range { low, high, open_low } = range;
+    let above = if *open_low { value > *low } else { value >= *low };
+    // What is above 0 in 64 bits must stay so in 32.
+    if above && value <= *high && !(*open_low && value as f32 <= 0.0) {
+        return Ok(value as f32);
+    }
+    let bracket = if *open_low { '(' } else { '[' };
+    Err(Refusal::invalid(name, format!("{name} must be in {bracket}{low}, {high}], got {value}.")))
+}
+
+fn whole(name: &'static str, value: Option<i64>, low: i64, high: i64) -> Result<Option<u32>, Refusal> {
+    match value {
+        None => Ok(None),
+        Some(value) if (low..=high).contains(&value) => Ok(u32::try_from(value).ok()),
+        Some(value) => Err(Refusal::invalid(name, format!("{name} must be in [{low}, {high}], got {value}."))),
+    }
+}
+
+fn top_k(value: i64, vocab_size: u32) -> Result<u32, Refusal> {
+    match value {
+        -1 | 0 => Ok(0),
+        // More than the vocabulary is all of it.
+        1.. => Ok(u32::try_from(value).unwrap_or(u32::MAX).min(vocab_size)),
+        _ => Err(Refusal::invalid("top_k", format!("top_k must be -1 or 0 (off) or at least 1, got {value}."))),
+    }
+}
+
+fn logit_bias(
+    biases: &[(i64, f64)],
+    vocab_size: u32,
+    limits: &RequestLimits,
+) -> Result<Vec<(TokenId, f32)>, Refusal> {
+    check_count("logit_bias", biases.len(), limits.logit_bias)?;
+    let check = |(token, bias): &(i64, f64)| {
+        if bias.is_nan() {
+            return Err(Refusal::invalid("logit_bias", format!("logit_bias of token {token} must be a number.")));
+        }
+        Ok((token_id("logit_bias", *token, vocab_size)?, bias.clamp(-MAX_BIAS, MAX_BIAS) as f32))
+    };
+    biases.iter().map(check).collect()
+}
+
+fn stop_token_ids(tokens: &[i64], vocab_size: u32, limits: &RequestLimits) -> Result<Vec<TokenId>, Refusal> {
+    check_count("stop_token_ids", tokens.len(), limits.stop_token_ids)?;
+    tokens.iter().map(|token| token_id("stop_token_ids", *token, vocab_size)).collect()
+}
+
+fn stop_strings(stop: &[String], limits: &RequestLimits) -> Result<Vec<String>, Refusal> {
+    check_count("stop", stop.len(), limits.stop_strings)?;
+    for text in stop {
+        if text.is_empty() {
+            return Err(Refusal::invalid("stop", "stop strings must not be empty."));
+        }
+        check_bytes("stop", text, limits.stop_string_bytes)?;
+    }
+    Ok(stop.to_vec())
+}
+
+/// A token id of a request, inside the vocabulary.
+pub fn token_id(name: &'static str, token: i64, vocab_size: u32) -> Result<TokenId, Refusal> {
+    match TokenId::try_from(token) {
+        Ok(token) if token < vocab_size => Ok(token),
+        _ => {
+            let message = format!("{name}: token id {token} is not in the vocabulary (0..{vocab_size}).");
+            Err(Refusal::invalid(name, message))
+        }
+    }
+}
+
+fn check_count(name: &'static str, got: usize, most: usize) -> Result<(), Refusal> {
+    if got > most {
+        return Err(Refusal::invalid(name, format!("{name} takes at most {most} entries, got {got}.")));
+    }
+    Ok(())
+}
+
+fn check_bytes(name: &'static str, text: &str, most: usize) -> Result<(), Refusal> {
+    if text.len() > most {
+        let got = text.len();
+        return Err(Refusal::invalid(name, format!("{name} takes at most {most} bytes each, got {got}.")));
+    }
+    Ok(())
+}
+
+/// From the random part of a UUIDv7.
+fn random_seed() -> u64 {
+    let (time, random) = Uuid::now_v7().as_u64_pair();
+    random ^ time.rotate_left(48)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+    use serde_json::json;
+
+    const MODEL: ModelLimits = ModelLimits { max_model_len: 64, vocab_size: 300 };
+
+    fn run(draft: Draft) -> Result<(TokenRequest, TextOptions), Refusal> {
+        validate(draft, &testing::model_text(), &MODEL, &RequestLimits::default(), Timestamp::ZERO)
+    }
+
+    fn draft(sampling: DraftSampling) -> Draft {
+        Draft { prompt: Prompt::Tokens(vec![1, 2, 3]), sampling, ..Draft::default() }
+    }
+
+    fn check(sampling: DraftSampling, param: &str, message: &str) {
+        check_draft(draft(sampling), param, message);
+    }
+
+    fn check_draft(draft: Draft, param: &str, message: &str) {
+        let refusal = run(draft).unwrap_err();
+        assert_eq!((refusal.param(), refusal.to_string().as_str()), (Some(param), message));
+        assert_eq!(refusal.http().status, 400);
+    }
+
+    fn some() -> DraftSampling {
+        DraftSampling::default()
+    }
+
+    #[test]
+    #[rustfmt::skip] // a table
+    fn each_rule_names_field_limit_and_value() {
+        check(DraftSampling { temperature: Some(3.0), ..some() }, "temperature", "temperature must be in [0, 2], got 3.");
+        check(DraftSampling { temperature: Some(f64::NAN), ..some() }, "temperature", "temperature must be in [0, 2], got NaN.");
+        check(DraftSampling { temperature: Some(f64::INFINITY), ..some() }, "temperature", "temperature must be in [0, 2], got inf.");
+        check(DraftSampling { top_p: Some(0.0), ..some() }, "top_p", "top_p must be in (0, 1], got 0.");
+        check(DraftSampling { top_k: Some(-2), ..some() }, "top_k", "top_k must be -1 or 0 (off) or at least 1, got -2.");
+        check(DraftSampling { min_p: Some(1.5), ..some() }, "min_p", "min_p must be in [0, 1], got 1.5.");
+        check(DraftSampling { repetition_penalty: Some(0.0), ..some() }, "repetition_penalty", "repetition_penalty must be in (0, 10], got 0.");
+        check(DraftSampling { presence_penalty: Some(-2.1), ..some() }, "presence_penalty", "presence_penalty must be in [-2, 2], got -2.1.");
+        check(DraftSampling { frequency_penalty: Some(9.0), ..some() }, "frequency_penalty", "frequency_penalty must be in [-2, 2], got 9.");
+        check(DraftSampling { n: Some(1_000_000), ..some() }, "n", "n must be in [1, 16], got 1000000.");
+        check(DraftSampling { n: Some(0), ..some() }, "n", "n must be in [1, 16], got 0.");
+        check(DraftSampling { n: Some(3), temperature: Some(0.0), ..some() }, "n", "n must be 1 when temperature is 0 (greedy samples are all alike), got 3.");
+        check(DraftSampling { best_of: Some(4), ..some() }, "best_of", "best_of must equal n (1), got 4; choosing among more is not supported.");
+        check(DraftSampling { max_tokens: Some(0), ..some() }, "max_tokens", "max_tokens must be in [1, 4294967295], got 0.");
+        check(DraftSampling { max_tokens: Some(4), min_tokens: Some(5), ..some() }, "min_tokens", "min_tokens must be in [0, 4], got 5.");
+        check(DraftSampling { logprobs: Some(21), ..some() }, "logprobs", "logprobs must be in [0, 20], got 21.");
+        check(DraftSampling { prompt_logprobs: Some(-1), ..some() }, "prompt_logprobs", "prompt_logprobs must be in [0, 20], got -1.");
+        check(DraftSampling { stop: vec![String::new()], ..some() }, "stop", "stop strings must not be empty.");
+        check(DraftSampling { stop: vec!["x".repeat(257)], ..some() }, "stop", "stop takes at most 256 bytes each, got 257.");
+        check(DraftSampling { stop: vec!["x".to_owned(); 17], ..some() }, "stop", "stop takes at most 16 entries, got 17.");
+        check(DraftSampling { stop_token_ids: vec![1; 129], ..some() }, "stop_token_ids", "stop_token_ids takes at most 128 entries, got 129.");
+        check(DraftSampling { stop_token_ids: vec![300], ..some() }, "stop_token_ids", "stop_token_ids: token id 300 is not in the vocabulary (0..300).");
+        check(DraftSampling { logit_bias: vec![(-1, 1.0)], ..some() }, "logit_bias", "logit_bias: token id -1 is not in the vocabulary (0..300).");
+        check(DraftSampling { logit_bias: vec![(1, f64::NAN)], ..some() }, "logit_bias", "logit_bias of token 1 must be a number.");
+        check_draft(Draft { priority: 101, ..draft(some()) }, "priority", "priority must be in [-100, 100], got 101.");
+        check_draft(Draft { timeout_ms: Some(0), ..draft(some()) }, "timeout_ms", "timeout_ms must be at least 1, got 0.");
+        check_draft(Draft { request_id: Some("a b".to_owned()), ..draft(some()) }, "request_id", "request_id must be 1 to 128 printable ASCII bytes without spaces, got 3 bytes.");
+        check_draft(Draft { prompt: Prompt::Tokens(Vec::new()), ..draft(some()) }, "prompt", "The prompt is empty; send at least one token.");
+        check_draft(Draft { prompt: Prompt::Tokens(vec![300]), ..draft(some()) }, "prompt", "prompt: token id 300 is not in the vocabulary (0..300).");
+    }
+
+    #[test]
+    fn a_prompt_one_token_too_long_is_told_in_the_known_sentence() {
+        let prompt = |tokens, max_tokens| Draft {
+            prompt: Prompt::Tokens(vec![1; tokens]),
+            sampling: DraftSampling { max_tokens, ..some() },
+            ..Draft::default()
+        };
+        assert_eq!(run(prompt(63, None)).unwrap().0.sampling.max_tokens, 1);
+        assert_eq!(run(prompt(60, Some(4))).unwrap().0.sampling.max_tokens, 4);
+        check_draft(prompt(64, None), "prompt", "This model's maximum context length is 64 tokens. However, you requested 65 tokens (64 in the prompt, 1 for the output). Please reduce the length of the prompt or of the output.");
+        check_draft(prompt(61, Some(4)), "prompt", "This model's maximum context length is 64 tokens. However, you requested 65 tokens (61 in the prompt, 4 for the output). Please reduce the length of the prompt or of the output.");
+    }
+
+    #[test]
+    fn a_model_that_is_not_served_is_not_found() {
+        let refusal = run(Draft { model: Some("gpt".to_owned()), ..draft(some()) }).unwrap_err();
+        assert_eq!((refusal.http().status, refusal.param()), (404, Some("model")));
+        assert!(run(Draft { model: Some("test".to_owned()), ..draft(some()) }).is_ok());
+    }
+
+    #[test]
+    fn what_is_absent_takes_its_default() {
+        let (request, options) = run(draft(some())).unwrap();
+        let Sampling { temperature, top_p, top_k, min_tokens, max_tokens, seed, .. } = *request.sampling;
+        assert_eq!((temperature, top_p, top_k, min_tokens, max_tokens), (1.0, 1.0, 0, 0, 61));
+        assert_eq!(request.deadline, Some(Timestamp::ZERO + RequestLimits::default().request_timeout));
+        assert!(options.skip_special_tokens);
+        let again = run(draft(some())).unwrap().0;
+        assert_ne!((again.id, again.sampling.seed), (request.id, seed));
+    }
+
+    #[test]
+    fn the_models_defaults_stand_in_for_absent_values() {
+        let generation = json!({"do_sample": true, "temperature": 0.5, "top_k": 7, "max_new_tokens": 5});
+        let text = testing::model_text_with(&generation, None);
+        let run = |draft| validate(draft, &text, &MODEL, &RequestLimits::default(), Timestamp::ZERO).unwrap().0;
+        let sampling = run(draft(some())).sampling;
+        assert_eq!((sampling.temperature, sampling.top_k, sampling.max_tokens), (0.5, 7, 5));
+        let given = DraftSampling { temperature: Some(0.0), top_k: Some(-1), max_tokens: Some(9), ..some() };
+        let sampling = run(draft(given)).sampling;
+        assert_eq!((sampling.temperature, sampling.top_k, sampling.max_tokens), (0.0, 0, 9));
+    }
+
+    #[test]
+    fn values_are_clamped_where_the_api_says_so() {
+        let given = DraftSampling {
+            logit_bias: vec![(1, 1000.0), (2, -1e9)],
+            temperature: Some(1e-9),
+            top_k: Some(1_000_000),
+            seed: Some(-1),
+            ..some()
+        };
+        let sampling = run(draft(given)).unwrap().0.sampling;
+        assert_eq!(sampling.logit_bias, [(1, 100.0), (2, -100.0)]);
+        assert_eq!((sampling.temperature, sampling.top_k, sampling.seed), (0.0, 300, u64::MAX));
+    }
+}

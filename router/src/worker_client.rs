@@ -1,0 +1,355 @@
+//! Calls to a worker, and the only file here that names `skein.worker.v1`: what comes in is checked and turned
+//! into our own types, so that nothing behind it sees protobuf.
+
+use std::error::Error;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::{Stream, StreamExt};
+use skein_proto::MAX_MESSAGE_BYTES;
+use skein_proto::block_hash::BlockHash;
+use skein_proto::worker::v1::{self as wire, worker_client::WorkerClient as WireClient};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+
+use crate::ledger::Load;
+use crate::prefix_index::{CacheChange, Run};
+use crate::request::{Sampling, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+const UNARY_TIMEOUT: Duration = Duration::from_secs(5);
+/// A peer that is gone without a word (a cut cable, a stopped process) is noticed after these two together.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// What a worker serves, constant within an epoch.
+#[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)] // as in skein.worker.v1.InfoResponse
+pub struct WorkerInfo {
+    pub epoch: u64,
+    pub model: String,
+    pub max_model_len: u32,
+    pub vocab_size: u32,
+    pub block_size: u32,
+    pub kv_blocks: u32,
+    pub max_num_seqs: u32,
+    pub max_num_batched_tokens: u32,
+    pub resume_exact: bool,
+    pub version: String,
+    pub backend: String,
+}
+
+/// One entry of a worker's log.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WatchEvent {
+    /// Life of the worker that it belongs to.
+    pub epoch: u64,
+    /// Its number; a [`WatchBody::Load`] carries the number of the next entry.
+    pub sequence: u64,
+    /// What happened.
+    pub body: WatchBody,
+}
+
+/// What happened at a worker.
+#[derive(Debug, Clone, PartialEq)]
+pub enum WatchBody {
+    /// All it caches.
+    Snapshot(Vec<Run>),
+    /// A change of what it caches.
+    Cache(CacheChange),
+    /// How busy it is.
+    Load(Load),
+    /// It took a request: these blocks are about to be cached.
+    Admitted {
+        /// Whose placement it was.
+        router_id: u64,
+        /// That router's number for it.
+        sequence: u64,
+        /// Blocks of its prompt that were not cached.
+        hashes: Vec<BlockHash>,
+    },
+    /// Something that a newer worker says and we do not know; it has a number like all else.
+    Unknown,
+}
+
+/// One try to have a request's tokens produced.
+#[derive(Debug, Clone)]
+pub struct Attempt {
+    /// Unique, also among the tries of one request.
+    pub id: String,
+    /// Samples not finished yet, with what the client has of each.
+    pub samples: Vec<(u32, Vec<TokenId>)>,
+    /// Prompt log-probabilities are still owed to the client.
+    pub prompt_logprobs: bool,
+    /// This router, and its number for the placement.
+    pub placement: (u64, u64),
+    /// What the client still waits.
+    pub time_left: Option<Duration>,
+}
+
+/// New tokens of one sample, as the worker sent them.
+#[derive(Debug, Clone, Default, PartialEq)]
+#[allow(missing_docs)] // as in skein.worker.v1.GenerateDelta
+pub struct WorkerDelta {
+    pub epoch: u64,
+    pub sample_index: u32,
+    pub from_position: u32,
+    pub tokens: Vec<TokenId>,
+    pub logprobs: Vec<TokenLogprobs>,
+    pub finish: Option<TokenFinish>,
+    pub cached_tokens: Option<u32>,
+    pub prompt_logprobs: Vec<TokenLogprobs>,
+    pub from_prompt_position: u32,
+}
+
+/// Why a call to a worker gave nothing, or nothing more.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CallError {
+    /// The worker failed: try another.
+    #[error("{0}")]
+    Fault(String),
+    /// The worker is full: try another, or later.
+    #[error("the worker is full")]
+    Backpressure {
+        /// When the worker thinks it has room.
+        retry_after: Option<Duration>,
+    },
+    /// The worker does not take this request, and no other will.
+    #[error("{0}")]
+    Rejected(String),
+}
+
+/// A worker at an address. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct WorkerClient {
+    /// Info, Watch and Abort have a connection of their own: token streams that nobody reads fill the other
+    /// one's flow-control window, and must not hold up the worker's reports.
+    control: WireClient<Channel>,
+    data: WireClient<Channel>,
+}
+
+impl WorkerClient {
+    /// Connects to `host:port`.
+    pub async fn connect(address: &str) -> Result<Self, CallError> {
+        let endpoint = Endpoint::from_shared(format!("http://{address}"))
+            .map_err(|error| CallError::Fault(format!("bad worker address: {error}")))?
+            .connect_timeout(CONNECT_TIMEOUT)
+            .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+            .keep_alive_timeout(KEEPALIVE_TIMEOUT);
+        let watching = endpoint.clone().keep_alive_while_idle(true);
+        let control = watching.connect().await.map_err(|error| CallError::Fault(error_chain(&error)))?;
+        Ok(Self { control: limited(control), data: limited(endpoint.connect_lazy()) })
+    }
+
+    /// Reads what the worker serves.
+    pub async fn info(&self) -> Result<WorkerInfo, CallError> {
+        let call = self.control.clone();
+        let call = async move { { call }.info(wire::InfoRequest {}).await };
+        let info = bounded(call).await?;
+        Ok(WorkerInfo {
+            epoch: info.epoch,
+            model: info.model,
+            max_model_len: info.max_model_len,
+            vocab_size: info.vocab_size,
+            block_size: info.block_size.max(1),
+            kv_blocks: info.kv_blocks,
+            max_num_seqs: info.max_num_seqs,
+            max_num_batched_tokens: info.max_num_batched_tokens,
+            resume_exact: info.resume_exact,
+            version: info.version,
+            backend: info.backend,
+        })
+    }
+
+    /// Follows the worker's log from `(epoch, next_sequence)`; (0, 0) = from a snapshot.
+    pub async fn watch(
+        &self,
+        router_id: u64,
+        (epoch, next_sequence): (u64, u64),
+    ) -> Result<impl Stream<Item = Result<WatchEvent, CallError>> + Send + Unpin + use<>, CallError> {
+        let request = wire::WatchRequest { epoch, next_sequence, router_id };
+        let mut control = self.control.clone();
+        let opened = tokio::time::timeout(UNARY_TIMEOUT, control.watch(request)).await;
+        let stream = opened.map_err(|_| timed_out())?.map_err(call_error)?.into_inner();
+        Ok(stream.map(|event| event.map(watch_event).map_err(call_error)))
+    }
+
+    /// Starts a try; the worker has taken it when this returns.
+    pub async fn generate(
+        &self,
+        request: &TokenRequest,
+        attempt: Attempt,
+    ) -> Result<impl Stream<Item = Result<WorkerDelta, CallError>> + Send + Unpin + use<>, CallError> {
+        let mut data = self.data.clone();
+        let stream =
+            data.generate(generate_request(request, attempt)).await.map_err(call_error)?.into_inner();
+        Ok(stream.map(|delta| delta.map_err(call_error).and_then(worker_delta)))
+    }
+
+    /// Ends one sample of a try early.
+    pub async fn abort(&self, id: String, sample_index: u32) -> Result<(), CallError> {
+        let call = self.control.clone();
+        bounded(async move { { call }.abort(wire::AbortRequest { request_id: id, sample_index }).await })
+            .await?;
+        Ok(())
+    }
+}
+
+fn limited(channel: Channel) -> WireClient<Channel> {
+    WireClient::new(channel)
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES)
+}
+
+async fn bounded<T>(call: impl Future<Output = Result<tonic::Response<T>, Status>>) -> Result<T, CallError> {
+    let answer = tokio::time::timeout(UNARY_TIMEOUT, call).await.map_err(|_| timed_out())?;
+    Ok(answer.map_err(call_error)?.into_inner())
+}
+
+fn timed_out() -> CallError {
+    CallError::Fault(format!("no answer within {} s", UNARY_TIMEOUT.as_secs()))
+}
+
+/// Classes of failure. Only a status that blames the request itself ends it: whatever else goes wrong at one
+/// worker may go right at another.
+fn call_error(status: Status) -> CallError {
+    match status.code() {
+        Code::ResourceExhausted => CallError::Backpressure { retry_after: retry_after(&status) },
+        Code::InvalidArgument | Code::OutOfRange | Code::FailedPrecondition => {
+            CallError::Rejected(status.message().to_owned())
+        }
+        // Made on this side: the text may name addresses, and clients get to see it.
+        _ if status.source().is_some() => {
+            tracing::debug!(error = error_chain(&status), "the connection to a worker failed");
+            CallError::Fault("the connection to the worker failed".into())
+        }
+        code => CallError::Fault(format!("{code:?}: {}", status.message())),
+    }
+}
+
+fn retry_after(status: &Status) -> Option<Duration> {
+    let millis = status.metadata().get("retry-after-ms")?.to_str().ok()?.parse().ok()?;
+    Some(Duration::from_millis(millis))
+}
+
+fn error_chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+fn generate_request(request: &TokenRequest, attempt: Attempt) -> wire::GenerateRequest {
+    let Attempt { id, samples, prompt_logprobs, placement: (router_id, sequence), time_left } = attempt;
+    let samples =
+        samples.into_iter().map(|(index, delivered_token_ids)| wire::Sample { index, delivered_token_ids });
+    wire::GenerateRequest {
+        request_id: id,
+        prompt_token_ids: request.prompt.to_vec(),
+        sampling: Some(sampling_params(&request.sampling, prompt_logprobs)),
+        samples: samples.collect(),
+        cache_salt: request.cache_salt.to_string(),
+        priority: request.priority,
+        // 0 means none on the wire, and a deadline that has just passed is not none.
+        timeout_ms: time_left.map_or(0, |left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX).max(1)),
+        placement: Some(wire::Placement { router_id, sequence }),
+    }
+}
+
+fn sampling_params(sampling: &Arc<Sampling>, prompt_logprobs: bool) -> wire::SamplingParams {
+    let logit_bias = sampling.logit_bias.iter();
+    wire::SamplingParams {
+        temperature: sampling.temperature,
+        top_p: sampling.top_p,
+        top_k: sampling.top_k,
+        min_p: sampling.min_p,
+        repetition_penalty: sampling.repetition_penalty,
+        presence_penalty: sampling.presence_penalty,
+        frequency_penalty: sampling.frequency_penalty,
+        seed: sampling.seed,
+        logit_bias: logit_bias.map(|&(token_id, bias)| wire::LogitBias { token_id, bias }).collect(),
+        max_tokens: sampling.max_tokens,
+        min_tokens: sampling.min_tokens,
+        stop_token_ids: sampling.stop_token_ids.clone(),
+        ignore_eos: sampling.ignore_eos,
+        logprobs: sampling.logprobs,
+        prompt_logprobs: sampling.prompt_logprobs.filter(|_| prompt_logprobs),
+    }
+}
+
+fn worker_delta(delta: wire::GenerateDelta) -> Result<WorkerDelta, CallError> {
+    Ok(WorkerDelta {
+        epoch: delta.epoch,
+        sample_index: delta.sample_index,
+        from_position: delta.from_position,
+        tokens: delta.token_ids,
+        logprobs: token_logprobs(delta.logprobs)?,
+        finish: delta.finish.map(token_finish).transpose()?,
+        cached_tokens: delta.cached_tokens,
+        prompt_logprobs: token_logprobs(delta.prompt_logprobs)?,
+        from_prompt_position: delta.from_prompt_position,
+    })
+}
+
+fn token_finish(finish: wire::Finish) -> Result<TokenFinish, CallError> {
+    match finish.reason() {
+        wire::FinishReason::Stop => Ok(TokenFinish::Stop { token: finish.stop_token_id }),
+        wire::FinishReason::Length => Ok(TokenFinish::Length),
+        wire::FinishReason::Abort => Ok(TokenFinish::Aborted),
+        wire::FinishReason::Unspecified => Err(CallError::Fault("a sample ended without a reason".into())),
+    }
+}
+
+fn token_logprobs(logprobs: Vec<wire::TokenLogprobs>) -> Result<Vec<TokenLogprobs>, CallError> {
+    let convert = |entry: wire::TokenLogprobs| {
+        if entry.top_token_ids.len() != entry.top_logprobs.len() {
+            return Err(CallError::Fault("top_token_ids and top_logprobs differ in length".into()));
+        }
+        let top = entry.top_token_ids.into_iter().zip(entry.top_logprobs).collect();
+        Ok(TokenLogprobs { token: entry.token_id, logprob: entry.logprob, rank: entry.rank, top })
+    };
+    logprobs.into_iter().map(convert).collect()
+}
+
+fn watch_event(event: wire::WorkerEvent) -> WatchEvent {
+    use wire::worker_event::Event;
+    let (epoch, sequence) = (event.epoch, event.sequence);
+    let Some(event) = event.event else { return WatchEvent { epoch, sequence, body: WatchBody::Unknown } };
+    let body = match event {
+        Event::Snapshot(snapshot) => WatchBody::Snapshot(runs(snapshot.runs)),
+        Event::Cache(delta) => WatchBody::Cache(CacheChange {
+            truncated: delta.truncated.into_iter().map(|run| (run.handle, run.new_end)).collect(),
+            stored: runs(delta.stored),
+        }),
+        Event::Load(load) => WatchBody::Load(Load {
+            queued_uncached_tokens: load.queued_uncached_tokens,
+            waiting: load.waiting,
+            running: load.running,
+            free_blocks: load.free_blocks,
+            prefill_tokens_per_second: load.prefill_tokens_per_second,
+            decode_tokens_per_second: load.decode_tokens_per_second,
+            step: load.step,
+            last_placement_sequence: load.last_placement_sequence,
+            draining: load.draining,
+        }),
+        Event::Admitted(admitted) => {
+            let placement = admitted.placement.unwrap_or_default();
+            let (router_id, sequence) = (placement.router_id, placement.sequence);
+            WatchBody::Admitted { router_id, sequence, hashes: admitted.hashes }
+        }
+    };
+    WatchEvent { epoch, sequence, body }
+}
+
+fn runs(runs: Vec<wire::RunStored>) -> Vec<Run> {
+    let convert = |run: wire::RunStored| Run {
+        handle: run.handle,
+        parent: run.parent,
+        depth: run.depth,
+        hashes: run.hashes,
+    };
+    runs.into_iter().map(convert).collect()
+}

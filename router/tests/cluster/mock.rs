@@ -1,0 +1,398 @@
+//! A worker made of nothing but its contract: tokens are a hash of what came before, and what goes wrong is
+//! scripted. Each runs on a runtime of its own, so that killing it closes its sockets as a dead process does.
+
+use std::collections::{HashSet, VecDeque};
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use futures::Stream;
+use skein_proto::block_hash;
+use skein_proto::worker::v1 as wire;
+use skein_proto::worker::v1::worker_server::{Worker, WorkerServer};
+use tonic::{Request, Response, Status};
+use wire::worker_event::Event;
+
+pub const MODEL: &str = "m";
+pub const BLOCK_SIZE: usize = 4;
+pub const VOCAB_SIZE: u32 = 1000;
+
+/// What goes wrong with one Generate call, after so many of its deltas.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Fault {
+    /// The stream breaks.
+    Break(usize),
+    /// The stream ends as if all were well.
+    End(usize),
+    /// A delta comes twice.
+    Twice(usize),
+    /// A delta is lost.
+    Hole(usize),
+    /// A delta is of another epoch.
+    OtherEpoch(usize),
+    /// Nothing comes any more, and the engine's steps stand still.
+    Hang(usize),
+    /// Not taken.
+    Unavailable,
+    /// Not taken: full.
+    Full,
+    /// Not taken: the request is wrong.
+    Invalid,
+}
+
+/// What all workers of a scene share.
+#[derive(Debug, Default)]
+pub struct Script {
+    faults: Mutex<VecDeque<Fault>>,
+    /// Every Generate call: worker, request.
+    pub calls: Mutex<Vec<(u32, wire::GenerateRequest)>>,
+    pub aborts: Mutex<Vec<(String, u32)>>,
+    pub watches: Mutex<Vec<wire::WatchRequest>>,
+    /// Streams dropped by the router before their end.
+    pub cancelled: AtomicU32,
+    /// Time from one delta to the next, ms.
+    pub pace_ms: AtomicU32,
+}
+
+impl Script {
+    pub fn faults(&self, faults: impl IntoIterator<Item = Fault>) {
+        lock(&self.faults).extend(faults);
+    }
+
+    pub fn calls_to(&self, worker: u32) -> usize {
+        lock(&self.calls).iter().filter(|(called, _)| *called == worker).count()
+    }
+}
+
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("no test thread panics while it holds this")
+}
+
+/// A running worker.
+pub struct Mock {
+    pub address: SocketAddr,
+    pub state: Arc<State>,
+    runtime: Option<tokio::runtime::Runtime>,
+}
+
+pub struct State {
+    name: u32,
+    epoch: u64,
+    script: Arc<Script>,
+    /// The log: entry n is at n - 1; `None` is lost on the way.
+    log: Mutex<Vec<Option<Event>>>,
+    stored: Mutex<Vec<wire::RunStored>>,
+    lose_next: AtomicBool,
+    frozen: AtomicBool,
+    pub draining: AtomicBool,
+    running: AtomicU32,
+    changed: tokio::sync::watch::Sender<u64>,
+}
+
+impl Mock {
+    /// Starts a worker at `address` (port 0 = any).
+    pub fn start(name: u32, epoch: u64, address: SocketAddr, script: &Arc<Script>) -> Self {
+        let listener = std::net::TcpListener::bind(address).expect("the port is free");
+        listener.set_nonblocking(true).expect("a socket can be made non-blocking");
+        let address = listener.local_addr().expect("it listens");
+        let state = Arc::new(State {
+            name,
+            epoch,
+            script: script.clone(),
+            log: Mutex::default(),
+            stored: Mutex::default(),
+            lose_next: AtomicBool::new(false),
+            frozen: AtomicBool::new(false),
+            draining: AtomicBool::new(false),
+            running: AtomicU32::new(0),
+            changed: tokio::sync::watch::Sender::new(0),
+        });
+        let service = WorkerServer::new(Service(state.clone()));
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .expect("a runtime starts");
+        runtime.spawn(async move {
+            let listener = tokio::net::TcpListener::from_std(listener).expect("it is non-blocking");
+            let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
+            let server = tonic::transport::Server::builder().add_service(service);
+            server.serve_with_incoming(incoming).await.expect("it serves");
+        });
+        Self { address, state, runtime: Some(runtime) }
+    }
+
+    /// As `kill -9` does: its sockets close, nothing is said.
+    pub fn kill(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Drop for Mock {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+impl State {
+    /// The next entry of the log is numbered, and never sent.
+    pub fn lose_next_event(&self) {
+        self.lose_next.store(true, Ordering::SeqCst);
+    }
+
+    fn append(&self, event: Event) {
+        let lost = self.lose_next.swap(false, Ordering::SeqCst);
+        lock(&self.log).push((!lost).then_some(event));
+        self.changed.send_modify(|version| *version += 1);
+    }
+
+    /// Takes a prompt into the cache; says how many of its tokens were there.
+    fn cache(&self, request: &wire::GenerateRequest) -> u32 {
+        let root = block_hash::root(MODEL, "", &request.cache_salt);
+        let hashes = block_hash::chain(root, &request.prompt_token_ids, BLOCK_SIZE);
+        let known: HashSet<u64> =
+            lock(&self.stored).iter().flat_map(|run| run.hashes.iter().copied()).collect();
+        let held = hashes.iter().take_while(|hash| known.contains(hash)).count();
+        let missing = hashes[held..].to_vec();
+        let admitted =
+            wire::Admitted { placement: request.placement, depth: held as u32, hashes: missing.clone() };
+        self.append(Event::Admitted(admitted));
+        // Prompts in these tests share nothing or all of their blocks: a new run starts a sequence.
+        if held == 0 && !missing.is_empty() {
+            let handle = lock(&self.stored).len() as u64 + 1;
+            let run = wire::RunStored { handle, parent: 0, depth: 0, hashes: missing };
+            lock(&self.stored).push(run.clone());
+            self.append(Event::Cache(wire::CacheDelta { truncated: Vec::new(), stored: vec![run] }));
+        }
+        (held * BLOCK_SIZE) as u32
+    }
+
+    fn load(&self, step: u64) -> Event {
+        let last = |(called, request): &(u32, wire::GenerateRequest)| {
+            (*called == self.name).then(|| request.placement.map_or(0, |placement| placement.sequence))
+        };
+        Event::Load(wire::Load {
+            running: self.running.load(Ordering::SeqCst),
+            free_blocks: 10_000,
+            prefill_tokens_per_second: 10_000.0,
+            decode_tokens_per_second: 1000.0,
+            step: if self.frozen.load(Ordering::SeqCst) { 1 } else { step },
+            last_placement_sequence: lock(&self.script.calls).iter().filter_map(last).max().unwrap_or(0),
+            draining: self.draining.load(Ordering::SeqCst),
+            ..wire::Load::default()
+        })
+    }
+}
+
+struct Service(Arc<State>);
+
+type Answer<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Worker for Service {
+    type GenerateStream = Answer<wire::GenerateDelta>;
+    type WatchStream = Answer<wire::WorkerEvent>;
+
+    async fn info(&self, _: Request<wire::InfoRequest>) -> Result<Response<wire::InfoResponse>, Status> {
+        Ok(Response::new(wire::InfoResponse {
+            epoch: self.0.epoch,
+            model: MODEL.into(),
+            max_model_len: 4096,
+            vocab_size: VOCAB_SIZE,
+            block_size: BLOCK_SIZE as u32,
+            kv_blocks: 10_000,
+            max_num_seqs: 64,
+            max_num_batched_tokens: 512,
+            resume_exact: true,
+            version: "0".into(),
+            backend: "mock".into(),
+        }))
+    }
+
+    async fn generate(
+        &self,
+        request: Request<wire::GenerateRequest>,
+    ) -> Result<Response<Self::GenerateStream>, Status> {
+        let state = self.0.clone();
+        let request = request.into_inner();
+        lock(&state.script.calls).push((state.name, request.clone()));
+        let fault = lock(&state.script.faults).pop_front();
+        match fault {
+            Some(Fault::Unavailable) => return Err(Status::unavailable("scripted")),
+            Some(Fault::Full) => return Err(Status::resource_exhausted("scripted")),
+            Some(Fault::Invalid) => return Err(Status::invalid_argument("scripted: max_tokens")),
+            _ => {}
+        }
+        let cached_tokens = state.cache(&request);
+        let deltas = deltas(&request, state.epoch, cached_tokens);
+        Ok(Response::new(Box::pin(play(state, deltas, fault))))
+    }
+
+    async fn abort(
+        &self,
+        request: Request<wire::AbortRequest>,
+    ) -> Result<Response<wire::AbortResponse>, Status> {
+        let request = request.into_inner();
+        lock(&self.0.script.aborts).push((request.request_id, request.sample_index));
+        Ok(Response::new(wire::AbortResponse { found: true }))
+    }
+
+    async fn watch(
+        &self,
+        request: Request<wire::WatchRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let request = request.into_inner();
+        lock(&self.0.script.watches).push(request);
+        Ok(Response::new(Box::pin(follow(self.0.clone(), request))))
+    }
+}
+
+/// The log from where a router asks, and the load every now and then.
+fn follow(
+    state: Arc<State>,
+    request: wire::WatchRequest,
+) -> impl Stream<Item = Result<wire::WorkerEvent, Status>> + Send {
+    async_stream::stream! {
+        let mut changed = state.changed.subscribe();
+        let mut next = request.next_sequence;
+        let event = |sequence, event| {
+            Ok(wire::WorkerEvent { epoch: state.epoch, sequence, event: Some(event) })
+        };
+        if request.epoch != state.epoch || next == 0 {
+            let runs = lock(&state.stored).clone();
+            next = lock(&state.log).len() as u64 + 1;
+            yield event(next, Event::Snapshot(wire::CacheSnapshot { runs }));
+        }
+        let mut step = 1;
+        loop {
+            let entries = lock(&state.log)[next as usize - 1..].to_vec();
+            for entry in entries {
+                if let Some(entry) = entry {
+                    yield event(next, entry);
+                }
+                next += 1;
+            }
+            step += 1;
+            yield event(next, state.load(step));
+            // A timeout is as good a reason to look as a change.
+            let _ = tokio::time::timeout(Duration::from_millis(50), changed.changed()).await;
+        }
+    }
+}
+
+/// Counts a stream as running, and as cancelled if it is dropped before its end.
+struct Running {
+    state: Arc<State>,
+    ended: bool,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.state.running.fetch_sub(1, Ordering::SeqCst);
+        if !self.ended {
+            self.state.script.cancelled.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+}
+
+fn play(
+    state: Arc<State>,
+    deltas: Vec<wire::GenerateDelta>,
+    fault: Option<Fault>,
+) -> impl Stream<Item = Result<wire::GenerateDelta, Status>> + Send {
+    async_stream::stream! {
+        state.running.fetch_add(1, Ordering::SeqCst);
+        let mut running = Running { state: state.clone(), ended: false };
+        for (index, mut delta) in deltas.into_iter().enumerate() {
+            let pace = state.script.pace_ms.load(Ordering::SeqCst);
+            if pace > 0 {
+                tokio::time::sleep(Duration::from_millis(pace.into())).await;
+            }
+            match fault {
+                Some(Fault::Break(at)) if index == at => {
+                    running.ended = true;
+                    yield Err(Status::unavailable("scripted"));
+                    return;
+                }
+                Some(Fault::End(at)) if index == at => {
+                    running.ended = true;
+                    return;
+                }
+                Some(Fault::Hang(at)) if index == at => {
+                    state.frozen.store(true, Ordering::SeqCst);
+                    std::future::pending::<()>().await;
+                }
+                Some(Fault::Twice(at)) if index == at => yield Ok(delta.clone()),
+                Some(Fault::Hole(at)) if index == at => continue,
+                Some(Fault::OtherEpoch(at)) if index == at => delta.epoch += 1,
+                _ => {}
+            }
+            yield Ok(delta);
+        }
+        running.ended = true;
+    }
+}
+
+fn token_logprobs(token: u32) -> wire::TokenLogprobs {
+    let logprob = -(token as f32) / 7.0;
+    let (top_token_ids, top_logprobs) = (vec![token], vec![logprob]);
+    wire::TokenLogprobs { token_id: token, logprob, rank: 1, top_token_ids, top_logprobs }
+}
+
+/// The model: a hash of seed, sample and all tokens so far.
+fn next_token(seed: u64, sample: u32, history: &[u32]) -> u32 {
+    let root = seed ^ (u64::from(sample) << 32) ^ history.len() as u64;
+    (block_hash::extend(root, history) % u64::from(VOCAB_SIZE)) as u32
+}
+
+/// All deltas of a request, a token each, its samples in turn. Tokens that are multiples of 41 end a sample.
+fn deltas(request: &wire::GenerateRequest, epoch: u64, cached_tokens: u32) -> Vec<wire::GenerateDelta> {
+    let sampling = request.sampling.clone().unwrap_or_default();
+    let prompt = &request.prompt_token_ids;
+    let mut samples: Vec<(u32, Vec<u32>, bool)> = request
+        .samples
+        .iter()
+        .map(|sample| (sample.index, [prompt, &sample.delivered_token_ids[..]].concat(), false))
+        .collect();
+    let mut deltas = Vec::new();
+    if sampling.prompt_logprobs.is_some() {
+        deltas.push(wire::GenerateDelta {
+            sample_index: samples[0].0,
+            from_position: samples[0].1.len() as u32,
+            prompt_logprobs: prompt[1..].iter().copied().map(token_logprobs).collect(),
+            from_prompt_position: 1,
+            ..wire::GenerateDelta::default()
+        });
+    }
+    while samples.iter().any(|(_, _, ended)| !ended) {
+        for (index, history, ended) in samples.iter_mut().filter(|(_, _, ended)| !ended) {
+            let mut delta = wire::GenerateDelta {
+                sample_index: *index,
+                from_position: history.len() as u32,
+                ..wire::GenerateDelta::default()
+            };
+            let token = next_token(sampling.seed, *index, history);
+            let finish = if history.len() - prompt.len() == sampling.max_tokens as usize {
+                Some((wire::FinishReason::Length, None))
+            } else if token.is_multiple_of(41) {
+                Some((wire::FinishReason::Stop, Some(token)))
+            } else {
+                history.push(token);
+                delta.token_ids.push(token);
+                delta.logprobs.extend(sampling.logprobs.map(|_| token_logprobs(token)));
+                None
+            };
+            *ended = finish.is_some();
+            delta.finish =
+                finish.map(|(reason, stop_token_id)| wire::Finish { reason: reason.into(), stop_token_id });
+            deltas.push(delta);
+        }
+    }
+    deltas.iter_mut().for_each(|delta| delta.epoch = epoch);
+    deltas[0].cached_tokens = Some(cached_tokens);
+    deltas
+}
