@@ -1,2 +1,188 @@
-//! Skein.
-fn main() {}
+//! `skein`: every process of a Skein cluster in one binary. This file only wires: it parses the command line and
+//! hands over to the command.
+
+mod banner;
+mod bench;
+mod exit;
+mod front;
+mod lifecycle;
+mod model;
+mod progress;
+mod router;
+mod run;
+mod serve;
+mod settings;
+mod serve_stub;
+mod supervisor;
+mod worker;
+
+use std::process::ExitCode;
+
+use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches, Subcommand};
+
+use exit::Failure;
+use settings::{table, with_flags};
+
+/// Threads for a worker's gRPC: the computing is done elsewhere.
+const WORKER_IO_THREADS: usize = 2;
+
+const ABOUT: &str = "Skein serves large language models from a cluster, and from any laptop.
+
+Start here:
+  skein serve            a whole cluster on this machine, with the model that ships with it
+  skein serve DIR        the same with a Hugging Face model directory
+  skein run              talk to a model in the terminal";
+
+const SETTINGS: &str = "Each flag can also be set in the environment (--max-num-seqs is SKEIN_MAX_NUM_SEQS) or in a TOML \
+file (max-num-seqs = 64, or in a section such as [serve]). A flag wins over the environment, that over the file.";
+
+const EXIT_CODES: &str = "Exit codes: 0 ended as asked, 1 failed, 2 wrong flags or settings, 3 model cannot be served, \
+5 address cannot be had.";
+
+fn main() -> ExitCode {
+    // The clock starts with its first reading; "ready after" counts from here.
+    skein_node::clock::now();
+    exit::code_of(dispatch(&command().get_matches()))
+}
+
+fn dispatch(matches: &ArgMatches) -> Result<(), Failure> {
+    match matches.subcommand() {
+        Some(("serve", matches)) => runtime(None)?.block_on(serve::run(matches)),
+        Some(("router", matches)) => runtime(None)?.block_on(router::run(matches)),
+        Some(("worker", matches)) => runtime(Some(WORKER_IO_THREADS))?.block_on(worker::run(matches)),
+        Some(("run", matches)) => runtime(None)?.block_on(run::run(matches)),
+        Some(("bench", matches)) => {
+            let bench = bench::Bench::from_arg_matches(matches).map_err(|error| error.exit())?;
+            runtime(None)?.block_on(bench::run(bench))
+        }
+        Some(("config", matches)) => show_config(matches),
+        Some(("version", matches)) => {
+            print_version(matches.get_flag("json"));
+            Ok(())
+        }
+        _ => unreachable!("clap asks for one of the commands above"),
+    }
+}
+
+fn command() -> Command {
+    let model = || {
+        Arg::new("MODEL")
+            .help("Model directory [default: the model that ships with Skein]")
+            .conflicts_with("model")
+    };
+    let supervised = Arg::new(worker::SUPERVISED).long(worker::SUPERVISED).value_name("NAME").hide(true);
+    let words = Arg::new(run::WORDS).value_name("MODEL|PROMPT").num_args(0..);
+    let words = words.help("A model directory, a prompt, or both; without a prompt it is a chat");
+    let json = Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
+    Command::new("skein")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about(ABOUT)
+        .after_help(EXIT_CODES)
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .disable_help_subcommand(true)
+        .subcommand(with_flags(
+            Command::new("serve")
+                .about("Serve a model: router and workers on this machine")
+                .arg(model())
+                .after_help(SETTINGS),
+            table::SERVE,
+        ))
+        .subcommand(with_flags(
+            Command::new("run").about("Talk to a model in the terminal").arg(words).after_help(SETTINGS),
+            table::RUN,
+        ))
+        .subcommand(with_flags(
+            Command::new("router")
+                .about("Route requests to workers that run elsewhere")
+                .arg(model())
+                .after_help(SETTINGS),
+            table::ROUTER,
+        ))
+        .subcommand(with_flags(
+            Command::new("worker")
+                .about("Run one worker, for a router")
+                .arg(model())
+                .arg(supervised)
+                .after_help(SETTINGS),
+            table::WORKER,
+        ))
+        .subcommand(bench::Bench::augment_subcommands(
+            Command::new("bench")
+                .about("Measure a server, or make a model to measure")
+                .subcommand_required(true),
+        ))
+        .subcommand(
+            Command::new("config").about("Look at settings").subcommand_required(true).subcommand(
+                with_flags(
+                    Command::new("show")
+                        .about("The effective settings of `skein serve`, and where each came from")
+                        .arg(model()),
+                    table::SERVE,
+                ),
+            ),
+        )
+        .subcommand(Command::new("version").about("Print the version").arg(json))
+}
+
+fn runtime(threads: Option<usize>) -> Result<tokio::runtime::Runtime, Failure> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    threads.map(|threads| builder.worker_threads(threads));
+    builder.enable_all().build().map_err(Failure::other)
+}
+
+fn show_config(matches: &ArgMatches) -> Result<(), Failure> {
+    let Some(("show", matches)) = matches.subcommand() else { return Ok(()) };
+    let mut settings = settings::load(table::SERVE, matches)?;
+    settings::FrontSettings::read(&mut settings);
+    settings::EngineSettings::read(&mut settings);
+    settings::check(&settings)?;
+    print!("{}", settings::show(&settings));
+    Ok(())
+}
+
+fn print_version(json: bool) {
+    let version = env!("CARGO_PKG_VERSION");
+    match json {
+        true => println!(
+            "{}",
+            serde_json::json!({"name": "skein", "version": version, "os": std::env::consts::OS,
+            "arch": std::env::consts::ARCH})
+        ),
+        false => println!("skein {version} ({}, {})", std::env::consts::OS, std::env::consts::ARCH),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn the_main_commands_parse() {
+        let check = |line: &str, works: bool| {
+            let outcome = command().try_get_matches_from(line.split(' '));
+            assert_eq!(outcome.is_ok(), works, "{line}: {:?}", outcome.err().map(|error| error.to_string()));
+        };
+        check("skein serve", true);
+        check("skein serve dir --host 0.0.0.0 --port 0 --workers 3 --no-enable-prefix-caching", true);
+        check("skein serve dir --model dir", false);
+        check("skein serve --worker 3", false);
+        check("skein worker dir --listen 127.0.0.1:0 --supervised worker-0", true);
+        check("skein router --workers a:1,b:2", true);
+        check("skein run dir hello there --temperature 0 --seed -1", true);
+        check(
+            "skein bench serve --request-rate 5 --goodput ttft:200 tpot:50 --dataset-name multi-turn",
+            true,
+        );
+        check("skein bench make-model --shape llama-3.2-1b --dtype bf16 --out x", true);
+        check("skein bench make-model --shape llama-9 --out x", false);
+        check("skein config show --port 1", true);
+        check("skein version --json", true);
+        check("skein", false);
+    }
+}

@@ -1,0 +1,163 @@
+//! Sends one request to an OpenAI-compatible server and follows its stream.
+
+use std::time::Duration;
+
+use futures::StreamExt;
+use serde_json::{Value, json};
+use skein_node::clock::{self, Timestamp};
+
+use super::metrics::Record;
+use super::sse::StreamReader;
+
+/// How long to wait for a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The server under load.
+#[derive(Debug, Clone)]
+pub struct Server {
+    http: reqwest::Client,
+    base_url: String,
+    model: String,
+    api_key: Option<String>,
+    extra: Value,
+}
+
+/// The server did not answer as an OpenAI-compatible one does.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// No connection, or no JSON.
+    #[error("{url} does not answer: {reason}; is the server running there? Start one with `skein serve`")]
+    Unreachable {
+        /// What was asked.
+        url: String,
+        /// Why not.
+        reason: String,
+    },
+    /// An answer without a model.
+    #[error("{url} answered {status} and names no model; give --model and check --api-key")]
+    NoModel {
+        /// What was asked.
+        url: String,
+        /// HTTP status.
+        status: u16,
+    },
+}
+
+impl Server {
+    /// Asks the server which model it serves, unless `model` names one.
+    ///
+    /// # Errors
+    /// When the server cannot be reached or names no model.
+    pub async fn connect(
+        base_url: &str,
+        model: Option<String>,
+        api_key: Option<String>,
+        request_timeout: Duration,
+        extra: Value,
+    ) -> Result<Self, ServerError> {
+        let base_url = base_url.trim_end_matches('/').to_owned();
+        let url = format!("{base_url}/v1/models");
+        let unreachable =
+            |error: reqwest::Error| ServerError::Unreachable { url: url.clone(), reason: root_cause(&error) };
+        let http = reqwest::Client::builder()
+            .connect_timeout(CONNECT_TIMEOUT)
+            .timeout(request_timeout)
+            .tcp_nodelay(true)
+            .build()
+            .map_err(unreachable)?;
+        let mut server = Self { http, base_url, model: String::new(), api_key, extra };
+        server.model = match model {
+            Some(model) => model,
+            None => {
+                let response = server.authorised(server.http.get(&url)).send().await.map_err(unreachable)?;
+                let status = response.status().as_u16();
+                let body: Value = response.json().await.unwrap_or_default();
+                let id = body["data"][0]["id"].as_str().map(str::to_owned);
+                id.ok_or(ServerError::NoModel { url: url.clone(), status })?
+            }
+        };
+        Ok(server)
+    }
+
+    /// The model's name.
+    pub fn model(&self) -> &str {
+        &self.model
+    }
+
+    /// Sends `prompt` and follows the stream to its end. Also returns the output's token ids, where the server
+    /// names them.
+    pub async fn complete(
+        &self,
+        prompt: &[u32],
+        output_tokens: u32,
+        intended: Duration,
+        start: Timestamp,
+    ) -> (Record, Vec<u32>) {
+        let mut body = json!({
+            "model": self.model,
+            "prompt": prompt,
+            "max_tokens": output_tokens,
+            "temperature": 0.0,
+            "ignore_eos": true,
+            "stream": true,
+            "stream_options": {"include_usage": true},
+            "return_token_ids": true,
+        });
+        if let (Some(body), Some(extra)) = (body.as_object_mut(), self.extra.as_object()) {
+            body.extend(extra.clone());
+        }
+        let elapsed = || clock::now().since(start);
+        let request =
+            self.authorised(self.http.post(format!("{}/v1/completions", self.base_url)).json(&body));
+        let mut reader = StreamReader::default();
+        let mut record =
+            Record { intended, sent: elapsed(), prompt_tokens: prompt.len() as u64, ..Record::default() };
+        match request.send().await {
+            Ok(response) if response.status().is_success() => {
+                let mut chunks = response.bytes_stream();
+                while let Some(chunk) = chunks.next().await {
+                    match chunk {
+                        Ok(bytes) => reader.take(&bytes, elapsed(), &mut record),
+                        Err(error) => record.error = Some(kind_of(&error).into()),
+                    }
+                    if record.error.is_some() {
+                        break;
+                    }
+                }
+                record.end = elapsed();
+                reader.finish(&mut record);
+            }
+            Ok(response) => record.error = Some(format!("http {}", response.status().as_u16())),
+            Err(error) => record.error = Some(kind_of(&error).into()),
+        }
+        if record.error.is_some() {
+            record.end = elapsed();
+        }
+        (record, reader.token_ids)
+    }
+
+    fn authorised(&self, request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {
+        match &self.api_key {
+            Some(key) => request.bearer_auth(key),
+            None => request,
+        }
+    }
+}
+
+fn kind_of(error: &reqwest::Error) -> &'static str {
+    match error {
+        error if error.is_timeout() => "timeout",
+        error if error.is_connect() => "connect",
+        error if error.is_body() || error.is_decode() => "stream cut",
+        _ => "transport",
+    }
+}
+
+/// The innermost reason: "connection refused" says more than "error sending request".
+fn root_cause(error: &reqwest::Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    cause.to_string()
+}

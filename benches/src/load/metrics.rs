@@ -1,0 +1,347 @@
+//! What was measured, request by request, and what it adds up to. Pure: times come in as durations since the start.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+
+/// One request as its client saw it. Times count from the start of the run.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Record {
+    /// When the workload wanted it sent. In an open loop it may be sent later, and the client's own delay is then
+    /// part of what a user would have waited.
+    pub intended: Duration,
+    /// When it was sent.
+    pub sent: Duration,
+    /// When its first token came.
+    pub first_token: Option<Duration>,
+    /// Silences between the chunks that brought tokens.
+    pub gaps: Vec<Duration>,
+    /// When its last token came.
+    pub end: Duration,
+    /// Prompt tokens, as the server counted them when it did.
+    pub prompt_tokens: u64,
+    /// Prompt tokens that the server found in a cache.
+    pub cached_tokens: u64,
+    /// Output tokens.
+    pub output_tokens: u64,
+    /// What went wrong, in one word for counting; `None` = it ended whole.
+    pub error: Option<String>,
+}
+
+impl Record {
+    fn ttft(&self) -> Option<Duration> {
+        self.first_token.map(|first| first.saturating_sub(self.sent))
+    }
+
+    fn ttft_from_intended(&self) -> Option<Duration> {
+        self.first_token.map(|first| first.saturating_sub(self.intended))
+    }
+
+    fn end_to_end(&self) -> Duration {
+        self.end.saturating_sub(self.sent)
+    }
+
+    /// `(end-to-end - TTFT) / (output_tokens - 1)`; none for a single token.
+    fn tpot(&self) -> Option<Duration> {
+        let rest = u32::try_from(self.output_tokens.checked_sub(1)?).ok().filter(|rest| *rest > 0)?;
+        Some(self.end_to_end().saturating_sub(self.ttft()?) / rest)
+    }
+}
+
+/// Latency targets that a request must all meet to count as good; `None` = no target.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Targets {
+    /// Time to first token.
+    pub ttft: Option<Duration>,
+    /// Time per output token.
+    pub tpot: Option<Duration>,
+    /// Whole request.
+    pub e2el: Option<Duration>,
+}
+
+impl Targets {
+    /// Reads `ttft:200`, `tpot:50`, `e2el:3000` (milliseconds).
+    ///
+    /// # Errors
+    /// Names the target that does not parse.
+    pub fn parse(targets: &[String]) -> Result<Self, String> {
+        let mut parsed = Self::default();
+        for target in targets {
+            let complaint =
+                || format!("goodput target `{target}` is not like ttft:200, tpot:50 or e2el:3000 (ms)");
+            let (name, millis) = target.split_once(':').ok_or_else(complaint)?;
+            let millis: f64 = millis.parse().map_err(|_| complaint())?;
+            let limit = Duration::try_from_secs_f64(millis / 1000.0).map_err(|_| complaint())?;
+            match name {
+                "ttft" => parsed.ttft = Some(limit),
+                "tpot" => parsed.tpot = Some(limit),
+                "e2el" | "e2e" => parsed.e2el = Some(limit),
+                _ => return Err(complaint()),
+            }
+        }
+        Ok(parsed)
+    }
+
+    /// Whether any target is set.
+    pub fn any(&self) -> bool {
+        *self != Self::default()
+    }
+
+    fn met_by(&self, record: &Record) -> bool {
+        let within = |limit: Option<Duration>, seen: Option<Duration>| match (limit, seen) {
+            (Some(limit), Some(seen)) => seen <= limit,
+            _ => true,
+        };
+        within(self.ttft, record.ttft_from_intended())
+            && within(self.tpot, record.tpot())
+            && within(self.e2el, Some(record.end.saturating_sub(record.intended)))
+    }
+}
+
+/// A set of durations, summed up in milliseconds.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Summary {
+    /// How many.
+    pub count: usize,
+    /// Mean.
+    pub mean: f64,
+    /// Standard deviation.
+    pub std: f64,
+    /// Percentiles 50, 90 and 99.
+    pub p50: f64,
+    /// Percentile 90.
+    pub p90: f64,
+    /// Percentile 99.
+    pub p99: f64,
+    /// The longest.
+    pub max: f64,
+}
+
+impl Summary {
+    /// Sums up `durations`; all zeros when there are none.
+    pub fn of(durations: impl Iterator<Item = Duration>) -> Self {
+        let mut millis: Vec<f64> = durations.map(|duration| duration.as_secs_f64() * 1000.0).collect();
+        millis.sort_unstable_by(f64::total_cmp);
+        let count = millis.len();
+        if count == 0 {
+            return Self::default();
+        }
+        let mean = millis.iter().sum::<f64>() / count as f64;
+        let variance = millis.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / count as f64;
+        let at = |percent| percentile(&millis, percent);
+        Self {
+            count,
+            mean,
+            std: variance.sqrt(),
+            p50: at(50.0),
+            p90: at(90.0),
+            p99: at(99.0),
+            max: millis[count - 1],
+        }
+    }
+
+    fn write(&self, name: &str, into: &mut Map<String, Value>) {
+        for (statistic, value) in [
+            ("mean", self.mean),
+            ("median", self.p50),
+            ("std", self.std),
+            ("p50", self.p50),
+            ("p90", self.p90),
+            ("p99", self.p99),
+            ("max", self.max),
+        ] {
+            into.insert(format!("{statistic}_{name}_ms"), json!(value));
+        }
+    }
+}
+
+/// The value below which `percent` of the sorted values lie, between two values in proportion (as numpy does).
+pub fn percentile(sorted: &[f64], percent: f64) -> f64 {
+    let Some(last) = sorted.len().checked_sub(1) else { return 0.0 };
+    let rank = percent / 100.0 * last as f64;
+    let (low, high) = (rank.floor() as usize, rank.ceil() as usize);
+    sorted[low] + (sorted[high] - sorted[low]) * (rank - low as f64)
+}
+
+/// Everything a run adds up to.
+#[derive(Debug, Clone, Default)]
+#[allow(missing_docs)] // the names of the JSON keys, which are vLLM's
+pub struct Report {
+    pub duration_s: f64,
+    pub completed: usize,
+    pub failed: usize,
+    pub errors: BTreeMap<String, usize>,
+    pub total_input_tokens: u64,
+    pub total_output_tokens: u64,
+    pub cached_tokens: u64,
+    pub request_throughput: f64,
+    pub request_goodput: Option<f64>,
+    pub output_throughput: f64,
+    pub total_token_throughput: f64,
+    pub ttft: Summary,
+    pub ttft_from_intended: Summary,
+    pub send_delay: Summary,
+    pub tpot: Summary,
+    pub itl: Summary,
+    pub e2el: Summary,
+}
+
+impl Report {
+    /// Adds up `records`. Latencies are those of requests that ended whole; the run lasts to the last end, drain
+    /// included.
+    pub fn of(records: &[Record], targets: &Targets) -> Self {
+        let whole: Vec<&Record> = records.iter().filter(|record| record.error.is_none()).collect();
+        let duration_s = records.iter().map(|record| record.end).max().unwrap_or_default().as_secs_f64();
+        let rate = |amount: f64| if duration_s > 0.0 { amount / duration_s } else { 0.0 };
+        let total = |count: fn(&Record) -> u64| whole.iter().map(|record| count(record)).sum::<u64>();
+        let (input, output) = (total(|record| record.prompt_tokens), total(|record| record.output_tokens));
+        let mut errors = BTreeMap::new();
+        for kind in records.iter().filter_map(|record| record.error.clone()) {
+            *errors.entry(kind).or_default() += 1;
+        }
+        let good = whole.iter().filter(|record| targets.met_by(record)).count();
+        Self {
+            duration_s,
+            completed: whole.len(),
+            failed: records.len() - whole.len(),
+            errors,
+            total_input_tokens: input,
+            total_output_tokens: output,
+            cached_tokens: total(|record| record.cached_tokens),
+            request_throughput: rate(whole.len() as f64),
+            request_goodput: targets.any().then(|| rate(good as f64)),
+            output_throughput: rate(output as f64),
+            total_token_throughput: rate((input + output) as f64),
+            ttft: Summary::of(whole.iter().filter_map(|record| record.ttft())),
+            ttft_from_intended: Summary::of(whole.iter().filter_map(|record| record.ttft_from_intended())),
+            send_delay: Summary::of(whole.iter().map(|record| record.sent.saturating_sub(record.intended))),
+            tpot: Summary::of(whole.iter().filter_map(|record| record.tpot())),
+            itl: Summary::of(whole.iter().flat_map(|record| record.gaps.iter().copied())),
+            e2el: Summary::of(whole.iter().map(|record| record.end_to_end())),
+        }
+    }
+
+    /// Share of prompt tokens that came from a cache, 0 to 1.
+    pub fn cached_token_share(&self) -> f64 {
+        if self.total_input_tokens == 0 {
+            0.0
+        } else {
+            self.cached_tokens as f64 / self.total_input_tokens as f64
+        }
+    }
+
+    /// As JSON, by vLLM's key names.
+    pub fn to_json(&self) -> Map<String, Value> {
+        let mut map = Map::new();
+        let plain = [
+            ("duration", json!(self.duration_s)),
+            ("completed", json!(self.completed)),
+            ("failed", json!(self.failed)),
+            ("total_input_tokens", json!(self.total_input_tokens)),
+            ("total_output_tokens", json!(self.total_output_tokens)),
+            ("total_cached_tokens", json!(self.cached_tokens)),
+            ("cached_token_share", json!(self.cached_token_share())),
+            ("request_throughput", json!(self.request_throughput)),
+            ("request_goodput", json!(self.request_goodput)),
+            ("output_throughput", json!(self.output_throughput)),
+            ("total_token_throughput", json!(self.total_token_throughput)),
+            ("errors_by_kind", json!(self.errors)),
+        ];
+        map.extend(plain.map(|(name, value)| (name.to_owned(), value)));
+        self.ttft.write("ttft", &mut map);
+        self.ttft_from_intended.write("ttft_from_intended", &mut map);
+        self.send_delay.write("send_delay", &mut map);
+        self.tpot.write("tpot", &mut map);
+        self.itl.write("itl", &mut map);
+        self.e2el.write("e2el", &mut map);
+        map
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn ms(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    /// Sent 5 ms late at 105 ms, first token after 50 ms, then `tokens - 1` more, 10 ms apart.
+    fn record(tokens: u64) -> Record {
+        Record {
+            intended: ms(100),
+            sent: ms(105),
+            first_token: Some(ms(155)),
+            gaps: (1..tokens).map(|_| ms(10)).collect(),
+            end: ms(155 + 10 * (tokens - 1)),
+            prompt_tokens: 32,
+            cached_tokens: 16,
+            output_tokens: tokens,
+            error: None,
+        }
+    }
+
+    #[test]
+    fn percentiles_agree_with_a_naive_count() {
+        for length in 1..60_u32 {
+            let sorted: Vec<f64> = (0..length).map(|index| f64::from(index * index)).collect();
+            for percent in 0..=100_u32 {
+                let exact = percentile(&sorted, f64::from(percent));
+                let at_or_below = sorted.iter().filter(|value| **value <= exact).count();
+                let strictly_below = sorted.iter().filter(|value| **value < exact).count();
+                let rank = f64::from(percent) / 100.0 * f64::from(length - 1);
+                assert!(at_or_below as f64 >= rank.floor() + 1.0, "{length} values, p{percent}: {exact}");
+                assert!(strictly_below as f64 <= rank.ceil(), "{length} values, p{percent}: {exact}");
+            }
+        }
+        assert_eq!(percentile(&[1.0, 2.0, 3.0, 4.0], 50.0), 2.5);
+        assert_eq!(percentile(&[], 50.0), 0.0);
+    }
+
+    #[test]
+    fn a_stream_adds_up_and_lateness_of_the_client_is_not_hidden() {
+        let report = Report::of(&[record(11)], &Targets::default());
+        assert_eq!((report.completed, report.failed), (1, 0));
+        assert_eq!(report.ttft.p50, 50.0);
+        assert_eq!(report.ttft_from_intended.p50, 55.0);
+        assert_eq!(report.tpot.p50, 10.0);
+        assert_eq!(report.itl.count, 10);
+        assert_eq!(report.e2el.p50, 150.0);
+        assert_eq!(report.cached_token_share(), 0.5);
+        assert!((report.duration_s - 0.255).abs() < 1e-9);
+        assert!((report.output_throughput - 11.0 / 0.255).abs() < 1e-9);
+        let json = report.to_json();
+        for key in ["median_ttft_ms", "p99_itl_ms", "mean_tpot_ms", "p90_e2el_ms", "request_throughput"] {
+            assert!(json[key].is_number(), "{key} is missing");
+        }
+    }
+
+    #[test]
+    fn failures_are_counted_by_kind_and_kept_out_of_latencies() {
+        let failed = Record { error: Some("http 429".into()), end: ms(400), ..Record::default() };
+        let report = Report::of(&[record(2), failed.clone(), failed], &Targets::default());
+        assert_eq!((report.completed, report.failed), (1, 2));
+        assert_eq!(report.errors["http 429"], 2);
+        assert_eq!(report.e2el.count, 1);
+        assert!((report.duration_s - 0.4).abs() < 1e-9);
+    }
+
+    #[test]
+    fn goodput_counts_requests_that_met_every_target() {
+        let check = |targets: &[&str], expected: f64| {
+            let targets: Vec<String> = targets.iter().map(|target| (*target).to_owned()).collect();
+            let targets = Targets::parse(&targets).expect("the targets parse");
+            let report = Report::of(&[record(11), record(2)], &targets);
+            let goodput = report.request_goodput.expect("targets are set") * report.duration_s;
+            assert!((goodput - expected).abs() < 1e-9, "{targets:?}: {goodput}");
+        };
+        check(&["ttft:55"], 2.0);
+        check(&["ttft:54"], 0.0);
+        check(&["ttft:200", "tpot:10"], 2.0);
+        check(&["tpot:9"], 0.0);
+        check(&["e2el:100"], 1.0);
+        assert!(Targets::parse(&["ttft=5".into()]).is_err());
+        assert!(Targets::parse(&["speed:5".into()]).is_err());
+    }
+}

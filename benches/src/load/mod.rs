@@ -1,0 +1,138 @@
+//! Load over HTTP, as `skein bench serve` runs it: sessions from a workload, sent in a closed loop (so many at once)
+//! or an open one (at times that do not wait for the server), and what came of them.
+//!
+//! An open loop reports latency from the *intended* send time as well: a client that falls behind must not make a
+//! slow server look fast (coordinated omission).
+
+pub mod arrivals;
+pub mod client;
+pub mod metrics;
+pub mod report;
+pub mod sse;
+pub mod workload;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use skein_node::clock::{self, Timestamp};
+use tokio::sync::{Semaphore, mpsc};
+
+use arrivals::Arrivals;
+use client::Server;
+use metrics::Record;
+use workload::Session;
+
+/// Sessions under way at once in an open loop without `max_concurrency`; a bound for this machine's sockets.
+const OPEN_LOOP_SESSIONS: usize = 8192;
+/// Finished records that wait to be gathered.
+const RECORDS_IN_FLIGHT: usize = 1024;
+
+/// How requests are spread over time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Pace {
+    /// Sessions a second; `None` = as fast as `max_concurrency` lets them.
+    pub request_rate: Option<f64>,
+    /// Shape of the gaps, see [`Arrivals`].
+    pub burstiness: f64,
+    /// Sessions under way at once; `None` = all.
+    pub max_concurrency: Option<usize>,
+    /// Seed of the arrival times.
+    pub seed: u64,
+}
+
+/// Runs `sessions` against `server`; `on_done` is called after each request.
+pub async fn run(
+    server: &Server,
+    sessions: Vec<Session>,
+    pace: Pace,
+    on_done: impl FnMut(&Record),
+) -> Vec<Record> {
+    let start = clock::now();
+    let (sender, mut receiver) = mpsc::channel(RECORDS_IN_FLIGHT);
+    let timed = pace.request_rate.is_some() || sessions.iter().any(|session| session.at.is_some());
+    let total: usize = sessions.iter().map(|session| session.turns.len()).sum();
+    let driver = match timed {
+        true => tokio::spawn(open_loop(server.clone(), sessions, pace, start, sender)),
+        false => tokio::spawn(closed_loop(server.clone(), sessions, pace, start, sender)),
+    };
+    let mut on_done = on_done;
+    let mut records = Vec::with_capacity(total);
+    while let Some(record) = receiver.recv().await {
+        on_done(&record);
+        records.push(record);
+    }
+    // The channel is closed only once the driver and all its sessions have let go of it.
+    let _ = driver.await;
+    records
+}
+
+/// Sends each session at its time, whatever the server does.
+async fn open_loop(
+    server: Server,
+    sessions: Vec<Session>,
+    pace: Pace,
+    start: Timestamp,
+    done: mpsc::Sender<Record>,
+) {
+    let slots = Arc::new(Semaphore::new(pace.max_concurrency.unwrap_or(OPEN_LOOP_SESSIONS)));
+    let mut arrivals = pace.request_rate.map(|rate| Arrivals::new(rate, pace.burstiness, pace.seed));
+    for session in sessions {
+        let next = arrivals.as_mut().and_then(Iterator::next);
+        let intended = session.at.or(next).unwrap_or_default();
+        let wait = intended.saturating_sub(clock::now().since(start));
+        if !wait.is_zero() {
+            tokio::time::sleep(wait).await;
+        }
+        let (server, slots, done) = (server.clone(), slots.clone(), done.clone());
+        tokio::spawn(async move {
+            // Never closed, so a permit always comes; waiting for it counts against the intended time.
+            let Ok(_slot) = slots.acquire().await else { return };
+            run_session(&server, session, Some(intended), start, &done).await;
+        });
+    }
+}
+
+/// Keeps `max_concurrency` sessions under way until none is left.
+async fn closed_loop(
+    server: Server,
+    sessions: Vec<Session>,
+    pace: Pace,
+    start: Timestamp,
+    done: mpsc::Sender<Record>,
+) {
+    let lanes = pace.max_concurrency.unwrap_or(sessions.len()).clamp(1, sessions.len().max(1));
+    let sessions = Arc::new(sessions);
+    let next = Arc::new(AtomicUsize::new(0));
+    for _ in 0..lanes {
+        let (server, sessions, next, done) = (server.clone(), sessions.clone(), next.clone(), done.clone());
+        tokio::spawn(async move {
+            while let Some(session) = sessions.get(next.fetch_add(1, Ordering::Relaxed)) {
+                run_session(&server, session.clone(), None, start, &done).await;
+            }
+        });
+    }
+}
+
+/// Sends the turns one after another, each continuing what was said before.
+async fn run_session(
+    server: &Server,
+    session: Session,
+    intended: Option<Duration>,
+    start: Timestamp,
+    done: &mpsc::Sender<Record>,
+) {
+    let mut prompt = Vec::new();
+    let mut intended = intended;
+    for turn in session.turns {
+        prompt.extend(turn.tokens);
+        // Only a session's first turn has a time of its own; later ones follow the answer.
+        let meant = intended.take().unwrap_or_else(|| clock::now().since(start));
+        let (record, answer) = server.complete(&prompt, turn.output_tokens, meant, start).await;
+        prompt.extend(answer);
+        let failed = record.error.is_some();
+        if done.send(record).await.is_err() || failed {
+            return;
+        }
+    }
+}

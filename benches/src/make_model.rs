@@ -1,0 +1,391 @@
+//! Models of real shapes with random weights, for speed work: written as safetensors straight to disk, so that the
+//! memory needed does not grow with the model.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use half::{bf16, f16};
+use serde_json::{Map, Value, json};
+
+/// Spread of the weights: a uniform distribution of this half-width has the usual 0.02 standard deviation.
+const HALF_WIDTH: f32 = 0.034_641;
+/// Values written at once.
+const CHUNK_VALUES: usize = 1 << 16;
+/// Files beside the weights that are taken from another model.
+const TOKENIZER_FILES: [&str; 4] =
+    ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json"];
+
+/// A model's architecture, as far as sizes and speed depend on it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[allow(missing_docs)] // named as in config.json
+pub struct Shape {
+    pub name: &'static str,
+    pub model_type: &'static str,
+    pub hidden_size: usize,
+    pub intermediate_size: usize,
+    pub num_hidden_layers: usize,
+    pub num_attention_heads: usize,
+    pub num_key_value_heads: usize,
+    pub head_dim: usize,
+    pub vocab_size: usize,
+    pub max_position_embeddings: usize,
+    pub rope_theta: f64,
+    pub llama3_rope: bool,
+    pub tied: bool,
+    pub qkv_bias: bool,
+}
+
+const LLAMA: Shape = Shape {
+    name: "tiny-llama",
+    model_type: "llama",
+    hidden_size: 64,
+    intermediate_size: 176,
+    num_hidden_layers: 2,
+    num_attention_heads: 4,
+    num_key_value_heads: 2,
+    head_dim: 16,
+    vocab_size: 4096,
+    max_position_embeddings: 2048,
+    rope_theta: 10_000.0,
+    llama3_rope: false,
+    tied: false,
+    qkv_bias: false,
+};
+
+/// The shapes that can be made: two tiny ones for tests, the others as their makers published them.
+pub const SHAPES: &[Shape] = &[
+    LLAMA,
+    Shape { name: "tiny-qwen2", model_type: "qwen2", tied: true, qkv_bias: true, ..LLAMA },
+    Shape {
+        name: "llama-3.2-1b",
+        hidden_size: 2048,
+        intermediate_size: 8192,
+        num_hidden_layers: 16,
+        num_attention_heads: 32,
+        num_key_value_heads: 8,
+        head_dim: 64,
+        vocab_size: 128_256,
+        max_position_embeddings: 131_072,
+        rope_theta: 500_000.0,
+        llama3_rope: true,
+        tied: true,
+        ..LLAMA
+    },
+    Shape {
+        name: "llama-3.1-8b",
+        hidden_size: 4096,
+        intermediate_size: 14_336,
+        num_hidden_layers: 32,
+        num_attention_heads: 32,
+        num_key_value_heads: 8,
+        head_dim: 128,
+        vocab_size: 128_256,
+        max_position_embeddings: 131_072,
+        rope_theta: 500_000.0,
+        llama3_rope: true,
+        ..LLAMA
+    },
+    Shape {
+        name: "qwen2.5-0.5b",
+        model_type: "qwen2",
+        hidden_size: 896,
+        intermediate_size: 4864,
+        num_hidden_layers: 24,
+        num_attention_heads: 14,
+        num_key_value_heads: 2,
+        head_dim: 64,
+        vocab_size: 151_936,
+        max_position_embeddings: 32_768,
+        rope_theta: 1_000_000.0,
+        tied: true,
+        qkv_bias: true,
+        ..LLAMA
+    },
+];
+
+/// Element type of the weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dtype {
+    /// bfloat16.
+    Bf16,
+    /// IEEE half.
+    F16,
+    /// IEEE single.
+    F32,
+}
+
+impl Dtype {
+    fn bytes(self) -> usize {
+        match self {
+            Self::Bf16 | Self::F16 => 2,
+            Self::F32 => 4,
+        }
+    }
+
+    /// Safetensors' name and torch's.
+    fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Bf16 => ("BF16", "bfloat16"),
+            Self::F16 => ("F16", "float16"),
+            Self::F32 => ("F32", "float32"),
+        }
+    }
+
+    fn push(self, value: f32, into: &mut Vec<u8>) {
+        match self {
+            Self::Bf16 => into.extend(bf16::from_f32(value).to_le_bytes()),
+            Self::F16 => into.extend(f16::from_f32(value).to_le_bytes()),
+            Self::F32 => into.extend(value.to_le_bytes()),
+        }
+    }
+}
+
+/// Why no model was made.
+#[derive(Debug, thiserror::Error)]
+pub enum MakeModelError {
+    /// A file.
+    #[error("cannot write {path}: {source}")]
+    Write {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// The directory to take the tokenizer from has none.
+    #[error("{0} has no tokenizer.json; name a model directory that has one with --tokenizer")]
+    NoTokenizer(PathBuf),
+}
+
+/// What was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Made {
+    /// Numbers in the model.
+    pub parameters: u64,
+    /// Bytes of weights.
+    pub bytes: u64,
+}
+
+/// Writes a model directory of `shape` to `out`; `progress` hears the share of bytes written, 0 to 1.
+///
+/// # Errors
+/// When a file cannot be written, or `tokenizer_from` has no tokenizer.
+pub fn make_model(
+    shape: &Shape,
+    dtype: Dtype,
+    seed: u64,
+    tokenizer_from: &Path,
+    out: &Path,
+    mut progress: impl FnMut(f64),
+) -> Result<Made, MakeModelError> {
+    if !tokenizer_from.join("tokenizer.json").is_file() {
+        return Err(MakeModelError::NoTokenizer(tokenizer_from.to_owned()));
+    }
+    let failed = |path: &Path, source| MakeModelError::Write { path: path.to_owned(), source };
+    std::fs::create_dir_all(out).map_err(|error| failed(out, error))?;
+    for name in TOKENIZER_FILES {
+        let (from, to) = (tokenizer_from.join(name), out.join(name));
+        if from.is_file() {
+            std::fs::copy(&from, &to).map_err(|error| failed(&to, error))?;
+        }
+    }
+    for (name, value) in
+        [("config.json", config(shape, dtype)), ("generation_config.json", generation_config())]
+    {
+        let path = out.join(name);
+        std::fs::write(&path, format!("{value:#}\n")).map_err(|error| failed(&path, error))?;
+    }
+    let path = out.join("model.safetensors");
+    let tensors = tensors(shape);
+    write_weights(&path, &tensors, dtype, seed, &mut progress).map_err(|error| failed(&path, error))?;
+    let parameters: u64 = tensors.iter().map(Tensor::len).map(|len| len as u64).sum();
+    Ok(Made { parameters, bytes: parameters * dtype.bytes() as u64 })
+}
+
+struct Tensor {
+    name: String,
+    shape: Vec<usize>,
+}
+
+impl Tensor {
+    fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+/// All tensors of the model by Hugging Face's names.
+fn tensors(shape: &Shape) -> Vec<Tensor> {
+    let (hidden, inner) = (shape.hidden_size, shape.intermediate_size);
+    let (q, kv) = (shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim);
+    let mut all = Vec::new();
+    let mut add = |name: String, shape: &[usize]| all.push(Tensor { name, shape: shape.to_vec() });
+    add("model.embed_tokens.weight".into(), &[shape.vocab_size, hidden]);
+    for layer in 0..shape.num_hidden_layers {
+        let mut add = |name: &str, shape: &[usize]| add(format!("model.layers.{layer}.{name}"), shape);
+        add("input_layernorm.weight", &[hidden]);
+        for (name, rows) in [("q_proj", q), ("k_proj", kv), ("v_proj", kv)] {
+            add(&format!("self_attn.{name}.weight"), &[rows, hidden]);
+            if shape.qkv_bias {
+                add(&format!("self_attn.{name}.bias"), &[rows]);
+            }
+        }
+        add("self_attn.o_proj.weight", &[hidden, q]);
+        add("post_attention_layernorm.weight", &[hidden]);
+        add("mlp.gate_proj.weight", &[inner, hidden]);
+        add("mlp.up_proj.weight", &[inner, hidden]);
+        add("mlp.down_proj.weight", &[hidden, inner]);
+    }
+    add("model.norm.weight".into(), &[hidden]);
+    if !shape.tied {
+        add("lm_head.weight".into(), &[shape.vocab_size, hidden]);
+    }
+    all
+}
+
+fn write_weights(
+    path: &Path,
+    tensors: &[Tensor],
+    dtype: Dtype,
+    seed: u64,
+    progress: &mut impl FnMut(f64),
+) -> std::io::Result<()> {
+    let mut file = BufWriter::new(File::create(path)?);
+    let (header, total) = header(tensors, dtype);
+    file.write_all(&(header.len() as u64).to_le_bytes())?;
+    file.write_all(header.as_bytes())?;
+    let mut noise = Noise(seed);
+    let mut written = 0;
+    let mut bytes = Vec::with_capacity(CHUNK_VALUES * dtype.bytes());
+    for tensor in tensors {
+        let is_norm = tensor.name.ends_with("norm.weight");
+        let mut left = tensor.len();
+        while left > 0 {
+            bytes.clear();
+            let count = left.min(CHUNK_VALUES);
+            for _ in 0..count {
+                dtype.push(if is_norm { 1.0 } else { noise.next() }, &mut bytes);
+            }
+            file.write_all(&bytes)?;
+            left -= count;
+            written += bytes.len();
+            progress(written as f64 / total as f64);
+        }
+    }
+    file.flush()
+}
+
+/// The safetensors header, padded to eight bytes so that tensors are aligned, and the bytes that follow it.
+fn header(tensors: &[Tensor], dtype: Dtype) -> (String, usize) {
+    let mut map = Map::new();
+    map.insert("__metadata__".into(), json!({"format": "pt"}));
+    let mut offset = 0;
+    for tensor in tensors {
+        let end = offset + tensor.len() * dtype.bytes();
+        let entry = json!({"dtype": dtype.names().0, "shape": tensor.shape, "data_offsets": [offset, end]});
+        map.insert(tensor.name.clone(), entry);
+        offset = end;
+    }
+    let mut text = Value::Object(map).to_string();
+    text.push_str(&" ".repeat(text.len().next_multiple_of(8) - text.len()));
+    (text, offset)
+}
+
+/// SplitMix64 (Steele, Lea and Flood 2014): fast, and good enough for weights that mean nothing.
+struct Noise(u64);
+
+impl Noise {
+    /// Uniform in ±[`HALF_WIDTH`].
+    fn next(&mut self) -> f32 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let unit = (mixed >> 40) as f32 / (1_u64 << 24) as f32;
+        (2.0 * unit - 1.0) * HALF_WIDTH
+    }
+}
+
+fn config(shape: &Shape, dtype: Dtype) -> Value {
+    let architecture = if shape.model_type == "qwen2" { "Qwen2ForCausalLM" } else { "LlamaForCausalLM" };
+    let mut config = json!({
+        "architectures": [architecture],
+        "model_type": shape.model_type,
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.num_hidden_layers,
+        "num_attention_heads": shape.num_attention_heads,
+        "num_key_value_heads": shape.num_key_value_heads,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": shape.max_position_embeddings,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": shape.rope_theta,
+        "tie_word_embeddings": shape.tied,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "torch_dtype": dtype.names().1,
+    });
+    if shape.llama3_rope {
+        let factor = if shape.hidden_size == 2048 { 32.0 } else { 8.0 };
+        config["rope_scaling"] = json!({
+            "rope_type": "llama3",
+            "factor": factor,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        });
+    }
+    config
+}
+
+fn generation_config() -> Value {
+    json!({"bos_token_id": 0, "eos_token_id": 1, "do_sample": false})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_made_reads_back_as_safetensors() {
+        for (shape, dtype) in
+            [("tiny-llama", Dtype::Bf16), ("tiny-qwen2", Dtype::F32), ("tiny-qwen2", Dtype::F16)]
+        {
+            let shape = SHAPES.iter().find(|known| known.name == shape).expect("a known shape");
+            let dir = std::env::temp_dir().join(format!(
+                "skein-made-{}-{}-{dtype:?}",
+                std::process::id(),
+                shape.name
+            ));
+            let from = dir.join("from");
+            std::fs::create_dir_all(&from).expect("a directory");
+            std::fs::write(from.join("tokenizer.json"), "{}").expect("a file");
+            let mut last = 0.0;
+            let made = make_model(shape, dtype, 1, &from, &dir, |share| last = share).expect("it is written");
+            let bytes = std::fs::read(dir.join("model.safetensors")).expect("weights");
+            let parsed = safetensors::SafeTensors::deserialize(&bytes).expect("a valid file");
+            let values: usize =
+                parsed.tensors().iter().map(|(_, view)| view.shape().iter().product::<usize>()).sum();
+            assert_eq!(values as u64, made.parameters);
+            assert_eq!(last, 1.0);
+            let q = parsed.tensor("model.layers.1.self_attn.q_proj.weight").expect("it is there");
+            assert_eq!(q.shape(), [64, 64]);
+            assert_eq!(parsed.tensor("lm_head.weight").is_ok(), !shape.tied);
+            assert_eq!(parsed.tensor("model.layers.0.self_attn.k_proj.bias").is_ok(), shape.qkv_bias);
+            assert!(dir.join("tokenizer.json").is_file() && dir.join("config.json").is_file());
+            std::fs::remove_dir_all(&dir).expect("it is ours");
+        }
+    }
+
+    #[test]
+    fn published_shapes_have_the_published_size() {
+        let parameters = |name: &str| -> usize {
+            let shape = SHAPES.iter().find(|shape| shape.name == name).expect("a known shape");
+            tensors(shape).iter().map(Tensor::len).sum()
+        };
+        assert_eq!(parameters("llama-3.2-1b"), 1_235_814_400);
+        assert_eq!(parameters("llama-3.1-8b"), 8_030_261_248);
+        assert_eq!(parameters("qwen2.5-0.5b"), 494_032_768);
+    }
+}

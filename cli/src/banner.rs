@@ -1,0 +1,133 @@
+//! What `skein serve` says once it serves: what runs, how much fits, where it listens, and a line to try it.
+
+use std::fmt::Write;
+use std::net::SocketAddr;
+
+use crate::model::Facts;
+
+/// Everything the banner says.
+#[derive(Debug, Clone)]
+pub struct Banner {
+    /// Served name.
+    pub model: String,
+    /// The model's sizes.
+    pub facts: Facts,
+    /// Worker processes.
+    pub workers: usize,
+    /// Compute threads of each.
+    pub threads: usize,
+    /// What the workers hold, once they have said so.
+    pub capacity: Option<Capacity>,
+    /// Where the API listens.
+    pub listen: SocketAddr,
+    /// Whether a key is needed.
+    pub has_key: bool,
+    /// From the start of the process until a worker was ready, in seconds.
+    pub seconds: f64,
+}
+
+/// Room in one worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capacity {
+    /// KV blocks.
+    pub kv_blocks: u32,
+    /// Tokens in one.
+    pub block_size: u32,
+    /// Longest sequence.
+    pub max_model_len: u32,
+}
+
+impl Banner {
+    /// The text, at most 12 lines.
+    pub fn text(&self) -> String {
+        let Facts { family, parameters, dtype, bytes } = &self.facts;
+        let mut out = String::new();
+        // Writing to a String cannot fail; here and below.
+        let _ = writeln!(out, "\n  skein {} is ready ({:.1} s)\n", env!("CARGO_PKG_VERSION"), self.seconds);
+        let size = format!("{} parameters, {family}, {dtype}, {}", short(*parameters), bytes_text(*bytes));
+        let _ = writeln!(out, "  model    {}: {size}", self.model);
+        let threads = if self.threads == 1 { "1 thread".into() } else { format!("{} threads", self.threads) };
+        let _ = writeln!(out, "  workers  {} on the CPU, {threads} each", self.workers);
+        if let Some(capacity) = self.capacity {
+            let _ = writeln!(out, "  KV       {}", capacity.text(self.workers));
+        }
+        let auth = if self.has_key { "key needed" } else { "no key" };
+        let _ = writeln!(out, "  API      http://{}/v1 (gRPC on the same port; {auth})\n", self.listen);
+        let key = if self.has_key { " -H 'authorization: Bearer KEY'" } else { "" };
+        let _ = writeln!(
+            out,
+            "  curl -N http://{}/v1/completions{key} -H 'content-type: application/json' \\\n    \
+             -d '{{\"prompt\": \"def main\", \"max_tokens\": 64, \"stream\": true}}'\n",
+            self.listen
+        );
+        out
+    }
+}
+
+impl Capacity {
+    fn text(&self, workers: usize) -> String {
+        let tokens = u64::from(self.kv_blocks) * u64::from(self.block_size);
+        let sequences = workers as u64 * (tokens / u64::from(self.max_model_len.max(1)));
+        format!(
+            "{} tokens a worker: fits {sequences} sequences of {} tokens",
+            short(tokens),
+            self.max_model_len
+        )
+    }
+}
+
+/// 6955000 as `7.0M`.
+fn short(count: u64) -> String {
+    let scaled = |unit: f64| count as f64 / unit;
+    match count {
+        0..1_000 => count.to_string(),
+        1_000..1_000_000 => format!("{:.1}k", scaled(1e3)),
+        1_000_000..1_000_000_000 => format!("{:.1}M", scaled(1e6)),
+        _ => format!("{:.2}B", scaled(1e9)),
+    }
+}
+
+fn bytes_text(bytes: u64) -> String {
+    match bytes {
+        0..0x4000_0000 => format!("{:.0} MiB", bytes as f64 / f64::from(1 << 20)),
+        _ => format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_fits_on_twelve_lines_and_says_what_counts() {
+        let banner = Banner {
+            model: "skein-7m".into(),
+            facts: Facts {
+                family: "llama".into(),
+                parameters: 6_954_752,
+                dtype: "bf16".into(),
+                bytes: 13_909_504,
+            },
+            workers: 2,
+            threads: 1,
+            capacity: Some(Capacity { kv_blocks: 4096, block_size: 16, max_model_len: 1024 }),
+            listen: ([127, 0, 0, 1], 8000).into(),
+            has_key: false,
+            seconds: 0.42,
+        };
+        let text = banner.text();
+        assert!(text.lines().count() <= 12, "{text}");
+        for expected in [
+            "is ready (0.4 s)",
+            "model    skein-7m: 7.0M parameters, llama, bf16, 13 MiB",
+            "workers  2 on the CPU, 1 thread each",
+            "KV       65.5k tokens a worker: fits 128 sequences of 1024 tokens",
+            "API      http://127.0.0.1:8000/v1 (gRPC on the same port; no key)",
+            "curl -N http://127.0.0.1:8000/v1/completions -H",
+        ] {
+            assert!(text.contains(expected), "{expected} is not in {text}");
+        }
+        let with_key = Banner { has_key: true, ..banner }.text();
+        assert!(with_key.contains("key needed") && with_key.contains("Bearer KEY"));
+    }
+}

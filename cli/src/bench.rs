@@ -1,0 +1,433 @@
+//! `skein bench`: load over HTTP, and models to run it on. vLLM's flags and JSON keys, so that scripts carry over.
+
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::{Args, Subcommand, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Map, Value, json};
+use skein_bench::load::client::Server;
+use skein_bench::load::metrics::{Report, Targets};
+use skein_bench::load::workload::{Workload, read_trace};
+use skein_bench::load::{self, Pace, report};
+use skein_bench::make_model::{self, Dtype, SHAPES};
+use skein_node::clock;
+
+use crate::exit::{Failure, USAGE};
+use crate::model;
+
+/// Benchmarks.
+#[derive(Debug, Subcommand)]
+pub enum Bench {
+    /// Load on a running server, over the OpenAI API: latencies, throughput, goodput
+    Serve(Box<Serve>),
+    /// Write a model of a real shape with random weights, for speed work
+    MakeModel(MakeModel),
+}
+
+/// Flags of `bench serve`.
+#[derive(Debug, Args)]
+#[allow(missing_docs)] // the help texts are beside the fields
+pub struct Serve {
+    #[arg(long, value_name = "URL", help = "Server [default: http://HOST:PORT]")]
+    base_url: Option<String>,
+    #[arg(long, default_value = "127.0.0.1", help = "Server's host")]
+    host: String,
+    #[arg(long, default_value_t = 8000, help = "Server's port")]
+    port: u16,
+    #[arg(long, value_name = "NAME", help = "Model [default: the first that the server names]")]
+    model: Option<String>,
+    #[arg(long, env = "OPENAI_API_KEY", hide_env_values = true, value_name = "KEY", help = "API key")]
+    api_key: Option<String>,
+    #[arg(long, default_value_t = 1000, value_name = "N", help = "Requests")]
+    num_prompts: usize,
+    #[arg(long, default_value_t = 1, value_name = "N", help = "Requests before the clock starts")]
+    num_warmups: usize,
+    #[arg(
+        long,
+        value_name = "R",
+        help = "Requests a second, sent whether or not the server keeps up; inf = all at once [default: inf]"
+    )]
+    request_rate: Option<f64>,
+    #[arg(
+        long,
+        default_value_t = 1.0,
+        value_name = "B",
+        help = "1 = Poisson arrivals, below 1 = in bursts, above 1 = evenly"
+    )]
+    burstiness: f64,
+    #[arg(long, value_name = "N", help = "Requests under way at once, at most")]
+    max_concurrency: Option<usize>,
+    #[arg(long, default_value_t = 0, value_name = "N", help = "Seed of prompts and arrivals")]
+    seed: u64,
+    #[arg(long, default_value = "random", value_name = "NAME", help = "What is sent")]
+    dataset_name: Dataset,
+    #[arg(
+        long,
+        value_name = "FILE",
+        help = "Trace for mooncake: JSON lines of timestamp, input_length, output_length, hash_ids"
+    )]
+    dataset_path: Option<PathBuf>,
+    #[arg(
+        long,
+        default_value_t = 1024,
+        value_name = "TOKENS",
+        help = "random, multi-turn: new prompt tokens"
+    )]
+    random_input_len: u32,
+    #[arg(
+        long,
+        default_value_t = 128,
+        value_name = "TOKENS",
+        help = "random, shared-prefix, multi-turn: output tokens"
+    )]
+    random_output_len: u32,
+    #[arg(
+        long,
+        default_value_t = 0,
+        value_name = "TOKENS",
+        help = "random, multi-turn: prefix that all prompts share"
+    )]
+    random_prefix_len: u32,
+    #[arg(
+        long,
+        default_value_t = 0.0,
+        value_name = "X",
+        help = "random: lengths vary by this share, 0 to 1"
+    )]
+    random_range_ratio: f64,
+    #[arg(
+        long,
+        default_value_t = 512,
+        value_name = "TOKENS",
+        alias = "prefix-repetition-prefix-len",
+        help = "shared-prefix: tokens in a prefix"
+    )]
+    prefix_len: u32,
+    #[arg(
+        long,
+        default_value_t = 128,
+        value_name = "TOKENS",
+        alias = "prefix-repetition-suffix-len",
+        help = "shared-prefix: tokens after it"
+    )]
+    suffix_len: u32,
+    #[arg(
+        long,
+        default_value_t = 8,
+        value_name = "N",
+        alias = "prefix-repetition-num-prefixes",
+        help = "shared-prefix: different prefixes"
+    )]
+    num_prefixes: u32,
+    #[arg(long, default_value_t = 4, value_name = "N", help = "multi-turn: turns of a conversation")]
+    turns: u32,
+    #[arg(
+        long,
+        default_value_t = 1.0,
+        value_name = "X",
+        help = "mooncake: replay the trace this much faster"
+    )]
+    trace_speedup: f64,
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        help = "mooncake: shrink all prompts in proportion until the longest has this many"
+    )]
+    max_input_len: Option<u64>,
+    #[arg(long, value_name = "TOKENS", help = "mooncake: longest output")]
+    max_output_len: Option<u32>,
+    #[arg(long, default_value_t = 4000, value_name = "N", help = "Token ids stay below this")]
+    vocab_size: u32,
+    #[arg(long, num_args = 1.., value_name = "NAME:MS", help = "Targets of goodput: ttft:200 tpot:50 e2el:3000")]
+    goodput: Vec<String>,
+    #[arg(long, value_name = "JSON", help = "More request fields, as a JSON object")]
+    extra_body: Option<String>,
+    #[arg(long, default_value_t = 600, value_name = "SECONDS", help = "Longest request")]
+    request_timeout: u64,
+    #[arg(long, help = "Write the result as JSON")]
+    save_result: bool,
+    #[arg(long, help = "Write every request's figures too")]
+    save_detailed: bool,
+    #[arg(long, value_name = "DIR", default_value = ".", help = "Where to write it")]
+    result_dir: PathBuf,
+    #[arg(long, value_name = "FILE", help = "File to write [default: skein-RATEqps-MODEL-TIME.json]")]
+    result_filename: Option<String>,
+    #[arg(long, help = "Print JSON instead of the table")]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Dataset {
+    /// Prompts of random tokens
+    Random,
+    /// Prompts that share a few prefixes
+    #[value(alias = "prefix_repetition")]
+    SharedPrefix,
+    /// Conversations: each turn continues the last answer
+    MultiTurn,
+    /// A trace in the form Mooncake published
+    Mooncake,
+}
+
+/// Flags of `bench make-model`.
+#[derive(Debug, Args)]
+#[allow(missing_docs)] // as above
+pub struct MakeModel {
+    #[arg(long, value_name = "NAME", value_parser = shape_names(), help = "Whose shape")]
+    shape: String,
+    #[arg(long, default_value = "bf16", help = "Element type of the weights")]
+    dtype: DtypeName,
+    #[arg(long, value_name = "DIR", help = "Where to write the model")]
+    out: PathBuf,
+    #[arg(long, value_name = "DIR", help = "Model whose tokenizer is copied [default: the shipped one]")]
+    tokenizer: Option<PathBuf>,
+    #[arg(long, default_value_t = 0, value_name = "N", help = "Seed of the weights")]
+    seed: u64,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum DtypeName {
+    Bf16,
+    F16,
+    F32,
+}
+
+/// Runs `skein bench`.
+///
+/// # Errors
+/// Bad flags, an unreachable server, files that cannot be read or written.
+pub async fn run(bench: Bench) -> Result<(), Failure> {
+    match bench {
+        Bench::Serve(flags) => serve(&flags).await,
+        Bench::MakeModel(flags) => make(&flags),
+    }
+}
+
+async fn serve(flags: &Serve) -> Result<(), Failure> {
+    let (workload, targets, extra) = flags.check().map_err(|message| Failure::new(USAGE, message))?;
+    let base_url = flags.base_url.clone().unwrap_or_else(|| format!("http://{}:{}", flags.host, flags.port));
+    let timeout = Duration::from_secs(flags.request_timeout);
+    let server = Server::connect(&base_url, flags.model.clone(), flags.api_key.clone(), timeout, extra)
+        .await
+        .map_err(Failure::other)?;
+    let pace = Pace {
+        request_rate: flags.request_rate.filter(|rate| rate.is_finite()),
+        burstiness: flags.burstiness,
+        max_concurrency: flags.max_concurrency,
+        seed: flags.seed,
+    };
+    warm_up(flags, &server, &workload).await?;
+    let sessions = workload.sessions(flags.num_prompts, flags.vocab_size, flags.seed);
+    let total: usize = sessions.iter().map(|session| session.turns.len()).sum();
+    let bar = progress_bar(total as u64, "  {bar:32} {pos}/{len} requests, {elapsed} ({eta} left)");
+    let records = load::run(&server, sessions, pace, |_| bar.inc(1)).await;
+    bar.finish_and_clear();
+    let report = Report::of(&records, &targets);
+    let mut result = flags.context(&server, &pace);
+    result.extend(report.to_json());
+    if flags.save_detailed {
+        result.extend(detail(&records));
+    }
+    if flags.save_result || flags.save_detailed || flags.result_filename.is_some() {
+        let path = flags.result_dir.join(flags.filename(server.model()));
+        std::fs::write(&path, format!("{:#}\n", Value::Object(result.clone())))
+            .map_err(|error| Failure::other(format!("cannot write {}: {error}", path.display())))?;
+        eprintln!("saved {}", path.display());
+    }
+    match flags.json {
+        true => println!("{:#}", Value::Object(result)),
+        false => print!("{}", report::table(&flags.title(server.model()), &report)),
+    }
+    match report.completed {
+        0 => Err(Failure::other("no request ended whole; see the errors above")),
+        _ => Ok(()),
+    }
+}
+
+/// Other prompts than the measured ones, so that nothing measured is cached already.
+async fn warm_up(flags: &Serve, server: &Server, workload: &Workload) -> Result<(), Failure> {
+    let mut sessions = workload.sessions(flags.num_warmups, flags.vocab_size, !flags.seed);
+    sessions.iter_mut().for_each(|session| session.at = None);
+    let pace = Pace { request_rate: None, burstiness: 1.0, max_concurrency: Some(1), seed: 0 };
+    let records = load::run(server, sessions, pace, |_| {}).await;
+    match records.iter().find_map(|record| record.error.clone()) {
+        Some(error) => {
+            Err(Failure::other(format!("the warm-up request failed ({error}); nothing was measured")))
+        }
+        None => Ok(()),
+    }
+}
+
+impl Serve {
+    fn check(&self) -> Result<(Workload, Targets, Value), String> {
+        if self.num_prompts == 0 {
+            return Err("--num-prompts is 0; ask for at least one".into());
+        }
+        if self.max_concurrency == Some(0) {
+            return Err("--max-concurrency is 0, so nothing could be sent; leave it out for no bound".into());
+        }
+        for (name, value) in [
+            ("request-rate", self.request_rate.unwrap_or(1.0)),
+            ("burstiness", self.burstiness),
+            ("trace-speedup", self.trace_speedup),
+        ] {
+            if value.is_nan() || value <= 0.0 || (value.is_infinite() && name != "request-rate") {
+                return Err(format!("--{name} must be above 0, got {value}"));
+            }
+        }
+        if !(0.0..=1.0).contains(&self.random_range_ratio) {
+            return Err(format!("--random-range-ratio must be 0 to 1, got {}", self.random_range_ratio));
+        }
+        let extra: Value = match &self.extra_body {
+            Some(text) => {
+                serde_json::from_str(text).map_err(|error| format!("--extra-body is no JSON: {error}"))?
+            }
+            None => json!({}),
+        };
+        if !extra.is_object() {
+            return Err("--extra-body must be a JSON object such as {\"priority\": 1}".into());
+        }
+        Ok((self.workload()?, Targets::parse(&self.goodput)?, extra))
+    }
+
+    fn workload(&self) -> Result<Workload, String> {
+        Ok(match self.dataset_name {
+            Dataset::Random => Workload::Random {
+                input_len: self.random_input_len,
+                output_len: self.random_output_len,
+                prefix_len: self.random_prefix_len,
+                range_ratio: self.random_range_ratio,
+            },
+            Dataset::SharedPrefix => Workload::SharedPrefix {
+                prefix_len: self.prefix_len,
+                suffix_len: self.suffix_len,
+                num_prefixes: self.num_prefixes,
+                output_len: self.random_output_len,
+            },
+            Dataset::MultiTurn => Workload::MultiTurn {
+                turns: self.turns,
+                system_len: self.random_prefix_len,
+                input_len: self.random_input_len,
+                output_len: self.random_output_len,
+            },
+            Dataset::Mooncake => {
+                let path = self
+                    .dataset_path
+                    .as_deref()
+                    .ok_or("--dataset-name mooncake needs --dataset-path FILE")?;
+                let trace = read_trace(path, self.num_prompts).map_err(|error| error.to_string())?;
+                Workload::Mooncake {
+                    trace,
+                    speedup: self.trace_speedup,
+                    max_input_len: self.max_input_len,
+                    max_output_len: self.max_output_len,
+                }
+            }
+        })
+    }
+
+    fn rate_text(&self) -> String {
+        self.request_rate
+            .filter(|rate| rate.is_finite())
+            .map_or_else(|| "inf".into(), |rate| rate.to_string())
+    }
+
+    fn title(&self, model: &str) -> String {
+        let dataset =
+            self.dataset_name.to_possible_value().map_or(String::new(), |name| name.get_name().to_owned());
+        let at_once =
+            self.max_concurrency.map_or(String::new(), |count| format!(", at most {count} at once"));
+        format!("{model}: {dataset}, {} requests/s{at_once}", self.rate_text())
+    }
+
+    /// What was run, by vLLM's key names.
+    fn context(&self, server: &Server, pace: &Pace) -> Map<String, Value> {
+        let mut map = Map::new();
+        let rate = pace.request_rate.map_or_else(|| json!("inf"), |rate| json!(rate));
+        for (name, value) in [
+            ("date", json!(clock::unix_time().as_secs())),
+            ("endpoint_type", json!("openai")),
+            ("backend", json!("openai")),
+            ("model_id", json!(server.model())),
+            (
+                "dataset_name",
+                json!(self.dataset_name.to_possible_value().map(|name| name.get_name().to_owned())),
+            ),
+            ("num_prompts", json!(self.num_prompts)),
+            ("request_rate", rate),
+            ("burstiness", json!(self.burstiness)),
+            ("max_concurrency", json!(self.max_concurrency)),
+            ("seed", json!(self.seed)),
+        ] {
+            map.insert(name.to_owned(), value);
+        }
+        map
+    }
+
+    fn filename(&self, model: &str) -> String {
+        self.result_filename.clone().unwrap_or_else(|| {
+            let model = model.replace(['/', ' '], "-");
+            format!("skein-{}qps-{model}-{}.json", self.rate_text(), clock::unix_time().as_secs())
+        })
+    }
+}
+
+/// Per-request figures, by vLLM's key names; seconds.
+fn detail(records: &[load::metrics::Record]) -> Map<String, Value> {
+    let seconds = |time: Option<Duration>| time.map_or(0.0, |time| time.as_secs_f64());
+    let mut map = Map::new();
+    let mut column = |name: &str, value: &dyn Fn(&load::metrics::Record) -> Value| {
+        map.insert(name.to_owned(), records.iter().map(value).collect());
+    };
+    column("input_lens", &|record| json!(record.prompt_tokens));
+    column("output_lens", &|record| json!(record.output_tokens));
+    column("start_times", &|record| json!(record.sent.as_secs_f64()));
+    column("intended_times", &|record| json!(record.intended.as_secs_f64()));
+    column("ttfts", &|record| {
+        json!(seconds(record.first_token.map(|first| first.saturating_sub(record.sent))))
+    });
+    column("itls", &|record| record.gaps.iter().map(|gap| json!(gap.as_secs_f64())).collect());
+    column("errors", &|record| json!(record.error.clone().unwrap_or_default()));
+    map
+}
+
+fn make(flags: &MakeModel) -> Result<(), Failure> {
+    let shape = SHAPES.iter().find(|shape| shape.name == flags.shape);
+    let shape = shape.ok_or_else(|| Failure::new(USAGE, format!("no shape is called {}", flags.shape)))?;
+    let tokenizer = match &flags.tokenizer {
+        Some(dir) => dir.clone(),
+        None => model::find(None)?,
+    };
+    let dtype = match flags.dtype {
+        DtypeName::Bf16 => Dtype::Bf16,
+        DtypeName::F16 => Dtype::F16,
+        DtypeName::F32 => Dtype::F32,
+    };
+    let bar = progress_bar(1000, "  writing {bar:32} {percent}% ({eta} left)");
+    let on_progress = |share: f64| bar.set_position((share * 1000.0) as u64);
+    let made = make_model::make_model(shape, dtype, flags.seed, &tokenizer, &flags.out, on_progress);
+    bar.finish_and_clear();
+    let made = made.map_err(Failure::other)?;
+    let (millions, mib) = (made.parameters as f64 / 1e6, made.bytes >> 20);
+    println!("{}: {millions:.1}M parameters, {mib} MiB", flags.out.display());
+    println!("serve it: skein serve {}", shown(&flags.out));
+    Ok(())
+}
+
+fn shown(path: &Path) -> String {
+    path.display().to_string()
+}
+
+fn shape_names() -> clap::builder::PossibleValuesParser {
+    SHAPES.iter().map(|shape| shape.name).collect::<Vec<_>>().into()
+}
+
+fn progress_bar(length: u64, template: &str) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(length).with_style(style)
+}

@@ -1,0 +1,142 @@
+//! What `serve`, `router` and `run` share: the router's configuration, its listener, its text and its cluster.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use skein_node::clock;
+use skein_node::config::{Settings, text};
+use skein_node::discovery::Change;
+use skein_router::app::App;
+use skein_router::cluster::Cluster;
+use skein_router::config::RouterConfig;
+use skein_router::text::model_text::ModelText;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+
+use crate::exit::{ADDRESS, Failure, MODEL};
+use crate::model;
+use crate::settings::FrontSettings;
+
+/// How long to wait for a change of the cluster before looking again.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+
+/// The model that is served, by directory and by the names clients use.
+#[derive(Debug, Clone)]
+pub struct Served {
+    /// Model directory.
+    pub model: PathBuf,
+    /// At least one.
+    pub names: Vec<String>,
+}
+
+impl Served {
+    /// From `--model` and `--served-model-name`.
+    ///
+    /// # Errors
+    /// When there is no such model.
+    pub fn find(given: Option<&str>, names: Vec<String>) -> Result<Self, Failure> {
+        let model = model::find(given)?;
+        let names = if names.is_empty() { vec![model::default_name(&model)] } else { names };
+        Ok(Self { model, names })
+    }
+
+    /// The same, read from the settings.
+    ///
+    /// # Errors
+    /// When there is no such model.
+    pub fn from_settings(settings: &mut Settings) -> Result<Self, Failure> {
+        let given = crate::settings::model_argument(settings);
+        let names = settings.list("served-model-name", text);
+        Self::find(given.as_deref(), names)
+    }
+
+    /// The name that answers carry and that workers must serve.
+    pub fn name(&self) -> &str {
+        self.names.first().map_or("model", String::as_str)
+    }
+}
+
+/// The router's configuration.
+pub fn router_config(front: FrontSettings, served: &Served, listen: SocketAddr) -> RouterConfig {
+    RouterConfig {
+        listen,
+        model: served.model.clone(),
+        served_model_names: served.names.clone(),
+        api_keys: front.api_keys,
+        admission: front.admission,
+        limits: front.limits,
+        migration_limit: front.migration_limit,
+        shutdown_timeout: front.shutdown_timeout,
+    }
+}
+
+/// Starts the core of a router over `changes`. Returns the cluster too, for its status.
+///
+/// # Errors
+/// When the model's tokenizer or chat template cannot be used.
+pub async fn start(config: RouterConfig, changes: mpsc::Receiver<Change>) -> Result<(App, Cluster), Failure> {
+    let (model, names) = (config.model.clone(), config.served_model_names.clone());
+    let text = tokio::task::spawn_blocking(move || ModelText::load(&model, &names)).await;
+    let text = text.map_err(Failure::other)?.map_err(|error| bad_model(&config.model, &error))?;
+    let name = text.name();
+    let cluster = Cluster::start(&config, changes, &name);
+    Ok((App::new(Arc::new(text), Arc::new(cluster.clone()), config), cluster))
+}
+
+fn bad_model(model: &Path, error: &dyn std::fmt::Display) -> Failure {
+    Failure::new(MODEL, format!("{}: {error}", model.display()))
+}
+
+/// Listens at `host:port`.
+///
+/// # Errors
+/// When the name does not resolve or the address cannot be had; exit code 5.
+pub async fn bind(host: &str, port: u16) -> Result<(TcpListener, SocketAddr), Failure> {
+    let failed = |message: String| Failure::new(ADDRESS, message);
+    let bare = host.trim_matches(['[', ']']);
+    let mut found = tokio::net::lookup_host((bare, port))
+        .await
+        .map_err(|error| failed(format!("--host {host} does not resolve: {error}")))?;
+    let address = found.next().ok_or_else(|| failed(format!("--host {host} has no address")))?;
+    let listener = TcpListener::bind(address).await.map_err(|error| {
+        failed(match error.kind() {
+            std::io::ErrorKind::AddrInUse => format!(
+                "port {port} on {host} is in use, perhaps by another skein; choose another with --port, or --port 0 \
+                 for any free one"
+            ),
+            std::io::ErrorKind::PermissionDenied => {
+                format!("may not listen on port {port}: ports below 1024 need privileges; choose another with --port")
+            }
+            std::io::ErrorKind::AddrNotAvailable => {
+                format!("{host} is no address of this machine; use 127.0.0.1, or 0.0.0.0 for all of them")
+            }
+            _ => format!("cannot listen on {address}: {error}"),
+        })
+    })?;
+    let address = listener.local_addr().map_err(|error| failed(error.to_string()))?;
+    Ok((listener, address))
+}
+
+/// Waits until a request would find a worker, at most `at_most`.
+pub async fn until_ready(cluster: &Cluster, at_most: Duration) -> bool {
+    let start = clock::now();
+    while cluster.ready().is_err() {
+        if clock::now().since(start) >= at_most {
+            return false;
+        }
+        cluster.changed(LOOK_AGAIN).await;
+    }
+    true
+}
+
+/// Says once that the API is open to the network without a key.
+pub fn warn_if_exposed(front: &FrontSettings) {
+    if !front.is_loopback() && front.api_keys.is_empty() {
+        tracing::warn!(
+            host = front.host,
+            "the API is open to everybody who can reach this machine; set --api-key"
+        );
+    }
+}

@@ -1,0 +1,65 @@
+//! What a supervised worker tells its supervisor: one JSON object a line on standard output. The other way there is
+//! only one word: standard input closes, which means "drain and end", whether the supervisor wants it or is dead.
+
+use std::io::Write;
+
+use serde::{Deserialize, Serialize};
+
+/// One line.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Lifecycle {
+    /// Weights are loading.
+    Progress {
+        /// Bytes so far.
+        done: u64,
+        /// Bytes in all.
+        total: u64,
+    },
+    /// The first token can be served.
+    Ready {
+        /// `host:port` of the gRPC service.
+        address: String,
+    },
+    /// It cannot work; the process is about to end.
+    Failed {
+        /// Its exit code.
+        code: u8,
+        /// What was wrong.
+        message: String,
+    },
+}
+
+impl Lifecycle {
+    /// Writes it to standard output. A supervisor that no longer reads is dead, and that shows on standard input.
+    pub fn emit(&self) {
+        if let Ok(line) = serde_json::to_string(self) {
+            let mut out = std::io::stdout().lock();
+            let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+        }
+    }
+
+    /// Reads a line; `None` for anything else that found its way to standard output.
+    pub fn parse(line: &str) -> Option<Self> {
+        serde_json::from_str(line).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_read_back_and_noise_is_no_event() {
+        let check = |event: Lifecycle, line: &str| {
+            assert_eq!(serde_json::to_string(&event).expect("it serialises"), line);
+            assert_eq!(Lifecycle::parse(line), Some(event));
+        };
+        check(Lifecycle::Progress { done: 1, total: 2 }, r#"{"event":"progress","done":1,"total":2}"#);
+        check(
+            Lifecycle::Ready { address: "127.0.0.1:5".into() },
+            r#"{"event":"ready","address":"127.0.0.1:5"}"#,
+        );
+        assert_eq!(Lifecycle::parse("hello"), None);
+    }
+}

@@ -1,0 +1,174 @@
+//! Finds the model directory and reads what the banner says about it. The worker is who really judges a model; here
+//! only mistakes are caught that are better said at once.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::exit::{Failure, MODEL};
+
+/// The model that ships with Skein, below an ancestor of the binary or of the current directory.
+const SHIPPED: &str = "models/skein-7m";
+/// A safetensors header larger than this is broken.
+const MAX_HEADER_BYTES: u64 = 100 << 20;
+/// Configuration files of a model are small.
+const MAX_CONFIG_BYTES: u64 = 16 << 20;
+
+/// The directory of the model `given`, or of the shipped one.
+///
+/// # Errors
+/// When there is no such directory or it holds no model.
+pub fn find(given: Option<&str>) -> Result<PathBuf, Failure> {
+    let Some(given) = given else { return shipped() };
+    let path = PathBuf::from(given);
+    if !path.is_dir() {
+        return Err(Failure::new(
+            MODEL,
+            format!(
+                "`{given}` is no directory. Give a Hugging Face model directory (config.json, *.safetensors, \
+                 tokenizer.json); Skein downloads nothing. Without a name it serves the model it ships with"
+            ),
+        ));
+    }
+    if !path.join("config.json").is_file() {
+        return Err(Failure::new(
+            MODEL,
+            format!(
+                "`{given}` has no config.json, so it is no model directory; is it one level further down?"
+            ),
+        ));
+    }
+    Ok(path)
+}
+
+/// The name clients use when nobody gives one: the directory's.
+pub fn default_name(model: &Path) -> String {
+    let full = model.canonicalize().unwrap_or_else(|_| model.to_owned());
+    full.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
+}
+
+/// What a banner says about a model.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// `model_type`.
+    pub family: String,
+    /// Numbers in all tensors.
+    pub parameters: u64,
+    /// Element type of the largest tensor.
+    pub dtype: String,
+    /// Bytes of weights.
+    pub bytes: u64,
+}
+
+/// Reads configuration and weight headers of a model. What cannot be read stays empty: the worker says why.
+pub fn facts(model: &Path) -> Facts {
+    let config: Value = read_bounded(&model.join("config.json"), MAX_CONFIG_BYTES)
+        .and_then(|bytes| serde_json::from_slice(&bytes).ok())
+        .unwrap_or_default();
+    let mut facts =
+        Facts { family: config["model_type"].as_str().unwrap_or("?").to_owned(), ..Facts::default() };
+    let mut largest = 0;
+    let files = std::fs::read_dir(model).into_iter().flatten().flatten().map(|entry| entry.path());
+    for path in files.filter(|path| path.extension().is_some_and(|extension| extension == "safetensors")) {
+        for (name, tensor) in header(&path).as_ref().and_then(Value::as_object).into_iter().flatten() {
+            if name == "__metadata__" {
+                continue;
+            }
+            let shape = tensor["shape"].as_array().map(Vec::as_slice).unwrap_or_default();
+            let count = shape.iter().filter_map(Value::as_u64).fold(1, u64::saturating_mul);
+            let ends = (tensor["data_offsets"][0].as_u64(), tensor["data_offsets"][1].as_u64());
+            facts.parameters = facts.parameters.saturating_add(count);
+            facts.bytes += ends.1.unwrap_or(0).saturating_sub(ends.0.unwrap_or(0));
+            if count > largest {
+                largest = count;
+                facts.dtype = tensor["dtype"].as_str().unwrap_or("?").to_lowercase();
+            }
+        }
+    }
+    facts
+}
+
+fn shipped() -> Result<PathBuf, Failure> {
+    let binary = std::env::current_exe().unwrap_or_default();
+    let here = std::env::current_dir().unwrap_or_default();
+    let mut places: Vec<PathBuf> =
+        here.ancestors().chain(binary.ancestors().skip(1)).map(|place| place.join(SHIPPED)).collect();
+    if cfg!(debug_assertions) {
+        places.push(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(SHIPPED));
+    }
+    places.into_iter().find(|place| place.join("config.json").is_file()).ok_or_else(|| {
+        Failure::new(
+            MODEL,
+            format!(
+                "the shipped model ({SHIPPED}) is neither above {} nor above {}; name a model directory: skein serve DIR",
+                here.display(),
+                binary.display()
+            ),
+        )
+    })
+}
+
+/// The JSON header of a safetensors file.
+fn header(path: &Path) -> Option<Value> {
+    let mut file = File::open(path).ok()?;
+    let mut length = [0; 8];
+    file.read_exact(&mut length).ok()?;
+    let length = u64::from_le_bytes(length);
+    if length > MAX_HEADER_BYTES {
+        return None;
+    }
+    let mut text = Vec::new();
+    file.take(length).read_to_end(&mut text).ok()?;
+    serde_json::from_slice(&text).ok()
+}
+
+fn read_bounded(path: &Path, limit: u64) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path).ok()?.take(limit).read_to_end(&mut bytes).ok()?;
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn facts_come_from_the_headers_of_a_made_model() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        std::fs::write(dir.path().join("tokenizer.json"), "{}").expect("a file");
+        let shape = &skein_bench::make_model::SHAPES[0];
+        let out = dir.path().join("made");
+        let made = skein_bench::make_model::make_model(
+            shape,
+            skein_bench::make_model::Dtype::Bf16,
+            1,
+            dir.path(),
+            &out,
+            |_| {},
+        )
+        .expect("it is made");
+        let expected = Facts {
+            family: "llama".into(),
+            parameters: made.parameters,
+            dtype: "bf16".into(),
+            bytes: made.bytes,
+        };
+        assert_eq!(facts(&out), expected);
+        assert_eq!(default_name(&out), "made");
+    }
+
+    #[test]
+    fn what_is_no_model_is_refused_with_a_next_step() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let check = |given: &str, expected: &str| {
+            let failure = find(Some(given)).expect_err(given);
+            assert_eq!(failure.code, MODEL);
+            assert!(failure.message.contains(expected), "{failure}");
+        };
+        check("/nowhere/at/all", "is no directory");
+        check(&dir.path().display().to_string(), "has no config.json");
+        assert!(find(None).is_ok(), "the shipped model is found from the source tree");
+    }
+}

@@ -1,0 +1,109 @@
+//! A chat in the terminal.
+
+use rustyline::error::ReadlineError;
+use rustyline::{Config, DefaultEditor};
+use serde_json::{Value, json};
+use skein_node::shutdown::Shutdown;
+use skein_router::app::App;
+use skein_router::refusal::Refusal;
+
+use super::chat_command::{HELP, Line};
+use super::{Wishes, generate, sampling};
+use crate::exit::Failure;
+
+/// Lines that the arrow keys bring back.
+const HISTORY_LINES: usize = 500;
+
+/// Talks until `/bye`.
+///
+/// # Errors
+/// When the terminal cannot be read.
+pub async fn talk(app: &App, wishes: Wishes) -> Result<(), Failure> {
+    let config = Config::builder().max_history_size(HISTORY_LINES).map_err(Failure::other)?.build();
+    let mut editor = DefaultEditor::with_config(config).map_err(Failure::other)?;
+    let mut chat = Chat { wishes, messages: Vec::new(), stats: true };
+    eprintln!("{}; /help lists commands, /bye ends", app.text.name());
+    loop {
+        let (returned, line) = read_line(editor).await?;
+        editor = returned;
+        match line {
+            Ok(line) => {
+                if chat.take(app, &line).await? {
+                    return Ok(());
+                }
+                // A line that is not remembered is no loss.
+                let _ = editor.add_history_entry(line);
+            }
+            Err(ReadlineError::Interrupted) => eprintln!("(/bye or Ctrl-D ends)"),
+            Err(ReadlineError::Eof) => return Ok(()),
+            Err(error) => return Err(Failure::other(error)),
+        }
+    }
+}
+
+/// Reads a line on a thread that may block.
+async fn read_line(
+    mut editor: DefaultEditor,
+) -> Result<(DefaultEditor, Result<String, ReadlineError>), Failure> {
+    let read = move || {
+        let line = editor.readline(">>> ");
+        (editor, line)
+    };
+    tokio::task::spawn_blocking(read).await.map_err(Failure::other)
+}
+
+struct Chat {
+    wishes: Wishes,
+    messages: Vec<Value>,
+    stats: bool,
+}
+
+impl Chat {
+    /// Does what a line says; true = the chat is over.
+    async fn take(&mut self, app: &App, line: &str) -> Result<bool, Failure> {
+        match Line::parse(line) {
+            Line::Empty => {}
+            Line::Bye => return Ok(true),
+            Line::Help => eprintln!("{HELP}"),
+            Line::Clear => self.messages.clear(),
+            Line::Stats => self.stats = !self.stats,
+            Line::System(text) => self.wishes.system = text,
+            Line::Set(name, value) => {
+                if let Err(reason) = sampling::set(&mut self.wishes.sampling, &name, &value) {
+                    eprintln!("{reason}");
+                }
+            }
+            Line::Unknown(line) => eprintln!("`{line}` is no command; /help lists them"),
+            Line::Say(prompt) => self.say(app, prompt).await?,
+        }
+        Ok(false)
+    }
+
+    async fn say(&mut self, app: &App, prompt: String) -> Result<(), Failure> {
+        let draft = generate::draft(&self.wishes, &self.messages, &prompt);
+        // While an answer is printed Ctrl-C stops the answer, not the chat.
+        let stop = Shutdown::default();
+        let asked = stop.clone();
+        let interrupt = tokio::spawn(async move {
+            if tokio::signal::ctrl_c().await.is_ok() {
+                asked.request();
+            }
+        });
+        let outcome = generate::answer(app, draft, &stop).await;
+        interrupt.abort();
+        match outcome {
+            Ok(answer) => {
+                if self.stats {
+                    eprintln!("{}", answer.stats());
+                }
+                self.messages.push(json!({"role": "user", "content": prompt}));
+                self.messages.push(json!({"role": "assistant", "content": answer.text}));
+            }
+            Err(refusal @ Refusal::ContextLength { .. }) => {
+                eprintln!("{refusal}\n/clear starts a new conversation.")
+            }
+            Err(refusal) => eprintln!("{refusal}"),
+        }
+        Ok(())
+    }
+}

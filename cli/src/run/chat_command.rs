@@ -1,0 +1,78 @@
+//! What a line typed in a chat means. Pure.
+
+/// A line of the user's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Line {
+    /// Nothing.
+    Empty,
+    /// Something to answer.
+    Say(String),
+    /// `/bye`
+    Bye,
+    /// `/help`
+    Help,
+    /// `/clear`: forget the conversation.
+    Clear,
+    /// `/stats`: show or hide the figures after each turn.
+    Stats,
+    /// `/system TEXT`; without text there is none.
+    System(Option<String>),
+    /// `/set NAME VALUE`
+    Set(String, String),
+    /// Something else with a slash.
+    Unknown(String),
+}
+
+/// The commands, for `/help`.
+pub const HELP: &str = "\
+/set NAME VALUE   a sampling parameter: temperature, top-p, top-k, seed, max-tokens, ...
+/system TEXT      the system message; without TEXT there is none
+/clear            forget the conversation
+/stats            show or hide tokens/s after each turn
+/bye              end (also Ctrl-D); Ctrl-C stops an answer";
+
+impl Line {
+    /// Reads a line. A leading double slash says a line that begins with a slash.
+    pub fn parse(line: &str) -> Self {
+        let line = line.trim();
+        if let Some(said) = line.strip_prefix("//") {
+            return Self::Say(format!("/{said}"));
+        }
+        let Some(command) = line.strip_prefix('/') else {
+            return if line.is_empty() { Self::Empty } else { Self::Say(line.to_owned()) };
+        };
+        let (name, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
+        match (name, rest.trim()) {
+            ("bye" | "exit" | "quit", _) => Self::Bye,
+            ("help" | "?", _) => Self::Help,
+            ("clear", _) => Self::Clear,
+            ("stats", _) => Self::Stats,
+            ("system", "") => Self::System(None),
+            ("system", text) => Self::System(Some(text.to_owned())),
+            ("set", rest) => match rest.split_once(char::is_whitespace) {
+                Some((name, value)) => Self::Set(name.to_owned(), value.trim().to_owned()),
+                None => Self::Unknown(line.to_owned()),
+            },
+            _ => Self::Unknown(line.to_owned()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_mean_what_they_say() {
+        let check = |line: &str, expected: Line| assert_eq!(Line::parse(line), expected, "{line}");
+        check("  ", Line::Empty);
+        check("hello /there ", Line::Say("hello /there".into()));
+        check("//usr/bin", Line::Say("/usr/bin".into()));
+        check("/bye", Line::Bye);
+        check("/system Be brief. ", Line::System(Some("Be brief.".into())));
+        check("/system", Line::System(None));
+        check("/set  temperature  0.5", Line::Set("temperature".into(), "0.5".into()));
+        check("/set temperature", Line::Unknown("/set temperature".into()));
+        check("/sing", Line::Unknown("/sing".into()));
+    }
+}

@@ -1,0 +1,134 @@
+//! One answer: a draft goes into the router's core, text comes out as it is drawn.
+
+use std::io::Write;
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+use skein_node::clock;
+use skein_node::shutdown::Shutdown;
+use skein_router::app::App;
+use skein_router::refusal::Refusal;
+use skein_router::request::{Draft, Prompt};
+
+use super::Wishes;
+
+/// An answer, printed already.
+#[derive(Debug, Clone, Default)]
+pub struct Answer {
+    /// All of it.
+    pub text: String,
+    /// Output tokens.
+    pub tokens: u32,
+    /// Prompt tokens.
+    pub prompt_tokens: u32,
+    /// Prompt tokens that were cached from earlier turns.
+    pub cached_tokens: u32,
+    /// From the request to the first text.
+    pub first: Duration,
+    /// From the first text to the end.
+    pub rest: Duration,
+}
+
+impl Answer {
+    /// What it cost, in one line.
+    pub fn stats(&self) -> String {
+        let Self { tokens, prompt_tokens, cached_tokens, first, .. } = self;
+        let rate = f64::from(tokens.saturating_sub(1)) / self.rest.as_secs_f64().max(1e-9);
+        let rate = if *tokens > 1 { format!(", {rate:.1} tokens/s") } else { String::new() };
+        let first = first.as_millis();
+        format!(
+            "[{tokens} tokens{rate}, first after {first} ms; prompt {prompt_tokens}, {cached_tokens} cached]"
+        )
+    }
+}
+
+/// A request for the next turn after `history`.
+pub fn draft(wishes: &Wishes, history: &[Value], prompt: &str) -> Draft {
+    let prompt = match wishes.raw {
+        true => Prompt::Text(prompt.to_owned()),
+        false => {
+            let system = wishes.system.iter().map(|system| json!({"role": "system", "content": system}));
+            let turn = json!({"role": "user", "content": prompt});
+            Prompt::Chat {
+                messages: system.chain(history.iter().cloned()).chain([turn]).collect(),
+                add_generation_prompt: true,
+                continue_final_message: false,
+                template_kwargs: Map::new(),
+            }
+        }
+    };
+    Draft { prompt, sampling: wishes.sampling.clone(), ..Draft::default() }
+}
+
+/// Prints the answer to `draft` as it comes, until its end or until `stop` is requested.
+///
+/// # Errors
+/// When the request is refused or cannot be finished.
+pub async fn answer(app: &App, draft: Draft, stop: &Shutdown) -> Result<Answer, Refusal> {
+    let sent = clock::now();
+    let mut answer = Answer::default();
+    let mut stream = app.start(draft).await?.stream;
+    let mut first = None;
+    loop {
+        let delta = tokio::select! {
+            delta = stream.next() => delta,
+            () = stop.requested() => None,
+        };
+        let Some(delta) = delta.transpose()? else { break };
+        first.get_or_insert_with(clock::now);
+        answer.text.push_str(&delta.text);
+        show(&delta.text);
+    }
+    show("\n");
+    let first = first.unwrap_or_else(clock::now);
+    let usage = stream.usage();
+    answer.tokens = usage.completion_tokens;
+    answer.prompt_tokens = usage.prompt_tokens;
+    answer.cached_tokens = usage.cached_tokens;
+    answer.first = first.since(sent);
+    answer.rest = clock::now().since(first);
+    Ok(answer)
+}
+
+/// Writes to standard output at once. A reader that has gone away ends the process, as pipes do.
+fn show(text: &str) {
+    let mut out = std::io::stdout().lock();
+    if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() {
+        std::process::exit(i32::from(crate::exit::OTHER));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use skein_router::request::DraftSampling;
+
+    #[test]
+    fn a_turn_carries_system_history_and_prompt() {
+        let wishes =
+            Wishes { sampling: DraftSampling::default(), system: Some("Be brief.".into()), raw: false };
+        let history = [json!({"role": "user", "content": "a"}), json!({"role": "assistant", "content": "b"})];
+        let Prompt::Chat { messages, add_generation_prompt: true, .. } = draft(&wishes, &history, "c").prompt
+        else {
+            panic!("a chat was asked for");
+        };
+        let contents: Vec<_> = messages.iter().filter_map(|message| message["content"].as_str()).collect();
+        assert_eq!(contents, ["Be brief.", "a", "b", "c"]);
+        let raw = Wishes { raw: true, ..wishes };
+        assert!(matches!(draft(&raw, &history, "c").prompt, Prompt::Text(text) if text == "c"));
+    }
+
+    #[test]
+    fn stats_read_well_for_short_answers_too() {
+        let answer = Answer {
+            tokens: 21,
+            prompt_tokens: 9,
+            first: Duration::from_millis(12),
+            rest: Duration::from_millis(100),
+            ..Answer::default()
+        };
+        assert_eq!(answer.stats(), "[21 tokens, 200.0 tokens/s, first after 12 ms; prompt 9, 0 cached]");
+        let short = Answer { tokens: 1, ..answer };
+        assert_eq!(short.stats(), "[1 tokens, first after 12 ms; prompt 9, 0 cached]");
+    }
+}

@@ -1,0 +1,171 @@
+//! `skein run`: one prompt, or a chat in the terminal. The router's core runs in this process over one worker; there
+//! is no port and no HTTP between, and otherwise it is the same path that a served request takes.
+
+mod chat;
+mod chat_command;
+mod generate;
+mod sampling;
+
+use std::io::{IsTerminal, Read};
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::ArgMatches;
+use skein_node::config::{Settings, text};
+use skein_node::discovery;
+use skein_node::shutdown::Shutdown;
+use skein_node::telemetry;
+use skein_router::app::App;
+use skein_router::cluster::Cluster;
+use skein_router::config::{AdmissionConfig, RequestLimits, RouterConfig};
+use skein_router::request::DraftSampling;
+use skein_worker::config::{BackendKind, SchedulerConfig};
+use tokio::sync::mpsc;
+
+use crate::exit::{Failure, USAGE};
+use crate::front::{self, Served};
+use crate::progress::LoadProgress;
+use crate::serve::{launch, threads_each};
+use crate::settings::{self, EngineSettings, table};
+use crate::supervisor::{Report, Supervisor};
+
+/// The positional words: a model directory, a prompt, or both.
+pub const WORDS: &str = "WORDS";
+/// Longest prompt read from standard input.
+const MAX_PIPED_BYTES: u64 = 8 << 20;
+/// Sequences at once: one person talks.
+const SEQUENCES: u32 = 4;
+/// How long the router may take to see the worker that says it is ready.
+const SEEN_WITHIN: Duration = Duration::from_secs(10);
+
+/// What the user wants of every answer.
+#[derive(Debug, Clone)]
+pub struct Wishes {
+    /// How to draw tokens.
+    pub sampling: DraftSampling,
+    /// System message.
+    pub system: Option<String>,
+    /// Without the chat template.
+    pub raw: bool,
+}
+
+/// Runs one prompt or a chat to its end.
+///
+/// # Errors
+/// Bad settings, a model that cannot be served, a request that is refused.
+pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
+    let mut settings = settings::load(table::RUN, matches)?;
+    let log = settings::log_options(&mut settings, "", Some("warn"));
+    let mut wishes = Wishes {
+        sampling: sampling::read(&mut settings),
+        system: settings.value("system", text),
+        raw: settings.switch("raw"),
+    };
+    let engine = engine_settings(&mut settings);
+    settings::check(&settings)?;
+    let words: Vec<String> = matches.get_many(WORDS).into_iter().flatten().cloned().collect();
+    let (model, prompt) = split_words(&mut settings, words);
+    let prompt = match prompt {
+        None if !std::io::stdin().is_terminal() => Some(piped_prompt()?),
+        prompt => prompt,
+    };
+    let served = Served::find(model.as_deref(), Vec::new())?;
+    telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
+
+    let engine = Arc::new(engine);
+    let threads = threads_each(&engine, 1);
+    let launch = launch(&served, &log)?;
+    let (changes, seen) = discovery::in_process();
+    let command = move |_| launch.command("worker", &engine, threads);
+    let (supervisor, reports) = Supervisor::start(1, command, &changes);
+    let outcome = async {
+        let (app, cluster) = front::start(router_config(&served), seen).await?;
+        wishes.raw |= app.text.chat_template.is_none();
+        until_loaded(reports, &cluster).await?;
+        converse(&app, wishes, prompt).await
+    };
+    let outcome = outcome.await;
+    supervisor.stop().await;
+    outcome
+}
+
+async fn converse(app: &App, wishes: Wishes, prompt: Option<String>) -> Result<(), Failure> {
+    match prompt {
+        None => chat::talk(app, wishes).await,
+        Some(prompt) => {
+            let shutdown = Shutdown::on_signals().map_err(Failure::other)?;
+            let draft = generate::draft(&wishes, &[], &prompt);
+            generate::answer(app, draft, &shutdown).await.map(drop).map_err(Failure::other)
+        }
+    }
+}
+
+/// The first word is the model when it is a directory; the rest is the prompt.
+fn split_words(settings: &mut Settings, words: Vec<String>) -> (Option<String>, Option<String>) {
+    let given = settings::model_argument(settings);
+    let first_is_model =
+        given.is_none() && words.first().is_some_and(|word| std::path::Path::new(word).is_dir());
+    let (model, rest) = match first_is_model {
+        true => (words.first().cloned(), &words[1..]),
+        false => (given, &words[..]),
+    };
+    (model, (!rest.is_empty()).then(|| rest.join(" ")))
+}
+
+fn piped_prompt() -> Result<String, Failure> {
+    let mut bytes = Vec::new();
+    std::io::stdin().lock().take(MAX_PIPED_BYTES).read_to_end(&mut bytes).map_err(Failure::other)?;
+    let prompt =
+        String::from_utf8(bytes).map_err(|_| Failure::new(USAGE, "standard input is no UTF-8 text"))?;
+    match prompt.trim_end_matches('\n') {
+        "" => Err(Failure::new(USAGE, "no prompt: standard input is empty; skein run \"your prompt\"")),
+        prompt => Ok(prompt.to_owned()),
+    }
+}
+
+fn engine_settings(settings: &mut Settings) -> EngineSettings {
+    let max_model_len = settings.value("max-model-len", skein_node::config::count(2..=1 << 24));
+    EngineSettings {
+        backend: BackendKind::Cpu,
+        threads: settings::threads(settings),
+        scheduler: SchedulerConfig {
+            max_model_len: max_model_len.map(|len| len as u32),
+            max_num_seqs: SEQUENCES,
+            ..SchedulerConfig::default()
+        },
+        kv_cache_memory_bytes: settings::kv_bytes(settings),
+        shutdown_timeout: Duration::ZERO,
+    }
+}
+
+fn router_config(served: &Served) -> RouterConfig {
+    RouterConfig {
+        listen: ([127, 0, 0, 1], 0).into(),
+        model: served.model.clone(),
+        served_model_names: served.names.clone(),
+        api_keys: Vec::new(),
+        admission: AdmissionConfig::default(),
+        limits: RequestLimits::default(),
+        migration_limit: 3,
+        shutdown_timeout: Duration::ZERO,
+    }
+}
+
+/// Shows how the worker loads until it serves.
+async fn until_loaded(mut reports: mpsc::Receiver<Report>, cluster: &Cluster) -> Result<(), Failure> {
+    let mut progress = LoadProgress::new(1);
+    while let Some(report) = reports.recv().await {
+        match report {
+            Report::Progress { worker, done, total } => progress.update(worker, done, total),
+            Report::Ready { .. } => break,
+            Report::Hopeless(failure) => return Err(failure),
+        }
+    }
+    progress.finish();
+    match front::until_ready(cluster, SEEN_WITHIN).await {
+        true => Ok(()),
+        false => {
+            Err(Failure::other("the worker started, but does not answer; see its log with --log-level info"))
+        }
+    }
+}

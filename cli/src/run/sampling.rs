@@ -1,0 +1,75 @@
+//! Sampling parameters as words: from flags at start, from `/set` in a chat. Types are checked here, ranges by the
+//! validator that every request passes.
+
+use skein_node::config::{Settings, text};
+use skein_router::request::DraftSampling;
+
+/// Parameters that take one value, by their flag names.
+pub const NAMES: [&str; 9] = [
+    "temperature",
+    "top-p",
+    "top-k",
+    "min-p",
+    "repetition-penalty",
+    "presence-penalty",
+    "frequency-penalty",
+    "seed",
+    "max-tokens",
+];
+
+/// Reads the sampling flags; problems are noted in `settings`.
+pub fn read(settings: &mut Settings) -> DraftSampling {
+    let mut sampling =
+        DraftSampling { stop: settings.list("stop", |stop| Ok(stop.to_owned())), ..DraftSampling::default() };
+    for name in NAMES {
+        // Parsed twice: once for the problem, once for the effect.
+        if let Some(value) = settings.value(name, |value| {
+            set(&mut DraftSampling::default(), name, value)?;
+            text(value)
+        }) {
+            let known_good = set(&mut sampling, name, &value);
+            debug_assert!(known_good.is_ok());
+        }
+    }
+    sampling
+}
+
+/// Sets one parameter from text; underscores do as well as dashes.
+///
+/// # Errors
+/// When there is no such parameter or the value is of the wrong type.
+pub fn set(sampling: &mut DraftSampling, name: &str, value: &str) -> Result<(), String> {
+    let float = || value.parse::<f64>().map(Some).map_err(|_| format!("`{value}` is no number, such as 0.7"));
+    let whole =
+        || value.parse::<i64>().map(Some).map_err(|_| format!("`{value}` is no whole number, such as 40"));
+    match name.replace('_', "-").as_str() {
+        "temperature" => sampling.temperature = float()?,
+        "top-p" => sampling.top_p = float()?,
+        "top-k" => sampling.top_k = whole()?,
+        "min-p" => sampling.min_p = float()?,
+        "repetition-penalty" => sampling.repetition_penalty = float()?,
+        "presence-penalty" => sampling.presence_penalty = float()?,
+        "frequency-penalty" => sampling.frequency_penalty = float()?,
+        "seed" => sampling.seed = whole()?,
+        "max-tokens" => sampling.max_tokens = whole()?,
+        _ => return Err(format!("`{name}` is none of {}", NAMES.join(", "))),
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_can_be_set_and_mistakes_are_explained() {
+        let mut sampling = DraftSampling::default();
+        for name in NAMES {
+            assert_eq!(set(&mut sampling, name, "1"), Ok(()), "{name}");
+        }
+        assert_eq!((sampling.top_p, sampling.top_k, sampling.max_tokens), (Some(1.0), Some(1), Some(1)));
+        assert_eq!(set(&mut sampling, "top_k", "7"), Ok(()));
+        assert!(set(&mut sampling, "top-k", "7.5").is_err_and(|reason| reason.contains("no whole number")));
+        assert!(set(&mut sampling, "warmth", "1").is_err_and(|reason| reason.contains("temperature")));
+    }
+}

@@ -1,0 +1,178 @@
+//! `skein serve`: a whole cluster on this machine. The router runs here, each worker is a child process.
+
+use std::io::IsTerminal;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::ArgMatches;
+use skein_node::clock;
+use skein_node::config::{Settings, count};
+use skein_node::discovery;
+use skein_node::shutdown::Shutdown;
+use skein_node::telemetry::{self, LogFormat, LogOptions};
+use skein_router::cluster::Cluster;
+use tokio::sync::mpsc;
+
+use crate::banner::{Banner, Capacity};
+use crate::exit::{Failure, USAGE};
+use crate::front::{self, Served};
+use crate::model;
+use crate::progress::LoadProgress;
+use crate::settings::{self, EngineSettings, FrontSettings, table};
+use crate::supervisor::{Report, Supervisor};
+use crate::worker::Launch;
+
+/// Most workers on one machine.
+const MAX_WORKERS: u64 = 64;
+/// How long the router may take to see a worker that says it is ready.
+const SEEN_WITHIN: Duration = Duration::from_secs(10);
+
+/// Runs until told to end.
+///
+/// # Errors
+/// Bad settings, a model that cannot be served, an address that cannot be had.
+pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
+    let mut settings = settings::load(table::SERVE, matches)?;
+    let log = settings::log_options(&mut settings, "serve", None);
+    let front = FrontSettings::read(&mut settings);
+    let engine = Arc::new(EngineSettings::read(&mut settings));
+    let workers = worker_count(&mut settings);
+    settings::check(&settings)?;
+    let served = Served::from_settings(&mut settings)?;
+    telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
+    settings::log_effective(&settings);
+
+    let shutdown = Shutdown::on_signals().map_err(Failure::other)?;
+    let (listener, listen) = front::bind(&front.host, front.port).await?;
+    front::warn_if_exposed(&front);
+    let (changes, seen) = discovery::in_process();
+    let threads = threads_each(&engine, workers);
+    let launch = launch(&served, &log)?;
+    let command = move |worker| launch.command(&format!("worker-{worker}"), &engine, threads);
+    let (supervisor, reports) = Supervisor::start(workers, command, &changes);
+
+    let has_key = !front.api_keys.is_empty();
+    let started = front::start(front::router_config(front, &served, listen), seen).await;
+    let (app, cluster) = match started {
+        Ok(started) => started,
+        Err(failure) => {
+            supervisor.stop().await;
+            return Err(failure);
+        }
+    };
+    let server = tokio::spawn(crate::serve_stub::serve(listener, app, shutdown.requested()));
+    let welcome = Welcome { served, workers, threads, listen, has_key };
+    let hopeless = tokio::select! {
+        failure = welcome.follow(reports, &cluster) => Some(failure),
+        () = shutdown.requested() => None,
+    };
+    if hopeless.is_none() {
+        tracing::info!("draining: running requests finish, new ones are refused; Ctrl-C again ends at once");
+    }
+    shutdown.request();
+    let served = server.await.map_err(Failure::other)?;
+    supervisor.stop().await;
+    match hopeless {
+        Some(failure) => Err(failure),
+        None => served.map_err(Failure::other),
+    }
+}
+
+fn worker_count(settings: &mut Settings) -> usize {
+    settings.value("workers", count(1..=MAX_WORKERS)).unwrap_or(1) as usize
+}
+
+/// An even share of the processors for each worker, unless somebody chose.
+pub fn threads_each(engine: &EngineSettings, workers: usize) -> usize {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    if engine.threads > 0 { engine.threads } else { (processors / workers.max(1)).max(1) }
+}
+
+/// How this process starts workers that log like itself.
+///
+/// # Errors
+/// When the system does not say which binary this is.
+pub fn launch(served: &Served, log: &LogOptions) -> Result<Launch, Failure> {
+    Ok(Launch {
+        binary: std::env::current_exe().map_err(Failure::other)?,
+        model: served.model.clone(),
+        served_model_name: served.name().to_owned(),
+        log_level: log.level.clone(),
+        log_format: match log.format {
+            LogFormat::Auto => "auto",
+            LogFormat::Human => "human",
+            LogFormat::Json => "json",
+        },
+    })
+}
+
+/// Everything to say while the cluster starts.
+struct Welcome {
+    served: Served,
+    workers: usize,
+    threads: usize,
+    listen: SocketAddr,
+    has_key: bool,
+}
+
+impl Welcome {
+    /// Shows how the workers load, says where to go once the first of them serves, and goes on listening; returns
+    /// only when a worker says that it can never serve.
+    async fn follow(&self, mut reports: mpsc::Receiver<Report>, cluster: &Cluster) -> Failure {
+        let mut progress = Some(LoadProgress::new(self.workers));
+        while let Some(report) = reports.recv().await {
+            match report {
+                Report::Progress { worker, done, total } => {
+                    if let Some(progress) = &mut progress {
+                        progress.update(worker, done, total);
+                    }
+                }
+                Report::Ready { worker, address } => {
+                    tracing::debug!(worker, address, "worker is ready");
+                    if let Some(progress) = progress.take() {
+                        progress.finish();
+                        self.say(cluster).await;
+                    }
+                }
+                Report::Hopeless(failure) => {
+                    if let Some(progress) = progress.take() {
+                        progress.finish();
+                    }
+                    return failure;
+                }
+            }
+        }
+        // The supervisor's lanes end only when they are stopped or hopeless.
+        std::future::pending().await
+    }
+
+    async fn say(&self, cluster: &Cluster) {
+        if !front::until_ready(cluster, SEEN_WITHIN).await {
+            tracing::warn!("a worker is ready, but the router does not see it yet");
+        }
+        let info = cluster.snapshot().workers.into_iter().find_map(|worker| worker.info);
+        let capacity = info.map(|info| Capacity {
+            kv_blocks: info.kv_blocks,
+            block_size: info.block_size,
+            max_model_len: info.max_model_len,
+        });
+        let seconds = clock::now().since_start().as_secs_f64();
+        if std::io::stdout().is_terminal() {
+            let banner = Banner {
+                model: self.served.name().to_owned(),
+                facts: model::facts(&self.served.model),
+                workers: self.workers,
+                threads: self.threads,
+                capacity,
+                listen: self.listen,
+                has_key: self.has_key,
+                seconds,
+            };
+            print!("{}", banner.text());
+        } else {
+            let (model, workers, listen) = (self.served.name(), self.workers, self.listen);
+            tracing::info!(model, workers, url = %format_args!("http://{listen}/v1"), seconds, "ready");
+        }
+    }
+}

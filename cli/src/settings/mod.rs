@@ -1,0 +1,189 @@
+//! From the command line, the environment and a file to the typed configuration of a process.
+
+mod read;
+pub mod table;
+
+use std::collections::BTreeSet;
+
+use clap::{Arg, ArgAction, ArgMatches, Command, parser::ValueSource};
+use skein_node::config::{ENV_PREFIX, Key, Kind, Schema, Settings, Sources};
+
+use crate::exit::{Failure, USAGE};
+pub use read::{EngineSettings, FrontSettings, kv_bytes, log_options, model_argument, threads};
+use table::{FLAGS, Flag, ROUTER, RUN, SERVE, WORKER};
+
+/// Sections of the configuration file, with the command each is for.
+const SECTIONS: [(&str, u8); 4] = [("serve", SERVE), ("router", ROUTER), ("worker", WORKER), ("run", RUN)];
+/// Variables of this repository's own scripts and tests.
+const FOREIGN_VARIABLES: [&str; 4] = ["SKEIN_BINARY", "SKEIN_CHAOS_ROUNDS", "SKEIN_CI_CACHE", "SKEIN_VENV"];
+/// A configuration file is read whole.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// Adds the flags of one command to its clap definition.
+pub fn with_flags(command: Command, which: u8) -> Command {
+    flags_of(which).fold(command, |command, flag| {
+        let name = flag.key.name;
+        let help = match flag.key.default {
+            Some(default) if flag.key.kind != Kind::Switch => format!("{} [default: {default}]", flag.help),
+            _ => flag.help.to_owned(),
+        };
+        let arg = Arg::new(name).long(name).help_heading(flag.group);
+        match flag.key.kind {
+            Kind::One => command.arg(arg.value_name(flag.value).help(help).allow_negative_numbers(true)),
+            Kind::Many => command.arg(arg.value_name(flag.value).help(help).action(ArgAction::Append)),
+            Kind::Switch => {
+                let off = format!("no-{name}");
+                let on_by_default = flag.key.default == Some("true");
+                let on = arg.help(help.clone()).action(ArgAction::SetTrue).hide(on_by_default);
+                let off_help = format!("Not: {}", lower_first(&help));
+                let off_arg = Arg::new(off.clone()).long(off).help(off_help).help_heading(flag.group);
+                command
+                    .arg(on.overrides_with(format!("no-{name}")))
+                    .arg(off_arg.action(ArgAction::SetTrue).hide(!on_by_default).overrides_with(name))
+            }
+        }
+    })
+}
+
+/// Layers what `matches`, the environment and the file say for the command `which`.
+///
+/// # Errors
+/// When the configuration file cannot be read. What is wrong with the values comes out of [`check`].
+pub fn load(which: u8, matches: &ArgMatches) -> Result<Settings, Failure> {
+    let environment: Vec<(String, String)> = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .filter(|(name, _)| name.starts_with(ENV_PREFIX))
+        .collect();
+    let flags: Vec<_> = flags_of(which).filter_map(|flag| given(flag, matches)).collect();
+    let named = flags.iter().find(|(name, _)| name == "config").and_then(|(_, values)| values.last());
+    let from_environment =
+        environment.iter().find(|(name, _)| name == "SKEIN_CONFIG").map(|(_, value)| value);
+    let file = named.or(from_environment).map(|path| read_file(path)).transpose()?;
+    let keys: Vec<Key> = flags_of(which).map(|flag| flag.key).collect();
+    let other_keys: Vec<&str> =
+        FLAGS.iter().map(|flag| flag.key.name).collect::<BTreeSet<_>>().into_iter().collect();
+    let schema = Schema {
+        keys: &keys,
+        other_keys: &other_keys,
+        section: SECTIONS.iter().find(|(_, command)| *command == which).map_or("", |(name, _)| name),
+        sections: &SECTIONS.map(|(name, _)| name),
+        foreign_variables: &FOREIGN_VARIABLES,
+    };
+    Ok(Settings::layer(&schema, &Sources { flags, environment, file }))
+}
+
+/// # Errors
+/// All problems of `settings`, as a usage error.
+pub fn check(settings: &Settings) -> Result<(), Failure> {
+    settings.finish().map_err(|problems| Failure::new(USAGE, problems.to_string()))
+}
+
+/// Logs the effective settings, secrets as stars: those that somebody gave, and at debug level all.
+pub fn log_effective(settings: &Settings) {
+    for (name, value, origin) in settings.effective() {
+        match origin.as_str() {
+            "default" => tracing::debug!(name, value, origin, "setting"),
+            _ => tracing::info!(name, value, origin, "setting"),
+        }
+    }
+}
+
+/// The effective settings as a table.
+pub fn show(settings: &Settings) -> String {
+    let rows = settings.effective();
+    let width = rows.iter().map(|(name, _, _)| name.len()).max().unwrap_or(0);
+    let values = rows.iter().map(|(_, value, _)| value.len()).max().unwrap_or(0);
+    rows.iter().map(|(name, value, origin)| format!("{name:<width$}  {value:<values$}  {origin}\n")).collect()
+}
+
+fn flags_of(which: u8) -> impl Iterator<Item = &'static Flag> {
+    FLAGS.iter().filter(move |flag| flag.commands & which != 0)
+}
+
+/// What the command line says about one setting.
+fn given(flag: &Flag, matches: &ArgMatches) -> Option<(String, Vec<String>)> {
+    let name = flag.key.name;
+    let on_command_line = |id: &str| matches.value_source(id) == Some(ValueSource::CommandLine);
+    let values = match flag.key.kind {
+        Kind::Switch if on_command_line(name) => vec!["true".to_owned()],
+        Kind::Switch if on_command_line(&format!("no-{name}")) => vec!["false".to_owned()],
+        Kind::Switch => return None,
+        Kind::One | Kind::Many if !on_command_line(name) => return positional_model(name, matches),
+        Kind::One | Kind::Many => matches.get_many::<String>(name)?.cloned().collect(),
+    };
+    // Addresses may come separated by commas as well as repeated.
+    let values = match name {
+        "workers" => {
+            values.iter().flat_map(|value| value.split(',')).map(|part| part.trim().to_owned()).collect()
+        }
+        _ => values,
+    };
+    Some((name.to_owned(), values))
+}
+
+fn positional_model(name: &str, matches: &ArgMatches) -> Option<(String, Vec<String>)> {
+    let model = matches.try_get_one::<String>("MODEL").ok().flatten()?;
+    (name == "model").then(|| (name.to_owned(), vec![model.clone()]))
+}
+
+fn read_file(path: &str) -> Result<(std::path::PathBuf, String), Failure> {
+    let failed =
+        |reason: String| Failure::new(USAGE, format!("cannot read the configuration file {path}: {reason}"));
+    let size = std::fs::metadata(path).map_err(|error| failed(error.to_string()))?.len();
+    if size > MAX_FILE_BYTES {
+        return Err(failed(format!("{size} bytes is over {MAX_FILE_BYTES}")));
+    }
+    let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
+    Ok((path.into(), text))
+}
+
+fn lower_first(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map(|first| first.to_lowercase().chain(letters).collect()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use skein_node::config::count;
+
+    fn parse(which: u8, arguments: &[&str]) -> ArgMatches {
+        let command = with_flags(Command::new("test").no_binary_name(true).arg(Arg::new("MODEL")), which);
+        command.try_get_matches_from(arguments).expect("the flags parse")
+    }
+
+    #[test]
+    fn the_table_has_one_meaning_for_each_flag_and_every_default_is_valid() {
+        for (name, which) in SECTIONS {
+            let mut names: Vec<_> = flags_of(which).map(|flag| flag.key.name).collect();
+            let all = names.len();
+            names.sort_unstable();
+            names.dedup();
+            assert_eq!(names.len(), all, "a flag of {name} is defined twice");
+            let mut settings = load(which, &parse(which, &[])).expect("nothing to read");
+            if which & (SERVE | ROUTER) != 0 {
+                FrontSettings::read(&mut settings);
+            }
+            if which & (SERVE | WORKER) != 0 {
+                EngineSettings::read(&mut settings);
+            }
+            assert_eq!(check(&settings), Ok(()), "defaults of {name}");
+        }
+    }
+
+    #[test]
+    fn flags_switches_and_the_positional_model_are_read() {
+        let matches = parse(
+            SERVE,
+            &["dir", "--no-enable-prefix-caching", "--port", "1", "--api-key", "a", "--api-key", "b"],
+        );
+        let mut settings = load(SERVE, &matches).expect("nothing to read");
+        assert_eq!(model_argument(&mut settings), Some("dir".to_owned()));
+        assert!(!settings.switch("enable-prefix-caching"));
+        assert_eq!(settings.value("port", count(0..=9)), Some(1));
+        assert_eq!(settings.list("api-key", skein_node::config::text), ["a", "b"]);
+        let matches = parse(ROUTER, &["--workers", "a:1,b:2"]);
+        let mut settings = load(ROUTER, &matches).expect("nothing to read");
+        assert_eq!(settings.list("workers", skein_node::config::text), ["a:1", "b:2"]);
+    }
+}

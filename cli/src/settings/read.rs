@@ -1,0 +1,157 @@
+//! Typed reading of the settings that several commands share. Out-of-range values are noted in the settings and
+//! replaced, so that reading goes on to the next problem.
+
+use std::time::Duration;
+
+use skein_node::config::{Origin, Settings, bytes, count, duration, one_of, text};
+use skein_node::telemetry::{LogFormat, LogOptions};
+use skein_router::config::{AdmissionConfig, RequestLimits};
+use skein_worker::config::{BackendKind, SchedulerConfig};
+
+/// Longest time any setting may name.
+const A_DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// The front of the cluster: where it listens and what it lets in.
+#[derive(Debug)]
+pub struct FrontSettings {
+    /// Name or address to listen on.
+    pub host: String,
+    /// Port; 0 = any.
+    pub port: u16,
+    /// Keys; empty = open.
+    pub api_keys: Vec<String>,
+    /// Bounds of what waits.
+    pub admission: AdmissionConfig,
+    /// Bounds of one request.
+    pub limits: RequestLimits,
+    /// Moves without progress.
+    pub migration_limit: u32,
+    /// Longest drain.
+    pub shutdown_timeout: Duration,
+}
+
+impl FrontSettings {
+    /// Reads them; problems are noted in `settings`.
+    pub fn read(settings: &mut Settings) -> Self {
+        let admission = AdmissionConfig::default();
+        let front = Self {
+            host: settings.value("host", text).unwrap_or_default(),
+            port: settings.value("port", count(0..=65_535)).unwrap_or(0) as u16,
+            api_keys: settings.list("api-key", text),
+            admission: AdmissionConfig {
+                max_num_queued_reqs: small(settings, "max-num-queued-reqs", 1, 1_000_000)
+                    .unwrap_or(admission.max_num_queued_reqs),
+                max_num_queued_tokens: settings
+                    .value("max-num-queued-tokens", count(1..=1_000_000_000_000))
+                    .unwrap_or(admission.max_num_queued_tokens),
+            },
+            limits: RequestLimits {
+                request_timeout: settings
+                    .value("request-timeout", duration(Duration::from_secs(1)..=A_DAY))
+                    .unwrap_or_default(),
+                ..RequestLimits::default()
+            },
+            migration_limit: small(settings, "migration-limit", 0, 64).unwrap_or_default(),
+            shutdown_timeout: shutdown_timeout(settings),
+        };
+        front.check_exposure(settings);
+        front
+    }
+
+    /// Whether only this machine can reach it.
+    pub fn is_loopback(&self) -> bool {
+        let address = self.host.trim_matches(['[', ']']);
+        self.host == "localhost" || address.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+    }
+
+    /// An API open to the network must be somebody's decision at this start, not a line in a copied file.
+    fn check_exposure(&self, settings: &mut Settings) {
+        if self.is_loopback() || !self.api_keys.is_empty() || self.host.is_empty() {
+            return;
+        }
+        if let Origin::File(path) = settings.origin("host") {
+            let message = format!(
+                "{}: host = {} opens the API to the network without a key; set api-key, or say --host {} on the \
+                 command line to open it knowingly",
+                path.display(),
+                self.host,
+                self.host
+            );
+            settings.problem(message);
+        }
+    }
+}
+
+/// What a worker's engine is told.
+#[derive(Debug)]
+pub struct EngineSettings {
+    /// What computes.
+    pub backend: BackendKind,
+    /// Compute threads; 0 = decide.
+    pub threads: usize,
+    /// Scheduler limits.
+    pub scheduler: SchedulerConfig,
+    /// KV cache; `None` = decide.
+    pub kv_cache_memory_bytes: Option<u64>,
+    /// Longest drain.
+    pub shutdown_timeout: Duration,
+}
+
+impl EngineSettings {
+    /// Reads them; problems are noted in `settings`.
+    pub fn read(settings: &mut Settings) -> Self {
+        let defaults = SchedulerConfig::default();
+        let backends = [("cpu", BackendKind::Cpu), ("fake", BackendKind::Fake)];
+        Self {
+            backend: settings.value("backend", one_of(&backends)).unwrap_or(BackendKind::Cpu),
+            threads: threads(settings),
+            scheduler: SchedulerConfig {
+                block_size: small(settings, "block-size", 1, 256).unwrap_or(defaults.block_size),
+                max_model_len: small(settings, "max-model-len", 2, 1 << 24),
+                max_num_seqs: small(settings, "max-num-seqs", 1, 4096).unwrap_or(defaults.max_num_seqs),
+                max_num_batched_tokens: small(settings, "max-num-batched-tokens", 1, 1 << 20)
+                    .unwrap_or(defaults.max_num_batched_tokens),
+                max_num_queued_reqs: small(settings, "max-num-queued-reqs", 1, 1_000_000)
+                    .unwrap_or(defaults.max_num_queued_reqs),
+                enable_prefix_caching: settings.switch("enable-prefix-caching"),
+            },
+            kv_cache_memory_bytes: kv_bytes(settings),
+            shutdown_timeout: shutdown_timeout(settings),
+        }
+    }
+}
+
+/// `--threads`; 0 when unset.
+pub fn threads(settings: &mut Settings) -> usize {
+    small(settings, "threads", 0, 1024).unwrap_or(0) as usize
+}
+
+/// `--kv-cache-memory-bytes`.
+pub fn kv_bytes(settings: &mut Settings) -> Option<u64> {
+    settings.value("kv-cache-memory-bytes", bytes(1 << 20..=1 << 50))
+}
+
+/// The model as the user named it.
+pub fn model_argument(settings: &mut Settings) -> Option<String> {
+    settings.value("model", text)
+}
+
+/// Log settings of the process called `process`.
+pub fn log_options(settings: &mut Settings, process: &str, default_level: Option<&str>) -> LogOptions {
+    let formats = [("auto", LogFormat::Auto), ("human", LogFormat::Human), ("json", LogFormat::Json)];
+    let rust_log = std::env::var_os("RUST_LOG").is_some();
+    let default_level = default_level.filter(|_| !rust_log).map(str::to_owned);
+    LogOptions {
+        format: settings.value("log-format", one_of(&formats)).unwrap_or(LogFormat::Auto),
+        level: settings.value("log-level", text).or(default_level),
+        process: process.to_owned(),
+    }
+}
+
+fn shutdown_timeout(settings: &mut Settings) -> Duration {
+    settings.value("shutdown-timeout", duration(Duration::ZERO..=A_DAY)).unwrap_or_default()
+}
+
+fn small(settings: &mut Settings, name: &'static str, least: u32, most: u32) -> Option<u32> {
+    settings.value(name, count(u64::from(least)..=u64::from(most))).map(|value| value as u32)
+}

@@ -1,0 +1,201 @@
+//! Every setting, once: its flag, environment variable, file key, default and help all come from this table.
+//! vLLM's names where vLLM has the setting.
+
+use skein_node::config::{Key, Kind};
+
+/// One setting and how it is shown.
+#[derive(Debug, Clone, Copy)]
+pub struct Flag {
+    /// What `skein_node::config` needs to know.
+    pub key: Key,
+    /// Stands for the value in help texts.
+    pub value: &'static str,
+    /// Heading in help texts.
+    pub group: &'static str,
+    /// Commands that read it, of [`SERVE`], [`ROUTER`], [`WORKER`] and [`RUN`].
+    pub commands: u8,
+    /// One line of help.
+    pub help: &'static str,
+}
+
+/// `skein serve`.
+pub const SERVE: u8 = 1;
+/// `skein router`.
+pub const ROUTER: u8 = 2;
+/// `skein worker`.
+pub const WORKER: u8 = 4;
+/// `skein run`.
+pub const RUN: u8 = 8;
+
+const FRONT: u8 = SERVE | ROUTER;
+const COMPUTE: u8 = SERVE | WORKER;
+const ALL: u8 = SERVE | ROUTER | WORKER | RUN;
+
+const API: &str = "API";
+const MODEL: &str = "Model";
+const ENGINE: &str = "Workers";
+const LIMITS: &str = "Limits";
+const PROCESS: &str = "Process";
+const SAMPLING: &str = "Sampling";
+
+/// The table, in the order of the help texts.
+pub const FLAGS: &[Flag] = &[
+    one("model", None, "DIR", MODEL, ALL, "Model directory (the same as MODEL)"),
+    many(
+        "served-model-name",
+        "NAME",
+        MODEL,
+        FRONT | WORKER,
+        "Name clients use [default: the directory's name]",
+    ),
+    one(
+        "max-model-len",
+        None,
+        "TOKENS",
+        MODEL,
+        COMPUTE | RUN,
+        "Longest prompt and output together [default: the model's]",
+    ),
+    one("host", Some("127.0.0.1"), "HOST", API, FRONT, "Address to listen on"),
+    one("port", Some("8000"), "PORT", API, FRONT, "Port of the HTTP and gRPC APIs; 0 = any free one"),
+    secret(
+        "api-key",
+        "KEY",
+        API,
+        FRONT,
+        "Key that opens the API; may be given several times [default: open]",
+    ),
+    one(
+        "listen",
+        Some("127.0.0.1:9000"),
+        "HOST:PORT",
+        API,
+        WORKER,
+        "Address of the worker's gRPC service; port 0 = any free one",
+    ),
+    one("workers", Some("2"), "N", ENGINE, SERVE, "Worker processes"),
+    many("workers", "HOST:PORT", ENGINE, ROUTER, "Addresses of the workers, separated by commas"),
+    one(
+        "threads",
+        None,
+        "N",
+        ENGINE,
+        COMPUTE | RUN,
+        "Compute threads of each worker [default: an even share of the processors]",
+    ),
+    one("max-num-seqs", Some("64"), "N", ENGINE, COMPUTE, "Sequences that run at once in a worker"),
+    one("max-num-batched-tokens", Some("512"), "TOKENS", ENGINE, COMPUTE, "Tokens in one step"),
+    one("block-size", Some("16"), "TOKENS", ENGINE, COMPUTE, "Tokens in a block of the KV cache"),
+    one(
+        "kv-cache-memory-bytes",
+        None,
+        "BYTES",
+        ENGINE,
+        COMPUTE | RUN,
+        "KV cache of each worker, for example 2GiB [default: by the model and free memory]",
+    ),
+    switch("enable-prefix-caching", "true", ENGINE, COMPUTE, "Reuse the KV cache of equal prompt prefixes"),
+    one("backend", Some("cpu"), "NAME", ENGINE, COMPUTE, "What computes: cpu, or fake (no model; for tests)"),
+    one(
+        "max-num-queued-reqs",
+        Some("1024"),
+        "N",
+        LIMITS,
+        FRONT | WORKER,
+        "Requests running or waiting; more are refused with 429",
+    ),
+    one(
+        "max-num-queued-tokens",
+        Some("4m"),
+        "TOKENS",
+        LIMITS,
+        FRONT,
+        "Prompt and expected output tokens running or waiting",
+    ),
+    one(
+        "migration-limit",
+        Some("3"),
+        "N",
+        LIMITS,
+        FRONT,
+        "Moves of a request to another worker without progress",
+    ),
+    one("request-timeout", Some("1h"), "TIME", LIMITS, FRONT, "Longest life of a request"),
+    one(
+        "shutdown-timeout",
+        Some("120s"),
+        "TIME",
+        LIMITS,
+        FRONT | WORKER,
+        "How long Ctrl-C lets running requests finish",
+    ),
+    one("temperature", None, "T", SAMPLING, RUN, "0 = always the likeliest token [default: the model's]"),
+    one("top-p", None, "P", SAMPLING, RUN, "Draw from the likeliest tokens that make up this probability"),
+    one("top-k", None, "K", SAMPLING, RUN, "Draw from this many likeliest tokens"),
+    one("min-p", None, "P", SAMPLING, RUN, "Drop tokens below this share of the likeliest one's probability"),
+    one("repetition-penalty", None, "X", SAMPLING, RUN, "Above 1 = repeat less"),
+    one("presence-penalty", None, "X", SAMPLING, RUN, "Above 0 = prefer tokens not said yet"),
+    one("frequency-penalty", None, "X", SAMPLING, RUN, "Above 0 = prefer tokens said less often"),
+    one("seed", None, "N", SAMPLING, RUN, "The same seed gives the same answer"),
+    one("max-tokens", None, "N", SAMPLING, RUN, "Longest answer, in tokens [default: what fits]"),
+    many("stop", "TEXT", SAMPLING, RUN, "End the answer at this text; may be given several times"),
+    one("system", None, "TEXT", SAMPLING, RUN, "System message"),
+    switch("raw", "false", SAMPLING, RUN, "Continue the prompt as it is, without the chat template"),
+    one("config", None, "FILE", PROCESS, ALL, "TOML file with settings, by these flags' names"),
+    one(
+        "log-level",
+        None,
+        "LEVEL",
+        PROCESS,
+        ALL,
+        "error, warn, info, debug, trace or a filter [default: RUST_LOG, else info]",
+    ),
+    one("log-format", Some("auto"), "FORMAT", PROCESS, ALL, "auto, human or json"),
+];
+
+const fn one(
+    name: &'static str,
+    default: Option<&'static str>,
+    value: &'static str,
+    group: &'static str,
+    commands: u8,
+    help: &'static str,
+) -> Flag {
+    Flag { key: Key { name, kind: Kind::One, default, secret: false }, value, group, commands, help }
+}
+
+const fn many(
+    name: &'static str,
+    value: &'static str,
+    group: &'static str,
+    commands: u8,
+    help: &'static str,
+) -> Flag {
+    Flag { key: Key { name, kind: Kind::Many, default: None, secret: false }, value, group, commands, help }
+}
+
+const fn secret(
+    name: &'static str,
+    value: &'static str,
+    group: &'static str,
+    commands: u8,
+    help: &'static str,
+) -> Flag {
+    Flag { key: Key { name, kind: Kind::Many, default: None, secret: true }, value, group, commands, help }
+}
+
+const fn switch(
+    name: &'static str,
+    default: &'static str,
+    group: &'static str,
+    commands: u8,
+    help: &'static str,
+) -> Flag {
+    Flag {
+        key: Key { name, kind: Kind::Switch, default: Some(default), secret: false },
+        value: "",
+        group,
+        commands,
+        help,
+    }
+}

@@ -1,0 +1,288 @@
+//! Keeps a number of worker processes alive: starts them, tells discovery who has come and gone, restarts the dead
+//! ones with back-off, and ends them all.
+//!
+//! A worker's standard input is the leash: it closes when the supervisor wants the worker to end and also when the
+//! supervisor dies by whatever cause, so no worker is ever left behind.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use skein_node::clock;
+use skein_node::discovery::{Change, Member};
+use skein_node::shutdown::Shutdown;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::Command;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use crate::exit::{Failure, MODEL, USAGE};
+use crate::lifecycle::Lifecycle;
+
+/// How long a worker may take to end once its input is closed.
+pub const END_TIMEOUT: Duration = Duration::from_secs(10);
+/// News that wait for whoever shows them.
+const REPORTS_IN_FLIGHT: usize = 256;
+
+/// News of one worker, for the terminal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Report {
+    /// Weights are loading.
+    Progress {
+        /// Which worker.
+        worker: usize,
+        /// Bytes so far.
+        done: u64,
+        /// Bytes in all.
+        total: u64,
+    },
+    /// It serves.
+    Ready {
+        /// Which worker.
+        worker: usize,
+        /// Its gRPC service.
+        address: String,
+    },
+    /// It cannot ever serve: the same start would fail the same way.
+    Hopeless(Failure),
+}
+
+/// Time between a worker's end and its next start: doubles from 100 ms to 5 s, and starts anew after a worker has
+/// lived for a while.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Backoff {
+    next: Duration,
+}
+
+impl Backoff {
+    const FIRST: Duration = Duration::from_millis(100);
+    const LONGEST: Duration = Duration::from_secs(5);
+    const HEALTHY_LIFE: Duration = Duration::from_secs(10);
+
+    /// The pause after a worker that lived for `life`.
+    pub fn after(&mut self, life: Duration) -> Duration {
+        if life >= Self::HEALTHY_LIFE {
+            self.next = Self::FIRST;
+        }
+        let pause = self.next;
+        self.next = (pause * 2).min(Self::LONGEST);
+        pause
+    }
+}
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self { next: Self::FIRST }
+    }
+}
+
+/// A set of supervised workers.
+#[derive(Debug)]
+pub struct Supervisor {
+    tasks: JoinSet<()>,
+    stop: Shutdown,
+}
+
+impl Supervisor {
+    /// Starts `count` workers by `command`, which is asked anew for each start.
+    pub fn start(
+        count: usize,
+        command: impl Fn(usize) -> Command + Clone + Send + Sync + 'static,
+        changes: &mpsc::Sender<Change>,
+    ) -> (Self, mpsc::Receiver<Report>) {
+        let (reports, receiver) = mpsc::channel(REPORTS_IN_FLIGHT);
+        let (mut tasks, stop) = (JoinSet::new(), Shutdown::default());
+        for worker in 0..count {
+            let lane =
+                Lane { worker, changes: changes.clone(), reports: reports.clone(), stop: stop.clone() };
+            let command = command.clone();
+            tasks.spawn(async move { lane.keep_alive(|| command(worker)).await });
+        }
+        (Self { tasks, stop }, receiver)
+    }
+
+    /// Ends all workers and waits for it, at most [`END_TIMEOUT`] each.
+    pub async fn stop(mut self) {
+        self.stop.request();
+        while self.tasks.join_next().await.is_some() {}
+    }
+}
+
+/// How one life of a worker ended.
+enum End {
+    /// As asked.
+    Stopped,
+    /// It said that it can never work.
+    Hopeless(Failure),
+    /// By itself or by a signal.
+    Died(String),
+}
+
+/// One worker's place: the process in it comes and goes.
+struct Lane {
+    worker: usize,
+    changes: mpsc::Sender<Change>,
+    reports: mpsc::Sender<Report>,
+    stop: Shutdown,
+}
+
+impl Lane {
+    fn id(&self) -> String {
+        format!("worker-{}", self.worker)
+    }
+
+    async fn keep_alive(self, command: impl Fn() -> Command) {
+        let mut backoff = Backoff::default();
+        let mut served_once = false;
+        loop {
+            let born = clock::now();
+            let mut ready = false;
+            let end = self.live_once(command(), &mut ready).await;
+            served_once |= ready;
+            if ready {
+                // A closed channel: the router is gone and wants no news.
+                let _ = self.changes.send(Change::Leave(self.id())).await;
+            }
+            let why = match end {
+                End::Stopped => return,
+                End::Hopeless(failure) if !served_once => {
+                    let _ = self.reports.send(Report::Hopeless(failure)).await;
+                    return;
+                }
+                End::Hopeless(failure) => failure.message,
+                End::Died(why) => why,
+            };
+            let pause = backoff.after(clock::now().since(born));
+            tracing::warn!(
+                worker = self.worker,
+                why,
+                pause_ms = pause.as_millis() as u64,
+                "worker ended; restarting it"
+            );
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = self.stop.requested() => return,
+            }
+        }
+    }
+
+    async fn live_once(&self, mut command: Command, ready: &mut bool) -> End {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit()).kill_on_drop(true);
+        let mut child = match command.spawn() {
+            Ok(child) => child,
+            Err(error) => return End::Died(format!("cannot be started: {error}")),
+        };
+        // Held here: `wait` would otherwise close it, and the worker would end.
+        let leash = child.stdin.take();
+        let mut lines = child.stdout.take().map(|out| BufReader::new(out).lines());
+        let mut last_words = None;
+        loop {
+            let line = async {
+                match &mut lines {
+                    Some(lines) => lines.next_line().await.ok().flatten(),
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                // Lines first: a worker's last words come before the news of its end.
+                biased;
+                line = line => match line {
+                    Some(line) => last_words = self.hear(&line, ready).await.or(last_words),
+                    None => lines = None,
+                },
+                status = child.wait() => return match (last_words, status) {
+                    (Some(failure), _) => End::Hopeless(failure),
+                    (None, Ok(status)) => End::Died(status.to_string()),
+                    (None, Err(error)) => End::Died(error.to_string()),
+                },
+                () = self.stop.requested() => break,
+            }
+        }
+        drop(leash);
+        if tokio::time::timeout(END_TIMEOUT, child.wait()).await.is_err() {
+            tracing::warn!(worker = self.worker, "worker did not end in {END_TIMEOUT:?}; killing it");
+            // It may have ended in this very moment.
+            let _ = child.kill().await;
+        }
+        End::Stopped
+    }
+
+    /// Takes in one line; returns the failure when the worker says that it can never work.
+    async fn hear(&self, line: &str, ready: &mut bool) -> Option<Failure> {
+        let worker = self.worker;
+        // Here too a closed channel means that nobody is left to tell.
+        match Lifecycle::parse(line) {
+            Some(Lifecycle::Progress { done, total }) => {
+                let _ = self.reports.try_send(Report::Progress { worker, done, total });
+            }
+            Some(Lifecycle::Ready { address }) => {
+                *ready = true;
+                let _ =
+                    self.changes.send(Change::Join(Member { id: self.id(), address: address.clone() })).await;
+                let _ = self.reports.send(Report::Ready { worker, address }).await;
+            }
+            Some(Lifecycle::Failed { code, message }) => {
+                let hopeless = code == MODEL || code == USAGE;
+                return hopeless.then_some(Failure { code, message });
+            }
+            None => tracing::debug!(worker, line, "worker printed something"),
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_to_a_bound_and_start_anew_after_a_healthy_life() {
+        let mut backoff = Backoff::default();
+        let short = Duration::from_secs(1);
+        let pauses: Vec<u128> = (0..8).map(|_| backoff.after(short).as_millis()).collect();
+        assert_eq!(pauses, [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
+        assert_eq!(backoff.after(Duration::from_secs(10)).as_millis(), 100);
+        assert_eq!(backoff.after(short).as_millis(), 200);
+    }
+
+    /// A worker played by a shell script.
+    fn script(text: &'static str) -> impl Fn(usize) -> Command + Clone + Send + Sync + 'static {
+        move |_| {
+            let mut command = Command::new("sh");
+            command.args(["-c", text]);
+            command
+        }
+    }
+
+    #[tokio::test]
+    async fn a_worker_joins_leaves_when_it_dies_and_joins_again() {
+        let (changes, mut seen) = mpsc::channel(16);
+        let text = r#"echo noise; echo '{"event":"ready","address":"127.0.0.1:7"}'; exit 9"#;
+        let (supervisor, _reports) = Supervisor::start(1, script(text), &changes);
+        let join = Change::Join(Member { id: "worker-0".into(), address: "127.0.0.1:7".into() });
+        for expected in [join.clone(), Change::Leave("worker-0".into()), join] {
+            assert_eq!(seen.recv().await, Some(expected));
+        }
+        supervisor.stop().await;
+    }
+
+    #[tokio::test]
+    async fn a_worker_ends_when_its_input_closes() {
+        let (changes, mut seen) = mpsc::channel(16);
+        let text = r#"echo '{"event":"ready","address":"127.0.0.1:7"}'; cat >/dev/null; exit 0"#;
+        let (supervisor, _reports) = Supervisor::start(1, script(text), &changes);
+        assert!(matches!(seen.recv().await, Some(Change::Join(_))));
+        let before = clock::now();
+        supervisor.stop().await;
+        assert!(clock::now().since(before) < END_TIMEOUT, "it ended by itself");
+        assert_eq!(seen.recv().await, Some(Change::Leave("worker-0".into())));
+    }
+
+    #[tokio::test]
+    async fn a_model_that_cannot_load_is_reported_once_and_not_tried_again() {
+        let (changes, _seen) = mpsc::channel(16);
+        let text = r#"echo '{"event":"failed","code":3,"message":"no config.json"}'; exit 3"#;
+        let (mut supervisor, mut reports) = Supervisor::start(1, script(text), &changes);
+        assert_eq!(reports.recv().await, Some(Report::Hopeless(Failure::new(MODEL, "no config.json"))));
+        assert!(supervisor.tasks.join_next().await.is_some());
+    }
+}

@@ -1,0 +1,173 @@
+//! `skein worker`: one model replica as a process of its own, alone or under a supervisor.
+
+use std::io::Read;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::ArgMatches;
+use skein_node::config::{Settings, text};
+use skein_node::shutdown::Shutdown;
+use skein_node::telemetry;
+use skein_worker::config::{BackendKind, WorkerConfig};
+use skein_worker::service::{self, WorkerError};
+use tokio::process::Command;
+
+use crate::exit::{ADDRESS, Failure, MODEL, OTHER, USAGE};
+use crate::lifecycle::Lifecycle;
+use crate::settings::{self, EngineSettings, table};
+use crate::{model, progress::LoadProgress};
+
+/// The hidden flag that names a supervised worker.
+pub const SUPERVISED: &str = "supervised";
+/// Drain of a worker whose supervisor has closed its input: the router has drained before, so nothing should run.
+const SUPERVISED_DRAIN: Duration = Duration::from_secs(5);
+/// After that a worker that is still there ends the hard way.
+const LAST_RESORT: Duration = Duration::from_secs(8);
+
+/// Runs until told to end.
+///
+/// # Errors
+/// Bad settings, a model that cannot be served, an address that cannot be used.
+pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
+    let supervised = matches.get_one::<String>(SUPERVISED).cloned();
+    let outcome = serve(matches, supervised.as_deref()).await;
+    match (&outcome, &supervised) {
+        (Err(failure), Some(_)) => {
+            // The supervisor says it, once for all its workers.
+            Lifecycle::Failed { code: failure.code, message: failure.message.clone() }.emit();
+            std::process::exit(failure.code.into())
+        }
+        _ => outcome,
+    }
+}
+
+async fn serve(matches: &ArgMatches, supervised: Option<&str>) -> Result<(), Failure> {
+    let mut settings = settings::load(table::WORKER, matches)?;
+    let log = settings::log_options(&mut settings, supervised.unwrap_or_default(), None);
+    let config = configure(&mut settings)?;
+    telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
+    let outcome = match supervised {
+        Some(_) => {
+            let shutdown = Shutdown::supervised().map_err(Failure::other)?;
+            end_when_input_closes(shutdown.clone())?;
+            let progress = |done, total| Lifecycle::Progress { done, total }.emit();
+            let ready = |address: SocketAddr| Lifecycle::Ready { address: address.to_string() }.emit();
+            service::serve(config, progress, ready, shutdown.requested()).await
+        }
+        None => {
+            settings::log_effective(&settings);
+            let shutdown = Shutdown::on_signals().map_err(Failure::other)?;
+            let mut bar = LoadProgress::new(1);
+            let progress = move |done, total| bar.update(0, done, total);
+            let ready = |address: SocketAddr| {
+                eprintln!(
+                    "worker is ready at {address}; name it to a router: skein router --workers {address}"
+                );
+            };
+            service::serve(config, progress, ready, shutdown.requested()).await
+        }
+    };
+    outcome.map_err(|error| Failure::new(exit_code(&error), error.to_string()))
+}
+
+fn configure(settings: &mut Settings) -> Result<WorkerConfig, Failure> {
+    let engine = EngineSettings::read(settings);
+    let given = settings::model_argument(settings);
+    let names = settings.list("served-model-name", text);
+    let listen = settings.value("listen", |given| {
+        given.parse::<SocketAddr>().map_err(|_| format!("`{given}` is no address like 127.0.0.1:9000"))
+    });
+    settings::check(settings)?;
+    let model = model::find(given.as_deref())?;
+    Ok(WorkerConfig {
+        served_model_name: names.first().cloned().unwrap_or_else(|| model::default_name(&model)),
+        model,
+        listen: listen.unwrap_or_else(|| ([127, 0, 0, 1], 0).into()),
+        backend: engine.backend,
+        threads: engine.threads,
+        scheduler: engine.scheduler,
+        kv_cache_memory_bytes: engine.kv_cache_memory_bytes,
+        shutdown_timeout: engine.shutdown_timeout,
+    })
+}
+
+fn exit_code(error: &WorkerError) -> u8 {
+    match error {
+        WorkerError::Listen { .. } => ADDRESS,
+        WorkerError::Load(_) => MODEL,
+        WorkerError::Setting { .. } => USAGE,
+        WorkerError::Thread { .. } | WorkerError::Backend(_) | WorkerError::Panicked(_) => OTHER,
+    }
+}
+
+/// Standard input is the leash: nothing is ever written to it, and its end is the word to end.
+fn end_when_input_closes(shutdown: Shutdown) -> Result<(), Failure> {
+    let watch = move || {
+        let mut ignored = [0; 64];
+        while std::io::stdin().lock().read(&mut ignored).is_ok_and(|count| count > 0) {}
+        shutdown.request();
+        std::thread::sleep(LAST_RESORT);
+        std::process::exit(i32::from(OTHER));
+    };
+    std::thread::Builder::new().name("leash".into()).spawn(watch).map(drop).map_err(Failure::other)
+}
+
+/// How a supervisor starts its workers.
+#[derive(Debug, Clone)]
+pub struct Launch {
+    /// The binary.
+    pub binary: PathBuf,
+    /// Model directory.
+    pub model: PathBuf,
+    /// What workers call the model.
+    pub served_model_name: String,
+    /// `--log-level`, when somebody gave one.
+    pub log_level: Option<String>,
+    /// `--log-format`.
+    pub log_format: &'static str,
+}
+
+impl Launch {
+    /// The command for the worker called `name`. All that matters is said by flags: nothing of the environment or
+    /// of a configuration file reaches the worker a second time.
+    pub fn command(&self, name: &str, engine: &EngineSettings, threads: usize) -> Command {
+        let mut command = Command::new(&self.binary);
+        for (variable, _) in std::env::vars_os() {
+            if variable.to_string_lossy().starts_with(skein_node::config::ENV_PREFIX) {
+                command.env_remove(variable);
+            }
+        }
+        command.arg("worker").arg(&self.model);
+        let mut flag = |name: &str, value: &dyn std::fmt::Display| {
+            command.arg(format!("--{name}={value}"));
+        };
+        let scheduler = &engine.scheduler;
+        flag(SUPERVISED, &name);
+        flag("served-model-name", &self.served_model_name);
+        flag("listen", &"127.0.0.1:0");
+        flag("threads", &threads);
+        flag("backend", &if engine.backend == BackendKind::Fake { "fake" } else { "cpu" });
+        flag("block-size", &scheduler.block_size);
+        flag("max-num-seqs", &scheduler.max_num_seqs);
+        flag("max-num-batched-tokens", &scheduler.max_num_batched_tokens);
+        flag("max-num-queued-reqs", &scheduler.max_num_queued_reqs);
+        flag("shutdown-timeout", &format_args!("{}s", SUPERVISED_DRAIN.as_secs()));
+        flag("log-format", &self.log_format);
+        for (name, value) in [
+            ("max-model-len", scheduler.max_model_len.map(u64::from)),
+            ("kv-cache-memory-bytes", engine.kv_cache_memory_bytes),
+        ] {
+            if let Some(value) = value {
+                flag(name, &value);
+            }
+        }
+        if let Some(level) = &self.log_level {
+            flag("log-level", level);
+        }
+        if !scheduler.enable_prefix_caching {
+            command.arg("--no-enable-prefix-caching");
+        }
+        command
+    }
+}
