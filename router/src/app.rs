@@ -74,7 +74,11 @@ impl App {
         self.generator.ready()
     }
 
-    async fn checked(&self, draft: Draft, limits: ModelLimits) -> Result<(TokenRequest, TextOptions), Refusal> {
+    async fn checked(
+        &self,
+        draft: Draft,
+        limits: ModelLimits,
+    ) -> Result<(TokenRequest, TextOptions), Refusal> {
         let size = prompt_bytes(&draft.prompt);
         let app = self.clone();
         let check = move || validate(draft, &app.text, &limits, &app.config.limits, clock::now());

@@ -216,8 +216,12 @@ impl Shared {
         look(&mut self.lock().fleet)
     }
 
+    /// Keeps a worker's connection, unless it has left meanwhile.
     pub(crate) fn connect(&self, worker: WorkerId, client: WorkerClient) {
-        self.lock().clients.insert(worker, client);
+        let State { fleet, clients, .. } = &mut *self.lock();
+        if fleet.has(worker) {
+            clients.insert(worker, client);
+        }
     }
 
     pub(crate) fn disconnect(&self, worker: WorkerId) {

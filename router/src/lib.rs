@@ -6,20 +6,19 @@
 //! resumes it elsewhere when that worker is lost. This crate knows nothing of the worker's code.
 
 pub mod admission;
-pub mod breaker;
-pub mod ledger;
-pub mod policy;
-pub mod prefix_index;
-pub mod worker_client;
-pub mod cluster;
-pub mod dispatch;
-pub mod fleet;
 pub mod app;
+pub mod breaker;
+pub mod cluster;
 pub mod config;
+pub mod dispatch;
 pub mod drain;
+pub mod fleet;
 pub mod gateway;
 pub mod generator;
 pub mod grpc;
+pub mod ledger;
+pub mod policy;
+pub mod prefix_index;
 pub mod refusal;
 pub mod request;
 pub mod serve;
@@ -27,3 +26,4 @@ pub mod serve;
 pub(crate) mod testing;
 pub mod text;
 pub mod validate;
+pub mod worker_client;

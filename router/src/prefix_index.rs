@@ -5,7 +5,7 @@
 //! is *about to be*: prompts just placed or admitted, so that a follow-up does not run after another worker.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::Duration;
 
 use skein_node::clock::Timestamp;
@@ -275,8 +275,8 @@ impl Mirror {
     }
 }
 
-/// How often each hash is present. Hashes are already uniform, so they are their own hash.
-type Counts = HashMap<BlockHash, u32, BuildHasherDefault<Identity>>;
+/// How often each hash is present.
+type Counts = HashMap<BlockHash, u32, Mixed>;
 
 trait Count {
     fn add(&mut self, hash: BlockHash);
@@ -298,18 +298,39 @@ impl Count for Counts {
     }
 }
 
-#[derive(Debug, Default)]
-struct Identity(u64);
+/// Block hashes are uniform, but whoever writes the prompt chooses them: one multiplication by a random number
+/// spreads them over the table in a way that nobody outside can aim at.
+#[derive(Debug, Clone)]
+struct Mixed(u64);
 
-impl Hasher for Identity {
+impl Default for Mixed {
+    fn default() -> Self {
+        Self(RandomState::new().hash_one(0u8) | 1)
+    }
+}
+
+impl BuildHasher for Mixed {
+    type Hasher = Mixer;
+    fn build_hasher(&self) -> Mixer {
+        Mixer { key: self.0, hash: 0 }
+    }
+}
+
+struct Mixer {
+    key: u64,
+    hash: u64,
+}
+
+impl Hasher for Mixer {
     fn finish(&self) -> u64 {
-        self.0
+        let wide = u128::from(self.hash ^ self.key) * u128::from(self.key);
+        (wide as u64) ^ (wide >> 64) as u64
     }
     fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|byte| self.0 = self.0.rotate_left(8) ^ u64::from(*byte));
+        bytes.iter().for_each(|byte| self.hash = self.hash.rotate_left(8) ^ u64::from(*byte));
     }
     fn write_u64(&mut self, hash: u64) {
-        self.0 = hash;
+        self.hash = hash;
     }
 }
 

@@ -75,7 +75,10 @@ pub async fn serve(listener: TcpListener, app: App, shutdown: impl Future<Output
     Ok(())
 }
 
-async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> (Option<OwnedSemaphorePermit>, TcpStream) {
+async fn accept(
+    listener: &TcpListener,
+    places: &Arc<Semaphore>,
+) -> (Option<OwnedSemaphorePermit>, TcpStream) {
     // The semaphore is never closed.
     let place = places.clone().acquire_owned().await.ok();
     loop {
@@ -143,4 +146,126 @@ fn protocol() -> auto::Builder<TokioExecutor> {
         .keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_TIMEOUT);
     builder
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{self, Say, Script, delta};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::sync::oneshot;
+
+    struct Server {
+        app: App,
+        address: std::net::SocketAddr,
+        stop: oneshot::Sender<()>,
+        served: tokio::task::JoinHandle<io::Result<()>>,
+    }
+
+    async fn start(script: Script, shutdown_timeout: Duration) -> Server {
+        let mut config = testing::config();
+        config.shutdown_timeout = shutdown_timeout;
+        let app = App::new(Arc::new(testing::model_text()), Arc::new(script), config);
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let served = tokio::spawn(serve(listener, app.clone(), async {
+            let _ = stopped.await;
+        }));
+        Server { app, address, stop, served }
+    }
+
+    fn endless() -> Script {
+        Script { say: vec![Say::Delta(delta(0, "a")), Say::Hang], ..Script::default() }
+    }
+
+    fn post(body: &str) -> String {
+        let length = body.len();
+        format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n{body}")
+    }
+
+    async fn send(address: std::net::SocketAddr, request: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        stream
+    }
+
+    /// Everything until the server closes or `end` has come.
+    async fn read_until(stream: &mut TcpStream, end: &str) -> String {
+        let mut text = String::new();
+        let mut buffer = [0; 4096];
+        while !text.contains(end) {
+            match stream.read(&mut buffer).await.unwrap() {
+                0 => break,
+                count => text.push_str(&String::from_utf8_lossy(&buffer[..count])),
+            }
+        }
+        text
+    }
+
+    async fn until(condition: impl Fn() -> bool) {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_client_that_leaves_cancels_its_request() {
+        for body in [r#"{"prompt": "a", "stream": true}"#, r#"{"prompt": "a"}"#] {
+            let server = start(endless(), Duration::from_secs(5)).await;
+            let client = send(server.address, &post(body)).await;
+            until(|| server.app.drain.running() == 1).await;
+            drop(client);
+            until(|| server.app.drain.running() == 0).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_stream_that_outlasts_the_drain_ends_with_an_error_and_without_done() {
+        let server = start(endless(), Duration::from_millis(200)).await;
+        let mut client = send(server.address, &post(r#"{"prompt": "a", "stream": true}"#)).await;
+        let mut idle = send(server.address, "GET /livez HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert!(read_until(&mut idle, "ok").await.starts_with("HTTP/1.1 200"));
+        read_until(&mut client, "\"text\":\"a\"").await;
+        let Server { app, stop, served, address } = server;
+        stop.send(()).unwrap();
+        until(|| app.drain.is_draining()).await;
+        let mut late = send(address, &post(r#"{"prompt": "a"}"#)).await;
+        assert!(read_until(&mut late, "draining").await.starts_with("HTTP/1.1 503"));
+        let mut ready = send(address, "GET /readyz HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert!(read_until(&mut ready, "draining").await.starts_with("HTTP/1.1 503"));
+        let rest = read_until(&mut client, "never").await;
+        assert!(rest.contains(r#""code":"draining""#) && !rest.contains("[DONE]"), "{rest}");
+        served.await.unwrap().unwrap();
+        assert!(TcpStream::connect(address).await.is_err(), "nobody listens any more");
+    }
+
+    #[tokio::test]
+    async fn floods_of_headers_are_refused() {
+        let server = start(Script::default(), Duration::ZERO).await;
+        let many: String = (0..200).map(|at| format!("x-{at}: 1\r\n")).collect();
+        for headers in [many, format!("x: {}\r\n", "y".repeat(100_000))] {
+            let request = format!("GET /livez HTTP/1.1\r\nhost: x\r\n{headers}\r\n");
+            let mut client = TcpStream::connect(server.address).await.unwrap();
+            // The server may hang up before it has read all.
+            let _ = client.write_all(request.as_bytes()).await;
+            let mut answer = vec![0; 64];
+            let count = client.read(&mut answer).await.unwrap_or(0);
+            let answer = String::from_utf8_lossy(&answer[..count]).into_owned();
+            assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431"), "{answer}");
+        }
+        let mut client = send(server.address, "GET /livez HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert!(read_until(&mut client, "ok").await.starts_with("HTTP/1.1 200"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_that_never_asks_is_closed() {
+        let server = start(Script::default(), Duration::ZERO).await;
+        for begun in ["", "P", "PRI * HTTP/2.0\r\n", "GET /livez HTTP/1.1\r\nhost"] {
+            let mut client = send(server.address, begun).await;
+            let mut buffer = [0; 64];
+            // Closed with or without a 408.
+            while client.read(&mut buffer).await.unwrap_or(0) > 0 {}
+        }
+    }
 }

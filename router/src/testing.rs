@@ -43,7 +43,8 @@ pub fn tokenizer_json() -> Value {
                 "normalized": false, "special": true})
         })
         .collect();
-    let bytes = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+    let bytes =
+        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
     json!({"version": "1.0", "truncation": null, "padding": null, "added_tokens": added, "normalizer": null,
         "pre_tokenizer": bytes, "decoder": bytes,
         "post_processor": {"type": "TemplateProcessing",
@@ -67,7 +68,8 @@ pub fn model_text_with(generation: &Value, template: Option<&str>) -> ModelText 
     let config = json!({"bos_token": "<|bos|>", "eos_token": "<|end|>"});
     let tokenizer = tokenizer_json().to_string();
     let template = template.map(str::to_owned);
-    ModelText::from_parts(vec![Arc::from("test")], tokenizer.as_bytes(), &config, template, generation).unwrap()
+    ModelText::from_parts(vec![Arc::from("test")], tokenizer.as_bytes(), &config, template, generation)
+        .unwrap()
 }
 
 /// The tokens of `text`, one a byte.
@@ -210,4 +212,23 @@ impl Drop for Scripted {
     fn drop(&mut self) {
         self.open.fetch_sub(1, Ordering::SeqCst);
     }
+}
+
+/// A router's settings, open to all.
+pub fn config() -> crate::config::RouterConfig {
+    crate::config::RouterConfig {
+        listen: ([127, 0, 0, 1], 0).into(),
+        model: std::path::PathBuf::new(),
+        served_model_names: vec!["test".to_owned()],
+        api_keys: Vec::new(),
+        admission: crate::config::AdmissionConfig::default(),
+        limits: crate::config::RequestLimits::default(),
+        migration_limit: 3,
+        shutdown_timeout: std::time::Duration::from_secs(5),
+    }
+}
+
+/// An app over a script.
+pub fn app(script: Script) -> crate::app::App {
+    crate::app::App::new(Arc::new(model_text()), Arc::new(script), config())
 }

@@ -79,7 +79,11 @@ pub fn check_model(model: Option<&str>, text: &ModelText) -> Result<(), Refusal>
 }
 
 /// Token ids of any form of prompt, none of them outside the vocabulary, at least one.
-pub fn prompt_tokens(prompt: &Prompt, text: &ModelText, model: &ModelLimits) -> Result<Vec<TokenId>, Refusal> {
+pub fn prompt_tokens(
+    prompt: &Prompt,
+    text: &ModelText,
+    model: &ModelLimits,
+) -> Result<Vec<TokenId>, Refusal> {
     let tokens = match prompt {
         Prompt::Text(prompt) => text.encode_text(prompt, true)?,
         Prompt::Tokens(tokens) => {
@@ -99,7 +103,11 @@ pub fn prompt_tokens(prompt: &Prompt, text: &ModelText, model: &ModelLimits) -> 
 }
 
 /// How many best tokens to report: `name` is what the API calls it.
-pub fn check_logprobs(name: &'static str, value: Option<i64>, limits: &RequestLimits) -> Result<Option<u32>, Refusal> {
+pub fn check_logprobs(
+    name: &'static str,
+    value: Option<i64>,
+    limits: &RequestLimits,
+) -> Result<Option<u32>, Refusal> {
     whole(name, value, 0, i64::from(limits.logprobs))
 }
 
@@ -168,7 +176,8 @@ fn sampling(
     if let Some(best_of) = draft.best_of
         && best_of != i64::from(n)
     {
-        let message = format!("best_of must equal n ({n}), got {best_of}; choosing among more is not supported.");
+        let message =
+            format!("best_of must equal n ({n}), got {best_of}; choosing among more is not supported.");
         return Err(Refusal::invalid("best_of", message));
     }
     if temperature == 0.0 && n > 1 {
@@ -220,7 +229,9 @@ fn whole(name: &'static str, value: Option<i64>, low: i64, high: i64) -> Result<
     match value {
         None => Ok(None),
         Some(value) if (low..=high).contains(&value) => Ok(u32::try_from(value).ok()),
-        Some(value) => Err(Refusal::invalid(name, format!("{name} must be in [{low}, {high}], got {value}."))),
+        Some(value) => {
+            Err(Refusal::invalid(name, format!("{name} must be in [{low}, {high}], got {value}.")))
+        }
     }
 }
 
@@ -229,7 +240,9 @@ fn top_k(value: i64, vocab_size: u32) -> Result<u32, Refusal> {
         -1 | 0 => Ok(0),
         // More than the vocabulary is all of it.
         1.. => Ok(u32::try_from(value).unwrap_or(u32::MAX).min(vocab_size)),
-        _ => Err(Refusal::invalid("top_k", format!("top_k must be -1 or 0 (off) or at least 1, got {value}."))),
+        _ => {
+            Err(Refusal::invalid("top_k", format!("top_k must be -1 or 0 (off) or at least 1, got {value}.")))
+        }
     }
 }
 
@@ -241,7 +254,10 @@ fn logit_bias(
     check_count("logit_bias", biases.len(), limits.logit_bias)?;
     let check = |(token, bias): &(i64, f64)| {
         if bias.is_nan() {
-            return Err(Refusal::invalid("logit_bias", format!("logit_bias of token {token} must be a number.")));
+            return Err(Refusal::invalid(
+                "logit_bias",
+                format!("logit_bias of token {token} must be a number."),
+            ));
         }
         Ok((token_id("logit_bias", *token, vocab_size)?, bias.clamp(-MAX_BIAS, MAX_BIAS) as f32))
     };
@@ -369,8 +385,16 @@ mod tests {
         };
         assert_eq!(run(prompt(63, None)).unwrap().0.sampling.max_tokens, 1);
         assert_eq!(run(prompt(60, Some(4))).unwrap().0.sampling.max_tokens, 4);
-        check_draft(prompt(64, None), "prompt", "This model's maximum context length is 64 tokens. However, you requested 65 tokens (64 in the prompt, 1 for the output). Please reduce the length of the prompt or of the output.");
-        check_draft(prompt(61, Some(4)), "prompt", "This model's maximum context length is 64 tokens. However, you requested 65 tokens (61 in the prompt, 4 for the output). Please reduce the length of the prompt or of the output.");
+        check_draft(
+            prompt(64, None),
+            "prompt",
+            "This model's maximum context length is 64 tokens. However, you requested 65 tokens (64 in the prompt, 1 for the output). Please reduce the length of the prompt or of the output.",
+        );
+        check_draft(
+            prompt(61, Some(4)),
+            "prompt",
+            "This model's maximum context length is 64 tokens. However, you requested 65 tokens (61 in the prompt, 4 for the output). Please reduce the length of the prompt or of the output.",
+        );
     }
 
     #[test]
@@ -395,7 +419,8 @@ mod tests {
     fn the_models_defaults_stand_in_for_absent_values() {
         let generation = json!({"do_sample": true, "temperature": 0.5, "top_k": 7, "max_new_tokens": 5});
         let text = testing::model_text_with(&generation, None);
-        let run = |draft| validate(draft, &text, &MODEL, &RequestLimits::default(), Timestamp::ZERO).unwrap().0;
+        let run =
+            |draft| validate(draft, &text, &MODEL, &RequestLimits::default(), Timestamp::ZERO).unwrap().0;
         let sampling = run(draft(some())).sampling;
         assert_eq!((sampling.temperature, sampling.top_k, sampling.max_tokens), (0.5, 7, 5));
         let given = DraftSampling { temperature: Some(0.0), top_k: Some(-1), max_tokens: Some(9), ..some() };

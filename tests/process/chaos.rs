@@ -35,7 +35,9 @@ fn request(index: usize) -> Value {
                     "repetition_penalty": 1.1}),
         3 => json!({"temperature": 1.0, "seed": index, "n": 3, "top_k": 40}),
         4 => json!({"temperature": 0.8, "seed": index, "logprobs": 2, "min_tokens": 20}),
-        _ => json!({"temperature": 0.8, "seed": index, "stop": ["return x", "\n\n\n\n", "zzzz"], "min_tokens": 30}),
+        _ => {
+            json!({"temperature": 0.8, "seed": index, "stop": ["return x", "\n\n\n\n", "zzzz"], "min_tokens": 30})
+        }
     };
     body.as_object_mut().expect("an object").extend(extra.as_object().cloned().expect("an object"));
     body
@@ -69,7 +71,8 @@ fn difference(index: usize, seen: &History, expected: &History) -> Option<String
         ));
     }
     let tokens = |history: &History| history.usage.as_ref().map(|usage| usage["completion_tokens"].clone());
-    (tokens(seen) != tokens(expected)).then(|| format!("stream {index} reports other usage: {:?}", seen.usage))
+    (tokens(seen) != tokens(expected))
+        .then(|| format!("stream {index} reports other usage: {:?}", seen.usage))
 }
 
 #[test]
@@ -93,9 +96,8 @@ fn killing_a_worker_changes_no_stream() {
                 tokio::time::sleep(Duration::from_millis(40 + (round as u64 * 97) % 900)).await;
                 send_signal(victim, "KILL");
             });
-            let differences: Vec<String> = (0..STREAMS)
-                .filter_map(|index| difference(index, &seen[index], &expected[index]))
-                .collect();
+            let differences: Vec<String> =
+                (0..STREAMS).filter_map(|index| difference(index, &seen[index], &expected[index])).collect();
             assert!(differences.is_empty(), "round {round}:\n{}\n{}", differences.join("\n"), cluster.log());
             gaps.extend(seen.iter().map(|history| history.longest_gap));
         }

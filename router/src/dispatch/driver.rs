@@ -125,16 +125,16 @@ impl Driver {
             },
             State::Streaming(source) => self.read(source).await,
         };
+        let moves = self.delivery.moves();
         let lost = match &event {
-            Event::Ended(error) => Some((None, error.as_ref())),
-            Event::NotOpened(worker, error) => Some((Some(*worker), Some(error))),
-            _ => None,
+            Event::Ended(Some(error)) | Event::NotOpened(_, error) => error.to_string(),
+            _ => String::new(),
         };
-        if let Some((worker, error)) = lost {
-            tracing::debug!(request = self.request.id, ?worker, ?error, "stream lost");
-        }
         for action in self.delivery.handle(clock::now(), event) {
             self.perform(action);
+        }
+        if self.delivery.moves() > moves {
+            tracing::info!(request = self.request.id, moves = moves + 1, lost, "request goes on elsewhere");
         }
     }
 
@@ -314,8 +314,9 @@ impl Watch<'_> {
             tokio::select! {
                 biased;
                 Some(sample_index) = aborted => return Waited::Abort(sample_index),
-                answer = &mut answer => return Waited::For(answer),
+                // Before the answer: a stream that always has more must not outrun its deadline.
                 () = cluster::until(self.deadline) => return Waited::Deadline,
+                answer = &mut answer => return Waited::For(answer),
                 () = tokio::time::sleep(self.shared.tuning.wedge_after) => {
                     let stuck = |fleet: &mut fleet::Fleet| fleet.is_stuck(clock::now(), self.placement, silent_since);
                     if self.shared.with_fleet(stuck) {

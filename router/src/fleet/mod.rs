@@ -197,6 +197,11 @@ impl Fleet {
         self.workers.get(&id).map_or((0, 0), Worker::watch_from)
     }
 
+    /// Whether a worker belongs here (still).
+    pub fn has(&self, id: WorkerId) -> bool {
+        self.workers.contains_key(&id)
+    }
+
     /// Bounds that hold at every worker that takes requests; `None` without any.
     pub fn limits(&self, now: Timestamp) -> Option<ModelLimits> {
         let limits = self

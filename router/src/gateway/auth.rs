@@ -73,6 +73,9 @@ mod tests {
         check("", false);
         assert!(!keys.admit(&HeaderMap::new()));
         assert!(ApiKeys::new(&[]).admit(&HeaderMap::new()));
-        assert!(!ApiKeys::new(&[String::new()]).admit(&HeaderMap::new()), "an empty key opens nothing by absence");
+        assert!(
+            !ApiKeys::new(&[String::new()]).admit(&HeaderMap::new()),
+            "an empty key opens nothing by absence"
+        );
     }
 }

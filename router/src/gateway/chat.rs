@@ -153,7 +153,8 @@ impl Answer {
                 choice.push(delta);
             }
         }
-        let choices = gathered.into_iter().enumerate().map(|(index, choice)| self.choice(index, choice)).collect();
+        let choices =
+            gathered.into_iter().enumerate().map(|(index, choice)| self.choice(index, choice)).collect();
         let mut object = self.heading.object(choices);
         object.insert("usage".to_owned(), shapes::usage(merged.usage()));
         if let Some(prompt) = merged.prompts().first() {

@@ -127,7 +127,10 @@ fn prompts(fields: &mut Fields, most: usize) -> Result<Vec<Prompt>, Refusal> {
         Some(Value::Array(items)) => {
             if items.len() > most {
                 let got = items.len();
-                return Err(Refusal::invalid("prompt", format!("prompt takes at most {most} prompts, got {got}.")));
+                return Err(Refusal::invalid(
+                    "prompt",
+                    format!("prompt takes at most {most} prompts, got {got}."),
+                ));
             }
             items.into_iter().map(one).collect::<Result<_, _>>()?
         }
@@ -209,7 +212,8 @@ impl Answer {
                 let (at, delta) = item?;
                 let index = at * self.n + delta.sample_index as usize;
                 let shows_tokens = self.call.logprobs || self.call.wants.return_token_ids;
-                let quiet = delta.text.is_empty() && delta.finish.is_none() && !(shows_tokens && !delta.tokens.is_empty());
+                let silent = delta.text.is_empty() && delta.finish.is_none();
+                let quiet = silent && (delta.tokens.is_empty() || !shows_tokens);
                 if quiet && self.choices.get(index).is_none_or(|choice| choice.begun) {
                     continue;
                 }
@@ -234,7 +238,8 @@ impl Answer {
     fn choice(&mut self, index: usize, mut delta: TextDelta, merged: &Merged) -> Result<Value, Refusal> {
         let at = index / self.n;
         let prompt = merged.prompts().get(at).ok_or(Refusal::Internal)?;
-        let first = self.choices.get_mut(index).is_some_and(|choice| !std::mem::replace(&mut choice.begun, true));
+        let first =
+            self.choices.get_mut(index).is_some_and(|choice| !std::mem::replace(&mut choice.begun, true));
         if self.call.drop_output {
             delta = TextDelta { finish: delta.finish, ..TextDelta::default() };
         }
@@ -242,7 +247,8 @@ impl Answer {
         let mut text = if echo { self.prompt_text(at, &prompt.request)? } else { String::new() };
         text.push_str(&delta.text);
         let logprobs = self.call.logprobs.then(|| {
-            let shown = if echo { prompt_entries(&prompt.request, &prompt.prompt_logprobs) } else { Vec::new() };
+            let shown =
+                if echo { prompt_entries(&prompt.request, &prompt.prompt_logprobs) } else { Vec::new() };
             let output = delta.tokens.iter().copied().zip(delta.logprobs.iter().map(Some));
             let entries: Vec<_> = shown.into_iter().chain(output).collect();
             let bytes = self.app.text.tokenizer.bytes();
@@ -256,7 +262,8 @@ impl Answer {
             "stop_reason": shapes::stop_reason(delta.finish.as_ref()),
         });
         if self.call.prompt_logprobs {
-            choice["prompt_logprobs"] = logprobs::prompt(self.app.text.tokenizer.bytes(), &prompt.prompt_logprobs);
+            choice["prompt_logprobs"] =
+                logprobs::prompt(self.app.text.tokenizer.bytes(), &prompt.prompt_logprobs);
         }
         if self.call.wants.return_token_ids {
             choice["token_ids"] = delta.tokens.into();

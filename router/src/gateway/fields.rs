@@ -14,6 +14,8 @@ use crate::refusal::Refusal;
 
 /// How long a body may take to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+/// A larger body is parsed off the async threads, where it delays no stream.
+const INLINE_BODY_BYTES: usize = 128 * 1024;
 /// Most unknown fields that are listed.
 const MAX_IGNORED: usize = 32;
 
@@ -26,14 +28,21 @@ impl Fields {
     pub async fn read(request: Request, limit: usize) -> Result<Self, Refusal> {
         let (parts, body) = request.into_parts();
         check_content_type(&parts.headers)?;
-        Self::parse(&read_body(body, limit).await?)
+        let body = read_body(body, limit).await?;
+        if body.len() <= INLINE_BODY_BYTES {
+            return Self::parse(&body);
+        }
+        let parsed = tokio::task::spawn_blocking(move || Self::parse(&body));
+        parsed.await.unwrap_or(Err(Refusal::Internal))
     }
 
     /// Parses a JSON object. serde_json itself stops at a depth of 128.
     pub fn parse(body: &[u8]) -> Result<Self, Refusal> {
         if let Err(error) = std::str::from_utf8(body) {
             let at = error.valid_up_to();
-            return Err(Refusal::InvalidJson(format!("The body is not valid UTF-8; the first bad byte is byte {at}.")));
+            return Err(Refusal::InvalidJson(format!(
+                "The body is not valid UTF-8; the first bad byte is byte {at}."
+            )));
         }
         match serde_json::from_slice(body) {
             Ok(Value::Object(map)) => Ok(Self(map)),
@@ -50,7 +59,7 @@ impl Fields {
 
     /// Takes a field; null is absent.
     pub fn take(&mut self, name: &str) -> Option<Value> {
-        self.0.remove(name).filter(|value| !value.is_null())
+        self.0.shift_remove(name).filter(|value| !value.is_null())
     }
 
     /// Takes a number.
@@ -60,7 +69,9 @@ impl Fields {
 
     /// Takes a whole number.
     pub fn i64(&mut self, name: &'static str) -> Result<Option<i64>, Refusal> {
-        self.take(name).map(|value| whole(&value).ok_or_else(|| wrong(name, "a 64-bit integer", &value))).transpose()
+        self.take(name)
+            .map(|value| whole(&value).ok_or_else(|| wrong(name, "a 64-bit integer", &value)))
+            .transpose()
     }
 
     /// Takes a flag; absent is false.
@@ -70,7 +81,9 @@ impl Fields {
 
     /// Takes a flag.
     pub fn optional_bool(&mut self, name: &'static str) -> Result<Option<bool>, Refusal> {
-        self.take(name).map(|value| value.as_bool().ok_or_else(|| wrong(name, "true or false", &value))).transpose()
+        self.take(name)
+            .map(|value| value.as_bool().ok_or_else(|| wrong(name, "true or false", &value)))
+            .transpose()
     }
 
     /// Takes a string.
@@ -125,8 +138,11 @@ impl Fields {
 
     /// The names that nobody took, as a header value.
     pub fn ignored(self) -> Option<HeaderValue> {
-        let printable = |name: &String| !name.is_empty() && name.len() <= 64 && name.bytes().all(|b| b.is_ascii_graphic());
-        let names: Vec<String> = self.0.into_iter().map(|(name, _)| name).filter(printable).take(MAX_IGNORED).collect();
+        let printable = |name: &String| {
+            !name.is_empty() && name.len() <= 64 && name.bytes().all(|b| b.is_ascii_graphic())
+        };
+        let names: Vec<String> =
+            self.0.into_iter().map(|(name, _)| name).filter(printable).take(MAX_IGNORED).collect();
         if names.is_empty() { None } else { HeaderValue::from_str(&names.join(", ")).ok() }
     }
 }
@@ -145,7 +161,10 @@ pub fn integers(name: &'static str, items: &[Value]) -> Result<Vec<i64>, Refusal
 fn whole(value: &Value) -> Option<i64> {
     value.as_i64().or_else(|| {
         // Below 2^53 a float is the number that was written.
-        value.as_f64().filter(|number| number.fract() == 0.0 && number.abs() < 9e15).map(|number| number as i64)
+        value
+            .as_f64()
+            .filter(|number| number.fract() == 0.0 && number.abs() < 9e15)
+            .map(|number| number as i64)
     })
 }
 
@@ -175,7 +194,9 @@ async fn read_body(body: Body, limit: usize) -> Result<bytes::Bytes, Refusal> {
     let collected = tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, limit).collect());
     match collected.await {
         Ok(Ok(collected)) => Ok(collected.to_bytes()),
-        Ok(Err(error)) if error.downcast_ref::<LengthLimitError>().is_some() => Err(Refusal::TooLarge { limit }),
+        Ok(Err(error)) if error.downcast_ref::<LengthLimitError>().is_some() => {
+            Err(Refusal::TooLarge { limit })
+        }
         Ok(Err(_)) => Err(Refusal::InvalidJson("The body broke off.".to_owned())),
         Err(_) => {
             let seconds = BODY_TIMEOUT.as_secs();
@@ -208,11 +229,23 @@ mod tests {
 
     #[test]
     fn wrong_types_name_the_field() {
-        let fields = || Fields::parse(br#"{"a": "x", "b": 1.5, "c": [1, "2"], "d": 16.0, "e": 18446744073709551615}"#).unwrap();
+        let fields = || {
+            Fields::parse(br#"{"a": "x", "b": 1.5, "c": [1, "2"], "d": 16.0, "e": 18446744073709551615}"#)
+                .unwrap()
+        };
         assert_eq!(fields().f64("a").unwrap_err().to_string(), "a must be a number, got a string.");
-        assert_eq!(fields().i64("b").unwrap_err().to_string(), "b must be a 64-bit integer, got a fractional number.");
-        assert_eq!(fields().strings("c").unwrap_err().to_string(), "c must be a string or a list of strings, got a number.");
-        assert_eq!(fields().integers("c").unwrap_err().to_string(), "c must be a list of integers, got a string.");
+        assert_eq!(
+            fields().i64("b").unwrap_err().to_string(),
+            "b must be a 64-bit integer, got a fractional number."
+        );
+        assert_eq!(
+            fields().strings("c").unwrap_err().to_string(),
+            "c must be a string or a list of strings, got a number."
+        );
+        assert_eq!(
+            fields().integers("c").unwrap_err().to_string(),
+            "c must be a list of integers, got a string."
+        );
         assert_eq!(fields().bool("d").unwrap_err().param(), Some("d"));
         assert_eq!(fields().i64("d").unwrap(), Some(16));
         assert!(fields().i64("e").is_err());
@@ -220,7 +253,8 @@ mod tests {
 
     #[test]
     fn what_nobody_took_is_listed() {
-        let mut fields = Fields::parse("{\"a\": 1, \"zig\": 2, \"n\": null, \"é\\n\": 3}".as_bytes()).unwrap();
+        let mut fields =
+            Fields::parse("{\"a\": 1, \"zig\": 2, \"n\": null, \"é\\n\": 3}".as_bytes()).unwrap();
         assert_eq!(fields.i64("a").unwrap(), Some(1));
         assert_eq!(fields.i64("n").unwrap(), None);
         assert_eq!(fields.ignored().unwrap(), "zig");

@@ -11,9 +11,7 @@ const IMPOSSIBLE: f32 = -9999.0;
 
 /// Chat: `logprobs.content`.
 pub fn chat(bytes: &TokenBytes, logprobs: &[TokenLogprobs]) -> Value {
-    let entry = |token: TokenId, logprob: f32| {
-        json!({"token": spelling(bytes, token), "logprob": finite(logprob), "bytes": bytes.get(token)})
-    };
+    let entry = |token: TokenId, logprob: f32| json!({"token": spelling(bytes, token), "logprob": finite(logprob), "bytes": bytes.get(token)});
     let content = logprobs.iter().map(|at| {
         let mut chosen = entry(at.token, at.logprob);
         chosen["top_logprobs"] = at.top.iter().map(|(token, logprob)| entry(*token, *logprob)).collect();
@@ -56,7 +54,8 @@ impl CompletionLogprobs {
 pub fn prompt(bytes: &TokenBytes, logprobs: &[TokenLogprobs]) -> Value {
     let of = |at: &TokenLogprobs| {
         let entry = |token: TokenId, logprob: f32, rank: u64| {
-            let value = json!({"logprob": finite(logprob), "rank": rank, "decoded_token": spelling(bytes, token)});
+            let value =
+                json!({"logprob": finite(logprob), "rank": rank, "decoded_token": spelling(bytes, token)});
             (token.to_string(), value)
         };
         let chosen = std::iter::once(entry(at.token, at.logprob, u64::from(at.rank)));

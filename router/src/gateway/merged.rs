@@ -37,7 +37,8 @@ pub struct Prompted {
 impl Merged {
     /// Starts `drafts`; if one is refused none goes on.
     pub async fn start(app: &App, drafts: Vec<Draft>) -> Result<Self, Refusal> {
-        let mut merged = Self { prompts: Vec::new(), running: FuturesUnordered::new(), waiting: VecDeque::new() };
+        let mut merged =
+            Self { prompts: Vec::new(), running: FuturesUnordered::new(), waiting: VecDeque::new() };
         for draft in drafts {
             let Started { request, stream } = app.start(draft).await?;
             let at = merged.prompts.len();
@@ -49,9 +50,8 @@ impl Merged {
 
     /// Waits a little for the first delta, which the next call of `next` returns.
     pub async fn wait_for_first(&mut self) -> Result<(), Refusal> {
-        match tokio::time::timeout(FIRST_DELTA_WAIT, self.next()).await {
-            Ok(Some(first)) => self.waiting.push_back(first?),
-            Ok(None) | Err(_) => {}
+        if let Ok(Some(first)) = tokio::time::timeout(FIRST_DELTA_WAIT, self.next()).await {
+            self.waiting.push_back(first?);
         }
         Ok(())
     }

@@ -46,11 +46,15 @@ impl IntoResponse for Refused {
         if self.grpc {
             return crate::grpc::status(&self.refusal).into_http::<axum::body::Body>().into_response();
         }
-        let status = StatusCode::from_u16(self.refusal.http().status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let status =
+            StatusCode::from_u16(self.refusal.http().status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut response = (status, Json(error_object(&self.refusal))).into_response();
         let headers = response.headers_mut();
         let retry_after = self.refusal.retry_after();
-        headers.insert(SHOULD_RETRY, HeaderValue::from_static(if retry_after.is_some() { "true" } else { "false" }));
+        headers.insert(
+            SHOULD_RETRY,
+            HeaderValue::from_static(if retry_after.is_some() { "true" } else { "false" }),
+        );
         if let Some(after) = retry_after {
             let ms = u64::try_from(after.as_millis()).unwrap_or(u64::MAX).max(1);
             headers.insert(RETRY_AFTER_MS, HeaderValue::from(ms));

@@ -25,8 +25,15 @@ const TIMEOUT_HEADER: &str = "x-request-timeout-ms";
 
 /// Fields that are known and change nothing here.
 const WITHOUT_EFFECT: [&str; 9] = [
-    "user", "store", "metadata", "service_tier", "parallel_tool_calls", "safety_identifier", "prompt_cache_key",
-    "prompt_cache_retention", "add_special_tokens",
+    "user",
+    "store",
+    "metadata",
+    "service_tier",
+    "parallel_tool_calls",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "add_special_tokens",
 ];
 
 /// Takes all sampling parameters; `max_tokens` and `logprobs` differ between the APIs and are left.
@@ -60,7 +67,8 @@ pub fn sampling(fields: &mut Fields) -> Result<DraftSampling, Refusal> {
 pub fn draft(fields: &mut Fields, headers: &HeaderMap, request_id: &str) -> Result<Draft, Refusal> {
     let timeout = headers.get(TIMEOUT_HEADER).map(|value| {
         let number = value.to_str().ok().and_then(|text| text.trim().parse().ok());
-        number.ok_or_else(|| Refusal::invalid("timeout_ms", format!("{TIMEOUT_HEADER} must be milliseconds.")))
+        number
+            .ok_or_else(|| Refusal::invalid("timeout_ms", format!("{TIMEOUT_HEADER} must be milliseconds.")))
     });
     Ok(Draft {
         model: fields.string("model")?,
@@ -75,11 +83,13 @@ pub fn draft(fields: &mut Fields, headers: &HeaderMap, request_id: &str) -> Resu
 /// Takes `stream` and what belongs to it.
 pub fn wants(fields: &mut Fields, sampling: &DraftSampling) -> Result<Wants, Refusal> {
     let stream = fields.bool("stream")?;
-    let mut wants =
-        Wants { stream, return_token_ids: fields.bool("return_token_ids")?, ..Wants::default() };
+    let mut wants = Wants { stream, return_token_ids: fields.bool("return_token_ids")?, ..Wants::default() };
     if let Some(options) = fields.object("stream_options")? {
         if !stream {
-            return Err(Refusal::invalid("stream_options", "stream_options is allowed only with stream: true."));
+            return Err(Refusal::invalid(
+                "stream_options",
+                "stream_options is allowed only with stream: true.",
+            ));
         }
         let flag = |name: &str| match options.get(name) {
             None | Some(Value::Null) => Ok(false),
@@ -90,7 +100,10 @@ pub fn wants(fields: &mut Fields, sampling: &DraftSampling) -> Result<Wants, Ref
         wants.continuous_usage = flag("continuous_usage_stats")?;
     }
     if stream && sampling.prompt_logprobs.is_some() {
-        return Err(Refusal::invalid("prompt_logprobs", "prompt_logprobs is not available with stream: true."));
+        return Err(Refusal::invalid(
+            "prompt_logprobs",
+            "prompt_logprobs is not available with stream: true.",
+        ));
     }
     Ok(wants)
 }
@@ -100,7 +113,7 @@ pub fn refuse_unsupported(fields: &mut Fields) -> Result<(), Refusal> {
     for name in WITHOUT_EFFECT {
         fields.take(name);
     }
-    let falsy: fn(&Value) -> bool = |value| value == false || value == "" || *value == Value::from(0);
+    let falsy: fn(&Value) -> bool = |value| value == false || value == "" || value == 0;
     let empty: fn(&Value) -> bool = |value| value.as_array().is_some_and(Vec::is_empty);
     let never: fn(&Value) -> bool = |_| false;
     for name in ["use_beam_search", "echo"] {
@@ -110,8 +123,18 @@ pub fn refuse_unsupported(fields: &mut Fields) -> Result<(), Refusal> {
         fields.unsupported(name, empty)?;
     }
     for name in [
-        "truncate_prompt_tokens", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
-        "guided_grammar", "regex", "ebnf", "json_schema", "prompt_embeds", "kv_transfer_params", "lora",
+        "truncate_prompt_tokens",
+        "structured_outputs",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "regex",
+        "ebnf",
+        "json_schema",
+        "prompt_embeds",
+        "kv_transfer_params",
+        "lora",
     ] {
         fields.unsupported(name, never)?;
     }

@@ -24,7 +24,9 @@ pub fn response(objects: impl Stream<Item = Result<Value, Refusal>> + Send + 'st
     (headers, [("x-accel-buffering", "no")], body).into_response()
 }
 
-fn events(objects: impl Stream<Item = Result<Value, Refusal>> + Send + 'static) -> impl Stream<Item = Bytes> + Send {
+fn events(
+    objects: impl Stream<Item = Result<Value, Refusal>> + Send + 'static,
+) -> impl Stream<Item = Bytes> + Send {
     async_stream::stream! {
         let mut objects = std::pin::pin!(objects);
         loop {
@@ -61,7 +63,8 @@ mod tests {
             yield Ok(json!({"text": "a\nb"}));
         };
         let sent: Vec<Bytes> = events(objects).collect().await;
-        let expected = [": keep-alive\n\n", ": keep-alive\n\n", "data: {\"text\":\"a\\nb\"}\n\n", "data: [DONE]\n\n"];
+        let expected =
+            [": keep-alive\n\n", ": keep-alive\n\n", "data: {\"text\":\"a\\nb\"}\n\n", "data: [DONE]\n\n"];
         assert_eq!(sent, expected.map(Bytes::from));
     }
 }

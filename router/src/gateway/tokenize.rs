@@ -44,7 +44,8 @@ pub async fn detokenize(State(app): State<App>, request: Request) -> Result<Json
     let mut fields = Fields::read(request, app.config.limits.body_bytes).await?;
     check_model(fields.string("model")?.as_deref(), &app.text)?;
     let tokens = fields.integers("tokens")?;
-    let tokens = tokens.ok_or_else(|| Refusal::invalid("tokens", "tokens is required: a list of token ids."))?;
+    let tokens =
+        tokens.ok_or_else(|| Refusal::invalid("tokens", "tokens is required: a list of token ids."))?;
     let vocab_size = app.text.tokenizer.bytes().vocab_size();
     let tokens: Result<Vec<TokenId>, Refusal> =
         tokens.into_iter().map(|token| token_id("tokens", token, vocab_size)).collect();

@@ -33,7 +33,8 @@ pub fn draft(request: v1::GenerateRequest, timeout: Option<Duration>) -> Result<
 
 /// A conversation for the chat template.
 pub fn chat(chat: v1::Chat) -> Prompt {
-    let message = |message: v1::ChatMessage| -> Value { json!({"role": message.role, "content": message.content}) };
+    let message =
+        |message: v1::ChatMessage| -> Value { json!({"role": message.role, "content": message.content}) };
     Prompt::Chat {
         messages: chat.messages.into_iter().map(message).collect(),
         add_generation_prompt: chat.add_generation_prompt.unwrap_or(true),
@@ -61,7 +62,11 @@ fn sampling(options: v1::SamplingOptions) -> DraftSampling {
         presence_penalty: options.presence_penalty,
         frequency_penalty: options.frequency_penalty,
         seed: options.seed,
-        logit_bias: options.logit_bias.into_iter().map(|(id, bias)| (i64::from(id), f64::from(bias))).collect(),
+        logit_bias: options
+            .logit_bias
+            .into_iter()
+            .map(|(id, bias)| (i64::from(id), f64::from(bias)))
+            .collect(),
         stop: options.stop,
         stop_token_ids: options.stop_token_ids.into_iter().map(i64::from).collect(),
         include_stop_str_in_output: options.include_stop_str_in_output,

@@ -28,7 +28,10 @@ impl HealthService {
 
 #[tonic::async_trait]
 impl Health for HealthService {
-    async fn check(&self, request: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
+    async fn check(
+        &self,
+        request: Request<HealthCheckRequest>,
+    ) -> Result<Response<HealthCheckResponse>, Status> {
         match request.get_ref().service.as_str() {
             "" | "skein.v1.Inference" => Ok(Response::new(answer(serving(&self.app)))),
             _ => Err(Status::not_found("service not registered")),
@@ -37,7 +40,10 @@ impl Health for HealthService {
 
     type WatchStream = Pin<Box<dyn Stream<Item = Result<HealthCheckResponse, Status>> + Send>>;
 
-    async fn watch(&self, request: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
+    async fn watch(
+        &self,
+        request: Request<HealthCheckRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
         let known = matches!(request.get_ref().service.as_str(), "" | "skein.v1.Inference");
         let app = self.app.clone();
         Ok(Response::new(Box::pin(async_stream::stream! {

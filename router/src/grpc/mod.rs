@@ -60,7 +60,12 @@ pub fn status(refusal: &Refusal) -> tonic::Status {
 
 fn add<S>(router: Router, service: S) -> Router
 where
-    S: Service<Request<Body>, Error = std::convert::Infallible> + NamedService + Clone + Send + Sync + 'static,
+    S: Service<Request<Body>, Error = std::convert::Infallible>
+        + NamedService
+        + Clone
+        + Send
+        + Sync
+        + 'static,
     S::Response: IntoResponse,
     S::Future: Send + 'static,
 {

@@ -51,8 +51,13 @@ impl Inference for InferenceService {
         _: Request<v1::ListModelsRequest>,
     ) -> Result<Response<v1::ListModelsResponse>, Status> {
         let limits = self.app.generator.model_limits().map_err(|refusal| status(&refusal))?;
-        let model = |name: &std::sync::Arc<str>| v1::Model { id: name.to_string(), max_model_len: limits.max_model_len };
-        Ok(Response::new(v1::ListModelsResponse { models: self.app.text.served_names.iter().map(model).collect() }))
+        let model = |name: &std::sync::Arc<str>| v1::Model {
+            id: name.to_string(),
+            max_model_len: limits.max_model_len,
+        };
+        Ok(Response::new(v1::ListModelsResponse {
+            models: self.app.text.served_names.iter().map(model).collect(),
+        }))
     }
 
     async fn tokenize(
@@ -94,10 +99,14 @@ impl InferenceService {
         check_model(convert::given(request.model).as_deref(), &self.app.text)?;
         let text = self.app.text.clone();
         let vocab_size = text.tokenizer.bytes().vocab_size();
-        let tokens: Result<Vec<TokenId>, Refusal> =
-            request.token_ids.iter().map(|token| token_id("token_ids", i64::from(*token), vocab_size)).collect();
+        let tokens: Result<Vec<TokenId>, Refusal> = request
+            .token_ids
+            .iter()
+            .map(|token| token_id("token_ids", i64::from(*token), vocab_size))
+            .collect();
         let tokens = tokens?;
-        let text = self.app.text_work(tokens.len() * 4, move || text.tokenizer.decode(&tokens, false)).await?;
+        let text =
+            self.app.text_work(tokens.len() * 4, move || text.tokenizer.decode(&tokens, false)).await?;
         Ok(v1::DetokenizeResponse { text })
     }
 }

@@ -27,7 +27,11 @@ pub struct ChatTemplate {
 
 impl ChatTemplate {
     /// Compiles `source`; `own` are the variables that come with the model, such as `bos_token`.
-    pub fn compile(source: &str, own: Vec<(String, String)>, clock: fn() -> Duration) -> Result<Self, TextError> {
+    pub fn compile(
+        source: &str,
+        own: Vec<(String, String)>,
+        clock: fn() -> Duration,
+    ) -> Result<Self, TextError> {
         if source.len() > MAX_SOURCE_BYTES {
             return Err(TextError::Template(format!("it is over {MAX_SOURCE_BYTES} bytes long")));
         }
@@ -143,7 +147,8 @@ mod tests {
         let goldens: serde_json::Value = serde_json::from_str(goldens).unwrap();
         let mut different = Vec::new();
         for golden in goldens["templates"].as_array().unwrap() {
-            let own = ["bos_token", "eos_token"].map(|name| (name.to_owned(), golden[name].as_str().unwrap().to_owned()));
+            let own = ["bos_token", "eos_token"]
+                .map(|name| (name.to_owned(), golden[name].as_str().unwrap().to_owned()));
             let template =
                 ChatTemplate::compile(golden["template"].as_str().unwrap(), own.to_vec(), clock).unwrap();
             for case in golden["cases"].as_array().unwrap() {
@@ -157,7 +162,8 @@ mod tests {
                     _ => false,
                 };
                 if !same {
-                    different.push(format!("{} / {}: {rendered:?}\n  not {case}", golden["name"], case["name"]));
+                    different
+                        .push(format!("{} / {}: {rendered:?}\n  not {case}", golden["name"], case["name"]));
                 }
             }
         }
@@ -166,11 +172,17 @@ mod tests {
 
     #[test]
     fn hostile_templates_are_refused_and_end() {
-        check_refused("{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}", "too many steps");
+        check_refused(
+            "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
+            "too many steps",
+        );
         check_refused("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "fails on these messages");
         check_refused("{% for i in range(100000) %}{{ 'x' * 10000 }}{% endfor %}", "writes over");
         check_refused("{{ messages[0].content.nope() }}", "fails on these messages");
-        check_refused("{{ raise_exception('roles must alternate') }}", "refuses these messages: roles must alternate");
+        check_refused(
+            "{{ raise_exception('roles must alternate') }}",
+            "refuses these messages: roles must alternate",
+        );
         check_refused("{% include 'other' %}", "fails on these messages");
     }
 
@@ -182,10 +194,14 @@ mod tests {
 
     #[test]
     fn arguments_cannot_replace_the_messages() {
-        let arguments = json!({"messages": "mine", "bos_token": "mine", "add_generation_prompt": true, "mood": "good"});
-        let template =
-            ChatTemplate::compile("{{ bos_token }}{{ messages|length }}{{ add_generation_prompt }}{{ mood }}",
-                vec![("bos_token".to_owned(), "<s>".to_owned())], clock).unwrap();
+        let arguments =
+            json!({"messages": "mine", "bos_token": "mine", "add_generation_prompt": true, "mood": "good"});
+        let template = ChatTemplate::compile(
+            "{{ bos_token }}{{ messages|length }}{{ add_generation_prompt }}{{ mood }}",
+            vec![("bos_token".to_owned(), "<s>".to_owned())],
+            clock,
+        )
+        .unwrap();
         let text = template.render(&json!([{}]), false, arguments.as_object().unwrap()).unwrap();
         assert_eq!(text, "<s>1Falsegood");
     }

@@ -70,8 +70,9 @@ impl ModelText {
     ) -> Result<Self, TextError> {
         let source = template.or_else(|| default_template(&config["chat_template"]));
         let own = special_strings(config);
-        let chat_template =
-            source.map(|source| ChatTemplate::compile(&source, own, skein_node::clock::unix_time)).transpose()?;
+        let chat_template = source
+            .map(|source| ChatTemplate::compile(&source, own, skein_node::clock::unix_time))
+            .transpose()?;
         Ok(Self {
             served_names,
             tokenizer: Tokenizer::from_json(tokenizer)?,
@@ -131,12 +132,14 @@ impl<'a> ChatPrompt<'a> {
     /// The chat in `prompt`, if it is one.
     pub fn of(prompt: &'a Prompt) -> Option<Self> {
         match prompt {
-            Prompt::Chat { messages, add_generation_prompt, continue_final_message, template_kwargs } => Some(Self {
-                messages,
-                add_generation_prompt: *add_generation_prompt,
-                continue_final_message: *continue_final_message,
-                template_kwargs,
-            }),
+            Prompt::Chat { messages, add_generation_prompt, continue_final_message, template_kwargs } => {
+                Some(Self {
+                    messages,
+                    add_generation_prompt: *add_generation_prompt,
+                    continue_final_message: *continue_final_message,
+                    template_kwargs,
+                })
+            }
             Prompt::Text(_) | Prompt::Tokens(_) => None,
         }
     }
@@ -157,11 +160,14 @@ fn prepare_message(at: usize, message: &Value, takes_parts: bool) -> Result<Valu
     };
     // A role is spelt into control tokens by some templates, so it must be a plain word.
     let plain = |role: &str| {
-        (1..=64).contains(&role.len()) && role.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-".contains(&b))
+        (1..=64).contains(&role.len())
+            && role.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-".contains(&b))
     };
     match fields.get("role") {
         Some(Value::String(role)) if plain(role) => {}
-        Some(Value::String(_)) => return refuse(".role must be a word of letters, digits, _ and -.".to_owned()),
+        Some(Value::String(_)) => {
+            return refuse(".role must be a word of letters, digits, _ and -.".to_owned());
+        }
         _ => return refuse(".role must be a string such as \"user\".".to_owned()),
     }
     let mut message = fields.clone();
@@ -174,9 +180,15 @@ fn prepare_message(at: usize, message: &Value, takes_parts: bool) -> Result<Valu
                     (Some("text" | "input_text" | "output_text"), Some(text)) => texts.push(text),
                     (Some(kind), _) if kind != "text" => {
                         let kind: String = kind.chars().take(40).collect();
-                        return refuse(format!(".content[{number}]: this model reads text only, not `{kind}`."));
+                        return refuse(format!(
+                            ".content[{number}]: this model reads text only, not `{kind}`."
+                        ));
                     }
-                    _ => return refuse(format!(".content[{number}] must be {{\"type\": \"text\", \"text\": …}}.")),
+                    _ => {
+                        return refuse(format!(
+                            ".content[{number}] must be {{\"type\": \"text\", \"text\": …}}."
+                        ));
+                    }
                 }
             }
             if !takes_parts {
@@ -238,7 +250,10 @@ impl GenerationDefaults {
 /// `chat_template` of tokenizer_config.json: one string, or a list of named ones of which "default" counts.
 fn default_template(value: &Value) -> Option<String> {
     let named = |list: &'_ Vec<Value>| {
-        list.iter().find(|entry| entry["name"] == "default").and_then(|entry| entry["template"].as_str()).map(str::to_owned)
+        list.iter()
+            .find(|entry| entry["name"] == "default")
+            .and_then(|entry| entry["template"].as_str())
+            .map(str::to_owned)
     };
     value.as_str().map(str::to_owned).or_else(|| value.as_array().and_then(named))
 }
@@ -261,7 +276,9 @@ fn read(path: &Path, limit: u64) -> Result<Vec<u8>, TextError> {
 
 fn read_if_there(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, TextError> {
     match read(path, limit) {
-        Err(TextError::Unreadable { reason, .. }) if reason.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(TextError::Unreadable { reason, .. }) if reason.kind() == std::io::ErrorKind::NotFound => {
+            Ok(None)
+        }
         other => other.map(Some),
     }
 }
@@ -340,7 +357,10 @@ mod tests {
         check(json!([{"content": "x"}]), "messages[0].role");
         check(json!([{"role": "a|>b", "content": "x"}]), "a word of letters");
         check(json!([{"role": "user"}]), "messages[0].content");
-        check(json!([{"role": "user", "content": [{"type": "image_url"}]}]), "reads text only, not `image_url`");
+        check(
+            json!([{"role": "user", "content": [{"type": "image_url"}]}]),
+            "reads text only, not `image_url`",
+        );
         check(json!([{"role": "oracle", "content": "x"}]), "knows the roles");
     }
 
@@ -348,8 +368,14 @@ mod tests {
     fn defaults_count_when_sampling_is_on() {
         let config = json!({"do_sample": true, "temperature": 0.7, "top_k": 20, "max_new_tokens": 9});
         let defaults = GenerationDefaults::from_json(&config);
-        assert_eq!((defaults.temperature, defaults.top_k, defaults.max_new_tokens), (Some(0.7), Some(20), Some(9)));
-        assert_eq!(GenerationDefaults::from_json(&json!({"temperature": 0.7})), GenerationDefaults::default());
+        assert_eq!(
+            (defaults.temperature, defaults.top_k, defaults.max_new_tokens),
+            (Some(0.7), Some(20), Some(9))
+        );
+        assert_eq!(
+            GenerationDefaults::from_json(&json!({"temperature": 0.7})),
+            GenerationDefaults::default()
+        );
     }
 
     #[test]
@@ -358,7 +384,9 @@ mod tests {
         let named = json!([{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]);
         assert_eq!(default_template(&named), Some("d".to_owned()));
         assert_eq!(default_template(&Value::Null), None);
-        let own = special_strings(&json!({"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": null}));
+        let own = special_strings(
+            &json!({"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": null}),
+        );
         assert_eq!(own, [("bos_token".into(), "<s>".into()), ("eos_token".into(), "</s>".into())]);
     }
 

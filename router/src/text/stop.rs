@@ -38,7 +38,8 @@ impl StopMatcher {
         let before = self.held.len();
         self.held.push_str(text);
         for (at, byte) in text.bytes().enumerate() {
-            let longest = self.patterns.iter_mut().filter_map(|pattern| pattern.step(byte)).max_by_key(String::len);
+            let longest =
+                self.patterns.iter_mut().filter_map(|pattern| pattern.step(byte)).max_by_key(String::len);
             if let (Some(stop), true) = (longest, armed) {
                 let end = before + at + 1;
                 self.held.truncate(if self.include_stop { end } else { end - stop.len() });
@@ -107,7 +108,11 @@ mod tests {
     }
 
     fn check(stop: &[&str], pieces: &[&str], expected: &str, found: Option<&str>) {
-        assert_eq!(run(stop, false, pieces), (expected.to_owned(), found.map(str::to_owned)), "{stop:?} {pieces:?}");
+        assert_eq!(
+            run(stop, false, pieces),
+            (expected.to_owned(), found.map(str::to_owned)),
+            "{stop:?} {pieces:?}"
+        );
     }
 
     #[test]

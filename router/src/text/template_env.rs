@@ -93,7 +93,9 @@ impl Writer {
             ValueKind::String => self.string(value.as_str().unwrap_or_default()),
             ValueKind::Seq | ValueKind::Iterable => {
                 let items: Vec<Value> = value.try_iter()?.collect();
-                self.container(['[', ']'], items.len(), depth, |writer, at| writer.value(&items[at], depth + 1))?;
+                self.container(['[', ']'], items.len(), depth, |writer, at| {
+                    writer.value(&items[at], depth + 1)
+                })?;
             }
             ValueKind::Map => {
                 let mut keys: Vec<Value> = value.try_iter()?.collect();

@@ -266,8 +266,14 @@ mod tests {
 
     #[tokio::test]
     async fn a_stop_string_ends_its_sample_and_aborts_it() {
-        let script = Script::of([delta(0, "ab EN"), delta(1, "xy"), delta(0, "D cd"), delta(1, "z"),
-            delta(0, "late"), finish(1, TokenFinish::Stop { token: Some(1) })]);
+        let script = Script::of([
+            delta(0, "ab EN"),
+            delta(1, "xy"),
+            delta(0, "D cd"),
+            delta(1, "z"),
+            delta(0, "late"),
+            finish(1, TokenFinish::Stop { token: Some(1) }),
+        ]);
         let sampling = DraftSampling { n: Some(2), stop: vec!["END".to_owned()], ..DraftSampling::default() };
         let mut stream = start(&script, sampling).await;
         let mut texts = [String::new(), String::new()];
@@ -304,7 +310,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_stop_string_counts_only_after_min_tokens() {
-        let sampling = DraftSampling { min_tokens: Some(3), stop: vec!["a".to_owned()], ..DraftSampling::default() };
+        let sampling =
+            DraftSampling { min_tokens: Some(3), stop: vec!["a".to_owned()], ..DraftSampling::default() };
         let (text, _, count) = run(&[&tokens("aabca")], sampling).await;
         assert_eq!((text.as_str(), count), ("aabc", 5));
     }

@@ -49,7 +49,8 @@ impl Tokenizer {
         let mut control_tokens: Vec<(TokenId, AddedToken)> =
             inner.get_added_tokens_decoder().into_iter().filter(|(_, token)| token.special).collect();
         control_tokens.sort_by_key(|(id, _)| *id);
-        let control = ControlTokens::new(control_tokens.iter().map(|(id, token)| (token.content.as_str(), *id)));
+        let control =
+            ControlTokens::new(control_tokens.iter().map(|(id, token)| (token.content.as_str(), *id)));
         let bytes = Arc::new(TokenBytes::new(
             &decoder,
             vocab_size(&inner),
@@ -72,7 +73,8 @@ impl Tokenizer {
             return self.encode(text, false);
         }
         if text.contains(STAND_IN) {
-            let message = format!("messages must not contain the noncharacter U+{:04X}.", u32::from(STAND_IN));
+            let message =
+                format!("messages must not contain the noncharacter U+{:04X}.", u32::from(STAND_IN));
             return Err(Refusal::invalid("messages", message));
         }
         let mut prepared = String::with_capacity(text.len());
@@ -227,5 +229,53 @@ mod tests {
             let error = Tokenizer::from_json(json.as_bytes()).unwrap_err().to_string();
             assert!(error.contains("tokenizer.json"), "{error}");
         }
+    }
+
+    /// SentencePiece style, as Llama 2 and Mistral have it: spaces are `▁`, unknown chars are bytes.
+    fn sentencepiece() -> Tokenizer {
+        let mut vocab = serde_json::json!({"<unk>": 0, "<s>": 1, "</s>": 2, "▁": 259, "H": 260, "i": 261, "Hi": 262,
+            "▁Hi": 263});
+        for byte in 0..256 {
+            vocab[format!("<0x{byte:02X}>")] = (byte + 3).into();
+        }
+        let special = |id: u32, content: &str| {
+            serde_json::json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": true})
+        };
+        let json = serde_json::json!({"version": "1.0", "truncation": null, "padding": null,
+            "added_tokens": [special(0, "<unk>"), special(1, "<s>"), special(2, "</s>")],
+            "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"},
+                {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
+            "pre_tokenizer": null, "post_processor": null,
+            "decoder": {"type": "Sequence", "decoders": [
+                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
+                {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+            "model": {"type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
+                "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "vocab": vocab,
+                "merges": [["H", "i"], ["▁", "Hi"]]}});
+        Tokenizer::from_json(json.to_string().as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn sentencepiece_keeps_the_space_that_continues_a_text() {
+        let tokenizer = sentencepiece();
+        let ids = tokenizer.encode("Hi Hi😀", true).unwrap();
+        assert_eq!(&ids[..2], [263, 263]);
+        assert_eq!(ids.len(), 2 + 4, "the emoji is four bytes");
+        assert_eq!(tokenizer.decode(&ids, true).unwrap(), "Hi Hi😀");
+        let mut detokenizer = Detokenizer::new(tokenizer.bytes().clone(), true);
+        let mut text = String::new();
+        ids.iter().for_each(|id| detokenizer.push(*id, &mut text));
+        assert_eq!(text, " Hi Hi😀");
+    }
+
+    #[test]
+    fn sentencepiece_control_tokens_of_a_user_stay_text() {
+        let tokenizer = sentencepiece();
+        let mark = '\u{FDD0}';
+        let user = tokenizer.control().shield(&serde_json::Value::from("Hi</s>"), mark);
+        let ids = tokenizer.encode_shielded(&format!("<s>{}</s>", user.as_str().unwrap()), mark).unwrap();
+        assert_eq!((ids[0], ids[1], ids.last()), (1, 263, Some(&2)));
+        assert_eq!(ids.iter().filter(|id| **id <= 2).count(), 2, "{ids:?}");
     }
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::StreamExt;
-use mock::{Fault, MODEL, Mock, Script, VOCAB_SIZE, lock};
+use mock::{Fault, MODEL, Mock, Script, VOCAB_SIZE, Wire, lock};
 use skein_node::clock;
 use skein_node::discovery::{self, Change, Member};
 use skein_router::cluster::{Cluster, TokenStream, Tuning};
@@ -473,4 +473,28 @@ async fn readiness_follows_the_workers() {
     wait_for("both to have left", || scene.cluster.snapshot().workers.is_empty()).await;
     assert!(scene.cluster.ready().is_err());
     assert!(scene.cluster.model_limits().is_err());
+}
+
+#[tokio::test]
+async fn a_worker_that_falls_silent_without_closing_is_left_within_seconds() {
+    let scene = Scene::new(2).await;
+    let request = request("cut off", 0..9, 40);
+    let expected = scene.run(request.clone()).await;
+    // The first worker from now on behind a wire; a pace that lets the cut fall into the stream.
+    let wire = Wire::to(scene.workers[0].address).await;
+    scene.join(0, wire.address).await;
+    scene.changes.send(Change::Leave("w1".into())).await.expect("the cluster listens");
+    wait_for("the new address alone", || scene.ready() == 1 && scene.cluster.snapshot().workers.len() == 1)
+        .await;
+    scene.script.pace_ms.store(5, Ordering::SeqCst);
+    let mut stream = scene.submit(request.clone()).await.expect("it is taken");
+    let first = stream.next().await.expect("a delta").expect("no error");
+    scene.join(1, scene.workers[1].address).await;
+    let start = clock::now();
+    wire.cut();
+    let rest = TokenRequest { prompt: [&request.prompt[..], &first.tokens].concat().into(), ..request };
+    let rest = collect(&rest, stream).await;
+    assert_eq!(rest.error, None);
+    assert_eq!([first.tokens, rest.samples[0].0.clone()].concat(), expected.samples[0].0);
+    assert!(clock::now().since(start) < Duration::from_secs(8));
 }

@@ -396,3 +396,39 @@ fn deltas(request: &wire::GenerateRequest, epoch: u64, cached_tokens: u32) -> Ve
     deltas[0].cached_tokens = Some(cached_tokens);
     deltas
 }
+
+/// A wire to a worker that can be cut without either end being told, as by a stopped process or a dead switch.
+pub struct Wire {
+    pub address: SocketAddr,
+    cut: tokio::sync::watch::Sender<bool>,
+}
+
+impl Wire {
+    pub async fn to(worker: SocketAddr) -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+        let address = listener.local_addr().expect("it listens");
+        let cut = tokio::sync::watch::Sender::new(false);
+        let ends = cut.subscribe();
+        tokio::spawn(async move {
+            let mut connections = tokio::task::JoinSet::new();
+            // Ends with the test's runtime.
+            while let Ok((mut from, _)) = listener.accept().await {
+                let mut is_cut = ends.clone();
+                connections.spawn(async move {
+                    let mut to = tokio::net::TcpStream::connect(worker).await.expect("the worker listens");
+                    let forward = async { drop(tokio::io::copy_bidirectional(&mut from, &mut to).await) };
+                    tokio::select! {
+                        () = forward => {}
+                        // Both sockets stay open, and nothing moves.
+                        _ = is_cut.wait_for(|cut| *cut) => std::future::pending().await,
+                    }
+                });
+            }
+        });
+        Self { address, cut }
+    }
+
+    pub fn cut(&self) {
+        self.cut.send_replace(true);
+    }
+}

@@ -1,0 +1,357 @@
+//! The router's core over real workers with the fake backend, all in this process: resumes, cache hits and load
+//! as they are on the wire, without a model. The fake backend reads its tokens back through the block tables, so
+//! a token is wrong wherever either side is.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures::StreamExt;
+use skein_node::clock;
+use skein_node::discovery::{self, Change, Member};
+use skein_router::cluster::{Cluster, Tuning};
+use skein_router::config::{AdmissionConfig, RequestLimits, RouterConfig};
+use skein_router::generator::TokenSource;
+use skein_router::refusal::Refusal;
+use skein_router::request::{Sampling, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
+use skein_worker::backend::fake::{FakeBackend, FakeOptions, StepCost};
+use skein_worker::config::{BackendKind, SchedulerConfig, WorkerConfig};
+use skein_worker::service::{LoadedBackend, serve_backend};
+use tokio::sync::{mpsc, oneshot};
+
+const MODEL: &str = "m";
+const VOCAB_SIZE: u32 = 1000;
+const PATIENCE: Duration = Duration::from_secs(30);
+const ANY_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
+
+/// A worker on a runtime of its own: killed, its sockets close as those of a dead process do.
+struct Worker {
+    address: SocketAddr,
+    runtime: Option<tokio::runtime::Runtime>,
+    shutdown: Option<oneshot::Sender<()>>,
+}
+
+impl Worker {
+    async fn start(cost: StepCost) -> Self {
+        let config = WorkerConfig {
+            model: PathBuf::new(),
+            served_model_name: MODEL.into(),
+            listen: ANY_PORT,
+            backend: BackendKind::Fake,
+            threads: 1,
+            scheduler: SchedulerConfig { max_num_batched_tokens: 128, ..SchedulerConfig::default() },
+            kv_cache_memory_bytes: None,
+            shutdown_timeout: PATIENCE,
+        };
+        let options = FakeOptions { vocab_size: VOCAB_SIZE, kv_blocks: 2048, cost, ..FakeOptions::default() };
+        let load = move || {
+            Ok(LoadedBackend {
+                backend: Box::new(FakeBackend::new(options)),
+                vocab_size: VOCAB_SIZE,
+                model_len: 4096,
+                eos_token_ids: vec![7],
+                name: "fake",
+                resume_exact: true,
+            })
+        };
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let runtime = runtime.expect("a runtime starts");
+        let (ready, address) = oneshot::channel();
+        let (shutdown, told) = oneshot::channel::<()>();
+        runtime.spawn(async move {
+            let on_ready = |address| ready.send(address).expect("the test waits for it");
+            let served = serve_backend(config, load, on_ready, async { drop(told.await) }).await;
+            served.expect("the worker serves");
+        });
+        let address = address.await.expect("the worker gets ready");
+        Self { address, runtime: Some(runtime), shutdown: Some(shutdown) }
+    }
+
+    fn kill(&mut self) {
+        // Kept: a dropped sender would be a polite end.
+        std::mem::forget(self.shutdown.take());
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+struct Scene {
+    workers: Vec<Worker>,
+    changes: mpsc::Sender<Change>,
+    cluster: Cluster,
+    cost: StepCost,
+}
+
+impl Scene {
+    async fn new(workers: usize, cost: StepCost) -> Self {
+        let config = RouterConfig {
+            listen: ANY_PORT,
+            model: PathBuf::new(),
+            served_model_names: vec![MODEL.into()],
+            api_keys: Vec::new(),
+            admission: AdmissionConfig::default(),
+            limits: RequestLimits::default(),
+            migration_limit: 3,
+            shutdown_timeout: PATIENCE,
+        };
+        let (changes, receiver) = discovery::in_process();
+        let cluster = Cluster::start_with(&config, receiver, MODEL, Tuning::default());
+        let mut scene = Self { workers: Vec::new(), changes, cluster, cost };
+        for index in 0..workers {
+            scene.workers.push(Worker::start(cost).await);
+            scene.join(index).await;
+        }
+        scene.wait_for_ready(workers).await;
+        scene
+    }
+
+    async fn join(&self, index: usize) {
+        let address = self.workers[index].address.to_string();
+        let joined = self.changes.send(Change::Join(Member { id: format!("w{index}"), address })).await;
+        joined.expect("the cluster listens");
+    }
+
+    async fn restart(&mut self, index: usize) {
+        self.workers[index] = Worker::start(self.cost).await;
+        self.join(index).await;
+    }
+
+    fn ready(&self) -> usize {
+        self.cluster.snapshot().workers.iter().filter(|worker| worker.state == "ready").count()
+    }
+
+    async fn wait_for_ready(&self, workers: usize) {
+        let start = clock::now();
+        while self.ready() != workers {
+            assert!(clock::now().since(start) < PATIENCE, "{:?}", self.cluster.snapshot());
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    fn spawn(&self, request: &TokenRequest) -> tokio::task::JoinHandle<Result<Outcome, Refusal>> {
+        tokio::spawn(run(self.cluster.clone(), request.clone()))
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Default)]
+struct Outcome {
+    samples: Vec<(Vec<TokenId>, Vec<TokenLogprobs>, Option<TokenFinish>)>,
+    prompt_logprobs: Vec<TokenLogprobs>,
+    cached_tokens: Option<u32>,
+    first_token_after: Duration,
+    longest_gap: Duration,
+}
+
+impl Outcome {
+    /// What must not depend on workers and time.
+    fn content(&self) -> (&[(Vec<TokenId>, Vec<TokenLogprobs>, Option<TokenFinish>)], &[TokenLogprobs]) {
+        (&self.samples, &self.prompt_logprobs)
+    }
+}
+
+async fn run(cluster: Cluster, mut request: TokenRequest) -> Result<Outcome, Refusal> {
+    static RUNS: AtomicU64 = AtomicU64::new(0);
+    request.id = format!("r{}", RUNS.fetch_add(1, Ordering::Relaxed));
+    let mut outcome = Outcome { samples: vec![Default::default(); request.n as usize], ..Outcome::default() };
+    let start = clock::now();
+    let mut stream = cluster.submit(request.clone()).await?;
+    let mut last = None;
+    while let Some(delta) = tokio::time::timeout(PATIENCE, stream.next()).await.expect("news in time") {
+        let delta = delta?;
+        let now = clock::now();
+        match last.replace(now) {
+            None => outcome.first_token_after = now.since(start),
+            Some(last) => outcome.longest_gap = outcome.longest_gap.max(now.since(last)),
+        }
+        let (tokens, logprobs, finish) = &mut outcome.samples[delta.sample_index as usize];
+        assert_eq!(delta.from_position as usize, request.prompt.len() + tokens.len(), "positions follow");
+        assert_eq!(*finish, None, "nothing follows an end");
+        tokens.extend(delta.tokens);
+        logprobs.extend(delta.logprobs);
+        *finish = delta.finish;
+        outcome.prompt_logprobs.extend(delta.prompt_logprobs);
+        outcome.cached_tokens = outcome.cached_tokens.or(delta.cached_tokens);
+    }
+    assert!(outcome.samples.iter().all(|(_, _, finish)| finish.is_some()), "every sample ends");
+    Ok(outcome)
+}
+
+/// Requests of six kinds: greedy, seeded, stop tokens, n = 3, log-probabilities of the output and of the prompt.
+fn request(index: u32, max_tokens: u32) -> TokenRequest {
+    let kind = index % 6;
+    let sampling = Sampling {
+        temperature: if kind == 0 { 0.0 } else { 1.0 },
+        top_p: 1.0,
+        top_k: 0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        seed: u64::from(index),
+        logit_bias: Vec::new(),
+        max_tokens,
+        min_tokens: 0,
+        stop_token_ids: if kind == 2 { (0..40).collect() } else { Vec::new() },
+        ignore_eos: kind != 2,
+        logprobs: (kind == 4).then_some(2),
+        prompt_logprobs: (kind == 5).then_some(1),
+    };
+    TokenRequest {
+        id: String::new(),
+        model: MODEL.into(),
+        prompt: (0..100 + index).map(|position| (position * 7 + index) % VOCAB_SIZE).collect(),
+        sampling: Arc::new(sampling),
+        n: if kind == 3 { 3 } else { 1 },
+        cache_salt: "".into(),
+        priority: 0,
+        deadline: None,
+    }
+}
+
+#[tokio::test]
+async fn killed_workers_change_no_stream() {
+    let cost = StepCost {
+        fixed: Duration::from_millis(2),
+        per_row: Duration::from_micros(10),
+        ..StepCost::default()
+    };
+    let mut scene = Scene::new(3, cost).await;
+    let requests: Vec<TokenRequest> = (0..48).map(|index| request(index, 64)).collect();
+    let mut expected = Vec::new();
+    for request in &requests {
+        expected.push(run(scene.cluster.clone(), request.clone()).await.expect("undisturbed"));
+    }
+    let mut gaps = Vec::new();
+    for round in 0..6 {
+        let streams: Vec<_> = requests.iter().map(|request| scene.spawn(request)).collect();
+        tokio::time::sleep(Duration::from_millis(10 + 37 * round)).await;
+        let victim = round as usize % 3;
+        scene.workers[victim].kill();
+        // One in two rounds leaves a moment without it; the others have it back at once.
+        tokio::time::sleep(Duration::from_millis(50 * (round % 2))).await;
+        scene.restart(victim).await;
+        for (index, stream) in streams.into_iter().enumerate() {
+            let got = stream.await.expect("no panic");
+            let got = got.unwrap_or_else(|refusal| panic!("round {round}, stream {index}: {refusal}"));
+            assert_eq!(got.content(), expected[index].content(), "round {round}, stream {index}");
+            gaps.push(got.longest_gap);
+        }
+        scene.wait_for_ready(3).await;
+    }
+    gaps.sort_unstable();
+    let p99 = gaps[gaps.len() * 99 / 100];
+    println!("{} streams, longest gap p50 {:?} p99 {p99:?}", gaps.len(), gaps[gaps.len() / 2]);
+    assert!(p99 < Duration::from_secs(2), "{p99:?}");
+    assert_eq!(scene.cluster.snapshot().running.requests, 0);
+}
+
+#[tokio::test]
+async fn a_repeated_prompt_hits_the_cache_and_leaves_the_other_worker_alone() {
+    let cost = StepCost { per_row: Duration::from_micros(200), ..StepCost::default() };
+    let scene = Scene::new(2, cost).await;
+    let long = TokenRequest { prompt: (0..800).map(|token| token % VOCAB_SIZE).collect(), ..request(1, 8) };
+    let first = run(scene.cluster.clone(), long.clone()).await.expect("it ends");
+    assert_eq!(first.cached_tokens, Some(0));
+    for round in 0..10 {
+        let again = run(scene.cluster.clone(), long.clone()).await.expect("it ends");
+        assert_eq!(again.content(), first.content());
+        assert!(again.cached_tokens >= Some(784), "round {round}: {:?}", again.cached_tokens);
+        assert!(again.first_token_after * 4 < first.first_token_after, "round {round}: {again:?} {first:?}");
+    }
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let blocks: Vec<usize> =
+        scene.cluster.snapshot().workers.iter().map(|worker| worker.cached_blocks).collect();
+    assert_eq!(blocks.iter().filter(|&&blocks| blocks == 0).count(), 1, "{blocks:?}");
+}
+
+#[tokio::test]
+async fn work_is_spread_and_follow_ups_stay_where_their_history_is() {
+    let cost = StepCost {
+        fixed: Duration::from_millis(1),
+        per_row: Duration::from_micros(50),
+        ..StepCost::default()
+    };
+    let scene = Scene::new(3, cost).await;
+    // Twelve conversations of three turns at once, each turn with the history before it.
+    let conversations: Vec<_> = (0..12u32)
+        .map(|conversation| {
+            let cluster = scene.cluster.clone();
+            tokio::spawn(async move {
+                let mut request = TokenRequest { n: 1, ..request(1, 24) };
+                request.prompt =
+                    (0..300).map(|position| (position * (conversation + 3)) % VOCAB_SIZE).collect();
+                let mut cached = Vec::new();
+                for _ in 0..3 {
+                    let turn = run(cluster.clone(), request.clone()).await.expect("it ends");
+                    cached.push(turn.cached_tokens.unwrap_or(0) as f64 / request.prompt.len() as f64);
+                    request.prompt =
+                        [&request.prompt[..], &turn.samples[0].0, &[conversation; 20]].concat().into();
+                }
+                cached
+            })
+        })
+        .collect();
+    let mut follow_ups = Vec::new();
+    for conversation in conversations {
+        follow_ups.extend_from_slice(&conversation.await.expect("no panic")[1..]);
+    }
+    let hits = follow_ups.iter().sum::<f64>() / follow_ups.len() as f64;
+    assert!(hits > 0.8, "share of follow-up prompts found in a cache: {hits:.2}");
+    let blocks: Vec<usize> =
+        scene.cluster.snapshot().workers.iter().map(|worker| worker.cached_blocks).collect();
+    assert!(blocks.iter().all(|&blocks| blocks > 40), "every worker got conversations: {blocks:?}");
+}
+
+#[tokio::test]
+async fn a_draining_worker_ends_its_streams_and_gets_no_more() {
+    let cost = StepCost { fixed: Duration::from_millis(3), ..StepCost::default() };
+    let mut scene = Scene::new(2, cost).await;
+    let requests: Vec<TokenRequest> = (0..12).map(|index| request(index, 50)).collect();
+    let streams: Vec<_> = requests.iter().map(|request| scene.spawn(request)).collect();
+    tokio::time::sleep(Duration::from_millis(40)).await;
+    scene.workers[0].shutdown.take().expect("it runs").send(()).expect("it listens");
+    let more: Vec<_> = requests.iter().map(|request| scene.spawn(request)).collect();
+    for (one, other) in streams.into_iter().zip(more) {
+        let one = one.await.expect("no panic").expect("it ends");
+        let other = other.await.expect("no panic").expect("it ends");
+        assert_eq!(one.content(), other.content());
+    }
+    scene.wait_for_ready(1).await;
+}
+
+#[tokio::test]
+async fn an_aborted_sample_ends_and_a_dropped_stream_frees_the_worker() {
+    let cost = StepCost { fixed: Duration::from_millis(2), ..StepCost::default() };
+    let scene = Scene::new(1, cost).await;
+    let request = TokenRequest { id: "abort".into(), n: 2, ..request(1, 400) };
+    let expected = run(scene.cluster.clone(), request.clone()).await.expect("it ends");
+    let mut stream = scene.cluster.submit(request.clone()).await.expect("it is taken");
+    stream.abort_sample(0);
+    let mut tokens = Vec::new();
+    while let Some(delta) = stream.next().await {
+        let delta = delta.expect("no error");
+        if delta.sample_index == 1 {
+            tokens.extend(delta.tokens);
+        }
+    }
+    assert_eq!(tokens, expected.samples[1].0);
+    let stream = scene.cluster.submit(request).await.expect("it is taken");
+    drop(stream);
+    let start = clock::now();
+    while scene.cluster.snapshot().workers[0].load.sequences > 0 {
+        assert!(
+            clock::now().since(start) < Duration::from_millis(700),
+            "a cancelled request is still running"
+        );
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
