@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use skein_node::clock;
 use skein_tests::client::{self, History};
 use skein_tests::process::{Cluster, send_signal};
 
@@ -83,7 +84,9 @@ fn killing_a_worker_changes_no_stream() {
     block_on(async {
         let cluster = Cluster::serve(SKEIN, &["--workers", "3"]).await;
         let client = reqwest::Client::new();
+        let start = clock::now();
         let expected = run_all(&client, &cluster.url).await;
+        let undisturbed = clock::now().since(start);
         for (index, history) in expected.iter().enumerate() {
             assert!(history.complete(), "undisturbed stream {index}: {history:?}");
         }
@@ -93,7 +96,7 @@ fn killing_a_worker_changes_no_stream() {
             let victim = workers[round % workers.len()];
             let (seen, ()) = tokio::join!(run_all(&client, &cluster.url), async {
                 // Spread over the length of an undisturbed run: prefill, early and late decoding.
-                tokio::time::sleep(Duration::from_millis(40 + (round as u64 * 97) % 900)).await;
+                tokio::time::sleep(undisturbed * (5 + (round as u32 * 37) % 80) / 100).await;
                 send_signal(victim, "KILL");
             });
             let differences: Vec<String> =
@@ -103,8 +106,11 @@ fn killing_a_worker_changes_no_stream() {
         }
         gaps.sort_unstable();
         let p99 = gaps[gaps.len() * 99 / 100];
+        let moved = cluster.log().matches("request goes on elsewhere").count();
+        assert!(moved > 0, "no kill hit a stream: this run shows nothing");
         println!(
-            "{rounds} rounds, {} streams: 0 lost, 0 duplicated, 0 altered; longest gap p50 {:?} p99 {p99:?} max {:?}",
+            "{rounds} rounds, {} streams, {moved} moved to another worker: 0 lost, 0 duplicated, 0 altered; \
+             longest gap p50 {:?} p99 {p99:?} max {:?}",
             gaps.len(),
             gaps[gaps.len() / 2],
             gaps[gaps.len() - 1],

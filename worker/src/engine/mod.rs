@@ -200,7 +200,15 @@ impl Engine {
     fn obey(&mut self, command: Command) {
         // An answer nobody waits for any more is dropped; a stream in it counts as abandoned.
         match command {
-            Command::Submit(submission, reply) => drop(reply.send(self.submit(*submission))),
+            Command::Submit(submission, reply) => {
+                let placement = submission.placement;
+                let taken = self.submit(*submission);
+                // First the load that includes it, then the word that it came: a router that hears the word
+                // stops counting the request on its own account.
+                self.publish_load();
+                placement.inspect(|&placement| self.log.saw(placement));
+                drop(reply.send(taken));
+            }
             Command::Abort { id, sample, reply } => drop(reply.send(self.abort(&id, sample))),
             Command::Snapshot(reply) => drop(reply.send(self.snapshot())),
             Command::Stop => unreachable!("the loop takes Stop itself"),
@@ -209,9 +217,6 @@ impl Engine {
 
     fn submit(&mut self, submission: Submission) -> Result<TokenStream, SubmitError> {
         let Submission { id, mut request, placement } = submission;
-        if let Some(placement) = placement {
-            self.log.saw(placement);
-        }
         self.cancel_abandoned();
         self.outbox.flush();
         self.ids.retain(|_, key| self.outbox.is_open(*key));
@@ -234,7 +239,6 @@ impl Engine {
             let (depth, hashes) = (accepted.cached_blocks, accepted.uncached_hashes);
             self.log.append(LogEntry::Admitted(Admitted { placement, depth, hashes }));
         }
-        self.publish_load();
         Ok(stream)
     }
 

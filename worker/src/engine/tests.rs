@@ -178,3 +178,32 @@ async fn a_slow_reader_gets_everything_in_fewer_deltas() {
     assert_eq!(deltas.iter().map(|delta| delta.tokens.len()).collect::<Vec<_>>(), [1024, 976]);
     stop(handle, running).await;
 }
+
+/// A bug in a kernel.
+struct Panicking;
+
+impl Backend for Panicking {
+    fn kv_blocks(&self) -> u32 {
+        64
+    }
+
+    fn launch(&mut self, _: crate::backend::Batch) -> Result<crate::backend::StepHandle, BackendError> {
+        panic!("a broken invariant");
+    }
+
+    fn collect(&mut self, _: crate::backend::StepHandle) -> Result<crate::backend::StepOutput, BackendError> {
+        unreachable!("nothing was launched")
+    }
+}
+
+#[tokio::test]
+async fn a_panic_of_the_engine_ends_every_stream() {
+    let scheduler = Scheduler::new(&SchedulerConfig::default(), 64, 1024);
+    let (engine, handle) = Engine::new(scheduler, Box::new(Panicking), 8);
+    let running = std::thread::spawn(move || engine.run());
+    let mut stream = handle.submit(submission("a", 10)).await.expect("taken");
+    let fault = read(&mut stream).await.expect_err("the engine is gone");
+    assert!(matches!(fault, StreamFault::Failed { .. }), "{fault}");
+    assert!(running.join().is_err());
+    handle.ended().await;
+}

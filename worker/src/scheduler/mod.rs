@@ -3,11 +3,13 @@
 //!
 //! There is no prefill phase and no decode phase, only one token budget a step: decoding sequences take one row
 //! each, then prompts take what is left, one after another, so that first tokens come one by one instead of all
-//! late. Out of blocks, the last in rank gives its blocks back and is computed again later.
+//! late. The budget shrinks where so many tokens would take too long: a long prompt does not stall the streams. Out of blocks, the last in rank gives its blocks back and is computed again later.
 //!
 //! Why nothing waits forever: [`Rank`] orders everybody, the first in rank may preempt all that are not yet in
 //! the step, and one sequence alone always fits (`max_model_len` is at most what the pool holds).
 
+mod commit;
+mod plan;
 mod rate;
 mod request;
 mod sequence;
@@ -16,16 +18,15 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-use skein_node::clock::Timestamp;
 use skein_proto::block_hash::BlockHash;
 
+pub use plan::{Plan, Step};
 pub use request::{Accepted, Event, FinishReason, NewRequest, NewSample, Refusal, RequestKey};
 
 use crate::TokenId;
-use crate::backend::{Batch, StepOutput};
 use crate::config::SchedulerConfig;
 use crate::kv_cache::{CacheChange, KvCache, Prefix, RunStored};
-use rate::Rate;
+use rate::{Rate, StepTime};
 use sequence::{Rank, Sequence};
 
 /// Tokens after which a measured rate has half forgotten: a few steps' worth of each.
@@ -49,31 +50,7 @@ pub struct Scheduler {
     share_prefixes: bool,
     prefill_rate: Rate,
     decode_rate: Rate,
-}
-
-/// One step: what the backend computes, and what [`Scheduler::commit`] wants back.
-#[derive(Debug)]
-pub struct Plan {
-    /// For the backend.
-    pub batch: Batch,
-    /// For the commit.
-    pub step: Step,
-}
-
-/// The shape of a planned step.
-#[derive(Debug, Clone, Copy)]
-pub struct Step {
-    /// Rows over prompts (or over tokens computed again).
-    pub prefill_tokens: u32,
-    /// Rows of sequences that decode.
-    pub decode_tokens: u32,
-    started: Timestamp,
-}
-
-impl Step {
-    fn tokens(&self) -> u32 {
-        self.prefill_tokens + self.decode_tokens
-    }
+    step_time: StepTime,
 }
 
 /// What a router wants to know of a scheduler.
@@ -112,6 +89,7 @@ impl Scheduler {
             share_prefixes: config.enable_prefix_caching,
             prefill_rate: Rate::new(PREFILL_RATE_HALF_LIFE),
             decode_rate: Rate::new(DECODE_RATE_HALF_LIFE),
+            step_time: StepTime::default(),
         }
     }
 
@@ -219,207 +197,6 @@ impl Scheduler {
     /// Nothing runs and nothing waits.
     pub fn is_idle(&self) -> bool {
         self.running.is_empty() && self.waiting.is_empty()
-    }
-
-    /// Plans one step; `None` when idle. A plan is committed before the next one is made.
-    pub fn plan(&mut self, now: Timestamp) -> Option<Plan> {
-        let step = Step { prefill_tokens: 0, decode_tokens: 0, started: now };
-        let mut plan = Plan { batch: Batch::default(), step };
-        self.short_of_blocks = false;
-        self.make_room_for_higher_priority();
-        self.plan_decodes(&mut plan);
-        self.plan_prefills(&mut plan);
-        assert!(plan.step.tokens() > 0 || self.is_idle(), "somebody can always get on");
-        (plan.step.tokens() > 0).then_some(plan)
-    }
-
-    /// The head of the queue may take the place of sequences of lower priority, but not of its own.
-    fn make_room_for_higher_priority(&mut self) {
-        while let Some((head, sequence)) = self.waiting.first_key_value() {
-            let outranked = self.running.last().is_some_and(|last| last.rank.priority > head.priority);
-            if !outranked || self.fits(sequence) {
-                break;
-            }
-            self.preempt(self.running.len() - 1);
-        }
-        self.short_of_blocks = false;
-    }
-
-    fn plan_decodes(&mut self, plan: &mut Plan) {
-        let ranks: Vec<Rank> =
-            self.running.iter().filter(|seq| seq.is_decoding()).map(|seq| seq.rank).collect();
-        for rank in ranks {
-            // It may have lost its place to one before it; or there is no block for it now, and it waits a step.
-            if let Some(index) = self.index_of(rank) {
-                self.plan_sequence(index, plan);
-            }
-        }
-    }
-
-    /// Prompts in rank order, those that run and those that wait alike; each takes all it can of the budget.
-    fn plan_prefills(&mut self, plan: &mut Plan) {
-        let mut admitting = true;
-        while plan.step.tokens() < self.max_num_batched_tokens {
-            let next = self.running.iter().position(|sequence| sequence.planned.is_none());
-            let head = self.waiting.keys().next().copied().filter(|_| admitting && !self.short_of_blocks);
-            let head_is_next = match (next, head) {
-                (None, None) => break,
-                (Some(next), Some(head)) => head < self.running[next].rank,
-                (None, Some(_)) => true,
-                (Some(_), None) => false,
-            };
-            if head_is_next {
-                admitting = self.admit_head();
-            } else if let Some(next) = next
-                && !self.plan_sequence(next, plan)
-            {
-                break;
-            }
-        }
-    }
-
-    /// Gives the running sequence at `index` rows of this step, as many as budget and blocks allow.
-    fn plan_sequence(&mut self, index: usize, plan: &mut Plan) -> bool {
-        let budget = self.max_num_batched_tokens - plan.step.tokens();
-        let sequence = &mut self.running[index];
-        let (start, decoding) = (sequence.computed, sequence.is_decoding());
-        let wanted = start + sequence.pending().min(budget);
-        if wanted == start {
-            return false;
-        }
-        let end = loop {
-            let sequence = &mut self.running[index];
-            let end = self.kv.grow(&mut sequence.table, start, wanted, &mut plan.batch.copies);
-            if end == wanted {
-                break end;
-            }
-            // Only those after it in rank, and not those whose rows are in this step already.
-            match self.running.iter().rposition(|sequence| sequence.planned.is_none()) {
-                Some(victim) if victim > index => self.preempt(victim),
-                _ => break end,
-            }
-        };
-        if end == start {
-            return false;
-        }
-        let rows = end - start;
-        self.running[index].plan_rows(rows, self.kv.block_size(), &mut plan.batch);
-        *if decoding { &mut plan.step.decode_tokens } else { &mut plan.step.prefill_tokens } += rows;
-        true
-    }
-
-    /// Moves the head of the queue to the running sequences if it fits, with what the cache has of it.
-    fn admit_head(&mut self) -> bool {
-        let Some(entry) = self.waiting.first_entry() else { return false };
-        let rank = *entry.key();
-        if !self.fits(&self.waiting[&rank]) {
-            return false;
-        }
-        let Some(mut sequence) = self.waiting.remove(&rank) else { return false };
-        sequence.table = self.kv.adopt_prefix(sequence.cacheable_prefix());
-        sequence.computed = sequence.table.positions(self.kv.block_size());
-        if std::mem::take(&mut sequence.reports_hit) {
-            sequence.unreported_hit = Some(sequence.computed.min(sequence.prompt_len));
-        }
-        let place = self.running.partition_point(|other| other.rank < rank);
-        self.running.insert(place, sequence);
-        true
-    }
-
-    /// Whether there are seats for its samples and blocks for all its tokens, beside what the running ones still
-    /// need for theirs and one block each to grow.
-    fn fits(&self, sequence: &Sequence) -> bool {
-        let seats: usize = self.running.iter().map(|running| running.samples.len()).sum();
-        let held = self.kv.match_prefix(sequence.cacheable_prefix()).held;
-        let needed = self.kv.blocks_for(sequence.len()) - held;
-        let reserved: u32 = self.running.iter().map(|running| self.blocks_to_grow(running)).sum();
-        seats + sequence.samples.len() <= self.max_num_seqs as usize
-            && needed + reserved <= self.kv.available()
-    }
-
-    fn blocks_to_grow(&self, sequence: &Sequence) -> u32 {
-        let longest = (sequence.len() + self.kv.block_size()).min(self.max_model_len);
-        // Samples that are still one sequence will each copy the partly filled block they share.
-        let needed = self.kv.blocks_for(longest) + sequence.samples.len() as u32 - 1;
-        needed.saturating_sub(sequence.table.blocks().len() as u32)
-    }
-
-    /// Takes back all blocks of the running sequence at `index`; it is computed again when its turn comes.
-    fn preempt(&mut self, index: usize) {
-        let mut sequence = self.running.remove(index);
-        self.kv.release(std::mem::take(&mut sequence.table));
-        sequence.computed = 0;
-        sequence.reports_hit |= sequence.unreported_hit.take().is_some();
-        sequence.extend_hashes(self.kv.block_size());
-        self.short_of_blocks = true;
-        self.enqueue(sequence);
-    }
-
-    /// Accounts for a computed step: caches full blocks, hands tokens out, parts samples, ends what is complete.
-    pub fn commit(&mut self, step: Step, output: &StepOutput, now: Timestamp) -> Vec<Event> {
-        self.observe(step, now);
-        let mut events = Vec::with_capacity(output.samples.len() + 2);
-        let mut born = Vec::new();
-        let mut running = std::mem::take(&mut self.running);
-        for sequence in &mut running {
-            self.commit_sequence(sequence, output, &mut born, &mut events);
-        }
-        let sort = !born.is_empty();
-        running.append(&mut born);
-        for sequence in running.extract_if(.., |sequence| sequence.finished) {
-            self.kv.release(sequence.table);
-        }
-        if sort {
-            running.sort_unstable_by_key(|sequence| sequence.rank);
-        }
-        self.running = running;
-        events
-    }
-
-    fn commit_sequence(
-        &mut self,
-        sequence: &mut Sequence,
-        output: &StepOutput,
-        born: &mut Vec<Sequence>,
-        events: &mut Vec<Event>,
-    ) {
-        let Some(planned) = sequence.planned.take() else { return };
-        sequence.computed += planned.rows;
-        self.register(sequence);
-        let request = sequence.request;
-        if let Some(cached_tokens) = sequence.unreported_hit.take() {
-            events.push(Event::Started { request, cached_tokens });
-        }
-        if !planned.scores.is_empty() {
-            let (from, scores) = (sequence.next_score, output.scores[planned.scores].to_vec());
-            sequence.next_score += scores.len() as u32;
-            events.push(Event::PromptScored { request, from, scores });
-        }
-        let Some((own, others)) = output.samples[planned.samples].split_first() else { return };
-        for (sample, drawn) in sequence.samples.split_off(1).into_iter().zip(others) {
-            let mut fork = sequence.fork(sample, self.kv.fork(&sequence.table));
-            fork.accept(drawn, self.max_model_len, events);
-            born.push(fork);
-        }
-        sequence.accept(own, self.max_model_len, events);
-    }
-
-    fn register(&mut self, sequence: &mut Sequence) {
-        let full = sequence.computed / self.kv.block_size();
-        if full > sequence.table.registered() {
-            sequence.extend_hashes(self.kv.block_size());
-            let Sequence { table, scope, tokens, hashes, .. } = sequence;
-            self.kv.register(table, Prefix { scope, tokens, hashes }, full);
-        }
-    }
-
-    fn observe(&mut self, step: Step, now: Timestamp) {
-        let took = now.since(step.started);
-        if step.prefill_tokens > step.decode_tokens {
-            self.prefill_rate.observe(step.tokens(), took);
-        } else if step.prefill_tokens == 0 {
-            self.decode_rate.observe(step.decode_tokens, took);
-        }
     }
 
     /// What was cached and evicted since the last call.

@@ -5,6 +5,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use skein_node::clock::Timestamp;
+
+use super::plan::STREAMING_STEP;
 use super::*;
 use crate::TokenId;
 use crate::backend::Backend;
@@ -78,6 +81,7 @@ struct World {
     backend: FakeBackend,
     mirror: Mirror,
     now: Timestamp,
+    last_step: Duration,
     streams: HashMap<(RequestKey, u32), Stream>,
     hits: HashMap<RequestKey, u32>,
     scores: HashMap<RequestKey, Vec<TokenLogprobs>>,
@@ -96,6 +100,7 @@ impl World {
             backend: FakeBackend::new(options),
             mirror: Mirror::default(),
             now: Timestamp::ZERO,
+            last_step: Duration::ZERO,
             streams: HashMap::new(),
             hits: HashMap::new(),
             scores: HashMap::new(),
@@ -150,8 +155,12 @@ impl World {
         }
     }
 
-    /// One step and all checks; false when idle.
     fn step(&mut self) -> bool {
+        self.step_that_takes(|_| Duration::from_millis(1))
+    }
+
+    /// One step and all checks; false when idle.
+    fn step_that_takes(&mut self, time_of: impl Fn(u32) -> Duration) -> bool {
         let Some(plan) = self.scheduler.plan(self.now) else { return false };
         let rows = plan.batch.tokens.len() as u32;
         assert_eq!(rows, plan.step.tokens(), "the plan counts its rows");
@@ -164,7 +173,8 @@ impl World {
         self.check_blocks();
         let handle = self.backend.launch(plan.batch).expect("the fake backend runs");
         let output = self.backend.collect(handle).expect("the fake backend runs");
-        self.now = self.now + Duration::from_millis(1);
+        self.last_step = time_of(rows);
+        self.now = self.now + self.last_step;
         let events = self.scheduler.commit(plan.step, &output, self.now);
         self.take(events);
         self.check_blocks();
@@ -454,4 +464,48 @@ fn a_delivered_sample_that_has_all_its_tokens_ends_without_a_draw() {
     assert!(!world.step(), "nothing to compute");
     let stream = &world.streams[&(RequestKey(1), 7)];
     assert_eq!((stream.tokens.len(), stream.finish), (0, Some(FinishReason::Length)));
+}
+
+#[test]
+fn a_prompt_short_of_blocks_waits_for_those_in_the_step_and_then_takes_theirs() {
+    let config = SchedulerConfig { max_num_batched_tokens: 3, max_model_len: Some(36), ..roomy() };
+    let mut world = World::new(&config, 9);
+    let params = SamplingParams { temperature: 1.0, max_tokens: 28, ..SamplingParams::default() };
+    let growing = NewRequest { priority: 1, ..request(1, vec![1, 2], params.clone()) };
+    let prompt = request(2, (0..28).collect(), params);
+    let expected = [&growing, &prompt].map(|request| alone(request, 36).remove(0));
+    world.submit(growing);
+    world.step();
+    world.submit(prompt);
+    // Nine blocks: the prompt needs seven, and while it is computed two tokens a step the other one grows.
+    let mut preempted = false;
+    while world.step() {
+        preempted |= world.scheduler.waiting.values().any(|waiting| waiting.request == RequestKey(1));
+    }
+    assert!(preempted, "both do not fit");
+    for (key, expected) in [1, 2].into_iter().zip(expected) {
+        assert_eq!(world.streams[&(RequestKey(key), 0)], expected);
+    }
+}
+
+#[test]
+fn a_long_prompt_does_not_stall_the_streams() {
+    let config = SchedulerConfig { max_num_batched_tokens: 512, ..roomy() };
+    let mut world = World::new(&config, 2048);
+    let params = SamplingParams { max_tokens: 400, ..SamplingParams::default() };
+    world.submit(request(1, vec![1; 700], params.clone()));
+    let mut slowest_after_measuring = Duration::ZERO;
+    for step in 0..60 {
+        if step == 10 {
+            world.submit(request(2, vec![2; 4000], params.clone()));
+        }
+        // 20 ms and 2 ms a token: 512 tokens would take a second.
+        world.step_that_takes(|rows| Duration::from_millis(20 + 2 * u64::from(rows)));
+        if step > 10 {
+            slowest_after_measuring = slowest_after_measuring.max(world.last_step);
+        }
+    }
+    assert!(slowest_after_measuring <= STREAMING_STEP, "{slowest_after_measuring:?}");
+    assert!(slowest_after_measuring >= STREAMING_STEP / 2, "nor does it starve: {slowest_after_measuring:?}");
+    assert_eq!(world.first_tokens.len(), 2, "both are running now");
 }

@@ -37,7 +37,9 @@ pub(super) fn load(
     mut progress: impl FnMut(u64, u64),
 ) -> Result<LoadedBackend, WorkerError> {
     match config.backend {
-        BackendKind::Cpu => load_cpu(config, &mut progress).map_err(|error| WorkerError::Load(Box::new(error))),
+        BackendKind::Cpu => {
+            load_cpu(config, &mut progress).map_err(|error| WorkerError::Load(Box::new(error)))
+        }
         BackendKind::Fake => Ok(load_fake(config)),
     }
 }

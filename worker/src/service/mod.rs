@@ -24,7 +24,7 @@ pub use serve::{WorkerError, serve, serve_backend};
 
 use crate::TokenId;
 use crate::engine::{EngineHandle, Placement, StreamFault, Submission, SubmitError, TokenStream};
-use crate::scheduler::Refusal;
+use crate::scheduler::{NewRequest, Refusal};
 
 /// Deltas between a request's stream and its HTTP/2 stream; what comes meanwhile is joined in the mailbox.
 const DELTA_QUEUE: usize = 4;
@@ -98,15 +98,13 @@ impl wire::worker_server::Worker for WorkerService {
         let open = self.requests.0.clone();
         let request = request.into_inner();
         let placement = request.placement.map(|it| Placement { router: it.router_id, sequence: it.sequence });
-        if let Some(placement) = placement {
+        let id = request.request_id.clone();
+        let checked = admit(request, engine, facts);
+        if let (Err(_), Some(placement)) = (&checked, placement) {
+            // The engine will not see it, but the router must know that it came.
             engine.log().saw(placement);
         }
-        if engine.log().is_draining() {
-            return Err(Status::unavailable("this worker is draining; another one can take the request"));
-        }
-        let id = request.request_id.clone();
-        let request = validate::request(request, facts, clock::now())
-            .map_err(|invalid| Status::invalid_argument(invalid.to_string()))?;
+        let request = checked?;
         let stream = engine.submit(Submission { id, request, placement }).await.map_err(refused)?;
         let (sender, receiver) = mpsc::channel(DELTA_QUEUE);
         let epoch = facts.epoch;
@@ -135,6 +133,19 @@ impl wire::worker_server::Worker for WorkerService {
         tokio::spawn(watch::follow(engine.clone(), facts.epoch, request.into_inner(), sender));
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
+}
+
+/// What may go to the engine.
+fn admit(
+    request: wire::GenerateRequest,
+    engine: &EngineHandle,
+    facts: &ModelFacts,
+) -> Result<NewRequest, Status> {
+    if engine.log().is_draining() {
+        return Err(Status::unavailable("this worker is draining; another one can take the request"));
+    }
+    let checked = validate::request(request, facts, clock::now());
+    checked.map_err(|invalid| Status::invalid_argument(invalid.to_string()))
 }
 
 /// Sends what the engine produces until it ends or the client goes away, which cancels the request.

@@ -20,6 +20,7 @@ const VOCAB: u32 = 500;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 struct Served {
+    address: SocketAddr,
     client: WorkerClient<Channel>,
     shutdown: Option<oneshot::Sender<()>>,
     task: JoinHandle<Result<(), WorkerError>>,
@@ -60,7 +61,7 @@ async fn serve_fake(options: FakeOptions) -> Served {
     }));
     let address = tokio::time::timeout(PATIENCE, address).await.expect("in time").expect("ready");
     let client = WorkerClient::connect(format!("http://{address}")).await.expect("it listens");
-    Served { client, shutdown: Some(shutdown), task }
+    Served { address, client, shutdown: Some(shutdown), task }
 }
 
 impl Served {
@@ -357,4 +358,30 @@ async fn health_follows_the_life_of_the_worker() {
     go.send(()).expect("it waits");
     let error = task.await.expect("no panic").expect_err("it cannot load");
     assert_eq!(error.to_string(), "no such model");
+}
+
+#[tokio::test]
+async fn reflection_lists_the_services() {
+    use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+    use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
+    use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
+    use tonic_reflection::pb::v1::{ServerReflectionRequest, ServerReflectionResponse};
+
+    let served = serve_fake(FakeOptions::default()).await;
+    let channel = Channel::from_shared(format!("http://{}", served.address)).expect("an address");
+    let mut client = ServerReflectionClient::new(channel.connect().await.expect("it listens"));
+    let message_request = Some(MessageRequest::ListServices(String::new()));
+    let ask = tokio_stream::once(ServerReflectionRequest { host: String::new(), message_request });
+    let mut answers = client.server_reflection_info(ask).await.expect("answered").into_inner();
+    let answer: ServerReflectionResponse = next(&mut answers).await.expect("no fault").expect("an answer");
+    let Some(MessageResponse::ListServicesResponse(list)) = answer.message_response else {
+        panic!("{answer:?}")
+    };
+    let names: Vec<&str> = list.service.iter().map(|service| service.name.as_str()).collect();
+    assert!(
+        names.contains(&"skein.worker.v1.Worker") && names.contains(&"grpc.health.v1.Health"),
+        "{names:?}"
+    );
+    drop((client, answers));
+    served.stop().await.expect("a clean end");
 }

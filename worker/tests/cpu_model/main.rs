@@ -1,5 +1,7 @@
 //! The model on the CPU backend: it agrees with transformers, and no batch, chunk or thread count changes a bit.
 
+#![allow(clippy::unwrap_used)] // a test may fail
+
 mod batches;
 mod goldens;
 mod invariance;

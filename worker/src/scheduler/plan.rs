@@ -1,0 +1,191 @@
+//! Before a step: who gets rows, who gets in, and who has to give way.
+
+use std::time::Duration;
+
+use skein_node::clock::Timestamp;
+
+use super::Scheduler;
+use super::sequence::{Rank, Sequence};
+use crate::backend::Batch;
+
+/// How long a step should take at most while streams wait for their next tokens, and while only prompts do.
+/// Shorter ones would read the weights more often for the same prompt.
+pub(super) const STREAMING_STEP: Duration = Duration::from_millis(250);
+const PROMPT_STEP: Duration = Duration::from_secs(1);
+
+/// Prompt tokens that a step carries however slow it is, so that prompts get on.
+const MIN_CHUNK: u32 = 32;
+
+/// One step: what the backend computes, and what [`Scheduler::commit`] wants back.
+#[derive(Debug)]
+pub struct Plan {
+    /// For the backend.
+    pub batch: Batch,
+    /// For the commit.
+    pub step: Step,
+}
+
+/// The shape of a planned step.
+#[derive(Debug, Clone, Copy)]
+pub struct Step {
+    /// Rows over prompts (or over tokens computed again).
+    pub prefill_tokens: u32,
+    /// Rows of sequences that decode.
+    pub decode_tokens: u32,
+    /// Most rows it may have.
+    pub(super) budget: u32,
+    pub(super) started: Timestamp,
+}
+
+impl Step {
+    /// All rows.
+    pub(super) fn tokens(&self) -> u32 {
+        self.prefill_tokens + self.decode_tokens
+    }
+}
+
+impl Scheduler {
+    /// Plans one step; `None` when idle. A plan is committed before the next one is made.
+    pub fn plan(&mut self, now: Timestamp) -> Option<Plan> {
+        let step =
+            Step { prefill_tokens: 0, decode_tokens: 0, budget: self.max_num_batched_tokens, started: now };
+        let mut plan = Plan { batch: Batch::default(), step };
+        self.short_of_blocks = false;
+        self.make_room_for_higher_priority();
+        self.plan_decodes(&mut plan);
+        self.plan_prefills(&mut plan);
+        assert!(plan.step.tokens() > 0 || self.is_idle(), "somebody can always get on");
+        (plan.step.tokens() > 0).then_some(plan)
+    }
+
+    /// The head of the queue may take the place of sequences of lower priority, but not of its own.
+    fn make_room_for_higher_priority(&mut self) {
+        while let Some((head, sequence)) = self.waiting.first_key_value() {
+            let outranked = self.running.last().is_some_and(|last| last.rank.priority > head.priority);
+            if !outranked || self.fits(sequence) {
+                break;
+            }
+            self.preempt(self.running.len() - 1);
+        }
+        self.short_of_blocks = false;
+    }
+
+    fn plan_decodes(&mut self, plan: &mut Plan) {
+        let ranks: Vec<Rank> =
+            self.running.iter().filter(|seq| seq.is_decoding()).map(|seq| seq.rank).collect();
+        for rank in ranks {
+            // It may have lost its place to one before it; or there is no block for it now, and it waits a step.
+            if let Some(index) = self.index_of(rank) {
+                self.plan_sequence(index, plan);
+            }
+        }
+    }
+
+    /// Prompts in rank order, those that run and those that wait alike; each takes all it can of the budget.
+    fn plan_prefills(&mut self, plan: &mut Plan) {
+        let mut admitting = true;
+        plan.step.budget = self.budget_in_time(plan.step.decode_tokens);
+        while plan.step.tokens() < plan.step.budget {
+            let next = self.running.iter().position(|sequence| sequence.planned.is_none());
+            let head = self.waiting.keys().next().copied().filter(|_| admitting && !self.short_of_blocks);
+            let head_is_next = match (next, head) {
+                (None, None) => break,
+                (Some(next), Some(head)) => head < self.running[next].rank,
+                (None, Some(_)) => true,
+                (Some(_), None) => false,
+            };
+            if head_is_next {
+                admitting = self.admit_head();
+            } else if let Some(next) = next
+                && !self.plan_sequence(next, plan)
+            {
+                break;
+            }
+        }
+    }
+
+    /// The token budget, less where so many tokens are known to take too long.
+    fn budget_in_time(&self, decode_tokens: u32) -> u32 {
+        let limit = if decode_tokens > 0 { STREAMING_STEP } else { PROMPT_STEP };
+        let in_time = self.step_time.tokens_within(limit).unwrap_or(u32::MAX);
+        in_time.max(decode_tokens + MIN_CHUNK).min(self.max_num_batched_tokens)
+    }
+
+    /// Gives the running sequence at `index` rows of this step, as many as budget and blocks allow.
+    fn plan_sequence(&mut self, index: usize, plan: &mut Plan) -> bool {
+        let budget = plan.step.budget - plan.step.tokens();
+        let sequence = &mut self.running[index];
+        let (start, decoding) = (sequence.computed, sequence.is_decoding());
+        let wanted = start + sequence.pending().min(budget);
+        if wanted == start {
+            return false;
+        }
+        let end = loop {
+            let sequence = &mut self.running[index];
+            let end = self.kv.grow(&mut sequence.table, start, wanted, &mut plan.batch.copies);
+            if end == wanted {
+                break end;
+            }
+            // Only those after it in rank, and not those whose rows are in this step already.
+            match self.running.iter().rposition(|sequence| sequence.planned.is_none()) {
+                Some(victim) if victim > index => self.preempt(victim),
+                _ => break end,
+            }
+        };
+        if end == start {
+            return false;
+        }
+        let rows = end - start;
+        self.running[index].plan_rows(rows, self.kv.block_size(), &mut plan.batch);
+        *if decoding { &mut plan.step.decode_tokens } else { &mut plan.step.prefill_tokens } += rows;
+        true
+    }
+
+    /// Moves the head of the queue to the running sequences if it fits, with what the cache has of it.
+    fn admit_head(&mut self) -> bool {
+        let Some(entry) = self.waiting.first_entry() else { return false };
+        let rank = *entry.key();
+        if !self.fits(&self.waiting[&rank]) {
+            return false;
+        }
+        let Some(mut sequence) = self.waiting.remove(&rank) else { return false };
+        sequence.table = self.kv.adopt_prefix(sequence.cacheable_prefix());
+        sequence.computed = sequence.table.positions(self.kv.block_size());
+        if std::mem::take(&mut sequence.reports_hit) {
+            sequence.unreported_hit = Some(sequence.computed.min(sequence.prompt_len));
+        }
+        let place = self.running.partition_point(|other| other.rank < rank);
+        self.running.insert(place, sequence);
+        true
+    }
+
+    /// Whether there are seats for its samples and blocks for all its tokens, beside what the running ones still
+    /// need for theirs and one block each to grow.
+    fn fits(&self, sequence: &Sequence) -> bool {
+        let seats: usize = self.running.iter().map(|running| running.samples.len()).sum();
+        let held = self.kv.match_prefix(sequence.cacheable_prefix()).held;
+        let needed = self.kv.blocks_for(sequence.len()) - held;
+        let reserved: u32 = self.running.iter().map(|running| self.blocks_to_grow(running)).sum();
+        seats + sequence.samples.len() <= self.max_num_seqs as usize
+            && needed + reserved <= self.kv.available()
+    }
+
+    fn blocks_to_grow(&self, sequence: &Sequence) -> u32 {
+        let longest = (sequence.len() + self.kv.block_size()).min(self.max_model_len);
+        // Samples that are still one sequence will each copy the partly filled block they share.
+        let needed = self.kv.blocks_for(longest) + sequence.samples.len() as u32 - 1;
+        needed.saturating_sub(sequence.table.blocks().len() as u32)
+    }
+
+    /// Takes back all blocks of the running sequence at `index`; it is computed again when its turn comes.
+    fn preempt(&mut self, index: usize) {
+        let mut sequence = self.running.remove(index);
+        assert!(sequence.planned.is_none(), "blocks of this step's rows stay where they are");
+        self.kv.release(std::mem::take(&mut sequence.table));
+        sequence.computed = 0;
+        sequence.reports_hit |= sequence.unreported_hit.take().is_some();
+        sequence.extend_hashes(self.kv.block_size());
+        self.short_of_blocks = true;
+        self.enqueue(sequence);
+    }
+}
