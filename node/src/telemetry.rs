@@ -53,7 +53,7 @@ pub enum TelemetryError {
 pub fn init(options: &LogOptions) -> Result<(), TelemetryError> {
     let filter =
         options.level.clone().or_else(|| std::env::var("RUST_LOG").ok()).unwrap_or_else(|| "info".into());
-    let parsed = EnvFilter::try_new(&filter)
+    let parsed = EnvFilter::try_new(quiet_libraries(&filter))
         .map_err(|error| TelemetryError::Filter { filter, reason: error.to_string() })?;
     let terminal = std::io::stderr().is_terminal();
     let json = match options.format {
@@ -68,6 +68,19 @@ pub fn init(options: &LogOptions) -> Result<(), TelemetryError> {
         false => builder.compact().with_target(false).try_init(),
     };
     started.map_err(|_| TelemetryError::AlreadySet)
+}
+
+/// A bare `debug` or `trace` means our own crates: the transport's frames drown everything else, and are there for
+/// whoever names them.
+fn quiet_libraries(filter: &str) -> String {
+    match filter.trim() {
+        level @ ("debug" | "trace") => {
+            let ours = ["skein", "skein_node", "skein_router", "skein_worker", "skein_kernels"];
+            let ours: Vec<String> = ours.iter().map(|crate_name| format!("{crate_name}={level}")).collect();
+            format!("info,{}", ours.join(","))
+        }
+        other => other.to_owned(),
+    }
 }
 
 /// Writes each event to standard error in one piece, marked with the process it came from.
@@ -118,6 +131,13 @@ mod tests {
         check("{\"a\":1}\n", "worker 0", true, "{\"process\":\"worker 0\",\"a\":1}\n");
         check("INFO hello\n", "worker 0", false, "[worker 0] INFO hello\n");
         check("INFO hello\n", "", false, "INFO hello\n");
+    }
+
+    #[test]
+    fn a_bare_debug_level_leaves_libraries_at_info() {
+        assert!(quiet_libraries("debug").starts_with("info,skein=debug,"));
+        assert_eq!(quiet_libraries("h2=trace"), "h2=trace");
+        assert_eq!(quiet_libraries("warn"), "warn");
     }
 
     #[test]

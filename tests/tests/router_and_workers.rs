@@ -142,9 +142,12 @@ impl Scene {
     }
 }
 
+/// Tokens, their log-probabilities, and the end.
+type Sample = (Vec<TokenId>, Vec<TokenLogprobs>, Option<TokenFinish>);
+
 #[derive(Debug, Clone, PartialEq, Default)]
 struct Outcome {
-    samples: Vec<(Vec<TokenId>, Vec<TokenLogprobs>, Option<TokenFinish>)>,
+    samples: Vec<Sample>,
     prompt_logprobs: Vec<TokenLogprobs>,
     cached_tokens: Option<u32>,
     first_token_after: Duration,
@@ -153,7 +156,7 @@ struct Outcome {
 
 impl Outcome {
     /// What must not depend on workers and time.
-    fn content(&self) -> (&[(Vec<TokenId>, Vec<TokenLogprobs>, Option<TokenFinish>)], &[TokenLogprobs]) {
+    fn content(&self) -> (&[Sample], &[TokenLogprobs]) {
         (&self.samples, &self.prompt_logprobs)
     }
 }

@@ -416,12 +416,12 @@ impl Wire {
                 let mut is_cut = ends.clone();
                 connections.spawn(async move {
                     let mut to = tokio::net::TcpStream::connect(worker).await.expect("the worker listens");
-                    let forward = async { drop(tokio::io::copy_bidirectional(&mut from, &mut to).await) };
                     tokio::select! {
-                        () = forward => {}
-                        // Both sockets stay open, and nothing moves.
-                        _ = is_cut.wait_for(|cut| *cut) => std::future::pending().await,
+                        _ = tokio::io::copy_bidirectional(&mut from, &mut to) => return,
+                        () = async { drop(is_cut.wait_for(|cut| *cut).await) } => {}
                     }
+                    // Both sockets stay open, and nothing moves.
+                    std::future::pending::<()>().await;
                 });
             }
         });
