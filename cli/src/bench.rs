@@ -47,7 +47,7 @@ pub struct Serve {
     #[arg(
         long,
         value_name = "R",
-        help = "Requests a second, sent whether or not the server keeps up; inf = all at once [default: inf]"
+        help = "Requests (multi-turn: conversations) a second, sent whether or not the server keeps up; inf = all at once [default: inf]"
     )]
     request_rate: Option<f64>,
     #[arg(
@@ -338,8 +338,16 @@ impl Serve {
         let dataset =
             self.dataset_name.to_possible_value().map_or(String::new(), |name| name.get_name().to_owned());
         let at_once =
-            self.max_concurrency.map_or(String::new(), |count| format!(", at most {count} at once"));
-        format!("{model}: {dataset}, {} requests/s{at_once}", self.rate_text())
+            self.max_concurrency.map_or_else(|| "all at once".into(), |count| format!("{count} at once"));
+        let what = if self.dataset_name == Dataset::MultiTurn { "conversations" } else { "requests" };
+        let rate = self.request_rate.filter(|rate| rate.is_finite());
+        let pace = match (rate, self.dataset_name, self.max_concurrency) {
+            (Some(rate), _, None) => format!("open loop, {rate} {what}/s"),
+            (Some(rate), _, Some(_)) => format!("open loop, {rate} {what}/s, at most {at_once}"),
+            (None, Dataset::Mooncake, _) => format!("trace replayed at {}x, {at_once}", self.trace_speedup),
+            (None, _, _) => format!("closed loop, {at_once}"),
+        };
+        format!("{model}, {dataset}: {pace}")
     }
 
     /// What was run, by vLLM's key names.

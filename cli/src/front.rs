@@ -3,9 +3,7 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
-use skein_node::clock;
 use skein_node::config::{Settings, text};
 use skein_node::discovery::Change;
 use skein_router::app::App;
@@ -18,9 +16,6 @@ use tokio::sync::mpsc;
 use crate::exit::{ADDRESS, Failure, MODEL};
 use crate::model;
 use crate::settings::FrontSettings;
-
-/// How long to wait for a change of the cluster before looking again.
-const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 /// The model that is served, by directory and by the names clients use.
 #[derive(Debug, Clone)]
@@ -117,18 +112,6 @@ pub async fn bind(host: &str, port: u16) -> Result<(TcpListener, SocketAddr), Fa
     })?;
     let address = listener.local_addr().map_err(|error| failed(error.to_string()))?;
     Ok((listener, address))
-}
-
-/// Waits until a request would find a worker, at most `at_most`.
-pub async fn until_ready(cluster: &Cluster, at_most: Duration) -> bool {
-    let start = clock::now();
-    while cluster.ready().is_err() {
-        if clock::now().since(start) >= at_most {
-            return false;
-        }
-        cluster.changed(LOOK_AGAIN).await;
-    }
-    true
 }
 
 /// Says once that the API is open to the network without a key.

@@ -12,7 +12,6 @@ mod router;
 mod run;
 mod serve;
 mod settings;
-mod serve_stub;
 mod supervisor;
 mod worker;
 
@@ -107,11 +106,10 @@ fn command() -> Command {
                 .after_help(SETTINGS),
             table::WORKER,
         ))
-        .subcommand(bench::Bench::augment_subcommands(
-            Command::new("bench")
-                .about("Measure a server, or make a model to measure")
-                .subcommand_required(true),
-        ))
+        .subcommand(
+            bench::Bench::augment_subcommands(Command::new("bench").subcommand_required(true))
+                .about("Measure a server, or make a model to measure"),
+        )
         .subcommand(
             Command::new("config").about("Look at settings").subcommand_required(true).subcommand(
                 with_flags(

@@ -30,7 +30,9 @@ impl LoadProgress {
             *slot = (done, total);
         }
         let done: u64 = self.workers.iter().map(|(done, _)| done).sum();
-        let total: u64 = self.workers.iter().map(|(_, total)| total).sum();
+        // All workers load the same model, so one that has not spoken yet has as much before it as the others.
+        let most = self.workers.iter().map(|(_, total)| *total).max().unwrap_or(0);
+        let total = most.saturating_mul(self.workers.len() as u64);
         if let Some(bar) = &self.bar {
             bar.set_length(total);
             bar.set_position(done);

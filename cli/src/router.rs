@@ -34,5 +34,5 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     front::warn_if_exposed(&front);
     let (app, _cluster) = front::start(front::router_config(front, &served, listen), changes).await?;
     tracing::info!(%listen, model = served.name(), workers = workers.len(), "router is listening");
-    crate::serve_stub::serve(listener, app, shutdown.requested()).await.map_err(Failure::other)
+    skein_router::serve::serve(listener, app, shutdown.requested()).await.map_err(Failure::other)
 }

@@ -34,7 +34,7 @@ const SEEN_WITHIN: Duration = Duration::from_secs(10);
 /// Bad settings, a model that cannot be served, an address that cannot be had.
 pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let mut settings = settings::load(table::SERVE, matches)?;
-    let log = settings::log_options(&mut settings, "serve", None);
+    let log = settings::log_options(&mut settings, "serve", settings::quiet_on_a_terminal());
     let front = FrontSettings::read(&mut settings);
     let engine = Arc::new(EngineSettings::read(&mut settings));
     let workers = worker_count(&mut settings);
@@ -61,26 +61,34 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
             return Err(failure);
         }
     };
-    let server = tokio::spawn(crate::serve_stub::serve(listener, app, shutdown.requested()));
+    let mut server = tokio::spawn(skein_router::serve::serve(listener, app, shutdown.requested()));
     let welcome = Welcome { served, workers, threads, listen, has_key };
-    let hopeless = tokio::select! {
-        failure = welcome.follow(reports, &cluster) => Some(failure),
-        () = shutdown.requested() => None,
-    };
-    if hopeless.is_none() {
-        tracing::info!("draining: running requests finish, new ones are refused; Ctrl-C again ends at once");
+    let mut ended = None;
+    let mut outcome = Ok(());
+    tokio::select! {
+        failure = welcome.follow(reports, &cluster) => outcome = Err(failure),
+        early = &mut server => ended = Some(early),
+        () = shutdown.requested() => say_good_bye(),
     }
     shutdown.request();
-    let served = server.await.map_err(Failure::other)?;
+    let ended = match ended {
+        Some(ended) => ended,
+        None => server.await,
+    };
     supervisor.stop().await;
-    match hopeless {
-        Some(failure) => Err(failure),
-        None => served.map_err(Failure::other),
-    }
+    outcome?;
+    ended.map_err(Failure::other)?.map_err(Failure::other)
 }
 
 fn worker_count(settings: &mut Settings) -> usize {
     settings.value("workers", count(1..=MAX_WORKERS)).unwrap_or(1) as usize
+}
+
+/// For whoever pressed Ctrl-C; the router's log has its own line.
+fn say_good_bye() {
+    if std::io::stderr().is_terminal() {
+        eprintln!("\nending: running requests finish, new ones are refused; Ctrl-C again ends at once");
+    }
 }
 
 /// An even share of the processors for each worker, unless somebody chose.
@@ -148,8 +156,8 @@ impl Welcome {
     }
 
     async fn say(&self, cluster: &Cluster) {
-        if !front::until_ready(cluster, SEEN_WITHIN).await {
-            tracing::warn!("a worker is ready, but the router does not see it yet");
+        if let Err(refusal) = cluster.wait_ready(SEEN_WITHIN).await {
+            tracing::warn!(%refusal, "a worker is ready, but the router does not see it yet");
         }
         let info = cluster.snapshot().workers.into_iter().find_map(|worker| worker.info);
         let capacity = info.map(|info| Capacity {

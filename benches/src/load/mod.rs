@@ -136,3 +136,6 @@ async fn run_session(
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

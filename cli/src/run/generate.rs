@@ -36,8 +36,9 @@ impl Answer {
         let rate = f64::from(tokens.saturating_sub(1)) / self.rest.as_secs_f64().max(1e-9);
         let rate = if *tokens > 1 { format!(", {rate:.1} tokens/s") } else { String::new() };
         let first = first.as_millis();
+        let unit = if *tokens == 1 { "token" } else { "tokens" };
         format!(
-            "[{tokens} tokens{rate}, first after {first} ms; prompt {prompt_tokens}, {cached_tokens} cached]"
+            "[{tokens} {unit}{rate}, first after {first} ms; prompt {prompt_tokens}, {cached_tokens} cached]"
         )
     }
 }
@@ -129,6 +130,6 @@ mod tests {
         };
         assert_eq!(answer.stats(), "[21 tokens, 200.0 tokens/s, first after 12 ms; prompt 9, 0 cached]");
         let short = Answer { tokens: 1, ..answer };
-        assert_eq!(short.stats(), "[1 tokens, first after 12 ms; prompt 9, 0 cached]");
+        assert_eq!(short.stats(), "[1 token, first after 12 ms; prompt 9, 0 cached]");
     }
 }

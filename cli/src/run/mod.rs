@@ -162,10 +162,5 @@ async fn until_loaded(mut reports: mpsc::Receiver<Report>, cluster: &Cluster) ->
         }
     }
     progress.finish();
-    match front::until_ready(cluster, SEEN_WITHIN).await {
-        true => Ok(()),
-        false => {
-            Err(Failure::other("the worker started, but does not answer; see its log with --log-level info"))
-        }
-    }
+    cluster.wait_ready(SEEN_WITHIN).await.map_err(Failure::other)
 }

@@ -9,7 +9,9 @@ use clap::{Arg, ArgAction, ArgMatches, Command, parser::ValueSource};
 use skein_node::config::{ENV_PREFIX, Key, Kind, Schema, Settings, Sources};
 
 use crate::exit::{Failure, USAGE};
-pub use read::{EngineSettings, FrontSettings, kv_bytes, log_options, model_argument, threads};
+pub use read::{
+    EngineSettings, FrontSettings, kv_bytes, log_options, model_argument, quiet_on_a_terminal, threads,
+};
 use table::{FLAGS, Flag, ROUTER, RUN, SERVE, WORKER};
 
 /// Sections of the configuration file, with the command each is for.
@@ -35,7 +37,7 @@ pub fn with_flags(command: Command, which: u8) -> Command {
                 let off = format!("no-{name}");
                 let on_by_default = flag.key.default == Some("true");
                 let on = arg.help(help.clone()).action(ArgAction::SetTrue).hide(on_by_default);
-                let off_help = format!("Not: {}", lower_first(&help));
+                let off_help = format!("Do not {}", lower_first(&help));
                 let off_arg = Arg::new(off.clone()).long(off).help(off_help).help_heading(flag.group);
                 command
                     .arg(on.overrides_with(format!("no-{name}")))
@@ -93,7 +95,10 @@ pub fn show(settings: &Settings) -> String {
     let rows = settings.effective();
     let width = rows.iter().map(|(name, _, _)| name.len()).max().unwrap_or(0);
     let values = rows.iter().map(|(_, value, _)| value.len()).max().unwrap_or(0);
-    rows.iter().map(|(name, value, origin)| format!("{name:<width$}  {value:<values$}  {origin}\n")).collect()
+    let shown = |value: &str| if value.is_empty() { "-".to_owned() } else { value.to_owned() };
+    rows.iter()
+        .map(|(name, value, origin)| format!("{name:<width$}  {:<values$}  {origin}\n", shown(value)))
+        .collect()
 }
 
 fn flags_of(which: u8) -> impl Iterator<Item = &'static Flag> {

@@ -1,6 +1,7 @@
 //! Typed reading of the settings that several commands share. Out-of-range values are noted in the settings and
 //! replaced, so that reading goes on to the next problem.
 
+use std::io::IsTerminal;
 use std::time::Duration;
 
 use skein_node::config::{Origin, Settings, bytes, count, duration, one_of, text};
@@ -136,7 +137,12 @@ pub fn model_argument(settings: &mut Settings) -> Option<String> {
     settings.value("model", text)
 }
 
-/// Log settings of the process called `process`.
+/// On a terminal a command speaks for itself, and its log only warns.
+pub fn quiet_on_a_terminal() -> Option<&'static str> {
+    std::io::stderr().is_terminal().then_some("warn")
+}
+
+/// Log settings of the process called `process`; `default_level` counts when neither flag nor `RUST_LOG` says one.
 pub fn log_options(settings: &mut Settings, process: &str, default_level: Option<&str>) -> LogOptions {
     let formats = [("auto", LogFormat::Auto), ("human", LogFormat::Human), ("json", LogFormat::Json)];
     let rust_log = std::env::var_os("RUST_LOG").is_some();

@@ -148,7 +148,7 @@ pub const FLAGS: &[Flag] = &[
         "LEVEL",
         PROCESS,
         ALL,
-        "error, warn, info, debug, trace or a filter [default: RUST_LOG, else info]",
+        "error, warn, info, debug, trace or a filter [default: RUST_LOG, else info, on a terminal warn]",
     ),
     one("log-format", Some("auto"), "FORMAT", PROCESS, ALL, "auto, human or json"),
 ];

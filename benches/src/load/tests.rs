@@ -1,0 +1,117 @@
+//! The loops against a small server of our own: one token every so often, and a count of who is there at once.
+
+use std::sync::Mutex;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::workload::Turn;
+use super::*;
+
+const TOKEN_TIME: Duration = Duration::from_millis(20);
+
+#[derive(Debug, Default)]
+struct Seen {
+    now: usize,
+    most: usize,
+    prompts: Vec<Vec<u64>>,
+}
+
+/// A server that answers every completion with two tokens, and 503 to a prompt that begins with token 0.
+async fn server() -> (Server, Arc<Mutex<Seen>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback has a port");
+    let url = format!("http://{}", listener.local_addr().expect("it is bound"));
+    let seen = Arc::new(Mutex::new(Seen::default()));
+    let counting = seen.clone();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(answer(stream, counting.clone()));
+        }
+    });
+    let model = Some("mock".to_owned());
+    let server = Server::connect(&url, model, None, Duration::from_secs(5), serde_json::json!({})).await;
+    (server.expect("a named model needs no question"), seen)
+}
+
+async fn answer(mut stream: TcpStream, seen: Arc<Mutex<Seen>>) -> std::io::Result<()> {
+    let mut request = Vec::new();
+    let body = loop {
+        let mut piece = [0; 4096];
+        let count = stream.read(&mut piece).await?;
+        request.extend_from_slice(&piece[..count]);
+        let text = String::from_utf8_lossy(&request).into_owned();
+        if let Some((_, body)) = text.split_once("\r\n\r\n")
+            && let Ok(body) = serde_json::from_str::<serde_json::Value>(body)
+        {
+            break body;
+        }
+        assert!(count > 0, "the client hung up in its request");
+    };
+    let prompt: Vec<u64> =
+        body["prompt"].as_array().into_iter().flatten().filter_map(serde_json::Value::as_u64).collect();
+    if prompt.first() == Some(&0) {
+        return stream.write_all(b"HTTP/1.1 503 x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").await;
+    }
+    {
+        let mut seen = seen.lock().expect("no test panics with it");
+        seen.now += 1;
+        seen.most = seen.most.max(seen.now);
+        seen.prompts.push(prompt);
+    }
+    stream.write_all(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n").await?;
+    for token in [901, 902] {
+        tokio::time::sleep(TOKEN_TIME).await;
+        let event = serde_json::json!({"choices": [{"text": "x", "token_ids": [token], "finish_reason":
+            (token == 902).then_some("length")}]});
+        stream.write_all(format!("data: {event}\n\n").as_bytes()).await?;
+    }
+    seen.lock().expect("no test panics with it").now -= 1;
+    stream.write_all(b"data: [DONE]\n\n").await
+}
+
+fn sessions(count: usize, turns: usize) -> Vec<Session> {
+    let turn = |index: usize| Turn { tokens: vec![100 + index as u32], output_tokens: 2 };
+    (0..count).map(|_| Session { at: None, turns: (0..turns).map(turn).collect() }).collect()
+}
+
+const CLOSED: Pace = Pace { request_rate: None, burstiness: 1.0, max_concurrency: Some(3), seed: 1 };
+
+#[tokio::test]
+async fn a_closed_loop_keeps_so_many_under_way_and_no_more() {
+    let (server, seen) = server().await;
+    let mut done = 0;
+    let records = run(&server, sessions(12, 1), CLOSED, |_| done += 1).await;
+    assert_eq!((records.len(), done), (12, 12));
+    assert!(records.iter().all(|record| record.error.is_none() && record.output_tokens == 2), "{records:?}");
+    assert_eq!(seen.lock().expect("no panic").most, 3);
+}
+
+#[tokio::test]
+async fn a_turn_continues_the_answer_before_it() {
+    let (server, seen) = server().await;
+    let records = run(&server, sessions(1, 3), CLOSED, |_| {}).await;
+    assert_eq!(records.len(), 3);
+    let prompts = &seen.lock().expect("no panic").prompts;
+    assert_eq!(prompts[2], [100, 901, 902, 101, 901, 902, 102]);
+}
+
+#[tokio::test]
+async fn an_open_loop_charges_its_own_lateness_to_the_intended_time() {
+    let (server, _) = server().await;
+    let pace = Pace { request_rate: Some(500.0), max_concurrency: Some(1), ..CLOSED };
+    let records = run(&server, sessions(8, 1), pace, |_| {}).await;
+    let report = metrics::Report::of(&records, &metrics::Targets::default());
+    assert_eq!(report.completed, 8);
+    // One at a time at 40 ms each against 2 ms between arrivals: the last one waited for the seven before it.
+    assert!(report.ttft_from_intended.max > report.ttft.p50 + 5.0 * 2.0 * 20.0, "{report:?}");
+}
+
+#[tokio::test]
+async fn refusals_are_counted_and_end_a_conversation() {
+    let (server, _) = server().await;
+    let mut all = sessions(2, 2);
+    all[0].turns[0].tokens = vec![0];
+    let records = run(&server, all, CLOSED, |_| {}).await;
+    let errors: Vec<_> = records.iter().filter_map(|record| record.error.as_deref()).collect();
+    assert_eq!((records.len(), errors), (3, vec!["http 503"]));
+}

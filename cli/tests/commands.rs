@@ -1,0 +1,93 @@
+//! The binary as a shell sees it: what it prints and how it ends.
+
+use std::io::Write;
+use std::net::TcpListener;
+use std::process::{Command, Output, Stdio};
+
+/// Runs `skein` with `arguments`, `input` on its standard input and only the `SKEIN_` variables named here.
+fn skein(arguments: &[&str], input: &str, variables: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_skein"));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("SKEIN_")) {
+        command.env_remove(name);
+    }
+    command.args(arguments).envs(variables.iter().copied());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("the binary starts");
+    // A command that ends without reading its input closes it.
+    let _ = child.stdin.take().expect("it is piped").write_all(input.as_bytes());
+    child.wait_with_output().expect("it ends")
+}
+
+#[test]
+fn mistakes_end_with_their_own_code_and_a_next_step() {
+    let check = |arguments: &[&str], variables: &[(&str, &str)], code: i32, expected: &str| {
+        let output = skein(arguments, "", variables);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
+        assert!(said.contains(expected), "{arguments:?}: {said}");
+    };
+    check(&[], &[], 2, "skein serve");
+    check(&["serve", "--prot", "1"], &[], 2, "--port");
+    check(&["serve", "--port", "99999"], &[("SKEIN_WORKER", "1")], 2, "did you mean SKEIN_WORKERS?");
+    check(&["serve", "--shutdown-timeout", "30"], &[], 2, "did you mean 30s or 30ms?");
+    check(&["serve", "/nowhere"], &[], 3, "is no directory");
+    check(&["router"], &[], 2, "name at least one worker");
+    check(&["run", "x", "--temperature", "9"], &[], 1, "temperature must be in [0, 2]");
+    check(&["bench", "serve", "--port", "1", "--num-prompts", "1"], &[], 1, "skein serve");
+    let taken = TcpListener::bind("127.0.0.1:0").expect("loopback has a port");
+    let port = taken.local_addr().expect("it is bound").port().to_string();
+    check(&["serve", "--backend", "fake", "--port", &port], &[], 5, "is in use");
+}
+
+#[test]
+fn a_damaged_model_is_one_clear_error() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let made = dir.path().join("made");
+    let out = made.to_str().expect("a plain path");
+    let output = skein(&["bench", "make-model", "--shape", "tiny-llama", "--out", out], "", &[]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let weights = made.join("model.safetensors");
+    let bytes = std::fs::read(&weights).expect("it was made");
+    std::fs::write(&weights, &bytes[..bytes.len() / 2]).expect("it is ours");
+    let output = skein(&["serve", out, "--port", "0"], "", &[]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert_eq!(said.matches("error: ").count(), 1, "two workers, one error: {said}");
+    assert!(said.contains("model.safetensors"), "{said}");
+}
+
+#[test]
+fn run_answers_a_piped_prompt_the_same_each_time() {
+    let arguments = ["run", "--raw", "--temperature", "0", "--max-tokens", "12"];
+    let first = skein(&arguments, "def main():\n", &[]);
+    assert!(first.status.success(), "{}", String::from_utf8_lossy(&first.stderr));
+    assert!(first.stdout.len() > 1, "it says something");
+    assert_eq!(skein(&arguments, "def main():\n", &[]).stdout, first.stdout);
+}
+
+#[test]
+fn settings_show_where_they_came_from() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let file = dir.path().join("skein.toml");
+    std::fs::write(&file, "max_num_seqs = 8\napi-key = ['sesame']\n[serve]\nport = 9\n").expect("it is ours");
+    let path = file.to_str().expect("a plain path");
+    let output = skein(
+        &["config", "show", "--workers", "3"],
+        "",
+        &[("SKEIN_CONFIG", path), ("SKEIN_BLOCK_SIZE", "32")],
+    );
+    let shown = String::from_utf8_lossy(&output.stdout);
+    for (name, value, origin) in [
+        ("workers", "3", "flag"),
+        ("block-size", "32", "environment (SKEIN_BLOCK_SIZE)"),
+        ("port", "9", "file"),
+        ("max-num-seqs", "8", "file"),
+        ("api-key", "***", "file"),
+        ("host", "127.0.0.1", "default"),
+    ] {
+        let line = shown.lines().find(|line| line.split_whitespace().next() == Some(name));
+        let line = line.unwrap_or_else(|| panic!("{name} is not in {shown}"));
+        assert!(line.contains(value) && line.contains(origin), "{line}");
+    }
+    assert!(!shown.contains("sesame"));
+}
