@@ -70,6 +70,8 @@ fn command() -> Command {
             .conflicts_with("model")
     };
     let supervised = Arg::new(worker::SUPERVISED).long(worker::SUPERVISED).value_name("NAME").hide(true);
+    let sharers = Arg::new(worker::MEMORY_SHARERS).long(worker::MEMORY_SHARERS).hide(true);
+    let sharers = sharers.value_parser(clap::value_parser!(u32).range(1..));
     let words = Arg::new(run::WORDS).value_name("MODEL|PROMPT").num_args(0..);
     let words = words.help("A model directory, a prompt, or both; without a prompt it is a chat");
     let json = Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
@@ -102,7 +104,7 @@ fn command() -> Command {
             Command::new("worker")
                 .about("Run one worker, for a router")
                 .arg(model())
-                .arg(supervised)
+                .args([supervised, sharers])
                 .after_help(SETTINGS),
             table::WORKER,
         ))

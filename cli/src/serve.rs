@@ -48,7 +48,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     front::warn_if_exposed(&front);
     let (changes, seen) = discovery::in_process();
     let threads = threads_each(&engine, workers);
-    let launch = launch(&served, &log)?;
+    let launch = launch(&served, workers, &log)?;
     let command = move |worker| launch.command(&format!("worker-{worker}"), &engine, threads);
     let (supervisor, reports) = Supervisor::start(workers, command, &changes);
 
@@ -97,15 +97,16 @@ pub fn threads_each(engine: &EngineSettings, workers: usize) -> usize {
     if engine.threads > 0 { engine.threads } else { (processors / workers.max(1)).max(1) }
 }
 
-/// How this process starts workers that log like itself.
+/// How this process starts its `workers`, which log like itself.
 ///
 /// # Errors
 /// When the system does not say which binary this is.
-pub fn launch(served: &Served, log: &LogOptions) -> Result<Launch, Failure> {
+pub fn launch(served: &Served, workers: usize, log: &LogOptions) -> Result<Launch, Failure> {
     Ok(Launch {
         binary: std::env::current_exe().map_err(Failure::other)?,
         model: served.model.clone(),
         served_model_name: served.name().to_owned(),
+        workers,
         log_level: log.level.clone(),
         log_format: match log.format {
             LogFormat::Auto => "auto",

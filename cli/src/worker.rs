@@ -20,6 +20,8 @@ use crate::{model, progress::LoadProgress};
 
 /// The hidden flag that names a supervised worker.
 pub const SUPERVISED: &str = "supervised";
+/// The hidden flag that says how many supervised workers share this machine's memory.
+pub const MEMORY_SHARERS: &str = "memory-sharers";
 /// Drain of a worker whose supervisor has closed its input: the router has drained before, so nothing should run.
 const SUPERVISED_DRAIN: Duration = Duration::from_secs(5);
 /// After that a worker that is still there ends the hard way.
@@ -45,7 +47,8 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
 async fn serve(matches: &ArgMatches, supervised: Option<&str>) -> Result<(), Failure> {
     let mut settings = settings::load(table::WORKER, matches)?;
     let log = settings::log_options(&mut settings, supervised.unwrap_or_default(), None);
-    let config = configure(&mut settings)?;
+    let memory_sharers = matches.get_one(MEMORY_SHARERS).copied().unwrap_or(1);
+    let config = WorkerConfig { memory_sharers, ..configure(&mut settings)? };
     telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
     let outcome = match supervised {
         Some(_) => {
@@ -88,6 +91,7 @@ fn configure(settings: &mut Settings) -> Result<WorkerConfig, Failure> {
         threads: engine.threads,
         scheduler: engine.scheduler,
         kv_cache_memory_bytes: engine.kv_cache_memory_bytes,
+        memory_sharers: 1,
         shutdown_timeout: engine.shutdown_timeout,
     })
 }
@@ -122,6 +126,8 @@ pub struct Launch {
     pub model: PathBuf,
     /// What workers call the model.
     pub served_model_name: String,
+    /// How many of them there are: each takes its share of the free memory.
+    pub workers: usize,
     /// `--log-level`, when somebody gave one.
     pub log_level: Option<String>,
     /// `--log-format`.
@@ -144,6 +150,7 @@ impl Launch {
         };
         let scheduler = &engine.scheduler;
         flag(SUPERVISED, &name);
+        flag(MEMORY_SHARERS, &self.workers);
         flag("served-model-name", &self.served_model_name);
         flag("listen", &"127.0.0.1:0");
         flag("threads", &threads);

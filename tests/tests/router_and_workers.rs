@@ -43,6 +43,7 @@ impl Worker {
             threads: 1,
             scheduler: SchedulerConfig { max_num_batched_tokens: 128, ..SchedulerConfig::default() },
             kv_cache_memory_bytes: None,
+            memory_sharers: 1,
             shutdown_timeout: PATIENCE,
         };
         let options = FakeOptions { vocab_size: VOCAB_SIZE, kv_blocks: 2048, cost, ..FakeOptions::default() };

@@ -21,6 +21,8 @@ pub struct WorkerConfig {
     pub scheduler: SchedulerConfig,
     /// Bytes of KV cache; `None` = what holds `max_num_seqs` sequences of moderate length, within free memory.
     pub kv_cache_memory_bytes: Option<u64>,
+    /// Workers that start on this machine together and share what memory is free; at least 1.
+    pub memory_sharers: u32,
     /// How long a drain may take before running requests are cut (their routers resume them elsewhere).
     pub shutdown_timeout: Duration,
 }

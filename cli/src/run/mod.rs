@@ -74,7 +74,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
 
     let engine = Arc::new(engine);
     let threads = threads_each(&engine, 1);
-    let launch = launch(&served, &log)?;
+    let launch = launch(&served, 1, &log)?;
     let (changes, seen) = discovery::in_process();
     let command = move |_| launch.command("worker", &engine, threads);
     let (supervisor, reports) = Supervisor::start(1, command, &changes);

@@ -82,6 +82,6 @@ fn load_fake(config: &WorkerConfig) -> LoadedBackend {
 }
 
 fn kv_blocks(config: &WorkerConfig, bytes_per_token: u64, model_len: u32) -> u32 {
-    let available = sizing::available_memory();
+    let available = sizing::available_memory().map(|bytes| bytes / u64::from(config.memory_sharers.max(1)));
     sizing::kv_blocks(&config.scheduler, config.kv_cache_memory_bytes, bytes_per_token, model_len, available)
 }

@@ -35,6 +35,7 @@ fn config() -> WorkerConfig {
         threads: 1,
         scheduler: SchedulerConfig { max_num_seqs: 4, max_num_queued_reqs: 2, ..SchedulerConfig::default() },
         kv_cache_memory_bytes: None,
+        memory_sharers: 1,
         shutdown_timeout: Duration::from_millis(200),
     }
 }
