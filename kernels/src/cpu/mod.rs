@@ -12,6 +12,7 @@ pub mod matrix;
 pub mod mlp;
 pub mod norm;
 pub mod philox;
+pub mod roofline;
 pub mod rope;
 pub mod sample;
 pub mod simd;

@@ -35,8 +35,7 @@ impl Kernel for Row<'_> {
         let mut squares = s.zero();
         let mut at = 0;
         while at < width {
-            // SAFETY: at most the values from `at` to the end are read.
-            let x = unsafe { load_up_to(s, &self.x[at..]) };
+            let x = load_up_to(s, &self.x[at..]);
             squares = s.fma(x, x, squares);
             at += LANES;
         }
@@ -48,12 +47,9 @@ impl Kernel for Row<'_> {
 }
 
 /// The next sixteen values, or what is left and zeros.
-///
-/// # Safety
-/// None needed beyond what a slice guarantees; unsafe only in that it reads by pointer.
 #[inline(always)]
-pub(super) unsafe fn load_up_to<S: Simd>(s: S, from: &[f32]) -> S::V {
-    // SAFETY: reads `min(16, from.len())` values of the slice.
+pub(super) fn load_up_to<S: Simd>(s: S, from: &[f32]) -> S::V {
+    // SAFETY: reads no more than the slice.
     unsafe {
         if from.len() >= LANES { s.load(from.as_ptr()) } else { s.load_part(from.as_ptr(), from.len()) }
     }

@@ -348,7 +348,10 @@ mod tests {
     #[test]
     fn generation_config_says_first_what_ends_a_sample() {
         assert_eq!(parse(json!({}), json!({"eos_token_id": [7, 9]})).unwrap().eos_token_ids, [7, 9]);
-        assert_eq!(parse(json!({"eos_token_id": null}), json!({})).unwrap().eos_token_ids, Vec::<TokenId>::new());
+        assert_eq!(
+            parse(json!({"eos_token_id": null}), json!({})).unwrap().eos_token_ids,
+            Vec::<TokenId>::new()
+        );
         assert!(
             parse(json!({}), json!({"eos_token_id": [256]}))
                 .unwrap_err()

@@ -108,8 +108,7 @@ impl Tile<'_> {
                 let mut sums = [s.zero(); N];
                 for dim in 0..head_dim {
                     let keys = &keys[dim * block_size + slot..(dim + 1) * block_size];
-                    // SAFETY: reads the slice; a last partial vector is padded with zeros.
-                    let keys = unsafe { load_up_to(s, keys) };
+                    let keys = load_up_to(s, keys);
                     for i in 0..N {
                         // SAFETY: a query has `head_dim` values.
                         let q = unsafe { *q[i].get_unchecked(dim) };
@@ -147,19 +146,15 @@ impl Tile<'_> {
             let (end, common) =
                 ((start + block_size).min(contexts[N - 1]), (start + block_size).min(contexts[0]));
             for position in start..common {
-                // SAFETY: a row of scores is longer than any context; see the assertion.
-                unsafe {
-                    let values = load_up_to(s, &values[(position - start) * head_dim..][dim..head_dim]);
-                    for i in 0..N {
-                        sums[i] =
-                            s.fma(s.splat(*scores.get_unchecked(i * stride + position)), values, sums[i]);
-                    }
+                let values = load_up_to(s, &values[(position - start) * head_dim..][dim..head_dim]);
+                for i in 0..N {
+                    // SAFETY: a row of scores is longer than any context; see the assertion.
+                    let weight = unsafe { *scores.get_unchecked(i * stride + position) };
+                    sums[i] = s.fma(s.splat(weight), values, sums[i]);
                 }
             }
             for position in common.max(start)..end {
-                // SAFETY: reads the slice; a last partial vector is padded with zeros.
-                let values =
-                    unsafe { load_up_to(s, &values[(position - start) * head_dim..][dim..head_dim]) };
+                let values = load_up_to(s, &values[(position - start) * head_dim..][dim..head_dim]);
                 for i in 0..N {
                     if position < contexts[i] {
                         sums[i] = s.fma(s.splat(scores[i * stride + position]), values, sums[i]);
@@ -194,8 +189,7 @@ fn softmax<S: Simd>(s: S, scores: &mut [f32], scale: f32) -> f32 {
     let mut sums = s.zero();
     let mut at = 0;
     while at < scores.len() {
-        // SAFETY: reads the slice; a last partial vector is padded with zeros.
-        sums = s.add(sums, unsafe { load_up_to(s, &scores[at..]) });
+        sums = s.add(sums, load_up_to(s, &scores[at..]));
         at += LANES;
     }
     s.sum(sums)

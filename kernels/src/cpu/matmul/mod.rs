@@ -9,15 +9,17 @@ mod tile;
 use super::Cpu;
 use super::matrix::{Storage, WeightMatrix};
 use super::shared::Shared;
-use super::simd::{Kernel, Simd};
+use super::simd::{Kernel, LANES, Simd};
+pub(super) use tile::PREFETCH_BYTES;
 use tile::{Bf16, Element, F16, F32, Tile};
 
 /// Rows of weights a task takes are a multiple of this, so that tiles of 3 and of 4 rows fit.
 const ROW_MULTIPLE: usize = 12;
-/// Bytes of weights a task takes at most: half of a 1 MiB second-level cache at prefill, and enough to share out at decode.
+/// Bytes of weights a task takes at most: they stay in the second-level cache while the rows of `x` pass by.
 const TASK_BYTES: usize = 256 << 10;
-/// Bytes of `x` that are kept in the second-level cache while a task's weights pass by.
-const X_BLOCK_BYTES: usize = 768 << 10;
+/// Bytes of `x` that stay in the first-level cache while a task's weights pass by: a tile's rows, or a block of their
+/// columns.
+const X_BLOCK_BYTES: usize = 32 << 10;
 /// Multiplications below which waking another thread costs more than it gives.
 const ALONE: usize = 64 << 10;
 
@@ -66,7 +68,7 @@ pub fn matmul(cpu: &mut Cpu, x: &[f32], stack: &[Linear<'_>], y: &mut [f32], wri
     let tasks_of = |linear: &Linear<'_>| linear.weights.rows().div_ceil(rows_per_task);
     let tasks = stack.iter().map(tasks_of).sum();
     let (isa, shared) = (cpu.isa, Shared::new(y));
-    cpu.threads.run(tasks, |mut task, _| {
+    let work = |mut task, _| {
         let mut column = 0;
         for linear in stack {
             if task < tasks_of(linear) {
@@ -87,12 +89,18 @@ pub fn matmul(cpu: &mut Cpu, x: &[f32], stack: &[Linear<'_>], y: &mut [f32], wri
             task -= tasks_of(linear);
             column += linear.weights.rows();
         }
-    });
+    };
+    if rows_per_task == rows {
+        (0..tasks).for_each(|task| work(task, 0))
+    } else {
+        cpu.threads.run(tasks, work)
+    }
 }
 
+/// All `rows` if they are too little work to share out.
 fn rows_per_task(cpu: &Cpu, m: usize, rows: usize, weights: &WeightMatrix) -> usize {
     if m.saturating_mul(rows).saturating_mul(weights.cols()) < ALONE {
-        return rows;
+        return rows.max(1);
     }
     let by_bytes = TASK_BYTES / weights.row_bytes();
     let by_threads = rows / (cpu.threads.count() * 8); // eight tasks a thread even out their speeds
@@ -126,93 +134,104 @@ impl Kernel for Part<'_> {
 }
 
 impl Part<'_> {
+    /// All tiles: `x` in tiles of nearly equal height, and for each of them the weights in tiles of equal width.
     #[inline(always)]
-    fn all_tiles<S: Simd, E: Element>(&self, simd: S, bytes: &[u8]) {
+    fn all_tiles<S: Simd, E: Element>(&self, s: S, bytes: &[u8]) {
         let k = self.linear.weights.cols();
         let highest = if S::ACCUMULATORS >= 24 { 8 } else { 2 };
-        let block = (X_BLOCK_BYTES / (4 * k)).next_multiple_of(highest).max(highest);
-        let mut from = 0;
-        while from < self.m {
-            let block = block.min(self.m - from);
-            self.block_tiles::<S, E>(simd, bytes, from, block, highest);
-            from += block;
-        }
-    }
-
-    /// All weight rows of this part for rows `from..from + block` of `x`, in tiles of nearly equal height.
-    #[inline(always)]
-    fn block_tiles<S: Simd, E: Element>(
-        &self,
-        s: S,
-        bytes: &[u8],
-        from: usize,
-        block: usize,
-        highest: usize,
-    ) {
-        let k = self.linear.weights.cols();
-        let row_bytes = k * E::BYTES;
-        let tiles = block.div_ceil(highest);
-        let (height, taller) = (block / tiles, block % tiles);
+        let tiles = self.m.div_ceil(highest);
+        let (height, taller) = (self.m / tiles, self.m % tiles);
         let tallest = height + usize::from(taller > 0);
         let widest = match tallest {
             1 => 4,
             2..=6 if S::ACCUMULATORS >= 24 => 4,
             _ => 3,
         };
-        let mut n = 0;
-        while n < self.count {
-            let width = if self.count - n >= widest { widest } else { 1 };
-            let mut m = from;
-            for tile in 0..tiles {
-                let height = height + usize::from(tile < taller);
-                let w = &bytes[(self.first + n) * row_bytes..][..width * row_bytes];
-                let t = Tile { x: &self.x[m * k..][..height * k], w, k, prefetch: tile == 0 };
-                macro_rules! heights {
-                    ($(($mr:literal, $nr:literal)),*) => {
-                        match (height, width) {
-                            $(($mr, $nr) if $mr * $nr <= S::ACCUMULATORS =>
-                                self.put::<$mr, $nr>(m, n, t.sums::<S, E, $mr, $nr>(s)),)*
-                            _ => unreachable!("every tile height and width has an arm"),
-                        }
-                    };
+        let block = tile::block_columns(X_BLOCK_BYTES / (4 * tallest), k);
+        // With one tile of x, each of a tile's weight rows walks through its own part of the task's: several long streams
+        // come from memory faster than one. With more, neighbours lie side by side in y.
+        let full = self.count / widest;
+        // Unfinished sums, where the columns take more than one block.
+        let mut unfinished = vec![0.0; if block < k { self.count * tallest * LANES } else { 0 }];
+        let mut m = 0;
+        for tile in 0..tiles {
+            let height = height + usize::from(tile < taller);
+            let x = &self.x[m * k..][..height * k];
+            self.prefetch_y(s, m, height);
+            for from in (0..k).step_by(block) {
+                let columns = from..k.min(from + block);
+                for i in 0..full + self.count % widest {
+                    // One full tile after another, then single rows.
+                    let (width, place) =
+                        if i < full { (widest, i * widest) } else { (1, full * (widest - 1) + i) };
+                    let (n, apart) = if i < full && tiles == 1 { (i, full) } else { (place, 1) };
+                    let last = self.first + n + (width - 1) * apart;
+                    let w = &bytes[(self.first + n) * k * E::BYTES..(last + 1) * k * E::BYTES];
+                    let t = Tile { x, w, k, apart, columns: columns.clone(), prefetch: tile == 0 };
+                    let lanes = if block < k { height * LANES } else { 0 };
+                    let unfinished = &mut unfinished[place * lanes..][..width * lanes];
+                    macro_rules! sizes {
+                        ($(($mr:literal, $nr:literal)),*) => {
+                            match (height, width) {
+                                $(($mr, $nr) if $mr * $nr <= S::ACCUMULATORS => {
+                                    if let Some(sums) = t.sums::<S, E, $mr, $nr>(s, unfinished) {
+                                        self.put::<$mr, $nr>(m, n, apart, sums);
+                                    }
+                                })*
+                                _ => unreachable!("every tile height and width has an arm"),
+                            }
+                        };
+                    }
+                    sizes!(
+                        (1, 3),
+                        (1, 4),
+                        (2, 4),
+                        (3, 4),
+                        (4, 4),
+                        (5, 4),
+                        (6, 4),
+                        (2, 3),
+                        (6, 3),
+                        (7, 3),
+                        (8, 3),
+                        (1, 1),
+                        (2, 1),
+                        (3, 1),
+                        (4, 1),
+                        (5, 1),
+                        (6, 1),
+                        (7, 1),
+                        (8, 1)
+                    );
                 }
-                heights!(
-                    (1, 3),
-                    (1, 4),
-                    (2, 4),
-                    (3, 4),
-                    (4, 4),
-                    (5, 4),
-                    (6, 4),
-                    (2, 3),
-                    (6, 3),
-                    (7, 3),
-                    (8, 3),
-                    (1, 1),
-                    (2, 1),
-                    (3, 1),
-                    (4, 1),
-                    (5, 1),
-                    (6, 1),
-                    (7, 1),
-                    (8, 1)
-                );
-                m += height;
             }
-            n += width;
+            m += height;
         }
     }
 
-    /// Writes a tile's sums, weight rows from `n` on, rows of `x` from `m` on.
+    /// Asks for the part of `y` that rows `m..m + height` of `x` will be written to: a store that misses the cache
+    /// holds up all later ones.
     #[inline(always)]
-    fn put<const MR: usize, const NR: usize>(&self, m: usize, n: usize, sums: [[f32; NR]; MR]) {
-        let n = self.first + n;
+    fn prefetch_y<S: Simd>(&self, s: S, m: usize, height: usize) {
+        for row in m..m + height {
+            // SAFETY: as in `put`.
+            let y = unsafe { self.y.part(row * self.stride + self.column + self.first, self.count) };
+            for line in y.chunks(tile::LINE / size_of::<f32>()) {
+                s.prefetch(line.as_ptr().cast());
+            }
+        }
+    }
+
+    /// Writes a tile's sums: of every `apart`-th weight row from `n` on, and rows of `x` from `m` on.
+    #[inline(always)]
+    fn put<const MR: usize, const NR: usize>(&self, m: usize, n: usize, apart: usize, sums: [[f32; NR]; MR]) {
         for (i, sums) in sums.iter().enumerate() {
             // SAFETY: tasks take disjoint rows of weights, which are disjoint columns of y.
-            let y = unsafe { self.y.part((m + i) * self.stride + self.column + n, NR) };
-            for j in 0..NR {
-                let sum = self.linear.bias.map_or(sums[j], |bias| sums[j] + bias[n + j]);
-                y[j] = if self.write == Write::Add { y[j] + sum } else { sum };
+            let y = unsafe { self.y.part((m + i) * self.stride + self.column + self.first, self.count) };
+            for (j, sum) in sums.iter().enumerate() {
+                let n = n + j * apart;
+                let sum = self.linear.bias.map_or(*sum, |bias| sum + bias[self.first + n]);
+                y[n] = if self.write == Write::Add { y[n] + sum } else { sum };
             }
         }
     }

@@ -4,12 +4,14 @@
 
 #![allow(clippy::needless_range_loop)] // m and n index several arrays, as in the formula
 
+use std::ops::Range;
+
 use super::super::simd::{LANES, Simd};
 
 /// How far ahead of the multiplication weights are asked for. One core's plain loads do not reach the memory's
 /// bandwidth; asking 2 KiB ahead on each row does (69% against 95% of it, measured on Emerald Rapids).
-const PREFETCH_BYTES: usize = 2048;
-const LINE: usize = 64;
+pub(in crate::cpu) const PREFETCH_BYTES: usize = 2048;
+pub(super) const LINE: usize = 64;
 
 /// A format weights are stored in.
 pub(super) trait Element {
@@ -53,44 +55,77 @@ impl Element for F32 {
     }
 }
 
-/// `MR` rows of x against `NR` rows of weights.
+/// Columns of a block: what fits of `k`, in whole cache lines of every format.
+pub(super) fn block_columns(fitting: usize, k: usize) -> usize {
+    if k <= fitting { k } else { (fitting / (2 * LANES)).max(1) * 2 * LANES }
+}
+
+/// `MR` rows of x against `NR` rows of weights, some columns of both.
 pub(super) struct Tile<'a> {
     /// `[MR, k]`
     pub(super) x: &'a [f32],
-    /// `[NR, k]` in its format.
+    /// `NR` rows of `k` values in their format, `apart` rows apart.
     pub(super) w: &'a [u8],
+    pub(super) apart: usize,
     pub(super) k: usize,
+    /// All, or a block that starts and, unless it is the last, ends at a whole vector.
+    pub(super) columns: Range<usize>,
     /// Whether to ask for the weights that follow: once for each pass over them.
     pub(super) prefetch: bool,
 }
 
 impl Tile<'_> {
-    /// The dot products.
+    /// Weight rows from the first to the last of `count`.
+    fn span(&self, count: usize) -> usize {
+        (count - 1) * self.apart + 1
+    }
+
+    /// The dot products, once the last columns are in. Until then their lanes are kept in `unfinished`, which has
+    /// `MR * NR * 16` values, or none if there is only one block.
     #[inline(always)]
     pub(super) fn sums<S: Simd, E: Element, const MR: usize, const NR: usize>(
         &self,
         s: S,
-    ) -> [[f32; NR]; MR] {
-        let (k, row_bytes) = (self.k, self.k * E::BYTES);
-        assert!(self.x.len() == MR * k && self.w.len() == NR * row_bytes, "a tile's operands have its size");
+        unfinished: &mut [f32],
+    ) -> Option<[[f32; NR]; MR]> {
+        let (k, row_bytes, start) = (self.k, self.k * E::BYTES, self.columns.start);
+        assert!(
+            self.x.len() == MR * k && self.w.len() == self.span(NR) * row_bytes,
+            "operands have their size"
+        );
+        assert!(self.columns.end <= k, "columns lie inside the row");
         let (x, w) = (self.x.as_ptr(), self.w.as_ptr());
         let mut sums = [[s.zero(); NR]; MR];
-        let whole = k / LANES * LANES;
-        // Past the end of a row follows not the next row, which this tile reads too, but the one NR further.
-        let (near, far) = (PREFETCH_BYTES, PREFETCH_BYTES + (NR - 1) * row_bytes);
-        let mut at = 0;
+        if start > 0 {
+            for m in 0..MR {
+                for n in 0..NR {
+                    let lanes = &unfinished[(m * NR + n) * LANES..][..LANES];
+                    // SAFETY: sixteen values.
+                    sums[m][n] = unsafe { s.load(lanes.as_ptr()) };
+                }
+            }
+        }
+        let whole = start + (self.columns.end - start) / LANES * LANES;
+        // Past the end of a row's block follows the next row's, or, where rows lie side by side, the one NR further.
+        let block_bytes = (self.columns.end - start) * E::BYTES;
+        let near_end = self.columns.end * E::BYTES;
+        let next = if self.apart == 1 { NR } else { 1 };
+        let far = PREFETCH_BYTES + next * row_bytes - block_bytes;
+        let row_step = self.apart * row_bytes;
+        let mut at = start;
         while at < whole {
             if self.prefetch && (at * E::BYTES).is_multiple_of(LINE) {
-                let ahead = at * E::BYTES + if at * E::BYTES + near < row_bytes { near } else { far };
+                let is_near = at * E::BYTES + PREFETCH_BYTES < near_end;
+                let ahead = at * E::BYTES + if is_near { PREFETCH_BYTES } else { far };
                 for n in 0..NR {
-                    s.prefetch(w.wrapping_add(n * row_bytes + ahead));
+                    s.prefetch(w.wrapping_add(n * row_step + ahead));
                 }
             }
             // SAFETY: at + 16 <= k, so both rows have that many values more.
             unsafe {
                 let mut wide = [s.zero(); NR];
                 for n in 0..NR {
-                    wide[n] = E::load(s, w.add(n * row_bytes + at * E::BYTES));
+                    wide[n] = E::load(s, w.add(n * row_step + at * E::BYTES));
                 }
                 for m in 0..MR {
                     let x = s.load(x.add(m * k + at));
@@ -101,10 +136,20 @@ impl Tile<'_> {
             }
             at += LANES;
         }
+        if self.columns.end < k {
+            for m in 0..MR {
+                for n in 0..NR {
+                    let lanes = &mut unfinished[(m * NR + n) * LANES..][..LANES];
+                    // SAFETY: sixteen values.
+                    unsafe { s.store(sums[m][n], lanes.as_mut_ptr()) };
+                }
+            }
+            return None;
+        }
         if whole < k {
             self.last_lanes::<S, E, MR, NR>(s, whole, &mut sums);
         }
-        reduce(s, &sums)
+        Some(reduce(s, &sums))
     }
 
     /// The values after the last whole vector, zeros behind them.
@@ -118,7 +163,7 @@ impl Tile<'_> {
         let rest = self.k - whole;
         for n in 0..NR {
             let mut padded = [0u8; LANES * 4];
-            let from = (n * self.k + whole) * E::BYTES;
+            let from = (n * self.apart * self.k + whole) * E::BYTES;
             padded[..rest * E::BYTES].copy_from_slice(&self.w[from..from + rest * E::BYTES]);
             // SAFETY: `padded` holds 16 values of any format; row m of x has `rest` values more.
             unsafe {
