@@ -1,0 +1,185 @@
+"""Tiny random models as Hugging Face directories, and what transformers computes with them in float32.
+
+Weights are drawn so that a mistake shows: norm weights and biases are random, attention is far from uniform, and
+logits spread by more than one. A seed is taken only if, along the greedy path, the best token always beats the
+second by MIN_MARGIN, so that rounding in another implementation cannot change a token.
+"""
+
+import json
+import pathlib
+import shutil
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging
+
+HERE = pathlib.Path(__file__).resolve().parent
+PROMPT_TOKENS, GREEDY_TOKENS, MIN_MARGIN, MIN_DISTINCT = 40, 64, 0.02, 24
+PROMPT_POSITIONS = [0, 1, 2, 15, 16, 17, 31, 39]  # whose logits are kept, and
+GREEDY_STEPS = list(range(0, GREEDY_TOKENS, 4)) + [GREEDY_TOKENS - 1]
+BASE = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": 64,
+    "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "vocab_size": 256, "max_position_embeddings": 256, "rms_norm_eps": 1e-5, "attention_bias": False, "mlp_bias": False,
+    "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 1, "initializer_range": 0.02, "use_cache": True,
+}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 32}
+MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "head_dim": 32, "rms_norm_eps": 1e-6,
+           "rope_theta": 100000.0}
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": False, "sliding_window": 4096,
+         "max_window_layers": 2, "rms_norm_eps": 1e-6}
+
+# name: (stored as, safetensors files, config over BASE). Configs of both generations of transformers: version 4
+# wrote rope_theta, rope_scaling and torch_dtype; version 5 writes rope_parameters and dtype.
+MODELS = {
+    "llama-gqa": ("float32", 1, {"rope_theta": 10000.0, "rope_scaling": None, "torch_dtype": "float32"}),
+    "llama-mha-tied": ("float32", 2, {
+        "num_key_value_heads": 4, "tie_word_embeddings": True, "vocab_size": 257, "rope_theta": 500.0,
+        "torch_dtype": "float32"}),
+    "llama3-rope": ("bfloat16", 1, {
+        "num_hidden_layers": 3, "rope_theta": 10000.0, "rope_scaling": LLAMA3, "torch_dtype": "bfloat16"}),
+    "llama3-rope-v5": ("float16", 1, {
+        "head_dim": 16, "vocab_size": 272, "rope_parameters": LLAMA3 | {"rope_theta": 10000.0}, "dtype": "float16"}),
+    "mistral": ("bfloat16", 3, MISTRAL | {"sliding_window": None, "torch_dtype": "bfloat16"}),
+    "mistral-window": ("bfloat16", 1, MISTRAL | {"num_hidden_layers": 3, "sliding_window": 24, "torch_dtype": "bfloat16"}),
+    "qwen2": ("float16", 1, QWEN2 | {"vocab_size": 300, "rope_theta": 1000000.0, "torch_dtype": "float16"}),
+    "qwen2-tied-v5": ("bfloat16", 1, QWEN2 | {
+        "num_hidden_layers": 3, "tie_word_embeddings": True, "dtype": "bfloat16",
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+}
+
+
+def draw(name: str, shape, generator) -> torch.Tensor:
+    """A weight whose size suits its place."""
+    if "norm" in name:
+        return 0.5 + torch.rand(shape, generator=generator)
+    values = torch.randn(shape, generator=generator)
+    if name.endswith("bias"):
+        return 0.5 * values
+    if "embed_tokens" in name:
+        return 0.35 * values  # also the head where it is tied: 0.35 * sqrt(64) is a logit's spread
+    gain = 1.6 if ("q_proj" in name or "k_proj" in name) else 3.0 if "lm_head" in name else 1.3
+    return gain / shape[-1] ** 0.5 * values
+
+
+def write_model(path: pathlib.Path, config: dict, dtype: str, files: int, seed: int):
+    """Writes config.json and the weights, in one safetensors file or `files` of them with an index."""
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    empty = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, like in sorted(empty.state_dict().items()):
+        if not (name == "lm_head.weight" and config["tie_word_embeddings"]):
+            tensors[name] = draw(name, like.shape, generator).to(getattr(torch, dtype))
+    if files == 1:
+        save(tensors, path / "model.safetensors")
+        return
+    weight_map = {name: f"model-{i % files + 1:05}-of-{files:05}.safetensors" for i, name in enumerate(tensors)}
+    for file in sorted(set(weight_map.values())):
+        save({name: t for name, t in tensors.items() if weight_map[name] == file}, path / file)
+    total = sum(t.numel() * t.element_size() for t in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def save(tensors, path: pathlib.Path):
+    save_file(tensors, str(path), metadata={"format": "pt"})
+    path.chmod(0o644)
+
+
+@torch.no_grad()
+def compute(path: pathlib.Path, seed: int, vocab: int):
+    """Runs the model, weights widened to float32: (prompt, its logits, greedy tokens, their logits, attention entropy)."""
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    assert next(model.parameters()).dtype == torch.float32
+    prompt = torch.randint(2, vocab, (1, PROMPT_TOKENS), generator=torch.Generator().manual_seed(seed + 1000))
+    out = model(prompt, output_attentions=True)
+    # Nats of each query's attention over the nats of a uniform one: 1 would be flat.
+    entropy = torch.stack([-(a * a.clamp_min(1e-9).log()).sum(-1)[0, :, 1:].mean() for a in out.attentions]).mean()
+    flat = torch.arange(2, PROMPT_TOKENS + 1).float().log().mean()
+    run = model.generate(prompt, max_new_tokens=GREEDY_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0,
+                         return_dict_in_generate=True, output_logits=True)
+    steps = torch.cat(run.logits)
+    whole = model(run.sequences[:, :-1]).logits[0]  # the same without a KV cache
+    assert (whole[PROMPT_TOKENS - 1:] - steps).abs().max() < 1e-4
+    return prompt[0], out.logits[0], run.sequences[0, PROMPT_TOKENS:], steps, (entropy / flat).item()
+
+
+def make_one(name: str, dtype: str, files: int, over: dict):
+    config = BASE | over
+    path = HERE / "models" / name
+    for seed in range(200):
+        write_model(path, config, dtype, files, seed)
+        prompt, prompt_logits, greedy, greedy_logits, entropy = compute(path, seed, config["vocab_size"])
+        best = greedy_logits.topk(2).values
+        margin, spread = (best[:, 0] - best[:, 1]).min().item(), prompt_logits.std().item()
+        if margin >= MIN_MARGIN and len(set(greedy.tolist())) >= MIN_DISTINCT:
+            break
+    assert margin >= MIN_MARGIN and spread > 1, name
+    kept = {"prompt_logits": prompt_logits[PROMPT_POSITIONS], "greedy_logits": greedy_logits[GREEDY_STEPS]}
+    save(kept, path / "goldens.safetensors")
+    top = greedy_logits.topk(5)
+    goldens = {
+        "prompt": prompt.tolist(), "prompt_positions": PROMPT_POSITIONS, "greedy": greedy.tolist(),
+        "greedy_steps": GREEDY_STEPS, "greedy_top5": [
+            {"ids": ids, "logits": [round(v, 5) for v in values]}
+            for ids, values in zip(top.indices.tolist(), top.values.tolist())],
+        "min_margin": round(margin, 5), "logits_std": round(spread, 4), "seed": seed}
+    (path / "goldens.json").write_text(one_line_per_key(goldens))
+    kib = sum(f.stat().st_size for f in path.iterdir()) / 1024
+    print(f"{name}: seed {seed}, margin {margin:.4f}, logits std {spread:.2f}, attention entropy {entropy:.2f} of flat, "
+          f"{len(set(greedy.tolist()))} distinct tokens, {kib:.0f} KiB")
+
+
+def one_line_per_key(value: dict) -> str:
+    return "{\n" + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in value.items()) + "\n}\n"
+
+
+def quiet():
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+
+
+def make():
+    quiet()
+    for name, (dtype, files, over) in MODELS.items():
+        make_one(name, dtype, files, over)
+
+
+SKEIN_7M = HERE.parents[1] / "models" / "skein-7m"
+PROMPTS = {
+    "code": "<|bos|>def read_file(path):\n",
+    "class": "<|bos|>import unittest\n\nclass TestQueue(unittest.TestCase):\n    def setUp(self):\n",
+    "prose": "<|bos|>The import statement combines two operations; it",
+    "chat": "<|bos|><|user|>What does os.path.join do?<|end|><|assistant|>",
+    "hello": "<|bos|><|user|>Hello<|end|><|assistant|>",
+    "exercise": "<|bos|><|system|>You are a helpful coding assistant.<|end|><|user|>Write a function that adds two numbers.<|end|><|assistant|>",
+}
+
+
+@torch.no_grad()
+def make_skein_7m():
+    """Greedy text of the repository's own model, each run cut before its first near tie, its stop token included."""
+    quiet()
+    tokenizer = Tokenizer.from_file(str(SKEIN_7M / "tokenizer.json"))
+    model = AutoModelForCausalLM.from_pretrained(SKEIN_7M, dtype=torch.float32, attn_implementation="eager").eval()
+    cases = []
+    for name, text in PROMPTS.items():
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        run = model.generate(torch.tensor([ids]), max_new_tokens=96, do_sample=False, return_dict_in_generate=True, output_logits=True)
+        best = torch.cat(run.logits).topk(2).values
+        ties = (best[:, 0] - best[:, 1] < MIN_MARGIN).nonzero()
+        count = int(ties[0]) if len(ties) else len(best)
+        greedy = run.sequences[0, len(ids):][:count].tolist()
+        cases.append({"name": name, "prompt": text, "ids": ids, "greedy": greedy, "text": tokenizer.decode(greedy),
+                      "finished": bool(greedy) and greedy[-1] in model.generation_config.eos_token_id,
+                      "first_logits_top5": dict(zip(("ids", "logits"), (t.tolist() for t in run.logits[0][0].topk(5)[::-1])))})
+        print(f"skein-7m.json: {name}: {count} tokens, finished {cases[-1]['finished']}")
+    (HERE / "skein-7m.json").write_text(json.dumps({"model": "models/skein-7m", "cases": cases}, indent=1) + "\n")
