@@ -151,7 +151,9 @@ impl Refusal {
     /// When to try again, where that helps.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Overloaded { retry_after, .. } | Self::NoReadyWorker { retry_after, .. } => Some(*retry_after),
+            Self::Overloaded { retry_after, .. } | Self::NoReadyWorker { retry_after, .. } => {
+                Some(*retry_after)
+            }
             Self::Draining => Some(Duration::from_secs(1)),
             _ => None,
         }

@@ -148,10 +148,14 @@ fn check_is_plain(fields: &Fields<'_>) -> Result<(), LoadError> {
     fields.number("partial_rotary_factor", 1.0..=1.0, Some(1.0)).map(drop)
 }
 
+/// What transformers' `MistralConfig` takes where the field is missing; only an explicit null means none.
+const MISTRAL_DEFAULT_WINDOW: u32 = 4096;
+
 /// Refuses windows narrower than the context: attention here is always full.
 fn check_window(fields: &Fields<'_>, model_type: &str, longest: u32) -> Result<(), LoadError> {
     let is_full = |field| match fields.get(field) {
-        None | Some(Value::Null) => true,
+        None => longest <= MISTRAL_DEFAULT_WINDOW,
+        Some(Value::Null) => true,
         Some(window) => window.as_u64().is_some_and(|window| window >= u64::from(longest)),
     };
     match model_type {
@@ -343,6 +347,8 @@ mod tests {
         let mistral = json!({"model_type": "mistral", "sliding_window": null, "head_dim": 32});
         assert_eq!(parse(mistral, json!({})).unwrap().head_dim, 32);
         assert!(parse(json!({"model_type": "mistral", "sliding_window": 256}), json!({})).is_ok());
+        let unsaid = json!({"model_type": "mistral", "max_position_embeddings": 8192});
+        assert!(parse(unsaid, json!({})).is_err(), "a missing window is one of 4096");
     }
 
     #[test]

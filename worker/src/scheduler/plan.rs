@@ -16,6 +16,9 @@ const PROMPT_STEP: Duration = Duration::from_secs(1);
 /// Prompt tokens that a step carries however slow it is, so that prompts get on.
 const MIN_CHUNK: u32 = 32;
 
+/// Tokens of the first step: how long one takes is not known yet, and on a large model a full one takes seconds.
+const FIRST_STEP_TOKENS: u32 = 64;
+
 /// One step: what the backend computes, and what [`Scheduler::commit`] wants back.
 #[derive(Debug)]
 pub struct Plan {
@@ -107,7 +110,7 @@ impl Scheduler {
     /// The token budget, less where so many tokens are known to take too long.
     fn budget_in_time(&self, decode_tokens: u32) -> u32 {
         let limit = if decode_tokens > 0 { STREAMING_STEP } else { PROMPT_STEP };
-        let in_time = self.step_time.tokens_within(limit).unwrap_or(u32::MAX);
+        let in_time = self.step_time.tokens_within(limit).unwrap_or(FIRST_STEP_TOKENS);
         in_time.max(decode_tokens + MIN_CHUNK).min(self.max_num_batched_tokens)
     }
 

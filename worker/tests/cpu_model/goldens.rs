@@ -107,3 +107,37 @@ fn a_narrow_window_is_refused() {
     let config = skein_worker::model::config::ModelConfig::from_dir(&golden("mistral-window"));
     assert!(config.unwrap_err().to_string().contains("sliding_window is 24"));
 }
+
+/// The model that ships, against `tests/golden/skein-7m.json`; remake that file when the model changes.
+#[test]
+fn the_shipped_model() {
+    let json: Value = serde_json::from_slice(&std::fs::read(golden("../skein-7m.json")).unwrap()).unwrap();
+    let list = |value: &Value| -> Vec<u32> {
+        value.as_array().unwrap().iter().map(|value| value.as_u64().unwrap() as u32).collect()
+    };
+    let cases = json["cases"].as_array().unwrap();
+    assert!(cases.len() >= 5);
+    for case in cases {
+        let ids = list(&case["ids"]);
+        let mut model = load("../../../models/skein-7m", 2, BLOCK_SIZE);
+        let mut sequence = Sequence::new(ids.clone(), 3, BLOCK_SIZE);
+        let mut rows = ids.len();
+        let greedy = list(&case["greedy"]);
+        assert!(!greedy.is_empty());
+        for (step, expected) in greedy.iter().enumerate() {
+            let mut batch = Batch::default();
+            sequence.put(&mut batch, rows);
+            let logits = model.logits(&batch, &[rows as u32 - 1]).remove(0);
+            if step == 0 {
+                let top = &case["first_logits_top5"];
+                for (id, logit) in list(&top["ids"]).iter().zip(top["logits"].as_array().unwrap()) {
+                    assert_close(&[logits[*id as usize]], &[logit.as_f64().unwrap() as f32], "first logits");
+                }
+            }
+            let best = (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b]).then(b.cmp(a)));
+            assert_eq!(best, Some(*expected as usize), "{}, greedy step {step}", case["name"]);
+            sequence.tokens.push(*expected);
+            rows = 1;
+        }
+    }
+}
