@@ -22,6 +22,7 @@ pub mod prefix_index;
 pub mod refusal;
 pub mod request;
 pub mod serve;
+pub(crate) mod shared;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod text;

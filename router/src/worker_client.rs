@@ -37,6 +37,7 @@ pub struct WorkerInfo {
     pub resume_exact: bool,
     pub version: String,
     pub backend: String,
+    pub fingerprint: u64,
 }
 
 /// One entry of a worker's log.
@@ -158,6 +159,7 @@ impl WorkerClient {
             resume_exact: info.resume_exact,
             version: info.version,
             backend: info.backend,
+            fingerprint: info.model_fingerprint,
         })
     }
 

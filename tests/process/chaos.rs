@@ -1,6 +1,7 @@
 //! `kill -9` on workers in the middle of many streams: nothing lost, repeated or altered.
 //!
-//! Two rounds run in every test run; `SKEIN_CHAOS_ROUNDS=200 cargo test -p skein --test process chaos -- --nocapture`
+//! Two rounds run in every test run;
+//! `SKEIN_BINARY=$PWD/target/release/skein SKEIN_CHAOS_ROUNDS=200 cargo test -p skein --test process chaos -- --nocapture`
 //! is the long form, which also judges the gap. Each round compares every stream with its undisturbed run, byte for byte.
 
 use std::sync::Arc;

@@ -55,6 +55,7 @@ impl Worker {
                 eos_token_ids: vec![7],
                 name: "fake",
                 resume_exact: true,
+                fingerprint: 0,
             })
         };
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();

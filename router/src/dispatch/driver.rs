@@ -12,11 +12,10 @@ use tokio::sync::{mpsc, watch};
 use super::delivery::{Action, Delivery, Event, Wait};
 use crate::admission::Permit;
 use crate::breaker::Outcome;
-use crate::cluster::{self, Claim, Shared};
 use crate::fleet::{self, Job, Placement};
-use crate::policy::Demand;
 use crate::refusal::Refusal;
 use crate::request::{TokenDelta, TokenRequest};
+use crate::shared::{Claim, Shared, until};
 use crate::worker_client::{Attempt, CallError, WorkerClient, WorkerDelta};
 
 /// How often a request that waits for a worker looks by itself; breakers open again without an event.
@@ -147,6 +146,9 @@ impl Driver {
             Action::Open(wait) => self.state = State::Opening(wait),
             Action::AbortSample(sample_index) => self.abort_at_worker(sample_index),
             Action::Fail(refusal) => {
+                if let Refusal::WorkersLost { moves, reason } = &refusal {
+                    tracing::error!(request = self.request.id, moves, reason, "request is given up");
+                }
                 self.state = State::Over;
                 self.outbox.push_back(Err(refusal));
             }
@@ -174,7 +176,7 @@ impl Driver {
         };
         tokio::select! {
             biased;
-            () = cluster::until(self.request.deadline) => Some(Event::Deadline),
+            () = until(self.request.deadline) => Some(Event::Deadline),
             () = waiting => None,
         }
     }
@@ -315,7 +317,7 @@ impl Watch<'_> {
                 biased;
                 Some(sample_index) = aborted => return Waited::Abort(sample_index),
                 // Before the answer: a stream that always has more must not outrun its deadline.
-                () = cluster::until(self.deadline) => return Waited::Deadline,
+                () = until(self.deadline) => return Waited::Deadline,
                 answer = &mut answer => return Waited::For(answer),
                 () = tokio::time::sleep(self.shared.tuning.wedge_after) => {
                     let stuck = |fleet: &mut fleet::Fleet| fleet.is_stuck(clock::now(), self.placement, silent_since);
@@ -344,14 +346,4 @@ fn attempt_id(request_id: &str, router_id: u64, number: u64) -> String {
         room -= 1;
     }
     format!("{}{suffix}", &request_id[..room.min(request_id.len())])
-}
-
-/// What [`Demand`] a request has left.
-pub(crate) fn demand(prompt_tokens: usize, output_tokens_left: u32, sequences: u32) -> Demand {
-    let each = output_tokens_left.min(crate::policy::EXPECTED_OUTPUT_TOKENS);
-    Demand {
-        prompt_tokens: prompt_tokens as u32,
-        expected_output_tokens: each.saturating_mul(sequences),
-        sequences,
-    }
 }

@@ -13,8 +13,8 @@ use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::{Action, Event};
-use crate::cluster::Shared;
 use crate::prefix_index::WorkerId;
+use crate::shared::Shared;
 use crate::worker_client::{CallError, WorkerClient};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(50);

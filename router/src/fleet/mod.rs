@@ -23,7 +23,7 @@ use crate::prefix_index::{Desync, Expectation, PrefixIndex, WorkerId};
 use crate::request::TokenId;
 use crate::worker_client::{WatchBody, WatchEvent, WorkerInfo};
 
-use worker::{Step, Worker};
+use worker::{Model, Step, Worker};
 
 /// What happens to a fleet.
 #[derive(Debug)]
@@ -97,7 +97,7 @@ pub struct Placement {
 /// The picture.
 #[derive(Debug)]
 pub struct Fleet {
-    model: String,
+    model: Model,
     router_id: u64,
     wedge_after: Duration,
     members: HashMap<String, WorkerId>,
@@ -111,7 +111,8 @@ impl Fleet {
     /// `wedge_after` while it has work is stuck.
     pub fn new(model: &str, router_id: u64, wedge_after: Duration, index: PrefixIndex) -> Self {
         let (members, workers) = (HashMap::new(), BTreeMap::new());
-        Self { model: model.to_owned(), router_id, wedge_after, members, workers, index, next_id: 0 }
+        let model = Model { name: model.to_owned(), fingerprint: None };
+        Self { model, router_id, wedge_after, members, workers, index, next_id: 0 }
     }
 
     /// Takes in what happened.
@@ -307,6 +308,9 @@ impl Fleet {
         let Some(worker) = self.workers.get_mut(&id) else { return Vec::new() };
         if !worker.lives(info.epoch) {
             self.index.remove(id);
+        }
+        if info.model == self.model.name {
+            self.model.fingerprint.get_or_insert(info.fingerprint);
         }
         worker.connected(now, info, &self.model);
         Vec::new()

@@ -27,6 +27,7 @@ fn info(epoch: u64) -> WorkerInfo {
         resume_exact: true,
         version: String::new(),
         backend: "fake".into(),
+        fingerprint: 1,
     }
 }
 
@@ -266,4 +267,15 @@ fn a_placement_that_came_to_nothing_leaves_nothing() {
     scene.fleet.ended(placement);
     assert_eq!(scene.fleet.status(at(0))[0].load, before);
     assert_eq!(scene.choice(1, &tokens).expect("a worker").hit_tokens, 0);
+}
+
+#[test]
+fn a_worker_that_comes_back_with_other_weights_is_not_used() {
+    let mut scene = Scene::new(2);
+    let other = WorkerInfo { fingerprint: 2, ..info(2) };
+    scene.fleet.handle(at(10), Event::Connected(scene.ids[1], other));
+    scene.watch(10, 1, 2, (1, WatchBody::Snapshot(Vec::new())));
+    let statuses = scene.fleet.status(at(20));
+    let states: Vec<bool> = statuses.iter().map(|status| status.state.contains("other weights")).collect();
+    assert_eq!(states, [false, true], "{statuses:?}");
 }

@@ -55,6 +55,31 @@ pub(super) enum Step {
     Gap,
 }
 
+/// What all workers of a fleet have to serve. Its name is the router's; the rest is that of the first worker seen.
+#[derive(Debug)]
+pub struct Model {
+    pub name: String,
+    pub fingerprint: Option<u64>,
+}
+
+impl Model {
+    /// Why a worker's requests cannot be moved to and from others; `None` = they can.
+    fn differs_from(&self, info: &WorkerInfo) -> Option<String> {
+        let (name, served) = (&self.name, &info.model);
+        if served != name {
+            return Some(format!(
+                "serves `{served}`, this router serves `{name}`; start both with one served model name"
+            ));
+        }
+        (self.fingerprint != Some(info.fingerprint)).then(|| {
+            format!(
+                "serves other weights or another config.json as `{name}` than the workers before it; give all \
+                 workers equal copies, and restart the router when the model changes"
+            )
+        })
+    }
+}
+
 impl Worker {
     pub fn new(member: Member, now: Timestamp) -> Self {
         Self {
@@ -91,7 +116,7 @@ impl Worker {
         Some(reason.into())
     }
 
-    pub fn connected(&mut self, now: Timestamp, info: WorkerInfo, model: &str) {
+    pub fn connected(&mut self, now: Timestamp, info: WorkerInfo, model: &Model) {
         if !self.lives(info.epoch) {
             self.ledger.restart(info.kv_blocks);
             self.breaker = Breaker::default();
@@ -99,12 +124,7 @@ impl Worker {
         }
         self.suspect_since = None;
         (self.moved_at, self.heard_at) = (now, now);
-        self.mismatch = (info.model != model).then(|| {
-            format!(
-                "serves `{}`, this router serves `{model}`; start both with one served model name",
-                info.model
-            )
-        });
+        self.mismatch = model.differs_from(&info);
         if let Some(mismatch) = &self.mismatch {
             tracing::warn!(worker = %self.member.id, "worker not used: {mismatch}");
         }

@@ -210,6 +210,7 @@ impl Worker for Service {
             resume_exact: true,
             version: "0".into(),
             backend: "mock".into(),
+            model_fingerprint: 1,
         }))
     }
 

@@ -12,7 +12,10 @@ use skein_kernels::cpu::attention::Rows;
 use skein_kernels::cpu::kv_cache::{KvCache, KvShape};
 use skein_kernels::cpu::sample::{self, Sampling};
 
-use super::{Backend, BackendError, Batch, SampleRow, Sampled, ScoreRow, StepHandle, StepOutput};
+use super::{
+    Backend, BackendError, Batch, BatchSequence, SampleRow, Sampled, ScoreRow, StepHandle, StepOutput,
+};
+use crate::BlockId;
 use crate::model::LoadError;
 use crate::model::config::ModelConfig;
 use crate::model::llama::{Activations, Llama, Step};
@@ -54,7 +57,10 @@ impl CpuBackend {
         options: CpuOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(Self, ModelConfig), LoadError> {
-        let model = CpuModel::load(model_dir, options, progress)?;
+        let mut model = CpuModel::load(model_dir, options, progress)?;
+        if !model.gives_finite_logits() {
+            return Err(LoadError::NotFinite { dir: model_dir.to_owned() });
+        }
         let config = model.llama.config().clone();
         Ok((Self::start(model).map_err(LoadError::Thread)?, config))
     }
@@ -164,6 +170,19 @@ impl CpuModel {
         Ok(Self { cpu, llama, cache, activations, logits, sampling })
     }
 
+    /// One step over token 0. Weights that make no number of it would make none of any request.
+    fn gives_finite_logits(&mut self) -> bool {
+        let batch = Batch {
+            tokens: vec![0],
+            positions: vec![0],
+            slots: vec![0],
+            sequences: vec![BatchSequence { rows: 0..1, context_len: 1, blocks: 0..1 }],
+            block_tables: vec![BlockId(0)],
+            ..Batch::default()
+        };
+        self.logits(&batch, &[0]).iter().all(|row| sample::is_usable(row))
+    }
+
     /// Blocks of the KV cache.
     pub fn kv_blocks(&self) -> u32 {
         self.cache.shape().blocks as u32
@@ -188,7 +207,7 @@ impl CpuModel {
         })
     }
 
-    /// Runs one step and returns the logits of `rows` instead of tokens: for tests and measurements.
+    /// Runs one step and returns the logits of `rows` instead of tokens: for the check at load, tests, measurements.
     pub fn logits(&mut self, batch: &Batch, rows: &[u32]) -> Vec<Vec<f32>> {
         self.forward(batch);
         let mut all = Vec::new();

@@ -4,6 +4,7 @@
 //! what would be right: a directory is input like any other.
 
 pub mod config;
+pub mod fingerprint;
 pub mod llama;
 pub mod weights;
 
@@ -69,6 +70,12 @@ pub enum LoadError {
         bytes: u64,
         /// The system's answer.
         source: std::io::Error,
+    },
+    /// The weights give numbers that are none.
+    #[error("{}: the model's logits are not finite; its weights are damaged, or overflow in float32", dir.display())]
+    NotFinite {
+        /// The model directory.
+        dir: PathBuf,
     },
     /// The compute thread could not be started.
     #[error("cannot start the compute thread: {0}")]

@@ -13,6 +13,9 @@ use super::{LoadError, config::read_object};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
+/// Bytes that `sample` takes at the start, the middle and the end of a tensor: a fine-tuned model differs in
+/// nearly all of them, and reading the whole would cost as much as loading it.
+const SAMPLE_BYTES: usize = 64;
 /// Most shards of a model.
 const MAX_FILES: usize = 10_000;
 
@@ -84,6 +87,22 @@ impl Weights {
                 done += more;
                 progress(done, total);
             });
+        }
+    }
+
+    /// Gives names, types, shapes and a few bytes of all tensors to `take`, by name.
+    pub(super) fn sample(&self, take: &mut dyn FnMut(&[u8])) {
+        let mut places: Vec<_> = self.places.iter().collect();
+        places.sort_unstable();
+        for (name, &file) in places {
+            let file = &self.files[file];
+            let Some(info) = file.header.info(name) else { continue };
+            take(format!("{name} {:?} {:?}", info.dtype, info.shape).as_bytes());
+            let (start, end) = info.data_offsets;
+            let tensor = &file.map[file.data + start..file.data + end];
+            for at in [0, tensor.len() / 2, tensor.len().saturating_sub(SAMPLE_BYTES)] {
+                take(&tensor[at..tensor.len().min(at + SAMPLE_BYTES)]);
+            }
         }
     }
 

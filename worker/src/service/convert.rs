@@ -24,6 +24,7 @@ pub(super) fn info(facts: &ModelFacts) -> wire::InfoResponse {
         resume_exact: facts.resume_exact,
         version: env!("CARGO_PKG_VERSION").to_owned(),
         backend: facts.backend.to_owned(),
+        model_fingerprint: facts.fingerprint,
     }
 }
 

@@ -8,6 +8,7 @@ use crate::backend::fake::{FakeBackend, FakeOptions};
 use crate::config::{BackendKind, WorkerConfig};
 use crate::model::LoadError;
 use crate::model::config::ModelConfig;
+use crate::model::fingerprint::fingerprint;
 
 /// Vocabulary and context of the fake backend when it is served.
 const FAKE_VOCAB_SIZE: u32 = 32_000;
@@ -29,6 +30,8 @@ pub struct LoadedBackend {
     pub name: &'static str,
     /// Whether a resumed request continues bit for bit.
     pub resume_exact: bool,
+    /// Tells models of one name apart.
+    pub fingerprint: u64,
 }
 
 /// Loads what `config` names. Blocks for as long as reading the weights takes.
@@ -37,24 +40,30 @@ pub(super) fn load(
     mut progress: impl FnMut(u64, u64),
 ) -> Result<LoadedBackend, WorkerError> {
     match config.backend {
-        BackendKind::Cpu => {
-            load_cpu(config, &mut progress).map_err(|error| WorkerError::Load(Box::new(error)))
-        }
-        BackendKind::Fake => Ok(load_fake(config)),
+        BackendKind::Cpu => load_cpu(config, &mut progress),
+        BackendKind::Fake => load_fake(config),
     }
 }
 
-fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result<LoadedBackend, LoadError> {
+impl From<LoadError> for WorkerError {
+    fn from(error: LoadError) -> Self {
+        Self::Load(Box::new(error))
+    }
+}
+
+fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result<LoadedBackend, WorkerError> {
     // Its header first: the size of the cache depends on the model's.
     let model = ModelConfig::from_dir(&config.model)?;
     let options = CpuOptions {
         threads: config.threads,
-        kv_blocks: kv_blocks(config, model.kv_bytes_per_token(), model.max_position_embeddings),
+        kv_blocks: kv_blocks(config, model.kv_bytes_per_token(), model.max_position_embeddings)?,
         block_size: config.scheduler.block_size,
         max_rows: config.scheduler.max_num_batched_tokens,
     };
+    let fingerprint = fingerprint(&config.model)?;
     let (backend, model) = CpuBackend::load(&config.model, options, progress)?;
     Ok(LoadedBackend {
+        fingerprint,
         backend: Box::new(backend),
         vocab_size: model.vocab_size,
         model_len: model.max_position_embeddings,
@@ -64,24 +73,27 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
     })
 }
 
-fn load_fake(config: &WorkerConfig) -> LoadedBackend {
+fn load_fake(config: &WorkerConfig) -> Result<LoadedBackend, WorkerError> {
     let options = FakeOptions {
         vocab_size: FAKE_VOCAB_SIZE,
         block_size: config.scheduler.block_size,
-        kv_blocks: kv_blocks(config, FAKE_KV_BYTES_PER_TOKEN, FAKE_MODEL_LEN),
+        kv_blocks: kv_blocks(config, FAKE_KV_BYTES_PER_TOKEN, FAKE_MODEL_LEN)?,
         ..FakeOptions::default()
     };
-    LoadedBackend {
+    Ok(LoadedBackend {
         backend: Box::new(FakeBackend::new(options)),
         vocab_size: FAKE_VOCAB_SIZE,
         model_len: FAKE_MODEL_LEN,
         eos_token_ids: Vec::new(),
         name: "fake",
         resume_exact: true,
-    }
+        fingerprint: 0,
+    })
 }
 
-fn kv_blocks(config: &WorkerConfig, bytes_per_token: u64, model_len: u32) -> u32 {
+fn kv_blocks(config: &WorkerConfig, bytes_per_token: u64, model_len: u32) -> Result<u32, WorkerError> {
+    sizing::check_model_len(&config.scheduler, model_len)?;
     let available = sizing::available_memory().map(|bytes| bytes / u64::from(config.memory_sharers.max(1)));
-    sizing::kv_blocks(&config.scheduler, config.kv_cache_memory_bytes, bytes_per_token, model_len, available)
+    let given = config.kv_cache_memory_bytes;
+    Ok(sizing::kv_blocks(&config.scheduler, given, bytes_per_token, model_len, available))
 }

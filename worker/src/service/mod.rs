@@ -44,6 +44,7 @@ pub(crate) struct ModelFacts {
     pub max_num_seqs: u32,
     pub max_num_batched_tokens: u32,
     pub resume_exact: bool,
+    pub fingerprint: u64,
     pub backend: &'static str,
     pub eos_token_ids: Vec<TokenId>,
 }

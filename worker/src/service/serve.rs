@@ -149,6 +149,7 @@ fn prepare(config: &WorkerConfig, loaded: LoadedBackend) -> Result<(Ready, Engin
         max_num_seqs,
         max_num_batched_tokens: limits.max_num_batched_tokens,
         resume_exact: loaded.resume_exact,
+        fingerprint: loaded.fingerprint,
         backend: loaded.name,
         eos_token_ids: loaded.eos_token_ids,
     };

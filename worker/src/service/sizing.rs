@@ -1,6 +1,10 @@
 //! How many KV blocks to keep, and how long a sequence may then be. Pure, but for reading what memory is free.
 
+use super::WorkerError;
 use crate::config::SchedulerConfig;
+
+/// A prompt token and one to answer.
+const SHORTEST_LEN: u32 = 2;
 
 /// Tokens for which the default cache holds `max_num_seqs` sequences.
 const MODERATE_LEN: u32 = 2048;
@@ -8,6 +12,24 @@ const MODERATE_LEN: u32 = 2048;
 const MEMORY_SHARE_PERCENT: u64 = 40;
 /// Assumed where the system does not say what is available.
 const UNKNOWN_MEMORY: u64 = 4 << 30;
+
+/// Refuses what the model's positions cannot hold: positions it was never trained on would answer nonsense.
+pub(super) fn check_model_len(config: &SchedulerConfig, model_len: u32) -> Result<(), WorkerError> {
+    if model_len < SHORTEST_LEN {
+        let reason = format!(
+            "max_position_embeddings in config.json is {model_len}; a prompt and an answer need {SHORTEST_LEN} or more"
+        );
+        return Err(WorkerError::Load(reason.into()));
+    }
+    match config.max_model_len {
+        Some(got) if got > model_len => {
+            let allowed =
+                format!("{SHORTEST_LEN}..={model_len}, the model's max_position_embeddings; or leave it out");
+            Err(WorkerError::Setting { setting: "max_model_len", got: got.into(), allowed })
+        }
+        _ => Ok(()),
+    }
+}
 
 /// Blocks for the KV cache: what the operator gave, else `max_num_seqs` sequences of moderate length, but no more
 /// than a share of the `available` bytes. At least one block.
@@ -88,6 +110,20 @@ mod tests {
         check(None, 100, 100_000, Some(1 << 40), 6250); // one whole sequence is more than four moderate ones
         check(None, 1 << 20, 4096, Some(100 << 20), 2);
         check(Some(u64::MAX), 1, 4096, None, i32::MAX as u32 / 16);
+    }
+
+    #[test]
+    fn a_length_beyond_the_models_is_refused_and_not_shortened_in_silence() {
+        let check = |asked: Option<u32>, model_len: u32, expected: Option<&str>| {
+            let config = SchedulerConfig { max_model_len: asked, ..SchedulerConfig::default() };
+            let said = check_model_len(&config, model_len).err().map(|error| error.to_string());
+            assert_eq!(said.is_some(), expected.is_some(), "{said:?}");
+            assert!(said.unwrap_or_default().contains(expected.unwrap_or_default()));
+        };
+        check(None, 1024, None);
+        check(Some(1024), 1024, None);
+        check(Some(5000), 1024, Some("max_model_len is 5000; allowed: 2..=1024"));
+        check(None, 1, Some("max_position_embeddings in config.json is 1"));
     }
 
     #[test]

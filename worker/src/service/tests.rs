@@ -50,6 +50,7 @@ async fn serve_fake(options: FakeOptions) -> Served {
             eos_token_ids: vec![2],
             name: "fake",
             resume_exact: true,
+            fingerprint: 0,
         })
     };
     let (shutdown, stopped) = oneshot::channel::<()>();

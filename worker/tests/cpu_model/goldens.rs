@@ -3,6 +3,7 @@
 use safetensors::SafeTensors;
 use serde_json::Value;
 use skein_worker::backend::Batch;
+use skein_worker::backend::cpu::{CpuBackend, CpuOptions};
 
 use crate::batches::{BLOCK_SIZE, Sequence, golden, load};
 
@@ -140,4 +141,20 @@ fn the_shipped_model() {
             rows = 1;
         }
     }
+}
+
+#[test]
+fn weights_that_are_no_numbers_are_refused_at_load() {
+    let dir = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(golden("llama-gqa").join(file), dir.path().join(file)).unwrap();
+    }
+    let path = dir.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let data = 8 + u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
+    bytes[data..].fill(0xff); // NaN in f32
+    std::fs::write(&path, bytes).unwrap();
+    let options = CpuOptions { threads: 1, kv_blocks: 4, block_size: BLOCK_SIZE as u32, max_rows: 8 };
+    let Err(error) = CpuBackend::load(dir.path(), options, &mut |_, _| {}) else { panic!("loaded") };
+    assert!(error.to_string().contains("not finite"), "{error}");
 }

@@ -1,0 +1,53 @@
+//! What tells two models of one name apart: a hash of the configuration and of samples of every tensor.
+
+use std::path::Path;
+
+use xxhash_rust::xxh3::Xxh3Default;
+
+use super::LoadError;
+use super::weights::Weights;
+
+/// The fingerprint of the model in `dir`: equal for equal copies, whatever their shards' names. XXH3-64.
+///
+/// # Errors
+/// When its configuration or its weights cannot be read.
+pub fn fingerprint(dir: &Path) -> Result<u64, LoadError> {
+    let path = dir.join("config.json");
+    let config = std::fs::read(&path).map_err(|source| LoadError::Read { path, source })?;
+    let mut hash = Xxh3Default::new();
+    hash.update(&config);
+    Weights::open(dir)?.sample(&mut |bytes| hash.update(bytes));
+    Ok(hash.digest())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model(name: &str) -> std::path::PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models").join(name)
+    }
+
+    #[test]
+    fn one_changed_weight_or_setting_changes_it() {
+        let copy = tempfile::tempdir().unwrap();
+        for file in ["config.json", "model.safetensors"] {
+            std::fs::copy(model("llama-gqa").join(file), copy.path().join(file)).unwrap();
+        }
+        let original = fingerprint(&model("llama-gqa")).unwrap();
+        assert_eq!(fingerprint(copy.path()).unwrap(), original);
+        assert_ne!(fingerprint(&model("llama-mha-tied")).unwrap(), original);
+
+        let weights = copy.path().join("model.safetensors");
+        let mut bytes = std::fs::read(&weights).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        std::fs::write(&weights, &bytes).unwrap();
+        let changed = fingerprint(copy.path()).unwrap();
+        assert_ne!(changed, original);
+
+        let config = copy.path().join("config.json");
+        let text = std::fs::read_to_string(&config).unwrap();
+        std::fs::write(&config, text.replace("rope_theta", "rope_thetb")).unwrap();
+        assert_ne!(fingerprint(copy.path()).unwrap(), changed);
+    }
+}
