@@ -82,11 +82,11 @@ pub enum Refusal {
         timeout: Duration,
     },
     /// Every move to another worker failed.
-    #[error("The request could not be finished after {moves} moves to another worker: {reason}.")]
+    #[error("The request could not be finished after {moves} moves to another worker: the workers failed.")]
     WorkersLost {
         /// Moves tried.
         moves: u32,
-        /// The last fault, without addresses.
+        /// The last fault, for the log: a worker's own words are not for clients.
         reason: String,
     },
     /// An invariant of ours broke.

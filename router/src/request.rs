@@ -20,6 +20,10 @@ pub struct Draft {
     pub sampling: DraftSampling,
     /// The client's own id for the request.
     pub request_id: Option<String>,
+    /// Which prompt this is of a call that has several under one id.
+    pub part: Option<usize>,
+    /// Whether the tokenizer adds its own tokens (BOS) to a text; absent = it does.
+    pub add_special_tokens: Option<bool>,
     /// Separates prefix caches.
     pub cache_salt: String,
     /// Lower runs first.
@@ -31,7 +35,7 @@ pub struct Draft {
 /// The prompt, in one of the forms the APIs take.
 #[derive(Debug, Clone)]
 pub enum Prompt {
-    /// Plain text; special tokens such as BOS are added, and control tokens spelt in the text are recognised
+    /// Plain text; special tokens such as BOS are added unless the draft says no, and control tokens spelt in the text are recognised
     /// (a client that writes its own chat format relies on it; `Chat` protects against it).
     Text(String),
     /// Token ids as they are.

@@ -1,6 +1,7 @@
 //! The one validator: what either API asked for becomes a checked [`TokenRequest`], or a refusal that names the
 //! field, the limit and the value. Pure but for the request id and seed it draws when none is given.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,7 +34,7 @@ pub fn validate(
     now: Timestamp,
 ) -> Result<(TokenRequest, TextOptions), Refusal> {
     check_model(draft.model.as_deref(), text)?;
-    let id = request_id(draft.request_id.take())?;
+    let id = request_id(draft.request_id.take(), draft.part)?;
     let priority = check_priority(draft.priority)?;
     check_bytes("cache_salt", &draft.cache_salt, MAX_ID_BYTES)?;
     let deadline = now + timeout(draft.timeout_ms, limits.request_timeout)?;
@@ -41,7 +42,7 @@ pub fn validate(
     let mut sampling = sampling(&draft.sampling, n, &text.defaults, model, limits)?;
     let stop = stop_strings(&draft.sampling.stop, limits)?;
 
-    let prompt = prompt_tokens(&draft.prompt, text, model)?;
+    let prompt = prompt_tokens(&draft.prompt, draft.add_special_tokens.unwrap_or(true), text, model)?;
     let room = room(&draft, prompt.len(), model)?;
     sampling.max_tokens = match draft.sampling.max_tokens {
         Some(_) => sampling.max_tokens,
@@ -81,11 +82,12 @@ pub fn check_model(model: Option<&str>, text: &ModelText) -> Result<(), Refusal>
 /// Token ids of any form of prompt, none of them outside the vocabulary, at least one.
 pub fn prompt_tokens(
     prompt: &Prompt,
+    add_special_tokens: bool,
     text: &ModelText,
     model: &ModelLimits,
 ) -> Result<Vec<TokenId>, Refusal> {
     let tokens = match prompt {
-        Prompt::Text(prompt) => text.encode_text(prompt, true)?,
+        Prompt::Text(prompt) => text.encode_text(prompt, add_special_tokens)?,
         Prompt::Tokens(tokens) => {
             let checked: Result<_, _> =
                 tokens.iter().map(|token| token_id("prompt", *token, model.vocab_size)).collect();
@@ -99,7 +101,23 @@ pub fn prompt_tokens(
     if tokens.is_empty() {
         return Err(Refusal::invalid(prompt_param(prompt), "The prompt is empty; send at least one token."));
     }
+    check_known_to_model(&tokens, prompt_param(prompt), text, model.vocab_size)?;
     Ok(tokens)
+}
+
+/// A tokenizer may know more tokens than the model that is served with it.
+fn check_known_to_model(
+    tokens: &[TokenId],
+    param: &'static str,
+    text: &ModelText,
+    vocab_size: u32,
+) -> Result<(), Refusal> {
+    let Some(token) = tokens.iter().copied().find(|token| *token >= vocab_size) else { return Ok(()) };
+    let spelling = text.tokenizer.spelling(token).unwrap_or_default();
+    let message = format!(
+        "{param}: the text holds `{spelling}`, token id {token}, which the model does not know (0..{vocab_size})."
+    );
+    Err(Refusal::invalid(param, message))
 }
 
 /// How many best tokens to report: `name` is what the API calls it.
@@ -134,18 +152,17 @@ fn prompt_param(prompt: &Prompt) -> &'static str {
     }
 }
 
-fn request_id(id: Option<String>) -> Result<String, Refusal> {
-    match id {
-        None => Ok(Uuid::now_v7().to_string()),
-        Some(id) if is_request_id(&id) => Ok(id),
-        Some(id) => {
-            let message = format!(
-                "request_id must be 1 to {MAX_ID_BYTES} printable ASCII bytes without spaces, got {} bytes.",
-                id.len()
-            );
-            Err(Refusal::invalid("request_id", message))
-        }
+/// The limit is on what the client chose; the number of a part comes on top of it.
+fn request_id(id: Option<String>, part: Option<usize>) -> Result<String, Refusal> {
+    let id = id.unwrap_or_else(|| Uuid::now_v7().to_string());
+    if !is_request_id(&id) {
+        let message = format!(
+            "request_id must be 1 to {MAX_ID_BYTES} printable ASCII bytes without spaces, got {} bytes.",
+            id.len()
+        );
+        return Err(Refusal::invalid("request_id", message));
     }
+    Ok(part.map_or_else(|| id.clone(), |part| format!("{id}-{part}")))
 }
 
 fn check_priority(priority: i64) -> Result<i32, Refusal> {
@@ -171,7 +188,7 @@ fn sampling(
     limits: &RequestLimits,
 ) -> Result<Sampling, Refusal> {
     let temperature = draft.temperature.or(defaults.temperature).unwrap_or(1.0);
-    let temperature = number("temperature", temperature, &Range { low: 0.0, high: 2.0, open_low: false })?;
+    let temperature = number("temperature", temperature, &Range::TEMPERATURE)?;
     let temperature = if f64::from(temperature) < GREEDY_BELOW { 0.0 } else { temperature };
     if let Some(best_of) = draft.best_of
         && best_of != i64::from(n)
@@ -184,18 +201,23 @@ fn sampling(
         let message = format!("n must be 1 when temperature is 0 (greedy samples are all alike), got {n}.");
         return Err(Refusal::invalid("n", message));
     }
-    let from_zero = |high| Range { low: 0.0, high, open_low: false };
-    let above_zero = |high| Range { low: 0.0, high, open_low: true };
-    let around_zero = Range { low: -2.0, high: 2.0, open_low: false };
     let repetition = draft.repetition_penalty.or(defaults.repetition_penalty).unwrap_or(1.0);
     Ok(Sampling {
         temperature,
-        top_p: number("top_p", draft.top_p.or(defaults.top_p).unwrap_or(1.0), &above_zero(1.0))?,
+        top_p: number("top_p", draft.top_p.or(defaults.top_p).unwrap_or(1.0), &Range::TOP_P)?,
         top_k: top_k(draft.top_k.or(defaults.top_k).unwrap_or(0), model.vocab_size)?,
-        min_p: number("min_p", draft.min_p.or(defaults.min_p).unwrap_or(0.0), &from_zero(1.0))?,
-        repetition_penalty: number("repetition_penalty", repetition, &above_zero(10.0))?,
-        presence_penalty: number("presence_penalty", draft.presence_penalty.unwrap_or(0.0), &around_zero)?,
-        frequency_penalty: number("frequency_penalty", draft.frequency_penalty.unwrap_or(0.0), &around_zero)?,
+        min_p: number("min_p", draft.min_p.or(defaults.min_p).unwrap_or(0.0), &Range::MIN_P)?,
+        repetition_penalty: number("repetition_penalty", repetition, &Range::REPETITION_PENALTY)?,
+        presence_penalty: number(
+            "presence_penalty",
+            draft.presence_penalty.unwrap_or(0.0),
+            &Range::OTHER_PENALTY,
+        )?,
+        frequency_penalty: number(
+            "frequency_penalty",
+            draft.frequency_penalty.unwrap_or(0.0),
+            &Range::OTHER_PENALTY,
+        )?,
         seed: draft.seed.map_or_else(random_seed, i64::cast_unsigned),
         logit_bias: logit_bias(&draft.logit_bias, model.vocab_size, limits)?,
         max_tokens: whole("max_tokens", draft.max_tokens, 1, i64::from(u32::MAX))?.unwrap_or(1),
@@ -207,14 +229,23 @@ fn sampling(
     })
 }
 
-struct Range {
+/// What a number may be; with `open_low` not `low` itself.
+pub(crate) struct Range {
     low: f64,
     high: f64,
     open_low: bool,
 }
 
+impl Range {
+    pub(crate) const TEMPERATURE: Self = Self { low: 0.0, high: 2.0, open_low: false };
+    pub(crate) const TOP_P: Self = Self { low: 0.0, high: 1.0, open_low: true };
+    pub(crate) const MIN_P: Self = Self { low: 0.0, high: 1.0, open_low: false };
+    pub(crate) const REPETITION_PENALTY: Self = Self { low: 0.0, high: 10.0, open_low: true };
+    const OTHER_PENALTY: Self = Self { low: -2.0, high: 2.0, open_low: false };
+}
+
 /// `value` as the worker takes it; NaN and infinities are in no range.
-fn number(name: &'static str, value: f64, range: &Range) -> Result<f32, Refusal> {
+pub(crate) fn number(name: &'static str, value: f64, range: &Range) -> Result<f32, Refusal> {
     let Range { low, high, open_low } = range;
     let above = if *open_low { value > *low } else { value >= *low };
     // What is above 0 in 64 bits must stay so in 32.
@@ -235,7 +266,7 @@ fn whole(name: &'static str, value: Option<i64>, low: i64, high: i64) -> Result<
     }
 }
 
-fn top_k(value: i64, vocab_size: u32) -> Result<u32, Refusal> {
+pub(crate) fn top_k(value: i64, vocab_size: u32) -> Result<u32, Refusal> {
     match value {
         -1 | 0 => Ok(0),
         // More than the vocabulary is all of it.
@@ -252,6 +283,13 @@ fn logit_bias(
     limits: &RequestLimits,
 ) -> Result<Vec<(TokenId, f32)>, Refusal> {
     check_count("logit_bias", biases.len(), limits.logit_bias)?;
+    let mut seen = HashSet::new();
+    if let Some((token, _)) = biases.iter().find(|(token, _)| !seen.insert(token)) {
+        return Err(Refusal::invalid(
+            "logit_bias",
+            format!("logit_bias names token {token} more than once."),
+        ));
+    }
     let check = |(token, bias): &(i64, f64)| {
         if bias.is_nan() {
             return Err(Refusal::invalid(
@@ -395,6 +433,28 @@ mod tests {
             "prompt",
             "This model's maximum context length is 64 tokens. However, you requested 65 tokens (61 in the prompt, 4 for the output). Please reduce the length of the prompt or of the output.",
         );
+    }
+
+    #[test]
+    fn a_text_with_tokens_that_only_the_tokenizer_knows_is_refused_before_any_worker_sees_it() {
+        // The tokenizer's bytes are tokens 4 to 259: `z` is 126.
+        let small = ModelLimits { vocab_size: 126, ..MODEL };
+        let run = |prompt| {
+            let draft = Draft { prompt, ..Draft::default() };
+            validate(draft, &testing::model_text(), &small, &RequestLimits::default(), Timestamp::ZERO)
+        };
+        assert!(run(Prompt::Text("ay".to_owned())).is_ok());
+        let refusal = run(Prompt::Text("az".to_owned())).unwrap_err();
+        let message = "prompt: the text holds `z`, token id 126, which the model does not know (0..126).";
+        assert_eq!((refusal.param(), refusal.to_string().as_str()), (Some("prompt"), message));
+        let messages = vec![json!({"role": "user", "content": "z"})];
+        let chat = Prompt::Chat {
+            messages,
+            add_generation_prompt: true,
+            continue_final_message: false,
+            template_kwargs: serde_json::Map::new(),
+        };
+        assert_eq!(run(chat).unwrap_err().param(), Some("messages"));
     }
 
     #[test]

@@ -54,6 +54,10 @@ pub fn chat_prompt(fields: &mut Fields) -> Result<Prompt, Refusal> {
     // A template in a request would be code from a stranger.
     fields.unsupported("chat_template", |_| false)?;
     fields.unsupported("documents", |value| value.as_array().is_some_and(Vec::is_empty))?;
+    if fields.bool("add_special_tokens")? {
+        let message = "add_special_tokens must be false for messages: the chat template writes them itself.";
+        return Err(Refusal::invalid("add_special_tokens", message));
+    }
     let continue_final_message = fields.bool("continue_final_message")?;
     let add_generation_prompt = fields.optional_bool("add_generation_prompt")?;
     if continue_final_message && add_generation_prompt == Some(true) {

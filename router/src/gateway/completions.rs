@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use skein_node::clock;
 
 use super::fields::{Fields, integers, wrong};
-use super::logprobs::{self, CompletionLogprobs};
+use super::logprobs::{self, CompletionLogprobs, Entry};
 use super::merged::Merged;
 use super::refused::Refused;
 use super::request_id::RequestId;
@@ -17,9 +17,9 @@ use super::sampling_fields::{self, Wants};
 use super::shapes::{self, Gathered, Heading};
 use super::sse;
 use crate::app::App;
-use crate::config::RequestLimits;
+use crate::config::RouterConfig;
 use crate::refusal::Refusal;
-use crate::request::{Draft, Prompt, TokenId, TokenLogprobs, TokenRequest};
+use crate::request::{Draft, Prompt, TokenLogprobs, TokenRequest};
 use crate::text::detokenizer::Detokenizer;
 use crate::text::text_stream::TextDelta;
 
@@ -34,7 +34,7 @@ pub async fn create(
 ) -> Result<Response, Refused> {
     let headers = request.headers().clone();
     let fields = Fields::read(request, app.config.limits.body_bytes).await?;
-    let (call, drafts) = Call::parse(fields, &headers, &id, &app.config.limits)?;
+    let (call, drafts) = Call::parse(fields, &headers, &id, &app.config)?;
     let (ignored, id, stream) = (call.ignored.clone(), call.id.clone(), call.wants.stream);
     let mut merged = Merged::start(&app, drafts).await?;
     let answer = Answer::new(app, call, &merged);
@@ -67,7 +67,7 @@ impl Call {
         mut fields: Fields,
         headers: &HeaderMap,
         id: &str,
-        limits: &RequestLimits,
+        config: &RouterConfig,
     ) -> Result<(Self, Vec<Draft>), Refusal> {
         let mut base = sampling_fields::draft(&mut fields, headers, id)?;
         let mut sampling = sampling_fields::sampling(&mut fields)?;
@@ -84,7 +84,8 @@ impl Call {
             sampling.prompt_logprobs = sampling.prompt_logprobs.max(sampling.logprobs);
         }
         fields.unsupported("suffix", |value| value == "")?;
-        let prompts = prompts(&mut fields, limits.prompts)?;
+        let prompts = prompts(&mut fields, most_prompts(config))?;
+        base.add_special_tokens = fields.optional_bool("add_special_tokens")?;
         sampling_fields::refuse_unsupported(&mut fields)?;
 
         let id = base.request_id.take().unwrap_or_default();
@@ -103,11 +104,17 @@ impl Call {
         let alone = prompts.len() == 1;
         let drafts = prompts.into_iter().enumerate().map(|(at, prompt)| {
             // Ids of running requests are unique, so the prompts of one call are numbered.
-            let request_id = if alone { id.clone() } else { format!("{id}-{at}") };
-            Draft { prompt, request_id: Some(request_id), ..base.clone() }
+            let part = (!alone).then_some(at);
+            Draft { prompt, part, request_id: Some(id.clone()), ..base.clone() }
         });
         Ok((call, drafts.collect()))
     }
+}
+
+/// The prompts of a call are let in together: more than the router ever lets in at once would be refused for ever.
+fn most_prompts(config: &RouterConfig) -> usize {
+    let at_once = usize::try_from(config.admission.max_num_queued_reqs).unwrap_or(usize::MAX);
+    config.limits.prompts.min(at_once.max(1))
 }
 
 /// The forms of `prompt`: text, token ids, or a list of either.
@@ -245,15 +252,14 @@ impl Answer {
         }
         let echo = first && self.call.echo;
         let mut text = if echo { self.prompt_text(at, &prompt.request)? } else { String::new() };
-        text.push_str(&delta.text);
         let logprobs = self.call.logprobs.then(|| {
             let shown =
                 if echo { prompt_entries(&prompt.request, &prompt.prompt_logprobs) } else { Vec::new() };
-            let output = delta.tokens.iter().copied().zip(delta.logprobs.iter().map(Some));
-            let entries: Vec<_> = shown.into_iter().chain(output).collect();
+            let output: Vec<_> = delta.tokens.iter().copied().zip(delta.logprobs.iter().map(Some)).collect();
             let bytes = self.app.text.tokenizer.bytes();
-            self.choices.get_mut(index).map(|choice| choice.logprobs.next(bytes, &entries))
+            self.choices.get_mut(index).map(|choice| choice.logprobs.next(bytes, (&text, &shown), &output))
         });
+        text.push_str(&delta.text);
         let mut choice = json!({
             "index": index,
             "text": text,
@@ -291,10 +297,7 @@ impl Answer {
 }
 
 /// The prompt's tokens with their log-probabilities; nothing precedes the first, so it has none.
-fn prompt_entries<'a>(
-    request: &TokenRequest,
-    logprobs: &'a [TokenLogprobs],
-) -> Vec<(TokenId, Option<&'a TokenLogprobs>)> {
+fn prompt_entries<'a>(request: &TokenRequest, logprobs: &'a [TokenLogprobs]) -> Vec<Entry<'a>> {
     let known = std::iter::once(None).chain(logprobs.iter().map(Some)).chain(std::iter::repeat(None));
     request.prompt.iter().copied().zip(known).collect()
 }

@@ -1,5 +1,7 @@
 //! Log-probabilities in the two shapes of the API and in vLLM's shape for prompts.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value, json};
 
 use crate::request::{TokenId, TokenLogprobs};
@@ -20,6 +22,9 @@ pub fn chat(bytes: &TokenBytes, logprobs: &[TokenLogprobs]) -> Value {
     json!({"content": content.collect::<Vec<_>>(), "refusal": null})
 }
 
+/// A token, and its log-probabilities if it has any.
+pub type Entry<'a> = (TokenId, Option<&'a TokenLogprobs>);
+
 /// Completions: four lists beside each other, continued over the chunks of a stream.
 #[derive(Debug, Clone)]
 pub struct CompletionLogprobs {
@@ -28,26 +33,52 @@ pub struct CompletionLogprobs {
 }
 
 impl CompletionLogprobs {
-    /// Offsets count the chars of the text that `detokenizer` gives, from the start of the choice's text.
+    /// Offsets count chars from the start of the choice's text, of which `detokenizer` gives the output.
     pub fn new(detokenizer: Detokenizer) -> Self {
         Self { offset: 0, detokenizer }
     }
 
-    /// The lists for these tokens; one without log-probabilities (the prompt's first) has null.
-    pub fn next(&mut self, bytes: &TokenBytes, tokens: &[(TokenId, Option<&TokenLogprobs>)]) -> Value {
-        let (mut spellings, mut of_tokens) = (Vec::<Value>::new(), Vec::<Value>::new());
-        let (mut tops, mut offsets) = (Vec::<Value>::new(), Vec::<Value>::new());
-        for (token, logprobs) in tokens {
-            spellings.push(spelling(bytes, *token).into());
-            offsets.push(self.offset.into());
+    /// The lists for the echoed prompt, its text and its tokens, and for new output; a token without
+    /// log-probabilities (the prompt's first) has null.
+    pub fn next(&mut self, bytes: &Arc<TokenBytes>, echo: (&str, &[Entry]), output: &[Entry]) -> Value {
+        let (text, prompt) = echo;
+        let mut offsets = offsets_in(text, prompt, bytes);
+        self.offset += text.chars().count();
+        for (token, _) in output {
+            offsets.push(self.offset);
             let mut piece = String::new();
             self.detokenizer.push(*token, &mut piece);
             self.offset += piece.chars().count();
-            of_tokens.push(logprobs.map(|at| finite(at.logprob)).into());
-            tops.push(logprobs.map(|at| top(bytes, at)).into());
         }
-        json!({"tokens": spellings, "token_logprobs": of_tokens, "top_logprobs": tops, "text_offset": offsets})
+        let all = || prompt.iter().chain(output);
+        let list = |of: &dyn Fn(&Entry) -> Value| all().map(of).collect::<Value>();
+        json!({
+            "tokens": list(&|(token, _)| spelling(bytes, *token).into()),
+            "token_logprobs": list(&|(_, logprobs)| logprobs.map(|at| finite(at.logprob)).into()),
+            "top_logprobs": list(&|(_, logprobs)| logprobs.map(|at| top(bytes, at)).into()),
+            "text_offset": offsets,
+        })
     }
+}
+
+/// Where in `text` each token of a prompt begins. The text is the client's own: it lacks the BOS that the tokenizer
+/// added and the space that SentencePiece puts in front, so an offset moves only over what is there.
+fn offsets_in(text: &str, prompt: &[Entry], bytes: &Arc<TokenBytes>) -> Vec<usize> {
+    let mut detokenizer = Detokenizer::new(bytes.clone(), false);
+    let (mut rest, mut offset) = (text, 0);
+    let mut begin = |token| {
+        let begins = offset;
+        let mut piece = String::new();
+        detokenizer.push(token, &mut piece);
+        let put_in_front = piece.strip_prefix(' ').filter(|_| begins == 0);
+        let after = rest.strip_prefix(&*piece).or_else(|| rest.strip_prefix(put_in_front?));
+        if let Some(after) = after {
+            offset += rest[..rest.len() - after.len()].chars().count();
+            rest = after;
+        }
+        begins
+    };
+    prompt.iter().map(|(token, _)| begin(*token)).collect()
 }
 
 /// vLLM's `prompt_logprobs`: for each prompt token an object by token id; null for the first.
@@ -81,4 +112,20 @@ fn spelling(bytes: &TokenBytes, token: TokenId) -> String {
 
 fn finite(logprob: f32) -> Value {
     f64::from(if logprob.is_finite() { logprob } else { IMPOSSIBLE }).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::token_bytes::TokenDecoder;
+
+    #[test]
+    fn the_space_that_sentencepiece_puts_in_front_moves_no_offset() {
+        let space = json!({"type": "Replace", "pattern": {"String": "▁"}, "content": " "});
+        let spellings = ["<s>", "▁Hi"];
+        let spelling = |id: TokenId| Some(spellings[id as usize].to_owned());
+        let bytes = TokenBytes::new(&TokenDecoder::from_json(&space).unwrap(), 2, spelling, |id| id == 0);
+        let prompt = [(0, None), (1, None), (1, None), (1, None)];
+        assert_eq!(offsets_in("Hi Hi Hi", &prompt, &Arc::new(bytes)), [0, 0, 2, 5]);
+    }
 }

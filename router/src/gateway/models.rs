@@ -1,6 +1,7 @@
 //! What is served, and how it is: models, version, health.
 
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use serde_json::{Value, json};
 
@@ -15,7 +16,11 @@ pub async fn list(State(app): State<App>) -> Json<Value> {
 }
 
 /// `GET /v1/models/{id}`; an id may hold slashes.
-pub async fn retrieve(State(app): State<App>, Path(id): Path<String>) -> Result<Json<Value>, Refused> {
+pub async fn retrieve(
+    State(app): State<App>,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Json<Value>, Refused> {
+    let Path(id) = id.map_err(|_| Refusal::invalid("model", "The model's name in the path is not UTF-8."))?;
     match app.text.served_names.iter().find(|name| ***name == *id) {
         Some(name) => Ok(Json(model(&app, name))),
         None => Err(Refusal::ModelNotFound(id.chars().take(200).collect()).into()),

@@ -4,6 +4,7 @@ use http::HeaderMap;
 use serde_json::Value;
 
 use super::fields::{Fields, wrong};
+use super::request_id::X_REQUEST_ID;
 use crate::refusal::Refusal;
 use crate::request::{Draft, DraftSampling};
 
@@ -24,7 +25,7 @@ pub struct Wants {
 const TIMEOUT_HEADER: &str = "x-request-timeout-ms";
 
 /// Fields that are known and change nothing here.
-const WITHOUT_EFFECT: [&str; 9] = [
+const WITHOUT_EFFECT: [&str; 8] = [
     "user",
     "store",
     "metadata",
@@ -33,7 +34,6 @@ const WITHOUT_EFFECT: [&str; 9] = [
     "safety_identifier",
     "prompt_cache_key",
     "prompt_cache_retention",
-    "add_special_tokens",
 ];
 
 /// Takes all sampling parameters; `max_tokens` and `logprobs` differ between the APIs and are left.
@@ -70,9 +70,13 @@ pub fn draft(fields: &mut Fields, headers: &HeaderMap, request_id: &str) -> Resu
         number
             .ok_or_else(|| Refusal::invalid("timeout_ms", format!("{TIMEOUT_HEADER} must be milliseconds.")))
     });
+    let id = fields.string("request_id")?.unwrap_or_else(|| request_id.to_owned());
+    if let Some(given) = headers.get(X_REQUEST_ID) {
+        tracing::info!(request = id, x_request_id = ?given, "a request that its client names in a header");
+    }
     Ok(Draft {
         model: fields.string("model")?,
-        request_id: Some(fields.string("request_id")?.unwrap_or_else(|| request_id.to_owned())),
+        request_id: Some(id),
         cache_salt: fields.string("cache_salt")?.unwrap_or_default(),
         priority: fields.i64("priority")?.unwrap_or(0),
         timeout_ms: timeout.transpose()?,
@@ -149,7 +153,9 @@ pub fn refuse_unsupported(fields: &mut Fields) -> Result<(), Refusal> {
 
 fn logit_bias(fields: &mut Fields) -> Result<Vec<(i64, f64)>, Refusal> {
     let entry = |(token, bias): (String, Value)| {
-        let id = token.parse().map_err(|_| {
+        // Digits alone: the parser would take a sign, too.
+        let digits = Some(&token).filter(|token| token.bytes().all(|byte| byte.is_ascii_digit()));
+        let id = digits.and_then(|digits| digits.parse().ok()).ok_or_else(|| {
             let token: String = token.chars().take(40).collect();
             Refusal::invalid("logit_bias", format!("logit_bias keys must be token ids, got `{token}`."))
         })?;

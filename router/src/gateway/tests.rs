@@ -13,7 +13,7 @@ use tower::ServiceExt;
 
 use crate::app::App;
 use crate::refusal::Refusal;
-use crate::request::TokenFinish;
+use crate::request::{TokenFinish, TokenRequest};
 use crate::testing::{self, Say, Script, delta, finish};
 
 fn routes(app: App) -> Router {
@@ -67,7 +67,9 @@ fn post_bytes(path: &str, body: impl Into<Body>) -> Request<Body> {
     request.body(body.into()).unwrap()
 }
 
-async fn post(script: Script, path: &str, body: Value) -> Answer {
+/// Sends `body` under the id `t`, so that answers are the same every time.
+async fn post(script: Script, path: &str, mut body: Value) -> Answer {
+    body["request_id"] = json!("t");
     send(&testing::app(script), post_bytes(path, body.to_string())).await
 }
 
@@ -229,7 +231,9 @@ async fn prompts_may_be_token_ids() {
         [(json!([5, 6]), vec![vec![5, 6]]), (json!([[5], [6, 7]]), vec![vec![5], vec![6, 7]])]
     {
         script.requests.lock().unwrap().clear();
-        let answer = send(&app, post_bytes(COMPLETIONS, json!({"prompt": prompt}).to_string())).await;
+        let answer =
+            send(&app, post_bytes(COMPLETIONS, json!({"prompt": prompt, "request_id": "t"}).to_string()))
+                .await;
         assert_eq!(answer.status, 200, "{}", answer.body);
         let asked: Vec<Vec<u32>> =
             script.requests.lock().unwrap().iter().map(|request| request.prompt.to_vec()).collect();
@@ -251,6 +255,26 @@ async fn echo_with_logprobs_scores_the_prompt() {
         "text_offset": [0, 0, 1, 1, 2],
     });
     assert_eq!(answer["choices"][0]["logprobs"], expected);
+}
+
+#[tokio::test]
+async fn text_offsets_of_an_echo_stay_within_its_text() {
+    let offsets = async |prompt: Value, skip: bool| {
+        let body = json!({"prompt": prompt, "echo": true, "logprobs": 0, "skip_special_tokens": skip});
+        let choice = post(says("x"), COMPLETIONS, body).await.json()["choices"][0].take();
+        (choice["text"].as_str().unwrap().to_owned(), choice["logprobs"]["text_offset"].clone())
+    };
+    // The text is the client's, without the BOS that was added; control tokens spelt in it are there.
+    for skip in [true, false] {
+        assert_eq!(offsets(json!("ab"), skip).await, ("abx".to_owned(), json!([0, 0, 1, 2])));
+        let spelt = ("a<|end|>x".to_owned(), json!([0, 0, 1, 8]));
+        assert_eq!(offsets(json!("a<|end|>"), skip).await, spelt);
+    }
+    assert_eq!(offsets(json!([101, 1, 102]), true).await, ("abx".to_owned(), json!([0, 1, 1, 2])));
+    let shown = ("a<|end|>bx".to_owned(), json!([0, 1, 8, 9]));
+    assert_eq!(offsets(json!([101, 1, 102]), false).await, shown);
+    let broken = ("\u{FFFD}x".to_owned(), json!([0, 0, 1]));
+    assert_eq!(offsets(json!([0, 4 + 0xF0]), true).await, broken);
 }
 
 #[tokio::test]
@@ -535,8 +559,105 @@ async fn an_error_in_mid_stream_is_the_last_chunk() {
     ];
     let answer = post(Script { say, ..Script::default() }, CHAT, chat(json!({"stream": true}))).await;
     assert_eq!(answer.status, 200);
-    let last = r#"{"error":{"message":"The request could not be finished after 3 moves to another worker: connection refused.","type":"server_error","param":null,"code":"engine_error"}}"#;
+    let last = r#"{"error":{"message":"The request could not be finished after 3 moves to another worker: the workers failed.","type":"server_error","param":null,"code":"engine_error"}}"#;
     assert_eq!(answer.events().last().unwrap(), last);
+}
+
+#[tokio::test]
+async fn what_a_worker_said_as_it_failed_is_not_told_to_clients() {
+    let reason = "Unavailable: the engine failed: row 392 has no finite logit".to_owned();
+    let lost = Refusal::WorkersLost { moves: 3, reason };
+    let answer = post(Script { refuse: Some(lost), ..Script::default() }, CHAT, chat(json!({}))).await;
+    let sentence = "The request could not be finished after 3 moves to another worker: the workers failed.";
+    assert_eq!((answer.status, &answer.json()["error"]["message"]), (500, &json!(sentence)));
+}
+
+/// The requests that `body` becomes, and the answer to it.
+async fn asked(path: &str, body: &Value, x_request_id: &str) -> (Vec<TokenRequest>, Answer) {
+    let script = Arc::new(says("x"));
+    let app = App::new(Arc::new(testing::model_text()), script.clone(), testing::config());
+    let request = Request::post(path).header("x-request-id", x_request_id);
+    let answer = send(&app, request.body(body.to_string().into()).unwrap()).await;
+    let requests = script.requests.lock().unwrap().clone();
+    (requests, answer)
+}
+
+#[tokio::test]
+async fn calls_that_share_an_x_request_id_have_ids_of_their_own() {
+    let (first, answer) = asked(COMPLETIONS, &json!({"prompt": "a"}), "trace").await;
+    assert_eq!((answer.status, answer.header("x-request-id")), (200, "trace"));
+    assert_eq!(answer.json()["id"], format!("cmpl-{}", first[0].id));
+    let (second, answer) = asked(CHAT, &chat(json!({})), "trace").await;
+    assert_eq!(answer.header("x-request-id"), "trace");
+    assert!(first[0].id != second[0].id && first[0].id != "trace" && second[0].id != "trace");
+    let named = json!({"prompt": "a", "request_id": "mine"});
+    let (third, answer) = asked(COMPLETIONS, &named, "trace").await;
+    assert_eq!((third[0].id.as_str(), answer.header("x-request-id")), ("mine", "trace"));
+    let (third, answer) = asked(COMPLETIONS, &named, "not a name").await;
+    assert_eq!((third[0].id.as_str(), answer.header("x-request-id")), ("mine", "mine"));
+}
+
+#[tokio::test]
+async fn a_long_request_id_has_room_for_the_numbers_of_its_prompts() {
+    let call = |id: &str| json!({"prompt": ["a", "b"], "request_id": id});
+    for length in [127, 128] {
+        let id = "i".repeat(length);
+        let (requests, answer) = asked(COMPLETIONS, &call(&id), "trace").await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        let ids: Vec<&str> = requests.iter().map(|request| request.id.as_str()).collect();
+        assert_eq!(ids, [format!("{id}-0"), format!("{id}-1")]);
+    }
+    let (_, answer) = asked(COMPLETIONS, &call(&"i".repeat(129)), "trace").await;
+    let message = "request_id must be 1 to 128 printable ASCII bytes without spaces, got 129 bytes.";
+    check_error(answer, 400, &invalid("request_id", message)).await;
+}
+
+#[tokio::test]
+async fn add_special_tokens_is_not_swallowed() {
+    let prompt = async |extra: Value| {
+        let mut body = json!({"prompt": "a"});
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        asked(COMPLETIONS, &body, "trace").await.0[0].prompt.to_vec()
+    };
+    assert_eq!(prompt(json!({"add_special_tokens": false})).await, [101]);
+    assert_eq!(prompt(json!({"add_special_tokens": true})).await, [0, 101]);
+    assert_eq!(prompt(json!({})).await, [0, 101]);
+    let (requests, _) = asked(CHAT, &chat(json!({"add_special_tokens": false})), "trace").await;
+    assert_eq!(requests.len(), 1);
+    let message = "add_special_tokens must be false for messages: the chat template writes them itself.";
+    for path in [CHAT, "/tokenize"] {
+        let answer = post(says("x"), path, chat(json!({"add_special_tokens": true}))).await;
+        check_error(answer, 400, &invalid("add_special_tokens", message)).await;
+    }
+}
+
+#[tokio::test]
+async fn logit_bias_keys_that_only_look_alike_are_refused_here_and_not_by_a_worker() {
+    let check = async |bias: Value, message: &str| {
+        let answer = post(says("x"), COMPLETIONS, json!({"prompt": "a", "logit_bias": bias})).await;
+        check_error(answer, 400, &invalid("logit_bias", message)).await;
+    };
+    check(json!({"+5": 1, "5": 2}), "logit_bias keys must be token ids, got `+5`.").await;
+    check(json!({"": 1}), "logit_bias keys must be token ids, got ``.").await;
+    check(json!({"5": 2, "05": 3}), "logit_bias names token 5 more than once.").await;
+}
+
+#[tokio::test]
+async fn more_prompts_than_are_ever_let_in_at_once_are_not_told_to_retry() {
+    let mut config = testing::config();
+    config.admission.max_num_queued_reqs = 2;
+    let app = App::new(Arc::new(testing::model_text()), Arc::new(says("x")), config);
+    let call = |prompts: &[&str]| post_bytes(COMPLETIONS, json!({"prompt": prompts}).to_string());
+    assert_eq!(send(&app, call(&["a", "b"])).await.status, 200);
+    let answer = send(&app, call(&["a", "b", "c"])).await;
+    assert_eq!(answer.header("x-should-retry"), "false");
+    check_error(answer, 400, &invalid("prompt", "prompt takes at most 2 prompts, got 3.")).await;
+}
+
+#[tokio::test]
+async fn a_model_name_that_is_not_utf8_is_refused_in_json() {
+    let answer = get(says("x"), "/v1/models/%ff").await;
+    check_error(answer, 400, &invalid("model", "The model's name in the path is not UTF-8.")).await;
 }
 
 #[tokio::test]
@@ -561,8 +682,7 @@ async fn parameters_reach_the_generator() {
     let app = App::new(Arc::new(testing::model_text()), script.clone(), testing::config());
     let body = json!({"prompt": "a", "max_tokens": 3, "seed": 7, "temperature": 0.5, "priority": -3,
         "cache_salt": "s", "logit_bias": {"5": -200}, "request_id": "mine", "stop_token_ids": [9]});
-    let answer = send(&app, post_bytes(COMPLETIONS, body.to_string())).await;
-    assert_eq!(answer.header("x-request-id"), "mine");
+    send(&app, post_bytes(COMPLETIONS, body.to_string())).await;
     let request = script.requests.lock().unwrap()[0].clone();
     assert_eq!((request.id.as_str(), &*request.cache_salt, request.priority), ("mine", "s", -3));
     let sampling = &request.sampling;

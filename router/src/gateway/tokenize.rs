@@ -18,12 +18,12 @@ pub async fn tokenize(State(app): State<App>, request: Request) -> Result<Json<V
     let mut fields = Fields::read(request, app.config.limits.body_bytes).await?;
     check_model(fields.string("model")?.as_deref(), &app.text)?;
     let limits = app.generator.model_limits()?;
-    let add_special_tokens = fields.optional_bool("add_special_tokens")?;
     let return_token_strs = fields.bool("return_token_strs")?;
     let prompt = match fields.string("prompt")? {
         Some(text) => Prompt::Text(text),
         None => chat_prompt(&mut fields)?,
     };
+    let add_special_tokens = fields.optional_bool("add_special_tokens")?;
     let text = app.text.clone();
     let tokens = app
         .text_work(prompt_bytes(&prompt), move || match (&prompt, ChatPrompt::of(&prompt)) {

@@ -28,6 +28,7 @@ pub fn draft(request: v1::GenerateRequest, timeout: Option<Duration>) -> Result<
         cache_salt: request.cache_salt,
         priority: i64::from(request.priority),
         timeout_ms: timeout.map(|timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX).max(1)),
+        ..Draft::default()
     })
 }
 
