@@ -152,6 +152,9 @@ pub enum MakeModelError {
         /// Why not.
         source: std::io::Error,
     },
+    /// There is a model already.
+    #[error("{0} holds a model already; give another --out, or --force to replace it")]
+    Occupied(PathBuf),
     /// The directory to take the tokenizer from has none.
     #[error("{0} has no tokenizer.json; name a model directory that has one with --tokenizer")]
     NoTokenizer(PathBuf),
@@ -166,7 +169,19 @@ pub struct Made {
     pub bytes: u64,
 }
 
+/// # Errors
+/// When `dir` holds a model's configuration or weights, which somebody may want to keep.
+pub fn check_free(dir: &Path) -> Result<(), MakeModelError> {
+    let mut files = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    let is_model = |path: PathBuf| {
+        path.ends_with("config.json") || path.extension().is_some_and(|end| end == "safetensors")
+    };
+    if files.any(is_model) { Err(MakeModelError::Occupied(dir.to_owned())) } else { Ok(()) }
+}
+
 /// Writes a model directory of `shape` to `out`; `progress` hears the share of bytes written, 0 to 1.
+/// Replaces what is there, file by file, so that a worker that has the old weights mapped keeps them. The
+/// configuration comes last: without it a half-made directory is no model.
 ///
 /// # Errors
 /// When a file cannot be written, or `tokenizer_from` has no tokenizer.
@@ -181,25 +196,34 @@ pub fn make_model(
     if !tokenizer_from.join("tokenizer.json").is_file() {
         return Err(MakeModelError::NoTokenizer(tokenizer_from.to_owned()));
     }
-    let failed = |path: &Path, source| MakeModelError::Write { path: path.to_owned(), source };
-    std::fs::create_dir_all(out).map_err(|error| failed(out, error))?;
+    std::fs::create_dir_all(out).map_err(|source| MakeModelError::Write { path: out.to_owned(), source })?;
     for name in TOKENIZER_FILES {
-        let (from, to) = (tokenizer_from.join(name), out.join(name));
+        let from = tokenizer_from.join(name);
         if from.is_file() {
-            std::fs::copy(&from, &to).map_err(|error| failed(&to, error))?;
+            replace(&out.join(name), |to| std::fs::copy(&from, to).map(drop))?;
         }
     }
-    for (name, value) in
-        [("config.json", config(shape, dtype)), ("generation_config.json", generation_config())]
-    {
-        let path = out.join(name);
-        std::fs::write(&path, format!("{value:#}\n")).map_err(|error| failed(&path, error))?;
-    }
-    let path = out.join("model.safetensors");
     let tensors = tensors(shape);
-    write_weights(&path, &tensors, dtype, seed, &mut progress).map_err(|error| failed(&path, error))?;
+    let weights = out.join("model.safetensors");
+    replace(&weights, |to| write_weights(to, &tensors, dtype, seed, &mut progress))?;
+    for (name, value) in
+        [("generation_config.json", generation_config()), ("config.json", config(shape, dtype))]
+    {
+        replace(&out.join(name), |to| std::fs::write(to, format!("{value:#}\n")))?;
+    }
     let parameters: u64 = tensors.iter().map(Tensor::len).map(|len| len as u64).sum();
     Ok(Made { parameters, bytes: parameters * dtype.bytes() as u64 })
+}
+
+/// Lets `write` make a file beside `path` and moves it there once it is whole.
+fn replace(path: &Path, write: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<(), MakeModelError> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let partial = path.with_file_name(format!(".{name}.partial"));
+    write(&partial).and_then(|()| std::fs::rename(&partial, path)).map_err(|source| {
+        // What could not be written is of no use; if it cannot be removed either, that is the smaller trouble.
+        let _ = std::fs::remove_file(&partial);
+        MakeModelError::Write { path: path.to_owned(), source }
+    })
 }
 
 struct Tensor {
@@ -376,6 +400,28 @@ mod tests {
             assert!(dir.join("tokenizer.json").is_file() && dir.join("config.json").is_file());
             std::fs::remove_dir_all(&dir).expect("it is ours");
         }
+    }
+
+    #[test]
+    fn a_model_that_is_being_served_is_not_overwritten_under_its_worker() {
+        let dir = std::env::temp_dir().join(format!("skein-occupied-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("a directory");
+        assert!(check_free(&dir).is_ok() && check_free(&dir.join("new")).is_ok());
+        std::fs::write(dir.join("tokenizer.json"), "{}").expect("a file");
+        let weights = dir.join("model.safetensors");
+        std::fs::write(&weights, "mapped by a worker").expect("a file");
+        assert!(check_free(&dir).is_err_and(|error| error.to_string().contains("--force")));
+        let mut served = File::open(&weights).expect("it is there");
+        make_model(&SHAPES[0], Dtype::Bf16, 1, &dir, &dir, |_| {}).expect("it is replaced");
+        let mut seen = String::new();
+        std::io::Read::read_to_string(&mut served, &mut seen).expect("the old file lives on");
+        assert_eq!(seen, "mapped by a worker");
+        let mut names: Vec<_> =
+            std::fs::read_dir(&dir).expect("it is ours").flatten().map(|entry| entry.file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"]);
+        assert_eq!(std::fs::read(dir.join("tokenizer.json")).expect("copied onto itself"), b"{}");
+        std::fs::remove_dir_all(&dir).expect("it is ours");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value, json};
 use skein_bench::load::client::Server;
-use skein_bench::load::metrics::{Report, Targets};
+use skein_bench::load::metrics::{Record, Report, Targets};
 use skein_bench::load::workload::{Workload, read_trace};
 use skein_bench::load::{self, Pace, report};
 use skein_bench::make_model::{self, Dtype, SHAPES};
@@ -71,18 +71,16 @@ pub struct Serve {
     dataset_path: Option<PathBuf>,
     #[arg(
         long,
-        default_value_t = 1024,
         value_name = "TOKENS",
-        help = "random, multi-turn: new prompt tokens"
+        help = "random, multi-turn: new prompt tokens [default: 1024, or what the model's context holds]"
     )]
-    random_input_len: u32,
+    random_input_len: Option<u32>,
     #[arg(
         long,
-        default_value_t = 128,
         value_name = "TOKENS",
-        help = "random, shared-prefix, multi-turn: output tokens"
+        help = "random, shared-prefix, multi-turn: output tokens [default: 128, or what the context holds]"
     )]
-    random_output_len: u32,
+    random_output_len: Option<u32>,
     #[arg(
         long,
         default_value_t = 0,
@@ -99,12 +97,11 @@ pub struct Serve {
     random_range_ratio: f64,
     #[arg(
         long,
-        default_value_t = 512,
         value_name = "TOKENS",
         alias = "prefix-repetition-prefix-len",
-        help = "shared-prefix: tokens in a prefix"
+        help = "shared-prefix: tokens in a prefix [default: 512, or what the context holds]"
     )]
-    prefix_len: u32,
+    prefix_len: Option<u32>,
     #[arg(
         long,
         default_value_t = 128,
@@ -158,6 +155,11 @@ pub struct Serve {
     json: bool,
 }
 
+/// Lengths in tokens when nobody gives them.
+const INPUT_LEN: u32 = 1024;
+const OUTPUT_LEN: u32 = 128;
+const PREFIX_LEN: u32 = 512;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Dataset {
     /// Prompts of random tokens
@@ -185,6 +187,8 @@ pub struct MakeModel {
     tokenizer: Option<PathBuf>,
     #[arg(long, default_value_t = 0, value_name = "N", help = "Seed of the weights")]
     seed: u64,
+    #[arg(long, help = "Replace the model that is there")]
+    force: bool,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -206,12 +210,17 @@ pub async fn run(bench: Bench) -> Result<(), Failure> {
 }
 
 async fn serve(flags: &Serve) -> Result<(), Failure> {
-    let (workload, targets, extra) = flags.check().map_err(|message| Failure::new(USAGE, message))?;
+    let (mut workload, targets, extra) = flags.check().map_err(|message| Failure::new(USAGE, message))?;
     let base_url = flags.base_url.clone().unwrap_or_else(|| format!("http://{}:{}", flags.host, flags.port));
     let timeout = Duration::from_secs(flags.request_timeout);
     let server = Server::connect(&base_url, flags.model.clone(), flags.api_key.clone(), timeout, extra)
         .await
         .map_err(Failure::other)?;
+    let context = server.max_model_len().await;
+    if let Some(notice) = context.and_then(|context| flags.fit(&mut workload, context)) {
+        eprintln!("{notice}");
+    }
+    let result_file = flags.result_file(server.model())?;
     let pace = Pace {
         request_rate: flags.request_rate.filter(|rate| rate.is_finite()),
         burstiness: flags.burstiness,
@@ -230,20 +239,28 @@ async fn serve(flags: &Serve) -> Result<(), Failure> {
     if flags.save_detailed {
         result.extend(detail(&records));
     }
-    if flags.save_result || flags.save_detailed || flags.result_filename.is_some() {
-        let path = flags.result_dir.join(flags.filename(server.model()));
-        std::fs::write(&path, format!("{:#}\n", Value::Object(result.clone())))
+    let result = format!("{:#}\n", Value::Object(result));
+    // Shown before it is saved: a disk that is full must not cost the run.
+    match flags.json {
+        true => print!("{result}"),
+        false => print!("{}", report::table(&flags.title(server.model()), &report)),
+    }
+    if let Some(path) = result_file {
+        std::fs::write(&path, result)
             .map_err(|error| Failure::other(format!("cannot write {}: {error}", path.display())))?;
         eprintln!("saved {}", path.display());
     }
-    match flags.json {
-        true => println!("{:#}", Value::Object(result)),
-        false => print!("{}", report::table(&flags.title(server.model()), &report)),
-    }
     match report.completed {
-        0 => Err(Failure::other("no request ended whole; see the errors above")),
+        0 => {
+            let first = first_failure(&records).unwrap_or_else(|| "none was sent".to_owned());
+            Err(Failure::other(format!("no request ended whole; the first one: {first}")))
+        }
         _ => Ok(()),
     }
+}
+
+fn first_failure(records: &[Record]) -> Option<String> {
+    records.iter().find_map(Record::failure)
 }
 
 /// Other prompts than the measured ones, so that nothing measured is cached already.
@@ -252,7 +269,7 @@ async fn warm_up(flags: &Serve, server: &Server, workload: &Workload) -> Result<
     sessions.iter_mut().for_each(|session| session.at = None);
     let pace = Pace { request_rate: None, burstiness: 1.0, max_concurrency: Some(1), seed: 0 };
     let records = load::run(server, sessions, pace, |_| {}).await;
-    match records.iter().find_map(|record| record.error.clone()) {
+    match first_failure(&records) {
         Some(error) => {
             Err(Failure::other(format!("the warm-up request failed ({error}); nothing was measured")))
         }
@@ -295,22 +312,22 @@ impl Serve {
     fn workload(&self) -> Result<Workload, String> {
         Ok(match self.dataset_name {
             Dataset::Random => Workload::Random {
-                input_len: self.random_input_len,
-                output_len: self.random_output_len,
+                input_len: self.random_input_len.unwrap_or(INPUT_LEN),
+                output_len: self.output_len(),
                 prefix_len: self.random_prefix_len,
                 range_ratio: self.random_range_ratio,
             },
             Dataset::SharedPrefix => Workload::SharedPrefix {
-                prefix_len: self.prefix_len,
+                prefix_len: self.prefix_len.unwrap_or(PREFIX_LEN),
                 suffix_len: self.suffix_len,
                 num_prefixes: self.num_prefixes,
-                output_len: self.random_output_len,
+                output_len: self.output_len(),
             },
             Dataset::MultiTurn => Workload::MultiTurn {
                 turns: self.turns,
                 system_len: self.random_prefix_len,
-                input_len: self.random_input_len,
-                output_len: self.random_output_len,
+                input_len: self.random_input_len.unwrap_or(INPUT_LEN),
+                output_len: self.output_len(),
             },
             Dataset::Mooncake => {
                 let path = self
@@ -326,6 +343,46 @@ impl Serve {
                 }
             }
         })
+    }
+
+    fn output_len(&self) -> u32 {
+        self.random_output_len.unwrap_or(OUTPUT_LEN)
+    }
+
+    /// Shortens the lengths that nobody chose until the longest request fits into the model's `context`; returns
+    /// what to say about it.
+    fn fit(&self, workload: &mut Workload, context: u32) -> Option<String> {
+        // What input and output together may have.
+        let (input, output, room, chosen) = match workload {
+            Workload::Random { input_len, output_len, prefix_len, range_ratio } => {
+                let room = f64::from(context.saturating_sub(*prefix_len)) / (1.0 + *range_ratio);
+                (input_len, output_len, room as u32, self.random_input_len)
+            }
+            Workload::SharedPrefix { prefix_len, suffix_len, output_len, .. } => {
+                (prefix_len, output_len, context.saturating_sub(*suffix_len), self.prefix_len)
+            }
+            Workload::MultiTurn { turns, system_len, input_len, output_len } => {
+                let room = context.saturating_sub(*system_len) / (*turns).max(1);
+                (input_len, output_len, room, self.random_input_len)
+            }
+            Workload::Mooncake { .. } => return None,
+        };
+        let mut shortened = Vec::new();
+        let mut shorten = |what, length: &mut u32, most: u32| {
+            if *length > most.max(1) {
+                shortened.push(format!("{what} from {length} to {} tokens", most.max(1)));
+                *length = most.max(1);
+            }
+        };
+        if self.random_output_len.is_none() {
+            shorten("outputs", output, chosen.map_or(room / 2, |chosen| room.saturating_sub(chosen)));
+        }
+        if chosen.is_none() {
+            shorten("prompts", input, room.saturating_sub(*output));
+        }
+        let shortened = shortened.join(", ");
+        let notice = format!("the model's context is {context} tokens; shortened, as not given: {shortened}");
+        (!shortened.is_empty()).then_some(notice)
     }
 
     fn rate_text(&self) -> String {
@@ -374,6 +431,22 @@ impl Serve {
         map
     }
 
+    /// Where the result goes, if anywhere; looked at before the run, which may take hours.
+    fn result_file(&self, model: &str) -> Result<Option<PathBuf>, Failure> {
+        if !(self.save_result || self.save_detailed || self.result_filename.is_some()) {
+            return Ok(None);
+        }
+        let path = self.result_dir.join(self.filename(model));
+        let dir = path.parent().unwrap_or(&self.result_dir);
+        // `--result-dir ''` is the current directory.
+        if !dir.as_os_str().is_empty() && !dir.is_dir() {
+            let message =
+                format!("{} is no directory, so no result could be saved; see --result-dir", shown(dir));
+            return Err(Failure::new(USAGE, message));
+        }
+        Ok(Some(path))
+    }
+
     fn filename(&self, model: &str) -> String {
         self.result_filename.clone().unwrap_or_else(|| {
             let model = model.replace(['/', ' '], "-");
@@ -383,10 +456,10 @@ impl Serve {
 }
 
 /// Per-request figures, by vLLM's key names; seconds.
-fn detail(records: &[load::metrics::Record]) -> Map<String, Value> {
+fn detail(records: &[Record]) -> Map<String, Value> {
     let seconds = |time: Option<Duration>| time.map_or(0.0, |time| time.as_secs_f64());
     let mut map = Map::new();
-    let mut column = |name: &str, value: &dyn Fn(&load::metrics::Record) -> Value| {
+    let mut column = |name: &str, value: &dyn Fn(&Record) -> Value| {
         map.insert(name.to_owned(), records.iter().map(value).collect());
     };
     column("input_lens", &|record| json!(record.prompt_tokens));
@@ -413,6 +486,9 @@ fn make(flags: &MakeModel) -> Result<(), Failure> {
         DtypeName::F16 => Dtype::F16,
         DtypeName::F32 => Dtype::F32,
     };
+    if !flags.force {
+        make_model::check_free(&flags.out).map_err(|error| Failure::new(USAGE, error.to_string()))?;
+    }
     let bar = progress_bar(1000, "  writing {bar:32} {percent}% ({eta} left)");
     let on_progress = |share: f64| bar.set_position((share * 1000.0) as u64);
     let made = make_model::make_model(shape, dtype, flags.seed, &tokenizer, &flags.out, on_progress);
@@ -438,4 +514,54 @@ fn progress_bar(length: u64, template: &str) -> ProgressBar {
     }
     let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
     ProgressBar::new(length).with_style(style)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        serve: Serve,
+    }
+
+    fn parse(line: &str) -> Serve {
+        Line::parse_from(std::iter::once("bench").chain(line.split_whitespace())).serve
+    }
+
+    #[test]
+    fn default_lengths_fit_a_short_model_and_given_ones_are_left_alone() {
+        let check = |line: &str, expected: Option<(u32, u32)>| {
+            let flags = parse(line);
+            let mut workload = flags.workload().expect("a workload");
+            let said = flags.fit(&mut workload, 1024);
+            let lengths = match workload {
+                Workload::Random { input_len, output_len, .. }
+                | Workload::MultiTurn { input_len, output_len, .. } => (input_len, output_len),
+                Workload::SharedPrefix { prefix_len, output_len, .. } => (prefix_len, output_len),
+                Workload::Mooncake { .. } => panic!("not asked for"),
+            };
+            assert_eq!(said.is_some(), expected.is_some(), "{line}: {said:?}");
+            assert_eq!(lengths, expected.unwrap_or(lengths), "{line}");
+        };
+        check("", Some((896, 128)));
+        check("--random-input-len 1000", Some((1000, 24)));
+        check("--random-output-len 600", Some((424, 600)));
+        check("--random-input-len 5000 --random-output-len 9", None);
+        check("--random-range-ratio 0.5 --random-prefix-len 24", Some((538, 128)));
+        check("--dataset-name multi-turn", Some((128, 128)));
+        check("--dataset-name shared-prefix", None);
+    }
+
+    #[test]
+    fn a_result_that_could_not_be_saved_stops_the_run_before_it_starts() {
+        let failure =
+            parse("--save-result --result-dir /nonexistent").result_file("m").expect_err("no directory");
+        assert!(failure.code == USAGE && failure.message.contains("/nonexistent"), "{failure}");
+        assert_eq!(parse("--result-dir /nonexistent").result_file("m"), Ok(None));
+        let named = parse("--result-filename x.json").result_file("m").expect("the current directory");
+        assert_eq!(named, Some(PathBuf::from("./x.json")));
+    }
 }

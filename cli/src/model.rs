@@ -1,6 +1,7 @@
 //! Finds the model directory and reads what the banner says about it. The worker is who really judges a model; here
 //! only mistakes are caught that are better said at once.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -70,8 +71,7 @@ pub fn facts(model: &Path) -> Facts {
     let mut facts =
         Facts { family: config["model_type"].as_str().unwrap_or("?").to_owned(), ..Facts::default() };
     let mut largest = 0;
-    let files = std::fs::read_dir(model).into_iter().flatten().flatten().map(|entry| entry.path());
-    for path in files.filter(|path| path.extension().is_some_and(|extension| extension == "safetensors")) {
+    for path in weight_files(model) {
         for (name, tensor) in header(&path).as_ref().and_then(Value::as_object).into_iter().flatten() {
             if name == "__metadata__" {
                 continue;
@@ -80,7 +80,8 @@ pub fn facts(model: &Path) -> Facts {
             let count = shape.iter().filter_map(Value::as_u64).fold(1, u64::saturating_mul);
             let ends = (tensor["data_offsets"][0].as_u64(), tensor["data_offsets"][1].as_u64());
             facts.parameters = facts.parameters.saturating_add(count);
-            facts.bytes += ends.1.unwrap_or(0).saturating_sub(ends.0.unwrap_or(0));
+            let bytes = ends.1.unwrap_or(0).saturating_sub(ends.0.unwrap_or(0));
+            facts.bytes = facts.bytes.saturating_add(bytes);
             if count > largest {
                 largest = count;
                 facts.dtype = tensor["dtype"].as_str().unwrap_or("?").to_lowercase();
@@ -88,6 +89,21 @@ pub fn facts(model: &Path) -> Facts {
         }
     }
     facts
+}
+
+/// The files that a worker would read, and no other: one file, or the shards that the index names.
+fn weight_files(model: &Path) -> Vec<PathBuf> {
+    let single = model.join("model.safetensors");
+    if single.exists() {
+        return vec![single];
+    }
+    let index: Value = read_bounded(&model.join("model.safetensors.index.json"), MAX_CONFIG_BYTES)
+        .and_then(|bytes| serde_json::from_slice(&bytes).ok())
+        .unwrap_or_default();
+    let names = index["weight_map"].as_object().into_iter().flatten().filter_map(|(_, file)| file.as_str());
+    // An index must not lead out of its directory.
+    let names: BTreeSet<&str> = names.filter(|name| !name.contains('/')).collect();
+    names.into_iter().map(|name| model.join(name)).collect()
 }
 
 fn shipped() -> Result<PathBuf, Failure> {
@@ -157,6 +173,25 @@ mod tests {
         };
         assert_eq!(facts(&out), expected);
         assert_eq!(default_name(&out), "made");
+        // The same weights by another name, as some makers add them, are no second model.
+        let whole = out.join("model.safetensors");
+        std::fs::copy(&whole, out.join("consolidated.safetensors")).expect("a copy");
+        assert_eq!(facts(&out), expected);
+        std::fs::rename(&whole, out.join("one.safetensors")).expect("it is ours");
+        let index = r#"{"weight_map": {"a": "one.safetensors", "b": "one.safetensors", "c": "../made/one.safetensors"}}"#;
+        std::fs::write(out.join("model.safetensors.index.json"), index).expect("a file");
+        assert_eq!(facts(&out), expected, "each shard once, through the index");
+    }
+
+    #[test]
+    fn a_header_that_lies_about_its_size_does_not_panic_the_banner() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let tensor = format!(r#"{{"dtype":"F32","shape":[{0},2],"data_offsets":[0,{0}]}}"#, u64::MAX);
+        let header = format!(r#"{{"a":{tensor},"b":{tensor}}}"#);
+        let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
+        std::fs::write(dir.path().join("model.safetensors"), file).expect("a file");
+        let facts = facts(dir.path());
+        assert_eq!((facts.parameters, facts.bytes), (u64::MAX, u64::MAX));
     }
 
     #[test]

@@ -28,24 +28,18 @@ impl Shutdown {
         Ok(shutdown)
     }
 
-    /// Requested by SIGTERM or by [`Shutdown::request`]. SIGINT is ignored: a terminal's Ctrl-C reaches the whole
-    /// process group, and a supervised child ends when its supervisor says so, after the streams have drained.
+    /// Requested by [`Shutdown::request`] or by a second SIGTERM. SIGINT and the first SIGTERM are ignored: Ctrl-C,
+    /// systemd and `timeout` signal the whole process group, and a supervised child ends when its supervisor says
+    /// so, after the streams have drained.
     ///
     /// # Errors
     /// When the signal handlers cannot be installed.
     pub fn supervised() -> std::io::Result<Self> {
         let shutdown = Self::default();
-        let (mut interrupt, mut terminate) =
-            (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-        let asked = shutdown.clone();
-        tokio::spawn(async move {
-            loop {
-                tokio::select! {
-                    _ = interrupt.recv() => {}
-                    _ = terminate.recv() => asked.request(),
-                }
-            }
-        });
+        // Caught and never looked at, which is how it is ignored.
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        tokio::spawn(async move { while interrupt.recv().await.is_some() {} });
+        tokio::spawn(request_at_second(shutdown.clone(), signal(SignalKind::terminate())?));
         Ok(shutdown)
     }
 
@@ -69,6 +63,14 @@ impl Shutdown {
             drop(keep);
         }
     }
+}
+
+/// The first one may have been meant for the whole group.
+async fn request_at_second(shutdown: Shutdown, mut terminate: Signal) {
+    terminate.recv().await;
+    tracing::debug!("told to end: waiting for the supervisor's word");
+    terminate.recv().await;
+    shutdown.request();
 }
 
 async fn watch_signals(shutdown: Shutdown, mut interrupt: Signal, mut terminate: Signal) {
@@ -99,5 +101,24 @@ mod tests {
         early.await;
         shutdown.requested().await;
         assert!(shutdown.is_requested());
+    }
+
+    #[tokio::test]
+    async fn a_signal_to_the_whole_group_does_not_end_a_supervised_worker_before_its_streams() {
+        let shutdown = Shutdown::supervised().expect("handlers can be installed");
+        let mut seen = signal(SignalKind::terminate()).expect("one more listener");
+        let terminate_self = || {
+            let pid = std::process::id().to_string();
+            assert!(
+                std::process::Command::new("kill").args(["-TERM", &pid]).status().expect("kill").success()
+            );
+        };
+        terminate_self();
+        seen.recv().await;
+        // Both listeners are told by the same event; the worker's runs while this one sleeps.
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        assert!(!shutdown.is_requested(), "its supervisor drains first");
+        terminate_self();
+        shutdown.requested().await;
     }
 }

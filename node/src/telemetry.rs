@@ -7,6 +7,8 @@ use std::io::{IsTerminal, Write};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
+use crate::config::{one_of, text};
+
 /// How log lines look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
@@ -44,6 +46,20 @@ pub enum TelemetryError {
     /// Something else has set up logging in this process.
     #[error("logging is already set up in this process")]
     AlreadySet,
+}
+
+/// A word that stands alone must be a level: the filter would take any other one for the name of a crate, and log
+/// nothing. Whoever means a crate writes `name=level`.
+///
+/// # Errors
+/// Names the level that was perhaps meant.
+pub fn level(given: &str) -> Result<String, String> {
+    let given = text(given)?;
+    if given.contains(['=', ',']) {
+        return Ok(given);
+    }
+    let levels = ["error", "warn", "info", "debug", "trace", "off"].map(|level| (level, level));
+    one_of(&levels)(&given.to_lowercase()).map(str::to_owned)
 }
 
 /// Starts logging for the rest of this process's life.
@@ -138,6 +154,15 @@ mod tests {
         assert!(quiet_libraries("debug").starts_with("info,skein=debug,"));
         assert_eq!(quiet_libraries("h2=trace"), "h2=trace");
         assert_eq!(quiet_libraries("warn"), "warn");
+    }
+
+    #[test]
+    fn a_word_that_is_no_level_does_not_start_a_silent_process() {
+        assert_eq!(level("INFO"), Ok("info".to_owned()));
+        assert_eq!(level("warn,skein_router=debug"), Ok("warn,skein_router=debug".to_owned()));
+        assert!(level("banana").is_err_and(|reason| reason.contains("error, warn, info, debug, trace")));
+        assert!(level("inof").is_err_and(|reason| reason.ends_with("did you mean info?")));
+        assert!(level(" ").is_err());
     }
 
     #[test]

@@ -97,6 +97,31 @@ fn ctrl_c_lets_running_streams_end() {
 }
 
 #[test]
+fn a_sigterm_to_the_whole_group_drains_without_a_word_of_alarm() {
+    block_on(async {
+        let cluster = Cluster::serve(SKEIN, &[]).await;
+        let client = reqwest::Client::new();
+        let url = format!("{}/v1/completions", cluster.url);
+        let body = json!({"prompt": "def f():", "max_tokens": 400, "ignore_eos": true, "temperature": 0,
+                          "stream": true});
+        let stream = tokio::spawn(async move { client::stream(&client, &url, &body).await });
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        // As systemd and `timeout` do it; the workers first, which is the worse order.
+        for pid in cluster.worker_pids().into_iter().chain([cluster.pid()]) {
+            send_signal(pid, "TERM");
+        }
+        let history = stream.await.expect("no panic").expect("the stream ends");
+        assert!(history.complete(), "{history:?}");
+        while !cluster.worker_pids().is_empty() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let log = cluster.log();
+        assert!(!log.contains("running requests are cut") && !log.contains("restarting it"), "{log}");
+        assert_eq!(cluster.end("TERM", Duration::from_secs(60)).await, Some(0));
+    });
+}
+
+#[test]
 fn workers_end_when_their_supervisor_is_killed() {
     block_on(async {
         let cluster = Cluster::serve(SKEIN, &[]).await;

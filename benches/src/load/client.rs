@@ -11,6 +11,10 @@ use super::sse::StreamReader;
 
 /// How long to wait for a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Of a refusal's body so much is read,
+const MAX_REFUSAL_BYTES: usize = 64 << 10;
+/// and of its message so much is shown.
+const MAX_REFUSAL_CHARS: usize = 200;
 
 /// The server under load.
 #[derive(Debug, Clone)]
@@ -69,9 +73,7 @@ impl Server {
         server.model = match model {
             Some(model) => model,
             None => {
-                let response = server.authorised(server.http.get(&url)).send().await.map_err(unreachable)?;
-                let status = response.status().as_u16();
-                let body: Value = response.json().await.unwrap_or_default();
+                let (status, body) = server.models().await.map_err(unreachable)?;
                 let id = body["data"][0]["id"].as_str().map(str::to_owned);
                 id.ok_or(ServerError::NoModel { url: url.clone(), status })?
             }
@@ -82,6 +84,19 @@ impl Server {
     /// The model's name.
     pub fn model(&self) -> &str {
         &self.model
+    }
+
+    /// The longest prompt and output together, where the server says it.
+    pub async fn max_model_len(&self) -> Option<u32> {
+        let (_, body) = self.models().await.ok()?;
+        let card = body["data"].as_array()?.iter().find(|card| card["id"] == self.model.as_str())?;
+        card["max_model_len"].as_u64()?.try_into().ok()
+    }
+
+    /// Status and body of the list of models.
+    async fn models(&self) -> reqwest::Result<(u16, Value)> {
+        let response = self.authorised(self.http.get(format!("{}/v1/models", self.base_url))).send().await?;
+        Ok((response.status().as_u16(), response.json().await.unwrap_or_default()))
     }
 
     /// Sends `prompt` and follows the stream to its end. Also returns the output's token ids, where the server
@@ -127,7 +142,10 @@ impl Server {
                 record.end = elapsed();
                 reader.finish(&mut record);
             }
-            Ok(response) => record.error = Some(format!("http {}", response.status().as_u16())),
+            Ok(response) => {
+                record.error = Some(format!("http {}", response.status().as_u16()));
+                record.refusal = refusal(response).await;
+            }
             Err(error) => record.error = Some(kind_of(&error).into()),
         }
         if record.error.is_some() {
@@ -142,6 +160,26 @@ impl Server {
             None => request,
         }
     }
+}
+
+/// The message of an OpenAI error object, cut to a length for people.
+async fn refusal(mut response: reqwest::Response) -> Option<String> {
+    let mut body = Vec::new();
+    while let Some(chunk) = response.chunk().await.ok()? {
+        body.extend_from_slice(&chunk);
+        if body.len() > MAX_REFUSAL_BYTES {
+            return None;
+        }
+    }
+    let body: Value = serde_json::from_slice(&body).ok()?;
+    let message = body["error"]["message"].as_str()?;
+    Some(
+        message
+            .chars()
+            .take(MAX_REFUSAL_CHARS)
+            .map(|sign| if sign.is_control() { ' ' } else { sign })
+            .collect(),
+    )
 }
 
 fn kind_of(error: &reqwest::Error) -> &'static str {

@@ -27,9 +27,20 @@ pub struct Record {
     pub output_tokens: u64,
     /// What went wrong, in one word for counting; `None` = it ended whole.
     pub error: Option<String>,
+    /// The server's own words about it, when it had any.
+    pub refusal: Option<String>,
 }
 
 impl Record {
+    /// What went wrong, with the server's words.
+    pub fn failure(&self) -> Option<String> {
+        let kind = self.error.as_ref()?;
+        Some(match &self.refusal {
+            Some(refusal) => format!("{kind}: {refusal}"),
+            None => kind.clone(),
+        })
+    }
+
     fn ttft(&self) -> Option<Duration> {
         self.first_token.map(|first| first.saturating_sub(self.sent))
     }
@@ -279,6 +290,7 @@ mod tests {
             cached_tokens: 16,
             output_tokens: tokens,
             error: None,
+            refusal: None,
         }
     }
 

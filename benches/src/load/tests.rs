@@ -17,7 +17,8 @@ struct Seen {
     prompts: Vec<Vec<u64>>,
 }
 
-/// A server that answers every completion with two tokens, and 503 to a prompt that begins with token 0.
+/// A server that answers every completion with two tokens, 503 to a prompt that begins with token 0, and 400
+/// with words to one that begins with token 1.
 async fn server() -> (Server, Arc<Mutex<Seen>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback has a port");
     let url = format!("http://{}", listener.local_addr().expect("it is bound"));
@@ -51,6 +52,12 @@ async fn answer(mut stream: TcpStream, seen: Arc<Mutex<Seen>>) -> std::io::Resul
         body["prompt"].as_array().into_iter().flatten().filter_map(serde_json::Value::as_u64).collect();
     if prompt.first() == Some(&0) {
         return stream.write_all(b"HTTP/1.1 503 x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").await;
+    }
+    if prompt.first() == Some(&1) {
+        let body = serde_json::json!({"error": {"message": format!("too long\u{1b}{}", "!".repeat(300))}})
+            .to_string();
+        let head = format!("HTTP/1.1 400 x\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", body.len());
+        return stream.write_all(format!("{head}{body}").as_bytes()).await;
     }
     {
         let mut seen = seen.lock().expect("no test panics with it");
@@ -114,4 +121,15 @@ async fn refusals_are_counted_and_end_a_conversation() {
     let records = run(&server, all, CLOSED, |_| {}).await;
     let errors: Vec<_> = records.iter().filter_map(|record| record.error.as_deref()).collect();
     assert_eq!((records.len(), errors), (3, vec!["http 503"]));
+}
+
+#[tokio::test]
+async fn a_refusal_carries_the_servers_reason_and_is_counted_without_it() {
+    let (server, _) = server().await;
+    let mut all = sessions(1, 1);
+    all[0].turns[0].tokens = vec![1];
+    let records = run(&server, all, CLOSED, |_| {}).await;
+    assert_eq!(records[0].error.as_deref(), Some("http 400"));
+    let failure = records[0].failure().expect("it was refused");
+    assert!(failure.starts_with("http 400: too long !!!") && failure.len() < 220, "{failure}");
 }

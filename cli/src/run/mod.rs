@@ -18,11 +18,12 @@ use skein_node::telemetry;
 use skein_router::app::App;
 use skein_router::cluster::Cluster;
 use skein_router::config::{AdmissionConfig, RequestLimits, RouterConfig};
+use skein_router::refusal::Refusal;
 use skein_router::request::DraftSampling;
 use skein_worker::config::{BackendKind, SchedulerConfig};
 use tokio::sync::mpsc;
 
-use crate::exit::{Failure, USAGE};
+use crate::exit::{Failure, OTHER, USAGE};
 use crate::front::{self, Served};
 use crate::progress::LoadProgress;
 use crate::serve::{launch, threads_each};
@@ -62,9 +63,9 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
         raw: settings.switch("raw"),
     };
     let engine = engine_settings(&mut settings);
-    settings::check(&settings)?;
     let words: Vec<String> = matches.get_many(WORDS).into_iter().flatten().cloned().collect();
     let (model, prompt) = split_words(&mut settings, words);
+    settings::check(&settings)?;
     let prompt = match prompt {
         None if !std::io::stdin().is_terminal() => Some(piped_prompt()?),
         prompt => prompt,
@@ -95,9 +96,15 @@ async fn converse(app: &App, wishes: Wishes, prompt: Option<String>) -> Result<(
         Some(prompt) => {
             let shutdown = Shutdown::on_signals().map_err(Failure::other)?;
             let draft = generate::draft(&wishes, &[], &prompt);
-            generate::answer(app, draft, &shutdown).await.map(drop).map_err(Failure::other)
+            generate::answer(app, draft, &shutdown).await.map(drop).map_err(|refusal| refused(&refusal))
         }
     }
+}
+
+/// What the validator calls invalid came from a flag.
+fn refused(refusal: &Refusal) -> Failure {
+    let code = if matches!(refusal, Refusal::Invalid { .. }) { USAGE } else { OTHER };
+    Failure::new(code, refusal.to_string())
 }
 
 /// The first word is the model when it is a directory; the rest is the prompt.

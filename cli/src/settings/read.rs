@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 use std::time::Duration;
 
 use skein_node::config::{Origin, Settings, bytes, count, duration, one_of, text};
-use skein_node::telemetry::{LogFormat, LogOptions};
+use skein_node::telemetry::{self, LogFormat, LogOptions};
 use skein_router::config::{AdmissionConfig, RequestLimits};
 use skein_worker::config::{BackendKind, SchedulerConfig};
 
@@ -149,7 +149,7 @@ pub fn log_options(settings: &mut Settings, process: &str, default_level: Option
     let default_level = default_level.filter(|_| !rust_log).map(str::to_owned);
     LogOptions {
         format: settings.value("log-format", one_of(&formats)).unwrap_or(LogFormat::Auto),
-        level: settings.value("log-level", text).or(default_level),
+        level: settings.value("log-level", telemetry::level).or(default_level),
         process: process.to_owned(),
     }
 }
