@@ -15,6 +15,7 @@ use tokio::sync::mpsc;
 
 use crate::exit::{ADDRESS, Failure, MODEL};
 use crate::model;
+use crate::probe::try_template;
 use crate::settings::FrontSettings;
 
 /// The model that is served, by directory and by the names clients use.
@@ -40,10 +41,11 @@ impl Served {
     /// The same, read from the settings.
     ///
     /// # Errors
-    /// When there is no such model.
+    /// When there is no such model, or a name is empty.
     pub fn from_settings(settings: &mut Settings) -> Result<Self, Failure> {
         let given = crate::settings::model_argument(settings);
         let names = settings.list("served-model-name", text);
+        crate::settings::check(settings)?;
         Self::find(given.as_deref(), names)
     }
 
@@ -72,6 +74,7 @@ pub fn router_config(front: FrontSettings, served: &Served, listen: SocketAddr) 
 /// # Errors
 /// When the model's tokenizer or chat template cannot be used.
 pub async fn start(config: RouterConfig, changes: mpsc::Receiver<Change>) -> Result<(App, Cluster), Failure> {
+    try_template(&config.model).await?;
     let (model, names) = (config.model.clone(), config.served_model_names.clone());
     let text = tokio::task::spawn_blocking(move || ModelText::load(&model, &names)).await;
     let text = text.map_err(Failure::other)?.map_err(|error| bad_model(&config.model, &error))?;

@@ -7,6 +7,7 @@ mod exit;
 mod front;
 mod lifecycle;
 mod model;
+mod probe;
 mod progress;
 mod router;
 mod run;
@@ -54,6 +55,7 @@ fn dispatch(matches: &ArgMatches) -> Result<(), Failure> {
             let bench = bench::Bench::from_arg_matches(matches).map_err(|error| error.exit())?;
             runtime(None)?.block_on(bench::run(bench))
         }
+        Some((probe::PROBE, matches)) => probe::run(matches),
         Some(("config", matches)) => show_config(matches),
         Some(("version", matches)) => {
             print_version(matches.get_flag("json"));
@@ -122,6 +124,7 @@ fn command() -> Command {
                 ),
             ),
         )
+        .subcommand(probe::command())
         .subcommand(Command::new("version").about("Print the version").arg(json))
 }
 

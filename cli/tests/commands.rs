@@ -32,7 +32,16 @@ fn mistakes_end_with_their_own_code_and_a_next_step() {
     check(&["serve", "--shutdown-timeout", "30"], &[], 2, "did you mean 30s or 30ms?");
     check(&["serve", "/nowhere"], &[], 3, "is no directory");
     check(&["router"], &[], 2, "name at least one worker");
-    check(&["run", "x", "--temperature", "9"], &[], 1, "temperature must be in [0, 2]");
+    check(&["run", "x", "--temperature", "9"], &[], 2, "temperature must be in [0, 2]");
+    check(&["run", "x", "--max-tokens", "0"], &[], 2, "max_tokens");
+    check(&["serve", "--log-level", "banana"], &[], 2, "is not one of error, warn");
+    check(&["serve", "--served-model-name", ""], &[], 2, "--served-model-name: is empty");
+    check(
+        &["serve", "--max-model-len", "5000", "--port", "0"],
+        &[],
+        2,
+        "max_model_len is 5000; allowed: 2..=1024",
+    );
     check(&["bench", "serve", "--port", "1", "--num-prompts", "1"], &[], 1, "skein serve");
     let taken = TcpListener::bind("127.0.0.1:0").expect("loopback has a port");
     let port = taken.local_addr().expect("it is bound").port().to_string();
@@ -44,8 +53,10 @@ fn a_damaged_model_is_one_clear_error() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let made = dir.path().join("made");
     let out = made.to_str().expect("a plain path");
-    let output = skein(&["bench", "make-model", "--shape", "tiny-llama", "--out", out], "", &[]);
+    let make = ["bench", "make-model", "--shape", "tiny-llama", "--out", out];
+    let output = skein(&make, "", &[]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(skein(&make, "", &[]).status.code(), Some(2), "what is there is not overwritten");
     let weights = made.join("model.safetensors");
     let bytes = std::fs::read(&weights).expect("it was made");
     std::fs::write(&weights, &bytes[..bytes.len() / 2]).expect("it is ours");
@@ -54,6 +65,39 @@ fn a_damaged_model_is_one_clear_error() {
     assert_eq!(output.status.code(), Some(3), "{said}");
     assert_eq!(said.matches("error: ").count(), 1, "two workers, one error: {said}");
     assert!(said.contains("model.safetensors"), "{said}");
+}
+
+// Elsewhere a process cannot be limited in memory, and the trial would end by its time.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_chat_template_that_eats_memory_or_stack_is_refused_at_start() {
+    let made = tempfile::tempdir().expect("a temporary directory");
+    let shipped = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m");
+    for file in std::fs::read_dir(shipped).expect("it ships").map(|file| file.expect("it is readable").path())
+    {
+        std::fs::copy(&file, made.path().join(file.file_name().expect("it has a name"))).expect("it is ours");
+    }
+    let model = made.path().to_str().expect("a plain path");
+    let grow = |start: &str, step: &str| {
+        format!(
+            "{{% set ns = namespace(x={start}) %}}{{% for i in range(60) %}}{step}{{% endfor %}}{{{{ ns.x|length }}}}"
+        )
+    };
+    let folded = "{{ 'x' * 100000000 }}".repeat(1000);
+    for template in [
+        grow("'x'", "{% set ns.x = ns.x + ns.x %}"),
+        grow("'x'", "{% set ns.x = ns.x ~ ns.x %}"),
+        grow("'x'", "{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = y %}"),
+        "{% set ns = namespace() %}{% set ns.a = ns %}{{ ns ~ '' }}".to_owned(),
+        folded,
+    ] {
+        std::fs::write(made.path().join("chat_template.jinja"), &template).expect("it is ours");
+        let output = skein(&["serve", model, "--port", "0"], "", &[]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        let start: String = template.chars().take(80).collect();
+        assert_eq!(output.status.code(), Some(3), "{start}: {said}");
+        assert!(said.contains("needs too much memory, stack or time"), "{start}: {said}");
+    }
 }
 
 #[test]

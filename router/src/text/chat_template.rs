@@ -1,5 +1,10 @@
 //! A model's chat template: messages in, the prompt's text out. The template is data from the model's directory
 //! and runs under limits of instructions, recursion and output; what it cannot do is an error for the client.
+//!
+//! Some operations have no hook to bound them: `+`, `~`, `*`, `{% set %}` blocks, and walking a namespace that
+//! contains itself. A template that exhausts memory or stack with those is found at start, by the trial in
+//! [`probe`](super::probe); one that waits for a particular message to do so is not, and ends the process. Templates
+//! from strangers deserve a look before they are served.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -8,13 +13,14 @@ use minijinja::{Environment, Error, ErrorKind, Value};
 use serde_json::Map;
 
 use super::TextError;
+use super::bounded_filters::MAX_TEXT_BYTES;
+use super::deep_stack::on_deep_stack;
 use super::template_env::{self, RAISED, to_value};
 use crate::refusal::Refusal;
 
-/// Longest source of a template.
-const MAX_SOURCE_BYTES: usize = 1024 * 1024;
-/// Longest prompt that a template may write.
-const MAX_OUTPUT_BYTES: usize = 32 * 1024 * 1024;
+/// Longest source of a template; those of public models end at about 40 KB. The compiler recurses over a chain of
+/// operators, of which a source of this length cannot have more than the deep stack bears.
+const MAX_SOURCE_BYTES: usize = 64 * 1024;
 const NAME: &str = "chat_template";
 
 /// A compiled template and the model's own strings that it may use.
@@ -37,7 +43,9 @@ impl ChatTemplate {
         }
         let failed = |error: Error| TextError::Template(first_line(&error));
         let mut env = template_env::environment(clock).map_err(failed)?;
-        env.add_template_owned(NAME, source.to_owned()).map_err(failed)?;
+        on_deep_stack(|| env.add_template_owned(NAME, source.to_owned()))
+            .map_err(|error| TextError::Template(format!("no thread for it: {error}")))?
+            .map_err(failed)?;
         Ok(Self { env, own, takes_parts: loops_over_content(source) })
     }
 
@@ -49,6 +57,18 @@ impl ChatTemplate {
     /// Renders `messages`. `arguments` are extra variables; the model's and the request's own come after them,
     /// so that no argument can take their place.
     pub fn render(
+        &self,
+        messages: &serde_json::Value,
+        add_generation_prompt: bool,
+        arguments: &Map<String, serde_json::Value>,
+    ) -> Result<String, Refusal> {
+        on_deep_stack(|| self.render_here(messages, add_generation_prompt, arguments)).map_err(|error| {
+            tracing::error!(%error, "no thread for the chat template");
+            Refusal::Internal
+        })?
+    }
+
+    fn render_here(
         &self,
         messages: &serde_json::Value,
         add_generation_prompt: bool,
@@ -75,7 +95,7 @@ fn refusal(error: &Error) -> Refusal {
     let message = match error.kind() {
         ErrorKind::OutOfFuel => "The chat template takes too many steps for these messages.".to_owned(),
         ErrorKind::WriteFailure => {
-            format!("The chat template writes over {MAX_OUTPUT_BYTES} bytes for these messages.")
+            format!("The chat template writes over {MAX_TEXT_BYTES} bytes for these messages.")
         }
         _ => match detail.strip_prefix(RAISED) {
             Some(raised) => format!("The chat template refuses these messages: {raised}"),
@@ -104,12 +124,12 @@ fn loops_over_content(source: &str) -> bool {
     })
 }
 
-/// A buffer that takes at most [`MAX_OUTPUT_BYTES`].
+/// A buffer that takes at most [`MAX_TEXT_BYTES`].
 struct Bounded(Vec<u8>);
 
 impl Write for Bounded {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.0.len() + bytes.len() > MAX_OUTPUT_BYTES {
+        if self.0.len() + bytes.len() > MAX_TEXT_BYTES {
             return Err(io::Error::other("output limit"));
         }
         self.0.extend_from_slice(bytes);
@@ -184,6 +204,40 @@ mod tests {
             "refuses these messages: roles must alternate",
         );
         check_refused("{% include 'other' %}", "fails on these messages");
+    }
+
+    #[test]
+    fn a_template_that_contains_itself_or_nests_without_end_is_refused() {
+        check_refused(
+            "{% set ns = namespace() %}{% set ns.a = ns %}{{ ns }}",
+            "writes a value that is nested deeper",
+        );
+        check_refused(
+            "{% set ns = namespace(a=[]) %}{% for i in range(10000) %}{% set ns.a = [ns.a] %}{% endfor %}{{ ns.a }}",
+            "writes a value that is nested deeper",
+        );
+        check_refused(
+            "{% set ns = namespace(a=['x']) %}{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}{% endfor %}\
+             {{ ns.a|tojson }}",
+            "makes a value of over",
+        );
+    }
+
+    #[test]
+    fn a_long_chain_of_operators_does_not_overflow_the_stack() {
+        for (first, link) in [("", "not "), ("", "-"), ("1", "+1"), ("a", ".a"), ("1", "~1")] {
+            let links = link.repeat(50_000 / link.len());
+            let last = if first.is_empty() { "1" } else { "" };
+            let source = format!("{{% if false %}}{{{{ {first}{links}{last} }}}}{{% endif %}}");
+            // Compiled or refused, but over.
+            let _ = ChatTemplate::compile(&source, Vec::new(), clock);
+        }
+    }
+
+    #[test]
+    fn a_source_longer_than_any_real_one_is_refused() {
+        let error = ChatTemplate::compile(&"x".repeat(70_000), Vec::new(), clock).unwrap_err();
+        assert!(error.to_string().contains("over 65536 bytes"), "{error}");
     }
 
     #[test]

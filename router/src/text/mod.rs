@@ -2,10 +2,14 @@
 //! strings on the way out. It knows no transport and no worker; what it reads comes from the model's directory
 //! and is data, never code (a chat template runs under limits).
 
+mod bounded_filters;
 pub mod chat_template;
 pub mod control;
+mod deep_stack;
 pub mod detokenizer;
+mod generation_defaults;
 pub mod model_text;
+pub mod probe;
 pub mod stop;
 mod strftime;
 mod template_env;

@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use super::TextError;
 use super::chat_template::ChatTemplate;
 use super::control::unused_mark;
+pub use super::generation_defaults::GenerationDefaults;
 use super::tokenizer::Tokenizer;
 use crate::refusal::Refusal;
 use crate::request::{Prompt, TokenId};
@@ -30,19 +31,6 @@ pub struct ModelText {
     pub defaults: GenerationDefaults,
 }
 
-/// What generation_config.json says where a request says nothing. The first four count only with
-/// `do_sample: true`, as in transformers.
-#[derive(Debug, Clone, Default, PartialEq)]
-#[allow(missing_docs)] // named as in generation_config.json
-pub struct GenerationDefaults {
-    pub temperature: Option<f64>,
-    pub top_p: Option<f64>,
-    pub top_k: Option<i64>,
-    pub min_p: Option<f64>,
-    pub repetition_penalty: Option<f64>,
-    pub max_new_tokens: Option<u32>,
-}
-
 impl ModelText {
     /// Reads tokenizer.json, tokenizer_config.json, chat_template.jinja and generation_config.json of
     /// `directory`; only the first must be there.
@@ -50,8 +38,7 @@ impl ModelText {
         let tokenizer = read(&directory.join("tokenizer.json"), MAX_TOKENIZER_BYTES)?;
         let config = read_json(directory, "tokenizer_config.json")?;
         let generation = read_json(directory, "generation_config.json")?;
-        let template = read_if_there(&directory.join("chat_template.jinja"), MAX_CONFIG_BYTES)?;
-        let template = template.map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        let template = template_file(directory)?;
         let name = directory.file_name().map_or("model".into(), |name| name.to_string_lossy());
         let served_names = match served_names {
             [] => vec![Arc::from(&*name)],
@@ -68,17 +55,9 @@ impl ModelText {
         template: Option<String>,
         generation: &Value,
     ) -> Result<Self, TextError> {
-        let source = template.or_else(|| default_template(&config["chat_template"]));
-        let own = special_strings(config);
-        let chat_template = source
-            .map(|source| ChatTemplate::compile(&source, own, skein_node::clock::unix_time))
-            .transpose()?;
-        Ok(Self {
-            served_names,
-            tokenizer: Tokenizer::from_json(tokenizer)?,
-            chat_template,
-            defaults: GenerationDefaults::from_json(generation),
-        })
+        let defaults = GenerationDefaults::from_json(generation)?;
+        let chat_template = compile(template, config)?;
+        Ok(Self { served_names, tokenizer: Tokenizer::from_json(tokenizer)?, chat_template, defaults })
     }
 
     /// The name that answers carry.
@@ -145,8 +124,26 @@ impl<'a> ChatPrompt<'a> {
     }
 }
 
+/// The compiled template of the model in `directory`, and nothing else of it.
+pub(super) fn chat_template_of(directory: &Path) -> Result<Option<ChatTemplate>, TextError> {
+    let config = read_json(directory, "tokenizer_config.json")?;
+    compile(template_file(directory)?, &config)
+}
+
+fn template_file(directory: &Path) -> Result<Option<String>, TextError> {
+    let template = read_if_there(&directory.join("chat_template.jinja"), MAX_CONFIG_BYTES)?;
+    Ok(template.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
+}
+
+fn compile(template: Option<String>, config: &Value) -> Result<Option<ChatTemplate>, TextError> {
+    let source = template.or_else(|| default_template(&config["chat_template"]));
+    let own = special_strings(config);
+    let compile = |source: String| ChatTemplate::compile(&source, own, skein_node::clock::unix_time);
+    source.map(compile).transpose()
+}
+
 /// Messages as a template reads them: checked, their text parts joined unless the template takes parts.
-fn prepare(messages: &[Value], takes_parts: bool) -> Result<Vec<Value>, Refusal> {
+pub(super) fn prepare(messages: &[Value], takes_parts: bool) -> Result<Vec<Value>, Refusal> {
     if messages.is_empty() {
         return Err(Refusal::invalid("messages", "messages must hold at least one message."));
     }
@@ -230,21 +227,6 @@ fn end_of_final_message(text: &str, messages: &Value) -> Result<usize, Refusal> 
         let message = "continue_final_message: the chat template does not end with the last message's text.";
         Refusal::invalid("continue_final_message", message)
     })
-}
-
-impl GenerationDefaults {
-    fn from_json(config: &Value) -> Self {
-        let sampled = config["do_sample"].as_bool() == Some(true);
-        let number = |name: &str| config[name].as_f64().filter(|_| sampled);
-        Self {
-            temperature: number("temperature"),
-            top_p: number("top_p"),
-            top_k: config["top_k"].as_i64().filter(|_| sampled),
-            min_p: number("min_p"),
-            repetition_penalty: config["repetition_penalty"].as_f64(),
-            max_new_tokens: config["max_new_tokens"].as_u64().and_then(|count| u32::try_from(count).ok()),
-        }
-    }
 }
 
 /// `chat_template` of tokenizer_config.json: one string, or a list of named ones of which "default" counts.
@@ -362,20 +344,6 @@ mod tests {
             "reads text only, not `image_url`",
         );
         check(json!([{"role": "oracle", "content": "x"}]), "knows the roles");
-    }
-
-    #[test]
-    fn defaults_count_when_sampling_is_on() {
-        let config = json!({"do_sample": true, "temperature": 0.7, "top_k": 20, "max_new_tokens": 9});
-        let defaults = GenerationDefaults::from_json(&config);
-        assert_eq!(
-            (defaults.temperature, defaults.top_k, defaults.max_new_tokens),
-            (Some(0.7), Some(20), Some(9))
-        );
-        assert_eq!(
-            GenerationDefaults::from_json(&json!({"temperature": 0.7})),
-            GenerationDefaults::default()
-        );
     }
 
     #[test]

@@ -7,6 +7,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Value};
 
+use super::bounded_filters::{self, check_bytes};
 use super::strftime::strftime;
 
 /// Instructions of one rendering. Long conversations take some hundred thousand.
@@ -23,7 +24,9 @@ pub fn environment(clock: fn() -> Duration) -> Result<Environment<'static>, Erro
     env.set_fuel(Some(FUEL));
     env.set_recursion_limit(RECURSION);
     env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-    env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    // Otherwise an error of a debug build carries every variable, however large.
+    env.set_debug(false);
+    bounded_filters::install(&mut env);
     env.add_filter("tojson", tojson);
     env.add_function("raise_exception", |message: String| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, format!("{RAISED}{message}")))
@@ -86,6 +89,7 @@ impl Writer {
         if depth > RECURSION {
             return Err(Error::new(ErrorKind::InvalidOperation, "tojson: nested too deeply"));
         }
+        check_bytes(self.out.len())?;
         match value.kind() {
             ValueKind::None => self.out.push_str("null"),
             ValueKind::Bool => self.out.push_str(if value.is_true() { "true" } else { "false" }),

@@ -14,6 +14,10 @@ use crate::request::TokenId;
 /// Brackets the stand-in for a control token in [`Tokenizer::encode_shielded`].
 const STAND_IN: char = '\u{FDEF}';
 
+/// Largest token id. Tables have a row for each id up to the largest, so one absurd id would cost gigabytes; the
+/// vocabularies of public models end at about 300,000.
+const MAX_TOKEN_ID: u64 = 1 << 24;
+
 /// A loaded tokenizer; immutable, shared by all requests.
 #[derive(Debug)]
 pub struct Tokenizer {
@@ -40,6 +44,7 @@ impl Tokenizer {
         let tree: serde_json::Value =
             serde_json::from_slice(json).map_err(|error| malformed(error.to_string()))?;
         let decoder = TokenDecoder::from_json(&tree["decoder"])?;
+        check_ids(&tree)?;
         // The library may panic on files that no trainer makes; at start that is an error like another.
         let mut inner = catch_unwind(AssertUnwindSafe(|| tokenizers::Tokenizer::from_bytes(json)))
             .map_err(|_| malformed("the tokenizers library cannot read it".to_owned()))?
@@ -150,6 +155,22 @@ fn stand_in(id: TokenId) -> String {
     format!("{STAND_IN}{id}{STAND_IN}")
 }
 
+/// Refuses ids over [`MAX_TOKEN_ID`] in the file itself, before the library reads it.
+fn check_ids(tree: &serde_json::Value) -> Result<(), TextError> {
+    let vocab = tree["model"]["vocab"].as_object().into_iter().flatten();
+    let added = tree["added_tokens"].as_array().into_iter().flatten();
+    let added = added.map(|token| (token["content"].as_str().unwrap_or_default(), &token["id"]));
+    let mut ids = vocab.map(|(token, id)| (token.as_str(), id)).chain(added);
+    match ids.find(|(_, id)| id.as_u64().is_some_and(|id| id > MAX_TOKEN_ID)) {
+        None => Ok(()),
+        Some((token, id)) => {
+            let token: String = token.chars().take(40).collect();
+            let reason = format!("token {token:?} has the id {id}, over the limit of {MAX_TOKEN_ID}");
+            Err(TextError::Malformed { file: "tokenizer.json", reason })
+        }
+    }
+}
+
 /// One more than the largest id: a vocabulary may have holes.
 fn vocab_size(tokenizer: &tokenizers::Tokenizer) -> u32 {
     let largest = tokenizer.get_vocab(true).into_values().max();
@@ -229,6 +250,20 @@ mod tests {
             let error = Tokenizer::from_json(json.as_bytes()).unwrap_err().to_string();
             assert!(error.contains("tokenizer.json"), "{error}");
         }
+    }
+
+    #[test]
+    fn one_absurd_token_id_does_not_cost_gigabytes() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/skein-7m/tokenizer.json");
+        let file: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        let check = |pointer: &str| {
+            let mut tree = file.clone();
+            *tree.pointer_mut(pointer).unwrap() = serde_json::json!(1_000_000_000);
+            let error = Tokenizer::from_json(tree.to_string().as_bytes()).unwrap_err().to_string();
+            assert!(error.contains("the id 1000000000, over the limit of 16777216"), "{error}");
+        };
+        check("/model/vocab/a");
+        check("/added_tokens/0/id");
     }
 
     /// SentencePiece style, as Llama 2 and Mistral have it: spaces are `▁`, unknown chars are bytes.

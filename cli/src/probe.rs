@@ -1,0 +1,74 @@
+//! Tries a model's chat template in a child process with little memory, before this process compiles it: a template
+//! is a program, and some of what it can do no limit inside a process bounds.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use clap::{Arg, ArgMatches, value_parser};
+use tokio::process::Command;
+
+use crate::exit::{Failure, MODEL};
+
+/// The hidden command that the child runs.
+pub const PROBE: &str = "probe-template";
+/// Longest trial; an honest template takes milliseconds.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Address space of the child in KiB, of which its threads' stacks reserve some hundred MiB.
+const ADDRESS_SPACE: u64 = 1024 * 1024;
+/// What a shell says when it cannot start the command.
+const NOT_STARTED: [i32; 2] = [126, 127];
+
+/// The child's command line.
+pub fn command() -> clap::Command {
+    let model = Arg::new("MODEL").required(true).value_parser(value_parser!(PathBuf));
+    clap::Command::new(PROBE).hide(true).arg(model)
+}
+
+/// The child: that it ends is the answer.
+///
+/// # Errors
+/// None.
+pub fn run(matches: &ArgMatches) -> Result<(), Failure> {
+    matches.get_one::<PathBuf>("MODEL").into_iter().for_each(|model| skein_router::text::probe::probe(model));
+    Ok(())
+}
+
+/// Tries the chat template of the model in `directory`.
+///
+/// # Errors
+/// When the trial dies or does not end; exit code 3.
+pub async fn try_template(directory: &Path) -> Result<(), Failure> {
+    match tokio::time::timeout(TIMEOUT, trial(directory)).await {
+        Ok(Ok(status)) if status.success() => Ok(()),
+        Ok(Ok(status)) if status.code().is_some_and(|code| NOT_STARTED.contains(&code)) => {
+            tracing::warn!(%status, "cannot start a trial of the chat template; it is used untried");
+            Ok(())
+        }
+        Ok(Err(error)) => {
+            tracing::warn!(%error, "no shell for a trial of the chat template; it is used untried");
+            Ok(())
+        }
+        Ok(Ok(status)) => Err(unusable(directory, &format!("the trial ended with {status}"))),
+        Err(_) => Err(unusable(directory, &format!("the trial took over {} s", TIMEOUT.as_secs()))),
+    }
+}
+
+/// A system without limits on address space still runs the trial, which then ends by its time.
+async fn trial(directory: &Path) -> io::Result<ExitStatus> {
+    let limited = format!("ulimit -c 0; ulimit -v {ADDRESS_SPACE} 2>/dev/null; exec \"$0\" {PROBE} \"$1\"");
+    let mut shell = Command::new("sh");
+    shell.arg("-c").arg(limited).arg(std::env::current_exe()?).arg(directory);
+    shell.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    shell.kill_on_drop(true).status().await
+}
+
+fn unusable(directory: &Path, how: &str) -> Failure {
+    let message = format!(
+        "{}: the chat template needs too much memory, stack or time ({how}); fix it or remove it: without one \
+         /v1/completions works and chats are refused",
+        directory.display()
+    );
+    Failure::new(MODEL, message)
+}

@@ -1,0 +1,120 @@
+//! generation_config.json: how a model's makers would have it sample. Checked when it is read, by the ranges for
+//! requests: a bad value is the operator's error at start, not every client's later.
+
+use serde_json::Value;
+
+use super::TextError;
+use crate::refusal::Refusal;
+use crate::validate::{Range, number, top_k};
+
+const FILE: &str = "generation_config.json";
+
+/// What generation_config.json says where a request says nothing. The first four count only with
+/// `do_sample: true`, as in transformers.
+#[derive(Debug, Clone, Default, PartialEq)]
+#[allow(missing_docs)] // named as in generation_config.json
+pub struct GenerationDefaults {
+    pub temperature: Option<f64>,
+    pub top_p: Option<f64>,
+    pub top_k: Option<i64>,
+    pub min_p: Option<f64>,
+    pub repetition_penalty: Option<f64>,
+    pub max_new_tokens: Option<u32>,
+}
+
+impl GenerationDefaults {
+    /// Of the file's contents; null when there is none.
+    pub fn from_json(config: &Value) -> Result<Self, TextError> {
+        let sampled = read(config, "do_sample", "true or false", Value::as_bool)?.unwrap_or(false);
+        let whole = |name| read(config, name, "a whole number", Value::as_i64);
+        let real = |name| read(config, name, "a number", Value::as_f64);
+        // What does not count need not be in range, but it must be what its name says.
+        let in_range = |name, counts: bool, range: &Range| {
+            let value = real(name)?.filter(|_| counts);
+            value.map(|value| number(name, value, range).map(|_| value)).transpose().map_err(bad)
+        };
+        let top_k = whole("top_k")?.filter(|_| sampled);
+        Ok(Self {
+            temperature: in_range("temperature", sampled, &Range::TEMPERATURE)?,
+            top_p: in_range("top_p", sampled, &Range::TOP_P)?,
+            top_k: top_k.map(|count| self::top_k(count, u32::MAX).map(|_| count)).transpose().map_err(bad)?,
+            min_p: in_range("min_p", sampled, &Range::MIN_P)?,
+            repetition_penalty: in_range("repetition_penalty", true, &Range::REPETITION_PENALTY)?,
+            max_new_tokens: whole("max_new_tokens")?.map(max_new_tokens).transpose()?,
+        })
+    }
+}
+
+fn max_new_tokens(count: i64) -> Result<u32, TextError> {
+    match u32::try_from(count) {
+        Ok(count @ 1..) => Ok(count),
+        _ => Err(malformed(format!("max_new_tokens must be in [1, {}], got {count}.", u32::MAX))),
+    }
+}
+
+fn read<'a, T>(
+    config: &'a Value,
+    name: &str,
+    kind: &str,
+    convert: impl Fn(&'a Value) -> Option<T>,
+) -> Result<Option<T>, TextError> {
+    match &config[name] {
+        Value::Null => Ok(None),
+        value => match convert(value) {
+            Some(converted) => Ok(Some(converted)),
+            None => {
+                let shown: String = value.to_string().chars().take(80).collect();
+                Err(malformed(format!("{name} must be {kind}, got {shown}.")))
+            }
+        },
+    }
+}
+
+fn bad(refusal: Refusal) -> TextError {
+    malformed(refusal.to_string())
+}
+
+fn malformed(reason: String) -> TextError {
+    TextError::Malformed { file: FILE, reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn defaults_count_when_sampling_is_on() {
+        let config = json!({"do_sample": true, "temperature": 0.7, "top_k": 20, "max_new_tokens": 9});
+        let defaults = GenerationDefaults::from_json(&config).unwrap();
+        assert_eq!(
+            (defaults.temperature, defaults.top_k, defaults.max_new_tokens),
+            (Some(0.7), Some(20), Some(9))
+        );
+        for unused in [json!(null), json!({"temperature": 0.7}), json!({"temperature": 5, "top_p": null})] {
+            assert_eq!(GenerationDefaults::from_json(&unused).unwrap(), GenerationDefaults::default());
+        }
+    }
+
+    #[test]
+    fn a_bad_default_is_the_operators_error_at_start() {
+        for (field, value, expected) in [
+            ("temperature", json!(5.0), "temperature must be in [0, 2], got 5."),
+            ("temperature", json!("hot"), "temperature must be a number, got \"hot\"."),
+            ("top_k", json!(-5), "top_k must be -1 or 0 (off) or at least 1, got -5."),
+            ("top_k", json!(2.5), "top_k must be a whole number, got 2.5."),
+            ("top_p", json!(0.0), "top_p must be in (0, 1], got 0."),
+            ("min_p", json!(1.5), "min_p must be in [0, 1], got 1.5."),
+            ("repetition_penalty", json!(0), "repetition_penalty must be in (0, 10], got 0."),
+            ("max_new_tokens", json!(0), "max_new_tokens must be in [1, 4294967295], got 0."),
+            ("max_new_tokens", json!("all"), "max_new_tokens must be a whole number, got \"all\"."),
+        ] {
+            let mut config = json!({"do_sample": true});
+            config[field] = value;
+            let error = GenerationDefaults::from_json(&config).unwrap_err().to_string();
+            assert_eq!(error, format!("generation_config.json is malformed: {expected}"));
+        }
+        let error = GenerationDefaults::from_json(&json!({"do_sample": "yes"})).unwrap_err().to_string();
+        assert!(error.contains("do_sample must be true or false"), "{error}");
+    }
+}

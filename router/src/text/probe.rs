@@ -1,0 +1,52 @@
+//! A trial of a chat template, in a process that may die of it. What no limit in the template engine bounds (see
+//! [`chat_template`](super::chat_template)), the system bounds for that process, and the start of a server waits
+//! for how it ends.
+
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use super::model_text::{chat_template_of, prepare};
+
+/// Compiles the template of the model in `directory` and renders some conversations. Only whether this returns
+/// counts: a file that cannot be read and a template that refuses a conversation are not what it looks for.
+pub fn probe(directory: &Path) {
+    let Ok(Some(template)) = chat_template_of(directory) else { return };
+    for messages in conversations() {
+        if let Ok(messages) = prepare(&messages, template.takes_parts()) {
+            let _ = template.render(&Value::Array(messages), true, &Map::new());
+        }
+    }
+}
+
+/// One of each kind that clients send.
+fn conversations() -> Vec<Vec<Value>> {
+    let say = |role: &str, content: &str| json!({"role": role, "content": content});
+    let parts = json!([{"type": "text", "text": "What is"}, {"type": "text", "text": "this?"}]);
+    let call = json!({"id": "call-000", "type": "function",
+        "function": {"name": "clock", "arguments": "{\"zone\": \"UTC\"}"}});
+    let turns = (0..20).flat_map(|_| [say("user", "And then?"), say("assistant", "Then it went on.")]);
+    vec![
+        vec![say("user", "Hello!")],
+        vec![say("system", "You are brief."), say("user", "Hello!")],
+        turns.chain([say("user", "How does it end?")]).collect(),
+        vec![json!({"role": "user", "content": parts})],
+        vec![
+            say("user", "What time is it?"),
+            json!({"role": "assistant", "content": null, "tool_calls": [call]}),
+            json!({"role": "tool", "tool_call_id": "call-000", "content": "12:00"}),
+        ],
+        vec![say("user", &"A long message. ".repeat(2000))],
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_honest_template_and_a_missing_one_pass() {
+        probe(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/skein-7m")));
+        probe(Path::new("/nowhere"));
+    }
+}
