@@ -135,3 +135,15 @@ fn settings_show_where_they_came_from() {
     }
     assert!(!shown.contains("sesame"));
 }
+
+#[test]
+fn the_example_configuration_is_valid() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/skein.toml");
+    let output = skein(&["config", "show", "--config", file], "", &[]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        said.lines().any(|line| line.starts_with("max-num-queued-tokens") && line.contains("file")),
+        "{said}"
+    );
+}
