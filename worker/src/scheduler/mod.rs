@@ -5,7 +5,7 @@
 //! each, then prompts take what is left, one after another, so that first tokens come one by one instead of all
 //! late. The budget shrinks where so many tokens would take too long: a long prompt does not stall the streams. Out of blocks, the last in rank gives its blocks back and is computed again later.
 //!
-//! Why nothing waits forever: [`Rank`] orders everybody, the first in rank may preempt all that are not yet in
+//! Why nothing waits forever: `Rank` orders everybody, the first in rank may preempt all that are not yet in
 //! the step, and one sequence alone always fits (`max_model_len` is at most what the pool holds).
 
 mod commit;
