@@ -79,19 +79,30 @@ fn bad_requests_get_clear_errors_and_disturb_nobody() {
     });
 }
 
+type Stream = tokio::task::JoinHandle<Result<client::History, reqwest::Error>>;
+
+/// A stream that has begun and has most of its tokens before it.
+async fn stream_under_way(cluster: &Cluster) -> Stream {
+    let url = format!("{}/v1/completions", cluster.url);
+    let body = json!({"prompt": "def f():", "max_tokens": 900, "ignore_eos": true, "temperature": 0, "stream": true});
+    let stream = tokio::spawn(async move { client::stream(&reqwest::Client::new(), &url, &body).await });
+    tokio::time::sleep(Duration::from_millis(150)).await;
+    assert!(!stream.is_finished(), "the stream was over before anything could happen to it");
+    stream
+}
+
+async fn assert_whole(stream: Stream) {
+    let history = stream.await.expect("no panic").expect("the stream ends");
+    assert!(history.complete(), "{history:?}");
+}
+
 #[test]
 fn ctrl_c_lets_running_streams_end() {
     block_on(async {
         let cluster = Cluster::serve(SKEIN, &[]).await;
-        let client = reqwest::Client::new();
-        let url = format!("{}/v1/completions", cluster.url);
-        let body = json!({"prompt": "def f():", "max_tokens": 400, "ignore_eos": true, "temperature": 0,
-                          "stream": true});
-        let stream = tokio::spawn(async move { client::stream(&client, &url, &body).await });
-        tokio::time::sleep(Duration::from_millis(150)).await;
+        let stream = stream_under_way(&cluster).await;
         let code = cluster.end("INT", Duration::from_secs(60)).await;
-        let history = stream.await.expect("no panic").expect("the stream ends");
-        assert!(history.complete(), "{history:?}");
+        assert_whole(stream).await;
         assert_eq!(code, Some(0));
     });
 }
@@ -100,21 +111,19 @@ fn ctrl_c_lets_running_streams_end() {
 fn a_sigterm_to_the_whole_group_drains_without_a_word_of_alarm() {
     block_on(async {
         let cluster = Cluster::serve(SKEIN, &[]).await;
-        let client = reqwest::Client::new();
-        let url = format!("{}/v1/completions", cluster.url);
-        let body = json!({"prompt": "def f():", "max_tokens": 400, "ignore_eos": true, "temperature": 0,
-                          "stream": true});
-        let stream = tokio::spawn(async move { client::stream(&client, &url, &body).await });
-        tokio::time::sleep(Duration::from_millis(150)).await;
+        let stream = stream_under_way(&cluster).await;
         // As systemd and `timeout` do it; the workers first, which is the worse order.
         for pid in cluster.worker_pids().into_iter().chain([cluster.pid()]) {
             send_signal(pid, "TERM");
         }
-        let history = stream.await.expect("no panic").expect("the stream ends");
-        assert!(history.complete(), "{history:?}");
-        while !cluster.worker_pids().is_empty() {
+        assert_whole(stream).await;
+        for _ in 0..500 {
+            if cluster.worker_pids().is_empty() {
+                break;
+            }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
+        assert!(cluster.worker_pids().is_empty(), "{}", cluster.log());
         let log = cluster.log();
         assert!(!log.contains("running requests are cut") && !log.contains("restarting it"), "{log}");
         assert_eq!(cluster.end("TERM", Duration::from_secs(60)).await, Some(0));
