@@ -1,0 +1,106 @@
+// ptx.cuh: every PTX instruction the kernels use, wrapped. Under g++ the emulation's ptx_emulated.h takes its place,
+// function by function. Source: PTX ISA 9.0.
+#pragma once
+#ifdef SKEIN_EMULATED
+#include "ptx_emulated.h"
+#else
+namespace ptx {
+
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+// ---- conversions ----------------------------------------------------------------------------
+__device__ __forceinline__ float f16_to_f32(u16 x) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+  return y;
+}
+__device__ __forceinline__ u16 f32_to_bf16(float x) {
+  u16 y;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ u16 f32_to_f16(float x) {
+  u16 y;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+  return y;
+}
+// Exact: e4m3's exponent and mantissa moved to f32's places are too small by 2^120.
+__device__ __forceinline__ float e4m3_to_f32(u8 x) {
+  float y = __uint_as_float((u32)(x & 0x7f) << 20) * 0x1p120f;
+  y = (x & 0x7f) == 0x7f ? __uint_as_float(0x7fffffffu) : y;
+  return x & 0x80 ? -y : y;
+}
+__device__ __forceinline__ u8 f32_to_e4m3(float x) {
+#if __CUDA_ARCH__ >= 890
+  u16 y;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(y) : "f"(0.f), "f"(x));
+  return (u8)y;
+#else
+  // Below the smallest normal value, 2^-6, the grid is 2^-9; elsewhere three bits of mantissa are kept.
+  u32 sign = (__float_as_uint(x) >> 24) & 0x80;
+  float a = fabsf(x);
+  if (!(a <= 448.f)) return (u8)(sign | (a != a ? 0x7f : 0x7e));
+  if (a < 0x1p-6f) return (u8)(sign | (u32)__float2int_rn(a * 512.f));
+  u32 bits = __float_as_uint(a);
+  bits += 0x7ffff + ((bits >> 20) & 1);
+  u32 code = (bits >> 20) - (120u << 3);
+  return (u8)(sign | (code > 0x7e ? 0x7e : code));
+#endif
+}
+
+// ---- cp.async -------------------------------------------------------------------------------
+// Copies 16 bytes to shared memory, or writes zeros where `pred` is false. Lands by cp_async_wait.
+__device__ __forceinline__ void cp_async16(void* s, const void* g, bool pred = true) {
+  int n = pred ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(s)), "l"(g), "r"(n) : "memory");
+}
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+// ---- warp matrix instructions ---------------------------------------------------------------
+// d += a (16x16, row) * b (16x8, col), f32 sums. Fragments as in the ISA's m16n8k16.
+__device__ __forceinline__ void mma_m16n8k16(bf16, float* d, const u32* a, const u32* b) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+__device__ __forceinline__ void mma_m16n8k16(f16, float* d, const u32* a, const u32* b) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+// Lane i names row i % 8 of matrix i / 8 (8x8 values of 16 bits); the address is 16-byte aligned.
+__device__ __forceinline__ void ldmatrix_x4(u32* r, const void* p) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(p))
+               : "memory");
+}
+__device__ __forceinline__ void ldmatrix_x4_trans(u32* r, const void* p) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(p))
+               : "memory");
+}
+
+// ---- programmatic dependent launch ----------------------------------------------------------
+// Waits until the grids this one depends on have ended (a no-op in an ordinary launch). Comes before the first read of
+// what they wrote, and before the first write of what they read.
+__device__ __forceinline__ void grid_dependency_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// Lets the next grid start its preamble.
+__device__ __forceinline__ void grid_dependency_launch() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+}  // namespace ptx
+#endif

@@ -1,0 +1,194 @@
+//! A device and its primary context.
+
+use std::ffi::{c_char, c_int};
+use std::sync::Arc;
+
+use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
+
+use super::CudaError;
+use super::error::check;
+
+/// The oldest driver that loads what this binary carries: that of CUDA 13.0.
+pub const MIN_DRIVER: i32 = 13_000;
+/// The oldest compute capability with kernels.
+pub const MIN_CAPABILITY: (u32, u32) = (8, 0);
+
+/// Why there is no CUDA device to use.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unavailable {
+    /// No `libcuda.so.1`.
+    #[error("no NVIDIA driver: libcuda.so.1 was not found")]
+    NoDriver,
+    /// The driver does not start.
+    #[error("the NVIDIA driver does not start: {0}")]
+    Broken(CudaError),
+    /// The driver is older than the kernels.
+    #[error("the NVIDIA driver supports CUDA {}.{}, and Skein needs 13.0 (driver 580) or newer; update the driver", found / 1000, found % 1000 / 10)]
+    DriverTooOld {
+        /// `1000 * major + 10 * minor`.
+        found: i32,
+    },
+    /// A driver without a device.
+    #[error("the NVIDIA driver is there (CUDA {}.{}), but no device is visible; see nvidia-smi and CUDA_VISIBLE_DEVICES", driver / 1000, driver % 1000 / 10)]
+    NoDevice {
+        /// `1000 * major + 10 * minor`.
+        driver: i32,
+    },
+    /// No such device.
+    #[error("CUDA device {asked} was asked for, and there are {count}: 0 to {}", count - 1)]
+    NoSuchDevice {
+        /// Asked for.
+        asked: u32,
+        /// Devices there are.
+        count: u32,
+    },
+    /// A device older than the kernels.
+    #[error("{name} has compute capability {major}.{minor}, and the kernels need 8.0 (Ampere) or newer")]
+    TooOld {
+        /// The device.
+        name: String,
+        /// Of its compute capability.
+        major: u32,
+        /// Of its compute capability.
+        minor: u32,
+    },
+}
+
+/// A CUDA device with its primary context retained.
+#[derive(Debug)]
+pub struct Device {
+    context: sys::CUcontext,
+    handle: sys::CUdevice,
+    /// Its number among the visible devices.
+    pub ordinal: u32,
+    /// As `nvidia-smi` names it.
+    pub name: String,
+    /// The driver's CUDA version, `1000 * major + 10 * minor`.
+    pub driver: i32,
+    /// Compute capability.
+    pub capability: (u32, u32),
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// L2 cache.
+    pub l2_bytes: u64,
+    /// Memory.
+    pub memory_bytes: u64,
+    /// Shared memory a block can ask for.
+    pub shared_bytes_per_block: u32,
+}
+
+// SAFETY: contexts may be used from any thread once they are current there, and [`Device::bind`] makes them so.
+unsafe impl Send for Device {}
+// SAFETY: as above; the driver API is thread-safe.
+unsafe impl Sync for Device {}
+
+impl Device {
+    /// Finds the driver, and opens device `ordinal`; the calling thread is bound to it.
+    pub fn open(ordinal: u32) -> Result<Arc<Self>, Unavailable> {
+        let driver = driver_version()?;
+        let count = device_count().map_err(Unavailable::Broken)?;
+        if count == 0 {
+            return Err(Unavailable::NoDevice { driver });
+        }
+        if ordinal >= count {
+            return Err(Unavailable::NoSuchDevice { asked: ordinal, count });
+        }
+        let device = Self::retain(ordinal, driver).map_err(Unavailable::Broken)?;
+        if device.capability < MIN_CAPABILITY {
+            let (major, minor) = device.capability;
+            return Err(Unavailable::TooOld { name: device.name.clone(), major, minor });
+        }
+        Ok(Arc::new(device))
+    }
+
+    fn retain(ordinal: u32, driver: i32) -> Result<Self, CudaError> {
+        let (mut handle, mut context) = (0, std::ptr::null_mut());
+        let mut memory_bytes = 0;
+        let mut name = [0 as c_char; 256];
+        // SAFETY: out-pointers are valid for the call, the name's length is told, and the driver was initialised.
+        unsafe {
+            check("cuDeviceGet", sys::cuDeviceGet(&mut handle, ordinal as c_int))?;
+            check("cuDeviceGetName", sys::cuDeviceGetName(name.as_mut_ptr(), name.len() as c_int, handle))?;
+            check("cuDeviceTotalMem", sys::cuDeviceTotalMem_v2(&mut memory_bytes, handle))?;
+            check("cuDevicePrimaryCtxRetain", sys::cuDevicePrimaryCtxRetain(&mut context, handle))?;
+        }
+        let name = name.iter().take_while(|c| **c != 0).map(|c| *c as u8).collect::<Vec<_>>();
+        let attribute = |attribute| -> Result<u32, CudaError> {
+            let mut value = 0;
+            // SAFETY: the out-pointer is valid for the call.
+            check("cuDeviceGetAttribute", unsafe {
+                sys::cuDeviceGetAttribute(&mut value, attribute, handle)
+            })?;
+            Ok(value as u32)
+        };
+        let device = Self {
+            context,
+            handle,
+            ordinal,
+            name: String::from_utf8_lossy(&name).into_owned(),
+            driver,
+            capability: (
+                attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+                attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+            ),
+            multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            l2_bytes: u64::from(attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?),
+            memory_bytes: memory_bytes as u64,
+            shared_bytes_per_block: attribute(
+                Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+            )?,
+        };
+        device.bind()?;
+        Ok(device)
+    }
+
+    /// Makes the device current for the calling thread. Every thread that calls CUDA does this once, first.
+    pub fn bind(&self) -> Result<(), CudaError> {
+        // SAFETY: the context is retained as long as `self`.
+        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })
+    }
+
+    /// (free, total) bytes of device memory, of all processes.
+    pub fn memory_info(&self) -> Result<(u64, u64), CudaError> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the out-pointers are valid for the call.
+        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
+        Ok((free as u64, total as u64))
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // SAFETY: retained once in `retain`. An error changes nothing: the process is done with the device.
+        let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.handle) };
+    }
+}
+
+/// The driver's CUDA version, `1000 * major + 10 * minor`, once it has started.
+pub fn driver_version() -> Result<i32, Unavailable> {
+    // SAFETY: only looks for the library.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(Unavailable::NoDriver);
+    }
+    let mut version = 0;
+    // SAFETY: the library is there; the out-pointer is valid for the call. This call needs no cuInit.
+    check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut version) })
+        .map_err(Unavailable::Broken)?;
+    if version < MIN_DRIVER {
+        return Err(Unavailable::DriverTooOld { found: version });
+    }
+    // SAFETY: the library is there.
+    match unsafe { sys::cuInit(0) } {
+        sys::CUresult::CUDA_ERROR_NO_DEVICE => Err(Unavailable::NoDevice { driver: version }),
+        code => check("cuInit", code).map_err(Unavailable::Broken).map(|()| version),
+    }
+}
+
+fn device_count() -> Result<u32, CudaError> {
+    let mut count = 0;
+    // SAFETY: the driver was initialised; the out-pointer is valid for the call.
+    match unsafe { sys::cuDeviceGetCount(&mut count) } {
+        sys::CUresult::CUDA_ERROR_NO_DEVICE => Ok(0),
+        code => check("cuDeviceGetCount", code).map(|()| count as u32),
+    }
+}

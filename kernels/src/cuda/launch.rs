@@ -1,0 +1,191 @@
+//! Launches: a kernel, its grid, and arguments whose sizes are checked against the kernel's.
+
+use std::ffi::c_void;
+
+use cudarc::driver::sys;
+
+use super::error::check;
+use super::memory::Element;
+use super::{CudaError, DeviceSlice, Stream};
+
+/// Most parameters a kernel has.
+const MAX_ARGS: usize = 32;
+
+/// A kernel of a loaded module; lives as long as [`super::Kernels`].
+#[derive(Debug, Clone, Copy)]
+pub struct Kernel {
+    pub(crate) function: sys::CUfunction,
+    pub(crate) name: &'static str,
+}
+
+// SAFETY: a handle that any thread bound to the device may use.
+unsafe impl Send for Kernel {}
+// SAFETY: as above.
+unsafe impl Sync for Kernel {}
+
+/// How many blocks, threads a block, and bytes of dynamic shared memory a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grid {
+    /// Blocks in x, y, z.
+    pub blocks: [u32; 3],
+    /// Threads in x, y, z.
+    pub threads: [u32; 3],
+    /// Dynamic shared memory.
+    pub shared_bytes: u32,
+    /// May start while the grid before it ends (programmatic dependent launch); the kernel waits by itself before it
+    /// touches memory.
+    pub overlaps: bool,
+}
+
+impl Grid {
+    /// `blocks` blocks of `threads` threads.
+    pub fn new(blocks: u32, threads: u32) -> Self {
+        Self::of([blocks, 1, 1], threads)
+    }
+
+    /// The same in up to three dimensions.
+    pub fn of(blocks: [u32; 3], threads: u32) -> Self {
+        Self { blocks, threads: [threads, 1, 1], shared_bytes: 0, overlaps: false }
+    }
+
+    /// With dynamic shared memory.
+    pub fn shared(self, shared_bytes: u32) -> Self {
+        Self { shared_bytes, ..self }
+    }
+
+    /// With programmatic dependent launch.
+    pub fn overlapping(self) -> Self {
+        Self { overlaps: true, ..self }
+    }
+}
+
+/// A launch's arguments, in the order of the kernel's parameters. No allocation.
+#[derive(Debug)]
+pub struct Args<'a> {
+    values: [u64; MAX_ARGS],
+    sizes: [u32; MAX_ARGS],
+    large: [Option<&'a [u8]>; MAX_ARGS],
+    count: usize,
+}
+
+impl Default for Args<'_> {
+    fn default() -> Self {
+        Self { values: [0; MAX_ARGS], sizes: [0; MAX_ARGS], large: [None; MAX_ARGS], count: 0 }
+    }
+}
+
+impl<'a> Args<'a> {
+    /// No arguments yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn push(mut self, value: u64, bytes: u32) -> Self {
+        assert!(self.count < MAX_ARGS, "a kernel has at most {MAX_ARGS} parameters");
+        (self.values[self.count], self.sizes[self.count]) = (value, bytes);
+        self.count += 1;
+        self
+    }
+
+    /// A pointer; null for [`DeviceSlice::NONE`].
+    pub fn slice<T: Element>(self, slice: DeviceSlice<T>) -> Self {
+        self.push(slice.address(), 8)
+    }
+
+    /// An `i32`. Sizes are `usize` on the host: one that does not fit is a broken invariant.
+    pub fn size(self, value: usize) -> Self {
+        let value = i32::try_from(value).unwrap_or_else(|_| panic!("{value} does not fit a kernel's i32"));
+        self.push(u64::from(value as u32), 4)
+    }
+
+    /// A `u32`.
+    pub fn u32(self, value: u32) -> Self {
+        self.push(u64::from(value), 4)
+    }
+
+    /// An `i32`.
+    pub fn i32(self, value: i32) -> Self {
+        self.push(u64::from(value as u32), 4)
+    }
+
+    /// A `u64`.
+    pub fn u64(self, value: u64) -> Self {
+        self.push(value, 8)
+    }
+
+    /// An `f32`.
+    pub fn f32(self, value: f32) -> Self {
+        self.push(u64::from(value.to_bits()), 4)
+    }
+
+    /// A struct by value, as its bytes (a tensor map, say).
+    pub fn bytes(mut self, bytes: &'a [u8]) -> Self {
+        self.large[self.count] = Some(bytes);
+        let size = bytes.len() as u32;
+        self.push(0, size)
+    }
+
+    /// Sizes of the arguments.
+    pub(crate) fn sizes(&self) -> &[u32] {
+        &self.sizes[..self.count]
+    }
+}
+
+impl Kernel {
+    /// Queues the kernel on `stream`.
+    pub fn launch(&self, stream: &Stream, grid: Grid, args: &Args<'_>) -> Result<(), CudaError> {
+        debug_assert_eq!(self.parameter_sizes()?, args.sizes(), "arguments of {}", self.name);
+        let mut pointers = [std::ptr::null_mut::<c_void>(); MAX_ARGS];
+        for (i, pointer) in pointers[..args.count].iter_mut().enumerate() {
+            *pointer = match args.large[i] {
+                Some(bytes) => bytes.as_ptr().cast_mut().cast(),
+                None => (&raw const args.values[i]).cast_mut().cast(),
+            };
+        }
+        let mut overlap = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid.blocks[0],
+            gridDimY: grid.blocks[1],
+            gridDimZ: grid.blocks[2],
+            blockDimX: grid.threads[0],
+            blockDimY: grid.threads[1],
+            blockDimZ: grid.threads[2],
+            sharedMemBytes: grid.shared_bytes,
+            hStream: stream.raw(),
+            attrs: &mut overlap,
+            numAttrs: u32::from(grid.overlaps),
+        };
+        // SAFETY: pointers to as many values as the kernel has parameters (checked in debug builds, and by every test),
+        // read before the call returns. What the kernel does with device addresses cannot touch the host's memory.
+        check(self.name, unsafe {
+            sys::cuLaunchKernelEx(&config, self.function, pointers.as_mut_ptr(), std::ptr::null_mut())
+        })
+    }
+
+    /// Bytes of each parameter.
+    pub fn parameter_sizes(&self) -> Result<Vec<u32>, CudaError> {
+        let mut sizes = Vec::new();
+        loop {
+            let (mut offset, mut size) = (0, 0);
+            // SAFETY: the out-pointers are valid for the call, and the function lives.
+            match unsafe { sys::cuFuncGetParamInfo(self.function, sizes.len(), &mut offset, &mut size) } {
+                sys::CUresult::CUDA_ERROR_INVALID_VALUE => return Ok(sizes),
+                code => check("cuFuncGetParamInfo", code)?,
+            }
+            sizes.push(size as u32);
+        }
+    }
+
+    /// Allows launches with more than 48 KiB of dynamic shared memory.
+    pub fn allow_shared(&self, bytes: u32) -> Result<(), CudaError> {
+        let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: the function lives.
+        check("cuFuncSetAttribute", unsafe {
+            sys::cuFuncSetAttribute(self.function, attribute, bytes as i32)
+        })
+    }
+}

@@ -1,0 +1,21 @@
+//! The operations on CUDA devices. [`device`], [`memory`], [`stream`] and [`launch`] are the driver API with its
+//! errors made values; [`ops`] are typed launchers, one file per operation, beside `cu/*.cu`; [`check`] runs each
+//! of them against its CPU reference.
+//!
+//! Nothing of CUDA is linked: the driver library is found at run time, and [`device::Device::open`] says what is missing.
+//! In tests the same calls reach `skein-cuda-emulation`, a driver whose device is the CPU.
+
+pub mod check;
+pub mod device;
+pub mod error;
+pub mod launch;
+pub mod memory;
+pub mod module;
+pub mod ops;
+pub mod stream;
+
+pub use device::{Device, Unavailable};
+pub use error::CudaError;
+pub use memory::{DeviceBuffer, DeviceSlice, Element, PinnedBuffer};
+pub use module::Kernels;
+pub use stream::{Event, Stream};

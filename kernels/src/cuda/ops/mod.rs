@@ -1,0 +1,47 @@
+//! Typed launchers, one file per operation: shapes and types are checked on the host, then one launch is queued.
+
+use super::memory::Element;
+
+pub mod kv;
+pub mod norm;
+
+/// Types that activations may have.
+pub trait Activation: Element {
+    /// Ends the names of its kernels.
+    const SUFFIX: &'static str;
+    /// Rounded to nearest.
+    fn from_f32(value: f32) -> Self;
+    /// Exact.
+    fn to_f32(self) -> f32;
+}
+
+impl Activation for half::bf16 {
+    const SUFFIX: &'static str = "bf16";
+    fn from_f32(value: f32) -> Self {
+        Self::from_f32(value)
+    }
+    fn to_f32(self) -> f32 {
+        Self::to_f32(self)
+    }
+}
+
+impl Activation for half::f16 {
+    const SUFFIX: &'static str = "f16";
+    fn from_f32(value: f32) -> Self {
+        Self::from_f32(value)
+    }
+    fn to_f32(self) -> f32 {
+        Self::to_f32(self)
+    }
+}
+
+/// The kernel of `$name` for an [`Activation`].
+macro_rules! kernel_for {
+    ($kernels:expr, $t:ty, $name:literal) => {
+        $kernels.get(match <$t as $crate::cuda::ops::Activation>::SUFFIX {
+            "bf16" => concat!($name, "_bf16"),
+            _ => concat!($name, "_f16"),
+        })
+    };
+}
+pub(crate) use kernel_for;

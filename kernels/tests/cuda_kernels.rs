@@ -1,0 +1,19 @@
+//! Every CUDA kernel against its CPU reference, on the emulation.
+
+use skein_kernels::cuda::Device;
+use skein_kernels::cuda::check::{Scale, run};
+
+#[test]
+fn kernels_agree_with_their_references() {
+    if !skein_cuda_emulation::load() {
+        return;
+    }
+    let device = Device::open(0).unwrap();
+    let seed = std::env::var("SKEIN_SEED").map_or(1, |seed| seed.parse().unwrap());
+    let report = run(&device, Scale::Small, seed, "").unwrap();
+    for outcome in &report.outcomes {
+        println!("{:<60} {:>10.3} {:>8.1?}", outcome.name, outcome.error, outcome.took);
+    }
+    assert!(!report.outcomes.is_empty());
+    assert_eq!(report.failures().count(), 0, "SKEIN_SEED={seed} replays it");
+}
