@@ -107,7 +107,7 @@ impl Bench {
 
     /// A whole number below `end`.
     pub fn below(&mut self, end: u32) -> u32 {
-        (u64::from(self.bits()) * u64::from(end) >> 32) as u32
+        ((u64::from(self.bits()) * u64::from(end)) >> 32) as u32
     }
 
     /// Values from a normal distribution of mean 0 and deviation 1 (about: a sum of four uniform ones).

@@ -5,7 +5,7 @@ use super::case::{Bench, Tolerance};
 use crate::cpu::Cpu;
 use crate::cpu::norm::rms_norm;
 use crate::cuda::ops::Activation;
-use crate::cuda::ops::norm::AddRmsNorm;
+use crate::cuda::ops::norm::{AddRmsNorm, Norm};
 use crate::cuda::{CudaError, DeviceSlice};
 
 const EPS: f32 = 1e-5;
@@ -41,15 +41,8 @@ fn case<T: Activation>(
     let on_device = bench.upload(&residual)?;
     let (deltas, weights) = (bench.upload(&delta)?, bench.upload(&weight)?);
     let deltas = if with_delta { *deltas } else { DeviceSlice::NONE };
-    AddRmsNorm::<T>::new(&bench.kernels)?.launch(
-        &bench.stream,
-        *out,
-        *on_device,
-        deltas,
-        *weights,
-        rows,
-        EPS,
-    )?;
+    let norm = Norm { out: *out, residual: *on_device, delta: deltas, weight: *weights, rows, eps: EPS };
+    AddRmsNorm::<T>::new(&bench.kernels)?.launch(&bench.stream, norm)?;
 
     if with_delta {
         residual.iter_mut().zip(&delta).for_each(|(x, d)| *x += d.to_f32());

@@ -18,30 +18,38 @@ pub struct AddRmsNorm<T> {
     of: PhantomData<T>,
 }
 
+/// Memory of one [`AddRmsNorm`] launch. The hidden size is `weight`'s length, a multiple of 4.
+#[derive(Debug, Clone, Copy)]
+pub struct Norm<T> {
+    /// `[rows, hidden]`: normalised.
+    pub out: DeviceSlice<T>,
+    /// `[rows, hidden]`: read, and written when there is a `delta`.
+    pub residual: DeviceSlice<f32>,
+    /// `[rows, hidden]`, or [`DeviceSlice::NONE`]: nothing is added.
+    pub delta: DeviceSlice<T>,
+    /// `[hidden]`
+    pub weight: DeviceSlice<f32>,
+    /// Rows.
+    pub rows: usize,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
 impl<T: Activation> AddRmsNorm<T> {
     /// Finds the kernel.
     pub fn new(kernels: &Kernels) -> Result<Self, CudaError> {
         Ok(Self { kernel: kernel_for!(kernels, T, "add_rms_norm")?, of: PhantomData })
     }
 
-    /// `out` and `residual` `[rows, hidden]`, `delta` the same or [`DeviceSlice::NONE`], `weight` `[hidden]`.
-    /// `hidden` is a multiple of 4.
-    pub fn launch(
-        &self,
-        stream: &Stream,
-        out: DeviceSlice<T>,
-        residual: DeviceSlice<f32>,
-        delta: DeviceSlice<T>,
-        weight: DeviceSlice<f32>,
-        rows: usize,
-        eps: f32,
-    ) -> Result<(), CudaError> {
+    /// Queues it.
+    pub fn launch(&self, stream: &Stream, norm: Norm<T>) -> Result<(), CudaError> {
+        let Norm { out, residual, delta, weight, rows, eps } = norm;
         let hidden = weight.len();
         assert!(
             hidden > 0 && hidden.is_multiple_of(VALUES),
             "hidden size {hidden} is not a multiple of {VALUES}"
         );
-        assert!(out.len() >= rows * hidden && residual.len() >= rows * hidden, "rows do not fit");
+        assert!(out.len() >= rows * hidden && residual.len() >= rows * hidden, "{rows} rows do not fit");
         assert!(delta.is_empty() || delta.len() >= rows * hidden, "delta is shorter than {rows} rows");
         if rows == 0 {
             return Ok(());
