@@ -47,18 +47,20 @@ fn build(out: &Path) -> Result<(), String> {
     let stale: Vec<_> =
         sources.iter().zip(&objects).filter(|(source, object)| !is_fresh(source, object)).collect();
     for group in stale.chunks(threads) {
+        let compile = &|source: &Path, object: &Path| {
+            let mut command = base(&compiler);
+            command.args(["-DSKEIN_EMULATED", "-Icpp", "-I../cu", "-x", "c++", "-c"]);
+            run(command.arg(source).arg("-o").arg(object))
+        };
         std::thread::scope(|scope| {
-            let compile = |&(source, object): &(&PathBuf, &PathBuf)| {
-                let mut command = base(&compiler);
-                command.args(["-DSKEIN_EMULATED", "-Icpp", "-I../cu", "-x", "c++", "-c"]);
-                run(command.arg(source).arg("-o").arg(object))
+            let start = |&(source, object): &(&'_ PathBuf, &'_ PathBuf)| {
+                let (source, object) = (source.clone(), object.clone());
+                (object.clone(), scope.spawn(move || compile(&source, &object)))
             };
-            for (pair, thread) in
-                group.iter().map(|pair| (pair, scope.spawn(|| compile(pair)))).collect::<Vec<_>>()
-            {
+            for (object, thread) in group.iter().map(start).collect::<Vec<_>>() {
                 if let Err(error) = thread.join().expect("compiling does not panic") {
                     // Its kernels are then not found, which fails every check that launches one.
-                    let _ = std::fs::remove_file(pair.1);
+                    let _ = std::fs::remove_file(object);
                     for line in error.lines().filter(|line| line.contains("error")).take(20) {
                         println!("cargo:warning={line}");
                     }
