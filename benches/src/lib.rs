@@ -1,5 +1,6 @@
-//! Benchmarks: load over HTTP (behind `skein bench serve`) and models of real shapes to run it on. The kernels'
-//! own benchmarks are in `micro/`.
+//! Benchmarks: load over HTTP (behind `skein bench serve`), an engine without HTTP (`latency`, `throughput`), and
+//! models of real shapes to run them on. The kernels' own benchmarks are in `micro/`.
 
+pub mod engine;
 pub mod load;
 pub mod make_model;

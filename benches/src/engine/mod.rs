@@ -1,0 +1,142 @@
+//! A worker's engine without HTTP in front, as `skein bench latency` and `skein bench throughput` run it: what the
+//! scheduler, the backend and the device do, and nothing else.
+
+pub mod report;
+
+use std::sync::Arc;
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use skein_node::clock::{self, Timestamp};
+use skein_worker::engine::{EngineHandle, Submission, TokenStream};
+use skein_worker::kv_cache::CacheScope;
+use skein_worker::sampling::SamplingParams;
+use skein_worker::scheduler::{NewRequest, NewSample, RequestKey};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+use crate::load::metrics::Record;
+
+/// Requests of one size, greedy, that run to their last token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Job {
+    /// How many.
+    pub requests: usize,
+    /// Of these, at most so many at once.
+    pub at_once: usize,
+    /// Prompt tokens of each.
+    pub input_len: u32,
+    /// Output tokens of each.
+    pub output_len: u32,
+    /// Prompt tokens are drawn below this.
+    pub vocab_size: u32,
+    /// Seed of the prompts.
+    pub seed: u64,
+}
+
+/// Runs `job` on `engine`; times count from its start. `on_done` is called after each request.
+pub async fn run(engine: &EngineHandle, job: Job, mut on_done: impl FnMut(&Record)) -> Vec<Record> {
+    let start = clock::now();
+    let seats = Arc::new(Semaphore::new(job.at_once.max(1)));
+    let mut random = StdRng::seed_from_u64(job.seed);
+    let mut tasks = JoinSet::new();
+    for number in 0..job.requests {
+        let prompt = (0..job.input_len).map(|_| random.random_range(0..job.vocab_size.max(1))).collect();
+        let submission = submission(&job, number, prompt);
+        let (engine, seats) = (engine.clone(), seats.clone());
+        tasks.spawn(async move {
+            let _seat = seats.acquire_owned().await;
+            one(&engine, submission, u64::from(job.input_len), start).await
+        });
+    }
+    let mut records = Vec::with_capacity(job.requests);
+    while let Some(record) = tasks.join_next().await {
+        let panicked = |error| Record { error: Some(format!("{error}")), ..Record::default() };
+        let record = record.unwrap_or_else(panicked);
+        on_done(&record);
+        records.push(record);
+    }
+    records
+}
+
+fn submission(job: &Job, number: usize, prompt: Vec<u32>) -> Submission {
+    let params = SamplingParams { max_tokens: job.output_len, ..SamplingParams::default() };
+    Submission {
+        id: format!("bench-{}-{number}", job.seed),
+        request: NewRequest {
+            key: RequestKey(0), // the engine draws it
+            prompt,
+            params: Arc::new(params),
+            samples: vec![NewSample::default()],
+            // A scope of its own for each seed: no run finds another's prompts in the cache.
+            scope: CacheScope::new("bench", &job.seed.to_string()),
+            priority: 0,
+            deadline: None,
+        },
+        placement: None,
+    }
+}
+
+async fn one(engine: &EngineHandle, submission: Submission, prompt_tokens: u64, start: Timestamp) -> Record {
+    let sent = clock::now().since(start);
+    let record = Record { intended: sent, sent, end: sent, prompt_tokens, ..Record::default() };
+    match engine.submit(submission).await {
+        Ok(stream) => read(stream, record, start).await,
+        Err(error) => Record { error: Some(error.to_string()), ..record },
+    }
+}
+
+async fn read(mut stream: TokenStream, mut record: Record, start: Timestamp) -> Record {
+    while let Some(deltas) = stream.next().await {
+        let now = clock::now().since(start);
+        match deltas {
+            Ok(deltas) => {
+                let tokens: usize = deltas.iter().map(|delta| delta.tokens.len()).sum();
+                record.cached_tokens += deltas.iter().filter_map(|delta| delta.cached_tokens).sum::<u32>() as u64;
+                if tokens > 0 {
+                    match record.first_token {
+                        None => record.first_token = Some(now),
+                        Some(_) => record.gaps.push(now.saturating_sub(record.end)),
+                    }
+                    record.output_tokens += tokens as u64;
+                    record.end = now;
+                }
+            }
+            Err(fault) => {
+                record.error = Some(fault.to_string());
+                record.end = now;
+            }
+        }
+    }
+    record
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use skein_worker::backend::fake::{FakeBackend, FakeOptions};
+    use skein_worker::config::SchedulerConfig;
+    use skein_worker::engine::Engine;
+    use skein_worker::scheduler::Scheduler;
+
+    #[tokio::test]
+    async fn every_request_runs_to_its_last_token() {
+        let backend = FakeBackend::new(FakeOptions { kv_blocks: 256, ..FakeOptions::default() });
+        let scheduler = Scheduler::new(&SchedulerConfig::default(), 256, 512);
+        let (engine, handle) = Engine::new(scheduler, Box::new(backend), 64);
+        let thread = std::thread::spawn(move || engine.run());
+        let job = Job { requests: 9, at_once: 4, input_len: 40, output_len: 7, vocab_size: 100, seed: 3 };
+        let mut seen = 0;
+        let records = run(&handle, job, |_| seen += 1).await;
+        assert_eq!((records.len(), seen), (9, 9));
+        for record in &records {
+            assert_eq!((record.output_tokens, &record.error), (7, &None));
+            assert!(record.first_token.is_some_and(|first| first >= record.sent && first <= record.end));
+        }
+        // A second seed finds nothing of the first in the cache.
+        let again = run(&handle, Job { seed: 4, ..job }, |_| {}).await;
+        assert!(again.iter().all(|record| record.cached_tokens == 0));
+        handle.stop().await;
+        assert!(thread.join().is_ok_and(|ended| ended.is_ok()));
+    }
+}
