@@ -12,6 +12,7 @@ pub mod launch;
 pub mod memory;
 pub mod module;
 pub mod ops;
+pub mod roofline;
 pub mod stream;
 
 pub use device::{Device, Unavailable};

@@ -1,0 +1,76 @@
+//! What a device can do at most, measured: plain reading of its memory; `cu/roofline.cu`.
+
+use super::launch::{Args, Grid, Kernel};
+use super::{CudaError, DeviceBuffer, DeviceSlice, Event, Kernels, Stream};
+
+/// Threads of a block.
+const THREADS: u32 = 512;
+/// Blocks for each multiprocessor: four of 512 threads fill it.
+const BLOCKS_PER_MULTIPROCESSOR: u32 = 4;
+/// Reads that are timed; the median counts.
+const ROUNDS: usize = 15;
+
+/// Reads memory and keeps nothing of it.
+#[derive(Debug, Clone, Copy)]
+pub struct ReadAll {
+    kernel: Kernel,
+    blocks: u32,
+}
+
+impl ReadAll {
+    /// Finds the kernel.
+    pub fn new(kernels: &Kernels) -> Result<Self, CudaError> {
+        let blocks = kernels.device().multiprocessors * BLOCKS_PER_MULTIPROCESSOR;
+        Ok(Self { kernel: kernels.get("read_all")?, blocks })
+    }
+
+    /// Words that [`Self::launch`] writes: the xor of these is that of all words read.
+    pub fn words(&self) -> usize {
+        self.blocks as usize
+    }
+
+    /// Reads `data`, a multiple of 16 bytes; `out` has [`Self::words`].
+    pub fn launch(&self, stream: &Stream, out: DeviceSlice<u32>, data: DeviceSlice<u32>) -> Result<(), CudaError> {
+        assert!(data.len().is_multiple_of(4), "{} words are no whole 16 bytes", data.len());
+        assert!(out.len() >= self.words(), "{} results do not fit {}", self.words(), out.len());
+        let args = Args::new().slice(out).slice(data).u64((data.len() / 4) as u64);
+        self.kernel.launch(stream, Grid::new(self.blocks, THREADS), &args)
+    }
+}
+
+/// Bytes a second of reading `bytes` of memory, allocated for the purpose: several times the L2 cache, or it
+/// measures that. The bits are random, as those of weights are.
+pub fn read_bandwidth(kernels: &Kernels, stream: &Stream, bytes: usize) -> Result<f64, CudaError> {
+    let device = kernels.device();
+    let read = ReadAll::new(kernels)?;
+    let data = DeviceBuffer::<u32>::new(device, bytes / 16 * 4)?;
+    fill_random(kernels, stream, *data)?;
+    let out = DeviceBuffer::new(device, read.words())?;
+    let seconds = median_seconds(stream, ROUNDS, || read.launch(stream, *out, *data))?;
+    Ok(data.bytes() as f64 / seconds)
+}
+
+fn fill_random(_kernels: &Kernels, stream: &Stream, data: DeviceSlice<u32>) -> Result<(), CudaError> {
+    // Not zeros: hardware may move those faster.
+    data.fill_bytes(stream, 0xa5)
+}
+
+/// Median time of `rounds` runs of what `launch` queues, after one that warms up.
+pub fn median_seconds(
+    stream: &Stream,
+    rounds: usize,
+    mut launch: impl FnMut() -> Result<(), CudaError>,
+) -> Result<f64, CudaError> {
+    let (start, end) = (Event::new(stream.device())?, Event::new(stream.device())?);
+    launch()?;
+    let mut seconds = Vec::with_capacity(rounds);
+    for _ in 0..rounds {
+        start.record(stream)?;
+        launch()?;
+        end.record(stream)?;
+        end.synchronize()?;
+        seconds.push(f64::from(end.since(&start)?) / 1e3);
+    }
+    seconds.sort_unstable_by(f64::total_cmp);
+    Ok(seconds[rounds / 2])
+}
