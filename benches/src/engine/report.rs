@@ -1,5 +1,6 @@
 //! What runs on an engine add up to, beside what the device could do at most.
 
+use std::fmt::Write;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
@@ -146,6 +147,44 @@ impl LatencyReport {
     }
 }
 
+/// Reports of several batch sizes as a table.
+pub fn latency_table(
+    title: &str,
+    input_len: u32,
+    output_len: u32,
+    ceiling: Ceiling,
+    results: &[(usize, LatencyReport)],
+) -> String {
+    let mut out = format!("{title}, {input_len} tokens in, {output_len} out\n");
+    // Writing to a String cannot fail; here and below.
+    let _ = writeln!(
+        out,
+        "measured in this run: reading {:.1} GB/s, multiplying {:.2} TFLOP/s\n\n{:>6}{:>12}{:>12}{:>14}{:>12}{:>14}{:>12}",
+        ceiling.read_bytes_per_second / 1e9,
+        ceiling.flops_per_second / 1e12,
+        "batch",
+        "batch p50 s",
+        "step ms",
+        "decode tok/s",
+        "of reading",
+        "prefill tok/s",
+        "of matmul",
+    );
+    for (batch, report) in results {
+        let _ = writeln!(
+            out,
+            "{batch:>6}{:>12.3}{:>12.3}{:>14.1}{:>11.1}%{:>14.1}{:>11.1}%",
+            report.latency.p50 / 1e3,
+            report.decode_step.as_secs_f64() * 1e3,
+            report.decode_tokens_per_second,
+            report.bandwidth_share * 100.0,
+            report.prefill_tokens_per_second,
+            report.matmul_share * 100.0,
+        );
+    }
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -174,6 +213,8 @@ mod tests {
 
         let failed = Record { error: Some("stopped".into()), ..record(60) };
         assert_eq!(Iteration::of(&[failed], 50, 10), Err("stopped".into()));
+        let table = latency_table("m", 50, 10, ceiling, &[(2, report)]);
+        assert!(table.contains("     2       0.190      10.000         200.0       50.0%"), "{table}");
     }
 
     #[test]

@@ -81,6 +81,12 @@ impl Server {
         Ok(server)
     }
 
+    /// Whether `GET /health` answers 200: requests are served.
+    pub async fn is_healthy(base_url: &str) -> bool {
+        let url = format!("{}/health", base_url.trim_end_matches('/'));
+        reqwest::get(url).await.is_ok_and(|answer| answer.status().is_success())
+    }
+
     /// The model's name.
     pub fn model(&self) -> &str {
         &self.model
