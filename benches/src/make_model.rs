@@ -53,10 +53,22 @@ const LLAMA: Shape = Shape {
     qkv_bias: false,
 };
 
-/// The shapes that can be made: two tiny ones for tests, the others as their makers published them.
+const QWEN3: Shape = Shape {
+    model_type: "qwen3",
+    num_key_value_heads: 8,
+    head_dim: 128,
+    vocab_size: 151_936,
+    max_position_embeddings: 40_960,
+    rope_theta: 1_000_000.0,
+    tied: true,
+    ..LLAMA
+};
+
+/// The shapes that can be made: tiny ones for tests, the others as their makers published them.
 pub const SHAPES: &[Shape] = &[
     LLAMA,
     Shape { name: "tiny-qwen2", model_type: "qwen2", tied: true, qkv_bias: true, ..LLAMA },
+    Shape { name: "tiny-qwen3", model_type: "qwen3", ..LLAMA },
     Shape {
         name: "llama-3.2-1b",
         hidden_size: 2048,
@@ -100,6 +112,36 @@ pub const SHAPES: &[Shape] = &[
         rope_theta: 1_000_000.0,
         tied: true,
         qkv_bias: true,
+        ..LLAMA
+    },
+    Shape {
+        name: "qwen3-0.6b",
+        hidden_size: 1024,
+        intermediate_size: 3072,
+        num_hidden_layers: 28,
+        num_attention_heads: 16,
+        ..QWEN3
+    },
+    Shape {
+        name: "qwen3-4b",
+        hidden_size: 2560,
+        intermediate_size: 9728,
+        num_hidden_layers: 36,
+        num_attention_heads: 32,
+        ..QWEN3
+    },
+    Shape {
+        name: "llama-3.1-70b",
+        hidden_size: 8192,
+        intermediate_size: 28_672,
+        num_hidden_layers: 80,
+        num_attention_heads: 64,
+        num_key_value_heads: 8,
+        head_dim: 128,
+        vocab_size: 128_256,
+        max_position_embeddings: 131_072,
+        rope_theta: 500_000.0,
+        llama3_rope: true,
         ..LLAMA
     },
 ];
@@ -193,6 +235,32 @@ pub fn make_model(
     out: &Path,
     mut progress: impl FnMut(f64),
 ) -> Result<Made, MakeModelError> {
+    make_tokenizer(tokenizer_from, out)?;
+    let tensors = tensors(shape);
+    let weights = out.join("model.safetensors");
+    replace(&weights, |to| write_weights(to, &tensors, dtype, seed, &mut progress))?;
+    make_configuration(shape, dtype, out)?;
+    let parameters: u64 = tensors.iter().map(Tensor::len).map(|len| len as u64).sum();
+    Ok(Made { parameters, bytes: parameters * dtype.bytes() as u64 })
+}
+
+/// The same without weights, for workers that make their own (`--load-format dummy`): kilobytes for any shape.
+///
+/// # Errors
+/// As [`make_model`].
+pub fn make_without_weights(
+    shape: &Shape,
+    dtype: Dtype,
+    tokenizer_from: &Path,
+    out: &Path,
+) -> Result<Made, MakeModelError> {
+    make_tokenizer(tokenizer_from, out)?;
+    make_configuration(shape, dtype, out)?;
+    let parameters = tensors(shape).iter().map(Tensor::len).map(|len| len as u64).sum();
+    Ok(Made { parameters, bytes: 0 })
+}
+
+fn make_tokenizer(tokenizer_from: &Path, out: &Path) -> Result<(), MakeModelError> {
     if !tokenizer_from.join("tokenizer.json").is_file() {
         return Err(MakeModelError::NoTokenizer(tokenizer_from.to_owned()));
     }
@@ -203,16 +271,16 @@ pub fn make_model(
             replace(&out.join(name), |to| std::fs::copy(&from, to).map(drop))?;
         }
     }
-    let tensors = tensors(shape);
-    let weights = out.join("model.safetensors");
-    replace(&weights, |to| write_weights(to, &tensors, dtype, seed, &mut progress))?;
+    Ok(())
+}
+
+fn make_configuration(shape: &Shape, dtype: Dtype, out: &Path) -> Result<(), MakeModelError> {
     for (name, value) in
         [("generation_config.json", generation_config()), ("config.json", config(shape, dtype))]
     {
         replace(&out.join(name), |to| std::fs::write(to, format!("{value:#}\n")))?;
     }
-    let parameters: u64 = tensors.iter().map(Tensor::len).map(|len| len as u64).sum();
-    Ok(Made { parameters, bytes: parameters * dtype.bytes() as u64 })
+    Ok(())
 }
 
 /// Lets `write` make a file beside `path` and moves it there once it is whole.
@@ -252,6 +320,10 @@ fn tensors(shape: &Shape) -> Vec<Tensor> {
             if shape.qkv_bias {
                 add(&format!("self_attn.{name}.bias"), &[rows]);
             }
+        }
+        if shape.model_type == "qwen3" {
+            add("self_attn.q_norm.weight", &[shape.head_dim]);
+            add("self_attn.k_norm.weight", &[shape.head_dim]);
         }
         add("self_attn.o_proj.weight", &[hidden, q]);
         add("post_attention_layernorm.weight", &[hidden]);
@@ -330,7 +402,11 @@ impl Noise {
 }
 
 fn config(shape: &Shape, dtype: Dtype) -> Value {
-    let architecture = if shape.model_type == "qwen2" { "Qwen2ForCausalLM" } else { "LlamaForCausalLM" };
+    let architecture = match shape.model_type {
+        "qwen2" => "Qwen2ForCausalLM",
+        "qwen3" => "Qwen3ForCausalLM",
+        _ => "LlamaForCausalLM",
+    };
     let mut config = json!({
         "architectures": [architecture],
         "model_type": shape.model_type,
@@ -433,5 +509,8 @@ mod tests {
         assert_eq!(parameters("llama-3.2-1b"), 1_235_814_400);
         assert_eq!(parameters("llama-3.1-8b"), 8_030_261_248);
         assert_eq!(parameters("qwen2.5-0.5b"), 494_032_768);
+        assert_eq!(parameters("qwen3-0.6b"), 596_049_920);
+        assert_eq!(parameters("qwen3-4b"), 4_022_468_096);
+        assert_eq!(parameters("llama-3.1-70b"), 70_553_706_496);
     }
 }

@@ -31,6 +31,8 @@ MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "he
            "rope_theta": 100000.0}
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": False, "sliding_window": 4096,
          "max_window_layers": 2, "rms_norm_eps": 1e-6}
+QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "use_sliding_window": False, "sliding_window": None,
+         "max_window_layers": 2, "rms_norm_eps": 1e-6, "head_dim": 32}
 
 # name: (stored as, safetensors files, config over BASE). Configs of both generations of transformers: version 4
 # wrote rope_theta, rope_scaling and torch_dtype; version 5 writes rope_parameters and dtype.
@@ -48,6 +50,10 @@ MODELS = {
     "qwen2": ("float16", 1, QWEN2 | {"vocab_size": 300, "rope_theta": 1000000.0, "torch_dtype": "float16"}),
     "qwen2-tied-v5": ("bfloat16", 1, QWEN2 | {
         "num_hidden_layers": 3, "tie_word_embeddings": True, "dtype": "bfloat16",
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+    "qwen3": ("bfloat16", 1, QWEN3 | {"num_hidden_layers": 3, "rope_theta": 1000000.0, "torch_dtype": "bfloat16"}),
+    "qwen3-bias-v5": ("float16", 1, QWEN3 | {
+        "vocab_size": 272, "attention_bias": True, "dtype": "float16",
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
 }
 

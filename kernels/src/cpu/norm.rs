@@ -1,8 +1,13 @@
 //! RMS normalisation (Zhang & Sennrich 2019), as Llama has it.
 
+use std::ops::Range;
+
 use super::shared::Shared;
 use super::simd::{Kernel, LANES, Simd};
 use super::{Cpu, for_each_row};
+
+/// Most values of a head that [`rms_norm_heads`] takes: what model configurations allow.
+const MAX_HEAD: usize = 4096;
 
 /// `out = x / sqrt(mean(x²) + eps) * weight`, row by row; `x` and `out` are `[rows, weight.len()]`.
 ///
@@ -16,6 +21,34 @@ pub fn rms_norm(cpu: &mut Cpu, x: &[f32], weight: &[f32], eps: f32, out: &mut [f
         // SAFETY: each row is in one task.
         let out = unsafe { out.part(row * width, width) };
         isa.run(Row { x: &x[row * width..][..width], weight, eps, out });
+    });
+}
+
+/// Normalises some heads of each row in place: `x` is `[rows, stride]`, and head `h` lies at
+/// `h * weight.len()` of its row.
+///
+/// # Panics
+/// If the shapes disagree.
+pub fn rms_norm_heads(
+    cpu: &mut Cpu,
+    x: &mut [f32],
+    stride: usize,
+    heads: Range<usize>,
+    weight: &[f32],
+    eps: f32,
+) {
+    let width = weight.len();
+    assert!(x.len().is_multiple_of(stride) && heads.end * width <= stride, "x is [rows, stride] of heads");
+    let (rows, isa, x) = (x.len() / stride, cpu.isa, Shared::new(x));
+    for_each_row(cpu, rows, |row| {
+        let mut before = [0.0; MAX_HEAD];
+        for head in heads.clone() {
+            // SAFETY: each row is in one task, and a head is borrowed once at a time.
+            let out = unsafe { x.part(row * stride + head * width, width) };
+            let before = &mut before[..width];
+            before.copy_from_slice(out);
+            isa.run(Row { x: before, weight, eps, out });
+        }
     });
 }
 
@@ -84,6 +117,22 @@ mod tests {
                 assert!(first.is_empty() || first == bits, "{threads} threads on {}", isa.name());
                 first = bits;
             }
+        }
+    }
+
+    #[test]
+    fn heads_are_normalised_in_place_and_the_rest_is_left_alone() {
+        let (rows, stride, width) = (11, 7 * 20, 20);
+        let x: Vec<f32> = (0..rows * stride).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.07).collect();
+        let weight: Vec<f32> = (0..width).map(|i| 0.5 + (i % 7) as f32 / 7.0).collect();
+        let mut got = x.clone();
+        rms_norm_heads(&mut Cpu::new(2), &mut got, stride, 2..5, &weight, 1e-6);
+        for (head, (got, x)) in got.chunks(width).zip(x.chunks(width)).enumerate() {
+            let mut expected = x.to_vec();
+            if (2..5).contains(&(head % 7)) {
+                rms_norm(&mut Cpu::new(1), x, &weight, 1e-6, &mut expected);
+            }
+            assert_eq!(got, expected, "head {head}");
         }
     }
 }

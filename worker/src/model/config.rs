@@ -9,7 +9,7 @@ use super::LoadError;
 use crate::TokenId;
 
 /// Model types that can be served, as `model_type` names them.
-pub const SUPPORTED: [&str; 3] = ["llama", "mistral", "qwen2"];
+pub const SUPPORTED: [&str; 4] = ["llama", "mistral", "qwen2", "qwen3"];
 
 /// Largest configuration or index file that is read.
 pub(super) const MAX_JSON_BYTES: u64 = 64 << 20;
@@ -49,6 +49,8 @@ pub struct ModelConfig {
     pub o_bias: bool,
     /// Whether the feed-forward network has them.
     pub mlp_bias: bool,
+    /// Whether each head's query and key are normalised before they are rotated (Qwen3).
+    pub qk_norm: bool,
     /// Whether the head is the embedding table.
     pub tie_word_embeddings: bool,
     /// Tokens that end a sample.
@@ -81,13 +83,15 @@ impl ModelConfig {
                 fields.wrong("num_key_value_heads", format!("a divisor of num_attention_heads, {heads}"))
             );
         }
-        if fields.is_absent("head_dim") && !hidden_size.is_multiple_of(heads) {
+        if fields.is_absent("head_dim") && model_type != "qwen3" && !hidden_size.is_multiple_of(heads) {
             return Err(fields.wrong(
                 "hidden_size",
                 format!("a multiple of num_attention_heads, {heads}, or head_dim given"),
             ));
         }
-        let head_dim = fields.size("head_dim", 4096, Some(hidden_size / heads))?;
+        // transformers' Qwen3Config says 128 where the field is missing, whatever the hidden size.
+        let default_head_dim = if model_type == "qwen3" { QWEN3_HEAD_DIM } else { hidden_size / heads };
+        let head_dim = fields.size("head_dim", 4096, Some(default_head_dim))?;
         if head_dim == 0 || !head_dim.is_multiple_of(2) {
             return Err(
                 fields.wrong("head_dim", format!("an even number from 2; {head_dim} cannot be rotated"))
@@ -99,7 +103,8 @@ impl ModelConfig {
         let vocab_size = fields.size("vocab_size", 1 << 24, None)? as u32;
         let (rope_theta, rope_scaling) = rope(&fields)?;
         let is_llama = model_type == "llama";
-        let attention_bias = is_llama && fields.flag("attention_bias", false)?;
+        let has_flag = is_llama || model_type == "qwen3";
+        let attention_bias = has_flag && fields.flag("attention_bias", false)?;
         Ok(Self {
             vocab_size,
             hidden_size,
@@ -115,6 +120,7 @@ impl ModelConfig {
             qkv_bias: attention_bias || model_type == "qwen2",
             o_bias: attention_bias,
             mlp_bias: is_llama && fields.flag("mlp_bias", false)?,
+            qk_norm: model_type == "qwen3",
             tie_word_embeddings: fields.flag("tie_word_embeddings", false)?,
             eos_token_ids: eos(&fields, &Fields { file: GENERATION, object: generation }, vocab_size)?,
             model_type,
@@ -148,6 +154,9 @@ fn check_is_plain(fields: &Fields<'_>) -> Result<(), LoadError> {
     fields.number("partial_rotary_factor", 1.0..=1.0, Some(1.0)).map(drop)
 }
 
+/// Values of a head of a Qwen3 model that does not say.
+const QWEN3_HEAD_DIM: usize = 128;
+
 /// What transformers' `MistralConfig` takes where the field is missing; only an explicit null means none.
 const MISTRAL_DEFAULT_WINDOW: u32 = 4096;
 
@@ -163,7 +172,7 @@ fn check_window(fields: &Fields<'_>, model_type: &str, longest: u32) -> Result<(
             Err(fields
                 .wrong("sliding_window", format!("null, or at least max_position_embeddings ({longest})")))
         }
-        "qwen2" if fields.flag("use_sliding_window", false)? => {
+        "qwen2" | "qwen3" if fields.flag("use_sliding_window", false)? => {
             Err(fields.wrong("use_sliding_window", "false".into()))
         }
         _ => Ok(()),
@@ -342,6 +351,9 @@ mod tests {
     #[test]
     fn families_differ_where_they_do() {
         assert!(parse(json!({"model_type": "qwen2"}), json!({})).is_ok_and(|c| c.qkv_bias && !c.o_bias));
+        assert!(parse(json!({"model_type": "qwen3"}), json!({})).is_ok_and(|c| c.qk_norm && !c.qkv_bias));
+        let biased = parse(json!({"model_type": "qwen3", "attention_bias": true}), json!({}));
+        assert!(biased.is_ok_and(|c| c.qkv_bias && c.o_bias && c.head_dim == QWEN3_HEAD_DIM));
         let biased = parse(json!({"attention_bias": true, "mlp_bias": true}), json!({})).unwrap();
         assert!(biased.qkv_bias && biased.o_bias && biased.mlp_bias);
         let mistral = json!({"model_type": "mistral", "sliding_window": null, "head_dim": 32});
@@ -368,7 +380,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_served_is_refused_with_field_value_and_remedy() {
-        check_refused(json!({"model_type": "gpt_oss"}), &["model_type", "gpt_oss", "llama, mistral, qwen2"]);
+        check_refused(json!({"model_type": "gpt_oss"}), &["model_type", "gpt_oss", "llama, mistral, qwen2, qwen3"]);
         check_refused(json!({"model_type": null}), &["model_type", "null"]);
         check_refused(
             json!({"architectures": ["LlamaForSequenceClassification"]}),

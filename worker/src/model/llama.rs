@@ -1,4 +1,4 @@
-//! Llama (Touvron et al. 2023) and its kin: Mistral, and Qwen2 with its biases.
+//! Llama (Touvron et al. 2023) and its kin: Mistral, Qwen2 with its biases, Qwen3 with its normalised heads.
 //!
 //! A pre-norm decoder: grouped-query attention with rotary positions, then a SwiGLU network, each added to the
 //! residual stream.
@@ -10,7 +10,7 @@ use skein_kernels::cpu::kv_cache::KvCache;
 use skein_kernels::cpu::matmul::{Linear, Write, matmul};
 use skein_kernels::cpu::matrix::WeightMatrix;
 use skein_kernels::cpu::mlp::silu_mul;
-use skein_kernels::cpu::norm::rms_norm;
+use skein_kernels::cpu::norm::{rms_norm, rms_norm_heads};
 use skein_kernels::cpu::rope::{angles, inverse_frequencies, rotate};
 
 use super::LoadError;
@@ -33,6 +33,8 @@ struct Layer {
     q: Projection,
     k: Projection,
     v: Projection,
+    /// `[head_dim]` each: normalise queries and keys head by head.
+    qk_norm: Option<(Vec<f32>, Vec<f32>)>,
     o: Projection,
     mlp_norm: Vec<f32>,
     gate: Projection,
@@ -137,6 +139,10 @@ impl Llama {
         for (i, layer) in self.layers.iter().enumerate() {
             rms_norm(cpu, x, &layer.attention_norm, c.rms_norm_eps, h);
             matmul(cpu, h, &[layer.q.linear(), layer.k.linear(), layer.v.linear()], qkv, Write::Set);
+            if let Some((q_norm, k_norm)) = &layer.qk_norm {
+                rms_norm_heads(cpu, qkv, qkv_width, 0..c.heads, q_norm, c.rms_norm_eps);
+                rms_norm_heads(cpu, qkv, qkv_width, c.heads..c.heads + c.kv_heads, k_norm, c.rms_norm_eps);
+            }
             rotate(cpu, qkv, qkv_width, c.heads + c.kv_heads, cos, sin);
             cache.write(cpu, i, qkv, qkv_width, q_width, step.slots);
             let query = Attention { cache, layer: i, q: qkv, stride: qkv_width, heads: c.heads, scale };
@@ -164,7 +170,12 @@ impl Layer {
     fn load(config: &ModelConfig, weights: &Weights, index: usize) -> Result<Self, LoadError> {
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let (q_width, kv_width) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
-        let norm = |name: &str| weights.vector(&format!("model.layers.{index}.{name}.weight"), hidden);
+        let norm_of = |name: &str, width| {
+            weights.vector(&format!("model.layers.{index}.{name}.weight"), width)
+        };
+        let norm = |name: &str| norm_of(name, hidden);
+        let head_norm = |name: &str| norm_of(name, config.head_dim);
+        let qk_norm = || Ok((head_norm("self_attn.q_norm")?, head_norm("self_attn.k_norm")?));
         let projection = |name: &str, rows: usize, cols: usize, has_bias: bool| {
             let name = format!("model.layers.{index}.{name}");
             let bias = has_bias.then(|| weights.vector(&format!("{name}.bias"), rows)).transpose()?;
@@ -175,6 +186,7 @@ impl Layer {
             q: projection("self_attn.q_proj", q_width, hidden, config.qkv_bias)?,
             k: projection("self_attn.k_proj", kv_width, hidden, config.qkv_bias)?,
             v: projection("self_attn.v_proj", kv_width, hidden, config.qkv_bias)?,
+            qk_norm: config.qk_norm.then(qk_norm).transpose()?,
             o: projection("self_attn.o_proj", hidden, q_width, config.o_bias)?,
             mlp_norm: norm("post_attention_layernorm")?,
             gate: projection("mlp.gate_proj", inner, hidden, config.mlp_bias)?,

@@ -104,6 +104,12 @@ fn qwen2_with_biases() {
 }
 
 #[test]
+fn qwen3_with_normalised_heads() {
+    check("qwen3");
+    check("qwen3-bias-v5");
+}
+
+#[test]
 fn a_narrow_window_is_refused() {
     let config = skein_worker::model::config::ModelConfig::from_dir(&golden("mistral-window"));
     assert!(config.unwrap_err().to_string().contains("sliding_window is 24"));

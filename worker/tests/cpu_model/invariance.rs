@@ -73,6 +73,11 @@ fn qwen2_in_half_precision_with_biases() {
 }
 
 #[test]
+fn qwen3_with_normalised_heads() {
+    check("qwen3");
+}
+
+#[test]
 fn mistral_in_bfloat16() {
     check("mistral");
 }
