@@ -1,6 +1,7 @@
 //! A worker's engine without HTTP in front, as `skein bench latency` and `skein bench throughput` run it: what the
 //! scheduler, the backend and the device do, and nothing else.
 
+pub mod ceiling;
 pub mod report;
 
 use std::sync::Arc;

@@ -12,8 +12,8 @@ use crate::load::metrics::{Record, Summary, percentile};
 pub struct Ceiling {
     /// Bytes a second of plain reading.
     pub read_bytes_per_second: f64,
-    /// Floating-point operations a second of plain multiplication, in the type the model computes in.
-    pub flops_per_second: f64,
+    /// Floating-point operations a second of plain multiplication; `None` where there is nothing to measure it with.
+    pub flops_per_second: Option<f64>,
 }
 
 /// What a model asks of the device.
@@ -92,7 +92,7 @@ pub struct LatencyReport {
     pub bytes_per_step: u64,
     /// `bytes_per_step` over what plain reading would have moved meanwhile.
     pub bandwidth_share: f64,
-    /// Operations of prefill over what plain multiplication would have done meanwhile.
+    /// Operations of prefill over what plain multiplication would have done meanwhile; 0 when that is not known.
     pub matmul_share: f64,
 }
 
@@ -123,7 +123,10 @@ impl LatencyReport {
             } else {
                 0.0
             },
-            matmul_share: share(2.0 * cost.weights as f64 * prefill_tokens_per_second, ceiling.flops_per_second),
+            matmul_share: share(
+                2.0 * cost.weights as f64 * prefill_tokens_per_second,
+                ceiling.flops_per_second.unwrap_or(0.0),
+            ),
         }
     }
 
@@ -161,7 +164,7 @@ pub fn latency_table(
         out,
         "measured in this run: reading {:.1} GB/s, multiplying {:.2} TFLOP/s\n\n{:>6}{:>12}{:>12}{:>14}{:>12}{:>14}{:>12}",
         ceiling.read_bytes_per_second / 1e9,
-        ceiling.flops_per_second / 1e12,
+        ceiling.flops_per_second.unwrap_or(0.0) / 1e12,
         "batch",
         "batch p50 s",
         "step ms",
@@ -204,7 +207,7 @@ mod tests {
         assert_eq!((iteration.latency, iteration.prefill), (ms(190), ms(100)));
         assert_eq!(iteration.decode_step(), Some(ms(10)));
         let cost = ModelCost { weight_bytes: 1000, weights: 500, kv_bytes_per_token: 2 };
-        let ceiling = Ceiling { read_bytes_per_second: 244_000.0, flops_per_second: 1e7 };
+        let ceiling = Ceiling { read_bytes_per_second: 244_000.0, flops_per_second: Some(1e7) };
         let report = LatencyReport::of(&[iteration], cost, ceiling);
         assert!((report.decode_tokens_per_second - 200.0).abs() < 1e-6);
         assert_eq!(report.bytes_per_step, 1000 + 2 * 2 * 55);
@@ -228,7 +231,7 @@ mod tests {
         };
         assert_eq!(iteration.decode_step(), None);
         let cost = ModelCost { weight_bytes: 1, weights: 1, kv_bytes_per_token: 1 };
-        let ceiling = Ceiling { read_bytes_per_second: 1.0, flops_per_second: 1.0 };
+        let ceiling = Ceiling { read_bytes_per_second: 1.0, flops_per_second: None };
         assert_eq!(LatencyReport::of(&[iteration], cost, ceiling).bandwidth_share, 0.0);
     }
 }

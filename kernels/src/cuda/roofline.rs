@@ -1,6 +1,12 @@
-//! What a device can do at most, measured: plain reading of its memory; `cu/roofline.cu`.
+//! What a device can do at most, measured: plain reading of its memory (`cu/roofline.cu`) and a large product.
+//!
+//! Not yet run on a GPU.
 
+use half::bf16;
+
+use super::blaslt::{BlasLt, Gemm, WORKSPACE_BYTES};
 use super::launch::{Args, Grid, Kernel};
+use super::ops::random::FillNormal;
 use super::{CudaError, DeviceBuffer, DeviceSlice, Event, Kernels, Stream};
 
 /// Threads of a block.
@@ -30,7 +36,12 @@ impl ReadAll {
     }
 
     /// Reads `data`, a multiple of 16 bytes; `out` has [`Self::words`].
-    pub fn launch(&self, stream: &Stream, out: DeviceSlice<u32>, data: DeviceSlice<u32>) -> Result<(), CudaError> {
+    pub fn launch(
+        &self,
+        stream: &Stream,
+        out: DeviceSlice<u32>,
+        data: DeviceSlice<u32>,
+    ) -> Result<(), CudaError> {
         assert!(data.len().is_multiple_of(4), "{} words are no whole 16 bytes", data.len());
         assert!(out.len() >= self.words(), "{} results do not fit {}", self.words(), out.len());
         let args = Args::new().slice(out).slice(data).u64((data.len() / 4) as u64);
@@ -44,15 +55,26 @@ pub fn read_bandwidth(kernels: &Kernels, stream: &Stream, bytes: usize) -> Resul
     let device = kernels.device();
     let read = ReadAll::new(kernels)?;
     let data = DeviceBuffer::<u32>::new(device, bytes / 16 * 4)?;
-    fill_random(kernels, stream, *data)?;
+    // Random: hardware may move zeros faster.
+    FillNormal::<bf16>::new(kernels)?.launch(stream, data.cast(), 1, 1.0)?;
     let out = DeviceBuffer::new(device, read.words())?;
     let seconds = median_seconds(stream, ROUNDS, || read.launch(stream, *out, *data))?;
     Ok(data.bytes() as f64 / seconds)
 }
 
-fn fill_random(_kernels: &Kernels, stream: &Stream, data: DeviceSlice<u32>) -> Result<(), CudaError> {
-    // Not zeros: hardware may move those faster.
-    data.fill_bytes(stream, 0xa5)
+/// Operations a second of one bf16 product of `size` cubed on random values; `None` without cuBLASLt.
+pub fn matmul_rate(kernels: &Kernels, stream: &Stream, size: usize) -> Result<Option<f64>, CudaError> {
+    let device = kernels.device();
+    let Some(blas) = BlasLt::open(device)? else { return Ok(None) };
+    let buffer = || DeviceBuffer::<bf16>::new(device, size * size);
+    let (out, x, weight) = (buffer()?, buffer()?, buffer()?);
+    let fill = FillNormal::<bf16>::new(kernels)?;
+    fill.launch(stream, *x, 1, 1.0)?;
+    fill.launch(stream, *weight, 2, 1.0)?;
+    let workspace = DeviceBuffer::new(device, WORKSPACE_BYTES)?;
+    let gemm = Gemm::new(*out, *x, *weight, size, size, size);
+    let seconds = median_seconds(stream, ROUNDS, || blas.matmul(stream, gemm, *workspace))?;
+    Ok(Some(2.0 * (size as f64).powi(3) / seconds))
 }
 
 /// Median time of `rounds` runs of what `launch` queues, after one that warms up.

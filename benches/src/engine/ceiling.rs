@@ -1,0 +1,92 @@
+//! What a device can do at most, measured in the run that is held against it: plain reading, plain multiplication.
+
+use skein_kernels::cpu::{Cpu, roofline};
+use skein_kernels::cuda::{self, Device};
+use skein_node::clock;
+
+use super::report::Ceiling;
+
+/// Read once a round on the CPU: several times any cache.
+const CPU_READ_BYTES: usize = 512 << 20;
+/// Rounds of multiply-adds: some tens of milliseconds.
+const CPU_MULTIPLY_STEPS: usize = 20_000_000;
+/// Rounds on the CPU; the best counts, for neighbours only slow it down.
+const CPU_ROUNDS: usize = 5;
+/// Read once a round on a GPU: many times its cache.
+const GPU_READ_BYTES: usize = 4 << 30;
+/// Rows and columns of the product.
+const GPU_MATMUL_SIZE: usize = 8192;
+/// Of free memory, reading takes at most this part.
+const GPU_READ_SHARE: u64 = 4;
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum On {
+    /// This machine's processors, so many threads of them.
+    Cpu {
+        /// 0 = all that this process may use.
+        threads: usize,
+    },
+    /// A CUDA device.
+    Cuda {
+        /// Its number.
+        ordinal: u32,
+    },
+}
+
+/// Measures. Nothing else should run meanwhile: before a model is loaded.
+///
+/// # Errors
+/// A device that is not there or fails, in words.
+pub fn measure(on: On) -> Result<Ceiling, String> {
+    match on {
+        On::Cpu { threads } => Ok(on_cpu(threads)),
+        On::Cuda { ordinal } => {
+            let device = Device::open(ordinal).map_err(|error| error.to_string())?;
+            on_gpu(&device).map_err(|error| error.to_string())
+        }
+    }
+}
+
+fn on_cpu(threads: usize) -> Ceiling {
+    let threads = match threads {
+        0 => std::thread::available_parallelism().map_or(1, |count| count.get()),
+        threads => threads,
+    };
+    let mut cpu = Cpu::new(threads);
+    let bytes = vec![1u8; CPU_READ_BYTES];
+    let (mut best_read, mut best_multiplied) = (0f64, 0f64);
+    for _ in 0..CPU_ROUNDS {
+        let start = clock::now();
+        roofline::read(&mut cpu, &bytes);
+        let read = bytes.len() as f64 / clock::now().since(start).as_secs_f64();
+        let start = clock::now();
+        let operations = roofline::multiply(&mut cpu, CPU_MULTIPLY_STEPS / threads);
+        let multiplied = operations as f64 / clock::now().since(start).as_secs_f64();
+        best_read = best_read.max(read);
+        best_multiplied = best_multiplied.max(multiplied);
+    }
+    Ceiling { read_bytes_per_second: best_read, flops_per_second: Some(best_multiplied) }
+}
+
+fn on_gpu(device: &std::sync::Arc<Device>) -> Result<Ceiling, cuda::CudaError> {
+    let kernels = cuda::Kernels::load(device)?;
+    let stream = cuda::Stream::new(device)?;
+    let (free, _) = device.memory_info()?;
+    let bytes = GPU_READ_BYTES.min((free / GPU_READ_SHARE) as usize);
+    Ok(Ceiling {
+        read_bytes_per_second: cuda::roofline::read_bandwidth(&kernels, &stream, bytes)?,
+        flops_per_second: cuda::roofline::matmul_rate(&kernels, &stream, GPU_MATMUL_SIZE)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cpu_reads_and_multiplies() {
+        let ceiling = measure(On::Cpu { threads: 1 }).expect("a CPU is there");
+        assert!(ceiling.read_bytes_per_second > 1e8 && ceiling.flops_per_second > Some(1e8), "{ceiling:?}");
+    }
+}
