@@ -15,14 +15,16 @@ use skein_kernels::cpu::sample::{self, Sampling};
 use super::{
     Backend, BackendError, Batch, BatchSequence, SampleRow, Sampled, ScoreRow, StepHandle, StepOutput,
 };
-use crate::BlockId;
 use crate::model::LoadError;
 use crate::model::config::ModelConfig;
 use crate::model::llama::{Activations, Llama, Step};
 use crate::model::weights::Weights;
 use crate::sampling::TokenLogprobs;
+use crate::{BlockId, TokenId};
 
-/// Steps that may be under way; see [`Backend::launch`].
+/// Steps that may be under way. The engine keeps one ([`Backend::steps_in_flight`]): the device is the host, so a second one
+/// would hide only the planning, cost a row for each stop token, and make a new request wait for two steps. Two are
+/// taken all the same: this backend is the specification, and says by code what a carried token means.
 const MAX_STEPS: usize = 2;
 /// Rows whose logits are held at a time: 32 rows of a vocabulary of 150k are 19 MB.
 const LOGIT_ROWS: usize = 32;
@@ -40,13 +42,14 @@ pub struct CpuOptions {
     pub max_rows: u32,
 }
 
+type Outcome = Result<StepOutput, BackendError>;
+
 /// Runs batches on the processor.
 pub struct CpuBackend {
     kv_blocks: u32,
     launched: u64,
-    /// `None` once dropped: that ends the thread.
-    steps: Option<SyncSender<Batch>>,
-    outputs: Receiver<Result<StepOutput, BackendError>>,
+    /// Steps in and outputs out; `None` once dropped: that ends the thread after the step it computes.
+    channels: Option<(SyncSender<Batch>, Receiver<Outcome>)>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -71,18 +74,20 @@ impl CpuBackend {
         let (steps, inbox) = sync_channel::<Batch>(MAX_STEPS);
         let (outbox, outputs) = sync_channel(MAX_STEPS);
         let thread = std::thread::Builder::new().name("skein-compute-0".into()).spawn(move || {
+            let mut drawn = Vec::new();
             while let Ok(batch) = inbox.recv() {
-                let output = catch_unwind(AssertUnwindSafe(|| model.run(&batch)));
-                let stopped = output.is_err();
+                let output = catch_unwind(AssertUnwindSafe(|| model.run_after(batch, &mut drawn)));
                 let output = output.unwrap_or_else(|panic| {
                     Err(BackendError::Stopped { backend: "cpu", reason: message(&*panic) })
                 });
-                if outbox.send(output).is_err() || stopped {
+                // A step that failed drew nothing for the next one to go on from.
+                let failed = output.is_err();
+                if outbox.send(output).is_err() || failed {
                     return;
                 }
             }
         })?;
-        Ok(Self { kv_blocks, launched: 0, steps: Some(steps), outputs, thread: Some(thread) })
+        Ok(Self { kv_blocks, launched: 0, channels: Some((steps, outputs)), thread: Some(thread) })
     }
 }
 
@@ -102,20 +107,21 @@ impl Backend for CpuBackend {
     }
 
     fn launch(&mut self, batch: Batch) -> Result<StepHandle, BackendError> {
-        let steps = self.steps.as_ref().ok_or_else(gone)?;
+        let (steps, _) = self.channels.as_ref().ok_or_else(gone)?;
         steps.send(batch).map_err(|_| gone())?;
         self.launched += 1;
         Ok(StepHandle(self.launched))
     }
 
     fn collect(&mut self, _step: StepHandle) -> Result<StepOutput, BackendError> {
-        self.outputs.recv().map_err(|_| gone())?
+        let (_, outputs) = self.channels.as_ref().ok_or_else(gone)?;
+        outputs.recv().map_err(|_| gone())?
     }
 }
 
 impl Drop for CpuBackend {
     fn drop(&mut self) {
-        drop(self.steps.take());
+        drop(self.channels.take());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join(); // its panics were caught
         }
@@ -188,7 +194,16 @@ impl CpuModel {
         self.cache.shape().blocks as u32
     }
 
-    /// Runs one step.
+    /// Runs the step after the one that drew `drawn`, and leaves there what this one drew.
+    fn run_after(&mut self, mut batch: Batch, drawn: &mut Vec<TokenId>) -> Outcome {
+        batch.fill_carried(drawn);
+        let output = self.run(&batch)?;
+        drawn.clear();
+        drawn.extend(output.samples.iter().map(|sampled| sampled.token));
+        Ok(output)
+    }
+
+    /// Runs one step, whose tokens are all known.
     pub fn run(&mut self, batch: &Batch) -> Result<StepOutput, BackendError> {
         self.forward(batch);
         let wanted = batch.samples.iter().map(|s| s.row).chain(batch.scores.iter().map(|s| s.row));

@@ -3,12 +3,14 @@
 //!
 //! It also checks every batch as the trait describes it, and takes as long as its cost model says.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use skein_node::clock::{self, Timestamp};
 
 use super::{
-    Backend, BackendError, Batch, BatchSequence, SampleRow, Sampled, ScoreRow, StepHandle, StepOutput,
+    Backend, BackendError, Batch, BatchSequence, Carried, SampleRow, Sampled, ScoreRow, StepHandle,
+    StepOutput,
 };
 use crate::TokenId;
 use crate::sampling::TokenLogprobs;
@@ -62,13 +64,21 @@ impl StepCost {
     }
 }
 
+/// Steps that may be under way; see [`Backend::launch`].
+const MAX_STEPS: usize = 2;
+
 /// See the module's description.
 #[derive(Debug)]
 pub struct FakeBackend {
     options: FakeOptions,
     slots: Vec<Slot>,
     launched: u64,
-    under_way: Option<(u64, StepOutput, Timestamp)>,
+    /// Oldest first.
+    under_way: VecDeque<(u64, StepOutput, Timestamp)>,
+    /// What the latest step drew.
+    drawn: Vec<TokenId>,
+    /// When the simulated device has done all it was given.
+    busy_until: Timestamp,
 }
 
 /// Stands for one token's keys and values.
@@ -83,7 +93,8 @@ impl FakeBackend {
     /// A backend whose slots are all poisoned.
     pub fn new(options: FakeOptions) -> Self {
         let slots = vec![POISON; (options.kv_blocks * options.block_size) as usize];
-        Self { options, slots, launched: 0, under_way: None }
+        let (under_way, drawn) = (VecDeque::with_capacity(MAX_STEPS), Vec::new());
+        Self { options, slots, launched: 0, under_way, drawn, busy_until: Timestamp::ZERO }
     }
 
     fn compute(&mut self, batch: &Batch) -> StepOutput {
@@ -109,6 +120,24 @@ impl FakeBackend {
             let from = copy.from.0 as usize * size;
             self.slots.copy_within(from..from + size, copy.to.0 as usize * size);
         }
+    }
+
+    /// A carried token has one place, which is blank, and one source.
+    fn check_carried(&self, batch: &Batch) {
+        for (carried, into) in [(&batch.carried, &batch.tokens), (&batch.carried_history, &batch.history)] {
+            assert!(carried.is_sorted_by_key(|carried| carried.at), "places rise");
+            assert!(carried.windows(2).all(|pair| pair[0].at != pair[1].at), "each place is filled once");
+            for &Carried { at, sample } in carried {
+                assert_eq!(into[at as usize], 0, "the place of a carried token is blank");
+                assert!((sample as usize) < self.drawn.len(), "sample {sample} of the step before exists");
+            }
+        }
+        let mut sources: Vec<u32> = batch.carried.iter().map(|carried| carried.sample).collect();
+        sources.sort_unstable();
+        assert!(
+            sources.windows(2).all(|pair| pair[0] != pair[1]),
+            "a drawn token is one sequence's next row"
+        );
     }
 
     fn check_rows(&self, batch: &Batch) {
@@ -220,20 +249,27 @@ impl Backend for FakeBackend {
         self.options.kv_blocks
     }
 
-    fn launch(&mut self, batch: Batch) -> Result<StepHandle, BackendError> {
-        assert!(self.under_way.is_none(), "the fake backend runs one step at a time");
+    fn steps_in_flight(&self) -> usize {
+        MAX_STEPS
+    }
+
+    fn launch(&mut self, mut batch: Batch) -> Result<StepHandle, BackendError> {
+        assert!(self.under_way.len() < MAX_STEPS, "at most {MAX_STEPS} steps may be under way");
         self.launched += 1;
         if self.options.fail_at_step == Some(self.launched) {
             return Err(BackendError::Stopped { backend: "fake", reason: "it was told to fail here".into() });
         }
-        let done = clock::now() + self.options.cost.of(&batch);
+        self.busy_until = self.busy_until.max(clock::now()) + self.options.cost.of(&batch);
+        self.check_carried(&batch);
+        batch.fill_carried(&self.drawn);
         let output = self.compute(&batch);
-        self.under_way = Some((self.launched, output, done));
+        self.drawn = output.samples.iter().map(|sampled| sampled.token).collect();
+        self.under_way.push_back((self.launched, output, self.busy_until));
         Ok(StepHandle(self.launched))
     }
 
     fn collect(&mut self, step: StepHandle) -> Result<StepOutput, BackendError> {
-        let (launched, output, done) = self.under_way.take().expect("a collected step was launched");
+        let (launched, output, done) = self.under_way.pop_front().expect("a collected step was launched");
         assert_eq!(launched, step.0, "steps are collected in order");
         let wait = done.since(clock::now());
         if !wait.is_zero() {

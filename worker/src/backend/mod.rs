@@ -1,6 +1,11 @@
 //! What computes: a trait, and the batch it runs. A backend sees rows, slots and block tables, never a request.
+//!
+//! Two steps may be under way at once, so that a device never waits for its host. A batch then holds tokens that
+//! nobody knows yet: those that the step before draws. The batch says where they go ([`Batch::carried`]), and the
+//! backend puts them there without asking the host.
 
 pub mod cpu;
+pub mod cuda;
 pub mod fake;
 
 use std::ops::Range;
@@ -13,7 +18,16 @@ use crate::{BlockId, TokenId};
 pub trait Backend: Send {
     /// KV blocks that fit once the weights are loaded; a group answers for its smallest rank.
     fn kv_blocks(&self) -> u32;
+    /// How many steps the engine should keep under way: 2 where the next one should be launched before the last
+    /// one's tokens are read, and 1 where it should not.
+    fn steps_in_flight(&self) -> usize {
+        1
+    }
     /// Starts one forward step and returns before it finishes. At most two steps may be under way.
+    ///
+    /// Steps take effect in the order of their launch: whatever a step reads or writes in the KV cache, copies
+    /// included, comes after all that the step before it reads or writes. The scheduler counts on it: it hands out
+    /// blocks that a step under way still uses.
     fn launch(&mut self, batch: Batch) -> Result<StepHandle, BackendError>;
     /// Waits for `step`, which must be the oldest one under way.
     fn collect(&mut self, step: StepHandle) -> Result<StepOutput, BackendError>;
@@ -27,7 +41,7 @@ pub struct StepHandle(pub u64);
 /// and value are written to `slots[i]` before any row attends.
 #[derive(Debug, Clone, Default)]
 pub struct Batch {
-    /// `[rows]` token ids.
+    /// `[rows]` token ids; 0 where [`carried`](Self::carried) names the row.
     pub tokens: Vec<TokenId>,
     /// `[rows]` absolute positions.
     pub positions: Vec<u32>,
@@ -43,8 +57,37 @@ pub struct Batch {
     pub samples: Vec<SampleRow>,
     /// Prompt tokens to score.
     pub scores: Vec<ScoreRow>,
-    /// Tokens so far of the sequences whose sampling needs them; see [`SampleRow::history`].
+    /// Tokens so far of the sequences whose sampling needs them; see [`SampleRow::history`]. 0 where
+    /// [`carried_history`](Self::carried_history) names the index.
     pub history: Vec<TokenId>,
+    /// Rows whose token the step before draws, `at` in [`tokens`](Self::tokens): each its sequence's only row. Rising.
+    pub carried: Vec<Carried>,
+    /// The same for [`history`](Self::history): always the last token of some sample's history.
+    pub carried_history: Vec<Carried>,
+}
+
+impl Batch {
+    /// Puts the carried tokens into their places. `drawn`: what the step launched just before drew, `[its samples]`.
+    ///
+    /// For backends that make their batches ready on the host; one with a device of its own does this there.
+    pub fn fill_carried(&mut self, drawn: &[TokenId]) {
+        for Carried { at, sample } in self.carried.drain(..) {
+            self.tokens[at as usize] = drawn[sample as usize];
+        }
+        for Carried { at, sample } in self.carried_history.drain(..) {
+            self.history[at as usize] = drawn[sample as usize];
+        }
+    }
+}
+
+/// A token that was not known when the batch was made: the one drawn for `samples[sample]` of the step launched just
+/// before this one. Its sequence may turn out to have ended with it; then what this step makes of it is dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Carried {
+    /// Where it belongs.
+    pub at: u32,
+    /// Which of that step's samples it is.
+    pub sample: u32,
 }
 
 /// One sequence's part of a batch.

@@ -3,13 +3,17 @@
 //! One std thread owns scheduler and backend, so neither needs a lock. It talks to the rest by a bounded channel
 //! of commands, one mailbox for each request ([`TokenStream`]), and the log of what routers should know
 //! ([`StateLog`]). It never waits for a reader, and when there is nothing to compute it sleeps.
+//!
+//! Where the backend wants it ([`Backend::steps_in_flight`]), a step is planned and launched before the last one's
+//! tokens are read, so that the device never waits for this thread: planning, accounting and streaming happen while
+//! it computes. Each step is planned from what is known and foreseen then; see [`crate::scheduler`].
 
 mod log;
 mod outbox;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use skein_node::clock;
@@ -18,9 +22,9 @@ use tokio::sync::{mpsc, oneshot};
 pub use log::{Admitted, Load, LogEntry, Placement, StateLog};
 pub use outbox::{Delta, StreamFault, TokenStream};
 
-use crate::backend::{Backend, BackendError};
+use crate::backend::{Backend, BackendError, StepHandle};
 use crate::kv_cache::RunStored;
-use crate::scheduler::{NewRequest, Refusal, RequestKey, Scheduler};
+use crate::scheduler::{NewRequest, Refusal, RequestKey, Scheduler, Step};
 use outbox::Outbox;
 
 /// Commands that wait for the step under way to end.
@@ -108,7 +112,7 @@ impl EngineHandle {
         answer.await.ok()
     }
 
-    /// Ends the engine after the step under way; running requests end with [`StreamFault::Stopped`].
+    /// Ends the engine without waiting for the steps under way; running requests end with [`StreamFault::Stopped`].
     pub async fn stop(&self) {
         // An error means that it has ended, which is what was asked.
         let _ = self.commands.send(Command::Stop).await;
@@ -129,6 +133,8 @@ impl EngineHandle {
 pub struct Engine {
     scheduler: Scheduler,
     backend: Box<dyn Backend>,
+    /// Launched and not collected, oldest first.
+    under_way: VecDeque<(Step, StepHandle)>,
     commands: mpsc::Receiver<Command>,
     outbox: Outbox,
     log: Arc<StateLog>,
@@ -147,7 +153,20 @@ impl Engine {
         let handle = EngineHandle { commands: sender, log: log.clone() };
         let ids = HashMap::new();
         let outbox = Outbox::default();
-        (Self { scheduler, backend, commands, outbox, log, ids, last_key: 0, steps: 0, max_streams }, handle)
+        let under_way = VecDeque::new();
+        let engine = Self {
+            scheduler,
+            backend,
+            under_way,
+            commands,
+            outbox,
+            log,
+            ids,
+            last_key: 0,
+            steps: 0,
+            max_streams,
+        };
+        (engine, handle)
     }
 
     /// Runs until told to stop, or until the backend fails; then every stream has ended.
@@ -163,13 +182,30 @@ impl Engine {
         Ok(())
     }
 
-    /// Runs one step: plan on the host, compute on the device, account for the result.
+    /// One turn: the next step to the device, the last one's tokens to their readers, and the oldest step's result to
+    /// the scheduler.
     fn step(&mut self) -> Result<(), BackendError> {
-        let Some(plan) = self.scheduler.plan(clock::now()) else { return Ok(()) };
-        let running = self.backend.launch(plan.batch)?; // the device starts
-        self.publish(); // meanwhile, stream the previous step's tokens
-        let output = self.backend.collect(running)?; // the device is done
-        self.outbox.extend(self.scheduler.commit(plan.step, &output, clock::now()));
+        let launched = self.launch_next()?; // the device has its next step before it ends the last one
+        self.publish(); // meanwhile, stream the tokens known so far
+        if launched && self.under_way.len() < self.backend.steps_in_flight() {
+            return Ok(());
+        }
+        self.collect_oldest()
+    }
+
+    /// Plans a step and starts it; false when there is nothing to plan before more is known.
+    fn launch_next(&mut self) -> Result<bool, BackendError> {
+        let Some(plan) = self.scheduler.plan(clock::now()) else { return Ok(false) };
+        let running = self.backend.launch(plan.batch)?;
+        self.under_way.push_back((plan.step, running));
+        Ok(true)
+    }
+
+    /// Waits for the oldest step under way, if there is one, and accounts for its result.
+    fn collect_oldest(&mut self) -> Result<(), BackendError> {
+        let Some((step, running)) = self.under_way.pop_front() else { return Ok(()) };
+        let output = self.backend.collect(running)?;
+        self.outbox.extend(self.scheduler.commit(step, &output, clock::now()));
         self.steps += 1;
         Ok(())
     }
@@ -177,7 +213,7 @@ impl Engine {
     /// Obeys what has come; with nothing to compute it sleeps until something does. False = the end.
     fn take_commands(&mut self) -> bool {
         self.cancel_abandoned();
-        if self.scheduler.is_idle() {
+        if self.scheduler.is_idle() && self.under_way.is_empty() {
             self.publish();
             match self.commands.blocking_recv() {
                 Some(Command::Stop) | None => return false,

@@ -1,11 +1,13 @@
 //! The loop on its own thread, over the fake backend.
 
+use std::sync::Mutex;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::outbox::MAX_UNREAD_BYTES;
 use super::*;
 use crate::backend::fake::{FakeBackend, FakeOptions, StepCost};
+use crate::backend::{Batch, StepOutput};
 use crate::config::SchedulerConfig;
 use crate::kv_cache::CacheScope;
 use crate::sampling::SamplingParams;
@@ -179,6 +181,50 @@ async fn a_slow_reader_gets_everything_in_fewer_deltas() {
     stop(handle, running).await;
 }
 
+/// The fake backend with so many steps under way, noting launches (+n) and collects (-n).
+struct Noting {
+    backend: FakeBackend,
+    depth: usize,
+    notes: Arc<Mutex<Vec<i64>>>,
+}
+
+impl Backend for Noting {
+    fn kv_blocks(&self) -> u32 {
+        self.backend.kv_blocks()
+    }
+
+    fn steps_in_flight(&self) -> usize {
+        self.depth
+    }
+
+    fn launch(&mut self, batch: Batch) -> Result<StepHandle, BackendError> {
+        let step = self.backend.launch(batch)?;
+        self.notes.lock().expect("no panic").push(step.0 as i64);
+        Ok(step)
+    }
+
+    fn collect(&mut self, step: StepHandle) -> Result<StepOutput, BackendError> {
+        self.notes.lock().expect("no panic").push(-(step.0 as i64));
+        self.backend.collect(step)
+    }
+}
+
+#[tokio::test]
+async fn the_next_step_is_launched_before_the_last_one_is_collected() {
+    for (depth, expected) in [(1, [1, -1, 2, -2, 3, -3, 4, -4]), (2, [1, 2, -1, 3, -2, 4, -3, -4])] {
+        let notes = Arc::new(Mutex::new(Vec::new()));
+        let backend = FakeBackend::new(FakeOptions::default());
+        let backend = Noting { backend, depth, notes: notes.clone() };
+        let scheduler = Scheduler::new(&SchedulerConfig::default(), 64, 1024);
+        let (engine, handle) = Engine::new(scheduler, Box::new(backend), 8);
+        let running = std::thread::spawn(move || engine.run());
+        let mut stream = handle.submit(submission("a", 4)).await.expect("taken");
+        read(&mut stream).await.expect("no fault");
+        stop(handle, running).await;
+        assert_eq!(*notes.lock().expect("no panic"), expected);
+    }
+}
+
 /// A bug in a kernel.
 struct Panicking;
 
@@ -187,11 +233,11 @@ impl Backend for Panicking {
         64
     }
 
-    fn launch(&mut self, _: crate::backend::Batch) -> Result<crate::backend::StepHandle, BackendError> {
+    fn launch(&mut self, _: Batch) -> Result<StepHandle, BackendError> {
         panic!("a broken invariant");
     }
 
-    fn collect(&mut self, _: crate::backend::StepHandle) -> Result<crate::backend::StepOutput, BackendError> {
+    fn collect(&mut self, _: StepHandle) -> Result<StepOutput, BackendError> {
         unreachable!("nothing was launched")
     }
 }

@@ -10,13 +10,17 @@ use crate::kv_cache::Prefix;
 
 impl Scheduler {
     /// Accounts for a computed step: caches full blocks, hands tokens out, parts samples, ends what is complete.
+    /// Steps are committed in the order of their plans. What the step computed for sequences that are gone (stopped one
+    /// step before, cancelled, preempted) is dropped.
     pub fn commit(&mut self, step: Step, output: &StepOutput, now: Timestamp) -> Vec<Event> {
-        self.observe(step, now);
+        assert_eq!(step.number, self.committed_steps + 1, "steps are committed in order");
+        self.committed_steps = step.number;
+        self.observe(&step, now);
         let mut events = Vec::with_capacity(output.samples.len() + 2);
         let mut born = Vec::new();
         let mut running = std::mem::take(&mut self.running);
         for sequence in &mut running {
-            self.commit_sequence(sequence, output, &mut born, &mut events);
+            self.commit_sequence(sequence, &step, output, &mut born, &mut events);
         }
         let sort = !born.is_empty();
         running.append(&mut born);
@@ -33,29 +37,34 @@ impl Scheduler {
     fn commit_sequence(
         &mut self,
         sequence: &mut Sequence,
+        step: &Step,
         output: &StepOutput,
         born: &mut Vec<Sequence>,
         events: &mut Vec<Event>,
     ) {
-        let Some(planned) = sequence.planned.take() else { return };
-        sequence.computed += planned.rows;
+        let Some(share) = sequence.take_share(step.number) else { return };
+        sequence.computed += share.rows;
         self.register(sequence);
         let request = sequence.request;
         if let Some(cached_tokens) = sequence.unreported_hit.take() {
             events.push(Event::Started { request, cached_tokens });
         }
-        if !planned.scores.is_empty() {
-            let (from, scores) = (sequence.next_score, output.scores[planned.scores].to_vec());
+        if !share.scores.is_empty() {
+            let (from, scores) = (sequence.next_score, output.scores[share.scores].to_vec());
             sequence.next_score += scores.len() as u32;
             events.push(Event::PromptScored { request, from, scores });
         }
-        let Some((own, others)) = output.samples[planned.samples].split_first() else { return };
-        for (sample, drawn) in sequence.samples.split_off(1).into_iter().zip(others) {
+        // The samples that are still here: others may have been aborted since the step was planned.
+        let drawn = step.sample_indices[share.samples.clone()].iter().zip(&output.samples[share.samples]);
+        let mut drawn = drawn.filter(|(sample, _)| sequence.samples.contains(sample));
+        let Some((&own_sample, own)) = drawn.next() else { return };
+        for (&sample, drawn) in drawn {
             let mut fork = sequence.fork(sample, self.kv.fork(&sequence.table));
-            fork.accept(drawn, self.max_model_len, events);
+            fork.accept(drawn, events);
             born.push(fork);
         }
-        sequence.accept(own, self.max_model_len, events);
+        sequence.samples.retain(|&sample| sample == own_sample);
+        sequence.accept(own, events);
     }
 
     fn register(&mut self, sequence: &mut Sequence) {
@@ -67,8 +76,10 @@ impl Scheduler {
         }
     }
 
-    fn observe(&mut self, step: Step, now: Timestamp) {
-        let took = now.since(step.started);
+    /// Measures the step's own time: it began when it was planned, or when the step before it was done.
+    fn observe(&mut self, step: &Step, now: Timestamp) {
+        let took = now.since(step.started.max(self.last_commit));
+        self.last_commit = now;
         self.step_time.observe(step.tokens(), took);
         if step.prefill_tokens > step.decode_tokens {
             self.prefill_rate.observe(step.tokens(), took);

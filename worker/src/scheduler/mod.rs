@@ -3,11 +3,26 @@
 //!
 //! There is no prefill phase and no decode phase, only one token budget a step: decoding sequences take one row
 //! each, then prompts take what is left, one after another, so that first tokens come one by one instead of all
-//! late. The budget shrinks where so many tokens would take too long: a long prompt does not stall the streams. Out of blocks, the last in rank gives its blocks back and is computed again later.
+//! late. The budget shrinks where so many tokens would take too long: a long prompt does not stall the streams. Out of
+//! blocks, the last in rank gives its blocks back and is computed again later.
+//!
+//! A step may be planned while the one before it is under way (and commits follow in the same order), so that the
+//! device finds its next step when it ends one. The tokens that the step under way draws are not known then, but all
+//! that a plan needs of them is: where they stand, whether `max_tokens` ends the sample with them, whether they may be
+//! stop tokens. The batch names their places ([`Batch::carried`](crate::backend::Batch::carried)). What cannot be
+//! foreseen is paid for: a sample that draws a stop token has one row in the next step already, whose result is
+//! dropped; and samples that part wait for their first tokens.
+//!
+//! Blocks are free at once, also those that a step under way reads and writes. That is safe because steps take effect
+//! in the order of their launch: whoever gets such a block writes it in a later step. Within one step nobody loses
+//! blocks after their rows were planned. And a block is cached only when its step is committed: its tokens are known
+//! then, its keys and values computed. Rows past the end of a stopped sample do not reach it, for they write behind the
+//! last known token, and only blocks before that are full. Whatever moves blocks beside the steps must keep that order.
 //!
 //! Why nothing waits forever: `Rank` orders everybody, the first in rank may preempt all that are not yet in
 //! the step, and one sequence alone always fits (`max_model_len` is at most what the pool holds).
 
+mod ahead;
 mod commit;
 mod plan;
 mod rate;
@@ -18,6 +33,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 
+use skein_node::clock::Timestamp;
 use skein_proto::block_hash::BlockHash;
 
 pub use plan::{Plan, Step};
@@ -41,6 +57,10 @@ pub struct Scheduler {
     running: Vec<Sequence>,
     waiting: BTreeMap<Rank, Sequence>,
     arrivals: u64,
+    planned_steps: u64,
+    committed_steps: u64,
+    /// When the latest step was done.
+    last_commit: Timestamp,
     /// Somebody lost blocks in this step: nobody new is let in.
     short_of_blocks: bool,
     max_model_len: u32,
@@ -80,6 +100,9 @@ impl Scheduler {
             running: Vec::new(),
             waiting: BTreeMap::new(),
             arrivals: 0,
+            planned_steps: 0,
+            committed_steps: 0,
+            last_commit: Timestamp::ZERO,
             short_of_blocks: false,
             max_model_len,
             // Every running sequence gets its row in every step.
@@ -93,7 +116,7 @@ impl Scheduler {
         }
     }
 
-    /// Takes a request, or says why not. Between steps only.
+    /// Takes a request, or says why not.
     pub fn submit(&mut self, request: NewRequest) -> Result<Accepted, Refusal> {
         let fresh: Vec<u32> = request
             .samples
@@ -114,8 +137,9 @@ impl Scheduler {
         let mut accepted = Accepted { cached_blocks: 0, uncached_hashes: Vec::new(), events: Vec::new() };
         let mut first = true;
         for (samples, delivered) in parts {
-            let mut sequence = Sequence::new(&request, self.arrivals, samples, delivered, first);
-            if sequence.is_full(self.max_model_len) {
+            let mut sequence =
+                Sequence::new(&request, self.max_model_len, self.arrivals, samples, delivered, first);
+            if sequence.is_full() {
                 sequence.finish(FinishReason::Length, &mut accepted.events);
                 continue;
             }
@@ -155,7 +179,8 @@ impl Scheduler {
         (cached, hashes[cached as usize..].to_vec())
     }
 
-    /// Ends one sample; `None` when it is not here. Its blocks are free at once. Between steps only.
+    /// Ends one sample; `None` when it is not here. Its blocks are free at once, and what a step under way
+    /// draws for it is dropped.
     pub fn abort(&mut self, request: RequestKey, sample: u32) -> Option<Event> {
         let has = |sequence: &Sequence| sequence.request == request && sequence.samples.contains(&sample);
         let rank = self.running.iter().chain(self.waiting.values()).find(|&sequence| has(sequence))?.rank;
@@ -178,7 +203,7 @@ impl Scheduler {
         Some(Event::Finished { request, sample, position, reason: FinishReason::Abort })
     }
 
-    /// Forgets a request nobody listens to any more. Between steps only.
+    /// Forgets a request nobody listens to any more, as [`abort`](Self::abort) does with one sample.
     pub fn cancel(&mut self, request: RequestKey) {
         self.waiting.retain(|_, sequence| sequence.request != request);
         for index in (0..self.running.len()).rev() {
@@ -212,9 +237,9 @@ impl Scheduler {
     /// What a router wants to know.
     pub fn load(&self) -> SchedulerLoad {
         let samples = |sequence: &Sequence| sequence.samples.len() as u32;
-        let prefilling = self.running.iter().filter(|sequence| !sequence.is_decoding());
+        let prefilling = self.running.iter().filter(|sequence| !sequence.is_streaming());
         SchedulerLoad {
-            queued_uncached_tokens: prefilling.map(|sequence| u64::from(sequence.pending())).sum::<u64>()
+            queued_uncached_tokens: prefilling.map(|sequence| u64::from(sequence.uncomputed())).sum::<u64>()
                 + self.waiting.values().map(|sequence| u64::from(sequence.uncached)).sum::<u64>(),
             waiting: self.waiting.values().map(samples).sum(),
             running: self.running.iter().map(samples).sum(),

@@ -29,8 +29,10 @@ pub struct Plan {
 }
 
 /// The shape of a planned step.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub struct Step {
+    /// Counted from 1.
+    pub(super) number: u64,
     /// Rows over prompts (or over tokens computed again).
     pub prefill_tokens: u32,
     /// Rows of sequences that decode.
@@ -38,6 +40,8 @@ pub struct Step {
     /// Most rows it may have.
     pub(super) budget: u32,
     pub(super) started: Timestamp,
+    /// Whose each of the batch's samples is, among those of its request.
+    pub(super) sample_indices: Vec<u32>,
 }
 
 impl Step {
@@ -48,23 +52,40 @@ impl Step {
 }
 
 impl Scheduler {
-    /// Plans one step; `None` when idle. A plan is committed before the next one is made.
+    /// Plans one step; `None` when there is nothing to compute, or nothing before the step under way is known.
+    ///
+    /// One step may be under way, planned and not committed; then the batch may carry tokens over from it, and has to
+    /// be launched right after it.
     pub fn plan(&mut self, now: Timestamp) -> Option<Plan> {
-        let step =
-            Step { prefill_tokens: 0, decode_tokens: 0, budget: self.max_num_batched_tokens, started: now };
+        let under_way = self.planned_steps - self.committed_steps;
+        assert!(under_way <= 1, "{under_way} steps are under way; commit one before the next is planned");
+        let step = Step {
+            number: self.planned_steps + 1,
+            prefill_tokens: 0,
+            decode_tokens: 0,
+            budget: self.max_num_batched_tokens,
+            started: now,
+            sample_indices: Vec::new(),
+        };
         let mut plan = Plan { batch: Batch::default(), step };
         self.short_of_blocks = false;
         self.make_room_for_higher_priority();
         self.plan_decodes(&mut plan);
         self.plan_prefills(&mut plan);
-        assert!(plan.step.tokens() > 0 || self.is_idle(), "somebody can always get on");
-        (plan.step.tokens() > 0).then_some(plan)
+        if plan.step.tokens() == 0 {
+            assert!(under_way > 0 || self.is_idle(), "somebody can always get on");
+            return None;
+        }
+        plan.step.sample_indices = plan.batch.samples.iter().map(|sample| sample.sample_index).collect();
+        self.planned_steps = plan.step.number;
+        Some(plan)
     }
 
     /// The head of the queue may take the place of sequences of lower priority, but not of its own.
     fn make_room_for_higher_priority(&mut self) {
         while let Some((head, sequence)) = self.waiting.first_key_value() {
-            let outranked = self.running.last().is_some_and(|last| last.rank.priority > head.priority);
+            let gives_way = |last: &Sequence| last.rank.priority > head.priority && !last.is_ending();
+            let outranked = self.running.last().is_some_and(gives_way);
             if !outranked || self.fits(sequence) {
                 break;
             }
@@ -89,7 +110,8 @@ impl Scheduler {
         let mut admitting = true;
         plan.step.budget = self.budget_in_time(plan.step.decode_tokens);
         while plan.step.tokens() < plan.step.budget {
-            let next = self.running.iter().position(|sequence| sequence.planned.is_none());
+            let wants = |sequence: &Sequence| !sequence.is_in(plan.step.number) && sequence.pending() > 0;
+            let next = self.running.iter().position(wants);
             let head = self.waiting.keys().next().copied().filter(|_| admitting && !self.short_of_blocks);
             let head_is_next = match (next, head) {
                 (None, None) => break,
@@ -118,7 +140,7 @@ impl Scheduler {
     fn plan_sequence(&mut self, index: usize, plan: &mut Plan) -> bool {
         let budget = plan.step.budget - plan.step.tokens();
         let sequence = &mut self.running[index];
-        let (start, decoding) = (sequence.computed, sequence.is_decoding());
+        let (start, decoding) = (sequence.next_row(), sequence.is_decoding());
         let wanted = start + sequence.pending().min(budget);
         if wanted == start {
             return false;
@@ -129,8 +151,10 @@ impl Scheduler {
             if end == wanted {
                 break end;
             }
-            // Only those after it in rank, and not those whose rows are in this step already.
-            match self.running.iter().rposition(|sequence| sequence.planned.is_none()) {
+            // Only those after it in rank, and not those whose rows are in this step already, nor those that end with
+            // the step under way: theirs come back without computing anything again.
+            let may_go = |sequence: &Sequence| !sequence.is_in(plan.step.number) && !sequence.is_ending();
+            match self.running.iter().rposition(may_go) {
                 Some(victim) if victim > index => self.preempt(victim),
                 _ => break end,
             }
@@ -139,7 +163,7 @@ impl Scheduler {
             return false;
         }
         let rows = end - start;
-        self.running[index].plan_rows(rows, self.kv.block_size(), &mut plan.batch);
+        self.running[index].plan_rows(plan.step.number, rows, self.kv.block_size(), &mut plan.batch);
         *if decoding { &mut plan.step.decode_tokens } else { &mut plan.step.prefill_tokens } += rows;
         true
     }
@@ -165,7 +189,9 @@ impl Scheduler {
     /// Whether there are seats for its samples and blocks for all its tokens, beside what the running ones still
     /// need for theirs and one block each to grow.
     fn fits(&self, sequence: &Sequence) -> bool {
-        let seats: usize = self.running.iter().map(|running| running.samples.len()).sum();
+        let leaves = |running: &Sequence| running.is_ending() && !running.is_in(self.planned_steps + 1);
+        let staying = self.running.iter().filter(|running| !leaves(running));
+        let seats: usize = staying.map(|running| running.samples.len()).sum();
         let held = self.kv.match_prefix(sequence.cacheable_prefix()).held;
         let needed = self.kv.blocks_for(sequence.len()) - held;
         let reserved: u32 = self.running.iter().map(|running| self.blocks_to_grow(running)).sum();
@@ -174,18 +200,23 @@ impl Scheduler {
     }
 
     fn blocks_to_grow(&self, sequence: &Sequence) -> u32 {
-        let longest = (sequence.len() + self.kv.block_size()).min(self.max_model_len);
+        if sequence.is_ending() {
+            return 0;
+        }
+        let longest = (sequence.len_ahead() + self.kv.block_size()).min(self.max_model_len);
         // Samples that are still one sequence will each copy the partly filled block they share.
         let needed = self.kv.blocks_for(longest) + sequence.samples.len() as u32 - 1;
         needed.saturating_sub(sequence.table.blocks().len() as u32)
     }
 
-    /// Takes back all blocks of the running sequence at `index`; it is computed again when its turn comes.
+    /// Takes back all blocks of the running sequence at `index`; it is computed again when its turn comes. What the
+    /// step under way draws for it is dropped, since nobody has seen it, and drawn again.
     fn preempt(&mut self, index: usize) {
         let mut sequence = self.running.remove(index);
-        assert!(sequence.planned.is_none(), "blocks of this step's rows stay where they are");
+        assert!(!sequence.is_in(self.planned_steps + 1), "blocks of this step's rows stay where they are");
         self.kv.release(std::mem::take(&mut sequence.table));
         sequence.computed = 0;
+        sequence.shares.clear();
         sequence.reports_hit |= sequence.unreported_hit.take().is_some();
         sequence.extend_hashes(self.kv.block_size());
         self.short_of_blocks = true;

@@ -1,11 +1,15 @@
 //! A sequence: tokens, the blocks that hold their keys and values, and how far it is.
+//!
+//! Here is what is known of it; `ahead` says how far it will be when the steps under way have ended.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
 use skein_node::clock::Timestamp;
 use skein_proto::block_hash::{self, BlockHash};
 
+use super::ahead::Share;
 use super::request::{Event, FinishReason, NewRequest, RequestKey};
 use crate::TokenId;
 use crate::backend::{Batch, BatchSequence, SampleRow, Sampled, ScoreRow};
@@ -23,14 +27,6 @@ pub(super) struct Rank {
     pub sample: u32,
 }
 
-/// A sequence's share of the step under way: rows, and its entries of the batch's samples and scores.
-#[derive(Debug)]
-pub(super) struct Planned {
-    pub rows: u32,
-    pub samples: Range<usize>,
-    pub scores: Range<usize>,
-}
-
 #[derive(Debug)]
 pub(super) struct Sequence {
     pub rank: Rank,
@@ -39,12 +35,14 @@ pub(super) struct Sequence {
     pub samples: Vec<u32>,
     pub tokens: Vec<TokenId>,
     pub prompt_len: u32,
+    /// Most tokens it may ever have.
+    pub max_len: u32,
     pub params: Arc<SamplingParams>,
     pub scope: CacheScope,
     /// Of the full blocks of `tokens`.
     pub hashes: Vec<BlockHash>,
     pub table: BlockTable,
-    /// Tokens whose keys and values are in `table`.
+    /// Tokens whose keys and values are in `table`, without those of steps under way.
     pub computed: u32,
     /// Next prompt position to score; at `prompt_len` all are.
     pub next_score: u32,
@@ -54,7 +52,8 @@ pub(super) struct Sequence {
     pub uncached: u32,
     /// It has not run yet.
     pub reports_hit: bool,
-    pub planned: Option<Planned>,
+    /// Its part in the steps under way and the one being planned, oldest first.
+    pub shares: VecDeque<Share>,
     pub finished: bool,
 }
 
@@ -63,6 +62,7 @@ impl Sequence {
     /// scores the prompt.
     pub fn new(
         request: &NewRequest,
+        max_model_len: u32,
         arrival: u64,
         samples: Vec<u32>,
         delivered: &[TokenId],
@@ -84,6 +84,7 @@ impl Sequence {
             samples,
             tokens,
             prompt_len,
+            max_len: prompt_len.saturating_add(request.params.max_tokens).min(max_model_len),
             params: request.params.clone(),
             scope: request.scope.clone(),
             hashes: Vec::new(),
@@ -93,7 +94,7 @@ impl Sequence {
             unreported_hit: None,
             uncached: 0,
             reports_hit: true,
-            planned: None,
+            shares: VecDeque::new(),
             finished: false,
         }
     }
@@ -106,14 +107,14 @@ impl Sequence {
         self.len() - self.prompt_len
     }
 
-    /// Tokens still to compute before the next draw.
-    pub fn pending(&self) -> u32 {
+    /// Known tokens still to compute before the next draw, those of steps under way included.
+    pub fn uncomputed(&self) -> u32 {
         self.len() - self.computed
     }
 
-    /// One row away from its next token, prompt behind it.
-    pub fn is_decoding(&self) -> bool {
-        self.pending() == 1 && self.output_len() > 0
+    /// It streams: as far as is known, one row away from its next token, prompt behind it.
+    pub fn is_streaming(&self) -> bool {
+        self.uncomputed() == 1 && self.output_len() > 0
     }
 
     /// Hashes the full blocks that have none yet.
@@ -132,11 +133,15 @@ impl Sequence {
         Prefix { scope: &self.scope, tokens: &self.tokens, hashes }
     }
 
-    /// Puts its next `rows` tokens into the batch, and the draw when they reach its end.
-    pub fn plan_rows(&mut self, rows: u32, block_size: u32, batch: &mut Batch) {
-        let (start, end) = (self.computed, self.computed + rows);
+    /// Puts its next `rows` tokens into the batch of `step`, and the draw when they reach its end.
+    pub fn plan_rows(&mut self, step: u64, rows: u32, block_size: u32, batch: &mut Batch) {
+        let (start, end) = (self.next_row(), self.next_row() + rows);
         let first_row = batch.tokens.len() as u32;
-        batch.tokens.extend_from_slice(&self.tokens[start as usize..end as usize]);
+        batch.tokens.extend_from_slice(&self.tokens[start as usize..end.min(self.len()) as usize]);
+        if end > self.len() {
+            batch.carried.push(self.carried_to(batch.tokens.len()));
+            batch.tokens.push(0);
+        }
         batch.positions.extend(start..end);
         batch.slots.extend((start..end).map(|position| self.table.slot(position, block_size)));
         let first_block = batch.block_tables.len() as u32;
@@ -149,7 +154,7 @@ impl Sequence {
         });
         let scores = self.plan_scores(start..end, first_row, batch);
         let samples = self.plan_draws(end, first_row + rows - 1, batch);
-        self.planned = Some(Planned { rows, samples, scores });
+        self.shares.push_back(Share { step, rows, samples, scores });
     }
 
     fn plan_scores(&self, positions: Range<u32>, first_row: u32, batch: &mut Batch) -> Range<usize> {
@@ -165,12 +170,16 @@ impl Sequence {
 
     fn plan_draws(&self, end: u32, row: u32, batch: &mut Batch) -> Range<usize> {
         let before = batch.samples.len();
-        if end < self.len() {
+        if end < self.len_ahead() {
             return before..before;
         }
         let history = batch.history.len() as u32;
         if self.params.needs_history() {
             batch.history.extend_from_slice(&self.tokens);
+            if end > self.len() {
+                batch.carried_history.push(self.carried_to(batch.history.len()));
+                batch.history.push(0);
+            }
         }
         let history = history..batch.history.len() as u32;
         batch.samples.extend(self.samples.iter().map(|&sample_index| SampleRow {
@@ -178,7 +187,7 @@ impl Sequence {
             params: self.params.clone(),
             sample_index,
             position: end,
-            forbid_stop: self.output_len() < self.params.min_tokens,
+            forbid_stop: end - self.prompt_len < self.params.min_tokens,
             history: history.clone(),
             prompt_len: self.prompt_len,
         }));
@@ -193,6 +202,7 @@ impl Sequence {
             samples: vec![sample],
             tokens: self.tokens.clone(),
             prompt_len: self.prompt_len,
+            max_len: self.max_len,
             params: self.params.clone(),
             scope: self.scope.clone(),
             hashes: self.hashes.clone(),
@@ -202,13 +212,13 @@ impl Sequence {
             unreported_hit: None,
             uncached: 0,
             reports_hit: false,
-            planned: None,
+            shares: VecDeque::new(),
             finished: false,
         }
     }
 
     /// Takes a drawn token, and ends the sample if that was its last.
-    pub fn accept(&mut self, drawn: &Sampled, max_model_len: u32, events: &mut Vec<Event>) {
+    pub fn accept(&mut self, drawn: &Sampled, events: &mut Vec<Event>) {
         if self.params.stop_token_ids.contains(&drawn.token) {
             assert!(self.output_len() >= self.params.min_tokens, "a stop token was drawn before min_tokens");
             return self.finish(FinishReason::Stop(drawn.token), events);
@@ -221,14 +231,14 @@ impl Sequence {
             logprobs: drawn.logprobs.clone(),
         });
         self.tokens.push(drawn.token);
-        if self.is_full(max_model_len) {
+        if self.is_full() {
             self.finish(FinishReason::Length, events);
         }
     }
 
     /// No further token may follow.
-    pub fn is_full(&self, max_model_len: u32) -> bool {
-        self.output_len() >= self.params.max_tokens || self.len() >= max_model_len
+    pub fn is_full(&self) -> bool {
+        self.len() >= self.max_len
     }
 
     /// Ends all its samples.

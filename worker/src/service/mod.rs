@@ -3,6 +3,7 @@
 
 mod convert;
 mod load;
+mod local;
 mod serve;
 mod server;
 mod sizing;
@@ -20,6 +21,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status};
 
 pub use load::LoadedBackend;
+pub use local::LocalWorker;
 pub use serve::{WorkerError, serve, serve_backend};
 
 use crate::TokenId;

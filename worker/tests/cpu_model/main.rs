@@ -5,4 +5,5 @@
 mod batches;
 mod goldens;
 mod invariance;
+mod overlap;
 mod requests;

@@ -1,0 +1,92 @@
+//! Random lives of a scheduler: requests, aborts, cancels, resumes and too few blocks, all at once.
+
+use super::*;
+
+/// A random cluster life: everything at once, in a small pool, up to `depth` steps under way. The world at its end, and
+/// its streams that nothing cut short.
+fn random_life(seed: u64, depth: usize) -> (World, HashMap<(RequestKey, u32), Stream>) {
+    let rng = &mut Rng(seed);
+    let kv_blocks = rng.within(4..=24);
+    let block_size = rng.within(1..=5);
+    let longest = rng.within(2..=(kv_blocks * block_size).min(40));
+    let config = SchedulerConfig {
+        block_size,
+        max_model_len: Some(longest),
+        max_num_seqs: rng.within(1..=6),
+        max_num_batched_tokens: rng.within(1..=24),
+        max_num_queued_reqs: 1000,
+        enable_prefix_caching: rng.chance(80),
+    };
+    let mut world = World::at_depth(depth, &config, kv_blocks);
+    let mut expected = HashMap::new();
+    let mut skipped = HashMap::new();
+    let mut aborted = Vec::new();
+    for key in 1..=u64::from(rng.within(1..=14)) {
+        let mut request = random_request(rng, key, longest);
+        let n = rng.within(1..=3.min(world.scheduler.max_num_seqs));
+        request.samples = (0..n).map(|index| NewSample { index, delivered: Vec::new() }).collect();
+        for (index, stream) in alone(&request, longest).into_iter().enumerate() {
+            if rng.chance(30) && !stream.tokens.is_empty() {
+                let had = rng.within(1..=stream.tokens.len() as u32) as usize;
+                request.samples[index].delivered = stream.tokens[..had].to_vec();
+                skipped.insert((request.key, index as u32), had);
+            }
+            expected.insert((request.key, index as u32), stream);
+        }
+        world.submit(request);
+        for _ in 0..rng.within(0..=6) {
+            world.step();
+        }
+        if rng.chance(10) {
+            let victim = RequestKey(u64::from(rng.within(1..=key as u32)));
+            world.scheduler.cancel(victim);
+            world.cancelled.push(victim);
+            world.check_blocks();
+        }
+        if rng.chance(15) {
+            let victim = (RequestKey(u64::from(rng.within(1..=key as u32))), rng.within(0..=2));
+            if let Some(event) = world.scheduler.abort(victim.0, victim.1) {
+                aborted.push(victim);
+                world.take(vec![event]);
+            }
+            world.check_blocks();
+        }
+    }
+    world.run();
+    let mut whole_streams = HashMap::new();
+    for (id, stream) in &world.streams {
+        let whole = &expected[id];
+        let from = skipped.get(id).copied().unwrap_or(0);
+        let cut_short = aborted.contains(id) || (world.cancelled.contains(&id.0) && stream.finish.is_none());
+        if cut_short {
+            assert!(whole.tokens[from..].starts_with(&stream.tokens), "seed {seed}: {id:?} is a prefix");
+        } else {
+            assert_eq!(stream.finish, whole.finish, "seed {seed}: {id:?} ends alike");
+            assert_eq!(stream.tokens, whole.tokens[from..], "seed {seed}: {id:?} from {from}");
+            assert_eq!(stream.logprobs, whole.logprobs[from..], "seed {seed}: {id:?} logprobs");
+            whole_streams.insert(*id, stream.clone());
+        }
+    }
+    (world, whole_streams)
+}
+
+#[test]
+fn any_mix_gives_the_tokens_of_each_request_alone() {
+    let (mut carried, mut dropped) = (0, 0);
+    for seed in 0..600 {
+        let lives = std::panic::catch_unwind(|| [1, 2].map(|depth| random_life(seed, depth)));
+        let Ok([(alternating, one_by_one), (overlapped, two_deep)]) = lives else {
+            panic!("seed {seed} failed, see above")
+        };
+        for (id, stream) in &one_by_one {
+            assert!(
+                two_deep.get(id).is_none_or(|other| other == stream),
+                "seed {seed}: {id:?} at both depths"
+            );
+        }
+        assert_eq!((alternating.carried, alternating.dropped), (0, 0), "seed {seed}: nothing is unknown");
+        carried += overlapped.carried;
+        dropped += overlapped.dropped;
+    }
+    assert!(carried > 10_000 && dropped > 100, "the overlap was tried: {carried} carried, {dropped} dropped");
+}

@@ -1,0 +1,53 @@
+//! A worker's engine in this process, without a socket: what benchmarks run.
+
+use tokio::sync::oneshot;
+
+use super::WorkerError;
+use super::load::load;
+use super::serve::{check_settings, on_thread, prepare};
+use crate::backend::BackendError;
+use crate::config::WorkerConfig;
+use crate::engine::EngineHandle;
+
+/// An engine that runs until it is stopped.
+#[derive(Debug)]
+pub struct LocalWorker {
+    /// Takes requests.
+    pub engine: EngineHandle,
+    /// Token ids are below this.
+    pub vocab_size: u32,
+    /// Longest sequence.
+    pub max_model_len: u32,
+    /// "cpu", "cuda", "fake".
+    pub backend: &'static str,
+    ended: oneshot::Receiver<Result<(), BackendError>>,
+}
+
+impl LocalWorker {
+    /// Loads what `config` names and starts its engine. Blocks for as long as loading takes.
+    ///
+    /// # Errors
+    /// Settings that cannot work, a model that cannot be served.
+    pub fn start(config: &WorkerConfig, progress: impl FnMut(u64, u64)) -> Result<Self, WorkerError> {
+        check_settings(&config.scheduler)?;
+        let (ready, engine) = prepare(config, load(config, progress)?)?;
+        let ended = on_thread("engine", move || engine.run())?;
+        let facts = ready.facts;
+        Ok(Self {
+            engine: ready.engine,
+            vocab_size: facts.vocab_size,
+            max_model_len: facts.max_model_len,
+            backend: facts.backend,
+            ended,
+        })
+    }
+
+    /// Ends the engine and waits for it.
+    ///
+    /// # Errors
+    /// What ended it before.
+    pub async fn stop(self) -> Result<(), WorkerError> {
+        self.engine.stop().await;
+        Ok(self.ended.await.map_err(|_| WorkerError::Panicked("engine"))??)
+    }
+}

@@ -1,0 +1,162 @@
+//! Whole requests through the engine: with the next step launched before the last one's tokens are read, every bit is
+//! that of one step at a time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use skein_worker::TokenId;
+use skein_worker::backend::cpu::{CpuBackend, CpuOptions};
+use skein_worker::backend::{Backend, BackendError, Batch, StepHandle, StepOutput};
+use skein_worker::config::SchedulerConfig;
+use skein_worker::engine::{Engine, Submission};
+use skein_worker::kv_cache::CacheScope;
+use skein_worker::sampling::{SamplingParams, TokenLogprobs};
+use skein_worker::scheduler::{FinishReason, NewRequest, NewSample, RequestKey, Scheduler};
+
+use crate::batches::golden;
+
+const BLOCK_SIZE: u32 = 4;
+const MAX_MODEL_LEN: u32 = 64;
+/// Two of the longest sequences, and a little: most requests wait, and some lose their blocks.
+const KV_BLOCKS: u32 = 36;
+const SAMPLES: u32 = 3;
+
+/// The CPU backend with so many steps under way, counting what it is told to carry from step to step.
+struct Watched {
+    backend: CpuBackend,
+    depth: usize,
+    carried: Arc<AtomicUsize>,
+    carried_history: Arc<AtomicUsize>,
+}
+
+impl Backend for Watched {
+    fn kv_blocks(&self) -> u32 {
+        self.backend.kv_blocks()
+    }
+
+    fn steps_in_flight(&self) -> usize {
+        self.depth
+    }
+
+    fn launch(&mut self, batch: Batch) -> Result<StepHandle, BackendError> {
+        self.carried.fetch_add(batch.carried.len(), Ordering::Relaxed);
+        self.carried_history.fetch_add(batch.carried_history.len(), Ordering::Relaxed);
+        self.backend.launch(batch)
+    }
+
+    fn collect(&mut self, step: StepHandle) -> Result<StepOutput, BackendError> {
+        self.backend.collect(step)
+    }
+}
+
+/// One sample's output, floats as their bits.
+#[derive(Debug, Default, PartialEq)]
+struct Output {
+    tokens: Vec<TokenId>,
+    logprobs: Vec<Bits>,
+    finish: Option<FinishReason>,
+}
+
+type Bits = (TokenId, u32, u32, Vec<(TokenId, u32)>);
+
+fn bits(logprobs: TokenLogprobs) -> Bits {
+    let top = logprobs.top.into_iter().map(|(token, logprob)| (token, logprob.to_bits())).collect();
+    (logprobs.token, logprobs.logprob.to_bits(), logprobs.rank, top)
+}
+
+/// Everything a request may ask for, in turns.
+fn request(index: u32) -> NewRequest {
+    let mut params = SamplingParams { max_tokens: 10 + index, ..SamplingParams::default() };
+    if index % 2 == 1 {
+        (params.temperature, params.top_p, params.seed) = (1.3, 0.98, u64::from(index));
+    }
+    if index.is_multiple_of(3) {
+        (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) = (1.2, 0.6, 0.3);
+    }
+    if index % 4 < 2 {
+        params.stop_token_ids = (0..256).filter(|token| token % 9 == index % 9).collect();
+        params.min_tokens = index % 7;
+    }
+    params.logprobs = (index % 5 != 4).then_some(index % 3);
+    params.prompt_logprobs = (index % 6 == 5).then_some(2);
+    let prompt_len = 3 + index * 5 % 29;
+    NewRequest {
+        key: RequestKey(0),
+        // Some begin alike.
+        prompt: (0..prompt_len).map(|at| (at * at + 7 * at + index % 3 * 31) % 250 + 2).collect(),
+        params: Arc::new(params),
+        samples: (0..1 + index % SAMPLES).map(|index| NewSample { index, delivered: Vec::new() }).collect(),
+        scope: CacheScope::new("model", ""),
+        priority: (index % 4 == 3).into(),
+        deadline: None,
+    }
+}
+
+/// What became of `requests` that came all at once, and how many rows and histories were carried.
+async fn serve(
+    depth: usize,
+    share_prefixes: bool,
+    requests: u32,
+) -> (Vec<(Vec<Output>, Vec<Bits>)>, [usize; 2]) {
+    let options = CpuOptions { threads: 2, kv_blocks: KV_BLOCKS, block_size: BLOCK_SIZE, max_rows: 64 };
+    let (backend, _) = CpuBackend::load(&golden("llama-gqa"), options, &mut |_, _| {}).unwrap();
+    let [carried, carried_history] = [(); 2].map(|()| Arc::new(AtomicUsize::new(0)));
+    let counters = [carried.clone(), carried_history.clone()];
+    let backend = Watched { backend, depth, carried, carried_history };
+    let config = SchedulerConfig {
+        block_size: BLOCK_SIZE,
+        max_num_seqs: 8,
+        max_num_batched_tokens: 40,
+        enable_prefix_caching: share_prefixes,
+        ..SchedulerConfig::default()
+    };
+    let scheduler = Scheduler::new(&config, KV_BLOCKS, MAX_MODEL_LEN);
+    let (engine, handle) = Engine::new(scheduler, Box::new(backend), requests);
+    let running = std::thread::spawn(move || engine.run());
+    let mut streams = Vec::new();
+    for index in 0..requests {
+        let submission = Submission { id: index.to_string(), request: request(index), placement: None };
+        streams.push(handle.submit(submission).await.unwrap());
+    }
+    let mut outputs = Vec::new();
+    for (index, mut stream) in (0..requests).zip(streams) {
+        let mut samples: Vec<Output> = (0..1 + index % SAMPLES).map(|_| Output::default()).collect();
+        let mut scores = Vec::new();
+        while let Some(deltas) = stream.next().await {
+            for delta in deltas.unwrap() {
+                let output = &mut samples[delta.sample as usize];
+                output.tokens.extend(delta.tokens);
+                output.logprobs.extend(delta.logprobs.into_iter().map(bits));
+                output.finish = output.finish.or(delta.finish);
+                scores.extend(delta.prompt_scores.into_iter().map(bits));
+            }
+        }
+        outputs.push((samples, scores));
+    }
+    handle.snapshot().await.unwrap(); // after this the load is that of all ends
+    let free = handle.log().load().scheduler.free_blocks;
+    assert_eq!(free, KV_BLOCKS, "nobody runs, nothing is held");
+    handle.stop().await;
+    running.join().unwrap().unwrap();
+    (outputs, counters.map(|counter| counter.load(Ordering::Relaxed)))
+}
+
+#[tokio::test]
+async fn overlapped_steps_give_every_bit_of_steps_one_by_one() {
+    const REQUESTS: u32 = 40;
+    let (expected, carried) = serve(1, true, REQUESTS).await;
+    assert_eq!(carried, [0, 0], "one step at a time knows all its tokens");
+    let outputs = || expected.iter().flat_map(|(samples, _)| samples);
+    assert!(outputs().any(|output| matches!(output.finish, Some(FinishReason::Stop(_)))));
+    assert!(outputs().any(|output| output.finish == Some(FinishReason::Length)));
+    for share_prefixes in [true, false] {
+        let (got, [carried, carried_history]) = serve(2, share_prefixes, REQUESTS).await;
+        for (index, (got, expected)) in got.iter().zip(&expected).enumerate() {
+            assert_eq!(got, expected, "request {index}, prefixes shared: {share_prefixes}");
+        }
+        assert!(
+            carried > 500 && carried_history > 100,
+            "{carried} rows and {carried_history} histories carried"
+        );
+    }
+}
