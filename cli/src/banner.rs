@@ -16,6 +16,8 @@ pub struct Banner {
     pub workers: usize,
     /// Compute threads of each.
     pub threads: usize,
+    /// What computes: "cpu", "cuda", "fake".
+    pub backend: String,
     /// What the workers hold, once they have said so.
     pub capacity: Option<Capacity>,
     /// Where the API listens.
@@ -47,7 +49,10 @@ impl Banner {
         let size = format!("{} parameters, {family}, {dtype}, {}", short(*parameters), bytes_text(*bytes));
         let _ = writeln!(out, "  model    {}: {size}", self.model);
         let threads = if self.threads == 1 { "1 thread".into() } else { format!("{} threads", self.threads) };
-        let _ = writeln!(out, "  workers  {} on the CPU, {threads} each", self.workers);
+        let _ = match self.backend.as_str() {
+            "cuda" => writeln!(out, "  workers  {} on the GPU", self.workers),
+            _ => writeln!(out, "  workers  {} on the CPU, {threads} each", self.workers),
+        };
         if let Some(capacity) = self.capacity {
             let _ = writeln!(out, "  KV       {}", capacity.text(self.workers));
         }
@@ -110,6 +115,7 @@ mod tests {
             },
             workers: 2,
             threads: 1,
+            backend: "cpu".into(),
             capacity: Some(Capacity { kv_blocks: 4096, block_size: 16, max_model_len: 1024 }),
             listen: ([127, 0, 0, 1], 8000).into(),
             has_key: false,

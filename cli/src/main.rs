@@ -18,7 +18,7 @@ mod worker;
 
 use std::process::ExitCode;
 
-use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches, Subcommand};
+use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use exit::Failure;
 use settings::{table, with_flags};
@@ -51,10 +51,7 @@ fn dispatch(matches: &ArgMatches) -> Result<(), Failure> {
         Some(("router", matches)) => runtime(None)?.block_on(router::run(matches)),
         Some(("worker", matches)) => runtime(Some(WORKER_IO_THREADS))?.block_on(worker::run(matches)),
         Some(("run", matches)) => runtime(None)?.block_on(run::run(matches)),
-        Some(("bench", matches)) => {
-            let bench = bench::Bench::from_arg_matches(matches).map_err(|error| error.exit())?;
-            runtime(None)?.block_on(bench::run(bench))
-        }
+        Some(("bench", matches)) => runtime(None)?.block_on(bench::run(matches)),
         Some((probe::PROBE, matches)) => probe::run(matches),
         Some(("config", matches)) => show_config(matches),
         Some(("version", matches)) => {
@@ -72,8 +69,8 @@ fn command() -> Command {
             .conflicts_with("model")
     };
     let supervised = Arg::new(worker::SUPERVISED).long(worker::SUPERVISED).value_name("NAME").hide(true);
-    let sharers = Arg::new(worker::MEMORY_SHARERS).long(worker::MEMORY_SHARERS).hide(true);
-    let sharers = sharers.value_parser(clap::value_parser!(u32).range(1..));
+    let hidden_number = |name| Arg::new(name).long(name).hide(true).value_parser(clap::value_parser!(u32));
+    let hidden = [worker::MEMORY_SHARERS, worker::GPU_ORDINAL, worker::GPU_SHARERS].map(hidden_number);
     let words = Arg::new(run::WORDS).value_name("MODEL|PROMPT").num_args(0..);
     let words = words.help("A model directory, a prompt, or both; without a prompt it is a chat");
     let json = Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
@@ -106,14 +103,12 @@ fn command() -> Command {
             Command::new("worker")
                 .about("Run one worker, for a router")
                 .arg(model())
-                .args([supervised, sharers])
+                .arg(supervised)
+                .args(hidden)
                 .after_help(SETTINGS),
             table::WORKER,
         ))
-        .subcommand(
-            bench::Bench::augment_subcommands(Command::new("bench").subcommand_required(true))
-                .about("Measure a server, or make a model to measure"),
-        )
+        .subcommand(bench::command())
         .subcommand(
             Command::new("config").about("Look at settings").subcommand_required(true).subcommand(
                 with_flags(

@@ -12,6 +12,7 @@ use skein_node::discovery;
 use skein_node::shutdown::Shutdown;
 use skein_node::telemetry::{self, LogFormat, LogOptions};
 use skein_router::cluster::Cluster;
+use skein_worker::config::BackendKind;
 use tokio::sync::mpsc;
 
 use crate::banner::{Banner, Capacity};
@@ -25,6 +26,8 @@ use crate::worker::Launch;
 
 /// Most workers on one machine.
 const MAX_WORKERS: u64 = 64;
+/// Workers on a machine without a GPU: one dies, the other serves on.
+const CPU_WORKERS: usize = 2;
 /// How long the router may take to see a worker that says it is ready.
 const SEEN_WITHIN: Duration = Duration::from_secs(10);
 
@@ -37,7 +40,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let log = settings::log_options(&mut settings, "serve", settings::quiet_on_a_terminal());
     let front = FrontSettings::read(&mut settings);
     let engine = Arc::new(EngineSettings::read(&mut settings));
-    let workers = worker_count(&mut settings);
+    let asked_workers = worker_count(&mut settings);
     settings::check(&settings)?;
     let served = Served::from_settings(&mut settings)?;
     telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
@@ -47,9 +50,11 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let (listener, listen) = front::bind(&front.host, front.port).await?;
     front::warn_if_exposed(&front);
     let (changes, seen) = discovery::in_process();
+    let gpus = visible_gpus(&engine);
+    let workers = asked_workers.unwrap_or(default_workers(&engine, gpus));
     let threads = threads_each(&engine, workers);
-    let launch = launch(&served, workers, &log)?;
-    let command = move |worker| launch.command(&format!("worker-{worker}"), &engine, threads);
+    let launch = Launch { gpus, ..launch(&served, workers, &log)? };
+    let command = move |worker| launch.command(worker, &format!("worker-{worker}"), &engine, threads);
     let (supervisor, reports) = Supervisor::start(workers, command, &changes);
 
     let has_key = !front.api_keys.is_empty();
@@ -80,8 +85,25 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     ended.map_err(Failure::other)?.map_err(Failure::other)
 }
 
-fn worker_count(settings: &mut Settings) -> usize {
-    settings.value("workers", count(1..=MAX_WORKERS)).unwrap_or(1) as usize
+fn worker_count(settings: &mut Settings) -> Option<usize> {
+    settings.value("workers", count(1..=MAX_WORKERS)).map(|count| count as usize)
+}
+
+/// GPUs that the workers may use; the driver is not asked when they use none.
+pub fn visible_gpus(engine: &EngineSettings) -> usize {
+    match engine.device.kind {
+        BackendKind::Auto | BackendKind::Cuda => skein_worker::visible_gpus() as usize,
+        BackendKind::Cpu | BackendKind::Fake => 0,
+    }
+}
+
+/// One worker for each GPU, since two on one would share its memory and read the weights twice.
+fn default_workers(engine: &EngineSettings, gpus: usize) -> usize {
+    match (gpus, engine.device.ordinal) {
+        (0, _) => CPU_WORKERS,
+        (_, Some(_)) => 1,
+        (gpus, None) => gpus.min(MAX_WORKERS as usize),
+    }
 }
 
 /// For whoever pressed Ctrl-C; the router's log has its own line.
@@ -107,6 +129,7 @@ pub fn launch(served: &Served, workers: usize, log: &LogOptions) -> Result<Launc
         model: served.model.clone(),
         served_model_name: served.name().to_owned(),
         workers,
+        gpus: 0,
         log_level: log.level.clone(),
         log_format: match log.format {
             LogFormat::Auto => "auto",
@@ -161,6 +184,7 @@ impl Welcome {
             tracing::warn!(%refusal, "a worker is ready, but the router does not see it yet");
         }
         let info = cluster.snapshot().workers.into_iter().find_map(|worker| worker.info);
+        let backend = info.as_ref().map_or("cpu".into(), |info| info.backend.clone());
         let capacity = info.map(|info| Capacity {
             kv_blocks: info.kv_blocks,
             block_size: info.block_size,
@@ -173,6 +197,7 @@ impl Welcome {
                 facts: model::facts(&self.served.model),
                 workers: self.workers,
                 threads: self.threads,
+                backend,
                 capacity,
                 listen: self.listen,
                 has_key: self.has_key,

@@ -9,7 +9,7 @@ use clap::ArgMatches;
 use skein_node::config::{Settings, text};
 use skein_node::shutdown::Shutdown;
 use skein_node::telemetry;
-use skein_worker::config::{BackendKind, WorkerConfig};
+use skein_worker::config::{BackendKind, CudaConfig, KvCacheDtype, Quantization, WorkerConfig};
 use skein_worker::service::{self, WorkerError};
 use tokio::process::Command;
 
@@ -22,6 +22,10 @@ use crate::{model, progress::LoadProgress};
 pub const SUPERVISED: &str = "supervised";
 /// The hidden flag that says how many supervised workers share this machine's memory.
 pub const MEMORY_SHARERS: &str = "memory-sharers";
+/// The hidden flag that says which GPU a supervised worker takes when it takes one.
+pub const GPU_ORDINAL: &str = "gpu-ordinal";
+/// The hidden flag that says how many supervised workers share that GPU.
+pub const GPU_SHARERS: &str = "gpu-sharers";
 /// Drain of a worker whose supervisor has closed its input: the router has drained before, so nothing should run.
 const SUPERVISED_DRAIN: Duration = Duration::from_secs(5);
 /// After that a worker that is still there ends the hard way.
@@ -34,21 +38,26 @@ const LAST_RESORT: Duration = Duration::from_secs(8);
 pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let supervised = matches.get_one::<String>(SUPERVISED).cloned();
     let outcome = serve(matches, supervised.as_deref()).await;
-    match (&outcome, &supervised) {
-        (Err(failure), Some(_)) => {
+    if let Err(failure) = &outcome {
+        match &supervised {
             // The supervisor says it, once for all its workers.
-            Lifecycle::Failed { code: failure.code, message: failure.message.clone() }.emit();
-            std::process::exit(failure.code.into())
+            Some(_) => Lifecycle::Failed { code: failure.code, message: failure.message.clone() }.emit(),
+            None => eprintln!("error: {failure}"),
         }
-        _ => outcome,
+        // A thread may hang in a call to a stuck GPU's driver, and so may the driver's exit handlers. A supervisor
+        // must see the end at once, so that streams go on elsewhere.
+        skein_worker::exit_without_handlers(failure.code.into())
     }
+    outcome
 }
 
 async fn serve(matches: &ArgMatches, supervised: Option<&str>) -> Result<(), Failure> {
     let mut settings = settings::load(table::WORKER, matches)?;
     let log = settings::log_options(&mut settings, supervised.unwrap_or_default(), None);
     let memory_sharers = matches.get_one(MEMORY_SHARERS).copied().unwrap_or(1);
-    let config = WorkerConfig { memory_sharers, ..configure(&mut settings)? };
+    let mut config = WorkerConfig { memory_sharers, ..configure(&mut settings)? };
+    config.cuda.ordinal = matches.get_one(GPU_ORDINAL).copied().unwrap_or(config.cuda.ordinal);
+    config.cuda.sharers = matches.get_one(GPU_SHARERS).copied().unwrap_or(1);
     telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
     let outcome = match supervised {
         Some(_) => {
@@ -71,29 +80,54 @@ async fn serve(matches: &ArgMatches, supervised: Option<&str>) -> Result<(), Fai
             service::serve(config, progress, ready, shutdown.requested()).await
         }
     };
-    outcome.map_err(|error| Failure::new(exit_code(&error), error.to_string()))
+    outcome.map_err(|error| failure(&error))
 }
 
 fn configure(settings: &mut Settings) -> Result<WorkerConfig, Failure> {
     let engine = EngineSettings::read(settings);
-    let given = settings::model_argument(settings);
     let names = settings.list("served-model-name", text);
     let listen = settings.value("listen", |given| {
         given.parse::<SocketAddr>().map_err(|_| format!("`{given}` is no address like 127.0.0.1:9000"))
     });
+    let config = config_of(engine, settings)?;
+    Ok(WorkerConfig {
+        served_model_name: names.first().cloned().unwrap_or(config.served_model_name),
+        listen: listen.unwrap_or(config.listen),
+        ..config
+    })
+}
+
+/// A worker without a socket, as benchmarks run one.
+///
+/// # Errors
+/// Bad settings, no model.
+pub fn configure_local(settings: &mut Settings) -> Result<WorkerConfig, Failure> {
+    let engine = EngineSettings::read_compute(settings);
+    config_of(engine, settings)
+}
+
+fn config_of(engine: EngineSettings, settings: &mut Settings) -> Result<WorkerConfig, Failure> {
+    let given = settings::model_argument(settings);
     settings::check(settings)?;
     let model = model::find(given.as_deref())?;
     Ok(WorkerConfig {
-        served_model_name: names.first().cloned().unwrap_or_else(|| model::default_name(&model)),
+        served_model_name: model::default_name(&model),
         model,
-        listen: listen.unwrap_or_else(|| ([127, 0, 0, 1], 0).into()),
-        backend: engine.backend,
+        listen: ([127, 0, 0, 1], 0).into(),
+        backend: engine.device.kind,
+        cuda: engine.cuda,
         threads: engine.threads,
         scheduler: engine.scheduler,
+        unset: engine.unset,
         kv_cache_memory_bytes: engine.kv_cache_memory_bytes,
         memory_sharers: 1,
         shutdown_timeout: engine.shutdown_timeout,
     })
+}
+
+/// What a user is told, and with which exit code.
+pub fn failure(error: &WorkerError) -> Failure {
+    Failure::new(exit_code(error), error.to_string())
 }
 
 fn exit_code(error: &WorkerError) -> u8 {
@@ -128,6 +162,8 @@ pub struct Launch {
     pub served_model_name: String,
     /// How many of them there are: each takes its share of the free memory.
     pub workers: usize,
+    /// GPUs that this process sees; workers are dealt out to them in turn.
+    pub gpus: usize,
     /// `--log-level`, when somebody gave one.
     pub log_level: Option<String>,
     /// `--log-format`.
@@ -135,13 +171,15 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// The command for the worker called `name`. All that matters is said by flags: nothing of the environment or
+    /// The command for worker `index`, called `name`. All that matters is said by flags: nothing of the environment or
     /// of a configuration file reaches the worker a second time.
-    pub fn command(&self, name: &str, engine: &EngineSettings, threads: usize) -> Command {
+    pub fn command(&self, index: usize, name: &str, engine: &EngineSettings, threads: usize) -> Command {
         let mut command = Command::new(&self.binary);
         for (variable, _) in std::env::vars_os() {
-            if variable.to_string_lossy().starts_with(skein_node::config::ENV_PREFIX) {
-                command.env_remove(variable);
+            let name = variable.to_string_lossy();
+            let is_foreign = settings::FOREIGN_VARIABLES.contains(&&*name);
+            if name.starts_with(skein_node::config::ENV_PREFIX) && !is_foreign {
+                command.env_remove(&variable);
             }
         }
         command.arg("worker").arg(&self.model);
@@ -154,15 +192,24 @@ impl Launch {
         flag("served-model-name", &self.served_model_name);
         flag("listen", &"127.0.0.1:0");
         flag("threads", &threads);
-        flag("backend", &if engine.backend == BackendKind::Fake { "fake" } else { "cpu" });
+        flag("device", &engine.device.text());
+        if matches!(engine.device.kind, BackendKind::Auto | BackendKind::Cuda) {
+            let (ordinal, sharers) = self.gpu_of(index, engine.device.ordinal);
+            flag(GPU_ORDINAL, &ordinal);
+            flag(GPU_SHARERS, &sharers);
+            gpu_flags(&engine.cuda, &mut flag);
+        }
         flag("block-size", &scheduler.block_size);
-        flag("max-num-seqs", &scheduler.max_num_seqs);
-        flag("max-num-batched-tokens", &scheduler.max_num_batched_tokens);
         flag("max-num-queued-reqs", &scheduler.max_num_queued_reqs);
         flag("shutdown-timeout", &format_args!("{}s", SUPERVISED_DRAIN.as_secs()));
         flag("log-format", &self.log_format);
         for (name, value) in [
             ("max-model-len", scheduler.max_model_len.map(u64::from)),
+            ("max-num-seqs", (!engine.unset.max_num_seqs).then(|| scheduler.max_num_seqs.into())),
+            (
+                "max-num-batched-tokens",
+                (!engine.unset.max_num_batched_tokens).then(|| scheduler.max_num_batched_tokens.into()),
+            ),
             ("kv-cache-memory-bytes", engine.kv_cache_memory_bytes),
         ] {
             if let Some(value) = value {
@@ -172,9 +219,62 @@ impl Launch {
         if let Some(level) = &self.log_level {
             flag("log-level", level);
         }
-        if !scheduler.enable_prefix_caching {
-            command.arg("--no-enable-prefix-caching");
+        for (switch, is_on) in [
+            ("--no-enable-prefix-caching", !scheduler.enable_prefix_caching),
+            ("--batch-invariant", engine.cuda.batch_invariant),
+            ("--enforce-eager", engine.cuda.enforce_eager),
+        ] {
+            if is_on {
+                command.arg(switch);
+            }
         }
         command
+    }
+    /// The GPU of worker `index`, and how many workers share it. All share the one that was named.
+    fn gpu_of(&self, index: usize, named: Option<u32>) -> (u32, usize) {
+        let gpus = self.gpus.max(1);
+        match named {
+            Some(ordinal) => (ordinal, self.workers),
+            None => {
+                ((index % gpus) as u32, (self.workers.saturating_sub(index % gpus)).div_ceil(gpus).max(1))
+            }
+        }
+    }
+}
+
+fn gpu_flags(cuda: &CudaConfig, flag: &mut dyn FnMut(&str, &dyn std::fmt::Display)) {
+    flag("gpu-memory-utilization", &cuda.memory_utilization);
+    flag("step-timeout", &format_args!("{}ms", cuda.step_timeout.as_millis()));
+    if cuda.kv_cache_dtype == KvCacheDtype::Fp8 {
+        flag("kv-cache-dtype", &"fp8");
+    }
+    if cuda.quantization == Some(Quantization::Fp8) {
+        flag("quantization", &"fp8");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_are_dealt_out_to_the_gpus_in_turn() {
+        let check = |workers, gpus, named, expected: &[(u32, usize)]| {
+            let launch = Launch {
+                binary: PathBuf::new(),
+                model: PathBuf::new(),
+                served_model_name: String::new(),
+                workers,
+                gpus,
+                log_level: None,
+                log_format: "auto",
+            };
+            let dealt: Vec<_> = (0..workers).map(|index| launch.gpu_of(index, named)).collect();
+            assert_eq!(dealt, expected);
+        };
+        check(1, 0, None, &[(0, 1)]);
+        check(2, 2, None, &[(0, 1), (1, 1)]);
+        check(3, 2, None, &[(0, 2), (1, 1), (0, 2)]);
+        check(2, 4, Some(3), &[(3, 2), (3, 2)]);
     }
 }

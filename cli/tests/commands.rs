@@ -34,6 +34,9 @@ fn mistakes_end_with_their_own_code_and_a_next_step() {
     check(&["router"], &[], 2, "name at least one worker");
     check(&["run", "x", "--temperature", "9"], &[], 2, "temperature must be in [0, 2]");
     check(&["run", "x", "--max-tokens", "0"], &[], 2, "max_tokens");
+    check(&["serve", "--device", "cuda:x"], &[], 2, "is not one of auto, cpu, cuda, cuda:N, fake");
+    check(&["serve", "--device", "cpu", "--quantization", "fp8"], &[], 2, "needs a GPU, and device is cpu");
+    check(&["serve", "--step-timeout", "5"], &[], 2, "did you mean 5s or 5ms?");
     check(&["serve", "--log-level", "banana"], &[], 2, "is not one of error, warn");
     check(&["serve", "--served-model-name", ""], &[], 2, "--served-model-name: is empty");
     check(
@@ -45,7 +48,7 @@ fn mistakes_end_with_their_own_code_and_a_next_step() {
     check(&["bench", "serve", "--port", "1", "--num-prompts", "1"], &[], 1, "skein serve");
     let taken = TcpListener::bind("127.0.0.1:0").expect("loopback has a port");
     let port = taken.local_addr().expect("it is bound").port().to_string();
-    check(&["serve", "--backend", "fake", "--port", &port], &[], 5, "is in use");
+    check(&["serve", "--device", "fake", "--port", &port], &[], 5, "is in use");
 }
 
 #[test]

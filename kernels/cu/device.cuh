@@ -36,7 +36,7 @@ struct e4m3 {
 
 #include "ptx.cuh"
 
-constexpr float NEG_INF = -__builtin_huge_valf();
+constexpr float NEG_INF = __builtin_bit_cast(float, 0xff800000u);  // NVRTC has no huge_valf
 constexpr u32 FULL_WARP = 0xffffffffu;
 
 __device__ __forceinline__ float to_f32(float x) { return x; }

@@ -87,6 +87,49 @@ __device__ __forceinline__ void ldmatrix_x4_trans(u32* r, const void* p) {
                : "memory");
 }
 
+// ---- softmax --------------------------------------------------------------------------------
+// 2^x; 0 for -inf. About 2 units in the last place.
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// Two values in one register, `low` in the lower half, each rounded to nearest.
+__device__ __forceinline__ u32 round_pair(bf16, float low, float high) {
+  u32 y;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
+__device__ __forceinline__ u32 round_pair(f16, float low, float high) {
+  u32 y;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
+
+// ---- streaming loads ------------------------------------------------------------------------
+// 16 bytes that no kernel in flight writes and nobody reads again soon: past L1, and L2 fetches the 128-byte line.
+// Volatile keeps the program's order, so that loads meant to be in flight early are.
+__device__ __forceinline__ uint4 load_stream16(const void* p) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
+  return v;
+}
+__device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
+// ---- packed pairs: a * b + c, rounded once; the lower half is the first value ----------------
+__device__ __forceinline__ u32 fma_pair(bf16, u32 a, u32 b, u32 c) {
+  u32 d;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+__device__ __forceinline__ u32 fma_pair(f16, u32 a, u32 b, u32 c) {
+  u32 d;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+
 // ---- programmatic dependent launch ----------------------------------------------------------
 // Waits until the grids this one depends on have ended (a no-op in an ordinary launch). Comes before the first read of
 // what they wrote, and before the first write of what they read.

@@ -1,11 +1,20 @@
-//! Compiles the kernels and the driver around them with the C++ compiler into `libcuda.so.1`.
+//! Compiles the kernels with the C++ compiler, and links them with the emulated driver into `libcuda.so.1`; beside it,
+//! `libcublasLt.so.13` and `libnvrtc.so.13`.
 //!
 //! Without a C++ compiler the crate still builds, and its users skip what needs it. `SKEIN_CUDA_EMULATION_FLAGS` adds flags
-//! (sanitizers, planted bugs).
+//! (sanitizers). A file is compiled again when it or what it includes has changed, as the compiler's `-MMD` tells.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::SystemTime;
+
+/// Folder of C++ sources, library, and what it is linked with.
+const LIBRARIES: [(&[&str], &str, &[&str]); 3] = [
+    (&["../cu", "cpp/emulation", "cpp/driver", "cpp/selftest"], "libcuda.so.1", &[]),
+    (&["cpp/cublaslt"], "libcublasLt.so.13", &["-l:libcuda.so.1", "-Wl,-rpath,$ORIGIN"]),
+    (&["cpp/nvrtc"], "libnvrtc.so.13", &[]),
+];
 
 fn main() {
     println!("cargo:rerun-if-changed=cpp");
@@ -27,72 +36,114 @@ fn build(out: &Path) -> Result<(), String> {
     if let Err(error) = Command::new(&compiler).arg("--version").output() {
         return Err(format!("{compiler} does not run ({error}); install a C++ compiler"));
     }
-    let mut sources: Vec<PathBuf> = std::fs::read_dir("../cu")
-        .map_err(|error| error.to_string())?
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.extension().is_some_and(|extension| extension == "cu"))
-        .collect();
-    sources.sort();
-    sources.push("cpp/driver.cpp".into());
-    let objects: Vec<PathBuf> = sources
-        .iter()
-        .map(|source| out.join(source.file_stem().unwrap_or_default()).with_extension("o"))
-        .collect();
-    let newest_header = ["cpp", "../cu"].iter().filter_map(|folder| newest(folder, &["h", "cuh"])).max();
-    let is_fresh = |source: &Path, object: &Path| {
-        let made = modified(object);
-        made.is_some() && made > modified(source) && made > newest_header && !flags_changed(out)
-    };
-    let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
-    let stale: Vec<_> =
-        sources.iter().zip(&objects).filter(|(source, object)| !is_fresh(source, object)).collect();
-    for group in stale.chunks(threads) {
-        let compile = &|source: &Path, object: &Path| {
-            let mut command = base(&compiler);
-            command.args(["-DSKEIN_EMULATED", "-Icpp", "-I../cu", "-x", "c++", "-c"]);
-            run(command.arg(source).arg("-o").arg(object))
-        };
-        std::thread::scope(|scope| {
-            let start = |&(source, object): &(&'_ PathBuf, &'_ PathBuf)| {
-                let (source, object) = (source.clone(), object.clone());
-                (object.clone(), scope.spawn(move || compile(&source, &object)))
-            };
-            for (object, thread) in group.iter().map(start).collect::<Vec<_>>() {
-                if let Err(error) = thread.join().expect("compiling does not panic") {
-                    // Its kernels are then not found, which fails every check that launches one.
-                    let _ = std::fs::remove_file(object);
-                    for line in error.lines().filter(|line| line.contains("error")).take(20) {
-                        println!("cargo:warning={line}");
-                    }
-                }
-            }
-        });
-    }
-    let objects: Vec<PathBuf> = objects.into_iter().filter(|object| object.exists()).collect();
+    let same_flags = std::fs::read_to_string(out.join("flags")).ok().as_deref() == Some(&flags());
+    remove_objects(out, same_flags)?;
     std::fs::write(out.join("flags"), flags()).map_err(|error| error.to_string())?;
-    let mut link = base(&compiler);
-    link.args(["-shared", "-Wl,-soname,libcuda.so.1", "-ldl", "-o"]).arg(out.join("libcuda.so.1"));
-    run(link.args(&objects))
+    for (folders, library, link_flags) in LIBRARIES {
+        let sources =
+            folders.iter().map(|folder| sources_in(folder)).collect::<Result<Vec<_>, _>>()?.concat();
+        compile_all(&compiler, &sources, out);
+        let objects = sources.iter().map(|source| object_of(source, out)).filter(|object| object.exists());
+        let mut link = base(&compiler);
+        link.arg("-shared").arg(format!("-Wl,-soname,{library}")).arg("-L").arg(out);
+        run(link.args(objects).args(link_flags).arg("-o").arg(out.join(library)))?;
+    }
+    Ok(())
 }
 
-fn flags() -> String {
-    std::env::var("SKEIN_CUDA_EMULATION_FLAGS").unwrap_or_default()
+fn sources_in(folder: &str) -> Result<Vec<PathBuf>, String> {
+    let entries = std::fs::read_dir(folder).map_err(|error| format!("{folder}: {error}"))?;
+    let is_source =
+        |path: &PathBuf| path.extension().is_some_and(|extension| extension == "cu" || extension == "cpp");
+    let mut sources: Vec<_> =
+        entries.filter_map(|entry| Some(entry.ok()?.path())).filter(is_source).collect();
+    sources.sort();
+    Ok(sources)
 }
 
-fn flags_changed(out: &Path) -> bool {
-    std::fs::read_to_string(out.join("flags")).unwrap_or_default() != flags()
+/// `out/<folder>_<name>.o`
+fn object_of(source: &Path, out: &Path) -> PathBuf {
+    let folder = source.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
+    out.join(format!("{folder}_{}.o", source.file_stem().unwrap_or_default().to_string_lossy()))
+}
+
+/// Kernels that do not compile are then not found, which fails every check that launches one.
+fn compile_all(compiler: &str, sources: &[PathBuf], out: &Path) {
+    let next = AtomicUsize::new(0);
+    let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some(source) = sources.get(next.fetch_add(1, Relaxed)) {
+                    compile(compiler, source, &object_of(source, out));
+                }
+            });
+        }
+    });
+}
+
+fn compile(compiler: &str, source: &Path, object: &Path) {
+    if is_fresh(object) {
+        return;
+    }
+    let mut command = base(compiler);
+    command.args(["-DSKEIN_EMULATED", "-Icpp", "-I../cu", "-MMD", "-x", "c++", "-c"]);
+    let is_kernel = source.extension().is_some_and(|extension| extension == "cu");
+    command.args(if is_kernel {
+        ["-fvisibility=hidden", "-fno-gnu-unique"]
+    } else {
+        ["-O2", "-fno-gnu-unique"]
+    });
+    let made = run(command.arg(source).arg("-o").arg(object));
+    if let Err(error) = made.and_then(|()| if is_kernel { isolate(object) } else { Ok(()) }) {
+        let _ = std::fs::remove_file(object);
+        for line in error.lines().filter(|line| line.contains("error")).take(20) {
+            println!("cargo:warning={line}");
+        }
+    }
+}
+
+/// Makes everything inside an object local that it does not export. Device functions are inline: the linker would take one
+/// file's for all that have a function of that name, and nvcc compiles each file for itself.
+fn isolate(object: &Path) -> Result<(), String> {
+    let joined = object.with_extension("joined");
+    run(Command::new("ld").args(["-r", "--force-group-allocation", "-o"]).arg(&joined).arg(object))?;
+    run(Command::new("objcopy").arg("--localize-hidden").arg(&joined).arg(object))?;
+    std::fs::remove_file(joined).map_err(|error| error.to_string())
+}
+
+/// Whether everything that went into `object` is older than it.
+fn is_fresh(object: &Path) -> bool {
+    let (Some(made), Ok(rule)) = (modified(object), std::fs::read_to_string(object.with_extension("d")))
+    else {
+        return false;
+    };
+    let Some((_, inputs)) = rule.split_once(':') else { return false };
+    let mut inputs = inputs.split_whitespace().filter(|word| *word != "\\");
+    inputs.all(|input| modified(Path::new(input)).is_some_and(|changed| changed < made))
+}
+
+/// Removes the objects of sources that are gone, or all of them.
+fn remove_objects(out: &Path, keep_current: bool) -> Result<(), String> {
+    let folders = LIBRARIES.iter().flat_map(|(folders, ..)| folders.iter());
+    let sources = folders.map(|folder| sources_in(folder)).collect::<Result<Vec<_>, _>>()?.concat();
+    let current: Vec<_> = sources.iter().map(|source| object_of(source, out)).collect();
+    let entries = std::fs::read_dir(out).map_err(|error| error.to_string())?;
+    for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+        let is_object = path.extension().is_some_and(|extension| extension == "o");
+        if is_object && !(keep_current && current.contains(&path)) {
+            std::fs::remove_file(path).map_err(|error| error.to_string())?;
+        }
+    }
+    Ok(())
 }
 
 fn modified(path: &Path) -> Option<SystemTime> {
     path.metadata().ok()?.modified().ok()
 }
 
-fn newest(folder: &str, extensions: &[&str]) -> Option<SystemTime> {
-    let paths = std::fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
-    let wanted = |path: &PathBuf| {
-        path.extension().is_some_and(|it| extensions.iter().any(|extension| it == *extension))
-    };
-    paths.filter(wanted).filter_map(|path| modified(&path)).max()
+fn flags() -> String {
+    std::env::var("SKEIN_CUDA_EMULATION_FLAGS").unwrap_or_default()
 }
 
 fn base(compiler: &str) -> Command {

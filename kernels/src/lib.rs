@@ -7,4 +7,5 @@
 pub mod cpu;
 pub mod cuda;
 pub mod mapped;
+pub mod process;
 pub mod threads;

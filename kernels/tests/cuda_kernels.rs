@@ -1,4 +1,5 @@
-//! Every CUDA kernel against its CPU reference, on the emulation.
+//! Every CUDA kernel against its CPU reference, on the emulation. `SKEIN_SEED` chooses the inputs, `SKEIN_FILTER` the
+//! cases (those whose name contains it), `EMU_SEED` the order of threads.
 
 use skein_kernels::cuda::Device;
 use skein_kernels::cuda::check::{Scale, run};
@@ -10,7 +11,8 @@ fn kernels_agree_with_their_references() {
     }
     let device = Device::open(0).unwrap();
     let seed = std::env::var("SKEIN_SEED").map_or(1, |seed| seed.parse().unwrap());
-    let report = run(&device, Scale::Small, seed, "").unwrap();
+    let filter = std::env::var("SKEIN_FILTER").unwrap_or_default();
+    let report = run(&device, Scale::Small, seed, &filter).unwrap();
     for outcome in &report.outcomes {
         println!("{:<60} {:>10.3} {:>8.1?}", outcome.name, outcome.error, outcome.took);
     }

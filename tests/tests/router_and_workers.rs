@@ -17,7 +17,7 @@ use skein_router::generator::TokenSource;
 use skein_router::refusal::Refusal;
 use skein_router::request::{Sampling, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
 use skein_worker::backend::fake::{FakeBackend, FakeOptions, StepCost};
-use skein_worker::config::{BackendKind, SchedulerConfig, WorkerConfig};
+use skein_worker::config::{BackendKind, CudaConfig, SchedulerConfig, UnsetLimits, WorkerConfig};
 use skein_worker::service::{LoadedBackend, serve_backend};
 use tokio::sync::{mpsc, oneshot};
 
@@ -40,6 +40,8 @@ impl Worker {
             served_model_name: MODEL.into(),
             listen: ANY_PORT,
             backend: BackendKind::Fake,
+            cuda: CudaConfig::default(),
+            unset: UnsetLimits::default(),
             threads: 1,
             scheduler: SchedulerConfig { max_num_batched_tokens: 128, ..SchedulerConfig::default() },
             kv_cache_memory_bytes: None,
@@ -56,6 +58,7 @@ impl Worker {
                 name: "fake",
                 resume_exact: true,
                 fingerprint: 0,
+                cost: Default::default(),
             })
         };
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();

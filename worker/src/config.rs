@@ -15,11 +15,16 @@ pub struct WorkerConfig {
     pub listen: SocketAddr,
     /// Which backend computes.
     pub backend: BackendKind,
-    /// Compute threads; 0 = all processors this process may use.
+    /// What only a CUDA backend reads.
+    pub cuda: CudaConfig,
+    /// Compute threads; 0 = all processors this process may use. On a GPU they only read the weights.
     pub threads: usize,
-    /// Scheduler limits.
+    /// Scheduler limits; [`WorkerConfig::scheduler_on`] says those of a device.
     pub scheduler: SchedulerConfig,
-    /// Bytes of KV cache; `None` = what holds `max_num_seqs` sequences of moderate length, within free memory.
+    /// Limits of `scheduler` that nobody chose, and that a GPU therefore raises.
+    pub unset: UnsetLimits,
+    /// Bytes of KV cache; `None` = on the CPU what holds `max_num_seqs` sequences of moderate length, within free memory,
+    /// and on a GPU what [`CudaConfig::memory_utilization`] leaves.
     pub kv_cache_memory_bytes: Option<u64>,
     /// Workers that start on this machine together and share what memory is free; at least 1.
     pub memory_sharers: u32,
@@ -27,11 +32,97 @@ pub struct WorkerConfig {
     pub shutdown_timeout: Duration,
 }
 
+impl WorkerConfig {
+    /// The scheduler's limits on a backend: a GPU computes larger steps in the time of a small one.
+    pub fn scheduler_on(&self, backend: BackendKind) -> SchedulerConfig {
+        let mut limits = self.scheduler.clone();
+        if backend == BackendKind::Cuda {
+            if self.unset.max_num_seqs {
+                limits.max_num_seqs = CUDA_MAX_NUM_SEQS;
+            }
+            if self.unset.max_num_batched_tokens {
+                limits.max_num_batched_tokens = CUDA_MAX_NUM_BATCHED_TOKENS;
+            }
+        }
+        limits
+    }
+}
+
+/// Which limits are defaults.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct UnsetLimits {
+    /// [`SchedulerConfig::max_num_seqs`].
+    pub max_num_seqs: bool,
+    /// [`SchedulerConfig::max_num_batched_tokens`].
+    pub max_num_batched_tokens: bool,
+}
+
+/// Default of [`SchedulerConfig::max_num_seqs`] on a GPU.
+pub const CUDA_MAX_NUM_SEQS: u32 = 256;
+/// Default of [`SchedulerConfig::max_num_batched_tokens`] on a GPU.
+pub const CUDA_MAX_NUM_BATCHED_TOKENS: u32 = 8192;
+
+/// What only a CUDA backend reads. vLLM's names where vLLM has the setting.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CudaConfig {
+    /// Which of the visible devices.
+    pub ordinal: u32,
+    /// Workers on that device together; each takes its share of the memory.
+    pub sharers: u32,
+    /// Share of the device's memory that is used, by all processes on it together.
+    pub memory_utilization: f64,
+    /// Type of cached keys and values.
+    pub kv_cache_dtype: KvCacheDtype,
+    /// Converts the weights at load.
+    pub quantization: Option<Quantization>,
+    /// Logits do not depend on what else is in a batch.
+    pub batch_invariant: bool,
+    /// No CUDA graphs.
+    pub enforce_eager: bool,
+    /// A step that takes longer means that the device is stuck.
+    pub step_timeout: Duration,
+}
+
+impl Default for CudaConfig {
+    fn default() -> Self {
+        Self {
+            ordinal: 0,
+            sharers: 1,
+            memory_utilization: 0.9,
+            kv_cache_dtype: KvCacheDtype::Auto,
+            quantization: None,
+            batch_invariant: false,
+            enforce_eager: false,
+            step_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Type of cached keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvCacheDtype {
+    /// That of the activations.
+    Auto,
+    /// FP8 e4m3: half the bytes.
+    Fp8,
+}
+
+/// How weights are converted at load.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Quantization {
+    /// FP8 e4m3, one scale for each output channel. Embedding and head keep their type.
+    Fp8,
+}
+
 /// Which backend computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackendKind {
+    /// A CUDA device when there is one that can run the model, otherwise the CPU.
+    Auto,
     /// The CPU kernels.
     Cpu,
+    /// A CUDA device.
+    Cuda,
     /// No model: tokens are a hash of what the KV cache holds. For tests.
     Fake,
 }

@@ -93,7 +93,8 @@ async fn read(mut stream: TokenStream, mut record: Record, start: Timestamp) -> 
         match deltas {
             Ok(deltas) => {
                 let tokens: usize = deltas.iter().map(|delta| delta.tokens.len()).sum();
-                record.cached_tokens += deltas.iter().filter_map(|delta| delta.cached_tokens).sum::<u32>() as u64;
+                record.cached_tokens +=
+                    deltas.iter().filter_map(|delta| delta.cached_tokens).sum::<u32>() as u64;
                 if tokens > 0 {
                     match record.first_token {
                         None => record.first_token = Some(now),

@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
+use skein_worker::model::cost::StepCost;
 
 use crate::load::metrics::{Record, Summary, percentile};
 
@@ -14,17 +15,6 @@ pub struct Ceiling {
     pub read_bytes_per_second: f64,
     /// Floating-point operations a second of plain multiplication; `None` where there is nothing to measure it with.
     pub flops_per_second: Option<f64>,
-}
-
-/// What a model asks of the device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ModelCost {
-    /// Bytes of weights that every step reads.
-    pub weight_bytes: u64,
-    /// Weights that every token is multiplied with.
-    pub weights: u64,
-    /// Bytes of keys and values of one token, all layers.
-    pub kv_bytes_per_token: u64,
 }
 
 /// One batch that ran alone from its first prompt token to its last output token.
@@ -98,7 +88,7 @@ pub struct LatencyReport {
 
 impl LatencyReport {
     /// Sums `iterations` up (at least one, all of one shape).
-    pub fn of(iterations: &[Iteration], cost: ModelCost, ceiling: Ceiling) -> Self {
+    pub fn of(iterations: &[Iteration], cost: StepCost, ceiling: Ceiling) -> Self {
         let median = |value: &dyn Fn(&Iteration) -> f64| {
             let mut values: Vec<f64> = iterations.iter().map(value).collect();
             values.sort_unstable_by(f64::total_cmp);
@@ -206,7 +196,7 @@ mod tests {
         let iteration = Iteration::of(&[record(60), record(110)], 50, 10).expect("both ended whole");
         assert_eq!((iteration.latency, iteration.prefill), (ms(190), ms(100)));
         assert_eq!(iteration.decode_step(), Some(ms(10)));
-        let cost = ModelCost { weight_bytes: 1000, weights: 500, kv_bytes_per_token: 2 };
+        let cost = StepCost { weight_bytes: 1000, weights: 500, kv_bytes_per_token: 2 };
         let ceiling = Ceiling { read_bytes_per_second: 244_000.0, flops_per_second: Some(1e7) };
         let report = LatencyReport::of(&[iteration], cost, ceiling);
         assert!((report.decode_tokens_per_second - 200.0).abs() < 1e-6);
@@ -230,7 +220,7 @@ mod tests {
             input_len: 8,
         };
         assert_eq!(iteration.decode_step(), None);
-        let cost = ModelCost { weight_bytes: 1, weights: 1, kv_bytes_per_token: 1 };
+        let cost = StepCost { weight_bytes: 1, weights: 1, kv_bytes_per_token: 1 };
         let ceiling = Ceiling { read_bytes_per_second: 1.0, flops_per_second: None };
         assert_eq!(LatencyReport::of(&[iteration], cost, ceiling).bandwidth_share, 0.0);
     }

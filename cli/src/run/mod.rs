@@ -20,7 +20,7 @@ use skein_router::cluster::Cluster;
 use skein_router::config::{AdmissionConfig, RequestLimits, RouterConfig};
 use skein_router::refusal::Refusal;
 use skein_router::request::DraftSampling;
-use skein_worker::config::{BackendKind, SchedulerConfig};
+use skein_worker::config::{SchedulerConfig, UnsetLimits};
 use tokio::sync::mpsc;
 
 use crate::exit::{Failure, OTHER, USAGE};
@@ -77,7 +77,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let threads = threads_each(&engine, 1);
     let launch = launch(&served, 1, &log)?;
     let (changes, seen) = discovery::in_process();
-    let command = move |_| launch.command("worker", &engine, threads);
+    let command = move |worker| launch.command(worker, "worker", &engine, threads);
     let (supervisor, reports) = Supervisor::start(1, command, &changes);
     let outcome = async {
         let (app, cluster) = front::start(router_config(&served), seen).await?;
@@ -132,9 +132,12 @@ fn piped_prompt() -> Result<String, Failure> {
 
 fn engine_settings(settings: &mut Settings) -> EngineSettings {
     let max_model_len = settings.value("max-model-len", skein_node::config::count(2..=1 << 24));
+    let (device, cuda) = settings::device(settings);
     EngineSettings {
-        backend: BackendKind::Cpu,
+        device,
+        cuda,
         threads: settings::threads(settings),
+        unset: UnsetLimits { max_num_seqs: false, max_num_batched_tokens: true },
         scheduler: SchedulerConfig {
             max_model_len: max_model_len.map(|len| len as u32),
             max_num_seqs: SEQUENCES,

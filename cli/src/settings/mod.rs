@@ -10,14 +10,33 @@ use skein_node::config::{ENV_PREFIX, Key, Kind, Schema, Settings, Sources};
 
 use crate::exit::{Failure, USAGE};
 pub use read::{
-    EngineSettings, FrontSettings, kv_bytes, log_options, model_argument, quiet_on_a_terminal, threads,
+    EngineSettings, FrontSettings, device, kv_bytes, log_options, model_argument, quiet_on_a_terminal,
+    threads,
 };
-use table::{FLAGS, Flag, ROUTER, RUN, SERVE, WORKER};
+use table::{BENCH, FLAGS, Flag, ROUTER, RUN, SERVE, WORKER};
 
 /// Sections of the configuration file, with the command each is for.
-const SECTIONS: [(&str, u8); 4] = [("serve", SERVE), ("router", ROUTER), ("worker", WORKER), ("run", RUN)];
-/// Variables of this repository's own scripts and tests.
-const FOREIGN_VARIABLES: [&str; 4] = ["SKEIN_BINARY", "SKEIN_CHAOS_ROUNDS", "SKEIN_CI_CACHE", "SKEIN_VENV"];
+const SECTIONS: [(&str, u8); 5] =
+    [("serve", SERVE), ("router", ROUTER), ("worker", WORKER), ("run", RUN), ("bench", BENCH)];
+/// Variables that are no settings: of the kernels' cache, of this repository's scripts and tests, of the emulated GPU.
+/// Workers get them too.
+pub const FOREIGN_VARIABLES: [&str; 15] = [
+    "SKEIN_KERNEL_CACHE",
+    "SKEIN_BINARY",
+    "SKEIN_CHAOS_ROUNDS",
+    "SKEIN_CI_CACHE",
+    "SKEIN_VENV",
+    "SKEIN_CUDA_EMULATION_DIR",
+    "SKEIN_EMULATED_EAGER",
+    "SKEIN_EMULATED_MEMORY",
+    "SKEIN_EMULATED_DEVICES",
+    "SKEIN_EMULATED_DRIVER",
+    "SKEIN_EMULATED_CAPABILITY",
+    "SKEIN_EMULATED_HANG_AT_LAUNCH",
+    "SKEIN_EMULATED_ILLEGAL_ADDRESS_AT_LAUNCH",
+    "SKEIN_EMULATED_ECC_AT_LAUNCH",
+    "SKEIN_EMULATED_NO_MEMORY_AT_ALLOCATION",
+];
 /// A configuration file is read whole.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 

@@ -4,10 +4,12 @@
 use std::io::IsTerminal;
 use std::time::Duration;
 
-use skein_node::config::{Origin, Settings, bytes, count, duration, one_of, text};
+use skein_node::config::{Origin, Settings, bytes, count, duration, number, one_of, text};
 use skein_node::telemetry::{self, LogFormat, LogOptions};
 use skein_router::config::{AdmissionConfig, RequestLimits};
-use skein_worker::config::{BackendKind, SchedulerConfig};
+use skein_worker::config::{
+    BackendKind, CudaConfig, KvCacheDtype, Quantization, SchedulerConfig, UnsetLimits,
+};
 
 /// Longest time any setting may name.
 const A_DAY: Duration = Duration::from_secs(24 * 3600);
@@ -87,11 +89,15 @@ impl FrontSettings {
 #[derive(Debug)]
 pub struct EngineSettings {
     /// What computes.
-    pub backend: BackendKind,
+    pub device: DeviceChoice,
+    /// How a GPU computes; its ordinal and sharers are decided where workers are started.
+    pub cuda: CudaConfig,
     /// Compute threads; 0 = decide.
     pub threads: usize,
     /// Scheduler limits.
     pub scheduler: SchedulerConfig,
+    /// Those of them that nobody gave.
+    pub unset: UnsetLimits,
     /// KV cache; `None` = decide.
     pub kv_cache_memory_bytes: Option<u64>,
     /// Longest drain.
@@ -101,25 +107,112 @@ pub struct EngineSettings {
 impl EngineSettings {
     /// Reads them; problems are noted in `settings`.
     pub fn read(settings: &mut Settings) -> Self {
+        let mut engine = Self::read_compute(settings);
+        let most = small(settings, "max-num-queued-reqs", 1, 1_000_000);
+        engine.scheduler.max_num_queued_reqs = most.unwrap_or(engine.scheduler.max_num_queued_reqs);
+        engine.shutdown_timeout = shutdown_timeout(settings);
+        engine
+    }
+
+    /// The same without what only a server has: its queue and its drain.
+    pub fn read_compute(settings: &mut Settings) -> Self {
         let defaults = SchedulerConfig::default();
-        let backends = [("cpu", BackendKind::Cpu), ("fake", BackendKind::Fake)];
+        let max_num_seqs = small(settings, "max-num-seqs", 1, 4096);
+        let max_num_batched_tokens = small(settings, "max-num-batched-tokens", 1, 1 << 20);
+        let (device, cuda) = device(settings);
         Self {
-            backend: settings.value("backend", one_of(&backends)).unwrap_or(BackendKind::Cpu),
+            device,
+            cuda,
             threads: threads(settings),
+            unset: UnsetLimits {
+                max_num_seqs: max_num_seqs.is_none(),
+                max_num_batched_tokens: max_num_batched_tokens.is_none(),
+            },
             scheduler: SchedulerConfig {
                 block_size: small(settings, "block-size", 1, 256).unwrap_or(defaults.block_size),
                 max_model_len: small(settings, "max-model-len", 2, 1 << 24),
-                max_num_seqs: small(settings, "max-num-seqs", 1, 4096).unwrap_or(defaults.max_num_seqs),
-                max_num_batched_tokens: small(settings, "max-num-batched-tokens", 1, 1 << 20)
-                    .unwrap_or(defaults.max_num_batched_tokens),
-                max_num_queued_reqs: small(settings, "max-num-queued-reqs", 1, 1_000_000)
-                    .unwrap_or(defaults.max_num_queued_reqs),
+                max_num_seqs: max_num_seqs.unwrap_or(defaults.max_num_seqs),
+                max_num_batched_tokens: max_num_batched_tokens.unwrap_or(defaults.max_num_batched_tokens),
+                max_num_queued_reqs: defaults.max_num_queued_reqs,
                 enable_prefix_caching: settings.switch("enable-prefix-caching"),
             },
             kv_cache_memory_bytes: kv_bytes(settings),
-            shutdown_timeout: shutdown_timeout(settings),
+            shutdown_timeout: Duration::ZERO,
         }
     }
+}
+
+/// `--device`: a backend, and which of several devices when one was named.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceChoice {
+    /// What computes.
+    pub kind: BackendKind,
+    /// N of `cuda:N`.
+    pub ordinal: Option<u32>,
+}
+
+impl DeviceChoice {
+    fn parse(given: &str) -> Result<Self, String> {
+        let kinds = [
+            ("auto", BackendKind::Auto),
+            ("cpu", BackendKind::Cpu),
+            ("cuda", BackendKind::Cuda),
+            ("cuda:N", BackendKind::Cuda),
+            ("fake", BackendKind::Fake),
+        ];
+        if let Some(ordinal) = given.trim().strip_prefix("cuda:").and_then(|number| number.parse().ok()) {
+            return Ok(Self { kind: BackendKind::Cuda, ordinal: Some(ordinal) });
+        }
+        one_of(&kinds)(given).map(|kind| Self { kind, ordinal: None })
+    }
+
+    /// As [`DeviceChoice::parse`] reads it.
+    pub fn text(&self) -> String {
+        match (self.kind, self.ordinal) {
+            (BackendKind::Auto, _) => "auto".into(),
+            (BackendKind::Cpu, _) => "cpu".into(),
+            (BackendKind::Fake, _) => "fake".into(),
+            (BackendKind::Cuda, None) => "cuda".into(),
+            (BackendKind::Cuda, Some(ordinal)) => format!("cuda:{ordinal}"),
+        }
+    }
+}
+
+/// `--device` and what goes with a GPU. What the CPU cannot do is refused when the CPU was chosen.
+pub fn device(settings: &mut Settings) -> (DeviceChoice, CudaConfig) {
+    let auto = DeviceChoice { kind: BackendKind::Auto, ordinal: None };
+    let device = settings.value("device", DeviceChoice::parse).unwrap_or(auto);
+    let defaults = CudaConfig::default();
+    let kv_types = [("auto", KvCacheDtype::Auto), ("fp8", KvCacheDtype::Fp8)];
+    let cuda = CudaConfig {
+        ordinal: device.ordinal.unwrap_or(0),
+        sharers: 1,
+        memory_utilization: settings
+            .value("gpu-memory-utilization", number(0.01..=1.0))
+            .unwrap_or(defaults.memory_utilization),
+        kv_cache_dtype: settings
+            .value("kv-cache-dtype", one_of(&kv_types))
+            .unwrap_or(defaults.kv_cache_dtype),
+        quantization: settings.value("quantization", one_of(&[("fp8", Quantization::Fp8)])),
+        batch_invariant: settings.switch("batch-invariant"),
+        enforce_eager: settings.switch("enforce-eager"),
+        step_timeout: settings
+            .value("step-timeout", duration(Duration::from_millis(100)..=A_DAY))
+            .unwrap_or(defaults.step_timeout),
+    };
+    if matches!(device.kind, BackendKind::Cpu | BackendKind::Fake) {
+        let only_on_a_gpu = [
+            ("kv-cache-dtype = fp8", cuda.kv_cache_dtype == KvCacheDtype::Fp8),
+            ("quantization = fp8", cuda.quantization.is_some()),
+        ];
+        for (what, _) in only_on_a_gpu.iter().filter(|(_, asked)| *asked) {
+            settings.problem(format!(
+                "{what} needs a GPU, and device is {}; leave one of them out",
+                device.text()
+            ));
+        }
+    }
+    (device, cuda)
 }
 
 /// `--threads`; 0 when unset.

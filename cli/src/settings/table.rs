@@ -12,7 +12,7 @@ pub struct Flag {
     pub value: &'static str,
     /// Heading in help texts.
     pub group: &'static str,
-    /// Commands that read it, of [`SERVE`], [`ROUTER`], [`WORKER`] and [`RUN`].
+    /// Commands that read it, of [`SERVE`], [`ROUTER`], [`WORKER`], [`RUN`] and [`BENCH`].
     pub commands: u8,
     /// One line of help.
     pub help: &'static str,
@@ -26,14 +26,17 @@ pub const ROUTER: u8 = 2;
 pub const WORKER: u8 = 4;
 /// `skein run`.
 pub const RUN: u8 = 8;
+/// `skein bench latency` and `skein bench throughput`.
+pub const BENCH: u8 = 16;
 
 const FRONT: u8 = SERVE | ROUTER;
-const COMPUTE: u8 = SERVE | WORKER;
-const ALL: u8 = SERVE | ROUTER | WORKER | RUN;
+const COMPUTE: u8 = SERVE | WORKER | BENCH;
+const ALL: u8 = SERVE | ROUTER | WORKER | RUN | BENCH;
 
 const API: &str = "API";
 const MODEL: &str = "Model";
 const ENGINE: &str = "Workers";
+const GPU: &str = "GPU";
 const LIMITS: &str = "Limits";
 const PROCESS: &str = "Process";
 const SAMPLING: &str = "Sampling";
@@ -73,7 +76,7 @@ pub const FLAGS: &[Flag] = &[
         WORKER,
         "Address of the worker's gRPC service; port 0 = any free one",
     ),
-    one("workers", Some("2"), "N", ENGINE, SERVE, "Worker processes"),
+    one("workers", None, "N", ENGINE, SERVE, "Worker processes [default: 2, with GPUs one for each]"),
     many("workers", "HOST:PORT", ENGINE, ROUTER, "Addresses of the workers, separated by commas"),
     one(
         "threads",
@@ -83,8 +86,30 @@ pub const FLAGS: &[Flag] = &[
         COMPUTE | RUN,
         "Compute threads of each worker [default: an even share of the processors]",
     ),
-    one("max-num-seqs", Some("64"), "N", ENGINE, COMPUTE, "Sequences that run at once in a worker"),
-    one("max-num-batched-tokens", Some("512"), "TOKENS", ENGINE, COMPUTE, "Tokens in one step"),
+    one(
+        "device",
+        Some("auto"),
+        "DEVICE",
+        ENGINE,
+        COMPUTE | RUN,
+        "What computes: auto (a GPU if one can, else the CPU), cpu, cuda, cuda:N, or fake (no model; for tests)",
+    ),
+    one(
+        "max-num-seqs",
+        None,
+        "N",
+        ENGINE,
+        COMPUTE,
+        "Sequences that run at once in a worker [default: 64, on a GPU 256]",
+    ),
+    one(
+        "max-num-batched-tokens",
+        None,
+        "TOKENS",
+        ENGINE,
+        COMPUTE,
+        "Tokens in one step [default: 512, on a GPU 8192]",
+    ),
     one("block-size", Some("16"), "TOKENS", ENGINE, COMPUTE, "Tokens in a block of the KV cache"),
     one(
         "kv-cache-memory-bytes",
@@ -92,10 +117,49 @@ pub const FLAGS: &[Flag] = &[
         "BYTES",
         ENGINE,
         COMPUTE | RUN,
-        "KV cache of each worker, for example 2GiB [default: by the model and free memory]",
+        "KV cache of each worker, for example 2GiB [default: by the model and free memory; on a GPU what is left of it]",
     ),
     switch("enable-prefix-caching", "true", ENGINE, COMPUTE, "Reuse the KV cache of equal prompt prefixes"),
-    one("backend", Some("cpu"), "NAME", ENGINE, COMPUTE, "What computes: cpu, or fake (no model; for tests)"),
+    one(
+        "gpu-memory-utilization",
+        Some("0.9"),
+        "SHARE",
+        GPU,
+        COMPUTE | RUN,
+        "Share of the GPU's memory to use, what others use counted in",
+    ),
+    one(
+        "kv-cache-dtype",
+        Some("auto"),
+        "TYPE",
+        GPU,
+        COMPUTE | RUN,
+        "Type of cached keys and values: auto (the model's) or fp8 (half the bytes)",
+    ),
+    one(
+        "quantization",
+        None,
+        "METHOD",
+        GPU,
+        COMPUTE | RUN,
+        "Convert the weights at load: fp8 (e4m3, one scale for each output) [default: keep them]",
+    ),
+    switch(
+        "batch-invariant",
+        "false",
+        GPU,
+        COMPUTE | RUN,
+        "Compute the same bits whatever else is in a batch, at some cost in speed; on the CPU it is always so",
+    ),
+    switch("enforce-eager", "false", GPU, COMPUTE | RUN, "Launch kernel by kernel, without CUDA graphs"),
+    one(
+        "step-timeout",
+        Some("30s"),
+        "TIME",
+        GPU,
+        COMPUTE | RUN,
+        "A step that takes longer means a stuck GPU: the worker is restarted, its requests go on elsewhere",
+    ),
     one(
         "max-num-queued-reqs",
         Some("1024"),

@@ -45,44 +45,67 @@ inline u8 f32_to_e4m3(float x) {
 // ---- cp.async: copies land only at wait, so that a kernel that forgets to wait reads poison -------------------------
 inline void cp_async16(void* s, const void* g, bool pred = true) {
   if (((uintptr_t)s | (uintptr_t)g) & 15) emu::die("cp.async: address not 16-byte aligned");
-  emu::rt().cur->pend.push_back({s, g, 16, !pred});
+  emu::rt().current->copies.push_back({s, g, 16, !pred});
 }
 inline void cp_async_commit() {
-  auto* f = emu::rt().cur;
-  f->groups.push_back(std::move(f->pend));
-  f->pend.clear();
+  emu::Fiber* fiber = emu::rt().current;
+  fiber->commits.push_back((unsigned)fiber->copies.size());
 }
 template <int N> inline void cp_async_wait() {
-  auto* f = emu::rt().cur;
-  while (f->groups.size() > (size_t)N) {
-    for (auto& c : f->groups.front()) {
-      if (c.zero) memset(c.d, 0, c.n);
-      else memcpy(c.d, c.s, c.n);
-    }
-    f->groups.pop_front();
+  emu::Fiber* fiber = emu::rt().current;
+  if (fiber->commits.size() <= (size_t)N) return;
+  size_t groups = fiber->commits.size() - N;
+  unsigned landed = fiber->commits[groups - 1];
+  for (unsigned i = 0; i < landed; i++) {
+    const emu::Copy& copy = fiber->copies[i];
+    if (copy.zero) memset(copy.to, 0, copy.bytes);
+    else memcpy(copy.to, copy.from, copy.bytes);
   }
+  fiber->copies.erase(fiber->copies.begin(), fiber->copies.begin() + landed);
+  fiber->commits.erase(fiber->commits.begin(), fiber->commits.begin() + (ptrdiff_t)groups);
+  for (unsigned& end : fiber->commits) end -= landed;
 }
 
 // ---- warp matrix instructions ---------------------------------------------------------------
+// What a lane brings; it takes away `d`. Lane 4 * g + t holds rows g and g + 8 of a and d, column g of b; in a word of a
+// and b, k = 2 * t and 2 * t + 1 (PTX ISA 9.0, 9.7.14.5.8, "Matrix Fragments for mma.m16n8k16 with floating point type").
+struct MmaFragments {
+  float d[4];
+  u32 a[4], b[2];
+};
+template <class Convert> inline void mma_m16n8k16_of(emu::Slot* slots, Convert to_float) {
+  float a[16][16], b[16][8], d[16][8];
+  MmaFragments of;
+  auto low = [&](u32 word) { return to_float((u16)word); };
+  auto high = [&](u32 word) { return to_float((u16)(word >> 16)); };
+  for (unsigned lane = 0; lane < 32; lane++) {
+    memcpy(&of, slots[lane].bytes, sizeof of);
+    unsigned g = lane / 4, t = lane % 4;
+    for (unsigned i = 0; i < 4; i++) {
+      unsigned row = g + 8 * (i & 1), k = 2 * t + 8 * (i >> 1);
+      a[row][k] = low(of.a[i]), a[row][k + 1] = high(of.a[i]);
+      d[g + 8 * (i >> 1)][2 * t + (i & 1)] = of.d[i];
+    }
+    for (unsigned i = 0; i < 2; i++) b[2 * t + 8 * i][g] = low(of.b[i]), b[2 * t + 8 * i + 1][g] = high(of.b[i]);
+  }
+  for (unsigned row = 0; row < 16; row++) {
+    for (unsigned k = 0; k < 16; k++) {
+      for (unsigned col = 0; col < 8; col++) d[row][col] += a[row][k] * b[k][col];
+    }
+  }
+  for (unsigned lane = 0; lane < 32; lane++) {
+    for (unsigned i = 0; i < 4; i++) of.d[i] = d[lane / 4 + 8 * (i >> 1)][2 * (lane % 4) + (i & 1)];
+    memcpy(slots[lane].bytes, of.d, sizeof of.d);
+  }
+}
 template <class Convert> inline void mma_m16n8k16_with(Convert to_float, float* d, const u32* a, const u32* b) {
-  struct Fragments {
-    u32 a[4], b[2];
-  } mine;
+  MmaFragments mine;
+  memcpy(mine.d, d, 16);
   memcpy(mine.a, a, 16);
   memcpy(mine.b, b, 8);
-  const emu::Slot* all = emu::exchange(~0u, &mine, sizeof mine);
-  unsigned lane = emu::lane(), group = lane / 4, in_group = lane % 4;
-  for (int i = 0; i < 4; i++) {
-    unsigned row = group + (i >= 2 ? 8 : 0), col = in_group * 2 + (i & 1);
-    float sum = d[i];
-    for (unsigned k = 0; k < 16; k++) {
-      Fragments fa = emu::get<Fragments>(all, (row % 8) * 4 + (k % 8) / 2);
-      Fragments fb = emu::get<Fragments>(all, col * 4 + (k % 8) / 2);
-      u32 wa = fa.a[(row >= 8) + 2 * (k >= 8)], wb = fb.b[k >= 8];
-      sum += to_float((u16)(k & 1 ? wa >> 16 : wa)) * to_float((u16)(k & 1 ? wb >> 16 : wb));
-    }
-    d[i] = sum;
-  }
+  auto combine = [=](emu::Slot* slots) { mma_m16n8k16_of(slots, to_float); };
+  const emu::Slot* all = emu::meet(~0u, &mine, sizeof mine, combine);
+  memcpy(d, all[emu::lane()].bytes, 16);
 }
 inline void mma_m16n8k16(bf16, float* d, const u32* a, const u32* b) {
   mma_m16n8k16_with([](u16 x) { return __uint_as_float((u32)x << 16); }, d, a, b);
@@ -110,8 +133,43 @@ inline void ldmatrix_x4_trans(u32* r, const void* p) {
   }
 }
 
+// ---- softmax --------------------------------------------------------------------------------
+inline float exp2_approx(float x) {
+  float y = exp2f(x);
+  return y < 0x1p-126f ? 0.f : y;
+}
+inline u32 round_pair(bf16, float low, float high) { return f32_to_bf16(low) | (u32)f32_to_bf16(high) << 16; }
+inline u32 round_pair(f16, float low, float high) { return f32_to_f16(low) | (u32)f32_to_f16(high) << 16; }
+
+// ---- streaming loads ------------------------------------------------------------------------
+inline uint4 load_stream16(const void* p) {
+  if ((uintptr_t)p & 15) emu::die("ld.v4: address not 16-byte aligned");
+  uint4 v;
+  memcpy(&v, p, 16);
+  return v;
+}
+// Reads a byte, so that a sanitizer sees a prefetch of memory that is not there.
+inline void prefetch_l2(const void* p) { (void)*(const volatile u8*)p; }
+
+// ---- packed pairs ---------------------------------------------------------------------------
+// Products of two such values and their sum with a third of like size are exact in f64, so it rounds once.
+inline u32 fma_pair(bf16, u32 a, u32 b, u32 c) {
+  auto half = [](u32 x, u32 y, u32 z) {
+    auto value = [](u32 w) { return (double)__uint_as_float(w << 16); };
+    return (u32)f32_to_bf16((float)(value(x & 0xffff) * value(y & 0xffff) + value(z & 0xffff)));
+  };
+  return half(a, b, c) | half(a >> 16, b >> 16, c >> 16) << 16;
+}
+inline u32 fma_pair(f16, u32 a, u32 b, u32 c) {
+  auto half = [](u32 x, u32 y, u32 z) {
+    auto value = [](u32 w) { return (double)f16_to_f32((u16)w); };
+    return (u32)f32_to_f16((float)(value(x) * value(y) + value(z)));
+  };
+  return half(a, b, c) | half(a >> 16, b >> 16, c >> 16) << 16;
+}
+
 // ---- programmatic dependent launch: one grid at a time here ----------------------------------
-inline void grid_dependency_wait() {}
+inline void grid_dependency_wait() { emu::rt().waited_for_grids = true; }
 inline void grid_dependency_launch() {}
 
 }  // namespace ptx

@@ -1,38 +1,127 @@
-//! The CUDA driver API over kernels that run on the CPU, so that everything that talks to a GPU is tested without one.
+//! NVIDIA's libraries over kernels that run on the CPU, so that everything that talks to a GPU is tested without one.
 //!
-//! `cpp/emulation.h` runs the unchanged `kernels/cu/*.cu`, one fiber a CUDA thread; `cpp/driver.cpp` is a
-//! `libcuda.so.1` around them. A process that finds it in place of NVIDIA's runs the same Rust code, call by call.
+//! `cpp/emulation` runs the unchanged `kernels/cu/*.cu`, one fiber a CUDA thread; `cpp/driver` is a `libcuda.so.1` around
+//! them, `cpp/cublaslt` a `libcublasLt.so.13`, `cpp/nvrtc` a `libnvrtc.so.13`. A process that finds them in place of
+//! NVIDIA's runs the same Rust code, call by call.
+//!
+//! Work on streams is *late*: it is done when a call waits for it, so that a host that reads a result too early, or
+//! changes what a copy still has to read, is caught. What the environment decides, read when the driver starts:
+//!
+//! | variable | meaning |
+//! |---|---|
+//! | `EMU_SEED` | order of threads, blocks and streams: 0 is theirs, any other number shuffles |
+//! | `SKEIN_EMULATED_EAGER=1` | work is done at once |
+//! | `SKEIN_EMULATED_MEMORY` | bytes of device memory, 1 GiB if unset |
+//! | `SKEIN_EMULATED_DEVICES` | 0: a driver without a device |
+//! | `SKEIN_EMULATED_DRIVER` | the driver's version, 13000 if unset |
+//! | `SKEIN_EMULATED_CAPABILITY` | compute capability times ten, 90 if unset |
+//! | `SKEIN_EMULATED_HANG_AT_LAUNCH=n` | the n-th kernel that runs (from 1) never ends |
+//! | `SKEIN_EMULATED_ILLEGAL_ADDRESS_AT_LAUNCH=n` | it ends with error 700, and so does every later call |
+//! | `SKEIN_EMULATED_ECC_AT_LAUNCH=n` | the same with error 214, as after an uncorrectable memory error (an Xid) |
+//! | `SKEIN_EMULATED_NO_MEMORY_AT_ALLOCATION=n` | the n-th device allocation fails |
+//! | `SKEIN_CUDA_EMULATION_DIR` | the libraries of another build |
 
-use std::path::{Path, PathBuf};
+use std::ffi::CStr;
+use std::ffi::c_char;
+use std::path::PathBuf;
 use std::sync::OnceLock;
+
+use libloading::Library;
+
+static DRIVER: OnceLock<Option<Library>> = OnceLock::new();
+static OTHERS: OnceLock<bool> = OnceLock::new();
 
 /// Where the libraries lie: for `LD_LIBRARY_PATH` of other processes. `None` when there was no C++ compiler.
 pub fn directory() -> Option<PathBuf> {
+    if let Some(other) = std::env::var_os("SKEIN_CUDA_EMULATION_DIR") {
+        return Some(other.into());
+    }
     let directory = env!("SKEIN_CUDA_EMULATION_DIR");
     (!directory.is_empty()).then(|| directory.into())
 }
 
-/// Makes this process find the emulation as `libcuda.so.1`. Says why not and returns false when there is none.
+/// Makes this process find the emulation in place of the driver, cuBLASLt and NVRTC. Says why not and returns false when
+/// there is none.
 pub fn load() -> bool {
-    static LOADED: OnceLock<bool> = OnceLock::new();
-    *LOADED.get_or_init(|| {
-        let Some(directory) = directory() else {
-            eprintln!("SKIPPED: no CUDA emulation; install a C++ compiler (g++) and build again");
-            return false;
-        };
-        load_from(&directory)
-    })
+    load_only_driver()
+        && *OTHERS.get_or_init(|| {
+            for name in ["libcublasLt.so.13", "libnvrtc.so.13"] {
+                // A library once loaded is found by its name from then on; it stays for the process's life.
+                std::mem::forget(open(name));
+            }
+            true
+        })
 }
 
-fn load_from(directory: &Path) -> bool {
-    // SAFETY: our own library; its constructors do nothing.
-    let library = unsafe { libloading::Library::new(directory.join("libcuda.so.1")) };
-    match library {
-        // A library once loaded is found by its name from then on; it stays for the process's life.
-        Ok(library) => {
-            std::mem::forget(library);
-            true
+/// The same for the driver alone: cuBLASLt and NVRTC are missing, or NVIDIA's.
+pub fn load_only_driver() -> bool {
+    driver().is_some()
+}
+
+fn driver() -> Option<&'static Library> {
+    let load = || {
+        if directory().is_none() {
+            eprintln!("SKIPPED: no CUDA emulation; install a C++ compiler (g++) and build again");
+            return None;
         }
-        Err(error) => panic!("the CUDA emulation does not load: {error}"),
+        Some(open("libcuda.so.1"))
+    };
+    DRIVER.get_or_init(load).as_ref()
+}
+
+fn open(name: &str) -> Library {
+    let path = directory().unwrap_or_default().join(name);
+    // SAFETY: our own library; its constructors only register kernels.
+    unsafe { Library::new(&path) }
+        .unwrap_or_else(|error| panic!("the CUDA emulation does not load: {}: {error}", path.display()))
+}
+
+/// What the emulated device does wrong, and when.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// The `n`-th kernel that runs from now on, from 1, never ends.
+    Hang(u32),
+    /// It ends with `CUDA_ERROR_ILLEGAL_ADDRESS`, and so does every later call.
+    IllegalAddress(u32),
+    /// The same with `CUDA_ERROR_ECC_UNCORRECTABLE`.
+    EccUncorrectable(u32),
+    /// The `n`-th device allocation from now on, from 1, fails.
+    NoMemory(u32),
+}
+
+/// Arms `fault`. The driver is loaded.
+pub fn inject(fault: Fault) {
+    let (kind, at) = match fault {
+        Fault::Hang(at) => (0, at),
+        Fault::IllegalAddress(at) => (1, at),
+        Fault::EccUncorrectable(at) => (2, at),
+        Fault::NoMemory(at) => (3, at),
+    };
+    // SAFETY: the symbol has this type.
+    unsafe { call::<unsafe extern "C" fn(i32, u32), _>(b"skein_emulation_inject", |inject| inject(kind, at)) }
+}
+
+/// Ends every fault, and drops all queued work: as a new process would find the device. Memory and handles stay.
+pub fn reset() {
+    // SAFETY: the symbol has this type.
+    unsafe { call::<unsafe extern "C" fn(), _>(b"skein_emulation_reset", |reset| reset()) }
+}
+
+/// What the device printed about its latest fault; empty if there was none.
+pub fn last_fault() -> String {
+    // SAFETY: the symbol has this type; it returns a string that lives until the next fault, copied at once.
+    unsafe {
+        call::<unsafe extern "C" fn() -> *const c_char, _>(b"skein_emulation_last_fault", |last| {
+            CStr::from_ptr(last()).to_string_lossy().into_owned()
+        })
     }
+}
+
+/// # Safety
+/// The driver's `symbol` is an `F`.
+unsafe fn call<F: Copy, T>(symbol: &[u8], run: impl FnOnce(F) -> T) -> T {
+    let driver = driver().expect("the CUDA emulation is loaded");
+    // SAFETY: as the caller says.
+    let function = unsafe { driver.get::<F>(symbol) }.expect("the emulated driver has it");
+    run(*function)
 }

@@ -184,6 +184,15 @@ pub fn driver_version() -> Result<i32, Unavailable> {
     }
 }
 
+/// How many devices this process sees; none of them is opened.
+pub fn visible_devices() -> Result<u32, Unavailable> {
+    let driver = driver_version()?;
+    match device_count().map_err(Unavailable::Broken)? {
+        0 => Err(Unavailable::NoDevice { driver }),
+        count => Ok(count),
+    }
+}
+
 fn device_count() -> Result<u32, CudaError> {
     let mut count = 0;
     // SAFETY: the driver was initialised; the out-pointer is valid for the call.

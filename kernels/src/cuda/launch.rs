@@ -14,8 +14,10 @@ const MAX_ARGS: usize = 32;
 /// A kernel of a loaded module; lives as long as [`super::Kernels`].
 #[derive(Debug, Clone, Copy)]
 pub struct Kernel {
-    pub(crate) function: sys::CUfunction,
-    pub(crate) name: &'static str,
+    function: sys::CUfunction,
+    name: &'static str,
+    sizes: [u32; MAX_ARGS],
+    count: usize,
 }
 
 // SAFETY: a handle that any thread bound to the device may use.
@@ -32,8 +34,8 @@ pub struct Grid {
     pub threads: [u32; 3],
     /// Dynamic shared memory.
     pub shared_bytes: u32,
-    /// May start while the grid before it ends (programmatic dependent launch); the kernel waits by itself before it
-    /// touches memory.
+    /// May start while the grid before it ends (programmatic dependent launch); the kernel waits by itself
+    /// before it touches memory.
     pub overlaps: bool,
 }
 
@@ -125,16 +127,38 @@ impl<'a> Args<'a> {
         self.push(0, size)
     }
 
-    /// Sizes of the arguments.
-    pub(crate) fn sizes(&self) -> &[u32] {
+    /// Sizes of the arguments, in bytes.
+    fn sizes(&self) -> &[u32] {
         &self.sizes[..self.count]
     }
 }
 
 impl Kernel {
-    /// Queues the kernel on `stream`.
+    /// `function`, with the sizes of its parameters.
+    pub(crate) fn new(function: sys::CUfunction, name: &'static str) -> Result<Self, CudaError> {
+        let (mut sizes, mut count) = ([0; MAX_ARGS], 0);
+        loop {
+            let (mut offset, mut size) = (0, 0);
+            // SAFETY: the out-pointers are valid for the call, and the function lives.
+            match unsafe { sys::cuFuncGetParamInfo(function, count, &mut offset, &mut size) } {
+                sys::CUresult::CUDA_ERROR_INVALID_VALUE => return Ok(Self { function, name, sizes, count }),
+                code => check("cuFuncGetParamInfo", code)?,
+            }
+            assert!(count < MAX_ARGS, "{name} has more than {MAX_ARGS} parameters");
+            sizes[count] = size as u32;
+            count += 1;
+        }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Queues the kernel on `stream`. The arguments are as many and as large as its parameters: anything else
+    /// would make the driver read past them.
     pub fn launch(&self, stream: &Stream, grid: Grid, args: &Args<'_>) -> Result<(), CudaError> {
-        debug_assert_eq!(self.parameter_sizes()?, args.sizes(), "arguments of {}", self.name);
+        assert_eq!(self.parameter_sizes(), args.sizes(), "arguments of {}", self.name);
         let mut pointers = [std::ptr::null_mut::<c_void>(); MAX_ARGS];
         for (i, pointer) in pointers[..args.count].iter_mut().enumerate() {
             *pointer = match args.large[i] {
@@ -159,25 +183,16 @@ impl Kernel {
             attrs: &mut overlap,
             numAttrs: u32::from(grid.overlaps),
         };
-        // SAFETY: pointers to as many values as the kernel has parameters (checked in debug builds, and by every test),
-        // read before the call returns. What the kernel does with device addresses cannot touch the host's memory.
+        // SAFETY: pointers to as many values as the kernel has parameters, each as large, read before the
+        // call returns. What the kernel does with device addresses cannot touch the host's memory.
         check(self.name, unsafe {
             sys::cuLaunchKernelEx(&config, self.function, pointers.as_mut_ptr(), std::ptr::null_mut())
         })
     }
 
     /// Bytes of each parameter.
-    pub fn parameter_sizes(&self) -> Result<Vec<u32>, CudaError> {
-        let mut sizes = Vec::new();
-        loop {
-            let (mut offset, mut size) = (0, 0);
-            // SAFETY: the out-pointers are valid for the call, and the function lives.
-            match unsafe { sys::cuFuncGetParamInfo(self.function, sizes.len(), &mut offset, &mut size) } {
-                sys::CUresult::CUDA_ERROR_INVALID_VALUE => return Ok(sizes),
-                code => check("cuFuncGetParamInfo", code)?,
-            }
-            sizes.push(size as u32);
-        }
+    pub fn parameter_sizes(&self) -> &[u32] {
+        &self.sizes[..self.count]
     }
 
     /// Allows launches with more than 48 KiB of dynamic shared memory.

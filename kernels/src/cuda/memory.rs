@@ -130,6 +130,15 @@ impl<T: Element> DeviceSlice<T> {
         })
     }
 
+    /// Copies `values`, which lie on the device, here; the two do not overlap.
+    pub fn copy_from(&self, stream: &Stream, values: DeviceSlice<T>) -> Result<(), CudaError> {
+        assert!(values.len() <= self.len, "{} values do not fit into {}", values.len(), self.len);
+        // SAFETY: source and destination hold that many bytes of device memory.
+        check("cuMemcpyDtoDAsync", unsafe {
+            sys::cuMemcpyDtoDAsync_v2(self.address, values.address, values.bytes(), stream.raw())
+        })
+    }
+
     /// Copies `values` here, and waits for it: for tests and loading.
     pub fn write(&self, stream: &Stream, values: &[T]) -> Result<(), CudaError> {
         assert!(values.len() <= self.len, "{} values do not fit into {}", values.len(), self.len);

@@ -5,18 +5,29 @@
 //! Nothing of CUDA is linked: the driver library is found at run time, and [`device::Device::open`] says what is missing.
 //! In tests the same calls reach `skein-cuda-emulation`, a driver whose device is the CPU.
 
+pub mod arena;
+pub mod blaslt;
+mod cache;
 pub mod check;
 pub mod device;
 pub mod error;
+pub mod graph;
+mod images;
 pub mod launch;
 pub mod memory;
 pub mod module;
+mod nvrtc;
 pub mod ops;
 pub mod roofline;
 pub mod stream;
+pub mod tensor_map;
 
+pub use arena::{Arena, ArenaPlan};
+pub use blaslt::BlasLt;
 pub use device::{Device, Unavailable};
-pub use error::CudaError;
+pub use error::{CudaError, ErrorKind};
+pub use graph::Graph;
 pub use memory::{DeviceBuffer, DeviceSlice, Element, PinnedBuffer};
-pub use module::Kernels;
-pub use stream::{Event, Stream};
+pub use module::{KernelSource, Kernels};
+pub use stream::{Event, Stream, Waited};
+pub use tensor_map::TensorMap;

@@ -1,21 +1,55 @@
 //! The kernels' images, loaded.
 
 use std::ffi::CString;
+use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use cudarc::driver::sys;
 
+use super::cache::Cache;
 use super::error::check;
+use super::images::KERNELS;
 use super::launch::Kernel;
+use super::nvrtc::Compiler;
 use super::{CudaError, Device};
 
-/// One per `cu/*.cu`: its name, and what `cuModuleLoadData` takes.
-const IMAGES: &[(&str, &[u8])] = &[("norm", b"")];
+/// Where the loaded kernels came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KernelSource {
+    /// nvcc made them when this binary was built.
+    Embedded,
+    /// NVRTC made them on this machine, now or at an earlier start.
+    Compiled {
+        /// NVRTC's (major, minor).
+        version: (u32, u32),
+        /// Files of kernels.
+        files: usize,
+        /// Those that an earlier start had compiled.
+        cached: usize,
+        /// Where they are kept, if anywhere.
+        directory: Option<PathBuf>,
+    },
+}
+
+impl fmt::Display for KernelSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self::Compiled { version: (major, minor), files, cached, directory } = self else {
+            return write!(f, "built into this binary");
+        };
+        write!(f, "compiled by NVRTC {major}.{minor}: {} files now, {cached} earlier", files - cached)?;
+        match directory {
+            Some(directory) => write!(f, ", kept in {}", directory.display()),
+            None => write!(f, ", not kept: no cache directory"),
+        }
+    }
+}
 
 /// All kernels of this binary, loaded on one device.
 #[derive(Debug)]
 pub struct Kernels {
     modules: Vec<sys::CUmodule>,
+    source: KernelSource,
     device: Arc<Device>,
 }
 
@@ -25,19 +59,34 @@ unsafe impl Send for Kernels {}
 unsafe impl Sync for Kernels {}
 
 impl Kernels {
-    /// Loads them on `device`.
+    /// Loads them on `device`: those of the build, or else compiled here. The latter takes seconds at the
+    /// first start.
     pub fn load(device: &Arc<Device>) -> Result<Self, CudaError> {
-        let mut kernels = Self { modules: Vec::new(), device: device.clone() };
-        for (_, image) in IMAGES {
-            let mut module = std::ptr::null_mut();
-            // SAFETY: the image is one that nvcc made; the out-pointer is valid for the call.
-            check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&mut module, image.as_ptr().cast()) })?;
-            kernels.modules.push(module);
+        let (source, compiled) = if KERNELS.iter().all(|kernel| !kernel.fatbin.is_empty()) {
+            (KernelSource::Embedded, None)
+        } else {
+            let (source, images) = compile(device)?;
+            (source, Some(images))
+        };
+        let mut kernels = Self { modules: Vec::with_capacity(KERNELS.len()), source, device: device.clone() };
+        match compiled {
+            None => KERNELS.iter().try_for_each(|kernel| kernels.load_image(kernel.fatbin))?,
+            Some(images) => images.iter().try_for_each(|image| kernels.load_image(image))?,
         }
         Ok(kernels)
     }
 
-    /// The kernel called `name`.
+    fn load_image(&mut self, image: &[u8]) -> Result<(), CudaError> {
+        let mut module = std::ptr::null_mut();
+        // SAFETY: an image that nvcc or NVRTC made, which tells its own length; the out-pointer is valid for
+        // the call.
+        check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&mut module, image.as_ptr().cast()) })?;
+        self.modules.push(module);
+        Ok(())
+    }
+
+    /// The kernel called `name`. Its code is on the device afterwards, so that its first launch may be in a
+    /// graph.
     pub fn get(&self, name: &'static str) -> Result<Kernel, CudaError> {
         let symbol = CString::new(name).map_err(|_| CudaError::NoKernel { name: name.into() })?;
         for module in &self.modules {
@@ -45,16 +94,34 @@ impl Kernels {
             // SAFETY: the module lives; the name ends with NUL; the out-pointer is valid for the call.
             match unsafe { sys::cuModuleGetFunction(&mut function, *module, symbol.as_ptr()) } {
                 sys::CUresult::CUDA_ERROR_NOT_FOUND => {}
-                code => return check("cuModuleGetFunction", code).map(|()| Kernel { function, name }),
+                code => return check("cuModuleGetFunction", code).and_then(|()| Kernel::new(function, name)),
             }
         }
         Err(CudaError::NoKernel { name: name.into() })
+    }
+
+    /// Where they came from, for logs.
+    pub fn kernel_source(&self) -> &KernelSource {
+        &self.source
     }
 
     /// Their device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
+}
+
+fn compile(device: &Device) -> Result<(KernelSource, Vec<Vec<u8>>), CudaError> {
+    let compiler = Compiler::for_device(device)?;
+    let cache = Cache::of_user();
+    let compiled = compiler.compile(device, &cache, KERNELS)?;
+    let source = KernelSource::Compiled {
+        version: compiler.version,
+        files: KERNELS.len(),
+        cached: compiled.cached,
+        directory: cache.directory().map(Into::into),
+    };
+    Ok((source, compiled.images))
 }
 
 impl Drop for Kernels {

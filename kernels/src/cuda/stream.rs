@@ -1,6 +1,7 @@
 //! Queues of device work, and marks in them.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
 
@@ -33,6 +34,12 @@ impl Stream {
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) })
     }
 
+    /// Lets work that is queued from now on wait for what `event` marks; the host does not wait.
+    pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
+        // SAFETY: both live.
+        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.raw, event.raw, 0) })
+    }
+
     /// Its device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
@@ -61,13 +68,57 @@ pub struct Event {
 // SAFETY: events may be used from any thread that is bound to their device.
 unsafe impl Send for Event {}
 
+/// How a wait with a bound ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Waited {
+    /// The marked work is done.
+    Done,
+    /// It is not: the device is stuck, or the bound was short.
+    TimedOut,
+}
+
+/// Asked again at once for so long: short waits cost no sleep.
+const SPIN: Duration = Duration::from_micros(20);
+/// Then with sleeps of a sixteenth of the time waited, within these: late by a few percent, and asleep
+/// otherwise.
+const SLEEP: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(1));
+
 impl Event {
     /// An event that keeps time.
     pub fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
+        Self::with_flags(device, 0)
+    }
+
+    /// An event without time: cheaper to record, for order only.
+    pub fn untimed(device: &Arc<Device>) -> Result<Self, CudaError> {
+        Self::with_flags(device, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32)
+    }
+
+    fn with_flags(device: &Arc<Device>, flags: u32) -> Result<Self, CudaError> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: the out-pointer is valid for the call.
-        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut raw, 0) })?;
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut raw, flags) })?;
         Ok(Self { raw, device: device.clone() })
+    }
+
+    /// Waits for the marked work, at most `timeout`. Unlike [`Self::synchronize`] it comes back from a device
+    /// that is stuck.
+    pub fn wait(&self, timeout: Duration) -> Result<Waited, CudaError> {
+        let start = now();
+        loop {
+            if self.is_done()? {
+                return Ok(Waited::Done);
+            }
+            let waited = start.elapsed();
+            if waited >= timeout {
+                return Ok(Waited::TimedOut);
+            }
+            if waited < SPIN {
+                std::hint::spin_loop();
+            } else {
+                std::thread::sleep((waited / 16).clamp(SLEEP.0, SLEEP.1).min(timeout - waited));
+            }
+        }
     }
 
     /// Marks the work `stream` has now.
@@ -108,4 +159,9 @@ impl Drop for Event {
         // SAFETY: created in `new`, destroyed once. Errors change nothing.
         let _ = unsafe { sys::cuEventDestroy_v2(self.raw) };
     }
+}
+
+#[allow(clippy::disallowed_methods)] // a watchdog of the device measures real time, also in simulations
+fn now() -> Instant {
+    Instant::now()
 }

@@ -20,6 +20,15 @@ pub fn fingerprint(dir: &Path) -> Result<u64, LoadError> {
     Ok(hash.digest())
 }
 
+/// The fingerprint of a model computed with `arithmetic`, which says everything that its logits' bits depend on beside the
+/// weights: requests move only between workers that would draw the same tokens.
+pub fn computed_with(fingerprint: u64, arithmetic: &str) -> u64 {
+    let mut hash = Xxh3Default::new();
+    hash.update(&fingerprint.to_le_bytes());
+    hash.update(arithmetic.as_bytes());
+    hash.digest()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

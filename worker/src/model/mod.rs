@@ -4,8 +4,11 @@
 //! what would be right: a directory is input like any other.
 
 pub mod config;
+pub mod cost;
 pub mod fingerprint;
 pub mod llama;
+pub mod llama_cuda;
+pub mod llama_cuda_weights;
 pub mod weights;
 
 use std::path::PathBuf;

@@ -111,9 +111,14 @@ impl Weights {
         Ok(WeightMatrix::new(self.tensor(name, &[rows, cols])?, rows, cols))
     }
 
+    /// A vector of `len` values, used where it lies: one row.
+    pub fn row(&self, name: &str, len: usize) -> Result<WeightMatrix, LoadError> {
+        Ok(WeightMatrix::new(self.tensor(name, &[len])?, 1, len))
+    }
+
     /// A vector of `len` values, widened.
     pub fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, LoadError> {
-        let matrix = WeightMatrix::new(self.tensor(name, &[len])?, 1, len);
+        let matrix = self.row(name, len)?;
         let mut values = vec![0.0; len];
         matrix.widen_row(0, &mut values);
         Ok(values)

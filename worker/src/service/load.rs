@@ -4,11 +4,14 @@ use super::{WorkerError, sizing};
 use crate::TokenId;
 use crate::backend::Backend;
 use crate::backend::cpu::{CpuBackend, CpuOptions};
+use crate::backend::cuda::{self, CudaOptions, NotUsable, OpenDevice};
 use crate::backend::fake::{FakeBackend, FakeOptions};
-use crate::config::{BackendKind, WorkerConfig};
+use crate::config::{BackendKind, KvCacheDtype, WorkerConfig};
 use crate::model::LoadError;
 use crate::model::config::ModelConfig;
-use crate::model::fingerprint::fingerprint;
+use crate::model::cost::{StepCost, ValueBytes};
+use crate::model::fingerprint::{computed_with, fingerprint};
+use crate::model::weights::Weights;
 
 /// Vocabulary and context of the fake backend when it is served.
 const FAKE_VOCAB_SIZE: u32 = 32_000;
@@ -32,6 +35,19 @@ pub struct LoadedBackend {
     pub resume_exact: bool,
     /// Tells models of one name apart.
     pub fingerprint: u64,
+    /// What a step costs at least.
+    pub cost: StepCost,
+}
+
+impl LoadedBackend {
+    /// Which of the backends it is.
+    pub(super) fn kind(&self) -> BackendKind {
+        match self.name {
+            "cuda" => BackendKind::Cuda,
+            "fake" => BackendKind::Fake,
+            _ => BackendKind::Cpu,
+        }
+    }
 }
 
 /// Loads what `config` names. Blocks for as long as reading the weights takes.
@@ -40,6 +56,11 @@ pub(super) fn load(
     mut progress: impl FnMut(u64, u64),
 ) -> Result<LoadedBackend, WorkerError> {
     match config.backend {
+        BackendKind::Auto => load_auto(config, &mut progress),
+        BackendKind::Cuda => {
+            let opened = open_cuda(config)?.map_err(|why| WorkerError::Load(Box::new(why)))?;
+            load_cuda(config, opened, &mut progress)
+        }
         BackendKind::Cpu => load_cpu(config, &mut progress),
         BackendKind::Fake => load_fake(config),
     }
@@ -49,6 +70,66 @@ impl From<LoadError> for WorkerError {
     fn from(error: LoadError) -> Self {
         Self::Load(Box::new(error))
     }
+}
+
+/// A GPU if there is one that can, else the CPU. A GPU that is there and does not work is an error: a worker that
+/// computed otherwise after a restart could not go on with any request of before.
+fn load_auto(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result<LoadedBackend, WorkerError> {
+    match open_cuda(config)? {
+        Ok(opened) => load_cuda(config, opened, progress),
+        Err(why) if why.is_fault() => Err(WorkerError::Load(Box::new(why))),
+        Err(why) => {
+            for (setting, is_set) in [
+                ("--quantization fp8", config.cuda.quantization.is_some()),
+                ("--kv-cache-dtype fp8", config.cuda.kv_cache_dtype == KvCacheDtype::Fp8),
+            ] {
+                if is_set {
+                    return Err(WorkerError::Load(format!("{setting} needs a GPU: {why}").into()));
+                }
+            }
+            tracing::info!("{why}; using the CPU");
+            load_cpu(config, progress)
+        }
+    }
+}
+
+/// The device with its kernels, or why it cannot be used for the model.
+fn open_cuda(config: &WorkerConfig) -> Result<Result<OpenDevice, NotUsable>, WorkerError> {
+    let model = ModelConfig::from_dir(&config.model)?;
+    Ok(cuda::open(config.cuda.ordinal, &model, config.scheduler.block_size))
+}
+
+fn load_cuda(
+    config: &WorkerConfig,
+    opened: OpenDevice,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<LoadedBackend, WorkerError> {
+    let model = ModelConfig::from_dir(&config.model)?;
+    let limits = config.scheduler_on(BackendKind::Cuda);
+    sizing::check_model_len(&limits, model.max_position_embeddings)?;
+    let options = CudaOptions {
+        cuda: config.cuda.clone(),
+        limits,
+        kv_cache_memory_bytes: config.kv_cache_memory_bytes,
+        readers: config.threads,
+    };
+    let fingerprint = fingerprint(&config.model)?;
+    let loaded = cuda::load(&config.model, &model, opened, &options, progress);
+    let (backend, arithmetic) = loaded.map_err(|error| WorkerError::Load(Box::new(error)))?;
+    Ok(LoadedBackend {
+        cost: model.cost(ValueBytes {
+            layers: if config.cuda.quantization.is_some() { 1 } else { 2 },
+            head: 2,
+            kv: if config.cuda.kv_cache_dtype == KvCacheDtype::Fp8 { 1 } else { 2 },
+        }),
+        fingerprint: computed_with(fingerprint, &arithmetic),
+        backend: Box::new(backend),
+        vocab_size: model.vocab_size,
+        model_len: model.max_position_embeddings,
+        eos_token_ids: model.eos_token_ids,
+        name: "cuda",
+        resume_exact: config.cuda.batch_invariant,
+    })
 }
 
 fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result<LoadedBackend, WorkerError> {
@@ -61,8 +142,15 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
         max_rows: config.scheduler.max_num_batched_tokens,
     };
     let fingerprint = fingerprint(&config.model)?;
+    let embedding = Weights::open(&config.model)?.matrix(
+        "model.embed_tokens.weight",
+        model.vocab_size as usize,
+        model.hidden_size,
+    )?;
+    let value_bytes = embedding.storage().value_bytes() as u64;
     let (backend, model) = CpuBackend::load(&config.model, options, progress)?;
     Ok(LoadedBackend {
+        cost: model.cost(ValueBytes { layers: value_bytes, head: value_bytes, kv: size_of::<f32>() as u64 }),
         fingerprint,
         backend: Box::new(backend),
         vocab_size: model.vocab_size,
@@ -88,6 +176,7 @@ fn load_fake(config: &WorkerConfig) -> Result<LoadedBackend, WorkerError> {
         name: "fake",
         resume_exact: true,
         fingerprint: 0,
+        cost: StepCost::default(),
     })
 }
 

@@ -8,6 +8,7 @@ use super::serve::{check_settings, on_thread, prepare};
 use crate::backend::BackendError;
 use crate::config::WorkerConfig;
 use crate::engine::EngineHandle;
+use crate::model::cost::StepCost;
 
 /// An engine that runs until it is stopped.
 #[derive(Debug)]
@@ -20,6 +21,8 @@ pub struct LocalWorker {
     pub max_model_len: u32,
     /// "cpu", "cuda", "fake".
     pub backend: &'static str,
+    /// What a step costs at least.
+    pub cost: StepCost,
     ended: oneshot::Receiver<Result<(), BackendError>>,
 }
 
@@ -30,7 +33,9 @@ impl LocalWorker {
     /// Settings that cannot work, a model that cannot be served.
     pub fn start(config: &WorkerConfig, progress: impl FnMut(u64, u64)) -> Result<Self, WorkerError> {
         check_settings(&config.scheduler)?;
-        let (ready, engine) = prepare(config, load(config, progress)?)?;
+        let loaded = load(config, progress)?;
+        let cost = loaded.cost;
+        let (ready, engine) = prepare(config, loaded)?;
         let ended = on_thread("engine", move || engine.run())?;
         let facts = ready.facts;
         Ok(Self {
@@ -38,6 +43,7 @@ impl LocalWorker {
             vocab_size: facts.vocab_size,
             max_model_len: facts.max_model_len,
             backend: facts.backend,
+            cost,
             ended,
         })
     }

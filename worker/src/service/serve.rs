@@ -114,7 +114,7 @@ pub async fn serve_backend(
     Ok(ended.map_err(|_| WorkerError::Panicked("engine"))??)
 }
 
-fn check_settings(config: &SchedulerConfig) -> Result<(), WorkerError> {
+pub(super) fn check_settings(config: &SchedulerConfig) -> Result<(), WorkerError> {
     let check = |setting, got: u32, range: std::ops::RangeInclusive<u32>| {
         let allowed = format!("{}..={}", range.start(), range.end());
         let wrong = WorkerError::Setting { setting, got: got.into(), allowed };
@@ -128,8 +128,8 @@ fn check_settings(config: &SchedulerConfig) -> Result<(), WorkerError> {
 }
 
 /// Scheduler and engine over a loaded backend.
-fn prepare(config: &WorkerConfig, loaded: LoadedBackend) -> Result<(Ready, Engine), WorkerError> {
-    let limits = &config.scheduler;
+pub(super) fn prepare(config: &WorkerConfig, loaded: LoadedBackend) -> Result<(Ready, Engine), WorkerError> {
+    let limits = &config.scheduler_on(loaded.kind());
     let kv_blocks = loaded.backend.kv_blocks();
     let max_model_len = sizing::max_model_len(limits, loaded.model_len, kv_blocks);
     if max_model_len < 2 {
@@ -190,7 +190,7 @@ async fn drain(service: &WorkerService, engine: &EngineHandle, timeout: Duration
 
 /// Runs `work` on a named thread of its own: it may block for as long as it likes. An error of the receiver
 /// means that it panicked.
-fn on_thread<T: Send + 'static>(
+pub(super) fn on_thread<T: Send + 'static>(
     name: &'static str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<oneshot::Receiver<T>, WorkerError> {

@@ -14,7 +14,7 @@ use tonic_health::pb::health_client::HealthClient;
 
 use super::*;
 use crate::backend::fake::{FakeBackend, FakeOptions, StepCost};
-use crate::config::{BackendKind, SchedulerConfig, WorkerConfig};
+use crate::config::{BackendKind, CudaConfig, SchedulerConfig, UnsetLimits, WorkerConfig};
 
 const VOCAB: u32 = 500;
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -32,6 +32,8 @@ fn config() -> WorkerConfig {
         served_model_name: "fake".into(),
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
         backend: BackendKind::Fake,
+        cuda: CudaConfig::default(),
+        unset: UnsetLimits::default(),
         threads: 1,
         scheduler: SchedulerConfig { max_num_seqs: 4, max_num_queued_reqs: 2, ..SchedulerConfig::default() },
         kv_cache_memory_bytes: None,
@@ -51,6 +53,7 @@ async fn serve_fake(options: FakeOptions) -> Served {
             name: "fake",
             resume_exact: true,
             fingerprint: 0,
+            cost: Default::default(),
         })
     };
     let (shutdown, stopped) = oneshot::channel::<()>();

@@ -1,8 +1,23 @@
 //! Every kernel against its CPU reference: fresh random inputs, poisoned outputs, a grid of shapes. The same cases run
 //! under the emulation (in tests) and on a real device (`skein gpu-check`).
 
+mod activation;
+mod attention;
+mod attention_sm90;
+mod blaslt;
+mod block_copy;
 mod case;
+mod embed;
+mod inputs;
+mod linear;
+mod mma;
 mod norm;
+mod quantize;
+mod random;
+mod roofline;
+mod rope;
+mod sample;
+mod sm90;
 
 pub use case::{Bench, Outcome, Report};
 
@@ -12,7 +27,22 @@ use std::sync::Arc;
 /// Runs every case whose name contains `filter`.
 pub fn run(device: &Arc<Device>, scale: Scale, seed: u64, filter: &str) -> Result<Report, CudaError> {
     let mut bench = Bench::new(device, scale, seed, filter)?;
+    mma::run(&mut bench)?;
     norm::run(&mut bench)?;
+    inputs::run(&mut bench)?;
+    roofline::run(&mut bench)?;
+    embed::run(&mut bench)?;
+    rope::run(&mut bench)?;
+    sample::run(&mut bench)?;
+    activation::run(&mut bench)?;
+    block_copy::run(&mut bench)?;
+    random::run(&mut bench)?;
+    quantize::run(&mut bench)?;
+    blaslt::run(&mut bench)?;
+    linear::run(&mut bench)?;
+    sm90::run(&mut bench)?;
+    attention::run(&mut bench)?;
+    attention_sm90::run(&mut bench)?;
     Ok(bench.finish())
 }
 

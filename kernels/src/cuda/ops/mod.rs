@@ -2,11 +2,27 @@
 
 use super::memory::Element;
 
+pub mod activation;
+pub mod attention;
+pub mod attention_sm90;
+pub mod block_copy;
+pub mod e4m3;
+pub mod embed;
+pub mod gemm;
+pub mod gemv;
+pub mod inputs;
 pub mod kv;
+pub mod linear;
 pub mod norm;
+pub mod product;
+pub mod quantize;
+pub mod random;
+pub mod rope;
+pub mod sample;
+pub mod score;
 
 /// Types that activations may have.
-pub trait Activation: Element {
+pub trait Activation: Element + quantize::Quantized {
     /// Ends the names of its kernels.
     const SUFFIX: &'static str;
     /// Rounded to nearest.

@@ -1,30 +1,18 @@
-//! `skein bench`: load over HTTP, and models to run it on. vLLM's flags and JSON keys, so that scripts carry over.
+//! `skein bench serve`: load over HTTP. vLLM's flags and JSON keys, so that scripts carry over.
 
-use std::io::IsTerminal;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Subcommand, ValueEnum};
-use indicatif::{ProgressBar, ProgressStyle};
+use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};
 use skein_bench::load::client::Server;
 use skein_bench::load::metrics::{Record, Report, Targets};
 use skein_bench::load::workload::{Workload, read_trace};
 use skein_bench::load::{self, Pace, report};
-use skein_bench::make_model::{self, Dtype, SHAPES};
 use skein_node::clock;
 
+use super::{progress_bar, shown};
 use crate::exit::{Failure, USAGE};
-use crate::model;
-
-/// Benchmarks.
-#[derive(Debug, Subcommand)]
-pub enum Bench {
-    /// Load on a running server, over the OpenAI API: latencies, throughput, goodput
-    Serve(Box<Serve>),
-    /// Write a model of a real shape with random weights, for speed work
-    MakeModel(MakeModel),
-}
 
 /// Flags of `bench serve`.
 #[derive(Debug, Args)]
@@ -173,43 +161,11 @@ enum Dataset {
     Mooncake,
 }
 
-/// Flags of `bench make-model`.
-#[derive(Debug, Args)]
-#[allow(missing_docs)] // as above
-pub struct MakeModel {
-    #[arg(long, value_name = "NAME", value_parser = shape_names(), help = "Whose shape")]
-    shape: String,
-    #[arg(long, default_value = "bf16", help = "Element type of the weights")]
-    dtype: DtypeName,
-    #[arg(long, value_name = "DIR", help = "Where to write the model")]
-    out: PathBuf,
-    #[arg(long, value_name = "DIR", help = "Model whose tokenizer is copied [default: the shipped one]")]
-    tokenizer: Option<PathBuf>,
-    #[arg(long, default_value_t = 0, value_name = "N", help = "Seed of the weights")]
-    seed: u64,
-    #[arg(long, help = "Replace the model that is there")]
-    force: bool,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum DtypeName {
-    Bf16,
-    F16,
-    F32,
-}
-
-/// Runs `skein bench`.
+/// Runs it.
 ///
 /// # Errors
-/// Bad flags, an unreachable server, files that cannot be read or written.
-pub async fn run(bench: Bench) -> Result<(), Failure> {
-    match bench {
-        Bench::Serve(flags) => serve(&flags).await,
-        Bench::MakeModel(flags) => make(&flags),
-    }
-}
-
-async fn serve(flags: &Serve) -> Result<(), Failure> {
+/// Bad flags, an unreachable server, a result that cannot be written, no request that ended whole.
+pub async fn run(flags: &Serve) -> Result<(), Failure> {
     let (mut workload, targets, extra) = flags.check().map_err(|message| Failure::new(USAGE, message))?;
     let base_url = flags.base_url.clone().unwrap_or_else(|| format!("http://{}:{}", flags.host, flags.port));
     let timeout = Duration::from_secs(flags.request_timeout);
@@ -472,48 +428,6 @@ fn detail(records: &[Record]) -> Map<String, Value> {
     column("itls", &|record| record.gaps.iter().map(|gap| json!(gap.as_secs_f64())).collect());
     column("errors", &|record| json!(record.error.clone().unwrap_or_default()));
     map
-}
-
-fn make(flags: &MakeModel) -> Result<(), Failure> {
-    let shape = SHAPES.iter().find(|shape| shape.name == flags.shape);
-    let shape = shape.ok_or_else(|| Failure::new(USAGE, format!("no shape is called {}", flags.shape)))?;
-    let tokenizer = match &flags.tokenizer {
-        Some(dir) => dir.clone(),
-        None => model::find(None)?,
-    };
-    let dtype = match flags.dtype {
-        DtypeName::Bf16 => Dtype::Bf16,
-        DtypeName::F16 => Dtype::F16,
-        DtypeName::F32 => Dtype::F32,
-    };
-    if !flags.force {
-        make_model::check_free(&flags.out).map_err(|error| Failure::new(USAGE, error.to_string()))?;
-    }
-    let bar = progress_bar(1000, "  writing {bar:32} {percent}% ({eta} left)");
-    let on_progress = |share: f64| bar.set_position((share * 1000.0) as u64);
-    let made = make_model::make_model(shape, dtype, flags.seed, &tokenizer, &flags.out, on_progress);
-    bar.finish_and_clear();
-    let made = made.map_err(Failure::other)?;
-    let (millions, mib) = (made.parameters as f64 / 1e6, made.bytes >> 20);
-    println!("{}: {millions:.1}M parameters, {mib} MiB", flags.out.display());
-    println!("serve it: skein serve {}", shown(&flags.out));
-    Ok(())
-}
-
-fn shown(path: &Path) -> String {
-    path.display().to_string()
-}
-
-fn shape_names() -> clap::builder::PossibleValuesParser {
-    SHAPES.iter().map(|shape| shape.name).collect::<Vec<_>>().into()
-}
-
-fn progress_bar(length: u64, template: &str) -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::new(length).with_style(style)
 }
 
 #[cfg(test)]

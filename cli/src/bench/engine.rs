@@ -1,0 +1,199 @@
+//! `skein bench latency` and `skein bench throughput`: an engine in this process, without HTTP in front.
+
+use clap::{Arg, ArgMatches, Args};
+use serde_json::{Map, Value, json};
+use skein_bench::engine::ceiling::{On, measure};
+use skein_bench::engine::report::{Ceiling, Iteration, LatencyReport, latency_table};
+use skein_bench::engine::{self, Job};
+use skein_bench::load::metrics::{Record, Report, Targets};
+use skein_bench::load::report;
+use skein_node::telemetry;
+use skein_worker::config::{BackendKind, WorkerConfig};
+use skein_worker::service::LocalWorker;
+
+use super::progress_bar;
+use crate::exit::{Failure, USAGE};
+use crate::settings::{self, table};
+use crate::worker;
+
+/// Flags of `bench latency`.
+#[derive(Debug, Args)]
+#[allow(missing_docs)] // the help texts are beside the fields
+pub struct Latency {
+    #[arg(long, default_value_t = 128, value_name = "TOKENS", help = "Prompt of each sequence")]
+    input_len: u32,
+    #[arg(long, default_value_t = 128, value_name = "TOKENS", help = "Answer of each sequence")]
+    output_len: u32,
+    #[arg(long, default_values_t = [1], num_args = 1.., value_name = "N", help = "Sequences that run together; several are measured in turn")]
+    batch_size: Vec<usize>,
+    #[arg(long, default_value_t = 1, value_name = "N", help = "Batches before the clock starts")]
+    num_iters_warmup: usize,
+    #[arg(
+        long,
+        default_value_t = 5,
+        value_name = "N",
+        help = "Batches that are measured; the median counts"
+    )]
+    num_iters: usize,
+    #[arg(long, help = "Print JSON instead of the table")]
+    json: bool,
+}
+
+/// Flags of `bench throughput`.
+#[derive(Debug, Args)]
+#[allow(missing_docs)] // as above
+pub struct Throughput {
+    #[arg(long, default_value_t = 1000, value_name = "TOKENS", help = "Prompt of each request")]
+    input_len: u32,
+    #[arg(long, default_value_t = 1000, value_name = "TOKENS", help = "Answer of each request")]
+    output_len: u32,
+    #[arg(long, default_value_t = 1000, value_name = "N", help = "Requests, all sent at once")]
+    num_prompts: usize,
+    #[arg(long, default_value_t = 1, value_name = "N", help = "Requests before the clock starts")]
+    num_warmups: usize,
+    #[arg(long, help = "Print JSON instead of the table")]
+    json: bool,
+}
+
+/// The positional model, as `serve` takes it.
+pub fn model() -> Arg {
+    Arg::new("MODEL")
+        .help("Model directory [default: the model that ships with Skein]")
+        .conflicts_with("model")
+}
+
+/// Runs `bench latency`.
+///
+/// # Errors
+/// Bad settings, a model that cannot be served, a request that did not end whole.
+pub async fn latency(flags: &Latency, matches: &ArgMatches) -> Result<(), Failure> {
+    if flags.num_iters == 0 || flags.batch_size.contains(&0) {
+        return Err(Failure::new(USAGE, "--num-iters and --batch-size must be at least 1"));
+    }
+    let most = flags.batch_size.iter().copied().max().unwrap_or(1);
+    let (config, worker, ceiling) = start(matches, most, flags.input_len, flags.output_len)?;
+    let cost = worker.cost;
+    let mut results = Vec::new();
+    let mut seed = 0;
+    for &batch in &flags.batch_size {
+        let mut iterations = Vec::new();
+        for iteration in 0..flags.num_iters_warmup + flags.num_iters {
+            seed += 1;
+            let job = Job {
+                requests: batch,
+                at_once: batch,
+                input_len: flags.input_len,
+                output_len: flags.output_len,
+                vocab_size: worker.vocab_size,
+                seed,
+            };
+            let records = engine::run(&worker.engine, job, |_| {}).await;
+            let measured =
+                Iteration::of(&records, flags.input_len, flags.output_len).map_err(Failure::other)?;
+            if iteration >= flags.num_iters_warmup {
+                iterations.push(measured);
+            }
+        }
+        results.push((batch, LatencyReport::of(&iterations, cost, ceiling)));
+    }
+    let name = format!("{} on {}", config.served_model_name, worker.backend);
+    match flags.json {
+        true => {
+            let entries = results.iter().map(|(batch, report)| {
+                let mut entry: Map<String, Value> = report.to_json();
+                entry.insert("batch_size".into(), json!(batch));
+                Value::Object(entry)
+            });
+            let entries: Vec<Value> = entries.collect();
+            println!(
+                "{:#}",
+                json!({"model": name, "input_len": flags.input_len, "output_len": flags.output_len,
+                    "read_bytes_per_second": ceiling.read_bytes_per_second,
+                    "flops_per_second": ceiling.flops_per_second, "results": entries})
+            );
+        }
+        false => print!("{}", latency_table(&name, flags.input_len, flags.output_len, ceiling, &results)),
+    }
+    worker.stop().await.map_err(Failure::other)
+}
+
+/// Runs `bench throughput`.
+///
+/// # Errors
+/// Bad settings, a model that cannot be served, no request that ended whole.
+pub async fn throughput(flags: &Throughput, matches: &ArgMatches) -> Result<(), Failure> {
+    if flags.num_prompts == 0 {
+        return Err(Failure::new(USAGE, "--num-prompts is 0; ask for at least one"));
+    }
+    let (config, worker, _) = start(matches, flags.num_prompts, flags.input_len, flags.output_len)?;
+    let job = |requests, seed| Job {
+        requests,
+        at_once: requests,
+        input_len: flags.input_len,
+        output_len: flags.output_len,
+        vocab_size: worker.vocab_size,
+        seed,
+    };
+    engine::run(&worker.engine, job(flags.num_warmups, 0), |_| {}).await;
+    let bar =
+        progress_bar(flags.num_prompts as u64, "  {bar:32} {pos}/{len} requests, {elapsed} ({eta} left)");
+    let records = engine::run(&worker.engine, job(flags.num_prompts, 1), |_| bar.inc(1)).await;
+    bar.finish_and_clear();
+    let report = Report::of(&records, &Targets::default());
+    match flags.json {
+        true => println!("{:#}", Value::Object(report.to_json())),
+        false => {
+            let title = format!(
+                "{} on {}, {} requests of {} + {} tokens at once",
+                config.served_model_name,
+                worker.backend,
+                flags.num_prompts,
+                flags.input_len,
+                flags.output_len
+            );
+            print!("{}", report::table(&title, &report));
+        }
+    }
+    if report.completed == 0 {
+        let first = records.iter().find_map(Record::failure).unwrap_or_else(|| "none was sent".to_owned());
+        return Err(Failure::other(format!("no request ended whole; the first one: {first}")));
+    }
+    worker.stop().await.map_err(Failure::other)
+}
+
+/// Measures what the device can do, then loads the engine, which must take `requests` of this length at once.
+fn start(
+    matches: &ArgMatches,
+    requests: usize,
+    input_len: u32,
+    output_len: u32,
+) -> Result<(WorkerConfig, LocalWorker, Ceiling), Failure> {
+    let mut settings = settings::load(table::BENCH, matches)?;
+    let log = settings::log_options(&mut settings, "", Some("warn"));
+    let mut config = worker::configure_local(&mut settings)?;
+    telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
+    let queue = &mut config.scheduler.max_num_queued_reqs;
+    *queue = (*queue).max(u32::try_from(requests).unwrap_or(u32::MAX));
+    // Before the model takes the memory.
+    let on_gpu = match config.backend {
+        BackendKind::Cuda => true,
+        BackendKind::Auto => skein_worker::visible_gpus() > 0,
+        BackendKind::Cpu | BackendKind::Fake => false,
+    };
+    let on = match on_gpu {
+        true => On::Cuda { ordinal: config.cuda.ordinal },
+        false => On::Cpu { threads: config.threads },
+    };
+    let ceiling = measure(on).map_err(Failure::other)?;
+    let worker = LocalWorker::start(&config, |_, _| {}).map_err(|error| worker::failure(&error))?;
+    let needed = input_len.saturating_add(output_len);
+    if input_len == 0 || output_len == 0 || needed > worker.max_model_len {
+        let message = format!(
+            "--input-len {input_len} and --output-len {output_len} must be at least 1, and together at most {}, \
+             what {} holds",
+            worker.max_model_len, config.served_model_name
+        );
+        return Err(Failure::new(USAGE, message));
+    }
+    Ok((config, worker, ceiling))
+}

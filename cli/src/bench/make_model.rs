@@ -1,0 +1,78 @@
+//! `skein bench make-model`: models of real shapes with random weights.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use skein_bench::make_model::{self, Dtype, SHAPES};
+
+use super::{progress_bar, shown};
+use crate::exit::{Failure, USAGE};
+use crate::model;
+
+/// Flags of `bench make-model`.
+#[derive(Debug, Args)]
+#[allow(missing_docs)] // the help texts are beside the fields
+pub struct MakeModel {
+    #[arg(long, value_name = "NAME", value_parser = shape_names(), help = "Whose shape")]
+    shape: String,
+    #[arg(long, default_value = "bf16", help = "Element type of the weights")]
+    dtype: DtypeName,
+    #[arg(long, value_name = "DIR", help = "Where to write the model")]
+    out: PathBuf,
+    #[arg(long, value_name = "DIR", help = "Model whose tokenizer is copied [default: the shipped one]")]
+    tokenizer: Option<PathBuf>,
+    #[arg(long, default_value_t = 0, value_name = "N", help = "Seed of the weights")]
+    seed: u64,
+    #[arg(long, help = "Only configuration and tokenizer, for --load-format dummy")]
+    no_weights: bool,
+    #[arg(long, help = "Replace the model that is there")]
+    force: bool,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum DtypeName {
+    Bf16,
+    F16,
+    F32,
+}
+
+/// Runs it.
+///
+/// # Errors
+/// An unknown shape, files that cannot be read or written.
+pub fn run(flags: &MakeModel) -> Result<(), Failure> {
+    let shape = SHAPES.iter().find(|shape| shape.name == flags.shape);
+    let shape = shape.ok_or_else(|| Failure::new(USAGE, format!("no shape is called {}", flags.shape)))?;
+    let tokenizer = match &flags.tokenizer {
+        Some(dir) => dir.clone(),
+        None => model::find(None)?,
+    };
+    let dtype = match flags.dtype {
+        DtypeName::Bf16 => Dtype::Bf16,
+        DtypeName::F16 => Dtype::F16,
+        DtypeName::F32 => Dtype::F32,
+    };
+    if !flags.force {
+        make_model::check_free(&flags.out).map_err(|error| Failure::new(USAGE, error.to_string()))?;
+    }
+    if flags.no_weights {
+        let made =
+            make_model::make_without_weights(shape, dtype, &tokenizer, &flags.out).map_err(Failure::other)?;
+        println!("{}: {:.1}M parameters, no weights", flags.out.display(), made.parameters as f64 / 1e6);
+        println!("serve it: skein serve {} --device cuda --load-format dummy", shown(&flags.out));
+        return Ok(());
+    }
+    let bar = progress_bar(1000, "  writing {bar:32} {percent}% ({eta} left)");
+    let on_progress = |share: f64| bar.set_position((share * 1000.0) as u64);
+    let made = make_model::make_model(shape, dtype, flags.seed, &tokenizer, &flags.out, on_progress);
+    bar.finish_and_clear();
+    let made = made.map_err(Failure::other)?;
+    let (millions, mib) = (made.parameters as f64 / 1e6, made.bytes >> 20);
+    println!("{}: {millions:.1}M parameters, {mib} MiB", flags.out.display());
+    println!("serve it: skein serve {}", shown(&flags.out));
+    Ok(())
+}
+
+fn shape_names() -> clap::builder::PossibleValuesParser {
+    SHAPES.iter().map(|shape| shape.name).collect::<Vec<_>>().into()
+}

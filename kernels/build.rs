@@ -1,0 +1,189 @@
+//! Embeds the CUDA kernels: their sources always, and one fatbin each when there is an nvcc of CUDA 13.
+//!
+//! nvcc is looked for in `NVCC`, then on `PATH`, then in the Python environment `VIRTUAL_ENV` (NVIDIA's
+//! wheels). Without it the build is as good: the binary compiles the sources at its first start, with NVRTC.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Architectures in a fatbin. Cubins run on their own major version from their minor version on, `a` ones on
+/// nothing else: sm_80 serves 8.0, 8.6 and 8.7, sm_89 has FP8 conversions, sm_90a has wgmma, sm_100a is
+/// Blackwell in data centres. Each device that the PTX of 8.0 could serve has a cubin, so there is none; that
+/// of 9.0 is for what came later (10.3, 12.0), compiled by the driver.
+const TARGETS: &[&str] = &[
+    "arch=compute_80,code=sm_80",
+    "arch=compute_89,code=sm_89",
+    "arch=compute_90a,code=sm_90a",
+    "arch=compute_100a,code=sm_100a",
+    "arch=compute_90,code=compute_90",
+];
+/// fatbinary's compression needs a driver that the kernels need anyway.
+const FLAGS: &[&str] = &["-std=c++17", "-O3", "--compress-mode=size", "--fatbin"];
+const MIN_NVCC: (u32, u32) = (13, 0);
+
+fn main() {
+    for variable in ["NVCC", "VIRTUAL_ENV"] {
+        println!("cargo:rerun-if-env-changed={variable}");
+    }
+    println!("cargo:rerun-if-changed=cu");
+    let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    let root = PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR"));
+    let sources = Sources::read(&root.join("cu"));
+    let nvcc = find_nvcc().unwrap_or_else(|why| fail(&why));
+    match &nvcc {
+        Some(nvcc) => compile_all(nvcc, &sources, &out).unwrap_or_else(|why| fail(&why)),
+        None => sources.kernels.iter().for_each(|kernel| write(&fatbin(&out, kernel), b"")),
+    }
+    write(&out.join("images.rs"), table(&sources, &out).as_bytes());
+}
+
+/// Ends the build with a line instead of a panic's trace.
+fn fail(why: &str) -> ! {
+    eprintln!("{why}");
+    std::process::exit(1)
+}
+
+fn write(path: &Path, content: &[u8]) {
+    if std::fs::read(path).is_ok_and(|old| old == content) {
+        return; // its time stays, and what includes it is not compiled again
+    }
+    std::fs::write(path, content).unwrap_or_else(|error| fail(&format!("{}: {error}", path.display())));
+}
+
+struct Sources {
+    headers: Vec<PathBuf>,
+    kernels: Vec<PathBuf>,
+}
+
+impl Sources {
+    fn read(folder: &Path) -> Self {
+        let entries =
+            std::fs::read_dir(folder).unwrap_or_else(|error| fail(&format!("{}: {error}", folder.display())));
+        let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+        paths.sort();
+        let of = |extension: &str| -> Vec<PathBuf> {
+            paths.iter().filter(|path| path.extension().is_some_and(|it| it == extension)).cloned().collect()
+        };
+        Self { headers: of("cuh"), kernels: of("cu") }
+    }
+}
+
+fn stem(path: &Path) -> String {
+    path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+fn fatbin(out: &Path, kernel: &Path) -> PathBuf {
+    out.join(stem(kernel)).with_extension("fatbin")
+}
+
+/// Rust source of the two tables that `src/cuda/images.rs` includes.
+fn table(sources: &Sources, out: &Path) -> String {
+    let mut text = String::from("pub(super) const HEADERS: &[Header] = &[\n");
+    for header in &sources.headers {
+        let name = format!("{}.cuh", stem(header));
+        let _ = writeln!(text, "    Header {{ name: {name:?}, source: include_str!({header:?}) }},");
+    }
+    text += "];\npub(super) const KERNELS: &[Image] = &[\n";
+    for kernel in &sources.kernels {
+        let (name, image) = (format!("{}.cu", stem(kernel)), fatbin(out, kernel));
+        let _ = writeln!(
+            text,
+            "    Image {{ name: {name:?}, source: include_str!({kernel:?}), fatbin: include_bytes!({image:?}) }},"
+        );
+    }
+    text + "];\n"
+}
+
+struct Nvcc {
+    path: PathBuf,
+    version: String,
+}
+
+/// The compiler. One that `NVCC` names must do; others are passed over when they are too old.
+fn find_nvcc() -> Result<Option<Nvcc>, String> {
+    if let Some(path) = std::env::var_os("NVCC").filter(|path| !path.is_empty()).map(PathBuf::from) {
+        let nvcc = Nvcc::at(path.clone()).ok_or_else(|| {
+            format!("NVCC={} does not run; unset it or name CUDA 13's nvcc", path.display())
+        })?;
+        if nvcc.release() < Some(MIN_NVCC) {
+            return Err(format!(
+                "NVCC={} is older than CUDA 13.0; unset it or name a newer one",
+                path.display()
+            ));
+        }
+        return Ok(Some(nvcc));
+    }
+    let on_path = std::env::var_os("PATH").unwrap_or_default();
+    let on_path = std::env::split_paths(&on_path).map(|folder| folder.join("nvcc")).collect::<Vec<_>>();
+    let found = on_path.into_iter().chain(in_python_environment()).filter(|path| path.is_file());
+    Ok(found.filter_map(Nvcc::at).find(|nvcc| nvcc.release() >= Some(MIN_NVCC)))
+}
+
+fn in_python_environment() -> Option<PathBuf> {
+    let library = PathBuf::from(std::env::var_os("VIRTUAL_ENV")?).join("lib");
+    let pythons = std::fs::read_dir(library).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    pythons.map(|python| python.join("site-packages/nvidia/cu13/bin/nvcc")).find(|path| path.is_file())
+}
+
+impl Nvcc {
+    fn at(path: PathBuf) -> Option<Self> {
+        let output =
+            Command::new(&path).arg("--version").output().ok().filter(|output| output.status.success())?;
+        let version = String::from_utf8_lossy(&output.stdout).into_owned();
+        Some(Self { path, version })
+    }
+
+    /// (13, 0) of "... release 13.0, V13.0.88".
+    fn release(&self) -> Option<(u32, u32)> {
+        let (_, rest) = self.version.split_once("release ")?;
+        let (major, minor) = rest.split(',').next()?.split_once('.')?;
+        Some((major.trim().parse().ok()?, minor.trim().parse().ok()?))
+    }
+
+    fn compile(&self, kernel: &Path, to: &Path) -> Result<(), String> {
+        let mut command = Command::new(&self.path);
+        command.args(FLAGS).args(TARGETS.iter().map(|target| format!("-gencode={target}")));
+        let output = command.arg("-o").arg(to).arg(kernel).output().map_err(|error| error.to_string())?;
+        if output.status.success() {
+            return Ok(());
+        }
+        Err(format!("{command:?}\n{}", String::from_utf8_lossy(&output.stderr)))
+    }
+}
+
+/// Compiles what changed, as many at once as cargo allows.
+fn compile_all(nvcc: &Nvcc, sources: &Sources, out: &Path) -> Result<(), String> {
+    let headers: String = sources.headers.iter().map(|path| read(path)).collect();
+    let jobs = std::env::var("NUM_JOBS").ok().and_then(|jobs| jobs.parse().ok()).unwrap_or(1usize);
+    let next = AtomicUsize::new(0);
+    let work = || {
+        while let Some(kernel) = sources.kernels.get(next.fetch_add(1, Ordering::Relaxed)) {
+            compile_if_stale(nvcc, kernel, &headers, out)?;
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..jobs).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().try_for_each(|worker| worker.join().expect("compiling does not panic"))
+    })
+}
+
+/// A fatbin is as old as everything it was made from, which is kept beside it.
+fn compile_if_stale(nvcc: &Nvcc, kernel: &Path, headers: &str, out: &Path) -> Result<(), String> {
+    let (to, note) = (fatbin(out, kernel), out.join(stem(kernel)).with_extension("made-from"));
+    let made_from = [&nvcc.version, &FLAGS.join(" "), &TARGETS.join(" "), headers, &read(kernel)].join("\n");
+    if to.metadata().is_ok_and(|it| it.len() > 0)
+        && std::fs::read_to_string(&note).is_ok_and(|it| it == made_from)
+    {
+        return Ok(());
+    }
+    nvcc.compile(kernel, &to)?;
+    write(&note, made_from.as_bytes());
+    Ok(())
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_else(|error| fail(&format!("{}: {error}", path.display())))
+}

@@ -1,0 +1,92 @@
+// attention.cuh: what the kernels of the attention room share: planned work, its place in memory, and how
+// parts of one row's softmax are put together. Included by attention_plan.cu, attention_merge.cu and
+// attention_tile.cuh.
+#pragma once
+#include "device.cuh"
+
+constexpr float LOG2_E = 1.4426950408889634f;
+
+// Query rows of a tile are packed: row `token * group + head` for the `group` query heads of one KV head, so
+// that keys and values are read once for the group. Small tiles have 16 rows (decode), large ones 64
+// (chunks).
+constexpr u32 SMALL_ROWS = 16, LARGE_ROWS = 64;
+
+// One tile of query rows with one part of its context; the same for each KV head.
+struct alignas(16) Item {
+  u32 sequence;
+  u32 tile;      // first packed row / rows of a tile
+  u32 part;      // this part | parts of the tile << 16
+  u32 slot;      // of part 0 with KV head 0, where there are several; see slot_of
+};
+
+// The workspace's first words.
+struct Header {
+  u32 items[2];   // planned, small and large tiles
+  u32 groups[2];  // tiles in several parts: what is merged
+  u32 next[2];    // items handed out beyond the first one of each block; 0 between launches
+  u32 length[2];  // positions of a part
+};
+
+// Where a part's results lie: slot * rows of a tile + row.
+__device__ __forceinline__ u32 slot_of(const Item& item, u32 kv_head, u32 part) {
+  return item.slot + kv_head * (item.part >> 16) + part;
+}
+
+// The sequences of a step; see ops/kv.rs.
+struct Sequences {
+  const u32* row_starts;
+  const u32* context_lens;
+};
+
+// Rows and context of one of them.
+struct Span {
+  u32 first_row, rows, context, group;
+
+  __device__ __forceinline__ Span(const Sequences& sequences, u32 sequence, u32 group) : group(group) {
+    first_row = sequences.row_starts[sequence];
+    rows = sequences.row_starts[sequence + 1] - first_row;
+    context = sequences.context_lens[sequence];
+  }
+  __device__ __forceinline__ u32 packed() const { return rows * group; }
+  // Position of a packed row; those past the last one count as its token's successors.
+  __device__ __forceinline__ u32 position(u32 row) const { return context - rows + row / group; }
+  // First position that a packed row sees.
+  __device__ __forceinline__ u32 first_seen(u32 row, u32 window) const {
+    u32 end = position(row) + 1;
+    return window && end > window ? end - window : 0;
+  }
+};
+
+// Part of a row's softmax: the highest score, in units of ln 2 (-inf: no position seen), and the sum of the
+// weights.
+struct Partial {
+  float top, sum;
+};
+
+// Factors that bring two parts to one maximum; `a` becomes both. Not contracted by the compiler: kernels that
+// fold in registers and those that fold from memory give the same bits, and folding nothing in changes none.
+struct Fold {
+  float keep, add;
+
+  __device__ __forceinline__ Fold(Partial& a, const Partial& b) {
+    float top = fmaxf(a.top, b.top), base = top == NEG_INF ? 0.f : top;
+    keep = ptx::exp2_approx(__fsub_rn(a.top, base));
+    add = ptx::exp2_approx(__fsub_rn(b.top, base));
+    a = Partial{top, __fmaf_rn(a.sum, keep, __fmul_rn(b.sum, add))};
+  }
+  __device__ __forceinline__ float operator()(float a, float b) const {
+    return __fmaf_rn(a, keep, __fmul_rn(b, add));
+  }
+};
+
+// What a row's weighted sums are multiplied with at the end. `sink` is a logit that takes part in the softmax
+// and has no value, or null.
+__device__ __forceinline__ float last_factor(Partial row, const float* sink, float value_scale) {
+  float factor = 1.f;
+  if (sink) {
+    float logit = __fmul_rn(*sink, LOG2_E), top = fmaxf(row.top, logit);
+    factor = ptx::exp2_approx(__fsub_rn(row.top, top));
+    row.sum = __fmaf_rn(row.sum, factor, ptx::exp2_approx(__fsub_rn(logit, top)));
+  }
+  return row.sum == 0.f ? 0.f : __fdiv_rn(__fmul_rn(factor, value_scale), row.sum);
+}

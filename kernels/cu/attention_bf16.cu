@@ -1,0 +1,9 @@
+// attention_bf16.cu: paged attention with activations of bf16; see attention_kernel.cuh.
+#include "attention_kernel.cuh"
+
+ATTENTION_BOTH(bf16, bf16, 16)
+ATTENTION_BOTH(bf16, bf16, 32)
+ATTENTION_BOTH(bf16, bf16, 64)
+ATTENTION_BOTH(bf16, bf16, 96)
+ATTENTION_BOTH(bf16, bf16, 128)
+ATTENTION_BOTH(bf16, bf16, 256)

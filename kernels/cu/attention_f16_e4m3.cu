@@ -1,0 +1,8 @@
+// attention_f16_e4m3.cu: paged attention with activations of f16 over a cache of e4m3; see
+// attention_kernel.cuh.
+#include "attention_kernel.cuh"
+
+ATTENTION_BOTH(f16, e4m3, 64)
+ATTENTION_BOTH(f16, e4m3, 96)
+ATTENTION_BOTH(f16, e4m3, 128)
+ATTENTION_BOTH(f16, e4m3, 256)

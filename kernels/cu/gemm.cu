@@ -1,0 +1,258 @@
+// gemm.cu: out = x w^T for many rows, by mma m16n8k16 out of shared memory: the path without cuBLASLt, the
+// batch-invariant one, and that of e4m3 weights.
+//
+//   out     [rows, n]          T, or f32 for logits
+//   x       [.., k]            T, k a multiple of 8 (16 with e4m3 weights)
+//   gather  [rows]             u32 or null: row r of out is of row gather[r] of x
+//   w       [n, k]             T or e4m3; GATED: [2 n, k], gate over up, and out = silu(gate) * up
+//   scales                     f32, of e4m3 weights: see linear.cuh
+//   bias    [n], GATED [2 n]   T or null
+// Grid (ceil(rows / BM) * ceil(n / outputs)), outputs = BN (GATED: BN / 2). Block: 32 WARPS. Dynamic shared
+// memory: max(STAGES * (BN * 64 * sizeof(W) + BM * 128), BM * (outputs * sizeof(out) + 16)) bytes. Sums as in
+// linear.cuh: the bits are those of gemv.cu, whatever the tile. Reference: cpu::matmul.
+//
+// A stage is 64 k: rows of 128 bytes (e4m3 weights: 64), brought by cp.async, STAGES - 1 ahead. A lane reads
+// 16 bytes of row lane / 4 (linear.cuh says which), so a quarter of a warp reads half of two neighbouring
+// rows: with the chunks of odd rows exchanged in pairs of halves, all 32 banks once. ldmatrix would read as
+// many bytes in as many instructions, and in another order of k than gemv.cu.
+//
+// Blocks go through rows first, GROUP row tiles at a time: what runs together shares weights, and x stays in
+// L2. The sum of a slice and that of all are both in registers: 128 of them in the 128 x 128 tile, one block
+// an SM. Tensor work 128 * 128 * 64 a stage against 32 KB from L2: 64 flops a byte. Not yet run on a GPU;
+// mma.sync reaches about 60% of what wgmma does on Hopper.
+#include "linear.cuh"
+
+constexpr int STAGE_K = 64;
+constexpr int GROUP = 16;
+
+// Where chunk c (16 bytes) of a row of 128 bytes lies. A quarter-warp reads chunks i..i + 3 (T), or every
+// other chunk (e4m3's x), of an even row and the next.
+template <bool EVERY_OTHER> __device__ __forceinline__ int swizzle(int row, int c) {
+  return c ^ (EVERY_OTHER ? row & 1 : (row & 1) << 2);
+}
+
+template <class T, class W, class Out, Mode M, int BN, int BM, int WN, int WM, int STAGES> struct Tile {
+  using Of = Weight<T, W>;
+  static constexpr int WARPS = (BN / WN) * (BM / WM);
+  static constexpr int THREADS = WARPS * 32;
+  static constexpr int TN = WN / 16, TM = WM / 8;
+  static constexpr int W_CHUNKS = STAGE_K / Of::CHUNK, X_CHUNKS = STAGE_K / 8;
+  static constexpr int W_BYTES = BN * STAGE_K * sizeof(W), X_BYTES = BM * STAGE_K * sizeof(T);
+  static constexpr int OUTPUTS = M == GATED ? BN / 2 : BN;
+
+  // Shared memory address of chunk c of row r.
+  static __device__ __forceinline__ u8* w_at(u8* stage, int r, int c) {
+    if (!Of::SCALED) c = swizzle<false>(r, c);
+    return stage + (r * W_CHUNKS + c) * 16;
+  }
+  static __device__ __forceinline__ u8* x_at(u8* stage, int r, int c) {
+    return stage + W_BYTES + (r * X_CHUNKS + swizzle<Of::SCALED>(r, c)) * 16;
+  }
+
+  // What this thread brings: chunk w_chunk of rows w_row + i * W_ROWS, and the same of x. Addresses are of
+  // those chunks.
+  static constexpr int W_ROWS = THREADS / W_CHUNKS, X_ROWS = THREADS / X_CHUNKS;
+  const W* w[BN / W_ROWS];
+  const T* x[BM / X_ROWS];
+  int k;
+
+  __device__ __forceinline__ void find_w(const W* from, int first_tile, int n) {
+#pragma unroll
+    for (int i = 0; i < BN / W_ROWS; i++) {
+      int r = threadIdx.x / W_CHUNKS + i * W_ROWS;
+      size_t row = weight_row<M>(first_tile + r / 16, r % 16, n);
+      w[i] = from + row * k + threadIdx.x % W_CHUNKS * Of::CHUNK;
+    }
+  }
+
+  // Rows past the end are the last once more: they are computed and not written.
+  __device__ __forceinline__ void find_x(const T* from, const u32* gather, int first_row, int rows) {
+#pragma unroll
+    for (int i = 0; i < BM / X_ROWS; i++) {
+      int r = min(first_row + (int)threadIdx.x / X_CHUNKS + i * X_ROWS, rows - 1);
+      x[i] = from + (size_t)(gather ? gather[r] : r) * k + threadIdx.x % X_CHUNKS * 8;
+    }
+  }
+
+  // k from `at` on; zeros past the end.
+  __device__ __forceinline__ void load_w(u8* stage, int at) const {
+    bool there = at + (int)threadIdx.x % W_CHUNKS * Of::CHUNK < k;
+#pragma unroll
+    for (int i = 0; i < BN / W_ROWS; i++)
+      ptx::cp_async16(w_at(stage, threadIdx.x / W_CHUNKS + i * W_ROWS, threadIdx.x % W_CHUNKS),
+                      w[i] + (there ? at : 0), there);
+  }
+
+  __device__ __forceinline__ void load_x(u8* stage, int at) const {
+    bool there = at + (int)threadIdx.x % X_CHUNKS * 8 < k;
+#pragma unroll
+    for (int i = 0; i < BM / X_ROWS; i++)
+      ptx::cp_async16(x_at(stage, threadIdx.x / X_CHUNKS + i * X_ROWS, threadIdx.x % X_CHUNKS),
+                      x[i] + (there ? at : 0), there);
+  }
+
+  // d += the warp's part of one stage; its weights start at row wn, its rows at wm.
+  static __device__ __forceinline__ void multiply(u8* stage, int wn, int wm, float (*d)[TM][4]) {
+    int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int step = 0; step < STAGE_K / Of::STEP; step++) {
+      Words xs[TM][Of::X_CHUNKS];
+#pragma unroll
+      for (int j = 0; j < TM; j++)
+#pragma unroll
+        for (int i = 0; i < Of::X_CHUNKS; i++) {
+          int c = step * 4 + t * Of::X_CHUNKS + i;
+          xs[j][i] = words(*(const uint4*)x_at(stage, wm + j * 8 + g, c));
+        }
+#pragma unroll
+      for (int tile = 0; tile < TN; tile++) {
+        int r = wn + tile * 16 + g, c = step * 4 + t;
+        Words low = words(*(const uint4*)w_at(stage, r, c));
+        Words high = words(*(const uint4*)w_at(stage, r + 8, c));
+#pragma unroll
+        for (int i = 0; i < Of::MMAS; i++) {
+          u32 a[4];
+          fragment(T{}, W{}, low, high, i, a);
+#pragma unroll
+          for (int j = 0; j < TM; j++) ptx::mma_m16n8k16(T{}, d[tile][j], a, &xs[j][i / 2].v[i % 2 * 2]);
+        }
+      }
+    }
+  }
+};
+
+// to += from; from = 0.
+template <int TN, int TM> __device__ __forceinline__ void join(float (*to)[TM][4], float (*from)[TM][4]) {
+#pragma unroll
+  for (int tile = 0; tile < TN; tile++)
+#pragma unroll
+    for (int j = 0; j < TM; j++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        to[tile][j][i] += from[tile][j][i];
+        from[tile][j][i] = 0.f;
+      }
+}
+
+template <class T, class W, class Out, Mode M, int BN, int BM, int WN, int WM, int STAGES>
+__device__ void gemm(Out* out, const T* x, const u32* gather, const W* w, Scales scales, const T* bias,
+                     int rows, int n, int k) {
+  using Of = Tile<T, W, Out, M, BN, BM, WN, WM, STAGES>;
+  constexpr int TN = Of::TN, TM = Of::TM, STAGE_BYTES = Of::W_BYTES + Of::X_BYTES;
+  constexpr bool SCALED = Of::Of::SCALED;
+  DYN_SHARED(u8, shared);
+  int row_tiles = (rows + BM - 1) / BM, column_tiles = (n + Of::OUTPUTS - 1) / Of::OUTPUTS;
+  int group = blockIdx.x / (GROUP * column_tiles), in_group = blockIdx.x % (GROUP * column_tiles);
+  int group_rows = min(GROUP, row_tiles - group * GROUP);
+  int row_tile = group * GROUP + in_group % group_rows, column_tile = in_group / group_rows;
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  int wn = warp % (BN / WN) * WN, wm = warp / (BN / WN) * WM;
+  Of tile;
+  tile.k = k;
+  tile.find_w(w, column_tile * (BN / 16), n);
+  int stages = (k + STAGE_K - 1) / STAGE_K, slice_stages = slice_length(k) / STAGE_K;
+
+#pragma unroll
+  for (int s = 0; s < STAGES - 1; s++) tile.load_w(shared + s * STAGE_BYTES, s * STAGE_K);
+  ptx::grid_dependency_wait();
+  ptx::grid_dependency_launch();
+  tile.find_x(x, gather, row_tile * BM, rows);
+#pragma unroll
+  for (int s = 0; s < STAGES - 1; s++) {
+    tile.load_x(shared + s * STAGE_BYTES, s * STAGE_K);
+    ptx::cp_async_commit();
+  }
+
+  float block[SCALED ? TN : 1][TM][4] = {}, slice[TN][TM][4] = {}, sum[TN][TM][4] = {};
+  int in_slice = 0;
+#pragma unroll 1
+  for (int s = 0; s < stages; s++) {
+    ptx::cp_async_wait<STAGES - 2>();
+    __syncthreads();  // stage s is here, for all; and all have read stage s - 1, whose place is next
+    int ahead = s + STAGES - 1;
+    u8* to = shared + ahead % STAGES * STAGE_BYTES;
+    tile.load_w(to, ahead * STAGE_K);
+    tile.load_x(to, ahead * STAGE_K);
+    ptx::cp_async_commit();
+    Of::multiply(shared + s % STAGES * STAGE_BYTES, wn, wm, SCALED ? block : slice);
+    if (SCALED && (s % 2 || s + 1 == stages)) {
+#pragma unroll
+      for (int i = 0; i < TN; i++) {
+        int first = column_tile * (BN / 16) + wn / 16 + i;
+        float low = scales.at(weight_row<M>(first, g, n), s / 2);
+        float high = scales.at(weight_row<M>(first, g + 8, n), s / 2);
+#pragma unroll
+        for (int j = 0; j < TM; j++)
+#pragma unroll
+          for (int e = 0; e < 4; e++) {
+            slice[i][j][e] = __fmaf_rn(e < 2 ? low : high, block[i][j][e], slice[i][j][e]);
+            block[i][j][e] = 0.f;
+          }
+      }
+    }
+    if (++in_slice == slice_stages) {
+      join<TN, TM>(sum, slice);
+      in_slice = 0;
+    }
+  }
+  join<TN, TM>(sum, slice);  // the last slice may be short; an empty one adds 0 and changes nothing
+
+  // Through shared memory, to write whole lines.
+  constexpr int STRIDE = Of::OUTPUTS + 16 / sizeof(Out);
+  Out* staged = (Out*)shared;
+  ptx::cp_async_wait<0>();
+  __syncthreads();
+  auto bias_of = [&](int row) { return bias ? to_f32(bias[row]) : 0.f; };
+#pragma unroll
+  for (int i = 0; i < TN; i++) {
+    int first = column_tile * (BN / 16) + wn / 16 + i, local = (wn / 16 + i) * (M == GATED ? 8 : 16) + g;
+    float low = bias_of(weight_row<M>(first, g, n)), high = bias_of(weight_row<M>(first, g + 8, n));
+#pragma unroll
+    for (int j = 0; j < TM; j++)
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        float a = sum[i][j][e] + low, b = sum[i][j][e + 2] + high;
+        Out* to = staged + (wm + j * 8 + t * 2 + e) * STRIDE + local;
+        to[0] = from_f32<Out>(M == GATED ? silu_mul(a, b) : a);
+        if (M == PLAIN) to[8] = from_f32<Out>(b);
+      }
+  }
+  __syncthreads();
+  constexpr int VALUES = 16 / sizeof(Out), PACKS = Of::OUTPUTS / VALUES;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < BM * PACKS; i += Of::THREADS) {
+    int r = i / PACKS, c = i % PACKS * VALUES;
+    int row = row_tile * BM + r, column = column_tile * Of::OUTPUTS + c;
+    if (row >= rows || column >= n) continue;
+    const Out* from = staged + r * STRIDE + c;
+    Out* to = out + (size_t)row * n + column;
+    if (n % VALUES == 0) {
+      *(uint4*)to = *(const uint4*)from;
+    } else {
+#pragma unroll 1
+      for (int e = 0; e < min(VALUES, n - column); e++) to[e] = from[e];
+    }
+  }
+}
+
+#define GEMM(name, T, W, OUT, MODE, BN, BM, WN, WM, STAGES)                                                 \
+  extern "C" __global__ void __launch_bounds__((BN / WN) * (BM / WM) * 32)                                  \
+      name(OUT* out, const T* x, const u32* gather, const W* w, const float* scales, i32 row_shift,         \
+           i32 row_stride, i32 k_stride, const T* bias, i32 rows, i32 n, i32 k) {                           \
+    Scales by{scales, row_shift, row_stride, k_stride}; \
+    gemm<T, W, OUT, MODE, BN, BM, WN, WM, STAGES>(out, x, gather, w, by, bias, rows, n, k); \
+  }                                                                                                         \
+  EXPORT(name)
+#define GEMM_TILES(name, T, W, OUT, MODE, LARGE_M)             \
+  GEMM(name##_small, T, W, OUT, MODE, 32, 32, 16, 16, 8)       \
+  GEMM(name##_medium, T, W, OUT, MODE, 64, 64, 32, 32, 4)      \
+  GEMM(name##_large, T, W, OUT, MODE, 128, LARGE_M, 128 * LARGE_M / 256, 32, 3)
+#define GEMM_ALL(t, T)                                          \
+  GEMM_TILES(gemm_##t##_same_plain, T, T, T, PLAIN, 128)        \
+  GEMM_TILES(gemm_##t##_same_f32, T, T, float, PLAIN, 128)      \
+  GEMM_TILES(gemm_##t##_same_gated, T, T, T, GATED, 128)        \
+  GEMM_TILES(gemm_##t##_e4m3_plain, T, e4m3, T, PLAIN, 64)      \
+  GEMM_TILES(gemm_##t##_e4m3_f32, T, e4m3, float, PLAIN, 64)    \
+  GEMM_TILES(gemm_##t##_e4m3_gated, T, e4m3, T, GATED, 64)
+GEMM_ALL(bf16, bf16)
+GEMM_ALL(f16, f16)

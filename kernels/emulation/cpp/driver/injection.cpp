@@ -1,0 +1,48 @@
+// injection.cpp: faults on demand, from the environment or from a test in the same process.
+#include "state.h"
+
+namespace driver {
+
+namespace {
+
+// Launches or allocations until it strikes; 0: not armed.
+unsigned countdown[INJECTIONS];
+
+}  // namespace
+
+void arm_from_environment() {
+  const char* names[INJECTIONS] = {"SKEIN_EMULATED_HANG_AT_LAUNCH", "SKEIN_EMULATED_ILLEGAL_ADDRESS_AT_LAUNCH",
+                                   "SKEIN_EMULATED_ECC_AT_LAUNCH", "SKEIN_EMULATED_NO_MEMORY_AT_ALLOCATION"};
+  for (int i = 0; i < INJECTIONS; i++) countdown[i] = (unsigned)setting(names[i], 0);
+}
+
+bool strikes(Injection injection) { return countdown[injection] != 0 && --countdown[injection] == 0; }
+
+}  // namespace driver
+
+extern "C" __attribute__((visibility("default"))) void skein_emulation_inject(int injection, unsigned at) {
+  driver::Call call(driver::Call::NOTHING);
+  if (injection >= 0 && injection < driver::INJECTIONS) driver::countdown[injection] = at;
+}
+
+extern "C" __attribute__((visibility("default"))) void skein_emulation_reset() {
+  driver::Call call(driver::Call::NOTHING);
+  driver::State& state = driver::state();
+  for (unsigned& left : driver::countdown) left = 0;
+  state.hangs = false;
+  state.sticky = driver::SUCCESS;
+  auto drop = [](driver::Stream& stream) {
+    for (size_t i = stream.next; i < stream.queue.size(); i++) {
+      driver::Operation& operation = stream.queue[i];
+      if (operation.kind == driver::Operation::RECORD) operation.event->completed = operation.record;
+    }
+    stream.queue.clear();
+    stream.next = 0;
+    stream.capture = nullptr;
+  };
+  drop(*state.default_stream);
+  for (auto& [handle, stream] : state.streams) drop(*stream);
+  state.abandoned.clear();
+}
+
+extern "C" __attribute__((visibility("default"))) const char* skein_emulation_last_fault() { return emu::last_fault(); }

@@ -1,0 +1,316 @@
+// fibers.cpp: switching between fibers, scheduling a block's, running a grid's blocks.
+#include "fibers.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "fault.h"
+#include "launch.h"
+
+#ifndef __x86_64__
+#include <ucontext.h>
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#define EMU_ASAN 1
+#endif
+
+namespace emu {
+
+Runtime runtime;
+const Kernel* kernels = nullptr;
+
+namespace {
+
+constexpr unsigned MAX_THREADS = 1024;
+constexpr size_t SHARED_LIMIT = 227 << 10, SHARED_ALIGNMENT = 1024, SHARED_GUARD = 1024;
+constexpr uint64_t STACK_CANARY = 0x5afec0de5afec0de;
+#ifdef EMU_ASAN
+constexpr size_t STACK = 256 << 10;
+#else
+constexpr size_t STACK = 64 << 10;
+#endif
+
+std::string fault;
+char* stacks = nullptr;
+unsigned char* shared_memory = nullptr;
+std::vector<unsigned> order;
+
+#ifdef __x86_64__
+void* main_sp = nullptr;
+extern "C" void emu_switch(void** save, void* load);
+asm(R"(.text
+.hidden emu_switch
+.global emu_switch
+.type emu_switch,@function
+emu_switch:
+  pushq %rbp; pushq %rbx; pushq %r12; pushq %r13; pushq %r14; pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15; popq %r14; popq %r13; popq %r12; popq %rbx; popq %rbp
+  ret
+.size emu_switch,.-emu_switch
+)");
+#else
+ucontext_t main_context, contexts[MAX_THREADS];
+#endif
+#ifdef EMU_ASAN
+void* main_fake_stack = nullptr;
+const void* main_bottom = nullptr;
+size_t main_bytes = 0;
+#endif
+
+void to_main() {
+  Fiber* fiber = runtime.current;
+#ifdef EMU_ASAN
+  __sanitizer_start_switch_fiber(fiber->state == DONE ? nullptr : &fiber->fake_stack, main_bottom, main_bytes);
+#endif
+#ifdef __x86_64__
+  emu_switch(&fiber->sp, main_sp);
+#else
+  swapcontext(&contexts[fiber->index], &main_context);
+#endif
+#ifdef EMU_ASAN
+  __sanitizer_finish_switch_fiber(fiber->fake_stack, nullptr, nullptr);
+#endif
+}
+
+void to_fiber(Fiber& fiber) {
+  runtime.current = &fiber;
+#ifdef EMU_ASAN
+  __sanitizer_start_switch_fiber(&main_fake_stack, fiber.stack, STACK);
+#endif
+#ifdef __x86_64__
+  emu_switch(&main_sp, fiber.sp);
+#else
+  swapcontext(&main_context, &contexts[fiber.index]);
+#endif
+#ifdef EMU_ASAN
+  __sanitizer_finish_switch_fiber(main_fake_stack, nullptr, nullptr);
+#endif
+}
+
+void fiber_main() {
+#ifdef EMU_ASAN
+  __sanitizer_finish_switch_fiber(nullptr, &main_bottom, &main_bytes);
+#endif
+  Runtime& r = runtime;
+  r.entry(r.arguments);
+  // A thread that has returned no longer counts at barriers. Copies it did not wait for never land.
+  Fiber* fiber = r.current;
+  fiber->state = DONE;
+  r.live--;
+  r.warps[fiber->index / 32].live &= ~(1u << (fiber->index % 32));
+  open_barrier_if_all_came();
+  to_main();
+  abort();
+}
+
+void start(Fiber& fiber, unsigned index) {
+  Runtime& r = runtime;
+  fiber.index = index;
+  fiber.state = READY;
+  fiber.fake_stack = nullptr;
+  fiber.copies.clear();
+  fiber.commits.clear();
+  fiber.stack = stacks + index * STACK;
+  fiber.thread = make_uint3(index % r.block.x, index / r.block.x % r.block.y, index / (r.block.x * r.block.y));
+  memcpy(fiber.stack, &STACK_CANARY, sizeof STACK_CANARY);
+#ifdef __x86_64__
+  void** sp = (void**)(((uintptr_t)fiber.stack + STACK) & ~(uintptr_t)15);
+  *--sp = nullptr;
+  *--sp = (void*)fiber_main;
+  for (int saved = 0; saved < 6; saved++) *--sp = nullptr;
+  fiber.sp = sp;
+#else
+  ucontext_t& context = contexts[index];
+  getcontext(&context);
+  context.uc_stack.ss_sp = fiber.stack;
+  context.uc_stack.ss_size = STACK;
+  context.uc_link = nullptr;
+  makecontext(&context, fiber_main, 0);
+#endif
+}
+
+void start_block(unsigned threads) {
+  Runtime& r = runtime;
+  r.barrier = Barrier{};
+  r.live = threads;
+  r.pending.clear();
+  r.blocks_run++;
+  r.warps.resize((threads + 31) / 32);
+  for (Warp& warp : r.warps) {
+    warp.lanes = warp.live = 0;
+    warp.meetings.clear();
+  }
+  memset(r.shared, 0xff, r.shared_bytes);
+#ifdef EMU_ASAN
+  __asan_unpoison_memory_region(stacks, threads * STACK);  // frames of the threads before
+#endif
+  for (unsigned i = 0; i < threads; i++) {
+    start(r.fibers[i], i);
+    r.warps[i / 32].lanes = r.warps[i / 32].live |= 1u << (i % 32);
+  }
+}
+
+void report(const std::string& what) {
+  runtime.faulted = true;
+  fault = what;
+  fprintf(stderr, "emulated device: %s\n", fault.c_str());
+}
+
+// One piece of asynchronous work happens.
+void deliver() {
+  Runtime& r = runtime;
+  size_t which = random_bits() % r.pending.size();
+  std::function<void()> work = std::move(r.pending[which]);
+  r.pending.erase(r.pending.begin() + (ptrdiff_t)which);
+  work();
+}
+
+// Lets every thread run once that can; whether any did more than poll.
+bool pass() {
+  Runtime& r = runtime;
+  r.progress = false;
+  for (unsigned i : order) {
+    Fiber& fiber = r.fibers[i];
+    if (fiber.state != READY && fiber.state != POLLING) continue;
+    bool polled = fiber.state == POLLING;
+    to_fiber(fiber);
+    if (r.faulted) return false;
+    r.progress |= !polled || fiber.state != POLLING;
+  }
+  return r.progress;
+}
+
+void shuffle(std::vector<unsigned>& items) {
+  if (!runtime.random) return;
+  for (size_t i = items.size(); i > 1; i--) std::swap(items[i - 1], items[random_bits() % i]);
+}
+
+void run_block() {
+  Runtime& r = runtime;
+  unsigned threads = (unsigned)r.fibers.size();
+  start_block(threads);
+  order.resize(threads);
+  for (unsigned i = 0; i < threads; i++) order[i] = i;
+  while (r.live > 0 && !r.faulted) {
+    shuffle(order);
+    bool progress = pass();
+    if (r.faulted) break;
+    bool hurry = r.random && random_bits() % 4 == 0;
+    if (!r.pending.empty() && (!progress || hurry)) {
+      deliver();
+    } else if (!progress && r.live > 0) {
+      r.current = &r.fibers[0];
+      for (Fiber& fiber : r.fibers) {
+        if (fiber.state != DONE) r.current = &fiber;
+      }
+      report(describe("deadlock: threads wait for one another at different barriers, or with the wrong mask"));
+    }
+  }
+  for (unsigned i = 0; i < threads && !r.faulted; i++) {
+    if (memcmp(r.fibers[i].stack, &STACK_CANARY, sizeof STACK_CANARY) != 0) {
+      r.current = &r.fibers[i];
+      report(describe("a thread's stack overflowed"));
+    }
+  }
+  r.current = nullptr;
+}
+
+void reserve_memory() {
+  if (stacks) return;
+  auto map = [](size_t bytes) {
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) {
+      fprintf(stderr, "emulated device: no memory for stacks\n");
+      abort();
+    }
+    return (char*)memory;
+  };
+  stacks = map(MAX_THREADS * STACK);
+  shared_memory = (unsigned char*)map(SHARED_LIMIT + SHARED_ALIGNMENT + SHARED_GUARD);
+  shared_memory += -(uintptr_t)shared_memory & (SHARED_ALIGNMENT - 1);
+}
+
+void set_shared(size_t bytes) {
+  runtime.shared = shared_memory;
+  runtime.shared_bytes = bytes;
+#ifdef EMU_ASAN
+  __asan_unpoison_memory_region(shared_memory, SHARED_LIMIT);
+  size_t end = (bytes + 7) & ~(size_t)7;
+  __asan_poison_memory_region(shared_memory + end, SHARED_LIMIT + SHARED_GUARD - end);
+#endif
+}
+
+void start_random() {
+  const char* seed = getenv("EMU_SEED");
+  runtime.random = seed ? strtoull(seed, nullptr, 10) * 0x9e3779b97f4a7c15ull : 0;
+}
+
+}  // namespace
+
+std::string describe(const char* what) {
+  const Runtime& r = runtime;
+  std::string text = std::string(what) + " in kernel " + r.kernel;
+  if (!r.current) return text;
+  char where[160];
+  const uint3 &block = r.block_index, &thread = r.current->thread;
+  snprintf(where, sizeof where, ", block (%u,%u,%u), thread (%u,%u,%u)", block.x, block.y, block.z, thread.x, thread.y,
+           thread.z);
+  return text + where;
+}
+
+void die(const char* what) {
+  report(describe(what));
+  if (!runtime.current) abort();
+  runtime.current->state = DONE;
+  to_main();
+  abort();
+}
+
+void yield() { to_main(); }
+
+uint64_t random_bits() {
+  uint64_t& state = runtime.random;
+  state ^= state << 13;
+  state ^= state >> 7;
+  state ^= state << 17;
+  return state;
+}
+
+void later(std::function<void()> work) { runtime.pending.push_back(std::move(work)); }
+
+bool run(const Launch& launch) {
+  Runtime& r = runtime;
+  reserve_memory();
+  start_random();
+  r.kernel = launch.kernel;
+  r.grid = launch.grid;
+  r.block = launch.block;
+  r.entry = launch.entry;
+  r.arguments = launch.arguments;
+  r.faulted = r.waited_for_grids = false;
+  r.fibers.resize((size_t)launch.block.x * launch.block.y * launch.block.z);
+  set_shared(launch.shared_bytes);
+  catch_bad_addresses();
+  std::vector<unsigned> blocks((size_t)r.grid.x * r.grid.y * r.grid.z);
+  for (unsigned i = 0; i < blocks.size(); i++) blocks[i] = i;
+  shuffle(blocks);
+  for (unsigned i : blocks) {
+    r.block_index = make_uint3(i % r.grid.x, i / r.grid.x % r.grid.y, i / (r.grid.x * r.grid.y));
+    run_block();
+    if (r.faulted) break;
+  }
+  return !r.faulted;
+}
+
+const char* last_fault() { return fault.c_str(); }
+
+}  // namespace emu

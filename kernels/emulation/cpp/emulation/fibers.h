@@ -1,0 +1,127 @@
+// fibers.h: one fiber a CUDA thread, and the block that they make up.
+//
+// Blocks run one after the other; within a block every thread is a fiber that runs until it waits for others. EMU_SEED
+// shuffles the order of threads and of blocks, so that a missing barrier shows. Not modelled: blocks that wait for one
+// another, clusters, weak memory, bank conflicts.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "types.h"
+
+namespace emu {
+
+enum State : uint8_t { READY, WAIT_BLOCK, WAIT_WARP, POLLING, DONE };
+
+struct Copy {
+  void* to;
+  const void* from;
+  unsigned bytes;
+  bool zero;  // writes zeros instead
+};
+
+struct Fiber {
+  void* sp = nullptr;
+  char* stack = nullptr;
+  void* fake_stack = nullptr;  // ASan's
+  State state = READY;
+  uint3 thread{};
+  unsigned index = 0;             // in the block, x first
+  std::vector<Copy> copies;       // cp.async: issued, not landed
+  std::vector<unsigned> commits;  // ends of the committed groups in `copies`
+};
+
+// What a lane brings to a warp collective, and takes away.
+struct alignas(16) Slot {
+  unsigned char bytes[64];
+};
+
+// Lanes that meet: one per mask. Two buffers, because a lane may come again before another has read.
+struct Meeting {
+  uint32_t mask = 0, arrived = 0;
+  unsigned round = 0;
+  Slot slots[2][32];
+};
+
+struct Warp {
+  uint32_t lanes = 0, live = 0;  // those that exist, and those that have not returned
+  std::vector<Meeting> meetings;
+};
+
+// __syncthreads and its reductions; two buffers as above.
+struct Barrier {
+  unsigned arrived = 0, round = 0;
+  int any[2] = {0, 0}, count[2] = {0, 0}, all[2] = {1, 1};
+};
+
+struct Runtime {
+  dim3 grid, block;
+  uint3 block_index{};
+  std::vector<Fiber> fibers;
+  std::vector<Warp> warps;
+  Fiber* current = nullptr;  // null outside of kernels
+  unsigned live = 0;
+  Barrier barrier;
+  unsigned char* shared = nullptr;  // dynamic shared memory, 1024-byte aligned
+  size_t shared_bytes = 0;
+  std::vector<std::function<void()>> pending;  // asynchronous work that has not happened yet
+  uint64_t random = 0;                         // 0: threads and blocks run in their order
+  const char* kernel = "?";
+  void (*entry)(void*) = nullptr;
+  void* arguments = nullptr;
+  uint64_t blocks_run = 0;         // those before this one, over all launches
+  bool progress = false;           // a thread did more than poll in this pass
+  bool waited_for_grids = false;  // griddepcontrol.wait was called
+  bool faulted = false;
+};
+
+// Hidden, so that kernels reach it without a detour through the linker's tables.
+__attribute__((visibility("hidden"))) extern Runtime runtime;
+inline Runtime& rt() { return runtime; }
+
+// Ends the launch with a fault: prints what happened and where, and never returns.
+[[noreturn]] void die(const char* what);
+// Lets other threads run; the caller has set its state, unless it goes on as READY.
+void yield();
+// Random bits; 0 without EMU_SEED.
+uint64_t random_bits();
+// Work the hardware does by itself, as late as it may: when no thread can go on without, or with EMU_SEED at random.
+void later(std::function<void()> work);
+
+// Waits until `is_done()`: mbarriers, say. A wait that nothing can end is reported as a deadlock.
+template <class Condition> inline void wait_until(Condition is_done) {
+  while (!is_done()) {
+    rt().current->state = POLLING;
+    yield();
+  }
+  rt().progress = true;
+}
+
+inline unsigned lane() { return rt().current->index & 31; }
+inline Warp& warp() { return rt().warps[rt().current->index / 32]; }
+inline void wake(Fiber& fiber, State from) {
+  if (fiber.state == from) fiber.state = READY;
+}
+// The barrier opens when all threads that have not returned are there.
+inline void open_barrier_if_all_came() {
+  Runtime& r = rt();
+  if (r.live == 0 || r.barrier.arrived != r.live) return;
+  r.barrier.arrived = 0;
+  r.barrier.round++;
+  for (Fiber& fiber : r.fibers) wake(fiber, WAIT_BLOCK);
+}
+
+// Runs the grid; false if it faulted, and then last_fault() says why.
+struct Launch {
+  const char* kernel;
+  dim3 grid, block;
+  size_t shared_bytes;
+  void (*entry)(void*);
+  void* arguments;
+};
+bool run(const Launch& launch);
+const char* last_fault();
+
+}  // namespace emu

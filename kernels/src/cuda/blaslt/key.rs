@@ -1,0 +1,166 @@
+//! What a product's algorithm depends on.
+
+use std::fmt;
+
+use cudarc::cublaslt::sys::{self, cudaDataType_t as DataType};
+
+use crate::cuda::memory::{E4m3, Element};
+
+/// Types of a product's operands or results.
+pub trait BlasElement: Element {
+    /// As cuBLASLt names it.
+    const TYPE: DataType;
+}
+
+impl BlasElement for half::bf16 {
+    const TYPE: DataType = DataType::CUDA_R_16BF;
+}
+
+impl BlasElement for half::f16 {
+    const TYPE: DataType = DataType::CUDA_R_16F;
+}
+
+impl BlasElement for f32 {
+    const TYPE: DataType = DataType::CUDA_R_32F;
+}
+
+impl BlasElement for E4m3 {
+    const TYPE: DataType = DataType::CUDA_R_8F_E4M3;
+}
+
+/// How e4m3 operands are scaled: a stored value times its scale is the value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Scaling {
+    /// No scales.
+    None,
+    /// One scale for `x`, one for the weight: `[1]` each.
+    Tensor,
+    /// One for each row of `x`, `[rows]`, and of the weight, `[n]`. From cuBLAS 12.9 on.
+    Outer,
+    /// `x`: one for 128 values of a row, `[ceil(k / 128), rows]`, rows consecutive. Weight: one for each
+    /// block of 128 x 128, `[ceil(n / 128), stride]`, where the stride is `ceil(k / 128)` rounded up to a
+    /// multiple of 4. `rows` is a multiple of 4. From cuBLAS 12.9 on.
+    Block128,
+}
+
+impl Scaling {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::None, Self::Tensor, Self::Outer, Self::Block128];
+
+    /// (weight's, x's), as cuBLASLt names them; its A is the weight and its B is `x`.
+    pub(super) fn modes(self) -> (sys::cublasLtMatmulMatrixScale_t, sys::cublasLtMatmulMatrixScale_t) {
+        use sys::cublasLtMatmulMatrixScale_t as Mode;
+        match self {
+            Self::None | Self::Tensor => {
+                (Mode::CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F, Mode::CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F)
+            }
+            Self::Outer => (
+                Mode::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F,
+                Mode::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F,
+            ),
+            Self::Block128 => (
+                Mode::CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F,
+                Mode::CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F,
+            ),
+        }
+    }
+
+    /// Scales there must be: (weight's, x's).
+    pub fn counts(self, rows: usize, n: usize, k: usize) -> (usize, usize) {
+        match self {
+            Self::None => (0, 0),
+            Self::Tensor => (1, 1),
+            Self::Outer => (n, rows),
+            Self::Block128 => {
+                let blocks = k.div_ceil(128);
+                (n.div_ceil(128) * blocks.next_multiple_of(4), blocks * rows)
+            }
+        }
+    }
+}
+
+/// A product's kind. One algorithm is chosen for each and stays: the same product gives the same bits in each
+/// run on the same device with the same cuBLASLt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct GemmKey {
+    /// The most rows of its bucket: [`row_bucket`].
+    pub rows: u32,
+    /// Columns of the result, rows of the weight.
+    pub n: u32,
+    /// Summed over.
+    pub k: u32,
+    /// Of `x` and the weight.
+    pub input: DataType,
+    /// Of the result and the bias.
+    pub output: DataType,
+    /// Of e4m3 operands.
+    pub scaling: Scaling,
+    /// Whether a bias is added.
+    pub bias: bool,
+}
+
+impl GemmKey {
+    /// The key of `rows` rows of `I` times an `[n, k]` weight, as `O`.
+    pub fn new<I: BlasElement, O: BlasElement>(
+        rows: usize,
+        n: usize,
+        k: usize,
+        scaling: Scaling,
+        bias: bool,
+    ) -> Self {
+        let (rows, n, k) = (row_bucket(rows) as u32, n as u32, k as u32);
+        Self { rows, n, k, input: I::TYPE, output: O::TYPE, scaling, bias }
+    }
+
+    /// As the file of chosen algorithms spells it.
+    pub(super) fn to_line(self) -> String {
+        let Self { rows, n, k, input, output, scaling, bias } = self;
+        format!("{rows} {n} {k} {} {} {} {}", input as u32, output as u32, scaling as u32, u32::from(bias))
+    }
+}
+
+impl fmt::Display for GemmKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rows, n, k, input, output, scaling, bias } = self;
+        write!(f, "[{rows}, {k}] x [{n}, {k}]^T, {input:?} to {output:?}, scaling {scaling:?}, bias {bias}")
+    }
+}
+
+/// The bucket of `rows`: exact up to 16, then 24, 32, 48, 64, ... (powers of two and what lies half-way
+/// between them).
+pub fn row_bucket(rows: usize) -> usize {
+    if rows <= 16 {
+        return rows.max(1);
+    }
+    let power = rows.next_power_of_two();
+    if rows <= power / 4 * 3 { power / 4 * 3 } else { power }
+}
+
+/// All buckets up to the one of `max_rows`, ascending.
+pub fn row_buckets(max_rows: usize) -> impl Iterator<Item = usize> {
+    let last = row_bucket(max_rows);
+    std::iter::successors(Some(1), |rows| Some(row_bucket(rows + 1))).take_while(move |rows| *rows <= last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_holds_its_rows_and_few_more() {
+        for rows in 1..=20_000 {
+            let bucket = row_bucket(rows);
+            assert!(bucket >= rows && bucket <= rows.max(16) * 3 / 2, "{rows} rows in {bucket}");
+            assert_eq!(row_bucket(bucket), bucket, "a bucket is its own");
+        }
+        let some: Vec<_> = row_buckets(100).collect();
+        assert_eq!(some[14..], [15, 16, 24, 32, 48, 64, 96, 128]);
+        assert_eq!(row_buckets(1).collect::<Vec<_>>(), [1]);
+    }
+
+    #[test]
+    fn block_scales_are_padded_to_four() {
+        assert_eq!(Scaling::Block128.counts(8, 300, 640), (3 * 8, 5 * 8));
+        assert_eq!(Scaling::Outer.counts(8, 300, 640), (300, 8));
+    }
+}

@@ -1,0 +1,57 @@
+//! SwiGLU's gate; `cu/activation.cu`.
+
+use std::marker::PhantomData;
+
+use super::{Activation, kernel_for};
+use crate::cuda::launch::{Args, Grid, Kernel};
+use crate::cuda::{CudaError, DeviceSlice, Kernels, Stream};
+
+/// Threads of a block.
+const THREADS: usize = 256;
+/// Values a thread takes at a time.
+const VALUES: usize = 8;
+
+/// `out = silu(gate) * up`.
+#[derive(Debug, Clone, Copy)]
+pub struct SiluMul<T> {
+    kernel: Kernel,
+    of: PhantomData<T>,
+}
+
+/// Memory of one [`SiluMul`] launch.
+#[derive(Debug, Clone, Copy)]
+pub struct GateUp<T> {
+    /// `[rows, inner]`
+    pub out: DeviceSlice<T>,
+    /// `[rows, 2 * inner]`: each row its gate, then its up.
+    pub gate_up: DeviceSlice<T>,
+    /// Rows.
+    pub rows: usize,
+    /// Values of a row of `out`, a multiple of 8.
+    pub inner: usize,
+}
+
+impl<T: Activation> SiluMul<T> {
+    /// Finds the kernel.
+    pub fn new(kernels: &Kernels) -> Result<Self, CudaError> {
+        Ok(Self { kernel: kernel_for!(kernels, T, "silu_mul")?, of: PhantomData })
+    }
+
+    /// Queues it; at most 65,535 rows.
+    pub fn launch(&self, stream: &Stream, gate_up: GateUp<T>) -> Result<(), CudaError> {
+        let GateUp { out, gate_up, rows, inner } = gate_up;
+        assert!(inner > 0 && inner.is_multiple_of(VALUES), "{inner} values are not a multiple of {VALUES}");
+        assert!(
+            out.len() >= rows * inner && gate_up.len() >= 2 * rows * inner,
+            "{rows} rows of {inner} do not fit into {} from {}",
+            out.len(),
+            gate_up.len()
+        );
+        if rows == 0 {
+            return Ok(());
+        }
+        let parts = (inner / VALUES).div_ceil(THREADS) as u32;
+        let args = Args::new().slice(out).slice(gate_up).size(inner);
+        self.kernel.launch(stream, Grid::of([parts, rows as u32, 1], THREADS as u32).overlapping(), &args)
+    }
+}

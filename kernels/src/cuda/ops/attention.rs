@@ -1,0 +1,356 @@
+//! Attention over the paged KV cache for any mix of decode rows and chunks; `cu/attention_*.cu`. Not yet run
+//! on a GPU.
+//!
+//! [`Attention::plan`] lists the step's work on the device, [`Attention::launch`] does it with one layer.
+//! Their launches are the same for a given room for rows and sequences, so a captured graph does for any
+//! contents.
+
+use std::marker::PhantomData;
+
+use super::kv::{KvElement, KvLayer, StepSequences};
+use super::{Activation, kernel_for};
+use crate::cuda::launch::{Args, Grid, Kernel};
+use crate::cuda::{CudaError, DeviceSlice, Kernels, Stream};
+
+mod workspace;
+
+use workspace::{Tiles, Workspace};
+
+/// Threads of the plan and of the merge.
+const THREADS: u32 = 256;
+/// Blocks of the merge on a multiprocessor.
+const MERGE_BLOCKS: u32 = 2;
+/// Positions of a part in batch-invariant mode: short enough that one sequence of 2,000 tokens keeps 64
+/// multiprocessors busy.
+const FIXED_PART: u32 = 256;
+
+/// What a step may hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StepKind {
+    /// Each sequence has at most one row.
+    Decode,
+    /// Any rows.
+    Mixed,
+}
+
+/// What does not change from step to step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionShape {
+    /// Query heads; a multiple of the KV heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Values of a head: 64, 96, 128 or 256; also 16 and 32 unless the cache is e4m3.
+    pub head_dim: usize,
+    /// Factor of the scores, positive: `1 / sqrt(head_dim)` in most models.
+    pub scale: f32,
+    /// A row sees its position and the `window - 1` before it.
+    pub window: Option<u32>,
+    /// Scores become `softcap * tanh(score / softcap)`.
+    pub softcap: Option<f32>,
+    /// A row's bits depend on nothing but its sequence: contexts are cut at fixed positions.
+    pub batch_invariant: bool,
+}
+
+impl AttentionShape {
+    fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    fn check(&self) -> Result<(), CudaError> {
+        let Self { heads, kv_heads, scale, window, softcap, .. } = *self;
+        if kv_heads == 0 || heads == 0 || heads % kv_heads != 0 {
+            return Err(CudaError::invalid(format!(
+                "{heads} query heads over {kv_heads} KV heads; attention needs a multiple of them"
+            )));
+        }
+        assert!(scale > 0.0, "scale {scale} is positive");
+        assert!(softcap.is_none_or(|cap| cap > 0.0), "softcap {softcap:?} is positive");
+        assert!(window != Some(0), "a window holds at least the row's own position");
+        Ok(())
+    }
+}
+
+/// Memory of one [`Attention::launch`].
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionRows<'a, T, K> {
+    /// `[rows, q_stride]`: the query heads start each row. 16-byte aligned.
+    pub q: DeviceSlice<T>,
+    /// Values between two rows of `q`: a multiple of 8.
+    pub q_stride: usize,
+    /// `[rows, heads * head_dim]`; rows of no sequence are left as they are.
+    pub out: DeviceSlice<T>,
+    /// `[heads]`: a logit that takes part in the softmax and has no value; or [`DeviceSlice::NONE`].
+    pub sinks: DeviceSlice<f32>,
+    /// Keys and values, those of the step's rows included. As e4m3 they hold no NaN.
+    pub layer: KvLayer<K>,
+    /// The step's sequences, as planned.
+    pub sequences: &'a StepSequences,
+    /// As planned.
+    pub workspace: DeviceSlice<u8>,
+    /// What the step may hold.
+    pub kind: StepKind,
+}
+
+/// Paged attention: [`Self::plan`] once a step, [`Self::launch`] once a layer.
+#[derive(Debug, Clone, Copy)]
+pub struct Attention<T, K> {
+    plan: Kernel,
+    merge: Kernel,
+    shape: AttentionShape,
+    small: Family,
+    large: Family,
+    merge_blocks: u32,
+    of: PhantomData<(T, K)>,
+}
+
+/// The kernel for tiles of one size.
+#[derive(Debug, Clone, Copy)]
+struct Family {
+    kernel: Kernel,
+    tiles: Tiles,
+    shared_bytes: u32,
+}
+
+impl<T: Activation, K: KvElement> Attention<T, K> {
+    /// Finds the kernels. An error for shapes without one.
+    pub fn new(kernels: &Kernels, shape: AttentionShape) -> Result<Self, CudaError> {
+        shape.check()?;
+        let AttentionShape { head_dim, .. } = shape;
+        let names = names::<T, K>(head_dim).ok_or_else(|| {
+            CudaError::invalid(format!(
+                "attention has no kernel for heads of {head_dim} values of {} over a KV cache of {}; \
+                 there are 64, 96, 128 and 256, and 16 and 32 without e4m3",
+                T::SUFFIX,
+                K::SUFFIX
+            ))
+        })?;
+        let multiprocessors = kernels.device().multiprocessors;
+        Ok(Self {
+            plan: kernels.get("attention_plan")?,
+            merge: kernel_for!(kernels, T, "attention_merge")?,
+            small: Family::new::<K>(kernels, names.0, head_dim, 1)?,
+            large: Family::new::<K>(kernels, names.1, head_dim, 4)?,
+            shape,
+            merge_blocks: multiprocessors * MERGE_BLOCKS,
+            of: PhantomData,
+        })
+    }
+
+    /// Bytes of the workspace for steps of up to so many rows and sequences, of contexts of up to
+    /// `max_context` tokens (which is checked, and costs nothing: what partial results take is bounded by the
+    /// device's width).
+    pub fn workspace_bytes(&self, max_rows: usize, max_sequences: usize, max_context: usize) -> usize {
+        let least = self.small.tiles.least_part as usize;
+        assert!(
+            max_context.div_ceil(least) < 1 << 16,
+            "a context of {max_context} tokens has too many parts"
+        );
+        self.parts(max_rows, max_sequences).bytes
+    }
+
+    fn parts(&self, rows: usize, sequences: usize) -> Workspace {
+        let shape = &self.shape;
+        Workspace::new([self.small.tiles, self.large.tiles], shape, shape.group(), rows, sequences)
+    }
+
+    /// Queues the plan of a step.
+    pub fn plan(
+        &self,
+        stream: &Stream,
+        sequences: &StepSequences,
+        workspace: DeviceSlice<u8>,
+    ) -> Result<(), CudaError> {
+        let capacity = sequences.capacity;
+        let parts = self.parts(sequences.rows, capacity);
+        parts.check(workspace);
+        assert!(
+            sequences.row_starts.len() > capacity && sequences.context_lens.len() >= capacity,
+            "{} starts and {} contexts for {capacity} sequences",
+            sequences.row_starts.len(),
+            sequences.context_lens.len()
+        );
+        let (small, large) = (&self.small.tiles, &self.large.tiles);
+        let args = Args::new()
+            .slice(parts.header(workspace))
+            .slice(parts.items(workspace, 0))
+            .slice(parts.items(workspace, 1))
+            .slice(parts.groups(workspace, 0))
+            .slice(parts.groups(workspace, 1))
+            .slice(sequences.row_starts)
+            .slice(sequences.context_lens)
+            .size(capacity)
+            .size(self.shape.kv_heads)
+            .size(self.shape.group())
+            .u32(self.shape.window.unwrap_or(0))
+            .u32(self.fixed_part())
+            .u32(small.least_part)
+            .u32(large.least_part)
+            .u32(small.wanted)
+            .u32(large.wanted)
+            .u32(small.slots)
+            .u32(large.slots);
+        self.plan.launch(stream, Grid::new(1, THREADS).overlapping(), &args)
+    }
+
+    /// Queues the attention of the step's rows with one layer.
+    pub fn launch(&self, stream: &Stream, rows: AttentionRows<'_, T, K>) -> Result<(), CudaError> {
+        self.check(&rows);
+        let parts = self.parts(rows.sequences.rows, rows.sequences.capacity);
+        parts.check(rows.workspace);
+        let decodes_in_small = self.shape.group() <= self.small.tiles.rows as usize;
+        if rows.kind == StepKind::Mixed || !decodes_in_small {
+            self.launch_tiles(stream, &rows, &parts, 1)?;
+        }
+        if decodes_in_small {
+            self.launch_tiles(stream, &rows, &parts, 0)?;
+        }
+        self.launch_merge(stream, &rows, &parts)
+    }
+
+    fn check(&self, rows: &AttentionRows<'_, T, K>) {
+        let (shape, layer, sequences) = (&self.shape, &rows.layer, rows.sequences);
+        let (width, stride, count) = (shape.heads * shape.head_dim, rows.q_stride, sequences.rows);
+        assert_eq!((layer.kv_heads, layer.head_dim), (shape.kv_heads, shape.head_dim), "the layer's heads");
+        let block_size = layer.block_size;
+        assert!(block_size.is_power_of_two() && (8..=256).contains(&block_size), "block size {block_size}");
+        assert!(
+            stride >= width && stride.is_multiple_of(8),
+            "rows of {stride} values hold {width} of queries"
+        );
+        assert!(rows.q.len() + stride >= count * stride + width, "{count} rows are not in q");
+        assert!(rows.out.len() >= count * width, "{count} rows do not fit in out");
+        assert!(rows.sinks.is_empty() || rows.sinks.len() >= shape.heads, "{} sinks", rows.sinks.len());
+        let aligned = rows.q.address().is_multiple_of(16) && rows.out.address().is_multiple_of(16);
+        assert!(aligned, "q and out are 16-byte aligned");
+        let tables = sequences.block_tables.len();
+        assert!(tables >= sequences.capacity * sequences.table_stride, "block tables of {tables} entries");
+    }
+
+    fn launch_tiles(
+        &self,
+        stream: &Stream,
+        rows: &AttentionRows<'_, T, K>,
+        parts: &Workspace,
+        large: usize,
+    ) -> Result<(), CudaError> {
+        let (shape, layer, sequences) = (&self.shape, &rows.layer, rows.sequences);
+        let family = if large == 1 { &self.large } else { &self.small };
+        let args = Args::new()
+            .slice(rows.out)
+            .slice(rows.q)
+            .slice(layer.keys)
+            .slice(layer.values)
+            .slice(rows.sinks)
+            .slice(sequences.row_starts)
+            .slice(sequences.context_lens)
+            .slice(sequences.block_tables)
+            .slice(parts.header(rows.workspace))
+            .slice(parts.items(rows.workspace, large))
+            .slice(parts.sums(rows.workspace, large))
+            .slice(parts.partials(rows.workspace, large))
+            .slice(parts.folded(rows.workspace, large))
+            .size(rows.q_stride)
+            .size(sequences.table_stride)
+            .size(shape.kv_heads)
+            .size(shape.group())
+            .u32(layer.block_size.trailing_zeros())
+            .u32(shape.window.unwrap_or(0))
+            .u32(self.fixed_part())
+            .f32(shape.scale * layer.key_scale)
+            .f32(shape.softcap.unwrap_or(0.0))
+            .f32(layer.value_scale);
+        let grid = Grid::new(family.tiles.blocks, family.tiles.rows * 2).shared(family.shared_bytes);
+        family.kernel.launch(stream, grid.overlapping(), &args)
+    }
+
+    fn launch_merge(
+        &self,
+        stream: &Stream,
+        rows: &AttentionRows<'_, T, K>,
+        parts: &Workspace,
+    ) -> Result<(), CudaError> {
+        let (shape, workspace) = (&self.shape, rows.workspace);
+        let args = Args::new()
+            .slice(rows.out)
+            .slice(parts.header(workspace))
+            .slice(parts.groups(workspace, 0))
+            .slice(parts.groups(workspace, 1))
+            .slice(parts.sums(workspace, 0))
+            .slice(parts.sums(workspace, 1))
+            .slice(parts.partials(workspace, 0))
+            .slice(parts.partials(workspace, 1))
+            .slice(rows.sinks)
+            .slice(rows.sequences.row_starts)
+            .slice(rows.sequences.context_lens)
+            .size(shape.kv_heads)
+            .size(shape.group())
+            .size(shape.head_dim)
+            .f32(rows.layer.value_scale);
+        self.merge.launch(stream, Grid::new(self.merge_blocks, THREADS).overlapping(), &args)
+    }
+
+    fn fixed_part(&self) -> u32 {
+        if self.shape.batch_invariant { FIXED_PART } else { 0 }
+    }
+}
+
+impl Family {
+    fn new<K: KvElement>(
+        kernels: &Kernels,
+        name: &'static str,
+        head_dim: usize,
+        warps: usize,
+    ) -> Result<Self, CudaError> {
+        let device = kernels.device();
+        let shared_bytes = shared_bytes::<K>(head_dim, warps);
+        if shared_bytes > device.shared_bytes_per_block {
+            return Err(CudaError::invalid(format!(
+                "{name} needs {shared_bytes} bytes of shared memory, {} gives {}",
+                device.name, device.shared_bytes_per_block
+            )));
+        }
+        let kernel = kernels.get(name)?;
+        kernel.allow_shared(shared_bytes)?;
+        // A block takes 1 KiB more than it asks for, and a multiprocessor has 1 KiB more than one block can
+        // have.
+        let by_shared = (device.shared_bytes_per_block + 1024) / (shared_bytes + 1024);
+        let by_registers = if warps == 1 {
+            8
+        } else if head_dim <= 64 {
+            3
+        } else {
+            2
+        };
+        let blocks = device.multiprocessors * by_shared.min(by_registers);
+        Ok(Self { kernel, tiles: Tiles::new(warps as u32, blocks), shared_bytes })
+    }
+}
+
+/// Queries, and two stages of keys and values; `Tile` of `cu/attention_tile.cuh`.
+fn shared_bytes<K>(head_dim: usize, warps: usize) -> u32 {
+    let positions = if head_dim <= 128 { 64 } else { 32 };
+    let (q_row, kv_row) = (head_dim * 2 + 16, head_dim * size_of::<K>() + 16);
+    (warps * 16 * q_row + 4 * positions * kv_row) as u32
+}
+
+/// The kernels for small and large tiles.
+fn names<T: Activation, K: KvElement>(head_dim: usize) -> Option<(&'static str, &'static str)> {
+    macro_rules! table {
+        ($($t:literal $k:literal: $($dim:literal)*;)*) => {
+            match (T::SUFFIX, K::SUFFIX, head_dim) {
+                $($(($t, $k, $dim) => Some((
+                    concat!("attention_", $t, "_", $k, "_", $dim, "_small"),
+                    concat!("attention_", $t, "_", $k, "_", $dim, "_large"),
+                )),)*)*
+                _ => None,
+            }
+        };
+    }
+    table! {
+        "bf16" "bf16": 16 32 64 96 128 256;
+        "f16" "f16": 16 32 64 96 128 256;
+        "bf16" "e4m3": 64 96 128 256;
+        "f16" "e4m3": 64 96 128 256;
+    }
+}

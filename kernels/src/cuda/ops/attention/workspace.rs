@@ -1,0 +1,112 @@
+//! What attention keeps between its launches, and where.
+
+use super::AttentionShape;
+use crate::cuda::DeviceSlice;
+
+/// Bytes of an `Item` of `cu/attention.cuh`.
+const ITEM_BYTES: usize = 16;
+/// The header, with room around it.
+const HEADER_BYTES: usize = 256;
+
+/// Tiles of one size.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Tiles {
+    /// Packed query rows.
+    pub(super) rows: u32,
+    /// Blocks of a launch.
+    pub(super) blocks: u32,
+    /// Fewest positions of a part.
+    pub(super) least_part: u32,
+    /// About how many items there should be; see `cu/attention_plan.cu`.
+    pub(super) wanted: u32,
+    /// Partial results there is room for.
+    pub(super) slots: u32,
+}
+
+impl Tiles {
+    /// Of `16 * warps` rows.
+    pub(super) fn new(warps: u32, blocks: u32) -> Self {
+        // Small tiles are cheap to cut, and finer parts even out the last wave. A part of a large one writes
+        // and reads 64 rows of sums, as much as 128 positions of keys and values.
+        let (least_part, wanted) = if warps == 1 { (128, 2 * blocks) } else { (512, blocks) };
+        Self { rows: 16 * warps, blocks, least_part, wanted, slots: 2 * wanted }
+    }
+}
+
+/// Where everything lies, for steps with room for so many rows and sequences: byte offsets from the
+/// workspace's start.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Workspace {
+    items: [usize; 2],
+    groups: [usize; 2],
+    partials: [usize; 2],
+    sums: [usize; 2],
+    folded: [usize; 2],
+    /// All of it.
+    pub(super) bytes: usize,
+}
+
+impl Workspace {
+    pub(super) fn new(
+        tiles: [Tiles; 2],
+        shape: &AttentionShape,
+        group: usize,
+        rows: usize,
+        sequences: usize,
+    ) -> Self {
+        let mut bytes = HEADER_BYTES;
+        let mut take = |len: usize| {
+            let at = bytes;
+            bytes += len.next_multiple_of(256);
+            at
+        };
+        // Each sequence rounds its rows up to whole tiles once; those cut into parts have slots.
+        let cut = tiles.map(|tiles| (tiles.slots as usize).div_ceil(shape.kv_heads));
+        let whole = [sequences, rows * group / tiles[1].rows as usize + sequences];
+        let values = |i: usize| tiles[i].rows as usize * size_of::<f32>();
+        let folds = usize::from(shape.batch_invariant);
+        Self {
+            items: [0, 1].map(|i| take((whole[i] + cut[i]) * ITEM_BYTES)),
+            groups: [0, 1].map(|i| take(cut[i] * ITEM_BYTES)),
+            partials: [0, 1].map(|i| take(tiles[i].slots as usize * values(i) * 2)),
+            sums: [0, 1].map(|i| take(tiles[i].slots as usize * values(i) * shape.head_dim)),
+            folded: [0, 1].map(|i| take(folds * tiles[i].blocks as usize * values(i) * shape.head_dim)),
+            bytes,
+        }
+    }
+
+    /// That `memory` holds it.
+    pub(super) fn check(&self, memory: DeviceSlice<u8>) {
+        let (have, need) = (memory.len(), self.bytes);
+        assert!(have >= need, "a workspace of {have} bytes, {need} needed; ask workspace_bytes");
+        assert!(memory.address().is_multiple_of(256), "the workspace is 256-byte aligned");
+    }
+
+    fn from(memory: DeviceSlice<u8>, at: usize) -> DeviceSlice<u8> {
+        memory.slice(at..memory.len())
+    }
+
+    pub(super) fn header(&self, memory: DeviceSlice<u8>) -> DeviceSlice<u8> {
+        Self::from(memory, 0)
+    }
+
+    pub(super) fn items(&self, memory: DeviceSlice<u8>, large: usize) -> DeviceSlice<u8> {
+        Self::from(memory, self.items[large])
+    }
+
+    pub(super) fn groups(&self, memory: DeviceSlice<u8>, large: usize) -> DeviceSlice<u8> {
+        Self::from(memory, self.groups[large])
+    }
+
+    pub(super) fn partials(&self, memory: DeviceSlice<u8>, large: usize) -> DeviceSlice<u8> {
+        Self::from(memory, self.partials[large])
+    }
+
+    pub(super) fn sums(&self, memory: DeviceSlice<u8>, large: usize) -> DeviceSlice<u8> {
+        Self::from(memory, self.sums[large])
+    }
+
+    pub(super) fn folded(&self, memory: DeviceSlice<u8>, large: usize) -> DeviceSlice<u8> {
+        Self::from(memory, self.folded[large])
+    }
+}

@@ -1,0 +1,215 @@
+//! Prefill attention for Hopper (wgmma, TMA) over the paged KV cache; `cu/attention_sm90.cu`. Not yet run on
+//! a GPU.
+//!
+//! It takes the sequences of a step that have many rows; those with few, decoding ones above all, are left to
+//! the attention that splits contexts ([`PrefillSm90::plan`]'s `min_rows` says which). A row's bits do not
+//! depend on its chunk or its batch-mates, but differ from those of the other attention.
+
+use std::marker::PhantomData;
+
+use super::Activation;
+use super::kv::{KvElement, KvLayer, StepSequences};
+use crate::cuda::launch::{Args, Grid, Kernel};
+use crate::cuda::tensor_map::{MapElement, Swizzle};
+use crate::cuda::{CudaError, Device, DeviceSlice, Kernels, Stream, TensorMap};
+
+/// Query rows of a tile, times the heads of a group.
+const TILE_ROWS: usize = 128;
+/// Positions of a KV tile.
+const TILE_KV: usize = 128;
+/// Values of a row that one copy moves: 128 bytes.
+const SLAB: usize = 64;
+/// One warpgroup copies, two multiply.
+const THREADS: u32 = 384;
+/// Words of the workspace before the planned tiles.
+const HEADER_WORDS: usize = 4;
+
+/// What does not change from step to step.
+#[derive(Debug, Clone, Copy)]
+pub struct PrefillShape {
+    /// Query heads; a multiple of the KV heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Values of a head: 64 or 128.
+    pub head_dim: usize,
+    /// Factor of the scores: `1 / sqrt(head_dim)` in most models.
+    pub scale: f32,
+    /// A row sees its position and the `window - 1` before it.
+    pub window: Option<u32>,
+    /// Scores become `softcap * tanh(score / softcap)`.
+    pub softcap: Option<f32>,
+}
+
+impl PrefillShape {
+    /// Whether this device and these kernels can run it: compute capability 9.0, head dimension 64 or 128.
+    pub fn is_supported(&self, device: &Device) -> bool {
+        device.capability == (9, 0) && matches!(self.head_dim, 64 | 128)
+    }
+
+    fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+}
+
+/// Memory of one [`PrefillSm90`] launch. Rows of sequences that were not planned are not touched.
+#[derive(Debug, Clone, Copy)]
+pub struct PrefillRows<'a, T> {
+    /// `[rows, q_stride]`: the query heads start each row.
+    pub q: DeviceSlice<T>,
+    /// Values between two rows of `q`: a multiple of 8.
+    pub q_stride: usize,
+    /// `[rows, heads * head_dim]`
+    pub out: DeviceSlice<T>,
+    /// `[heads]`: a logit that takes part in the softmax and has no value; or [`DeviceSlice::NONE`].
+    pub sinks: DeviceSlice<f32>,
+    /// Keys and values, those of the step's rows included.
+    pub layer: KvLayer<T>,
+    /// The step's sequences, as planned.
+    pub sequences: &'a StepSequences,
+    /// As planned.
+    pub workspace: DeviceSlice<u32>,
+}
+
+/// Attention of the rows of long chunks: [`Self::plan`] once a step, [`Self::launch`] once a layer.
+#[derive(Debug, Clone, Copy)]
+pub struct PrefillSm90<T> {
+    plan: Kernel,
+    prefill: Kernel,
+    shape: PrefillShape,
+    blocks: u32,
+    of: PhantomData<T>,
+}
+
+impl<T: Activation + KvElement + MapElement> PrefillSm90<T> {
+    /// Finds the kernels. Ask [`PrefillShape::is_supported`] first.
+    pub fn new(kernels: &Kernels, shape: PrefillShape) -> Result<Self, CudaError> {
+        let PrefillShape { heads, kv_heads, head_dim, softcap, window, .. } = shape;
+        if kv_heads == 0 || heads % kv_heads != 0 || heads == 0 || !shape.is_supported(kernels.device()) {
+            let (major, minor) = kernels.device().capability;
+            return Err(CudaError::invalid(format!(
+                "prefill attention with wgmma takes head dimensions 64 and 128 on compute capability 9.0, and this is \
+                 {heads} heads over {kv_heads} of {head_dim} on {major}.{minor}; use the other attention"
+            )));
+        }
+        assert!(softcap.is_none_or(|cap| cap > 0.0), "softcap {softcap:?} is positive");
+        assert!(window.is_none_or(|window| (1..1 << 30).contains(&window)), "window {window:?} is 1 to 2^30");
+        let prefill = kernels.get(match (<T as Activation>::SUFFIX, head_dim) {
+            ("bf16", 64) => "attention_sm90_bf16_64",
+            ("bf16", _) => "attention_sm90_bf16_128",
+            (_, 64) => "attention_sm90_f16_64",
+            _ => "attention_sm90_f16_128",
+        })?;
+        prefill.allow_shared(shared_bytes(head_dim))?;
+        let blocks = kernels.device().multiprocessors;
+        Ok(Self { plan: kernels.get("attention_sm90_plan")?, prefill, shape, blocks, of: PhantomData })
+    }
+
+    /// Words of the workspace for steps of up to so many rows and sequences: planned tiles, 8 bytes each.
+    pub fn workspace_words(&self, max_rows: usize, max_sequences: usize) -> usize {
+        HEADER_WORDS + 2 * (max_rows * self.shape.group() / TILE_ROWS + max_sequences)
+    }
+
+    /// Queues the plan of a step: the tiles of the sequences that have at least `min_rows` rows, dearest
+    /// first.
+    pub fn plan(
+        &self,
+        stream: &Stream,
+        sequences: &StepSequences,
+        min_rows: usize,
+        workspace: DeviceSlice<u32>,
+    ) -> Result<(), CudaError> {
+        let capacity = sequences.capacity;
+        let needed = self.workspace_words(sequences.rows, capacity);
+        assert!(workspace.len() >= needed, "a workspace of {} words, {needed} needed", workspace.len());
+        assert!(sequences.row_starts.len() > capacity && sequences.context_lens.len() >= capacity);
+        let (count, items) = parts(workspace);
+        let args = Args::new()
+            .slice(items)
+            .slice(count)
+            .slice(sequences.row_starts)
+            .slice(sequences.context_lens)
+            .size(capacity)
+            .size(self.shape.group())
+            .i32(self.shape.window.unwrap_or(0) as i32)
+            .size(min_rows)
+            .size(items.len() / 2);
+        self.plan.launch(stream, Grid::new(1, 256).overlapping(), &args)
+    }
+
+    /// Queues the attention of the planned rows with one layer.
+    pub fn launch(&self, stream: &Stream, rows: PrefillRows<'_, T>) -> Result<(), CudaError> {
+        let PrefillRows { q, q_stride, out, sinks, layer, sequences, workspace } = rows;
+        let shape = &self.shape;
+        let KvLayer { blocks, kv_heads, block_size, head_dim, .. } = layer;
+        assert!(
+            (kv_heads, head_dim) == (shape.kv_heads, shape.head_dim),
+            "the layer has the shape of the attention"
+        );
+        let width = shape.heads * head_dim;
+        let step_rows = sequences.rows;
+        assert!(
+            q_stride >= width && q_stride.is_multiple_of(8),
+            "rows of {q_stride} values hold {width} of queries"
+        );
+        assert!(
+            q.len() + q_stride >= step_rows * q_stride + width && out.len() >= step_rows * width,
+            "{step_rows} rows do not fit"
+        );
+        assert!(
+            sinks.is_empty() || sinks.len() >= shape.heads,
+            "{} sinks for {} heads",
+            sinks.len(),
+            shape.heads
+        );
+        assert!(
+            q.address().is_multiple_of(16) && out.address().is_multiple_of(16),
+            "q and out are 16-byte aligned"
+        );
+        assert!(block_size.is_power_of_two() && (8..=256).contains(&block_size), "block size {block_size}");
+        // One more than the last is asked for where zeros are wanted.
+        let cache_rows = blocks * kv_heads * block_size;
+        let map = |tensor| {
+            let (dims, box_dims) = ([cache_rows, head_dim], [block_size.min(TILE_KV), SLAB]);
+            TensorMap::new(tensor, &dims, &box_dims, Swizzle::Bytes128)
+        };
+        let (keys, values) = (map(layer.keys)?, map(layer.values)?);
+        let (count, items) = parts(workspace);
+        let args = Args::new()
+            .slice(out)
+            .slice(q)
+            .bytes(keys.as_bytes())
+            .bytes(values.as_bytes())
+            .slice(sinks)
+            .slice(sequences.row_starts)
+            .slice(sequences.context_lens)
+            .slice(sequences.block_tables)
+            .slice(items)
+            .slice(count)
+            .size(q_stride)
+            .size(sequences.table_stride)
+            .size(kv_heads)
+            .size(shape.group())
+            .size(block_size)
+            .size(cache_rows)
+            .i32(shape.window.unwrap_or(0) as i32)
+            .f32(shape.scale * layer.key_scale)
+            .f32(shape.softcap.unwrap_or(0.0))
+            .f32(layer.value_scale);
+        let grid = Grid::new(self.blocks, THREADS).shared(shared_bytes(head_dim)).overlapping();
+        self.prefill.launch(stream, grid, &args)
+    }
+}
+
+/// Two Q tiles of 64 rows, stages of K and of V tiles, and barriers; `Buffers::BYTES` of
+/// `cu/attention_sm90.cuh`.
+fn shared_bytes(head_dim: usize) -> u32 {
+    let stages = if head_dim == 64 { 4 } else { 2 };
+    let row = head_dim * 2;
+    (TILE_ROWS * row + 2 * stages * TILE_KV * row + (4 * stages + 1) * 8) as u32
+}
+
+/// The count, and the planned tiles.
+fn parts(workspace: DeviceSlice<u32>) -> (DeviceSlice<u32>, DeviceSlice<u32>) {
+    (workspace.slice(0..1), workspace.slice(HEADER_WORDS..workspace.len()))
+}

@@ -1,0 +1,59 @@
+//! Embedding rows; `cu/embed.cu`.
+
+use std::marker::PhantomData;
+
+use super::{Activation, kernel_for};
+use crate::cuda::launch::{Args, Grid, Kernel};
+use crate::cuda::{CudaError, DeviceSlice, Kernels, Stream};
+
+/// Most threads that share a row.
+const MAX_THREADS: usize = 1024;
+/// Values a thread takes at a time.
+const VALUES: usize = 4;
+
+/// `out[row] = table[tokens[row]]`, widened to `f32`.
+#[derive(Debug, Clone, Copy)]
+pub struct Embed<T> {
+    kernel: Kernel,
+    of: PhantomData<T>,
+}
+
+/// Memory of one [`Embed`] launch.
+#[derive(Debug, Clone, Copy)]
+pub struct EmbedRows<T> {
+    /// `[rows, hidden]`
+    pub out: DeviceSlice<f32>,
+    /// `[vocab, hidden]`
+    pub table: DeviceSlice<T>,
+    /// `[rows]`; one outside the vocabulary takes row 0, so that what a row of padding holds is harmless.
+    pub tokens: DeviceSlice<u32>,
+    /// Rows.
+    pub rows: usize,
+    /// Values of a row, a multiple of 4.
+    pub hidden: usize,
+}
+
+impl<T: Activation> Embed<T> {
+    /// Finds the kernel.
+    pub fn new(kernels: &Kernels) -> Result<Self, CudaError> {
+        Ok(Self { kernel: kernel_for!(kernels, T, "embed")?, of: PhantomData })
+    }
+
+    /// Queues it.
+    pub fn launch(&self, stream: &Stream, embed: EmbedRows<T>) -> Result<(), CudaError> {
+        let EmbedRows { out, table, tokens, rows, hidden } = embed;
+        assert!(
+            hidden > 0 && hidden.is_multiple_of(VALUES),
+            "hidden size {hidden} is not a multiple of {VALUES}"
+        );
+        let vocab = table.len() / hidden;
+        assert!(vocab > 0, "a table of {} values has no row of {hidden}", table.len());
+        assert!(out.len() >= rows * hidden && tokens.len() >= rows, "{rows} rows do not fit");
+        if rows == 0 {
+            return Ok(());
+        }
+        let threads = (hidden / VALUES).next_multiple_of(32).min(MAX_THREADS) as u32;
+        let args = Args::new().slice(out).slice(table).slice(tokens).size(hidden).u32(vocab as u32);
+        self.kernel.launch(stream, Grid::new(rows as u32, threads).overlapping(), &args)
+    }
+}

@@ -1,0 +1,117 @@
+//! Products of many rows; `cu/gemm.cu`.
+
+use std::marker::PhantomData;
+
+use super::Activation;
+use super::product::{Output, Product, Table, WeightValues, product_names};
+use crate::cuda::launch::Grid;
+use crate::cuda::memory::Element;
+use crate::cuda::{CudaError, Kernels, Stream};
+
+/// k of a stage.
+const STAGE_K: usize = 64;
+/// Bytes added to each row of results on their way through shared memory.
+const ROW_PADDING: usize = 16;
+
+/// How a product is cut. The result has the same bits with any of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tile {
+    /// 32 rows of the weight by 32 of `x`.
+    Small,
+    /// 64 by 64.
+    Medium,
+    /// 128 by 128, by 64 with e4m3 weights.
+    Large,
+}
+
+impl Tile {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Small, Self::Medium, Self::Large];
+
+    /// (rows of the weight, rows of `x`, threads, stages).
+    fn shape(self, e4m3: bool) -> (usize, usize, u32, usize) {
+        match (self, e4m3) {
+            (Self::Small, _) => (32, 32, 128, 8),
+            (Self::Medium, _) => (64, 64, 128, 4),
+            (Self::Large, false) => (128, 128, 256, 3),
+            (Self::Large, true) => (128, 64, 256, 3),
+        }
+    }
+
+    fn shared_bytes(self, e4m3: bool, output: Output) -> u32 {
+        let (weight_rows, x_rows, _, stages) = self.shape(e4m3);
+        let weight_bytes = if e4m3 { 1 } else { 2 };
+        let stage = STAGE_K * (weight_rows * weight_bytes + x_rows * 2);
+        let row = match output {
+            Output::Plain => weight_rows * 2,
+            Output::F32 => weight_rows * 4,
+            Output::Gated => weight_rows,
+        };
+        (stages * stage).max(x_rows * (row + ROW_PADDING)) as u32
+    }
+
+    fn blocks(self, e4m3: bool, output: Output, rows: usize, columns: usize) -> usize {
+        let (weight_rows, x_rows, ..) = self.shape(e4m3);
+        let outputs = if output == Output::Gated { weight_rows / 2 } else { weight_rows };
+        rows.div_ceil(x_rows) * columns.div_ceil(outputs)
+    }
+}
+
+/// `out = x weight^T` for any number of rows.
+#[derive(Debug, Clone, Copy)]
+pub struct Gemm<T> {
+    table: Table<3>,
+    multiprocessors: usize,
+    of: PhantomData<T>,
+}
+
+impl<T: Activation> Gemm<T> {
+    /// Finds the kernels.
+    pub fn new(kernels: &Kernels) -> Result<Self, CudaError> {
+        let names = match T::SUFFIX {
+            "bf16" => product_names!("gemm_bf16", "small", "medium", "large"),
+            _ => product_names!("gemm_f16", "small", "medium", "large"),
+        };
+        let table = Table::new(kernels, &names)?;
+        for (output, e4m3, tile, kernel) in table.all() {
+            let output = [Output::Plain, Output::F32, Output::Gated][output];
+            kernel.allow_shared(Tile::ALL[tile].shared_bytes(e4m3, output))?;
+        }
+        let multiprocessors = kernels.device().multiprocessors as usize;
+        Ok(Self { table, multiprocessors, of: PhantomData })
+    }
+
+    /// The largest tile whose blocks still occupy every multiprocessor, and that `rows` about fill.
+    pub fn tile<O: Element>(&self, product: &Product<'_, T, O>) -> Tile {
+        let e4m3 = matches!(product.weight.values, WeightValues::E4m3 { .. });
+        let fits = |tile: &Tile| {
+            let (_, x_rows, ..) = tile.shape(e4m3);
+            let blocks = tile.blocks(e4m3, product.output, product.rows, product.columns());
+            product.rows * 2 > x_rows && blocks >= self.multiprocessors
+        };
+        Tile::ALL.into_iter().rev().find(fits).unwrap_or(Tile::Small)
+    }
+
+    /// Queues it.
+    pub fn launch<O: Element>(&self, stream: &Stream, product: &Product<'_, T, O>) -> Result<(), CudaError> {
+        self.launch_tile(stream, product, self.tile(product))
+    }
+
+    /// Queues it with this tile.
+    pub fn launch_tile<O: Element>(
+        &self,
+        stream: &Stream,
+        product: &Product<'_, T, O>,
+        tile: Tile,
+    ) -> Result<(), CudaError> {
+        if product.rows == 0 {
+            return Ok(());
+        }
+        let e4m3 = matches!(product.weight.values, WeightValues::E4m3 { .. });
+        let (_, _, threads, _) = tile.shape(e4m3);
+        let blocks = tile.blocks(e4m3, product.output, product.rows, product.columns());
+        let grid = Grid::new(blocks as u32, threads).shared(tile.shared_bytes(e4m3, product.output));
+        let kernel = self.table.get(product, tile as usize);
+        kernel.launch(stream, grid.overlapping(), &product.args())
+    }
+}

@@ -1,0 +1,51 @@
+//! Products of few rows; `cu/gemv.cu`.
+
+use std::marker::PhantomData;
+
+use super::Activation;
+use super::product::{Output, Product, Table, product_names};
+use crate::cuda::launch::Grid;
+use crate::cuda::memory::Element;
+use crate::cuda::{CudaError, Kernels, Stream};
+
+/// Most rows of a launch.
+pub const MAX_ROWS: usize = 16;
+/// Threads of a block.
+const THREADS: u32 = 256;
+/// (most rows, rows of the weight in a block) of each kernel.
+const TILES: [(usize, usize); 2] = [(8, 16), (16, 32)];
+
+/// `out = x weight^T` for up to [`MAX_ROWS`] rows, limited by reading the weight.
+#[derive(Debug, Clone, Copy)]
+pub struct Gemv<T> {
+    table: Table<2>,
+    of: PhantomData<T>,
+}
+
+impl<T: Activation> Gemv<T> {
+    /// Finds the kernels.
+    pub fn new(kernels: &Kernels) -> Result<Self, CudaError> {
+        let names = match T::SUFFIX {
+            "bf16" => product_names!("gemv_bf16", "rows8", "rows16"),
+            _ => product_names!("gemv_f16", "rows8", "rows16"),
+        };
+        Ok(Self { table: Table::new(kernels, &names)?, of: PhantomData })
+    }
+
+    /// Queues it.
+    pub fn launch<O: Element>(&self, stream: &Stream, product: &Product<'_, T, O>) -> Result<(), CudaError> {
+        let rows = product.rows;
+        assert!(rows <= MAX_ROWS, "{rows} rows: at most {MAX_ROWS}");
+        if rows == 0 {
+            return Ok(());
+        }
+        let tile = usize::from(rows > TILES[0].0);
+        let outputs = TILES[tile].1 / if product.output == Output::Gated { 2 } else { 1 };
+        let blocks = product.columns().div_ceil(outputs) as u32;
+        self.table.get(product, tile).launch(
+            stream,
+            Grid::new(blocks, THREADS).overlapping(),
+            &product.args(),
+        )
+    }
+}

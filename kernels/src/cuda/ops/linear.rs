@@ -1,0 +1,221 @@
+//! Linear layers: which kernel multiplies, by the number of rows and by what is there.
+//!
+//! | rows | weights | by |
+//! |---|---|---|
+//! | up to 16 | any | [`Gemv`]: time is reading the weight |
+//! | more | as activations are | cuBLASLt |
+//! | more | e4m3, a scale a row | cuBLASLt, activations quantised to e4m3 too, a scale for each of their rows |
+//! | more | otherwise | [`Gemm`] |
+//!
+//! Where cuBLASLt is not there, or has not that product, it is [`Gemm`]. Gemv and Gemm give the same bits for a row
+//! whatever its batch, so batch-invariant means: without cuBLASLt.
+
+use std::sync::Arc;
+
+use super::Activation;
+use super::activation::{GateUp, SiluMul};
+use super::gemm::Gemm;
+use super::gemv::{Gemv, MAX_ROWS};
+pub use super::product::{Granularity, LinearWeight, WeightValues};
+use super::product::{Output, Product};
+use super::quantize::{self, Quantization, Quantize};
+use crate::cuda::blaslt::{self, BlasElement, BlasLt, GemmKey, Scaling, WORKSPACE_BYTES};
+use crate::cuda::memory::{E4m3, Element};
+use crate::cuda::{CudaError, DeviceSlice, Kernels, Stream};
+
+/// What linear layers promise.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LinearOptions {
+    /// A row's result has the same bits whatever its batch.
+    pub batch_invariant: bool,
+}
+
+/// `out = x weight^T + bias`.
+#[derive(Debug, Clone)]
+pub struct Linear<T> {
+    gemv: Gemv<T>,
+    gemm: Gemm<T>,
+    silu_mul: SiluMul<T>,
+    quantize: Quantize<T>,
+    blas: Option<Arc<BlasLt>>,
+}
+
+/// What a product by cuBLASLt needs besides its operands, one after the other.
+#[derive(Debug, Clone, Copy)]
+struct Workspace<T> {
+    blas: DeviceSlice<u8>,
+    /// x as e4m3, `[rows, k]`, and its scales, `[rows]`.
+    codes: DeviceSlice<E4m3>,
+    scales: DeviceSlice<f32>,
+    /// Gate and up, `[rows, n]`.
+    whole: DeviceSlice<T>,
+}
+
+/// Parts of the workspace begin at multiples of this.
+const ALIGNMENT: usize = 256;
+
+impl<T: Activation> Workspace<T> {
+    fn bytes(rows: usize, n: usize, k: usize) -> [usize; 4] {
+        [WORKSPACE_BYTES, rows * k, rows * 4, rows * n * size_of::<T>()]
+            .map(|bytes| bytes.next_multiple_of(ALIGNMENT))
+    }
+
+    fn new(memory: DeviceSlice<u8>, rows: usize, n: usize, k: usize) -> Self {
+        let bytes = Self::bytes(rows, n, k);
+        let needed: usize = bytes.iter().sum();
+        assert!(
+            memory.len() >= needed,
+            "{rows} rows of [{n}, {k}] need a workspace of {needed}, not {}",
+            memory.len()
+        );
+        let part = |i: usize| {
+            let start = bytes[..i].iter().sum();
+            memory.slice(start..start + bytes[i])
+        };
+        Self { blas: part(0), codes: part(1).cast(), scales: part(2).cast(), whole: part(3).cast() }
+    }
+}
+
+impl<T: Activation + BlasElement> Linear<T> {
+    /// Finds the kernels. Without `blas` everything runs on them.
+    pub fn new(
+        kernels: &Kernels,
+        blas: Option<Arc<BlasLt>>,
+        options: LinearOptions,
+    ) -> Result<Self, CudaError> {
+        let blas = blas.filter(|_| !options.batch_invariant);
+        let (gemv, gemm) = (Gemv::new(kernels)?, Gemm::new(kernels)?);
+        let (silu_mul, quantize) = (SiluMul::new(kernels)?, Quantize::new(kernels)?);
+        Ok(Self { gemv, gemm, silu_mul, quantize, blas })
+    }
+
+    /// Bytes of the workspace that launches of up to `max_rows` rows need, with weights of these `[n, k]`. One serves all
+    /// launches of a stream.
+    pub fn workspace_bytes(&self, max_rows: usize, shapes: &[(usize, usize)]) -> usize {
+        if self.blas.is_none() || max_rows <= MAX_ROWS {
+            return 0;
+        }
+        let most = |size: fn(&(usize, usize)) -> usize| shapes.iter().map(size).max().unwrap_or(0);
+        Workspace::<T>::bytes(max_rows, most(|(n, _)| *n), most(|(_, k)| *k)).iter().sum()
+    }
+
+    /// Queues `out[rows, n] = x[rows, k] weight^T + bias`.
+    pub fn launch(
+        &self,
+        stream: &Stream,
+        out: DeviceSlice<T>,
+        x: DeviceSlice<T>,
+        weight: &LinearWeight<T>,
+        rows: usize,
+        workspace: DeviceSlice<u8>,
+    ) -> Result<(), CudaError> {
+        let product = Product { out, x, gather: DeviceSlice::NONE, weight, rows, output: Output::Plain };
+        self.multiply(stream, &product, workspace)
+    }
+
+    /// Queues the same with results in f32: logits. `gather`, `[rows]` or [`DeviceSlice::NONE`], names the row of `x`
+    /// that each row of `out` is of; it is read on the device, and keeps the product away from cuBLASLt.
+    #[allow(clippy::too_many_arguments)] // as `launch`, and `gather`
+    pub fn launch_f32(
+        &self,
+        stream: &Stream,
+        out: DeviceSlice<f32>,
+        x: DeviceSlice<T>,
+        gather: DeviceSlice<u32>,
+        weight: &LinearWeight<T>,
+        rows: usize,
+        workspace: DeviceSlice<u8>,
+    ) -> Result<(), CudaError> {
+        let product = Product { out, x, gather, weight, rows, output: Output::F32 };
+        self.multiply(stream, &product, workspace)
+    }
+
+    /// Queues `out[rows, inner] = silu(gate) * up`; the weight is gate over up, `[2 * inner, k]`, as stacked at load.
+    pub fn launch_gate_up(
+        &self,
+        stream: &Stream,
+        out: DeviceSlice<T>,
+        x: DeviceSlice<T>,
+        weight: &LinearWeight<T>,
+        rows: usize,
+        workspace: DeviceSlice<u8>,
+    ) -> Result<(), CudaError> {
+        let (inner, gather) = (weight.n / 2, DeviceSlice::NONE);
+        let whole = Product { out, x, gather, weight, rows, output: Output::Plain };
+        if let Some(blas) = self.blas_for(&whole)? {
+            let gate_up = Workspace::<T>::new(workspace, rows, weight.n, weight.k).whole;
+            self.by_blas(blas, stream, &Product { out: gate_up, ..whole }, workspace)?;
+            return self.silu_mul.launch(stream, GateUp { out, gate_up, rows, inner });
+        }
+        self.by_kernels(stream, &Product { output: Output::Gated, ..whole })
+    }
+
+    fn multiply<O: BlasElement>(
+        &self,
+        stream: &Stream,
+        product: &Product<'_, T, O>,
+        workspace: DeviceSlice<u8>,
+    ) -> Result<(), CudaError> {
+        match self.blas_for(product)? {
+            Some(blas) => self.by_blas(blas, stream, product, workspace),
+            None => self.by_kernels(stream, product),
+        }
+    }
+
+    fn by_kernels<O: Element>(&self, stream: &Stream, product: &Product<'_, T, O>) -> Result<(), CudaError> {
+        if product.rows <= MAX_ROWS {
+            self.gemv.launch(stream, product)
+        } else {
+            self.gemm.launch(stream, product)
+        }
+    }
+
+    /// cuBLASLt, when it takes this product. Its bias has the result's type, which ours has not when that is f32.
+    fn blas_for<O: BlasElement>(&self, product: &Product<'_, T, O>) -> Result<Option<&BlasLt>, CudaError> {
+        let Product { gather, weight, rows, output, .. } = *product;
+        let Some(blas) = &self.blas else { return Ok(None) };
+        let (n, k, bias) = (weight.n, weight.k, !weight.bias.is_empty());
+        if rows <= MAX_ROWS || !gather.is_empty() || (bias && output == Output::F32) {
+            return Ok(None);
+        }
+        let key = match weight.values {
+            WeightValues::Same(_) => GemmKey::new::<T, O>(rows, n, k, Scaling::None, bias),
+            WeightValues::E4m3 { granularity: Granularity::Channel, .. } => {
+                GemmKey::new::<E4m3, O>(rows, n, k, Scaling::Outer, bias)
+            }
+            WeightValues::E4m3 { .. } => return Ok(None),
+        };
+        Ok(blas.supports(key)?.then_some(blas))
+    }
+
+    fn by_blas<O: BlasElement>(
+        &self,
+        blas: &BlasLt,
+        stream: &Stream,
+        product: &Product<'_, T, O>,
+        workspace: DeviceSlice<u8>,
+    ) -> Result<(), CudaError> {
+        let Product { out, x, weight, rows, .. } = *product;
+        let LinearWeight { n, k, .. } = *weight;
+        let workspace = Workspace::<T>::new(workspace, rows, n, k);
+        let bias = weight.bias.cast::<O>(); // there is one only where O is T
+        match weight.values {
+            WeightValues::Same(values) => {
+                let gemm = blaslt::Gemm { bias, ..blaslt::Gemm::<T, O>::new(out, x, values, rows, n, k) };
+                blas.matmul(stream, gemm, workspace.blas)
+            }
+            WeightValues::E4m3 { values, scales, .. } => {
+                let (codes, x_scales) = (workspace.codes, workspace.scales);
+                let granularity = quantize::Granularity::Row;
+                let scratch = DeviceSlice::NONE;
+                let rounding =
+                    Quantization { out: codes, scales: x_scales, x, rows, cols: k, granularity, scratch };
+                self.quantize.launch(stream, rounding)?;
+                let gemm = blaslt::Gemm::<E4m3, O>::new(out, codes, values, rows, n, k);
+                let scaled =
+                    blaslt::Gemm { bias, scaling: Scaling::Outer, x_scales, weight_scales: scales, ..gemm };
+                blas.matmul(stream, scaled, workspace.blas)
+            }
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! What the kernels of `cu/gemv.cu` and `cu/gemm.cu` have in common: weights, arguments, and which kernel is which. Both
+//! do the arithmetic of `cu/linear.cuh`, so they give the same bits.
+
+use super::Activation;
+use crate::cuda::launch::{Args, Kernel};
+use crate::cuda::memory::{E4m3, Element};
+use crate::cuda::{CudaError, DeviceSlice, Kernels};
+
+/// A weight matrix on the device, `[n, k]`, row-major: row `n` holds the weights of output `n`.
+#[derive(Debug, Clone, Copy)]
+pub struct LinearWeight<T> {
+    /// Outputs.
+    pub n: usize,
+    /// Inputs: a multiple of 8, of 16 for e4m3.
+    pub k: usize,
+    /// `[n]`, or [`DeviceSlice::NONE`].
+    pub bias: DeviceSlice<T>,
+    /// The values.
+    pub values: WeightValues<T>,
+}
+
+/// How a weight's values are stored.
+#[derive(Debug, Clone, Copy)]
+pub enum WeightValues<T> {
+    /// As activations are: `[n, k]`.
+    Same(DeviceSlice<T>),
+    /// As FP8: `[n, k]`; a stored value times its scale is the weight. No NaN: that code would count as 480.
+    E4m3 {
+        /// `[n, k]`
+        values: DeviceSlice<E4m3>,
+        /// As the granularity says.
+        scales: DeviceSlice<f32>,
+        /// How many values share a scale.
+        granularity: Granularity,
+    },
+}
+
+/// How many weights share a scale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Granularity {
+    /// All: `[1]`. Stacked tensors that have a scale each are [`Self::Channel`].
+    Tensor,
+    /// A row: `[n]`.
+    Channel,
+    /// A block of 128 x 128: `[ceil(n / 128), ceil(k / 128)]`. Stacked tensors begin at a multiple of 128 rows.
+    Block128,
+}
+
+impl Granularity {
+    /// Scales between two rows of blocks, and how many there are in all.
+    pub fn stride_and_count(self, n: usize, k: usize) -> (usize, usize) {
+        let stride = k.div_ceil(128);
+        match self {
+            Self::Tensor => (0, 1),
+            Self::Channel => (1, n),
+            Self::Block128 => (stride, n.div_ceil(128) * stride),
+        }
+    }
+}
+
+impl<T: Activation> LinearWeight<T> {
+    /// Checks the sizes once, where the weights are loaded.
+    pub fn check(&self) -> Result<(), CudaError> {
+        let Self { n, k, bias, values } = *self;
+        let (len, multiple, address) = match values {
+            WeightValues::Same(values) => (values.len(), 8, values.address()),
+            WeightValues::E4m3 { values, .. } => (values.len(), 16, values.address()),
+        };
+        let problem = if n == 0 || k == 0 || !k.is_multiple_of(multiple) {
+            format!(
+                "CUDA kernels read 16 bytes at a time, so the inputs are a positive multiple of {multiple}"
+            )
+        } else if len < n * k {
+            format!("{len} values are too few")
+        } else if !address.is_multiple_of(16) {
+            format!("its address {address:#x} is not a multiple of 16")
+        } else if !bias.is_empty() && bias.len() < n {
+            format!("a bias of {} is too short", bias.len())
+        } else if let Some((have, want)) = self.missing_scales() {
+            format!("{have} scales are too few, {want} are needed")
+        } else {
+            return Ok(());
+        };
+        Err(CudaError::invalid(format!("a [{n}, {k}] weight: {problem}")))
+    }
+
+    fn missing_scales(&self) -> Option<(usize, usize)> {
+        let WeightValues::E4m3 { scales, granularity, .. } = self.values else { return None };
+        let (_, want) = granularity.stride_and_count(self.n, self.k);
+        (scales.len() < want).then_some((scales.len(), want))
+    }
+
+    /// Bytes of the values.
+    pub fn bytes(&self) -> usize {
+        match self.values {
+            WeightValues::Same(_) => self.n * self.k * size_of::<T>(),
+            WeightValues::E4m3 { .. } => self.n * self.k,
+        }
+    }
+}
+
+/// What becomes of the sums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Output {
+    /// `[rows, n]`, rounded to the activations' type.
+    Plain,
+    /// `[rows, n]` in f32: logits.
+    F32,
+    /// The weight is gate over up, `[2 * inner, k]`; `silu(gate) * up`, `[rows, inner]`.
+    Gated,
+}
+
+/// One launch: `out = x weight^T (+ bias)`.
+#[derive(Debug, Clone, Copy)]
+pub struct Product<'a, T, O> {
+    /// `[rows, n]`, or `[rows, n / 2]` when gated.
+    pub out: DeviceSlice<O>,
+    /// `[rows, k]`, or any number of rows if there is a `gather`.
+    pub x: DeviceSlice<T>,
+    /// `[rows]`: which row of `x` each row of `out` is of, or [`DeviceSlice::NONE`].
+    pub gather: DeviceSlice<u32>,
+    /// The weight.
+    pub weight: &'a LinearWeight<T>,
+    /// Rows.
+    pub rows: usize,
+    /// What becomes of the sums.
+    pub output: Output,
+}
+
+impl<T: Activation, O: Element> Product<'_, T, O> {
+    /// Columns of `out`.
+    pub fn columns(&self) -> usize {
+        if self.output == Output::Gated { self.weight.n / 2 } else { self.weight.n }
+    }
+
+    /// Asserts that everything fits, and makes the kernels' arguments.
+    pub(super) fn args(&self) -> Args<'static> {
+        let Self { out, x, gather, weight, rows, output } = *self;
+        let LinearWeight { n, k, bias, values } = *weight;
+        debug_assert_eq!(weight.check(), Ok(()));
+        assert!(
+            output != Output::Gated || n.is_multiple_of(2),
+            "gate and up of {n} rows are not of one size"
+        );
+        let expected = if output == Output::F32 { 4 } else { size_of::<T>() };
+        assert_eq!(size_of::<O>(), expected, "{output:?} results have {expected} bytes");
+        let columns = self.columns();
+        assert!(out.len() >= rows * columns, "[{rows}, {columns}] does not fit {} results", out.len());
+        assert!(!gather.is_empty() || x.len() >= rows * k, "x of {} is less than [{rows}, {k}]", x.len());
+        assert!(gather.is_empty() || gather.len() >= rows, "a gather of {} rows, not {rows}", gather.len());
+        let aligned = x.address().is_multiple_of(16) && out.address().is_multiple_of(16);
+        assert!(aligned, "x at {:#x} or out at {:#x} is no multiple of 16", x.address(), out.address());
+        let (address, scales, shift, row_stride, k_stride) = match values {
+            WeightValues::Same(values) => (values.address(), DeviceSlice::NONE, 0, 0, 0),
+            WeightValues::E4m3 { values, scales, granularity } => {
+                let (stride, _) = granularity.stride_and_count(n, k);
+                match granularity {
+                    Granularity::Tensor => (values.address(), scales, 31, 0, 0),
+                    Granularity::Channel => (values.address(), scales, 0, stride, 0),
+                    Granularity::Block128 => (values.address(), scales, 7, stride, 1),
+                }
+            }
+        };
+        Args::new()
+            .slice(out)
+            .slice(x)
+            .slice(gather)
+            .u64(address)
+            .slice(scales)
+            .size(shift)
+            .size(row_stride)
+            .size(k_stride)
+            .slice(bias)
+            .size(rows)
+            .size(columns)
+            .size(k)
+    }
+}
+
+/// The kernels of a file: by output, by whether weights are e4m3, by tile.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Table<const TILES: usize>([[[Kernel; TILES]; 2]; 3]);
+
+impl<const TILES: usize> Table<TILES> {
+    pub(super) fn new(kernels: &Kernels, names: &[[[&'static str; TILES]; 2]; 3]) -> Result<Self, CudaError> {
+        let mut table = [[[kernels.get(names[0][0][0])?; TILES]; 2]; 3];
+        for (kernels_of, names) in
+            table.as_flattened_mut().as_flattened_mut().iter_mut().zip(names.as_flattened().as_flattened())
+        {
+            *kernels_of = kernels.get(names)?;
+        }
+        Ok(Self(table))
+    }
+
+    pub(super) fn get<T, O>(&self, product: &Product<'_, T, O>, tile: usize) -> Kernel {
+        let e4m3 = matches!(product.weight.values, WeightValues::E4m3 { .. });
+        self.0[product.output as usize][usize::from(e4m3)][tile]
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = (usize, bool, usize, Kernel)> + '_ {
+        self.0.iter().enumerate().flat_map(|(output, of)| {
+            of.iter().enumerate().flat_map(move |(e4m3, of)| {
+                of.iter().enumerate().map(move |(tile, kernel)| (output, e4m3 == 1, tile, *kernel))
+            })
+        })
+    }
+}
+
+/// Names of a file's kernels, in a [`Table`]'s order.
+macro_rules! product_names {
+    ($prefix:literal, $($tile:literal),*) => {[
+        [[$(concat!($prefix, "_same_plain_", $tile)),*], [$(concat!($prefix, "_e4m3_plain_", $tile)),*]],
+        [[$(concat!($prefix, "_same_f32_", $tile)),*], [$(concat!($prefix, "_e4m3_f32_", $tile)),*]],
+        [[$(concat!($prefix, "_same_gated_", $tile)),*], [$(concat!($prefix, "_e4m3_gated_", $tile)),*]],
+    ]};
+}
+pub(super) use product_names;

@@ -1,0 +1,83 @@
+//! Which sizes decode steps are padded to, and the CUDA graphs captured of them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use skein_kernels::cuda::Graph;
+
+/// Sizes up to 256; beyond it every 128.
+const SIZES: [usize; 13] = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256];
+const STRIDE: usize = 128;
+
+/// Sizes of decode steps for up to `max_num_seqs` sequences, rising; the last one holds them all.
+pub(super) fn sizes(max_num_seqs: usize) -> Vec<usize> {
+    let beyond = (1..).map(|i| SIZES[SIZES.len() - 1] + i * STRIDE);
+    let mut sizes: Vec<usize> = SIZES.into_iter().chain(beyond).take_while(|size| *size < max_num_seqs).collect();
+    sizes.push(max_num_seqs);
+    sizes
+}
+
+/// Graphs by size. Steps of a size without one run kernel by kernel, padded alike: the bits are the same.
+pub(super) struct Graphs {
+    sizes: Vec<usize>,
+    captured: Vec<Graph>,
+    /// How many of the sizes, smallest first, get a graph.
+    wanted: usize,
+    /// How many have one, for whoever wants to know.
+    count: Arc<AtomicUsize>,
+}
+
+impl Graphs {
+    /// For up to `max_num_seqs` sequences. `enforce_eager`: no graphs.
+    pub fn new(max_num_seqs: usize, enforce_eager: bool) -> Self {
+        let sizes = sizes(max_num_seqs);
+        let wanted = if enforce_eager { 0 } else { sizes.len() };
+        Self { sizes, captured: Vec::with_capacity(wanted), wanted, count: Arc::default() }
+    }
+
+    /// The size that `rows` rows are padded to.
+    pub fn size_for(&self, rows: usize) -> usize {
+        let index = self.sizes.partition_point(|size| *size < rows);
+        *self.sizes.get(index).unwrap_or_else(|| panic!("{rows} decoding rows are within {:?}", self.sizes))
+    }
+
+    /// The graph of `size`, once there is one.
+    pub fn captured(&self, size: usize) -> Option<&Graph> {
+        self.captured.get(self.sizes.binary_search(&size).ok()?)
+    }
+
+    /// The size to capture next: the smallest without a graph.
+    pub fn next_size(&self) -> Option<usize> {
+        (self.captured.len() < self.wanted).then(|| self.sizes[self.captured.len()])
+    }
+
+    /// Takes the graph of [`next_size`](Self::next_size).
+    pub fn put(&mut self, size: usize, graph: Graph) {
+        assert_eq!(self.next_size(), Some(size), "graphs come in the order of their sizes");
+        self.captured.push(graph);
+        self.count.store(self.captured.len(), Ordering::Release);
+    }
+
+    /// Graphs so far, also later on.
+    pub fn count(&self) -> Arc<AtomicUsize> {
+        Arc::clone(&self.count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_rise_to_the_largest_step() {
+        assert_eq!(sizes(1), [1]);
+        assert_eq!(sizes(5), [1, 2, 4, 5]);
+        assert_eq!(sizes(256).last_chunk(), Some(&[192, 256]));
+        assert_eq!(sizes(600).last_chunk(), Some(&[256, 384, 512, 600]));
+        let graphs = Graphs::new(40, true);
+        let padded: Vec<usize> = [1, 2, 3, 9, 25, 33, 40].map(|rows| graphs.size_for(rows)).into();
+        assert_eq!(padded, [1, 2, 4, 16, 32, 40, 40]);
+        assert_eq!(graphs.next_size(), None);
+        assert_eq!(Graphs::new(40, false).next_size(), Some(1));
+    }
+}

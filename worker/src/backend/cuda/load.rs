@@ -1,0 +1,385 @@
+//! From a model directory to a backend: the plan, the memory, the weights, a first step.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+
+use half::{bf16, f16};
+use skein_kernels::cpu::Cpu;
+use skein_kernels::cpu::rope::{angles, inverse_frequencies};
+use skein_kernels::cuda::arena::{Arena, ArenaPlan, Carver};
+use skein_kernels::cuda::blaslt::BlasElement;
+use skein_kernels::cuda::memory::E4m3;
+use skein_kernels::cuda::ops::Activation;
+use skein_kernels::cuda::ops::attention::{Attention, AttentionShape};
+use skein_kernels::cuda::ops::block_copy::{BlockCopy, BlockPlanes};
+use skein_kernels::cuda::ops::embed::Embed;
+use skein_kernels::cuda::ops::inputs::{ExpandInputs, GatherRows, HEADER_WORDS};
+use skein_kernels::cuda::ops::kv::{KvElement, KvLayer};
+use skein_kernels::cuda::ops::linear::{Linear, LinearOptions};
+use skein_kernels::cuda::ops::norm::AddRmsNorm;
+use skein_kernels::cuda::ops::rope::RopeKvWrite;
+use skein_kernels::cuda::{BlasLt, CudaError, DeviceSlice, PinnedBuffer, Stream};
+
+use super::draw::Draw;
+use super::graphs::{self, Graphs};
+use super::memory::{StepMemory, StepSizes};
+use super::plan::{self, Needs, Share};
+use super::slot::Slot;
+use super::step::CudaModel;
+use super::threads::{CudaBackend, Launcher, UnderWay};
+use super::upload::{Dtype, Upload};
+use super::{MAX_STEPS, OpenDevice};
+use crate::BlockId;
+use crate::backend::{BackendError, Batch, BatchSequence, SampleRow};
+use crate::config::{CudaConfig, KvCacheDtype, SchedulerConfig};
+use crate::model::LoadError;
+use crate::model::config::ModelConfig;
+use crate::model::llama_cuda::{Activations, CudaLlama, Ops, Workspace};
+use crate::model::llama_cuda_weights::{LlamaWeights, Place, Source};
+use crate::model::weights::Weights;
+use crate::sampling::SamplingParams;
+
+/// What a CUDA backend is told.
+#[derive(Debug, Clone)]
+pub struct CudaOptions {
+    /// How it computes.
+    pub cuda: CudaConfig,
+    /// The largest step.
+    pub limits: SchedulerConfig,
+    /// KV cache; `None` = what is left.
+    pub kv_cache_memory_bytes: Option<u64>,
+    /// Threads that read weights; 0 = decide.
+    pub readers: usize,
+}
+
+/// A model that could not be brought onto a device.
+#[derive(Debug, thiserror::Error)]
+pub enum CudaLoadError {
+    /// The model directory.
+    #[error(transparent)]
+    Model(#[from] LoadError),
+    /// The device.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    /// The first step.
+    #[error(transparent)]
+    Step(#[from] BackendError),
+    /// There is no room for one sequence.
+    #[error(
+        "the KV cache would hold {tokens} tokens, and one sequence may have {longest} (at {bytes_per_token} bytes a \
+         token); lower --max-model-len, raise --gpu-memory-utilization or give --kv-cache-dtype fp8\n{plan}"
+    )]
+    TooSmall {
+        /// What fits.
+        tokens: u64,
+        /// What was asked for.
+        longest: u32,
+        /// Of the cache.
+        bytes_per_token: u64,
+        /// All regions.
+        plan: String,
+    },
+}
+
+/// Loads the model in `dir` onto `opened`; also says what its logits' bits depend on beside the weights. `progress`
+/// gets (bytes done, bytes in all).
+///
+/// # Errors
+/// A damaged model, a device without room for it.
+pub fn load(
+    dir: &Path,
+    config: &ModelConfig,
+    opened: OpenDevice,
+    options: &CudaOptions,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(CudaBackend, String), CudaLoadError> {
+    let weights = Weights::open(dir)?;
+    let embedding =
+        weights.matrix("model.embed_tokens.weight", config.vocab_size as usize, config.hidden_size)?;
+    let loading = Loading { dir, config, weights, opened, options };
+    match (Dtype::of(embedding.storage()), options.cuda.kv_cache_dtype) {
+        (Dtype::F16, KvCacheDtype::Auto) => loading.load::<f16, f16>(progress),
+        (Dtype::F16, KvCacheDtype::Fp8) => loading.load::<f16, E4m3>(progress),
+        (_, KvCacheDtype::Auto) => loading.load::<bf16, bf16>(progress),
+        (_, KvCacheDtype::Fp8) => loading.load::<bf16, E4m3>(progress),
+    }
+}
+
+/// Everything that loading reads.
+struct Loading<'a> {
+    dir: &'a Path,
+    config: &'a ModelConfig,
+    weights: Weights,
+    opened: OpenDevice,
+    options: &'a CudaOptions,
+}
+
+impl Loading<'_> {
+    fn load<T, K>(self, progress: &mut dyn FnMut(u64, u64)) -> Result<(CudaBackend, String), CudaLoadError>
+    where
+        T: Activation + BlasElement,
+        K: KvElement,
+    {
+        let arithmetic = self.arithmetic::<T, K>();
+        let (mut model, kv_blocks) = self.place::<T, K>()?;
+        self.upload(&model, progress)?;
+        self.check(&mut model)?;
+        let usage = model.arena.usage()?;
+        tracing::info!(device = model.device.name, %usage, arithmetic, "weights are on the device");
+        let graphs = model.graphs.count();
+        let backend = CudaBackend::start(model, kv_blocks, self.options.cuda.step_timeout, graphs);
+        Ok((backend.map_err(LoadError::Thread)?, arithmetic))
+    }
+
+    /// What the bits of logits depend on. Where they may depend on the batch anyway, the device's generation does not
+    /// matter: its workers stand in for each other as well as for themselves.
+    fn arithmetic<T: Activation, K: KvElement>(&self) -> String {
+        let cuda = &self.options.cuda;
+        let weights = if cuda.quantization.is_some() { "e4m3" } else { T::SUFFIX };
+        let (activations, cache) = (<T as Activation>::SUFFIX, <K as KvElement>::SUFFIX);
+        let mut arithmetic = format!("cuda {activations} weights {weights} kv {cache}");
+        if cuda.batch_invariant {
+            let (major, minor) = self.opened.device.capability;
+            arithmetic += &format!(" invariant sm_{major}{minor}");
+        }
+        arithmetic
+    }
+
+    /// Plans all memory, takes it, and lays everything out in it.
+    fn place<T, K>(&self) -> Result<(CudaModel<T, K>, u32), CudaLoadError>
+    where
+        T: Activation + BlasElement,
+        K: KvElement,
+    {
+        let OpenDevice { device, kernels } = &self.opened;
+        let (c, options) = (self.config, self.options);
+        let (cuda, limits) = (&options.cuda, &options.limits);
+        let max_model_len = limits.max_model_len.unwrap_or(c.max_position_embeddings);
+        let sizes = StepSizes::new(limits, max_model_len);
+        let capacities = graphs::sizes(sizes.pass.rows);
+        let positions = max_model_len as usize;
+        let is_quantised = cuda.quantization.is_some();
+        let mut plan = ArenaPlan::new(device)?;
+        let ops = self.ops::<T, K>()?;
+        let workspace = Workspace {
+            attention: ops.attention.workspace_bytes(sizes.rows, sizes.sequences, positions),
+            linear: ops.linear.workspace_bytes(sizes.rows, &shapes(c)),
+        };
+        let place_always = |memory: &mut Carver| {
+            (LlamaWeights::<T>::place(c, is_quantised, memory), memory.take::<f32>(positions * c.head_dim))
+        };
+        let place_step = |memory: &mut Carver| -> Result<_, CudaError> {
+            let activations = Activations::<T>::place(c, sizes.rows, sizes.pass.rows, workspace, memory);
+            let step = StepMemory::place(sizes, c.vocab_size as usize, memory);
+            Ok((activations, step, Draw::place(kernels, &capacities, c.vocab_size as usize, memory)?))
+        };
+        let needs = Needs {
+            weights: plan::count(|memory| Ok(drop(place_always(memory))))?,
+            step: plan::count(|memory| place_step(memory).map(drop))?,
+            graphs: if cuda.enforce_eager { 0 } else { capacities.len() },
+            layers: c.layers,
+            block_bytes: 2 * c.layers * plane_block_bytes::<K>(c, limits),
+            block_size: limits.block_size,
+            max_model_len: limits.max_model_len,
+        };
+        let share = Share {
+            utilization: cuda.memory_utilization,
+            sharers: cuda.sharers,
+            kv_bytes: options.kv_cache_memory_bytes,
+        };
+        let kv_blocks = plan::fill(&mut plan, device.memory_bytes, &needs, share)?;
+        tracing::info!("memory of the device:\n{plan}");
+        let arena = plan.allocate()?;
+
+        let (weights, angles) = place_always(&mut Carver::new(arena.slice(plan::WEIGHTS)));
+        let (activations, memory, draw) = place_step(&mut Carver::new(arena.slice(plan::STEP)))?;
+        let planes = self.planes::<K>(&arena, kv_blocks);
+        let cache = layers::<K>(c, limits, planes)?;
+        let llama = CudaLlama { config: c.clone(), weights, cache, angles, ops };
+        let (give_back, free) = sync_channel(MAX_STEPS + 1);
+        for _ in 0..=MAX_STEPS {
+            // The channel has room for all of them.
+            let _ = give_back.send(Slot::new(device, &sizes)?);
+        }
+        let model = CudaModel {
+            graphs: Graphs::new(sizes.sequences, cuda.enforce_eager),
+            llama,
+            activations,
+            memory,
+            sizes,
+            draw,
+            expand: ExpandInputs::new(kernels)?,
+            copy: BlockCopy::new(kernels)?,
+            planes,
+            block_bytes: plane_block_bytes::<K>(c, limits),
+            places: Vec::new(),
+            empty: PinnedBuffer::new(device, HEADER_WORDS)?,
+            free,
+            give_back,
+            step_timeout: cuda.step_timeout,
+            stream: Stream::new(device)?,
+            capture_stream: Stream::new(device)?,
+            arena,
+            _kernels: Arc::clone(kernels),
+            device: Arc::clone(device),
+        };
+        Ok((model, kv_blocks))
+    }
+
+    fn ops<T, K>(&self) -> Result<Ops<T, K>, CudaError>
+    where
+        T: Activation + BlasElement,
+        K: KvElement,
+    {
+        let OpenDevice { device, kernels } = &self.opened;
+        let (c, batch_invariant) = (self.config, self.options.cuda.batch_invariant);
+        let shape = AttentionShape {
+            heads: c.heads,
+            kv_heads: c.kv_heads,
+            head_dim: c.head_dim,
+            scale: 1.0 / (c.head_dim as f32).sqrt(),
+            window: None,
+            softcap: None,
+            batch_invariant,
+        };
+        let blas = BlasLt::open(device)?.map(Arc::new);
+        match &blas {
+            Some(blas) => tracing::debug!(version = blas.version(), "cuBLASLt found"),
+            None => tracing::info!("cuBLASLt was not found (libcublasLt.so.13): Skein's own kernels multiply"),
+        }
+        Ok(Ops {
+            embed: Embed::new(kernels)?,
+            norm: AddRmsNorm::new(kernels)?,
+            rope: RopeKvWrite::new(kernels)?,
+            attention: Attention::new(kernels, shape)?,
+            linear: Linear::new(kernels, blas, LinearOptions { batch_invariant })?,
+            gather: GatherRows::new(kernels)?,
+        })
+    }
+
+    fn planes<K: KvElement>(&self, arena: &Arena, kv_blocks: u32) -> BlockPlanes {
+        let blocks = kv_blocks as usize;
+        let plane_bytes = blocks * plane_block_bytes::<K>(self.config, &self.options.limits);
+        BlockPlanes { memory: arena.slice(plan::KV), plane_bytes, blocks }
+    }
+
+    /// Copies the weights and the table of angles to the device.
+    fn upload<T, K>(&self, model: &CudaModel<T, K>, progress: &mut dyn FnMut(u64, u64)) -> Result<(), CudaLoadError>
+    where
+        T: Activation,
+        K: KvElement,
+    {
+        let dtype = if T::SUFFIX == "f16" { Dtype::F16 } else { Dtype::Bf16 };
+        let mut upload = Upload::default();
+        for Source { from, to } in model.llama.weights.sources(self.config, &self.weights)? {
+            match to {
+                Place::Values(to) => upload.add(&from, to.cast(), dtype),
+                Place::Wide(to) => upload.add(&from, to.cast(), Dtype::F32),
+                Place::Quantised { values, scales } => upload.add_quantised(&from, values, scales),
+            }
+        }
+        let threads = match self.options.readers {
+            0 => std::thread::available_parallelism().map_or(1, |count| count.get()),
+            threads => threads,
+        };
+        let (mut done, total) = (0, upload.bytes());
+        upload.run(&self.opened.device, threads, &mut |more| {
+            done += more;
+            progress(done, total);
+        })?;
+        self.upload_angles(model.llama.angles, &model.stream)?;
+        model.draw.clear(&model.stream)?;
+        Ok(model.stream.synchronize()?)
+    }
+
+    /// `[positions, cos | sin]`, the CPU backend's to the bit.
+    fn upload_angles(&self, to: DeviceSlice<f32>, stream: &Stream) -> Result<(), CudaError> {
+        let c = self.config;
+        let half = c.head_dim / 2;
+        let frequencies = inverse_frequencies(c.head_dim, c.rope_theta, c.rope_scaling);
+        let positions: Vec<u32> = (0..(to.len() / c.head_dim) as u32).collect();
+        let (mut cos, mut sin) = (vec![0.0; positions.len() * half], vec![0.0; positions.len() * half]);
+        let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
+        angles(&mut Cpu::new(threads), &frequencies, &positions, &mut cos, &mut sin);
+        let rows = cos.chunks_exact(half).zip(sin.chunks_exact(half));
+        let table: Vec<f32> = rows.flat_map(|(cos, sin)| cos.iter().chain(sin).copied()).collect();
+        to.write(stream, &table)
+    }
+
+    /// One step over token 0: weights that make no number of it would make none of any request.
+    fn check<T, K>(&self, model: &mut CudaModel<T, K>) -> Result<(), CudaLoadError>
+    where
+        T: Activation + BlasElement,
+        K: KvElement,
+    {
+        let sample = SampleRow {
+            row: 0,
+            params: Arc::new(SamplingParams::default()),
+            sample_index: 0,
+            position: 1,
+            forbid_stop: false,
+            history: 0..0,
+            prompt_len: 1,
+        };
+        let batch = Batch {
+            tokens: vec![0],
+            positions: vec![0],
+            slots: vec![0],
+            sequences: vec![BatchSequence { rows: 0..1, context_len: 1, blocks: 0..1 }],
+            block_tables: vec![BlockId(0)],
+            samples: vec![sample],
+            ..Batch::default()
+        };
+        match model.launch(&batch)?.finish() {
+            Ok(_) => Ok(()),
+            Err(BackendError::NotFinite { .. }) => {
+                Err(LoadError::NotFinite { dir: self.dir.to_owned() }.into())
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// `[n, k]` of all matrices.
+fn shapes(c: &ModelConfig) -> [(usize, usize); 5] {
+    let (q_width, kv_width) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
+    [
+        (q_width + 2 * kv_width, c.hidden_size),
+        (c.hidden_size, q_width),
+        (2 * c.intermediate_size, c.hidden_size),
+        (c.hidden_size, c.intermediate_size),
+        (c.vocab_size as usize, c.hidden_size),
+    ]
+}
+
+/// Bytes of a block's keys, or values, of one layer.
+fn plane_block_bytes<K: KvElement>(c: &ModelConfig, limits: &SchedulerConfig) -> usize {
+    c.kv_heads * limits.block_size as usize * c.head_dim * size_of::<K>()
+}
+
+/// Keys and values of layer after layer, plane by plane.
+fn layers<K: KvElement>(
+    c: &ModelConfig,
+    limits: &SchedulerConfig,
+    planes: BlockPlanes,
+) -> Result<Vec<KvLayer<K>>, CudaError> {
+    let plane = |index: usize| {
+        let start = index * planes.plane_bytes;
+        planes.memory.slice(start..start + planes.plane_bytes).cast::<K>()
+    };
+    let layer = |index: usize| {
+        let layer = KvLayer {
+            keys: plane(2 * index),
+            values: plane(2 * index + 1),
+            blocks: planes.blocks,
+            kv_heads: c.kv_heads,
+            block_size: limits.block_size as usize,
+            head_dim: c.head_dim,
+            key_scale: 1.0,
+            value_scale: 1.0,
+        };
+        layer.check().map(|()| layer)
+    };
+    (0..c.layers).map(layer).collect()
+}

@@ -1,0 +1,146 @@
+//! The device memory of a step beside weights, cache and activations: what goes in, and what comes out.
+
+use skein_kernels::cuda::DeviceSlice;
+use skein_kernels::cuda::arena::Carver;
+use skein_kernels::cuda::ops::inputs::{HEADER_WORDS, Inputs};
+use skein_kernels::cuda::ops::kv::StepSequences;
+use skein_kernels::cuda::ops::sample::SampleParams;
+use skein_kernels::cuda::ops::score::{ScoreParams, Scored};
+
+use super::pack::PassLimits;
+use crate::config::SchedulerConfig;
+
+/// Most words of histories and forbidden tokens in a message: 16 MiB. More takes several passes.
+const MAX_LIST_WORDS: usize = 4 << 20;
+/// Forbidden tokens and biases of one sample at most, with room to spare over what a request may have.
+const MAX_FORBIDDEN: usize = 4096;
+/// Most biases of a message.
+const MAX_BIASES: usize = 1 << 16;
+
+/// Sizes of the largest step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct StepSizes {
+    /// Rows.
+    pub rows: usize,
+    /// Sequences.
+    pub sequences: usize,
+    /// Blocks of the longest sequence.
+    pub table_stride: usize,
+    /// Of one pass.
+    pub pass: PassLimits,
+}
+
+impl StepSizes {
+    /// Of the largest step that a scheduler with these limits plans.
+    pub fn new(limits: &SchedulerConfig, max_model_len: u32) -> Self {
+        let sequences = limits.max_num_seqs as usize;
+        let one_sample = max_model_len as usize + MAX_FORBIDDEN;
+        Self {
+            // Every running sequence has a row, whatever the token budget.
+            rows: limits.max_num_batched_tokens.max(limits.max_num_seqs) as usize,
+            sequences,
+            table_stride: max_model_len.div_ceil(limits.block_size) as usize,
+            pass: PassLimits {
+                rows: sequences,
+                list_words: (sequences * one_sample).min(MAX_LIST_WORDS).max(one_sample),
+                biases: (sequences * MAX_FORBIDDEN).min(MAX_BIASES),
+            },
+        }
+    }
+
+    /// Words of the largest message.
+    pub fn message_words(&self) -> usize {
+        let rows = 3 * self.rows;
+        let sequences = 3 * self.sequences + 1 + self.sequences * self.table_stride;
+        let PassLimits { rows: logit_rows, list_words, biases } = self.pass;
+        let drawing = logit_rows * (1 + PARAM_WORDS + SCORE_WORDS) + 2 + list_words + 2 * biases;
+        HEADER_WORDS + rows + sequences + self.copy_words() + drawing
+    }
+
+    /// Words of block copies: each sequence may have one, alone in its wave.
+    fn copy_words(&self) -> usize {
+        3 * self.sequences
+    }
+
+    /// Most samples, and most scores, of a step, and room behind them for a sampler that is launched for more.
+    pub fn entries(&self) -> usize {
+        self.sequences + self.rows + self.pass.rows
+    }
+}
+
+/// Words of one sample's parameters, and of one score's.
+const PARAM_WORDS: usize = size_of::<SampleParams>() / size_of::<u32>();
+const SCORE_WORDS: usize = size_of::<ScoreParams>() / size_of::<u32>();
+
+/// A step's inputs and outputs on the device.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct StepMemory {
+    sizes: StepSizes,
+    /// The message, and behind it room for a sampler that is launched for more samples than there are.
+    pub packed: DeviceSlice<u32>,
+    tokens: DeviceSlice<u32>,
+    positions: DeviceSlice<u32>,
+    slots: DeviceSlice<u32>,
+    row_starts: DeviceSlice<u32>,
+    context_lens: DeviceSlice<u32>,
+    block_tables: DeviceSlice<u32>,
+    logit_rows: DeviceSlice<u32>,
+    /// `[pass.rows, vocab]`
+    pub logits: DeviceSlice<f32>,
+    /// `[entries]`: what the step drew, pass by pass.
+    pub sampled: DeviceSlice<u32>,
+    /// `[entries]`: the same of the step before.
+    pub previous: DeviceSlice<u32>,
+    /// `[entries]`: 1 for a row that cannot be drawn from.
+    pub status: DeviceSlice<u32>,
+    /// `[entries]`: log-probabilities of drawn tokens.
+    pub drawn_scores: DeviceSlice<Scored>,
+    /// `[entries]`: those of prompt tokens.
+    pub scores: DeviceSlice<Scored>,
+}
+
+impl StepMemory {
+    /// Takes memory for the largest step.
+    pub fn place(sizes: StepSizes, vocab: usize, memory: &mut Carver) -> Self {
+        let StepSizes { rows, sequences, table_stride, pass } = sizes;
+        let entries = sizes.entries();
+        Self {
+            sizes,
+            packed: memory.take(sizes.message_words() + pass.rows * PARAM_WORDS),
+            tokens: memory.take(rows),
+            positions: memory.take(rows),
+            slots: memory.take(rows),
+            row_starts: memory.take(sequences + 1),
+            context_lens: memory.take(sequences),
+            block_tables: memory.take(sequences * table_stride),
+            logit_rows: memory.take(pass.rows),
+            logits: memory.take(pass.rows * vocab),
+            sampled: memory.take(entries),
+            previous: memory.take(entries),
+            status: memory.take(entries),
+            drawn_scores: memory.take(entries),
+            scores: memory.take(entries),
+        }
+    }
+
+    /// Where a message's contents go, padded to `rows` rows and `sequences` sequences. A pass after the first has neither.
+    pub fn inputs(&self, rows: usize, sequences: usize) -> Inputs {
+        Inputs {
+            packed: self.packed,
+            sampled: self.sampled,
+            previous: if rows > 0 { self.previous } else { DeviceSlice::NONE },
+            tokens: self.tokens,
+            positions: self.positions,
+            slots: self.slots,
+            sequences: StepSequences {
+                row_starts: self.row_starts,
+                context_lens: self.context_lens,
+                block_tables: self.block_tables,
+                table_stride: self.sizes.table_stride,
+                capacity: sequences,
+                rows,
+            },
+            logit_rows: self.logit_rows,
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! The CUDA backend: weights on the device, one plan for all its memory, steps queued on one stream with two of them
+//! under way, decode steps replayed as graphs. It sees batches, never a request; the operations are
+//! [`skein_kernels::cuda`]'s.
+//!
+//! A device that faults or hangs ends the backend ([`BackendError::Stopped`]), and with it the process: a CUDA context
+//! that saw a fault is lost, and only a new process gets a new one. What a failed step left is never read.
+//!
+//! Not yet run on a GPU: tested on `skein-cuda-emulation`.
+
+mod draw;
+mod graphs;
+mod load;
+mod memory;
+mod pack;
+mod plan;
+mod slot;
+mod step;
+mod threads;
+mod upload;
+mod usable;
+
+pub use load::{CudaLoadError, CudaOptions, load};
+pub use threads::CudaBackend;
+pub use usable::{NotUsable, OpenDevice, open};
+
+use skein_kernels::cuda::CudaError;
+
+use super::BackendError;
+
+/// Steps that may be under way; see [`super::Backend::launch`].
+const MAX_STEPS: usize = 2;
+
+/// CUDA devices that this process sees; 0 without a driver, or with one that is too old.
+pub fn visible_gpus() -> u32 {
+    skein_kernels::cuda::device::visible_devices().unwrap_or(0)
+}
+
+fn stopped(reason: &str) -> BackendError {
+    BackendError::Stopped { backend: "cuda", reason: reason.to_owned() }
+}
+
+fn failed(error: &CudaError) -> BackendError {
+    stopped(&error.to_string())
+}

@@ -1,0 +1,293 @@
+//! From a batch to messages: which rows' logits are drawn from together, and the words that say how. Pure.
+
+use skein_kernels::cuda::ops::inputs::{CARRIED, Message};
+use skein_kernels::cuda::ops::sample::{NONE, SampleParams, Stages};
+use skein_kernels::cuda::ops::score::ScoreParams;
+
+use crate::BlockId;
+use crate::backend::{Batch, BlockCopy, Carried, SampleRow};
+
+/// What one message has room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct PassLimits {
+    /// Rows of logits; as many samples, and as many scores.
+    pub rows: usize,
+    /// Words of histories and forbidden tokens.
+    pub list_words: usize,
+    /// Biases.
+    pub biases: usize,
+}
+
+/// What is drawn and scored together: nearly every step is one pass, long prompts with log-probabilities take more.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(super) struct Pass {
+    /// Batch rows, rising: row `i` of the logits is that of `rows[i]`.
+    pub rows: Vec<u32>,
+    /// Row of the logits, and which of [`Batch::samples`].
+    pub samples: Vec<(u32, usize)>,
+    /// Row of the logits, and which of [`Batch::scores`].
+    pub scores: Vec<(u32, usize)>,
+}
+
+impl Pass {
+    /// The same with the batch's rows as rows of the logits: for a step that makes the logits of all its rows.
+    pub fn of_all_rows(mut self) -> Self {
+        for (row, _) in self.samples.iter_mut().chain(&mut self.scores) {
+            *row = self.rows[*row as usize];
+        }
+        self
+    }
+}
+
+/// Cuts what the batch wants into passes.
+pub(super) fn passes(batch: &Batch, limits: PassLimits) -> Vec<Pass> {
+    let samples = batch.samples.iter().enumerate().map(|(i, sample)| (sample.row, Some(i), 0));
+    let scores = batch.scores.iter().enumerate().map(|(i, score)| (score.row, None, i));
+    let mut wanted: Vec<(u32, Option<usize>, usize)> = samples.chain(scores).collect();
+    wanted.sort_by_key(|(row, ..)| *row);
+    let (mut passes, mut pass, mut used) = (Vec::new(), Pass::default(), (0, 0));
+    for (row, sample, score) in wanted {
+        let (words, biases) = sample.map_or((0, 0), |i| list_sizes(&batch.samples[i]));
+        assert!(
+            words <= limits.list_words && biases <= limits.biases,
+            "a sample's {words} words of lists and {biases} biases are within {limits:?}"
+        );
+        let is_new = pass.rows.last() != Some(&row);
+        let is_full = pass.samples.len() + usize::from(sample.is_some()) > limits.rows
+            || pass.scores.len() + usize::from(sample.is_none()) > limits.rows
+            || pass.rows.len() + usize::from(is_new) > limits.rows
+            || used.0 + words > limits.list_words
+            || used.1 + biases > limits.biases;
+        if is_full {
+            passes.push(std::mem::take(&mut pass));
+            used = (0, 0);
+        }
+        if pass.rows.last() != Some(&row) {
+            pass.rows.push(row);
+        }
+        let place = pass.rows.len() as u32 - 1;
+        match sample {
+            Some(sample) => pass.samples.push((place, sample)),
+            None => pass.scores.push((place, score)),
+        }
+        used = (used.0 + words, used.1 + biases);
+    }
+    if !pass.rows.is_empty() {
+        passes.push(pass);
+    }
+    passes
+}
+
+/// Words of lists, and biases.
+fn list_sizes(sample: &SampleRow) -> (usize, usize) {
+    let params = &sample.params;
+    let history = if params.needs_history() { sample.history.len() } else { 0 };
+    let forbidden = if sample.forbid_stop { params.stop_token_ids.len() } else { 0 };
+    (history + forbidden, params.logit_bias.len())
+}
+
+/// Where in a message the sampler finds what; word offsets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Drawing {
+    pub samples: usize,
+    pub samples_at: usize,
+    pub sample_count_at: usize,
+    pub scores: usize,
+    pub scores_at: usize,
+    pub score_count_at: usize,
+    pub biases: usize,
+    pub bias_tokens_at: usize,
+    pub bias_values_at: usize,
+    /// What the samples need.
+    pub stages: Stages,
+    /// Whether any sample wants log-probabilities.
+    pub has_logprobs: bool,
+}
+
+/// Adds the rows and sequences. `places`: where the step before left the tokens of its samples.
+pub(super) fn pack_rows(message: &mut Message<'_>, batch: &Batch, places: &[u32]) {
+    let mut carried = batch.carried.iter().peekable();
+    let tokens = batch.tokens.iter().enumerate().map(|(row, token)| {
+        match carried.next_if(|carried| carried.at as usize == row) {
+            Some(carried) => CARRIED | places[carried.sample as usize],
+            None => *token,
+        }
+    });
+    message.rows(tokens, &batch.positions, &batch.slots);
+    let tables = &batch.block_tables;
+    message.sequences(batch.sequences.iter().map(|sequence| {
+        let table = tables[sequence.blocks.start as usize..sequence.blocks.end as usize].iter();
+        (sequence.rows.start, sequence.context_len, table.map(|block| block.0))
+    }));
+}
+
+/// Adds a pass's rows, samples and scores.
+pub(super) fn pack_pass(message: &mut Message<'_>, batch: &Batch, pass: &Pass, places: &[u32]) -> Drawing {
+    message.logit_rows(&pass.rows);
+    let (mut params, mut biases) = (Vec::with_capacity(pass.samples.len()), Vec::new());
+    for &(row, index) in &pass.samples {
+        params.push(sample_params(message, batch, &batch.samples[index], row, &mut biases, places));
+    }
+    let scores: Vec<ScoreParams> = pass.scores.iter().map(|&(row, index)| {
+        let score = batch.scores[index];
+        ScoreParams { row, target: score.target, top: score.top }
+    }).collect();
+    Drawing {
+        samples: params.len(),
+        samples_at: message.values(&params) as usize,
+        sample_count_at: message.list(&[params.len() as u32]) as usize,
+        scores: scores.len(),
+        scores_at: message.values(&scores) as usize,
+        score_count_at: message.list(&[scores.len() as u32]) as usize,
+        biases: biases.len(),
+        bias_tokens_at: message.list_of(biases.iter().map(|(token, _)| *token)) as usize,
+        bias_values_at: message.list_of(biases.iter().map(|(_, bias)| bias.to_bits())) as usize,
+        stages: params.iter().map(Stages::of).fold(Stages::Greedy, Stages::with),
+        has_logprobs: params.iter().any(|params| params.logprobs != NONE),
+    }
+}
+
+/// One sample's parameters; its lists go into the message, its biases to `biases`.
+fn sample_params(
+    message: &mut Message<'_>,
+    batch: &Batch,
+    sample: &SampleRow,
+    row: u32,
+    biases: &mut Vec<(u32, f32)>,
+    places: &[u32],
+) -> SampleParams {
+    let params = &*sample.params;
+    let forbidden: &[u32] = if sample.forbid_stop { &params.stop_token_ids } else { &[] };
+    let mut history = if params.needs_history() { sample.history.clone() } else { 0..0 };
+    let mut carried = NONE;
+    // A history's last token may be one that only the device knows.
+    if let Some(last) = history.clone().last()
+        && let Some(found) = carried_at(&batch.carried_history, last)
+    {
+        (history.end, carried) = (last, places[found as usize]);
+    }
+    let history = &batch.history[history.start as usize..history.end as usize];
+    let bias_start = biases.len() as u32;
+    biases.extend_from_slice(&params.logit_bias);
+    SampleParams {
+        row,
+        temperature: params.temperature,
+        top_p: params.top_p,
+        top_k: params.top_k,
+        min_p: params.min_p,
+        repetition_penalty: params.repetition_penalty,
+        presence_penalty: params.presence_penalty,
+        frequency_penalty: params.frequency_penalty,
+        seed_low: params.seed as u32,
+        seed_high: (params.seed >> 32) as u32,
+        sample_index: sample.sample_index,
+        position: sample.position,
+        bias_start,
+        bias_len: params.logit_bias.len() as u32,
+        forbidden_start: message.list(forbidden),
+        forbidden_len: forbidden.len() as u32,
+        history_start: message.list(history),
+        history_len: history.len() as u32,
+        prompt_len: sample.prompt_len,
+        carried,
+        mask: NONE,
+        logprobs: params.logprobs.unwrap_or(NONE),
+    }
+}
+
+fn carried_at(carried: &[Carried], at: u32) -> Option<u32> {
+    carried.iter().find(|carried| carried.at == at).map(|carried| carried.sample)
+}
+
+/// Cuts copies into waves whose order does not matter: no block that one writes is another's.
+pub(super) fn copy_waves(copies: &[BlockCopy]) -> Vec<&[BlockCopy]> {
+    let (mut waves, mut start) = (Vec::new(), 0);
+    let touches = |copy: &BlockCopy, block: BlockId| copy.from == block || copy.to == block;
+    for (end, copy) in copies.iter().enumerate() {
+        let wave = &copies[start..end];
+        if wave.iter().any(|before| touches(before, copy.to) || before.to == copy.from) {
+            waves.push(wave);
+            start = end;
+        }
+    }
+    if start < copies.len() {
+        waves.push(&copies[start..]);
+    }
+    waves
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::backend::ScoreRow;
+    use crate::sampling::SamplingParams;
+
+    fn sample(row: u32, history: std::ops::Range<u32>) -> SampleRow {
+        let params = SamplingParams { presence_penalty: 1.0, ..SamplingParams::default() };
+        SampleRow {
+            row,
+            params: Arc::new(params),
+            sample_index: 0,
+            position: row + 1,
+            forbid_stop: false,
+            history,
+            prompt_len: 1,
+        }
+    }
+
+    const LIMITS: PassLimits = PassLimits { rows: 2, list_words: 10, biases: 10 };
+
+    #[test]
+    fn passes_hold_what_fits_and_share_rows() {
+        let samples = vec![sample(5, 0..4), sample(1, 4..8), sample(5, 0..4)];
+        let scores = vec![ScoreRow { row: 1, target: 3, top: 0 }, ScoreRow { row: 7, target: 3, top: 0 }];
+        let batch = Batch { samples, scores, ..Batch::default() };
+        let cut = passes(&batch, LIMITS);
+        let first = Pass { rows: vec![1, 5], samples: vec![(0, 1), (1, 0)], scores: vec![(0, 0)] };
+        let second = Pass { rows: vec![5, 7], samples: vec![(0, 2)], scores: vec![(1, 1)] };
+        assert_eq!(cut, [first, second]);
+        let one = passes(&batch, PassLimits { rows: 3, list_words: 12, biases: 0 });
+        assert_eq!(one.len(), 1);
+        assert_eq!(one[0].clone().of_all_rows().samples, [(1, 1), (5, 0), (5, 2)]);
+    }
+
+    #[test]
+    fn tokens_that_only_the_device_knows_are_named() {
+        let mut batch = Batch {
+            tokens: vec![9, 0, 8],
+            positions: vec![0, 1, 2],
+            slots: vec![0, 1, 2],
+            samples: vec![sample(1, 0..3)],
+            history: vec![4, 5, 0],
+            ..Batch::default()
+        };
+        batch.carried.push(Carried { at: 1, sample: 0 });
+        batch.carried_history.push(Carried { at: 2, sample: 1 });
+        let mut words = [u32::MAX; 256];
+        let mut message = Message::new(&mut words);
+        pack_rows(&mut message, &batch, &[6, 7]);
+        let drawing = pack_pass(&mut message, &batch, &passes(&batch, LIMITS)[0], &[6, 7]);
+        let len = message.len();
+        assert!(words[..len].windows(3).any(|three| three == [9, CARRIED | 6, 8]));
+        let params = &words[drawing.samples_at..][..22];
+        assert_eq!((params[17], params[18], params[19]), (2, 1, 7), "two known tokens, and the second sample's");
+        assert_eq!(&words[params[16] as usize..][..2], [4, 5]);
+        assert_eq!(words[drawing.sample_count_at], 1);
+    }
+
+    #[test]
+    fn copies_that_depend_on_each_other_are_apart() {
+        let copy = |from, to| BlockCopy { from: BlockId(from), to: BlockId(to) };
+        let check = |copies: &[BlockCopy], expected: &[usize]| {
+            let waves: Vec<usize> = copy_waves(copies).iter().map(|wave| wave.len()).collect();
+            assert_eq!(waves, expected, "{copies:?}");
+        };
+        check(&[], &[]);
+        check(&[copy(1, 2), copy(1, 3), copy(4, 5)], &[3]);
+        check(&[copy(1, 2), copy(2, 3)], &[1, 1]);
+        check(&[copy(1, 2), copy(3, 2), copy(7, 8)], &[1, 2]);
+        check(&[copy(1, 2), copy(3, 1)], &[1, 1]);
+    }
+}

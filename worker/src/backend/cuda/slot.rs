@@ -1,0 +1,148 @@
+//! A step's page-locked memory: its message on the way to the device, and what comes back.
+//!
+//! A slot belongs to the launching thread, then to the waiting one, which gives it back when the device is done with
+//! it: nobody can write what the device may still read.
+
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+use std::time::Duration;
+
+use skein_kernels::cuda::ops::score::Scored;
+use skein_kernels::cuda::stream::Waited;
+use skein_kernels::cuda::{CudaError, Device, Event, PinnedBuffer, Stream};
+
+use super::memory::StepSizes;
+use super::threads::UnderWay;
+use super::{failed, stopped};
+use crate::backend::{BackendError, Batch, Sampled, StepOutput};
+use crate::sampling::TokenLogprobs;
+
+/// The pinned memory of one step.
+pub(super) struct Slot {
+    pub message: PinnedBuffer<u32>,
+    pub tokens: PinnedBuffer<u32>,
+    pub status: PinnedBuffer<u32>,
+    pub drawn_scores: PinnedBuffer<Scored>,
+    pub scores: PinnedBuffer<Scored>,
+    done: Event,
+}
+
+impl Slot {
+    pub fn new(device: &Arc<Device>, sizes: &StepSizes) -> Result<Self, CudaError> {
+        let entries = sizes.entries();
+        Ok(Self {
+            message: PinnedBuffer::new(device, sizes.message_words())?,
+            tokens: PinnedBuffer::new(device, entries)?,
+            status: PinnedBuffer::new(device, entries)?,
+            drawn_scores: PinnedBuffer::new(device, entries)?,
+            scores: PinnedBuffer::new(device, entries)?,
+            done: Event::untimed(device)?,
+        })
+    }
+
+    /// Marks the end of the step in `stream`.
+    pub fn mark_end(&self, stream: &Stream) -> Result<(), CudaError> {
+        self.done.record(stream)
+    }
+
+    /// Waits for the end, at most for `timeout`.
+    fn wait(&self, timeout: Duration) -> Result<(), BackendError> {
+        match self.done.wait(timeout).map_err(|error| failed(&error))? {
+            Waited::Done => Ok(()),
+            Waited::TimedOut => Err(stopped(&format!(
+                "the device did not end a step within {timeout:?} (--step-timeout): it is stuck"
+            ))),
+        }
+    }
+}
+
+/// What is to be read of one sample or score.
+#[derive(Debug, Clone, Copy)]
+struct Wanted {
+    /// Where it is in the slot.
+    place: usize,
+    /// Its batch row.
+    row: u32,
+    /// The token that was scored; of a sample the device says it.
+    target: u32,
+    /// Whether its log-probabilities are wanted.
+    has_logprobs: bool,
+}
+
+/// A launched step, and what will be read of it.
+pub(super) struct LaunchedStep {
+    slot: Slot,
+    samples: Vec<Wanted>,
+    scores: Vec<Wanted>,
+    timeout: Duration,
+    device: Arc<Device>,
+    /// Where the slot goes back to.
+    free: SyncSender<Slot>,
+}
+
+impl LaunchedStep {
+    /// `places` are those of the batch's samples and scores in the slot.
+    pub fn new(
+        slot: Slot,
+        batch: &Batch,
+        places: (&[u32], &[u32]),
+        timeout: Duration,
+        device: &Arc<Device>,
+        free: &SyncSender<Slot>,
+    ) -> Self {
+        let samples = batch.samples.iter().zip(places.0).map(|(sample, &place)| Wanted {
+            place: place as usize,
+            row: sample.row,
+            target: 0,
+            has_logprobs: sample.params.logprobs.is_some(),
+        });
+        let scores = batch.scores.iter().zip(places.1).map(|(score, &place)| Wanted {
+            place: place as usize,
+            row: score.row,
+            target: score.target,
+            has_logprobs: true,
+        });
+        let (samples, scores) = (samples.collect(), scores.collect());
+        Self { slot, samples, scores, timeout, device: device.clone(), free: free.clone() }
+    }
+
+    fn read(&self) -> Result<StepOutput, BackendError> {
+        let Slot { tokens, status, drawn_scores, scores, .. } = &self.slot;
+        let sample = |wanted: &Wanted| {
+            let Wanted { place, row, has_logprobs, .. } = *wanted;
+            if status[place] != 0 {
+                return Err(BackendError::NotFinite { row });
+            }
+            let token = tokens[place];
+            let logprobs = has_logprobs.then(|| logprobs(token, &drawn_scores[place]));
+            Ok(Sampled { token, logprobs })
+        };
+        let score = |wanted: &Wanted| match &scores[wanted.place] {
+            scored if scored.status != 0 => Err(BackendError::NotFinite { row: wanted.row }),
+            scored => Ok(logprobs(wanted.target, scored)),
+        };
+        Ok(StepOutput {
+            samples: self.samples.iter().map(sample).collect::<Result<_, _>>()?,
+            scores: self.scores.iter().map(score).collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+impl UnderWay for LaunchedStep {
+    fn bind(&self) -> Result<(), BackendError> {
+        self.device.bind().map_err(|error| failed(&error))
+    }
+
+    fn finish(self) -> Result<StepOutput, BackendError> {
+        self.slot.wait(self.timeout)?;
+        let output = self.read();
+        // A launching thread that is gone needs no slots.
+        let _ = self.free.send(self.slot);
+        output
+    }
+}
+
+fn logprobs(token: u32, scored: &Scored) -> TokenLogprobs {
+    let top = scored.top_tokens.iter().copied().zip(scored.top_logprobs).take(scored.top_len as usize);
+    TokenLogprobs { token, logprob: scored.logprob, rank: scored.rank, top: top.collect() }
+}

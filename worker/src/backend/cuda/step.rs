@@ -1,0 +1,242 @@
+//! One step on the device: the message over, the forward pass, drawing, the results back. Everything is queued on
+//! one stream, so that steps take effect in the order of their launch.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender};
+use std::time::Duration;
+
+use skein_kernels::cuda::arena::Arena;
+use skein_kernels::cuda::blaslt::BlasElement;
+use skein_kernels::cuda::ops::Activation;
+use skein_kernels::cuda::ops::attention::StepKind;
+use skein_kernels::cuda::ops::block_copy::{BlockCopies, BlockCopy, BlockPlanes};
+use skein_kernels::cuda::ops::inputs::{ExpandInputs, HEADER_WORDS, Message};
+use skein_kernels::cuda::ops::kv::KvElement;
+use skein_kernels::cuda::{CudaError, Device, Kernels, PinnedBuffer, Stream};
+
+use super::draw::Draw;
+use super::graphs::Graphs;
+use super::memory::{StepMemory, StepSizes};
+use super::pack::{Drawing, Pass, copy_waves, pack_pass, pack_rows, passes};
+use super::slot::{LaunchedStep, Slot};
+use super::threads::Launcher;
+use super::{failed, stopped};
+use crate::backend::{BackendError, Batch, BlockCopy as Copy};
+use crate::model::llama_cuda::{Activations, CudaLlama, StepRows};
+
+/// A model on a device with all it needs to run steps. The launching thread owns it.
+pub(super) struct CudaModel<T, K> {
+    pub graphs: Graphs,
+    pub llama: CudaLlama<T, K>,
+    pub activations: Activations<T>,
+    pub memory: StepMemory,
+    pub sizes: StepSizes,
+    pub draw: Draw,
+    pub expand: ExpandInputs,
+    pub copy: BlockCopy,
+    /// The whole KV cache.
+    pub planes: BlockPlanes,
+    /// Bytes of a block in one plane.
+    pub block_bytes: usize,
+    /// Where the step before left the tokens of its samples.
+    pub places: Vec<u32>,
+    /// A message without anything in it.
+    pub empty: PinnedBuffer<u32>,
+    pub free: Receiver<Slot>,
+    pub give_back: SyncSender<Slot>,
+    pub step_timeout: Duration,
+    pub stream: Stream,
+    /// Captures go on while `stream` works.
+    pub capture_stream: Stream,
+    pub arena: Arena,
+    /// Everything above launches them; they are unloaded after it.
+    pub _kernels: Arc<Kernels>,
+    pub device: Arc<Device>,
+}
+
+impl<T: Activation + BlasElement, K: KvElement> Launcher for CudaModel<T, K> {
+    type Step = LaunchedStep;
+
+    fn bind(&self) -> Result<(), BackendError> {
+        self.device.bind().map_err(|error| failed(&error))
+    }
+
+    fn launch(&mut self, batch: &Batch) -> Result<LaunchedStep, BackendError> {
+        let slot = self.free.recv().map_err(|_| stopped("the waiting thread has ended"))?;
+        self.queue(batch, slot).map_err(|error| failed(&error))
+    }
+
+    fn use_spare_time(&mut self) -> Result<bool, BackendError> {
+        self.capture_next().map_err(|error| failed(&error))
+    }
+}
+
+impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
+    fn queue(&mut self, batch: &Batch, mut slot: Slot) -> Result<LaunchedStep, CudaError> {
+        let (rows, sequences) = (batch.tokens.len(), batch.sequences.len());
+        assert!(
+            rows <= self.sizes.rows && sequences <= self.sizes.sequences,
+            "{rows} rows of {sequences} sequences are within {:?}",
+            self.sizes
+        );
+        let mut passes = passes(batch, self.sizes.pass);
+        let is_decode = rows == sequences && passes.len() <= 1;
+        if is_decode {
+            passes = passes.into_iter().map(Pass::of_all_rows).collect();
+        }
+        let mut message = Message::new(&mut slot.message);
+        pack_rows(&mut message, batch, &self.places);
+        let copies = pack_copies(&mut message, &batch.copies);
+        let first = passes.first().map(|pass| pack_pass(&mut message, batch, pass, &self.places));
+        let words = message.len();
+        self.memory.packed.upload(&self.stream, &slot.message, 0..words)?;
+        self.copy_blocks(&copies)?;
+        if is_decode {
+            self.decode(self.graphs.size_for(rows))?;
+        } else {
+            self.mixed(rows, sequences)?;
+        }
+        let places = self.draw_passes(batch, &passes, first, is_decode, &mut slot)?;
+        slot.mark_end(&self.stream)?;
+        let step =
+            LaunchedStep::new(slot, batch, (&places.0, &places.1), self.step_timeout, &self.device, &self.give_back);
+        self.places = places.0;
+        Ok(step)
+    }
+
+    /// One row for each sequence, padded to `size`; the logits of all rows.
+    fn decode(&mut self, size: usize) -> Result<(), CudaError> {
+        match self.graphs.captured(size) {
+            Some(graph) => graph.launch(&self.stream),
+            None => self.decode_eagerly(&self.stream, size),
+        }
+    }
+
+    fn decode_eagerly(&self, stream: &Stream, size: usize) -> Result<(), CudaError> {
+        self.forward(stream, size, size, StepKind::Decode)?;
+        self.llama.logits(stream, None, size, &self.activations, self.memory.logits)
+    }
+
+    fn mixed(&self, rows: usize, sequences: usize) -> Result<(), CudaError> {
+        self.forward(&self.stream, rows, sequences, StepKind::Mixed)
+    }
+
+    fn forward(&self, stream: &Stream, rows: usize, sequences: usize, kind: StepKind) -> Result<(), CudaError> {
+        let inputs = self.memory.inputs(rows, sequences);
+        self.expand.launch(stream, inputs)?;
+        let step = StepRows {
+            tokens: inputs.tokens,
+            positions: inputs.positions,
+            slots: inputs.slots,
+            sequences: inputs.sequences,
+            kind,
+        };
+        self.llama.forward(stream, &step, &self.activations)
+    }
+
+    /// Logits, tokens and scores, pass by pass; where the batch's samples and scores will be.
+    fn draw_passes(
+        &self,
+        batch: &Batch,
+        passes: &[Pass],
+        mut first: Option<Drawing>,
+        has_logits: bool,
+        slot: &mut Slot,
+    ) -> Result<(Vec<u32>, Vec<u32>), CudaError> {
+        let mut places = (vec![0; batch.samples.len()], vec![0; batch.scores.len()]);
+        let mut done = (0, 0);
+        for pass in passes {
+            let drawing = match first.take() {
+                Some(drawing) => drawing,
+                None => self.next_message(batch, pass, slot)?,
+            };
+            if !has_logits {
+                let rows = pass.rows.len();
+                let wanted = self.memory.inputs(0, 0).logit_rows;
+                self.llama.logits(&self.stream, Some(wanted), rows, &self.activations, self.memory.logits)?;
+            }
+            self.draw.launch(&self.stream, &self.memory, &drawing, done.0, done.1)?;
+            self.download(&drawing, done, slot)?;
+            for (place, &(_, index)) in (done.0..).zip(&pass.samples) {
+                places.0[index] = place as u32;
+            }
+            for (place, &(_, index)) in (done.1..).zip(&pass.scores) {
+                places.1[index] = place as u32;
+            }
+            done = (done.0 + drawing.samples, done.1 + drawing.scores);
+        }
+        Ok(places)
+    }
+
+    /// Sends a pass after the first one. The slot's message is on the device by then: this waits.
+    fn next_message(&self, batch: &Batch, pass: &Pass, slot: &mut Slot) -> Result<Drawing, CudaError> {
+        self.stream.synchronize()?;
+        let mut message = Message::new(&mut slot.message);
+        let drawing = pack_pass(&mut message, batch, pass, &self.places);
+        let words = message.len();
+        self.memory.packed.upload(&self.stream, &slot.message, 0..words)?;
+        self.expand.launch(&self.stream, self.memory.inputs(0, 0))?;
+        Ok(drawing)
+    }
+
+    fn download(&self, drawing: &Drawing, done: (usize, usize), slot: &mut Slot) -> Result<(), CudaError> {
+        let (stream, memory) = (&self.stream, &self.memory);
+        let samples = done.0..done.0 + drawing.samples;
+        if drawing.samples > 0 {
+            memory.sampled.slice(samples.clone()).download(stream, &mut slot.tokens, samples.clone())?;
+            memory.status.slice(samples.clone()).download(stream, &mut slot.status, samples.clone())?;
+        }
+        if drawing.has_logprobs {
+            memory.drawn_scores.slice(samples.clone()).download(stream, &mut slot.drawn_scores, samples)?;
+        }
+        if drawing.scores > 0 {
+            let scores = done.1..done.1 + drawing.scores;
+            memory.scores.slice(scores.clone()).download(stream, &mut slot.scores, scores)?;
+        }
+        Ok(())
+    }
+
+    /// Copies blocks, wave by wave: (where its count is in the message, its pairs).
+    fn copy_blocks(&self, waves: &[(usize, usize)]) -> Result<(), CudaError> {
+        for &(at, pairs) in waves {
+            let copies = BlockCopies {
+                from: self.planes,
+                to: self.planes,
+                planes: 2 * self.llama.cache.len(),
+                block_bytes: self.block_bytes,
+                pairs: self.memory.packed.slice(at + 1..at + 1 + 2 * pairs),
+                count: self.memory.packed.slice(at..at + 1),
+            };
+            self.copy.launch(&self.stream, copies)?;
+        }
+        Ok(())
+    }
+
+    /// Captures the graph of the next size; false when there is none left. Its work runs once before, over no rows, so
+    /// that everything a capture may not do (load code, choose algorithms) is done.
+    fn capture_next(&mut self) -> Result<bool, CudaError> {
+        let Some(size) = self.graphs.next_size() else { return Ok(false) };
+        self.memory.packed.upload(&self.stream, &self.empty, 0..HEADER_WORDS)?;
+        self.decode_eagerly(&self.stream, size)?;
+        let graph = skein_kernels::cuda::Graph::capture(&self.capture_stream, || {
+            self.decode_eagerly(&self.capture_stream, size)
+        })?;
+        graph.upload(&self.capture_stream)?;
+        self.graphs.put(size, graph);
+        if self.graphs.next_size().is_none() {
+            let usage = self.arena.usage()?;
+            tracing::info!(largest = size, %usage, "decode graphs captured");
+        }
+        Ok(true)
+    }
+}
+
+/// Adds the copies to the message: where each wave's count is, its pairs behind it, and how many.
+fn pack_copies(message: &mut Message<'_>, copies: &[Copy]) -> Vec<(usize, usize)> {
+    let pack = |wave: &[Copy]| {
+        let at = message.list(&[wave.len() as u32]) as usize;
+        message.list_of(wave.iter().flat_map(|copy| [copy.from.0, copy.to.0]));
+        (at, wave.len())
+    };
+    copy_waves(copies).into_iter().map(pack).collect()
+}

@@ -1,0 +1,271 @@
+//! The backend's two threads: one launches steps, one waits for them. The engine's thread makes no CUDA call, so
+//! whatever hangs in the driver, the engine notices, and ends.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::{MAX_STEPS, stopped};
+use crate::backend::{Backend, BackendError, Batch, StepHandle, StepOutput};
+
+/// Beyond the step's own timeout: the waiting thread says more of what happened, when it still can.
+const GRACE: Duration = Duration::from_secs(1);
+/// Without a step for this long there is time for other work.
+const SPARE_TIME: Duration = Duration::from_millis(5);
+/// Steps without a pause after which other work is done all the same.
+const STEPS_WITHOUT_SPARE_TIME: u32 = 16;
+
+/// What launches steps on a device. Owned by the launching thread.
+pub(super) trait Launcher: Send {
+    /// A step under way, and how to wait for it.
+    type Step: UnderWay;
+    /// Makes the calling thread one that calls CUDA.
+    fn bind(&self) -> Result<(), BackendError>;
+    /// Queues a step and returns before it is done.
+    fn launch(&mut self, batch: &Batch) -> Result<Self::Step, BackendError>;
+    /// Does some work that serving does not wait for; false once there is none left.
+    fn use_spare_time(&mut self) -> Result<bool, BackendError>;
+}
+
+/// A launched step.
+pub(super) trait UnderWay: Send {
+    /// Makes the calling thread one that calls CUDA.
+    fn bind(&self) -> Result<(), BackendError>;
+    /// Waits for it and reads what it made.
+    fn finish(self) -> Result<StepOutput, BackendError>;
+}
+
+/// A backend over a [`Launcher`].
+pub struct CudaBackend {
+    kv_blocks: u32,
+    launched: u64,
+    step_timeout: Duration,
+    /// `None` once dropped: that ends the threads, one after the other.
+    steps: Option<SyncSender<Batch>>,
+    outputs: Receiver<Result<StepOutput, BackendError>>,
+    threads: Vec<JoinHandle<()>>,
+    failed: bool,
+    graphs: Arc<AtomicUsize>,
+}
+
+impl CudaBackend {
+    /// Decode sizes that replay a captured graph by now; the others run kernel by kernel.
+    pub fn captured_graphs(&self) -> usize {
+        self.graphs.load(Ordering::Acquire)
+    }
+
+    pub(super) fn start<L: Launcher + 'static>(
+        launcher: L,
+        kv_blocks: u32,
+        step_timeout: Duration,
+        graphs: Arc<AtomicUsize>,
+    ) -> std::io::Result<Self> {
+        let (steps, inbox) = sync_channel(MAX_STEPS);
+        let (launched, under_way) = sync_channel(MAX_STEPS);
+        let (outbox, outputs) = sync_channel(MAX_STEPS);
+        let thread = |name: &str| std::thread::Builder::new().name(name.into());
+        let threads = vec![
+            thread("skein-cuda-0").spawn(move || launch_steps(launcher, &inbox, &launched))?,
+            thread("skein-cuda-0-wait").spawn(move || finish_steps(&under_way, &outbox))?,
+        ];
+        let steps = Some(steps);
+        Ok(Self { kv_blocks, launched: 0, step_timeout, steps, outputs, threads, failed: false, graphs })
+    }
+
+    fn gone(&mut self) -> BackendError {
+        self.failed = true;
+        stopped("its thread has ended")
+    }
+}
+
+impl Backend for CudaBackend {
+    fn kv_blocks(&self) -> u32 {
+        self.kv_blocks
+    }
+
+    fn steps_in_flight(&self) -> usize {
+        MAX_STEPS
+    }
+
+    fn launch(&mut self, batch: Batch) -> Result<StepHandle, BackendError> {
+        let sent = self.steps.as_ref().is_some_and(|steps| steps.send(batch).is_ok());
+        if !sent {
+            // What ended the thread, if it could still say so.
+            let last = self.outputs.try_iter().find_map(Result::err);
+            return Err(last.unwrap_or_else(|| self.gone()));
+        }
+        self.launched += 1;
+        Ok(StepHandle(self.launched))
+    }
+
+    fn collect(&mut self, _step: StepHandle) -> Result<StepOutput, BackendError> {
+        let output = match self.outputs.recv_timeout(self.step_timeout + GRACE) {
+            Ok(output) => output,
+            Err(RecvTimeoutError::Disconnected) => return Err(self.gone()),
+            Err(RecvTimeoutError::Timeout) => Err(stopped(&format!(
+                "a step did not end within {:?} (--step-timeout): a call to the driver hangs",
+                self.step_timeout
+            ))),
+        };
+        self.failed |= output.is_err();
+        output
+    }
+}
+
+impl Drop for CudaBackend {
+    fn drop(&mut self) {
+        drop(self.steps.take());
+        if self.failed {
+            return; // a thread may hang in the driver: it ends with the process
+        }
+        for thread in self.threads.drain(..) {
+            let _ = thread.join(); // its panics were caught
+        }
+    }
+}
+
+/// The launching thread.
+fn launch_steps<L: Launcher>(
+    mut launcher: L,
+    inbox: &Receiver<Batch>,
+    launched: &SyncSender<Result<L::Step, BackendError>>,
+) {
+    let outcome = caught(|| {
+        launcher.bind()?;
+        let (mut has_more_work, mut steps_since) = (true, 0);
+        loop {
+            let spare = match has_more_work {
+                true => inbox.recv_timeout(SPARE_TIME),
+                false => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            };
+            match spare {
+                Ok(batch) => {
+                    if launched.send(Ok(launcher.launch(&batch)?)).is_err() {
+                        return Ok(()); // the waiting thread has said why
+                    }
+                    steps_since += 1;
+                }
+                Err(RecvTimeoutError::Timeout) => steps_since = STEPS_WITHOUT_SPARE_TIME,
+                Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            }
+            if has_more_work && steps_since >= STEPS_WITHOUT_SPARE_TIME {
+                (has_more_work, steps_since) = (launcher.use_spare_time()?, 0);
+            }
+        }
+    });
+    if let Err(error) = outcome {
+        // A waiting thread that is gone has said why.
+        let _ = launched.send(Err(error));
+    }
+}
+
+/// The waiting thread.
+fn finish_steps<S: UnderWay>(
+    under_way: &Receiver<Result<S, BackendError>>,
+    outbox: &SyncSender<Result<StepOutput, BackendError>>,
+) {
+    let outcome = caught(|| {
+        let mut is_bound = false;
+        for step in under_way {
+            let step = step?;
+            if !std::mem::replace(&mut is_bound, true) {
+                step.bind()?;
+            }
+            if outbox.send(Ok(step.finish()?)).is_err() {
+                break;
+            }
+        }
+        Ok(())
+    });
+    if let Err(error) = outcome {
+        // An engine that is gone needs no reason.
+        let _ = outbox.send(Err(error));
+    }
+}
+
+/// Runs `work`; a panic is an error with its message.
+fn caught(work: impl FnOnce() -> Result<(), BackendError>) -> Result<(), BackendError> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or(panic.downcast_ref::<&str>().copied());
+        Err(stopped(text.unwrap_or("its thread panicked")))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Answers with as many samples as the batch has rows, or as its first token says.
+    struct Scripted;
+    struct Scripts(u32, usize);
+    const HANGS: u32 = 1;
+    const FAILS: u32 = 2;
+    const PANICS: u32 = 3;
+    const FAILS_TO_LAUNCH: u32 = 4;
+
+    impl Launcher for Scripted {
+        type Step = Scripts;
+        fn bind(&self) -> Result<(), BackendError> {
+            Ok(())
+        }
+        fn launch(&mut self, batch: &Batch) -> Result<Scripts, BackendError> {
+            match batch.tokens[0] {
+                FAILS_TO_LAUNCH => Err(stopped("no launch")),
+                script => Ok(Scripts(script, batch.tokens.len())),
+            }
+        }
+        fn use_spare_time(&mut self) -> Result<bool, BackendError> {
+            Ok(false)
+        }
+    }
+
+    impl UnderWay for Scripts {
+        fn bind(&self) -> Result<(), BackendError> {
+            Ok(())
+        }
+        fn finish(self) -> Result<StepOutput, BackendError> {
+            match self.0 {
+                HANGS => std::thread::park(),
+                FAILS => return Err(stopped("illegal address")),
+                PANICS => panic!("a broken invariant"),
+                _ => {}
+            }
+            let sampled = crate::backend::Sampled { token: 7, logprobs: None };
+            Ok(StepOutput { samples: vec![sampled; self.1], scores: Vec::new() })
+        }
+    }
+
+    fn batch(script: u32, rows: usize) -> Batch {
+        Batch { tokens: vec![script; rows], ..Batch::default() }
+    }
+
+    #[test]
+    fn two_steps_are_under_way_and_end_in_order() {
+        let mut backend = CudaBackend::start(Scripted, 5, Duration::from_secs(20), Arc::default()).unwrap();
+        let first = backend.launch(batch(0, 3)).unwrap();
+        let second = backend.launch(batch(0, 1)).unwrap();
+        assert_eq!(backend.collect(first).unwrap().samples.len(), 3);
+        assert_eq!(backend.collect(second).unwrap().samples.len(), 1);
+        assert_eq!((backend.kv_blocks(), backend.steps_in_flight()), (5, 2));
+    }
+
+    #[test]
+    fn what_goes_wrong_is_said_and_a_hang_is_noticed() {
+        for (script, said) in [
+            (FAILS, "illegal address"),
+            (PANICS, "a broken invariant"),
+            (FAILS_TO_LAUNCH, "no launch"),
+            (HANGS, "did not end within 10ms (--step-timeout)"),
+        ] {
+            let mut backend = CudaBackend::start(Scripted, 5, Duration::from_millis(10), Arc::default()).unwrap();
+            let step = backend.launch(batch(script, 1)).unwrap();
+            let error = backend.collect(step).unwrap_err().to_string();
+            assert!(error.contains(said) && error.contains("cuda"), "{error}");
+            drop(backend); // does not wait for a thread that hangs
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Whether a CUDA device is there and can run a model, and why not.
+
+use std::sync::Arc;
+
+use skein_kernels::cuda::{CudaError, Device, Kernels, Unavailable};
+
+use crate::model::config::ModelConfig;
+
+/// Values of a head that the attention kernels have tiles for.
+const HEAD_DIMS: [usize; 6] = [16, 32, 64, 96, 128, 256];
+/// Widths of matrices are multiples of this: kernels load 16 bytes at a time.
+const WIDTH: usize = 8;
+
+/// Why a model does not run on a CUDA device here.
+#[derive(Debug, thiserror::Error)]
+pub enum NotUsable {
+    /// There is no device that works.
+    #[error(transparent)]
+    Device(#[from] Unavailable),
+    /// The kernels cannot be had.
+    #[error(transparent)]
+    Kernels(CudaError),
+    /// The model has a shape without kernels.
+    #[error("the CUDA kernels cannot run this model: {what} is {got}; allowed: {allowed}")]
+    Model {
+        /// Which size.
+        what: &'static str,
+        /// Its value.
+        got: usize,
+        /// What would do.
+        allowed: String,
+    },
+}
+
+impl NotUsable {
+    /// Whether a device that should work does not: then the CPU is no substitute, for the next start may find it well.
+    pub fn is_fault(&self) -> bool {
+        match self {
+            Self::Device(Unavailable::Broken(_)) => true,
+            Self::Device(_) | Self::Model { .. } => false,
+            Self::Kernels(error) => !matches!(error, CudaError::NoCompiler { .. }),
+        }
+    }
+}
+
+/// A device with its kernels loaded, the calling thread bound to it.
+#[derive(Debug)]
+pub struct OpenDevice {
+    pub(super) device: Arc<Device>,
+    pub(super) kernels: Arc<Kernels>,
+}
+
+/// Opens device `ordinal` for `model`.
+///
+/// # Errors
+/// See [`NotUsable`].
+pub fn open(ordinal: u32, model: &ModelConfig, block_size: u32) -> Result<OpenDevice, NotUsable> {
+    let device = Device::open(ordinal)?;
+    check_model(model, block_size)?;
+    let kernels = Arc::new(Kernels::load(&device).map_err(NotUsable::Kernels)?);
+    tracing::debug!(kernels = %kernels.kernel_source(), "CUDA kernels loaded");
+    Ok(OpenDevice { device, kernels })
+}
+
+fn check_model(model: &ModelConfig, block_size: u32) -> Result<(), NotUsable> {
+    let refuse = |what, got, allowed: String| Err(NotUsable::Model { what, got, allowed });
+    if !HEAD_DIMS.contains(&model.head_dim) {
+        return refuse("head_dim", model.head_dim, HEAD_DIMS.map(|dim| dim.to_string()).join(", "));
+    }
+    for (what, got) in
+        [("hidden_size", model.hidden_size), ("intermediate_size", model.intermediate_size)]
+    {
+        if !got.is_multiple_of(WIDTH) {
+            return refuse(what, got, format!("multiples of {WIDTH}"));
+        }
+    }
+    if !block_size.is_power_of_two() || !(8..=256).contains(&block_size) {
+        return refuse("--block-size", block_size as usize, "8, 16, 32, 64, 128, 256".into());
+    }
+    Ok(())
+}

@@ -1,0 +1,94 @@
+//! A device that hangs, faults or is full: the backend ends with an error that names it. One test, since a fault is
+//! the whole process's.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+#[path = "cuda_model/models.rs"]
+#[allow(dead_code)]
+mod models;
+#[path = "cuda_model/runs.rs"]
+#[allow(dead_code)]
+mod runs;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use skein_cuda_emulation::{Fault, inject, reset};
+use skein_kernels::cuda::Device;
+use skein_worker::backend::{Backend, BackendError, Batch};
+use skein_worker::config::{CudaConfig, SchedulerConfig};
+use skein_worker::sampling::SamplingParams;
+
+use models::LLAMA;
+use runs::{Sequence, eager, limits, on_cuda, prompt, step, try_cuda};
+
+fn batch(sequence: &mut Sequence, count: usize) -> Batch {
+    let mut batch = Batch::default();
+    sequence.put(&mut batch, count, None);
+    sequence.sample(&mut batch, &Arc::new(SamplingParams::default()), 0, None);
+    batch
+}
+
+#[test]
+fn what_a_device_can_do_to_a_backend() {
+    if !skein_cuda_emulation::load() {
+        return;
+    }
+    let dir = LLAMA.make(1);
+    no_memory_is_taken_after_the_start(dir.path());
+    a_device_without_room_is_refused_with_numbers(dir.path());
+    for (fault, words) in [
+        (Fault::Hang(9), &["did not end", "300ms", "--step-timeout"][..]),
+        (Fault::IllegalAddress(9), &["CUDA_ERROR_ILLEGAL_ADDRESS", "700"]),
+        (Fault::EccUncorrectable(9), &["CUDA_ERROR_ECC_UNCORRECTABLE", "214"]),
+    ] {
+        check(dir.path(), fault, words);
+    }
+}
+
+fn check(dir: &std::path::Path, fault: Fault, words: &[&str]) {
+    let cuda = CudaConfig { step_timeout: Duration::from_millis(300), ..eager() };
+    let mut backend = on_cuda(dir, cuda);
+    let mut sequence = Sequence::new(prompt(1, 30), 0);
+    step(&mut backend, batch(&mut sequence, 10));
+    inject(fault);
+    let outcome = backend.launch(batch(&mut sequence, 10)).and_then(|step| backend.collect(step));
+    let error = outcome.expect_err("a step that failed has no tokens");
+    let said = error.to_string();
+    assert!(matches!(error, BackendError::Stopped { backend: "cuda", .. }), "{said}");
+    words.iter().for_each(|word| assert!(said.contains(word), "{said:?} says {word:?}"));
+    assert!(backend.launch(batch(&mut sequence, 1)).and_then(|step| backend.collect(step)).is_err());
+    drop(backend); // at once: it does not wait for the device
+    reset();
+}
+
+fn no_memory_is_taken_after_the_start(dir: &std::path::Path) {
+    let mut backend = on_cuda(dir, CudaConfig { enforce_eager: false, ..eager() });
+    let device = Device::open(0).unwrap();
+    let (before, _) = device.memory_info().unwrap();
+    // From now on every allocation fails.
+    inject(Fault::NoMemory(1));
+    let mut sequence = Sequence::new(prompt(1, 100), 0);
+    for count in [40, 1, 1, 40, 1, 1] {
+        step(&mut backend, batch(&mut sequence, count));
+    }
+    assert_eq!(device.memory_info().unwrap().0, before);
+    drop(backend);
+    reset();
+    let (after, total) = device.memory_info().unwrap();
+    assert!(after > before && after <= total, "a backend gives its memory back");
+}
+
+fn a_device_without_room_is_refused_with_numbers(dir: &std::path::Path) {
+    let refused = |limits: SchedulerConfig, kv_bytes| {
+        try_cuda(dir, eager(), limits, kv_bytes).err().map(|error| error.to_string()).unwrap()
+    };
+    // 2 layers x 2 heads x 64 values, keys and values in bf16: 1 KiB a token.
+    let said = refused(limits(), Some(100 << 10));
+    for word in ["hold 96 tokens", "may have 128", "1024 bytes a token", "--max-model-len", "weights", "KV cache"] {
+        assert!(said.contains(word), "{said:?} says {word:?}");
+    }
+    let huge = refused(limits(), Some(3 << 30));
+    for word in ["3.", "GiB", "1.00 GiB are free", "KV cache", "--gpu-memory-utilization"] {
+        assert!(huge.contains(word), "{huge:?} says {word:?}");
+    }
+}

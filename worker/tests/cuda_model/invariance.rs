@@ -1,0 +1,55 @@
+//! Batch-invariant mode: a row's log-probabilities have the same bits alone and in any company, in any chunks.
+
+use skein_worker::backend::{Backend, Batch, ScoreRow};
+use skein_worker::config::CudaConfig;
+
+use crate::models::LLAMA;
+use crate::runs::{Sequence, eager, on_cuda, prompt, step};
+
+const LENGTH: usize = 60;
+
+/// The bits of every position's log-probability, and of the best ones there.
+fn bits(backend: &mut dyn Backend, chunks: impl Fn(usize) -> usize, others: u32) -> Vec<u32> {
+    let tokens = prompt(1, LENGTH + 1);
+    let mut sequence = Sequence::new(tokens.clone(), 0);
+    let mut company: Vec<Sequence> =
+        (0..others).map(|i| Sequence::new(prompt(i + 5, 120), i + 1)).collect();
+    let mut all = Vec::new();
+    let mut turn = 0;
+    while sequence.computed < LENGTH {
+        let mut batch = Batch::default();
+        for (i, other) in company.iter_mut().enumerate() {
+            let left = other.tokens.len() - other.computed;
+            if left > 0 {
+                other.put(&mut batch, left.min((turn * 3 + i * 2) % 6 + 1), None);
+            }
+        }
+        let (first, start) = (batch.tokens.len() as u32, sequence.computed);
+        let count = chunks(turn).min(LENGTH - start).min(48 - first as usize);
+        sequence.put(&mut batch, count, None);
+        for i in 0..count {
+            let target = tokens[start + i + 1];
+            batch.scores.push(ScoreRow { row: first + i as u32, target, top: 2 });
+        }
+        for score in step(backend, batch).scores {
+            all.push(score.logprob.to_bits());
+            all.extend(score.top.iter().flat_map(|(token, logprob)| [*token, logprob.to_bits()]));
+        }
+        turn += 1;
+    }
+    all
+}
+
+#[test]
+fn a_row_has_the_same_bits_in_every_batch() {
+    if !skein_cuda_emulation::load() {
+        return;
+    }
+    let dir = LLAMA.make(11);
+    let backend = &mut on_cuda(dir.path(), CudaConfig { batch_invariant: true, ..eager() });
+    let expected = bits(backend, |_| 40, 0);
+    for (i, chunks) in [1, 3, 17, 48].into_iter().enumerate() {
+        assert!(bits(backend, |_| chunks, i as u32) == expected, "chunks of {chunks}");
+    }
+    assert!(bits(backend, |turn| turn * 7 % 13 + 1, 5) == expected, "mixed chunks in company");
+}

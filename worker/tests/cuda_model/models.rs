@@ -1,0 +1,129 @@
+//! Tiny models with seeded weights, made where the test runs.
+
+use std::path::Path;
+
+use half::{bf16, f16};
+use serde_json::json;
+
+/// What kind of tiny model.
+#[derive(Debug, Clone, Copy)]
+pub struct Tiny {
+    pub model_type: &'static str,
+    pub dtype: &'static str,
+    pub tied: bool,
+    pub hidden: usize,
+    pub layers: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub inner: usize,
+    pub vocab: usize,
+}
+
+pub const LLAMA: Tiny = Tiny {
+    model_type: "llama",
+    dtype: "BF16",
+    tied: false,
+    hidden: 128,
+    layers: 2,
+    heads: 4,
+    kv_heads: 2,
+    head_dim: 64,
+    inner: 192,
+    vocab: 300,
+};
+/// With biases of queries, keys and values, tied, in half precision.
+pub const QWEN2: Tiny = Tiny { model_type: "qwen2", dtype: "F16", tied: true, kv_heads: 1, ..LLAMA };
+/// In single precision: converted at load.
+pub const WIDE: Tiny = Tiny { dtype: "F32", heads: 2, kv_heads: 2, ..LLAMA };
+/// With normalised heads.
+pub const QWEN3: Tiny = Tiny { model_type: "qwen3", vocab: 301, ..LLAMA };
+
+/// SplitMix64 (Steele et al. 2014), as values from -1 to 1.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> f32 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((x ^ (x >> 31)) >> 40) as f32 / (1 << 23) as f32 - 1.0
+    }
+}
+
+impl Tiny {
+    /// Writes config.json and model.safetensors into a new directory.
+    pub fn make(&self, seed: u64) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        let config = json!({
+            "architectures": ["TestForCausalLM"], "model_type": self.model_type, "hidden_act": "silu",
+            "hidden_size": self.hidden, "intermediate_size": self.inner, "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads, "num_key_value_heads": self.kv_heads, "head_dim": self.head_dim,
+            "vocab_size": self.vocab, "max_position_embeddings": 256, "rms_norm_eps": 1e-5, "eos_token_id": 1,
+            "tie_word_embeddings": self.tied, "rope_theta": 10000.0,
+        });
+        std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+        self.write_weights(seed, &dir.path().join("model.safetensors"));
+        dir
+    }
+
+    fn write_weights(&self, seed: u64, path: &Path) {
+        let (mut header, mut data, mut random) = (serde_json::Map::new(), Vec::new(), Random(seed));
+        for (name, shape, spread, center) in self.tensors() {
+            let start = data.len();
+            for _ in 0..shape.iter().product::<usize>() {
+                let value = center + spread * random.next();
+                match self.dtype {
+                    "BF16" => data.extend(bf16::from_f32(value).to_le_bytes()),
+                    "F16" => data.extend(f16::from_f32(value).to_le_bytes()),
+                    _ => data.extend(value.to_le_bytes()),
+                }
+            }
+            let entry = json!({"dtype": self.dtype, "shape": shape, "data_offsets": [start, data.len()]});
+            header.insert(name, entry);
+        }
+        let header = serde_json::Value::Object(header).to_string();
+        let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat();
+        std::fs::write(path, file).unwrap();
+    }
+
+    /// Name, shape, and the range of the values.
+    fn tensors(&self) -> Vec<(String, Vec<usize>, f32, f32)> {
+        let Self { hidden, inner, vocab, head_dim, .. } = *self;
+        let (q, kv) = (self.heads * head_dim, self.kv_heads * head_dim);
+        let spread = |k: usize| (3.0 / k as f32).sqrt();
+        let mut all = vec![("model.embed_tokens.weight".to_owned(), vec![vocab, hidden], 1.0, 0.0)];
+        for layer in 0..self.layers {
+            let mut add = |name: &str, shape: Vec<usize>, spread: f32, center: f32| {
+                all.push((format!("model.layers.{layer}.{name}"), shape, spread, center));
+            };
+            for norm in ["input_layernorm", "post_attention_layernorm"] {
+                add(&format!("{norm}.weight"), vec![hidden], 0.2, 1.0);
+            }
+            for (name, n, k) in [
+                ("self_attn.q_proj", q, hidden),
+                ("self_attn.k_proj", kv, hidden),
+                ("self_attn.v_proj", kv, hidden),
+                ("self_attn.o_proj", hidden, q),
+                ("mlp.gate_proj", inner, hidden),
+                ("mlp.up_proj", inner, hidden),
+                ("mlp.down_proj", hidden, inner),
+            ] {
+                add(&format!("{name}.weight"), vec![n, k], spread(k), 0.0);
+                if self.model_type == "qwen2" && ["q_proj", "k_proj", "v_proj"].iter().any(|it| name.ends_with(it)) {
+                    add(&format!("{name}.bias"), vec![n], 0.3, 0.0);
+                }
+            }
+            if self.model_type == "qwen3" {
+                add("self_attn.q_norm.weight", vec![head_dim], 0.2, 1.0);
+                add("self_attn.k_norm.weight", vec![head_dim], 0.2, 1.0);
+            }
+        }
+        all.push(("model.norm.weight".into(), vec![hidden], 0.2, 1.0));
+        if !self.tied {
+            all.push(("lm_head.weight".into(), vec![vocab, hidden], spread(hidden), 0.0));
+        }
+        all
+    }
+}

@@ -1,0 +1,134 @@
+//! Backends, and sequences over one pool of blocks that any of them computes.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use skein_worker::BlockId;
+use skein_worker::backend::cpu::{CpuBackend, CpuOptions};
+use skein_worker::backend::cuda::{self, CudaBackend, CudaOptions};
+use skein_worker::backend::{Backend, Batch, BatchSequence, Carried, SampleRow, StepOutput};
+use skein_worker::config::{CudaConfig, SchedulerConfig};
+use skein_worker::model::config::ModelConfig;
+use skein_worker::sampling::SamplingParams;
+
+pub const BLOCK_SIZE: u32 = 16;
+const KV_BLOCKS: u32 = 64;
+
+pub fn limits() -> SchedulerConfig {
+    SchedulerConfig {
+        block_size: BLOCK_SIZE,
+        max_model_len: Some(128),
+        max_num_seqs: 6,
+        max_num_batched_tokens: 48,
+        ..SchedulerConfig::default()
+    }
+}
+
+/// The CUDA backend over the model in `dir`, on the emulation.
+pub fn on_cuda(dir: &Path, config: CudaConfig) -> CudaBackend {
+    try_cuda(dir, config, limits(), Some(4 << 20)).unwrap()
+}
+
+pub fn try_cuda(
+    dir: &Path,
+    cuda: CudaConfig,
+    limits: SchedulerConfig,
+    kv_bytes: Option<u64>,
+) -> Result<CudaBackend, cuda::CudaLoadError> {
+    let model = ModelConfig::from_dir(dir).unwrap();
+    let opened = cuda::open(0, &model, limits.block_size).unwrap();
+    let options = CudaOptions { cuda, limits, kv_cache_memory_bytes: kv_bytes, readers: 2 };
+    let mut last = None;
+    let loaded = cuda::load(dir, &model, opened, &options, &mut |done, total| last = Some((done, total)));
+    if loaded.is_ok() {
+        assert!(last.is_some_and(|(done, total)| done == total && total > 0), "loading ends at all bytes: {last:?}");
+    }
+    loaded.map(|(backend, _)| backend)
+}
+
+pub fn eager() -> CudaConfig {
+    CudaConfig { enforce_eager: true, step_timeout: Duration::from_secs(60), ..CudaConfig::default() }
+}
+
+pub fn on_cpu(dir: &Path) -> CpuBackend {
+    let options = CpuOptions { threads: 1, kv_blocks: KV_BLOCKS, block_size: BLOCK_SIZE, max_rows: 48 };
+    CpuBackend::load(dir, options, &mut |_, _| {}).unwrap().0
+}
+
+pub fn step(backend: &mut dyn Backend, batch: Batch) -> StepOutput {
+    let step = backend.launch(batch).unwrap();
+    backend.collect(step).unwrap()
+}
+
+/// A sequence with blocks of its own, some of whose tokens have been computed.
+#[derive(Clone)]
+pub struct Sequence {
+    pub tokens: Vec<u32>,
+    pub computed: usize,
+    pub blocks: Vec<BlockId>,
+}
+
+impl Sequence {
+    /// The `index`-th sequence, of up to 128 tokens; its blocks lie scattered.
+    pub fn new(tokens: Vec<u32>, index: u32) -> Self {
+        let blocks = (0..8).rev().map(|i| BlockId(i * 5 % 8 + index * 8)).collect();
+        Self { tokens, computed: 0, blocks }
+    }
+
+    /// Adds the next `count` tokens to `batch`. A token past those that are known is the one that sample `carried` of
+    /// the step before draws.
+    pub fn put(&mut self, batch: &mut Batch, count: usize, carried: Option<u32>) {
+        let start = batch.tokens.len() as u32;
+        for position in self.computed..self.computed + count {
+            match (self.tokens.get(position), carried) {
+                (Some(token), _) => batch.tokens.push(*token),
+                (None, Some(sample)) => {
+                    batch.carried.push(Carried { at: batch.tokens.len() as u32, sample });
+                    batch.tokens.push(0);
+                }
+                (None, None) => panic!("position {position} has a token"),
+            }
+            batch.positions.push(position as u32);
+            let (block, offset) = (position as u32 / BLOCK_SIZE, position as u32 % BLOCK_SIZE);
+            batch.slots.push(self.blocks[block as usize].0 * BLOCK_SIZE + offset);
+        }
+        self.computed += count;
+        let blocks = batch.block_tables.len() as u32;
+        let used = (self.computed as u32).div_ceil(BLOCK_SIZE) as usize;
+        batch.block_tables.extend_from_slice(&self.blocks[..used]);
+        batch.sequences.push(BatchSequence {
+            rows: start..batch.tokens.len() as u32,
+            context_len: self.computed as u32,
+            blocks: blocks..batch.block_tables.len() as u32,
+        });
+    }
+
+    /// Asks `batch` for the token after this sequence's last row, which must have been put last.
+    pub fn sample(&self, batch: &mut Batch, params: &Arc<SamplingParams>, index: u32, carried: Option<u32>) {
+        let start = batch.history.len() as u32;
+        if params.needs_history() {
+            let known = self.tokens.len().min(self.computed);
+            batch.history.extend_from_slice(&self.tokens[..known]);
+            if known < self.computed {
+                let sample = carried.expect("only the last token is not known");
+                batch.carried_history.push(Carried { at: batch.history.len() as u32, sample });
+                batch.history.push(0);
+            }
+        }
+        batch.samples.push(SampleRow {
+            row: batch.tokens.len() as u32 - 1,
+            params: Arc::clone(params),
+            sample_index: index,
+            position: self.computed as u32,
+            forbid_stop: !params.stop_token_ids.is_empty(),
+            history: start..batch.history.len() as u32,
+            prompt_len: 5,
+        });
+    }
+}
+
+/// Some tokens of the vocabulary of 300.
+pub fn prompt(seed: u32, len: usize) -> Vec<u32> {
+    (0..len as u32).map(|i| (i * i * 7 + 31 * i + seed * 97) % 290 + 2).collect()
+}
