@@ -63,8 +63,9 @@ __device__ __forceinline__ void soften(float (&s)[64], Rows& rows, float unit, f
     for (int i = 0; i < 16; i++) top = fmaxf(top, fmaxf(s[i * 4 + r * 2], s[i * 4 + r * 2 + 1]));
     top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, 1));
     top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, 2));
-    float base = top == NEG_INF ? 0.f : top * unit;  // nothing seen so far: all weights 0, not NaN
-    shrink[r] = ptx::ex2(__fmaf_rn(rows.top[r], unit, -base));
+    float base = top == NEG_INF ? 0.f : __fmul_rn(top, unit);  // nothing seen so far: all weights 0, not NaN
+    // From base to base, not from the exact product: where the top stays, this must be 1 to the bit.
+    shrink[r] = ptx::ex2(__fadd_rn(__fmul_rn(rows.top[r], unit), -base));
     rows.top[r] = top;
     float sum = 0.f;
 #pragma unroll

@@ -19,7 +19,8 @@ template <class T, class K, int HD> struct Tile {
   static constexpr int KV_ROW = HD * (int)sizeof(K) + 16, Q_ROW = HD * 2 + 16;
   static constexpr int KV_BYTES = POSITIONS * KV_ROW;
   static constexpr int STAGES = 2;
-  static constexpr bool Q_IN_REGISTERS = HD <= 128;
+  // Widening e4m3 needs registers of its own: beyond these sizes Q is loaded again for each tile, or ptxas spills.
+  static constexpr bool Q_IN_REGISTERS = HD <= (NARROW ? 96 : 128);
 };
 
 // Four e4m3 values, bytes 0 and 2 of `bytes >> 8` (that is 1 and 3 of `bytes`), as a pair of T. The bits are

@@ -241,10 +241,8 @@ struct Weigher {
   }
 };
 
-// A weight as a whole number of 2^-44: sums are exact, whatever their order, up to 2^19 tokens. The CPU adds
-// in f64, in order; weights above 2^-21 are the same in both, smaller ones are rounded by at most 2^-45 each,
-// so that a cut can differ only where a sum comes within 2e-8 of its goal, and a token only if it is the one
-// at the cut that wins.
+// A weight as a whole number of 2^-44: sums are exact, whatever their order, up to 2^19 tokens. The CPU adds the
+// same numbers (cpu/sample/cut.rs), so a cut falls at the same token.
 __device__ __forceinline__ u64 mass_of(float weight) { return __float2ull_rn(weight * 0x1p44f); }
 
 // ---- the race -------------------------------------------------------------------------------

@@ -49,9 +49,48 @@ impl ReadAll {
     }
 }
 
-/// Bytes a second of reading `bytes` of memory, allocated for the purpose: several times the L2 cache, or it
+/// A smaller measurement that took this long says enough: what follows is larger, and a slow device (an emulated one,
+/// say) would take minutes.
+const LONG_ENOUGH_SECONDS: f64 = 0.005;
+
+/// Bytes a second of reading up to `most_bytes` of memory, allocated for the purpose: several times the L2 cache, or it
 /// measures that. The bits are random, as those of weights are.
-pub fn read_bandwidth(kernels: &Kernels, stream: &Stream, bytes: usize) -> Result<f64, CudaError> {
+pub fn read_bandwidth(kernels: &Kernels, stream: &Stream, most_bytes: usize) -> Result<f64, CudaError> {
+    let sizes = [1 << 20, 64 << 20, most_bytes].into_iter().filter(|bytes| *bytes <= most_bytes);
+    largest_quick(sizes, |bytes| {
+        let rate = read_rate(kernels, stream, bytes)?;
+        Ok((bytes as f64 / rate, rate))
+    })
+}
+
+/// Operations a second of one bf16 product of up to `most` cubed on random values; `None` without cuBLASLt.
+pub fn matmul_rate(kernels: &Kernels, stream: &Stream, most: usize) -> Result<Option<f64>, CudaError> {
+    let Some(blas) = BlasLt::open(kernels.device())? else { return Ok(None) };
+    let sizes = [128, 1024, most].into_iter().filter(|size| *size <= most);
+    let rate = largest_quick(sizes, |size| {
+        let rate = product_rate(&blas, kernels, stream, size)?;
+        Ok((2.0 * (size as f64).powi(3) / rate, rate))
+    });
+    rate.map(Some)
+}
+
+/// The result at the largest size, or at the first one that takes long. `measure` gives (seconds, result).
+fn largest_quick(
+    sizes: impl Iterator<Item = usize>,
+    measure: impl Fn(usize) -> Result<(f64, f64), CudaError>,
+) -> Result<f64, CudaError> {
+    let mut result = 0.0;
+    for size in sizes {
+        let seconds;
+        (seconds, result) = measure(size)?;
+        if seconds > LONG_ENOUGH_SECONDS {
+            break;
+        }
+    }
+    Ok(result)
+}
+
+fn read_rate(kernels: &Kernels, stream: &Stream, bytes: usize) -> Result<f64, CudaError> {
     let device = kernels.device();
     let read = ReadAll::new(kernels)?;
     let data = DeviceBuffer::<u32>::new(device, bytes / 16 * 4)?;
@@ -62,10 +101,8 @@ pub fn read_bandwidth(kernels: &Kernels, stream: &Stream, bytes: usize) -> Resul
     Ok(data.bytes() as f64 / seconds)
 }
 
-/// Operations a second of one bf16 product of `size` cubed on random values; `None` without cuBLASLt.
-pub fn matmul_rate(kernels: &Kernels, stream: &Stream, size: usize) -> Result<Option<f64>, CudaError> {
+fn product_rate(blas: &BlasLt, kernels: &Kernels, stream: &Stream, size: usize) -> Result<f64, CudaError> {
     let device = kernels.device();
-    let Some(blas) = BlasLt::open(device)? else { return Ok(None) };
     let buffer = || DeviceBuffer::<bf16>::new(device, size * size);
     let (out, x, weight) = (buffer()?, buffer()?, buffer()?);
     let fill = FillNormal::<bf16>::new(kernels)?;
@@ -74,7 +111,7 @@ pub fn matmul_rate(kernels: &Kernels, stream: &Stream, size: usize) -> Result<Op
     let workspace = DeviceBuffer::new(device, WORKSPACE_BYTES)?;
     let gemm = Gemm::new(*out, *x, *weight, size, size, size);
     let seconds = median_seconds(stream, ROUNDS, || blas.matmul(stream, gemm, *workspace))?;
-    Ok(Some(2.0 * (size as f64).powi(3) / seconds))
+    Ok(2.0 * (size as f64).powi(3) / seconds)
 }
 
 /// Median time of `rounds` runs of what `launch` queues, after one that warms up.

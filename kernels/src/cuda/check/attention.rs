@@ -18,8 +18,10 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
     for head_dim in [64, 128, 256] {
         let case = Case { head_dim, lengths: &[(1, 150), (20, 90)], ..PLAIN };
         check::<f16, f16>(bench, case)?;
-        check::<bf16, E4m3>(bench, case)?;
-        check::<f16, E4m3>(bench, case)?;
+        if head_dim < 256 {
+            check::<bf16, E4m3>(bench, case)?;
+            check::<f16, E4m3>(bench, case)?;
+        }
     }
     check::<bf16, E4m3>(bench, Case { head_dim: 96, lengths: &[(1, 70), (9, 33)], ..PLAIN })?;
     for case in [

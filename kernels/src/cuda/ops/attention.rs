@@ -40,7 +40,7 @@ pub struct AttentionShape {
     pub heads: usize,
     /// Key and value heads.
     pub kv_heads: usize,
-    /// Values of a head: 64, 96, 128 or 256; also 16 and 32 unless the cache is e4m3.
+    /// Values of a head: 64, 96 or 128; also 16, 32 and 256 unless the cache is e4m3.
     pub head_dim: usize,
     /// Factor of the scores, positive: `1 / sqrt(head_dim)` in most models.
     pub scale: f32,
@@ -120,7 +120,7 @@ impl<T: Activation, K: KvElement> Attention<T, K> {
         let names = names::<T, K>(head_dim).ok_or_else(|| {
             CudaError::invalid(format!(
                 "attention has no kernel for heads of {head_dim} values of {} over a KV cache of {}; \
-                 there are 64, 96, 128 and 256, and 16 and 32 without e4m3",
+                 there are 64, 96 and 128, and 16, 32 and 256 without e4m3",
                 T::SUFFIX,
                 K::SUFFIX
             ))
@@ -350,7 +350,7 @@ fn names<T: Activation, K: KvElement>(head_dim: usize) -> Option<(&'static str, 
     table! {
         "bf16" "bf16": 16 32 64 96 128 256;
         "f16" "f16": 16 32 64 96 128 256;
-        "bf16" "e4m3": 64 96 128 256;
-        "f16" "e4m3": 64 96 128 256;
+        "bf16" "e4m3": 64 96 128;
+        "f16" "e4m3": 64 96 128;
     }
 }
