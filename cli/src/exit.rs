@@ -7,6 +7,8 @@ use std::process::ExitCode;
 pub const USAGE: u8 = 2;
 /// The model directory.
 pub const MODEL: u8 = 3;
+/// The device that was asked for.
+pub const DEVICE: u8 = 4;
 /// The address to listen on.
 pub const ADDRESS: u8 = 5;
 /// Anything else.

@@ -5,6 +5,7 @@ mod banner;
 mod bench;
 mod exit;
 mod front;
+mod gpu_check;
 mod lifecycle;
 mod model;
 mod probe;
@@ -37,7 +38,7 @@ const SETTINGS: &str = "Each flag can also be set in the environment (--max-num-
 file (max-num-seqs = 64, or in a section such as [serve]). A flag wins over the environment, that over the file.";
 
 const EXIT_CODES: &str = "Exit codes: 0 ended as asked, 1 failed, 2 wrong flags or settings, 3 model cannot be served, \
-5 address cannot be had.";
+4 no such device, 5 address cannot be had.";
 
 fn main() -> ExitCode {
     // The clock starts with its first reading; "ready after" counts from here.
@@ -52,6 +53,7 @@ fn dispatch(matches: &ArgMatches) -> Result<(), Failure> {
         Some(("worker", matches)) => runtime(Some(WORKER_IO_THREADS))?.block_on(worker::run(matches)),
         Some(("run", matches)) => runtime(None)?.block_on(run::run(matches)),
         Some(("bench", matches)) => runtime(None)?.block_on(bench::run(matches)),
+        Some((gpu_check::GPU_CHECK, matches)) => gpu_check::run(matches),
         Some((probe::PROBE, matches)) => probe::run(matches),
         Some(("config", matches)) => show_config(matches),
         Some(("version", matches)) => {
@@ -109,6 +111,7 @@ fn command() -> Command {
             table::WORKER,
         ))
         .subcommand(bench::command())
+        .subcommand(gpu_check::command())
         .subcommand(
             Command::new("config").about("Look at settings").subcommand_required(true).subcommand(
                 with_flags(
@@ -179,6 +182,9 @@ mod tests {
         );
         check("skein bench make-model --shape llama-3.2-1b --dtype bf16 --out x", true);
         check("skein bench make-model --shape llama-9 --out x", false);
+        check("skein gpu-check", true);
+        check("skein gpu-check kernels --scale full --only gemv --seed 3 --device 1 --json", true);
+        check("skein gpu-check nothing", false);
         check("skein config show --port 1", true);
         check("skein version --json", true);
         check("skein", false);

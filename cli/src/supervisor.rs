@@ -15,7 +15,7 @@ use tokio::process::Command;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use crate::exit::{Failure, MODEL, USAGE};
+use crate::exit::{DEVICE, Failure, MODEL, USAGE};
 use crate::lifecycle::Lifecycle;
 
 /// How long a worker may take to end once its input is closed.
@@ -221,7 +221,7 @@ impl Lane {
                 let _ = self.reports.send(Report::Ready { worker, address }).await;
             }
             Some(Lifecycle::Failed { code, message }) => {
-                let hopeless = code == MODEL || code == USAGE;
+                let hopeless = [MODEL, USAGE, DEVICE].contains(&code);
                 return hopeless.then_some(Failure { code, message });
             }
             None => tracing::debug!(worker, line, "worker printed something"),

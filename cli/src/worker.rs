@@ -9,11 +9,12 @@ use clap::ArgMatches;
 use skein_node::config::{Settings, text};
 use skein_node::shutdown::Shutdown;
 use skein_node::telemetry;
-use skein_worker::config::{BackendKind, CudaConfig, KvCacheDtype, Quantization, WorkerConfig};
+use skein_worker::backend::cuda::NotUsable;
+use skein_worker::config::{BackendKind, CudaConfig, KvCacheDtype, LoadFormat, Quantization, WorkerConfig};
 use skein_worker::service::{self, WorkerError};
 use tokio::process::Command;
 
-use crate::exit::{ADDRESS, Failure, MODEL, OTHER, USAGE};
+use crate::exit::{ADDRESS, DEVICE, Failure, MODEL, OTHER, USAGE};
 use crate::lifecycle::Lifecycle;
 use crate::settings::{self, EngineSettings, table};
 use crate::{model, progress::LoadProgress};
@@ -133,7 +134,10 @@ pub fn failure(error: &WorkerError) -> Failure {
 fn exit_code(error: &WorkerError) -> u8 {
     match error {
         WorkerError::Listen { .. } => ADDRESS,
-        WorkerError::Load(_) => MODEL,
+        WorkerError::Load(why) => match why.downcast_ref::<NotUsable>() {
+            Some(NotUsable::Device(_) | NotUsable::Kernels(_)) => DEVICE,
+            Some(NotUsable::Model { .. }) | None => MODEL,
+        },
         WorkerError::Setting { .. } => USAGE,
         WorkerError::Thread { .. } | WorkerError::Backend(_) | WorkerError::Panicked(_) => OTHER,
     }
@@ -247,6 +251,9 @@ fn gpu_flags(cuda: &CudaConfig, flag: &mut dyn FnMut(&str, &dyn std::fmt::Displa
     flag("step-timeout", &format_args!("{}ms", cuda.step_timeout.as_millis()));
     if cuda.kv_cache_dtype == KvCacheDtype::Fp8 {
         flag("kv-cache-dtype", &"fp8");
+    }
+    if cuda.load_format == LoadFormat::Dummy {
+        flag("load-format", &"dummy");
     }
     if cuda.quantization == Some(Quantization::Fp8) {
         flag("quantization", &"fp8");

@@ -30,6 +30,7 @@ __device__ __forceinline__ u32 scan(u32 v, u32& total) {
 struct Plan {
   Sequences sequences;
   u32 capacity, group, window;
+  u32 max_rows;  // sequences of this many rows and more are another kernel's; 0: none are
 };
 
 // One sequence's share.
@@ -41,7 +42,7 @@ struct Share {
       : large(0), tiles(0), first(0), seen(0) {
     if (sequence >= plan.capacity) return;
     Span span(plan.sequences, sequence, plan.group);
-    if (span.rows == 0) return;
+    if (span.rows == 0 || (plan.max_rows && span.rows >= plan.max_rows)) return;
     large = span.packed() > SMALL_ROWS;
     u32 rows = large ? LARGE_ROWS : SMALL_ROWS;
     tiles = (span.packed() + rows - 1) / rows;
@@ -73,6 +74,7 @@ __device__ __forceinline__ void write_items(const Share& share, u32 sequence, u3
 // longer than a fair share, and the parts of tiles that are cut need at most 2 * wanted slots. With `fixed`
 // they always have that many, counted from position 0; a tile that finds no slots is one item, which folds
 // its parts by itself in the same order.
+// Sequences of `max_rows` rows and more get no tiles: attention_sm90 takes them. 0: all get theirs.
 // Order: sequences as they come, later tiles first. Reads and writes a few KiB; predicted 3 to 6 us a step
 // (not yet run on a GPU).
 // Reference: every (row, head) is computed exactly once, by check/attention.rs through the whole path.
@@ -80,12 +82,12 @@ extern "C" __global__ void __launch_bounds__(256)
     attention_plan(Header* header, Item* items_small, Item* items_large, Item* groups_small, Item* groups_large,
                    const u32* row_starts, const u32* context_lens, u32 capacity, u32 kv_heads, u32 group, u32 window,
                    u32 fixed, u32 least_small, u32 least_large, u32 wanted_small, u32 wanted_large, u32 slots_small,
-                   u32 slots_large) {
+                   u32 slots_large, u32 max_rows) {
   __shared__ unsigned long long work[2];
   __shared__ u32 length[2], group_counts[2];
   __shared__ Item cuts[THREADS];  // sequence, first item, parts, first slot
   ptx::grid_dependency_wait();
-  Plan plan{{row_starts, context_lens}, capacity, group, window};
+  Plan plan{{row_starts, context_lens}, capacity, group, window, max_rows};
   u32 align = fixed ? fixed : 64;
   if (threadIdx.x < 2) work[threadIdx.x] = group_counts[threadIdx.x] = 0;
   __syncthreads();

@@ -166,7 +166,8 @@ __device__ __forceinline__ void soften(float (&s)[COLUMNS][4], float (&o)[DIMS][
     top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, 1));
     top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, 2));
     float base = top == NEG_INF ? 0.f : __fmul_rn(top, -unit);  // nothing seen so far: weights 0, not NaN
-    float shrink = ptx::exp2_approx(__fmaf_rn(rows.top[r], unit, base)), sum = 0.f;
+    // From base to base, not from the exact product: where the top stays, this must be 1 to the bit.
+    float shrink = ptx::exp2_approx(__fadd_rn(__fmul_rn(rows.top[r], unit), base)), sum = 0.f;
     rows.top[r] = top;
 #pragma unroll
     for (int n = 0; n < COLUMNS; n++) {

@@ -10,8 +10,8 @@
 // any order: no `to` is another pair's `from` or `to`. Either side may be host memory (it is mapped into the
 // device's addresses). 2 * planes * block_bytes a pair. Reference: a byte copy.
 extern "C" __global__ void __launch_bounds__(256)
-    block_copy(u8* to, const u8* from, u64 to_plane_bytes, u64 from_plane_bytes, u64 block_bytes, u32 to_blocks,
-               u32 from_blocks, const u32* pairs, const u32* count, i32 capacity) {
+    block_copy(u8* to, const u8* from, u64 to_plane_bytes, u64 from_plane_bytes, u64 block_bytes,
+               u32 to_blocks, u32 from_blocks, const u32* pairs, const u32* count, i32 capacity) {
   ptx::grid_dependency_wait();
   ptx::grid_dependency_launch();
   u32 some = min(*count, (u32)capacity);

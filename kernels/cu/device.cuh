@@ -1,9 +1,9 @@
 // device.cuh: what every kernel file includes. Number types and their conversions, reductions, and EXPORT.
 //
-// The same source is compiled by nvcc (ahead of time), by NVRTC (at first start, so no header of the host or of
-// CUDA is included here) and by g++ against the emulation in kernels/emulation (for tests without a GPU).
-// Rules: arithmetic in f32, the small types only for storage; no inline PTX outside ptx.cuh; dynamic shared memory by
-// DYN_SHARED; every kernel is extern "C" __global__ and followed by EXPORT(name).
+// The same source is compiled by nvcc (ahead of time), by NVRTC (at first start, so no header of the host or
+// of CUDA is included here) and by g++ against the emulation in kernels/emulation (for tests without a GPU).
+// Rules: arithmetic in f32, the small types only for storage; no inline PTX outside ptx.cuh; dynamic shared
+// memory by DYN_SHARED; every kernel is extern "C" __global__ and followed by EXPORT(name).
 #pragma once
 
 typedef unsigned char u8;
@@ -68,7 +68,8 @@ __device__ __forceinline__ float warp_max(float v) {
   return v;
 }
 
-// Sum over a block of up to 32 whole warps; every thread gets it. The order of sums depends on the block's size only.
+// Sum over a block of up to 32 whole warps; every thread gets it. The order of sums depends on the block's
+// size only.
 __device__ __forceinline__ float block_sum(float v) {
   __shared__ float part[33];
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;

@@ -1,20 +1,21 @@
 // inputs.cu: from a step's packed message to the arrays that the other kernels read.
 #include "device.cuh"
 
-// expand_inputs: one copy brings a step's message to the device; this kernel lays it out at addresses that never change,
-// so that a captured graph replays over any contents, and pads it to the graph's size.
-//   packed       message: HEADER words, then the arrays the header points to (word offsets); see ops/inputs.rs
-//   sampled      [token_capacity]            u32, tokens of the step before, in the order of its samples
-//   previous     [token_capacity]            u32, out: a copy of them, for history while `sampled` is written anew
-//   tokens       [row_capacity]              u32, out: a packed token, or the sampled one it names by its top bit
-//   positions    [row_capacity]              u32, out
-//   slots        [row_capacity]              u32, out; 0xffffffff in padding rows
-//   row_starts   [sequence_capacity + 1]     u32, out; padding sequences have no rows
-//   context_lens [sequence_capacity]         u32, out; 0 in padding sequences
-//   block_tables [sequence_capacity, table_stride]  u32, out; entries past a sequence's blocks keep what they had
-//   logit_rows   [logit_capacity]            u32, out; 0 in padding
-// What only the sampler reads stays in the message: it is launched after the graph. A message without rows leaves tokens ... block_tables alone: capacities 0. Grid: any number of blocks of 256 threads;
-// every loop strides over the grid, tables go one to a block at a time. Bytes: twice the message's. No reference on the
+// expand_inputs: one copy brings a step's message to the device; this kernel lays it out at addresses that
+// never change, so that a captured graph replays over any contents, and pads it to the graph's size.
+//   packed       message: HEADER words, then the arrays it points to (word offsets); see ops/inputs.rs
+//   sampled      [token_capacity]         u32, tokens of the step before, in the order of its samples
+//   previous     [token_capacity]         u32, out: a copy, for history while `sampled` is written anew
+//   tokens       [row_capacity]           u32, out: a packed token, or the sampled one its top bit names
+//   positions    [row_capacity]           u32, out
+//   slots        [row_capacity]           u32, out; 0xffffffff in padding rows
+//   row_starts   [sequence_capacity + 1]  u32, out; padding sequences have no rows
+//   context_lens [sequence_capacity]      u32, out; 0 in padding sequences
+//   block_tables [sequence_capacity, table_stride]  u32, out; past a sequence's blocks as they were
+//   logit_rows   [logit_capacity]         u32, out; 0 in padding
+// What only the sampler reads stays in the message: it is launched after the graph. A message without rows
+// leaves tokens ... block_tables alone: capacities 0. Grid: any number of blocks of 256 threads; every loop
+// strides over the grid, tables go one to a block at a time. Bytes: twice the message's. No reference on the
 // CPU: the CPU backend reads the batch itself; check/inputs.rs has one. Not yet run on a GPU.
 
 constexpr u32 CARRIED = 0x80000000u;
@@ -36,9 +37,10 @@ enum Header {
 };
 
 extern "C" __global__ void __launch_bounds__(256)
-    expand_inputs(const u32* packed, const u32* sampled, u32* previous, u32* tokens, u32* positions, u32* slots,
-                  u32* row_starts, u32* context_lens, u32* block_tables, u32* logit_rows, i32 token_capacity,
-                  i32 row_capacity, i32 sequence_capacity, i32 table_stride, i32 logit_capacity) {
+    expand_inputs(const u32* packed, const u32* sampled, u32* previous, u32* tokens, u32* positions,
+                  u32* slots, u32* row_starts, u32* context_lens, u32* block_tables, u32* logit_rows,
+                  i32 token_capacity, i32 row_capacity, i32 sequence_capacity, i32 table_stride,
+                  i32 logit_capacity) {
   int first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
   int rows = packed[ROWS], sequences = packed[SEQUENCES], logits = packed[LOGIT_ROWS];
 
@@ -73,9 +75,11 @@ EXPORT(expand_inputs)
 //   residual  [rows, hidden]  f32
 //   delta     [rows, hidden]  T
 //   wanted    [n]             u32, rows
-// Grid (n). hidden is a multiple of 4. Reads 6 and writes 4 bytes a value. Reference: check/inputs.rs. Not yet run on a GPU.
+// Grid (n). hidden is a multiple of 4. Reads 6 and writes 4 bytes a value. Reference: check/inputs.rs. Not
+// yet run on a GPU.
 template <class T>
-__device__ void gather_rows(float* out, const float* residual, const T* delta, const u32* wanted, i32 hidden) {
+__device__ void gather_rows(float* out, const float* residual, const T* delta, const u32* wanted,
+                            i32 hidden) {
   ptx::grid_dependency_wait();
   ptx::grid_dependency_launch();
   size_t from = (size_t)wanted[blockIdx.x] * hidden, to = (size_t)blockIdx.x * hidden;

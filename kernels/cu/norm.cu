@@ -6,10 +6,11 @@
 //   residual  [rows, hidden]  f32, in and out
 //   delta     [rows, hidden]  T, or null: nothing is added
 //   weight    [hidden]        f32
-// Grid (rows), block a multiple of 32. hidden is a multiple of 4. Reads residual once more from L1/L2 for the second
-// pass: 4 + 4 + 2 + 2 bytes a value. Reference: cpu::norm::rms_norm.
+// Grid (rows), block a multiple of 32. hidden is a multiple of 4. Reads residual once more from L1/L2 for the
+// second pass: 4 + 4 + 2 + 2 bytes a value. Reference: cpu::norm::rms_norm.
 template <class T>
-__device__ void add_rms_norm(T* out, float* residual, const T* delta, const float* weight, i32 hidden, float eps) {
+__device__ void add_rms_norm(T* out, float* residual, const T* delta, const float* weight, i32 hidden,
+                             float eps) {
   ptx::grid_dependency_wait();
   size_t row = (size_t)blockIdx.x * hidden;
   float squares = 0.f;
@@ -40,13 +41,15 @@ __device__ void add_rms_norm(T* out, float* residual, const T* delta, const floa
 }
 
 extern "C" __global__ void __launch_bounds__(1024)
-    add_rms_norm_bf16(bf16* out, float* residual, const bf16* delta, const float* weight, i32 hidden, float eps) {
+    add_rms_norm_bf16(bf16* out, float* residual, const bf16* delta, const float* weight, i32 hidden,
+                      float eps) {
   add_rms_norm<bf16>(out, residual, delta, weight, hidden, eps);
 }
 EXPORT(add_rms_norm_bf16)
 
 extern "C" __global__ void __launch_bounds__(1024)
-    add_rms_norm_f16(f16* out, float* residual, const f16* delta, const float* weight, i32 hidden, float eps) {
+    add_rms_norm_f16(f16* out, float* residual, const f16* delta, const float* weight, i32 hidden,
+                     float eps) {
   add_rms_norm<f16>(out, residual, delta, weight, hidden, eps);
 }
 EXPORT(add_rms_norm_f16)

@@ -1,5 +1,5 @@
-// probe_mma.cu: one warp's matrix instructions and number conversions on random bits, to see that hardware, emulation
-// and the references on the host mean the same by them. Not yet run on a GPU.
+// probe_mma.cu: one warp's matrix instructions and number conversions on random bits, to see that hardware,
+// emulation and the references on the host mean the same by them. Not yet run on a GPU.
 #include "device.cuh"
 
 // probe_mma: d = a * b + c by one m16n8k16, registers as they are.
@@ -14,11 +14,13 @@ template <class T> __device__ void probe_mma(float* d, const float* c, const u32
   ptx::mma_m16n8k16(T{}, sums, a + lane * 4, b + lane * 2);
   for (int i = 0; i < 4; i++) d[lane * 4 + i] = sums[i];
 }
-extern "C" __global__ void __launch_bounds__(32) probe_mma_bf16(float* d, const float* c, const u32* a, const u32* b) {
+extern "C" __global__ void __launch_bounds__(32)
+    probe_mma_bf16(float* d, const float* c, const u32* a, const u32* b) {
   probe_mma<bf16>(d, c, a, b);
 }
 EXPORT(probe_mma_bf16)
-extern "C" __global__ void __launch_bounds__(32) probe_mma_f16(float* d, const float* c, const u32* a, const u32* b) {
+extern "C" __global__ void __launch_bounds__(32)
+    probe_mma_f16(float* d, const float* c, const u32* a, const u32* b) {
   probe_mma<f16>(d, c, a, b);
 }
 EXPORT(probe_mma_f16)

@@ -1,5 +1,5 @@
-// ptx.cuh: every PTX instruction the kernels use, wrapped. Under g++ the emulation's ptx_emulated.h takes its place,
-// function by function. Source: PTX ISA 9.0.
+// ptx.cuh: every PTX instruction the kernels use, wrapped. Under g++ the emulation's ptx_emulated.h takes its
+// place, function by function. Source: PTX ISA 9.0.
 #pragma once
 #ifdef SKEIN_EMULATED
 #include "ptx_emulated.h"
@@ -52,7 +52,8 @@ __device__ __forceinline__ u8 f32_to_e4m3(float x) {
 // Copies 16 bytes to shared memory, or writes zeros where `pred` is false. Lands by cp_async_wait.
 __device__ __forceinline__ void cp_async16(void* s, const void* g, bool pred = true) {
   int n = pred ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(s)), "l"(g), "r"(n) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(s)), "l"(g), "r"(n)
+               : "memory");
 }
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> __device__ __forceinline__ void cp_async_wait() {
@@ -107,8 +108,8 @@ __device__ __forceinline__ u32 round_pair(f16, float low, float high) {
 }
 
 // ---- streaming loads ------------------------------------------------------------------------
-// 16 bytes that no kernel in flight writes and nobody reads again soon: past L1, and L2 fetches the 128-byte line.
-// Volatile keeps the program's order, so that loads meant to be in flight early are.
+// 16 bytes that no kernel in flight writes and nobody reads again soon: past L1, and L2 fetches the 128-byte
+// line. Volatile keeps the program's order, so that loads meant to be in flight early are.
 __device__ __forceinline__ uint4 load_stream16(const void* p) {
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -116,7 +117,9 @@ __device__ __forceinline__ uint4 load_stream16(const void* p) {
                : "l"(p));
   return v;
 }
-__device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+__device__ __forceinline__ void prefetch_l2(const void* p) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
 
 // ---- packed pairs: a * b + c, rounded once; the lower half is the first value ----------------
 __device__ __forceinline__ u32 fma_pair(bf16, u32 a, u32 b, u32 c) {
@@ -131,8 +134,8 @@ __device__ __forceinline__ u32 fma_pair(f16, u32 a, u32 b, u32 c) {
 }
 
 // ---- programmatic dependent launch ----------------------------------------------------------
-// Waits until the grids this one depends on have ended (a no-op in an ordinary launch). Comes before the first read of
-// what they wrote, and before the first write of what they read.
+// Waits until the grids this one depends on have ended (a no-op in an ordinary launch). Comes before the
+// first read of what they wrote, and before the first write of what they read.
 __device__ __forceinline__ void grid_dependency_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -1,6 +1,6 @@
 // quantize.cu: values to FP8 e4m3 with a scale for each tensor, row, row group of 128 or 128 x 128 block. A
 // stored value times its scale is the value; a scale is the largest magnitude / 448, or 1 where all values
-// are zero.
+// are zero. Where one is a NaN or infinite the scale is infinite, so that no product hides it.
 #include "device.cuh"
 
 constexpr float E4M3_MAX = 448.f;
@@ -22,12 +22,18 @@ __device__ __forceinline__ float block_max(float v) {
 
 // Rounded in one way each, so that a host computes the same bits. The least scale is 2^-126: its reciprocal
 // is finite.
-__device__ __forceinline__ float scale_of(float largest) { return largest > 0.f ? fmaxf(__fdiv_rn(largest, E4M3_MAX), 0x1p-126f) : 1.f; }
+__device__ __forceinline__ float scale_of(float largest) {
+  return largest > 0.f ? fmaxf(__fdiv_rn(largest, E4M3_MAX), 0x1p-126f) : 1.f;
+}
 __device__ __forceinline__ float times_of(float scale) { return __fdiv_rn(1.f, scale); }
 
+// Infinite where there is a NaN, which a maximum would leave out.
 template <class T> __device__ __forceinline__ float largest_of(const Pack<T, 4>& p) {
+  // In this order: finite values whose sum overflows make no NaN.
+  float sum = to_f32(p.v[0]) + to_f32(p.v[1]) + to_f32(p.v[2]) + to_f32(p.v[3]);
   float a = fmaxf(fabsf(to_f32(p.v[0])), fabsf(to_f32(p.v[1])));
-  return fmaxf(a, fmaxf(fabsf(to_f32(p.v[2])), fabsf(to_f32(p.v[3]))));
+  a = fmaxf(a, fmaxf(fabsf(to_f32(p.v[2])), fabsf(to_f32(p.v[3]))));
+  return sum == sum ? a : -NEG_INF;
 }
 
 template <class T> __device__ __forceinline__ Pack<e4m3, 4> quantized(const Pack<T, 4>& p, float times) {
@@ -45,7 +51,8 @@ template <class T> __device__ void largest_magnitude(u32* bits, const T* x, u64 
   ptx::grid_dependency_wait();
   ptx::grid_dependency_launch();
   float largest = 0.f;
-  for (u64 i = (blockIdx.x * (u64)blockDim.x + threadIdx.x) * 4; i < len; i += (u64)gridDim.x * blockDim.x * 4) {
+  for (u64 i = (blockIdx.x * (u64)blockDim.x + threadIdx.x) * 4; i < len;
+       i += (u64)gridDim.x * blockDim.x * 4) {
     largest = fmaxf(largest, largest_of(*(const Pack<T, 4>*)(x + i)));
   }
   largest = block_max(largest);
@@ -55,12 +62,14 @@ template <class T> __device__ void largest_magnitude(u32* bits, const T* x, u64 
 // quantize_tensor: one scale for all. The second pass: `bits` is what largest_magnitude left.
 //   out [len] e4m3, scale [1] f32, x [len] T
 // Any grid and block. sizeof(T) + 1 bytes a value.
-template <class T> __device__ void quantize_tensor(e4m3* out, float* scale, const u32* bits, const T* x, u64 len) {
+template <class T>
+__device__ void quantize_tensor(e4m3* out, float* scale, const u32* bits, const T* x, u64 len) {
   ptx::grid_dependency_wait();
   ptx::grid_dependency_launch();
   float own = scale_of(__uint_as_float(*bits)), times = times_of(own);
   if (blockIdx.x == 0 && threadIdx.x == 0) *scale = own;
-  for (u64 i = (blockIdx.x * (u64)blockDim.x + threadIdx.x) * 4; i < len; i += (u64)gridDim.x * blockDim.x * 4) {
+  for (u64 i = (blockIdx.x * (u64)blockDim.x + threadIdx.x) * 4; i < len;
+       i += (u64)gridDim.x * blockDim.x * 4) {
     *(Pack<e4m3, 4>*)(out + i) = quantized(*(const Pack<T, 4>*)(x + i), times);
   }
 }
@@ -88,7 +97,8 @@ template <class T> __device__ void quantize_rows(e4m3* out, float* scales, const
 //   out [rows, cols] e4m3, scales [ceil(rows / block_rows), ceil(cols / 128)] f32, x [rows, cols] T; cols is
 //   a multiple of 4
 // Grid (ceil(cols / 128), ceil(rows / block_rows)), 256 threads: a warp takes 128 values of a row.
-template <class T> __device__ void quantize_blocks(e4m3* out, float* scales, const T* x, i32 rows, i32 cols, i32 block_rows) {
+template <class T>
+__device__ void quantize_blocks(e4m3* out, float* scales, const T* x, i32 rows, i32 cols, i32 block_rows) {
   ptx::grid_dependency_wait();
   ptx::grid_dependency_launch();
   int first = blockIdx.y * block_rows, end = min(first + block_rows, rows);
@@ -105,25 +115,26 @@ template <class T> __device__ void quantize_blocks(e4m3* out, float* scales, con
   }
 }
 
-#define QUANTIZE(suffix, T)                                                                                        \
-  extern "C" __global__ void __launch_bounds__(1024) largest_magnitude_##suffix(u32* bits, const T* x, u64 len) {  \
-    largest_magnitude<T>(bits, x, len);                                                                            \
-  }                                                                                                                \
-  EXPORT(largest_magnitude_##suffix)                                                                               \
-  extern "C" __global__ void __launch_bounds__(1024)                                                               \
-      quantize_tensor_##suffix(e4m3* out, float* scale, const u32* bits, const T* x, u64 len) {                    \
-    quantize_tensor<T>(out, scale, bits, x, len);                                                                  \
-  }                                                                                                                \
-  EXPORT(quantize_tensor_##suffix)                                                                                 \
-  extern "C" __global__ void __launch_bounds__(1024)                                                               \
-      quantize_rows_##suffix(e4m3* out, float* scales, const T* x, i32 cols) {                                     \
-    quantize_rows<T>(out, scales, x, cols);                                                                        \
-  }                                                                                                                \
-  EXPORT(quantize_rows_##suffix)                                                                                   \
-  extern "C" __global__ void __launch_bounds__(256)                                                                \
-      quantize_blocks_##suffix(e4m3* out, float* scales, const T* x, i32 rows, i32 cols, i32 block_rows) {         \
-    quantize_blocks<T>(out, scales, x, rows, cols, block_rows);                                                    \
-  }                                                                                                                \
+#define QUANTIZE(suffix, T)                                                                                \
+  extern "C" __global__ void __launch_bounds__(1024)                                                       \
+      largest_magnitude_##suffix(u32* bits, const T* x, u64 len) {                                         \
+    largest_magnitude<T>(bits, x, len);                                                                    \
+  }                                                                                                        \
+  EXPORT(largest_magnitude_##suffix)                                                                       \
+  extern "C" __global__ void __launch_bounds__(1024)                                                       \
+      quantize_tensor_##suffix(e4m3* out, float* scale, const u32* bits, const T* x, u64 len) {            \
+    quantize_tensor<T>(out, scale, bits, x, len);                                                          \
+  }                                                                                                        \
+  EXPORT(quantize_tensor_##suffix)                                                                         \
+  extern "C" __global__ void __launch_bounds__(1024)                                                       \
+      quantize_rows_##suffix(e4m3* out, float* scales, const T* x, i32 cols) {                             \
+    quantize_rows<T>(out, scales, x, cols);                                                                \
+  }                                                                                                        \
+  EXPORT(quantize_rows_##suffix)                                                                           \
+  extern "C" __global__ void __launch_bounds__(256)                                                        \
+      quantize_blocks_##suffix(e4m3* out, float* scales, const T* x, i32 rows, i32 cols, i32 block_rows) { \
+    quantize_blocks<T>(out, scales, x, rows, cols, block_rows);                                            \
+  }                                                                                                        \
   EXPORT(quantize_blocks_##suffix)
 
 QUANTIZE(bf16, bf16)

@@ -72,9 +72,9 @@ __device__ __forceinline__ void rotate_head(U* to, const T* x, const float* weig
 // cpu::norm::rms_norm and cpu::rope::rotate over f32.
 template <class T, class K>
 __device__ void rope_kv_write(T* qkv, K* keys, K* values, const float* q_norm, const float* k_norm,
-                              const float* angles, const u32* positions, const u32* slots, i32 heads, i32 kv_heads,
-                              i32 head_dim, i32 block_shift, u32 slot_count, u32 angle_rows, i32 lanes, float eps,
-                              float key_times, float value_times) {
+                              const float* angles, const u32* positions, const u32* slots, i32 heads,
+                              i32 kv_heads, i32 head_dim, i32 block_shift, u32 slot_count, u32 angle_rows,
+                              i32 lanes, float eps, float key_times, float value_times) {
   ptx::grid_dependency_wait();
   ptx::grid_dependency_launch();
   u32 position = positions[blockIdx.x], slot = slots[blockIdx.x];
@@ -113,14 +113,14 @@ __device__ void rope_kv_write(T* qkv, K* keys, K* values, const float* q_norm, c
   }
 }
 
-#define ROPE_KV_WRITE(name, T, K)                                                                                  \
-  extern "C" __global__ void __launch_bounds__(512)                                                                \
-      name(T* qkv, K* keys, K* values, const float* q_norm, const float* k_norm, const float* angles,              \
-           const u32* positions, const u32* slots, i32 heads, i32 kv_heads, i32 head_dim, i32 block_shift,         \
-           u32 slot_count, u32 angle_rows, i32 lanes, float eps, float key_times, float value_times) {             \
-    rope_kv_write<T, K>(qkv, keys, values, q_norm, k_norm, angles, positions, slots, heads, kv_heads, head_dim,    \
-                        block_shift, slot_count, angle_rows, lanes, eps, key_times, value_times);                  \
-  }                                                                                                                \
+#define ROPE_KV_WRITE(name, T, K)                                                                           \
+  extern "C" __global__ void __launch_bounds__(512)                                                         \
+      name(T* qkv, K* keys, K* values, const float* q_norm, const float* k_norm, const float* angles,       \
+           const u32* positions, const u32* slots, i32 heads, i32 kv_heads, i32 head_dim, i32 block_shift,  \
+           u32 slot_count, u32 angle_rows, i32 lanes, float eps, float key_times, float value_times) {      \
+    rope_kv_write<T, K>(qkv, keys, values, q_norm, k_norm, angles, positions, slots, heads, kv_heads,       \
+                        head_dim, block_shift, slot_count, angle_rows, lanes, eps, key_times, value_times); \
+  }                                                                                                         \
   EXPORT(name)
 
 ROPE_KV_WRITE(rope_kv_write_bf16_bf16, bf16, bf16)

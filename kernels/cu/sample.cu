@@ -14,12 +14,13 @@
 #include "histogram.cuh"
 
 // The state a later launch finds, and the token of samples that are decided.
-__device__ __forceinline__ void decide_scan(const SampleArgs& a, const SampleParams& p, u32 s, u64 best, u64 raw, float least,
-                                            u32 flags) {
+__device__ __forceinline__ void decide_scan(const SampleArgs& a, const SampleParams& p, u32 s, u64 best,
+                                            u64 raw, float least, u32 flags) {
   SampleState& state = a.states[s];
   bool is_usable = flags == HAS_FINITE;
   float highest = logit_of(best);
-  u32 token = highest == NEG_INF || !is_usable ? token_of(raw) : token_of(best);  // where all were forbidden, the best of all
+  u32 token = highest == NEG_INF || !is_usable ? token_of(raw)
+                                               : token_of(best);  // where all were forbidden, the best of all
   bool is_decided = !is_usable || highest == NEG_INF || p.temperature == 0.f;
   // Beyond 87.3 temperatures there are no weights.
   float range = fminf(highest - least, 87.3f * p.temperature);
@@ -120,8 +121,8 @@ __device__ __forceinline__ u32 bin_of(float logit, const SampleState& state) {
 }
 
 // Counts the thread's tokens, in shared memory and then in the sample's own histogram.
-__device__ __forceinline__ void count_tokens(const SampleArgs& a, const float* v, const float* weights, u32 s, bool has_top_p,
-                                             const SampleState& state, Histogram& h) {
+__device__ __forceinline__ void count_tokens(const SampleArgs& a, const float* v, const float* weights, u32 s,
+                                             bool has_top_p, const SampleState& state, Histogram& h) {
   clear(h);
 #pragma unroll
   for (int i = 0; i < VALUES; i++) {
@@ -205,13 +206,16 @@ EXPORT(sample_weigh)
 // ---- the cut --------------------------------------------------------------------------------
 // The thread's adjusted logits, left in shared memory, where an index need not be a constant: the loops over
 // them are long and not worth unrolling. A thread reads what it wrote.
-__device__ __forceinline__ void load_to_shared(const SampleArgs& a, const SampleParams& p, u32 start, u32* words) {
+__device__ __forceinline__ void load_to_shared(const SampleArgs& a, const SampleParams& p, u32 start,
+                                               u32* words) {
   float v[VALUES];
   load_adjusted(v, a, p, start, words);
 #pragma unroll
   for (int i = 0; i < VALUES; i++) words[chunk_offset(i)] = __float_as_uint(v[i]);
 }
-__device__ __forceinline__ float shared_logit(const u32* words, int i) { return __uint_as_float(words[chunk_offset(i)]); }
+__device__ __forceinline__ float shared_logit(const u32* words, int i) {
+  return __uint_as_float(words[chunk_offset(i)]);
+}
 
 // Sorts keys in shared memory, greatest first: a bitonic network over the next power of two.
 __device__ __forceinline__ void sort_descending(u64* keys, u32 count) {
@@ -236,8 +240,8 @@ __device__ __forceinline__ void sort_descending(u64* keys, u32 count) {
 }
 
 // How many of the sorted `keys` are kept.
-__device__ __forceinline__ u32 cut_list(const SampleParams& p, const SampleState& state, const Weigher& weigher,
-                                        const u64* keys, u32 count, Histogram& h) {
+__device__ __forceinline__ u32 cut_list(const SampleParams& p, const SampleState& state,
+                                        const Weigher& weigher, const u64* keys, u32 count, Histogram& h) {
   u32 keep = state.keep < count ? state.keep : count;
   if (!(p.top_p < 1.f) || keep == 0) return keep;
   clear(h);
@@ -256,8 +260,8 @@ __device__ __forceinline__ u32 cut_list(const SampleParams& p, const SampleState
 
 // The last of the kept keys, digit by digit over the whole row: for cuts that fall among more equal or nearly
 // equal logits than can be sorted. `least` bounds the keys that are looked at.
-__device__ __forceinline__ u64 descend(const SampleArgs& a, const SampleParams& p, const Weigher& weigher, u64 least, bool by_mass,
-                                    u32* words, Histogram& h) {
+__device__ __forceinline__ u64 descend(const SampleArgs& a, const SampleParams& p, const Weigher& weigher,
+                                       u64 least, bool by_mass, u32* words, Histogram& h) {
   u64 prefix = 0, mass_before = 0;
   u32 count_before = 0, keep = p.top_k;
   double goal = 0.0;
@@ -288,8 +292,8 @@ __device__ __forceinline__ u64 descend(const SampleArgs& a, const SampleParams& 
 }
 
 // One block cuts and races the whole row.
-__device__ __forceinline__ void cut_slowly(const SampleArgs& a, const SampleParams& p, const SampleState& state, u32* words,
-                                        Histogram& h, Race& race) {
+__device__ __forceinline__ void cut_slowly(const SampleArgs& a, const SampleParams& p,
+                                           const SampleState& state, u32* words, Histogram& h, Race& race) {
   Weigher weigher(p, state.highest);
   u64 least = 0;
 #pragma unroll 1
@@ -310,7 +314,8 @@ __device__ __forceinline__ void cut_slowly(const SampleArgs& a, const SamplePara
 }
 
 // Tokens better than the listed bins race; those in them go to the list.
-__device__ __forceinline__ void divide(const SampleArgs& a, const SampleParams& p, u32 s, u32 start, u32* words, Race& race) {
+__device__ __forceinline__ void divide(const SampleArgs& a, const SampleParams& p, u32 s, u32 start,
+                                       u32* words, Race& race) {
   SampleState& state = a.states[s];
   Weigher weigher(p, state.highest);
   load_to_shared(a, p, start, words);
@@ -353,13 +358,15 @@ extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS, 2) sample_cut(Sampl
   if (threadIdx.x == 0) a.parts[(size_t)s * gridDim.x + blockIdx.x] = leader_of(race);
   if (!is_last_part(&a.states[s].done[2], gridDim.x)) return;
   u32 count = min(__ldcg(&state.listed), LISTED);
-  for (u32 i = threadIdx.x; i < count; i += SAMPLE_THREADS) keys[i] = __ldcg(&a.lists[(size_t)s * LISTED + i]);
+  for (u32 i = threadIdx.x; i < count; i += SAMPLE_THREADS)
+    keys[i] = __ldcg(&a.lists[(size_t)s * LISTED + i]);
   sort_descending(keys, count);
   Weigher weigher(p, state.highest);
   u32 keep = count ? cut_list(p, state, weigher, keys, count, h) : 0;
   Race last(p);
   merge_leaders(last, a.parts + (size_t)s * gridDim.x, gridDim.x);
-  for (u32 i = threadIdx.x; i < keep; i += SAMPLE_THREADS) last.challenge_one(token_of(keys[i]), weigher(logit_of(keys[i])));
+  for (u32 i = threadIdx.x; i < keep; i += SAMPLE_THREADS)
+    last.challenge_one(token_of(keys[i]), weigher(logit_of(keys[i])));
   last.finish();
   announce(a, s, last);
 }

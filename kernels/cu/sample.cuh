@@ -10,12 +10,14 @@
 
 constexpr u32 NONE = 0xffffffffu;
 constexpr int SAMPLE_THREADS = 256;
-constexpr int VALUES = 16;                             // logits of a thread, in groups of four consecutive tokens
-constexpr u32 CHUNK = SAMPLE_THREADS * VALUES;         // logits of a block; fixed, so that sums do not depend on a batch
+constexpr int VALUES = 16;  // logits of a thread, in groups of four consecutive tokens
+// Logits of a block; fixed, so that sums do not depend on a batch.
+constexpr u32 CHUNK = SAMPLE_THREADS * VALUES;
 constexpr u32 BINS = 2048;                             // of a histogram
 constexpr u32 LISTED = 2048;                           // tokens at a cut that are sorted in shared memory
 constexpr u32 MAX_TOP = 20;                            // best tokens whose log-probabilities are told
-static_assert(LISTED * sizeof(u64) >= CHUNK * sizeof(u32) && LISTED <= BINS, "sample_cut uses one memory for both");
+static_assert(LISTED * sizeof(u64) >= CHUNK * sizeof(u32) && LISTED <= BINS,
+              "sample_cut uses one memory for both");
 constexpr int WARPS = SAMPLE_THREADS / 32;
 
 // As the host's SampleParams (ops/sample.rs); what each field means is said there.
@@ -52,7 +54,8 @@ struct SampleState {
   u32 done[3];         // parts that have ended, by launch; wraps to zero
 };
 constexpr u32 DECIDED = 0, RACE = 1, CUT = 2, CUT_SLOWLY = 3;
-static_assert(sizeof(SampleParams) == 88 && sizeof(SamplePart) == 24 && sizeof(SampleState) == 64, "as on the host");
+static_assert(sizeof(SampleParams) == 88 && sizeof(SamplePart) == 24 && sizeof(SampleState) == 64,
+              "as on the host");
 
 // The kernels' parameter, by value.
 struct SampleArgs {
@@ -85,7 +88,9 @@ __device__ __forceinline__ float from_ordered(u32 key) {
   return __uint_as_float(key ^ (key >> 31 ? 0x80000000u : 0xffffffffu));
 }
 // Greater is better: by logit, the lower token first among equals.
-__device__ __forceinline__ u64 rank_key(float logit, u32 token) { return (u64)ordered(logit) << 32 | (u32)~token; }
+__device__ __forceinline__ u64 rank_key(float logit, u32 token) {
+  return (u64)ordered(logit) << 32 | (u32)~token;
+}
 __device__ __forceinline__ u32 token_of(u64 key) { return ~(u32)key; }
 __device__ __forceinline__ float logit_of(u64 key) { return from_ordered((u32)(key >> 32)); }
 // The same for argmax, where zeros of both signs are equal and NaN is not looked at.
@@ -122,7 +127,9 @@ __device__ __forceinline__ bool is_last_part(u32* counter, u32 parts) {
 
 // ---- logits as a draw sees them ---------------------------------------------------------------
 // The token of a thread's value i in the chunk that starts at `start`.
-__device__ __forceinline__ u32 chunk_offset(int i) { return (i / 4 * SAMPLE_THREADS + threadIdx.x) * 4 + i % 4; }
+__device__ __forceinline__ u32 chunk_offset(int i) {
+  return (i / 4 * SAMPLE_THREADS + threadIdx.x) * 4 + i % 4;
+}
 
 // The thread's raw logits of a chunk; -inf past the vocabulary.
 __device__ __forceinline__ void load_raw(float* v, const float* row, u32 start, u32 vocab) {
@@ -145,7 +152,8 @@ __device__ __forceinline__ void load_raw(float* v, const float* row, u32 start, 
 }
 
 // Bias, then forbidden tokens. `words` holds the chunk meanwhile.
-__device__ __forceinline__ void apply_lists(float* v, const SampleArgs& a, const SampleParams& p, u32 start, u32* words) {
+__device__ __forceinline__ void apply_lists(float* v, const SampleArgs& a, const SampleParams& p, u32 start,
+                                            u32* words) {
   float* logits = (float*)words;
   __syncthreads();
 #pragma unroll
@@ -180,7 +188,8 @@ __device__ __forceinline__ float penalised(float logit, u32 count, const SampleP
 
 // Repetition, presence and frequency. Every block reads the whole history and counts the tokens of its own
 // chunk.
-__device__ __forceinline__ void penalise(float* v, const SampleArgs& a, const SampleParams& p, u32 start, u32* counts) {
+__device__ __forceinline__ void penalise(float* v, const SampleArgs& a, const SampleParams& p, u32 start,
+                                         u32* counts) {
   __syncthreads();
   for (u32 i = threadIdx.x; i < CHUNK; i += SAMPLE_THREADS) counts[i] = 0;
   __syncthreads();
@@ -205,7 +214,8 @@ __device__ __forceinline__ void penalise(float* v, const SampleArgs& a, const Sa
 
 // The CPU's steps in the CPU's order: bias, forbidden tokens, penalties. `words` is CHUNK words of shared
 // memory.
-__device__ __forceinline__ void adjust(float* v, const SampleArgs& a, const SampleParams& p, u32 start, u32* words) {
+__device__ __forceinline__ void adjust(float* v, const SampleArgs& a, const SampleParams& p, u32 start,
+                                       u32* words) {
   if (p.bias_len | p.forbidden_len) apply_lists(v, a, p, start, words);
   if (p.mask != NONE) {
     const u32* mask = a.masks + (size_t)p.mask * a.mask_words;
@@ -218,7 +228,8 @@ __device__ __forceinline__ void adjust(float* v, const SampleArgs& a, const Samp
   if (p.history_len || p.carried != NONE) penalise(v, a, p, start, words);
 }
 
-__device__ __forceinline__ void load_adjusted(float* v, const SampleArgs& a, const SampleParams& p, u32 start, u32* words) {
+__device__ __forceinline__ void load_adjusted(float* v, const SampleArgs& a, const SampleParams& p, u32 start,
+                                              u32* words) {
   load_raw(v, a.logits + (size_t)p.row * a.stride, start, a.vocab);
   adjust(v, a, p, start, words);
 }
@@ -241,8 +252,8 @@ struct Weigher {
   }
 };
 
-// A weight as a whole number of 2^-44: sums are exact, whatever their order, up to 2^19 tokens. The CPU adds the
-// same numbers (cpu/sample/cut.rs), so a cut falls at the same token.
+// A weight as a whole number of 2^-44: sums are exact, whatever their order, up to 2^19 tokens. The CPU adds
+// the same numbers (cpu/sample/cut.rs), so a cut falls at the same token.
 __device__ __forceinline__ u64 mass_of(float weight) { return __float2ull_rn(weight * 0x1p44f); }
 
 // ---- the race -------------------------------------------------------------------------------
@@ -258,7 +269,9 @@ struct Race {
         time((double)-NEG_INF), token(NONE) {}
 
   // Words of tokens 4 * four ... 4 * four + 3.
-  __device__ __forceinline__ uint4 words(u32 four) const { return philox(make_uint4(four, position, sample_index, 0), key); }
+  __device__ __forceinline__ uint4 words(u32 four) const {
+    return philox(make_uint4(four, position, sample_index, 0), key);
+  }
 
   __device__ __forceinline__ void lead(double other_time, u32 other) {
     if (other_time < time || (other_time == time && other < token)) {

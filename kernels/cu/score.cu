@@ -21,7 +21,8 @@ struct Scored {
 struct ScoreParams {
   u32 row, target, top;
 };
-static_assert(sizeof(ScorePart) == 176 && sizeof(Scored) == 176 && sizeof(ScoreParams) == 12, "as on the host");
+static_assert(sizeof(ScorePart) == 176 && sizeof(Scored) == 176 && sizeof(ScoreParams) == 12,
+              "as on the host");
 
 // The kernels' parameter, by value. Either `targets` or both of `samples` and `tokens`.
 struct ScoreArgs {

@@ -12,10 +12,10 @@ fn kernels_agree_with_their_references() {
     let device = Device::open(0).unwrap();
     let seed = std::env::var("SKEIN_SEED").map_or(1, |seed| seed.parse().unwrap());
     let filter = std::env::var("SKEIN_FILTER").unwrap_or_default();
-    let report = run(&device, Scale::Small, seed, &filter).unwrap();
-    for outcome in &report.outcomes {
+    let report = run(&device, Scale::Small, seed, &filter, |outcome| {
         println!("{:<60} {:>10.3} {:>8.1?}", outcome.name, outcome.error, outcome.took);
-    }
+    })
+    .unwrap();
     assert!(!report.outcomes.is_empty());
     assert_eq!(report.failures().count(), 0, "SKEIN_SEED={seed} replays it");
 }

@@ -73,6 +73,8 @@ pub struct CudaConfig {
     pub memory_utilization: f64,
     /// Type of cached keys and values.
     pub kv_cache_dtype: KvCacheDtype,
+    /// Where weights come from.
+    pub load_format: LoadFormat,
     /// Converts the weights at load.
     pub quantization: Option<Quantization>,
     /// Logits do not depend on what else is in a batch.
@@ -81,6 +83,8 @@ pub struct CudaConfig {
     pub enforce_eager: bool,
     /// A step that takes longer means that the device is stuck.
     pub step_timeout: Duration,
+    /// Times how long the device does nothing between steps, for benchmarks.
+    pub times_gaps: bool,
 }
 
 impl Default for CudaConfig {
@@ -90,10 +94,12 @@ impl Default for CudaConfig {
             sharers: 1,
             memory_utilization: 0.9,
             kv_cache_dtype: KvCacheDtype::Auto,
+            load_format: LoadFormat::Auto,
             quantization: None,
             batch_invariant: false,
             enforce_eager: false,
             step_timeout: Duration::from_secs(30),
+            times_gaps: false,
         }
     }
 }
@@ -105,6 +111,15 @@ pub enum KvCacheDtype {
     Auto,
     /// FP8 e4m3: half the bytes.
     Fp8,
+}
+
+/// Where weights come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LoadFormat {
+    /// The model directory.
+    Auto,
+    /// Random ones are made on the device: the directory needs only its configuration and tokenizer. For speed work.
+    Dummy,
 }
 
 /// How weights are converted at load.

@@ -5,6 +5,7 @@
 //! never sees a tensor, the backend never sees a request, and protobuf stops in `service`.
 
 pub mod backend;
+pub mod check;
 pub mod config;
 pub mod engine;
 pub mod kv_cache;

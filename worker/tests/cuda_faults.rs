@@ -84,7 +84,9 @@ fn a_device_without_room_is_refused_with_numbers(dir: &std::path::Path) {
     };
     // 2 layers x 2 heads x 64 values, keys and values in bf16: 1 KiB a token.
     let said = refused(limits(), Some(100 << 10));
-    for word in ["hold 96 tokens", "may have 128", "1024 bytes a token", "--max-model-len", "weights", "KV cache"] {
+    for word in
+        ["hold 96 tokens", "may have 128", "1024 bytes a token", "--max-model-len", "weights", "KV cache"]
+    {
         assert!(said.contains(word), "{said:?} says {word:?}");
     }
     let huge = refused(limits(), Some(3 << 30));

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use skein_bench::engine::ceiling::{On, measure};
 use skein_bench::engine::report::{Ceiling, Iteration, LatencyReport, latency_table};
 use skein_bench::engine::{self, Job};
-use skein_bench::load::metrics::{Record, Report, Targets};
+use skein_bench::load::metrics::{Record, Report, Summary, Targets};
 use skein_bench::load::report;
 use skein_node::telemetry;
 use skein_worker::config::{BackendKind, WorkerConfig};
@@ -73,7 +73,7 @@ pub async fn latency(flags: &Latency, matches: &ArgMatches) -> Result<(), Failur
     let most = flags.batch_size.iter().copied().max().unwrap_or(1);
     let (config, worker, ceiling) = start(matches, most, flags.input_len, flags.output_len)?;
     let cost = worker.cost;
-    let mut results = Vec::new();
+    let (mut results, mut gaps) = (Vec::new(), Vec::new());
     let mut seed = 0;
     for &batch in &flags.batch_size {
         let mut iterations = Vec::new();
@@ -92,9 +92,12 @@ pub async fn latency(flags: &Latency, matches: &ArgMatches) -> Result<(), Failur
                 Iteration::of(&records, flags.input_len, flags.output_len).map_err(Failure::other)?;
             if iteration >= flags.num_iters_warmup {
                 iterations.push(measured);
+            } else if let Some(gaps) = &worker.gaps {
+                gaps.take(); // of the warm-up
             }
         }
         results.push((batch, LatencyReport::of(&iterations, cost, ceiling)));
+        gaps.push((batch, worker.gaps.as_ref().map(|seen| Summary::of(seen.take().into_iter()))));
     }
     let name = format!("{} on {}", config.served_model_name, worker.backend);
     match flags.json {
@@ -102,6 +105,9 @@ pub async fn latency(flags: &Latency, matches: &ArgMatches) -> Result<(), Failur
             let entries = results.iter().map(|(batch, report)| {
                 let mut entry: Map<String, Value> = report.to_json();
                 entry.insert("batch_size".into(), json!(batch));
+                if let Some((_, Some(gap))) = gaps.iter().find(|(of, _)| of == batch) {
+                    entry.insert("device_gap_us".into(), json!({"50": gap.p50 * 1e3, "99": gap.p99 * 1e3}));
+                }
                 Value::Object(entry)
             });
             let entries: Vec<Value> = entries.collect();
@@ -112,7 +118,13 @@ pub async fn latency(flags: &Latency, matches: &ArgMatches) -> Result<(), Failur
                     "flops_per_second": ceiling.flops_per_second, "results": entries})
             );
         }
-        false => print!("{}", latency_table(&name, flags.input_len, flags.output_len, ceiling, &results)),
+        false => {
+            print!("{}", latency_table(&name, flags.input_len, flags.output_len, ceiling, &results));
+            for (batch, gap) in gaps.iter().filter_map(|(batch, gap)| Some((batch, gap.as_ref()?))) {
+                let (median, most) = (gap.p50 * 1e3, gap.p99 * 1e3);
+                println!("device gap per step, batch {batch}: p50 {median:.1} us, p99 {most:.1} us");
+            }
+        }
     }
     worker.stop().await.map_err(Failure::other)
 }
@@ -171,6 +183,7 @@ fn start(
     let mut settings = settings::load(table::BENCH, matches)?;
     let log = settings::log_options(&mut settings, "", Some("warn"));
     let mut config = worker::configure_local(&mut settings)?;
+    config.cuda.times_gaps = true;
     telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
     let queue = &mut config.scheduler.max_num_queued_reqs;
     *queue = (*queue).max(u32::try_from(requests).unwrap_or(u32::MAX));

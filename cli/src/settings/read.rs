@@ -8,7 +8,7 @@ use skein_node::config::{Origin, Settings, bytes, count, duration, number, one_o
 use skein_node::telemetry::{self, LogFormat, LogOptions};
 use skein_router::config::{AdmissionConfig, RequestLimits};
 use skein_worker::config::{
-    BackendKind, CudaConfig, KvCacheDtype, Quantization, SchedulerConfig, UnsetLimits,
+    BackendKind, CudaConfig, KvCacheDtype, LoadFormat, Quantization, SchedulerConfig, UnsetLimits,
 };
 
 /// Longest time any setting may name.
@@ -193,17 +193,25 @@ pub fn device(settings: &mut Settings) -> (DeviceChoice, CudaConfig) {
         kv_cache_dtype: settings
             .value("kv-cache-dtype", one_of(&kv_types))
             .unwrap_or(defaults.kv_cache_dtype),
+        load_format: settings
+            .value("load-format", one_of(&[("auto", LoadFormat::Auto), ("dummy", LoadFormat::Dummy)]))
+            .unwrap_or(defaults.load_format),
         quantization: settings.value("quantization", one_of(&[("fp8", Quantization::Fp8)])),
         batch_invariant: settings.switch("batch-invariant"),
         enforce_eager: settings.switch("enforce-eager"),
         step_timeout: settings
             .value("step-timeout", duration(Duration::from_millis(100)..=A_DAY))
             .unwrap_or(defaults.step_timeout),
+        times_gaps: false,
     };
     if matches!(device.kind, BackendKind::Cpu | BackendKind::Fake) {
         let only_on_a_gpu = [
             ("kv-cache-dtype = fp8", cuda.kv_cache_dtype == KvCacheDtype::Fp8),
             ("quantization = fp8", cuda.quantization.is_some()),
+            (
+                "load-format = dummy (on the CPU, make a model with skein bench make-model)",
+                cuda.load_format == LoadFormat::Dummy,
+            ),
         ];
         for (what, _) in only_on_a_gpu.iter().filter(|(_, asked)| *asked) {
             settings.problem(format!(

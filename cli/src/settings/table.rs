@@ -137,6 +137,14 @@ pub const FLAGS: &[Flag] = &[
         "Type of cached keys and values: auto (the model's) or fp8 (half the bytes)",
     ),
     one(
+        "load-format",
+        Some("auto"),
+        "FORMAT",
+        GPU,
+        COMPUTE | RUN,
+        "Weights: auto (those of the model) or dummy (random ones, made on the GPU, for speed work)",
+    ),
+    one(
         "quantization",
         None,
         "METHOD",

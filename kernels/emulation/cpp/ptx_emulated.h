@@ -42,7 +42,7 @@ inline u8 f32_to_e4m3(float x) {
   return sign | (u8)(below < above || (below == above && !(low & 1)) ? low : low + 1);
 }
 
-// ---- cp.async: copies land only at wait, so that a kernel that forgets to wait reads poison -------------------------
+// ---- cp.async: copies land only at wait, so that a kernel that forgets to wait reads poison -----
 inline void cp_async16(void* s, const void* g, bool pred = true) {
   if (((uintptr_t)s | (uintptr_t)g) & 15) emu::die("cp.async: address not 16-byte aligned");
   emu::rt().current->copies.push_back({s, g, 16, !pred});
@@ -67,8 +67,9 @@ template <int N> inline void cp_async_wait() {
 }
 
 // ---- warp matrix instructions ---------------------------------------------------------------
-// What a lane brings; it takes away `d`. Lane 4 * g + t holds rows g and g + 8 of a and d, column g of b; in a word of a
-// and b, k = 2 * t and 2 * t + 1 (PTX ISA 9.0, 9.7.14.5.8, "Matrix Fragments for mma.m16n8k16 with floating point type").
+// What a lane brings; it takes away `d`. Lane 4 * g + t holds rows g and g + 8 of a and d, column g of b; in
+// a word of a and b, k = 2 * t and 2 * t + 1 (PTX ISA 9.0, 9.7.14.5.8, "Matrix Fragments for mma.m16n8k16
+// with floating point type").
 struct MmaFragments {
   float d[4];
   u32 a[4], b[2];
@@ -86,7 +87,8 @@ template <class Convert> inline void mma_m16n8k16_of(emu::Slot* slots, Convert t
       a[row][k] = low(of.a[i]), a[row][k + 1] = high(of.a[i]);
       d[g + 8 * (i >> 1)][2 * t + (i & 1)] = of.d[i];
     }
-    for (unsigned i = 0; i < 2; i++) b[2 * t + 8 * i][g] = low(of.b[i]), b[2 * t + 8 * i + 1][g] = high(of.b[i]);
+    for (unsigned i = 0; i < 2; i++)
+      b[2 * t + 8 * i][g] = low(of.b[i]), b[2 * t + 8 * i + 1][g] = high(of.b[i]);
   }
   for (unsigned row = 0; row < 16; row++) {
     for (unsigned k = 0; k < 16; k++) {
@@ -98,7 +100,8 @@ template <class Convert> inline void mma_m16n8k16_of(emu::Slot* slots, Convert t
     memcpy(slots[lane].bytes, of.d, sizeof of.d);
   }
 }
-template <class Convert> inline void mma_m16n8k16_with(Convert to_float, float* d, const u32* a, const u32* b) {
+template <class Convert>
+inline void mma_m16n8k16_with(Convert to_float, float* d, const u32* a, const u32* b) {
   MmaFragments mine;
   memcpy(mine.d, d, 16);
   memcpy(mine.a, a, 16);
@@ -110,7 +113,9 @@ template <class Convert> inline void mma_m16n8k16_with(Convert to_float, float* 
 inline void mma_m16n8k16(bf16, float* d, const u32* a, const u32* b) {
   mma_m16n8k16_with([](u16 x) { return __uint_as_float((u32)x << 16); }, d, a, b);
 }
-inline void mma_m16n8k16(f16, float* d, const u32* a, const u32* b) { mma_m16n8k16_with(f16_to_f32, d, a, b); }
+inline void mma_m16n8k16(f16, float* d, const u32* a, const u32* b) {
+  mma_m16n8k16_with(f16_to_f32, d, a, b);
+}
 
 inline const emu::Slot* ldmatrix_rows(const void* p) {
   if ((uintptr_t)p & 15) emu::die("ldmatrix: address not 16-byte aligned");
@@ -119,7 +124,8 @@ inline const emu::Slot* ldmatrix_rows(const void* p) {
 inline void ldmatrix_x4(u32* r, const void* p) {
   const emu::Slot* rows = ldmatrix_rows(p);
   unsigned lane = emu::lane();
-  for (int m = 0; m < 4; m++) memcpy(&r[m], emu::get<const char*>(rows, m * 8 + lane / 4) + (lane % 4) * 4, 4);
+  for (int m = 0; m < 4; m++)
+    memcpy(&r[m], emu::get<const char*>(rows, m * 8 + lane / 4) + (lane % 4) * 4, 4);
 }
 inline void ldmatrix_x4_trans(u32* r, const void* p) {
   const emu::Slot* rows = ldmatrix_rows(p);

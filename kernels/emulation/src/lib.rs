@@ -53,6 +53,15 @@ pub fn load() -> bool {
         })
 }
 
+/// The same without cuBLASLt, unless the machine has NVIDIA's.
+pub fn load_without_cublaslt() -> bool {
+    static NVRTC: OnceLock<()> = OnceLock::new();
+    load_only_driver() && {
+        NVRTC.get_or_init(|| std::mem::forget(open("libnvrtc.so.13")));
+        true
+    }
+}
+
 /// The same for the driver alone: cuBLASLt and NVRTC are missing, or NVIDIA's.
 pub fn load_only_driver() -> bool {
     driver().is_some()

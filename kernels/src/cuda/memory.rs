@@ -14,7 +14,7 @@ use super::{CudaError, Device, Stream};
 ///
 /// # Safety
 /// Any bit pattern is a value, there is no padding, and there are no pointers into the host.
-pub unsafe trait Element: Copy + Send + 'static {}
+pub unsafe trait Element: Copy + Send + Sync + 'static {}
 
 /// FP8 e4m3 (OCP 8-bit floating point), as its bits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -67,6 +67,8 @@ pub struct Event {
 
 // SAFETY: events may be used from any thread that is bound to their device.
 unsafe impl Send for Event {}
+// SAFETY: the driver API's functions on events are thread-safe.
+unsafe impl Sync for Event {}
 
 /// How a wait with a bound ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -128,7 +128,7 @@ impl ModelConfig {
     }
 }
 
-pub(super) fn read_object(path: &Path) -> Result<Map<String, Value>, LoadError> {
+pub(crate) fn read_object(path: &Path) -> Result<Map<String, Value>, LoadError> {
     let read_error = |source| LoadError::Read { path: path.to_owned(), source };
     let damaged = |reason| LoadError::Damaged { path: path.to_owned(), reason };
     let bytes = std::fs::metadata(path).map_err(read_error)?.len();
@@ -380,7 +380,10 @@ mod tests {
 
     #[test]
     fn what_cannot_be_served_is_refused_with_field_value_and_remedy() {
-        check_refused(json!({"model_type": "gpt_oss"}), &["model_type", "gpt_oss", "llama, mistral, qwen2, qwen3"]);
+        check_refused(
+            json!({"model_type": "gpt_oss"}),
+            &["model_type", "gpt_oss", "llama, mistral, qwen2, qwen3"],
+        );
         check_refused(json!({"model_type": null}), &["model_type", "null"]);
         check_refused(
             json!({"architectures": ["LlamaForSequenceClassification"]}),

@@ -170,9 +170,8 @@ impl Layer {
     fn load(config: &ModelConfig, weights: &Weights, index: usize) -> Result<Self, LoadError> {
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let (q_width, kv_width) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
-        let norm_of = |name: &str, width| {
-            weights.vector(&format!("model.layers.{index}.{name}.weight"), width)
-        };
+        let norm_of =
+            |name: &str, width| weights.vector(&format!("model.layers.{index}.{name}.weight"), width);
         let norm = |name: &str| norm_of(name, hidden);
         let head_norm = |name: &str| norm_of(name, config.head_dim);
         let qk_norm = || Ok((head_norm("self_attn.q_norm")?, head_norm("self_attn.k_norm")?));

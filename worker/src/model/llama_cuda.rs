@@ -3,10 +3,11 @@
 //! The residual stream is f32, all other activations are `T`. A projection's output waits in `delta` until the next
 //! normalisation adds it to the residual stream: one pass over memory for both.
 
-use skein_kernels::cuda::blaslt::BlasElement;
+use skein_kernels::cuda::blaslt::{BlasElement, row_buckets};
 use skein_kernels::cuda::ops::Activation;
-use skein_kernels::cuda::ops::attention::{Attention, AttentionRows, StepKind};
+use skein_kernels::cuda::ops::attention::StepKind;
 use skein_kernels::cuda::ops::embed::{Embed, EmbedRows};
+use skein_kernels::cuda::ops::gemv::MAX_ROWS;
 use skein_kernels::cuda::ops::inputs::{Gather, GatherRows};
 use skein_kernels::cuda::ops::kv::{KvElement, KvLayer, StepSequences};
 use skein_kernels::cuda::ops::linear::Linear;
@@ -14,9 +15,10 @@ use skein_kernels::cuda::ops::norm::{AddRmsNorm, Norm};
 use skein_kernels::cuda::ops::rope::{RopeKvWrite, RopeRows};
 use skein_kernels::cuda::{CudaError, DeviceSlice, Stream};
 
-use skein_kernels::cuda::arena::Carver;
 use super::config::ModelConfig;
+use super::llama_cuda_attention::{LayerRows, StepAttention};
 use super::llama_cuda_weights::LlamaWeights;
+use skein_kernels::cuda::arena::Carver;
 
 /// A model on a device: weights, cache, operations.
 pub struct CudaLlama<T, K> {
@@ -41,7 +43,7 @@ pub struct Ops<T, K> {
     /// Rotation and KV write.
     pub rope: RopeKvWrite<T, K>,
     /// Paged attention.
-    pub attention: Attention<T, K>,
+    pub attention: StepAttention<T, K>,
     /// Projections.
     pub linear: Linear<T>,
     /// Rows whose logits are wanted.
@@ -120,6 +122,35 @@ impl<T: Activation> Activations<T> {
 }
 
 impl<T: Activation + BlasElement, K: KvElement> CudaLlama<T, K> {
+    /// Queues one product of each shape for each number of rows, up to `rows`, that cuBLASLt tells apart, over whatever
+    /// the memory holds: its algorithms are chosen and their code is loaded before the first request. `logits` has
+    /// room for `logit_rows` rows.
+    pub fn warm_up(
+        &self,
+        stream: &Stream,
+        rows: usize,
+        logit_rows: usize,
+        a: &Activations<T>,
+        logits: DeviceSlice<f32>,
+    ) -> Result<(), CudaError> {
+        let (linear, Some(layer)) = (&self.ops.linear, self.weights.layers.first()) else { return Ok(()) };
+        if linear.blas().is_none() {
+            return Ok(()); // our own kernels are there
+        }
+        for bucket in row_buckets(rows).filter(|bucket| *bucket > MAX_ROWS) {
+            let rows = bucket.min(rows);
+            linear.launch(stream, a.qkv, a.h, &layer.qkv, rows, a.linear)?;
+            linear.launch(stream, a.delta, a.attended, &layer.o, rows, a.linear)?;
+            linear.launch_gate_up(stream, a.gated, a.h, &layer.gate_up, rows, a.linear)?;
+            linear.launch(stream, a.delta, a.gated, &layer.down, rows, a.linear)?;
+            if rows <= logit_rows {
+                let head = &self.weights.head;
+                linear.launch_f32(stream, logits, a.h, DeviceSlice::NONE, head, rows, a.linear)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Queues all layers over `step`, whose keys and values go to the cache.
     pub fn forward(&self, stream: &Stream, step: &StepRows, a: &Activations<T>) -> Result<(), CudaError> {
         let (c, ops, rows) = (&self.config, &self.ops, step.sequences.rows);
@@ -132,9 +163,9 @@ impl<T: Activation + BlasElement, K: KvElement> CudaLlama<T, K> {
             hidden: c.hidden_size,
         };
         ops.embed.launch(stream, embedding)?;
-        ops.attention.plan(stream, &step.sequences, a.attention)?;
+        ops.attention.plan(stream, &step.sequences, step.kind, a.attention)?;
         let mut delta = DeviceSlice::NONE;
-        for (layer, &cache) in self.weights.layers.iter().zip(&self.cache) {
+        for (index, (layer, &cache)) in self.weights.layers.iter().zip(&self.cache).enumerate() {
             self.normalise(stream, a.residual, delta, layer.attention_norm, rows, a)?;
             ops.linear.launch(stream, a.qkv, a.h, &layer.qkv, rows, a.linear)?;
             ops.rope.launch(
@@ -152,12 +183,12 @@ impl<T: Activation + BlasElement, K: KvElement> CudaLlama<T, K> {
                     rows,
                 },
             )?;
-            let queries = AttentionRows {
+            let queries = LayerRows {
                 q: a.qkv,
                 q_stride: q_width + 2 * c.kv_heads * c.head_dim,
                 out: a.attended,
-                sinks: DeviceSlice::NONE,
-                layer: cache,
+                index,
+                cache,
                 sequences: &step.sequences,
                 workspace: a.attention,
                 kind: step.kind,

@@ -7,9 +7,9 @@ use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::linear::{Granularity, LinearWeight, WeightValues};
 
 use super::LoadError;
-use skein_kernels::cuda::arena::Carver;
 use super::config::ModelConfig;
 use super::weights::Weights;
+use skein_kernels::cuda::arena::Carver;
 
 /// All weights. Matrices are `[outputs, inputs]` as in the checkpoint, those that read the same input stacked into one.
 pub struct LlamaWeights<T> {
@@ -108,7 +108,8 @@ impl<T: Activation> LlamaWeights<T> {
                 (layer.q_norm, layer.k_norm) = (memory.take(c.head_dim), memory.take(c.head_dim));
             }
         }
-        let head = LinearWeight { n: vocab, k: hidden, bias: DeviceSlice::NONE, values: WeightValues::Same(head) };
+        let head =
+            LinearWeight { n: vocab, k: hidden, bias: DeviceSlice::NONE, values: WeightValues::Same(head) };
         Self { embedding, layers, norm: memory.take(hidden), head }
     }
 
@@ -134,8 +135,11 @@ impl<T: Activation> LlamaWeights<T> {
                 found.norm(&format!("{prefix}self_attn.q_norm"), layer.q_norm)?;
                 found.norm(&format!("{prefix}self_attn.k_norm"), layer.k_norm)?;
             }
-            let qkv =
-                [("self_attn.q_proj", q_width), ("self_attn.k_proj", kv_width), ("self_attn.v_proj", kv_width)];
+            let qkv = [
+                ("self_attn.q_proj", q_width),
+                ("self_attn.k_proj", kv_width),
+                ("self_attn.v_proj", kv_width),
+            ];
             found.stacked(&prefix, &layer.qkv, &qkv)?;
             found.stacked(&prefix, &layer.o, &[("self_attn.o_proj", hidden)])?;
             found.stacked(&prefix, &layer.gate_up, &[("mlp.gate_proj", inner), ("mlp.up_proj", inner)])?;
@@ -159,7 +163,12 @@ impl<T: Activation> Found<'_, T> {
     }
 
     /// Tensors of `rows` outputs each, one under the other, with their biases.
-    fn stacked(&mut self, prefix: &str, weight: &LinearWeight<T>, parts: &[(&str, usize)]) -> Result<(), LoadError> {
+    fn stacked(
+        &mut self,
+        prefix: &str,
+        weight: &LinearWeight<T>,
+        parts: &[(&str, usize)],
+    ) -> Result<(), LoadError> {
         let mut first_row = 0;
         for &(name, rows) in parts {
             let from = self.weights.matrix(&format!("{prefix}{name}.weight"), rows, weight.k)?;

@@ -8,6 +8,7 @@ pub mod cost;
 pub mod fingerprint;
 pub mod llama;
 pub mod llama_cuda;
+pub mod llama_cuda_attention;
 pub mod llama_cuda_weights;
 pub mod weights;
 

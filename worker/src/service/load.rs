@@ -1,18 +1,22 @@
 //! From a configuration to a backend that can compute.
 
+use std::sync::Arc;
+
 use super::{WorkerError, sizing};
 use crate::TokenId;
 use crate::backend::Backend;
 use crate::backend::cpu::{CpuBackend, CpuOptions};
-use crate::backend::cuda::{self, CudaOptions, NotUsable, OpenDevice};
+use crate::backend::cuda::{self, CudaOptions, NotUsable, OpenDevice, StepGaps};
 use crate::backend::fake::{FakeBackend, FakeOptions};
-use crate::config::{BackendKind, KvCacheDtype, WorkerConfig};
+use crate::config::{BackendKind, KvCacheDtype, LoadFormat, WorkerConfig};
 use crate::model::LoadError;
 use crate::model::config::ModelConfig;
 use crate::model::cost::{StepCost, ValueBytes};
 use crate::model::fingerprint::{computed_with, fingerprint};
 use crate::model::weights::Weights;
 
+/// What makes weights up, and how to have some without a GPU.
+const DUMMY: &str = "--load-format dummy (on the CPU, make a model with skein bench make-model)";
 /// Vocabulary and context of the fake backend when it is served.
 const FAKE_VOCAB_SIZE: u32 = 32_000;
 const FAKE_MODEL_LEN: u32 = 8192;
@@ -37,6 +41,8 @@ pub struct LoadedBackend {
     pub fingerprint: u64,
     /// What a step costs at least.
     pub cost: StepCost,
+    /// Idle times of the device between steps, where they are taken.
+    pub gaps: Option<Arc<StepGaps>>,
 }
 
 impl LoadedBackend {
@@ -74,7 +80,10 @@ impl From<LoadError> for WorkerError {
 
 /// A GPU if there is one that can, else the CPU. A GPU that is there and does not work is an error: a worker that
 /// computed otherwise after a restart could not go on with any request of before.
-fn load_auto(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result<LoadedBackend, WorkerError> {
+fn load_auto(
+    config: &WorkerConfig,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<LoadedBackend, WorkerError> {
     match open_cuda(config)? {
         Ok(opened) => load_cuda(config, opened, progress),
         Err(why) if why.is_fault() => Err(WorkerError::Load(Box::new(why))),
@@ -82,6 +91,7 @@ fn load_auto(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Resul
             for (setting, is_set) in [
                 ("--quantization fp8", config.cuda.quantization.is_some()),
                 ("--kv-cache-dtype fp8", config.cuda.kv_cache_dtype == KvCacheDtype::Fp8),
+                (DUMMY, config.cuda.load_format == LoadFormat::Dummy),
             ] {
                 if is_set {
                     return Err(WorkerError::Load(format!("{setting} needs a GPU: {why}").into()));
@@ -113,7 +123,11 @@ fn load_cuda(
         kv_cache_memory_bytes: config.kv_cache_memory_bytes,
         readers: config.threads,
     };
-    let fingerprint = fingerprint(&config.model)?;
+    let fingerprint = match config.cuda.load_format {
+        LoadFormat::Auto => fingerprint(&config.model)?,
+        // Their bits follow from the sizes.
+        LoadFormat::Dummy => 0,
+    };
     let loaded = cuda::load(&config.model, &model, opened, &options, progress);
     let (backend, arithmetic) = loaded.map_err(|error| WorkerError::Load(Box::new(error)))?;
     Ok(LoadedBackend {
@@ -123,6 +137,7 @@ fn load_cuda(
             kv: if config.cuda.kv_cache_dtype == KvCacheDtype::Fp8 { 1 } else { 2 },
         }),
         fingerprint: computed_with(fingerprint, &arithmetic),
+        gaps: backend.gaps(),
         backend: Box::new(backend),
         vocab_size: model.vocab_size,
         model_len: model.max_position_embeddings,
@@ -157,6 +172,7 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
         model_len: model.max_position_embeddings,
         eos_token_ids: model.eos_token_ids,
         name: "cpu",
+        gaps: None,
         resume_exact: true,
     })
 }
@@ -174,6 +190,7 @@ fn load_fake(config: &WorkerConfig) -> Result<LoadedBackend, WorkerError> {
         model_len: FAKE_MODEL_LEN,
         eos_token_ids: Vec::new(),
         name: "fake",
+        gaps: None,
         resume_exact: true,
         fingerprint: 0,
         cost: StepCost::default(),

@@ -1,11 +1,14 @@
 //! A worker's engine in this process, without a socket: what benchmarks run.
 
+use std::sync::Arc;
+
 use tokio::sync::oneshot;
 
 use super::WorkerError;
 use super::load::load;
 use super::serve::{check_settings, on_thread, prepare};
 use crate::backend::BackendError;
+use crate::backend::cuda::StepGaps;
 use crate::config::WorkerConfig;
 use crate::engine::EngineHandle;
 use crate::model::cost::StepCost;
@@ -23,6 +26,8 @@ pub struct LocalWorker {
     pub backend: &'static str,
     /// What a step costs at least.
     pub cost: StepCost,
+    /// Idle times of the device between steps, where they are taken.
+    pub gaps: Option<Arc<StepGaps>>,
     ended: oneshot::Receiver<Result<(), BackendError>>,
 }
 
@@ -34,7 +39,7 @@ impl LocalWorker {
     pub fn start(config: &WorkerConfig, progress: impl FnMut(u64, u64)) -> Result<Self, WorkerError> {
         check_settings(&config.scheduler)?;
         let loaded = load(config, progress)?;
-        let cost = loaded.cost;
+        let (cost, gaps) = (loaded.cost, loaded.gaps.clone());
         let (ready, engine) = prepare(config, loaded)?;
         let ended = on_thread("engine", move || engine.run())?;
         let facts = ready.facts;
@@ -44,6 +49,7 @@ impl LocalWorker {
             max_model_len: facts.max_model_len,
             backend: facts.backend,
             cost,
+            gaps,
             ended,
         })
     }

@@ -53,6 +53,7 @@ async fn serve_fake(options: FakeOptions) -> Served {
             name: "fake",
             resume_exact: true,
             fingerprint: 0,
+            gaps: None,
             cost: Default::default(),
         })
     };

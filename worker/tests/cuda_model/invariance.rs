@@ -12,8 +12,7 @@ const LENGTH: usize = 60;
 fn bits(backend: &mut dyn Backend, chunks: impl Fn(usize) -> usize, others: u32) -> Vec<u32> {
     let tokens = prompt(1, LENGTH + 1);
     let mut sequence = Sequence::new(tokens.clone(), 0);
-    let mut company: Vec<Sequence> =
-        (0..others).map(|i| Sequence::new(prompt(i + 5, 120), i + 1)).collect();
+    let mut company: Vec<Sequence> = (0..others).map(|i| Sequence::new(prompt(i + 5, 120), i + 1)).collect();
     let mut all = Vec::new();
     let mut turn = 0;
     while sequence.computed < LENGTH {

@@ -2,7 +2,10 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod agreement;
+mod attention;
 mod draws;
+mod engine;
 mod invariance;
 mod models;
 mod runs;
+mod scores;

@@ -32,6 +32,8 @@ pub const LLAMA: Tiny = Tiny {
     inner: 192,
     vocab: 300,
 };
+/// With heads of 128 values, four to a KV head.
+pub const GROUPED: Tiny = Tiny { heads: 8, head_dim: 128, ..LLAMA };
 /// With biases of queries, keys and values, tied, in half precision.
 pub const QWEN2: Tiny = Tiny { model_type: "qwen2", dtype: "F16", tied: true, kv_heads: 1, ..LLAMA };
 /// In single precision: converted at load.
@@ -66,6 +68,17 @@ impl Tiny {
         std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
         self.write_weights(seed, &dir.path().join("model.safetensors"));
         dir
+    }
+
+    /// Makes the first value of a tensor of the bfloat16 model in `dir` a NaN.
+    pub fn spoil(dir: &Path, tensor: &str) {
+        let path = dir.join("model.safetensors");
+        let mut file = std::fs::read(&path).unwrap();
+        let data = 8 + u64::from_le_bytes(*file.first_chunk().unwrap()) as usize;
+        let header: serde_json::Value = serde_json::from_slice(&file[8..data]).unwrap();
+        let at = data + header[tensor]["data_offsets"][0].as_u64().unwrap() as usize;
+        file[at..at + 2].copy_from_slice(&bf16::NAN.to_le_bytes());
+        std::fs::write(path, file).unwrap();
     }
 
     fn write_weights(&self, seed: u64, path: &Path) {
@@ -111,7 +124,9 @@ impl Tiny {
                 ("mlp.down_proj", hidden, inner),
             ] {
                 add(&format!("{name}.weight"), vec![n, k], spread(k), 0.0);
-                if self.model_type == "qwen2" && ["q_proj", "k_proj", "v_proj"].iter().any(|it| name.ends_with(it)) {
+                if self.model_type == "qwen2"
+                    && ["q_proj", "k_proj", "v_proj"].iter().any(|it| name.ends_with(it))
+                {
                     add(&format!("{name}.bias"), vec![n], 0.3, 0.0);
                 }
             }

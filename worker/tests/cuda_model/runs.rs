@@ -42,7 +42,10 @@ pub fn try_cuda(
     let mut last = None;
     let loaded = cuda::load(dir, &model, opened, &options, &mut |done, total| last = Some((done, total)));
     if loaded.is_ok() {
-        assert!(last.is_some_and(|(done, total)| done == total && total > 0), "loading ends at all bytes: {last:?}");
+        assert!(
+            last.is_some_and(|(done, total)| done == total && total > 0),
+            "loading ends at all bytes: {last:?}"
+        );
     }
     loaded.map(|(backend, _)| backend)
 }

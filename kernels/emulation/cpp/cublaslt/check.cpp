@@ -1,4 +1,5 @@
-// check.cpp: which products there are. Follows the tables of the cuBLAS documentation for cublasLtMatmul (13.0).
+// check.cpp: which products there are. Follows the tables of the cuBLAS documentation for cublasLtMatmul
+// (13.0).
 #include <cstdlib>
 #include <initializer_list>
 
@@ -53,7 +54,8 @@ bool scales_fit(const Product& p) {
 bool form_fits(const Product& p) {
   if (p.a.type != E4M3) return true;
   if (!p.operation.transpose_a || p.operation.transpose_b) return false;
-  return p.k() % 16 == 0 && p.a.stride % 16 == 0 && p.b.stride % 16 == 0 && p.d.stride * bytes_of(p.d.type) % 16 == 0;
+  return p.k() % 16 == 0 && p.a.stride % 16 == 0 && p.b.stride % 16 == 0 &&
+         p.d.stride * bytes_of(p.d.type) % 16 == 0;
 }
 
 }  // namespace
@@ -64,8 +66,9 @@ Status check(const Product& p) {
 }
 
 uint64_t signature(const Product& p) {
-  uint64_t words[] = {(uint64_t)p.a.type, (uint64_t)p.d.type, p.operation.epilogue, (uint64_t)p.operation.a.mode,
-                      (uint64_t)p.operation.b.mode, p.operation.transpose_a, p.operation.transpose_b};
+  uint64_t words[] = {(uint64_t)p.a.type,           (uint64_t)p.d.type,           p.operation.epilogue,
+                      (uint64_t)p.operation.a.mode, (uint64_t)p.operation.b.mode, p.operation.transpose_a,
+                      p.operation.transpose_b};
   uint64_t hash = MAGIC;
   for (uint64_t word : words) hash = (hash ^ word) * 0x100000001b3;
   return hash;

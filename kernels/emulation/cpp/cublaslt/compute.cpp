@@ -1,5 +1,5 @@
-// compute.cpp: the product itself, f32 sums. Algorithms differ in the order of their sums, so that a product whose
-// algorithm is not pinned shows it in its bits.
+// compute.cpp: the product itself, f32 sums. Algorithms differ in the order of their sums, so that a product
+// whose algorithm is not pinned shows it in its bits.
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -56,7 +56,8 @@ void store(int type, char* at, float value) {
 }
 
 // `vectors` vectors of `k` values: the columns of B, or the rows of A.
-std::vector<float> unpack(const Matrix& matrix, uint64_t address, bool by_columns, uint64_t vectors, uint64_t k) {
+std::vector<float> unpack(const Matrix& matrix, uint64_t address, bool by_columns, uint64_t vectors,
+                          uint64_t k) {
   std::vector<float> values(vectors * k);
   size_t size = bytes_of(matrix.type);
   for (uint64_t v = 0; v < vectors; v++) {
@@ -78,8 +79,8 @@ float dot(const float* a, const float* b, uint64_t from, uint64_t to) {
   return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
 }
 
-// Where scales by blocks of 128 lie: of a vector, consecutive vectors together; of a 128x128 block, a row of blocks
-// together, its length rounded up to 4.
+// Where scales by blocks of 128 lie: of a vector, consecutive vectors together; of a 128x128 block, a row of
+// blocks together, its length rounded up to 4.
 float block_scale(const Scales& scales, uint64_t vector, uint64_t vectors, uint64_t block, uint64_t blocks) {
   const float* values = (const float*)scales.address;
   if (scales.mode == BLOCK_128) return values[vector / 128 * ((blocks + 3) / 4 * 4) + block];
@@ -94,7 +95,8 @@ float sum(const Product& p, const float* a, const float* b, uint64_t row, uint64
     uint64_t blocks = (k + 127) / 128;
     for (uint64_t block = 0; block < blocks; block++) {
       uint64_t end = block * 128 + 128 < k ? block * 128 + 128 : k;
-      float scale = block_scale(of.a, row, p.m(), block, blocks) * block_scale(of.b, column, p.n(), block, blocks);
+      float scale =
+          block_scale(of.a, row, p.m(), block, blocks) * block_scale(of.b, column, p.n(), block, blocks);
       all += dot(a, b, block * 128, end) * scale;
     }
     return all;
@@ -151,7 +153,8 @@ int compute(const Product& p) {
   if (!all_is_there(p)) return 1;
   const Operation& of = p.operation;
   uint64_t m = p.m(), n = p.n(), k = p.k();
-  std::vector<float> a = unpack(p.a, p.a_at, of.transpose_a, m, k), b = unpack(p.b, p.b_at, !of.transpose_b, n, k);
+  std::vector<float> a = unpack(p.a, p.a_at, of.transpose_a, m, k),
+                     b = unpack(p.b, p.b_at, !of.transpose_b, n, k);
   int bias_type = of.bias_type < 0 ? p.d.type : of.bias_type;
   size_t d_bytes = bytes_of(p.d.type);
   for (uint64_t column = 0; column < n; column++) {
@@ -159,7 +162,8 @@ int compute(const Product& p) {
       float value = sum(p, &a[row * k], &b[column * k], row, column);
       value *= outer_scale(of.a, row) * outer_scale(of.b, column) * p.alpha;
       uint64_t at = row + column * (uint64_t)p.d.stride;
-      if (p.beta != 0) value += p.beta * load(p.c.type, (const char*)p.c_at + (row + column * p.c.stride) * d_bytes);
+      if (p.beta != 0)
+        value += p.beta * load(p.c.type, (const char*)p.c_at + (row + column * p.c.stride) * d_bytes);
       if (of.epilogue == BIAS) value += load(bias_type, (const char*)of.bias + row * bytes_of(bias_type));
       store(p.d.type, (char*)p.d_at + at * d_bytes, value);
     }

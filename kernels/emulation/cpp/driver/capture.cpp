@@ -1,5 +1,5 @@
-// capture.cpp: graphs by stream capture. The nodes keep the order in which they were issued, which respects every
-// dependency; what is tracked is whether the origin stream has waited for all of them.
+// capture.cpp: graphs by stream capture. The nodes keep the order in which they were issued, which respects
+// every dependency; what is tracked is whether the origin stream has waited for all of them.
 #include <cstring>
 
 #include "state.h"
@@ -71,7 +71,8 @@ API cuStreamBeginCapture_v2(void* handle, int mode) {
   ENTER(CONTEXT);
   std::shared_ptr<Stream> stream = find_stream(handle);
   if (!stream) return INVALID_HANDLE;
-  if (stream == state().default_stream) return complain(CAPTURE_UNSUPPORTED, "the default stream cannot be captured");
+  if (stream == state().default_stream)
+    return complain(CAPTURE_UNSUPPORTED, "the default stream cannot be captured");
   if (stream->capture) return ILLEGAL_STATE;
   if (mode < GLOBAL || mode > RELAXED) return INVALID_VALUE;
   auto capture = std::make_shared<Capture>();
@@ -98,7 +99,8 @@ API cuStreamEndCapture(void* handle, void** graph) {
   if (!capture->is_valid) return CAPTURE_INVALIDATED;
   before.resize(capture->nodes->size());
   for (bool is_before : before) {
-    if (!is_before) return complain(CAPTURE_UNJOINED, "a capture ends before its stream has waited for the others");
+    if (!is_before)
+      return complain(CAPTURE_UNJOINED, "a capture ends before its stream has waited for the others");
   }
   auto made = std::make_unique<Graph>(Graph{capture->nodes});
   *graph = made.get();
@@ -140,7 +142,8 @@ API cuGraphDestroy(void* graph) {
 }
 API cuGraphExecDestroy(void* executable) {
   driver::Call call(driver::Call::INIT);
-  return executables.erase(executable) ? SUCCESS : complain(INVALID_VALUE, "an instantiated graph that does not exist");
+  return executables.erase(executable) ? SUCCESS
+                                       : complain(INVALID_VALUE, "an instantiated graph that does not exist");
 }
 API cuGraphUpload(void* executable, void*) {
   ENTER(CONTEXT);

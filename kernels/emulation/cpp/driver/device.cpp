@@ -81,7 +81,8 @@ API cuDeviceGetAttribute(int* value, int attribute, int) {
     case 97: *value = 227 << 10; break;       // shared memory a block can ask for
     case 106: *value = 32; break;             // blocks a multiprocessor
     case 115: *value = 0; break;              // memory pools
-    default: return complain(INVALID_VALUE, "device attribute " + std::to_string(attribute) + " is not emulated");
+    default:
+      return complain(INVALID_VALUE, "device attribute " + std::to_string(attribute) + " is not emulated");
   }
   return SUCCESS;
 }

@@ -11,8 +11,9 @@ unsigned countdown[INJECTIONS];
 }  // namespace
 
 void arm_from_environment() {
-  const char* names[INJECTIONS] = {"SKEIN_EMULATED_HANG_AT_LAUNCH", "SKEIN_EMULATED_ILLEGAL_ADDRESS_AT_LAUNCH",
-                                   "SKEIN_EMULATED_ECC_AT_LAUNCH", "SKEIN_EMULATED_NO_MEMORY_AT_ALLOCATION"};
+  const char* names[INJECTIONS] = {"SKEIN_EMULATED_HANG_AT_LAUNCH",
+                                   "SKEIN_EMULATED_ILLEGAL_ADDRESS_AT_LAUNCH", "SKEIN_EMULATED_ECC_AT_LAUNCH",
+                                   "SKEIN_EMULATED_NO_MEMORY_AT_ALLOCATION"};
   for (int i = 0; i < INJECTIONS; i++) countdown[i] = (unsigned)setting(names[i], 0);
 }
 
@@ -45,4 +46,6 @@ extern "C" __attribute__((visibility("default"))) void skein_emulation_reset() {
   state.abandoned.clear();
 }
 
-extern "C" __attribute__((visibility("default"))) const char* skein_emulation_last_fault() { return emu::last_fault(); }
+extern "C" __attribute__((visibility("default"))) const char* skein_emulation_last_fault() {
+  return emu::last_fault();
+}

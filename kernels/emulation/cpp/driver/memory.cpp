@@ -1,4 +1,5 @@
-// memory.cpp: device and page-locked memory, fills and copies. Every address is checked against what is allocated.
+// memory.cpp: device and page-locked memory, fills and copies. Every address is checked against what is
+// allocated.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -38,12 +39,16 @@ std::string span(uintptr_t address, size_t bytes) {
   return text;
 }
 
-bool is_known(uintptr_t address, size_t bytes) { return is_device(address, bytes) || is_pinned(address, bytes); }
+bool is_known(uintptr_t address, size_t bytes) {
+  return is_device(address, bytes) || is_pinned(address, bytes);
+}
 
-Result copy_now(const char* what, uintptr_t to, uintptr_t from, size_t bytes, bool to_device, bool from_device) {
+Result copy_now(const char* what, uintptr_t to, uintptr_t from, size_t bytes, bool to_device,
+                bool from_device) {
   for (auto [address, is_on_device] : {std::pair(to, to_device), std::pair(from, from_device)}) {
     if (is_on_device && !is_known(address, bytes)) {
-      return fail(ILLEGAL_ADDRESS, std::string(what) + ": " + span(address, bytes) + " are not allocated any more");
+      return fail(ILLEGAL_ADDRESS,
+                  std::string(what) + ": " + span(address, bytes) + " are not allocated any more");
     }
   }
   memmove((void*)to, (const void*)from, bytes);
@@ -52,16 +57,19 @@ Result copy_now(const char* what, uintptr_t to, uintptr_t from, size_t bytes, bo
 
 Result refuse_unknown(const char* what, uintptr_t address, size_t bytes) {
   if (is_known(address, bytes)) return SUCCESS;
-  return complain(INVALID_VALUE, std::string(what) + ": " + span(address, bytes) + " are not allocated on the device");
+  return complain(INVALID_VALUE,
+                  std::string(what) + ": " + span(address, bytes) + " are not allocated on the device");
 }
 
 Result refuse_pageable_in_capture(const char* what, Stream& stream) {
   if (!stream.capture) return SUCCESS;
   stream.capture->is_valid = false;
-  return complain(CAPTURE_UNSUPPORTED, std::string(what) + " of pageable memory while the stream is captured");
+  return complain(CAPTURE_UNSUPPORTED,
+                  std::string(what) + " of pageable memory while the stream is captured");
 }
 
-Result fill(const char* what, uintptr_t to, const void* value, size_t value_bytes, size_t count, void* handle) {
+Result fill(const char* what, uintptr_t to, const void* value, size_t value_bytes, size_t count,
+            void* handle) {
   std::shared_ptr<Stream> stream = find_stream(handle);
   if (!stream) return INVALID_HANDLE;
   if (count == 0) return SUCCESS;
@@ -94,8 +102,8 @@ Result check_guards(const char* kernel) {
     if (!where) continue;
     memset((char*)start - GUARD, POISON, GUARD);
     memset((char*)start + bytes, POISON, GUARD);
-    return fail(ILLEGAL_ADDRESS, std::string("kernel ") + kernel + " wrote just " + where + " an allocation of " +
-                                     std::to_string(bytes) + " bytes");
+    return fail(ILLEGAL_ADDRESS, std::string("kernel ") + kernel + " wrote just " + where +
+                                     " an allocation of " + std::to_string(bytes) + " bytes");
   }
   return SUCCESS;
 }
@@ -133,7 +141,8 @@ API cuMemFree_v2(uint64_t address) {
   if (address == 0) return SUCCESS;
   if (Result result = refuse_while_capturing("cuMemFree")) return result;
   auto found = state().device_memory.find(address);
-  if (found == state().device_memory.end()) return complain(INVALID_VALUE, "cuMemFree of what was not allocated");
+  if (found == state().device_memory.end())
+    return complain(INVALID_VALUE, "cuMemFree of what was not allocated");
   Result result = call.error ? call.error : drain_all(call);
   state().used_bytes -= (found->second + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
   state().device_memory.erase(found);
@@ -153,7 +162,8 @@ API cuMemFreeHost(void* memory) {
   driver::Call call(driver::Call::CONTEXT);
   if (call.error && call.error != state().sticky) return call.error;
   auto found = state().pinned_memory.find((uintptr_t)memory);
-  if (found == state().pinned_memory.end()) return complain(INVALID_VALUE, "cuMemFreeHost of what was not allocated");
+  if (found == state().pinned_memory.end())
+    return complain(INVALID_VALUE, "cuMemFreeHost of what was not allocated");
   if (Result result = refuse_while_capturing("cuMemFreeHost")) return result;
   Result result = call.error ? call.error : drain_all(call);
   state().pinned_memory.erase(found);
@@ -190,7 +200,8 @@ API cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* hand
   auto run = [=] { return copy_now("cuMemcpyHtoD", to, (uintptr_t)staged->data(), bytes, true, false); };
   return enqueue(*stream, Operation{Operation::COPY, run, nullptr, nullptr, 0});
 }
-// Into pageable memory the copy is done when the call returns; page-locked memory holds poison until its turn comes.
+// Into pageable memory the copy is done when the call returns; page-locked memory holds poison until its turn
+// comes.
 API cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* handle) {
   ENTER(CONTEXT);
   std::shared_ptr<Stream> stream = find_stream(handle);

@@ -1,4 +1,5 @@
-// module.cpp: modules, kernels, launches. Every image holds every kernel that was compiled with the emulation.
+// module.cpp: modules, kernels, launches. Every image holds every kernel that was compiled with the
+// emulation.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -58,15 +59,18 @@ struct Launch {
       state().hangs = true;
       return SUCCESS;
     }
-    if (strikes(FAULT_ADDRESS)) return fail(ILLEGAL_ADDRESS, std::string("injected: illegal address in ") + kernel->name);
-    if (strikes(FAULT_ECC)) return fail(ECC_UNCORRECTABLE, std::string("injected: memory error in ") + kernel->name);
+    if (strikes(FAULT_ADDRESS))
+      return fail(ILLEGAL_ADDRESS, std::string("injected: illegal address in ") + kernel->name);
+    if (strikes(FAULT_ECC))
+      return fail(ECC_UNCORRECTABLE, std::string("injected: memory error in ") + kernel->name);
     if (!kernel->launch(grid, block, shared_bytes, pointers.data())) {
       bool address = strncmp(emu::last_fault(), "illegal address", 15) == 0;
       return fail(address ? ILLEGAL_ADDRESS : LAUNCH_FAILED, "");
     }
     if (overlaps && !emu::rt().waited_for_grids) {
-      return fail(LAUNCH_FAILED, std::string(kernel->name) +
-                                     " may overlap with the grid before it, and never waits for it (griddepcontrol.wait)");
+      return fail(LAUNCH_FAILED,
+                  std::string(kernel->name) +
+                      " may overlap with the grid before it, and never waits for it (griddepcontrol.wait)");
     }
     return check_guards(kernel->name);
   }
@@ -93,7 +97,8 @@ const char* why_not(const Config& config, const void* kernel) {
   for (int i = 0; i < 3; i++) {
     if (grid[i] == 0 || block[i] == 0) return "no blocks or no threads";
   }
-  if ((uint64_t)block[0] * block[1] * block[2] > MAX_THREADS || block[2] > 64) return "too many threads in a block";
+  if ((uint64_t)block[0] * block[1] * block[2] > MAX_THREADS || block[2] > 64)
+    return "too many threads in a block";
   if (grid[0] > MAX_BLOCKS_X || grid[1] > MAX_BLOCKS_YZ || grid[2] > MAX_BLOCKS_YZ) return "too many blocks";
   if ((int64_t)config.shared_bytes > shared_allowed(kernel)) {
     return "more dynamic shared memory than cuFuncSetAttribute has allowed";
@@ -107,7 +112,8 @@ Result read_attributes(const Config& config, Launch& launch) {
   for (unsigned i = 0; i < config.attribute_count; i++) {
     const Config::Attribute& attribute = config.attributes[i];
     if (attribute.id == OVERLAP) launch.overlaps = attribute.number != 0;
-    else if (attribute.id == CLUSTER && attribute.dims[0] * attribute.dims[1] * attribute.dims[2] == 1) continue;
+    else if (attribute.id == CLUSTER && attribute.dims[0] * attribute.dims[1] * attribute.dims[2] == 1)
+      continue;
     else if (attribute.id != IGNORE && attribute.id != PRIORITY) {
       return complain(NOT_SUPPORTED, "launch attribute " + std::to_string(attribute.id) + " is not emulated");
     }
@@ -133,7 +139,8 @@ API cuModuleLoadData(void** module, const void* image) {
   ENTER(CONTEXT);
   if (Result result = refuse_while_capturing("cuModuleLoadData")) return result;
   if (!module || !image) return INVALID_VALUE;
-  if (!is_image((const unsigned char*)image)) return complain(INVALID_IMAGE, "neither a fatbin, nor a cubin, nor PTX");
+  if (!is_image((const unsigned char*)image))
+    return complain(INVALID_IMAGE, "neither a fatbin, nor a cubin, nor PTX");
   *module = malloc(1);
   modules.insert(*module);
   return SUCCESS;
@@ -200,7 +207,8 @@ API cuFuncGetParamInfo(void* function, size_t index, size_t* offset, size_t* siz
   return SUCCESS;
 }
 // By threads and shared memory alone: the emulation knows no registers.
-API cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void* function, int threads, size_t shared_bytes) {
+API cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void* function, int threads,
+                                                size_t shared_bytes) {
   ENTER(CONTEXT);
   if (!as_kernel(function) || threads <= 0 || threads > (int)MAX_THREADS) return INVALID_VALUE;
   int by_threads = 2048 / ((threads + 31) / 32 * 32);
@@ -214,7 +222,8 @@ API cuLaunchKernelEx(const Config* config, void* function, void** args, void**) 
   if (!config || !kernel) return complain(INVALID_HANDLE, "a kernel that does not exist");
   std::shared_ptr<Stream> stream = find_stream(config->stream);
   if (!stream) return complain(INVALID_HANDLE, "a stream that does not exist");
-  if (const char* why = why_not(*config, kernel)) return complain(INVALID_VALUE, std::string(kernel->name) + ": " + why);
+  if (const char* why = why_not(*config, kernel))
+    return complain(INVALID_VALUE, std::string(kernel->name) + ": " + why);
   const unsigned *grid = config->grid, *block = config->block;
   auto launch = std::make_shared<Launch>();
   launch->kernel = kernel;
@@ -227,7 +236,8 @@ API cuLaunchKernelEx(const Config* config, void* function, void** args, void**) 
   return enqueue(*stream, Operation{Operation::KERNEL, run, kernel, nullptr, 0});
 }
 
-// For the emulated cuBLASLt: `run(data)` in the stream's order, with `bytes` bytes of `data` copied. Nonzero is a fault.
+// For the emulated cuBLASLt: `run(data)` in the stream's order, with `bytes` bytes of `data` copied. Nonzero
+// is a fault.
 API skein_emulation_enqueue(void* handle, int (*run)(void*), const void* data, size_t bytes) {
   ENTER(CONTEXT);
   std::shared_ptr<Stream> stream = find_stream(handle);

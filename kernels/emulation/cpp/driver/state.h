@@ -1,6 +1,7 @@
 // state.h: what the emulated driver knows: memory, streams of work not yet done, events, captures.
 //
-// Each API call holds one lock. Work on a stream runs, in some thread that waits for it, when a call needs it done.
+// Each API call holds one lock. Work on a stream runs, in some thread that waits for it, when a call needs it
+// done.
 #pragma once
 #include <cstddef>
 #include <cstdint>

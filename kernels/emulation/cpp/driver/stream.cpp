@@ -258,9 +258,11 @@ API cuStreamWaitEvent(void* handle, void* of, unsigned) {
     if (stream->capture && stream->capture != event->capture) return CAPTURE_MERGE;
     stream->capture = event->capture;
     stream->before.resize(std::max(stream->before.size(), event->before.size()));
-    for (size_t i = 0; i < event->before.size(); i++) stream->before[i] = stream->before[i] || event->before[i];
+    for (size_t i = 0; i < event->before.size(); i++)
+      stream->before[i] = stream->before[i] || event->before[i];
     return SUCCESS;
   }
-  if (stream->capture) return complain(CAPTURE_ISOLATION, "a captured stream waits for an event outside of the capture");
+  if (stream->capture)
+    return complain(CAPTURE_ISOLATION, "a captured stream waits for an event outside of the capture");
   return enqueue(*stream, Operation{Operation::WAIT, nullptr, nullptr, event, event->recorded});
 }

@@ -21,9 +21,11 @@ const char* why_not(const emu::TensorMap& map, const uint32_t* box, const uint32
   for (unsigned i = 0; i < map.rank; i++) {
     if (map.dims[i] == 0 || map.dims[i] > MAX_DIM) return "a dimension is not within 1 to 2^32";
     if (box[i] == 0 || box[i] > MAX_BOX) return "a box dimension is not within 1 to 256";
-    if (element_strides[i] == 0 || element_strides[i] > MAX_ELEMENT_STRIDE) return "an element stride is not within 1 to 8";
+    if (element_strides[i] == 0 || element_strides[i] > MAX_ELEMENT_STRIDE)
+      return "an element stride is not within 1 to 8";
     if (i + 1 == map.rank) continue;
-    if (map.strides[i] % 16 || map.strides[i] >= MAX_STRIDE) return "a stride is not a multiple of 16 below 2^40";
+    if (map.strides[i] % 16 || map.strides[i] >= MAX_STRIDE)
+      return "a stride is not a multiple of 16 below 2^40";
     uint64_t inner = i == 0 ? map.dims[0] * map.element_bytes : map.dims[i] * map.strides[i - 1];
     if (map.strides[i] < inner) return "a stride is shorter than the dimension inside it";
   }
@@ -35,15 +37,18 @@ const char* why_not(const emu::TensorMap& map, const uint32_t* box, const uint32
 
 }  // namespace
 
-API cuTensorMapEncodeTiled(void* to, int type, unsigned rank, void* base, const uint64_t* dims, const uint64_t* strides,
-                           const uint32_t* box, const uint32_t* element_strides, int interleave, int swizzle,
-                           int promotion, int fill) {
+API cuTensorMapEncodeTiled(void* to, int type, unsigned rank, void* base, const uint64_t* dims,
+                           const uint64_t* strides, const uint32_t* box, const uint32_t* element_strides,
+                           int interleave, int swizzle, int promotion, int fill) {
   driver::Call call(driver::Call::NOTHING);
-  auto refuse = [](const char* why) { return complain(INVALID_VALUE, std::string("cuTensorMapEncodeTiled: ") + why); };
+  auto refuse = [](const char* why) {
+    return complain(INVALID_VALUE, std::string("cuTensorMapEncodeTiled: ") + why);
+  };
   if (!to || (uintptr_t)to % 64) return refuse("the map is not aligned to 64 bytes");
   if (type < 0 || type >= (int)sizeof ELEMENT_BYTES) return refuse("the element type is not emulated");
   if (rank < 1 || rank > 5) return refuse("the rank is not within 1 to 5");
-  if (interleave != 0 || swizzle < 0 || swizzle > 3) return refuse("this interleave or swizzle is not emulated");
+  if (interleave != 0 || swizzle < 0 || swizzle > 3)
+    return refuse("this interleave or swizzle is not emulated");
   if (promotion < 0 || promotion > 3 || fill < 0 || fill > 1) return refuse("no such promotion or fill");
   if (fill == 1 && type < FIRST_FLOAT) return refuse("NaN fills floats only");
   if (!dims || !box || !element_strides || (rank > 1 && !strides)) return refuse("a null pointer");

@@ -42,8 +42,8 @@ inline Meeting& meeting_of(Warp& warp, uint32_t mask) {
   return warp.meetings.back();
 }
 
-// Every lane of `mask` brings `bytes` bytes; when all have come, the last one turns them into what the lanes take
-// away by `combine(slots)`. Returns all 32 slots.
+// Every lane of `mask` brings `bytes` bytes; when all have come, the last one turns them into what the lanes
+// take away by `combine(slots)`. Returns all 32 slots.
 template <class Combine>
 inline const Slot* meet(uint32_t mask, const void* mine, size_t bytes, Combine combine) {
   Runtime& r = rt();
@@ -141,9 +141,15 @@ template <class T, class Op> inline T emu_reduce(unsigned mask, T value, Op op) 
   }
   return all;
 }
-inline unsigned __reduce_add_sync(unsigned m, unsigned v) { return emu_reduce(m, v, [](auto a, auto b) { return a + b; }); }
-inline unsigned __reduce_or_sync(unsigned m, unsigned v) { return emu_reduce(m, v, [](auto a, auto b) { return a | b; }); }
-inline unsigned __reduce_and_sync(unsigned m, unsigned v) { return emu_reduce(m, v, [](auto a, auto b) { return a & b; }); }
+inline unsigned __reduce_add_sync(unsigned m, unsigned v) {
+  return emu_reduce(m, v, [](auto a, auto b) { return a + b; });
+}
+inline unsigned __reduce_or_sync(unsigned m, unsigned v) {
+  return emu_reduce(m, v, [](auto a, auto b) { return a | b; });
+}
+inline unsigned __reduce_and_sync(unsigned m, unsigned v) {
+  return emu_reduce(m, v, [](auto a, auto b) { return a & b; });
+}
 template <class T> inline T __reduce_max_sync(unsigned m, T v) {
   return emu_reduce(m, v, [](auto a, auto b) { return a > b ? a : b; });
 }

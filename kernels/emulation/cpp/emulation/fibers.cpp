@@ -69,7 +69,8 @@ size_t main_bytes = 0;
 void to_main() {
   Fiber* fiber = runtime.current;
 #ifdef EMU_ASAN
-  __sanitizer_start_switch_fiber(fiber->state == DONE ? nullptr : &fiber->fake_stack, main_bottom, main_bytes);
+  __sanitizer_start_switch_fiber(fiber->state == DONE ? nullptr : &fiber->fake_stack, main_bottom,
+                                 main_bytes);
 #endif
 #ifdef __x86_64__
   emu_switch(&fiber->sp, main_sp);
@@ -120,7 +121,8 @@ void start(Fiber& fiber, unsigned index) {
   fiber.copies.clear();
   fiber.commits.clear();
   fiber.stack = stacks + index * STACK;
-  fiber.thread = make_uint3(index % r.block.x, index / r.block.x % r.block.y, index / (r.block.x * r.block.y));
+  fiber.thread =
+      make_uint3(index % r.block.x, index / r.block.x % r.block.y, index / (r.block.x * r.block.y));
   memcpy(fiber.stack, &STACK_CANARY, sizeof STACK_CANARY);
 #ifdef __x86_64__
   void** sp = (void**)(((uintptr_t)fiber.stack + STACK) & ~(uintptr_t)15);
@@ -212,7 +214,8 @@ void run_block() {
       for (Fiber& fiber : r.fibers) {
         if (fiber.state != DONE) r.current = &fiber;
       }
-      report(describe("deadlock: threads wait for one another at different barriers, or with the wrong mask"));
+      report(
+          describe("deadlock: threads wait for one another at different barriers, or with the wrong mask"));
     }
   }
   for (unsigned i = 0; i < threads && !r.faulted; i++) {
@@ -227,7 +230,8 @@ void run_block() {
 void reserve_memory() {
   if (stacks) return;
   auto map = [](size_t bytes) {
-    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* memory =
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) {
       fprintf(stderr, "emulated device: no memory for stacks\n");
       abort();
@@ -262,8 +266,8 @@ std::string describe(const char* what) {
   if (!r.current) return text;
   char where[160];
   const uint3 &block = r.block_index, &thread = r.current->thread;
-  snprintf(where, sizeof where, ", block (%u,%u,%u), thread (%u,%u,%u)", block.x, block.y, block.z, thread.x, thread.y,
-           thread.z);
+  snprintf(where, sizeof where, ", block (%u,%u,%u), thread (%u,%u,%u)", block.x, block.y, block.z, thread.x,
+           thread.y, thread.z);
   return text + where;
 }
 

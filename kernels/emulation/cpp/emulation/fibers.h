@@ -1,8 +1,8 @@
 // fibers.h: one fiber a CUDA thread, and the block that they make up.
 //
-// Blocks run one after the other; within a block every thread is a fiber that runs until it waits for others. EMU_SEED
-// shuffles the order of threads and of blocks, so that a missing barrier shows. Not modelled: blocks that wait for one
-// another, clusters, weak memory, bank conflicts.
+// Blocks run one after the other; within a block every thread is a fiber that runs until it waits for others.
+// EMU_SEED shuffles the order of threads and of blocks, so that a missing barrier shows. Not modelled: blocks
+// that wait for one another, clusters, weak memory, bank conflicts.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -87,7 +87,8 @@ inline Runtime& rt() { return runtime; }
 void yield();
 // Random bits; 0 without EMU_SEED.
 uint64_t random_bits();
-// Work the hardware does by itself, as late as it may: when no thread can go on without, or with EMU_SEED at random.
+// Work the hardware does by itself, as late as it may: when no thread can go on without, or with EMU_SEED at
+// random.
 void later(std::function<void()> work);
 
 // Waits until `is_done()`: mbarriers, say. A wait that nothing can end is reported as a deadlock.

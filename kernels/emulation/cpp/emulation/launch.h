@@ -1,4 +1,5 @@
-// launch.h: from the driver's view of a launch, an array of pointers to arguments, to a C++ call in every fiber.
+// launch.h: from the driver's view of a launch, an array of pointers to arguments, to a C++ call in every
+// fiber.
 #pragma once
 #include <type_traits>
 #include <utility>
@@ -13,7 +14,8 @@ inline void call_packed(void (*kernel)(A...), void** args, std::index_sequence<I
 }
 
 template <class... A>
-inline bool launch_packed(const char* name, void (*kernel)(A...), dim3 grid, dim3 block, size_t shared, void** args) {
+inline bool launch_packed(const char* name, void (*kernel)(A...), dim3 grid, dim3 block, size_t shared,
+                          void** args) {
   struct Call {
     void (*kernel)(A...);
     void** args;
@@ -37,7 +39,10 @@ __attribute__((visibility("hidden"))) extern const Kernel* kernels;
 template <class... A> struct ParameterBytes {
   static constexpr size_t bytes[] = {sizeof(A)..., 0};
 };
-template <class... A> constexpr const size_t* parameter_bytes(void (*)(A...)) { return ParameterBytes<A...>::bytes; }
+template <class... A>
+constexpr const size_t* parameter_bytes(void (*)(A...)) {
+  return ParameterBytes<A...>::bytes;
+}
 
 struct Registration {
   Kernel kernel;
@@ -49,11 +54,12 @@ struct Registration {
 
 }  // namespace emu
 
-#define EXPORT(kernel)                                                                           \
-  static bool emu_launch_##kernel(dim3 grid, dim3 block, size_t shared, void** args) {           \
-    return emu::launch_packed(#kernel, &kernel, grid, block, shared, args);                      \
-  }                                                                                              \
-  static emu::Registration emu_registration_##kernel(#kernel, emu_launch_##kernel, emu::parameter_bytes(&kernel));
+#define EXPORT(kernel)                                                                 \
+  static bool emu_launch_##kernel(dim3 grid, dim3 block, size_t shared, void** args) { \
+    return emu::launch_packed(#kernel, &kernel, grid, block, shared, args);            \
+  }                                                                                    \
+  static emu::Registration emu_registration_##kernel(#kernel, emu_launch_##kernel,     \
+                                                     emu::parameter_bytes(&kernel));
 
 #define threadIdx (emu::rt().current->thread)
 #define blockIdx (emu::rt().block_index)

@@ -1,5 +1,5 @@
-// nvrtc.cpp: libnvrtc.so.13 that compiles nothing. It checks what NVRTC checks first (headers, options, #error), and
-// answers with an image that names the source's hash, which the emulated driver takes.
+// nvrtc.cpp: libnvrtc.so.13 that compiles nothing. It checks what NVRTC checks first (headers, options,
+// #error), and answers with an image that names the source's hash, which the emulated driver takes.
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -44,7 +44,8 @@ bool check_text(Program& program, const std::string& text, const std::string& fi
     if (directive.rfind("include", 0) != 0 || conditions > 0) continue;
     size_t open = directive.find('"');
     size_t close = open == std::string::npos ? open : directive.find('"', open + 1);
-    std::string header = close == std::string::npos ? directive : directive.substr(open + 1, close - open - 1);
+    std::string header =
+        close == std::string::npos ? directive : directive.substr(open + 1, close - open - 1);
     auto found = program.headers.find(header);
     if (found == program.headers.end()) {
       program.log += where + "catastrophic error: cannot open source file \"" + header + "\"\n";
@@ -81,8 +82,8 @@ API nvrtcGetSupportedArchs(int* architectures) {
   memcpy(architectures, ARCHITECTURES, sizeof ARCHITECTURES);
   return SUCCESS;
 }
-API nvrtcCreateProgram(Program** program, const char* source, const char* name, int headers, const char* const* texts,
-                       const char* const* names) {
+API nvrtcCreateProgram(Program** program, const char* source, const char* name, int headers,
+                       const char* const* texts, const char* const* names) {
   if (!program || !source || headers < 0) return INVALID_INPUT;
   *program = new Program;
   (*program)->source = source;

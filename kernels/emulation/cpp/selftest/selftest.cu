@@ -40,7 +40,8 @@ extern "C" __global__ void selftest_past_end(u32* out, i32 count) {
 }
 EXPORT(selftest_past_end)
 
-// Sums what a kernel with no barrier between writing and reading would see: right only in the order of the threads.
+// Sums what a kernel with no barrier between writing and reading would see: right only in the order of the
+// threads.
 extern "C" __global__ void selftest_race(u32* out) {
   DYN_SHARED(u32, shared);
   shared[threadIdx.x] = threadIdx.x + 1;

@@ -1,4 +1,8 @@
 //! Top-k and top-p: which tokens stay.
+//!
+//! Top-p adds weights as whole numbers of 2^-44. Such sums are exact, so they depend on no order, and a device that adds
+//! them in any other way finds the same cut. A weight is rounded by at most 2^-45, where f32 itself is coarser than that
+//! for all weights above 2^-21.
 
 /// Tokens that stay.
 pub(super) enum Kept<'a> {
@@ -40,19 +44,17 @@ pub(super) fn keep<'a>(
         order.truncate(top_k);
     }
     if top_p < 1.0 {
-        // In id order or sorted: either way fixed by the logits alone.
-        let total: f64 = order.iter().map(|token| f64::from(weights[*token as usize])).sum();
+        let total = order.iter().fold(0u64, |sum, token| sum.saturating_add(mass(weights[*token as usize])));
+        let goal = total as f64 * f64::from(top_p);
         let mut looked = FIRST_LOOK;
         loop {
             sort_best(order, looked);
-            if let Some(count) =
-                reaching(&order[..looked.min(order.len())], weights, total * f64::from(top_p))
-            {
+            if let Some(count) = reaching(&order[..looked.min(order.len())], weights, goal) {
                 order.truncate(count);
                 break;
             }
             if looked >= order.len() {
-                break; // rounding kept the sum from reaching its own total
+                break; // no token has a weight
             }
             looked *= 8;
         }
@@ -62,10 +64,15 @@ pub(super) fn keep<'a>(
 
 /// How many tokens from the front weigh `goal` together; at least one.
 fn reaching(order: &[u32], weights: &[f32], goal: f64) -> Option<usize> {
-    let mut sum = 0.0;
+    let mut sum = 0u64;
     let place = order.iter().position(|token| {
-        sum += f64::from(weights[*token as usize]);
-        sum >= goal
+        sum = sum.saturating_add(mass(weights[*token as usize]));
+        sum as f64 >= goal
     });
     place.map(|place| place + 1)
+}
+
+/// A weight, at most 1, in units of 2^-44, ties to even; 2^19 tokens of weight 1 still fit their sum. The product is exact.
+fn mass(weight: f32) -> u64 {
+    (weight * 17_592_186_044_416.0).round_ties_even() as u64
 }

@@ -133,6 +133,11 @@ fn draws_follow_the_softmax_of_what_the_cuts_leave() {
     check_distribution(&logits, Sampling { top_p: 0.8, ..PLAIN }, &kept(&[3, 5, 1], 1.0));
     // Among the three best e^2 is 0.51: top-p counts what top-k left.
     check_distribution(&logits, Sampling { top_p: 0.5, top_k: 3, ..PLAIN }, &kept(&[3], 1.0));
+    // Sums are exact, so a goal that is met exactly needs no token more.
+    let even = |keep: usize| (0..7).map(|i| if i < keep { 1.0 } else { 0.0 }).collect::<Vec<f64>>();
+    check_distribution(&[0.5; 7], Sampling { top_p: 3.0 / 7.0 - 1e-6, ..PLAIN }, &even(3));
+    check_distribution(&[0.5; 7], Sampling { top_p: 3.0 / 7.0 + 1e-6, ..PLAIN }, &even(4));
+    check_distribution(&[0.1; 8], Sampling { top_p: 0.5, ..PLAIN }, &[1., 1., 1., 1., 0., 0., 0., 0.]);
     // e^(1 - 2) = 0.37, e^(0.5 - 2) = 0.22.
     check_distribution(&logits, Sampling { min_p: 0.3, ..PLAIN }, &kept(&[3, 5, 1], 1.0));
 }

@@ -3,9 +3,9 @@
 use half::{bf16, f16};
 
 use super::Scale;
-use super::case::{Bench, Tolerance};
+use super::case::{Bench, DEAR, Tolerance, each};
 use crate::cuda::ops::Activation;
-use crate::cuda::ops::attention_sm90::{PrefillRows, PrefillShape, PrefillSm90};
+use crate::cuda::ops::attention_sm90::{PrefillLayer, PrefillRows, PrefillShape, PrefillSm90};
 use crate::cuda::ops::kv::{KvElement, KvLayer, StepSequences};
 use crate::cuda::tensor_map::MapElement;
 use crate::cuda::{CudaError, DeviceSlice};
@@ -50,7 +50,8 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
     for head_dim in [64, 128] {
         check::<f16>(bench, Case { head_dim, ..PLAIN })?;
     }
-    rows_do_not_depend_on_their_chunk(bench)
+    rows_do_not_depend_on_their_chunk::<bf16>(bench)?;
+    rows_do_not_depend_on_their_chunk::<f16>(bench)
 }
 
 fn cases(scale: Scale) -> Vec<Case> {
@@ -180,20 +181,22 @@ impl<T: Activation> Step<T> {
 
     /// What the kernel should write; NaN where it should not.
     fn reference(&self, case: &Case) -> Vec<f32> {
-        let shape = shape_of(case);
-        let mut out = Vec::new();
-        for (sequence, &(rows, context)) in case.lengths.iter().enumerate() {
-            for (row, head) in (0..rows).flat_map(|row| (0..shape.heads).map(move |head| (row, head))) {
-                if rows < case.min_rows {
-                    out.extend(vec![f32::NAN; case.head_dim]);
-                    continue;
-                }
-                let at = (self.row_starts[sequence] as usize + row) * stride(case) + head * case.head_dim;
-                let query = &self.q[at..at + case.head_dim];
-                out.extend(self.attend(case, sequence, head, query, context - rows + row));
-            }
+        let heads = shape_of(case).heads;
+        let mut wanted = Vec::new();
+        for (sequence, &(rows, _)) in case.lengths.iter().enumerate() {
+            wanted.extend((0..rows * heads).map(|i| (sequence, i / heads, i % heads)));
         }
-        out
+        let attended = each(wanted.len(), DEAR, |i| {
+            let (sequence, row, head) = wanted[i];
+            let (rows, context) = case.lengths[sequence];
+            if rows < case.min_rows {
+                return vec![f32::NAN; case.head_dim];
+            }
+            let at = (self.row_starts[sequence] as usize + row) * stride(case) + head * case.head_dim;
+            let query = &self.q[at..at + case.head_dim];
+            self.attend(case, sequence, head, query, context - rows + row)
+        });
+        attended.concat()
     }
 
     fn attend(&self, case: &Case, sequence: usize, head: usize, query: &[T], position: usize) -> Vec<f32> {
@@ -258,6 +261,7 @@ fn compute<T: Activation + KvElement + MapElement>(
         value_scale: 1.0,
     };
     layer.check()?;
+    let layer = &PrefillLayer::new(layer)?;
     attention.plan(&bench.stream, &sequences, case.min_rows, *workspace)?;
     let sinks = if case.sinks { *sinks } else { DeviceSlice::NONE };
     let q_stride = stride(case);
@@ -301,16 +305,22 @@ fn check<T: Activation + KvElement + MapElement>(bench: &mut Bench, case: Case) 
 
 /// The bits of a row are the same whether its sequence came in one chunk or in several, alone or beside
 /// others.
-fn rows_do_not_depend_on_their_chunk(bench: &mut Bench) -> Result<(), CudaError> {
-    let name = "attention_sm90_bf16_64 chunks";
-    if !bench.wants(name) {
+fn rows_do_not_depend_on_their_chunk<T: Activation + KvElement + MapElement>(
+    bench: &mut Bench,
+) -> Result<(), CudaError> {
+    let name = format!("attention_sm90_{}_64 chunks", <T as Activation>::SUFFIX);
+    if !bench.wants(&name) {
         return Ok(());
     }
-    let whole = Case { head_dim: 64, group: 4, lengths: &[(150, 150)], min_rows: 1, ..PLAIN };
-    let step = Step::<bf16>::draw(bench, &whole);
+    let whole = Case { head_dim: 64, kv_heads: 2, lengths: &[(260, 260)], min_rows: 1, ..PLAIN };
+    let mut step = Step::<T>::draw(bench, &whole);
+    // All scores far from 0 by about as much: then a sum that is scaled once more or less is rounded otherwise.
+    step.q.iter_mut().step_by(64).for_each(|q| *q = T::from_f32(16.0));
+    step.keys.iter_mut().step_by(64).for_each(|key| *key = T::from_f32(4.0));
     let expected = compute(bench, &whole, &step)?;
     let mut got = Vec::new();
-    let chunks: [Lengths; 4] = [&[(1, 1)], &[(6, 7)], &[(100, 107)], &[(43, 150)]];
+    // Tiles of 32 tokens whose last ones see a KV tile that the others do not.
+    let chunks: [Lengths; 4] = [&[(1, 1)], &[(96, 97)], &[(100, 197)], &[(63, 260)]];
     for lengths in chunks {
         let (rows, context) = lengths[0];
         let q = step.q[(context - rows) * stride(&whole)..context * stride(&whole)].to_vec();
@@ -327,6 +337,6 @@ fn rows_do_not_depend_on_their_chunk(bench: &mut Bench) -> Result<(), CudaError>
         };
         got.extend(compute(bench, &Case { lengths, ..whole }, &part)?);
     }
-    bench.compare_exact(name, &got, &expected);
+    bench.compare_exact(&name, &got, &expected);
     Ok(())
 }

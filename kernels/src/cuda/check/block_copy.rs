@@ -11,17 +11,13 @@ type Shape = (usize, usize, usize, usize, usize);
 pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
     let shapes: &[Shape] = match bench.scale {
         Scale::Small => &[(4, 13, 48, 5, 8), (2, 70, 1024, 33, 33), (3, 6, 5008, 0, 4)],
-        Scale::Full => &[(4, 13, 48, 5, 8), (64, 900, 32_768, 400, 512), (3, 6, 5008, 0, 4)],
+        Scale::Full => &[(4, 13, 48, 5, 8), (64, 300, 32_768, 130, 256), (3, 6, 5008, 0, 4)],
     };
     for &shape in shapes {
         within_a_cache(bench, shape)?;
         to_the_host_and_back(bench, shape)?;
     }
     Ok(())
-}
-
-fn random_bytes(bench: &mut Bench, len: usize) -> Vec<u8> {
-    (0..len.div_ceil(4)).flat_map(|_| bench.bits().to_le_bytes()).take(len).collect()
 }
 
 /// `pairs` pairs of distinct blocks, and more that must not be looked at.
@@ -56,7 +52,7 @@ fn within_a_cache(bench: &mut Bench, shape: Shape) -> Result<(), CudaError> {
     }
     let (planes, blocks, block_bytes, count, _) = shape;
     let plane_bytes = blocks * block_bytes + 32;
-    let mut cache = random_bytes(bench, planes * plane_bytes);
+    let mut cache = bench.bytes(planes * plane_bytes);
     let pairs = pairs(bench, shape);
     let on_device = bench.upload(&cache)?;
     let (ids, count) = (bench.upload(&pairs)?, bench.upload(&[count as u32])?);
@@ -77,7 +73,7 @@ fn to_the_host_and_back(bench: &mut Bench, shape: Shape) -> Result<(), CudaError
     }
     let (planes, blocks, block_bytes, count, _) = shape;
     let plane_bytes = blocks * block_bytes;
-    let cache = random_bytes(bench, planes * plane_bytes);
+    let cache = bench.bytes(planes * plane_bytes);
     let pairs = pairs(bench, shape);
     let back: Vec<u32> = pairs.chunks(2).flat_map(|pair| [pair[1], pair[0]]).collect();
     let (read, written) = (bench.upload(&cache)?, bench.output::<u8>(cache.len())?);

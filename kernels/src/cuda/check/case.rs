@@ -13,6 +13,13 @@ use crate::cuda::{CudaError, Device, DeviceBuffer, Kernels, Stream};
 /// Outputs are filled with this: NaN in every float type, a wild number in the others.
 const POISON: u8 = 0xff;
 
+/// Values of a few nanoseconds each that are worth a thread.
+pub const CHEAP: usize = 1 << 16;
+/// References of microseconds each that are.
+pub const DEAR: usize = 64;
+/// Most results of a case that are compared with sums in f64.
+pub const COMPARED: usize = 4096;
+
 /// What became of a case.
 #[derive(Debug, Clone)]
 pub struct Outcome {
@@ -68,12 +75,20 @@ pub struct Bench {
     drawn: u64,
     started: Instant,
     report: Report,
+    on_outcome: fn(&Outcome),
 }
 
 impl Bench {
-    /// A bench on `device`; inputs are drawn from `seed`.
-    pub fn new(device: &Arc<Device>, scale: Scale, seed: u64, filter: &str) -> Result<Self, CudaError> {
+    /// A bench on `device`; inputs are drawn from `seed`. `on_outcome` hears of each case as it ends.
+    pub fn new(
+        device: &Arc<Device>,
+        scale: Scale,
+        seed: u64,
+        filter: &str,
+        on_outcome: fn(&Outcome),
+    ) -> Result<Self, CudaError> {
         Ok(Self {
+            on_outcome,
             kernels: Kernels::load(device)?,
             stream: Stream::new(device)?,
             scale,
@@ -112,8 +127,27 @@ impl Bench {
 
     /// Values from a normal distribution of mean 0 and deviation 1 (about: a sum of four uniform ones).
     pub fn normal(&mut self, len: usize) -> Vec<f32> {
-        let mut uniform = || self.bits() as f32 / u32::MAX as f32 - 0.5;
-        (0..len).map(|_| (uniform() + uniform() + uniform() + uniform()) * 3f32.sqrt()).collect()
+        let key = [self.bits(), self.bits()];
+        each(len, CHEAP, |i| {
+            let words = philox4x32_10([i as u32, (i >> 32) as u32, 1, 0], key);
+            words.iter().map(|word| *word as f32 / u32::MAX as f32 - 0.5).sum::<f32>() * 3f32.sqrt()
+        })
+    }
+
+    /// Random bytes.
+    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
+        let key = [self.bits(), self.bits()];
+        let blocks =
+            each(len.div_ceil(16), CHEAP, |i| philox4x32_10([i as u32, (i >> 32) as u32, 2, 0], key));
+        blocks.into_iter().flatten().flat_map(u32::to_le_bytes).take(len).collect()
+    }
+
+    /// Which of `len` results are compared with a reference that takes long: all, or [`COMPARED`] drawn at random.
+    pub fn compared(&mut self, len: usize) -> Vec<usize> {
+        match len <= COMPARED {
+            true => (0..len).collect(),
+            false => (0..COMPARED).map(|_| self.below(len as u32) as usize).collect(),
+        }
     }
 
     /// The same, rounded to bfloat16.
@@ -155,8 +189,32 @@ impl Bench {
 
     fn note(&mut self, name: &str, error: f64) {
         let outcome = Outcome { name: name.to_owned(), error, took: self.started.elapsed() };
+        (self.on_outcome)(&outcome);
         self.report.outcomes.push(outcome);
     }
+}
+
+/// `of(0)`, `of(1)` and so on to `of(len - 1)`, computed by all processors, each of which takes `grain` values or more.
+pub fn each<T: Send>(len: usize, grain: usize, of: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
+    let threads = (len / grain).clamp(1, processors);
+    if threads == 1 {
+        return (0..len).map(of).collect();
+    }
+    let part = len.div_ceil(threads);
+    std::thread::scope(|scope| {
+        let of = &of;
+        let run = |thread: usize| {
+            let range = (thread * part).min(len)..((thread + 1) * part).min(len);
+            scope.spawn(move || range.map(of).collect::<Vec<T>>())
+        };
+        let threads: Vec<_> = (0..threads).map(run).collect();
+        let mut all = Vec::with_capacity(len);
+        for thread in threads {
+            all.extend(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        all
+    })
 }
 
 #[allow(clippy::disallowed_methods)] // a check's duration is for its reader

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use half::{bf16, f16};
 
 use super::Scale;
-use super::case::{Bench, Tolerance};
+use super::case::{Bench, CHEAP, DEAR, Tolerance, each};
 use crate::cuda::blaslt::{BlasElement, BlasLt};
 use crate::cuda::memory::{E4m3, Element};
 use crate::cuda::ops::Activation;
@@ -15,8 +15,8 @@ use crate::cuda::ops::linear::{Linear, LinearOptions};
 use crate::cuda::ops::product::{Granularity, LinearWeight, Output, Product, WeightValues};
 use crate::cuda::{CudaError, DeviceBuffer, DeviceSlice};
 
-/// Most results of a case that are compared with sums in f64; they are drawn at random when there are more.
-const COMPARED: usize = 4096;
+/// Weights of so many values or more come with one kernel of each kind and one type only: drawing them takes longest.
+const LARGE: usize = 1 << 26;
 /// Rows of NaN after the last row of `x`.
 const ROWS_BEYOND: usize = 3;
 
@@ -56,10 +56,17 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
             let shapes = if matches!(by, By::Gemv) { few } else { many };
             for (i, shape) in shapes.iter().enumerate() {
                 let output = [Output::Plain, Output::Gated, Output::F32][i % 3];
-                for output in if small && granularity.is_some() { vec![output] } else { OUTPUTS.to_vec() } {
+                let is_large = shape.1 * shape.2 >= LARGE;
+                if is_large && matches!(by, By::Gemm(Tile::Small | Tile::Medium)) {
+                    continue;
+                }
+                let is_rich = if small { granularity.is_none() } else { i < 2 };
+                for output in if is_rich { OUTPUTS.to_vec() } else { vec![output] } {
                     accuracy::<bf16>(bench, by, *shape, output, granularity)?;
                 }
-                accuracy::<f16>(bench, by, *shape, output, granularity)?;
+                if !is_large {
+                    accuracy::<f16>(bench, by, *shape, output, granularity)?;
+                }
             }
         }
         invariance::<bf16>(bench, if small { (35, 20, 1168) } else { (300, 1000, 4096) }, granularity)?;
@@ -96,15 +103,17 @@ impl<T: Activation> Operands<T> {
         with_bias: bool,
     ) -> Result<Self, CudaError> {
         let n = if output == Output::Gated { 2 * n } else { n };
-        let mut x: Vec<T> = bench.normal(rows * k).into_iter().map(T::from_f32).collect();
+        let drawn = bench.normal(rows * k);
+        let mut x = each(drawn.len(), CHEAP, |i| T::from_f32(drawn[i]));
         x.extend(vec![T::from_f32(f32::NAN); ROWS_BEYOND * k]);
         let gather: Vec<u32> = (0..rows).map(|_| bench.below(rows as u32)).collect();
         let drawn = bench.normal(n).into_iter().map(|bias| if with_bias { bias } else { 0.0 });
         let bias: Vec<T> = drawn.map(T::from_f32).collect();
         let raw = bench.normal(n * k);
         let spread = 1.0 / (k as f32).sqrt();
-        let same: Vec<T> = raw.iter().map(|value| T::from_f32(value * spread)).collect();
-        let codes: Vec<E4m3> = raw.iter().map(|value| E4m3::from_f32(value * 64.0)).collect();
+        let (same_len, codes_len) = if granularity.is_none() { (n * k, 0) } else { (0, n * k) };
+        let same: Vec<T> = each(same_len, CHEAP, |i| T::from_f32(raw[i] * spread));
+        let codes: Vec<E4m3> = each(codes_len, CHEAP, |i| E4m3::from_f32(raw[i] * 64.0));
         let (stride, count) = granularity.map_or((0, 1), |granularity| granularity.stride_and_count(n, k));
         let scales: Vec<f32> =
             bench.normal(count).into_iter().map(|value| (1.5 + value / 4.0) * spread / 64.0).collect();
@@ -113,12 +122,10 @@ impl<T: Activation> Operands<T> {
             Some(Granularity::Block128) => scales[row / 128 * stride + column / 128],
             _ => scales[0],
         };
-        let weight = (0..n * k)
-            .map(|i| match granularity {
-                None => same[i].to_f32(),
-                Some(_) => codes[i].to_f32() * scale_at(i / k, i % k),
-            })
-            .collect();
+        let weight = each(n * k, CHEAP, |i| match granularity {
+            None => same[i].to_f32(),
+            Some(_) => codes[i].to_f32() * scale_at(i / k, i % k),
+        });
         let (x_device, gather_device) = (bench.upload(&x)?, bench.upload(&gather)?);
         let (bias_device, same_device) = (bench.upload(&bias)?, bench.upload(&same)?);
         let (codes_device, scales_device) = (bench.upload(&codes)?, bench.upload(&scales)?);
@@ -237,15 +244,12 @@ fn accuracy<T: Activation + BlasElement>(
     let operands = Operands::<T>::new(bench, (rows, n, k), output, granularity, with_bias)?;
     let gathered = by_kernel && output == Output::F32;
     let got = multiply(bench, by, &operands, rows, output, gathered)?;
-    let compared: Vec<usize> = if got.len() <= COMPARED {
-        (0..got.len()).collect()
-    } else {
-        (0..COMPARED).map(|_| bench.below(got.len() as u32) as usize).collect()
-    };
+    let compared = bench.compared(got.len());
     let written = got.iter().filter(|value| value.is_finite()).count();
     bench.compare_exact(&format!("{name}, written"), &[written], &[got.len()]);
-    let reference: Vec<f32> =
-        compared.iter().map(|i| operands.exact(i / n, i % n, output, gathered) as f32).collect();
+    let reference: Vec<f32> = each(compared.len(), DEAR, |i| {
+        operands.exact(compared[i] / n, compared[i] % n, output, gathered) as f32
+    });
     let got: Vec<f32> = compared.iter().map(|i| got[*i]).collect();
     // Sums are good to about 1e-5; then half of the last of 8 or 11 bits.
     let tolerance = match (output, T::SUFFIX) {

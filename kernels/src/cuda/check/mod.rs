@@ -24,9 +24,18 @@ pub use case::{Bench, Outcome, Report};
 use crate::cuda::{CudaError, Device};
 use std::sync::Arc;
 
-/// Runs every case whose name contains `filter`.
-pub fn run(device: &Arc<Device>, scale: Scale, seed: u64, filter: &str) -> Result<Report, CudaError> {
-    let mut bench = Bench::new(device, scale, seed, filter)?;
+/// Runs every case whose name contains `filter`; `on_outcome` hears of each as it ends.
+///
+/// At [`Scale::Full`] a case whose reference would take minutes compares a random part of its results with it, and of
+/// the others only that they were written.
+pub fn run(
+    device: &Arc<Device>,
+    scale: Scale,
+    seed: u64,
+    filter: &str,
+    on_outcome: fn(&Outcome),
+) -> Result<Report, CudaError> {
+    let mut bench = Bench::new(device, scale, seed, filter, on_outcome)?;
     mma::run(&mut bench)?;
     norm::run(&mut bench)?;
     inputs::run(&mut bench)?;

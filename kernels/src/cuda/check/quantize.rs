@@ -10,7 +10,7 @@ use crate::cuda::{CudaError, DeviceSlice};
 pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
     let shapes: &[(usize, usize)] = match bench.scale {
         Scale::Small => &[(1, 4), (3, 132), (130, 260)],
-        Scale::Full => &[(1, 4), (3, 132), (257, 4096), (4096, 14_336)],
+        Scale::Full => &[(1, 4), (3, 132), (257, 4096), (1024, 14_336)],
     };
     for &(rows, cols) in shapes {
         for granularity in [Granularity::Tensor, Granularity::Row, Granularity::Group, Granularity::Block] {
@@ -19,6 +19,36 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
             case::<f32>(bench, rows, cols, granularity, |value| value, |value| value)?;
         }
     }
+    what_is_no_number_shows(bench)
+}
+
+/// Rows with a NaN or an infinite value have an infinite scale; the others keep theirs.
+fn what_is_no_number_shows(bench: &mut Bench) -> Result<(), CudaError> {
+    let name = "quantize_f32 rows with a NaN or an infinite value";
+    if !bench.wants(name) {
+        return Ok(());
+    }
+    let (rows, cols) = (5, 264);
+    let mut x = bench.normal(rows * cols);
+    for (row, value) in [(1, f32::NAN), (3, f32::NEG_INFINITY), (4, -f32::NAN)] {
+        x[row * cols + bench.below(cols as u32) as usize] = value;
+    }
+    // Finite, though their sum is not.
+    x[2 * cols..2 * cols + 4].copy_from_slice(&[f32::MAX, f32::MAX, f32::MIN, f32::MIN]);
+    let (out, scales, on_device) =
+        (bench.output::<E4m3>(rows * cols)?, bench.output::<f32>(rows)?, bench.upload(&x)?);
+    let quantization = Quantization {
+        out: *out,
+        scales: *scales,
+        x: *on_device,
+        rows,
+        cols,
+        granularity: Granularity::Row,
+        scratch: DeviceSlice::NONE,
+    };
+    Quantize::<f32>::new(&bench.kernels)?.launch(&bench.stream, quantization)?;
+    let finite: Vec<bool> = scales.read(&bench.stream)?.into_iter().map(f32::is_finite).collect();
+    bench.compare_exact(name, &finite, &[true, false, true, false, false]);
     Ok(())
 }
 

@@ -31,15 +31,25 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
         ],
     };
     for &shape in shapes {
-        draws(bench, shape)?;
+        draws(bench, shape, "", Draws::random)?;
         scores(bench, shape)?;
     }
-    Ok(())
+    let tied: &[Shape] = match bench.scale {
+        Scale::Small => &[(60, 64, 6, 60, 2), (300, 301, 6, 60, 2), (9001, 9004, 4, 40, 1)],
+        Scale::Full => &[(60, 64, 16, 200, 20), (9001, 9004, 16, 200, 20), (128_256, 128_256, 16, 100, 10)],
+    };
+    tied.iter().try_for_each(|&shape| draws(bench, shape, ", cuts among ties", Draws::tied))
 }
 
-fn draws(bench: &mut Bench, shape: Shape) -> Result<(), CudaError> {
+/// Batches that `draw` makes; `kind` goes into the case's name.
+fn draws(
+    bench: &mut Bench,
+    shape: Shape,
+    kind: &str,
+    draw: fn(&mut Bench, Shape) -> Draws,
+) -> Result<(), CudaError> {
     let (vocab, stride, rows, count, batches) = shape;
-    let name = format!("sample {vocab} tokens, {count} samples of {rows} rows");
+    let name = format!("sample {vocab} tokens, {count} samples of {rows} rows{kind}");
     if !bench.wants(&name) {
         return Ok(());
     }
@@ -49,7 +59,7 @@ fn draws(bench: &mut Bench, shape: Shape) -> Result<(), CudaError> {
     let (mut got, mut reference, mut states, mut usable) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let (isa, mut scratch) = (Isa::best(), Scratch::default());
     for _ in 0..batches {
-        let mut draws = Draws::random(bench, vocab, stride, rows, count);
+        let mut draws = draw(bench, shape);
         let (tokens, status) = (bench.output::<u32>(capacity)?, bench.output::<u32>(capacity)?);
         let mut padded = draws.samples.clone();
         padded.resize(capacity, SampleParams::greedy(0));
@@ -114,7 +124,7 @@ fn scores(bench: &mut Bench, shape: Shape) -> Result<(), CudaError> {
     if !bench.wants(&name) {
         return Ok(());
     }
-    let draws = Draws::random(bench, vocab, stride, rows, count);
+    let draws = Draws::random(bench, shape);
     let targets: Vec<ScoreParams> = (0..count)
         .map(|i| ScoreParams {
             row: draws.samples[i].row,

@@ -78,7 +78,7 @@ pub struct AttentionRows<'a, T, K> {
     pub q: DeviceSlice<T>,
     /// Values between two rows of `q`: a multiple of 8.
     pub q_stride: usize,
-    /// `[rows, heads * head_dim]`; rows of no sequence are left as they are.
+    /// `[rows, heads * head_dim]`; rows of no planned sequence are left as they are.
     pub out: DeviceSlice<T>,
     /// `[heads]`: a logit that takes part in the softmax and has no value; or [`DeviceSlice::NONE`].
     pub sinks: DeviceSlice<f32>,
@@ -154,11 +154,13 @@ impl<T: Activation, K: KvElement> Attention<T, K> {
         Workspace::new([self.small.tiles, self.large.tiles], shape, shape.group(), rows, sequences)
     }
 
-    /// Queues the plan of a step.
+    /// Queues the plan of a step. Sequences of `max_rows` rows and more are left out, and their rows of `out` as they
+    /// are: [`super::attention_sm90::PrefillSm90`] takes them. 0: none are left out.
     pub fn plan(
         &self,
         stream: &Stream,
         sequences: &StepSequences,
+        max_rows: usize,
         workspace: DeviceSlice<u8>,
     ) -> Result<(), CudaError> {
         let capacity = sequences.capacity;
@@ -189,7 +191,8 @@ impl<T: Activation, K: KvElement> Attention<T, K> {
             .u32(small.wanted)
             .u32(large.wanted)
             .u32(small.slots)
-            .u32(large.slots);
+            .u32(large.slots)
+            .size(max_rows);
         self.plan.launch(stream, Grid::new(1, THREADS).overlapping(), &args)
     }
 

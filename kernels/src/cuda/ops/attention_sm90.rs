@@ -8,9 +8,9 @@
 use std::marker::PhantomData;
 
 use super::Activation;
-use super::kv::{KvElement, KvLayer, StepSequences};
+use super::kv::{KvLayer, StepSequences};
 use crate::cuda::launch::{Args, Grid, Kernel};
-use crate::cuda::tensor_map::{MapElement, Swizzle};
+use crate::cuda::tensor_map::Swizzle;
 use crate::cuda::{CudaError, Device, DeviceSlice, Kernels, Stream, TensorMap};
 
 /// Query rows of a tile, times the heads of a group.
@@ -64,11 +64,37 @@ pub struct PrefillRows<'a, T> {
     /// `[heads]`: a logit that takes part in the softmax and has no value; or [`DeviceSlice::NONE`].
     pub sinks: DeviceSlice<f32>,
     /// Keys and values, those of the step's rows included.
-    pub layer: KvLayer<T>,
+    pub layer: &'a PrefillLayer<T>,
     /// The step's sequences, as planned.
     pub sequences: &'a StepSequences,
     /// As planned.
     pub workspace: DeviceSlice<u32>,
+}
+
+/// One layer's keys and values, and how the copy engine finds them: made once, where the cache lies.
+#[derive(Debug, Clone, Copy)]
+pub struct PrefillLayer<T> {
+    layer: KvLayer<T>,
+    keys: TensorMap,
+    values: TensorMap,
+}
+
+impl<T: Activation> PrefillLayer<T> {
+    /// Describes `layer`, whose memory it does not keep.
+    pub fn new(layer: KvLayer<T>) -> Result<Self, CudaError> {
+        let KvLayer { block_size, head_dim, .. } = layer;
+        assert!(block_size.is_power_of_two() && (8..=256).contains(&block_size), "block size {block_size}");
+        let map = |tensor| {
+            let (dims, box_dims) = ([cache_rows(&layer), head_dim], [block_size.min(TILE_KV), SLAB]);
+            TensorMap::new(tensor, &dims, &box_dims, Swizzle::Bytes128)
+        };
+        Ok(Self { keys: map(layer.keys)?, values: map(layer.values)?, layer })
+    }
+}
+
+/// Rows of `head_dim` values in a layer's keys.
+fn cache_rows<T>(layer: &KvLayer<T>) -> usize {
+    layer.blocks * layer.kv_heads * layer.block_size
 }
 
 /// Attention of the rows of long chunks: [`Self::plan`] once a step, [`Self::launch`] once a layer.
@@ -81,7 +107,7 @@ pub struct PrefillSm90<T> {
     of: PhantomData<T>,
 }
 
-impl<T: Activation + KvElement + MapElement> PrefillSm90<T> {
+impl<T: Activation> PrefillSm90<T> {
     /// Finds the kernels. Ask [`PrefillShape::is_supported`] first.
     pub fn new(kernels: &Kernels, shape: PrefillShape) -> Result<Self, CudaError> {
         let PrefillShape { heads, kv_heads, head_dim, softcap, window, .. } = shape;
@@ -94,7 +120,7 @@ impl<T: Activation + KvElement + MapElement> PrefillSm90<T> {
         }
         assert!(softcap.is_none_or(|cap| cap > 0.0), "softcap {softcap:?} is positive");
         assert!(window.is_none_or(|window| (1..1 << 30).contains(&window)), "window {window:?} is 1 to 2^30");
-        let prefill = kernels.get(match (<T as Activation>::SUFFIX, head_dim) {
+        let prefill = kernels.get(match (T::SUFFIX, head_dim) {
             ("bf16", 64) => "attention_sm90_bf16_64",
             ("bf16", _) => "attention_sm90_bf16_128",
             (_, 64) => "attention_sm90_f16_64",
@@ -140,8 +166,8 @@ impl<T: Activation + KvElement + MapElement> PrefillSm90<T> {
     /// Queues the attention of the planned rows with one layer.
     pub fn launch(&self, stream: &Stream, rows: PrefillRows<'_, T>) -> Result<(), CudaError> {
         let PrefillRows { q, q_stride, out, sinks, layer, sequences, workspace } = rows;
-        let shape = &self.shape;
-        let KvLayer { blocks, kv_heads, block_size, head_dim, .. } = layer;
+        let (shape, PrefillLayer { layer, keys, values }) = (&self.shape, layer);
+        let KvLayer { kv_heads, block_size, head_dim, .. } = *layer;
         assert!(
             (kv_heads, head_dim) == (shape.kv_heads, shape.head_dim),
             "the layer has the shape of the attention"
@@ -166,14 +192,6 @@ impl<T: Activation + KvElement + MapElement> PrefillSm90<T> {
             q.address().is_multiple_of(16) && out.address().is_multiple_of(16),
             "q and out are 16-byte aligned"
         );
-        assert!(block_size.is_power_of_two() && (8..=256).contains(&block_size), "block size {block_size}");
-        // One more than the last is asked for where zeros are wanted.
-        let cache_rows = blocks * kv_heads * block_size;
-        let map = |tensor| {
-            let (dims, box_dims) = ([cache_rows, head_dim], [block_size.min(TILE_KV), SLAB]);
-            TensorMap::new(tensor, &dims, &box_dims, Swizzle::Bytes128)
-        };
-        let (keys, values) = (map(layer.keys)?, map(layer.values)?);
         let (count, items) = parts(workspace);
         let args = Args::new()
             .slice(out)
@@ -191,7 +209,7 @@ impl<T: Activation + KvElement + MapElement> PrefillSm90<T> {
             .size(kv_heads)
             .size(shape.group())
             .size(block_size)
-            .size(cache_rows)
+            .size(cache_rows(layer)) // the row that is asked for where zeros are wanted
             .i32(shape.window.unwrap_or(0) as i32)
             .f32(shape.scale * layer.key_scale)
             .f32(shape.softcap.unwrap_or(0.0))

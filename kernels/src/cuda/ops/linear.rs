@@ -89,6 +89,11 @@ impl<T: Activation + BlasElement> Linear<T> {
         Ok(Self { gemv, gemm, silu_mul, quantize, blas })
     }
 
+    /// cuBLASLt, where it is used.
+    pub fn blas(&self) -> Option<&BlasLt> {
+        self.blas.as_deref()
+    }
+
     /// Bytes of the workspace that launches of up to `max_rows` rows need, with weights of these `[n, k]`. One serves all
     /// launches of a stream.
     pub fn workspace_bytes(&self, max_rows: usize, shapes: &[(usize, usize)]) -> usize {

@@ -1,6 +1,6 @@
 //! Typed launchers, one file per operation: shapes and types are checked on the host, then one launch is queued.
 
-use super::memory::Element;
+use super::tensor_map::MapElement;
 
 pub mod activation;
 pub mod attention;
@@ -22,7 +22,7 @@ pub mod sample;
 pub mod score;
 
 /// Types that activations may have.
-pub trait Activation: Element + quantize::Quantized {
+pub trait Activation: MapElement + quantize::Quantized + random::Randomised {
     /// Ends the names of its kernels.
     const SUFFIX: &'static str;
     /// Rounded to nearest.

@@ -12,7 +12,8 @@ const STRIDE: usize = 128;
 /// Sizes of decode steps for up to `max_num_seqs` sequences, rising; the last one holds them all.
 pub(super) fn sizes(max_num_seqs: usize) -> Vec<usize> {
     let beyond = (1..).map(|i| SIZES[SIZES.len() - 1] + i * STRIDE);
-    let mut sizes: Vec<usize> = SIZES.into_iter().chain(beyond).take_while(|size| *size < max_num_seqs).collect();
+    let mut sizes: Vec<usize> =
+        SIZES.into_iter().chain(beyond).take_while(|size| *size < max_num_seqs).collect();
     sizes.push(max_num_seqs);
     sizes
 }

@@ -7,35 +7,39 @@ use std::sync::mpsc::sync_channel;
 use half::{bf16, f16};
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::rope::{angles, inverse_frequencies};
-use skein_kernels::cuda::arena::{Arena, ArenaPlan, Carver};
+use skein_kernels::cuda::arena::{Arena, ArenaPlan, Carver, Phase};
 use skein_kernels::cuda::blaslt::BlasElement;
 use skein_kernels::cuda::memory::E4m3;
 use skein_kernels::cuda::ops::Activation;
-use skein_kernels::cuda::ops::attention::{Attention, AttentionShape};
+use skein_kernels::cuda::ops::attention::AttentionShape;
 use skein_kernels::cuda::ops::block_copy::{BlockCopy, BlockPlanes};
 use skein_kernels::cuda::ops::embed::Embed;
 use skein_kernels::cuda::ops::inputs::{ExpandInputs, GatherRows, HEADER_WORDS};
 use skein_kernels::cuda::ops::kv::{KvElement, KvLayer};
 use skein_kernels::cuda::ops::linear::{Linear, LinearOptions};
 use skein_kernels::cuda::ops::norm::AddRmsNorm;
+use skein_kernels::cuda::ops::quantize::Quantize;
 use skein_kernels::cuda::ops::rope::RopeKvWrite;
 use skein_kernels::cuda::{BlasLt, CudaError, DeviceSlice, PinnedBuffer, Stream};
 
 use super::draw::Draw;
+use super::dummy;
+use super::gaps::StepGaps;
 use super::graphs::{self, Graphs};
 use super::memory::{StepMemory, StepSizes};
 use super::plan::{self, Needs, Share};
 use super::slot::Slot;
 use super::step::CudaModel;
 use super::threads::{CudaBackend, Launcher, UnderWay};
-use super::upload::{Dtype, Upload};
+use super::upload::{self, Dtype, Quantiser, Upload};
 use super::{MAX_STEPS, OpenDevice};
 use crate::BlockId;
 use crate::backend::{BackendError, Batch, BatchSequence, SampleRow};
-use crate::config::{CudaConfig, KvCacheDtype, SchedulerConfig};
+use crate::config::{CudaConfig, KvCacheDtype, LoadFormat, Quantization, SchedulerConfig};
 use crate::model::LoadError;
 use crate::model::config::ModelConfig;
 use crate::model::llama_cuda::{Activations, CudaLlama, Ops, Workspace};
+use crate::model::llama_cuda_attention::StepAttention;
 use crate::model::llama_cuda_weights::{LlamaWeights, Place, Source};
 use crate::model::weights::Weights;
 use crate::sampling::SamplingParams;
@@ -94,11 +98,17 @@ pub fn load(
     options: &CudaOptions,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(CudaBackend, String), CudaLoadError> {
-    let weights = Weights::open(dir)?;
-    let embedding =
-        weights.matrix("model.embed_tokens.weight", config.vocab_size as usize, config.hidden_size)?;
+    let (weights, dtype) = match options.cuda.load_format {
+        LoadFormat::Dummy => (None, dummy::dtype(dir)?),
+        LoadFormat::Auto => {
+            let weights = Weights::open(dir)?;
+            let (vocab, hidden) = (config.vocab_size as usize, config.hidden_size);
+            let embedding = weights.matrix("model.embed_tokens.weight", vocab, hidden)?;
+            (Some(weights), Dtype::of(embedding.storage()))
+        }
+    };
     let loading = Loading { dir, config, weights, opened, options };
-    match (Dtype::of(embedding.storage()), options.cuda.kv_cache_dtype) {
+    match (dtype, options.cuda.kv_cache_dtype) {
         (Dtype::F16, KvCacheDtype::Auto) => loading.load::<f16, f16>(progress),
         (Dtype::F16, KvCacheDtype::Fp8) => loading.load::<f16, E4m3>(progress),
         (_, KvCacheDtype::Auto) => loading.load::<bf16, bf16>(progress),
@@ -110,7 +120,8 @@ pub fn load(
 struct Loading<'a> {
     dir: &'a Path,
     config: &'a ModelConfig,
-    weights: Weights,
+    /// None where they are made up.
+    weights: Option<Weights>,
     opened: OpenDevice,
     options: &'a CudaOptions,
 }
@@ -123,13 +134,45 @@ impl Loading<'_> {
     {
         let arithmetic = self.arithmetic::<T, K>();
         let (mut model, kv_blocks) = self.place::<T, K>()?;
-        self.upload(&model, progress)?;
+        match &self.weights {
+            Some(weights) => self.upload(&model, weights, progress)?,
+            None => self.make_up(&model, progress)?,
+        }
+        self.upload_angles(model.llama.angles, &model.stream)?;
+        model.draw.clear(&model.stream)?;
+        model.stream.synchronize()?;
+        let (rows, pass_rows) = (model.sizes.rows, model.sizes.pass.rows);
+        model.llama.warm_up(&model.stream, rows, pass_rows, &model.activations, model.memory.logits)?;
         self.check(&mut model)?;
-        let usage = model.arena.usage()?;
-        tracing::info!(device = model.device.name, %usage, arithmetic, "weights are on the device");
-        let graphs = model.graphs.count();
+        self.report(&model, &arithmetic, kv_blocks)?;
+        let (graphs, gaps) = (model.graphs.count(), model.gaps.clone());
         let backend = CudaBackend::start(model, kv_blocks, self.options.cuda.step_timeout, graphs);
-        Ok((backend.map_err(LoadError::Thread)?, arithmetic))
+        Ok((backend.map_err(LoadError::Thread)?.with_gaps(gaps), arithmetic))
+    }
+
+    /// One line: what computes, with what, in how much memory.
+    fn report<T, K>(&self, model: &CudaModel<T, K>, arithmetic: &str, kv_blocks: u32) -> Result<(), CudaError>
+    where
+        T: Activation + BlasElement,
+        K: KvElement,
+    {
+        let (device, ops) = (&model.device, &model.llama.ops);
+        let (driver, (major, minor)) = (device.driver, device.capability);
+        let blas = ops.linear.blas().map_or_else(|| "none".to_owned(), |blas| blas.version().to_string());
+        let usage = model.arena.usage()?;
+        tracing::info!(
+            device = device.name,
+            capability = %format_args!("{major}.{minor}"),
+            driver = %format_args!("{}.{}", driver / 1000, driver % 1000 / 10),
+            kernels = %self.opened.kernels.kernel_source(),
+            cublaslt = blas,
+            prefill_attention = ops.attention.prefill_name(),
+            arithmetic,
+            kv_blocks,
+            %usage,
+            "the model is on the device"
+        );
+        Ok(())
     }
 
     /// What the bits of logits depend on. Where they may depend on the batch anyway, the device's generation does not
@@ -161,7 +204,7 @@ impl Loading<'_> {
         let positions = max_model_len as usize;
         let is_quantised = cuda.quantization.is_some();
         let mut plan = ArenaPlan::new(device)?;
-        let ops = self.ops::<T, K>()?;
+        let mut ops = self.ops::<T, K>()?;
         let workspace = Workspace {
             attention: ops.attention.workspace_bytes(sizes.rows, sizes.sequences, positions),
             linear: ops.linear.workspace_bytes(sizes.rows, &shapes(c)),
@@ -175,7 +218,10 @@ impl Loading<'_> {
             Ok((activations, step, Draw::place(kernels, &capacities, c.vocab_size as usize, memory)?))
         };
         let needs = Needs {
-            weights: plan::count(|memory| Ok(drop(place_always(memory))))?,
+            weights: plan::count(|memory| {
+                place_always(memory);
+                Ok(())
+            })?,
             step: plan::count(|memory| place_step(memory).map(drop))?,
             graphs: if cuda.enforce_eager { 0 } else { capacities.len() },
             layers: c.layers,
@@ -188,6 +234,10 @@ impl Loading<'_> {
             sharers: cuda.sharers,
             kv_bytes: options.kv_cache_memory_bytes,
         };
+        if is_quantised && self.weights.is_some() {
+            let bytes = upload::staging_bytes(&shapes(c));
+            plan.add::<u8>(plan::STAGING, bytes, Phase::Load, "do without --quantization");
+        }
         let kv_blocks = plan::fill(&mut plan, device.memory_bytes, &needs, share)?;
         tracing::info!("memory of the device:\n{plan}");
         let arena = plan.allocate()?;
@@ -196,6 +246,7 @@ impl Loading<'_> {
         let (activations, memory, draw) = place_step(&mut Carver::new(arena.slice(plan::STEP)))?;
         let planes = self.planes::<K>(&arena, kv_blocks);
         let cache = layers::<K>(c, limits, planes)?;
+        ops.attention.set_cache(&cache)?;
         let llama = CudaLlama { config: c.clone(), weights, cache, angles, ops };
         let (give_back, free) = sync_channel(MAX_STEPS + 1);
         for _ in 0..=MAX_STEPS {
@@ -218,6 +269,8 @@ impl Loading<'_> {
             free,
             give_back,
             step_timeout: cuda.step_timeout,
+            gaps: if cuda.times_gaps { Some(Arc::new(StepGaps::new(device)?)) } else { None },
+            launched: 0,
             stream: Stream::new(device)?,
             capture_stream: Stream::new(device)?,
             arena,
@@ -244,15 +297,14 @@ impl Loading<'_> {
             batch_invariant,
         };
         let blas = BlasLt::open(device)?.map(Arc::new);
-        match &blas {
-            Some(blas) => tracing::debug!(version = blas.version(), "cuBLASLt found"),
-            None => tracing::info!("cuBLASLt was not found (libcublasLt.so.13): Skein's own kernels multiply"),
+        if blas.is_none() {
+            tracing::info!("cuBLASLt was not found (libcublasLt.so.13): Skein's own kernels multiply");
         }
         Ok(Ops {
             embed: Embed::new(kernels)?,
             norm: AddRmsNorm::new(kernels)?,
             rope: RopeKvWrite::new(kernels)?,
-            attention: Attention::new(kernels, shape)?,
+            attention: StepAttention::new(kernels, shape)?,
             linear: Linear::new(kernels, blas, LinearOptions { batch_invariant })?,
             gather: GatherRows::new(kernels)?,
         })
@@ -264,19 +316,42 @@ impl Loading<'_> {
         BlockPlanes { memory: arena.slice(plan::KV), plane_bytes, blocks }
     }
 
-    /// Copies the weights and the table of angles to the device.
-    fn upload<T, K>(&self, model: &CudaModel<T, K>, progress: &mut dyn FnMut(u64, u64)) -> Result<(), CudaLoadError>
+    /// Makes random weights on the device.
+    fn make_up<T, K>(
+        &self,
+        model: &CudaModel<T, K>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(), CudaLoadError>
+    where
+        T: Activation,
+        K: KvElement,
+    {
+        let is_tied = self.config.tie_word_embeddings;
+        dummy::fill(&model.llama.weights, is_tied, &self.opened.kernels, &model.stream)?;
+        model.stream.synchronize()?;
+        let bytes = model.arena.slice::<u8>(plan::WEIGHTS).len() as u64;
+        progress(bytes, bytes);
+        Ok(())
+    }
+
+    /// Copies the weights to the device.
+    fn upload<T, K>(
+        &self,
+        model: &CudaModel<T, K>,
+        weights: &Weights,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(), CudaLoadError>
     where
         T: Activation,
         K: KvElement,
     {
         let dtype = if T::SUFFIX == "f16" { Dtype::F16 } else { Dtype::Bf16 };
         let mut upload = Upload::default();
-        for Source { from, to } in model.llama.weights.sources(self.config, &self.weights)? {
+        for Source { from, to } in model.llama.weights.sources(self.config, weights)? {
             match to {
                 Place::Values(to) => upload.add(&from, to.cast(), dtype),
                 Place::Wide(to) => upload.add(&from, to.cast(), Dtype::F32),
-                Place::Quantised { values, scales } => upload.add_quantised(&from, values, scales),
+                Place::Quantised { values, scales } => upload.add_quantised(&from, values, scales, dtype),
             }
         }
         let threads = match self.options.readers {
@@ -284,13 +359,18 @@ impl Loading<'_> {
             threads => threads,
         };
         let (mut done, total) = (0, upload.bytes());
-        upload.run(&self.opened.device, threads, &mut |more| {
+        let quantiser = match self.options.cuda.quantization {
+            None => None,
+            Some(Quantization::Fp8) => {
+                let staging = model.arena.slice(plan::STAGING);
+                Some(Quantiser { kernel: Quantize::<T>::new(&self.opened.kernels)?, staging })
+            }
+        };
+        upload.run(&self.opened.device, threads, quantiser, &mut |more| {
             done += more;
             progress(done, total);
         })?;
-        self.upload_angles(model.llama.angles, &model.stream)?;
-        model.draw.clear(&model.stream)?;
-        Ok(model.stream.synchronize()?)
+        Ok(())
     }
 
     /// `[positions, cos | sin]`, the CPU backend's to the bit.
@@ -341,15 +421,14 @@ impl Loading<'_> {
     }
 }
 
-/// `[n, k]` of all matrices.
-fn shapes(c: &ModelConfig) -> [(usize, usize); 5] {
+/// `[n, k]` of a layer's matrices. The head is no part of it: its result goes where logits are.
+fn shapes(c: &ModelConfig) -> [(usize, usize); 4] {
     let (q_width, kv_width) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
     [
         (q_width + 2 * kv_width, c.hidden_size),
         (c.hidden_size, q_width),
         (2 * c.intermediate_size, c.hidden_size),
         (c.hidden_size, c.intermediate_size),
-        (c.vocab_size as usize, c.hidden_size),
     ]
 }
 

@@ -8,6 +8,8 @@
 //! Not yet run on a GPU: tested on `skein-cuda-emulation`.
 
 mod draw;
+mod dummy;
+mod gaps;
 mod graphs;
 mod load;
 mod memory;
@@ -19,6 +21,7 @@ mod threads;
 mod upload;
 mod usable;
 
+pub use gaps::StepGaps;
 pub use load::{CudaLoadError, CudaOptions, load};
 pub use threads::CudaBackend;
 pub use usable::{NotUsable, OpenDevice, open};

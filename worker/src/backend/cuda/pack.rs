@@ -128,10 +128,14 @@ pub(super) fn pack_pass(message: &mut Message<'_>, batch: &Batch, pass: &Pass, p
     for &(row, index) in &pass.samples {
         params.push(sample_params(message, batch, &batch.samples[index], row, &mut biases, places));
     }
-    let scores: Vec<ScoreParams> = pass.scores.iter().map(|&(row, index)| {
-        let score = batch.scores[index];
-        ScoreParams { row, target: score.target, top: score.top }
-    }).collect();
+    let scores: Vec<ScoreParams> = pass
+        .scores
+        .iter()
+        .map(|&(row, index)| {
+            let score = batch.scores[index];
+            ScoreParams { row, target: score.target, top: score.top }
+        })
+        .collect();
     Drawing {
         samples: params.len(),
         samples_at: message.values(&params) as usize,
@@ -272,7 +276,11 @@ mod tests {
         let len = message.len();
         assert!(words[..len].windows(3).any(|three| three == [9, CARRIED | 6, 8]));
         let params = &words[drawing.samples_at..][..22];
-        assert_eq!((params[17], params[18], params[19]), (2, 1, 7), "two known tokens, and the second sample's");
+        assert_eq!(
+            (params[17], params[18], params[19]),
+            (2, 1, 7),
+            "two known tokens, and the second sample's"
+        );
         assert_eq!(&words[params[16] as usize..][..2], [4, 5]);
         assert_eq!(words[drawing.sample_count_at], 1);
     }

@@ -8,6 +8,7 @@ use super::load::CudaLoadError;
 /// Names of the regions.
 pub(super) const WEIGHTS: &str = "weights";
 pub(super) const KV: &str = "KV cache";
+pub(super) const STAGING: &str = "weights on their way";
 pub(super) const STEP: &str = "activations, logits, inputs";
 
 /// Left to the driver for code, launches and local memory, and to cuBLASLt for its own.
@@ -85,7 +86,7 @@ pub(super) fn fill(
     Ok(blocks)
 }
 
-/// Bytes that `place` takes, and over which memory: for the plan.
+/// Bytes that `place` takes. What it places lies nowhere and must not be used.
 pub(super) fn count(place: impl FnOnce(&mut Carver) -> Result<(), CudaError>) -> Result<usize, CudaError> {
     let mut nowhere = Carver::new(DeviceSlice::from_raw(0, usize::MAX / 2));
     place(&mut nowhere)?;

@@ -11,6 +11,7 @@ use skein_kernels::cuda::ops::score::Scored;
 use skein_kernels::cuda::stream::Waited;
 use skein_kernels::cuda::{CudaError, Device, Event, PinnedBuffer, Stream};
 
+use super::gaps::StepGaps;
 use super::memory::StepSizes;
 use super::threads::UnderWay;
 use super::{failed, stopped};
@@ -78,6 +79,8 @@ pub(super) struct LaunchedStep {
     device: Arc<Device>,
     /// Where the slot goes back to.
     free: SyncSender<Slot>,
+    /// Where the gap before this step is noted, and which step it is.
+    gap: Option<(Arc<StepGaps>, usize)>,
 }
 
 impl LaunchedStep {
@@ -103,7 +106,12 @@ impl LaunchedStep {
             has_logprobs: true,
         });
         let (samples, scores) = (samples.collect(), scores.collect());
-        Self { slot, samples, scores, timeout, device: device.clone(), free: free.clone() }
+        Self { slot, samples, scores, timeout, device: device.clone(), free: free.clone(), gap: None }
+    }
+
+    /// The same with the gap before it noted when it has ended.
+    pub fn with_gap(self, gap: Option<(Arc<StepGaps>, usize)>) -> Self {
+        Self { gap, ..self }
     }
 
     fn read(&self) -> Result<StepOutput, BackendError> {
@@ -135,6 +143,9 @@ impl UnderWay for LaunchedStep {
 
     fn finish(self) -> Result<StepOutput, BackendError> {
         self.slot.wait(self.timeout)?;
+        if let Some((gaps, step)) = &self.gap {
+            gaps.note(*step).map_err(|error| failed(&error))?;
+        }
         let output = self.read();
         // A launching thread that is gone needs no slots.
         let _ = self.free.send(self.slot);

@@ -15,6 +15,7 @@ use skein_kernels::cuda::ops::kv::KvElement;
 use skein_kernels::cuda::{CudaError, Device, Kernels, PinnedBuffer, Stream};
 
 use super::draw::Draw;
+use super::gaps::StepGaps;
 use super::graphs::Graphs;
 use super::memory::{StepMemory, StepSizes};
 use super::pack::{Drawing, Pass, copy_waves, pack_pass, pack_rows, passes};
@@ -45,6 +46,10 @@ pub(super) struct CudaModel<T, K> {
     pub free: Receiver<Slot>,
     pub give_back: SyncSender<Slot>,
     pub step_timeout: Duration,
+    /// When somebody wants to know.
+    pub gaps: Option<Arc<StepGaps>>,
+    /// Steps so far.
+    pub launched: usize,
     pub stream: Stream,
     /// Captures go on while `stream` works.
     pub capture_stream: Stream,
@@ -89,6 +94,9 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
         let copies = pack_copies(&mut message, &batch.copies);
         let first = passes.first().map(|pass| pack_pass(&mut message, batch, pass, &self.places));
         let words = message.len();
+        if let Some(gaps) = &self.gaps {
+            gaps.start(self.launched, &self.stream)?;
+        }
         self.memory.packed.upload(&self.stream, &slot.message, 0..words)?;
         self.copy_blocks(&copies)?;
         if is_decode {
@@ -97,9 +105,21 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
             self.mixed(rows, sequences)?;
         }
         let places = self.draw_passes(batch, &passes, first, is_decode, &mut slot)?;
+        if let Some(gaps) = &self.gaps {
+            gaps.end(self.launched, &self.stream)?;
+        }
         slot.mark_end(&self.stream)?;
-        let step =
-            LaunchedStep::new(slot, batch, (&places.0, &places.1), self.step_timeout, &self.device, &self.give_back);
+        let gap = self.gaps.clone().map(|gaps| (gaps, self.launched));
+        self.launched += 1;
+        let step = LaunchedStep::new(
+            slot,
+            batch,
+            (&places.0, &places.1),
+            self.step_timeout,
+            &self.device,
+            &self.give_back,
+        )
+        .with_gap(gap);
         self.places = places.0;
         Ok(step)
     }
@@ -121,7 +141,13 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
         self.forward(&self.stream, rows, sequences, StepKind::Mixed)
     }
 
-    fn forward(&self, stream: &Stream, rows: usize, sequences: usize, kind: StepKind) -> Result<(), CudaError> {
+    fn forward(
+        &self,
+        stream: &Stream,
+        rows: usize,
+        sequences: usize,
+        kind: StepKind,
+    ) -> Result<(), CudaError> {
         let inputs = self.memory.inputs(rows, sequences);
         self.expand.launch(stream, inputs)?;
         let step = StepRows {

@@ -8,6 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use super::gaps::StepGaps;
 use super::{MAX_STEPS, stopped};
 use crate::backend::{Backend, BackendError, Batch, StepHandle, StepOutput};
 
@@ -49,12 +50,23 @@ pub struct CudaBackend {
     threads: Vec<JoinHandle<()>>,
     failed: bool,
     graphs: Arc<AtomicUsize>,
+    gaps: Option<Arc<StepGaps>>,
 }
 
 impl CudaBackend {
     /// Decode sizes that replay a captured graph by now; the others run kernel by kernel.
     pub fn captured_graphs(&self) -> usize {
         self.graphs.load(Ordering::Acquire)
+    }
+
+    /// Idle times of the device between steps, if [`crate::config::CudaConfig::times_gaps`].
+    pub fn gaps(&self) -> Option<Arc<StepGaps>> {
+        self.gaps.clone()
+    }
+
+    pub(super) fn with_gaps(mut self, gaps: Option<Arc<StepGaps>>) -> Self {
+        self.gaps = gaps;
+        self
     }
 
     pub(super) fn start<L: Launcher + 'static>(
@@ -72,7 +84,17 @@ impl CudaBackend {
             thread("skein-cuda-0-wait").spawn(move || finish_steps(&under_way, &outbox))?,
         ];
         let steps = Some(steps);
-        Ok(Self { kv_blocks, launched: 0, step_timeout, steps, outputs, threads, failed: false, graphs })
+        Ok(Self {
+            kv_blocks,
+            launched: 0,
+            step_timeout,
+            steps,
+            outputs,
+            threads,
+            failed: false,
+            graphs,
+            gaps: None,
+        })
     }
 
     fn gone(&mut self) -> BackendError {
@@ -261,7 +283,8 @@ mod tests {
             (FAILS_TO_LAUNCH, "no launch"),
             (HANGS, "did not end within 10ms (--step-timeout)"),
         ] {
-            let mut backend = CudaBackend::start(Scripted, 5, Duration::from_millis(10), Arc::default()).unwrap();
+            let mut backend =
+                CudaBackend::start(Scripted, 5, Duration::from_millis(10), Arc::default()).unwrap();
             let step = backend.launch(batch(script, 1)).unwrap();
             let error = backend.collect(step).unwrap_err().to_string();
             assert!(error.contains(said) && error.contains("cuda"), "{error}");

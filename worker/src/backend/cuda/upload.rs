@@ -2,7 +2,8 @@
 //!
 //! A copy from pageable memory would be staged by the driver, one at a time. Here each thread fills one of its two
 //! pinned buffers while the device drains the other: the page cache is read by as many cores as it takes to keep
-//! the bus busy.
+//! the bus busy. Weights that become e4m3 go to a staging buffer on the device and are quantised from there, which
+//! takes less time than their copy.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,13 +12,16 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 
 use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
 use skein_kernels::cuda::memory::E4m3;
-use skein_kernels::cuda::ops::e4m3;
+use skein_kernels::cuda::ops::Activation;
+use skein_kernels::cuda::ops::quantize::{Granularity, Quantization, Quantize};
 use skein_kernels::cuda::{CudaError, Device, DeviceSlice, Event, PinnedBuffer, Stream};
 
 /// One pinned buffer; larger ones copy no faster.
 const CHUNK_BYTES: usize = 16 << 20;
 /// Threads that read. More than a bus needs at the speed of a memory copy.
 const MAX_READERS: usize = 8;
+/// Staging buffers begin at multiples of this.
+const ALIGNMENT: usize = 256;
 /// Reports of progress that wait for whoever shows them.
 const REPORTS: usize = 64;
 
@@ -27,8 +31,6 @@ pub(super) enum Dtype {
     Bf16,
     F16,
     F32,
-    /// With a scale for each row.
-    E4m3,
 }
 
 impl Dtype {
@@ -44,7 +46,6 @@ impl Dtype {
         match self {
             Self::Bf16 | Self::F16 => 2,
             Self::F32 => 4,
-            Self::E4m3 => 1,
         }
     }
 
@@ -68,9 +69,29 @@ struct Part {
     from: WeightMatrix,
     rows: Range<usize>,
     to: DeviceSlice<u8>,
-    /// A scale for each row, of quantised ones.
-    scales: DeviceSlice<u8>,
+    /// A scale for each row that becomes e4m3, or none.
+    scales: DeviceSlice<f32>,
+    /// What is copied.
     dtype: Dtype,
+}
+
+/// Rows to e4m3, on the device.
+#[derive(Clone, Copy)]
+pub(super) struct Quantiser<T> {
+    pub kernel: Quantize<T>,
+    /// [`staging_bytes`] of memory.
+    pub staging: DeviceSlice<u8>,
+}
+
+/// Bytes on the device in which matrices of these `[n, k]` wait to be quantised, from 16-bit values: a part for each
+/// reader.
+pub(super) fn staging_bytes(shapes: &[(usize, usize)]) -> usize {
+    let part = |&(n, k): &(usize, usize)| rows_at_once(k * 2).min(n) * k * 2;
+    MAX_READERS * shapes.iter().map(part).max().unwrap_or(0).next_multiple_of(ALIGNMENT)
+}
+
+fn rows_at_once(row_bytes: usize) -> usize {
+    (CHUNK_BYTES / row_bytes).max(1)
 }
 
 impl Upload {
@@ -79,42 +100,44 @@ impl Upload {
         self.add_parts(from, to, DeviceSlice::NONE, dtype);
     }
 
-    /// Adds a matrix that becomes e4m3: row by row, its largest value becomes the largest that e4m3 has.
-    pub fn add_quantised(&mut self, from: &WeightMatrix, to: DeviceSlice<E4m3>, scales: DeviceSlice<f32>) {
-        assert_eq!(scales.len(), from.rows(), "each row has a scale");
-        self.add_parts(from, to.cast(), scales.cast(), Dtype::E4m3);
-    }
-
-    fn add_parts(
+    /// Adds a matrix that becomes e4m3 from `dtype`: row by row, its largest value becomes the largest that e4m3 has.
+    pub fn add_quantised(
         &mut self,
         from: &WeightMatrix,
-        to: DeviceSlice<u8>,
-        scales: DeviceSlice<u8>,
+        to: DeviceSlice<E4m3>,
+        scales: DeviceSlice<f32>,
         dtype: Dtype,
     ) {
-        let row_bytes = from.cols() * dtype.bytes();
-        let scale_bytes = scales.len() / from.rows().max(1);
-        assert_eq!(to.len(), from.rows() * row_bytes, "the rows fill their place on the device");
-        let rows_at_once = (CHUNK_BYTES / row_bytes).max(1);
-        for start in (0..from.rows()).step_by(rows_at_once) {
-            let rows = start..from.rows().min(start + rows_at_once);
-            let bytes_of = |bytes: usize| rows.start * bytes..rows.end * bytes;
-            let (to, scales) = (to.slice(bytes_of(row_bytes)), scales.slice(bytes_of(scale_bytes)));
-            self.parts.push(Part { from: from.clone(), rows: rows.clone(), to, scales, dtype });
-        }
-        self.bytes += (to.len() + scales.len()) as u64;
+        assert_eq!(scales.len(), from.rows(), "each row has a scale");
+        self.add_parts(from, to.cast(), scales, dtype);
     }
 
-    /// Bytes on the device.
+    fn add_parts(&mut self, from: &WeightMatrix, to: DeviceSlice<u8>, scales: DeviceSlice<f32>, dtype: Dtype) {
+        let row_bytes = from.cols() * dtype.bytes();
+        let own_bytes = if scales.is_empty() { row_bytes } else { from.cols() };
+        assert_eq!(to.len(), from.rows() * own_bytes, "the rows fill their place on the device");
+        let rows_at_once = rows_at_once(row_bytes);
+        for start in (0..from.rows()).step_by(rows_at_once) {
+            let rows = start..from.rows().min(start + rows_at_once);
+            let to = to.slice(rows.start * own_bytes..rows.end * own_bytes);
+            let scales = if scales.is_empty() { scales } else { scales.slice(rows.clone()) };
+            self.parts.push(Part { from: from.clone(), rows, to, scales, dtype });
+        }
+        self.bytes += (from.rows() * row_bytes) as u64;
+    }
+
+    /// Bytes that are copied.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Copies everything and waits for it. `progress` gets each further number of bytes.
-    pub fn run(
+    /// Copies everything and waits for it; `quantiser` for what becomes e4m3. `progress` gets each further number of
+    /// bytes.
+    pub fn run<T: Activation>(
         &self,
         device: &Arc<Device>,
         threads: usize,
+        quantiser: Option<Quantiser<T>>,
         progress: &mut dyn FnMut(u64),
     ) -> Result<(), CudaError> {
         let next = AtomicUsize::new(0);
@@ -122,11 +145,11 @@ impl Upload {
         let largest = self.parts.iter().map(Part::bytes).max().unwrap_or(0);
         let readers = threads.clamp(1, MAX_READERS).min(self.parts.len());
         std::thread::scope(|scope| {
-            let read = |reports: SyncSender<u64>| {
-                let next = &next;
-                scope.spawn(move || self.read(device, largest, next, &reports))
+            let read = |index: usize, reports: SyncSender<u64>| {
+                let (next, own) = (&next, quantiser.map(|all| all.part(index)));
+                scope.spawn(move || self.read(device, largest, own, next, &reports))
             };
-            let threads: Vec<_> = (0..readers).map(|_| read(reports.clone())).collect();
+            let threads: Vec<_> = (0..readers).map(|index| read(index, reports.clone())).collect();
             drop(reports);
             received.iter().for_each(&mut *progress);
             threads.into_iter().try_for_each(|thread| match thread.join() {
@@ -137,10 +160,11 @@ impl Upload {
     }
 
     /// One reader: takes the next part until there is none.
-    fn read(
+    fn read<T: Activation>(
         &self,
         device: &Arc<Device>,
         largest: usize,
+        quantiser: Option<Quantiser<T>>,
         next: &AtomicUsize,
         reports: &SyncSender<u64>,
     ) -> Result<(), CudaError> {
@@ -157,28 +181,53 @@ impl Upload {
             if turn >= 2 {
                 drained.synchronize()?;
             }
-            let values = part.to.len();
-            let (to, scales) = buffer[..part.bytes()].split_at_mut(values);
-            part.fill(to, scales, &mut scratch);
-            part.to.upload(&stream, buffer, 0..values)?;
-            if !part.scales.is_empty() {
-                part.scales.upload(&stream, buffer, values..part.bytes())?;
+            let bytes = part.bytes();
+            part.fill(&mut buffer[..bytes], &mut scratch);
+            match quantiser.as_ref().filter(|_| !part.scales.is_empty()) {
+                None => part.to.upload(&stream, buffer, 0..bytes)?,
+                // What comes next on the stream waits until the staging buffer has been read.
+                Some(quantiser) => {
+                    quantiser.staging.slice(0..bytes).upload(&stream, buffer, 0..bytes)?;
+                    quantiser.launch(&stream, part)?;
+                }
             }
             drained.record(&stream)?;
             // A receiver that is gone has nobody to show it to.
-            let _ = reports.send(part.bytes() as u64);
+            let _ = reports.send(bytes as u64);
         }
         stream.synchronize()
     }
 }
 
+impl<T: Activation> Quantiser<T> {
+    /// The same with the `index`-th reader's share of the staging memory.
+    fn part(&self, index: usize) -> Self {
+        let bytes = self.staging.len() / MAX_READERS;
+        Self { staging: self.staging.slice(index * bytes..(index + 1) * bytes), ..*self }
+    }
+
+    fn launch(&self, stream: &Stream, part: &Part) -> Result<(), CudaError> {
+        let rounding = Quantization {
+            out: part.to.cast(),
+            scales: part.scales,
+            x: self.staging.slice(0..part.bytes()).cast::<T>(),
+            rows: part.rows.len(),
+            cols: part.from.cols(),
+            granularity: Granularity::Row,
+            scratch: DeviceSlice::NONE,
+        };
+        self.kernel.launch(stream, rounding)
+    }
+}
+
 impl Part {
+    /// Bytes that are copied.
     fn bytes(&self) -> usize {
-        self.to.len() + self.scales.len()
+        self.rows.len() * self.from.cols() * self.dtype.bytes()
     }
 
     /// Writes the rows' values, converted.
-    fn fill(&self, to: &mut [u8], scales: &mut [u8], scratch: &mut Vec<f32>) {
+    fn fill(&self, to: &mut [u8], scratch: &mut Vec<f32>) {
         let Self { from, rows, dtype, .. } = self;
         if dtype.is_that_of(from.storage()) {
             let bytes = from.row_bytes();
@@ -186,23 +235,11 @@ impl Part {
             return;
         }
         scratch.resize(from.cols(), 0.0);
-        let mut scales = scales.as_chunks_mut::<4>().0.iter_mut();
         for (row, to) in rows.clone().zip(to.chunks_exact_mut(from.cols() * dtype.bytes())) {
             from.widen_row(row, scratch);
-            if let Some(scale) = scales.next() {
-                *scale = quantise(scratch).to_le_bytes();
-            }
             narrow(scratch, to, *dtype);
         }
     }
-}
-
-/// Divides a row so that it fills the range of e4m3; returns the divisor.
-fn quantise(row: &mut [f32]) -> f32 {
-    let largest = row.iter().fold(0f32, |largest, value| largest.max(value.abs()));
-    let scale = if largest > 0.0 { largest / e4m3::MAX } else { 1.0 };
-    row.iter_mut().for_each(|value| *value /= scale);
-    scale
 }
 
 /// Rounds to nearest even, little-endian.
@@ -216,11 +253,6 @@ fn narrow(values: &[f32], to: &mut [u8], dtype: Dtype) {
         Dtype::F16 => {
             for (value, to) in values.iter().zip(to.as_chunks_mut::<2>().0) {
                 *to = half::f16::from_f32(*value).to_le_bytes();
-            }
-        }
-        Dtype::E4m3 => {
-            for (value, to) in values.iter().zip(to) {
-                *to = E4m3::from_f32(*value).0;
             }
         }
         Dtype::F32 => {

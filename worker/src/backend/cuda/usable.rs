@@ -67,9 +67,7 @@ fn check_model(model: &ModelConfig, block_size: u32) -> Result<(), NotUsable> {
     if !HEAD_DIMS.contains(&model.head_dim) {
         return refuse("head_dim", model.head_dim, HEAD_DIMS.map(|dim| dim.to_string()).join(", "));
     }
-    for (what, got) in
-        [("hidden_size", model.hidden_size), ("intermediate_size", model.intermediate_size)]
-    {
+    for (what, got) in [("hidden_size", model.hidden_size), ("intermediate_size", model.intermediate_size)] {
         if !got.is_multiple_of(WIDTH) {
             return refuse(what, got, format!("multiples of {WIDTH}"));
         }

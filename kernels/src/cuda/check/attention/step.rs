@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use crate::cuda::check::case::Bench;
+use crate::cuda::check::case::{Bench, DEAR, each};
 use crate::cuda::memory::E4m3;
 use crate::cuda::ops::Activation;
 use crate::cuda::ops::attention::{Attention, AttentionRows, AttentionShape, StepKind};
@@ -186,18 +186,29 @@ impl<T: Stored, K: Stored> Step<T, K> {
         (table[position / case.block_size] as usize, position % case.block_size)
     }
 
+    /// With all scores far from 0 by about as much: then a sum that is scaled once more or less is rounded otherwise.
+    pub(super) fn shifted(mut self, case: &Case) -> Self {
+        self.keys.iter_mut().step_by(case.head_dim).for_each(|key| *key = K::round(4.0));
+        for row in (0..self.q.len()).step_by(case.stride()) {
+            (0..case.shape().heads).for_each(|head| self.q[row + head * case.head_dim] = T::round(16.0));
+        }
+        self
+    }
+
     /// What the kernels should write.
     pub(super) fn reference(&self, case: &Case) -> Vec<f32> {
         let heads = case.shape().heads;
-        let mut out = Vec::new();
-        for (sequence, &(rows, context)) in case.lengths.iter().enumerate() {
-            for (row, head) in (0..rows).flat_map(|row| (0..heads).map(move |head| (row, head))) {
-                let at = (self.row_starts[sequence] as usize + row) * case.stride() + head * case.head_dim;
-                let query = &self.q[at..at + case.head_dim];
-                out.extend(self.attend(case, sequence, head, query, context - rows + row));
-            }
+        let mut wanted = Vec::new();
+        for (sequence, &(rows, _)) in case.lengths.iter().enumerate() {
+            wanted.extend((0..rows * heads).map(|i| (sequence, i / heads, i % heads)));
         }
-        out
+        let attended = each(wanted.len(), DEAR, |i| {
+            let (sequence, row, head) = wanted[i];
+            let (rows, context) = case.lengths[sequence];
+            let at = (self.row_starts[sequence] as usize + row) * case.stride() + head * case.head_dim;
+            self.attend(case, sequence, head, &self.q[at..at + case.head_dim], context - rows + row)
+        });
+        attended.concat()
     }
 
     fn attend(&self, case: &Case, sequence: usize, head: usize, query: &[T], position: usize) -> Vec<f32> {
@@ -282,7 +293,7 @@ fn launch<A: Activation, K: Stored>(
         value_scale: K::SCALE,
     };
     layer.check()?;
-    attention.plan(&bench.stream, &sequences, *workspace)?;
+    attention.plan(&bench.stream, &sequences, 0, *workspace)?;
     for out in [&first, &second] {
         let rows = AttentionRows {
             q: *q,

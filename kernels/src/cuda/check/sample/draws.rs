@@ -1,6 +1,7 @@
 //! Random batches of samples, and each of them as the CPU takes it.
 
 use super::super::case::Bench;
+use super::Shape;
 use crate::cpu::sample::Sampling;
 use crate::cuda::ops::sample::{NONE, SampleParams};
 
@@ -20,11 +21,43 @@ pub(super) struct Draws {
 
 impl Draws {
     /// `count` samples over `rows` rows: every kind of logits, every parameter in and out of use.
-    pub(super) fn random(bench: &mut Bench, vocab: usize, stride: usize, rows: usize, count: usize) -> Self {
+    pub(super) fn random(bench: &mut Bench, shape: Shape) -> Self {
+        let (vocab, stride, rows, count, _) = shape;
         let logits = (0..rows).flat_map(|_| row(bench, vocab, stride)).collect();
+        let mut draws = Self::over(bench, logits, shape);
+        for _ in 0..count {
+            let sample = draws.sample(bench, rows);
+            draws.samples.push(sample);
+        }
+        draws
+    }
+
+    /// Rounded logits, so that a cut falls among many equal ones, and below others that are all kept: top-k from 2 to 50,
+    /// alone and with top-p, and top-p alone.
+    pub(super) fn tied(bench: &mut Bench, shape: Shape) -> Self {
+        let (vocab, stride, rows, count, _) = shape;
+        let logits = (0..rows).flat_map(|_| tied_row(bench, vocab, stride)).collect();
+        let mut draws = Self::over(bench, logits, shape);
+        for i in 0..count {
+            let unit = bench.bits() as f32 / u32::MAX as f32;
+            draws.samples.push(SampleParams {
+                temperature: [1.0, 0.8, 4.0][bench.below(3) as usize],
+                top_k: if i % 4 == 3 { 0 } else { 2 + bench.below(49) },
+                top_p: if i % 2 == 0 { 1.0 } else { [unit, 0.5, 0.9][bench.below(3) as usize] },
+                seed_low: bench.bits(),
+                seed_high: bench.bits(),
+                position: bench.below(1 << 20),
+                ..SampleParams::greedy(bench.below(rows as u32))
+            });
+        }
+        draws
+    }
+
+    /// No samples yet.
+    fn over(bench: &mut Bench, logits: Vec<f32>, (vocab, stride, ..): Shape) -> Self {
         let masks = (0..4 * vocab.div_ceil(32)).map(|i| mask_word(bench, i / vocab.div_ceil(32))).collect();
         let previous = (0..8).map(|_| bench.below(vocab as u32)).collect();
-        let mut draws = Self {
+        Self {
             vocab,
             stride,
             logits,
@@ -36,12 +69,7 @@ impl Draws {
             history: vec![0],
             masks,
             previous,
-        };
-        for _ in 0..count {
-            let sample = draws.sample(bench, rows);
-            draws.samples.push(sample);
         }
-        draws
     }
 
     fn sample(&mut self, bench: &mut Bench, rows: usize) -> SampleParams {
@@ -170,6 +198,15 @@ impl Draws {
 fn mask_word(bench: &mut Bench, mask: usize) -> u32 {
     let (a, b, c) = (bench.bits(), bench.bits(), bench.bits());
     [a | b | c, a, a & b & c & bench.bits(), 0][mask.min(3)]
+}
+
+/// One row of logits on a grid of 1, 1/2, 1/4 or 1/64, within a few temperatures of each other.
+fn tied_row(bench: &mut Bench, vocab: usize, stride: usize) -> Vec<f32> {
+    let grid = [1.0, 2.0, 4.0, 64.0][bench.below(4) as usize];
+    let mut logits: Vec<f32> =
+        bench.normal(vocab).into_iter().map(|value| (value * grid).round() / grid).collect();
+    logits.resize(stride, f32::NAN);
+    logits
 }
 
 /// One row of logits, of a random kind; what lies between two rows is NaN.

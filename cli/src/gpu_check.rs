@@ -1,0 +1,117 @@
+//! `skein gpu-check`: whether a GPU computes what the CPU computes, and how fast. Needs this binary and NVIDIA's driver,
+//! nothing else.
+
+mod bench;
+mod kernels;
+mod models;
+
+use std::sync::Arc;
+
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use serde_json::{Map, Value, json};
+use skein_kernels::cuda::check::Scale;
+use skein_kernels::cuda::{BlasLt, CudaError, Device, Kernels};
+
+use crate::exit::{DEVICE, Failure};
+
+/// The command.
+pub const GPU_CHECK: &str = "gpu-check";
+const STAGES: [&str; 3] = ["kernels", "models", "bench"];
+
+/// What was asked for.
+struct Asked {
+    scale: Scale,
+    only: String,
+    seed: u64,
+    ordinal: u32,
+    as_json: bool,
+}
+
+/// Its command line.
+pub fn command() -> Command {
+    let value = |name: &'static str, default: &'static str| {
+        Arg::new(name).long(name).default_value(default).value_name("N")
+    };
+    Command::new(GPU_CHECK)
+        .about("Check a GPU: kernels and models against the CPU, then the kernels' speed")
+        .arg(Arg::new("STAGE").value_parser(STAGES).help("Only this stage [default: all of them]"))
+        .arg(
+            value("scale", "small")
+                .value_parser(["small", "full"])
+                .value_name("SCALE")
+                .help("Shapes: small ones, or those of real models"),
+        )
+        .arg(Arg::new("only").long("only").value_name("TEXT").help("Only cases whose name contains this"))
+        .arg(value("seed", "1").value_parser(value_parser!(u64)).help("Seed of the inputs"))
+        .arg(value("device", "0").value_parser(value_parser!(u32)).help("Which of the visible GPUs"))
+        .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON instead of tables"))
+}
+
+/// Runs it.
+///
+/// # Errors
+/// No device that works (exit code 4), a case that did not pass.
+pub fn run(matches: &ArgMatches) -> Result<(), Failure> {
+    let text = |name: &str| matches.get_one::<String>(name).map_or("", String::as_str);
+    let asked = Asked {
+        scale: if text("scale") == "full" { Scale::Full } else { Scale::Small },
+        only: text("only").to_owned(),
+        seed: matches.get_one("seed").copied().unwrap_or(1),
+        ordinal: matches.get_one("device").copied().unwrap_or(0),
+        as_json: matches.get_flag("json"),
+    };
+    let device = Device::open(asked.ordinal).map_err(|why| Failure::new(DEVICE, why.to_string()))?;
+    let mut report = describe(&device, asked.as_json).map_err(|error| failure(&error))?;
+    let stage = matches.get_one::<String>("STAGE").map(String::as_str);
+    let wants = |name: &str| stage.is_none_or(|stage| stage == name);
+    let mut failed = 0;
+    if wants("kernels") {
+        failed += kernels::run(&device, &asked, &mut report).map_err(|error| failure(&error))?;
+    }
+    if wants("models") {
+        failed += models::run(&asked, &mut report)?;
+    }
+    if wants("bench") {
+        bench::run(&device, &asked, &mut report).map_err(|error| failure(&error))?;
+    }
+    if asked.as_json {
+        println!("{:#}", Value::Object(report));
+    }
+    match failed {
+        0 => Ok(()),
+        failed => {
+            Err(Failure::other(format!("{failed} cases did not pass; --seed {} replays them", asked.seed)))
+        }
+    }
+}
+
+/// One line about the device and where its kernels come from.
+fn describe(device: &Arc<Device>, as_json: bool) -> Result<Map<String, Value>, CudaError> {
+    let source = Kernels::load(device)?.kernel_source().to_string();
+    let blas = BlasLt::open(device)?.map(|blas| blas.version());
+    let (major, minor) = device.capability;
+    let driver = format!("{}.{}", device.driver / 1000, device.driver % 1000 / 10);
+    if !as_json {
+        println!(
+            "{}: compute capability {major}.{minor}, {} multiprocessors, {:.1} GiB, driver for CUDA {driver}, kernels \
+             {source}, cuBLASLt {}\n",
+            device.name,
+            device.multiprocessors,
+            device.memory_bytes as f64 / f64::from(1 << 30),
+            blas.map_or("absent".to_owned(), |version| version.to_string()),
+        );
+    }
+    let description = json!({
+        "name": device.name, "capability": format!("{major}.{minor}"), "multiprocessors": device.multiprocessors,
+        "memory_bytes": device.memory_bytes, "driver": driver, "kernels": source, "cublaslt": blas,
+    });
+    Ok(Map::from_iter([("device".to_owned(), description)]))
+}
+
+/// A device that has no kernels to run is as good as none.
+fn failure(error: &CudaError) -> Failure {
+    match error {
+        CudaError::NoCompiler { .. } => Failure::new(DEVICE, error.to_string()),
+        _ => Failure::other(error),
+    }
+}

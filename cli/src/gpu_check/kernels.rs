@@ -1,0 +1,49 @@
+//! Every kernel against its CPU reference.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+use skein_kernels::cuda::check::{self, Outcome};
+use skein_kernels::cuda::{CudaError, Device};
+
+use super::Asked;
+
+/// Prints each case as it ends; returns how many did not pass.
+pub(super) fn run(
+    device: &Arc<Device>,
+    asked: &Asked,
+    report: &mut Map<String, Value>,
+) -> Result<usize, CudaError> {
+    if !asked.as_json {
+        println!("{:<100} {:>10} {:>8}", "kernel and shape", "of allowed", "ms");
+    }
+    let show = if asked.as_json { ignore } else { show };
+    let result = check::run(device, asked.scale, asked.seed, &asked.only, show)?;
+    let failed = result.failures().count();
+    let cases = result.outcomes.len();
+    if !asked.as_json {
+        println!("\nkernels: {} of {cases} cases passed, seed {}\n", cases - failed, asked.seed);
+        result.failures().for_each(show);
+    }
+    let outcomes = result.outcomes.iter().map(|outcome| {
+        // JSON has no infinity: what is not a number of that size did not pass.
+        let error = outcome.error.is_finite().then_some(outcome.error);
+        json!({"name": outcome.name, "passed": outcome.passed(), "of_allowed": error,
+            "ms": outcome.took.as_secs_f64() * 1e3})
+    });
+    report.insert("kernels".into(), outcomes.collect());
+    // A filter that nothing matches checks nothing.
+    Ok(failed + usize::from(cases == 0))
+}
+
+fn show(outcome: &Outcome) {
+    let failed = if outcome.passed() { "" } else { "  FAILED" };
+    println!(
+        "{:<100} {:>10.3} {:>8.1}{failed}",
+        outcome.name,
+        outcome.error,
+        outcome.took.as_secs_f64() * 1e3
+    );
+}
+
+fn ignore(_: &Outcome) {}

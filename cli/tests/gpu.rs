@@ -1,0 +1,190 @@
+//! The binary on the emulated GPU, and on machines without a GPU that works: what it prints and how it ends.
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+/// A machine without a usable GPU, what is said of it, and what makes the emulated machine that one.
+type Machine = (&'static str, &'static str, Option<(&'static str, &'static str)>);
+
+const UNUSABLE: [Machine; 3] = [
+    ("no driver", "libcuda.so.1 was not found", None),
+    ("no device", "no device is visible", Some(("SKEIN_EMULATED_DEVICES", "0"))),
+    ("an old driver", "supports CUDA 12.4, and Skein needs 13.0", Some(("SKEIN_EMULATED_DRIVER", "12040"))),
+];
+
+/// `skein` with `arguments`, where the emulation stands for NVIDIA's libraries; `None` without an emulation.
+fn on_emulation(arguments: &[&str]) -> Option<Command> {
+    let Some(libraries) = skein_cuda_emulation::directory() else {
+        eprintln!("SKIPPED: no CUDA emulation; install a C++ compiler (g++) and build again");
+        return None;
+    };
+    let mut command = skein(arguments);
+    command.env("LD_LIBRARY_PATH", libraries);
+    Some(command)
+}
+
+/// `skein` with `arguments`, without NVIDIA's libraries and without settings of this environment.
+fn skein(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_skein"));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("SKEIN_")) {
+        command.env_remove(name);
+    }
+    command.env_remove("LD_LIBRARY_PATH").args(arguments).stdin(Stdio::null());
+    command
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn passed(output: &Output) -> String {
+    let said = text(&output.stdout);
+    assert!(output.status.success(), "{said}\n{}", text(&output.stderr));
+    said
+}
+
+/// A directory with a tiny model without weights.
+fn without_weights(dir: &tempfile::TempDir) -> PathBuf {
+    let model = dir.path().join("tiny");
+    let out = model.to_str().expect("a plain path");
+    let made =
+        skein(&["bench", "make-model", "--shape", "tiny-llama", "--no-weights", "--out", out]).output();
+    passed(&made.expect("the binary starts"));
+    model
+}
+
+#[test]
+fn kernels_are_checked_and_the_table_says_so() {
+    let Some(mut command) = on_emulation(&["gpu-check", "kernels", "--only", "norm"]) else { return };
+    let said = passed(&command.output().expect("it ends"));
+    let lines: Vec<&str> = said.lines().collect();
+    assert!(lines[0].starts_with("Skein emulated device: compute capability 9.0"), "{said}");
+    assert!(lines.iter().any(|line| line.starts_with("add_rms_norm_bf16 1x64")), "{said}");
+    let summary = lines.iter().find(|line| line.starts_with("kernels: ")).expect("there is a summary");
+    let counts: Vec<usize> = summary.split(' ').filter_map(|word| word.parse().ok()).collect();
+    assert!(counts[0] > 0 && counts[0] == counts[1], "{summary}");
+
+    let Some(mut nothing) = on_emulation(&["gpu-check", "kernels", "--only", "no such case"]) else { return };
+    let output = nothing.output().expect("it ends");
+    assert_eq!(output.status.code(), Some(1), "what checks nothing has not passed");
+}
+
+#[test]
+fn models_are_those_of_the_cpu() {
+    let arguments = ["gpu-check", "models", "--only", "tiny-llama", "--json"];
+    let Some(mut command) = on_emulation(&arguments) else { return };
+    let said = passed(&command.output().expect("it ends"));
+    let report: serde_json::Value = serde_json::from_str(&said).expect("it is JSON");
+    let models = report["models"].as_array().expect("a list");
+    assert!(models.len() >= 8 && models.iter().all(|it| it["passed"] == true), "{said}");
+}
+
+#[test]
+fn the_kernel_table_has_every_operation() {
+    let Some(mut command) = on_emulation(&["gpu-check", "bench"]) else { return };
+    let said = passed(&command.output().expect("it ends"));
+    for operation in [
+        "step of 1, qkv",
+        "gemv fp8",
+        "cublaslt",
+        "own gemm",
+        "wgmma",
+        "mma.sync",
+        "decode, 3 rows",
+        "sample greedy",
+    ] {
+        assert!(said.contains(operation), "{operation} is not in {said}");
+    }
+}
+
+#[test]
+fn latency_with_made_up_weights_says_how_long_the_device_waits() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let model = without_weights(&dir);
+    let model = model.to_str().expect("a plain path");
+    for flags in [&[][..], &["--quantization", "fp8", "--batch-invariant"]] {
+        let arguments =
+            [
+                &[
+                    "bench",
+                    "latency",
+                    model,
+                    "--device",
+                    "cuda",
+                    "--load-format",
+                    "dummy",
+                    "--input-len",
+                    "8",
+                ][..],
+                &["--output-len", "4", "--num-iters", "1", "--batch-size", "2", "--max-num-seqs", "2"],
+                &["--max-model-len", "64", "--max-num-batched-tokens", "32", "--enforce-eager"],
+                flags,
+            ]
+            .concat();
+        let Some(mut command) = on_emulation(&arguments) else { return };
+        let said = passed(&command.output().expect("it ends"));
+        assert!(said.contains("device gap per step, batch 2: p50 "), "{said}");
+    }
+    let output = skein(&["serve", model, "--device", "cpu", "--load-format", "dummy"]).output();
+    let output = output.expect("it ends");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("skein bench make-model"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_machine_without_a_usable_gpu_says_what_it_has() {
+    for (machine, says, variable) in UNUSABLE {
+        for command in [
+            &["gpu-check", "kernels"][..],
+            &["worker", "--device", "cuda"],
+            &["serve", "--device", "cuda", "--port", "0"],
+        ] {
+            let mut skein = match variable {
+                None => skein(command),
+                Some(variable) => {
+                    let Some(mut skein) = on_emulation(command) else { return };
+                    skein.env(variable.0, variable.1);
+                    skein
+                }
+            };
+            let output = skein.output().expect("it ends");
+            let said = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(4), "{machine}, {command:?}: {said}");
+            assert!(said.contains(says), "{machine}, {command:?}: {said}");
+            assert_eq!(said.matches("error: ").count(), 1, "{machine}, {command:?}: {said}");
+        }
+    }
+}
+
+#[test]
+fn auto_says_why_and_serves_from_the_cpu() {
+    for (machine, says, variable) in UNUSABLE {
+        let command = ["serve", "--device", "auto", "--workers", "1", "--port", "0", "--log-format", "human"];
+        let mut skein = match variable {
+            None => skein(&command),
+            Some(variable) => {
+                let Some(mut skein) = on_emulation(&command) else { return };
+                skein.env(variable.0, variable.1);
+                skein
+            }
+        };
+        let mut serving =
+            skein.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().expect("the binary starts");
+        let mut said = String::new();
+        let mut lines = BufReader::new(serving.stderr.take().expect("it is piped")).lines();
+        let is_ready = lines.by_ref().map_while(Result::ok).any(|line| {
+            said += &line;
+            said.push('\n');
+            line.contains(" ready") && line.contains("url")
+        });
+        let ended = Command::new("kill").args(["-INT", &serving.id().to_string()]).status();
+        assert!(ended.is_ok_and(|status| status.success()), "{machine}: {said}");
+        // What it says while it ends is read too, or it could wait for its reader.
+        lines.map_while(Result::ok).for_each(drop);
+        assert!(serving.wait().is_ok_and(|status| status.success()), "{machine}: {said}");
+        assert!(is_ready, "{machine}: {said}");
+        assert_eq!(said.matches(says).count(), 1, "{machine}: {said}");
+        assert!(said.contains("using the CPU"), "{machine}: {said}");
+    }
+}

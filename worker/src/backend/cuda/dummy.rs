@@ -1,0 +1,90 @@
+//! Weights that mean nothing, made where they are needed (`--load-format dummy`): speed does not depend on what weights
+//! say, and 16 GB of them take milliseconds this way.
+
+use std::path::Path;
+
+use serde_json::Value;
+use skein_kernels::cuda::memory::E4m3;
+use skein_kernels::cuda::ops::Activation;
+use skein_kernels::cuda::ops::linear::{LinearWeight, WeightValues};
+use skein_kernels::cuda::ops::random::FillNormal;
+use skein_kernels::cuda::{CudaError, DeviceSlice, Kernels, Stream};
+
+use super::upload::Dtype;
+use crate::model::LoadError;
+use crate::model::config::read_object;
+use crate::model::llama_cuda_weights::LlamaWeights;
+
+/// Standard deviation of weights that were just initialised.
+const DEVIATION: f32 = 0.02;
+/// The same of e4m3 codes: they reach most of its range, and none saturates.
+const CODE_DEVIATION: f32 = 64.0;
+
+/// The type that config.json names; bfloat16 for single precision, as of a checkpoint.
+pub(super) fn dtype(dir: &Path) -> Result<Dtype, LoadError> {
+    let config = read_object(&dir.join("config.json"))?;
+    let named = config.get("dtype").or_else(|| config.get("torch_dtype")).and_then(Value::as_str);
+    Ok(if named == Some("float16") { Dtype::F16 } else { Dtype::Bf16 })
+}
+
+/// Queues the making of all weights: matrices normally distributed, norms 1, biases 0.
+pub(super) fn fill<T: Activation>(
+    weights: &LlamaWeights<T>,
+    is_tied: bool,
+    kernels: &Kernels,
+    stream: &Stream,
+) -> Result<(), CudaError> {
+    let mut dummy =
+        Dummy { values: FillNormal::new(kernels)?, codes: FillNormal::new(kernels)?, stream, seed: 0 };
+    dummy.values(weights.embedding)?;
+    if !is_tied {
+        dummy.matrix(&weights.head)?;
+    }
+    dummy.constant(weights.norm, 1.0)?;
+    for layer in &weights.layers {
+        for matrix in [&layer.qkv, &layer.o, &layer.gate_up, &layer.down] {
+            dummy.matrix(matrix)?;
+        }
+        for norm in [layer.attention_norm, layer.mlp_norm, layer.q_norm, layer.k_norm] {
+            dummy.constant(norm, 1.0)?;
+        }
+    }
+    Ok(())
+}
+
+struct Dummy<'a, T> {
+    values: FillNormal<T>,
+    codes: FillNormal<E4m3>,
+    stream: &'a Stream,
+    /// Another one for each matrix.
+    seed: u64,
+}
+
+impl<T: Activation> Dummy<'_, T> {
+    fn values(&mut self, to: DeviceSlice<T>) -> Result<(), CudaError> {
+        self.seed += 1;
+        self.values.launch(self.stream, to, self.seed, DEVIATION)
+    }
+
+    fn matrix(&mut self, weight: &LinearWeight<T>) -> Result<(), CudaError> {
+        match weight.values {
+            WeightValues::Same(values) => self.values(values)?,
+            WeightValues::E4m3 { values, scales, .. } => {
+                self.seed += 1;
+                self.codes.launch(self.stream, values, self.seed, CODE_DEVIATION)?;
+                self.constant(scales, DEVIATION / CODE_DEVIATION)?;
+            }
+        }
+        if !weight.bias.is_empty() {
+            weight.bias.fill_bytes(self.stream, 0)?;
+        }
+        Ok(())
+    }
+
+    fn constant(&self, to: DeviceSlice<f32>, value: f32) -> Result<(), CudaError> {
+        if to.is_empty() {
+            return Ok(());
+        }
+        to.write(self.stream, &vec![value; to.len()])
+    }
+}

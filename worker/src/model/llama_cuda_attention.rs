@@ -1,0 +1,169 @@
+//! A step's attention: which kernel computes which rows.
+//!
+//! | rows of a sequence | device | by |
+//! |---|---|---|
+//! | a full tile or more | capability 9.0, cache of the activations' type, heads of 64 or 128 values | [`PrefillSm90`] |
+//! | otherwise | any | [`Attention`] |
+//!
+//! Both see all sequences of a step; each leaves the other's rows alone. Which one computes a row depends on its chunk,
+//! and their roundings differ, so batch-invariant means: [`Attention`] for all.
+
+use skein_kernels::cuda::ops::Activation;
+use skein_kernels::cuda::ops::attention::{Attention, AttentionRows, AttentionShape, StepKind};
+use skein_kernels::cuda::ops::attention_sm90::{PrefillLayer, PrefillRows, PrefillShape, PrefillSm90};
+use skein_kernels::cuda::ops::kv::{KvElement, KvLayer, StepSequences};
+use skein_kernels::cuda::{CudaError, DeviceSlice, Kernels, Stream};
+
+/// Query rows, times the heads of a group, from which [`PrefillSm90`] pays: its tile. Less would leave part of each
+/// product idle, and its tiles walk their whole context alone, while [`Attention`] cuts it into parts.
+const FULL_TILE: usize = 128;
+/// The parts of the workspace begin at multiples of this.
+const ALIGNMENT: usize = 256;
+
+/// Paged attention of any step.
+pub struct StepAttention<T, K> {
+    general: Attention<T, K>,
+    prefill: Option<Prefill<T>>,
+}
+
+/// The kernel for long chunks.
+struct Prefill<T> {
+    kernel: PrefillSm90<T>,
+    /// Sequences of so many rows are its.
+    min_rows: usize,
+    /// Filled by [`StepAttention::set_cache`].
+    layers: Vec<PrefillLayer<T>>,
+}
+
+/// One layer's part of a step.
+#[derive(Debug, Clone, Copy)]
+pub struct LayerRows<'a, T, K> {
+    /// `[rows, q_stride]`: the query heads start each row.
+    pub q: DeviceSlice<T>,
+    /// Values between two rows of `q`.
+    pub q_stride: usize,
+    /// `[rows, heads * head_dim]`
+    pub out: DeviceSlice<T>,
+    /// Which layer.
+    pub index: usize,
+    /// Its keys and values, those of the step's rows included.
+    pub cache: KvLayer<K>,
+    /// As planned.
+    pub sequences: &'a StepSequences,
+    /// As planned.
+    pub workspace: DeviceSlice<u8>,
+    /// As planned.
+    pub kind: StepKind,
+}
+
+impl<T: Activation, K: KvElement> StepAttention<T, K> {
+    /// Finds the kernels.
+    pub fn new(kernels: &Kernels, shape: AttentionShape) -> Result<Self, CudaError> {
+        let AttentionShape { heads, kv_heads, head_dim, scale, window, softcap, batch_invariant } = shape;
+        let general = Attention::new(kernels, shape)?;
+        let of_prefill = PrefillShape { heads, kv_heads, head_dim, scale, window, softcap };
+        let has_prefill = !batch_invariant
+            && <T as Activation>::SUFFIX == K::SUFFIX
+            && of_prefill.is_supported(kernels.device());
+        let prefill = if has_prefill {
+            let min_rows = FULL_TILE.div_ceil(heads / kv_heads);
+            Some(Prefill { kernel: PrefillSm90::new(kernels, of_prefill)?, min_rows, layers: Vec::new() })
+        } else {
+            None
+        };
+        Ok(Self { general, prefill })
+    }
+
+    /// Which kernel computes long chunks, for logs.
+    pub fn prefill_name(&self) -> &'static str {
+        if self.prefill.is_some() { "wgmma" } else { "mma.sync" }
+    }
+
+    /// Rows from which a sequence of a step is computed by the kernel for long chunks; `None` without one.
+    pub fn prefill_rows(&self) -> Option<usize> {
+        self.prefill.as_ref().map(|prefill| prefill.min_rows)
+    }
+
+    /// Bytes of the workspace for steps of up to so many rows and sequences, contexts of up to `max_context` tokens.
+    pub fn workspace_bytes(&self, max_rows: usize, max_sequences: usize, max_context: usize) -> usize {
+        let general = self.general.workspace_bytes(max_rows, max_sequences, max_context);
+        match &self.prefill {
+            None => general,
+            Some(prefill) => {
+                let words = prefill.kernel.workspace_words(max_rows, max_sequences);
+                (words * size_of::<u32>()).next_multiple_of(ALIGNMENT) + general
+            }
+        }
+    }
+
+    /// Tells where the cache lies. To be called before any launch.
+    pub fn set_cache(&mut self, cache: &[KvLayer<K>]) -> Result<(), CudaError> {
+        let Some(prefill) = &mut self.prefill else { return Ok(()) };
+        let describe = |layer: &KvLayer<K>| {
+            let KvLayer { keys, values, blocks, kv_heads, block_size, head_dim, key_scale, value_scale } =
+                *layer;
+            let (keys, values) = (keys.cast(), values.cast()); // K is T
+            PrefillLayer::new(KvLayer {
+                keys,
+                values,
+                blocks,
+                kv_heads,
+                block_size,
+                head_dim,
+                key_scale,
+                value_scale,
+            })
+        };
+        prefill.layers = cache.iter().map(describe).collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
+    /// Queues the plan of a step.
+    pub fn plan(
+        &self,
+        stream: &Stream,
+        sequences: &StepSequences,
+        kind: StepKind,
+        workspace: DeviceSlice<u8>,
+    ) -> Result<(), CudaError> {
+        let Some(prefill) = self.prefill_of(kind) else {
+            return self.general.plan(stream, sequences, 0, workspace);
+        };
+        let (own, rest) = prefill.split(sequences, workspace);
+        prefill.kernel.plan(stream, sequences, prefill.min_rows, own)?;
+        self.general.plan(stream, sequences, prefill.min_rows, rest)
+    }
+
+    /// Queues the attention of the step's rows with one layer.
+    pub fn launch(&self, stream: &Stream, rows: LayerRows<'_, T, K>) -> Result<(), CudaError> {
+        let LayerRows { q, q_stride, out, index, cache, sequences, mut workspace, kind } = rows;
+        let sinks = DeviceSlice::NONE;
+        if let Some(prefill) = self.prefill_of(kind) {
+            let (own, rest) = prefill.split(sequences, workspace);
+            let layer = &prefill.layers[index];
+            let rows = PrefillRows { q, q_stride, out, sinks, layer, sequences, workspace: own };
+            prefill.kernel.launch(stream, rows)?;
+            workspace = rest;
+        }
+        let rows = AttentionRows { q, q_stride, out, sinks, layer: cache, sequences, workspace, kind };
+        self.general.launch(stream, rows)
+    }
+
+    /// The kernel for long chunks, in steps that may have some.
+    fn prefill_of(&self, kind: StepKind) -> Option<&Prefill<T>> {
+        self.prefill.as_ref().filter(|_| kind == StepKind::Mixed)
+    }
+}
+
+impl<T: Activation> Prefill<T> {
+    /// Its part of the workspace, and the rest.
+    fn split(
+        &self,
+        sequences: &StepSequences,
+        workspace: DeviceSlice<u8>,
+    ) -> (DeviceSlice<u32>, DeviceSlice<u8>) {
+        let words = self.kernel.workspace_words(sequences.rows, sequences.capacity);
+        let end = (words * size_of::<u32>()).next_multiple_of(ALIGNMENT);
+        (workspace.slice(0..end).cast(), workspace.slice(end..workspace.len()))
+    }
+}

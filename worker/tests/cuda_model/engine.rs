@@ -1,0 +1,85 @@
+//! Whole requests through the engine: two steps under way, graphs, prefixes shared, blocks taken away and computed
+//! again. In batch-invariant mode none of it shows in a token.
+
+use std::sync::Arc;
+
+use skein_worker::TokenId;
+use skein_worker::backend::Backend;
+use skein_worker::config::{CudaConfig, SchedulerConfig};
+use skein_worker::engine::{Engine, Submission};
+use skein_worker::kv_cache::CacheScope;
+use skein_worker::sampling::SamplingParams;
+use skein_worker::scheduler::{NewRequest, NewSample, RequestKey, Scheduler};
+
+use crate::models::LLAMA;
+use crate::runs::{eager, limits, prompt, try_cuda};
+
+const REQUESTS: u32 = 10;
+const SAMPLES: u32 = 2;
+const MAX_MODEL_LEN: u32 = 128;
+/// Keys and values of a token in the tiny model: 2 layers, 2 heads of 64, bf16.
+const TOKEN_BYTES: u64 = 2 * 2 * 2 * 64 * 2;
+
+fn request(index: u32) -> NewRequest {
+    let mut params =
+        SamplingParams { max_tokens: 20 + index, seed: u64::from(index), ..SamplingParams::default() };
+    if index % 2 == 1 {
+        (params.temperature, params.top_p) = (1.1, 0.95);
+    }
+    if index.is_multiple_of(3) {
+        (params.repetition_penalty, params.presence_penalty) = (1.2, 0.3);
+    }
+    NewRequest {
+        key: RequestKey(0),
+        prompt: prompt(index % 3, 20 + index as usize * 3),
+        params: Arc::new(params),
+        samples: (0..1 + index % SAMPLES).map(|index| NewSample { index, delivered: Vec::new() }).collect(),
+        scope: CacheScope::new("model", ""),
+        priority: 0,
+        deadline: None,
+    }
+}
+
+/// The tokens of all samples of all requests, that came all at once.
+async fn serve(dir: &std::path::Path, kv_tokens: u64, enforce_eager: bool) -> Vec<Vec<Vec<TokenId>>> {
+    let cuda = CudaConfig { batch_invariant: true, enforce_eager, ..eager() };
+    let limits = SchedulerConfig { max_model_len: Some(MAX_MODEL_LEN), ..limits() };
+    let backend = try_cuda(dir, cuda, limits.clone(), Some(kv_tokens * TOKEN_BYTES)).unwrap();
+    let kv_blocks = backend.kv_blocks();
+    assert_eq!(u64::from(kv_blocks * limits.block_size), kv_tokens);
+    let scheduler = Scheduler::new(&limits, kv_blocks, MAX_MODEL_LEN);
+    let (engine, handle) = Engine::new(scheduler, Box::new(backend), REQUESTS);
+    let running = std::thread::spawn(move || engine.run());
+    let mut streams = Vec::new();
+    for index in 0..REQUESTS {
+        let submission = Submission { id: index.to_string(), request: request(index), placement: None };
+        streams.push(handle.submit(submission).await.unwrap());
+    }
+    let mut outputs = Vec::new();
+    for (index, mut stream) in (0..REQUESTS).zip(streams) {
+        let mut samples = vec![Vec::new(); 1 + (index % SAMPLES) as usize];
+        while let Some(deltas) = stream.next().await {
+            for delta in deltas.unwrap() {
+                samples[delta.sample as usize].extend(delta.tokens);
+            }
+        }
+        outputs.push(samples);
+    }
+    handle.snapshot().await.unwrap(); // after this the load is that of all ends
+    assert_eq!(handle.log().load().scheduler.free_blocks, kv_blocks, "nobody runs, nothing is held");
+    handle.stop().await;
+    running.join().unwrap().unwrap();
+    outputs
+}
+
+#[tokio::test]
+async fn no_token_shows_what_else_ran_or_what_was_computed_again() {
+    if !skein_cuda_emulation::load() {
+        return;
+    }
+    let dir = LLAMA.make(13);
+    let expected = serve(dir.path(), 2048, true).await;
+    assert!(expected.iter().flatten().all(|tokens| tokens.len() >= 20));
+    // Two of the longest sequences: some lose their blocks.
+    assert_eq!(serve(dir.path(), 256, false).await, expected);
+}

@@ -1,0 +1,49 @@
+//! Log-probabilities of a prompt, and how near they are to others.
+
+use skein_worker::backend::{Backend, Batch, ScoreRow};
+use skein_worker::sampling::TokenLogprobs;
+
+use crate::runs::{Sequence, prompt, step};
+
+/// Log-probabilities agree within this: bf16 keeps three digits, and the models' logits are a few units wide.
+pub const TOLERANCE: f32 = 0.06;
+
+/// Every prompt token's log-probability and best tokens, computed in chunks beside another sequence.
+pub fn scores(backend: &mut dyn Backend, chunks: &[usize], others: bool) -> Vec<TokenLogprobs> {
+    let tokens = prompt(1, 40);
+    let mut sequence = Sequence::new(tokens.clone(), 0);
+    let mut other = Sequence::new(prompt(2, 60), 1);
+    let mut all = Vec::new();
+    for (i, &count) in chunks.iter().enumerate() {
+        let mut batch = Batch::default();
+        if others {
+            other.put(&mut batch, 1 + i % 3 * 4, None);
+        }
+        let first = batch.tokens.len() as u32;
+        let start = sequence.computed;
+        sequence.put(&mut batch, count, None);
+        for position in start..(start + count).min(tokens.len() - 1) {
+            let row = first + (position - start) as u32;
+            batch.scores.push(ScoreRow { row, target: tokens[position + 1], top: 5 });
+        }
+        all.extend(step(backend, batch).scores);
+    }
+    all
+}
+
+/// Largest difference of log-probabilities, and that the best tokens are the same where they stand apart.
+pub fn compare(name: &str, got: &[TokenLogprobs], expected: &[TokenLogprobs], tolerance: f32) {
+    assert_eq!(got.len(), expected.len(), "{name}");
+    let mut largest = 0f32;
+    for (position, (got, expected)) in got.iter().zip(expected).enumerate() {
+        assert_eq!(got.token, expected.token, "{name}");
+        let difference = (got.logprob - expected.logprob).abs();
+        assert!(difference <= tolerance, "{name}: position {position}: {got:?} is not {expected:?}");
+        largest = largest.max(difference);
+        if expected.top[0].1 - expected.top[1].1 > 2.0 * tolerance {
+            assert_eq!(got.top[0].0, expected.top[0].0, "{name}: position {position}: the best token");
+        }
+        assert_eq!(got.top.len(), 5);
+    }
+    println!("{name}: log-probabilities differ by at most {largest:.4}");
+}
