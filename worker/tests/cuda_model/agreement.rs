@@ -85,7 +85,8 @@ fn weights_that_are_no_numbers_are_refused() {
         Tiny::spoil(dir.path(), tensor);
         for quantization in [None, Some(Quantization::Fp8)] {
             let config = CudaConfig { quantization, ..eager() };
-            let error = try_cuda(dir.path(), config, limits(), Some(4 << 20)).err().map(|error| error.to_string());
+            let error =
+                try_cuda(dir.path(), config, limits(), Some(4 << 20)).err().map(|error| error.to_string());
             let said = error.unwrap_or_else(|| panic!("{tensor} with a NaN was taken, {quantization:?}"));
             assert!(said.contains("not finite") || said.contains("NaN"), "{said}");
         }

@@ -112,7 +112,13 @@ impl Upload {
         self.add_parts(from, to.cast(), scales, dtype);
     }
 
-    fn add_parts(&mut self, from: &WeightMatrix, to: DeviceSlice<u8>, scales: DeviceSlice<f32>, dtype: Dtype) {
+    fn add_parts(
+        &mut self,
+        from: &WeightMatrix,
+        to: DeviceSlice<u8>,
+        scales: DeviceSlice<f32>,
+        dtype: Dtype,
+    ) {
         let row_bytes = from.cols() * dtype.bytes();
         let own_bytes = if scales.is_empty() { row_bytes } else { from.cols() };
         assert_eq!(to.len(), from.rows() * own_bytes, "the rows fill their place on the device");
