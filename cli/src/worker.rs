@@ -9,7 +9,7 @@ use clap::ArgMatches;
 use skein_node::config::{Settings, text};
 use skein_node::shutdown::Shutdown;
 use skein_node::telemetry;
-use skein_worker::backend::cuda::NotUsable;
+use skein_worker::backend::cuda::{CudaLoadError, NotUsable};
 use skein_worker::config::{BackendKind, CudaConfig, KvCacheDtype, LoadFormat, Quantization, WorkerConfig};
 use skein_worker::service::{self, WorkerError};
 use tokio::process::Command;
@@ -134,10 +134,22 @@ pub fn failure(error: &WorkerError) -> Failure {
 fn exit_code(error: &WorkerError) -> u8 {
     match error {
         WorkerError::Listen { .. } => ADDRESS,
-        WorkerError::Load(why) => match why.downcast_ref::<NotUsable>() {
-            Some(NotUsable::Device(_) | NotUsable::Kernels(_)) => DEVICE,
-            Some(NotUsable::Model { .. }) | None => MODEL,
-        },
+        WorkerError::Load(why) => {
+            if let Some(why) = why.downcast_ref::<NotUsable>() {
+                return match why {
+                    NotUsable::Model { .. } => MODEL,
+                    NotUsable::Setting { .. } => USAGE,
+                    NotUsable::Device(_) | NotUsable::Kernels(_) => DEVICE,
+                };
+            }
+            match why.downcast_ref::<CudaLoadError>() {
+                // A fault of the device may be gone after a restart, so a supervisor tries again.
+                Some(error) if error.is_device_fault() => OTHER,
+                Some(CudaLoadError::Cuda(_) | CudaLoadError::Step(_)) => DEVICE,
+                Some(CudaLoadError::TooSmall { .. }) => USAGE,
+                Some(CudaLoadError::Model(_)) | None => MODEL,
+            }
+        }
         WorkerError::Setting { .. } => USAGE,
         WorkerError::Thread { .. } | WorkerError::Backend(_) | WorkerError::Panicked(_) => OTHER,
     }

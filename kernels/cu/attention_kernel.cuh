@@ -266,7 +266,10 @@ template <class T, class K, int HD, int WARPS> struct Attention {
       }
       sync();
     }
-    if (is_first) all[0] = all[1] = Partial{NEG_INF, 0.f};  // a part that no row of the tile sees
+    if (is_first) {  // a part that no row of the tile sees
+      all[0] = all[1] = Partial{NEG_INF, 0.f};
+      ptx::cp_async_wait<0>();  // the copies begun must not land on those of the next item
+    }
     store(work, o, all);
   }
 

@@ -50,7 +50,9 @@ __device__ __forceinline__ void mask(float (&s)[64], const Rows& rows, i32 first
 // softcap * tanh(scale * s / softcap), with `inner` = 2 log2(e) scale / softcap.
 __device__ __forceinline__ void cap(float (&s)[64], float softcap, float inner) {
 #pragma unroll
-  for (int i = 0; i < 64; i++) s[i] = softcap - __fdividef(2.f * softcap, ptx::ex2(s[i] * inner) + 1.f);
+  for (int i = 0; i < 64; i++) {
+    s[i] = softcap - __fdividef(2.f * softcap, ptx::exp2_approx(s[i] * inner) + 1.f);
+  }
 }
 
 // Online softmax (Milakov & Gimelshein 2018): scores become 2^(unit * (s - top)). Returns by `shrink` what
@@ -65,14 +67,14 @@ __device__ __forceinline__ void soften(float (&s)[64], Rows& rows, float unit, f
     top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, 2));
     float base = top == NEG_INF ? 0.f : __fmul_rn(top, unit);  // nothing seen so far: all weights 0, not NaN
     // From base to base, not from the exact product: where the top stays, this must be 1 to the bit.
-    shrink[r] = ptx::ex2(__fadd_rn(__fmul_rn(rows.top[r], unit), -base));
+    shrink[r] = ptx::exp2_approx(__fadd_rn(__fmul_rn(rows.top[r], unit), -base));
     rows.top[r] = top;
     float sum = 0.f;
 #pragma unroll
     for (int i = 0; i < 16; i++) {
       float &a = s[i * 4 + r * 2], &b = s[i * 4 + r * 2 + 1];
-      a = ptx::ex2(__fmaf_rn(a, unit, -base));
-      b = ptx::ex2(__fmaf_rn(b, unit, -base));
+      a = ptx::exp2_approx(__fmaf_rn(a, unit, -base));
+      b = ptx::exp2_approx(__fmaf_rn(b, unit, -base));
       sum += a + b;
     }
     rows.sum[r] = __fmaf_rn(rows.sum[r], shrink[r], sum);
@@ -110,8 +112,8 @@ __device__ __forceinline__ void store_rows(const Task<T>& task, const Work& work
     sum += __shfl_xor_sync(FULL_WARP, sum, 2);
     if (task.sinks && mine) {
       float sink = task.sinks[head] * LOG2_E, top = fmaxf(rows.top[r] * unit, sink);
-      factor = ptx::ex2(__fmaf_rn(rows.top[r], unit, -top));
-      sum = __fmaf_rn(sum, factor, ptx::ex2(sink - top));
+      factor = ptx::exp2_approx(__fmaf_rn(rows.top[r], unit, -top));
+      sum = __fmaf_rn(sum, factor, ptx::exp2_approx(sink - top));
     }
     factor *= task.value_scale / sum;
     T* to = task.out + ((size_t)(work.first_row + token) * task.kv_heads * task.group + head) * HD;
@@ -121,7 +123,7 @@ __device__ __forceinline__ void store_rows(const Task<T>& task, const Work& work
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         const float* from = &o[(j * 4 + i) * 4 + r * 2];
-        w[i] = ptx::pack_pair(T{}, from[0] * factor, from[1] * factor);
+        w[i] = ptx::round_pair(T{}, from[0] * factor, from[1] * factor);
       }
       transpose_quad(w);
       if (mine) *(uint4*)(to + (j * 4 + threadIdx.x % 4) * 8) = uint4{w[0], w[1], w[2], w[3]};
@@ -182,7 +184,7 @@ __device__ __forceinline__ void consume(const Task<T>& task, const Buffers<HD>& 
     };
     auto pack = [&] {
 #pragma unroll
-      for (int i = 0; i < 32; i++) p[i] = ptx::pack_pair(T{}, s[2 * i], s[2 * i + 1]);
+      for (int i = 0; i < 32; i++) p[i] = ptx::round_pair(T{}, s[2 * i], s[2 * i + 1]);
     };
 
     i32 tile = work.span.kv_begin(work.tile), end = work.span.kv_end(work.tile);

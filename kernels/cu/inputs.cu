@@ -41,6 +41,7 @@ extern "C" __global__ void __launch_bounds__(256)
                   u32* slots, u32* row_starts, u32* context_lens, u32* block_tables, u32* logit_rows,
                   i32 token_capacity, i32 row_capacity, i32 sequence_capacity, i32 table_stride,
                   i32 logit_capacity) {
+  ptx::grid_dependency_wait();
   int first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
   int rows = packed[ROWS], sequences = packed[SEQUENCES], logits = packed[LOGIT_ROWS];
 

@@ -89,7 +89,7 @@ __device__ __forceinline__ void ldmatrix_x4_trans(u32* r, const void* p) {
 }
 
 // ---- softmax --------------------------------------------------------------------------------
-// 2^x; 0 for -inf. About 2 units in the last place.
+// 2^x, to 2 units in the last place; results below the normal numbers are 0.
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

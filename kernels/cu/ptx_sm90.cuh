@@ -30,24 +30,6 @@ enum Swizzle { SWIZZLE_NONE = 0, SWIZZLE_128B = 1, SWIZZLE_64B = 2, SWIZZLE_32B 
 #elif defined(HAS_SM90)
 namespace ptx {
 
-// 2^x, to 2 ulp; results below the normal numbers are 0.
-__device__ __forceinline__ float ex2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-// Two values in one register, `low` in the lower half, each rounded to nearest.
-__device__ __forceinline__ u32 pack_pair(bf16, float low, float high) {
-  u32 y;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-  return y;
-}
-__device__ __forceinline__ u32 pack_pair(f16, float low, float high) {
-  u32 y;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-  return y;
-}
-
 // ---- mbarrier -------------------------------------------------------------------------------
 // A phase ends when `count` arrivals and all bytes announced have come; then the next one starts by itself.
 __device__ __forceinline__ void mbarrier_init(u64* barrier, u32 count) {

@@ -59,6 +59,7 @@ impl Worker {
                 resume_exact: true,
                 fingerprint: 0,
                 cost: Default::default(),
+                gaps: None,
             })
         };
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();

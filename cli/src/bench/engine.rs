@@ -12,7 +12,7 @@ use skein_worker::config::{BackendKind, WorkerConfig};
 use skein_worker::service::LocalWorker;
 
 use super::progress_bar;
-use crate::exit::{Failure, USAGE};
+use crate::exit::{DEVICE, Failure, USAGE};
 use crate::settings::{self, table};
 use crate::worker;
 
@@ -197,7 +197,7 @@ fn start(
         true => On::Cuda { ordinal: config.cuda.ordinal },
         false => On::Cpu { threads: config.threads },
     };
-    let ceiling = measure(on).map_err(Failure::other)?;
+    let ceiling = measure(on).map_err(|error| Failure::new(DEVICE, error))?;
     let worker = LocalWorker::start(&config, |_, _| {}).map_err(|error| worker::failure(&error))?;
     let needed = input_len.saturating_add(output_len);
     if input_len == 0 || output_len == 0 || needed > worker.max_model_len {

@@ -260,13 +260,6 @@ inline void start_matmul(Matmul m, float* d, const u32* a) {
 
 namespace ptx {
 
-inline float ex2(float x) {
-  float y = exp2f(x);
-  return y < 0x1p-126f ? 0.f : y;
-}
-inline u32 pack_pair(bf16, float low, float high) { return f32_to_bf16(low) | (u32)f32_to_bf16(high) << 16; }
-inline u32 pack_pair(f16, float low, float high) { return f32_to_f16(low) | (u32)f32_to_f16(high) << 16; }
-
 inline void mbarrier_init(u64* barrier, u32 count) {
   emu::shared_offset(barrier);
   if ((uintptr_t)barrier & 7) emu::die("mbarrier: not 8-byte aligned");

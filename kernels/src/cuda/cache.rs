@@ -36,7 +36,9 @@ impl Cache {
     /// What was stored as `name`, when it is whole.
     pub(crate) fn read(&self, name: &str) -> Option<Vec<u8>> {
         let path = self.directory.as_ref()?.join(name);
-        if std::fs::metadata(&path).ok()?.len() > MAX_BYTES {
+        let metadata = std::fs::metadata(&path).ok()?;
+        // A pipe of that name would be waited for.
+        if !metadata.is_file() || metadata.len() > MAX_BYTES {
             return None;
         }
         let mut bytes = std::fs::read(path).ok()?;

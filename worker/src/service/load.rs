@@ -106,7 +106,13 @@ fn load_auto(
 /// The device with its kernels, or why it cannot be used for the model.
 fn open_cuda(config: &WorkerConfig) -> Result<Result<OpenDevice, NotUsable>, WorkerError> {
     let model = ModelConfig::from_dir(&config.model)?;
-    Ok(cuda::open(config.cuda.ordinal, &model, config.scheduler.block_size))
+    match cuda::open(config.cuda.ordinal, &model, config.scheduler.block_size) {
+        // A wrong flag must not turn a GPU worker into a CPU worker.
+        Err(NotUsable::Setting { setting, got, allowed }) => {
+            Err(WorkerError::Setting { setting, got: got as u64, allowed })
+        }
+        opened => Ok(opened),
+    }
 }
 
 fn load_cuda(

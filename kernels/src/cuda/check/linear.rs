@@ -217,7 +217,9 @@ fn by_linear<T: Activation + BlasElement, O: Element>(
     let Product { out, x, gather, weight, rows, output } = *product;
     let blas = BlasLt::open(bench.kernels.device())?.map(Arc::new);
     let linear = Linear::<T>::new(&bench.kernels, blas, options)?;
-    let workspace = bench.output::<u8>(linear.workspace_bytes(rows, &[(weight.n, weight.k)]))?;
+    // Only gate and up need room for their columns: a head's many must not.
+    let columns = if output == Output::Gated { weight.n } else { 0 };
+    let workspace = bench.output::<u8>(linear.workspace_bytes(rows, &[(columns, weight.k)]))?;
     let stream = &bench.stream;
     match output {
         Output::Plain => linear.launch(stream, out.cast(), x, weight, rows, *workspace),

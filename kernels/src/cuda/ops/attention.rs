@@ -120,7 +120,7 @@ impl<T: Activation, K: KvElement> Attention<T, K> {
         let names = names::<T, K>(head_dim).ok_or_else(|| {
             CudaError::invalid(format!(
                 "attention has no kernel for heads of {head_dim} values of {} over a KV cache of {}; \
-                 there are 64, 96 and 128, and 16, 32 and 256 without e4m3",
+                 there are 64, 96 and 128, and 16, 32 and 256 without e4m3 (--kv-cache-dtype auto)",
                 T::SUFFIX,
                 K::SUFFIX
             ))

@@ -55,17 +55,18 @@ struct Workspace<T> {
 const ALIGNMENT: usize = 256;
 
 impl<T: Activation> Workspace<T> {
-    fn bytes(rows: usize, n: usize, k: usize) -> [usize; 4] {
-        [WORKSPACE_BYTES, rows * k, rows * 4, rows * n * size_of::<T>()]
+    /// `whole` columns of gate and up are kept between two launches; 0 = none are.
+    fn bytes(rows: usize, whole: usize, k: usize) -> [usize; 4] {
+        [WORKSPACE_BYTES, rows * k, rows * 4, rows * whole * size_of::<T>()]
             .map(|bytes| bytes.next_multiple_of(ALIGNMENT))
     }
 
-    fn new(memory: DeviceSlice<u8>, rows: usize, n: usize, k: usize) -> Self {
-        let bytes = Self::bytes(rows, n, k);
+    fn new(memory: DeviceSlice<u8>, rows: usize, whole: usize, k: usize) -> Self {
+        let bytes = Self::bytes(rows, whole, k);
         let needed: usize = bytes.iter().sum();
         assert!(
             memory.len() >= needed,
-            "{rows} rows of [{n}, {k}] need a workspace of {needed}, not {}",
+            "{rows} rows of {k} values, {whole} columns kept, need a workspace of {needed}, not {}",
             memory.len()
         );
         let part = |i: usize| {
@@ -202,7 +203,8 @@ impl<T: Activation + BlasElement> Linear<T> {
     ) -> Result<(), CudaError> {
         let Product { out, x, weight, rows, .. } = *product;
         let LinearWeight { n, k, .. } = *weight;
-        let workspace = Workspace::<T>::new(workspace, rows, n, k);
+        // Nothing is kept: the head's many columns need no room here.
+        let workspace = Workspace::<T>::new(workspace, rows, 0, k);
         let bias = weight.bias.cast::<O>(); // there is one only where O is T
         match weight.values {
             WeightValues::Same(values) => {

@@ -9,6 +9,7 @@ use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::rope::{angles, inverse_frequencies};
 use skein_kernels::cuda::arena::{Arena, ArenaPlan, Carver, Phase};
 use skein_kernels::cuda::blaslt::BlasElement;
+use skein_kernels::cuda::error::ErrorKind;
 use skein_kernels::cuda::memory::E4m3;
 use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::attention::AttentionShape;
@@ -84,6 +85,17 @@ pub enum CudaLoadError {
         /// All regions.
         plan: String,
     },
+}
+
+impl CudaLoadError {
+    /// Whether the device failed, or hangs, rather than refused: a new process may find it well.
+    pub fn is_device_fault(&self) -> bool {
+        match self {
+            Self::Cuda(error) => error.kind() == ErrorKind::DeviceFault,
+            Self::Step(error) => matches!(error, BackendError::Stopped { .. }),
+            Self::Model(_) | Self::TooSmall { .. } => false,
+        }
+    }
 }
 
 /// Loads the model in `dir` onto `opened`; also says what its logits' bits depend on beside the weights. `progress`

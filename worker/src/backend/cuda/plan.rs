@@ -61,7 +61,12 @@ pub(super) fn fill(
     let nodes = needs.layers * NODES_PER_LAYER;
     let graphs = needs.graphs * nodes * GRAPH_BYTES_PER_NODE;
     plan.add::<u8>("graphs", graphs, Phase::Reserved, "--enforce-eager does without");
-    plan.add::<u8>("driver, cuBLASLt", DRIVER_BYTES.min(device_bytes as usize / 64), Phase::Reserved, "");
+    plan.add::<u8>(
+        "driver, cuBLASLt",
+        DRIVER_BYTES.min(device_bytes as usize / 64),
+        Phase::Reserved,
+        "kept free for them",
+    );
     let left = match share.sharers {
         0 | 1 => plan.left(share.utilization),
         sharers => {
@@ -82,7 +87,11 @@ pub(super) fn fill(
             plan: plan.to_string(),
         });
     }
-    plan.add::<u8>(KV, blocks as usize * needs.block_bytes, Phase::Always, "lower --gpu-memory-utilization");
+    let shrink = match share.kv_bytes {
+        Some(_) => "lower --kv-cache-memory-bytes",
+        None => "lower --gpu-memory-utilization",
+    };
+    plan.add::<u8>(KV, blocks as usize * needs.block_bytes, Phase::Always, shrink);
     Ok(blocks)
 }
 

@@ -247,7 +247,8 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
         let graph = skein_kernels::cuda::Graph::capture(&self.capture_stream, || {
             self.decode_eagerly(&self.capture_stream, size)
         })?;
-        graph.upload(&self.capture_stream)?;
+        // On the stream that launches it: nothing else orders an upload before a launch.
+        graph.upload(&self.stream)?;
         self.graphs.put(size, graph);
         if self.graphs.next_size().is_none() {
             let usage = self.arena.usage()?;

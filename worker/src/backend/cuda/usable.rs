@@ -30,6 +30,16 @@ pub enum NotUsable {
         /// What would do.
         allowed: String,
     },
+    /// A setting that the kernels do not take.
+    #[error("{setting} is {got}; allowed: {allowed}")]
+    Setting {
+        /// Which.
+        setting: &'static str,
+        /// Its value.
+        got: usize,
+        /// What would do.
+        allowed: String,
+    },
 }
 
 impl NotUsable {
@@ -37,7 +47,7 @@ impl NotUsable {
     pub fn is_fault(&self) -> bool {
         match self {
             Self::Device(Unavailable::Broken(_)) => true,
-            Self::Device(_) | Self::Model { .. } => false,
+            Self::Device(_) | Self::Model { .. } | Self::Setting { .. } => false,
             Self::Kernels(error) => !matches!(error, CudaError::NoCompiler { .. }),
         }
     }
@@ -73,7 +83,8 @@ fn check_model(model: &ModelConfig, block_size: u32) -> Result<(), NotUsable> {
         }
     }
     if !block_size.is_power_of_two() || !(8..=256).contains(&block_size) {
-        return refuse("--block-size", block_size as usize, "8, 16, 32, 64, 128, 256".into());
+        let allowed = "8, 16, 32, 64, 128 or 256 on a GPU".into();
+        return Err(NotUsable::Setting { setting: "block_size", got: block_size as usize, allowed });
     }
     Ok(())
 }
