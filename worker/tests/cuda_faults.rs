@@ -10,6 +10,7 @@ mod models;
 mod runs;
 
 use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use skein_cuda_emulation::{Fault, inject, reset};
@@ -20,6 +21,9 @@ use skein_worker::sampling::SamplingParams;
 
 use models::LLAMA;
 use runs::{Sequence, eager, limits, on_cuda, prompt, step, try_cuda};
+
+/// Longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 fn batch(sequence: &mut Sequence, count: usize) -> Batch {
     let mut batch = Batch::default();
@@ -42,7 +46,49 @@ fn what_a_device_can_do_to_a_backend() {
         (Fault::EccUncorrectable(9), &["CUDA_ERROR_ECC_UNCORRECTABLE", "214"]),
     ] {
         check(dir.path(), fault, words);
+        fails_between_steps(dir.path(), fault);
     }
+    for at in [1, 2, 3, 5, 20] {
+        a_start_ends(dir.path(), Fault::Hang(at), &["did not end", "300ms", "--step-timeout"]);
+        a_start_ends(dir.path(), Fault::IllegalAddress(at), &["CUDA_ERROR_ILLEGAL_ADDRESS"]);
+    }
+}
+
+/// Loading waits no longer than a step may take, and nothing that is dropped waits for the device.
+fn a_start_ends(dir: &std::path::Path, fault: Fault, words: &[&str]) {
+    let dir = dir.to_owned();
+    inject(fault);
+    let said = within_patience(move || {
+        let cuda = CudaConfig { step_timeout: Duration::from_millis(300), ..eager() };
+        match try_cuda(&dir, cuda, limits(), Some(4 << 20)) {
+            Err(error) if error.is_device_fault() => error.to_string(),
+            Err(error) => panic!("{fault:?} is the device's: {error}"),
+            Ok(_) => panic!("{fault:?} strikes during the start"),
+        }
+    });
+    words.iter().for_each(|word| assert!(said.contains(word), "{fault:?}: {said:?} says {word:?}"));
+    reset();
+}
+
+/// Graphs are captured while nobody computes: a device that dies of it is noticed then.
+fn fails_between_steps(dir: &std::path::Path, fault: Fault) {
+    let timeout = Duration::from_millis(300);
+    let mut backend = on_cuda(dir, CudaConfig { step_timeout: timeout, enforce_eager: false, ..eager() });
+    inject(fault);
+    let (alarm, alarmed) = sync_channel(1);
+    backend.on_failure(Box::new(move || alarm.send(()).unwrap()));
+    alarmed.recv_timeout(PATIENCE).expect("nobody has to ask");
+    let error = backend.health().expect_err("it has failed");
+    assert!(matches!(error, BackendError::Stopped { backend: "cuda", .. }), "{error}");
+    within_patience(move || drop(backend));
+    reset();
+}
+
+/// What `work` answers, which must not hang.
+fn within_patience<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (answer, answered) = sync_channel(1);
+    std::thread::spawn(move || answer.send(work()));
+    answered.recv_timeout(PATIENCE).expect("it ends")
 }
 
 fn check(dir: &std::path::Path, fault: Fault, words: &[&str]) {
@@ -90,7 +136,7 @@ fn a_device_without_room_is_refused_with_numbers(dir: &std::path::Path) {
         assert!(said.contains(word), "{said:?} says {word:?}");
     }
     let huge = refused(limits(), Some(3 << 30));
-    for word in ["3.", "GiB", "1.00 GiB are free", "KV cache", "--gpu-memory-utilization"] {
+    for word in ["3.", "GiB", "1.00 GiB are free", "KV cache", "--kv-cache-memory-bytes"] {
         assert!(huge.contains(word), "{huge:?} says {word:?}");
     }
 }

@@ -1,12 +1,14 @@
 //! A device and its primary context.
 
 use std::ffi::{c_char, c_int};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 
-use super::CudaError;
 use super::error::check;
+use super::{CudaError, ErrorKind};
 
 /// The oldest driver that loads what this binary carries: that of CUDA 13.0.
 pub const MIN_DRIVER: i32 = 13_000;
@@ -75,6 +77,10 @@ pub struct Device {
     pub memory_bytes: u64,
     /// Shared memory a block can ask for.
     pub shared_bytes_per_block: u32,
+    /// The most that a wait takes, once somebody has said it.
+    patience: OnceLock<Duration>,
+    /// Stuck, or faulted: see [`Self::abandon`].
+    is_abandoned: AtomicBool,
 }
 
 // SAFETY: contexts may be used from any thread once they are current there, and [`Device::bind`] makes them so.
@@ -137,6 +143,8 @@ impl Device {
             shared_bytes_per_block: attribute(
                 Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
             )?,
+            patience: OnceLock::new(),
+            is_abandoned: AtomicBool::new(false),
         };
         device.bind()?;
         Ok(device)
@@ -146,6 +154,36 @@ impl Device {
     pub fn bind(&self) -> Result<(), CudaError> {
         // SAFETY: the context is retained as long as `self`.
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })
+    }
+
+    /// Bounds every wait for the device's work: one that takes longer fails with [`CudaError::Stuck`]. Said once;
+    /// without it waits have no bound.
+    pub fn limit_waits(&self, patience: Duration) {
+        // A limit that is there already stays.
+        let _ = self.patience.set(patience);
+    }
+
+    /// The bound of waits.
+    pub(crate) fn patience(&self) -> Option<Duration> {
+        self.patience.get().copied()
+    }
+
+    /// Gives the device up: nothing on it is freed from now on, in any thread. The driver's functions that free wait
+    /// for the device's work, and may wait for ever when it is stuck. What it holds goes with the process.
+    pub fn abandon(&self) {
+        self.is_abandoned.store(true, Ordering::Release);
+    }
+
+    /// Whether nothing is to be freed.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.is_abandoned.load(Ordering::Acquire)
+    }
+
+    /// Abandons the device if `error` says that it is lost.
+    pub fn note(&self, error: &CudaError) {
+        if error.kind() == ErrorKind::DeviceFault {
+            self.abandon();
+        }
     }
 
     /// (free, total) bytes of device memory, of all processes.
@@ -159,6 +197,9 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
+        if self.is_abandoned() {
+            return;
+        }
         // SAFETY: retained once in `retain`. An error changes nothing: the process is done with the device.
         let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.handle) };
     }

@@ -64,6 +64,12 @@ pub enum CudaError {
         /// The plan, what is free, and what to change.
         what: String,
     },
+    /// A wait that took longer than [`super::Device::limit_waits`] allows.
+    #[error("the device did not end its work within {within:?} (--step-timeout): it is stuck")]
+    Stuck {
+        /// The limit.
+        within: std::time::Duration,
+    },
     /// A kernel that the loaded images lack.
     #[error("the kernel images have no {name}; the binary and its kernels do not fit together, build again")]
     NoKernel {
@@ -109,6 +115,7 @@ impl CudaError {
             Self::Blas { code: 3, .. } => ErrorKind::OutOfMemory,
             // EXECUTION_FAILED and INTERNAL_ERROR: the driver's own error comes with its next call.
             Self::Blas { code: 13 | 14, .. } => ErrorKind::DeviceFault,
+            Self::Stuck { .. } => ErrorKind::DeviceFault,
             Self::OutOfMemory { .. } => ErrorKind::OutOfMemory,
             Self::NoCompiler { .. } => ErrorKind::Unavailable,
             Self::Driver { .. }

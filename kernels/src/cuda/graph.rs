@@ -95,6 +95,9 @@ impl Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
+        if self.device.is_abandoned() {
+            return;
+        }
         let _ = self.device.bind();
         // SAFETY: owned, destroyed once; a launch under way still ends. Errors change nothing.
         let _ = unsafe { sys::cuGraphExecDestroy(self.exec) };

@@ -142,6 +142,8 @@ impl<T: Element> DeviceSlice<T> {
     /// Copies `values` here, and waits for it: for tests and loading.
     pub fn write(&self, stream: &Stream, values: &[T]) -> Result<(), CudaError> {
         assert!(values.len() <= self.len, "{} values do not fit into {}", values.len(), self.len);
+        // A copy from pageable memory waits inside of the driver, where no bound holds: not for what came before.
+        stream.synchronize()?;
         // SAFETY: source and destination hold that many bytes, and the stream is waited for.
         check("cuMemcpyHtoDAsync", unsafe {
             sys::cuMemcpyHtoDAsync_v2(self.address, values.as_ptr().cast(), size_of_val(values), stream.raw())
@@ -151,6 +153,7 @@ impl<T: Element> DeviceSlice<T> {
 
     /// All values, after the stream's work: for tests and loading.
     pub fn read(&self, stream: &Stream) -> Result<Vec<T>, CudaError> {
+        stream.synchronize()?; // as in `write`
         let mut values = Vec::<T>::with_capacity(self.len);
         // SAFETY: the vector holds that many bytes, the copy has ended when they are named, and any bits are a value.
         unsafe {
@@ -159,7 +162,11 @@ impl<T: Element> DeviceSlice<T> {
                 "cuMemcpyDtoHAsync",
                 sys::cuMemcpyDtoHAsync_v2(to, self.address, self.bytes(), stream.raw()),
             )?;
-            stream.synchronize()?;
+            if let Err(error) = stream.synchronize() {
+                // A device that is stuck may still write there.
+                std::mem::forget(values);
+                return Err(error);
+            }
             values.set_len(self.len);
         }
         Ok(values)
@@ -209,6 +216,9 @@ impl<T: Element> std::ops::Deref for DeviceBuffer<T> {
 
 impl<T: Element> Drop for DeviceBuffer<T> {
     fn drop(&mut self) {
+        if self.device.is_abandoned() {
+            return;
+        }
         let _ = self.device.bind();
         // SAFETY: allocated in `new`, freed once; the driver waits for work that uses it. Errors change nothing.
         let _ = unsafe { sys::cuMemFree_v2(self.slice.address) };
@@ -258,6 +268,9 @@ impl<T: Element> std::ops::DerefMut for PinnedBuffer<T> {
 
 impl<T: Element> Drop for PinnedBuffer<T> {
     fn drop(&mut self) {
+        if self.device.is_abandoned() {
+            return;
+        }
         let _ = self.device.bind();
         // SAFETY: allocated in `new`, freed once. Errors change nothing.
         let _ = unsafe { sys::cuMemFreeHost(self.start.cast()) };

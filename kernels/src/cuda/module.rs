@@ -126,6 +126,9 @@ fn compile(device: &Device) -> Result<(KernelSource, Vec<Vec<u8>>), CudaError> {
 
 impl Drop for Kernels {
     fn drop(&mut self) {
+        if self.device.is_abandoned() {
+            return;
+        }
         let _ = self.device.bind();
         for module in &self.modules {
             // SAFETY: loaded once, unloaded once. Errors change nothing.

@@ -28,10 +28,16 @@ impl Stream {
         Ok(Self { raw, device: device.clone() })
     }
 
-    /// Waits for all its work.
+    /// Waits for all its work, as long as [`Device::limit_waits`] allows.
     pub fn synchronize(&self) -> Result<(), CudaError> {
+        if self.device.patience().is_some() {
+            let end = Event::untimed(&self.device)?;
+            end.record(self)?;
+            return end.synchronize();
+        }
         // SAFETY: the stream lives.
-        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) })
+        let outcome = check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) });
+        outcome.inspect_err(|error| self.device.note(error))
     }
 
     /// Lets work that is queued from now on wait for what `event` marks; the host does not wait.
@@ -52,6 +58,9 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
+        if self.device.is_abandoned() {
+            return;
+        }
         let _ = self.device.bind();
         // SAFETY: created in `new`, destroyed once; pending work still runs. Errors change nothing.
         let _ = unsafe { sys::cuStreamDestroy_v2(self.raw) };
@@ -103,8 +112,7 @@ impl Event {
         Ok(Self { raw, device: device.clone() })
     }
 
-    /// Waits for the marked work, at most `timeout`. Unlike [`Self::synchronize`] it comes back from a device
-    /// that is stuck.
+    /// Waits for the marked work, at most `timeout`: it comes back from a device that is stuck.
     pub fn wait(&self, timeout: Duration) -> Result<Waited, CudaError> {
         let start = now();
         loop {
@@ -134,14 +142,24 @@ impl Event {
         // SAFETY: the event lives.
         match unsafe { sys::cuEventQuery(self.raw) } {
             sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            code => check("cuEventQuery", code).map(|()| true),
+            code => check("cuEventQuery", code).map(|()| true).inspect_err(|error| self.device.note(error)),
         }
     }
 
-    /// Waits for the marked work.
+    /// Waits for the marked work, as long as [`Device::limit_waits`] allows.
     pub fn synchronize(&self) -> Result<(), CudaError> {
+        if let Some(within) = self.device.patience() {
+            return match self.wait(within)? {
+                Waited::Done => Ok(()),
+                Waited::TimedOut => {
+                    self.device.abandon();
+                    Err(CudaError::Stuck { within })
+                }
+            };
+        }
         // SAFETY: the event lives.
-        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.raw) })
+        let outcome = check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.raw) });
+        outcome.inspect_err(|error| self.device.note(error))
     }
 
     /// Milliseconds of device time since `earlier`; both are done.
@@ -157,6 +175,9 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
+        if self.device.is_abandoned() {
+            return;
+        }
         let _ = self.device.bind();
         // SAFETY: created in `new`, destroyed once. Errors change nothing.
         let _ = unsafe { sys::cuEventDestroy_v2(self.raw) };

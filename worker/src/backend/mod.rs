@@ -31,7 +31,18 @@ pub trait Backend: Send {
     fn launch(&mut self, batch: Batch) -> Result<StepHandle, BackendError>;
     /// Waits for `step`, which must be the oldest one under way.
     fn collect(&mut self, step: StepHandle) -> Result<StepOutput, BackendError>;
+    /// Takes what is to be called, from any thread, when the backend ends with an error while nobody collects: an
+    /// engine without steps under way sleeps, and asks for [`health`](Self::health) then. For backends that do
+    /// something between steps.
+    fn on_failure(&mut self, _alarm: Alarm) {}
+    /// Why it has ended, if it has and no step under way will say so. Asked before each step: cheap.
+    fn health(&mut self) -> Result<(), BackendError> {
+        Ok(())
+    }
 }
+
+/// What a failing backend calls, once; see [`Backend::on_failure`].
+pub type Alarm = Box<dyn FnOnce() + Send>;
 
 /// Names a launched step; collected once, oldest first.
 #[derive(Debug)]

@@ -77,8 +77,14 @@ pub struct Snapshot {
 
 enum Command {
     Submit(Box<Submission>, oneshot::Sender<Result<TokenStream, SubmitError>>),
-    Abort { id: String, sample: u32, reply: oneshot::Sender<bool> },
+    Abort {
+        id: String,
+        sample: u32,
+        reply: oneshot::Sender<bool>,
+    },
     Snapshot(oneshot::Sender<Snapshot>),
+    /// The backend has failed: only wakes the loop, which asks it.
+    Failed,
     Stop,
 }
 
@@ -147,8 +153,17 @@ pub struct Engine {
 
 impl Engine {
     /// An engine that waits to be [`run`](Self::run). `max_streams` bounds the streams that readers hold.
-    pub fn new(scheduler: Scheduler, backend: Box<dyn Backend>, max_streams: u32) -> (Self, EngineHandle) {
+    pub fn new(
+        scheduler: Scheduler,
+        mut backend: Box<dyn Backend>,
+        max_streams: u32,
+    ) -> (Self, EngineHandle) {
         let (sender, commands) = mpsc::channel(COMMAND_QUEUE);
+        // Weak: the channel closes when all handles are gone. A full queue wakes the loop as well.
+        let wakes = sender.downgrade();
+        backend.on_failure(Box::new(move || {
+            wakes.upgrade().inspect(|commands| drop(commands.try_send(Command::Failed)));
+        }));
         let log = Arc::new(StateLog::default());
         let handle = EngineHandle { commands: sender, log: log.clone() };
         let ids = HashMap::new();
@@ -173,7 +188,7 @@ impl Engine {
     pub fn run(mut self) -> Result<(), BackendError> {
         self.publish();
         while self.take_commands() {
-            if let Err(error) = self.step() {
+            if let Err(error) = self.backend.health().and_then(|()| self.step()) {
                 self.outbox.end_all(&StreamFault::Failed { reason: error.to_string() });
                 return Err(error);
             }
@@ -247,6 +262,7 @@ impl Engine {
             }
             Command::Abort { id, sample, reply } => drop(reply.send(self.abort(&id, sample))),
             Command::Snapshot(reply) => drop(reply.send(self.snapshot())),
+            Command::Failed => {}
             Command::Stop => unreachable!("the loop takes Stop itself"),
         }
     }

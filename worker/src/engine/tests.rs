@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::outbox::MAX_UNREAD_BYTES;
 use super::*;
 use crate::backend::fake::{FakeBackend, FakeOptions, StepCost};
-use crate::backend::{Batch, StepOutput};
+use crate::backend::{Alarm, Batch, StepOutput};
 use crate::config::SchedulerConfig;
 use crate::kv_cache::CacheScope;
 use crate::sampling::SamplingParams;
@@ -252,4 +252,56 @@ async fn a_panic_of_the_engine_ends_every_stream() {
     assert!(matches!(fault, StreamFault::Failed { .. }), "{fault}");
     assert!(running.join().is_err());
     handle.ended().await;
+}
+
+/// Is dead once its alarm is taken; nothing is submitted to it.
+struct Dying {
+    alarm: Arc<Mutex<Option<Alarm>>>,
+}
+
+impl Backend for Dying {
+    fn kv_blocks(&self) -> u32 {
+        64
+    }
+    fn launch(&mut self, _: Batch) -> Result<StepHandle, BackendError> {
+        unreachable!("nothing is submitted")
+    }
+    fn collect(&mut self, _: StepHandle) -> Result<StepOutput, BackendError> {
+        unreachable!("nothing is submitted")
+    }
+    fn on_failure(&mut self, alarm: Alarm) {
+        *self.alarm.lock().unwrap() = Some(alarm);
+    }
+    fn health(&mut self) -> Result<(), BackendError> {
+        match self.alarm.lock().unwrap().is_none() {
+            true => Err(BackendError::Stopped { backend: "dying", reason: "an illegal address".into() }),
+            false => Ok(()),
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_idle_engine_ends_when_its_backend_dies_and_still_when_nobody_holds_it() {
+    let config = SchedulerConfig::default();
+    for dies in [true, false] {
+        let alarm = Arc::<Mutex<Option<Alarm>>>::default();
+        let backend = Dying { alarm: Arc::clone(&alarm) };
+        let (engine, handle) = Engine::new(Scheduler::new(&config, 64, 512), Box::new(backend), 8);
+        let running = std::thread::spawn(move || engine.run());
+        assert!(handle.snapshot().await.is_some(), "it runs");
+        match dies {
+            true => {
+                let ring = alarm.lock().unwrap().take().unwrap();
+                ring();
+                tokio::time::timeout(PATIENCE, handle.ended()).await.expect("the engine hears of it");
+                assert!(running.join().unwrap().unwrap_err().to_string().contains("an illegal address"));
+            }
+            false => {
+                drop(handle);
+                let joined = tokio::task::spawn_blocking(|| running.join().unwrap());
+                let ended = tokio::time::timeout(PATIENCE, joined).await;
+                assert!(ended.expect("an alarm keeps no engine").unwrap().is_ok());
+            }
+        }
+    }
 }

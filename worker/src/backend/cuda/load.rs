@@ -119,6 +119,7 @@ pub fn load(
             (Some(weights), Dtype::of(embedding.storage()))
         }
     };
+    opened.device.limit_waits(options.cuda.step_timeout);
     let loading = Loading { dir, config, weights, opened, options };
     match (dtype, options.cuda.kv_cache_dtype) {
         (Dtype::F16, KvCacheDtype::Auto) => loading.load::<f16, f16>(progress),
@@ -146,20 +147,37 @@ impl Loading<'_> {
     {
         let arithmetic = self.arithmetic::<T, K>();
         let (mut model, kv_blocks) = self.place::<T, K>()?;
+        self.prepare(&mut model, progress).inspect_err(|error| {
+            if let CudaLoadError::Cuda(error) = error {
+                self.opened.device.note(error); // before the model is dropped, which would wait for a stuck device
+            }
+        })?;
+        self.report(&model, &arithmetic, kv_blocks)?;
+        let (graphs, gaps) = (model.graphs.count(), model.gaps.clone());
+        let backend = CudaBackend::start(model, kv_blocks, self.options.cuda.step_timeout, graphs);
+        Ok((backend.map_err(LoadError::Thread)?.with_gaps(gaps), arithmetic))
+    }
+
+    /// Fills the memory of `model`, and runs a first step.
+    fn prepare<T, K>(
+        &self,
+        model: &mut CudaModel<T, K>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(), CudaLoadError>
+    where
+        T: Activation + BlasElement,
+        K: KvElement,
+    {
         match &self.weights {
-            Some(weights) => self.upload(&model, weights, progress)?,
-            None => self.make_up(&model, progress)?,
+            Some(weights) => self.upload(model, weights, progress)?,
+            None => self.make_up(model, progress)?,
         }
         self.upload_angles(model.llama.angles, &model.stream)?;
         model.draw.clear(&model.stream)?;
         model.stream.synchronize()?;
         let (rows, pass_rows) = (model.sizes.rows, model.sizes.pass.rows);
         model.llama.warm_up(&model.stream, rows, pass_rows, &model.activations, model.memory.logits)?;
-        self.check(&mut model)?;
-        self.report(&model, &arithmetic, kv_blocks)?;
-        let (graphs, gaps) = (model.graphs.count(), model.gaps.clone());
-        let backend = CudaBackend::start(model, kv_blocks, self.options.cuda.step_timeout, graphs);
-        Ok((backend.map_err(LoadError::Thread)?.with_gaps(gaps), arithmetic))
+        self.check(model)
     }
 
     /// One line: what computes, with what, in how much memory.

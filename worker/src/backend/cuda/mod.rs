@@ -26,7 +26,7 @@ pub use load::{CudaLoadError, CudaOptions, load};
 pub use threads::CudaBackend;
 pub use usable::{NotUsable, OpenDevice, open};
 
-use skein_kernels::cuda::CudaError;
+use skein_kernels::cuda::{CudaError, Device};
 
 use super::BackendError;
 
@@ -44,4 +44,10 @@ fn stopped(reason: &str) -> BackendError {
 
 fn failed(error: &CudaError) -> BackendError {
     stopped(&error.to_string())
+}
+
+/// The same of a call for `device`, which is abandoned if it is lost.
+fn failed_on(device: &Device, error: &CudaError) -> BackendError {
+    device.note(error);
+    failed(error)
 }

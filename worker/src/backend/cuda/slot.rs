@@ -14,7 +14,7 @@ use skein_kernels::cuda::{CudaError, Device, Event, PinnedBuffer, Stream};
 use super::gaps::StepGaps;
 use super::memory::StepSizes;
 use super::threads::UnderWay;
-use super::{failed, stopped};
+use super::{failed, failed_on, stopped};
 use crate::backend::{BackendError, Batch, Sampled, StepOutput};
 use crate::sampling::TokenLogprobs;
 
@@ -46,13 +46,17 @@ impl Slot {
         self.done.record(stream)
     }
 
-    /// Waits for the end, at most for `timeout`.
-    fn wait(&self, timeout: Duration) -> Result<(), BackendError> {
-        match self.done.wait(timeout).map_err(|error| failed(&error))? {
+    /// Waits for the end, at most for `timeout`. A device that is stuck or faulted is abandoned: to free this slot
+    /// would wait for it.
+    fn wait(&self, timeout: Duration, device: &Device) -> Result<(), BackendError> {
+        match self.done.wait(timeout).map_err(|error| failed_on(device, &error))? {
             Waited::Done => Ok(()),
-            Waited::TimedOut => Err(stopped(&format!(
-                "the device did not end a step within {timeout:?} (--step-timeout): it is stuck"
-            ))),
+            Waited::TimedOut => {
+                device.abandon();
+                Err(stopped(&format!(
+                    "the device did not end a step within {timeout:?} (--step-timeout): it is stuck"
+                )))
+            }
         }
     }
 }
@@ -142,9 +146,9 @@ impl UnderWay for LaunchedStep {
     }
 
     fn finish(self) -> Result<StepOutput, BackendError> {
-        self.slot.wait(self.timeout)?;
+        self.slot.wait(self.timeout, &self.device)?;
         if let Some((gaps, step)) = &self.gap {
-            gaps.note(*step).map_err(|error| failed(&error))?;
+            gaps.note(*step).map_err(|error| failed_on(&self.device, &error))?;
         }
         let output = self.read();
         // A launching thread that is gone needs no slots.

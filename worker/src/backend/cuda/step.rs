@@ -21,7 +21,7 @@ use super::memory::{StepMemory, StepSizes};
 use super::pack::{Drawing, Pass, copy_waves, pack_pass, pack_rows, passes};
 use super::slot::{LaunchedStep, Slot};
 use super::threads::Launcher;
-use super::{failed, stopped};
+use super::{failed, failed_on, stopped};
 use crate::backend::{BackendError, Batch, BlockCopy as Copy};
 use crate::model::llama_cuda::{Activations, CudaLlama, StepRows};
 
@@ -67,12 +67,14 @@ impl<T: Activation + BlasElement, K: KvElement> Launcher for CudaModel<T, K> {
     }
 
     fn launch(&mut self, batch: &Batch) -> Result<LaunchedStep, BackendError> {
-        let slot = self.free.recv().map_err(|_| stopped("the waiting thread has ended"))?;
-        self.queue(batch, slot).map_err(|error| failed(&error))
+        // There is one more than steps under way: without one the waiting thread has ended.
+        let slot = self.free.recv_timeout(self.step_timeout);
+        let slot = slot.map_err(|_| stopped("the waiting thread has ended"))?;
+        self.queue(batch, slot).map_err(|error| failed_on(&self.device, &error))
     }
 
     fn use_spare_time(&mut self) -> Result<bool, BackendError> {
-        self.capture_next().map_err(|error| failed(&error))
+        self.capture_next().map_err(|error| failed_on(&self.device, &error))
     }
 }
 
@@ -251,6 +253,8 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
         graph.upload(&self.stream)?;
         self.graphs.put(size, graph);
         if self.graphs.next_size().is_none() {
+            // Once, so that a device which does not survive this is noticed now, not by the next request.
+            self.stream.synchronize()?;
             let usage = self.arena.usage()?;
             tracing::info!(largest = size, %usage, "decode graphs captured");
         }

@@ -2,15 +2,15 @@
 //! whatever hangs in the driver, the engine notices, and ends.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::gaps::StepGaps;
 use super::{MAX_STEPS, stopped};
-use crate::backend::{Backend, BackendError, Batch, StepHandle, StepOutput};
+use crate::backend::{Alarm, Backend, BackendError, Batch, StepHandle, StepOutput};
 
 /// Beyond the step's own timeout: the waiting thread says more of what happened, when it still can.
 const GRACE: Duration = Duration::from_secs(1);
@@ -43,12 +43,14 @@ pub(super) trait UnderWay: Send {
 pub struct CudaBackend {
     kv_blocks: u32,
     launched: u64,
+    collected: u64,
     step_timeout: Duration,
     /// `None` once dropped: that ends the threads, one after the other.
     steps: Option<SyncSender<Batch>>,
     outputs: Receiver<Result<StepOutput, BackendError>>,
     threads: Vec<JoinHandle<()>>,
     failed: bool,
+    bell: Arc<Bell>,
     graphs: Arc<AtomicUsize>,
     gaps: Option<Arc<StepGaps>>,
 }
@@ -78,20 +80,24 @@ impl CudaBackend {
         let (steps, inbox) = sync_channel(MAX_STEPS);
         let (launched, under_way) = sync_channel(MAX_STEPS);
         let (outbox, outputs) = sync_channel(MAX_STEPS);
+        let bell = Arc::<Bell>::default();
+        let rung = Arc::clone(&bell);
         let thread = |name: &str| std::thread::Builder::new().name(name.into());
         let threads = vec![
             thread("skein-cuda-0").spawn(move || launch_steps(launcher, &inbox, &launched))?,
-            thread("skein-cuda-0-wait").spawn(move || finish_steps(&under_way, &outbox))?,
+            thread("skein-cuda-0-wait").spawn(move || finish_steps(&under_way, &outbox, &rung))?,
         ];
         let steps = Some(steps);
         Ok(Self {
             kv_blocks,
             launched: 0,
+            collected: 0,
             step_timeout,
             steps,
             outputs,
             threads,
             failed: false,
+            bell,
             graphs,
             gaps: None,
         })
@@ -100,6 +106,36 @@ impl CudaBackend {
     fn gone(&mut self) -> BackendError {
         self.failed = true;
         stopped("its thread has ended")
+    }
+}
+
+/// Tells whoever wants to know that the threads have ended with an error.
+#[derive(Default)]
+struct Bell(Mutex<Ring>);
+
+#[derive(Default)]
+struct Ring {
+    has_rung: bool,
+    alarm: Option<Alarm>,
+}
+
+impl Bell {
+    fn ring(&self) {
+        let mut ring = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        ring.has_rung = true;
+        let alarm = ring.alarm.take();
+        drop(ring);
+        alarm.into_iter().for_each(|alarm| alarm());
+    }
+
+    /// Calls `alarm` when it rings, which may be now.
+    fn connect(&self, alarm: Alarm) {
+        let mut ring = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        ring.alarm = Some(alarm);
+        if ring.has_rung {
+            drop(ring);
+            self.ring();
+        }
     }
 }
 
@@ -117,6 +153,7 @@ impl Backend for CudaBackend {
         if !sent {
             // What ended the thread, if it could still say so.
             let last = self.outputs.try_iter().find_map(Result::err);
+            self.failed = true;
             return Err(last.unwrap_or_else(|| self.gone()));
         }
         self.launched += 1;
@@ -132,14 +169,35 @@ impl Backend for CudaBackend {
                 self.step_timeout
             ))),
         };
+        self.collected += 1;
         self.failed |= output.is_err();
         output
+    }
+
+    fn on_failure(&mut self, alarm: Alarm) {
+        self.bell.connect(alarm);
+    }
+
+    fn health(&mut self) -> Result<(), BackendError> {
+        if self.launched != self.collected {
+            return Ok(()); // whoever collects hears of it
+        }
+        match self.outputs.try_recv() {
+            Err(TryRecvError::Empty) => Ok(()),
+            Err(TryRecvError::Disconnected) => Err(self.gone()),
+            Ok(Ok(_)) => unreachable!("an output belongs to a step under way"),
+            Ok(Err(error)) => {
+                self.failed = true;
+                Err(error)
+            }
+        }
     }
 }
 
 impl Drop for CudaBackend {
     fn drop(&mut self) {
         drop(self.steps.take());
+        self.failed |= self.outputs.try_iter().any(|output| output.is_err());
         if self.failed {
             return; // a thread may hang in the driver: it ends with the process
         }
@@ -179,6 +237,8 @@ fn launch_steps<L: Launcher>(
         }
     });
     if let Err(error) = outcome {
+        // What it holds goes with the process: to free it would wait for the device.
+        std::mem::forget(launcher);
         // A waiting thread that is gone has said why.
         let _ = launched.send(Err(error));
     }
@@ -188,6 +248,7 @@ fn launch_steps<L: Launcher>(
 fn finish_steps<S: UnderWay>(
     under_way: &Receiver<Result<S, BackendError>>,
     outbox: &SyncSender<Result<StepOutput, BackendError>>,
+    bell: &Bell,
 ) {
     let outcome = caught(|| {
         let mut is_bound = false;
@@ -205,6 +266,7 @@ fn finish_steps<S: UnderWay>(
     if let Err(error) = outcome {
         // An engine that is gone needs no reason.
         let _ = outbox.send(Err(error));
+        bell.ring();
     }
 }
 
