@@ -198,7 +198,9 @@ fn an_arena_hands_out_what_was_planned() {
     let aligned = 3_000_064u64 + 2_000_128;
     assert_eq!((plan.arena_bytes(), plan.total_bytes()), (aligned, aligned), "the larger phase counts");
     let left = plan.left(0.5);
-    assert_eq!(left, plan.free_bytes().min(bench.device.memory_bytes / 2) - aligned);
+    // Tests beside this one hold some of the device's memory too.
+    let others = bench.device.memory_bytes - plan.free_bytes();
+    assert_eq!(left, bench.device.memory_bytes / 2 - others - aligned);
     let table = plan.to_string();
     assert!(
         table.contains("weights") && table.contains("2.9 MiB") && table.contains("while loading"),
