@@ -35,7 +35,7 @@ fn partitions_and_half_open_connections_lose_nothing() {
 #[test]
 fn a_rolling_restart_fails_no_request() {
     let pause = (Duration::from_millis(200), Duration::from_millis(200));
-    let plan = Plan { rounds: 1, pause, ..Plan::short(SKEIN) };
+    let plan = Plan { rounds: 1, pause, max_tokens: 64, ..Plan::short(SKEIN) };
     judge(&block_on(scenario::rolling::run(&plan)));
 }
 

@@ -142,10 +142,9 @@ impl Load {
         (book.tally.begun, book.tally.ended.len() as u64)
     }
 
-    /// Streams that have failed or changed so far.
-    pub fn is_clean(&self) -> bool {
-        let tally = &self.state.book().tally;
-        tally.failed + tally.lost + tally.duplicated + tally.altered == 0
+    /// Streams under way.
+    pub fn running(&self) -> usize {
+        self.state.book().running.len()
     }
 
     /// Waits until every stream begun before this call has ended; returns how long it took, `None` if longer than

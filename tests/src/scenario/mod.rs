@@ -20,6 +20,7 @@ use crate::load::{Arrivals, Load, Target};
 use crate::nodes::{Extras, Front, Worker};
 use crate::report::Report;
 use crate::requests::Corpus;
+use crate::seeded::Seeded;
 
 /// How much of a scenario to run, and how hard.
 #[derive(Debug, Clone)]
@@ -60,11 +61,11 @@ impl Plan {
             seed: 1,
             rounds: 2,
             workers: 3,
-            per_second: 6.0,
+            per_second: 5.0,
             clients: 40,
             requests: 0,
-            cases: 27,
-            max_tokens: 64,
+            cases: 18,
+            max_tokens: 200,
             pause: (Duration::from_millis(500), Duration::from_millis(1500)),
             gap_p99: None,
             front_flags: Vec::new(),
@@ -101,6 +102,17 @@ impl Plan {
 
 fn addresses(workers: &[Worker]) -> Vec<SocketAddr> {
     workers.iter().map(|worker| worker.address).collect()
+}
+
+/// Streams that should be under way when something is broken that has to hit one.
+const UNDER_WAY: usize = 6;
+/// How long a load may take to have them.
+const UNDER_WAY_WITHIN: Duration = Duration::from_secs(20);
+
+/// Waits at random as the plan says, and then for streams to hit.
+async fn wait_for_streams(plan: &Plan, load: &Load, dice: &mut Seeded) {
+    tokio::time::sleep(dice.between(plan.pause.0, plan.pause.1)).await;
+    wait_until(UNDER_WAY_WITHIN, || load.running() >= UNDER_WAY).await;
 }
 
 /// Waits until `happened`; `false` when it has not `within` that time.

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use super::{Plan, only_one_left};
+use super::{Plan, only_one_left, wait_for_streams};
 use crate::load::Target;
 use crate::nodes::Front;
 use crate::proxy::{Conduct, Cut, Proxy, Weather};
@@ -65,7 +65,7 @@ pub async fn run(plan: &Plan) -> Report {
     let mut report = Report::new(format!("partition and half-open, seed {}", plan.seed));
     let mut victim = 0;
     for round in 0..plan.rounds as usize {
-        tokio::time::sleep(dice.between(plan.pause.0, plan.pause.1)).await;
+        wait_for_streams(plan, &load, &mut dice).await;
         victim = dice.below(workers.len());
         let name = FAULTS[round % FAULTS.len()].strike(&proxies[victim]);
         let ended = load.all_begun_have_ended(LONGEST_WAIT).await;

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::{Plan, addresses, only_one_left};
+use super::{Plan, addresses, only_one_left, wait_for_streams};
 use crate::load::Target;
 use crate::nodes::Front;
 use crate::report::{Report, gaps_of, moves};
@@ -24,7 +24,7 @@ pub async fn run(plan: &Plan) -> Report {
     let mut report = Report::new(format!("worker SIGSTOP and SIGCONT, seed {}", plan.seed));
     let mut victim = 0;
     for _ in 0..plan.rounds {
-        tokio::time::sleep(dice.between(plan.pause.0, plan.pause.1)).await;
+        wait_for_streams(plan, &load, &mut dice).await;
         victim = dice.below(workers.len());
         workers[victim].process.signal("STOP");
         let ended = load.all_begun_have_ended(LONGEST_WAIT).await;
