@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use skein_tests::load::Arrivals;
 use skein_tests::report::Report;
 use skein_tests::scenario::{self, Plan};
 
@@ -28,14 +29,15 @@ fn a_stopped_worker_is_left_and_taken_back() {
 
 #[test]
 fn partitions_and_half_open_connections_lose_nothing() {
-    let plan = Plan { rounds: 3, workers: 2, ..Plan::short(SKEIN) };
+    let plan = Plan { rounds: 2, workers: 2, ..Plan::short(SKEIN) };
     judge(&block_on(scenario::partition::run(&plan)));
 }
 
 #[test]
 fn a_rolling_restart_fails_no_request() {
     let pause = (Duration::from_millis(200), Duration::from_millis(200));
-    let plan = Plan { rounds: 1, pause, max_tokens: 64, ..Plan::short(SKEIN) };
+    let arrivals = Arrivals::Closed(40);
+    let plan = Plan { rounds: 1, pause, arrivals, max_tokens: 64, ..Plan::short(SKEIN) };
     judge(&block_on(scenario::rolling::run(&plan)));
 }
 
@@ -63,4 +65,13 @@ fn a_disk_that_fills_up_under_the_logs_loses_nothing() {
 fn without_file_descriptors_what_was_accepted_ends_whole() {
     let plan = Plan { workers: 2, ..Plan::short(SKEIN) };
     judge(&block_on(scenario::exhaustion::descriptors(&plan)));
+}
+
+#[test]
+fn a_link_that_goes_down_loses_nothing() {
+    let plan = Plan { rounds: 1, workers: 2, ..Plan::short(SKEIN) };
+    match block_on(scenario::namespace::run(&plan)) {
+        Some(report) => judge(&report),
+        None => eprintln!("SKIPPED: network namespaces are not allowed here, so no link went down"),
+    }
 }

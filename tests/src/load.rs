@@ -58,6 +58,13 @@ pub struct Ended {
     pub reconnects: u32,
 }
 
+impl Ended {
+    /// The longest time in which nothing came, before the first token or after it.
+    pub fn silence(&self) -> Duration {
+        self.longest_gap.max(self.ttft.unwrap_or_default())
+    }
+}
+
 /// What became of all streams.
 #[derive(Debug, Clone, Default)]
 pub struct Tally {

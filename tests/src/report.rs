@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::load::{Ended, Tally};
+use crate::scenario::Plan;
 
 /// What a router says when a request leaves a worker behind.
 const MOVED: &str = "request goes on elsewhere";
@@ -59,6 +60,23 @@ impl Report {
         self.require(most.is_none_or(|most| p99 <= most), || format!("{what}: p99 {p99:?} is over {most:?}"));
     }
 
+    /// Adds what became of the streams that had to move, by `moves`.
+    pub fn moved(&mut self, moves: &HashMap<String, u32>, tally: &Tally, plan: &Plan) {
+        let moved: Vec<&Ended> = tally.ended.iter().filter(|ended| moves.contains_key(&ended.id)).collect();
+        self.say("streams moved", format!("{}, {} moves", moved.len(), moves.values().sum::<u32>()));
+        self.gaps("longest gap, moved", moved.iter().map(|ended| ended.longest_gap).collect(), plan.gap_p99);
+        let silence = moved.iter().map(|ended| ended.silence()).max().unwrap_or_default();
+        self.say("longest silence, moved", format!("{} ms", silence.as_millis()));
+        let within = plan.silence.is_none_or(|most| silence <= most);
+        self.require(within, || format!("a stream was silent for {silence:?}, over {:?}", plan.silence));
+    }
+
+    /// The same, for what is of no worth when no stream had to move.
+    pub fn must_have_moved(&mut self, moves: &HashMap<String, u32>, tally: &Tally, plan: &Plan) {
+        self.moved(moves, tally, plan);
+        self.require(!moves.is_empty(), || "no stream was hit: this shows nothing".into());
+    }
+
     /// Adds what became of all streams; whatever was lost, repeated, altered or failed is wrong.
     pub fn streams(&mut self, tally: &Tally) {
         let Tally { begun, failed, lost, duplicated, altered, tokens, .. } = tally;
@@ -108,11 +126,6 @@ pub fn moves(log: &str) -> HashMap<String, u32> {
         }
     }
     moves
-}
-
-/// The longest gaps of those streams that `moves` names.
-pub fn gaps_of(moves: &HashMap<String, u32>, ended: &[Ended]) -> Vec<Duration> {
-    ended.iter().filter(|ended| moves.contains_key(&ended.id)).map(|ended| ended.longest_gap).collect()
 }
 
 #[cfg(test)]

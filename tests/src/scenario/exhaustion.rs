@@ -33,7 +33,7 @@ pub async fn full_disk(plan: &Plan) -> Report {
     let router = Front::router(&plan.binary, &addresses(&workers), &full(&plan.front_flags)).await;
     let mut report = Report::new("no room for logs, from the start to the end");
     let corpus = plan.record(&router).await;
-    let load = plan.open_loop(&corpus, Target::plain(&router.url), "full-disk");
+    let load = plan.load(&corpus, Target::plain(&router.url), "full-disk");
     for round in 0..plan.rounds as usize {
         tokio::time::sleep(plan.pause.1).await;
         // Something to write about.
@@ -61,7 +61,7 @@ pub async fn filling_disk(plan: &Plan) -> Option<Report> {
     let router = Front::router(&plan.binary, &addresses(&workers), &onto("router", &plan.front_flags)).await;
     let mut report = Report::new("a log's file system fills up and is emptied");
     let corpus = plan.record(&router).await;
-    let load = plan.open_loop(&corpus, Target::plain(&router.url), "filling-disk");
+    let load = plan.load(&corpus, Target::plain(&router.url), "filling-disk");
     tokio::time::sleep(plan.pause.1).await;
     disk.fill();
     report.require(disk.is_full(), || "the file system did not fill up: this shows nothing".into());
@@ -94,7 +94,7 @@ pub async fn descriptors(plan: &Plan) -> Report {
     let corpus = plan.record(&router).await;
     let mut report = Report::new(format!("{DESCRIPTORS} file descriptors and {HOGS} idle connections"));
     for (name, address) in [("router", router.address), ("worker", workers[0].address)] {
-        let load = plan.open_loop(&corpus, Target::plain(&router.url), name);
+        let load = plan.load(&corpus, Target::plain(&router.url), name);
         tokio::time::sleep(plan.pause.0).await;
         let mut hogs = Vec::new();
         for _ in 0..HOGS {

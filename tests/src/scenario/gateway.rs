@@ -14,7 +14,7 @@ pub async fn run(plan: &Plan) -> Report {
     let behind: Vec<_> = routers.iter().map(|router| router.address).collect();
     let gateway = Front::gateway(&plan.binary, &behind, &plan.front_extras()).await;
     let corpus = plan.record(&gateway).await;
-    let load = plan.open_loop(&corpus, Target::plain(&gateway.url), "gateway");
+    let load = plan.load(&corpus, Target::plain(&gateway.url), "gateway");
     kill_in_turn(plan, &mut routers).await;
     let tally = load.finish().await;
 

@@ -3,6 +3,8 @@
 
 pub mod exhaustion;
 pub mod gateway;
+pub mod long;
+pub mod namespace;
 pub mod partition;
 pub mod rolling;
 pub mod router_kill;
@@ -33,11 +35,9 @@ pub struct Plan {
     pub rounds: u32,
     /// Worker processes.
     pub workers: usize,
-    /// Streams a second, of an open loop.
-    pub per_second: f64,
-    /// Clients, of a closed loop.
-    pub clients: usize,
-    /// Requests to reach at least, of a closed loop.
+    /// When requests come.
+    pub arrivals: Arrivals,
+    /// Requests to reach at least, where a scenario goes on until then.
     pub requests: u64,
     /// Different requests.
     pub cases: usize,
@@ -47,6 +47,8 @@ pub struct Plan {
     pub pause: (Duration, Duration),
     /// Bound on the 99th percentile of the gap of streams that were hit; `None` = it is told, not judged.
     pub gap_p99: Option<Duration>,
+    /// Bound on the longest silence, before the first token or after it, of any stream that was hit.
+    pub silence: Option<Duration>,
     /// More flags for routers and gateways.
     pub front_flags: Vec<String>,
     /// More flags for workers.
@@ -61,13 +63,14 @@ impl Plan {
             seed: 1,
             rounds: 2,
             workers: 3,
-            per_second: 5.0,
-            clients: 40,
+            // A closed loop: on a machine that others use too, an open one only piles up.
+            arrivals: Arrivals::Closed(8),
             requests: 0,
             cases: 18,
             max_tokens: 200,
             pause: (Duration::from_millis(500), Duration::from_millis(1500)),
             gap_p99: None,
+            silence: None,
             front_flags: Vec::new(),
             worker_flags: Vec::new(),
         }
@@ -95,8 +98,8 @@ impl Plan {
         Arc::new(Corpus::record(&front.url, self.cases, self.max_tokens).await)
     }
 
-    fn open_loop(&self, corpus: &Arc<Corpus>, target: Target, tag: &str) -> Load {
-        Load::start(corpus.clone(), target, Arrivals::Open(self.per_second), self.seed, tag)
+    fn load(&self, corpus: &Arc<Corpus>, target: Target, tag: &str) -> Load {
+        Load::start(corpus.clone(), target, self.arrivals, self.seed, tag)
     }
 }
 
@@ -142,8 +145,8 @@ async fn only_one_left(
         }
     }
     let target = Target::plain(url);
-    let load = Load::start(corpus.clone(), target, Arrivals::Open(20.0), plan.seed, "only-one-left");
-    wait_until(Duration::from_secs(5), || load.counts().0 >= 10).await;
+    let load = Load::start(corpus.clone(), target, Arrivals::Closed(4), plan.seed, "only-one-left");
+    wait_until(Duration::from_secs(20), || load.counts().1 >= 4).await;
     let tally = load.finish().await;
     report.streams(&tally);
     report

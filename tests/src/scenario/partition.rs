@@ -8,7 +8,7 @@ use super::{Plan, only_one_left, wait_for_streams};
 use crate::load::Target;
 use crate::nodes::Front;
 use crate::proxy::{Conduct, Cut, Proxy, Weather};
-use crate::report::{Report, gaps_of, moves};
+use crate::report::{Report, moves};
 use crate::seeded::Seeded;
 
 /// A stream that waits longer than that for a worker behind a broken network waits for ever.
@@ -60,7 +60,7 @@ pub async fn run(plan: &Plan) -> Report {
     let doors: Vec<_> = proxies.iter().map(|proxy| proxy.address).collect();
     let router = Front::router(&plan.binary, &doors, &plan.front_extras()).await;
     let corpus = plan.record(&router).await;
-    let load = plan.open_loop(&corpus, Target::plain(&router.url), "partition");
+    let load = plan.load(&corpus, Target::plain(&router.url), "partition");
     let mut dice = Seeded::new(plan.seed ^ 0x7061_7274);
     let mut report = Report::new(format!("partition and half-open, seed {}", plan.seed));
     let mut victim = 0;
@@ -78,11 +78,8 @@ pub async fn run(plan: &Plan) -> Report {
         tokio::time::sleep(AFTERMATH).await;
     }
     let tally = load.finish().await;
-    let moves = moves(&router.process.log());
-    report.say("streams moved", format!("{}, {} moves", moves.len(), moves.values().sum::<u32>()));
     report.streams(&tally);
-    report.gaps("longest gap, moved", gaps_of(&moves, &tally.ended), plan.gap_p99);
-    report.require(!moves.is_empty(), || "no fault hit a stream: this shows nothing".into());
+    report.must_have_moved(&moves(&router.process.log()), &tally, plan);
 
     let alone = only_one_left(plan, &corpus, &router.url, &mut workers, victim).await;
     report

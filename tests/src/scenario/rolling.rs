@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use super::{Plan, addresses};
-use crate::load::{Arrivals, Load, Target};
+use crate::load::Target;
 use crate::nodes::{Front, Worker};
-use crate::report::{Report, gaps_of, moves};
+use crate::report::{Report, moves};
 
 /// How long a worker may take to end: its own drain has a deadline of 120 s.
 const ENDS_WITHIN: Duration = Duration::from_secs(130);
@@ -16,8 +16,7 @@ pub async fn run(plan: &Plan) -> Report {
     let mut workers = plan.start_workers().await;
     let router = Front::router(&plan.binary, &addresses(&workers), &plan.front_extras()).await;
     let corpus = plan.record(&router).await;
-    let target = Target::plain(&router.url);
-    let load = Load::start(corpus, target, Arrivals::Closed(plan.clients), plan.seed, "rolling");
+    let load = plan.load(&corpus, Target::plain(&router.url), "rolling");
     let mut report = Report::new(format!("rolling restart of all workers, seed {}", plan.seed));
     let (mut restarts, mut rounds, mut ends) = (0, 0, Vec::new());
     while rounds < plan.rounds || load.counts().1 < plan.requests {
@@ -29,13 +28,11 @@ pub async fn run(plan: &Plan) -> Report {
         rounds += 1;
     }
     let tally = load.finish().await;
-    let moves = moves(&router.process.log());
     report.say("restarts", format!("{restarts}, {rounds} rounds of {} workers", plan.workers));
-    report.say("clients", plan.clients);
-    report.say("streams moved", format!("{}, {} moves", moves.len(), moves.values().sum::<u32>()));
+    report.say("arrivals", format!("{:?}", plan.arrivals));
     report.gaps("SIGTERM to exit", ends, None);
     report.streams(&tally);
-    report.gaps("longest gap, moved", gaps_of(&moves, &tally.ended), plan.gap_p99);
+    report.moved(&moves(&router.process.log()), &tally, plan);
     report
 }
 

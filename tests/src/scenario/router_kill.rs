@@ -15,7 +15,7 @@ pub async fn run(plan: &Plan) -> Report {
     let mut routers = two_routers(plan, &addresses(&workers)).await;
     let corpus = plan.record(&routers[0]).await;
     let urls = routers.iter().map(|router| router.url.clone()).collect();
-    let load = plan.open_loop(&corpus, Target { urls, reconnects: true }, "router");
+    let load = plan.load(&corpus, Target { urls, reconnects: true }, "router");
     kill_in_turn(plan, &mut routers).await;
     let tally = load.finish().await;
 

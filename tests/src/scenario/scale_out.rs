@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{Plan, wait_until};
 use crate::load::Target;
 use crate::nodes::{Extras, Front, Worker, lasting_address};
-use crate::report::{Report, gaps_of, moves};
+use crate::report::{Report, moves};
 
 /// How long the router may take to see a worker that is ready.
 const SEEN_WITHIN: Duration = Duration::from_secs(10);
@@ -17,7 +17,7 @@ pub async fn run(plan: &Plan) -> Report {
     let mut workers = vec![Worker::start(&plan.binary, &extras(0)).await];
     let router = Front::router(&plan.binary, &addresses, &plan.front_extras()).await;
     let corpus = plan.record(&router).await;
-    let load = plan.open_loop(&corpus, Target::plain(&router.url), "scale-out");
+    let load = plan.load(&corpus, Target::plain(&router.url), "scale-out");
     let mut report = Report::new(format!("scale-out under load, seed {}", plan.seed));
     for index in 1..plan.workers {
         tokio::time::sleep(plan.pause.0).await;
@@ -31,10 +31,8 @@ pub async fn run(plan: &Plan) -> Report {
     workers[0].process.kill();
     tokio::time::sleep(plan.pause.1).await;
     let tally = load.finish().await;
-    let moves = moves(&router.process.log());
-    report.say("streams moved", format!("{}, {} moves", moves.len(), moves.values().sum::<u32>()));
     report.streams(&tally);
-    report.gaps("longest gap, moved", gaps_of(&moves, &tally.ended), plan.gap_p99);
+    report.moved(&moves(&router.process.log()), &tally, plan);
     report
 }
 

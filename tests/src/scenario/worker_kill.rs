@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{Plan, addresses, wait_until};
 use crate::load::Target;
 use crate::nodes::{Front, Worker};
-use crate::report::{Report, gaps_of, moves};
+use crate::report::{Report, moves};
 use crate::seeded::Seeded;
 
 /// Workers that must be up when the next one is killed: with none there is nothing to go on at.
@@ -18,7 +18,7 @@ pub async fn run(plan: &Plan) -> Report {
     let mut workers = plan.start_workers().await;
     let router = Front::router(&plan.binary, &addresses(&workers), &plan.front_extras()).await;
     let corpus = plan.record(&router).await;
-    let load = plan.open_loop(&corpus, Target::plain(&router.url), "kill");
+    let load = plan.load(&corpus, Target::plain(&router.url), "kill");
     let mut dice = Seeded::new(plan.seed ^ 0x6b69_6c6c);
     for _ in 0..plan.rounds {
         tokio::time::sleep(dice.between(plan.pause.0, plan.pause.1)).await;
@@ -28,12 +28,9 @@ pub async fn run(plan: &Plan) -> Report {
     let tally = load.finish().await;
 
     let mut report = Report::new(format!("worker kill -9, seed {}", plan.seed));
-    let moves = moves(&router.process.log());
     report.say("kills", format!("{} of {} workers", plan.rounds, plan.workers));
-    report.say("streams moved", format!("{}, {} moves", moves.len(), moves.values().sum::<u32>()));
     report.streams(&tally);
-    report.gaps("longest gap, moved", gaps_of(&moves, &tally.ended), plan.gap_p99);
-    report.require(!moves.is_empty(), || "no kill hit a stream: this shows nothing".into());
+    report.must_have_moved(&moves(&router.process.log()), &tally, plan);
     report
 }
 
