@@ -15,10 +15,30 @@ fn judge(report: &Report) {
     assert!(report.passed(), "{report}");
 }
 
+/// Shows the table, or says what was skipped and why.
+fn judge_or_skip(report: Option<Report>, why: &str) {
+    match report {
+        Some(report) => judge(&report),
+        None => eprintln!("SKIPPED: {why}"),
+    }
+}
+
 #[test]
 fn killed_workers_lose_nothing_under_open_load() {
     let plan = Plan { rounds: 8, workers: 4, ..Plan::short(SKEIN) };
     judge(&block_on(scenario::worker_kill::run(&plan)));
+}
+
+#[test]
+fn killed_routers_lose_nothing_when_clients_reconnect() {
+    let plan = Plan { rounds: 4, workers: 2, ..Plan::short(SKEIN) };
+    judge(&block_on(scenario::router_kill::run(&plan)));
+}
+
+#[test]
+fn killed_routers_go_unnoticed_behind_a_gateway() {
+    let plan = Plan { rounds: 4, workers: 2, ..Plan::short(SKEIN) };
+    judge(&block_on(scenario::gateway::run(&plan)));
 }
 
 #[test]
@@ -55,10 +75,10 @@ fn a_full_disk_under_the_logs_loses_nothing() {
 #[test]
 fn a_disk_that_fills_up_under_the_logs_loses_nothing() {
     let plan = Plan { workers: 2, ..Plan::short(SKEIN) };
-    match block_on(scenario::exhaustion::filling_disk(&plan)) {
-        Some(report) => judge(&report),
-        None => eprintln!("SKIPPED: a tmpfs cannot be mounted here, so no disk was filled"),
-    }
+    judge_or_skip(
+        block_on(scenario::exhaustion::filling_disk(&plan)),
+        "a tmpfs cannot be mounted here, so no disk was filled",
+    );
 }
 
 #[test]
@@ -70,8 +90,26 @@ fn without_file_descriptors_what_was_accepted_ends_whole() {
 #[test]
 fn a_link_that_goes_down_loses_nothing() {
     let plan = Plan { rounds: 1, workers: 2, ..Plan::short(SKEIN) };
-    match block_on(scenario::namespace::run(&plan)) {
-        Some(report) => judge(&report),
-        None => eprintln!("SKIPPED: network namespaces are not allowed here, so no link went down"),
-    }
+    judge_or_skip(
+        block_on(scenario::namespace::run(&plan)),
+        "network namespaces are not allowed here, so no link went down",
+    );
+}
+
+#[test]
+fn an_etcd_that_is_away_fails_no_request() {
+    let plan = Plan { workers: 2, ..Plan::short(SKEIN) };
+    judge_or_skip(
+        block_on(scenario::etcd::outage(&plan)),
+        "no etcd here (install it, or name it by SKEIN_ETCD)",
+    );
+}
+
+#[test]
+fn an_etcd_that_loses_its_leader_fails_no_request() {
+    let plan = Plan { workers: 2, rounds: 1, ..Plan::short(SKEIN) };
+    judge_or_skip(
+        block_on(scenario::etcd::leader(&plan)),
+        "no etcd here (install it, or name it by SKEIN_ETCD)",
+    );
 }

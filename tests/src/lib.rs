@@ -4,6 +4,7 @@
 pub mod check;
 pub mod child;
 pub mod client;
+pub mod etcd_process;
 pub mod history;
 pub mod load;
 pub mod nodes;

@@ -29,7 +29,9 @@ fn main() -> ExitCode {
             if report.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
         None => {
-            println!("{name}: SKIPPED: this machine does not allow it (mounts and namespaces need root)");
+            println!(
+                "{name}: SKIPPED: this machine does not allow it (mounts and namespaces need root, etcd scenarios an etcd)"
+            );
             ExitCode::SUCCESS
         }
     }
@@ -60,6 +62,7 @@ fn command() -> Command {
                 .arg(number("requests", "Requests to reach at least (rolling)"))
                 .arg(number("max-tokens", "Length of the streams"))
                 .arg(number("seed", "Decides on arrivals, victims and moments"))
+                .arg(number("outage-s", "How long etcd is away"))
                 .arg(number("gap-p99-ms", "Bound on the gap of streams that were hit, 99th percentile"))
                 .arg(number("silence-ms", "Bound on the longest silence of any stream that was hit"))
                 .arg(flags("front-flags", "More flags for routers and gateways, as one word"))
@@ -83,6 +86,7 @@ fn plan(name: &str, arguments: &ArgMatches) -> Plan {
     plan.max_tokens = number("max-tokens").map_or(plan.max_tokens, |tokens| tokens as u32);
     plan.seed = number("seed").unwrap_or(plan.seed);
     plan.arrivals = arguments.get_one("per-second").map_or(plan.arrivals, |&rate| Arrivals::Open(rate));
+    plan.outage = number("outage-s").map_or(plan.outage, Duration::from_secs);
     plan.gap_p99 = number("gap-p99-ms").map(Duration::from_millis).or(plan.gap_p99);
     plan.silence = number("silence-ms").map(Duration::from_millis).or(plan.silence);
     plan.front_flags.extend(words("front-flags").into_iter().flatten().map(str::to_owned));
@@ -98,6 +102,8 @@ async fn run(name: &str, plan: &Plan) -> Option<Report> {
         "wedge" => scenario::wedge::run(plan).await,
         "partition" => scenario::partition::run(plan).await,
         "rolling" => scenario::rolling::run(plan).await,
+        "etcd-outage" => scenario::etcd::outage(plan).await?,
+        "etcd-leader" => scenario::etcd::leader(plan).await?,
         "scale-out" => scenario::scale_out::run(plan).await,
         "full-disk" => scenario::exhaustion::full_disk(plan).await,
         "filling-disk" => scenario::exhaustion::filling_disk(plan).await?,

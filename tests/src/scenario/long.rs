@@ -89,6 +89,21 @@ pub const SCENARIOS: &[Scenario] = &[
         },
     },
     Scenario {
+        name: "etcd-outage",
+        help: "etcd is gone for 10 minutes under load, a worker is killed meanwhile; about 11 min",
+        plan: |plan| Plan {
+            workers: 3,
+            outage: Duration::from_secs(600),
+            arrivals: Arrivals::Open(4.0),
+            ..plan
+        },
+    },
+    Scenario {
+        name: "etcd-leader",
+        help: "three etcd servers lose their leader 5 times under load, workers join each time; about 2 min",
+        plan: |plan| Plan { workers: 2, rounds: 5, arrivals: Arrivals::Open(4.0), ..plan },
+    },
+    Scenario {
         name: "scale-out",
         help: "a cluster of one worker grows to 4 under load and loses the first one; about 1 min",
         plan: |plan| Plan { workers: 4, pause: millis(5000, 5000), ..plan },

@@ -1,6 +1,7 @@
 //! Scenarios: a cluster of real processes, a load whose streams are checked one by one, and what is done to the
 //! processes meanwhile. Each runs in a short form in the tests and in a long form under `tests/chaos`.
 
+pub mod etcd;
 pub mod exhaustion;
 pub mod gateway;
 pub mod long;
@@ -45,6 +46,8 @@ pub struct Plan {
     pub max_tokens: u32,
     /// Time between two rounds, at random between these.
     pub pause: (Duration, Duration),
+    /// How long etcd is away.
+    pub outage: Duration,
     /// Bound on the 99th percentile of the gap of streams that were hit; `None` = it is told, not judged.
     pub gap_p99: Option<Duration>,
     /// Bound on the longest silence, before the first token or after it, of any stream that was hit.
@@ -69,6 +72,7 @@ impl Plan {
             cases: 18,
             max_tokens: 200,
             pause: (Duration::from_millis(500), Duration::from_millis(1500)),
+            outage: Duration::from_secs(12),
             gap_p99: None,
             silence: None,
             front_flags: Vec::new(),
