@@ -28,6 +28,7 @@ use crate::refusal::Refusal;
 use crate::request::{TokenDelta, TokenRequest};
 pub use crate::shared::Tuning;
 use crate::shared::{Claim, Shared};
+use crate::transport::{Connector, Grpc};
 
 /// A cluster of workers of one model. Cheap to clone; its links end with the last clone.
 #[derive(Clone)]
@@ -49,21 +50,22 @@ impl Cluster {
     /// Starts to follow `changes`. `model_name` is what workers must serve (the first served model name).
     /// Call it within a tokio runtime.
     pub fn start(config: &RouterConfig, changes: mpsc::Receiver<Change>, model_name: &str) -> Self {
-        Self::start_with(config, changes, model_name, Tuning::default())
+        Self::start_with(config, changes, model_name, Tuning::default(), Arc::new(Grpc))
     }
 
-    /// [`Cluster::start`] with other inner limits.
+    /// [`Cluster::start`] with other inner limits and another way to the workers.
     pub fn start_with(
         config: &RouterConfig,
         changes: mpsc::Receiver<Change>,
         model_name: &str,
         tuning: Tuning,
+        connector: Arc<dyn Connector>,
     ) -> Self {
         let mut rng = StdRng::seed_from_u64(tuning.seed.unwrap_or_else(random_seed));
         let router_id = rng.next_u64();
         let index = PrefixIndex::new(tuning.max_index_bytes);
         let fleet = Fleet::new(model_name, router_id, tuning.wedge_after, index);
-        let shared = Arc::new(Shared::new(config, model_name, tuning, router_id, fleet, rng));
+        let shared = Arc::new(Shared::new(config, model_name, tuning, router_id, fleet, rng, connector));
         let links = tokio::spawn(link::follow_members(shared.clone(), changes));
         Self { shared, _links: Arc::new(EndOnDrop(links)) }
     }

@@ -26,5 +26,6 @@ pub(crate) mod shared;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod text;
+pub mod transport;
 pub mod validate;
 pub mod worker_client;

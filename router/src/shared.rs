@@ -16,6 +16,7 @@ use crate::policy::{Demand, EXPECTED_OUTPUT_TOKENS};
 use crate::prefix_index::{DEFAULT_MAX_BYTES, WorkerId};
 use crate::refusal::Refusal;
 use crate::request::{TokenId, TokenRequest};
+use crate::transport::Connector;
 use crate::worker_client::WorkerClient;
 
 /// What a client is told to wait when no worker is ready.
@@ -50,6 +51,7 @@ pub(crate) struct Shared {
     pub(crate) migration_limit: u32,
     pub(crate) router_id: u64,
     pub(crate) tuning: Tuning,
+    pub(crate) connector: Arc<dyn Connector>,
 }
 
 /// Held for microseconds, never across a wait.
@@ -67,6 +69,7 @@ impl Shared {
         router_id: u64,
         fleet: Fleet,
         rng: StdRng,
+        connector: Arc<dyn Connector>,
     ) -> Self {
         Self {
             state: Mutex::new(State { fleet, clients: HashMap::new(), rng }),
@@ -78,6 +81,7 @@ impl Shared {
             migration_limit: config.migration_limit,
             router_id,
             tuning,
+            connector,
         }
     }
 

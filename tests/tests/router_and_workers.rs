@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use skein_node::clock;
 use skein_node::discovery::{self, Change, Member};
-use skein_router::cluster::{Cluster, Tuning};
+use skein_router::cluster::Cluster;
 use skein_router::config::{AdmissionConfig, RequestLimits, RouterConfig};
 use skein_router::generator::TokenSource;
 use skein_router::refusal::Refusal;
@@ -110,7 +110,7 @@ impl Scene {
             shutdown_timeout: PATIENCE,
         };
         let (changes, receiver) = discovery::in_process();
-        let cluster = Cluster::start_with(&config, receiver, MODEL, Tuning::default());
+        let cluster = Cluster::start(&config, receiver, MODEL);
         let mut scene = Self { workers: Vec::new(), changes, cluster, cost };
         for index in 0..workers {
             scene.workers.push(Worker::start(cost).await);

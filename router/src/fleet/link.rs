@@ -84,7 +84,7 @@ async fn session(
     address: &str,
     reached: &mut Reached,
 ) -> Result<(), CallError> {
-    let client = WorkerClient::connect(address).await?;
+    let client = WorkerClient::connect(&*shared.connector, address).await?;
     *reached = Reached::Process;
     let info = client.info().await?;
     tracing::info!(

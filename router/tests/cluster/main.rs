@@ -18,6 +18,7 @@ use skein_router::config::{AdmissionConfig, RequestLimits, RouterConfig};
 use skein_router::generator::{ModelLimits, TokenSource};
 use skein_router::refusal::Refusal;
 use skein_router::request::{Sampling, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
+use skein_router::transport::Grpc;
 use tokio::sync::mpsc;
 
 const ANY_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
@@ -50,7 +51,7 @@ impl Scene {
         };
         let (changes, receiver) = discovery::in_process();
         let tuning = Tuning { wedge_after, seed: Some(1), ..Tuning::default() };
-        let cluster = Cluster::start_with(&config, receiver, MODEL, tuning);
+        let cluster = Cluster::start_with(&config, receiver, MODEL, tuning, Arc::new(Grpc));
         let mut scene = Self { script: Arc::default(), workers: Vec::new(), changes, cluster };
         for name in 0..workers {
             let worker = Mock::start(name, 100 + u64::from(name), ANY_PORT, &scene.script);

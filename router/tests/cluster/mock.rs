@@ -158,8 +158,12 @@ impl State {
             lock(&self.stored).iter().flat_map(|run| run.hashes.iter().copied()).collect();
         let held = hashes.iter().take_while(|hash| known.contains(hash)).count();
         let missing = hashes[held..].to_vec();
-        let admitted =
-            wire::Admitted { placement: request.placement, depth: held as u32, hashes: missing.clone() };
+        let admitted = wire::Admitted {
+            placement: request.placement,
+            depth: held as u32,
+            hashes: missing.clone(),
+            stream_key: Vec::new(),
+        };
         self.append(Event::Admitted(admitted));
         // Prompts in these tests share nothing or all of their blocks: a new run starts a sequence.
         if held == 0 && !missing.is_empty() {
@@ -195,6 +199,7 @@ type Answer<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 #[tonic::async_trait]
 impl Worker for Service {
     type GenerateStream = Answer<wire::GenerateDelta>;
+    type AttachStream = Answer<wire::GenerateDelta>;
     type WatchStream = Answer<wire::WorkerEvent>;
 
     async fn info(&self, _: Request<wire::InfoRequest>) -> Result<Response<wire::InfoResponse>, Status> {
@@ -242,6 +247,17 @@ impl Worker for Service {
         Ok(Response::new(wire::AbortResponse { found: true }))
     }
 
+    async fn attach(&self, _: Request<wire::AttachRequest>) -> Result<Response<Self::AttachStream>, Status> {
+        Err(Status::not_found("the mock keeps nothing"))
+    }
+
+    async fn release(
+        &self,
+        _: Request<wire::ReleaseRequest>,
+    ) -> Result<Response<wire::ReleaseResponse>, Status> {
+        Ok(Response::new(wire::ReleaseResponse { found: false }))
+    }
+
     async fn watch(
         &self,
         request: Request<wire::WatchRequest>,
@@ -266,7 +282,7 @@ fn follow(
         if request.epoch != state.epoch || next == 0 {
             let runs = lock(&state.stored).clone();
             next = lock(&state.log).len() as u64 + 1;
-            yield event(next, Event::Snapshot(wire::CacheSnapshot { runs }));
+            yield event(next, Event::Snapshot(wire::CacheSnapshot { runs, stream_keys: Vec::new() }));
         }
         let mut step = 1;
         loop {

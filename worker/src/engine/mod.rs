@@ -149,6 +149,18 @@ pub struct Engine {
     last_key: u64,
     steps: u64,
     max_streams: u32,
+    stopped: bool,
+}
+
+/// What a turn of the engine did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// It computed; there may be more.
+    Worked,
+    /// There is nothing to compute until a command comes: wait for it.
+    Idle,
+    /// It was told to stop; every stream has ended.
+    Ended,
 }
 
 impl Engine {
@@ -180,21 +192,58 @@ impl Engine {
             last_key: 0,
             steps: 0,
             max_streams,
+            stopped: false,
         };
         (engine, handle)
     }
 
     /// Runs until told to stop, or until the backend fails; then every stream has ended.
     pub fn run(mut self) -> Result<(), BackendError> {
-        self.publish();
-        while self.take_commands() {
-            if let Err(error) = self.backend.health().and_then(|()| self.step()) {
-                self.outbox.end_all(&StreamFault::Failed { reason: error.to_string() });
-                return Err(error);
+        loop {
+            match self.turn()? {
+                Turn::Worked => {}
+                Turn::Idle => {
+                    let command = self.commands.blocking_recv();
+                    self.take(command);
+                }
+                Turn::Ended => return Ok(()),
             }
         }
-        self.outbox.end_all(&StreamFault::Stopped);
-        Ok(())
+    }
+
+    /// One round of [`Engine::run`], for who owns time and the thread (a simulator): obeys what has come, then computes
+    /// one step if there is anything to compute. Waits for nothing but the backend.
+    ///
+    /// # Errors
+    /// The backend failed; every stream has ended, and so has the engine.
+    pub fn turn(&mut self) -> Result<Turn, BackendError> {
+        self.take_waiting_commands();
+        if self.stopped {
+            self.outbox.end_all(&StreamFault::Stopped);
+            return Ok(Turn::Ended);
+        }
+        if let Err(error) = self.backend.health() {
+            return self.failed(error);
+        }
+        if self.scheduler.is_idle() && self.under_way.is_empty() {
+            self.publish();
+            return Ok(Turn::Idle);
+        }
+        match self.step() {
+            Ok(()) => Ok(Turn::Worked),
+            Err(error) => self.failed(error),
+        }
+    }
+
+    /// After [`Turn::Idle`]: waits for something to do.
+    pub async fn wait(&mut self) {
+        let command = self.commands.recv().await;
+        self.take(command);
+    }
+
+    fn failed(&mut self, error: BackendError) -> Result<Turn, BackendError> {
+        self.outbox.end_all(&StreamFault::Failed { reason: error.to_string() });
+        Err(error)
     }
 
     /// One turn: the next step to the device, the last one's tokens to their readers, and the oldest step's result to
@@ -225,27 +274,21 @@ impl Engine {
         Ok(())
     }
 
-    /// Obeys what has come; with nothing to compute it sleeps until something does. False = the end.
-    fn take_commands(&mut self) -> bool {
+    /// As many as the queue holds: a flood of commands must not keep the steps waiting.
+    fn take_waiting_commands(&mut self) {
         self.cancel_abandoned();
-        if self.scheduler.is_idle() && self.under_way.is_empty() {
-            self.publish();
-            match self.commands.blocking_recv() {
-                Some(Command::Stop) | None => return false,
-                Some(command) => self.obey(command),
-            }
-        }
-        // As many as the queue holds: a flood of commands must not keep the steps waiting.
         for _ in 0..COMMAND_QUEUE {
             match self.commands.try_recv() {
-                Ok(Command::Stop) => return false,
-                Ok(command) => self.obey(command),
-                // Without senders there is nobody left to read either.
-                Err(mpsc::error::TryRecvError::Disconnected) => return false,
+                Ok(command) => self.take(Some(command)),
+                Err(mpsc::error::TryRecvError::Disconnected) => self.take(None),
                 Err(mpsc::error::TryRecvError::Empty) => break,
             }
         }
-        true
+    }
+
+    /// Without senders there is nobody left to read either.
+    fn take(&mut self, command: Option<Command>) {
+        self.obey(command.unwrap_or(Command::Stop));
     }
 
     fn obey(&mut self, command: Command) {
@@ -263,7 +306,7 @@ impl Engine {
             Command::Abort { id, sample, reply } => drop(reply.send(self.abort(&id, sample))),
             Command::Snapshot(reply) => drop(reply.send(self.snapshot())),
             Command::Failed => {}
-            Command::Stop => unreachable!("the loop takes Stop itself"),
+            Command::Stop => self.stopped = true,
         }
     }
 

@@ -39,6 +39,7 @@ pub(super) fn delta(epoch: u64, delta: Delta) -> wire::GenerateDelta {
         cached_tokens: delta.cached_tokens,
         prompt_logprobs: delta.prompt_scores.into_iter().map(logprobs).collect(),
         from_prompt_position: delta.from_prompt_position,
+        hand_back: false,
     }
 }
 
@@ -58,7 +59,10 @@ fn logprobs(logprobs: TokenLogprobs) -> wire::TokenLogprobs {
 }
 
 pub(super) fn snapshot(runs: Vec<RunStored>) -> Event {
-    Event::Snapshot(wire::CacheSnapshot { runs: runs.into_iter().map(stored).collect() })
+    Event::Snapshot(wire::CacheSnapshot {
+        runs: runs.into_iter().map(stored).collect(),
+        stream_keys: Vec::new(),
+    })
 }
 
 pub(super) fn entry(entry: Arc<LogEntry>) -> Event {
@@ -73,6 +77,7 @@ pub(super) fn entry(entry: Arc<LogEntry>) -> Event {
                 placement: Some(wire::Placement { router_id: router, sequence }),
                 depth: admitted.depth,
                 hashes: admitted.hashes,
+                stream_key: Vec::new(),
             })
         }
     }

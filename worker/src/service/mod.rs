@@ -2,6 +2,7 @@
 //! of every request, for the worker trusts nobody; behind it there are only checked values.
 
 mod convert;
+mod detached;
 mod load;
 mod local;
 mod serve;
@@ -20,6 +21,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status};
 
+pub use detached::detached;
 pub use load::LoadedBackend;
 pub use local::LocalWorker;
 pub use serve::{WorkerError, serve, serve_backend};
@@ -64,7 +66,7 @@ struct Requests(Arc<()>);
 
 /// The `skein.worker.v1.Worker` service.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct WorkerService {
+pub struct WorkerService {
     ready: Arc<OnceLock<Ready>>,
     /// From their arrival to the end of their streams.
     requests: Arc<Requests>,
@@ -86,6 +88,7 @@ impl WorkerService {
 #[tonic::async_trait]
 impl wire::worker_server::Worker for WorkerService {
     type GenerateStream = ReceiverStream<Result<wire::GenerateDelta, Status>>;
+    type AttachStream = ReceiverStream<Result<wire::GenerateDelta, Status>>;
     type WatchStream = ReceiverStream<Result<wire::WorkerEvent, Status>>;
 
     async fn info(&self, _: Request<wire::InfoRequest>) -> Result<Response<wire::InfoResponse>, Status> {
@@ -125,6 +128,17 @@ impl wire::worker_server::Worker for WorkerService {
         let wire::AbortRequest { request_id, sample_index } = request.into_inner();
         let found = self.ready()?.engine.abort(request_id, sample_index).await;
         Ok(Response::new(wire::AbortResponse { found }))
+    }
+
+    async fn attach(&self, _: Request<wire::AttachRequest>) -> Result<Response<Self::AttachStream>, Status> {
+        Err(Status::not_found("no such stream is kept here"))
+    }
+
+    async fn release(
+        &self,
+        _: Request<wire::ReleaseRequest>,
+    ) -> Result<Response<wire::ReleaseResponse>, Status> {
+        Ok(Response::new(wire::ReleaseResponse { found: false }))
     }
 
     async fn watch(
