@@ -2,7 +2,7 @@
 //! takes all there is at once, so a slow one gets fewer and longer deltas. A mailbox is bounded: what a reader
 //! leaves lying beyond [`MAX_UNREAD_BYTES`] ends its request.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -196,7 +196,7 @@ fn bytes_of(logprobs: &TokenLogprobs) -> usize {
 /// The engine's end of all mailboxes.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
-    streams: HashMap<RequestKey, Arc<Mailbox>>,
+    streams: BTreeMap<RequestKey, Arc<Mailbox>>,
     events: Vec<Event>,
     open: Arc<()>,
 }
@@ -252,13 +252,13 @@ impl Outbox {
             }
             mailbox.abandoned.load(Ordering::Relaxed)
         };
-        self.streams.extract_if(|_, mailbox| abandoned(mailbox)).map(|(key, _)| key).collect()
+        self.streams.extract_if(.., |_, mailbox| abandoned(mailbox)).map(|(key, _)| key).collect()
     }
 
     /// Ends every stream that has not ended, after what it was already given.
     pub fn end_all(&mut self, fault: &StreamFault) {
         self.flush();
-        for (_, mailbox) in self.streams.drain() {
+        for mailbox in std::mem::take(&mut self.streams).into_values() {
             mailbox.lock().fault = Some(fault.clone());
             mailbox.ready.notify_one();
         }

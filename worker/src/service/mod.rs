@@ -15,7 +15,7 @@ mod watch;
 
 use std::sync::{Arc, OnceLock};
 
-use skein_node::clock;
+use skein_node::{clock, task};
 use skein_proto::worker::v1 as wire;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -114,7 +114,7 @@ impl wire::worker_server::Worker for WorkerService {
         let stream = engine.submit(Submission { id, request, placement }).await.map_err(refused)?;
         let (sender, receiver) = mpsc::channel(DELTA_QUEUE);
         let epoch = facts.epoch;
-        tokio::spawn(async move {
+        task::spawn(async move {
             forward(stream, epoch, sender).await;
             drop(open);
         });
@@ -147,7 +147,7 @@ impl wire::worker_server::Worker for WorkerService {
     ) -> Result<Response<Self::WatchStream>, Status> {
         let Ready { engine, facts } = self.ready()?;
         let (sender, receiver) = mpsc::channel(watch::EVENT_QUEUE);
-        tokio::spawn(watch::follow(engine.clone(), facts.epoch, request.into_inner(), sender));
+        task::spawn(watch::follow(engine.clone(), facts.epoch, request.into_inner(), sender));
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
 }
@@ -173,6 +173,7 @@ async fn forward(
 ) {
     loop {
         let taken = tokio::select! {
+            biased;
             taken = stream.next() => taken,
             () = sender.closed() => return,
         };
