@@ -13,8 +13,8 @@ use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use skein_node::clock;
 use skein_node::discovery::Change;
+use skein_node::{clock, task};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -66,7 +66,7 @@ impl Cluster {
         let index = PrefixIndex::new(tuning.max_index_bytes);
         let fleet = Fleet::new(model_name, router_id, tuning.wedge_after, index);
         let shared = Arc::new(Shared::new(config, model_name, tuning, router_id, fleet, rng, connector));
-        let links = tokio::spawn(link::follow_members(shared.clone(), changes));
+        let links = task::spawn(link::follow_members(shared.clone(), changes));
         Self { shared, _links: Arc::new(EndOnDrop(links)) }
     }
 
@@ -108,7 +108,11 @@ impl Cluster {
     /// Waits until a worker takes requests, for `at_most` that long.
     pub async fn wait_ready(&self, at_most: Duration) -> Result<(), Refusal> {
         let mut changes = self.shared.fleet_changes();
-        let ready = async { while self.ready().is_err() && changes.changed().await.is_ok() {} };
+        let ready = async {
+            while self.ready().is_err() {
+                changes.changed().await;
+            }
+        };
         // Whichever came first, the answer is how it stands now.
         let _ = tokio::time::timeout(at_most, ready).await;
         self.ready()

@@ -1,13 +1,13 @@
 //! What the links to workers and the requests under way share: the fleet behind a lock, the bounds, the ids in use.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rand::rngs::StdRng;
 use skein_node::clock::{self, Timestamp};
-use tokio::sync::watch;
+use skein_node::signal::{Listener, Signal};
 
 use crate::admission::{Admission, Ask};
 use crate::config::RouterConfig;
@@ -43,7 +43,7 @@ impl Default for Tuning {
 /// What links and requests share.
 pub(crate) struct Shared {
     state: Mutex<State>,
-    changes: watch::Sender<()>,
+    changes: Signal,
     pub(crate) admission: Admission,
     pub(crate) running_ids: Arc<Mutex<HashSet<String>>>,
     attempts: AtomicU64,
@@ -57,7 +57,7 @@ pub(crate) struct Shared {
 /// Held for microseconds, never across a wait.
 struct State {
     fleet: Fleet,
-    clients: HashMap<WorkerId, WorkerClient>,
+    clients: BTreeMap<WorkerId, WorkerClient>,
     rng: StdRng,
 }
 
@@ -72,8 +72,8 @@ impl Shared {
         connector: Arc<dyn Connector>,
     ) -> Self {
         Self {
-            state: Mutex::new(State { fleet, clients: HashMap::new(), rng }),
-            changes: watch::Sender::new(()),
+            state: Mutex::new(State { fleet, clients: BTreeMap::new(), rng }),
+            changes: Signal::default(),
             admission: Admission::new(config.admission.clone()),
             running_ids: Arc::default(),
             attempts: AtomicU64::new(0),
@@ -89,7 +89,7 @@ impl Shared {
     pub(crate) fn handle(&self, event: fleet::Event) -> Vec<Action> {
         let actions = self.with_fleet(|fleet| fleet.handle(clock::now(), event));
         if actions.contains(&Action::Wake) {
-            self.changes.send_replace(());
+            self.changes.send();
         }
         actions
     }
@@ -114,7 +114,7 @@ impl Shared {
         self.with_fleet(|fleet| fleet.watch_from(worker))
     }
 
-    pub(crate) fn fleet_changes(&self) -> watch::Receiver<()> {
+    pub(crate) fn fleet_changes(&self) -> Listener {
         self.changes.subscribe()
     }
 

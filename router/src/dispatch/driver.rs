@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{Stream, StreamExt};
-use skein_node::clock;
-use tokio::sync::{mpsc, watch};
+use skein_node::signal::Listener;
+use skein_node::{clock, task};
+use tokio::sync::mpsc;
 
 use super::delivery::{Action, Delivery, Event, Wait};
 use crate::admission::Permit;
@@ -31,7 +32,7 @@ pub(crate) struct Driver {
     state: State,
     outbox: VecDeque<Result<TokenDelta, Refusal>>,
     aborts: mpsc::Receiver<u32>,
-    fleet_changes: watch::Receiver<()>,
+    fleet_changes: Listener,
     _permit: Permit,
     _claim: Claim,
 }
@@ -283,7 +284,7 @@ impl Driver {
     fn abort_at_worker(&self, sample_index: u32) {
         if let State::Streaming(source) = &self.state {
             let (client, id) = (source.client.clone(), source.attempt_id.clone());
-            tokio::spawn(async move {
+            task::spawn(async move {
                 if let Err(error) = client.abort(id, sample_index).await {
                     tracing::debug!(%error, "a sample could not be aborted");
                 }

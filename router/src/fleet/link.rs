@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use skein_node::discovery::Change;
+use skein_node::task;
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
@@ -34,7 +35,7 @@ pub(crate) async fn follow_members(shared: Arc<Shared>, mut changes: mpsc::Recei
         for action in shared.handle(Event::Member(change)) {
             match action {
                 Action::Follow(worker, address) => {
-                    let link = links.spawn(follow_worker(shared.clone(), worker, address));
+                    let link = task::spawn_in(&mut links, follow_worker(shared.clone(), worker, address));
                     handles.insert(worker, link);
                 }
                 Action::Unfollow(worker) => {

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use skein_node::signal::{Listener, Signal};
 use skein_proto::block_hash::BlockHash;
-use tokio::sync::watch;
 
 use super::output::{Counts, StreamKey};
 use crate::kv_cache::CacheChange;
@@ -75,8 +75,7 @@ pub struct Load {
 pub struct StateLog {
     inner: Mutex<Inner>,
     draining: AtomicBool,
-    /// Rises with every change.
-    changed: watch::Sender<u64>,
+    changed: Signal,
 }
 
 #[derive(Debug, Default)]
@@ -93,7 +92,7 @@ struct Inner {
 
 impl Default for StateLog {
     fn default() -> Self {
-        Self { inner: Mutex::default(), draining: AtomicBool::new(false), changed: watch::channel(0).0 }
+        Self { inner: Mutex::default(), draining: AtomicBool::new(false), changed: Signal::default() }
     }
 }
 
@@ -103,7 +102,7 @@ impl StateLog {
     }
 
     fn wake(&self) {
-        self.changed.send_modify(|version| *version += 1);
+        self.changed.send();
     }
 
     pub(super) fn append(&self, entry: LogEntry) {
@@ -184,7 +183,7 @@ impl StateLog {
     }
 
     /// Wakes on every change.
-    pub fn subscribe(&self) -> watch::Receiver<u64> {
+    pub fn subscribe(&self) -> Listener {
         self.changed.subscribe()
     }
 }

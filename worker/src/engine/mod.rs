@@ -8,6 +8,7 @@
 //! tokens are read, so that the device never waits for this thread: planning, accounting and streaming happen while
 //! it computes. Each step is planned from what is known and foreseen then; see [`crate::scheduler`].
 
+mod audit;
 mod handle;
 mod log;
 mod output;
@@ -21,6 +22,7 @@ use skein_node::clock;
 use skein_proto::block_hash::BlockHash;
 use tokio::sync::mpsc;
 
+pub use audit::Broken;
 pub use handle::{EngineHandle, Snapshot, Submission, SubmitError};
 pub use log::{Admitted, Load, LogEntry, Placement, StateLog};
 pub use output::{

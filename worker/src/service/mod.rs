@@ -17,7 +17,7 @@ mod watch;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use skein_node::clock;
+use skein_node::{clock, task};
 use skein_proto::worker::v1 as wire;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -156,7 +156,7 @@ impl wire::worker_server::Worker for WorkerService {
     ) -> Result<Response<Self::WatchStream>, Status> {
         let Ready { engine, facts } = self.ready()?;
         let (sender, receiver) = mpsc::channel(watch::EVENT_QUEUE);
-        tokio::spawn(watch::follow(engine.clone(), facts.epoch, request.into_inner(), sender));
+        task::spawn(watch::follow(engine.clone(), facts.epoch, request.into_inner(), sender));
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
 }
@@ -183,7 +183,7 @@ fn invalid(invalid: validate::Invalid) -> Status {
 /// The stream as a response, written by a task of its own; `open` counts it until it is written to its end.
 fn send(stream: TokenStream, epoch: u64, open: Arc<()>) -> Response<Deltas> {
     let (sender, receiver) = mpsc::channel(DELTA_QUEUE);
-    tokio::spawn(async move {
+    task::spawn(async move {
         forward(stream, epoch, sender).await;
         drop(open);
     });
@@ -198,6 +198,7 @@ async fn forward(
 ) {
     loop {
         let taken = tokio::select! {
+            biased;
             taken = stream.next() => taken,
             () = sender.closed() => return,
         };

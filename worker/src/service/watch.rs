@@ -68,7 +68,8 @@ impl Follower {
             wait => wait,
         };
         tokio::select! {
-            changed = changes.changed() => changed.ok()?,
+            biased;
+            () = changes.changed() => {}
             () = tokio::time::sleep(wait) => {}
             () = self.events.closed() => return None,
             () = self.engine.ended() => return None,

@@ -27,6 +27,15 @@ impl Kept {
         if self.runs.len() > MAX_KEPT { self.pop() } else { None }
     }
 
+    pub fn iter(&self) -> impl Iterator<Item = (RequestKey, &Run)> {
+        self.runs.iter().map(|(&key, (_, run))| (key, run))
+    }
+
+    /// The time of the one that goes next.
+    pub fn next_expiry(&self) -> Option<(Timestamp, RequestKey)> {
+        self.by_expiry.first().copied()
+    }
+
     pub fn get_mut(&mut self, key: RequestKey) -> Option<&mut Run> {
         self.runs.get_mut(&key).map(|(_, run)| run)
     }
@@ -47,7 +56,7 @@ impl Kept {
 
     /// One whose time is over.
     pub fn pop_expired(&mut self, now: Timestamp) -> Option<(RequestKey, Run)> {
-        self.by_expiry.first().filter(|(expiry, _)| *expiry <= now)?;
+        self.next_expiry().filter(|(expiry, _)| *expiry <= now)?;
         self.pop()
     }
 

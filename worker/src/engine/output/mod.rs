@@ -6,6 +6,7 @@
 //! long its output stays readable after its end. Without linger nothing is kept that was read, and the request is
 //! cancelled at once. Here is no clock and no timer: what is over is noticed when the engine next looks.
 
+mod audit;
 mod delta;
 mod kept;
 mod ring;
@@ -102,6 +103,8 @@ pub(super) struct Outbox {
     open: Arc<()>,
     budget: Arc<Budget>,
     counts: Counts,
+    /// When it was looked after last.
+    looked_at: Timestamp,
 }
 
 impl Outbox {
@@ -276,6 +279,7 @@ impl Outbox {
     /// Forgets streams whose time is over, ends readers that are too slow, and names the requests that nobody follows
     /// any more: they are over here.
     pub fn look_after(&mut self, now: Timestamp) -> Vec<RequestKey> {
+        self.looked_at = now;
         while let Some((key, run)) = self.kept.pop_expired(now) {
             self.forget(key, run);
         }

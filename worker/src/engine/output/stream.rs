@@ -153,6 +153,11 @@ impl Stream {
         self.lock().ring.agrees(index, delivered)
     }
 
+    /// Bytes it holds.
+    pub fn bytes(&self) -> usize {
+        self.lock().ring.bytes()
+    }
+
     /// Whether that reader still holds its end.
     pub fn is_read_by(&self, number: ReaderNumber) -> bool {
         self.lock().readers.iter().any(|reader| reader.number == number)
