@@ -196,7 +196,10 @@ async fn readers_that_leave_for_good_say_so() {
     gone.next().await.expect("a delta").expect("no error");
     drop(gone);
     let left = |scene: &Scene| -> Vec<String> {
-        lock(&scene.script.releases).iter().map(|(_, id)| id.split('#').next().unwrap_or("").into()).collect()
+        lock(&scene.script.releases)
+            .iter()
+            .map(|(_, id)| id.split(['#', '.']).next().unwrap_or("").into())
+            .collect()
     };
     wait_for("the release", || !left(&scene).is_empty()).await;
     let deadline = Some(clock::now() + Duration::from_millis(100));
