@@ -1,5 +1,5 @@
 //! The one validator: what either API asked for becomes a checked [`TokenRequest`], or a refusal that names the
-//! field, the limit and the value. Pure but for the request id and seed it draws when none is given.
+//! field, the limit and the value. Pure but for the request id that it draws when none is given.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use skein_node::clock::Timestamp;
 use uuid::Uuid;
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::config::RequestLimits;
 use crate::generator::ModelLimits;
@@ -39,7 +40,7 @@ pub fn validate(
     check_bytes("cache_salt", &draft.cache_salt, MAX_ID_BYTES)?;
     let deadline = now + timeout(draft.timeout_ms, limits.request_timeout)?;
     let n = whole("n", draft.sampling.n, 1, i64::from(limits.n))?.unwrap_or(1);
-    let mut sampling = sampling(&draft.sampling, n, &text.defaults, model, limits)?;
+    let mut sampling = sampling(&draft.sampling, n, &id, &text.defaults, model, limits)?;
     let stop = stop_strings(&draft.sampling.stop, limits)?;
 
     let prompt = prompt_tokens(&draft.prompt, draft.add_special_tokens.unwrap_or(true), text, model)?;
@@ -183,6 +184,7 @@ fn timeout(timeout_ms: Option<u64>, most: Duration) -> Result<Duration, Refusal>
 fn sampling(
     draft: &DraftSampling,
     n: u32,
+    id: &str,
     defaults: &GenerationDefaults,
     model: &ModelLimits,
     limits: &RequestLimits,
@@ -218,7 +220,7 @@ fn sampling(
             draft.frequency_penalty.unwrap_or(0.0),
             &Range::OTHER_PENALTY,
         )?,
-        seed: draft.seed.map_or_else(random_seed, i64::cast_unsigned),
+        seed: draft.seed.map_or_else(|| seed_of(id), i64::cast_unsigned),
         logit_bias: logit_bias(&draft.logit_bias, model.vocab_size, limits)?,
         max_tokens: whole("max_tokens", draft.max_tokens, 1, i64::from(u32::MAX))?.unwrap_or(1),
         min_tokens: 0,
@@ -344,10 +346,11 @@ fn check_bytes(name: &'static str, text: &str, most: usize) -> Result<(), Refusa
     Ok(())
 }
 
-/// From the random part of a UUIDv7.
-fn random_seed() -> u64 {
-    let (time, random) = Uuid::now_v7().as_u64_pair();
-    random ^ time.rotate_left(48)
+/// The seed of a request that brings none: XXH3-64 of its id. So whoever repeats a request under its id gets the same
+/// tokens, from any router and after any death. Ids that we draw are random, so answers still vary. Frozen: releases
+/// that run side by side must agree.
+fn seed_of(id: &str) -> u64 {
+    xxh3_64(id.as_bytes())
 }
 
 #[cfg(test)]
@@ -473,6 +476,19 @@ mod tests {
         assert!(options.skip_special_tokens);
         let again = run(draft(some())).unwrap().0;
         assert_ne!((again.id, again.sampling.seed), (request.id, seed));
+    }
+
+    #[test]
+    fn without_a_seed_the_id_is_the_seed() {
+        let seed = |id: &str, part| {
+            let draft = Draft { request_id: Some(id.to_owned()), part, ..draft(some()) };
+            run(draft).unwrap().0.sampling.seed
+        };
+        assert_eq!(seed("mine", None), GOLDEN_SEEDS[0]);
+        assert_eq!(seed("mine", Some(0)), GOLDEN_SEEDS[1]);
+        assert_eq!(seed("mine", Some(1)), GOLDEN_SEEDS[2]);
+        assert_eq!(seed("mine-1", None), GOLDEN_SEEDS[2], "a part is its own id");
+        assert_eq!(seed("0192f0c1-2d3e-7f00-8000-000000000000", None), GOLDEN_SEEDS[3]);
     }
 
     #[test]
