@@ -23,6 +23,7 @@ pub mod refusal;
 pub mod request;
 pub mod serve;
 pub(crate) mod shared;
+pub mod stream_key;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod text;

@@ -61,6 +61,8 @@ pub fn validate(
         cache_salt: draft.cache_salt.into(),
         priority,
         deadline: Some(deadline),
+        stream_key: None,
+        resume: None,
     };
     let options = TextOptions {
         stop,

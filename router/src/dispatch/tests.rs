@@ -42,6 +42,8 @@ fn request(n: u32, max_tokens: u32, logprobs: Option<u32>, prompt_logprobs: Opti
         cache_salt: "".into(),
         priority: 0,
         deadline: None,
+        stream_key: None,
+        resume: None,
     }
 }
 

@@ -14,7 +14,7 @@ use mock::{Fault, MODEL, Mock, Script, VOCAB_SIZE, Wire, lock};
 use skein_node::clock;
 use skein_node::discovery::{self, Change, Member};
 use skein_router::cluster::{Cluster, TokenStream, Tuning};
-use skein_router::config::{AdmissionConfig, RequestLimits, RouterConfig};
+use skein_router::config::{AdmissionConfig, RecoveryConfig, RequestLimits, RouterConfig};
 use skein_router::generator::{ModelLimits, TokenSource};
 use skein_router::refusal::Refusal;
 use skein_router::request::{Sampling, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
@@ -48,6 +48,7 @@ impl Scene {
             limits: RequestLimits::default(),
             migration_limit: 3,
             shutdown_timeout: Duration::from_secs(1),
+            recovery: RecoveryConfig::default(),
         };
         let (changes, receiver) = discovery::in_process();
         let tuning = Tuning { wedge_after, seed: Some(1), ..Tuning::default() };
@@ -156,6 +157,8 @@ fn request(id: &str, prompt: impl IntoIterator<Item = TokenId>, max_tokens: u32)
         cache_salt: "".into(),
         priority: 0,
         deadline: None,
+        stream_key: None,
+        resume: None,
     }
 }
 
