@@ -13,6 +13,7 @@ use crate::config::RequestLimits;
 use crate::generator::ModelLimits;
 use crate::refusal::Refusal;
 use crate::request::{Draft, DraftSampling, Prompt, Sampling, TokenId, TokenRequest};
+use crate::stream_key::StreamKey;
 use crate::text::model_text::{ChatPrompt, GenerationDefaults, ModelText};
 use crate::text::text_stream::TextOptions;
 
@@ -52,7 +53,7 @@ pub fn validate(
     sampling.min_tokens =
         whole("min_tokens", draft.sampling.min_tokens, 0, i64::from(sampling.max_tokens))?.unwrap_or(0);
 
-    let request = TokenRequest {
+    let mut request = TokenRequest {
         id,
         model: text.name(),
         prompt: prompt.into(),
@@ -69,6 +70,11 @@ pub fn validate(
         include_stop_str_in_output: draft.sampling.include_stop_str_in_output,
         skip_special_tokens: draft.sampling.skip_special_tokens.unwrap_or(true),
     };
+    if !options.stop.is_empty() {
+        // Whoever reads a stream ends it for all of its readers where its stop string ends.
+        let key = StreamKey::of(&request).ended_by(&options.stop, options.skip_special_tokens);
+        request.stream_key = Some(key);
+    }
     Ok((request, options))
 }
 
@@ -361,6 +367,8 @@ mod tests {
     use crate::testing;
     use serde_json::json;
 
+    const GOLDEN_SEEDS: [u64; 4] =
+        [7768404102018490534, 10201980388726181575, 14158958447135364054, 11898486305011032276];
     const MODEL: ModelLimits = ModelLimits { max_model_len: 64, vocab_size: 300 };
 
     fn run(draft: Draft) -> Result<(TokenRequest, TextOptions), Refusal> {
@@ -486,11 +494,24 @@ mod tests {
             let draft = Draft { request_id: Some(id.to_owned()), part, ..draft(some()) };
             run(draft).unwrap().0.sampling.seed
         };
-        assert_eq!(seed("mine", None), GOLDEN_SEEDS[0]);
-        assert_eq!(seed("mine", Some(0)), GOLDEN_SEEDS[1]);
-        assert_eq!(seed("mine", Some(1)), GOLDEN_SEEDS[2]);
+        let drawn = "0192f0c1-2d3e-7f00-8000-000000000000";
+        let seeds = [seed("mine", None), seed("mine", Some(0)), seed("mine", Some(1)), seed(drawn, None)];
+        assert_eq!(seeds, GOLDEN_SEEDS);
         assert_eq!(seed("mine-1", None), GOLDEN_SEEDS[2], "a part is its own id");
-        assert_eq!(seed("0192f0c1-2d3e-7f00-8000-000000000000", None), GOLDEN_SEEDS[3]);
+    }
+
+    #[test]
+    fn calls_that_end_at_other_places_share_no_stream() {
+        let key = |stop: &[&str], skip_special_tokens| {
+            let stop = stop.iter().map(|stop| (*stop).to_owned()).collect();
+            let sampling = DraftSampling { stop, skip_special_tokens, ..some() };
+            let draft = Draft { request_id: Some("mine".to_owned()), ..draft(sampling) };
+            run(draft).unwrap().0.stream_key()
+        };
+        assert_eq!(key(&["a", "b"], None), key(&["a", "b"], Some(true)));
+        assert_eq!(key(&[], None), key(&[], Some(false)), "the tokens are the same");
+        let keys = [key(&[], None), key(&["ab"], None), key(&["a", "b"], None), key(&["ab"], Some(false))];
+        assert_eq!(keys.iter().collect::<HashSet<_>>().len(), keys.len());
     }
 
     #[test]

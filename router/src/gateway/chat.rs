@@ -236,7 +236,9 @@ impl Answer {
             "finish_reason": null,
         });
         let mut object = self.chunk(choice, merged);
-        if let (true, Some(prompt)) = (self.call.wants.return_token_ids && index == 0, merged.prompts().first()) {
+        if let (true, Some(prompt)) =
+            (self.call.wants.return_token_ids && index == 0, merged.prompts().first())
+        {
             object.insert("prompt_token_ids".to_owned(), prompt.request.prompt.to_vec().into());
         }
         object.into()

@@ -113,9 +113,22 @@ mod tests {
     fn other_ids_are_refused_with_a_reason() {
         let many = format!("a/{}", ["-"; MAX_CHOICES + 1].join(","));
         let long = format!("{}/-", "a".repeat(MAX_ID_BYTES));
-        for id in
-            ["", "7", "a/", "a/7", "a/1.", "a/.1x", "a/1.2F", "a/+1.2", "a/1.-2", "a/1.2ff", "a/1.2,", "a/4294967296.0", &many, &long]
-        {
+        for id in [
+            "",
+            "7",
+            "a/",
+            "a/7",
+            "a/1.",
+            "a/.1x",
+            "a/1.2F",
+            "a/+1.2",
+            "a/1.-2",
+            "a/1.2ff",
+            "a/1.2,",
+            "a/4294967296.0",
+            &many,
+            &long,
+        ] {
             let refusal = Progress::parse(id).unwrap_err();
             assert_eq!((refusal.param(), refusal.http().status), (Some("Last-Event-ID"), 400), "{id}");
             assert!(refusal.to_string().contains("`<request id>/<state>`"), "{refusal}");

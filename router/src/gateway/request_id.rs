@@ -55,11 +55,16 @@ pub fn asked(headers: &HeaderMap, in_body: Option<String>, drawn: &str) -> Resul
     Ok(Asked { id, had: Some(had) })
 }
 
-fn text<'a>(headers: &'a HeaderMap, name: &HeaderName, param: &'static str) -> Result<Option<&'a str>, Refusal> {
+fn text<'a>(
+    headers: &'a HeaderMap,
+    name: &HeaderName,
+    param: &'static str,
+) -> Result<Option<&'a str>, Refusal> {
     let Some(value) = headers.get(name) else { return Ok(None) };
-    value.to_str().map(|text| Some(text.trim())).map_err(|_| {
-        Refusal::invalid(param, format!("{param} must be printable ASCII."))
-    })
+    value
+        .to_str()
+        .map(|text| Some(text.trim()))
+        .map_err(|_| Refusal::invalid(param, format!("{param} must be printable ASCII.")))
 }
 
 /// The layer. A header that cannot be a name is passed over: a proxy may have written it.
@@ -82,10 +87,14 @@ mod tests {
     use super::*;
 
     fn ask(headers: &[(&'static str, &str)], in_body: Option<&str>) -> Result<(String, bool), String> {
-        let headers: HeaderMap =
-            headers.iter().map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap())).collect();
+        let headers: HeaderMap = headers
+            .iter()
+            .map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap()))
+            .collect();
         let asked = asked(&headers, in_body.map(str::to_owned), "drawn");
-        asked.map(|asked| (asked.id, asked.had.is_some())).map_err(|refusal| refusal.param().unwrap().to_owned())
+        asked
+            .map(|asked| (asked.id, asked.had.is_some()))
+            .map_err(|refusal| refusal.param().unwrap().to_owned())
     }
 
     #[test]
@@ -97,7 +106,10 @@ mod tests {
         assert_eq!(ask(&[("x-request-id", "trace")], None), named("drawn", false));
         assert_eq!(ask(&[("last-event-id", "mine/3.4")], None), named("mine", true));
         assert_eq!(ask(&[("last-event-id", "mine/3.4")], Some("mine")), named("mine", true));
-        assert_eq!(ask(&[("last-event-id", "key/3.4"), ("idempotency-key", "key")], None), named("key", true));
+        assert_eq!(
+            ask(&[("last-event-id", "key/3.4"), ("idempotency-key", "key")], None),
+            named("key", true)
+        );
         assert_eq!(ask(&[("last-event-id", "")], None), named("drawn", false));
     }
 
@@ -108,6 +120,9 @@ mod tests {
         assert_eq!(ask(&[("idempotency-key", "")], None), refused("Idempotency-Key"));
         assert_eq!(ask(&[("last-event-id", "mine")], None), refused("Last-Event-ID"));
         assert_eq!(ask(&[("last-event-id", "mine/3.4")], Some("yours")), refused("Last-Event-ID"));
-        assert_eq!(ask(&[("last-event-id", "mine/3.4"), ("idempotency-key", "x")], None), refused("Last-Event-ID"));
+        assert_eq!(
+            ask(&[("last-event-id", "mine/3.4"), ("idempotency-key", "x")], None),
+            refused("Last-Event-ID")
+        );
     }
 }

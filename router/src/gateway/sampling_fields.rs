@@ -100,11 +100,7 @@ pub fn draft(
 }
 
 /// Takes `stream` and what belongs to it.
-pub fn wants(
-    fields: &mut Fields,
-    sampling: &DraftSampling,
-    had: Option<Progress>,
-) -> Result<Wants, Refusal> {
+pub fn wants(fields: &mut Fields, sampling: &DraftSampling, had: Option<Progress>) -> Result<Wants, Refusal> {
     let stream = fields.bool("stream")?;
     if had.is_some() && !stream {
         return Err(Refusal::invalid("Last-Event-ID", "Last-Event-ID is allowed only with stream: true."));
@@ -141,7 +137,8 @@ pub fn check_choices(had: Option<&Progress>, prompts: usize, n: Option<i64>) -> 
     let asked = prompts.saturating_mul(usize::try_from(n.unwrap_or(1)).unwrap_or(0));
     if had.choices.len() != asked {
         let told = had.choices.len();
-        let message = format!("Last-Event-ID tells of {told} choices, this body asks for {asked}; send the same body.");
+        let message =
+            format!("Last-Event-ID tells of {told} choices, this body asks for {asked}; send the same body.");
         return Err(Refusal::invalid("Last-Event-ID", message));
     }
     Ok(())

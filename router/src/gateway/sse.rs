@@ -19,6 +19,9 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Said before a connection is cut: `retry` is how long a client waits before it connects again, milliseconds.
 const FAREWELL: &[u8] = b": the server is shutting down; go on elsewhere with Last-Event-ID\nretry: 250\n\n";
 
+/// From the farewell to the cut: a connection that is cut takes with it what is not written yet.
+const FAREWELL_TIME: Duration = Duration::from_millis(50);
+
 /// A response that sends `events`. An error is sent as its object, and then the stream ends without `[DONE]`, so that
 /// a client can tell. But what ends because this server does can be had in full from another one: such a stream is
 /// cut, as if the server had died. Clients that reconnect do so, with `Last-Event-ID`, and no client takes a cut answer for
@@ -49,6 +52,7 @@ fn bytes(
                 }
                 Ok(Some(Err(Refusal::Draining))) if resumable => {
                     yield Ok(Bytes::from_static(FAREWELL));
+                    tokio::time::sleep(FAREWELL_TIME).await;
                     yield Err(io::Error::other("the server is shutting down"));
                     break;
                 }
@@ -100,7 +104,8 @@ mod tests {
     async fn what_another_server_can_go_on_with_is_cut_and_all_else_is_told() {
         let told = async |refusal: Refusal, id: Option<&str>| {
             let event = Event { object: json!({}), id: id.map(str::to_owned) };
-            let sent: Vec<_> = bytes(futures::stream::iter([Ok(event), Err(refusal)])).skip(1).collect().await;
+            let sent: Vec<_> =
+                bytes(futures::stream::iter([Ok(event), Err(refusal)])).skip(1).collect().await;
             let cut = sent.last().unwrap().is_err();
             let text: Vec<u8> = sent.into_iter().flatten().flatten().collect();
             (String::from_utf8(text).unwrap(), cut)
