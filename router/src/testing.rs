@@ -11,7 +11,7 @@ use futures::future::BoxFuture;
 use futures::{FutureExt, Stream};
 use serde_json::{Value, json};
 
-use crate::generator::{Generator, ModelLimits, TokenSource};
+use crate::generator::{Generator, Journey, ModelLimits, TokenSource};
 use crate::refusal::Refusal;
 use crate::request::{TokenDelta, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
 use crate::text::model_text::ModelText;
@@ -113,6 +113,8 @@ pub struct Script {
     pub open: Arc<AtomicUsize>,
     /// Samples aborted so far.
     pub aborted: Arc<Mutex<Vec<u32>>>,
+    /// What each stream has gone through.
+    pub journey: Journey,
 }
 
 impl Script {
@@ -130,7 +132,8 @@ impl Generator for Script {
                 self.open.fetch_add(1, Ordering::SeqCst);
                 let mut say: VecDeque<Say> = self.say.clone().into();
                 complete(&mut say, &request);
-                let stream = Scripted { say, open: self.open.clone(), aborted: self.aborted.clone() };
+                let (open, aborted) = (self.open.clone(), self.aborted.clone());
+                let stream = Scripted { say, open, aborted, journey: self.journey };
                 Ok(Box::new(stream) as Box<dyn TokenSource>)
             }
         };
@@ -184,6 +187,7 @@ struct Scripted {
     say: VecDeque<Say>,
     open: Arc<AtomicUsize>,
     aborted: Arc<Mutex<Vec<u32>>>,
+    journey: Journey,
 }
 
 impl Stream for Scripted {
@@ -205,6 +209,10 @@ impl Stream for Scripted {
 impl TokenSource for Scripted {
     fn abort_sample(&mut self, sample_index: u32) {
         self.aborted.lock().unwrap().push(sample_index);
+    }
+
+    fn journey(&self) -> Journey {
+        self.journey
     }
 }
 

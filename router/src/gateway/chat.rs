@@ -166,6 +166,7 @@ impl Answer {
             gathered.into_iter().enumerate().map(|(index, choice)| self.choice(index, choice)).collect();
         let mut object = self.heading.object(choices);
         object.insert("usage".to_owned(), shapes::usage(merged.usage()));
+        shapes::add_receipt(&mut object, merged.journey());
         if let Some(prompt) = merged.prompts().first() {
             if self.call.prompt_logprobs {
                 let logprobs = logprobs::prompt(self.app.text.tokenizer.bytes(), &prompt.prompt_logprobs);
@@ -218,12 +219,15 @@ impl Answer {
                     yield outgoing.event(index, false, self.chunk(choice, &merged).into());
                 }
                 if delta.finish.is_some() {
-                    yield outgoing.event(index, true, self.chunk(end(&delta), &merged).into());
+                    let mut object = self.chunk(end(&delta), &merged);
+                    shapes::add_receipt(&mut object, merged.journey());
+                    yield outgoing.event(index, true, object.into());
                 }
             }
             if self.call.wants.include_usage && !outgoing.has_usage() {
                 let mut object = self.heading.object(Vec::new());
                 object.insert("usage".to_owned(), shapes::usage(merged.usage()));
+                shapes::add_receipt(&mut object, merged.journey());
                 yield outgoing.usage(object.into());
             }
         }

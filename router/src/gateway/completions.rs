@@ -5,7 +5,7 @@ use axum::extract::{Extension, Request, State};
 use axum::response::{IntoResponse, Response};
 use futures::Stream;
 use http::{HeaderMap, HeaderValue};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use skein_node::clock;
 
 use super::fields::{Fields, integers, wrong};
@@ -217,6 +217,7 @@ impl Answer {
         }
         let mut object = self.heading.object(choices);
         object.insert("usage".to_owned(), self.usage(&merged));
+        shapes::add_receipt(&mut object, merged.journey());
         Ok(object.into())
     }
 
@@ -240,24 +241,29 @@ impl Answer {
                 }
                 let finished = delta.finish.is_some();
                 let choice = self.choice(index, delta, &merged)?;
-                yield outgoing.event(index, finished, self.chunk(choice, &merged));
+                let mut object = self.chunk(choice, &merged);
+                if finished {
+                    shapes::add_receipt(&mut object, merged.journey());
+                }
+                yield outgoing.event(index, finished, object.into());
             }
             if self.call.wants.include_usage && !outgoing.has_usage() {
                 let mut object = self.heading.object(Vec::new());
                 object.insert("usage".to_owned(), self.usage(&merged));
+                shapes::add_receipt(&mut object, merged.journey());
                 yield outgoing.usage(object.into());
             }
         }
     }
 
-    fn chunk(&self, choice: Value, merged: &Merged) -> Value {
+    fn chunk(&self, choice: Value, merged: &Merged) -> Map<String, Value> {
         let mut object = self.heading.object(vec![choice]);
         if self.call.wants.continuous_usage {
             object.insert("usage".to_owned(), self.usage(merged));
         } else if self.call.wants.include_usage {
             object.insert("usage".to_owned(), Value::Null);
         }
-        object.into()
+        object
     }
 
     /// What of a delta is meant to be seen.

@@ -140,3 +140,24 @@ async fn prompts_may_be_token_ids() {
     let ids: Vec<String> = script.requests.lock().unwrap().iter().map(|request| request.id.clone()).collect();
     assert_eq!(ids, ["t-0", "t-1"]);
 }
+
+#[tokio::test]
+async fn an_answer_tells_how_often_it_moved_if_it_did() {
+    let moved = |moves, resume_exact| Script { journey: Journey { moves, resume_exact }, ..says("x") };
+    let receipt = json!({"moves": 2, "resume_exact": false});
+    for (path, body) in [(COMPLETIONS, json!({"prompt": "a"})), (CHAT, chat(json!({})))] {
+        assert_eq!(post(moved(2, false), path, body.clone()).await.json()["skein"], receipt);
+        assert_eq!(post(moved(0, true), path, body.clone()).await.json().get("skein"), None);
+        let mut body = body;
+        body["stream"] = json!(true);
+        body["stream_options"] = json!({"include_usage": true});
+        let events = post(moved(2, false), path, body).await.events();
+        let told =
+            |event: &String| serde_json::from_str(event).is_ok_and(|event: Value| event["skein"] == receipt);
+        let expected = [false, false, true, true, false];
+        let told: Vec<bool> = events.iter().map(told).collect();
+        assert_eq!(told[told.len() - 4..], expected[1..], "with the finish and with the usage: {events:?}");
+    }
+    let prompts = post(moved(2, true), COMPLETIONS, json!({"prompt": ["a", "b"]})).await.json();
+    assert_eq!(prompts["skein"], json!({"moves": 4, "resume_exact": true}));
+}

@@ -125,3 +125,21 @@ async fn dropping_the_answer_cancels_the_request() {
     drop(body);
     assert_eq!((open.load(Ordering::SeqCst), app.drain.running()), (0, 0));
 }
+
+#[tokio::test]
+async fn an_idempotency_key_is_the_id_of_a_request_whose_body_has_none() {
+    let script = Arc::new(says("x"));
+    let app = App::new(Arc::new(testing::model_text()), script.clone(), testing::config());
+    let post = async |key: &str, body: Value| {
+        let request = Request::post(COMPLETIONS).header("idempotency-key", key);
+        send(&app, request.body(body.to_string().into()).unwrap()).await
+    };
+    assert_eq!(post("key", json!({"prompt": "a"})).await.header("x-request-id"), "key");
+    assert_eq!(post("key", json!({"prompt": "a"})).await.json()["id"], "cmpl-key");
+    assert_eq!(post("key", json!({"prompt": "a", "request_id": "body"})).await.json()["id"], "cmpl-body");
+    let requests = script.requests.lock().unwrap().clone();
+    assert_eq!(requests[0].stream_key(), requests[1].stream_key(), "the second joins the first");
+    assert_ne!(requests[0].stream_key(), requests[2].stream_key());
+    let refused = post(&"k".repeat(129), json!({"prompt": "a"})).await;
+    assert_eq!((refused.status, refused.json()["error"]["param"].as_str()), (400, Some("Idempotency-Key")));
+}
