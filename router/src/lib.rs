@@ -8,6 +8,7 @@
 pub mod admission;
 pub mod app;
 pub mod breaker;
+pub(crate) mod claims;
 pub mod cluster;
 pub mod config;
 pub mod dispatch;
