@@ -48,6 +48,16 @@ impl Drain {
         self.draining.is_cancelled()
     }
 
+    /// Returns when new requests are refused.
+    pub async fn began(&self) {
+        self.draining.cancelled().await;
+    }
+
+    /// Returns when the drain's time is over.
+    pub async fn over(&self) {
+        self.ended.cancelled().await;
+    }
+
     /// Requests running now.
     pub fn running(&self) -> usize {
         self.running.receiver_count()

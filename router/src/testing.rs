@@ -11,6 +11,7 @@ use futures::future::BoxFuture;
 use futures::{FutureExt, Stream};
 use serde_json::{Value, json};
 
+use crate::capacity::Capacity;
 use crate::generator::{Generator, Journey, ModelLimits, TokenSource};
 use crate::refusal::Refusal;
 use crate::request::{TokenDelta, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
@@ -146,6 +147,23 @@ impl Generator for Script {
             Some(refusal) => Err(refusal.clone()),
             None => Ok(ModelLimits { max_model_len: MAX_MODEL_LEN, vocab_size: 256 + BYTES }),
         }
+    }
+
+    fn capacity(&self) -> Result<Capacity, Refusal> {
+        Ok(Capacity {
+            limits: self.model_limits()?,
+            fingerprint: 7,
+            resume_exact: true,
+            block_size: 16,
+            kv_blocks: 100,
+            max_num_seqs: 8,
+            max_num_batched_tokens: 512,
+            free_blocks: 90,
+            queued_uncached_tokens: 5,
+            sequences: u32::try_from(self.open.load(Ordering::SeqCst)).unwrap(),
+            prefill_tokens_per_second: 10.0,
+            decode_tokens_per_second: 1.0,
+        })
     }
 
     fn ready(&self) -> Result<(), Refusal> {
