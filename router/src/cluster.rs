@@ -19,6 +19,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use crate::admission::Running;
+use crate::capacity::Capacity;
 use crate::config::{RecoveryConfig, RouterConfig};
 use crate::dispatch::driver::Driver;
 use crate::dispatch::errands::{self, Errands};
@@ -145,6 +146,10 @@ impl Generator for Cluster {
 
     fn ready(&self) -> Result<(), Refusal> {
         Cluster::ready(self)
+    }
+
+    fn capacity(&self) -> Result<Capacity, Refusal> {
+        Capacity::of(&self.snapshot()).ok_or_else(|| self.shared.nobody_ready())
     }
 
     fn leave(&self) {
