@@ -2,9 +2,10 @@
 //! say, so a source of membership may be away without anybody noticing.
 //!
 //! A source is whatever sends [`Change`]s into a bounded channel: a [static list](static_list()), a supervisor in the
-//! [same process](in_process()), [etcd](etcd) or [DNS](dns). A closed channel means that no more changes come; it makes
+//! [same process](in_process()), [etcd](etcd). A closed channel means that no more changes come; it makes
 //! nobody leave.
 
+mod backoff;
 pub mod etcd;
 mod in_process;
 mod static_list;

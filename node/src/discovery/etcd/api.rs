@@ -110,6 +110,14 @@ pub trait EtcdApi: Send + Sync {
         lease: LeaseId,
     ) -> impl Future<Output = Result<(), EtcdError>> + Send;
 
+    /// Writes `key` if it stands under `lease` now, and says whether it did.
+    fn put_if_held(
+        &self,
+        key: &str,
+        value: &[u8],
+        lease: LeaseId,
+    ) -> impl Future<Output = Result<bool, EtcdError>> + Send;
+
     /// Ends a lease and deletes the keys under it. [`EtcdError::LeaseGone`] when it has ended already.
     fn revoke(&self, lease: LeaseId) -> impl Future<Output = Result<(), EtcdError>> + Send;
 }
@@ -117,6 +125,6 @@ pub trait EtcdApi: Send + Sync {
 /// A running watch.
 pub trait EtcdWatch: Send {
     /// The next changes, in the order of their revisions; an empty list is only a sign of life. After an error the
-    /// watch is over.
+    /// watch is over. Dropping the future loses nothing: the next call gives what it would have.
     fn next(&mut self) -> impl Future<Output = Result<Vec<WatchEvent>, EtcdError>> + Send;
 }
