@@ -1,6 +1,6 @@
 //! `skein worker`: one model replica as a process of its own, alone or under a supervisor.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -80,7 +80,9 @@ async fn serve(matches: &ArgMatches, supervised: Option<&str>) -> Result<(), Fai
             let mut bar = LoadProgress::new(1);
             let progress = move |done, total| bar.update(0, done, total);
             let ready = |address: SocketAddr| {
-                eprintln!(
+                // Not `eprintln`, which panics where there is no room for the line: the log's disk may be full.
+                let _ = writeln!(
+                    std::io::stderr(),
                     "worker is ready at {address}; name it to a router: skein router --workers {address}"
                 );
             };
