@@ -81,7 +81,13 @@ pub const FLAGS: &[Flag] = &[
     ),
     one("workers", None, "N", ENGINE, SERVE, "Worker processes [default: 2, with GPUs one for each]"),
     many("workers", "HOST:PORT", ENGINE, ROUTER, "Addresses of the workers, separated by commas"),
-    many("routers", "HOST:PORT", ROUTERS, GATEWAY, "Addresses of the routers (their --host and --port), separated by commas"),
+    many(
+        "routers",
+        "HOST:PORT",
+        ROUTERS,
+        GATEWAY,
+        "Addresses of the routers (their --host and --port), separated by commas",
+    ),
     secret("router-api-key", "KEY", ROUTERS, GATEWAY, "API key of the routers, when they ask for one"),
     one(
         "threads",
@@ -229,7 +235,14 @@ pub const FLAGS: &[Flag] = &[
         FRONT,
         "How long an accepted request waits while no worker is ready",
     ),
-    one("max-index-bytes", Some("256MiB"), "BYTES", LIMITS, FRONT, "Memory for knowing which worker caches what"),
+    one(
+        "max-index-bytes",
+        Some("256MiB"),
+        "BYTES",
+        LIMITS,
+        FRONT,
+        "Memory for knowing which worker caches what",
+    ),
     one("request-timeout", Some("1h"), "TIME", LIMITS, FRONT, "Longest life of a request"),
     one(
         "shutdown-timeout",

@@ -142,6 +142,7 @@ impl Driver {
             State::Streaming(source) => self.read(source).await,
         };
         let moves = self.delivery.moves();
+        self.aborted |= matches!(event, Event::Abort(_));
         let lost = match &event {
             Event::Ended(Some(error)) | Event::NotOpened(_, error) => error.to_string(),
             Event::Delta(delta) if delta.hand_back => {
@@ -170,7 +171,6 @@ impl Driver {
                 self.state = State::Opening(wait);
             }
             Action::AbortSample(sample_index) => {
-                self.aborted = true;
                 if let State::Streaming(source) = &self.state {
                     source.reader.abort(sample_index);
                 }

@@ -199,8 +199,11 @@ impl Worker {
     pub fn dispatched(&mut self, now: Timestamp, epoch: u64, outcome: Outcome) {
         if self.lives(epoch) {
             self.breaker.record(now, outcome);
-            if outcome == Outcome::Fault {
-                self.suspect_since = Some(now);
+            match outcome {
+                Outcome::Fault => self.suspect_since = Some(now),
+                // Tokens are as good a sign of life as a report.
+                Outcome::Success => self.suspect_since = None,
+                Outcome::Backpressure | Outcome::Neutral => {}
             }
         }
     }
