@@ -1,16 +1,18 @@
 //! `skein worker`: one model replica as a process of its own, alone or under a supervisor.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ArgMatches;
-use skein_node::config::{Settings, text};
+use skein_node::config::{Settings, duration, text};
 use skein_node::shutdown::Shutdown;
 use skein_node::telemetry;
 use skein_worker::backend::cuda::{CudaLoadError, NotUsable};
-use skein_worker::config::{BackendKind, CudaConfig, KvCacheDtype, LoadFormat, Quantization, WorkerConfig};
+use skein_worker::config::{
+    BackendKind, CudaConfig, DRAIN_GRACE, KvCacheDtype, LoadFormat, Quantization, WorkerConfig,
+};
 use skein_worker::service::{self, WorkerError};
 use tokio::process::Command;
 
@@ -29,6 +31,10 @@ pub const GPU_ORDINAL: &str = "gpu-ordinal";
 pub const GPU_SHARERS: &str = "gpu-sharers";
 /// Drain of a worker whose supervisor has closed its input: the router has drained before, so nothing should run.
 const SUPERVISED_DRAIN: Duration = Duration::from_secs(5);
+/// Of it, what runs may go on for so long; then it is given back, and the rest of the time is for writing that.
+const SUPERVISED_GRACE: Duration = Duration::from_secs(2);
+/// Longest `--drain-grace`.
+const DAY: Duration = Duration::from_secs(24 * 3600);
 /// After that a worker that is still there ends the hard way.
 const LAST_RESORT: Duration = Duration::from_secs(8);
 
@@ -74,7 +80,9 @@ async fn serve(matches: &ArgMatches, supervised: Option<&str>) -> Result<(), Fai
             let mut bar = LoadProgress::new(1);
             let progress = move |done, total| bar.update(0, done, total);
             let ready = |address: SocketAddr| {
-                eprintln!(
+                // Not `eprintln`, which panics where there is no room for the line: the log's disk may be full.
+                let _ = writeln!(
+                    std::io::stderr(),
                     "worker is ready at {address}; name it to a router: skein router --workers {address}"
                 );
             };
@@ -90,8 +98,10 @@ fn configure(settings: &mut Settings) -> Result<WorkerConfig, Failure> {
     let listen = settings.value("listen", |given| {
         given.parse::<SocketAddr>().map_err(|_| format!("`{given}` is no address like 127.0.0.1:9000"))
     });
+    let drain_grace = settings.value("drain-grace", duration(Duration::ZERO..=DAY));
     let config = config_of(engine, settings)?;
     Ok(WorkerConfig {
+        drain_grace: drain_grace.unwrap_or(DRAIN_GRACE),
         served_model_name: names.first().cloned().unwrap_or(config.served_model_name),
         listen: listen.unwrap_or(config.listen),
         ..config
@@ -122,6 +132,7 @@ fn config_of(engine: EngineSettings, settings: &mut Settings) -> Result<WorkerCo
         unset: engine.unset,
         kv_cache_memory_bytes: engine.kv_cache_memory_bytes,
         memory_sharers: 1,
+        drain_grace: Duration::ZERO,
         shutdown_timeout: engine.shutdown_timeout,
     })
 }
@@ -217,6 +228,7 @@ impl Launch {
         }
         flag("block-size", &scheduler.block_size);
         flag("max-num-queued-reqs", &scheduler.max_num_queued_reqs);
+        flag("drain-grace", &format_args!("{}s", SUPERVISED_GRACE.as_secs()));
         flag("shutdown-timeout", &format_args!("{}s", SUPERVISED_DRAIN.as_secs()));
         flag("log-format", &self.log_format);
         for (name, value) in [

@@ -13,8 +13,8 @@ use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use skein_node::clock;
 use skein_node::discovery::Change;
+use skein_node::{clock, task};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -71,9 +71,9 @@ impl Cluster {
         let (errands, to_run) = Errands::new();
         let shared = Arc::new(Shared::new(config, model_name, fleet, rng, connector, errands));
         let tasks = [
-            tokio::spawn(link::follow_members(shared.clone(), changes)),
-            tokio::spawn(link::look_at_health(shared.clone())),
-            tokio::spawn(errands::run(to_run)),
+            task::spawn(link::follow_members(shared.clone(), changes)),
+            task::spawn(link::look_at_health(shared.clone())),
+            task::spawn(errands::run(to_run)),
         ];
         Self { shared, _tasks: Arc::new(EndOnDrop(tasks)) }
     }
@@ -124,7 +124,11 @@ impl Cluster {
     /// Waits until a worker takes requests, for `at_most` that long.
     pub async fn wait_ready(&self, at_most: Duration) -> Result<(), Refusal> {
         let mut changes = self.shared.fleet_changes();
-        let ready = async { while self.ready().is_err() && changes.changed().await.is_ok() {} };
+        let ready = async {
+            while self.ready().is_err() {
+                changes.changed().await;
+            }
+        };
         // Whichever came first, the answer is how it stands now.
         let _ = tokio::time::timeout(at_most, ready).await;
         self.ready()

@@ -1,13 +1,13 @@
 //! What the links to workers and the requests under way share: the fleet behind a lock, the bounds, the ids in use.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rand::rngs::StdRng;
 use skein_node::clock::{self, Timestamp};
-use tokio::sync::watch;
+use skein_node::signal::{Listener, Signal};
 
 use crate::admission::{Admission, Ask};
 use crate::claims::RunningIds;
@@ -36,8 +36,8 @@ pub struct Tuning {
 /// What links and requests share.
 pub(crate) struct Shared {
     state: Mutex<State>,
-    changes: watch::Sender<()>,
-    losses: watch::Sender<()>,
+    changes: Signal,
+    losses: Signal,
     pub(crate) admission: Admission,
     pub(crate) running: RunningIds,
     attempts: AtomicU64,
@@ -53,7 +53,7 @@ pub(crate) struct Shared {
 /// Held for microseconds, never across a wait.
 struct State {
     fleet: Fleet,
-    clients: HashMap<WorkerId, WorkerClient>,
+    clients: BTreeMap<WorkerId, WorkerClient>,
     rng: StdRng,
 }
 
@@ -69,9 +69,9 @@ impl Shared {
         let RecoveryConfig { stream_linger, patience, .. } = config.recovery;
         Self {
             router_id: fleet.router_id(),
-            state: Mutex::new(State { fleet, clients: HashMap::new(), rng }),
-            changes: watch::Sender::new(()),
-            losses: watch::Sender::new(()),
+            state: Mutex::new(State { fleet, clients: BTreeMap::new(), rng }),
+            changes: Signal::default(),
+            losses: Signal::default(),
             admission: Admission::new(config.admission.clone()),
             running: RunningIds::default(),
             attempts: AtomicU64::new(0),
@@ -88,10 +88,10 @@ impl Shared {
     pub(crate) fn handle(&self, event: fleet::Event) -> Vec<Action> {
         let actions = self.with_fleet(|fleet| fleet.handle(clock::now(), event));
         if actions.contains(&Action::Wake) {
-            self.changes.send_replace(());
+            self.changes.send();
         }
         if actions.iter().any(|action| matches!(action, Action::Lost(_))) {
-            self.losses.send_replace(());
+            self.losses.send();
         }
         actions
     }
@@ -120,12 +120,12 @@ impl Shared {
         self.with_fleet(|fleet| fleet.watch_from(worker))
     }
 
-    pub(crate) fn fleet_changes(&self) -> watch::Receiver<()> {
+    pub(crate) fn fleet_changes(&self) -> Listener {
         self.changes.subscribe()
     }
 
     /// Changes when a worker is lost.
-    pub(crate) fn losses(&self) -> watch::Receiver<()> {
+    pub(crate) fn losses(&self) -> Listener {
         self.losses.subscribe()
     }
 

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use skein_node::clock;
-use tokio::sync::{mpsc, watch};
+use skein_node::signal::Listener;
+use tokio::sync::mpsc;
 
 use super::delivery::{Action, Delivery, Event, Wait};
 use super::reader::Reader;
@@ -45,8 +46,8 @@ pub(crate) struct Driver {
     journey: Arc<Mutex<Journey>>,
     outbox: VecDeque<Result<TokenDelta, Refusal>>,
     aborts: mpsc::Receiver<u32>,
-    fleet_changes: watch::Receiver<()>,
-    losses: watch::Receiver<()>,
+    fleet_changes: Listener,
+    losses: Listener,
     _permit: Permit,
     _claim: Claim,
 }

@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use skein_node::clock;
-use tokio::sync::{mpsc, watch};
+use skein_node::signal::Listener;
+use tokio::sync::mpsc;
 
 use crate::fleet::{Fleet, Placement};
 use crate::shared::{Shared, until};
@@ -26,7 +27,7 @@ pub(super) struct Watch<'a> {
     pub placement: Placement,
     pub deadline: Option<clock::Timestamp>,
     /// Changes when some worker is lost.
-    pub losses: &'a mut watch::Receiver<()>,
+    pub losses: &'a mut Listener,
 }
 
 impl Watch<'_> {
@@ -50,7 +51,7 @@ impl Watch<'_> {
                 // Before the answer: a stream that always has more must not outrun its deadline.
                 () = until(self.deadline) => return Waited::Deadline,
                 answer = &mut answer => return Waited::For(answer),
-                Ok(()) = self.losses.changed() => {}
+                () = self.losses.changed() => {}
                 () = tokio::time::sleep(LOOK_AGAIN) => {}
             }
             if self.shared.with_fleet(stuck) {

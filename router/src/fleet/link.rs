@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use skein_node::discovery::Change;
+use skein_node::task;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::{AbortHandle, JoinSet};
 
@@ -35,7 +36,10 @@ pub(crate) async fn follow_members(shared: Arc<Shared>, mut changes: mpsc::Recei
             match action {
                 Action::Follow(worker, address) => {
                     let hurry = Arc::new(Notify::new());
-                    let link = links.spawn(follow_worker(shared.clone(), worker, address, hurry.clone()));
+                    let link = task::spawn_in(
+                        &mut links,
+                        follow_worker(shared.clone(), worker, address, hurry.clone()),
+                    );
                     handles.insert(worker, (link, hurry));
                 }
                 Action::Unfollow(worker) => {
