@@ -51,7 +51,9 @@ fn connector(keys: &[String]) -> Result<Arc<dyn Connector>, String> {
         [] => Ok(Arc::new(Grpc)),
         [key] => match GrpcWithKey::new(key) {
             Some(connector) => Ok(Arc::new(connector)),
-            None => Err("--router-api-key must be printable ASCII, as --api-key of the routers is".to_owned()),
+            None => {
+                Err("--router-api-key must be printable ASCII, as --api-key of the routers is".to_owned())
+            }
         },
         several => Err(format!(
             "--router-api-key: one key opens all routers, got {}; give them one in common",

@@ -81,7 +81,13 @@ pub const FLAGS: &[Flag] = &[
         "Address of the worker's gRPC service; port 0 = any free one",
     ),
     one("workers", None, "N", ENGINE, SERVE, "Worker processes [default: 2, with GPUs one for each]"),
-    many("routers", "HOST:PORT", ROUTERS, GATEWAY, "Addresses of the routers (their --host and --port), separated by commas"),
+    many(
+        "routers",
+        "HOST:PORT",
+        ROUTERS,
+        GATEWAY,
+        "Addresses of the routers (their --host and --port), separated by commas",
+    ),
     secret("router-api-key", "KEY", ROUTERS, GATEWAY, "API key of the routers, when they ask for one"),
     many(
         "workers",
