@@ -7,6 +7,7 @@ mod exit;
 mod front;
 mod gpu_check;
 mod lifecycle;
+mod membership;
 mod model;
 mod probe;
 mod progress;
@@ -175,6 +176,11 @@ mod tests {
         check("skein serve --worker 3", false);
         check("skein worker dir --listen 127.0.0.1:0 --supervised worker-0", true);
         check("skein router --workers a:1,b:2", true);
+        check("skein router --discovery etcd://a:2379/blue --etcd-user me --etcd-password-file f", true);
+        check(
+            "skein worker dir --discovery etcds://a:2379 --advertise b:9000 --worker-id w --etcd-ca f",
+            true,
+        );
         check("skein run dir hello there --temperature 0 --seed -1", true);
         check(
             "skein bench serve --request-rate 5 --goodput ttft:200 tpot:50 --dataset-name multi-turn",

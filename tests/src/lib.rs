@@ -2,4 +2,5 @@
 //! the sentence by which two histories are compared.
 
 pub mod client;
+pub mod etcd;
 pub mod process;

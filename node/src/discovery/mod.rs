@@ -2,15 +2,18 @@
 //! say, so a source of membership may be away without anybody noticing.
 //!
 //! A source is whatever sends [`Change`]s into a bounded channel: a [static list](static_list()), a supervisor in the
-//! [same process](in_process()), [etcd](etcd). A closed channel means that no more changes come; it makes
+//! [same process](in_process()), [etcd] or [DNS](dns). A closed channel means that no more changes come; it makes
 //! nobody leave.
 
 mod backoff;
+pub mod dns;
 pub mod etcd;
 mod in_process;
+mod source;
 mod static_list;
 
 pub use in_process::in_process;
+pub use source::{DEFAULT_CLUSTER, MAX_ENDPOINTS, Source};
 pub use static_list::{DiscoveryError, MAX_STATIC_MEMBERS, static_list};
 
 /// Changes that may wait to be taken in; the sender waits beyond that.

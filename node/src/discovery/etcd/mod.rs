@@ -11,6 +11,8 @@ mod record;
 mod registrar;
 mod roster;
 mod standing;
+#[cfg(test)]
+mod tests;
 
 pub use api::{CALL_TIMEOUT, Entry, EtcdApi, EtcdError, EtcdWatch, Lease, LeaseId, Snapshot, WatchEvent};
 pub use client::{ClientWatch, EtcdClient, EtcdSettings, Tls};

@@ -141,3 +141,162 @@ impl Roster {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn at(seconds: u32) -> Timestamp {
+        Timestamp::ZERO + SECOND * seconds
+    }
+
+    fn entry(id: &str, value: &str, revision: i64) -> Entry {
+        Entry { key: format!("p/{id}"), value: value.into(), revision }
+    }
+
+    fn worker(id: &str, address: &str, revision: i64) -> Entry {
+        entry(id, &format!(r#"{{"id":"{id}","address":"{address}"}}"#), revision)
+    }
+
+    fn leaving(id: &str, revision: i64) -> Entry {
+        entry(id, &format!(r#"{{"id":"{id}","address":"a:1","leaving":true}}"#), revision)
+    }
+
+    fn join(id: &str, address: &str) -> Change {
+        Change::Join(Member { id: id.into(), address: address.into() })
+    }
+
+    fn leave(id: &str) -> Change {
+        Change::Leave(id.into())
+    }
+
+    fn list(roster: &mut Roster, seconds: u32, revision: i64, entries: Vec<Entry>, expected: &[Change]) {
+        let changes = roster.list(at(seconds), &Snapshot { cluster: 1, revision, entries });
+        assert_eq!(changes, expected, "list of revision {revision}");
+    }
+
+    fn put(roster: &mut Roster, entry: Entry, expected: Option<Change>) {
+        assert_eq!(roster.event(at(0), &WatchEvent::Put(entry.clone())), expected, "{entry:?}");
+    }
+
+    fn delete(roster: &mut Roster, seconds: u32, id: &str, revision: i64) {
+        let event = WatchEvent::Delete { key: format!("p/{id}"), revision };
+        assert_eq!(roster.event(at(seconds), &event), None, "a deleted key says nothing at once");
+    }
+
+    fn roster() -> Roster {
+        Roster::new(RosterConfig { prefix: "p/".into(), grace: SECOND * 15 })
+    }
+
+    #[test]
+    fn a_list_tells_only_the_differences() {
+        let mut roster = roster();
+        list(
+            &mut roster,
+            0,
+            10,
+            vec![worker("a", "a:1", 3), worker("b", "b:1", 4)],
+            &[join("a", "a:1"), join("b", "b:1")],
+        );
+        assert_eq!(roster.next_revision(), 11);
+        list(&mut roster, 0, 20, vec![worker("a", "a:1", 3), worker("b", "b:2", 15)], &[join("b", "b:2")]);
+        list(&mut roster, 0, 20, vec![worker("a", "a:1", 3), worker("b", "b:2", 15)], &[]);
+    }
+
+    #[test]
+    fn a_worker_that_says_so_leaves_at_once_and_may_come_again() {
+        let mut roster = roster();
+        list(&mut roster, 0, 10, vec![worker("a", "a:1", 3)], &[join("a", "a:1")]);
+        put(&mut roster, leaving("a", 11), Some(leave("a")));
+        delete(&mut roster, 0, "a", 12);
+        assert_eq!(roster.due(), None);
+        put(&mut roster, worker("a", "a:1", 13), Some(join("a", "a:1")));
+        put(&mut roster, leaving("stranger", 14), None);
+    }
+
+    #[test]
+    fn a_worker_whose_lease_ended_has_its_grace_and_no_more() {
+        let mut roster = roster();
+        list(
+            &mut roster,
+            0,
+            10,
+            vec![worker("a", "a:1", 3), worker("b", "b:1", 3)],
+            &[join("a", "a:1"), join("b", "b:1")],
+        );
+        delete(&mut roster, 2, "a", 11);
+        delete(&mut roster, 2, "b", 11);
+        put(&mut roster, worker("a", "a:1", 12), None);
+        assert_eq!(roster.due(), Some(at(17)));
+        assert_eq!(roster.expire(at(16)), []);
+        assert_eq!(roster.expire(at(17)), [leave("b")]);
+        assert_eq!((roster.due(), roster.expire(at(99))), (None, vec![]));
+    }
+
+    #[test]
+    fn a_store_that_lost_everything_makes_nobody_leave_who_comes_back() {
+        let mut roster = roster();
+        list(
+            &mut roster,
+            0,
+            1000,
+            vec![worker("a", "a:1", 3), worker("b", "b:1", 3)],
+            &[join("a", "a:1"), join("b", "b:1")],
+        );
+        list(&mut roster, 10, 2, vec![], &[]);
+        assert_eq!(roster.next_revision(), 3, "the new store's revisions count");
+        put(&mut roster, worker("a", "a:1", 3), None);
+        list(&mut roster, 20, 4, vec![worker("a", "a:1", 3)], &[]);
+        assert_eq!(roster.due(), Some(at(25)), "a second list does not prolong the grace");
+        assert_eq!(roster.expire(at(25)), [leave("b")]);
+    }
+
+    #[test]
+    fn nobody_leaves_while_etcd_cannot_be_asked() {
+        let mut roster = roster();
+        list(&mut roster, 0, 10, vec![worker("a", "a:1", 3)], &[join("a", "a:1")]);
+        delete(&mut roster, 0, "a", 11);
+        roster.lost();
+        assert_eq!((roster.due(), roster.expire(at(600))), (None, vec![]));
+        list(&mut roster, 600, 12, vec![], &[]);
+        assert_eq!(roster.due(), Some(at(615)));
+    }
+
+    #[test]
+    fn what_a_watch_repeats_of_a_list_is_dropped() {
+        let mut roster = roster();
+        list(&mut roster, 0, 10, vec![worker("a", "a:2", 9)], &[join("a", "a:2")]);
+        put(&mut roster, worker("a", "a:1", 8), None);
+        delete(&mut roster, 0, "a", 7);
+        assert_eq!(roster.due(), None);
+        // Several changes may share a revision.
+        put(&mut roster, worker("b", "b:1", 11), Some(join("b", "b:1")));
+        put(&mut roster, worker("c", "c:1", 11), Some(join("c", "c:1")));
+    }
+
+    #[test]
+    fn junk_is_left_out_and_does_not_unseat_a_worker() {
+        let mut roster = roster();
+        list(&mut roster, 0, 10, vec![worker("a", "a:1", 3), entry("x", "junk", 4)], &[join("a", "a:1")]);
+        put(&mut roster, entry("a", "junk", 11), None);
+        put(&mut roster, Entry { key: "elsewhere".into(), ..worker("a", "a:9", 12) }, None);
+        put(&mut roster, worker("a", "a:2", 13), Some(join("a", "a:2")));
+        for index in 0..MAX_REJECTED as i64 * 2 {
+            put(&mut roster, entry(&format!("junk-{index}"), "", 20 + index), None);
+        }
+        assert_eq!(roster.rejected.len(), MAX_REJECTED);
+    }
+
+    #[test]
+    fn a_cluster_has_a_largest_size() {
+        let mut roster = roster();
+        for index in 0..MAX_MEMBERS {
+            let (id, address) = (format!("w{index}"), format!("h{index}:1"));
+            put(&mut roster, worker(&id, &address, 1), Some(join(&id, &address)));
+        }
+        put(&mut roster, worker("more", "m:1", 1), None);
+        put(&mut roster, worker("w0", "moved:1", 2), Some(join("w0", "moved:1")));
+    }
+}
