@@ -6,11 +6,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ArgMatches;
-use skein_node::config::{Settings, text};
+use skein_node::config::{Settings, duration, text};
 use skein_node::shutdown::Shutdown;
 use skein_node::telemetry;
 use skein_worker::backend::cuda::{CudaLoadError, NotUsable};
-use skein_worker::config::{BackendKind, CudaConfig, KvCacheDtype, LoadFormat, Quantization, WorkerConfig};
+use skein_worker::config::{
+    BackendKind, CudaConfig, DRAIN_GRACE, KvCacheDtype, LoadFormat, Quantization, WorkerConfig,
+};
 use skein_worker::service::{self, WorkerError};
 use tokio::process::Command;
 
@@ -30,6 +32,10 @@ pub const GPU_ORDINAL: &str = "gpu-ordinal";
 pub const GPU_SHARERS: &str = "gpu-sharers";
 /// Drain of a worker whose supervisor has closed its input: the router has drained before, so nothing should run.
 const SUPERVISED_DRAIN: Duration = Duration::from_secs(5);
+/// Of it, what runs may go on for so long; then it is given back, and the rest of the time is for writing that.
+const SUPERVISED_GRACE: Duration = Duration::from_secs(2);
+/// Longest `--drain-grace`.
+const DAY: Duration = Duration::from_secs(24 * 3600);
 /// After that a worker that is still there ends the hard way.
 const LAST_RESORT: Duration = Duration::from_secs(8);
 
@@ -105,8 +111,10 @@ fn listen_address(settings: &mut Settings) -> SocketAddr {
 fn configure(settings: &mut Settings) -> Result<WorkerConfig, Failure> {
     let engine = EngineSettings::read(settings);
     let names = settings.list("served-model-name", text);
+    let drain_grace = settings.value("drain-grace", duration(Duration::ZERO..=DAY));
     let config = config_of(engine, settings)?;
     Ok(WorkerConfig {
+        drain_grace: drain_grace.unwrap_or(DRAIN_GRACE),
         served_model_name: names.first().cloned().unwrap_or(config.served_model_name),
         ..config
     })
@@ -136,6 +144,7 @@ fn config_of(engine: EngineSettings, settings: &mut Settings) -> Result<WorkerCo
         unset: engine.unset,
         kv_cache_memory_bytes: engine.kv_cache_memory_bytes,
         memory_sharers: 1,
+        drain_grace: Duration::ZERO,
         shutdown_timeout: engine.shutdown_timeout,
     })
 }
@@ -231,6 +240,7 @@ impl Launch {
         }
         flag("block-size", &scheduler.block_size);
         flag("max-num-queued-reqs", &scheduler.max_num_queued_reqs);
+        flag("drain-grace", &format_args!("{}s", SUPERVISED_GRACE.as_secs()));
         flag("shutdown-timeout", &format_args!("{}s", SUPERVISED_DRAIN.as_secs()));
         flag("log-format", &self.log_format);
         for (name, value) in [

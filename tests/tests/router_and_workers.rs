@@ -46,6 +46,7 @@ impl Worker {
             scheduler: SchedulerConfig { max_num_batched_tokens: 128, ..SchedulerConfig::default() },
             kv_cache_memory_bytes: None,
             memory_sharers: 1,
+            drain_grace: PATIENCE,
             shutdown_timeout: PATIENCE,
         };
         let options = FakeOptions { vocab_size: VOCAB_SIZE, kv_blocks: 2048, cost, ..FakeOptions::default() };

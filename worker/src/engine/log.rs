@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use skein_node::signal::{Listener, Signal};
 use skein_proto::block_hash::BlockHash;
 
+use super::output::{Counts, StreamKey};
 use crate::kv_cache::CacheChange;
 use crate::scheduler::SchedulerLoad;
 
@@ -38,6 +39,8 @@ pub struct Admitted {
     pub depth: u32,
     /// Hashes of the full prompt blocks after those.
     pub hashes: Vec<BlockHash>,
+    /// Under which its output can be read, when others may.
+    pub stream_key: Option<StreamKey>,
 }
 
 /// One entry of the log.
@@ -82,6 +85,7 @@ struct Inner {
     /// Number of the newest entry; 0 = none yet.
     last: u64,
     load: Load,
+    counts: Counts,
     /// Least recently heard of first.
     placements: VecDeque<Placement>,
 }
@@ -119,6 +123,15 @@ impl StateLog {
         if changed {
             self.wake();
         }
+    }
+
+    pub(super) fn set_counts(&self, counts: Counts) {
+        self.lock().counts = counts;
+    }
+
+    /// What became of the requests, as of the latest load.
+    pub fn counts(&self) -> Counts {
+        self.lock().counts
     }
 
     /// Remembers that this dispatch arrived, taken or not.
@@ -181,7 +194,7 @@ mod tests {
 
     fn entry(depth: u32, hashes: usize) -> LogEntry {
         let placement = Placement { router: 1, sequence: 1 };
-        LogEntry::Admitted(Admitted { placement, depth, hashes: vec![0; hashes] })
+        LogEntry::Admitted(Admitted { placement, depth, hashes: vec![0; hashes], stream_key: None })
     }
 
     #[test]
