@@ -66,6 +66,7 @@ pub fn router_config(front: FrontSettings, served: &Served, listen: SocketAddr) 
         limits: front.limits,
         migration_limit: front.migration_limit,
         shutdown_timeout: front.shutdown_timeout,
+        recovery: front.recovery,
     }
 }
 

@@ -53,12 +53,14 @@ impl Drain {
         self.running.receiver_count()
     }
 
-    /// Refuses new requests and waits for the running ones, at most `timeout`; then ends those left.
-    pub async fn drain(&self, timeout: Duration) {
+    /// Refuses new requests and waits for the running ones, at most `timeout`; then, after `before_the_cut`, ends those
+    /// left.
+    pub async fn drain(&self, timeout: Duration, before_the_cut: impl FnOnce()) {
         self.draining.cancel();
         if tokio::time::timeout(timeout, self.running.closed()).await.is_err() {
             tracing::warn!(requests = self.running(), "the drain's time is over; running requests are ended");
         }
+        before_the_cut();
         self.ended.cancel();
     }
 }
@@ -80,7 +82,7 @@ mod tests {
         let lease = drain.enter().unwrap();
         let waiting = tokio::spawn({
             let drain = drain.clone();
-            async move { drain.drain(Duration::from_secs(60)).await }
+            async move { drain.drain(Duration::from_secs(60), || {}).await }
         });
         tokio::task::yield_now().await;
         assert!(matches!(drain.enter(), Err(Refusal::Draining)));
@@ -94,7 +96,7 @@ mod tests {
     async fn a_drain_ends_what_outlasts_it() {
         let drain = Drain::default();
         let lease = drain.enter().unwrap();
-        drain.drain(Duration::from_secs(1)).await;
+        drain.drain(Duration::from_secs(1), || assert!(!drain.ended.is_cancelled())).await;
         lease.ended().await;
     }
 }

@@ -8,6 +8,7 @@
 pub mod admission;
 pub mod app;
 pub mod breaker;
+pub(crate) mod claims;
 pub mod cluster;
 pub mod config;
 pub mod dispatch;
@@ -23,6 +24,7 @@ pub mod refusal;
 pub mod request;
 pub mod serve;
 pub(crate) mod shared;
+pub mod stream_key;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod text;

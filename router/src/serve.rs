@@ -53,7 +53,8 @@ pub async fn serve(listener: TcpListener, app: App, shutdown: impl Future<Output
     let drained = async {
         shutdown.await;
         tracing::info!(running = app.drain.running(), "draining");
-        app.drain.drain(app.config.shutdown_timeout).await;
+        // Clients of those that are cut take them up again elsewhere.
+        app.drain.drain(app.config.shutdown_timeout, || app.generator.leave()).await;
     };
     tokio::pin!(drained);
     loop {

@@ -225,6 +225,7 @@ pub fn config() -> crate::config::RouterConfig {
         limits: crate::config::RequestLimits::default(),
         migration_limit: 3,
         shutdown_timeout: std::time::Duration::from_secs(5),
+        recovery: crate::config::RecoveryConfig::default(),
     }
 }
 

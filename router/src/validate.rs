@@ -60,6 +60,8 @@ pub fn validate(
         cache_salt: draft.cache_salt.into(),
         priority,
         deadline: Some(deadline),
+        stream_key: None,
+        resume: None,
     };
     let options = TextOptions {
         stop,

@@ -14,6 +14,7 @@ use tonic::{Code, Status};
 use crate::ledger::Load;
 use crate::prefix_index::{CacheChange, Run};
 use crate::request::{Sampling, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
+use crate::stream_key::StreamKey;
 use crate::transport::{Connector, Transport, error_chain};
 
 const UNARY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -50,8 +51,13 @@ pub struct WatchEvent {
 /// What happened at a worker.
 #[derive(Debug, Clone, PartialEq)]
 pub enum WatchBody {
-    /// All it caches.
-    Snapshot(Vec<Run>),
+    /// All it has.
+    Snapshot {
+        /// What it caches.
+        runs: Vec<Run>,
+        /// The streams that run or are kept there, oldest first.
+        stream_keys: Vec<StreamKey>,
+    },
     /// A change of what it caches.
     Cache(CacheChange),
     /// How busy it is.
@@ -64,6 +70,8 @@ pub enum WatchBody {
         sequence: u64,
         /// Blocks of its prompt that were not cached.
         hashes: Vec<BlockHash>,
+        /// The stream's name, if it has one.
+        stream_key: Option<StreamKey>,
     },
     /// Something that a newer worker says and we do not know; it has a number like all else.
     Unknown,
@@ -82,6 +90,25 @@ pub struct Attempt {
     pub placement: (u64, u64),
     /// What the client still waits.
     pub time_left: Option<Duration>,
+    /// Under which name others find the stream.
+    pub stream_key: StreamKey,
+    /// How long it goes on without a reader.
+    pub linger: Duration,
+}
+
+/// One try to read a stream that somebody has started.
+#[derive(Debug, Clone)]
+pub struct Attachment {
+    /// Unique, as [`Attempt::id`].
+    pub id: String,
+    /// The stream's name.
+    pub stream_key: StreamKey,
+    /// Samples still wanted, each with the absolute position of the first token wanted.
+    pub samples: Vec<(u32, u32)>,
+    /// First prompt position whose log-probabilities are wanted.
+    pub from_prompt_position: u32,
+    /// How long the stream goes on without a reader.
+    pub linger: Duration,
 }
 
 /// New tokens of one sample, as the worker sent them.
@@ -97,6 +124,7 @@ pub struct WorkerDelta {
     pub cached_tokens: Option<u32>,
     pub prompt_logprobs: Vec<TokenLogprobs>,
     pub from_prompt_position: u32,
+    pub hand_back: bool,
 }
 
 /// Why a call to a worker gave nothing, or nothing more.
@@ -174,15 +202,15 @@ impl WorkerClient {
     }
 
     /// Reads on in a stream that runs or is kept at the worker.
-    pub async fn attach(&self, attachment: wire::AttachRequest) -> Result<WorkerDeltas, CallError> {
-        let stream = self.transport.attach(attachment).await.map_err(call_error)?;
+    pub async fn attach(&self, attachment: Attachment) -> Result<WorkerDeltas, CallError> {
+        let stream = self.transport.attach(attach_request(attachment)).await.map_err(call_error)?;
         Ok(stream.map(|delta| delta.map_err(call_error).and_then(worker_delta)).boxed())
     }
 
-    /// Tells the worker that a try's reader has left for good.
-    pub async fn release(&self, id: String) -> Result<(), CallError> {
-        bounded(self.transport.release(wire::ReleaseRequest { request_id: id })).await?;
-        Ok(())
+    /// Tells the worker that a try's reader has left for good; says whether it knew the reader.
+    pub async fn release(&self, id: String) -> Result<bool, CallError> {
+        let answer = bounded(self.transport.release(wire::ReleaseRequest { request_id: id })).await?;
+        Ok(answer.found)
     }
 
     /// Ends one sample of a try early.
@@ -224,7 +252,8 @@ fn retry_after(status: &Status) -> Option<Duration> {
 }
 
 fn generate_request(request: &TokenRequest, attempt: Attempt) -> wire::GenerateRequest {
-    let Attempt { id, samples, prompt_logprobs, placement: (router_id, sequence), time_left } = attempt;
+    let Attempt { id, samples, prompt_logprobs, placement, time_left, stream_key, linger } = attempt;
+    let (router_id, sequence) = placement;
     let samples =
         samples.into_iter().map(|(index, delivered_token_ids)| wire::Sample { index, delivered_token_ids });
     wire::GenerateRequest {
@@ -235,11 +264,27 @@ fn generate_request(request: &TokenRequest, attempt: Attempt) -> wire::GenerateR
         cache_salt: request.cache_salt.to_string(),
         priority: request.priority,
         // 0 means none on the wire, and a deadline that has just passed is not none.
-        timeout_ms: time_left.map_or(0, |left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX).max(1)),
+        timeout_ms: time_left.map_or(0, |left| millis(left).max(1)),
         placement: Some(wire::Placement { router_id, sequence }),
-        stream_key: Vec::new(),
-        linger_ms: 0,
+        stream_key: stream_key.to_wire(),
+        linger_ms: millis(linger),
     }
+}
+
+fn attach_request(attachment: Attachment) -> wire::AttachRequest {
+    let Attachment { id, stream_key, samples, from_prompt_position, linger } = attachment;
+    let position = |(index, from_position)| wire::SamplePosition { index, from_position };
+    wire::AttachRequest {
+        request_id: id,
+        stream_key: stream_key.to_wire(),
+        samples: samples.into_iter().map(position).collect(),
+        from_prompt_position,
+        linger_ms: millis(linger),
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn sampling_params(sampling: &Arc<Sampling>, prompt_logprobs: bool) -> wire::SamplingParams {
@@ -274,6 +319,7 @@ fn worker_delta(delta: wire::GenerateDelta) -> Result<WorkerDelta, CallError> {
         cached_tokens: delta.cached_tokens,
         prompt_logprobs: token_logprobs(delta.prompt_logprobs)?,
         from_prompt_position: delta.from_prompt_position,
+        hand_back: delta.hand_back,
     })
 }
 
@@ -302,7 +348,10 @@ fn watch_event(event: wire::WorkerEvent) -> WatchEvent {
     let (epoch, sequence) = (event.epoch, event.sequence);
     let Some(event) = event.event else { return WatchEvent { epoch, sequence, body: WatchBody::Unknown } };
     let body = match event {
-        Event::Snapshot(snapshot) => WatchBody::Snapshot(runs(snapshot.runs)),
+        Event::Snapshot(snapshot) => WatchBody::Snapshot {
+            runs: runs(snapshot.runs),
+            stream_keys: snapshot.stream_keys.iter().filter_map(|key| StreamKey::from_wire(key)).collect(),
+        },
         Event::Cache(delta) => WatchBody::Cache(CacheChange {
             truncated: delta.truncated.into_iter().map(|run| (run.handle, run.new_end)).collect(),
             stored: runs(delta.stored),
@@ -321,7 +370,8 @@ fn watch_event(event: wire::WorkerEvent) -> WatchEvent {
         Event::Admitted(admitted) => {
             let placement = admitted.placement.unwrap_or_default();
             let (router_id, sequence) = (placement.router_id, placement.sequence);
-            WatchBody::Admitted { router_id, sequence, hashes: admitted.hashes }
+            let stream_key = StreamKey::from_wire(&admitted.stream_key);
+            WatchBody::Admitted { router_id, sequence, hashes: admitted.hashes, stream_key }
         }
     };
     WatchEvent { epoch, sequence, body }

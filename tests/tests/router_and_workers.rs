@@ -12,7 +12,7 @@ use futures::StreamExt;
 use skein_node::clock;
 use skein_node::discovery::{self, Change, Member};
 use skein_router::cluster::Cluster;
-use skein_router::config::{AdmissionConfig, RequestLimits, RouterConfig};
+use skein_router::config::{AdmissionConfig, RecoveryConfig, RequestLimits, RouterConfig};
 use skein_router::generator::TokenSource;
 use skein_router::refusal::Refusal;
 use skein_router::request::{Sampling, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
@@ -109,6 +109,7 @@ impl Scene {
             limits: RequestLimits::default(),
             migration_limit: 3,
             shutdown_timeout: PATIENCE,
+            recovery: RecoveryConfig::default(),
         };
         let (changes, receiver) = discovery::in_process();
         let cluster = Cluster::start(&config, receiver, MODEL);
@@ -224,6 +225,8 @@ fn request(index: u32, max_tokens: u32) -> TokenRequest {
         cache_salt: "".into(),
         priority: 0,
         deadline: None,
+        stream_key: None,
+        resume: None,
     }
 }
 
