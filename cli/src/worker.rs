@@ -6,17 +6,20 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ArgMatches;
-use skein_node::config::{Settings, text};
+use skein_node::config::{Settings, duration, text};
 use skein_node::shutdown::Shutdown;
 use skein_node::telemetry;
 use skein_worker::backend::cuda::{CudaLoadError, NotUsable};
-use skein_worker::config::{BackendKind, CudaConfig, KvCacheDtype, LoadFormat, Quantization, WorkerConfig};
+use skein_worker::config::{
+    BackendKind, CudaConfig, DRAIN_GRACE, KvCacheDtype, LoadFormat, Quantization, WorkerConfig,
+};
 use skein_worker::service::{self, WorkerError};
 use tokio::process::Command;
 
 use crate::exit::{ADDRESS, DEVICE, Failure, MODEL, OTHER, USAGE};
 use crate::lifecycle::Lifecycle;
-use crate::settings::{self, EngineSettings, table};
+use crate::membership::Presence;
+use crate::settings::{self, DiscoverySettings, EngineSettings, RegistrationSettings, table};
 use crate::{model, progress::LoadProgress};
 
 /// The hidden flag that names a supervised worker.
@@ -29,6 +32,10 @@ pub const GPU_ORDINAL: &str = "gpu-ordinal";
 pub const GPU_SHARERS: &str = "gpu-sharers";
 /// Drain of a worker whose supervisor has closed its input: the router has drained before, so nothing should run.
 const SUPERVISED_DRAIN: Duration = Duration::from_secs(5);
+/// Of it, what runs may go on for so long; then it is given back, and the rest of the time is for writing that.
+const SUPERVISED_GRACE: Duration = Duration::from_secs(2);
+/// Longest `--drain-grace`.
+const DAY: Duration = Duration::from_secs(24 * 3600);
 /// After that a worker that is still there ends the hard way.
 const LAST_RESORT: Duration = Duration::from_secs(8);
 
@@ -56,7 +63,10 @@ async fn serve(matches: &ArgMatches, supervised: Option<&str>) -> Result<(), Fai
     let mut settings = settings::load(table::WORKER, matches)?;
     let log = settings::log_options(&mut settings, supervised.unwrap_or_default(), None);
     let memory_sharers = matches.get_one(MEMORY_SHARERS).copied().unwrap_or(1);
-    let mut config = WorkerConfig { memory_sharers, ..configure(&mut settings)? };
+    let discovery = DiscoverySettings::read(&mut settings);
+    let listen = listen_address(&mut settings);
+    let registration = RegistrationSettings::read(&mut settings, discovery.source.as_ref(), listen.ip());
+    let mut config = WorkerConfig { memory_sharers, listen, ..configure(&mut settings)? };
     config.cuda.ordinal = matches.get_one(GPU_ORDINAL).copied().unwrap_or(config.cuda.ordinal);
     config.cuda.sharers = matches.get_one(GPU_SHARERS).copied().unwrap_or(1);
     telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
@@ -71,31 +81,44 @@ async fn serve(matches: &ArgMatches, supervised: Option<&str>) -> Result<(), Fai
         None => {
             settings::log_effective(&settings);
             let shutdown = Shutdown::on_signals().map_err(Failure::other)?;
+            let presence = Presence::prepare(discovery, registration, &config.served_model_name).await?;
             let mut bar = LoadProgress::new(1);
             let progress = move |done, total| bar.update(0, done, total);
             let ready = |address: SocketAddr| {
+                presence.enter(address);
+                let how = if presence.is_none() {
+                    format!("; name it to a router: skein router --workers {address}")
+                } else {
+                    String::new()
+                };
                 // Not `eprintln`, which panics where there is no room for the line: the log's disk may be full.
-                let _ = writeln!(
-                    std::io::stderr(),
-                    "worker is ready at {address}; name it to a router: skein router --workers {address}"
-                );
+                let _ = writeln!(std::io::stderr(), "worker is ready at {address}{how}");
             };
-            service::serve(config, progress, ready, shutdown.requested()).await
+            let outcome =
+                service::serve(config, progress, ready, presence.leave_after(shutdown.requested())).await;
+            // One that ends by itself is not to be found either.
+            presence.leave().await;
+            outcome
         }
     };
     outcome.map_err(|error| failure(&error))
 }
 
-fn configure(settings: &mut Settings) -> Result<WorkerConfig, Failure> {
-    let engine = EngineSettings::read(settings);
-    let names = settings.list("served-model-name", text);
+fn listen_address(settings: &mut Settings) -> SocketAddr {
     let listen = settings.value("listen", |given| {
         given.parse::<SocketAddr>().map_err(|_| format!("`{given}` is no address like 127.0.0.1:9000"))
     });
+    listen.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 0)))
+}
+
+fn configure(settings: &mut Settings) -> Result<WorkerConfig, Failure> {
+    let engine = EngineSettings::read(settings);
+    let drain_grace = settings.value("drain-grace", duration(Duration::ZERO..=DAY));
+    let names = settings.list("served-model-name", text);
     let config = config_of(engine, settings)?;
     Ok(WorkerConfig {
+        drain_grace: drain_grace.unwrap_or(DRAIN_GRACE),
         served_model_name: names.first().cloned().unwrap_or(config.served_model_name),
-        listen: listen.unwrap_or(config.listen),
         ..config
     })
 }
@@ -124,6 +147,7 @@ fn config_of(engine: EngineSettings, settings: &mut Settings) -> Result<WorkerCo
         unset: engine.unset,
         kv_cache_memory_bytes: engine.kv_cache_memory_bytes,
         memory_sharers: 1,
+        drain_grace: Duration::ZERO,
         shutdown_timeout: engine.shutdown_timeout,
     })
 }
@@ -219,6 +243,7 @@ impl Launch {
         }
         flag("block-size", &scheduler.block_size);
         flag("max-num-queued-reqs", &scheduler.max_num_queued_reqs);
+        flag("drain-grace", &format_args!("{}s", SUPERVISED_GRACE.as_secs()));
         flag("shutdown-timeout", &format_args!("{}s", SUPERVISED_DRAIN.as_secs()));
         flag("log-format", &self.log_format);
         for (name, value) in [

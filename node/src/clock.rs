@@ -1,6 +1,7 @@
 //! Time, as the cores take it. The only file that reads a clock: everything pure gets a [`Timestamp`] as an
 //! argument, so that a simulator can own time.
 
+use std::cell::Cell;
 use std::ops::{Add, Sub};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -43,15 +44,31 @@ impl Sub<Timestamp> for Timestamp {
     }
 }
 
-/// Now, on the process's monotonic clock.
+thread_local! {
+    static SIMULATED: Cell<Option<fn() -> Duration>> = const { Cell::new(None) };
+}
+
+/// Now, on the process's monotonic clock; on a thread that [`simulate`]s, on its clock.
 #[allow(clippy::disallowed_methods)] // the one place
 pub fn now() -> Timestamp {
     static START: OnceLock<Instant> = OnceLock::new();
-    Timestamp(START.get_or_init(Instant::now).elapsed())
+    match SIMULATED.get() {
+        Some(since_start) => Timestamp(since_start()),
+        None => Timestamp(START.get_or_init(Instant::now).elapsed()),
+    }
+}
+
+/// From now on this thread's [`now`] and [`unix_time`] are what `since_start` says; `None` = the process's clock again.
+/// For simulators, which own time.
+pub fn simulate(since_start: Option<fn() -> Duration>) {
+    SIMULATED.set(since_start);
 }
 
 /// Seconds since 1970, for what people and clients read (`created` in the OpenAI API). Never used for waiting.
 #[allow(clippy::disallowed_methods)] // the one place
 pub fn unix_time() -> Duration {
+    if let Some(since_start) = SIMULATED.get() {
+        return since_start();
+    }
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }

@@ -4,4 +4,6 @@ pub mod clock;
 pub mod config;
 pub mod discovery;
 pub mod shutdown;
+pub mod signal;
+pub mod task;
 pub mod telemetry;

@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -13,27 +13,30 @@ use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use skein_node::clock;
+use skein_node::{clock, task};
 use skein_node::discovery::Change;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use crate::admission::Running;
-use crate::config::RouterConfig;
+use crate::capacity::Capacity;
+use crate::config::{RecoveryConfig, RouterConfig};
 use crate::dispatch::driver::Driver;
-use crate::fleet::{Fleet, WorkerStatus, link};
-use crate::generator::{Generator, ModelLimits, TokenSource};
+use crate::dispatch::errands::{self, Errands};
+use crate::fleet::{Fleet, HealthLimits, WorkerStatus, link};
+use crate::generator::{Generator, Journey, ModelLimits, TokenSource};
 use crate::prefix_index::PrefixIndex;
 use crate::refusal::Refusal;
 use crate::request::{TokenDelta, TokenRequest};
+use crate::shared::Shared;
 pub use crate::shared::Tuning;
-use crate::shared::{Claim, Shared};
+use crate::transport::{Connector, Grpc};
 
 /// A cluster of workers of one model. Cheap to clone; its links end with the last clone.
 #[derive(Clone)]
 pub struct Cluster {
     shared: Arc<Shared>,
-    _links: Arc<EndOnDrop>,
+    _tasks: Arc<EndOnDrop>,
 }
 
 /// How the cluster stands, for people.
@@ -49,23 +52,30 @@ impl Cluster {
     /// Starts to follow `changes`. `model_name` is what workers must serve (the first served model name).
     /// Call it within a tokio runtime.
     pub fn start(config: &RouterConfig, changes: mpsc::Receiver<Change>, model_name: &str) -> Self {
-        Self::start_with(config, changes, model_name, Tuning::default())
+        Self::start_with(config, changes, model_name, Tuning::default(), Arc::new(Grpc))
     }
 
-    /// [`Cluster::start`] with other inner limits.
+    /// [`Cluster::start`] with other inner limits and another way to the workers.
     pub fn start_with(
         config: &RouterConfig,
         changes: mpsc::Receiver<Change>,
         model_name: &str,
         tuning: Tuning,
+        connector: Arc<dyn Connector>,
     ) -> Self {
         let mut rng = StdRng::seed_from_u64(tuning.seed.unwrap_or_else(random_seed));
         let router_id = rng.next_u64();
-        let index = PrefixIndex::new(tuning.max_index_bytes);
-        let fleet = Fleet::new(model_name, router_id, tuning.wedge_after, index);
-        let shared = Arc::new(Shared::new(config, model_name, tuning, router_id, fleet, rng));
-        let links = tokio::spawn(link::follow_members(shared.clone(), changes));
-        Self { shared, _links: Arc::new(EndOnDrop(links)) }
+        let RecoveryConfig { worker_timeout, wedge_timeout, max_index_bytes, .. } = config.recovery;
+        let limits = HealthLimits { worker_timeout, wedge_timeout };
+        let fleet = Fleet::new(model_name, router_id, limits, PrefixIndex::new(max_index_bytes));
+        let (errands, to_run) = Errands::new();
+        let shared = Arc::new(Shared::new(config, model_name, fleet, rng, connector, errands));
+        let tasks = [
+            task::spawn(link::follow_members(shared.clone(), changes)),
+            task::spawn(link::look_at_health(shared.clone())),
+            task::spawn(errands::run(to_run)),
+        ];
+        Self { shared, _tasks: Arc::new(EndOnDrop(tasks)) }
     }
 
     /// Admits, places and starts a request. An error means that nothing was started.
@@ -76,13 +86,21 @@ impl Cluster {
         if time_left.is_some_and(|left| left.is_zero()) {
             return Err(Refusal::DeadlineExceeded { timeout: Duration::ZERO });
         }
-        let claim = Claim::new(&shared.running_ids, &request.id)?;
-        let permit = shared.admission.admit(shared.ask(&request, time_left)?)?;
+        let stream_key = request.stream_key();
+        let claim = shared.running.claim(&request.id, stream_key)?;
+        let permit = shared.admission.admit(shared.ask(&request, stream_key, time_left)?)?;
         let (aborts, wanted) = mpsc::channel(request.n.max(1) as usize);
-        let mut driver = Driver::new(shared.clone(), request, wanted, permit, claim);
+        let mut driver = Driver::new(shared.clone(), request, stream_key, wanted, permit, claim);
         driver.start().await?;
+        let journey = driver.journey();
         let deltas = futures::stream::unfold(driver, async |mut driver| Some((driver.next().await?, driver)));
-        Ok(TokenStream { deltas: Box::pin(deltas), aborts, aborted: HashSet::new() })
+        Ok(TokenStream { deltas: Box::pin(deltas), journey, aborts, aborted: HashSet::new() })
+    }
+
+    /// This process is about to leave: streams dropped from now on go on at their workers for a while, so that clients
+    /// take them up again through another router.
+    pub fn leave(&self) {
+        self.shared.errands.leave();
     }
 
     /// What every ready worker can take.
@@ -106,7 +124,9 @@ impl Cluster {
     /// Waits until a worker takes requests, for `at_most` that long.
     pub async fn wait_ready(&self, at_most: Duration) -> Result<(), Refusal> {
         let mut changes = self.shared.fleet_changes();
-        let ready = async { while self.ready().is_err() && changes.changed().await.is_ok() {} };
+        let ready = async { while self.ready().is_err() {
+                changes.changed().await;
+            } };
         // Whichever came first, the answer is how it stands now.
         let _ = tokio::time::timeout(at_most, ready).await;
         self.ready()
@@ -125,11 +145,20 @@ impl Generator for Cluster {
     fn ready(&self) -> Result<(), Refusal> {
         Cluster::ready(self)
     }
+
+    fn capacity(&self) -> Result<Capacity, Refusal> {
+        Capacity::of(&self.snapshot()).ok_or_else(|| self.shared.nobody_ready())
+    }
+
+    fn leave(&self) {
+        Cluster::leave(self);
+    }
 }
 
 /// One request's tokens. Dropping it cancels the request.
 pub struct TokenStream {
     deltas: BoxStream<'static, Result<TokenDelta, Refusal>>,
+    journey: Arc<Mutex<Journey>>,
     aborts: mpsc::Sender<u32>,
     aborted: HashSet<u32>,
 }
@@ -149,6 +178,10 @@ impl TokenSource for TokenStream {
             let _ = self.aborts.try_send(sample_index);
         }
     }
+
+    fn journey(&self) -> Journey {
+        *self.journey.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// The standard library seeds each hasher from the operating system: randomness enough for ties and for the
@@ -157,10 +190,10 @@ fn random_seed() -> u64 {
     RandomState::new().hash_one(std::process::id())
 }
 
-struct EndOnDrop(JoinHandle<()>);
+struct EndOnDrop([JoinHandle<()>; 3]);
 
 impl Drop for EndOnDrop {
     fn drop(&mut self) {
-        self.0.abort();
+        self.0.iter().for_each(JoinHandle::abort);
     }
 }

@@ -23,6 +23,37 @@ pub struct RouterConfig {
     pub migration_limit: u32,
     /// How long a drain may take before running streams are ended with an error.
     pub shutdown_timeout: Duration,
+    /// When a worker counts as lost, and what its streams do then.
+    pub recovery: RecoveryConfig,
+}
+
+/// When a worker counts as lost, and how long things are kept and waited for meanwhile.
+#[derive(Debug, Clone)]
+pub struct RecoveryConfig {
+    /// A worker from which nothing was heard for this long is lost: its streams move. Workers report every second.
+    pub worker_timeout: Duration,
+    /// A worker whose step counter stands still this long while it has work is lost. `None` = five seconds, longer
+    /// where its measured rates say that one step may take longer.
+    pub wedge_timeout: Option<Duration>,
+    /// How long a stream goes on at its worker, and can be taken up again, when its reader is gone without a word;
+    /// zero = it ends at once.
+    pub stream_linger: Duration,
+    /// How long an accepted request waits for a worker while none is ready.
+    pub patience: Duration,
+    /// Memory that the prefix index may take, bytes.
+    pub max_index_bytes: usize,
+}
+
+impl Default for RecoveryConfig {
+    fn default() -> Self {
+        Self {
+            worker_timeout: Duration::from_secs(5),
+            wedge_timeout: None,
+            stream_linger: Duration::from_secs(10),
+            patience: Duration::from_secs(30),
+            max_index_bytes: crate::prefix_index::DEFAULT_MAX_BYTES,
+        }
+    }
 }
 
 /// Bounds of what waits in this router and its workers.

@@ -6,6 +6,7 @@
 use futures::Stream;
 use futures::future::BoxFuture;
 
+use crate::capacity::Capacity;
 use crate::refusal::Refusal;
 use crate::request::{TokenDelta, TokenRequest};
 
@@ -17,6 +18,11 @@ pub trait Generator: Send + Sync + 'static {
     fn model_limits(&self) -> Result<ModelLimits, Refusal>;
     /// Whether a request would find a worker now.
     fn ready(&self) -> Result<(), Refusal>;
+    /// What it is, seen as one large worker; an error while no worker is ready.
+    fn capacity(&self) -> Result<Capacity, Refusal>;
+    /// This process is about to leave: streams dropped from now on are not ended at their workers, so that clients take
+    /// them up again through another router.
+    fn leave(&self) {}
 }
 
 /// The deltas of all samples of one request. It ends after the last sample's finish; an error is its last item.
@@ -26,6 +32,26 @@ pub trait TokenSource: Stream<Item = Result<TokenDelta, Refusal>> + Send + Unpin
     /// [`crate::request::TokenFinish::Aborted`] or nothing more; the others go on. Unknown and ended samples
     /// are ignored.
     fn abort_sample(&mut self, sample_index: u32);
+    /// What happened on the way so far. Complete once the stream has ended.
+    fn journey(&self) -> Journey {
+        Journey::default()
+    }
+}
+
+/// What a request went through that its client did not see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Journey {
+    /// Moves to another worker, or back to the same one.
+    pub moves: u32,
+    /// Every token is the one that an undisturbed run would have given. False once a worker went on from tokens of
+    /// another one and one of the two does not promise equal bits.
+    pub resume_exact: bool,
+}
+
+impl Default for Journey {
+    fn default() -> Self {
+        Self { moves: 0, resume_exact: true }
+    }
 }
 
 /// Bounds that come from the workers, not from configuration.

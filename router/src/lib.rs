@@ -8,6 +8,8 @@
 pub mod admission;
 pub mod app;
 pub mod breaker;
+pub mod capacity;
+pub(crate) mod claims;
 pub mod cluster;
 pub mod config;
 pub mod dispatch;
@@ -23,8 +25,10 @@ pub mod refusal;
 pub mod request;
 pub mod serve;
 pub(crate) mod shared;
+pub mod stream_key;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod text;
+pub mod transport;
 pub mod validate;
 pub mod worker_client;

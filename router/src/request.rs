@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use skein_node::clock::Timestamp;
 
+use crate::stream_key::StreamKey;
+
 /// A token id; text stays on this side of `dispatch`, tokens go through it.
 pub type TokenId = u32;
 
@@ -105,10 +107,39 @@ pub struct TokenRequest {
     pub priority: i32,
     /// When the client stops waiting.
     pub deadline: Option<Timestamp>,
+    /// The stream's name, when a gateway in front has named it; `None` = it follows from the request.
+    pub stream_key: Option<StreamKey>,
+    /// What the client has of the answer already; `None` = nothing.
+    pub resume: Option<Arc<Resume>>,
+}
+
+impl TokenRequest {
+    /// Under which name others find the stream of this request.
+    pub fn stream_key(&self) -> StreamKey {
+        self.stream_key.unwrap_or_else(|| StreamKey::of(self))
+    }
+}
+
+/// How far a client got with a request through somebody who is gone. What it has is never sent again.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Resume {
+    /// The samples still wanted; those not named have ended, or are not wanted any more.
+    pub samples: Vec<ResumeSample>,
+    /// The client has all log-probabilities of the prompt, or wants none.
+    pub prompt_logprobs_done: bool,
+}
+
+/// How far a client got with one sample.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ResumeSample {
+    /// Which sample, below `n`.
+    pub index: u32,
+    /// The output tokens it has, from the first on.
+    pub delivered: Vec<TokenId>,
 }
 
 /// Sampling parameters as the worker takes them, all in range. The seed is always set: a request that gave
-/// none got a random one, so that a resume draws the same tokens.
+/// none got one made of its id, so that whoever resumes or repeats it draws the same tokens.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)] // named and ranged as in skein.worker.v1.SamplingParams
 pub struct Sampling {

@@ -1,61 +1,59 @@
 //! What the links to workers and the requests under way share: the fleet behind a lock, the bounds, the ids in use.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rand::rngs::StdRng;
 use skein_node::clock::{self, Timestamp};
-use tokio::sync::watch;
+use skein_node::signal::{Listener, Signal};
 
 use crate::admission::{Admission, Ask};
-use crate::config::RouterConfig;
+use crate::claims::RunningIds;
+use crate::config::{RecoveryConfig, RouterConfig};
+use crate::dispatch::delivery;
+use crate::dispatch::errands::Errands;
 use crate::fleet::{self, Action, Fleet, Job, Placement};
 use crate::policy::{Demand, EXPECTED_OUTPUT_TOKENS};
-use crate::prefix_index::{DEFAULT_MAX_BYTES, WorkerId};
+use crate::prefix_index::WorkerId;
 use crate::refusal::Refusal;
 use crate::request::{TokenId, TokenRequest};
+use crate::stream_key::StreamKey;
+use crate::transport::Connector;
 use crate::worker_client::WorkerClient;
 
 /// What a client is told to wait when no worker is ready.
 const RETRY_WHEN_NOBODY_READY: Duration = Duration::from_secs(1);
 
 /// What nobody but a test sets.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Tuning {
-    /// A worker whose step counter stands still this long, with work to do, is stuck; longer where its measured
-    /// rates say that one step may take longer.
-    pub wedge_after: Duration,
-    /// Memory that the prefix index may take.
-    pub max_index_bytes: usize,
-    /// Seed of the policy's ties; `None` = random, so that routers differ.
+    /// Seed of the policy's ties and of the router's id; `None` = random, so that routers differ.
     pub seed: Option<u64>,
-}
-
-impl Default for Tuning {
-    fn default() -> Self {
-        Self { wedge_after: Duration::from_secs(5), max_index_bytes: DEFAULT_MAX_BYTES, seed: None }
-    }
 }
 
 /// What links and requests share.
 pub(crate) struct Shared {
     state: Mutex<State>,
-    changes: watch::Sender<()>,
+    changes: Signal,
+    losses: Signal,
     pub(crate) admission: Admission,
-    pub(crate) running_ids: Arc<Mutex<HashSet<String>>>,
+    pub(crate) running: RunningIds,
     attempts: AtomicU64,
     model: String,
-    pub(crate) migration_limit: u32,
+    pub(crate) delivery_limits: delivery::Limits,
+    /// How long a stream goes on without a reader.
+    pub(crate) linger: Duration,
     pub(crate) router_id: u64,
-    pub(crate) tuning: Tuning,
+    pub(crate) connector: Arc<dyn Connector>,
+    pub(crate) errands: Errands,
 }
 
 /// Held for microseconds, never across a wait.
 struct State {
     fleet: Fleet,
-    clients: HashMap<WorkerId, WorkerClient>,
+    clients: BTreeMap<WorkerId, WorkerClient>,
     rng: StdRng,
 }
 
@@ -63,29 +61,37 @@ impl Shared {
     pub(crate) fn new(
         config: &RouterConfig,
         model: &str,
-        tuning: Tuning,
-        router_id: u64,
         fleet: Fleet,
         rng: StdRng,
+        connector: Arc<dyn Connector>,
+        errands: Errands,
     ) -> Self {
+        let RecoveryConfig { stream_linger, patience, .. } = config.recovery;
         Self {
-            state: Mutex::new(State { fleet, clients: HashMap::new(), rng }),
-            changes: watch::Sender::new(()),
+            router_id: fleet.router_id(),
+            state: Mutex::new(State { fleet, clients: BTreeMap::new(), rng }),
+            changes: Signal::default(),
+            losses: Signal::default(),
             admission: Admission::new(config.admission.clone()),
-            running_ids: Arc::default(),
+            running: RunningIds::default(),
             attempts: AtomicU64::new(0),
             model: model.to_owned(),
-            migration_limit: config.migration_limit,
-            router_id,
-            tuning,
+            delivery_limits: delivery::Limits { migration_limit: config.migration_limit, patience },
+            linger: stream_linger,
+            connector,
+            errands,
         }
     }
 
-    /// Tells the fleet what happened, and wakes requests that wait for a worker if one may be had now.
+    /// Tells the fleet what happened, and wakes requests that wait for a worker if one may be had now, and those whose
+    /// worker may be lost.
     pub(crate) fn handle(&self, event: fleet::Event) -> Vec<Action> {
         let actions = self.with_fleet(|fleet| fleet.handle(clock::now(), event));
         if actions.contains(&Action::Wake) {
-            self.changes.send_replace(());
+            self.changes.send();
+        }
+        if actions.iter().any(|action| matches!(action, Action::Lost(_))) {
+            self.losses.send();
         }
         actions
     }
@@ -102,6 +108,10 @@ impl Shared {
         }
     }
 
+    pub(crate) fn has(&self, worker: WorkerId) -> bool {
+        self.with_fleet(|fleet| fleet.has(worker))
+    }
+
     pub(crate) fn disconnect(&self, worker: WorkerId) {
         self.lock().clients.remove(&worker);
     }
@@ -110,8 +120,13 @@ impl Shared {
         self.with_fleet(|fleet| fleet.watch_from(worker))
     }
 
-    pub(crate) fn fleet_changes(&self) -> watch::Receiver<()> {
+    pub(crate) fn fleet_changes(&self) -> Listener {
         self.changes.subscribe()
+    }
+
+    /// Changes when a worker is lost.
+    pub(crate) fn losses(&self) -> Listener {
+        self.losses.subscribe()
     }
 
     pub(crate) fn next_attempt(&self) -> u64 {
@@ -142,18 +157,43 @@ impl Shared {
         Some((fleet.place(now, job, &pick)?, client))
     }
 
-    pub(crate) fn ask(&self, request: &TokenRequest, time_left: Option<Duration>) -> Result<Ask, Refusal> {
+    /// Who may have a stream: the worker it broke on, if perhaps only the connection broke, else whoever says so.
+    pub(crate) fn holder(
+        &self,
+        key: StreamKey,
+        broken: Option<(WorkerId, u64)>,
+    ) -> Option<(Placement, WorkerClient)> {
+        let now = clock::now();
+        let State { fleet, clients, .. } = &mut *self.lock();
+        let (worker, epoch) = broken
+            .filter(|&(worker, epoch)| !self.linger.is_zero() && fleet.may_have_kept(now, worker, epoch))
+            .or_else(|| fleet.find_stream(now, key))?;
+        Some((Placement::nothing(worker, epoch), clients.get(&worker)?.clone()))
+    }
+
+    /// What admission has to know of a request; an error when no worker could take it.
+    pub(crate) fn ask(
+        &self,
+        request: &TokenRequest,
+        stream_key: StreamKey,
+        time_left: Option<Duration>,
+    ) -> Result<Ask, Refusal> {
+        let now = clock::now();
         let sampling = &request.sampling;
         let prompt_logprobs = sampling.prompt_logprobs.is_some();
         let job = self.job(request, &request.prompt, sampling.max_tokens, request.n, prompt_logprobs);
         let State { fleet, rng, .. } = &mut *self.lock();
-        let pick = fleet.choose(clock::now(), &job, &[], rng);
+        let pick = fleet.choose(now, &job, &[], rng);
+        // A client that has part of its answer is not sent away, nor one whose stream only has to be read on.
+        if pick.is_none() && request.resume.is_none() && fleet.find_stream(now, stream_key).is_none() {
+            return Err(nobody_ready(fleet));
+        }
         let measured = fleet.has_measured();
-        let Some(pick) = pick else { return Err(nobody_ready(fleet)) };
-        let uncached = u64::from(job.demand.prompt_tokens.saturating_sub(pick.hit_tokens));
+        let hit_tokens = pick.as_ref().map_or(0, |pick| pick.hit_tokens);
+        let uncached = u64::from(job.demand.prompt_tokens.saturating_sub(hit_tokens));
         Ok(Ask {
             tokens: uncached + u64::from(job.demand.expected_output_tokens),
-            first_token_after: measured.then_some(pick.first_token_after),
+            first_token_after: pick.filter(|_| measured).map(|pick| pick.first_token_after),
             time_left,
         })
     }
@@ -183,29 +223,6 @@ fn demand(prompt_tokens: usize, output_tokens_left: u32, sequences: u32) -> Dema
         prompt_tokens: prompt_tokens as u32,
         expected_output_tokens: each.saturating_mul(sequences),
         sequences,
-    }
-}
-
-/// A running request's id; another request with it is refused meanwhile.
-#[derive(Debug)]
-pub(crate) struct Claim {
-    id: String,
-    running_ids: Arc<Mutex<HashSet<String>>>,
-}
-
-impl Claim {
-    pub(crate) fn new(running_ids: &Arc<Mutex<HashSet<String>>>, id: &str) -> Result<Self, Refusal> {
-        let mut running = running_ids.lock().unwrap_or_else(PoisonError::into_inner);
-        if !running.insert(id.to_owned()) {
-            return Err(Refusal::DuplicateId(id.to_owned()));
-        }
-        Ok(Self { id: id.to_owned(), running_ids: running_ids.clone() })
-    }
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        self.running_ids.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
     }
 }
 

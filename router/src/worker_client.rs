@@ -5,22 +5,19 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
-use skein_proto::MAX_MESSAGE_BYTES;
 use skein_proto::block_hash::BlockHash;
-use skein_proto::worker::v1::{self as wire, worker_client::WorkerClient as WireClient};
-use tonic::transport::{Channel, Endpoint};
+use skein_proto::worker::v1 as wire;
 use tonic::{Code, Status};
 
 use crate::ledger::Load;
 use crate::prefix_index::{CacheChange, Run};
 use crate::request::{Sampling, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
+use crate::stream_key::StreamKey;
+use crate::transport::{Connector, Transport, error_chain};
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const UNARY_TIMEOUT: Duration = Duration::from_secs(5);
-/// A peer that is gone without a word (a cut cable, a stopped process) is noticed after these two together.
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
-const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// What a worker serves, constant within an epoch.
 #[derive(Debug, Clone, PartialEq)]
@@ -54,8 +51,13 @@ pub struct WatchEvent {
 /// What happened at a worker.
 #[derive(Debug, Clone, PartialEq)]
 pub enum WatchBody {
-    /// All it caches.
-    Snapshot(Vec<Run>),
+    /// All it has.
+    Snapshot {
+        /// What it caches.
+        runs: Vec<Run>,
+        /// The streams that run or are kept there, oldest first.
+        stream_keys: Vec<StreamKey>,
+    },
     /// A change of what it caches.
     Cache(CacheChange),
     /// How busy it is.
@@ -68,6 +70,8 @@ pub enum WatchBody {
         sequence: u64,
         /// Blocks of its prompt that were not cached.
         hashes: Vec<BlockHash>,
+        /// The stream's name, if it has one.
+        stream_key: Option<StreamKey>,
     },
     /// Something that a newer worker says and we do not know; it has a number like all else.
     Unknown,
@@ -86,6 +90,25 @@ pub struct Attempt {
     pub placement: (u64, u64),
     /// What the client still waits.
     pub time_left: Option<Duration>,
+    /// Under which name others find the stream.
+    pub stream_key: StreamKey,
+    /// How long it goes on without a reader.
+    pub linger: Duration,
+}
+
+/// One try to read a stream that somebody has started.
+#[derive(Debug, Clone)]
+pub struct Attachment {
+    /// Unique, as [`Attempt::id`].
+    pub id: String,
+    /// The stream's name.
+    pub stream_key: StreamKey,
+    /// Samples still wanted, each with the absolute position of the first token wanted.
+    pub samples: Vec<(u32, u32)>,
+    /// First prompt position whose log-probabilities are wanted.
+    pub from_prompt_position: u32,
+    /// How long the stream goes on without a reader.
+    pub linger: Duration,
 }
 
 /// New tokens of one sample, as the worker sent them.
@@ -101,6 +124,7 @@ pub struct WorkerDelta {
     pub cached_tokens: Option<u32>,
     pub prompt_logprobs: Vec<TokenLogprobs>,
     pub from_prompt_position: u32,
+    pub hand_back: bool,
 }
 
 /// Why a call to a worker gave nothing, or nothing more.
@@ -120,33 +144,25 @@ pub enum CallError {
     Rejected(String),
 }
 
+/// What a worker sends for one attempt, as it comes.
+pub type WorkerDeltas = BoxStream<'static, Result<WorkerDelta, CallError>>;
+
 /// A worker at an address. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct WorkerClient {
-    /// Info, Watch and Abort have a connection of their own: token streams that nobody reads fill the other
-    /// one's flow-control window, and must not hold up the worker's reports.
-    control: WireClient<Channel>,
-    data: WireClient<Channel>,
+    transport: Arc<dyn Transport>,
 }
 
 impl WorkerClient {
     /// Connects to `host:port`.
-    pub async fn connect(address: &str) -> Result<Self, CallError> {
-        let endpoint = Endpoint::from_shared(format!("http://{address}"))
-            .map_err(|error| CallError::Fault(format!("bad worker address: {error}")))?
-            .connect_timeout(CONNECT_TIMEOUT)
-            .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
-            .keep_alive_timeout(KEEPALIVE_TIMEOUT);
-        let watching = endpoint.clone().keep_alive_while_idle(true);
-        let control = watching.connect().await.map_err(|error| CallError::Fault(error_chain(&error)))?;
-        Ok(Self { control: limited(control), data: limited(endpoint.connect_lazy()) })
+    pub async fn connect(connector: &dyn Connector, address: &str) -> Result<Self, CallError> {
+        let transport = connector.connect(address).await.map_err(CallError::Fault)?;
+        Ok(Self { transport })
     }
 
     /// Reads what the worker serves.
     pub async fn info(&self) -> Result<WorkerInfo, CallError> {
-        let call = self.control.clone();
-        let call = async move { { call }.info(wire::InfoRequest {}).await };
-        let info = bounded(call).await?;
+        let info = bounded(self.transport.info()).await?;
         Ok(WorkerInfo {
             epoch: info.epoch,
             model: info.model,
@@ -170,9 +186,7 @@ impl WorkerClient {
         (epoch, next_sequence): (u64, u64),
     ) -> Result<impl Stream<Item = Result<WatchEvent, CallError>> + Send + Unpin + use<>, CallError> {
         let request = wire::WatchRequest { epoch, next_sequence, router_id };
-        let mut control = self.control.clone();
-        let opened = tokio::time::timeout(UNARY_TIMEOUT, control.watch(request)).await;
-        let stream = opened.map_err(|_| timed_out())?.map_err(call_error)?.into_inner();
+        let stream = bounded(self.transport.watch(request)).await?;
         Ok(stream.map(|event| event.map(watch_event).map_err(call_error)))
     }
 
@@ -181,31 +195,34 @@ impl WorkerClient {
         &self,
         request: &TokenRequest,
         attempt: Attempt,
-    ) -> Result<impl Stream<Item = Result<WorkerDelta, CallError>> + Send + Unpin + use<>, CallError> {
-        let mut data = self.data.clone();
-        let stream =
-            data.generate(generate_request(request, attempt)).await.map_err(call_error)?.into_inner();
-        Ok(stream.map(|delta| delta.map_err(call_error).and_then(worker_delta)))
+    ) -> Result<WorkerDeltas, CallError> {
+        let call = self.transport.generate(generate_request(request, attempt));
+        let stream = call.await.map_err(call_error)?;
+        Ok(stream.map(|delta| delta.map_err(call_error).and_then(worker_delta)).boxed())
+    }
+
+    /// Reads on in a stream that runs or is kept at the worker.
+    pub async fn attach(&self, attachment: Attachment) -> Result<WorkerDeltas, CallError> {
+        let stream = self.transport.attach(attach_request(attachment)).await.map_err(call_error)?;
+        Ok(stream.map(|delta| delta.map_err(call_error).and_then(worker_delta)).boxed())
+    }
+
+    /// Tells the worker that a try's reader has left for good; says whether it knew the reader.
+    pub async fn release(&self, id: String) -> Result<bool, CallError> {
+        let answer = bounded(self.transport.release(wire::ReleaseRequest { request_id: id })).await?;
+        Ok(answer.found)
     }
 
     /// Ends one sample of a try early.
     pub async fn abort(&self, id: String, sample_index: u32) -> Result<(), CallError> {
-        let call = self.control.clone();
-        bounded(async move { { call }.abort(wire::AbortRequest { request_id: id, sample_index }).await })
-            .await?;
+        bounded(self.transport.abort(wire::AbortRequest { request_id: id, sample_index })).await?;
         Ok(())
     }
 }
 
-fn limited(channel: Channel) -> WireClient<Channel> {
-    WireClient::new(channel)
-        .max_decoding_message_size(MAX_MESSAGE_BYTES)
-        .max_encoding_message_size(MAX_MESSAGE_BYTES)
-}
-
-async fn bounded<T>(call: impl Future<Output = Result<tonic::Response<T>, Status>>) -> Result<T, CallError> {
+async fn bounded<T>(call: impl Future<Output = Result<T, Status>>) -> Result<T, CallError> {
     let answer = tokio::time::timeout(UNARY_TIMEOUT, call).await.map_err(|_| timed_out())?;
-    Ok(answer.map_err(call_error)?.into_inner())
+    answer.map_err(call_error)
 }
 
 fn timed_out() -> CallError {
@@ -234,18 +251,9 @@ fn retry_after(status: &Status) -> Option<Duration> {
     Some(Duration::from_millis(millis))
 }
 
-fn error_chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
-}
-
 fn generate_request(request: &TokenRequest, attempt: Attempt) -> wire::GenerateRequest {
-    let Attempt { id, samples, prompt_logprobs, placement: (router_id, sequence), time_left } = attempt;
+    let Attempt { id, samples, prompt_logprobs, placement, time_left, stream_key, linger } = attempt;
+    let (router_id, sequence) = placement;
     let samples =
         samples.into_iter().map(|(index, delivered_token_ids)| wire::Sample { index, delivered_token_ids });
     wire::GenerateRequest {
@@ -256,9 +264,27 @@ fn generate_request(request: &TokenRequest, attempt: Attempt) -> wire::GenerateR
         cache_salt: request.cache_salt.to_string(),
         priority: request.priority,
         // 0 means none on the wire, and a deadline that has just passed is not none.
-        timeout_ms: time_left.map_or(0, |left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX).max(1)),
+        timeout_ms: time_left.map_or(0, |left| millis(left).max(1)),
         placement: Some(wire::Placement { router_id, sequence }),
+        stream_key: stream_key.to_wire(),
+        linger_ms: millis(linger),
     }
+}
+
+fn attach_request(attachment: Attachment) -> wire::AttachRequest {
+    let Attachment { id, stream_key, samples, from_prompt_position, linger } = attachment;
+    let position = |(index, from_position)| wire::SamplePosition { index, from_position };
+    wire::AttachRequest {
+        request_id: id,
+        stream_key: stream_key.to_wire(),
+        samples: samples.into_iter().map(position).collect(),
+        from_prompt_position,
+        linger_ms: millis(linger),
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn sampling_params(sampling: &Arc<Sampling>, prompt_logprobs: bool) -> wire::SamplingParams {
@@ -293,6 +319,7 @@ fn worker_delta(delta: wire::GenerateDelta) -> Result<WorkerDelta, CallError> {
         cached_tokens: delta.cached_tokens,
         prompt_logprobs: token_logprobs(delta.prompt_logprobs)?,
         from_prompt_position: delta.from_prompt_position,
+        hand_back: delta.hand_back,
     })
 }
 
@@ -321,7 +348,10 @@ fn watch_event(event: wire::WorkerEvent) -> WatchEvent {
     let (epoch, sequence) = (event.epoch, event.sequence);
     let Some(event) = event.event else { return WatchEvent { epoch, sequence, body: WatchBody::Unknown } };
     let body = match event {
-        Event::Snapshot(snapshot) => WatchBody::Snapshot(runs(snapshot.runs)),
+        Event::Snapshot(snapshot) => WatchBody::Snapshot {
+            runs: runs(snapshot.runs),
+            stream_keys: snapshot.stream_keys.iter().filter_map(|key| StreamKey::from_wire(key)).collect(),
+        },
         Event::Cache(delta) => WatchBody::Cache(CacheChange {
             truncated: delta.truncated.into_iter().map(|run| (run.handle, run.new_end)).collect(),
             stored: runs(delta.stored),
@@ -340,7 +370,8 @@ fn watch_event(event: wire::WorkerEvent) -> WatchEvent {
         Event::Admitted(admitted) => {
             let placement = admitted.placement.unwrap_or_default();
             let (router_id, sequence) = (placement.router_id, placement.sequence);
-            WatchBody::Admitted { router_id, sequence, hashes: admitted.hashes }
+            let stream_key = StreamKey::from_wire(&admitted.stream_key);
+            WatchBody::Admitted { router_id, sequence, hashes: admitted.hashes, stream_key }
         }
     };
     WatchEvent { epoch, sequence, body }

@@ -11,8 +11,8 @@ use std::time::Duration;
 use futures::StreamExt;
 use skein_node::clock;
 use skein_node::discovery::{self, Change, Member};
-use skein_router::cluster::{Cluster, Tuning};
-use skein_router::config::{AdmissionConfig, RequestLimits, RouterConfig};
+use skein_router::cluster::Cluster;
+use skein_router::config::{AdmissionConfig, RecoveryConfig, RequestLimits, RouterConfig};
 use skein_router::generator::TokenSource;
 use skein_router::refusal::Refusal;
 use skein_router::request::{Sampling, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
@@ -46,6 +46,7 @@ impl Worker {
             scheduler: SchedulerConfig { max_num_batched_tokens: 128, ..SchedulerConfig::default() },
             kv_cache_memory_bytes: None,
             memory_sharers: 1,
+            drain_grace: PATIENCE,
             shutdown_timeout: PATIENCE,
         };
         let options = FakeOptions { vocab_size: VOCAB_SIZE, kv_blocks: 2048, cost, ..FakeOptions::default() };
@@ -108,9 +109,10 @@ impl Scene {
             limits: RequestLimits::default(),
             migration_limit: 3,
             shutdown_timeout: PATIENCE,
+            recovery: RecoveryConfig::default(),
         };
         let (changes, receiver) = discovery::in_process();
-        let cluster = Cluster::start_with(&config, receiver, MODEL, Tuning::default());
+        let cluster = Cluster::start(&config, receiver, MODEL);
         let mut scene = Self { workers: Vec::new(), changes, cluster, cost };
         for index in 0..workers {
             scene.workers.push(Worker::start(cost).await);
@@ -223,6 +225,8 @@ fn request(index: u32, max_tokens: u32) -> TokenRequest {
         cache_salt: "".into(),
         priority: 0,
         deadline: None,
+        stream_key: None,
+        resume: None,
     }
 }
 

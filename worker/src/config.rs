@@ -28,7 +28,10 @@ pub struct WorkerConfig {
     pub kv_cache_memory_bytes: Option<u64>,
     /// Workers that start on this machine together and share what memory is free; at least 1.
     pub memory_sharers: u32,
-    /// How long a drain may take before running requests are cut (their routers resume them elsewhere).
+    /// How long requests that run may go on when the worker is told to end; what has not ended then is given back, and
+    /// its routers resume it elsewhere. 0 = at once.
+    pub drain_grace: Duration,
+    /// How long a drain may take in all; streams not read to their ends are cut then.
     pub shutdown_timeout: Duration,
 }
 
@@ -56,6 +59,9 @@ pub struct UnsetLimits {
     /// [`SchedulerConfig::max_num_batched_tokens`].
     pub max_num_batched_tokens: bool,
 }
+
+/// Default of [`WorkerConfig::drain_grace`]: short requests end by themselves, long ones move.
+pub const DRAIN_GRACE: Duration = Duration::from_secs(5);
 
 /// Default of [`SchedulerConfig::max_num_seqs`] on a GPU.
 pub const CUDA_MAX_NUM_SEQS: u32 = 256;

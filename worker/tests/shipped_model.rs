@@ -33,6 +33,7 @@ async fn serve_shipped_model(scheduler: SchedulerConfig) -> Served {
         scheduler,
         kv_cache_memory_bytes: Some(32 << 20),
         memory_sharers: 1,
+        drain_grace: Duration::from_secs(1),
         shutdown_timeout: Duration::from_secs(1),
     };
     let (shutdown, stopped) = oneshot::channel::<()>();

@@ -62,20 +62,17 @@ pub async fn run(engine: &EngineHandle, job: Job, mut on_done: impl FnMut(&Recor
 
 fn submission(job: &Job, number: usize, prompt: Vec<u32>) -> Submission {
     let params = SamplingParams { max_tokens: job.output_len, ..SamplingParams::default() };
-    Submission {
-        id: format!("bench-{}-{number}", job.seed),
-        request: NewRequest {
-            key: RequestKey(0), // the engine draws it
-            prompt,
-            params: Arc::new(params),
-            samples: vec![NewSample::default()],
-            // A scope of its own for each seed: no run finds another's prompts in the cache.
-            scope: CacheScope::new("bench", &job.seed.to_string()),
-            priority: 0,
-            deadline: None,
-        },
-        placement: None,
-    }
+    let request = NewRequest {
+        key: RequestKey(0), // the engine draws it
+        prompt,
+        params: Arc::new(params),
+        samples: vec![NewSample::default()],
+        // A scope of its own for each seed: no run finds another's prompts in the cache.
+        scope: CacheScope::new("bench", &job.seed.to_string()),
+        priority: 0,
+        deadline: None,
+    };
+    Submission::alone(format!("bench-{}-{number}", job.seed), request)
 }
 
 async fn one(engine: &EngineHandle, submission: Submission, prompt_tokens: u64, start: Timestamp) -> Record {

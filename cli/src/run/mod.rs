@@ -17,7 +17,7 @@ use skein_node::shutdown::Shutdown;
 use skein_node::telemetry;
 use skein_router::app::App;
 use skein_router::cluster::Cluster;
-use skein_router::config::{AdmissionConfig, RequestLimits, RouterConfig};
+use skein_router::config::{AdmissionConfig, RecoveryConfig, RequestLimits, RouterConfig};
 use skein_router::refusal::Refusal;
 use skein_router::request::DraftSampling;
 use skein_worker::config::{SchedulerConfig, UnsetLimits};
@@ -158,6 +158,7 @@ fn router_config(served: &Served) -> RouterConfig {
         limits: RequestLimits::default(),
         migration_limit: 3,
         shutdown_timeout: Duration::ZERO,
+        recovery: RecoveryConfig::default(),
     }
 }
 

@@ -6,13 +6,15 @@ use std::time::Duration;
 
 use skein_node::config::{Origin, Settings, bytes, count, duration, number, one_of, text};
 use skein_node::telemetry::{self, LogFormat, LogOptions};
-use skein_router::config::{AdmissionConfig, RequestLimits};
+use skein_router::config::{AdmissionConfig, RecoveryConfig, RequestLimits};
 use skein_worker::config::{
     BackendKind, CudaConfig, KvCacheDtype, LoadFormat, Quantization, SchedulerConfig, UnsetLimits,
 };
 
 /// Longest time any setting may name.
 const A_DAY: Duration = Duration::from_secs(24 * 3600);
+/// Workers keep no stream longer without a reader.
+const LONGEST_LINGER: Duration = Duration::from_secs(300);
 
 /// The front of the cluster: where it listens and what it lets in.
 #[derive(Debug)]
@@ -31,6 +33,8 @@ pub struct FrontSettings {
     pub migration_limit: u32,
     /// Longest drain.
     pub shutdown_timeout: Duration,
+    /// When a worker is lost, and what its streams do then.
+    pub recovery: RecoveryConfig,
 }
 
 impl FrontSettings {
@@ -56,6 +60,7 @@ impl FrontSettings {
             },
             migration_limit: small(settings, "migration-limit", 0, 64).unwrap_or_default(),
             shutdown_timeout: shutdown_timeout(settings),
+            recovery: recovery(settings),
         };
         front.check_exposure(settings);
         front
@@ -252,6 +257,25 @@ pub fn log_options(settings: &mut Settings, process: &str, default_level: Option
         format: settings.value("log-format", one_of(&formats)).unwrap_or(LogFormat::Auto),
         level: settings.value("log-level", telemetry::level).or(default_level),
         process: process.to_owned(),
+    }
+}
+
+fn recovery(settings: &mut Settings) -> RecoveryConfig {
+    let defaults = RecoveryConfig::default();
+    // An idle worker reports every second: what is shorter would lose healthy ones.
+    let seconds = Duration::from_secs;
+    RecoveryConfig {
+        worker_timeout: settings
+            .value("worker-timeout", duration(seconds(2)..=A_DAY))
+            .unwrap_or(defaults.worker_timeout),
+        wedge_timeout: settings.value("wedge-timeout", duration(seconds(1)..=A_DAY)),
+        stream_linger: settings
+            .value("stream-linger", duration(Duration::ZERO..=LONGEST_LINGER))
+            .unwrap_or(defaults.stream_linger),
+        patience: settings.value("patience", duration(Duration::ZERO..=A_DAY)).unwrap_or(defaults.patience),
+        max_index_bytes: settings
+            .value("max-index-bytes", bytes(1 << 20..=1 << 40))
+            .map_or(defaults.max_index_bytes, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
     }
 }
 

@@ -12,7 +12,7 @@ pub struct Flag {
     pub value: &'static str,
     /// Heading in help texts.
     pub group: &'static str,
-    /// Commands that read it, of [`SERVE`], [`ROUTER`], [`WORKER`], [`RUN`] and [`BENCH`].
+    /// Commands that read it, of [`SERVE`], [`ROUTER`], [`WORKER`], [`RUN`], [`BENCH`] and [`GATEWAY`].
     pub commands: u8,
     /// One line of help.
     pub help: &'static str,
@@ -28,14 +28,18 @@ pub const WORKER: u8 = 4;
 pub const RUN: u8 = 8;
 /// `skein bench latency` and `skein bench throughput`.
 pub const BENCH: u8 = 16;
+/// `skein gateway`.
+pub const GATEWAY: u8 = 32;
 
-const FRONT: u8 = SERVE | ROUTER;
+const FRONT: u8 = SERVE | ROUTER | GATEWAY;
 const COMPUTE: u8 = SERVE | WORKER | BENCH;
-const ALL: u8 = SERVE | ROUTER | WORKER | RUN | BENCH;
+const ALL: u8 = SERVE | ROUTER | WORKER | RUN | BENCH | GATEWAY;
 
 const API: &str = "API";
 const MODEL: &str = "Model";
 const ENGINE: &str = "Workers";
+const ROUTERS: &str = "Routers";
+const CLUSTER: &str = "Cluster";
 const GPU: &str = "GPU";
 const LIMITS: &str = "Limits";
 const PROCESS: &str = "Process";
@@ -77,7 +81,72 @@ pub const FLAGS: &[Flag] = &[
         "Address of the worker's gRPC service; port 0 = any free one",
     ),
     one("workers", None, "N", ENGINE, SERVE, "Worker processes [default: 2, with GPUs one for each]"),
-    many("workers", "HOST:PORT", ENGINE, ROUTER, "Addresses of the workers, separated by commas"),
+    many(
+        "routers",
+        "HOST:PORT",
+        ROUTERS,
+        GATEWAY,
+        "Addresses of the routers (their --host and --port), separated by commas",
+    ),
+    secret("router-api-key", "KEY", ROUTERS, GATEWAY, "API key of the routers, when they ask for one"),
+    many(
+        "workers",
+        "HOST:PORT",
+        ENGINE,
+        ROUTER,
+        "Addresses of the workers, separated by commas; or --discovery",
+    ),
+    one(
+        "discovery",
+        None,
+        "SOURCE",
+        CLUSTER,
+        ROUTER | WORKER,
+        "Where routers find workers: etcd://host:2379[,host:2379][/cluster], etcds:// for TLS, dns://name:port (routers)",
+    ),
+    one(
+        "advertise",
+        None,
+        "HOST:PORT",
+        CLUSTER,
+        WORKER,
+        "Address that routers find in etcd [default: the one of --listen]",
+    ),
+    one(
+        "worker-id",
+        None,
+        "NAME",
+        CLUSTER,
+        WORKER,
+        "Name in etcd, one for each worker [default: its address]",
+    ),
+    one(
+        "etcd-lease-ttl",
+        Some("10s"),
+        "TIME",
+        CLUSTER,
+        WORKER,
+        "How long a worker's entry outlives its last sign of life",
+    ),
+    one("etcd-user", None, "NAME", CLUSTER, ROUTER | WORKER, "User of etcd"),
+    one("etcd-password-file", None, "FILE", CLUSTER, ROUTER | WORKER, "File with that user's password"),
+    one(
+        "etcd-ca",
+        None,
+        "FILE",
+        CLUSTER,
+        ROUTER | WORKER,
+        "Who signed etcd's certificates (PEM); for etcds://",
+    ),
+    one(
+        "etcd-cert",
+        None,
+        "FILE",
+        CLUSTER,
+        ROUTER | WORKER,
+        "Our certificate (PEM), where etcd asks for one",
+    ),
+    one("etcd-key", None, "FILE", CLUSTER, ROUTER | WORKER, "Its key (PEM)"),
     one(
         "threads",
         None,
@@ -192,6 +261,46 @@ pub const FLAGS: &[Flag] = &[
         FRONT,
         "Moves of a request to another worker without progress",
     ),
+    one(
+        "worker-timeout",
+        Some("5s"),
+        "TIME",
+        LIMITS,
+        FRONT,
+        "A worker that says nothing for this long is lost: its requests go on elsewhere",
+    ),
+    one(
+        "wedge-timeout",
+        None,
+        "TIME",
+        LIMITS,
+        FRONT,
+        "A worker whose engine stands still for this long is lost [default: 5s, longer if its steps take long]",
+    ),
+    one(
+        "stream-linger",
+        Some("10s"),
+        "TIME",
+        LIMITS,
+        FRONT,
+        "How long a worker goes on with a request whose router is gone; 0s = it ends at once",
+    ),
+    one(
+        "patience",
+        Some("30s"),
+        "TIME",
+        LIMITS,
+        FRONT,
+        "How long an accepted request waits while no worker is ready",
+    ),
+    one(
+        "max-index-bytes",
+        Some("256MiB"),
+        "BYTES",
+        LIMITS,
+        FRONT,
+        "Memory for knowing which worker caches what",
+    ),
     one("request-timeout", Some("1h"), "TIME", LIMITS, FRONT, "Longest life of a request"),
     one(
         "shutdown-timeout",
@@ -200,6 +309,14 @@ pub const FLAGS: &[Flag] = &[
         LIMITS,
         FRONT | WORKER,
         "How long Ctrl-C lets running requests finish",
+    ),
+    one(
+        "drain-grace",
+        Some("5s"),
+        "TIME",
+        LIMITS,
+        WORKER,
+        "How long Ctrl-C lets a worker go on before it gives its requests to others; 0s = at once",
     ),
     one("temperature", None, "T", SAMPLING, RUN, "0 = always the likeliest token [default: the model's]"),
     one("top-p", None, "P", SAMPLING, RUN, "Draw from the likeliest tokens that make up this probability"),

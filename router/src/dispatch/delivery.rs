@@ -10,15 +10,13 @@ use skein_node::clock::Timestamp;
 
 use crate::prefix_index::WorkerId;
 use crate::refusal::Refusal;
-use crate::request::{TokenDelta, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
+use crate::request::{Resume, TokenDelta, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
 use crate::worker_client::{CallError, WorkerDelta};
 
 /// Moves of one request in all. The limit from the configuration counts moves without progress, so that a long
 /// answer survives any number of restarts; this one ends a request that crashes worker after worker by itself,
 /// a token at a time.
 pub const MAX_MOVES: u32 = 64;
-/// How long an accepted request waits for a worker to come back.
-pub const PATIENCE: Duration = Duration::from_secs(30);
 /// Pause before the second and later moves in a row; doubles. The first one is immediate.
 const MOVE_PAUSE: Duration = Duration::from_millis(100);
 /// Pause before a full worker is asked again for a request that was already accepted.
@@ -30,6 +28,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 pub enum Event {
     /// A worker, in this one of its lives, has taken it.
     Opened(WorkerId, u64),
+    /// A worker, in this one of its lives, goes on with a stream of it that it had.
+    Attached(WorkerId, u64),
     /// A worker did not take it.
     NotOpened(WorkerId, CallError),
     /// No worker takes requests, beside those said to be avoided.
@@ -78,11 +78,16 @@ pub struct Delivery {
     wants_logprobs: bool,
     timeout: Duration,
     migration_limit: u32,
+    patience: Duration,
     samples: Vec<Sample>,
     cached_tokens_sent: bool,
     /// The next prompt position whose log-probabilities are owed; `None` = none were asked for.
     next_prompt_position: Option<u32>,
-    source: Option<(WorkerId, u64)>,
+    source: Option<Source>,
+    /// The worker whose stream broke, until another one is opened: it may still have it.
+    broken: Option<(WorkerId, u64)>,
+    /// The last stream that was attached to gave nothing: the next one is computed.
+    attached_in_vain: bool,
     /// Something new came since the last move.
     progressed: bool,
     /// A worker has taken it once, or failed in trying: the client has been promised an answer.
@@ -103,28 +108,58 @@ struct Sample {
     ended: bool,
 }
 
+/// Where the tokens come from.
+#[derive(Debug, Clone, Copy)]
+struct Source {
+    worker: WorkerId,
+    epoch: u64,
+    attached: bool,
+}
+
+/// Bounds of what is done for one request.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Moves without progress.
+    pub migration_limit: u32,
+    /// How long it waits for a worker to come back once it was accepted.
+    pub patience: Duration,
+}
+
 impl Delivery {
-    /// A request nothing of which is delivered. Its deadline counts from `now`.
-    pub fn new(request: &TokenRequest, migration_limit: u32, now: Timestamp) -> Self {
+    /// A request of which nothing is delivered, or what its [`Resume`](crate::request::Resume) says. Its deadline
+    /// counts from `now`.
+    pub fn new(request: &TokenRequest, limits: Limits, now: Timestamp) -> Self {
+        let prompt_len = request.prompt.len() as u32;
+        let resume = request.resume.as_deref();
+        let first_owed =
+            if resume.is_some_and(|resume| resume.prompt_logprobs_done) { prompt_len } else { 1 };
+        let samples = match resume {
+            None => (0..request.n).map(|_| Sample::default()).collect(),
+            Some(resume) => resumed_samples(request.n, resume),
+        };
         Self {
-            prompt_len: request.prompt.len() as u32,
+            prompt_len,
             max_tokens: request.sampling.max_tokens,
             wants_logprobs: request.sampling.logprobs.is_some(),
             timeout: request.deadline.map_or(Duration::ZERO, |deadline| deadline.since(now)),
-            migration_limit,
-            samples: (0..request.n).map(|_| Sample::default()).collect(),
+            migration_limit: limits.migration_limit,
+            patience: limits.patience,
+            over: samples.iter().all(|sample| sample.ended),
+            samples,
             cached_tokens_sent: false,
-            next_prompt_position: request.sampling.prompt_logprobs.map(|_| 1),
+            next_prompt_position: request.sampling.prompt_logprobs.map(|_| first_owed),
             source: None,
+            broken: None,
+            attached_in_vain: false,
             progressed: false,
-            accepted: false,
+            // Somebody has promised an answer to a client that has part of it.
+            accepted: resume.is_some(),
             moves: 0,
             moves_in_a_row: 0,
             full: Vec::new(),
             retry_after: None,
             waiting_since: None,
             last_fault: String::new(),
-            over: false,
         }
     }
 
@@ -134,13 +169,11 @@ impl Delivery {
             return Vec::new();
         }
         match event {
-            Event::Opened(worker, epoch) => self.opened(worker, epoch),
+            Event::Opened(worker, epoch) => self.opened(Source { worker, epoch, attached: false }),
+            Event::Attached(worker, epoch) => self.opened(Source { worker, epoch, attached: true }),
             Event::NotOpened(worker, error) => self.failed(now, Some(worker), error),
             Event::NobodyReady => self.nobody_ready(now),
-            Event::Delta(delta) => match self.take(delta) {
-                Ok(news) => self.emit(news),
-                Err(fault) => self.fault(fault),
-            },
+            Event::Delta(delta) => self.delta(delta),
             Event::Ended(error) => {
                 let unfinished = CallError::Fault("the stream ended early".into());
                 self.failed(now, None, error.unwrap_or(unfinished))
@@ -167,21 +200,79 @@ impl Delivery {
         &self.full
     }
 
-    /// Moves to another worker so far.
+    /// Moves to another worker so far, or back to the same one.
     pub fn moves(&self) -> u32 {
         self.moves
     }
 
-    fn opened(&mut self, worker: WorkerId, epoch: u64) -> Vec<Action> {
-        self.source = Some((worker, epoch));
+    /// The worker (in one of its lives) whose stream has just broken. Perhaps only the connection did.
+    pub fn broken(&self) -> Option<(WorkerId, u64)> {
+        self.broken
+    }
+
+    /// Whether a stream that runs somewhere may be read on instead of computed anew.
+    pub fn may_attach(&self) -> bool {
+        !self.attached_in_vain
+    }
+
+    /// From where an attached stream must send: for each sample that has not ended the absolute position of its next
+    /// token.
+    pub fn positions(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.remaining().map(|(index, tokens)| (index, self.prompt_len + tokens.len() as u32))
+    }
+
+    /// The first prompt position whose log-probabilities are wanted; 0 = none were asked for.
+    pub fn next_prompt_position(&self) -> u32 {
+        self.next_prompt_position.unwrap_or(0)
+    }
+
+    /// Whether the client has tokens, or the end of a sample.
+    pub fn has_delivered(&self) -> bool {
+        self.samples.iter().any(|sample| !sample.delivered.is_empty() || sample.ended)
+    }
+
+    /// Whether nothing more is owed.
+    pub fn is_over(&self) -> bool {
+        self.over
+    }
+
+    fn opened(&mut self, source: Source) -> Vec<Action> {
+        self.source = Some(source);
+        self.broken = None;
+        self.attached_in_vain = false;
+        self.progressed = false;
         self.accepted = true;
         self.full.clear();
         Vec::new()
     }
 
+    fn delta(&mut self, delta: WorkerDelta) -> Vec<Action> {
+        let hand_back = delta.hand_back;
+        let mut actions = match self.take(delta) {
+            Ok(news) => self.emit(news),
+            Err(fault) => return self.fault(fault),
+        };
+        if hand_back && !self.over {
+            actions.extend(self.handed_back());
+        }
+        actions
+    }
+
+    /// The worker drains and gives the rest back. Nobody failed, so only the bound on all moves counts.
+    fn handed_back(&mut self) -> Vec<Action> {
+        self.source = None;
+        self.full.clear();
+        self.last_fault = "its workers drained".into();
+        if self.moves >= MAX_MOVES {
+            return self.lost();
+        }
+        self.moves += 1;
+        vec![Action::Open(Wait::No)]
+    }
+
     /// Sorts a delta into what is new, trimmed to it, or a fault. A fault changes nothing.
     fn take(&mut self, delta: WorkerDelta) -> Result<TokenDelta, String> {
-        if self.source.is_none_or(|(_, epoch)| epoch != delta.epoch) {
+        if self.source.is_none_or(|source| source.epoch != delta.epoch) {
             return Err("tokens of another life of the worker".into());
         }
         let prompt_logprobs = self.new_prompt_logprobs(&delta)?.to_vec();
@@ -200,7 +291,7 @@ impl Delivery {
         let (tokens, logprobs, finish) = if sample.ended {
             Default::default()
         } else {
-            let left = self.max_tokens as usize - sample.delivered.len();
+            let left = (self.max_tokens as usize).saturating_sub(sample.delivered.len());
             new_tokens(delta, have, left, self.wants_logprobs)?
         };
         sample.delivered.extend_from_slice(&tokens);
@@ -235,6 +326,7 @@ impl Delivery {
         let moved_on = !news.tokens.is_empty() || news.finish.is_some() || !news.prompt_logprobs.is_empty();
         if moved_on {
             self.progressed = true;
+            self.moves_in_a_row = 0;
             self.waiting_since = None;
         }
         let mut actions = Vec::new();
@@ -267,7 +359,14 @@ impl Delivery {
 
     fn failed(&mut self, now: Timestamp, worker: Option<WorkerId>, error: CallError) -> Vec<Action> {
         match error {
-            CallError::Fault(reason) => self.fault(reason),
+            CallError::Fault(reason) => {
+                let source = self.source.filter(|_| worker.is_none());
+                let progressed = self.progressed;
+                let actions = self.fault(reason);
+                self.attached_in_vain = source.is_some_and(|source| source.attached && !progressed);
+                self.broken = source.map(|source| (source.worker, source.epoch));
+                actions
+            }
             CallError::Backpressure { retry_after } => self.backpressure(now, worker, retry_after),
             // Our own validator let it through and the client has seen tokens of it: it is not the client's fault.
             CallError::Rejected(message) if self.has_delivered() => {
@@ -284,9 +383,7 @@ impl Delivery {
         self.accepted = true;
         self.full.clear();
         self.last_fault = reason;
-        if std::mem::take(&mut self.progressed) {
-            self.moves_in_a_row = 0;
-        }
+        self.broken = None;
         if self.moves_in_a_row >= self.migration_limit || self.moves >= MAX_MOVES {
             return self.lost();
         }
@@ -306,7 +403,7 @@ impl Delivery {
         worker: Option<WorkerId>,
         retry_after: Option<Duration>,
     ) -> Vec<Action> {
-        let worker = worker.or(self.source.take().map(|(worker, _)| worker));
+        let worker = worker.or(self.source.take().map(|source| source.worker));
         self.retry_after = self.retry_after.max(retry_after);
         self.full.extend(worker);
         self.source = None;
@@ -333,14 +430,10 @@ impl Delivery {
 
     fn wait(&mut self, now: Timestamp, wait: Wait) -> Vec<Action> {
         let since = *self.waiting_since.get_or_insert(now);
-        if now.since(since) >= PATIENCE {
+        if now.since(since) >= self.patience {
             return self.lost();
         }
         vec![Action::Open(wait)]
-    }
-
-    fn has_delivered(&self) -> bool {
-        self.samples.iter().any(|sample| !sample.delivered.is_empty() || sample.ended)
     }
 
     fn lost(&mut self) -> Vec<Action> {
@@ -352,6 +445,17 @@ impl Delivery {
         self.over = true;
         vec![Action::Fail(refusal)]
     }
+}
+
+/// Samples that a resume does not name have ended.
+fn resumed_samples(n: u32, resume: &Resume) -> Vec<Sample> {
+    let mut samples: Vec<Sample> = (0..n).map(|_| Sample { delivered: Vec::new(), ended: true }).collect();
+    for resumed in &resume.samples {
+        if let Some(sample) = samples.get_mut(resumed.index as usize) {
+            *sample = Sample { delivered: resumed.delivered.clone(), ended: false };
+        }
+    }
+    samples
 }
 
 /// Tokens, their log-probabilities, and the sample's end.

@@ -1,25 +1,32 @@
 //! Holds one request's stream and does what its [`Delivery`] says. Everything here is waiting; a dropped driver
-//! drops its stream, which cancels the request at the worker.
+//! drops its reader, which ends the request at the worker unless somebody else reads it.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use futures::{Stream, StreamExt};
 use skein_node::clock;
-use tokio::sync::{mpsc, watch};
+use skein_node::signal::Listener;
+use tokio::sync::mpsc;
 
 use super::delivery::{Action, Delivery, Event, Wait};
+use super::reader::Reader;
+use super::watch::{Waited, Watch};
 use crate::admission::Permit;
 use crate::breaker::Outcome;
+use crate::claims::Claim;
 use crate::fleet::{self, Job, Placement};
+use crate::generator::Journey;
 use crate::refusal::Refusal;
 use crate::request::{TokenDelta, TokenRequest};
-use crate::shared::{Claim, Shared, until};
-use crate::worker_client::{Attempt, CallError, WorkerClient, WorkerDelta};
+use crate::shared::{Shared, until};
+use crate::stream_key::StreamKey;
+use crate::worker_client::{Attachment, Attempt, CallError, WorkerClient};
 
 /// How often a request that waits for a worker looks by itself; breakers open again without an event.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
+/// A worker that should have the stream says so by then, or it is computed anew.
+const ATTACH_WITHIN: Duration = Duration::from_millis(500);
 /// Bytes of a request's id on the wire.
 const MAX_ID_BYTES: usize = 128;
 
@@ -27,11 +34,20 @@ const MAX_ID_BYTES: usize = 128;
 pub(crate) struct Driver {
     shared: Arc<Shared>,
     request: TokenRequest,
+    stream_key: StreamKey,
     delivery: Delivery,
     state: State,
+    /// The reader whose stream broke. It leaves once it is decided whether to attach to its stream again.
+    left: Option<Reader>,
+    /// Some sample was aborted: the worker may not know that the request is over.
+    aborted: bool,
+    /// What the last worker that computed promises of resumes.
+    exact_so_far: bool,
+    journey: Arc<Mutex<Journey>>,
     outbox: VecDeque<Result<TokenDelta, Refusal>>,
     aborts: mpsc::Receiver<u32>,
-    fleet_changes: watch::Receiver<()>,
+    fleet_changes: Listener,
+    losses: Listener,
     _permit: Permit,
     _claim: Claim,
 }
@@ -44,10 +60,8 @@ enum State {
 
 /// An open stream.
 struct Source {
-    placed: Placed,
-    attempt_id: String,
-    client: WorkerClient,
-    deltas: Box<dyn Stream<Item = Result<WorkerDelta, CallError>> + Send + Unpin>,
+    reader: Reader,
+    _placed: Placed,
     gave_tokens: bool,
 }
 
@@ -63,36 +77,40 @@ impl Drop for Placed {
     }
 }
 
-/// What ended a wait on a worker.
-enum Waited<T> {
-    For(T),
-    Abort(u32),
-    Deadline,
-    Stuck,
-}
-
 impl Driver {
     pub(crate) fn new(
         shared: Arc<Shared>,
         request: TokenRequest,
+        stream_key: StreamKey,
         aborts: mpsc::Receiver<u32>,
         permit: Permit,
         claim: Claim,
     ) -> Self {
-        let delivery = Delivery::new(&request, shared.migration_limit, clock::now());
-        let (state, outbox) = (State::Opening(Wait::No), VecDeque::new());
-        let fleet_changes = shared.fleet_changes();
+        let delivery = Delivery::new(&request, shared.delivery_limits, clock::now());
+        let state = if delivery.is_over() { State::Over } else { State::Opening(Wait::No) };
+        let (fleet_changes, losses) = (shared.fleet_changes(), shared.losses());
         Self {
             shared,
             request,
+            stream_key,
             delivery,
             state,
-            outbox,
+            left: None,
+            aborted: false,
+            exact_so_far: true,
+            journey: Arc::default(),
+            outbox: VecDeque::new(),
             aborts,
             fleet_changes,
+            losses,
             _permit: permit,
             _claim: claim,
         }
+    }
+
+    /// What the request goes through, as it happens.
+    pub(crate) fn journey(&self) -> Arc<Mutex<Journey>> {
+        self.journey.clone()
     }
 
     /// Gets the request taken by a worker; a refusal means that none did.
@@ -125,14 +143,20 @@ impl Driver {
             State::Streaming(source) => self.read(source).await,
         };
         let moves = self.delivery.moves();
+        self.aborted |= matches!(event, Event::Abort(_));
         let lost = match &event {
             Event::Ended(Some(error)) | Event::NotOpened(_, error) => error.to_string(),
+            Event::Delta(delta) if delta.hand_back => {
+                self.handed_back();
+                "handed back".into()
+            }
             _ => String::new(),
         };
         for action in self.delivery.handle(clock::now(), event) {
             self.perform(action);
         }
         if self.delivery.moves() > moves {
+            self.with_journey(|journey| journey.moves = moves + 1);
             tracing::info!(request = self.request.id, moves = moves + 1, lost, "request goes on elsewhere");
         }
     }
@@ -143,19 +167,58 @@ impl Driver {
                 self.report_progress(&delta);
                 self.outbox.push_back(Ok(delta));
             }
-            Action::Open(wait) => self.state = State::Opening(wait),
-            Action::AbortSample(sample_index) => self.abort_at_worker(sample_index),
+            Action::Open(wait) => {
+                self.leave_stream();
+                self.state = State::Opening(wait);
+            }
+            Action::AbortSample(sample_index) => {
+                if let State::Streaming(source) = &self.state {
+                    source.reader.abort(sample_index);
+                }
+            }
             Action::Fail(refusal) => {
                 if let Refusal::WorkersLost { moves, reason } = &refusal {
                     tracing::error!(request = self.request.id, moves, reason, "request is given up");
                 }
-                self.state = State::Over;
+                self.end();
                 self.outbox.push_back(Err(refusal));
             }
             Action::Done => {
                 self.report(Outcome::Neutral);
-                self.state = State::Over;
+                if let State::Streaming(source) = &mut self.state
+                    && !self.aborted
+                {
+                    source.reader.over();
+                }
+                self.end();
             }
+        }
+    }
+
+    /// Whoever still reads anything leaves.
+    fn end(&mut self) {
+        self.state = State::Over;
+        self.left = None;
+    }
+
+    /// A stream that is still open is given up: what it sent was wrong, or it was handed back.
+    fn leave_stream(&mut self) {
+        if let State::Streaming(source) = std::mem::replace(&mut self.state, State::Over) {
+            let Placement { worker, epoch, .. } = source.reader.placement;
+            self.shared.with_fleet(|fleet| fleet.stream_gone(self.stream_key, worker));
+            if !source.reader.is_over() {
+                self.shared.handle(fleet::Event::Dispatched(worker, epoch, Outcome::Fault));
+            }
+        }
+    }
+
+    /// The worker gives the request back: it drains, and needs no good-bye.
+    fn handed_back(&mut self) {
+        if let State::Streaming(source) = &mut self.state {
+            let Placement { worker, epoch, .. } = source.reader.placement;
+            source.reader.over();
+            self.shared.handle(fleet::Event::HandedBack(worker, epoch));
+            self.shared.handle(fleet::Event::Dispatched(worker, epoch, Outcome::Neutral));
         }
     }
 
@@ -181,53 +244,126 @@ impl Driver {
         }
     }
 
+    /// Reads on in a stream that is there, or has one computed.
     async fn open(&mut self) -> Event {
         // From here on a change counts as new: one that comes after a vain look must not be slept through.
         self.fleet_changes.mark_unchanged();
-        let job = self.job();
-        let Some((placed, client)) = self.place(&job) else { return Event::NobodyReady };
-        let attempt_id = attempt_id(&self.request.id, self.shared.router_id, self.shared.next_attempt());
-        let attempt = Attempt {
-            id: attempt_id.clone(),
-            samples: self.delivery.remaining().map(|(index, tokens)| (index, tokens.to_vec())).collect(),
-            prompt_logprobs: self.delivery.owes_prompt_logprobs(),
-            placement: (self.shared.router_id, placed.placement.sequence),
-            time_left: self.request.deadline.map(|deadline| deadline.since(clock::now())),
-        };
-        let Placement { worker, epoch, .. } = placed.placement;
-        let opened = {
-            let call = client.generate(&self.request, attempt);
-            let wait =
-                Watch { shared: &self.shared, placement: placed.placement, deadline: self.request.deadline };
-            wait.wait(std::pin::pin!(call), None).await
-        };
-        match opened {
-            Waited::For(Ok(deltas)) => {
-                let deltas = Box::new(deltas);
-                let source = Source { placed, attempt_id, client, deltas, gave_tokens: false };
-                self.state = State::Streaming(Box::new(source));
-                Event::Opened(worker, epoch)
-            }
-            Waited::For(Err(error)) => {
-                self.shared.handle(fleet::Event::Dispatched(worker, epoch, outcome_of(&error)));
-                Event::NotOpened(worker, error)
-            }
-            Waited::Stuck => {
-                self.shared.handle(fleet::Event::Dispatched(worker, epoch, Outcome::Fault));
-                Event::NotOpened(worker, CallError::Fault("the worker stands still".into()))
-            }
-            Waited::Deadline | Waited::Abort(_) => Event::Deadline,
+        let attached = self.attach().await;
+        // With a new reader in its place, or with none to come, the old one leaves.
+        self.left = None;
+        match attached {
+            Some(event) => event,
+            None => self.generate().await,
         }
     }
 
+    /// Attaches where the stream should be. `None` = nobody has it, which costs a round trip and nothing else.
+    async fn attach(&mut self) -> Option<Event> {
+        if !self.delivery.may_attach() {
+            return None;
+        }
+        let (placement, client) = self.shared.holder(self.stream_key, self.delivery.broken())?;
+        let mut reader = self.reader(placement, client);
+        let attachment = Attachment {
+            id: reader.id.clone(),
+            stream_key: self.stream_key,
+            samples: self.delivery.positions().collect(),
+            from_prompt_position: self.delivery.next_prompt_position(),
+            linger: self.shared.linger,
+        };
+        let client = reader.client();
+        let call = tokio::time::timeout(ATTACH_WITHIN, client.attach(attachment));
+        let (deadline, losses) = (self.request.deadline, &mut self.losses);
+        let watch = Watch { shared: &self.shared, placement, deadline, losses };
+        match watch.wait(std::pin::pin!(call), None).await {
+            Waited::For(Ok(Ok(deltas))) => {
+                reader.opened(deltas);
+                self.stream(reader);
+                tracing::debug!(request = self.request.id, worker = placement.worker.0, "attached");
+                Some(Event::Attached(placement.worker, placement.epoch))
+            }
+            Waited::Deadline => Some(Event::Deadline),
+            refused => {
+                if let Waited::For(Ok(Err(error))) = refused {
+                    tracing::debug!(request = self.request.id, %error, "not attached");
+                    reader.over();
+                }
+                self.shared.with_fleet(|fleet| fleet.stream_gone(self.stream_key, placement.worker));
+                None
+            }
+        }
+    }
+
+    /// Has a worker compute what is missing.
+    async fn generate(&mut self) -> Event {
+        let job = self.job();
+        let Some((placement, client)) = self.shared.place(&job, self.delivery.full_workers()) else {
+            return Event::NobodyReady;
+        };
+        let placed = Placed { shared: self.shared.clone(), placement };
+        let mut reader = self.reader(placement, client);
+        let attempt = self.attempt(&reader);
+        let client = reader.client();
+        let opened = {
+            let call = client.generate(&self.request, attempt);
+            let (deadline, losses) = (self.request.deadline, &mut self.losses);
+            let watch = Watch { shared: &self.shared, placement, deadline, losses };
+            watch.wait(std::pin::pin!(call), None).await
+        };
+        let Placement { worker, epoch, .. } = placement;
+        let error = match opened {
+            Waited::For(Ok(deltas)) => {
+                reader.opened(deltas);
+                self.computed_by(placement);
+                self.state =
+                    State::Streaming(Box::new(Source { reader, _placed: placed, gave_tokens: false }));
+                return Event::Opened(worker, epoch);
+            }
+            Waited::Deadline | Waited::Abort(_) => return Event::Deadline,
+            Waited::Stuck => CallError::Fault("the worker stands still".into()),
+            Waited::For(Err(error)) => {
+                if !matches!(error, CallError::Fault(_)) {
+                    reader.over();
+                }
+                error
+            }
+        };
+        self.shared.handle(fleet::Event::Dispatched(worker, epoch, outcome_of(&error)));
+        Event::NotOpened(worker, error)
+    }
+
+    fn attempt(&self, reader: &Reader) -> Attempt {
+        Attempt {
+            id: reader.id.clone(),
+            samples: self.delivery.remaining().map(|(index, tokens)| (index, tokens.to_vec())).collect(),
+            prompt_logprobs: self.delivery.owes_prompt_logprobs(),
+            placement: (self.shared.router_id, reader.placement.sequence),
+            time_left: self.request.deadline.map(|deadline| deadline.since(clock::now())),
+            stream_key: self.stream_key,
+            linger: self.shared.linger,
+        }
+    }
+
+    /// A worker computes from now on: from another one's tokens, perhaps, and others may find the stream there.
+    fn computed_by(&mut self, placement: Placement) {
+        let Placement { worker, epoch, .. } = placement;
+        let exact = self.shared.with_fleet(|fleet| {
+            fleet.stream_opened(self.stream_key, worker, epoch);
+            fleet.resumes_exactly(worker)
+        });
+        if self.delivery.has_delivered() && !(exact && self.exact_so_far) {
+            self.with_journey(|journey| journey.resume_exact = false);
+        }
+        self.exact_so_far = exact;
+    }
+
     async fn read(&mut self, mut source: Box<Source>) -> Event {
+        let placement = source.reader.placement;
         let waited = {
-            let watch = Watch {
-                shared: &self.shared,
-                placement: source.placed.placement,
-                deadline: self.request.deadline,
-            };
-            watch.wait(source.deltas.next(), Some(&mut self.aborts)).await
+            let (deadline, losses) = (self.request.deadline, &mut self.losses);
+            let watch = Watch { shared: &self.shared, placement, deadline, losses };
+            let next = std::pin::pin!(source.reader.next());
+            watch.wait(next, Some(&mut self.aborts)).await
         };
         let event = match waited {
             Waited::For(Some(Ok(delta))) => Event::Delta(delta),
@@ -239,17 +375,24 @@ impl Driver {
         };
         if let Event::Ended(error) = &event {
             let outcome = error.as_ref().map_or(Outcome::Fault, outcome_of);
-            let Placement { worker, epoch, .. } = source.placed.placement;
+            let Placement { worker, epoch, .. } = placement;
             self.shared.handle(fleet::Event::Dispatched(worker, epoch, outcome));
+            self.left = Some(source.reader);
         } else {
             self.state = State::Streaming(source);
         }
         event
     }
 
-    fn place(&self, job: &Job) -> Option<(Placed, WorkerClient)> {
-        let (placement, client) = self.shared.place(job, self.delivery.full_workers())?;
-        Some((Placed { shared: self.shared.clone(), placement }, client))
+    fn reader(&self, placement: Placement, client: WorkerClient) -> Reader {
+        let id = attempt_id(&self.request.id, self.shared.router_id, self.shared.next_attempt());
+        Reader::new(self.shared.clone(), placement, client, id)
+    }
+
+    /// Begins to read a stream that is attached to.
+    fn stream(&mut self, reader: Reader) {
+        let placed = Placed { shared: self.shared.clone(), placement: reader.placement };
+        self.state = State::Streaming(Box::new(Source { reader, _placed: placed, gave_tokens: false }));
     }
 
     /// What is left of the request, as the fleet sees it. A resume prefills what was delivered, too.
@@ -266,7 +409,7 @@ impl Driver {
             && !delta.tokens.is_empty()
             && !std::mem::replace(&mut source.gave_tokens, true)
         {
-            let placement = source.placed.placement;
+            let placement = source.reader.placement;
             self.shared.with_fleet(|fleet| fleet.prefilled(placement));
             self.report(Outcome::Success);
         }
@@ -274,59 +417,13 @@ impl Driver {
 
     fn report(&self, outcome: Outcome) {
         if let State::Streaming(source) = &self.state {
-            let Placement { worker, epoch, .. } = source.placed.placement;
+            let Placement { worker, epoch, .. } = source.reader.placement;
             self.shared.handle(fleet::Event::Dispatched(worker, epoch, outcome));
         }
     }
 
-    /// Nobody waits for the answer: the sample's tokens are dropped from now on in any case.
-    fn abort_at_worker(&self, sample_index: u32) {
-        if let State::Streaming(source) = &self.state {
-            let (client, id) = (source.client.clone(), source.attempt_id.clone());
-            tokio::spawn(async move {
-                if let Err(error) = client.abort(id, sample_index).await {
-                    tracing::debug!(%error, "a sample could not be aborted");
-                }
-            });
-        }
-    }
-}
-
-/// Watches over a wait on a worker.
-struct Watch<'a> {
-    shared: &'a Shared,
-    placement: Placement,
-    deadline: Option<clock::Timestamp>,
-}
-
-impl Watch<'_> {
-    async fn wait<T>(
-        &self,
-        mut answer: impl Future<Output = T> + Unpin,
-        mut aborts: Option<&mut mpsc::Receiver<u32>>,
-    ) -> Waited<T> {
-        let silent_since = clock::now();
-        loop {
-            let aborted = async {
-                match &mut aborts {
-                    Some(aborts) => aborts.recv().await,
-                    None => None,
-                }
-            };
-            tokio::select! {
-                biased;
-                Some(sample_index) = aborted => return Waited::Abort(sample_index),
-                // Before the answer: a stream that always has more must not outrun its deadline.
-                () = until(self.deadline) => return Waited::Deadline,
-                answer = &mut answer => return Waited::For(answer),
-                () = tokio::time::sleep(self.shared.tuning.wedge_after) => {
-                    let stuck = |fleet: &mut fleet::Fleet| fleet.is_stuck(clock::now(), self.placement, silent_since);
-                    if self.shared.with_fleet(stuck) {
-                        return Waited::Stuck;
-                    }
-                }
-            }
-        }
+    fn with_journey(&self, change: impl FnOnce(&mut Journey)) {
+        change(&mut self.journey.lock().unwrap_or_else(PoisonError::into_inner));
     }
 }
 

@@ -7,13 +7,14 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use skein_node::clock::Timestamp;
 
-use super::delivery::{Action, Delivery, Event, MAX_MOVES, PATIENCE, Wait};
+use super::delivery::{Action, Delivery, Event, Limits, MAX_MOVES, Wait};
 use crate::prefix_index::WorkerId;
 use crate::refusal::Refusal;
 use crate::request::{Sampling, TokenDelta, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
 use crate::worker_client::{CallError, WorkerDelta};
 
 const WORKER: WorkerId = WorkerId(1);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 fn request(n: u32, max_tokens: u32, logprobs: Option<u32>, prompt_logprobs: Option<u32>) -> TokenRequest {
     let sampling = Sampling {
@@ -42,11 +43,17 @@ fn request(n: u32, max_tokens: u32, logprobs: Option<u32>, prompt_logprobs: Opti
         cache_salt: "".into(),
         priority: 0,
         deadline: None,
+        stream_key: None,
+        resume: None,
     }
 }
 
 fn at(ms: u64) -> Timestamp {
     Timestamp::from_start(Duration::from_millis(ms))
+}
+
+fn limits(migration_limit: u32) -> Limits {
+    Limits { migration_limit, patience: PATIENCE }
 }
 
 fn logprobs_of(token: TokenId) -> TokenLogprobs {
@@ -150,7 +157,7 @@ fn run(
 ) -> Client {
     let mut rng = StdRng::seed_from_u64(seed);
     // Faults in a row are another test's.
-    let mut delivery = Delivery::new(request, MAX_MOVES, at(0));
+    let mut delivery = Delivery::new(request, limits(MAX_MOVES), at(0));
     let samples = (0..request.n).map(|_| Default::default()).collect();
     let mut client = Client { samples, ..Client::default() };
     for attempt in 1.. {
@@ -267,7 +274,7 @@ fn an_aborted_sample_gives_nothing_more_and_the_others_go_on() {
     let request = request(3, 24, None, None);
     for seed in 0..50 {
         let expected = run(&request, seed, |_, _, _| None);
-        let mut delivery = Delivery::new(&request, 3, at(0));
+        let mut delivery = Delivery::new(&request, limits(3), at(0));
         let mut rng = StdRng::seed_from_u64(seed);
         let mut client = Client { samples: vec![Default::default(); 3], ..Client::default() };
         let mut aborted = false;
@@ -304,7 +311,7 @@ fn an_aborted_sample_gives_nothing_more_and_the_others_go_on() {
 
 /// Feeds `events` to a fresh delivery and returns the last actions.
 fn last_actions(request: &TokenRequest, events: Vec<(u64, Event)>) -> Vec<Action> {
-    let mut delivery = Delivery::new(request, 3, at(0));
+    let mut delivery = Delivery::new(request, limits(3), at(0));
     events.into_iter().map(|(ms, event)| delivery.handle(at(ms), event)).last().expect("there are events")
 }
 

@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use skein_node::discovery::Change;
-use tokio::sync::mpsc;
+use skein_node::task;
+use tokio::sync::{Notify, mpsc};
 use tokio::task::{AbortHandle, JoinSet};
 
-use super::{Action, Event};
+use super::{Action, Event, TICK};
 use crate::prefix_index::WorkerId;
 use crate::shared::Shared;
 use crate::worker_client::{CallError, WorkerClient};
@@ -25,7 +26,7 @@ const LOADING_PAUSE: Duration = Duration::from_millis(200);
 /// Follows discovery until the cluster is dropped. All links end with this task.
 pub(crate) async fn follow_members(shared: Arc<Shared>, mut changes: mpsc::Receiver<Change>) {
     let mut links = JoinSet::new();
-    let mut handles: HashMap<WorkerId, AbortHandle> = HashMap::new();
+    let mut handles: HashMap<WorkerId, (AbortHandle, Arc<Notify>)> = HashMap::new();
     loop {
         let Some(change) = changes.recv().await else {
             // No more changes: the members stay as they are.
@@ -34,26 +35,50 @@ pub(crate) async fn follow_members(shared: Arc<Shared>, mut changes: mpsc::Recei
         for action in shared.handle(Event::Member(change)) {
             match action {
                 Action::Follow(worker, address) => {
-                    let link = links.spawn(follow_worker(shared.clone(), worker, address));
-                    handles.insert(worker, link);
+                    let hurry = Arc::new(Notify::new());
+                    let link = task::spawn_in(
+                        &mut links,
+                        follow_worker(shared.clone(), worker, address, hurry.clone()),
+                    );
+                    handles.insert(worker, (link, hurry));
                 }
                 Action::Unfollow(worker) => {
                     shared.disconnect(worker);
-                    handles.remove(&worker).inspect(AbortHandle::abort);
+                    handles.remove(&worker).inspect(|(link, _)| link.abort());
                 }
-                Action::Resubscribe(_) | Action::Reconnect(_) | Action::Wake => {}
+                Action::Hurry(worker) => {
+                    handles.get(&worker).inspect(|(_, hurry)| hurry.notify_one());
+                }
+                Action::Resubscribe(_) | Action::Reconnect(_) | Action::Wake | Action::Lost(_) => {}
             }
         }
         while links.try_join_next().is_some() {}
+        // Links to departed workers end by themselves.
+        handles.retain(|_, (link, _)| !link.is_finished());
     }
 }
 
-async fn follow_worker(shared: Arc<Shared>, worker: WorkerId, address: String) {
+/// Tells the fleet that time passes, until the cluster is dropped.
+pub(crate) async fn look_at_health(shared: Arc<Shared>) {
+    loop {
+        for action in shared.handle(Event::Tick) {
+            if let Action::Unfollow(worker) = action {
+                shared.disconnect(worker);
+            }
+        }
+        tokio::time::sleep(TICK).await;
+    }
+}
+
+async fn follow_worker(shared: Arc<Shared>, worker: WorkerId, address: String, hurry: Arc<Notify>) {
     let mut pause = FIRST_PAUSE;
     loop {
         let mut reached = Reached::Nothing;
         let ended = session(&shared, worker, &address, &mut reached).await;
-        shared.handle(Event::Lost(worker));
+        if shared.handle(Event::Lost(worker)).contains(&Action::Unfollow(worker)) || !shared.has(worker) {
+            tracing::info!(worker = worker.0, address, "a worker that left discovery before is gone");
+            return shared.disconnect(worker);
+        }
         pause = match reached {
             Reached::Nothing => pause,
             Reached::Process => pause.min(LOADING_PAUSE),
@@ -65,7 +90,8 @@ async fn follow_worker(shared: Arc<Shared>, worker: WorkerId, address: String) {
             ?pause,
             "link ended"
         );
-        tokio::time::sleep(pause).await;
+        // Whether the time has passed or discovery named the worker: the next try is due.
+        let _ = tokio::time::timeout(pause, hurry.notified()).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
@@ -84,7 +110,7 @@ async fn session(
     address: &str,
     reached: &mut Reached,
 ) -> Result<(), CallError> {
-    let client = WorkerClient::connect(address).await?;
+    let client = WorkerClient::connect(&*shared.connector, address).await?;
     *reached = Reached::Process;
     let info = client.info().await?;
     tracing::info!(
@@ -108,7 +134,7 @@ async fn session(
                     Action::Resubscribe(_) => continue 'subscribe,
                     Action::Reconnect(_) => return Ok(()),
                     Action::Wake => *reached = Reached::Watch,
-                    Action::Follow(..) | Action::Unfollow(_) => {}
+                    Action::Follow(..) | Action::Unfollow(_) | Action::Hurry(_) | Action::Lost(_) => {}
                 }
             }
         }

@@ -5,6 +5,7 @@
 //! requests through, and no stream has just broken on it. It knows no requests and no client.
 
 pub(crate) mod link;
+mod streams;
 mod worker;
 
 use std::collections::{BTreeMap, HashMap};
@@ -21,9 +22,21 @@ use crate::ledger::{Cost, CurrentLoad};
 use crate::policy::{self, Demand, Pick, WorkerView};
 use crate::prefix_index::{Desync, Expectation, PrefixIndex, WorkerId};
 use crate::request::TokenId;
+use crate::stream_key::StreamKey;
 use crate::worker_client::{WatchBody, WatchEvent, WorkerInfo};
 
+use streams::StreamDirectory;
+pub use worker::HealthLimits;
 use worker::{Model, Step, Worker};
+
+/// The fleet looks at its workers' health this often; who calls [`Fleet::handle`] with [`Event::Tick`] keeps the time.
+pub(crate) const TICK: Duration = Duration::from_millis(250);
+/// A tick later than this means that this process stood still, not its workers.
+const OWN_PAUSE: Duration = Duration::from_secs(1);
+/// A worker that has just been heard of can be asked whether it still has a stream.
+const JUST_HEARD: Duration = Duration::from_secs(1);
+/// A stream of a worker that was replaced may go on while it flows; silent for this long, it moves.
+const GONE: Duration = Duration::from_millis(500);
 
 /// What happens to a fleet.
 #[derive(Debug)]
@@ -38,6 +51,10 @@ pub enum Event {
     Lost(WorkerId),
     /// A dispatch shows how a worker in one of its lives (epoch) fares.
     Dispatched(WorkerId, u64, Outcome),
+    /// A worker in one of its lives has given a request back: it drains.
+    HandedBack(WorkerId, u64),
+    /// Time has passed.
+    Tick,
 }
 
 /// What is to be done about it.
@@ -51,8 +68,12 @@ pub enum Action {
     Resubscribe(WorkerId),
     /// Connect again and read `Info`: the worker has started anew.
     Reconnect(WorkerId),
+    /// Do not wait before the next try to connect: discovery has just named the worker again.
+    Hurry(WorkerId),
     /// A worker takes requests that did not before: wake those who wait.
     Wake,
+    /// A worker is lost, for now or for good: its streams should ask [`Fleet::is_stuck`].
+    Lost(WorkerId),
 }
 
 /// How one worker stands, for people.
@@ -94,38 +115,55 @@ pub struct Placement {
     pub sequence: u64,
 }
 
+impl Placement {
+    /// A stream that is only read: nothing of it is in the worker's account.
+    pub(crate) fn nothing(worker: WorkerId, epoch: u64) -> Self {
+        // Accounts count from one.
+        Self { worker, epoch, sequence: 0 }
+    }
+}
+
 /// The picture.
 #[derive(Debug)]
 pub struct Fleet {
     model: Model,
     router_id: u64,
-    wedge_after: Duration,
+    limits: HealthLimits,
     members: HashMap<String, WorkerId>,
     workers: BTreeMap<WorkerId, Worker>,
     index: PrefixIndex,
+    streams: StreamDirectory,
+    ticked_at: Option<Timestamp>,
     next_id: u32,
 }
 
 impl Fleet {
-    /// A fleet without workers. Workers of another model are not used; a worker whose step counter stands for
-    /// `wedge_after` while it has work is stuck.
-    pub fn new(model: &str, router_id: u64, wedge_after: Duration, index: PrefixIndex) -> Self {
+    /// A fleet without workers. Workers of another model are not used.
+    pub fn new(model: &str, router_id: u64, limits: HealthLimits, index: PrefixIndex) -> Self {
         let (members, workers) = (HashMap::new(), BTreeMap::new());
         let model = Model { name: model.to_owned(), fingerprint: None };
-        Self { model, router_id, wedge_after, members, workers, index, next_id: 0 }
+        let streams = StreamDirectory::default();
+        Self { model, router_id, limits, members, workers, index, streams, ticked_at: None, next_id: 0 }
+    }
+
+    /// The router's own name on the wire.
+    pub fn router_id(&self) -> u64 {
+        self.router_id
     }
 
     /// Takes in what happened.
     pub fn handle(&mut self, now: Timestamp, event: Event) -> Vec<Action> {
         match event {
             Event::Member(Change::Join(member)) => self.join(now, member),
-            Event::Member(Change::Leave(id)) => self.leave(&id),
+            Event::Member(Change::Leave(id)) => self.leave(now, &id),
             Event::Connected(id, info) => self.update(now, id, |fleet| fleet.connected(now, id, info)),
             Event::Watched(id, event) => self.update(now, id, |fleet| fleet.watched(now, id, event)),
-            Event::Lost(id) => self.update(now, id, |fleet| fleet.with(id, |worker| worker.watching = false)),
+            Event::Lost(id) => self.link_lost(id),
             Event::Dispatched(id, epoch, outcome) => {
                 self.update(now, id, |fleet| fleet.with(id, |worker| worker.dispatched(now, epoch, outcome)))
             }
+            Event::HandedBack(id, epoch) => self.with(id, |worker| worker.handed_back(epoch)),
+            Event::Tick => self.tick(now),
         }
     }
 
@@ -138,12 +176,15 @@ impl Fleet {
         rng: &mut impl Rng,
     ) -> Option<Pick> {
         let takes = |(id, worker): &(&WorkerId, &Worker)| {
-            worker.refuses(now, self.wedge_after).is_none() && !without.contains(id)
+            worker.refuses(now, &self.limits).is_none() && !without.contains(id)
         };
-        let views: Vec<WorkerView> = self
-            .workers
-            .iter()
-            .filter(takes)
+        let takers: Vec<_> = self.workers.iter().filter(takes).collect();
+        // One that is on its way to be lost gets requests only if there is no other.
+        let doubtful = |worker: &Worker| worker.is_silent(now, self.limits.worker_timeout / 2);
+        let all_doubtful = takers.iter().all(|(_, worker)| doubtful(worker));
+        let views: Vec<WorkerView> = takers
+            .into_iter()
+            .filter(|(_, worker)| all_doubtful || !doubtful(worker))
             .filter_map(|(&id, worker)| self.view(id, worker, job))
             .collect();
         policy::pick(&job.demand, &views, rng)
@@ -185,12 +226,48 @@ impl Fleet {
         }
     }
 
-    /// Whether a stream that has been silent since `silent_since` will stay so: its worker is gone, its engine
-    /// stands still, or it has lost the request.
+    /// Whether a stream that has been silent since `silent_since` will stay so: its worker is gone or silent, its
+    /// engine stands still, or it has lost the request.
     pub fn is_stuck(&self, now: Timestamp, placement: Placement, silent_since: Timestamp) -> bool {
-        self.workers.get(&placement.worker).is_none_or(|worker| {
-            !worker.lives(placement.epoch) || worker.is_stuck(now, self.wedge_after, silent_since)
+        let Some(worker) = self.workers.get(&placement.worker) else {
+            return now.since(silent_since) >= GONE;
+        };
+        !worker.lives(placement.epoch) || worker.is_stuck(now, &self.limits, silent_since)
+    }
+
+    /// Whether a worker, in this one of its lives, would hear a call now, as far as is known.
+    pub fn is_reachable(&self, now: Timestamp, id: WorkerId, epoch: u64) -> bool {
+        self.workers.get(&id).is_some_and(|worker| {
+            worker.watching && worker.lives(epoch) && !worker.is_lost(now, &self.limits)
         })
+    }
+
+    /// Whether a worker whose stream has just broken may still have it: then only the connection broke.
+    pub fn may_have_kept(&self, now: Timestamp, id: WorkerId, epoch: u64) -> bool {
+        self.is_reachable(now, id, epoch)
+            && self.workers.get(&id).is_some_and(|worker| !worker.is_silent(now, JUST_HEARD))
+    }
+
+    /// The worker that runs or keeps a stream, and in which of its lives, if it can be asked for it.
+    pub fn find_stream(&self, now: Timestamp, key: StreamKey) -> Option<(WorkerId, u64)> {
+        self.streams.find(key).filter(|&(id, epoch)| self.is_reachable(now, id, epoch))
+    }
+
+    /// A worker in one of its lives has taken a stream.
+    pub fn stream_opened(&mut self, key: StreamKey, id: WorkerId, epoch: u64) {
+        if self.workers.get(&id).is_some_and(|worker| worker.lives(epoch)) {
+            self.streams.insert(key, id, epoch);
+        }
+    }
+
+    /// A worker does not have a stream (any more).
+    pub fn stream_gone(&mut self, key: StreamKey, id: WorkerId) {
+        self.streams.forget(key, id);
+    }
+
+    /// Whether a worker promises that a resumed request goes on bit for bit.
+    pub fn resumes_exactly(&self, id: WorkerId) -> bool {
+        self.workers.get(&id).and_then(|worker| worker.info.as_ref()).is_some_and(|info| info.resume_exact)
     }
 
     /// From where a link watches: (epoch, next sequence number), or (0, 0) for a snapshot.
@@ -238,7 +315,7 @@ impl Fleet {
         let status = |(&id, worker): (&WorkerId, &Worker)| WorkerStatus {
             id: worker.member.id.clone(),
             address: worker.member.address.clone(),
-            state: worker.refuses(now, self.wedge_after).unwrap_or_else(|| "ready".into()),
+            state: worker.refuses(now, &self.limits).unwrap_or_else(|| "ready".into()),
             info: worker.info.clone(),
             load: worker.ledger.current(),
             cached_blocks: self.index.blocks(id),
@@ -247,7 +324,7 @@ impl Fleet {
     }
 
     fn ready(&self, now: Timestamp) -> impl Iterator<Item = &WorkerInfo> {
-        let ready = move |worker: &&Worker| worker.refuses(now, self.wedge_after).is_none();
+        let ready = move |worker: &&Worker| worker.refuses(now, &self.limits).is_none();
         self.workers.values().filter(ready).filter_map(|worker| worker.info.as_ref())
     }
 
@@ -261,8 +338,17 @@ impl Fleet {
         Some(WorkerView { id, hit_tokens, load: worker.ledger.current(), max_num_seqs, block_size })
     }
 
+    /// A member again under its own name and address is no news for a link that lives: whoever lost its register
+    /// says all members anew. Under another address it is another process.
     fn join(&mut self, now: Timestamp, member: Member) -> Vec<Action> {
-        let mut actions = self.leave(&member.id);
+        if let Some(&id) = self.members.get(&member.id)
+            && let Some(worker) = self.workers.get_mut(&id)
+            && worker.member.address == member.address
+        {
+            worker.departed = false;
+            return if worker.watching { Vec::new() } else { vec![Action::Hurry(id)] };
+        }
+        let mut actions = self.remove(&member.id);
         self.next_id += 1;
         let id = WorkerId(self.next_id);
         actions.push(Action::Follow(id, member.address.clone()));
@@ -271,11 +357,60 @@ impl Fleet {
         actions
     }
 
-    fn leave(&mut self, id: &str) -> Vec<Action> {
-        let Some(id) = self.members.remove(id) else { return Vec::new() };
+    /// Discovery may be wrong (a lease that ran out in a pause): while the worker itself talks, it stays.
+    fn leave(&mut self, now: Timestamp, name: &str) -> Vec<Action> {
+        let limits = self.limits;
+        let worker = self.members.get(name).and_then(|id| self.workers.get_mut(id));
+        match worker {
+            Some(worker) if worker.watching && !worker.is_lost(now, &limits) => {
+                worker.departed = true;
+                Vec::new()
+            }
+            _ => self.remove(name),
+        }
+    }
+
+    /// The link to a worker broke. One that discovery does not name any more is not waited for.
+    fn link_lost(&mut self, id: WorkerId) -> Vec<Action> {
+        let Some(worker) = self.workers.get_mut(&id) else { return Vec::new() };
+        worker.watching = false;
+        if !worker.departed {
+            return Vec::new();
+        }
+        let name = worker.member.id.clone();
+        self.remove(&name)
+    }
+
+    fn remove(&mut self, name: &str) -> Vec<Action> {
+        let Some(id) = self.members.remove(name) else { return Vec::new() };
         self.workers.remove(&id);
         self.index.remove(id);
-        vec![Action::Unfollow(id)]
+        self.streams.forget_worker(id);
+        vec![Action::Unfollow(id), Action::Lost(id)]
+    }
+
+    /// Finds workers that have become lost since the last look.
+    fn tick(&mut self, now: Timestamp) -> Vec<Action> {
+        let since = self.ticked_at.replace(now).map_or(Duration::ZERO, |at| now.since(at));
+        let pause = since.saturating_sub(TICK);
+        let mut actions = Vec::new();
+        let mut departed = Vec::new();
+        for (&id, worker) in &mut self.workers {
+            if pause >= OWN_PAUSE {
+                worker.excuse(now);
+            }
+            let lost = worker.is_lost(now, &self.limits);
+            if lost && !worker.lost && worker.info.is_some() {
+                tracing::warn!(worker = %worker.member.id, "worker is lost: silent, or its engine stands still");
+                actions.push(Action::Lost(id));
+            }
+            worker.lost = lost;
+            if lost && worker.departed {
+                departed.push(worker.member.id.clone());
+            }
+        }
+        actions.extend(departed.iter().flat_map(|name| self.remove(name)));
+        actions
     }
 
     /// Applies a change of one worker, and wakes those who wait if it takes requests from now on.
@@ -286,7 +421,7 @@ impl Fleet {
         change: impl FnOnce(&mut Self) -> Vec<Action>,
     ) -> Vec<Action> {
         let takes = |fleet: &Self| {
-            fleet.workers.get(&id).is_some_and(|worker| worker.refuses(now, fleet.wedge_after).is_none())
+            fleet.workers.get(&id).is_some_and(|worker| worker.refuses(now, &fleet.limits).is_none())
         };
         let before = takes(self);
         let mut actions = change(self);
@@ -306,14 +441,19 @@ impl Fleet {
 
     fn connected(&mut self, now: Timestamp, id: WorkerId, info: WorkerInfo) -> Vec<Action> {
         let Some(worker) = self.workers.get_mut(&id) else { return Vec::new() };
+        let mut actions = Vec::new();
         if !worker.lives(info.epoch) {
             self.index.remove(id);
+            self.streams.forget_worker(id);
+            if worker.info.is_some() {
+                actions.push(Action::Lost(id));
+            }
         }
         if info.model == self.model.name {
             self.model.fingerprint.get_or_insert(info.fingerprint);
         }
         worker.connected(now, info, &self.model);
-        Vec::new()
+        actions
     }
 
     fn watched(&mut self, now: Timestamp, id: WorkerId, event: WatchEvent) -> Vec<Action> {
@@ -325,7 +465,7 @@ impl Fleet {
         let applied = match worker.follow(now, &event) {
             Step::Old => Ok(()),
             Step::Gap => Err(Desync { handle: 0 }),
-            Step::Next => self.apply(now, id, event.body),
+            Step::Next => self.apply(now, id, event.epoch, event.body),
         };
         if let Err(desync) = applied {
             tracing::debug!(worker = id.0, %desync, "asking for a snapshot of the worker's cache");
@@ -335,12 +475,19 @@ impl Fleet {
         Vec::new()
     }
 
-    fn apply(&mut self, now: Timestamp, id: WorkerId, body: WatchBody) -> Result<(), Desync> {
+    fn apply(&mut self, now: Timestamp, id: WorkerId, epoch: u64, body: WatchBody) -> Result<(), Desync> {
         match body {
-            WatchBody::Snapshot(runs) => return self.index.replace(id, &runs),
+            WatchBody::Snapshot { runs, stream_keys } => {
+                self.streams.forget_worker(id);
+                stream_keys.into_iter().for_each(|key| self.streams.insert(key, id, epoch));
+                return self.index.replace(id, &runs);
+            }
             WatchBody::Cache(change) => return self.index.apply(id, &change),
             WatchBody::Load(load) => drop(self.with(id, |worker| worker.report(now, load))),
-            WatchBody::Admitted { router_id, sequence, hashes } => {
+            WatchBody::Admitted { router_id, sequence, hashes, stream_key } => {
+                if let Some(key) = stream_key {
+                    self.streams.insert(key, id, epoch);
+                }
                 if router_id == self.router_id {
                     self.index.withdraw(id, sequence);
                 }

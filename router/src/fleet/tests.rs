@@ -8,7 +8,7 @@ use crate::ledger::Load;
 use crate::prefix_index::{CacheChange, DEFAULT_MAX_BYTES, Run};
 
 const ROUTER: u64 = 77;
-const WEDGE_AFTER: Duration = Duration::from_secs(5);
+const LIMITS: HealthLimits = HealthLimits { worker_timeout: Duration::from_secs(5), wedge_timeout: None };
 
 fn at(ms: u64) -> Timestamp {
     Timestamp::from_start(Duration::from_millis(ms))
@@ -31,6 +31,10 @@ fn info(epoch: u64) -> WorkerInfo {
     }
 }
 
+fn snapshot(runs: Vec<Run>) -> WatchBody {
+    WatchBody::Snapshot { runs, stream_keys: Vec::new() }
+}
+
 fn load(sequence: u64, load: Load) -> (u64, WatchBody) {
     (sequence, WatchBody::Load(load))
 }
@@ -47,7 +51,7 @@ struct Scene {
 impl Scene {
     /// A fleet with `workers` members whose links have read `Info` (epoch 1) and an empty snapshot.
     fn new(workers: usize) -> Self {
-        let fleet = Fleet::new("m", ROUTER, WEDGE_AFTER, PrefixIndex::new(DEFAULT_MAX_BYTES));
+        let fleet = Fleet::new("m", ROUTER, LIMITS, PrefixIndex::new(DEFAULT_MAX_BYTES));
         let mut scene = Self { fleet, ids: Vec::new() };
         for index in 0..workers {
             let member = Member { id: format!("w{index}"), address: format!("host:{}", index + 1) };
@@ -55,7 +59,7 @@ impl Scene {
             let [Action::Follow(id, _)] = actions[..] else { panic!("{actions:?}") };
             scene.ids.push(id);
             assert_eq!(scene.fleet.handle(at(0), Event::Connected(id, info(1))), []);
-            assert_eq!(scene.watch(0, index, 1, (1, WatchBody::Snapshot(Vec::new()))), [Action::Wake]);
+            assert_eq!(scene.watch(0, index, 1, (1, snapshot(Vec::new()))), [Action::Wake]);
         }
         scene
     }
@@ -118,8 +122,12 @@ fn a_worker_takes_requests_from_its_first_word_on() {
     // Again under the same name, elsewhere: the old one is given up.
     let moved = Member { address: "host:2".into(), ..member };
     let actions = scene.fleet.handle(at(0), Event::Member(Change::Join(moved)));
-    assert!(matches!(actions[..], [Action::Unfollow(old), Action::Follow(new, _)] if old == id && new != id));
-    assert_eq!(scene.fleet.handle(at(0), Event::Member(Change::Leave("w".into()))).len(), 1);
+    let [Action::Unfollow(old), Action::Lost(lost), Action::Follow(new, _)] = actions[..] else {
+        panic!("{actions:?}")
+    };
+    assert!(old == id && lost == id && new != id);
+    let left = [Action::Unfollow(new), Action::Lost(new)];
+    assert_eq!(scene.fleet.handle(at(0), Event::Member(Change::Leave("w".into()))), left);
     assert_eq!(scene.fleet.handle(at(0), Event::Member(Change::Leave("w".into()))), []);
     assert!(scene.fleet.status(at(0)).is_empty());
     assert!(scene.watch(0, 0, 1, load(1, rated(0, 0))).is_empty(), "what an old link still says is nothing");
@@ -130,7 +138,7 @@ fn a_worker_of_another_model_is_not_used() {
     let mut scene = Scene::new(1);
     let other = WorkerInfo { model: "other".into(), epoch: 2, ..info(2) };
     scene.fleet.handle(at(0), Event::Connected(scene.ids[0], other));
-    scene.watch(0, 0, 2, (1, WatchBody::Snapshot(Vec::new())));
+    scene.watch(0, 0, 2, (1, snapshot(Vec::new())));
     assert!(!scene.is_ready(0, 0));
     assert!(scene.fleet.status(at(0))[0].state.contains("other"));
 }
@@ -148,7 +156,7 @@ fn a_gap_in_the_log_asks_for_a_snapshot() {
     assert_eq!(scene.watch(0, 0, 1, (3, stored(&tokens))), [Action::Resubscribe(id)]);
     assert_eq!(scene.fleet.watch_from(id), (0, 0));
     let WatchBody::Cache(change) = stored(&tokens) else { panic!("a cache change") };
-    assert_eq!(scene.watch(0, 0, 1, (4, WatchBody::Snapshot(change.stored))), []);
+    assert_eq!(scene.watch(0, 0, 1, (4, snapshot(change.stored))), []);
     assert_eq!(scene.fleet.watch_from(id), (1, 4));
     assert_eq!(
         scene.choice(0, &tokens).expect("a worker").hit_tokens,
@@ -170,7 +178,7 @@ fn a_restarted_worker_starts_from_nothing() {
     assert!(!scene.is_ready(0, 0));
     scene.fleet.handle(at(0), Event::Connected(id, info(2)));
     assert_eq!(scene.fleet.watch_from(id), (0, 0));
-    scene.watch(0, 0, 2, (1, WatchBody::Snapshot(Vec::new())));
+    scene.watch(0, 0, 2, (1, snapshot(Vec::new())));
     assert_eq!(scene.choice(0, &tokens).expect("a worker").hit_tokens, 0);
     assert_eq!(scene.fleet.status(at(0))[0].load.sequences, 0);
     // A stream of its earlier life says nothing about this one.
@@ -214,15 +222,19 @@ fn a_frozen_engine_is_noticed_even_if_its_process_talks() {
     // A long step is no wedge: four full budgets at the measured rate may pass.
     let slow = |step| Load { prefill_tokens_per_second: 10.0, ..rated(2, step) };
     scene.watch(5200, 0, 1, load(1, slow(6)));
+    scene.watch(25_000, 0, 1, load(1, slow(6)));
     assert!(!scene.fleet.is_stuck(at(25_000), placement, at(5200)));
+    scene.watch(30_000, 0, 1, load(1, slow(6)));
     assert!(scene.fleet.is_stuck(at(31_000), placement, at(5200)));
     // One that knows of no work at all has lost the request.
     scene.watch(40_000, 0, 1, load(1, rated(0, 7)));
     assert!(!scene.fleet.is_stuck(at(40_000), placement, at(36_000)));
     assert!(scene.fleet.is_stuck(at(42_000), placement, at(36_000)));
-    // And of one that left nothing more comes.
-    scene.fleet.handle(at(0), Event::Member(Change::Leave("w0".into())));
-    assert!(scene.fleet.is_stuck(at(0), placement, at(0)));
+    // And of one that was replaced nothing more is expected, once its stream is silent.
+    let elsewhere = Member { id: "w0".into(), address: "host:9".into() };
+    scene.fleet.handle(at(50_000), Event::Member(Change::Join(elsewhere)));
+    assert!(!scene.fleet.is_stuck(at(50_000), placement, at(49_900)));
+    assert!(scene.fleet.is_stuck(at(50_000), placement, at(49_500)));
 }
 
 #[test]
@@ -246,7 +258,8 @@ fn a_prefix_follows_its_first_request_before_it_is_cached() {
     assert_eq!(hits(&scene), expected);
     // Admitted: now the worker has said so itself, also to routers that did not place it.
     let hashes = job.chains[0].1.clone();
-    let admitted = WatchBody::Admitted { router_id: ROUTER, sequence: placement.sequence, hashes };
+    let admitted =
+        WatchBody::Admitted { router_id: ROUTER, sequence: placement.sequence, hashes, stream_key: None };
     scene.watch(2, holder, 1, (1, admitted));
     assert_eq!(hits(&scene), expected);
     // Prefilled: its queue is no reason to go elsewhere any more.
@@ -274,8 +287,124 @@ fn a_worker_that_comes_back_with_other_weights_is_not_used() {
     let mut scene = Scene::new(2);
     let other = WorkerInfo { fingerprint: 2, ..info(2) };
     scene.fleet.handle(at(10), Event::Connected(scene.ids[1], other));
-    scene.watch(10, 1, 2, (1, WatchBody::Snapshot(Vec::new())));
+    scene.watch(10, 1, 2, (1, snapshot(Vec::new())));
     let statuses = scene.fleet.status(at(20));
     let states: Vec<bool> = statuses.iter().map(|status| status.state.contains("other weights")).collect();
     assert_eq!(states, [false, true], "{statuses:?}");
+}
+
+#[test]
+fn a_silent_worker_is_lost_and_the_last_one_to_be_asked_before_that() {
+    let mut scene = Scene::new(2);
+    let placement = Placement { worker: scene.ids[0], epoch: 1, sequence: 1 };
+    let tick = |scene: &mut Scene, ms| scene.fleet.handle(at(ms), Event::Tick);
+    for ms in (0..6000).step_by(250) {
+        scene.watch(ms, 1, 1, load(1, rated(0, 0)));
+        let lost = tick(&mut scene, ms);
+        assert_eq!(lost, if ms == 5000 { vec![Action::Lost(scene.ids[0])] } else { vec![] }, "{ms} ms");
+        assert!(ms < 2500 || scene.choice(ms, &[1]).expect("a worker").worker == scene.ids[1]);
+    }
+    assert!(!scene.is_ready(5750, 0));
+    // A stream that flows while only the reports are missing is left alone.
+    assert!(!scene.fleet.is_stuck(at(5750), placement, at(5700)));
+    assert!(!scene.fleet.is_stuck(at(4900), placement, at(0)));
+    assert!(scene.fleet.is_stuck(at(5000), placement, at(2500)));
+    assert_eq!(scene.watch(6000, 0, 1, load(1, rated(0, 0))), [Action::Wake], "it is back");
+    assert_eq!(tick(&mut scene, 6000), []);
+}
+
+#[test]
+fn a_pause_of_the_router_itself_is_no_silence_of_its_workers() {
+    let mut scene = Scene::new(2);
+    let placement = Placement { worker: scene.ids[0], epoch: 1, sequence: 1 };
+    scene.fleet.handle(at(0), Event::Tick);
+    assert_eq!(scene.fleet.handle(at(60_000), Event::Tick), []);
+    assert!(!scene.fleet.is_stuck(at(60_000), placement, at(0)));
+    assert!(scene.is_ready(60_000, 0) && scene.is_ready(60_000, 1));
+    for ms in (60_250..66_000).step_by(250) {
+        scene.fleet.handle(at(ms), Event::Tick);
+    }
+    assert!(!scene.is_ready(66_000, 0), "but then it counts");
+}
+
+#[test]
+fn a_wedge_timeout_that_is_given_counts_exactly() {
+    let limits = HealthLimits { wedge_timeout: Some(Duration::from_millis(1500)), ..LIMITS };
+    let mut scene = Scene::new(1);
+    scene.fleet.limits = limits;
+    let placement = Placement { worker: scene.ids[0], epoch: 1, sequence: 1 };
+    // Nothing measured, and by its rates a step could take long.
+    scene.watch(0, 0, 1, load(1, Load { running: 2, step: 4, free_blocks: 100, ..Load::default() }));
+    scene.watch(1400, 0, 1, load(1, Load { running: 2, step: 4, free_blocks: 100, ..Load::default() }));
+    assert!(!scene.fleet.is_stuck(at(1490), placement, at(0)));
+    assert!(scene.fleet.is_stuck(at(1500), placement, at(0)));
+}
+
+#[test]
+fn a_member_that_leaves_is_kept_while_it_talks() {
+    let mut scene = Scene::new(2);
+    let (id, member) = (scene.ids[0], Member { id: "w0".into(), address: "host:1".into() });
+    let leave = || Event::Member(Change::Leave("w0".into()));
+    let join = || Event::Member(Change::Join(member.clone()));
+    assert_eq!(scene.fleet.handle(at(0), leave()), []);
+    assert!(scene.is_ready(0, 0), "its lease ran out, it did not");
+    // The register comes back, wiped, and names it again: nothing happens to its link.
+    assert_eq!(scene.fleet.handle(at(0), join()), []);
+    assert_eq!(scene.fleet.handle(at(0), Event::Lost(id)), [], "a member is connected again");
+    assert_eq!(scene.fleet.handle(at(0), join()), [Action::Hurry(id)]);
+    scene.watch(0, 0, 1, load(1, rated(0, 0)));
+    assert_eq!(scene.fleet.handle(at(0), leave()), []);
+    let gone = vec![Action::Unfollow(id), Action::Lost(id)];
+    assert_eq!(scene.fleet.handle(at(0), Event::Lost(id)), gone, "now nobody vouches for it");
+    assert!(!scene.fleet.has(id));
+    // One that falls silent after it left is dropped, too, and one that left without a link at once.
+    let other = scene.ids[1];
+    scene.fleet.handle(at(0), Event::Tick);
+    assert_eq!(scene.fleet.handle(at(100), Event::Member(Change::Leave("w1".into()))), []);
+    let mut actions = Vec::new();
+    (250..6000).step_by(250).for_each(|ms| actions.extend(scene.fleet.handle(at(ms), Event::Tick)));
+    assert_eq!(actions, [Action::Lost(other), Action::Unfollow(other), Action::Lost(other)]);
+    assert!(scene.fleet.status(at(6000)).is_empty());
+}
+
+#[test]
+fn a_worker_that_handed_back_drains_whatever_is_still_on_its_way() {
+    let mut scene = Scene::new(1);
+    let id = scene.ids[0];
+    scene.fleet.handle(at(0), Event::HandedBack(id, 7));
+    assert!(scene.is_ready(0, 0), "another life's");
+    scene.fleet.handle(at(0), Event::HandedBack(id, 1));
+    scene.watch(10, 0, 1, load(1, rated(0, 0)));
+    assert!(!scene.is_ready(10, 0));
+    scene.fleet.handle(at(20), Event::Connected(id, info(2)));
+    scene.watch(20, 0, 2, load(1, rated(0, 0)));
+    assert!(scene.is_ready(20, 0), "its next life takes requests");
+}
+
+#[test]
+fn streams_are_found_where_they_are_said_to_be() {
+    let key = |byte| StreamKey::from_wire(&[byte; 16]).expect("sixteen bytes");
+    let mut scene = Scene::new(2);
+    let [one, other] = scene.ids[..] else { panic!("two workers") };
+    let stream_key = Some(key(1));
+    let admitted = WatchBody::Admitted { router_id: 5, sequence: 1, hashes: Vec::new(), stream_key };
+    scene.watch(0, 0, 1, (1, admitted));
+    scene.fleet.stream_opened(key(2), other, 1);
+    scene.fleet.stream_opened(key(3), other, 9);
+    assert_eq!(scene.fleet.find_stream(at(0), key(1)), Some((one, 1)));
+    assert_eq!(scene.fleet.find_stream(at(0), key(2)), Some((other, 1)));
+    assert_eq!(scene.fleet.find_stream(at(0), key(3)), None, "it is not in that life");
+    scene.fleet.stream_gone(key(2), one);
+    assert_eq!(scene.fleet.find_stream(at(0), key(2)), Some((other, 1)));
+    scene.fleet.handle(at(0), Event::Lost(other));
+    assert_eq!(scene.fleet.find_stream(at(0), key(2)), None, "out of reach");
+    let snapshot = WatchBody::Snapshot { runs: Vec::new(), stream_keys: vec![key(4)] };
+    scene.watch(0, 0, 1, (2, snapshot));
+    assert_eq!(scene.fleet.find_stream(at(0), key(1)), None, "a snapshot is all there is");
+    assert_eq!(scene.fleet.find_stream(at(0), key(4)), Some((one, 1)));
+    scene.fleet.handle(at(0), Event::Connected(one, info(2)));
+    scene.watch(0, 0, 2, load(1, rated(0, 0)));
+    assert_eq!(scene.fleet.find_stream(at(0), key(4)), None, "a new life has nothing");
+    assert!(!scene.fleet.may_have_kept(at(0), one, 1) && scene.fleet.may_have_kept(at(0), one, 2));
+    assert!(!scene.fleet.may_have_kept(at(1000), one, 2) && scene.fleet.is_reachable(at(1000), one, 2));
 }

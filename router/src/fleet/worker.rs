@@ -13,8 +13,19 @@ use crate::worker_client::{WatchBody, WatchEvent, WorkerInfo};
 const REPORTS_ON_THEIR_WAY: Duration = Duration::from_millis(50);
 /// A step takes up to its full token budget at the measured rate; this many times that is no step any more.
 const STEPS_TO_BE_WEDGED: f64 = 4.0;
+/// Floor of the time after which a step counter that stands still means a wedge, when nobody has set one.
+const WEDGED_AFTER: Duration = Duration::from_secs(5);
 /// While nothing is measured, a first step may take this long: a big model on a slow CPU is not dead.
 const UNMEASURED_WEDGE: Duration = Duration::from_secs(60);
+
+/// After what time a worker counts as lost.
+#[derive(Debug, Clone, Copy)]
+pub struct HealthLimits {
+    /// Without a word from it.
+    pub worker_timeout: Duration,
+    /// With work and a step counter that stands still; `None` = by its measured rates.
+    pub wedge_timeout: Option<Duration>,
+}
 
 /// One worker.
 #[derive(Debug)]
@@ -25,6 +36,12 @@ pub(super) struct Worker {
     mismatch: Option<String>,
     /// Its watch is open and has said something.
     pub watching: bool,
+    /// Discovery does not name it any more; it is kept while its link lives.
+    pub departed: bool,
+    /// It was found lost, and has not come back since.
+    pub lost: bool,
+    /// It gave a request back in this life: it drains, whatever reports that are still on their way say.
+    handed_back: bool,
     position: Position,
     pub ledger: Ledger,
     pub breaker: Breaker,
@@ -33,6 +50,8 @@ pub(super) struct Worker {
     /// When its step counter last moved, or it had nothing to do.
     moved_at: Timestamp,
     heard_at: Timestamp,
+    /// Silence counts from then on at the earliest.
+    excused_at: Timestamp,
 }
 
 /// Where the worker's log stands.
@@ -87,12 +106,16 @@ impl Worker {
             info: None,
             mismatch: None,
             watching: false,
+            departed: false,
+            lost: false,
+            handed_back: false,
             position: Position::Unknown,
             ledger: Ledger::default(),
             breaker: Breaker::default(),
             suspect_since: None,
             moved_at: now,
             heard_at: now,
+            excused_at: now,
         }
     }
 
@@ -102,14 +125,15 @@ impl Worker {
     }
 
     /// Why the worker takes no requests now; `None` = it does.
-    pub fn refuses(&self, now: Timestamp, wedge_after: Duration) -> Option<String> {
+    pub fn refuses(&self, now: Timestamp, limits: &HealthLimits) -> Option<String> {
         let reason = match () {
             () if self.info.is_none() => "connecting",
             () if self.mismatch.is_some() => return self.mismatch.clone(),
             () if !self.watching => "not heard from",
-            () if self.ledger.last_report().draining => "draining",
+            () if self.is_silent(now, limits.worker_timeout) => "silent",
+            () if self.handed_back || self.ledger.last_report().draining => "draining",
             () if self.suspect_since.is_some() => "a stream broke; waiting for a sign of life",
-            () if self.is_frozen(now, wedge_after) => "its engine stands still",
+            () if self.is_frozen(now, limits) => "its engine stands still",
             () if !self.breaker.allows(now) => "paused after repeated faults",
             () => return None,
         };
@@ -121,6 +145,7 @@ impl Worker {
             self.ledger.restart(info.kv_blocks);
             self.breaker = Breaker::default();
             self.position = Position::Unknown;
+            self.handed_back = false;
         }
         self.suspect_since = None;
         (self.moved_at, self.heard_at) = (now, now);
@@ -141,7 +166,7 @@ impl Worker {
             self.suspect_since = None;
         }
         match (&event.body, self.position) {
-            (WatchBody::Snapshot(_), _) => self.position = Position::Next(event.sequence),
+            (WatchBody::Snapshot { .. }, _) => self.position = Position::Next(event.sequence),
             (WatchBody::Load(_), Position::Unknown) => {}
             (WatchBody::Load(_), Position::Next(next)) if event.sequence > next => return Step::Gap,
             (WatchBody::Load(_), Position::Next(_)) => {}
@@ -174,38 +199,66 @@ impl Worker {
     pub fn dispatched(&mut self, now: Timestamp, epoch: u64, outcome: Outcome) {
         if self.lives(epoch) {
             self.breaker.record(now, outcome);
-            if outcome == Outcome::Fault {
-                self.suspect_since = Some(now);
+            match outcome {
+                Outcome::Fault => self.suspect_since = Some(now),
+                // Tokens are as good a sign of life as a report.
+                Outcome::Success => self.suspect_since = None,
+                Outcome::Backpressure | Outcome::Neutral => {}
             }
         }
     }
 
+    /// The worker, in this one of its lives, has given a request back.
+    pub fn handed_back(&mut self, epoch: u64) {
+        self.handed_back |= self.lives(epoch);
+    }
+
+    /// This router itself stood still for a while: what it did not hear meanwhile says nothing.
+    pub fn excuse(&mut self, now: Timestamp) {
+        (self.excused_at, self.moved_at) = (now, now);
+    }
+
+    /// Whether nothing more is to be expected of it: silence, or an engine that stands still.
+    pub fn is_lost(&self, now: Timestamp, limits: &HealthLimits) -> bool {
+        self.is_silent(now, limits.worker_timeout) || self.is_frozen(now, limits)
+    }
+
+    /// Whether nothing was heard of it for `time`.
+    pub fn is_silent(&self, now: Timestamp, time: Duration) -> bool {
+        now.since(self.heard_at.max(self.excused_at)) >= time
+    }
+
     /// Whether a stream silent since `silent_since` will stay so.
-    pub fn is_stuck(&self, now: Timestamp, wedge_after: Duration, silent_since: Timestamp) -> bool {
-        let limit = self.wedge_limit(wedge_after);
+    pub fn is_stuck(&self, now: Timestamp, limits: &HealthLimits, silent_since: Timestamp) -> bool {
+        let wedge_limit = self.wedge_limit(limits);
         let load = self.ledger.last_report();
+        let silent_for = now.since(silent_since);
         // It has reported since, and knows of no work at all: it does not have the request any more.
         let forgot = load.running == 0
             && load.waiting == 0
-            && now.since(silent_since) >= limit
-            && self.heard_at.since(silent_since) >= limit / 2;
-        forgot || self.is_frozen(now, wedge_after)
+            && silent_for >= wedge_limit
+            && self.heard_at.since(silent_since) >= wedge_limit / 2;
+        // A stream that still flows while only the reports are missing is left alone.
+        let timeout = limits.worker_timeout;
+        let cut_off = self.is_silent(now, timeout) && silent_for >= timeout / 2;
+        forgot || cut_off || self.is_frozen(now, limits)
     }
 
-    fn is_frozen(&self, now: Timestamp, wedge_after: Duration) -> bool {
-        self.ledger.last_report().running > 0 && now.since(self.moved_at) >= self.wedge_limit(wedge_after)
+    fn is_frozen(&self, now: Timestamp, limits: &HealthLimits) -> bool {
+        self.ledger.last_report().running > 0 && now.since(self.moved_at) >= self.wedge_limit(limits)
     }
 
-    fn wedge_limit(&self, wedge_after: Duration) -> Duration {
+    fn wedge_limit(&self, limits: &HealthLimits) -> Duration {
+        if let Some(limit) = limits.wedge_timeout {
+            return limit;
+        }
         let rate = f64::from(self.ledger.last_report().prefill_tokens_per_second);
         let budget = self.info.as_ref().map_or(0, |info| info.max_num_batched_tokens);
         if rate > 0.0 {
             let step = Duration::try_from_secs_f64(f64::from(budget) / rate).unwrap_or(UNMEASURED_WEDGE);
-            step.min(UNMEASURED_WEDGE)
-                .mul_f64(STEPS_TO_BE_WEDGED)
-                .clamp(wedge_after, UNMEASURED_WEDGE.max(wedge_after))
+            step.min(UNMEASURED_WEDGE).mul_f64(STEPS_TO_BE_WEDGED).clamp(WEDGED_AFTER, UNMEASURED_WEDGE)
         } else {
-            UNMEASURED_WEDGE.max(wedge_after)
+            UNMEASURED_WEDGE
         }
     }
 }

@@ -40,6 +40,10 @@ pub enum Fault {
     Full,
     /// Not taken: the request is wrong.
     Invalid,
+    /// The connection breaks; what is computed stays, for who attaches.
+    Drop(usize),
+    /// The worker gives the rest back.
+    HandBack(usize),
 }
 
 /// What all workers of a scene share.
@@ -48,12 +52,18 @@ pub struct Script {
     faults: Mutex<VecDeque<Fault>>,
     /// Every Generate call: worker, request.
     pub calls: Mutex<Vec<(u32, wire::GenerateRequest)>>,
+    /// Every Attach call, as above, and whether the stream was there.
+    pub attaches: Mutex<Vec<(u32, wire::AttachRequest, bool)>>,
+    /// Readers released, and by whom they were held.
+    pub releases: Mutex<Vec<(u32, String)>>,
     pub aborts: Mutex<Vec<(String, u32)>>,
     pub watches: Mutex<Vec<wire::WatchRequest>>,
     /// Streams dropped by the router before their end.
     pub cancelled: AtomicU32,
     /// Time from one delta to the next, ms.
     pub pace_ms: AtomicU32,
+    /// Workers that start from now on do not promise equal bits after a resume.
+    pub inexact: AtomicBool,
 }
 
 impl Script {
@@ -84,6 +94,8 @@ pub struct State {
     /// The log: entry n is at n - 1; `None` is lost on the way.
     log: Mutex<Vec<Option<Event>>>,
     stored: Mutex<Vec<wire::RunStored>>,
+    /// Streams that can be attached to, by key: the request that began each, oldest first.
+    kept: Mutex<Vec<(Vec<u8>, wire::GenerateRequest)>>,
     lose_next: AtomicBool,
     frozen: AtomicBool,
     pub draining: AtomicBool,
@@ -103,6 +115,7 @@ impl Mock {
             script: script.clone(),
             log: Mutex::default(),
             stored: Mutex::default(),
+            kept: Mutex::default(),
             lose_next: AtomicBool::new(false),
             frozen: AtomicBool::new(false),
             draining: AtomicBool::new(false),
@@ -158,8 +171,12 @@ impl State {
             lock(&self.stored).iter().flat_map(|run| run.hashes.iter().copied()).collect();
         let held = hashes.iter().take_while(|hash| known.contains(hash)).count();
         let missing = hashes[held..].to_vec();
-        let admitted =
-            wire::Admitted { placement: request.placement, depth: held as u32, hashes: missing.clone() };
+        let admitted = wire::Admitted {
+            placement: request.placement,
+            depth: held as u32,
+            hashes: missing.clone(),
+            stream_key: request.stream_key.clone(),
+        };
         self.append(Event::Admitted(admitted));
         // Prompts in these tests share nothing or all of their blocks: a new run starts a sequence.
         if held == 0 && !missing.is_empty() {
@@ -195,6 +212,7 @@ type Answer<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 #[tonic::async_trait]
 impl Worker for Service {
     type GenerateStream = Answer<wire::GenerateDelta>;
+    type AttachStream = Answer<wire::GenerateDelta>;
     type WatchStream = Answer<wire::WorkerEvent>;
 
     async fn info(&self, _: Request<wire::InfoRequest>) -> Result<Response<wire::InfoResponse>, Status> {
@@ -207,7 +225,7 @@ impl Worker for Service {
             kv_blocks: 10_000,
             max_num_seqs: 64,
             max_num_batched_tokens: 512,
-            resume_exact: true,
+            resume_exact: !self.0.script.inexact.load(Ordering::SeqCst),
             version: "0".into(),
             backend: "mock".into(),
             model_fingerprint: 1,
@@ -228,6 +246,9 @@ impl Worker for Service {
             Some(Fault::Invalid) => return Err(Status::invalid_argument("scripted: max_tokens")),
             _ => {}
         }
+        if !request.stream_key.is_empty() && request.linger_ms > 0 {
+            lock(&state.kept).push((request.stream_key.clone(), request.clone()));
+        }
         let cached_tokens = state.cache(&request);
         let deltas = deltas(&request, state.epoch, cached_tokens);
         Ok(Response::new(Box::pin(play(state, deltas, fault))))
@@ -240,6 +261,31 @@ impl Worker for Service {
         let request = request.into_inner();
         lock(&self.0.script.aborts).push((request.request_id, request.sample_index));
         Ok(Response::new(wire::AbortResponse { found: true }))
+    }
+
+    async fn attach(
+        &self,
+        request: Request<wire::AttachRequest>,
+    ) -> Result<Response<Self::AttachStream>, Status> {
+        let state = self.0.clone();
+        let request = request.into_inner();
+        let kept = lock(&state.kept);
+        let began = kept.iter().find(|(key, _)| *key == request.stream_key).map(|(_, began)| began.clone());
+        drop(kept);
+        lock(&state.script.attaches).push((state.name, request.clone(), began.is_some()));
+        let began = began.ok_or_else(|| Status::not_found("no such stream is kept here"))?;
+        let fault = lock(&state.script.faults).pop_front();
+        let deltas = attached(&request, deltas(&began, state.epoch, 0))?;
+        Ok(Response::new(Box::pin(play(state, deltas, fault))))
+    }
+
+    async fn release(
+        &self,
+        request: Request<wire::ReleaseRequest>,
+    ) -> Result<Response<wire::ReleaseResponse>, Status> {
+        let reader = request.into_inner().request_id;
+        lock(&self.0.script.releases).push((self.0.name, reader));
+        Ok(Response::new(wire::ReleaseResponse { found: true }))
     }
 
     async fn watch(
@@ -266,7 +312,8 @@ fn follow(
         if request.epoch != state.epoch || next == 0 {
             let runs = lock(&state.stored).clone();
             next = lock(&state.log).len() as u64 + 1;
-            yield event(next, Event::Snapshot(wire::CacheSnapshot { runs }));
+            let stream_keys = lock(&state.kept).iter().map(|(key, _)| key.clone()).collect();
+            yield event(next, Event::Snapshot(wire::CacheSnapshot { runs, stream_keys }));
         }
         let mut step = 1;
         loop {
@@ -316,7 +363,24 @@ fn play(
             match fault {
                 Some(Fault::Break(at)) if index == at => {
                     running.ended = true;
+                    lock(&state.kept).clear();
                     yield Err(Status::unavailable("scripted"));
+                    return;
+                }
+                Some(Fault::Drop(at)) if index == at => {
+                    running.ended = true;
+                    yield Err(Status::unavailable("scripted: the connection broke"));
+                    return;
+                }
+                Some(Fault::HandBack(at)) if index == at => {
+                    running.ended = true;
+                    lock(&state.kept).clear();
+                    state.draining.store(true, Ordering::SeqCst);
+                    yield Ok(wire::GenerateDelta {
+                        epoch: state.epoch,
+                        hand_back: true,
+                        ..wire::GenerateDelta::default()
+                    });
                     return;
                 }
                 Some(Fault::End(at)) if index == at => {
@@ -398,38 +462,89 @@ fn deltas(request: &wire::GenerateRequest, epoch: u64, cached_tokens: u32) -> Ve
     deltas
 }
 
-/// A wire to a worker that can be cut without either end being told, as by a stopped process or a dead switch.
+/// What a reader still wants of a stream's deltas.
+fn attached(
+    request: &wire::AttachRequest,
+    deltas: Vec<wire::GenerateDelta>,
+) -> Result<Vec<wire::GenerateDelta>, Status> {
+    let wanted = |delta: &wire::GenerateDelta| {
+        let sample = request.samples.iter().find(|sample| sample.index == delta.sample_index);
+        let prompt = !delta.prompt_logprobs.is_empty() && request.from_prompt_position <= 1;
+        let tokens = delta.prompt_logprobs.is_empty();
+        sample.is_some_and(|sample| prompt || tokens && delta.from_position >= sample.from_position)
+    };
+    for sample in &request.samples {
+        let first = deltas.iter().find(|delta| delta.sample_index == sample.index);
+        if first.is_none_or(|first| first.from_position > sample.from_position) {
+            return Err(Status::out_of_range("its beginning is gone"));
+        }
+    }
+    Ok(deltas.into_iter().filter(wanted).collect())
+}
+
+/// Which way a [`Wire`] still carries anything.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Flow {
+    Both,
+    ToWorker,
+    FromWorker,
+    None,
+}
+
+/// A wire to a worker that can be cut, whole or one way, without either end being told: as by a stopped process, a dead
+/// switch or half a firewall.
 pub struct Wire {
     pub address: SocketAddr,
-    cut: tokio::sync::watch::Sender<bool>,
+    flow: tokio::sync::watch::Sender<Flow>,
 }
 
 impl Wire {
     pub async fn to(worker: SocketAddr) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
         let address = listener.local_addr().expect("it listens");
-        let cut = tokio::sync::watch::Sender::new(false);
-        let ends = cut.subscribe();
+        let flow = tokio::sync::watch::Sender::new(Flow::Both);
+        let flows = flow.subscribe();
         tokio::spawn(async move {
             let mut connections = tokio::task::JoinSet::new();
             // Ends with the test's runtime.
-            while let Ok((mut from, _)) = listener.accept().await {
-                let mut is_cut = ends.clone();
+            while let Ok((from, _)) = listener.accept().await {
+                let flows = flows.clone();
                 connections.spawn(async move {
-                    let mut to = tokio::net::TcpStream::connect(worker).await.expect("the worker listens");
+                    let to = tokio::net::TcpStream::connect(worker).await.expect("the worker listens");
+                    let ((from_read, from_write), (to_read, to_write)) = (from.into_split(), to.into_split());
                     tokio::select! {
-                        _ = tokio::io::copy_bidirectional(&mut from, &mut to) => return,
-                        () = async { drop(is_cut.wait_for(|cut| *cut).await) } => {}
+                        () = carry(from_read, to_write, flows.clone(), Flow::ToWorker) => {}
+                        () = carry(to_read, from_write, flows, Flow::FromWorker) => {}
                     }
-                    // Both sockets stay open, and nothing moves.
-                    std::future::pending::<()>().await;
                 });
             }
         });
-        Self { address, cut }
+        Self { address, flow }
     }
 
-    pub fn cut(&self) {
-        self.cut.send_replace(true);
+    pub fn set(&self, flow: Flow) {
+        self.flow.send_replace(flow);
     }
+}
+
+/// Copies one way while the wire carries anything that way; what comes later is lost, and the sockets stay open.
+async fn carry(
+    mut from: tokio::net::tcp::OwnedReadHalf,
+    mut to: tokio::net::tcp::OwnedWriteHalf,
+    mut flows: tokio::sync::watch::Receiver<Flow>,
+    way: Flow,
+) {
+    let closed = flows.wait_for(|flow| *flow != Flow::Both && *flow != way);
+    let copied = tokio::select! {
+        copied = tokio::io::copy(&mut from, &mut to) => copied,
+        _ = closed => Ok(0),
+    };
+    let cut = {
+        let flow = *flows.borrow();
+        flow != Flow::Both && flow != way
+    };
+    if cut {
+        std::future::pending::<()>().await;
+    }
+    drop(copied);
 }

@@ -5,9 +5,10 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use skein_node::signal::{Listener, Signal};
 use skein_proto::block_hash::BlockHash;
-use tokio::sync::watch;
 
+use super::output::{Counts, StreamKey};
 use crate::kv_cache::CacheChange;
 use crate::scheduler::SchedulerLoad;
 
@@ -38,6 +39,8 @@ pub struct Admitted {
     pub depth: u32,
     /// Hashes of the full prompt blocks after those.
     pub hashes: Vec<BlockHash>,
+    /// Under which its output can be read, when others may.
+    pub stream_key: Option<StreamKey>,
 }
 
 /// One entry of the log.
@@ -72,8 +75,7 @@ pub struct Load {
 pub struct StateLog {
     inner: Mutex<Inner>,
     draining: AtomicBool,
-    /// Rises with every change.
-    changed: watch::Sender<u64>,
+    changed: Signal,
 }
 
 #[derive(Debug, Default)]
@@ -83,13 +85,14 @@ struct Inner {
     /// Number of the newest entry; 0 = none yet.
     last: u64,
     load: Load,
+    counts: Counts,
     /// Least recently heard of first.
     placements: VecDeque<Placement>,
 }
 
 impl Default for StateLog {
     fn default() -> Self {
-        Self { inner: Mutex::default(), draining: AtomicBool::new(false), changed: watch::channel(0).0 }
+        Self { inner: Mutex::default(), draining: AtomicBool::new(false), changed: Signal::default() }
     }
 }
 
@@ -99,7 +102,7 @@ impl StateLog {
     }
 
     fn wake(&self) {
-        self.changed.send_modify(|version| *version += 1);
+        self.changed.send();
     }
 
     pub(super) fn append(&self, entry: LogEntry) {
@@ -120,6 +123,15 @@ impl StateLog {
         if changed {
             self.wake();
         }
+    }
+
+    pub(super) fn set_counts(&self, counts: Counts) {
+        self.lock().counts = counts;
+    }
+
+    /// What became of the requests, as of the latest load.
+    pub fn counts(&self) -> Counts {
+        self.lock().counts
     }
 
     /// Remembers that this dispatch arrived, taken or not.
@@ -171,7 +183,7 @@ impl StateLog {
     }
 
     /// Wakes on every change.
-    pub fn subscribe(&self) -> watch::Receiver<u64> {
+    pub fn subscribe(&self) -> Listener {
         self.changed.subscribe()
     }
 }
@@ -182,7 +194,7 @@ mod tests {
 
     fn entry(depth: u32, hashes: usize) -> LogEntry {
         let placement = Placement { router: 1, sequence: 1 };
-        LogEntry::Admitted(Admitted { placement, depth, hashes: vec![0; hashes] })
+        LogEntry::Admitted(Admitted { placement, depth, hashes: vec![0; hashes], stream_key: None })
     }
 
     #[test]

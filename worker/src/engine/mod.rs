@@ -1,139 +1,45 @@
 //! The step loop, and nothing else: commands in, steps through the backend, events out.
 //!
 //! One std thread owns scheduler and backend, so neither needs a lock. It talks to the rest by a bounded channel
-//! of commands, one mailbox for each request ([`TokenStream`]), and the log of what routers should know
-//! ([`StateLog`]). It never waits for a reader, and when there is nothing to compute it sleeps.
+//! of commands ([`EngineHandle`]), one ring of output for each request, which readers follow ([`TokenStream`]), and the
+//! log of what routers should know ([`StateLog`]). It never waits for a reader, and when there is nothing to compute it sleeps.
 //!
 //! Where the backend wants it ([`Backend::steps_in_flight`]), a step is planned and launched before the last one's
 //! tokens are read, so that the device never waits for this thread: planning, accounting and streaming happen while
 //! it computes. Each step is planned from what is known and foreseen then; see [`crate::scheduler`].
 
+mod audit;
+mod handle;
 mod log;
-mod outbox;
+mod output;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use skein_node::clock;
-use tokio::sync::{mpsc, oneshot};
+use skein_proto::block_hash::BlockHash;
+use tokio::sync::mpsc;
 
+pub use audit::Broken;
+pub use handle::{EngineHandle, Snapshot, Submission, SubmitError};
 pub use log::{Admitted, Load, LogEntry, Placement, StateLog};
-pub use outbox::{Delta, StreamFault, TokenStream};
+pub use output::{
+    AttachError, Attachment, Counts, Delta, MAX_LINGER, MAX_UNREAD_BYTES, OUTPUT_BYTES, OutOfRange,
+    RING_BYTES, SamplePosition, StreamFault, StreamKey, TokenStream,
+};
 
 use crate::backend::{Backend, BackendError, StepHandle};
-use crate::kv_cache::RunStored;
-use crate::scheduler::{NewRequest, Refusal, RequestKey, Scheduler, Step};
-use outbox::Outbox;
+use crate::scheduler::{RequestKey, Scheduler, Step};
+use handle::Command;
+use output::{Join, Opening, Outbox};
 
 /// Commands that wait for the step under way to end.
 const COMMAND_QUEUE: usize = 256;
 
-/// A checked request on its way into the engine.
-#[derive(Debug)]
-pub struct Submission {
-    /// The client's name for it; unique among running requests.
-    pub id: String,
-    /// The request; the engine draws its key.
-    pub request: NewRequest,
-    /// Which dispatch of which router it is.
-    pub placement: Option<Placement>,
-}
-
-/// Why a request was not taken.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum SubmitError {
-    /// That id runs already.
-    #[error("request_id {id:?} is running here; use another id or wait for its end")]
-    Duplicate {
-        /// The id.
-        id: String,
-    },
-    /// The scheduler's reason.
-    #[error(transparent)]
-    Refused(#[from] Refusal),
-    /// Clients do not read their streams.
-    #[error("{open} streams are open, finished ones not read to their end included; the limit is {limit}")]
-    TooManyStreams {
-        /// Streams held by readers.
-        open: u32,
-        /// `max_num_queued_reqs + max_num_seqs`.
-        limit: u32,
-    },
-    /// The engine has ended.
-    #[error("the engine has stopped; another worker can take the request")]
-    Stopped,
-}
-
-/// Everything cached, as of a point in the log.
-#[derive(Debug)]
-pub struct Snapshot {
-    /// The number of the last log entry it includes.
-    pub sequence: u64,
-    /// Parents before their children.
-    pub runs: Vec<RunStored>,
-}
-
-enum Command {
-    Submit(Box<Submission>, oneshot::Sender<Result<TokenStream, SubmitError>>),
-    Abort {
-        id: String,
-        sample: u32,
-        reply: oneshot::Sender<bool>,
-    },
-    Snapshot(oneshot::Sender<Snapshot>),
-    /// The backend has failed: only wakes the loop, which asks it.
-    Failed,
-    Stop,
-}
-
-/// Talks to a running engine; cheap to clone.
-#[derive(Debug, Clone)]
-pub struct EngineHandle {
-    commands: mpsc::Sender<Command>,
-    log: Arc<StateLog>,
-}
-
-impl EngineHandle {
-    /// Hands a request over; the stream's end, or dropping it, ends the request.
-    pub async fn submit(&self, submission: Submission) -> Result<TokenStream, SubmitError> {
-        let (reply, answer) = oneshot::channel();
-        let command = Command::Submit(Box::new(submission), reply);
-        self.commands.send(command).await.map_err(|_| SubmitError::Stopped)?;
-        answer.await.unwrap_or(Err(SubmitError::Stopped))
-    }
-
-    /// Ends one sample; false when it is not running (any more).
-    pub async fn abort(&self, id: String, sample: u32) -> bool {
-        let (reply, answer) = oneshot::channel();
-        let sent = self.commands.send(Command::Abort { id, sample, reply }).await;
-        sent.is_ok() && answer.await.unwrap_or(false)
-    }
-
-    /// What is cached; `None` when the engine has ended.
-    pub async fn snapshot(&self) -> Option<Snapshot> {
-        let (reply, answer) = oneshot::channel();
-        self.commands.send(Command::Snapshot(reply)).await.ok()?;
-        answer.await.ok()
-    }
-
-    /// Ends the engine without waiting for the steps under way; running requests end with [`StreamFault::Stopped`].
-    pub async fn stop(&self) {
-        // An error means that it has ended, which is what was asked.
-        let _ = self.commands.send(Command::Stop).await;
-    }
-
-    /// Waits for the engine's end.
-    pub async fn ended(&self) {
-        self.commands.closed().await;
-    }
-
-    /// What routers should know.
-    pub fn log(&self) -> &Arc<StateLog> {
-        &self.log
-    }
-}
+/// Keys in a snapshot: the newest ones.
+const MAX_STREAM_KEYS: usize = 4096;
 
 /// Scheduler, backend, and the loop over both.
 pub struct Engine {
@@ -144,11 +50,30 @@ pub struct Engine {
     commands: mpsc::Receiver<Command>,
     outbox: Outbox,
     log: Arc<StateLog>,
-    /// Running requests by the client's name.
-    ids: HashMap<String, RequestKey>,
     last_key: u64,
     steps: u64,
     max_streams: u32,
+    hand_back: HandBack,
+    stopped: bool,
+}
+
+/// Whether what has not ended goes back to the routers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum HandBack {
+    No,
+    Asked,
+    Done,
+}
+
+/// What a turn of the engine did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// It computed; there may be more.
+    Worked,
+    /// There is nothing to compute until a command comes: wait for it.
+    Idle,
+    /// It was told to stop; every stream has ended.
+    Ended,
 }
 
 impl Engine {
@@ -165,8 +90,7 @@ impl Engine {
             wakes.upgrade().inspect(|commands| drop(commands.try_send(Command::Failed)));
         }));
         let log = Arc::new(StateLog::default());
-        let handle = EngineHandle { commands: sender, log: log.clone() };
-        let ids = HashMap::new();
+        let handle = EngineHandle::new(sender, log.clone());
         let outbox = Outbox::default();
         let under_way = VecDeque::new();
         let engine = Self {
@@ -176,24 +100,84 @@ impl Engine {
             commands,
             outbox,
             log,
-            ids,
             last_key: 0,
             steps: 0,
             max_streams,
+            hand_back: HandBack::No,
+            stopped: false,
         };
         (engine, handle)
     }
 
     /// Runs until told to stop, or until the backend fails; then every stream has ended.
     pub fn run(mut self) -> Result<(), BackendError> {
-        self.publish();
-        while self.take_commands() {
-            if let Err(error) = self.backend.health().and_then(|()| self.step()) {
-                self.outbox.end_all(&StreamFault::Failed { reason: error.to_string() });
-                return Err(error);
+        loop {
+            match self.turn()? {
+                Turn::Worked => {}
+                Turn::Idle => {
+                    let command = self.commands.blocking_recv();
+                    self.take(command);
+                }
+                Turn::Ended => return Ok(()),
             }
         }
-        self.outbox.end_all(&StreamFault::Stopped);
+    }
+
+    /// One round of [`Engine::run`], for who owns time and the thread (a simulator): obeys what has come, then computes
+    /// one step if there is anything to compute. Waits for nothing but the backend.
+    ///
+    /// # Errors
+    /// The backend failed; every stream has ended, and so has the engine.
+    pub fn turn(&mut self) -> Result<Turn, BackendError> {
+        self.take_waiting_commands();
+        if self.stopped {
+            self.end_all(&StreamFault::Stopped);
+            return Ok(Turn::Ended);
+        }
+        if let Err(error) = self.backend.health() {
+            return self.failed(error);
+        }
+        if self.hand_back == HandBack::Asked
+            && let Err(error) = self.hand_back()
+        {
+            return self.failed(error);
+        }
+        if self.scheduler.is_idle() && self.under_way.is_empty() {
+            self.publish();
+            return Ok(Turn::Idle);
+        }
+        match self.step() {
+            Ok(()) => Ok(Turn::Worked),
+            Err(error) => self.failed(error),
+        }
+    }
+
+    /// After [`Turn::Idle`]: waits for something to do.
+    pub async fn wait(&mut self) {
+        let command = self.commands.recv().await;
+        self.take(command);
+    }
+
+    fn failed(&mut self, error: BackendError) -> Result<Turn, BackendError> {
+        self.end_all(&StreamFault::Failed { reason: error.to_string() });
+        Err(error)
+    }
+
+    fn end_all(&mut self, fault: &StreamFault) {
+        self.outbox.end_all(fault);
+        self.log.set_counts(self.outbox.counts());
+    }
+
+    /// Gives back what has not ended, with all that was computed for it: the steps under way are waited for.
+    fn hand_back(&mut self) -> Result<(), BackendError> {
+        while !self.under_way.is_empty() {
+            self.collect_oldest()?;
+        }
+        for key in self.outbox.hand_back() {
+            self.scheduler.cancel(key);
+        }
+        self.hand_back = HandBack::Done;
+        self.publish();
         Ok(())
     }
 
@@ -225,27 +209,21 @@ impl Engine {
         Ok(())
     }
 
-    /// Obeys what has come; with nothing to compute it sleeps until something does. False = the end.
-    fn take_commands(&mut self) -> bool {
-        self.cancel_abandoned();
-        if self.scheduler.is_idle() && self.under_way.is_empty() {
-            self.publish();
-            match self.commands.blocking_recv() {
-                Some(Command::Stop) | None => return false,
-                Some(command) => self.obey(command),
-            }
-        }
-        // As many as the queue holds: a flood of commands must not keep the steps waiting.
+    /// As many as the queue holds: a flood of commands must not keep the steps waiting.
+    fn take_waiting_commands(&mut self) {
+        self.look_after_streams();
         for _ in 0..COMMAND_QUEUE {
             match self.commands.try_recv() {
-                Ok(Command::Stop) => return false,
-                Ok(command) => self.obey(command),
-                // Without senders there is nobody left to read either.
-                Err(mpsc::error::TryRecvError::Disconnected) => return false,
+                Ok(command) => self.take(Some(command)),
+                Err(mpsc::error::TryRecvError::Disconnected) => self.take(None),
                 Err(mpsc::error::TryRecvError::Empty) => break,
             }
         }
-        true
+    }
+
+    /// Without senders there is nobody left to read either.
+    fn take(&mut self, command: Option<Command>) {
+        self.obey(command.unwrap_or(Command::Stop));
     }
 
     fn obey(&mut self, command: Command) {
@@ -260,42 +238,97 @@ impl Engine {
                 placement.inspect(|&placement| self.log.saw(placement));
                 drop(reply.send(taken));
             }
+            Command::Attach(attachment, reply) => drop(reply.send(self.attach(*attachment))),
+            Command::Release { id, reply } => drop(reply.send(self.release(&id))),
             Command::Abort { id, sample, reply } => drop(reply.send(self.abort(&id, sample))),
             Command::Snapshot(reply) => drop(reply.send(self.snapshot())),
+            Command::HandBack if self.hand_back == HandBack::No => self.hand_back = HandBack::Asked,
+            Command::HandBack => {}
             Command::Failed => {}
-            Command::Stop => unreachable!("the loop takes Stop itself"),
+            Command::Stop => self.stopped = true,
         }
     }
 
     fn submit(&mut self, submission: Submission) -> Result<TokenStream, SubmitError> {
-        let Submission { id, mut request, placement } = submission;
-        self.cancel_abandoned();
+        let Submission { id, mut request, placement, mut stream_key, linger } = submission;
+        self.look_after_streams();
         self.outbox.flush();
-        self.ids.retain(|_, key| self.outbox.is_open(*key));
-        if self.ids.contains_key(&id) {
-            return Err(SubmitError::Duplicate { id });
-        }
-        let open = self.outbox.readers();
-        if open >= self.max_streams {
-            return Err(SubmitError::TooManyStreams { open, limit: self.max_streams });
+        self.check_submission(&id)?;
+        if let Some(key) = stream_key {
+            match self.outbox.join(&id, &request, key, linger) {
+                Join::Joined(stream) => {
+                    self.log_admitted(placement, 0, Vec::new(), stream_key);
+                    return Ok(stream);
+                }
+                Join::Absent => {}
+                Join::Differs => {
+                    tracing::warn!(
+                        id,
+                        "a request has the stream key of another one: it is computed by itself"
+                    );
+                    stream_key = None;
+                }
+            }
         }
         self.last_key += 1;
         request.key = RequestKey(self.last_key);
-        let stream = TokenStream::open(&request);
+        let opening = Opening::of(&request, stream_key, linger);
         let key = request.key;
         let accepted = self.scheduler.submit(request)?;
-        let stream = self.outbox.open(key, stream);
-        self.ids.insert(id, key);
+        let stream = self.outbox.open(key, id, opening);
         self.outbox.extend(accepted.events);
-        if let Some(placement) = placement {
-            let (depth, hashes) = (accepted.cached_blocks, accepted.uncached_hashes);
-            self.log.append(LogEntry::Admitted(Admitted { placement, depth, hashes }));
-        }
+        self.log_admitted(placement, accepted.cached_blocks, accepted.uncached_hashes, stream_key);
         Ok(stream)
     }
 
+    fn check_submission(&self, id: &str) -> Result<(), SubmitError> {
+        if self.hand_back != HandBack::No {
+            return Err(SubmitError::HandedBack);
+        }
+        if self.outbox.is_reading(id) {
+            return Err(SubmitError::Duplicate { id: id.to_owned() });
+        }
+        let open = self.outbox.readers();
+        let limit = self.max_streams;
+        if open >= limit { Err(SubmitError::TooManyStreams { open, limit }) } else { Ok(()) }
+    }
+
+    fn log_admitted(
+        &self,
+        placement: Option<Placement>,
+        depth: u32,
+        hashes: Vec<BlockHash>,
+        stream_key: Option<StreamKey>,
+    ) {
+        if let Some(placement) = placement {
+            self.log.append(LogEntry::Admitted(Admitted { placement, depth, hashes, stream_key }));
+        }
+    }
+
+    fn attach(&mut self, attachment: Attachment) -> Result<TokenStream, AttachError> {
+        self.look_after_streams();
+        self.outbox.flush();
+        if self.outbox.is_reading(&attachment.id) {
+            return Err(AttachError::Duplicate { id: attachment.id });
+        }
+        let (open, limit) = (self.outbox.readers(), self.max_streams);
+        if open >= limit {
+            return Err(AttachError::TooManyStreams { open, limit });
+        }
+        self.outbox.attach(attachment)
+    }
+
+    fn release(&mut self, id: &str) -> bool {
+        let Some(over) = self.outbox.release(id) else { return false };
+        if let Some(key) = over {
+            self.scheduler.cancel(key);
+            self.publish_load();
+        }
+        true
+    }
+
     fn abort(&mut self, id: &str, sample: u32) -> bool {
-        let event = self.ids.get(id).and_then(|&key| self.scheduler.abort(key, sample));
+        let event = self.outbox.running(id).and_then(|key| self.scheduler.abort(key, sample));
         let found = event.is_some();
         self.outbox.extend(event);
         self.outbox.flush();
@@ -304,12 +337,16 @@ impl Engine {
 
     fn snapshot(&mut self) -> Snapshot {
         self.publish();
-        Snapshot { sequence: self.log.last_sequence(), runs: self.scheduler.cache_snapshot() }
+        Snapshot {
+            sequence: self.log.last_sequence(),
+            runs: self.scheduler.cache_snapshot(),
+            stream_keys: self.outbox.stream_keys(MAX_STREAM_KEYS),
+        }
     }
 
-    /// Frees what nobody reads any more.
-    fn cancel_abandoned(&mut self) {
-        for key in self.outbox.take_abandoned() {
+    /// Frees what nobody reads any more, and forgets what nobody came for.
+    fn look_after_streams(&mut self) {
+        for key in self.outbox.look_after(clock::now()) {
             self.scheduler.cancel(key);
         }
     }
@@ -324,6 +361,7 @@ impl Engine {
     }
 
     fn publish_load(&self) {
+        self.log.set_counts(self.outbox.counts());
         self.log.set_load(Load { scheduler: self.scheduler.load(), step: self.steps });
     }
 }

@@ -1,17 +1,21 @@
-//! The loop on its own thread, over the fake backend.
+//! The loop over the fake backend: here on its own thread, below turn by turn.
+
+mod hand_back;
+mod scene;
+mod streams;
 
 use std::sync::Mutex;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::outbox::MAX_UNREAD_BYTES;
 use super::*;
+use crate::TokenId;
 use crate::backend::fake::{FakeBackend, FakeOptions, StepCost};
 use crate::backend::{Alarm, Batch, StepOutput};
 use crate::config::SchedulerConfig;
 use crate::kv_cache::CacheScope;
 use crate::sampling::SamplingParams;
-use crate::scheduler::{FinishReason, NewSample};
+use crate::scheduler::{FinishReason, NewRequest, NewSample};
 
 /// Longer than anything here takes; a test that hangs fails.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -41,7 +45,8 @@ fn submission(id: &str, max_tokens: u32) -> Submission {
         priority: 0,
         deadline: None,
     };
-    Submission { id: id.into(), request, placement: Some(Placement { router: 7, sequence: 3 }) }
+    let placement = Some(Placement { router: 7, sequence: 3 });
+    Submission { id: id.into(), request, placement, stream_key: None, linger: Duration::ZERO }
 }
 
 /// All deltas of a stream, checked for holes.
@@ -89,7 +94,8 @@ async fn a_request_streams_to_its_end_and_the_log_tells_of_it() {
     assert_eq!(snapshot.runs.iter().map(|run| run.hashes.len()).collect::<Vec<_>>(), [3]);
     let entries = handle.log().entries_from(1, 100).expect("all of it");
     let admitted = |depth, hashes| {
-        LogEntry::Admitted(Admitted { placement: Placement { router: 7, sequence: 3 }, depth, hashes })
+        let placement = Placement { router: 7, sequence: 3 };
+        LogEntry::Admitted(Admitted { placement, depth, hashes, stream_key: None })
     };
     assert_eq!(*entries[0], admitted(0, snapshot.runs[0].hashes[..2].to_vec()));
     assert!(entries.contains(&Arc::new(admitted(2, Vec::new()))));

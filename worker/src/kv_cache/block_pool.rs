@@ -91,6 +91,11 @@ impl BlockPool {
         self.blocks[block.0 as usize].holders
     }
 
+    /// All blocks there are.
+    pub fn total(&self) -> u32 {
+        self.blocks.len() as u32
+    }
+
     /// Free, cached and held blocks.
     pub fn counts(&self) -> BlockCounts {
         self.counts

@@ -88,6 +88,11 @@ impl KvCache {
         self.pool.counts()
     }
 
+    /// All blocks there are.
+    pub fn total(&self) -> u32 {
+        self.pool.total()
+    }
+
     /// Blocks a sequence could get now: free or only cached.
     pub fn available(&self) -> u32 {
         let counts = self.pool.counts();

@@ -23,6 +23,7 @@
 //! the step, and one sequence alone always fits (`max_model_len` is at most what the pool holds).
 
 mod ahead;
+mod audit;
 mod commit;
 mod plan;
 mod rate;
@@ -36,6 +37,7 @@ use std::collections::BTreeMap;
 use skein_node::clock::Timestamp;
 use skein_proto::block_hash::BlockHash;
 
+pub use audit::Broken;
 pub use plan::{Plan, Step};
 pub use request::{Accepted, Event, FinishReason, NewRequest, NewSample, Refusal, RequestKey};
 

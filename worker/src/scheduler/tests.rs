@@ -233,28 +233,7 @@ impl World {
 
     fn check_blocks(&mut self) {
         let scheduler = &mut self.scheduler;
-        let total = self.backend.kv_blocks();
-        let mut holders = vec![0; total as usize];
-        for sequence in &scheduler.running {
-            for block in sequence.table.blocks() {
-                holders[block.0 as usize] += 1;
-            }
-        }
-        let counts = scheduler.kv.counts();
-        assert_eq!(counts.free + counts.cached + counts.held, total, "every block is in one state");
-        assert_eq!(counts.held, holders.iter().filter(|&&count| count > 0).count() as u32, "held means held");
-        for (block, &count) in holders.iter().enumerate() {
-            let counted = scheduler.kv.holders(crate::BlockId(block as u32));
-            assert_eq!(counted, count, "reference counts equal holders");
-        }
-        assert!(
-            scheduler.running.is_sorted_by_key(|sequence| sequence.rank),
-            "running sequences stay in rank order"
-        );
-        assert!(
-            scheduler.waiting.values().all(|waiting| waiting.table.blocks().is_empty()),
-            "waiting holds nothing"
-        );
+        assert_eq!(scheduler.audit(), Ok(()));
         for change in scheduler.take_cache_changes() {
             self.mirror.apply(change);
         }

@@ -6,7 +6,7 @@ use skein_proto::worker::v1 as wire;
 use wire::worker_event::Event;
 
 use super::ModelFacts;
-use crate::engine::{Delta, Load, LogEntry, Placement};
+use crate::engine::{Delta, Load, LogEntry, Placement, Snapshot};
 use crate::kv_cache::{RunStored, RunTruncated};
 use crate::sampling::TokenLogprobs;
 use crate::scheduler::FinishReason;
@@ -39,6 +39,7 @@ pub(super) fn delta(epoch: u64, delta: Delta) -> wire::GenerateDelta {
         cached_tokens: delta.cached_tokens,
         prompt_logprobs: delta.prompt_scores.into_iter().map(logprobs).collect(),
         from_prompt_position: delta.from_prompt_position,
+        hand_back: delta.hand_back,
     }
 }
 
@@ -57,8 +58,11 @@ fn logprobs(logprobs: TokenLogprobs) -> wire::TokenLogprobs {
     wire::TokenLogprobs { token_id: token, logprob, rank, top_token_ids, top_logprobs }
 }
 
-pub(super) fn snapshot(runs: Vec<RunStored>) -> Event {
-    Event::Snapshot(wire::CacheSnapshot { runs: runs.into_iter().map(stored).collect() })
+pub(super) fn snapshot(snapshot: Snapshot) -> Event {
+    Event::Snapshot(wire::CacheSnapshot {
+        runs: snapshot.runs.into_iter().map(stored).collect(),
+        stream_keys: snapshot.stream_keys.into_iter().map(|key| key.0.to_vec()).collect(),
+    })
 }
 
 pub(super) fn entry(entry: Arc<LogEntry>) -> Event {
@@ -73,6 +77,7 @@ pub(super) fn entry(entry: Arc<LogEntry>) -> Event {
                 placement: Some(wire::Placement { router_id: router, sequence }),
                 depth: admitted.depth,
                 hashes: admitted.hashes,
+                stream_key: admitted.stream_key.map(|key| key.0.to_vec()).unwrap_or_default(),
             })
         }
     }

@@ -2,6 +2,8 @@
 //! of every request, for the worker trusts nobody; behind it there are only checked values.
 
 mod convert;
+mod detached;
+mod drain;
 mod load;
 mod local;
 mod serve;
@@ -13,26 +15,33 @@ mod validate;
 mod watch;
 
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
-use skein_node::clock;
+use skein_node::{clock, task};
 use skein_proto::worker::v1 as wire;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status};
 
+pub use detached::detached;
 pub use load::LoadedBackend;
 pub use local::LocalWorker;
 pub use serve::{WorkerError, serve, serve_backend};
 
 use crate::TokenId;
-use crate::engine::{EngineHandle, Placement, StreamFault, Submission, SubmitError, TokenStream};
-use crate::scheduler::{NewRequest, Refusal};
+use crate::engine::{
+    AttachError, EngineHandle, Placement, StreamFault, Submission, SubmitError, TokenStream,
+};
+use crate::scheduler::Refusal;
 
 /// Deltas between a request's stream and its HTTP/2 stream; what comes meanwhile is joined in the mailbox.
 const DELTA_QUEUE: usize = 4;
 
 /// What a client should wait before it tries this worker again.
 const RETRY_AFTER_MS: &str = "1000";
+
+/// A request's output on its way to HTTP/2.
+type Deltas = ReceiverStream<Result<wire::GenerateDelta, Status>>;
 
 /// What is served, as `Info` tells it and as requests are checked against.
 #[derive(Debug, Clone)]
@@ -64,7 +73,7 @@ struct Requests(Arc<()>);
 
 /// The `skein.worker.v1.Worker` service.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct WorkerService {
+pub struct WorkerService {
     ready: Arc<OnceLock<Ready>>,
     /// From their arrival to the end of their streams.
     requests: Arc<Requests>,
@@ -85,7 +94,8 @@ impl WorkerService {
 
 #[tonic::async_trait]
 impl wire::worker_server::Worker for WorkerService {
-    type GenerateStream = ReceiverStream<Result<wire::GenerateDelta, Status>>;
+    type GenerateStream = Deltas;
+    type AttachStream = Deltas;
     type WatchStream = ReceiverStream<Result<wire::WorkerEvent, Status>>;
 
     async fn info(&self, _: Request<wire::InfoRequest>) -> Result<Response<wire::InfoResponse>, Status> {
@@ -107,15 +117,28 @@ impl wire::worker_server::Worker for WorkerService {
             // The engine will not see it, but the router must know that it came.
             engine.log().saw(placement);
         }
-        let request = checked?;
-        let stream = engine.submit(Submission { id, request, placement }).await.map_err(refused)?;
-        let (sender, receiver) = mpsc::channel(DELTA_QUEUE);
-        let epoch = facts.epoch;
-        tokio::spawn(async move {
-            forward(stream, epoch, sender).await;
-            drop(open);
-        });
-        Ok(Response::new(ReceiverStream::new(receiver)))
+        let submission = Submission { id, placement, ..checked? };
+        let stream = engine.submit(submission).await.map_err(refused)?;
+        Ok(send(stream, facts.epoch, open))
+    }
+
+    async fn attach(
+        &self,
+        request: Request<wire::AttachRequest>,
+    ) -> Result<Response<Self::AttachStream>, Status> {
+        let Ready { engine, facts } = self.ready()?;
+        let open = self.requests.0.clone();
+        let attachment = validate::attachment(request.into_inner()).map_err(invalid)?;
+        let stream = engine.attach(attachment).await.map_err(not_attached)?;
+        Ok(send(stream, facts.epoch, open))
+    }
+
+    async fn release(
+        &self,
+        request: Request<wire::ReleaseRequest>,
+    ) -> Result<Response<wire::ReleaseResponse>, Status> {
+        let found = self.ready()?.engine.release(request.into_inner().request_id).await;
+        Ok(Response::new(wire::ReleaseResponse { found }))
     }
 
     async fn abort(
@@ -133,25 +156,41 @@ impl wire::worker_server::Worker for WorkerService {
     ) -> Result<Response<Self::WatchStream>, Status> {
         let Ready { engine, facts } = self.ready()?;
         let (sender, receiver) = mpsc::channel(watch::EVENT_QUEUE);
-        tokio::spawn(watch::follow(engine.clone(), facts.epoch, request.into_inner(), sender));
+        task::spawn(watch::follow(engine.clone(), facts.epoch, request.into_inner(), sender));
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
 }
 
-/// What may go to the engine.
+/// What may go to the engine; the caller knows who it is.
 fn admit(
     request: wire::GenerateRequest,
     engine: &EngineHandle,
     facts: &ModelFacts,
-) -> Result<NewRequest, Status> {
+) -> Result<Submission, Status> {
     if engine.log().is_draining() {
         return Err(Status::unavailable("this worker is draining; another one can take the request"));
     }
-    let checked = validate::request(request, facts, clock::now());
-    checked.map_err(|invalid| Status::invalid_argument(invalid.to_string()))
+    let stream_key = validate::stream_key(&request.stream_key).map_err(invalid)?;
+    let linger = Duration::from_millis(request.linger_ms);
+    let request = validate::request(request, facts, clock::now()).map_err(invalid)?;
+    Ok(Submission { id: String::new(), request, placement: None, stream_key, linger })
 }
 
-/// Sends what the engine produces until it ends or the client goes away, which cancels the request.
+fn invalid(invalid: validate::Invalid) -> Status {
+    Status::invalid_argument(invalid.to_string())
+}
+
+/// The stream as a response, written by a task of its own; `open` counts it until it is written to its end.
+fn send(stream: TokenStream, epoch: u64, open: Arc<()>) -> Response<Deltas> {
+    let (sender, receiver) = mpsc::channel(DELTA_QUEUE);
+    task::spawn(async move {
+        forward(stream, epoch, sender).await;
+        drop(open);
+    });
+    Response::new(ReceiverStream::new(receiver))
+}
+
+/// Sends what the engine produces until it ends or the client goes away, which leaves the request to its linger.
 async fn forward(
     mut stream: TokenStream,
     epoch: u64,
@@ -159,6 +198,7 @@ async fn forward(
 ) {
     loop {
         let taken = tokio::select! {
+            biased;
             taken = stream.next() => taken,
             () = sender.closed() => return,
         };
@@ -182,10 +222,25 @@ fn refused(error: SubmitError) -> Status {
             Code::ResourceExhausted
         }
         SubmitError::Refused(Refusal::TooManySamples { .. }) => Code::InvalidArgument,
-        SubmitError::Stopped => Code::Unavailable,
+        SubmitError::HandedBack | SubmitError::Stopped => Code::Unavailable,
     };
-    let mut status = Status::new(code, error.to_string());
-    if code == Code::ResourceExhausted {
+    with_retry_after(Status::new(code, error.to_string()))
+}
+
+fn not_attached(error: AttachError) -> Status {
+    let code = match &error {
+        AttachError::NotFound => Code::NotFound,
+        AttachError::OutOfRange(_) => Code::OutOfRange,
+        AttachError::Duplicate { .. } => Code::AlreadyExists,
+        AttachError::TooManyStreams { .. } => Code::ResourceExhausted,
+        AttachError::Stopped => Code::Unavailable,
+    };
+    with_retry_after(Status::new(code, error.to_string()))
+}
+
+/// A full worker says when to come again.
+fn with_retry_after(mut status: Status) -> Status {
+    if status.code() == Code::ResourceExhausted {
         let retry_after = tonic::metadata::MetadataValue::from_static(RETRY_AFTER_MS);
         status.metadata_mut().insert("retry-after-ms", retry_after);
     }

@@ -3,7 +3,6 @@
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::pin::pin;
-use std::time::Duration;
 
 use skein_node::clock;
 use tokio::sync::oneshot;
@@ -14,11 +13,9 @@ use super::server::Server;
 use super::{ModelFacts, Ready, WorkerService, sizing};
 use crate::backend::BackendError;
 use crate::config::{SchedulerConfig, WorkerConfig};
-use crate::engine::{Engine, EngineHandle};
+use crate::engine::Engine;
 use crate::scheduler::Scheduler;
 
-/// How often a drain looks whether the last stream has ended.
-const DRAIN_POLL: Duration = Duration::from_millis(20);
 /// A worker that could not start, or ended before it was told to.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
@@ -104,7 +101,7 @@ pub async fn serve_backend(
         ended = &mut engine => ended,
         () = &mut shutdown => {
             server.say(ServingStatus::NotServing).await;
-            drain(&service, &handle, config.shutdown_timeout).await;
+            service.drain(config.drain_grace, config.shutdown_timeout).await;
             handle.stop().await;
             engine.await
         }
@@ -173,19 +170,6 @@ fn max_streams(config: &SchedulerConfig) -> u32 {
 /// A number no other life of this worker has had: std seeds every `RandomState` from the system's generator.
 fn draw_epoch() -> u64 {
     RandomState::new().hash_one((std::process::id(), clock::unix_time())).max(1)
-}
-
-/// Lets running requests end. What is left after `timeout` is cut, and resumed elsewhere by its router.
-async fn drain(service: &WorkerService, engine: &EngineHandle, timeout: Duration) {
-    engine.log().set_draining();
-    let streams_end = async {
-        while service.is_busy() {
-            tokio::time::sleep(DRAIN_POLL).await;
-        }
-    };
-    if tokio::time::timeout(timeout, streams_end).await.is_err() {
-        tracing::warn!(timeout_s = timeout.as_secs(), "drain timed out: running requests are cut");
-    }
 }
 
 /// Runs `work` on a named thread of its own: it may block for as long as it likes. An error of the receiver

@@ -1,5 +1,8 @@
 //! A worker over loopback, with the fake backend.
 
+mod drain;
+mod streams;
+
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -38,11 +41,16 @@ fn config() -> WorkerConfig {
         scheduler: SchedulerConfig { max_num_seqs: 4, max_num_queued_reqs: 2, ..SchedulerConfig::default() },
         kv_cache_memory_bytes: None,
         memory_sharers: 1,
+        drain_grace: Duration::from_millis(150),
         shutdown_timeout: Duration::from_millis(200),
     }
 }
 
 async fn serve_fake(options: FakeOptions) -> Served {
+    serve_with(config(), options).await
+}
+
+async fn serve_with(config: WorkerConfig, options: FakeOptions) -> Served {
     let options = FakeOptions { vocab_size: VOCAB, kv_blocks: 64, ..options };
     let load = move || {
         Ok(LoadedBackend {
@@ -62,7 +70,7 @@ async fn serve_fake(options: FakeOptions) -> Served {
     let told = move |address| {
         let _ = ready.send(address);
     };
-    let task = tokio::spawn(serve_backend(config(), load, told, async {
+    let task = tokio::spawn(serve_backend(config, load, told, async {
         let _ = stopped.await;
     }));
     let address = tokio::time::timeout(PATIENCE, address).await.expect("in time").expect("ready");
@@ -298,29 +306,6 @@ async fn too_much_is_shed_and_duplicates_refused() {
     };
     let stream = tokio::time::timeout(PATIENCE, taken).await.expect("room in time");
     read(stream, 40).await.expect("no fault");
-    served.stop().await.expect("a clean end");
-}
-
-#[tokio::test]
-async fn a_drain_refuses_what_is_new_and_cuts_what_is_late() {
-    let mut served = serve_fake(slow()).await;
-    let ask = wire::WatchRequest { epoch: 0, next_sequence: 0, router_id: 1 };
-    let mut events = served.client.watch(ask).await.expect("taken").into_inner();
-    let long = served.client.generate(request("long", 400)).await.expect("taken").into_inner();
-    let short = served.client.generate(request("short", 10)).await.expect("taken").into_inner();
-    drop(served.shutdown.take());
-    loop {
-        let event = next(&mut events).await.expect("no fault").expect("an event");
-        if matches!(event.event, Some(Event::Load(load)) if load.draining) {
-            break;
-        }
-    }
-    let refused = served.client.generate(request("new", 1)).await.expect_err("it drains");
-    assert_eq!(refused.code(), Code::Unavailable, "{refused}");
-    let (short, long) = tokio::join!(read(short, 40), read(long, 40));
-    assert_eq!(short.expect("it had time").0.len(), 10);
-    assert_eq!(long.expect_err("cut").code(), Code::Unavailable);
-    while let Ok(Some(_)) = next(&mut events).await {}
     served.stop().await.expect("a clean end");
 }
 

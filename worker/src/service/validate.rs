@@ -11,6 +11,7 @@ use skein_proto::worker::v1 as wire;
 
 use super::ModelFacts;
 use crate::TokenId;
+use crate::engine::{Attachment, SamplePosition, StreamKey};
 use crate::kv_cache::CacheScope;
 use crate::sampling::SamplingParams;
 use crate::scheduler::{NewRequest, NewSample, RequestKey};
@@ -69,14 +70,7 @@ pub(super) fn request(
     facts: &ModelFacts,
     now: Timestamp,
 ) -> Result<NewRequest, Invalid> {
-    let id_bytes = request.request_id.len();
-    let allowed = format_args!("1..={MAX_REQUEST_ID_BYTES} bytes");
-    check(
-        (1..=MAX_REQUEST_ID_BYTES).contains(&id_bytes),
-        "request_id",
-        format_args!("{id_bytes} bytes"),
-        allowed,
-    )?;
+    check_request_id(&request.request_id)?;
     let salt_bytes = request.cache_salt.len();
     let allowed = format_args!("at most {MAX_CACHE_SALT_BYTES} bytes");
     check(salt_bytes <= MAX_CACHE_SALT_BYTES, "cache_salt", format_args!("{salt_bytes} bytes"), allowed)?;
@@ -111,6 +105,47 @@ pub(super) fn request(
         priority: request.priority,
         deadline: (!timeout.is_zero() && timeout <= MAX_TIMEOUT).then(|| now + timeout),
     })
+}
+
+/// Under which others may read the request; absent = nobody may.
+pub(super) fn stream_key(bytes: &[u8]) -> Result<Option<StreamKey>, Invalid> {
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    let key = bytes.try_into();
+    let got = || format!("{} bytes", bytes.len());
+    key.map(|key| Some(StreamKey(key))).map_err(|_| Invalid {
+        field: "stream_key",
+        got: got(),
+        allowed: "none or 16 bytes".into(),
+    })
+}
+
+/// Who wants to read what, from where.
+pub(super) fn attachment(request: wire::AttachRequest) -> Result<Attachment, Invalid> {
+    check_request_id(&request.request_id)?;
+    let missing = || Invalid { field: "stream_key", got: "missing".into(), allowed: "16 bytes".into() };
+    let key = stream_key(&request.stream_key)?.ok_or_else(missing)?;
+    let allowed = format_args!("1..={MAX_SAMPLES} samples");
+    check((1..=MAX_SAMPLES).contains(&request.samples.len()), "samples", request.samples.len(), allowed)?;
+    let mut seen = HashSet::new();
+    for sample in &request.samples {
+        check(seen.insert(sample.index), "samples.index", sample.index, "distinct indices")?;
+    }
+    let position = |at: &wire::SamplePosition| SamplePosition { index: at.index, from: at.from_position };
+    Ok(Attachment {
+        id: request.request_id,
+        key,
+        samples: request.samples.iter().map(position).collect(),
+        from_score: request.from_prompt_position,
+        linger: Duration::from_millis(request.linger_ms),
+    })
+}
+
+fn check_request_id(id: &str) -> Result<(), Invalid> {
+    let allowed = format_args!("1..={MAX_REQUEST_ID_BYTES} bytes");
+    let ok = (1..=MAX_REQUEST_ID_BYTES).contains(&id.len());
+    check(ok, "request_id", format_args!("{} bytes", id.len()), allowed)
 }
 
 fn samples(

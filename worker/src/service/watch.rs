@@ -29,7 +29,15 @@ pub(super) async fn follow(
     events: mpsc::Sender<Result<wire::WorkerEvent, Status>>,
 ) {
     let next = if request.epoch == epoch { request.next_sequence } else { 0 };
-    let mut follower = Follower { engine, epoch, router: request.router_id, next, events, load_sent: None };
+    let mut follower = Follower {
+        engine,
+        epoch,
+        router: request.router_id,
+        next,
+        events,
+        load_sent: None,
+        told_draining: false,
+    };
     let ended = async { while follower.turn().await.is_some() {} };
     ended.await;
 }
@@ -42,6 +50,8 @@ struct Follower {
     next: u64,
     events: mpsc::Sender<Result<wire::WorkerEvent, Status>>,
     load_sent: Option<Timestamp>,
+    /// The router knows that nothing new is taken here.
+    told_draining: bool,
 }
 
 impl Follower {
@@ -58,7 +68,8 @@ impl Follower {
             wait => wait,
         };
         tokio::select! {
-            changed = changes.changed() => changed.ok()?,
+            biased;
+            () = changes.changed() => {}
             () = tokio::time::sleep(wait) => {}
             () = self.events.closed() => return None,
             () = self.engine.ended() => return None,
@@ -81,14 +92,18 @@ impl Follower {
                     let snapshot = self.engine.snapshot().await?;
                     // Like a load report it bears the number of the next entry, and uses none up.
                     self.next = snapshot.sequence + 1;
-                    self.send(convert::snapshot(snapshot.runs)).await?;
+                    self.send(convert::snapshot(snapshot)).await?;
                 }
             }
         }
     }
 
-    /// How long the next load report may wait: a changed one only for the sake of its reader.
+    /// How long the next load report may wait: a changed one only for the sake of its reader. That the worker drains
+    /// waits for nothing.
     fn load_due_in(&self) -> Duration {
+        if self.engine.log().is_draining() && !self.told_draining {
+            return Duration::ZERO;
+        }
         let Some(sent) = self.load_sent else { return Duration::ZERO };
         LOAD_INTERVAL_MIN.saturating_sub(clock::now().since(sent))
     }
@@ -101,7 +116,8 @@ impl Follower {
     async fn send_load(&mut self) -> Option<()> {
         self.load_sent = Some(clock::now());
         let log = self.engine.log();
-        let load = convert::load(&log.load(), log.last_placement(self.router), log.is_draining());
+        self.told_draining = log.is_draining();
+        let load = convert::load(&log.load(), log.last_placement(self.router), self.told_draining);
         self.send(load).await
     }
 

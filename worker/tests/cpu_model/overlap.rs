@@ -115,7 +115,7 @@ async fn serve(
     let running = std::thread::spawn(move || engine.run());
     let mut streams = Vec::new();
     for index in 0..requests {
-        let submission = Submission { id: index.to_string(), request: request(index), placement: None };
+        let submission = Submission::alone(index.to_string(), request(index));
         streams.push(handle.submit(submission).await.unwrap());
     }
     let mut outputs = Vec::new();

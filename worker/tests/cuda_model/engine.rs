@@ -52,7 +52,7 @@ async fn serve(dir: &std::path::Path, kv_tokens: u64, enforce_eager: bool) -> Ve
     let running = std::thread::spawn(move || engine.run());
     let mut streams = Vec::new();
     for index in 0..REQUESTS {
-        let submission = Submission { id: index.to_string(), request: request(index), placement: None };
+        let submission = Submission::alone(index.to_string(), request(index));
         streams.push(handle.submit(submission).await.unwrap());
     }
     let mut outputs = Vec::new();

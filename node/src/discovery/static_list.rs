@@ -1,33 +1,11 @@
-//! Who belongs to the cluster: membership *changes* and nothing else. How a member fares is what its own reports
-//! say, so a source of membership may be away without anybody noticing.
-//!
-//! A source is whatever sends [`Change`]s into a bounded channel: a static list, or a supervisor in the same
-//! process. A closed channel means that no more changes come; it makes nobody leave.
+//! A fixed list of members, given at the start.
 
 use tokio::sync::mpsc;
 
-/// Changes that may wait to be taken in; the sender waits beyond that.
-pub const CHANGES_IN_FLIGHT: usize = 256;
+use super::{Change, Member, is_host_and_port};
+
 /// Members a static list may have.
 pub const MAX_STATIC_MEMBERS: usize = 1024;
-
-/// A process that serves.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Member {
-    /// Stable name. A member that joins again under its id replaces the earlier one.
-    pub id: String,
-    /// `host:port` of its gRPC service.
-    pub address: String,
-}
-
-/// One step of the cluster's membership.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Change {
-    /// New, or at a new address.
-    Join(Member),
-    /// Gone for good, by its id.
-    Leave(String),
-}
 
 /// Why a list of members was not taken.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -44,11 +22,6 @@ pub enum DiscoveryError {
         /// Addresses in the list.
         got: usize,
     },
-}
-
-/// A source in this process: whoever holds the sender says who joins and leaves.
-pub fn in_process() -> (mpsc::Sender<Change>, mpsc::Receiver<Change>) {
-    mpsc::channel(CHANGES_IN_FLIGHT)
 }
 
 /// A fixed list of `host:port`; each member is named by its address.
@@ -69,13 +42,6 @@ pub fn static_list<S: AsRef<str>>(addresses: &[S]) -> Result<mpsc::Receiver<Chan
         sender.try_send(Change::Join(member)).expect("the channel holds the whole list");
     }
     Ok(receiver)
-}
-
-fn is_host_and_port(address: &str) -> bool {
-    let Some((host, port)) = address.rsplit_once(':') else { return false };
-    let bracketed = host.starts_with('[') && host.ends_with(']');
-    let plain = !host.contains([':', '/', '@', ' ', '[', ']']);
-    !host.is_empty() && (bracketed || plain) && port.parse::<u16>().is_ok_and(|port| port > 0)
 }
 
 #[cfg(test)]

@@ -1,0 +1,198 @@
+//! Membership by DNS: a name with one address a worker, as a Kubernetes headless service has. Each address is a member,
+//! named by it.
+//!
+//! DNS cannot say "nobody" in a way that differs from "I do not know": a service without ready pods, a resolver that
+//! is away and a name that was mistyped all look alike. So a lookup that fails or finds nothing changes nothing. One that
+//! finds something makes new addresses join at once, and addresses that were missing [`MISSES`] times running leave:
+//! answers may be shortened, and different servers of a name may be differently old.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+use super::backoff::Backoff;
+use super::{Change, Member};
+
+/// Default pause between two lookups.
+pub const INTERVAL: Duration = Duration::from_secs(5);
+/// Lookups in a row that found others and not this address, until it leaves.
+pub const MISSES: u32 = 3;
+/// Addresses that are taken from one answer.
+pub const MAX_ADDRESSES: usize = 1024;
+/// Longest wait for one lookup.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What is looked up, and how often.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DnsName {
+    /// The name; it may have many addresses.
+    pub host: String,
+    /// Port of every worker.
+    pub port: u16,
+    /// Pause between two lookups; half to all of it, by chance.
+    pub interval: Duration,
+}
+
+/// Sends the changes until nobody takes them any more. `seed` is of the jitter.
+pub async fn follow(name: DnsName, seed: u64, changes: mpsc::Sender<Change>) {
+    let (host, port) = (name.host.clone(), name.port);
+    follow_with(|| resolve(host.clone(), port), &name, seed, changes).await;
+}
+
+async fn resolve(host: String, port: u16) -> Result<Vec<SocketAddr>, String> {
+    match tokio::time::timeout(LOOKUP_TIMEOUT, tokio::net::lookup_host((host, port))).await {
+        Ok(found) => found.map(Iterator::collect).map_err(|error| error.to_string()),
+        Err(_) => Err(format!("no answer within {LOOKUP_TIMEOUT:?}")),
+    }
+}
+
+async fn follow_with<F: Future<Output = Result<Vec<SocketAddr>, String>>>(
+    resolve: impl Fn() -> F,
+    name: &DnsName,
+    seed: u64,
+    changes: mpsc::Sender<Change>,
+) {
+    let mut jitter = Backoff::new(seed);
+    let mut answers = Answers::default();
+    let mut failing = false;
+    while !changes.is_closed() {
+        let found = resolve().await.and_then(|found| match found.is_empty() {
+            true => Err("it has no addresses".to_owned()),
+            false => Ok(found),
+        });
+        match found {
+            Ok(found) => {
+                if std::mem::take(&mut failing) {
+                    tracing::info!(name = name.host, "the name resolves again");
+                }
+                for change in answers.take(&found) {
+                    tracing::info!(?change, "membership");
+                    if changes.send(change).await.is_err() {
+                        return;
+                    }
+                }
+            }
+            Err(reason) if failing => {
+                tracing::debug!(name = name.host, reason, "the name still does not resolve")
+            }
+            Err(reason) => {
+                failing = true;
+                tracing::warn!(
+                    name = name.host,
+                    reason,
+                    "the name does not resolve; the workers known so far stay"
+                );
+            }
+        }
+        let pause = jitter.jitter(name.interval);
+        tokio::select! {
+            biased;
+            () = changes.closed() => {}
+            () = tokio::time::sleep(pause) => {}
+        }
+    }
+}
+
+/// What the answers mean. Pure.
+#[derive(Debug, Default)]
+struct Answers {
+    /// Addresses known, and for how many answers running each was missing.
+    known: BTreeMap<SocketAddr, u32>,
+}
+
+impl Answers {
+    /// Takes in an answer with at least one address.
+    fn take(&mut self, found: &[SocketAddr]) -> Vec<Change> {
+        let found = &found[..found.len().min(MAX_ADDRESSES)];
+        let mut changes = Vec::new();
+        for address in found {
+            if self.known.insert(*address, 0).is_none() {
+                let address = address.to_string();
+                changes.push(Change::Join(Member { id: address.clone(), address }));
+            }
+        }
+        self.known.retain(|address, misses| {
+            *misses += u32::from(!found.contains(address));
+            let stays = *misses < MISSES;
+            if !stays {
+                changes.push(Change::Leave(address.to_string()));
+            }
+            stays
+        });
+        changes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    /// `+1` = 10.0.0.1 joined, `-1` = it left.
+    fn short(change: &Change) -> i32 {
+        let last = |address: &str| address.split(['.', ':']).nth(3).unwrap().parse::<i32>().unwrap();
+        match change {
+            Change::Join(member) => last(&member.address),
+            Change::Leave(id) => -last(id),
+        }
+    }
+
+    fn addresses(last: &[u8]) -> Vec<SocketAddr> {
+        last.iter().map(|last| SocketAddr::from(([10, 0, 0, *last], 9000))).collect()
+    }
+
+    #[test]
+    fn who_is_missing_for_long_enough_leaves() {
+        let mut answers = Answers::default();
+        let mut check = |found: &[u8], expected: &[i32]| {
+            let changes: Vec<i32> = answers.take(&addresses(found)).iter().map(short).collect();
+            assert_eq!(changes, expected, "{found:?}");
+        };
+        check(&[2, 1, 2], &[2, 1]);
+        check(&[1], &[]);
+        check(&[1, 3], &[3]);
+        check(&[1, 2], &[]);
+        check(&[1, 2], &[]);
+        check(&[1, 2], &[-3]);
+        check(&[3, 1, 2], &[3]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_name_that_does_not_resolve_makes_nobody_leave() {
+        let none = || Err("no such name".to_owned());
+        let script =
+            vec![none(), Ok(vec![]), Ok(addresses(&[1])), none(), Ok(vec![]), none(), none(), none()];
+        let script = Mutex::new(script.into_iter());
+        let resolve = || std::future::ready(script.lock().unwrap().next().unwrap_or(Ok(addresses(&[2]))));
+        let name = DnsName { host: "workers".into(), port: 9000, interval: INTERVAL };
+        let (sender, mut receiver) = mpsc::channel(8);
+        let watch = async {
+            let mut seen = Vec::new();
+            for _ in 0..3 {
+                seen.push(short(&receiver.recv().await.unwrap()));
+            }
+            drop(receiver);
+            seen
+        };
+        let ((), seen) = tokio::join!(follow_with(resolve, &name, 1, sender), watch);
+        assert_eq!(seen, [1, 2, -1]);
+        assert!(script.lock().unwrap().next().is_none(), "all failures came before the leave");
+    }
+
+    #[tokio::test]
+    async fn the_system_resolver_is_asked() {
+        let (sender, mut receiver) = mpsc::channel(8);
+        let name = DnsName { host: "127.0.0.1".into(), port: 9000, interval: INTERVAL };
+        let take = async {
+            let first = receiver.recv().await;
+            drop(receiver);
+            first
+        };
+        let ((), first) = tokio::join!(follow(name, 1, sender), take);
+        let address = "127.0.0.1:9000".to_owned();
+        assert_eq!(first, Some(Change::Join(Member { id: address.clone(), address })));
+    }
+}

@@ -1,0 +1,128 @@
+//! Where a process learns who its cluster is, as one line of text: `etcd://h1:2379,h2:2379/cluster`, `etcds://…` for
+//! TLS, or `dns://name:port?interval=5s`.
+
+use std::time::Duration;
+
+use super::dns::{self, DnsName};
+use super::etcd::check_name;
+use super::is_host_and_port;
+use crate::config::duration;
+
+/// Cluster that is meant when none is named.
+pub const DEFAULT_CLUSTER: &str = "default";
+/// Servers that may be named.
+pub const MAX_ENDPOINTS: usize = 16;
+/// DNS is asked this often, within limits.
+const INTERVALS: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
+const FORMS: &str =
+    "write etcd://host:2379[,host:2379][/cluster], etcds://... for TLS, or dns://name:port[?interval=5s]";
+
+/// A source of membership outside of this process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// Leases and watches.
+    Etcd {
+        /// `host:port` of each server.
+        endpoints: Vec<String>,
+        /// The part of etcd that is this cluster's.
+        cluster: String,
+        /// Spoken to by TLS.
+        tls: bool,
+    },
+    /// A name that resolves to all workers.
+    Dns(DnsName),
+}
+
+impl Source {
+    /// Reads one.
+    ///
+    /// # Errors
+    /// Says what is wrong and what would do.
+    pub fn parse(given: &str) -> Result<Self, String> {
+        match given.trim().split_once("://") {
+            Some((scheme @ ("etcd" | "etcds"), rest)) => etcd(rest, scheme == "etcds"),
+            Some(("dns", rest)) => dns_name(rest).map(Self::Dns),
+            _ => Err(format!("`{given}` is no source of membership; {FORMS}")),
+        }
+    }
+}
+
+fn etcd(rest: &str, tls: bool) -> Result<Source, String> {
+    let (servers, cluster) = rest.split_once('/').unwrap_or((rest, ""));
+    let cluster = if cluster.is_empty() { DEFAULT_CLUSTER } else { cluster };
+    check_name(cluster).map_err(|reason| format!("the cluster's {reason}"))?;
+    if servers.contains('@') {
+        return Err(
+            "user and password do not belong into the address; use --etcd-user and --etcd-password-file"
+                .into(),
+        );
+    }
+    let endpoints: Vec<String> = servers.split(',').map(|server| server.trim().to_owned()).collect();
+    if let Some(bad) = endpoints.iter().find(|server| !is_host_and_port(server)) {
+        return Err(format!("`{bad}` is not host:port; {FORMS}"));
+    }
+    if endpoints.len() > MAX_ENDPOINTS {
+        return Err(format!("{} servers are named, at most {MAX_ENDPOINTS} are taken", endpoints.len()));
+    }
+    Ok(Source::Etcd { endpoints, cluster: cluster.to_owned(), tls })
+}
+
+fn dns_name(rest: &str) -> Result<DnsName, String> {
+    let (address, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let address = address.trim_end_matches('/');
+    if !is_host_and_port(address) {
+        return Err(format!("`{address}` is not name:port; {FORMS}"));
+    }
+    let interval = match query.split_once('=') {
+        None if query.is_empty() => dns::INTERVAL,
+        Some(("interval", value)) => duration(INTERVALS)(value)?,
+        _ => return Err(format!("`?{query}` is not known; {FORMS}")),
+    };
+    let (host, port) = address.rsplit_once(':').unwrap_or((address, ""));
+    let host = host.trim_matches(['[', ']']).to_owned();
+    Ok(DnsName { host, port: port.parse().unwrap_or_default(), interval })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn etcd(endpoints: &[&str], cluster: &str, tls: bool) -> Source {
+        let endpoints = endpoints.iter().map(|&endpoint| endpoint.to_owned()).collect();
+        Source::Etcd { endpoints, cluster: cluster.into(), tls }
+    }
+
+    fn dns(host: &str, port: u16, interval_ms: u64) -> Source {
+        Source::Dns(DnsName { host: host.into(), port, interval: Duration::from_millis(interval_ms) })
+    }
+
+    #[test]
+    fn sources_are_read() {
+        let check = |given: &str, expected: Source| assert_eq!(Source::parse(given), Ok(expected), "{given}");
+        check("etcd://a:2379", etcd(&["a:2379"], "default", false));
+        check("etcd://a:2379/", etcd(&["a:2379"], "default", false));
+        check("etcds://a:2379, [::1]:2379/blue", etcd(&["a:2379", "[::1]:2379"], "blue", true));
+        check("dns://workers.skein.svc:9000", dns("workers.skein.svc", 9000, 5000));
+        check("dns://workers:9000/?interval=250ms", dns("workers", 9000, 250));
+        check("dns://[::1]:9000", dns("::1", 9000, 5000));
+    }
+
+    #[test]
+    fn what_is_no_source_says_what_would_be() {
+        let check = |given: &str, reason: &str| {
+            let got = Source::parse(given).expect_err(given);
+            assert!(got.contains(reason), "{given}: {got}");
+        };
+        check("a:2379", "write etcd://host:2379");
+        check("http://a:2379", "is no source of membership");
+        check("etcd://", "is not host:port");
+        check("etcd://a", "is not host:port");
+        check("etcd://a:2379,", "is not host:port");
+        check("etcd://a:2379/b/c", "letters, digits");
+        check("etcd://me:secret@a:2379", "--etcd-password-file");
+        check(&format!("etcd://{}", vec!["a:1"; 17].join(",")), "at most 16");
+        check("dns://workers", "is not name:port");
+        check("dns://workers:9000?interval=5", "did you mean 5s");
+        check("dns://workers:9000?every=5s", "is not known");
+    }
+}

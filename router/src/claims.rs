@@ -1,0 +1,71 @@
+//! Which requests run here, by their clients' ids. The same request again joins its own stream; another one under an
+//! id that runs is refused.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::refusal::Refusal;
+use crate::stream_key::StreamKey;
+
+/// The ids in use. Clones share them.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct RunningIds(Arc<Mutex<HashMap<String, Running>>>);
+
+#[derive(Debug)]
+struct Running {
+    stream_key: StreamKey,
+    /// How many read it.
+    claims: u32,
+}
+
+/// Holds an id while its request runs.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    id: String,
+    ids: RunningIds,
+}
+
+impl RunningIds {
+    /// Takes an id, or joins those who hold it for the same stream.
+    pub fn claim(&self, id: &str, stream_key: StreamKey) -> Result<Claim, Refusal> {
+        let mut ids = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let running = ids.entry(id.to_owned()).or_insert(Running { stream_key, claims: 0 });
+        if running.stream_key != stream_key {
+            return Err(Refusal::DuplicateId(id.to_owned()));
+        }
+        running.claims += 1;
+        Ok(Claim { id: id.to_owned(), ids: self.clone() })
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut ids = self.ids.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(running) = ids.get_mut(&self.id) {
+            running.claims -= 1;
+            if running.claims == 0 {
+                ids.remove(&self.id);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_belongs_to_one_stream_until_its_last_reader_is_gone() {
+        let key = |byte| StreamKey::from_wire(&[byte; 16]).expect("sixteen bytes");
+        let ids = RunningIds::default();
+        let first = ids.claim("a", key(1)).expect("it is free");
+        let second = ids.claim("a", key(1)).expect("it is the same stream");
+        assert!(matches!(ids.claim("a", key(2)), Err(Refusal::DuplicateId(_))));
+        ids.claim("b", key(2)).expect("another id");
+        drop(first);
+        assert!(ids.claim("a", key(2)).is_err(), "the second reader still holds it");
+        drop(second);
+        ids.claim("a", key(2)).expect("it is free again");
+        assert!(ids.0.lock().expect("no panic").is_empty());
+    }
+}

@@ -1,0 +1,78 @@
+//! One reader of one stream at one worker. Dropped, it leaves for good: the worker is told, and frees what nobody else
+//! reads.
+
+use std::sync::Arc;
+
+use skein_node::clock;
+
+use super::errands::{Errand, What};
+use crate::fleet::Placement;
+use crate::shared::Shared;
+use crate::worker_client::{CallError, WorkerClient, WorkerDelta, WorkerDeltas};
+use futures::StreamExt;
+
+/// A reader, from before its call to the end of its stream.
+pub(super) struct Reader {
+    shared: Arc<Shared>,
+    pub placement: Placement,
+    client: WorkerClient,
+    pub id: String,
+    deltas: Option<WorkerDeltas>,
+    /// The worker knows that it is over, or never knew the reader.
+    over: bool,
+}
+
+impl Reader {
+    /// A reader whose call is about to be made.
+    pub fn new(shared: Arc<Shared>, placement: Placement, client: WorkerClient, id: String) -> Self {
+        Self { shared, placement, client, id, deltas: None, over: false }
+    }
+
+    pub fn client(&self) -> WorkerClient {
+        self.client.clone()
+    }
+
+    /// The call was answered with a stream.
+    pub fn opened(&mut self, deltas: WorkerDeltas) {
+        self.deltas = Some(deltas);
+    }
+
+    /// What the worker sends next; `None` at the stream's end.
+    pub async fn next(&mut self) -> Option<Result<WorkerDelta, CallError>> {
+        self.deltas.as_mut()?.next().await
+    }
+
+    /// There is nothing to take leave of.
+    pub fn over(&mut self) {
+        self.over = true;
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.over
+    }
+
+    /// Tells the worker that a sample is not wanted any more.
+    pub fn abort(&self, sample_index: u32) {
+        self.tell(What::Abort(sample_index));
+    }
+
+    fn tell(&self, what: What) {
+        let errand = Errand { client: self.client.clone(), reader: self.id.clone(), what };
+        self.shared.errands.send(errand);
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        // Without linger a stream ends when it is dropped. A worker out of reach hears nothing, and would only keep
+        // others waiting; what it still runs ends when it has lingered.
+        if self.over || self.shared.linger.is_zero() {
+            return;
+        }
+        let Placement { worker, epoch, .. } = self.placement;
+        if self.shared.with_fleet(|fleet| fleet.is_reachable(clock::now(), worker, epoch)) {
+            let deltas = self.deltas.take();
+            self.tell(What::Release(deltas));
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Watches over a wait on a worker: for the client's deadline, for samples not wanted any more, and for the worker
+//! being lost.
+
+use std::time::Duration;
+
+use skein_node::clock;
+use skein_node::signal::Listener;
+use tokio::sync::mpsc;
+
+use crate::fleet::{Fleet, Placement};
+use crate::shared::{Shared, until};
+
+/// A silent stream asks this often whether its worker is lost, beside being told.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+/// What ended a wait on a worker.
+pub(super) enum Waited<T> {
+    For(T),
+    Abort(u32),
+    Deadline,
+    Stuck,
+}
+
+/// What to watch for.
+pub(super) struct Watch<'a> {
+    pub shared: &'a Shared,
+    pub placement: Placement,
+    pub deadline: Option<clock::Timestamp>,
+    /// Changes when some worker is lost.
+    pub losses: &'a mut Listener,
+}
+
+impl Watch<'_> {
+    pub async fn wait<T>(
+        self,
+        mut answer: impl Future<Output = T> + Unpin,
+        mut aborts: Option<&mut mpsc::Receiver<u32>>,
+    ) -> Waited<T> {
+        let silent_since = clock::now();
+        let stuck = |fleet: &mut Fleet| fleet.is_stuck(clock::now(), self.placement, silent_since);
+        loop {
+            let aborted = async {
+                match &mut aborts {
+                    Some(aborts) => aborts.recv().await,
+                    None => None,
+                }
+            };
+            tokio::select! {
+                biased;
+                Some(sample_index) = aborted => return Waited::Abort(sample_index),
+                // Before the answer: a stream that always has more must not outrun its deadline.
+                () = until(self.deadline) => return Waited::Deadline,
+                answer = &mut answer => return Waited::For(answer),
+                () = self.losses.changed() => {}
+                () = tokio::time::sleep(LOOK_AGAIN) => {}
+            }
+            if self.shared.with_fleet(stuck) {
+                return Waited::Stuck;
+            }
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Which worker runs or keeps which stream, as far as workers and this router's own dispatches have said so. Pure.
+//!
+//! A hint and no more: who follows it and finds nothing there has lost one round trip, so it may forget.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::prefix_index::WorkerId;
+use crate::stream_key::StreamKey;
+
+/// Streams known at once; the oldest are forgotten first. About 100 bytes each.
+pub(super) const MAX_STREAMS: usize = 1 << 16;
+
+/// The directory.
+#[derive(Debug, Default)]
+pub(super) struct StreamDirectory {
+    by_key: HashMap<StreamKey, Entry>,
+    /// For order: the oldest first.
+    by_age: BTreeMap<u64, StreamKey>,
+    next_age: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    worker: WorkerId,
+    epoch: u64,
+    age: u64,
+}
+
+impl StreamDirectory {
+    /// A worker, in one of its lives, has the stream.
+    pub fn insert(&mut self, key: StreamKey, worker: WorkerId, epoch: u64) {
+        let age = self.next_age;
+        self.next_age += 1;
+        if let Some(old) = self.by_key.insert(key, Entry { worker, epoch, age }) {
+            self.by_age.remove(&old.age);
+        }
+        self.by_age.insert(age, key);
+        if self.by_age.len() > MAX_STREAMS
+            && let Some((_, oldest)) = self.by_age.pop_first()
+        {
+            self.by_key.remove(&oldest);
+        }
+    }
+
+    /// Where the stream is: a worker, and in which of its lives.
+    pub fn find(&self, key: StreamKey) -> Option<(WorkerId, u64)> {
+        self.by_key.get(&key).map(|entry| (entry.worker, entry.epoch))
+    }
+
+    /// The stream is not there (any more).
+    pub fn forget(&mut self, key: StreamKey, worker: WorkerId) {
+        if self.by_key.get(&key).is_some_and(|entry| entry.worker == worker)
+            && let Some(entry) = self.by_key.remove(&key)
+        {
+            self.by_age.remove(&entry.age);
+        }
+    }
+
+    /// A worker has nothing (any more).
+    pub fn forget_worker(&mut self, worker: WorkerId) {
+        self.by_key.retain(|_, entry| entry.worker != worker);
+        self.by_age.retain(|_, key| self.by_key.contains_key(key));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(number: u32) -> StreamKey {
+        let bytes: Vec<u8> = number.to_be_bytes().repeat(4);
+        StreamKey::from_wire(&bytes).expect("sixteen bytes")
+    }
+
+    #[test]
+    fn the_last_word_counts_and_the_oldest_entry_goes_first() {
+        let mut streams = StreamDirectory::default();
+        streams.insert(key(0), WorkerId(1), 10);
+        streams.insert(key(0), WorkerId(2), 20);
+        assert_eq!(streams.find(key(0)), Some((WorkerId(2), 20)));
+        streams.forget(key(0), WorkerId(1));
+        assert_eq!(streams.find(key(0)), Some((WorkerId(2), 20)), "it has moved on since");
+        for number in 1..=MAX_STREAMS as u32 {
+            streams.insert(key(number), WorkerId(1 + number % 2), 10);
+        }
+        assert_eq!(streams.find(key(0)), None);
+        assert_eq!((streams.by_key.len(), streams.by_age.len()), (MAX_STREAMS, MAX_STREAMS));
+        streams.forget_worker(WorkerId(1));
+        assert_eq!((streams.by_key.len(), streams.by_age.len()), (MAX_STREAMS / 2, MAX_STREAMS / 2));
+        streams.forget(key(1), WorkerId(2));
+        assert_eq!(streams.find(key(1)), None);
+        assert_eq!((streams.by_key.len(), streams.by_age.len()), (MAX_STREAMS / 2 - 1, MAX_STREAMS / 2 - 1));
+    }
+}

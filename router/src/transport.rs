@@ -1,0 +1,169 @@
+//! The wire to a worker, as a seam: gRPC in production, a simulated network in the simulator. It moves messages of
+//! `skein.worker.v1` and does not know what they mean; [`crate::worker_client`] does.
+
+use std::error::Error;
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::future::BoxFuture;
+use futures::stream::BoxStream;
+use skein_proto::MAX_MESSAGE_BYTES;
+use skein_proto::worker::v1::{self as wire, worker_client::WorkerClient as WireClient};
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Status};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// A peer that is gone without a word (a cut cable, a stopped process) is noticed after these two together.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// A call with one answer.
+pub type Call<'a, T> = BoxFuture<'a, Result<T, Status>>;
+/// What a streaming call answers with.
+pub type Messages<T> = BoxStream<'static, Result<T, Status>>;
+
+/// An open way to one worker. Dropping a stream of messages tells the worker that nobody reads it any more, as far as
+/// the network still carries that.
+pub trait Transport: Debug + Send + Sync + 'static {
+    /// `Worker.Info`.
+    fn info(&self) -> Call<'_, wire::InfoResponse>;
+    /// `Worker.Generate`; the worker has taken the request when this returns.
+    fn generate(&self, request: wire::GenerateRequest) -> Call<'_, Messages<wire::GenerateDelta>>;
+    /// `Worker.Attach`.
+    fn attach(&self, request: wire::AttachRequest) -> Call<'_, Messages<wire::GenerateDelta>>;
+    /// `Worker.Abort`.
+    fn abort(&self, request: wire::AbortRequest) -> Call<'_, wire::AbortResponse>;
+    /// `Worker.Release`.
+    fn release(&self, request: wire::ReleaseRequest) -> Call<'_, wire::ReleaseResponse>;
+    /// `Worker.Watch`.
+    fn watch(&self, request: wire::WatchRequest) -> Call<'_, Messages<wire::WorkerEvent>>;
+}
+
+/// Opens ways to workers.
+pub trait Connector: Debug + Send + Sync + 'static {
+    /// Connects to `host:port`; the error says in words why it could not.
+    fn connect<'a>(&'a self, address: &'a str) -> BoxFuture<'a, Result<Arc<dyn Transport>, String>>;
+}
+
+/// gRPC over TCP.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Grpc;
+
+/// gRPC over TCP to members that ask for an API key: routers, seen from a gateway.
+#[derive(Debug, Clone)]
+pub struct GrpcWithKey {
+    authorization: MetadataValue<Ascii>,
+}
+
+impl GrpcWithKey {
+    /// Sends `key` with every call; `None` when it cannot be one: it must be printable ASCII.
+    pub fn new(key: &str) -> Option<Self> {
+        let mut authorization: MetadataValue<Ascii> = format!("Bearer {key}").parse().ok()?;
+        authorization.set_sensitive(true);
+        Some(Self { authorization })
+    }
+}
+
+impl Connector for Grpc {
+    fn connect<'a>(&'a self, address: &'a str) -> BoxFuture<'a, Result<Arc<dyn Transport>, String>> {
+        Box::pin(connect(address, None))
+    }
+}
+
+impl Connector for GrpcWithKey {
+    fn connect<'a>(&'a self, address: &'a str) -> BoxFuture<'a, Result<Arc<dyn Transport>, String>> {
+        Box::pin(connect(address, Some(self.authorization.clone())))
+    }
+}
+
+async fn connect(
+    address: &str,
+    authorization: Option<MetadataValue<Ascii>>,
+) -> Result<Arc<dyn Transport>, String> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+        .map_err(|error| format!("bad worker address: {error}"))?
+        .connect_timeout(CONNECT_TIMEOUT)
+        .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+        .keep_alive_timeout(KEEPALIVE_TIMEOUT);
+    let watching = endpoint.clone().keep_alive_while_idle(true);
+    let control = limited(watching.connect().await.map_err(|error| error_chain(&error))?);
+    let data = limited(endpoint.connect_lazy());
+    Ok(Arc::new(GrpcTransport { control, data, authorization }))
+}
+
+#[derive(Debug)]
+struct GrpcTransport {
+    /// All but the token streams have a connection of their own: streams that nobody reads fill the other one's
+    /// flow-control window, and must not hold up the worker's reports.
+    control: WireClient<Channel>,
+    data: WireClient<Channel>,
+    authorization: Option<MetadataValue<Ascii>>,
+}
+
+impl GrpcTransport {
+    fn call<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        if let Some(authorization) = &self.authorization {
+            request.metadata_mut().insert("authorization", authorization.clone());
+        }
+        request
+    }
+}
+
+impl Transport for GrpcTransport {
+    fn info(&self) -> Call<'_, wire::InfoResponse> {
+        let call = self.call(wire::InfoRequest {});
+        let mut control = self.control.clone();
+        Box::pin(async move { Ok(control.info(call).await?.into_inner()) })
+    }
+
+    fn generate(&self, request: wire::GenerateRequest) -> Call<'_, Messages<wire::GenerateDelta>> {
+        let call = self.call(request);
+        let mut data = self.data.clone();
+        Box::pin(async move { Ok(data.generate(call).await?.into_inner().boxed()) })
+    }
+
+    fn attach(&self, request: wire::AttachRequest) -> Call<'_, Messages<wire::GenerateDelta>> {
+        let call = self.call(request);
+        let mut data = self.data.clone();
+        Box::pin(async move { Ok(data.attach(call).await?.into_inner().boxed()) })
+    }
+
+    fn abort(&self, request: wire::AbortRequest) -> Call<'_, wire::AbortResponse> {
+        let call = self.call(request);
+        let mut control = self.control.clone();
+        Box::pin(async move { Ok(control.abort(call).await?.into_inner()) })
+    }
+
+    fn release(&self, request: wire::ReleaseRequest) -> Call<'_, wire::ReleaseResponse> {
+        let call = self.call(request);
+        let mut control = self.control.clone();
+        Box::pin(async move { Ok(control.release(call).await?.into_inner()) })
+    }
+
+    fn watch(&self, request: wire::WatchRequest) -> Call<'_, Messages<wire::WorkerEvent>> {
+        let call = self.call(request);
+        let mut control = self.control.clone();
+        Box::pin(async move { Ok(control.watch(call).await?.into_inner().boxed()) })
+    }
+}
+
+fn limited(channel: Channel) -> WireClient<Channel> {
+    WireClient::new(channel)
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES)
+}
+
+/// An error with all its causes.
+pub(crate) fn error_chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,243 @@
+//! Streams that outlive what carried them: a connection, a drain, a router, a client.
+
+use skein_router::generator::Journey;
+use skein_router::request::{Resume, ResumeSample};
+use skein_router::transport::Grpc;
+
+use super::*;
+
+impl Scene {
+    /// Another router over the same workers.
+    async fn another_router(&self) -> Scene {
+        let (changes, receiver) = discovery::in_process();
+        let tuning = Tuning { seed: Some(2) };
+        let config = config(AdmissionConfig::default(), RecoveryConfig::default());
+        let cluster = Cluster::start_with(&config, receiver, MODEL, tuning, Arc::new(Grpc));
+        let scene = Scene { script: self.script.clone(), workers: Vec::new(), changes, cluster };
+        for (name, worker) in self.workers.iter().enumerate() {
+            scene.join(name as u32, worker.address).await;
+        }
+        scene.wait_for_ready(self.workers.len()).await;
+        scene
+    }
+
+    fn generates(&self) -> usize {
+        lock(&self.script.calls).len()
+    }
+
+    /// How many attached, and how many found their stream.
+    fn attaches(&self) -> (usize, usize) {
+        let attaches = lock(&self.script.attaches);
+        (attaches.len(), attaches.iter().filter(|(_, _, found)| *found).count())
+    }
+
+    fn releases(&self) -> usize {
+        lock(&self.script.releases).len()
+    }
+}
+
+#[tokio::test]
+async fn a_broken_connection_costs_no_computation() {
+    let scene = Scene::new(2).await;
+    for request in kinds() {
+        let expected = scene.run(request.clone()).await;
+        let deltas: usize = expected.samples.iter().map(|(tokens, _, _)| tokens.len() + 1).sum();
+        for cut in 0..deltas {
+            let (generates, attaches, releases) = (scene.generates(), scene.attaches().1, scene.releases());
+            scene.script.faults([Fault::Drop(cut)]);
+            let request = TokenRequest { id: format!("{}-{cut}", request.id), ..request.clone() };
+            let got = scene.run(request).await;
+            assert_eq!(got.error, None);
+            assert_eq!(got.samples, expected.samples, "cut after {cut}");
+            assert_eq!(got.prompt_logprobs, expected.prompt_logprobs, "cut after {cut}");
+            assert_eq!(scene.generates(), generates + 1, "computed once");
+            assert_eq!(scene.attaches().1, attaches + 1);
+            wait_for("the old reader's release", || scene.releases() == releases + 1).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_cannot_be_attached_to_is_computed_anew() {
+    let scene = Scene::new(2).await;
+    let request = request("anew", 0..9, 12);
+    let expected = scene.run(request.clone()).await;
+    // Attached, and it gives nothing: once is enough.
+    let generates = scene.generates();
+    scene.script.faults([Fault::Drop(3), Fault::Drop(0)]);
+    let again = TokenRequest { id: "again".into(), ..request.clone() };
+    assert_eq!(scene.run(again).await.samples, expected.samples);
+    assert_eq!((scene.generates(), scene.attaches()), (generates + 2, (1, 1)));
+    // The worker has lost it.
+    wait_for("a sign of life", || scene.ready() == 2).await;
+    scene.script.faults([Fault::Break(3)]);
+    let lost = TokenRequest { id: "lost".into(), ..request };
+    assert_eq!(scene.run(lost).await.samples, expected.samples);
+    assert_eq!((scene.generates(), scene.attaches()), (generates + 4, (2, 1)));
+}
+
+#[tokio::test]
+async fn a_draining_worker_hands_back_and_nobody_is_to_blame() {
+    for (request, cut) in
+        [(0, 0), (0, 5), (2, 7), (3, 1), (3, 9)].map(|(kind, cut)| (kinds().remove(kind), cut))
+    {
+        let scene = Scene::new(2).await;
+        let expected = scene.run(request.clone()).await;
+        let again = TokenRequest { id: "again".into(), ..request };
+        scene.script.faults([Fault::HandBack(cut)]);
+        let mut stream = scene.submit(again.clone()).await.expect("it is taken");
+        let mut got = Outcome { samples: vec![Default::default(); again.n as usize], ..Outcome::default() };
+        while let Some(delta) = stream.next().await {
+            let delta = delta.expect("no error");
+            let (tokens, logprobs, finish) = &mut got.samples[delta.sample_index as usize];
+            tokens.extend(delta.tokens);
+            logprobs.extend(delta.logprobs);
+            *finish = delta.finish;
+            got.prompt_logprobs.extend(delta.prompt_logprobs);
+        }
+        assert_eq!(stream.journey(), Journey { moves: 1, resume_exact: true });
+        assert_eq!((got.samples, got.prompt_logprobs), (expected.samples, expected.prompt_logprobs));
+        let mut states: Vec<String> =
+            scene.cluster.snapshot().workers.into_iter().map(|worker| worker.state).collect();
+        states.sort();
+        assert_eq!(states, ["draining", "ready"]);
+        assert_eq!(scene.attaches().0, 0, "what was handed back is not there any more");
+    }
+}
+
+#[tokio::test]
+async fn the_same_request_again_joins_its_own_stream() {
+    let scene = Scene::new(2).await;
+    let request = sampled(request("twice", 0..9, 40), 2, |sampling| sampling.logprobs = Some(1));
+    scene.script.pace_ms.store(3, Ordering::SeqCst);
+    let mut first = scene.submit(request.clone()).await.expect("it is taken");
+    first.next().await.expect("a delta").expect("no error");
+    let second = scene.submit(request.clone()).await.expect("it joins");
+    assert_eq!((scene.generates(), scene.attaches()), (1, (1, 1)));
+    assert_eq!(scene.cluster.snapshot().running.requests, 2);
+    // The first reader leaves, the second one has everything.
+    drop(first);
+    let got = collect(&request, second).await;
+    assert_eq!(got.error, None);
+    scene.script.pace_ms.store(0, Ordering::SeqCst);
+    let elsewhere = TokenRequest { id: "once".into(), ..request };
+    assert_eq!(got.samples, scene.run(elsewhere).await.samples);
+    assert_eq!(scene.cluster.snapshot().running.requests, 0);
+}
+
+#[tokio::test]
+async fn a_client_comes_back_through_another_router() {
+    let scene = Scene::new(3).await;
+    let other = scene.another_router().await;
+    let request = sampled(request("traveller", 0..9, 40), 2, |sampling| sampling.prompt_logprobs = Some(0));
+    let expected = scene.run(TokenRequest { id: "undisturbed".into(), ..request.clone() }).await;
+    lock(&scene.script.calls).clear();
+    scene.script.pace_ms.store(2, Ordering::SeqCst);
+    let mut stream = scene.submit(request.clone()).await.expect("it is taken");
+    let mut delivered = vec![Vec::new(); 2];
+    while delivered.iter().map(Vec::len).sum::<usize>() < 15 {
+        let delta = stream.next().await.expect("a delta").expect("no error");
+        delivered[delta.sample_index as usize].extend(delta.tokens);
+    }
+    // The first router leaves without a word to the worker.
+    scene.cluster.leave();
+    drop(stream);
+    let sample = |(index, delivered)| ResumeSample { index: index as u32, delivered };
+    let samples = delivered.clone().into_iter().enumerate().map(sample).collect();
+    let resume = Some(Arc::new(Resume { samples, prompt_logprobs_done: true }));
+    let mut rest = other.submit(TokenRequest { resume, ..request.clone() }).await.expect("it is taken");
+    let mut finishes = vec![None; 2];
+    while let Some(delta) = rest.next().await {
+        let delta = delta.expect("no error");
+        let tokens = &mut delivered[delta.sample_index as usize];
+        assert_eq!(delta.from_position as usize, request.prompt.len() + tokens.len(), "exactly the rest");
+        assert!(delta.prompt_logprobs.is_empty(), "those are delivered");
+        tokens.extend(delta.tokens);
+        finishes[delta.sample_index as usize] = delta.finish;
+    }
+    let got: Vec<_> = delivered.into_iter().zip(finishes).collect();
+    let expected: Vec<_> = expected.samples.into_iter().map(|(tokens, _, finish)| (tokens, finish)).collect();
+    assert_eq!(got, expected);
+    assert_eq!((scene.generates(), scene.attaches(), scene.releases()), (1, (1, 1), 0));
+}
+
+#[tokio::test]
+async fn a_resume_that_finds_nothing_is_computed_from_what_is_delivered() {
+    let scene = Scene::new(2).await;
+    let request = sampled(request("late", 0..9, 30), 2, |_| {});
+    let expected = scene.run(TokenRequest { id: "undisturbed".into(), ..request.clone() }).await;
+    for have in 0..expected.samples[1].0.len() {
+        // Sample 0 is not wanted any more.
+        let delivered = expected.samples[1].0[..have].to_vec();
+        let resume =
+            Resume { samples: vec![ResumeSample { index: 1, delivered }], prompt_logprobs_done: false };
+        let id = format!("late-{have}");
+        let resumed = TokenRequest { id, resume: Some(Arc::new(resume)), ..request.clone() };
+        let mut rest = scene.submit(resumed).await.expect("it is taken");
+        let mut tokens = expected.samples[1].0[..have].to_vec();
+        while let Some(delta) = rest.next().await {
+            let delta = delta.expect("no error");
+            assert_eq!(delta.sample_index, 1);
+            tokens.extend(delta.tokens);
+        }
+        assert_eq!(tokens, expected.samples[1].0, "from {have}");
+    }
+    let nothing = TokenRequest { resume: Some(Arc::default()), ..request };
+    let mut stream = scene.submit(nothing).await.expect("there is nothing to do");
+    assert!(stream.next().await.is_none());
+}
+
+#[tokio::test]
+async fn readers_that_leave_for_good_say_so() {
+    let scene = Scene::new(1).await;
+    scene.run(request("whole", 0..9, 5)).await;
+    scene.script.pace_ms.store(20, Ordering::SeqCst);
+    let mut gone = scene.submit(request("gone", 0..9, 4000)).await.expect("it is taken");
+    gone.next().await.expect("a delta").expect("no error");
+    drop(gone);
+    let left = |scene: &Scene| -> Vec<String> {
+        lock(&scene.script.releases)
+            .iter()
+            .map(|(_, id)| id.split(['#', '.']).next().unwrap_or("").into())
+            .collect()
+    };
+    wait_for("the release", || !left(&scene).is_empty()).await;
+    let deadline = Some(clock::now() + Duration::from_millis(100));
+    scene.run(TokenRequest { deadline, ..request("late", 0..9, 4000) }).await;
+    let mut aborted = scene.submit(request("aborted", 0..9, 4000)).await.expect("it is taken");
+    aborted.abort_sample(0);
+    assert!(aborted.next().await.is_none_or(|delta| delta.is_ok()));
+    drop(aborted);
+    wait_for("the others", || left(&scene).len() == 3).await;
+    let mut left = left(&scene);
+    left.sort();
+    assert_eq!(left, ["aborted", "gone", "late"], "and one that got its end needs not");
+}
+
+#[tokio::test]
+async fn an_inexact_resume_is_told() {
+    let scene = Scene::new(0).await;
+    scene.script.inexact.store(true, Ordering::SeqCst);
+    let workers = [0, 1].map(|name| Mock::start(name, 100 + u64::from(name), ANY_PORT, &scene.script));
+    for (name, worker) in workers.iter().enumerate() {
+        scene.join(name as u32, worker.address).await;
+    }
+    scene.wait_for_ready(2).await;
+    for (id, fault, exact) in [
+        ("whole", None, true),
+        ("nothing yet", Some(Fault::Break(0)), true),
+        ("cut", Some(Fault::Break(4)), false),
+    ] {
+        wait_for("signs of life", || scene.ready() == 2).await;
+        scene.script.faults(fault);
+        let mut stream = scene.submit(request(id, 0..9, 12)).await.expect("it is taken");
+        while let Some(delta) = stream.next().await {
+            delta.expect("no error");
+        }
+        assert_eq!(
+            stream.journey(),
+            Journey { moves: u32::from(fault.is_some()), resume_exact: exact },
+            "{id}"
+        );
+    }
+}

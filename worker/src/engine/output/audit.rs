@@ -1,0 +1,84 @@
+//! What must hold of the streams between any two calls.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::Outbox;
+use crate::engine::audit::Broken;
+use crate::scheduler::{Event, RequestKey};
+
+impl Outbox {
+    /// Checks the streams against the requests that the scheduler has.
+    pub fn audit(&self, scheduled: &BTreeSet<RequestKey>) -> Result<(), Broken> {
+        self.audit_requests(scheduled)?;
+        self.audit_names()?;
+        self.audit_bytes()?;
+        self.audit_lingers()?;
+        match self.counts() {
+            counts if counts.is_conserved() => Ok(()),
+            counts => Err(Broken::Counts(counts)),
+        }
+    }
+
+    /// Every scheduled request has a stream, and every stream a request; or its end is about to be told.
+    fn audit_requests(&self, scheduled: &BTreeSet<RequestKey>) -> Result<(), Broken> {
+        let ends = |event: &&Event| matches!(event, Event::Finished { .. });
+        let ending: BTreeSet<RequestKey> = self.events.iter().filter(ends).map(Event::request).collect();
+        let known = |key: &RequestKey| self.running.contains_key(key);
+        let needed = |key: &RequestKey| scheduled.contains(key) || ending.contains(key);
+        if scheduled.iter().all(known) && self.running.keys().all(needed) {
+            return Ok(());
+        }
+        let scheduled = scheduled.iter().map(|key| key.0).collect();
+        Err(Broken::Requests { scheduled, streamed: self.running.keys().map(|key| key.0).collect() })
+    }
+
+    /// Names and keys lead to streams that exist.
+    fn audit_names(&self) -> Result<(), Broken> {
+        let kept: BTreeSet<RequestKey> = self.kept.iter().map(|(key, _)| key).collect();
+        let named = self.by_key.values().copied().chain(self.by_name.values().map(|(key, _)| *key));
+        let lost = |key: &RequestKey| !kept.contains(key) && !self.running.contains_key(key);
+        named.filter(lost).min().map_or(Ok(()), |key| Err(Broken::Forgotten { request: key.0 }))
+    }
+
+    fn audit_bytes(&self) -> Result<(), Broken> {
+        let runs = self.running.values().chain(self.kept.iter().map(|(_, run)| run));
+        let held: usize = runs.map(|run| run.stream.bytes()).sum();
+        let counted = self.budget.bytes();
+        // Readers may hold streams that nobody else does.
+        let exact = Arc::strong_count(&self.open) == 1;
+        let ok = if exact { held == counted } else { held <= counted };
+        if ok { Ok(()) } else { Err(Broken::OutputBytes { held, counted }) }
+    }
+
+    /// What was over when it was looked after last is gone.
+    fn audit_lingers(&self) -> Result<(), Broken> {
+        let over = self.running.iter().find_map(|(&key, run)| {
+            run.orphaned.filter(|&since| self.looked_at.since(since) >= run.linger).map(|_| key)
+        });
+        let expired = self.kept.next_expiry().filter(|(expiry, _)| *expiry <= self.looked_at);
+        over.or(expired.map(|(_, key)| key)).map_or(Ok(()), |key| Err(Broken::Orphan { request: key.0 }))
+    }
+
+    /// Bytes that all streams hold.
+    #[cfg(test)]
+    pub fn bytes(&self) -> usize {
+        self.budget.bytes()
+    }
+
+    /// Names that lead to streams.
+    #[cfg(test)]
+    pub fn names(&self) -> usize {
+        self.by_name.len()
+    }
+
+    /// Nothing runs, nothing is kept, nobody reads.
+    pub fn is_empty(&self) -> bool {
+        self.running.is_empty()
+            && self.kept.iter().next().is_none()
+            && self.by_key.is_empty()
+            && self.by_name.is_empty()
+            && self.events.is_empty()
+            && self.budget.bytes() == 0
+    }
+}

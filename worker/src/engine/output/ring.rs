@@ -1,0 +1,372 @@
+//! One request's recent output, by position. Pure: what happened goes in at the end, any number of cursors read,
+//! and the oldest is forgotten, but nothing that a cursor has still to read.
+
+use std::collections::VecDeque;
+
+use super::delta::Delta;
+use crate::TokenId;
+use crate::sampling::TokenLogprobs;
+use crate::scheduler::{Event, FinishReason, NewRequest};
+
+#[cfg(test)]
+mod tests;
+
+/// Most tokens or prompt scores in one delta: well below the limit of a message.
+pub(super) const MAX_DELTA_TOKENS: usize = 1024;
+
+/// The first prompt position that has a score: nothing predicts position 0.
+const FIRST_SCORE: u32 = 1;
+
+/// From where a reader wants one sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SamplePosition {
+    /// Which sample.
+    pub index: u32,
+    /// Absolute position of the first token wanted.
+    pub from: u32,
+}
+
+/// Positions that are not kept.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum OutOfRange {
+    /// It was never computed here, or not as part of this stream.
+    #[error("sample {index} is not part of the stream kept here")]
+    NoSample {
+        /// Which.
+        index: u32,
+    },
+    /// Forgotten, or never computed here.
+    #[error("sample {index} is kept from position {kept} on, not from {from}")]
+    Tokens {
+        /// Which.
+        index: u32,
+        /// First position asked for.
+        from: u32,
+        /// First position there is.
+        kept: u32,
+    },
+    /// It ended before.
+    #[error("sample {index} ended at position {end}, before {from}")]
+    PastEnd {
+        /// Which.
+        index: u32,
+        /// First position asked for.
+        from: u32,
+        /// Where it ended.
+        end: u32,
+    },
+    /// Forgotten.
+    #[error("prompt scores are kept from position {kept} on, not from {from}")]
+    Scores {
+        /// First position asked for.
+        from: u32,
+        /// First position there is.
+        kept: u32,
+    },
+}
+
+/// Where one reader is.
+#[derive(Debug, Clone)]
+pub(super) struct Cursor {
+    /// The next position of each sample that it has not read to its end.
+    samples: Vec<SamplePosition>,
+    next_score: u32,
+    /// The cache hit is told.
+    started: bool,
+}
+
+impl Cursor {
+    /// Whether there is nothing left to read, ever.
+    pub fn is_done(&self) -> bool {
+        self.samples.is_empty()
+    }
+
+    /// The first sample it still reads, and where.
+    pub fn place(&self) -> (u32, u32) {
+        self.samples.first().map_or((0, 0), |at| (at.index, at.from))
+    }
+
+    /// Reads no more.
+    pub fn end(&mut self) {
+        self.samples.clear();
+    }
+
+    fn position(&self, index: u32) -> Option<u32> {
+        self.samples.iter().find(|at| at.index == index).map(|at| at.from)
+    }
+}
+
+/// See the module's description.
+#[derive(Debug)]
+pub(super) struct Ring {
+    prompt_len: u32,
+    /// By index.
+    samples: Vec<SampleOutput>,
+    scores_from: u32,
+    scores: VecDeque<TokenLogprobs>,
+    cached_tokens: Option<u32>,
+    /// Samples that have not ended.
+    unfinished: usize,
+    bytes: usize,
+    /// Bytes ever added.
+    written: u64,
+}
+
+#[derive(Debug)]
+struct SampleOutput {
+    index: u32,
+    /// Position of the first of `tokens`.
+    from: u32,
+    tokens: VecDeque<TokenId>,
+    /// One for each of `tokens`, or none at all.
+    logprobs: VecDeque<TokenLogprobs>,
+    finish: Option<FinishReason>,
+}
+
+impl SampleOutput {
+    fn end(&self) -> u32 {
+        self.from + self.tokens.len() as u32
+    }
+
+    /// Bytes of what comes before `position`.
+    fn bytes_before(&self, position: u32) -> usize {
+        let count = position.min(self.end()).saturating_sub(self.from) as usize;
+        self.logprobs.iter().take(count).map(bytes_of).sum::<usize>() + count * size_of::<TokenId>()
+    }
+
+    /// Drops everything before `floor`; returns its bytes.
+    fn forget_before(&mut self, floor: u32) -> usize {
+        let count = floor.saturating_sub(self.from) as usize;
+        let logprobs = self.logprobs.drain(..count.min(self.logprobs.len()));
+        let bytes = logprobs.map(|entry| bytes_of(&entry)).sum::<usize>();
+        self.tokens.drain(..count);
+        self.from += count as u32;
+        bytes + count * size_of::<TokenId>()
+    }
+}
+
+fn bytes_of(logprobs: &TokenLogprobs) -> usize {
+    size_of::<TokenLogprobs>() + logprobs.top.len() * size_of::<(TokenId, f32)>()
+}
+
+impl Ring {
+    /// Nothing has happened yet. The tokens that the request says were delivered count as output, for readers that
+    /// come from further back; unless log-probabilities go with them, which are not known.
+    pub fn new(request: &NewRequest) -> Self {
+        let prompt_len = request.prompt.len() as u32;
+        let output = |sample: &crate::scheduler::NewSample| {
+            let known = if request.params.logprobs.is_none() { &sample.delivered[..] } else { &[] };
+            let from = prompt_len + (sample.delivered.len() - known.len()) as u32;
+            let tokens = known.iter().copied().collect();
+            SampleOutput { index: sample.index, from, tokens, logprobs: VecDeque::new(), finish: None }
+        };
+        let mut samples: Vec<_> = request.samples.iter().map(output).collect();
+        samples.sort_unstable_by_key(|sample| sample.index);
+        let bytes = samples.iter().map(|sample| sample.tokens.len() * size_of::<TokenId>()).sum();
+        Self {
+            prompt_len,
+            unfinished: samples.len(),
+            samples,
+            scores_from: FIRST_SCORE,
+            scores: VecDeque::new(),
+            cached_tokens: None,
+            bytes,
+            written: bytes as u64,
+        }
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Bytes ever added.
+    pub fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// All samples have ended.
+    pub fn has_ended(&self) -> bool {
+        self.unfinished == 0
+    }
+
+    /// Adds what happened.
+    pub fn add(&mut self, event: Event) {
+        match event {
+            Event::Started { cached_tokens, .. } => drop(self.cached_tokens.get_or_insert(cached_tokens)),
+            Event::PromptScored { from, scores, .. } => {
+                assert_eq!(from, self.scores_end(), "prompt scores come in order");
+                self.grew(scores.iter().map(bytes_of).sum::<usize>());
+                self.scores.extend(scores);
+            }
+            Event::Token { sample, position, token, logprobs, .. } => {
+                self.grew(size_of::<TokenId>() + logprobs.as_ref().map_or(0, bytes_of));
+                let output = self.sample_mut(sample);
+                assert_eq!(position, output.end(), "a sample's tokens come in order");
+                output.tokens.push_back(token);
+                output.logprobs.extend(logprobs);
+            }
+            Event::Finished { sample, reason, .. } => {
+                let before = self.sample_mut(sample).finish.replace(reason);
+                assert_eq!(before, None, "a sample ends once");
+                self.unfinished -= 1;
+            }
+        }
+    }
+
+    fn grew(&mut self, bytes: usize) {
+        self.bytes += bytes;
+        self.written += bytes as u64;
+    }
+
+    fn scores_end(&self) -> u32 {
+        self.scores_from + self.scores.len() as u32
+    }
+
+    fn sample(&self, index: u32) -> Option<&SampleOutput> {
+        let place = self.samples.binary_search_by_key(&index, |sample| sample.index).ok()?;
+        Some(&self.samples[place])
+    }
+
+    fn sample_mut(&mut self, index: u32) -> &mut SampleOutput {
+        let place = self.samples.binary_search_by_key(&index, |sample| sample.index);
+        &mut self.samples[place.expect("events name samples of the request")]
+    }
+
+    /// A cursor at these positions. Positions not reached yet are fine: what comes before them is skipped.
+    pub fn cursor(&self, samples: &[SamplePosition], from_score: u32) -> Result<Cursor, OutOfRange> {
+        for &SamplePosition { index, from } in samples {
+            let sample = self.sample(index).ok_or(OutOfRange::NoSample { index })?;
+            if from < sample.from {
+                return Err(OutOfRange::Tokens { index, from, kept: sample.from });
+            }
+            if sample.finish.is_some() && from > sample.end() {
+                return Err(OutOfRange::PastEnd { index, from, end: sample.end() });
+            }
+        }
+        let next_score = from_score.max(FIRST_SCORE);
+        if next_score < self.scores_from.min(self.prompt_len) {
+            return Err(OutOfRange::Scores { from: from_score, kept: self.scores_from });
+        }
+        let mut samples = samples.to_vec();
+        samples.sort_unstable_by_key(|at| at.index);
+        Ok(Cursor { samples, next_score, started: false })
+    }
+
+    /// Whether these are the tokens of a sample from the first output position on, as far as both are known.
+    pub fn agrees(&self, index: u32, delivered: &[TokenId]) -> bool {
+        let Some(sample) = self.sample(index) else { return true };
+        let forgotten = (sample.from - self.prompt_len) as usize;
+        delivered.iter().skip(forgotten).zip(&sample.tokens).all(|(ours, theirs)| ours == theirs)
+    }
+
+    /// Everything after `cursor`, which moves to its end. The first delta ever says how much was cached.
+    pub fn read(&self, cursor: &mut Cursor) -> Vec<Delta> {
+        let mut deltas = Vec::new();
+        self.read_scores(cursor, &mut deltas);
+        cursor.samples.retain_mut(|at| {
+            self.read_tokens(at, &mut deltas);
+            !self.read_finish(*at, &mut deltas)
+        });
+        if let Some(first) = deltas.first_mut()
+            && !std::mem::replace(&mut cursor.started, true)
+        {
+            first.cached_tokens = Some(self.cached_tokens.unwrap_or(0));
+        }
+        deltas
+    }
+
+    fn read_scores(&self, cursor: &mut Cursor, deltas: &mut Vec<Delta>) {
+        let (sample, from_position) = cursor.place();
+        while cursor.next_score < self.scores_end() && !cursor.is_done() {
+            let skip = (cursor.next_score - self.scores_from) as usize;
+            let scores: Vec<_> = self.scores.iter().skip(skip).take(MAX_DELTA_TOKENS).cloned().collect();
+            let from_prompt_position = cursor.next_score;
+            cursor.next_score += scores.len() as u32;
+            let delta = Delta { sample, from_position, from_prompt_position, ..Delta::default() };
+            deltas.push(Delta { prompt_scores: scores, ..delta });
+        }
+    }
+
+    fn read_tokens(&self, at: &mut SamplePosition, deltas: &mut Vec<Delta>) {
+        let Some(sample) = self.sample(at.index) else { return };
+        while at.from < sample.end() {
+            let skip = (at.from - sample.from) as usize;
+            let part = skip..(skip + MAX_DELTA_TOKENS).min(sample.tokens.len());
+            let scored = !sample.logprobs.is_empty();
+            deltas.push(Delta {
+                sample: at.index,
+                from_position: at.from,
+                tokens: sample.tokens.range(part.clone()).copied().collect(),
+                logprobs: if scored {
+                    sample.logprobs.range(part.clone()).cloned().collect()
+                } else {
+                    Vec::new()
+                },
+                ..Delta::default()
+            });
+            at.from += part.len() as u32;
+        }
+    }
+
+    /// True when the sample has ended, which the last delta says: the one that ends at that position, if there is one.
+    /// An abort comes alone, since what was read before it counts.
+    fn read_finish(&self, at: SamplePosition, deltas: &mut Vec<Delta>) -> bool {
+        let Some(sample) = self.sample(at.index) else { return true };
+        let Some(reason) = sample.finish else { return false };
+        let fits = |last: &&mut Delta| {
+            last.sample == at.index && !last.tokens.is_empty() && reason != FinishReason::Abort
+        };
+        let finish = Some(reason);
+        match deltas.last_mut().filter(fits) {
+            Some(last) => last.finish = finish,
+            None => deltas.push(Delta {
+                sample: at.index,
+                from_position: sample.end(),
+                finish,
+                ..Delta::default()
+            }),
+        }
+        true
+    }
+
+    /// Forgets the oldest of what all `readers` have read, until no more than `goal` bytes are left or nothing is
+    /// left that may go: prompt scores first, then the tokens of the lowest positions.
+    pub fn forget_read<'a>(&mut self, goal: usize, readers: impl Iterator<Item = &'a Cursor> + Clone) {
+        if self.bytes <= goal {
+            return;
+        }
+        let floor = readers.clone().map(|cursor| cursor.next_score).min().unwrap_or(u32::MAX);
+        let count = floor.min(self.scores_end()).saturating_sub(self.scores_from) as usize;
+        self.bytes -= self.scores.drain(..count).map(|score| bytes_of(&score)).sum::<usize>();
+        self.scores_from += count as u32;
+        let floor_of = |sample: &SampleOutput| {
+            let lowest = readers.clone().filter_map(|cursor| cursor.position(sample.index)).min();
+            lowest.unwrap_or(u32::MAX).min(sample.end())
+        };
+        let mut floors: Vec<u32> = self.samples.iter().map(floor_of).collect();
+        if goal > 0 {
+            self.limit_floors(goal, &mut floors);
+        }
+        for (sample, floor) in self.samples.iter_mut().zip(floors) {
+            self.bytes -= sample.forget_before(floor);
+        }
+    }
+
+    /// Lowers `floors`, which may all be forgotten up to, to one position for all of them, where so much suffices.
+    fn limit_floors(&self, goal: usize, floors: &mut [u32]) {
+        let freed = |position: u32| -> usize {
+            let parts = self.samples.iter().zip(&*floors);
+            parts.map(|(sample, &floor)| sample.bytes_before(floor.min(position))).sum()
+        };
+        let first = self.samples.iter().map(|sample| sample.from).min().unwrap_or(0);
+        let last = floors.iter().copied().max().unwrap_or(first);
+        // The lowest position that frees enough: freed() rises with it.
+        let (mut low, mut high) = (first, last);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if self.bytes.saturating_sub(freed(middle)) <= goal { high = middle } else { low = middle + 1 }
+        }
+        floors.iter_mut().for_each(|floor| *floor = (*floor).min(low));
+    }
+}

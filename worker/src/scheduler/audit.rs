@@ -1,0 +1,100 @@
+//! What must hold between any two calls, checked on demand: by tests and by the simulator, after every step.
+
+use std::collections::BTreeSet;
+
+use super::{RequestKey, Scheduler};
+use crate::BlockId;
+
+/// A broken invariant: a bug of this crate.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Broken {
+    /// A block is in no state, or in two.
+    #[error("{free} free + {cached} cached + {held} held blocks are not all {total}")]
+    BlockStates {
+        /// Blank ones.
+        free: u32,
+        /// Held by nobody, of use.
+        cached: u32,
+        /// In block tables.
+        held: u32,
+        /// All there are.
+        total: u32,
+    },
+    /// A block was released too often, or not at all.
+    #[error("block {block} counts {counted} holders and has {holders}")]
+    Holders {
+        /// Its id.
+        block: u32,
+        /// What the pool counts.
+        counted: u32,
+        /// Block tables that name it.
+        holders: u32,
+    },
+    /// `running` is searched by rank.
+    #[error("running sequences are not in the order of their ranks")]
+    Order,
+    /// A sequence that waits has given its blocks back.
+    #[error("a waiting sequence of request {request} holds {blocks} blocks")]
+    WaitingHolds {
+        /// Whose.
+        request: u64,
+        /// How many.
+        blocks: usize,
+    },
+}
+
+impl Scheduler {
+    /// Checks all that must hold of blocks and queues. Linear in the blocks.
+    ///
+    /// # Errors
+    /// The first thing found that does not.
+    pub fn audit(&self) -> Result<(), Broken> {
+        let (counts, total) = (self.kv.counts(), self.kv.total());
+        if counts.free + counts.cached + counts.held != total {
+            let (free, cached, held) = (counts.free, counts.cached, counts.held);
+            return Err(Broken::BlockStates { free, cached, held, total });
+        }
+        self.audit_holders(total)?;
+        if !self.running.is_sorted_by_key(|sequence| sequence.rank) {
+            return Err(Broken::Order);
+        }
+        match self.waiting.values().find(|sequence| !sequence.table.blocks().is_empty()) {
+            Some(waiting) => {
+                Err(Broken::WaitingHolds { request: waiting.request.0, blocks: waiting.table.blocks().len() })
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn audit_holders(&self, total: u32) -> Result<(), Broken> {
+        let mut holders = vec![0; total as usize];
+        for block in self.running.iter().flat_map(|sequence| sequence.table.blocks()) {
+            holders[block.0 as usize] += 1;
+        }
+        for (block, holders) in (0..total).zip(holders) {
+            let counted = self.kv.holders(BlockId(block));
+            if counted != holders {
+                return Err(Broken::Holders { block, counted, holders });
+            }
+        }
+        let held = (0..total).filter(|&block| self.kv.holders(BlockId(block)) > 0).count() as u32;
+        let counts = self.kv.counts();
+        match held == counts.held {
+            true => Ok(()),
+            false => {
+                let (free, cached) = (counts.free, counts.cached);
+                Err(Broken::BlockStates { free, cached, held, total })
+            }
+        }
+    }
+
+    /// Blocks in block tables.
+    pub fn blocks_held(&self) -> u32 {
+        self.kv.counts().held
+    }
+
+    /// The requests that run or wait.
+    pub fn requests(&self) -> BTreeSet<RequestKey> {
+        self.running.iter().chain(self.waiting.values()).map(|sequence| sequence.request).collect()
+    }
+}

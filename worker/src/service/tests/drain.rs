@@ -1,0 +1,88 @@
+//! A worker that is told to end: what it refuses, finishes and gives back.
+
+use super::*;
+
+/// A stream that was cut short: its tokens, each position once, and whether it was given back.
+async fn read_cut(mut stream: Streaming<wire::GenerateDelta>) -> (Vec<u32>, bool) {
+    let (mut tokens, mut given_back) = (Vec::new(), false);
+    while let Some(delta) = next(&mut stream).await.expect("no fault") {
+        assert!(!given_back, "nothing follows the hand-back");
+        assert_eq!(delta.from_position, 40 + tokens.len() as u32, "no hole, nothing twice");
+        given_back = delta.hand_back;
+        assert!(!given_back || (delta.token_ids.is_empty() && delta.finish.is_none()), "it comes alone");
+        tokens.extend(delta.token_ids);
+    }
+    (tokens, given_back)
+}
+
+async fn draining(events: &mut Streaming<wire::WorkerEvent>) {
+    loop {
+        let event = next(events).await.expect("no fault").expect("an event");
+        if matches!(event.event, Some(Event::Load(load)) if load.draining) {
+            break;
+        }
+    }
+}
+
+async fn watch(served: &mut Served) -> Streaming<wire::WorkerEvent> {
+    let ask = wire::WatchRequest { epoch: 0, next_sequence: 0, router_id: 1 };
+    served.client.watch(ask).await.expect("taken").into_inner()
+}
+
+#[tokio::test]
+async fn a_drain_refuses_what_is_new_finishes_what_is_short_and_gives_the_rest_back() {
+    let config = WorkerConfig {
+        drain_grace: Duration::from_millis(500),
+        shutdown_timeout: Duration::from_secs(30),
+        ..config()
+    };
+    let mut served = serve_with(config, slow()).await;
+    let mut events = watch(&mut served).await;
+    let long = served.client.generate(request("long", 400)).await.expect("taken").into_inner();
+    let short = served.client.generate(request("short", 10)).await.expect("taken").into_inner();
+    drop(served.shutdown.take());
+    draining(&mut events).await;
+    let refused = served.client.generate(request("new", 1)).await.expect_err("it drains");
+    assert_eq!(refused.code(), Code::Unavailable, "{refused}");
+    let (short, (tokens, given_back)) = tokio::join!(read(short, 40), read_cut(long));
+    assert_eq!(short.expect("it had time").0.len(), 10);
+    assert!(given_back && tokens.len() < 400);
+    while let Ok(Some(_)) = next(&mut events).await {}
+    served.stop().await.expect("a clean end");
+    // Elsewhere it goes on with the tokens that it would have had.
+    let mut other = serve_fake(FakeOptions::default()).await;
+    let whole = other.client.generate(request("whole", 400)).await.expect("taken").into_inner();
+    let (whole, ..) = read(whole, 40).await.expect("no fault");
+    assert_eq!(tokens, whole[..tokens.len()], "all that was streamed is right");
+    let mut resumed = request("long", 400);
+    resumed.samples[0].delivered_token_ids = tokens.clone();
+    let rest = other.client.generate(resumed).await.expect("taken").into_inner();
+    let (rest, ..) = read(rest, 40 + tokens.len() as u32).await.expect("no fault");
+    assert_eq!([tokens, rest].concat(), whole);
+    other.stop().await.expect("a clean end");
+}
+
+#[tokio::test]
+async fn without_grace_everything_goes_back_at_once_what_waits_and_what_nobody_reads_too() {
+    let config =
+        WorkerConfig { drain_grace: Duration::ZERO, shutdown_timeout: Duration::from_secs(30), ..config() };
+    let mut served = serve_with(config, slow()).await;
+    let mut events = watch(&mut served).await;
+    let mut streams = Vec::new();
+    for id in ["a", "b", "c", "d", "waits"] {
+        let request = wire::GenerateRequest {
+            stream_key: format!("{id:>16}").into_bytes(),
+            linger_ms: 60_000,
+            ..request(id, 400)
+        };
+        streams.push(served.client.generate(request).await.expect("taken").into_inner());
+    }
+    drop(streams.remove(0));
+    drop(served.shutdown.take());
+    draining(&mut events).await;
+    for stream in streams {
+        assert!(read_cut(stream).await.1, "given back");
+    }
+    drop(events);
+    served.stop().await.expect("it waits neither for the grace nor for the orphan");
+}
