@@ -146,7 +146,7 @@ fn given(flag: &Flag, matches: &ArgMatches) -> Option<(String, Vec<String>)> {
     };
     // Addresses may come separated by commas as well as repeated.
     let values = match name {
-        "workers" => {
+        "workers" | "routers" => {
             values.iter().flat_map(|value| value.split(',')).map(|part| part.trim().to_owned()).collect()
         }
         _ => values,
