@@ -36,6 +36,12 @@ impl Report {
         self.lines.push((what.to_owned(), value.to_string()));
     }
 
+    /// What a line says.
+    pub fn value(&self, what: &str) -> String {
+        let found = self.lines.iter().find(|(name, _)| name == what);
+        found.map(|(name, value)| format!("{name} {value}")).unwrap_or_default()
+    }
+
     /// What must hold, and the words for when it does not.
     pub fn require(&mut self, holds: bool, otherwise: impl FnOnce() -> String) {
         if !holds {
