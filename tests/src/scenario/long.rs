@@ -62,6 +62,7 @@ pub const SCENARIOS: &[Scenario] = &[
             rounds: 20,
             silence: Some(Duration::from_secs(5)),
             arrivals: Arrivals::Open(3.0),
+            front_flags: vec!["--worker-timeout=3s".into()],
             ..plan
         },
     },
