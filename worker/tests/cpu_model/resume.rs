@@ -23,9 +23,12 @@ const MAX_TOKENS: u32 = 14;
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Output {
     tokens: Vec<TokenId>,
-    logprobs: Vec<(u32, u32, Vec<(TokenId, u32)>)>,
+    logprobs: Vec<Bits>,
     finish: Option<FinishReason>,
 }
+
+/// A log-probability, its rank, and the best ones.
+type Bits = (u32, u32, Vec<(TokenId, u32)>);
 
 impl Output {
     fn extend_logprobs(&mut self, logprobs: Vec<TokenLogprobs>) {
@@ -125,18 +128,7 @@ async fn a_request_cut_at_any_position_goes_on_elsewhere_bit_for_bit() {
         let mut cuts = Vec::new();
         for ((name, n, params), whole) in cases().into_iter().zip(&wholes) {
             for cut in 0..MAX_TOKENS as usize {
-                // Each sample was cut somewhere else, and those that had ended by then are not asked for.
-                let had = |index: u32| (cut + 3 * index as usize) % MAX_TOKENS as usize;
-                let left = (0..n).filter(|&index| had(index) <= whole[index as usize].tokens.len());
-                let delivered = |index: u32| whole[index as usize].tokens[..had(index)].to_vec();
-                let samples: Vec<_> =
-                    left.map(|index| NewSample { index, delivered: delivered(index) }).collect();
-                let expected: Vec<Output> = (0..n)
-                    .map(|index| {
-                        let asked = samples.iter().any(|sample| sample.index == index);
-                        if asked { whole[index as usize].after(had(index)) } else { Output::default() }
-                    })
-                    .collect();
+                let (samples, expected) = cut_at(cut, n, whole);
                 if !samples.is_empty() {
                     let id = format!("{name}, cut at {cut}");
                     let submission = Submission::alone(id.clone(), request(&params, samples));
@@ -151,4 +143,20 @@ async fn a_request_cut_at_any_position_goes_on_elsewhere_bit_for_bit() {
         handle.stop().await;
         running.join().unwrap().unwrap();
     }
+}
+
+/// The samples to resume, each cut somewhere else, and what they are to give. Those that had ended by then are not
+/// asked for.
+fn cut_at(cut: usize, n: u32, whole: &[Output]) -> (Vec<NewSample>, Vec<Output>) {
+    let had = |index: u32| (cut + 3 * index as usize) % MAX_TOKENS as usize;
+    let mut samples = Vec::new();
+    let mut expected = Vec::new();
+    for (index, output) in (0..n).zip(whole) {
+        let asked = had(index) <= output.tokens.len();
+        expected.push(if asked { output.after(had(index)) } else { Output::default() });
+        if asked {
+            samples.push(NewSample { index, delivered: output.tokens[..had(index)].to_vec() });
+        }
+    }
+    (samples, expected)
 }
