@@ -281,9 +281,12 @@ impl Engine {
         Ok(stream)
     }
 
-    fn check_submission(&self, id: &str) -> Result<(), SubmitError> {
+    fn check_submission(&mut self, id: &str) -> Result<(), SubmitError> {
         if self.hand_back != HandBack::No {
             return Err(SubmitError::HandedBack);
+        }
+        if self.outbox.has_left(id) {
+            return Err(SubmitError::Released { id: id.to_owned() });
         }
         if self.outbox.is_reading(id) {
             return Err(SubmitError::Duplicate { id: id.to_owned() });

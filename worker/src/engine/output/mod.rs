@@ -8,6 +8,7 @@
 
 mod audit;
 mod delta;
+mod early;
 mod kept;
 mod ring;
 mod run;
@@ -22,16 +23,14 @@ use skein_node::clock::{self, Timestamp};
 pub use delta::{Delta, MAX_UNREAD_BYTES, StreamFault};
 pub use ring::{OutOfRange, SamplePosition};
 pub use run::{AttachError, Attachment, MAX_LINGER, StreamKey};
-pub use stream::{RING_BYTES, TokenStream};
+pub use stream::{OUTPUT_BYTES, RING_BYTES, TokenStream};
 
 use crate::scheduler::{Event, NewRequest, NewSample, RequestKey};
+use early::EarlyReleases;
 use kept::Kept;
 use ring::Ring;
 use run::{Question, Run, first_score, positions};
 use stream::{Budget, Cut, ReaderNumber, Stream};
-
-/// Most bytes of output that are kept for readers who may come, all requests together. Ended ones go first.
-pub const OUTPUT_BYTES: usize = 256 * 1024 * 1024;
 
 /// What became of the requests that were taken, joins not counted. Each is in exactly one of the places after
 /// `accepted`.
@@ -102,6 +101,7 @@ pub(super) struct Outbox {
     events: Vec<Event>,
     open: Arc<()>,
     budget: Arc<Budget>,
+    early: EarlyReleases,
     counts: Counts,
     /// When it was looked after last.
     looked_at: Timestamp,
@@ -175,6 +175,11 @@ impl Outbox {
         Some((key, run))
     }
 
+    /// Whether a reader of that name, which comes now, has left for good already: its word was faster than its request.
+    pub fn has_left(&mut self, name: &str) -> bool {
+        self.early.take(name, clock::now())
+    }
+
     /// Whether a reader of that name reads something that has not ended.
     pub fn is_reading(&self, name: &str) -> bool {
         let Some((key, number)) = self.by_name.get(name) else { return false };
@@ -189,7 +194,10 @@ impl Outbox {
     /// A reader leaves for good. `None` = no such reader; `Some(Some(key))` = nobody follows that request any more:
     /// it is over here.
     pub fn release(&mut self, name: &str) -> Option<Option<RequestKey>> {
-        let (key, number) = self.by_name.remove(name)?;
+        let Some((key, number)) = self.by_name.remove(name) else {
+            self.early.note(name, clock::now());
+            return None;
+        };
         let run = self.running.get(&key).or_else(|| self.kept.get_mut(key).map(|run| &*run))?;
         if run.stream.release(number) > 0 {
             return Some(None);
@@ -227,7 +235,7 @@ impl Outbox {
             }
         }
         self.events = events; // its room is used again
-        if self.budget.bytes() > OUTPUT_BYTES {
+        if self.budget.is_over() {
             self.make_room();
         }
     }
@@ -245,13 +253,13 @@ impl Outbox {
 
     /// Ended streams go, then what was read of those that run.
     fn make_room(&mut self) {
-        while self.budget.bytes() > OUTPUT_BYTES
+        while self.budget.is_over()
             && let Some((key, run)) = self.kept.pop()
         {
             self.forget(key, run);
         }
         for run in self.running.values() {
-            if self.budget.bytes() <= OUTPUT_BYTES {
+            if !self.budget.is_over() {
                 return;
             }
             run.stream.forget_read();

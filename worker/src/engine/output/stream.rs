@@ -15,19 +15,39 @@ pub const RING_BYTES: usize = 4 * 1024 * 1024;
 /// A full ring forgets so much at once, and one full of what is unread waits for so much more: looking costs.
 const RING_STEP_BYTES: usize = RING_BYTES / 8;
 
+/// Most bytes of output that are kept for readers who may come, all requests together. Ended ones go first.
+pub const OUTPUT_BYTES: usize = 256 * 1024 * 1024;
+
 /// Bytes that all streams hold, those that only readers hold included.
-#[derive(Debug, Default)]
-pub(super) struct Budget(AtomicUsize);
+#[derive(Debug)]
+pub(super) struct Budget {
+    held: AtomicUsize,
+    limit: usize,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self::of(OUTPUT_BYTES)
+    }
+}
 
 impl Budget {
+    pub fn of(limit: usize) -> Self {
+        Self { held: AtomicUsize::new(0), limit }
+    }
+
     pub fn bytes(&self) -> usize {
-        self.0.load(Ordering::Relaxed)
+        self.held.load(Ordering::Relaxed)
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.bytes() > self.limit
     }
 
     fn changed(&self, before: usize, after: usize) {
         match after >= before {
-            true => self.0.fetch_add(after - before, Ordering::Relaxed),
-            false => self.0.fetch_sub(before - after, Ordering::Relaxed),
+            true => self.held.fetch_add(after - before, Ordering::Relaxed),
+            false => self.held.fetch_sub(before - after, Ordering::Relaxed),
         };
     }
 }
