@@ -8,6 +8,7 @@ mod front;
 mod gateway;
 mod gpu_check;
 mod lifecycle;
+mod membership;
 mod model;
 mod probe;
 mod progress;
@@ -199,6 +200,11 @@ mod tests {
         check("skein router --workers a:1,b:2", true);
         check("skein gateway dir --routers a:1,b:2 --router-api-key k --port 0", true);
         check("skein gateway --workers a:1", false);
+        check("skein router --discovery etcd://a:2379/blue --etcd-user me --etcd-password-file f", true);
+        check(
+            "skein worker dir --discovery etcds://a:2379 --advertise b:9000 --worker-id w --etcd-ca f",
+            true,
+        );
         check("skein run dir hello there --temperature 0 --seed -1", true);
         check(
             "skein bench serve --request-rate 5 --goodput ttft:200 tpot:50 --dataset-name multi-turn",

@@ -18,7 +18,8 @@ use tokio::process::Command;
 
 use crate::exit::{ADDRESS, DEVICE, Failure, MODEL, OTHER, USAGE};
 use crate::lifecycle::Lifecycle;
-use crate::settings::{self, EngineSettings, table};
+use crate::membership::Presence;
+use crate::settings::{self, DiscoverySettings, EngineSettings, RegistrationSettings, table};
 use crate::{model, progress::LoadProgress};
 
 /// The hidden flag that names a supervised worker.
@@ -62,7 +63,10 @@ async fn serve(matches: &ArgMatches, supervised: Option<&str>) -> Result<(), Fai
     let mut settings = settings::load(table::WORKER, matches)?;
     let log = settings::log_options(&mut settings, supervised.unwrap_or_default(), None);
     let memory_sharers = matches.get_one(MEMORY_SHARERS).copied().unwrap_or(1);
-    let mut config = WorkerConfig { memory_sharers, ..configure(&mut settings)? };
+    let discovery = DiscoverySettings::read(&mut settings);
+    let listen = listen_address(&mut settings);
+    let registration = RegistrationSettings::read(&mut settings, discovery.source.as_ref(), listen.ip());
+    let mut config = WorkerConfig { memory_sharers, listen, ..configure(&mut settings)? };
     config.cuda.ordinal = matches.get_one(GPU_ORDINAL).copied().unwrap_or(config.cuda.ordinal);
     config.cuda.sharers = matches.get_one(GPU_SHARERS).copied().unwrap_or(1);
     telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
@@ -77,33 +81,44 @@ async fn serve(matches: &ArgMatches, supervised: Option<&str>) -> Result<(), Fai
         None => {
             settings::log_effective(&settings);
             let shutdown = Shutdown::on_signals().map_err(Failure::other)?;
+            let presence = Presence::prepare(discovery, registration, &config.served_model_name).await?;
             let mut bar = LoadProgress::new(1);
             let progress = move |done, total| bar.update(0, done, total);
             let ready = |address: SocketAddr| {
+                presence.enter(address);
+                let how = if presence.is_none() {
+                    format!("; name it to a router: skein router --workers {address}")
+                } else {
+                    String::new()
+                };
                 // Not `eprintln`, which panics where there is no room for the line: the log's disk may be full.
-                let _ = writeln!(
-                    std::io::stderr(),
-                    "worker is ready at {address}; name it to a router: skein router --workers {address}"
-                );
+                let _ = writeln!(std::io::stderr(), "worker is ready at {address}{how}");
             };
-            service::serve(config, progress, ready, shutdown.requested()).await
+            let outcome =
+                service::serve(config, progress, ready, presence.leave_after(shutdown.requested())).await;
+            // One that ends by itself is not to be found either.
+            presence.leave().await;
+            outcome
         }
     };
     outcome.map_err(|error| failure(&error))
 }
 
-fn configure(settings: &mut Settings) -> Result<WorkerConfig, Failure> {
-    let engine = EngineSettings::read(settings);
-    let names = settings.list("served-model-name", text);
+fn listen_address(settings: &mut Settings) -> SocketAddr {
     let listen = settings.value("listen", |given| {
         given.parse::<SocketAddr>().map_err(|_| format!("`{given}` is no address like 127.0.0.1:9000"))
     });
+    listen.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 0)))
+}
+
+fn configure(settings: &mut Settings) -> Result<WorkerConfig, Failure> {
+    let engine = EngineSettings::read(settings);
     let drain_grace = settings.value("drain-grace", duration(Duration::ZERO..=DAY));
+    let names = settings.list("served-model-name", text);
     let config = config_of(engine, settings)?;
     Ok(WorkerConfig {
         drain_grace: drain_grace.unwrap_or(DRAIN_GRACE),
         served_model_name: names.first().cloned().unwrap_or(config.served_model_name),
-        listen: listen.unwrap_or(config.listen),
         ..config
     })
 }

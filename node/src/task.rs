@@ -12,6 +12,9 @@ use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 pub trait Owner: Send + Sync {
     /// Asked before each poll of one of its tasks.
     fn gate(&self, context: &mut Context<'_>) -> Gate;
+
+    /// One of its tasks was spawned: to be aborted when the process ends.
+    fn spawned(&self, task: AbortHandle);
 }
 
 /// What a task may do.
@@ -34,16 +37,10 @@ pub fn spawn<F>(future: F) -> JoinHandle<F::Output>
 where
     F: Future<Output: Send + 'static> + Send + 'static,
 {
-    match owner() {
-        None => tokio::spawn(future),
-        Some(owner) => tokio::spawn(async move {
-            match Owned::new(owner, future).await {
-                Some(output) => output,
-                // Whoever waits for it belongs to the process that is gone.
-                None => std::future::pending().await,
-            }
-        }),
-    }
+    let Some(owner) = owner() else { return tokio::spawn(future) };
+    let handle = tokio::spawn(owned(owner.clone(), future));
+    owner.spawned(handle.abort_handle());
+    handle
 }
 
 /// [`JoinSet::spawn`], for the process that calls it.
@@ -52,14 +49,17 @@ where
     F: Future<Output = T> + Send + 'static,
     T: Send + 'static,
 {
-    match owner() {
-        None => set.spawn(future),
-        Some(owner) => set.spawn(async move {
-            match Owned::new(owner, future).await {
-                Some(output) => output,
-                None => std::future::pending().await,
-            }
-        }),
+    let Some(owner) = owner() else { return set.spawn(future) };
+    let handle = set.spawn(owned(owner.clone(), future));
+    owner.spawned(handle.clone());
+    handle
+}
+
+async fn owned<F: Future>(owner: Arc<dyn Owner>, future: F) -> F::Output {
+    match Owned::new(owner, future).await {
+        Some(output) => output,
+        // Whoever waits for it belongs to the process that is gone.
+        None => std::future::pending().await,
     }
 }
 
@@ -138,6 +138,8 @@ mod tests {
         fn gate(&self, _: &mut Context<'_>) -> Gate {
             if self.0.load(Ordering::Relaxed) { Gate::Gone } else { Gate::Open }
         }
+
+        fn spawned(&self, _: AbortHandle) {}
     }
 
     #[tokio::test]

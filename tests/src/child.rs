@@ -15,6 +15,9 @@ use crate::process::send_signal;
 /// Between two looks at a log, a port or a process.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
+/// Names a directory to which all logs are copied in the end.
+const KEEP_LOGS: &str = "SKEIN_CHAOS_LOGS";
+
 /// How a process is started, every time it is.
 #[derive(Debug, Clone, Default)]
 pub struct Spec {
@@ -39,7 +42,7 @@ pub struct Process {
     log: PathBuf,
     /// Where in the log the present life begins, bytes.
     life_begins: u64,
-    _directory: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 /// The binary under test: `SKEIN_BINARY`, or else `binary`. Long runs want the release build.
@@ -52,8 +55,7 @@ impl Process {
     pub fn start(spec: Spec) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let log = spec.output.clone().unwrap_or_else(|| directory.path().join("log"));
-        let mut process =
-            Self { spec, child: None, guardian: None, log, life_begins: 0, _directory: directory };
+        let mut process = Self { spec, child: None, guardian: None, log, life_begins: 0, directory };
         process.start_again();
         process
     }
@@ -205,6 +207,15 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
+        if let Ok(directory) = std::env::var(KEEP_LOGS) {
+            let name = self.spec.name.replace(' ', "-");
+            // Unique by the directory's random name. A log that cannot be kept is missing there, which shows.
+            let unique = self.directory.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let _ = std::fs::copy(
+                &self.log,
+                std::path::Path::new(&directory).join(format!("{name}{unique}.log")),
+            );
+        }
     }
 }
 

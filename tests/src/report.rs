@@ -66,7 +66,8 @@ impl Report {
         self.say("streams moved", format!("{}, {} moves", moved.len(), moves.values().sum::<u32>()));
         self.gaps("longest gap, moved", moved.iter().map(|ended| ended.longest_gap).collect(), plan.gap_p99);
         let silence = moved.iter().map(|ended| ended.silence()).max().unwrap_or_default();
-        self.say("longest silence, moved", format!("{} ms", silence.as_millis()));
+        let slowest = moved.iter().max_by_key(|ended| ended.silence()).map_or("", |ended| &ended.id);
+        self.say("longest silence, moved", format!("{} ms ({slowest})", silence.as_millis()));
         let within = plan.silence.is_none_or(|most| silence <= most);
         self.require(within, || format!("a stream was silent for {silence:?}, over {:?}", plan.silence));
     }

@@ -1,5 +1,6 @@
 //! From the command line, the environment and a file to the typed configuration of a process.
 
+mod discovery;
 mod read;
 pub mod table;
 
@@ -9,6 +10,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, parser::ValueSource};
 use skein_node::config::{ENV_PREFIX, Key, Kind, Schema, Settings, Sources};
 
 use crate::exit::{Failure, USAGE};
+pub use discovery::{DiscoverySettings, RegistrationSettings};
 pub use read::{
     EngineSettings, FrontSettings, device, kv_bytes, log_options, model_argument, quiet_on_a_terminal,
     threads,
@@ -26,11 +28,12 @@ const SECTIONS: [(&str, u8); 6] = [
 ];
 /// Variables that are no settings: of the kernels' cache, of this repository's scripts and tests, of the emulated GPU.
 /// Workers get them too.
-pub const FOREIGN_VARIABLES: [&str; 15] = [
+pub const FOREIGN_VARIABLES: [&str; 16] = [
     "SKEIN_KERNEL_CACHE",
     "SKEIN_BINARY",
     "SKEIN_CHAOS_ROUNDS",
     "SKEIN_CI_CACHE",
+    "SKEIN_ETCD",
     "SKEIN_VENV",
     "SKEIN_CUDA_EMULATION_DIR",
     "SKEIN_EMULATED_EAGER",

@@ -39,6 +39,7 @@ const API: &str = "API";
 const MODEL: &str = "Model";
 const ENGINE: &str = "Workers";
 const ROUTERS: &str = "Routers";
+const CLUSTER: &str = "Cluster";
 const GPU: &str = "GPU";
 const LIMITS: &str = "Limits";
 const PROCESS: &str = "Process";
@@ -80,7 +81,6 @@ pub const FLAGS: &[Flag] = &[
         "Address of the worker's gRPC service; port 0 = any free one",
     ),
     one("workers", None, "N", ENGINE, SERVE, "Worker processes [default: 2, with GPUs one for each]"),
-    many("workers", "HOST:PORT", ENGINE, ROUTER, "Addresses of the workers, separated by commas"),
     many(
         "routers",
         "HOST:PORT",
@@ -89,6 +89,64 @@ pub const FLAGS: &[Flag] = &[
         "Addresses of the routers (their --host and --port), separated by commas",
     ),
     secret("router-api-key", "KEY", ROUTERS, GATEWAY, "API key of the routers, when they ask for one"),
+    many(
+        "workers",
+        "HOST:PORT",
+        ENGINE,
+        ROUTER,
+        "Addresses of the workers, separated by commas; or --discovery",
+    ),
+    one(
+        "discovery",
+        None,
+        "SOURCE",
+        CLUSTER,
+        ROUTER | WORKER,
+        "Where routers find workers: etcd://host:2379[,host:2379][/cluster], etcds:// for TLS, dns://name:port (routers)",
+    ),
+    one(
+        "advertise",
+        None,
+        "HOST:PORT",
+        CLUSTER,
+        WORKER,
+        "Address that routers find in etcd [default: the one of --listen]",
+    ),
+    one(
+        "worker-id",
+        None,
+        "NAME",
+        CLUSTER,
+        WORKER,
+        "Name in etcd, one for each worker [default: its address]",
+    ),
+    one(
+        "etcd-lease-ttl",
+        Some("10s"),
+        "TIME",
+        CLUSTER,
+        WORKER,
+        "How long a worker's entry outlives its last sign of life",
+    ),
+    one("etcd-user", None, "NAME", CLUSTER, ROUTER | WORKER, "User of etcd"),
+    one("etcd-password-file", None, "FILE", CLUSTER, ROUTER | WORKER, "File with that user's password"),
+    one(
+        "etcd-ca",
+        None,
+        "FILE",
+        CLUSTER,
+        ROUTER | WORKER,
+        "Who signed etcd's certificates (PEM); for etcds://",
+    ),
+    one(
+        "etcd-cert",
+        None,
+        "FILE",
+        CLUSTER,
+        ROUTER | WORKER,
+        "Our certificate (PEM), where etcd asks for one",
+    ),
+    one("etcd-key", None, "FILE", CLUSTER, ROUTER | WORKER, "Its key (PEM)"),
     one(
         "threads",
         None,

@@ -37,18 +37,19 @@ pub struct DnsName {
 
 /// Sends the changes until nobody takes them any more. `seed` is of the jitter.
 pub async fn follow(name: DnsName, seed: u64, changes: mpsc::Sender<Change>) {
-    let resolve = async || {
-        let found = tokio::net::lookup_host((name.host.as_str(), name.port));
-        match tokio::time::timeout(LOOKUP_TIMEOUT, found).await {
-            Ok(found) => found.map(Iterator::collect).map_err(|error| error.to_string()),
-            Err(_) => Err(format!("no answer within {LOOKUP_TIMEOUT:?}")),
-        }
-    };
-    follow_with(resolve, &name, seed, changes).await;
+    let (host, port) = (name.host.clone(), name.port);
+    follow_with(|| resolve(host.clone(), port), &name, seed, changes).await;
 }
 
-async fn follow_with(
-    resolve: impl AsyncFn() -> Result<Vec<SocketAddr>, String>,
+async fn resolve(host: String, port: u16) -> Result<Vec<SocketAddr>, String> {
+    match tokio::time::timeout(LOOKUP_TIMEOUT, tokio::net::lookup_host((host, port))).await {
+        Ok(found) => found.map(Iterator::collect).map_err(|error| error.to_string()),
+        Err(_) => Err(format!("no answer within {LOOKUP_TIMEOUT:?}")),
+    }
+}
+
+async fn follow_with<F: Future<Output = Result<Vec<SocketAddr>, String>>>(
+    resolve: impl Fn() -> F,
     name: &DnsName,
     seed: u64,
     changes: mpsc::Sender<Change>,
@@ -165,7 +166,7 @@ mod tests {
         let script =
             vec![none(), Ok(vec![]), Ok(addresses(&[1])), none(), Ok(vec![]), none(), none(), none()];
         let script = Mutex::new(script.into_iter());
-        let resolve = async || script.lock().unwrap().next().unwrap_or(Ok(addresses(&[2])));
+        let resolve = || std::future::ready(script.lock().unwrap().next().unwrap_or(Ok(addresses(&[2]))));
         let name = DnsName { host: "workers".into(), port: 9000, interval: INTERVAL };
         let (sender, mut receiver) = mpsc::channel(8);
         let watch = async {

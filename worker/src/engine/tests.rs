@@ -1,10 +1,15 @@
-//! The loop on its own thread, over the fake backend.
+//! The loop over the fake backend: here on its own thread, below turn by turn.
+
+mod hand_back;
+mod scene;
+mod streams;
 
 use std::sync::Mutex;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::*;
+use crate::TokenId;
 use crate::backend::fake::{FakeBackend, FakeOptions, StepCost};
 use crate::backend::{Alarm, Batch, StepOutput};
 use crate::config::SchedulerConfig;

@@ -60,6 +60,18 @@ impl Outbox {
         over.or(expired.map(|(_, key)| key)).map_or(Ok(()), |key| Err(Broken::Orphan { request: key.0 }))
     }
 
+    /// Bytes that all streams hold.
+    #[cfg(test)]
+    pub fn bytes(&self) -> usize {
+        self.budget.bytes()
+    }
+
+    /// Names that lead to streams.
+    #[cfg(test)]
+    pub fn names(&self) -> usize {
+        self.by_name.len()
+    }
+
     /// Nothing runs, nothing is kept, nobody reads.
     pub fn is_empty(&self) -> bool {
         self.running.is_empty()

@@ -8,6 +8,9 @@ use crate::TokenId;
 use crate::sampling::TokenLogprobs;
 use crate::scheduler::{Event, FinishReason, NewRequest};
 
+#[cfg(test)]
+mod tests;
+
 /// Most tokens or prompt scores in one delta: well below the limit of a message.
 pub(super) const MAX_DELTA_TOKENS: usize = 1024;
 
@@ -127,7 +130,7 @@ impl SampleOutput {
 
     /// Bytes of what comes before `position`.
     fn bytes_before(&self, position: u32) -> usize {
-        let count = position.saturating_sub(self.from) as usize;
+        let count = position.min(self.end()).saturating_sub(self.from) as usize;
         self.logprobs.iter().take(count).map(bytes_of).sum::<usize>() + count * size_of::<TokenId>()
     }
 

@@ -1,0 +1,131 @@
+//! How a process of the command line takes part in its cluster: a router follows a source, a worker writes itself into
+//! etcd when it is ready and takes itself out before it drains.
+
+use std::hash::{BuildHasher, RandomState};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use skein_node::discovery::etcd::{
+    self, EtcdClient, EtcdSettings, FollowerConfig, Record, Registration, register,
+};
+use skein_node::discovery::{Change, Source, dns, in_process};
+use skein_node::shutdown::Shutdown;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use crate::exit::{Failure, USAGE};
+use crate::settings::{DiscoverySettings, RegistrationSettings};
+
+/// Starts to follow `source`. It being away is no error: this waits for it.
+///
+/// # Errors
+/// When an address or a certificate cannot be used.
+pub async fn follow(source: Source, settings: EtcdSettings) -> Result<mpsc::Receiver<Change>, Failure> {
+    let (changes, receiver) = in_process();
+    let seed = draw_seed();
+    match source {
+        Source::Dns(name) => drop(tokio::spawn(dns::follow(name, seed, changes))),
+        Source::Etcd { cluster, .. } => {
+            let client = connect(settings, seed).await?;
+            let config = FollowerConfig::new(&cluster, seed);
+            tokio::spawn(async move { etcd::follow(&client, config, changes).await });
+        }
+    }
+    Ok(receiver)
+}
+
+/// A worker's place in etcd; nothing when it has none.
+#[derive(Debug, Default)]
+pub struct Presence {
+    entry: Option<Entry>,
+    stop: Shutdown,
+    task: Mutex<Option<JoinHandle<()>>>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    client: Arc<EtcdClient>,
+    cluster: String,
+    model: String,
+    settings: RegistrationSettings,
+}
+
+impl Presence {
+    /// Prepares one; only etcd takes entries.
+    ///
+    /// # Errors
+    /// When an address or a certificate cannot be used.
+    pub async fn prepare(
+        discovery: DiscoverySettings,
+        settings: RegistrationSettings,
+        model: &str,
+    ) -> Result<Self, Failure> {
+        let Some(Source::Etcd { cluster, .. }) = discovery.source else { return Ok(Self::default()) };
+        let client = Arc::new(connect(discovery.etcd, draw_seed()).await?);
+        let entry = Some(Entry { client, cluster, model: model.to_owned(), settings });
+        Ok(Self { entry, ..Self::default() })
+    }
+
+    /// Whether it is of no consequence.
+    pub fn is_none(&self) -> bool {
+        self.entry.is_none()
+    }
+
+    /// The worker can serve at `address`: routers may know.
+    pub fn enter(&self, address: SocketAddr) {
+        let Some(entry) = &self.entry else { return };
+        let registration = entry.registration(address);
+        let (client, stopped) = (entry.client.clone(), self.stop.requested());
+        let task = tokio::spawn(async move { register(&*client, registration, stopped).await });
+        *self.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
+    }
+
+    /// Takes the worker out; soon over, whether etcd is there or not. The second time there is nothing to do.
+    pub async fn leave(&self) {
+        self.stop.request();
+        let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(task) = task
+            && let Err(error) = task.await
+        {
+            tracing::error!(%error, "the registration ended in a panic; this is a bug");
+        }
+    }
+
+    /// What a worker waits for before it drains: by then no router finds it any more.
+    pub async fn leave_after(&self, shutdown: impl Future<Output = ()>) {
+        shutdown.await;
+        self.leave().await;
+    }
+}
+
+impl Entry {
+    fn registration(&self, listening: SocketAddr) -> Registration {
+        let settings = &self.settings;
+        let address = settings.advertise.clone().unwrap_or_else(|| listening.to_string());
+        if settings.advertise.is_none() && listening.ip().is_loopback() {
+            tracing::warn!(
+                address,
+                "only this machine's routers reach this worker; see --listen and --advertise"
+            );
+        }
+        let record = Record {
+            id: settings.worker_id.clone().unwrap_or_else(|| address.clone()),
+            address,
+            model: self.model.clone(),
+            epoch: None,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            leaving: false,
+        };
+        Registration { cluster: self.cluster.clone(), record, ttl: settings.lease_ttl, seed: draw_seed() }
+    }
+}
+
+async fn connect(settings: EtcdSettings, seed: u64) -> Result<EtcdClient, Failure> {
+    let connected = EtcdClient::new(settings, seed).await;
+    connected.map_err(|error| Failure::new(USAGE, format!("--discovery: {error}")))
+}
+
+/// Another one for each process: std seeds every `RandomState` from the system's generator.
+fn draw_seed() -> u64 {
+    RandomState::new().hash_one(std::process::id())
+}

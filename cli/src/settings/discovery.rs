@@ -1,0 +1,225 @@
+//! `--discovery` and what etcd asks for: a user, a password, certificates.
+
+use std::time::Duration;
+
+use skein_node::config::{Origin, Settings, duration, text};
+use skein_node::discovery::etcd::{EtcdSettings, LEASE_TTL, Tls, check_name};
+use skein_node::discovery::{Source, is_host_and_port};
+
+/// Certificates and passwords are read whole.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+/// Leases shorter than this etcd refuses to grant; one of a day is no lease.
+const LEASE_TTLS: std::ops::RangeInclusive<Duration> = Duration::from_secs(2)..=Duration::from_secs(3600);
+/// What only matters with etcd.
+const OF_ETCD: [&str; 5] = ["etcd-user", "etcd-password-file", "etcd-ca", "etcd-cert", "etcd-key"];
+/// The same, of workers.
+const OF_REGISTRATION: [&str; 3] = ["advertise", "worker-id", "etcd-lease-ttl"];
+
+/// Where a process finds its cluster.
+#[derive(Debug)]
+pub struct DiscoverySettings {
+    /// `None` when `--discovery` is unset.
+    pub source: Option<Source>,
+    /// How to get into etcd, if that is the source.
+    pub etcd: EtcdSettings,
+}
+
+impl DiscoverySettings {
+    /// Reads them; problems are noted in `settings`.
+    pub fn read(settings: &mut Settings) -> Self {
+        let source = settings.value("discovery", Source::parse);
+        let etcd = match &source {
+            Some(Source::Etcd { endpoints, tls, .. }) => EtcdSettings {
+                endpoints: endpoints.clone(),
+                user: user(settings),
+                tls: certificates(settings, *tls),
+            },
+            _ => {
+                refuse_without_etcd(settings, &OF_ETCD);
+                EtcdSettings::default()
+            }
+        };
+        Self { source, etcd }
+    }
+}
+
+/// What a worker says about itself in etcd.
+#[derive(Debug)]
+pub struct RegistrationSettings {
+    /// `host:port` for routers; `None` = the address it listens on.
+    pub advertise: Option<String>,
+    /// Its name; `None` = its address.
+    pub worker_id: Option<String>,
+    /// How long its entry outlives it.
+    pub lease_ttl: Duration,
+}
+
+impl RegistrationSettings {
+    /// Reads them; problems are noted in `settings`. `listen` is where the worker is going to listen.
+    pub fn read(settings: &mut Settings, source: Option<&Source>, listen: std::net::IpAddr) -> Self {
+        let registration = Self {
+            advertise: settings.value("advertise", |given| match is_host_and_port(given.trim()) {
+                true => Ok(given.trim().to_owned()),
+                false => Err(format!("`{given}` is not host:port, for example 10.0.0.7:9000")),
+            }),
+            worker_id: settings.value("worker-id", |given| check_name(given).map(|()| given.to_owned())),
+            lease_ttl: settings.value("etcd-lease-ttl", duration(LEASE_TTLS)).unwrap_or(LEASE_TTL),
+        };
+        let in_etcd = matches!(source, Some(Source::Etcd { .. }));
+        if !in_etcd {
+            refuse_without_etcd(settings, &OF_REGISTRATION);
+        } else if listen.is_unspecified() && settings.origin("advertise") == &Origin::Default {
+            settings.problem(format!(
+                "--advertise: say at which host:port routers reach this worker, for it listens on {listen}, which is \
+                 no address to connect to; for example --advertise 10.0.0.7:9000"
+            ));
+        }
+        registration
+    }
+}
+
+fn refuse_without_etcd(settings: &mut Settings, names: &[&'static str]) {
+    for name in names.iter().filter(|name| settings.origin(name) != &Origin::Default).collect::<Vec<_>>() {
+        settings.problem(format!("--{name}: is for etcd; add --discovery etcd://host:2379 or leave it out"));
+    }
+}
+
+fn user(settings: &mut Settings) -> Option<(String, String)> {
+    let name = settings.value("etcd-user", text);
+    let password = settings.value("etcd-password-file", |path| {
+        let password = read(path)
+            .and_then(|bytes| String::from_utf8(bytes).map_err(|_| format!("{path} is no text")))?;
+        match password.trim_end_matches(['\r', '\n']) {
+            "" => Err(format!("{path} is empty")),
+            password => Ok(password.to_owned()),
+        }
+    });
+    both(settings, "etcd-user", "etcd-password-file");
+    name.zip(password)
+}
+
+fn certificates(settings: &mut Settings, tls: bool) -> Option<Tls> {
+    let mut pem = |name| {
+        settings.value(name, |path| match read(path)? {
+            bytes if bytes.windows(10).any(|text| text == b"-----BEGIN") => Ok(bytes),
+            _ => Err(format!("{path} is no PEM file; it has no line that starts with -----BEGIN")),
+        })
+    };
+    let (ca, certificate, key) = (pem("etcd-ca"), pem("etcd-cert"), pem("etcd-key"));
+    both(settings, "etcd-cert", "etcd-key");
+    let given = |settings: &Settings, name: &str| settings.origin(name) != &Origin::Default;
+    if !tls {
+        for name in ["etcd-ca", "etcd-cert", "etcd-key"] {
+            if given(settings, name) {
+                settings.problem(format!(
+                    "--{name}: is for TLS; write --discovery etcds://... instead of etcd://..."
+                ));
+            }
+        }
+        return None;
+    }
+    if !given(settings, "etcd-ca") {
+        settings.problem("--etcd-ca: etcds:// needs the PEM file of who signed the servers' certificates");
+    }
+    Some(Tls { ca: ca?, identity: certificate.zip(key) })
+}
+
+/// Notes a problem when only one of two settings is given.
+fn both(settings: &mut Settings, first: &'static str, second: &'static str) {
+    let given = |name| settings.origin(name) != &Origin::Default;
+    match (given(first), given(second)) {
+        (true, false) => settings.problem(format!("--{second}: is needed with --{first}")),
+        (false, true) => settings.problem(format!("--{first}: is needed with --{second}")),
+        _ => {}
+    }
+}
+
+fn read(path: &str) -> Result<Vec<u8>, String> {
+    let failed = |error: std::io::Error| format!("cannot read {path}: {error}");
+    let size = std::fs::metadata(path).map_err(failed)?.len();
+    if size > MAX_FILE_BYTES {
+        return Err(format!("{path} has {size} bytes, over {MAX_FILE_BYTES}"));
+    }
+    std::fs::read(path).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use clap::Command;
+
+    use super::*;
+    use crate::settings::{load, table::WORKER, with_flags};
+
+    fn problems(listen: &str, arguments: &[&str]) -> Vec<String> {
+        let command = with_flags(Command::new("test").no_binary_name(true), WORKER);
+        let matches = command.try_get_matches_from(arguments).expect("the flags parse");
+        let mut settings = load(WORKER, &matches).expect("nothing to read");
+        let discovery = DiscoverySettings::read(&mut settings);
+        let listen: IpAddr = listen.parse().expect("an address");
+        RegistrationSettings::read(&mut settings, discovery.source.as_ref(), listen);
+        settings.finish().map_or_else(|problems| problems.0, |()| Vec::new())
+    }
+
+    #[test]
+    fn each_problem_names_its_flag_and_its_fix() {
+        let check = |listen: &str, line: &str, expected: &[&str]| {
+            let arguments: Vec<&str> = line.split_whitespace().collect();
+            let got = problems(listen, &arguments);
+            assert_eq!(got.len(), expected.len(), "{line}: {got:?}");
+            for (got, expected) in got.iter().zip(expected) {
+                assert!(got.contains(expected), "{line}: {got}");
+            }
+        };
+        check("127.0.0.1", "", &[]);
+        check("127.0.0.1", "--discovery etcd://a:2379", &[]);
+        check("0.0.0.0", "--discovery dns://workers:9000", &[]);
+        check(
+            "0.0.0.0",
+            "--discovery etcd://a:2379 --advertise b:9000 --worker-id w-1 --etcd-lease-ttl 5s",
+            &[],
+        );
+        check("0.0.0.0", "--discovery etcd://a:2379", &["--advertise: say at which host:port"]);
+        check("::", "--discovery etcd://a:2379 --advertise b", &["--advertise: `b` is not host:port"]);
+        check(
+            "127.0.0.1",
+            "--discovery etcd://a:2379 --worker-id a/b --etcd-lease-ttl 1s",
+            &["--worker-id", "lease-ttl"],
+        );
+        check(
+            "127.0.0.1",
+            "--advertise b:1 --etcd-user me",
+            &["--etcd-user: is for etcd", "--advertise: is for etcd"],
+        );
+        check(
+            "127.0.0.1",
+            "--discovery etcd://a:1 --etcd-user me",
+            &["--etcd-password-file: is needed with --etcd-user"],
+        );
+        check(
+            "127.0.0.1",
+            "--discovery etcd://a:1 --etcd-user me --etcd-password-file /nowhere",
+            &["cannot read /nowhere"],
+        );
+        check("127.0.0.1", "--discovery etcds://a:1", &["--etcd-ca: etcds:// needs"]);
+        check("127.0.0.1", "--discovery etcds://a:1 --etcd-ca Cargo.toml", &["is no PEM file"]);
+        check("127.0.0.1", "--discovery nowhere", &["is no source of membership"]);
+    }
+
+    #[test]
+    fn a_password_loses_its_line_end_and_is_never_shown() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("password");
+        std::fs::write(&file, "hunter2\n").expect("written");
+        let path = file.display().to_string();
+        let command = with_flags(Command::new("test").no_binary_name(true), WORKER);
+        let arguments = ["--discovery", "etcd://a:1", "--etcd-user", "me", "--etcd-password-file", &path];
+        let matches = command.try_get_matches_from(arguments).expect("the flags parse");
+        let mut settings = load(WORKER, &matches).expect("nothing to read");
+        let discovery = DiscoverySettings::read(&mut settings);
+        assert_eq!(discovery.etcd.user, Some(("me".to_owned(), "hunter2".to_owned())));
+        let shown = format!("{discovery:?} {:?}", settings.effective());
+        assert!(!shown.contains("hunter2"), "{shown}");
+    }
+}

@@ -1,0 +1,140 @@
+//! Membership over real etcd servers: what a router hears while etcd stands still, dies, forgets, loses its leader. They
+//! skip, and say so, where there is no etcd.
+
+#[path = "../src/etcd.rs"]
+#[allow(dead_code)] // shared with the tests over whole processes
+mod server;
+
+mod access;
+mod outages;
+mod watching;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use server::Etcd;
+use skein_node::discovery::etcd::{
+    EtcdClient, EtcdSettings, FollowerConfig, Record, Registration, follow, prefix, register,
+};
+use skein_node::discovery::{Change, Member};
+use skein_node::shutdown::Shutdown;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+/// Longest wait for something to happen that should take far less.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// After etcd is back, joins are seen this soon; the machine may be busy.
+const SECONDS: Duration = Duration::from_secs(8);
+/// The shortest lease etcd grants with the tests' timing is about this.
+const LEASE: Duration = Duration::from_secs(2);
+/// Long enough that nobody leaves by mistake on a busy machine, short enough to be waited for.
+const GRACE: Duration = Duration::from_secs(6);
+
+fn block_on<F: Future>(future: F) {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .expect("a runtime starts")
+        .block_on(async { tokio::time::timeout(Duration::from_secs(120), future).await })
+        .expect("the test ends in time");
+}
+
+/// Runs `test` with the program of a server, if there is one.
+fn with_etcd(test: impl AsyncFnOnce(&Path)) {
+    if let Some(program) = server::binary() {
+        block_on(test(&program));
+    }
+}
+
+async fn client(settings: &EtcdSettings) -> Arc<EtcdClient> {
+    Arc::new(EtcdClient::new(settings.clone(), 0).await.expect("good settings"))
+}
+
+/// Talks to the server past our own code.
+async fn admin(etcd: &Etcd) -> etcd_client::Client {
+    etcd_client::Client::connect([format!("http://{}", etcd.endpoint)], None).await.expect("etcd answers")
+}
+
+/// A worker that only registers.
+struct Worker {
+    stop: Shutdown,
+    task: JoinHandle<()>,
+}
+
+impl Worker {
+    async fn start(settings: &EtcdSettings, id: &str) -> Self {
+        let (client, stop) = (client(settings).await, Shutdown::default());
+        let (model, version) = Default::default();
+        let record =
+            Record { id: id.into(), address: address(id), model, epoch: None, version, leaving: false };
+        let registration = Registration { cluster: "test".into(), record, ttl: LEASE, seed: 1 };
+        let stopped = stop.requested();
+        let task = tokio::spawn(async move { register(&*client, registration, stopped).await });
+        Self { stop, task }
+    }
+
+    /// As a drain begins.
+    async fn leave(self) {
+        self.stop.request();
+        self.task.await.expect("no panic");
+    }
+
+    /// As `kill -9` does it.
+    fn die(self) {
+        self.task.abort();
+    }
+}
+
+fn address(id: &str) -> String {
+    format!("{id}:9000")
+}
+
+fn key(id: &str) -> String {
+    format!("{}{id}", prefix("test"))
+}
+
+/// The router's end.
+struct Router(mpsc::Receiver<Change>);
+
+impl Router {
+    async fn start(settings: &EtcdSettings) -> Self {
+        let (sender, receiver) = mpsc::channel(16);
+        let client = client(settings).await;
+        let config = FollowerConfig { grace: GRACE, ..FollowerConfig::new("test", 2) };
+        tokio::spawn(async move { follow(&*client, config, sender).await });
+        Self(receiver)
+    }
+
+    async fn hears(&mut self, expected: Change, within: Duration) {
+        let change = tokio::time::timeout(within, self.0.recv()).await;
+        assert_eq!(change.unwrap_or_else(|_| panic!("no {expected:?} within {within:?}")), Some(expected));
+    }
+
+    async fn hears_join(&mut self, id: &str, within: Duration) {
+        self.hears(Change::Join(Member { id: id.into(), address: address(id) }), within).await;
+    }
+
+    async fn hears_leave(&mut self, id: &str, within: Duration) {
+        self.hears(Change::Leave(id.into()), within).await;
+    }
+
+    async fn hears_nothing(&mut self, within: Duration) {
+        if let Ok(change) = tokio::time::timeout(within, self.0.recv()).await {
+            panic!("expected silence, heard {change:?}");
+        }
+    }
+}
+
+/// Asks until `holds`.
+async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let waiting = async {
+        while !holds().await {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, waiting)
+        .await
+        .unwrap_or_else(|_| panic!("{what}: not within {PATIENCE:?}"));
+}

@@ -1,0 +1,113 @@
+//! A worker's device: the fake backend, which checks every batch, with a step-time model and faults. It never sleeps:
+//! whoever turns the engine asks how long the step took.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use skein_worker::backend::fake::{FakeBackend, FakeOptions, StepCost};
+use skein_worker::backend::{Backend, BackendError, Batch, StepHandle, StepOutput};
+use skein_worker::config::SchedulerConfig;
+use tokio::time::Instant;
+
+use crate::report::Log;
+
+/// What the simulator does to a device and hears of it.
+#[derive(Debug)]
+pub struct Device {
+    /// Nanoseconds of the steps launched and not yet waited for.
+    owed: AtomicU64,
+    /// Steps take so many times as long.
+    pub slowness: AtomicU32,
+    /// The next launch fails.
+    pub fails: AtomicBool,
+    stuck_until: Mutex<Option<Instant>>,
+}
+
+impl Default for Device {
+    fn default() -> Self {
+        let owed = AtomicU64::new(0);
+        Self { owed, slowness: AtomicU32::new(1), fails: AtomicBool::new(false), stuck_until: Mutex::default() }
+    }
+}
+
+impl Device {
+    /// How long the steps launched since the last call take.
+    pub fn take_time(&self) -> Duration {
+        Duration::from_nanos(self.owed.swap(0, Ordering::Relaxed))
+    }
+
+    /// No step is done before then.
+    pub fn stick(&self, until: Instant) {
+        *self.stuck_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
+    }
+
+    /// Waits while it is stuck.
+    pub async fn unstuck(&self) {
+        let until = *self.stuck_until.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(until) = until {
+            tokio::time::sleep_until(until).await;
+        }
+    }
+}
+
+/// See the module's description.
+pub struct SimulatedBackend {
+    fake: FakeBackend,
+    cost: StepCost,
+    limits: SchedulerConfig,
+    steps_in_flight: usize,
+    device: Arc<Device>,
+    log: Arc<Log>,
+    host: &'static str,
+}
+
+impl SimulatedBackend {
+    /// A device of `options`; its steps cost what `cost` says, and stay within `limits`.
+    pub fn new(
+        host: &'static str,
+        options: FakeOptions,
+        cost: StepCost,
+        limits: SchedulerConfig,
+        device: Arc<Device>,
+        log: Arc<Log>,
+    ) -> Self {
+        let fake = FakeBackend::new(FakeOptions { cost: StepCost::default(), ..options });
+        Self { fake, cost, limits, steps_in_flight: 2, device, log, host }
+    }
+
+    fn check_limits(&self, batch: &Batch) {
+        let (rows, sequences) = (batch.tokens.len(), batch.sequences.len());
+        let SchedulerConfig { max_num_batched_tokens, max_num_seqs, .. } = self.limits;
+        if rows > max_num_batched_tokens as usize {
+            self.log.violated(self.host, format_args!("a step of {rows} tokens, at most {max_num_batched_tokens}"));
+        }
+        if sequences > max_num_seqs as usize {
+            self.log.violated(self.host, format_args!("a step of {sequences} sequences, at most {max_num_seqs}"));
+        }
+    }
+}
+
+impl Backend for SimulatedBackend {
+    fn kv_blocks(&self) -> u32 {
+        self.fake.kv_blocks()
+    }
+
+    fn steps_in_flight(&self) -> usize {
+        self.steps_in_flight
+    }
+
+    fn launch(&mut self, batch: Batch) -> Result<StepHandle, BackendError> {
+        if self.device.fails.load(Ordering::Relaxed) {
+            return Err(BackendError::Stopped { backend: "fake", reason: "the simulator breaks it".into() });
+        }
+        self.check_limits(&batch);
+        let cost = self.cost.of(&batch) * self.device.slowness.load(Ordering::Relaxed);
+        self.device.owed.fetch_add(cost.as_nanos() as u64, Ordering::Relaxed);
+        self.fake.launch(batch)
+    }
+
+    fn collect(&mut self, step: StepHandle) -> Result<StepOutput, BackendError> {
+        self.fake.collect(step)
+    }
+}

@@ -1,0 +1,72 @@
+//! Time and tasks. One thread runs everything; time stands still while anything can run, and jumps to the next timer
+//! when nothing can. Nothing else decides what comes next, so a seed has one life.
+
+use std::cell::{Cell, RefCell};
+use std::panic;
+use std::sync::Once;
+use std::time::Duration;
+
+use skein_node::clock;
+use tokio::time::Instant;
+
+/// What a simulation's clock shows at its start: no code may take the first moment for "never".
+const CLOCK_AT_START: Duration = Duration::from_secs(1000);
+
+thread_local! {
+    static STARTED: Cell<Option<Instant>> = const { Cell::new(None) };
+    static PANICKED: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Runs `life` to its end in simulated time. Every task it left behind is dropped.
+pub fn run<T>(life: impl Future<Output = T>) -> T {
+    catch_panics_of_tasks();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .expect("a runtime without input and output needs nothing of the system");
+    let ended = runtime.block_on(async {
+        STARTED.set(Some(Instant::now()));
+        clock::simulate(Some(since_start));
+        life.await
+    });
+    drop(runtime);
+    clock::simulate(None);
+    STARTED.set(None);
+    ended
+}
+
+/// Simulated time since the life began.
+pub fn elapsed() -> Duration {
+    STARTED.get().map_or(Duration::ZERO, |started| Instant::now() - started)
+}
+
+/// What the first panic of any task said, if there was one.
+pub fn take_panic() -> Option<String> {
+    PANICKED.take()
+}
+
+/// Whether any task has panicked.
+pub fn has_panicked() -> bool {
+    PANICKED.with_borrow(Option::is_some)
+}
+
+fn since_start() -> Duration {
+    CLOCK_AT_START + elapsed()
+}
+
+/// A panic inside a task ends that task and nothing else; here it must end the life.
+fn catch_panics_of_tasks() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let usual = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            if STARTED.get().is_none() {
+                return usual(info);
+            }
+            PANICKED.with_borrow_mut(|panicked| {
+                panicked.get_or_insert_with(|| info.to_string());
+            });
+        }));
+    });
+}

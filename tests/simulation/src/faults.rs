@@ -1,0 +1,283 @@
+//! What goes wrong, when, and that it ends.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::names::{CLIENT, ETCD};
+use crate::network::{Abuse, Host};
+use crate::random::Random;
+use crate::world::{Downtime, World};
+
+/// A kind of disturbance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)] // each is what its name says, and `strike` says how
+pub enum Fault {
+    KillWorker,
+    KillRouter,
+    KillWorkerAtAnAwait,
+    KillRouterAtAnAwait,
+    PowerLost,
+    StopProcess,
+    EngineStuck,
+    EngineSlow,
+    StepFails,
+    Cut,
+    Partition,
+    OneWay,
+    Abused,
+    EtcdAway,
+    EtcdCompacts,
+    EtcdWiped,
+    EtcdDeaf,
+    LeasesEnd,
+}
+
+impl Fault {
+    /// All kinds.
+    pub const ALL: [Self; 18] = [
+        Self::KillWorker,
+        Self::KillRouter,
+        Self::KillWorkerAtAnAwait,
+        Self::KillRouterAtAnAwait,
+        Self::PowerLost,
+        Self::StopProcess,
+        Self::EngineStuck,
+        Self::EngineSlow,
+        Self::StepFails,
+        Self::Cut,
+        Self::Partition,
+        Self::OneWay,
+        Self::Abused,
+        Self::EtcdAway,
+        Self::EtcdCompacts,
+        Self::EtcdWiped,
+        Self::EtcdDeaf,
+        Self::LeasesEnd,
+    ];
+}
+
+/// Disturbs until `until`, then puts everything right.
+pub async fn disturb(world: Arc<World>, random: Random, until: Instant) {
+    let nemesis = Nemesis { world, random };
+    if !nemesis.world.plan.faults.is_empty() {
+        loop {
+            let pause = nemesis.random.millis(20, nemesis.world.plan.fault_pause.as_millis() as u64);
+            if Instant::now() + pause >= until {
+                break;
+            }
+            tokio::time::sleep(pause).await;
+            let fault = *nemesis.random.pick(&nemesis.world.plan.faults);
+            nemesis.strike(fault);
+        }
+    }
+    tokio::time::sleep_until(until).await;
+    nemesis.mend();
+}
+
+struct Nemesis {
+    world: Arc<World>,
+    random: Random,
+}
+
+impl Nemesis {
+    fn say(&self, who: Host, what: std::fmt::Arguments<'_>) {
+        self.world.log.say(who, format_args!("! {what}"));
+    }
+
+    fn a_worker(&self) -> Host {
+        *self.random.pick(&self.world.plan.workers)
+    }
+
+    fn a_router(&self) -> Host {
+        *self.random.pick(&self.world.plan.routers)
+    }
+
+    /// Two that talk to each other.
+    fn a_pair(&self) -> (Host, Host) {
+        match self.random.between(0, 5) {
+            0 => (CLIENT, self.a_router()),
+            1 => (self.a_router(), ETCD),
+            2 => (self.a_worker(), ETCD),
+            _ => (self.a_router(), self.a_worker()),
+        }
+    }
+
+    /// How long something lasts: as often short as long.
+    fn a_while(&self) -> Duration {
+        self.random.millis(20, 15_000)
+    }
+
+    fn strike(&self, fault: Fault) {
+        self.world.disturbed();
+        match fault {
+            Fault::KillWorker => self.kill(self.a_worker(), None, false),
+            Fault::KillRouter => self.kill(self.a_router(), None, false),
+            Fault::KillWorkerAtAnAwait => self.kill(self.a_worker(), Some(self.random.between(1, 300)), false),
+            Fault::KillRouterAtAnAwait => self.kill(self.a_router(), Some(self.random.between(1, 300)), false),
+            Fault::PowerLost => self.kill(self.a_worker(), None, true),
+            Fault::StopProcess => self.stop(),
+            Fault::EngineStuck => self.stick(),
+            Fault::EngineSlow => self.slow(),
+            Fault::StepFails => self.fail_step(),
+            Fault::Cut => {
+                let (one, other) = self.a_pair();
+                self.say(one, format_args!("connections to {other} are cut"));
+                self.world.network.cut(one, other);
+            }
+            Fault::Partition => self.partition(true),
+            Fault::OneWay => self.partition(false),
+            Fault::Abused => self.abuse(),
+            Fault::EtcdAway => self.etcd_away(),
+            Fault::EtcdDeaf => self.etcd_deaf(),
+            Fault::EtcdCompacts => {
+                self.say(ETCD, format_args!("compacts"));
+                self.world.etcd.compact();
+            }
+            Fault::EtcdWiped => {
+                self.say(ETCD, format_args!("loses its data"));
+                self.world.etcd.wipe();
+            }
+            Fault::LeasesEnd => {
+                self.say(ETCD, format_args!("ends all leases"));
+                self.world.etcd.end_leases();
+            }
+        }
+    }
+
+    fn kill(&self, host: Host, after_polls: Option<u64>, dark: bool) {
+        let Some(process) = self.world.process(host) else { return };
+        let lasts = self.random.millis(50, 10_000);
+        self.world.plan_downtime(host, Downtime { lasts, dark });
+        match after_polls {
+            None => {
+                self.say(host, format_args!("is killed for {} ms", lasts.as_millis()));
+                process.kill();
+            }
+            Some(polls) => {
+                self.say(host, format_args!("is to be killed after {polls} polls, for {} ms", lasts.as_millis()));
+                process.kill_after(Some(polls));
+            }
+        }
+    }
+
+    fn stop(&self) {
+        let host = if self.random.once_in(3) { self.a_router() } else { self.a_worker() };
+        let Some(process) = self.world.process(host) else { return };
+        let lasts = self.a_while();
+        self.say(host, format_args!("is stopped for {} ms", lasts.as_millis()));
+        process.stop(true);
+        let network = self.world.network.clone();
+        network.mute(host, true);
+        tokio::spawn(async move {
+            tokio::time::sleep(lasts).await;
+            process.stop(false);
+            network.mute(host, false);
+        });
+    }
+
+    fn stick(&self) {
+        let host = self.a_worker();
+        let Some(worker) = self.world.worker(host) else { return };
+        let lasts = self.a_while();
+        self.say(host, format_args!("its engine is stuck for {} ms", lasts.as_millis()));
+        worker.device.stick(Instant::now() + lasts);
+    }
+
+    fn slow(&self) {
+        let host = self.a_worker();
+        let Some(worker) = self.world.worker(host) else { return };
+        let lasts = self.a_while();
+        let times = self.random.small(2, 20);
+        self.say(host, format_args!("is {times} times as slow for {} ms", lasts.as_millis()));
+        worker.device.slowness.store(times, Ordering::Relaxed);
+        tokio::spawn(async move {
+            tokio::time::sleep(lasts).await;
+            worker.device.slowness.store(1, Ordering::Relaxed);
+        });
+    }
+
+    fn fail_step(&self) {
+        let host = self.a_worker();
+        let Some(worker) = self.world.worker(host) else { return };
+        self.say(host, format_args!("its next step fails"));
+        worker.device.fails.store(true, Ordering::Relaxed);
+    }
+
+    fn partition(&self, both_ways: bool) {
+        let (one, other) = self.a_pair();
+        let (one, other) = if self.random.once_in(2) { (one, other) } else { (other, one) };
+        let lasts = self.a_while();
+        let ways = if both_ways { "to and from" } else { "to" };
+        self.say(one, format_args!("nothing gets {ways} {other} for {} ms", lasts.as_millis()));
+        let network = self.world.network.clone();
+        network.block(one, other, true);
+        if both_ways {
+            network.block(other, one, true);
+        }
+        tokio::spawn(async move {
+            tokio::time::sleep(lasts).await;
+            network.block(one, other, false);
+            network.block(other, one, false);
+        });
+    }
+
+    fn abuse(&self) {
+        let rate = |random: &Random| *random.pick(&[0, 5, 20, 100]);
+        let random = &self.random;
+        let abuse = Abuse { dropped: rate(random), doubled: rate(random), swapped: rate(random) };
+        let lasts = self.a_while();
+        self.say("net", format_args!("{abuse:?} for {} ms", lasts.as_millis()));
+        let network = self.world.network.clone();
+        network.abuse(abuse);
+        tokio::spawn(async move {
+            tokio::time::sleep(lasts).await;
+            network.abuse(Abuse::default());
+        });
+    }
+
+    fn etcd_away(&self) {
+        let lasts = self.random.millis(100, 30_000);
+        let kept = self.random.once_in(2);
+        self.say(ETCD, format_args!("is away for {} ms", lasts.as_millis()));
+        let etcd = self.world.etcd.clone();
+        etcd.set_away(true, kept);
+        tokio::spawn(async move {
+            tokio::time::sleep(lasts).await;
+            etcd.set_away(false, kept);
+        });
+    }
+
+    fn etcd_deaf(&self) {
+        let lasts = self.a_while();
+        self.say(ETCD, format_args!("is deaf for {} ms", lasts.as_millis()));
+        let etcd = self.world.etcd.clone();
+        etcd.set_deaf(true);
+        tokio::spawn(async move {
+            tokio::time::sleep(lasts).await;
+            etcd.set_deaf(false);
+        });
+    }
+
+    /// Everything is as it should be; processes that are down come back in their own time.
+    fn mend(&self) {
+        let World { plan, network, etcd, .. } = &*self.world;
+        self.say("all", format_args!("the faults are over"));
+        network.heal();
+        etcd.set_away(false, true);
+        etcd.set_deaf(false);
+        for &host in plan.workers.iter().chain(&plan.routers) {
+            network.mute(host, false);
+            if let Some(process) = self.world.process(host) {
+                process.stop(false);
+                process.kill_after(None);
+            }
+            if let Some(worker) = self.world.worker(host) {
+                worker.device.stick(Instant::now());
+                worker.device.slowness.store(1, Ordering::Relaxed);
+            }
+        }
+    }
+}

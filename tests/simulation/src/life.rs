@@ -1,0 +1,116 @@
+//! One seed's life from its first process to its last check.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use crate::client::{Client, Outcome, SETTLED_AFTER};
+use crate::plan::Plan;
+use crate::random::Random;
+use crate::report::Log;
+use crate::world::World;
+use crate::{executor, faults, quiescence, workload};
+
+/// Before the first request.
+const WARM_UP: Duration = Duration::from_secs(1);
+/// After the faults are over every client that still waits gets its answer within this time.
+const CLIENTS_END_WITHIN: Duration = Duration::from_secs(600);
+/// How often the life is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// What came of a seed.
+#[derive(Debug, Clone)]
+pub struct Summary {
+    /// Which.
+    pub seed: u64,
+    /// Over the whole log; equal for equal lives.
+    pub hash: u64,
+    /// Lines in the log.
+    pub lines: u64,
+    /// How long the life was.
+    pub simulated: Duration,
+    /// Requests.
+    pub requests: u32,
+    /// Those that got all of their answer.
+    pub completed: u32,
+    /// What went wrong around them.
+    pub disturbances: u64,
+    /// What does not hold, if something does not.
+    pub violation: Option<String>,
+    /// The end of the log, when something does not hold.
+    pub tail: Vec<String>,
+}
+
+/// Lives the life of `seed`; `loud` prints it as it goes.
+pub fn live(seed: u64, loud: bool) -> Summary {
+    let log = Arc::new(if loud { Log::loud() } else { Log::default() });
+    let plan = Plan::new(seed);
+    log.say("plan", format_args!("{plan:?}"));
+    let (log_of_life, requests) = (log.clone(), plan.requests);
+    let (simulated, completed, disturbances) = executor::run(async move {
+        let world = World::new(plan, log_of_life);
+        let outcomes = tokio::select! {
+            biased;
+            () = until_wrong(&world.log) => BTreeMap::new(),
+            outcomes = act(&world) => outcomes,
+        };
+        let completed = outcomes.values().filter(|&&outcome| outcome == Outcome::Completed).count();
+        (executor::elapsed(), completed as u32, world.disturbances())
+    });
+    if let Some(panic) = executor::take_panic() {
+        log.violated("all", format_args!("a task panicked: {panic}"));
+    }
+    let ((hash, lines), violation) = (log.digest(), log.violation());
+    let tail = if violation.is_some() { log.tail() } else { Vec::new() };
+    Summary { seed, hash, lines, simulated, requests, completed, disturbances, violation, tail }
+}
+
+/// Waits until something does not hold.
+async fn until_wrong(log: &Log) {
+    while log.violation().is_none() && !executor::has_panicked() {
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+async fn act(world: &Arc<World>) -> BTreeMap<u32, Outcome> {
+    world.start();
+    tokio::time::sleep(WARM_UP).await;
+    let calm_at = Instant::now() + world.plan.busy_for;
+    tokio::spawn(faults::disturb(world.clone(), Random::new(world.plan.seed, "faults"), calm_at));
+    let outcomes = serve_clients(world, calm_at).await;
+    tokio::time::sleep_until(calm_at + SETTLED_AFTER).await;
+    quiescence::check(world).await;
+    outcomes
+}
+
+/// Lets all clients come, and waits for the last one.
+async fn serve_clients(world: &Arc<World>, calm_at: Instant) -> BTreeMap<u32, Outcome> {
+    let random = Random::new(world.plan.seed, "clients");
+    let busy_ms = world.plan.busy_for.as_millis() as u64;
+    let mut clients = JoinSet::new();
+    for number in 0..world.plan.requests {
+        let comes_after = Duration::from_millis(random.between(0, busy_ms));
+        let spec = workload::client(&random, &world.plan.flavour, number);
+        let own = Random::new(random.number(), "client");
+        let world = world.clone();
+        clients.spawn(async move {
+            tokio::time::sleep(comes_after).await;
+            (number, Client::new(world, spec, own, calm_at).await.live().await)
+        });
+    }
+    let mut outcomes = BTreeMap::new();
+    let all = async {
+        while let Some(Ok((number, outcome))) = clients.join_next().await {
+            outcomes.insert(number, outcome);
+        }
+    };
+    let ended = tokio::time::timeout_at(calm_at + CLIENTS_END_WITHIN, all).await.is_ok();
+    if !ended {
+        let waiting: Vec<u32> = (0..world.plan.requests).filter(|number| !outcomes.contains_key(number)).collect();
+        world.log.violated("all", format_args!("clients still wait: {waiting:?}"));
+    }
+    outcomes
+}

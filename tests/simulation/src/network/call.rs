@@ -1,0 +1,206 @@
+//! A call over a connection: a request goes one way, an answer and a stream of messages come back. Its halves know of
+//! each other only what the network carries: a client that drops its half is heard of at the server later, or never.
+
+use std::sync::Arc;
+
+use futures::StreamExt;
+use futures::future::BoxFuture;
+use futures::stream::BoxStream;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+use tonic::Status;
+
+use super::{Abuse, Connection, Network};
+use crate::served::Served;
+
+/// Messages as they come.
+pub type Incoming<M> = BoxStream<'static, Result<M, Status>>;
+/// What a server answers with.
+pub type Answer<M> = Result<Incoming<M>, Status>;
+/// What a server does for a request.
+pub type Start<M> = Box<dyn FnOnce(Arc<Served>) -> BoxFuture<'static, Answer<M>> + Send>;
+
+/// One message on its way, with the time of its arrival.
+struct Sent<M>(Instant, Body<M>);
+
+enum Body<M> {
+    Message(Result<M, Status>),
+    End,
+}
+
+impl Network {
+    /// Calls the server of `connection`. `abusable`: whether single messages may be lost, doubled, swapped.
+    pub(crate) async fn call<M: Clone + Send + Sync + 'static>(
+        self: &Arc<Self>,
+        connection: Arc<Connection>,
+        abusable: bool,
+        start: Start<M>,
+    ) -> Answer<M> {
+        let (head, answered) = oneshot::channel();
+        let (messages, incoming) = mpsc::channel(self.shape.window);
+        let (reset, hung_up) = oneshot::channel();
+        let sent = self.arrival();
+        let server = ServerHalf { network: self.clone(), connection: connection.clone(), messages, abusable };
+        connection.server.process.spawn(server.run(sent, start, head, hung_up));
+        let mut client = ClientHalf { network: self.clone(), connection, incoming, reset: Some(reset) };
+        client.head(answered).await?;
+        let messages = futures::stream::unfold(client, async |mut client| Some((client.next().await?, client)));
+        Ok(messages.boxed())
+    }
+}
+
+struct ServerHalf<M> {
+    network: Arc<Network>,
+    connection: Arc<Connection>,
+    messages: mpsc::Sender<Sent<M>>,
+    abusable: bool,
+}
+
+impl<M: Clone + Send + Sync + 'static> ServerHalf<M> {
+    async fn run(
+        mut self,
+        sent: Instant,
+        start: Start<M>,
+        head: oneshot::Sender<(Instant, Result<(), Status>)>,
+        hung_up: oneshot::Receiver<()>,
+    ) {
+        let connection = self.connection.clone();
+        let work = async {
+            let (client, server) = (connection.client.host, connection.server.host);
+            self.network.arrive(client, server, sent).await;
+            match start(connection.served.clone()).await {
+                Err(status) => drop(head.send((self.network.arrival(), Err(status)))),
+                Ok(stream) => {
+                    drop(head.send((self.network.arrival(), Ok(()))));
+                    self.pump(stream).await;
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            Ok(()) = hung_up => {}
+            _ = connection.server.died() => {}
+            () = work => {}
+        }
+    }
+
+    async fn pump(&mut self, mut stream: BoxStream<'static, Result<M, Status>>) {
+        let mut last = Instant::now();
+        let mut held_back = None;
+        while let Some(message) = stream.next().await {
+            let abuse = if self.abusable && message.is_ok() { self.network.lock().abuse } else { Abuse::default() };
+            let random = &self.network.random;
+            if random.once_in(abuse.dropped) {
+                self.abused("dropped");
+                continue;
+            }
+            if held_back.is_none() && random.once_in(abuse.swapped) {
+                self.abused("swapped");
+                held_back = Some(message);
+                continue;
+            }
+            let doubled = random.once_in(abuse.doubled).then(|| message.clone());
+            if doubled.is_some() {
+                self.abused("doubled");
+            }
+            for message in [Some(message), doubled, held_back.take()].into_iter().flatten() {
+                self.send(&mut last, Body::Message(message)).await;
+            }
+        }
+        if let Some(message) = held_back {
+            self.send(&mut last, Body::Message(message)).await;
+        }
+        self.send(&mut last, Body::End).await;
+    }
+
+    /// Messages of a stream come in the order in which they were sent.
+    async fn send(&self, last: &mut Instant, body: Body<M>) {
+        *last = self.network.arrival().max(*last);
+        // An error: the client's half is gone; the network will say so in its own time.
+        drop(self.messages.send(Sent(*last, body)).await);
+    }
+
+    fn abused(&self, how: &str) {
+        self.network.lock().abused += 1;
+        let client = self.connection.client.host;
+        self.network.log.say(self.connection.server.host, format_args!("a message to {client} is {how}"));
+    }
+}
+
+struct ClientHalf<M> {
+    network: Arc<Network>,
+    connection: Arc<Connection>,
+    incoming: mpsc::Receiver<Sent<M>>,
+    /// Tells the server's half to stop; taken once the stream is over.
+    reset: Option<oneshot::Sender<()>>,
+}
+
+impl<M: Send + 'static> ClientHalf<M> {
+    async fn head(
+        &mut self,
+        answered: oneshot::Receiver<(Instant, Result<(), Status>)>,
+    ) -> Result<(), Status> {
+        let connection = self.connection.clone();
+        let answer = async {
+            let Ok((at, answer)) = answered.await else { return std::future::pending().await };
+            self.network.arrive(connection.server.host, connection.client.host, at).await;
+            answer
+        };
+        let answer = tokio::select! {
+            biased;
+            why = connection.client.died() => Err(broken(why)),
+            answer = answer => answer,
+        };
+        if answer.is_err() {
+            self.reset = None;
+        }
+        answer
+    }
+
+    async fn next(&mut self) -> Option<Result<M, Status>> {
+        // Taken: an error was the last message.
+        self.reset.as_ref()?;
+        let connection = self.connection.clone();
+        let message = async {
+            // Without an end the server's half has just vanished: what is left is to hear of it.
+            let Some(Sent(at, body)) = self.incoming.recv().await else { return std::future::pending().await };
+            self.network.arrive(connection.server.host, connection.client.host, at).await;
+            body
+        };
+        let body = tokio::select! {
+            biased;
+            why = connection.client.died() => Body::Message(Err(broken(why))),
+            body = message => body,
+        };
+        match body {
+            Body::Message(Ok(message)) => Some(Ok(message)),
+            Body::Message(Err(status)) => {
+                self.reset = None;
+                Some(Err(status))
+            }
+            Body::End => {
+                self.reset = None;
+                None
+            }
+        }
+    }
+}
+
+impl<M> Drop for ClientHalf<M> {
+    /// The kernel tells the server, as far as the network carries it.
+    fn drop(&mut self) {
+        let Some(reset) = self.reset.take() else { return };
+        if self.connection.client.dead().is_some() || tokio::runtime::Handle::try_current().is_err() {
+            return;
+        }
+        let (network, connection) = (self.network.clone(), self.connection.clone());
+        tokio::spawn(async move {
+            network.arrive(connection.client.host, connection.server.host, network.arrival()).await;
+            let _ = reset.send(());
+        });
+    }
+}
+
+fn broken(why: &'static str) -> Status {
+    Status::unavailable(format!("the connection broke: {why}"))
+}

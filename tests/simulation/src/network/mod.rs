@@ -1,0 +1,255 @@
+//! The wires between processes: messages take time, wait behind a partition, and are lost when their connection dies.
+//!
+//! A link between two hosts may be blocked in one direction or both. Nobody is told: bytes wait, as TCP keeps
+//! sending them, and whoever pings notices after a while. A process that dies leaves resets behind; a machine that
+//! loses its power leaves nothing. Beyond what TCP would do, single messages of a stream may be dropped, doubled or
+//! swapped ([`Abuse`]): the protocol's positions and numbers have to catch that.
+
+mod call;
+mod connection;
+mod transport;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use skein_node::signal::Signal;
+use tokio::time::Instant;
+
+use crate::process::Process;
+use crate::random::Random;
+use crate::report::Log;
+use crate::served::Served;
+pub use call::Incoming;
+pub use connection::Connection;
+pub use transport::{Direct, SimConnector};
+
+/// A machine's name.
+pub type Host = &'static str;
+
+/// Silence after which a router gives a connection up: its ping and the wait for the answer.
+const CLIENT_KEEPALIVE: Duration = Duration::from_secs(5);
+/// The same at a worker.
+const SERVER_KEEPALIVE: Duration = Duration::from_secs(20);
+/// How long a connection may take to open.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What a network is like.
+#[derive(Debug, Clone)]
+pub struct Shape {
+    /// Shortest and longest time of a message on its way.
+    pub delay: (Duration, Duration),
+    /// Messages of a stream on their way at once; its sender waits beyond that.
+    pub window: usize,
+    /// Whether silent connections are noticed by pings.
+    pub keepalive: bool,
+}
+
+/// Faults that TCP hides and this network does not. One message in so many; 0 = none.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Abuse {
+    /// Lost.
+    pub dropped: u64,
+    /// Comes twice.
+    pub doubled: u64,
+    /// Comes after the next one.
+    pub swapped: u64,
+}
+
+/// See the module's description.
+pub struct Network {
+    shape: Shape,
+    random: Random,
+    log: Arc<Log>,
+    state: Mutex<State>,
+    /// A link was blocked or opened.
+    changed: Signal,
+}
+
+#[derive(Default)]
+struct State {
+    /// By direction, since when.
+    blocked: BTreeMap<(Host, Host), Instant>,
+    /// Processes that do not answer pings, since when.
+    mute: BTreeMap<Host, Instant>,
+    dark: BTreeMap<Host, Instant>,
+    listeners: BTreeMap<Host, Listener>,
+    connections: Vec<Weak<Connection>>,
+    abuse: Abuse,
+    abused: u64,
+}
+
+#[derive(Clone)]
+struct Listener {
+    process: Process,
+    served: Arc<Served>,
+}
+
+impl Network {
+    /// A network on which all is well.
+    pub fn new(shape: Shape, random: Random, log: Arc<Log>) -> Arc<Self> {
+        Arc::new(Self { shape, random, log, state: Mutex::default(), changed: Signal::default() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on connections to `host` find `served`.
+    pub fn listen(&self, host: Host, process: &Process, served: Served) {
+        let listener = Listener { process: process.clone(), served: Arc::new(served) };
+        self.lock().listeners.insert(host, listener);
+    }
+
+    /// Nobody new gets in at `host`; open connections stay.
+    pub fn stop_listening(&self, host: Host) {
+        self.lock().listeners.remove(host);
+    }
+
+    /// Blocks what goes `from` one host `to` another, or opens it again.
+    pub fn block(self: &Arc<Self>, from: Host, to: Host, blocked: bool) {
+        {
+            let state = &mut *self.lock();
+            if blocked {
+                state.blocked.entry((from, to)).or_insert_with(Instant::now);
+            } else {
+                state.blocked.remove(&(from, to));
+            }
+        }
+        self.changed.send();
+        self.watch_silence();
+    }
+
+    /// Opens every link, and ends the abuse.
+    pub fn heal(self: &Arc<Self>) {
+        {
+            let state = &mut *self.lock();
+            state.blocked.clear();
+            state.abuse = Abuse::default();
+        }
+        self.changed.send();
+    }
+
+    /// `host` is stopped and answers no pings, or goes on.
+    pub fn mute(self: &Arc<Self>, host: Host, mute: bool) {
+        {
+            let state = &mut *self.lock();
+            if mute {
+                state.mute.entry(host).or_insert_with(Instant::now);
+            } else {
+                state.mute.remove(host);
+            }
+        }
+        self.watch_silence();
+    }
+
+    /// Messages of streams between routers and workers are abused from now on.
+    pub fn abuse(&self, abuse: Abuse) {
+        self.lock().abuse = abuse;
+    }
+
+    /// Messages abused so far.
+    pub fn abused(&self) -> u64 {
+        self.lock().abused
+    }
+
+    /// Breaks every connection between two hosts, and tells both ends.
+    pub fn cut(self: &Arc<Self>, one: Host, other: Host) {
+        for connection in self.connections() {
+            if connection.joins(one, other) {
+                connection.client.die("it was cut");
+                connection.server.die("it was cut");
+            }
+        }
+    }
+
+    /// A process has ended. Its kernel tells its peers, unless the machine is `dark`: then nobody does.
+    pub fn process_ended(self: &Arc<Self>, host: Host, process: &Process, dark: bool) {
+        {
+            let state = &mut *self.lock();
+            if state.listeners.get(host).is_some_and(|listener| listener.process.is_gone()) {
+                state.listeners.remove(host);
+            }
+            state.mute.remove(host);
+            if dark {
+                state.dark.entry(host).or_insert_with(Instant::now);
+            }
+        }
+        for connection in self.connections() {
+            connection.process_ended(self, process, dark);
+        }
+        self.watch_silence();
+    }
+
+    /// The machine has power again: whoever still talks to its old life is told.
+    pub fn lit(self: &Arc<Self>, host: Host) {
+        self.lock().dark.remove(host);
+        for connection in self.connections() {
+            connection.tell_orphans(self);
+        }
+    }
+
+    /// Connections with an end that lives.
+    fn connections(&self) -> Vec<Arc<Connection>> {
+        let state = &mut *self.lock();
+        state.connections.retain(|connection| connection.strong_count() > 0);
+        state.connections.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// When a message sent now arrives.
+    pub(crate) fn arrival(&self) -> Instant {
+        let (shortest, longest) = self.shape.delay;
+        let delay = self.random.millis(shortest.as_millis() as u64, longest.as_millis() as u64);
+        Instant::now() + delay
+    }
+
+    /// Waits until a message that should arrive `at` some time gets through.
+    pub(crate) async fn arrive(&self, from: Host, to: Host, at: Instant) {
+        tokio::time::sleep_until(at).await;
+        loop {
+            let mut changes = self.changed.subscribe();
+            if !self.lock().blocked.contains_key(&(from, to)) {
+                return;
+            }
+            changes.changed().await;
+        }
+    }
+
+    /// Looks again when pings that are sent now have had their time.
+    fn watch_silence(self: &Arc<Self>) {
+        if !self.shape.keepalive {
+            return;
+        }
+        for limit in [CLIENT_KEEPALIVE, SERVER_KEEPALIVE] {
+            let network = self.clone();
+            tokio::spawn(async move {
+                tokio::time::sleep(limit).await;
+                network.drop_silent();
+            });
+        }
+    }
+
+    fn drop_silent(self: &Arc<Self>) {
+        for connection in self.connections() {
+            let (client, server) = (&connection.client, &connection.server);
+            if self.silent_for(client.host, server.host) >= CLIENT_KEEPALIVE {
+                connection.client_dies(self, "no answer to pings");
+            }
+            if self.silent_for(server.host, client.host) >= SERVER_KEEPALIVE {
+                connection.server_dies(self, "no answer to pings");
+            }
+        }
+    }
+
+    /// How long pings of one host to another have had no answer.
+    fn silent_for(&self, from: Host, to: Host) -> Duration {
+        let state = self.lock();
+        let since = [
+            state.blocked.get(&(from, to)),
+            state.blocked.get(&(to, from)),
+            state.mute.get(to),
+            state.dark.get(to),
+        ];
+        since.into_iter().flatten().min().map_or(Duration::ZERO, Instant::elapsed)
+    }
+}

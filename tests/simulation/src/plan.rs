@@ -1,0 +1,134 @@
+//! What a seed decides before its life begins: how many take part, how large they are, how they are disturbed.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use skein_router::config::{AdmissionConfig, RequestLimits, RouterConfig};
+use skein_worker::backend::fake::StepCost;
+use skein_worker::config::{BackendKind, CudaConfig, SchedulerConfig, UnsetLimits, WorkerConfig};
+
+use crate::faults::Fault;
+use crate::network::{Host, Shape};
+use crate::random::Random;
+use crate::{names, workload};
+
+/// The model that everybody serves.
+pub const MODEL: &str = "m";
+
+/// One life, planned.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Which.
+    pub seed: u64,
+    /// Who takes part.
+    pub workers: Vec<Host>,
+    /// In front of them.
+    pub routers: Vec<Host>,
+    /// The wires.
+    pub network: Shape,
+    /// A worker.
+    pub worker: WorkerConfig,
+    /// Its blocks.
+    pub kv_blocks: u32,
+    /// What its steps cost.
+    pub cost: StepCost,
+    /// A router.
+    pub router: RouterConfig,
+    /// Once in so many polls a task is put off.
+    pub put_off: u64,
+    /// How long faults happen and requests come.
+    pub busy_for: Duration,
+    /// Requests.
+    pub requests: u32,
+    /// What they are like.
+    pub flavour: workload::Flavour,
+    /// What goes wrong.
+    pub faults: Vec<Fault>,
+    /// Longest pause between two faults.
+    pub fault_pause: Duration,
+}
+
+impl Plan {
+    /// The plan of `seed`.
+    pub fn new(seed: u64) -> Self {
+        let random = Random::new(seed, "plan");
+        let scheduler = scheduler(&random);
+        let longest_blocks = scheduler.max_model_len.unwrap_or(128).div_ceil(scheduler.block_size);
+        let kv_blocks = random.small(longest_blocks + 2, longest_blocks * 4);
+        Self {
+            seed,
+            workers: names::WORKERS[..random.between(1, 4) as usize].to_vec(),
+            routers: names::ROUTERS[..random.between(1, 3) as usize].to_vec(),
+            network: network(&random),
+            kv_blocks,
+            cost: StepCost {
+                fixed: random.millis(1, 20),
+                per_row: Duration::from_micros(random.between(0, 200)),
+                per_context_token: Duration::from_micros(random.between(0, 5)),
+            },
+            flavour: workload::Flavour::new(&random, &scheduler),
+            worker: worker(scheduler),
+            router: router(&random),
+            put_off: *random.pick(&[0, 0, 10, 50]),
+            busy_for: random.millis(5_000, 60_000),
+            requests: random.small(5, 40),
+            faults: faults(&random),
+            fault_pause: random.millis(200, 8_000),
+        }
+    }
+}
+
+/// A few kinds of faults each time: all at once hide each other.
+fn faults(random: &Random) -> Vec<Fault> {
+    let chance = *random.pick(&[2, 3, 6]);
+    Fault::ALL.iter().copied().filter(|_| random.once_in(chance)).collect()
+}
+
+fn network(random: &Random) -> Shape {
+    let longest = random.millis(1, 60);
+    Shape { delay: (Duration::from_millis(1), longest), window: random.between(1, 32) as usize, keepalive: true }
+}
+
+fn scheduler(random: &Random) -> SchedulerConfig {
+    SchedulerConfig {
+        block_size: *random.pick(&[2, 4, 8]),
+        max_model_len: Some(random.small(48, 128)),
+        max_num_seqs: random.small(3, 8),
+        max_num_batched_tokens: random.small(8, 64),
+        max_num_queued_reqs: *random.pick(&[4, 16, 64]),
+        enable_prefix_caching: !random.once_in(8),
+    }
+}
+
+fn worker(scheduler: SchedulerConfig) -> WorkerConfig {
+    WorkerConfig {
+        model: PathBuf::new(),
+        served_model_name: MODEL.to_owned(),
+        listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+        backend: BackendKind::Fake,
+        cuda: CudaConfig::default(),
+        threads: 1,
+        scheduler,
+        unset: UnsetLimits::default(),
+        kv_cache_memory_bytes: None,
+        memory_sharers: 1,
+        shutdown_timeout: Duration::from_secs(10),
+    }
+}
+
+fn router(random: &Random) -> RouterConfig {
+    RouterConfig {
+        listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+        model: PathBuf::new(),
+        served_model_names: vec![MODEL.to_owned()],
+        api_keys: Vec::new(),
+        admission: AdmissionConfig {
+            max_num_queued_reqs: *random.pick(&[8, 64]),
+            max_num_queued_tokens: *random.pick(&[2_000, 1_000_000]),
+        },
+        limits: RequestLimits::default(),
+        migration_limit: 3,
+        shutdown_timeout: Duration::from_secs(10),
+    }
+}

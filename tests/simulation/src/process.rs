@@ -1,0 +1,165 @@
+//! A simulated process: the tasks it owns, which stand still while it is stopped and end wherever they stand when it
+//! is killed. It may be killed at the n-th poll of its tasks, which is any await point of any of them.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Waker};
+
+use skein_node::task::{self, Gate, Owned, Owner};
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+
+use crate::random::Random;
+
+/// Finished tasks are forgotten when so many more have been spawned.
+const FORGET_EVERY: usize = 64;
+
+/// One life of a process. Cheap to clone.
+#[derive(Clone)]
+pub struct Process(Arc<Life>);
+
+struct Life {
+    state: Mutex<State>,
+    /// Wakes who waits for the end.
+    ended: Notify,
+    random: Random,
+    /// One poll in so many is put off behind whatever else can run; 0 = none.
+    put_off: u64,
+}
+
+#[derive(Default)]
+struct State {
+    gone: bool,
+    stopped: bool,
+    /// Polls left to live.
+    polls_left: Option<u64>,
+    tasks: Vec<AbortHandle>,
+    asleep: Vec<Waker>,
+}
+
+impl Process {
+    /// A process without tasks.
+    pub fn new(random: Random, put_off: u64) -> Self {
+        Self(Arc::new(Life { state: Mutex::default(), ended: Notify::new(), random, put_off }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock()
+    }
+
+    /// Runs `task` as a part of this process.
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let owner: Arc<dyn Owner> = self.0.clone();
+        let handle = tokio::spawn(async move {
+            Owned::new(owner, task).await;
+        });
+        self.0.spawned(handle.abort_handle());
+    }
+
+    /// Does `work` as a part of this process, as far as what it spawns goes.
+    pub fn within<T>(&self, work: impl FnOnce() -> T) -> T {
+        let owner: Arc<dyn Owner> = self.0.clone();
+        task::within(&owner, work)
+    }
+
+    /// Ends it at once: nothing of it runs again, not even what its parts do when they are dropped.
+    pub fn kill(&self) {
+        self.0.kill();
+    }
+
+    /// Lets it live for `polls` more polls of its tasks; `None` = for good.
+    pub fn kill_after(&self, polls: Option<u64>) {
+        self.lock().polls_left = polls;
+    }
+
+    /// Stops its tasks, as SIGSTOP does, or lets them go on.
+    pub fn stop(&self, stopped: bool) {
+        let woken = {
+            let state = &mut *self.lock();
+            state.stopped = stopped;
+            std::mem::take(&mut state.asleep)
+        };
+        woken.into_iter().for_each(Waker::wake);
+    }
+
+    /// Whether it has ended.
+    pub fn is_gone(&self) -> bool {
+        self.lock().gone
+    }
+
+    /// Whether it is stopped.
+    pub fn is_stopped(&self) -> bool {
+        self.lock().stopped
+    }
+
+    /// Whether this is the same life of the same process.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Waits for its end.
+    pub async fn ended(&self) {
+        loop {
+            let mut told = std::pin::pin!(self.0.ended.notified());
+            told.as_mut().enable();
+            if self.is_gone() {
+                return;
+            }
+            told.await;
+        }
+    }
+}
+
+impl Life {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn kill(&self) {
+        let tasks = {
+            let state = &mut *self.lock();
+            state.gone = true;
+            std::mem::take(&mut state.tasks)
+        };
+        // Each is dropped when the executor comes to it, and not in the middle of its own poll.
+        tasks.iter().for_each(AbortHandle::abort);
+        self.ended.notify_waiters();
+    }
+}
+
+impl Owner for Life {
+    fn gate(&self, context: &mut Context<'_>) -> Gate {
+        let mut state = self.lock();
+        if state.gone {
+            return Gate::Gone;
+        }
+        if state.stopped {
+            state.asleep.push(context.waker().clone());
+            return Gate::Shut;
+        }
+        if let Some(left) = &mut state.polls_left {
+            *left = left.saturating_sub(1);
+            if *left == 0 {
+                drop(state);
+                self.kill();
+                return Gate::Gone;
+            }
+        }
+        drop(state);
+        if self.random.once_in(self.put_off) {
+            context.waker().wake_by_ref();
+            return Gate::Shut;
+        }
+        Gate::Open
+    }
+
+    fn spawned(&self, task: AbortHandle) {
+        let mut state = self.lock();
+        if state.gone {
+            return task.abort();
+        }
+        if state.tasks.len() % FORGET_EVERY == FORGET_EVERY - 1 {
+            state.tasks.retain(|task| !task.is_finished());
+        }
+        state.tasks.push(task);
+    }
+}

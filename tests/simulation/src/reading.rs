@@ -1,0 +1,102 @@
+//! A client's copy of its answer, checked as it comes: every position once and in order, every value as the reference
+//! has it.
+
+use skein_router::request::{TokenDelta, TokenFinish, TokenId};
+
+use crate::reference::Answer;
+use crate::served::Ask;
+
+/// What a client has so far.
+#[derive(Debug, Clone)]
+pub struct Reading {
+    prompt_len: u32,
+    wants_logprobs: bool,
+    /// By sample.
+    samples: Vec<Progress>,
+    prompt_logprobs: usize,
+    told_cached: bool,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Progress {
+    tokens: usize,
+    ended: bool,
+    stop_after: Option<u32>,
+}
+
+impl Reading {
+    /// Nothing yet.
+    pub fn new(ask: &Ask) -> Self {
+        let progress = |&stop_after: &Option<u32>| Progress { stop_after, ..Progress::default() };
+        Self {
+            prompt_len: ask.request.prompt.len() as u32,
+            wants_logprobs: ask.request.sampling.logprobs.is_some(),
+            samples: ask.stop_after.iter().map(progress).collect(),
+            prompt_logprobs: 0,
+            told_cached: false,
+        }
+    }
+
+    /// Whether every sample has ended.
+    pub fn is_whole(&self) -> bool {
+        self.samples.iter().all(|sample| sample.ended)
+    }
+
+    /// Tokens so far, all samples together.
+    pub fn tokens(&self) -> usize {
+        self.samples.iter().map(|sample| sample.tokens).sum()
+    }
+
+    /// Takes in what came; the error says in what it is wrong.
+    pub fn take(&mut self, delta: &TokenDelta, answer: &Answer) -> Result<(), String> {
+        self.take_prompt(delta, answer)?;
+        let index = delta.sample_index as usize;
+        let (Some(sample), Some(whole)) = (self.samples.get_mut(index), answer.samples.get(index)) else {
+            return Err(format!("tokens of sample {index}, which was not asked for"));
+        };
+        if delta.tokens.is_empty() && delta.finish.is_none() {
+            return Ok(());
+        }
+        if sample.ended {
+            return Err(format!("sample {index} goes on after its end"));
+        }
+        let next = self.prompt_len + sample.tokens as u32;
+        if delta.from_position != next {
+            return Err(format!("sample {index} goes on at position {}, not {next}", delta.from_position));
+        }
+        let range = sample.tokens..sample.tokens + delta.tokens.len();
+        let expected: &[TokenId] = whole.tokens.get(range.clone()).unwrap_or_default();
+        if expected != delta.tokens {
+            return Err(format!("sample {index} from {next}: {:?} instead of {expected:?}", delta.tokens));
+        }
+        if self.wants_logprobs && whole.logprobs.get(range) != Some(&delta.logprobs) {
+            return Err(format!("sample {index} from {next}: other log-probabilities"));
+        }
+        sample.tokens += delta.tokens.len();
+        let Some(finish) = delta.finish else { return Ok(()) };
+        sample.ended = true;
+        let stopped = finish == TokenFinish::Aborted && sample.stop_after == Some(sample.tokens as u32);
+        let complete = sample.tokens == whole.tokens.len() && whole.finish == Some(finish);
+        if stopped || complete {
+            return Ok(());
+        }
+        let (got, all) = (sample.tokens, whole.tokens.len());
+        Err(format!("sample {index} ends with {finish:?} after {got} of {all} tokens, not {:?}", whole.finish))
+    }
+
+    fn take_prompt(&mut self, delta: &TokenDelta, answer: &Answer) -> Result<(), String> {
+        if delta.cached_tokens.is_some() && std::mem::replace(&mut self.told_cached, true) {
+            return Err("the cache hit is told twice".to_owned());
+        }
+        let range = self.prompt_logprobs..self.prompt_logprobs + delta.prompt_logprobs.len();
+        if answer.prompt_logprobs.get(range.clone()) != Some(&delta.prompt_logprobs) {
+            return Err(format!("other log-probabilities of the prompt, from entry {}", range.start));
+        }
+        self.prompt_logprobs = range.end;
+        let all = answer.prompt_logprobs.len();
+        if self.prompt_logprobs < all && !(delta.tokens.is_empty() && delta.finish.is_none()) {
+            return Err(format!("output after {} of {all} of the prompt's scores", self.prompt_logprobs));
+        }
+        Ok(())
+    }
+}

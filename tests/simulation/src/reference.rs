@@ -1,0 +1,107 @@
+//! What a request's answer is: computed once, alone, on a worker of its own that nothing disturbs and that shares
+//! nothing.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt};
+use skein_router::request::{TokenFinish, TokenId, TokenLogprobs, TokenRequest};
+use skein_router::transport::{Connector, Transport};
+use skein_router::worker_client::{Attempt, WorkerClient, WorkerDelta};
+use skein_worker::config::WorkerConfig;
+use skein_worker::engine::Engine;
+
+use crate::device::Device;
+use crate::network::Direct;
+use crate::plan::Plan;
+use crate::report::Log;
+use crate::worker;
+
+/// Turns of an engine that one request may take: more means that it does not end.
+const MOST_TURNS: u32 = 100_000;
+
+/// The whole answer.
+#[derive(Debug, Clone, Default)]
+pub struct Answer {
+    /// By sample.
+    pub samples: Vec<Sample>,
+    /// For prompt positions 1.., when asked for.
+    pub prompt_logprobs: Vec<TokenLogprobs>,
+}
+
+/// One sample's answer.
+#[derive(Debug, Clone, Default)]
+pub struct Sample {
+    /// All of them.
+    pub tokens: Vec<TokenId>,
+    /// One for each token when asked for.
+    pub logprobs: Vec<TokenLogprobs>,
+    /// Why it ends there.
+    pub finish: Option<TokenFinish>,
+}
+
+/// The answer to `request`. Takes no simulated time.
+pub async fn answer(plan: &Plan, request: &TokenRequest) -> Answer {
+    let mut config = plan.worker.clone();
+    config.scheduler.enable_prefix_caching = false;
+    let (client, mut engine) = alone(plan, &config, request.n).await;
+    let attempt = Attempt {
+        id: request.id.clone(),
+        samples: (0..request.n).map(|index| (index, Vec::new())).collect(),
+        prompt_logprobs: request.sampling.prompt_logprobs.is_some(),
+        placement: (1, 1),
+        time_left: None,
+    };
+    let mut deltas = drive(&mut engine, client.generate(request, attempt)).await.expect("it takes the request");
+    let mut answer = Answer { samples: vec![Sample::default(); request.n as usize], ..Answer::default() };
+    while let Some(delta) = drive(&mut engine, deltas.next()).await {
+        answer.add(delta.expect("nothing disturbs it"));
+    }
+    answer
+}
+
+impl Answer {
+    fn add(&mut self, delta: WorkerDelta) {
+        let sample = &mut self.samples[delta.sample_index as usize];
+        sample.tokens.extend(delta.tokens);
+        sample.logprobs.extend(delta.logprobs);
+        sample.finish = sample.finish.or(delta.finish);
+        self.prompt_logprobs.extend(delta.prompt_logprobs);
+    }
+}
+
+/// A worker with room for one request.
+async fn alone(plan: &Plan, config: &WorkerConfig, n: u32) -> (WorkerClient, Engine) {
+    let longest = config.scheduler.max_model_len.unwrap_or(128).div_ceil(config.scheduler.block_size);
+    let (device, log) = (Arc::new(Device::default()), Arc::new(Log::default()));
+    let (service, engine) = worker::build("ref", plan, config, (longest + 1) * (n + 1), 1, &device, &log);
+    let connector = Here(Arc::new(Direct(service)));
+    let client = WorkerClient::connect(&connector, "here").await.expect("there is no way to fail");
+    (client, engine)
+}
+
+/// Turns the engine until `work` is done.
+async fn drive<T>(engine: &mut Engine, work: impl Future<Output = T>) -> T {
+    let mut work = pin!(work);
+    for _ in 0..MOST_TURNS {
+        // Whoever it waits for runs in this thread, and comes to run below.
+        if let Poll::Ready(done) = work.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            return done;
+        }
+        engine.turn().expect("nothing disturbs it");
+        tokio::task::yield_now().await;
+    }
+    panic!("the reference does not end");
+}
+
+#[derive(Debug)]
+struct Here(Arc<dyn Transport>);
+
+impl Connector for Here {
+    fn connect<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Arc<dyn Transport>, String>> {
+        let way = self.0.clone();
+        async move { Ok(way) }.boxed()
+    }
+}

@@ -1,0 +1,76 @@
+//! What happened: every event in one line, a hash over all of them, and the last ones in full for people.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::executor;
+
+/// Lines kept for a failure's report.
+const TAIL_LINES: usize = 400;
+
+/// The log of one life.
+#[derive(Default)]
+pub struct Log(Mutex<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    tail: VecDeque<String>,
+    lines: u64,
+    hash: Xxh3,
+    violation: Option<String>,
+    /// Prints every line at once: for a replay.
+    loud: bool,
+}
+
+impl Log {
+    /// A log that also prints.
+    pub fn loud() -> Self {
+        let log = Self::default();
+        log.lock().loud = true;
+        log
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Something happened to `who`.
+    pub fn say(&self, who: &str, what: std::fmt::Arguments<'_>) {
+        let line = format!("{:>9.3} {who:<4} {what}", executor::elapsed().as_secs_f64());
+        let inner = &mut *self.lock();
+        inner.hash.update(line.as_bytes());
+        inner.hash.update(b"\n");
+        inner.lines += 1;
+        if inner.loud {
+            println!("{line}");
+        }
+        if inner.tail.len() == TAIL_LINES {
+            inner.tail.pop_front();
+        }
+        inner.tail.push_back(line);
+    }
+
+    /// An invariant does not hold. The first one ends the life.
+    pub fn violated(&self, who: &str, what: std::fmt::Arguments<'_>) {
+        self.say(who, format_args!("VIOLATED: {what}"));
+        self.lock().violation.get_or_insert_with(|| format!("{who}: {what}"));
+    }
+
+    /// What does not hold, if something does not.
+    pub fn violation(&self) -> Option<String> {
+        self.lock().violation.clone()
+    }
+
+    /// The hash of all lines, and their number.
+    pub fn digest(&self) -> (u64, u64) {
+        let inner = self.lock();
+        (inner.hash.digest(), inner.lines)
+    }
+
+    /// The last lines.
+    pub fn tail(&self) -> Vec<String> {
+        self.lock().tail.iter().cloned().collect()
+    }
+}

@@ -1,0 +1,118 @@
+//! A router's process: the product's cluster over the simulated network, its members from the simulated etcd. What the
+//! gateway does with text is left out; a stop string is a number of tokens here, as it is a function of them.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt};
+use skein_node::discovery::etcd::{FollowerConfig, follow};
+use skein_node::discovery::in_process;
+use skein_router::cluster::{Cluster, TokenStream, Tuning};
+use skein_router::generator::TokenSource;
+use skein_router::refusal::Refusal;
+use skein_router::request::{TokenDelta, TokenFinish};
+
+use crate::network::{Host, SimConnector};
+use crate::plan::MODEL;
+use crate::process::Process;
+use crate::served::{Ask, Front, Served, Tokens};
+use crate::world::World;
+
+/// One life of a router.
+pub struct RouterLife {
+    /// Which machine.
+    pub host: Host,
+    /// Its tasks.
+    pub process: Process,
+    cluster: Mutex<Option<Cluster>>,
+}
+
+impl RouterLife {
+    /// Its cluster, while it lives.
+    pub fn cluster(&self) -> Option<Cluster> {
+        self.cluster.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Lets go of what the dead process held.
+    pub fn bury(&self) {
+        let cluster = self.cluster.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.process.within(|| drop(cluster));
+    }
+}
+
+/// Starts a router at `host`.
+pub fn start(world: &Arc<World>, host: Host) -> Arc<RouterLife> {
+    let (process, seed) = world.new_process();
+    world.log.say(host, format_args!("starts as router"));
+    let (changes, members) = in_process();
+    let connector = SimConnector { network: world.network.clone(), host, process: process.clone() };
+    let tuning = Tuning { seed: Some(world.plan.seed ^ seed), ..Tuning::default() };
+    let cluster = process
+        .within(|| Cluster::start_with(&world.plan.router, members, MODEL, tuning, Arc::new(connector)));
+    let front = Arc::new(RouterFront(cluster.clone()));
+    world.network.listen(host, &process, Served { worker: None, front: Some(front) });
+    let etcd = world.etcd.link(host);
+    process.spawn(async move { follow(&etcd, FollowerConfig::new(MODEL, seed), changes).await });
+    Arc::new(RouterLife { host, process, cluster: Mutex::new(Some(cluster)) })
+}
+
+struct RouterFront(Cluster);
+
+impl Front for RouterFront {
+    fn submit(&self, ask: Ask) -> BoxFuture<'static, Result<Tokens, Refusal>> {
+        let cluster = self.0.clone();
+        async move {
+            let stream = cluster.submit(ask.request).await?;
+            let texts = ask.stop_after.into_iter().map(|stop_after| Text { stop_after, ..Text::default() });
+            let edge = Edge { stream, texts: texts.collect() };
+            Ok(futures::stream::unfold(edge, async |mut edge| Some((edge.next().await?, edge))).boxed())
+        }
+        .boxed()
+    }
+}
+
+/// Where tokens become text, which may end a sample.
+struct Edge {
+    stream: TokenStream,
+    texts: Vec<Text>,
+}
+
+#[derive(Default)]
+struct Text {
+    stop_after: Option<u32>,
+    tokens: u32,
+    ended: bool,
+}
+
+impl Edge {
+    async fn next(&mut self) -> Option<Result<TokenDelta, Refusal>> {
+        while let Some(item) = self.stream.next().await {
+            let Ok(delta) = item else { return Some(item) };
+            let Some(delta) = self.cut(delta) else { continue };
+            return Some(Ok(delta));
+        }
+        None
+    }
+
+    /// What the client gets of a delta.
+    fn cut(&mut self, mut delta: TokenDelta) -> Option<TokenDelta> {
+        let sample = delta.sample_index;
+        let Some(text) = self.texts.get_mut(sample as usize) else { return Some(delta) };
+        if text.ended {
+            return None;
+        }
+        text.tokens += delta.tokens.len() as u32;
+        text.ended = delta.finish.is_some();
+        if let Some(surplus) = text.stop_after.and_then(|most| text.tokens.checked_sub(most)) {
+            let kept = delta.tokens.len() - (surplus as usize).min(delta.tokens.len());
+            delta.tokens.truncate(kept);
+            delta.logprobs.truncate(kept);
+            if surplus > 0 || !text.ended {
+                delta.finish = Some(TokenFinish::Aborted);
+            }
+            text.ended = true;
+            self.stream.abort_sample(sample);
+        }
+        Some(delta)
+    }
+}

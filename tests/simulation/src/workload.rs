@@ -1,0 +1,125 @@
+//! What clients ask for: every kind of request, small enough that one worker holds a few of them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use skein_router::request::{Sampling, TokenId, TokenRequest};
+use skein_worker::config::SchedulerConfig;
+
+use crate::plan::MODEL;
+use crate::random::Random;
+use crate::served::Ask;
+
+/// Small, so that stop tokens are drawn.
+pub const VOCAB_SIZE: u32 = 100;
+
+/// What the requests of one life have in common.
+#[derive(Debug, Clone)]
+pub struct Flavour {
+    /// Longest prompt, tokens.
+    pub longest_prompt: u32,
+    /// Most tokens of a sample.
+    pub longest_output: u32,
+    /// Most samples of a request.
+    pub most_samples: u32,
+    /// Prompts begin with one of so many beginnings.
+    pub beginnings: u32,
+    /// One client in so many cancels.
+    pub cancels: u64,
+    /// One client in so many reads slowly.
+    pub slow_readers: u64,
+    /// One request in so many has a deadline.
+    pub deadlines: u64,
+    /// One client in so many takes its stream up again where it was, instead of from its beginning.
+    pub resumes: u64,
+}
+
+impl Flavour {
+    /// Requests that fit `limits`.
+    pub fn new(random: &Random, limits: &SchedulerConfig) -> Self {
+        let longest = limits.max_model_len.unwrap_or(64);
+        Self {
+            longest_prompt: random.small(2, longest * 3 / 4),
+            longest_output: random.small(1, longest),
+            most_samples: limits.max_num_seqs.min(random.small(1, 4)),
+            beginnings: random.small(1, 4),
+            cancels: *random.pick(&[0, 3, 10]),
+            slow_readers: *random.pick(&[0, 4]),
+            deadlines: *random.pick(&[0, 0, 5]),
+            resumes: *random.pick(&[0, 1, 2]),
+        }
+    }
+}
+
+/// One client.
+#[derive(Debug, Clone)]
+pub struct Client {
+    /// What it asks for.
+    pub ask: Ask,
+    /// How long it waits in all, if it has a deadline. Each try tells what is left.
+    pub patience: Option<Duration>,
+    /// When it goes away.
+    pub cancels_after: Option<Duration>,
+    /// What it does between two messages.
+    pub reads_every: Option<Duration>,
+    /// Whether it says what it has when it comes back.
+    pub resumes: bool,
+}
+
+/// The client number `number`.
+pub fn client(random: &Random, flavour: &Flavour, number: u32) -> Client {
+    let n = random.small(1, flavour.most_samples);
+    let sampling = sampling(random, flavour);
+    let stops = |_| random.once_in(6).then(|| random.small(1, sampling.max_tokens));
+    let stop_after = (0..n).map(stops).collect();
+    let request = TokenRequest {
+        id: format!("q{number}"),
+        model: MODEL.into(),
+        prompt: prompt(random, flavour),
+        sampling: Arc::new(sampling),
+        n,
+        cache_salt: if random.once_in(5) { "salt".into() } else { "".into() },
+        priority: if random.once_in(4) { random.small(0, 4) as i32 - 2 } else { 0 },
+        deadline: None,
+    };
+    Client {
+        ask: Ask { request, stop_after },
+        patience: random.once_in(flavour.deadlines).then(|| random.millis(50, 20_000)),
+        cancels_after: random.once_in(flavour.cancels).then(|| random.millis(1, 5_000)),
+        reads_every: random.once_in(flavour.slow_readers).then(|| random.millis(1, 1_000)),
+        resumes: random.once_in(flavour.resumes),
+    }
+}
+
+fn prompt(random: &Random, flavour: &Flavour) -> Arc<[TokenId]> {
+    let length = random.small(1, flavour.longest_prompt);
+    let shared = random.small(0, length);
+    let beginning = random.small(0, flavour.beginnings - 1);
+    let token = |position| match position < shared {
+        true => (position * 7 + beginning * 13) % VOCAB_SIZE,
+        false => random.small(0, VOCAB_SIZE - 1),
+    };
+    (0..length).map(token).collect()
+}
+
+fn sampling(random: &Random, flavour: &Flavour) -> Sampling {
+    let max_tokens = random.small(1, flavour.longest_output);
+    let penalised = random.once_in(3);
+    Sampling {
+        temperature: if random.once_in(2) { 1.0 } else { 0.0 },
+        top_p: 1.0,
+        top_k: 0,
+        min_p: 0.0,
+        repetition_penalty: if penalised { 1.1 } else { 1.0 },
+        presence_penalty: 0.0,
+        frequency_penalty: if penalised { 0.5 } else { 0.0 },
+        seed: random.number(),
+        logit_bias: if random.once_in(4) { vec![(3, 1.5)] } else { Vec::new() },
+        max_tokens,
+        min_tokens: if random.once_in(4) { random.small(0, max_tokens) } else { 0 },
+        stop_token_ids: if random.once_in(3) { vec![5, 11, 17] } else { Vec::new() },
+        ignore_eos: random.once_in(2),
+        logprobs: random.once_in(4).then(|| random.small(0, 3)),
+        prompt_logprobs: random.once_in(6).then(|| random.small(0, 3)),
+    }
+}

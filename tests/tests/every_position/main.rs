@@ -1,0 +1,231 @@
+//! Exactness of resume, as a property: every kind of request, cut at every position in every way, ends as the undisturbed
+//! run did, bit for bit. The real router and real workers on the CPU backend with the model that ships; only the wire
+//! between them is ours.
+
+mod scissors;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures::StreamExt;
+use scissors::{Cut, Scissors};
+use skein_node::discovery::{self, Change, Member};
+use skein_router::cluster::{Cluster, Tuning};
+use skein_router::config::{AdmissionConfig, RecoveryConfig, RequestLimits, RouterConfig};
+use skein_router::generator::{Journey, TokenSource};
+use skein_router::request::{Sampling, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
+use skein_worker::config::{BackendKind, CudaConfig, SchedulerConfig, UnsetLimits, WorkerConfig};
+use skein_worker::service;
+use tokio::sync::oneshot;
+
+const MODEL: &str = "m";
+/// No single wait takes longer, also on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+const ANY_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
+/// Cut runs at once.
+const AT_ONCE: usize = 4;
+
+/// Starts a worker on this runtime, and says where it listens.
+async fn start_worker() -> SocketAddr {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m");
+    let config = WorkerConfig {
+        model,
+        served_model_name: MODEL.into(),
+        listen: ANY_PORT,
+        backend: BackendKind::Cpu,
+        cuda: CudaConfig::default(),
+        unset: UnsetLimits::default(),
+        threads: 1,
+        scheduler: SchedulerConfig::default(),
+        kv_cache_memory_bytes: Some(64 << 20),
+        memory_sharers: 1,
+        shutdown_timeout: PATIENCE,
+    };
+    let (ready, address) = oneshot::channel();
+    let on_ready = |address| ready.send(address).expect("the test waits for it");
+    // Ends with the runtime.
+    tokio::spawn(service::serve(config, |_, _| {}, on_ready, std::future::pending()));
+    tokio::time::timeout(PATIENCE, address).await.expect("it loads in time").expect("it gets ready")
+}
+
+/// A router of its own over the workers: what one run did to its picture of them must not change the next.
+async fn start_router(workers: &[SocketAddr], scissors: Scissors) -> Cluster {
+    let config = RouterConfig {
+        listen: ANY_PORT,
+        model: PathBuf::new(),
+        served_model_names: vec![MODEL.into()],
+        api_keys: Vec::new(),
+        admission: AdmissionConfig::default(),
+        limits: RequestLimits::default(),
+        migration_limit: 3,
+        shutdown_timeout: PATIENCE,
+        recovery: RecoveryConfig::default(),
+    };
+    let (changes, receiver) = discovery::in_process();
+    let cluster = Cluster::start_with(&config, receiver, MODEL, Tuning { seed: Some(1) }, Arc::new(scissors));
+    for (index, address) in workers.iter().enumerate() {
+        let member = Member { id: format!("w{index}"), address: address.to_string() };
+        changes.send(Change::Join(member)).await.expect("the cluster listens");
+    }
+    let all_ready = async {
+        while cluster.snapshot().workers.iter().filter(|worker| worker.state == "ready").count()
+            < workers.len()
+        {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, all_ready).await.expect("all workers get ready");
+    cluster
+}
+
+/// All that a client sees and is told to pay for.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Answer {
+    samples: Vec<(Vec<TokenId>, Vec<TokenLogprobs>, Option<TokenFinish>)>,
+    prompt_logprobs: Vec<TokenLogprobs>,
+    /// Prompt and output tokens.
+    usage: (usize, usize),
+}
+
+async fn run(workers: &[SocketAddr], request: &TokenRequest, cut: Option<(Cut, usize)>) -> (Answer, Journey) {
+    static RUNS: AtomicU64 = AtomicU64::new(0);
+    let id = format!("r{}", RUNS.fetch_add(1, Ordering::Relaxed));
+    let request = TokenRequest { id, ..request.clone() };
+    let cluster = start_router(workers, Scissors::new(cut)).await;
+    let mut answer = Answer { samples: vec![Default::default(); request.n as usize], ..Answer::default() };
+    let mut stream = cluster.submit(request.clone()).await.expect("it is taken");
+    while let Some(delta) = tokio::time::timeout(PATIENCE, stream.next()).await.expect("news in time") {
+        let delta = delta.unwrap_or_else(|refusal| panic!("{cut:?}: {refusal}"));
+        let (tokens, logprobs, finish) = &mut answer.samples[delta.sample_index as usize];
+        assert_eq!(delta.from_position as usize, request.prompt.len() + tokens.len(), "positions follow");
+        assert_eq!(*finish, None, "nothing follows an end");
+        tokens.extend(delta.tokens);
+        logprobs.extend(delta.logprobs);
+        *finish = delta.finish;
+        answer.prompt_logprobs.extend(delta.prompt_logprobs);
+    }
+    answer.usage = (request.prompt.len(), answer.samples.iter().map(|(tokens, _, _)| tokens.len()).sum());
+    (answer, stream.journey())
+}
+
+/// Every kind of request whose exactness across a cut is promised, with its name.
+fn cases() -> Vec<(&'static str, TokenRequest)> {
+    let case = |name, n, change: fn(&mut Sampling)| {
+        let mut sampling = Sampling {
+            temperature: 1.0,
+            top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            seed: 11,
+            logit_bias: Vec::new(),
+            max_tokens: 14,
+            min_tokens: 0,
+            stop_token_ids: Vec::new(),
+            ignore_eos: true,
+            logprobs: None,
+            prompt_logprobs: None,
+        };
+        change(&mut sampling);
+        let request = TokenRequest {
+            id: name.into(),
+            model: MODEL.into(),
+            // Longer than a block of the cache.
+            prompt: (0..19).map(|position| 300 + position * 7).collect(),
+            sampling: Arc::new(sampling),
+            n,
+            cache_salt: "".into(),
+            priority: 0,
+            deadline: None,
+            stream_key: None,
+            resume: None,
+        };
+        (name, request)
+    };
+    vec![
+        case("greedy", 1, |sampling| sampling.temperature = 0.0),
+        case("seeded", 1, |_| {}),
+        case("cut distributions", 1, |sampling| {
+            (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) = (1.3, 0.9, 40, 0.01);
+        }),
+        case("greedy with penalties", 1, |sampling| {
+            sampling.temperature = 0.0;
+            (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) =
+                (1.3, 0.7, 0.9);
+        }),
+        case("seeded with penalties", 1, |sampling| {
+            (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) =
+                (0.8, -0.5, 1.1);
+        }),
+        case("logit_bias", 1, |sampling| {
+            sampling.logit_bias = (0..60).map(|token| (token * 17, (token % 7) as f32 - 2.0)).collect();
+        }),
+        case("n = 3 with log-probabilities", 3, |sampling| {
+            (sampling.logprobs, sampling.max_tokens) = (Some(3), 7);
+        }),
+        case("log-probabilities of the prompt", 2, |sampling| {
+            (sampling.prompt_logprobs, sampling.logprobs, sampling.max_tokens) = (Some(2), Some(0), 6);
+        }),
+        case("min_tokens before many stop tokens", 2, |sampling| {
+            (sampling.min_tokens, sampling.ignore_eos) = (6, false);
+            sampling.stop_token_ids = (0..128).map(|token| token * 4).collect();
+        }),
+        case("all at once", 2, |sampling| {
+            (sampling.temperature, sampling.top_k) = (0.8, 50);
+            (sampling.repetition_penalty, sampling.presence_penalty) = (1.1, 0.3);
+            (sampling.min_tokens, sampling.max_tokens) = (3, 8);
+            (sampling.logprobs, sampling.prompt_logprobs) = (Some(1), Some(0));
+            sampling.logit_bias = vec![(301, 3.0), (400, 2.0)];
+            sampling.stop_token_ids = (0..128).map(|token| token * 8).collect();
+        }),
+    ]
+}
+
+/// Tokens, log-probabilities of the prompt and ends: places at which a cut differs from the others.
+fn places(answer: &Answer) -> usize {
+    let ends = answer.samples.len();
+    answer.prompt_logprobs.len() + answer.usage.1 + ends
+}
+
+async fn cut_everywhere(how: Cut) {
+    let workers = [start_worker().await, start_worker().await];
+    let mut cuts = 0;
+    for (name, request) in cases() {
+        let (undisturbed, journey) = run(&workers, &request, None).await;
+        assert_eq!(journey, Journey { moves: 0, resume_exact: true });
+        let runs = (0..places(&undisturbed)).map(|place| {
+            let (request, workers, undisturbed) = (request.clone(), &workers, &undisturbed);
+            async move {
+                let (answer, journey) = run(workers, &request, Some((how, place))).await;
+                assert_eq!(&answer, undisturbed, "{name}, {how:?} after {place}");
+                assert_eq!(
+                    journey,
+                    Journey { moves: 1, resume_exact: true },
+                    "{name}, {how:?} after {place}"
+                );
+            }
+        });
+        cuts += futures::stream::iter(runs).buffer_unordered(AT_ONCE).count().await;
+    }
+    println!("{how:?}: {cuts} cuts");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_killed_at_any_position_changes_nothing() {
+    cut_everywhere(Cut::Kill).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_broken_at_any_position_changes_nothing() {
+    cut_everywhere(Cut::Break).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_handed_back_at_any_position_changes_nothing() {
+    cut_everywhere(Cut::HandBack).await;
+}

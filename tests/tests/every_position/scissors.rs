@@ -1,0 +1,161 @@
+//! A way to workers that cuts a stream at one exact place: after so many tokens, log-probabilities of the prompt and
+//! ends of samples.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt, stream};
+use skein_proto::worker::v1 as wire;
+use skein_router::transport::{Call, Connector, Grpc, Messages, Transport};
+use tonic::Status;
+
+/// What happens at the cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cut {
+    /// The worker is gone, and with it all it kept.
+    Kill,
+    /// The connection breaks; the worker lives.
+    Break,
+    /// The worker drains, and gives the rest back.
+    HandBack,
+}
+
+/// Cuts the first stream that is opened through it.
+#[derive(Debug, Clone)]
+pub struct Scissors {
+    plan: Arc<Mutex<Option<(Cut, usize)>>>,
+    /// Addresses of workers that are gone.
+    dead: Arc<Mutex<HashSet<String>>>,
+}
+
+impl Scissors {
+    /// Cuts after `units`; without a plan they do nothing.
+    pub fn new(plan: Option<(Cut, usize)>) -> Self {
+        Self { plan: Arc::new(Mutex::new(plan)), dead: Arc::default() }
+    }
+}
+
+impl Connector for Scissors {
+    fn connect<'a>(&'a self, address: &'a str) -> BoxFuture<'a, Result<Arc<dyn Transport>, String>> {
+        async move {
+            if lock(&self.dead).contains(address) {
+                return Err("it is gone".into());
+            }
+            let inner = Grpc.connect(address).await?;
+            Ok(Arc::new(Cutting { inner, address: address.to_owned(), scissors: self.clone() }) as _)
+        }
+        .boxed()
+    }
+}
+
+#[derive(Debug)]
+struct Cutting {
+    inner: Arc<dyn Transport>,
+    address: String,
+    scissors: Scissors,
+}
+
+impl Cutting {
+    fn alive(&self) -> Result<(), Status> {
+        let dead = lock(&self.scissors.dead).contains(&self.address);
+        if dead { Err(Status::unavailable("it is gone")) } else { Ok(()) }
+    }
+
+    /// The stream up to the cut.
+    fn cut(
+        &self,
+        deltas: Messages<wire::GenerateDelta>,
+        how: Cut,
+        after: usize,
+    ) -> Messages<wire::GenerateDelta> {
+        let (dead, address) = (self.scissors.dead.clone(), self.address.clone());
+        let die = move || drop(lock(&dead).insert(address.clone()));
+        let cut = stream::unfold((Some(deltas), after), move |(deltas, left)| {
+            let die = die.clone();
+            async move {
+                let mut deltas = deltas?;
+                let delta = match deltas.next().await? {
+                    Ok(delta) => delta,
+                    Err(status) => return Some((vec![Err(status)], (None, 0))),
+                };
+                let units = units(&delta);
+                if units <= left {
+                    return Some((vec![Ok(delta)], (Some(deltas), left - units)));
+                }
+                let epoch = delta.epoch;
+                let end = match how {
+                    Cut::Kill => {
+                        die();
+                        Err(Status::unavailable("cut: killed"))
+                    }
+                    Cut::Break => Err(Status::unavailable("cut: broken")),
+                    Cut::HandBack => {
+                        Ok(wire::GenerateDelta { epoch, hand_back: true, ..wire::GenerateDelta::default() })
+                    }
+                };
+                let part = (left > 0).then(|| Ok(part(delta, left)));
+                Some((part.into_iter().chain([end]).collect(), (None, 0)))
+            }
+        });
+        cut.flat_map(stream::iter).boxed()
+    }
+}
+
+impl Transport for Cutting {
+    fn info(&self) -> Call<'_, wire::InfoResponse> {
+        self.inner.info()
+    }
+
+    fn generate(&self, request: wire::GenerateRequest) -> Call<'_, Messages<wire::GenerateDelta>> {
+        async move {
+            self.alive()?;
+            let deltas = self.inner.generate(request).await?;
+            let plan = lock(&self.scissors.plan).take();
+            Ok(match plan {
+                Some((how, after)) => self.cut(deltas, how, after),
+                None => deltas,
+            })
+        }
+        .boxed()
+    }
+
+    fn attach(&self, request: wire::AttachRequest) -> Call<'_, Messages<wire::GenerateDelta>> {
+        async move {
+            self.alive()?;
+            self.inner.attach(request).await
+        }
+        .boxed()
+    }
+
+    fn abort(&self, request: wire::AbortRequest) -> Call<'_, wire::AbortResponse> {
+        self.inner.abort(request)
+    }
+
+    fn release(&self, request: wire::ReleaseRequest) -> Call<'_, wire::ReleaseResponse> {
+        self.inner.release(request)
+    }
+
+    fn watch(&self, request: wire::WatchRequest) -> Call<'_, Messages<wire::WorkerEvent>> {
+        self.inner.watch(request)
+    }
+}
+
+/// How much a delta brings: each of these can be the last thing before a cut.
+pub fn units(delta: &wire::GenerateDelta) -> usize {
+    delta.prompt_logprobs.len() + delta.token_ids.len() + usize::from(delta.finish.is_some())
+}
+
+/// The first `left` units of a delta that has more.
+fn part(mut delta: wire::GenerateDelta, left: usize) -> wire::GenerateDelta {
+    delta.finish = None;
+    delta.prompt_logprobs.truncate(left);
+    let left = left - delta.prompt_logprobs.len();
+    delta.token_ids.truncate(left);
+    delta.logprobs.truncate(left);
+    delta
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
