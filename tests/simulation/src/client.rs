@@ -22,7 +22,7 @@ use crate::world::World;
 /// Faults that the router may need to give a request up: each move takes one.
 const FAULTS_TO_LOSE: u64 = 4;
 /// After the last fault everybody is up, connected and trusted again within this time.
-pub const SETTLED_AFTER: Duration = Duration::from_secs(40);
+pub const SETTLED_AFTER: Duration = Duration::from_secs(75);
 
 /// How a client fared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,9 +78,15 @@ impl Client {
     }
 
     async fn ask_until_done(&self) -> Outcome {
+        let mut reading = Reading::new(&self.spec.ask);
         loop {
             let disturbances = self.world.disturbances();
-            match self.try_once().await {
+            if self.spec.resumes {
+                reading.resume();
+            } else {
+                reading = Reading::new(&self.spec.ask);
+            }
+            match self.try_once(&mut reading).await {
                 Ended::Done(outcome) => return outcome,
                 Ended::Refused(Refusal::DeadlineExceeded { .. }) if self.time_left().is_some() => {
                     // It may be refused ahead of time, when it is clear that it comes too late.
@@ -96,13 +102,18 @@ impl Client {
         }
     }
 
-    async fn try_once(&self) -> Ended {
+    async fn try_once(&self, reading: &mut Reading) -> Ended {
+        if reading.is_whole() {
+            return Ended::Done(Outcome::Completed);
+        }
         let router = *self.random.pick(&self.world.plan.routers);
         let time_left = self.time_left();
         if time_left.is_some_and(|left| left.is_zero()) {
             return Ended::Done(Outcome::TooLate);
         }
         let mut ask = self.spec.ask.clone();
+        ask.has = reading.tokens_by_sample();
+        ask.request.resume = self.spec.resumes.then(|| Arc::new(reading.resume_from(&self.answer)));
         ask.request.deadline = time_left.map(|left| clock::now() + left);
         self.say(format_args!("asks {router}"));
         let network = &self.world.network;
@@ -112,13 +123,12 @@ impl Client {
         };
         let start = move |served| async move { Ok(answers(served, ask).await) }.boxed();
         match network.call(connection, false, Box::new(start)).await {
-            Ok(messages) => self.read(messages).await,
+            Ok(messages) => self.read(reading, messages).await,
             Err(status) => Ended::Broken(status.to_string()),
         }
     }
 
-    async fn read(&self, mut messages: Incoming<Result<TokenDelta, Refusal>>) -> Ended {
-        let mut reading = Reading::new(&self.spec.ask);
+    async fn read(&self, reading: &mut Reading, mut messages: Incoming<Result<TokenDelta, Refusal>>) -> Ended {
         loop {
             match messages.next().await {
                 Some(Ok(Ok(delta))) => {
@@ -149,8 +159,6 @@ impl Client {
         let allowed = match refusal {
             // Load is no fault.
             Refusal::Overloaded { .. } => true,
-            // Its other try may still run, as far as that router knows.
-            Refusal::DuplicateId(_) => true,
             Refusal::NoReadyWorker { .. } => !calm,
             Refusal::WorkersLost { .. } => disturbances >= FAULTS_TO_LOSE,
             _ => false,
@@ -170,7 +178,7 @@ impl Client {
 }
 
 /// A refusal is an answer like another: the network carries it.
-async fn answers(
+pub(crate) async fn answers(
     served: Arc<Served>,
     ask: Ask,
 ) -> Incoming<Result<TokenDelta, Refusal>> {

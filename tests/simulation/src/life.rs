@@ -18,6 +18,10 @@ use crate::{executor, faults, quiescence, workload};
 const WARM_UP: Duration = Duration::from_secs(1);
 /// After the faults are over every client that still waits gets its answer within this time.
 const CLIENTS_END_WITHIN: Duration = Duration::from_secs(600);
+/// One request in so many is asked for twice at once, under one id.
+const TWINS: u64 = 8;
+/// What is added to the number of a client that asks for the same again.
+const TWIN: u32 = 1_000_000;
 /// How often the life is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
@@ -95,11 +99,14 @@ async fn serve_clients(world: &Arc<World>, calm_at: Instant) -> BTreeMap<u32, Ou
         let comes_after = Duration::from_millis(random.between(0, busy_ms));
         let spec = workload::client(&random, &world.plan.flavour, number);
         let own = Random::new(random.number(), "client");
-        let world = world.clone();
-        clients.spawn(async move {
-            tokio::time::sleep(comes_after).await;
-            (number, Client::new(world, spec, own, calm_at).await.live().await)
-        });
+        let twin = random.once_in(TWINS);
+        for (number, own) in [(number, own)].into_iter().chain(twin.then(|| (number + TWIN, Random::new(random.number(), "twin")))) {
+            let (world, spec) = (world.clone(), spec.clone());
+            clients.spawn(async move {
+                tokio::time::sleep(comes_after).await;
+                (number, Client::new(world, spec, own, calm_at).await.live().await)
+            });
+        }
     }
     let mut outcomes = BTreeMap::new();
     let all = async {

@@ -1,6 +1,6 @@
 //! One life: everybody who takes part, and who watches over them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -38,6 +38,8 @@ struct People {
     workers: BTreeMap<Host, Arc<WorkerLife>>,
     routers: BTreeMap<Host, Arc<RouterLife>>,
     downtimes: BTreeMap<Host, Downtime>,
+    /// Their next life has other weights.
+    other_weights: BTreeSet<Host>,
 }
 
 /// What follows a process's end.
@@ -101,6 +103,16 @@ impl World {
     /// What is to follow the next end of the process at `host`.
     pub fn plan_downtime(&self, host: Host, downtime: Downtime) {
         self.people().downtimes.insert(host, downtime);
+    }
+
+    /// The next life of the worker at `host` has other weights.
+    pub fn swap_weights(&self, host: Host) {
+        self.people().other_weights.insert(host);
+    }
+
+    /// Whether the life that begins now at `host` has other weights.
+    pub fn takes_other_weights(&self, host: Host) -> bool {
+        self.people().other_weights.remove(host)
     }
 
     /// Counts something that went wrong.
