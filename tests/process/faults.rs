@@ -49,7 +49,7 @@ fn a_stopped_worker_is_left_and_taken_back() {
 
 #[test]
 fn partitions_and_half_open_connections_lose_nothing() {
-    let plan = Plan { rounds: 2, workers: 2, ..Plan::short(SKEIN) };
+    let plan = Plan { rounds: 3, workers: 2, ..Plan::short(SKEIN) };
     judge(&block_on(scenario::partition::run(&plan)));
 }
 

@@ -121,6 +121,10 @@ async fn attempt(
         return Ok(());
     }
     reader.history.error = None;
+    if body["stream"] != true {
+        reader.take_whole(&response.json().await?);
+        return Ok(());
+    }
     let mut bytes = response.bytes_stream();
     while let Some(chunk) = bytes.next().await {
         reader.read(&chunk?);

@@ -119,6 +119,13 @@ impl Reader {
         }
     }
 
+    /// Takes a whole answer, of a request that was no stream. It has no gaps and no first token that a client sees.
+    pub fn take_whole(&mut self, answer: &Value) {
+        self.take_value(answer);
+        self.history.ttft = None;
+        self.history.done = true;
+    }
+
     fn take(&mut self, data: &str) {
         if self.history.done {
             self.history.breaches.push(format!("after [DONE] came {data}"));
@@ -129,6 +136,10 @@ impl Reader {
             return;
         }
         let value: Value = serde_json::from_str(data).expect("every SSE data line is JSON");
+        self.take_value(&value);
+    }
+
+    fn take_value(&mut self, value: &Value) {
         if let Some(error) = value.get("error") {
             self.history.error = Some(error.clone());
             return;
@@ -143,7 +154,8 @@ impl Reader {
 
     fn take_choice(&mut self, choice: &Value) {
         let index = choice["index"].as_u64().expect("a choice has an index");
-        let text = choice["text"].as_str().or_else(|| choice["delta"]["content"].as_str()).unwrap_or("");
+        let places = [&choice["text"], &choice["delta"]["content"], &choice["message"]["content"]];
+        let text = places.into_iter().find_map(Value::as_str).unwrap_or("");
         let ids: Vec<u64> =
             choice["token_ids"].as_array().into_iter().flatten().filter_map(Value::as_u64).collect();
         if !text.is_empty() || !ids.is_empty() {

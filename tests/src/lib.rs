@@ -4,11 +4,11 @@
 pub mod check;
 pub mod child;
 pub mod client;
+pub mod etcd;
 pub mod etcd_process;
 pub mod history;
 pub mod load;
 pub mod nodes;
-pub mod etcd;
 pub mod process;
 pub mod proxy;
 pub mod report;

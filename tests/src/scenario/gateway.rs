@@ -5,7 +5,7 @@ use super::router_kill::{kill_in_turn, two_routers};
 use super::{Plan, addresses};
 use crate::load::Target;
 use crate::nodes::Front;
-use crate::report::Report;
+use crate::report::{Report, moves};
 
 /// Runs it.
 pub async fn run(plan: &Plan) -> Report {
@@ -22,8 +22,7 @@ pub async fn run(plan: &Plan) -> Report {
         Report::new(format!("router kill -9 behind a gateway, plain clients, seed {}", plan.seed));
     report.say("kills", format!("{} of {} routers", plan.rounds, routers.len()));
     report.streams(&tally);
-    // Which streams a kill has hit the gateway's clients cannot see, so the bound holds for all of them.
-    let gaps = tally.ended.iter().map(|ended| ended.longest_gap).collect();
-    report.gaps("longest gap, judged", gaps, plan.gap_p99);
+    // To a gateway a router is one large worker: it tells of moves in the same words.
+    report.must_have_moved(&moves(&gateway.process.log()), &tally, plan);
     report
 }

@@ -67,9 +67,9 @@ pub const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "partition",
-        help: "16 partitions, half-open connections, cuts between router and worker, healed; about 6 min",
+        help: "18 partitions, half-open connections, cuts between router and worker, healed; about 6 min",
         plan: |plan| Plan {
-            rounds: 16,
+            rounds: 18,
             silence: Some(Duration::from_secs(15)),
             arrivals: Arrivals::Open(3.0),
             ..plan

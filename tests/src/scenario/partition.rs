@@ -17,9 +17,10 @@ const LONGEST_WAIT: Duration = Duration::from_secs(60);
 const AFTERMATH: Duration = Duration::from_secs(3);
 
 /// What goes wrong, one after the other.
-const FAULTS: [Fault; 8] = [
+const FAULTS: [Fault; 9] = [
     Fault::Weather("partition, late bytes", Weather::both(Conduct::STALL)),
     Fault::Weather("half-open, from the worker", Weather { down: Conduct::SWALLOW, ..Weather::GOOD }),
+    Fault::Weather("slow and lossy", Weather::both(POOR)),
     Fault::Cut("reset, then refused", Cut::Reset),
     Fault::Weather("half-open, both", Weather::both(Conduct::SWALLOW)),
     Fault::Weather("one way, late bytes from the worker", Weather { down: Conduct::STALL, ..Weather::GOOD }),
@@ -27,6 +28,10 @@ const FAULTS: [Fault; 8] = [
     Fault::Weather("half-open, to the worker", Weather { up: Conduct::SWALLOW, ..Weather::GOOD }),
     Fault::Weather("one way, late bytes to the worker", Weather { up: Conduct::STALL, ..Weather::GOOD }),
 ];
+
+/// Nothing is lost on it, and nobody should lose patience with it.
+const POOR: Conduct =
+    Conduct { delay: Duration::from_millis(30), bandwidth: Some(500_000), loss: 0.02, ..Conduct::GOOD };
 
 #[derive(Debug, Clone, Copy)]
 enum Fault {
