@@ -69,7 +69,7 @@ impl Outbox {
     /// Streams that are opened from here on may hold so many bytes together.
     #[cfg(test)]
     pub fn set_limit(&mut self, bytes: usize) {
-        self.budget = Arc::new(super::Budget::of(bytes));
+        self.budget = Arc::new(super::budget::Budget::of(bytes));
     }
 
     /// Names that lead to streams.

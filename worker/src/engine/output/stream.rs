@@ -1,12 +1,13 @@
 //! What engine and readers share of one request: its ring, and where each reader is.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
+use super::budget::Budget;
 use super::delta::{Delta, MAX_UNREAD_BYTES, StreamFault};
-use super::ring::{Cursor, OutOfRange, Ring, SamplePosition};
+use super::position::{Cursor, OutOfRange, SamplePosition};
+use super::ring::Ring;
 use crate::scheduler::Event;
 
 /// Most bytes of one request's output that are kept beyond what its readers have still to read.
@@ -14,43 +15,6 @@ pub const RING_BYTES: usize = 4 * 1024 * 1024;
 
 /// A full ring forgets so much at once, and one full of what is unread waits for so much more: looking costs.
 const RING_STEP_BYTES: usize = RING_BYTES / 8;
-
-/// Most bytes of output that are kept for readers who may come, all requests together. Ended ones go first.
-pub const OUTPUT_BYTES: usize = 256 * 1024 * 1024;
-
-/// Bytes that all streams hold, those that only readers hold included.
-#[derive(Debug)]
-pub(super) struct Budget {
-    held: AtomicUsize,
-    limit: usize,
-}
-
-impl Default for Budget {
-    fn default() -> Self {
-        Self::of(OUTPUT_BYTES)
-    }
-}
-
-impl Budget {
-    pub fn of(limit: usize) -> Self {
-        Self { held: AtomicUsize::new(0), limit }
-    }
-
-    pub fn bytes(&self) -> usize {
-        self.held.load(Ordering::Relaxed)
-    }
-
-    pub fn is_over(&self) -> bool {
-        self.bytes() > self.limit
-    }
-
-    fn changed(&self, before: usize, after: usize) {
-        match after >= before {
-            true => self.held.fetch_add(after - before, Ordering::Relaxed),
-            false => self.held.fetch_sub(before - after, Ordering::Relaxed),
-        };
-    }
-}
 
 /// Names one reader of a stream, for as long as the stream exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
