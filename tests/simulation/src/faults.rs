@@ -115,7 +115,7 @@ impl Nemesis {
     }
 
     fn strike(&self, fault: Fault) {
-        self.world.disturbed();
+        self.world.log.disturbed();
         match fault {
             Fault::KillWorker => self.kill(self.a_worker(), None, false),
             Fault::KillRouter => self.kill(self.a_router(), None, false),

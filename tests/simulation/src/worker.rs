@@ -127,6 +127,7 @@ impl Turning {
                 Ok(Turn::Idle) => self.engine.wait().await,
                 Ok(Turn::Ended) => break,
                 Err(error) => {
+                    self.log.disturbed();
                     self.log.say(self.host, format_args!("its engine ends: {error}"));
                     break;
                 }
