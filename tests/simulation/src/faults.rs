@@ -304,6 +304,7 @@ impl Nemesis {
             }
             if let Some(worker) = self.world.worker(host) {
                 worker.device.stick(Instant::now());
+                worker.device.fails.store(false, Ordering::Relaxed);
                 worker.device.slowness.store(1, Ordering::Relaxed);
                 if worker.other_weights {
                     worker.process.kill();
