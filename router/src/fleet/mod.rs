@@ -249,7 +249,9 @@ impl Fleet {
 
     /// The worker that runs or keeps a stream, and in which of its lives, if it can be asked for it.
     pub fn find_stream(&self, now: Timestamp, key: StreamKey) -> Option<(WorkerId, u64)> {
-        self.streams.find(key).filter(|&(id, epoch)| self.is_reachable(now, id, epoch))
+        // A worker that came back with other weights may have been given the stream before that was known.
+        let ours = |id| self.workers.get(&id).is_some_and(Worker::serves_our_model);
+        self.streams.find(key).filter(|&(id, epoch)| self.is_reachable(now, id, epoch) && ours(id))
     }
 
     /// A worker in one of its lives has taken a stream.

@@ -9,6 +9,7 @@ use skein_router::refusal::Refusal;
 use skein_router::request::TokenDelta;
 use tokio::time::Instant;
 
+use crate::executor;
 use crate::names::CLIENT;
 use crate::network::Incoming;
 use crate::process::Process;
@@ -20,7 +21,9 @@ use crate::workload;
 use crate::world::World;
 
 /// Faults that the router may need to give a request up: each move takes one.
-const FAULTS_TO_LOSE: u64 = 4;
+const FAULTS_TO_LOSE: usize = 4;
+/// For so long a fault may be felt: an engine that got stuck, a link that was blocked.
+const FAULTS_LAST: Duration = Duration::from_secs(40);
 /// After the last fault everybody is up, connected and trusted again within this time.
 pub const SETTLED_AFTER: Duration = Duration::from_secs(75);
 
@@ -80,7 +83,7 @@ impl Client {
     async fn ask_until_done(&self) -> Outcome {
         let mut reading = Reading::new(&self.spec.ask);
         loop {
-            let disturbances = self.world.disturbances();
+            let asked_at = executor::elapsed();
             if self.spec.resumes {
                 reading.resume();
             } else {
@@ -93,8 +96,8 @@ impl Client {
                     return Outcome::TooLate;
                 }
                 Ended::Refused(refusal) => {
-                    self.say(format_args!("is refused: {refusal}"));
-                    self.judge(&refusal, self.world.disturbances() - disturbances);
+                    self.say(format_args!("is refused: {refusal:?}"));
+                    self.judge(&refusal, asked_at);
                 }
                 Ended::Broken(why) => self.say(format_args!("is cut off: {why}")),
             }
@@ -154,13 +157,16 @@ impl Client {
     }
 
     /// Which refusals a client may get, and when.
-    fn judge(&self, refusal: &Refusal, disturbances: u64) {
+    fn judge(&self, refusal: &Refusal, asked_at: Duration) {
         let calm = Instant::now() >= self.calm_at + SETTLED_AFTER;
         let allowed = match refusal {
             // Load is no fault.
             Refusal::Overloaded { .. } => true,
             Refusal::NoReadyWorker { .. } => !calm,
-            Refusal::WorkersLost { .. } => disturbances >= FAULTS_TO_LOSE,
+            Refusal::WorkersLost { .. } => {
+                let since = asked_at.saturating_sub(FAULTS_LAST);
+                !calm && self.world.log.disturbances_since(since) >= FAULTS_TO_LOSE
+            }
             _ => false,
         };
         if !allowed {

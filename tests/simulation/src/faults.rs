@@ -115,7 +115,7 @@ impl Nemesis {
     }
 
     fn strike(&self, fault: Fault) {
-        self.world.disturbed();
+        self.world.log.disturbed();
         match fault {
             Fault::KillWorker => self.kill(self.a_worker(), None, false),
             Fault::KillRouter => self.kill(self.a_router(), None, false),
@@ -228,10 +228,22 @@ impl Nemesis {
     fn swap_weights(&self) {
         let host = self.a_worker();
         let Some(worker) = self.world.worker(host) else { return };
+        if !self.everybody_knows_the_weights() {
+            return;
+        }
         self.say(host, format_args!("comes back with other weights"));
         self.world.swap_weights(host);
         self.world.plan_downtime(host, Downtime { lasts: self.random.millis(1, 500), dark: false });
         worker.process.kill();
+    }
+
+    /// A router takes the first weights it sees for the right ones.
+    fn everybody_knows_the_weights(&self) -> bool {
+        let knows = |&host: &Host| {
+            let cluster = self.world.router(host).and_then(|life| life.cluster());
+            cluster.is_some_and(|cluster| cluster.ready().is_ok())
+        };
+        self.world.plan.routers.iter().all(knows)
     }
 
     fn partition(&self, both_ways: bool) {
@@ -292,6 +304,7 @@ impl Nemesis {
             }
             if let Some(worker) = self.world.worker(host) {
                 worker.device.stick(Instant::now());
+                worker.device.fails.store(false, Ordering::Relaxed);
                 worker.device.slowness.store(1, Ordering::Relaxed);
                 if worker.other_weights {
                     worker.process.kill();

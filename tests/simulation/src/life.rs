@@ -54,7 +54,7 @@ pub fn live(seed: u64, loud: bool) -> Summary {
     let plan = Plan::new(seed);
     log.say("plan", format_args!("{plan:?}"));
     let (log_of_life, requests) = (log.clone(), plan.requests);
-    let (simulated, completed, disturbances) = executor::run(async move {
+    let (simulated, completed) = executor::run(async move {
         let world = World::new(plan, log_of_life);
         let outcomes = tokio::select! {
             biased;
@@ -62,11 +62,12 @@ pub fn live(seed: u64, loud: bool) -> Summary {
             outcomes = act(&world) => outcomes,
         };
         let completed = outcomes.values().filter(|&&outcome| outcome == Outcome::Completed).count();
-        (executor::elapsed(), completed as u32, world.disturbances())
+        (executor::elapsed(), completed as u32)
     });
     if let Some(panic) = executor::take_panic() {
         log.violated("all", format_args!("a task panicked: {panic}"));
     }
+    let disturbances = log.disturbances_since(Duration::ZERO) as u64;
     let ((hash, lines), violation) = (log.digest(), log.violation());
     let tail = if violation.is_some() { log.tail() } else { Vec::new() };
     Summary { seed, hash, lines, simulated, requests, completed, disturbances, violation, tail }

@@ -116,12 +116,18 @@ impl Turning {
         loop {
             self.device.unstuck().await;
             let turn = self.engine.turn();
-            self.audit(turn.as_ref().is_ok_and(|&turn| turn == Turn::Idle));
+            match &turn {
+                Ok(Turn::Worked) => self.audit(false),
+                Ok(Turn::Idle) => self.audit(true),
+                // An engine that has ended lets go of nothing any more.
+                _ => {}
+            }
             match turn {
                 Ok(Turn::Worked) => tokio::time::sleep(self.device.take_time()).await,
                 Ok(Turn::Idle) => self.engine.wait().await,
                 Ok(Turn::Ended) => break,
                 Err(error) => {
+                    self.log.disturbed();
                     self.log.say(self.host, format_args!("its engine ends: {error}"));
                     break;
                 }

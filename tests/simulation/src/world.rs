@@ -30,7 +30,6 @@ pub struct World {
     people: Mutex<People>,
     /// Lives begun so far: each worker's life has another epoch.
     lives: AtomicU64,
-    disturbances: AtomicU64,
 }
 
 #[derive(Default)]
@@ -64,8 +63,8 @@ impl World {
         let network = Network::new(plan.network.clone(), random("network"), log.clone());
         let etcd = Etcd::new(network.clone(), log.clone());
         let random = random("processes");
-        let (people, lives, disturbances) = Default::default();
-        Arc::new(Self { plan, log, network, etcd, random, people, lives, disturbances })
+        let (people, lives) = Default::default();
+        Arc::new(Self { plan, log, network, etcd, random, people, lives })
     }
 
     /// Starts everybody, and starts them again whenever they end.
@@ -115,16 +114,6 @@ impl World {
         self.people().other_weights.remove(host)
     }
 
-    /// Counts something that went wrong.
-    pub fn disturbed(&self) {
-        self.disturbances.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Things that went wrong so far, abused messages included.
-    pub fn disturbances(&self) -> u64 {
-        self.disturbances.load(Ordering::Relaxed) + self.network.abused()
-    }
-
     /// A process for a new life.
     pub fn new_process(&self) -> (Process, u64) {
         let life = self.lives.fetch_add(1, Ordering::Relaxed) + 1;
@@ -154,7 +143,7 @@ impl World {
     }
 
     async fn bury(self: &Arc<Self>, host: Host, process: &Process) {
-        self.disturbed();
+        self.log.disturbed();
         let Downtime { lasts, dark } = self.people().downtimes.remove(host).unwrap_or_default();
         self.log.say(host, format_args!("has ended{}", if dark { ", and its machine with it" } else { "" }));
         self.network.process_ended(host, process, dark);
