@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use skein_node::clock;
 
+use crate::client;
 use crate::load::{Arrivals, Load, Target};
 use crate::nodes::{Extras, Front, Worker};
 use crate::report::Report;
@@ -134,6 +135,9 @@ async fn wait_until(within: Duration, mut happened: impl FnMut() -> bool) -> boo
     happened()
 }
 
+/// Until the last worker serves alone: its breaker may still be open after what was done to it.
+const BACK_WITHIN: Duration = Duration::from_secs(30);
+
 /// Kills all workers but one and asks that one for a few streams: is it a full member again?
 async fn only_one_left(
     plan: &Plan,
@@ -148,10 +152,26 @@ async fn only_one_left(
             worker.process.kill();
         }
     }
-    let target = Target::plain(url);
-    let load = Load::start(corpus.clone(), target, Arrivals::Closed(4), plan.seed, "only-one-left");
+    let took = wait_served(corpus, url).await;
+    report.require(took.is_some(), || format!("it serves nothing within {BACK_WITHIN:?}"));
+    let load =
+        Load::start(corpus.clone(), Target::plain(url), Arrivals::Closed(4), plan.seed, "only-one-left");
     wait_until(Duration::from_secs(20), || load.counts().1 >= 4).await;
-    let tally = load.finish().await;
-    report.streams(&tally);
+    report.streams(&load.finish().await);
+    report.say("served alone after", format!("{} ms", took.unwrap_or(BACK_WITHIN).as_millis()));
     report
+}
+
+/// How long it takes until a request is served; `None` if longer than [`BACK_WITHIN`].
+async fn wait_served(corpus: &Corpus, url: &str) -> Option<Duration> {
+    let client = reqwest::Client::new();
+    let start = clock::now();
+    while clock::now().since(start) < BACK_WITHIN {
+        let case = &corpus.cases[0];
+        if client::stream_once(&client, &format!("{url}{}", case.path), &case.body).await.complete() {
+            return Some(clock::now().since(start));
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    None
 }
