@@ -36,6 +36,11 @@ impl Report {
         self.lines.push((what.to_owned(), value.to_string()));
     }
 
+    /// What was said of `what`; empty when nothing was.
+    pub fn value(&self, what: &str) -> &str {
+        self.lines.iter().find(|(said, _)| said == what).map_or("", |(_, value)| value)
+    }
+
     /// What must hold, and the words for when it does not.
     pub fn require(&mut self, holds: bool, otherwise: impl FnOnce() -> String) {
         if !holds {
