@@ -42,6 +42,7 @@ async fn start_worker() -> SocketAddr {
         scheduler: SchedulerConfig::default(),
         kv_cache_memory_bytes: Some(64 << 20),
         memory_sharers: 1,
+        drain_grace: PATIENCE,
         shutdown_timeout: PATIENCE,
     };
     let (ready, address) = oneshot::channel();
