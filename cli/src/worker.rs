@@ -82,26 +82,33 @@ async fn serve(matches: &ArgMatches, supervised: Option<&str>) -> Result<(), Fai
             settings::log_effective(&settings);
             let shutdown = Shutdown::on_signals().map_err(Failure::other)?;
             let presence = Presence::prepare(discovery, registration, &config.served_model_name).await?;
-            let mut bar = LoadProgress::new(1);
-            let progress = move |done, total| bar.update(0, done, total);
-            let ready = |address: SocketAddr| {
-                presence.enter(address);
-                let how = if presence.is_none() {
-                    format!("; name it to a router: skein router --workers {address}")
-                } else {
-                    String::new()
-                };
-                // Not `eprintln`, which panics where there is no room for the line: the log's disk may be full.
-                let _ = writeln!(std::io::stderr(), "worker is ready at {address}{how}");
-            };
-            let outcome =
-                service::serve(config, progress, ready, presence.leave_after(shutdown.requested())).await;
-            // One that ends by itself is not to be found either.
-            presence.leave().await;
-            outcome
+            serve_alone(config, &presence, &shutdown).await
         }
     };
     outcome.map_err(|error| failure(&error))
+}
+
+/// A worker without a supervisor: found in etcd from ready until it is told to end.
+async fn serve_alone(
+    config: WorkerConfig,
+    presence: &Presence,
+    shutdown: &Shutdown,
+) -> Result<(), WorkerError> {
+    let mut bar = LoadProgress::new(1);
+    let progress = move |done, total| bar.update(0, done, total);
+    let ready = |address: SocketAddr| {
+        presence.enter(address);
+        let next = match presence.is_none() {
+            true => format!("; name it to a router: skein router --workers {address}"),
+            false => String::new(),
+        };
+        // Not `eprintln`, which panics where there is no room for the line: the log's disk may be full.
+        let _ = writeln!(std::io::stderr(), "worker is ready at {address}{next}");
+    };
+    let outcome = service::serve(config, progress, ready, presence.leave_after(shutdown.requested())).await;
+    // One that ends by itself is not to be found either.
+    presence.leave().await;
+    outcome
 }
 
 fn listen_address(settings: &mut Settings) -> SocketAddr {

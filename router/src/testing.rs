@@ -179,6 +179,9 @@ fn complete(say: &mut VecDeque<Say>, request: &TokenRequest) {
         say.push_front(Say::Delta(TokenDelta { prompt_logprobs, ..TokenDelta::default() }));
     }
     let mut positions = vec![u32::try_from(request.prompt.len()).unwrap(); request.n as usize];
+    for sample in request.resume.iter().flat_map(|resume| &resume.samples) {
+        positions[sample.index as usize] += u32::try_from(sample.delivered.len()).unwrap();
+    }
     let mut first = true;
     for said in say {
         if let Say::Delta(delta) = said {

@@ -36,10 +36,9 @@ impl Report {
         self.lines.push((what.to_owned(), value.to_string()));
     }
 
-    /// What a line says.
-    pub fn value(&self, what: &str) -> String {
-        let found = self.lines.iter().find(|(name, _)| name == what);
-        found.map(|(name, value)| format!("{name} {value}")).unwrap_or_default()
+    /// What was said of `what`; empty when nothing was.
+    pub fn value(&self, what: &str) -> &str {
+        self.lines.iter().find(|(said, _)| said == what).map_or("", |(_, value)| value)
     }
 
     /// What must hold, and the words for when it does not.

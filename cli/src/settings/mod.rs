@@ -218,5 +218,8 @@ mod tests {
         let matches = parse(ROUTER, &["--workers", "a:1,b:2"]);
         let mut settings = load(ROUTER, &matches).expect("nothing to read");
         assert_eq!(settings.list("workers", skein_node::config::text), ["a:1", "b:2"]);
+        let matches = parse(GATEWAY, &["--routers", "a:1,b:2"]);
+        let mut settings = load(GATEWAY, &matches).expect("nothing to read");
+        assert_eq!(settings.list("routers", skein_node::config::text), ["a:1", "b:2"]);
     }
 }

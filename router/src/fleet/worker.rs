@@ -124,6 +124,11 @@ impl Worker {
         self.info.as_ref().is_some_and(|info| info.epoch == epoch)
     }
 
+    /// Whether its tokens are those of the other workers.
+    pub fn serves_our_model(&self) -> bool {
+        self.mismatch.is_none()
+    }
+
     /// Why the worker takes no requests now; `None` = it does.
     pub fn refuses(&self, now: Timestamp, limits: &HealthLimits) -> Option<String> {
         let reason = match () {

@@ -82,9 +82,12 @@ async fn text_tokens_and_usage_come_in_order() {
     assert_eq!(responses[2].request_id, "g");
 }
 
-/// Texts, tokens and finishes of two samples, and how often usage and prompt log-probabilities came.
-fn assembled(responses: &[v1::GenerateResponse]) -> ([(String, Vec<u32>, usize); 2], usize, usize) {
-    let mut samples = <[(String, Vec<u32>, usize); 2]>::default();
+/// Text, tokens and finishes of a sample.
+type Assembled = (String, Vec<u32>, usize);
+
+/// What came of two samples, and how often usage and prompt log-probabilities came.
+fn assembled(responses: &[v1::GenerateResponse]) -> ([Assembled; 2], usize, usize) {
+    let mut samples = <[Assembled; 2]>::default();
     for response in responses {
         let (text, tokens, finishes) = &mut samples[response.sample_index as usize];
         text.push_str(&response.text);

@@ -9,6 +9,7 @@ use skein_router::refusal::Refusal;
 use skein_router::request::TokenDelta;
 use tokio::time::Instant;
 
+use crate::executor;
 use crate::names::CLIENT;
 use crate::network::Incoming;
 use crate::process::Process;
@@ -20,9 +21,11 @@ use crate::workload;
 use crate::world::World;
 
 /// Faults that the router may need to give a request up: each move takes one.
-const FAULTS_TO_LOSE: u64 = 4;
+const FAULTS_TO_LOSE: usize = 4;
+/// For so long a fault may be felt: an engine that got stuck, a link that was blocked.
+const FAULTS_LAST: Duration = Duration::from_secs(40);
 /// After the last fault everybody is up, connected and trusted again within this time.
-pub const SETTLED_AFTER: Duration = Duration::from_secs(40);
+pub const SETTLED_AFTER: Duration = Duration::from_secs(75);
 
 /// How a client fared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,17 +81,23 @@ impl Client {
     }
 
     async fn ask_until_done(&self) -> Outcome {
+        let mut reading = Reading::new(&self.spec.ask);
         loop {
-            let disturbances = self.world.disturbances();
-            match self.try_once().await {
+            let asked_at = executor::elapsed();
+            if self.spec.resumes {
+                reading.resume();
+            } else {
+                reading = Reading::new(&self.spec.ask);
+            }
+            match self.try_once(&mut reading).await {
                 Ended::Done(outcome) => return outcome,
                 Ended::Refused(Refusal::DeadlineExceeded { .. }) if self.time_left().is_some() => {
                     // It may be refused ahead of time, when it is clear that it comes too late.
                     return Outcome::TooLate;
                 }
                 Ended::Refused(refusal) => {
-                    self.say(format_args!("is refused: {refusal}"));
-                    self.judge(&refusal, self.world.disturbances() - disturbances);
+                    self.say(format_args!("is refused: {refusal:?}"));
+                    self.judge(&refusal, asked_at);
                 }
                 Ended::Broken(why) => self.say(format_args!("is cut off: {why}")),
             }
@@ -96,13 +105,18 @@ impl Client {
         }
     }
 
-    async fn try_once(&self) -> Ended {
+    async fn try_once(&self, reading: &mut Reading) -> Ended {
+        if reading.is_whole() {
+            return Ended::Done(Outcome::Completed);
+        }
         let router = *self.random.pick(&self.world.plan.routers);
         let time_left = self.time_left();
         if time_left.is_some_and(|left| left.is_zero()) {
             return Ended::Done(Outcome::TooLate);
         }
         let mut ask = self.spec.ask.clone();
+        ask.has = reading.tokens_by_sample();
+        ask.request.resume = self.spec.resumes.then(|| Arc::new(reading.resume_from(&self.answer)));
         ask.request.deadline = time_left.map(|left| clock::now() + left);
         self.say(format_args!("asks {router}"));
         let network = &self.world.network;
@@ -112,13 +126,12 @@ impl Client {
         };
         let start = move |served| async move { Ok(answers(served, ask).await) }.boxed();
         match network.call(connection, false, Box::new(start)).await {
-            Ok(messages) => self.read(messages).await,
+            Ok(messages) => self.read(reading, messages).await,
             Err(status) => Ended::Broken(status.to_string()),
         }
     }
 
-    async fn read(&self, mut messages: Incoming<Result<TokenDelta, Refusal>>) -> Ended {
-        let mut reading = Reading::new(&self.spec.ask);
+    async fn read(&self, reading: &mut Reading, mut messages: Incoming<Result<TokenDelta, Refusal>>) -> Ended {
         loop {
             match messages.next().await {
                 Some(Ok(Ok(delta))) => {
@@ -144,15 +157,16 @@ impl Client {
     }
 
     /// Which refusals a client may get, and when.
-    fn judge(&self, refusal: &Refusal, disturbances: u64) {
+    fn judge(&self, refusal: &Refusal, asked_at: Duration) {
         let calm = Instant::now() >= self.calm_at + SETTLED_AFTER;
         let allowed = match refusal {
             // Load is no fault.
             Refusal::Overloaded { .. } => true,
-            // Its other try may still run, as far as that router knows.
-            Refusal::DuplicateId(_) => true,
             Refusal::NoReadyWorker { .. } => !calm,
-            Refusal::WorkersLost { .. } => disturbances >= FAULTS_TO_LOSE,
+            Refusal::WorkersLost { .. } => {
+                let since = asked_at.saturating_sub(FAULTS_LAST);
+                !calm && self.world.log.disturbances_since(since) >= FAULTS_TO_LOSE
+            }
             _ => false,
         };
         if !allowed {
@@ -170,7 +184,7 @@ impl Client {
 }
 
 /// A refusal is an answer like another: the network carries it.
-async fn answers(
+pub(crate) async fn answers(
     served: Arc<Served>,
     ask: Ask,
 ) -> Incoming<Result<TokenDelta, Refusal>> {

@@ -11,6 +11,7 @@ use skein_worker::config::SchedulerConfig;
 use tokio::time::Instant;
 
 use crate::report::Log;
+use crate::workload::LAST_STOP_TOKEN;
 
 /// What the simulator does to a device and hears of it.
 #[derive(Debug)]
@@ -56,24 +57,26 @@ pub struct SimulatedBackend {
     fake: FakeBackend,
     cost: StepCost,
     limits: SchedulerConfig,
-    steps_in_flight: usize,
+    /// Its tokens are not those of the others.
+    other_weights: bool,
     device: Arc<Device>,
     log: Arc<Log>,
     host: &'static str,
 }
 
 impl SimulatedBackend {
-    /// A device of `options`; its steps cost what `cost` says, and stay within `limits`.
+    /// A device of `options`; its steps cost what those say, and stay within `limits`.
     pub fn new(
         host: &'static str,
         options: FakeOptions,
-        cost: StepCost,
         limits: SchedulerConfig,
+        other_weights: bool,
         device: Arc<Device>,
         log: Arc<Log>,
     ) -> Self {
+        let cost = options.cost;
         let fake = FakeBackend::new(FakeOptions { cost: StepCost::default(), ..options });
-        Self { fake, cost, limits, steps_in_flight: 2, device, log, host }
+        Self { fake, cost, limits, other_weights, device, log, host }
     }
 
     fn check_limits(&self, batch: &Batch) {
@@ -94,7 +97,8 @@ impl Backend for SimulatedBackend {
     }
 
     fn steps_in_flight(&self) -> usize {
-        self.steps_in_flight
+        // The fake itself carries tokens from one step to the next, and knows nothing of other weights.
+        if self.other_weights { 1 } else { self.fake.steps_in_flight() }
     }
 
     fn launch(&mut self, batch: Batch) -> Result<StepHandle, BackendError> {
@@ -108,6 +112,12 @@ impl Backend for SimulatedBackend {
     }
 
     fn collect(&mut self, step: StepHandle) -> Result<StepOutput, BackendError> {
-        self.fake.collect(step)
+        let mut output = self.fake.collect(step)?;
+        if self.other_weights {
+            // Stop tokens stay: min_tokens forbids them.
+            let ordinary = output.samples.iter_mut().filter(|sampled| sampled.token > LAST_STOP_TOKEN + 1);
+            ordinary.for_each(|sampled| sampled.token -= 1);
+        }
+        Ok(output)
     }
 }

@@ -38,8 +38,9 @@ struct Store {
     /// The oldest revision whose changes are kept.
     oldest: i64,
     away: bool,
-    /// Watches hear nothing.
-    deaf: bool,
+    /// Watches opened so far, and those of them, from the first on, that hear nothing any more.
+    watches: u64,
+    deaf: u64,
 }
 
 impl Store {
@@ -53,7 +54,8 @@ impl Store {
             history: Vec::new(),
             oldest: 1,
             away: false,
-            deaf: false,
+            watches: 0,
+            deaf: 0,
         }
     }
 
@@ -137,10 +139,10 @@ impl Etcd {
         self.changed.send();
     }
 
-    /// Its watches hear nothing any more, or hear again what comes from then on.
-    pub fn set_deaf(&self, deaf: bool) {
-        self.lock().deaf = deaf;
-        self.changed.send();
+    /// The watches that run hear nothing any more; nobody is told.
+    pub fn deafen(&self) {
+        let mut store = self.lock();
+        store.deaf = store.watches;
     }
 
     /// Forgets the history.
@@ -155,7 +157,8 @@ impl Etcd {
     /// Loses everything, and is another store from now on.
     pub fn wipe(&self) {
         let mut store = self.lock();
-        *store = Store { away: store.away, deaf: store.deaf, ..Store::empty(store.cluster + 1) };
+        let Store { away, watches, deaf, .. } = *store;
+        *store = Store { away, watches, deaf, ..Store::empty(store.cluster + 1) };
         drop(store);
         self.changed.send();
     }
@@ -228,10 +231,13 @@ impl EtcdApi for Link {
         let open = |store: &mut Store| match () {
             () if store.revision + 1 < revision => Err(EtcdError::Unavailable("it lags behind".to_owned())),
             () if revision < store.oldest => Err(EtcdError::Compacted { oldest: store.oldest }),
-            () => Ok(store.cluster),
+            () => {
+                store.watches += 1;
+                Ok((store.cluster, store.watches))
+            }
         };
-        let cluster = self.call(open).await?;
-        Ok(Watch { link: self.clone(), prefix: prefix.to_owned(), cluster, next: revision })
+        let (cluster, number) = self.call(open).await?;
+        Ok(Watch { link: self.clone(), prefix: prefix.to_owned(), cluster, number, next: revision })
     }
 
     async fn grant(&self, ttl: Duration) -> Result<Lease, EtcdError> {
@@ -283,6 +289,7 @@ pub struct Watch {
     link: Link,
     prefix: String,
     cluster: u64,
+    number: u64,
     next: i64,
 }
 
@@ -314,7 +321,7 @@ impl Watch {
             () if store.away || store.cluster != self.cluster => {
                 Err(EtcdError::Unavailable("the server ended the watch".to_owned()))
             }
-            () if store.deaf => Ok((Vec::new(), self.next)),
+            () if self.number <= store.deaf => Ok((Vec::new(), self.next)),
             () if self.next < store.oldest => {
                 Err(EtcdError::Compacted { oldest: store.oldest })
             }

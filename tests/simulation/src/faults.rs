@@ -24,6 +24,8 @@ pub enum Fault {
     EngineStuck,
     EngineSlow,
     StepFails,
+    Drain,
+    OtherWeights,
     Cut,
     Partition,
     OneWay,
@@ -37,7 +39,7 @@ pub enum Fault {
 
 impl Fault {
     /// All kinds.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 20] = [
         Self::KillWorker,
         Self::KillRouter,
         Self::KillWorkerAtAnAwait,
@@ -47,6 +49,8 @@ impl Fault {
         Self::EngineStuck,
         Self::EngineSlow,
         Self::StepFails,
+        Self::Drain,
+        Self::OtherWeights,
         Self::Cut,
         Self::Partition,
         Self::OneWay,
@@ -111,7 +115,7 @@ impl Nemesis {
     }
 
     fn strike(&self, fault: Fault) {
-        self.world.disturbed();
+        self.world.log.disturbed();
         match fault {
             Fault::KillWorker => self.kill(self.a_worker(), None, false),
             Fault::KillRouter => self.kill(self.a_router(), None, false),
@@ -122,6 +126,8 @@ impl Nemesis {
             Fault::EngineStuck => self.stick(),
             Fault::EngineSlow => self.slow(),
             Fault::StepFails => self.fail_step(),
+            Fault::Drain => self.drain(),
+            Fault::OtherWeights => self.swap_weights(),
             Fault::Cut => {
                 let (one, other) = self.a_pair();
                 self.say(one, format_args!("connections to {other} are cut"));
@@ -131,7 +137,10 @@ impl Nemesis {
             Fault::OneWay => self.partition(false),
             Fault::Abused => self.abuse(),
             Fault::EtcdAway => self.etcd_away(),
-            Fault::EtcdDeaf => self.etcd_deaf(),
+            Fault::EtcdDeaf => {
+                self.say(ETCD, format_args!("its watches go deaf"));
+                self.world.etcd.deafen();
+            }
             Fault::EtcdCompacts => {
                 self.say(ETCD, format_args!("compacts"));
                 self.world.etcd.compact();
@@ -206,6 +215,37 @@ impl Nemesis {
         worker.device.fails.store(true, Ordering::Relaxed);
     }
 
+    fn drain(&self) {
+        let host = self.a_worker();
+        let Some(worker) = self.world.worker(host) else { return };
+        let lasts = self.random.millis(50, 10_000);
+        self.say(host, format_args!("is told to end, and is away for {} ms", lasts.as_millis()));
+        self.world.plan_downtime(host, Downtime { lasts, dark: false });
+        worker.told_to_end.notify_one();
+    }
+
+    /// The worker comes back as another model of the same name, at once.
+    fn swap_weights(&self) {
+        let host = self.a_worker();
+        let Some(worker) = self.world.worker(host) else { return };
+        if !self.everybody_knows_the_weights() {
+            return;
+        }
+        self.say(host, format_args!("comes back with other weights"));
+        self.world.swap_weights(host);
+        self.world.plan_downtime(host, Downtime { lasts: self.random.millis(1, 500), dark: false });
+        worker.process.kill();
+    }
+
+    /// A router takes the first weights it sees for the right ones.
+    fn everybody_knows_the_weights(&self) -> bool {
+        let knows = |&host: &Host| {
+            let cluster = self.world.router(host).and_then(|life| life.cluster());
+            cluster.is_some_and(|cluster| cluster.ready().is_ok())
+        };
+        self.world.plan.routers.iter().all(knows)
+    }
+
     fn partition(&self, both_ways: bool) {
         let (one, other) = self.a_pair();
         let (one, other) = if self.random.once_in(2) { (one, other) } else { (other, one) };
@@ -250,24 +290,12 @@ impl Nemesis {
         });
     }
 
-    fn etcd_deaf(&self) {
-        let lasts = self.a_while();
-        self.say(ETCD, format_args!("is deaf for {} ms", lasts.as_millis()));
-        let etcd = self.world.etcd.clone();
-        etcd.set_deaf(true);
-        tokio::spawn(async move {
-            tokio::time::sleep(lasts).await;
-            etcd.set_deaf(false);
-        });
-    }
-
     /// Everything is as it should be; processes that are down come back in their own time.
     fn mend(&self) {
         let World { plan, network, etcd, .. } = &*self.world;
         self.say("all", format_args!("the faults are over"));
         network.heal();
         etcd.set_away(false, true);
-        etcd.set_deaf(false);
         for &host in plan.workers.iter().chain(&plan.routers) {
             network.mute(host, false);
             if let Some(process) = self.world.process(host) {
@@ -276,7 +304,11 @@ impl Nemesis {
             }
             if let Some(worker) = self.world.worker(host) {
                 worker.device.stick(Instant::now());
+                worker.device.fails.store(false, Ordering::Relaxed);
                 worker.device.slowness.store(1, Ordering::Relaxed);
+                if worker.other_weights {
+                    worker.process.kill();
+                }
             }
         }
     }

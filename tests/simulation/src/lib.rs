@@ -28,6 +28,7 @@ pub mod life;
 pub mod names;
 pub mod network;
 pub mod plan;
+pub mod probe;
 pub mod process;
 pub mod quiescence;
 pub mod random;

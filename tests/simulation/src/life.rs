@@ -18,6 +18,10 @@ use crate::{executor, faults, quiescence, workload};
 const WARM_UP: Duration = Duration::from_secs(1);
 /// After the faults are over every client that still waits gets its answer within this time.
 const CLIENTS_END_WITHIN: Duration = Duration::from_secs(600);
+/// One request in so many is asked for twice at once, under one id.
+const TWINS: u64 = 8;
+/// What is added to the number of a client that asks for the same again.
+const TWIN: u32 = 1_000_000;
 /// How often the life is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
@@ -50,7 +54,7 @@ pub fn live(seed: u64, loud: bool) -> Summary {
     let plan = Plan::new(seed);
     log.say("plan", format_args!("{plan:?}"));
     let (log_of_life, requests) = (log.clone(), plan.requests);
-    let (simulated, completed, disturbances) = executor::run(async move {
+    let (simulated, completed) = executor::run(async move {
         let world = World::new(plan, log_of_life);
         let outcomes = tokio::select! {
             biased;
@@ -58,11 +62,12 @@ pub fn live(seed: u64, loud: bool) -> Summary {
             outcomes = act(&world) => outcomes,
         };
         let completed = outcomes.values().filter(|&&outcome| outcome == Outcome::Completed).count();
-        (executor::elapsed(), completed as u32, world.disturbances())
+        (executor::elapsed(), completed as u32)
     });
     if let Some(panic) = executor::take_panic() {
         log.violated("all", format_args!("a task panicked: {panic}"));
     }
+    let disturbances = log.disturbances_since(Duration::ZERO) as u64;
     let ((hash, lines), violation) = (log.digest(), log.violation());
     let tail = if violation.is_some() { log.tail() } else { Vec::new() };
     Summary { seed, hash, lines, simulated, requests, completed, disturbances, violation, tail }
@@ -95,11 +100,14 @@ async fn serve_clients(world: &Arc<World>, calm_at: Instant) -> BTreeMap<u32, Ou
         let comes_after = Duration::from_millis(random.between(0, busy_ms));
         let spec = workload::client(&random, &world.plan.flavour, number);
         let own = Random::new(random.number(), "client");
-        let world = world.clone();
-        clients.spawn(async move {
-            tokio::time::sleep(comes_after).await;
-            (number, Client::new(world, spec, own, calm_at).await.live().await)
-        });
+        let twin = random.once_in(TWINS);
+        for (number, own) in [(number, own)].into_iter().chain(twin.then(|| (number + TWIN, Random::new(random.number(), "twin")))) {
+            let (world, spec) = (world.clone(), spec.clone());
+            clients.spawn(async move {
+                tokio::time::sleep(comes_after).await;
+                (number, Client::new(world, spec, own, calm_at).await.live().await)
+            });
+        }
     }
     let mut outcomes = BTreeMap::new();
     let all = async {

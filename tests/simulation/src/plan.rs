@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use skein_router::config::{AdmissionConfig, RequestLimits, RouterConfig};
+use skein_router::config::{AdmissionConfig, RecoveryConfig, RequestLimits, RouterConfig};
 use skein_worker::backend::fake::StepCost;
 use skein_worker::config::{BackendKind, CudaConfig, SchedulerConfig, UnsetLimits, WorkerConfig};
 
@@ -68,7 +68,7 @@ impl Plan {
                 per_context_token: Duration::from_micros(random.between(0, 5)),
             },
             flavour: workload::Flavour::new(&random, &scheduler),
-            worker: worker(scheduler),
+            worker: worker(&random, scheduler),
             router: router(&random),
             put_off: *random.pick(&[0, 0, 10, 50]),
             busy_for: random.millis(5_000, 60_000),
@@ -82,7 +82,12 @@ impl Plan {
 /// A few kinds of faults each time: all at once hide each other.
 fn faults(random: &Random) -> Vec<Fault> {
     let chance = *random.pick(&[2, 3, 6]);
-    Fault::ALL.iter().copied().filter(|_| random.once_in(chance)).collect()
+    let mut faults: Vec<Fault> = Fault::ALL.iter().copied().filter(|_| random.once_in(chance)).collect();
+    // A router takes the first weights it sees for the right ones.
+    if faults.contains(&Fault::KillRouter) || faults.contains(&Fault::KillRouterAtAnAwait) {
+        faults.retain(|&fault| fault != Fault::OtherWeights);
+    }
+    faults
 }
 
 fn network(random: &Random) -> Shape {
@@ -101,7 +106,7 @@ fn scheduler(random: &Random) -> SchedulerConfig {
     }
 }
 
-fn worker(scheduler: SchedulerConfig) -> WorkerConfig {
+fn worker(random: &Random, scheduler: SchedulerConfig) -> WorkerConfig {
     WorkerConfig {
         model: PathBuf::new(),
         served_model_name: MODEL.to_owned(),
@@ -113,6 +118,7 @@ fn worker(scheduler: SchedulerConfig) -> WorkerConfig {
         unset: UnsetLimits::default(),
         kv_cache_memory_bytes: None,
         memory_sharers: 1,
+        drain_grace: *random.pick(&[Duration::ZERO, Duration::from_millis(300), Duration::from_secs(5)]),
         shutdown_timeout: Duration::from_secs(10),
     }
 }
@@ -129,6 +135,11 @@ fn router(random: &Random) -> RouterConfig {
         },
         limits: RequestLimits::default(),
         migration_limit: 3,
+        recovery: RecoveryConfig {
+            wedge_timeout: *random.pick(&[None, Some(Duration::from_secs(2))]),
+            stream_linger: *random.pick(&[Duration::ZERO, Duration::from_secs(1), Duration::from_secs(10)]),
+            ..RecoveryConfig::default()
+        },
         shutdown_timeout: Duration::from_secs(10),
     }
 }

@@ -2,6 +2,7 @@
 //! a worker, no block held.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -11,18 +12,20 @@ use skein_router::transport::Transport;
 use wire::worker_event::Event;
 
 use crate::network::Direct;
+use crate::probe;
 use crate::router::RouterLife;
 use crate::worker::WorkerLife;
 use crate::world::World;
 
 /// Every bound on what outlives a request is shorter than this.
-const EVERYTHING_ENDS_WITHIN: Duration = Duration::from_secs(45);
+const EVERYTHING_ENDS_WITHIN: Duration = Duration::from_secs(20);
 /// A worker tells its state at least this often.
 const STATE_WITHIN: Duration = Duration::from_secs(5);
 
 /// Waits until everything should have ended, and looks whether it has.
 pub async fn check(world: &Arc<World>) {
     tokio::time::sleep(EVERYTHING_ENDS_WITHIN).await;
+    probe::check(world).await;
     for &host in &world.plan.routers {
         match world.router(host) {
             Some(life) => check_router(world, &life),
@@ -58,6 +61,8 @@ fn check_router(world: &World, life: &RouterLife) {
 }
 
 async fn check_worker(world: &World, life: &WorkerLife) {
+    // To tell its state it takes a turn, and looks.
+    life.at_rest.store(true, Ordering::Relaxed);
     let wait = tokio::time::timeout(STATE_WITHIN, load(life));
     let Ok(Some(load)) = wait.await else {
         return world.log.violated(life.host, format_args!("does not tell its state"));
@@ -68,7 +73,8 @@ async fn check_worker(world: &World, life: &WorkerLife) {
     }
 }
 
-async fn load(life: &WorkerLife) -> Option<wire::Load> {
+/// What a worker says of itself.
+pub(crate) async fn load(life: &WorkerLife) -> Option<wire::Load> {
     let worker = Direct(life.service.clone());
     let request = wire::WatchRequest { epoch: 0, next_sequence: 0, router_id: 0 };
     let mut events = worker.watch(request).await.ok()?;

@@ -1,7 +1,7 @@
 //! A client's copy of its answer, checked as it comes: every position once and in order, every value as the reference
 //! has it.
 
-use skein_router::request::{TokenDelta, TokenFinish, TokenId};
+use skein_router::request::{Resume, ResumeSample, TokenDelta, TokenFinish, TokenId};
 
 use crate::reference::Answer;
 use crate::served::Ask;
@@ -14,6 +14,8 @@ pub struct Reading {
     /// By sample.
     samples: Vec<Progress>,
     prompt_logprobs: usize,
+    /// All of them, or none were asked for.
+    has_prompt_logprobs: bool,
     told_cached: bool,
 }
 
@@ -33,8 +35,32 @@ impl Reading {
             wants_logprobs: ask.request.sampling.logprobs.is_some(),
             samples: ask.stop_after.iter().map(progress).collect(),
             prompt_logprobs: 0,
+            has_prompt_logprobs: ask.request.sampling.prompt_logprobs.is_none(),
             told_cached: false,
         }
+    }
+
+    /// A new try begins, which goes on from here.
+    pub fn resume(&mut self) {
+        self.told_cached = false;
+        if !self.has_prompt_logprobs {
+            self.prompt_logprobs = 0;
+        }
+    }
+
+    /// What a router has to know to go on from here.
+    pub fn resume_from(&self, answer: &Answer) -> Resume {
+        let wanted = self.samples.iter().enumerate().filter(|(_, sample)| !sample.ended);
+        let sample = |(index, sample): (usize, &Progress)| ResumeSample {
+            index: index as u32,
+            delivered: answer.samples[index].tokens[..sample.tokens].to_vec(),
+        };
+        Resume { samples: wanted.map(sample).collect(), prompt_logprobs_done: self.has_prompt_logprobs }
+    }
+
+    /// Tokens of each sample so far.
+    pub fn tokens_by_sample(&self) -> Vec<u32> {
+        self.samples.iter().map(|sample| sample.tokens as u32).collect()
     }
 
     /// Whether every sample has ended.
@@ -94,6 +120,7 @@ impl Reading {
         }
         self.prompt_logprobs = range.end;
         let all = answer.prompt_logprobs.len();
+        self.has_prompt_logprobs |= range.end == all;
         if self.prompt_logprobs < all && !(delta.tokens.is_empty() && delta.finish.is_none()) {
             return Err(format!("output after {} of {all} of the prompt's scores", self.prompt_logprobs));
         }

@@ -4,6 +4,7 @@
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
@@ -53,6 +54,8 @@ pub async fn answer(plan: &Plan, request: &TokenRequest) -> Answer {
         prompt_logprobs: request.sampling.prompt_logprobs.is_some(),
         placement: (1, 1),
         time_left: None,
+        stream_key: request.stream_key(),
+        linger: Duration::ZERO,
     };
     let mut deltas = drive(&mut engine, client.generate(request, attempt)).await.expect("it takes the request");
     let mut answer = Answer { samples: vec![Sample::default(); request.n as usize], ..Answer::default() };
@@ -76,7 +79,9 @@ impl Answer {
 async fn alone(plan: &Plan, config: &WorkerConfig, n: u32) -> (WorkerClient, Engine) {
     let longest = config.scheduler.max_model_len.unwrap_or(128).div_ceil(config.scheduler.block_size);
     let (device, log) = (Arc::new(Device::default()), Arc::new(Log::default()));
-    let (service, engine) = worker::build("ref", plan, config, (longest + 1) * (n + 1), 1, &device, &log);
+    let kv_blocks = (longest + 1) * (n + 1);
+    let make = worker::Make { host: "ref", plan, config, kv_blocks, other_weights: false };
+    let (service, engine) = worker::build(&make, 1, &device, &log);
     let connector = Here(Arc::new(Direct(service)));
     let client = WorkerClient::connect(&connector, "here").await.expect("there is no way to fail");
     (client, engine)

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use xxhash_rust::xxh3::Xxh3;
 
@@ -20,6 +21,8 @@ struct Inner {
     lines: u64,
     hash: Xxh3,
     violation: Option<String>,
+    /// When something went wrong.
+    disturbances: Vec<Duration>,
     /// Prints every line at once: for a replay.
     loud: bool,
 }
@@ -56,6 +59,17 @@ impl Log {
     pub fn violated(&self, who: &str, what: std::fmt::Arguments<'_>) {
         self.say(who, format_args!("VIOLATED: {what}"));
         self.lock().violation.get_or_insert_with(|| format!("{who}: {what}"));
+    }
+
+    /// Something is made to go wrong.
+    pub fn disturbed(&self) {
+        self.lock().disturbances.push(executor::elapsed());
+    }
+
+    /// How often something went wrong since then.
+    pub fn disturbances_since(&self, since: Duration) -> usize {
+        let inner = self.lock();
+        inner.disturbances.len() - inner.disturbances.partition_point(|&at| at < since)
     }
 
     /// What does not hold, if something does not.

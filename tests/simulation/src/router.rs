@@ -46,7 +46,7 @@ pub fn start(world: &Arc<World>, host: Host) -> Arc<RouterLife> {
     world.log.say(host, format_args!("starts as router"));
     let (changes, members) = in_process();
     let connector = SimConnector { network: world.network.clone(), host, process: process.clone() };
-    let tuning = Tuning { seed: Some(world.plan.seed ^ seed), ..Tuning::default() };
+    let tuning = Tuning { seed: Some(world.plan.seed ^ seed) };
     let cluster = process
         .within(|| Cluster::start_with(&world.plan.router, members, MODEL, tuning, Arc::new(connector)));
     let front = Arc::new(RouterFront(cluster.clone()));
@@ -62,9 +62,13 @@ impl Front for RouterFront {
     fn submit(&self, ask: Ask) -> BoxFuture<'static, Result<Tokens, Refusal>> {
         let cluster = self.0.clone();
         async move {
+            let resumed = ask.request.resume.is_some();
+            let texts = ask.stop_after.into_iter().zip(ask.has).map(|(stop_after, has)| {
+                Text { stop_after, tokens: if resumed { has } else { 0 }, ended: false }
+            });
+            let texts = texts.collect();
             let stream = cluster.submit(ask.request).await?;
-            let texts = ask.stop_after.into_iter().map(|stop_after| Text { stop_after, ..Text::default() });
-            let edge = Edge { stream, texts: texts.collect() };
+            let edge = Edge { stream, texts };
             Ok(futures::stream::unfold(edge, async |mut edge| Some((edge.next().await?, edge))).boxed())
         }
         .boxed()
@@ -77,7 +81,6 @@ struct Edge {
     texts: Vec<Text>,
 }
 
-#[derive(Default)]
 struct Text {
     stop_after: Option<u32>,
     tokens: u32,

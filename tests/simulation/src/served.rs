@@ -18,6 +18,8 @@ pub struct Ask {
     pub request: TokenRequest,
     /// By sample: after so many tokens a stop string would have been seen; its text ends there.
     pub stop_after: Vec<Option<u32>>,
+    /// By sample: tokens the client has already.
+    pub has: Vec<u32>,
 }
 
 /// The front of a router, as the gateway would serve it.

@@ -13,6 +13,9 @@ use crate::served::Ask;
 /// Small, so that stop tokens are drawn.
 pub const VOCAB_SIZE: u32 = 100;
 
+/// No stop token is above this one.
+pub const LAST_STOP_TOKEN: u32 = 17;
+
 /// What the requests of one life have in common.
 #[derive(Debug, Clone)]
 pub struct Flavour {
@@ -71,7 +74,7 @@ pub fn client(random: &Random, flavour: &Flavour, number: u32) -> Client {
     let n = random.small(1, flavour.most_samples);
     let sampling = sampling(random, flavour);
     let stops = |_| random.once_in(6).then(|| random.small(1, sampling.max_tokens));
-    let stop_after = (0..n).map(stops).collect();
+    let stop_after: Vec<Option<u32>> = (0..n).map(stops).collect();
     let request = TokenRequest {
         id: format!("q{number}"),
         model: MODEL.into(),
@@ -81,9 +84,11 @@ pub fn client(random: &Random, flavour: &Flavour, number: u32) -> Client {
         cache_salt: if random.once_in(5) { "salt".into() } else { "".into() },
         priority: if random.once_in(4) { random.small(0, 4) as i32 - 2 } else { 0 },
         deadline: None,
+        stream_key: None,
+        resume: None,
     };
     Client {
-        ask: Ask { request, stop_after },
+        ask: Ask { request, stop_after, has: vec![0; n as usize] },
         patience: random.once_in(flavour.deadlines).then(|| random.millis(50, 20_000)),
         cancels_after: random.once_in(flavour.cancels).then(|| random.millis(1, 5_000)),
         reads_every: random.once_in(flavour.slow_readers).then(|| random.millis(1, 1_000)),
@@ -117,7 +122,7 @@ fn sampling(random: &Random, flavour: &Flavour) -> Sampling {
         logit_bias: if random.once_in(4) { vec![(3, 1.5)] } else { Vec::new() },
         max_tokens,
         min_tokens: if random.once_in(4) { random.small(0, max_tokens) } else { 0 },
-        stop_token_ids: if random.once_in(3) { vec![5, 11, 17] } else { Vec::new() },
+        stop_token_ids: if random.once_in(3) { vec![5, 11, LAST_STOP_TOKEN] } else { Vec::new() },
         ignore_eos: random.once_in(2),
         logprobs: random.once_in(4).then(|| random.small(0, 3)),
         prompt_logprobs: random.once_in(6).then(|| random.small(0, 3)),

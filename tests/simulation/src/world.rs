@@ -1,6 +1,6 @@
 //! One life: everybody who takes part, and who watches over them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -30,7 +30,6 @@ pub struct World {
     people: Mutex<People>,
     /// Lives begun so far: each worker's life has another epoch.
     lives: AtomicU64,
-    disturbances: AtomicU64,
 }
 
 #[derive(Default)]
@@ -38,6 +37,8 @@ struct People {
     workers: BTreeMap<Host, Arc<WorkerLife>>,
     routers: BTreeMap<Host, Arc<RouterLife>>,
     downtimes: BTreeMap<Host, Downtime>,
+    /// Their next life has other weights.
+    other_weights: BTreeSet<Host>,
 }
 
 /// What follows a process's end.
@@ -62,8 +63,8 @@ impl World {
         let network = Network::new(plan.network.clone(), random("network"), log.clone());
         let etcd = Etcd::new(network.clone(), log.clone());
         let random = random("processes");
-        let (people, lives, disturbances) = Default::default();
-        Arc::new(Self { plan, log, network, etcd, random, people, lives, disturbances })
+        let (people, lives) = Default::default();
+        Arc::new(Self { plan, log, network, etcd, random, people, lives })
     }
 
     /// Starts everybody, and starts them again whenever they end.
@@ -103,14 +104,14 @@ impl World {
         self.people().downtimes.insert(host, downtime);
     }
 
-    /// Counts something that went wrong.
-    pub fn disturbed(&self) {
-        self.disturbances.fetch_add(1, Ordering::Relaxed);
+    /// The next life of the worker at `host` has other weights.
+    pub fn swap_weights(&self, host: Host) {
+        self.people().other_weights.insert(host);
     }
 
-    /// Things that went wrong so far, abused messages included.
-    pub fn disturbances(&self) -> u64 {
-        self.disturbances.load(Ordering::Relaxed) + self.network.abused()
+    /// Whether the life that begins now at `host` has other weights.
+    pub fn takes_other_weights(&self, host: Host) -> bool {
+        self.people().other_weights.remove(host)
     }
 
     /// A process for a new life.
@@ -142,7 +143,7 @@ impl World {
     }
 
     async fn bury(self: &Arc<Self>, host: Host, process: &Process) {
-        self.disturbed();
+        self.log.disturbed();
         let Downtime { lasts, dark } = self.people().downtimes.remove(host).unwrap_or_default();
         self.log.say(host, format_args!("has ended{}", if dark { ", and its machine with it" } else { "" }));
         self.network.process_ended(host, process, dark);

@@ -29,6 +29,9 @@ fn fail(summary: &Summary) -> ! {
 #[allow(clippy::disallowed_methods)] // how fast it is in real time is what is measured
 fn nothing_is_lost_in_any_life() {
     if let Some(seed) = setting("SKEIN_SIM_SEED") {
+        // What the product itself says, between the simulator's own lines: RUST_LOG=debug.
+        let filter = tracing_subscriber::EnvFilter::from_default_env();
+        tracing_subscriber::fmt().with_env_filter(filter).without_time().with_ansi(false).init();
         let summary = live(seed, true);
         println!("log {:016x}, {} lines", summary.hash, summary.lines);
         return if summary.violation.is_some() { fail(&summary) } else { () };

@@ -41,7 +41,7 @@ pub async fn run(plan: &Plan) -> Option<Report> {
     report.streams(&tally);
     report.must_have_moved(&moves(&router.process.log()), &tally, plan);
     let alone = only_one_left(plan, &corpus, &router.url, &mut workers, 0).await;
-    report.say("alone afterwards", alone.value("served alone after"));
+    report.say("alone afterwards", format!("served after {}", alone.value("served alone after")));
     report.require(alone.passed(), || format!("the worker behind the link does not serve again: {alone}"));
     Some(report)
 }

@@ -87,7 +87,7 @@ pub async fn run(plan: &Plan) -> Report {
     report.must_have_moved(&moves(&router.process.log()), &tally, plan);
 
     let alone = only_one_left(plan, &corpus, &router.url, &mut workers, victim).await;
-    report.say("alone afterwards", alone.value("served alone after"));
+    report.say("alone afterwards", format!("served after {}", alone.value("served alone after")));
     report
         .require(alone.passed(), || format!("the worker behind the healed network does not serve: {alone}"));
     report

@@ -15,7 +15,7 @@ use crate::backend::{Alarm, Batch, StepOutput};
 use crate::config::SchedulerConfig;
 use crate::kv_cache::CacheScope;
 use crate::sampling::SamplingParams;
-use crate::scheduler::{FinishReason, NewRequest, NewSample};
+use crate::scheduler::{FinishReason, NewRequest, NewSample, RequestKey};
 
 /// Longer than anything here takes; a test that hangs fails.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use skein_node::task;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -106,15 +107,16 @@ impl Drop for Entered {
 
 impl Drop for Reading {
     fn drop(&mut self) {
+        // Without a runtime the process is at its end.
         let runtime = tokio::runtime::Handle::try_current();
         let held = self.source.take().filter(|_| !self.linger.is_zero() && !self.released.is_cancelled());
-        let (Some(source), Ok(runtime)) = (held, runtime) else {
+        let (Some(source), Ok(_)) = (held, runtime) else {
             self.readers.lock().remove(&self.name);
             return;
         };
         let (readers, name, released, linger) =
             (self.readers.clone(), std::mem::take(&mut self.name), self.released.clone(), self.linger);
-        runtime.spawn(async move {
+        task::spawn(async move {
             let _ = tokio::time::timeout(linger, released.cancelled()).await;
             readers.lock().remove(&name);
             drop(source);

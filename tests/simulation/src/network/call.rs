@@ -121,7 +121,7 @@ impl<M: Clone + Send + Sync + 'static> ServerHalf<M> {
     }
 
     fn abused(&self, how: &str) {
-        self.network.lock().abused += 1;
+        self.network.log.disturbed();
         let client = self.connection.client.host;
         self.network.log.say(self.connection.server.host, format_args!("a message to {client} is {how}"));
     }

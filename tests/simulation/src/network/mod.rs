@@ -76,7 +76,6 @@ struct State {
     listeners: BTreeMap<Host, Listener>,
     connections: Vec<Weak<Connection>>,
     abuse: Abuse,
-    abused: u64,
 }
 
 #[derive(Clone)]
@@ -146,11 +145,6 @@ impl Network {
     /// Messages of streams between routers and workers are abused from now on.
     pub fn abuse(&self, abuse: Abuse) {
         self.lock().abuse = abuse;
-    }
-
-    /// Messages abused so far.
-    pub fn abused(&self) -> u64 {
-        self.lock().abused
     }
 
     /// Breaks every connection between two hosts, and tells both ends.

@@ -66,6 +66,12 @@ impl Outbox {
         self.budget.bytes()
     }
 
+    /// Streams that are opened from here on may hold so many bytes together.
+    #[cfg(test)]
+    pub fn set_limit(&mut self, bytes: usize) {
+        self.budget = Arc::new(super::budget::Budget::of(bytes));
+    }
+
     /// Names that lead to streams.
     #[cfg(test)]
     pub fn names(&self) -> usize {

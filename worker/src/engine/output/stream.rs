@@ -1,12 +1,13 @@
 //! What engine and readers share of one request: its ring, and where each reader is.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
+use super::budget::Budget;
 use super::delta::{Delta, MAX_UNREAD_BYTES, StreamFault};
-use super::ring::{Cursor, OutOfRange, Ring, SamplePosition};
+use super::position::{Cursor, OutOfRange, SamplePosition};
+use super::ring::Ring;
 use crate::scheduler::Event;
 
 /// Most bytes of one request's output that are kept beyond what its readers have still to read.
@@ -14,23 +15,6 @@ pub const RING_BYTES: usize = 4 * 1024 * 1024;
 
 /// A full ring forgets so much at once, and one full of what is unread waits for so much more: looking costs.
 const RING_STEP_BYTES: usize = RING_BYTES / 8;
-
-/// Bytes that all streams hold, those that only readers hold included.
-#[derive(Debug, Default)]
-pub(super) struct Budget(AtomicUsize);
-
-impl Budget {
-    pub fn bytes(&self) -> usize {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    fn changed(&self, before: usize, after: usize) {
-        match after >= before {
-            true => self.0.fetch_add(after - before, Ordering::Relaxed),
-            false => self.0.fetch_sub(before - after, Ordering::Relaxed),
-        };
-    }
-}
 
 /// Names one reader of a stream, for as long as the stream exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -80,21 +80,22 @@ async fn the_last_readers_release_frees_all_blocks_in_the_very_turn_that_hears_i
     let blocks = scene.free_blocks();
     for round in 0..50 {
         // At every point of a request's life, from before its first step on.
-        let first = scene.submit(keyed("first", plain(10_000))).await.expect("taken");
+        let [name, other] = ["first", "second"].map(|name| format!("{name} {round}"));
+        let first = scene.submit(keyed(&name, plain(10_000))).await.expect("taken");
         for _ in 0..round {
             scene.turn();
         }
-        let second = scene.attach("second", &[(0, PROMPT_LEN)]).await.expect("kept");
+        let second = scene.attach(&other, &[(0, PROMPT_LEN)]).await.expect("kept");
         assert!(scene.free_blocks() < blocks);
-        assert!(scene.release("first").await);
+        assert!(scene.release(&name).await);
         assert!(scene.free_blocks() < blocks, "the other one still reads");
-        assert!(!scene.release("first").await, "only once");
+        assert!(!scene.release(&name).await, "only once");
         // A router that dies first and releases after counts too.
         if round % 2 == 0 {
             drop(second);
-            assert!(scene.release("second").await);
+            assert!(scene.release(&other).await);
         } else {
-            assert!(scene.release("second").await);
+            assert!(scene.release(&other).await);
             let (mut got, mut second) = (Got::default(), second);
             assert_eq!(got.read(&mut second), Some(Ok(())), "a released reader's stream ends");
         }
@@ -315,4 +316,67 @@ async fn names_of_readers_that_come_and_go_do_not_pile_up() {
     assert!(scene.engine.outbox.names() <= 64, "{} names", scene.engine.outbox.names());
     assert!(scene.release("first").await, "a reader that is still here is not forgotten");
     drop(first);
+}
+
+#[tokio::test]
+async fn a_release_that_overtakes_its_request_counts() {
+    let mut scene = Scene::new(fake());
+    assert!(!scene.release("first").await, "not here yet");
+    let refused = scene.submit(keyed("first", plain(60))).await.map(drop);
+    assert_eq!(refused, Err(SubmitError::Released { id: "first".into() }));
+    assert_eq!(scene.engine.audit_at_rest(), Ok(()));
+    assert!(scene.submit(keyed("first", plain(60))).await.is_ok(), "once");
+    assert!(!scene.release("much later").await);
+    scene.pass(LINGER * 2);
+    assert!(scene.submit(keyed("much later", plain(60))).await.is_ok());
+}
+
+#[tokio::test]
+async fn what_is_kept_is_bounded_ended_streams_go_first_and_readers_lose_nothing() {
+    const LIMIT: usize = 4 * 1000;
+    let whole = undisturbed(plain(400)).await.tokens(0);
+    let mut scene = Scene::new(fake());
+    scene.engine.outbox.set_limit(LIMIT);
+    let key = |n: u32| StreamKey(u128::from(n).to_be_bytes());
+    let mut lazy = scene
+        .submit(Submission { stream_key: Some(key(99)), ..keyed("lazy", plain(400)) })
+        .await
+        .expect("taken");
+    for n in 0..4 {
+        let submission = Submission { stream_key: Some(key(n)), ..keyed(&n.to_string(), plain(400)) };
+        drop(scene.submit(submission).await.expect("taken"));
+        scene.run();
+        assert!(scene.engine.outbox.bytes() <= LIMIT, "{} bytes", scene.engine.outbox.bytes());
+        // The time of each ends a little later.
+        scene.pass(Duration::from_millis(1));
+    }
+    let mut kept = Vec::new();
+    for n in [99, 0, 1, 2, 3] {
+        let attachment = Attachment { key: key(n), ..attachment(&format!("reader {n}"), &[(0, PROMPT_LEN)]) };
+        let handle = scene.handle.clone();
+        let (attached, _) = tokio::join!(biased; handle.attach(attachment), async { scene.turn() });
+        kept.push(attached.is_ok());
+    }
+    assert_eq!(kept, [false, false, false, false, true], "the last one beside what only its reader holds");
+    let mut got = Got::default();
+    assert_eq!(got.read(&mut lazy), Some(Ok(())));
+    assert_eq!(got.tokens(0), whole, "what is unread is nobody's to forget");
+}
+
+#[tokio::test]
+async fn a_running_streams_beginning_goes_when_there_is_no_room_for_it() {
+    let mut scene = Scene::new(fake());
+    scene.engine.outbox.set_limit(400);
+    let mut stream = scene.submit(keyed("first", plain(400))).await.expect("taken");
+    let mut got = Got::default();
+    while scene.turn() == Turn::Worked {
+        got.read(&mut stream);
+        assert!(scene.engine.outbox.bytes() <= 408, "{} bytes", scene.engine.outbox.bytes());
+        if scene.engine.counts().running == 1 && got.tokens(0).len() == 200 {
+            let from_start = scene.attach("again", &[(0, PROMPT_LEN)]).await.map(drop);
+            assert!(matches!(from_start, Err(AttachError::OutOfRange(_))), "{from_start:?}");
+        }
+    }
+    got.read(&mut stream);
+    assert_eq!(got.tokens(0).len(), 400);
 }

@@ -1,0 +1,103 @@
+//! A client that goes away: its blocks are free as soon as the worker can have heard of it, not when it has lingered.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures::{FutureExt, StreamExt};
+use skein_router::request::{Sampling, TokenRequest};
+
+use crate::client;
+use crate::names::CLIENT;
+use crate::network::Host;
+use crate::plan::MODEL;
+use crate::process::Process;
+use crate::quiescence::load;
+use crate::random::Random;
+use crate::served::Ask;
+use crate::world::World;
+
+/// Steps are slowed down to at least this, so that the request would run for long.
+const STEP: Duration = Duration::from_millis(200);
+/// Within this time the word of the client's leave has come to the worker, and the step under way has ended.
+const HEARD_WITHIN: Duration = Duration::from_secs(2);
+/// Most of what a request's first token may take on an idle cluster.
+const FIRST_TOKEN_WITHIN: Duration = Duration::from_secs(60);
+
+/// Lets a client go away at each router.
+pub async fn check(world: &Arc<World>) {
+    let fixed = world.plan.cost.fixed.as_millis().max(1) as u32;
+    let slowness = STEP.as_millis() as u32 / fixed + 1;
+    set_slowness(world, slowness);
+    for &router in &world.plan.routers {
+        let asked = tokio::time::timeout(FIRST_TOKEN_WITHIN, ask_and_leave(world, router)).await;
+        if asked.is_err() {
+            world.log.violated(router, format_args!("no first token on an idle cluster"));
+        }
+        tokio::time::sleep(HEARD_WITHIN).await;
+        for &host in &world.plan.workers {
+            let Some(life) = world.worker(host) else { continue };
+            let Some(load) = load(&life).await else { continue };
+            if load.running + load.waiting > 0 {
+                world.log.violated(host, format_args!("still computes what nobody reads: {load:?}"));
+            }
+        }
+    }
+    set_slowness(world, 1);
+}
+
+fn set_slowness(world: &World, slowness: u32) {
+    for &host in &world.plan.workers {
+        world.worker(host).inspect(|life| life.device.slowness.store(slowness, Ordering::Relaxed));
+    }
+}
+
+async fn ask_and_leave(world: &Arc<World>, router: Host) {
+    let process = Process::new(Random::new(0, "probe"), 0);
+    let Ok(connection) = world.network.connect(CLIENT, &process, router).await else {
+        return world.log.violated(router, format_args!("cannot be reached"));
+    };
+    let ask = Ask { request: long_request(router), stop_after: vec![None], has: vec![0] };
+    let start = move |served| async move { Ok(client::answers(served, ask).await) }.boxed();
+    let Ok(mut messages) = world.network.call(connection, false, Box::new(start)).await else {
+        return world.log.violated(router, format_args!("does not answer"));
+    };
+    match messages.next().await {
+        Some(Ok(Ok(_))) => world.log.say(router, format_args!("the probe has its first token, and leaves")),
+        Some(Ok(Err(refusal))) => world.log.violated(router, format_args!("refuses a probe: {refusal}")),
+        _ => world.log.violated(router, format_args!("gives no token")),
+    }
+}
+
+/// As long as the model allows.
+fn long_request(router: Host) -> TokenRequest {
+    let sampling = Sampling {
+        temperature: 0.0,
+        top_p: 1.0,
+        top_k: 0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        seed: 0,
+        logit_bias: Vec::new(),
+        max_tokens: 1000,
+        min_tokens: 0,
+        stop_token_ids: Vec::new(),
+        ignore_eos: true,
+        logprobs: None,
+        prompt_logprobs: None,
+    };
+    TokenRequest {
+        id: format!("probe-{router}"),
+        model: MODEL.into(),
+        prompt: [1, 2, 3].into(),
+        sampling: Arc::new(sampling),
+        n: 1,
+        cache_salt: "".into(),
+        priority: 0,
+        deadline: None,
+        stream_key: None,
+        resume: None,
+    }
+}
