@@ -68,7 +68,8 @@ impl Store {
 
     fn end_lease(&mut self, lease: LeaseId) -> Result<(), EtcdError> {
         self.leases.remove(&lease).ok_or(EtcdError::LeaseGone)?;
-        let keys: Vec<String> = self.keys.extract_if(.., |_, (_, held)| *held == lease).map(|(key, _)| key).collect();
+        let keys: Vec<String> =
+            self.keys.extract_if(.., |_, (_, held)| *held == lease).map(|(key, _)| key).collect();
         if keys.is_empty() {
             return Ok(());
         }
@@ -217,7 +218,8 @@ impl EtcdApi for Link {
 
     async fn list(&self, prefix: &str) -> Result<Snapshot, EtcdError> {
         let list = |store: &mut Store| {
-            let entries = store.keys.values().map(|(entry, _)| entry).filter(|entry| entry.key.starts_with(prefix));
+            let entries =
+                store.keys.values().map(|(entry, _)| entry).filter(|entry| entry.key.starts_with(prefix));
             Ok(Snapshot {
                 cluster: store.cluster,
                 revision: store.revision,
@@ -322,9 +324,7 @@ impl Watch {
                 Err(EtcdError::Unavailable("the server ended the watch".to_owned()))
             }
             () if self.number <= store.deaf => Ok((Vec::new(), self.next)),
-            () if self.next < store.oldest => {
-                Err(EtcdError::Compacted { oldest: store.oldest })
-            }
+            () if self.next < store.oldest => Err(EtcdError::Compacted { oldest: store.oldest }),
             () => {
                 let news = store.history.iter().filter(|(revision, event)| {
                     let (WatchEvent::Put(Entry { key, .. }) | WatchEvent::Delete { key, .. }) = event;

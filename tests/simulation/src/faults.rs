@@ -119,8 +119,12 @@ impl Nemesis {
         match fault {
             Fault::KillWorker => self.kill(self.a_worker(), None, false),
             Fault::KillRouter => self.kill(self.a_router(), None, false),
-            Fault::KillWorkerAtAnAwait => self.kill(self.a_worker(), Some(self.random.between(1, 300)), false),
-            Fault::KillRouterAtAnAwait => self.kill(self.a_router(), Some(self.random.between(1, 300)), false),
+            Fault::KillWorkerAtAnAwait => {
+                self.kill(self.a_worker(), Some(self.random.between(1, 300)), false)
+            }
+            Fault::KillRouterAtAnAwait => {
+                self.kill(self.a_router(), Some(self.random.between(1, 300)), false)
+            }
             Fault::PowerLost => self.kill(self.a_worker(), None, true),
             Fault::StopProcess => self.stop(),
             Fault::EngineStuck => self.stick(),
@@ -166,7 +170,10 @@ impl Nemesis {
                 process.kill();
             }
             Some(polls) => {
-                self.say(host, format_args!("is to be killed after {polls} polls, for {} ms", lasts.as_millis()));
+                self.say(
+                    host,
+                    format_args!("is to be killed after {polls} polls, for {} ms", lasts.as_millis()),
+                );
                 process.kill_after(Some(polls));
             }
         }
@@ -295,6 +302,7 @@ impl Nemesis {
         let World { plan, network, etcd, .. } = &*self.world;
         self.say("all", format_args!("the faults are over"));
         network.heal();
+        self.world.right_weights();
         etcd.set_away(false, true);
         for &host in plan.workers.iter().chain(&plan.routers) {
             network.mute(host, false);

@@ -92,7 +92,11 @@ fn faults(random: &Random) -> Vec<Fault> {
 
 fn network(random: &Random) -> Shape {
     let longest = random.millis(1, 60);
-    Shape { delay: (Duration::from_millis(1), longest), window: random.between(1, 32) as usize, keepalive: true }
+    Shape {
+        delay: (Duration::from_millis(1), longest),
+        window: random.between(1, 32) as usize,
+        keepalive: true,
+    }
 }
 
 fn scheduler(random: &Random) -> SchedulerConfig {
