@@ -7,9 +7,10 @@ use std::sync::Arc;
 use skein_node::config::{Settings, text};
 use skein_node::discovery::Change;
 use skein_router::app::App;
-use skein_router::cluster::Cluster;
+use skein_router::cluster::{Cluster, Tuning};
 use skein_router::config::RouterConfig;
 use skein_router::text::model_text::ModelText;
+use skein_router::transport::{Connector, Grpc};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
@@ -75,12 +76,24 @@ pub fn router_config(front: FrontSettings, served: &Served, listen: SocketAddr) 
 /// # Errors
 /// When the model's tokenizer or chat template cannot be used.
 pub async fn start(config: RouterConfig, changes: mpsc::Receiver<Change>) -> Result<(App, Cluster), Failure> {
+    start_with(config, changes, Arc::new(Grpc)).await
+}
+
+/// [`start`] with another way to the members.
+///
+/// # Errors
+/// As [`start`].
+pub async fn start_with(
+    config: RouterConfig,
+    changes: mpsc::Receiver<Change>,
+    connector: Arc<dyn Connector>,
+) -> Result<(App, Cluster), Failure> {
     try_template(&config.model).await?;
     let (model, names) = (config.model.clone(), config.served_model_names.clone());
     let text = tokio::task::spawn_blocking(move || ModelText::load(&model, &names)).await;
     let text = text.map_err(Failure::other)?.map_err(|error| bad_model(&config.model, &error))?;
     let name = text.name();
-    let cluster = Cluster::start(&config, changes, &name);
+    let cluster = Cluster::start_with(&config, changes, &name, Tuning::default(), connector);
     Ok((App::new(Arc::new(text), Arc::new(cluster.clone()), config), cluster))
 }
 

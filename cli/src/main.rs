@@ -5,6 +5,7 @@ mod banner;
 mod bench;
 mod exit;
 mod front;
+mod gateway;
 mod gpu_check;
 mod lifecycle;
 mod membership;
@@ -38,6 +39,18 @@ Start here:
 const SETTINGS: &str = "Each flag can also be set in the environment (--max-num-seqs is SKEIN_MAX_NUM_SEQS) or in a TOML \
 file (max-num-seqs = 64, or in a section such as [serve]). A flag wins over the environment, that over the file.";
 
+const GATEWAY: &str = "Stand in front of several routers, so that streams survive a router's death.
+
+It serves the same API as a router, and treats each router as one large worker: a request goes to the router with the \
+least to do, and when that router dies, its stream goes on through another one, from its last token. Routers find the \
+stream at the worker that runs it. With one router a gateway gains nothing; clients that reconnect with Last-Event-ID \
+need none.
+
+  skein worker MODEL --listen 127.0.0.1:9001
+  skein router MODEL --workers 127.0.0.1:9001 --port 8001
+  skein router MODEL --workers 127.0.0.1:9001 --port 8002
+  skein gateway MODEL --routers 127.0.0.1:8001,127.0.0.1:8002";
+
 const EXIT_CODES: &str = "Exit codes: 0 ended as asked, 1 failed, 2 wrong flags or settings, 3 model cannot be served, \
 4 no such device, 5 address cannot be had.";
 
@@ -51,6 +64,7 @@ fn dispatch(matches: &ArgMatches) -> Result<(), Failure> {
     match matches.subcommand() {
         Some(("serve", matches)) => runtime(None)?.block_on(serve::run(matches)),
         Some(("router", matches)) => runtime(None)?.block_on(router::run(matches)),
+        Some(("gateway", matches)) => runtime(None)?.block_on(gateway::run(matches)),
         Some(("worker", matches)) => runtime(Some(WORKER_IO_THREADS))?.block_on(worker::run(matches)),
         Some(("run", matches)) => runtime(None)?.block_on(run::run(matches)),
         Some(("bench", matches)) => runtime(None)?.block_on(bench::run(matches)),
@@ -101,6 +115,14 @@ fn command() -> Command {
                 .arg(model())
                 .after_help(SETTINGS),
             table::ROUTER,
+        ))
+        .subcommand(with_flags(
+            Command::new("gateway")
+                .about("Stand in front of several routers: streams survive a router's death")
+                .long_about(GATEWAY)
+                .arg(model())
+                .after_help(SETTINGS),
+            table::GATEWAY,
         ))
         .subcommand(with_flags(
             Command::new("worker")
@@ -176,6 +198,8 @@ mod tests {
         check("skein serve --worker 3", false);
         check("skein worker dir --listen 127.0.0.1:0 --supervised worker-0", true);
         check("skein router --workers a:1,b:2", true);
+        check("skein gateway dir --routers a:1,b:2 --router-api-key k --port 0", true);
+        check("skein gateway --workers a:1", false);
         check("skein router --discovery etcd://a:2379/blue --etcd-user me --etcd-password-file f", true);
         check(
             "skein worker dir --discovery etcds://a:2379 --advertise b:9000 --worker-id w --etcd-ca f",

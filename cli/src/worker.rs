@@ -1,6 +1,6 @@
 //! `skein worker`: one model replica as a process of its own, alone or under a supervisor.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -82,23 +82,33 @@ async fn serve(matches: &ArgMatches, supervised: Option<&str>) -> Result<(), Fai
             settings::log_effective(&settings);
             let shutdown = Shutdown::on_signals().map_err(Failure::other)?;
             let presence = Presence::prepare(discovery, registration, &config.served_model_name).await?;
-            let mut bar = LoadProgress::new(1);
-            let progress = move |done, total| bar.update(0, done, total);
-            let ready = |address: SocketAddr| {
-                presence.enter(address);
-                let how =
-                    if presence.is_none() { "; name it to a router: skein router --workers " } else { "" };
-                let named = if presence.is_none() { address.to_string() } else { String::new() };
-                eprintln!("worker is ready at {address}{how}{named}");
-            };
-            let outcome =
-                service::serve(config, progress, ready, presence.leave_after(shutdown.requested())).await;
-            // One that ends by itself is not to be found either.
-            presence.leave().await;
-            outcome
+            serve_alone(config, &presence, &shutdown).await
         }
     };
     outcome.map_err(|error| failure(&error))
+}
+
+/// A worker without a supervisor: found in etcd from ready until it is told to end.
+async fn serve_alone(
+    config: WorkerConfig,
+    presence: &Presence,
+    shutdown: &Shutdown,
+) -> Result<(), WorkerError> {
+    let mut bar = LoadProgress::new(1);
+    let progress = move |done, total| bar.update(0, done, total);
+    let ready = |address: SocketAddr| {
+        presence.enter(address);
+        let next = match presence.is_none() {
+            true => format!("; name it to a router: skein router --workers {address}"),
+            false => String::new(),
+        };
+        // Not `eprintln`, which panics where there is no room for the line: the log's disk may be full.
+        let _ = writeln!(std::io::stderr(), "worker is ready at {address}{next}");
+    };
+    let outcome = service::serve(config, progress, ready, presence.leave_after(shutdown.requested())).await;
+    // One that ends by itself is not to be found either.
+    presence.leave().await;
+    outcome
 }
 
 fn listen_address(settings: &mut Settings) -> SocketAddr {
@@ -110,8 +120,8 @@ fn listen_address(settings: &mut Settings) -> SocketAddr {
 
 fn configure(settings: &mut Settings) -> Result<WorkerConfig, Failure> {
     let engine = EngineSettings::read(settings);
-    let names = settings.list("served-model-name", text);
     let drain_grace = settings.value("drain-grace", duration(Duration::ZERO..=DAY));
+    let names = settings.list("served-model-name", text);
     let config = config_of(engine, settings)?;
     Ok(WorkerConfig {
         drain_grace: drain_grace.unwrap_or(DRAIN_GRACE),

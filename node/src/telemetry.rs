@@ -117,7 +117,9 @@ struct LabelledLine<'a>(&'a Labelled);
 impl Write for LabelledLine<'_> {
     fn write(&mut self, event: &[u8]) -> std::io::Result<usize> {
         let line = label(event, &self.0.process, self.0.json);
-        std::io::stderr().write_all(&line)?;
+        // A full disk must not end a server: told of the error, the subscriber would report it to standard error by a
+        // macro that panics when it cannot write.
+        let _ = std::io::stderr().write_all(&line);
         Ok(event.len())
     }
 

@@ -129,4 +129,37 @@ mod tests {
         assert!(!breaker.allows(at(1500)));
         assert!(breaker.allows(at(11_000)), "a lost probe is given up");
     }
+
+    #[test]
+    fn healthy_hours_never_open_it() {
+        use Outcome::{Backpressure, Neutral, Success};
+        const HOUR_MS: u64 = 3_600_000;
+        let mut breaker = Breaker::default();
+        // Ten thousand streams begin within a second, each gives its first token and then runs for an hour. They end
+        // whole, by their clients' leave, or at their deadlines, which all say nothing.
+        for stream in 0..10_000 {
+            let began = at(stream / 10);
+            assert!(breaker.allows(began), "stream {stream}");
+            breaker.dispatched(began);
+            breaker.record(began, if stream % 5 == 0 { Backpressure } else { Success });
+        }
+        for stream in 0..10_000 {
+            breaker.record(at(HOUR_MS + stream / 10), Neutral);
+            assert!(breaker.allows(at(HOUR_MS + stream / 10)), "stream {stream}");
+        }
+    }
+
+    #[test]
+    fn a_dead_worker_gets_three_requests_and_then_only_probes() {
+        let mut breaker = Breaker::default();
+        let mut sent = Vec::new();
+        for ms in (0..60_000).step_by(10) {
+            if breaker.allows(at(ms)) {
+                breaker.dispatched(at(ms));
+                breaker.record(at(ms), Outcome::Fault);
+                sent.push(ms);
+            }
+        }
+        assert_eq!(sent, [0, 10, 20, 1020, 3020, 7020, 15_020, 31_020]);
+    }
 }

@@ -13,12 +13,13 @@ use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use skein_node::{clock, task};
 use skein_node::discovery::Change;
+use skein_node::{clock, task};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use crate::admission::Running;
+use crate::capacity::Capacity;
 use crate::config::{RecoveryConfig, RouterConfig};
 use crate::dispatch::driver::Driver;
 use crate::dispatch::errands::{self, Errands};
@@ -123,9 +124,11 @@ impl Cluster {
     /// Waits until a worker takes requests, for `at_most` that long.
     pub async fn wait_ready(&self, at_most: Duration) -> Result<(), Refusal> {
         let mut changes = self.shared.fleet_changes();
-        let ready = async { while self.ready().is_err() {
+        let ready = async {
+            while self.ready().is_err() {
                 changes.changed().await;
-            } };
+            }
+        };
         // Whichever came first, the answer is how it stands now.
         let _ = tokio::time::timeout(at_most, ready).await;
         self.ready()
@@ -143,6 +146,10 @@ impl Generator for Cluster {
 
     fn ready(&self) -> Result<(), Refusal> {
         Cluster::ready(self)
+    }
+
+    fn capacity(&self) -> Result<Capacity, Refusal> {
+        Capacity::of(&self.snapshot()).ok_or_else(|| self.shared.nobody_ready())
     }
 
     fn leave(&self) {

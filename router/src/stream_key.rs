@@ -26,6 +26,17 @@ impl StreamKey {
         Self(xxh3_128(&encoding.0))
     }
 
+    /// The same tokens, ended by the router at the first of these strings: a stream of its own, because its end is one
+    /// for all who read it.
+    pub fn ended_by(self, stop: &[String], skip_special_tokens: bool) -> Self {
+        let mut encoding = Encoding(LAYOUT.to_vec());
+        encoding.bytes(&self.to_wire());
+        encoding.number(u64::from(skip_special_tokens));
+        encoding.number(stop.len() as u64);
+        stop.iter().for_each(|stop| encoding.bytes(stop.as_bytes()));
+        Self(xxh3_128(&encoding.0))
+    }
+
     /// From the wire: 16 bytes, big-endian; `None` = it is no key.
     pub fn from_wire(bytes: &[u8]) -> Option<Self> {
         Some(Self(u128::from_be_bytes(bytes.try_into().ok()?)))

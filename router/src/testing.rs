@@ -11,7 +11,8 @@ use futures::future::BoxFuture;
 use futures::{FutureExt, Stream};
 use serde_json::{Value, json};
 
-use crate::generator::{Generator, ModelLimits, TokenSource};
+use crate::capacity::Capacity;
+use crate::generator::{Generator, Journey, ModelLimits, TokenSource};
 use crate::refusal::Refusal;
 use crate::request::{TokenDelta, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
 use crate::text::model_text::ModelText;
@@ -113,6 +114,8 @@ pub struct Script {
     pub open: Arc<AtomicUsize>,
     /// Samples aborted so far.
     pub aborted: Arc<Mutex<Vec<u32>>>,
+    /// What each stream has gone through.
+    pub journey: Journey,
 }
 
 impl Script {
@@ -130,7 +133,8 @@ impl Generator for Script {
                 self.open.fetch_add(1, Ordering::SeqCst);
                 let mut say: VecDeque<Say> = self.say.clone().into();
                 complete(&mut say, &request);
-                let stream = Scripted { say, open: self.open.clone(), aborted: self.aborted.clone() };
+                let (open, aborted) = (self.open.clone(), self.aborted.clone());
+                let stream = Scripted { say, open, aborted, journey: self.journey };
                 Ok(Box::new(stream) as Box<dyn TokenSource>)
             }
         };
@@ -143,6 +147,23 @@ impl Generator for Script {
             Some(refusal) => Err(refusal.clone()),
             None => Ok(ModelLimits { max_model_len: MAX_MODEL_LEN, vocab_size: 256 + BYTES }),
         }
+    }
+
+    fn capacity(&self) -> Result<Capacity, Refusal> {
+        Ok(Capacity {
+            limits: self.model_limits()?,
+            fingerprint: 7,
+            resume_exact: true,
+            block_size: 16,
+            kv_blocks: 100,
+            max_num_seqs: 8,
+            max_num_batched_tokens: 512,
+            free_blocks: 90,
+            queued_uncached_tokens: 5,
+            sequences: u32::try_from(self.open.load(Ordering::SeqCst)).unwrap(),
+            prefill_tokens_per_second: 10.0,
+            decode_tokens_per_second: 1.0,
+        })
     }
 
     fn ready(&self) -> Result<(), Refusal> {
@@ -158,6 +179,9 @@ fn complete(say: &mut VecDeque<Say>, request: &TokenRequest) {
         say.push_front(Say::Delta(TokenDelta { prompt_logprobs, ..TokenDelta::default() }));
     }
     let mut positions = vec![u32::try_from(request.prompt.len()).unwrap(); request.n as usize];
+    for sample in request.resume.iter().flat_map(|resume| &resume.samples) {
+        positions[sample.index as usize] += u32::try_from(sample.delivered.len()).unwrap();
+    }
     let mut first = true;
     for said in say {
         if let Say::Delta(delta) = said {
@@ -184,6 +208,7 @@ struct Scripted {
     say: VecDeque<Say>,
     open: Arc<AtomicUsize>,
     aborted: Arc<Mutex<Vec<u32>>>,
+    journey: Journey,
 }
 
 impl Stream for Scripted {
@@ -205,6 +230,10 @@ impl Stream for Scripted {
 impl TokenSource for Scripted {
     fn abort_sample(&mut self, sample_index: u32) {
         self.aborted.lock().unwrap().push(sample_index);
+    }
+
+    fn journey(&self) -> Journey {
+        self.journey
     }
 }
 

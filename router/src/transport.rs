@@ -11,6 +11,7 @@ use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use skein_proto::MAX_MESSAGE_BYTES;
 use skein_proto::worker::v1::{self as wire, worker_client::WorkerClient as WireClient};
+use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
@@ -51,21 +52,46 @@ pub trait Connector: Debug + Send + Sync + 'static {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Grpc;
 
+/// gRPC over TCP to members that ask for an API key: routers, seen from a gateway.
+#[derive(Debug, Clone)]
+pub struct GrpcWithKey {
+    authorization: MetadataValue<Ascii>,
+}
+
+impl GrpcWithKey {
+    /// Sends `key` with every call; `None` when it cannot be one: it must be printable ASCII.
+    pub fn new(key: &str) -> Option<Self> {
+        let mut authorization: MetadataValue<Ascii> = format!("Bearer {key}").parse().ok()?;
+        authorization.set_sensitive(true);
+        Some(Self { authorization })
+    }
+}
+
 impl Connector for Grpc {
     fn connect<'a>(&'a self, address: &'a str) -> BoxFuture<'a, Result<Arc<dyn Transport>, String>> {
-        Box::pin(async move {
-            let endpoint = Endpoint::from_shared(format!("http://{address}"))
-                .map_err(|error| format!("bad worker address: {error}"))?
-                .connect_timeout(CONNECT_TIMEOUT)
-                .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
-                .keep_alive_timeout(KEEPALIVE_TIMEOUT);
-            let watching = endpoint.clone().keep_alive_while_idle(true);
-            let control = watching.connect().await.map_err(|error| error_chain(&error))?;
-            let transport =
-                GrpcTransport { control: limited(control), data: limited(endpoint.connect_lazy()) };
-            Ok(Arc::new(transport) as Arc<dyn Transport>)
-        })
+        Box::pin(connect(address, None))
     }
+}
+
+impl Connector for GrpcWithKey {
+    fn connect<'a>(&'a self, address: &'a str) -> BoxFuture<'a, Result<Arc<dyn Transport>, String>> {
+        Box::pin(connect(address, Some(self.authorization.clone())))
+    }
+}
+
+async fn connect(
+    address: &str,
+    authorization: Option<MetadataValue<Ascii>>,
+) -> Result<Arc<dyn Transport>, String> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+        .map_err(|error| format!("bad worker address: {error}"))?
+        .connect_timeout(CONNECT_TIMEOUT)
+        .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+        .keep_alive_timeout(KEEPALIVE_TIMEOUT);
+    let watching = endpoint.clone().keep_alive_while_idle(true);
+    let control = limited(watching.connect().await.map_err(|error| error_chain(&error))?);
+    let data = limited(endpoint.connect_lazy());
+    Ok(Arc::new(GrpcTransport { control, data, authorization }))
 }
 
 #[derive(Debug)]
@@ -74,37 +100,54 @@ struct GrpcTransport {
     /// flow-control window, and must not hold up the worker's reports.
     control: WireClient<Channel>,
     data: WireClient<Channel>,
+    authorization: Option<MetadataValue<Ascii>>,
+}
+
+impl GrpcTransport {
+    fn call<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        if let Some(authorization) = &self.authorization {
+            request.metadata_mut().insert("authorization", authorization.clone());
+        }
+        request
+    }
 }
 
 impl Transport for GrpcTransport {
     fn info(&self) -> Call<'_, wire::InfoResponse> {
+        let call = self.call(wire::InfoRequest {});
         let mut control = self.control.clone();
-        Box::pin(async move { Ok(control.info(wire::InfoRequest {}).await?.into_inner()) })
+        Box::pin(async move { Ok(control.info(call).await?.into_inner()) })
     }
 
     fn generate(&self, request: wire::GenerateRequest) -> Call<'_, Messages<wire::GenerateDelta>> {
+        let call = self.call(request);
         let mut data = self.data.clone();
-        Box::pin(async move { Ok(data.generate(request).await?.into_inner().boxed()) })
+        Box::pin(async move { Ok(data.generate(call).await?.into_inner().boxed()) })
     }
 
     fn attach(&self, request: wire::AttachRequest) -> Call<'_, Messages<wire::GenerateDelta>> {
+        let call = self.call(request);
         let mut data = self.data.clone();
-        Box::pin(async move { Ok(data.attach(request).await?.into_inner().boxed()) })
+        Box::pin(async move { Ok(data.attach(call).await?.into_inner().boxed()) })
     }
 
     fn abort(&self, request: wire::AbortRequest) -> Call<'_, wire::AbortResponse> {
+        let call = self.call(request);
         let mut control = self.control.clone();
-        Box::pin(async move { Ok(control.abort(Request::new(request)).await?.into_inner()) })
+        Box::pin(async move { Ok(control.abort(call).await?.into_inner()) })
     }
 
     fn release(&self, request: wire::ReleaseRequest) -> Call<'_, wire::ReleaseResponse> {
+        let call = self.call(request);
         let mut control = self.control.clone();
-        Box::pin(async move { Ok(control.release(Request::new(request)).await?.into_inner()) })
+        Box::pin(async move { Ok(control.release(call).await?.into_inner()) })
     }
 
     fn watch(&self, request: wire::WatchRequest) -> Call<'_, Messages<wire::WorkerEvent>> {
+        let call = self.call(request);
         let mut control = self.control.clone();
-        Box::pin(async move { Ok(control.watch(request).await?.into_inner().boxed()) })
+        Box::pin(async move { Ok(control.watch(call).await?.into_inner().boxed()) })
     }
 }
 

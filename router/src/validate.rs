@@ -1,5 +1,5 @@
 //! The one validator: what either API asked for becomes a checked [`TokenRequest`], or a refusal that names the
-//! field, the limit and the value. Pure but for the request id and seed it draws when none is given.
+//! field, the limit and the value. Pure but for the request id that it draws when none is given.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -7,11 +7,13 @@ use std::time::Duration;
 
 use skein_node::clock::Timestamp;
 use uuid::Uuid;
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::config::RequestLimits;
 use crate::generator::ModelLimits;
 use crate::refusal::Refusal;
 use crate::request::{Draft, DraftSampling, Prompt, Sampling, TokenId, TokenRequest};
+use crate::stream_key::StreamKey;
 use crate::text::model_text::{ChatPrompt, GenerationDefaults, ModelText};
 use crate::text::text_stream::TextOptions;
 
@@ -39,7 +41,7 @@ pub fn validate(
     check_bytes("cache_salt", &draft.cache_salt, MAX_ID_BYTES)?;
     let deadline = now + timeout(draft.timeout_ms, limits.request_timeout)?;
     let n = whole("n", draft.sampling.n, 1, i64::from(limits.n))?.unwrap_or(1);
-    let mut sampling = sampling(&draft.sampling, n, &text.defaults, model, limits)?;
+    let mut sampling = sampling(&draft.sampling, n, &id, &text.defaults, model, limits)?;
     let stop = stop_strings(&draft.sampling.stop, limits)?;
 
     let prompt = prompt_tokens(&draft.prompt, draft.add_special_tokens.unwrap_or(true), text, model)?;
@@ -51,7 +53,7 @@ pub fn validate(
     sampling.min_tokens =
         whole("min_tokens", draft.sampling.min_tokens, 0, i64::from(sampling.max_tokens))?.unwrap_or(0);
 
-    let request = TokenRequest {
+    let mut request = TokenRequest {
         id,
         model: text.name(),
         prompt: prompt.into(),
@@ -68,6 +70,11 @@ pub fn validate(
         include_stop_str_in_output: draft.sampling.include_stop_str_in_output,
         skip_special_tokens: draft.sampling.skip_special_tokens.unwrap_or(true),
     };
+    if !options.stop.is_empty() {
+        // Whoever reads a stream ends it for all of its readers where its stop string ends.
+        let key = StreamKey::of(&request).ended_by(&options.stop, options.skip_special_tokens);
+        request.stream_key = Some(key);
+    }
     Ok((request, options))
 }
 
@@ -185,6 +192,7 @@ fn timeout(timeout_ms: Option<u64>, most: Duration) -> Result<Duration, Refusal>
 fn sampling(
     draft: &DraftSampling,
     n: u32,
+    id: &str,
     defaults: &GenerationDefaults,
     model: &ModelLimits,
     limits: &RequestLimits,
@@ -220,7 +228,7 @@ fn sampling(
             draft.frequency_penalty.unwrap_or(0.0),
             &Range::OTHER_PENALTY,
         )?,
-        seed: draft.seed.map_or_else(random_seed, i64::cast_unsigned),
+        seed: draft.seed.map_or_else(|| seed_of(id), i64::cast_unsigned),
         logit_bias: logit_bias(&draft.logit_bias, model.vocab_size, limits)?,
         max_tokens: whole("max_tokens", draft.max_tokens, 1, i64::from(u32::MAX))?.unwrap_or(1),
         min_tokens: 0,
@@ -346,10 +354,11 @@ fn check_bytes(name: &'static str, text: &str, most: usize) -> Result<(), Refusa
     Ok(())
 }
 
-/// From the random part of a UUIDv7.
-fn random_seed() -> u64 {
-    let (time, random) = Uuid::now_v7().as_u64_pair();
-    random ^ time.rotate_left(48)
+/// The seed of a request that brings none: XXH3-64 of its id. So whoever repeats a request under its id gets the same
+/// tokens, from any router and after any death. Ids that we draw are random, so answers still vary. Frozen: releases
+/// that run side by side must agree.
+fn seed_of(id: &str) -> u64 {
+    xxh3_64(id.as_bytes())
 }
 
 #[cfg(test)]
@@ -358,6 +367,8 @@ mod tests {
     use crate::testing;
     use serde_json::json;
 
+    const GOLDEN_SEEDS: [u64; 4] =
+        [7768404102018490534, 10201980388726181575, 14158958447135364054, 11898486305011032276];
     const MODEL: ModelLimits = ModelLimits { max_model_len: 64, vocab_size: 300 };
 
     fn run(draft: Draft) -> Result<(TokenRequest, TextOptions), Refusal> {
@@ -475,6 +486,32 @@ mod tests {
         assert!(options.skip_special_tokens);
         let again = run(draft(some())).unwrap().0;
         assert_ne!((again.id, again.sampling.seed), (request.id, seed));
+    }
+
+    #[test]
+    fn without_a_seed_the_id_is_the_seed() {
+        let seed = |id: &str, part| {
+            let draft = Draft { request_id: Some(id.to_owned()), part, ..draft(some()) };
+            run(draft).unwrap().0.sampling.seed
+        };
+        let drawn = "0192f0c1-2d3e-7f00-8000-000000000000";
+        let seeds = [seed("mine", None), seed("mine", Some(0)), seed("mine", Some(1)), seed(drawn, None)];
+        assert_eq!(seeds, GOLDEN_SEEDS);
+        assert_eq!(seed("mine-1", None), GOLDEN_SEEDS[2], "a part is its own id");
+    }
+
+    #[test]
+    fn calls_that_end_at_other_places_share_no_stream() {
+        let key = |stop: &[&str], skip_special_tokens| {
+            let stop = stop.iter().map(|stop| (*stop).to_owned()).collect();
+            let sampling = DraftSampling { stop, skip_special_tokens, ..some() };
+            let draft = Draft { request_id: Some("mine".to_owned()), ..draft(sampling) };
+            run(draft).unwrap().0.stream_key()
+        };
+        assert_eq!(key(&["a", "b"], None), key(&["a", "b"], Some(true)));
+        assert_eq!(key(&[], None), key(&[], Some(false)), "the tokens are the same");
+        let keys = [key(&[], None), key(&["ab"], None), key(&["a", "b"], None), key(&["ab"], Some(false))];
+        assert_eq!(keys.iter().collect::<HashSet<_>>().len(), keys.len());
     }
 
     #[test]

@@ -36,7 +36,7 @@ fn users_with_passwords() {
         etcd.wait_ready_as(&right, &prefix("test")).await;
         let _b = Worker::start(&right, "b").await;
         router.hears_join("b", SECONDS).await;
-        router.hears_nothing(GRACE + LEASE).await;
+        router.hears_nothing(PAST_GRACE).await;
     });
 }
 
@@ -94,15 +94,16 @@ fn certificates_on_both_sides() {
             EtcdSettings { tls, ..etcd.settings() }
         };
         let good = with("ca.pem", Some((read("client.pem"), read("client.key"))));
-        let bad = [with("ca.pem", None), with("other-ca.pem", good.tls.clone().and_then(|tls| tls.identity))];
-        let garbage = with("ca.key", None);
+        let stranger = with("ca.pem", None);
+        let distrustful = with("other-ca.pem", good.tls.clone().and_then(|tls| tls.identity));
+        let garbage = with("ca.pem", Some((read("client.pem"), read("client.pem"))));
         etcd.launch();
         etcd.wait_ready(&good).await;
-        for settings in &bad {
-            let error = client(settings).await.list("/").await.expect_err("not let in");
-            assert!(error.to_string().contains("ertificate"), "{error}");
-        }
-        assert!(EtcdClient::new(garbage, 0).await.is_err(), "a key is no certificate");
+        // The server's refusal may be lost with the connection that it closes, so only one of them has its reason.
+        assert!(client(&stranger).await.list("/").await.is_err(), "no certificate, no answer");
+        let error = client(&distrustful).await.list("/").await.expect_err("it trusts another authority");
+        assert!(error.to_string().contains("invalid peer certificate"), "{error}");
+        assert!(EtcdClient::new(garbage, 0).await.is_err(), "a certificate is no key");
         let (_a, mut router) = (Worker::start(&good, "a").await, Router::start(&good).await);
         router.hears_join("a", PATIENCE).await;
     });

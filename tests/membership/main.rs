@@ -29,7 +29,9 @@ const SECONDS: Duration = Duration::from_secs(8);
 /// The shortest lease etcd grants with the tests' timing is about this.
 const LEASE: Duration = Duration::from_secs(2);
 /// Long enough that nobody leaves by mistake on a busy machine, short enough to be waited for.
-const GRACE: Duration = Duration::from_secs(6);
+const GRACE: Duration = Duration::from_secs(5);
+/// After this nobody leaves any more who was missing before.
+const PAST_GRACE: Duration = Duration::from_secs(6);
 
 fn block_on<F: Future>(future: F) {
     tokio::runtime::Builder::new_multi_thread()

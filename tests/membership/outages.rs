@@ -30,7 +30,7 @@ fn an_etcd_that_stands_still_for_longer_than_leases_live() {
         router.hears_nothing(LEASE * 3).await;
         etcd.signal("CONT");
         router.hears_join("b", SECONDS).await;
-        router.hears_nothing(GRACE + LEASE).await;
+        router.hears_nothing(PAST_GRACE).await;
         b.leave().await;
         router.hears_leave("b", PATIENCE).await;
     });
@@ -53,7 +53,7 @@ fn an_etcd_that_is_killed_and_comes_back_with_its_data_or_without() {
             etcd.launch();
             etcd.wait_ready(&settings).await;
             router.hears_join(id, SECONDS).await;
-            router.hears_nothing(GRACE + LEASE).await;
+            router.hears_nothing(PAST_GRACE).await;
         }
         let mut admin = admin(&etcd).await;
         for id in ["a", "b", "c"] {
@@ -94,7 +94,7 @@ fn three_servers_losing_their_leader() {
         three[leader].kill();
         let _b = Worker::start(&settings, "b").await;
         router.hears_join("b", SECONDS).await;
-        router.hears_nothing(GRACE + LEASE).await;
+        router.hears_nothing(PAST_GRACE).await;
         // A second one: no majority is left, and then again there is.
         let other = (leader + 1) % 3;
         three[other].kill();
@@ -103,7 +103,7 @@ fn three_servers_losing_their_leader() {
         three[other].launch();
         three[other].wait_ready(&three[other].settings()).await;
         router.hears_join("c", SECONDS).await;
-        router.hears_nothing(GRACE + LEASE).await;
+        router.hears_nothing(PAST_GRACE).await;
     });
 }
 

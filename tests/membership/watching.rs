@@ -47,7 +47,7 @@ fn a_lease_that_is_revoked_is_taken_again_before_anybody_leaves() {
             lease_of(&mut admin.clone(), "a").await.is_some_and(|again| again != lease)
         })
         .await;
-        router.hears_nothing(GRACE + LEASE).await;
+        router.hears_nothing(PAST_GRACE).await;
         worker.leave().await;
         router.hears_leave("a", PATIENCE).await;
     });

@@ -1,6 +1,8 @@
 //! Tests over real `skein` processes and real sockets: what a user sees, also when workers are killed.
 
 mod chaos;
+mod etcd;
+mod faults;
 mod serving;
 
 /// The binary under test.

@@ -1,125 +1,133 @@
-//! A streaming OpenAI client that writes down what it saw and when.
+//! A streaming OpenAI client that writes down what it saw and when, and that goes to the next router when a
+//! connection is lost, as a careful client would.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures::StreamExt;
-use serde_json::Value;
-use skein_node::clock::{self, Timestamp};
+use serde_json::{Value, json};
+use skein_node::clock;
 
-/// What one choice of a stream said, put together.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Choice {
-    /// All text.
-    pub text: String,
-    /// All token ids (with `return_token_ids`).
-    pub token_ids: Vec<u64>,
-    /// All token log-probabilities, as their JSON text so that equality is bit equality.
-    pub logprobs: Vec<String>,
-    /// `finish_reason`, once.
-    pub finish: Option<String>,
-}
+use crate::history::Reader;
+pub use crate::history::{Choice, History};
 
-/// A whole stream as its client saw it.
-#[derive(Debug, Clone, Default)]
-pub struct History {
-    /// By `index`.
-    pub choices: BTreeMap<u64, Choice>,
-    /// The last usage object.
-    pub usage: Option<Value>,
-    /// The error object of an error chunk or error body.
-    pub error: Option<Value>,
-    /// HTTP status.
-    pub status: u16,
-    /// `[DONE]` came.
-    pub done: bool,
-    /// Send to first content.
-    pub ttft: Option<Duration>,
-    /// Longest silence between two content chunks.
-    pub longest_gap: Duration,
-}
-
-impl History {
-    /// Ended as a stream should: status 200, every choice finished once, `[DONE]`, no error.
-    pub fn complete(&self) -> bool {
-        self.status == 200
-            && self.done
-            && self.error.is_none()
-            && !self.choices.is_empty()
-            && self.choices.values().all(|choice| choice.finish.is_some())
-    }
-}
+/// A stream that has not ended by then hangs.
+const STREAM_LIMIT: Duration = Duration::from_secs(240);
+/// So long a reconnecting client goes on trying while nothing comes.
+const GIVE_UP_AFTER: Duration = Duration::from_secs(30);
+/// After all addresses have failed in turn, before the next turn.
+const TURN_PAUSE: Duration = Duration::from_millis(50);
+/// Statuses by which a server says: not now, or not here.
+const TRY_AGAIN: [u16; 4] = [429, 502, 503, 504];
 
 /// POSTs `body` (a streaming request) to `url` and follows it to its end.
 ///
 /// # Errors
 /// When the connection fails before or during the stream.
 pub async fn stream(client: &reqwest::Client, url: &str, body: &Value) -> Result<History, reqwest::Error> {
-    let sent = clock::now();
-    let response = client.post(url).json(body).send().await?;
-    let mut history = History { status: response.status().as_u16(), ..History::default() };
-    if history.status != 200 {
-        history.error = Some(response.json::<Value>().await?["error"].take());
-        return Ok(history);
-    }
-    let mut last = sent;
-    let mut pending = Vec::new();
-    let mut bytes = response.bytes_stream();
-    while let Some(chunk) = bytes.next().await {
-        pending.extend_from_slice(&chunk?);
-        while let Some(end) = pending.windows(2).position(|two| two == b"\n\n") {
-            let event: Vec<u8> = pending.drain(..end + 2).collect();
-            let text = std::str::from_utf8(&event).expect("SSE is valid UTF-8, event by event");
-            for data in text.lines().filter_map(|line| line.strip_prefix("data: ")) {
-                history.take(data, sent, &mut last);
-            }
-        }
-    }
-    Ok(history)
+    let mut reader = Reader::new();
+    attempt(client, url, body, &mut reader).await?;
+    Ok(reader.history)
 }
 
-impl History {
-    fn take(&mut self, data: &str, sent: Timestamp, last: &mut Timestamp) {
-        if data == "[DONE]" {
-            assert!(!self.done, "[DONE] came twice");
-            self.done = true;
-            return;
-        }
-        let value: Value = serde_json::from_str(data).expect("every SSE data line is JSON");
-        if let Some(error) = value.get("error") {
-            self.error = Some(error.clone());
-            return;
-        }
-        if value["usage"].is_object() {
-            self.usage = Some(value["usage"].clone());
-        }
-        for choice in value["choices"].as_array().into_iter().flatten() {
-            self.take_choice(choice, sent, last);
-        }
+/// The same, and whatever goes wrong stands in the history: a lost connection is an error, no end is one, too.
+pub async fn stream_once(client: &reqwest::Client, url: &str, body: &Value) -> History {
+    let failed = |why: String| History { error: Some(json!({"message": why})), ..History::default() };
+    match tokio::time::timeout(STREAM_LIMIT, stream(client, url, body)).await {
+        Ok(Ok(history)) => history,
+        Ok(Err(error)) => failed(format!("the connection was lost: {error}")),
+        Err(_) => failed(format!("no end within {STREAM_LIMIT:?}")),
     }
+}
 
-    fn take_choice(&mut self, choice: &Value, sent: Timestamp, last: &mut Timestamp) {
-        let index = choice["index"].as_u64().expect("a choice has an index");
-        let entry = self.choices.entry(index).or_default();
-        assert!(entry.finish.is_none(), "choice {index} went on after its finish_reason");
-        let text = choice["text"].as_str().or_else(|| choice["delta"]["content"].as_str()).unwrap_or("");
-        let ids: Vec<u64> =
-            choice["token_ids"].as_array().into_iter().flatten().filter_map(Value::as_u64).collect();
-        if !text.is_empty() || !ids.is_empty() {
-            let now = clock::now();
-            match self.ttft {
-                None => self.ttft = Some(now.since(sent)),
-                Some(_) => self.longest_gap = self.longest_gap.max(now.since(*last)),
+/// POSTs `body`, which carries a `request_id`, to one of `urls`, `first` being the one to begin with. When the
+/// connection is lost it goes to the next one with the same body and, once an event was seen, `Last-Event-ID`.
+pub async fn follow(
+    client: &reqwest::Client,
+    urls: &[String],
+    path: &str,
+    body: &Value,
+    first: usize,
+) -> History {
+    let mut reader = Reader::new();
+    let follow = follow_into(&mut reader, client, urls, path, body, first);
+    if tokio::time::timeout(STREAM_LIMIT, follow).await.is_err() {
+        reader.history.error = Some(json!({"message": format!("no end within {STREAM_LIMIT:?}")}));
+    }
+    reader.history
+}
+
+async fn follow_into(
+    reader: &mut Reader,
+    client: &reqwest::Client,
+    urls: &[String],
+    path: &str,
+    body: &Value,
+    first: usize,
+) {
+    let mut failing_since = None;
+    for turn in 0.. {
+        let url = format!("{}{path}", urls[(first + turn) % urls.len()]);
+        let seen = reader.events();
+        let outcome = attempt(client, &url, body, reader).await;
+        let why = match outcome {
+            Ok(()) if TRY_AGAIN.contains(&reader.history.status) => {
+                format!("status {}", reader.history.status)
             }
-            *last = now;
+            Ok(()) if reader.history.over() => return,
+            Ok(()) => "the stream ended without [DONE]".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        if reader.events() > seen {
+            failing_since = None;
         }
-        entry.text.push_str(text);
-        entry.token_ids.extend(ids);
-        let logprobs = &choice["logprobs"];
-        let list = logprobs["token_logprobs"].as_array().or_else(|| logprobs["content"].as_array());
-        entry.logprobs.extend(list.into_iter().flatten().map(Value::to_string));
-        if let Some(reason) = choice["finish_reason"].as_str() {
-            entry.finish = Some(reason.to_owned());
+        let since = *failing_since.get_or_insert_with(clock::now);
+        if clock::now().since(since) > GIVE_UP_AFTER {
+            reader.history.error =
+                Some(json!({"message": format!("no router for {GIVE_UP_AFTER:?}: {why}")}));
+            return;
+        }
+        if reader.history.has_content() && reader.last_event_id().is_none() {
+            let message = "the connection was lost, and no event had an id to go on from";
+            reader.history.error = Some(json!({"message": message}));
+            return;
+        }
+        reader.history.reconnects += 1;
+        if (turn + 1) % urls.len() == 0 {
+            tokio::time::sleep(TURN_PAUSE).await;
         }
     }
+}
+
+/// One connection, to its end.
+async fn attempt(
+    client: &reqwest::Client,
+    url: &str,
+    body: &Value,
+    reader: &mut Reader,
+) -> Result<(), reqwest::Error> {
+    let mut request = client.post(url).json(body);
+    if let Some(id) = reader.last_event_id() {
+        request = request.header("last-event-id", id);
+    }
+    reader.new_connection();
+    let response = request.send().await?;
+    reader.history.status = response.status().as_u16();
+    if reader.history.status != 200 {
+        // A body that is no JSON is an error all the same.
+        let text = response.text().await?;
+        let value: Value = serde_json::from_str(&text).unwrap_or_default();
+        let error = value.get("error").cloned().unwrap_or(json!({"message": text}));
+        reader.history.error = Some(error);
+        return Ok(());
+    }
+    reader.history.error = None;
+    if body["stream"] != true {
+        reader.take_whole(&response.json().await?);
+        return Ok(());
+    }
+    let mut bytes = response.bytes_stream();
+    while let Some(chunk) = bytes.next().await {
+        reader.read(&chunk?);
+    }
+    Ok(())
 }

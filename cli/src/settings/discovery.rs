@@ -99,13 +99,16 @@ fn user(settings: &mut Settings) -> Option<(String, String)> {
 }
 
 fn certificates(settings: &mut Settings, tls: bool) -> Option<Tls> {
-    let mut pem = |name| {
-        settings.value(name, |path| match read(path)? {
-            bytes if bytes.windows(10).any(|text| text == b"-----BEGIN") => Ok(bytes),
-            _ => Err(format!("{path} is no PEM file; it has no line that starts with -----BEGIN")),
+    let mut pem = |name, kind: &str| {
+        settings.value(name, |path| {
+            let bytes = read(path)?;
+            let text = String::from_utf8_lossy(&bytes);
+            let has_one = text.lines().any(|line| line.starts_with("-----BEGIN ") && line.contains(kind));
+            if has_one { Ok(bytes) } else { Err(format!("{path} holds no {kind} in PEM form")) }
         })
     };
-    let (ca, certificate, key) = (pem("etcd-ca"), pem("etcd-cert"), pem("etcd-key"));
+    let (ca, certificate) = (pem("etcd-ca", "CERTIFICATE"), pem("etcd-cert", "CERTIFICATE"));
+    let key = pem("etcd-key", "PRIVATE KEY");
     both(settings, "etcd-cert", "etcd-key");
     let given = |settings: &Settings, name: &str| settings.origin(name) != &Origin::Default;
     if !tls {
@@ -203,7 +206,11 @@ mod tests {
             &["cannot read /nowhere"],
         );
         check("127.0.0.1", "--discovery etcds://a:1", &["--etcd-ca: etcds:// needs"]);
-        check("127.0.0.1", "--discovery etcds://a:1 --etcd-ca Cargo.toml", &["is no PEM file"]);
+        check(
+            "127.0.0.1",
+            "--discovery etcds://a:1 --etcd-ca Cargo.toml",
+            &["holds no CERTIFICATE in PEM form"],
+        );
         check("127.0.0.1", "--discovery nowhere", &["is no source of membership"]);
     }
 

@@ -15,11 +15,17 @@ pub use read::{
     EngineSettings, FrontSettings, device, kv_bytes, log_options, model_argument, quiet_on_a_terminal,
     threads,
 };
-use table::{BENCH, FLAGS, Flag, ROUTER, RUN, SERVE, WORKER};
+use table::{BENCH, FLAGS, Flag, GATEWAY, ROUTER, RUN, SERVE, WORKER};
 
 /// Sections of the configuration file, with the command each is for.
-const SECTIONS: [(&str, u8); 5] =
-    [("serve", SERVE), ("router", ROUTER), ("worker", WORKER), ("run", RUN), ("bench", BENCH)];
+const SECTIONS: [(&str, u8); 6] = [
+    ("serve", SERVE),
+    ("router", ROUTER),
+    ("worker", WORKER),
+    ("run", RUN),
+    ("bench", BENCH),
+    ("gateway", GATEWAY),
+];
 /// Variables that are no settings: of the kernels' cache, of this repository's scripts and tests, of the emulated GPU.
 /// Workers get them too.
 pub const FOREIGN_VARIABLES: [&str; 16] = [
@@ -140,7 +146,7 @@ fn given(flag: &Flag, matches: &ArgMatches) -> Option<(String, Vec<String>)> {
     };
     // Addresses may come separated by commas as well as repeated.
     let values = match name {
-        "workers" => {
+        "workers" | "routers" => {
             values.iter().flat_map(|value| value.split(',')).map(|part| part.trim().to_owned()).collect()
         }
         _ => values,
@@ -188,7 +194,7 @@ mod tests {
             names.dedup();
             assert_eq!(names.len(), all, "a flag of {name} is defined twice");
             let mut settings = load(which, &parse(which, &[])).expect("nothing to read");
-            if which & (SERVE | ROUTER) != 0 {
+            if which & (SERVE | ROUTER | GATEWAY) != 0 {
                 FrontSettings::read(&mut settings);
             }
             if which & (SERVE | WORKER) != 0 {
@@ -212,5 +218,8 @@ mod tests {
         let matches = parse(ROUTER, &["--workers", "a:1,b:2"]);
         let mut settings = load(ROUTER, &matches).expect("nothing to read");
         assert_eq!(settings.list("workers", skein_node::config::text), ["a:1", "b:2"]);
+        let matches = parse(GATEWAY, &["--routers", "a:1,b:2"]);
+        let mut settings = load(GATEWAY, &matches).expect("nothing to read");
+        assert_eq!(settings.list("routers", skein_node::config::text), ["a:1", "b:2"]);
     }
 }

@@ -12,7 +12,7 @@ pub struct Flag {
     pub value: &'static str,
     /// Heading in help texts.
     pub group: &'static str,
-    /// Commands that read it, of [`SERVE`], [`ROUTER`], [`WORKER`], [`RUN`] and [`BENCH`].
+    /// Commands that read it, of [`SERVE`], [`ROUTER`], [`WORKER`], [`RUN`], [`BENCH`] and [`GATEWAY`].
     pub commands: u8,
     /// One line of help.
     pub help: &'static str,
@@ -28,14 +28,17 @@ pub const WORKER: u8 = 4;
 pub const RUN: u8 = 8;
 /// `skein bench latency` and `skein bench throughput`.
 pub const BENCH: u8 = 16;
+/// `skein gateway`.
+pub const GATEWAY: u8 = 32;
 
-const FRONT: u8 = SERVE | ROUTER;
+const FRONT: u8 = SERVE | ROUTER | GATEWAY;
 const COMPUTE: u8 = SERVE | WORKER | BENCH;
-const ALL: u8 = SERVE | ROUTER | WORKER | RUN | BENCH;
+const ALL: u8 = SERVE | ROUTER | WORKER | RUN | BENCH | GATEWAY;
 
 const API: &str = "API";
 const MODEL: &str = "Model";
 const ENGINE: &str = "Workers";
+const ROUTERS: &str = "Routers";
 const CLUSTER: &str = "Cluster";
 const GPU: &str = "GPU";
 const LIMITS: &str = "Limits";
@@ -78,6 +81,14 @@ pub const FLAGS: &[Flag] = &[
         "Address of the worker's gRPC service; port 0 = any free one",
     ),
     one("workers", None, "N", ENGINE, SERVE, "Worker processes [default: 2, with GPUs one for each]"),
+    many(
+        "routers",
+        "HOST:PORT",
+        ROUTERS,
+        GATEWAY,
+        "Addresses of the routers (their --host and --port), separated by commas",
+    ),
+    secret("router-api-key", "KEY", ROUTERS, GATEWAY, "API key of the routers, when they ask for one"),
     many(
         "workers",
         "HOST:PORT",
@@ -282,7 +293,14 @@ pub const FLAGS: &[Flag] = &[
         FRONT,
         "How long an accepted request waits while no worker is ready",
     ),
-    one("max-index-bytes", Some("256MiB"), "BYTES", LIMITS, FRONT, "Memory for knowing which worker caches what"),
+    one(
+        "max-index-bytes",
+        Some("256MiB"),
+        "BYTES",
+        LIMITS,
+        FRONT,
+        "Memory for knowing which worker caches what",
+    ),
     one("request-timeout", Some("1h"), "TIME", LIMITS, FRONT, "Longest life of a request"),
     one(
         "shutdown-timeout",

@@ -388,3 +388,121 @@ fn a_rejected_request_is_not_tried_elsewhere_and_a_deadline_ends_it() {
     let last = last_actions(&request, vec![(0, Event::Opened(WORKER, 1)), (9, Event::Deadline)]);
     assert!(matches!(last[..], [Action::Fail(Refusal::DeadlineExceeded { .. })]), "{last:?}");
 }
+
+#[test]
+fn what_is_handed_back_moves_at_once_and_counts_for_nothing_but_the_bound_on_all_moves() {
+    let request = request(1, 1000, None, None);
+    let hand_back = |epoch| Event::Delta(WorkerDelta { epoch, hand_back: true, ..WorkerDelta::default() });
+    // Not one move without progress is allowed here, and nothing ever comes.
+    let mut delivery = Delivery::new(&request, limits(0), at(0));
+    for moves in 1..=MAX_MOVES {
+        delivery.handle(at(0), Event::Opened(WORKER, 1));
+        let actions = delivery.handle(at(0), hand_back(1));
+        assert!(matches!(actions[..], [Action::Open(Wait::No)]), "{actions:?}");
+        assert_eq!((delivery.moves(), delivery.broken()), (moves, None));
+    }
+    delivery.handle(at(0), Event::Opened(WORKER, 1));
+    let actions = delivery.handle(at(0), hand_back(1));
+    assert!(
+        matches!(actions[..], [Action::Fail(Refusal::WorkersLost { moves: MAX_MOVES, .. })]),
+        "{actions:?}"
+    );
+    // With nobody else there it waits, as one that was accepted; another life's hand-back is a fault.
+    let mut delivery = Delivery::new(&request, limits(1), at(0));
+    delivery.handle(at(0), Event::Opened(WORKER, 1));
+    delivery.handle(at(0), hand_back(1));
+    let actions = delivery.handle(at(0), Event::NobodyReady);
+    assert!(matches!(actions[..], [Action::Open(Wait::FleetChange)]), "{actions:?}");
+    delivery.handle(at(0), Event::Opened(WORKER, 2));
+    delivery.handle(at(0), hand_back(1));
+    delivery.handle(at(0), Event::Opened(WORKER, 3));
+    let actions = delivery.handle(at(0), hand_back(1));
+    assert!(matches!(actions[..], [Action::Fail(_)]), "{actions:?}");
+}
+
+#[test]
+fn tokens_before_a_hand_back_count() {
+    for request in requests() {
+        for seed in 0..20 {
+            let expected = run(&request, seed, |_, _, _| None);
+            for cut in 1..40 {
+                let got = run(&request, seed, |attempt, deltas, _| {
+                    if attempt == 1 && cut < deltas.len() {
+                        deltas.truncate(cut);
+                        deltas[cut - 1].hand_back = deltas[cut - 1].finish.is_none();
+                    }
+                    None
+                });
+                assert_eq!(got, expected, "seed {seed}, cut {cut}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_broken_stream_is_attached_to_again_but_not_in_vain_twice() {
+    let request = request(1, 1000, None, None);
+    let mut delivery = Delivery::new(&request, limits(9), at(0));
+    assert!(delivery.may_attach() && delivery.broken().is_none());
+    delivery.handle(at(0), Event::Opened(WORKER, 1));
+    delivery.handle(at(0), token(5));
+    delivery.handle(at(0), broken());
+    assert_eq!((delivery.broken(), delivery.may_attach()), (Some((WORKER, 1)), true));
+    assert_eq!(delivery.positions().collect::<Vec<_>>(), [(0, 6)]);
+    // The attached stream gives a token: if it breaks, it is worth another try.
+    delivery.handle(at(0), Event::Attached(WORKER, 1));
+    delivery.handle(at(0), token(6));
+    delivery.handle(at(0), broken());
+    assert_eq!((delivery.broken(), delivery.may_attach()), (Some((WORKER, 1)), true));
+    delivery.handle(at(0), Event::Attached(WORKER, 1));
+    delivery.handle(at(0), broken());
+    assert!(!delivery.may_attach());
+    // What is wrong, and not only cut off, is not asked for again.
+    delivery.handle(at(0), Event::Opened(WORKER, 1));
+    assert!(delivery.may_attach());
+    delivery.handle(at(0), token(9));
+    assert_eq!(delivery.broken(), None);
+}
+
+#[test]
+fn a_resume_begins_where_the_client_is() {
+    use crate::request::{Resume, ResumeSample};
+    for request in requests() {
+        for seed in 0..20 {
+            let expected = run(&request, seed, |_, _, _| None);
+            let mut rng = StdRng::seed_from_u64(seed);
+            // Each sample has got as far as chance will have it; the first one is not wanted any more if others are.
+            let samples: Vec<ResumeSample> = (u32::from(request.n > 1)..request.n)
+                .map(|index| {
+                    let tokens = &expected.samples[index as usize].0;
+                    ResumeSample { index, delivered: tokens[..rng.random_range(0..=tokens.len())].to_vec() }
+                })
+                .collect();
+            let resume = Resume { samples: samples.clone(), prompt_logprobs_done: true };
+            let resumed = TokenRequest { resume: Some(Arc::new(resume)), ..request.clone() };
+            let mut delivery = Delivery::new(&resumed, limits(3), at(0));
+            assert!(!delivery.owes_prompt_logprobs() && !delivery.is_over());
+            delivery.handle(at(0), Event::Opened(WORKER, 1));
+            let mut tokens: Vec<Vec<TokenId>> =
+                expected.samples.iter().map(|(tokens, _, _)| tokens.clone()).collect();
+            samples.into_iter().for_each(|sample| tokens[sample.index as usize] = sample.delivered);
+            let mut done = false;
+            for delta in serve(&resumed, &delivery, 1, &mut rng) {
+                for action in delivery.handle(at(0), Event::Delta(delta)) {
+                    match action {
+                        Action::Emit(delta) => {
+                            let have = &mut tokens[delta.sample_index as usize];
+                            assert_eq!(delta.from_position as usize, request.prompt.len() + have.len());
+                            have.extend(delta.tokens);
+                        }
+                        Action::Done => done = true,
+                        other => panic!("seed {seed}: {other:?}"),
+                    }
+                }
+            }
+            assert!(done, "seed {seed}");
+            let whole: Vec<_> = expected.samples.iter().map(|(tokens, _, _)| tokens.clone()).collect();
+            assert_eq!(tokens, whole, "seed {seed}");
+        }
+    }
+}

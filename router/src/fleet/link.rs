@@ -36,7 +36,10 @@ pub(crate) async fn follow_members(shared: Arc<Shared>, mut changes: mpsc::Recei
             match action {
                 Action::Follow(worker, address) => {
                     let hurry = Arc::new(Notify::new());
-                    let link = task::spawn_in(&mut links, follow_worker(shared.clone(), worker, address, hurry.clone()));
+                    let link = task::spawn_in(
+                        &mut links,
+                        follow_worker(shared.clone(), worker, address, hurry.clone()),
+                    );
                     handles.insert(worker, (link, hurry));
                 }
                 Action::Unfollow(worker) => {

@@ -5,6 +5,7 @@
 //! requests through, and no stream has just broken on it. It knows no requests and no client.
 
 pub(crate) mod link;
+mod members;
 mod streams;
 mod worker;
 
@@ -13,7 +14,7 @@ use std::time::Duration;
 
 use rand::Rng;
 use skein_node::clock::Timestamp;
-use skein_node::discovery::{Change, Member};
+use skein_node::discovery::Change;
 use skein_proto::block_hash::{self, BlockHash};
 
 use crate::breaker::Outcome;
@@ -31,8 +32,6 @@ use worker::{Model, Step, Worker};
 
 /// The fleet looks at its workers' health this often; who calls [`Fleet::handle`] with [`Event::Tick`] keeps the time.
 pub(crate) const TICK: Duration = Duration::from_millis(250);
-/// A tick later than this means that this process stood still, not its workers.
-const OWN_PAUSE: Duration = Duration::from_secs(1);
 /// A worker that has just been heard of can be asked whether it still has a stream.
 const JUST_HEARD: Duration = Duration::from_secs(1);
 /// A stream of a worker that was replaced may go on while it flows; silent for this long, it moves.
@@ -338,81 +337,6 @@ impl Fleet {
         let hit_tokens = (blocks * info.block_size).min(job.demand.prompt_tokens.saturating_sub(1));
         let (max_num_seqs, block_size) = (info.max_num_seqs, info.block_size);
         Some(WorkerView { id, hit_tokens, load: worker.ledger.current(), max_num_seqs, block_size })
-    }
-
-    /// A member again under its own name and address is no news for a link that lives: whoever lost its register
-    /// says all members anew. Under another address it is another process.
-    fn join(&mut self, now: Timestamp, member: Member) -> Vec<Action> {
-        if let Some(&id) = self.members.get(&member.id)
-            && let Some(worker) = self.workers.get_mut(&id)
-            && worker.member.address == member.address
-        {
-            worker.departed = false;
-            return if worker.watching { Vec::new() } else { vec![Action::Hurry(id)] };
-        }
-        let mut actions = self.remove(&member.id);
-        self.next_id += 1;
-        let id = WorkerId(self.next_id);
-        actions.push(Action::Follow(id, member.address.clone()));
-        self.members.insert(member.id.clone(), id);
-        self.workers.insert(id, Worker::new(member, now));
-        actions
-    }
-
-    /// Discovery may be wrong (a lease that ran out in a pause): while the worker itself talks, it stays.
-    fn leave(&mut self, now: Timestamp, name: &str) -> Vec<Action> {
-        let limits = self.limits;
-        let worker = self.members.get(name).and_then(|id| self.workers.get_mut(id));
-        match worker {
-            Some(worker) if worker.watching && !worker.is_lost(now, &limits) => {
-                worker.departed = true;
-                Vec::new()
-            }
-            _ => self.remove(name),
-        }
-    }
-
-    /// The link to a worker broke. One that discovery does not name any more is not waited for.
-    fn link_lost(&mut self, id: WorkerId) -> Vec<Action> {
-        let Some(worker) = self.workers.get_mut(&id) else { return Vec::new() };
-        worker.watching = false;
-        if !worker.departed {
-            return Vec::new();
-        }
-        let name = worker.member.id.clone();
-        self.remove(&name)
-    }
-
-    fn remove(&mut self, name: &str) -> Vec<Action> {
-        let Some(id) = self.members.remove(name) else { return Vec::new() };
-        self.workers.remove(&id);
-        self.index.remove(id);
-        self.streams.forget_worker(id);
-        vec![Action::Unfollow(id), Action::Lost(id)]
-    }
-
-    /// Finds workers that have become lost since the last look.
-    fn tick(&mut self, now: Timestamp) -> Vec<Action> {
-        let since = self.ticked_at.replace(now).map_or(Duration::ZERO, |at| now.since(at));
-        let pause = since.saturating_sub(TICK);
-        let mut actions = Vec::new();
-        let mut departed = Vec::new();
-        for (&id, worker) in &mut self.workers {
-            if pause >= OWN_PAUSE {
-                worker.excuse(now);
-            }
-            let lost = worker.is_lost(now, &self.limits);
-            if lost && !worker.lost && worker.info.is_some() {
-                tracing::warn!(worker = %worker.member.id, "worker is lost: silent, or its engine stands still");
-                actions.push(Action::Lost(id));
-            }
-            worker.lost = lost;
-            if lost && worker.departed {
-                departed.push(worker.member.id.clone());
-            }
-        }
-        actions.extend(departed.iter().flat_map(|name| self.remove(name)));
-        actions
     }
 
     /// Applies a change of one worker, and wakes those who wait if it takes requests from now on.

@@ -2,6 +2,7 @@
 
 use rand::SeedableRng;
 use rand::rngs::StdRng;
+use skein_node::discovery::Member;
 
 use super::*;
 use crate::ledger::Load;

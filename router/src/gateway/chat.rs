@@ -11,6 +11,7 @@ use skein_node::clock;
 use super::fields::{Fields, wrong};
 use super::logprobs;
 use super::merged::Merged;
+use super::outgoing::{Event, Outgoing};
 use super::refused::Refused;
 use super::request_id::RequestId;
 use super::sampling_fields::{self, Wants};
@@ -32,12 +33,16 @@ pub async fn create(
     let headers = request.headers().clone();
     let fields = Fields::read(request, app.config.limits.body_bytes).await?;
     let (call, draft) = Call::parse(fields, &headers, &id, &app.config.limits)?;
-    let (ignored, id, stream) = (call.ignored.clone(), call.id.clone(), call.wants.stream);
+    let (ignored, id, wants) = (call.ignored.clone(), call.id.clone(), call.wants.clone());
+    if wants.has_all() {
+        return Ok(shapes::finish_response(sse::nothing_left(), &id, ignored));
+    }
     let mut merged = Merged::start(&app, vec![draft]).await?;
     let answer = Answer::new(app, call);
-    let response = if stream {
+    let response = if wants.stream {
         merged.wait_for_first().await?;
-        sse::response(answer.chunks(merged))
+        let outgoing = Outgoing::new(&id, answer.choices(&merged), wants.had);
+        sse::response(answer.chunks(merged, outgoing))
     } else {
         Json(answer.whole(merged).await?).into_response()
     };
@@ -88,9 +93,10 @@ impl Call {
         id: &str,
         limits: &RequestLimits,
     ) -> Result<(Self, Draft), Refusal> {
-        let mut draft = sampling_fields::draft(&mut fields, headers, id)?;
+        let (mut draft, had) = sampling_fields::draft(&mut fields, headers, id)?;
         draft.sampling = sampling_fields::sampling(&mut fields)?;
-        let wants = sampling_fields::wants(&mut fields, &draft.sampling)?;
+        sampling_fields::check_choices(had.as_ref(), 1, draft.sampling.n)?;
+        let wants = sampling_fields::wants(&mut fields, &draft.sampling, had)?;
         let older = fields.i64("max_tokens")?;
         draft.sampling.max_tokens = fields.i64("max_completion_tokens")?.or(older);
         draft.sampling.logprobs = logprobs_wanted(&mut fields, limits)?;
@@ -149,8 +155,7 @@ impl Answer {
     }
 
     async fn whole(self, mut merged: Merged) -> Result<Value, Refusal> {
-        let n = merged.prompts().first().map_or(1, |prompt| prompt.request.n);
-        let mut gathered: Vec<Gathered> = (0..n).map(|_| Gathered::default()).collect();
+        let mut gathered: Vec<Gathered> = (0..self.choices(&merged)).map(|_| Gathered::default()).collect();
         while let Some(item) = merged.next().await {
             let (_, delta) = item?;
             if let Some(choice) = gathered.get_mut(delta.sample_index as usize) {
@@ -161,6 +166,7 @@ impl Answer {
             gathered.into_iter().enumerate().map(|(index, choice)| self.choice(index, choice)).collect();
         let mut object = self.heading.object(choices);
         object.insert("usage".to_owned(), shapes::usage(merged.usage()));
+        shapes::add_receipt(&mut object, merged.journey());
         if let Some(prompt) = merged.prompts().first() {
             if self.call.prompt_logprobs {
                 let logprobs = logprobs::prompt(self.app.text.tokenizer.bytes(), &prompt.prompt_logprobs);
@@ -189,40 +195,57 @@ impl Answer {
         choice
     }
 
-    fn chunks(self, mut merged: Merged) -> impl Stream<Item = Result<Value, Refusal>> + Send {
+    fn choices(&self, merged: &Merged) -> usize {
+        merged.prompts().first().map_or(1, |prompt| prompt.request.n as usize)
+    }
+
+    fn chunks(
+        self,
+        mut merged: Merged,
+        mut outgoing: Outgoing,
+    ) -> impl Stream<Item = Result<Event, Refusal>> + Send {
         async_stream::try_stream! {
-            let n = merged.prompts().first().map_or(1, |prompt| prompt.request.n);
-            for index in 0..n {
-                let choice = json!({
-                    "index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": null,
-                    "finish_reason": null,
-                });
-                let mut object = self.chunk(choice, &merged);
-                if let (true, Some(prompt)) = (self.call.wants.return_token_ids && index == 0, merged.prompts().first()) {
-                    object.insert("prompt_token_ids".to_owned(), prompt.request.prompt.to_vec().into());
+            for index in 0..self.choices(&merged) {
+                if !outgoing.has_begun(index) {
+                    let object = self.opening(index, &merged);
+                    yield outgoing.event(index, false, object);
                 }
-                yield object.into();
             }
             while let Some(item) = merged.next().await {
                 let (_, delta) = item?;
+                let index = delta.sample_index as usize;
+                let (_, delta) = outgoing.part(index, delta)?;
                 if let Some(choice) = self.content(&delta) {
-                    yield self.chunk(choice, &merged).into();
+                    yield outgoing.event(index, false, self.chunk(choice, &merged).into());
                 }
                 if delta.finish.is_some() {
-                    let choice = json!({
-                        "index": delta.sample_index, "delta": {}, "logprobs": null,
-                        "finish_reason": shapes::finish_reason(delta.finish.as_ref()),
-                        "stop_reason": shapes::stop_reason(delta.finish.as_ref()),
-                    });
-                    yield self.chunk(choice, &merged).into();
+                    let mut object = self.chunk(end(&delta), &merged);
+                    shapes::add_receipt(&mut object, merged.journey());
+                    yield outgoing.event(index, true, object.into());
                 }
             }
-            if self.call.wants.include_usage {
+            if self.call.wants.include_usage && !outgoing.has_usage() {
                 let mut object = self.heading.object(Vec::new());
                 object.insert("usage".to_owned(), shapes::usage(merged.usage()));
-                yield object.into();
+                shapes::add_receipt(&mut object, merged.journey());
+                yield outgoing.usage(object.into());
             }
         }
+    }
+
+    /// A choice's first chunk.
+    fn opening(&self, index: usize, merged: &Merged) -> Value {
+        let choice = json!({
+            "index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": null,
+            "finish_reason": null,
+        });
+        let mut object = self.chunk(choice, merged);
+        if let (true, Some(prompt)) =
+            (self.call.wants.return_token_ids && index == 0, merged.prompts().first())
+        {
+            object.insert("prompt_token_ids".to_owned(), prompt.request.prompt.to_vec().into());
+        }
+        object.into()
     }
 
     /// The choice with a delta's text and tokens, if it has anything to show.
@@ -252,4 +275,13 @@ impl Answer {
         }
         object
     }
+}
+
+/// The choice of a sample's last chunk.
+fn end(delta: &TextDelta) -> Value {
+    json!({
+        "index": delta.sample_index, "delta": {}, "logprobs": null,
+        "finish_reason": shapes::finish_reason(delta.finish.as_ref()),
+        "stop_reason": shapes::stop_reason(delta.finish.as_ref()),
+    })
 }

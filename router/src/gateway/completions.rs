@@ -5,12 +5,13 @@ use axum::extract::{Extension, Request, State};
 use axum::response::{IntoResponse, Response};
 use futures::Stream;
 use http::{HeaderMap, HeaderValue};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use skein_node::clock;
 
 use super::fields::{Fields, integers, wrong};
 use super::logprobs::{self, CompletionLogprobs, Entry};
 use super::merged::Merged;
+use super::outgoing::{Event, Outgoing};
 use super::refused::Refused;
 use super::request_id::RequestId;
 use super::sampling_fields::{self, Wants};
@@ -35,12 +36,16 @@ pub async fn create(
     let headers = request.headers().clone();
     let fields = Fields::read(request, app.config.limits.body_bytes).await?;
     let (call, drafts) = Call::parse(fields, &headers, &id, &app.config)?;
-    let (ignored, id, stream) = (call.ignored.clone(), call.id.clone(), call.wants.stream);
+    let (ignored, id, wants) = (call.ignored.clone(), call.id.clone(), call.wants.clone());
+    if wants.has_all() {
+        return Ok(shapes::finish_response(sse::nothing_left(), &id, ignored));
+    }
     let mut merged = Merged::start(&app, drafts).await?;
     let answer = Answer::new(app, call, &merged);
-    let response = if stream {
+    let response = if wants.stream {
         merged.wait_for_first().await?;
-        sse::response(answer.chunks(merged))
+        let outgoing = Outgoing::new(&id, answer.choices.len(), wants.had);
+        sse::response(answer.chunks(merged, outgoing))
     } else {
         Json(answer.whole(merged).await?).into_response()
     };
@@ -69,9 +74,9 @@ impl Call {
         id: &str,
         config: &RouterConfig,
     ) -> Result<(Self, Vec<Draft>), Refusal> {
-        let mut base = sampling_fields::draft(&mut fields, headers, id)?;
+        let (mut base, had) = sampling_fields::draft(&mut fields, headers, id)?;
         let mut sampling = sampling_fields::sampling(&mut fields)?;
-        let wants = sampling_fields::wants(&mut fields, &sampling)?;
+        let wants = sampling_fields::wants(&mut fields, &sampling, had)?;
         let prompt_logprobs = sampling.prompt_logprobs.is_some();
         let echo = fields.bool("echo")?;
         sampling.max_tokens = fields.i64("max_tokens")?.or(Some(DEFAULT_MAX_TOKENS));
@@ -85,6 +90,7 @@ impl Call {
         }
         fields.unsupported("suffix", |value| value == "")?;
         let prompts = prompts(&mut fields, most_prompts(config))?;
+        sampling_fields::check_choices(wants.had.as_ref(), prompts.len(), sampling.n)?;
         base.add_special_tokens = fields.optional_bool("add_special_tokens")?;
         sampling_fields::refuse_unsupported(&mut fields)?;
 
@@ -193,6 +199,7 @@ impl Answer {
         let mut gathered: Vec<Gathered> = self.choices.iter().map(|_| Gathered::default()).collect();
         while let Some(item) = merged.next().await {
             let (at, delta) = item?;
+            let delta = self.shown(delta);
             if let Some(choice) = gathered.get_mut(at * self.n + delta.sample_index as usize) {
                 choice.push(delta);
             }
@@ -210,52 +217,93 @@ impl Answer {
         }
         let mut object = self.heading.object(choices);
         object.insert("usage".to_owned(), self.usage(&merged));
+        shapes::add_receipt(&mut object, merged.journey());
         Ok(object.into())
     }
 
-    fn chunks(mut self, mut merged: Merged) -> impl Stream<Item = Result<Value, Refusal>> + Send {
+    fn chunks(
+        mut self,
+        mut merged: Merged,
+        mut outgoing: Outgoing,
+    ) -> impl Stream<Item = Result<Event, Refusal>> + Send {
         async_stream::try_stream! {
+            for index in (0..self.choices.len()).filter(|index| outgoing.has_begun(*index)) {
+                // The client has the choice's beginning; what comes next is counted from there.
+                self.choice(index, TextDelta::default(), &merged)?;
+            }
             while let Some(item) = merged.next().await {
                 let (at, delta) = item?;
                 let index = at * self.n + delta.sample_index as usize;
-                let shows_tokens = self.call.logprobs || self.call.wants.return_token_ids;
-                let silent = delta.text.is_empty() && delta.finish.is_none();
-                let quiet = silent && (delta.tokens.is_empty() || !shows_tokens);
-                if quiet && self.choices.get(index).is_none_or(|choice| choice.begun) {
+                let (had, delta) = outgoing.part(index, self.shown(delta))?;
+                self.pass_over(index, &had);
+                if self.is_quiet(index, &delta) {
                     continue;
                 }
+                let finished = delta.finish.is_some();
                 let choice = self.choice(index, delta, &merged)?;
-                let mut object = self.heading.object(vec![choice]);
-                if self.call.wants.continuous_usage {
-                    object.insert("usage".to_owned(), self.usage(&merged));
-                } else if self.call.wants.include_usage {
-                    object.insert("usage".to_owned(), Value::Null);
+                let mut object = self.chunk(choice, &merged);
+                if finished {
+                    shapes::add_receipt(&mut object, merged.journey());
                 }
-                yield object.into();
+                yield outgoing.event(index, finished, object.into());
             }
-            if self.call.wants.include_usage {
+            if self.call.wants.include_usage && !outgoing.has_usage() {
                 let mut object = self.heading.object(Vec::new());
                 object.insert("usage".to_owned(), self.usage(&merged));
-                yield object.into();
+                shapes::add_receipt(&mut object, merged.journey());
+                yield outgoing.usage(object.into());
             }
+        }
+    }
+
+    fn chunk(&self, choice: Value, merged: &Merged) -> Map<String, Value> {
+        let mut object = self.heading.object(vec![choice]);
+        if self.call.wants.continuous_usage {
+            object.insert("usage".to_owned(), self.usage(merged));
+        } else if self.call.wants.include_usage {
+            object.insert("usage".to_owned(), Value::Null);
+        }
+        object
+    }
+
+    /// What of a delta is meant to be seen.
+    fn shown(&self, delta: TextDelta) -> TextDelta {
+        if !self.call.drop_output {
+            return delta;
+        }
+        TextDelta { sample_index: delta.sample_index, finish: delta.finish, ..TextDelta::default() }
+    }
+
+    /// A delta with nothing to show, of a choice that has begun.
+    fn is_quiet(&self, index: usize, delta: &TextDelta) -> bool {
+        let shows_tokens = self.call.logprobs || self.call.wants.return_token_ids;
+        let silent = delta.text.is_empty() && delta.finish.is_none();
+        let quiet = silent && (delta.tokens.is_empty() || !shows_tokens);
+        quiet && self.choices.get(index).is_none_or(|choice| choice.begun)
+    }
+
+    /// Counts what the client has from an earlier connection.
+    fn pass_over(&mut self, index: usize, had: &TextDelta) {
+        if self.call.logprobs
+            && !had.tokens.is_empty()
+            && let Some(choice) = self.choices.get_mut(index)
+        {
+            choice.logprobs.next(self.app.text.tokenizer.bytes(), ("", &[]), &output_entries(had));
         }
     }
 
     /// The choice object of `delta`; a choice's first one begins with the prompt when it is echoed.
-    fn choice(&mut self, index: usize, mut delta: TextDelta, merged: &Merged) -> Result<Value, Refusal> {
+    fn choice(&mut self, index: usize, delta: TextDelta, merged: &Merged) -> Result<Value, Refusal> {
         let at = index / self.n;
         let prompt = merged.prompts().get(at).ok_or(Refusal::Internal)?;
         let first =
             self.choices.get_mut(index).is_some_and(|choice| !std::mem::replace(&mut choice.begun, true));
-        if self.call.drop_output {
-            delta = TextDelta { finish: delta.finish, ..TextDelta::default() };
-        }
         let echo = first && self.call.echo;
         let mut text = if echo { self.prompt_text(at, &prompt.request)? } else { String::new() };
         let logprobs = self.call.logprobs.then(|| {
             let shown =
                 if echo { prompt_entries(&prompt.request, &prompt.prompt_logprobs) } else { Vec::new() };
-            let output: Vec<_> = delta.tokens.iter().copied().zip(delta.logprobs.iter().map(Some)).collect();
+            let output = output_entries(&delta);
             let bytes = self.app.text.tokenizer.bytes();
             self.choices.get_mut(index).map(|choice| choice.logprobs.next(bytes, (&text, &shown), &output))
         });
@@ -294,6 +342,10 @@ impl Answer {
         }
         shapes::usage(usage)
     }
+}
+
+fn output_entries(delta: &TextDelta) -> Vec<Entry<'_>> {
+    delta.tokens.iter().copied().zip(delta.logprobs.iter().map(Some)).collect()
 }
 
 /// The prompt's tokens with their log-probabilities; nothing precedes the first, so it has none.

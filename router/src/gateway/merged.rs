@@ -8,6 +8,7 @@ use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
 
 use crate::app::{App, Started};
+use crate::generator::Journey;
 use crate::refusal::Refusal;
 use crate::request::{Draft, TokenLogprobs, TokenRequest};
 use crate::text::text_stream::{TextDelta, TextStream, Usage};
@@ -30,6 +31,8 @@ pub struct Prompted {
     pub request: TokenRequest,
     /// So far.
     pub usage: Usage,
+    /// So far.
+    pub journey: Journey,
     /// Complete when its first delta has come.
     pub prompt_logprobs: Vec<TokenLogprobs>,
 }
@@ -42,7 +45,8 @@ impl Merged {
         for draft in drafts {
             let Started { request, stream } = app.start(draft).await?;
             let at = merged.prompts.len();
-            merged.prompts.push(Prompted { request, usage: stream.usage(), prompt_logprobs: Vec::new() });
+            let (usage, journey) = (stream.usage(), stream.journey());
+            merged.prompts.push(Prompted { request, usage, journey, prompt_logprobs: Vec::new() });
             merged.running.push(advance(at, stream));
         }
         Ok(merged)
@@ -63,6 +67,7 @@ impl Merged {
         }
         while let Some((at, stream, item)) = self.running.next().await {
             self.prompts[at].usage = stream.usage();
+            self.prompts[at].journey = stream.journey();
             match item {
                 None => {}
                 Some(Ok(delta)) => {
@@ -93,6 +98,14 @@ impl Merged {
             prompt_tokens: sum.prompt_tokens.saturating_add(prompt.usage.prompt_tokens),
             completion_tokens: sum.completion_tokens.saturating_add(prompt.usage.completion_tokens),
             cached_tokens: sum.cached_tokens.saturating_add(prompt.usage.cached_tokens),
+        })
+    }
+
+    /// Of all prompts together.
+    pub fn journey(&self) -> Journey {
+        self.prompts.iter().fold(Journey::default(), |sum, prompt| Journey {
+            moves: sum.moves.saturating_add(prompt.journey.moves),
+            resume_exact: sum.resume_exact && prompt.journey.resume_exact,
         })
     }
 }

@@ -9,6 +9,8 @@ mod fields;
 mod logprobs;
 mod merged;
 mod models;
+mod outgoing;
+mod progress;
 mod refused;
 mod request_id;
 mod sampling_fields;

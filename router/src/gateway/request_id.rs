@@ -1,21 +1,71 @@
-//! Every request has an id of ours, unless its body brings one, and every answer carries a name: what the client
-//! sent as `X-Request-Id`, else the id. The header names a trace, which many calls may share, so it is never the id:
-//! ids of running requests are unique.
+//! Every request has an id: what its body names as `request_id`, else its `Idempotency-Key` header, else the one that its
+//! `Last-Event-ID` begins with, else one of ours. A POST that comes again under an id joins the stream that runs under
+//! it. Every answer carries a name: what the client sent as `X-Request-Id`, else the id. That header names a trace,
+//! which many calls may share, so it is never the id: calls that differ must not be taken for one.
 
 use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::Response;
-use http::{HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue};
 use uuid::Uuid;
 
+use super::progress::Progress;
+use crate::refusal::Refusal;
 use crate::validate::is_request_id;
 
 /// Carries the name in both directions.
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
-/// The id of a request whose body brings none, for handlers.
+/// The id of a request that brings none, for handlers.
 #[derive(Debug, Clone)]
 pub struct RequestId(pub String);
+
+/// Which request a call is about.
+#[derive(Debug, PartialEq)]
+pub struct Asked {
+    /// The request's id.
+    pub id: String,
+    /// What the client has of its stream.
+    pub had: Option<Progress>,
+}
+
+/// Reads which request a call is about: `in_body` is its body's `request_id`, `drawn` the id if nobody names it.
+///
+/// # Errors
+/// [`Refusal::Invalid`] for a header that is malformed or that names another request.
+pub fn asked(headers: &HeaderMap, in_body: Option<String>, drawn: &str) -> Result<Asked, Refusal> {
+    let key = text(headers, &IDEMPOTENCY_KEY, "Idempotency-Key")?;
+    if key.is_some_and(|key| !is_request_id(key)) {
+        let message = "Idempotency-Key must be 1 to 128 printable ASCII bytes without spaces.";
+        return Err(Refusal::invalid("Idempotency-Key", message));
+    }
+    let named = in_body.or_else(|| key.map(str::to_owned));
+    // A browser that has seen no id yet says so with an empty one.
+    let last = text(headers, &LAST_EVENT_ID, "Last-Event-ID")?.filter(|id| !id.is_empty());
+    let Some((id, had)) = last.map(Progress::parse).transpose()? else {
+        return Ok(Asked { id: named.unwrap_or_else(|| drawn.to_owned()), had: None });
+    };
+    if named.is_some_and(|named| named != id) {
+        let message = "Last-Event-ID is of another request than request_id or Idempotency-Key names; \
+                       send the same id, or Last-Event-ID alone.";
+        return Err(Refusal::invalid("Last-Event-ID", message));
+    }
+    Ok(Asked { id, had: Some(had) })
+}
+
+fn text<'a>(
+    headers: &'a HeaderMap,
+    name: &HeaderName,
+    param: &'static str,
+) -> Result<Option<&'a str>, Refusal> {
+    let Some(value) = headers.get(name) else { return Ok(None) };
+    value
+        .to_str()
+        .map(|text| Some(text.trim()))
+        .map_err(|_| Refusal::invalid(param, format!("{param} must be printable ASCII.")))
+}
 
 /// The layer. A header that cannot be a name is passed over: a proxy may have written it.
 pub async fn name(mut request: Request, next: Next) -> Response {
@@ -30,4 +80,49 @@ pub async fn name(mut request: Request, next: Next) -> Response {
         response.headers_mut().insert(X_REQUEST_ID, name);
     }
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ask(headers: &[(&'static str, &str)], in_body: Option<&str>) -> Result<(String, bool), String> {
+        let headers: HeaderMap = headers
+            .iter()
+            .map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap()))
+            .collect();
+        let asked = asked(&headers, in_body.map(str::to_owned), "drawn");
+        asked
+            .map(|asked| (asked.id, asked.had.is_some()))
+            .map_err(|refusal| refusal.param().unwrap().to_owned())
+    }
+
+    #[test]
+    fn the_body_names_a_request_before_its_headers_do() {
+        let named = |id: &str, had| Ok((id.to_owned(), had));
+        assert_eq!(ask(&[], None), named("drawn", false));
+        assert_eq!(ask(&[("idempotency-key", "key")], None), named("key", false));
+        assert_eq!(ask(&[("idempotency-key", "key")], Some("body")), named("body", false));
+        assert_eq!(ask(&[("x-request-id", "trace")], None), named("drawn", false));
+        assert_eq!(ask(&[("last-event-id", "mine/3.4")], None), named("mine", true));
+        assert_eq!(ask(&[("last-event-id", "mine/3.4")], Some("mine")), named("mine", true));
+        assert_eq!(
+            ask(&[("last-event-id", "key/3.4"), ("idempotency-key", "key")], None),
+            named("key", true)
+        );
+        assert_eq!(ask(&[("last-event-id", "")], None), named("drawn", false));
+    }
+
+    #[test]
+    fn headers_that_name_no_request_or_two_are_refused() {
+        let refused = |param: &str| Err(param.to_owned());
+        assert_eq!(ask(&[("idempotency-key", "a b")], None), refused("Idempotency-Key"));
+        assert_eq!(ask(&[("idempotency-key", "")], None), refused("Idempotency-Key"));
+        assert_eq!(ask(&[("last-event-id", "mine")], None), refused("Last-Event-ID"));
+        assert_eq!(ask(&[("last-event-id", "mine/3.4")], Some("yours")), refused("Last-Event-ID"));
+        assert_eq!(
+            ask(&[("last-event-id", "mine/3.4"), ("idempotency-key", "x")], None),
+            refused("Last-Event-ID")
+        );
+    }
 }

@@ -4,7 +4,8 @@ use http::HeaderMap;
 use serde_json::Value;
 
 use super::fields::{Fields, wrong};
-use super::request_id::X_REQUEST_ID;
+use super::progress::Progress;
+use super::request_id::{Asked, X_REQUEST_ID, asked};
 use crate::refusal::Refusal;
 use crate::request::{Draft, DraftSampling};
 
@@ -19,6 +20,15 @@ pub struct Wants {
     pub continuous_usage: bool,
     /// Token ids beside the text.
     pub return_token_ids: bool,
+    /// What the client has of the stream.
+    pub had: Option<Progress>,
+}
+
+impl Wants {
+    /// Whether the client has the whole stream and lacks only the word that it is over.
+    pub fn has_all(&self) -> bool {
+        self.had.as_ref().is_some_and(|had| had.is_whole(self.include_usage))
+    }
 }
 
 /// A request's timeout; OpenAI has no field for it.
@@ -63,31 +73,40 @@ pub fn sampling(fields: &mut Fields) -> Result<DraftSampling, Refusal> {
     })
 }
 
-/// Takes what names and places a request. The prompt is left empty.
-pub fn draft(fields: &mut Fields, headers: &HeaderMap, request_id: &str) -> Result<Draft, Refusal> {
+/// Takes what names and places a request, and what its client has of its stream. The prompt is left empty.
+pub fn draft(
+    fields: &mut Fields,
+    headers: &HeaderMap,
+    request_id: &str,
+) -> Result<(Draft, Option<Progress>), Refusal> {
     let timeout = headers.get(TIMEOUT_HEADER).map(|value| {
         let number = value.to_str().ok().and_then(|text| text.trim().parse().ok());
         number
             .ok_or_else(|| Refusal::invalid("timeout_ms", format!("{TIMEOUT_HEADER} must be milliseconds.")))
     });
-    let id = fields.string("request_id")?.unwrap_or_else(|| request_id.to_owned());
+    let Asked { id, had } = asked(headers, fields.string("request_id")?, request_id)?;
     if let Some(given) = headers.get(X_REQUEST_ID) {
         tracing::info!(request = id, x_request_id = ?given, "a request that its client names in a header");
     }
-    Ok(Draft {
+    let draft = Draft {
         model: fields.string("model")?,
         request_id: Some(id),
         cache_salt: fields.string("cache_salt")?.unwrap_or_default(),
         priority: fields.i64("priority")?.unwrap_or(0),
         timeout_ms: timeout.transpose()?,
         ..Draft::default()
-    })
+    };
+    Ok((draft, had))
 }
 
 /// Takes `stream` and what belongs to it.
-pub fn wants(fields: &mut Fields, sampling: &DraftSampling) -> Result<Wants, Refusal> {
+pub fn wants(fields: &mut Fields, sampling: &DraftSampling, had: Option<Progress>) -> Result<Wants, Refusal> {
     let stream = fields.bool("stream")?;
-    let mut wants = Wants { stream, return_token_ids: fields.bool("return_token_ids")?, ..Wants::default() };
+    if had.is_some() && !stream {
+        return Err(Refusal::invalid("Last-Event-ID", "Last-Event-ID is allowed only with stream: true."));
+    }
+    let mut wants =
+        Wants { stream, return_token_ids: fields.bool("return_token_ids")?, had, ..Wants::default() };
     if let Some(options) = fields.object("stream_options")? {
         if !stream {
             return Err(Refusal::invalid(
@@ -110,6 +129,19 @@ pub fn wants(fields: &mut Fields, sampling: &DraftSampling) -> Result<Wants, Ref
         ));
     }
     Ok(wants)
+}
+
+/// Refuses a `Last-Event-ID` that tells of another number of choices than the body asks for.
+pub fn check_choices(had: Option<&Progress>, prompts: usize, n: Option<i64>) -> Result<(), Refusal> {
+    let Some(had) = had else { return Ok(()) };
+    let asked = prompts.saturating_mul(usize::try_from(n.unwrap_or(1)).unwrap_or(0));
+    if had.choices.len() != asked {
+        let told = had.choices.len();
+        let message =
+            format!("Last-Event-ID tells of {told} choices, this body asks for {asked}; send the same body.");
+        return Err(Refusal::invalid("Last-Event-ID", message));
+    }
+    Ok(())
 }
 
 /// Takes what neither API serves: refused where it would change the answer, dropped where it has no effect.

@@ -5,6 +5,7 @@ use http::HeaderValue;
 use serde_json::{Map, Value, json};
 
 use super::request_id::X_REQUEST_ID;
+use crate::generator::Journey;
 use crate::request::{TokenId, TokenLogprobs};
 use crate::text::text_stream::{StopCause, TextDelta, TextFinish, Usage};
 
@@ -69,6 +70,14 @@ pub fn usage(usage: Usage) -> Value {
         "total_tokens": u64::from(usage.prompt_tokens) + u64::from(usage.completion_tokens),
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     })
+}
+
+/// Adds how the request fared, if there is something to tell: OpenAI's clients pass over what they do not know.
+pub fn add_receipt(object: &mut Map<String, Value>, journey: Journey) {
+    if journey.moves > 0 {
+        let receipt = json!({"moves": journey.moves, "resume_exact": journey.resume_exact});
+        object.insert("skein".to_owned(), receipt);
+    }
 }
 
 /// `finish_reason`.

@@ -1,6 +1,7 @@
-//! Server-sent events: one JSON object each, a comment when all is quiet, `[DONE]` at a good end and only there.
+//! Server-sent events: one JSON object each, with an id from which its stream can be taken up again; a comment when
+//! all is quiet, `[DONE]` at a good end and only there.
 
-use std::convert::Infallible;
+use std::io;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -8,37 +9,59 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
-use serde_json::Value;
 
+use super::outgoing::Event;
 use super::refused::error_object;
 use crate::refusal::Refusal;
 
 /// Silence after which a comment keeps proxies from closing the connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// Said before a connection is cut: `retry` is how long a client waits before it connects again, milliseconds.
+const FAREWELL: &[u8] = b": the server is shutting down; go on elsewhere with Last-Event-ID\nretry: 250\n\n";
 
-/// A response that sends `objects`. An error is sent as its object, and then the stream ends without `[DONE]`,
-/// so that a client can tell.
-pub fn response(objects: impl Stream<Item = Result<Value, Refusal>> + Send + 'static) -> Response {
-    let body = Body::from_stream(events(objects).map(Ok::<_, Infallible>));
+/// From the farewell to the cut: a connection that is cut takes with it what is not written yet.
+const FAREWELL_TIME: Duration = Duration::from_millis(50);
+
+/// A response that sends `events`. An error is sent as its object, and then the stream ends without `[DONE]`, so that
+/// a client can tell. But what ends because this server does can be had in full from another one: such a stream is
+/// cut, as if the server had died. Clients that reconnect do so, with `Last-Event-ID`, and no client takes a cut answer for
+/// a whole one, nor an error object for a part of the answer.
+pub fn response(events: impl Stream<Item = Result<Event, Refusal>> + Send + 'static) -> Response {
+    let body = Body::from_stream(bytes(events));
     let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-cache")];
     (headers, [("x-accel-buffering", "no")], body).into_response()
 }
 
-fn events(
-    objects: impl Stream<Item = Result<Value, Refusal>> + Send + 'static,
-) -> impl Stream<Item = Bytes> + Send {
+/// The end of a stream of which the client has everything else.
+pub fn nothing_left() -> Response {
+    response(futures::stream::empty())
+}
+
+fn bytes(
+    events: impl Stream<Item = Result<Event, Refusal>> + Send + 'static,
+) -> impl Stream<Item = io::Result<Bytes>> + Send {
     async_stream::stream! {
-        let mut objects = std::pin::pin!(objects);
+        let mut events = std::pin::pin!(events);
+        let mut resumable = false;
         loop {
-            match tokio::time::timeout(KEEP_ALIVE, objects.next()).await {
-                Err(_) => yield Bytes::from_static(b": keep-alive\n\n"),
-                Ok(Some(Ok(object))) => yield event(&object),
+            match tokio::time::timeout(KEEP_ALIVE, events.next()).await {
+                Err(_) => yield Ok(Bytes::from_static(b": keep-alive\n\n")),
+                Ok(Some(Ok(event))) => {
+                    resumable = event.id.is_some();
+                    yield Ok(written(&event));
+                }
+                Ok(Some(Err(Refusal::Draining))) if resumable => {
+                    yield Ok(Bytes::from_static(FAREWELL));
+                    tokio::time::sleep(FAREWELL_TIME).await;
+                    yield Err(io::Error::other("the server is shutting down"));
+                    break;
+                }
                 Ok(Some(Err(refusal))) => {
-                    yield event(&error_object(&refusal));
+                    yield Ok(Bytes::from(format!("data: {}\n\n", error_object(&refusal))));
                     break;
                 }
                 Ok(None) => {
-                    yield Bytes::from_static(b"data: [DONE]\n\n");
+                    yield Ok(Bytes::from_static(b"data: [DONE]\n\n"));
                     break;
                 }
             }
@@ -46,9 +69,12 @@ fn events(
     }
 }
 
-/// JSON has no raw line break, so one `data:` line holds any object.
-fn event(object: &Value) -> Bytes {
-    Bytes::from(format!("data: {object}\n\n"))
+/// JSON has no raw line break, so one `data:` line holds any object; an id has none either.
+fn written(event: &Event) -> Bytes {
+    match &event.id {
+        Some(id) => Bytes::from(format!("id: {id}\ndata: {}\n\n", event.object)),
+        None => Bytes::from(format!("data: {}\n\n", event.object)),
+    }
 }
 
 #[cfg(test)]
@@ -58,13 +84,37 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn silence_is_filled_with_comments() {
-        let objects = async_stream::stream! {
+        let events = async_stream::stream! {
             tokio::time::sleep(Duration::from_secs(31)).await;
-            yield Ok(json!({"text": "a\nb"}));
+            yield Ok(Event { object: json!({"text": "a\nb"}), id: Some("a/1.3".to_owned()) });
+            yield Ok(Event { object: json!({}), id: None });
         };
-        let sent: Vec<Bytes> = events(objects).collect().await;
-        let expected =
-            [": keep-alive\n\n", ": keep-alive\n\n", "data: {\"text\":\"a\\nb\"}\n\n", "data: [DONE]\n\n"];
+        let sent: Vec<Bytes> = bytes(events).map(Result::unwrap).collect().await;
+        let expected = [
+            ": keep-alive\n\n",
+            ": keep-alive\n\n",
+            "id: a/1.3\ndata: {\"text\":\"a\\nb\"}\n\n",
+            "data: {}\n\n",
+            "data: [DONE]\n\n",
+        ];
         assert_eq!(sent, expected.map(Bytes::from));
+    }
+
+    #[tokio::test]
+    async fn what_another_server_can_go_on_with_is_cut_and_all_else_is_told() {
+        let told = async |refusal: Refusal, id: Option<&str>| {
+            let event = Event { object: json!({}), id: id.map(str::to_owned) };
+            let sent: Vec<_> =
+                bytes(futures::stream::iter([Ok(event), Err(refusal)])).skip(1).collect().await;
+            let cut = sent.last().unwrap().is_err();
+            let text: Vec<u8> = sent.into_iter().flatten().flatten().collect();
+            (String::from_utf8(text).unwrap(), cut)
+        };
+        let (text, cut) = told(Refusal::Draining, Some("a/1.1")).await;
+        assert!(cut && text.contains("\nretry: 250\n") && !text.contains("data:"), "{text}");
+        for (refusal, id) in [(Refusal::Draining, None), (Refusal::Internal, Some("a/1.1"))] {
+            let (text, cut) = told(refusal, id).await;
+            assert!(!cut && text.starts_with("data: {\"error\":"), "{text}");
+        }
     }
 }

@@ -1,12 +1,15 @@
 //! skein.v1 messages to and from the router's own types.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 use skein_proto::v1;
 
+use crate::generator::Journey;
 use crate::refusal::Refusal;
 use crate::request::{Draft, DraftSampling, Prompt, TokenId, TokenLogprobs};
+use crate::text::received::Received;
 use crate::text::text_stream::{StopCause, TextFinish, Usage};
 use crate::text::token_bytes::TokenBytes;
 
@@ -104,6 +107,31 @@ pub fn finish(finish: &TextFinish) -> v1::Finish {
         TextFinish::Length => (None, None),
     };
     v1::Finish { reason: finish.reason().to_owned(), stop_string, stop_token_id }
+}
+
+/// What the client has of each of `n` samples.
+///
+/// # Errors
+/// [`Refusal::Invalid`] when nobody can know which request it had it of, or it names a sample that was not asked for.
+pub fn received(request: &v1::GenerateRequest, n: u32) -> Result<Vec<Received>, Refusal> {
+    let refused = |message: String| Err(Refusal::invalid("resume_from", message));
+    if !request.resume_from.is_empty() && request.request_id.is_empty() {
+        return refused("resume_from needs the request_id of the answer that it is a part of.".to_owned());
+    }
+    let mut all = vec![Received::default(); n as usize];
+    let mut named = HashSet::new();
+    for &v1::Received { sample_index, tokens, text_bytes, finished } in &request.resume_from {
+        let Some(received) = all.get_mut(sample_index as usize).filter(|_| named.insert(sample_index)) else {
+            return refused(format!("resume_from names sample {sample_index} of {n}, or names it twice."));
+        };
+        *received = Received { tokens, text_bytes, finished };
+    }
+    Ok(all)
+}
+
+/// How the request fared.
+pub fn receipt(journey: Journey) -> v1::Receipt {
+    v1::Receipt { moves: journey.moves, resume_exact: journey.resume_exact }
 }
 
 /// Tokens counted.

@@ -1,4 +1,4 @@
-//! skein.v1 for clients, with gRPC health and reflection beside it. It maps messages onto the router's own
+//! skein.v1 for clients, skein.worker.v1 for gateways, with gRPC health and reflection beside them. It maps messages onto the router's own
 //! request and back; the rules are `validate`'s.
 
 mod convert;
@@ -6,6 +6,7 @@ mod health;
 mod service;
 #[cfg(test)]
 mod tests;
+mod worker_face;
 
 use axum::Router;
 use axum::body::Body;
@@ -18,6 +19,7 @@ use tower::Service;
 use crate::app::App;
 use crate::refusal::Refusal;
 use skein_proto::v1::inference_server::InferenceServer;
+use skein_proto::worker::v1::worker_server::WorkerServer;
 use tonic_health::pb::health_server::HealthServer;
 
 /// Largest answer: a delta with 20 log-probabilities a prompt token is far below.
@@ -36,9 +38,13 @@ pub fn guarded(app: &App) -> Result<Router, tonic_reflection::server::Error> {
             .register_encoded_file_descriptor_set(skein_proto::FILE_DESCRIPTOR_SET)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
             .with_service_name("skein.v1.Inference")
+            .with_service_name("skein.worker.v1.Worker")
             .with_service_name("grpc.health.v1.Health")
     };
-    let router = add(Router::new(), inference);
+    let face = WorkerServer::new(worker_face::WorkerFace::new(app.clone()))
+        .max_decoding_message_size(skein_proto::MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(skein_proto::MAX_MESSAGE_BYTES);
+    let router = add(add(Router::new(), inference), face);
     // Tools in the field ask for either version.
     Ok(add(add(router, reflection().build_v1()?), reflection().build_v1alpha()?))
 }

@@ -1,6 +1,7 @@
 //! The Inference service.
 
 use std::pin::Pin;
+use std::time::Duration;
 
 use futures::Stream;
 use skein_proto::v1;
@@ -8,10 +9,11 @@ use skein_proto::v1::inference_server::Inference;
 use tonic::{Request, Response, Status};
 
 use super::{convert, status};
-use crate::app::{App, Started, prompt_bytes};
+use crate::app::{App, prompt_bytes};
 use crate::refusal::Refusal;
 use crate::request::{Prompt, TokenId};
 use crate::text::model_text::ChatPrompt;
+use crate::text::received::{Received, Rest};
 use crate::text::text_stream::{TextDelta, TextStream};
 use crate::validate::{check_model, token_id};
 
@@ -37,13 +39,8 @@ impl Inference for InferenceService {
         let timeout = request.metadata().get("grpc-timeout").and_then(|value| value.to_str().ok());
         let timeout = timeout.and_then(convert::timeout);
         let request = request.into_inner();
-        let return_token_ids = request.return_token_ids;
-        let started = match convert::draft(request, timeout) {
-            Ok(draft) => self.app.start(draft).await,
-            Err(refusal) => Err(refusal),
-        };
-        let started = started.map_err(|refusal| status(&refusal))?;
-        Ok(Response::new(Box::pin(responses(self.app.clone(), started, return_token_ids))))
+        let responses = self.generated(request, timeout).await.map_err(|refusal| status(&refusal))?;
+        Ok(Response::new(responses))
     }
 
     async fn list_models(
@@ -76,6 +73,24 @@ impl Inference for InferenceService {
 }
 
 impl InferenceService {
+    async fn generated(
+        &self,
+        request: v1::GenerateRequest,
+        timeout: Option<Duration>,
+    ) -> Result<Responses, Refusal> {
+        let n = request.sampling.as_ref().and_then(|sampling| sampling.n).unwrap_or(1);
+        // What is out of range is the validator's to refuse.
+        let had = convert::received(&request, n.clamp(1, self.app.config.limits.n))?;
+        if had.iter().all(|had| had.finished) {
+            return Ok(Box::pin(futures::stream::empty()));
+        }
+        let return_token_ids = request.return_token_ids;
+        let resumed = !request.resume_from.is_empty();
+        let started = self.app.start(convert::draft(request, timeout)?).await?;
+        let shown = Shown { app: self.app.clone(), id: started.request.id.clone(), return_token_ids };
+        Ok(Box::pin(responses(shown, started.stream, had, resumed)))
+    }
+
     async fn tokenized(&self, request: v1::TokenizeRequest) -> Result<v1::TokenizeResponse, Refusal> {
         check_model(convert::given(request.model).as_deref(), &self.app.text)?;
         let limits = self.app.generator.model_limits()?;
@@ -111,44 +126,65 @@ impl InferenceService {
     }
 }
 
-fn responses(
+/// How responses look.
+struct Shown {
     app: App,
-    started: Started,
+    id: String,
     return_token_ids: bool,
+}
+
+fn responses(
+    shown: Shown,
+    mut stream: TextStream,
+    had: Vec<Received>,
+    resumed: bool,
 ) -> impl Stream<Item = Result<v1::GenerateResponse, Status>> + Send {
-    let Started { request, mut stream } = started;
+    let mut rests: Vec<Rest> = had.into_iter().map(Rest::after).collect();
     async_stream::try_stream! {
-        let mut first = true;
+        // The first response of all brings what the prompt is worth; who resumes has had it.
+        let mut first = !resumed;
         while let Some(delta) = stream.next().await {
             let delta = delta.map_err(|refusal| status(&refusal))?;
-            let quiet = delta.text.is_empty() && delta.finish.is_none();
-            if quiet && !first && !return_token_ids && delta.logprobs.is_empty() {
+            let rest = rests.get_mut(delta.sample_index as usize).ok_or_else(|| status(&Refusal::Internal))?;
+            let (_, delta) = rest.part(delta).map_err(|refusal| status(&refusal))?;
+            if !first && !stream.is_done() && shown.is_quiet(&delta) {
                 continue;
             }
-            yield response(&app, &request.id, delta, &stream, return_token_ids, std::mem::take(&mut first));
+            let seen = rest.seen();
+            yield shown.response(delta, seen, &stream, std::mem::take(&mut first));
         }
     }
 }
 
-fn response(
-    app: &App,
-    request_id: &str,
-    delta: TextDelta,
-    stream: &TextStream,
-    return_token_ids: bool,
-    first: bool,
-) -> v1::GenerateResponse {
-    let bytes = app.text.tokenizer.bytes();
-    let prompt_logprobs = if first { stream.prompt_logprobs() } else { &[] };
-    v1::GenerateResponse {
-        request_id: request_id.to_owned(),
-        sample_index: delta.sample_index,
-        text: delta.text,
-        token_ids: if return_token_ids { delta.tokens } else { Vec::new() },
-        from_position: delta.from_position,
-        logprobs: convert::logprobs(bytes, &delta.logprobs),
-        finish: delta.finish.as_ref().map(convert::finish),
-        usage: stream.is_done().then(|| convert::usage(stream.usage())),
-        prompt_logprobs: convert::logprobs(bytes, prompt_logprobs),
+impl Shown {
+    fn is_quiet(&self, delta: &TextDelta) -> bool {
+        let tokens = if self.return_token_ids { delta.tokens.len() } else { 0 };
+        delta.text.is_empty() && delta.finish.is_none() && delta.logprobs.is_empty() && tokens == 0
+    }
+
+    fn response(
+        &self,
+        delta: TextDelta,
+        seen: Received,
+        stream: &TextStream,
+        first: bool,
+    ) -> v1::GenerateResponse {
+        let bytes = self.app.text.tokenizer.bytes();
+        let prompt_logprobs = if first { stream.prompt_logprobs() } else { &[] };
+        let Received { tokens, text_bytes, finished } = seen;
+        let sample_index = delta.sample_index;
+        v1::GenerateResponse {
+            request_id: self.id.clone(),
+            sample_index,
+            text: delta.text,
+            token_ids: if self.return_token_ids { delta.tokens } else { Vec::new() },
+            from_position: delta.from_position,
+            logprobs: convert::logprobs(bytes, &delta.logprobs),
+            finish: delta.finish.as_ref().map(convert::finish),
+            usage: stream.is_done().then(|| convert::usage(stream.usage())),
+            prompt_logprobs: convert::logprobs(bytes, prompt_logprobs),
+            received: Some(v1::Received { sample_index, tokens, text_bytes, finished }),
+            receipt: stream.is_done().then(|| convert::receipt(stream.journey())),
+        }
     }
 }

@@ -82,6 +82,89 @@ async fn text_tokens_and_usage_come_in_order() {
     assert_eq!(responses[2].request_id, "g");
 }
 
+/// Text, tokens and finishes of a sample.
+type Assembled = (String, Vec<u32>, usize);
+
+/// What came of two samples, and how often usage and prompt log-probabilities came.
+fn assembled(responses: &[v1::GenerateResponse]) -> ([Assembled; 2], usize, usize) {
+    let mut samples = <[Assembled; 2]>::default();
+    for response in responses {
+        let (text, tokens, finishes) = &mut samples[response.sample_index as usize];
+        text.push_str(&response.text);
+        tokens.extend(&response.token_ids);
+        *finishes += usize::from(response.finish.is_some());
+    }
+    let usages = responses.iter().filter(|response| response.usage.is_some()).count();
+    (samples, usages, responses.iter().map(|response| response.prompt_logprobs.len()).sum())
+}
+
+#[tokio::test]
+async fn a_stream_is_taken_up_again_behind_any_response() {
+    let script = |whole: bool| {
+        let length = |index| finish(index, TokenFinish::Length);
+        let journey = crate::generator::Journey { moves: 1, resume_exact: true };
+        let deltas = match whole {
+            true => vec![delta(1, "éx"), length(1), delta(0, "a😀ENb"), length(0)],
+            false => vec![
+                delta(0, "a"),
+                delta(1, "é"),
+                delta(0, "😀E"),
+                delta(0, "Nb"),
+                length(0),
+                delta(1, "x"),
+                length(1),
+            ],
+        };
+        Script { journey, ..Script::of(deltas) }
+    };
+    let mut request = request("xy");
+    request.return_token_ids = true;
+    request.sampling = Some(v1::SamplingOptions {
+        n: Some(2),
+        stop: vec!["END".to_owned()],
+        prompt_logprobs: Some(0),
+        ..v1::SamplingOptions::default()
+    });
+    let whole = generate(script(false), request.clone()).await.unwrap();
+    let expected = assembled(&whole);
+    assert_eq!((expected.1, expected.2), (1, 2));
+    assert_eq!(whole.last().unwrap().receipt, Some(v1::Receipt { moves: 1, resume_exact: true }));
+    for at in 0..whole.len() - 1 {
+        let had =
+            |sample| whole[..=at].iter().rev().find(|response| response.sample_index == sample)?.received;
+        request.resume_from = [0, 1].into_iter().filter_map(had).collect();
+        for cut in [false, true] {
+            let rest = generate(script(cut), request.clone()).await.unwrap();
+            let parts: Vec<_> = whole[..=at].iter().chain(&rest).cloned().collect();
+            assert_eq!(assembled(&parts), expected, "cut behind response {at}: {rest:?}");
+            let positions = parts.iter().filter(|response| response.sample_index == 0);
+            let mut next = 3;
+            for response in positions.filter(|response| !response.token_ids.is_empty()) {
+                assert_eq!(response.from_position, next);
+                next += response.token_ids.len() as u32;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn resume_points_that_make_no_sense_are_refused() {
+    let refused = async |id: &str, resume_from: &[v1::Received]| {
+        let script = Script::of([delta(0, "ab"), finish(0, TokenFinish::Length)]);
+        let resume_from = resume_from.to_vec();
+        generate(script, v1::GenerateRequest { request_id: id.to_owned(), resume_from, ..request("a") }).await
+    };
+    let received =
+        |sample_index, tokens| v1::Received { sample_index, tokens, text_bytes: 1, finished: false };
+    assert_eq!(refused("", &[received(0, 1)]).await.unwrap_err().code(), Code::InvalidArgument);
+    assert_eq!(refused("g", &[received(1, 1)]).await.unwrap_err().code(), Code::InvalidArgument);
+    let twice = [received(0, 1), received(0, 1)];
+    assert_eq!(refused("g", &twice).await.unwrap_err().code(), Code::InvalidArgument);
+    assert_eq!(refused("g", &[received(0, 9)]).await.unwrap_err().code(), Code::FailedPrecondition);
+    let all = v1::Received { finished: true, ..received(0, 2) };
+    assert_eq!(refused("g", &[all]).await.unwrap(), []);
+}
+
 #[tokio::test]
 async fn refusals_are_statuses_with_retry_metadata() {
     let mut hot = request("a");

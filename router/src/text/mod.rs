@@ -10,6 +10,7 @@ pub mod detokenizer;
 mod generation_defaults;
 pub mod model_text;
 pub mod probe;
+pub mod received;
 pub mod stop;
 mod strftime;
 mod template_env;

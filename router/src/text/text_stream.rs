@@ -7,7 +7,7 @@ use super::detokenizer::Detokenizer;
 use super::model_text::ModelText;
 use super::stop::StopMatcher;
 use crate::drain::Lease;
-use crate::generator::TokenSource;
+use crate::generator::{Journey, TokenSource};
 use crate::refusal::Refusal;
 use crate::request::{TokenDelta, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
 
@@ -158,6 +158,11 @@ impl TextStream {
             completion_tokens: self.samples.iter().map(|sample| sample.output_tokens).sum(),
             cached_tokens: self.cached_tokens,
         }
+    }
+
+    /// How the request has fared so far; complete when the stream has ended.
+    pub fn journey(&self) -> Journey {
+        self.source.journey()
     }
 
     /// Log-probabilities of prompt positions 1.. when asked for; complete when the first delta has come.

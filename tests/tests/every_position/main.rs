@@ -113,7 +113,7 @@ async fn run(workers: &[SocketAddr], request: &TokenRequest, cut: Option<(Cut, u
 
 /// Every kind of request whose exactness across a cut is promised, with its name.
 fn cases() -> Vec<(&'static str, TokenRequest)> {
-    let case = |name, n, change: fn(&mut Sampling)| {
+    let case = |name: &'static str, n, change: fn(&mut Sampling)| {
         let mut sampling = Sampling {
             temperature: 1.0,
             top_p: 1.0,

@@ -70,7 +70,9 @@ impl Cutting {
         after: usize,
     ) -> Messages<wire::GenerateDelta> {
         let (dead, address) = (self.scissors.dead.clone(), self.address.clone());
-        let die = move || drop(lock(&dead).insert(address.clone()));
+        let die = move || {
+            lock(&dead).insert(address.clone());
+        };
         let cut = stream::unfold((Some(deltas), after), move |(deltas, left)| {
             let die = die.clone();
             async move {

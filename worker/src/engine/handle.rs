@@ -42,6 +42,12 @@ pub enum SubmitError {
         /// The id.
         id: String,
     },
+    /// Its Release came first.
+    #[error("request_id {id:?} was released before it came; use another id")]
+    Released {
+        /// The id.
+        id: String,
+    },
     /// The scheduler's reason.
     #[error(transparent)]
     Refused(#[from] Refusal),

@@ -1,16 +1,21 @@
-//! The loop on its own thread, over the fake backend.
+//! The loop over the fake backend: here on its own thread, below turn by turn.
+
+mod hand_back;
+mod scene;
+mod streams;
 
 use std::sync::Mutex;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::*;
+use crate::TokenId;
 use crate::backend::fake::{FakeBackend, FakeOptions, StepCost};
 use crate::backend::{Alarm, Batch, StepOutput};
 use crate::config::SchedulerConfig;
 use crate::kv_cache::CacheScope;
 use crate::sampling::SamplingParams;
-use crate::scheduler::{FinishReason, NewRequest, NewSample};
+use crate::scheduler::{FinishReason, NewRequest, NewSample, RequestKey};
 
 /// Longer than anything here takes; a test that hangs fails.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -218,6 +218,7 @@ async fn forward(
 fn refused(error: SubmitError) -> Status {
     let code = match &error {
         SubmitError::Duplicate { .. } => Code::AlreadyExists,
+        SubmitError::Released { .. } => Code::Cancelled,
         SubmitError::Refused(Refusal::QueueFull { .. }) | SubmitError::TooManyStreams { .. } => {
             Code::ResourceExhausted
         }

@@ -126,3 +126,42 @@ impl Follower {
         self.events.send(Ok(event)).await.ok()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::fake::{FakeBackend, FakeOptions};
+    use crate::config::SchedulerConfig;
+    use crate::engine::Engine;
+    use crate::scheduler::Scheduler;
+
+    #[tokio::test]
+    async fn a_drain_is_told_at_once_and_not_at_the_next_interval() {
+        clock::simulate(Some(|| Duration::from_secs(1)));
+        let scheduler = Scheduler::new(&SchedulerConfig::default(), 64, 512);
+        let backend = FakeBackend::new(FakeOptions { kv_blocks: 64, ..FakeOptions::default() });
+        let (_engine, engine) = Engine::new(scheduler, Box::new(backend), 8);
+        let (events, mut sent) = mpsc::channel(EVENT_QUEUE);
+        let (load_sent, told_draining) = (None, false);
+        let mut follower = Follower {
+            engine: engine.clone(),
+            epoch: 1,
+            router: 9,
+            next: 1,
+            events,
+            load_sent,
+            told_draining,
+        };
+        let mut is_draining = async || match sent.recv().await?.ok()?.event {
+            Some(Event::Load(load)) => Some(load.draining),
+            _ => None,
+        };
+        follower.send_load().await.expect("somebody listens");
+        assert_eq!((is_draining().await, follower.load_due_in()), (Some(false), LOAD_INTERVAL_MIN));
+        engine.log().set_draining();
+        assert_eq!(follower.load_due_in(), Duration::ZERO, "this news waits for nothing");
+        follower.send_load().await.expect("somebody listens");
+        assert_eq!((is_draining().await, follower.load_due_in()), (Some(true), LOAD_INTERVAL_MIN));
+        clock::simulate(None);
+    }
+}

@@ -7,3 +7,4 @@ mod goldens;
 mod invariance;
 mod overlap;
 mod requests;
+mod resume;

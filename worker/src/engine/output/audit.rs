@@ -60,6 +60,24 @@ impl Outbox {
         over.or(expired.map(|(_, key)| key)).map_or(Ok(()), |key| Err(Broken::Orphan { request: key.0 }))
     }
 
+    /// Bytes that all streams hold.
+    #[cfg(test)]
+    pub fn bytes(&self) -> usize {
+        self.budget.bytes()
+    }
+
+    /// Streams that are opened from here on may hold so many bytes together.
+    #[cfg(test)]
+    pub fn set_limit(&mut self, bytes: usize) {
+        self.budget = Arc::new(super::budget::Budget::of(bytes));
+    }
+
+    /// Names that lead to streams.
+    #[cfg(test)]
+    pub fn names(&self) -> usize {
+        self.by_name.len()
+    }
+
     /// Nothing runs, nothing is kept, nobody reads.
     pub fn is_empty(&self) -> bool {
         self.running.is_empty()

@@ -7,90 +7,37 @@
 //! cancelled at once. Here is no clock and no timer: what is over is noticed when the engine next looks.
 
 mod audit;
+mod budget;
+mod counts;
 mod delta;
+mod early;
 mod kept;
+mod position;
+mod readers;
 mod ring;
 mod run;
 mod stream;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::time::Duration;
 
 use skein_node::clock::{self, Timestamp};
 
+pub use budget::OUTPUT_BYTES;
+pub use counts::Counts;
 pub use delta::{Delta, MAX_UNREAD_BYTES, StreamFault};
-pub use ring::{OutOfRange, SamplePosition};
+pub use position::{OutOfRange, SamplePosition};
 pub use run::{AttachError, Attachment, MAX_LINGER, StreamKey};
 pub use stream::{RING_BYTES, TokenStream};
 
-use crate::scheduler::{Event, NewRequest, NewSample, RequestKey};
+pub(super) use readers::{Join, Opening};
+
+use crate::scheduler::{Event, RequestKey};
+use budget::Budget;
+use early::EarlyReleases;
 use kept::Kept;
-use ring::Ring;
-use run::{Question, Run, first_score, positions};
-use stream::{Budget, Cut, ReaderNumber, Stream};
-
-/// Most bytes of output that are kept for readers who may come, all requests together. Ended ones go first.
-pub const OUTPUT_BYTES: usize = 256 * 1024 * 1024;
-
-/// What became of the requests that were taken, joins not counted. Each is in exactly one of the places after
-/// `accepted`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Requests taken.
-    pub accepted: u64,
-    /// All their samples ended.
-    pub completed: u64,
-    /// Cut off by a failure, by the engine's end, or because their last reader was too slow.
-    pub errored: u64,
-    /// Given up by their readers.
-    pub cancelled: u64,
-    /// Given back to their routers.
-    pub handed_back: u64,
-    /// Under way.
-    pub running: u64,
-}
-
-impl Counts {
-    /// No request is counted twice or forgotten.
-    pub fn is_conserved(&self) -> bool {
-        self.accepted == self.completed + self.errored + self.cancelled + self.handed_back + self.running
-    }
-}
-
-/// How a request comes into the outbox.
-#[derive(Debug)]
-pub(super) struct Opening {
-    ring: Ring,
-    run_key: Option<(StreamKey, Question)>,
-    samples: Vec<SamplePosition>,
-    first_score: u32,
-    linger: Duration,
-}
-
-impl Opening {
-    /// Without a key nobody can find it, so it does not linger.
-    pub fn of(request: &NewRequest, key: Option<StreamKey>, linger: Duration) -> Self {
-        Self {
-            ring: Ring::new(request),
-            run_key: key.map(|key| (key, Question::of(request))),
-            samples: positions(request),
-            first_score: first_score(request),
-            linger: if key.is_some() { linger.min(MAX_LINGER) } else { Duration::ZERO },
-        }
-    }
-}
-
-/// What a request with the key of another one gets.
-#[derive(Debug)]
-pub(super) enum Join {
-    /// It reads the other one's output.
-    Joined(TokenStream),
-    /// There is none that reaches back far enough.
-    Absent,
-    /// There is one, but of other tokens: one of both keys is wrong.
-    Differs,
-}
+use run::Run;
+use stream::{Cut, ReaderNumber};
 
 /// The engine's end of all streams.
 #[derive(Debug, Default)]
@@ -102,113 +49,13 @@ pub(super) struct Outbox {
     events: Vec<Event>,
     open: Arc<()>,
     budget: Arc<Budget>,
+    early: EarlyReleases,
     counts: Counts,
     /// When it was looked after last.
     looked_at: Timestamp,
 }
 
 impl Outbox {
-    /// Takes a new request and its first reader.
-    pub fn open(&mut self, key: RequestKey, name: String, opening: Opening) -> TokenStream {
-        let Opening { ring, run_key, samples, first_score, linger } = opening;
-        let keeps = !linger.is_zero();
-        let stream = Arc::new(Stream::new(ring, keeps, self.budget.clone()));
-        let opened = stream.read_from(&samples, first_score, keeps, &self.open);
-        let (number, reader) = opened.expect("a new ring reaches back to what was delivered");
-        if let Some((stream_key, _)) = &run_key {
-            self.by_key.insert(*stream_key, key);
-        }
-        let names = vec![(name.clone(), number)];
-        self.running.insert(key, Run { stream, key: run_key, linger, orphaned: None, names });
-        self.by_name.insert(name, (key, number));
-        self.counts.accepted += 1;
-        reader
-    }
-
-    /// Reads what runs, or is kept, under the request's key, if it is what the request asks for.
-    pub fn join(
-        &mut self,
-        name: &str,
-        request: &NewRequest,
-        stream_key: StreamKey,
-        linger: Duration,
-    ) -> Join {
-        let Some((_, run)) = self.find(stream_key) else { return Join::Absent };
-        let Some((_, question)) = &run.key else { return Join::Absent };
-        let agrees = |sample: &NewSample| run.stream.agrees(sample.index, &sample.delivered);
-        if !question.is_of(request) || !request.samples.iter().all(agrees) {
-            return Join::Differs;
-        }
-        if !question.scores_for(request) {
-            return Join::Absent;
-        }
-        let attachment = Attachment {
-            id: name.to_owned(),
-            key: stream_key,
-            samples: positions(request),
-            from_score: first_score(request),
-            linger,
-        };
-        self.attach(attachment).map_or(Join::Absent, Join::Joined)
-    }
-
-    /// Another reader for what runs, or is kept, under that key.
-    pub fn attach(&mut self, attachment: Attachment) -> Result<TokenStream, AttachError> {
-        let Attachment { id, key: stream_key, samples, from_score, linger } = attachment;
-        let (now, linger, open) = (clock::now(), linger.min(MAX_LINGER), self.open.clone());
-        let (key, run) = self.find(stream_key).ok_or(AttachError::NotFound)?;
-        let (number, reader) = run.stream.read_from(&samples, from_score, !linger.is_zero(), &open)?;
-        run.linger = run.linger.max(linger);
-        run.orphaned = None;
-        let forgotten = run.named(id.clone(), number);
-        self.kept.prolong(key, now, linger);
-        for name in forgotten {
-            self.forget_name(&name, key);
-        }
-        self.by_name.insert(id, (key, number));
-        Ok(reader)
-    }
-
-    fn find(&mut self, stream_key: StreamKey) -> Option<(RequestKey, &mut Run)> {
-        let key = *self.by_key.get(&stream_key)?;
-        let run = self.running.get_mut(&key).or_else(|| self.kept.get_mut(key))?;
-        Some((key, run))
-    }
-
-    /// Whether a reader of that name reads something that has not ended.
-    pub fn is_reading(&self, name: &str) -> bool {
-        let Some((key, number)) = self.by_name.get(name) else { return false };
-        self.running.get(key).is_some_and(|run| run.stream.is_read_by(*number))
-    }
-
-    /// What runs and is, or was, read under that name.
-    pub fn running(&self, name: &str) -> Option<RequestKey> {
-        self.by_name.get(name).map(|(key, _)| *key).filter(|key| self.running.contains_key(key))
-    }
-
-    /// A reader leaves for good. `None` = no such reader; `Some(Some(key))` = nobody follows that request any more:
-    /// it is over here.
-    pub fn release(&mut self, name: &str) -> Option<Option<RequestKey>> {
-        let (key, number) = self.by_name.remove(name)?;
-        let run = self.running.get(&key).or_else(|| self.kept.get_mut(key).map(|run| &*run))?;
-        if run.stream.release(number) > 0 {
-            return Some(None);
-        }
-        if let Some(run) = self.kept.remove(key) {
-            self.forget(key, run);
-            return Some(None);
-        }
-        let run = self.running.remove(&key)?;
-        self.counts.cancelled += 1;
-        self.forget(key, run);
-        Some(Some(key))
-    }
-
-    /// Streams that readers hold, ended ones included.
-    pub fn readers(&self) -> u32 {
-        Arc::strong_count(&self.open) as u32 - 1
-    }
-
     /// Remembers what happened until the next flush.
     pub fn extend(&mut self, events: impl IntoIterator<Item = Event>) {
         self.events.extend(events);
@@ -227,7 +74,7 @@ impl Outbox {
             }
         }
         self.events = events; // its room is used again
-        if self.budget.bytes() > OUTPUT_BYTES {
+        if self.budget.is_over() {
             self.make_room();
         }
     }
@@ -245,13 +92,13 @@ impl Outbox {
 
     /// Ended streams go, then what was read of those that run.
     fn make_room(&mut self) {
-        while self.budget.bytes() > OUTPUT_BYTES
+        while self.budget.is_over()
             && let Some((key, run)) = self.kept.pop()
         {
             self.forget(key, run);
         }
         for run in self.running.values() {
-            if self.budget.bytes() <= OUTPUT_BYTES {
+            if !self.budget.is_over() {
                 return;
             }
             run.stream.forget_read();

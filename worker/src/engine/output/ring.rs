@@ -4,94 +4,20 @@
 use std::collections::VecDeque;
 
 use super::delta::Delta;
+use super::position::{Cursor, OutOfRange, SamplePosition};
 use crate::TokenId;
 use crate::sampling::TokenLogprobs;
 use crate::scheduler::{Event, FinishReason, NewRequest};
+
+mod forget;
+#[cfg(test)]
+mod tests;
 
 /// Most tokens or prompt scores in one delta: well below the limit of a message.
 pub(super) const MAX_DELTA_TOKENS: usize = 1024;
 
 /// The first prompt position that has a score: nothing predicts position 0.
 const FIRST_SCORE: u32 = 1;
-
-/// From where a reader wants one sample.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SamplePosition {
-    /// Which sample.
-    pub index: u32,
-    /// Absolute position of the first token wanted.
-    pub from: u32,
-}
-
-/// Positions that are not kept.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum OutOfRange {
-    /// It was never computed here, or not as part of this stream.
-    #[error("sample {index} is not part of the stream kept here")]
-    NoSample {
-        /// Which.
-        index: u32,
-    },
-    /// Forgotten, or never computed here.
-    #[error("sample {index} is kept from position {kept} on, not from {from}")]
-    Tokens {
-        /// Which.
-        index: u32,
-        /// First position asked for.
-        from: u32,
-        /// First position there is.
-        kept: u32,
-    },
-    /// It ended before.
-    #[error("sample {index} ended at position {end}, before {from}")]
-    PastEnd {
-        /// Which.
-        index: u32,
-        /// First position asked for.
-        from: u32,
-        /// Where it ended.
-        end: u32,
-    },
-    /// Forgotten.
-    #[error("prompt scores are kept from position {kept} on, not from {from}")]
-    Scores {
-        /// First position asked for.
-        from: u32,
-        /// First position there is.
-        kept: u32,
-    },
-}
-
-/// Where one reader is.
-#[derive(Debug, Clone)]
-pub(super) struct Cursor {
-    /// The next position of each sample that it has not read to its end.
-    samples: Vec<SamplePosition>,
-    next_score: u32,
-    /// The cache hit is told.
-    started: bool,
-}
-
-impl Cursor {
-    /// Whether there is nothing left to read, ever.
-    pub fn is_done(&self) -> bool {
-        self.samples.is_empty()
-    }
-
-    /// The first sample it still reads, and where.
-    pub fn place(&self) -> (u32, u32) {
-        self.samples.first().map_or((0, 0), |at| (at.index, at.from))
-    }
-
-    /// Reads no more.
-    pub fn end(&mut self) {
-        self.samples.clear();
-    }
-
-    fn position(&self, index: u32) -> Option<u32> {
-        self.samples.iter().find(|at| at.index == index).map(|at| at.from)
-    }
-}
 
 /// See the module's description.
 #[derive(Debug)]
@@ -127,7 +53,7 @@ impl SampleOutput {
 
     /// Bytes of what comes before `position`.
     fn bytes_before(&self, position: u32) -> usize {
-        let count = position.saturating_sub(self.from) as usize;
+        let count = position.min(self.end()).saturating_sub(self.from) as usize;
         self.logprobs.iter().take(count).map(bytes_of).sum::<usize>() + count * size_of::<TokenId>()
     }
 
@@ -325,45 +251,5 @@ impl Ring {
             }),
         }
         true
-    }
-
-    /// Forgets the oldest of what all `readers` have read, until no more than `goal` bytes are left or nothing is
-    /// left that may go: prompt scores first, then the tokens of the lowest positions.
-    pub fn forget_read<'a>(&mut self, goal: usize, readers: impl Iterator<Item = &'a Cursor> + Clone) {
-        if self.bytes <= goal {
-            return;
-        }
-        let floor = readers.clone().map(|cursor| cursor.next_score).min().unwrap_or(u32::MAX);
-        let count = floor.min(self.scores_end()).saturating_sub(self.scores_from) as usize;
-        self.bytes -= self.scores.drain(..count).map(|score| bytes_of(&score)).sum::<usize>();
-        self.scores_from += count as u32;
-        let floor_of = |sample: &SampleOutput| {
-            let lowest = readers.clone().filter_map(|cursor| cursor.position(sample.index)).min();
-            lowest.unwrap_or(u32::MAX).min(sample.end())
-        };
-        let mut floors: Vec<u32> = self.samples.iter().map(floor_of).collect();
-        if goal > 0 {
-            self.limit_floors(goal, &mut floors);
-        }
-        for (sample, floor) in self.samples.iter_mut().zip(floors) {
-            self.bytes -= sample.forget_before(floor);
-        }
-    }
-
-    /// Lowers `floors`, which may all be forgotten up to, to one position for all of them, where so much suffices.
-    fn limit_floors(&self, goal: usize, floors: &mut [u32]) {
-        let freed = |position: u32| -> usize {
-            let parts = self.samples.iter().zip(&*floors);
-            parts.map(|(sample, &floor)| sample.bytes_before(floor.min(position))).sum()
-        };
-        let first = self.samples.iter().map(|sample| sample.from).min().unwrap_or(0);
-        let last = floors.iter().copied().max().unwrap_or(first);
-        // The lowest position that frees enough: freed() rises with it.
-        let (mut low, mut high) = (first, last);
-        while low < high {
-            let middle = low + (high - low) / 2;
-            if self.bytes.saturating_sub(freed(middle)) <= goal { high = middle } else { low = middle + 1 }
-        }
-        floors.iter_mut().for_each(|floor| *floor = (*floor).min(low));
     }
 }

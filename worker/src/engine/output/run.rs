@@ -6,7 +6,7 @@ use std::time::Duration;
 use skein_node::clock::Timestamp;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::ring::{OutOfRange, SamplePosition};
+use super::position::{OutOfRange, SamplePosition};
 use super::stream::{ReaderNumber, Stream};
 use crate::TokenId;
 use crate::kv_cache::CacheScope;

@@ -1,36 +1,20 @@
 //! What engine and readers share of one request: its ring, and where each reader is.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
+use super::budget::Budget;
 use super::delta::{Delta, MAX_UNREAD_BYTES, StreamFault};
-use super::ring::{Cursor, OutOfRange, Ring, SamplePosition};
+use super::position::{Cursor, OutOfRange, SamplePosition};
+use super::ring::Ring;
 use crate::scheduler::Event;
 
 /// Most bytes of one request's output that are kept beyond what its readers have still to read.
 pub const RING_BYTES: usize = 4 * 1024 * 1024;
 
-/// A full ring forgets so much at once, so that it does so rarely.
-const RING_GOAL_BYTES: usize = RING_BYTES / 8 * 7;
-
-/// Bytes that all streams hold, those that only readers hold included.
-#[derive(Debug, Default)]
-pub(super) struct Budget(AtomicUsize);
-
-impl Budget {
-    pub fn bytes(&self) -> usize {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    fn changed(&self, before: usize, after: usize) {
-        match after >= before {
-            true => self.0.fetch_add(after - before, Ordering::Relaxed),
-            false => self.0.fetch_sub(before - after, Ordering::Relaxed),
-        };
-    }
-}
+/// A full ring forgets so much at once, and one full of what is unread waits for so much more: looking costs.
+const RING_STEP_BYTES: usize = RING_BYTES / 8;
 
 /// Names one reader of a stream, for as long as the stream exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,6 +45,8 @@ struct Inner {
     cut: Option<Cut>,
     /// What was read stays for others.
     keeps: bool,
+    /// Above so many bytes it looks for what may go.
+    full: usize,
 }
 
 impl Inner {
@@ -97,7 +83,7 @@ pub(super) struct Readers {
 impl Stream {
     pub fn new(ring: Ring, keeps: bool, budget: Arc<Budget>) -> Self {
         budget.changed(0, ring.bytes());
-        let inner = Inner { ring, readers: Vec::new(), last_reader: 0, cut: None, keeps };
+        let inner = Inner { ring, readers: Vec::new(), last_reader: 0, cut: None, keeps, full: RING_BYTES };
         Self { inner: Mutex::new(inner), ready: Notify::new(), budget }
     }
 
@@ -118,8 +104,9 @@ impl Stream {
     pub fn add(&self, event: Event) -> bool {
         let ended = self.change(|inner| {
             inner.ring.add(event);
-            if inner.keeps && inner.ring.bytes() > RING_BYTES {
-                inner.forget(RING_GOAL_BYTES);
+            if inner.keeps && inner.ring.bytes() > inner.full {
+                inner.forget(RING_BYTES - RING_STEP_BYTES);
+                inner.full = RING_BYTES.max(inner.ring.bytes() + RING_STEP_BYTES);
             }
             inner.ring.has_ended()
         });

@@ -1,0 +1,79 @@
+//! `skein gateway`: the same API in front of routers that run elsewhere. It is a router whose workers are routers.
+
+use std::sync::Arc;
+
+use clap::ArgMatches;
+use skein_node::config::text;
+use skein_node::discovery;
+use skein_node::shutdown::Shutdown;
+use skein_node::telemetry;
+use skein_router::transport::{Connector, Grpc, GrpcWithKey};
+
+use crate::exit::{Failure, USAGE};
+use crate::front::{self, Served};
+use crate::settings::{self, FrontSettings, table};
+
+/// Runs until told to end.
+///
+/// # Errors
+/// Bad settings, an unusable model directory, an address that cannot be had.
+pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
+    let mut settings = settings::load(table::GATEWAY, matches)?;
+    let log = settings::log_options(&mut settings, "gateway", None);
+    let front = FrontSettings::read(&mut settings);
+    let routers = settings.list("routers", text);
+    if routers.is_empty() {
+        settings.problem(
+            "--routers: name at least one router as host:port; start one with `skein router MODEL --workers ...`",
+        );
+    }
+    let connector = connector(&settings.list("router-api-key", text));
+    let connector = connector.map_err(|problem| settings.problem(problem));
+    settings::check(&settings)?;
+    telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
+    settings::log_effective(&settings);
+    let changes = discovery::static_list(&routers)
+        .map_err(|error| Failure::new(USAGE, format!("--routers: {error}")))?;
+    let served = Served::from_settings(&mut settings)?;
+    let shutdown = Shutdown::on_signals().map_err(Failure::other)?;
+    let (listener, listen) = front::bind(&front.host, front.port).await?;
+    front::warn_if_exposed(&front);
+    let connector = connector.unwrap_or_else(|()| Arc::new(Grpc));
+    let config = front::router_config(front, &served, listen);
+    let (app, _cluster) = front::start_with(config, changes, connector).await?;
+    tracing::info!(%listen, model = served.name(), routers = routers.len(), "gateway is listening");
+    skein_router::serve::serve(listener, app, shutdown.requested()).await.map_err(Failure::other)
+}
+
+/// The way to the routers, with the key that they ask for.
+fn connector(keys: &[String]) -> Result<Arc<dyn Connector>, String> {
+    match keys {
+        [] => Ok(Arc::new(Grpc)),
+        [key] => match GrpcWithKey::new(key) {
+            Some(connector) => Ok(Arc::new(connector)),
+            None => {
+                Err("--router-api-key must be printable ASCII, as --api-key of the routers is".to_owned())
+            }
+        },
+        several => Err(format!(
+            "--router-api-key: one key opens all routers, got {}; give them one in common",
+            several.len()
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_key_opens_all_routers() {
+        let message = |keys: &[&str]| {
+            let keys: Vec<String> = keys.iter().map(|key| (*key).to_owned()).collect();
+            connector(&keys).map(|_| ()).unwrap_err()
+        };
+        assert!(message(&["a", "b"]).contains("got 2"));
+        assert!(message(&["a\nb"]).contains("printable ASCII"));
+        assert!(connector(&[]).is_ok() && connector(&["sesame".to_owned()]).is_ok());
+    }
+}

@@ -1,0 +1,189 @@
+//! Messages between router and worker as they were once encoded: what is on the wire between two releases during a
+//! rolling upgrade. Field numbers and types are frozen; fields may only be added.
+//!
+//! `testdata/worker_messages.txt` has one message a line, `name hexadecimal bytes`. A line is never changed; a new field
+//! gets a new message with a new name.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+
+use prost::Message;
+use skein_proto::worker::v1::*;
+
+const GOLDEN: &str = include_str!("../testdata/worker_messages.txt");
+
+fn golden() -> BTreeMap<&'static str, Vec<u8>> {
+    let byte = |pair: &[u8]| {
+        let digits = std::str::from_utf8(pair).expect("digits");
+        u8::from_str_radix(digits, 16).expect("hexadecimal")
+    };
+    let parse = |line: &'static str| {
+        let (name, bytes) = line.split_once(' ').expect("a name and bytes");
+        (name, bytes.as_bytes().chunks(2).map(byte).collect())
+    };
+    GOLDEN.lines().filter(|line| !line.starts_with('#')).map(parse).collect()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The bytes of then are the message, and the message is the bytes.
+fn check<M: Message + Default + PartialEq + Debug>(name: &str, message: M) {
+    let now = message.encode_to_vec();
+    let golden = golden();
+    let then = golden.get(name).unwrap_or_else(|| panic!("add the line\n{name} {}", hex(&now)));
+    assert_eq!(M::decode(&then[..]).expect(name), message, "{name}: what was sent means something else now");
+    assert_eq!(hex(then), hex(&now), "{name}: what is sent now is not what was sent then");
+    // A later release may say more. Field 2047, a string.
+    let mut later = then.clone();
+    later.extend_from_slice(&[0xfa, 0x7f, 3, b'n', b'e', b'w']);
+    assert_eq!(M::decode(&later[..]).expect(name), message, "{name}: unknown fields are passed over");
+}
+
+fn sampling() -> SamplingParams {
+    SamplingParams {
+        temperature: 0.75,
+        top_p: 0.9,
+        top_k: 40,
+        min_p: 0.05,
+        repetition_penalty: 1.25,
+        presence_penalty: -0.5,
+        frequency_penalty: 0.5,
+        seed: 0x0123_4567_89ab_cdef,
+        logit_bias: vec![LogitBias { token_id: 7, bias: -2.5 }],
+        max_tokens: 100,
+        min_tokens: 3,
+        stop_token_ids: vec![1, 300],
+        ignore_eos: true,
+        logprobs: Some(0),
+        prompt_logprobs: Some(2),
+    }
+}
+
+/// As releases before stream keys sent it.
+fn generate() -> GenerateRequest {
+    GenerateRequest {
+        request_id: "client#router.1".into(),
+        prompt_token_ids: vec![1, 2, 70_000],
+        sampling: Some(sampling()),
+        samples: vec![
+            Sample { index: 0, delivered_token_ids: Vec::new() },
+            Sample { index: 3, delivered_token_ids: vec![9, 8, 7] },
+        ],
+        cache_salt: "tenant".into(),
+        priority: -5,
+        timeout_ms: 30_000,
+        placement: Some(Placement { router_id: 0xfeed, sequence: 12 }),
+        stream_key: Vec::new(),
+        linger_ms: 0,
+    }
+}
+
+fn logprobs(token_id: u32) -> TokenLogprobs {
+    let (top_token_ids, top_logprobs) = (vec![token_id, 2], vec![-0.5, -1.5]);
+    TokenLogprobs { token_id, logprob: -0.5, rank: 1, top_token_ids, top_logprobs }
+}
+
+fn delta() -> GenerateDelta {
+    GenerateDelta {
+        epoch: 77,
+        sample_index: 3,
+        from_position: 6,
+        token_ids: vec![5, 40_000],
+        logprobs: vec![logprobs(5), logprobs(40_000)],
+        finish: Some(Finish { reason: FinishReason::Stop.into(), stop_token_id: Some(0) }),
+        cached_tokens: Some(0),
+        prompt_logprobs: vec![logprobs(2)],
+        from_prompt_position: 1,
+        hand_back: false,
+    }
+}
+
+#[test]
+fn requests_and_their_output() {
+    check("generate", generate());
+    check(
+        "generate.stream_key",
+        GenerateRequest { stream_key: (0..16).collect(), linger_ms: 10_000, ..generate() },
+    );
+    check("delta", delta());
+    let place = GenerateDelta { epoch: 77, sample_index: 1, from_position: 9, ..GenerateDelta::default() };
+    check("delta.hand_back", GenerateDelta { hand_back: true, ..place });
+    for (name, reason) in [
+        ("finish.stop", FinishReason::Stop),
+        ("finish.length", FinishReason::Length),
+        ("finish.abort", FinishReason::Abort),
+    ] {
+        check(name, Finish { reason: reason.into(), stop_token_id: None });
+    }
+    check("abort", AbortRequest { request_id: "client#router.1".into(), sample_index: 3 });
+    check("abort.response", AbortResponse { found: true });
+    let samples = vec![SamplePosition { index: 3, from_position: 45 }];
+    let attach = AttachRequest {
+        request_id: "client#other.1".into(),
+        stream_key: (0..16).collect(),
+        samples,
+        from_prompt_position: 2,
+        linger_ms: 10_000,
+    };
+    check("attach", attach);
+    check("release", ReleaseRequest { request_id: "client#router.1".into() });
+    check("release.response", ReleaseResponse { found: true });
+}
+
+#[test]
+fn what_a_worker_says_of_itself() {
+    check(
+        "info",
+        InfoResponse {
+            epoch: 77,
+            model: "tiny".into(),
+            max_model_len: 4096,
+            vocab_size: 32_000,
+            block_size: 16,
+            kv_blocks: 1000,
+            max_num_seqs: 64,
+            max_num_batched_tokens: 512,
+            resume_exact: true,
+            version: "0.1.0".into(),
+            backend: "cpu".into(),
+            model_fingerprint: 0xabcd,
+        },
+    );
+    check("watch", WatchRequest { epoch: 77, next_sequence: 5, router_id: 0xfeed });
+    let event = |event| WorkerEvent { epoch: 77, sequence: 5, event: Some(event) };
+    let run = RunStored { handle: 4, parent: 2, depth: 1, hashes: vec![0x1111, 0x2222] };
+    let snapshot = CacheSnapshot { runs: vec![run.clone()], stream_keys: Vec::new() };
+    check("event.snapshot", event(worker_event::Event::Snapshot(snapshot.clone())));
+    let keyed = CacheSnapshot { stream_keys: vec![(0..16).collect(), (16..32).collect()], ..snapshot };
+    check("event.snapshot.stream_keys", event(worker_event::Event::Snapshot(keyed)));
+    let truncated = vec![RunTruncated { handle: 4, new_end: 2 }];
+    let change = CacheDelta { truncated, stored: vec![run] };
+    check("event.cache", event(worker_event::Event::Cache(change)));
+    let placement = Some(Placement { router_id: 0xfeed, sequence: 12 });
+    let admitted = Admitted { placement, depth: 2, hashes: vec![0x3333], stream_key: Vec::new() };
+    check("event.admitted", event(worker_event::Event::Admitted(admitted.clone())));
+    let keyed = Admitted { stream_key: (0..16).collect(), ..admitted };
+    check("event.admitted.stream_key", event(worker_event::Event::Admitted(keyed)));
+    let load = Load {
+        queued_uncached_tokens: 1000,
+        waiting: 2,
+        running: 3,
+        free_blocks: 900,
+        prefill_tokens_per_second: 512.5,
+        decode_tokens_per_second: 64.25,
+        step: 12_345,
+        last_placement_sequence: 12,
+        draining: true,
+    };
+    check("event.load", event(worker_event::Event::Load(load)));
+}
+
+#[test]
+fn every_golden_message_is_checked() {
+    let source = include_str!("worker_messages.rs");
+    for name in golden().keys() {
+        assert!(source.contains(&format!("\"{name}\"")), "{name} is in the file and in no test");
+    }
+}

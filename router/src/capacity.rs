@@ -1,0 +1,131 @@
+//! A cluster seen from outside as one large worker: what a gateway in front of several routers has to know. Pure.
+
+use crate::cluster::Snapshot;
+use crate::fleet::WorkerStatus;
+use crate::generator::ModelLimits;
+use crate::worker_client::WorkerInfo;
+
+/// What the workers that take requests can do, and carry, together.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Capacity {
+    /// What every one of them can take.
+    pub limits: ModelLimits,
+    /// Of the model, alike at all of them.
+    pub fingerprint: u64,
+    /// Every one promises that a resumed request goes on bit for bit.
+    pub resume_exact: bool,
+    /// Tokens in a KV block, the smallest.
+    pub block_size: u32,
+    /// KV blocks in all.
+    pub kv_blocks: u32,
+    /// Sequences that run at once in all.
+    pub max_num_seqs: u32,
+    /// Tokens of a step of all.
+    pub max_num_batched_tokens: u32,
+    /// Blocks that a new request could get, in all.
+    pub free_blocks: u32,
+    /// Prompt tokens that wait, in all.
+    pub queued_uncached_tokens: u64,
+    /// Sequences running and waiting.
+    pub sequences: u32,
+    /// Measured rates of all, tokens a second; 0 = none has measured.
+    pub prefill_tokens_per_second: f32,
+    /// As above.
+    pub decode_tokens_per_second: f32,
+}
+
+impl Capacity {
+    /// Of the workers that take requests; `None` without any.
+    pub fn of(snapshot: &Snapshot) -> Option<Self> {
+        let ready = snapshot.workers.iter().filter(|worker| worker.state == "ready");
+        ready.filter_map(|worker| Some(Self::of_one(worker, worker.info.as_ref()?))).reduce(Self::with)
+    }
+
+    fn of_one(worker: &WorkerStatus, info: &WorkerInfo) -> Self {
+        let load = &worker.load;
+        Self {
+            limits: ModelLimits { max_model_len: info.max_model_len, vocab_size: info.vocab_size },
+            fingerprint: info.fingerprint,
+            resume_exact: info.resume_exact,
+            block_size: info.block_size,
+            kv_blocks: info.kv_blocks,
+            max_num_seqs: info.max_num_seqs,
+            max_num_batched_tokens: info.max_num_batched_tokens,
+            free_blocks: load.free_blocks,
+            queued_uncached_tokens: load.queued_uncached_tokens,
+            sequences: load.sequences,
+            prefill_tokens_per_second: load.prefill_tokens_per_second,
+            decode_tokens_per_second: load.decode_tokens_per_second,
+        }
+    }
+
+    fn with(self, other: Self) -> Self {
+        Self {
+            limits: ModelLimits {
+                max_model_len: self.limits.max_model_len.min(other.limits.max_model_len),
+                vocab_size: self.limits.vocab_size.min(other.limits.vocab_size),
+            },
+            fingerprint: self.fingerprint,
+            resume_exact: self.resume_exact && other.resume_exact,
+            block_size: self.block_size.min(other.block_size),
+            kv_blocks: self.kv_blocks.saturating_add(other.kv_blocks),
+            max_num_seqs: self.max_num_seqs.saturating_add(other.max_num_seqs),
+            max_num_batched_tokens: self.max_num_batched_tokens.saturating_add(other.max_num_batched_tokens),
+            free_blocks: self.free_blocks.saturating_add(other.free_blocks),
+            queued_uncached_tokens: self.queued_uncached_tokens.saturating_add(other.queued_uncached_tokens),
+            sequences: self.sequences.saturating_add(other.sequences),
+            prefill_tokens_per_second: self.prefill_tokens_per_second + other.prefill_tokens_per_second,
+            decode_tokens_per_second: self.decode_tokens_per_second + other.decode_tokens_per_second,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admission::Running;
+    use crate::ledger::CurrentLoad;
+
+    fn worker(state: &str, max_model_len: u32, resume_exact: bool) -> WorkerStatus {
+        let info = WorkerInfo {
+            epoch: 1,
+            model: "m".into(),
+            max_model_len,
+            vocab_size: 300,
+            block_size: 16,
+            kv_blocks: 100,
+            max_num_seqs: 8,
+            max_num_batched_tokens: 512,
+            resume_exact,
+            version: String::new(),
+            backend: "fake".into(),
+            fingerprint: 7,
+        };
+        let load = CurrentLoad {
+            queued_uncached_tokens: 5,
+            sequences: 2,
+            free_blocks: 40,
+            prefill_tokens_per_second: 10.0,
+            decode_tokens_per_second: 1.0,
+        };
+        let (id, address) = ("w".to_owned(), String::new());
+        WorkerStatus { id, address, state: state.into(), info: Some(info), load, cached_blocks: 0 }
+    }
+
+    #[test]
+    fn limits_are_the_least_and_room_is_the_sum_of_those_that_take_requests() {
+        let workers =
+            vec![worker("ready", 64, true), worker("ready", 32, true), worker("draining", 8, false)];
+        let snapshot = Snapshot { workers, running: Running::default() };
+        let capacity = Capacity::of(&snapshot).unwrap();
+        assert_eq!(
+            (capacity.limits.max_model_len, capacity.resume_exact, capacity.fingerprint),
+            (32, true, 7)
+        );
+        assert_eq!((capacity.kv_blocks, capacity.max_num_seqs, capacity.free_blocks), (200, 16, 80));
+        assert_eq!((capacity.sequences, capacity.decode_tokens_per_second), (4, 2.0));
+        let mixed = vec![worker("ready", 64, true), worker("ready", 64, false)];
+        assert!(!Capacity::of(&Snapshot { workers: mixed, ..snapshot.clone() }).unwrap().resume_exact);
+        assert_eq!(Capacity::of(&Snapshot { workers: vec![worker("silent", 64, true)], ..snapshot }), None);
+    }
+}

@@ -1,0 +1,90 @@
+//! Who belongs to the fleet: discovery proposes, the links decide.
+
+use std::time::Duration;
+
+use skein_node::clock::Timestamp;
+use skein_node::discovery::Member;
+
+use super::worker::Worker;
+use super::{Action, Fleet, TICK};
+use crate::prefix_index::WorkerId;
+
+/// A tick later than this means that this process stood still, not its workers.
+const OWN_PAUSE: Duration = Duration::from_secs(1);
+
+impl Fleet {
+    /// A member again under its own name and address is no news for a link that lives: whoever lost its register
+    /// says all members anew. Under another address it is another process.
+    pub(super) fn join(&mut self, now: Timestamp, member: Member) -> Vec<Action> {
+        if let Some(&id) = self.members.get(&member.id)
+            && let Some(worker) = self.workers.get_mut(&id)
+            && worker.member.address == member.address
+        {
+            worker.departed = false;
+            return if worker.watching { Vec::new() } else { vec![Action::Hurry(id)] };
+        }
+        let mut actions = self.remove(&member.id);
+        self.next_id += 1;
+        let id = WorkerId(self.next_id);
+        actions.push(Action::Follow(id, member.address.clone()));
+        self.members.insert(member.id.clone(), id);
+        self.workers.insert(id, Worker::new(member, now));
+        actions
+    }
+
+    /// Discovery may be wrong (a lease that ran out in a pause): while the worker itself talks, it stays.
+    pub(super) fn leave(&mut self, now: Timestamp, name: &str) -> Vec<Action> {
+        let limits = self.limits;
+        let worker = self.members.get(name).and_then(|id| self.workers.get_mut(id));
+        match worker {
+            Some(worker) if worker.watching && !worker.is_lost(now, &limits) => {
+                worker.departed = true;
+                Vec::new()
+            }
+            _ => self.remove(name),
+        }
+    }
+
+    /// The link to a worker broke. One that discovery does not name any more is not waited for.
+    pub(super) fn link_lost(&mut self, id: WorkerId) -> Vec<Action> {
+        let Some(worker) = self.workers.get_mut(&id) else { return Vec::new() };
+        worker.watching = false;
+        if !worker.departed {
+            return Vec::new();
+        }
+        let name = worker.member.id.clone();
+        self.remove(&name)
+    }
+
+    fn remove(&mut self, name: &str) -> Vec<Action> {
+        let Some(id) = self.members.remove(name) else { return Vec::new() };
+        self.workers.remove(&id);
+        self.index.remove(id);
+        self.streams.forget_worker(id);
+        vec![Action::Unfollow(id), Action::Lost(id)]
+    }
+
+    /// Finds workers that have become lost since the last look.
+    pub(super) fn tick(&mut self, now: Timestamp) -> Vec<Action> {
+        let since = self.ticked_at.replace(now).map_or(Duration::ZERO, |at| now.since(at));
+        let pause = since.saturating_sub(TICK);
+        let mut actions = Vec::new();
+        let mut departed = Vec::new();
+        for (&id, worker) in &mut self.workers {
+            if pause >= OWN_PAUSE {
+                worker.excuse(now);
+            }
+            let lost = worker.is_lost(now, &self.limits);
+            if lost && !worker.lost && worker.info.is_some() {
+                tracing::warn!(worker = %worker.member.id, "worker is lost: silent, or its engine stands still");
+                actions.push(Action::Lost(id));
+            }
+            worker.lost = lost;
+            if lost && worker.departed {
+                departed.push(worker.member.id.clone());
+            }
+        }
+        actions.extend(departed.iter().flat_map(|name| self.remove(name)));
+        actions
+    }
+}

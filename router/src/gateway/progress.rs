@@ -1,0 +1,158 @@
+//! What a client has of a stream, as the `id` of each event: `<request id>/<state>`, from which any router can go on.
+//!
+//! The state has one entry for each choice, in their order and with commas between: `-` = nothing yet, else
+//! `<tokens>.<bytes>`: output tokens and bytes of output text (UTF-8) that were sent with this event and those before
+//! it, and `f` behind them when the choice's finish was. Behind the entries `+` when the usage chunk was sent. So
+//! `mine/12.57f,9.40` says: of request `mine`, choice 0 is whole (12 tokens, 57 bytes) and choice 1 has 9 tokens and 40 bytes.
+//! An echoed prompt and a chat's role chunk go with a choice's first event and are not counted.
+
+use crate::refusal::Refusal;
+use crate::text::received::Received;
+
+/// Choices of one call up to which its events have ids: an id goes with every event and must stay short.
+pub const MAX_CHOICES: usize = 16;
+/// Longest id that is read: a request id (128 bytes) and the longest state.
+const MAX_ID_BYTES: usize = 1024;
+
+/// What was sent of a stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Progress {
+    /// Of each choice; `None` = no event yet.
+    pub choices: Vec<Option<Received>>,
+    /// The usage chunk.
+    pub usage: bool,
+}
+
+impl Progress {
+    /// Of a fresh stream.
+    pub fn none(choices: usize) -> Self {
+        Self { choices: vec![None; choices], usage: false }
+    }
+
+    /// The `id` of an event of `request_id` after which the client has this much; `None` with too many choices.
+    pub fn event_id(&self, request_id: &str) -> Option<String> {
+        if self.choices.len() > MAX_CHOICES {
+            return None;
+        }
+        let entry = |choice: &Option<Received>| match choice {
+            None => "-".to_owned(),
+            Some(Received { tokens, text_bytes, finished }) => {
+                format!("{tokens}.{text_bytes}{}", if *finished { "f" } else { "" })
+            }
+        };
+        let entries: Vec<String> = self.choices.iter().map(entry).collect();
+        Some(format!("{request_id}/{}{}", entries.join(","), if self.usage { "+" } else { "" }))
+    }
+
+    /// Whether nothing is left to send, `wants_usage` or not.
+    pub fn is_whole(&self, wants_usage: bool) -> bool {
+        self.choices.iter().all(|choice| choice.is_some_and(|choice| choice.finished))
+            && (self.usage || !wants_usage)
+    }
+
+    /// Reads an event's id: the request's id and what was sent of it.
+    ///
+    /// # Errors
+    /// [`Refusal::Invalid`] when it is no id of ours.
+    pub fn parse(id: &str) -> Result<(String, Self), Refusal> {
+        let parsed = Some(id).filter(|id| id.len() <= MAX_ID_BYTES).and_then(split);
+        parsed.ok_or_else(|| {
+            let shown: String = id.chars().take(100).collect();
+            let message = format!(
+                "Last-Event-ID must be the id of an event of this API, `<request id>/<state>`, got `{shown}`."
+            );
+            Refusal::invalid("Last-Event-ID", message)
+        })
+    }
+}
+
+fn split(id: &str) -> Option<(String, Progress)> {
+    let (request_id, state) = id.rsplit_once('/')?;
+    let (entries, usage) = state.strip_suffix('+').map_or((state, false), |entries| (entries, true));
+    let choices: Vec<_> = entries.split(',').take(MAX_CHOICES + 1).map(choice).collect::<Option<_>>()?;
+    (choices.len() <= MAX_CHOICES).then(|| (request_id.to_owned(), Progress { choices, usage }))
+}
+
+fn choice(entry: &str) -> Option<Option<Received>> {
+    if entry == "-" {
+        return Some(None);
+    }
+    let (counts, finished) = entry.strip_suffix('f').map_or((entry, false), |counts| (counts, true));
+    let (tokens, bytes) = counts.split_once('.')?;
+    let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    if !digits(tokens) || !digits(bytes) {
+        return None;
+    }
+    Some(Some(Received { tokens: tokens.parse().ok()?, text_bytes: bytes.parse().ok()?, finished }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn received(tokens: u32, text_bytes: u64, finished: bool) -> Option<Received> {
+        Some(Received { tokens, text_bytes, finished })
+    }
+
+    #[test]
+    fn ids_have_their_documented_form() {
+        let check = |choices: &[Option<Received>], usage: bool, expected: &str| {
+            let progress = Progress { choices: choices.to_vec(), usage };
+            assert_eq!(progress.event_id("a/b").unwrap(), expected);
+            assert_eq!(Progress::parse(expected).unwrap(), ("a/b".to_owned(), progress));
+        };
+        check(&[received(0, 0, false)], false, "a/b/0.0");
+        check(&[received(12, 57, true), received(9, 40, false)], false, "a/b/12.57f,9.40");
+        check(&[None, received(1, 2, true)], false, "a/b/-,1.2f");
+        check(&[received(u32::MAX, u64::MAX, true)], true, "a/b/4294967295.18446744073709551615f+");
+        assert_eq!(Progress::none(MAX_CHOICES + 1).event_id("a"), None);
+    }
+
+    #[test]
+    fn other_ids_are_refused_with_a_reason() {
+        let many = format!("a/{}", ["-"; MAX_CHOICES + 1].join(","));
+        let long = format!("{}/-", "a".repeat(MAX_ID_BYTES));
+        for id in [
+            "",
+            "7",
+            "a/",
+            "a/7",
+            "a/1.",
+            "a/.1x",
+            "a/1.2F",
+            "a/+1.2",
+            "a/1.-2",
+            "a/1.2ff",
+            "a/1.2,",
+            "a/4294967296.0",
+            &many,
+            &long,
+        ] {
+            let refusal = Progress::parse(id).unwrap_err();
+            assert_eq!((refusal.param(), refusal.http().status), (Some("Last-Event-ID"), 400), "{id}");
+            assert!(refusal.to_string().contains("`<request id>/<state>`"), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn a_whole_stream_is_told_from_a_part() {
+        let finished = received(1, 1, true);
+        let whole = |choices: &[Option<Received>], usage, wants| {
+            Progress { choices: choices.to_vec(), usage }.is_whole(wants)
+        };
+        assert!(whole(&[finished], false, false) && whole(&[finished], true, true));
+        assert!(!whole(&[finished], false, true) && !whole(&[finished, None], true, true));
+        assert!(!whole(&[received(1, 1, false)], false, false));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_an_id_or_a_refusal(text in "[ -~]{0,40}") {
+            if let Ok((request_id, progress)) = Progress::parse(&text) {
+                let id = progress.event_id(&request_id).unwrap();
+                prop_assert_eq!(Progress::parse(&id).unwrap(), (request_id, progress));
+            }
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! What is refused, and in which words.
+
+use super::*;
+
+#[tokio::test]
+async fn bad_fields_are_named() {
+    let check = async |path: &str, body: Value, param: &str, message: &str| {
+        check_error(post(Script::default(), path, body).await, 400, &invalid(param, message)).await;
+    };
+    check(
+        COMPLETIONS,
+        json!({"prompt": "a", "temperature": "x"}),
+        "temperature",
+        "temperature must be a number, got a string.",
+    )
+    .await;
+    check(
+        COMPLETIONS,
+        json!({"prompt": "a", "temperature": 3}),
+        "temperature",
+        "temperature must be in [0, 2], got 3.",
+    )
+    .await;
+    check(COMPLETIONS, json!({"prompt": "a", "n": 1_000_000}), "n", "n must be in [1, 16], got 1000000.")
+        .await;
+    check(
+        COMPLETIONS,
+        json!({"prompt": "a", "suffix": "b"}),
+        "suffix",
+        "suffix is not supported yet; leave it out.",
+    )
+    .await;
+    check(
+        COMPLETIONS,
+        json!({"prompt": "a", "stop": "x".repeat(1 << 20)}),
+        "stop",
+        "stop takes at most 256 bytes each, got 1048576.",
+    )
+    .await;
+    check(COMPLETIONS, json!({"prompt": {}}), "prompt", "prompt must be a string, a list of strings, a list of token ids or a list of lists of token ids, got an object.").await;
+    check(COMPLETIONS, json!({}), "prompt", "prompt is required: a string, a list of strings, a list of token ids or a list of lists of token ids.").await;
+    check(COMPLETIONS, json!({"prompt": []}), "prompt", "prompt must not be an empty list.").await;
+    check(
+        COMPLETIONS,
+        json!({"prompt": vec!["a"; 129]}),
+        "prompt",
+        "prompt takes at most 128 prompts, got 129.",
+    )
+    .await;
+    check(
+        COMPLETIONS,
+        json!({"prompt": [1, "a"]}),
+        "prompt",
+        "prompt must be a list of integers, got a string.",
+    )
+    .await;
+    check(
+        COMPLETIONS,
+        json!({"prompt": "a", "max_tokens": 0}),
+        "max_tokens",
+        "max_tokens must be in [1, 4294967295], got 0.",
+    )
+    .await;
+    check(
+        COMPLETIONS,
+        json!({"prompt": "a", "logit_bias": {"x": 1}}),
+        "logit_bias",
+        "logit_bias keys must be token ids, got `x`.",
+    )
+    .await;
+    check(
+        COMPLETIONS,
+        json!({"prompt": "a", "stream_options": {}}),
+        "stream_options",
+        "stream_options is allowed only with stream: true.",
+    )
+    .await;
+    check(CHAT, json!({"model": "test"}), "messages", "messages is required: a list of messages.").await;
+    check(
+        CHAT,
+        chat(json!({"tools": [{"type": "function"}]})),
+        "tools",
+        "tools is not supported yet; leave it out.",
+    )
+    .await;
+    check(
+        CHAT,
+        chat(json!({"response_format": {"type": "json_object"}})),
+        "response_format",
+        "response_format is not supported yet except {\"type\": \"text\"}; leave it out.",
+    )
+    .await;
+    check(
+        CHAT,
+        chat(json!({"top_logprobs": 3})),
+        "top_logprobs",
+        "top_logprobs is allowed only with logprobs: true.",
+    )
+    .await;
+    check(
+        CHAT,
+        chat(json!({"logprobs": true, "top_logprobs": 21})),
+        "top_logprobs",
+        "top_logprobs must be in [0, 20], got 21.",
+    )
+    .await;
+    check(CHAT, chat(json!({"logprobs": 1})), "logprobs", "logprobs must be true or false, got a number.")
+        .await;
+    check(
+        CHAT,
+        chat(json!({"chat_template": "{{ 1 }}"})),
+        "chat_template",
+        "chat_template is not supported yet; leave it out.",
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn errors_have_their_golden_bodies() {
+    let body = |message: &str, kind: &str, param: &str, code: &str| {
+        format!(r#"{{"error":{{"message":"{message}","type":"{kind}","param":{param},"code":"{code}"}}}}"#)
+    };
+    let invalid = "invalid_request_error";
+    let prompt = json!({"prompt": "a"});
+    let missing = post(Script::default(), COMPLETIONS, json!({"model": "x", "prompt": "a"})).await;
+    check_error(
+        missing,
+        404,
+        &body("The model `x` does not exist.", invalid, "\"model\"", "model_not_found"),
+    )
+    .await;
+    let long =
+        post(Script::default(), COMPLETIONS, json!({"prompt": "x".repeat(255), "max_tokens": 1})).await;
+    let sentence = "This model's maximum context length is 256 tokens. However, you requested 257 tokens (256 in the prompt, 1 for the output). Please reduce the length of the prompt or of the output.";
+    check_error(long, 400, &body(sentence, invalid, "\"prompt\"", "context_length_exceeded")).await;
+    let path = get(Script::default(), "/v1/nope").await;
+    check_error(path, 404, &body("There is no path `/v1/nope` here.", invalid, "null", "not_found")).await;
+    let method = get(Script::default(), COMPLETIONS).await;
+    assert_eq!(method.header("allow"), "POST");
+    check_error(
+        method,
+        405,
+        &body("GET is not allowed on `/v1/completions`.", invalid, "null", "method_not_allowed"),
+    )
+    .await;
+    let refuse = |refusal| Script { refuse: Some(refusal), ..Script::default() };
+    let after = Duration::from_millis(1500);
+    let shed = Refusal::Overloaded { reason: "queue of 8 requests".to_owned(), retry_after: after };
+    let shed = post(refuse(shed), COMPLETIONS, prompt.clone()).await;
+    let headers =
+        ["retry-after", "retry-after-ms", "x-should-retry"].map(|name| shed.header(name).to_owned());
+    assert_eq!(headers, ["2", "1500", "true"]);
+    check_error(
+        shed,
+        429,
+        &body(
+            "The cluster is at its limit (queue of 8 requests); retry after 1500 ms.",
+            "overloaded_error",
+            "null",
+            "queue_full",
+        ),
+    )
+    .await;
+    let none = Refusal::NoReadyWorker { reason: "2 of 2 are loading".to_owned(), retry_after: after };
+    let none = post(Script { not_ready: Some(none), ..Script::default() }, COMPLETIONS, prompt.clone()).await;
+    check_error(
+        none,
+        503,
+        &body("No worker is ready: 2 of 2 are loading.", "service_unavailable", "null", "no_ready_worker"),
+    )
+    .await;
+    let late = Refusal::DeadlineExceeded { timeout: Duration::from_millis(7) };
+    let late = post(refuse(late), COMPLETIONS, prompt.clone()).await;
+    assert_eq!(late.header("x-should-retry"), "false");
+    check_error(
+        late,
+        504,
+        &body(
+            "The deadline of 7 ms passed before the request ended.",
+            "timeout_error",
+            "null",
+            "deadline_exceeded",
+        ),
+    )
+    .await;
+    let broken = post(refuse(Refusal::Internal), COMPLETIONS, prompt.clone()).await;
+    check_error(
+        broken,
+        500,
+        &body(
+            "Internal error; quote the request id when you report it.",
+            "server_error",
+            "null",
+            "internal_error",
+        ),
+    )
+    .await;
+    let twice = post(refuse(Refusal::DuplicateId("t".to_owned())), COMPLETIONS, prompt).await;
+    check_error(
+        twice,
+        409,
+        &body(
+            "A request with id `t` is already running; use another id.",
+            invalid,
+            "null",
+            "duplicate_request_id",
+        ),
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn bodies_that_are_no_json_are_refused() {
+    let app = testing::app(Script::default());
+    let code = async |body: Body, kind: &str| {
+        let request = Request::post(CHAT).header("content-type", kind).body(body).unwrap();
+        let answer = send(&app, request).await;
+        (answer.status, answer.json()["error"]["code"].as_str().unwrap().to_owned())
+    };
+    let invalid = (400, "invalid_json".to_owned());
+    assert_eq!(code("{\"a\":".into(), "application/json").await, invalid);
+    assert_eq!(code(vec![b'{', b'"', 0xFF].into(), "application/json; charset=utf-8").await, invalid);
+    assert_eq!(code("[".repeat(100_000).into(), "application/json").await, invalid);
+    assert_eq!(code("{}".into(), "text/plain").await, (415, "unsupported_media_type".to_owned()));
+    let large = vec![b' '; 8 * 1024 * 1024 + 1];
+    assert_eq!(code(large.into(), "application/json").await, (413, "request_too_large".to_owned()));
+}
+
+#[tokio::test]
+async fn an_error_in_mid_stream_is_the_last_chunk() {
+    let say = vec![
+        Say::Delta(delta(0, "a")),
+        Say::Fail(Refusal::WorkersLost { moves: 3, reason: "connection refused".to_owned() }),
+    ];
+    let answer = post(Script { say, ..Script::default() }, CHAT, chat(json!({"stream": true}))).await;
+    assert_eq!(answer.status, 200);
+    let last = r#"{"error":{"message":"The request could not be finished after 3 moves to another worker: the workers failed.","type":"server_error","param":null,"code":"engine_error"}}"#;
+    assert_eq!(answer.events().last().unwrap(), last);
+}
+
+#[tokio::test]
+async fn what_a_worker_said_as_it_failed_is_not_told_to_clients() {
+    let reason = "Unavailable: the engine failed: row 392 has no finite logit".to_owned();
+    let lost = Refusal::WorkersLost { moves: 3, reason };
+    let answer = post(Script { refuse: Some(lost), ..Script::default() }, CHAT, chat(json!({}))).await;
+    let sentence = "The request could not be finished after 3 moves to another worker: the workers failed.";
+    assert_eq!((answer.status, &answer.json()["error"]["message"]), (500, &json!(sentence)));
+}

@@ -1,0 +1,225 @@
+//! Streams that are taken up again with `Last-Event-ID`: whatever was cut where, the parts are the whole.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::request::{TokenDelta, TokenId};
+use crate::text::model_text::ModelText;
+
+/// A stream's texts, one for each sample, each cut into deltas of so many tokens.
+fn script(texts: &[String], cut: usize) -> Script {
+    let tokens: Vec<Vec<TokenId>> = texts.iter().map(|text| testing::tokens(text)).collect();
+    let rounds = tokens.iter().map(|tokens| tokens.len().div_ceil(cut)).max().unwrap_or(0);
+    let mut deltas = Vec::new();
+    for round in 0..rounds {
+        for (index, tokens) in (0..).zip(&tokens) {
+            if let Some(chunk) = tokens.chunks(cut).nth(round) {
+                deltas.push(TokenDelta { tokens: chunk.to_vec(), ..delta(index, "") });
+            }
+        }
+    }
+    deltas.extend((0..).zip(texts).map(|(index, _)| finish(index, TokenFinish::Length)));
+    Script::of(deltas)
+}
+
+/// What a client has put together.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Assembled {
+    choices: Vec<Whole>,
+    usage: Vec<Value>,
+    done: usize,
+}
+
+/// Of one choice: what is a list came once each.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Whole {
+    roles: usize,
+    text: String,
+    tokens: Vec<Value>,
+    prompt_tokens: Vec<Value>,
+    logprobs: Vec<Vec<Value>>,
+    finishes: Vec<Value>,
+}
+
+impl Assembled {
+    fn of<'a>(choices: usize, events: impl IntoIterator<Item = &'a (String, String)>) -> Self {
+        let mut all = Self { choices: vec![Whole::default(); choices], ..Self::default() };
+        for (_, data) in events {
+            match data.as_str() {
+                "[DONE]" => all.done += 1,
+                data => all.take(&serde_json::from_str(data).unwrap()),
+            }
+        }
+        all
+    }
+
+    fn take(&mut self, event: &Value) {
+        assert!(event.get("error").is_none(), "{event}");
+        self.usage.extend(event.get("usage").filter(|usage| !usage.is_null()).cloned());
+        for choice in event["choices"].as_array().unwrap() {
+            self.choices[usize::try_from(choice["index"].as_u64().unwrap()).unwrap()].take(choice);
+        }
+    }
+}
+
+impl Whole {
+    fn take(&mut self, choice: &Value) {
+        let text = choice.get("text").unwrap_or(&choice["delta"]["content"]);
+        self.text.push_str(text.as_str().unwrap_or_default());
+        self.roles += usize::from(choice["delta"]["role"].is_string());
+        self.tokens.extend(choice["token_ids"].as_array().into_iter().flatten().cloned());
+        self.prompt_tokens.extend(choice.get("prompt_token_ids").cloned());
+        self.logprobs.resize(5, Vec::new());
+        let lists = ["content", "tokens", "token_logprobs", "top_logprobs", "text_offset"];
+        for (all, name) in self.logprobs.iter_mut().zip(lists) {
+            all.extend(choice["logprobs"][name].as_array().into_iter().flatten().cloned());
+        }
+        if !choice["finish_reason"].is_null() {
+            self.finishes.push(json!([choice["finish_reason"], choice["stop_reason"]]));
+        }
+    }
+}
+
+/// A client that may lose its connection, in front of servers that cut their deltas in one way each.
+struct Client {
+    text: Arc<ModelText>,
+    path: &'static str,
+    body: Value,
+    texts: Vec<String>,
+    choices: usize,
+}
+
+impl Client {
+    async fn ask(&self, cut: usize, last_event_id: Option<&str>) -> Answer {
+        let script = script(&self.texts, cut);
+        let app = App::new(self.text.clone(), Arc::new(script), testing::config());
+        let request = Request::post(self.path).header("content-type", "application/json");
+        let request = match last_event_id {
+            Some(id) => request.header("last-event-id", id),
+            None => request,
+        };
+        let answer = send(&app, request.body(self.body.to_string().into()).unwrap()).await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        answer
+    }
+
+    /// Loses the connection after every event in turn, and what comes then after each of its events.
+    async fn check_every_point(&self, cuts: (usize, usize)) {
+        let whole = self.ask(cuts.0, None).await.events_with_ids();
+        let expected = Assembled::of(self.choices, &whole);
+        assert_eq!(expected.done, 1);
+        let (_, resumable) = whole.split_last().unwrap();
+        for (at, (id, _)) in resumable.iter().enumerate() {
+            assert!(!id.is_empty(), "{resumable:?}");
+            let rest = self.ask(cuts.1, Some(id)).await.events_with_ids();
+            let parts = whole[..=at].iter().chain(&rest);
+            assert_eq!(Assembled::of(self.choices, parts), expected, "{whole:?} cut at {id}");
+            // And cut again, in the middle of the rest.
+            let Some((again, _)) = rest.get(rest.len() / 2).filter(|(id, _)| !id.is_empty()) else {
+                continue;
+            };
+            let last = self.ask(cuts.0, Some(again)).await.events_with_ids();
+            let parts = whole[..=at].iter().chain(&rest[..=rest.len() / 2]).chain(&last);
+            assert_eq!(Assembled::of(self.choices, parts), expected, "{whole:?} cut at {id} and {again}");
+        }
+    }
+}
+
+fn wants(chat: bool, extra: &[(&str, Value)]) -> (&'static str, Value) {
+    let (path, mut body) = match chat {
+        true => (CHAT, json!({"messages": [{"role": "user", "content": "hi"}]})),
+        false => (COMPLETIONS, json!({"prompt": "hé"})),
+    };
+    body["stream"] = json!(true);
+    for (name, value) in extra {
+        body[*name] = value.clone();
+    }
+    (path, body)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    #[test]
+    fn parts_of_a_stream_are_the_whole_wherever_it_was_cut(
+        texts in prop::collection::vec("[ab😀é]{0,8}", 1..4),
+        stop in prop::option::of("[ab😀é]{1,2}"),
+        chat in any::<bool>(), logprobs in any::<bool>(), ids in any::<bool>(), usage in any::<bool>(),
+        echo in any::<bool>(), min_tokens in 0_i64..4, cuts in (1_usize..6, 1_usize..6),
+    ) {
+        let mut extra = vec![
+            ("n", json!(texts.len())), ("return_token_ids", json!(ids)), ("min_tokens", json!(min_tokens)),
+            ("max_tokens", json!(40)), ("stream_options", json!({"include_usage": usage})),
+        ];
+        extra.extend(stop.map(|stop| ("stop", json!(stop))));
+        match (chat, logprobs) {
+            (true, true) => extra.extend([("logprobs", json!(true)), ("top_logprobs", json!(1))]),
+            (false, true) => extra.push(("logprobs", json!(1))),
+            _ => {}
+        }
+        extra.extend((!chat).then(|| ("echo", json!(echo))));
+        let (path, body) = wants(chat, &extra);
+        let choices = texts.len();
+        let client = Client { text: Arc::new(testing::model_text()), path, body, texts, choices };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(client.check_every_point(cuts));
+    }
+}
+
+#[tokio::test]
+async fn many_prompts_of_one_call_are_taken_up_again_each_where_it_was() {
+    let prompts = json!(["a", "bb", "c"]);
+    let (path, body) = wants(false, &[("prompt", prompts), ("n", json!(2)), ("echo", json!(true))]);
+    let text = Arc::new(testing::model_text());
+    let texts = vec!["xé".to_owned(), "yy😀".to_owned()];
+    Client { text, path, body, texts, choices: 6 }.check_every_point((1, 3)).await;
+}
+
+#[tokio::test]
+async fn a_client_that_has_all_but_the_word_that_it_is_over_gets_that_word() {
+    let app = testing::app(Script { refuse: Some(Refusal::Internal), ..Script::default() });
+    let ask = async |id: &str, extra: &[(&str, Value)]| {
+        let (path, body) = wants(true, extra);
+        let request = Request::post(path).header("last-event-id", id);
+        send(&app, request.body(body.to_string().into()).unwrap()).await
+    };
+    let usage = [("stream_options", json!({"include_usage": true}))];
+    for (id, extra) in [("t/1.1f", &[][..]), ("t/1.1f+", &usage[..])] {
+        let answer = ask(id, extra).await;
+        assert_eq!((answer.status, answer.body.as_str()), (200, "data: [DONE]\n\n"));
+        assert_eq!(answer.header("x-request-id"), "t");
+    }
+    assert_eq!(ask("t/1.1f", &usage).await.status, 500, "its usage is still owed");
+}
+
+#[tokio::test]
+async fn ids_that_do_not_fit_the_body_are_refused() {
+    let check = async |id: &str, extra: &[(&str, Value)], status: u16, message: &str| {
+        let (path, body) = wants(true, extra);
+        let request = Request::post(path).header("last-event-id", id);
+        let answer = send(&testing::app(says("ab")), request.body(body.to_string().into()).unwrap()).await;
+        assert!(answer.body.contains(message), "{}", answer.body);
+        assert_eq!(answer.status, status, "{}", answer.body);
+    };
+    check("t", &[], 400, "`<request id>/<state>`, got `t`").await;
+    check("t/1.1,1.1", &[], 400, "tells of 2 choices, this body asks for 1").await;
+    check("t/1.1", &[("n", json!(3))], 400, "tells of 1 choices, this body asks for 3").await;
+    check("t/1.1", &[("request_id", json!("u"))], 400, "of another request").await;
+    check("t/1.1", &[("stream", json!(false))], 400, "only with stream: true").await;
+    check("t/1.1f,", &[], 400, "`<request id>/<state>`").await;
+    // More than there is, less than was said to be all, and what cannot be: told before anything is sent.
+    for id in ["t/9.9", "t/1.1f", "t/9.1", "t/1.9"] {
+        let usage = [("stream_options", json!({"include_usage": true}))];
+        check(id, &usage, 200, r#"data: {"error":{"message":"The answer under this request id is not"#).await;
+    }
+}
+
+#[tokio::test]
+async fn calls_with_many_choices_have_no_ids_and_end_with_an_error_at_the_drains_end() {
+    let prompts = vec!["a"; 17];
+    let say = vec![Say::Delta(delta(0, "x")), Say::Fail(Refusal::Draining)];
+    let answer =
+        post(Script { say, ..Script::default() }, COMPLETIONS, json!({"prompt": prompts, "stream": true}))
+            .await;
+    assert!(answer.events_with_ids().iter().all(|(id, _)| id.is_empty()), "{}", answer.body);
+    assert!(answer.body.contains(r#""code":"draining""#), "{}", answer.body);
+}

@@ -1,0 +1,91 @@
+//! Keys, models, health, tokenisation.
+
+use super::*;
+
+#[tokio::test]
+async fn everything_but_health_needs_the_key() {
+    let mut config = testing::config();
+    config.api_keys = vec!["sesame".to_owned()];
+    let app = App::new(Arc::new(testing::model_text()), Arc::new(says("x")), config);
+    let status = async |method: &str, path: &str, key: Option<&str>| {
+        let mut request = Request::builder().method(method).uri(path);
+        if let Some(key) = key {
+            request = request.header("authorization", format!("Bearer {key}"));
+        }
+        send(&app, request.body(Body::empty()).unwrap()).await
+    };
+    let closed = [
+        ("GET", "/v1/models"),
+        ("GET", "/v1/models/test"),
+        ("POST", COMPLETIONS),
+        ("POST", CHAT),
+        ("POST", "/tokenize"),
+        ("POST", "/detokenize"),
+        ("GET", "/version"),
+        ("GET", "/nope"),
+        ("GET", "//health"),
+        ("POST", "/skein.v1.Inference/Generate"),
+        ("POST", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"),
+    ];
+    for (method, path) in closed {
+        for key in [None, Some("wrong")] {
+            let answer = status(method, path, key).await;
+            assert_eq!((answer.status, answer.header("www-authenticate")), (401, "Bearer"), "{path}");
+            assert_eq!(answer.json()["error"]["code"], "invalid_api_key");
+        }
+        assert_ne!(status(method, path, Some("sesame")).await.status, 401, "{path}");
+    }
+    for path in ["/health", "/livez", "/readyz"] {
+        assert_eq!(status("GET", path, None).await.status, 200, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn models_and_version_are_told() {
+    let models = get(says("x"), "/v1/models").await.json();
+    assert_eq!((&models["object"], &models["data"][0]["id"]), (&json!("list"), &json!("test")));
+    assert_eq!(models["data"][0]["max_model_len"], testing::MAX_MODEL_LEN);
+    assert_eq!(get(says("x"), "/v1/models/test").await.json()["object"], "model");
+    assert_eq!(get(says("x"), "/v1/models/org/other").await.json()["error"]["code"], "model_not_found");
+    assert_eq!(get(says("x"), "/version").await.json(), json!({"version": env!("CARGO_PKG_VERSION")}));
+}
+
+#[tokio::test]
+async fn readiness_is_not_liveness() {
+    let not_ready = || Refusal::NoReadyWorker { reason: "x".to_owned(), retry_after: Duration::from_secs(1) };
+    let script = || Script { not_ready: Some(not_ready()), ..Script::default() };
+    assert_eq!(get(script(), "/livez").await.status, 200);
+    for path in ["/readyz", "/health"] {
+        let answer = get(script(), path).await;
+        assert_eq!((answer.status, answer.header("retry-after")), (503, "1"));
+        assert_eq!(get(says("x"), path).await.status, 200);
+    }
+    assert_eq!(get(script(), "/v1/models").await.json()["data"][0]["max_model_len"], Value::Null);
+}
+
+#[tokio::test]
+async fn text_goes_to_tokens_and_back() {
+    let answer = post(says(""), "/tokenize", json!({"prompt": "hé", "return_token_strs": true})).await.json();
+    let tokens: Vec<u32> = std::iter::once(0).chain(testing::tokens("hé")).collect();
+    assert_eq!((&answer["tokens"], &answer["count"]), (&json!(tokens), &json!(4)));
+    assert_eq!(answer["max_model_len"], testing::MAX_MODEL_LEN);
+    assert_eq!(answer["token_strs"][0], "<|bos|>");
+    let plain =
+        post(says(""), "/tokenize", json!({"prompt": "hé", "add_special_tokens": false})).await.json();
+    assert_eq!(plain["count"], 3);
+    let chat = post(says(""), "/tokenize", chat(json!({}))).await.json();
+    assert_eq!(chat["count"], 6);
+    let text = post(says(""), "/detokenize", json!({"tokens": tokens})).await.json();
+    assert_eq!(text, json!({"prompt": "<|bos|>hé"}));
+    let bad = post(says(""), "/detokenize", json!({"tokens": [99999]})).await.json();
+    assert_eq!(bad["error"]["param"], "tokens");
+}
+
+#[tokio::test]
+async fn a_model_without_template_points_to_completions() {
+    let text = testing::model_text_with(&Value::Null, None);
+    let app = App::new(Arc::new(text), Arc::new(says("x")), testing::config());
+    let answer = send(&app, post_bytes(CHAT, chat(json!({})).to_string())).await;
+    assert_eq!(answer.status, 400);
+    assert!(answer.body.contains("/v1/completions"), "{}", answer.body);
+}

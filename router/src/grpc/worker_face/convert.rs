@@ -1,0 +1,245 @@
+//! skein.worker.v1 messages to and from the router's own types, on the side that answers.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use skein_node::clock::Timestamp;
+use skein_proto::worker::v1 as wire;
+
+use crate::capacity::Capacity;
+use crate::refusal::Refusal;
+use crate::request::{Resume, ResumeSample, Sampling, TokenDelta, TokenFinish, TokenLogprobs, TokenRequest};
+use crate::stream_key::StreamKey;
+use crate::validate::is_request_id;
+
+/// Samples of one request: their numbers are below this.
+const MAX_SAMPLES: u32 = 64;
+
+/// A request as the cluster takes it. What its parameters may be is checked by the worker that gets it.
+///
+/// # Errors
+/// [`Refusal::Invalid`] for what is no request at all.
+pub fn token_request(
+    request: wire::GenerateRequest,
+    model: Arc<str>,
+    now: Timestamp,
+) -> Result<TokenRequest, Refusal> {
+    if !is_request_id(&request.request_id) {
+        return Err(Refusal::invalid("request_id", "request_id must be 1 to 128 printable ASCII bytes."));
+    }
+    if request.prompt_token_ids.is_empty() {
+        return Err(Refusal::invalid("prompt_token_ids", "prompt_token_ids must not be empty."));
+    }
+    let Some(sampling) = request.sampling else {
+        return Err(Refusal::invalid("sampling", "sampling is required."));
+    };
+    if sampling.max_tokens == 0 {
+        return Err(Refusal::invalid("max_tokens", "max_tokens must be at least 1, got 0."));
+    }
+    let (n, resume) = samples(request.samples, &sampling)?;
+    let time_left = Some(request.timeout_ms).filter(|left| *left > 0).map(Duration::from_millis);
+    Ok(TokenRequest {
+        id: request.request_id,
+        model,
+        prompt: request.prompt_token_ids.into(),
+        sampling: Arc::new(self::sampling(sampling)),
+        n,
+        cache_salt: request.cache_salt.into(),
+        priority: request.priority,
+        deadline: time_left.map(|left| now + left),
+        stream_key: StreamKey::from_wire(&request.stream_key),
+        resume,
+    })
+}
+
+/// How many samples there are, and what of them is delivered, unless all begin.
+fn samples(
+    samples: Vec<wire::Sample>,
+    sampling: &wire::SamplingParams,
+) -> Result<(u32, Option<Arc<Resume>>), Refusal> {
+    let refused = |message: String| Err(Refusal::invalid("samples", message));
+    let mut indices = BTreeSet::new();
+    for wire::Sample { index, delivered_token_ids } in &samples {
+        if *index >= MAX_SAMPLES || !indices.insert(*index) {
+            return refused(format!("sample {index} is named twice, or not below {MAX_SAMPLES}."));
+        }
+        if delivered_token_ids.len() >= sampling.max_tokens as usize {
+            let (got, max) = (delivered_token_ids.len(), sampling.max_tokens);
+            return refused(format!("sample {index} has {got} delivered tokens of at most {max}."));
+        }
+    }
+    let Some(n) = indices.last().map(|last| last + 1) else {
+        return refused("samples must not be empty.".to_owned());
+    };
+    let fresh = indices.len() == n as usize && samples.iter().all(|one| one.delivered_token_ids.is_empty());
+    let resume = (!fresh).then(|| {
+        let sample =
+            |one: wire::Sample| ResumeSample { index: one.index, delivered: one.delivered_token_ids };
+        let samples = samples.into_iter().map(sample).collect();
+        // Whoever has all of the prompt's log-probabilities does not ask for them again.
+        Arc::new(Resume { samples, prompt_logprobs_done: sampling.prompt_logprobs.is_none() })
+    });
+    Ok((n, resume))
+}
+
+fn sampling(sampling: wire::SamplingParams) -> Sampling {
+    Sampling {
+        temperature: sampling.temperature,
+        top_p: sampling.top_p,
+        top_k: sampling.top_k,
+        min_p: sampling.min_p,
+        repetition_penalty: sampling.repetition_penalty,
+        presence_penalty: sampling.presence_penalty,
+        frequency_penalty: sampling.frequency_penalty,
+        seed: sampling.seed,
+        logit_bias: sampling.logit_bias.into_iter().map(|bias| (bias.token_id, bias.bias)).collect(),
+        max_tokens: sampling.max_tokens,
+        min_tokens: sampling.min_tokens,
+        stop_token_ids: sampling.stop_token_ids,
+        ignore_eos: sampling.ignore_eos,
+        logprobs: sampling.logprobs,
+        prompt_logprobs: sampling.prompt_logprobs,
+    }
+}
+
+/// Deltas for the wire, in order.
+#[derive(Debug)]
+pub struct Deltas {
+    epoch: u64,
+    /// Prompt position of the next log-probability; nothing precedes the first token.
+    next_prompt_position: u32,
+}
+
+impl Deltas {
+    /// Of a stream that begins, in this life of the router.
+    pub fn new(epoch: u64) -> Self {
+        Self { epoch, next_prompt_position: 1 }
+    }
+
+    /// The next one.
+    pub fn next(&mut self, delta: TokenDelta) -> wire::GenerateDelta {
+        let from_prompt_position = self.next_prompt_position;
+        self.next_prompt_position += u32::try_from(delta.prompt_logprobs.len()).unwrap_or(u32::MAX);
+        wire::GenerateDelta {
+            epoch: self.epoch,
+            sample_index: delta.sample_index,
+            from_position: delta.from_position,
+            token_ids: delta.tokens,
+            logprobs: delta.logprobs.into_iter().map(logprobs).collect(),
+            finish: delta.finish.map(finish),
+            cached_tokens: delta.cached_tokens,
+            prompt_logprobs: delta.prompt_logprobs.into_iter().map(logprobs).collect(),
+            from_prompt_position,
+            hand_back: false,
+        }
+    }
+
+    /// The last one of a stream that is given back.
+    pub fn hand_back(&self) -> wire::GenerateDelta {
+        wire::GenerateDelta { epoch: self.epoch, hand_back: true, ..wire::GenerateDelta::default() }
+    }
+}
+
+fn logprobs(at: TokenLogprobs) -> wire::TokenLogprobs {
+    let (top_token_ids, top_logprobs) = at.top.into_iter().unzip();
+    wire::TokenLogprobs {
+        token_id: at.token,
+        logprob: at.logprob,
+        rank: at.rank,
+        top_token_ids,
+        top_logprobs,
+    }
+}
+
+fn finish(finish: TokenFinish) -> wire::Finish {
+    let (reason, stop_token_id) = match finish {
+        TokenFinish::Stop { token } => (wire::FinishReason::Stop, token),
+        TokenFinish::Length => (wire::FinishReason::Length, None),
+        TokenFinish::Aborted => (wire::FinishReason::Abort, None),
+    };
+    wire::Finish { reason: reason.into(), stop_token_id }
+}
+
+/// What the router says it is.
+pub fn info(capacity: &Capacity, epoch: u64, model: String) -> wire::InfoResponse {
+    wire::InfoResponse {
+        epoch,
+        model,
+        max_model_len: capacity.limits.max_model_len,
+        vocab_size: capacity.limits.vocab_size,
+        block_size: capacity.block_size,
+        kv_blocks: capacity.kv_blocks,
+        max_num_seqs: capacity.max_num_seqs,
+        max_num_batched_tokens: capacity.max_num_batched_tokens,
+        resume_exact: capacity.resume_exact,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        backend: "router".to_owned(),
+        model_fingerprint: capacity.fingerprint,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(samples: &[(u32, &[u32])]) -> wire::GenerateRequest {
+        let sample = |&(index, delivered): &(u32, &[u32])| wire::Sample {
+            index,
+            delivered_token_ids: delivered.to_vec(),
+        };
+        wire::GenerateRequest {
+            request_id: "mine#1.1".to_owned(),
+            prompt_token_ids: vec![1, 2],
+            sampling: Some(wire::SamplingParams { max_tokens: 4, ..wire::SamplingParams::default() }),
+            samples: samples.iter().map(sample).collect(),
+            stream_key: vec![7; 16],
+            timeout_ms: 1000,
+            ..wire::GenerateRequest::default()
+        }
+    }
+
+    fn converted(request: wire::GenerateRequest) -> Result<TokenRequest, Refusal> {
+        token_request(request, Arc::from("m"), Timestamp::ZERO)
+    }
+
+    #[test]
+    fn a_fresh_request_has_nothing_to_resume_and_all_others_have() {
+        let fresh = converted(request(&[(0, &[]), (1, &[])])).unwrap();
+        assert_eq!((fresh.n, fresh.resume.clone()), (2, None));
+        assert_eq!(fresh.stream_key, StreamKey::from_wire(&[7; 16]));
+        assert_eq!(fresh.deadline, Some(Timestamp::ZERO + Duration::from_secs(1)));
+        let resumed = converted(request(&[(2, &[5, 6])])).unwrap();
+        let samples = vec![ResumeSample { index: 2, delivered: vec![5, 6] }];
+        let resume = Resume { samples, prompt_logprobs_done: true };
+        assert_eq!((resumed.n, resumed.resume.as_deref()), (3, Some(&resume)));
+        assert!(converted(request(&[(1, &[])])).unwrap().resume.is_some(), "sample 0 has ended");
+    }
+
+    #[test]
+    fn what_is_no_request_is_refused() {
+        let refused = |request: wire::GenerateRequest| converted(request).unwrap_err().param().unwrap();
+        assert_eq!(refused(request(&[])), "samples");
+        assert_eq!(refused(request(&[(0, &[]), (0, &[])])), "samples");
+        assert_eq!(refused(request(&[(MAX_SAMPLES, &[])])), "samples");
+        assert_eq!(refused(request(&[(0, &[1, 2, 3, 4])])), "samples");
+        let whole = || request(&[(0, &[])]);
+        assert_eq!(refused(wire::GenerateRequest { request_id: "a b".into(), ..whole() }), "request_id");
+        assert_eq!(
+            refused(wire::GenerateRequest { prompt_token_ids: vec![], ..whole() }),
+            "prompt_token_ids"
+        );
+        assert_eq!(refused(wire::GenerateRequest { sampling: None, ..whole() }), "sampling");
+    }
+
+    #[test]
+    fn prompt_positions_are_counted_over_deltas() {
+        let at = TokenLogprobs { token: 3, logprob: -0.5, rank: 1, top: vec![(3, -0.5), (4, -1.0)] };
+        let scores = |count| TokenDelta { prompt_logprobs: vec![at.clone(); count], ..TokenDelta::default() };
+        let mut deltas = Deltas::new(9);
+        let positions = [2, 3, 0].map(|count| deltas.next(scores(count)).from_prompt_position);
+        assert_eq!(positions, [1, 3, 6]);
+        let back = deltas.hand_back();
+        assert!(back.hand_back && back.epoch == 9);
+    }
+}

@@ -1,0 +1,164 @@
+//! A router seen as one large worker: skein.worker.v1 over its cluster, so that a gateway can stand in front of several
+//! routers as a router stands in front of workers.
+//!
+//! The stream's key passes through to the worker. So a stream whose router dies is found again at its worker by the
+//! next router that is asked to go on with it. A router keeps no output itself: `Attach` is always NOT_FOUND here, and
+//! `Generate` with the delivered tokens finds the stream where it runs. What a gateway leaves without a word is held
+//! for as long as it asked, as a worker does.
+
+mod convert;
+mod readers;
+mod reports;
+#[cfg(test)]
+mod tests;
+
+use std::hash::{BuildHasher, RandomState};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::{Stream, StreamExt};
+use skein_node::clock;
+use skein_proto::worker::v1 as wire;
+use skein_proto::worker::v1::worker_server::Worker;
+use tonic::{Request, Response, Status};
+
+use super::status;
+use crate::app::App;
+use crate::capacity::Capacity;
+use crate::drain::Lease;
+use crate::refusal::Refusal;
+use convert::Deltas;
+use readers::{Readers, Reading, Told};
+use reports::Placements;
+
+type Messages<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// skein.worker.v1.Worker over an [`App`].
+pub struct WorkerFace {
+    app: App,
+    /// Of this life of the process.
+    epoch: u64,
+    readers: Readers,
+    placements: Arc<Placements>,
+}
+
+impl WorkerFace {
+    /// Of `app`.
+    pub fn new(app: App) -> Self {
+        // The standard library seeds each hasher from the operating system.
+        let epoch = RandomState::new().hash_one(std::process::id()).max(1);
+        Self { app, epoch, readers: Readers::default(), placements: Arc::default() }
+    }
+
+    fn capacity(&self) -> Result<Capacity, Refusal> {
+        self.app.ready()?;
+        self.app.generator.capacity()
+    }
+}
+
+#[tonic::async_trait]
+impl Worker for WorkerFace {
+    type GenerateStream = Messages<wire::GenerateDelta>;
+    type AttachStream = Messages<wire::GenerateDelta>;
+    type WatchStream = Messages<wire::WorkerEvent>;
+
+    async fn info(&self, _: Request<wire::InfoRequest>) -> Result<Response<wire::InfoResponse>, Status> {
+        let capacity = self.capacity().map_err(|refusal| status(&refusal))?;
+        Ok(Response::new(convert::info(&capacity, self.epoch, self.app.text.name().to_string())))
+    }
+
+    async fn generate(
+        &self,
+        request: Request<wire::GenerateRequest>,
+    ) -> Result<Response<Self::GenerateStream>, Status> {
+        let request = request.into_inner();
+        let Some((entered, told)) = self.readers.enter(&request.request_id) else {
+            return Err(Status::already_exists("a reader of that request_id is here"));
+        };
+        let linger = Duration::from_millis(request.linger_ms);
+        self.placements.note(request.placement.unwrap_or_default());
+        let lease = self.app.drain.enter().map_err(|refusal| status(&refusal))?;
+        let checked = convert::token_request(request, self.app.text.name(), clock::now());
+        let checked = checked.map_err(|refusal| status(&refusal))?;
+        let source = self.app.generator.submit(checked).await.map_err(|refusal| elsewhere(&refusal))?;
+        let reading = entered.reads(source, linger);
+        Ok(Response::new(Box::pin(deltas(reading, told, lease, Deltas::new(self.epoch)))))
+    }
+
+    async fn attach(&self, _: Request<wire::AttachRequest>) -> Result<Response<Self::AttachStream>, Status> {
+        Err(Status::not_found(
+            "a router keeps no streams; Generate with the delivered tokens finds it at its worker",
+        ))
+    }
+
+    async fn release(
+        &self,
+        request: Request<wire::ReleaseRequest>,
+    ) -> Result<Response<wire::ReleaseResponse>, Status> {
+        let found = self.readers.release(&request.into_inner().request_id);
+        Ok(Response::new(wire::ReleaseResponse { found }))
+    }
+
+    async fn abort(
+        &self,
+        request: Request<wire::AbortRequest>,
+    ) -> Result<Response<wire::AbortResponse>, Status> {
+        let wire::AbortRequest { request_id, sample_index } = request.into_inner();
+        Ok(Response::new(wire::AbortResponse { found: self.readers.abort(&request_id, sample_index) }))
+    }
+
+    async fn watch(
+        &self,
+        request: Request<wire::WatchRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let router_id = request.into_inner().router_id;
+        let (placements, readers) = (self.placements.clone(), self.readers.clone());
+        let reports = reports::follow(self.app.clone(), self.epoch, router_id, placements, readers);
+        Ok(Response::new(Box::pin(reports.map(Ok))))
+    }
+}
+
+/// A stream for its reader, to its end, its release, or the end of this router's time.
+fn deltas(
+    mut reading: Reading,
+    mut told: Told,
+    lease: Lease,
+    mut deltas: Deltas,
+) -> impl Stream<Item = Result<wire::GenerateDelta, Status>> + Send {
+    async_stream::stream! {
+        while let Some(source) = &mut reading.source {
+            tokio::select! {
+                biased;
+                () = told.released.cancelled() => reading.source = None,
+                () = lease.ended() => {
+                    // The process leaves and the worker goes on: whoever asks next reads on there.
+                    yield Ok(deltas.hand_back());
+                    reading.source = None;
+                }
+                Some(sample_index) = told.aborts.recv() => source.abort_sample(sample_index),
+                item = source.next() => match item {
+                    Some(Ok(delta)) => yield Ok(deltas.next(delta)),
+                    Some(Err(refusal)) => {
+                        reading.source = None;
+                        yield Err(elsewhere(&refusal));
+                    }
+                    None => reading.source = None,
+                }
+            }
+        }
+    }
+}
+
+/// A refusal for a gateway. A router that has no worker is not at fault: another one may have some.
+fn elsewhere(refusal: &Refusal) -> Status {
+    let status = status(refusal);
+    match refusal {
+        Refusal::NoReadyWorker { .. } => Status::with_metadata(
+            tonic::Code::ResourceExhausted,
+            status.message().to_owned(),
+            status.metadata().clone(),
+        ),
+        _ => status,
+    }
+}

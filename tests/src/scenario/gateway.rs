@@ -1,0 +1,28 @@
+//! `kill -9` on one of two routers behind a gateway. Its clients are plain ones and notice nothing: a connection
+//! that breaks would be a failure.
+
+use super::router_kill::{kill_in_turn, two_routers};
+use super::{Plan, addresses};
+use crate::load::Target;
+use crate::nodes::Front;
+use crate::report::{Report, moves};
+
+/// Runs it.
+pub async fn run(plan: &Plan) -> Report {
+    let workers = plan.start_workers().await;
+    let mut routers = two_routers(plan, &addresses(&workers)).await;
+    let behind: Vec<_> = routers.iter().map(|router| router.address).collect();
+    let gateway = Front::gateway(&plan.binary, &behind, &plan.front_extras()).await;
+    let corpus = plan.record(&gateway).await;
+    let load = plan.load(&corpus, Target::plain(&gateway.url), "gateway");
+    kill_in_turn(plan, &mut routers).await;
+    let tally = load.finish().await;
+
+    let mut report =
+        Report::new(format!("router kill -9 behind a gateway, plain clients, seed {}", plan.seed));
+    report.say("kills", format!("{} of {} routers", plan.rounds, routers.len()));
+    report.streams(&tally);
+    // To a gateway a router is one large worker: it tells of moves in the same words.
+    report.must_have_moved(&moves(&gateway.process.log()), &tally, plan);
+    report
+}

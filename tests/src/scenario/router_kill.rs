@@ -1,0 +1,61 @@
+//! `kill -9` on one of two routers at random moments. Clients go to the other one with the id of the last event
+//! they have seen, and go on where they were.
+
+use std::net::SocketAddr;
+
+use super::{Plan, addresses};
+use crate::load::{Tally, Target};
+use crate::nodes::Front;
+use crate::report::Report;
+use crate::seeded::Seeded;
+
+/// Runs it.
+pub async fn run(plan: &Plan) -> Report {
+    let workers = plan.start_workers().await;
+    let mut routers = two_routers(plan, &addresses(&workers)).await;
+    let corpus = plan.record(&routers[0]).await;
+    let urls = routers.iter().map(|router| router.url.clone()).collect();
+    let load = plan.load(&corpus, Target { urls, reconnects: true }, "router");
+    kill_in_turn(plan, &mut routers).await;
+    let tally = load.finish().await;
+
+    let mut report = Report::new(format!("router kill -9, clients reconnect, seed {}", plan.seed));
+    report.say("kills", format!("{} of {} routers", plan.rounds, routers.len()));
+    say_reconnects(&mut report, plan, &tally);
+    report
+}
+
+/// Two routers over the same workers.
+pub(super) async fn two_routers(plan: &Plan, workers: &[SocketAddr]) -> Vec<Front> {
+    let extras = plan.front_extras();
+    let spawn = || Front::spawn_router(&plan.binary, workers, &extras);
+    let mut routers = vec![spawn(), spawn()];
+    for router in &mut routers {
+        router.wait_ready().await;
+    }
+    routers
+}
+
+/// Kills one router after the other at random moments; each is back before the next one goes.
+pub(super) async fn kill_in_turn(plan: &Plan, routers: &mut [Front]) {
+    let mut dice = Seeded::new(plan.seed ^ 0x726f_7574);
+    for _ in 0..plan.rounds {
+        tokio::time::sleep(dice.between(plan.pause.0, plan.pause.1)).await;
+        let victim = dice.below(routers.len());
+        routers[victim].process.start_again();
+        routers[victim].wait_ready().await;
+    }
+}
+
+fn say_reconnects(report: &mut Report, plan: &Plan, tally: &Tally) {
+    let hit: Vec<_> = tally.ended.iter().filter(|ended| ended.reconnects > 0).collect();
+    let times: u32 = hit.iter().map(|ended| ended.reconnects).sum();
+    report.say("streams reconnected", format!("{}, {times} times", hit.len()));
+    report.streams(tally);
+    report.gaps(
+        "longest gap, reconnected",
+        hit.iter().map(|ended| ended.longest_gap).collect(),
+        plan.gap_p99,
+    );
+    report.require(!hit.is_empty(), || "no kill hit a stream: this shows nothing".into());
+}

@@ -1,0 +1,44 @@
+//! SIGSTOP on a worker: it is there, its sockets are open, and nothing comes. Its streams go on elsewhere; when it is
+//! woken, what it then says too late changes nothing, and it serves again.
+
+use std::time::Duration;
+
+use super::{Plan, addresses, only_one_left, wait_for_streams};
+use crate::load::Target;
+use crate::nodes::Front;
+use crate::report::{Report, moves};
+use crate::seeded::Seeded;
+
+/// A stream that waits for a stopped worker longer than that waits for ever.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+/// What late words need to arrive.
+const AFTERMATH: Duration = Duration::from_secs(1);
+
+/// Runs it.
+pub async fn run(plan: &Plan) -> Report {
+    let mut workers = plan.start_workers().await;
+    let router = Front::router(&plan.binary, &addresses(&workers), &plan.front_extras()).await;
+    let corpus = plan.record(&router).await;
+    let load = plan.load(&corpus, Target::plain(&router.url), "wedge");
+    let mut dice = Seeded::new(plan.seed ^ 0x7374_6f70);
+    let mut report = Report::new(format!("worker SIGSTOP and SIGCONT, seed {}", plan.seed));
+    let mut victim = 0;
+    for _ in 0..plan.rounds {
+        wait_for_streams(plan, &load, &mut dice).await;
+        victim = dice.below(workers.len());
+        workers[victim].process.signal("STOP");
+        let ended = load.all_begun_have_ended(LONGEST_WAIT).await;
+        report.require(ended.is_some(), || format!("streams hang {LONGEST_WAIT:?} after a SIGSTOP"));
+        workers[victim].process.signal("CONT");
+        tokio::time::sleep(AFTERMATH).await;
+    }
+    let tally = load.finish().await;
+    report.say("stops", format!("{} of {} workers", plan.rounds, plan.workers));
+    report.streams(&tally);
+    report.must_have_moved(&moves(&router.process.log()), &tally, plan);
+
+    let alone = only_one_left(plan, &corpus, &router.url, &mut workers, victim).await;
+    report.say("alone afterwards", alone.value("served alone after"));
+    report.require(alone.passed(), || format!("the woken worker does not serve alone: {alone}"));
+    report
+}

@@ -1,0 +1,56 @@
+//! A small generator of numbers, so that a run's moments of death can be had again by its seed.
+
+use std::time::Duration;
+
+/// SplitMix64 (Steele, Lea, Flood 2014).
+#[derive(Debug, Clone)]
+pub struct Seeded(u64);
+
+impl Seeded {
+    /// Equal seeds give equal numbers.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// 64 even bits.
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Even in [0, 1).
+    pub fn unit(&mut self) -> f64 {
+        (self.bits() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// Even in 0..count; `count` > 0.
+    pub fn below(&mut self, count: usize) -> usize {
+        (self.unit() * count as f64) as usize
+    }
+
+    /// Even between two times.
+    pub fn between(&mut self, shortest: Duration, longest: Duration) -> Duration {
+        shortest + (longest.saturating_sub(shortest)).mul_f64(self.unit())
+    }
+
+    /// The time to the next arrival of a Poisson stream of `per_second`.
+    pub fn arrival(&mut self, per_second: f64) -> Duration {
+        Duration::from_secs_f64(-(1.0 - self.unit()).ln() / per_second)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arrivals_come_at_their_rate() {
+        let mut seeded = Seeded::new(7);
+        let total: Duration = (0..10_000).map(|_| seeded.arrival(50.0)).sum();
+        assert!((190.0..210.0).contains(&total.as_secs_f64()), "{total:?} for 200 s");
+        assert!((0..1000).all(|_| seeded.below(3) < 3));
+    }
+}

@@ -1,0 +1,158 @@
+//! Readers as they come and go.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use skein_node::clock;
+
+use super::Outbox;
+use super::position::SamplePosition;
+use super::ring::Ring;
+use super::run::{AttachError, Attachment, MAX_LINGER, Question, Run, StreamKey, first_score, positions};
+use super::stream::{Stream, TokenStream};
+use crate::scheduler::{NewRequest, NewSample, RequestKey};
+
+/// How a request comes into the outbox.
+#[derive(Debug)]
+pub(in crate::engine) struct Opening {
+    ring: Ring,
+    run_key: Option<(StreamKey, Question)>,
+    samples: Vec<SamplePosition>,
+    first_score: u32,
+    linger: Duration,
+}
+
+impl Opening {
+    /// Without a key nobody can find it, so it does not linger.
+    pub fn of(request: &NewRequest, key: Option<StreamKey>, linger: Duration) -> Self {
+        Self {
+            ring: Ring::new(request),
+            run_key: key.map(|key| (key, Question::of(request))),
+            samples: positions(request),
+            first_score: first_score(request),
+            linger: if key.is_some() { linger.min(MAX_LINGER) } else { Duration::ZERO },
+        }
+    }
+}
+
+/// What a request with the key of another one gets.
+#[derive(Debug)]
+pub(in crate::engine) enum Join {
+    /// It reads the other one's output.
+    Joined(TokenStream),
+    /// There is none that reaches back far enough.
+    Absent,
+    /// There is one, but of other tokens: one of both keys is wrong.
+    Differs,
+}
+
+impl Outbox {
+    /// Takes a new request and its first reader.
+    pub fn open(&mut self, key: RequestKey, name: String, opening: Opening) -> TokenStream {
+        let Opening { ring, run_key, samples, first_score, linger } = opening;
+        let keeps = !linger.is_zero();
+        let stream = Arc::new(Stream::new(ring, keeps, self.budget.clone()));
+        let opened = stream.read_from(&samples, first_score, keeps, &self.open);
+        let (number, reader) = opened.expect("a new ring reaches back to what was delivered");
+        if let Some((stream_key, _)) = &run_key {
+            self.by_key.insert(*stream_key, key);
+        }
+        let names = vec![(name.clone(), number)];
+        self.running.insert(key, Run { stream, key: run_key, linger, orphaned: None, names });
+        self.by_name.insert(name, (key, number));
+        self.counts.accepted += 1;
+        reader
+    }
+
+    /// Reads what runs, or is kept, under the request's key, if it is what the request asks for.
+    pub fn join(
+        &mut self,
+        name: &str,
+        request: &NewRequest,
+        stream_key: StreamKey,
+        linger: Duration,
+    ) -> Join {
+        let Some((_, run)) = self.find(stream_key) else { return Join::Absent };
+        let Some((_, question)) = &run.key else { return Join::Absent };
+        let agrees = |sample: &NewSample| run.stream.agrees(sample.index, &sample.delivered);
+        if !question.is_of(request) || !request.samples.iter().all(agrees) {
+            return Join::Differs;
+        }
+        if !question.scores_for(request) {
+            return Join::Absent;
+        }
+        let attachment = Attachment {
+            id: name.to_owned(),
+            key: stream_key,
+            samples: positions(request),
+            from_score: first_score(request),
+            linger,
+        };
+        self.attach(attachment).map_or(Join::Absent, Join::Joined)
+    }
+
+    /// Another reader for what runs, or is kept, under that key.
+    pub fn attach(&mut self, attachment: Attachment) -> Result<TokenStream, AttachError> {
+        let Attachment { id, key: stream_key, samples, from_score, linger } = attachment;
+        let (now, linger, open) = (clock::now(), linger.min(MAX_LINGER), self.open.clone());
+        let (key, run) = self.find(stream_key).ok_or(AttachError::NotFound)?;
+        let (number, reader) = run.stream.read_from(&samples, from_score, !linger.is_zero(), &open)?;
+        run.linger = run.linger.max(linger);
+        run.orphaned = None;
+        let forgotten = run.named(id.clone(), number);
+        self.kept.prolong(key, now, linger);
+        for name in forgotten {
+            self.forget_name(&name, key);
+        }
+        self.by_name.insert(id, (key, number));
+        Ok(reader)
+    }
+
+    fn find(&mut self, stream_key: StreamKey) -> Option<(RequestKey, &mut Run)> {
+        let key = *self.by_key.get(&stream_key)?;
+        let run = self.running.get_mut(&key).or_else(|| self.kept.get_mut(key))?;
+        Some((key, run))
+    }
+
+    /// Whether a reader of that name, which comes now, has left for good already: its word was faster than its request.
+    pub fn has_left(&mut self, name: &str) -> bool {
+        self.early.take(name, clock::now())
+    }
+
+    /// Whether a reader of that name reads something that has not ended.
+    pub fn is_reading(&self, name: &str) -> bool {
+        let Some((key, number)) = self.by_name.get(name) else { return false };
+        self.running.get(key).is_some_and(|run| run.stream.is_read_by(*number))
+    }
+
+    /// What runs and is, or was, read under that name.
+    pub fn running(&self, name: &str) -> Option<RequestKey> {
+        self.by_name.get(name).map(|(key, _)| *key).filter(|key| self.running.contains_key(key))
+    }
+
+    /// A reader leaves for good. `None` = no such reader; `Some(Some(key))` = nobody follows that request any more:
+    /// it is over here.
+    pub fn release(&mut self, name: &str) -> Option<Option<RequestKey>> {
+        let Some((key, number)) = self.by_name.remove(name) else {
+            self.early.note(name, clock::now());
+            return None;
+        };
+        let run = self.running.get(&key).or_else(|| self.kept.get_mut(key).map(|run| &*run))?;
+        if run.stream.release(number) > 0 {
+            return Some(None);
+        }
+        if let Some(run) = self.kept.remove(key) {
+            self.forget(key, run);
+            return Some(None);
+        }
+        let run = self.running.remove(&key)?;
+        self.counts.cancelled += 1;
+        self.forget(key, run);
+        Some(Some(key))
+    }
+
+    /// Streams that readers hold, ended ones included.
+    pub fn readers(&self) -> u32 {
+        Arc::strong_count(&self.open) as u32 - 1
+    }
+}

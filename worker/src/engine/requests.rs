@@ -1,0 +1,98 @@
+//! Requests and readers as they come and go: each is answered between two steps.
+
+use skein_proto::block_hash::BlockHash;
+
+use super::output::{AttachError, Attachment, Join, Opening, StreamKey, TokenStream};
+use super::{Admitted, Engine, HandBack, LogEntry, Placement, Submission, SubmitError};
+use crate::scheduler::RequestKey;
+
+impl Engine {
+    pub(super) fn submit(&mut self, submission: Submission) -> Result<TokenStream, SubmitError> {
+        let Submission { id, mut request, placement, mut stream_key, linger } = submission;
+        self.look_after_streams();
+        self.outbox.flush();
+        self.check_submission(&id)?;
+        if let Some(key) = stream_key {
+            match self.outbox.join(&id, &request, key, linger) {
+                Join::Joined(stream) => {
+                    self.log_admitted(placement, 0, Vec::new(), stream_key);
+                    return Ok(stream);
+                }
+                Join::Absent => {}
+                Join::Differs => {
+                    tracing::warn!(
+                        id,
+                        "a request has the stream key of another one: it is computed by itself"
+                    );
+                    stream_key = None;
+                }
+            }
+        }
+        self.last_key += 1;
+        request.key = RequestKey(self.last_key);
+        let opening = Opening::of(&request, stream_key, linger);
+        let key = request.key;
+        let accepted = self.scheduler.submit(request)?;
+        let stream = self.outbox.open(key, id, opening);
+        self.outbox.extend(accepted.events);
+        self.log_admitted(placement, accepted.cached_blocks, accepted.uncached_hashes, stream_key);
+        Ok(stream)
+    }
+
+    fn check_submission(&mut self, id: &str) -> Result<(), SubmitError> {
+        if self.hand_back != HandBack::No {
+            return Err(SubmitError::HandedBack);
+        }
+        if self.outbox.has_left(id) {
+            return Err(SubmitError::Released { id: id.to_owned() });
+        }
+        if self.outbox.is_reading(id) {
+            return Err(SubmitError::Duplicate { id: id.to_owned() });
+        }
+        let open = self.outbox.readers();
+        let limit = self.max_streams;
+        if open >= limit { Err(SubmitError::TooManyStreams { open, limit }) } else { Ok(()) }
+    }
+
+    fn log_admitted(
+        &self,
+        placement: Option<Placement>,
+        depth: u32,
+        hashes: Vec<BlockHash>,
+        stream_key: Option<StreamKey>,
+    ) {
+        if let Some(placement) = placement {
+            self.log.append(LogEntry::Admitted(Admitted { placement, depth, hashes, stream_key }));
+        }
+    }
+
+    pub(super) fn attach(&mut self, attachment: Attachment) -> Result<TokenStream, AttachError> {
+        self.look_after_streams();
+        self.outbox.flush();
+        if self.outbox.is_reading(&attachment.id) {
+            return Err(AttachError::Duplicate { id: attachment.id });
+        }
+        let (open, limit) = (self.outbox.readers(), self.max_streams);
+        if open >= limit {
+            return Err(AttachError::TooManyStreams { open, limit });
+        }
+        self.outbox.attach(attachment)
+    }
+
+    pub(super) fn release(&mut self, id: &str) -> bool {
+        let Some(over) = self.outbox.release(id) else { return false };
+        if let Some(key) = over {
+            self.scheduler.cancel(key);
+            self.publish_load();
+        }
+        true
+    }
+
+    pub(super) fn abort(&mut self, id: &str, sample: u32) -> bool {
+        let event = self.outbox.running(id).and_then(|key| self.scheduler.abort(key, sample));
+        let found = event.is_some();
+        self.outbox.extend(event);
+        self.outbox.flush();
+        found
+    }
+}

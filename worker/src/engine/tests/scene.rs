@@ -1,0 +1,189 @@
+//! An engine in the hands of a test: it takes its turns when the test says so, in the test's time, and is audited
+//! after each.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::sampling::TokenLogprobs;
+
+thread_local! {
+    static NOW: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
+pub struct Scene {
+    pub engine: Engine,
+    pub handle: EngineHandle,
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        clock::simulate(None);
+    }
+}
+
+impl Scene {
+    pub fn new(options: FakeOptions) -> Self {
+        Self::over(FakeBackend::new(options.clone()), &options)
+    }
+
+    pub fn over(backend: impl Backend + 'static, options: &FakeOptions) -> Self {
+        NOW.set(Duration::ZERO);
+        clock::simulate(Some(|| NOW.get()));
+        let config = SchedulerConfig { block_size: options.block_size, ..SchedulerConfig::default() };
+        let scheduler = Scheduler::new(&config, options.kv_blocks, options.kv_blocks * options.block_size);
+        let (engine, handle) = Engine::new(scheduler, Box::new(backend), 64);
+        Self { engine, handle }
+    }
+
+    pub fn pass(&self, time: Duration) {
+        NOW.set(NOW.get() + time);
+    }
+
+    pub fn turn(&mut self) -> Turn {
+        let turn = self.engine.turn().expect("the fake backend runs");
+        assert_eq!(self.engine.audit(), Ok(()));
+        turn
+    }
+
+    /// Until nothing is left to compute.
+    pub fn run(&mut self) {
+        while self.turn() == Turn::Worked {}
+    }
+
+    /// An answer that takes one turn.
+    async fn ask<T>(&mut self, question: impl Future<Output = T>) -> T {
+        let turn = async { self.turn() };
+        tokio::join!(biased; question, turn).0
+    }
+
+    pub async fn submit(&mut self, submission: Submission) -> Result<TokenStream, SubmitError> {
+        let handle = self.handle.clone();
+        self.ask(handle.submit(submission)).await
+    }
+
+    pub async fn attach(&mut self, id: &str, from: &[(u32, u32)]) -> Result<TokenStream, AttachError> {
+        let handle = self.handle.clone();
+        self.ask(handle.attach(attachment(id, from))).await
+    }
+
+    pub async fn release(&mut self, id: &str) -> bool {
+        let handle = self.handle.clone();
+        self.ask(handle.release(id.into())).await
+    }
+
+    pub async fn abort(&mut self, id: &str, sample: u32) -> bool {
+        let handle = self.handle.clone();
+        self.ask(handle.abort(id.into(), sample)).await
+    }
+
+    pub fn free_blocks(&self) -> u32 {
+        self.engine.scheduler.load().free_blocks
+    }
+}
+
+pub const KEY: StreamKey = StreamKey(*b"the stream's key");
+pub const LINGER: Duration = Duration::from_secs(10);
+
+pub fn attachment(id: &str, from: &[(u32, u32)]) -> Attachment {
+    let samples = from.iter().map(|&(index, from)| SamplePosition { index, from }).collect();
+    Attachment { id: id.into(), key: KEY, samples, from_score: 0, linger: LINGER }
+}
+
+/// A request that others may read.
+pub fn keyed(id: &str, request: NewRequest) -> Submission {
+    Submission { stream_key: Some(KEY), linger: LINGER, ..Submission::alone(id, request) }
+}
+
+pub const PROMPT_LEN: u32 = 40;
+
+pub fn request(params: SamplingParams, n: u32) -> NewRequest {
+    let samples = (0..n).map(|index| NewSample { index, delivered: Vec::new() }).collect();
+    NewRequest { params: Arc::new(params), samples, ..submission("", 1).request }
+}
+
+/// All that a reader got, each position once.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Got {
+    pub samples: BTreeMap<u32, Output>,
+    pub scores: BTreeMap<u32, TokenLogprobs>,
+    pub hit: Option<u32>,
+    pub handed_back: bool,
+}
+
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Output {
+    pub tokens: BTreeMap<u32, (TokenId, Option<TokenLogprobs>)>,
+    pub finish: Option<FinishReason>,
+}
+
+impl Got {
+    /// Adds what came next; panics where a position comes twice or one is left out.
+    pub fn add(&mut self, delta: Delta) {
+        assert!(!self.handed_back, "nothing follows a hand-back");
+        self.handed_back = delta.hand_back;
+        if delta.hand_back {
+            assert!(delta.tokens.is_empty() && delta.finish.is_none() && delta.prompt_scores.is_empty());
+            return;
+        }
+        assert_eq!(self.hit.is_none(), delta.cached_tokens.is_some(), "the first delta tells the hit, alone");
+        self.hit = self.hit.or(delta.cached_tokens);
+        for (position, score) in (delta.from_prompt_position..).zip(delta.prompt_scores) {
+            let before = self.scores.last_key_value().map(|(&last, _)| last + 1);
+            assert!(before.is_none_or(|next| next == position), "no score is left out");
+            self.scores.insert(position, score);
+        }
+        let output = self.samples.entry(delta.sample).or_default();
+        assert_eq!(output.finish, None, "nothing follows a sample's end");
+        assert!(delta.logprobs.is_empty() || delta.logprobs.len() == delta.tokens.len());
+        let mut logprobs = delta.logprobs.into_iter();
+        for (position, token) in (delta.from_position..).zip(delta.tokens) {
+            let next = output.tokens.last_key_value().map(|(&last, _)| last + 1);
+            assert!(next.is_none_or(|next| next == position), "no position is left out or comes twice");
+            output.tokens.insert(position, (token, logprobs.next()));
+        }
+        output.finish = delta.finish;
+    }
+
+    /// What is there now; `Some` when the stream has ended.
+    pub fn read(&mut self, stream: &mut TokenStream) -> Option<Result<(), StreamFault>> {
+        use std::task::{Context, Poll, Waker};
+        loop {
+            let next = std::pin::pin!(stream.next());
+            match next.poll(&mut Context::from_waker(Waker::noop())) {
+                Poll::Pending => return None,
+                Poll::Ready(None) => return Some(Ok(())),
+                Poll::Ready(Some(Err(fault))) => return Some(Err(fault)),
+                Poll::Ready(Some(Ok(deltas))) => deltas.into_iter().for_each(|delta| self.add(delta)),
+            }
+        }
+    }
+
+    pub fn tokens(&self, sample: u32) -> Vec<TokenId> {
+        let output = self.samples.get(&sample);
+        output.into_iter().flat_map(|output| output.tokens.values().map(|(token, _)| *token)).collect()
+    }
+}
+
+/// A request's whole output on an engine of its own.
+pub async fn undisturbed(request: NewRequest) -> Got {
+    undisturbed_in(fake(), request).await
+}
+
+pub async fn undisturbed_in(options: FakeOptions, request: NewRequest) -> Got {
+    let mut scene = Scene::new(options);
+    let mut stream = scene.submit(Submission::alone("undisturbed", request)).await.expect("taken");
+    let mut got = Got::default();
+    while scene.turn() == Turn::Worked {
+        got.read(&mut stream);
+    }
+    assert_eq!(got.read(&mut stream), Some(Ok(())));
+    got
+}
+
+/// Few enough that stop tokens come up.
+pub const VOCAB: u32 = 50;
+
+pub fn fake() -> FakeOptions {
+    FakeOptions { vocab_size: VOCAB, kv_blocks: 256, ..FakeOptions::default() }
+}

@@ -1,0 +1,162 @@
+//! Cut at every position and resumed on another engine: every token, every bit of every log-probability and every end
+//! is that of the request that nobody cut.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use skein_worker::TokenId;
+use skein_worker::backend::BackendError;
+use skein_worker::backend::cpu::{CpuBackend, CpuOptions};
+use skein_worker::config::SchedulerConfig;
+use skein_worker::engine::{Engine, EngineHandle, Submission, TokenStream};
+use skein_worker::kv_cache::CacheScope;
+use skein_worker::sampling::{SamplingParams, TokenLogprobs};
+use skein_worker::scheduler::{FinishReason, NewRequest, NewSample, RequestKey, Scheduler};
+
+use crate::batches::golden;
+
+const BLOCK_SIZE: u32 = 4;
+const KV_BLOCKS: u32 = 200;
+const MAX_TOKENS: u32 = 14;
+
+/// One sample: its tokens, the bits of their log-probabilities, its end.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Output {
+    tokens: Vec<TokenId>,
+    logprobs: Vec<Bits>,
+    finish: Option<FinishReason>,
+}
+
+/// A log-probability, its rank, and the best ones.
+type Bits = (u32, u32, Vec<(TokenId, u32)>);
+
+impl Output {
+    fn extend_logprobs(&mut self, logprobs: Vec<TokenLogprobs>) {
+        self.logprobs.extend(logprobs.into_iter().map(|entry| {
+            let top = entry.top.into_iter().map(|(token, logprob)| (token, logprob.to_bits())).collect();
+            (entry.logprob.to_bits(), entry.rank, top)
+        }));
+    }
+
+    /// What follows its first `count` tokens.
+    fn after(&self, count: usize) -> Self {
+        let logprobs = self.logprobs.get(count..).unwrap_or_default().to_vec();
+        Self { tokens: self.tokens[count..].to_vec(), logprobs, finish: self.finish }
+    }
+}
+
+fn cases() -> Vec<(&'static str, u32, SamplingParams)> {
+    let greedy = SamplingParams { max_tokens: MAX_TOKENS, ..SamplingParams::default() };
+    let seeded = SamplingParams { temperature: 1.2, top_p: 0.95, seed: 5, ..greedy.clone() };
+    let penalties = SamplingParams {
+        repetition_penalty: 1.3,
+        presence_penalty: 0.4,
+        frequency_penalty: 0.7,
+        ..seeded.clone()
+    };
+    let bias = (0..20).map(|token| (token * 3, 2.0)).collect();
+    let stops = SamplingParams { stop_token_ids: (0..80).collect(), min_tokens: 5, ..seeded.clone() };
+    vec![
+        ("greedy", 1, greedy),
+        ("seeded", 1, seeded.clone()),
+        ("penalties", 1, penalties.clone()),
+        ("logit_bias", 1, SamplingParams { logit_bias: bias, ..seeded.clone() }),
+        ("n", 3, seeded.clone()),
+        ("logprobs", 1, SamplingParams { logprobs: Some(2), ..seeded }),
+        ("stop tokens and min_tokens", 4, stops),
+        ("penalties, n and logprobs", 2, SamplingParams { logprobs: Some(0), ..penalties }),
+    ]
+}
+
+fn request(params: &SamplingParams, samples: Vec<NewSample>) -> NewRequest {
+    NewRequest {
+        key: RequestKey(0),
+        prompt: (0..11).map(|at| (at * at + 7 * at) % 250 + 2).collect(),
+        params: Arc::new(params.clone()),
+        samples,
+        scope: CacheScope::new("model", ""),
+        priority: 0,
+        deadline: None,
+    }
+}
+
+type Running = JoinHandle<Result<(), BackendError>>;
+
+fn start(share_prefixes: bool) -> (EngineHandle, Running) {
+    let options = CpuOptions { threads: 2, kv_blocks: KV_BLOCKS, block_size: BLOCK_SIZE, max_rows: 64 };
+    let (backend, _) = CpuBackend::load(&golden("llama-gqa"), options, &mut |_, _| {}).unwrap();
+    let config = SchedulerConfig {
+        block_size: BLOCK_SIZE,
+        max_num_seqs: 8,
+        max_num_batched_tokens: 40,
+        enable_prefix_caching: share_prefixes,
+        ..SchedulerConfig::default()
+    };
+    let scheduler = Scheduler::new(&config, KV_BLOCKS, 64);
+    let (engine, handle) = Engine::new(scheduler, Box::new(backend), 1000);
+    (handle, std::thread::spawn(move || engine.run()))
+}
+
+async fn read(mut stream: TokenStream, n: usize) -> Vec<Output> {
+    let mut outputs = vec![Output::default(); n];
+    while let Some(deltas) = stream.next().await {
+        for delta in deltas.unwrap() {
+            let output = &mut outputs[delta.sample as usize];
+            output.tokens.extend(delta.tokens);
+            output.extend_logprobs(delta.logprobs);
+            output.finish = output.finish.or(delta.finish);
+        }
+    }
+    outputs
+}
+
+#[tokio::test]
+async fn a_request_cut_at_any_position_goes_on_elsewhere_bit_for_bit() {
+    let (handle, running) = start(true);
+    let mut wholes = Vec::new();
+    for (name, n, params) in cases() {
+        let samples = (0..n).map(|index| NewSample { index, delivered: Vec::new() }).collect();
+        let stream = handle.submit(Submission::alone(name, request(&params, samples))).await.unwrap();
+        wholes.push(read(stream, n as usize).await);
+    }
+    handle.stop().await;
+    running.join().unwrap().unwrap();
+    let all = || wholes.iter().flatten();
+    assert!(all().any(|output| matches!(output.finish, Some(FinishReason::Stop(_)))));
+    for share_prefixes in [true, false] {
+        let (handle, running) = start(share_prefixes);
+        let mut cuts = Vec::new();
+        for ((name, n, params), whole) in cases().into_iter().zip(&wholes) {
+            for cut in 0..MAX_TOKENS as usize {
+                let (samples, expected) = cut_at(cut, n, whole);
+                if !samples.is_empty() {
+                    let id = format!("{name}, cut at {cut}");
+                    let submission = Submission::alone(id.clone(), request(&params, samples));
+                    cuts.push((id, handle.submit(submission).await.unwrap(), expected));
+                }
+            }
+        }
+        for (id, stream, expected) in cuts {
+            let got = read(stream, expected.len()).await;
+            assert_eq!(got, expected, "{id}, prefixes shared: {share_prefixes}");
+        }
+        handle.stop().await;
+        running.join().unwrap().unwrap();
+    }
+}
+
+/// The samples to resume, each cut somewhere else, and what they are to give. Those that had ended by then are not
+/// asked for.
+fn cut_at(cut: usize, n: u32, whole: &[Output]) -> (Vec<NewSample>, Vec<Output>) {
+    let had = |index: u32| (cut + 3 * index as usize) % MAX_TOKENS as usize;
+    let mut samples = Vec::new();
+    let mut expected = Vec::new();
+    for (index, output) in (0..n).zip(whole) {
+        let asked = had(index) <= output.tokens.len();
+        expected.push(if asked { output.after(had(index)) } else { Output::default() });
+        if asked {
+            samples.push(NewSample { index, delivered: output.tokens[..had(index)].to_vec() });
+        }
+    }
+    (samples, expected)
+}
