@@ -109,7 +109,7 @@ impl Client {
         if reading.is_whole() {
             return Ended::Done(Outcome::Completed);
         }
-        let router = *self.random.pick(&self.world.plan.routers);
+        let router = self.random.pick(&self.world.plan.routers);
         let time_left = self.time_left();
         if time_left.is_some_and(|left| left.is_zero()) {
             return Ended::Done(Outcome::TooLate);

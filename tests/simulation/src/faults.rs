@@ -73,7 +73,7 @@ pub async fn disturb(world: Arc<World>, random: Random, until: Instant) {
                 break;
             }
             tokio::time::sleep(pause).await;
-            let fault = *nemesis.random.pick(&nemesis.world.plan.faults);
+            let fault = nemesis.random.pick(&nemesis.world.plan.faults);
             nemesis.strike(fault);
         }
     }
@@ -92,11 +92,11 @@ impl Nemesis {
     }
 
     fn a_worker(&self) -> Host {
-        *self.random.pick(&self.world.plan.workers)
+        self.random.pick(&self.world.plan.workers)
     }
 
     fn a_router(&self) -> Host {
-        *self.random.pick(&self.world.plan.routers)
+        self.random.pick(&self.world.plan.routers)
     }
 
     /// Two that talk to each other.
@@ -272,7 +272,7 @@ impl Nemesis {
     }
 
     fn abuse(&self) {
-        let rate = |random: &Random| *random.pick(&[0, 5, 20, 100]);
+        let rate = |random: &Random| random.pick(&[0, 5, 20, 100]);
         let random = &self.random;
         let abuse = Abuse { dropped: rate(random), doubled: rate(random), swapped: rate(random) };
         let lasts = self.a_while();
