@@ -1,5 +1,8 @@
 //! What goes wrong, when, and that it ends.
 
+mod processes;
+mod wires;
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -7,9 +10,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::names::{CLIENT, ETCD};
-use crate::network::{Abuse, Host};
+use crate::network::Host;
 use crate::random::Random;
-use crate::world::{Downtime, World};
+use crate::world::World;
 
 /// A kind of disturbance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -158,143 +161,6 @@ impl Nemesis {
                 self.world.etcd.end_leases();
             }
         }
-    }
-
-    fn kill(&self, host: Host, after_polls: Option<u64>, dark: bool) {
-        let Some(process) = self.world.process(host) else { return };
-        let lasts = self.random.millis(50, 10_000);
-        self.world.plan_downtime(host, Downtime { lasts, dark });
-        match after_polls {
-            None => {
-                self.say(host, format_args!("is killed for {} ms", lasts.as_millis()));
-                process.kill();
-            }
-            Some(polls) => {
-                self.say(
-                    host,
-                    format_args!("is to be killed after {polls} polls, for {} ms", lasts.as_millis()),
-                );
-                process.kill_after(Some(polls));
-            }
-        }
-    }
-
-    fn stop(&self) {
-        let host = if self.random.once_in(3) { self.a_router() } else { self.a_worker() };
-        let Some(process) = self.world.process(host) else { return };
-        let lasts = self.a_while();
-        self.say(host, format_args!("is stopped for {} ms", lasts.as_millis()));
-        process.stop(true);
-        let network = self.world.network.clone();
-        network.mute(host, true);
-        tokio::spawn(async move {
-            tokio::time::sleep(lasts).await;
-            process.stop(false);
-            network.mute(host, false);
-        });
-    }
-
-    fn stick(&self) {
-        let host = self.a_worker();
-        let Some(worker) = self.world.worker(host) else { return };
-        let lasts = self.a_while();
-        self.say(host, format_args!("its engine is stuck for {} ms", lasts.as_millis()));
-        worker.device.stick(Instant::now() + lasts);
-    }
-
-    fn slow(&self) {
-        let host = self.a_worker();
-        let Some(worker) = self.world.worker(host) else { return };
-        let lasts = self.a_while();
-        let times = self.random.small(2, 20);
-        self.say(host, format_args!("is {times} times as slow for {} ms", lasts.as_millis()));
-        worker.device.slowness.store(times, Ordering::Relaxed);
-        tokio::spawn(async move {
-            tokio::time::sleep(lasts).await;
-            worker.device.slowness.store(1, Ordering::Relaxed);
-        });
-    }
-
-    fn fail_step(&self) {
-        let host = self.a_worker();
-        let Some(worker) = self.world.worker(host) else { return };
-        self.say(host, format_args!("its next step fails"));
-        worker.device.fails.store(true, Ordering::Relaxed);
-    }
-
-    fn drain(&self) {
-        let host = self.a_worker();
-        let Some(worker) = self.world.worker(host) else { return };
-        let lasts = self.random.millis(50, 10_000);
-        self.say(host, format_args!("is told to end, and is away for {} ms", lasts.as_millis()));
-        self.world.plan_downtime(host, Downtime { lasts, dark: false });
-        worker.told_to_end.notify_one();
-    }
-
-    /// The worker comes back as another model of the same name, at once.
-    fn swap_weights(&self) {
-        let host = self.a_worker();
-        let Some(worker) = self.world.worker(host) else { return };
-        if !self.everybody_knows_the_weights() {
-            return;
-        }
-        self.say(host, format_args!("comes back with other weights"));
-        self.world.swap_weights(host);
-        self.world.plan_downtime(host, Downtime { lasts: self.random.millis(1, 500), dark: false });
-        worker.process.kill();
-    }
-
-    /// A router takes the first weights it sees for the right ones.
-    fn everybody_knows_the_weights(&self) -> bool {
-        let knows = |&host: &Host| {
-            let cluster = self.world.router(host).and_then(|life| life.cluster());
-            cluster.is_some_and(|cluster| cluster.ready().is_ok())
-        };
-        self.world.plan.routers.iter().all(knows)
-    }
-
-    fn partition(&self, both_ways: bool) {
-        let (one, other) = self.a_pair();
-        let (one, other) = if self.random.once_in(2) { (one, other) } else { (other, one) };
-        let lasts = self.a_while();
-        let ways = if both_ways { "to and from" } else { "to" };
-        self.say(one, format_args!("nothing gets {ways} {other} for {} ms", lasts.as_millis()));
-        let network = self.world.network.clone();
-        network.block(one, other, true);
-        if both_ways {
-            network.block(other, one, true);
-        }
-        tokio::spawn(async move {
-            tokio::time::sleep(lasts).await;
-            network.block(one, other, false);
-            network.block(other, one, false);
-        });
-    }
-
-    fn abuse(&self) {
-        let rate = |random: &Random| random.pick(&[0, 5, 20, 100]);
-        let random = &self.random;
-        let abuse = Abuse { dropped: rate(random), doubled: rate(random), swapped: rate(random) };
-        let lasts = self.a_while();
-        self.say("net", format_args!("{abuse:?} for {} ms", lasts.as_millis()));
-        let network = self.world.network.clone();
-        network.abuse(abuse);
-        tokio::spawn(async move {
-            tokio::time::sleep(lasts).await;
-            network.abuse(Abuse::default());
-        });
-    }
-
-    fn etcd_away(&self) {
-        let lasts = self.random.millis(100, 30_000);
-        let kept = self.random.once_in(2);
-        self.say(ETCD, format_args!("is away for {} ms", lasts.as_millis()));
-        let etcd = self.world.etcd.clone();
-        etcd.set_away(true, kept);
-        tokio::spawn(async move {
-            tokio::time::sleep(lasts).await;
-            etcd.set_away(false, kept);
-        });
     }
 
     /// Everything is as it should be; processes that are down come back in their own time.
