@@ -409,3 +409,16 @@ fn streams_are_found_where_they_are_said_to_be() {
     assert!(!scene.fleet.may_have_kept(at(0), one, 1) && scene.fleet.may_have_kept(at(0), one, 2));
     assert!(!scene.fleet.may_have_kept(at(1000), one, 2) && scene.fleet.is_reachable(at(1000), one, 2));
 }
+
+#[test]
+fn a_stream_is_not_sought_at_a_worker_of_other_weights() {
+    let key = StreamKey::from_wire(&[1; 16]).expect("sixteen bytes");
+    let mut scene = Scene::new(2);
+    let one = scene.ids[0];
+    let other = WorkerInfo { fingerprint: 2, ..info(2) };
+    scene.fleet.handle(at(0), Event::Connected(one, other));
+    let snapshot = WatchBody::Snapshot { runs: Vec::new(), stream_keys: vec![key] };
+    scene.watch(0, 0, 2, (1, snapshot));
+    assert!(scene.fleet.is_reachable(at(0), one, 2));
+    assert_eq!(scene.fleet.find_stream(at(0), key), None);
+}

@@ -109,7 +109,7 @@ impl Client {
         if reading.is_whole() {
             return Ended::Done(Outcome::Completed);
         }
-        let router = *self.random.pick(&self.world.plan.routers);
+        let router = self.random.pick(&self.world.plan.routers);
         let time_left = self.time_left();
         if time_left.is_some_and(|left| left.is_zero()) {
             return Ended::Done(Outcome::TooLate);
@@ -131,11 +131,20 @@ impl Client {
         }
     }
 
-    async fn read(&self, reading: &mut Reading, mut messages: Incoming<Result<TokenDelta, Refusal>>) -> Ended {
+    async fn read(
+        &self,
+        reading: &mut Reading,
+        mut messages: Incoming<Result<TokenDelta, Refusal>>,
+    ) -> Ended {
         loop {
             match messages.next().await {
                 Some(Ok(Ok(delta))) => {
-                    self.say(format_args!("s{} @{} +{}", delta.sample_index, delta.from_position, delta.tokens.len()));
+                    self.say(format_args!(
+                        "s{} @{} +{}",
+                        delta.sample_index,
+                        delta.from_position,
+                        delta.tokens.len()
+                    ));
                     if let Err(wrong) = reading.take(&delta, &self.answer) {
                         self.violated(format_args!("{wrong}"));
                     }
@@ -184,10 +193,7 @@ impl Client {
 }
 
 /// A refusal is an answer like another: the network carries it.
-pub(crate) async fn answers(
-    served: Arc<Served>,
-    ask: Ask,
-) -> Incoming<Result<TokenDelta, Refusal>> {
+pub(crate) async fn answers(served: Arc<Served>, ask: Ask) -> Incoming<Result<TokenDelta, Refusal>> {
     let refused = |refusal| futures::stream::iter([Err(refusal)]).boxed();
     let tokens: Tokens = match &served.front {
         Some(front) => front.submit(ask).await.unwrap_or_else(refused),

@@ -28,7 +28,12 @@ pub struct Device {
 impl Default for Device {
     fn default() -> Self {
         let owed = AtomicU64::new(0);
-        Self { owed, slowness: AtomicU32::new(1), fails: AtomicBool::new(false), stuck_until: Mutex::default() }
+        Self {
+            owed,
+            slowness: AtomicU32::new(1),
+            fails: AtomicBool::new(false),
+            stuck_until: Mutex::default(),
+        }
     }
 }
 
@@ -83,10 +88,14 @@ impl SimulatedBackend {
         let (rows, sequences) = (batch.tokens.len(), batch.sequences.len());
         let SchedulerConfig { max_num_batched_tokens, max_num_seqs, .. } = self.limits;
         if rows > max_num_batched_tokens as usize {
-            self.log.violated(self.host, format_args!("a step of {rows} tokens, at most {max_num_batched_tokens}"));
+            self.log.violated(
+                self.host,
+                format_args!("a step of {rows} tokens, at most {max_num_batched_tokens}"),
+            );
         }
         if sequences > max_num_seqs as usize {
-            self.log.violated(self.host, format_args!("a step of {sequences} sequences, at most {max_num_seqs}"));
+            self.log
+                .violated(self.host, format_args!("a step of {sequences} sequences, at most {max_num_seqs}"));
         }
     }
 }

@@ -101,7 +101,10 @@ async fn serve_clients(world: &Arc<World>, calm_at: Instant) -> BTreeMap<u32, Ou
         let spec = workload::client(&random, &world.plan.flavour, number);
         let own = Random::new(random.number(), "client");
         let twin = random.once_in(TWINS);
-        for (number, own) in [(number, own)].into_iter().chain(twin.then(|| (number + TWIN, Random::new(random.number(), "twin")))) {
+        for (number, own) in [(number, own)]
+            .into_iter()
+            .chain(twin.then(|| (number + TWIN, Random::new(random.number(), "twin"))))
+        {
             let (world, spec) = (world.clone(), spec.clone());
             clients.spawn(async move {
                 tokio::time::sleep(comes_after).await;
@@ -117,7 +120,8 @@ async fn serve_clients(world: &Arc<World>, calm_at: Instant) -> BTreeMap<u32, Ou
     };
     let ended = tokio::time::timeout_at(calm_at + CLIENTS_END_WITHIN, all).await.is_ok();
     if !ended {
-        let waiting: Vec<u32> = (0..world.plan.requests).filter(|number| !outcomes.contains_key(number)).collect();
+        let waiting: Vec<u32> =
+            (0..world.plan.requests).filter(|number| !outcomes.contains_key(number)).collect();
         world.log.violated("all", format_args!("clients still wait: {waiting:?}"));
     }
     outcomes

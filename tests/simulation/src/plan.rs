@@ -70,7 +70,7 @@ impl Plan {
             flavour: workload::Flavour::new(&random, &scheduler),
             worker: worker(&random, scheduler),
             router: router(&random),
-            put_off: *random.pick(&[0, 0, 10, 50]),
+            put_off: random.pick(&[0, 0, 10, 50]),
             busy_for: random.millis(5_000, 60_000),
             requests: random.small(5, 40),
             faults: faults(&random),
@@ -81,7 +81,7 @@ impl Plan {
 
 /// A few kinds of faults each time: all at once hide each other.
 fn faults(random: &Random) -> Vec<Fault> {
-    let chance = *random.pick(&[2, 3, 6]);
+    let chance = random.pick(&[2, 3, 6]);
     let mut faults: Vec<Fault> = Fault::ALL.iter().copied().filter(|_| random.once_in(chance)).collect();
     // A router takes the first weights it sees for the right ones.
     if faults.contains(&Fault::KillRouter) || faults.contains(&Fault::KillRouterAtAnAwait) {
@@ -92,16 +92,20 @@ fn faults(random: &Random) -> Vec<Fault> {
 
 fn network(random: &Random) -> Shape {
     let longest = random.millis(1, 60);
-    Shape { delay: (Duration::from_millis(1), longest), window: random.between(1, 32) as usize, keepalive: true }
+    Shape {
+        delay: (Duration::from_millis(1), longest),
+        window: random.between(1, 32) as usize,
+        keepalive: true,
+    }
 }
 
 fn scheduler(random: &Random) -> SchedulerConfig {
     SchedulerConfig {
-        block_size: *random.pick(&[2, 4, 8]),
+        block_size: random.pick(&[2, 4, 8]),
         max_model_len: Some(random.small(48, 128)),
         max_num_seqs: random.small(3, 8),
         max_num_batched_tokens: random.small(8, 64),
-        max_num_queued_reqs: *random.pick(&[4, 16, 64]),
+        max_num_queued_reqs: random.pick(&[4, 16, 64]),
         enable_prefix_caching: !random.once_in(8),
     }
 }
@@ -118,7 +122,7 @@ fn worker(random: &Random, scheduler: SchedulerConfig) -> WorkerConfig {
         unset: UnsetLimits::default(),
         kv_cache_memory_bytes: None,
         memory_sharers: 1,
-        drain_grace: *random.pick(&[Duration::ZERO, Duration::from_millis(300), Duration::from_secs(5)]),
+        drain_grace: random.pick(&[Duration::ZERO, Duration::from_millis(300), Duration::from_secs(5)]),
         shutdown_timeout: Duration::from_secs(10),
     }
 }
@@ -130,14 +134,14 @@ fn router(random: &Random) -> RouterConfig {
         served_model_names: vec![MODEL.to_owned()],
         api_keys: Vec::new(),
         admission: AdmissionConfig {
-            max_num_queued_reqs: *random.pick(&[8, 64]),
-            max_num_queued_tokens: *random.pick(&[2_000, 1_000_000]),
+            max_num_queued_reqs: random.pick(&[8, 64]),
+            max_num_queued_tokens: random.pick(&[2_000, 1_000_000]),
         },
         limits: RequestLimits::default(),
         migration_limit: 3,
         recovery: RecoveryConfig {
-            wedge_timeout: *random.pick(&[None, Some(Duration::from_secs(2))]),
-            stream_linger: *random.pick(&[Duration::ZERO, Duration::from_secs(1), Duration::from_secs(10)]),
+            wedge_timeout: random.pick(&[None, Some(Duration::from_secs(2))]),
+            stream_linger: random.pick(&[Duration::ZERO, Duration::from_secs(1), Duration::from_secs(10)]),
             ..RecoveryConfig::default()
         },
         shutdown_timeout: Duration::from_secs(10),

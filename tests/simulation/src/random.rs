@@ -50,7 +50,7 @@ impl Random {
     }
 
     /// One of `options`, which are not empty.
-    pub fn pick<'a, T>(&self, options: &'a [T]) -> &'a T {
-        &options[self.between(0, options.len() as u64 - 1) as usize]
+    pub fn pick<T: Copy>(&self, options: &[T]) -> T {
+        options[self.between(0, options.len() as u64 - 1) as usize]
     }
 }

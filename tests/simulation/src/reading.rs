@@ -107,7 +107,10 @@ impl Reading {
             return Ok(());
         }
         let (got, all) = (sample.tokens, whole.tokens.len());
-        Err(format!("sample {index} ends with {finish:?} after {got} of {all} tokens, not {:?}", whole.finish))
+        Err(format!(
+            "sample {index} ends with {finish:?} after {got} of {all} tokens, not {:?}",
+            whole.finish
+        ))
     }
 
     fn take_prompt(&mut self, delta: &TokenDelta, answer: &Answer) -> Result<(), String> {

@@ -57,7 +57,8 @@ pub async fn answer(plan: &Plan, request: &TokenRequest) -> Answer {
         stream_key: request.stream_key(),
         linger: Duration::ZERO,
     };
-    let mut deltas = drive(&mut engine, client.generate(request, attempt)).await.expect("it takes the request");
+    let mut deltas =
+        drive(&mut engine, client.generate(request, attempt)).await.expect("it takes the request");
     let mut answer = Answer { samples: vec![Sample::default(); request.n as usize], ..Answer::default() };
     while let Some(delta) = drive(&mut engine, deltas.next()).await {
         answer.add(delta.expect("nothing disturbs it"));

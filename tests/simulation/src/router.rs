@@ -63,8 +63,10 @@ impl Front for RouterFront {
         let cluster = self.0.clone();
         async move {
             let resumed = ask.request.resume.is_some();
-            let texts = ask.stop_after.into_iter().zip(ask.has).map(|(stop_after, has)| {
-                Text { stop_after, tokens: if resumed { has } else { 0 }, ended: false }
+            let texts = ask.stop_after.into_iter().zip(ask.has).map(|(stop_after, has)| Text {
+                stop_after,
+                tokens: if resumed { has } else { 0 },
+                ended: false,
             });
             let texts = texts.collect();
             let stream = cluster.submit(ask.request).await?;

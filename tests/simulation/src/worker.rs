@@ -48,7 +48,13 @@ pub fn start(world: &Arc<World>, host: Host) -> Arc<WorkerLife> {
     let (process, epoch) = world.new_process();
     let device = Arc::new(Device::default());
     let other_weights = world.takes_other_weights(host);
-    let make = Make { host, plan: &world.plan, config: &world.plan.worker, kv_blocks: world.plan.kv_blocks, other_weights };
+    let make = Make {
+        host,
+        plan: &world.plan,
+        config: &world.plan.worker,
+        kv_blocks: world.plan.kv_blocks,
+        other_weights,
+    };
     let (service, engine) = build(&make, epoch, &device, &world.log);
     world.log.say(host, format_args!("starts as worker, epoch {epoch}"));
     let served = Served { worker: Some(Arc::new(Direct(service.clone()))), front: None };

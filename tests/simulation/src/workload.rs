@@ -46,10 +46,10 @@ impl Flavour {
             longest_output: random.small(1, longest),
             most_samples: limits.max_num_seqs.min(random.small(1, 4)),
             beginnings: random.small(1, 4),
-            cancels: *random.pick(&[0, 3, 10]),
-            slow_readers: *random.pick(&[0, 4]),
-            deadlines: *random.pick(&[0, 0, 5]),
-            resumes: *random.pick(&[0, 1, 2]),
+            cancels: random.pick(&[0, 3, 10]),
+            slow_readers: random.pick(&[0, 4]),
+            deadlines: random.pick(&[0, 0, 5]),
+            resumes: random.pick(&[0, 1, 2]),
         }
     }
 }

@@ -109,6 +109,11 @@ impl World {
         self.people().other_weights.insert(host);
     }
 
+    /// All lives that begin from now on have the right weights.
+    pub fn right_weights(&self) {
+        self.people().other_weights.clear();
+    }
+
     /// Whether the life that begins now at `host` has other weights.
     pub fn takes_other_weights(&self, host: Host) -> bool {
         self.people().other_weights.remove(host)

@@ -34,9 +34,13 @@ fn nothing_is_lost_in_any_life() {
         tracing_subscriber::fmt().with_env_filter(filter).without_time().with_ansi(false).init();
         let summary = live(seed, true);
         println!("log {:016x}, {} lines", summary.hash, summary.lines);
-        return if summary.violation.is_some() { fail(&summary) } else { () };
+        if summary.violation.is_some() {
+            fail(&summary);
+        }
+        return;
     }
-    let (first, count) = (setting("SKEIN_SIM_FIRST").unwrap_or(0), setting("SKEIN_SIM_SEEDS").unwrap_or(SEEDS));
+    let (first, count) =
+        (setting("SKEIN_SIM_FIRST").unwrap_or(0), setting("SKEIN_SIM_SEEDS").unwrap_or(SEEDS));
     let (next, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     let sums = Mutex::new(Sums::default());
     let started = Instant::now();

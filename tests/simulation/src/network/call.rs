@@ -44,7 +44,8 @@ impl Network {
         connection.server.process.spawn(server.run(sent, start, head, hung_up));
         let mut client = ClientHalf { network: self.clone(), connection, incoming, reset: Some(reset) };
         client.head(answered).await?;
-        let messages = futures::stream::unfold(client, async |mut client| Some((client.next().await?, client)));
+        let messages =
+            futures::stream::unfold(client, async |mut client| Some((client.next().await?, client)));
         Ok(messages.boxed())
     }
 }
@@ -88,7 +89,8 @@ impl<M: Clone + Send + Sync + 'static> ServerHalf<M> {
         let mut last = Instant::now();
         let mut held_back = None;
         while let Some(message) = stream.next().await {
-            let abuse = if self.abusable && message.is_ok() { self.network.lock().abuse } else { Abuse::default() };
+            let abuse =
+                if self.abusable && message.is_ok() { self.network.lock().abuse } else { Abuse::default() };
             let random = &self.network.random;
             if random.once_in(abuse.dropped) {
                 self.abused("dropped");
@@ -163,7 +165,9 @@ impl<M: Send + 'static> ClientHalf<M> {
         let connection = self.connection.clone();
         let message = async {
             // Without an end the server's half has just vanished: what is left is to hear of it.
-            let Some(Sent(at, body)) = self.incoming.recv().await else { return std::future::pending().await };
+            let Some(Sent(at, body)) = self.incoming.recv().await else {
+                return std::future::pending().await;
+            };
             self.network.arrive(connection.server.host, connection.client.host, at).await;
             body
         };

@@ -106,12 +106,14 @@ impl Transport for Wires {
     }
 
     fn generate(&self, request: wire::GenerateRequest) -> Call<'_, Messages<wire::GenerateDelta>> {
-        let call = move |served: Arc<Served>| async move { worker_of(&served)?.generate(request).await }.boxed();
+        let call =
+            move |served: Arc<Served>| async move { worker_of(&served)?.generate(request).await }.boxed();
         self.data.stream(Box::new(call)).boxed()
     }
 
     fn attach(&self, request: wire::AttachRequest) -> Call<'_, Messages<wire::GenerateDelta>> {
-        let call = move |served: Arc<Served>| async move { worker_of(&served)?.attach(request).await }.boxed();
+        let call =
+            move |served: Arc<Served>| async move { worker_of(&served)?.attach(request).await }.boxed();
         self.data.stream(Box::new(call)).boxed()
     }
 

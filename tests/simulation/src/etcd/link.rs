@@ -1,185 +1,25 @@
-//! A simulated etcd: one store with revisions, leases and watches, behind the product's own trait. It can be away,
-//! compact its history, lose its data, and go deaf to those who watch.
+//! How a process reaches etcd: the product's own trait, over the simulated network.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use skein_node::discovery::etcd::{
     CALL_TIMEOUT, Entry, EtcdApi, EtcdError, EtcdWatch, Lease, LeaseId, Snapshot, WatchEvent,
 };
-use skein_node::signal::Signal;
 use tokio::time::Instant;
 
+use super::{Etcd, Store};
 use crate::names::ETCD;
-use crate::network::{Host, Network};
-use crate::report::Log;
+use crate::network::Host;
 
-/// How often leases are looked at.
-const LEASE_TICK: Duration = Duration::from_millis(500);
 /// A watch whose pings get no answer for this long is over at its client.
 const WATCH_KEEPALIVE: Duration = Duration::from_secs(12);
-
-/// See the module's description.
-pub struct Etcd {
-    network: Arc<Network>,
-    log: Arc<Log>,
-    store: Mutex<Store>,
-    changed: Signal,
-}
-
-struct Store {
-    cluster: u64,
-    revision: i64,
-    keys: BTreeMap<String, (Entry, LeaseId)>,
-    leases: BTreeMap<LeaseId, (Duration, Instant)>,
-    last_lease: i64,
-    history: Vec<(i64, WatchEvent)>,
-    /// The oldest revision whose changes are kept.
-    oldest: i64,
-    away: bool,
-    /// Watches opened so far, and those of them, from the first on, that hear nothing any more.
-    watches: u64,
-    deaf: u64,
-}
-
-impl Store {
-    fn empty(cluster: u64) -> Self {
-        Self {
-            cluster,
-            revision: 1,
-            keys: BTreeMap::new(),
-            leases: BTreeMap::new(),
-            last_lease: cluster as i64 * 1000,
-            history: Vec::new(),
-            oldest: 1,
-            away: false,
-            watches: 0,
-            deaf: 0,
-        }
-    }
-
-    fn put(&mut self, key: &str, value: &[u8], lease: LeaseId) {
-        self.revision += 1;
-        let entry = Entry { key: key.to_owned(), value: value.to_vec(), revision: self.revision };
-        self.keys.insert(key.to_owned(), (entry.clone(), lease));
-        self.history.push((self.revision, WatchEvent::Put(entry)));
-    }
-
-    fn end_lease(&mut self, lease: LeaseId) -> Result<(), EtcdError> {
-        self.leases.remove(&lease).ok_or(EtcdError::LeaseGone)?;
-        let keys: Vec<String> = self.keys.extract_if(.., |_, (_, held)| *held == lease).map(|(key, _)| key).collect();
-        if keys.is_empty() {
-            return Ok(());
-        }
-        self.revision += 1;
-        let revision = self.revision;
-        self.history.extend(keys.into_iter().map(|key| (revision, WatchEvent::Delete { key, revision })));
-        Ok(())
-    }
-
-    fn end_old_leases(&mut self) -> Vec<LeaseId> {
-        let now = Instant::now();
-        let ended = self.leases.iter().filter(|(_, (_, ends))| *ends <= now).map(|(&lease, _)| lease);
-        let ended: Vec<LeaseId> = ended.collect();
-        for &lease in &ended {
-            let _ = self.end_lease(lease);
-        }
-        ended
-    }
-}
-
-impl Etcd {
-    /// An empty store.
-    pub fn new(network: Arc<Network>, log: Arc<Log>) -> Arc<Self> {
-        let store = Mutex::new(Store::empty(1));
-        Arc::new(Self { network, log, store, changed: Signal::default() })
-    }
-
-    /// Begins to end leases.
-    pub fn start(self: &Arc<Self>) {
-        let etcd = self.clone();
-        tokio::spawn(async move {
-            loop {
-                tokio::time::sleep(LEASE_TICK).await;
-                etcd.tick();
-            }
-        });
-    }
-
-    fn tick(&self) {
-        let ended = {
-            let mut store = self.lock();
-            if store.away { Vec::new() } else { store.end_old_leases() }
-        };
-        for lease in ended {
-            self.log.say(ETCD, format_args!("lease {} has ended", lease.0));
-            self.changed.send();
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Store> {
-        self.store.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// How a process at `host` reaches it.
-    pub fn link(self: &Arc<Self>, host: Host) -> Link {
-        Link { etcd: self.clone(), host }
-    }
-
-    /// It does not answer, or answers again. `kept`: leases begin anew when it is back, as a new leader does it.
-    pub fn set_away(&self, away: bool, kept: bool) {
-        let mut store = self.lock();
-        if store.away && !away && kept {
-            let now = Instant::now();
-            store.leases.values_mut().for_each(|(ttl, ends)| *ends = now + *ttl);
-        }
-        store.away = away;
-        drop(store);
-        self.changed.send();
-    }
-
-    /// The watches that run hear nothing any more; nobody is told.
-    pub fn deafen(&self) {
-        let mut store = self.lock();
-        store.deaf = store.watches;
-    }
-
-    /// Forgets the history.
-    pub fn compact(&self) {
-        let mut store = self.lock();
-        store.oldest = store.revision + 1;
-        store.history.clear();
-        drop(store);
-        self.changed.send();
-    }
-
-    /// Loses everything, and is another store from now on.
-    pub fn wipe(&self) {
-        let mut store = self.lock();
-        let Store { away, watches, deaf, .. } = *store;
-        *store = Store { away, watches, deaf, ..Store::empty(store.cluster + 1) };
-        drop(store);
-        self.changed.send();
-    }
-
-    /// Ends every lease at once.
-    pub fn end_leases(&self) {
-        let mut store = self.lock();
-        let leases: Vec<LeaseId> = store.leases.keys().copied().collect();
-        for lease in leases {
-            let _ = store.end_lease(lease);
-        }
-        drop(store);
-        self.changed.send();
-    }
-}
 
 /// A process's way to etcd.
 #[derive(Clone)]
 pub struct Link {
-    etcd: Arc<Etcd>,
-    host: Host,
+    pub(super) etcd: Arc<Etcd>,
+    pub(super) host: Host,
 }
 
 impl Link {
@@ -217,7 +57,8 @@ impl EtcdApi for Link {
 
     async fn list(&self, prefix: &str) -> Result<Snapshot, EtcdError> {
         let list = |store: &mut Store| {
-            let entries = store.keys.values().map(|(entry, _)| entry).filter(|entry| entry.key.starts_with(prefix));
+            let entries =
+                store.keys.values().map(|(entry, _)| entry).filter(|entry| entry.key.starts_with(prefix));
             Ok(Snapshot {
                 cluster: store.cluster,
                 revision: store.revision,
@@ -322,9 +163,7 @@ impl Watch {
                 Err(EtcdError::Unavailable("the server ended the watch".to_owned()))
             }
             () if self.number <= store.deaf => Ok((Vec::new(), self.next)),
-            () if self.next < store.oldest => {
-                Err(EtcdError::Compacted { oldest: store.oldest })
-            }
+            () if self.next < store.oldest => Err(EtcdError::Compacted { oldest: store.oldest }),
             () => {
                 let news = store.history.iter().filter(|(revision, event)| {
                     let (WatchEvent::Put(Entry { key, .. }) | WatchEvent::Delete { key, .. }) = event;
