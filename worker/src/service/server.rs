@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use skein_proto::worker::v1::worker_server::WorkerServer;
 use skein_proto::{FILE_DESCRIPTOR_SET, MAX_MESSAGE_BYTES};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
+use tokio_stream::{Stream, StreamExt};
 use tonic::transport::server::TcpIncoming;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
@@ -22,6 +23,8 @@ const SPARE_STREAMS: u32 = 256;
 /// HTTP/2 flow control: what a stream, and a connection, may have on its way to us.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
+/// After a connection that could not be accepted: time for others to close.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// What connections get to close by themselves.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -39,6 +42,18 @@ impl Drop for AbortOnDrop {
     fn drop(&mut self) {
         self.0.abort();
     }
+}
+
+/// The connections that come. tonic passes over one that cannot be accepted and asks for the next at once: without file
+/// descriptors, whose lack lasts, that would be a loop that burns a processor and says nothing.
+fn connections(listener: TcpListener) -> impl Stream<Item = std::io::Result<TcpStream>> {
+    TcpIncoming::from(listener).with_nodelay(Some(true)).then(|accepted| async {
+        if let Err(error) = &accepted {
+            tracing::warn!(%error, "cannot accept a connection");
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+        }
+        accepted
+    })
 }
 
 impl Server {
@@ -67,7 +82,7 @@ impl Server {
             .add_service(worker)
             .add_service(health_service)
             .add_service(reflection)
-            .serve_with_incoming_shutdown(TcpIncoming::from(listener).with_nodelay(Some(true)), async {
+            .serve_with_incoming_shutdown(connections(listener), async {
                 // A dropped sender means the same.
                 let _ = stopped.await;
             });
