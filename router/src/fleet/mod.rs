@@ -174,10 +174,7 @@ impl Fleet {
         without: &[WorkerId],
         rng: &mut impl Rng,
     ) -> Option<Pick> {
-        let takes = |(id, worker): &(&WorkerId, &Worker)| {
-            worker.refuses(now, &self.limits).is_none() && !without.contains(id)
-        };
-        let takers: Vec<_> = self.workers.iter().filter(takes).collect();
+        let takers: Vec<_> = self.takers(now).filter(|(id, _)| !without.contains(id)).collect();
         // One that is on its way to be lost gets requests only if there is no other.
         let doubtful = |worker: &Worker| worker.is_silent(now, self.limits.worker_timeout / 2);
         let all_doubtful = takers.iter().all(|(_, worker)| doubtful(worker));
@@ -325,8 +322,17 @@ impl Fleet {
     }
 
     fn ready(&self, now: Timestamp) -> impl Iterator<Item = &WorkerInfo> {
-        let ready = move |worker: &&Worker| worker.refuses(now, &self.limits).is_none();
-        self.workers.values().filter(ready).filter_map(|worker| worker.info.as_ref())
+        self.takers(now).filter_map(|(_, worker)| worker.info.as_ref())
+    }
+
+    /// Who takes requests: the workers that nothing speaks against. If there are none, those against which only their
+    /// breaker speaks: its pause spares a request a bad worker, as long as there is a better one.
+    fn takers(&self, now: Timestamp) -> impl Iterator<Item = (&WorkerId, &Worker)> {
+        let good = move |worker: &Worker| worker.refuses(now, &self.limits).is_none();
+        let any_good = self.workers.values().any(good);
+        self.workers.iter().filter(move |(_, worker)| {
+            good(worker) || !any_good && worker.cannot(now, &self.limits).is_none()
+        })
     }
 
     fn view(&self, id: WorkerId, worker: &Worker, job: &Job) -> Option<WorkerView> {

@@ -207,6 +207,22 @@ fn a_broken_stream_keeps_requests_away_until_a_sign_of_life() {
 }
 
 #[test]
+fn an_open_breaker_keeps_requests_away_only_while_there_is_a_better_worker() {
+    let mut scene = Scene::new(2);
+    (0..3).for_each(|_| drop(scene.dispatched(0, 0, Outcome::Fault)));
+    for worker in 0..2 {
+        scene.watch(100, worker, 1, load(1, rated(0, 0)));
+    }
+    let chosen = |scene: &Scene| scene.choice(200, &[1, 2, 3]).map(|pick| pick.worker);
+    assert_eq!(chosen(&scene), Some(scene.ids[1]));
+    scene.fleet.handle(at(200), Event::Lost(scene.ids[1]));
+    assert_eq!(chosen(&scene), Some(scene.ids[0]), "better than nobody");
+    assert!(scene.fleet.is_ready(at(200)));
+    scene.fleet.handle(at(200), Event::Lost(scene.ids[0]));
+    assert_eq!(chosen(&scene), None);
+}
+
+#[test]
 fn a_frozen_engine_is_noticed_even_if_its_process_talks() {
     let mut scene = Scene::new(1);
     let placement = Placement { worker: scene.ids[0], epoch: 1, sequence: 1 };

@@ -131,6 +131,12 @@ impl Worker {
 
     /// Why the worker takes no requests now; `None` = it does.
     pub fn refuses(&self, now: Timestamp, limits: &HealthLimits) -> Option<String> {
+        let paused = || (!self.breaker.allows(now)).then(|| "paused after repeated faults".into());
+        self.cannot(now, limits).or_else(paused)
+    }
+
+    /// Why the worker could not serve a request now, whatever its breaker says; `None` = it could.
+    pub fn cannot(&self, now: Timestamp, limits: &HealthLimits) -> Option<String> {
         let reason = match () {
             () if self.info.is_none() => "connecting",
             () if self.mismatch.is_some() => return self.mismatch.clone(),
@@ -139,7 +145,6 @@ impl Worker {
             () if self.handed_back || self.ledger.last_report().draining => "draining",
             () if self.suspect_since.is_some() => "a stream broke; waiting for a sign of life",
             () if self.is_frozen(now, limits) => "its engine stands still",
-            () if !self.breaker.allows(now) => "paused after repeated faults",
             () => return None,
         };
         Some(reason.into())

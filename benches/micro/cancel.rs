@@ -1,0 +1,99 @@
+//! How long blocks stay taken after their reader has left: from `Release` until the worker's load says that they are
+//! free, over the shipped model, while other streams decode beside it.
+//!
+//! `cargo bench -p skein-bench --bench cancel [-- RELEASES]`. A release takes effect between two steps, so the step under
+//! way is the floor; it is measured in the same run.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use skein_node::clock;
+use skein_worker::config::{BackendKind, CudaConfig, SchedulerConfig, UnsetLimits, WorkerConfig};
+use skein_worker::engine::{EngineHandle, StreamKey, Submission, TokenStream};
+use skein_worker::kv_cache::CacheScope;
+use skein_worker::sampling::SamplingParams;
+use skein_worker::scheduler::{NewRequest, NewSample, RequestKey};
+use skein_worker::service::LocalWorker;
+
+/// Streams that decode all the while.
+const STREAMS: usize = 16;
+const RELEASES: usize = 1000;
+const PROMPT_TOKENS: u32 = 32;
+const OUTPUT_TOKENS: u32 = 900;
+const LINGER: Duration = Duration::from_secs(10);
+
+fn main() {
+    let releases = std::env::args().skip(1).find_map(|argument| argument.parse().ok()).unwrap_or(RELEASES);
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime starts");
+    let worker = LocalWorker::start(&config(), |_, _| {}).expect("the shipped model loads");
+    runtime.block_on(measure(&worker.engine, releases));
+}
+
+async fn measure(engine: &EngineHandle, releases: usize) {
+    let mut streams = Vec::new();
+    for number in 0..STREAMS {
+        streams.push(start(engine, number).await);
+    }
+    let (begun, steps) = (clock::now(), engine.log().load().step);
+    let mut times = Vec::with_capacity(releases);
+    for number in STREAMS..STREAMS + releases {
+        // Streams that are about to end by themselves would free blocks that nobody released.
+        let (name, stream) = streams.remove(0);
+        let cancelled = engine.counts().cancelled;
+        let sent = clock::now();
+        engine.release(name).await;
+        while engine.counts().cancelled == cancelled {
+            tokio::task::yield_now().await;
+        }
+        times.push(clock::now().since(sent));
+        drop(stream);
+        streams.push(start(engine, number).await);
+    }
+    let step = clock::now().since(begun).div_f64((engine.log().load().step - steps).max(1) as f64);
+    times.sort_unstable();
+    let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize].as_secs_f64() * 1e3;
+    println!("{releases} releases beside {STREAMS} streams, a step takes {:.2} ms", step.as_secs_f64() * 1e3);
+    println!("release to free: p50 {:.2} ms, p99 {:.2} ms, max {:.2} ms", at(0.5), at(0.99), at(1.0));
+    println!("p99 in steps: {:.1}", at(0.99) / (step.as_secs_f64() * 1e3));
+}
+
+/// A stream that decodes.
+async fn start(engine: &EngineHandle, number: usize) -> (String, TokenStream) {
+    let params = SamplingParams { max_tokens: OUTPUT_TOKENS, ..SamplingParams::default() };
+    let request = NewRequest {
+        key: RequestKey(0), // the engine draws it
+        prompt: (0..PROMPT_TOKENS).map(|at| 300 + (at * 7 + number as u32) % 1000).collect(),
+        params: Arc::new(params),
+        samples: vec![NewSample::default()],
+        scope: CacheScope::new("bench", &number.to_string()),
+        priority: 0,
+        deadline: None,
+    };
+    let name = format!("stream-{number}");
+    let mut key = [0; 16];
+    key[..8].copy_from_slice(&(number as u64 + 1).to_le_bytes());
+    let alone = Submission::alone(name.clone(), request);
+    let submission = Submission { stream_key: Some(StreamKey(key)), linger: LINGER, ..alone };
+    let mut stream = engine.submit(submission).await.expect("there is room");
+    stream.next().await.expect("it goes on").expect("the engine runs");
+    (name, stream)
+}
+
+fn config() -> WorkerConfig {
+    WorkerConfig {
+        model: Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m"),
+        served_model_name: "bench".into(),
+        listen: ([127, 0, 0, 1], 0).into(),
+        backend: BackendKind::Cpu,
+        cuda: CudaConfig::default(),
+        threads: 0,
+        scheduler: SchedulerConfig::default(),
+        unset: UnsetLimits::default(),
+        kv_cache_memory_bytes: None,
+        memory_sharers: 1,
+        drain_grace: Duration::ZERO,
+        shutdown_timeout: Duration::ZERO,
+    }
+}
