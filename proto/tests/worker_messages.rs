@@ -176,6 +176,7 @@ fn what_a_worker_says_of_itself() {
         step: 12_345,
         last_placement_sequence: 12,
         draining: true,
+        giving_back: false,
     };
     check("event.load", event(worker_event::Event::Load(load)));
 }

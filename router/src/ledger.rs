@@ -27,6 +27,8 @@ pub struct Load {
     pub last_placement_sequence: u64,
     /// Takes no new requests any more.
     pub draining: bool,
+    /// Wants its streams to go on elsewhere, where there is an elsewhere.
+    pub giving_back: bool,
 }
 
 /// What a placement will cost its worker.

@@ -366,6 +366,7 @@ fn watch_event(event: wire::WorkerEvent) -> WatchEvent {
             step: load.step,
             last_placement_sequence: load.last_placement_sequence,
             draining: load.draining,
+            giving_back: load.giving_back,
         }),
         Event::Admitted(admitted) => {
             let placement = admitted.placement.unwrap_or_default();

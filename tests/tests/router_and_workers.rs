@@ -46,7 +46,8 @@ impl Worker {
             scheduler: SchedulerConfig { max_num_batched_tokens: 128, ..SchedulerConfig::default() },
             kv_cache_memory_bytes: None,
             memory_sharers: 1,
-            drain_grace: PATIENCE,
+            // Streams are to leave a draining worker at once, where they can.
+            drain_grace: Duration::ZERO,
             shutdown_timeout: PATIENCE,
         };
         let options = FakeOptions { vocab_size: VOCAB_SIZE, kv_blocks: 2048, cost, ..FakeOptions::default() };
@@ -339,6 +340,47 @@ async fn a_draining_worker_ends_its_streams_and_gets_no_more() {
         assert_eq!(one.content(), other.content());
     }
     scene.wait_for_ready(1).await;
+}
+
+#[tokio::test]
+async fn streams_leave_a_draining_worker_only_when_there_is_another() {
+    let cost = StepCost { fixed: Duration::from_millis(3), ..StepCost::default() };
+    let mut scene = Scene::new(1, cost).await;
+    let requests: Vec<TokenRequest> = (0..4).map(|index| request(index, 300)).collect();
+    let alone: Vec<_> = requests.iter().map(|request| scene.spawn(request)).collect();
+    wait_for_sequences(&scene, 4).await;
+    scene.workers[0].shutdown.take().expect("it runs").send(()).expect("it listens");
+    let mut contents = Vec::new();
+    for stream in alone {
+        contents.push(stream.await.expect("no panic").expect("the only worker ends what it runs"));
+    }
+    let mut scene = Scene::new(2, cost).await;
+    let start = clock::now();
+    let moved: Vec<_> = requests.iter().map(|request| scene.spawn(request)).collect();
+    wait_for_sequences(&scene, 4).await;
+    scene.workers[0].shutdown.take().expect("it runs").send(()).expect("it listens");
+    scene.wait_for_ready(1).await;
+    let gone = async {
+        while !scene.cluster.snapshot().workers.iter().any(|worker| worker.state == "not heard from") {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, gone).await.expect("rid of its streams, the worker ends");
+    let left_after = clock::now().since(start);
+    for (stream, expected) in moved.into_iter().zip(contents) {
+        assert_eq!(stream.await.expect("no panic").expect("it ends").content(), expected.content());
+    }
+    assert!(left_after < clock::now().since(start), "the worker ended before its streams did");
+}
+
+async fn wait_for_sequences(scene: &Scene, count: u32) {
+    let running = || scene.cluster.snapshot().workers.iter().map(|worker| worker.load.sequences).sum::<u32>();
+    let wait = async {
+        while running() < count {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, wait).await.expect("the streams begin");
 }
 
 #[tokio::test]

@@ -38,6 +38,8 @@ pub enum Event {
     Delta(WorkerDelta),
     /// The worker's stream is over, with an error or without.
     Ended(Option<CallError>),
+    /// The worker drains, and the stream has left it.
+    HandedBack,
     /// The router wants no more of a sample.
     Abort(u32),
     /// The client's deadline has passed.
@@ -178,6 +180,7 @@ impl Delivery {
                 let unfinished = CallError::Fault("the stream ended early".into());
                 self.failed(now, None, error.unwrap_or(unfinished))
             }
+            Event::HandedBack => self.handed_back(),
             Event::Abort(sample_index) => self.abort(sample_index),
             Event::Deadline => self.fail(Refusal::DeadlineExceeded { timeout: self.timeout }),
         }

@@ -148,6 +148,7 @@ impl Driver {
                 self.handed_back();
                 "handed back".into()
             }
+            Event::HandedBack => "its worker drains".into(),
             _ => String::new(),
         };
         for action in self.delivery.handle(clock::now(), event) {
@@ -257,11 +258,16 @@ impl Driver {
             Waited::Abort(sample_index) => Event::Abort(sample_index),
             Waited::Deadline => Event::Deadline,
             Waited::Stuck => Event::Ended(Some(CallError::Fault("the worker stands still".into()))),
+            Waited::Leave => {
+                self.report_for(placement, Outcome::Neutral);
+                self.shared.with_fleet(|fleet| fleet.stream_gone(self.stream_key, placement.worker));
+                // Its reader leaves, and the worker is rid of it.
+                return Event::HandedBack;
+            }
         };
         if let Event::Ended(error) = &event {
             let outcome = error.as_ref().map_or(Outcome::Fault, outcome_of);
-            let Placement { worker, epoch, .. } = placement;
-            self.shared.handle(fleet::Event::Dispatched(worker, epoch, outcome));
+            self.report_for(placement, outcome);
             self.left = Some(source.reader);
         } else {
             self.state = State::Streaming(source);
@@ -282,9 +288,12 @@ impl Driver {
 
     fn report(&self, outcome: Outcome) {
         if let State::Streaming(source) = &self.state {
-            let Placement { worker, epoch, .. } = source.reader.placement;
-            self.shared.handle(fleet::Event::Dispatched(worker, epoch, outcome));
+            self.report_for(source.reader.placement, outcome);
         }
+    }
+
+    fn report_for(&self, Placement { worker, epoch, .. }: Placement, outcome: Outcome) {
+        self.shared.handle(fleet::Event::Dispatched(worker, epoch, outcome));
     }
 
     fn with_journey(&self, change: impl FnOnce(&mut Journey)) {

@@ -19,6 +19,8 @@ pub(super) enum Waited<T> {
     Abort(u32),
     Deadline,
     Stuck,
+    /// The worker drains, and another one takes requests.
+    Leave,
 }
 
 /// What to watch for.
@@ -56,6 +58,12 @@ impl Watch<'_> {
             }
             if self.shared.with_fleet(stuck) {
                 return Waited::Stuck;
+            }
+            // Only of a stream that is open: a call under way is answered soon.
+            if aborts.is_some()
+                && self.shared.with_fleet(|fleet| fleet.should_leave(clock::now(), self.placement))
+            {
+                return Waited::Leave;
             }
         }
     }

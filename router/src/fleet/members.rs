@@ -69,6 +69,7 @@ impl Fleet {
         let since = self.ticked_at.replace(now).map_or(Duration::ZERO, |at| now.since(at));
         let pause = since.saturating_sub(TICK);
         let mut actions = Vec::new();
+        let elsewhere = self.takers(now).next().is_some();
         let mut departed = Vec::new();
         for (&id, worker) in &mut self.workers {
             if pause >= OWN_PAUSE {
@@ -77,6 +78,8 @@ impl Fleet {
             let lost = worker.is_lost(now, &self.limits);
             if lost && !worker.lost && worker.info.is_some() {
                 tracing::warn!(worker = %worker.member.id, "worker is lost: silent, or its engine stands still");
+                actions.push(Action::Lost(id));
+            } else if elsewhere && worker.is_giving_back() {
                 actions.push(Action::Lost(id));
             }
             worker.lost = lost;

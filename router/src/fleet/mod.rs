@@ -71,7 +71,8 @@ pub enum Action {
     Hurry(WorkerId),
     /// A worker takes requests that did not before: wake those who wait.
     Wake,
-    /// A worker is lost, for now or for good: its streams should ask [`Fleet::is_stuck`].
+    /// A worker is lost, for now or for good, or wants to be rid of its streams: these should ask [`Fleet::is_stuck`]
+    /// and [`Fleet::should_leave`].
     Lost(WorkerId),
 }
 
@@ -229,6 +230,16 @@ impl Fleet {
             return now.since(silent_since) >= GONE;
         };
         !worker.lives(placement.epoch) || worker.is_stuck(now, &self.limits, silent_since)
+    }
+
+    /// Whether a stream should leave its worker, which drains and asks for it, because another one takes requests.
+    pub fn should_leave(&self, now: Timestamp, placement: Placement) -> bool {
+        let asked = self
+            .workers
+            .get(&placement.worker)
+            .is_some_and(|worker| worker.lives(placement.epoch) && worker.is_giving_back());
+        // One that drains is not among them.
+        asked && self.takers(now).next().is_some()
     }
 
     /// Whether a worker, in this one of its lives, would hear a call now, as far as is known.

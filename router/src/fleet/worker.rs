@@ -218,6 +218,11 @@ impl Worker {
         }
     }
 
+    /// Whether it drains and wants its streams to go on elsewhere.
+    pub fn is_giving_back(&self) -> bool {
+        self.watching && self.ledger.last_report().giving_back
+    }
+
     /// The worker, in this one of its lives, has given a request back.
     pub fn handed_back(&mut self, epoch: u64) {
         self.handed_back |= self.lives(epoch);

@@ -99,6 +99,8 @@ pub struct State {
     lose_next: AtomicBool,
     frozen: AtomicBool,
     pub draining: AtomicBool,
+    /// It asks for its streams to be taken elsewhere.
+    pub giving_back: AtomicBool,
     running: AtomicU32,
     changed: tokio::sync::watch::Sender<u64>,
 }
@@ -119,6 +121,7 @@ impl Mock {
             lose_next: AtomicBool::new(false),
             frozen: AtomicBool::new(false),
             draining: AtomicBool::new(false),
+            giving_back: AtomicBool::new(false),
             running: AtomicU32::new(0),
             changed: tokio::sync::watch::Sender::new(0),
         });
@@ -200,6 +203,7 @@ impl State {
             step: if self.frozen.load(Ordering::SeqCst) { 1 } else { step },
             last_placement_sequence: lock(&self.script.calls).iter().filter_map(last).max().unwrap_or(0),
             draining: self.draining.load(Ordering::SeqCst),
+            giving_back: self.giving_back.load(Ordering::SeqCst),
             ..wire::Load::default()
         })
     }

@@ -75,6 +75,7 @@ pub struct Load {
 pub struct StateLog {
     inner: Mutex<Inner>,
     draining: AtomicBool,
+    giving_back: AtomicBool,
     changed: Signal,
 }
 
@@ -92,7 +93,12 @@ struct Inner {
 
 impl Default for StateLog {
     fn default() -> Self {
-        Self { inner: Mutex::default(), draining: AtomicBool::new(false), changed: Signal::default() }
+        Self {
+            inner: Mutex::default(),
+            draining: AtomicBool::new(false),
+            giving_back: AtomicBool::new(false),
+            changed: Signal::default(),
+        }
     }
 }
 
@@ -156,6 +162,17 @@ impl StateLog {
     pub fn set_draining(&self) {
         self.draining.store(true, Ordering::Relaxed);
         self.wake();
+    }
+
+    /// From now on routers that have another worker should take their requests there.
+    pub fn set_giving_back(&self) {
+        self.giving_back.store(true, Ordering::Relaxed);
+        self.wake();
+    }
+
+    /// Whether requests that run should go elsewhere.
+    pub fn is_giving_back(&self) -> bool {
+        self.giving_back.load(Ordering::Relaxed)
     }
 
     /// Whether new requests are refused.

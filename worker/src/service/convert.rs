@@ -91,7 +91,9 @@ fn truncated(run: RunTruncated) -> wire::RunTruncated {
     wire::RunTruncated { handle: run.handle, new_end: run.new_end }
 }
 
-pub(super) fn load(load: &Load, last_placement_sequence: u64, draining: bool) -> Event {
+/// Load as one router gets it; `drain` = (refuses new requests, wants to be rid of those that run).
+pub(super) fn load(load: &Load, last_placement_sequence: u64, drain: (bool, bool)) -> Event {
+    let (draining, giving_back) = drain;
     let scheduler = &load.scheduler;
     Event::Load(wire::Load {
         queued_uncached_tokens: scheduler.queued_uncached_tokens,
@@ -103,5 +105,6 @@ pub(super) fn load(load: &Load, last_placement_sequence: u64, draining: bool) ->
         step: load.step,
         last_placement_sequence,
         draining,
+        giving_back,
     })
 }

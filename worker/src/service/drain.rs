@@ -13,14 +13,18 @@ const DRAIN_POLL: Duration = Duration::from_millis(20);
 const LAST_WRITES: Duration = Duration::from_millis(500);
 
 impl WorkerService {
-    /// Refuses what is new, lets what runs go on for `grace`, gives the rest back to its routers, and waits until every
-    /// stream is written to its end or `timeout` is over. The engine still runs afterwards.
+    /// Refuses what is new, lets what runs go on for `grace`, then asks routers to take the rest elsewhere. What has no
+    /// elsewhere goes on. Shortly before `timeout` whatever is left is given back; then every stream is written to its
+    /// end. The engine still runs afterwards.
     pub async fn drain(&self, grace: Duration, timeout: Duration) {
         let Some(ready) = self.ready.get() else { return };
         let engine = &ready.engine;
         let start = clock::now();
         engine.log().set_draining();
         within(grace.min(timeout), || self.is_busy() || has_work(engine)).await;
+        engine.log().set_giving_back();
+        let rest = timeout.saturating_sub(clock::now().since(start) + LAST_WRITES);
+        within(rest, || self.is_busy()).await;
         // What came just before it was refused, too.
         engine.hand_back().await;
         let rest = timeout.saturating_sub(clock::now().since(start)).max(LAST_WRITES);

@@ -36,7 +36,7 @@ pub(super) async fn follow(
         next,
         events,
         load_sent: None,
-        told_draining: false,
+        told_drain: (false, false),
     };
     let ended = async { while follower.turn().await.is_some() {} };
     ended.await;
@@ -51,7 +51,7 @@ struct Follower {
     events: mpsc::Sender<Result<wire::WorkerEvent, Status>>,
     load_sent: Option<Timestamp>,
     /// The router knows that nothing new is taken here.
-    told_draining: bool,
+    told_drain: (bool, bool),
 }
 
 impl Follower {
@@ -101,7 +101,7 @@ impl Follower {
     /// How long the next load report may wait: a changed one only for the sake of its reader. That the worker drains
     /// waits for nothing.
     fn load_due_in(&self) -> Duration {
-        if self.engine.log().is_draining() && !self.told_draining {
+        if self.drain() != self.told_drain {
             return Duration::ZERO;
         }
         let Some(sent) = self.load_sent else { return Duration::ZERO };
@@ -116,9 +116,16 @@ impl Follower {
     async fn send_load(&mut self) -> Option<()> {
         self.load_sent = Some(clock::now());
         let log = self.engine.log();
-        self.told_draining = log.is_draining();
-        let load = convert::load(&log.load(), log.last_placement(self.router), self.told_draining);
+        let drain = self.drain();
+        let load = convert::load(&log.load(), log.last_placement(self.router), drain);
+        self.told_drain = drain;
         self.send(load).await
+    }
+
+    /// How far a drain is: whether new requests are refused, and whether those that run should go.
+    fn drain(&self) -> (bool, bool) {
+        let log = self.engine.log();
+        (log.is_draining(), log.is_giving_back())
     }
 
     async fn send(&self, event: Event) -> Option<()> {
@@ -142,16 +149,9 @@ mod tests {
         let backend = FakeBackend::new(FakeOptions { kv_blocks: 64, ..FakeOptions::default() });
         let (_engine, engine) = Engine::new(scheduler, Box::new(backend), 8);
         let (events, mut sent) = mpsc::channel(EVENT_QUEUE);
-        let (load_sent, told_draining) = (None, false);
-        let mut follower = Follower {
-            engine: engine.clone(),
-            epoch: 1,
-            router: 9,
-            next: 1,
-            events,
-            load_sent,
-            told_draining,
-        };
+        let (load_sent, told_drain) = (None, (false, false));
+        let mut follower =
+            Follower { engine: engine.clone(), epoch: 1, router: 9, next: 1, events, load_sent, told_drain };
         let mut is_draining = async || match sent.recv().await?.ok()?.event {
             Some(Event::Load(load)) => Some(load.draining),
             _ => None,

@@ -93,7 +93,7 @@ impl Driver {
                 return Event::Opened(worker, epoch);
             }
             Waited::Deadline | Waited::Abort(_) => return Event::Deadline,
-            Waited::Stuck => CallError::Fault("the worker stands still".into()),
+            Waited::Stuck | Waited::Leave => CallError::Fault("the worker stands still".into()),
             Waited::For(Err(error)) => {
                 if !matches!(error, CallError::Fault(_)) {
                     reader.over();

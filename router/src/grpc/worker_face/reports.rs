@@ -90,5 +90,6 @@ fn load(app: &App, step: u64, last_placement_sequence: u64, readers: usize) -> w
         step,
         last_placement_sequence,
         draining: false,
+        giving_back: false,
     }
 }

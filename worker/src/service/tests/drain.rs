@@ -32,8 +32,8 @@ async fn watch(served: &mut Served) -> Streaming<wire::WorkerEvent> {
 #[tokio::test]
 async fn a_drain_refuses_what_is_new_finishes_what_is_short_and_gives_the_rest_back() {
     let config = WorkerConfig {
-        drain_grace: Duration::from_secs(1),
-        shutdown_timeout: Duration::from_secs(30),
+        drain_grace: Duration::from_millis(500),
+        shutdown_timeout: Duration::from_secs(1),
         ..config()
     };
     let mut served = serve_with(config, slow()).await;
@@ -63,9 +63,12 @@ async fn a_drain_refuses_what_is_new_finishes_what_is_short_and_gives_the_rest_b
 }
 
 #[tokio::test]
-async fn without_grace_everything_goes_back_at_once_what_waits_and_what_nobody_reads_too() {
-    let config =
-        WorkerConfig { drain_grace: Duration::ZERO, shutdown_timeout: Duration::from_secs(30), ..config() };
+async fn without_time_everything_goes_back_at_once_what_waits_and_what_nobody_reads_too() {
+    let config = WorkerConfig {
+        drain_grace: Duration::ZERO,
+        shutdown_timeout: Duration::from_millis(500),
+        ..config()
+    };
     let mut served = serve_with(config, slow()).await;
     let mut events = watch(&mut served).await;
     let mut streams = Vec::new();
@@ -85,4 +88,25 @@ async fn without_grace_everything_goes_back_at_once_what_waits_and_what_nobody_r
     }
     drop(events);
     served.stop().await.expect("it waits neither for the grace nor for the orphan");
+}
+
+#[tokio::test]
+async fn after_the_grace_a_worker_asks_to_be_rid_of_its_streams_and_keeps_those_that_stay() {
+    let config =
+        WorkerConfig { drain_grace: Duration::ZERO, shutdown_timeout: Duration::from_secs(60), ..config() };
+    let mut served = serve_with(config, slow()).await;
+    let mut events = watch(&mut served).await;
+    let leaves = served.client.generate(request("leaves", 470)).await.expect("taken").into_inner();
+    let stays = served.client.generate(request("stays", 60)).await.expect("taken").into_inner();
+    drop(served.shutdown.take());
+    loop {
+        let event = next(&mut events).await.expect("no fault").expect("an event");
+        if matches!(event.event, Some(Event::Load(load)) if load.draining && load.giving_back) {
+            break;
+        }
+    }
+    drop(leaves);
+    assert_eq!(read(stays, 40).await.expect("nobody cuts it").0.len(), 60);
+    drop(events);
+    served.stop().await.expect("it ends with its last stream, long before its time is over");
 }
