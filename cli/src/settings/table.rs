@@ -316,7 +316,7 @@ pub const FLAGS: &[Flag] = &[
         "TIME",
         LIMITS,
         WORKER,
-        "How long Ctrl-C lets a worker go on before it gives its requests to others; 0s = at once",
+        "How long Ctrl-C lets a worker go on before its requests leave it, if another worker takes requests; 0s = at once",
     ),
     one("temperature", None, "T", SAMPLING, RUN, "0 = always the likeliest token [default: the model's]"),
     one("top-p", None, "P", SAMPLING, RUN, "Draw from the likeliest tokens that make up this probability"),
