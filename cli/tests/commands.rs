@@ -31,7 +31,9 @@ fn mistakes_end_with_their_own_code_and_a_next_step() {
     check(&["serve", "--port", "99999"], &[("SKEIN_WORKER", "1")], 2, "did you mean SKEIN_WORKERS?");
     check(&["serve", "--shutdown-timeout", "30"], &[], 2, "did you mean 30s or 30ms?");
     check(&["serve", "/nowhere"], &[], 3, "is no directory");
+    check(&["serve", "--shutdown-timeout", "-1"], &[], 2, "`-1` must not be negative");
     check(&["router"], &[], 2, "name at least one worker");
+    check(&["worker", "--discovery", "dns://workers:9000"], &[], 2, "dns:// is for routers");
     check(&["run", "x", "--temperature", "9"], &[], 2, "temperature must be in [0, 2]");
     check(&["run", "x", "--max-tokens", "0"], &[], 2, "max_tokens");
     check(&["serve", "--device", "cuda:x"], &[], 2, "is not one of auto, cpu, cuda, cuda:N, fake");

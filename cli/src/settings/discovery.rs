@@ -65,6 +65,12 @@ impl RegistrationSettings {
             worker_id: settings.value("worker-id", |given| check_name(given).map(|()| given.to_owned())),
             lease_ttl: settings.value("etcd-lease-ttl", duration(LEASE_TTLS)).unwrap_or(LEASE_TTL),
         };
+        if matches!(source, Some(Source::Dns(_))) {
+            settings.problem(
+                "--discovery: dns:// is for routers, which look workers up by a name; a worker does not enter itself \
+                 there. Leave it out here and let the name lead to this worker, or use etcd://",
+            );
+        }
         let in_etcd = matches!(source, Some(Source::Etcd { .. }));
         if !in_etcd {
             refuse_without_etcd(settings, &OF_REGISTRATION);
@@ -177,7 +183,7 @@ mod tests {
         };
         check("127.0.0.1", "", &[]);
         check("127.0.0.1", "--discovery etcd://a:2379", &[]);
-        check("0.0.0.0", "--discovery dns://workers:9000", &[]);
+        check("0.0.0.0", "--discovery dns://workers:9000", &["--discovery: dns:// is for routers"]);
         check(
             "0.0.0.0",
             "--discovery etcd://a:2379 --advertise b:9000 --worker-id w-1 --etcd-lease-ttl 5s",

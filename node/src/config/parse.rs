@@ -18,6 +18,7 @@ pub fn text(given: &str) -> Result<String, String> {
 pub fn count(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<u64, String> {
     move |given| {
         let (number, unit) = split_unit(given);
+        refuse_negative(given, number)?;
         let scale = match unit {
             "" => 1,
             "k" => 1_000,
@@ -38,6 +39,7 @@ pub fn count(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<u64, String>
 pub fn bytes(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<u64, String> {
     move |given| {
         let (number, unit) = split_unit(given);
+        refuse_negative(given, number)?;
         let scale = match unit {
             "" | "B" => 1,
             "K" | "KiB" => 1 << 10,
@@ -60,6 +62,7 @@ pub fn bytes(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<u64, String>
 pub fn duration(range: RangeInclusive<Duration>) -> impl Fn(&str) -> Result<Duration, String> {
     move |given| {
         let (number, unit) = split_unit(given);
+        refuse_negative(given, number)?;
         let millis = match unit {
             "ms" => 1,
             "s" => 1_000,
@@ -72,7 +75,7 @@ pub fn duration(range: RangeInclusive<Duration>) -> impl Fn(&str) -> Result<Dura
         let value = scaled(number, millis)
             .map(Duration::from_millis)
             .ok_or_else(|| format!("`{given}` is no time; write it like 500ms or 120s"))?;
-        in_range(value, &range, |bound| format!("{bound:?}"))
+        in_range(value, &range, |bound| time(*bound))
     }
 }
 
@@ -119,6 +122,24 @@ fn split_unit(given: &str) -> (&str, &str) {
     let given = given.trim();
     let end = given.find(|letter: char| letter.is_ascii_alphabetic()).unwrap_or(given.len());
     (given[..end].trim(), &given[end..])
+}
+
+fn refuse_negative(given: &str, number: &str) -> Result<(), String> {
+    let digits =
+        number.strip_prefix('-').is_some_and(|rest| rest.starts_with(|letter: char| letter.is_ascii_digit()));
+    if digits { Err(format!("`{given}` must not be negative")) } else { Ok(()) }
+}
+
+/// A time as [`duration`] reads it, in its largest unit that leaves a whole number.
+fn time(time: Duration) -> String {
+    let seconds = time.as_secs();
+    let whole = |unit: u64| time.subsec_nanos() == 0 && seconds >= unit && seconds.is_multiple_of(unit);
+    match () {
+        () if time.is_zero() => "0s".to_owned(),
+        () if whole(3600) => format!("{}h", seconds / 3600),
+        () if whole(60) => format!("{}m", seconds / 60),
+        () => format!("{time:?}"),
+    }
 }
 
 /// `number * scale`, when that is a whole number that fits.

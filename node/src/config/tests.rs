@@ -122,3 +122,27 @@ fn values_carry_their_units() {
     let word = one_of(&[("human", 1), ("json", 2)])("jsn");
     assert_eq!(word, Err("`jsn` is not one of human, json; did you mean json?".to_owned()));
 }
+
+#[test]
+fn times_out_of_range_are_shown_as_they_are_written() {
+    use std::time::Duration;
+    let day = duration(Duration::from_secs(2)..=Duration::from_secs(86_400));
+    let check = |given: &str, expected: &str| assert_eq!(day(given), Err(expected.to_owned()));
+    check("0", "0s is out of range; it must be 2s to 24h");
+    check("0s", "0s is out of range; it must be 2s to 24h");
+    check("1500ms", "1.5s is out of range; it must be 2s to 24h");
+    check("1441m", "1441m is out of range; it must be 2s to 24h");
+    check("86401s", "86401s is out of range; it must be 2s to 24h");
+}
+
+#[test]
+fn negative_numbers_are_told_that_they_are() {
+    use std::time::Duration;
+    let negative = |given: &str| Err(format!("`{given}` must not be negative"));
+    let times = duration(Duration::ZERO..=Duration::MAX);
+    assert_eq!(times("-1").map(drop), negative("-1"));
+    assert_eq!(times("-1.5s").map(drop), negative("-1.5s"));
+    assert_eq!(count(0..=9)("-1").map(drop), negative("-1"));
+    assert_eq!(bytes(0..=9)("-1GiB").map(drop), negative("-1GiB"));
+    assert!(times("-s").is_err_and(|reason| reason.contains("is no time")));
+}

@@ -3,13 +3,16 @@
 //!
 //! [`Fleet::handle`]: super::Fleet::handle
 
+mod standing;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
 use skein_node::discovery::Change;
-use skein_node::task;
+use skein_node::{clock, task};
+use standing::{Reached, Standing};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::{AbortHandle, JoinSet};
 
@@ -72,35 +75,29 @@ pub(crate) async fn look_at_health(shared: Arc<Shared>) {
 
 async fn follow_worker(shared: Arc<Shared>, worker: WorkerId, address: String, hurry: Arc<Notify>) {
     let mut pause = FIRST_PAUSE;
+    let mut standing = Standing::default();
     loop {
         let mut reached = Reached::Nothing;
-        let ended = session(&shared, worker, &address, &mut reached).await;
+        let ended = session(&shared, worker, &address, &mut reached, &mut standing).await;
         if shared.handle(Event::Lost(worker)).contains(&Action::Unfollow(worker)) || !shared.has(worker) {
             tracing::info!(worker = worker.0, address, "a worker that left discovery before is gone");
             return shared.disconnect(worker);
         }
         pause = match reached {
             Reached::Nothing => pause,
-            Reached::Process => pause.min(LOADING_PAUSE),
-            Reached::Watch => FIRST_PAUSE,
+            Reached::Process | Reached::Worker | Reached::Watch => pause.min(LOADING_PAUSE),
+            Reached::Service => FIRST_PAUSE,
         };
-        tracing::debug!(
-            worker = worker.0,
-            error = ended.err().map(tracing::field::display),
-            ?pause,
-            "link ended"
-        );
+        let error = ended.err();
+        let reason = error.as_ref().and_then(|error| standing.ended(clock::now(), reached, error));
+        if let Some(reason) = reason {
+            tracing::warn!(worker = worker.0, address, reason, "no link to a worker; trying on");
+        }
+        tracing::debug!(worker = worker.0, error = error.map(tracing::field::display), ?pause, "link ended");
         // Whether the time has passed or discovery named the worker: the next try is due.
         let _ = tokio::time::timeout(pause, hurry.notified()).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
-}
-
-/// How far a session came.
-enum Reached {
-    Nothing,
-    Process,
-    Watch,
 }
 
 /// One connection to a worker, from its `Info` to the end of its watch.
@@ -109,10 +106,12 @@ async fn session(
     worker: WorkerId,
     address: &str,
     reached: &mut Reached,
+    standing: &mut Standing,
 ) -> Result<(), CallError> {
     let client = WorkerClient::connect(&*shared.connector, address).await?;
     *reached = Reached::Process;
     let info = client.info().await?;
+    *reached = Reached::Worker;
     tracing::info!(
         worker = worker.0,
         address,
@@ -129,15 +128,31 @@ async fn session(
         subscriptions += 1;
         let mut events = client.watch(shared.router_id, shared.watch_from(worker)).await?;
         while let Some(event) = events.next().await {
-            for action in shared.handle(Event::Watched(worker, event?)) {
+            let event = event?;
+            if *reached == Reached::Worker {
+                *reached = Reached::Watch;
+                say_back(worker, address, standing);
+            }
+            for action in shared.handle(Event::Watched(worker, event)) {
                 match action {
                     Action::Resubscribe(_) => continue 'subscribe,
                     Action::Reconnect(_) => return Ok(()),
-                    Action::Wake => *reached = Reached::Watch,
+                    Action::Wake => *reached = Reached::Service,
                     Action::Follow(..) | Action::Unfollow(_) | Action::Hurry(_) | Action::Lost(_) => {}
                 }
             }
         }
         return Err(CallError::Fault("the watch ended".into()));
+    }
+}
+
+fn say_back(worker: WorkerId, address: &str, standing: &mut Standing) {
+    if let Some(away) = standing.works(clock::now()) {
+        tracing::info!(
+            worker = worker.0,
+            address,
+            away_s = away.as_secs_f32(),
+            "the link to a worker is back"
+        );
     }
 }

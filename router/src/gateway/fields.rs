@@ -187,7 +187,8 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), Refusal> {
     if kind == "application/json" || (kind.starts_with("application/") && kind.ends_with("+json")) {
         return Ok(());
     }
-    Err(Refusal::UnsupportedMediaType(kind.chars().take(100).collect()))
+    // Escaped, a character that is not ASCII is not three bytes of answer for one of the header.
+    Err(Refusal::UnsupportedMediaType(kind.escape_default().take(100).collect()))
 }
 
 async fn read_body(body: Body, limit: usize) -> Result<bytes::Bytes, Refusal> {

@@ -1,5 +1,5 @@
-//! Every request has an id: what its body names as `request_id`, else its `Idempotency-Key` header, else the one that its
-//! `Last-Event-ID` begins with, else one of ours. A POST that comes again under an id joins the stream that runs under
+//! Every request has an id: what its body names as `request_id` or its `Idempotency-Key` header (both must be the same),
+//! else the one that its `Last-Event-ID` begins with, else one of ours. A POST that comes again under an id joins the stream that runs under
 //! it. Every answer carries a name: what the client sent as `X-Request-Id`, else the id. That header names a trace,
 //! which many calls may share, so it is never the id: calls that differ must not be taken for one.
 
@@ -39,6 +39,13 @@ pub fn asked(headers: &HeaderMap, in_body: Option<String>, drawn: &str) -> Resul
     let key = text(headers, &IDEMPOTENCY_KEY, "Idempotency-Key")?;
     if key.is_some_and(|key| !is_request_id(key)) {
         let message = "Idempotency-Key must be 1 to 128 printable ASCII bytes without spaces.";
+        return Err(Refusal::invalid("Idempotency-Key", message));
+    }
+    if let (Some(key), Some(in_body)) = (key, &in_body)
+        && key != in_body
+    {
+        let message = "Idempotency-Key names another request than request_id in the body; \
+                       send the same id in both, or one of the two.";
         return Err(Refusal::invalid("Idempotency-Key", message));
     }
     let named = in_body.or_else(|| key.map(str::to_owned));
@@ -98,11 +105,12 @@ mod tests {
     }
 
     #[test]
-    fn the_body_names_a_request_before_its_headers_do() {
+    fn a_request_is_named_by_its_body_or_its_headers() {
         let named = |id: &str, had| Ok((id.to_owned(), had));
         assert_eq!(ask(&[], None), named("drawn", false));
         assert_eq!(ask(&[("idempotency-key", "key")], None), named("key", false));
-        assert_eq!(ask(&[("idempotency-key", "key")], Some("body")), named("body", false));
+        assert_eq!(ask(&[], Some("body")), named("body", false));
+        assert_eq!(ask(&[("idempotency-key", "body")], Some("body")), named("body", false));
         assert_eq!(ask(&[("x-request-id", "trace")], None), named("drawn", false));
         assert_eq!(ask(&[("last-event-id", "mine/3.4")], None), named("mine", true));
         assert_eq!(ask(&[("last-event-id", "mine/3.4")], Some("mine")), named("mine", true));
@@ -124,5 +132,27 @@ mod tests {
             ask(&[("last-event-id", "mine/3.4"), ("idempotency-key", "x")], None),
             refused("Last-Event-ID")
         );
+        assert_eq!(ask(&[("idempotency-key", "key")], Some("body")), refused("Idempotency-Key"));
+        assert_eq!(
+            ask(&[("last-event-id", "body/3.4"), ("idempotency-key", "key")], Some("body")),
+            refused("Idempotency-Key")
+        );
+    }
+
+    #[test]
+    fn a_refusal_names_both_and_repeats_little_of_a_header() {
+        let message = |name, value: &str, in_body: Option<&str>| {
+            let headers = [(HeaderName::from_static(name), value.parse().unwrap())].into_iter().collect();
+            asked(&headers, in_body.map(str::to_owned), "drawn").unwrap_err().to_string()
+        };
+        let both = message("idempotency-key", "key", Some("body"));
+        assert!(both.contains("Idempotency-Key") && both.contains("request_id"), "{both}");
+        let long = "x".repeat(10_000);
+        for name in ["idempotency-key", "last-event-id"] {
+            let repeated = message(name, &long, Some("body")).matches('x').count();
+            assert!(repeated <= 128, "{name}: {repeated}");
+        }
+        let state = format!("{}/3.4", "x".repeat(1000));
+        assert!(message("last-event-id", &state, Some("body")).matches('x').count() <= 128);
     }
 }

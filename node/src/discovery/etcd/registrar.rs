@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::api::{EtcdApi, EtcdError, LeaseId};
+use super::api::{Entry, EtcdApi, EtcdError, LeaseId};
 use super::record::{self, Record};
 use super::standing::Standing;
 use crate::clock::{self, Timestamp};
@@ -34,10 +34,13 @@ pub struct Registration {
 /// Keeps the record in etcd until `stop`, then takes it out: marked as leaving, so that routers let go at once, and
 /// with its lease. Returns within [`LEAVE_WITHIN`] of `stop`; what etcd has not heard by then its lease ends.
 pub async fn register<A: EtcdApi>(api: &A, registration: Registration, stop: impl Future<Output = ()>) {
-    let key = format!("{}{}", record::prefix(&registration.cluster), registration.record.id);
+    let prefix = record::prefix(&registration.cluster);
+    let key = format!("{prefix}{}", registration.record.id);
+    let rival = Rival::new(prefix);
     let backoff = Backoff::new(registration.seed);
     let standing = Standing::new("this worker serves whoever knows it");
-    let mut registrar = Registrar { api, registration, key, lease: None, written: None, backoff, standing };
+    let mut registrar =
+        Registrar { api, registration, key, rival, lease: None, written: None, backoff, standing };
     tokio::select! {
         biased;
         () = stop => {}
@@ -55,6 +58,7 @@ struct Registrar<'a, A> {
     api: &'a A,
     registration: Registration,
     key: String,
+    rival: Rival,
     lease: Option<Held>,
     /// When the record was last known to stand under the lease.
     written: Option<Timestamp>,
@@ -118,15 +122,18 @@ impl<A: EtcdApi> Registrar<'_, A> {
     /// over each other would be worse than one that is not found.
     async fn look(&mut self, held: Held) -> Result<(), EtcdError> {
         let snapshot = self.api.list(&self.key).await?;
-        match snapshot.entries.iter().find(|entry| entry.key == self.key) {
+        let found = snapshot.entries.iter().find(|entry| entry.key == self.key);
+        let ours = &self.registration.record;
+        if let Some(other) = self.rival.look(ours, found) {
+            let (name, address) = (&ours.id, &ours.address);
+            tracing::warn!(
+                "another worker took the name {name}: {other}; routers do not find this one, {address}, until each \
+                 has its own --worker-id"
+            );
+        }
+        match found {
             None => self.write(held).await,
-            Some(entry) => {
-                if entry.value != self.registration.record.encode() {
-                    let found = String::from_utf8_lossy(&entry.value);
-                    tracing::warn!(key = self.key, %found, "another worker has this id; give each its own --worker-id");
-                }
-                Ok(())
-            }
+            Some(_) => Ok(()),
         }
     }
 
@@ -154,5 +161,58 @@ impl<A: EtcdApi> Registrar<'_, A> {
             Ok(()) | Err(EtcdError::LeaseGone) => tracing::info!(key = self.key, "left etcd"),
             Err(error) => tracing::warn!(%error, "could not leave etcd; the lease ends the entry"),
         }
+    }
+}
+
+/// Who else stands in etcd under a worker's name.
+#[derive(Debug)]
+struct Rival {
+    prefix: String,
+    /// As said last.
+    address: Option<String>,
+}
+
+impl Rival {
+    fn new(prefix: String) -> Self {
+        Self { prefix, address: None }
+    }
+
+    /// Takes in what stands under the name; returns the other worker's address when there is a new one.
+    fn look(&mut self, ours: &Record, found: Option<&Entry>) -> Option<String> {
+        let before = self.address.take();
+        self.address = found.and_then(|entry| match Record::decode(&self.prefix, entry) {
+            Ok(other) => (other.address != ours.address).then_some(other.address),
+            Err(error) => Some(format!("unreadable, {error}")),
+        });
+        self.address.clone().filter(|_| self.address != before)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_worker_under_our_name_is_said_once() {
+        let record = |address: &str| Record {
+            id: "w".into(),
+            address: address.into(),
+            model: "m".into(),
+            epoch: None,
+            version: "1".into(),
+            leaving: false,
+        };
+        let entry = |value: Vec<u8>| Entry { key: "/skein/c/workers/w".into(), value, revision: 1 };
+        let ours = record("a:1");
+        let mut rival = Rival::new(record::prefix("c"));
+        let mut look = |found: Option<Vec<u8>>| rival.look(&ours, found.map(&entry).as_ref());
+        assert_eq!(look(Some(ours.encode())), None);
+        assert_eq!(look(Some(Record { version: "2".into(), ..ours.clone() }.encode())), None);
+        assert_eq!(look(Some(record("b:1").encode())).as_deref(), Some("b:1"));
+        assert_eq!(look(Some(record("b:1").encode())), None, "said before");
+        assert_eq!(look(Some(record("c:1").encode())).as_deref(), Some("c:1"));
+        assert_eq!(look(None), None);
+        assert_eq!(look(Some(record("c:1").encode())).as_deref(), Some("c:1"), "it came back");
+        assert!(look(Some(b"rubbish".to_vec())).is_some_and(|other| other.contains("unreadable")));
     }
 }

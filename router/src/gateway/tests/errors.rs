@@ -224,6 +224,10 @@ async fn bodies_that_are_no_json_are_refused() {
     assert_eq!(code("{}".into(), "text/plain").await, (415, "unsupported_media_type".to_owned()));
     let large = vec![b' '; 8 * 1024 * 1024 + 1];
     assert_eq!(code(large.into(), "application/json").await, (413, "request_too_large".to_owned()));
+    let odd = Request::post(CHAT).header("content-type", vec![0xFF_u8; 1000]).body("{}".into()).unwrap();
+    let answer = send(&app, odd).await;
+    assert_eq!(answer.status, 415);
+    assert!(answer.body.len() < 400, "{}", answer.body);
 }
 
 #[tokio::test]

@@ -136,10 +136,17 @@ async fn an_idempotency_key_is_the_id_of_a_request_whose_body_has_none() {
     };
     assert_eq!(post("key", json!({"prompt": "a"})).await.header("x-request-id"), "key");
     assert_eq!(post("key", json!({"prompt": "a"})).await.json()["id"], "cmpl-key");
-    assert_eq!(post("key", json!({"prompt": "a", "request_id": "body"})).await.json()["id"], "cmpl-body");
+    assert_eq!(post("other", json!({"prompt": "a", "request_id": "other"})).await.json()["id"], "cmpl-other");
     let requests = script.requests.lock().unwrap().clone();
     assert_eq!(requests[0].stream_key(), requests[1].stream_key(), "the second joins the first");
     assert_ne!(requests[0].stream_key(), requests[2].stream_key());
-    let refused = post(&"k".repeat(129), json!({"prompt": "a"})).await;
-    assert_eq!((refused.status, refused.json()["error"]["param"].as_str()), (400, Some("Idempotency-Key")));
+    let refused = async |key: &str, body: Value| {
+        let refused = post(key, body).await;
+        assert_eq!(
+            (refused.status, refused.json()["error"]["param"].as_str()),
+            (400, Some("Idempotency-Key"))
+        );
+    };
+    refused(&"k".repeat(129), json!({"prompt": "a"})).await;
+    refused("key", json!({"prompt": "a", "request_id": "body"})).await;
 }

@@ -17,6 +17,7 @@ use crate::request::{TokenFinish, TokenRequest};
 use crate::stream_key::StreamKey;
 use crate::testing::{self, Say, Script, delta, finish};
 use crate::transport::{Connector, Grpc, GrpcWithKey, Transport};
+use crate::worker_client::WorkerClient;
 
 /// A router that says what its script says.
 struct Router {
@@ -231,6 +232,10 @@ async fn a_gateway_shows_the_key_that_routers_ask_for() {
     let router = Router::start(script, &["sesame"]).await;
     let refused = router.connect().await.info().await.err().unwrap();
     assert_eq!(refused.code(), Code::Unauthenticated);
+    // By these words a link knows why it fails.
+    let client = WorkerClient::connect(&Grpc, &router.address).await.unwrap();
+    let refused = client.info().await.unwrap_err().to_string();
+    assert!(refused.starts_with("Unauthenticated: "), "{refused}");
     let key = GrpcWithKey::new("sesame").unwrap();
     let (cluster, _members) = gateway(&router, Arc::new(key)).await;
     let mut stream = cluster.submit(whole("g")).await.unwrap();
