@@ -14,6 +14,9 @@ use crate::app::App;
 /// Between reports while something runs, and while nothing does.
 const BUSY_INTERVAL: Duration = Duration::from_millis(250);
 const IDLE_INTERVAL: Duration = Duration::from_secs(1);
+/// And this often while it waits for its own workers: a router that has just started takes requests a moment later, and
+/// streams of the one it replaces may wait for that.
+const UNREADY_INTERVAL: Duration = Duration::from_millis(50);
 /// Gateways whose last placement is remembered.
 const MAX_GATEWAYS: usize = 256;
 /// The log of a router has no entries: its reports carry the number of the one that never comes.
@@ -53,7 +56,11 @@ pub fn follow(
         yield event(Event::Snapshot(wire::CacheSnapshot::default()));
         for step in 1.. {
             let load = load(&app, step, placements.last(router_id), readers.count());
-            let interval = if load.running > 0 { BUSY_INTERVAL } else { IDLE_INTERVAL };
+            let interval = match () {
+                () if load.draining && !app.drain.is_draining() => UNREADY_INTERVAL,
+                () if load.running > 0 => BUSY_INTERVAL,
+                () => IDLE_INTERVAL,
+            };
             let draining = load.draining;
             yield event(Event::Load(load));
             tokio::select! {
