@@ -7,6 +7,7 @@
 use std::hint::black_box;
 use std::path::Path;
 
+use skein_kernels::cpu::input::{Form, Input};
 use skein_kernels::cpu::matmul::{Write, matmul};
 use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
 use skein_kernels::cpu::{Cpu, roofline};
@@ -106,7 +107,9 @@ fn one_shape(cpu: &mut Cpu, name: &str, rows: usize, cols: usize, bandwidth: f64
     let total = (copies.len() * bytes) as f64;
     print!("{name:>13} [{rows}, {cols}]:");
     for m in [1, 8, 32, 128, 512] {
-        let (x, mut y) = (vec![0.01; m * cols], vec![0.0; m * rows]);
+        let mut x = Input::default();
+        x.set(cpu, Form::F32, &vec![0.01; m * cols], cols);
+        let mut y = vec![0.0; m * rows];
         // All copies at small m; at large m as many as take about a second.
         let used = copies.len().min((150_000_000_000 / (2 * m * rows * cols)).max(1));
         let seconds = best_of(if m > 8 { 2 } else { 4 }, || {

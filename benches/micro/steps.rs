@@ -4,7 +4,7 @@ use std::path::Path;
 
 use skein_node::clock;
 use skein_worker::BlockId;
-use skein_worker::backend::cpu::{CpuModel, CpuOptions};
+use skein_worker::backend::cpu::{CpuModel, CpuOptions, Numbers};
 use skein_worker::backend::{Batch, BatchSequence};
 
 use super::best_of;
@@ -15,8 +15,13 @@ const STEPS: u32 = 16;
 
 /// Measures decode steps at several batch sizes, and prefill of one chunk.
 pub fn measure(dir: &Path, threads: usize, bandwidth: f64) {
-    let options =
-        CpuOptions { threads, kv_blocks: 64 * CONTEXT / BLOCK_SIZE, block_size: BLOCK_SIZE, max_rows: 512 };
+    let options = CpuOptions {
+        threads,
+        kv_blocks: 64 * CONTEXT / BLOCK_SIZE,
+        block_size: BLOCK_SIZE,
+        max_rows: 512,
+        numbers: Numbers::EXACT,
+    };
     let mut bytes = 0;
     let start = clock::now();
     let mut model = match CpuModel::load(dir, options, &mut |_, total| bytes = total) {

@@ -6,6 +6,31 @@ use super::shared::Shared;
 use super::{Cpu, for_each_row};
 use crate::mapped::ZeroedF32;
 
+/// How keys and values are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum KvType {
+    /// As computed.
+    #[default]
+    F32,
+    /// bfloat16.
+    Bf16,
+    /// IEEE half.
+    F16,
+    /// 8-bit integers, with an `f32` scale for each token's key and value of each head.
+    Int8,
+}
+
+impl KvType {
+    /// Bytes of one token's key, or value, of one head.
+    pub fn head_bytes(self, head_dim: usize) -> usize {
+        match self {
+            Self::F32 => 4 * head_dim,
+            Self::Bf16 | Self::F16 => 2 * head_dim,
+            Self::Int8 => head_dim + 4,
+        }
+    }
+}
+
 /// Shape of a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvShape {
@@ -19,6 +44,8 @@ pub struct KvShape {
     pub block_size: usize,
     /// Blocks.
     pub blocks: usize,
+    /// How keys and values are kept.
+    pub kind: KvType,
 }
 
 impl KvShape {
@@ -34,7 +61,7 @@ impl KvShape {
 
     /// Bytes of one block in all layers; `None` if that overflows.
     pub fn block_bytes(&self) -> Option<u64> {
-        let values = [2, self.head_dim, self.block_size, self.kv_heads, self.layers, size_of::<f32>()];
+        let values = [2, self.kind.head_bytes(self.head_dim), self.block_size, self.kv_heads, self.layers];
         values.iter().try_fold(1u64, |product, factor| product.checked_mul(*factor as u64))
     }
 }

@@ -1,5 +1,6 @@
 //! The gate of the feed-forward network: SwiGLU (Shazeer 2020).
 
+use super::input::{Form, Input};
 use super::math::exp;
 use super::shared::Shared;
 use super::simd::{Kernel, Simd};
@@ -19,6 +20,19 @@ pub fn silu_mul(cpu: &mut Cpu, gate_up: &[f32], width: usize, out: &mut [f32]) {
         let (gate, up) = gate_up[row * 2 * width..][..2 * width].split_at(width);
         // SAFETY: each row is in one task.
         isa.run(Row { gate, up, out: unsafe { out.part(row * width, width) } });
+    });
+}
+
+/// [`silu_mul`] for a multiplication to read.
+///
+/// # Panics
+/// If `gate_up` is not `[rows, 2 * width]`.
+pub fn silu_mul_into(cpu: &mut Cpu, gate_up: &[f32], width: usize, form: Form, out: &mut Input) {
+    assert!(gate_up.len().is_multiple_of(2 * width), "gate_up is [rows, 2 * width]");
+    let isa = cpu.isa;
+    out.fill(cpu, form, gate_up.len() / (2 * width), width, |row, out| {
+        let (gate, up) = gate_up[row * 2 * width..][..2 * width].split_at(width);
+        isa.run(Row { gate, up, out });
     });
 }
 

@@ -1,16 +1,18 @@
-//! The CPU operations: plain functions over slices, activations in `f32`, weights as they lie in the file.
+//! The CPU operations: plain functions over slices, activations in `f32`, weights as they lie in the file or packed.
 //!
 //! Every result has one fixed order of arithmetic. What a row yields depends on that row alone: not on its
 //! batch-mates, the chunking, the number of threads or the instruction set. [`simd`] says how.
 
 pub mod attention;
 pub mod embed;
+pub mod input;
 pub mod kv_cache;
 pub mod math;
 pub mod matmul;
 pub mod matrix;
 pub mod mlp;
 pub mod norm;
+pub mod packed;
 pub mod philox;
 pub mod roofline;
 pub mod rope;

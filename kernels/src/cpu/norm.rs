@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::input::{Form, Input};
 use super::shared::Shared;
 use super::simd::{Kernel, LANES, Simd};
 use super::{Cpu, for_each_row};
@@ -20,6 +21,18 @@ pub fn rms_norm(cpu: &mut Cpu, x: &[f32], weight: &[f32], eps: f32, out: &mut [f
     for_each_row(cpu, rows, |row| {
         // SAFETY: each row is in one task.
         let out = unsafe { out.part(row * width, width) };
+        isa.run(Row { x: &x[row * width..][..width], weight, eps, out });
+    });
+}
+
+/// [`rms_norm`] for a multiplication to read.
+///
+/// # Panics
+/// If `x` is not `[rows, weight.len()]`.
+pub fn rms_norm_into(cpu: &mut Cpu, x: &[f32], weight: &[f32], eps: f32, form: Form, out: &mut Input) {
+    let (width, isa) = (weight.len(), cpu.isa);
+    assert!(x.len().is_multiple_of(width), "x is [rows, width]");
+    out.fill(cpu, form, x.len() / width, width, |row, out| {
         isa.run(Row { x: &x[row * width..][..width], weight, eps, out });
     });
 }

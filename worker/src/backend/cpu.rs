@@ -9,7 +9,8 @@ use std::thread::JoinHandle;
 
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::attention::Rows;
-use skein_kernels::cpu::kv_cache::{KvCache, KvShape};
+use skein_kernels::cpu::kv_cache::{KvCache, KvShape, KvType};
+use skein_kernels::cpu::packed::Format;
 use skein_kernels::cpu::sample::{self, Sampling};
 
 use super::{
@@ -40,6 +41,25 @@ pub struct CpuOptions {
     pub block_size: u32,
     /// Rows of the largest step: memory for them is set aside at once. A larger step still works.
     pub max_rows: u32,
+    /// What numbers are rounded to.
+    pub numbers: Numbers,
+}
+
+/// What the CPU backend rounds numbers to. Part of what a request's tokens depend on: see
+/// [`crate::model::fingerprint::computed_with`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Numbers {
+    /// Activations are rounded to bfloat16 where they meet weights in bfloat16; otherwise they are `f32`.
+    pub bf16: bool,
+    /// Type of cached keys and values.
+    pub kv: KvType,
+    /// Format that the layers' weights are converted to at load.
+    pub weights: Option<Format>,
+}
+
+impl Numbers {
+    /// Nothing is rounded that the model does not store so: the specification.
+    pub const EXACT: Self = Self { bf16: false, kv: KvType::F32, weights: None };
 }
 
 type Outcome = Result<StepOutput, BackendError>;
@@ -149,7 +169,7 @@ impl CpuModel {
     ) -> Result<Self, LoadError> {
         let config = ModelConfig::from_dir(model_dir)?;
         let weights = Weights::open(model_dir)?;
-        let llama = Llama::load(config, &weights)?;
+        let llama = Llama::load(config, &weights, options.numbers.bf16)?;
         weights.populate(progress);
         let threads = match options.threads {
             0 => std::thread::available_parallelism().map_or(1, |count| count.get()),
@@ -167,6 +187,7 @@ impl CpuModel {
             head_dim: config.head_dim,
             block_size: options.block_size as usize,
             blocks: options.kv_blocks as usize,
+            kind: options.numbers.kv,
         };
         let bytes = shape.block_bytes().unwrap_or(u64::MAX).saturating_mul(u64::from(options.kv_blocks));
         let cache = KvCache::new(shape).map_err(|source| LoadError::KvCache { bytes, source })?;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Subject;
 use super::sequence::{BLOCK_SIZE, Random, Sequence, prompt};
-use crate::backend::cpu::{CpuBackend, CpuOptions};
+use crate::backend::cpu::{CpuBackend, CpuOptions, Numbers};
 use crate::backend::cuda::{self, CudaBackend, CudaOptions};
 use crate::backend::{Backend, Batch, ScoreRow, StepOutput};
 use crate::config::{CudaConfig, SchedulerConfig};
@@ -49,6 +49,7 @@ pub fn on_cpu(subject: &Subject<'_>) -> Result<CpuBackend, String> {
         kv_blocks: SEQUENCES * BLOCKS_EACH,
         block_size: BLOCK_SIZE,
         max_rows: STEP_ROWS as u32,
+        numbers: Numbers::EXACT,
     };
     let loaded = CpuBackend::load(subject.dir, options, &mut |_, _| {});
     loaded.map(|(backend, _)| backend).map_err(|error| error.to_string())

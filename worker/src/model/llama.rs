@@ -6,11 +6,12 @@
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::attention::{self, Attention, Rows, attend};
 use skein_kernels::cpu::embed::{embed, gather};
+use skein_kernels::cpu::input::{Form, Input};
 use skein_kernels::cpu::kv_cache::KvCache;
 use skein_kernels::cpu::matmul::{Linear, Write, matmul};
 use skein_kernels::cpu::matrix::WeightMatrix;
-use skein_kernels::cpu::mlp::silu_mul;
-use skein_kernels::cpu::norm::{rms_norm, rms_norm_heads};
+use skein_kernels::cpu::mlp::silu_mul_into;
+use skein_kernels::cpu::norm::{rms_norm_heads, rms_norm_into};
 use skein_kernels::cpu::rope::{angles, inverse_frequencies, rotate};
 
 use super::LoadError;
@@ -24,6 +25,8 @@ pub struct Llama {
     layers: Vec<Layer>,
     norm: Vec<f32>,
     head: WeightMatrix,
+    /// Whether activations are rounded to bfloat16 where weights have it.
+    bf16: bool,
     /// Rotary angles per position.
     frequencies: Vec<f32>,
 }
@@ -53,6 +56,13 @@ impl Projection {
     }
 }
 
+/// The form of activations that all of `stack` take.
+fn form(stack: &[Linear<'_>], bf16: bool) -> Form {
+    let mut forms = stack.iter().map(|linear| linear.weights.storage().form(bf16));
+    let first = forms.next().unwrap_or_default();
+    if forms.all(|form| form == first) { first } else { Form::F32 } // packed ones are packed together
+}
+
 /// One forward step's rows; see [`crate::backend::Batch`].
 pub struct Step<'a> {
     /// `[rows]`
@@ -70,24 +80,22 @@ pub struct Step<'a> {
 pub struct Activations {
     /// `[rows, hidden]`: the residual stream.
     x: Vec<f32>,
-    /// `[rows, hidden]`: normalised.
-    h: Vec<f32>,
+    /// `[rows, hidden]` normalised, `[rows, heads * head_dim]` attended, `[rows, intermediate]` gated: what is multiplied next.
+    input: Input,
     /// `[rows, q | k | v]`
     qkv: Vec<f32>,
     /// `[rows, heads * head_dim]`
     attended: Vec<f32>,
     /// `[rows, gate | up]`
     gate_up: Vec<f32>,
-    /// `[rows, intermediate]`
-    gated: Vec<f32>,
     cos: Vec<f32>,
     sin: Vec<f32>,
     scores: attention::Scratch,
 }
 
 impl Llama {
-    /// Finds and checks every weight of the model.
-    pub fn load(config: ModelConfig, weights: &Weights) -> Result<Self, LoadError> {
+    /// Finds and checks every weight of the model. `bf16`: activations are rounded to bfloat16 where weights have it.
+    pub fn load(config: ModelConfig, weights: &Weights, bf16: bool) -> Result<Self, LoadError> {
         let (vocab, hidden) = (config.vocab_size as usize, config.hidden_size);
         let embedding = weights.matrix("model.embed_tokens.weight", vocab, hidden)?;
         let head = match config.tie_word_embeddings {
@@ -98,7 +106,7 @@ impl Llama {
             (0..config.layers).map(|i| Layer::load(&config, weights, i)).collect::<Result<_, _>>()?;
         let norm = weights.vector("model.norm.weight", hidden)?;
         let frequencies = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling);
-        Ok(Self { config, embedding, layers, norm, head, frequencies })
+        Ok(Self { config, embedding, layers, norm, head, bf16, frequencies })
     }
 
     /// The model's configuration.
@@ -124,21 +132,21 @@ impl Llama {
         let c = &self.config;
         let rows = step.tokens.len();
         activations.grow(c, rows);
-        let Activations { x, h, qkv, attended, gate_up, gated, cos, sin, scores } = activations;
+        let Activations { x, input, qkv, attended, gate_up, cos, sin, scores } = activations;
         let (q_width, kv_width) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
         let qkv_width = q_width + 2 * kv_width;
-        let (x, h) = (&mut x[..rows * c.hidden_size], &mut h[..rows * c.hidden_size]);
+        let x = &mut x[..rows * c.hidden_size];
         let (qkv, attended) = (&mut qkv[..rows * qkv_width], &mut attended[..rows * q_width]);
         let gate_up = &mut gate_up[..rows * 2 * c.intermediate_size];
-        let gated = &mut gated[..rows * c.intermediate_size];
         let (cos, sin) = (&mut cos[..rows * c.head_dim / 2], &mut sin[..rows * c.head_dim / 2]);
         let scale = 1.0 / (c.head_dim as f32).sqrt();
 
         embed(cpu, &self.embedding, step.tokens, x);
         angles(cpu, &self.frequencies, step.positions, cos, sin);
         for (i, layer) in self.layers.iter().enumerate() {
-            rms_norm(cpu, x, &layer.attention_norm, c.rms_norm_eps, h);
-            matmul(cpu, h, &[layer.q.linear(), layer.k.linear(), layer.v.linear()], qkv, Write::Set);
+            let stack = [layer.q.linear(), layer.k.linear(), layer.v.linear()];
+            rms_norm_into(cpu, x, &layer.attention_norm, c.rms_norm_eps, form(&stack, self.bf16), input);
+            matmul(cpu, input, &stack, qkv, Write::Set);
             if let Some((q_norm, k_norm)) = &layer.qk_norm {
                 rms_norm_heads(cpu, qkv, qkv_width, 0..c.heads, q_norm, c.rms_norm_eps);
                 rms_norm_heads(cpu, qkv, qkv_width, c.heads..c.heads + c.kv_heads, k_norm, c.rms_norm_eps);
@@ -147,22 +155,27 @@ impl Llama {
             cache.write(cpu, i, qkv, qkv_width, q_width, step.slots);
             let query = Attention { cache, layer: i, q: qkv, stride: qkv_width, heads: c.heads, scale };
             attend(cpu, &query, step.sequences, attended, scores);
-            matmul(cpu, attended, &[layer.o.linear()], x, Write::Add);
+            let stack = [layer.o.linear()];
+            input.set(cpu, form(&stack, self.bf16), attended, q_width);
+            matmul(cpu, input, &stack, x, Write::Add);
 
-            rms_norm(cpu, x, &layer.mlp_norm, c.rms_norm_eps, h);
-            matmul(cpu, h, &[layer.gate.linear(), layer.up.linear()], gate_up, Write::Set);
-            silu_mul(cpu, gate_up, c.intermediate_size, gated);
-            matmul(cpu, gated, &[layer.down.linear()], x, Write::Add);
+            let stack = [layer.gate.linear(), layer.up.linear()];
+            rms_norm_into(cpu, x, &layer.mlp_norm, c.rms_norm_eps, form(&stack, self.bf16), input);
+            matmul(cpu, input, &stack, gate_up, Write::Set);
+            let stack = [layer.down.linear()];
+            silu_mul_into(cpu, gate_up, c.intermediate_size, form(&stack, self.bf16), input);
+            matmul(cpu, input, &stack, x, Write::Add);
         }
     }
 
     /// Logits of some rows of the last step: `[rows, vocab]`.
     pub fn logits(&self, cpu: &mut Cpu, rows: &[u32], activations: &mut Activations, logits: &mut [f32]) {
         let hidden = self.config.hidden_size;
-        let (mut last, mut normed) = (vec![0.0; rows.len() * hidden], vec![0.0; rows.len() * hidden]);
+        let mut last = vec![0.0; rows.len() * hidden];
         gather(&activations.x, hidden, rows, &mut last);
-        rms_norm(cpu, &last, &self.norm, self.config.rms_norm_eps, &mut normed);
-        matmul(cpu, &normed, &[(&self.head).into()], logits, Write::Set);
+        let (stack, input) = ([(&self.head).into()], &mut activations.input);
+        rms_norm_into(cpu, &last, &self.norm, self.config.rms_norm_eps, form(&stack, self.bf16), input);
+        matmul(cpu, input, &stack, logits, Write::Set);
     }
 }
 
@@ -200,11 +213,9 @@ impl Activations {
         let (q_width, kv_width) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
         for (values, width) in [
             (&mut self.x, c.hidden_size),
-            (&mut self.h, c.hidden_size),
             (&mut self.qkv, q_width + 2 * kv_width),
             (&mut self.attended, q_width),
             (&mut self.gate_up, 2 * c.intermediate_size),
-            (&mut self.gated, c.intermediate_size),
             (&mut self.cos, c.head_dim / 2),
             (&mut self.sin, c.head_dim / 2),
         ] {

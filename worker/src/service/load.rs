@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{WorkerError, sizing};
 use crate::TokenId;
 use crate::backend::Backend;
-use crate::backend::cpu::{CpuBackend, CpuOptions};
+use crate::backend::cpu::{CpuBackend, CpuOptions, Numbers};
 use crate::backend::cuda::{self, CudaOptions, NotUsable, OpenDevice, StepGaps};
 use crate::backend::fake::{FakeBackend, FakeOptions};
 use crate::config::{BackendKind, KvCacheDtype, LoadFormat, WorkerConfig};
@@ -161,6 +161,7 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
         kv_blocks: kv_blocks(config, model.kv_bytes_per_token(), model.max_position_embeddings)?,
         block_size: config.scheduler.block_size,
         max_rows: config.scheduler.max_num_batched_tokens,
+        numbers: Numbers::EXACT,
     };
     let fingerprint = fingerprint(&config.model)?;
     let embedding = Weights::open(&config.model)?.matrix(
@@ -168,7 +169,7 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
         model.vocab_size as usize,
         model.hidden_size,
     )?;
-    let value_bytes = embedding.storage().value_bytes() as u64;
+    let value_bytes = (embedding.storage().value_bits() / 8) as u64;
     let (backend, model) = CpuBackend::load(&config.model, options, progress)?;
     Ok(LoadedBackend {
         cost: model.cost(ValueBytes { layers: value_bytes, head: value_bytes, kv: size_of::<f32>() as u64 }),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use skein_worker::BlockId;
-use skein_worker::backend::cpu::{CpuModel, CpuOptions};
+use skein_worker::backend::cpu::{CpuModel, CpuOptions, Numbers};
 use skein_worker::backend::{Batch, BatchSequence, SampleRow};
 use skein_worker::sampling::SamplingParams;
 
@@ -16,7 +16,13 @@ pub fn golden(name: &str) -> PathBuf {
 }
 
 pub fn load(name: &str, threads: usize, block_size: u32) -> CpuModel {
-    let options = CpuOptions { threads, kv_blocks: 4096 / block_size, block_size, max_rows: 64 };
+    let options = CpuOptions {
+        threads,
+        kv_blocks: 4096 / block_size,
+        block_size,
+        max_rows: 64,
+        numbers: Numbers::EXACT,
+    };
     CpuModel::load(&golden(name), options, &mut |_, _| {}).unwrap()
 }
 

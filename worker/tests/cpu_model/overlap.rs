@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use skein_worker::TokenId;
-use skein_worker::backend::cpu::{CpuBackend, CpuOptions};
+use skein_worker::backend::cpu::{CpuBackend, CpuOptions, Numbers};
 use skein_worker::backend::{Backend, BackendError, Batch, StepHandle, StepOutput};
 use skein_worker::config::SchedulerConfig;
 use skein_worker::engine::{Engine, Submission};
@@ -98,7 +98,13 @@ async fn serve(
     share_prefixes: bool,
     requests: u32,
 ) -> (Vec<(Vec<Output>, Vec<Bits>)>, [usize; 2]) {
-    let options = CpuOptions { threads: 2, kv_blocks: KV_BLOCKS, block_size: BLOCK_SIZE, max_rows: 64 };
+    let options = CpuOptions {
+        threads: 2,
+        kv_blocks: KV_BLOCKS,
+        block_size: BLOCK_SIZE,
+        max_rows: 64,
+        numbers: Numbers::EXACT,
+    };
     let (backend, _) = CpuBackend::load(&golden("llama-gqa"), options, &mut |_, _| {}).unwrap();
     let [carried, carried_history] = [(); 2].map(|()| Arc::new(AtomicUsize::new(0)));
     let counters = [carried.clone(), carried_history.clone()];

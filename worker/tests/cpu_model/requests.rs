@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use skein_worker::backend::cpu::{CpuBackend, CpuOptions};
+use skein_worker::backend::cpu::{CpuBackend, CpuOptions, Numbers};
 use skein_worker::backend::{Backend, BackendError, Batch, ScoreRow};
 use skein_worker::sampling::SamplingParams;
 
@@ -11,7 +11,13 @@ use crate::batches::{BLOCK_SIZE, Sequence, golden, load};
 const PROMPT: [u32; 9] = [73, 99, 151, 176, 26, 250, 230, 84, 58];
 
 fn backend() -> CpuBackend {
-    let options = CpuOptions { threads: 2, kv_blocks: 256, block_size: BLOCK_SIZE, max_rows: 64 };
+    let options = CpuOptions {
+        threads: 2,
+        kv_blocks: 256,
+        block_size: BLOCK_SIZE,
+        max_rows: 64,
+        numbers: Numbers::EXACT,
+    };
     let mut last = None;
     let (backend, config) =
         CpuBackend::load(&golden("llama-gqa"), options, &mut |done, total| last = Some((done, total)))

@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 
 use skein_worker::TokenId;
 use skein_worker::backend::BackendError;
-use skein_worker::backend::cpu::{CpuBackend, CpuOptions};
+use skein_worker::backend::cpu::{CpuBackend, CpuOptions, Numbers};
 use skein_worker::config::SchedulerConfig;
 use skein_worker::engine::{Engine, EngineHandle, Submission, TokenStream};
 use skein_worker::kv_cache::CacheScope;
@@ -83,7 +83,13 @@ fn request(params: &SamplingParams, samples: Vec<NewSample>) -> NewRequest {
 type Running = JoinHandle<Result<(), BackendError>>;
 
 fn start(share_prefixes: bool) -> (EngineHandle, Running) {
-    let options = CpuOptions { threads: 2, kv_blocks: KV_BLOCKS, block_size: BLOCK_SIZE, max_rows: 64 };
+    let options = CpuOptions {
+        threads: 2,
+        kv_blocks: KV_BLOCKS,
+        block_size: BLOCK_SIZE,
+        max_rows: 64,
+        numbers: Numbers::EXACT,
+    };
     let (backend, _) = CpuBackend::load(&golden("llama-gqa"), options, &mut |_, _| {}).unwrap();
     let config = SchedulerConfig {
         block_size: BLOCK_SIZE,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skein_worker::BlockId;
-use skein_worker::backend::cpu::{CpuBackend, CpuOptions};
+use skein_worker::backend::cpu::{CpuBackend, CpuOptions, Numbers};
 use skein_worker::backend::cuda::{self, CudaBackend, CudaOptions};
 use skein_worker::backend::{Backend, Batch, BatchSequence, Carried, SampleRow, StepOutput};
 use skein_worker::config::{CudaConfig, SchedulerConfig};
@@ -55,7 +55,13 @@ pub fn eager() -> CudaConfig {
 }
 
 pub fn on_cpu(dir: &Path) -> CpuBackend {
-    let options = CpuOptions { threads: 1, kv_blocks: KV_BLOCKS, block_size: BLOCK_SIZE, max_rows: 48 };
+    let options = CpuOptions {
+        threads: 1,
+        kv_blocks: KV_BLOCKS,
+        block_size: BLOCK_SIZE,
+        max_rows: 48,
+        numbers: Numbers::EXACT,
+    };
     CpuBackend::load(dir, options, &mut |_, _| {}).unwrap().0
 }
 

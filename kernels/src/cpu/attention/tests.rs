@@ -1,4 +1,4 @@
-use super::super::kv_cache::KvShape;
+use super::super::kv_cache::{KvShape, KvType};
 use super::super::simd::Isa;
 use super::*;
 
@@ -29,7 +29,9 @@ impl Case {
         let stride = (heads + 2 * kv_heads) * head_dim;
         let per_sequence = self.length.div_ceil(block_size);
         let blocks = 2 * per_sequence + 3;
-        let mut cache = KvCache::new(KvShape { layers: 2, kv_heads, head_dim, block_size, blocks }).unwrap();
+        let mut cache =
+            KvCache::new(KvShape { layers: 2, kv_heads, head_dim, block_size, blocks, kind: KvType::F32 })
+                .unwrap();
         let tables: [Vec<u32>; 2] =
             [0, 1].map(|s| (0..per_sequence).map(|i| (blocks - 1 - 2 * i - s) as u32).collect());
         let (cpu, mut scratch) = (&mut Cpu::with_isa(threads, isa), Scratch::default());
@@ -113,7 +115,7 @@ fn chunks_neighbours_threads_block_sizes_and_instruction_sets_change_no_bit() {
 
 #[test]
 fn a_copied_block_reads_the_same() {
-    let shape = KvShape { layers: 2, kv_heads: 2, head_dim: 4, block_size: 2, blocks: 3 };
+    let shape = KvShape { layers: 2, kv_heads: 2, head_dim: 4, block_size: 2, blocks: 3, kind: KvType::F32 };
     let mut cache = KvCache::new(shape).unwrap();
     let x = values(32, 3);
     for layer in 0..2 {

@@ -2,6 +2,7 @@ use proptest::prelude::*;
 
 use super::super::simd::Isa;
 use super::*;
+use crate::cpu::input::Form;
 use crate::cpu::matrix::Storage;
 
 /// Small numbers that are exact in all formats, scattered by `seed`.
@@ -22,6 +23,13 @@ fn stored(format: usize, values: &[f32]) -> Storage {
         ),
         _ => Storage::F32(values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>().into()),
     }
+}
+
+/// `x` `[m, k]` times one matrix or more.
+fn multiply(cpu: &mut Cpu, x: &[f32], stack: &[Linear<'_>], y: &mut [f32], write: Write) {
+    let mut input = Input::default();
+    input.set(cpu, Form::F32, x, stack[0].weights.cols());
+    matmul(cpu, &input, stack, y, write);
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -51,7 +59,7 @@ proptest! {
             for threads in [1, 3] {
                 let cpu = &mut Cpu::with_isa(threads, isa);
                 let mut y = before.clone();
-                matmul(cpu, &x, &[linear], &mut y, write);
+                multiply(cpu, &x, &[linear], &mut y, write);
                 if expected.is_empty() {
                     for (i, got) in y.iter().enumerate() {
                         let (row, col) = (i / n, i % n);
@@ -67,7 +75,7 @@ proptest! {
         // Each row alone.
         for row in 0..m {
             let mut y = before[row * n..][..n].to_vec();
-            matmul(&mut Cpu::new(1), &x[row * k..][..k], &[linear], &mut y, write);
+            multiply(&mut Cpu::new(1), &x[row * k..][..k], &[linear], &mut y, write);
             prop_assert_eq!(&bits(&y), &expected[row * n..][..n], "row {} alone", row);
         }
     }
@@ -81,11 +89,11 @@ fn stacked_matrices_lie_side_by_side() {
         .map(|(n, format)| WeightMatrix::new(stored(format, &values(n * k, 9)), n, k));
     let cpu = &mut Cpu::new(2);
     let mut together = vec![0.0; m * 147];
-    matmul(cpu, &x, &parts.each_ref().map(Linear::from), &mut together, Write::Set);
+    multiply(cpu, &x, &parts.each_ref().map(Linear::from), &mut together, Write::Set);
     let mut column = 0;
     for part in &parts {
         let mut alone = vec![0.0; m * part.rows()];
-        matmul(cpu, &x, &[part.into()], &mut alone, Write::Set);
+        multiply(cpu, &x, &[part.into()], &mut alone, Write::Set);
         for row in 0..m {
             let n = part.rows();
             assert_eq!(together[row * 147 + column..][..n], alone[row * n..][..n]);

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use super::super::simd::{LANES, Simd};
+use super::super::super::simd::{LANES, Simd};
 
 /// How far ahead of the multiplication weights are asked for. One core's plain loads do not reach the memory's
 /// bandwidth; asking 2 KiB ahead on each row does (69% against 95% of it, measured on Emerald Rapids).

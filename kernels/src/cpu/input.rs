@@ -1,0 +1,249 @@
+//! Rows of activations in the form that a multiplication reads them: encoded once, by whatever computed them, while they
+//! are still in the cache.
+
+use super::shared::Shared;
+use super::simd::{Kernel, Simd};
+use super::{Cpu, for_each_row};
+
+/// Columns that share a scale in formats with groups; sums of codes are kept for as many.
+pub const GROUP: usize = 32;
+/// Codes of a row are padded with zeros to a multiple of this.
+pub(super) const CODE_ALIGN: usize = 64;
+
+/// How a row of activations is written down for a multiplication.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Form {
+    /// As computed.
+    #[default]
+    F32,
+    /// Rounded to bfloat16, ties to even; subnormals become zero.
+    Bf16,
+    /// One `f32` scale a row, `max|x| / 127`, and codes from -127 to 127: `x / scale`, ties to even.
+    Int8,
+}
+
+/// Rows of activations `[rows, width]`, kept between steps: it grows to the largest.
+#[derive(Debug, Default)]
+pub struct Input {
+    form: Form,
+    rows: usize,
+    width: usize,
+    /// `[rows, width]`, always.
+    values: Vec<f32>,
+    /// `[rows, width]` bfloat16 bits, for [`Form::Bf16`].
+    halves: Vec<u16>,
+    /// `[rows, code_stride]`, for [`Form::Int8`].
+    codes: Vec<i8>,
+    /// `[rows]`
+    scales: Vec<f32>,
+    /// `[rows, code_stride / GROUP]`: sums of a group's codes.
+    sums: Vec<i32>,
+}
+
+impl Input {
+    /// `rows` rows of `width` values in `form`; `row(i, out)` computes row `i`.
+    pub fn fill(
+        &mut self,
+        cpu: &mut Cpu,
+        form: Form,
+        rows: usize,
+        width: usize,
+        row: impl Fn(usize, &mut [f32]) + Sync,
+    ) {
+        (self.form, self.rows, self.width) = (form, rows, width);
+        let (stride, isa) = (self.code_stride(), cpu.isa);
+        let (halves, codes) = match form {
+            Form::F32 => (0, 0),
+            Form::Bf16 => (width, 0),
+            Form::Int8 => (0, stride),
+        };
+        grow(&mut self.values, rows * width);
+        grow(&mut self.halves, rows * halves);
+        grow(&mut self.codes, rows * codes);
+        grow(&mut self.scales, rows);
+        grow(&mut self.sums, rows * codes / GROUP);
+        let (values, scales) = (Shared::new(&mut self.values), Shared::new(&mut self.scales));
+        let (half_rows, code_rows) = (Shared::new(&mut self.halves), Shared::new(&mut self.codes));
+        let sums = Shared::new(&mut self.sums);
+        for_each_row(cpu, rows, |i| {
+            // SAFETY: each row is in one task.
+            let (values, halves, codes, scale, sums) = unsafe {
+                (
+                    values.part(i * width, width),
+                    half_rows.part(i * halves, halves),
+                    code_rows.part(i * codes, codes),
+                    &mut scales.part(i, 1)[0],
+                    sums.part(i * codes / GROUP, codes / GROUP),
+                )
+            };
+            row(i, values);
+            match form {
+                Form::F32 => {}
+                Form::Bf16 => isa.run(ToBf16 { values, halves }),
+                Form::Int8 => *scale = isa.run(ToInt8 { values, codes, sums }),
+            }
+        });
+    }
+
+    /// Rows of `width` values that are there already.
+    ///
+    /// # Panics
+    /// If `x` is not `[rows, width]`.
+    pub fn set(&mut self, cpu: &mut Cpu, form: Form, x: &[f32], width: usize) {
+        assert!(width > 0 && x.len().is_multiple_of(width), "x is [rows, width]");
+        self.fill(cpu, form, x.len() / width, width, |i, out| out.copy_from_slice(&x[i * width..][..width]));
+    }
+
+    /// How the rows are written down.
+    pub fn form(&self) -> Form {
+        self.form
+    }
+
+    /// Rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Values of a row.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// `[rows, width]`, not encoded.
+    pub fn values(&self) -> &[f32] {
+        &self.values[..self.rows * self.width]
+    }
+
+    /// `[rows, width]` bfloat16 bits, when that is the form.
+    pub(super) fn halves(&self) -> &[u16] {
+        &self.halves[..self.rows * self.width]
+    }
+
+    /// Codes of a row with their padding.
+    pub(super) fn code_stride(&self) -> usize {
+        self.width.next_multiple_of(CODE_ALIGN)
+    }
+
+    /// Codes `[rows, code_stride]`, scales `[rows]` and sums `[rows, code_stride / GROUP]`, when that is the form.
+    pub(super) fn codes(&self) -> (&[i8], &[f32], &[i32]) {
+        let stride = self.code_stride();
+        (
+            &self.codes[..self.rows * stride],
+            &self.scales[..self.rows],
+            &self.sums[..self.rows * stride / GROUP],
+        )
+    }
+}
+
+fn grow<T: Copy + Default>(values: &mut Vec<T>, len: usize) {
+    if values.len() < len {
+        *values = vec![T::default(); len]; // from the system, which gives zeros lazily
+    }
+}
+
+struct ToBf16<'a> {
+    values: &'a [f32],
+    halves: &'a mut [u16],
+}
+
+impl Kernel for ToBf16<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        for (half, value) in self.halves.iter_mut().zip(self.values) {
+            *half = to_bf16(*value);
+        }
+    }
+}
+
+/// Bits of the nearest bfloat16, ties to even; subnormals become zero, as `VDPBF16PS` takes them.
+#[inline(always)]
+pub(super) fn to_bf16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let rounded = ((bits.wrapping_add(0x7fff + (bits >> 16 & 1))) >> 16) as u16;
+    let half = if value.is_nan() { (bits >> 16) as u16 | 0x40 } else { rounded };
+    if half & 0x7f80 == 0 { half & 0x8000 } else { half }
+}
+
+struct ToInt8<'a> {
+    values: &'a [f32],
+    codes: &'a mut [i8],
+    sums: &'a mut [i32],
+}
+
+impl Kernel for ToInt8<'_> {
+    type Output = f32;
+
+    /// Returns the scale. A row with a value that is no number gets that for a scale, so that its results are none.
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> f32 {
+        let mut bits = 0u32; // of non-negative floats the order is that of their bits, and NaN is the greatest
+        for value in self.values {
+            bits = bits.max(value.to_bits() & 0x7fff_ffff);
+        }
+        let highest = f32::from_bits(bits);
+        let per_unit = if highest > 0.0 && highest.is_finite() { 127.0 / highest } else { 0.0 };
+        for (code, value) in self.codes.iter_mut().zip(self.values) {
+            // A scale so small that its inverse overflows gives codes beyond the range.
+            *code = (value * per_unit).clamp(-127.0, 127.0).round_ties_even() as i8;
+        }
+        self.codes[self.values.len()..].fill(0);
+        for (sum, codes) in self.sums.iter_mut().zip(self.codes.chunks(GROUP)) {
+            *sum = codes.iter().map(|code| i32::from(*code)).sum();
+        }
+        highest / 127.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::simd::Isa;
+
+    #[test]
+    fn every_form_is_within_its_rounding_and_the_same_on_every_instruction_set() {
+        let (rows, width) = (11, 77);
+        let x: Vec<f32> = (0..rows * width).map(|i| ((i * 71 % 997) as f32 - 498.0) * 0.013).collect();
+        for form in [Form::F32, Form::Bf16, Form::Int8] {
+            let mut first = None;
+            for isa in Isa::available() {
+                let mut input = Input::default();
+                input.set(&mut Cpu::with_isa(2, isa), form, &x, width);
+                assert_eq!((input.rows(), input.width(), input.form()), (rows, width, form));
+                assert_eq!(input.values(), x);
+                let (codes, scales, sums) = match form {
+                    Form::Int8 => input.codes(),
+                    _ => Default::default(),
+                };
+                let halves = if form == Form::Bf16 { input.halves() } else { &[] };
+                for (i, half) in halves.iter().enumerate() {
+                    assert_eq!(*half, half::bf16::from_f32(x[i]).to_bits(), "{}", x[i]);
+                }
+                let stride = input.code_stride();
+                for (row, scale) in scales.iter().enumerate() {
+                    let codes = &codes[row * stride..][..stride];
+                    for (code, x) in codes.iter().zip(&x[row * width..][..width]) {
+                        assert!((f32::from(*code) * scale - x).abs() <= scale * 0.5001);
+                    }
+                    assert!(codes[width..].iter().all(|code| *code == 0));
+                    let sum: i32 = sums[row * stride / GROUP..][..stride / GROUP].iter().sum();
+                    assert_eq!(sum, codes.iter().map(|code| i32::from(*code)).sum::<i32>());
+                }
+                let all = (codes.to_vec(), scales.to_vec(), sums.to_vec(), halves.to_vec());
+                assert_eq!(*first.get_or_insert_with(|| all.clone()), all, "{}", isa.name());
+            }
+        }
+    }
+
+    #[test]
+    fn unusual_values_are_kept_unusual() {
+        assert_eq!((to_bf16(1e-39), to_bf16(-1e-39)), (0, 0x8000));
+        assert_eq!(to_bf16(f32::INFINITY), 0x7f80);
+        assert!(half::bf16::from_bits(to_bf16(f32::from_bits(0x7f80_0001))).is_nan());
+        let mut input = Input::default();
+        input.set(&mut Cpu::new(1), Form::Int8, &[0.0, 0.0, 1.0, f32::NAN, 1e-44, 0.0], 2);
+        let (_, scales, _) = input.codes();
+        assert!(scales[0] == 0.0 && scales[1].is_nan() && scales[2] >= 0.0);
+    }
+}

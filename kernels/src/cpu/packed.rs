@@ -1,0 +1,292 @@
+//! Weights as small integers, in the layout that the integer multiplication reads, and how they are made.
+//!
+//! A packed matrix is one run of bytes, so that it can lie in a file: codes, then scales, then zero points, each part from
+//! a multiple of 64 bytes on. Outputs are taken sixteen at a time (a panel); rows and columns that the matrix does not
+//! have are filled up with codes that mean zero. With columns in fours (`VPDPBUSD` multiplies four bytes of a lane):
+//!
+//! ```text
+//! codes   8 bits: [panels][columns / 4][16 outputs][4 columns]
+//!         4 bits: [panels][columns / 8][16 outputs][4]: column j low, column j + 4 high
+//! scales  one for each output: f32 [panels][16]; for each group of 32 columns: f16 [panels][groups][16]
+//! zeros   u8 [panels][groups][16], in formats that have them
+//! ```
+//!
+//! A weight is `scale * (code - zero)`; codes are unsigned. Formats without zero points have 128 or 8 for all.
+
+use super::Cpu;
+use super::input::GROUP;
+use super::matrix::WeightMatrix;
+use super::shared::Shared;
+use crate::mapped::Bytes;
+
+/// Outputs of a panel.
+pub const PANEL: usize = 16;
+/// Parts of a packed matrix start at multiples of this.
+const PART_ALIGN: usize = 64;
+
+/// How weights are rounded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// 8 bits, a scale for each output.
+    Int8,
+    /// 8 bits, a scale for each output and group of 32 columns.
+    Int8Group,
+    /// 4 bits, a scale for each output and group of 32 columns.
+    Int4,
+    /// 4 bits, a scale and a zero point for each output and group of 32 columns.
+    Int4Zero,
+}
+
+/// Where the parts of a packed matrix lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layout {
+    /// How weights are rounded.
+    pub format: Format,
+    /// Outputs.
+    pub rows: usize,
+    /// Inputs.
+    pub cols: usize,
+}
+
+impl Layout {
+    /// Panels of sixteen outputs, the last one perhaps not full.
+    pub fn panels(&self) -> usize {
+        self.rows.div_ceil(PANEL)
+    }
+
+    /// Groups of 32 columns, the last one perhaps not full.
+    pub fn groups(&self) -> usize {
+        self.cols.div_ceil(GROUP)
+    }
+
+    /// Bytes of a panel's codes.
+    pub fn panel_bytes(&self) -> usize {
+        let codes = self.groups() * GROUP * PANEL;
+        if self.format.bits() == 4 { codes / 2 } else { codes }
+    }
+
+    /// Scales of a panel.
+    pub fn panel_scales(&self) -> usize {
+        if self.format.has_groups() { self.groups() * PANEL } else { PANEL }
+    }
+
+    /// Bytes of a scale.
+    pub fn scale_bytes(&self) -> usize {
+        if self.format.has_groups() { 2 } else { 4 }
+    }
+
+    /// Where the scales start.
+    pub fn scales_at(&self) -> usize {
+        (self.panels() * self.panel_bytes()).next_multiple_of(PART_ALIGN)
+    }
+
+    /// Where the zero points start.
+    pub fn zeros_at(&self) -> usize {
+        (self.scales_at() + self.panels() * self.panel_scales() * self.scale_bytes())
+            .next_multiple_of(PART_ALIGN)
+    }
+
+    /// All bytes.
+    pub fn bytes(&self) -> usize {
+        let zeros = if self.format == Format::Int4Zero { self.panels() * self.panel_scales() } else { 0 };
+        (self.zeros_at() + zeros).next_multiple_of(PART_ALIGN)
+    }
+
+    /// Where in a panel's codes column `col` of output `lane` lies: the byte, and whether in its high half.
+    fn code_at(&self, col: usize, lane: usize) -> (usize, bool) {
+        match self.format.bits() {
+            4 => ((col / 8 * PANEL + lane) * 4 + col % 4, col % 8 >= 4),
+            _ => ((col / 4 * PANEL + lane) * 4 + col % 4, false),
+        }
+    }
+}
+
+impl Format {
+    /// Bits of a code.
+    pub fn bits(self) -> u32 {
+        match self {
+            Self::Int8 | Self::Int8Group => 8,
+            Self::Int4 | Self::Int4Zero => 4,
+        }
+    }
+
+    /// Whether each group of 32 columns has a scale of its own.
+    pub fn has_groups(self) -> bool {
+        self != Self::Int8
+    }
+
+    /// The zero point of formats that do not store any.
+    pub fn zero(self) -> u8 {
+        1 << (self.bits() - 1)
+    }
+}
+
+/// A packed matrix.
+#[derive(Debug, Clone)]
+pub struct Packed {
+    bytes: Bytes,
+    layout: Layout,
+}
+
+impl Packed {
+    /// A matrix that lies in `bytes`.
+    ///
+    /// # Panics
+    /// If that is another number of bytes than the layout's.
+    pub fn new(layout: Layout, bytes: Bytes) -> Self {
+        assert_eq!(bytes.len(), layout.bytes(), "a packed matrix fills its bytes");
+        Self { bytes, layout }
+    }
+
+    /// Its layout.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// All its bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Scale and zero point of an output and column.
+    pub(super) fn scale_zero(&self, row: usize, col: usize) -> (f32, u8) {
+        let Layout { format, .. } = self.layout;
+        let group = if format.has_groups() { col / GROUP } else { 0 };
+        let index = row / PANEL * self.layout.panel_scales() + group * PANEL + row % PANEL;
+        let at = self.layout.scales_at() + index * self.layout.scale_bytes();
+        let scale = match format.has_groups() {
+            true => half::f16::from_le_bytes([self.bytes[at], self.bytes[at + 1]]).to_f32(),
+            false => f32::from_le_bytes(std::array::from_fn(|i| self.bytes[at + i])),
+        };
+        let zero = match format {
+            Format::Int4Zero => self.bytes[self.layout.zeros_at() + index],
+            _ => format.zero(),
+        };
+        (scale, zero)
+    }
+
+    /// The code of an output and column.
+    pub(super) fn code(&self, row: usize, col: usize) -> u8 {
+        let (at, high) = self.layout.code_at(col, row % PANEL);
+        let byte = self.bytes[row / PANEL * self.layout.panel_bytes() + at];
+        match self.layout.format.bits() {
+            4 if high => byte >> 4,
+            4 => byte & 15,
+            _ => byte,
+        }
+    }
+
+    /// The weights of output `row`, as they are multiplied with; `to` has `cols` values.
+    pub fn widen_row(&self, row: usize, to: &mut [f32]) {
+        for (col, to) in to.iter_mut().enumerate() {
+            let (scale, zero) = self.scale_zero(row, col);
+            *to = scale * (i32::from(self.code(row, col)) - i32::from(zero)) as f32;
+        }
+    }
+}
+
+/// Rounds `from` to `layout`, whose bytes `to` has, with all threads.
+///
+/// # Panics
+/// If the shapes disagree.
+pub fn pack(cpu: &mut Cpu, from: &WeightMatrix, layout: Layout, to: &mut [u8]) {
+    assert!((from.rows(), from.cols()) == (layout.rows, layout.cols) && to.len() == layout.bytes());
+    let to = Shared::new(to);
+    cpu.threads.run(layout.panels(), |panel, _| {
+        let mut weights = vec![0.0; layout.cols];
+        // SAFETY: each panel is in one task, and its parts lie apart from other panels'.
+        let (codes, scales, zeros) = unsafe {
+            let scale_bytes = layout.panel_scales() * layout.scale_bytes();
+            let zeros = if layout.format == Format::Int4Zero { layout.panel_scales() } else { 0 };
+            (
+                to.part(panel * layout.panel_bytes(), layout.panel_bytes()),
+                to.part(layout.scales_at() + panel * scale_bytes, scale_bytes),
+                to.part(layout.zeros_at() + panel * zeros, zeros),
+            )
+        };
+        let none = layout.format.zero();
+        codes.fill(if layout.format.bits() == 4 { none << 4 | none } else { none });
+        zeros.fill(none);
+        scales.fill(0);
+        for lane in 0..PANEL.min(layout.rows - panel * PANEL) {
+            from.widen_row(panel * PANEL + lane, &mut weights);
+            let width = if layout.format.has_groups() { GROUP } else { layout.cols };
+            for (group, weights) in weights.chunks(width).enumerate() {
+                let (scale, zero) = round_scale(layout.format, weights);
+                let index = group * PANEL + lane;
+                match layout.format.has_groups() {
+                    true => {
+                        scales[index * 2..][..2].copy_from_slice(&half::f16::from_f32(scale).to_le_bytes())
+                    }
+                    false => scales[index * 4..][..4].copy_from_slice(&scale.to_le_bytes()),
+                }
+                if !zeros.is_empty() {
+                    zeros[index] = zero;
+                }
+                let most = (1u32 << layout.format.bits()) - 1;
+                for (i, weight) in weights.iter().enumerate() {
+                    let steps = if scale > 0.0 { weight / scale } else { 0.0 };
+                    let code = (steps.round_ties_even() + f32::from(zero)).clamp(0.0, most as f32) as u8;
+                    let (at, high) = layout.code_at(group * width + i, lane);
+                    match layout.format.bits() {
+                        4 if high => codes[at] = codes[at] & 15 | code << 4,
+                        4 => codes[at] = codes[at] & 0xf0 | code,
+                        _ => codes[at] = code,
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// Scale and zero point of some weights. Scales of groups are values that half precision has.
+fn round_scale(format: Format, weights: &[f32]) -> (f32, u8) {
+    let (lowest, highest) =
+        weights.iter().fold((0f32, 0f32), |(low, high), weight| (low.min(*weight), high.max(*weight)));
+    let in_half = |scale: f32| half::f16::from_f32(scale).to_f32();
+    match format {
+        Format::Int8 => (highest.max(-lowest) / 127.0, 128),
+        Format::Int8Group => (in_half(highest.max(-lowest) / 127.0), 128),
+        Format::Int4 => (in_half((highest / 7.0).max(-lowest / 8.0)), 8),
+        Format::Int4Zero => {
+            let scale = in_half((highest - lowest) / 15.0);
+            let zero = if scale > 0.0 { (-lowest / scale).round_ties_even().clamp(0.0, 15.0) } else { 8.0 };
+            (scale, zero as u8)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::matrix::Storage;
+
+    #[test]
+    fn packed_weights_are_within_half_a_step_of_the_original() {
+        for (rows, cols) in [(1, 1), (16, 32), (37, 100), (48, 65)] {
+            let weights: Vec<f32> =
+                (0..rows * cols).map(|i| ((i * 7919 % 1009) as f32 - 504.0) / 3000.0).collect();
+            let bytes: Vec<u8> = weights.iter().flat_map(|weight| weight.to_le_bytes()).collect();
+            let matrix = WeightMatrix::new(Storage::F32(bytes.into()), rows, cols);
+            for format in [Format::Int8, Format::Int8Group, Format::Int4, Format::Int4Zero] {
+                let layout = Layout { format, rows, cols };
+                let mut bytes = vec![0; layout.bytes()];
+                pack(&mut Cpu::new(2), &matrix, layout, &mut bytes);
+                let packed = Packed::new(layout, bytes.into());
+                let mut row = vec![0.0; cols];
+                for r in 0..rows {
+                    packed.widen_row(r, &mut row);
+                    for (col, got) in row.iter().enumerate() {
+                        let exact = weights[r * cols + col];
+                        let step = packed.scale_zero(r, col).0;
+                        // Rounding the scale to half precision may move the ends by a little more.
+                        assert!(
+                            (got - exact).abs() <= step * 0.56 + 1e-6,
+                            "{format:?} {got} for {exact}, step {step}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
