@@ -4,6 +4,7 @@
 //! every instruction set. All of them are exact or correctly rounded (fused multiply-add included), so results
 //! have equal bits everywhere. [`Isa::run`] compiles a [`Kernel`] once for each set and picks one at run time.
 
+pub mod integer;
 mod plain;
 #[cfg(target_arch = "x86_64")]
 mod x86;
