@@ -6,6 +6,7 @@
 
 #[cfg(target_arch = "x86_64")]
 mod dot;
+pub mod integer;
 mod plain;
 #[cfg(target_arch = "x86_64")]
 mod x86;
