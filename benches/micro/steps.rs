@@ -6,6 +6,7 @@ use skein_node::clock;
 use skein_worker::BlockId;
 use skein_worker::backend::cpu::{CpuModel, CpuOptions, Numbers};
 use skein_worker::backend::{Batch, BatchSequence};
+use skein_worker::model::packed_cache::PackedCache;
 
 use super::best_of;
 
@@ -24,7 +25,7 @@ pub fn measure(dir: &Path, threads: usize, bandwidth: f64) {
     };
     let mut bytes = 0;
     let start = clock::now();
-    let mut model = match CpuModel::load(dir, options, &mut |_, total| bytes = total) {
+    let mut model = match CpuModel::load(dir, options, &PackedCache::none(), &mut |_, total| bytes = total) {
         Ok(model) => model,
         Err(error) => return println!("{error}"),
     };

@@ -6,6 +6,7 @@
 
 pub mod cpu;
 pub mod cuda;
+pub mod filling;
 pub mod mapped;
 pub mod process;
 pub mod threads;

@@ -19,6 +19,8 @@ use super::matrix::WeightMatrix;
 use super::shared::Shared;
 use crate::mapped::Bytes;
 
+/// Changes whenever the same weights would be packed to other bytes: part of what packed weights are kept under.
+pub const VERSION: u32 = 1;
 /// Outputs of a panel.
 pub const PANEL: usize = 16;
 /// Parts of a packed matrix start at multiples of this.
