@@ -63,6 +63,13 @@ pub trait Simd: Copy + Send + Sync {
     /// # Safety
     /// `from` is readable for 64 bytes; it needs no alignment.
     unsafe fn load_pairs(self, from: *const u8) -> Self::Pairs;
+    /// The same pair in all lanes: its even value in the low half.
+    fn splat_pair(self, pair: u32) -> Self::Pairs;
+    /// Sixteen signed bytes as numbers.
+    ///
+    /// # Safety
+    /// `from` is readable for 16 bytes.
+    unsafe fn load_i8(self, from: *const u8) -> Self::V;
     /// The even values of the pairs, widened.
     fn widen_even(self, pairs: Self::Pairs) -> Self::V;
     /// The odd values of the pairs, widened.
@@ -203,8 +210,8 @@ mod tests {
         type Output = Vec<u32>;
         #[inline(always)]
         fn run<S: Simd>(self, s: S) -> Vec<u32> {
-            let mut out = vec![0.0f32; 9 * LANES];
-            // SAFETY: 64 values are read and 9 vectors are written, as many as there are.
+            let mut out = vec![0.0f32; 11 * LANES];
+            // SAFETY: 64 values are read and 11 vectors are written, as many as there are.
             unsafe {
                 let v: [S::V; 4] = std::array::from_fn(|i| s.load(self.0[i * LANES..].as_ptr()));
                 s.store(s.fma(v[0], v[1], v[2]), out[0..].as_mut_ptr());
@@ -215,6 +222,8 @@ mod tests {
                 s.store(s.add(v[0], v[3]), out[80..].as_mut_ptr());
                 out[96..100].copy_from_slice(&s.sum4(v));
                 (0..4).for_each(|i| out[100 + i] = s.sum(v[i]));
+                s.store(s.load_i8(self.1.as_ptr()), out[144..].as_mut_ptr());
+                s.store(s.widen_odd(s.splat_pair(0x4049_3f80)), out[160..].as_mut_ptr());
             }
             out.into_iter().map(f32::to_bits).collect()
         }
@@ -298,6 +307,8 @@ mod tests {
         let halves: Vec<u8> = (0..16u16).flat_map(|i| (i * 1777 % 0x7800).to_le_bytes()).collect();
         let expected = Isa(Set::Plain).run(Probe(&values, &halves));
         assert_eq!(expected[96..100], expected[100..104], "four sums at once are four sums");
+        assert!((0..LANES).all(|i| expected[144 + i] == f32::from(halves[i] as i8).to_bits()));
+        assert!(expected[160..].iter().all(|pi| *pi == 0x4049_0000));
         for isa in Isa::available() {
             assert_eq!(isa.run(Probe(&values, &halves)), expected, "{}", isa.name());
         }

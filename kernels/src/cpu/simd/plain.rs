@@ -65,6 +65,17 @@ impl Simd for Plain {
     }
 
     #[inline(always)]
+    fn splat_pair(self, pair: u32) -> Self::Pairs {
+        [pair; LANES]
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(self, from: *const u8) -> Self::V {
+        // SAFETY: readable for 16 bytes by the contract.
+        unsafe { from.cast::<[i8; LANES]>().read_unaligned() }.map(f32::from)
+    }
+
+    #[inline(always)]
     fn widen_even(self, pairs: Self::Pairs) -> Self::V {
         pairs.map(|pair| f32::from_bits(pair << 16))
     }

@@ -122,6 +122,18 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn splat_pair(self, pair: u32) -> __m512i {
+        // SAFETY: the token.
+        unsafe { _mm512_set1_epi32(pair as i32) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(self, from: *const u8) -> __m512 {
+        // SAFETY: the token and the contract.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
+    }
+
+    #[inline(always)]
     fn widen_even(self, pairs: __m512i) -> __m512 {
         // SAFETY: the token.
         unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)) }
@@ -275,6 +287,22 @@ impl Simd for Avx2 {
     unsafe fn load_pairs(self, from: *const u8) -> Self::Pairs {
         // SAFETY: the token and the contract.
         unsafe { [_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(32).cast())] }
+    }
+
+    #[inline(always)]
+    fn splat_pair(self, pair: u32) -> Self::Pairs {
+        // SAFETY: the token.
+        unsafe { [_mm256_set1_epi32(pair as i32); 2] }
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(self, from: *const u8) -> Self::V {
+        // SAFETY: the token and the contract.
+        unsafe {
+            let codes = _mm_loadu_si128(from.cast());
+            let (low, high) = (_mm256_cvtepi8_epi32(codes), _mm256_cvtepi8_epi32(_mm_srli_si128::<8>(codes)));
+            [_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)]
+        }
     }
 
     #[inline(always)]
