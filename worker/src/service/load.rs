@@ -11,7 +11,7 @@ use crate::backend::fake::{FakeBackend, FakeOptions};
 use crate::config::{BackendKind, KvCacheDtype, LoadFormat, WorkerConfig};
 use crate::model::LoadError;
 use crate::model::config::ModelConfig;
-use crate::model::cost::{StepCost, ValueBytes};
+use crate::model::cost::{Product, StepCost, ValueBytes};
 use crate::model::fingerprint::{computed_with, fingerprint};
 use crate::model::weights::Weights;
 
@@ -137,11 +137,14 @@ fn load_cuda(
     let loaded = cuda::load(&config.model, &model, opened, &options, progress);
     let (backend, arithmetic) = loaded.map_err(|error| WorkerError::Load(Box::new(error)))?;
     Ok(LoadedBackend {
-        cost: model.cost(ValueBytes {
-            layers: if config.cuda.quantization.is_some() { 1 } else { 2 },
-            head: 2,
-            kv: if config.cuda.kv_cache_dtype == KvCacheDtype::Fp8 { 1 } else { 2 },
-        }),
+        cost: StepCost {
+            product: Product::Bf16,
+            ..model.cost(ValueBytes {
+                layers: if config.cuda.quantization.is_some() { 1 } else { 2 },
+                head: 2,
+                kv: if config.cuda.kv_cache_dtype == KvCacheDtype::Fp8 { 1 } else { 2 },
+            })
+        },
         fingerprint: computed_with(fingerprint, &arithmetic),
         gaps: backend.gaps(),
         backend: Box::new(backend),
@@ -172,7 +175,10 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
     let value_bytes = (embedding.storage().value_bits() / 8) as u64;
     let (backend, model) = CpuBackend::load(&config.model, options, progress)?;
     Ok(LoadedBackend {
-        cost: model.cost(ValueBytes { layers: value_bytes, head: value_bytes, kv: size_of::<f32>() as u64 }),
+        cost: StepCost {
+            product: Product::on_cpu(options.numbers.bf16, options.numbers.weights.is_some()),
+            ..model.cost(ValueBytes { layers: value_bytes, head: value_bytes, kv: size_of::<f32>() as u64 })
+        },
         fingerprint,
         backend: Box::new(backend),
         vocab_size: model.vocab_size,
