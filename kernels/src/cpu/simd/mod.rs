@@ -26,6 +26,8 @@ pub trait Simd: Copy + Send + Sync {
     type Pairs: Copy;
     /// Accumulators that fit the register file besides the operands.
     const ACCUMULATORS: usize;
+    /// Whether [`Simd::dot_pairs`] is one instruction.
+    const HAS_DOT: bool = false;
 
     /// The same value in all lanes.
     fn splat(self, value: f32) -> Self::V;
@@ -81,11 +83,6 @@ pub trait Simd: Copy + Send + Sync {
         let odd = self.fma(self.widen_odd(a), self.widen_odd(b), c);
         self.fma(self.widen_even(a), self.widen_even(b), odd)
     }
-    /// Whether [`Simd::dot_pairs`] is one instruction.
-    #[inline(always)]
-    fn has_dot(self) -> bool {
-        false
-    }
     /// Stores sixteen values.
     ///
     /// # Safety
@@ -136,6 +133,8 @@ pub trait Simd: Copy + Send + Sync {
 pub trait Kernel {
     /// Its result.
     type Output;
+    /// Whether it uses [`Simd::dot_pairs`]; others are not compiled for sets that differ in nothing else.
+    const USES_DOT: bool = false;
     /// Computes. Implementations are `inline(always)`, and so is all they call that takes `simd`.
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }
@@ -147,7 +146,9 @@ pub struct Isa(Set);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Set {
     #[cfg(target_arch = "x86_64")]
-    Avx512(x86::Avx512),
+    Avx512Bf16(x86::Avx512<true>),
+    #[cfg(target_arch = "x86_64")]
+    Avx512(x86::Avx512<false>),
     #[cfg(target_arch = "x86_64")]
     Avx2(x86::Avx2),
     Plain,
@@ -165,9 +166,10 @@ impl Isa {
         let mut all = Vec::new();
         #[cfg(target_arch = "x86_64")]
         {
-            let (with_dot, without) = (x86::Avx512::detect_with_dot(), x86::Avx512::detect());
+            let with_dot = x86::Avx512::<true>::detect().map(Set::Avx512Bf16);
+            let without = x86::Avx512::<false>::detect().map(Set::Avx512);
             let best = if dot::is_fast() { [with_dot, without] } else { [without, with_dot] };
-            all.extend(best.into_iter().flatten().map(|proof| Self(Set::Avx512(proof))));
+            all.extend(best.into_iter().flatten().map(Self));
             all.extend(x86::Avx2::detect().map(|proof| Self(Set::Avx2(proof))));
         }
         all.push(Self(Set::Plain));
@@ -178,7 +180,7 @@ impl Isa {
     pub fn name(self) -> &'static str {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            Set::Avx512(proof) if proof.has_dot() => "avx512+bf16",
+            Set::Avx512Bf16(_) => "avx512+bf16",
             #[cfg(target_arch = "x86_64")]
             Set::Avx512(_) => "avx512",
             #[cfg(target_arch = "x86_64")]
@@ -191,6 +193,10 @@ impl Isa {
     #[inline]
     pub fn run<K: Kernel>(self, kernel: K) -> K::Output {
         match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512Bf16(proof) if K::USES_DOT => proof.run_with_dot(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512Bf16(proof) => proof.without_dot().run(kernel),
             #[cfg(target_arch = "x86_64")]
             Set::Avx512(proof) => proof.run(kernel),
             #[cfg(target_arch = "x86_64")]
@@ -234,6 +240,7 @@ mod tests {
 
     impl Kernel for Dots<'_> {
         type Output = Vec<u32>;
+        const USES_DOT: bool = true;
         #[inline(always)]
         fn run<S: Simd>(self, s: S) -> Vec<u32> {
             let (mut sums, mut out) = (s.zero(), Vec::new());

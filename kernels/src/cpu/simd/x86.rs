@@ -2,34 +2,29 @@
 
 use std::arch::x86_64::*;
 
-use super::{Kernel, LANES, Simd, dot};
+use super::{Kernel, LANES, Simd};
 
-/// AVX-512 F, BW, DQ and VL. Its private field makes what detects it the only source.
+/// AVX-512 F, BW, DQ and VL, and BF16 if `DOT`. Its private field makes [`Avx512::detect`] the only source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Avx512 {
-    /// Whether the machine has `VDPBF16PS` and it is to be used.
-    dot: bool,
-}
+pub(super) struct Avx512<const DOT: bool>(());
 
-impl Avx512 {
+impl<const DOT: bool> Avx512<DOT> {
     pub(super) fn detect() -> Option<Self> {
         let has = is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl")
+            && (!DOT || is_x86_feature_detected!("avx512bf16"))
             && Avx2::detect().is_some();
-        has.then_some(Self { dot: false })
+        has.then_some(Self(()))
     }
+}
 
-    /// The same with `VDPBF16PS`.
-    pub(super) fn detect_with_dot() -> Option<Self> {
-        Self::detect().filter(|_| dot::exists()).map(|_| Self { dot: true })
-    }
-
+impl Avx512<false> {
     #[inline]
     pub(super) fn run<K: Kernel>(self, kernel: K) -> K::Output {
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-        fn compiled<K: Kernel>(simd: Avx512, kernel: K) -> K::Output {
+        fn compiled<K: Kernel>(simd: Avx512<false>, kernel: K) -> K::Output {
             kernel.run(simd)
         }
         // SAFETY: the token proves the features.
@@ -37,11 +32,29 @@ impl Avx512 {
     }
 }
 
+impl Avx512<true> {
+    #[inline]
+    pub(super) fn run_with_dot<K: Kernel>(self, kernel: K) -> K::Output {
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+        fn compiled<K: Kernel>(simd: Avx512<true>, kernel: K) -> K::Output {
+            kernel.run(simd)
+        }
+        // SAFETY: the token proves the features.
+        unsafe { compiled(self, kernel) }
+    }
+
+    #[inline]
+    pub(super) fn without_dot(self) -> Avx512<false> {
+        Avx512(())
+    }
+}
+
 // In this `impl`, SAFETY of the arithmetic: the token proves that the machine has the instructions.
-impl Simd for Avx512 {
+impl<const DOT: bool> Simd for Avx512<DOT> {
     type V = __m512;
     type Pairs = __m512i;
     const ACCUMULATORS: usize = 24;
+    const HAS_DOT: bool = DOT;
 
     #[inline(always)]
     fn splat(self, value: f32) -> __m512 {
@@ -147,17 +160,12 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn dot_pairs(self, a: __m512i, b: __m512i, c: __m512) -> __m512 {
-        if self.dot {
-            // SAFETY: the token proves the instruction where it says so.
-            return unsafe { dot::dot_pairs(a, b, c) };
+        if DOT {
+            // SAFETY: the token; the types are names for the same bits.
+            return unsafe { _mm512_dpbf16_ps(c, bf16x32(a), bf16x32(b)) };
         }
         let odd = self.fma(self.widen_odd(a), self.widen_odd(b), c);
         self.fma(self.widen_even(a), self.widen_even(b), odd)
-    }
-
-    #[inline(always)]
-    fn has_dot(self) -> bool {
-        self.dot
     }
 
     #[inline(always)]
@@ -183,6 +191,13 @@ impl Simd for Avx512 {
         // SAFETY: the token and the contract; masked lanes are not written.
         unsafe { _mm512_mask_storeu_ps(to, low_lanes(count), v) }
     }
+}
+
+/// The same bits, of the type that `VDPBF16PS` takes.
+#[inline(always)]
+fn bf16x32(pairs: __m512i) -> __m512bh {
+    // SAFETY: both are 64 bytes of which all values are valid.
+    unsafe { std::mem::transmute(pairs) }
 }
 
 #[inline(always)]

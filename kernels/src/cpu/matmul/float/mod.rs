@@ -9,7 +9,6 @@ mod tile;
 
 use std::ops::Range;
 
-use super::super::input::Form;
 use super::super::matrix::Storage;
 use super::super::simd::{Kernel, Simd};
 use super::Part;
@@ -24,7 +23,7 @@ const X_BLOCK_BYTES: usize = 16 << 10;
 /// Rows of `x` from which on it pays to widen them before, where a dot product is several instructions.
 const SPLIT_ROWS: usize = 3;
 
-/// Some rows of one matrix, for all rows of `x`.
+/// Some rows of one matrix, for all rows of `x`, activations in `f32`.
 pub(super) struct Product<'a> {
     pub(super) part: &'a Part<'a>,
 }
@@ -34,25 +33,41 @@ impl Kernel for Product<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let x = self.part.x;
-        match (self.part.linear.weights.storage(), x.form()) {
-            (Storage::Bf16(w), Form::Bf16) if s.has_dot() || x.rows() < SPLIT_ROWS => {
-                self.tiles::<S, Dot>(s, w)
-            }
-            (Storage::Bf16(w), Form::Bf16) => self.tiles::<S, Split>(s, w),
-            (Storage::Bf16(w), _) => self.tiles::<S, Wide<Bf16>>(s, w),
-            (Storage::F16(w), _) => self.tiles::<S, Wide<F16>>(s, w),
-            (Storage::F32(w), _) => self.tiles::<S, Wide<F32>>(s, w),
-            (Storage::Packed(_), _) => unreachable!("packed weights are multiplied as integers"),
+        match self.part.linear.weights.storage() {
+            Storage::Bf16(w) => self.part.tiles::<S, Wide<Bf16>>(s, w),
+            Storage::F16(w) => self.part.tiles::<S, Wide<F16>>(s, w),
+            Storage::F32(w) => self.part.tiles::<S, Wide<F32>>(s, w),
+            Storage::Packed(_) => unreachable!("packed weights are multiplied as integers"),
         }
     }
 }
 
-impl Product<'_> {
+/// Some rows of one bfloat16 matrix, for all rows of `x`, activations in that format too.
+pub(super) struct PairProduct<'a> {
+    pub(super) part: &'a Part<'a>,
+    /// The whole matrix.
+    pub(super) weights: &'a [u8],
+}
+
+impl Kernel for PairProduct<'_> {
+    type Output = ();
+    const USES_DOT: bool = true;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        if S::HAS_DOT || self.part.x.rows() < SPLIT_ROWS {
+            self.part.tiles::<S, Dot>(s, self.weights)
+        } else {
+            self.part.tiles::<S, Split>(s, self.weights)
+        }
+    }
+}
+
+impl Part<'_> {
     /// All tiles: `x` in tiles of nearly equal height, and for each of them, block by block of columns, all weights.
     #[inline(always)]
     fn tiles<S: Simd, A: Arithmetic>(&self, s: S, w: &[u8]) {
-        let (k, rows) = (self.part.linear.weights.cols(), self.part.x.rows());
+        let (k, rows) = (self.linear.weights.cols(), self.x.rows());
         let highest = if S::ACCUMULATORS >= 24 { 8 } else { 2 };
         let tiles = rows.div_ceil(highest);
         let (height, taller) = (rows / tiles, rows % tiles);
@@ -64,7 +79,7 @@ impl Product<'_> {
         };
         let block = block_columns::<A>(tallest, k);
         let mut scratch = Scratch::take();
-        let unfinished = if block < k { self.part.count * tallest } else { 0 };
+        let unfinished = if block < k { self.count * tallest } else { 0 };
         let (packed, unfinished) = scratch.parts(block.div_ceil(A::COLUMNS) * A::PARTS * tallest, unfinished);
         let mut first = 0;
         for tile in 0..tiles {
@@ -91,8 +106,8 @@ impl Product<'_> {
         columns: &Range<usize>,
         packed: &'b mut [Line],
     ) -> &'b [u8] {
-        let k = self.part.x.width();
-        let (x, value_bytes) = (A::rows(self.part.x), LINE_BYTES / A::COLUMNS);
+        let k = self.x.width();
+        let (x, value_bytes) = (A::rows(self.x), LINE_BYTES / A::COLUMNS);
         let of_row =
             |row: usize| &x[(row * k + columns.start) * value_bytes..(row * k + columns.end) * value_bytes];
         if rows.len() == 1 && A::PARTS == 1 && columns.len().is_multiple_of(A::COLUMNS) {
@@ -117,8 +132,8 @@ impl Product<'_> {
     /// All of the task's weights against one block of one tile of `x`.
     #[inline(always)]
     fn pass<S: Simd, A: Arithmetic>(&self, s: S, pass: &Pass<'_>, unfinished: &mut [Line]) {
-        let k = self.part.linear.weights.cols();
-        let (count, width, height) = (self.part.count, pass.width, pass.height);
+        let k = self.linear.weights.cols();
+        let (count, width, height) = (self.count, pass.width, pass.height);
         // With one tile of x, each of a tile's weight rows walks through its own part of the task's: several long streams
         // come from memory faster than one. With more, neighbours lie side by side in y.
         let full = count / width;
@@ -126,7 +141,7 @@ impl Product<'_> {
             // One full tile after another, then single rows.
             let (width, place) = if i < full { (width, i * width) } else { (1, full * (width - 1) + i) };
             let (n, apart) = if i < full && pass.is_only { (i, full) } else { (place, 1) };
-            let from = self.part.first + n;
+            let from = self.first + n;
             let w =
                 &pass.w[from * k * A::WEIGHT_BYTES..(from + (width - 1) * apart + 1) * k * A::WEIGHT_BYTES];
             let tile =
@@ -138,7 +153,7 @@ impl Product<'_> {
                     match (height, width) {
                         $(($mr, $nr) if $mr * $nr <= S::ACCUMULATORS => {
                             if let Some(sums) = tile.sums::<S, A, $mr, $nr>(s, unfinished) {
-                                self.put::<$mr, $nr>(pass.first, n, apart, sums);
+                                self.put_tile::<$mr, $nr>(pass.first, n, apart, sums);
                             }
                         })*
                         _ => unreachable!("every tile height and width has an arm"),
@@ -175,7 +190,7 @@ impl Product<'_> {
     fn prefetch_y<S: Simd>(&self, s: S, m: usize, height: usize) {
         for row in m..m + height {
             // SAFETY: one at a time.
-            let y = unsafe { self.part.y(row) };
+            let y = unsafe { self.y(row) };
             for line in y.chunks(LINE_BYTES / size_of::<f32>()) {
                 s.prefetch(line.as_ptr().cast());
             }
@@ -184,12 +199,12 @@ impl Product<'_> {
 
     /// Writes a tile's sums: of every `apart`-th weight row from `n` on, and rows of `x` from `m` on.
     #[inline(always)]
-    fn put<const MR: usize, const NR: usize>(&self, m: usize, n: usize, apart: usize, sums: [[f32; NR]; MR]) {
+    fn put_tile<const MR: usize, const NR: usize>(&self, m: usize, n: usize, apart: usize, sums: [[f32; NR]; MR]) {
         for (i, sums) in sums.iter().enumerate() {
             // SAFETY: one at a time.
-            let y = unsafe { self.part.y(m + i) };
+            let y = unsafe { self.y(m + i) };
             for (j, sum) in sums.iter().enumerate() {
-                self.part.put(y, n + j * apart, *sum);
+                self.put(y, n + j * apart, *sum);
             }
         }
     }

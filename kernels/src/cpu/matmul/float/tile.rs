@@ -49,32 +49,36 @@ impl Tile<'_> {
         assert_eq!(self.w.len(), self.span(NR) * row_bytes, "weights have their size");
         let mut sums = [[s.zero(); NR]; MR];
         if columns.start > 0 {
-            for (line, sum) in unfinished[..MR * NR].iter().zip(sums.as_flattened_mut()) {
-                // SAFETY: a line is sixteen values.
-                *sum = unsafe { s.load((&raw const *line).cast()) };
+            for m in 0..MR {
+                for n in 0..NR {
+                    // SAFETY: a line is sixteen values.
+                    sums[m][n] = unsafe { s.load((&raw const unfinished[m * NR + n]).cast()) };
+                }
             }
         }
-        self.whole_steps::<S, A, MR, NR>(s, &mut sums);
+        sums = self.whole_steps::<S, A, MR, NR>(s, sums);
         if columns.end < self.k {
-            for (line, sum) in unfinished[..MR * NR].iter_mut().zip(sums.as_flattened()) {
-                // SAFETY: a line is sixteen values.
-                unsafe { s.store(*sum, (&raw mut *line).cast()) };
+            for m in 0..MR {
+                for n in 0..NR {
+                    // SAFETY: a line is sixteen values.
+                    unsafe { s.store(sums[m][n], (&raw mut unfinished[m * NR + n]).cast()) };
+                }
             }
             return None;
         }
         if !columns.len().is_multiple_of(A::COLUMNS) {
-            self.last_step::<S, A, MR, NR>(s, &mut sums);
+            sums = self.last_step::<S, A, MR, NR>(s, sums);
         }
         Some(reduce(s, &sums))
     }
 
-    /// All steps that are whole.
+    /// Adds all steps that are whole. Sums come and go by value: they stay in registers, which a reference would not let them.
     #[inline(always)]
     fn whole_steps<S: Simd, A: Arithmetic, const MR: usize, const NR: usize>(
         &self,
         s: S,
-        sums: &mut [[S::V; NR]; MR],
-    ) {
+        mut sums: [[S::V; NR]; MR],
+    ) -> [[S::V; NR]; MR] {
         let (row_bytes, step_bytes) = (self.k * A::WEIGHT_BYTES, A::COLUMNS * A::WEIGHT_BYTES);
         let row_step = self.apart * row_bytes;
         let mut w = self.w.as_ptr().wrapping_add(self.columns.start * A::WEIGHT_BYTES);
@@ -110,15 +114,16 @@ impl Tile<'_> {
             w = w.wrapping_add(step_bytes);
             taken += step_bytes;
         }
+        sums
     }
 
-    /// The columns after the last whole step, with zeros behind them.
+    /// Adds the columns after the last whole step, with zeros behind them.
     #[inline(always)]
     fn last_step<S: Simd, A: Arithmetic, const MR: usize, const NR: usize>(
         &self,
         s: S,
-        sums: &mut [[S::V; NR]; MR],
-    ) {
+        mut sums: [[S::V; NR]; MR],
+    ) -> [[S::V; NR]; MR] {
         let rest = self.columns.len() % A::COLUMNS;
         let x = &self.x[self.x.len() - A::PARTS * MR * LINE_BYTES..];
         for n in 0..NR {
@@ -137,6 +142,7 @@ impl Tile<'_> {
                 }
             }
         }
+        sums
     }
 }
 
