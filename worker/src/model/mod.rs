@@ -10,6 +10,7 @@ pub mod llama;
 pub mod llama_cuda;
 pub mod llama_cuda_attention;
 pub mod llama_cuda_weights;
+pub mod profile;
 pub mod weights;
 
 use std::path::PathBuf;
