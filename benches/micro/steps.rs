@@ -9,6 +9,7 @@ use skein_node::clock;
 use skein_worker::BlockId;
 use skein_worker::backend::cpu::{CpuModel, CpuOptions, Numbers};
 use skein_worker::backend::{Batch, BatchSequence, SampleRow};
+use skein_worker::model::packed_cache::PackedCache;
 use skein_worker::model::profile::Part;
 use skein_worker::sampling::SamplingParams;
 
@@ -50,7 +51,7 @@ pub fn measure(dir: &Path, threads: usize, bandwidth: f64, numbers: Numbers) {
     };
     let mut bytes = 0;
     let start = clock::now();
-    let mut model = match CpuModel::load(dir, options, &mut |_, total| bytes = total) {
+    let mut model = match CpuModel::load(dir, options, &PackedCache::none(), &mut |_, total| bytes = total) {
         Ok(model) => model,
         Err(error) => return println!("{error}"),
     };

@@ -7,6 +7,7 @@
 pub mod allocations;
 pub mod cpu;
 pub mod cuda;
+pub mod filling;
 pub mod mapped;
 pub mod process;
 pub mod threads;

@@ -19,6 +19,8 @@ use super::matrix::WeightMatrix;
 use super::shared::Shared;
 use crate::mapped::Bytes;
 
+/// Changes whenever the same weights would be packed to other bytes: part of what packed weights are kept under.
+pub const VERSION: u32 = 1;
 /// Outputs of a panel.
 pub const PANEL: usize = 16;
 /// Parts of a packed matrix start at multiples of this.
@@ -146,6 +148,27 @@ impl Packed {
     /// All its bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
+    }
+
+    /// Codes `[panels][panel_bytes]`.
+    pub(super) fn codes(&self) -> &[u8] {
+        &self.bytes[..self.layout.panels() * self.layout.panel_bytes()]
+    }
+
+    /// Scales `[panels][panel_scales][scale_bytes]`.
+    pub(super) fn scales(&self) -> &[u8] {
+        let bytes = self.layout.panels() * self.layout.panel_scales() * self.layout.scale_bytes();
+        &self.bytes[self.layout.scales_at()..][..bytes]
+    }
+
+    /// Zero points `[panels][panel_scales]`, none in formats without.
+    pub(super) fn zeros(&self) -> &[u8] {
+        let count = if self.layout.format == Format::Int4Zero {
+            self.layout.panels() * self.layout.panel_scales()
+        } else {
+            0
+        };
+        &self.bytes[self.layout.zeros_at()..][..count]
     }
 
     /// Scale and zero point of an output and column.

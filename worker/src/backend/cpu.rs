@@ -17,7 +17,10 @@ use skein_kernels::threads::Placement;
 use super::{Backend, BackendError, Batch, BatchSequence, StepHandle, StepOutput};
 use crate::model::LoadError;
 use crate::model::config::ModelConfig;
+use crate::model::fingerprint;
 use crate::model::llama::{Activations, Llama, Step};
+use crate::model::pack::pack;
+use crate::model::packed_cache::PackedCache;
 use crate::model::profile::{Part, Profile};
 use crate::model::weights::Weights;
 use crate::{BlockId, TokenId};
@@ -80,7 +83,17 @@ impl CpuBackend {
         options: CpuOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(Self, ModelConfig), LoadError> {
-        let mut model = CpuModel::load(model_dir, options, progress)?;
+        Self::load_with(model_dir, options, &PackedCache::none(), progress)
+    }
+
+    /// The same with a place to keep packed weights in.
+    pub fn load_with(
+        model_dir: &Path,
+        options: CpuOptions,
+        cache: &PackedCache,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(Self, ModelConfig), LoadError> {
+        let mut model = CpuModel::load(model_dir, options, cache, progress)?;
         if !model.gives_finite_logits() {
             return Err(LoadError::NotFinite { dir: model_dir.to_owned() });
         }
@@ -164,17 +177,25 @@ pub struct CpuModel {
 }
 
 impl CpuModel {
-    /// Loads the model in `model_dir`; see [`CpuBackend::load`].
+    /// Loads the model in `model_dir`; see [`CpuBackend::load_with`].
     pub fn load(
         model_dir: &Path,
         options: CpuOptions,
+        cache: &PackedCache,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, LoadError> {
+        let mut cpu = Cpu::on(&compute_on(options.threads));
         let config = ModelConfig::from_dir(model_dir)?;
         let weights = Weights::open(model_dir)?;
-        let llama = Llama::load(config, &weights, options.numbers.bf16)?;
-        weights.populate(progress);
-        Self::new(llama, Cpu::on(&compute_on(options.threads)), options)
+        let mut llama = Llama::load(config, &weights, options.numbers.bf16)?;
+        match options.numbers.weights {
+            Some(format) => {
+                let source = if cache.is_none() { 0 } else { fingerprint::source(model_dir, &weights)? };
+                pack(&mut cpu, llama.matrices(), format, &weights, (cache, source), progress)?;
+            }
+            None => weights.populate(&mut cpu.threads, progress),
+        }
+        Self::new(llama, cpu, options)
     }
 
     /// A model that runs on `cpu`.
