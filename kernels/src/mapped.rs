@@ -112,37 +112,33 @@ impl std::fmt::Debug for Bytes {
     }
 }
 
-/// `f32` values that start as zero; a page takes memory once it is written.
+/// Bytes that start as zero, at the start of a page; a page takes memory once it is written.
 #[derive(Debug)]
-pub struct ZeroedF32 {
+pub struct ZeroedBytes {
     map: MmapMut,
     len: usize,
 }
 
-impl ZeroedF32 {
+impl ZeroedBytes {
     /// `len` zeros.
     pub fn new(len: usize) -> io::Result<Self> {
-        let bytes =
-            len.checked_mul(size_of::<f32>()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
-        let map = MmapMut::map_anon(bytes.max(1))?;
+        let map = MmapMut::map_anon(len.max(1))?;
         #[cfg(target_os = "linux")]
         let _ = map.advise(Advice::HugePage); // fewer TLB misses where the system allows; a hint
         Ok(Self { map, len })
     }
 }
 
-impl Deref for ZeroedF32 {
-    type Target = [f32];
-    fn deref(&self) -> &[f32] {
-        // SAFETY: the map is page-aligned, `len` values long, and any bits are an f32.
-        unsafe { std::slice::from_raw_parts(self.map.as_ptr().cast(), self.len) }
+impl Deref for ZeroedBytes {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.map[..self.len]
     }
 }
 
-impl DerefMut for ZeroedF32 {
-    fn deref_mut(&mut self) -> &mut [f32] {
-        // SAFETY: as above, and borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr().cast(), self.len) }
+impl DerefMut for ZeroedBytes {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.map[..self.len]
     }
 }
 
@@ -171,10 +167,10 @@ mod tests {
 
     #[test]
     fn zeroed_memory_is_zero_and_writable() {
-        let mut zeros = ZeroedF32::new(100_000).unwrap();
-        assert!(zeros.iter().all(|value| *value == 0.0));
-        zeros[99_999] = 1.0;
-        assert_eq!(zeros[99_999], 1.0);
-        assert!(ZeroedF32::new(usize::MAX).is_err());
+        let mut zeros = ZeroedBytes::new(100_000).unwrap();
+        assert!(zeros.iter().all(|value| *value == 0));
+        zeros[99_999] = 1;
+        assert_eq!((zeros.len(), zeros[99_999]), (100_000, 1));
+        assert!(ZeroedBytes::new(usize::MAX).is_err());
     }
 }

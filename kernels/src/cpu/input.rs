@@ -124,6 +124,11 @@ impl Input {
         self.width.next_multiple_of(CODE_ALIGN)
     }
 
+    /// Sums of a row's codes.
+    pub(super) fn sum_stride(&self) -> usize {
+        self.code_stride() / GROUP
+    }
+
     /// Codes `[rows, code_stride]`, scales `[rows]` and sums `[rows, code_stride / GROUP]`, when that is the form.
     pub(super) fn codes(&self) -> (&[i8], &[f32], &[i32]) {
         let stride = self.code_stride();

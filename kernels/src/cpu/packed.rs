@@ -150,6 +150,27 @@ impl Packed {
         &self.bytes
     }
 
+    /// Codes `[panels][panel_bytes]`.
+    pub(super) fn codes(&self) -> &[u8] {
+        &self.bytes[..self.layout.panels() * self.layout.panel_bytes()]
+    }
+
+    /// Scales `[panels][panel_scales][scale_bytes]`.
+    pub(super) fn scales(&self) -> &[u8] {
+        let bytes = self.layout.panels() * self.layout.panel_scales() * self.layout.scale_bytes();
+        &self.bytes[self.layout.scales_at()..][..bytes]
+    }
+
+    /// Zero points `[panels][panel_scales]`, none in formats without.
+    pub(super) fn zeros(&self) -> &[u8] {
+        let count = if self.layout.format == Format::Int4Zero {
+            self.layout.panels() * self.layout.panel_scales()
+        } else {
+            0
+        };
+        &self.bytes[self.layout.zeros_at()..][..count]
+    }
+
     /// Scale and zero point of an output and column.
     pub(super) fn scale_zero(&self, row: usize, col: usize) -> (f32, u8) {
         let Layout { format, .. } = self.layout;

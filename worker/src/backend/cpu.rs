@@ -228,7 +228,7 @@ impl CpuModel {
             block_tables: vec![BlockId(0)],
             ..Batch::default()
         };
-        self.logits(&batch, &[0]).iter().all(|row| sample::is_usable(row))
+        self.logits(&batch, &[0]).iter().all(|row| sample::is_usable(self.cpu.isa, row))
     }
 
     /// Blocks of the KV cache.
@@ -309,7 +309,7 @@ impl CpuModel {
     }
 
     fn check_usable(&self, rows: &[u32]) -> Result<(), BackendError> {
-        match (0..rows.len()).find(|index| !sample::is_usable(self.row(*index))) {
+        match (0..rows.len()).find(|index| !sample::is_usable(self.cpu.isa, self.row(*index))) {
             Some(index) => Err(BackendError::NotFinite { row: rows[index] }),
             None => Ok(()),
         }

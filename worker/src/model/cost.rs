@@ -11,10 +11,54 @@ use super::pack::head_format;
 pub struct StepCost {
     /// Bytes of weights that every step reads.
     pub weight_bytes: u64,
-    /// Weights that every token is multiplied with: two operations each.
+    /// Weights that every drawn token is multiplied with: two operations each.
     pub weights: u64,
+    /// Those of them that only drawn tokens meet, and no other token of a prompt: the head's.
+    pub head_weights: u64,
     /// Bytes of keys and values of one token, all layers.
     pub kv_bytes_per_token: u64,
+    /// What the weights are multiplied by.
+    pub product: Product,
+}
+
+impl StepCost {
+    /// Operations on the weights for so many tokens, of which so many are drawn from. Attention's are not counted: they
+    /// depend on the context, and are few where it is short.
+    pub fn operations(&self, tokens: u64, drawn: u64) -> u64 {
+        2 * ((self.weights - self.head_weights) * tokens + self.head_weights * drawn)
+    }
+}
+
+/// A kind of multiplication, each with a ceiling of its own.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Product {
+    /// `f32` by `f32`, weights of 16 bits widened first.
+    #[default]
+    F32,
+    /// bfloat16 by bfloat16.
+    Bf16,
+    /// 8-bit codes by codes of 8 or 4 bits.
+    Int8,
+}
+
+impl Product {
+    /// What the CPU does when activations meet weights in bfloat16, or `packed` ones.
+    pub fn on_cpu(bf16: bool, packed: bool) -> Self {
+        match (packed, bf16) {
+            (true, _) => Self::Int8,
+            (false, true) => Self::Bf16,
+            (false, false) => Self::F32,
+        }
+    }
+
+    /// For reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
+        }
+    }
 }
 
 /// Bytes of one value.
@@ -65,7 +109,9 @@ impl ModelConfig {
         StepCost {
             weight_bytes: in_layers * bytes.layers + in_head * bytes.head,
             weights: in_layers + in_head,
+            head_weights: in_head,
             kv_bytes_per_token: 2 * layers * kv * bytes.kv,
+            product: Product::default(),
         }
     }
 }

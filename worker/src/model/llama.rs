@@ -12,7 +12,7 @@ use skein_kernels::cpu::matmul::{Linear, Write, matmul};
 use skein_kernels::cpu::matrix::WeightMatrix;
 use skein_kernels::cpu::mlp::silu_mul_into;
 use skein_kernels::cpu::norm::{rms_norm_heads, rms_norm_into};
-use skein_kernels::cpu::rope::{angles, inverse_frequencies, rotate};
+use skein_kernels::cpu::rope::{Projected, angles, inverse_frequencies, rotate_and_write};
 
 use super::LoadError;
 use super::config::ModelConfig;
@@ -171,8 +171,8 @@ impl Llama {
                 rms_norm_heads(cpu, qkv, qkv_width, 0..c.heads, q_norm, c.rms_norm_eps);
                 rms_norm_heads(cpu, qkv, qkv_width, c.heads..c.heads + c.kv_heads, k_norm, c.rms_norm_eps);
             }
-            rotate(cpu, qkv, qkv_width, c.heads + c.kv_heads, cos, sin);
-            cache.write(cpu, i, qkv, qkv_width, q_width, step.slots);
+            let slots = step.slots;
+            rotate_and_write(cpu, cache, i, Projected { qkv, heads: c.heads, cos, sin, slots });
             let query = Attention { cache, layer: i, q: qkv, stride: qkv_width, heads: c.heads, scale };
             attend(cpu, &query, step.sequences, attended, scores);
             let stack = [layer.o.linear()];

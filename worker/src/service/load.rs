@@ -11,7 +11,7 @@ use crate::backend::fake::{FakeBackend, FakeOptions};
 use crate::config::{BackendKind, KvCacheDtype, LoadFormat, Quantization, WorkerConfig};
 use crate::model::LoadError;
 use crate::model::config::ModelConfig;
-use crate::model::cost::{StepCost, ValueBytes};
+use crate::model::cost::{Product, StepCost, ValueBytes};
 use crate::model::fingerprint::{computed_with, fingerprint};
 use crate::model::packed_cache::PackedCache;
 use crate::model::weights::Weights;
@@ -140,11 +140,14 @@ fn load_cuda(
     let loaded = cuda::load(&config.model, &model, opened, &options, progress);
     let (backend, arithmetic) = loaded.map_err(|error| WorkerError::Load(Box::new(error)))?;
     Ok(LoadedBackend {
-        cost: model.cost(ValueBytes {
-            layers: if fp8.weights { 1 } else { 2 },
-            head: 2,
-            kv: if fp8.kv_cache { 1 } else { 2 },
-        }),
+        cost: StepCost {
+            product: Product::Bf16,
+            ..model.cost(ValueBytes {
+                layers: if fp8.weights { 1 } else { 2 },
+                head: 2,
+                kv: if fp8.kv_cache { 1 } else { 2 },
+            })
+        },
         fingerprint: computed_with(fingerprint, &arithmetic),
         gaps: backend.gaps(),
         backend: Box::new(backend),
@@ -179,7 +182,10 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
     let cache = config.cpu.packed_cache_dir.clone().map_or(PackedCache::none(), PackedCache::at);
     let (backend, model) = CpuBackend::load_with(&config.model, options, &cache, progress)?;
     Ok(LoadedBackend {
-        cost: model.cpu_cost(stored_bytes, numbers.weights, numbers.kv),
+        cost: StepCost {
+            product: Product::on_cpu(numbers.bf16, numbers.weights.is_some()),
+            ..model.cpu_cost(stored_bytes, numbers.weights, numbers.kv)
+        },
         fingerprint,
         backend: Box::new(backend),
         vocab_size: model.vocab_size,

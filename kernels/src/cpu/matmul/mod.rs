@@ -10,7 +10,8 @@ use super::Cpu;
 use super::input::Input;
 use super::matrix::{Storage, WeightMatrix};
 use super::shared::Shared;
-use super::simd::Isa;
+use super::simd::integer::IntegerIsa;
+use super::simd::{Isa, LANES, Simd};
 pub(super) use float::PREFETCH_BYTES;
 
 /// Rows of weights a task takes are a multiple of this, so that tiles of 3 and of 4 rows fit.
@@ -49,6 +50,19 @@ pub enum Write {
 /// # Panics
 /// If the shapes disagree.
 pub fn matmul(cpu: &mut Cpu, x: &Input, stack: &[Linear<'_>], y: &mut [f32], write: Write) {
+    let integers = cpu.isa.integers();
+    matmul_on(cpu, integers, x, stack, y, write);
+}
+
+/// [`matmul`] on a given instruction set for integers.
+fn matmul_on(
+    cpu: &mut Cpu,
+    integers: IntegerIsa,
+    x: &Input,
+    stack: &[Linear<'_>],
+    y: &mut [f32],
+    write: Write,
+) {
     let Some(cols) = stack.first().map(|linear| linear.weights.cols()) else { return };
     let rows: usize = stack.iter().map(|linear| linear.weights.rows()).sum();
     assert!(cols > 0 && x.width() == cols, "x is [m, cols]");
@@ -72,7 +86,7 @@ pub fn matmul(cpu: &mut Cpu, x: &Input, stack: &[Linear<'_>], y: &mut [f32], wri
                 let first = task * rows_per_task;
                 let count = rows_per_task.min(linear.weights.rows() - first);
                 let part = Part { x, linear: *linear, first, count, y: &shared, stride: rows, column, write };
-                return part.run(isa);
+                return part.run(isa, integers);
             }
             task -= tasks_of(linear);
             column += linear.weights.rows();
@@ -112,9 +126,9 @@ struct Part<'a> {
 }
 
 impl Part<'_> {
-    fn run(&self, isa: Isa) {
+    fn run(&self, isa: Isa, integers: IntegerIsa) {
         match self.linear.weights.storage() {
-            Storage::Packed(packed) => isa.run(integer::Product { part: self, packed }),
+            Storage::Packed(packed) => integers.run(integer::Product { part: self, packed }),
             _ => isa.run(float::Product { part: self }),
         }
     }
@@ -135,6 +149,22 @@ impl Part<'_> {
     fn put(&self, y: &mut [f32], n: usize, sum: f32) {
         let sum = self.linear.bias.map_or(sum, |bias| sum + bias[self.first + n]);
         y[n] = if self.write == Write::Add { y[n] + sum } else { sum };
+    }
+
+    /// Writes the sums of up to sixteen outputs, from this part's `n` on, to `to`, which starts there.
+    #[inline(always)]
+    fn put_lanes<S: Simd>(&self, s: S, to: &mut [f32], n: usize, mut sum: S::V) {
+        let count = to.len().min(LANES);
+        // SAFETY: `to` has `count` values, and so has the bias from `first + n` on.
+        unsafe {
+            if let Some(bias) = self.linear.bias {
+                sum = s.add(sum, s.load_part(bias[self.first + n..][..count].as_ptr(), count));
+            }
+            if self.write == Write::Add {
+                sum = s.add(s.load_part(to.as_ptr(), count), sum);
+            }
+            s.store_part(sum, to.as_mut_ptr(), count);
+        }
     }
 }
 

@@ -2,11 +2,14 @@
 
 use std::arch::x86_64::*;
 
-use super::{Kernel, LANES, Simd};
+use super::{Kernel, LANES, Simd, dot};
 
-/// AVX-512 F, BW, DQ and VL. Its private field makes [`Avx512::detect`] the only source.
+/// AVX-512 F, BW, DQ and VL. Its private field makes what detects it the only source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Avx512(());
+pub(super) struct Avx512 {
+    /// Whether the machine has `VDPBF16PS` and it is to be used.
+    dot: bool,
+}
 
 impl Avx512 {
     pub(super) fn detect() -> Option<Self> {
@@ -15,7 +18,12 @@ impl Avx512 {
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl")
             && Avx2::detect().is_some();
-        has.then_some(Self(()))
+        has.then_some(Self { dot: false })
+    }
+
+    /// The same with `VDPBF16PS`.
+    pub(super) fn detect_with_dot() -> Option<Self> {
+        Self::detect().filter(|_| dot::exists()).map(|_| Self { dot: true })
     }
 
     #[inline]
@@ -32,6 +40,7 @@ impl Avx512 {
 // In this `impl`, SAFETY of the arithmetic: the token proves that the machine has the instructions.
 impl Simd for Avx512 {
     type V = __m512;
+    type Pairs = __m512i;
     const ACCUMULATORS: usize = 24;
 
     #[inline(always)]
@@ -107,6 +116,51 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn load_pairs(self, from: *const u8) -> __m512i {
+        // SAFETY: the token and the contract.
+        unsafe { _mm512_loadu_si512(from.cast()) }
+    }
+
+    #[inline(always)]
+    fn splat_pair(self, pair: u32) -> __m512i {
+        // SAFETY: the token.
+        unsafe { _mm512_set1_epi32(pair as i32) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(self, from: *const u8) -> __m512 {
+        // SAFETY: the token and the contract.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
+    }
+
+    #[inline(always)]
+    fn widen_even(self, pairs: __m512i) -> __m512 {
+        // SAFETY: the token.
+        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)) }
+    }
+
+    #[inline(always)]
+    fn widen_odd(self, pairs: __m512i) -> __m512 {
+        // SAFETY: the token.
+        unsafe { _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(0xffff_0000u32 as i32))) }
+    }
+
+    #[inline(always)]
+    fn dot_pairs(self, a: __m512i, b: __m512i, c: __m512) -> __m512 {
+        if self.dot {
+            // SAFETY: the token proves the instruction where it says so.
+            return unsafe { dot::dot_pairs(a, b, c) };
+        }
+        let odd = self.fma(self.widen_odd(a), self.widen_odd(b), c);
+        self.fma(self.widen_even(a), self.widen_even(b), odd)
+    }
+
+    #[inline(always)]
+    fn has_dot(self) -> bool {
+        self.dot
+    }
+
+    #[inline(always)]
     unsafe fn store(self, v: __m512, to: *mut f32) {
         // SAFETY: the token and the contract.
         unsafe { _mm512_storeu_ps(to, v) }
@@ -175,6 +229,7 @@ impl Avx2 {
 
 impl Simd for Avx2 {
     type V = [__m256; 2];
+    type Pairs = [__m256i; 2];
     const ACCUMULATORS: usize = 6;
 
     #[inline(always)]
@@ -225,6 +280,51 @@ impl Simd for Avx2 {
         unsafe {
             let (low, high) = (_mm_loadu_si128(from.cast()), _mm_loadu_si128(from.add(16).cast()));
             [_mm256_cvtph_ps(low), _mm256_cvtph_ps(high)]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_pairs(self, from: *const u8) -> Self::Pairs {
+        // SAFETY: the token and the contract.
+        unsafe { [_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(32).cast())] }
+    }
+
+    #[inline(always)]
+    fn splat_pair(self, pair: u32) -> Self::Pairs {
+        // SAFETY: the token.
+        unsafe { [_mm256_set1_epi32(pair as i32); 2] }
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(self, from: *const u8) -> Self::V {
+        // SAFETY: the token and the contract.
+        unsafe {
+            let codes = _mm_loadu_si128(from.cast());
+            let (low, high) = (_mm256_cvtepi8_epi32(codes), _mm256_cvtepi8_epi32(_mm_srli_si128::<8>(codes)));
+            [_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)]
+        }
+    }
+
+    #[inline(always)]
+    fn widen_even(self, pairs: Self::Pairs) -> Self::V {
+        // SAFETY: the token.
+        unsafe {
+            [
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs[0])),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs[1])),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn widen_odd(self, pairs: Self::Pairs) -> Self::V {
+        // SAFETY: the token.
+        unsafe {
+            let odd = _mm256_set1_epi32(0xffff_0000u32 as i32);
+            [
+                _mm256_castsi256_ps(_mm256_and_si256(pairs[0], odd)),
+                _mm256_castsi256_ps(_mm256_and_si256(pairs[1], odd)),
+            ]
         }
     }
 

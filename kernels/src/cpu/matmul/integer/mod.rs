@@ -1,0 +1,143 @@
+//! Weights that are small integers, packed ([`super::super::packed`]), times activations that are codes too.
+//!
+//! The products of a group of 32 columns, or of up to [`SEGMENT`] columns where an output has one scale, are summed exactly,
+//! as integers: `sum of (code - zero) * activation code`. Then, group by group in ascending order, that sum, as f32, times
+//! the scale is added to the result by fused multiply-add; at the end the result is multiplied by the row's scale.
+//!
+//! Zero points cost nothing in the inner loop: a sum starts at `-zero * sum of the activations' codes`.
+
+mod tile;
+
+use super::super::packed::{Format, PANEL, Packed};
+use super::super::simd::integer::{IntegerKernel, Integers};
+use super::super::simd::{LANES, Simd};
+use super::Part;
+use tile::{FourBits, FourBitsZero, Grouped, GroupedBytes, Kind, PerOutput, Tile};
+
+/// Columns whose products fit 32 bits together: `255 * 127 * SEGMENT < 2^31`.
+pub(super) const SEGMENT: usize = 32 << 10;
+/// Rows of a task are a multiple of this.
+pub(super) const ROW_MULTIPLE: usize = 3 * PANEL;
+/// Panels that are read side by side: several long streams come from memory faster than one.
+const MOST_STREAMS: usize = 4;
+
+/// Some rows of one matrix, for all rows of `x`.
+pub(super) struct Product<'a> {
+    pub(super) part: &'a Part<'a>,
+    pub(super) packed: &'a Packed,
+}
+
+impl IntegerKernel for Product<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Integers>(self, simd: S) {
+        match self.packed.layout().format {
+            Format::Int8 => self.all_tiles::<S, PerOutput>(simd),
+            Format::Int8Group => self.all_tiles::<S, Grouped<GroupedBytes>>(simd),
+            Format::Int4 => self.all_tiles::<S, Grouped<FourBits>>(simd),
+            Format::Int4Zero => self.all_tiles::<S, Grouped<FourBitsZero>>(simd),
+        }
+    }
+}
+
+/// Panels a tile of `height` rows takes at once, with `budget` sums in registers.
+const fn widest(budget: usize, height: usize) -> usize {
+    let fitting = budget / height;
+    if fitting > MOST_STREAMS {
+        MOST_STREAMS
+    } else if fitting == 0 {
+        1
+    } else {
+        fitting
+    }
+}
+
+impl Product<'_> {
+    /// All tiles: `x` in tiles of nearly equal height, and for each of them the panels, several at once, then single ones.
+    #[inline(always)]
+    fn all_tiles<S: Integers, K: Kind>(&self, s: S) {
+        let all_m = self.part.x.rows();
+        let budget = S::ACCUMULATORS / K::REGISTERS;
+        let tiles = all_m.div_ceil(S::ACCUMULATORS / 2);
+        let (height, taller) = (all_m / tiles, all_m % tiles);
+        let panels = self.part.count.div_ceil(PANEL);
+        let mut m = 0;
+        for tile in 0..tiles {
+            let height = height + usize::from(tile < taller);
+            let widest = widest(budget, height);
+            // Each of a tile's panels walks through its own part of the task's.
+            let full = panels / widest;
+            for i in 0..full + panels % widest {
+                let (width, n, apart) =
+                    if i < full { (widest, i, full) } else { (1, full * (widest - 1) + i, 0) };
+                let t = self.tile(m, n, apart, tile == 0);
+                macro_rules! sizes {
+                    ($($mr:literal: $($nr:literal)*,)*) => {
+                        match (height, width) {
+                            $($(($mr, $nr) if $mr * 2 <= S::ACCUMULATORS && ($nr == 1 || $nr <= budget / $mr) => {
+                                // SAFETY: the rows and panels from there on are as many.
+                                let sums = unsafe { K::sums::<S, $mr, $nr>(s, &t) };
+                                self.put::<S, $mr, $nr>(s, m, n, apart, sums);
+                            })*)*
+                            _ => unreachable!("every tile height and width has an arm"),
+                        }
+                    };
+                }
+                sizes!(
+                    1: 1 2 4, 2: 1 2 4, 3: 1 2 4, 4: 1 2 3 4, 5: 1 2 4, 6: 1 2 4,
+                    7: 1 3, 8: 1 3, 9: 1 2, 10: 1 2, 11: 1 2, 12: 1 2,
+                );
+            }
+            m += height;
+        }
+    }
+
+    /// The tile of rows from `m` on and of every `apart`-th panel from the `n`-th of the task on.
+    #[inline(always)]
+    fn tile(&self, m: usize, n: usize, apart: usize, prefetch: bool) -> Tile<'_> {
+        let (layout, x) = (self.packed.layout(), self.part.x);
+        let (codes, _, sums) = x.codes();
+        let panel = self.part.first / PANEL + n;
+        Tile {
+            codes: &codes[m * x.code_stride()..],
+            sums: &sums[m * x.sum_stride()..],
+            code_stride: x.code_stride(),
+            sum_stride: x.sum_stride(),
+            weights: &self.packed.codes()[panel * layout.panel_bytes()..],
+            scales: &self.packed.scales()[panel * layout.panel_scales() * layout.scale_bytes()..],
+            zeros: self.packed.zeros().get(panel * layout.panel_scales()..).unwrap_or_default(),
+            layout,
+            apart,
+            prefetch,
+        }
+    }
+
+    /// Writes a tile's sums.
+    #[inline(always)]
+    fn put<S: Integers, const MR: usize, const NR: usize>(
+        &self,
+        s: S,
+        m: usize,
+        n: usize,
+        apart: usize,
+        sums: [[<S::Floats as Simd>::V; NR]; MR],
+    ) {
+        let (_, scales, _) = self.part.x.codes();
+        let f = s.floats();
+        for (i, sums) in sums.into_iter().enumerate() {
+            // SAFETY: one at a time.
+            let y = unsafe { self.part.y(m + i) };
+            for (j, sum) in sums.into_iter().enumerate() {
+                let first = (n + j * apart) * PANEL;
+                let sum = f.mul(sum, f.splat(scales[m + i]));
+                self.part.put_lanes(f, &mut y[first..], first, sum);
+            }
+        }
+    }
+}
+
+const _: () = assert!(PANEL == LANES, "a panel's outputs are a vector");
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,133 @@
+use proptest::prelude::*;
+
+use super::super::super::Cpu;
+use super::super::super::input::{Form, GROUP, Input};
+use super::super::super::matrix::{Storage, WeightMatrix};
+use super::super::super::packed::{Format, Layout, Packed};
+use super::super::super::simd::integer::IntegerIsa;
+use super::super::{Linear, Write, matmul_on};
+use super::*;
+
+const FORMATS: [Format; 4] = [Format::Int8, Format::Int8Group, Format::Int4, Format::Int4Zero];
+
+fn hash(i: usize, seed: u32) -> u32 {
+    (i as u32 ^ seed.rotate_left(16)).wrapping_mul(0x9E37_79B1).rotate_left(13).wrapping_mul(0x85EB_CA6B)
+}
+
+/// Codes of every value, scales about 2^-7, zero points of 4 bits.
+fn packed(layout: Layout, seed: u32) -> Packed {
+    let mut bytes: Vec<u8> = (0..layout.bytes()).map(|i| (hash(i, seed) >> 24) as u8).collect();
+    let (scales, zeros) = (layout.scales_at(), layout.zeros_at());
+    for i in 0..layout.panels() * layout.panel_scales() {
+        let scale = 2f32.powi(-7) * (1.0 + hash(i, !seed) as f32 / 4e9);
+        match layout.scale_bytes() {
+            2 => bytes[scales + 2 * i..][..2].copy_from_slice(&half::f16::from_f32(scale).to_le_bytes()),
+            _ => bytes[scales + 4 * i..][..4].copy_from_slice(&scale.to_le_bytes()),
+        }
+    }
+    bytes[zeros..].iter_mut().for_each(|zero| *zero &= 15);
+    Packed::new(layout, bytes.into())
+}
+
+/// The formula at the top of this module, one output after another.
+fn reference(x: &Input, packed: &Packed) -> Vec<f32> {
+    let (layout, stride) = (packed.layout(), x.code_stride());
+    let (codes, scales, _) = x.codes();
+    let width = if layout.format.has_groups() { GROUP } else { SEGMENT };
+    let output = |m: usize, row: usize| {
+        let codes = &codes[m * stride..][..layout.cols];
+        let mut sum = 0f32;
+        for (group, codes) in codes.chunks(width).enumerate() {
+            let (scale, zero) = packed.scale_zero(row, group * width);
+            let products = codes.iter().enumerate().map(|(i, code)| {
+                (i32::from(packed.code(row, group * width + i)) - i32::from(zero)) * i32::from(*code)
+            });
+            sum = (products.sum::<i32>() as f32).mul_add(scale, sum);
+        }
+        sum * scales[m]
+    };
+    (0..x.rows()).flat_map(|m| (0..layout.rows).map(move |row| output(m, row))).collect()
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+fn input(cpu: &mut Cpu, m: usize, cols: usize, seed: u32) -> Input {
+    let x: Vec<f32> = (0..m * cols).map(|i| hash(i, seed) as f32 / 1e9 - 2.1).collect();
+    let mut input = Input::default();
+    input.set(cpu, Form::Int8, &x, cols);
+    input
+}
+
+/// Every instruction set and number of threads against the formula.
+fn check(m: usize, rows: usize, cols: usize, format: Format, seed: u32, with_bias: bool, add: bool) {
+    let weights = packed(Layout { format, rows, cols }, seed);
+    let x = input(&mut Cpu::new(1), m, cols, !seed);
+    let bias: Vec<f32> = (0..rows).map(|i| hash(i, seed ^ 5) as f32 / 1e8).collect();
+    let before: Vec<f32> = (0..m * rows).map(|i| hash(i, seed ^ 9) as f32 / 1e8).collect();
+    let expected: Vec<f32> = reference(&x, &weights)
+        .into_iter()
+        .enumerate()
+        .map(|(i, sum)| if with_bias { sum + bias[i % rows] } else { sum })
+        .enumerate()
+        .map(|(i, sum)| if add { before[i] + sum } else { sum })
+        .collect();
+    let matrix = WeightMatrix::new(Storage::Packed(weights), rows, cols);
+    let linear = Linear { weights: &matrix, bias: with_bias.then_some(&bias) };
+    for isa in IntegerIsa::available() {
+        for threads in [1, 3] {
+            let mut y = before.clone();
+            let write = if add { Write::Add } else { Write::Set };
+            matmul_on(&mut Cpu::new(threads), isa, &x, &[linear], &mut y, write);
+            assert_eq!(
+                bits(&y),
+                bits(&expected),
+                "{format:?} [{m}, {cols}] x {rows} on {} with {threads} threads",
+                isa.name()
+            );
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(80))]
+
+    #[test]
+    fn every_instruction_set_gives_the_bits_of_the_formula(
+        m in 1usize..40, rows in 1usize..150, cols in 1usize..200, format in 0usize..4, seed: u32,
+        with_bias: bool, add: bool,
+    ) {
+        check(m, rows, cols, FORMATS[format], seed, with_bias, add);
+    }
+}
+
+#[test]
+fn shapes_that_are_shared_out_agree_too() {
+    for (i, format) in FORMATS.into_iter().enumerate() {
+        check(1, 1000, 352, format, i as u32, true, true);
+        check(13, 700, 96, format, i as u32, false, false);
+    }
+}
+
+#[test]
+fn sums_of_many_columns_do_not_overflow() {
+    let cols = SEGMENT + 40;
+    for format in FORMATS {
+        check(2, 3, cols, format, 3, false, false);
+        // The largest codes of both, so that every product is the largest.
+        let layout = Layout { format, rows: 1, cols };
+        let mut weights = packed(layout, 1).bytes().to_vec();
+        weights[..layout.panels() * layout.panel_bytes()].fill(255);
+        let matrix = WeightMatrix::new(Storage::Packed(Packed::new(layout, weights.into())), 1, cols);
+        let (Storage::Packed(packed), cpu) = (matrix.storage(), &mut Cpu::new(1)) else { unreachable!() };
+        let mut x = Input::default();
+        x.set(cpu, Form::Int8, &vec![-1.0; cols], cols);
+        for isa in IntegerIsa::available() {
+            let mut y = [0.0];
+            matmul_on(cpu, isa, &x, &[(&matrix).into()], &mut y, Write::Set);
+            assert_eq!(bits(&y), bits(&reference(&x, packed)), "{format:?} on {}", isa.name());
+            assert!(y[0] < 0.0);
+        }
+    }
+}

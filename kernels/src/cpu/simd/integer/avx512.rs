@@ -1,0 +1,182 @@
+//! AVX-512: one zmm of sums, with VNNI or, on the first machines that had AVX-512, without.
+
+use std::arch::x86_64::*;
+
+use super::super::x86::Avx512;
+use super::{IntegerKernel, Integers};
+
+/// AVX-512 with VNNI. Its private field makes [`Avx512Vnni::detect`] the only source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Avx512Vnni(Avx512);
+
+impl Avx512Vnni {
+    pub(super) fn detect() -> Option<Self> {
+        Avx512::detect().filter(|_| is_x86_feature_detected!("avx512vnni")).map(Self)
+    }
+
+    #[inline]
+    pub(super) fn run<K: IntegerKernel>(self, kernel: K) -> K::Output {
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+        fn compiled<K: IntegerKernel>(simd: Avx512Vnni, kernel: K) -> K::Output {
+            kernel.run(simd)
+        }
+        // SAFETY: the token proves the features.
+        unsafe { compiled(self, kernel) }
+    }
+}
+
+/// AVX-512 without VNNI: pairs of products of 16 bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Avx512Madd(Avx512);
+
+impl Avx512Madd {
+    pub(super) fn detect() -> Option<Self> {
+        Avx512::detect().map(Self)
+    }
+
+    #[inline]
+    pub(super) fn run<K: IntegerKernel>(self, kernel: K) -> K::Output {
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+        fn compiled<K: IntegerKernel>(simd: Avx512Madd, kernel: K) -> K::Output {
+            kernel.run(simd)
+        }
+        // SAFETY: the token proves the features.
+        unsafe { compiled(self, kernel) }
+    }
+}
+
+/// What both have in common. SAFETY of all: the token proves that the machine has the instructions.
+macro_rules! common {
+    () => {
+        type Floats = Avx512;
+        type Codes = __m512i;
+        type Sums = __m512i;
+
+        #[inline(always)]
+        fn floats(self) -> Avx512 {
+            self.0
+        }
+
+        #[inline(always)]
+        unsafe fn load(self, from: *const u8) -> __m512i {
+            // SAFETY: the token and the contract.
+            unsafe { _mm512_loadu_si512(from.cast()) }
+        }
+
+        #[inline(always)]
+        fn low(self, bytes: __m512i) -> __m512i {
+            // SAFETY: the token.
+            unsafe { _mm512_and_si512(bytes, _mm512_set1_epi8(15)) }
+        }
+
+        #[inline(always)]
+        fn high(self, bytes: __m512i) -> __m512i {
+            // SAFETY: the token.
+            unsafe { _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), _mm512_set1_epi8(15)) }
+        }
+
+        #[inline(always)]
+        fn splat(self, value: i32) -> __m512i {
+            // SAFETY: the token.
+            unsafe { _mm512_set1_epi32(value) }
+        }
+
+        #[inline(always)]
+        unsafe fn load_zeros(self, from: *const u8) -> __m512i {
+            // SAFETY: the token and the contract.
+            unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast())) }
+        }
+
+        #[inline(always)]
+        fn minus_times(self, zeros: __m512i, sum: i32) -> __m512i {
+            // Halves of 16 bits: (zero, 0) times (-sum, anything).
+            // SAFETY: the token.
+            unsafe { _mm512_madd_epi16(zeros, _mm512_set1_epi32(sum.wrapping_neg())) }
+        }
+
+        #[inline(always)]
+        fn to_floats(self, sums: __m512i) -> __m512 {
+            // SAFETY: the token.
+            unsafe { _mm512_cvtepi32_ps(sums) }
+        }
+    };
+}
+
+impl Integers for Avx512Vnni {
+    common!();
+    type Four = __m512i;
+    type Small = __m512i;
+    const ACCUMULATORS: usize = 24;
+
+    #[inline(always)]
+    unsafe fn four(self, from: *const i8) -> __m512i {
+        // SAFETY: the token and the contract.
+        unsafe { _mm512_set1_epi32(from.cast::<i32>().read_unaligned()) }
+    }
+
+    #[inline(always)]
+    fn dot(self, sums: __m512i, codes: __m512i, four: __m512i) -> __m512i {
+        // SAFETY: the token.
+        unsafe { _mm512_dpbusd_epi32(sums, codes, four) }
+    }
+
+    #[inline(always)]
+    fn begin_small(self, start: __m512i) -> __m512i {
+        start
+    }
+
+    #[inline(always)]
+    fn dot_small(self, sums: __m512i, codes: __m512i, four: __m512i) -> __m512i {
+        self.dot(sums, codes, four)
+    }
+
+    #[inline(always)]
+    fn end_small(self, sums: __m512i, _: __m512i) -> __m512i {
+        sums
+    }
+}
+
+impl Integers for Avx512Madd {
+    common!();
+    /// As bytes; the even ones as 16 bits; the odd ones.
+    type Four = [__m512i; 3];
+    /// Pairs of columns in 16 bits: `15 * 127 * 2 * 8 < 2^15`.
+    type Small = __m512i;
+    const ACCUMULATORS: usize = 8;
+
+    #[inline(always)]
+    unsafe fn four(self, from: *const i8) -> Self::Four {
+        // SAFETY: the token and the contract.
+        unsafe {
+            let four = _mm512_set1_epi32(from.cast::<i32>().read_unaligned());
+            [four, _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(four)), _mm512_srai_epi16::<8>(four)]
+        }
+    }
+
+    #[inline(always)]
+    fn dot(self, sums: __m512i, codes: __m512i, [_, even, odd]: Self::Four) -> __m512i {
+        // SAFETY: the token.
+        unsafe {
+            let low = _mm512_madd_epi16(_mm512_and_si512(codes, _mm512_set1_epi16(255)), even);
+            let high = _mm512_madd_epi16(_mm512_srli_epi16::<8>(codes), odd);
+            _mm512_add_epi32(sums, _mm512_add_epi32(low, high))
+        }
+    }
+
+    #[inline(always)]
+    fn begin_small(self, _: __m512i) -> __m512i {
+        self.splat(0)
+    }
+
+    #[inline(always)]
+    fn dot_small(self, sums: __m512i, codes: __m512i, [four, ..]: Self::Four) -> __m512i {
+        // SAFETY: the token.
+        unsafe { _mm512_add_epi16(sums, _mm512_maddubs_epi16(codes, four)) }
+    }
+
+    #[inline(always)]
+    fn end_small(self, sums: __m512i, start: __m512i) -> __m512i {
+        // SAFETY: the token.
+        unsafe { _mm512_add_epi32(start, _mm512_madd_epi16(sums, _mm512_set1_epi16(1))) }
+    }
+}

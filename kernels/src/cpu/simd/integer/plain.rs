@@ -1,0 +1,89 @@
+//! Sixteen sums in an array: any architecture.
+
+use super::super::plain::Plain;
+use super::super::{LANES, Simd};
+use super::Integers;
+
+/// Plain Rust; always there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct PlainIntegers;
+
+impl Integers for PlainIntegers {
+    type Floats = Plain;
+    type Codes = [[u8; 4]; LANES];
+    type Four = [i8; 4];
+    type Sums = [i32; LANES];
+    type Small = [i32; LANES];
+    const ACCUMULATORS: usize = 4;
+
+    #[inline(always)]
+    fn floats(self) -> Plain {
+        Plain
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, from: *const u8) -> Self::Codes {
+        // SAFETY: readable for 64 bytes by the contract.
+        unsafe { from.cast::<Self::Codes>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    fn low(self, bytes: Self::Codes) -> Self::Codes {
+        bytes.map(|four| four.map(|byte| byte & 15))
+    }
+
+    #[inline(always)]
+    fn high(self, bytes: Self::Codes) -> Self::Codes {
+        bytes.map(|four| four.map(|byte| byte >> 4))
+    }
+
+    #[inline(always)]
+    unsafe fn four(self, from: *const i8) -> [i8; 4] {
+        // SAFETY: readable for 4 bytes by the contract.
+        unsafe { from.cast::<[i8; 4]>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    fn splat(self, value: i32) -> Self::Sums {
+        [value; LANES]
+    }
+
+    #[inline(always)]
+    fn dot(self, sums: Self::Sums, codes: Self::Codes, four: [i8; 4]) -> Self::Sums {
+        std::array::from_fn(|i| {
+            let product = |j: usize| i32::from(codes[i][j]) * i32::from(four[j]);
+            sums[i].wrapping_add(product(0) + product(1) + product(2) + product(3))
+        })
+    }
+
+    #[inline(always)]
+    fn begin_small(self, start: Self::Sums) -> Self::Small {
+        start
+    }
+
+    #[inline(always)]
+    fn dot_small(self, sums: Self::Small, codes: Self::Codes, four: [i8; 4]) -> Self::Small {
+        self.dot(sums, codes, four)
+    }
+
+    #[inline(always)]
+    fn end_small(self, sums: Self::Small, _: Self::Sums) -> Self::Sums {
+        sums
+    }
+
+    #[inline(always)]
+    unsafe fn load_zeros(self, from: *const u8) -> Self::Sums {
+        // SAFETY: readable for 16 bytes by the contract.
+        unsafe { from.cast::<[u8; LANES]>().read_unaligned() }.map(i32::from)
+    }
+
+    #[inline(always)]
+    fn minus_times(self, zeros: Self::Sums, sum: i32) -> Self::Sums {
+        zeros.map(|zero| -zero * sum)
+    }
+
+    #[inline(always)]
+    fn to_floats(self, sums: Self::Sums) -> <Plain as Simd>::V {
+        sums.map(|sum| sum as f32)
+    }
+}
