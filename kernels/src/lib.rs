@@ -4,6 +4,7 @@
 //!
 //! The one crate where `unsafe` may live.
 
+pub mod allocations;
 pub mod cpu;
 pub mod cuda;
 pub mod filling;

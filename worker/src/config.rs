@@ -21,7 +21,7 @@ pub struct WorkerConfig {
     pub cpu: CpuConfig,
     /// What only a CUDA backend reads.
     pub cuda: CudaConfig,
-    /// Compute threads; 0 = all processors this process may use. On a GPU they only read the weights.
+    /// Compute threads; 0 = one for each core this process may use. On a GPU they only read the weights.
     pub threads: usize,
     /// Scheduler limits; [`WorkerConfig::scheduler_on`] says those of a device.
     pub scheduler: SchedulerConfig,

@@ -153,7 +153,7 @@ pub const FLAGS: &[Flag] = &[
         "N",
         ENGINE,
         COMPUTE | RUN,
-        "Compute threads of each worker [default: an even share of the processors]",
+        "Compute threads of each worker [default: an even share of the cores]",
     ),
     one(
         "device",

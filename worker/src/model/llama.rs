@@ -5,18 +5,19 @@
 
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::attention::{self, Attention, Rows, attend};
-use skein_kernels::cpu::embed::{embed, gather};
+use skein_kernels::cpu::embed::embed;
 use skein_kernels::cpu::input::{Form, Input};
 use skein_kernels::cpu::kv_cache::KvCache;
 use skein_kernels::cpu::matmul::{Linear, Write, matmul};
 use skein_kernels::cpu::matrix::WeightMatrix;
 use skein_kernels::cpu::mlp::silu_mul_into;
-use skein_kernels::cpu::norm::{rms_norm_heads, rms_norm_into};
+use skein_kernels::cpu::norm::{rms_norm_heads, rms_norm_into, rms_norm_rows_into};
 use skein_kernels::cpu::rope::{Projected, angles, inverse_frequencies, rotate_and_write};
 
 use super::LoadError;
 use super::config::ModelConfig;
 use super::pack::Matrix;
+use super::profile::{Part, Profile};
 use super::weights::Weights;
 
 /// The embedding's tensor, and the head's where it has one of its own.
@@ -96,6 +97,8 @@ pub struct Activations {
     cos: Vec<f32>,
     sin: Vec<f32>,
     scores: attention::Scratch,
+    /// Where the time goes; off unless asked for.
+    pub(crate) profile: Profile,
 }
 
 impl Llama {
@@ -152,7 +155,7 @@ impl Llama {
         let c = &self.config;
         let rows = step.tokens.len();
         activations.grow(c, rows);
-        let Activations { x, input, qkv, attended, gate_up, cos, sin, scores } = activations;
+        let Activations { x, input, qkv, attended, gate_up, cos, sin, scores, profile } = activations;
         let (q_width, kv_width) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
         let qkv_width = q_width + 2 * kv_width;
         let x = &mut x[..rows * c.hidden_size];
@@ -161,41 +164,55 @@ impl Llama {
         let (cos, sin) = (&mut cos[..rows * c.head_dim / 2], &mut sin[..rows * c.head_dim / 2]);
         let scale = 1.0 / (c.head_dim as f32).sqrt();
 
+        profile.start();
         embed(cpu, &self.embedding, step.tokens, x);
         angles(cpu, &self.frequencies, step.positions, cos, sin);
+        profile.mark(Part::Embed);
         for (i, layer) in self.layers.iter().enumerate() {
             let stack = [layer.q.linear(), layer.k.linear(), layer.v.linear()];
             rms_norm_into(cpu, x, &layer.attention_norm, c.rms_norm_eps, form(&stack, self.bf16), input);
+            profile.mark(Part::Encode);
             matmul(cpu, input, &stack, qkv, Write::Set);
+            profile.mark(Part::Products);
             if let Some((q_norm, k_norm)) = &layer.qk_norm {
                 rms_norm_heads(cpu, qkv, qkv_width, 0..c.heads, q_norm, c.rms_norm_eps);
                 rms_norm_heads(cpu, qkv, qkv_width, c.heads..c.heads + c.kv_heads, k_norm, c.rms_norm_eps);
             }
             let slots = step.slots;
             rotate_and_write(cpu, cache, i, Projected { qkv, heads: c.heads, cos, sin, slots });
+            profile.mark(Part::Cache);
             let query = Attention { cache, layer: i, q: qkv, stride: qkv_width, heads: c.heads, scale };
             attend(cpu, &query, step.sequences, attended, scores);
+            profile.mark(Part::Attention);
             let stack = [layer.o.linear()];
             input.set(cpu, form(&stack, self.bf16), attended, q_width);
+            profile.mark(Part::Encode);
             matmul(cpu, input, &stack, x, Write::Add);
+            profile.mark(Part::Products);
 
             let stack = [layer.gate.linear(), layer.up.linear()];
             rms_norm_into(cpu, x, &layer.mlp_norm, c.rms_norm_eps, form(&stack, self.bf16), input);
+            profile.mark(Part::Encode);
             matmul(cpu, input, &stack, gate_up, Write::Set);
+            profile.mark(Part::Products);
             let stack = [layer.down.linear()];
             silu_mul_into(cpu, gate_up, c.intermediate_size, form(&stack, self.bf16), input);
+            profile.mark(Part::Encode);
             matmul(cpu, input, &stack, x, Write::Add);
+            profile.mark(Part::Products);
         }
     }
 
     /// Logits of some rows of the last step: `[rows, vocab]`.
     pub fn logits(&self, cpu: &mut Cpu, rows: &[u32], activations: &mut Activations, logits: &mut [f32]) {
-        let hidden = self.config.hidden_size;
-        let mut last = vec![0.0; rows.len() * hidden];
-        gather(&activations.x, hidden, rows, &mut last);
-        let (stack, input) = ([(&self.head).into()], &mut activations.input);
-        rms_norm_into(cpu, &last, &self.norm, self.config.rms_norm_eps, form(&stack, self.bf16), input);
+        let Activations { x, input, profile, .. } = activations;
+        let stack = [(&self.head).into()];
+        let (eps, form) = (self.config.rms_norm_eps, form(&stack, self.bf16));
+        profile.start();
+        rms_norm_rows_into(cpu, x, rows, &self.norm, eps, form, input);
+        profile.mark(Part::Encode);
         matmul(cpu, input, &stack, logits, Write::Set);
+        profile.mark(Part::Head);
     }
 }
 

@@ -12,6 +12,7 @@ pub mod llama_cuda_attention;
 pub mod llama_cuda_weights;
 pub mod pack;
 pub mod packed_cache;
+pub mod profile;
 pub mod weights;
 
 use std::path::PathBuf;

@@ -64,6 +64,21 @@ pub struct Scratch {
     buckets: flat::Buckets,
 }
 
+impl Scratch {
+    /// One that need not grow for logits of `vocab` tokens. Memory that is never used costs none.
+    pub fn for_vocab(vocab: usize) -> Self {
+        Self {
+            logits: Vec::with_capacity(vocab),
+            weights: Vec::with_capacity(vocab),
+            order: Vec::with_capacity(vocab),
+            counts: Vec::with_capacity(vocab),
+            peaks: Peaks::default(),
+            kept: Kept { tokens: Vec::with_capacity(vocab), weights: Vec::with_capacity(vocab) },
+            buckets: flat::Buckets::default(),
+        }
+    }
+}
+
 /// Whether `logits` can be drawn from: no NaN, no +∞, at least one finite value.
 pub fn is_usable(isa: Isa, logits: &[f32]) -> bool {
     isa.run(Usable(logits))
