@@ -50,7 +50,7 @@ impl Kernel for Task<'_> {
             KvType::F32 => self.with::<S, F32>(s),
             KvType::F16 => self.with::<S, F16>(s),
             KvType::Int8 => self.with::<S, Int8>(s),
-            KvType::Bf16 if s.has_dot() => self.with::<S, Bf16Dot>(s),
+            KvType::Bf16 if S::HAS_DOT => self.with::<S, Bf16Dot>(s),
             KvType::Bf16 => self.with::<S, Bf16>(s),
         }
     }
