@@ -119,9 +119,10 @@ impl Input {
         &self.halves[..self.rows * self.width]
     }
 
-    /// Codes of a row with their padding.
+    /// Codes of a row with their padding: an odd number of cache lines, so that the rows of a tile lie in different sets of
+    /// the cache whatever the width.
     pub(super) fn code_stride(&self) -> usize {
-        self.width.next_multiple_of(CODE_ALIGN)
+        (self.width.div_ceil(CODE_ALIGN) | 1) * CODE_ALIGN
     }
 
     /// Sums of a row's codes.

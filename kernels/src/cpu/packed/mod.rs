@@ -11,12 +11,17 @@
 //! zeros   u8 [panels][groups][16], in formats that have them
 //! ```
 //!
-//! A weight is `scale * (code - zero)`; codes are unsigned. Formats without zero points have 128 or 8 for all.
+//! A weight is `scale * (code - zero)`; codes are unsigned. Formats without zero points have 128 or 8 for all. Scales may be
+//! negative: with 4 bits there is one code more below zero than above, and the largest weight may have either sign.
 
-use super::Cpu;
+mod pack;
+mod scale;
+#[cfg(test)]
+mod tests;
+
+pub use pack::{NotFinite, pack};
+
 use super::input::GROUP;
-use super::matrix::WeightMatrix;
-use super::shared::Shared;
 use crate::mapped::Bytes;
 
 /// Changes whenever the same weights would be packed to other bytes: part of what packed weights are kept under.
@@ -95,7 +100,7 @@ impl Layout {
     }
 
     /// Where in a panel's codes column `col` of output `lane` lies: the byte, and whether in its high half.
-    fn code_at(&self, col: usize, lane: usize) -> (usize, bool) {
+    pub(super) fn code_at(&self, col: usize, lane: usize) -> (usize, bool) {
         match self.format.bits() {
             4 => ((col / 8 * PANEL + lane) * 4 + col % 4, col % 8 >= 4),
             _ => ((col / 4 * PANEL + lane) * 4 + col % 4, false),
@@ -204,112 +209,6 @@ impl Packed {
         for (col, to) in to.iter_mut().enumerate() {
             let (scale, zero) = self.scale_zero(row, col);
             *to = scale * (i32::from(self.code(row, col)) - i32::from(zero)) as f32;
-        }
-    }
-}
-
-/// Rounds `from` to `layout`, whose bytes `to` has, with all threads.
-///
-/// # Panics
-/// If the shapes disagree.
-pub fn pack(cpu: &mut Cpu, from: &WeightMatrix, layout: Layout, to: &mut [u8]) {
-    assert!((from.rows(), from.cols()) == (layout.rows, layout.cols) && to.len() == layout.bytes());
-    let to = Shared::new(to);
-    cpu.threads.run(layout.panels(), |panel, _| {
-        let mut weights = vec![0.0; layout.cols];
-        // SAFETY: each panel is in one task, and its parts lie apart from other panels'.
-        let (codes, scales, zeros) = unsafe {
-            let scale_bytes = layout.panel_scales() * layout.scale_bytes();
-            let zeros = if layout.format == Format::Int4Zero { layout.panel_scales() } else { 0 };
-            (
-                to.part(panel * layout.panel_bytes(), layout.panel_bytes()),
-                to.part(layout.scales_at() + panel * scale_bytes, scale_bytes),
-                to.part(layout.zeros_at() + panel * zeros, zeros),
-            )
-        };
-        let none = layout.format.zero();
-        codes.fill(if layout.format.bits() == 4 { none << 4 | none } else { none });
-        zeros.fill(none);
-        scales.fill(0);
-        for lane in 0..PANEL.min(layout.rows - panel * PANEL) {
-            from.widen_row(panel * PANEL + lane, &mut weights);
-            let width = if layout.format.has_groups() { GROUP } else { layout.cols };
-            for (group, weights) in weights.chunks(width).enumerate() {
-                let (scale, zero) = round_scale(layout.format, weights);
-                let index = group * PANEL + lane;
-                match layout.format.has_groups() {
-                    true => {
-                        scales[index * 2..][..2].copy_from_slice(&half::f16::from_f32(scale).to_le_bytes())
-                    }
-                    false => scales[index * 4..][..4].copy_from_slice(&scale.to_le_bytes()),
-                }
-                if !zeros.is_empty() {
-                    zeros[index] = zero;
-                }
-                let most = (1u32 << layout.format.bits()) - 1;
-                for (i, weight) in weights.iter().enumerate() {
-                    let steps = if scale > 0.0 { weight / scale } else { 0.0 };
-                    let code = (steps.round_ties_even() + f32::from(zero)).clamp(0.0, most as f32) as u8;
-                    let (at, high) = layout.code_at(group * width + i, lane);
-                    match layout.format.bits() {
-                        4 if high => codes[at] = codes[at] & 15 | code << 4,
-                        4 => codes[at] = codes[at] & 0xf0 | code,
-                        _ => codes[at] = code,
-                    }
-                }
-            }
-        }
-    });
-}
-
-/// Scale and zero point of some weights. Scales of groups are values that half precision has.
-fn round_scale(format: Format, weights: &[f32]) -> (f32, u8) {
-    let (lowest, highest) =
-        weights.iter().fold((0f32, 0f32), |(low, high), weight| (low.min(*weight), high.max(*weight)));
-    let in_half = |scale: f32| half::f16::from_f32(scale).to_f32();
-    match format {
-        Format::Int8 => (highest.max(-lowest) / 127.0, 128),
-        Format::Int8Group => (in_half(highest.max(-lowest) / 127.0), 128),
-        Format::Int4 => (in_half((highest / 7.0).max(-lowest / 8.0)), 8),
-        Format::Int4Zero => {
-            let scale = in_half((highest - lowest) / 15.0);
-            let zero = if scale > 0.0 { (-lowest / scale).round_ties_even().clamp(0.0, 15.0) } else { 8.0 };
-            (scale, zero as u8)
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cpu::matrix::Storage;
-
-    #[test]
-    fn packed_weights_are_within_half_a_step_of_the_original() {
-        for (rows, cols) in [(1, 1), (16, 32), (37, 100), (48, 65)] {
-            let weights: Vec<f32> =
-                (0..rows * cols).map(|i| ((i * 7919 % 1009) as f32 - 504.0) / 3000.0).collect();
-            let bytes: Vec<u8> = weights.iter().flat_map(|weight| weight.to_le_bytes()).collect();
-            let matrix = WeightMatrix::new(Storage::F32(bytes.into()), rows, cols);
-            for format in [Format::Int8, Format::Int8Group, Format::Int4, Format::Int4Zero] {
-                let layout = Layout { format, rows, cols };
-                let mut bytes = vec![0; layout.bytes()];
-                pack(&mut Cpu::new(2), &matrix, layout, &mut bytes);
-                let packed = Packed::new(layout, bytes.into());
-                let mut row = vec![0.0; cols];
-                for r in 0..rows {
-                    packed.widen_row(r, &mut row);
-                    for (col, got) in row.iter().enumerate() {
-                        let exact = weights[r * cols + col];
-                        let step = packed.scale_zero(r, col).0;
-                        // Rounding the scale to half precision may move the ends by a little more.
-                        assert!(
-                            (got - exact).abs() <= step * 0.56 + 1e-6,
-                            "{format:?} {got} for {exact}, step {step}"
-                        );
-                    }
-                }
-            }
         }
     }
 }

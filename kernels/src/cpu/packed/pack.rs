@@ -1,0 +1,239 @@
+//! How packed weights are made: panel by panel, sixteen outputs side by side.
+//!
+//! Plain loops over arrays of sixteen lanes, no closures and nothing fused: compiled for each instruction set, they are vector
+//! instructions and give the same bytes on all of them.
+
+#![allow(clippy::needless_range_loop)] // lanes and columns index several arrays
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::super::Cpu;
+use super::super::input::GROUP;
+use super::super::matrix::{Storage, WeightMatrix};
+use super::super::shared::Shared;
+use super::super::simd::{Kernel, LANES, Simd};
+use super::scale::{Lanes, Weights, four_bits, four_bits_zero, largest};
+use super::{Format, Layout, PANEL};
+
+/// A weight that no integer can stand for.
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+#[error(
+    "the weight of output {row} and input {col} is {value}, only finite ones can be rounded to integers; repair the checkpoint or load it without quantization"
+)]
+pub struct NotFinite {
+    /// Its output.
+    pub row: usize,
+    /// Its input.
+    pub col: usize,
+    /// What it is.
+    pub value: f32,
+}
+
+/// Rounds `from`, which is not packed itself, to `layout`, whose bytes `to` has, with all threads.
+///
+/// # Errors
+/// If a weight is infinite or no number. `to` then holds nothing of use.
+///
+/// # Panics
+/// If the shapes disagree.
+pub fn pack(cpu: &mut Cpu, from: &WeightMatrix, layout: Layout, to: &mut [u8]) -> Result<(), NotFinite> {
+    assert_eq!((from.rows(), from.cols()), (layout.rows, layout.cols), "the layout is the matrix's");
+    assert_eq!(to.len(), layout.bytes(), "a packed matrix fills its bytes");
+    let (isa, to, first_bad) = (cpu.isa, Shared::new(to), AtomicUsize::new(usize::MAX));
+    cpu.threads.run(layout.panels(), |panel, _| {
+        let scale_bytes = layout.panel_scales() * layout.scale_bytes();
+        let zeros = if layout.format == Format::Int4Zero { layout.panel_scales() } else { 0 };
+        // SAFETY: each panel is in one task, and its parts lie apart from other panels'.
+        let (codes, scales, zeros) = unsafe {
+            (
+                to.part(panel * layout.panel_bytes(), layout.panel_bytes()),
+                to.part(layout.scales_at() + panel * scale_bytes, scale_bytes),
+                to.part(layout.zeros_at() + panel * zeros, zeros),
+            )
+        };
+        if let Some(row) = isa.run(Panel { from, layout, first: panel * PANEL, codes, scales, zeros }) {
+            first_bad.fetch_min(row, Ordering::Relaxed);
+        }
+    });
+    match first_bad.into_inner() {
+        usize::MAX => Ok(()),
+        row => Err(not_finite(from, row)),
+    }
+}
+
+/// The first weight of output `row` that is not finite.
+fn not_finite(from: &WeightMatrix, row: usize) -> NotFinite {
+    let mut weights = vec![0.0; from.cols()];
+    from.widen_row(row, &mut weights);
+    let col = weights.iter().position(|weight| !weight.is_finite()).unwrap_or_default();
+    NotFinite { row, col, value: weights[col] }
+}
+
+/// Sixteen outputs from `first` on, and where they go.
+struct Panel<'a> {
+    from: &'a WeightMatrix,
+    layout: Layout,
+    first: usize,
+    codes: &'a mut [u8],
+    scales: &'a mut [u8],
+    zeros: &'a mut [u8],
+}
+
+impl Kernel for Panel<'_> {
+    /// The first output with a weight that is not finite.
+    type Output = Option<usize>;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> Option<usize> {
+        let Layout { format, rows, cols } = self.layout;
+        let stride = self.layout.groups() * GROUP;
+        let mut wide = vec![0.0f32; PANEL * stride];
+        for lane in 0..PANEL.min(rows - self.first) {
+            let row = &mut wide[lane * stride..][..cols];
+            widen(s, self.from, self.first + lane, row);
+            if !all_finite(row) {
+                return Some(self.first + lane);
+            }
+        }
+        let mut scale = [0.0; LANES];
+        if format == Format::Int8 {
+            for lane in 0..LANES {
+                scale[lane] = largest(&wide[lane * stride..][..stride]) / 127.0;
+            }
+            store_f32(&scale, self.scales);
+        }
+        let mut zero = [f32::from(format.zero()); LANES];
+        let group_bytes = GROUP * PANEL * format.bits() as usize / 8;
+        for (group, codes) in self.codes.chunks_exact_mut(group_bytes).enumerate() {
+            let weights = transpose(&wide[group * GROUP..], stride);
+            match format {
+                Format::Int8 => {}
+                Format::Int8Group => scale = super::scale::eight_bits(&weights),
+                Format::Int4 => scale = four_bits(&weights),
+                Format::Int4Zero => (scale, zero) = four_bits_zero(&weights),
+            }
+            if format.has_groups() {
+                store_f16(&scale, &mut self.scales[group * PANEL * 2..][..PANEL * 2]);
+            }
+            if format == Format::Int4Zero {
+                for lane in 0..LANES {
+                    self.zeros[group * PANEL + lane] = zero[lane] as u8;
+                }
+            }
+            let words = encode(&weights, &scale, &zero, (1 << format.bits()) - 1);
+            store_codes(&words, format.bits(), codes);
+        }
+        None
+    }
+}
+
+/// Widens a row of weights.
+#[inline(always)]
+fn widen<S: Simd>(s: S, from: &WeightMatrix, row: usize, to: &mut [f32]) {
+    let bytes = from.row_bytes();
+    let width = bytes / to.len();
+    let whole = to.len() / LANES * LANES;
+    let (Storage::Bf16(all) | Storage::F16(all) | Storage::F32(all)) = from.storage() else {
+        return from.widen_row(row, to);
+    };
+    let values = &all[row * bytes..][..bytes];
+    for at in (0..whole).step_by(LANES) {
+        let part = &values[at * width..][..LANES * width];
+        let lanes = &mut to[at..][..LANES];
+        // SAFETY: sixteen values of the format's width, sixteen lanes.
+        unsafe {
+            let wide = match from.storage() {
+                Storage::Bf16(_) => s.load_bf16(part.as_ptr()),
+                Storage::F16(_) => s.load_f16(part.as_ptr()),
+                _ => s.load(part.as_ptr().cast()),
+            };
+            s.store(wide, lanes.as_mut_ptr());
+        }
+    }
+    let rest = &mut to[whole..];
+    let mut last = [0u8; LANES * size_of::<f32>()];
+    last[..rest.len() * width].copy_from_slice(&values[whole * width..]);
+    // SAFETY: `last` has sixteen values of any format; `rest` has fewer than sixteen.
+    unsafe {
+        let wide = match from.storage() {
+            Storage::Bf16(_) => s.load_bf16(last.as_ptr()),
+            Storage::F16(_) => s.load_f16(last.as_ptr()),
+            _ => s.load(last.as_ptr().cast()),
+        };
+        s.store_part(wide, rest.as_mut_ptr(), rest.len());
+    }
+}
+
+/// Whether no exponent is all ones.
+#[inline(always)]
+fn all_finite(values: &[f32]) -> bool {
+    let mut highest = 0;
+    for value in values {
+        highest = highest.max(value.to_bits() & 0x7fff_ffff);
+    }
+    highest < f32::INFINITY.to_bits()
+}
+
+/// A group's weights with the outputs in the lanes, from rows that are `stride` apart.
+#[inline(always)]
+fn transpose(rows: &[f32], stride: usize) -> Weights {
+    let mut weights = [[0.0; LANES]; GROUP];
+    for lane in 0..LANES {
+        let row = &rows[lane * stride..][..GROUP];
+        for col in 0..GROUP {
+            weights[col][lane] = row[col];
+        }
+    }
+    weights
+}
+
+/// Codes of a group's weights.
+#[inline(always)]
+fn encode(weights: &Weights, scale: &Lanes, zero: &Lanes, most: u32) -> [[u32; LANES]; GROUP] {
+    let mut codes = [[0; LANES]; GROUP];
+    let mut per_unit = [0.0; LANES];
+    for lane in 0..LANES {
+        let inverse = 1.0 / scale[lane];
+        per_unit[lane] = if inverse.is_finite() { inverse } else { 0.0 };
+    }
+    for col in 0..GROUP {
+        for lane in 0..LANES {
+            let code = (weights[col][lane] * per_unit[lane]).round_ties_even() + zero[lane];
+            codes[col][lane] = code.clamp(0.0, most as f32) as u32;
+        }
+    }
+    codes
+}
+
+/// Four columns of an output side by side; with 4 bits the next four above them.
+#[inline(always)]
+fn store_codes(codes: &[[u32; LANES]; GROUP], bits: u32, to: &mut [u8]) {
+    let columns = if bits == 4 { 8 } else { 4 };
+    for (step, to) in to.chunks_exact_mut(4 * PANEL).enumerate() {
+        let mut words = [0; LANES];
+        for j in 0..4 {
+            let (low, high) = (&codes[step * columns + j], &codes[step * columns + (j + 4) % columns]);
+            for lane in 0..LANES {
+                let byte = if bits == 4 { low[lane] | high[lane] << 4 } else { low[lane] };
+                words[lane] |= byte << (8 * j);
+            }
+        }
+        for lane in 0..LANES {
+            to[lane * 4..][..4].copy_from_slice(&words[lane].to_le_bytes());
+        }
+    }
+}
+
+#[inline(always)]
+fn store_f32(values: &Lanes, to: &mut [u8]) {
+    for (to, value) in to.chunks_exact_mut(4).zip(values) {
+        to.copy_from_slice(&value.to_le_bytes());
+    }
+}
+
+#[inline(always)]
+fn store_f16(values: &Lanes, to: &mut [u8]) {
+    for (to, value) in to.chunks_exact_mut(2).zip(values) {
+        to.copy_from_slice(&half::f16::from_f32(*value).to_le_bytes());
+    }
+}

@@ -1,0 +1,162 @@
+//! Which scale, and which zero point, a group's weights are rounded with.
+//!
+//! Rounding error costs a model its quality, so 4 bits search: each candidate scale gives codes, for given codes the best scale
+//! is that of least squares, and of all candidates the one that leaves the least squared error is taken.
+
+#![allow(clippy::needless_range_loop)] // lanes and columns index several arrays
+
+use super::super::input::GROUP;
+use super::super::simd::LANES;
+
+/// A value for each of sixteen outputs.
+pub(super) type Lanes = [f32; LANES];
+/// A group's weights, `[columns][outputs]`.
+pub(super) type Weights = [Lanes; GROUP];
+
+/// Candidates for a scale: the largest weight is this many steps of it, and so on in steps.
+const CANDIDATES: usize = 20;
+const SMALLEST_DIVISOR: f32 = 6.2;
+const DIVISOR_STEP: f32 = 0.15;
+/// Candidates for a scale with zero points: the range takes from this many steps on.
+const RANGES: usize = 10;
+const SMALLEST_RANGE: f32 = 13.8;
+const RANGE_STEP: f32 = 0.35;
+
+/// The largest magnitude.
+#[inline(always)]
+pub(super) fn largest(values: &[f32]) -> f32 {
+    let mut highest = 0u32; // of magnitudes the order is that of their bits
+    for value in values {
+        highest = highest.max(value.to_bits() & 0x7fff_ffff);
+    }
+    f32::from_bits(highest)
+}
+
+/// The nearest value that half precision has; what is too large becomes its largest.
+#[inline(always)]
+fn in_half(scale: f32) -> f32 {
+    let most = half::f16::MAX.to_f32_const();
+    half::f16::from_f32(scale.clamp(-most, most)).to_f32()
+}
+
+/// 8 bits: the largest weight gets code 127 or -127.
+#[inline(always)]
+pub(super) fn eight_bits(weights: &Weights) -> Lanes {
+    let mut scale = extreme(weights);
+    for lane in 0..LANES {
+        scale[lane] = in_half(scale[lane].abs() / 127.0);
+    }
+    scale
+}
+
+/// The weight with the largest magnitude.
+#[inline(always)]
+fn extreme(weights: &Weights) -> Lanes {
+    let mut extreme = [0f32; LANES];
+    for col in 0..GROUP {
+        for lane in 0..LANES {
+            let weight = weights[col][lane];
+            extreme[lane] = if weight.abs() > extreme[lane].abs() { weight } else { extreme[lane] };
+        }
+    }
+    extreme
+}
+
+/// The best fit so far: the scale, the zero point, and how much of the weights' squares they explain.
+struct Fit {
+    scale: Lanes,
+    zero: Lanes,
+    explained: Lanes,
+}
+
+impl Fit {
+    /// Tries codes from `-zero` to `15 - zero` at `per_unit` steps for a weight of one.
+    #[inline(always)]
+    fn consider(&mut self, weights: &Weights, per_unit: &Lanes, zero: &Lanes) {
+        let (mut products, mut squares) = ([0f32; LANES], [0f32; LANES]);
+        for col in 0..GROUP {
+            for lane in 0..LANES {
+                let weight = weights[col][lane];
+                let steps = (weight * per_unit[lane]).round_ties_even();
+                let code = steps.max(-zero[lane]).min(15.0 - zero[lane]);
+                products[lane] += weight * code;
+                squares[lane] += code * code;
+            }
+        }
+        for lane in 0..LANES {
+            // With the scale `products / squares` the squared error is `sum of weight^2 - explained`.
+            let scale = products[lane] / squares[lane];
+            let explained = scale * products[lane];
+            // Neither holds for what is no number: nothing but zeros, or sums beyond the range.
+            let better = explained > self.explained[lane] && explained < f32::INFINITY;
+            self.scale[lane] = if better { scale } else { self.scale[lane] };
+            self.zero[lane] = if better { zero[lane] } else { self.zero[lane] };
+            self.explained[lane] = if better { explained } else { self.explained[lane] };
+        }
+    }
+
+    /// The scale as half precision has it.
+    #[inline(always)]
+    fn rounded(mut self) -> (Lanes, Lanes) {
+        for lane in 0..LANES {
+            self.scale[lane] = in_half(self.scale[lane]);
+        }
+        (self.scale, self.zero)
+    }
+}
+
+/// 4 bits with 8 for zero: the scale's sign gives the largest weight a code on the side that has one more.
+#[inline(always)]
+pub(super) fn four_bits(weights: &Weights) -> Lanes {
+    let (extreme, zero) = (extreme(weights), [8.0; LANES]);
+    let mut fit = Fit { scale: extreme, zero, explained: [0.0; LANES] };
+    for lane in 0..LANES {
+        fit.scale[lane] /= -8.0;
+    }
+    for candidate in 0..CANDIDATES {
+        let divisor = SMALLEST_DIVISOR + candidate as f32 * DIVISOR_STEP;
+        let mut per_unit = [0.0; LANES];
+        for lane in 0..LANES {
+            per_unit[lane] = -divisor / extreme[lane];
+        }
+        fit.consider(weights, &per_unit, &zero);
+    }
+    fit.rounded().0
+}
+
+/// 4 bits: the range of the weights, zero included, takes about 15 steps, and its ends may be cut off.
+#[inline(always)]
+pub(super) fn four_bits_zero(weights: &Weights) -> (Lanes, Lanes) {
+    let (mut lowest, mut highest) = ([0f32; LANES], [0f32; LANES]);
+    for col in 0..GROUP {
+        for lane in 0..LANES {
+            lowest[lane] = lowest[lane].min(weights[col][lane]);
+            highest[lane] = highest[lane].max(weights[col][lane]);
+        }
+    }
+    let (mut range, mut zero) = ([0f32; LANES], [0f32; LANES]);
+    for lane in 0..LANES {
+        range[lane] = (highest[lane] - lowest[lane]).min(f32::MAX);
+        let at = (-lowest[lane] / range[lane] * 15.0).round_ties_even();
+        zero[lane] = at.max(0.0).min(15.0); // 0 for no number
+    }
+    let mut fit = Fit { scale: range, zero, explained: [0.0; LANES] };
+    for lane in 0..LANES {
+        fit.scale[lane] /= 15.0;
+    }
+    for shift in [0.0, -1.0, 1.0] {
+        let mut shifted = zero;
+        for lane in 0..LANES {
+            shifted[lane] = (zero[lane] + shift).clamp(0.0, 15.0);
+        }
+        for candidate in 0..RANGES {
+            let steps = SMALLEST_RANGE + candidate as f32 * RANGE_STEP;
+            let mut per_unit = [0.0; LANES];
+            for lane in 0..LANES {
+                per_unit[lane] = steps / range[lane];
+            }
+            fit.consider(weights, &per_unit, &shifted);
+        }
+    }
+    fit.rounded()
+}

@@ -1,0 +1,132 @@
+use super::super::Cpu;
+use super::super::matrix::{Storage, WeightMatrix};
+use super::super::simd::Isa;
+use super::*;
+
+const FORMATS: [Format; 4] = [Format::Int8, Format::Int8Group, Format::Int4, Format::Int4Zero];
+
+fn matrix(weights: &[f32], cols: usize, stored: usize) -> WeightMatrix {
+    let storage = match stored {
+        0 => Storage::F32(weights.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<_>>().into()),
+        1 => Storage::Bf16(
+            weights.iter().flat_map(|w| half::bf16::from_f32(*w).to_le_bytes()).collect::<Vec<_>>().into(),
+        ),
+        _ => Storage::F16(
+            weights.iter().flat_map(|w| half::f16::from_f32(*w).to_le_bytes()).collect::<Vec<_>>().into(),
+        ),
+    };
+    WeightMatrix::new(storage, weights.len() / cols, cols)
+}
+
+fn packed(cpu: &mut Cpu, matrix: &WeightMatrix, format: Format) -> Packed {
+    let layout = Layout { format, rows: matrix.rows(), cols: matrix.cols() };
+    let mut bytes = vec![0xa5; layout.bytes()];
+    // Bytes between the parts are nobody's: a cache wants them the same each time.
+    bytes.fill(0);
+    pack(cpu, matrix, layout, &mut bytes).expect("all weights are finite");
+    Packed::new(layout, bytes.into())
+}
+
+fn widened(row: impl Fn(usize, &mut [f32]), rows: usize, cols: usize) -> Vec<f32> {
+    let mut all = vec![0.0; rows * cols];
+    all.chunks_mut(cols).enumerate().for_each(|(i, to)| row(i, to));
+    all
+}
+
+/// Sums of about normal weights, like a model's.
+fn weights(count: usize) -> Vec<f32> {
+    let noise = |i: usize, j: u32| {
+        let hash = (i as u32).wrapping_mul(0x9E37_79B1).wrapping_add(j.wrapping_mul(0x85EB_CA6B));
+        (hash ^ hash >> 15).wrapping_mul(0x2C1B_3C6D) as f32 / u32::MAX as f32 - 0.5
+    };
+    (0..count).map(|i| (0..6).map(|j| noise(i, j)).sum::<f32>() * 0.03).collect()
+}
+
+#[test]
+fn packed_weights_are_near_the_original_on_every_instruction_set() {
+    for (rows, cols) in [(1, 1), (16, 32), (37, 100), (48, 65)] {
+        for stored in 0..3 {
+            let matrix = matrix(&weights(rows * cols), cols, stored);
+            let exact = widened(|row, to| matrix.widen_row(row, to), rows, cols);
+            for format in FORMATS {
+                let packed_plain = packed(&mut Cpu::with_isa(1, Isa::available()[0]), &matrix, format);
+                for isa in Isa::available() {
+                    let again = packed(&mut Cpu::with_isa(3, isa), &matrix, format);
+                    assert!(again.bytes() == packed_plain.bytes(), "{format:?} on {}", isa.name());
+                }
+                let got = widened(|row, to| packed_plain.widen_row(row, to), rows, cols);
+                for (i, (got, exact)) in got.iter().zip(&exact).enumerate() {
+                    let step = packed_plain.scale_zero(i / cols, i % cols).0.abs();
+                    // Eight bits are off by half a step, and what rounding the scale adds at the ends; four may cut the
+                    // ends off where that leaves less error in all.
+                    let most = if format.bits() == 8 { 0.56 } else { 2.5 };
+                    assert!(
+                        (got - exact).abs() <= step * most + 1e-9,
+                        "{format:?} {got} for {exact}, step {step}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Root of the mean squared error, relative to that of the weights.
+fn relative_error(format: Format, exact: &[f32], cols: usize) -> f64 {
+    let matrix = matrix(exact, cols, 0);
+    let packed = packed(&mut Cpu::new(2), &matrix, format);
+    let got = widened(|row, to| packed.widen_row(row, to), matrix.rows(), cols);
+    let square = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
+    let off = square(&mut got.iter().zip(exact).map(|(got, exact)| got - exact));
+    (off / square(&mut exact.iter().copied())).sqrt()
+}
+
+#[test]
+fn the_search_leaves_less_error_than_the_largest_weight_for_a_scale() {
+    let exact = weights(64 * 512);
+    // What scales `largest / 7` would leave.
+    let plain: f64 = exact
+        .chunks(32)
+        .map(|group| {
+            let scale = group.iter().fold(0f32, |most, w| most.max(w.abs())) / 7.0;
+            group.iter().map(|w| f64::from((w / scale).round() * scale - w).powi(2)).sum::<f64>()
+        })
+        .sum();
+    let all: f64 = exact.iter().map(|w| f64::from(*w).powi(2)).sum();
+    let plain = (plain / all).sqrt();
+    let [int8, int8_group, int4, int4_zero] = FORMATS.map(|format| relative_error(format, &exact, 512));
+    println!(
+        "plain 4 bits {plain:.4}, int4 {int4:.4}, int4 with zeros {int4_zero:.4}, int8 {int8:.5} {int8_group:.5}"
+    );
+    assert!(int4 < plain * 0.9 && int4_zero < plain * 0.9, "{int4} {int4_zero} {plain}");
+    assert!(int8_group < int8 && int8 < 0.01, "{int8} {int8_group}");
+}
+
+#[test]
+fn extreme_weights_stay_finite() {
+    for value in [0.0, 1e-45, 1e-30, 3e38, -3e38] {
+        let mut exact = vec![0.0; 40];
+        (exact[3], exact[33]) = (value, -value / 2.0);
+        let matrix = matrix(&exact, 40, 0);
+        for format in FORMATS {
+            let packed = packed(&mut Cpu::new(1), &matrix, format);
+            let got = widened(|row, to| packed.widen_row(row, to), 1, 40);
+            assert!(got.iter().all(|got| got.is_finite()), "{format:?} {value} {got:?}");
+            assert!(got[0] == 0.0 && got[39] == 0.0, "{format:?} {value}: zero stays zero");
+        }
+    }
+}
+
+#[test]
+fn weights_that_are_no_numbers_are_reported() {
+    for (value, stored) in [(f32::NAN, 0), (f32::INFINITY, 1), (f32::NEG_INFINITY, 2)] {
+        let mut exact = weights(50 * 40);
+        (exact[37 * 40 + 39], exact[45 * 40]) = (value, value);
+        let matrix = matrix(&exact, 40, stored);
+        for format in FORMATS {
+            let layout = Layout { format, rows: 50, cols: 40 };
+            let got = pack(&mut Cpu::new(2), &matrix, layout, &mut vec![0; layout.bytes()]);
+            let NotFinite { row, col, value: got } = got.expect_err("a weight is not finite");
+            assert_eq!((row, col, got.to_bits()), (37, 39, value.to_bits()));
+        }
+    }
+}
