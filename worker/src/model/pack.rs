@@ -113,8 +113,8 @@ fn fill(
 ) -> Result<(), LoadError> {
     weights.will_need();
     for (matrix, (layout, range)) in matrices.iter().zip(&plan.parts) {
-        check_finite(cpu, matrix)?;
-        packed::pack(cpu, matrix.weights, *layout, &mut to[range.clone()]);
+        let packed = packed::pack(cpu, matrix.weights, *layout, &mut to[range.clone()]);
+        packed.map_err(|_| LoadError::NotFiniteTensor { tensor: matrix.tensor.clone() })?;
         weights.release(); // what was read is not read again: it need not lie beside what came of it
         progress(range.end as u64, plan.bytes as u64);
     }
@@ -125,28 +125,6 @@ fn replace(matrices: Vec<Matrix<'_>>, plan: &Plan, kept: &Kept) {
     for (matrix, (layout, range)) in matrices.into_iter().zip(&plan.parts) {
         let packed = Packed::new(*layout, kept.bytes(range.clone()));
         *matrix.weights = WeightMatrix::new(Storage::Packed(packed), layout.rows, layout.cols);
-    }
-}
-
-/// What a rounded weight cannot be must be said: a NaN would become some integer.
-fn check_finite(cpu: &mut Cpu, matrix: &Matrix<'_>) -> Result<(), LoadError> {
-    use std::sync::atomic::{AtomicBool, Ordering};
-    /// Rows of a task.
-    const ROWS: usize = 16;
-    let (rows, cols) = (matrix.weights.rows(), matrix.weights.cols());
-    let found = AtomicBool::new(false);
-    cpu.threads.run(rows.div_ceil(ROWS), |task, _| {
-        let mut values = vec![0.0; cols];
-        for row in task * ROWS..rows.min((task + 1) * ROWS) {
-            matrix.weights.widen_row(row, &mut values);
-            if values.iter().any(|value| !value.is_finite()) {
-                found.store(true, Ordering::Relaxed);
-            }
-        }
-    });
-    match found.into_inner() {
-        true => Err(LoadError::NotFiniteTensor { tensor: matrix.tensor.clone() }),
-        false => Ok(()),
     }
 }
 

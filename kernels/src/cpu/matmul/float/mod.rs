@@ -199,7 +199,13 @@ impl Part<'_> {
 
     /// Writes a tile's sums: of every `apart`-th weight row from `n` on, and rows of `x` from `m` on.
     #[inline(always)]
-    fn put_tile<const MR: usize, const NR: usize>(&self, m: usize, n: usize, apart: usize, sums: [[f32; NR]; MR]) {
+    fn put_tile<const MR: usize, const NR: usize>(
+        &self,
+        m: usize,
+        n: usize,
+        apart: usize,
+        sums: [[f32; NR]; MR],
+    ) {
         for (i, sums) in sums.iter().enumerate() {
             // SAFETY: one at a time.
             let y = unsafe { self.y(m + i) };
