@@ -50,11 +50,8 @@ impl MappedFile {
 
     /// Reads a part into memory. Any number of threads may do so with parts of their own.
     pub fn populate(&self, range: Range<usize>) {
-        #[cfg(target_os = "linux")]
-        if self.map.advise_range(Advice::PopulateRead, range.start, range.len()).is_ok() {
-            return;
-        }
-        // Linux before 5.14, and others: a byte of each page.
+        // A byte of each page: a fault maps its neighbours too, which costs less than MADV_POPULATE_READ (2.5 GB of warm
+        // pages, two threads: 0.21 s against 0.27).
         let sum = self.map[range].iter().step_by(PAGE).fold(0u8, |sum, byte| sum.wrapping_add(*byte));
         std::hint::black_box(sum);
     }

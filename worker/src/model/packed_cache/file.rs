@@ -31,7 +31,7 @@ pub(super) fn data_at(bytes: usize) -> usize {
 
 /// Writes the header of what was filled in from `at` on.
 pub(super) fn seal(cpu: &mut Cpu, file: &mut [u8], name: &str, at: usize) {
-    let sums = sums(cpu, &file[at..], |_| {});
+    let sums = sums(cpu, &file[at..]);
     let header = header(name, file.len() - at, &sums);
     file[..header.len()].copy_from_slice(&header);
 }
@@ -43,8 +43,7 @@ pub(super) fn check(cpu: &mut Cpu, file: &MappedFile, name: &str, bytes: usize) 
         return Err(format!("it has {} bytes instead of {}", file.len(), at + bytes));
     }
     file.will_need();
-    // Each thread has its slice mapped in one call, which costs less than a fault for every few pages of it.
-    let sums = sums(cpu, &file[at..], |slice| file.populate(at + slice.start..at + slice.end));
+    let sums = sums(cpu, &file[at..]);
     let expected = header(name, bytes, &sums);
     match file[..expected.len()] == expected {
         true => Ok(()),
@@ -65,12 +64,11 @@ fn header(name: &str, bytes: usize, sums: &[u64]) -> Vec<u8> {
     header
 }
 
-/// XXH3 of each slice, with all threads; `before` is called with each slice's range first.
-fn sums(cpu: &mut Cpu, bytes: &[u8], before: impl Fn(std::ops::Range<usize>) + Sync) -> Vec<u64> {
+/// XXH3 of each slice, with all threads.
+fn sums(cpu: &mut Cpu, bytes: &[u8]) -> Vec<u64> {
     let sums: Vec<AtomicU64> = bytes.chunks(SLICE).map(|_| AtomicU64::new(0)).collect();
     cpu.threads.run(sums.len(), |slice, _| {
         let range = slice * SLICE..bytes.len().min((slice + 1) * SLICE);
-        before(range.clone());
         sums[slice].store(xxh3_64(&bytes[range]), Ordering::Relaxed);
     });
     sums.into_iter().map(AtomicU64::into_inner).collect()
