@@ -57,6 +57,8 @@ pub trait Integers: Copy + Send + Sync {
     fn dot_small(self, sums: Self::Small, codes: Self::Codes, four: Self::Four) -> Self::Small;
     /// The sums that began with `start`.
     fn end_small(self, sums: Self::Small, start: Self::Sums) -> Self::Sums;
+    /// The same zero point in all lanes, as [`Integers::minus_times`] takes it.
+    fn splat_zeros(self, zero: u8) -> Self::Sums;
     /// Sixteen zero points, as [`Integers::minus_times`] takes them.
     ///
     /// # Safety
