@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skein_node::clock;
-use skein_worker::config::{BackendKind, CudaConfig, SchedulerConfig, UnsetLimits, WorkerConfig};
+use skein_worker::config::{
+    BackendKind, CpuConfig, CudaConfig, Precision, SchedulerConfig, UnsetLimits, WorkerConfig,
+};
 use skein_worker::engine::{EngineHandle, StreamKey, Submission, TokenStream};
 use skein_worker::kv_cache::CacheScope;
 use skein_worker::sampling::SamplingParams;
@@ -87,6 +89,8 @@ fn config() -> WorkerConfig {
         served_model_name: "bench".into(),
         listen: ([127, 0, 0, 1], 0).into(),
         backend: BackendKind::Cpu,
+        precision: Precision::default(),
+        cpu: CpuConfig::default(),
         cuda: CudaConfig::default(),
         threads: 0,
         scheduler: SchedulerConfig::default(),

@@ -1,8 +1,9 @@
 //! The CPU kernels against what this machine can do at most, all measured in one run.
 //!
 //! `cargo bench -p skein-bench --bench kernels [-- DIR] [--threads N]`; with a model directory (`skein bench make-model`
-//! makes one of any shape) its whole steps are measured, without one single matrices. Best of several: what a quiet
-//! machine would do.
+//! makes one of any shape) its whole steps are measured, also with `--dtype float32|bfloat16`, `--quantization int8|int4` and
+//! `--kv-cache-dtype float32|bfloat16|float16|int8` as a worker takes them; without one single matrices. Best of several:
+//! what a quiet machine would do.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -11,7 +12,9 @@ use skein_kernels::cpu::input::{Form, Input};
 use skein_kernels::cpu::matmul::{Write, matmul};
 use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
 use skein_kernels::cpu::{Cpu, roofline};
+use skein_kernels::threads::Placement;
 use skein_node::clock;
+use skein_worker::backend::cpu::Numbers;
 
 mod steps;
 
@@ -30,7 +33,7 @@ const SHAPES: [(&str, usize, usize); 8] = [
 ];
 
 fn main() {
-    let (model, threads) = arguments();
+    let (model, threads, numbers) = arguments();
     let cpu = &mut Cpu::new(threads);
     println!("{threads} threads, {}", cpu.isa.name());
     let buffer = noise(BUFFER_BYTES);
@@ -44,26 +47,32 @@ fn main() {
     );
     drop(buffer);
     match model {
-        Some(dir) => steps::measure(Path::new(&dir), threads, bandwidth),
+        Some(dir) => steps::measure(Path::new(&dir), threads, bandwidth, numbers),
         None => {
             SHAPES.iter().for_each(|(name, rows, cols)| one_shape(cpu, name, *rows, *cols, bandwidth, peak))
         }
     }
 }
 
-/// A model directory, and how many threads; all processors unless told.
-fn arguments() -> (Option<String>, usize) {
-    let (mut model, mut threads) =
-        (None, std::thread::available_parallelism().map_or(1, |count| count.get()));
+/// A model directory, how many threads, all processors unless told, and what numbers are rounded to.
+fn arguments() -> (Option<String>, usize, Numbers) {
+    let (mut model, mut threads, mut numbers) = (None, Placement::of_this_machine(0).threads, Numbers::EXACT);
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
+            "--bench" => {} // from cargo
             "--threads" => threads = arguments.next().and_then(|count| count.parse().ok()).unwrap_or(threads),
-            flag if flag.starts_with('-') => {} // cargo passes --bench
+            flag if flag.starts_with('-') => {
+                let value = arguments.next().unwrap_or_default();
+                match steps::numbers(numbers, flag, &value) {
+                    Some(chosen) => numbers = chosen,
+                    None => println!("{flag} {value} is not known here, and ignored"),
+                }
+            }
             _ => model = Some(argument),
         }
     }
-    (model, threads)
+    (model, threads, numbers)
 }
 
 /// Seconds of the fastest of `rounds` runs.

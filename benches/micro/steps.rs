@@ -1,11 +1,17 @@
-//! Whole steps of a model: prefill and decode.
+//! Whole steps of a model: prefill and decode, and where their time goes.
 
 use std::path::Path;
+use std::sync::Arc;
 
+use skein_kernels::cpu::kv_cache::KvType;
+use skein_kernels::cpu::packed::Format;
 use skein_node::clock;
 use skein_worker::BlockId;
 use skein_worker::backend::cpu::{CpuModel, CpuOptions, Numbers};
-use skein_worker::backend::{Batch, BatchSequence};
+use skein_worker::backend::{Batch, BatchSequence, SampleRow};
+use skein_worker::model::packed_cache::PackedCache;
+use skein_worker::model::profile::Part;
+use skein_worker::sampling::SamplingParams;
 
 use super::best_of;
 
@@ -13,51 +19,100 @@ const BLOCK_SIZE: u32 = 16;
 const CONTEXT: u32 = 256;
 const STEPS: u32 = 16;
 
+/// What numbers are rounded to, by the worker's flags; `None` if it is not a flag of this kind, or not such a value.
+pub fn numbers(numbers: Numbers, flag: &str, value: &str) -> Option<Numbers> {
+    match (flag, value) {
+        ("--dtype", "float32") => Some(Numbers { bf16: false, ..numbers }),
+        ("--dtype", "bfloat16") => Some(Numbers { bf16: true, ..numbers }),
+        ("--kv-cache-dtype", kind) => {
+            let kv = match kind {
+                "float32" => KvType::F32,
+                "bfloat16" => KvType::Bf16,
+                "float16" => KvType::F16,
+                "int8" => KvType::Int8,
+                _ => return None,
+            };
+            Some(Numbers { kv, ..numbers })
+        }
+        ("--quantization", "int8") => Some(Numbers { weights: Some(Format::Int8), ..numbers }),
+        ("--quantization", "int4") => Some(Numbers { weights: Some(Format::Int4), ..numbers }),
+        _ => None,
+    }
+}
+
 /// Measures decode steps at several batch sizes, and prefill of one chunk.
-pub fn measure(dir: &Path, threads: usize, bandwidth: f64) {
+pub fn measure(dir: &Path, threads: usize, bandwidth: f64, numbers: Numbers) {
     let options = CpuOptions {
         threads,
         kv_blocks: 64 * CONTEXT / BLOCK_SIZE,
         block_size: BLOCK_SIZE,
         max_rows: 512,
-        numbers: Numbers::EXACT,
+        numbers,
     };
     let mut bytes = 0;
     let start = clock::now();
-    let mut model = match CpuModel::load(dir, options, &mut |_, total| bytes = total) {
+    let mut model = match CpuModel::load(dir, options, &PackedCache::none(), &mut |_, total| bytes = total) {
         Ok(model) => model,
         Err(error) => return println!("{error}"),
     };
     println!("{}: {:.2} GB, loaded in {:.2?}", dir.display(), bytes as f64 / 1e9, clock::now().since(start));
+    println!("{numbers:?}");
+    let greedy = Arc::new(SamplingParams::default());
     for rows in [128, 512] {
         // Sequences of 128 tokens each, from the start.
-        let batch = batch(rows / 128, 0, 128);
-        model.logits(&batch, &[0]);
-        let start = clock::now();
-        model.logits(&batch, &[0]);
-        println!(
-            "prefill of {rows}: {:.0} tokens/s",
-            f64::from(rows) / clock::now().since(start).as_secs_f64()
-        );
+        let batch = batch(rows / 128, 0, 128, &greedy);
+        run(&mut model, &batch);
+        model.profile();
+        let seconds = best_of(1, || run(&mut model, &batch));
+        println!("prefill of {rows}: {:.0} tokens/s{}", f64::from(rows) / seconds, parts(&mut model));
     }
     for sequences in [1, 8, 32] {
         let mut best = f64::INFINITY;
+        model.profile();
         for step in 0..STEPS {
-            let batch = batch(sequences, CONTEXT - STEPS + step, 1);
-            let rows: Vec<u32> = (0..sequences).collect();
-            best = best.min(best_of(1, || drop(model.logits(&batch, &rows))));
+            let batch = batch(sequences, CONTEXT - STEPS + step, 1, &greedy);
+            best = best.min(best_of(1, || run(&mut model, &batch)));
         }
         println!(
-            "decode of {sequences} at {CONTEXT} tokens: {:.1} ms a step, {:.1} tokens/s, weights at {:.0}% of read",
+            "decode of {sequences} at {CONTEXT} tokens: {:.1} ms a step, {:.1} tokens/s, weights at {:.0}% of read{}",
             best * 1e3,
             f64::from(sequences) / best,
-            100.0 * bytes as f64 / best / 1e9 / bandwidth
+            100.0 * bytes as f64 / best / 1e9 / bandwidth,
+            parts(&mut model)
         );
+    }
+    let warm = SamplingParams { temperature: 1.0, top_k: 50, top_p: 0.9, ..SamplingParams::default() };
+    let nucleus = SamplingParams { top_k: 0, ..warm.clone() };
+    for (name, params) in [("top-k 50 and top-p 0.9", warm), ("top-p 0.9", nucleus)] {
+        let batch = batch(32, CONTEXT - 1, 1, &Arc::new(params));
+        run(&mut model, &batch);
+        model.profile();
+        (0..STEPS).for_each(|_| run(&mut model, &batch));
+        println!("decode of 32 with {name}{}", parts(&mut model));
     }
 }
 
-/// The next `count` tokens of each sequence, after `computed` ones.
-fn batch(sequences: u32, computed: u32, count: u32) -> Batch {
+/// One step.
+fn run(model: &mut CpuModel, batch: &Batch) {
+    if let Err(error) = model.run(batch) {
+        println!("{error}");
+    }
+}
+
+/// Where the time went since the last call.
+fn parts(model: &mut CpuModel) -> String {
+    let profile = model.profile();
+    let total = profile.total().as_secs_f64();
+    let mut text = format!("\n    {:.1}% beyond products:", 100.0 * profile.share_beyond_products());
+    for part in Part::ALL {
+        let share = 100.0 * profile.time(part).as_secs_f64() / total;
+        text.push_str(&format!(" {} {share:.1}%", part.name()));
+    }
+    text
+}
+
+/// The next `count` tokens of each sequence, after `computed` ones, and a draw for each.
+fn batch(sequences: u32, computed: u32, count: u32, params: &Arc<SamplingParams>) -> Batch {
     let mut batch = Batch::default();
     for sequence in 0..sequences {
         let first = sequence * (CONTEXT / BLOCK_SIZE);
@@ -73,6 +128,15 @@ fn batch(sequences: u32, computed: u32, count: u32) -> Batch {
             rows: row..row + count,
             context_len,
             blocks: table..batch.block_tables.len() as u32,
+        });
+        batch.samples.push(SampleRow {
+            row: row + count - 1,
+            params: Arc::clone(params),
+            sample_index: 0,
+            position: context_len,
+            forbid_stop: false,
+            history: 0..0,
+            prompt_len: 0,
         });
     }
     batch

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::ArgMatches;
+use skein_kernels::threads::Placement;
 use skein_node::clock;
 use skein_node::config::{Settings, count};
 use skein_node::discovery;
@@ -113,10 +114,14 @@ fn say_good_bye() {
     }
 }
 
-/// An even share of the processors for each worker, unless somebody chose.
+/// An even share of the cores for each worker, unless somebody chose.
 pub fn threads_each(engine: &EngineSettings, workers: usize) -> usize {
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    if engine.threads > 0 { engine.threads } else { (processors / workers.max(1)).max(1) }
+    let machine = Placement::of_this_machine(0);
+    match (engine.threads, workers) {
+        (0, 0 | 1) => machine.threads,
+        (0, workers) => (machine.cores.min(machine.limit) / workers).max(1),
+        (threads, _) => threads,
+    }
 }
 
 /// How this process starts its `workers`, which log like itself.

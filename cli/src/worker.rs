@@ -10,9 +10,7 @@ use skein_node::config::{Settings, duration, text};
 use skein_node::shutdown::Shutdown;
 use skein_node::telemetry;
 use skein_worker::backend::cuda::{CudaLoadError, NotUsable};
-use skein_worker::config::{
-    BackendKind, CudaConfig, DRAIN_GRACE, KvCacheDtype, LoadFormat, Quantization, WorkerConfig,
-};
+use skein_worker::config::{BackendKind, CudaConfig, DRAIN_GRACE, LoadFormat, WorkerConfig};
 use skein_worker::service::{self, WorkerError};
 use tokio::process::Command;
 
@@ -148,6 +146,8 @@ fn config_of(engine: EngineSettings, settings: &mut Settings) -> Result<WorkerCo
         model,
         listen: ([127, 0, 0, 1], 0).into(),
         backend: engine.device.kind,
+        precision: engine.precision,
+        cpu: engine.cpu,
         cuda: engine.cuda,
         threads: engine.threads,
         scheduler: engine.scheduler,
@@ -183,7 +183,7 @@ fn exit_code(error: &WorkerError) -> u8 {
                 Some(CudaLoadError::Model(_)) | None => MODEL,
             }
         }
-        WorkerError::Setting { .. } => USAGE,
+        WorkerError::Setting { .. } | WorkerError::Unsuitable(_) => USAGE,
         WorkerError::Thread { .. } | WorkerError::Backend(_) | WorkerError::Panicked(_) => OTHER,
     }
 }
@@ -248,6 +248,13 @@ impl Launch {
             flag(GPU_SHARERS, &sharers);
             gpu_flags(&engine.cuda, &mut flag);
         }
+        for (name, value) in settings::precision_flags(&engine.precision) {
+            flag(name, &value);
+        }
+        match &engine.cpu.packed_cache_dir {
+            Some(directory) => flag("packed-cache-dir", &directory.display()),
+            None => flag("packed-cache-dir", &"none"),
+        }
         flag("block-size", &scheduler.block_size);
         flag("max-num-queued-reqs", &scheduler.max_num_queued_reqs);
         flag("drain-grace", &format_args!("{}s", SUPERVISED_GRACE.as_secs()));
@@ -295,14 +302,8 @@ impl Launch {
 fn gpu_flags(cuda: &CudaConfig, flag: &mut dyn FnMut(&str, &dyn std::fmt::Display)) {
     flag("gpu-memory-utilization", &cuda.memory_utilization);
     flag("step-timeout", &format_args!("{}ms", cuda.step_timeout.as_millis()));
-    if cuda.kv_cache_dtype == KvCacheDtype::Fp8 {
-        flag("kv-cache-dtype", &"fp8");
-    }
     if cuda.load_format == LoadFormat::Dummy {
         flag("load-format", &"dummy");
-    }
-    if cuda.quantization == Some(Quantization::Fp8) {
-        flag("quantization", &"fp8");
     }
 }
 

@@ -38,6 +38,13 @@ fn mistakes_end_with_their_own_code_and_a_next_step() {
     check(&["run", "x", "--max-tokens", "0"], &[], 2, "max_tokens");
     check(&["serve", "--device", "cuda:x"], &[], 2, "is not one of auto, cpu, cuda, cuda:N, fake");
     check(&["serve", "--device", "cpu", "--quantization", "fp8"], &[], 2, "needs a GPU, and device is cpu");
+    check(
+        &["serve", "--device", "cuda", "--quantization", "int8"],
+        &[],
+        2,
+        "is for the CPU so far, and device is cuda",
+    );
+    check(&["serve", "--device", "cpu", "--kv-cache-dtype", "int2"], &[], 2, "is not one of auto, float32");
     check(&["serve", "--step-timeout", "5"], &[], 2, "did you mean 5s or 5ms?");
     check(&["serve", "--log-level", "banana"], &[], 2, "is not one of error, warn");
     check(&["serve", "--served-model-name", ""], &[], 2, "--served-model-name: is empty");

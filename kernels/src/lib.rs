@@ -4,8 +4,10 @@
 //!
 //! The one crate where `unsafe` may live.
 
+pub mod allocations;
 pub mod cpu;
 pub mod cuda;
+pub mod filling;
 pub mod mapped;
 pub mod process;
 pub mod threads;

@@ -6,10 +6,8 @@ use std::ops::{Deref, DerefMut, Range};
 use std::path::Path;
 use std::sync::Arc;
 
-use memmap2::{Advice, Mmap, MmapMut};
+use memmap2::{Advice, Mmap, MmapMut, UncheckedAdvice};
 
-/// Bytes that [`MappedFile::populate`] reads between two calls of its `progress`.
-const POPULATE_CHUNK: usize = 16 << 20;
 const PAGE: usize = 4096;
 
 /// A file, mapped read-only.
@@ -17,10 +15,14 @@ const PAGE: usize = 4096;
 /// The file must stay as it is while mapped: reading past the end of one that was truncated kills the process
 /// (SIGBUS), and a rewrite in place changes the bytes under the reader. Replacing it by a rename is harmless.
 #[derive(Debug)]
-pub struct MappedFile(Mmap);
+pub struct MappedFile {
+    map: Mmap,
+    /// Kept open, so that its locks last as long as the mapping; `None` = memory without a file.
+    file: Option<File>,
+}
 
 impl MappedFile {
-    /// Maps the whole of `path`.
+    /// Maps the whole of `path`. Nothing is read yet.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
         if !file.metadata()?.is_file() {
@@ -28,25 +30,50 @@ impl MappedFile {
         }
         // SAFETY: never written through; that nobody truncates or rewrites it is the documented condition.
         let map = unsafe { Mmap::map(&file)? };
-        // A hint that fails costs only speed.
-        let _ = map.advise(Advice::WillNeed);
-        Ok(Self(map))
+        Ok(Self { map, file: Some(file) })
     }
 
-    /// Reads all of it into memory, telling `progress` of each further number of bytes.
-    pub fn populate(&self, progress: &mut dyn FnMut(u64)) {
-        for chunk in self.0.chunks(POPULATE_CHUNK) {
-            let sum = chunk.iter().step_by(PAGE).fold(0u8, |sum, byte| sum.wrapping_add(*byte));
-            std::hint::black_box(sum);
-            progress(chunk.len() as u64);
+    /// Bytes that were filled and are only read from now on.
+    pub(crate) fn filled(map: Mmap, file: Option<File>) -> Self {
+        Self { map, file }
+    }
+
+    /// The file, to lock it; `None` if this is memory.
+    pub fn file(&self) -> Option<&File> {
+        self.file.as_ref()
+    }
+
+    /// Asks the system to read all of it soon. A hint: it returns at once, and failing costs only speed.
+    pub fn will_need(&self) {
+        let _ = self.map.advise(Advice::WillNeed);
+    }
+
+    /// Reads a part into memory. Any number of threads may do so with parts of their own.
+    pub fn populate(&self, range: Range<usize>) {
+        #[cfg(target_os = "linux")]
+        if self.map.advise_range(Advice::PopulateRead, range.start, range.len()).is_ok() {
+            return;
         }
+        // Linux before 5.14, and others: a byte of each page.
+        let sum = self.map[range].iter().step_by(PAGE).fold(0u8, |sum, byte| sum.wrapping_add(*byte));
+        std::hint::black_box(sum);
+    }
+
+    /// Gives the memory of its pages back; what is read again comes from the file again.
+    pub fn release(&self) {
+        if self.file.is_none() || self.map.is_empty() {
+            return; // memory without a file would lose its content
+        }
+        // SAFETY: the mapping is shared and never written through, so its pages come back from the file with the same
+        // bytes; nobody sees more than a page fault.
+        let _ = unsafe { self.map.unchecked_advise(UncheckedAdvice::DontNeed) };
     }
 }
 
 impl Deref for MappedFile {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        &self.0
+        &self.map
     }
 }
 
@@ -85,37 +112,33 @@ impl std::fmt::Debug for Bytes {
     }
 }
 
-/// `f32` values that start as zero; a page takes memory once it is written.
+/// Bytes that start as zero, at the start of a page; a page takes memory once it is written.
 #[derive(Debug)]
-pub struct ZeroedF32 {
+pub struct ZeroedBytes {
     map: MmapMut,
     len: usize,
 }
 
-impl ZeroedF32 {
+impl ZeroedBytes {
     /// `len` zeros.
     pub fn new(len: usize) -> io::Result<Self> {
-        let bytes =
-            len.checked_mul(size_of::<f32>()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
-        let map = MmapMut::map_anon(bytes.max(1))?;
+        let map = MmapMut::map_anon(len.max(1))?;
         #[cfg(target_os = "linux")]
         let _ = map.advise(Advice::HugePage); // fewer TLB misses where the system allows; a hint
         Ok(Self { map, len })
     }
 }
 
-impl Deref for ZeroedF32 {
-    type Target = [f32];
-    fn deref(&self) -> &[f32] {
-        // SAFETY: the map is page-aligned, `len` values long, and any bits are an f32.
-        unsafe { std::slice::from_raw_parts(self.map.as_ptr().cast(), self.len) }
+impl Deref for ZeroedBytes {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.map[..self.len]
     }
 }
 
-impl DerefMut for ZeroedF32 {
-    fn deref_mut(&mut self) -> &mut [f32] {
-        // SAFETY: as above, and borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr().cast(), self.len) }
+impl DerefMut for ZeroedBytes {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.map[..self.len]
     }
 }
 
@@ -129,9 +152,13 @@ mod tests {
         let bytes: Vec<u8> = (0..10_000u32).map(|i| (i % 251) as u8).collect();
         std::fs::write(&path, &bytes).unwrap();
         let file = Arc::new(MappedFile::open(&path).unwrap());
-        let mut seen = 0;
-        file.populate(&mut |more| seen += more);
-        assert_eq!((&file[..], seen), (&bytes[..], bytes.len() as u64));
+        file.will_need();
+        file.populate(0..4096);
+        file.populate(4096..10_000);
+        assert_eq!(&file[..], &bytes[..]);
+        file.release();
+        assert_eq!(&file[..], &bytes[..], "read again");
+        assert!(file.file().is_some());
         assert_eq!(&Bytes::mapped(file, 5..9)[..], &bytes[5..9]);
         std::fs::remove_file(&path).unwrap();
         assert!(MappedFile::open(&path).is_err());
@@ -140,10 +167,10 @@ mod tests {
 
     #[test]
     fn zeroed_memory_is_zero_and_writable() {
-        let mut zeros = ZeroedF32::new(100_000).unwrap();
-        assert!(zeros.iter().all(|value| *value == 0.0));
-        zeros[99_999] = 1.0;
-        assert_eq!(zeros[99_999], 1.0);
-        assert!(ZeroedF32::new(usize::MAX).is_err());
+        let mut zeros = ZeroedBytes::new(100_000).unwrap();
+        assert!(zeros.iter().all(|value| *value == 0));
+        zeros[99_999] = 1;
+        assert_eq!((zeros.len(), zeros[99_999]), (100_000, 1));
+        assert!(ZeroedBytes::new(usize::MAX).is_err());
     }
 }

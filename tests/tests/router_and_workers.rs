@@ -17,7 +17,9 @@ use skein_router::generator::TokenSource;
 use skein_router::refusal::Refusal;
 use skein_router::request::{Sampling, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
 use skein_worker::backend::fake::{FakeBackend, FakeOptions, StepCost};
-use skein_worker::config::{BackendKind, CudaConfig, SchedulerConfig, UnsetLimits, WorkerConfig};
+use skein_worker::config::{
+    BackendKind, CpuConfig, CudaConfig, Precision, SchedulerConfig, UnsetLimits, WorkerConfig,
+};
 use skein_worker::service::{LoadedBackend, serve_backend};
 use tokio::sync::{mpsc, oneshot};
 
@@ -40,6 +42,8 @@ impl Worker {
             served_model_name: MODEL.into(),
             listen: ANY_PORT,
             backend: BackendKind::Fake,
+            precision: Precision::default(),
+            cpu: CpuConfig::default(),
             cuda: CudaConfig::default(),
             unset: UnsetLimits::default(),
             threads: 1,

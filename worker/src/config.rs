@@ -15,9 +15,13 @@ pub struct WorkerConfig {
     pub listen: SocketAddr,
     /// Which backend computes.
     pub backend: BackendKind,
+    /// What numbers are rounded to, on any device.
+    pub precision: Precision,
+    /// What only the CPU backend reads.
+    pub cpu: CpuConfig,
     /// What only a CUDA backend reads.
     pub cuda: CudaConfig,
-    /// Compute threads; 0 = all processors this process may use. On a GPU they only read the weights.
+    /// Compute threads; 0 = one for each core this process may use. On a GPU they only read the weights.
     pub threads: usize,
     /// Scheduler limits; [`WorkerConfig::scheduler_on`] says those of a device.
     pub scheduler: SchedulerConfig,
@@ -68,6 +72,36 @@ pub const CUDA_MAX_NUM_SEQS: u32 = 256;
 /// Default of [`SchedulerConfig::max_num_batched_tokens`] on a GPU.
 pub const CUDA_MAX_NUM_BATCHED_TOKENS: u32 = 8192;
 
+/// What numbers are rounded to; vLLM's names. Not every device has every type: `service::precision` says which.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Precision {
+    /// Type of activations.
+    pub dtype: Dtype,
+    /// Converts the weights at load.
+    pub quantization: Option<Quantization>,
+    /// Type of cached keys and values.
+    pub kv_cache_dtype: KvCacheDtype,
+}
+
+/// Type of activations.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Dtype {
+    /// That of the weights; on the CPU `f32` where weights are not bfloat16.
+    #[default]
+    Auto,
+    /// `f32`: nothing is rounded between two weights.
+    Float32,
+    /// bfloat16 wherever activations meet weights in bfloat16.
+    Bfloat16,
+}
+
+/// What only the CPU backend reads.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CpuConfig {
+    /// Where weights that were converted at load are kept for the next start; `None` = nowhere.
+    pub packed_cache_dir: Option<PathBuf>,
+}
+
 /// What only a CUDA backend reads. vLLM's names where vLLM has the setting.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CudaConfig {
@@ -77,12 +111,8 @@ pub struct CudaConfig {
     pub sharers: u32,
     /// Share of the device's memory that is used, by all processes on it together.
     pub memory_utilization: f64,
-    /// Type of cached keys and values.
-    pub kv_cache_dtype: KvCacheDtype,
     /// Where weights come from.
     pub load_format: LoadFormat,
-    /// Converts the weights at load.
-    pub quantization: Option<Quantization>,
     /// Logits do not depend on what else is in a batch.
     pub batch_invariant: bool,
     /// No CUDA graphs.
@@ -99,9 +129,7 @@ impl Default for CudaConfig {
             ordinal: 0,
             sharers: 1,
             memory_utilization: 0.9,
-            kv_cache_dtype: KvCacheDtype::Auto,
             load_format: LoadFormat::Auto,
-            quantization: None,
             batch_invariant: false,
             enforce_eager: false,
             step_timeout: Duration::from_secs(30),
@@ -111,11 +139,20 @@ impl Default for CudaConfig {
 }
 
 /// Type of cached keys and values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum KvCacheDtype {
-    /// That of the activations.
+    /// That of the activations; on the CPU bfloat16 unless those are `f32` by choice or because the weights are.
+    #[default]
     Auto,
-    /// FP8 e4m3: half the bytes.
+    /// `f32`. On the CPU.
+    Float32,
+    /// bfloat16. On the CPU.
+    Bfloat16,
+    /// IEEE half. On the CPU.
+    Float16,
+    /// 8-bit integers, a scale for each token's key and value of each head. On the CPU.
+    Int8,
+    /// FP8 e4m3: half the bytes. On a GPU.
     Fp8,
 }
 
@@ -131,8 +168,12 @@ pub enum LoadFormat {
 /// How weights are converted at load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Quantization {
-    /// FP8 e4m3, one scale for each output channel. Embedding and head keep their type.
+    /// FP8 e4m3, one scale for each output channel. Embedding and head keep their type. On a GPU.
     Fp8,
+    /// 8-bit integers, one scale for each output channel. The embedding keeps its type. On the CPU.
+    Int8,
+    /// 4-bit integers, one scale for each group of 32 inputs; the head has 8 bits. The embedding keeps its type. On the CPU.
+    Int4,
 }
 
 /// Which backend computes.

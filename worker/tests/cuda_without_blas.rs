@@ -11,10 +11,10 @@ mod runs;
 mod scores;
 
 use skein_kernels::cuda::{BlasLt, Device};
-use skein_worker::config::{CudaConfig, Quantization};
+use skein_worker::backend::cuda::Fp8;
 
 use models::{LLAMA, QWEN2};
-use runs::{eager, on_cpu, on_cuda};
+use runs::{eager, on_cpu, on_cuda, on_cuda_in};
 use scores::{TOLERANCE, compare, scores};
 
 #[test]
@@ -40,8 +40,8 @@ fn a_model_runs_without_cublaslt() {
 fn fp8_weights_stay_near() {
     let dir = LLAMA.make(7);
     let expected = scores(&mut on_cpu(dir.path()), &[39], false);
-    let config = CudaConfig { quantization: Some(Quantization::Fp8), ..eager() };
-    let got = scores(&mut on_cuda(dir.path(), config), &[20, 19], true);
+    let fp8 = Fp8 { weights: true, kv_cache: false };
+    let got = scores(&mut on_cuda_in(dir.path(), eager(), fp8).unwrap(), &[20, 19], true);
     let mean = got.iter().zip(&expected).map(|(a, b)| (a.logprob - b.logprob).abs()).sum::<f32>() / 39.0;
     assert!(mean < 0.15 && mean > 0.0, "log-probabilities differ by {mean} on average");
 }

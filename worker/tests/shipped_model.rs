@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use skein_proto::worker::v1 as wire;
 use skein_proto::worker::v1::worker_client::WorkerClient;
-use skein_worker::config::{BackendKind, CudaConfig, SchedulerConfig, UnsetLimits, WorkerConfig};
+use skein_worker::config::{
+    BackendKind, CpuConfig, CudaConfig, Precision, SchedulerConfig, UnsetLimits, WorkerConfig,
+};
 use tokio::sync::oneshot;
 use tonic::Streaming;
 use tonic::transport::Channel;
@@ -27,6 +29,8 @@ async fn serve_shipped_model(scheduler: SchedulerConfig) -> Served {
         served_model_name: "skein-7m".into(),
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
         backend: BackendKind::Cpu,
+        precision: Precision::default(),
+        cpu: CpuConfig::default(),
         cuda: CudaConfig::default(),
         unset: UnsetLimits::default(),
         threads: 2,

@@ -3,8 +3,7 @@
 use skein_kernels::cpu::{Cpu, roofline};
 use skein_kernels::cuda::{self, Device};
 use skein_node::clock;
-
-use super::report::Ceiling;
+use skein_worker::model::cost::Product;
 
 /// Read once a round on the CPU: several times any cache.
 const CPU_READ_BYTES: usize = 512 << 20;
@@ -18,6 +17,32 @@ const GPU_READ_BYTES: usize = 4 << 30;
 const GPU_MATMUL_SIZE: usize = 8192;
 /// Of free memory, reading takes at most this part.
 const GPU_READ_SHARE: u64 = 4;
+
+/// What the device can do at most, measured in the same run.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Ceiling {
+    /// Bytes a second of plain reading.
+    pub read_bytes_per_second: f64,
+    /// Operations a second (two for each multiply-add) of plain multiplication of `f32`; `None`, here and below, where there
+    /// is nothing to measure it with.
+    pub f32: Option<f64>,
+    /// The same of bfloat16, where the device has an instruction for it.
+    pub bf16: Option<f64>,
+    /// The same of 8-bit integers.
+    pub int8: Option<f64>,
+}
+
+impl Ceiling {
+    /// Operations a second of `product`, by whichever instruction is fastest: all numbers can be widened to `f32`.
+    pub fn flops(&self, product: Product) -> Option<f64> {
+        let own = match product {
+            Product::F32 => None,
+            Product::Bf16 => self.bf16,
+            Product::Int8 => self.int8,
+        };
+        own.into_iter().chain(self.f32).max_by(f64::total_cmp)
+    }
+}
 
 /// What is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,7 +91,7 @@ fn on_cpu(threads: usize) -> Ceiling {
         best_read = best_read.max(read);
         best_multiplied = best_multiplied.max(multiplied);
     }
-    Ceiling { read_bytes_per_second: best_read, flops_per_second: Some(best_multiplied) }
+    Ceiling { read_bytes_per_second: best_read, f32: Some(best_multiplied), bf16: None, int8: None }
 }
 
 fn on_gpu(device: &std::sync::Arc<Device>) -> Result<Ceiling, cuda::CudaError> {
@@ -76,7 +101,9 @@ fn on_gpu(device: &std::sync::Arc<Device>) -> Result<Ceiling, cuda::CudaError> {
     let bytes = GPU_READ_BYTES.min((free / GPU_READ_SHARE) as usize);
     Ok(Ceiling {
         read_bytes_per_second: cuda::roofline::read_bandwidth(&kernels, &stream, bytes)?,
-        flops_per_second: cuda::roofline::matmul_rate(&kernels, &stream, GPU_MATMUL_SIZE)?,
+        f32: None,
+        bf16: cuda::roofline::matmul_rate(&kernels, &stream, GPU_MATMUL_SIZE)?,
+        int8: None,
     })
 }
 
@@ -87,6 +114,6 @@ mod tests {
     #[test]
     fn the_cpu_reads_and_multiplies() {
         let ceiling = measure(On::Cpu { threads: 1 }).expect("a CPU is there");
-        assert!(ceiling.read_bytes_per_second > 1e8 && ceiling.flops_per_second > Some(1e8), "{ceiling:?}");
+        assert!(ceiling.read_bytes_per_second > 1e8 && ceiling.f32 > Some(1e8), "{ceiling:?}");
     }
 }

@@ -3,6 +3,7 @@
 
 pub mod ceiling;
 pub mod report;
+pub mod shares;
 
 use std::sync::Arc;
 

@@ -4,18 +4,11 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
-use skein_worker::model::cost::StepCost;
+use skein_worker::model::cost::{Product, StepCost};
 
+use super::ceiling::Ceiling;
+use super::shares::{Least, Shares};
 use crate::load::metrics::{Record, Summary, percentile};
-
-/// What the device can do at most, measured in the same run.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Ceiling {
-    /// Bytes a second of plain reading.
-    pub read_bytes_per_second: f64,
-    /// Floating-point operations a second of plain multiplication; `None` where there is nothing to measure it with.
-    pub flops_per_second: Option<f64>,
-}
 
 /// One batch that ran alone from its first prompt token to its last output token.
 #[derive(Debug, Clone, PartialEq)]
@@ -80,47 +73,41 @@ pub struct LatencyReport {
     pub decode_step: Duration,
     /// Bytes that a decode step must read: weights, and keys and values at the mean context.
     pub bytes_per_step: u64,
-    /// `bytes_per_step` over what plain reading would have moved meanwhile.
-    pub bandwidth_share: f64,
-    /// Operations of prefill over what plain multiplication would have done meanwhile; 0 when that is not known.
-    pub matmul_share: f64,
+    /// A decode step's part of the device's limits.
+    pub decode: Shares,
+    /// Prefill's.
+    pub prefill: Shares,
 }
 
 impl LatencyReport {
     /// Sums `iterations` up (at least one, all of one shape).
-    pub fn of(iterations: &[Iteration], cost: StepCost, ceiling: Ceiling) -> Self {
+    pub fn of(iterations: &[Iteration], cost: StepCost, ceiling: &Ceiling) -> Self {
         let median = |value: &dyn Fn(&Iteration) -> f64| {
             let mut values: Vec<f64> = iterations.iter().map(value).collect();
             values.sort_unstable_by(f64::total_cmp);
             percentile(&values, 50.0)
         };
-        let step = median(&|iteration| iteration.decode_step().unwrap_or_default().as_secs_f64());
-        let prefill_tokens_per_second = median(&Iteration::prefill_tokens_per_second);
-        let (batch, context) = iterations.first().map_or((0, 0.0), |iteration| {
-            (iteration.batch as u64, f64::from(iteration.input_len) + f64::from(iteration.output_len) / 2.0)
-        });
+        let median_time =
+            |time: fn(&Iteration) -> Duration| Duration::from_secs_f64(median(&|it| time(it).as_secs_f64()));
+        let decode_step = median_time(|it| it.decode_step().unwrap_or_default());
+        let (batch, input_len, output_len) =
+            iterations.first().map_or((0, 0, 0), |it| (it.batch as u64, it.input_len, it.output_len));
+        let context = f64::from(input_len) + f64::from(output_len) / 2.0;
         let kv_bytes = (batch * cost.kv_bytes_per_token) as f64 * context;
-        let bytes_per_step = cost.weight_bytes + kv_bytes as u64;
-        let share = |rate: f64, most: f64| if most > 0.0 { rate / most } else { 0.0 };
         Self {
             latency: Summary::of(iterations.iter().map(|iteration| iteration.latency)),
             decode_tokens_per_second: median(&Iteration::decode_tokens_per_second),
-            prefill_tokens_per_second,
-            decode_step: Duration::from_secs_f64(step),
-            bytes_per_step,
-            bandwidth_share: if step > 0.0 {
-                share(bytes_per_step as f64 / step, ceiling.read_bytes_per_second)
-            } else {
-                0.0
-            },
-            matmul_share: share(
-                2.0 * cost.weights as f64 * prefill_tokens_per_second,
-                ceiling.flops_per_second.unwrap_or(0.0),
-            ),
+            prefill_tokens_per_second: median(&Iteration::prefill_tokens_per_second),
+            decode_step,
+            bytes_per_step: cost.weight_bytes + kv_bytes as u64,
+            decode: Least::of_decode(batch, context, cost, ceiling).shares(decode_step),
+            prefill: Least::of_prefill(batch, input_len, cost, ceiling).shares(median_time(|it| it.prefill)),
         }
     }
 
-    /// As JSON: vLLM's keys, then ours.
+    /// As JSON: vLLM's keys (`avg_latency` and `percentiles` of whole batches, in seconds), then ours. Shares are fractions
+    /// of what was measured in the same run, see [`super::shares`]: `bandwidth_share`, `decode_multiply_share` and
+    /// `decode_roofline_share` (the larger of the two) of a decode step, `matmul_share` of prefill.
     pub fn to_json(&self) -> Map<String, Value> {
         let seconds = |millis: f64| json!(millis / 1000.0);
         let pairs = [
@@ -133,46 +120,69 @@ impl LatencyReport {
             ("prefill_tokens_per_second", json!(self.prefill_tokens_per_second)),
             ("decode_step_ms", json!(self.decode_step.as_secs_f64() * 1e3)),
             ("bytes_per_step", json!(self.bytes_per_step)),
-            ("bandwidth_share", json!(self.bandwidth_share)),
-            ("matmul_share", json!(self.matmul_share)),
+            ("bandwidth_share", json!(self.decode.reading)),
+            ("decode_multiply_share", json!(self.decode.multiplying)),
+            ("decode_roofline_share", json!(self.decode.roofline())),
+            ("matmul_share", json!(self.prefill.multiplying)),
         ];
         pairs.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     }
 }
 
+/// What was measured, as JSON: `read_bytes_per_second`, `product` (the kind of multiplication that the weights' format
+/// allows), `flops_per_second` of it, and `multiply_per_second` of each kind the device has.
+pub fn ceiling_json(ceiling: &Ceiling, product: Product) -> Map<String, Value> {
+    let pairs = [
+        ("read_bytes_per_second", json!(ceiling.read_bytes_per_second)),
+        ("product", json!(product.name())),
+        ("flops_per_second", json!(ceiling.flops(product))),
+        ("multiply_per_second", json!({"f32": ceiling.f32, "bf16": ceiling.bf16, "int8": ceiling.int8})),
+    ];
+    pairs.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// What was measured, as a line.
+pub fn ceiling_line(ceiling: &Ceiling, product: Product) -> String {
+    let read = ceiling.read_bytes_per_second / 1e9;
+    let multiplied = match ceiling.flops(product) {
+        Some(flops) => format!("multiplying {} {:.3} Top/s", product.name(), flops / 1e12),
+        None => "multiplying not known".to_owned(),
+    };
+    format!("measured in this run: reading {read:.1} GB/s, {multiplied}")
+}
+
 /// Reports of several batch sizes as a table.
 pub fn latency_table(
     title: &str,
-    input_len: u32,
-    output_len: u32,
-    ceiling: Ceiling,
+    (input_len, output_len): (u32, u32),
+    ceiling_line: &str,
     results: &[(usize, LatencyReport)],
 ) -> String {
-    let mut out = format!("{title}, {input_len} tokens in, {output_len} out\n");
+    let mut out = format!("{title}, {input_len} tokens in, {output_len} out\n{ceiling_line}\n\n");
     // Writing to a String cannot fail; here and below.
     let _ = writeln!(
         out,
-        "measured in this run: reading {:.1} GB/s, multiplying {:.2} TFLOP/s\n\n{:>6}{:>12}{:>12}{:>14}{:>12}{:>14}{:>12}",
-        ceiling.read_bytes_per_second / 1e9,
-        ceiling.flops_per_second.unwrap_or(0.0) / 1e12,
+        "{:>6}{:>12}{:>12}{:>14}{:>12}{:>13}{:>15}{:>12}",
         "batch",
         "batch p50 s",
         "step ms",
         "decode tok/s",
         "of reading",
+        "of roofline",
         "prefill tok/s",
-        "of matmul",
+        "of multiply",
     );
     for (batch, report) in results {
         let _ = writeln!(
             out,
-            "{batch:>6}{:>12.3}{:>12.3}{:>14.1}{:>11.1}%{:>14.1}{:>11.1}%",
+            "{batch:>6}{:>12.3}{:>12.3}{:>14.1}{:>11.1}%{:>12.1}%{:>15.1}{:>11.1}%",
             report.latency.p50 / 1e3,
             report.decode_step.as_secs_f64() * 1e3,
             report.decode_tokens_per_second,
-            report.bandwidth_share * 100.0,
+            report.decode.reading * 100.0,
+            report.decode.roofline() * 100.0,
             report.prefill_tokens_per_second,
-            report.matmul_share * 100.0,
+            report.prefill.multiplying * 100.0,
         );
     }
     out
@@ -196,18 +206,35 @@ mod tests {
         let iteration = Iteration::of(&[record(60), record(110)], 50, 10).expect("both ended whole");
         assert_eq!((iteration.latency, iteration.prefill), (ms(190), ms(100)));
         assert_eq!(iteration.decode_step(), Some(ms(10)));
-        let cost = StepCost { weight_bytes: 1000, weights: 500, kv_bytes_per_token: 2 };
-        let ceiling = Ceiling { read_bytes_per_second: 244_000.0, flops_per_second: Some(1e7) };
-        let report = LatencyReport::of(&[iteration], cost, ceiling);
+        let cost = StepCost {
+            weight_bytes: 1000,
+            weights: 500,
+            head_weights: 20,
+            kv_bytes_per_token: 2,
+            product: Product::Bf16,
+        };
+        let ceiling =
+            Ceiling { read_bytes_per_second: 244_000.0, f32: Some(1e6), bf16: Some(1e7), int8: None };
+        let report = LatencyReport::of(&[iteration], cost, &ceiling);
         assert!((report.decode_tokens_per_second - 200.0).abs() < 1e-6);
         assert_eq!(report.bytes_per_step, 1000 + 2 * 2 * 55);
-        assert!((report.bandwidth_share - 0.5).abs() < 1e-9, "{}", report.bandwidth_share);
-        assert!((report.matmul_share - 0.1).abs() < 1e-9, "{}", report.matmul_share);
+        assert!((report.decode.reading - 0.5).abs() < 1e-9, "{:?}", report.decode);
+        assert!((report.decode.multiplying - 0.02).abs() < 1e-9, "{:?}", report.decode);
+        // 100 tokens meet 480 weights, two of them the head's 20, in 100 ms.
+        assert!((report.prefill.multiplying - 0.09608).abs() < 1e-9, "{:?}", report.prefill);
 
         let failed = Record { error: Some("stopped".into()), ..record(60) };
         assert_eq!(Iteration::of(&[failed], 50, 10), Err("stopped".into()));
-        let table = latency_table("m", 50, 10, ceiling, &[(2, report)]);
-        assert!(table.contains("     2       0.190      10.000         200.0       50.0%"), "{table}");
+        let line = ceiling_line(&ceiling, cost.product);
+        assert_eq!(line, "measured in this run: reading 0.0 GB/s, multiplying bf16 0.000 Top/s");
+        let table = latency_table("m", (50, 10), &line, &[(2, report)]);
+        assert!(
+            table.contains("     2       0.190      10.000         200.0       50.0%        50.0%"),
+            "{table}"
+        );
+        let json = ceiling_json(&ceiling, cost.product);
+        assert_eq!((&json["product"], &json["flops_per_second"]), (&json!("bf16"), &json!(1e7)));
+        assert_eq!(json["multiply_per_second"], json!({"f32": 1e6, "bf16": 1e7, "int8": null}));
     }
 
     #[test]
@@ -220,8 +247,8 @@ mod tests {
             input_len: 8,
         };
         assert_eq!(iteration.decode_step(), None);
-        let cost = StepCost { weight_bytes: 1, weights: 1, kv_bytes_per_token: 1 };
-        let ceiling = Ceiling { read_bytes_per_second: 1.0, flops_per_second: None };
-        assert_eq!(LatencyReport::of(&[iteration], cost, ceiling).bandwidth_share, 0.0);
+        let cost = StepCost { weight_bytes: 1, weights: 1, kv_bytes_per_token: 1, ..StepCost::default() };
+        let ceiling = Ceiling { read_bytes_per_second: 1.0, f32: None, bf16: None, int8: None };
+        assert_eq!(LatencyReport::of(&[iteration], cost, &ceiling).decode, Shares::default());
     }
 }

@@ -1,9 +1,12 @@
 //! `skein bench latency` and `skein bench throughput`: an engine in this process, without HTTP in front.
 
+use std::time::Duration;
+
 use clap::{Arg, ArgMatches, Args};
 use serde_json::{Map, Value, json};
-use skein_bench::engine::ceiling::{On, measure};
-use skein_bench::engine::report::{Ceiling, Iteration, LatencyReport, latency_table};
+use skein_bench::engine::ceiling::{Ceiling, On, measure};
+use skein_bench::engine::report::{Iteration, LatencyReport, ceiling_json, ceiling_line, latency_table};
+use skein_bench::engine::shares::Least;
 use skein_bench::engine::{self, Job};
 use skein_bench::load::metrics::{Record, Report, Summary, Targets};
 use skein_bench::load::report;
@@ -96,7 +99,7 @@ pub async fn latency(flags: &Latency, matches: &ArgMatches) -> Result<(), Failur
                 gaps.take(); // of the warm-up
             }
         }
-        results.push((batch, LatencyReport::of(&iterations, cost, ceiling)));
+        results.push((batch, LatencyReport::of(&iterations, cost, &ceiling)));
         gaps.push((batch, worker.gaps.as_ref().map(|seen| Summary::of(seen.take().into_iter()))));
     }
     let name = format!("{} on {}", config.served_model_name, worker.backend);
@@ -111,15 +114,16 @@ pub async fn latency(flags: &Latency, matches: &ArgMatches) -> Result<(), Failur
                 Value::Object(entry)
             });
             let entries: Vec<Value> = entries.collect();
-            println!(
-                "{:#}",
-                json!({"model": name, "input_len": flags.input_len, "output_len": flags.output_len,
-                    "read_bytes_per_second": ceiling.read_bytes_per_second,
-                    "flops_per_second": ceiling.flops_per_second, "results": entries})
-            );
+            let mut all = ceiling_json(&ceiling, cost.product);
+            all.insert("model".into(), json!(name));
+            all.insert("input_len".into(), json!(flags.input_len));
+            all.insert("output_len".into(), json!(flags.output_len));
+            all.insert("results".into(), Value::Array(entries));
+            println!("{:#}", Value::Object(all));
         }
         false => {
-            print!("{}", latency_table(&name, flags.input_len, flags.output_len, ceiling, &results));
+            let line = ceiling_line(&ceiling, cost.product);
+            print!("{}", latency_table(&name, (flags.input_len, flags.output_len), &line, &results));
             for (batch, gap) in gaps.iter().filter_map(|(batch, gap)| Some((batch, gap.as_ref()?))) {
                 let (median, most) = (gap.p50 * 1e3, gap.p99 * 1e3);
                 println!("device gap per step, batch {batch}: p50 {median:.1} us, p99 {most:.1} us");
@@ -137,7 +141,7 @@ pub async fn throughput(flags: &Throughput, matches: &ArgMatches) -> Result<(), 
     if flags.num_prompts == 0 {
         return Err(Failure::new(USAGE, "--num-prompts is 0; ask for at least one"));
     }
-    let (config, worker, _) = start(matches, flags.num_prompts, flags.input_len, flags.output_len)?;
+    let (config, worker, ceiling) = start(matches, flags.num_prompts, flags.input_len, flags.output_len)?;
     let job = |requests, seed| Job {
         requests,
         at_once: requests,
@@ -152,8 +156,20 @@ pub async fn throughput(flags: &Throughput, matches: &ArgMatches) -> Result<(), 
     let records = engine::run(&worker.engine, job(flags.num_prompts, 1), |_| bar.inc(1)).await;
     bar.finish_and_clear();
     let report = Report::of(&records, &Targets::default());
+    let limits =
+        config.scheduler_on(if worker.backend == "cuda" { BackendKind::Cuda } else { BackendKind::Cpu });
+    let asked = (report.completed as u64, u64::from(limits.max_num_seqs));
+    let least = Least::of_requests(asked, (flags.input_len, flags.output_len), worker.cost, &ceiling);
+    let shares = least.shares(Duration::from_secs_f64(report.duration_s));
     match flags.json {
-        true => println!("{:#}", Value::Object(report.to_json())),
+        true => {
+            let mut all = report.to_json();
+            all.extend(ceiling_json(&ceiling, worker.cost.product));
+            all.insert("bandwidth_share".into(), json!(shares.reading));
+            all.insert("multiply_share".into(), json!(shares.multiplying));
+            all.insert("roofline_share".into(), json!(shares.roofline()));
+            println!("{:#}", Value::Object(all));
+        }
         false => {
             let title = format!(
                 "{} on {}, {} requests of {} + {} tokens at once",
@@ -164,6 +180,12 @@ pub async fn throughput(flags: &Throughput, matches: &ArgMatches) -> Result<(), 
                 flags.output_len
             );
             print!("{}", report::table(&title, &report));
+            println!(
+                "\n{}; the run used {:.1}% of reading, {:.1}% of multiplying",
+                ceiling_line(&ceiling, worker.cost.product),
+                shares.reading * 100.0,
+                shares.multiplying * 100.0
+            );
         }
     }
     if report.completed == 0 {

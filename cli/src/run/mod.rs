@@ -132,9 +132,11 @@ fn piped_prompt() -> Result<String, Failure> {
 
 fn engine_settings(settings: &mut Settings) -> EngineSettings {
     let max_model_len = settings.value("max-model-len", skein_node::config::count(2..=1 << 24));
-    let (device, cuda) = settings::device(settings);
+    let (device, precision, cuda) = settings::device(settings);
     EngineSettings {
         device,
+        precision,
+        cpu: settings::cpu(settings),
         cuda,
         threads: settings::threads(settings),
         unset: UnsetLimits { max_num_seqs: false, max_num_batched_tokens: true },

@@ -1,6 +1,7 @@
 //! From the command line, the environment and a file to the typed configuration of a process.
 
 mod discovery;
+mod precision;
 mod read;
 pub mod table;
 
@@ -11,8 +12,9 @@ use skein_node::config::{ENV_PREFIX, Key, Kind, Schema, Settings, Sources};
 
 use crate::exit::{Failure, USAGE};
 pub use discovery::{DiscoverySettings, RegistrationSettings};
+pub use precision::flags as precision_flags;
 pub use read::{
-    EngineSettings, FrontSettings, device, kv_bytes, log_options, model_argument, quiet_on_a_terminal,
+    EngineSettings, FrontSettings, cpu, device, kv_bytes, log_options, model_argument, quiet_on_a_terminal,
     threads,
 };
 use table::{BENCH, FLAGS, Flag, GATEWAY, ROUTER, RUN, SERVE, WORKER};

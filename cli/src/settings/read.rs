@@ -2,14 +2,17 @@
 //! replaced, so that reading goes on to the next problem.
 
 use std::io::IsTerminal;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use skein_node::config::{Origin, Settings, bytes, count, duration, number, one_of, text};
 use skein_node::telemetry::{self, LogFormat, LogOptions};
 use skein_router::config::{AdmissionConfig, RecoveryConfig, RequestLimits};
 use skein_worker::config::{
-    BackendKind, CudaConfig, KvCacheDtype, LoadFormat, Quantization, SchedulerConfig, UnsetLimits,
+    BackendKind, CpuConfig, CudaConfig, LoadFormat, Precision, SchedulerConfig, UnsetLimits,
 };
+
+use super::precision::precision;
 
 /// Longest time any setting may name.
 const A_DAY: Duration = Duration::from_secs(24 * 3600);
@@ -95,6 +98,10 @@ impl FrontSettings {
 pub struct EngineSettings {
     /// What computes.
     pub device: DeviceChoice,
+    /// What numbers are rounded to.
+    pub precision: Precision,
+    /// How the CPU computes.
+    pub cpu: CpuConfig,
     /// How a GPU computes; its ordinal and sharers are decided where workers are started.
     pub cuda: CudaConfig,
     /// Compute threads; 0 = decide.
@@ -124,9 +131,11 @@ impl EngineSettings {
         let defaults = SchedulerConfig::default();
         let max_num_seqs = small(settings, "max-num-seqs", 1, 4096);
         let max_num_batched_tokens = small(settings, "max-num-batched-tokens", 1, 1 << 20);
-        let (device, cuda) = device(settings);
+        let (device, precision, cuda) = device(settings);
         Self {
             device,
+            precision,
+            cpu: cpu(settings),
             cuda,
             threads: threads(settings),
             unset: UnsetLimits {
@@ -183,25 +192,20 @@ impl DeviceChoice {
     }
 }
 
-/// `--device` and what goes with a GPU. What the CPU cannot do is refused when the CPU was chosen.
-pub fn device(settings: &mut Settings) -> (DeviceChoice, CudaConfig) {
+/// `--device`, the types of numbers, and what goes with a GPU. What a device cannot do is refused when it was chosen.
+pub fn device(settings: &mut Settings) -> (DeviceChoice, Precision, CudaConfig) {
     let auto = DeviceChoice { kind: BackendKind::Auto, ordinal: None };
     let device = settings.value("device", DeviceChoice::parse).unwrap_or(auto);
     let defaults = CudaConfig::default();
-    let kv_types = [("auto", KvCacheDtype::Auto), ("fp8", KvCacheDtype::Fp8)];
     let cuda = CudaConfig {
         ordinal: device.ordinal.unwrap_or(0),
         sharers: 1,
         memory_utilization: settings
             .value("gpu-memory-utilization", number(0.01..=1.0))
             .unwrap_or(defaults.memory_utilization),
-        kv_cache_dtype: settings
-            .value("kv-cache-dtype", one_of(&kv_types))
-            .unwrap_or(defaults.kv_cache_dtype),
         load_format: settings
             .value("load-format", one_of(&[("auto", LoadFormat::Auto), ("dummy", LoadFormat::Dummy)]))
             .unwrap_or(defaults.load_format),
-        quantization: settings.value("quantization", one_of(&[("fp8", Quantization::Fp8)])),
         batch_invariant: settings.switch("batch-invariant"),
         enforce_eager: settings.switch("enforce-eager"),
         step_timeout: settings
@@ -209,23 +213,32 @@ pub fn device(settings: &mut Settings) -> (DeviceChoice, CudaConfig) {
             .unwrap_or(defaults.step_timeout),
         times_gaps: false,
     };
-    if matches!(device.kind, BackendKind::Cpu | BackendKind::Fake) {
-        let only_on_a_gpu = [
-            ("kv-cache-dtype = fp8", cuda.kv_cache_dtype == KvCacheDtype::Fp8),
-            ("quantization = fp8", cuda.quantization.is_some()),
-            (
-                "load-format = dummy (on the CPU, make a model with skein bench make-model)",
-                cuda.load_format == LoadFormat::Dummy,
-            ),
-        ];
-        for (what, _) in only_on_a_gpu.iter().filter(|(_, asked)| *asked) {
-            settings.problem(format!(
-                "{what} needs a GPU, and device is {}; leave one of them out",
-                device.text()
-            ));
-        }
+    let is_dummy = cuda.load_format == LoadFormat::Dummy;
+    if is_dummy && matches!(device.kind, BackendKind::Cpu | BackendKind::Fake) {
+        settings.problem(format!(
+            "load-format = dummy (on the CPU, make a model with skein bench make-model) needs a GPU, and device is {}; \
+             leave one of them out",
+            device.text()
+        ));
     }
-    (device, cuda)
+    (device, precision(settings, device), cuda)
+}
+
+/// `--packed-cache-dir`: a directory, `none`, or by default one of the user's cache directory (XDG Base Directory
+/// Specification).
+pub fn cpu(settings: &mut Settings) -> CpuConfig {
+    let given = settings.value("packed-cache-dir", text);
+    let packed_cache_dir = match given.as_deref() {
+        Some("none") => None,
+        Some(directory) => Some(directory.into()),
+        None => user_cache().map(|directory| directory.join("skein").join("packed")),
+    };
+    CpuConfig { packed_cache_dir }
+}
+
+fn user_cache() -> Option<PathBuf> {
+    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    variable("XDG_CACHE_HOME").or_else(|| variable("HOME").map(|home| home.join(".cache")))
 }
 
 /// `--threads`; 0 when unset.

@@ -1,8 +1,8 @@
-//! Rows of the embedding table, and rows of a batch.
+//! Rows of the embedding table.
 
 use super::matrix::WeightMatrix;
 use super::shared::Shared;
-use super::{Cpu, for_each_row};
+use super::{Cpu, for_each_row_of};
 
 /// `out[i] = table[tokens[i]]`, widened; `out` is `[tokens.len(), table.cols()]`.
 ///
@@ -12,20 +12,12 @@ pub fn embed(cpu: &mut Cpu, table: &WeightMatrix, tokens: &[u32], out: &mut [f32
     let width = table.cols();
     assert_eq!(out.len(), tokens.len() * width, "out is [tokens, width]");
     let out = Shared::new(out);
-    for_each_row(cpu, tokens.len(), |row| {
+    for_each_row_of(cpu, tokens.len(), width, |row| {
         let token = tokens[row] as usize;
         assert!(token < table.rows(), "token {token} is one of the vocabulary's {}", table.rows());
         // SAFETY: each row is in one task.
         table.widen_row(token, unsafe { out.part(row * width, width) });
     });
-}
-
-/// `out[i] = x[rows[i]]`; both have rows of `width`.
-pub fn gather(x: &[f32], width: usize, rows: &[u32], out: &mut [f32]) {
-    assert_eq!(out.len(), rows.len() * width, "out is [rows, width]");
-    for (row, out) in rows.iter().zip(out.chunks_exact_mut(width)) {
-        out.copy_from_slice(&x[*row as usize * width..][..width]);
-    }
 }
 
 #[cfg(test)]
@@ -40,8 +32,5 @@ mod tests {
         let mut out = vec![0.0; 6];
         embed(&mut Cpu::new(1), &table, &[3, 1], &mut out);
         assert_eq!(out, [9.0, 10.0, 11.0, 3.0, 4.0, 5.0]);
-        let mut second = vec![0.0; 3];
-        gather(&out, 3, &[1], &mut second);
-        assert_eq!(second, [3.0, 4.0, 5.0]);
     }
 }

@@ -3,7 +3,7 @@
 
 use super::shared::Shared;
 use super::simd::{Kernel, Simd};
-use super::{Cpu, for_each_row};
+use super::{Cpu, for_each_row_of};
 
 /// Columns that share a scale in formats with groups; sums of codes are kept for as many.
 pub const GROUP: usize = 32;
@@ -65,7 +65,7 @@ impl Input {
         let (values, scales) = (Shared::new(&mut self.values), Shared::new(&mut self.scales));
         let (half_rows, code_rows) = (Shared::new(&mut self.halves), Shared::new(&mut self.codes));
         let sums = Shared::new(&mut self.sums);
-        for_each_row(cpu, rows, |i| {
+        for_each_row_of(cpu, rows, width, |i| {
             // SAFETY: each row is in one task.
             let (values, halves, codes, scale, sums) = unsafe {
                 (
@@ -189,16 +189,35 @@ impl Kernel for ToInt8<'_> {
             bits = bits.max(value.to_bits() & 0x7fff_ffff);
         }
         let highest = f32::from_bits(bits);
-        let per_unit = if highest > 0.0 && highest.is_finite() { 127.0 / highest } else { 0.0 };
-        for (code, value) in self.codes.iter_mut().zip(self.values) {
-            // A scale so small that its inverse overflows gives codes beyond the range.
-            *code = (value * per_unit).clamp(-127.0, 127.0).round_ties_even() as i8;
+        let (codes, padding) = self.codes.split_at_mut(self.values.len());
+        padding.fill(0);
+        if highest > 0.0 && highest.is_finite() {
+            encode(self.values, 127.0 / highest, codes);
+        } else {
+            codes.fill(0);
         }
-        self.codes[self.values.len()..].fill(0);
-        for (sum, codes) in self.sums.iter_mut().zip(self.codes.chunks(GROUP)) {
-            *sum = codes.iter().map(|code| i32::from(*code)).sum();
+        for (sum, codes) in self.sums.iter_mut().zip(self.codes.as_chunks::<GROUP>().0) {
+            let mut lanes = [0i32; GROUP];
+            for (lane, code) in lanes.iter_mut().zip(codes) {
+                *lane = i32::from(*code);
+            }
+            *sum = lanes.iter().sum();
         }
         highest / 127.0
+    }
+}
+
+/// `values * per_unit` as whole numbers from -127 to 127, ties to even.
+#[inline(always)]
+fn encode(values: &[f32], per_unit: f32, codes: &mut [i8]) {
+    // 1.5 * 2^23: adding it rounds a small value to an integer, held in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    for (code, value) in codes.iter_mut().zip(values) {
+        let scaled = value * per_unit;
+        // Where the scale is so small that its inverse overflows, codes would be beyond the range.
+        let scaled = if scaled < 127.0 { scaled } else { 127.0 };
+        let scaled = if scaled > -127.0 { scaled } else { -127.0 };
+        *code = (scaled + ROUND).to_bits() as i8;
     }
 }
 
@@ -243,13 +262,34 @@ mod tests {
     }
 
     #[test]
+    fn codes_are_rounded_to_even() {
+        // The greatest is 127, so that values are codes.
+        let x: Vec<f32> = (-254..=254).map(|i| i as f32 / 2.0).collect();
+        for isa in Isa::available() {
+            let mut input = Input::default();
+            input.set(&mut Cpu::with_isa(1, isa), Form::Int8, &x, x.len());
+            let (codes, _, _) = input.codes();
+            for (code, x) in codes.iter().zip(&x) {
+                assert_eq!(f32::from(*code), x.round_ties_even(), "{}", isa.name());
+            }
+        }
+    }
+
+    #[test]
     fn unusual_values_are_kept_unusual() {
         assert_eq!((to_bf16(1e-39), to_bf16(-1e-39)), (0, 0x8000));
         assert_eq!(to_bf16(f32::INFINITY), 0x7f80);
         assert!(half::bf16::from_bits(to_bf16(f32::from_bits(0x7f80_0001))).is_nan());
         let mut input = Input::default();
-        input.set(&mut Cpu::new(1), Form::Int8, &[0.0, 0.0, 1.0, f32::NAN, 1e-44, 0.0], 2);
-        let (_, scales, _) = input.codes();
+        input.set(
+            &mut Cpu::new(1),
+            Form::Int8,
+            &[0.0, 0.0, 1.0, f32::NAN, 1e-44, 0.0, f32::NEG_INFINITY, 1.0],
+            2,
+        );
+        let (codes, scales, _) = input.codes();
         assert!(scales[0] == 0.0 && scales[1].is_nan() && scales[2] >= 0.0);
+        // Codes of 0 times an infinite scale are no number either.
+        assert!(scales[3] == f32::INFINITY && codes[3 * input.code_stride()..].iter().all(|code| *code == 0));
     }
 }

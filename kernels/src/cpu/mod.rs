@@ -21,7 +21,7 @@ pub mod simd;
 
 mod shared;
 
-use crate::threads::Threads;
+use crate::threads::{Placement, Threads};
 use simd::Isa;
 
 /// What an operation runs on: threads and an instruction set. Neither changes a bit of any result.
@@ -38,18 +38,35 @@ impl Cpu {
         Self::with_isa(threads, Isa::best())
     }
 
+    /// The same where `placement` says.
+    pub fn on(placement: &Placement) -> Self {
+        Self { threads: Threads::on(placement), isa: Isa::best() }
+    }
+
     /// The same with a given instruction set; for tests and measurements.
     pub fn with_isa(threads: usize, isa: Isa) -> Self {
         Self { threads: Threads::new(threads), isa }
     }
 }
 
-/// Rows of a batch that one task takes in the operations that go row by row: enough to be worth a hand-over.
-const ROWS_PER_TASK: usize = 8;
+/// Values of a row where nobody says how many: those of a small model's.
+const USUAL_WIDTH: usize = 1024;
+/// Values that a task takes at least, some microseconds of work; an operation over no more than twice as many is left to
+/// the calling thread.
+const VALUES_PER_TASK: usize = 4096;
 
-/// Calls `work` once for each row, several rows a task.
+/// Calls `work` once for each row.
 fn for_each_row(cpu: &mut Cpu, rows: usize, work: impl Fn(usize) + Sync) {
-    cpu.threads.run(rows.div_ceil(ROWS_PER_TASK), |task, _| {
-        (task * ROWS_PER_TASK..rows.min((task + 1) * ROWS_PER_TASK)).for_each(&work);
+    for_each_row_of(cpu, rows, USUAL_WIDTH, work);
+}
+
+/// Calls `work` once for each row of `width` values, several short rows a task.
+fn for_each_row_of(cpu: &mut Cpu, rows: usize, width: usize, work: impl Fn(usize) + Sync) {
+    if rows * width <= 2 * VALUES_PER_TASK {
+        return (0..rows).for_each(work);
+    }
+    let per_task = (VALUES_PER_TASK / width.max(1)).max(1);
+    cpu.threads.run(rows.div_ceil(per_task), |task, _| {
+        (task * per_task..rows.min((task + 1) * per_task)).for_each(&work);
     });
 }

@@ -1,6 +1,8 @@
 //! Rotary position embeddings (Su et al. 2021), halves rotated as in Hugging Face checkpoints.
 
+use super::kv_cache::KvCache;
 use super::shared::Shared;
+use super::simd::{Kernel, Simd};
 use super::{Cpu, for_each_row};
 
 /// How a model stretches its rotation to longer contexts.
@@ -70,28 +72,85 @@ pub fn angles(cpu: &mut Cpu, frequencies: &[f32], positions: &[u32], cos: &mut [
 }
 
 /// Rotates the first `heads` heads of each row of `x` `[rows, stride]` in place.
+///
+/// # Panics
+/// If the shapes disagree.
 pub fn rotate(cpu: &mut Cpu, x: &mut [f32], stride: usize, heads: usize, cos: &[f32], sin: &[f32]) {
     let rows = x.len() / stride;
     let half = cos.len() / rows.max(1);
     assert!(x.len() == rows * stride && heads * 2 * half <= stride, "the heads lie inside a row");
-    let x = Shared::new(x);
+    let (isa, x) = (cpu.isa, Shared::new(x));
     for_each_row(cpu, rows, |row| {
-        let (cos, sin) = (&cos[row * half..][..half], &sin[row * half..][..half]);
         // SAFETY: each row is in one task.
         let x = unsafe { x.part(row * stride, heads * 2 * half) };
-        for head in x.chunks_exact_mut(2 * half) {
+        isa.run(Turn { x, cos: &cos[row * half..][..half], sin: &sin[row * half..][..half] });
+    });
+}
+
+/// The query, key and value heads of a step, and where its keys and values go.
+pub struct Projected<'a> {
+    /// `[rows, (heads + 2 * kv_heads) * head_dim]`: queries, keys, values.
+    pub qkv: &'a mut [f32],
+    /// Query heads.
+    pub heads: usize,
+    /// `[rows, head_dim / 2]`, see [`angles`].
+    pub cos: &'a [f32],
+    /// As `cos`.
+    pub sin: &'a [f32],
+    /// `[rows]`: distinct slots of the cache.
+    pub slots: &'a [u32],
+}
+
+/// Rotates queries and keys in place and writes keys and values to the cache, in one pass over the rows.
+///
+/// # Panics
+/// If the shapes disagree or a slot is not one of the cache's.
+pub fn rotate_and_write(cpu: &mut Cpu, cache: &mut KvCache, layer: usize, projected: Projected<'_>) {
+    let Projected { qkv, heads, cos, sin, slots } = projected;
+    let (kv_heads, head_dim) = (cache.shape().kv_heads, cache.shape().head_dim);
+    let (half, stride) = (head_dim / 2, (heads + 2 * kv_heads) * head_dim);
+    assert!(qkv.len() == slots.len() * stride, "qkv is [slots, (heads + 2 * kv_heads) * head_dim]");
+    assert!(
+        cos.len() == slots.len() * half && sin.len() == cos.len(),
+        "cos and sin are [rows, head_dim / 2]"
+    );
+    let (isa, slots_of, qkv) = (cpu.isa, cache.slots(layer), Shared::new(qkv));
+    for_each_row(cpu, slots.len(), |row| {
+        // SAFETY: each row is in one task.
+        let x = unsafe { qkv.part(row * stride, stride) };
+        let turned = &mut x[..(heads + kv_heads) * head_dim];
+        isa.run(Turn { x: turned, cos: &cos[row * half..][..half], sin: &sin[row * half..][..half] });
+        // SAFETY: slots are distinct, and each row is in one task.
+        isa.run(unsafe { slots_of.write(slots[row], &x[heads * head_dim..]) });
+    });
+}
+
+/// Rotates all heads of a row.
+struct Turn<'a> {
+    x: &'a mut [f32],
+    cos: &'a [f32],
+    sin: &'a [f32],
+}
+
+impl Kernel for Turn<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let half = self.cos.len();
+        for head in self.x.chunks_exact_mut(2 * half) {
             let (first, second) = head.split_at_mut(half);
-            for i in 0..half {
-                let (a, b) = (first[i], second[i]);
-                first[i] = a * cos[i] - b * sin[i];
-                second[i] = b * cos[i] + a * sin[i];
+            for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(self.cos).zip(self.sin) {
+                (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
             }
         }
-    });
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::kv_cache::{KvShape, KvType};
+    use super::super::simd::Isa;
     use super::*;
 
     #[test]
@@ -128,5 +187,29 @@ mod tests {
         assert_eq!(scaled[63], plain[63] / 8.0);
         assert!(scaled.iter().zip(&plain).all(|(scaled, plain)| (plain / 8.0..=*plain).contains(scaled)));
         assert_eq!(inverse_frequencies(4, 100.0, RopeScaling::Linear(4.0)), [0.25, 0.025]);
+    }
+    #[test]
+    fn rotating_and_writing_at_once_is_rotating_and_then_writing() {
+        let shape =
+            KvShape { layers: 2, kv_heads: 2, head_dim: 20, block_size: 16, blocks: 3, kind: KvType::F16 };
+        let (rows, heads, stride) = (19, 3, 7 * 20);
+        let x: Vec<f32> = (0..rows * stride).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.07).collect();
+        let slots: Vec<u32> = (0..rows as u32).map(|row| row * 5 % 48).collect();
+        let (mut cos, mut sin) = (vec![0.0; rows * 10], vec![0.0; rows * 10]);
+        let frequencies = inverse_frequencies(20, 10_000.0, RopeScaling::None);
+        angles(&mut Cpu::new(1), &frequencies, &slots, &mut cos, &mut sin);
+        let mut expected = x.clone();
+        rotate(&mut Cpu::new(1), &mut expected, stride, heads + 2, &cos, &sin);
+        let mut written = KvCache::new(shape).unwrap();
+        written.write(&mut Cpu::new(1), 1, &expected, stride, heads * 20, &slots);
+        for isa in Isa::available() {
+            let (mut qkv, mut cache) = (x.clone(), KvCache::new(shape).unwrap());
+            let projected = Projected { qkv: &mut qkv, heads, cos: &cos, sin: &sin, slots: &slots };
+            rotate_and_write(&mut Cpu::with_isa(2, isa), &mut cache, 1, projected);
+            assert_eq!(qkv, expected, "{}", isa.name());
+            for (tile, head) in (0..3).flat_map(|tile| [(tile, 0), (tile, 1)]) {
+                assert_eq!(cache.tile(1, tile, head), written.tile(1, tile, head), "{}", isa.name());
+            }
+        }
     }
 }

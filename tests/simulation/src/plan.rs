@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use skein_router::config::{AdmissionConfig, RecoveryConfig, RequestLimits, RouterConfig};
 use skein_worker::backend::fake::StepCost;
-use skein_worker::config::{BackendKind, CudaConfig, SchedulerConfig, UnsetLimits, WorkerConfig};
+use skein_worker::config::{
+    BackendKind, CpuConfig, CudaConfig, Precision, SchedulerConfig, UnsetLimits, WorkerConfig,
+};
 
 use crate::faults::Fault;
 use crate::network::{Host, Shape};
@@ -116,6 +118,8 @@ fn worker(random: &Random, scheduler: SchedulerConfig) -> WorkerConfig {
         served_model_name: MODEL.to_owned(),
         listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         backend: BackendKind::Fake,
+        precision: Precision::default(),
+        cpu: CpuConfig::default(),
         cuda: CudaConfig::default(),
         threads: 1,
         scheduler,

@@ -17,7 +17,9 @@ use skein_router::cluster::{Cluster, Tuning};
 use skein_router::config::{AdmissionConfig, RecoveryConfig, RequestLimits, RouterConfig};
 use skein_router::generator::{Journey, TokenSource};
 use skein_router::request::{Sampling, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
-use skein_worker::config::{BackendKind, CudaConfig, SchedulerConfig, UnsetLimits, WorkerConfig};
+use skein_worker::config::{
+    BackendKind, CpuConfig, CudaConfig, Precision, SchedulerConfig, UnsetLimits, WorkerConfig,
+};
 use skein_worker::service;
 use tokio::sync::oneshot;
 
@@ -36,6 +38,8 @@ async fn start_worker() -> SocketAddr {
         served_model_name: MODEL.into(),
         listen: ANY_PORT,
         backend: BackendKind::Cpu,
+        precision: Precision::default(),
+        cpu: CpuConfig::default(),
         cuda: CudaConfig::default(),
         unset: UnsetLimits::default(),
         threads: 1,

@@ -1,27 +1,30 @@
 //! The CPU backend: the forward pass on a thread of its own, with its helpers.
 
-use std::collections::BTreeSet;
+mod draws;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::attention::Rows;
 use skein_kernels::cpu::kv_cache::{KvCache, KvShape, KvType};
 use skein_kernels::cpu::packed::Format;
-use skein_kernels::cpu::sample::{self, Sampling};
+use skein_kernels::cpu::sample;
+use skein_kernels::threads::Placement;
 
-use super::{
-    Backend, BackendError, Batch, BatchSequence, SampleRow, Sampled, ScoreRow, StepHandle, StepOutput,
-};
+use super::{Backend, BackendError, Batch, BatchSequence, StepHandle, StepOutput};
 use crate::model::LoadError;
 use crate::model::config::ModelConfig;
+use crate::model::fingerprint;
 use crate::model::llama::{Activations, Llama, Step};
+use crate::model::pack::pack;
+use crate::model::packed_cache::PackedCache;
+use crate::model::profile::{Part, Profile};
 use crate::model::weights::Weights;
-use crate::sampling::TokenLogprobs;
 use crate::{BlockId, TokenId};
+use draws::Draws;
 
 /// Steps that may be under way. The engine keeps one ([`Backend::steps_in_flight`]): the device is the host, so a second one
 /// would hide only the planning, cost a row for each stop token, and make a new request wait for two steps. Two are
@@ -33,7 +36,7 @@ const LOGIT_ROWS: usize = 32;
 /// Sizes of a CPU backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CpuOptions {
-    /// Compute threads; 0 = all processors this process may use.
+    /// Compute threads; 0 = as [`Placement::of_this_machine`] says.
     pub threads: usize,
     /// Blocks of the KV cache. One takes memory once it is used.
     pub kv_blocks: u32,
@@ -80,7 +83,17 @@ impl CpuBackend {
         options: CpuOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(Self, ModelConfig), LoadError> {
-        let mut model = CpuModel::load(model_dir, options, progress)?;
+        Self::load_with(model_dir, options, &PackedCache::none(), progress)
+    }
+
+    /// The same with a place to keep packed weights in.
+    pub fn load_with(
+        model_dir: &Path,
+        options: CpuOptions,
+        cache: &PackedCache,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(Self, ModelConfig), LoadError> {
+        let mut model = CpuModel::load(model_dir, options, cache, progress)?;
         if !model.gives_finite_logits() {
             return Err(LoadError::NotFinite { dir: model_dir.to_owned() });
         }
@@ -95,6 +108,7 @@ impl CpuBackend {
         let (outbox, outputs) = sync_channel(MAX_STEPS);
         let thread = std::thread::Builder::new().name("skein-compute-0".into()).spawn(move || {
             let mut drawn = Vec::new();
+            model.cpu.threads.place_caller();
             while let Ok(batch) = inbox.recv() {
                 let output = catch_unwind(AssertUnwindSafe(|| model.run_after(batch, &mut drawn)));
                 let output = output.unwrap_or_else(|panic| {
@@ -156,26 +170,32 @@ pub struct CpuModel {
     activations: Activations,
     /// `[LOGIT_ROWS, vocab]`
     logits: Vec<f32>,
-    /// One for each thread.
-    sampling: Vec<Mutex<sample::Scratch>>,
+    draws: Draws,
+    /// Block tables of a step, and its sequences: kept for their memory.
+    tables: Vec<u32>,
+    sequences: Vec<Rows<'static>>,
 }
 
 impl CpuModel {
-    /// Loads the model in `model_dir`; see [`CpuBackend::load`].
+    /// Loads the model in `model_dir`; see [`CpuBackend::load_with`].
     pub fn load(
         model_dir: &Path,
         options: CpuOptions,
+        cache: &PackedCache,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, LoadError> {
+        let mut cpu = Cpu::on(&compute_on(options.threads));
         let config = ModelConfig::from_dir(model_dir)?;
         let weights = Weights::open(model_dir)?;
-        let llama = Llama::load(config, &weights, options.numbers.bf16)?;
-        weights.populate(progress);
-        let threads = match options.threads {
-            0 => std::thread::available_parallelism().map_or(1, |count| count.get()),
-            threads => threads,
-        };
-        Self::new(llama, Cpu::new(threads), options)
+        let mut llama = Llama::load(config, &weights, options.numbers.bf16)?;
+        match options.numbers.weights {
+            Some(format) => {
+                let source = if cache.is_none() { 0 } else { fingerprint::source(model_dir, &weights)? };
+                pack(&mut cpu, llama.matrices(), format, &weights, (cache, source), progress)?;
+            }
+            None => weights.populate(&mut cpu.threads, progress),
+        }
+        Self::new(llama, cpu, options)
     }
 
     /// A model that runs on `cpu`.
@@ -193,8 +213,9 @@ impl CpuModel {
         let cache = KvCache::new(shape).map_err(|source| LoadError::KvCache { bytes, source })?;
         let activations = llama.activations(options.max_rows as usize);
         let logits = vec![0.0; LOGIT_ROWS * config.vocab_size as usize];
-        let sampling = (0..cpu.threads.count()).map(|_| Mutex::default()).collect();
-        Ok(Self { cpu, llama, cache, activations, logits, sampling })
+        let draws = Draws::new(cpu.threads.count(), config.vocab_size as usize);
+        let (tables, sequences) = (Vec::new(), Vec::new());
+        Ok(Self { cpu, llama, cache, activations, logits, draws, tables, sequences })
     }
 
     /// One step over token 0. Weights that make no number of it would make none of any request.
@@ -207,7 +228,7 @@ impl CpuModel {
             block_tables: vec![BlockId(0)],
             ..Batch::default()
         };
-        self.logits(&batch, &[0]).iter().all(|row| sample::is_usable(row))
+        self.logits(&batch, &[0]).iter().all(|row| sample::is_usable(self.cpu.isa, row))
     }
 
     /// Blocks of the KV cache.
@@ -227,20 +248,23 @@ impl CpuModel {
     /// Runs one step, whose tokens are all known.
     pub fn run(&mut self, batch: &Batch) -> Result<StepOutput, BackendError> {
         self.forward(batch);
-        let wanted = batch.samples.iter().map(|s| s.row).chain(batch.scores.iter().map(|s| s.row));
-        let rows: Vec<u32> = wanted.collect::<BTreeSet<_>>().into_iter().collect();
-        let samples: Vec<OnceLock<Sampled>> = batch.samples.iter().map(|_| OnceLock::new()).collect();
-        let scores: Vec<OnceLock<TokenLogprobs>> = batch.scores.iter().map(|_| OnceLock::new()).collect();
-        for rows in rows.chunks(LOGIT_ROWS) {
-            self.logits_of(rows);
-            self.check_usable(rows)?;
-            self.draw(batch, rows, &samples, &scores);
+        self.draws.start(batch);
+        let (vocab, mut first) = (self.llama.config().vocab_size as usize, 0);
+        while first < self.draws.rows.len() {
+            let count = LOGIT_ROWS.min(self.draws.rows.len() - first);
+            let rows = &self.draws.rows[first..first + count];
+            let logits = &mut self.logits[..count * vocab];
+            self.llama.logits(&mut self.cpu, rows, &mut self.activations, logits);
+            self.draws.draw(&mut self.cpu, batch, first, logits, vocab)?;
+            self.activations.profile.mark(Part::Sample);
+            first += count;
         }
-        // Every row was in one chunk, so every cell is set.
-        Ok(StepOutput {
-            samples: samples.into_iter().filter_map(OnceLock::into_inner).collect(),
-            scores: scores.into_iter().filter_map(OnceLock::into_inner).collect(),
-        })
+        Ok(self.draws.finish())
+    }
+
+    /// Measures the steps from now on, from nothing; says what was measured before.
+    pub fn profile(&mut self) -> Profile {
+        std::mem::replace(&mut self.activations.profile, Profile::measuring())
     }
 
     /// Runs one step and returns the logits of `rows` instead of tokens: for the check at load, tests, measurements.
@@ -258,13 +282,14 @@ impl CpuModel {
         for copy in &batch.copies {
             self.cache.copy_block(copy.from.0 as usize, copy.to.0 as usize);
         }
-        let tables: Vec<u32> = batch.block_tables.iter().map(|block| block.0).collect();
-        let rows_of = |sequence: &super::BatchSequence| Rows {
+        self.tables.clear();
+        self.tables.extend(batch.block_tables.iter().map(|block| block.0));
+        let mut sequences = emptied(std::mem::take(&mut self.sequences));
+        sequences.extend(batch.sequences.iter().map(|sequence| Rows {
             rows: sequence.rows.start as usize..sequence.rows.end as usize,
             position: sequence.context_len as usize - sequence.rows.len(),
-            blocks: &tables[sequence.blocks.start as usize..sequence.blocks.end as usize],
-        };
-        let sequences: Vec<Rows<'_>> = batch.sequences.iter().map(rows_of).collect();
+            blocks: &self.tables[sequence.blocks.start as usize..sequence.blocks.end as usize],
+        }));
         let covered = sequences.iter().try_fold(0, |end, s| (s.rows.start == end).then_some(s.rows.end));
         assert_eq!(covered, Some(batch.tokens.len()), "the sequences' rows cover the batch without gaps");
         let step = Step {
@@ -274,6 +299,7 @@ impl CpuModel {
             sequences: &sequences,
         };
         self.llama.forward(&mut self.cpu, &step, &mut self.cache, &mut self.activations);
+        self.sequences = emptied(sequences);
     }
 
     /// Fills the first rows of `self.logits` with those of `rows`.
@@ -286,67 +312,27 @@ impl CpuModel {
         let vocab = self.llama.config().vocab_size as usize;
         &self.logits[index * vocab..][..vocab]
     }
-
-    fn check_usable(&self, rows: &[u32]) -> Result<(), BackendError> {
-        match (0..rows.len()).find(|index| !sample::is_usable(self.row(*index))) {
-            Some(index) => Err(BackendError::NotFinite { row: rows[index] }),
-            None => Ok(()),
-        }
-    }
-
-    /// Draws and scores what reads `rows`, each draw on any thread.
-    fn draw(
-        &mut self,
-        batch: &Batch,
-        rows: &[u32],
-        samples: &[OnceLock<Sampled>],
-        scores: &[OnceLock<TokenLogprobs>],
-    ) {
-        let (vocab, isa) = (self.llama.config().vocab_size as usize, self.cpu.isa);
-        let (logits, scratch) = (&self.logits, &self.sampling);
-        let logits = |row: u32| rows.binary_search(&row).ok().map(|index| &logits[index * vocab..][..vocab]);
-        self.cpu.threads.run(samples.len() + scores.len(), |task, participant| {
-            if let Some(sample) = batch.samples.get(task) {
-                if let Some(logits) = logits(sample.row) {
-                    let mut scratch = scratch[participant].lock().unwrap_or_else(PoisonError::into_inner);
-                    let token = sample::draw(isa, logits, &sampling(batch, sample), &mut scratch);
-                    let top = sample.params.logprobs;
-                    let logprobs =
-                        top.map(|top| logprobs(sample::score(isa, logits, token, top as usize), token));
-                    let _ = samples[task].set(Sampled { token, logprobs });
-                }
-                return;
-            }
-            let task = task - samples.len();
-            let ScoreRow { row, target, top } = batch.scores[task];
-            if let Some(logits) = logits(row) {
-                let _ = scores[task].set(logprobs(sample::score(isa, logits, target, top as usize), target));
-            }
-        });
-    }
 }
 
-fn logprobs(scored: sample::Scored, token: u32) -> TokenLogprobs {
-    TokenLogprobs { token, logprob: scored.logprob, rank: scored.rank, top: scored.top }
+/// Where to compute, and a line in the log about it.
+fn compute_on(threads: usize) -> Placement {
+    let placement = Placement::of_this_machine(threads);
+    let Placement { threads, cores, nodes, limit, keep_to, .. } = &placement;
+    let kept = keep_to.as_ref().map_or(String::new(), |processors| {
+        format!(", kept to the {} processors of one memory node; --threads takes more", processors.len())
+    });
+    tracing::info!(
+        threads,
+        cores,
+        nodes,
+        limit,
+        "computing with {threads} threads on {cores} cores of {nodes} memory nodes{kept}"
+    );
+    placement
 }
 
-fn sampling<'a>(batch: &'a Batch, row: &'a SampleRow) -> Sampling<'a> {
-    let params = &*row.params;
-    let history = if params.needs_history() { row.history.clone() } else { 0..0 };
-    Sampling {
-        temperature: params.temperature,
-        top_p: params.top_p,
-        top_k: params.top_k,
-        min_p: params.min_p,
-        repetition_penalty: params.repetition_penalty,
-        presence_penalty: params.presence_penalty,
-        frequency_penalty: params.frequency_penalty,
-        logit_bias: &params.logit_bias,
-        forbidden: if row.forbid_stop { &params.stop_token_ids } else { &[] },
-        history: &batch.history[history.start as usize..history.end as usize],
-        prompt_len: row.prompt_len as usize,
-        seed: params.seed,
-        sample_index: row.sample_index,
-        position: row.position,
-    }
+/// The memory of a list, for another list of other lifetime.
+fn emptied<'a>(mut rows: Vec<Rows<'_>>) -> Vec<Rows<'a>> {
+    rows.clear();
+    rows.into_iter().map(|_| unreachable!("it is empty")).collect() // in place: `tests/no_allocation.rs` would see
 }

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use skein_kernels::cpu::kv_cache::KvType;
+
 use super::Subject;
 use super::sequence::{BLOCK_SIZE, Random, Sequence, prompt};
 use crate::backend::cpu::{CpuBackend, CpuOptions, Numbers};
-use crate::backend::cuda::{self, CudaBackend, CudaOptions};
+use crate::backend::cuda::{self, CudaBackend, CudaOptions, Fp8};
 use crate::backend::{Backend, Batch, ScoreRow, StepOutput};
 use crate::config::{CudaConfig, SchedulerConfig};
 use crate::model::config::ModelConfig;
@@ -35,9 +37,10 @@ pub fn on_cuda(subject: &Subject<'_>, cuda: CudaConfig) -> Result<CudaBackend, S
     let opened = cuda::open(subject.ordinal, &model, BLOCK_SIZE).map_err(|why| why.to_string())?;
     // What the CPU would take, in f32: more than enough.
     let tokens = u64::from(SEQUENCES * BLOCKS_EACH * BLOCK_SIZE);
-    let kv_bytes = Some(model.kv_bytes_per_token() * tokens);
+    let kv_bytes = Some(model.kv_bytes_per_token(KvType::F32) * tokens);
     let cuda = CudaConfig { ordinal: subject.ordinal, step_timeout: Duration::from_secs(60), ..cuda };
-    let options = CudaOptions { cuda, limits, kv_cache_memory_bytes: kv_bytes, readers: 0 };
+    let options =
+        CudaOptions { cuda, fp8: Fp8::default(), limits, kv_cache_memory_bytes: kv_bytes, readers: 0 };
     let loaded = cuda::load(subject.dir, &model, opened, &options, &mut |_, _| {});
     loaded.map(|(backend, _)| backend).map_err(|error| error.to_string())
 }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use serde_json::{Map, Value};
+use skein_kernels::cpu::kv_cache::KvType;
 use skein_kernels::cpu::rope::RopeScaling;
 
 use super::LoadError;
@@ -67,8 +68,8 @@ impl ModelConfig {
     }
 
     /// Bytes one token takes in the CPU backend's KV cache.
-    pub fn kv_bytes_per_token(&self) -> u64 {
-        (2 * self.layers * self.kv_heads * self.head_dim * size_of::<f32>()) as u64
+    pub fn kv_bytes_per_token(&self, kind: KvType) -> u64 {
+        (2 * self.layers * self.kv_heads * kind.head_bytes(self.head_dim)) as u64
     }
 
     fn parse(config: &Map<String, Value>, generation: &Map<String, Value>) -> Result<Self, LoadError> {
@@ -334,7 +335,9 @@ mod tests {
             (false, false, RopeScaling::None)
         );
         assert_eq!(config.eos_token_ids, [1]);
-        assert_eq!(config.kv_bytes_per_token(), 2 * 2 * 4 * 16 * 4);
+        let kv_bytes = [KvType::F32, KvType::Bf16, KvType::F16, KvType::Int8]
+            .map(|kind| config.kv_bytes_per_token(kind));
+        assert_eq!(kv_bytes, [64, 32, 32, 20].map(|head_bytes| 2 * 2 * 4 * head_bytes));
     }
 
     #[test]

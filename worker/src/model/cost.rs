@@ -1,16 +1,64 @@
 //! What a model asks of any device at least: what measurements are held against.
 
+use skein_kernels::cpu::kv_cache::KvType;
+use skein_kernels::cpu::packed::{Format, Layout};
+
 use super::config::ModelConfig;
+use super::pack::head_format;
 
 /// Bytes and operations that no implementation can save.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StepCost {
     /// Bytes of weights that every step reads.
     pub weight_bytes: u64,
-    /// Weights that every token is multiplied with: two operations each.
+    /// Weights that every drawn token is multiplied with: two operations each.
     pub weights: u64,
+    /// Those of them that only drawn tokens meet, and no other token of a prompt: the head's.
+    pub head_weights: u64,
     /// Bytes of keys and values of one token, all layers.
     pub kv_bytes_per_token: u64,
+    /// What the weights are multiplied by.
+    pub product: Product,
+}
+
+impl StepCost {
+    /// Operations on the weights for so many tokens, of which so many are drawn from. Attention's are not counted: they
+    /// depend on the context, and are few where it is short.
+    pub fn operations(&self, tokens: u64, drawn: u64) -> u64 {
+        2 * ((self.weights - self.head_weights) * tokens + self.head_weights * drawn)
+    }
+}
+
+/// A kind of multiplication, each with a ceiling of its own.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Product {
+    /// `f32` by `f32`, weights of 16 bits widened first.
+    #[default]
+    F32,
+    /// bfloat16 by bfloat16.
+    Bf16,
+    /// 8-bit codes by codes of 8 or 4 bits.
+    Int8,
+}
+
+impl Product {
+    /// What the CPU does when activations meet weights in bfloat16, or `packed` ones.
+    pub fn on_cpu(bf16: bool, packed: bool) -> Self {
+        match (packed, bf16) {
+            (true, _) => Self::Int8,
+            (false, true) => Self::Bf16,
+            (false, false) => Self::F32,
+        }
+    }
+
+    /// For reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
+        }
+    }
 }
 
 /// Bytes of one value.
@@ -25,6 +73,32 @@ pub struct ValueBytes {
 }
 
 impl ModelConfig {
+    /// The cost on the CPU, with weights stored in `stored` bytes each or packed, and such a cache. Scales are counted in.
+    pub fn cpu_cost(&self, stored: u64, packed: Option<Format>, kv: KvType) -> StepCost {
+        let bytes = |format: Option<Format>, rows: usize, cols: usize| match format {
+            Some(format) => Layout { format, rows, cols }.bytes() as u64,
+            None => (rows * cols) as u64 * stored,
+        };
+        let (hidden, inner) = (self.hidden_size, self.intermediate_size);
+        let (q, kv_width) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        let shapes = [
+            (q, hidden),
+            (kv_width, hidden),
+            (kv_width, hidden),
+            (hidden, q),
+            (inner, hidden),
+            (inner, hidden),
+            (hidden, inner),
+        ];
+        let layer: u64 = shapes.iter().map(|(rows, cols)| bytes(packed, *rows, *cols)).sum();
+        StepCost {
+            weight_bytes: self.layers as u64 * layer
+                + bytes(packed.map(head_format), self.vocab_size as usize, hidden),
+            kv_bytes_per_token: self.kv_bytes_per_token(kv),
+            ..self.cost(ValueBytes { layers: stored, head: stored, kv: 0 })
+        }
+    }
+
     /// The cost with values of such sizes. Norms, biases and the rows of an embedding are left out: they are few.
     pub fn cost(&self, bytes: ValueBytes) -> StepCost {
         let (hidden, inner) = (self.hidden_size as u64, self.intermediate_size as u64);
@@ -35,7 +109,9 @@ impl ModelConfig {
         StepCost {
             weight_bytes: in_layers * bytes.layers + in_head * bytes.head,
             weights: in_layers + in_head,
+            head_weights: in_head,
             kv_bytes_per_token: 2 * layers * kv * bytes.kv,
+            product: Product::default(),
         }
     }
 }

@@ -5,18 +5,24 @@
 
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::attention::{self, Attention, Rows, attend};
-use skein_kernels::cpu::embed::{embed, gather};
+use skein_kernels::cpu::embed::embed;
 use skein_kernels::cpu::input::{Form, Input};
 use skein_kernels::cpu::kv_cache::KvCache;
 use skein_kernels::cpu::matmul::{Linear, Write, matmul};
 use skein_kernels::cpu::matrix::WeightMatrix;
 use skein_kernels::cpu::mlp::silu_mul_into;
-use skein_kernels::cpu::norm::{rms_norm_heads, rms_norm_into};
-use skein_kernels::cpu::rope::{angles, inverse_frequencies, rotate};
+use skein_kernels::cpu::norm::{rms_norm_heads, rms_norm_into, rms_norm_rows_into};
+use skein_kernels::cpu::rope::{Projected, angles, inverse_frequencies, rotate_and_write};
 
 use super::LoadError;
 use super::config::ModelConfig;
+use super::pack::Matrix;
+use super::profile::{Part, Profile};
 use super::weights::Weights;
+
+/// The embedding's tensor, and the head's where it has one of its own.
+const EMBEDDING: &str = "model.embed_tokens.weight";
+const HEAD: &str = "lm_head.weight";
 
 /// A model's weights and its forward pass.
 pub struct Llama {
@@ -91,22 +97,39 @@ pub struct Activations {
     cos: Vec<f32>,
     sin: Vec<f32>,
     scores: attention::Scratch,
+    /// Where the time goes; off unless asked for.
+    pub(crate) profile: Profile,
 }
 
 impl Llama {
     /// Finds and checks every weight of the model. `bf16`: activations are rounded to bfloat16 where weights have it.
     pub fn load(config: ModelConfig, weights: &Weights, bf16: bool) -> Result<Self, LoadError> {
         let (vocab, hidden) = (config.vocab_size as usize, config.hidden_size);
-        let embedding = weights.matrix("model.embed_tokens.weight", vocab, hidden)?;
+        let embedding = weights.matrix(EMBEDDING, vocab, hidden)?;
         let head = match config.tie_word_embeddings {
             true => embedding.clone(),
-            false => weights.matrix("lm_head.weight", vocab, hidden)?,
+            false => weights.matrix(HEAD, vocab, hidden)?,
         };
         let layers =
             (0..config.layers).map(|i| Layer::load(&config, weights, i)).collect::<Result<_, _>>()?;
         let norm = weights.vector("model.norm.weight", hidden)?;
         let frequencies = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling);
         Ok(Self { config, embedding, layers, norm, head, bf16, frequencies })
+    }
+
+    /// What steps multiply with, by tensor: the layers' matrices in their order, then the head. The embedding is not among
+    /// them, even where it is the head: its rows are looked up where they lie.
+    pub fn matrices(&mut self) -> Vec<Matrix<'_>> {
+        let head = if self.config.tie_word_embeddings { EMBEDDING } else { HEAD };
+        let head = Matrix { tensor: head.to_owned(), weights: &mut self.head, is_head: true };
+        let layers = self.layers.iter_mut().enumerate().flat_map(|(i, layer)| {
+            layer.projections().map(|(name, projection)| Matrix {
+                tensor: format!("model.layers.{i}.{name}.weight"),
+                weights: &mut projection.weights,
+                is_head: false,
+            })
+        });
+        layers.chain([head]).collect()
     }
 
     /// The model's configuration.
@@ -132,7 +155,7 @@ impl Llama {
         let c = &self.config;
         let rows = step.tokens.len();
         activations.grow(c, rows);
-        let Activations { x, input, qkv, attended, gate_up, cos, sin, scores } = activations;
+        let Activations { x, input, qkv, attended, gate_up, cos, sin, scores, profile } = activations;
         let (q_width, kv_width) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
         let qkv_width = q_width + 2 * kv_width;
         let x = &mut x[..rows * c.hidden_size];
@@ -141,45 +164,72 @@ impl Llama {
         let (cos, sin) = (&mut cos[..rows * c.head_dim / 2], &mut sin[..rows * c.head_dim / 2]);
         let scale = 1.0 / (c.head_dim as f32).sqrt();
 
+        profile.start();
         embed(cpu, &self.embedding, step.tokens, x);
         angles(cpu, &self.frequencies, step.positions, cos, sin);
+        profile.mark(Part::Embed);
         for (i, layer) in self.layers.iter().enumerate() {
             let stack = [layer.q.linear(), layer.k.linear(), layer.v.linear()];
             rms_norm_into(cpu, x, &layer.attention_norm, c.rms_norm_eps, form(&stack, self.bf16), input);
+            profile.mark(Part::Encode);
             matmul(cpu, input, &stack, qkv, Write::Set);
+            profile.mark(Part::Products);
             if let Some((q_norm, k_norm)) = &layer.qk_norm {
                 rms_norm_heads(cpu, qkv, qkv_width, 0..c.heads, q_norm, c.rms_norm_eps);
                 rms_norm_heads(cpu, qkv, qkv_width, c.heads..c.heads + c.kv_heads, k_norm, c.rms_norm_eps);
             }
-            rotate(cpu, qkv, qkv_width, c.heads + c.kv_heads, cos, sin);
-            cache.write(cpu, i, qkv, qkv_width, q_width, step.slots);
+            let slots = step.slots;
+            rotate_and_write(cpu, cache, i, Projected { qkv, heads: c.heads, cos, sin, slots });
+            profile.mark(Part::Cache);
             let query = Attention { cache, layer: i, q: qkv, stride: qkv_width, heads: c.heads, scale };
             attend(cpu, &query, step.sequences, attended, scores);
+            profile.mark(Part::Attention);
             let stack = [layer.o.linear()];
             input.set(cpu, form(&stack, self.bf16), attended, q_width);
+            profile.mark(Part::Encode);
             matmul(cpu, input, &stack, x, Write::Add);
+            profile.mark(Part::Products);
 
             let stack = [layer.gate.linear(), layer.up.linear()];
             rms_norm_into(cpu, x, &layer.mlp_norm, c.rms_norm_eps, form(&stack, self.bf16), input);
+            profile.mark(Part::Encode);
             matmul(cpu, input, &stack, gate_up, Write::Set);
+            profile.mark(Part::Products);
             let stack = [layer.down.linear()];
             silu_mul_into(cpu, gate_up, c.intermediate_size, form(&stack, self.bf16), input);
+            profile.mark(Part::Encode);
             matmul(cpu, input, &stack, x, Write::Add);
+            profile.mark(Part::Products);
         }
     }
 
     /// Logits of some rows of the last step: `[rows, vocab]`.
     pub fn logits(&self, cpu: &mut Cpu, rows: &[u32], activations: &mut Activations, logits: &mut [f32]) {
-        let hidden = self.config.hidden_size;
-        let mut last = vec![0.0; rows.len() * hidden];
-        gather(&activations.x, hidden, rows, &mut last);
-        let (stack, input) = ([(&self.head).into()], &mut activations.input);
-        rms_norm_into(cpu, &last, &self.norm, self.config.rms_norm_eps, form(&stack, self.bf16), input);
+        let Activations { x, input, profile, .. } = activations;
+        let stack = [(&self.head).into()];
+        let (eps, form) = (self.config.rms_norm_eps, form(&stack, self.bf16));
+        profile.start();
+        rms_norm_rows_into(cpu, x, rows, &self.norm, eps, form, input);
+        profile.mark(Part::Encode);
         matmul(cpu, input, &stack, logits, Write::Set);
+        profile.mark(Part::Head);
     }
 }
 
 impl Layer {
+    /// Its projections, in the order of a step, by the names of their tensors.
+    fn projections(&mut self) -> [(&'static str, &mut Projection); 7] {
+        [
+            ("self_attn.q_proj", &mut self.q),
+            ("self_attn.k_proj", &mut self.k),
+            ("self_attn.v_proj", &mut self.v),
+            ("self_attn.o_proj", &mut self.o),
+            ("mlp.gate_proj", &mut self.gate),
+            ("mlp.up_proj", &mut self.up),
+            ("mlp.down_proj", &mut self.down),
+        ]
+    }
+
     fn load(config: &ModelConfig, weights: &Weights, index: usize) -> Result<Self, LoadError> {
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let (q_width, kv_width) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);

@@ -10,6 +10,9 @@ pub mod llama;
 pub mod llama_cuda;
 pub mod llama_cuda_attention;
 pub mod llama_cuda_weights;
+pub mod pack;
+pub mod packed_cache;
+pub mod profile;
 pub mod weights;
 
 use std::path::PathBuf;
@@ -66,6 +69,22 @@ pub enum LoadError {
         got: String,
         /// Types and shape that would be right.
         expected: String,
+    },
+    /// A weight that would be rounded is no number.
+    #[error("tensor {tensor} has weights that are not finite; the model is damaged: download it again")]
+    NotFiniteTensor {
+        /// Its name.
+        tensor: String,
+    },
+    /// There is no room for packed weights.
+    #[error(
+        "cannot set {bytes} bytes aside for packed weights: {source}; free some memory, or serve a smaller model"
+    )]
+    Packing {
+        /// Of all of them.
+        bytes: u64,
+        /// The system's answer.
+        source: std::io::Error,
     },
     /// The KV cache does not fit the address space.
     #[error("cannot set {bytes} bytes of KV cache aside: {source}; give --kv-cache-memory-bytes less")]

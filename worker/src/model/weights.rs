@@ -8,6 +8,7 @@ use safetensors::tensor::{Dtype, Metadata, SafeTensors, TensorInfo};
 use serde_json::Value;
 use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
 use skein_kernels::mapped::{Bytes, MappedFile};
+use skein_kernels::threads::Threads;
 
 use super::{LoadError, config::read_object};
 
@@ -16,6 +17,10 @@ const INDEX: &str = "model.safetensors.index.json";
 /// Bytes that `sample` takes at the start, the middle and the end of a tensor: a fine-tuned model differs in
 /// nearly all of them, and reading the whole would cost as much as loading it.
 const SAMPLE_BYTES: usize = 64;
+/// Bytes that one thread reads in one go while files are populated.
+const POPULATE_CHUNK: usize = 4 << 20;
+/// How many of them each thread reads between two words about the progress.
+const POPULATE_CHUNKS_EACH: usize = 16;
 /// Most shards of a model.
 const MAX_FILES: usize = 10_000;
 
@@ -79,14 +84,43 @@ impl Weights {
         self.files.iter().map(|file| file.map.len() as u64).sum()
     }
 
-    /// Reads all files into memory, so that the first request does not wait for the disk. Tells (bytes done, bytes in all).
-    pub fn populate(&self, progress: &mut dyn FnMut(u64, u64)) {
+    /// Reads all files into memory, with all threads, so that the first request does not wait for the disk. Tells (bytes
+    /// done, bytes in all).
+    pub fn populate(&self, threads: &mut Threads, progress: &mut dyn FnMut(u64, u64)) {
         let (mut done, total) = (0, self.bytes());
+        let chunks = |file: &WeightFile| file.map.len().div_ceil(POPULATE_CHUNK);
+        let at_once = POPULATE_CHUNKS_EACH * threads.count();
+        self.will_need();
         for file in &self.files {
-            file.map.populate(&mut |more| {
-                done += more;
+            for first in (0..chunks(file)).step_by(at_once) {
+                let range = |chunk: usize| (chunk * POPULATE_CHUNK).min(file.map.len());
+                let last = chunks(file).min(first + at_once);
+                threads.run(last - first, |chunk, _| {
+                    file.map.populate(range(first + chunk)..range(first + chunk + 1));
+                });
+                done += (range(last) - range(first)) as u64;
                 progress(done, total);
-            });
+            }
+        }
+    }
+
+    /// Asks the system to read all files soon; does not wait.
+    pub fn will_need(&self) {
+        self.files.iter().for_each(|file| file.map.will_need());
+    }
+
+    /// Gives back the memory of what was read; it is read again where it is needed again.
+    pub fn release(&self) {
+        self.files.iter().for_each(|file| file.map.release());
+    }
+
+    /// Tells these files from those of other times: their lengths and when they were written. Far more than
+    /// [`Weights::sample`] sees, and of this machine only.
+    pub(super) fn stamp(&self, take: &mut dyn FnMut(&[u8])) {
+        for file in &self.files {
+            let metadata = file.map.file().and_then(|file| file.metadata().ok());
+            let written = metadata.and_then(|metadata| metadata.modified().ok());
+            take(format!("{} {written:?}\n", file.map.len()).as_bytes());
         }
     }
 
@@ -233,7 +267,7 @@ mod tests {
             weights.vector("d", 1).unwrap_err().to_string().contains("tensor d [1] is in no weight file")
         );
         let mut seen = Vec::new();
-        weights.populate(&mut |done, total| seen.push((done, total)));
+        weights.populate(&mut Threads::new(2), &mut |done, total| seen.push((done, total)));
         assert_eq!(seen.last(), Some(&(weights.bytes(), weights.bytes())));
     }
 

@@ -3,8 +3,9 @@
 //!
 //! There is no prefill phase and no decode phase, only one token budget a step: decoding sequences take one row
 //! each, then prompts take what is left, one after another, so that first tokens come one by one instead of all
-//! late. The budget shrinks where so many tokens would take too long: a long prompt does not stall the streams. Out of
-//! blocks, the last in rank gives its blocks back and is computed again later.
+//! late; short ones may overtake long ones (`overtake`). The budget shrinks where so many tokens would take too long: a
+//! long prompt does not stall the streams. Out of blocks, the last in rank gives its blocks back and is computed again
+//! later.
 //!
 //! A step may be planned while the one before it is under way (and commits follow in the same order), so that the
 //! device finds its next step when it ends one. The tokens that the step under way draws are not known then, but all
@@ -25,6 +26,7 @@
 mod ahead;
 mod audit;
 mod commit;
+mod overtake;
 mod plan;
 mod rate;
 mod request;

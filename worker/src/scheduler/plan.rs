@@ -8,13 +8,19 @@ use super::Scheduler;
 use super::sequence::{Rank, Sequence};
 use crate::backend::Batch;
 
-/// How long a step should take at most while streams wait for their next tokens, and while only prompts do.
-/// Shorter ones would read the weights more often for the same prompt.
+/// How long a step should take at most while only prompts wait: who comes meanwhile waits for its end. Shorter ones
+/// would read the weights more often for the same prompt.
+const PROMPT_STEP: Duration = Duration::from_millis(500);
+
+/// The same while streams wait for their next tokens, and while many do. In between they wait [`STREAMS_WAIT`] for it, all
+/// together: the more there are, the more tokens a step less would cost them, and the less it saves, for they need
+/// steps anyway. It also brings the first prompts of a burst to their ends before the last ones slow them down.
 pub(super) const STREAMING_STEP: Duration = Duration::from_millis(250);
-const PROMPT_STEP: Duration = Duration::from_secs(1);
+const CROWDED_STEP: Duration = Duration::from_millis(125);
+const STREAMS_WAIT: Duration = Duration::from_secs(3);
 
 /// Prompt tokens that a step carries however slow it is, so that prompts get on.
-const MIN_CHUNK: u32 = 32;
+pub(super) const MIN_CHUNK: u32 = 32;
 
 /// Tokens of the first step: how long one takes is not known yet, and on a large model a full one takes seconds.
 const FIRST_STEP_TOKENS: u32 = 64;
@@ -48,6 +54,11 @@ impl Step {
     /// All rows.
     pub(super) fn tokens(&self) -> u32 {
         self.prefill_tokens + self.decode_tokens
+    }
+
+    /// Rows it may still have.
+    pub(super) fn left(&self) -> u32 {
+        self.budget - self.tokens()
     }
 }
 
@@ -100,30 +111,33 @@ impl Scheduler {
         for rank in ranks {
             // It may have lost its place to one before it; or there is no block for it now, and it waits a step.
             if let Some(index) = self.index_of(rank) {
-                self.plan_sequence(index, plan);
+                self.plan_sequence(index, plan.step.left(), plan);
             }
         }
     }
 
-    /// Prompts in rank order, those that run and those that wait alike; each takes all it can of the budget.
+    /// Prompts in rank order, those that run and those that wait alike; each takes all it can of the budget, but for the
+    /// rows that are kept for those that overtake.
     fn plan_prefills(&mut self, plan: &mut Plan) {
-        let mut admitting = true;
         plan.step.budget = self.budget_in_time(plan.step.decode_tokens);
-        while plan.step.tokens() < plan.step.budget {
-            let wants = |sequence: &Sequence| !sequence.is_in(plan.step.number) && sequence.pending() > 0;
-            let next = self.running.iter().position(wants);
-            let head = self.waiting.keys().next().copied().filter(|_| admitting && !self.short_of_blocks);
-            let head_is_next = match (next, head) {
-                (None, None) => break,
-                (Some(next), Some(head)) => head < self.running[next].rank,
-                (None, Some(_)) => true,
-                (Some(_), None) => false,
+        let overtaking = self.let_overtake(plan);
+        let mut admitting = true;
+        loop {
+            let open = plan.step.left() - self.rows_kept(&overtaking, plan.step.number);
+            let most = |sequence: &Sequence| open + overtaking.rows(sequence.rank);
+            let wants = |sequence: &Sequence| {
+                !sequence.is_in(plan.step.number) && sequence.pending() > 0 && most(sequence) > 0
             };
-            if head_is_next {
-                admitting = self.admit_head();
-            } else if let Some(next) = next
-                && !self.plan_sequence(next, plan)
-            {
+            let next = self.running.iter().position(wants);
+            let may_enter = admitting && !self.short_of_blocks && open > 0;
+            let head = self.waiting.keys().next().copied().filter(|_| may_enter);
+            let head = head.filter(|head| next.is_none_or(|next| *head < self.running[next].rank));
+            if let Some(head) = head {
+                admitting = self.admit(head);
+                continue;
+            }
+            let planned = next.is_some_and(|next| self.plan_sequence(next, most(&self.running[next]), plan));
+            if !planned {
                 break;
             }
         }
@@ -131,17 +145,19 @@ impl Scheduler {
 
     /// The token budget, less where so many tokens are known to take too long.
     fn budget_in_time(&self, decode_tokens: u32) -> u32 {
-        let limit = if decode_tokens > 0 { STREAMING_STEP } else { PROMPT_STEP };
+        let limit = match decode_tokens {
+            0 => PROMPT_STEP,
+            streams => (STREAMS_WAIT / streams).clamp(CROWDED_STEP, STREAMING_STEP),
+        };
         let in_time = self.step_time.tokens_within(limit).unwrap_or(FIRST_STEP_TOKENS);
         in_time.max(decode_tokens + MIN_CHUNK).min(self.max_num_batched_tokens)
     }
 
-    /// Gives the running sequence at `index` rows of this step, as many as budget and blocks allow.
-    fn plan_sequence(&mut self, index: usize, plan: &mut Plan) -> bool {
-        let budget = plan.step.budget - plan.step.tokens();
+    /// Gives the running sequence at `index` rows of this step, as many as `most` and the blocks allow.
+    fn plan_sequence(&mut self, index: usize, most: u32, plan: &mut Plan) -> bool {
         let sequence = &mut self.running[index];
         let (start, decoding) = (sequence.next_row(), sequence.is_decoding());
-        let wanted = start + sequence.pending().min(budget);
+        let wanted = start + sequence.pending().min(most);
         if wanted == start {
             return false;
         }
@@ -168,11 +184,9 @@ impl Scheduler {
         true
     }
 
-    /// Moves the head of the queue to the running sequences if it fits, with what the cache has of it.
-    fn admit_head(&mut self) -> bool {
-        let Some(entry) = self.waiting.first_entry() else { return false };
-        let rank = *entry.key();
-        if !self.fits(&self.waiting[&rank]) {
+    /// Moves one that waits to the running sequences if it fits, with what the cache has of it.
+    pub(super) fn admit(&mut self, rank: Rank) -> bool {
+        if !self.waiting.get(&rank).is_some_and(|sequence| self.fits(sequence)) {
             return false;
         }
         let Some(mut sequence) = self.waiting.remove(&rank) else { return false };
@@ -189,17 +203,25 @@ impl Scheduler {
     /// Whether there are seats for its samples and blocks for all its tokens, beside what the running ones still
     /// need for theirs and one block each to grow.
     fn fits(&self, sequence: &Sequence) -> bool {
-        let leaves = |running: &Sequence| running.is_ending() && !running.is_in(self.planned_steps + 1);
-        let staying = self.running.iter().filter(|running| !leaves(running));
-        let seats: usize = staying.map(|running| running.samples.len()).sum();
         let held = self.kv.match_prefix(sequence.cacheable_prefix()).held;
         let needed = self.kv.blocks_for(sequence.len()) - held;
-        let reserved: u32 = self.running.iter().map(|running| self.blocks_to_grow(running)).sum();
-        seats + sequence.samples.len() <= self.max_num_seqs as usize
-            && needed + reserved <= self.kv.available()
+        self.seats_taken() + sequence.samples.len() <= self.max_num_seqs as usize
+            && needed + self.blocks_reserved() <= self.kv.available()
     }
 
-    fn blocks_to_grow(&self, sequence: &Sequence) -> u32 {
+    /// Samples that run in the step being planned.
+    pub(super) fn seats_taken(&self) -> usize {
+        let leaves = |running: &Sequence| running.is_ending() && !running.is_in(self.planned_steps + 1);
+        let staying = self.running.iter().filter(|running| !leaves(running));
+        staying.map(|running| running.samples.len()).sum()
+    }
+
+    /// Blocks that the running sequences still need for their tokens, and one each to grow.
+    pub(super) fn blocks_reserved(&self) -> u32 {
+        self.running.iter().map(|running| self.blocks_to_grow(running)).sum()
+    }
+
+    pub(super) fn blocks_to_grow(&self, sequence: &Sequence) -> u32 {
         if sequence.is_ending() {
             return 0;
         }

@@ -4,6 +4,7 @@
 
 mod lives;
 mod overlap;
+mod overtake;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

@@ -2,17 +2,18 @@
 
 use std::sync::Arc;
 
-use super::{WorkerError, sizing};
+use super::{WorkerError, precision, sizing};
 use crate::TokenId;
 use crate::backend::Backend;
-use crate::backend::cpu::{CpuBackend, CpuOptions, Numbers};
+use crate::backend::cpu::{CpuBackend, CpuOptions};
 use crate::backend::cuda::{self, CudaOptions, NotUsable, OpenDevice, StepGaps};
 use crate::backend::fake::{FakeBackend, FakeOptions};
-use crate::config::{BackendKind, KvCacheDtype, LoadFormat, WorkerConfig};
+use crate::config::{BackendKind, KvCacheDtype, LoadFormat, Quantization, WorkerConfig};
 use crate::model::LoadError;
 use crate::model::config::ModelConfig;
-use crate::model::cost::{StepCost, ValueBytes};
+use crate::model::cost::{Product, StepCost, ValueBytes};
 use crate::model::fingerprint::{computed_with, fingerprint};
+use crate::model::packed_cache::PackedCache;
 use crate::model::weights::Weights;
 
 /// What makes weights up, and how to have some without a GPU.
@@ -89,8 +90,8 @@ fn load_auto(
         Err(why) if why.is_fault() => Err(WorkerError::Load(Box::new(why))),
         Err(why) => {
             for (setting, is_set) in [
-                ("--quantization fp8", config.cuda.quantization.is_some()),
-                ("--kv-cache-dtype fp8", config.cuda.kv_cache_dtype == KvCacheDtype::Fp8),
+                ("--quantization fp8", config.precision.quantization == Some(Quantization::Fp8)),
+                ("--kv-cache-dtype fp8", config.precision.kv_cache_dtype == KvCacheDtype::Fp8),
                 (DUMMY, config.cuda.load_format == LoadFormat::Dummy),
             ] {
                 if is_set {
@@ -120,11 +121,13 @@ fn load_cuda(
     opened: OpenDevice,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<LoadedBackend, WorkerError> {
+    let fp8 = precision::on_cuda(config.precision)?;
     let model = ModelConfig::from_dir(&config.model)?;
     let limits = config.scheduler_on(BackendKind::Cuda);
     sizing::check_model_len(&limits, model.max_position_embeddings)?;
     let options = CudaOptions {
         cuda: config.cuda.clone(),
+        fp8,
         limits,
         kv_cache_memory_bytes: config.kv_cache_memory_bytes,
         readers: config.threads,
@@ -137,11 +140,14 @@ fn load_cuda(
     let loaded = cuda::load(&config.model, &model, opened, &options, progress);
     let (backend, arithmetic) = loaded.map_err(|error| WorkerError::Load(Box::new(error)))?;
     Ok(LoadedBackend {
-        cost: model.cost(ValueBytes {
-            layers: if config.cuda.quantization.is_some() { 1 } else { 2 },
-            head: 2,
-            kv: if config.cuda.kv_cache_dtype == KvCacheDtype::Fp8 { 1 } else { 2 },
-        }),
+        cost: StepCost {
+            product: Product::Bf16,
+            ..model.cost(ValueBytes {
+                layers: if fp8.weights { 1 } else { 2 },
+                head: 2,
+                kv: if fp8.kv_cache { 1 } else { 2 },
+            })
+        },
         fingerprint: computed_with(fingerprint, &arithmetic),
         gaps: backend.gaps(),
         backend: Box::new(backend),
@@ -156,23 +162,30 @@ fn load_cuda(
 fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result<LoadedBackend, WorkerError> {
     // Its header first: the size of the cache depends on the model's.
     let model = ModelConfig::from_dir(&config.model)?;
-    let options = CpuOptions {
-        threads: config.threads,
-        kv_blocks: kv_blocks(config, model.kv_bytes_per_token(), model.max_position_embeddings)?,
-        block_size: config.scheduler.block_size,
-        max_rows: config.scheduler.max_num_batched_tokens,
-        numbers: Numbers::EXACT,
-    };
-    let fingerprint = fingerprint(&config.model)?;
     let embedding = Weights::open(&config.model)?.matrix(
         "model.embed_tokens.weight",
         model.vocab_size as usize,
         model.hidden_size,
     )?;
-    let value_bytes = (embedding.storage().value_bits() / 8) as u64;
-    let (backend, model) = CpuBackend::load(&config.model, options, progress)?;
+    let numbers = precision::on_cpu(config.precision, embedding.storage())?;
+    let stored_bytes = (embedding.storage().value_bits() / 8) as u64;
+    let options = CpuOptions {
+        threads: config.threads,
+        kv_blocks: kv_blocks(config, model.kv_bytes_per_token(numbers.kv), model.max_position_embeddings)?,
+        block_size: config.scheduler.block_size,
+        max_rows: config.scheduler.max_num_batched_tokens,
+        numbers,
+    };
+    let arithmetic = precision::cpu_arithmetic(&numbers);
+    let fingerprint = computed_with(fingerprint(&config.model)?, &arithmetic);
+    tracing::info!(arithmetic, "computing on the CPU");
+    let cache = config.cpu.packed_cache_dir.clone().map_or(PackedCache::none(), PackedCache::at);
+    let (backend, model) = CpuBackend::load_with(&config.model, options, &cache, progress)?;
     Ok(LoadedBackend {
-        cost: model.cost(ValueBytes { layers: value_bytes, head: value_bytes, kv: size_of::<f32>() as u64 }),
+        cost: StepCost {
+            product: Product::on_cpu(numbers.bf16, numbers.weights.is_some()),
+            ..model.cpu_cost(stored_bytes, numbers.weights, numbers.kv)
+        },
         fingerprint,
         backend: Box::new(backend),
         vocab_size: model.vocab_size,

@@ -6,6 +6,7 @@ mod detached;
 mod drain;
 mod load;
 mod local;
+mod precision;
 mod serve;
 mod server;
 mod sizing;

@@ -40,6 +40,9 @@ pub enum WorkerError {
         /// What would work.
         allowed: String,
     },
+    /// A setting that the device, or the model, cannot follow.
+    #[error("{0}")]
+    Unsuitable(String),
     /// A thread could not be started.
     #[error("cannot start the {thread} thread: {source}")]
     Thread {

@@ -17,7 +17,9 @@ use tonic_health::pb::health_client::HealthClient;
 
 use super::*;
 use crate::backend::fake::{FakeBackend, FakeOptions, StepCost};
-use crate::config::{BackendKind, CudaConfig, SchedulerConfig, UnsetLimits, WorkerConfig};
+use crate::config::{
+    BackendKind, CpuConfig, CudaConfig, Precision, SchedulerConfig, UnsetLimits, WorkerConfig,
+};
 
 const VOCAB: u32 = 500;
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -35,6 +37,8 @@ fn config() -> WorkerConfig {
         served_model_name: "fake".into(),
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
         backend: BackendKind::Fake,
+        precision: Precision::default(),
+        cpu: CpuConfig::default(),
         cuda: CudaConfig::default(),
         unset: UnsetLimits::default(),
         threads: 1,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use skein_worker::BlockId;
 use skein_worker::backend::cpu::{CpuModel, CpuOptions, Numbers};
 use skein_worker::backend::{Batch, BatchSequence, SampleRow};
+use skein_worker::model::packed_cache::PackedCache;
 use skein_worker::sampling::SamplingParams;
 
 pub const BLOCK_SIZE: u32 = 16;
@@ -23,7 +24,7 @@ pub fn load(name: &str, threads: usize, block_size: u32) -> CpuModel {
         max_rows: 64,
         numbers: Numbers::EXACT,
     };
-    CpuModel::load(&golden(name), options, &mut |_, _| {}).unwrap()
+    CpuModel::load(&golden(name), options, &PackedCache::none(), &mut |_, _| {}).unwrap()
 }
 
 /// A sequence with its own blocks, some of whose tokens have been computed.

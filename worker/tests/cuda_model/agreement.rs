@@ -1,9 +1,9 @@
 //! The CUDA backend computes what the CPU backend computes.
 
-use skein_worker::config::{CudaConfig, KvCacheDtype, Quantization};
+use skein_worker::backend::cuda::Fp8;
 
 use crate::models::{GROUPED, LLAMA, QWEN2, QWEN3, Tiny, WIDE};
-use crate::runs::{eager, limits, on_cpu, on_cuda, try_cuda};
+use crate::runs::{eager, on_cpu, on_cuda, on_cuda_in};
 use crate::scores::{TOLERANCE, compare, scores};
 
 fn check(name: &str, tiny: Tiny) {
@@ -64,11 +64,11 @@ fn fp8_weights_and_fp8_cache_stay_near() {
     }
     let dir = LLAMA.make(7);
     let expected = scores(&mut on_cpu(dir.path()), &[39], false);
-    let weights = CudaConfig { quantization: Some(Quantization::Fp8), ..eager() };
-    let cache = CudaConfig { kv_cache_dtype: KvCacheDtype::Fp8, ..eager() };
+    let weights = Fp8 { weights: true, kv_cache: false };
+    let cache = Fp8 { weights: false, kv_cache: true };
     // Three bits of mantissa: 2^-4 at worst and 3% on average of each product, which two layers of 128 inputs average out.
-    for (name, config) in [("fp8 weights", weights), ("fp8 cache", cache)] {
-        let got = scores(&mut on_cuda(dir.path(), config), &[20, 19], true);
+    for (name, fp8) in [("fp8 weights", weights), ("fp8 cache", cache)] {
+        let got = scores(&mut on_cuda_in(dir.path(), eager(), fp8).unwrap(), &[20, 19], true);
         let mean = got.iter().zip(&expected).map(|(a, b)| (a.logprob - b.logprob).abs()).sum::<f32>() / 39.0;
         println!("{name}: log-probabilities differ by {mean:.3} on average");
         assert!(mean < 0.15 && mean > 0.0, "{name}: {mean}");
@@ -83,11 +83,10 @@ fn weights_that_are_no_numbers_are_refused() {
     for tensor in ["model.layers.1.mlp.down_proj.weight", "model.layers.0.self_attn.k_proj.weight"] {
         let dir = LLAMA.make(3);
         Tiny::spoil(dir.path(), tensor);
-        for quantization in [None, Some(Quantization::Fp8)] {
-            let config = CudaConfig { quantization, ..eager() };
-            let error =
-                try_cuda(dir.path(), config, limits(), Some(4 << 20)).err().map(|error| error.to_string());
-            let said = error.unwrap_or_else(|| panic!("{tensor} with a NaN was taken, {quantization:?}"));
+        for weights in [false, true] {
+            let fp8 = Fp8 { weights, kv_cache: false };
+            let error = on_cuda_in(dir.path(), eager(), fp8).err().map(|error| error.to_string());
+            let said = error.unwrap_or_else(|| panic!("{tensor} with a NaN was taken, {fp8:?}"));
             assert!(said.contains("not finite") || said.contains("NaN"), "{said}");
         }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use skein_worker::BlockId;
 use skein_worker::backend::cpu::{CpuBackend, CpuOptions, Numbers};
-use skein_worker::backend::cuda::{self, CudaBackend, CudaOptions};
+use skein_worker::backend::cuda::{self, CudaBackend, CudaOptions, Fp8};
 use skein_worker::backend::{Backend, Batch, BatchSequence, Carried, SampleRow, StepOutput};
 use skein_worker::config::{CudaConfig, SchedulerConfig};
 use skein_worker::model::config::ModelConfig;
@@ -27,7 +27,13 @@ pub fn limits() -> SchedulerConfig {
 
 /// The CUDA backend over the model in `dir`, on the emulation.
 pub fn on_cuda(dir: &Path, config: CudaConfig) -> CudaBackend {
-    try_cuda(dir, config, limits(), Some(4 << 20)).unwrap()
+    on_cuda_in(dir, config, Fp8::default()).unwrap()
+}
+
+/// The same with some numbers in FP8.
+pub fn on_cuda_in(dir: &Path, config: CudaConfig, fp8: Fp8) -> Result<CudaBackend, cuda::CudaLoadError> {
+    let (cuda, limits, kv_cache_memory_bytes) = (config, limits(), Some(4 << 20));
+    load(dir, CudaOptions { cuda, fp8, limits, kv_cache_memory_bytes, readers: 2 })
 }
 
 pub fn try_cuda(
@@ -36,9 +42,13 @@ pub fn try_cuda(
     limits: SchedulerConfig,
     kv_bytes: Option<u64>,
 ) -> Result<CudaBackend, cuda::CudaLoadError> {
+    let fp8 = Fp8::default();
+    load(dir, CudaOptions { cuda, fp8, limits, kv_cache_memory_bytes: kv_bytes, readers: 2 })
+}
+
+fn load(dir: &Path, options: CudaOptions) -> Result<CudaBackend, cuda::CudaLoadError> {
     let model = ModelConfig::from_dir(dir).unwrap();
-    let opened = cuda::open(0, &model, limits.block_size).unwrap();
-    let options = CudaOptions { cuda, limits, kv_cache_memory_bytes: kv_bytes, readers: 2 };
+    let opened = cuda::open(0, &model, options.limits.block_size).unwrap();
     let mut last = None;
     let loaded = cuda::load(dir, &model, opened, &options, &mut |done, total| last = Some((done, total)));
     if loaded.is_ok() {

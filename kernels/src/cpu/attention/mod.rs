@@ -1,23 +1,32 @@
 //! Attention over the paged KV cache, for any mix of prefill and decode rows.
 //!
-//! A row attends to positions `0..=its own` through its sequence's block table. Each score is one chain of fused
-//! multiply-adds over the head's dimensions, the softmax is summed with position `p` in lane `p % 16`, and each output
-//! value is one chain over the positions, ascending. None of that depends on the chunk a row came in, on its
-//! neighbours or on the block size, so its bits do not either.
+//! A row attends to positions `0..=its own` through its sequence's block table, in chunks of [`CHUNK`] positions. In a
+//! chunk each score is one chain of multiply-adds over the head's dimensions, the softmax is taken against the chunk's
+//! highest score and summed with position `p` in lane `p % 16`, and each output value is one chain over the positions,
+//! ascending. Chunks are then joined one after the other, ascending ([`state`]). None of that depends on the rows a row
+//! came in with, on the block size or on who computes which chunk, so its bits do not either. ([`element`] says what a
+//! chain is for each type of cached numbers.)
+//!
+//! A [`plan`] cuts the rows into tiles, so that several queries share what is read, and the contexts of tiles that are long
+//! into runs of chunks, so that all threads have work.
 
+mod element;
+mod plan;
+mod state;
 mod task;
+mod tile;
 
 use std::ops::Range;
 
 use super::Cpu;
 use super::kv_cache::KvCache;
 use super::shared::Shared;
-use task::{Task, Tile};
+use plan::{Plan, Shape};
+use state::States;
+use task::{Room, Task};
 
-/// Queries (rows times query heads of one KV head) a task takes at most, unless a single row has more.
-const QUERIES_PER_TASK: usize = 16;
-/// Bytes of scores a task keeps: they stay in the second-level cache.
-const SCORE_BYTES: usize = 1 << 20;
+/// Positions whose softmax is taken at once. Fixed: it is part of the arithmetic.
+const CHUNK: usize = 256;
 
 /// Some consecutive rows of one sequence.
 #[derive(Debug, Clone)]
@@ -46,10 +55,14 @@ pub struct Attention<'a> {
     pub scale: f32,
 }
 
-/// Scratch of [`attend`]: kept between calls.
+/// Scratch of [`attend`]: kept between calls, grows to the largest.
 #[derive(Default)]
 pub struct Scratch {
-    scores: Vec<Vec<f32>>,
+    plan: Plan,
+    /// One for each thread.
+    rooms: Vec<Room>,
+    /// Results of chunks that several threads compute.
+    states: Vec<f32>,
 }
 
 /// Attends with all `sequences`; `out` is `[rows, heads * head_dim]`.
@@ -69,27 +82,26 @@ pub fn attend(
     let rows = a.q.len() / a.stride;
     assert!(group * shape.kv_heads == a.heads && width <= a.stride, "query heads share KV heads evenly");
     assert!(a.q.len() == rows * a.stride && out.len() == rows * width, "q and out have the same rows");
-    scratch.scores.resize_with(cpu.threads.count(), Vec::new);
-    let tiles: Vec<Rows<'_>> = sequences.iter().flat_map(|sequence| split(sequence, group)).collect();
-    let (isa, out, scores) = (cpu.isa, Shared::new(out), Shared::new(&mut scratch.scores));
-    cpu.threads.run(tiles.len() * shape.kv_heads, |task, participant| {
-        let (rows, kv_head) = (&tiles[task / shape.kv_heads], task % shape.kv_heads);
+    for sequence in sequences {
+        let context = sequence.position + sequence.rows.len();
+        assert!(sequence.blocks.len() * shape.block_size >= context, "a block table covers its context");
+    }
+    let state = States::stride(a.cache.layout());
+    let Scratch { plan, rooms, states } = scratch;
+    let threads = cpu.threads.count();
+    plan.make(Shape { threads, group, kv_heads: shape.kv_heads, state }, sequences);
+    rooms.resize_with(threads, Room::default);
+    if states.len() < plan.states() * state {
+        states.resize(plan.states() * state, 0.0);
+    }
+    let (isa, out, rooms, states) = (cpu.isa, Shared::new(out), Shared::new(rooms), Shared::new(states));
+    cpu.threads.run(plan.pieces().len(), |task, participant| {
+        let piece = &plan.pieces()[task];
         // SAFETY: participants are distinct among concurrent calls.
-        let scores = unsafe { &mut scores.part(participant, 1)[0] };
-        isa.run(Task { tile: Tile { a, rows, kv_head, group, out: &out }, scores });
+        let room = unsafe { &mut rooms.part(participant, 1)[0] };
+        let rows = &sequences[piece.sequence];
+        isa.run(Task { a, rows, piece, plan, group, out: &out, states: &states, room });
     });
-}
-
-/// Cuts a sequence's rows into tiles that share reads of keys and values.
-fn split<'a>(sequence: &Rows<'a>, group: usize) -> impl Iterator<Item = Rows<'a>> + use<'a> {
-    let context = sequence.position + sequence.rows.len();
-    let queries = (SCORE_BYTES / (4 * context)).clamp(1, QUERIES_PER_TASK);
-    let (step, sequence) = ((queries / group).max(1), sequence.clone());
-    sequence.rows.clone().step_by(step).map(move |start| Rows {
-        rows: start..sequence.rows.end.min(start + step),
-        position: sequence.position + (start - sequence.rows.start),
-        blocks: sequence.blocks,
-    })
 }
 
 #[cfg(test)]

@@ -1,27 +1,44 @@
-//! One tile of rows with one KV head. Keys and values of a block are read once for up to eight queries.
+//! One piece of a plan: its rows' queries through its chunks.
 
-#![allow(clippy::needless_range_loop)] // indices run over several arrays, as in the formulas
-
-use super::super::math::exp;
-use super::super::norm::load_up_to;
+use super::super::kv_cache::{KvType, TILE};
 use super::super::shared::Shared;
-use super::super::simd::{Kernel, LANES, Simd};
-use super::{Attention, Rows};
+use super::super::simd::{Kernel, Simd};
+use super::element::{Bf16, Bf16Dot, Element, F16, F32, Int8};
+use super::plan::{Piece, Plan, Split};
+use super::state::States;
+use super::tile::{Chunk, Queries, SCORES};
+use super::{Attention, CHUNK, Rows};
 
-/// One tile of rows with one KV head, and where its scores may be kept.
+/// Tiles of a chunk.
+pub(super) const TILES: usize = CHUNK / TILE;
+/// Queries that are multiplied at once at most.
+pub(super) const MOST: usize = 8;
+
+/// One piece of a plan, and where what it computes goes.
 pub(super) struct Task<'a> {
-    pub(super) tile: Tile<'a>,
-    pub(super) scores: &'a mut Vec<f32>,
-}
-
-/// One tile of rows with one KV head. Its query `i` is row `i / group` with the head's query head `i % group`.
-pub(super) struct Tile<'a> {
     pub(super) a: &'a Attention<'a>,
+    /// The piece's sequence.
     pub(super) rows: &'a Rows<'a>,
-    pub(super) kv_head: usize,
-    /// Query heads of a KV head.
+    pub(super) piece: &'a Piece,
+    pub(super) plan: &'a Plan,
+    /// Query heads of a KV head. Query `i` of the piece is row `i / group` with the head's query head `i % group`.
     pub(super) group: usize,
     pub(super) out: &'a Shared<'a, f32>,
+    /// States of split tiles.
+    pub(super) states: &'a Shared<'a, f32>,
+    pub(super) room: &'a mut Room,
+}
+
+/// What a thread needs for itself; kept between calls.
+#[derive(Default)]
+pub(super) struct Room {
+    /// Queries as they are multiplied: `[queries, width]`.
+    queries: Vec<f32>,
+    /// `[MOST, SCORES]`
+    scores: Vec<f32>,
+    states: Vec<f32>,
+    /// Tiles of a chunk, where block sizes scatter them.
+    gathered: Vec<u8>,
 }
 
 impl Kernel for Task<'_> {
@@ -29,168 +46,197 @@ impl Kernel for Task<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Self { tile, scores } = self;
-        let context = tile.rows.position + tile.rows.rows.len();
-        assert!(
-            tile.rows.blocks.len() * tile.a.cache.shape().block_size >= context,
-            "a block table covers its context"
-        );
-        // One vector longer than the context, so that whole vectors can be stored.
-        let stride = context.next_multiple_of(LANES) + LANES;
-        let most = if S::ACCUMULATORS >= 24 { 8 } else { 4 };
-        if scores.len() < most * stride {
-            scores.resize(most * stride, 0.0);
+        match self.a.cache.layout().kind {
+            KvType::F32 => self.with::<S, F32>(s),
+            KvType::F16 => self.with::<S, F16>(s),
+            KvType::Int8 => self.with::<S, Int8>(s),
+            KvType::Bf16 if S::HAS_DOT => self.with::<S, Bf16Dot>(s),
+            KvType::Bf16 => self.with::<S, Bf16>(s),
         }
-        let queries = tile.rows.rows.len() * tile.group;
-        let mut first = 0;
-        while first < queries {
-            let count = most.min(queries - first);
+    }
+}
+
+impl<'a> Task<'a> {
+    #[inline(always)]
+    fn with<S: Simd, E: Element<S>>(self, s: S) {
+        let room = std::mem::take(self.room); // put back at the end
+        let Room { mut queries, mut scores, states: mut own, mut gathered } = room;
+        let (layout, count) = (self.a.cache.layout(), self.piece.rows.len() * self.group);
+        let stride = States::stride(layout);
+        self.encode_queries::<S, E>(&mut queries);
+        grow(&mut scores, MOST * SCORES);
+        grow(&mut own, count * stride);
+        for chunk in self.piece.chunks.clone() {
+            // SAFETY: a chunk of a tile is in one piece; only the last piece, when all others are done, takes them all.
+            let shared = |split: Split| unsafe {
+                self.states.part((split.states + chunk * count) * stride, count * stride)
+            };
+            let (first, values) = match self.piece.split {
+                Some(split) => (true, shared(split)),
+                None => (chunk == 0, &mut own[..count * stride]),
+            };
+            let tiles = self.tiles(chunk, &mut gathered);
+            let chunk = Chunk { layout, tiles, start: chunk * CHUNK, scale: self.a.scale, is_first: first };
+            self.chunk::<S, E>(s, &chunk, &queries, &mut scores, &mut States::new(values, stride));
+        }
+        match self.piece.split {
+            None => self.finish(&mut States::new(&mut own[..count * stride], stride), count),
+            Some(split) if self.plan.finish(&split) => {
+                // SAFETY: all other pieces of the tile are done.
+                let all = unsafe { self.states.part(split.states * stride, split.chunks * count * stride) };
+                let mut states = States::new(all, stride);
+                self.join(s, &mut states, split.chunks, count);
+                self.finish(&mut states, count);
+            }
+            Some(_) => {}
+        }
+        *self.room = Room { queries, scores, states: own, gathered };
+    }
+
+    /// Context of query `i`: its own position and all before.
+    #[inline(always)]
+    fn context(&self, i: usize) -> usize {
+        self.rows.position + self.piece.rows.start + i / self.group + 1
+    }
+
+    /// Row of the batch and query head of query `i`.
+    #[inline(always)]
+    fn row_and_head(&self, i: usize) -> (usize, usize) {
+        let row = self.rows.rows.start + self.piece.rows.start + i / self.group;
+        (row, self.piece.kv_head * self.group + i % self.group)
+    }
+
+    #[inline(always)]
+    fn encode_queries<S: Simd, E: Element<S>>(&self, queries: &mut Vec<f32>) {
+        let (width, head_dim) = (self.a.cache.layout().width, self.a.cache.shape().head_dim);
+        let count = self.piece.rows.len() * self.group;
+        grow(queries, count * width);
+        for (i, to) in queries.chunks_exact_mut(width).take(count).enumerate() {
+            let (row, head) = self.row_and_head(i);
+            let from = &self.a.q[row * self.a.stride + head * head_dim..][..head_dim];
+            to[..head_dim].copy_from_slice(from);
+            to[head_dim..].fill(0.0);
+            to.iter_mut().for_each(|value| *value = E::round(*value));
+            E::encode(to);
+        }
+    }
+
+    /// The tiles of a chunk, and the first two of the next as far as they are in the piece.
+    #[inline(always)]
+    fn tiles<'t>(&self, chunk: usize, gathered: &'t mut Vec<u8>) -> Tiles<'t>
+    where
+        'a: 't,
+    {
+        let end = self.rows.position + self.piece.rows.end;
+        let count = end.min((chunk + 1) * CHUNK).div_ceil(TILE) - chunk * TILES;
+        let mut tiles = Tiles { tiles: [&[]; TILES + AHEAD], count };
+        let block_size = self.a.cache.shape().block_size;
+        let (cache, layer, head) = (self.a.cache, self.a.layer, self.piece.kv_head);
+        if !block_size.is_multiple_of(TILE) {
+            self.gather(chunk, count, gathered);
+            let bytes = cache.layout().bytes();
+            for (to, from) in tiles.tiles.iter_mut().zip(gathered.chunks_exact(bytes)).take(count) {
+                *to = from;
+            }
+            return tiles;
+        }
+        let per_block = block_size / TILE;
+        let known = end.min(self.piece.chunks.end * CHUNK).div_ceil(TILE) - chunk * TILES;
+        for (i, tile) in tiles.tiles[..known.min(TILES + AHEAD)].iter_mut().enumerate() {
+            let index = chunk * TILES + i;
+            let block = self.rows.blocks[index / per_block] as usize;
+            *tile = cache.tile(layer, block * per_block + index % per_block, head);
+        }
+        tiles
+    }
+
+    /// Puts the positions of a chunk together, one after the other, where they do not lie so.
+    #[inline(never)]
+    fn gather(&self, chunk: usize, count: usize, gathered: &mut Vec<u8>) {
+        let (cache, layout) = (self.a.cache, self.a.cache.layout());
+        let (size, bytes) = (cache.shape().block_size, layout.bytes());
+        gathered.clear();
+        gathered.resize(count * bytes, 0);
+        let start = chunk * CHUNK;
+        let end = (self.rows.position + self.piece.rows.end).min(start + count * TILE);
+        for position in start..end {
+            let slot = self.rows.blocks[position / size] as usize * size + position % size;
+            let from = cache.tile(self.a.layer, slot / TILE, self.piece.kv_head);
+            let to = &mut gathered[(position - start) / TILE * bytes..][..bytes];
+            layout.for_each_number(slot % TILE, position % TILE, |at, place, bytes| {
+                to[place..place + bytes].copy_from_slice(&from[at..at + bytes]);
+            });
+        }
+    }
+
+    /// All queries that see something of the chunk, some at a time.
+    #[inline(always)]
+    fn chunk<S: Simd, E: Element<S>>(
+        &self,
+        s: S,
+        chunk: &Chunk<'_>,
+        queries: &[f32],
+        scores: &mut [f32],
+        states: &mut States<'_>,
+    ) {
+        let (width, all) = (chunk.layout.width, self.piece.rows.len() * self.group);
+        let blind = chunk.start.saturating_sub(self.rows.position + self.piece.rows.start) * self.group;
+        let seeing = all - blind.min(all);
+        let most = if S::ACCUMULATORS >= 24 { MOST } else { S::ACCUMULATORS };
+        let rounds = seeing.div_ceil(most);
+        for round in 0..rounds {
+            let part = |round: usize| blind + round * seeing / rounds;
+            let (first, count) = (part(round), part(round + 1) - part(round));
+            let mut visible = [0; MOST];
+            for i in 0..count {
+                visible[i] = (self.context(first + i) - chunk.start).min(CHUNK);
+            }
+            let group =
+                Queries { rows: &queries[first * width..][..count * width], first, visible: &visible };
             macro_rules! counts {
                 ($($n:literal),*) => { match count {
-                    $($n if $n <= S::ACCUMULATORS => tile.queries::<S, $n>(s, first, scores, stride),)*
+                    $($n if $n <= most => chunk.attend::<S, E, $n>(s, &group, scores, states),)*
                     _ => unreachable!("every number of queries has an arm"),
                 } };
             }
             counts!(1, 2, 3, 4, 5, 6, 7, 8);
-            first += count;
+        }
+    }
+
+    /// Joins the states of all chunks to those of the first, in order. A query's last chunks may be beyond its context.
+    #[inline(always)]
+    fn join<S: Simd>(&self, s: S, states: &mut States<'_>, chunks: usize, count: usize) {
+        for i in 0..count {
+            for chunk in 1..chunks.min(self.context(i).div_ceil(CHUNK)) {
+                states.join_states(s, i, chunk * count + i, self.a.scale);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn finish(&self, states: &mut States<'_>, count: usize) {
+        let head_dim = self.a.cache.shape().head_dim;
+        for i in 0..count {
+            let (row, head) = self.row_and_head(i);
+            // SAFETY: each row and head is in one tile, and one piece finishes it.
+            let out = unsafe { self.out.part((row * self.a.heads + head) * head_dim, head_dim) };
+            states.finish(i, out);
         }
     }
 }
 
-impl Tile<'_> {
-    /// Queries `first..first + N` from start to end; row `i` of `scores`, `stride` values long, is query `first + i`'s.
-    #[inline(always)]
-    fn queries<S: Simd, const N: usize>(&self, s: S, first: usize, scores: &mut [f32], stride: usize) {
-        let (a, head_dim) = (self.a, self.a.cache.shape().head_dim);
-        let (mut q, mut contexts, mut places) = ([&[][..]; N], [0; N], [0; N]);
-        for i in 0..N {
-            let (row, head) =
-                ((first + i) / self.group, self.kv_head * self.group + (first + i) % self.group);
-            q[i] = &a.q[(self.rows.rows.start + row) * a.stride + head * head_dim..][..head_dim];
-            contexts[i] = self.rows.position + row + 1; // ascending in i
-            places[i] = ((self.rows.rows.start + row) * a.heads + head) * head_dim;
-        }
-        self.scores::<S, N>(s, &q, contexts[N - 1], scores, stride);
-        let mut sums = [0.0; N];
-        for i in 0..N {
-            sums[i] = softmax(s, &mut scores[i * stride..][..contexts[i]], a.scale);
-        }
-        let mut dim = 0;
-        while dim < head_dim {
-            let outputs = self.outputs::<S, N>(s, dim, scores, stride, &contexts);
-            for i in 0..N {
-                let count = LANES.min(head_dim - dim);
-                // SAFETY: each row and head is in one task.
-                let out = unsafe { self.out.part(places[i] + dim, count) };
-                // SAFETY: `count` values of `out` are written.
-                unsafe { s.store_part(s.mul(outputs[i], s.splat(1.0 / sums[i])), out.as_mut_ptr(), count) };
-            }
-            dim += LANES;
-        }
-    }
+/// Tiles that are asked for ahead.
+pub(super) const AHEAD: usize = 2;
 
-    /// Scores of all queries with positions `0..context`, not yet scaled.
-    #[inline(always)]
-    fn scores<S: Simd, const N: usize>(
-        &self,
-        s: S,
-        q: &[&[f32]; N],
-        context: usize,
-        scores: &mut [f32],
-        stride: usize,
-    ) {
-        let (block_size, head_dim) = (self.a.cache.shape().block_size, self.a.cache.shape().head_dim);
-        for (index, block) in self.rows.blocks[..context.div_ceil(block_size)].iter().enumerate() {
-            let (keys, _) = self.a.cache.keys_values(self.a.layer, *block as usize, self.kv_head);
-            let start = index * block_size;
-            let mut slot = 0;
-            while slot < block_size.min(context - start) {
-                let mut sums = [s.zero(); N];
-                for dim in 0..head_dim {
-                    let keys = &keys[dim * block_size + slot..(dim + 1) * block_size];
-                    let keys = load_up_to(s, keys);
-                    for i in 0..N {
-                        // SAFETY: a query has `head_dim` values.
-                        let q = unsafe { *q[i].get_unchecked(dim) };
-                        sums[i] = s.fma(s.splat(q), keys, sums[i]);
-                    }
-                }
-                for i in 0..N {
-                    // Lanes past the block are overwritten by the next one, those past the context are not read.
-                    let to = &mut scores[i * stride + start + slot..][..LANES];
-                    // SAFETY: sixteen values.
-                    unsafe { s.store(sums[i], to.as_mut_ptr()) };
-                }
-                slot += LANES;
-            }
-        }
-    }
-
-    /// Sums of values `dim..dim + 16` weighted by the scores, over each query's positions in ascending order.
-    #[inline(always)]
-    fn outputs<S: Simd, const N: usize>(
-        &self,
-        s: S,
-        dim: usize,
-        scores: &[f32],
-        stride: usize,
-        contexts: &[usize; N],
-    ) -> [S::V; N] {
-        assert!(scores.len() >= N * stride && contexts[N - 1] <= stride, "scores have a row for each query");
-        let (block_size, head_dim) = (self.a.cache.shape().block_size, self.a.cache.shape().head_dim);
-        let mut sums = [s.zero(); N];
-        for (index, block) in self.rows.blocks[..contexts[N - 1].div_ceil(block_size)].iter().enumerate() {
-            let (_, values) = self.a.cache.keys_values(self.a.layer, *block as usize, self.kv_head);
-            let start = index * block_size;
-            // Positions all queries see, then those that only the later rows see.
-            let (end, common) =
-                ((start + block_size).min(contexts[N - 1]), (start + block_size).min(contexts[0]));
-            for position in start..common {
-                let values = load_up_to(s, &values[(position - start) * head_dim..][dim..head_dim]);
-                for i in 0..N {
-                    // SAFETY: a row of scores is longer than any context; see the assertion.
-                    let weight = unsafe { *scores.get_unchecked(i * stride + position) };
-                    sums[i] = s.fma(s.splat(weight), values, sums[i]);
-                }
-            }
-            for position in common.max(start)..end {
-                let values = load_up_to(s, &values[(position - start) * head_dim..][dim..head_dim]);
-                for i in 0..N {
-                    if position < contexts[i] {
-                        sums[i] = s.fma(s.splat(scores[i * stride + position]), values, sums[i]);
-                    }
-                }
-            }
-        }
-        sums
-    }
+/// The tiles of a chunk, in order, and those after it that come next; empty where there are none.
+pub(super) struct Tiles<'a> {
+    pub(super) tiles: [&'a [u8]; TILES + AHEAD],
+    /// Of the chunk.
+    pub(super) count: usize,
 }
 
-/// Turns scores into `exp(scale * (score - highest))` and returns their sum: position `p` adds to lane `p % 16`.
-#[inline(always)]
-fn softmax<S: Simd>(s: S, scores: &mut [f32], scale: f32) -> f32 {
-    let mut highest = [f32::NEG_INFINITY; LANES];
-    let (whole, rest) = scores.as_chunks::<LANES>();
-    for chunk in whole {
-        for i in 0..LANES {
-            highest[i] = if chunk[i] > highest[i] { chunk[i] } else { highest[i] };
-        }
+fn grow(values: &mut Vec<f32>, len: usize) {
+    if values.len() < len {
+        values.resize(len, 0.0);
     }
-    for i in 0..rest.len() {
-        highest[i] = if rest[i] > highest[i] { rest[i] } else { highest[i] };
-    }
-    let mut top = highest[0];
-    for i in 1..LANES {
-        top = if highest[i] > top { highest[i] } else { top };
-    }
-    for score in scores.iter_mut() {
-        *score = exp((*score - top) * scale);
-    }
-    let mut sums = s.zero();
-    let mut at = 0;
-    while at < scores.len() {
-        sums = s.add(sums, load_up_to(s, &scores[at..]));
-        at += LANES;
-    }
-    s.sum(sums)
 }

@@ -7,34 +7,54 @@ fn values(count: usize, seed: usize) -> Vec<f32> {
 }
 
 /// Heads, KV heads, head size, block size.
-const SHAPES: [(usize, usize, usize, usize); 5] =
-    [(4, 2, 16, 16), (7, 1, 64, 16), (3, 3, 24, 5), (4, 1, 10, 32), (18, 2, 32, 16)];
+const SHAPES: [(usize, usize, usize, usize); 6] =
+    [(4, 2, 16, 16), (7, 1, 64, 16), (3, 3, 24, 5), (4, 1, 10, 32), (18, 2, 32, 16), (2, 1, 80, 16)];
 
 struct Case {
+    kind: KvType,
     shape: (usize, usize, usize, usize),
     length: usize,
     /// `[length, (heads + 2 * kv_heads) * head_dim]`
     qkv: Vec<f32>,
 }
 
+/// How a case is computed; none of it may matter.
+#[derive(Debug, Clone)]
+struct Way {
+    isa: Isa,
+    threads: usize,
+    chunks: Vec<usize>,
+    block_size: usize,
+}
+
 impl Case {
-    fn new(shape: (usize, usize, usize, usize), length: usize) -> Self {
+    fn new(kind: KvType, shape: (usize, usize, usize, usize), length: usize) -> Self {
         let (heads, kv_heads, head_dim, _) = shape;
-        Self { shape, length, qkv: values(length * (heads + 2 * kv_heads) * head_dim, length) }
+        let qkv = values(length * (heads + 2 * kv_heads) * head_dim, length);
+        Self { kind, shape, length, qkv }
+    }
+
+    /// A cache whose every slot holds what is no number, as a request that failed may leave it.
+    fn stale_cache(&self, cpu: &mut Cpu, block_size: usize, blocks: usize) -> KvCache {
+        let (_, kv_heads, head_dim, _) = self.shape;
+        let shape = KvShape { layers: 2, kv_heads, head_dim, block_size, blocks, kind: self.kind };
+        let mut cache = KvCache::new(shape).unwrap();
+        let (width, slots) = (2 * kv_heads * head_dim, (0..(blocks * block_size) as u32).collect::<Vec<_>>());
+        cache.write(cpu, 1, &vec![f32::NAN; slots.len() * width], width, 0, &slots);
+        cache
     }
 
     /// Attends in the given chunks through a scattered block table, each chunk beside another sequence's.
-    fn run(&self, isa: Isa, threads: usize, chunks: &[usize], block_size: usize) -> Vec<f32> {
+    fn run(&self, way: &Way) -> Vec<f32> {
+        let Way { isa, threads, chunks, block_size } = way;
         let (heads, kv_heads, head_dim, _) = self.shape;
         let stride = (heads + 2 * kv_heads) * head_dim;
-        let per_sequence = self.length.div_ceil(block_size);
+        let per_sequence = self.length.div_ceil(*block_size);
         let blocks = 2 * per_sequence + 3;
-        let mut cache =
-            KvCache::new(KvShape { layers: 2, kv_heads, head_dim, block_size, blocks, kind: KvType::F32 })
-                .unwrap();
         let tables: [Vec<u32>; 2] =
             [0, 1].map(|s| (0..per_sequence).map(|i| (blocks - 1 - 2 * i - s) as u32).collect());
-        let (cpu, mut scratch) = (&mut Cpu::with_isa(threads, isa), Scratch::default());
+        let (cpu, mut scratch) = (&mut Cpu::with_isa(*threads, *isa), Scratch::default());
+        let mut cache = self.stale_cache(cpu, *block_size, blocks);
         let (mut out, mut start) = (Vec::new(), 0usize);
         for chunk in chunks {
             // The other sequence runs the same rows two positions late, so tiles and neighbours differ.
@@ -62,51 +82,84 @@ impl Case {
         out
     }
 
-    fn exact(&self) -> Vec<f64> {
-        let (heads, kv_heads, head_dim, _) = self.shape;
-        let stride = (heads + 2 * kv_heads) * head_dim;
-        let at = |position: usize, head: usize, i: usize| {
-            f64::from(self.qkv[position * stride + head * head_dim + i])
+    fn bits(&self, way: &Way) -> Vec<u32> {
+        self.run(way).into_iter().map(f32::to_bits).collect()
+    }
+
+    /// A head as it is multiplied.
+    fn rounded(&self, head: &[f32], is_query: bool) -> Vec<f64> {
+        let highest = head.iter().fold(0f32, |highest, x| highest.max(x.abs()));
+        let round = |x: f32| match self.kind {
+            KvType::Bf16 => half::bf16::from_f32(x).to_f32(),
+            KvType::F16 if !is_query => half::f16::from_f32(x).to_f32(),
+            KvType::Int8 if !is_query => (x * (127.0 / highest)).round_ties_even() * (highest / 127.0),
+            _ => x,
         };
+        head.iter().map(|x| f64::from(round(*x))).collect()
+    }
+
+    /// Attention of `rows`, in f64 over the numbers as they are cached.
+    fn exact(&self, rows: &[usize]) -> Vec<f64> {
+        let (heads, kv_heads, head_dim, _) = self.shape;
+        let all = heads + 2 * kv_heads;
+        let head_of: Vec<Vec<f64>> = self
+            .qkv
+            .chunks(head_dim)
+            .enumerate()
+            .map(|(i, head)| self.rounded(head, i % all < heads))
+            .collect();
         let mut out = Vec::new();
-        for (row, head) in (0..self.length).flat_map(|row| (0..heads).map(move |head| (row, head))) {
+        for (row, head) in rows.iter().flat_map(|row| (0..heads).map(move |head| (*row, head))) {
             let (key, value) = (heads + head * kv_heads / heads, heads + kv_heads + head * kv_heads / heads);
+            let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
             let score =
-                |p: usize| (0..head_dim).map(|i| at(row, head, i) * at(p, key, i)).sum::<f64>() * 0.37;
+                |p: usize| dot(&head_of[row * all + head], &head_of[p * all + key]) * f64::from(0.37f32);
             let weights: Vec<f64> = (0..=row).map(|p| score(p).exp()).collect();
             let sum: f64 = weights.iter().sum();
-            out.extend(
-                (0..head_dim).map(|i| (0..=row).map(|p| weights[p] / sum * at(p, value, i)).sum::<f64>()),
-            );
+            let value = |p: usize, i: usize| head_of[p * all + value][i];
+            out.extend((0..head_dim).map(|i| (0..=row).map(|p| weights[p] / sum * value(p, i)).sum::<f64>()));
         }
         out
+    }
+
+    fn check_against_exact(&self, rows: &[usize]) {
+        // Weights are rounded to bfloat16 too: 2^-9 each, of values up to 1.6.
+        let tolerance = if self.kind == KvType::Bf16 { 4e-3 } else { 3e-5 };
+        let way = Way { isa: Isa::best(), threads: 2, chunks: vec![self.length], block_size: self.shape.3 };
+        let (got, width) = (self.run(&way), self.shape.0 * self.shape.2);
+        for (index, exact) in self.exact(rows).iter().enumerate() {
+            let got = f64::from(got[rows[index / width] * width + index % width]);
+            assert!((got - exact).abs() < tolerance, "{:?} {:?}: {got} for {exact}", self.kind, self.shape);
+        }
     }
 }
 
 #[test]
 fn it_agrees_with_f64() {
-    for shape in SHAPES {
-        let case = Case::new(shape, 45);
-        let got = case.run(Isa::best(), 2, &[45], shape.3);
-        for (got, exact) in got.iter().zip(case.exact()) {
-            assert!((f64::from(*got) - exact).abs() < 2e-5, "{shape:?}: {got} for {exact}");
-        }
+    for (kind, shape) in KvType::ALL.into_iter().flat_map(|kind| SHAPES.map(|shape| (kind, shape))) {
+        Case::new(kind, shape, 45).check_against_exact(&(0..45).collect::<Vec<_>>());
+        Case::new(kind, shape, 700).check_against_exact(&[0, 255, 256, 257, 511, 512, 699]);
     }
 }
 
 #[test]
 fn chunks_neighbours_threads_block_sizes_and_instruction_sets_change_no_bit() {
-    for shape in SHAPES {
-        let case = Case::new(shape, 45);
-        let bits = |out: Vec<f32>| out.into_iter().map(f32::to_bits).collect::<Vec<_>>();
-        let expected = bits(case.run(Isa::best(), 1, &[45], shape.3));
+    for (kind, shape) in KvType::ALL.into_iter().flat_map(|kind| SHAPES.map(|shape| (kind, shape))) {
+        let case = Case::new(kind, shape, 45);
+        let way = |isa, threads, chunks: &[usize], block_size| Way {
+            isa,
+            threads,
+            chunks: chunks.to_vec(),
+            block_size,
+        };
+        let expected = case.bits(&way(Isa::best(), 1, &[45], shape.3));
         for isa in Isa::available() {
             for (threads, chunks) in
                 [(1, vec![1; 45]), (2, vec![45]), (3, vec![17, 1, 20, 7]), (2, vec![16, 29])]
             {
                 for block_size in [shape.3, 16, 7, 1] {
-                    let got = bits(case.run(isa, threads, &chunks, block_size));
-                    assert!(got == expected, "{shape:?} {} {threads} {chunks:?} {block_size}", isa.name());
+                    let way = way(isa, threads, &chunks, block_size);
+                    assert!(case.bits(&way) == expected, "{kind:?} {shape:?} {way:?}");
                 }
             }
         }
@@ -114,18 +167,24 @@ fn chunks_neighbours_threads_block_sizes_and_instruction_sets_change_no_bit() {
 }
 
 #[test]
-fn a_copied_block_reads_the_same() {
-    let shape = KvShape { layers: 2, kv_heads: 2, head_dim: 4, block_size: 2, blocks: 3, kind: KvType::F32 };
-    let mut cache = KvCache::new(shape).unwrap();
-    let x = values(32, 3);
-    for layer in 0..2 {
-        cache.write(&mut Cpu::new(1), layer, &x, 16, 0, &[2, 3]);
-    }
-    cache.copy_block(1, 2);
-    for (layer, head) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
-        let (keys, values) = cache.keys_values(layer, 1, head);
-        assert_eq!((keys, values), cache.keys_values(layer, 2, head));
-        assert_eq!((keys[0], keys[1]), (x[head * 4], x[16 + head * 4]), "dimension 0 of both slots");
-        assert_eq!(values[4..8], x[16 + 8 + head * 4..][..4], "the second slot's value");
+fn who_computes_which_chunk_of_a_long_context_changes_no_bit() {
+    let length = 2 * CHUNK + 70;
+    for (kind, shape) in
+        KvType::ALL.into_iter().flat_map(|kind| [(7, 1, 32, 16), (6, 2, 16, 16)].map(|s| (kind, s)))
+    {
+        let case = Case::new(kind, shape, length);
+        let whole = Way { isa: Isa::best(), threads: 1, chunks: vec![length], block_size: 16 };
+        let expected = case.bits(&whole);
+        for isa in Isa::available() {
+            for (threads, chunks, block_size) in [
+                (2, vec![CHUNK - 1, 2, length - CHUNK - 1], 16),
+                (4, vec![length - 5, 1, 1, 1, 2], 32),
+                (3, vec![CHUNK + 1, length - CHUNK - 2, 1], 48),
+                (4, vec![500, length - 501, 1], 5),
+            ] {
+                let way = Way { isa, threads, chunks, block_size };
+                assert!(case.bits(&way) == expected, "{kind:?} {shape:?} {way:?}");
+            }
+        }
     }
 }

@@ -7,7 +7,7 @@ mod float;
 mod integer;
 
 use super::Cpu;
-use super::input::Input;
+use super::input::{Form, Input};
 use super::matrix::{Storage, WeightMatrix};
 use super::shared::Shared;
 use super::simd::integer::IntegerIsa;
@@ -129,6 +129,9 @@ impl Part<'_> {
     fn run(&self, isa: Isa, integers: IntegerIsa) {
         match self.linear.weights.storage() {
             Storage::Packed(packed) => integers.run(integer::Product { part: self, packed }),
+            Storage::Bf16(weights) if self.x.form() == Form::Bf16 => {
+                isa.run(float::PairProduct { part: self, weights })
+            }
             _ => isa.run(float::Product { part: self }),
         }
     }

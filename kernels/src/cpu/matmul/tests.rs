@@ -26,9 +26,9 @@ fn stored(format: usize, values: &[f32]) -> Storage {
 }
 
 /// `x` `[m, k]` times one matrix or more.
-fn multiply(cpu: &mut Cpu, x: &[f32], stack: &[Linear<'_>], y: &mut [f32], write: Write) {
+fn multiply(cpu: &mut Cpu, form: Form, x: &[f32], stack: &[Linear<'_>], y: &mut [f32], write: Write) {
     let mut input = Input::default();
-    input.set(cpu, Form::F32, x, stack[0].weights.cols());
+    input.set(cpu, form, x, stack[0].weights.cols());
     matmul(cpu, &input, stack, y, write);
 }
 
@@ -41,11 +41,15 @@ proptest! {
 
     #[test]
     fn it_agrees_with_f64_and_every_way_to_compute_it_gives_the_same_bits(
-        m in 1usize..40, n in 1usize..60, k in 1usize..150, format in 0usize..3, seed: u32, with_bias: bool, add: bool,
+        m in 1usize..40, n in 1usize..60, k in 1usize..150, format in 0usize..4, seed: u32, with_bias: bool, add: bool,
     ) {
+        let (form, format) = if format == 3 { (Form::Bf16, 0) } else { (Form::F32, format) };
         let (x, w, bias) = (values(m * k, seed), values(n * k, !seed), values(n, seed ^ 77));
         // Irrational-looking x: sums round, so that their order shows.
-        let x: Vec<f32> = x.iter().map(|value| value * 0.377_123_4).collect();
+        let mut x: Vec<f32> = x.iter().map(|value| value * 0.377_123_4).collect();
+        if form == Form::Bf16 {
+            x.iter_mut().for_each(|value| *value = half::bf16::from_f32(*value).to_f32());
+        }
         let matrix = WeightMatrix::new(stored(format, &w), n, k);
         let linear = Linear { weights: &matrix, bias: with_bias.then_some(&bias) };
         let write = if add { Write::Add } else { Write::Set };
@@ -59,7 +63,7 @@ proptest! {
             for threads in [1, 3] {
                 let cpu = &mut Cpu::with_isa(threads, isa);
                 let mut y = before.clone();
-                multiply(cpu, &x, &[linear], &mut y, write);
+                multiply(cpu, form, &x, &[linear], &mut y, write);
                 if expected.is_empty() {
                     for (i, got) in y.iter().enumerate() {
                         let (row, col) = (i / n, i % n);
@@ -75,7 +79,7 @@ proptest! {
         // Each row alone.
         for row in 0..m {
             let mut y = before[row * n..][..n].to_vec();
-            multiply(&mut Cpu::new(1), &x[row * k..][..k], &[linear], &mut y, write);
+            multiply(&mut Cpu::new(1), form, &x[row * k..][..k], &[linear], &mut y, write);
             prop_assert_eq!(&bits(&y), &expected[row * n..][..n], "row {} alone", row);
         }
     }
@@ -89,15 +93,67 @@ fn stacked_matrices_lie_side_by_side() {
         .map(|(n, format)| WeightMatrix::new(stored(format, &values(n * k, 9)), n, k));
     let cpu = &mut Cpu::new(2);
     let mut together = vec![0.0; m * 147];
-    multiply(cpu, &x, &parts.each_ref().map(Linear::from), &mut together, Write::Set);
+    multiply(cpu, Form::F32, &x, &parts.each_ref().map(Linear::from), &mut together, Write::Set);
     let mut column = 0;
     for part in &parts {
         let mut alone = vec![0.0; m * part.rows()];
-        multiply(cpu, &x, &[part.into()], &mut alone, Write::Set);
+        multiply(cpu, Form::F32, &x, &[part.into()], &mut alone, Write::Set);
         for row in 0..m {
             let n = part.rows();
             assert_eq!(together[row * 147 + column..][..n], alone[row * n..][..n]);
         }
         column += part.rows();
+    }
+}
+
+/// A dot product in the order that `float::arithmetic` defines.
+fn defined(form: Form, x: &[f32], w: &[f32]) -> f32 {
+    let mut lanes = [0f32; 16];
+    let zeros = [0f32; 32];
+    let part = |of: &[f32], from: usize| -> [f32; 32] {
+        std::array::from_fn(|i| *of[from..].iter().chain(&zeros).nth(i).expect("zeros follow"))
+    };
+    for from in (0..x.len()).step_by(32) {
+        let (x, w) = (part(x, from), part(w, from));
+        for (j, lane) in lanes.iter_mut().enumerate() {
+            let [first, second] = if form == Form::Bf16 { [2 * j + 1, 2 * j] } else { [j, j + 16] };
+            *lane = x[second].mul_add(w[second], x[first].mul_add(w[first], *lane));
+        }
+    }
+    for apart in [8, 4, 2, 1] {
+        (0..apart).for_each(|i| lanes[i] += lanes[i + apart]);
+    }
+    lanes[0]
+}
+
+#[test]
+fn sums_are_in_the_order_they_are_defined_in_however_many_blocks_the_columns_take() {
+    // Columns in one block and in several, whole steps and a rest; rows in tiles of every height and of one.
+    for (m, n, k) in
+        [(1, 9, 9000), (2, 6, 4100), (5, 26, 77), (8, 7, 1024), (9, 13, 2637), (11, 25, 1056), (23, 3, 520)]
+    {
+        let (x, w) = (values(m * k, 3), values(n * k, 4));
+        // x that rounds, and whose second half takes the first one's sum away again, nearly.
+        let x: Vec<f32> =
+            x.iter().enumerate().map(|(i, x)| if i % k < k / 2 { x * 97.3 } else { x * -0.731 }).collect();
+        for (form, format) in [(Form::F32, 0), (Form::F32, 1), (Form::F32, 2), (Form::Bf16, 0)] {
+            let matrix = WeightMatrix::new(stored(format, &w), n, k);
+            for isa in Isa::available() {
+                let cpu = &mut Cpu::with_isa(2, isa);
+                let mut y = vec![0.0; m * n];
+                multiply(cpu, form, &x, &[(&matrix).into()], &mut y, Write::Set);
+                let round = |x: &f32| if form == Form::Bf16 { half::bf16::from_f32(*x).to_f32() } else { *x };
+                let x: Vec<f32> = x.iter().map(round).collect();
+                for (i, got) in y.iter().enumerate() {
+                    let expected = defined(form, &x[i / n * k..][..k], &w[i % n * k..][..k]);
+                    assert_eq!(
+                        got.to_bits(),
+                        expected.to_bits(),
+                        "{form:?} {format} [{m}, {n}, {k}] {i} {}",
+                        isa.name()
+                    );
+                }
+            }
+        }
     }
 }

@@ -1,78 +1,139 @@
 //! Top-k and top-p: which tokens stay.
 //!
+//! Tokens are taken by descending logit, the lower id first among equals; those with weight zero are out. Few are looked
+//! at: those that reach a logit which enough tokens are known to reach. Only of a flat distribution top-p keeps thousands;
+//! that one is [`super::flat`]'s.
+//!
 //! Top-p adds weights as whole numbers of 2^-44. Such sums are exact, so they depend on no order, and a device that adds
 //! them in any other way finds the same cut. A weight is rounded by at most 2^-45, where f32 itself is coarser than that
 //! for all weights above 2^-21.
 
-/// Tokens that stay.
-pub(super) enum Kept<'a> {
-    /// All that have a weight.
-    All,
-    /// These.
-    These(&'a [u32]),
+use std::cmp::Ordering;
+
+use super::super::simd::Isa;
+use super::flat::{self, Buckets};
+use super::peaks::Peaks;
+use super::weigh::{Heat, Mass, Weigh, mass};
+
+/// Blocks whose maxima bound the first look for top-p; few distributions need more than their tokens.
+const FIRST_LOOK: usize = 256;
+
+/// Applies top-p to all tokens, whose `weights` these are. True: what stays is in `kept`; false: the weights of all others
+/// are zero now.
+pub(super) fn by_mass(
+    looked: Looked<'_>,
+    weights: &mut [f32],
+    peaks: &mut Peaks,
+    top_p: f32,
+    buckets: &mut Buckets,
+    kept: &mut Kept,
+) -> bool {
+    let goal = goal(looked.isa.run(Mass(weights)), top_p);
+    let is_small = kept.take_mass(looked, peaks, goal);
+    if !is_small {
+        flat::cut(looked, weights, goal, buckets, kept);
+    }
+    is_small
 }
 
-/// Tokens looked at first for top-p; few distributions need more.
-const FIRST_LOOK: usize = 512;
+/// Tokens that stay, best first, and their weights.
+#[derive(Default)]
+pub(super) struct Kept {
+    pub(super) tokens: Vec<u32>,
+    pub(super) weights: Vec<f32>,
+}
 
-/// Applies top-k, then top-p among what is left. Tokens are taken by descending logit, the lower id first among equals;
-/// those with weight zero are out already. `order` is scratch.
-pub(super) fn keep<'a>(
-    logits: &[f32],
-    weights: &[f32],
-    top_k: u32,
-    top_p: f32,
-    order: &'a mut Vec<u32>,
-) -> Kept<'a> {
-    let top_k = if top_k == 0 { usize::MAX } else { top_k as usize };
-    if top_k >= weights.len() && top_p >= 1.0 {
-        return Kept::All;
+/// Logits, and what is known of them.
+#[derive(Clone, Copy)]
+pub(super) struct Looked<'a> {
+    pub(super) isa: Isa,
+    pub(super) logits: &'a [f32],
+    pub(super) heat: Heat,
+}
+
+impl Looked<'_> {
+    /// The order in which tokens are taken.
+    pub(super) fn before(&self, a: &u32, b: &u32) -> Ordering {
+        self.logits[*b as usize].total_cmp(&self.logits[*a as usize]).then(a.cmp(b))
     }
-    order.clear();
-    order.extend((0..weights.len() as u32).filter(|token| weights[*token as usize] > 0.0));
-    // Brings the best `count` to the front, in order.
-    let sort_best = |order: &mut Vec<u32>, count: usize| {
-        let before = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
-        if count < order.len() {
-            order.select_nth_unstable_by(count, before);
-        }
-        let count = count.min(order.len());
-        order[..count].sort_unstable_by(before);
-    };
-    if top_k < order.len() {
-        sort_best(order, top_k);
-        order.truncate(top_k);
-    }
-    if top_p < 1.0 {
-        let total = order.iter().fold(0u64, |sum, token| sum.saturating_add(mass(weights[*token as usize])));
-        let goal = total as f64 * f64::from(top_p);
-        let mut looked = FIRST_LOOK;
-        loop {
-            sort_best(order, looked);
-            if let Some(count) = reaching(&order[..looked.min(order.len())], weights, goal) {
-                order.truncate(count);
+}
+
+impl Kept {
+    /// Takes the `count` best tokens that have a weight; all if there are no more. `peaks` are those of the logits.
+    pub(super) fn take_best(&mut self, looked: Looked<'_>, peaks: &mut Peaks, count: usize) {
+        for floor in [peaks.floor(count), f32::NEG_INFINITY] {
+            self.take_reaching(looked, peaks, floor);
+            // Below the floor only those could follow that have a weight although it has none.
+            if self.tokens.len() >= count || looked.heat.is_out(floor) {
                 break;
             }
-            if looked >= order.len() {
-                break; // no token has a weight
-            }
-            looked *= 8;
+        }
+        if count < self.tokens.len() {
+            self.tokens.select_nth_unstable_by(count, |a, b| looked.before(a, b));
+            self.tokens.truncate(count);
+        }
+        self.sort(looked);
+    }
+
+    /// Takes the tokens that have a weight and a logit of at least `floor`, in no order yet.
+    fn take_reaching(&mut self, looked: Looked<'_>, peaks: &Peaks, floor: f32) {
+        peaks.reaching(looked.logits, floor, &mut self.tokens);
+        self.weigh(looked);
+        let mut weights = self.weights.iter();
+        self.tokens.retain(|_| weights.next().is_some_and(|weight| *weight > 0.0));
+    }
+
+    fn weigh(&mut self, looked: Looked<'_>) {
+        self.weights.clear();
+        self.weights.extend(self.tokens.iter().map(|token| looked.logits[*token as usize]));
+        looked.isa.run(Weigh { values: &mut self.weights, heat: looked.heat });
+    }
+
+    fn sort(&mut self, looked: Looked<'_>) {
+        self.tokens.sort_unstable_by(|a, b| looked.before(a, b));
+        self.weigh(looked);
+    }
+
+    /// Keeps the first that have the share `top_p` of all these together.
+    pub(super) fn cut_mass(&mut self, top_p: f32) {
+        let total = self.weights.iter().fold(0u64, |sum, weight| sum.saturating_add(mass(*weight)));
+        if let Some(count) = self.count_reaching(0, goal(total, top_p)) {
+            self.tokens.truncate(count);
+            self.weights.truncate(count);
         }
     }
-    Kept::These(order)
+
+    /// Takes the best tokens that weigh `goal` together, and says whether they were among the first few blocks' best.
+    fn take_mass(&mut self, looked: Looked<'_>, peaks: &mut Peaks, goal: f64) -> bool {
+        let floor = peaks.floor(FIRST_LOOK.min(peaks.blocks() / 8));
+        self.take_reaching(looked, peaks, floor);
+        self.sort(looked);
+        let count = self.count_reaching(0, goal);
+        if let Some(count) = count {
+            self.tokens.truncate(count);
+            self.weights.truncate(count);
+        }
+        count.is_some()
+    }
+
+    /// Takes those of `tokens` that weigh `goal` together with the mass `before` them; the last one.
+    pub(super) fn last_reaching(&mut self, looked: Looked<'_>, before: u64, goal: f64) -> Option<u32> {
+        self.sort(looked);
+        self.count_reaching(before, goal).map(|count| self.tokens[count - 1])
+    }
+
+    /// How many tokens from the front weigh `goal` together with the mass `before` them; at least one.
+    fn count_reaching(&self, before: u64, goal: f64) -> Option<usize> {
+        let mut sum = before;
+        let place = self.weights.iter().position(|weight| {
+            sum = sum.saturating_add(mass(*weight));
+            sum as f64 >= goal
+        });
+        place.map(|place| place + 1)
+    }
 }
 
-/// How many tokens from the front weigh `goal` together; at least one.
-fn reaching(order: &[u32], weights: &[f32], goal: f64) -> Option<usize> {
-    let mut sum = 0u64;
-    let place = order.iter().position(|token| {
-        sum = sum.saturating_add(mass(weights[*token as usize]));
-        sum as f64 >= goal
-    });
-    place.map(|place| place + 1)
-}
-
-/// A weight, at most 1, in units of 2^-44, ties to even; 2^19 tokens of weight 1 still fit their sum. The product is exact.
-fn mass(weight: f32) -> u64 {
-    (weight * 17_592_186_044_416.0).round_ties_even() as u64
+/// The mass that is the share `top_p` of `total`.
+fn goal(total: u64, top_p: f32) -> f64 {
+    total as f64 * f64::from(top_p)
 }

@@ -2,7 +2,8 @@
 
 use super::super::math::exp;
 use super::super::simd::{Isa, Kernel, LANES, Simd};
-use super::highest;
+use super::Scratch;
+use super::peaks::Peaks;
 
 /// What a distribution says of one token.
 #[derive(Debug, Clone, PartialEq)]
@@ -19,30 +20,56 @@ pub struct Scored {
 ///
 /// # Panics
 /// If `token` is outside the vocabulary.
-pub fn score(isa: Isa, logits: &[f32], token: u32, top: usize) -> Scored {
-    let highest = highest(logits);
+pub fn score(isa: Isa, logits: &[f32], token: u32, top: usize, scratch: &mut Scratch) -> Scored {
+    let Scratch { peaks, order, .. } = scratch;
+    let highest = peaks.survey(isa, logits);
     let log_sum = libm::log(isa.run(SumExp { logits, highest }));
     let logprob = |logit: f32| (f64::from(logit) - f64::from(highest) - log_sum) as f32;
     let own = logits[token as usize];
-    let (before, after) = logits.split_at(token as usize);
-    let ahead = before.iter().filter(|logit| **logit >= own).count()
-        + after.iter().filter(|logit| **logit > own).count();
-    let top = best(logits, top).into_iter().map(|token| (token, logprob(logits[token as usize]))).collect();
-    Scored { logprob: logprob(own), rank: ahead as u32 + 1, top }
+    let ahead = isa.run(Ahead { logits, own, token });
+    best(logits, peaks, top, order);
+    let top = order.iter().map(|token| (*token, logprob(logits[*token as usize]))).collect();
+    Scored { logprob: logprob(own), rank: ahead + 1, top }
 }
 
 /// The `count` best tokens, best first.
-fn best(logits: &[f32], count: usize) -> Vec<u32> {
-    let count = count.min(logits.len());
+fn best(logits: &[f32], peaks: &mut Peaks, count: usize, tokens: &mut Vec<u32>) {
+    tokens.clear();
     if count == 0 {
-        return Vec::new();
+        return;
     }
-    let mut tokens: Vec<u32> = (0..logits.len() as u32).collect();
     let before = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
-    tokens.select_nth_unstable_by(count - 1, before);
-    tokens.truncate(count);
+    let floor = peaks.floor(count);
+    peaks.reaching(logits, floor, tokens);
+    if count < tokens.len() {
+        tokens.select_nth_unstable_by(count, before);
+        tokens.truncate(count);
+    }
     tokens.sort_unstable_by(before);
-    tokens
+}
+
+/// How many tokens rank before `token`, whose logit is `own`.
+struct Ahead<'a> {
+    logits: &'a [f32],
+    own: f32,
+    token: u32,
+}
+
+impl Kernel for Ahead<'_> {
+    type Output = u32;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> u32 {
+        let (before, after) = self.logits.split_at(self.token as usize);
+        let mut ahead = 0;
+        for logit in before {
+            ahead += u32::from(*logit >= self.own);
+        }
+        for logit in after {
+            ahead += u32::from(*logit > self.own);
+        }
+        ahead
+    }
 }
 
 /// Sum of `exp(logit - highest)`.

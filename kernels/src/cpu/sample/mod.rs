@@ -5,14 +5,19 @@
 //! top-p, draw. Ties always go to the lower id.
 
 mod cut;
+mod flat;
 mod logprobs;
+mod peaks;
 mod penalty;
 mod race;
+mod weigh;
 
 pub use logprobs::{Scored, score};
 
-use super::math::exp;
-use super::simd::{Isa, Kernel, LANES, Simd};
+use super::simd::{Isa, Kernel, Simd};
+use cut::{Kept, Looked};
+use peaks::Peaks;
+use weigh::{Heat, WeighAll};
 
 /// How to draw. Values are finite; which ranges are allowed is checked where requests enter.
 #[derive(Debug, Clone, Copy)]
@@ -47,97 +52,102 @@ pub struct Sampling<'a> {
     pub position: u32,
 }
 
-/// Memory of [`draw`], kept between calls.
+/// Memory of [`draw`] and [`score`], kept between calls.
 #[derive(Default)]
 pub struct Scratch {
     logits: Vec<f32>,
     weights: Vec<f32>,
     order: Vec<u32>,
     counts: Vec<u32>,
+    peaks: Peaks,
+    kept: Kept,
+    buckets: flat::Buckets,
+}
+
+impl Scratch {
+    /// One that need not grow for logits of `vocab` tokens. Memory that is never used costs none.
+    pub fn for_vocab(vocab: usize) -> Self {
+        Self {
+            logits: Vec::with_capacity(vocab),
+            weights: Vec::with_capacity(vocab),
+            order: Vec::with_capacity(vocab),
+            counts: Vec::with_capacity(vocab),
+            peaks: Peaks::default(),
+            kept: Kept { tokens: Vec::with_capacity(vocab), weights: Vec::with_capacity(vocab) },
+            buckets: flat::Buckets::default(),
+        }
+    }
 }
 
 /// Whether `logits` can be drawn from: no NaN, no +∞, at least one finite value.
-pub fn is_usable(logits: &[f32]) -> bool {
-    // A loop without an early end vectorises.
-    let (mut bad, mut finite) = (false, false);
-    for logit in logits {
-        bad |= logit.is_nan() | (*logit == f32::INFINITY);
-        finite |= logit.is_finite();
+pub fn is_usable(isa: Isa, logits: &[f32]) -> bool {
+    isa.run(Usable(logits))
+}
+
+struct Usable<'a>(&'a [f32]);
+
+impl Kernel for Usable<'_> {
+    type Output = bool;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> bool {
+        // A loop without an early end vectorises.
+        let (mut bad, mut finite) = (false, false);
+        for logit in self.0 {
+            bad |= logit.is_nan() | (*logit == f32::INFINITY);
+            finite |= logit.is_finite();
+        }
+        finite && !bad
     }
-    finite && !bad
 }
 
 /// Draws a token from usable `logits`.
 pub fn draw(isa: Isa, logits: &[f32], sampling: &Sampling<'_>, scratch: &mut Scratch) -> u32 {
+    let Scratch { logits: adjusted, weights, counts, peaks, kept, buckets, .. } = scratch;
     let is_plain =
         sampling.logit_bias.is_empty() && sampling.forbidden.is_empty() && sampling.history.is_empty();
-    if is_plain && sampling.temperature == 0.0 {
-        return argmax(logits);
+    let raw = logits;
+    let mut logits = raw;
+    if !is_plain {
+        adjusted.clear();
+        adjusted.extend_from_slice(raw);
+        penalty::adjust(adjusted, sampling, counts);
+        logits = adjusted;
     }
-    let Scratch { logits: adjusted, weights, order, counts } = scratch;
-    adjusted.clear();
-    adjusted.extend_from_slice(logits);
-    penalty::adjust(adjusted, sampling, counts);
-    let best = argmax(adjusted);
-    let highest = adjusted[best as usize];
+    let highest = peaks.survey(isa, logits);
     if highest == f32::NEG_INFINITY {
-        return argmax(logits); // all were forbidden
+        return argmax(isa, raw, peaks); // all were forbidden
     }
+    let best = peaks.first_of(logits, highest);
     if sampling.temperature == 0.0 {
         return best;
     }
-    weights.resize(adjusted.len(), 0.0);
-    isa.run(Weights { logits: adjusted, highest, per_degree: 1.0 / sampling.temperature, out: weights });
-    if sampling.min_p > 0.0 {
-        weights.iter_mut().for_each(|weight| *weight = if *weight < sampling.min_p { 0.0 } else { *weight });
-    }
+    let heat = Heat { highest, per_degree: 1.0 / sampling.temperature, min_p: sampling.min_p };
+    let looked = Looked { isa, logits, heat };
     let stream = race::Stream::new(sampling);
-    let kept = cut::keep(adjusted, weights, sampling.top_k, sampling.top_p, order);
-    let drawn = match kept {
-        cut::Kept::All => race::among_all(&stream, weights),
-        cut::Kept::These(tokens) => race::among(&stream, weights, tokens),
+    let (top_k, top_p) = (sampling.top_k as usize, sampling.top_p);
+    let drawn = if top_k > 0 && top_k < logits.len() {
+        kept.take_best(looked, peaks, top_k);
+        if top_p < 1.0 {
+            kept.cut_mass(top_p);
+        }
+        race::among(&stream, &kept.tokens, &kept.weights)
+    } else {
+        weights.resize(logits.len(), 0.0);
+        isa.run(WeighAll { logits, heat, out: weights });
+        let is_cut = top_p < 1.0 && cut::by_mass(looked, weights, peaks, top_p, buckets, kept);
+        match is_cut {
+            true => race::among(&stream, &kept.tokens, &kept.weights),
+            false => race::among_all(isa, &stream, weights),
+        }
     };
     drawn.unwrap_or(best)
 }
 
 /// The highest logit's token, the lowest id among equals.
-pub fn argmax(logits: &[f32]) -> u32 {
-    let highest = highest(logits);
-    logits.iter().position(|logit| *logit == highest).unwrap_or(0) as u32
-}
-
-/// The highest of some values, NaN aside.
-fn highest(values: &[f32]) -> f32 {
-    let (whole, rest) = values.as_chunks::<LANES>();
-    let mut lanes = [f32::NEG_INFINITY; LANES];
-    for chunk in whole {
-        for (lane, value) in lanes.iter_mut().zip(chunk) {
-            *lane = if *value > *lane { *value } else { *lane };
-        }
-    }
-    lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max)
-}
-
-/// Probabilities at a temperature, relative to the most probable token's.
-struct Weights<'a> {
-    logits: &'a [f32],
-    highest: f32,
-    per_degree: f32,
-    out: &'a mut [f32],
-}
-
-impl Kernel for Weights<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, _: S) {
-        for (out, logit) in self.out.iter_mut().zip(self.logits) {
-            // The difference first: a tiny temperature must not turn the highest logit into ∞. And for equal logits
-            // 0 * ∞ would be NaN, where the weight is 1.
-            let below = logit - self.highest;
-            *out = if below == 0.0 { 1.0 } else { exp(below * self.per_degree) };
-        }
-    }
+fn argmax(isa: Isa, logits: &[f32], peaks: &mut Peaks) -> u32 {
+    let highest = peaks.survey(isa, logits);
+    peaks.first_of(logits, highest)
 }
 
 #[cfg(test)]

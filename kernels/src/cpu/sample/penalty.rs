@@ -26,14 +26,13 @@ fn penalise(logits: &mut [f32], sampling: &Sampling<'_>, counts: &mut Vec<u32>) 
     if history.is_empty() {
         return;
     }
-    counts.resize(logits.len().max(counts.len()), 0);
-    let in_vocabulary =
-        || history.iter().map(|token| *token as usize).enumerate().filter(|(_, t)| *t < logits.len());
-    for (at, token) in in_vocabulary() {
+    let vocab = logits.len();
+    counts.resize(vocab.max(counts.len()), 0);
+    let in_vocabulary = history.iter().map(|token| *token as usize).enumerate().filter(|(_, t)| *t < vocab);
+    for (at, token) in in_vocabulary.clone() {
         counts[token] = (counts[token] | SEEN) + u32::from(at >= prompt_len);
     }
-    let tokens: Vec<usize> = in_vocabulary().map(|(_, token)| token).collect();
-    for token in tokens {
+    for (_, token) in in_vocabulary {
         let (count, logit) = (std::mem::take(&mut counts[token]), &mut logits[token]);
         if count == 0 {
             continue; // done at its first place in the history

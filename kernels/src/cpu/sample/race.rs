@@ -1,7 +1,8 @@
 //! The draw itself: every token starts with an exponentially distributed time, divided by its weight; the first wins.
 //! That is the Gumbel-argmax draw without its logarithms: a token wins with the probability of its weight.
 
-use super::super::philox::philox4x32_10;
+use super::super::philox::{philox4x32_10, philox4x32_10_many};
+use super::super::simd::{Isa, Kernel, LANES, Simd};
 use super::Sampling;
 
 /// The random words of one draw: word `token % 4` of Philox at counter (token / 4, position, sample index, 0).
@@ -20,6 +21,17 @@ impl Stream {
     #[inline(always)]
     fn words(&self, four: u32) -> [u32; 4] {
         philox4x32_10([four, self.position, self.sample_index, 0], self.key)
+    }
+
+    /// The words of sixteen counters: `[word][counter - first]`.
+    #[inline(always)]
+    fn words_from(&self, first: u32) -> [[u32; AT_ONCE]; 4] {
+        let mut counters =
+            [[0; AT_ONCE], [self.position; AT_ONCE], [self.sample_index; AT_ONCE], [0; AT_ONCE]];
+        for (i, counter) in counters[0].iter_mut().enumerate() {
+            *counter = first + i as u32;
+        }
+        philox4x32_10_many(counters, self.key)
     }
 }
 
@@ -46,24 +58,61 @@ impl Leader {
     }
 }
 
+/// Counters that are looked at together: four tokens each.
+const AT_ONCE: usize = LANES;
+
 /// The winner among all tokens; none if no token has a weight.
-pub(super) fn among_all(stream: &Stream, weights: &[f32]) -> Option<u32> {
-    let mut leader = Leader::NONE;
-    for (four, weights) in weights.chunks(4).enumerate() {
-        let words = stream.words(four as u32);
-        for (i, weight) in weights.iter().enumerate() {
-            leader.challenge(4 * four as u32 + i as u32, words[i], *weight);
-        }
-    }
-    leader.token
+pub(super) fn among_all(isa: Isa, stream: &Stream, weights: &[f32]) -> Option<u32> {
+    isa.run(Race { stream, weights })
 }
 
-/// The winner among `tokens`.
-pub(super) fn among(stream: &Stream, weights: &[f32], tokens: &[u32]) -> Option<u32> {
+struct Race<'a> {
+    stream: &'a Stream,
+    weights: &'a [f32],
+}
+
+impl Kernel for Race<'_> {
+    type Output = Option<u32>;
+
+    /// Whoever may be earlier than the leader of some tokens before is challenged one by one, in order; few are.
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> Option<u32> {
+        let mut leader = Leader::NONE;
+        let (whole, rest) = self.weights.as_chunks::<{ 4 * AT_ONCE }>();
+        for (chunk, weights) in whole.iter().enumerate() {
+            let words = self.stream.words_from((chunk * AT_ONCE) as u32);
+            // Both sides are rounded by far less than the bound is widened. As long as there is no leader it is ∞ or NaN.
+            let bound = leader.time as f32 * 4_294_967_296.0 * 1.000_001;
+            let mut near = [0u32; 4 * AT_ONCE];
+            let mut any = 0;
+            for i in 0..4 * AT_ONCE {
+                let out = words[i % 4][i / 4] as f32 > bound * weights[i] + 1.0;
+                near[i] = u32::from(!out);
+                any |= near[i];
+            }
+            if any != 0 {
+                for i in 0..4 * AT_ONCE {
+                    if near[i] != 0 {
+                        leader.challenge((4 * AT_ONCE * chunk + i) as u32, words[i % 4][i / 4], weights[i]);
+                    }
+                }
+            }
+        }
+        let first = self.weights.len() - rest.len();
+        for (i, weight) in rest.iter().enumerate() {
+            let token = (first + i) as u32;
+            leader.challenge(token, self.stream.words(token / 4)[i % 4], *weight);
+        }
+        leader.token
+    }
+}
+
+/// The winner among `tokens`, which have `weights`.
+pub(super) fn among(stream: &Stream, tokens: &[u32], weights: &[f32]) -> Option<u32> {
     let mut leader = Leader::NONE;
-    for token in tokens {
+    for (token, weight) in tokens.iter().zip(weights) {
         let word = stream.words(token / 4)[*token as usize % 4];
-        leader.challenge(*token, word, weights[*token as usize]);
+        leader.challenge(*token, word, *weight);
     }
     leader.token
 }

@@ -1,3 +1,5 @@
+mod naive;
+
 use super::*;
 
 const PLAIN: Sampling<'static> = Sampling {
@@ -81,11 +83,11 @@ fn extreme_parameters_still_draw_the_best_token() {
 
 #[test]
 fn unusable_logits_are_seen() {
-    assert!(is_usable(&[1.0, f32::NEG_INFINITY]));
+    assert!(is_usable(Isa::best(), &[1.0, f32::NEG_INFINITY]));
     for bad in [f32::NAN, f32::INFINITY] {
-        assert!(!is_usable(&[1.0, bad, 2.0]));
+        assert!(!is_usable(Isa::best(), &[1.0, bad, 2.0]));
     }
-    assert!(!is_usable(&[f32::NEG_INFINITY; 3]) && !is_usable(&[]));
+    assert!(!is_usable(Isa::best(), &[f32::NEG_INFINITY; 3]) && !is_usable(Isa::best(), &[]));
 }
 
 /// Draws often and compares with the expected distribution: Pearson's chi-square, whose mean is the degrees of freedom
@@ -142,26 +144,125 @@ fn draws_follow_the_softmax_of_what_the_cuts_leave() {
     check_distribution(&logits, Sampling { min_p: 0.3, ..PLAIN }, &kept(&[3, 5, 1], 1.0));
 }
 
+/// Logits of a kind, with numbers of a multiplicative generator.
+fn random_logits(kind: u32, vocab: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(2_654_435_761) | 1;
+    let mut uniform = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / (1 << 24) as f32
+    };
+    let value = |_| {
+        let u = uniform();
+        match kind % 7 {
+            0 => u * 2.0 - 1.0,           // flat
+            1 => 3.0 / (u + 0.01) - 20.0, // peaked
+            2 => (u * 8.0).floor() - 4.0, // many equals, a zero among them
+            3 => {
+                if u < 0.5 {
+                    f32::NEG_INFINITY
+                } else {
+                    u * 9.0
+                }
+            } // many impossible
+            4 => {
+                if u < 0.5 {
+                    -0.0
+                } else {
+                    0.0
+                }
+            } // two zeros
+            5 => (u * 40.0).floor() * 0.7 - 30.0, // equals over a wide range
+            _ => 0.25,                    // all equal
+        }
+    };
+    (0..vocab).map(value).collect()
+}
+
 #[test]
-fn a_large_vocabulary_is_cut_the_same_way() {
-    let logits: Vec<f32> =
-        (0..20_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 8) as f32 / 4e6).collect();
-    let sampling = Sampling { top_p: 0.5, ..PLAIN };
-    let mut order: Vec<u32> = (0..20_000).collect();
-    order.sort_by(|a, b| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b)));
-    let highest = logits[order[0] as usize];
-    let weights: Vec<f32> = logits.iter().map(|logit| crate::cpu::math::exp(logit - highest)).collect();
-    let goal = 0.5 * weights.iter().map(|weight| f64::from(*weight)).sum::<f64>();
-    let mut sum = 0.0;
-    let count = order.iter().position(|token| {
-        sum += f64::from(weights[*token as usize]);
-        sum >= goal
-    });
-    let kept = &order[..=count.unwrap()];
-    let mut scratch = Vec::new();
-    match cut::keep(&logits, &weights, 0, sampling.top_p, &mut scratch) {
-        cut::Kept::These(tokens) => assert_eq!(tokens, kept),
-        cut::Kept::All => panic!("half of it is not all of it"),
+fn draws_are_those_of_sorting_everything() {
+    let mut scratch = Scratch::default();
+    let (mut drawn, mut different) = (0, std::collections::BTreeSet::new());
+    for (at, vocab) in [1, 3, 63, 64, 65, 500, 1024, 5000, 40_000].into_iter().cycle().take(90).enumerate() {
+        let mut logits = random_logits(at as u32, vocab, at as u32);
+        logits[vocab / 2] = logits[vocab / 2].max(-1.0); // one is finite
+        for (i, (top_k, top_p, min_p)) in [
+            (0, 1.0, 0.0),
+            (0, 1.0, 0.3),
+            (0, 0.9, 0.0),
+            (0, 0.3, 0.05),
+            (0, 1e-9, 0.0),
+            (50, 1.0, 0.0),
+            (50, 0.9, 0.0),
+            (2, 0.5, 0.2),
+            (700, 0.99, 0.01),
+            (3000, 0.7, 0.0),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let temperature = [1.0, 0.1, 4.0, 1e-30][(at + i) % 4];
+            let history: Vec<u32> = (0..at as u32 % 9).collect();
+            let penalty = if i % 3 == 0 { 1.3 } else { 1.0 };
+            let bias = [(at as u32 * 5, f32::NEG_INFINITY), (at as u32 * 7, 1.5)];
+            let sampling = Sampling {
+                temperature,
+                top_k,
+                top_p,
+                min_p,
+                repetition_penalty: penalty,
+                history: if penalty == 1.0 { &[] } else { &history },
+                logit_bias: if i % 4 == 1 { &bias } else { &[] },
+                seed: (at * 17 + i) as u64,
+                position: at as u32,
+                ..PLAIN
+            };
+            let expected = naive::draw(&logits, &sampling);
+            for isa in Isa::available() {
+                let got = draw(isa, &logits, &sampling, &mut scratch);
+                assert_eq!(got, expected, "{vocab} tokens, {sampling:?} on {}", isa.name());
+            }
+            drawn += 1;
+            different.insert(expected);
+        }
+    }
+    assert!(drawn == 900 && different.len() > 200, "{drawn} draws of {} tokens", different.len());
+}
+
+#[test]
+fn cuts_keep_the_tokens_that_sorting_keeps() {
+    let (mut kept, mut buckets, mut peaks) = (Kept::default(), flat::Buckets::default(), Peaks::default());
+    let (mut small, mut large) = (0, 0);
+    for (at, vocab) in [40, 900, 20_000, 50_000].into_iter().cycle().take(56).enumerate() {
+        let logits = random_logits(at as u32, vocab, at as u32 + 100);
+        let (top_p, temperature) = ([0.1, 0.5, 0.9, 0.999][at / 4 % 4], [1.0, 0.3][at / 16 % 2]);
+        for isa in Isa::available() {
+            let highest = peaks.survey(isa, &logits);
+            let heat = Heat { highest, per_degree: 1.0 / temperature, min_p: 0.0 };
+            let mut weights = vec![0.0; vocab];
+            isa.run(WeighAll { logits: &logits, heat, out: &mut weights });
+            let expected = naive::keep(&logits, &weights, 0, top_p);
+            let looked = Looked { isa, logits: &logits, heat };
+            let is_small = cut::by_mass(looked, &mut weights, &mut peaks, top_p, &mut buckets, &mut kept);
+            let mut got: Vec<u32> = match is_small {
+                true => kept.tokens.clone(),
+                false => (0..vocab as u32).filter(|token| weights[*token as usize] > 0.0).collect(),
+            };
+            got.sort_unstable();
+            assert_eq!(got, expected, "kind {} of {vocab}, top_p {top_p}", at % 7);
+            *(if is_small { &mut small } else { &mut large }) += 1;
+        }
+    }
+    assert!(small > 10 && large > 10, "both ways were taken: {small}, {large}");
+}
+
+#[test]
+fn a_mass_is_the_weight_rounded_to_even() {
+    for bits in (0..=1.0f32.to_bits()).step_by(9973).chain([1, 1.0f32.to_bits()]) {
+        let weight = f32::from_bits(bits);
+        assert_eq!(weigh::mass(weight), (weight * 17_592_186_044_416.0).round_ties_even() as u64);
+    }
+    for half in [0.5f32, 1.5, 2.5, 3.5] {
+        assert_eq!(weigh::mass(half / 17_592_186_044_416.0), half.round_ties_even() as u64);
     }
 }
 
@@ -169,8 +270,9 @@ fn a_large_vocabulary_is_cut_the_same_way() {
 fn scores_are_the_log_softmax() {
     let logits: Vec<f32> = (0..5000).map(|i| ((i * 31 % 997) as f32) / 100.0).collect();
     let sum: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
+    let mut scratch = Scratch::default();
     for isa in Isa::available() {
-        let scored = score(isa, &logits, 4000, 3);
+        let scored = score(isa, &logits, 4000, 3, &mut scratch);
         let exact = f64::from(logits[4000]) - sum.ln();
         assert!((f64::from(scored.logprob) - exact).abs() < 1e-5);
         let ahead =
@@ -179,7 +281,10 @@ fn scores_are_the_log_softmax() {
         let mut order: Vec<u32> = (0..5000).collect();
         order.sort_by(|a, b| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b)));
         assert_eq!(scored.top.iter().map(|(token, _)| *token).collect::<Vec<_>>(), order[..3]);
-        assert_eq!(score(isa, &logits, order[0], 1).top[0].1, score(isa, &logits, order[0], 0).logprob);
-        assert_eq!(score(isa, &logits, 0, 10_000).top.len(), 5000);
+        assert_eq!(
+            score(isa, &logits, order[0], 1, &mut scratch).top[0].1,
+            score(isa, &logits, order[0], 0, &mut scratch).logprob
+        );
+        assert_eq!(score(isa, &logits, 0, 10_000, &mut scratch).top.len(), 5000);
     }
 }

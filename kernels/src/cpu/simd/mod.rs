@@ -4,6 +4,8 @@
 //! every instruction set. All of them are exact or correctly rounded (fused multiply-add included), so results
 //! have equal bits everywhere. [`Isa::run`] compiles a [`Kernel`] once for each set and picks one at run time.
 
+#[cfg(target_arch = "x86_64")]
+mod dot;
 pub mod integer;
 mod plain;
 #[cfg(target_arch = "x86_64")]
@@ -20,8 +22,12 @@ pub const LANES: usize = 16;
 pub trait Simd: Copy + Send + Sync {
     /// Sixteen lanes.
     type V: Copy;
+    /// Thirty-two bfloat16 values as they lie: lane `j` holds the pair `2j` (even), `2j + 1` (odd).
+    type Pairs: Copy;
     /// Accumulators that fit the register file besides the operands.
     const ACCUMULATORS: usize;
+    /// Whether [`Simd::dot_pairs`] is one instruction.
+    const HAS_DOT: bool = false;
 
     /// The same value in all lanes.
     fn splat(self, value: f32) -> Self::V;
@@ -54,6 +60,29 @@ pub trait Simd: Copy + Send + Sync {
     /// # Safety
     /// `from` is readable for 32 bytes.
     unsafe fn load_f16(self, from: *const u8) -> Self::V;
+    /// Thirty-two bfloat16 values.
+    ///
+    /// # Safety
+    /// `from` is readable for 64 bytes; it needs no alignment.
+    unsafe fn load_pairs(self, from: *const u8) -> Self::Pairs;
+    /// The same pair in all lanes: its even value in the low half.
+    fn splat_pair(self, pair: u32) -> Self::Pairs;
+    /// Sixteen signed bytes as numbers.
+    ///
+    /// # Safety
+    /// `from` is readable for 16 bytes.
+    unsafe fn load_i8(self, from: *const u8) -> Self::V;
+    /// The even values of the pairs, widened.
+    fn widen_even(self, pairs: Self::Pairs) -> Self::V;
+    /// The odd values of the pairs, widened.
+    fn widen_odd(self, pairs: Self::Pairs) -> Self::V;
+    /// `a_even * b_even + (a_odd * b_odd + c)`, each product and sum rounded once together. The same bits everywhere, as long
+    /// as no value or sum but zero lies below 2^-126: one instruction takes those for zero.
+    #[inline(always)]
+    fn dot_pairs(self, a: Self::Pairs, b: Self::Pairs, c: Self::V) -> Self::V {
+        let odd = self.fma(self.widen_odd(a), self.widen_odd(b), c);
+        self.fma(self.widen_even(a), self.widen_even(b), odd)
+    }
     /// Stores sixteen values.
     ///
     /// # Safety
@@ -104,6 +133,8 @@ pub trait Simd: Copy + Send + Sync {
 pub trait Kernel {
     /// Its result.
     type Output;
+    /// Whether it uses [`Simd::dot_pairs`]; others are not compiled for sets that differ in nothing else.
+    const USES_DOT: bool = false;
     /// Computes. Implementations are `inline(always)`, and so is all they call that takes `simd`.
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }
@@ -115,7 +146,9 @@ pub struct Isa(Set);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Set {
     #[cfg(target_arch = "x86_64")]
-    Avx512(x86::Avx512),
+    Avx512Bf16(x86::Avx512<true>),
+    #[cfg(target_arch = "x86_64")]
+    Avx512(x86::Avx512<false>),
     #[cfg(target_arch = "x86_64")]
     Avx2(x86::Avx2),
     Plain,
@@ -133,7 +166,10 @@ impl Isa {
         let mut all = Vec::new();
         #[cfg(target_arch = "x86_64")]
         {
-            all.extend(x86::Avx512::detect().map(|proof| Self(Set::Avx512(proof))));
+            let with_dot = x86::Avx512::<true>::detect().map(Set::Avx512Bf16);
+            let without = x86::Avx512::<false>::detect().map(Set::Avx512);
+            let best = if dot::is_fast() { [with_dot, without] } else { [without, with_dot] };
+            all.extend(best.into_iter().flatten().map(Self));
             all.extend(x86::Avx2::detect().map(|proof| Self(Set::Avx2(proof))));
         }
         all.push(Self(Set::Plain));
@@ -143,6 +179,8 @@ impl Isa {
     /// For logs.
     pub fn name(self) -> &'static str {
         match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512Bf16(_) => "avx512+bf16",
             #[cfg(target_arch = "x86_64")]
             Set::Avx512(_) => "avx512",
             #[cfg(target_arch = "x86_64")]
@@ -155,6 +193,10 @@ impl Isa {
     #[inline]
     pub fn run<K: Kernel>(self, kernel: K) -> K::Output {
         match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512Bf16(proof) if K::USES_DOT => proof.run_with_dot(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512Bf16(proof) => proof.without_dot().run(kernel),
             #[cfg(target_arch = "x86_64")]
             Set::Avx512(proof) => proof.run(kernel),
             #[cfg(target_arch = "x86_64")]
@@ -174,8 +216,8 @@ mod tests {
         type Output = Vec<u32>;
         #[inline(always)]
         fn run<S: Simd>(self, s: S) -> Vec<u32> {
-            let mut out = vec![0.0f32; 9 * LANES];
-            // SAFETY: 64 values are read and 9 vectors are written, as many as there are.
+            let mut out = vec![0.0f32; 11 * LANES];
+            // SAFETY: 64 values are read and 11 vectors are written, as many as there are.
             unsafe {
                 let v: [S::V; 4] = std::array::from_fn(|i| s.load(self.0[i * LANES..].as_ptr()));
                 s.store(s.fma(v[0], v[1], v[2]), out[0..].as_mut_ptr());
@@ -186,8 +228,81 @@ mod tests {
                 s.store(s.add(v[0], v[3]), out[80..].as_mut_ptr());
                 out[96..100].copy_from_slice(&s.sum4(v));
                 (0..4).for_each(|i| out[100 + i] = s.sum(v[i]));
+                s.store(s.load_i8(self.1.as_ptr()), out[144..].as_mut_ptr());
+                s.store(s.widen_odd(s.splat_pair(0x4049_3f80)), out[160..].as_mut_ptr());
             }
             out.into_iter().map(f32::to_bits).collect()
+        }
+    }
+
+    /// `steps` of pairs from both, summed up; the sum after every step.
+    struct Dots<'a>(&'a [u16], &'a [u16]);
+
+    impl Kernel for Dots<'_> {
+        type Output = Vec<u32>;
+        const USES_DOT: bool = true;
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) -> Vec<u32> {
+            let (mut sums, mut out) = (s.zero(), Vec::new());
+            for (a, b) in self.0.as_chunks::<32>().0.iter().zip(self.1.as_chunks::<32>().0) {
+                let mut lanes = [0f32; LANES];
+                // SAFETY: both have 32 values, `lanes` has 16.
+                unsafe {
+                    sums =
+                        s.dot_pairs(s.load_pairs(a.as_ptr().cast()), s.load_pairs(b.as_ptr().cast()), sums);
+                    s.store(sums, lanes.as_mut_ptr());
+                }
+                out.extend(lanes.map(f32::to_bits));
+            }
+            out
+        }
+    }
+
+    /// Random bfloat16 of exponents within `spread` of 1, then their negatives against the same partners: sums cancel.
+    fn halves_that_cancel(count: usize, spread: u32, seed: u64) -> (Vec<u16>, Vec<u16>) {
+        let mut state = seed;
+        let mut half = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let bits = (state >> 32) as u32;
+            (bits & 0x807f | (127 - spread + (bits >> 16) % (2 * spread + 1)) << 7) as u16
+        };
+        let (a, b): (Vec<u16>, Vec<u16>) = (0..count).map(|_| (half(), half())).unzip();
+        let negated: Vec<u16> = a.iter().map(|half| half ^ 0x8000).collect();
+        ([a, negated].concat(), [b.clone(), b].concat())
+    }
+
+    #[test]
+    fn dots_of_pairs_have_the_same_bits_on_every_instruction_set() {
+        for (seed, spread) in (0..40).flat_map(|seed| [0, 1, 4, 12, 30].map(|spread| (seed, spread))) {
+            let (a, b) = halves_that_cancel(64 * 32, spread, seed);
+            let expected = Isa(Set::Plain).run(Dots(&a, &b));
+            // As defined: the odd product is added first.
+            let mut sum = 0f32;
+            for step in 0..a.len() / 32 {
+                let half = |of: &[u16], i: usize| half::bf16::from_bits(of[step * 32 + i]).to_f32();
+                sum = half(&a, 1).mul_add(half(&b, 1), sum);
+                sum = half(&a, 0).mul_add(half(&b, 0), sum);
+                assert_eq!(sum.to_bits(), expected[step * LANES]);
+            }
+            for isa in Isa::available() {
+                assert_eq!(isa.run(Dots(&a, &b)), expected, "{}, spread {spread}, seed {seed}", isa.name());
+            }
+        }
+    }
+
+    #[test]
+    fn dots_of_infinities_and_no_numbers_are_what_arithmetic_says() {
+        let half = |value: f32| half::bf16::from_f32(value).to_bits();
+        let a: Vec<u16> = (0..32).map(|i| half([f32::INFINITY, 1.0, f32::MAX, 0.0][i / 2 % 4])).collect();
+        let b: Vec<u16> = (0..32).map(|i| half([2.0, f32::NAN, -3.0, f32::INFINITY][i / 2 % 4])).collect();
+        for isa in Isa::available() {
+            let sums: Vec<f32> = isa.run(Dots(&a, &b)).into_iter().map(f32::from_bits).collect();
+            assert!(
+                sums[0] == f32::INFINITY
+                    && sums[1].is_nan()
+                    && sums[2] == f32::NEG_INFINITY
+                    && sums[3].is_nan()
+            );
         }
     }
 
@@ -199,6 +314,8 @@ mod tests {
         let halves: Vec<u8> = (0..16u16).flat_map(|i| (i * 1777 % 0x7800).to_le_bytes()).collect();
         let expected = Isa(Set::Plain).run(Probe(&values, &halves));
         assert_eq!(expected[96..100], expected[100..104], "four sums at once are four sums");
+        assert!((0..LANES).all(|i| expected[144 + i] == f32::from(halves[i] as i8).to_bits()));
+        assert!(expected[160..].iter().all(|pi| *pi == 0x4049_0000));
         for isa in Isa::available() {
             assert_eq!(isa.run(Probe(&values, &halves)), expected, "{}", isa.name());
         }

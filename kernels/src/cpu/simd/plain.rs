@@ -8,6 +8,7 @@ pub(super) struct Plain;
 
 impl Simd for Plain {
     type V = [f32; LANES];
+    type Pairs = [u32; LANES];
     const ACCUMULATORS: usize = 6;
 
     #[inline(always)]
@@ -55,6 +56,33 @@ impl Simd for Plain {
         // SAFETY: readable for 32 bytes by the contract.
         let words = unsafe { from.cast::<[[u8; 2]; LANES]>().read_unaligned() };
         words.map(|word| half::f16::from_bits(u16::from_le_bytes(word)).to_f32())
+    }
+
+    #[inline(always)]
+    unsafe fn load_pairs(self, from: *const u8) -> Self::Pairs {
+        // SAFETY: readable for 64 bytes by the contract.
+        unsafe { from.cast::<[[u8; 4]; LANES]>().read_unaligned() }.map(u32::from_le_bytes)
+    }
+
+    #[inline(always)]
+    fn splat_pair(self, pair: u32) -> Self::Pairs {
+        [pair; LANES]
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(self, from: *const u8) -> Self::V {
+        // SAFETY: readable for 16 bytes by the contract.
+        unsafe { from.cast::<[i8; LANES]>().read_unaligned() }.map(f32::from)
+    }
+
+    #[inline(always)]
+    fn widen_even(self, pairs: Self::Pairs) -> Self::V {
+        pairs.map(|pair| f32::from_bits(pair << 16))
+    }
+
+    #[inline(always)]
+    fn widen_odd(self, pairs: Self::Pairs) -> Self::V {
+        pairs.map(|pair| f32::from_bits(pair & 0xffff_0000))
     }
 
     #[inline(always)]

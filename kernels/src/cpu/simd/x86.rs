@@ -4,24 +4,27 @@ use std::arch::x86_64::*;
 
 use super::{Kernel, LANES, Simd};
 
-/// AVX-512 F, BW, DQ and VL. Its private field makes [`Avx512::detect`] the only source.
+/// AVX-512 F, BW, DQ and VL, and BF16 if `DOT`. Its private field makes [`Avx512::detect`] the only source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Avx512(());
+pub(super) struct Avx512<const DOT: bool>(());
 
-impl Avx512 {
+impl<const DOT: bool> Avx512<DOT> {
     pub(super) fn detect() -> Option<Self> {
         let has = is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl")
+            && (!DOT || is_x86_feature_detected!("avx512bf16"))
             && Avx2::detect().is_some();
         has.then_some(Self(()))
     }
+}
 
+impl Avx512<false> {
     #[inline]
     pub(super) fn run<K: Kernel>(self, kernel: K) -> K::Output {
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-        fn compiled<K: Kernel>(simd: Avx512, kernel: K) -> K::Output {
+        fn compiled<K: Kernel>(simd: Avx512<false>, kernel: K) -> K::Output {
             kernel.run(simd)
         }
         // SAFETY: the token proves the features.
@@ -29,10 +32,29 @@ impl Avx512 {
     }
 }
 
+impl Avx512<true> {
+    #[inline]
+    pub(super) fn run_with_dot<K: Kernel>(self, kernel: K) -> K::Output {
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
+        fn compiled<K: Kernel>(simd: Avx512<true>, kernel: K) -> K::Output {
+            kernel.run(simd)
+        }
+        // SAFETY: the token proves the features.
+        unsafe { compiled(self, kernel) }
+    }
+
+    #[inline]
+    pub(super) fn without_dot(self) -> Avx512<false> {
+        Avx512(())
+    }
+}
+
 // In this `impl`, SAFETY of the arithmetic: the token proves that the machine has the instructions.
-impl Simd for Avx512 {
+impl<const DOT: bool> Simd for Avx512<DOT> {
     type V = __m512;
+    type Pairs = __m512i;
     const ACCUMULATORS: usize = 24;
+    const HAS_DOT: bool = DOT;
 
     #[inline(always)]
     fn splat(self, value: f32) -> __m512 {
@@ -107,6 +129,46 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn load_pairs(self, from: *const u8) -> __m512i {
+        // SAFETY: the token and the contract.
+        unsafe { _mm512_loadu_si512(from.cast()) }
+    }
+
+    #[inline(always)]
+    fn splat_pair(self, pair: u32) -> __m512i {
+        // SAFETY: the token.
+        unsafe { _mm512_set1_epi32(pair as i32) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(self, from: *const u8) -> __m512 {
+        // SAFETY: the token and the contract.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
+    }
+
+    #[inline(always)]
+    fn widen_even(self, pairs: __m512i) -> __m512 {
+        // SAFETY: the token.
+        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)) }
+    }
+
+    #[inline(always)]
+    fn widen_odd(self, pairs: __m512i) -> __m512 {
+        // SAFETY: the token.
+        unsafe { _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(0xffff_0000u32 as i32))) }
+    }
+
+    #[inline(always)]
+    fn dot_pairs(self, a: __m512i, b: __m512i, c: __m512) -> __m512 {
+        if DOT {
+            // SAFETY: the token; the types are names for the same bits.
+            return unsafe { _mm512_dpbf16_ps(c, bf16x32(a), bf16x32(b)) };
+        }
+        let odd = self.fma(self.widen_odd(a), self.widen_odd(b), c);
+        self.fma(self.widen_even(a), self.widen_even(b), odd)
+    }
+
+    #[inline(always)]
     unsafe fn store(self, v: __m512, to: *mut f32) {
         // SAFETY: the token and the contract.
         unsafe { _mm512_storeu_ps(to, v) }
@@ -129,6 +191,13 @@ impl Simd for Avx512 {
         // SAFETY: the token and the contract; masked lanes are not written.
         unsafe { _mm512_mask_storeu_ps(to, low_lanes(count), v) }
     }
+}
+
+/// The same bits, of the type that `VDPBF16PS` takes.
+#[inline(always)]
+fn bf16x32(pairs: __m512i) -> __m512bh {
+    // SAFETY: both are 64 bytes of which all values are valid.
+    unsafe { std::mem::transmute(pairs) }
 }
 
 #[inline(always)]
@@ -175,6 +244,7 @@ impl Avx2 {
 
 impl Simd for Avx2 {
     type V = [__m256; 2];
+    type Pairs = [__m256i; 2];
     const ACCUMULATORS: usize = 6;
 
     #[inline(always)]
@@ -225,6 +295,51 @@ impl Simd for Avx2 {
         unsafe {
             let (low, high) = (_mm_loadu_si128(from.cast()), _mm_loadu_si128(from.add(16).cast()));
             [_mm256_cvtph_ps(low), _mm256_cvtph_ps(high)]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_pairs(self, from: *const u8) -> Self::Pairs {
+        // SAFETY: the token and the contract.
+        unsafe { [_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(32).cast())] }
+    }
+
+    #[inline(always)]
+    fn splat_pair(self, pair: u32) -> Self::Pairs {
+        // SAFETY: the token.
+        unsafe { [_mm256_set1_epi32(pair as i32); 2] }
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(self, from: *const u8) -> Self::V {
+        // SAFETY: the token and the contract.
+        unsafe {
+            let codes = _mm_loadu_si128(from.cast());
+            let (low, high) = (_mm256_cvtepi8_epi32(codes), _mm256_cvtepi8_epi32(_mm_srli_si128::<8>(codes)));
+            [_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)]
+        }
+    }
+
+    #[inline(always)]
+    fn widen_even(self, pairs: Self::Pairs) -> Self::V {
+        // SAFETY: the token.
+        unsafe {
+            [
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs[0])),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs[1])),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn widen_odd(self, pairs: Self::Pairs) -> Self::V {
+        // SAFETY: the token.
+        unsafe {
+            let odd = _mm256_set1_epi32(0xffff_0000u32 as i32);
+            [
+                _mm256_castsi256_ps(_mm256_and_si256(pairs[0], odd)),
+                _mm256_castsi256_ps(_mm256_and_si256(pairs[1], odd)),
+            ]
         }
     }
 

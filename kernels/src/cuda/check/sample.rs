@@ -103,8 +103,8 @@ fn draws(
             assert!(drawn[count..].iter().all(|token| *token == u32::MAX), "nothing is drawn past the count");
             for (i, token) in drawn[..count].iter().enumerate() {
                 let logits = draws.row(i);
-                usable.push(u32::from(!sample::is_usable(logits)));
-                if sample::is_usable(logits) {
+                usable.push(u32::from(!sample::is_usable(isa, logits)));
+                if sample::is_usable(isa, logits) {
                     got.push(*token);
                     let draw = |sampling: &Sampling<'_>| sample::draw(isa, logits, sampling, &mut scratch);
                     reference.push(draws.with_sampling(i, draw));
@@ -157,7 +157,7 @@ fn scores(bench: &mut Bench, shape: Shape) -> Result<(), CudaError> {
         scorer.launch(&bench.stream, batch)?;
         results.push(out.read(&bench.stream)?);
     }
-    let is_usable: Vec<bool> = (0..count).map(|i| sample::is_usable(draws.row(i))).collect();
+    let is_usable: Vec<bool> = (0..count).map(|i| sample::is_usable(Isa::best(), draws.row(i))).collect();
     let flat = |scored: &Scored| {
         let len = (scored.top_len as usize).min(MAX_TOP);
         (scored.rank, scored.top_tokens[..len].to_vec())
@@ -169,7 +169,7 @@ fn scores(bench: &mut Bench, shape: Shape) -> Result<(), CudaError> {
     let (mut ranks, mut wanted, mut got, mut reference) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for i in (0..count).filter(|i| is_usable[*i]) {
         let ScoreParams { target, top, .. } = targets[i];
-        let exact = sample::score(Isa::best(), draws.row(i), target, top as usize);
+        let exact = sample::score(Isa::best(), draws.row(i), target, top as usize, &mut Scratch::default());
         ranks.push(flat(&results[0][i]));
         wanted.push((exact.rank, exact.top.iter().map(|(token, _)| *token).collect::<Vec<_>>()));
         got.extend(logprobs(&results[0][i]));

@@ -36,7 +36,7 @@ use super::upload::{self, Dtype, Quantiser, Upload};
 use super::{MAX_STEPS, OpenDevice};
 use crate::BlockId;
 use crate::backend::{BackendError, Batch, BatchSequence, SampleRow};
-use crate::config::{CudaConfig, KvCacheDtype, LoadFormat, Quantization, SchedulerConfig};
+use crate::config::{CudaConfig, LoadFormat, SchedulerConfig};
 use crate::model::LoadError;
 use crate::model::config::ModelConfig;
 use crate::model::llama_cuda::{Activations, CudaLlama, Ops, Workspace};
@@ -50,12 +50,23 @@ use crate::sampling::SamplingParams;
 pub struct CudaOptions {
     /// How it computes.
     pub cuda: CudaConfig,
+    /// What is kept in FP8.
+    pub fp8: Fp8,
     /// The largest step.
     pub limits: SchedulerConfig,
     /// KV cache; `None` = what is left.
     pub kv_cache_memory_bytes: Option<u64>,
     /// Threads that read weights; 0 = decide.
     pub readers: usize,
+}
+
+/// What is kept in FP8 e4m3 instead of the model's 16-bit type.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Fp8 {
+    /// The layers' weights, one scale for each output.
+    pub weights: bool,
+    /// Cached keys and values.
+    pub kv_cache: bool,
 }
 
 /// A model that could not be brought onto a device.
@@ -121,11 +132,11 @@ pub fn load(
     };
     opened.device.limit_waits(options.cuda.step_timeout);
     let loading = Loading { dir, config, weights, opened, options };
-    match (dtype, options.cuda.kv_cache_dtype) {
-        (Dtype::F16, KvCacheDtype::Auto) => loading.load::<f16, f16>(progress),
-        (Dtype::F16, KvCacheDtype::Fp8) => loading.load::<f16, E4m3>(progress),
-        (_, KvCacheDtype::Auto) => loading.load::<bf16, bf16>(progress),
-        (_, KvCacheDtype::Fp8) => loading.load::<bf16, E4m3>(progress),
+    match (dtype, options.fp8.kv_cache) {
+        (Dtype::F16, false) => loading.load::<f16, f16>(progress),
+        (Dtype::F16, true) => loading.load::<f16, E4m3>(progress),
+        (_, false) => loading.load::<bf16, bf16>(progress),
+        (_, true) => loading.load::<bf16, E4m3>(progress),
     }
 }
 
@@ -209,7 +220,7 @@ impl Loading<'_> {
     /// matter: its workers stand in for each other as well as for themselves.
     fn arithmetic<T: Activation, K: KvElement>(&self) -> String {
         let cuda = &self.options.cuda;
-        let weights = if cuda.quantization.is_some() { "e4m3" } else { T::SUFFIX };
+        let weights = if self.options.fp8.weights { "e4m3" } else { T::SUFFIX };
         let (activations, cache) = (<T as Activation>::SUFFIX, <K as KvElement>::SUFFIX);
         let mut arithmetic = format!("cuda {activations} weights {weights} kv {cache}");
         if cuda.batch_invariant {
@@ -232,7 +243,7 @@ impl Loading<'_> {
         let sizes = StepSizes::new(limits, max_model_len);
         let capacities = graphs::sizes(sizes.pass.rows);
         let positions = max_model_len as usize;
-        let is_quantised = cuda.quantization.is_some();
+        let is_quantised = options.fp8.weights;
         let mut plan = ArenaPlan::new(device)?;
         let mut ops = self.ops::<T, K>()?;
         let workspace = Workspace {
@@ -389,9 +400,9 @@ impl Loading<'_> {
             threads => threads,
         };
         let (mut done, total) = (0, upload.bytes());
-        let quantiser = match self.options.cuda.quantization {
-            None => None,
-            Some(Quantization::Fp8) => {
+        let quantiser = match self.options.fp8.weights {
+            false => None,
+            true => {
                 let staging = model.arena.slice(plan::STAGING);
                 Some(Quantiser { kernel: Quantize::<T>::new(&self.opened.kernels)?, staging })
             }

@@ -22,7 +22,7 @@ mod upload;
 mod usable;
 
 pub use gaps::StepGaps;
-pub use load::{CudaLoadError, CudaOptions, load};
+pub use load::{CudaLoadError, CudaOptions, Fp8, load};
 pub use threads::CudaBackend;
 pub use usable::{NotUsable, OpenDevice, open};
 

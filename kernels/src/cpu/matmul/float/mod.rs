@@ -1,21 +1,29 @@
 //! Weights that are floating-point numbers, where they lie in the file.
 //!
-//! Lane `j` of sixteen takes every `k` that is `j` modulo 16, ascending, by fused multiply-add; then
-//! [`super::super::simd::Simd::sum`]. Tiles keep up to 24 such sums in registers.
+//! [`arithmetic`] says in which order products are summed. Tiles keep up to 24 such sums in registers while a task's weights
+//! pass by; the rows of `x` they belong to are packed first, side by side, so that they fit the first-level cache.
 
+mod arithmetic;
+mod scratch;
 mod tile;
 
+use std::ops::Range;
+
 use super::super::matrix::Storage;
-use super::super::simd::{Kernel, LANES, Simd};
+use super::super::simd::{Kernel, Simd};
 use super::Part;
+use arithmetic::{Arithmetic, Bf16, Dot, F16, F32, Split, Wide};
+use scratch::{LINE_BYTES, Line, Scratch};
 pub(in crate::cpu) use tile::PREFETCH_BYTES;
-use tile::{Bf16, Element, F16, F32, Tile};
+use tile::Tile;
 
-/// Bytes of `x` that stay in the first-level cache while a task's weights pass by: a tile's rows, or a block of their
-/// columns.
-const X_BLOCK_BYTES: usize = 32 << 10;
+/// Bytes of packed `x` that stay in the first-level cache while a task's weights pass by: a tile's rows, or a block of
+/// their columns.
+const X_BLOCK_BYTES: usize = 16 << 10;
+/// Rows of `x` from which on it pays to widen them before, where a dot product is several instructions.
+const SPLIT_ROWS: usize = 3;
 
-/// Some rows of one matrix, for all rows of `x`.
+/// Some rows of one matrix, for all rows of `x`, activations in `f32`.
 pub(super) struct Product<'a> {
     pub(super) part: &'a Part<'a>,
 }
@@ -24,90 +32,155 @@ impl Kernel for Product<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
+    fn run<S: Simd>(self, s: S) {
         match self.part.linear.weights.storage() {
-            Storage::Bf16(bytes) => self.all_tiles::<S, Bf16>(simd, bytes),
-            Storage::F16(bytes) => self.all_tiles::<S, F16>(simd, bytes),
-            Storage::F32(bytes) => self.all_tiles::<S, F32>(simd, bytes),
+            Storage::Bf16(w) => self.part.tiles::<S, Wide<Bf16>>(s, w),
+            Storage::F16(w) => self.part.tiles::<S, Wide<F16>>(s, w),
+            Storage::F32(w) => self.part.tiles::<S, Wide<F32>>(s, w),
             Storage::Packed(_) => unreachable!("packed weights are multiplied as integers"),
         }
     }
 }
 
-impl Product<'_> {
-    /// All tiles: `x` in tiles of nearly equal height, and for each of them the weights in tiles of equal width.
+/// Some rows of one bfloat16 matrix, for all rows of `x`, activations in that format too.
+pub(super) struct PairProduct<'a> {
+    pub(super) part: &'a Part<'a>,
+    /// The whole matrix.
+    pub(super) weights: &'a [u8],
+}
+
+impl Kernel for PairProduct<'_> {
+    type Output = ();
+    const USES_DOT: bool = true;
+
     #[inline(always)]
-    fn all_tiles<S: Simd, E: Element>(&self, s: S, bytes: &[u8]) {
-        let (k, all_x, all_m) = (self.part.linear.weights.cols(), self.part.x.values(), self.part.x.rows());
-        let (first_row, count) = (self.part.first, self.part.count);
+    fn run<S: Simd>(self, s: S) {
+        if S::HAS_DOT || self.part.x.rows() < SPLIT_ROWS {
+            self.part.tiles::<S, Dot>(s, self.weights)
+        } else {
+            self.part.tiles::<S, Split>(s, self.weights)
+        }
+    }
+}
+
+impl Part<'_> {
+    /// All tiles: `x` in tiles of nearly equal height, and for each of them, block by block of columns, all weights.
+    #[inline(always)]
+    fn tiles<S: Simd, A: Arithmetic>(&self, s: S, w: &[u8]) {
+        let (k, rows) = (self.linear.weights.cols(), self.x.rows());
         let highest = if S::ACCUMULATORS >= 24 { 8 } else { 2 };
-        let tiles = all_m.div_ceil(highest);
-        let (height, taller) = (all_m / tiles, all_m % tiles);
+        let tiles = rows.div_ceil(highest);
+        let (height, taller) = (rows / tiles, rows % tiles);
         let tallest = height + usize::from(taller > 0);
-        let widest = match tallest {
+        let width = match tallest {
             1 => 4,
             2..=6 if S::ACCUMULATORS >= 24 => 4,
             _ => 3,
         };
-        let block = tile::block_columns(X_BLOCK_BYTES / (4 * tallest), k);
-        // With one tile of x, each of a tile's weight rows walks through its own part of the task's: several long streams
-        // come from memory faster than one. With more, neighbours lie side by side in y.
-        let full = count / widest;
-        // Unfinished sums, where the columns take more than one block.
-        let mut unfinished = vec![0.0; if block < k { count * tallest * LANES } else { 0 }];
-        let mut m = 0;
+        let block = block_columns::<A>(tallest, k);
+        let mut scratch = Scratch::take();
+        let unfinished = if block < k { self.count * tallest } else { 0 };
+        let (packed, unfinished) = scratch.parts(block.div_ceil(A::COLUMNS) * A::PARTS * tallest, unfinished);
+        let mut first = 0;
         for tile in 0..tiles {
             let height = height + usize::from(tile < taller);
-            let x = &all_x[m * k..][..height * k];
-            self.prefetch_y(s, m, height);
+            self.prefetch_y(s, first, height);
             for from in (0..k).step_by(block) {
                 let columns = from..k.min(from + block);
-                for i in 0..full + count % widest {
-                    // One full tile after another, then single rows.
-                    let (width, place) =
-                        if i < full { (widest, i * widest) } else { (1, full * (widest - 1) + i) };
-                    let (n, apart) = if i < full && tiles == 1 { (i, full) } else { (place, 1) };
-                    let last = first_row + n + (width - 1) * apart;
-                    let w = &bytes[(first_row + n) * k * E::BYTES..(last + 1) * k * E::BYTES];
-                    let t = Tile { x, w, k, apart, columns: columns.clone(), prefetch: tile == 0 };
-                    let lanes = if block < k { height * LANES } else { 0 };
-                    let unfinished = &mut unfinished[place * lanes..][..width * lanes];
-                    macro_rules! sizes {
-                        ($(($mr:literal, $nr:literal)),*) => {
-                            match (height, width) {
-                                $(($mr, $nr) if $mr * $nr <= S::ACCUMULATORS => {
-                                    if let Some(sums) = t.sums::<S, E, $mr, $nr>(s, unfinished) {
-                                        self.put::<$mr, $nr>(m, n, apart, sums);
-                                    }
-                                })*
-                                _ => unreachable!("every tile height and width has an arm"),
-                            }
-                        };
-                    }
-                    sizes!(
-                        (1, 3),
-                        (1, 4),
-                        (2, 4),
-                        (3, 4),
-                        (4, 4),
-                        (5, 4),
-                        (6, 4),
-                        (2, 3),
-                        (6, 3),
-                        (7, 3),
-                        (8, 3),
-                        (1, 1),
-                        (2, 1),
-                        (3, 1),
-                        (4, 1),
-                        (5, 1),
-                        (6, 1),
-                        (7, 1),
-                        (8, 1)
-                    );
-                }
+                let x = self.pack::<S, A>(s, first..first + height, &columns, packed);
+                let pass =
+                    Pass { x, w, first, height, width, columns, is_first: tile == 0, is_only: tiles == 1 };
+                self.pass::<S, A>(s, &pass, unfinished);
             }
-            m += height;
+            first += height;
+        }
+        scratch.keep();
+    }
+
+    /// Some columns of some rows of `x`, as [`Tile`] reads them. A single row lies so already.
+    #[inline(always)]
+    fn pack<'b, S: Simd, A: Arithmetic>(
+        &'b self,
+        s: S,
+        rows: Range<usize>,
+        columns: &Range<usize>,
+        packed: &'b mut [Line],
+    ) -> &'b [u8] {
+        let k = self.x.width();
+        let (x, value_bytes) = (A::rows(self.x), LINE_BYTES / A::COLUMNS);
+        let of_row =
+            |row: usize| &x[(row * k + columns.start) * value_bytes..(row * k + columns.end) * value_bytes];
+        if rows.len() == 1 && A::PARTS == 1 && columns.len().is_multiple_of(A::COLUMNS) {
+            return of_row(rows.start);
+        }
+        let (height, steps) = (rows.len(), columns.len().div_ceil(A::COLUMNS));
+        let packed = &mut packed[..steps * A::PARTS * height];
+        for (m, row) in rows.enumerate() {
+            let (whole, rest) = of_row(row).as_chunks::<LINE_BYTES>();
+            let mut padded = [0; LINE_BYTES];
+            padded[..rest.len()].copy_from_slice(rest);
+            for step in 0..steps {
+                let from = whole.get(step).unwrap_or(&padded).as_ptr();
+                let to = packed[step * A::PARTS * height + m..].as_mut_ptr();
+                // SAFETY: both chunks are a line; the last part is `PARTS - 1` heights after the first.
+                unsafe { A::pack(s, from, to, height) };
+            }
+        }
+        scratch::bytes(packed)
+    }
+
+    /// All of the task's weights against one block of one tile of `x`.
+    #[inline(always)]
+    fn pass<S: Simd, A: Arithmetic>(&self, s: S, pass: &Pass<'_>, unfinished: &mut [Line]) {
+        let k = self.linear.weights.cols();
+        let (count, width, height) = (self.count, pass.width, pass.height);
+        // With one tile of x, each of a tile's weight rows walks through its own part of the task's: several long streams
+        // come from memory faster than one. With more, neighbours lie side by side in y.
+        let full = count / width;
+        for i in 0..full + count % width {
+            // One full tile after another, then single rows.
+            let (width, place) = if i < full { (width, i * width) } else { (1, full * (width - 1) + i) };
+            let (n, apart) = if i < full && pass.is_only { (i, full) } else { (place, 1) };
+            let from = self.first + n;
+            let w =
+                &pass.w[from * k * A::WEIGHT_BYTES..(from + (width - 1) * apart + 1) * k * A::WEIGHT_BYTES];
+            let tile =
+                Tile { x: pass.x, w, k, apart, columns: pass.columns.clone(), prefetch: pass.is_first };
+            let lines = if pass.columns.len() < k { height } else { 0 };
+            let unfinished = &mut unfinished[place * lines..][..width * lines];
+            macro_rules! sizes {
+                ($(($mr:literal, $nr:literal)),*) => {
+                    match (height, width) {
+                        $(($mr, $nr) if $mr * $nr <= S::ACCUMULATORS => {
+                            if let Some(sums) = tile.sums::<S, A, $mr, $nr>(s, unfinished) {
+                                self.put_tile::<$mr, $nr>(pass.first, n, apart, sums);
+                            }
+                        })*
+                        _ => unreachable!("every tile height and width has an arm"),
+                    }
+                };
+            }
+            sizes!(
+                (1, 3),
+                (1, 4),
+                (2, 4),
+                (3, 4),
+                (4, 4),
+                (5, 4),
+                (6, 4),
+                (2, 3),
+                (6, 3),
+                (7, 3),
+                (8, 3),
+                (1, 1),
+                (2, 1),
+                (3, 1),
+                (4, 1),
+                (5, 1),
+                (6, 1),
+                (7, 1),
+                (8, 1)
+            );
         }
     }
 
@@ -117,8 +190,8 @@ impl Product<'_> {
     fn prefetch_y<S: Simd>(&self, s: S, m: usize, height: usize) {
         for row in m..m + height {
             // SAFETY: one at a time.
-            let y = unsafe { self.part.y(row) };
-            for line in y.chunks(tile::LINE / size_of::<f32>()) {
+            let y = unsafe { self.y(row) };
+            for line in y.chunks(LINE_BYTES / size_of::<f32>()) {
                 s.prefetch(line.as_ptr().cast());
             }
         }
@@ -126,13 +199,44 @@ impl Product<'_> {
 
     /// Writes a tile's sums: of every `apart`-th weight row from `n` on, and rows of `x` from `m` on.
     #[inline(always)]
-    fn put<const MR: usize, const NR: usize>(&self, m: usize, n: usize, apart: usize, sums: [[f32; NR]; MR]) {
+    fn put_tile<const MR: usize, const NR: usize>(
+        &self,
+        m: usize,
+        n: usize,
+        apart: usize,
+        sums: [[f32; NR]; MR],
+    ) {
         for (i, sums) in sums.iter().enumerate() {
             // SAFETY: one at a time.
-            let y = unsafe { self.part.y(m + i) };
+            let y = unsafe { self.y(m + i) };
             for (j, sum) in sums.iter().enumerate() {
-                self.part.put(y, n + j * apart, *sum);
+                self.put(y, n + j * apart, *sum);
             }
         }
     }
+}
+
+/// One block of one tile of `x`, and all weights.
+struct Pass<'a> {
+    /// See [`Tile::x`].
+    x: &'a [u8],
+    /// The whole matrix.
+    w: &'a [u8],
+    /// The first of the rows of `x`, and how many.
+    first: usize,
+    height: usize,
+    /// Rows of weights in a tile.
+    width: usize,
+    columns: Range<usize>,
+    /// Whether the weights come from memory.
+    is_first: bool,
+    /// Whether there is but one tile of `x`.
+    is_only: bool,
+}
+
+/// Columns of a block: what fits of `k`, in whole steps and cache lines.
+fn block_columns<A: Arithmetic>(height: usize, k: usize) -> usize {
+    const MULTIPLE: usize = 32;
+    let fitting = X_BLOCK_BYTES / (LINE_BYTES * A::PARTS * height) * A::COLUMNS;
+    if k <= fitting { k } else { (fitting / MULTIPLE).max(1) * MULTIPLE }
 }

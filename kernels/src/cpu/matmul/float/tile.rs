@@ -6,69 +6,23 @@
 
 use std::ops::Range;
 
-use super::super::super::simd::{LANES, Simd};
+use super::super::super::simd::Simd;
+use super::arithmetic::Arithmetic;
+use super::scratch::{LINE_BYTES, Line};
 
 /// How far ahead of the multiplication weights are asked for. One core's plain loads do not reach the memory's
 /// bandwidth; asking 2 KiB ahead on each row does (69% against 95% of it, measured on Emerald Rapids).
 pub(in crate::cpu) const PREFETCH_BYTES: usize = 2048;
-pub(super) const LINE: usize = 64;
-
-/// A format weights are stored in.
-pub(super) trait Element {
-    /// Bytes of a value.
-    const BYTES: usize;
-    /// Sixteen values, widened.
-    ///
-    /// # Safety
-    /// `from` is readable for `16 * BYTES`.
-    unsafe fn load<S: Simd>(simd: S, from: *const u8) -> S::V;
-}
-
-pub(super) struct Bf16;
-pub(super) struct F16;
-pub(super) struct F32;
-
-impl Element for Bf16 {
-    const BYTES: usize = 2;
-    #[inline(always)]
-    unsafe fn load<S: Simd>(simd: S, from: *const u8) -> S::V {
-        // SAFETY: by the contract.
-        unsafe { simd.load_bf16(from) }
-    }
-}
-
-impl Element for F16 {
-    const BYTES: usize = 2;
-    #[inline(always)]
-    unsafe fn load<S: Simd>(simd: S, from: *const u8) -> S::V {
-        // SAFETY: by the contract.
-        unsafe { simd.load_f16(from) }
-    }
-}
-
-impl Element for F32 {
-    const BYTES: usize = 4;
-    #[inline(always)]
-    unsafe fn load<S: Simd>(simd: S, from: *const u8) -> S::V {
-        // SAFETY: by the contract.
-        unsafe { simd.load(from.cast()) }
-    }
-}
-
-/// Columns of a block: what fits of `k`, in whole cache lines of every format.
-pub(super) fn block_columns(fitting: usize, k: usize) -> usize {
-    if k <= fitting { k } else { (fitting / (2 * LANES)).max(1) * 2 * LANES }
-}
 
 /// `MR` rows of x against `NR` rows of weights, some columns of both.
 pub(super) struct Tile<'a> {
-    /// `[MR, k]`
-    pub(super) x: &'a [f32],
+    /// Lines of these columns, packed `[step, part, MR]`.
+    pub(super) x: &'a [u8],
     /// `NR` rows of `k` values in their format, `apart` rows apart.
     pub(super) w: &'a [u8],
     pub(super) apart: usize,
     pub(super) k: usize,
-    /// All, or a block that starts and, unless it is the last, ends at a whole vector.
+    /// All, or a block that starts and, unless it is the last, ends at a whole step.
     pub(super) columns: Range<usize>,
     /// Whether to ask for the weights that follow: once for each pass over them.
     pub(super) prefetch: bool,
@@ -81,99 +35,114 @@ impl Tile<'_> {
     }
 
     /// The dot products, once the last columns are in. Until then their lanes are kept in `unfinished`, which has
-    /// `MR * NR * 16` values, or none if there is only one block.
+    /// `MR * NR` lines, or none if there is only one block.
     #[inline(always)]
-    pub(super) fn sums<S: Simd, E: Element, const MR: usize, const NR: usize>(
+    pub(super) fn sums<S: Simd, A: Arithmetic, const MR: usize, const NR: usize>(
         &self,
         s: S,
-        unfinished: &mut [f32],
+        unfinished: &mut [Line],
     ) -> Option<[[f32; NR]; MR]> {
-        let (k, row_bytes, start) = (self.k, self.k * E::BYTES, self.columns.start);
-        assert!(
-            self.x.len() == MR * k && self.w.len() == self.span(NR) * row_bytes,
-            "operands have their size"
-        );
-        assert!(self.columns.end <= k, "columns lie inside the row");
-        let (x, w) = (self.x.as_ptr(), self.w.as_ptr());
+        let (row_bytes, columns) = (self.k * A::WEIGHT_BYTES, &self.columns);
+        assert!(columns.start < columns.end && columns.end <= self.k, "columns lie inside the row");
+        let steps = columns.len().div_ceil(A::COLUMNS);
+        assert_eq!(self.x.len(), steps * A::PARTS * MR * LINE_BYTES, "x has its size");
+        assert_eq!(self.w.len(), self.span(NR) * row_bytes, "weights have their size");
         let mut sums = [[s.zero(); NR]; MR];
-        if start > 0 {
+        if columns.start > 0 {
             for m in 0..MR {
                 for n in 0..NR {
-                    let lanes = &unfinished[(m * NR + n) * LANES..][..LANES];
-                    // SAFETY: sixteen values.
-                    sums[m][n] = unsafe { s.load(lanes.as_ptr()) };
+                    // SAFETY: a line is sixteen values.
+                    sums[m][n] = unsafe { s.load((&raw const unfinished[m * NR + n]).cast()) };
                 }
             }
         }
-        let whole = start + (self.columns.end - start) / LANES * LANES;
-        // Past the end of a row's block follows the next row's, or, where rows lie side by side, the one NR further.
-        let block_bytes = (self.columns.end - start) * E::BYTES;
-        let near_end = self.columns.end * E::BYTES;
-        let next = if self.apart == 1 { NR } else { 1 };
-        let far = PREFETCH_BYTES + next * row_bytes - block_bytes;
-        let row_step = self.apart * row_bytes;
-        let mut at = start;
-        while at < whole {
-            if self.prefetch && (at * E::BYTES).is_multiple_of(LINE) {
-                let is_near = at * E::BYTES + PREFETCH_BYTES < near_end;
-                let ahead = at * E::BYTES + if is_near { PREFETCH_BYTES } else { far };
-                for n in 0..NR {
-                    s.prefetch(w.wrapping_add(n * row_step + ahead));
-                }
-            }
-            // SAFETY: at + 16 <= k, so both rows have that many values more.
-            unsafe {
-                let mut wide = [s.zero(); NR];
-                for n in 0..NR {
-                    wide[n] = E::load(s, w.add(n * row_step + at * E::BYTES));
-                }
-                for m in 0..MR {
-                    let x = s.load(x.add(m * k + at));
-                    for n in 0..NR {
-                        sums[m][n] = s.fma(x, wide[n], sums[m][n]);
-                    }
-                }
-            }
-            at += LANES;
-        }
-        if self.columns.end < k {
+        sums = self.whole_steps::<S, A, MR, NR>(s, sums);
+        if columns.end < self.k {
             for m in 0..MR {
                 for n in 0..NR {
-                    let lanes = &mut unfinished[(m * NR + n) * LANES..][..LANES];
-                    // SAFETY: sixteen values.
-                    unsafe { s.store(sums[m][n], lanes.as_mut_ptr()) };
+                    // SAFETY: a line is sixteen values.
+                    unsafe { s.store(sums[m][n], (&raw mut unfinished[m * NR + n]).cast()) };
                 }
             }
             return None;
         }
-        if whole < k {
-            self.last_lanes::<S, E, MR, NR>(s, whole, &mut sums);
+        if !columns.len().is_multiple_of(A::COLUMNS) {
+            sums = self.last_step::<S, A, MR, NR>(s, sums);
         }
         Some(reduce(s, &sums))
     }
 
-    /// The values after the last whole vector, zeros behind them.
+    /// Adds all steps that are whole. Sums come and go by value: they stay in registers, which a reference would not let them.
     #[inline(always)]
-    fn last_lanes<S: Simd, E: Element, const MR: usize, const NR: usize>(
+    fn whole_steps<S: Simd, A: Arithmetic, const MR: usize, const NR: usize>(
         &self,
         s: S,
-        whole: usize,
-        sums: &mut [[S::V; NR]; MR],
-    ) {
-        let rest = self.k - whole;
+        mut sums: [[S::V; NR]; MR],
+    ) -> [[S::V; NR]; MR] {
+        let (row_bytes, step_bytes) = (self.k * A::WEIGHT_BYTES, A::COLUMNS * A::WEIGHT_BYTES);
+        let row_step = self.apart * row_bytes;
+        let mut w = self.w.as_ptr().wrapping_add(self.columns.start * A::WEIGHT_BYTES);
+        let mut x = self.x.as_ptr();
+        // Past the end of a row's block follows the next row's, or, where rows lie side by side, the one NR further.
+        let block_bytes = self.columns.len() * A::WEIGHT_BYTES;
+        let next = if self.apart == 1 { NR } else { 1 };
+        let far = PREFETCH_BYTES + next * row_bytes - block_bytes;
+        let mut taken = 0;
+        for _ in 0..self.columns.len() / A::COLUMNS {
+            if self.prefetch && (step_bytes >= LINE_BYTES || taken % LINE_BYTES == 0) {
+                let ahead = if taken + PREFETCH_BYTES < block_bytes { PREFETCH_BYTES } else { far };
+                for n in 0..NR {
+                    s.prefetch(w.wrapping_add(n * row_step + ahead));
+                }
+            }
+            for part in 0..A::PARTS {
+                // SAFETY: a whole step of all rows of weights, and as many lines of x, lie ahead.
+                unsafe {
+                    let mut weights = [A::weights(s, w, part); NR];
+                    for n in 1..NR {
+                        weights[n] = A::weights(s, w.add(n * row_step), part);
+                    }
+                    for m in 0..MR {
+                        let x = A::x(s, x.add((part * MR + m) * LINE_BYTES));
+                        for n in 0..NR {
+                            sums[m][n] = A::add(s, x, weights[n], sums[m][n]);
+                        }
+                    }
+                }
+            }
+            x = x.wrapping_add(A::PARTS * MR * LINE_BYTES);
+            w = w.wrapping_add(step_bytes);
+            taken += step_bytes;
+        }
+        sums
+    }
+
+    /// Adds the columns after the last whole step, with zeros behind them.
+    #[inline(always)]
+    fn last_step<S: Simd, A: Arithmetic, const MR: usize, const NR: usize>(
+        &self,
+        s: S,
+        mut sums: [[S::V; NR]; MR],
+    ) -> [[S::V; NR]; MR] {
+        let rest = self.columns.len() % A::COLUMNS;
+        let x = &self.x[self.x.len() - A::PARTS * MR * LINE_BYTES..];
         for n in 0..NR {
-            let mut padded = [0u8; LANES * 4];
-            let from = (n * self.apart * self.k + whole) * E::BYTES;
-            padded[..rest * E::BYTES].copy_from_slice(&self.w[from..from + rest * E::BYTES]);
-            // SAFETY: `padded` holds 16 values of any format; row m of x has `rest` values more.
-            unsafe {
-                let w = E::load(s, padded.as_ptr());
-                for m in 0..MR {
-                    let x = s.load_part(self.x.as_ptr().add(m * self.k + whole), rest);
-                    sums[m][n] = s.fma(x, w, sums[m][n]);
+            let mut padded = [0u8; LINE_BYTES];
+            let from = (n * self.apart * self.k + self.k - rest) * A::WEIGHT_BYTES;
+            let bytes = rest * A::WEIGHT_BYTES;
+            padded[..bytes].copy_from_slice(&self.w[from..from + bytes]);
+            for part in 0..A::PARTS {
+                // SAFETY: `padded` holds a step's weights of any format; x has a line for every row and part.
+                unsafe {
+                    let weights = A::weights(s, padded.as_ptr(), part);
+                    for m in 0..MR {
+                        let x = A::x(s, x.as_ptr().add((part * MR + m) * LINE_BYTES));
+                        sums[m][n] = A::add(s, x, weights, sums[m][n]);
+                    }
                 }
             }
         }
+        sums
     }
 }
 

@@ -7,11 +7,11 @@ use super::{IntegerKernel, Integers};
 
 /// AVX-512 with VNNI. Its private field makes [`Avx512Vnni::detect`] the only source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Avx512Vnni(Avx512);
+pub(super) struct Avx512Vnni(Avx512<false>);
 
 impl Avx512Vnni {
     pub(super) fn detect() -> Option<Self> {
-        Avx512::detect().filter(|_| is_x86_feature_detected!("avx512vnni")).map(Self)
+        Avx512::<false>::detect().filter(|_| is_x86_feature_detected!("avx512vnni")).map(Self)
     }
 
     #[inline]
@@ -27,11 +27,11 @@ impl Avx512Vnni {
 
 /// AVX-512 without VNNI: pairs of products of 16 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Avx512Madd(Avx512);
+pub(super) struct Avx512Madd(Avx512<false>);
 
 impl Avx512Madd {
     pub(super) fn detect() -> Option<Self> {
-        Avx512::detect().map(Self)
+        Avx512::<false>::detect().map(Self)
     }
 
     #[inline]
@@ -48,12 +48,12 @@ impl Avx512Madd {
 /// What both have in common. SAFETY of all: the token proves that the machine has the instructions.
 macro_rules! common {
     () => {
-        type Floats = Avx512;
+        type Floats = Avx512<false>;
         type Codes = __m512i;
         type Sums = __m512i;
 
         #[inline(always)]
-        fn floats(self) -> Avx512 {
+        fn floats(self) -> Avx512<false> {
             self.0
         }
 

@@ -3,6 +3,14 @@
 //! The caller works too. Tasks are taken from one counter, so a slow thread takes fewer; which thread takes which
 //! must not matter to the result. Between operations the others spin for some tens of microseconds, then sleep:
 //! an idle machine stays idle. A thread that wakes late finds the operation closed and is not waited for.
+//!
+//! Where another program wants a processor, too, the system takes it from one of these threads for some milliseconds, most
+//! likely amid a task, and all others would wait for that task. So helpers offer their processor between tasks, where
+//! nobody waits for them, before it is taken ([`Turn`]); and the caller, who cannot be spared, goes where it is left alone
+//! ([`seats`]).
+
+mod processors;
+mod seats;
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -10,16 +18,23 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+pub use processors::Placement;
+use seats::{Caller, Seats};
 
 /// Pauses before a thread without work sleeps: 20–50 µs on current x86.
 const SPINS: u32 = 1000;
-/// Pauses before a caller that waits for the others gives its processor away in between.
-const SPINS_BEFORE_YIELD: u32 = 10_000;
+/// Pauses before a caller that waits for the others sleeps: 200–500 µs.
+const SPINS_OF_CALLER: u32 = 10_000;
+/// How long a helper works before it offers its processor to others. Systems take it after 3 to 4 ms if they are asked to.
+const TURN: Duration = Duration::from_millis(3);
 
 /// Threads that work on one operation at a time; see [`Threads::run`].
 pub struct Threads {
     common: Arc<Common>,
     helpers: Vec<JoinHandle<()>>,
+    caller: Caller,
 }
 
 /// One operation: its tasks, and what a task does.
@@ -30,7 +45,8 @@ struct Job {
 }
 
 struct Common {
-    /// Operation number, whether it is open, and how many helpers are in it; see the constants below.
+    /// Operation number, whether the caller sleeps until it ends, whether it is open, and how many helpers are in it; see
+    /// the constants below.
     state: AtomicU64,
     job: UnsafeCell<Option<Job>>,
     next_task: AtomicUsize,
@@ -39,11 +55,19 @@ struct Common {
     sleepers: AtomicUsize,
     bed: Mutex<()>,
     wake: Condvar,
+    done: Condvar,
+    seats: Seats,
 }
 
 const JOINED: u64 = 0xffff;
 const OPEN: u64 = 0x1_0000;
-const OPERATION: u64 = 0x2_0000;
+const AWAITED: u64 = 0x2_0000;
+const OPERATION: u64 = 0x4_0000;
+
+/// The operation that a state is about.
+fn operation(state: u64) -> u64 {
+    state & !(JOINED | OPEN | AWAITED)
+}
 
 // SAFETY: `job` is written only by the owner of `Threads`, while no operation is open and no helper is joined; it is
 // read only by helpers that joined an open one. Joining and leaving are acquire and release on `state`.
@@ -54,6 +78,21 @@ unsafe impl Send for Common {}
 impl Threads {
     /// `count` participants, the caller included; 0 counts as 1.
     pub fn new(count: usize) -> Self {
+        Self::start(count, Seats::default())
+    }
+
+    /// As many participants as `placement` says, where it says: the helpers at once, the caller from
+    /// [`Threads::place_caller`] on.
+    pub fn on(placement: &Placement) -> Self {
+        Self::start(placement.threads, Seats::new(placement))
+    }
+
+    /// Places the calling thread, which is to call [`Threads::run`] from now on.
+    pub fn place_caller(&mut self) {
+        self.caller = Caller::placed(&self.common.seats);
+    }
+
+    fn start(count: usize, seats: Seats) -> Self {
         let common = Arc::new(Common {
             state: AtomicU64::new(0),
             job: UnsafeCell::new(None),
@@ -63,6 +102,8 @@ impl Threads {
             sleepers: AtomicUsize::new(0),
             bed: Mutex::new(()),
             wake: Condvar::new(),
+            done: Condvar::new(),
+            seats,
         });
         // A helper that cannot be started is not an error: the others do its tasks.
         let helpers = (1..count.clamp(1, JOINED as usize))
@@ -72,7 +113,7 @@ impl Threads {
                 std::thread::Builder::new().name(name).spawn(move || common.help(participant)).ok()
             })
             .collect();
-        Self { common, helpers }
+        Self { common, helpers, caller: Caller::default() }
     }
 
     /// Participants, the caller included.
@@ -95,19 +136,15 @@ impl Threads {
         // SAFETY: no operation is open and no helper joined: the last `run` waited for that, and `self` is unique.
         unsafe { *common.job.get() = Some(job) };
         common.next_task.store(0, Ordering::Relaxed);
-        let operation = (common.state.load(Ordering::Relaxed) & !(OPEN | JOINED)).wrapping_add(OPERATION);
-        common.state.store(operation | OPEN, Ordering::SeqCst);
+        let next = operation(common.state.load(Ordering::Relaxed)).wrapping_add(OPERATION);
+        common.state.store(next | OPEN, Ordering::SeqCst);
         if common.sleepers.load(Ordering::SeqCst) > 0 {
             drop(common.lock_bed());
             common.wake.notify_all();
         }
-        common.work(job, 0);
-        common.state.fetch_and(!OPEN, Ordering::AcqRel);
-        let mut spins = 0;
-        while common.state.load(Ordering::Acquire) & JOINED != 0 {
-            spins += 1;
-            if spins < SPINS_BEFORE_YIELD { std::hint::spin_loop() } else { std::thread::yield_now() }
-        }
+        common.work(job, 0, &Turn::ENDLESS);
+        common.wait_for_helpers();
+        self.caller.look_around(&common.seats);
         let panic = common.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(panic) = panic {
             resume_unwind(panic);
@@ -126,17 +163,36 @@ impl Drop for Threads {
     }
 }
 
+/// How long a thread has had its processor.
+struct Turn {
+    began: Option<Instant>,
+}
+
+impl Turn {
+    /// That of a thread which nobody can do without.
+    const ENDLESS: Self = Self { began: None };
+
+    #[allow(clippy::disallowed_methods)] // the system's turns are real time, also in simulations
+    fn begin() -> Self {
+        Self { began: Some(Instant::now()) }
+    }
+
+    fn is_over(&self) -> bool {
+        self.began.is_some_and(|began| began.elapsed() >= TURN)
+    }
+}
+
 impl Common {
     fn lock_bed(&self) -> MutexGuard<'_, ()> {
         self.bed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes tasks until none is left. A panic empties the counter: the operation has failed anyway.
-    fn work(&self, job: Job, participant: usize) {
+    /// Takes tasks until none is left, or the turn is over. A panic empties the counter: the operation has failed anyway.
+    fn work(&self, job: Job, participant: usize, turn: &Turn) {
         let result = catch_unwind(AssertUnwindSafe(|| {
             // SAFETY: this participant is in the operation, so `run` has not returned and its closure lives.
             let work = unsafe { &*job.work };
-            loop {
+            while !turn.is_over() {
                 let task = self.next_task.fetch_add(1, Ordering::Relaxed);
                 if task >= job.tasks {
                     return;
@@ -150,31 +206,67 @@ impl Common {
         }
     }
 
+    /// Closes the operation, and returns when all helpers have left it.
+    fn wait_for_helpers(&self) {
+        let mut state = self.state.fetch_and(!OPEN, Ordering::AcqRel);
+        for _ in 0..SPINS_OF_CALLER {
+            if state & JOINED == 0 {
+                return;
+            }
+            std::hint::spin_loop();
+            state = self.state.load(Ordering::Acquire);
+        }
+        let mut bed = self.lock_bed();
+        // The last helper to leave sees this, or this sees that it has left.
+        state = self.state.fetch_or(AWAITED, Ordering::AcqRel);
+        while state & JOINED != 0 {
+            bed = self.done.wait(bed).unwrap_or_else(PoisonError::into_inner);
+            state = self.state.load(Ordering::Acquire);
+        }
+    }
+
     /// The life of a helper: wait for an operation, join it, work, leave.
     fn help(&self, participant: usize) {
-        let mut last = 0;
-        while let Some(state) = self.wait_for_other_than(last) {
-            last = state & !(OPEN | JOINED);
-            if !self.join(last) {
+        let mut place = self.seats.take(participant);
+        let (mut last, mut turn) = (0, Turn::begin());
+        while let Some(state) = self.wait_for_other_than(last, &mut turn) {
+            place = self.seats.follow(participant, place);
+            if !self.join(operation(state)) {
+                last = operation(state);
                 continue;
             }
             // SAFETY: joined an open operation: `job` was written before it opened and stays until all have left.
             if let Some(job) = unsafe { *self.job.get() } {
-                self.work(job, participant);
+                self.work(job, participant, &turn);
             }
-            self.state.fetch_sub(1, Ordering::Release);
+            self.leave();
+            if turn.is_over() {
+                // Nobody waits for this thread now; if the operation is still open afterwards, it joins again.
+                std::thread::yield_now();
+                turn = Turn::begin();
+            } else {
+                last = operation(state);
+            }
         }
     }
 
     /// Joins `operation` if it is still open.
-    fn join(&self, operation: u64) -> bool {
-        let still_open = |state: u64| (state & !JOINED == operation | OPEN).then(|| state + 1);
+    fn join(&self, joined: u64) -> bool {
+        let still_open = |state: u64| (operation(state) == joined && state & OPEN != 0).then(|| state + 1);
         self.state.fetch_update(Ordering::Acquire, Ordering::Relaxed, still_open).is_ok()
     }
 
-    /// The state once an operation other than `last` is open; `None` to stop.
-    fn wait_for_other_than(&self, last: u64) -> Option<u64> {
-        let is_new = |state: u64| state & OPEN != 0 && state & !(OPEN | JOINED) != last;
+    fn leave(&self) {
+        let before = self.state.fetch_sub(1, Ordering::AcqRel);
+        if before & JOINED == 1 && before & AWAITED != 0 {
+            drop(self.lock_bed());
+            self.done.notify_one();
+        }
+    }
+
+    /// The state once an operation other than `last` is open; `None` to stop. A thread that slept begins a turn.
+    fn wait_for_other_than(&self, last: u64, turn: &mut Turn) -> Option<u64> {
+        let is_new = |state: u64| state & OPEN != 0 && operation(state) != last;
         for _ in 0..SPINS {
             let state = self.state.load(Ordering::Relaxed);
             if is_new(state) {
@@ -196,10 +288,11 @@ impl Common {
             bed = self.wake.wait(bed).unwrap_or_else(PoisonError::into_inner);
         };
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        drop(bed);
+        *turn = Turn::begin();
         state
     }
 }
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -248,6 +341,49 @@ mod tests {
                 done.fetch_add(1, Ordering::Relaxed);
             });
             assert_eq!(done.into_inner(), 64);
+        }
+    }
+    #[test]
+    fn a_helper_that_rests_amid_an_operation_comes_back_to_it() {
+        let mut threads = Threads::new(3);
+        let runs: Vec<AtomicUsize> = (0..64).map(|_| AtomicUsize::new(0)).collect();
+        let by_helpers = AtomicUsize::new(0);
+        for _ in 0..3 {
+            threads.run(runs.len(), |task, participant| {
+                runs[task].fetch_add(1, Ordering::Relaxed);
+                by_helpers.fetch_add(usize::from(participant > 0), Ordering::Relaxed);
+                std::thread::sleep(TURN / 3); // an operation of many turns
+            });
+        }
+        assert!(runs.iter().all(|runs| runs.load(Ordering::Relaxed) == 3));
+        assert!(by_helpers.into_inner() > 0, "helpers took some of 192 tasks of a millisecond");
+    }
+
+    #[test]
+    fn a_caller_sleeps_until_the_last_helper_has_left() {
+        let mut threads = Threads::new(2);
+        for _ in 0..20 {
+            let done = AtomicUsize::new(0);
+            threads.run(2, |_, participant| {
+                // Long past the caller's spins, if a helper got a task at all.
+                let pause = if participant > 0 { 5 } else { 0 };
+                std::thread::sleep(std::time::Duration::from_millis(pause));
+                done.fetch_add(1, Ordering::Relaxed);
+            });
+            assert_eq!(done.into_inner(), 2);
+        }
+    }
+
+    #[test]
+    fn placed_threads_compute_like_others() {
+        let mut threads = Threads::on(&Placement::of_this_machine(0));
+        threads.place_caller();
+        for _ in 0..200 {
+            let done = AtomicUsize::new(0);
+            threads.run(100, |_, _| {
+                done.fetch_add(1, Ordering::Relaxed);
+            });
+            assert_eq!(done.into_inner(), 100);
         }
     }
 }

@@ -1,0 +1,51 @@
+"""The table and the JSON of a run."""
+
+import statistics
+
+
+def median(samples: list[float]) -> float | None:
+    return statistics.median(samples) if samples else None
+
+
+def cell(result: dict) -> str:
+    """`ours / best peer with its letter / ratio / share of the ceiling`; what is not known is a dash."""
+    ours, peers = median(result["samples"].get("S", [])), {}
+    for letter, samples in result["samples"].items():
+        if letter != "S" and samples:
+            peers[letter] = median(samples)
+    best = max(peers, key=peers.get, default=None)
+    parts = [
+        number(ours),
+        f"{number(peers[best])} {best}" if best else "–",
+        f"{ours / peers[best]:.2f}×" if ours and best else "–",
+        f"{100 * ours / result['ceiling']:.0f}%" if ours and result["ceiling"] else "–",
+    ]
+    return " / ".join(parts)
+
+
+def number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def table(results: list[dict], rows: list[str], columns: list[str]) -> str:
+    """Markdown, like the one that set the goal."""
+    found = {(result["row"], result["column"]): result for result in results}
+    columns = [column for column in columns if any(column == result["column"] for result in results)]
+    lines = ["| | " + " | ".join(columns) + " |", "|---|" + "--:|" * len(columns)]
+    for row in rows:
+        cells = [cell(found[row, column]) if (row, column) in found else "" for column in columns]
+        lines.append(f"| {row} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def every_contestant(results: list[dict], letters: str) -> str:
+    """One line a cell: each contestant's median and range."""
+    lines = ["| | " + " | ".join(letters) + " | ceiling |", "|---|" + "--:|" * (len(letters) + 1)]
+    for result in results:
+        cells = []
+        for letter in letters:
+            samples = result["samples"].get(letter, [])
+            spread = f" ({number(min(samples))}–{number(max(samples))})" if len(samples) > 1 else ""
+            cells.append(f"{number(median(samples))}{spread}")
+        lines.append(f"| {result['column']}, {result['row']} | " + " | ".join(cells) + f" | {number(result['ceiling'])} |")
+    return "\n".join(lines)

@@ -1,0 +1,179 @@
+//! What a chain of multiply-adds is for each type of cached numbers.
+//!
+//! - `f32`, IEEE half and 8-bit codes are widened, which is exact, and each number is one fused multiply-add. A key's scale
+//!   multiplies its score, a value's scale its weight.
+//! - bfloat16 goes in pairs, two dimensions of a key or two positions of a value: first the odd one is added, then the
+//!   even one, each fused. Queries and weights are rounded to bfloat16 too. So machines with an instruction for that may
+//!   use it and get the same bits: [`to_bf16`] leaves none so small that it would not.
+
+use super::super::kv_cache::to_bf16;
+use super::super::simd::{LANES, Simd};
+
+/// Sixteen cached numbers, or pairs of numbers, as they are loaded and multiplied.
+pub(super) trait Element<S: Simd> {
+    /// Numbers of a lane: dimensions of a key, positions of a value.
+    const STEP: usize;
+    /// Bytes of an operand: sixteen times `STEP` numbers.
+    const BYTES: usize;
+    /// Whether numbers have scales.
+    const SCALED: bool = false;
+    /// An operand.
+    type Operand: Copy;
+    /// What all lanes of an operand are multiplied with: `STEP` numbers.
+    type Factor: Copy;
+
+    /// The operand at `at`.
+    ///
+    /// # Safety
+    /// `at` is readable for `BYTES` bytes.
+    unsafe fn load(s: S, at: *const u8) -> Self::Operand;
+    /// Factors `i..i + STEP` of a row that was [encoded](Element::encode).
+    ///
+    /// # Safety
+    /// The row has as many.
+    unsafe fn factor(s: S, row: *const f32, i: usize) -> Self::Factor;
+    /// Adds the products of a lane to `sum`, the last first.
+    fn mul_add(s: S, factor: Self::Factor, operand: Self::Operand, sum: S::V) -> S::V;
+    /// The same with the first number of each lane alone.
+    fn mul_add_first(s: S, factor: Self::Factor, operand: Self::Operand, sum: S::V) -> S::V;
+    /// What a factor is rounded to.
+    #[inline(always)]
+    fn round(factor: f32) -> f32 {
+        factor
+    }
+    /// Writes a row of rounded factors, whole vectors of them, as [`Element::factor`] reads it.
+    #[inline(always)]
+    fn encode(row: &mut [f32]) {
+        let _ = row;
+    }
+}
+
+macro_rules! widened {
+    ($name:ident, $bytes:literal, $scaled:literal, |$s:ident, $at:ident| $load:expr) => {
+        #[doc = concat!("Numbers of ", $bytes, " bytes, widened to `f32`.")]
+        pub(super) struct $name;
+
+        impl<S: Simd> Element<S> for $name {
+            const STEP: usize = 1;
+            const BYTES: usize = LANES * $bytes;
+            const SCALED: bool = $scaled;
+            type Operand = S::V;
+            type Factor = S::V;
+
+            #[inline(always)]
+            unsafe fn load($s: S, $at: *const u8) -> S::V {
+                // SAFETY: readable for sixteen numbers by the contract.
+                unsafe { $load }
+            }
+
+            #[inline(always)]
+            unsafe fn factor(s: S, row: *const f32, i: usize) -> S::V {
+                // SAFETY: the row has it by the contract.
+                s.splat(unsafe { *row.add(i) })
+            }
+
+            #[inline(always)]
+            fn mul_add(s: S, factor: S::V, operand: S::V, sum: S::V) -> S::V {
+                s.fma(factor, operand, sum)
+            }
+
+            #[inline(always)]
+            fn mul_add_first(s: S, factor: S::V, operand: S::V, sum: S::V) -> S::V {
+                s.fma(factor, operand, sum)
+            }
+        }
+    };
+}
+
+widened!(F32, 4, false, |s, at| s.load(at.cast()));
+widened!(F16, 2, false, |s, at| s.load_f16(at));
+widened!(Int8, 1, true, |s, at| s.load_i8(at));
+
+/// Pairs of bfloat16, widened.
+pub(super) struct Bf16;
+
+impl<S: Simd> Element<S> for Bf16 {
+    const STEP: usize = 2;
+    const BYTES: usize = 4 * LANES;
+    /// Even and odd ones.
+    type Operand = (S::V, S::V);
+    type Factor = (S::V, S::V);
+
+    #[inline(always)]
+    unsafe fn load(s: S, at: *const u8) -> Self::Operand {
+        // SAFETY: readable for 64 bytes by the contract.
+        let pairs = unsafe { s.load_pairs(at) };
+        (s.widen_even(pairs), s.widen_odd(pairs))
+    }
+
+    #[inline(always)]
+    unsafe fn factor(s: S, row: *const f32, i: usize) -> Self::Factor {
+        // SAFETY: the row has both by the contract.
+        unsafe { (s.splat(*row.add(i)), s.splat(*row.add(i + 1))) }
+    }
+
+    #[inline(always)]
+    fn mul_add(s: S, factor: Self::Factor, operand: Self::Operand, sum: S::V) -> S::V {
+        s.fma(factor.0, operand.0, s.fma(factor.1, operand.1, sum))
+    }
+
+    #[inline(always)]
+    fn mul_add_first(s: S, factor: Self::Factor, operand: Self::Operand, sum: S::V) -> S::V {
+        s.fma(factor.0, operand.0, sum)
+    }
+
+    #[inline(always)]
+    fn round(factor: f32) -> f32 {
+        f32::from_bits(u32::from(to_bf16(factor)) << 16)
+    }
+}
+
+/// Pairs of bfloat16, multiplied by one instruction.
+pub(super) struct Bf16Dot;
+
+impl<S: Simd> Element<S> for Bf16Dot {
+    const STEP: usize = 2;
+    const BYTES: usize = 4 * LANES;
+    type Operand = S::Pairs;
+    type Factor = S::Pairs;
+
+    #[inline(always)]
+    unsafe fn load(s: S, at: *const u8) -> S::Pairs {
+        // SAFETY: readable for 64 bytes by the contract.
+        unsafe { s.load_pairs(at) }
+    }
+
+    #[inline(always)]
+    unsafe fn factor(s: S, row: *const f32, i: usize) -> S::Pairs {
+        // SAFETY: the row has both by the contract, one after the other in half the room.
+        s.splat_pair(unsafe { *row.cast::<u32>().add(i / 2) })
+    }
+
+    #[inline(always)]
+    fn mul_add(s: S, factor: S::Pairs, operand: S::Pairs, sum: S::V) -> S::V {
+        s.dot_pairs(factor, operand, sum)
+    }
+
+    #[inline(always)]
+    fn mul_add_first(s: S, factor: S::Pairs, operand: S::Pairs, sum: S::V) -> S::V {
+        s.fma(s.widen_even(factor), s.widen_even(operand), sum)
+    }
+
+    #[inline(always)]
+    fn round(factor: f32) -> f32 {
+        <Bf16 as Element<S>>::round(factor)
+    }
+
+    #[inline(always)]
+    fn encode(row: &mut [f32]) {
+        let start = row.as_mut_ptr();
+        for vector in 0..row.len() / LANES {
+            // SAFETY: reads sixteen values inside the row, then writes sixteen halves below what is read later.
+            unsafe {
+                let values = start.add(vector * LANES).cast::<[u32; LANES]>().read_unaligned();
+                let halves = values.map(|bits| (bits >> 16) as u16);
+                start.cast::<u16>().add(vector * LANES).cast::<[u16; LANES]>().write_unaligned(halves);
+            }
+        }
+    }
+}

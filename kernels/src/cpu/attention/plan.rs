@@ -1,0 +1,202 @@
+//! How the work of one call is cut into pieces. Pure: no result depends on it.
+
+use std::cmp::Reverse;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::{CHUNK, Rows};
+
+/// Queries (rows times query heads of one KV head) of a tile at most, unless a single row has more: they share what is
+/// read of a chunk, which stays in the second-level cache meanwhile.
+const QUERIES_PER_TILE: usize = 64;
+/// Pieces a thread should find, so that all end at about the same time.
+const PIECES_PER_THREAD: usize = 4;
+/// Results of chunks that are kept for joining, in `f32` values, at most: 32 MiB. Tiles beyond are not split.
+const MAX_STATES: usize = 8 << 20;
+
+/// What a plan depends on, besides the rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Shape {
+    pub(super) threads: usize,
+    /// Query heads of a KV head.
+    pub(super) group: usize,
+    pub(super) kv_heads: usize,
+    /// `f32` values of a query's state.
+    pub(super) state: usize,
+}
+
+/// Some rows of a sequence with one KV head, and the chunks of positions to go through.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Piece {
+    pub(super) sequence: usize,
+    /// Rows of the sequence, from its first.
+    pub(super) rows: Range<usize>,
+    pub(super) kv_head: usize,
+    /// Never empty.
+    pub(super) chunks: Range<usize>,
+    /// Set if other pieces go through the other chunks.
+    pub(super) split: Option<Split>,
+}
+
+/// What the pieces of one tile have in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Split {
+    /// Where the states of the tile start, `[chunks][queries]`.
+    pub(super) states: usize,
+    /// Which of the plan's counters is the tile's.
+    counter: usize,
+    /// Pieces of the tile.
+    pieces: u32,
+    /// Chunks of the tile.
+    pub(super) chunks: usize,
+}
+
+/// The pieces of one call; kept, as the layers of a step have equal ones.
+#[derive(Debug, Default)]
+pub(super) struct Plan {
+    shape: Shape,
+    /// First row, rows and first position of each sequence.
+    key: Vec<(usize, usize, usize)>,
+    pieces: Vec<Piece>,
+    states: usize,
+    /// Pieces of a split tile that are done.
+    done: Vec<AtomicU32>,
+}
+
+impl Plan {
+    /// Pieces of all `sequences`, the longest first.
+    pub(super) fn make(&mut self, shape: Shape, sequences: &[Rows<'_>]) {
+        let key = sequences.iter().map(|s| (s.rows.start, s.rows.len(), s.position));
+        if self.shape == shape && key.clone().eq(self.key.iter().copied()) {
+            return;
+        }
+        (self.shape, self.states) = (shape, 0);
+        self.key.clear();
+        self.key.extend(key);
+        self.pieces.clear();
+        let tiles = || {
+            sequences.iter().enumerate().flat_map(|(index, sequence)| {
+                let step = (QUERIES_PER_TILE / shape.group).max(1);
+                let rows = sequence.rows.len();
+                (0..rows).step_by(step).map(move |start| (index, start..rows.min(start + step)))
+            })
+        };
+        let chunks =
+            |index: usize, rows: &Range<usize>| (sequences[index].position + rows.end).div_ceil(CHUNK);
+        let total: usize = tiles().map(|(index, rows)| rows.len() * chunks(index, &rows)).sum();
+        // Of rows times chunks, a KV head.
+        let most = (total * shape.kv_heads).div_ceil(PIECES_PER_THREAD * shape.threads).max(1);
+        let mut counter = 0;
+        for (sequence, rows) in tiles() {
+            let chunks = chunks(sequence, &rows);
+            let wanted = (rows.len() * chunks).div_ceil(most).min(chunks);
+            let states = chunks * rows.len() * shape.group;
+            for kv_head in 0..shape.kv_heads {
+                let fits = (self.states + states) * shape.state <= MAX_STATES;
+                let pieces = if shape.threads > 1 && fits { wanted } else { 1 };
+                let split = Split { states: self.states, counter, pieces: pieces as u32, chunks };
+                for piece in 0..pieces {
+                    let chunks = piece * chunks / pieces..(piece + 1) * chunks / pieces;
+                    let split = (pieces > 1).then_some(split);
+                    self.pieces.push(Piece { sequence, rows: rows.clone(), kv_head, chunks, split });
+                }
+                if pieces > 1 {
+                    (self.states, counter) = (self.states + states, counter + 1);
+                }
+            }
+        }
+        // Equal ones stay in order: the heads of a block lie next to each other.
+        let place = |piece: &Piece| (piece.sequence, piece.rows.start, piece.chunks.start, piece.kv_head);
+        self.pieces
+            .sort_unstable_by_key(|piece| (Reverse(piece.rows.len() * piece.chunks.len()), place(piece)));
+        self.done.resize_with(counter, AtomicU32::default);
+    }
+
+    pub(super) fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+
+    /// States that pieces share.
+    pub(super) fn states(&self) -> usize {
+        self.states
+    }
+
+    /// Says that a piece is done; whether it was the last of its tile, which joins the states.
+    pub(super) fn finish(&self, split: &Split) -> bool {
+        // What the others wrote is seen: each adds with release, the last one with acquire.
+        let done = &self.done[split.counter];
+        let last = done.fetch_add(1, Ordering::AcqRel) + 1 == split.pieces;
+        if last {
+            done.store(0, Ordering::Relaxed); // for the next call, which starts after this one ended
+        }
+        last
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows(start: usize, count: usize, position: usize) -> Rows<'static> {
+        Rows { rows: start..start + count, position, blocks: &[] }
+    }
+
+    /// The plan's pieces cover every chunk of every row and head once; returns their number.
+    fn check(threads: usize, group: usize, sequences: &[Rows<'_>]) -> usize {
+        let mut plan = Plan::default();
+        plan.make(Shape { threads, group, kv_heads: 2, state: 80 }, sequences);
+        let mut taken = std::collections::BTreeSet::new();
+        let mut states = std::collections::BTreeSet::new();
+        for piece in plan.pieces() {
+            assert!(!piece.rows.is_empty() && !piece.chunks.is_empty());
+            for row in piece.rows.clone() {
+                for chunk in piece.chunks.clone() {
+                    assert!(taken.insert((piece.sequence, row, piece.kv_head, chunk)));
+                }
+            }
+            if let Some(split) = &piece.split {
+                let queries = piece.rows.len() * group;
+                for chunk in piece.chunks.clone() {
+                    for i in 0..queries {
+                        let state = split.states + chunk * queries + i;
+                        assert!(states.insert(state) && state < plan.states());
+                    }
+                }
+            }
+        }
+        for (index, sequence) in sequences.iter().enumerate() {
+            for row in 0..sequence.rows.len() {
+                for chunk in 0..(sequence.position + row + 1).div_ceil(CHUNK) {
+                    assert!((0..2).all(|head| taken.contains(&(index, row, head, chunk))));
+                }
+            }
+        }
+        plan.pieces().len()
+    }
+
+    #[test]
+    fn pieces_cover_everything_once() {
+        let batch: Vec<Rows<'_>> = (0..32).map(|i| rows(i, 1, 255 + i)).collect();
+        for threads in [1, 2, 8] {
+            assert_eq!(check(threads, 7, &batch[..1]), 2, "one chunk is not split");
+            check(threads, 7, &batch);
+            check(threads, 4, &[rows(0, 100, 0), rows(100, 1, 5000), rows(101, 64, 700)]);
+            check(threads, 128, &[rows(0, 3, 1000)]);
+        }
+        assert_eq!(check(1, 7, &[rows(0, 1, 32_767)]), 2, "one thread goes through all");
+        assert!(check(2, 7, &[rows(0, 1, 32_767)]) >= 8);
+        assert_eq!(check(64, 64, &[rows(0, 2000, 100_000)]) % 2, 0, "bounded by the states kept");
+    }
+
+    #[test]
+    fn the_last_of_a_tile_joins() {
+        let mut plan = Plan::default();
+        let sequences = [rows(0, 1, 10_000)];
+        for _ in 0..2 {
+            plan.make(Shape { threads: 2, group: 4, kv_heads: 1, state: 80 }, &sequences);
+            let split = plan.pieces()[0].split.expect("long contexts are split");
+            let last: Vec<bool> = plan.pieces().iter().map(|_| plan.finish(&split)).collect();
+            assert!(last.len() > 1 && last.iter().rev().skip(1).all(|last| !last) && last[last.len() - 1]);
+        }
+    }
+}

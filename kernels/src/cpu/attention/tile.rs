@@ -1,0 +1,257 @@
+//! Some queries with one chunk: scores, softmax, weighted values. Keys and values are read once for all of them.
+
+#![allow(clippy::needless_range_loop)] // indices run over several arrays, as in the formulas
+
+use super::super::kv_cache::{Layout, TILE};
+use super::super::math::exp;
+use super::super::simd::{LANES, Simd};
+use super::CHUNK;
+use super::element::Element;
+use super::state::{Join, States};
+use super::task::{AHEAD, MOST, Tiles};
+
+/// Scores of a query: a chunk's, and a vector to keep rows out of each other's cache sets.
+pub(super) const SCORES: usize = CHUNK + LANES;
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// A chunk of positions.
+pub(super) struct Chunk<'a> {
+    pub(super) layout: Layout,
+    pub(super) tiles: Tiles<'a>,
+    /// Its first position.
+    pub(super) start: usize,
+    /// Factor of the scores.
+    pub(super) scale: f32,
+    /// Whether states start with it.
+    pub(super) is_first: bool,
+}
+
+/// Some consecutive queries of a piece.
+pub(super) struct Queries<'a> {
+    /// Encoded, `[queries, width]`.
+    pub(super) rows: &'a [f32],
+    /// Index of the first in the piece.
+    pub(super) first: usize,
+    /// Positions of the chunk that each sees: at least one, ascending.
+    pub(super) visible: &'a [usize; MOST],
+}
+
+impl Chunk<'_> {
+    /// Attends with `N` queries and joins the result to their states.
+    #[inline(always)]
+    pub(super) fn attend<S: Simd, E: Element<S>, const N: usize>(
+        &self,
+        s: S,
+        queries: &Queries<'_>,
+        scores: &mut [f32],
+        states: &mut States<'_>,
+    ) {
+        assert!(queries.rows.len() == N * self.layout.width && scores.len() >= N * SCORES);
+        assert!(queries.visible[N - 1] <= self.tiles.count * TILE, "visible positions have tiles");
+        let tiles = queries.visible[N - 1].div_ceil(TILE);
+        let mut tile = 0;
+        let wide = S::ACCUMULATORS >= 24;
+        while wide && tile + 2 <= tiles {
+            self.scores::<S, E, N, 2>(s, tile, queries.rows, scores);
+            tile += 2;
+        }
+        while tile < tiles {
+            self.scores::<S, E, N, 1>(s, tile, queries.rows, scores);
+            tile += 1;
+        }
+        let mut joins = [None; N];
+        for i in 0..N {
+            let row = &mut scores[i * SCORES..(i + 1) * SCORES];
+            let (top, sum) = softmax::<S, E>(s, row, queries.visible[i], self.scale);
+            if E::SCALED {
+                self.scale_weights(s, row, queries.visible[i]);
+            }
+            E::encode(&mut row[..queries.visible[i].next_multiple_of(TILE)]);
+            if self.is_first {
+                states.start(queries.first + i, top, sum);
+            } else {
+                joins[i] = Some(states.join(queries.first + i, top, sum, self.scale));
+            }
+        }
+        let mut dim = 0;
+        let vectors = self.layout.width / LANES;
+        while wide && dim + 2 <= vectors {
+            self.values::<S, E, N, 2>(s, dim, queries, scores, &joins, states);
+            dim += 2;
+        }
+        while dim < vectors {
+            self.values::<S, E, N, 1>(s, dim, queries, scores, &joins, states);
+            dim += 1;
+        }
+    }
+
+    /// Scores with the positions of tiles `first..first + W`, not yet scaled.
+    #[inline(always)]
+    fn scores<S: Simd, E: Element<S>, const N: usize, const W: usize>(
+        &self,
+        s: S,
+        first: usize,
+        queries: &[f32],
+        scores: &mut [f32],
+    ) {
+        let (width, keys) = (self.layout.width, self.layout.values());
+        let tiles: [&[u8]; W] = std::array::from_fn(|w| &self.tiles.tiles[first + w][..self.layout.bytes()]);
+        let ahead: [*const u8; W] = std::array::from_fn(|w| self.after_keys(first + w));
+        let mut sums = [[s.zero(); W]; N];
+        for i in 0..width / E::STEP {
+            // SAFETY: the keys are `width / STEP` operands; a query has `width` numbers.
+            unsafe {
+                let operands: [E::Operand; W] =
+                    std::array::from_fn(|w| E::load(s, tiles[w].as_ptr().add(i * E::BYTES)));
+                for n in 0..N {
+                    let factor = E::factor(s, queries.as_ptr().add(n * width), i * E::STEP);
+                    for w in 0..W {
+                        sums[n][w] = E::mul_add(s, factor, operands[w], sums[n][w]);
+                    }
+                }
+            }
+            if i * LINE < keys {
+                ahead.iter().for_each(|at| s.prefetch(at.wrapping_add(i * LINE)));
+            }
+        }
+        for w in 0..W {
+            for n in 0..N {
+                let sum = if E::SCALED { s.mul(sums[n][w], self.scales(s, tiles[w], 0)) } else { sums[n][w] };
+                let to = &mut scores[n * SCORES + (first + w) * TILE..][..LANES];
+                // SAFETY: sixteen values.
+                unsafe { s.store(sum, to.as_mut_ptr()) };
+            }
+        }
+    }
+
+    /// Scales of a tile's keys, or of its values.
+    #[inline(always)]
+    fn scales<S: Simd>(&self, s: S, tile: &[u8], values: usize) -> S::V {
+        let scales = &tile[self.layout.scales()..][..2 * size_of::<f32>() * TILE];
+        // SAFETY: twice sixteen values, and `values` is 0 or 1.
+        unsafe { s.load(scales.as_ptr().cast::<f32>().add(values * TILE)) }
+    }
+
+    /// What is read some tiles after the keys of `tile`.
+    #[inline(always)]
+    fn after_keys(&self, tile: usize) -> *const u8 {
+        let next = tile + AHEAD;
+        match next.checked_sub(self.tiles.count) {
+            None => self.tiles.tiles[next].as_ptr(),
+            Some(value) => self.tiles.tiles[value].as_ptr().wrapping_add(self.layout.values()),
+        }
+    }
+
+    /// What is read some tiles after the values of `tile`.
+    #[inline(always)]
+    fn after_values(&self, tile: usize) -> *const u8 {
+        let (next, tiles) = (tile + AHEAD, &self.tiles.tiles);
+        let values = if next < self.tiles.count { self.layout.values() } else { 0 };
+        tiles[next].as_ptr().wrapping_add(values)
+    }
+
+    /// Multiplies weights with their values' scales.
+    #[inline(always)]
+    fn scale_weights<S: Simd>(&self, s: S, weights: &mut [f32], visible: usize) {
+        for (tile, weights) in
+            self.tiles.tiles.iter().zip(weights.chunks_mut(TILE)).take(visible.div_ceil(TILE))
+        {
+            // SAFETY: sixteen weights.
+            unsafe {
+                let scaled = s.mul(s.load(weights.as_ptr()), self.scales(s, tile, 1));
+                s.store(scaled, weights.as_mut_ptr());
+            }
+        }
+    }
+
+    /// Sums of the values' vectors `first..first + W`, weighted, joined to the states.
+    #[inline(always)]
+    fn values<S: Simd, E: Element<S>, const N: usize, const W: usize>(
+        &self,
+        s: S,
+        first: usize,
+        queries: &Queries<'_>,
+        weights: &[f32],
+        joins: &[Option<Join>; N],
+        states: &mut States<'_>,
+    ) {
+        let (visible, vectors) = (queries.visible, self.layout.width / LANES);
+        let mut sums = [[s.zero(); W]; N];
+        let operands = |position: usize| -> [E::Operand; W] {
+            let tile = &self.tiles.tiles[position / TILE][self.layout.values()..];
+            let at = (position % TILE / E::STEP * vectors + first) * E::BYTES;
+            let row = tile[at..at + W * E::BYTES].as_ptr();
+            // SAFETY: the slice has `W` operands.
+            std::array::from_fn(|w| unsafe { E::load(s, row.add(w * E::BYTES)) })
+        };
+        // Positions all queries see, then those that only the later rows see.
+        let common = visible[0] - visible[0] % E::STEP;
+        for start in (0..common).step_by(TILE) {
+            let ahead = self.after_values(start / TILE).wrapping_add(first * E::BYTES);
+            for position in (start..common.min(start + TILE)).step_by(E::STEP) {
+                let operands = operands(position);
+                for n in 0..N {
+                    // SAFETY: a row of weights is longer than a chunk.
+                    let factor = unsafe { E::factor(s, weights.as_ptr().add(n * SCORES), position) };
+                    for w in 0..W {
+                        sums[n][w] = E::mul_add(s, factor, operands[w], sums[n][w]);
+                    }
+                }
+                s.prefetch(ahead.wrapping_add((position - start) / E::STEP * vectors * E::BYTES));
+            }
+        }
+        for position in (common..visible[N - 1]).step_by(E::STEP) {
+            let operands = operands(position);
+            for n in 0..N {
+                if position >= visible[n] {
+                    continue;
+                }
+                // SAFETY: as above.
+                let factor = unsafe { E::factor(s, weights.as_ptr().add(n * SCORES), position) };
+                for w in 0..W {
+                    sums[n][w] = match position + E::STEP <= visible[n] {
+                        true => E::mul_add(s, factor, operands[w], sums[n][w]),
+                        false => E::mul_add_first(s, factor, operands[w], sums[n][w]),
+                    };
+                }
+            }
+        }
+        for n in 0..N {
+            for w in 0..W {
+                let to = &mut states.sums(queries.first + n)[(first + w) * LANES..][..LANES];
+                // SAFETY: sixteen values.
+                unsafe {
+                    let sum = match joins[n] {
+                        None => sums[n][w],
+                        Some(join) => join.sums(s, s.load(to.as_ptr()), sums[n][w]),
+                    };
+                    s.store(sum, to.as_mut_ptr());
+                }
+            }
+        }
+    }
+}
+
+/// Turns scores into rounded `exp(scale * (score - highest))`; returns the highest score and the sum of weights, position
+/// `p` added to lane `p % 16`. Weights past the `visible` ones are zero, up to a whole vector.
+#[inline(always)]
+fn softmax<S: Simd, E: Element<S>>(s: S, scores: &mut [f32], visible: usize, scale: f32) -> (f32, f32) {
+    let scores = &mut scores[..visible.next_multiple_of(LANES)];
+    scores[visible..].fill(f32::NEG_INFINITY);
+    let (vectors, _) = scores.as_chunks_mut::<LANES>();
+    let mut highest = [f32::NEG_INFINITY; LANES];
+    for vector in vectors.iter() {
+        for i in 0..LANES {
+            highest[i] = if vector[i] > highest[i] { vector[i] } else { highest[i] };
+        }
+    }
+    let top = highest.into_iter().fold(f32::NEG_INFINITY, |top, score| if score > top { score } else { top });
+    let mut sums = s.zero();
+    for vector in vectors {
+        *vector = vector.map(|score| E::round(exp((score - top) * scale)));
+        // SAFETY: sixteen values.
+        sums = s.add(sums, unsafe { s.load(vector.as_ptr()) });
+    }
+    (top, s.sum(sums))
+}

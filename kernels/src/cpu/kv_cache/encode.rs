@@ -1,0 +1,102 @@
+//! Numbers as the cache keeps them. All roundings are to nearest, ties to even.
+
+/// Magnitudes below this become zero where bfloat16 is multiplied in pairs. Products of two such numbers, and sums of
+/// such products, are then multiples of 2^-124 (twice eight significant bits): none is subnormal, which the
+/// instruction that multiplies pairs would take for zero.
+const SMALLEST_IN_PAIRS: f32 = f32::from_bits((127 - 55) << 23);
+
+/// Bits of the nearest bfloat16; magnitudes below 2^-55 become zero.
+#[inline(always)]
+pub(in super::super) fn to_bf16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    let rounded = if value.is_nan() { bits >> 16 | 0x40 } else { rounded };
+    (if value.abs() < SMALLEST_IN_PAIRS { 0 } else { rounded }) as u16
+}
+
+/// Bits of the nearest IEEE half; finite values beyond its range become its largest.
+#[inline(always)]
+pub(super) fn to_f16(value: f32) -> u16 {
+    const LARGEST: f32 = 65504.0;
+    // Halves below this are multiples of 2^-24, as f32 from 0.5 to 1 are.
+    const SMALLEST_NORMAL: f32 = f32::from_bits((127 - 14) << 23);
+    let sign = (value.to_bits() >> 16) & 0x8000;
+    let magnitude = value.abs();
+    let limited = if magnitude > LARGEST { LARGEST } else { magnitude };
+    let bits = limited.to_bits();
+    let normal = (bits.wrapping_add(0xfff + (bits >> 13 & 1)) >> 13).wrapping_sub((127 - 15) << 10);
+    let tiny = (limited + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
+    let finite = if limited < SMALLEST_NORMAL { tiny } else { normal };
+    let whole = if magnitude == f32::INFINITY { 0x7c00 } else { finite };
+    (sign | if value.is_nan() { 0x7e00 } else { whole }) as u16
+}
+
+/// Codes of a row are `value / scale`, from -127 to 127: returns the scale, `max|value| / 127`, and its inverse. A
+/// row with a value that is no number has that for a scale, so that what is computed of it is none.
+#[inline(always)]
+pub(super) fn int8_scale(values: &[f32]) -> (f32, f32) {
+    // Of non-negative floats the order is that of their bits, and NaN is the greatest.
+    let highest = values.iter().fold(0u32, |highest, value| highest.max(value.to_bits() & 0x7fff_ffff));
+    let highest = f32::from_bits(highest);
+    let per_unit = if highest > 0.0 && highest.is_finite() { 127.0 / highest } else { 0.0 };
+    (highest / 127.0, per_unit)
+}
+
+/// The code of a value, given the inverse of its row's scale.
+#[inline(always)]
+pub(super) fn to_int8(value: f32, per_unit: f32) -> u8 {
+    // A scale so small that its inverse overflows gives codes beyond the range.
+    (value * per_unit).clamp(-127.0, 127.0).round_ties_even() as i8 as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::{bf16, f16};
+
+    /// Every 16-bit pattern, its neighbours in f32, and what lies half way to the next.
+    fn interesting() -> impl Iterator<Item = f32> {
+        (0..=u16::MAX).flat_map(|half| {
+            let (wide, narrow) = (u32::from(half) << 16, f16::from_bits(half).to_f32().to_bits());
+            let around = |bits: u32| {
+                [0, 1, 0xfff, 0x1000, 0x1001, 0x7fff, 0x8000, 0x8001].map(|more| bits.wrapping_add(more))
+            };
+            around(wide).into_iter().chain(around(narrow)).map(f32::from_bits)
+        })
+    }
+
+    #[test]
+    fn halves_are_rounded_as_the_half_crate_does() {
+        for value in interesting() {
+            let (b, h) = (bf16::from_bits(to_bf16(value)), f16::from_bits(to_f16(value)));
+            if value.is_nan() {
+                assert!(b.is_nan() && h.is_nan());
+                continue;
+            }
+            let expected = if value.abs() < SMALLEST_IN_PAIRS { bf16::ZERO } else { bf16::from_f32(value) };
+            assert_eq!(b.to_bits(), expected.to_bits(), "{value}");
+            let expected = f16::from_f32(value);
+            let limited = if value.is_finite() && expected.is_infinite() {
+                f16::MAX.to_f32().copysign(value)
+            } else {
+                expected.to_f32()
+            };
+            assert_eq!(h.to_f32().to_bits(), limited.to_bits(), "{value}");
+        }
+    }
+
+    #[test]
+    fn codes_are_within_half_a_step() {
+        for highest in [1e-30f32, 0.3, 127.0, 1e30] {
+            let values: Vec<f32> = (0..=100).map(|i| (i as f32 * 0.02 - 1.0) * highest).collect();
+            let (scale, per_unit) = int8_scale(&values);
+            for value in values {
+                let code = f32::from(to_int8(value, per_unit) as i8);
+                assert!((code * scale - value).abs() <= 0.501 * scale, "{value}: {code} times {scale}");
+            }
+        }
+        assert_eq!(int8_scale(&[0.0, -0.0]), (0.0, 0.0));
+        assert!(int8_scale(&[1.0, f32::NAN]).0.is_nan());
+        assert!(int8_scale(&[1.0, f32::INFINITY]).0.is_infinite());
+    }
+}

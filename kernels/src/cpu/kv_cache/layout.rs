@@ -1,0 +1,124 @@
+//! Where the numbers of a tile lie: the keys and values of one head in sixteen slots.
+
+use super::super::simd::LANES;
+use super::KvType;
+
+/// Slots of a tile: a vector holds one of their numbers each.
+pub(in super::super) const TILE: usize = LANES;
+
+/// Layout of a tile: its keys, its values, and for [`KvType::Int8`] a scale for each slot's key and then for each value.
+///
+/// Keys lie across, `[width][16]`: one vector holds the same dimension of sixteen positions, and a score needs no sum over
+/// lanes. Values lie along, `[16][width]`. bfloat16 goes in pairs, as one instruction multiplies them: keys
+/// `[width / 2][16][2]`, values `[8][width][2]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in super::super) struct Layout {
+    /// How numbers are kept.
+    pub kind: KvType,
+    /// Dimensions of a head, rounded up to whole vectors; those past the head are zero.
+    pub width: usize,
+}
+
+impl Layout {
+    pub(in super::super) fn new(kind: KvType, head_dim: usize) -> Self {
+        Self { kind, width: head_dim.next_multiple_of(LANES) }
+    }
+
+    /// Bytes of a number.
+    pub(in super::super) fn number(&self) -> usize {
+        match self.kind {
+            KvType::F32 => 4,
+            KvType::Bf16 | KvType::F16 => 2,
+            KvType::Int8 => 1,
+        }
+    }
+
+    /// Bytes of a tile.
+    pub(in super::super) fn bytes(&self) -> usize {
+        TILE * self.slot_bytes()
+    }
+
+    /// Bytes of a tile for one of its slots.
+    pub(in super::super) fn slot_bytes(&self) -> usize {
+        2 * self.width * self.number() + if self.kind == KvType::Int8 { 2 * size_of::<f32>() } else { 0 }
+    }
+
+    /// Where the values start: behind the keys.
+    pub(in super::super) fn values(&self) -> usize {
+        TILE * self.width * self.number()
+    }
+
+    /// Where the keys' scales start; the values' scales follow them.
+    pub(in super::super) fn scales(&self) -> usize {
+        2 * self.values()
+    }
+
+    /// Place of dimension `i` of the key in slot `lane`.
+    #[inline(always)]
+    pub(super) fn key(&self, i: usize, lane: usize) -> usize {
+        match self.kind {
+            KvType::Bf16 => 2 * ((i / 2 * TILE + lane) * 2 + i % 2),
+            _ => (i * TILE + lane) * self.number(),
+        }
+    }
+
+    /// Place of dimension `i` of the value in slot `lane`.
+    #[inline(always)]
+    pub(super) fn value(&self, i: usize, lane: usize) -> usize {
+        self.values()
+            + match self.kind {
+                KvType::Bf16 => 2 * ((lane / 2 * self.width + i) * 2 + lane % 2),
+                _ => (lane * self.width + i) * self.number(),
+            }
+    }
+
+    /// Calls `each` with the places of every number in two slots, padding included, and its bytes.
+    pub(in super::super) fn for_each_number(
+        &self,
+        from: usize,
+        to: usize,
+        mut each: impl FnMut(usize, usize, usize),
+    ) {
+        for i in 0..self.width {
+            each(self.key(i, from), self.key(i, to), self.number());
+            each(self.value(i, from), self.value(i, to), self.number());
+        }
+        if self.kind == KvType::Int8 {
+            for scales in [self.scales(), self.scales() + size_of::<f32>() * TILE] {
+                each(scales + size_of::<f32>() * from, scales + size_of::<f32>() * to, size_of::<f32>());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_has_its_own_place() {
+        for kind in [KvType::F32, KvType::Bf16, KvType::F16, KvType::Int8] {
+            for head_dim in [1, 10, 64, 80] {
+                let layout = Layout::new(kind, head_dim);
+                let mut taken = vec![false; layout.bytes()];
+                let mut take = |at: usize, bytes: usize| {
+                    for byte in &mut taken[at..at + bytes] {
+                        assert!(!std::mem::replace(byte, true), "{kind:?} {head_dim}: two at {at}");
+                    }
+                };
+                for lane in 0..TILE {
+                    for i in 0..layout.width {
+                        take(layout.key(i, lane), layout.number());
+                        take(layout.value(i, lane), layout.number());
+                    }
+                    if kind == KvType::Int8 {
+                        take(layout.scales() + 4 * lane, 4);
+                        take(layout.scales() + 4 * (TILE + lane), 4);
+                    }
+                }
+                assert!(taken.iter().all(|taken| *taken), "{kind:?} {head_dim}: holes");
+                assert_eq!(layout.bytes() % 64, 0, "tiles start at cache lines");
+            }
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Bytes that are filled once and then shared: of a new file, so that memory holds them once and the next process finds
+//! them, or of memory alone.
+
+use std::fs::File;
+use std::io;
+use std::ops::{Deref, DerefMut};
+
+use memmap2::{Advice, MmapMut};
+
+use crate::mapped::MappedFile;
+
+/// Bytes to be filled. They start as zeros.
+#[derive(Debug)]
+pub struct Filling {
+    map: MmapMut,
+    file: Option<File>,
+}
+
+impl Filling {
+    /// The first `bytes` bytes of `file`, whatever it held. The disk's room is taken at once: a full disk is an error here,
+    /// where later it would be a signal at some store.
+    ///
+    /// The file must be open for reading and writing, and nobody else may write to it.
+    pub fn in_file(file: File, bytes: usize) -> io::Result<Self> {
+        file.set_len(0)?;
+        reserve(&file, bytes)?;
+        // SAFETY: nobody else writes or truncates it, which is the documented condition; readers come after a rename.
+        let map = unsafe { MmapMut::map_mut(&file)? };
+        Ok(Self { map, file: Some(file) })
+    }
+
+    /// `bytes` bytes of memory; a page takes memory once it is written.
+    pub fn in_memory(bytes: usize) -> io::Result<Self> {
+        let map = MmapMut::map_anon(bytes.max(1))?;
+        #[cfg(target_os = "linux")]
+        let _ = map.advise(Advice::HugePage); // fewer TLB misses where the system allows; a hint
+        Ok(Self { map, file: None })
+    }
+
+    /// Waits until the disk has what was written, if there is a file.
+    pub fn sync(&self) -> io::Result<()> {
+        match &self.file {
+            Some(file) => self.map.flush().and_then(|()| file.sync_all()),
+            None => Ok(()),
+        }
+    }
+
+    /// From now on the bytes are only read.
+    pub fn freeze(self) -> io::Result<MappedFile> {
+        Ok(MappedFile::filled(self.map.make_read_only()?, self.file))
+    }
+}
+
+impl Deref for Filling {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.map
+    }
+}
+
+impl DerefMut for Filling {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.map
+    }
+}
+
+/// Makes `file` that long, with blocks of the disk behind all of it.
+#[cfg(target_os = "linux")]
+fn reserve(file: &File, bytes: usize) -> io::Result<()> {
+    use std::os::fd::AsRawFd;
+    let len = libc::off_t::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
+    // SAFETY: the descriptor is open for as long as `file` is borrowed, and the call touches no memory of ours.
+    match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, len) } {
+        0 => Ok(()),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
+}
+
+/// The same by writing zeros, where there is no call for it.
+#[cfg(not(target_os = "linux"))]
+fn reserve(mut file: &File, bytes: usize) -> io::Result<()> {
+    io::copy(&mut io::Read::take(io::repeat(0), bytes as u64), &mut file).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_filled_is_read_and_is_in_the_file() {
+        let path = std::env::temp_dir().join(format!("skein-filling-{}", std::process::id()));
+        std::fs::write(&path, b"what was there before").unwrap();
+        let open = || File::options().read(true).write(true).open(&path).unwrap();
+        let mut filling = Filling::in_file(open(), 10_000).unwrap();
+        assert!(filling.iter().all(|byte| *byte == 0));
+        filling[9_999] = 7;
+        filling.sync().unwrap();
+        let map = filling.freeze().unwrap();
+        assert_eq!((map.len(), map[0], map[9_999]), (10_000, 0, 7));
+        assert_eq!(&std::fs::read(&path).unwrap()[..], &map[..]);
+        map.release();
+        assert_eq!(map[9_999], 7, "from the file");
+        // More than any disk has is an error, not a signal later.
+        assert!(Filling::in_file(open(), 1 << 60).is_err());
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn memory_keeps_its_content_when_pages_are_released() {
+        let mut filling = Filling::in_memory(5_000).unwrap();
+        filling[4_000] = 9;
+        filling.sync().unwrap();
+        let map = filling.freeze().unwrap();
+        map.release();
+        map.populate(0..5_000);
+        assert_eq!((map.len(), map[4_000], map.file().is_none()), (5_000, 9, true));
+    }
+}

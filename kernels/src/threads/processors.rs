@@ -1,0 +1,260 @@
+//! How many threads compute, and where: what the system lets this process use, and how its processors hang together.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::Path;
+
+/// Where Linux describes the machine.
+const SYSTEM: &str = "/sys/devices/system";
+/// Where it says what this thread may use.
+const STATUS: &str = "/proc/thread-self/status";
+
+/// How many threads to compute with, and on which processors.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placement {
+    /// Threads, at least 1.
+    pub threads: usize,
+    /// Processors they keep to, any of them on any of these; `None` = where the system puts them.
+    pub keep_to: Option<Vec<usize>>,
+    /// One core's processors for each thread, where there are as many threads as cores; else empty.
+    pub seats: Vec<Vec<usize>>,
+    /// Physical cores that this process may use.
+    pub cores: usize,
+    /// Memory nodes on which it may use some.
+    pub nodes: usize,
+    /// Processors' worth of time that it may use together: affinity, and the control group's quota.
+    pub limit: usize,
+}
+
+impl Placement {
+    /// Of this machine. `asked` threads, or with 0: as many as there are physical cores that this process may use, as its
+    /// control group's quota allows, of one memory node: that with the most.
+    ///
+    /// Two threads of a core share its multipliers and its path to memory, so the second one brings little and makes the
+    /// end of each operation uncertain. Another node's memory is far; who wants its processors as well asks for them.
+    pub fn of_this_machine(asked: usize) -> Self {
+        let limit = std::thread::available_parallelism().map_or(1, |count| count.get());
+        let status = std::fs::read_to_string(STATUS).unwrap_or_default();
+        let allowed = allowed_processors(&status).unwrap_or_else(|| (0..limit).collect());
+        Self::of(Path::new(SYSTEM), &allowed, limit, asked)
+    }
+
+    /// The same of a machine whose `/sys/devices/system` is `system`, with `allowed` processors and a quota of `limit`.
+    fn of(system: &Path, allowed: &BTreeSet<usize>, limit: usize, asked: usize) -> Self {
+        let nodes: Vec<Vec<Vec<usize>>> =
+            nodes(system, allowed).iter().map(|node| cores(system, node)).collect();
+        let all: usize = nodes.iter().map(Vec::len).sum();
+        let widest = nodes.iter().rev().max_by_key(|cores| cores.len()); // the first of equals
+        let here: Vec<Vec<usize>> = match widest {
+            Some(cores) if asked == 0 => cores.clone(),
+            _ => nodes.concat(),
+        };
+        let threads = if asked > 0 { asked } else { here.len().min(limit).max(1) };
+        Self {
+            threads,
+            keep_to: (here.len() < all).then(|| here.concat()),
+            seats: if threads == here.len() && threads > 1 { here } else { Vec::new() },
+            cores: all,
+            nodes: nodes.len(),
+            limit,
+        }
+    }
+}
+
+/// The allowed processors of each memory node that has some; all in one where the system does not tell.
+fn nodes(system: &Path, allowed: &BTreeSet<usize>) -> Vec<BTreeSet<usize>> {
+    let mut numbers: Vec<usize> = std::fs::read_dir(system.join("node"))
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.strip_prefix("node")?.parse().ok())
+        .collect();
+    numbers.sort_unstable();
+    let of_node = |number: &usize| {
+        let here = read_list(&system.join(format!("node/node{number}/cpulist")))?;
+        Some(here.intersection(allowed).copied().collect::<BTreeSet<_>>()).filter(|here| !here.is_empty())
+    };
+    let nodes: Vec<BTreeSet<usize>> = numbers.iter().filter_map(of_node).collect();
+    let covered: usize = nodes.iter().map(BTreeSet::len).sum();
+    if covered == allowed.len() { nodes } else { vec![allowed.clone()] }
+}
+
+/// The physical cores among some processors, each the processors that it has among them.
+fn cores(system: &Path, processors: &BTreeSet<usize>) -> Vec<Vec<usize>> {
+    let mut cores: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for processor in processors {
+        let siblings = read_list(&system.join(format!("cpu/cpu{processor}/topology/thread_siblings_list")));
+        let first = siblings.and_then(|siblings| siblings.first().copied()).unwrap_or(*processor);
+        cores.entry(first).or_default().push(*processor);
+    }
+    cores.into_values().collect()
+}
+
+fn read_list(path: &Path) -> Option<BTreeSet<usize>> {
+    parse_list(&std::fs::read_to_string(path).ok()?)
+}
+
+/// The processors that a `/proc/…/status` says may be used.
+fn allowed_processors(status: &str) -> Option<BTreeSet<usize>> {
+    let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+    parse_list(line).filter(|list| !list.is_empty())
+}
+
+/// A list as the kernel writes it: `0-3,8,10-11`.
+fn parse_list(text: &str) -> Option<BTreeSet<usize>> {
+    let mut list = BTreeSet::new();
+    for part in text.trim().split(',').filter(|part| !part.is_empty()) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (usize, usize) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+        (last < MAX_PROCESSORS).then_some(())?;
+        list.extend(first..=last);
+    }
+    Some(list)
+}
+
+/// Processors that a list may name: far more than Linux can have (8192).
+const MAX_PROCESSORS: usize = 1 << 16;
+
+/// Keeps the calling thread to `processors`; threads it starts from then on, too.
+pub(super) fn keep_to(processors: &[usize]) -> io::Result<()> {
+    const BITS: usize = u64::BITS as usize;
+    let highest = processors.iter().copied().max().unwrap_or(0).min(MAX_PROCESSORS - 1);
+    let mut mask = vec![0u64; highest / BITS + 1];
+    for processor in processors.iter().filter(|processor| **processor <= highest) {
+        mask[processor / BITS] |= 1 << (processor % BITS);
+    }
+    set_affinity(&mask)
+}
+
+#[cfg(target_os = "linux")]
+fn set_affinity(mask: &[u64]) -> io::Result<()> {
+    // SAFETY: 0 is this thread, and the mask is readable for its length.
+    match unsafe { libc::sched_setaffinity(0, size_of_val(mask), mask.as_ptr().cast()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn set_affinity(_mask: &[u64]) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A machine's `/sys/devices/system` in a directory of its own, removed at the end.
+    struct Machine(std::path::PathBuf);
+
+    impl Machine {
+        /// `cores` are sibling lists, `nodes` processor lists.
+        fn new(name: &str, cores: &[&str], nodes: &[&str]) -> Self {
+            let root = std::env::temp_dir().join(format!("skein-machine-{}-{name}", std::process::id()));
+            let write = |path: String, text: &str| {
+                let path = root.join(path);
+                std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+                std::fs::write(path, format!("{text}\n")).unwrap();
+            };
+            for core in cores {
+                for processor in parse_list(core).unwrap() {
+                    write(format!("cpu/cpu{processor}/topology/thread_siblings_list"), core);
+                }
+            }
+            for (number, processors) in nodes.iter().enumerate() {
+                write(format!("node/node{number}/cpulist"), processors);
+            }
+            Self(root)
+        }
+
+        fn check(&self, allowed: &str, limit: usize, asked: usize, threads: usize, keep_to: Option<&str>) {
+            let placement = Placement::of(&self.0, &parse_list(allowed).unwrap(), limit, asked);
+            let expected = (threads, keep_to.map(|list| parse_list(list).unwrap()));
+            let got = (placement.threads, placement.keep_to.map(BTreeSet::from_iter));
+            assert_eq!(got, expected, "{allowed}, {limit}, {asked}");
+            assert!(placement.seats.is_empty() || placement.seats.len() == threads);
+        }
+    }
+
+    impl Drop for Machine {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn one_thread_computes_on_a_core_and_as_many_as_the_quota_allows() {
+        let laptop = Machine::new("laptop", &["0,4", "1,5", "2,6", "3,7"], &["0-7"]);
+        laptop.check("0-7", 8, 0, 4, None);
+        laptop.check("0-7", 3, 0, 3, None);
+        laptop.check("0,4,1", 3, 0, 2, None);
+        laptop.check("4-7", 4, 0, 4, None); // no siblings among them
+        laptop.check("0-7", 8, 6, 6, None); // whoever asks gets
+        laptop.check("0-7", 2, 6, 6, None);
+        let plain = Machine::new("plain", &["0", "1"], &["0-1"]);
+        plain.check("0-1", 2, 0, 2, None);
+    }
+
+    #[test]
+    fn each_thread_has_a_core_of_its_own_where_there_are_as_many() {
+        let laptop = Machine::new("seats", &["0,4", "1,5", "2,6", "3,7"], &["0-7"]);
+        let check = |allowed, limit, asked, expected: &[&[usize]]| {
+            let placement = Placement::of(&laptop.0, &parse_list(allowed).unwrap(), limit, asked);
+            assert_eq!(placement.seats, expected, "{allowed}, {limit}, {asked}");
+        };
+        check("0-7", 8, 0, &[&[0, 4], &[1, 5], &[2, 6], &[3, 7]]);
+        check("0-7", 8, 4, &[&[0, 4], &[1, 5], &[2, 6], &[3, 7]]);
+        check("1-2", 2, 0, &[&[1], &[2]]);
+        check("0-7", 3, 0, &[]); // the system knows better which three
+        check("0-7", 8, 8, &[]);
+        check("0,4", 2, 0, &[]);
+    }
+
+    #[test]
+    fn threads_keep_to_one_memory_node_unless_more_are_asked_for() {
+        let server = Machine::new(
+            "server",
+            &["0,8", "1,9", "2,10", "3,11", "4,12", "5,13"],
+            &["0-1,8-9", "2-5,10-13"],
+        );
+        server.check("0-5,8-13", 12, 0, 4, Some("2-5,10-13"));
+        server.check("0-5,8-13", 12, 6, 6, None);
+        server.check("0-2,8", 4, 0, 2, Some("0-1,8"));
+        server.check("3-4", 2, 0, 2, None);
+        server.check("0-5,8-13", 1, 0, 1, Some("2-5,10-13"));
+    }
+
+    #[test]
+    fn a_system_that_tells_nothing_or_contradicts_itself_has_one_node_of_single_threads() {
+        let silent = Machine::new("silent", &[], &[]);
+        silent.check("0-3", 4, 0, 4, None);
+        let partial = Machine::new("partial", &[], &["0-1"]);
+        partial.check("0-3", 4, 0, 4, None);
+    }
+
+    #[test]
+    fn lists_are_read_as_the_kernel_writes_them() {
+        let list = |text| parse_list(text).map(|list| list.into_iter().collect::<Vec<_>>());
+        assert_eq!(list("0-3,8,10-11\n"), Some(vec![0, 1, 2, 3, 8, 10, 11]));
+        assert_eq!((list(""), list("\n")), (Some(vec![]), Some(vec![])));
+        assert_eq!((list("a-3"), list("0-"), list("0-99999999999")), (None, None, None));
+        let status = "Name:\tskein\nCpus_allowed:\t3\nCpus_allowed_list:\t0-1\n";
+        assert_eq!(allowed_processors(status), Some([0, 1].into()));
+        assert_eq!(allowed_processors("Name:\tskein\n"), None);
+    }
+
+    #[test]
+    fn this_machine_has_a_placement_that_threads_can_be_kept_to() {
+        let placement = Placement::of_this_machine(0);
+        assert!((1..=placement.limit).contains(&placement.threads), "{placement:?}");
+        assert!(placement.cores >= 1 && placement.nodes >= 1, "{placement:?}");
+        let status = std::fs::read_to_string(STATUS).unwrap_or_default();
+        if let Some(allowed) = allowed_processors(&status) {
+            let first = [*allowed.first().unwrap()];
+            let kept = std::thread::spawn(move || {
+                keep_to(&first).map(|()| std::fs::read_to_string(STATUS).unwrap_or_default())
+            });
+            let status = kept.join().unwrap().unwrap();
+            assert_eq!(allowed_processors(&status), Some(first.into()));
+        }
+    }
+}

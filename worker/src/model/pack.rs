@@ -1,0 +1,179 @@
+//! Weights that are rounded to small integers when a model is loaded. All of a model's packed matrices are one run of
+//! bytes, so that they can be kept in one file: see [`super::packed_cache`].
+
+use std::ops::Range;
+
+use skein_kernels::cpu::Cpu;
+use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
+use skein_kernels::cpu::packed::{self, Format, Layout, Packed};
+use xxhash_rust::xxh3::Xxh3Default;
+
+use super::LoadError;
+use super::packed_cache::{Found, Kept, PackedCache};
+use super::weights::Weights;
+
+/// Matrices start at multiples of a page.
+const PART_ALIGN: usize = 4096;
+
+/// A matrix of a model, to be replaced by its packed form.
+pub struct Matrix<'a> {
+    /// Its tensor's name.
+    pub tensor: String,
+    /// The matrix.
+    pub weights: &'a mut WeightMatrix,
+    /// Whether it gives the logits.
+    pub is_head: bool,
+}
+
+/// The head's format when the layers have `format`: a logit's error is seen by nothing that could make up for it, so that
+/// the head never has less than 8 bits.
+pub fn head_format(format: Format) -> Format {
+    match format {
+        Format::Int8 | Format::Int8Group => format,
+        Format::Int4 | Format::Int4Zero => Format::Int8,
+    }
+}
+
+/// Where each matrix lies in the packed bytes of a model.
+struct Plan {
+    parts: Vec<(Layout, Range<usize>)>,
+    bytes: usize,
+}
+
+impl Plan {
+    fn new(matrices: &[Matrix<'_>], format: Format) -> Self {
+        let mut plan = Self { parts: Vec::new(), bytes: 0 };
+        for matrix in matrices {
+            let format = if matrix.is_head { head_format(format) } else { format };
+            let layout = Layout { format, rows: matrix.weights.rows(), cols: matrix.weights.cols() };
+            plan.parts.push((layout, plan.bytes..plan.bytes + layout.bytes()));
+            plan.bytes = (plan.bytes + layout.bytes()).next_multiple_of(PART_ALIGN);
+        }
+        plan
+    }
+
+    /// Tells apart all that may lie in a file of packed weights. `source` tells models apart.
+    fn key(&self, matrices: &[Matrix<'_>], source: u64) -> u64 {
+        let mut hash = Xxh3Default::new();
+        hash.update(&source.to_le_bytes());
+        hash.update(&packed::VERSION.to_le_bytes());
+        for (matrix, (layout, range)) in matrices.iter().zip(&self.parts) {
+            hash.update(
+                format!(
+                    "{} {layout:?} {range:?} {:?}\n",
+                    matrix.tensor,
+                    matrix.weights.storage().value_bits()
+                )
+                .as_bytes(),
+            );
+        }
+        hash.digest()
+    }
+}
+
+/// Replaces `matrices`, which lie in `weights`, by packed ones: those that `cache` has, or new ones that it keeps.
+/// `source` tells this model's weights from all others. `progress` gets (bytes done, bytes in all).
+///
+/// # Errors
+/// Weights that are no numbers, no memory.
+pub fn pack(
+    cpu: &mut Cpu,
+    matrices: Vec<Matrix<'_>>,
+    format: Format,
+    weights: &Weights,
+    (cache, source): (&PackedCache, u64),
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(), LoadError> {
+    let plan = Plan::new(&matrices, format);
+    let name = format!("{:016x}-{}.packed", plan.key(&matrices, source), name(format));
+    let kept = match cache
+        .find(cpu, &name, plan.bytes)
+        .map_err(|source| LoadError::Packing { bytes: plan.bytes as u64, source })?
+    {
+        Found::Whole(kept) => kept,
+        Found::Blank(mut blank) => {
+            fill(cpu, &matrices, &plan, weights, blank.bytes(), progress)?;
+            blank.keep(cpu).map_err(|source| LoadError::Packing { bytes: plan.bytes as u64, source })?
+        }
+    };
+    replace(matrices, &plan, &kept);
+    // The originals are read again only where an embedding's row is.
+    weights.release();
+    progress(plan.bytes as u64, plan.bytes as u64);
+    Ok(())
+}
+
+fn fill(
+    cpu: &mut Cpu,
+    matrices: &[Matrix<'_>],
+    plan: &Plan,
+    weights: &Weights,
+    to: &mut [u8],
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(), LoadError> {
+    weights.will_need();
+    for (matrix, (layout, range)) in matrices.iter().zip(&plan.parts) {
+        let packed = packed::pack(cpu, matrix.weights, *layout, &mut to[range.clone()]);
+        packed.map_err(|_| LoadError::NotFiniteTensor { tensor: matrix.tensor.clone() })?;
+        weights.release(); // what was read is not read again: it need not lie beside what came of it
+        progress(range.end as u64, plan.bytes as u64);
+    }
+    Ok(())
+}
+
+fn replace(matrices: Vec<Matrix<'_>>, plan: &Plan, kept: &Kept) {
+    for (matrix, (layout, range)) in matrices.into_iter().zip(&plan.parts) {
+        let packed = Packed::new(*layout, kept.bytes(range.clone()));
+        *matrix.weights = WeightMatrix::new(Storage::Packed(packed), layout.rows, layout.cols);
+    }
+}
+
+/// In file names.
+fn name(format: Format) -> &'static str {
+    match format {
+        Format::Int8 => "int8",
+        Format::Int8Group => "int8-group",
+        Format::Int4 => "int4",
+        Format::Int4Zero => "int4-zero",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn matrix(rows: usize, cols: usize, value: impl Fn(usize) -> f32) -> WeightMatrix {
+        let bytes: Vec<u8> = (0..rows * cols).flat_map(|i| value(i).to_le_bytes()).collect();
+        WeightMatrix::new(Storage::F32(bytes.into()), rows, cols)
+    }
+
+    #[test]
+    fn the_head_has_8_bits_and_parts_do_not_overlap() {
+        let mut weights = [matrix(5, 40, |i| i as f32), matrix(3, 8, |i| -(i as f32))];
+        let [layer, head] = &mut weights;
+        let matrices = [
+            Matrix { tensor: "layer".into(), weights: layer, is_head: false },
+            Matrix { tensor: "head".into(), weights: head, is_head: true },
+        ];
+        let plan = Plan::new(&matrices, Format::Int4);
+        let formats: Vec<_> = plan.parts.iter().map(|(layout, _)| layout.format).collect();
+        assert_eq!(formats, [Format::Int4, Format::Int8]);
+        let [(_, first), (_, second)] = &plan.parts[..] else { panic!("two parts") };
+        assert!(
+            first.end <= second.start && second.start.is_multiple_of(PART_ALIGN) && second.end <= plan.bytes
+        );
+        let key = plan.key(&matrices, 1);
+        assert_ne!(plan.key(&matrices, 2), key, "another model's");
+        assert_ne!(Plan::new(&matrices, Format::Int4Zero).key(&matrices, 1), key, "another format's");
+    }
+
+    #[test]
+    fn a_weight_that_is_no_number_is_refused_by_its_tensors_name() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut weights = matrix(40, 33, |i| if i == 39 * 33 { bad } else { 0.5 });
+            let matrix = Matrix { tensor: "model.layers.3.x".into(), weights: &mut weights, is_head: false };
+            let said = check_finite(&mut Cpu::new(2), &matrix).unwrap_err().to_string();
+            assert!(said.contains("model.layers.3.x") && said.contains("not finite"), "{said}");
+        }
+    }
+}

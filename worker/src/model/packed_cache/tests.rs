@@ -1,0 +1,144 @@
+use std::sync::{Arc, Barrier};
+use std::time::SystemTime;
+
+use super::*;
+
+/// Two slices and a bit, so that more than one checksum counts.
+const BYTES: usize = (8 << 20) + 100;
+const NAME: &str = "0123-int8.packed";
+
+fn pattern(at: usize) -> u8 {
+    (at.wrapping_mul(2_654_435_761) >> 13) as u8
+}
+
+fn is_whole(kept: &Kept) -> bool {
+    kept.bytes(0..BYTES).iter().enumerate().all(|(at, byte)| *byte == pattern(at))
+}
+
+/// Finds or makes the bytes; tells which it was.
+fn find_or_make(cache: &PackedCache, name: &str) -> (Kept, bool) {
+    let cpu = &mut Cpu::new(2);
+    match cache.find(cpu, name, BYTES).unwrap() {
+        Found::Whole(kept) => (kept, true),
+        Found::Blank(mut blank) => {
+            assert_eq!(blank.bytes().len(), BYTES);
+            blank.bytes().iter_mut().enumerate().for_each(|(at, byte)| *byte = pattern(at));
+            (blank.keep(cpu).unwrap(), false)
+        }
+    }
+}
+
+fn files(directory: &Path) -> Vec<String> {
+    let mut names: Vec<String> = std::fs::read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort_unstable();
+    names
+}
+
+#[test]
+fn what_was_made_is_found_and_damage_is_seen() {
+    let directory = tempfile::tempdir().unwrap();
+    let cache = PackedCache::at(directory.path().join("below"));
+    let path = directory.path().join("below").join(NAME);
+    let (first, found) = find_or_make(&cache, NAME);
+    assert!(!found && is_whole(&first));
+    let (second, found) = find_or_make(&cache, NAME);
+    assert!(found && is_whole(&second));
+    drop((first, second));
+    let whole = std::fs::read(&path).unwrap();
+    let header = file::data_at(BYTES);
+    for at in [0, 9, 17, 25, 33, 41, 49, header, header + (5 << 20), whole.len() - 1] {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 4;
+        std::fs::write(&path, &damaged).unwrap();
+        let (kept, found) = find_or_make(&cache, NAME);
+        assert!(!found && is_whole(&kept), "byte {at} damaged");
+        assert_eq!(std::fs::read(&path).unwrap(), whole, "made anew");
+    }
+    for foreign in [&b""[..], b"not ours", &whole[..whole.len() - 1], &vec![0; whole.len()]] {
+        std::fs::write(&path, foreign).unwrap();
+        assert!(!find_or_make(&cache, NAME).1, "{} bytes", foreign.len());
+    }
+    // The same content under another name is another model's.
+    std::fs::copy(&path, path.with_file_name("4567-int8.packed")).unwrap();
+    assert!(!find_or_make(&cache, "4567-int8.packed").1);
+    assert_eq!(files(&directory.path().join("below")), [NAME, "4567-int8.packed"]);
+}
+
+#[test]
+fn a_directory_that_cannot_be_written_costs_only_the_keeping() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("in the way");
+    std::fs::write(&file, b"a file").unwrap();
+    for cache in [PackedCache::none(), PackedCache::at(file.join("below")), PackedCache::at(file)] {
+        for _ in 0..2 {
+            let (kept, found) = find_or_make(&cache, NAME);
+            assert!(!found && is_whole(&kept));
+        }
+    }
+    // More than the disk has; this much memory there may not be either.
+    let cache = PackedCache::at(directory.path().join("full"));
+    if let Ok(Found::Blank(blank)) = cache.find(&mut Cpu::new(1), NAME, 1 << 46) {
+        assert!(blank.place.is_none());
+    }
+    assert_eq!(files(&directory.path().join("full")), [""; 0], "nothing half made stays");
+}
+
+#[test]
+fn workers_that_start_together_make_one_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let cache = PackedCache::at(directory.path().to_owned());
+    let barrier = Arc::new(Barrier::new(4));
+    let start = |_| {
+        let (cache, barrier) = (cache.clone(), Arc::clone(&barrier));
+        std::thread::spawn(move || {
+            barrier.wait();
+            let (kept, found) = find_or_make(&cache, NAME);
+            (is_whole(&kept), found)
+        })
+    };
+    let threads: Vec<_> = (0..4).map(start).collect();
+    let ends: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+    assert!(ends.iter().all(|(is_whole, _)| *is_whole));
+    assert_eq!(ends.iter().filter(|(_, found)| *found).count(), 3, "the others waited for the first");
+    assert_eq!(files(directory.path()), [NAME]);
+}
+
+#[test]
+fn a_maker_that_died_or_gave_up_is_taken_over_from() {
+    let directory = tempfile::tempdir().unwrap();
+    let cache = PackedCache::at(directory.path().to_owned());
+    std::fs::write(directory.path().join(format!("{NAME}.new")), b"half of it").unwrap();
+    let Ok(Found::Blank(blank)) = cache.find(&mut Cpu::new(1), NAME, BYTES) else { panic!("not there yet") };
+    // While it is being made, one with less patience goes on in memory.
+    let hasty = PackedCache { wait_for_maker: Duration::ZERO, ..cache.clone() };
+    let Ok(Found::Blank(other)) = hasty.find(&mut Cpu::new(1), NAME, BYTES) else { panic!("not there yet") };
+    assert!(blank.place.is_some() && other.place.is_none());
+    drop(blank);
+    assert_eq!(files(directory.path()), [""; 0], "given up: nothing stays");
+    assert!(!find_or_make(&cache, NAME).1);
+    assert!(find_or_make(&cache, NAME).1);
+}
+
+#[test]
+fn room_is_made_by_age_and_what_is_in_use_stays() {
+    let directory = tempfile::tempdir().unwrap();
+    let two = 2 * (BYTES as u64 + (1 << 16));
+    let cache = PackedCache { most_bytes: two, ..PackedCache::at(directory.path().to_owned()) };
+    let used_at = |name: &str, second: u64| {
+        let file = File::open(directory.path().join(name)).unwrap();
+        file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(second)).unwrap();
+    };
+    std::fs::write(directory.path().join("left.packed.new"), b"by one that died").unwrap();
+    let (in_use, _) = find_or_make(&cache, "a.packed");
+    used_at("a.packed", 1);
+    drop(find_or_make(&cache, "b.packed"));
+    used_at("b.packed", 2);
+    drop(find_or_make(&cache, "c.packed"));
+    assert_eq!(files(directory.path()), ["a.packed", "c.packed"], "b went: a is older, but in use");
+    drop(in_use);
+    drop(find_or_make(&cache, "d.packed"));
+    assert_eq!(files(directory.path()), ["c.packed", "d.packed"]);
+}

@@ -1,0 +1,165 @@
+//! From the types an operator asked for to those a device computes in. Pure.
+
+use skein_kernels::cpu::kv_cache::KvType;
+use skein_kernels::cpu::matrix::Storage;
+use skein_kernels::cpu::packed::{self, Format};
+
+use super::WorkerError;
+use crate::backend::cpu::Numbers;
+use crate::backend::cuda::Fp8;
+use crate::config::{Dtype, KvCacheDtype, Precision, Quantization};
+
+/// Changes whenever a logit's bits change for the same numbers: workers of two versions must not go on with each
+/// other's requests.
+const CPU_ARITHMETIC: u32 = 2;
+
+/// What the CPU rounds numbers to, for a model whose weights are stored like `weights`.
+///
+/// # Errors
+/// What only a GPU has, and bfloat16 where nothing is bfloat16.
+pub(super) fn on_cpu(asked: Precision, weights: &Storage) -> Result<Numbers, WorkerError> {
+    let packed = match asked.quantization {
+        None => None,
+        Some(Quantization::Int8) => Some(Format::Int8),
+        Some(Quantization::Int4) => Some(Format::Int4),
+        Some(Quantization::Fp8) => {
+            return Err(unsuitable("--quantization fp8 needs a GPU; the CPU has int8 and int4"));
+        }
+    };
+    let bf16 = match (asked.dtype, weights) {
+        (Dtype::Auto | Dtype::Bfloat16, Storage::Bf16(_)) => true,
+        // Packed weights meet integers, whatever the activations between them.
+        (Dtype::Bfloat16, _) if packed.is_none() => {
+            return Err(unsuitable(
+                "--dtype bfloat16 needs weights in bfloat16, and this model's are not; leave it out",
+            ));
+        }
+        _ => false,
+    };
+    let is_wide = asked.dtype == Dtype::Float32 || matches!(weights, Storage::F32(_));
+    let kv = match asked.kv_cache_dtype {
+        KvCacheDtype::Auto if is_wide => KvType::F32,
+        KvCacheDtype::Auto | KvCacheDtype::Bfloat16 => KvType::Bf16,
+        KvCacheDtype::Float32 => KvType::F32,
+        KvCacheDtype::Float16 => KvType::F16,
+        KvCacheDtype::Int8 => KvType::Int8,
+        KvCacheDtype::Fp8 => {
+            return Err(unsuitable(
+                "--kv-cache-dtype fp8 needs a GPU; the CPU has bfloat16, float16 and int8",
+            ));
+        }
+    };
+    Ok(Numbers { bf16: bf16 && packed.is_none(), kv, weights: packed })
+}
+
+/// What a GPU keeps in FP8; the rest is in the model's 16-bit type.
+///
+/// # Errors
+/// What only the CPU has.
+pub(super) fn on_cuda(asked: Precision) -> Result<Fp8, WorkerError> {
+    let only_cpu = |what: &str| {
+        Err(unsuitable(&format!(
+            "{what} is for the CPU, and this worker has a GPU; add --device cpu, or leave it out and the GPU computes in \
+             the model's 16-bit type (it also has fp8)"
+        )))
+    };
+    match asked {
+        Precision { quantization: Some(Quantization::Int8), .. } => only_cpu("--quantization int8"),
+        Precision { quantization: Some(Quantization::Int4), .. } => only_cpu("--quantization int4"),
+        Precision { dtype: Dtype::Float32, .. } => only_cpu("--dtype float32"),
+        Precision { dtype: Dtype::Bfloat16, .. } => only_cpu("--dtype bfloat16"),
+        Precision { kv_cache_dtype: KvCacheDtype::Auto | KvCacheDtype::Fp8, .. } => Ok(Fp8 {
+            weights: asked.quantization.is_some(),
+            kv_cache: asked.kv_cache_dtype == KvCacheDtype::Fp8,
+        }),
+        _ => only_cpu("--kv-cache-dtype, other than auto and fp8,"),
+    }
+}
+
+/// What logits' bits depend on beside the model, for [`crate::model::fingerprint::computed_with`]. The instruction set is
+/// not in it: it changes no bit.
+pub(super) fn cpu_arithmetic(numbers: &Numbers) -> String {
+    let Numbers { bf16, kv, weights } = numbers;
+    let (version, packing) = (CPU_ARITHMETIC, packed::VERSION);
+    format!("cpu {version} bf16 {bf16} kv {kv:?} weights {weights:?} packing {packing}")
+}
+
+fn unsuitable(why: &str) -> WorkerError {
+    WorkerError::Unsuitable(why.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stored(kind: &str) -> Storage {
+        let none = Vec::new().into();
+        match kind {
+            "bf16" => Storage::Bf16(none),
+            "f16" => Storage::F16(none),
+            _ => Storage::F32(none),
+        }
+    }
+
+    #[test]
+    fn the_cpu_follows_the_weights_unless_told_otherwise() {
+        let check = |weights, dtype, quantization, kv_cache_dtype, bf16, kv, packed| {
+            let asked = Precision { dtype, quantization, kv_cache_dtype };
+            let numbers = on_cpu(asked, &stored(weights)).unwrap();
+            assert_eq!(numbers, Numbers { bf16, kv, weights: packed }, "{weights} {asked:?}");
+        };
+        use Quantization::{Int4, Int8};
+        check("bf16", Dtype::Auto, None, KvCacheDtype::Auto, true, KvType::Bf16, None);
+        check("bf16", Dtype::Bfloat16, None, KvCacheDtype::Float32, true, KvType::F32, None);
+        check("bf16", Dtype::Float32, None, KvCacheDtype::Auto, false, KvType::F32, None);
+        check("f16", Dtype::Auto, None, KvCacheDtype::Auto, false, KvType::Bf16, None);
+        check("f32", Dtype::Auto, None, KvCacheDtype::Auto, false, KvType::F32, None);
+        check("f32", Dtype::Auto, None, KvCacheDtype::Float16, false, KvType::F16, None);
+        check("bf16", Dtype::Auto, Some(Int8), KvCacheDtype::Int8, false, KvType::Int8, Some(Format::Int8));
+        check("f32", Dtype::Bfloat16, Some(Int4), KvCacheDtype::Auto, false, KvType::F32, Some(Format::Int4));
+    }
+
+    #[test]
+    fn what_a_device_lacks_is_refused_with_the_flag_and_a_way_out() {
+        let fp8 = Precision { quantization: Some(Quantization::Fp8), ..Precision::default() };
+        let fp8_cache = Precision { kv_cache_dtype: KvCacheDtype::Fp8, ..Precision::default() };
+        let half = Precision { dtype: Dtype::Bfloat16, ..Precision::default() };
+        for (asked, weights, expected) in [
+            (fp8, "bf16", "--quantization fp8 needs a GPU"),
+            (fp8_cache, "bf16", "--kv-cache-dtype fp8 needs a GPU"),
+            (half, "f16", "--dtype bfloat16 needs weights in bfloat16"),
+        ] {
+            let said = on_cpu(asked, &stored(weights)).unwrap_err().to_string();
+            assert!(said.contains(expected), "{said}");
+        }
+        assert_eq!(on_cuda(fp8).unwrap(), Fp8 { weights: true, kv_cache: false });
+        assert_eq!(on_cuda(fp8_cache).unwrap(), Fp8 { weights: false, kv_cache: true });
+        let int4 = Precision { quantization: Some(Quantization::Int4), ..Precision::default() };
+        let int8_cache = Precision { kv_cache_dtype: KvCacheDtype::Int8, ..Precision::default() };
+        for (asked, expected) in
+            [(int4, "--quantization int4"), (int8_cache, "--kv-cache-dtype"), (half, "--dtype bfloat16")]
+        {
+            let said = on_cuda(asked).unwrap_err().to_string();
+            assert!(said.contains(expected) && said.contains("--device cpu"), "{said}");
+        }
+    }
+
+    #[test]
+    fn everything_that_changes_bits_changes_the_arithmetic() {
+        let mut texts: Vec<String> = [
+            Numbers::EXACT,
+            Numbers { bf16: true, ..Numbers::EXACT },
+            Numbers { kv: KvType::Bf16, ..Numbers::EXACT },
+            Numbers { kv: KvType::Int8, ..Numbers::EXACT },
+            Numbers { weights: Some(Format::Int8), ..Numbers::EXACT },
+            Numbers { weights: Some(Format::Int4), ..Numbers::EXACT },
+        ]
+        .iter()
+        .map(cpu_arithmetic)
+        .collect();
+        let all = texts.len();
+        texts.sort_unstable();
+        texts.dedup();
+        assert_eq!(texts.len(), all);
+    }
+}
