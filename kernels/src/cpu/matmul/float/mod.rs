@@ -151,7 +151,7 @@ impl Part<'_> {
             macro_rules! sizes {
                 ($(($mr:literal, $nr:literal)),*) => {
                     match (height, width) {
-                        $(($mr, $nr) if $mr * $nr <= S::ACCUMULATORS => {
+                        $(($mr, $nr) if const { $mr * $nr <= S::ACCUMULATORS } => {
                             if let Some(sums) = tile.sums::<S, A, $mr, $nr>(s, unfinished) {
                                 self.put_tile::<$mr, $nr>(pass.first, n, apart, sums);
                             }

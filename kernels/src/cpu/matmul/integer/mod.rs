@@ -53,19 +53,23 @@ const fn widest(budget: usize, height: usize) -> usize {
     }
 }
 
+/// Whether an instruction set has tiles of that size: what it does not use is not compiled for it.
+const fn is_used<S: Integers, K: Kind>(height: usize, width: usize) -> bool {
+    height * 2 <= S::ACCUMULATORS && (width == 1 || width == widest(S::ACCUMULATORS / K::REGISTERS, height))
+}
+
 impl Product<'_> {
     /// All tiles: `x` in tiles of nearly equal height, and for each of them the panels, several at once, then single ones.
     #[inline(always)]
     fn all_tiles<S: Integers, K: Kind>(&self, s: S) {
         let all_m = self.part.x.rows();
-        let budget = S::ACCUMULATORS / K::REGISTERS;
         let tiles = all_m.div_ceil(S::ACCUMULATORS / 2);
         let (height, taller) = (all_m / tiles, all_m % tiles);
         let panels = self.part.count.div_ceil(PANEL);
         let mut m = 0;
         for tile in 0..tiles {
             let height = height + usize::from(tile < taller);
-            let widest = widest(budget, height);
+            let widest = widest(S::ACCUMULATORS / K::REGISTERS, height);
             // Each of a tile's panels walks through its own part of the task's.
             let full = panels / widest;
             for i in 0..full + panels % widest {
@@ -75,7 +79,7 @@ impl Product<'_> {
                 macro_rules! sizes {
                     ($($mr:literal: $($nr:literal)*,)*) => {
                         match (height, width) {
-                            $($(($mr, $nr) if $mr * 2 <= S::ACCUMULATORS && ($nr == 1 || $nr <= budget / $mr) => {
+                            $($(($mr, $nr) if const { is_used::<S, K>($mr, $nr) } => {
                                 // SAFETY: the rows and panels from there on are as many.
                                 let sums = unsafe { K::sums::<S, $mr, $nr>(s, &t) };
                                 self.put::<S, $mr, $nr>(s, m, n, apart, sums);
