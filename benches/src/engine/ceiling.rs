@@ -86,8 +86,8 @@ fn on_cpu(threads: usize) -> Ceiling {
         roofline::read(&mut cpu, &bytes);
         let read = bytes.len() as f64 / clock::now().since(start).as_secs_f64();
         let start = clock::now();
-        let operations = roofline::multiply(&mut cpu, CPU_MULTIPLY_STEPS / threads);
-        let multiplied = operations as f64 / clock::now().since(start).as_secs_f64();
+        let operations = roofline::multiply(&mut cpu, roofline::Kind::F32, CPU_MULTIPLY_STEPS / threads);
+        let multiplied = operations.unwrap_or(0) as f64 / clock::now().since(start).as_secs_f64();
         best_read = best_read.max(read);
         best_multiplied = best_multiplied.max(multiplied);
     }

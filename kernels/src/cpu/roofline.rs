@@ -42,13 +42,35 @@ impl Kernel for Read<'_> {
     }
 }
 
-/// Does `steps * threads` rounds of multiply-adds in registers and returns how many floating-point operations they were.
-pub fn multiply(cpu: &mut Cpu, steps: usize) -> u64 {
+/// What is multiplied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// `f32` by fused multiply-add.
+    F32,
+    /// Pairs of bfloat16 into `f32`: by one instruction, or widened, whichever is faster here.
+    Bf16,
+    /// Bytes, four at a time, into 32 bits.
+    Int8,
+}
+
+/// Does `steps * threads` rounds of multiplications in registers and returns how many operations, a product and a sum each
+/// counting as one, they were. `None` if there is no instruction for it: 8-bit integers without AVX-512 VNNI.
+pub fn multiply(cpu: &mut Cpu, kind: Kind, steps: usize) -> Option<u64> {
     let (isa, threads) = (cpu.isa, cpu.threads.count());
+    let products_per_lane = match kind {
+        Kind::F32 => 1,
+        Kind::Bf16 => 2,
+        Kind::Int8 if !has_vnni() => return None,
+        Kind::Int8 => 4,
+    };
     cpu.threads.run(threads, |_, _| {
-        std::hint::black_box(isa.run(Multiply(steps)));
+        std::hint::black_box(match kind {
+            Kind::F32 => isa.run(Multiply(steps)),
+            Kind::Bf16 => isa.run(MultiplyPairs(steps)),
+            Kind::Int8 => multiply_bytes(steps),
+        });
     });
-    (steps * threads * CHAINS * LANES * 2) as u64
+    Some((steps * threads * CHAINS * LANES * 2 * products_per_lane) as u64)
 }
 
 struct Multiply(usize);
@@ -65,12 +87,73 @@ impl Kernel for Multiply {
                 *chain = s.fma(*chain, factor, term);
             }
         }
-        let mut sum = s.zero();
-        for chain in chains {
-            sum = s.add(sum, chain);
-        }
-        s.sum(sum)
+        total(s, chains)
     }
+}
+
+struct MultiplyPairs(usize);
+
+impl Kernel for MultiplyPairs {
+    type Output = f32;
+    const USES_DOT: bool = true;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> f32 {
+        let small = std::hint::black_box([0x3a00u16; 2 * LANES]); // about 2^-11
+        // SAFETY: 64 bytes.
+        let factor = unsafe { s.load_pairs(small.as_ptr().cast()) };
+        let mut chains = [s.splat(1.0); CHAINS];
+        for _ in 0..self.0 {
+            for chain in &mut chains {
+                *chain = s.dot_pairs(factor, factor, *chain);
+            }
+        }
+        total(s, chains)
+    }
+}
+
+#[inline(always)]
+fn total<S: Simd>(s: S, chains: [S::V; CHAINS]) -> f32 {
+    let mut sum = s.zero();
+    for chain in chains {
+        sum = s.add(sum, chain);
+    }
+    s.sum(sum)
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_vnni() -> bool {
+    is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vnni")
+}
+
+#[cfg(target_arch = "x86_64")]
+fn multiply_bytes(steps: usize) -> f32 {
+    use std::arch::x86_64::*;
+
+    #[target_feature(enable = "avx512f,avx512vnni")]
+    fn run(steps: usize) -> f32 {
+        let factor = std::hint::black_box(_mm512_set1_epi32(0x0101_0101));
+        let mut chains = [_mm512_setzero_si512(); CHAINS];
+        for _ in 0..steps {
+            for chain in &mut chains {
+                *chain = _mm512_dpbusd_epi32(*chain, factor, factor);
+            }
+        }
+        chains.iter().fold(0, |sum: i32, chain| sum.wrapping_add(_mm512_reduce_add_epi32(*chain))) as f32
+    }
+    assert!(has_vnni(), "the instruction is there");
+    // SAFETY: asserted.
+    unsafe { run(steps) }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn has_vnni() -> bool {
+    false
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn multiply_bytes(_: usize) -> f32 {
+    unreachable!("asked for only where the instruction is there")
 }
 
 #[cfg(test)]
@@ -82,7 +165,9 @@ mod tests {
         for isa in crate::cpu::simd::Isa::available() {
             let cpu = &mut Cpu::with_isa(2, isa);
             read(cpu, &vec![0; 3 * TASK_BYTES + 5]);
-            assert_eq!(multiply(cpu, 10), 2 * 10 * 12 * 16 * 2);
+            assert_eq!(multiply(cpu, Kind::F32, 10), Some(2 * 10 * 12 * 16 * 2));
+            assert_eq!(multiply(cpu, Kind::Bf16, 10), Some(2 * 10 * 12 * 16 * 4));
+            assert_eq!(multiply(cpu, Kind::Int8, 10), has_vnni().then_some(2 * 10 * 12 * 16 * 8));
         }
     }
 }

@@ -11,11 +11,11 @@ use std::ops::Range;
 
 use super::super::matrix::Storage;
 use super::super::simd::{Kernel, Simd};
-use super::Part;
+use super::{Part, Write};
 use arithmetic::{Arithmetic, Bf16, Dot, F16, F32, Split, Wide};
 use scratch::{LINE_BYTES, Line, Scratch};
 pub(in crate::cpu) use tile::PREFETCH_BYTES;
-use tile::Tile;
+use tile::{Ahead, Tile};
 
 /// Bytes of packed `x` that stay in the first-level cache while a task's weights pass by: a tile's rows, or a block of
 /// their columns.
@@ -68,7 +68,12 @@ impl Part<'_> {
     #[inline(always)]
     fn tiles<S: Simd, A: Arithmetic>(&self, s: S, w: &[u8]) {
         let (k, rows) = (self.linear.weights.cols(), self.x.rows());
-        let highest = if S::ACCUMULATORS >= 24 { 8 } else { 2 };
+        let highest = match (S::ACCUMULATORS >= 24, rows) {
+            // Seven or eight rows in one tile: the weights come from memory, and once is enough.
+            (true, 7..=8) => 8,
+            (true, _) => 6,
+            (false, _) => 2,
+        };
         let tiles = rows.div_ceil(highest);
         let (height, taller) = (rows / tiles, rows % tiles);
         let tallest = height + usize::from(taller > 0);
@@ -88,8 +93,7 @@ impl Part<'_> {
             for from in (0..k).step_by(block) {
                 let columns = from..k.min(from + block);
                 let x = self.pack::<S, A>(s, first..first + height, &columns, packed);
-                let pass =
-                    Pass { x, w, first, height, width, columns, is_first: tile == 0, is_only: tiles == 1 };
+                let pass = Pass { x, w, first, height, width, columns, tile, tiles };
                 self.pass::<S, A>(s, &pass, unfinished);
             }
             first += height;
@@ -140,12 +144,12 @@ impl Part<'_> {
         for i in 0..full + count % width {
             // One full tile after another, then single rows.
             let (width, place) = if i < full { (width, i * width) } else { (1, full * (width - 1) + i) };
-            let (n, apart) = if i < full && pass.is_only { (i, full) } else { (place, 1) };
+            let (n, apart) = if i < full && pass.tiles == 1 { (i, full) } else { (place, 1) };
             let from = self.first + n;
             let w =
                 &pass.w[from * k * A::WEIGHT_BYTES..(from + (width - 1) * apart + 1) * k * A::WEIGHT_BYTES];
             let tile =
-                Tile { x: pass.x, w, k, apart, columns: pass.columns.clone(), prefetch: pass.is_first };
+                Tile { x: pass.x, w, k, apart, columns: pass.columns.clone(), ahead: self.ahead(pass, i) };
             let lines = if pass.columns.len() < k { height } else { 0 };
             let unfinished = &mut unfinished[place * lines..][..width * lines];
             macro_rules! sizes {
@@ -184,6 +188,17 @@ impl Part<'_> {
         }
     }
 
+    /// What a pass asks for while it takes the `i`-th tile of weights. The first one, what it will take soon. All later ones
+    /// together, what this thread's next task will: so memory works while the tiles of this task come from the cache.
+    #[inline(always)]
+    fn ahead(&self, pass: &Pass<'_>, i: usize) -> Ahead {
+        match (pass.tile, self.next) {
+            (0, _) => Ahead::Soon,
+            (tile, Some(bytes)) if (tile + i).is_multiple_of(pass.tiles - 1) => Ahead::Later(bytes),
+            _ => Ahead::Nothing,
+        }
+    }
+
     /// Asks for the part of `y` that rows `m..m + height` of `x` will be written to: a store that misses the cache
     /// holds up all later ones.
     #[inline(always)]
@@ -206,12 +221,25 @@ impl Part<'_> {
         apart: usize,
         sums: [[f32; NR]; MR],
     ) {
-        for (i, sums) in sums.iter().enumerate() {
+        for (i, mut sums) in sums.into_iter().enumerate() {
             // SAFETY: one at a time.
             let y = unsafe { self.y(m + i) };
-            for (j, sum) in sums.iter().enumerate() {
-                self.put(y, n + j * apart, *sum);
+            if apart > 1 {
+                for (j, sum) in sums.into_iter().enumerate() {
+                    self.put(y, n + j * apart, sum);
+                }
+                continue;
             }
+            // Side by side: a vector of them at once.
+            let y = &mut y[n..][..NR];
+            if let Some(bias) = self.linear.bias {
+                let bias = &bias[self.first + n..][..NR];
+                (0..NR).for_each(|j| sums[j] += bias[j]);
+            }
+            if self.write == Write::Add {
+                (0..NR).for_each(|j| sums[j] += y[j]);
+            }
+            y.copy_from_slice(&sums);
         }
     }
 }
@@ -228,10 +256,9 @@ struct Pass<'a> {
     /// Rows of weights in a tile.
     width: usize,
     columns: Range<usize>,
-    /// Whether the weights come from memory.
-    is_first: bool,
-    /// Whether there is but one tile of `x`.
-    is_only: bool,
+    /// Which tile of `x` it is, and of how many.
+    tile: usize,
+    tiles: usize,
 }
 
 /// Columns of a block: what fits of `k`, in whole steps and cache lines.
