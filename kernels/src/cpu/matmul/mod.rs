@@ -110,10 +110,11 @@ fn rows_per_task(cpu: &Cpu, m: usize, rows: usize, weights: &WeightMatrix) -> us
     }
     let by_bytes = TASK_BYTES / weights.row_bytes();
     let by_threads = rows / (cpu.threads.count() * 8); // eight tasks a thread even out their speeds
-    let multiple = match weights.storage() {
-        Storage::Packed(_) => integer::ROW_MULTIPLE,
-        _ => ROW_MULTIPLE,
-    };
+    if let Storage::Packed(packed) = weights.storage() {
+        let multiple = integer::row_multiple(m, packed.layout().format);
+        return (by_bytes.min(by_threads) / multiple).max(1) * multiple;
+    }
+    let multiple = ROW_MULTIPLE;
     by_bytes.min(by_threads).next_multiple_of(multiple).max(multiple)
 }
 

@@ -16,8 +16,6 @@ use tile::{FourBits, FourBitsZero, Grouped, GroupedBytes, Kind, PerOutput, Tile}
 
 /// Columns whose products fit 32 bits together: `255 * 127 * SEGMENT < 2^31`.
 pub(super) const SEGMENT: usize = 32 << 10;
-/// Rows of a task are a multiple of this.
-pub(super) const ROW_MULTIPLE: usize = 3 * PANEL;
 /// Panels that are read side by side: several long streams come from memory faster than one.
 const MOST_STREAMS: usize = 4;
 
@@ -39,6 +37,16 @@ impl IntegerKernel for Product<'_> {
             Format::Int4Zero => self.all_tiles::<S, Grouped<FourBitsZero>>(simd),
         }
     }
+}
+
+/// Sums that the widest register file holds; others do with any number of rows.
+const MOST_ACCUMULATORS: usize = 24;
+
+/// Rows of a task are a multiple of this: the panels of a tile, so that none are left over to be read one by one.
+pub(super) fn row_multiple(m: usize, format: Format) -> usize {
+    let tiles = m.div_ceil(MOST_ACCUMULATORS / 2).max(1);
+    let registers = if format.has_groups() { 2 } else { 1 };
+    widest(MOST_ACCUMULATORS / registers, m.div_ceil(tiles).max(1)) * PANEL
 }
 
 /// Panels a tile of `height` rows takes at once, with `budget` sums in registers.
@@ -65,6 +73,7 @@ impl Product<'_> {
         let all_m = self.part.x.rows();
         let tiles = all_m.div_ceil(S::ACCUMULATORS / 2);
         let (height, taller) = (all_m / tiles, all_m % tiles);
+        assert!(self.part.first.is_multiple_of(PANEL), "tasks start at a panel");
         let panels = self.part.count.div_ceil(PANEL);
         let mut m = 0;
         for tile in 0..tiles {
