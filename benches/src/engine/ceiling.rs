@@ -80,18 +80,24 @@ fn on_cpu(threads: usize) -> Ceiling {
     };
     let mut cpu = Cpu::new(threads);
     let bytes = vec![1u8; CPU_READ_BYTES];
-    let (mut best_read, mut best_multiplied) = (0f64, 0f64);
+    let read = || {
+        roofline::read(&mut cpu, &bytes);
+        bytes.len() as u64
+    };
+    let read_bytes_per_second = fastest(read);
+    let multiplied = fastest(|| roofline::multiply(&mut cpu, CPU_MULTIPLY_STEPS / threads));
+    Ceiling { read_bytes_per_second, f32: Some(multiplied), bf16: None, int8: None }
+}
+
+/// What the fastest round of `work` did in a second; it returns how much it did.
+fn fastest(mut work: impl FnMut() -> u64) -> f64 {
+    let mut best = 0f64;
     for _ in 0..CPU_ROUNDS {
         let start = clock::now();
-        roofline::read(&mut cpu, &bytes);
-        let read = bytes.len() as f64 / clock::now().since(start).as_secs_f64();
-        let start = clock::now();
-        let operations = roofline::multiply(&mut cpu, CPU_MULTIPLY_STEPS / threads);
-        let multiplied = operations as f64 / clock::now().since(start).as_secs_f64();
-        best_read = best_read.max(read);
-        best_multiplied = best_multiplied.max(multiplied);
+        let done = work();
+        best = best.max(done as f64 / clock::now().since(start).as_secs_f64());
     }
-    Ceiling { read_bytes_per_second: best_read, f32: Some(best_multiplied), bf16: None, int8: None }
+    best
 }
 
 fn on_gpu(device: &std::sync::Arc<Device>) -> Result<Ceiling, cuda::CudaError> {
