@@ -7,11 +7,12 @@
 use std::hint::black_box;
 use std::time::Duration;
 
+use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::input::{Form, Input};
 use skein_kernels::cpu::matmul::{Write, matmul};
 use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
 use skein_kernels::cpu::packed::{Format, Layout, Packed, pack};
-use skein_kernels::cpu::{Cpu, roofline};
+use skein_kernels::cpu::roofline::{self, Kind};
 use skein_node::clock;
 
 /// Weights are spread over more memory than any cache of one core holds.
@@ -45,14 +46,12 @@ fn main() {
     let cpu = &mut Cpu::new(threads);
     let isa = cpu.isa.integers();
     let buffer = vec![1u8; BUFFER_BYTES];
-    let read = buffer.len() as f64 / best(|| roofline::read(cpu, black_box(&buffer))) / 1e9;
+    let reads = roofline::READINGS.map(|reading| best(|| roofline::read(cpu, black_box(&buffer), reading)));
+    let read = buffer.len() as f64 / reads.into_iter().fold(f64::INFINITY, f64::min) / 1e9;
     drop(buffer);
-    let seconds = best(|| {
-        cpu.threads.run(threads, |_, _| {
-            black_box(isa.multiply(PEAK_STEPS));
-        });
-    });
-    let peak = threads as f64 * isa.multiply(PEAK_STEPS) as f64 / seconds / 1e9;
+    let mut operations = 0;
+    let seconds = best(|| operations = roofline::multiply(cpu, Kind::Int8, PEAK_STEPS));
+    let peak = operations as f64 / seconds / 1e9;
     println!("{threads} threads, {}: read {read:.1} GB/s, multiply {peak:.0} Gop/s", isa.name());
     for (name, format) in FORMATS {
         if !chosen.is_empty() && !chosen.iter().any(|chosen| chosen == name) {
