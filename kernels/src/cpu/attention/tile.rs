@@ -96,14 +96,20 @@ impl Chunk<'_> {
         scores: &mut [f32],
     ) {
         let (width, keys) = (self.layout.width, self.layout.values());
-        let tiles: [&[u8]; W] = std::array::from_fn(|w| &self.tiles.tiles[first + w][..self.layout.bytes()]);
-        let ahead: [*const u8; W] = std::array::from_fn(|w| self.after_keys(first + w));
+        let mut tiles = [&[][..]; W];
+        let mut ahead = [std::ptr::null(); W];
+        for w in 0..W {
+            tiles[w] = &self.tiles.tiles[first + w][..self.layout.bytes()];
+            ahead[w] = self.after_keys(first + w);
+        }
         let mut sums = [[s.zero(); W]; N];
         for i in 0..width / E::STEP {
             // SAFETY: the keys are `width / STEP` operands; a query has `width` numbers.
             unsafe {
-                let operands: [E::Operand; W] =
-                    std::array::from_fn(|w| E::load(s, tiles[w].as_ptr().add(i * E::BYTES)));
+                let mut operands = [E::load(s, tiles[0].as_ptr().add(i * E::BYTES)); W];
+                for w in 1..W {
+                    operands[w] = E::load(s, tiles[w].as_ptr().add(i * E::BYTES));
+                }
                 for n in 0..N {
                     let factor = E::factor(s, queries.as_ptr().add(n * width), i * E::STEP);
                     for w in 0..W {
@@ -112,7 +118,9 @@ impl Chunk<'_> {
                 }
             }
             if i * LINE < keys {
-                ahead.iter().for_each(|at| s.prefetch(at.wrapping_add(i * LINE)));
+                for at in ahead {
+                    s.prefetch(at.wrapping_add(i * LINE));
+                }
             }
         }
         for w in 0..W {
@@ -165,6 +173,27 @@ impl Chunk<'_> {
         }
     }
 
+    /// Vectors `first..first + W` of the values at `position`.
+    #[inline(always)]
+    fn operands<S: Simd, E: Element<S>, const W: usize>(
+        &self,
+        s: S,
+        position: usize,
+        first: usize,
+    ) -> [E::Operand; W] {
+        let row = position % TILE / E::STEP * (self.layout.width / LANES);
+        let at = self.layout.values() + (row + first) * E::BYTES;
+        let operands = self.tiles.tiles[position / TILE][at..at + W * E::BYTES].as_ptr();
+        // SAFETY: the slice has `W` operands.
+        unsafe {
+            let mut loaded = [E::load(s, operands); W];
+            for w in 1..W {
+                loaded[w] = E::load(s, operands.add(w * E::BYTES));
+            }
+            loaded
+        }
+    }
+
     /// Sums of the values' vectors `first..first + W`, weighted, joined to the states.
     #[inline(always)]
     fn values<S: Simd, E: Element<S>, const N: usize, const W: usize>(
@@ -176,21 +205,14 @@ impl Chunk<'_> {
         joins: &[Option<Join>; N],
         states: &mut States<'_>,
     ) {
-        let (visible, vectors) = (queries.visible, self.layout.width / LANES);
+        let (visible, row) = (queries.visible, self.layout.width / LANES * E::BYTES);
         let mut sums = [[s.zero(); W]; N];
-        let operands = |position: usize| -> [E::Operand; W] {
-            let tile = &self.tiles.tiles[position / TILE][self.layout.values()..];
-            let at = (position % TILE / E::STEP * vectors + first) * E::BYTES;
-            let row = tile[at..at + W * E::BYTES].as_ptr();
-            // SAFETY: the slice has `W` operands.
-            std::array::from_fn(|w| unsafe { E::load(s, row.add(w * E::BYTES)) })
-        };
         // Positions all queries see, then those that only the later rows see.
         let common = visible[0] - visible[0] % E::STEP;
         for start in (0..common).step_by(TILE) {
             let ahead = self.after_values(start / TILE).wrapping_add(first * E::BYTES);
             for position in (start..common.min(start + TILE)).step_by(E::STEP) {
-                let operands = operands(position);
+                let operands = self.operands::<S, E, W>(s, position, first);
                 for n in 0..N {
                     // SAFETY: a row of weights is longer than a chunk.
                     let factor = unsafe { E::factor(s, weights.as_ptr().add(n * SCORES), position) };
@@ -198,11 +220,11 @@ impl Chunk<'_> {
                         sums[n][w] = E::mul_add(s, factor, operands[w], sums[n][w]);
                     }
                 }
-                s.prefetch(ahead.wrapping_add((position - start) / E::STEP * vectors * E::BYTES));
+                s.prefetch(ahead.wrapping_add((position - start) / E::STEP * row));
             }
         }
         for position in (common..visible[N - 1]).step_by(E::STEP) {
-            let operands = operands(position);
+            let operands = self.operands::<S, E, W>(s, position, first);
             for n in 0..N {
                 if position >= visible[n] {
                     continue;
@@ -249,7 +271,9 @@ fn softmax<S: Simd, E: Element<S>>(s: S, scores: &mut [f32], visible: usize, sca
     let top = highest.into_iter().fold(f32::NEG_INFINITY, |top, score| if score > top { score } else { top });
     let mut sums = s.zero();
     for vector in vectors {
-        *vector = vector.map(|score| E::round(exp((score - top) * scale)));
+        for score in vector.iter_mut() {
+            *score = E::round(exp((*score - top) * scale));
+        }
         // SAFETY: sixteen values.
         sums = s.add(sums, unsafe { s.load(vector.as_ptr()) });
     }
