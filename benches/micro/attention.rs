@@ -36,7 +36,10 @@ fn main() {
     let mut operations = 0;
     let peak = best_of(5, || operations = roofline::multiply(cpu, 2_000_000));
     let peak = operations as f64 / peak / 1e9;
-    println!("{threads} threads, {}: read {read:.1} GB/s, f32 multiply-add {peak:.0} GFLOP/s", cpu.isa.name());
+    println!(
+        "{threads} threads, {}: read {read:.1} GB/s, f32 multiply-add {peak:.0} GFLOP/s",
+        cpu.isa.name()
+    );
     for (model, kind) in MODELS.into_iter().flat_map(|model| kinds.iter().map(move |kind| (model, *kind))) {
         for step in STEPS {
             measure(cpu, model, kind, step, read, peak);
@@ -80,8 +83,14 @@ fn measure(
     peak: f64,
 ) {
     let per_sequence = context.div_ceil(BLOCK_SIZE);
-    let mut shape =
-        KvShape { layers: 1, kv_heads, head_dim, block_size: BLOCK_SIZE, blocks: sequences * per_sequence, kind };
+    let mut shape = KvShape {
+        layers: 1,
+        kv_heads,
+        head_dim,
+        block_size: BLOCK_SIZE,
+        blocks: sequences * per_sequence,
+        kind,
+    };
     let layer_bytes = shape.block_bytes().unwrap_or(u64::MAX).saturating_mul(shape.blocks as u64);
     shape.layers = (CACHED_BYTES.div_ceil(layer_bytes) as usize).clamp(1, MOST_LAYERS);
     let Ok(mut cache) = KvCache::new(shape) else { return println!("no memory for {name} {kind:?}") };
@@ -97,7 +106,8 @@ fn measure(
             blocks: &tables[i * per_sequence..(i + 1) * per_sequence],
         })
         .collect();
-    let qkv: Vec<f32> = (0..sequences * rows * stride).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.02).collect();
+    let qkv: Vec<f32> =
+        (0..sequences * rows * stride).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.02).collect();
     let mut out = vec![0.0; sequences * rows * heads * head_dim];
     let mut scratch = Scratch::default();
     let seconds = best_of(ROUNDS, || {

@@ -169,7 +169,9 @@ fn chunks_neighbours_threads_block_sizes_and_instruction_sets_change_no_bit() {
 #[test]
 fn who_computes_which_chunk_of_a_long_context_changes_no_bit() {
     let length = 2 * CHUNK + 70;
-    for (kind, shape) in KvType::ALL.into_iter().flat_map(|kind| [(7, 1, 32, 16), (6, 2, 16, 16)].map(|s| (kind, s))) {
+    for (kind, shape) in
+        KvType::ALL.into_iter().flat_map(|kind| [(7, 1, 32, 16), (6, 2, 16, 16)].map(|s| (kind, s)))
+    {
         let case = Case::new(kind, shape, length);
         let whole = Way { isa: Isa::best(), threads: 1, chunks: vec![length], block_size: 16 };
         let expected = case.bits(&whole);
