@@ -173,25 +173,13 @@ impl Chunk<'_> {
         }
     }
 
-    /// Vectors `first..first + W` of the values at `position`.
+    /// Vectors `first..first + W` of the values in `tile`, a row for each `STEP` positions.
     #[inline(always)]
-    fn operands<S: Simd, E: Element<S>, const W: usize>(
-        &self,
-        s: S,
-        position: usize,
-        first: usize,
-    ) -> [E::Operand; W] {
-        let row = position % TILE / E::STEP * (self.layout.width / LANES);
-        let at = self.layout.values() + (row + first) * E::BYTES;
-        let operands = self.tiles.tiles[position / TILE][at..at + W * E::BYTES].as_ptr();
-        // SAFETY: the slice has `W` operands.
-        unsafe {
-            let mut loaded = [E::load(s, operands); W];
-            for w in 1..W {
-                loaded[w] = E::load(s, operands.add(w * E::BYTES));
-            }
-            loaded
-        }
+    fn rows_of<S: Simd, E: Element<S>, const W: usize>(&self, tile: usize, first: usize) -> *const u8 {
+        let row = self.layout.width / LANES * E::BYTES;
+        let values = &self.tiles.tiles[tile][self.layout.values()..];
+        assert!(values.len() >= TILE / E::STEP * row && (first + W) * E::BYTES <= row, "a tile has its rows");
+        values[first * E::BYTES..].as_ptr()
     }
 
     /// Sums of the values' vectors `first..first + W`, weighted, joined to the states.
@@ -211,8 +199,11 @@ impl Chunk<'_> {
         let common = visible[0] - visible[0] % E::STEP;
         for start in (0..common).step_by(TILE) {
             let ahead = self.after_values(start / TILE).wrapping_add(first * E::BYTES);
-            for position in (start..common.min(start + TILE)).step_by(E::STEP) {
-                let operands = self.operands::<S, E, W>(s, position, first);
+            let values = self.rows_of::<S, E, W>(start / TILE, first);
+            for step in 0..(common - start).min(TILE) / E::STEP {
+                let (position, at) = (start + step * E::STEP, step * row);
+                // SAFETY: a tile has a row for each step, with these operands.
+                let operands = unsafe { load::<S, E, W>(s, values.add(at)) };
                 for n in 0..N {
                     // SAFETY: a row of weights is longer than a chunk.
                     let factor = unsafe { E::factor(s, weights.as_ptr().add(n * SCORES), position) };
@@ -220,11 +211,14 @@ impl Chunk<'_> {
                         sums[n][w] = E::mul_add(s, factor, operands[w], sums[n][w]);
                     }
                 }
-                s.prefetch(ahead.wrapping_add((position - start) / E::STEP * row));
+                s.prefetch(ahead.wrapping_add(at));
             }
         }
         for position in (common..visible[N - 1]).step_by(E::STEP) {
-            let operands = self.operands::<S, E, W>(s, position, first);
+            let at = position % TILE / E::STEP * row;
+            // SAFETY: as above.
+            let operands =
+                unsafe { load::<S, E, W>(s, self.rows_of::<S, E, W>(position / TILE, first).add(at)) };
             for n in 0..N {
                 if position >= visible[n] {
                     continue;
@@ -252,6 +246,22 @@ impl Chunk<'_> {
                 }
             }
         }
+    }
+}
+
+/// `W` operands in a row.
+///
+/// # Safety
+/// `at` is readable for as many.
+#[inline(always)]
+unsafe fn load<S: Simd, E: Element<S>, const W: usize>(s: S, at: *const u8) -> [E::Operand; W] {
+    // SAFETY: by the contract.
+    unsafe {
+        let mut operands = [E::load(s, at); W];
+        for w in 1..W {
+            operands[w] = E::load(s, at.add(w * E::BYTES));
+        }
+        operands
     }
 }
 
