@@ -17,6 +17,8 @@ pub mod weights;
 
 use std::path::PathBuf;
 
+use skein_kernels::cpu::packed;
+
 /// Why a model directory cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
@@ -71,10 +73,12 @@ pub enum LoadError {
         expected: String,
     },
     /// A weight that would be rounded is no number.
-    #[error("tensor {tensor} has weights that are not finite; the model is damaged: download it again")]
+    #[error("tensor {tensor}: {source}")]
     NotFiniteTensor {
         /// Its name.
         tensor: String,
+        /// Which weight.
+        source: packed::NotFinite,
     },
     /// There is no room for packed weights.
     #[error(

@@ -58,14 +58,7 @@ impl Plan {
         hash.update(&source.to_le_bytes());
         hash.update(&packed::VERSION.to_le_bytes());
         for (matrix, (layout, range)) in matrices.iter().zip(&self.parts) {
-            hash.update(
-                format!(
-                    "{} {layout:?} {range:?} {:?}\n",
-                    matrix.tensor,
-                    matrix.weights.storage().value_bits()
-                )
-                .as_bytes(),
-            );
+            hash.update(format!("{} {layout:?} {range:?}\n", matrix.tensor).as_bytes());
         }
         hash.digest()
     }
@@ -86,14 +79,12 @@ pub fn pack(
 ) -> Result<(), LoadError> {
     let plan = Plan::new(&matrices, format);
     let name = format!("{:016x}-{}.packed", plan.key(&matrices, source), name(format));
-    let kept = match cache
-        .find(cpu, &name, plan.bytes)
-        .map_err(|source| LoadError::Packing { bytes: plan.bytes as u64, source })?
-    {
+    let no_room = |source| LoadError::Packing { bytes: plan.bytes as u64, source };
+    let kept = match cache.find(cpu, &name, plan.bytes).map_err(no_room)? {
         Found::Whole(kept) => kept,
         Found::Blank(mut blank) => {
             fill(cpu, &matrices, &plan, weights, blank.bytes(), progress)?;
-            blank.keep(cpu).map_err(|source| LoadError::Packing { bytes: plan.bytes as u64, source })?
+            blank.keep(cpu).map_err(no_room)?
         }
     };
     replace(matrices, &plan, &kept);
@@ -122,7 +113,7 @@ fn fill(
 
 fn round(cpu: &mut Cpu, matrix: &Matrix<'_>, layout: Layout, to: &mut [u8]) -> Result<(), LoadError> {
     let packed = packed::pack(cpu, matrix.weights, layout, to);
-    packed.map_err(|_| LoadError::NotFiniteTensor { tensor: matrix.tensor.clone() })
+    packed.map_err(|source| LoadError::NotFiniteTensor { tensor: matrix.tensor.clone(), source })
 }
 
 fn replace(matrices: Vec<Matrix<'_>>, plan: &Plan, kept: &Kept) {

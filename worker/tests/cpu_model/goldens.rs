@@ -2,6 +2,7 @@
 
 use safetensors::SafeTensors;
 use serde_json::Value;
+use skein_kernels::cpu::packed::Format;
 use skein_worker::backend::Batch;
 use skein_worker::backend::cpu::{CpuBackend, CpuOptions, Numbers};
 
@@ -160,8 +161,14 @@ fn weights_that_are_no_numbers_are_refused_at_load() {
     let data = 8 + u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
     bytes[data..].fill(0xff); // NaN in f32
     std::fs::write(&path, bytes).unwrap();
-    let options =
-        CpuOptions { threads: 1, kv_blocks: 4, block_size: BLOCK_SIZE, max_rows: 8, numbers: Numbers::EXACT };
-    let Err(error) = CpuBackend::load(dir.path(), options, &mut |_, _| {}) else { panic!("loaded") };
-    assert!(error.to_string().contains("not finite"), "{error}");
+    let rounded = Numbers { weights: Some(Format::Int8), ..Numbers::EXACT };
+    // What is rounded is refused before it is, by the name of its tensor.
+    for (numbers, expected) in [
+        (Numbers::EXACT, "not finite"),
+        (rounded, "tensor model.layers.0.self_attn.q_proj.weight: the weight of output 0"),
+    ] {
+        let options = CpuOptions { threads: 1, kv_blocks: 4, block_size: BLOCK_SIZE, max_rows: 8, numbers };
+        let Err(error) = CpuBackend::load(dir.path(), options, &mut |_, _| {}) else { panic!("loaded") };
+        assert!(error.to_string().contains(expected), "{error}");
+    }
 }

@@ -25,7 +25,7 @@ use super::input::GROUP;
 use crate::mapped::Bytes;
 
 /// Changes whenever the same weights would be packed to other bytes: part of what packed weights are kept under.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Outputs of a panel.
 pub const PANEL: usize = 16;
 /// Parts of a packed matrix start at multiples of this.
