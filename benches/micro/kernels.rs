@@ -2,16 +2,18 @@
 //!
 //! `cargo bench -p skein-bench --bench kernels [-- DIR] [--threads N]`; with a model directory (`skein bench make-model`
 //! makes one of any shape) its whole steps are measured, also with `--dtype float32|bfloat16`, `--quantization int8|int4` and
-//! `--kv-cache-dtype float32|bfloat16|float16|int8` as a worker takes them; without one single matrices. Best of several:
+//! `--kv-cache-dtype float32|bfloat16|float16|int8` as a worker takes them; without one single matrices, with activations in
+//! both forms. A product's roof is the longer of the times that reading its weights and multiplying take. Best of several:
 //! what a quiet machine would do.
 
 use std::hint::black_box;
 use std::path::Path;
 
+use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::input::{Form, Input};
 use skein_kernels::cpu::matmul::{Write, matmul};
 use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
-use skein_kernels::cpu::{Cpu, roofline};
+use skein_kernels::cpu::roofline::{self, Kind};
 use skein_kernels::threads::Placement;
 use skein_node::clock;
 use skein_worker::backend::cpu::Numbers;
@@ -40,16 +42,22 @@ fn main() {
     let one = gigabytes(&mut Cpu::new(1), &buffer);
     let bandwidth = gigabytes(cpu, &buffer);
     println!("read {one:.1} GB/s with one thread, {bandwidth:.1} with all");
-    let peak = gigaflops(cpu);
-    println!(
-        "f32 multiply-add {:.0} GFLOP/s with one thread, {peak:.0} with all",
-        gigaflops(&mut Cpu::new(1))
-    );
+    let peaks = [Kind::F32, Kind::Bf16, Kind::Int8].map(|kind| {
+        let (one, all) = (giga_operations(&mut Cpu::new(1), kind), giga_operations(cpu, kind));
+        println!("{kind:?} multiply-add {one:.0} Gop/s with one thread, {all:.0} with all");
+        all
+    });
     drop(buffer);
     match model {
         Some(dir) => steps::measure(Path::new(&dir), threads, bandwidth, numbers),
         None => {
-            SHAPES.iter().for_each(|(name, rows, cols)| one_shape(cpu, name, *rows, *cols, bandwidth, peak))
+            for (name, rows, cols) in SHAPES {
+                let copies = copies(rows, cols);
+                for (form, peak) in [(Form::F32, peaks[0]), (Form::Bf16, peaks[1])] {
+                    print!("{name:>13} [{rows}, {cols}] {form:?}:");
+                    one_shape(cpu, &copies, form, bandwidth, peak);
+                }
+            }
         }
     }
 }
@@ -97,27 +105,32 @@ fn noise(bytes: usize) -> Vec<u8> {
 }
 
 fn gigabytes(cpu: &mut Cpu, buffer: &[u8]) -> f64 {
-    buffer.len() as f64 / best_of(5, || roofline::read(cpu, black_box(buffer))) / 1e9
+    let seconds =
+        roofline::READINGS.map(|reading| best_of(5, || roofline::read(cpu, black_box(buffer), reading)));
+    buffer.len() as f64 / seconds.into_iter().fold(f64::INFINITY, f64::min) / 1e9
 }
 
-fn gigaflops(cpu: &mut Cpu) -> f64 {
+fn giga_operations(cpu: &mut Cpu, kind: Kind) -> f64 {
     const STEPS: usize = 2_000_000;
     let mut operations = 0;
-    let seconds = best_of(5, || operations = roofline::multiply(cpu, STEPS));
+    let seconds = best_of(5, || operations = roofline::multiply(cpu, kind, STEPS));
     operations as f64 / seconds / 1e9
 }
 
-/// One matrix at several batch sizes. Copies of it are used in turn, so that its weights come from memory.
-fn one_shape(cpu: &mut Cpu, name: &str, rows: usize, cols: usize, bandwidth: f64, peak: f64) {
+/// So many copies of a matrix that its weights come from memory when they are used in turn.
+fn copies(rows: usize, cols: usize) -> Vec<WeightMatrix> {
     let bytes = rows * cols * 2;
-    let copies: Vec<WeightMatrix> = (0..(BUFFER_BYTES / bytes).clamp(1, 300))
+    (0..(BUFFER_BYTES / bytes).clamp(1, 300))
         .map(|_| WeightMatrix::new(Storage::Bf16(noise(bytes).into()), rows, cols))
-        .collect();
-    let total = (copies.len() * bytes) as f64;
-    print!("{name:>13} [{rows}, {cols}]:");
-    for m in [1, 8, 32, 128, 512] {
+        .collect()
+}
+
+/// One matrix at several batch sizes.
+fn one_shape(cpu: &mut Cpu, copies: &[WeightMatrix], form: Form, bandwidth: f64, peak: f64) {
+    let (rows, cols) = (copies[0].rows(), copies[0].cols());
+    for m in [1, 2, 4, 8, 16, 32, 128, 512] {
         let mut x = Input::default();
-        x.set(cpu, Form::F32, &vec![0.01; m * cols], cols);
+        x.set(cpu, form, &vec![0.01; m * cols], cols);
         let mut y = vec![0.0; m * rows];
         // All copies at small m; at large m as many as take about a second.
         let used = copies.len().min((150_000_000_000 / (2 * m * rows * cols)).max(1));
@@ -127,13 +140,10 @@ fn one_shape(cpu: &mut Cpu, name: &str, rows: usize, cols: usize, bandwidth: f64
             }
         });
         black_box(&y);
-        let speed = 2.0 * (m * used * rows * cols) as f64 / seconds / 1e9;
-        if m == 1 {
-            let read = total / seconds / 1e9;
-            print!("  m=1 {read:.1} GB/s = {:.0}% of read", 100.0 * read / bandwidth);
-        } else {
-            print!("  m={m} {speed:.0} GFLOP/s ({:.0}%)", 100.0 * speed / peak);
-        }
+        let read = 2.0 * (used * rows * cols) as f64 / seconds / 1e9;
+        let speed = read * m as f64;
+        let roof = (read / bandwidth).max(speed / peak);
+        print!("  m={m} {read:.1} GB/s {speed:.0} GFLOP/s {:.0}%", 100.0 * roof);
     }
     println!();
 }

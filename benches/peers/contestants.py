@@ -29,7 +29,7 @@ def installed(python: str, letter: str) -> bool:
 
 
 class Skein:
-    letter, name = "S", "Skein"
+    letter, name, pid = "S", "Skein", None
 
     def __init__(self, binary: str, model: str, width: int, threads: int, flags: list[str]):
         self.command = [binary, "bench", "latency", model, "--device", "cpu", "--threads", str(threads), "--json",
@@ -59,7 +59,8 @@ class Skein:
 
 
 class Peer:
-    def __init__(self, letter: str, python: str, path: str, sequences: int, context: int, threads: int, vocab_size: int):
+    def __init__(self, letter: str, python: str, path: str, sequences: int, context: int, threads: int,
+                 vocab_size: int):
         self.letter, self.name, self.trouble, self.description = letter, NAMES[letter], None, {}
         # Before the libraries start: later they have their threads already.
         limits = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
@@ -67,6 +68,7 @@ class Peer:
         self.log = open(f"/tmp/skein-peer-{os.getpid()}-{letter}.log", "w+")
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
                                         text=True, env={**os.environ, **limits, "PEER_VOCAB_SIZE": str(vocab_size)})
+        self.pid = self.process.pid
         self.description = self.answer() or {}
 
     def answer(self) -> dict | None:

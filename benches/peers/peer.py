@@ -1,7 +1,7 @@
 """What the peers' processes have in common: they load once, then measure what standard input asks for.
 
-A question is a JSON line {"measure": "prefill" | "decode" | "greedy", "batch": B, "input": P, "output": N, "seed": S}; the
-answer is one too. Libraries that print to standard output cannot disturb: theirs goes to standard error.
+A question is a JSON line {"measure": "prefill" | "decode" | "greedy", "batch": B, "input": P, "output": N, "seed": S};
+the answer is one too. Libraries that print to standard output cannot disturb: theirs goes to standard error.
 """
 
 import json

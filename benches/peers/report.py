@@ -2,6 +2,8 @@
 
 import statistics
 
+MOST_FOREIGN = 0.05  # share of the processors that others may take before a cell is marked
+
 
 def median(samples: list[float]) -> float | None:
     return statistics.median(samples) if samples else None
@@ -20,7 +22,8 @@ def cell(result: dict) -> str:
         f"{ours / peers[best]:.2f}×" if ours and best else "–",
         f"{100 * ours / result['ceiling']:.0f}%" if ours and result["ceiling"] else "–",
     ]
-    return " / ".join(parts)
+    mark = " *" if max(result["foreign"], default=0.0) > MOST_FOREIGN else ""
+    return " / ".join(parts) + mark
 
 
 def number(value: float | None) -> str:
@@ -30,7 +33,6 @@ def number(value: float | None) -> str:
 def table(results: list[dict], rows: list[str], columns: list[str]) -> str:
     """Markdown, like the one that set the goal."""
     found = {(result["row"], result["column"]): result for result in results}
-    columns = [column for column in columns if any(column == result["column"] for result in results)]
     lines = ["| | " + " | ".join(columns) + " |", "|---|" + "--:|" * len(columns)]
     for row in rows:
         cells = [cell(found[row, column]) if (row, column) in found else "" for column in columns]
@@ -38,7 +40,7 @@ def table(results: list[dict], rows: list[str], columns: list[str]) -> str:
     return "\n".join(lines)
 
 
-def every_contestant(results: list[dict], letters: str) -> str:
+def every_contestant(results: list[dict], letters: list[str]) -> str:
     """One line a cell: each contestant's median and range."""
     lines = ["| | " + " | ".join(letters) + " | ceiling |", "|---|" + "--:|" * (len(letters) + 1)]
     for result in results:
@@ -47,5 +49,6 @@ def every_contestant(results: list[dict], letters: str) -> str:
             samples = result["samples"].get(letter, [])
             spread = f" ({number(min(samples))}–{number(max(samples))})" if len(samples) > 1 else ""
             cells.append(f"{number(median(samples))}{spread}")
-        lines.append(f"| {result['column']}, {result['row']} | " + " | ".join(cells) + f" | {number(result['ceiling'])} |")
+        cells = [f"{result['column']}, {result['row']}", *cells, number(result["ceiling"])]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -1,6 +1,7 @@
 //! What a device can do at most, measured in the run that is held against it: plain reading, plain multiplication.
 
-use skein_kernels::cpu::{Cpu, roofline};
+use skein_kernels::cpu::Cpu;
+use skein_kernels::cpu::roofline::{self, Kind};
 use skein_kernels::cuda::{self, Device};
 use skein_node::clock;
 use skein_worker::model::cost::Product;
@@ -80,18 +81,31 @@ fn on_cpu(threads: usize) -> Ceiling {
     };
     let mut cpu = Cpu::new(threads);
     let bytes = vec![1u8; CPU_READ_BYTES];
-    let (mut best_read, mut best_multiplied) = (0f64, 0f64);
+    let reads = roofline::READINGS.map(|reading| {
+        fastest(|| {
+            roofline::read(&mut cpu, &bytes, reading);
+            bytes.len() as u64
+        })
+    });
+    let mut multiplied =
+        |kind| Some(fastest(|| roofline::multiply(&mut cpu, kind, CPU_MULTIPLY_STEPS / threads)));
+    Ceiling {
+        read_bytes_per_second: reads.into_iter().fold(0.0, f64::max),
+        f32: multiplied(Kind::F32),
+        bf16: multiplied(Kind::Bf16),
+        int8: multiplied(Kind::Int8),
+    }
+}
+
+/// What the fastest round of `work` did in a second; it returns how much it did.
+fn fastest(mut work: impl FnMut() -> u64) -> f64 {
+    let mut best = 0f64;
     for _ in 0..CPU_ROUNDS {
         let start = clock::now();
-        roofline::read(&mut cpu, &bytes);
-        let read = bytes.len() as f64 / clock::now().since(start).as_secs_f64();
-        let start = clock::now();
-        let operations = roofline::multiply(&mut cpu, CPU_MULTIPLY_STEPS / threads);
-        let multiplied = operations as f64 / clock::now().since(start).as_secs_f64();
-        best_read = best_read.max(read);
-        best_multiplied = best_multiplied.max(multiplied);
+        let done = work();
+        best = best.max(done as f64 / clock::now().since(start).as_secs_f64());
     }
-    Ceiling { read_bytes_per_second: best_read, f32: Some(best_multiplied), bf16: None, int8: None }
+    best
 }
 
 fn on_gpu(device: &std::sync::Arc<Device>) -> Result<Ceiling, cuda::CudaError> {

@@ -1,27 +1,45 @@
 //! What the machine can do at most: plain reading and plain multiplication, to hold the kernels against.
 
 use super::Cpu;
-use super::matmul::PREFETCH_BYTES;
 use super::simd::{Kernel, LANES, Simd};
 
-/// Bytes a task reads.
-const TASK_BYTES: usize = 256 << 10;
 /// Bytes of a vector of 16 `f32`.
 const VECTOR_BYTES: usize = LANES * 4;
 const STREAMS: usize = 4;
 /// Independent chains of fused multiply-adds: enough to cover their latency.
 const CHAINS: usize = 12;
 
-/// Reads all of `bytes` (whole tasks of 256 KiB) with all threads, and does nothing with them.
-pub fn read(cpu: &mut Cpu, bytes: &[u8]) {
+/// A way of reading: which one is fastest differs between processors, and the fastest is the ceiling.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reading {
+    /// Bytes a task reads, in four streams; a multiple of 256.
+    task_bytes: usize,
+    /// Bytes ahead of the reading that are asked for; 0 = the hardware does.
+    ahead: usize,
+}
+
+/// All ways.
+pub const READINGS: [Reading; 4] = [
+    Reading { task_bytes: 256 << 10, ahead: 2048 },
+    Reading { task_bytes: 256 << 10, ahead: 0 },
+    Reading { task_bytes: 2 << 20, ahead: 512 },
+    Reading { task_bytes: 2 << 20, ahead: 0 },
+];
+
+/// Reads all of `bytes` (whole tasks) with all threads, and does nothing with them.
+pub fn read(cpu: &mut Cpu, bytes: &[u8], reading: Reading) {
     let isa = cpu.isa;
-    cpu.threads.run(bytes.len() / TASK_BYTES, |task, _| {
-        std::hint::black_box(isa.run(Read(&bytes[task * TASK_BYTES..][..TASK_BYTES])));
+    let Reading { task_bytes, ahead } = reading;
+    cpu.threads.run(bytes.len() / task_bytes, |task, _| {
+        std::hint::black_box(isa.run(Read { bytes: &bytes[task * task_bytes..][..task_bytes], ahead }));
     });
 }
 
-/// Reads four streams at once, asking ahead, as the kernels do.
-struct Read<'a>(&'a [u8]);
+/// Reads four streams at once.
+struct Read<'a> {
+    bytes: &'a [u8],
+    ahead: usize,
+}
 
 impl Kernel for Read<'_> {
     type Output = f32;
@@ -29,11 +47,13 @@ impl Kernel for Read<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> f32 {
         let mut sums = [s.zero(); STREAMS];
-        let stream = self.0.len() / STREAMS;
+        let stream = self.bytes.len() / STREAMS;
         for at in (0..stream).step_by(VECTOR_BYTES) {
             for (i, sum) in sums.iter_mut().enumerate() {
-                let from = self.0[i * stream + at..i * stream + at + VECTOR_BYTES].as_ptr();
-                s.prefetch(from.wrapping_add(PREFETCH_BYTES));
+                let from = self.bytes[i * stream + at..i * stream + at + VECTOR_BYTES].as_ptr();
+                if self.ahead > 0 {
+                    s.prefetch(from.wrapping_add(self.ahead));
+                }
                 // SAFETY: the slice above has a vector's bytes.
                 *sum = s.add(*sum, unsafe { s.load(from.cast()) });
             }
@@ -42,13 +62,32 @@ impl Kernel for Read<'_> {
     }
 }
 
-/// Does `steps * threads` rounds of multiply-adds in registers and returns how many floating-point operations they were.
-pub fn multiply(cpu: &mut Cpu, steps: usize) -> u64 {
+/// What is multiplied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// `f32` by fused multiply-add.
+    F32,
+    /// Pairs of bfloat16 into `f32`: by one instruction, or widened, whichever is faster here.
+    Bf16,
+    /// Bytes, four at a time, into 32 bits.
+    Int8,
+}
+
+/// Does `steps * threads` rounds of multiplications in registers and returns how many operations, a product and a sum each
+/// counting as one, they were.
+pub fn multiply(cpu: &mut Cpu, kind: Kind, steps: usize) -> u64 {
     let (isa, threads) = (cpu.isa, cpu.threads.count());
-    cpu.threads.run(threads, |_, _| {
-        std::hint::black_box(isa.run(Multiply(steps)));
+    cpu.threads.run(threads, |_, _| match kind {
+        Kind::F32 => drop(std::hint::black_box(isa.run(Multiply(steps)))),
+        Kind::Bf16 => drop(std::hint::black_box(isa.run(MultiplyPairs(steps)))),
+        Kind::Int8 => isa.integers().multiply(steps),
     });
-    (steps * threads * CHAINS * LANES * 2) as u64
+    let products_per_lane = match kind {
+        Kind::F32 => 1,
+        Kind::Bf16 => 2,
+        Kind::Int8 => 4,
+    };
+    (steps * threads * CHAINS * LANES * 2 * products_per_lane) as u64
 }
 
 struct Multiply(usize);
@@ -65,12 +104,38 @@ impl Kernel for Multiply {
                 *chain = s.fma(*chain, factor, term);
             }
         }
-        let mut sum = s.zero();
-        for chain in chains {
-            sum = s.add(sum, chain);
-        }
-        s.sum(sum)
+        total(s, chains)
     }
+}
+
+struct MultiplyPairs(usize);
+
+impl Kernel for MultiplyPairs {
+    type Output = f32;
+    const USES_DOT: bool = true;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> f32 {
+        let small = std::hint::black_box([0x3a00u16; 2 * LANES]); // about 2^-11
+        // SAFETY: 64 bytes.
+        let factor = unsafe { s.load_pairs(small.as_ptr().cast()) };
+        let mut chains = [s.splat(1.0); CHAINS];
+        for _ in 0..self.0 {
+            for chain in &mut chains {
+                *chain = s.dot_pairs(factor, factor, *chain);
+            }
+        }
+        total(s, chains)
+    }
+}
+
+#[inline(always)]
+fn total<S: Simd>(s: S, chains: [S::V; CHAINS]) -> f32 {
+    let mut sum = s.zero();
+    for chain in chains {
+        sum = s.add(sum, chain);
+    }
+    s.sum(sum)
 }
 
 #[cfg(test)]
@@ -81,8 +146,10 @@ mod tests {
     fn they_run_on_every_instruction_set() {
         for isa in crate::cpu::simd::Isa::available() {
             let cpu = &mut Cpu::with_isa(2, isa);
-            read(cpu, &vec![0; 3 * TASK_BYTES + 5]);
-            assert_eq!(multiply(cpu, 10), 2 * 10 * 12 * 16 * 2);
+            READINGS.iter().for_each(|reading| read(cpu, &vec![0; (3 << 20) + 5], *reading));
+            assert_eq!(multiply(cpu, Kind::F32, 10), 2 * 10 * 12 * 16 * 2);
+            assert_eq!(multiply(cpu, Kind::Bf16, 10), 2 * 10 * 12 * 16 * 4);
+            assert_eq!(multiply(cpu, Kind::Int8, 10), 2 * 10 * 12 * 16 * 8);
         }
     }
 }

@@ -6,11 +6,11 @@
 //!
 //! Where another program wants a processor, too, the system takes it from one of these threads for some milliseconds, most
 //! likely amid a task, and all others would wait for that task. So helpers offer their processor between tasks, where
-//! nobody waits for them, before it is taken ([`Turn`]); and the caller, who cannot be spared, goes where it is left alone
-//! ([`seats`]).
+//! nobody waits for them, before it is taken ([`Turn`]); and a caller that waits long sleeps, so that the system can bring
+//! the thread it waits for to its processor. None is kept to one processor: beside programs that come and go, threads that
+//! may be moved got more done than threads on a core each, which fall out of step.
 
 mod processors;
-mod seats;
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -21,7 +21,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 pub use processors::Placement;
-use seats::{Caller, Seats};
 
 /// Pauses before a thread without work sleeps: 20–50 µs on current x86.
 const SPINS: u32 = 1000;
@@ -34,7 +33,7 @@ const TURN: Duration = Duration::from_millis(3);
 pub struct Threads {
     common: Arc<Common>,
     helpers: Vec<JoinHandle<()>>,
-    caller: Caller,
+    keep_to: Option<Vec<usize>>,
 }
 
 /// One operation: its tasks, and what a task does.
@@ -56,7 +55,6 @@ struct Common {
     bed: Mutex<()>,
     wake: Condvar,
     done: Condvar,
-    seats: Seats,
 }
 
 const JOINED: u64 = 0xffff;
@@ -78,21 +76,21 @@ unsafe impl Send for Common {}
 impl Threads {
     /// `count` participants, the caller included; 0 counts as 1.
     pub fn new(count: usize) -> Self {
-        Self::start(count, Seats::default())
+        Self::start(count, None)
     }
 
     /// As many participants as `placement` says, where it says: the helpers at once, the caller from
     /// [`Threads::place_caller`] on.
     pub fn on(placement: &Placement) -> Self {
-        Self::start(placement.threads, Seats::new(placement))
+        Self::start(placement.threads, placement.keep_to.clone())
     }
 
     /// Places the calling thread, which is to call [`Threads::run`] from now on.
-    pub fn place_caller(&mut self) {
-        self.caller = Caller::placed(&self.common.seats);
+    pub fn place_caller(&self) {
+        place(self.keep_to.as_deref());
     }
 
-    fn start(count: usize, seats: Seats) -> Self {
+    fn start(count: usize, keep_to: Option<Vec<usize>>) -> Self {
         let common = Arc::new(Common {
             state: AtomicU64::new(0),
             job: UnsafeCell::new(None),
@@ -103,17 +101,21 @@ impl Threads {
             bed: Mutex::new(()),
             wake: Condvar::new(),
             done: Condvar::new(),
-            seats,
         });
         // A helper that cannot be started is not an error: the others do its tasks.
         let helpers = (1..count.clamp(1, JOINED as usize))
             .map_while(|participant| {
                 let common = Arc::clone(&common);
                 let name = format!("skein-compute-{participant}");
-                std::thread::Builder::new().name(name).spawn(move || common.help(participant)).ok()
+                let keep_to = keep_to.clone();
+                let help = move || {
+                    place(keep_to.as_deref());
+                    common.help(participant);
+                };
+                std::thread::Builder::new().name(name).spawn(help).ok()
             })
             .collect();
-        Self { common, helpers, caller: Caller::default() }
+        Self { common, helpers, keep_to }
     }
 
     /// Participants, the caller included.
@@ -144,11 +146,17 @@ impl Threads {
         }
         common.work(job, 0, &Turn::ENDLESS);
         common.wait_for_helpers();
-        self.caller.look_around(&common.seats);
         let panic = common.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(panic) = panic {
             resume_unwind(panic);
         }
+    }
+}
+
+/// Placement is for speed only: a thread that may not be placed computes all the same.
+fn place(keep_to: Option<&[usize]>) {
+    if let Some(processors) = keep_to {
+        let _ = processors::keep_to(processors);
     }
 }
 
@@ -227,10 +235,8 @@ impl Common {
 
     /// The life of a helper: wait for an operation, join it, work, leave.
     fn help(&self, participant: usize) {
-        let mut place = self.seats.take(participant);
         let (mut last, mut turn) = (0, Turn::begin());
         while let Some(state) = self.wait_for_other_than(last, &mut turn) {
-            place = self.seats.follow(participant, place);
             if !self.join(operation(state)) {
                 last = operation(state);
                 continue;
@@ -376,7 +382,7 @@ mod tests {
 
     #[test]
     fn placed_threads_compute_like_others() {
-        let mut threads = Threads::on(&Placement::of_this_machine(0));
+        let threads = &mut Threads::on(&Placement::of_this_machine(0));
         threads.place_caller();
         for _ in 0..200 {
             let done = AtomicUsize::new(0);

@@ -16,8 +16,6 @@ pub struct Placement {
     pub threads: usize,
     /// Processors they keep to, any of them on any of these; `None` = where the system puts them.
     pub keep_to: Option<Vec<usize>>,
-    /// One core's processors for each thread, where there are as many threads as cores; else empty.
-    pub seats: Vec<Vec<usize>>,
     /// Physical cores that this process may use.
     pub cores: usize,
     /// Memory nodes on which it may use some.
@@ -53,7 +51,6 @@ impl Placement {
         Self {
             threads,
             keep_to: (here.len() < all).then(|| here.concat()),
-            seats: if threads == here.len() && threads > 1 { here } else { Vec::new() },
             cores: all,
             nodes: nodes.len(),
             limit,
@@ -171,7 +168,6 @@ mod tests {
             let expected = (threads, keep_to.map(|list| parse_list(list).unwrap()));
             let got = (placement.threads, placement.keep_to.map(BTreeSet::from_iter));
             assert_eq!(got, expected, "{allowed}, {limit}, {asked}");
-            assert!(placement.seats.is_empty() || placement.seats.len() == threads);
         }
     }
 
@@ -192,21 +188,6 @@ mod tests {
         laptop.check("0-7", 2, 6, 6, None);
         let plain = Machine::new("plain", &["0", "1"], &["0-1"]);
         plain.check("0-1", 2, 0, 2, None);
-    }
-
-    #[test]
-    fn each_thread_has_a_core_of_its_own_where_there_are_as_many() {
-        let laptop = Machine::new("seats", &["0,4", "1,5", "2,6", "3,7"], &["0-7"]);
-        let check = |allowed, limit, asked, expected: &[&[usize]]| {
-            let placement = Placement::of(&laptop.0, &parse_list(allowed).unwrap(), limit, asked);
-            assert_eq!(placement.seats, expected, "{allowed}, {limit}, {asked}");
-        };
-        check("0-7", 8, 0, &[&[0, 4], &[1, 5], &[2, 6], &[3, 7]]);
-        check("0-7", 8, 4, &[&[0, 4], &[1, 5], &[2, 6], &[3, 7]]);
-        check("1-2", 2, 0, &[&[1], &[2]]);
-        check("0-7", 3, 0, &[]); // the system knows better which three
-        check("0-7", 8, 8, &[]);
-        check("0,4", 2, 0, &[]);
     }
 
     #[test]

@@ -104,12 +104,16 @@ fn fill(
 ) -> Result<(), LoadError> {
     weights.will_need();
     for (matrix, (layout, range)) in matrices.iter().zip(&plan.parts) {
-        let packed = packed::pack(cpu, matrix.weights, *layout, &mut to[range.clone()]);
-        packed.map_err(|source| LoadError::NotFiniteTensor { tensor: matrix.tensor.clone(), source })?;
+        round(cpu, matrix, *layout, &mut to[range.clone()])?;
         weights.release(); // what was read is not read again: it need not lie beside what came of it
         progress(range.end as u64, plan.bytes as u64);
     }
     Ok(())
+}
+
+fn round(cpu: &mut Cpu, matrix: &Matrix<'_>, layout: Layout, to: &mut [u8]) -> Result<(), LoadError> {
+    let packed = packed::pack(cpu, matrix.weights, layout, to);
+    packed.map_err(|source| LoadError::NotFiniteTensor { tensor: matrix.tensor.clone(), source })
 }
 
 fn replace(matrices: Vec<Matrix<'_>>, plan: &Plan, kept: &Kept) {
@@ -156,5 +160,17 @@ mod tests {
         let key = plan.key(&matrices, 1);
         assert_ne!(plan.key(&matrices, 2), key, "another model's");
         assert_ne!(Plan::new(&matrices, Format::Int4Zero).key(&matrices, 1), key, "another format's");
+    }
+
+    #[test]
+    fn a_weight_that_is_no_number_is_refused_by_its_tensors_name() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut weights = matrix(40, 33, |i| if i == 39 * 33 { bad } else { 0.5 });
+            let matrix = Matrix { tensor: "model.layers.3.x".into(), weights: &mut weights, is_head: false };
+            let layout = Layout { format: Format::Int8, rows: 40, cols: 33 };
+            let rounded = round(&mut Cpu::new(2), &matrix, layout, &mut vec![0; layout.bytes()]);
+            let said = rounded.unwrap_err().to_string();
+            assert!(said.contains("model.layers.3.x") && said.contains("not finite"), "{said}");
+        }
     }
 }

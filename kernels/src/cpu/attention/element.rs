@@ -6,6 +6,8 @@
 //!   even one, each fused. Queries and weights are rounded to bfloat16 too. So machines with an instruction for that may
 //!   use it and get the same bits: [`to_bf16`] leaves none so small that it would not.
 
+#![allow(clippy::needless_range_loop)] // so that vectors come of it
+
 use super::super::kv_cache::to_bf16;
 use super::super::simd::{LANES, Simd};
 
@@ -171,7 +173,10 @@ impl<S: Simd> Element<S> for Bf16Dot {
             // SAFETY: reads sixteen values inside the row, then writes sixteen halves below what is read later.
             unsafe {
                 let values = start.add(vector * LANES).cast::<[u32; LANES]>().read_unaligned();
-                let halves = values.map(|bits| (bits >> 16) as u16);
+                let mut halves = [0; LANES];
+                for i in 0..LANES {
+                    halves[i] = (values[i] >> 16) as u16;
+                }
                 start.cast::<u16>().add(vector * LANES).cast::<[u16; LANES]>().write_unaligned(halves);
             }
         }

@@ -188,8 +188,8 @@ impl<'a> Task<'a> {
             let part = |round: usize| blind + round * seeing / rounds;
             let (first, count) = (part(round), part(round + 1) - part(round));
             let mut visible = [0; MOST];
-            for i in 0..count {
-                visible[i] = (self.context(first + i) - chunk.start).min(CHUNK);
+            for (i, visible) in visible.iter_mut().enumerate().take(count) {
+                *visible = (self.context(first + i) - chunk.start).min(CHUNK);
             }
             let group =
                 Queries { rows: &queries[first * width..][..count * width], first, visible: &visible };

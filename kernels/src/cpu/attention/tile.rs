@@ -96,14 +96,20 @@ impl Chunk<'_> {
         scores: &mut [f32],
     ) {
         let (width, keys) = (self.layout.width, self.layout.values());
-        let tiles: [&[u8]; W] = std::array::from_fn(|w| &self.tiles.tiles[first + w][..self.layout.bytes()]);
-        let ahead: [*const u8; W] = std::array::from_fn(|w| self.after_keys(first + w));
+        let mut tiles = [&[][..]; W];
+        let mut ahead = [std::ptr::null(); W];
+        for w in 0..W {
+            tiles[w] = &self.tiles.tiles[first + w][..self.layout.bytes()];
+            ahead[w] = self.after_keys(first + w);
+        }
         let mut sums = [[s.zero(); W]; N];
         for i in 0..width / E::STEP {
             // SAFETY: the keys are `width / STEP` operands; a query has `width` numbers.
             unsafe {
-                let operands: [E::Operand; W] =
-                    std::array::from_fn(|w| E::load(s, tiles[w].as_ptr().add(i * E::BYTES)));
+                let mut operands = [E::load(s, tiles[0].as_ptr().add(i * E::BYTES)); W];
+                for w in 1..W {
+                    operands[w] = E::load(s, tiles[w].as_ptr().add(i * E::BYTES));
+                }
                 for n in 0..N {
                     let factor = E::factor(s, queries.as_ptr().add(n * width), i * E::STEP);
                     for w in 0..W {
@@ -112,7 +118,9 @@ impl Chunk<'_> {
                 }
             }
             if i * LINE < keys {
-                ahead.iter().for_each(|at| s.prefetch(at.wrapping_add(i * LINE)));
+                for at in ahead {
+                    s.prefetch(at.wrapping_add(i * LINE));
+                }
             }
         }
         for w in 0..W {
@@ -165,6 +173,15 @@ impl Chunk<'_> {
         }
     }
 
+    /// Vectors `first..first + W` of the values in `tile`, a row for each `STEP` positions.
+    #[inline(always)]
+    fn rows_of<S: Simd, E: Element<S>, const W: usize>(&self, tile: usize, first: usize) -> *const u8 {
+        let row = self.layout.width / LANES * E::BYTES;
+        let values = &self.tiles.tiles[tile][self.layout.values()..];
+        assert!(values.len() >= TILE / E::STEP * row && (first + W) * E::BYTES <= row, "a tile has its rows");
+        values[first * E::BYTES..].as_ptr()
+    }
+
     /// Sums of the values' vectors `first..first + W`, weighted, joined to the states.
     #[inline(always)]
     fn values<S: Simd, E: Element<S>, const N: usize, const W: usize>(
@@ -176,21 +193,17 @@ impl Chunk<'_> {
         joins: &[Option<Join>; N],
         states: &mut States<'_>,
     ) {
-        let (visible, vectors) = (queries.visible, self.layout.width / LANES);
+        let (visible, row) = (queries.visible, self.layout.width / LANES * E::BYTES);
         let mut sums = [[s.zero(); W]; N];
-        let operands = |position: usize| -> [E::Operand; W] {
-            let tile = &self.tiles.tiles[position / TILE][self.layout.values()..];
-            let at = (position % TILE / E::STEP * vectors + first) * E::BYTES;
-            let row = tile[at..at + W * E::BYTES].as_ptr();
-            // SAFETY: the slice has `W` operands.
-            std::array::from_fn(|w| unsafe { E::load(s, row.add(w * E::BYTES)) })
-        };
         // Positions all queries see, then those that only the later rows see.
         let common = visible[0] - visible[0] % E::STEP;
         for start in (0..common).step_by(TILE) {
             let ahead = self.after_values(start / TILE).wrapping_add(first * E::BYTES);
-            for position in (start..common.min(start + TILE)).step_by(E::STEP) {
-                let operands = operands(position);
+            let values = self.rows_of::<S, E, W>(start / TILE, first);
+            for step in 0..(common - start).min(TILE) / E::STEP {
+                let (position, at) = (start + step * E::STEP, step * row);
+                // SAFETY: a tile has a row for each step, with these operands.
+                let operands = unsafe { load::<S, E, W>(s, values.add(at)) };
                 for n in 0..N {
                     // SAFETY: a row of weights is longer than a chunk.
                     let factor = unsafe { E::factor(s, weights.as_ptr().add(n * SCORES), position) };
@@ -198,11 +211,14 @@ impl Chunk<'_> {
                         sums[n][w] = E::mul_add(s, factor, operands[w], sums[n][w]);
                     }
                 }
-                s.prefetch(ahead.wrapping_add((position - start) / E::STEP * vectors * E::BYTES));
+                s.prefetch(ahead.wrapping_add(at));
             }
         }
         for position in (common..visible[N - 1]).step_by(E::STEP) {
-            let operands = operands(position);
+            let at = position % TILE / E::STEP * row;
+            // SAFETY: as above.
+            let operands =
+                unsafe { load::<S, E, W>(s, self.rows_of::<S, E, W>(position / TILE, first).add(at)) };
             for n in 0..N {
                 if position >= visible[n] {
                     continue;
@@ -233,6 +249,22 @@ impl Chunk<'_> {
     }
 }
 
+/// `W` operands in a row.
+///
+/// # Safety
+/// `at` is readable for as many.
+#[inline(always)]
+unsafe fn load<S: Simd, E: Element<S>, const W: usize>(s: S, at: *const u8) -> [E::Operand; W] {
+    // SAFETY: by the contract.
+    unsafe {
+        let mut operands = [E::load(s, at); W];
+        for w in 1..W {
+            operands[w] = E::load(s, at.add(w * E::BYTES));
+        }
+        operands
+    }
+}
+
 /// Turns scores into rounded `exp(scale * (score - highest))`; returns the highest score and the sum of weights, position
 /// `p` added to lane `p % 16`. Weights past the `visible` ones are zero, up to a whole vector.
 #[inline(always)]
@@ -249,7 +281,9 @@ fn softmax<S: Simd, E: Element<S>>(s: S, scores: &mut [f32], visible: usize, sca
     let top = highest.into_iter().fold(f32::NEG_INFINITY, |top, score| if score > top { score } else { top });
     let mut sums = s.zero();
     for vector in vectors {
-        *vector = vector.map(|score| E::round(exp((score - top) * scale)));
+        for score in vector.iter_mut() {
+            *score = E::round(exp((*score - top) * scale));
+        }
         // SAFETY: sixteen values.
         sums = s.add(sums, unsafe { s.load(vector.as_ptr()) });
     }

@@ -25,6 +25,7 @@ impl Layout {
     }
 
     /// Bytes of a number.
+    #[inline(always)]
     pub(in super::super) fn number(&self) -> usize {
         match self.kind {
             KvType::F32 => 4,
@@ -34,21 +35,25 @@ impl Layout {
     }
 
     /// Bytes of a tile.
+    #[inline(always)]
     pub(in super::super) fn bytes(&self) -> usize {
         TILE * self.slot_bytes()
     }
 
     /// Bytes of a tile for one of its slots.
+    #[inline(always)]
     pub(in super::super) fn slot_bytes(&self) -> usize {
         2 * self.width * self.number() + if self.kind == KvType::Int8 { 2 * size_of::<f32>() } else { 0 }
     }
 
     /// Where the values start: behind the keys.
+    #[inline(always)]
     pub(in super::super) fn values(&self) -> usize {
         TILE * self.width * self.number()
     }
 
     /// Where the keys' scales start; the values' scales follow them.
+    #[inline(always)]
     pub(in super::super) fn scales(&self) -> usize {
         2 * self.values()
     }

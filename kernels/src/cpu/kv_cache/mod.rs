@@ -250,23 +250,23 @@ impl WriteSlot<'_> {
         let kind = self.slots.layout.kind;
         let (scale, per_unit) = if kind == KvType::Int8 { int8_scale(row) } else { (0.0, 0.0) };
         for (index, part) in row.chunks(LANES).enumerate() {
-            let at = |i: usize| place(index * LANES + i);
-            let mut x = [0.0; LANES];
-            x[..part.len()].copy_from_slice(part);
-            let count = part.len();
-            match kind {
-                KvType::F32 => (0..count).for_each(|i| self.put(at(i), x[i].to_ne_bytes())),
-                KvType::Bf16 => {
-                    let halves = x.map(to_bf16);
-                    (0..count).for_each(|i| self.put(at(i), halves[i].to_ne_bytes()));
-                }
-                KvType::F16 => {
-                    let halves = x.map(to_f16);
-                    (0..count).for_each(|i| self.put(at(i), halves[i].to_ne_bytes()));
-                }
-                KvType::Int8 => {
-                    let codes = x.map(|x| to_int8(x, per_unit));
-                    (0..count).for_each(|i| self.put(at(i), [codes[i]]));
+            let (mut x, mut codes, count) = ([0.0; LANES], [0u16; LANES], part.len());
+            x[..count].copy_from_slice(part);
+            // Loops of their own, so that vectors come of them.
+            for i in 0..LANES {
+                codes[i] = match kind {
+                    KvType::F32 => 0,
+                    KvType::Bf16 => to_bf16(x[i]),
+                    KvType::F16 => to_f16(x[i]),
+                    KvType::Int8 => u16::from(to_int8(x[i], per_unit)),
+                };
+            }
+            for i in 0..count {
+                let at = place(index * LANES + i);
+                match kind {
+                    KvType::F32 => self.put(at, x[i].to_ne_bytes()),
+                    KvType::Bf16 | KvType::F16 => self.put(at, codes[i].to_ne_bytes()),
+                    KvType::Int8 => self.put(at, [codes[i] as u8]),
                 }
             }
         }

@@ -78,14 +78,18 @@ fn matmul_on(
     let rows_per_task = rows_per_task(cpu, m, rows, stack[0].weights);
     let tasks_of = |linear: &Linear<'_>| linear.weights.rows().div_ceil(rows_per_task);
     let tasks = stack.iter().map(tasks_of).sum();
-    let (isa, shared) = (cpu.isa, Shared::new(y));
+    let (isa, threads, shared) = (cpu.isa, cpu.threads.count(), Shared::new(y));
     let work = |mut task, _| {
         let mut column = 0;
         for linear in stack {
             if task < tasks_of(linear) {
                 let first = task * rows_per_task;
                 let count = rows_per_task.min(linear.weights.rows() - first);
-                let part = Part { x, linear: *linear, first, count, y: &shared, stride: rows, column, write };
+                // Where this thread's next task begins, if all are equally fast.
+                let next = rows_per_task * threads;
+                let next = (first + next < linear.weights.rows()).then(|| next * linear.weights.row_bytes());
+                let part =
+                    Part { x, linear: *linear, first, count, next, y: &shared, stride: rows, column, write };
                 return part.run(isa, integers);
             }
             task -= tasks_of(linear);
@@ -106,10 +110,11 @@ fn rows_per_task(cpu: &Cpu, m: usize, rows: usize, weights: &WeightMatrix) -> us
     }
     let by_bytes = TASK_BYTES / weights.row_bytes();
     let by_threads = rows / (cpu.threads.count() * 8); // eight tasks a thread even out their speeds
-    let multiple = match weights.storage() {
-        Storage::Packed(_) => integer::ROW_MULTIPLE,
-        _ => ROW_MULTIPLE,
-    };
+    if let Storage::Packed(packed) = weights.storage() {
+        let multiple = integer::row_multiple(m, packed.layout().format);
+        return (by_bytes.min(by_threads) / multiple).max(1) * multiple;
+    }
+    let multiple = ROW_MULTIPLE;
     by_bytes.min(by_threads).next_multiple_of(multiple).max(multiple)
 }
 
@@ -119,6 +124,8 @@ struct Part<'a> {
     linear: Linear<'a>,
     first: usize,
     count: usize,
+    /// Bytes from these rows' weights to those of the task that this thread will probably take next.
+    next: Option<usize>,
     y: &'a Shared<'a, f32>,
     stride: usize,
     column: usize,

@@ -13,7 +13,7 @@ pub(super) type Lanes = [f32; LANES];
 /// A group's weights, `[columns][outputs]`.
 pub(super) type Weights = [Lanes; GROUP];
 
-/// Candidates for a scale: the largest weight is this many steps of it, and so on in steps.
+/// Candidates for a scale: by it, the largest weight is `SMALLEST_DIVISOR` codes from zero, or some steps more.
 const CANDIDATES: usize = 20;
 const SMALLEST_DIVISOR: f32 = 6.2;
 const DIVISOR_STEP: f32 = 0.15;
@@ -138,7 +138,7 @@ pub(super) fn four_bits_zero(weights: &Weights) -> (Lanes, Lanes) {
     for lane in 0..LANES {
         range[lane] = (highest[lane] - lowest[lane]).min(f32::MAX);
         let at = (-lowest[lane] / range[lane] * 15.0).round_ties_even();
-        zero[lane] = at.max(0.0).min(15.0); // 0 for no number
+        zero[lane] = if at > 0.0 { at.min(15.0) } else { 0.0 }; // 0 for no number
     }
     let mut fit = Fit { scale: range, zero, explained: [0.0; LANES] };
     for lane in 0..LANES {

@@ -107,13 +107,14 @@ pub fn draw(isa: Isa, logits: &[f32], sampling: &Sampling<'_>, scratch: &mut Scr
     let is_plain =
         sampling.logit_bias.is_empty() && sampling.forbidden.is_empty() && sampling.history.is_empty();
     let raw = logits;
-    let mut logits = raw;
-    if !is_plain {
+    let logits = if is_plain {
+        raw
+    } else {
         adjusted.clear();
         adjusted.extend_from_slice(raw);
         penalty::adjust(adjusted, sampling, counts);
-        logits = adjusted;
-    }
+        &**adjusted
+    };
     let highest = peaks.survey(isa, logits);
     if highest == f32::NEG_INFINITY {
         return argmax(isa, raw, peaks); // all were forbidden

@@ -94,6 +94,12 @@ pub trait Simd: Copy + Send + Sync {
         let _ = at;
     }
 
+    /// Asks for the cache line at `at` for later: it need not come nearer than the second-level cache.
+    #[inline(always)]
+    fn prefetch_later(self, at: *const u8) {
+        let _ = at;
+    }
+
     /// All lanes zero.
     #[inline(always)]
     fn zero(self) -> Self::V {

@@ -6,7 +6,7 @@ use super::{Kernel, LANES, Simd};
 
 /// AVX-512 F, BW, DQ and VL, and BF16 if `DOT`. Its private field makes [`Avx512::detect`] the only source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Avx512<const DOT: bool>(());
+pub(super) struct Avx512<const DOT: bool = false>(());
 
 impl<const DOT: bool> Avx512<DOT> {
     pub(super) fn detect() -> Option<Self> {
@@ -178,6 +178,12 @@ impl<const DOT: bool> Simd for Avx512<DOT> {
     fn prefetch(self, at: *const u8) {
         // SAFETY: a prefetch never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+
+    #[inline(always)]
+    fn prefetch_later(self, at: *const u8) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
     }
 
     #[inline(always)]
@@ -356,6 +362,12 @@ impl Simd for Avx2 {
     fn prefetch(self, at: *const u8) {
         // SAFETY: a prefetch never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+
+    #[inline(always)]
+    fn prefetch_later(self, at: *const u8) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
     }
 }
 

@@ -82,10 +82,13 @@ impl Draws {
 
     /// What was drawn and scored, every row having been in some [`Draws::draw`].
     pub(super) fn finish(&mut self) -> StepOutput {
-        StepOutput {
-            samples: self.samples.iter_mut().filter_map(OnceLock::take).collect(),
-            scores: self.scores.iter_mut().filter_map(OnceLock::take).collect(),
-        }
+        let mut output = StepOutput {
+            samples: Vec::with_capacity(self.samples.len()),
+            scores: Vec::with_capacity(self.scores.len()),
+        };
+        output.samples.extend(self.samples.iter_mut().filter_map(OnceLock::take));
+        output.scores.extend(self.scores.iter_mut().filter_map(OnceLock::take));
+        output
     }
 }
 

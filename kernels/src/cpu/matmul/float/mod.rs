@@ -11,11 +11,11 @@ use std::ops::Range;
 
 use super::super::matrix::Storage;
 use super::super::simd::{Kernel, Simd};
-use super::Part;
+use super::{Part, Write};
 use arithmetic::{Arithmetic, Bf16, Dot, F16, F32, Split, Wide};
 use scratch::{LINE_BYTES, Line, Scratch};
 pub(in crate::cpu) use tile::PREFETCH_BYTES;
-use tile::Tile;
+use tile::{Ahead, Tile};
 
 /// Bytes of packed `x` that stay in the first-level cache while a task's weights pass by: a tile's rows, or a block of
 /// their columns.
@@ -68,15 +68,12 @@ impl Part<'_> {
     #[inline(always)]
     fn tiles<S: Simd, A: Arithmetic>(&self, s: S, w: &[u8]) {
         let (k, rows) = (self.linear.weights.cols(), self.x.rows());
-        let highest = if S::ACCUMULATORS >= 24 { 8 } else { 2 };
+        // Two tiles of four rows are faster than one of eight by three rows of weights: the second asks for the next task's.
+        let highest = if S::ACCUMULATORS >= 24 { 6 } else { 2 };
         let tiles = rows.div_ceil(highest);
         let (height, taller) = (rows / tiles, rows % tiles);
         let tallest = height + usize::from(taller > 0);
-        let width = match tallest {
-            1 => 4,
-            2..=6 if S::ACCUMULATORS >= 24 => 4,
-            _ => 3,
-        };
+        let width = if tallest * 4 <= S::ACCUMULATORS { 4 } else { 3 };
         let block = block_columns::<A>(tallest, k);
         let mut scratch = Scratch::take();
         let unfinished = if block < k { self.count * tallest } else { 0 };
@@ -88,8 +85,7 @@ impl Part<'_> {
             for from in (0..k).step_by(block) {
                 let columns = from..k.min(from + block);
                 let x = self.pack::<S, A>(s, first..first + height, &columns, packed);
-                let pass =
-                    Pass { x, w, first, height, width, columns, is_first: tile == 0, is_only: tiles == 1 };
+                let pass = Pass { x, w, first, height, width, columns, tile, tiles };
                 self.pass::<S, A>(s, &pass, unfinished);
             }
             first += height;
@@ -140,18 +136,18 @@ impl Part<'_> {
         for i in 0..full + count % width {
             // One full tile after another, then single rows.
             let (width, place) = if i < full { (width, i * width) } else { (1, full * (width - 1) + i) };
-            let (n, apart) = if i < full && pass.is_only { (i, full) } else { (place, 1) };
+            let (n, apart) = if i < full && pass.tiles == 1 { (i, full) } else { (place, 1) };
             let from = self.first + n;
             let w =
                 &pass.w[from * k * A::WEIGHT_BYTES..(from + (width - 1) * apart + 1) * k * A::WEIGHT_BYTES];
             let tile =
-                Tile { x: pass.x, w, k, apart, columns: pass.columns.clone(), prefetch: pass.is_first };
+                Tile { x: pass.x, w, k, apart, columns: pass.columns.clone(), ahead: self.ahead(pass, i) };
             let lines = if pass.columns.len() < k { height } else { 0 };
             let unfinished = &mut unfinished[place * lines..][..width * lines];
             macro_rules! sizes {
                 ($(($mr:literal, $nr:literal)),*) => {
                     match (height, width) {
-                        $(($mr, $nr) if $mr * $nr <= S::ACCUMULATORS => {
+                        $(($mr, $nr) if const { $mr * $nr <= S::ACCUMULATORS } => {
                             if let Some(sums) = tile.sums::<S, A, $mr, $nr>(s, unfinished) {
                                 self.put_tile::<$mr, $nr>(pass.first, n, apart, sums);
                             }
@@ -161,26 +157,32 @@ impl Part<'_> {
                 };
             }
             sizes!(
-                (1, 3),
                 (1, 4),
                 (2, 4),
                 (3, 4),
                 (4, 4),
                 (5, 4),
                 (6, 4),
+                (1, 3),
                 (2, 3),
-                (6, 3),
-                (7, 3),
-                (8, 3),
                 (1, 1),
                 (2, 1),
                 (3, 1),
                 (4, 1),
                 (5, 1),
-                (6, 1),
-                (7, 1),
-                (8, 1)
+                (6, 1)
             );
+        }
+    }
+
+    /// What a pass asks for while it takes the `i`-th tile of weights. The first one, what it will take soon. All later ones
+    /// together, what this thread's next task will: so memory works while the tiles of this task come from the cache.
+    #[inline(always)]
+    fn ahead(&self, pass: &Pass<'_>, i: usize) -> Ahead {
+        match (pass.tile, self.next) {
+            (0, _) => Ahead::Soon,
+            (tile, Some(bytes)) if (tile + i).is_multiple_of(pass.tiles - 1) => Ahead::Later(bytes),
+            _ => Ahead::Nothing,
         }
     }
 
@@ -206,12 +208,25 @@ impl Part<'_> {
         apart: usize,
         sums: [[f32; NR]; MR],
     ) {
-        for (i, sums) in sums.iter().enumerate() {
+        for (i, mut sums) in sums.into_iter().enumerate() {
             // SAFETY: one at a time.
             let y = unsafe { self.y(m + i) };
-            for (j, sum) in sums.iter().enumerate() {
-                self.put(y, n + j * apart, *sum);
+            if apart > 1 {
+                for (j, sum) in sums.into_iter().enumerate() {
+                    self.put(y, n + j * apart, sum);
+                }
+                continue;
             }
+            // Side by side: a vector of them at once.
+            let y = &mut y[n..][..NR];
+            if let Some(bias) = self.linear.bias {
+                let bias = &bias[self.first + n..][..NR];
+                (0..NR).for_each(|j| sums[j] += bias[j]);
+            }
+            if self.write == Write::Add {
+                (0..NR).for_each(|j| sums[j] += y[j]);
+            }
+            y.copy_from_slice(&sums);
         }
     }
 }
@@ -228,10 +243,9 @@ struct Pass<'a> {
     /// Rows of weights in a tile.
     width: usize,
     columns: Range<usize>,
-    /// Whether the weights come from memory.
-    is_first: bool,
-    /// Whether there is but one tile of `x`.
-    is_only: bool,
+    /// Which tile of `x` it is, and of how many.
+    tile: usize,
+    tiles: usize,
 }
 
 /// Columns of a block: what fits of `k`, in whole steps and cache lines.

@@ -24,8 +24,18 @@ pub(super) struct Tile<'a> {
     pub(super) k: usize,
     /// All, or a block that starts and, unless it is the last, ends at a whole step.
     pub(super) columns: Range<usize>,
-    /// Whether to ask for the weights that follow: once for each pass over them.
-    pub(super) prefetch: bool,
+    pub(super) ahead: Ahead,
+}
+
+/// Weights to ask for.
+#[derive(Clone, Copy)]
+pub(super) enum Ahead {
+    /// None.
+    Nothing,
+    /// Those that follow.
+    Soon,
+    /// Those so many bytes further, into the second-level cache.
+    Later(usize),
 }
 
 impl Tile<'_> {
@@ -89,10 +99,20 @@ impl Tile<'_> {
         let far = PREFETCH_BYTES + next * row_bytes - block_bytes;
         let mut taken = 0;
         for _ in 0..self.columns.len() / A::COLUMNS {
-            if self.prefetch && (step_bytes >= LINE_BYTES || taken % LINE_BYTES == 0) {
-                let ahead = if taken + PREFETCH_BYTES < block_bytes { PREFETCH_BYTES } else { far };
-                for n in 0..NR {
-                    s.prefetch(w.wrapping_add(n * row_step + ahead));
+            if step_bytes >= LINE_BYTES || taken % LINE_BYTES == 0 {
+                match self.ahead {
+                    Ahead::Nothing => {}
+                    Ahead::Soon => {
+                        let ahead = if taken + PREFETCH_BYTES < block_bytes { PREFETCH_BYTES } else { far };
+                        for n in 0..NR {
+                            s.prefetch(w.wrapping_add(n * row_step + ahead));
+                        }
+                    }
+                    Ahead::Later(bytes) => {
+                        for n in 0..NR {
+                            s.prefetch_later(w.wrapping_add(n * row_step + bytes));
+                        }
+                    }
                 }
             }
             for part in 0..A::PARTS {

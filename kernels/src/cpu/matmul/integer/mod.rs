@@ -16,8 +16,6 @@ use tile::{FourBits, FourBitsZero, Grouped, GroupedBytes, Kind, PerOutput, Tile}
 
 /// Columns whose products fit 32 bits together: `255 * 127 * SEGMENT < 2^31`.
 pub(super) const SEGMENT: usize = 32 << 10;
-/// Rows of a task are a multiple of this.
-pub(super) const ROW_MULTIPLE: usize = 3 * PANEL;
 /// Panels that are read side by side: several long streams come from memory faster than one.
 const MOST_STREAMS: usize = 4;
 
@@ -41,6 +39,16 @@ impl IntegerKernel for Product<'_> {
     }
 }
 
+/// Sums that the widest register file holds; others do with any number of rows.
+const MOST_ACCUMULATORS: usize = 24;
+
+/// Rows of a task are a multiple of this: the panels of a tile, so that none are left over to be read one by one.
+pub(super) fn row_multiple(m: usize, format: Format) -> usize {
+    let tiles = m.div_ceil(MOST_ACCUMULATORS / 2).max(1);
+    let registers = if format.has_groups() { 2 } else { 1 };
+    widest(MOST_ACCUMULATORS / registers, m.div_ceil(tiles).max(1)) * PANEL
+}
+
 /// Panels a tile of `height` rows takes at once, with `budget` sums in registers.
 const fn widest(budget: usize, height: usize) -> usize {
     let fitting = budget / height;
@@ -53,19 +61,24 @@ const fn widest(budget: usize, height: usize) -> usize {
     }
 }
 
+/// Whether an instruction set has tiles of that size: what it does not use is not compiled for it.
+const fn is_used<S: Integers, K: Kind>(height: usize, width: usize) -> bool {
+    height * 2 <= S::ACCUMULATORS && (width == 1 || width == widest(S::ACCUMULATORS / K::REGISTERS, height))
+}
+
 impl Product<'_> {
     /// All tiles: `x` in tiles of nearly equal height, and for each of them the panels, several at once, then single ones.
     #[inline(always)]
     fn all_tiles<S: Integers, K: Kind>(&self, s: S) {
         let all_m = self.part.x.rows();
-        let budget = S::ACCUMULATORS / K::REGISTERS;
         let tiles = all_m.div_ceil(S::ACCUMULATORS / 2);
         let (height, taller) = (all_m / tiles, all_m % tiles);
+        assert!(self.part.first.is_multiple_of(PANEL), "tasks start at a panel");
         let panels = self.part.count.div_ceil(PANEL);
         let mut m = 0;
         for tile in 0..tiles {
             let height = height + usize::from(tile < taller);
-            let widest = widest(budget, height);
+            let widest = widest(S::ACCUMULATORS / K::REGISTERS, height);
             // Each of a tile's panels walks through its own part of the task's.
             let full = panels / widest;
             for i in 0..full + panels % widest {
@@ -75,7 +88,7 @@ impl Product<'_> {
                 macro_rules! sizes {
                     ($($mr:literal: $($nr:literal)*,)*) => {
                         match (height, width) {
-                            $($(($mr, $nr) if $mr * 2 <= S::ACCUMULATORS && ($nr == 1 || $nr <= budget / $mr) => {
+                            $($(($mr, $nr) if const { is_used::<S, K>($mr, $nr) } => {
                                 // SAFETY: the rows and panels from there on are as many.
                                 let sums = unsafe { K::sums::<S, $mr, $nr>(s, &t) };
                                 self.put::<S, $mr, $nr>(s, m, n, apart, sums);

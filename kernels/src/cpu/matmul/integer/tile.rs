@@ -158,7 +158,7 @@ impl<C: Codes> Kind for Grouped<C> {
         let (groups, apart) = (t.layout.groups(), t.apart * t.layout.panel_bytes());
         let scales_apart = t.apart * t.layout.panel_scales();
         let mut results = [[f.zero(); NR]; MR];
-        let mut zeros = [s.splat(i32::from(C::FORMAT.zero())); NR];
+        let mut zeros = [s.splat_zeros(C::FORMAT.zero()); NR];
         // SAFETY: the check above; a group of all rows and panels lies inside.
         unsafe {
             let (mut x, mut w) = (t.codes.as_ptr(), t.weights.as_ptr());

@@ -85,20 +85,30 @@ macro_rules! common {
         }
 
         #[inline(always)]
+        fn splat_zeros(self, zero: u8) -> Self::Sums {
+            self.splat(i32::from(i16::from(zero).wrapping_neg() as u16))
+        }
+
+        #[inline(always)]
         unsafe fn load_zeros(self, from: *const u8) -> Self::Sums {
+            // Halves of 16 bits: (-zero, 0).
             // SAFETY: the token and the contract.
             unsafe {
                 let (low, high) = (_mm_loadl_epi64(from.cast()), _mm_loadl_epi64(from.add(8).cast()));
-                [_mm256_cvtepu8_epi32(low), _mm256_cvtepu8_epi32(high)]
+                let none = _mm256_setzero_si256();
+                [
+                    _mm256_sub_epi16(none, _mm256_cvtepu8_epi32(low)),
+                    _mm256_sub_epi16(none, _mm256_cvtepu8_epi32(high)),
+                ]
             }
         }
 
         #[inline(always)]
         fn minus_times(self, [a, b]: Self::Sums, sum: i32) -> Self::Sums {
-            // Halves of 16 bits: (zero, 0) times (-sum, anything).
+            // Halves of 16 bits: (-zero, 0) times (sum, its sign).
             // SAFETY: the token.
             unsafe {
-                let sum = _mm256_set1_epi32(sum.wrapping_neg());
+                let sum = _mm256_set1_epi32(sum);
                 [_mm256_madd_epi16(a, sum), _mm256_madd_epi16(b, sum)]
             }
         }

@@ -82,16 +82,25 @@ macro_rules! common {
         }
 
         #[inline(always)]
+        fn splat_zeros(self, zero: u8) -> __m512i {
+            self.splat(i32::from(i16::from(zero).wrapping_neg() as u16))
+        }
+
+        #[inline(always)]
         unsafe fn load_zeros(self, from: *const u8) -> __m512i {
+            // Halves of 16 bits: (-zero, 0).
             // SAFETY: the token and the contract.
-            unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast())) }
+            unsafe {
+                let zeros = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()));
+                _mm512_sub_epi16(_mm512_setzero_si512(), zeros)
+            }
         }
 
         #[inline(always)]
         fn minus_times(self, zeros: __m512i, sum: i32) -> __m512i {
-            // Halves of 16 bits: (zero, 0) times (-sum, anything).
+            // Halves of 16 bits: (-zero, 0) times (sum, its sign).
             // SAFETY: the token.
-            unsafe { _mm512_madd_epi16(zeros, _mm512_set1_epi32(sum.wrapping_neg())) }
+            unsafe { _mm512_madd_epi16(zeros, _mm512_set1_epi32(sum)) }
         }
 
         #[inline(always)]

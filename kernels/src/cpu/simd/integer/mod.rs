@@ -7,6 +7,7 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod peak;
 mod plain;
 
 use super::{Isa, Set, Simd};
@@ -57,6 +58,8 @@ pub trait Integers: Copy + Send + Sync {
     fn dot_small(self, sums: Self::Small, codes: Self::Codes, four: Self::Four) -> Self::Small;
     /// The sums that began with `start`.
     fn end_small(self, sums: Self::Small, start: Self::Sums) -> Self::Sums;
+    /// The same zero point in all lanes, as [`Integers::minus_times`] takes it.
+    fn splat_zeros(self, zero: u8) -> Self::Sums;
     /// Sixteen zero points, as [`Integers::minus_times`] takes them.
     ///
     /// # Safety

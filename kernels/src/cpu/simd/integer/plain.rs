@@ -72,6 +72,11 @@ impl Integers for PlainIntegers {
     }
 
     #[inline(always)]
+    fn splat_zeros(self, zero: u8) -> Self::Sums {
+        [i32::from(zero); LANES]
+    }
+
+    #[inline(always)]
     unsafe fn load_zeros(self, from: *const u8) -> Self::Sums {
         // SAFETY: readable for 16 bytes by the contract.
         unsafe { from.cast::<[u8; LANES]>().read_unaligned() }.map(i32::from)
