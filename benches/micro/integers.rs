@@ -15,6 +15,8 @@ use skein_kernels::cpu::packed::{Format, Layout, Packed, pack};
 use skein_kernels::cpu::roofline::{self, Kind};
 use skein_node::clock;
 
+mod shapes;
+
 /// Weights are spread over more memory than any cache of one core holds.
 const BUFFER_BYTES: usize = 512 << 20;
 /// Rows of activations.
@@ -23,17 +25,6 @@ const BATCHES: [usize; 6] = [1, 2, 8, 32, 128, 512];
 const MEASURED: Duration = Duration::from_millis(300);
 /// Rounds of products that the peak is measured with.
 const PEAK_STEPS: usize = 500_000;
-/// Names and shapes `[out, in]` of a layer's matrices, and the head's.
-const SHAPES: [(&str, usize, usize); 8] = [
-    ("0.5b qkv", 1152, 896),
-    ("0.5b gate+up", 9728, 896),
-    ("0.5b down", 896, 4864),
-    ("0.5b head", 151_936, 896),
-    ("1b qkv", 3072, 2048),
-    ("1b gate+up", 16_384, 2048),
-    ("1b down", 2048, 8192),
-    ("1b head", 128_256, 2048),
-];
 const FORMATS: [(&str, Format); 4] = [
     ("int8", Format::Int8),
     ("int8-group", Format::Int8Group),
@@ -58,7 +49,7 @@ fn main() {
             continue;
         }
         packing(cpu, name, format);
-        for (shape, rows, cols) in SHAPES {
+        for (shape, rows, cols) in shapes::SHAPES {
             print!("{name:>10} {shape:>13} [{rows}, {cols}]:");
             one_shape(cpu, Layout { format, rows, cols }, read, peak);
         }

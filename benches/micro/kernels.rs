@@ -18,21 +18,11 @@ use skein_kernels::threads::Placement;
 use skein_node::clock;
 use skein_worker::backend::cpu::Numbers;
 
+mod shapes;
 mod steps;
 
 /// Weights are spread over more memory than any cache of one core holds.
 const BUFFER_BYTES: usize = 1 << 30;
-/// Names and shapes `[out, in]` of a layer's matrices, and the head's.
-const SHAPES: [(&str, usize, usize); 8] = [
-    ("0.5b qkv", 1152, 896),
-    ("0.5b gate+up", 9728, 896),
-    ("0.5b down", 896, 4864),
-    ("0.5b head", 151_936, 896),
-    ("1b qkv", 3072, 2048),
-    ("1b gate+up", 16_384, 2048),
-    ("1b down", 2048, 8192),
-    ("1b head", 128_256, 2048),
-];
 
 fn main() {
     let (model, threads, numbers) = arguments();
@@ -51,7 +41,7 @@ fn main() {
     match model {
         Some(dir) => steps::measure(Path::new(&dir), threads, bandwidth, numbers),
         None => {
-            for (name, rows, cols) in SHAPES {
+            for (name, rows, cols) in shapes::SHAPES {
                 let copies = copies(rows, cols);
                 for (form, peak) in [(Form::F32, peaks[0]), (Form::Bf16, peaks[1])] {
                     print!("{name:>13} [{rows}, {cols}] {form:?}:");

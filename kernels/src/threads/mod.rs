@@ -7,8 +7,8 @@
 //! Where another program wants a processor, too, the system takes it from one of these threads for some milliseconds, most
 //! likely amid a task, and all others would wait for that task. So helpers offer their processor between tasks, where
 //! nobody waits for them, before it is taken ([`Turn`]); and a caller that waits long sleeps, so that the system can bring
-//! the thread it waits for to its processor. None is kept to one processor: beside programs that come and go, threads that
-//! may be moved got more done than threads on a core each, which fall out of step.
+//! the thread it waits for to its processor. None is kept to one processor.
+//! That all this serves better beside a busy neighbour than waiting did is not shown yet.
 
 mod processors;
 
