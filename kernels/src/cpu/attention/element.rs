@@ -12,7 +12,7 @@ use super::super::kv_cache::to_bf16;
 use super::super::simd::{LANES, Simd};
 
 /// Sixteen cached numbers, or pairs of numbers, as they are loaded and multiplied.
-pub(super) trait Element<S: Simd> {
+pub(super) trait Element {
     /// Numbers of a lane: dimensions of a key, positions of a value.
     const STEP: usize;
     /// Bytes of an operand: sixteen times `STEP` numbers.
@@ -20,24 +20,24 @@ pub(super) trait Element<S: Simd> {
     /// Whether numbers have scales.
     const SCALED: bool = false;
     /// An operand.
-    type Operand: Copy;
+    type Operand<S: Simd>: Copy;
     /// What all lanes of an operand are multiplied with: `STEP` numbers.
-    type Factor: Copy;
+    type Factor<S: Simd>: Copy;
 
     /// The operand at `at`.
     ///
     /// # Safety
     /// `at` is readable for `BYTES` bytes.
-    unsafe fn load(s: S, at: *const u8) -> Self::Operand;
+    unsafe fn load<S: Simd>(s: S, at: *const u8) -> Self::Operand<S>;
     /// Factors `i..i + STEP` of a row that was [encoded](Element::encode).
     ///
     /// # Safety
     /// The row has as many.
-    unsafe fn factor(s: S, row: *const f32, i: usize) -> Self::Factor;
+    unsafe fn factor<S: Simd>(s: S, row: *const f32, i: usize) -> Self::Factor<S>;
     /// Adds the products of a lane to `sum`, the last first.
-    fn mul_add(s: S, factor: Self::Factor, operand: Self::Operand, sum: S::V) -> S::V;
+    fn mul_add<S: Simd>(s: S, factor: Self::Factor<S>, operand: Self::Operand<S>, sum: S::V) -> S::V;
     /// The same with the first number of each lane alone.
-    fn mul_add_first(s: S, factor: Self::Factor, operand: Self::Operand, sum: S::V) -> S::V;
+    fn mul_add_first<S: Simd>(s: S, factor: Self::Factor<S>, operand: Self::Operand<S>, sum: S::V) -> S::V;
     /// What a factor is rounded to.
     #[inline(always)]
     fn round(factor: f32) -> f32 {
@@ -55,32 +55,32 @@ macro_rules! widened {
         #[doc = concat!("Numbers of ", $bytes, " bytes, widened to `f32`.")]
         pub(super) struct $name;
 
-        impl<S: Simd> Element<S> for $name {
+        impl Element for $name {
             const STEP: usize = 1;
             const BYTES: usize = LANES * $bytes;
             const SCALED: bool = $scaled;
-            type Operand = S::V;
-            type Factor = S::V;
+            type Operand<S: Simd> = S::V;
+            type Factor<S: Simd> = S::V;
 
             #[inline(always)]
-            unsafe fn load($s: S, $at: *const u8) -> S::V {
+            unsafe fn load<S: Simd>($s: S, $at: *const u8) -> S::V {
                 // SAFETY: readable for sixteen numbers by the contract.
                 unsafe { $load }
             }
 
             #[inline(always)]
-            unsafe fn factor(s: S, row: *const f32, i: usize) -> S::V {
+            unsafe fn factor<S: Simd>(s: S, row: *const f32, i: usize) -> S::V {
                 // SAFETY: the row has it by the contract.
                 s.splat(unsafe { *row.add(i) })
             }
 
             #[inline(always)]
-            fn mul_add(s: S, factor: S::V, operand: S::V, sum: S::V) -> S::V {
+            fn mul_add<S: Simd>(s: S, factor: S::V, operand: S::V, sum: S::V) -> S::V {
                 s.fma(factor, operand, sum)
             }
 
             #[inline(always)]
-            fn mul_add_first(s: S, factor: S::V, operand: S::V, sum: S::V) -> S::V {
+            fn mul_add_first<S: Simd>(s: S, factor: S::V, operand: S::V, sum: S::V) -> S::V {
                 s.fma(factor, operand, sum)
             }
         }
@@ -94,33 +94,33 @@ widened!(Int8, 1, true, |s, at| s.load_i8(at));
 /// Pairs of bfloat16, widened.
 pub(super) struct Bf16;
 
-impl<S: Simd> Element<S> for Bf16 {
+impl Element for Bf16 {
     const STEP: usize = 2;
     const BYTES: usize = 4 * LANES;
     /// Even and odd ones.
-    type Operand = (S::V, S::V);
-    type Factor = (S::V, S::V);
+    type Operand<S: Simd> = (S::V, S::V);
+    type Factor<S: Simd> = (S::V, S::V);
 
     #[inline(always)]
-    unsafe fn load(s: S, at: *const u8) -> Self::Operand {
+    unsafe fn load<S: Simd>(s: S, at: *const u8) -> Self::Operand<S> {
         // SAFETY: readable for 64 bytes by the contract.
         let pairs = unsafe { s.load_pairs(at) };
         (s.widen_even(pairs), s.widen_odd(pairs))
     }
 
     #[inline(always)]
-    unsafe fn factor(s: S, row: *const f32, i: usize) -> Self::Factor {
+    unsafe fn factor<S: Simd>(s: S, row: *const f32, i: usize) -> Self::Factor<S> {
         // SAFETY: the row has both by the contract.
         unsafe { (s.splat(*row.add(i)), s.splat(*row.add(i + 1))) }
     }
 
     #[inline(always)]
-    fn mul_add(s: S, factor: Self::Factor, operand: Self::Operand, sum: S::V) -> S::V {
+    fn mul_add<S: Simd>(s: S, factor: Self::Factor<S>, operand: Self::Operand<S>, sum: S::V) -> S::V {
         s.fma(factor.0, operand.0, s.fma(factor.1, operand.1, sum))
     }
 
     #[inline(always)]
-    fn mul_add_first(s: S, factor: Self::Factor, operand: Self::Operand, sum: S::V) -> S::V {
+    fn mul_add_first<S: Simd>(s: S, factor: Self::Factor<S>, operand: Self::Operand<S>, sum: S::V) -> S::V {
         s.fma(factor.0, operand.0, sum)
     }
 
@@ -133,37 +133,37 @@ impl<S: Simd> Element<S> for Bf16 {
 /// Pairs of bfloat16, multiplied by one instruction.
 pub(super) struct Bf16Dot;
 
-impl<S: Simd> Element<S> for Bf16Dot {
+impl Element for Bf16Dot {
     const STEP: usize = 2;
     const BYTES: usize = 4 * LANES;
-    type Operand = S::Pairs;
-    type Factor = S::Pairs;
+    type Operand<S: Simd> = S::Pairs;
+    type Factor<S: Simd> = S::Pairs;
 
     #[inline(always)]
-    unsafe fn load(s: S, at: *const u8) -> S::Pairs {
+    unsafe fn load<S: Simd>(s: S, at: *const u8) -> S::Pairs {
         // SAFETY: readable for 64 bytes by the contract.
         unsafe { s.load_pairs(at) }
     }
 
     #[inline(always)]
-    unsafe fn factor(s: S, row: *const f32, i: usize) -> S::Pairs {
+    unsafe fn factor<S: Simd>(s: S, row: *const f32, i: usize) -> S::Pairs {
         // SAFETY: the row has both by the contract, one after the other in half the room.
         s.splat_pair(unsafe { *row.cast::<u32>().add(i / 2) })
     }
 
     #[inline(always)]
-    fn mul_add(s: S, factor: S::Pairs, operand: S::Pairs, sum: S::V) -> S::V {
+    fn mul_add<S: Simd>(s: S, factor: S::Pairs, operand: S::Pairs, sum: S::V) -> S::V {
         s.dot_pairs(factor, operand, sum)
     }
 
     #[inline(always)]
-    fn mul_add_first(s: S, factor: S::Pairs, operand: S::Pairs, sum: S::V) -> S::V {
+    fn mul_add_first<S: Simd>(s: S, factor: S::Pairs, operand: S::Pairs, sum: S::V) -> S::V {
         s.fma(s.widen_even(factor), s.widen_even(operand), sum)
     }
 
     #[inline(always)]
     fn round(factor: f32) -> f32 {
-        <Bf16 as Element<S>>::round(factor)
+        Bf16::round(factor)
     }
 
     #[inline(always)]

@@ -1,12 +1,14 @@
 //! One piece of a plan: its rows' queries through its chunks.
 
+use std::marker::PhantomData;
+
 use super::super::kv_cache::{KvType, TILE};
 use super::super::shared::Shared;
 use super::super::simd::{Kernel, Simd};
 use super::element::{Bf16, Bf16Dot, Element, F16, F32, Int8};
 use super::plan::{Piece, Plan, Split};
 use super::state::States;
-use super::tile::{Chunk, Queries, SCORES};
+use super::tile::{Attend, Chunk, Queries, SCORES};
 use super::{Attention, CHUNK, Rows};
 
 /// Tiles of a chunk.
@@ -58,7 +60,7 @@ impl Kernel for Task<'_> {
 
 impl<'a> Task<'a> {
     #[inline(always)]
-    fn with<S: Simd, E: Element<S>>(self, s: S) {
+    fn with<S: Simd, E: Element>(self, s: S) {
         let room = std::mem::take(self.room); // put back at the end
         let Room { mut queries, mut scores, states: mut own, mut gathered } = room;
         let (layout, count) = (self.a.cache.layout(), self.piece.rows.len() * self.group);
@@ -107,7 +109,7 @@ impl<'a> Task<'a> {
     }
 
     #[inline(always)]
-    fn encode_queries<S: Simd, E: Element<S>>(&self, queries: &mut Vec<f32>) {
+    fn encode_queries<S: Simd, E: Element>(&self, queries: &mut Vec<f32>) {
         let (width, head_dim) = (self.a.cache.layout().width, self.a.cache.shape().head_dim);
         let count = self.piece.rows.len() * self.group;
         grow(queries, count * width);
@@ -171,7 +173,7 @@ impl<'a> Task<'a> {
 
     /// All queries that see something of the chunk, some at a time.
     #[inline(always)]
-    fn chunk<S: Simd, E: Element<S>>(
+    fn chunk<S: Simd, E: Element>(
         &self,
         s: S,
         chunk: &Chunk<'_>,
@@ -182,24 +184,26 @@ impl<'a> Task<'a> {
         let (width, all) = (chunk.layout.width, self.piece.rows.len() * self.group);
         let blind = chunk.start.saturating_sub(self.rows.position + self.piece.rows.start) * self.group;
         let seeing = all - blind.min(all);
-        let most = if S::ACCUMULATORS >= 24 { MOST } else { S::ACCUMULATORS };
-        let rounds = seeing.div_ceil(most);
-        for round in 0..rounds {
-            let part = |round: usize| blind + round * seeing / rounds;
-            let (first, count) = (part(round), part(round + 1) - part(round));
+        let mut first = all - seeing;
+        while first < all {
+            let count = at_once::<S>(all - first);
             let mut visible = [0; MOST];
             for (i, visible) in visible.iter_mut().enumerate().take(count) {
                 *visible = (self.context(first + i) - chunk.start).min(CHUNK);
             }
-            let group =
-                Queries { rows: &queries[first * width..][..count * width], first, visible: &visible };
+            let queries =
+                &Queries { rows: &queries[first * width..][..count * width], first, visible: &visible };
             macro_rules! counts {
                 ($($n:literal),*) => { match count {
-                    $($n if $n <= most => chunk.attend::<S, E, $n>(s, &group, scores, states),)*
+                    $($n if const { at_once::<S>($n) == $n } => {
+                        let element = PhantomData::<E>;
+                        s.call(Attend::<E, $n> { chunk, queries, scores, states, element });
+                    })*
                     _ => unreachable!("every number of queries has an arm"),
                 } };
             }
             counts!(1, 2, 3, 4, 5, 6, 7, 8);
+            first += count;
         }
     }
 
@@ -233,6 +237,15 @@ pub(super) struct Tiles<'a> {
     pub(super) tiles: [&'a [u8]; TILES + AHEAD],
     /// Of the chunk.
     pub(super) count: usize,
+}
+
+/// How many of `left` queries are multiplied at once next: nearly equal parts, or a few sizes where registers are few.
+const fn at_once<S: Simd>(left: usize) -> usize {
+    match (S::ACCUMULATORS >= 24, left) {
+        (true, _) => left.div_ceil(left.div_ceil(MOST)),
+        (false, 0..4) => 1 << left.ilog2(),
+        (false, _) => 4,
+    }
 }
 
 fn grow(values: &mut Vec<f32>, len: usize) {

@@ -2,9 +2,11 @@
 
 #![allow(clippy::needless_range_loop)] // indices run over several arrays, as in the formulas
 
+use std::marker::PhantomData;
+
 use super::super::kv_cache::{Layout, TILE};
 use super::super::math::exp;
-use super::super::simd::{LANES, Simd};
+use super::super::simd::{Kernel, LANES, Simd};
 use super::CHUNK;
 use super::element::Element;
 use super::state::{Join, States};
@@ -37,10 +39,28 @@ pub(super) struct Queries<'a> {
     pub(super) visible: &'a [usize; MOST],
 }
 
+/// [`Chunk::attend`] as a function of its own.
+pub(super) struct Attend<'a, 'b, E, const N: usize> {
+    pub(super) chunk: &'a Chunk<'a>,
+    pub(super) queries: &'a Queries<'a>,
+    pub(super) scores: &'a mut [f32],
+    pub(super) states: &'a mut States<'b>,
+    pub(super) element: PhantomData<E>,
+}
+
+impl<E: Element, const N: usize> Kernel for Attend<'_, '_, E, N> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        self.chunk.attend::<S, E, N>(s, self.queries, self.scores, self.states);
+    }
+}
+
 impl Chunk<'_> {
     /// Attends with `N` queries and joins the result to their states.
     #[inline(always)]
-    pub(super) fn attend<S: Simd, E: Element<S>, const N: usize>(
+    fn attend<S: Simd, E: Element, const N: usize>(
         &self,
         s: S,
         queries: &Queries<'_>,
@@ -63,7 +83,8 @@ impl Chunk<'_> {
         let mut joins = [None; N];
         for i in 0..N {
             let row = &mut scores[i * SCORES..(i + 1) * SCORES];
-            let (top, sum) = softmax::<S, E>(s, row, queries.visible[i], self.scale);
+            let (visible, scale) = (queries.visible[i], self.scale);
+            let (top, sum) = s.call(Softmax::<E> { scores: row, visible, scale, element: PhantomData });
             if E::SCALED {
                 self.scale_weights(s, row, queries.visible[i]);
             }
@@ -88,7 +109,7 @@ impl Chunk<'_> {
 
     /// Scores with the positions of tiles `first..first + W`, not yet scaled.
     #[inline(always)]
-    fn scores<S: Simd, E: Element<S>, const N: usize, const W: usize>(
+    fn scores<S: Simd, E: Element, const N: usize, const W: usize>(
         &self,
         s: S,
         first: usize,
@@ -175,7 +196,7 @@ impl Chunk<'_> {
 
     /// Vectors `first..first + W` of the values in `tile`, a row for each `STEP` positions.
     #[inline(always)]
-    fn rows_of<S: Simd, E: Element<S>, const W: usize>(&self, tile: usize, first: usize) -> *const u8 {
+    fn rows_of<S: Simd, E: Element, const W: usize>(&self, tile: usize, first: usize) -> *const u8 {
         let row = self.layout.width / LANES * E::BYTES;
         let values = &self.tiles.tiles[tile][self.layout.values()..];
         assert!(values.len() >= TILE / E::STEP * row && (first + W) * E::BYTES <= row, "a tile has its rows");
@@ -184,7 +205,7 @@ impl Chunk<'_> {
 
     /// Sums of the values' vectors `first..first + W`, weighted, joined to the states.
     #[inline(always)]
-    fn values<S: Simd, E: Element<S>, const N: usize, const W: usize>(
+    fn values<S: Simd, E: Element, const N: usize, const W: usize>(
         &self,
         s: S,
         first: usize,
@@ -254,7 +275,7 @@ impl Chunk<'_> {
 /// # Safety
 /// `at` is readable for as many.
 #[inline(always)]
-unsafe fn load<S: Simd, E: Element<S>, const W: usize>(s: S, at: *const u8) -> [E::Operand; W] {
+unsafe fn load<S: Simd, E: Element, const W: usize>(s: S, at: *const u8) -> [E::Operand<S>; W] {
     // SAFETY: by the contract.
     unsafe {
         let mut operands = [E::load(s, at); W];
@@ -265,27 +286,39 @@ unsafe fn load<S: Simd, E: Element<S>, const W: usize>(s: S, at: *const u8) -> [
     }
 }
 
-/// Turns scores into rounded `exp(scale * (score - highest))`; returns the highest score and the sum of weights, position
-/// `p` added to lane `p % 16`. Weights past the `visible` ones are zero, up to a whole vector.
-#[inline(always)]
-fn softmax<S: Simd, E: Element<S>>(s: S, scores: &mut [f32], visible: usize, scale: f32) -> (f32, f32) {
-    let scores = &mut scores[..visible.next_multiple_of(LANES)];
-    scores[visible..].fill(f32::NEG_INFINITY);
-    let (vectors, _) = scores.as_chunks_mut::<LANES>();
-    let mut highest = [f32::NEG_INFINITY; LANES];
-    for vector in vectors.iter() {
-        for i in 0..LANES {
-            highest[i] = if vector[i] > highest[i] { vector[i] } else { highest[i] };
+/// Turns scores into rounded `exp(scale * (score - highest))`; gives the highest score and the sum of weights, position `p`
+/// added to lane `p % 16`. Weights past the `visible` ones are zero, up to a whole vector.
+struct Softmax<'a, E> {
+    scores: &'a mut [f32],
+    visible: usize,
+    scale: f32,
+    element: PhantomData<E>,
+}
+
+impl<E: Element> Kernel for Softmax<'_, E> {
+    type Output = (f32, f32);
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> (f32, f32) {
+        let scores = &mut self.scores[..self.visible.next_multiple_of(LANES)];
+        scores[self.visible..].fill(f32::NEG_INFINITY);
+        let (vectors, _) = scores.as_chunks_mut::<LANES>();
+        let mut highest = [f32::NEG_INFINITY; LANES];
+        for vector in vectors.iter() {
+            for i in 0..LANES {
+                highest[i] = if vector[i] > highest[i] { vector[i] } else { highest[i] };
+            }
         }
-    }
-    let top = highest.into_iter().fold(f32::NEG_INFINITY, |top, score| if score > top { score } else { top });
-    let mut sums = s.zero();
-    for vector in vectors {
-        for score in vector.iter_mut() {
-            *score = E::round(exp((*score - top) * scale));
+        let top =
+            highest.into_iter().fold(f32::NEG_INFINITY, |top, score| if score > top { score } else { top });
+        let mut sums = s.zero();
+        for vector in vectors {
+            for score in vector.iter_mut() {
+                *score = E::round(exp((*score - top) * self.scale));
+            }
+            // SAFETY: sixteen values.
+            sums = s.add(sums, unsafe { s.load(vector.as_ptr()) });
         }
-        // SAFETY: sixteen values.
-        sums = s.add(sums, unsafe { s.load(vector.as_ptr()) });
+        (top, s.sum(sums))
     }
-    (top, s.sum(sums))
 }

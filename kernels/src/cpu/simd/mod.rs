@@ -29,6 +29,10 @@ pub trait Simd: Copy + Send + Sync {
     /// Whether [`Simd::dot_pairs`] is one instruction.
     const HAS_DOT: bool = false;
 
+    /// Runs `kernel` in a function of its own, compiled for this set: for what several callers share, or what makes them
+    /// so large that they take minutes to compile.
+    fn call<K: Kernel>(self, kernel: K) -> K::Output;
+
     /// The same value in all lanes.
     fn splat(self, value: f32) -> Self::V;
     /// `a + b`.
@@ -200,14 +204,14 @@ impl Isa {
     pub fn run<K: Kernel>(self, kernel: K) -> K::Output {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            Set::Avx512Bf16(proof) if K::USES_DOT => proof.run_with_dot(kernel),
+            Set::Avx512Bf16(proof) if K::USES_DOT => proof.call(kernel),
             #[cfg(target_arch = "x86_64")]
-            Set::Avx512Bf16(proof) => proof.without_dot().run(kernel),
+            Set::Avx512Bf16(proof) => proof.without_dot().call(kernel),
             #[cfg(target_arch = "x86_64")]
-            Set::Avx512(proof) => proof.run(kernel),
+            Set::Avx512(proof) => proof.call(kernel),
             #[cfg(target_arch = "x86_64")]
-            Set::Avx2(proof) => proof.run(kernel),
-            Set::Plain => kernel.run(plain::Plain),
+            Set::Avx2(proof) => proof.call(kernel),
+            Set::Plain => plain::Plain.call(kernel),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Sixteen lanes in an array: any architecture. Where the compiler knows a fused multiply-add it vectorises.
 
-use super::{LANES, Simd};
+use super::{Kernel, LANES, Simd};
 
 /// Plain Rust; always there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -10,6 +10,11 @@ impl Simd for Plain {
     type V = [f32; LANES];
     type Pairs = [u32; LANES];
     const ACCUMULATORS: usize = 6;
+
+    #[inline(never)]
+    fn call<K: Kernel>(self, kernel: K) -> K::Output {
+        kernel.run(self)
+    }
 
     #[inline(always)]
     fn splat(self, value: f32) -> Self::V {

@@ -20,29 +20,33 @@ impl<const DOT: bool> Avx512<DOT> {
     }
 }
 
-impl Avx512<false> {
-    #[inline]
-    pub(super) fn run<K: Kernel>(self, kernel: K) -> K::Output {
-        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-        fn compiled<K: Kernel>(simd: Avx512<false>, kernel: K) -> K::Output {
-            kernel.run(simd)
-        }
-        // SAFETY: the token proves the features.
-        unsafe { compiled(self, kernel) }
-    }
+/// A kernel in a function of its own, compiled for the set.
+pub(super) trait Compiled {
+    fn compiled<K: Kernel>(self, kernel: K) -> K::Output;
 }
 
-impl Avx512<true> {
-    #[inline]
-    pub(super) fn run_with_dot<K: Kernel>(self, kernel: K) -> K::Output {
-        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
-        fn compiled<K: Kernel>(simd: Avx512<true>, kernel: K) -> K::Output {
-            kernel.run(simd)
+macro_rules! compiled {
+    ($set:ty, $features:literal) => {
+        impl Compiled for $set {
+            #[inline(always)]
+            fn compiled<K: Kernel>(self, kernel: K) -> K::Output {
+                #[inline(never)]
+                #[target_feature(enable = $features)]
+                fn apart<K: Kernel>(simd: $set, kernel: K) -> K::Output {
+                    kernel.run(simd)
+                }
+                // SAFETY: the token proves the features.
+                unsafe { apart(self, kernel) }
+            }
         }
-        // SAFETY: the token proves the features.
-        unsafe { compiled(self, kernel) }
-    }
+    };
+}
 
+compiled!(Avx512<true>, "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c");
+compiled!(Avx512<false>, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c");
+compiled!(Avx2, "avx2,fma,f16c");
+
+impl Avx512<true> {
     #[inline]
     pub(super) fn without_dot(self) -> Avx512<false> {
         Avx512(())
@@ -50,11 +54,19 @@ impl Avx512<true> {
 }
 
 // In this `impl`, SAFETY of the arithmetic: the token proves that the machine has the instructions.
-impl<const DOT: bool> Simd for Avx512<DOT> {
+impl<const DOT: bool> Simd for Avx512<DOT>
+where
+    Self: Compiled,
+{
     type V = __m512;
     type Pairs = __m512i;
     const ACCUMULATORS: usize = 24;
     const HAS_DOT: bool = DOT;
+
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) -> K::Output {
+        self.compiled(kernel)
+    }
 
     #[inline(always)]
     fn splat(self, value: f32) -> __m512 {
@@ -236,22 +248,17 @@ impl Avx2 {
             && is_x86_feature_detected!("f16c");
         has.then_some(Self(()))
     }
-
-    #[inline]
-    pub(super) fn run<K: Kernel>(self, kernel: K) -> K::Output {
-        #[target_feature(enable = "avx2,fma,f16c")]
-        fn compiled<K: Kernel>(simd: Avx2, kernel: K) -> K::Output {
-            kernel.run(simd)
-        }
-        // SAFETY: the token proves the features.
-        unsafe { compiled(self, kernel) }
-    }
 }
 
 impl Simd for Avx2 {
     type V = [__m256; 2];
     type Pairs = [__m256i; 2];
     const ACCUMULATORS: usize = 6;
+
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) -> K::Output {
+        self.compiled(kernel)
+    }
 
     #[inline(always)]
     fn splat(self, value: f32) -> Self::V {

@@ -7,6 +7,7 @@ mod arithmetic;
 mod scratch;
 mod tile;
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::super::matrix::Storage;
@@ -148,7 +149,8 @@ impl Part<'_> {
                 ($(($mr:literal, $nr:literal)),*) => {
                     match (height, width) {
                         $(($mr, $nr) if const { $mr * $nr <= S::ACCUMULATORS } => {
-                            if let Some(sums) = tile.sums::<S, A, $mr, $nr>(s, unfinished) {
+                            let sums = s.call(Sums::<A, $mr, $nr> { tile, unfinished, arithmetic: PhantomData });
+                            if let Some(sums) = sums {
                                 self.put_tile::<$mr, $nr>(pass.first, n, apart, sums);
                             }
                         })*
@@ -200,7 +202,7 @@ impl Part<'_> {
     }
 
     /// Writes a tile's sums: of every `apart`-th weight row from `n` on, and rows of `x` from `m` on.
-    #[inline(always)]
+    #[inline(never)]
     fn put_tile<const MR: usize, const NR: usize>(
         &self,
         m: usize,
@@ -228,6 +230,22 @@ impl Part<'_> {
             }
             y.copy_from_slice(&sums);
         }
+    }
+}
+
+/// [`Tile::sums`] as a function of its own.
+struct Sums<'a, A, const MR: usize, const NR: usize> {
+    tile: Tile<'a>,
+    unfinished: &'a mut [Line],
+    arithmetic: PhantomData<A>,
+}
+
+impl<A: Arithmetic, const MR: usize, const NR: usize> Kernel for Sums<'_, A, MR, NR> {
+    type Output = Option<[[f32; NR]; MR]>;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> Self::Output {
+        self.tile.sums::<S, A, MR, NR>(s, self.unfinished)
     }
 }
 

@@ -8,6 +8,8 @@
 
 mod tile;
 
+use std::marker::PhantomData;
+
 use super::super::packed::{Format, PANEL, Packed};
 use super::super::simd::integer::{IntegerKernel, Integers};
 use super::super::simd::{LANES, Simd};
@@ -89,9 +91,8 @@ impl Product<'_> {
                     ($($mr:literal: $($nr:literal)*,)*) => {
                         match (height, width) {
                             $($(($mr, $nr) if const { is_used::<S, K>($mr, $nr) } => {
-                                // SAFETY: the rows and panels from there on are as many.
-                                let sums = unsafe { K::sums::<S, $mr, $nr>(s, &t) };
-                                self.put::<S, $mr, $nr>(s, m, n, apart, sums);
+                                let kind = PhantomData::<K>;
+                                s.call(Block::<K, $mr, $nr> { product: self, t, m, n, apart, kind });
                             })*)*
                             _ => unreachable!("every tile height and width has an arm"),
                         }
@@ -125,26 +126,34 @@ impl Product<'_> {
             prefetch,
         }
     }
+}
 
-    /// Writes a tile's sums.
+/// `MR` rows of `x`, from `m` on, by `NR` panels: every `apart`-th from the task's `n`-th on.
+struct Block<'a, K, const MR: usize, const NR: usize> {
+    product: &'a Product<'a>,
+    t: Tile<'a>,
+    m: usize,
+    n: usize,
+    apart: usize,
+    kind: PhantomData<K>,
+}
+
+impl<K: Kind, const MR: usize, const NR: usize> IntegerKernel for Block<'_, K, MR, NR> {
+    type Output = ();
+
     #[inline(always)]
-    fn put<S: Integers, const MR: usize, const NR: usize>(
-        &self,
-        s: S,
-        m: usize,
-        n: usize,
-        apart: usize,
-        sums: [[<S::Floats as Simd>::V; NR]; MR],
-    ) {
-        let (_, scales, _) = self.part.x.codes();
-        let f = s.floats();
+    fn run<S: Integers>(self, s: S) {
+        // SAFETY: the rows and panels from there on are as many.
+        let sums = unsafe { K::sums::<S, MR, NR>(s, &self.t) };
+        let (part, f) = (self.product.part, s.floats());
+        let (_, scales, _) = part.x.codes();
         for (i, sums) in sums.into_iter().enumerate() {
             // SAFETY: one at a time.
-            let y = unsafe { self.part.y(m + i) };
+            let y = unsafe { part.y(self.m + i) };
             for (j, sum) in sums.into_iter().enumerate() {
-                let first = (n + j * apart) * PANEL;
-                let sum = f.mul(sum, f.splat(scales[m + i]));
-                self.part.put_lanes(f, &mut y[first..], first, sum);
+                let first = (self.n + j * self.apart) * PANEL;
+                let sum = f.mul(sum, f.splat(scales[self.m + i]));
+                part.put_lanes(f, &mut y[first..], first, sum);
             }
         }
     }

@@ -13,16 +13,6 @@ impl AvxVnni {
     pub(super) fn detect() -> Option<Self> {
         Avx2::detect().filter(|_| is_x86_feature_detected!("avxvnni")).map(Self)
     }
-
-    #[inline]
-    pub(super) fn run<K: IntegerKernel>(self, kernel: K) -> K::Output {
-        #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
-        fn compiled<K: IntegerKernel>(simd: AvxVnni, kernel: K) -> K::Output {
-            kernel.run(simd)
-        }
-        // SAFETY: the token proves the features.
-        unsafe { compiled(self, kernel) }
-    }
 }
 
 /// AVX2 without VNNI: pairs of products of 16 bits.
@@ -33,24 +23,25 @@ impl Avx2Madd {
     pub(super) fn detect() -> Option<Self> {
         Avx2::detect().map(Self)
     }
-
-    #[inline]
-    pub(super) fn run<K: IntegerKernel>(self, kernel: K) -> K::Output {
-        #[target_feature(enable = "avx2,fma,f16c")]
-        fn compiled<K: IntegerKernel>(simd: Avx2Madd, kernel: K) -> K::Output {
-            kernel.run(simd)
-        }
-        // SAFETY: the token proves the features.
-        unsafe { compiled(self, kernel) }
-    }
 }
 
 /// What both have in common. SAFETY of all: the token proves that the machine has the instructions.
 macro_rules! common {
-    () => {
+    ($features:literal) => {
         type Floats = Avx2;
         type Codes = [__m256i; 2];
         type Sums = [__m256i; 2];
+
+        #[inline(always)]
+        fn call<K: IntegerKernel>(self, kernel: K) -> K::Output {
+            #[inline(never)]
+            #[target_feature(enable = $features)]
+            fn apart<S: Integers, K: IntegerKernel>(simd: S, kernel: K) -> K::Output {
+                kernel.run(simd)
+            }
+            // SAFETY: the token proves the features.
+            unsafe { apart(self, kernel) }
+        }
 
         #[inline(always)]
         fn floats(self) -> Avx2 {
@@ -122,7 +113,7 @@ macro_rules! common {
 }
 
 impl Integers for AvxVnni {
-    common!();
+    common!("avx2,fma,f16c,avxvnni");
     type Four = __m256i;
     type Small = [__m256i; 2];
     const ACCUMULATORS: usize = 4;
@@ -156,7 +147,7 @@ impl Integers for AvxVnni {
 }
 
 impl Integers for Avx2Madd {
-    common!();
+    common!("avx2,fma,f16c");
     /// As bytes; the even ones as 16 bits; the odd ones.
     type Four = [__m256i; 3];
     /// Pairs of columns in 16 bits: `15 * 127 * 2 * 8 < 2^15`.

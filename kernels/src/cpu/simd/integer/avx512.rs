@@ -13,16 +13,6 @@ impl Avx512Vnni {
     pub(super) fn detect() -> Option<Self> {
         Avx512::<false>::detect().filter(|_| is_x86_feature_detected!("avx512vnni")).map(Self)
     }
-
-    #[inline]
-    pub(super) fn run<K: IntegerKernel>(self, kernel: K) -> K::Output {
-        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-        fn compiled<K: IntegerKernel>(simd: Avx512Vnni, kernel: K) -> K::Output {
-            kernel.run(simd)
-        }
-        // SAFETY: the token proves the features.
-        unsafe { compiled(self, kernel) }
-    }
 }
 
 /// AVX-512 without VNNI: pairs of products of 16 bits.
@@ -33,24 +23,25 @@ impl Avx512Madd {
     pub(super) fn detect() -> Option<Self> {
         Avx512::<false>::detect().map(Self)
     }
-
-    #[inline]
-    pub(super) fn run<K: IntegerKernel>(self, kernel: K) -> K::Output {
-        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-        fn compiled<K: IntegerKernel>(simd: Avx512Madd, kernel: K) -> K::Output {
-            kernel.run(simd)
-        }
-        // SAFETY: the token proves the features.
-        unsafe { compiled(self, kernel) }
-    }
 }
 
 /// What both have in common. SAFETY of all: the token proves that the machine has the instructions.
 macro_rules! common {
-    () => {
+    ($features:literal) => {
         type Floats = Avx512<false>;
         type Codes = __m512i;
         type Sums = __m512i;
+
+        #[inline(always)]
+        fn call<K: IntegerKernel>(self, kernel: K) -> K::Output {
+            #[inline(never)]
+            #[target_feature(enable = $features)]
+            fn apart<S: Integers, K: IntegerKernel>(simd: S, kernel: K) -> K::Output {
+                kernel.run(simd)
+            }
+            // SAFETY: the token proves the features.
+            unsafe { apart(self, kernel) }
+        }
 
         #[inline(always)]
         fn floats(self) -> Avx512<false> {
@@ -112,7 +103,7 @@ macro_rules! common {
 }
 
 impl Integers for Avx512Vnni {
-    common!();
+    common!("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
     type Four = __m512i;
     type Small = __m512i;
     const ACCUMULATORS: usize = 24;
@@ -146,7 +137,7 @@ impl Integers for Avx512Vnni {
 }
 
 impl Integers for Avx512Madd {
-    common!();
+    common!("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c");
     /// As bytes; the even ones as 16 bits; the odd ones.
     type Four = [__m512i; 3];
     /// Pairs of columns in 16 bits: `15 * 127 * 2 * 8 < 2^15`.

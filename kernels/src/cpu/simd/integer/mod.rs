@@ -32,6 +32,8 @@ pub trait Integers: Copy + Send + Sync {
     /// Sums that fit the register file besides the operands.
     const ACCUMULATORS: usize;
 
+    /// Runs `kernel` in a function of its own, compiled for this set ([`Simd::call`]).
+    fn call<K: IntegerKernel>(self, kernel: K) -> K::Output;
     /// The proof for floats.
     fn floats(self) -> Self::Floats;
     /// 64 codes of 8 bits, or twice as many of 4.
@@ -149,14 +151,14 @@ impl IntegerIsa {
     pub fn run<K: IntegerKernel>(self, kernel: K) -> K::Output {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            IntegerSet::Avx512Vnni(proof) => proof.run(kernel),
+            IntegerSet::Avx512Vnni(proof) => proof.call(kernel),
             #[cfg(target_arch = "x86_64")]
-            IntegerSet::Avx512(proof) => proof.run(kernel),
+            IntegerSet::Avx512(proof) => proof.call(kernel),
             #[cfg(target_arch = "x86_64")]
-            IntegerSet::AvxVnni(proof) => proof.run(kernel),
+            IntegerSet::AvxVnni(proof) => proof.call(kernel),
             #[cfg(target_arch = "x86_64")]
-            IntegerSet::Avx2(proof) => proof.run(kernel),
-            IntegerSet::Plain => kernel.run(plain::PlainIntegers),
+            IntegerSet::Avx2(proof) => proof.call(kernel),
+            IntegerSet::Plain => plain::PlainIntegers.call(kernel),
         }
     }
 }

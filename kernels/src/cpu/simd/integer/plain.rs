@@ -2,7 +2,7 @@
 
 use super::super::plain::Plain;
 use super::super::{LANES, Simd};
-use super::Integers;
+use super::{IntegerKernel, Integers};
 
 /// Plain Rust; always there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,6 +15,11 @@ impl Integers for PlainIntegers {
     type Sums = [i32; LANES];
     type Small = [i32; LANES];
     const ACCUMULATORS: usize = 4;
+
+    #[inline(never)]
+    fn call<K: IntegerKernel>(self, kernel: K) -> K::Output {
+        kernel.run(self)
+    }
 
     #[inline(always)]
     fn floats(self) -> Plain {
