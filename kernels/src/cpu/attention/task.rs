@@ -65,7 +65,7 @@ impl<'a> Task<'a> {
         let Room { mut queries, mut scores, states: mut own, mut gathered } = room;
         let (layout, count) = (self.a.cache.layout(), self.piece.rows.len() * self.group);
         let stride = States::stride(layout);
-        self.encode_queries::<S, E>(&mut queries);
+        self.encode_queries::<E>(&mut queries);
         grow(&mut scores, MOST * SCORES);
         grow(&mut own, count * stride);
         for chunk in self.piece.chunks.clone() {
@@ -109,7 +109,7 @@ impl<'a> Task<'a> {
     }
 
     #[inline(always)]
-    fn encode_queries<S: Simd, E: Element>(&self, queries: &mut Vec<f32>) {
+    fn encode_queries<E: Element>(&self, queries: &mut Vec<f32>) {
         let (width, head_dim) = (self.a.cache.layout().width, self.a.cache.shape().head_dim);
         let count = self.piece.rows.len() * self.group;
         grow(queries, count * width);

@@ -196,7 +196,7 @@ impl Chunk<'_> {
 
     /// Vectors `first..first + W` of the values in `tile`, a row for each `STEP` positions.
     #[inline(always)]
-    fn rows_of<S: Simd, E: Element, const W: usize>(&self, tile: usize, first: usize) -> *const u8 {
+    fn rows_of<E: Element, const W: usize>(&self, tile: usize, first: usize) -> *const u8 {
         let row = self.layout.width / LANES * E::BYTES;
         let values = &self.tiles.tiles[tile][self.layout.values()..];
         assert!(values.len() >= TILE / E::STEP * row && (first + W) * E::BYTES <= row, "a tile has its rows");
@@ -220,7 +220,7 @@ impl Chunk<'_> {
         let common = visible[0] - visible[0] % E::STEP;
         for start in (0..common).step_by(TILE) {
             let ahead = self.after_values(start / TILE).wrapping_add(first * E::BYTES);
-            let values = self.rows_of::<S, E, W>(start / TILE, first);
+            let values = self.rows_of::<E, W>(start / TILE, first);
             for step in 0..(common - start).min(TILE) / E::STEP {
                 let (position, at) = (start + step * E::STEP, step * row);
                 // SAFETY: a tile has a row for each step, with these operands.
@@ -239,7 +239,7 @@ impl Chunk<'_> {
             let at = position % TILE / E::STEP * row;
             // SAFETY: as above.
             let operands =
-                unsafe { load::<S, E, W>(s, self.rows_of::<S, E, W>(position / TILE, first).add(at)) };
+                unsafe { load::<S, E, W>(s, self.rows_of::<E, W>(position / TILE, first).add(at)) };
             for n in 0..N {
                 if position >= visible[n] {
                     continue;
