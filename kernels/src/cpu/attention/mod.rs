@@ -19,11 +19,11 @@ mod tile;
 use std::ops::Range;
 
 use super::Cpu;
-use super::kv_cache::KvCache;
+use super::kv_cache::{KvCache, KvType};
 use super::shared::Shared;
 use plan::{Plan, Shape};
 use state::States;
-use task::{Room, Task};
+use task::{PairTask, Room, Task};
 
 /// Positions whose softmax is taken at once. Fixed: it is part of the arithmetic.
 const CHUNK: usize = 256;
@@ -100,7 +100,8 @@ pub fn attend(
         // SAFETY: participants are distinct among concurrent calls.
         let room = unsafe { &mut rooms.part(participant, 1)[0] };
         let rows = &sequences[piece.sequence];
-        isa.run(Task { a, rows, piece, plan, group, out: &out, states: &states, room });
+        let task = Task { a, rows, piece, plan, group, out: &out, states: &states, room };
+        if shape.kind == KvType::Bf16 { isa.run(PairTask(task)) } else { isa.run(task) }
     });
 }
 

@@ -52,9 +52,21 @@ impl Kernel for Task<'_> {
             KvType::F32 => self.with::<S, F32>(s),
             KvType::F16 => self.with::<S, F16>(s),
             KvType::Int8 => self.with::<S, Int8>(s),
-            KvType::Bf16 if S::HAS_DOT => self.with::<S, Bf16Dot>(s),
-            KvType::Bf16 => self.with::<S, Bf16>(s),
+            KvType::Bf16 => unreachable!("pairs are another kernel's"),
         }
+    }
+}
+
+/// A task over a cache of bfloat16, which are multiplied in pairs.
+pub(super) struct PairTask<'a>(pub(super) Task<'a>);
+
+impl Kernel for PairTask<'_> {
+    type Output = ();
+    const USES_DOT: bool = true;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        if S::HAS_DOT { self.0.with::<S, Bf16Dot>(s) } else { self.0.with::<S, Bf16>(s) }
     }
 }
 

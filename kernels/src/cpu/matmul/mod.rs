@@ -14,8 +14,6 @@ use super::simd::integer::IntegerIsa;
 use super::simd::{Isa, LANES, Simd};
 pub(super) use float::PREFETCH_BYTES;
 
-/// Rows of weights a task takes are a multiple of this, so that tiles of 3 and of 4 rows fit.
-const ROW_MULTIPLE: usize = 12;
 /// Bytes of weights a task takes at most: they stay in the second-level cache while the rows of `x` pass by.
 const TASK_BYTES: usize = 256 << 10;
 /// Multiplications below which waking another thread costs more than it gives.
@@ -114,7 +112,7 @@ fn rows_per_task(cpu: &Cpu, m: usize, rows: usize, weights: &WeightMatrix) -> us
         let multiple = integer::row_multiple(m, packed.layout().format);
         return (by_bytes.min(by_threads) / multiple).max(1) * multiple;
     }
-    let multiple = ROW_MULTIPLE;
+    let multiple = float::row_multiple(m);
     by_bytes.min(by_threads).next_multiple_of(multiple).max(multiple)
 }
 

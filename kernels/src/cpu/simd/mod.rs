@@ -49,6 +49,25 @@ pub trait Simd: Copy + Send + Sync {
         [self.sum(v[0]), self.sum(v[1]), self.sum(v[2]), self.sum(v[3])]
     }
 
+    /// Lane `j` of vector `i` becomes lane `i` of vector `j`; lanes may hold any bits.
+    #[inline(always)]
+    fn transpose(self, rows: [Self::V; LANES]) -> [Self::V; LANES] {
+        let (mut lanes, mut columns) = ([[0f32; LANES]; LANES], rows);
+        for (row, lanes) in rows.into_iter().zip(&mut lanes) {
+            // SAFETY: sixteen values.
+            unsafe { self.store(row, lanes.as_mut_ptr()) };
+        }
+        for (j, column) in columns.iter_mut().enumerate() {
+            let mut turned = [0f32; LANES];
+            for i in 0..LANES {
+                turned[i] = lanes[i][j];
+            }
+            // SAFETY: sixteen values.
+            *column = unsafe { self.load(turned.as_ptr()) };
+        }
+        columns
+    }
+
     /// Sixteen values.
     ///
     /// # Safety

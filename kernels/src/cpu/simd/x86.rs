@@ -120,6 +120,36 @@ where
     }
 
     #[inline(always)]
+    fn transpose(self, rows: [__m512; LANES]) -> [__m512; LANES] {
+        let (mut pairs, mut fours, mut columns) = (rows, rows, rows);
+        // SAFETY: the token.
+        unsafe {
+            for i in 0..8 {
+                pairs[2 * i] = _mm512_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);
+                pairs[2 * i + 1] = _mm512_unpackhi_ps(rows[2 * i], rows[2 * i + 1]);
+            }
+            // Of four rows, every fourth column, in a quarter of a vector each.
+            for i in (0..16).step_by(4) {
+                for half in 0..2 {
+                    let (a, b) = (_mm512_castps_pd(pairs[i + half]), _mm512_castps_pd(pairs[i + half + 2]));
+                    fours[i + 2 * half] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
+                    fours[i + 2 * half + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+                }
+            }
+            for i in 0..4 {
+                let (a, b, c, d) = (fours[i], fours[4 + i], fours[8 + i], fours[12 + i]);
+                let even = [_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0x88>(c, d)];
+                let odd = [_mm512_shuffle_f32x4::<0xdd>(a, b), _mm512_shuffle_f32x4::<0xdd>(c, d)];
+                columns[i] = _mm512_shuffle_f32x4::<0x88>(even[0], even[1]);
+                columns[4 + i] = _mm512_shuffle_f32x4::<0x88>(odd[0], odd[1]);
+                columns[8 + i] = _mm512_shuffle_f32x4::<0xdd>(even[0], even[1]);
+                columns[12 + i] = _mm512_shuffle_f32x4::<0xdd>(odd[0], odd[1]);
+            }
+        }
+        columns
+    }
+
+    #[inline(always)]
     unsafe fn load(self, from: *const f32) -> __m512 {
         // SAFETY: the token and the contract.
         unsafe { _mm512_loadu_ps(from) }

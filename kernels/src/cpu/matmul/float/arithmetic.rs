@@ -44,6 +44,16 @@ pub(super) trait Arithmetic {
     /// # Safety
     /// `from` is readable for the weights of `COLUMNS`.
     unsafe fn weights<S: Simd>(simd: S, from: *const u8, part: usize) -> Self::Operand<S>;
+    /// The same as 32 bits a lane.
+    ///
+    /// # Safety
+    /// As for [`Arithmetic::weights`].
+    unsafe fn lanes<S: Simd>(simd: S, from: *const u8, part: usize) -> S::V;
+    /// The 32 bits at `from`, in every lane.
+    ///
+    /// # Safety
+    /// `from` is readable for 4 bytes, and aligned to them.
+    unsafe fn splat<S: Simd>(simd: S, from: *const u8) -> Self::Operand<S>;
     /// Adds the products to `sum`.
     fn add<S: Simd>(simd: S, x: Self::Operand<S>, weights: Self::Operand<S>, sum: S::V) -> S::V;
 }
@@ -116,6 +126,18 @@ impl<E: Element> Arithmetic for Wide<E> {
     }
 
     #[inline(always)]
+    unsafe fn lanes<S: Simd>(s: S, from: *const u8, part: usize) -> S::V {
+        // SAFETY: by the contract.
+        unsafe { Self::weights(s, from, part) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat<S: Simd>(s: S, from: *const u8) -> S::V {
+        // SAFETY: by the contract.
+        s.splat(unsafe { *from.cast() })
+    }
+
+    #[inline(always)]
     fn add<S: Simd>(s: S, x: S::V, weights: S::V, sum: S::V) -> S::V {
         s.fma(x, weights, sum)
     }
@@ -144,6 +166,18 @@ impl Arithmetic for Dot {
     unsafe fn weights<S: Simd>(s: S, from: *const u8, _: usize) -> S::Pairs {
         // SAFETY: by the contract.
         unsafe { s.load_pairs(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn lanes<S: Simd>(s: S, from: *const u8, _: usize) -> S::V {
+        // SAFETY: by the contract.
+        unsafe { s.load(from.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat<S: Simd>(s: S, from: *const u8) -> S::Pairs {
+        // SAFETY: by the contract.
+        s.splat_pair(unsafe { *from.cast() })
     }
 
     #[inline(always)]
@@ -186,6 +220,18 @@ impl Arithmetic for Split {
         // SAFETY: by the contract.
         let pairs = unsafe { s.load_pairs(from) };
         if part == 0 { s.widen_odd(pairs) } else { s.widen_even(pairs) }
+    }
+
+    #[inline(always)]
+    unsafe fn lanes<S: Simd>(s: S, from: *const u8, part: usize) -> S::V {
+        // SAFETY: by the contract.
+        unsafe { Self::weights(s, from, part) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat<S: Simd>(s: S, from: *const u8) -> S::V {
+        // SAFETY: by the contract.
+        s.splat(unsafe { *from.cast() })
     }
 
     #[inline(always)]

@@ -1,9 +1,10 @@
 //! Weights that are floating-point numbers, where they lie in the file.
 //!
-//! [`arithmetic`] says in which order products are summed. Tiles keep up to 24 such sums in registers while a task's weights
+//! [`arithmetic`] says in which order products are summed. With many rows of `x` see [`panel`]. With few, tiles keep up to 24 such sums in registers while a task's weights
 //! pass by; the rows of `x` they belong to are packed first, side by side, so that they fit the first-level cache.
 
 mod arithmetic;
+mod panel;
 mod scratch;
 mod tile;
 
@@ -21,6 +22,8 @@ use tile::{Ahead, Tile};
 /// Bytes of packed `x` that stay in the first-level cache while a task's weights pass by: a tile's rows, or a block of
 /// their columns.
 const X_BLOCK_BYTES: usize = 16 << 10;
+/// Rows of weights a task takes are a multiple of this, so that tiles of 3 and of 4 rows fit.
+const TILE_ROWS: usize = 12;
 /// Rows of `x` from which on it pays to widen them before, where a dot product is several instructions.
 const SPLIT_ROWS: usize = 3;
 
@@ -35,9 +38,9 @@ impl Kernel for Product<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         match self.part.linear.weights.storage() {
-            Storage::Bf16(w) => self.part.tiles::<S, Wide<Bf16>>(s, w),
-            Storage::F16(w) => self.part.tiles::<S, Wide<F16>>(s, w),
-            Storage::F32(w) => self.part.tiles::<S, Wide<F32>>(s, w),
+            Storage::Bf16(w) => self.part.product::<S, Wide<Bf16>>(s, w),
+            Storage::F16(w) => self.part.product::<S, Wide<F16>>(s, w),
+            Storage::F32(w) => self.part.product::<S, Wide<F32>>(s, w),
             Storage::Packed(_) => unreachable!("packed weights are multiplied as integers"),
         }
     }
@@ -57,31 +60,41 @@ impl Kernel for PairProduct<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         if S::HAS_DOT || self.part.x.rows() < SPLIT_ROWS {
-            self.part.tiles::<S, Dot>(s, self.weights)
+            self.part.product::<S, Dot>(s, self.weights)
         } else {
-            self.part.tiles::<S, Split>(s, self.weights)
+            self.part.product::<S, Split>(s, self.weights)
         }
     }
 }
 
+/// Rows of a task are a multiple of this.
+pub(super) fn row_multiple(m: usize) -> usize {
+    if m < panel::LEAST_ROWS { TILE_ROWS } else { panel::WIDEST }
+}
+
 impl Part<'_> {
+    /// All rows of `x` against all of the task's weights, which lie in `w`.
+    #[inline(always)]
+    fn product<S: Simd, A: Arithmetic>(&self, s: S, w: &[u8]) {
+        if self.x.rows() < panel::LEAST_ROWS { self.tiles::<S, A>(s, w) } else { self.panels::<S, A>(s, w) }
+    }
+
     /// All tiles: `x` in tiles of nearly equal height, and for each of them, block by block of columns, all weights.
     #[inline(always)]
     fn tiles<S: Simd, A: Arithmetic>(&self, s: S, w: &[u8]) {
         let (k, rows) = (self.linear.weights.cols(), self.x.rows());
         // Two tiles of four rows are faster than one of eight by three rows of weights: the second asks for the next task's.
         let highest = if S::ACCUMULATORS >= 24 { 6 } else { 2 };
-        let tiles = rows.div_ceil(highest);
-        let (height, taller) = (rows / tiles, rows % tiles);
-        let tallest = height + usize::from(taller > 0);
+        let heights = tile_heights(rows, highest);
+        let (tiles, tallest) = (heights.tiles, heights.tallest());
         let width = if tallest * 4 <= S::ACCUMULATORS { 4 } else { 3 };
         let block = block_columns::<A>(tallest, k);
         let mut scratch = Scratch::take();
         let unfinished = if block < k { self.count * tallest } else { 0 };
-        let (packed, unfinished) = scratch.parts(block.div_ceil(A::COLUMNS) * A::PARTS * tallest, unfinished);
+        let packed = block.div_ceil(A::COLUMNS) * A::PARTS * tallest;
+        let [packed, unfinished, _] = scratch.parts([packed, unfinished, 0]);
         let mut first = 0;
-        for tile in 0..tiles {
-            let height = height + usize::from(tile < taller);
+        for (tile, height) in heights.enumerate() {
             self.prefetch_y(s, first, height);
             for from in (0..k).step_by(block) {
                 let columns = from..k.min(from + block);
@@ -264,6 +277,35 @@ struct Pass<'a> {
     /// Which tile of `x` it is, and of how many.
     tile: usize,
     tiles: usize,
+}
+
+/// Heights of tiles: nearly equal, the taller ones first.
+#[derive(Clone, Copy)]
+struct Heights {
+    rows: usize,
+    tiles: usize,
+}
+
+/// The fewest tiles of at most `highest` rows.
+fn tile_heights(rows: usize, highest: usize) -> Heights {
+    Heights { rows, tiles: rows.div_ceil(highest) }
+}
+
+impl Heights {
+    fn tallest(self) -> usize {
+        self.rows.div_ceil(self.tiles)
+    }
+}
+
+impl Iterator for Heights {
+    type Item = usize;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<usize> {
+        let height = (self.tiles > 0).then(|| self.tallest())?;
+        (self.rows, self.tiles) = (self.rows - height, self.tiles - 1);
+        Some(height)
+    }
 }
 
 /// Columns of a block: what fits of `k`, in whole steps and cache lines.

@@ -9,15 +9,12 @@ pub(super) struct Line(#[allow(dead_code)] [u8; LINE_BYTES]); // read through po
 
 pub(super) const LINE_BYTES: usize = 64;
 
-/// Packed rows of `x`, and sums whose columns are not all in.
+/// Packed rows of `x`, sums whose columns are not all in, weights laid out.
 #[derive(Default)]
-pub(super) struct Scratch {
-    x: Vec<Line>,
-    sums: Vec<Line>,
-}
+pub(super) struct Scratch([Vec<Line>; 3]);
 
 thread_local! {
-    static KEPT: Cell<Scratch> = const { Cell::new(Scratch { x: Vec::new(), sums: Vec::new() }) };
+    static KEPT: Cell<Scratch> = const { Cell::new(Scratch([const { Vec::new() }; 3])) };
 }
 
 impl Scratch {
@@ -31,14 +28,17 @@ impl Scratch {
         KEPT.set(self);
     }
 
-    /// So many lines for packed `x` and for sums, with any contents.
-    pub(super) fn parts(&mut self, x: usize, sums: usize) -> (&mut [Line], &mut [Line]) {
-        for (lines, count) in [(&mut self.x, x), (&mut self.sums, sums)] {
+    /// So many lines of each, with any contents.
+    pub(super) fn parts(&mut self, counts: [usize; 3]) -> [&mut [Line]; 3] {
+        let mut i = 0;
+        self.0.each_mut().map(|lines| {
+            let count = counts[i];
+            i += 1;
             if lines.len() < count {
                 lines.resize(count, Line([0; LINE_BYTES]));
             }
-        }
-        (&mut self.x[..x], &mut self.sums[..sums])
+            &mut lines[..count]
+        })
     }
 }
 
