@@ -46,8 +46,8 @@ const MOST_ACCUMULATORS: usize = 24;
 
 /// Rows of a task are a multiple of this: the panels of a tile, so that none are left over to be read one by one.
 pub(super) fn row_multiple(m: usize, format: Format) -> usize {
-    let tiles = m.div_ceil(MOST_ACCUMULATORS / 2).max(1);
     let registers = if format.has_groups() { 2 } else { 1 };
+    let tiles = m.div_ceil(tallest(MOST_ACCUMULATORS, registers)).max(1);
     widest(MOST_ACCUMULATORS / registers, m.div_ceil(tiles).max(1)) * PANEL
 }
 
@@ -63,9 +63,15 @@ const fn widest(budget: usize, height: usize) -> usize {
     }
 }
 
+/// Rows of a tile at most: two panels beside each other, where registers are many.
+const fn tallest(accumulators: usize, registers: usize) -> usize {
+    if accumulators == MOST_ACCUMULATORS { accumulators / 2 / registers } else { accumulators / 2 }
+}
+
 /// Whether an instruction set has tiles of that size: what it does not use is not compiled for it.
 const fn is_used<S: Integers, K: Kind>(height: usize, width: usize) -> bool {
-    height * 2 <= S::ACCUMULATORS && (width == 1 || width == widest(S::ACCUMULATORS / K::REGISTERS, height))
+    height <= tallest(S::ACCUMULATORS, K::REGISTERS)
+        && (width == 1 || width == widest(S::ACCUMULATORS / K::REGISTERS, height))
 }
 
 impl Product<'_> {
@@ -73,7 +79,7 @@ impl Product<'_> {
     #[inline(always)]
     fn all_tiles<S: Integers, K: Kind>(&self, s: S) {
         let all_m = self.part.x.rows();
-        let tiles = all_m.div_ceil(S::ACCUMULATORS / 2);
+        let tiles = all_m.div_ceil(tallest(S::ACCUMULATORS, K::REGISTERS));
         let (height, taller) = (all_m / tiles, all_m % tiles);
         assert!(self.part.first.is_multiple_of(PANEL), "tasks start at a panel");
         let panels = self.part.count.div_ceil(PANEL);
