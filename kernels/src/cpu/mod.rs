@@ -19,6 +19,7 @@ pub mod rope;
 pub mod sample;
 pub mod simd;
 
+mod prefetch;
 mod shared;
 
 use crate::threads::{Placement, Threads};

@@ -12,7 +12,6 @@ use super::matrix::{Storage, WeightMatrix};
 use super::shared::Shared;
 use super::simd::integer::IntegerIsa;
 use super::simd::{Isa, LANES, Simd};
-pub(super) use float::PREFETCH_BYTES;
 
 /// Bytes of weights a task takes at most: they stay in the second-level cache while the rows of `x` pass by.
 const TASK_BYTES: usize = 256 << 10;

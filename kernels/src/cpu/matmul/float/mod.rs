@@ -12,11 +12,11 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::super::matrix::Storage;
+use super::super::prefetch;
 use super::super::simd::{Kernel, Simd};
 use super::{Part, Write};
 use arithmetic::{Arithmetic, Bf16, Dot, F16, F32, Split, Wide};
 use scratch::{LINE_BYTES, Line, Scratch};
-pub(in crate::cpu) use tile::PREFETCH_BYTES;
 use tile::{Ahead, Tile};
 
 /// Bytes of packed `x` that stay in the first-level cache while a task's weights pass by: a tile's rows, or a block of
@@ -195,7 +195,7 @@ impl Part<'_> {
     #[inline(always)]
     fn ahead(&self, pass: &Pass<'_>, i: usize) -> Ahead {
         match (pass.tile, self.next) {
-            (0, _) => Ahead::Soon,
+            (0, _) => Ahead::Soon(prefetch::distance()),
             (tile, Some(bytes)) if (tile + i).is_multiple_of(pass.tiles - 1) => Ahead::Later(bytes),
             _ => Ahead::Nothing,
         }

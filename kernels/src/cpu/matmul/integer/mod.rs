@@ -11,6 +11,7 @@ mod tile;
 use std::marker::PhantomData;
 
 use super::super::packed::{Format, PANEL, Packed};
+use super::super::prefetch;
 use super::super::simd::integer::{IntegerKernel, Integers};
 use super::super::simd::{LANES, Simd};
 use super::Part;
@@ -92,7 +93,7 @@ impl Product<'_> {
             for i in 0..full + panels % widest {
                 let (width, n, apart) =
                     if i < full { (widest, i, full) } else { (1, full * (widest - 1) + i, 0) };
-                let t = self.tile(m, n, apart, tile == 0);
+                let t = self.tile(m, n, apart, if tile == 0 { prefetch::distance() } else { 0 });
                 macro_rules! sizes {
                     ($($mr:literal: $($nr:literal)*,)*) => {
                         match (height, width) {
@@ -115,7 +116,7 @@ impl Product<'_> {
 
     /// The tile of rows from `m` on and of every `apart`-th panel from the `n`-th of the task on.
     #[inline(always)]
-    fn tile(&self, m: usize, n: usize, apart: usize, prefetch: bool) -> Tile<'_> {
+    fn tile(&self, m: usize, n: usize, apart: usize, ahead: usize) -> Tile<'_> {
         let (layout, x) = (self.packed.layout(), self.part.x);
         let (codes, _, sums) = x.codes();
         let panel = self.part.first / PANEL + n;
@@ -129,7 +130,7 @@ impl Product<'_> {
             zeros: self.packed.zeros().get(panel * layout.panel_scales()..).unwrap_or_default(),
             layout,
             apart,
-            prefetch,
+            ahead,
         }
     }
 }

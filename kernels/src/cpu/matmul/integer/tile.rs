@@ -8,7 +8,6 @@ use super::super::super::input::GROUP;
 use super::super::super::packed::{Format, Layout, PANEL};
 use super::super::super::simd::Simd;
 use super::super::super::simd::integer::Integers;
-use super::super::PREFETCH_BYTES;
 use super::SEGMENT;
 
 /// Bytes that four columns of 8-bit codes, or eight of 4-bit codes, take in a panel.
@@ -28,8 +27,8 @@ pub(super) struct Tile<'a> {
     pub(super) layout: Layout,
     /// Panels from one to the next.
     pub(super) apart: usize,
-    /// Whether to ask for the weights that follow: once for each pass over them.
-    pub(super) prefetch: bool,
+    /// How far ahead to ask for weights: in the first pass over them; 0 in those after it.
+    pub(super) ahead: usize,
 }
 
 /// How sums become floats.
@@ -93,9 +92,9 @@ impl Kind for PerOutput {
                 let mut w = t.weights.as_ptr().add(from * PANEL);
                 let end = x.add(to - from);
                 while x < end {
-                    if t.prefetch {
+                    if t.ahead > 0 {
                         for n in 0..NR {
-                            f.prefetch(w.wrapping_add(n * apart + PREFETCH_BYTES));
+                            f.prefetch(w.wrapping_add(n * apart + t.ahead));
                         }
                     }
                     let mut codes = [s.load(w); NR];
@@ -187,9 +186,9 @@ impl<C: Codes> Kind for Grouped<C> {
                         results[m][n] = f.fma(s.to_floats(sums[m][n]), scale, results[m][n]);
                     }
                 }
-                if t.prefetch {
+                if t.ahead > 0 {
                     for n in 0..NR {
-                        f.prefetch(scales.wrapping_add(n * scales_apart * 2 + PREFETCH_BYTES / 8));
+                        f.prefetch(scales.wrapping_add(n * scales_apart * 2 + t.ahead / 8));
                     }
                 }
                 (x, w) = (x.add(GROUP), w.add(GROUP * PANEL * C::FORMAT.bits() as usize / 8));
@@ -219,8 +218,8 @@ unsafe fn eight_bits<S: Integers, const MR: usize, const NR: usize>(
             let mut codes = [s.load(w.add(step * VECTOR)); NR];
             for n in 0..NR {
                 let at = w.wrapping_add(n * apart + step * VECTOR);
-                if t.prefetch {
-                    s.floats().prefetch(at.wrapping_add(PREFETCH_BYTES));
+                if t.ahead > 0 {
+                    s.floats().prefetch(at.wrapping_add(t.ahead));
                 }
                 codes[n] = s.load(at);
             }
@@ -261,8 +260,8 @@ unsafe fn four_bits<S: Integers, const MR: usize, const NR: usize>(
             let mut high = low;
             for n in 0..NR {
                 let at = w.wrapping_add(n * apart + step * VECTOR);
-                if t.prefetch {
-                    s.floats().prefetch(at.wrapping_add(PREFETCH_BYTES));
+                if t.ahead > 0 {
+                    s.floats().prefetch(at.wrapping_add(t.ahead));
                 }
                 let both = s.load(at);
                 (low[n], high[n]) = (s.low(both), s.high(both));
