@@ -186,12 +186,16 @@ impl<C: Codes> Kind for Grouped<C> {
                         results[m][n] = f.fma(s.to_floats(sums[m][n]), scale, results[m][n]);
                     }
                 }
+                let group_bytes = GROUP * PANEL * C::FORMAT.bits() as usize / 8;
                 if t.ahead > 0 {
                     for n in 0..NR {
                         f.prefetch(scales.wrapping_add(n * scales_apart * 2 + t.ahead / 8));
+                        for at in (0..group_bytes).step_by(VECTOR) {
+                            f.prefetch(w.wrapping_add(n * apart + at + t.ahead));
+                        }
                     }
                 }
-                (x, w) = (x.add(GROUP), w.add(GROUP * PANEL * C::FORMAT.bits() as usize / 8));
+                (x, w) = (x.add(GROUP), w.add(group_bytes));
                 (scales, zero_points) = (scales.add(PANEL * 2), zero_points.wrapping_add(PANEL));
             }
         }
@@ -217,11 +221,7 @@ unsafe fn eight_bits<S: Integers, const MR: usize, const NR: usize>(
         unsafe {
             let mut codes = [s.load(w.add(step * VECTOR)); NR];
             for n in 0..NR {
-                let at = w.wrapping_add(n * apart + step * VECTOR);
-                if t.ahead > 0 {
-                    s.floats().prefetch(at.wrapping_add(t.ahead));
-                }
-                codes[n] = s.load(at);
+                codes[n] = s.load(w.add(n * apart + step * VECTOR));
             }
             for m in 0..MR {
                 let four = s.four(x.add(m * t.code_stride + step * 4));
@@ -259,11 +259,7 @@ unsafe fn four_bits<S: Integers, const MR: usize, const NR: usize>(
             let mut low = [s.load(w.add(step * VECTOR)); NR];
             let mut high = low;
             for n in 0..NR {
-                let at = w.wrapping_add(n * apart + step * VECTOR);
-                if t.ahead > 0 {
-                    s.floats().prefetch(at.wrapping_add(t.ahead));
-                }
-                let both = s.load(at);
+                let both = s.load(w.add(n * apart + step * VECTOR));
                 (low[n], high[n]) = (s.low(both), s.high(both));
             }
             for m in 0..MR {
