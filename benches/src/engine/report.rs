@@ -19,6 +19,9 @@ pub struct Iteration {
     pub latency: Duration,
     /// First submission to the last of the first tokens: prefill of the whole batch.
     pub prefill: Duration,
+    /// Time of a step while all sequences decoded: prompts may take several steps, and who was first is done first. `None` if
+    /// there was no such step.
+    pub decode_step: Option<Duration>,
     /// Output tokens of one sequence.
     pub output_len: u32,
     /// Prompt tokens of one sequence.
@@ -40,24 +43,36 @@ impl Iteration {
             batch: records.len(),
             latency: latest(|record| record.end).saturating_sub(start),
             prefill: latest(|record| record.first_token.unwrap_or_default()).saturating_sub(start),
+            decode_step: step_of_all(records),
             output_len,
             input_len,
         })
     }
 
-    /// Time of one decode step: what follows the last first token, by the steps it took.
-    pub fn decode_step(&self) -> Option<Duration> {
-        let steps = self.output_len.checked_sub(1).filter(|steps| *steps > 0)?;
-        Some(self.latency.saturating_sub(self.prefill) / steps)
-    }
-
     fn decode_tokens_per_second(&self) -> f64 {
-        self.decode_step().map_or(0.0, |step| self.batch as f64 / step.as_secs_f64())
+        self.decode_step.map_or(0.0, |step| self.batch as f64 / step.as_secs_f64())
     }
 
     fn prefill_tokens_per_second(&self) -> f64 {
         self.batch as f64 * f64::from(self.input_len) / self.prefill.as_secs_f64()
     }
+}
+
+/// Time of a step between the last first token and the first end, by the tokens that the sequence which began last got in between.
+fn step_of_all(records: &[Record]) -> Option<Duration> {
+    let last = records.iter().max_by_key(|record| record.first_token)?;
+    let (begin, first_end) = (last.first_token?, records.iter().map(|record| record.end).min()?);
+    let (mut now, mut chunks) = (begin, 0u32);
+    for gap in &last.gaps {
+        if now + *gap > first_end {
+            break;
+        }
+        (now, chunks) = (now + *gap, chunks + 1);
+    }
+    // A chunk brings a token, unless the reader was late.
+    let tokens =
+        f64::from(chunks) * last.output_tokens.saturating_sub(1) as f64 / last.gaps.len().max(1) as f64;
+    (chunks > 0).then(|| (now - begin).div_f64(tokens.max(1.0)))
 }
 
 /// Iterations of one shape, summed up.
@@ -89,7 +104,7 @@ impl LatencyReport {
         };
         let median_time =
             |time: fn(&Iteration) -> Duration| Duration::from_secs_f64(median(&|it| time(it).as_secs_f64()));
-        let decode_step = median_time(|it| it.decode_step().unwrap_or_default());
+        let decode_step = median_time(|it| it.decode_step.unwrap_or_default());
         let (batch, input_len, output_len) =
             iterations.first().map_or((0, 0, 0), |it| (it.batch as u64, it.input_len, it.output_len));
         let context = f64::from(input_len) + f64::from(output_len) / 2.0;
@@ -198,6 +213,7 @@ mod tests {
         let record = |first: u64| Record {
             sent: ms(10),
             first_token: Some(ms(first)),
+            gaps: vec![ms(10); 9],
             end: ms(first + 90),
             prompt_tokens: 50,
             output_tokens: 10,
@@ -205,7 +221,11 @@ mod tests {
         };
         let iteration = Iteration::of(&[record(60), record(110)], 50, 10).expect("both ended whole");
         assert_eq!((iteration.latency, iteration.prefill), (ms(190), ms(100)));
-        assert_eq!(iteration.decode_step(), Some(ms(10)));
+        // Who began first ends amid the other's steps: four of them were steps of both.
+        assert_eq!(iteration.decode_step, Some(ms(10)));
+        let slow_alone = Record { gaps: [[ms(20); 4].as_slice(), &[ms(5); 5]].concat(), ..record(60) };
+        let both = Iteration::of(&[slow_alone, Record { end: ms(140), ..record(20) }], 50, 10);
+        assert_eq!(both.expect("both ended whole").decode_step, Some(ms(20)));
         let cost = StepCost {
             weight_bytes: 1000,
             weights: 500,
@@ -243,10 +263,11 @@ mod tests {
             batch: 1,
             latency: Duration::from_secs(1),
             prefill: Duration::from_secs(1),
+            decode_step: None,
             output_len: 1,
             input_len: 8,
         };
-        assert_eq!(iteration.decode_step(), None);
+        assert_eq!(step_of_all(&[Record { first_token: Some(Duration::ZERO), ..Record::default() }]), None);
         let cost = StepCost { weight_bytes: 1, weights: 1, kv_bytes_per_token: 1, ..StepCost::default() };
         let ceiling = Ceiling { read_bytes_per_second: 1.0, f32: None, bf16: None, int8: None };
         assert_eq!(LatencyReport::of(&[iteration], cost, &ceiling).decode, Shares::default());

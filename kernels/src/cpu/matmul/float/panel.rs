@@ -17,7 +17,7 @@ use super::scratch::{LINE_BYTES, Line, Scratch};
 use super::{block_columns, tile_heights};
 
 /// Rows of `x` from which on laying out the weights is soon paid back.
-pub(super) const LEAST_ROWS: usize = 32;
+pub(super) const LEAST_ROWS: usize = 64;
 /// Chains that are computed and joined together: the first, and the one eight further. In this order, so that each pair is joined to
 /// the one before it, then the two to the two before...
 const FIRST_OF_PAIR: [usize; PAIRS] = [0, 4, 2, 6, 1, 5, 3, 7];
