@@ -1,8 +1,8 @@
 //! Many rows of `x`: a task's weights are first laid out in panels of sixteen outputs, so that an output is a lane and no
 //! vector has to be summed up at the end.
 //!
-//! The sums are those that [`super::arithmetic`] defines, in its order: an output's sixteen lanes are here sixteen chains, one
-//! computed after the other and joined as [`Simd::sum`] joins lanes. So a row's bits do not tell how it was computed.
+//! The sums are those that [`super::arithmetic`] defines, in its order: an output's sixteen lanes are here sixteen chains, two
+//! computed at a time and joined as [`Simd::sum`] joins lanes. So a row's bits do not tell how it was computed.
 
 #![allow(clippy::needless_range_loop)] // m and n index several arrays, as in the formula
 
