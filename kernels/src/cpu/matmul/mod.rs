@@ -115,6 +115,35 @@ fn rows_per_task(cpu: &Cpu, m: usize, rows: usize, weights: &WeightMatrix) -> us
     by_bytes.min(by_threads).next_multiple_of(multiple).max(multiple)
 }
 
+/// Heights of tiles: nearly equal, the taller ones first.
+#[derive(Clone, Copy)]
+struct Heights {
+    rows: usize,
+    tiles: usize,
+}
+
+/// The fewest tiles of at most `highest` rows.
+fn tile_heights(rows: usize, highest: usize) -> Heights {
+    Heights { rows, tiles: rows.div_ceil(highest) }
+}
+
+impl Heights {
+    fn tallest(self) -> usize {
+        self.rows.div_ceil(self.tiles)
+    }
+}
+
+impl Iterator for Heights {
+    type Item = usize;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<usize> {
+        let height = (self.tiles > 0).then(|| self.tallest())?;
+        (self.rows, self.tiles) = (self.rows - height, self.tiles - 1);
+        Some(height)
+    }
+}
+
 /// Some rows of one matrix, for all rows of `x`.
 struct Part<'a> {
     x: &'a Input,

@@ -1,7 +1,8 @@
 //! Weights that are floating-point numbers, where they lie in the file.
 //!
-//! [`arithmetic`] says in which order products are summed. With many rows of `x` see [`panel`]. With few, tiles keep up to 24 such sums in registers while a task's weights
-//! pass by; the rows of `x` they belong to are packed first, side by side, so that they fit the first-level cache.
+//! [`arithmetic`] says in which order products are summed. With many rows of `x` see [`panel`]. With few, tiles keep up to 24
+//! such sums in registers while a task's weights pass by; the rows of `x` they belong to are packed first, side by side, so
+//! that they fit the first-level cache.
 
 mod arithmetic;
 mod panel;
@@ -14,7 +15,7 @@ use std::ops::Range;
 use super::super::matrix::Storage;
 use super::super::prefetch;
 use super::super::simd::{Kernel, Simd};
-use super::{Part, Write};
+use super::{Part, Write, tile_heights};
 use arithmetic::{Arithmetic, Bf16, Dot, F16, F32, Split, Wide};
 use scratch::{LINE_BYTES, Line, Scratch};
 use tile::{Ahead, Tile};
@@ -277,35 +278,6 @@ struct Pass<'a> {
     /// Which tile of `x` it is, and of how many.
     tile: usize,
     tiles: usize,
-}
-
-/// Heights of tiles: nearly equal, the taller ones first.
-#[derive(Clone, Copy)]
-struct Heights {
-    rows: usize,
-    tiles: usize,
-}
-
-/// The fewest tiles of at most `highest` rows.
-fn tile_heights(rows: usize, highest: usize) -> Heights {
-    Heights { rows, tiles: rows.div_ceil(highest) }
-}
-
-impl Heights {
-    fn tallest(self) -> usize {
-        self.rows.div_ceil(self.tiles)
-    }
-}
-
-impl Iterator for Heights {
-    type Item = usize;
-
-    #[inline(always)]
-    fn next(&mut self) -> Option<usize> {
-        let height = (self.tiles > 0).then(|| self.tallest())?;
-        (self.rows, self.tiles) = (self.rows - height, self.tiles - 1);
-        Some(height)
-    }
 }
 
 /// Columns of a block: what fits of `k`, in whole steps and cache lines.

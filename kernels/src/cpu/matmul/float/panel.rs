@@ -11,10 +11,10 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::super::super::simd::{Kernel, LANES, Simd};
-use super::super::Part;
+use super::super::{Part, tile_heights};
 use super::arithmetic::Arithmetic;
+use super::block_columns;
 use super::scratch::{LINE_BYTES, Line, Scratch};
-use super::{block_columns, tile_heights};
 
 /// Rows of `x` from which on laying out the weights is soon paid back.
 pub(super) const LEAST_ROWS: usize = 64;

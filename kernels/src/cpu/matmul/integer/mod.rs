@@ -14,7 +14,7 @@ use super::super::packed::{Format, PANEL, Packed};
 use super::super::prefetch;
 use super::super::simd::integer::{IntegerKernel, Integers};
 use super::super::simd::{LANES, Simd};
-use super::Part;
+use super::{Part, tile_heights};
 use tile::{FourBits, FourBitsZero, Grouped, GroupedBytes, Kind, PerOutput, Tile};
 
 /// Columns whose products fit 32 bits together: `255 * 127 * SEGMENT < 2^31`.
@@ -79,14 +79,11 @@ impl Product<'_> {
     /// All tiles: `x` in tiles of nearly equal height, and for each of them the panels, several at once, then single ones.
     #[inline(always)]
     fn all_tiles<S: Integers, K: Kind>(&self, s: S) {
-        let all_m = self.part.x.rows();
-        let tiles = all_m.div_ceil(tallest(S::ACCUMULATORS, K::REGISTERS));
-        let (height, taller) = (all_m / tiles, all_m % tiles);
+        let heights = tile_heights(self.part.x.rows(), tallest(S::ACCUMULATORS, K::REGISTERS));
         assert!(self.part.first.is_multiple_of(PANEL), "tasks start at a panel");
         let panels = self.part.count.div_ceil(PANEL);
         let mut m = 0;
-        for tile in 0..tiles {
-            let height = height + usize::from(tile < taller);
+        for (tile, height) in heights.enumerate() {
             let widest = widest(S::ACCUMULATORS / K::REGISTERS, height);
             // Each of a tile's panels walks through its own part of the task's.
             let full = panels / widest;
