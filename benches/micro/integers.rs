@@ -103,9 +103,8 @@ fn packing(cpu: &mut Cpu, name: &str, format: Format) {
 fn one_shape(cpu: &mut Cpu, layout: Layout, read: f64, peak: f64) {
     let mut bytes = vec![0; layout.bytes()];
     pack(cpu, &weights(layout.rows, layout.cols), layout, &mut bytes).expect("all weights are finite");
-    let copies: Vec<WeightMatrix> = (0..(BUFFER_BYTES / bytes.len()).clamp(1, 300))
+    let copies: Vec<Packed> = (0..(BUFFER_BYTES / bytes.len()).clamp(1, 300))
         .map(|_| Packed::new(layout, bytes.clone().into()))
-        .map(|packed| WeightMatrix::new(Storage::Packed(packed), layout.rows, layout.cols))
         .collect();
     for m in BATCHES {
         let mut x = Input::default();

@@ -13,6 +13,7 @@ use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::input::{Form, Input};
 use skein_kernels::cpu::matmul::{Write, matmul};
 use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
+use skein_kernels::cpu::packed::{Format, Packed};
 use skein_kernels::cpu::roofline::{self, Kind};
 use skein_kernels::threads::Placement;
 use skein_node::clock;
@@ -42,7 +43,7 @@ fn main() {
         Some(dir) => steps::measure(Path::new(&dir), threads, bandwidth, numbers),
         None => {
             for (name, rows, cols) in shapes::SHAPES {
-                let copies = copies(rows, cols);
+                let copies = copies(cpu, rows, cols);
                 for (form, peak) in [(Form::F32, peaks[0]), (Form::Bf16, peaks[1])] {
                     print!("{name:>13} [{rows}, {cols}] {form:?}:");
                     one_shape(cpu, &copies, form, bandwidth, peak);
@@ -108,15 +109,15 @@ fn giga_operations(cpu: &mut Cpu, kind: Kind) -> f64 {
 }
 
 /// So many copies of a matrix that its weights come from memory when they are used in turn.
-fn copies(rows: usize, cols: usize) -> Vec<WeightMatrix> {
+fn copies(cpu: &mut Cpu, rows: usize, cols: usize) -> Vec<Packed> {
     let bytes = rows * cols * 2;
-    (0..(BUFFER_BYTES / bytes).clamp(1, 300))
-        .map(|_| WeightMatrix::new(Storage::Bf16(noise(bytes).into()), rows, cols))
-        .collect()
+    let matrix = WeightMatrix::new(Storage::Bf16(noise(bytes).into()), rows, cols);
+    // Numbers are laid out as they are: nothing can fail.
+    (0..(BUFFER_BYTES / bytes).clamp(1, 300)).flat_map(|_| Packed::of(cpu, &matrix, Format::Bf16)).collect()
 }
 
 /// One matrix at several batch sizes.
-fn one_shape(cpu: &mut Cpu, copies: &[WeightMatrix], form: Form, bandwidth: f64, peak: f64) {
+fn one_shape(cpu: &mut Cpu, copies: &[Packed], form: Form, bandwidth: f64, peak: f64) {
     let (rows, cols) = (copies[0].rows(), copies[0].cols());
     for m in [1, 2, 4, 8, 16, 32, 128, 512] {
         let mut x = Input::default();

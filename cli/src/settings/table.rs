@@ -218,7 +218,7 @@ pub const FLAGS: &[Flag] = &[
         "DIR",
         ENGINE,
         COMPUTE | RUN,
-        "Where weights converted on the CPU are kept for the next start, or none [default: skein/packed in the user's cache]",
+        "Where weights laid out for the CPU are kept for the next start, or none [default: skein/packed in the user's cache]",
     ),
     switch("enable-prefix-caching", "true", ENGINE, COMPUTE, "Reuse the KV cache of equal prompt prefixes"),
     one(

@@ -12,7 +12,7 @@ pub fn embed(cpu: &mut Cpu, table: &WeightMatrix, tokens: &[u32], out: &mut [f32
     let width = table.cols();
     assert_eq!(out.len(), tokens.len() * width, "out is [tokens, width]");
     let out = Shared::new(out);
-    for_each_row_of(cpu, tokens.len(), width, |row| {
+    for_each_row_of(cpu, tokens.len(), width, |row, _| {
         let token = tokens[row] as usize;
         assert!(token < table.rows(), "token {token} is one of the vocabulary's {}", table.rows());
         // SAFETY: each row is in one task.

@@ -7,8 +7,8 @@ use super::{Cpu, for_each_row_of};
 
 /// Columns that share a scale in formats with groups; sums of codes are kept for as many.
 pub const GROUP: usize = 32;
-/// Codes of a row are padded with zeros to a multiple of this.
-pub(super) const CODE_ALIGN: usize = 64;
+/// Bytes of a cache line.
+const LINE_BYTES: usize = 64;
 
 /// How a row of activations is written down for a multiplication.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -23,21 +23,33 @@ pub enum Form {
 }
 
 /// Rows of activations `[rows, width]`, kept between steps: it grows to the largest.
+///
+/// Each row is padded with zeros to an odd number of cache lines: so the rows of a tile lie in different sets of the cache
+/// whatever the width, and reading past a row's end finds zeros.
 #[derive(Debug, Default)]
 pub struct Input {
     form: Form,
+    /// Whether bfloat16 is kept as such; otherwise as the `f32` of the same value, for a machine that multiplies those faster.
+    has_halves: bool,
     rows: usize,
     width: usize,
-    /// `[rows, width]`, always.
+    /// `[threads, width]`: a row that is computed and not encoded yet.
+    computed: Vec<f32>,
+    /// `[rows, padded]`, for [`Form::F32`], and for [`Form::Bf16`] unless `has_halves`.
     values: Vec<f32>,
-    /// `[rows, width]` bfloat16 bits, for [`Form::Bf16`].
+    /// `[rows, padded]` bfloat16 bits, for [`Form::Bf16`] if `has_halves`.
     halves: Vec<u16>,
-    /// `[rows, code_stride]`, for [`Form::Int8`].
+    /// `[rows, padded]`, for [`Form::Int8`].
     codes: Vec<i8>,
     /// `[rows]`
     scales: Vec<f32>,
-    /// `[rows, code_stride / GROUP]`: sums of a group's codes.
+    /// `[rows, padded / GROUP]`: sums of a group's codes.
     sums: Vec<i32>,
+}
+
+/// Values of a row with its padding.
+fn padded<T>(width: usize) -> usize {
+    ((width * size_of::<T>()).div_ceil(LINE_BYTES) | 1) * (LINE_BYTES / size_of::<T>())
 }
 
 impl Input {
@@ -50,37 +62,43 @@ impl Input {
         width: usize,
         row: impl Fn(usize, &mut [f32]) + Sync,
     ) {
+        let isa = cpu.isa;
+        self.has_halves = form == Form::Bf16 && isa.has_dot();
         (self.form, self.rows, self.width) = (form, rows, width);
-        let (stride, isa) = (self.code_stride(), cpu.isa);
-        let (halves, codes) = match form {
-            Form::F32 => (0, 0),
-            Form::Bf16 => (width, 0),
-            Form::Int8 => (0, stride),
+        let (values, halves, codes) = match form {
+            Form::Bf16 if self.has_halves => (0, padded::<u16>(width), 0),
+            Form::F32 | Form::Bf16 => (padded::<f32>(width), 0, 0),
+            Form::Int8 => (0, 0, padded::<i8>(width)),
         };
-        grow(&mut self.values, rows * width);
+        grow(&mut self.computed, cpu.threads.count() * width);
+        grow(&mut self.values, rows * values);
         grow(&mut self.halves, rows * halves);
         grow(&mut self.codes, rows * codes);
         grow(&mut self.scales, rows);
         grow(&mut self.sums, rows * codes / GROUP);
-        let (values, scales) = (Shared::new(&mut self.values), Shared::new(&mut self.scales));
-        let (half_rows, code_rows) = (Shared::new(&mut self.halves), Shared::new(&mut self.codes));
-        let sums = Shared::new(&mut self.sums);
-        for_each_row_of(cpu, rows, width, |i| {
-            // SAFETY: each row is in one task.
-            let (values, halves, codes, scale, sums) = unsafe {
+        let (computed, scales) = (Shared::new(&mut self.computed), Shared::new(&mut self.scales));
+        let (value_rows, half_rows) = (Shared::new(&mut self.values), Shared::new(&mut self.halves));
+        let (code_rows, sums) = (Shared::new(&mut self.codes), Shared::new(&mut self.sums));
+        for_each_row_of(cpu, rows, width, |i, participant| {
+            // SAFETY: each row is in one task, and a participant computes one at a time.
+            let (computed, values, halves, codes, scale, sums) = unsafe {
                 (
-                    values.part(i * width, width),
+                    computed.part(participant * width, width),
+                    value_rows.part(i * values, values),
                     half_rows.part(i * halves, halves),
                     code_rows.part(i * codes, codes),
                     &mut scales.part(i, 1)[0],
                     sums.part(i * codes / GROUP, codes / GROUP),
                 )
             };
-            row(i, values);
+            if form == Form::F32 {
+                row(i, &mut values[..width]);
+                return values[width..].fill(0.0);
+            }
+            row(i, computed);
             match form {
-                Form::F32 => {}
-                Form::Bf16 => isa.run(ToBf16 { values, halves }),
-                Form::Int8 => *scale = isa.run(ToInt8 { values, codes, sums }),
+                Form::Int8 => *scale = isa.run(ToInt8 { values: computed, codes, sums }),
+                _ => isa.run(ToBf16 { values: computed, halves, rounded: values }),
             }
         });
     }
@@ -109,20 +127,29 @@ impl Input {
         self.width
     }
 
-    /// `[rows, width]`, not encoded.
-    pub fn values(&self) -> &[f32] {
-        &self.values[..self.rows * self.width]
+    /// `f32` rows, and the values from one to the next: in [`Form::F32`], or bfloat16 widened.
+    ///
+    /// # Panics
+    /// If the rows are written down otherwise.
+    pub(super) fn values(&self) -> (&[f32], usize) {
+        assert!(self.form != Form::Int8 && !self.has_halves, "rows are f32");
+        let stride = padded::<f32>(self.width);
+        (&self.values[..self.rows * stride], stride)
     }
 
-    /// `[rows, width]` bfloat16 bits, when that is the form.
-    pub(super) fn halves(&self) -> &[u16] {
-        &self.halves[..self.rows * self.width]
+    /// Rows of bfloat16 bits, and the values from one to the next.
+    ///
+    /// # Panics
+    /// If the rows are written down otherwise.
+    pub(super) fn halves(&self) -> (&[u16], usize) {
+        assert!(self.has_halves, "rows are bfloat16");
+        let stride = padded::<u16>(self.width);
+        (&self.halves[..self.rows * stride], stride)
     }
 
-    /// Codes of a row with their padding: an odd number of cache lines, so that the rows of a tile lie in different sets of
-    /// the cache whatever the width.
+    /// Codes of a row with their padding.
     pub(super) fn code_stride(&self) -> usize {
-        (self.width.div_ceil(CODE_ALIGN) | 1) * CODE_ALIGN
+        padded::<i8>(self.width)
     }
 
     /// Sums of a row's codes.
@@ -147,9 +174,11 @@ fn grow<T: Copy + Default>(values: &mut Vec<T>, len: usize) {
     }
 }
 
+/// To bits in `halves`, or to the same values in `rounded`: whichever there is.
 struct ToBf16<'a> {
     values: &'a [f32],
     halves: &'a mut [u16],
+    rounded: &'a mut [f32],
 }
 
 impl Kernel for ToBf16<'_> {
@@ -157,8 +186,18 @@ impl Kernel for ToBf16<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
-        for (half, value) in self.halves.iter_mut().zip(self.values) {
-            *half = to_bf16(*value);
+        let width = self.values.len();
+        if let Some((halves, padding)) = self.halves.split_at_mut_checked(width) {
+            for (half, value) in halves.iter_mut().zip(self.values) {
+                *half = to_bf16(*value);
+            }
+            padding.fill(0);
+        }
+        if let Some((rounded, padding)) = self.rounded.split_at_mut_checked(width) {
+            for (rounded, value) in rounded.iter_mut().zip(self.values) {
+                *rounded = f32::from_bits(u32::from(to_bf16(*value)) << 16);
+            }
+            padding.fill(0.0);
         }
     }
 }
@@ -236,14 +275,33 @@ mod tests {
                 let mut input = Input::default();
                 input.set(&mut Cpu::with_isa(2, isa), form, &x, width);
                 assert_eq!((input.rows(), input.width(), input.form()), (rows, width, form));
-                assert_eq!(input.values(), x);
                 let (codes, scales, sums) = match form {
                     Form::Int8 => input.codes(),
                     _ => Default::default(),
                 };
-                let halves = if form == Form::Bf16 { input.halves() } else { &[] };
-                for (i, half) in halves.iter().enumerate() {
-                    assert_eq!(*half, half::bf16::from_f32(x[i]).to_bits(), "{}", x[i]);
+                // What is written down of a float, as bits of an f32.
+                let (floats, float_stride) = match form {
+                    Form::Int8 => (Vec::new(), width),
+                    Form::Bf16 if isa.has_dot() => {
+                        let (halves, stride) = input.halves();
+                        (halves.iter().map(|half| u32::from(*half) << 16).collect(), stride)
+                    }
+                    _ => {
+                        let (values, stride) = input.values();
+                        (values.iter().map(|value| value.to_bits()).collect(), stride)
+                    }
+                };
+                let floats: Vec<u32> = floats
+                    .chunks(float_stride)
+                    .flat_map(|row| {
+                        assert!(row[width..].iter().all(|padding| *padding == 0));
+                        row[..width].to_vec()
+                    })
+                    .collect();
+                for (got, x) in floats.iter().zip(&x) {
+                    let round = |x: f32| half::bf16::from_f32(x).to_f32();
+                    let expected = if form == Form::Bf16 { round(*x) } else { *x };
+                    assert_eq!(*got, expected.to_bits(), "{x}");
                 }
                 let stride = input.code_stride();
                 for (row, scale) in scales.iter().enumerate() {
@@ -255,7 +313,7 @@ mod tests {
                     let sum: i32 = sums[row * stride / GROUP..][..stride / GROUP].iter().sum();
                     assert_eq!(sum, codes.iter().map(|code| i32::from(*code)).sum::<i32>());
                 }
-                let all = (codes.to_vec(), scales.to_vec(), sums.to_vec(), halves.to_vec());
+                let all = (codes.to_vec(), scales.to_vec(), sums.to_vec(), floats);
                 assert_eq!(*first.get_or_insert_with(|| all.clone()), all, "{}", isa.name());
             }
         }

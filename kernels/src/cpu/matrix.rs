@@ -1,7 +1,6 @@
-//! A weight matrix, in the format it was stored in, or packed.
+//! A weight matrix as it was stored: rows are looked up in it, and it is [packed](super::packed) to be multiplied with.
 
-use super::input::Form;
-use super::packed::Packed;
+use super::packed::Format;
 use crate::mapped::Bytes;
 
 /// A weight matrix `[rows, cols]`, row-major: row `n` holds the weights of output `n`.
@@ -21,17 +20,20 @@ pub enum Storage {
     F16(Bytes),
     /// IEEE single, little-endian; needs no alignment.
     F32(Bytes),
-    /// Small integers and their scales.
-    Packed(Packed),
 }
 
 impl Storage {
-    /// Bits of a value, scales left out.
-    pub fn value_bits(&self) -> usize {
+    /// Bytes of a value.
+    pub fn value_bytes(&self) -> usize {
+        self.format().bits() as usize / 8
+    }
+
+    /// The format that keeps the numbers as they are when they are packed.
+    pub fn format(&self) -> Format {
         match self {
-            Self::Bf16(_) | Self::F16(_) => 16,
-            Self::F32(_) => 32,
-            Self::Packed(packed) => packed.layout().format.bits() as usize,
+            Self::Bf16(_) => Format::Bf16,
+            Self::F16(_) => Format::F16,
+            Self::F32(_) => Format::F32,
         }
     }
 
@@ -39,17 +41,6 @@ impl Storage {
     pub fn bytes(&self) -> &[u8] {
         match self {
             Self::Bf16(bytes) | Self::F16(bytes) | Self::F32(bytes) => bytes,
-            Self::Packed(packed) => packed.bytes(),
-        }
-    }
-
-    /// The form that activations have when they are multiplied with these weights: where weights are bfloat16, `bf16` says
-    /// whether activations are rounded to it too.
-    pub fn form(&self, bf16: bool) -> Form {
-        match self {
-            Self::Bf16(_) if bf16 => Form::Bf16,
-            Self::Bf16(_) | Self::F16(_) | Self::F32(_) => Form::F32,
-            Self::Packed(_) => Form::Int8,
         }
     }
 
@@ -71,7 +62,6 @@ impl Storage {
                     *to = f32::from_le_bytes(*word);
                 }
             }
-            Self::Packed(_) => unreachable!("packed rows do not lie in one piece"),
         }
     }
 }
@@ -82,17 +72,7 @@ impl WeightMatrix {
     /// # Panics
     /// If the storage holds another number of bytes.
     pub fn new(storage: Storage, rows: usize, cols: usize) -> Self {
-        let expected = match &storage {
-            Storage::Packed(packed) => {
-                assert_eq!(
-                    (packed.layout().rows, packed.layout().cols),
-                    (rows, cols),
-                    "the layout is the matrix's"
-                );
-                Some(packed.layout().bytes())
-            }
-            _ => rows.checked_mul(cols).and_then(|values| values.checked_mul(storage.value_bits() / 8)),
-        };
+        let expected = rows.checked_mul(cols).and_then(|values| values.checked_mul(storage.value_bytes()));
         assert_eq!(Some(storage.bytes().len()), expected, "a [{rows}, {cols}] matrix fills its bytes");
         Self { storage, rows, cols }
     }
@@ -112,17 +92,14 @@ impl WeightMatrix {
         &self.storage
     }
 
-    /// Bytes of a row, scales left out.
+    /// Bytes of a row.
     pub fn row_bytes(&self) -> usize {
-        self.cols * self.storage.value_bits() / 8
+        self.cols * self.storage.value_bytes()
     }
 
     /// Widens row `row` into `to`, which has `cols` values.
     pub fn widen_row(&self, row: usize, to: &mut [f32]) {
         assert_eq!(to.len(), self.cols, "a row has as many values as the matrix has columns");
-        if let Storage::Packed(packed) = &self.storage {
-            return packed.widen_row(row, to);
-        }
         let bytes = &self.storage.bytes()[row * self.row_bytes()..][..self.row_bytes()];
         self.storage.widen(bytes, to);
     }

@@ -1,4 +1,4 @@
-//! The CPU operations: plain functions over slices, activations in `f32`, weights as they lie in the file or packed.
+//! The CPU operations: plain functions over slices, activations in `f32`, weights packed as multiplication reads them.
 //!
 //! Every result has one fixed order of arithmetic. What a row yields depends on that row alone: not on its
 //! batch-mates, the chunking, the number of threads or the instruction set. [`simd`] says how.
@@ -58,16 +58,16 @@ const VALUES_PER_TASK: usize = 4096;
 
 /// Calls `work` once for each row.
 fn for_each_row(cpu: &mut Cpu, rows: usize, work: impl Fn(usize) + Sync) {
-    for_each_row_of(cpu, rows, USUAL_WIDTH, work);
+    for_each_row_of(cpu, rows, USUAL_WIDTH, |row, _| work(row));
 }
 
-/// Calls `work` once for each row of `width` values, several short rows a task.
-fn for_each_row_of(cpu: &mut Cpu, rows: usize, width: usize, work: impl Fn(usize) + Sync) {
+/// Calls `work` once for each row of `width` values, several short rows a task; it also gets the number of the thread.
+fn for_each_row_of(cpu: &mut Cpu, rows: usize, width: usize, work: impl Fn(usize, usize) + Sync) {
     if rows * width <= 2 * VALUES_PER_TASK {
-        return (0..rows).for_each(work);
+        return (0..rows).for_each(|row| work(row, 0));
     }
     let per_task = (VALUES_PER_TASK / width.max(1)).max(1);
-    cpu.threads.run(rows.div_ceil(per_task), |task, _| {
-        (task * per_task..rows.min((task + 1) * per_task)).for_each(&work);
+    cpu.threads.run(rows.div_ceil(per_task), |task, participant| {
+        (task * per_task..rows.min((task + 1) * per_task)).for_each(|row| work(row, participant));
     });
 }

@@ -2,17 +2,16 @@
 
 use std::sync::OnceLock;
 
-/// Where one core's loads and the hardware's own prefetching leave a third of the bandwidth unused: Intel's Emerald Rapids reads
-/// at 69% of it alone, at 95% with this distance on each of four streams.
+/// Where one core's loads and the hardware's own prefetching leave a third of the bandwidth unused: Intel's Emerald Rapids read
+/// at 69% of it alone, at 95% with this distance on each of four streams (measured with weights row by row).
 const FAR: usize = 2048;
-/// On AMD's Zen 4 that distance is slower than this one, by 3 to 20% as the format is (4, 16, 8 bits), and this one is as fast as
-/// asking for nothing or a little faster.
-const NEAR: usize = 512;
+/// On AMD's Zen 4 panels are streams long enough for the hardware to ask for them: any distance was slower, or as fast.
+const NONE: usize = 0;
 
-/// Bytes, on each stream, for this machine.
+/// Bytes, on each stream, for this machine; 0 for none.
 pub(super) fn distance() -> usize {
     static DISTANCE: OnceLock<usize> = OnceLock::new();
-    *DISTANCE.get_or_init(|| if is_intel() { FAR } else { NEAR })
+    *DISTANCE.get_or_init(|| if is_intel() { FAR } else { NONE })
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -187,14 +187,11 @@ impl CpuModel {
         let mut cpu = Cpu::on(&compute_on(options.threads));
         let config = ModelConfig::from_dir(model_dir)?;
         let weights = Weights::open(model_dir)?;
-        let mut llama = Llama::load(config, &weights, options.numbers.bf16)?;
-        match options.numbers.weights {
-            Some(format) => {
-                let source = if cache.is_none() { 0 } else { fingerprint::source(model_dir, &weights)? };
-                pack(&mut cpu, llama.matrices(), format, &weights, (cache, source), progress)?;
-            }
-            None => weights.populate(&mut cpu.threads, progress),
-        }
+        let source = if cache.is_none() { 0 } else { fingerprint::source(model_dir, &weights)? };
+        let Numbers { bf16, weights: rounded, .. } = options.numbers;
+        let llama = Llama::load(config, &weights, bf16, |matrices| {
+            pack(&mut cpu, matrices, rounded, &weights, (cache, source), progress)
+        })?;
         Self::new(llama, cpu, options)
     }
 

@@ -12,6 +12,7 @@ use skein_kernels::cpu::matmul::{Linear, Write, matmul};
 use skein_kernels::cpu::matrix::WeightMatrix;
 use skein_kernels::cpu::mlp::silu_mul_into;
 use skein_kernels::cpu::norm::{rms_norm_heads, rms_norm_into, rms_norm_rows_into};
+use skein_kernels::cpu::packed::Packed;
 use skein_kernels::cpu::rope::{Projected, angles, inverse_frequencies, rotate_and_write};
 
 use super::LoadError;
@@ -30,7 +31,7 @@ pub struct Llama {
     embedding: WeightMatrix,
     layers: Vec<Layer>,
     norm: Vec<f32>,
-    head: WeightMatrix,
+    head: Packed,
     /// Whether activations are rounded to bfloat16 where weights have it.
     bf16: bool,
     /// Rotary angles per position.
@@ -51,8 +52,11 @@ struct Layer {
     down: Projection,
 }
 
+/// Projections of a layer.
+const PROJECTIONS: usize = 7;
+
 struct Projection {
-    weights: WeightMatrix,
+    weights: Packed,
     bias: Option<Vec<f32>>,
 }
 
@@ -64,9 +68,9 @@ impl Projection {
 
 /// The form of activations that all of `stack` take.
 fn form(stack: &[Linear<'_>], bf16: bool) -> Form {
-    let mut forms = stack.iter().map(|linear| linear.weights.storage().form(bf16));
+    let mut forms = stack.iter().map(|linear| linear.weights.layout().format.form(bf16));
     let first = forms.next().unwrap_or_default();
-    if forms.all(|form| form == first) { first } else { Form::F32 } // packed ones are packed together
+    if forms.all(|form| form == first) { first } else { Form::F32 } // integers are never mixed with others
 }
 
 /// One forward step's rows; see [`crate::backend::Batch`].
@@ -102,34 +106,45 @@ pub struct Activations {
 }
 
 impl Llama {
-    /// Finds and checks every weight of the model. `bf16`: activations are rounded to bfloat16 where weights have it.
-    pub fn load(config: ModelConfig, weights: &Weights, bf16: bool) -> Result<Self, LoadError> {
+    /// Finds and checks every weight of the model; `pack` packs what steps multiply with, in that order: the layers' matrices,
+    /// then the head. The embedding is not among them, even where it is the head: its rows are looked up where they lie.
+    /// `bf16`: activations are rounded to bfloat16 where weights have it.
+    ///
+    /// # Errors
+    /// A weight that is missing or has another shape; those of `pack`.
+    pub fn load(
+        config: ModelConfig,
+        weights: &Weights,
+        bf16: bool,
+        pack: impl FnOnce(&[Matrix]) -> Result<Vec<Packed>, LoadError>,
+    ) -> Result<Self, LoadError> {
         let (vocab, hidden) = (config.vocab_size as usize, config.hidden_size);
         let embedding = weights.matrix(EMBEDDING, vocab, hidden)?;
-        let head = match config.tie_word_embeddings {
-            true => embedding.clone(),
-            false => weights.matrix(HEAD, vocab, hidden)?,
+        let mut matrices = Vec::new();
+        let mut vectors = Vec::new();
+        for layer in 0..config.layers {
+            vectors.push(Vectors::load(&config, weights, layer)?);
+            for (name, rows, cols, _) in projections(&config) {
+                let tensor = format!("model.layers.{layer}.{name}.weight");
+                let weights = weights.matrix(&tensor, rows, cols)?;
+                matrices.push(Matrix { tensor, weights, is_head: false });
+            }
+        }
+        let (tensor, head) = match config.tie_word_embeddings {
+            true => (EMBEDDING, embedding.clone()),
+            false => (HEAD, weights.matrix(HEAD, vocab, hidden)?),
         };
-        let layers =
-            (0..config.layers).map(|i| Layer::load(&config, weights, i)).collect::<Result<_, _>>()?;
+        matrices.push(Matrix { tensor: tensor.to_owned(), weights: head, is_head: true });
         let norm = weights.vector("model.norm.weight", hidden)?;
+        let packed = pack(&matrices)?;
+        assert_eq!(packed.len(), matrices.len(), "every matrix is packed");
+        let mut packed = packed.into_iter();
+        let mut next = || packed.next().unwrap_or_else(|| unreachable!("they were counted"));
+        let layers =
+            vectors.into_iter().map(|vectors| Layer::new(vectors, std::array::from_fn(|_| next()))).collect();
+        let head = next();
         let frequencies = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling);
         Ok(Self { config, embedding, layers, norm, head, bf16, frequencies })
-    }
-
-    /// What steps multiply with, by tensor: the layers' matrices in their order, then the head. The embedding is not among
-    /// them, even where it is the head: its rows are looked up where they lie.
-    pub fn matrices(&mut self) -> Vec<Matrix<'_>> {
-        let head = if self.config.tie_word_embeddings { EMBEDDING } else { HEAD };
-        let head = Matrix { tensor: head.to_owned(), weights: &mut self.head, is_head: true };
-        let layers = self.layers.iter_mut().enumerate().flat_map(|(i, layer)| {
-            layer.projections().map(|(name, projection)| Matrix {
-                tensor: format!("model.layers.{i}.{name}.weight"),
-                weights: &mut projection.weights,
-                is_head: false,
-            })
-        });
-        layers.chain([head]).collect()
     }
 
     /// The model's configuration.
@@ -216,45 +231,57 @@ impl Llama {
     }
 }
 
-impl Layer {
-    /// Its projections, in the order of a step, by the names of their tensors.
-    fn projections(&mut self) -> [(&'static str, &mut Projection); 7] {
-        [
-            ("self_attn.q_proj", &mut self.q),
-            ("self_attn.k_proj", &mut self.k),
-            ("self_attn.v_proj", &mut self.v),
-            ("self_attn.o_proj", &mut self.o),
-            ("mlp.gate_proj", &mut self.gate),
-            ("mlp.up_proj", &mut self.up),
-            ("mlp.down_proj", &mut self.down),
-        ]
-    }
+/// The projections of a layer in the order of a step: tensor, outputs, inputs, whether there is a bias.
+fn projections(config: &ModelConfig) -> [(&'static str, usize, usize, bool); PROJECTIONS] {
+    let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+    let (q_width, kv_width) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
+    [
+        ("self_attn.q_proj", q_width, hidden, config.qkv_bias),
+        ("self_attn.k_proj", kv_width, hidden, config.qkv_bias),
+        ("self_attn.v_proj", kv_width, hidden, config.qkv_bias),
+        ("self_attn.o_proj", hidden, q_width, config.o_bias),
+        ("mlp.gate_proj", inner, hidden, config.mlp_bias),
+        ("mlp.up_proj", inner, hidden, config.mlp_bias),
+        ("mlp.down_proj", hidden, inner, config.mlp_bias),
+    ]
+}
 
-    fn load(config: &ModelConfig, weights: &Weights, index: usize) -> Result<Self, LoadError> {
-        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
-        let (q_width, kv_width) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
-        let norm_of =
-            |name: &str, width| weights.vector(&format!("model.layers.{index}.{name}.weight"), width);
-        let norm = |name: &str| norm_of(name, hidden);
-        let head_norm = |name: &str| norm_of(name, config.head_dim);
+/// What a layer has beside its matrices.
+struct Vectors {
+    attention_norm: Vec<f32>,
+    qk_norm: Option<(Vec<f32>, Vec<f32>)>,
+    mlp_norm: Vec<f32>,
+    /// Of [`projections`].
+    biases: [Option<Vec<f32>>; PROJECTIONS],
+}
+
+impl Vectors {
+    fn load(config: &ModelConfig, weights: &Weights, layer: usize) -> Result<Self, LoadError> {
+        let vector = |name: &str, len| weights.vector(&format!("model.layers.{layer}.{name}"), len);
+        let norm = |name: &str, len| vector(&format!("{name}.weight"), len);
+        let head_norm = |name: &str| norm(name, config.head_dim);
         let qk_norm = || Ok((head_norm("self_attn.q_norm")?, head_norm("self_attn.k_norm")?));
-        let projection = |name: &str, rows: usize, cols: usize, has_bias: bool| {
-            let name = format!("model.layers.{index}.{name}");
-            let bias = has_bias.then(|| weights.vector(&format!("{name}.bias"), rows)).transpose()?;
-            Ok(Projection { weights: weights.matrix(&format!("{name}.weight"), rows, cols)?, bias })
-        };
+        let mut biases = [const { None }; PROJECTIONS];
+        for (bias, (name, rows, _, has_bias)) in biases.iter_mut().zip(projections(config)) {
+            *bias = has_bias.then(|| vector(&format!("{name}.bias"), rows)).transpose()?;
+        }
         Ok(Self {
-            attention_norm: norm("input_layernorm")?,
-            q: projection("self_attn.q_proj", q_width, hidden, config.qkv_bias)?,
-            k: projection("self_attn.k_proj", kv_width, hidden, config.qkv_bias)?,
-            v: projection("self_attn.v_proj", kv_width, hidden, config.qkv_bias)?,
+            attention_norm: norm("input_layernorm", config.hidden_size)?,
             qk_norm: config.qk_norm.then(qk_norm).transpose()?,
-            o: projection("self_attn.o_proj", hidden, q_width, config.o_bias)?,
-            mlp_norm: norm("post_attention_layernorm")?,
-            gate: projection("mlp.gate_proj", inner, hidden, config.mlp_bias)?,
-            up: projection("mlp.up_proj", inner, hidden, config.mlp_bias)?,
-            down: projection("mlp.down_proj", hidden, inner, config.mlp_bias)?,
+            mlp_norm: norm("post_attention_layernorm", config.hidden_size)?,
+            biases,
         })
+    }
+}
+
+impl Layer {
+    /// With its matrices, in the order of [`projections`].
+    fn new(vectors: Vectors, weights: [Packed; PROJECTIONS]) -> Self {
+        let Vectors { attention_norm, qk_norm, mlp_norm, mut biases } = vectors;
+        let mut bias = biases.iter_mut().map(Option::take);
+        let [q, k, v, o, gate, up, down] =
+            weights.map(|weights| Projection { weights, bias: bias.next().flatten() });
+        Self { attention_norm, q, k, v, qk_norm, o, mlp_norm, gate, up, down }
     }
 }
 

@@ -1,36 +1,49 @@
-//! Weights that are rounded to small integers when a model is loaded. All of a model's packed matrices are one run of
-//! bytes, so that they can be kept in one file: see [`super::packed_cache`].
+//! Weights as steps multiply with them: laid out, and rounded to small integers if asked, when a model is loaded. All of a
+//! model's packed matrices are one run of bytes, so that they can be kept in one file: see [`super::packed_cache`].
 
 use std::ops::Range;
 
 use skein_kernels::cpu::Cpu;
-use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
+use skein_kernels::cpu::matrix::WeightMatrix;
 use skein_kernels::cpu::packed::{self, Format, Layout, Packed};
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::LoadError;
-use super::packed_cache::{Found, Kept, PackedCache};
+use super::packed_cache::{Found, PackedCache};
 use super::weights::Weights;
 
 /// Matrices start at multiples of a page.
 const PART_ALIGN: usize = 4096;
+/// Weights that are not rounded are kept on disk from so many bytes on: laying fewer out takes some tens of milliseconds.
+const LEAST_KEPT_BYTES: usize = 64 << 20;
 
-/// A matrix of a model, to be replaced by its packed form.
-pub struct Matrix<'a> {
+/// A matrix that steps of a model multiply with, as it is stored.
+pub struct Matrix {
     /// Its tensor's name.
     pub tensor: String,
     /// The matrix.
-    pub weights: &'a mut WeightMatrix,
+    pub weights: WeightMatrix,
     /// Whether it gives the logits.
     pub is_head: bool,
+}
+
+impl Matrix {
+    /// Its format when weights are to be `rounded`.
+    fn format(&self, rounded: Option<Format>) -> Format {
+        match rounded {
+            None => self.weights.storage().format(),
+            Some(format) if self.is_head => head_format(format),
+            Some(format) => format,
+        }
+    }
 }
 
 /// The head's format when the layers have `format`: a logit's error is seen by nothing that could make up for it, so that
 /// the head never has less than 8 bits.
 pub fn head_format(format: Format) -> Format {
     match format {
-        Format::Int8 | Format::Int8Group => format,
         Format::Int4 | Format::Int4Zero => Format::Int8,
+        _ => format,
     }
 }
 
@@ -41,11 +54,14 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(matrices: &[Matrix<'_>], format: Format) -> Self {
+    fn new(matrices: &[Matrix], rounded: Option<Format>) -> Self {
         let mut plan = Self { parts: Vec::new(), bytes: 0 };
         for matrix in matrices {
-            let format = if matrix.is_head { head_format(format) } else { format };
-            let layout = Layout { format, rows: matrix.weights.rows(), cols: matrix.weights.cols() };
+            let layout = Layout {
+                format: matrix.format(rounded),
+                rows: matrix.weights.rows(),
+                cols: matrix.weights.cols(),
+            };
             plan.parts.push((layout, plan.bytes..plan.bytes + layout.bytes()));
             plan.bytes = (plan.bytes + layout.bytes()).next_multiple_of(PART_ALIGN);
         }
@@ -53,7 +69,7 @@ impl Plan {
     }
 
     /// Tells apart all that may lie in a file of packed weights. `source` tells models apart.
-    fn key(&self, matrices: &[Matrix<'_>], source: u64) -> u64 {
+    fn key(&self, matrices: &[Matrix], source: u64) -> u64 {
         let mut hash = Xxh3Default::new();
         hash.update(&source.to_le_bytes());
         hash.update(&packed::VERSION.to_le_bytes());
@@ -64,39 +80,43 @@ impl Plan {
     }
 }
 
-/// Replaces `matrices`, which lie in `weights`, by packed ones: those that `cache` has, or new ones that it keeps.
-/// `source` tells this model's weights from all others. `progress` gets (bytes done, bytes in all).
+/// Packs `matrices`, which lie in `weights`: takes what `cache` has, or makes what it keeps. `rounded` is the format of the
+/// layers' weights; without it they stay as stored. `source` tells this model's weights from all others. `progress` gets (bytes
+/// done, bytes in all).
 ///
 /// # Errors
-/// Weights that are no numbers, no memory.
+/// Weights to be rounded that are no numbers, no memory.
 pub fn pack(
     cpu: &mut Cpu,
-    matrices: Vec<Matrix<'_>>,
-    format: Format,
+    matrices: &[Matrix],
+    rounded: Option<Format>,
     weights: &Weights,
     (cache, source): (&PackedCache, u64),
     progress: &mut dyn FnMut(u64, u64),
-) -> Result<(), LoadError> {
-    let plan = Plan::new(&matrices, format);
-    let name = format!("{:016x}-{}.packed", plan.key(&matrices, source), name(format));
+) -> Result<Vec<Packed>, LoadError> {
+    let plan = Plan::new(matrices, rounded);
+    let name = format!("{:016x}-{}.packed", plan.key(matrices, source), rounded.map_or("stored", name));
     let no_room = |source| LoadError::Packing { bytes: plan.bytes as u64, source };
+    let is_worth_keeping = rounded.is_some() || plan.bytes >= LEAST_KEPT_BYTES;
+    let none = PackedCache::none();
+    let cache = if is_worth_keeping { cache } else { &none };
     let kept = match cache.find(cpu, &name, plan.bytes).map_err(no_room)? {
         Found::Whole(kept) => kept,
         Found::Blank(mut blank) => {
-            fill(cpu, &matrices, &plan, weights, blank.bytes(), progress)?;
+            fill(cpu, matrices, &plan, weights, blank.bytes(), progress)?;
             blank.keep(cpu).map_err(no_room)?
         }
     };
-    replace(matrices, &plan, &kept);
     // The originals are read again only where an embedding's row is.
     weights.release();
     progress(plan.bytes as u64, plan.bytes as u64);
-    Ok(())
+    let packed = |(layout, range): &(Layout, Range<usize>)| Packed::new(*layout, kept.bytes(range.clone()));
+    Ok(plan.parts.iter().map(packed).collect())
 }
 
 fn fill(
     cpu: &mut Cpu,
-    matrices: &[Matrix<'_>],
+    matrices: &[Matrix],
     plan: &Plan,
     weights: &Weights,
     to: &mut [u8],
@@ -104,28 +124,24 @@ fn fill(
 ) -> Result<(), LoadError> {
     weights.will_need();
     for (matrix, (layout, range)) in matrices.iter().zip(&plan.parts) {
-        round(cpu, matrix, *layout, &mut to[range.clone()])?;
+        pack_one(cpu, matrix, *layout, &mut to[range.clone()])?;
         weights.release(); // what was read is not read again: it need not lie beside what came of it
         progress(range.end as u64, plan.bytes as u64);
     }
     Ok(())
 }
 
-fn round(cpu: &mut Cpu, matrix: &Matrix<'_>, layout: Layout, to: &mut [u8]) -> Result<(), LoadError> {
-    let packed = packed::pack(cpu, matrix.weights, layout, to);
+fn pack_one(cpu: &mut Cpu, matrix: &Matrix, layout: Layout, to: &mut [u8]) -> Result<(), LoadError> {
+    let packed = packed::pack(cpu, &matrix.weights, layout, to);
     packed.map_err(|source| LoadError::NotFiniteTensor { tensor: matrix.tensor.clone(), source })
-}
-
-fn replace(matrices: Vec<Matrix<'_>>, plan: &Plan, kept: &Kept) {
-    for (matrix, (layout, range)) in matrices.into_iter().zip(&plan.parts) {
-        let packed = Packed::new(*layout, kept.bytes(range.clone()));
-        *matrix.weights = WeightMatrix::new(Storage::Packed(packed), layout.rows, layout.cols);
-    }
 }
 
 /// In file names.
 fn name(format: Format) -> &'static str {
     match format {
+        Format::Bf16 => "bf16",
+        Format::F16 => "f16",
+        Format::F32 => "f32",
         Format::Int8 => "int8",
         Format::Int8Group => "int8-group",
         Format::Int4 => "int4",
@@ -136,6 +152,7 @@ fn name(format: Format) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use skein_kernels::cpu::matrix::Storage;
 
     fn matrix(rows: usize, cols: usize, value: impl Fn(usize) -> f32) -> WeightMatrix {
         let bytes: Vec<u8> = (0..rows * cols).flat_map(|i| value(i).to_le_bytes()).collect();
@@ -144,13 +161,12 @@ mod tests {
 
     #[test]
     fn the_head_has_8_bits_and_parts_do_not_overlap() {
-        let mut weights = [matrix(5, 40, |i| i as f32), matrix(3, 8, |i| -(i as f32))];
-        let [layer, head] = &mut weights;
+        let [layer, head] = [matrix(5, 40, |i| i as f32), matrix(3, 8, |i| -(i as f32))];
         let matrices = [
             Matrix { tensor: "layer".into(), weights: layer, is_head: false },
             Matrix { tensor: "head".into(), weights: head, is_head: true },
         ];
-        let plan = Plan::new(&matrices, Format::Int4);
+        let plan = Plan::new(&matrices, Some(Format::Int4));
         let formats: Vec<_> = plan.parts.iter().map(|(layout, _)| layout.format).collect();
         assert_eq!(formats, [Format::Int4, Format::Int8]);
         let [(_, first), (_, second)] = &plan.parts[..] else { panic!("two parts") };
@@ -159,16 +175,17 @@ mod tests {
         );
         let key = plan.key(&matrices, 1);
         assert_ne!(plan.key(&matrices, 2), key, "another model's");
-        assert_ne!(Plan::new(&matrices, Format::Int4Zero).key(&matrices, 1), key, "another format's");
+        assert_ne!(Plan::new(&matrices, None).key(&matrices, 1), key, "weights as stored");
+        assert_ne!(Plan::new(&matrices, Some(Format::Int4Zero)).key(&matrices, 1), key, "another format's");
     }
 
     #[test]
     fn a_weight_that_is_no_number_is_refused_by_its_tensors_name() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            let mut weights = matrix(40, 33, |i| if i == 39 * 33 { bad } else { 0.5 });
-            let matrix = Matrix { tensor: "model.layers.3.x".into(), weights: &mut weights, is_head: false };
+            let weights = matrix(40, 33, |i| if i == 39 * 33 { bad } else { 0.5 });
+            let matrix = Matrix { tensor: "model.layers.3.x".into(), weights, is_head: false };
             let layout = Layout { format: Format::Int8, rows: 40, cols: 33 };
-            let rounded = round(&mut Cpu::new(2), &matrix, layout, &mut vec![0; layout.bytes()]);
+            let rounded = pack_one(&mut Cpu::new(2), &matrix, layout, &mut vec![0; layout.bytes()]);
             let said = rounded.unwrap_err().to_string();
             assert!(said.contains("model.layers.3.x") && said.contains("only finite ones"), "{said}");
         }

@@ -168,7 +168,7 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
         model.hidden_size,
     )?;
     let numbers = precision::on_cpu(config.precision, embedding.storage())?;
-    let stored_bytes = (embedding.storage().value_bits() / 8) as u64;
+    let stored_bytes = embedding.storage().value_bytes() as u64;
     let options = CpuOptions {
         threads: config.threads,
         kv_blocks: kv_blocks(config, model.kv_bytes_per_token(numbers.kv), model.max_position_embeddings)?,

@@ -5,16 +5,20 @@
 
 mod float;
 mod integer;
+mod tiles;
 
 use super::Cpu;
 use super::input::{Form, Input};
-use super::matrix::{Storage, WeightMatrix};
+use super::packed::{Format, PANEL, Packed};
 use super::shared::Shared;
 use super::simd::integer::IntegerIsa;
 use super::simd::{Isa, LANES, Simd};
+use tiles::{MOST_ACCUMULATORS, Registers, Tile};
 
-/// Bytes of weights a task takes at most: they stay in the second-level cache while the rows of `x` pass by.
+/// Bytes of weights a task takes at most, unless one tile of all columns has more.
 const TASK_BYTES: usize = 256 << 10;
+/// Multiplications of a task at most, likewise: tens of microseconds, so that threads end together.
+const TASK_PRODUCTS: usize = 16 << 20;
 /// Multiplications below which waking another thread costs more than it gives.
 const ALONE: usize = 64 << 10;
 
@@ -22,13 +26,13 @@ const ALONE: usize = 64 << 10;
 #[derive(Clone, Copy)]
 pub struct Linear<'a> {
     /// `[rows, cols]`.
-    pub weights: &'a WeightMatrix,
+    pub weights: &'a Packed,
     /// `[rows]`.
     pub bias: Option<&'a [f32]>,
 }
 
-impl<'a> From<&'a WeightMatrix> for Linear<'a> {
-    fn from(weights: &'a WeightMatrix) -> Self {
+impl<'a> From<&'a Packed> for Linear<'a> {
+    fn from(weights: &'a Packed) -> Self {
         Self { weights, bias: None }
     }
 }
@@ -67,6 +71,8 @@ fn matmul_on(
     assert_eq!(y.len(), m * rows, "y is [m, rows]");
     for linear in stack {
         assert_eq!(linear.weights.cols(), cols, "stacked matrices have the same inputs");
+        let is_bf16 = x.form() == Form::Bf16;
+        assert!(linear.weights.layout().format.form(is_bf16) == x.form(), "x has the form the weights take");
         assert!(linear.bias.is_none_or(|bias| bias.len() == linear.weights.rows()), "a bias for each row");
     }
     if m == 0 {
@@ -82,9 +88,9 @@ fn matmul_on(
             if task < tasks_of(linear) {
                 let first = task * rows_per_task;
                 let count = rows_per_task.min(linear.weights.rows() - first);
-                // Where this thread's next task begins, if all are equally fast.
+                // How far away this thread's next task begins, if all are equally fast.
                 let next = rows_per_task * threads;
-                let next = (first + next < linear.weights.rows()).then(|| next * linear.weights.row_bytes());
+                let next = (first + next < linear.weights.rows()).then_some(next);
                 let part =
                     Part { x, linear: *linear, first, count, next, y: &shared, stride: rows, column, write };
                 return part.run(isa, integers);
@@ -101,46 +107,25 @@ fn matmul_on(
 }
 
 /// All `rows` if they are too little work to share out.
-fn rows_per_task(cpu: &Cpu, m: usize, rows: usize, weights: &WeightMatrix) -> usize {
+fn rows_per_task(cpu: &Cpu, m: usize, rows: usize, weights: &Packed) -> usize {
     if m.saturating_mul(rows).saturating_mul(weights.cols()) < ALONE {
         return rows.max(1);
     }
-    let by_bytes = TASK_BYTES / weights.row_bytes();
+    let layout = weights.layout();
+    let by_bytes = TASK_BYTES * PANEL / layout.panel_bytes();
     let by_threads = rows / (cpu.threads.count() * 8); // eight tasks a thread even out their speeds
-    if let Storage::Packed(packed) = weights.storage() {
-        let multiple = integer::row_multiple(m, packed.layout().format);
-        return (by_bytes.min(by_threads) / multiple).max(1) * multiple;
-    }
-    let multiple = float::row_multiple(m);
-    by_bytes.min(by_threads).next_multiple_of(multiple).max(multiple)
+    let by_products = TASK_PRODUCTS / (m * layout.cols);
+    let multiple = registers_for(layout.format, MOST_ACCUMULATORS).row_multiple(m);
+    (by_bytes.min(by_threads).min(by_products) / multiple).max(1) * multiple
 }
 
-/// Heights of tiles: nearly equal, the taller ones first.
-#[derive(Clone, Copy)]
-struct Heights {
-    rows: usize,
-    tiles: usize,
-}
-
-/// The fewest tiles of at most `highest` rows.
-fn tile_heights(rows: usize, highest: usize) -> Heights {
-    Heights { rows, tiles: rows.div_ceil(highest) }
-}
-
-impl Heights {
-    fn tallest(self) -> usize {
-        self.rows.div_ceil(self.tiles)
-    }
-}
-
-impl Iterator for Heights {
-    type Item = usize;
-
-    #[inline(always)]
-    fn next(&mut self) -> Option<usize> {
-        let height = (self.tiles > 0).then(|| self.tallest())?;
-        (self.rows, self.tiles) = (self.rows - height, self.tiles - 1);
-        Some(height)
+/// What so many registers have room for. Sums of a group of columns stand beside those of all; and codes are read more often than
+/// they are multiplied, unless two panels share them.
+const fn registers_for(format: Format, accumulators: usize) -> Registers {
+    match (format.has_groups(), format.is_integer() || accumulators == MOST_ACCUMULATORS) {
+        (true, _) => Registers::new(accumulators / 2, 2),
+        (false, true) => Registers::new(accumulators, 2),
+        (false, false) => Registers::new(accumulators, 1),
     }
 }
 
@@ -150,7 +135,7 @@ struct Part<'a> {
     linear: Linear<'a>,
     first: usize,
     count: usize,
-    /// Bytes from these rows' weights to those of the task that this thread will probably take next.
+    /// Rows of weights from these ones to those of the task that this thread will probably take next.
     next: Option<usize>,
     y: &'a Shared<'a, f32>,
     stride: usize,
@@ -159,13 +144,27 @@ struct Part<'a> {
 }
 
 impl Part<'_> {
+    /// Calls `take` for each of its tiles.
+    #[inline(always)]
+    fn for_each_tile(&self, registers: Registers, take: impl FnMut(Tile)) {
+        assert!(self.first.is_multiple_of(PANEL), "tasks start at a panel");
+        let panel_bytes = self.linear.weights.layout().panel_bytes();
+        let weights = self.weights().as_ptr();
+        let next = self.next.map(|rows| rows / PANEL * panel_bytes);
+        registers.for_each_tile(self.x.rows(), self.count.div_ceil(PANEL), panel_bytes, weights, next, take);
+    }
+
+    /// The matrix's panels from this part's first on.
+    fn weights(&self) -> &[u8] {
+        let packed = self.linear.weights;
+        &packed.values()[self.first / PANEL * packed.layout().panel_bytes()..]
+    }
+
     fn run(&self, isa: Isa, integers: IntegerIsa) {
-        match self.linear.weights.storage() {
-            Storage::Packed(packed) => integers.run(integer::Product { part: self, packed }),
-            Storage::Bf16(weights) if self.x.form() == Form::Bf16 => {
-                isa.run(float::PairProduct { part: self, weights })
-            }
-            _ => isa.run(float::Product { part: self }),
+        match self.x.form() {
+            Form::Int8 => integers.run(integer::Product { part: self }),
+            Form::Bf16 => isa.run(float::PairProduct { part: self }),
+            Form::F32 => isa.run(float::Product { part: self }),
         }
     }
 
@@ -180,11 +179,17 @@ impl Part<'_> {
         unsafe { self.y.part(m * self.stride + self.column + self.first, self.count) }
     }
 
-    /// Writes the sum of this part's output `n` to `y`, one of [`Part::y`].
+    /// Writes a tile's sums.
     #[inline(always)]
-    fn put(&self, y: &mut [f32], n: usize, sum: f32) {
-        let sum = self.linear.bias.map_or(sum, |bias| sum + bias[self.first + n]);
-        y[n] = if self.write == Write::Add { y[n] + sum } else { sum };
+    fn put_tile<S: Simd, const MR: usize, const NR: usize>(&self, s: S, tile: &Tile, sums: [[S::V; NR]; MR]) {
+        for (i, sums) in sums.into_iter().enumerate() {
+            // SAFETY: one at a time.
+            let y = unsafe { self.y(tile.first + i) };
+            for (j, sum) in sums.into_iter().enumerate() {
+                let column = (tile.panel + j * tile.apart) * PANEL;
+                self.put_lanes(s, &mut y[column..], column, sum);
+            }
+        }
     }
 
     /// Writes the sums of up to sixteen outputs, from this part's `n` on, to `to`, which starts there.

@@ -1,18 +1,21 @@
-//! Weights as small integers, in the layout that the integer multiplication reads, and how they are made.
+//! Weights in the layouts that multiplication reads, and how they are made: as stored, or as small integers.
 //!
-//! A packed matrix is one run of bytes, so that it can lie in a file: codes, then scales, then zero points, each part from
-//! a multiple of 64 bytes on. Outputs are taken sixteen at a time (a panel); rows and columns that the matrix does not
-//! have are filled up with codes that mean zero. With columns in fours (`VPDPBUSD` multiplies four bytes of a lane):
+//! A packed matrix is one run of bytes, so that it can lie in a file: values or codes, then scales, then zero points, each part
+//! from a multiple of 64 bytes on. Outputs are taken sixteen at a time (a panel), so that an output is a lane and no vector has
+//! to be summed up at the end. Rows and columns that the matrix does not have are filled up with zeros, or codes that mean
+//! zero. bfloat16 lies in pairs of columns, as `VDPBF16PS` multiplies them; codes with columns in fours (`VPDPBUSD` multiplies
+//! four bytes of a lane):
 //!
 //! ```text
+//! values  bfloat16: [panels][columns / 2][16 outputs][2 columns]; half and single: [panels][columns][16 outputs]
 //! codes   8 bits: [panels][columns / 4][16 outputs][4 columns]
 //!         4 bits: [panels][columns / 8][16 outputs][4]: column j low, column j + 4 high
 //! scales  one for each output: f32 [panels][16]; for each group of 32 columns: f16 [panels][groups][16]
 //! zeros   u8 [panels][groups][16], in formats that have them
 //! ```
 //!
-//! A weight is `scale * (code - zero)`; codes are unsigned. Formats without zero points have 128 or 8 for all. Scales may be
-//! negative: with 4 bits there is one code more below zero than above, and the largest weight may have either sign.
+//! An integer weight is `scale * (code - zero)`; codes are unsigned. Formats without zero points have 128 or 8 for all. Scales may
+//! be negative: with 4 bits there is one code more below zero than above, and the largest weight may have either sign.
 
 mod pack;
 mod scale;
@@ -21,19 +24,27 @@ mod tests;
 
 pub use pack::{NotFinite, pack};
 
-use super::input::GROUP;
+use super::input::{Form, GROUP};
 use crate::mapped::Bytes;
 
 /// Changes whenever the same weights would be packed to other bytes: part of what packed weights are kept under.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Outputs of a panel.
 pub const PANEL: usize = 16;
+/// Columns that lie beside each other in bfloat16; 16-bit panels have a multiple of them.
+const PAIR: usize = 2;
 /// Parts of a packed matrix start at multiples of this.
 const PART_ALIGN: usize = 64;
 
-/// How weights are rounded.
+/// How weights lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
+    /// bfloat16; subnormals become zero, as `VDPBF16PS` takes them.
+    Bf16,
+    /// IEEE half.
+    F16,
+    /// IEEE single.
+    F32,
     /// 8 bits, a scale for each output.
     Int8,
     /// 8 bits, a scale for each output and group of 32 columns.
@@ -47,7 +58,7 @@ pub enum Format {
 /// Where the parts of a packed matrix lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
-    /// How weights are rounded.
+    /// How weights lie.
     pub format: Format,
     /// Outputs.
     pub rows: usize,
@@ -66,15 +77,20 @@ impl Layout {
         self.cols.div_ceil(GROUP)
     }
 
-    /// Bytes of a panel's codes.
+    /// Bytes of a panel's values or codes.
     pub fn panel_bytes(&self) -> usize {
-        let codes = self.groups() * GROUP * PANEL;
-        if self.format.bits() == 4 { codes / 2 } else { codes }
+        let columns =
+            if self.format.is_integer() { self.groups() * GROUP } else { self.cols.next_multiple_of(PAIR) };
+        columns * PANEL * self.format.bits() as usize / 8
     }
 
     /// Scales of a panel.
     pub fn panel_scales(&self) -> usize {
-        if self.format.has_groups() { self.groups() * PANEL } else { PANEL }
+        match self.format {
+            Format::Bf16 | Format::F16 | Format::F32 => 0,
+            Format::Int8 => PANEL,
+            Format::Int8Group | Format::Int4 | Format::Int4Zero => self.groups() * PANEL,
+        }
     }
 
     /// Bytes of a scale.
@@ -99,6 +115,14 @@ impl Layout {
         (self.zeros_at() + zeros).next_multiple_of(PART_ALIGN)
     }
 
+    /// The byte of a panel at which the value of column `col` and output `lane` starts, in formats that are no integers.
+    fn value_at(&self, col: usize, lane: usize) -> usize {
+        match self.format {
+            Format::Bf16 => ((col / PAIR * PANEL + lane) * PAIR + col % PAIR) * 2,
+            _ => (col * PANEL + lane) * self.format.bits() as usize / 8,
+        }
+    }
+
     /// Where in a panel's codes column `col` of output `lane` lies: the byte, and whether in its high half.
     pub(super) fn code_at(&self, col: usize, lane: usize) -> (usize, bool) {
         match self.format.bits() {
@@ -109,26 +133,43 @@ impl Layout {
 }
 
 impl Format {
-    /// Bits of a code.
+    /// Whether weights are codes of small integers.
+    pub const fn is_integer(self) -> bool {
+        !matches!(self, Self::Bf16 | Self::F16 | Self::F32)
+    }
+
+    /// Bits of a value or code.
     pub fn bits(self) -> u32 {
         match self {
+            Self::F32 => 32,
+            Self::Bf16 | Self::F16 => 16,
             Self::Int8 | Self::Int8Group => 8,
             Self::Int4 | Self::Int4Zero => 4,
         }
     }
 
     /// Whether each group of 32 columns has a scale of its own.
-    pub fn has_groups(self) -> bool {
-        self != Self::Int8
+    pub const fn has_groups(self) -> bool {
+        matches!(self, Self::Int8Group | Self::Int4 | Self::Int4Zero)
     }
 
-    /// The zero point of formats that do not store any.
+    /// The form that activations have when they are multiplied with such weights: where weights are bfloat16, `bf16` says
+    /// whether activations are rounded to it too.
+    pub fn form(self, bf16: bool) -> Form {
+        match self {
+            Self::Bf16 if bf16 => Form::Bf16,
+            Self::Bf16 | Self::F16 | Self::F32 => Form::F32,
+            _ => Form::Int8,
+        }
+    }
+
+    /// The zero point of integers that do not store any.
     pub fn zero(self) -> u8 {
         1 << (self.bits() - 1)
     }
 }
 
-/// A packed matrix.
+/// A packed matrix `[rows, cols]`: row `n` holds the weights of output `n`.
 #[derive(Debug, Clone)]
 pub struct Packed {
     bytes: Bytes,
@@ -150,13 +191,23 @@ impl Packed {
         self.layout
     }
 
+    /// Outputs.
+    pub fn rows(&self) -> usize {
+        self.layout.rows
+    }
+
+    /// Inputs.
+    pub fn cols(&self) -> usize {
+        self.layout.cols
+    }
+
     /// All its bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Codes `[panels][panel_bytes]`.
-    pub(super) fn codes(&self) -> &[u8] {
+    /// Values or codes `[panels][panel_bytes]`.
+    pub(super) fn values(&self) -> &[u8] {
         &self.bytes[..self.layout.panels() * self.layout.panel_bytes()]
     }
 
@@ -206,6 +257,18 @@ impl Packed {
 
     /// The weights of output `row`, as they are multiplied with; `to` has `cols` values.
     pub fn widen_row(&self, row: usize, to: &mut [f32]) {
+        if !self.layout.format.is_integer() {
+            let panel = &self.values()[row / PANEL * self.layout.panel_bytes()..];
+            for (col, to) in to.iter_mut().enumerate() {
+                let at = self.layout.value_at(col, row % PANEL);
+                *to = match self.layout.format {
+                    Format::Bf16 => half::bf16::from_le_bytes([panel[at], panel[at + 1]]).to_f32(),
+                    Format::F16 => half::f16::from_le_bytes([panel[at], panel[at + 1]]).to_f32(),
+                    _ => f32::from_le_bytes(std::array::from_fn(|i| panel[at + i])),
+                };
+            }
+            return;
+        }
         for (col, to) in to.iter_mut().enumerate() {
             let (scale, zero) = self.scale_zero(row, col);
             *to = scale * (i32::from(self.code(row, col)) - i32::from(zero)) as f32;

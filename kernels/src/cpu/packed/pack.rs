@@ -13,7 +13,7 @@ use super::super::matrix::{Storage, WeightMatrix};
 use super::super::shared::Shared;
 use super::super::simd::{Kernel, LANES, Simd};
 use super::scale::{Lanes, Weights, four_bits, four_bits_zero, largest};
-use super::{Format, Layout, PANEL};
+use super::{Format, Layout, PANEL, Packed};
 
 /// A weight that no integer can stand for.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
@@ -29,16 +29,18 @@ pub struct NotFinite {
     pub value: f32,
 }
 
-/// Rounds `from`, which is not packed itself, to `layout`, whose bytes `to` has, with all threads.
+/// Writes `from` to `to` in `layout`, with all threads: rounded where that is one of integers.
 ///
 /// # Errors
-/// If a weight is infinite or no number. `to` then holds nothing of use.
+/// If a weight that is to be rounded is infinite or no number. `to` then holds nothing of use.
 ///
 /// # Panics
-/// If the shapes disagree.
+/// If the shapes disagree, or the layout is that of other floating-point numbers.
 pub fn pack(cpu: &mut Cpu, from: &WeightMatrix, layout: Layout, to: &mut [u8]) -> Result<(), NotFinite> {
     assert_eq!((from.rows(), from.cols()), (layout.rows, layout.cols), "the layout is the matrix's");
     assert_eq!(to.len(), layout.bytes(), "a packed matrix fills its bytes");
+    let format = layout.format;
+    assert!(format.is_integer() || format == from.storage().format(), "numbers are packed as they are");
     let (isa, to, first_bad) = (cpu.isa, Shared::new(to), AtomicUsize::new(usize::MAX));
     cpu.threads.run(layout.panels(), |panel, _| {
         let scale_bytes = layout.panel_scales() * layout.scale_bytes();
@@ -51,13 +53,30 @@ pub fn pack(cpu: &mut Cpu, from: &WeightMatrix, layout: Layout, to: &mut [u8]) -
                 to.part(layout.zeros_at() + panel * zeros, zeros),
             )
         };
-        if let Some(row) = isa.run(Panel { from, layout, first: panel * PANEL, codes, scales, zeros }) {
+        let first = panel * PANEL;
+        if !format.is_integer() {
+            return isa.run(LaidOut { from, layout, first, to: codes });
+        }
+        if let Some(row) = isa.run(Rounded { from, layout, first, codes, scales, zeros }) {
             first_bad.fetch_min(row, Ordering::Relaxed);
         }
     });
     match first_bad.into_inner() {
         usize::MAX => Ok(()),
         row => Err(not_finite(from, row)),
+    }
+}
+
+impl Packed {
+    /// `from` in `format`, in memory.
+    ///
+    /// # Errors
+    /// See [`pack`].
+    pub fn of(cpu: &mut Cpu, from: &WeightMatrix, format: Format) -> Result<Self, NotFinite> {
+        let layout = Layout { format, rows: from.rows(), cols: from.cols() };
+        let mut bytes = vec![0; layout.bytes()];
+        pack(cpu, from, layout, &mut bytes)?;
+        Ok(Self::new(layout, bytes.into()))
     }
 }
 
@@ -69,8 +88,83 @@ fn not_finite(from: &WeightMatrix, row: usize) -> NotFinite {
     NotFinite { row, col, value: weights[col] }
 }
 
-/// Sixteen outputs from `first` on, and where they go.
-struct Panel<'a> {
+/// Sixteen outputs from `first` on as they are, and where they go.
+struct LaidOut<'a> {
+    from: &'a WeightMatrix,
+    layout: Layout,
+    first: usize,
+    to: &'a mut [u8],
+}
+
+impl Kernel for LaidOut<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        // A vector of each output at a time: sixteen words, which are a column or two each.
+        const WORD: usize = size_of::<u32>();
+        const VECTOR: usize = LANES * WORD;
+        let row_bytes = self.from.row_bytes();
+        let rows = PANEL.min(self.layout.rows - self.first);
+        let values = &self.from.storage().bytes()[self.first * row_bytes..][..rows * row_bytes];
+        for (step, to) in self.to.chunks_mut(VECTOR * LANES).enumerate() {
+            let part = step * VECTOR..row_bytes.min((step + 1) * VECTOR);
+            let mut vectors = [s.zero(); LANES];
+            for (row, values) in values.chunks_exact(row_bytes).enumerate() {
+                let mut padded = [0u8; VECTOR];
+                let mut from = values[part.clone()].as_ptr();
+                if part.len() < VECTOR {
+                    padded[..part.len()].copy_from_slice(&values[part.clone()]);
+                    from = padded.as_ptr();
+                }
+                // SAFETY: a vector's bytes lie there.
+                vectors[row] = unsafe { s.load(from.cast()) };
+            }
+            let outputs = s.transpose(vectors);
+            for (output, to) in outputs.into_iter().zip(to.chunks_exact_mut(VECTOR)) {
+                let mut words = [0u32; LANES];
+                // SAFETY: sixteen words.
+                unsafe { s.store(output, words.as_mut_ptr().cast()) };
+                match self.layout.format {
+                    Format::Bf16 => words = without_subnormals(words),
+                    Format::F16 => words = side_by_side(words),
+                    _ => {}
+                }
+                for lane in 0..LANES {
+                    to[lane * WORD..][..WORD].copy_from_slice(&words[lane].to_le_bytes());
+                }
+            }
+        }
+    }
+}
+
+/// Pairs of bfloat16 with zeros for subnormals.
+#[inline(always)]
+fn without_subnormals(mut pairs: [u32; LANES]) -> [u32; LANES] {
+    const EXPONENT: u32 = 0x7f80;
+    for lane in 0..LANES {
+        let pair = pairs[lane];
+        let low = if pair & EXPONENT == 0 { 0x8000 } else { 0xffff };
+        let high = if pair & EXPONENT << 16 == 0 { 0x8000_0000 } else { 0xffff_0000 };
+        pairs[lane] = pair & (low | high);
+    }
+    pairs
+}
+
+/// Sixteen pairs of columns as one column, then the other.
+#[inline(always)]
+fn side_by_side(pairs: [u32; LANES]) -> [u32; LANES] {
+    let mut columns = [0; LANES];
+    for lane in 0..LANES / 2 {
+        let (even, odd) = (pairs[2 * lane], pairs[2 * lane + 1]);
+        columns[lane] = even & 0xffff | odd << 16;
+        columns[lane + LANES / 2] = even >> 16 | odd & 0xffff_0000;
+    }
+    columns
+}
+
+/// Sixteen outputs from `first` on as integers, and where they go.
+struct Rounded<'a> {
     from: &'a WeightMatrix,
     layout: Layout,
     first: usize,
@@ -79,7 +173,7 @@ struct Panel<'a> {
     zeros: &'a mut [u8],
 }
 
-impl Kernel for Panel<'_> {
+impl Kernel for Rounded<'_> {
     /// The first output with a weight that is not finite.
     type Output = Option<usize>;
 
@@ -107,10 +201,10 @@ impl Kernel for Panel<'_> {
         for (group, codes) in self.codes.chunks_exact_mut(group_bytes).enumerate() {
             let weights = transpose(&wide[group * GROUP..], stride);
             match format {
-                Format::Int8 => {}
                 Format::Int8Group => scale = super::scale::eight_bits(&weights),
                 Format::Int4 => scale = four_bits(&weights),
                 Format::Int4Zero => (scale, zero) = four_bits_zero(&weights),
+                _ => {}
             }
             if format.has_groups() {
                 store_f16(&scale, &mut self.scales[group * PANEL * 2..][..PANEL * 2]);
@@ -133,10 +227,7 @@ fn widen<S: Simd>(s: S, from: &WeightMatrix, row: usize, to: &mut [f32]) {
     let bytes = from.row_bytes();
     let width = bytes / to.len();
     let whole = to.len() / LANES * LANES;
-    let (Storage::Bf16(all) | Storage::F16(all) | Storage::F32(all)) = from.storage() else {
-        return from.widen_row(row, to);
-    };
-    let values = &all[row * bytes..][..bytes];
+    let values = &from.storage().bytes()[row * bytes..][..bytes];
     for at in (0..whole).step_by(LANES) {
         let part = &values[at * width..][..LANES * width];
         let lanes = &mut to[at..][..LANES];

@@ -19,12 +19,7 @@ fn matrix(weights: &[f32], cols: usize, stored: usize) -> WeightMatrix {
 }
 
 fn packed(cpu: &mut Cpu, matrix: &WeightMatrix, format: Format) -> Packed {
-    let layout = Layout { format, rows: matrix.rows(), cols: matrix.cols() };
-    let mut bytes = vec![0xa5; layout.bytes()];
-    // Bytes between the parts are nobody's: a cache wants them the same each time.
-    bytes.fill(0);
-    pack(cpu, matrix, layout, &mut bytes).expect("all weights are finite");
-    Packed::new(layout, bytes.into())
+    Packed::of(cpu, matrix, format).expect("all weights are finite")
 }
 
 fn widened(row: impl Fn(usize, &mut [f32]), rows: usize, cols: usize) -> Vec<f32> {
@@ -67,6 +62,39 @@ fn packed_weights_are_near_the_original_on_every_instruction_set() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn numbers_are_packed_as_they_are_on_every_instruction_set() {
+    for (rows, cols) in [(1, 1), (16, 32), (37, 101), (48, 65), (3, 97)] {
+        for (stored, format) in [Format::F32, Format::Bf16, Format::F16].into_iter().enumerate() {
+            let matrix = matrix(&weights(rows * cols), cols, stored);
+            let exact = widened(|row, to| matrix.widen_row(row, to), rows, cols);
+            for isa in Isa::available() {
+                let packed = packed(&mut Cpu::with_isa(3, isa), &matrix, format);
+                let got = widened(|row, to| packed.widen_row(row, to), rows, cols);
+                assert_eq!(got, exact, "{format:?} [{rows}, {cols}] on {}", isa.name());
+                // What the matrix does not have is zero.
+                let width = format.bits() as usize / 8;
+                let zeros = packed.bytes().chunks(width).filter(|value| value.iter().all(|byte| *byte == 0));
+                let least = packed.bytes().len() / width - rows * cols;
+                assert!(zeros.count() >= least, "{format:?} [{rows}, {cols}]");
+            }
+        }
+    }
+}
+
+#[test]
+fn subnormal_bfloat16_become_zero_and_what_is_no_number_stays() {
+    let bits = [0x0001u16, 0x807f, 0x0080, 0x8080, 0x7f80, 0xff80, 0x7fc1, 0x3f80];
+    let bytes: Vec<u8> = bits.iter().flat_map(|bits| bits.to_le_bytes()).collect();
+    let matrix = WeightMatrix::new(Storage::Bf16(bytes.into()), 1, bits.len());
+    for isa in Isa::available() {
+        let packed = packed(&mut Cpu::with_isa(1, isa), &matrix, Format::Bf16);
+        let got = widened(|row, to| packed.widen_row(row, to), 1, bits.len());
+        let got: Vec<u32> = got.iter().map(|value| value.to_bits() >> 16).collect();
+        assert_eq!(got, [0, 0x8000, 0x0080, 0x8080, 0x7f80, 0xff80, 0x7fc1, 0x3f80], "{}", isa.name());
     }
 }
 

@@ -205,6 +205,15 @@ impl Isa {
         all
     }
 
+    /// Whether [`Simd::dot_pairs`] is one instruction.
+    pub fn has_dot(self) -> bool {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512Bf16(_) => true,
+            _ => false,
+        }
+    }
+
     /// For logs.
     pub fn name(self) -> &'static str {
         match self.0 {

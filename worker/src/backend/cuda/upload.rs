@@ -38,7 +38,7 @@ impl Dtype {
     pub fn of(storage: &Storage) -> Self {
         match storage {
             Storage::F16(_) => Self::F16,
-            Storage::Bf16(_) | Storage::F32(_) | Storage::Packed(_) => Self::Bf16,
+            Storage::Bf16(_) | Storage::F32(_) => Self::Bf16,
         }
     }
 

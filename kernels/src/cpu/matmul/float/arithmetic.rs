@@ -1,64 +1,137 @@
 //! How products of floating-point numbers are summed: for each pair of formats, one order of arithmetic.
 //!
-//! - Activations in `f32` ([`Wide`]): lane `j` of sixteen takes every column that is `j` modulo 16, ascending, by fused
-//!   multiply-add.
-//! - Activations rounded to bfloat16, weights in it ([`Dot`], [`Split`]): lane `j` takes columns `2j` and `2j + 1` of every 32,
-//!   blocks of 32 ascending, the odd column first, each by fused multiply-add.
+//! - Weights in bfloat16 ([`Dot`], [`Pairs`]): columns in pairs, pairs ascending, the odd column of a pair first. Each product is
+//!   added by fused multiply-add. Activations are `f32`, which may have been rounded to bfloat16 before.
+//! - Weights in other formats ([`Wide`]): columns ascending, each product added by fused multiply-add.
 //!
-//! Columns after the last are zeros. Then [`Simd::sum`].
+//! Columns after the last are zeros. This is the order of `VDPBF16PS` on rows of pairs, which `simd::dot` describes.
 
 use super::super::super::input::Input;
-use super::super::super::simd::Simd;
-use super::scratch::{LINE_BYTES, Line};
+use super::super::super::simd::{LANES, Simd};
 
 /// A format of weights and of the `x` they are multiplied with.
 pub(super) trait Arithmetic {
-    /// Columns of a step, whose `x` fills a line of 64 bytes.
-    const COLUMNS: usize;
-    /// Lines of a step's `x` once it is packed, and multiplications for each sum.
+    /// Multiplications for each sum in a step of columns.
     const PARTS: usize;
-    /// Bytes of a weight.
+    /// Bytes of a step's weights: of sixteen outputs.
     const WEIGHT_BYTES: usize;
-    /// What is multiplied: a line of `x`, or weights of as many columns.
+    /// Bytes of a row's `x` in a step.
+    const X_BYTES: usize;
+    /// What is multiplied.
     type Operand<S: Simd>: Copy;
 
-    /// All rows of `x` as they lie; a row of `width` values has `width / COLUMNS` lines.
-    fn rows(x: &Input) -> &[u8];
-    /// Packs a step's `x`: its parts are put `apart` lines apart.
+    /// All rows of `x`, and the bytes from one to the next.
+    fn rows(x: &Input) -> (&[u8], usize);
+    /// One part of a step's `x`, in every lane.
     ///
     /// # Safety
-    /// `from` is readable for 64 bytes, all places in `to` are writable.
-    #[inline(always)]
-    unsafe fn pack<S: Simd>(_: S, from: *const u8, to: *mut Line, apart: usize) {
-        let _ = apart;
-        // SAFETY: by the contract.
-        unsafe { std::ptr::copy_nonoverlapping(from, to.cast(), LINE_BYTES) }
-    }
-    /// A line of packed `x`.
+    /// `from` is readable for `X_BYTES`, and aligned to 4 bytes.
+    unsafe fn x<S: Simd>(simd: S, from: *const u8, part: usize) -> Self::Operand<S>;
+    /// One part of a step's weights.
     ///
     /// # Safety
-    /// `from` is readable for 64 bytes.
-    unsafe fn x<S: Simd>(simd: S, from: *const u8) -> Self::Operand<S>;
-    /// A step's weights for one part.
-    ///
-    /// # Safety
-    /// `from` is readable for the weights of `COLUMNS`.
+    /// `from` is readable for `WEIGHT_BYTES`.
     unsafe fn weights<S: Simd>(simd: S, from: *const u8, part: usize) -> Self::Operand<S>;
-    /// The same as 32 bits a lane.
-    ///
-    /// # Safety
-    /// As for [`Arithmetic::weights`].
-    unsafe fn lanes<S: Simd>(simd: S, from: *const u8, part: usize) -> S::V;
-    /// The 32 bits at `from`, in every lane.
-    ///
-    /// # Safety
-    /// `from` is readable for 4 bytes, and aligned to them.
-    unsafe fn splat<S: Simd>(simd: S, from: *const u8) -> Self::Operand<S>;
     /// Adds the products to `sum`.
     fn add<S: Simd>(simd: S, x: Self::Operand<S>, weights: Self::Operand<S>, sum: S::V) -> S::V;
 }
 
-/// A format weights are stored in.
+/// Both in bfloat16, multiplied as they lie.
+pub(super) struct Dot;
+
+impl Arithmetic for Dot {
+    const PARTS: usize = 1;
+    const WEIGHT_BYTES: usize = LANES * 4;
+    const X_BYTES: usize = 4;
+    type Operand<S: Simd> = S::Pairs;
+
+    fn rows(x: &Input) -> (&[u8], usize) {
+        let (halves, stride) = x.halves();
+        (bytes_of(halves), stride * size_of::<u16>())
+    }
+
+    #[inline(always)]
+    unsafe fn x<S: Simd>(s: S, from: *const u8, _: usize) -> S::Pairs {
+        // SAFETY: by the contract.
+        s.splat_pair(unsafe { *from.cast() })
+    }
+
+    #[inline(always)]
+    unsafe fn weights<S: Simd>(s: S, from: *const u8, _: usize) -> S::Pairs {
+        // SAFETY: by the contract.
+        unsafe { s.load_pairs(from) }
+    }
+
+    #[inline(always)]
+    fn add<S: Simd>(s: S, x: S::Pairs, weights: S::Pairs, sum: S::V) -> S::V {
+        s.dot_pairs(x, weights, sum)
+    }
+}
+
+/// Weights in bfloat16, widened; `x` in `f32`.
+pub(super) struct Pairs;
+
+impl Arithmetic for Pairs {
+    const PARTS: usize = 2;
+    const WEIGHT_BYTES: usize = LANES * 4;
+    const X_BYTES: usize = 8;
+    type Operand<S: Simd> = S::V;
+
+    fn rows(x: &Input) -> (&[u8], usize) {
+        values(x)
+    }
+
+    #[inline(always)]
+    unsafe fn x<S: Simd>(s: S, from: *const u8, part: usize) -> S::V {
+        // SAFETY: by the contract.
+        s.splat(unsafe { *from.cast::<f32>().add(1 - part) })
+    }
+
+    #[inline(always)]
+    unsafe fn weights<S: Simd>(s: S, from: *const u8, part: usize) -> S::V {
+        // SAFETY: by the contract.
+        let pairs = unsafe { s.load_pairs(from) };
+        if part == 0 { s.widen_odd(pairs) } else { s.widen_even(pairs) }
+    }
+
+    #[inline(always)]
+    fn add<S: Simd>(s: S, x: S::V, weights: S::V, sum: S::V) -> S::V {
+        s.fma(x, weights, sum)
+    }
+}
+
+/// Weights in another format, widened; `x` in `f32`.
+pub(super) struct Wide<E>(E);
+
+impl<E: Element> Arithmetic for Wide<E> {
+    const PARTS: usize = 1;
+    const WEIGHT_BYTES: usize = LANES * E::BYTES;
+    const X_BYTES: usize = 4;
+    type Operand<S: Simd> = S::V;
+
+    fn rows(x: &Input) -> (&[u8], usize) {
+        values(x)
+    }
+
+    #[inline(always)]
+    unsafe fn x<S: Simd>(s: S, from: *const u8, _: usize) -> S::V {
+        // SAFETY: by the contract.
+        s.splat(unsafe { *from.cast() })
+    }
+
+    #[inline(always)]
+    unsafe fn weights<S: Simd>(s: S, from: *const u8, _: usize) -> S::V {
+        // SAFETY: by the contract.
+        unsafe { E::load(s, from) }
+    }
+
+    #[inline(always)]
+    fn add<S: Simd>(s: S, x: S::V, weights: S::V, sum: S::V) -> S::V {
+        s.fma(x, weights, sum)
+    }
+}
+
+/// A format of weights.
 pub(super) trait Element {
     /// Bytes of a value.
     const BYTES: usize;
@@ -69,18 +142,8 @@ pub(super) trait Element {
     unsafe fn load<S: Simd>(simd: S, from: *const u8) -> S::V;
 }
 
-pub(super) struct Bf16;
 pub(super) struct F16;
 pub(super) struct F32;
-
-impl Element for Bf16 {
-    const BYTES: usize = 2;
-    #[inline(always)]
-    unsafe fn load<S: Simd>(simd: S, from: *const u8) -> S::V {
-        // SAFETY: by the contract.
-        unsafe { simd.load_bf16(from) }
-    }
-}
 
 impl Element for F16 {
     const BYTES: usize = 2;
@@ -100,144 +163,9 @@ impl Element for F32 {
     }
 }
 
-/// Activations in `f32`, weights widened to it.
-pub(super) struct Wide<E>(E);
-
-impl<E: Element> Arithmetic for Wide<E> {
-    const COLUMNS: usize = 16;
-    const PARTS: usize = 1;
-    const WEIGHT_BYTES: usize = E::BYTES;
-    type Operand<S: Simd> = S::V;
-
-    fn rows(x: &Input) -> &[u8] {
-        bytes_of(x.values())
-    }
-
-    #[inline(always)]
-    unsafe fn x<S: Simd>(s: S, from: *const u8) -> S::V {
-        // SAFETY: by the contract.
-        unsafe { s.load(from.cast()) }
-    }
-
-    #[inline(always)]
-    unsafe fn weights<S: Simd>(s: S, from: *const u8, _: usize) -> S::V {
-        // SAFETY: by the contract.
-        unsafe { E::load(s, from) }
-    }
-
-    #[inline(always)]
-    unsafe fn lanes<S: Simd>(s: S, from: *const u8, part: usize) -> S::V {
-        // SAFETY: by the contract.
-        unsafe { Self::weights(s, from, part) }
-    }
-
-    #[inline(always)]
-    unsafe fn splat<S: Simd>(s: S, from: *const u8) -> S::V {
-        // SAFETY: by the contract.
-        s.splat(unsafe { *from.cast() })
-    }
-
-    #[inline(always)]
-    fn add<S: Simd>(s: S, x: S::V, weights: S::V, sum: S::V) -> S::V {
-        s.fma(x, weights, sum)
-    }
-}
-
-/// Both in bfloat16, multiplied as they lie.
-pub(super) struct Dot;
-
-impl Arithmetic for Dot {
-    const COLUMNS: usize = 32;
-    const PARTS: usize = 1;
-    const WEIGHT_BYTES: usize = 2;
-    type Operand<S: Simd> = S::Pairs;
-
-    fn rows(x: &Input) -> &[u8] {
-        bytes_of(x.halves())
-    }
-
-    #[inline(always)]
-    unsafe fn x<S: Simd>(s: S, from: *const u8) -> S::Pairs {
-        // SAFETY: by the contract.
-        unsafe { s.load_pairs(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn weights<S: Simd>(s: S, from: *const u8, _: usize) -> S::Pairs {
-        // SAFETY: by the contract.
-        unsafe { s.load_pairs(from) }
-    }
-
-    #[inline(always)]
-    unsafe fn lanes<S: Simd>(s: S, from: *const u8, _: usize) -> S::V {
-        // SAFETY: by the contract.
-        unsafe { s.load(from.cast()) }
-    }
-
-    #[inline(always)]
-    unsafe fn splat<S: Simd>(s: S, from: *const u8) -> S::Pairs {
-        // SAFETY: by the contract.
-        s.splat_pair(unsafe { *from.cast() })
-    }
-
-    #[inline(always)]
-    fn add<S: Simd>(s: S, x: S::Pairs, weights: S::Pairs, sum: S::V) -> S::V {
-        s.dot_pairs(x, weights, sum)
-    }
-}
-
-/// Both in bfloat16, `x` widened when it is packed: the bits of [`Dot`] where that takes more than one instruction.
-pub(super) struct Split;
-
-impl Arithmetic for Split {
-    const COLUMNS: usize = 32;
-    const PARTS: usize = 2;
-    const WEIGHT_BYTES: usize = 2;
-    type Operand<S: Simd> = S::V;
-
-    fn rows(x: &Input) -> &[u8] {
-        bytes_of(x.halves())
-    }
-
-    #[inline(always)]
-    unsafe fn pack<S: Simd>(s: S, from: *const u8, to: *mut Line, apart: usize) {
-        // SAFETY: by the contract.
-        unsafe {
-            let pairs = s.load_pairs(from);
-            s.store(s.widen_odd(pairs), to.cast());
-            s.store(s.widen_even(pairs), to.add(apart).cast());
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn x<S: Simd>(s: S, from: *const u8) -> S::V {
-        // SAFETY: by the contract.
-        unsafe { s.load(from.cast()) }
-    }
-
-    #[inline(always)]
-    unsafe fn weights<S: Simd>(s: S, from: *const u8, part: usize) -> S::V {
-        // SAFETY: by the contract.
-        let pairs = unsafe { s.load_pairs(from) };
-        if part == 0 { s.widen_odd(pairs) } else { s.widen_even(pairs) }
-    }
-
-    #[inline(always)]
-    unsafe fn lanes<S: Simd>(s: S, from: *const u8, part: usize) -> S::V {
-        // SAFETY: by the contract.
-        unsafe { Self::weights(s, from, part) }
-    }
-
-    #[inline(always)]
-    unsafe fn splat<S: Simd>(s: S, from: *const u8) -> S::V {
-        // SAFETY: by the contract.
-        s.splat(unsafe { *from.cast() })
-    }
-
-    #[inline(always)]
-    fn add<S: Simd>(s: S, x: S::V, weights: S::V, sum: S::V) -> S::V {
-        s.fma(x, weights, sum)
-    }
+fn values(x: &Input) -> (&[u8], usize) {
+    let (values, stride) = x.values();
+    (bytes_of(values), stride * size_of::<f32>())
 }
 
 fn bytes_of<T: Number>(values: &[T]) -> &[u8] {

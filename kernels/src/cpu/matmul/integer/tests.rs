@@ -2,7 +2,6 @@ use proptest::prelude::*;
 
 use super::super::super::Cpu;
 use super::super::super::input::{Form, GROUP, Input};
-use super::super::super::matrix::{Storage, WeightMatrix};
 use super::super::super::packed::{Format, Layout, Packed};
 use super::super::super::simd::integer::IntegerIsa;
 use super::super::{Linear, Write, matmul_on};
@@ -73,8 +72,7 @@ fn check(m: usize, rows: usize, cols: usize, format: Format, seed: u32, with_bia
         .enumerate()
         .map(|(i, sum)| if add { before[i] + sum } else { sum })
         .collect();
-    let matrix = WeightMatrix::new(Storage::Packed(weights), rows, cols);
-    let linear = Linear { weights: &matrix, bias: with_bias.then_some(&bias) };
+    let linear = Linear { weights: &weights, bias: with_bias.then_some(&bias) };
     for isa in IntegerIsa::available() {
         for threads in [1, 3] {
             let mut y = before.clone();
@@ -119,13 +117,12 @@ fn sums_of_many_columns_do_not_overflow() {
         let layout = Layout { format, rows: 1, cols };
         let mut weights = packed(layout, 1).bytes().to_vec();
         weights[..layout.panels() * layout.panel_bytes()].fill(255);
-        let matrix = WeightMatrix::new(Storage::Packed(Packed::new(layout, weights.into())), 1, cols);
-        let (Storage::Packed(packed), cpu) = (matrix.storage(), &mut Cpu::new(1)) else { unreachable!() };
+        let (packed, cpu) = (&Packed::new(layout, weights.into()), &mut Cpu::new(1));
         let mut x = Input::default();
         x.set(cpu, Form::Int8, &vec![-1.0; cols], cols);
         for isa in IntegerIsa::available() {
             let mut y = [0.0];
-            matmul_on(cpu, isa, &x, &[(&matrix).into()], &mut y, Write::Set);
+            matmul_on(cpu, isa, &x, &[packed.into()], &mut y, Write::Set);
             assert_eq!(bits(&y), bits(&reference(&x, packed)), "{format:?} on {}", isa.name());
             assert!(y[0] < 0.0);
         }

@@ -8,13 +8,15 @@ use super::super::super::input::GROUP;
 use super::super::super::packed::{Format, Layout, PANEL};
 use super::super::super::simd::Simd;
 use super::super::super::simd::integer::Integers;
+use super::super::tiles::Ahead;
 use super::SEGMENT;
 
 /// Bytes that four columns of 8-bit codes, or eight of 4-bit codes, take in a panel.
 const VECTOR: usize = 4 * PANEL;
 
 /// Rows of `x` and panels of weights, each from its first one on.
-pub(super) struct Tile<'a> {
+#[derive(Clone, Copy)]
+pub(super) struct From<'a> {
     /// Codes of activations, their rows `code_stride` apart.
     pub(super) codes: &'a [i8],
     pub(super) code_stride: usize,
@@ -27,14 +29,12 @@ pub(super) struct Tile<'a> {
     pub(super) layout: Layout,
     /// Panels from one to the next.
     pub(super) apart: usize,
-    /// How far ahead to ask for weights: in the first pass over them; 0 in those after it.
-    pub(super) ahead: usize,
+    pub(super) ahead: Ahead,
 }
 
 /// How sums become floats.
 pub(super) trait Kind {
-    /// Registers that each sum takes.
-    const REGISTERS: usize;
+    const FORMAT: Format;
 
     /// The products of `MR` rows and `NR` panels, without the rows' scales.
     ///
@@ -42,11 +42,11 @@ pub(super) trait Kind {
     /// The tile has as many rows and panels.
     unsafe fn sums<S: Integers, const MR: usize, const NR: usize>(
         s: S,
-        tile: &Tile<'_>,
+        tile: &From<'_>,
     ) -> [[<S::Floats as Simd>::V; NR]; MR];
 }
 
-impl Tile<'_> {
+impl From<'_> {
     /// Panics unless all that `MR` rows and `NR` panels need is there.
     #[inline(always)]
     fn check(&self, rows: usize, panels: usize) {
@@ -66,16 +66,17 @@ impl Tile<'_> {
 pub(super) struct PerOutput;
 
 impl Kind for PerOutput {
-    const REGISTERS: usize = 1;
+    const FORMAT: Format = Format::Int8;
 
     #[inline(always)]
     unsafe fn sums<S: Integers, const MR: usize, const NR: usize>(
         s: S,
-        t: &Tile<'_>,
+        t: &From<'_>,
     ) -> [[<S::Floats as Simd>::V; NR]; MR] {
         t.check(MR, NR);
         let f = s.floats();
         let (columns, apart) = (t.layout.groups() * GROUP, t.apart * t.layout.panel_bytes());
+        let mut ahead = t.ahead.over(t.layout.groups());
         let mut results = [[f.zero(); NR]; MR];
         let mut from = 0;
         while from < columns {
@@ -92,22 +93,9 @@ impl Kind for PerOutput {
                 let mut w = t.weights.as_ptr().add(from * PANEL);
                 let end = x.add(to - from);
                 while x < end {
-                    if t.ahead > 0 {
-                        for n in 0..NR {
-                            f.prefetch(w.wrapping_add(n * apart + t.ahead));
-                        }
-                    }
-                    let mut codes = [s.load(w); NR];
-                    for n in 1..NR {
-                        codes[n] = s.load(w.add(n * apart));
-                    }
-                    for m in 0..MR {
-                        let four = s.four(x.add(m * t.code_stride));
-                        for n in 0..NR {
-                            sums[m][n] = s.dot(sums[m][n], codes[n], four);
-                        }
-                    }
-                    (x, w) = (x.add(4), w.add(VECTOR));
+                    ahead.ask::<_, NR>(f, w, apart, GROUP * PANEL);
+                    sums = eight_bits::<S, MR, NR>(s, t, x, w, apart, sums);
+                    (x, w) = (x.add(GROUP), w.add(GROUP * PANEL));
                 }
                 for n in 0..NR {
                     let scale = f.load(t.scales.as_ptr().add(n * t.apart * PANEL * 4).cast());
@@ -145,17 +133,18 @@ impl Codes for FourBitsZero {
 pub(super) struct Grouped<C>(std::marker::PhantomData<C>);
 
 impl<C: Codes> Kind for Grouped<C> {
-    const REGISTERS: usize = 2;
+    const FORMAT: Format = C::FORMAT;
 
     #[inline(always)]
     unsafe fn sums<S: Integers, const MR: usize, const NR: usize>(
         s: S,
-        t: &Tile<'_>,
+        t: &From<'_>,
     ) -> [[<S::Floats as Simd>::V; NR]; MR] {
         t.check(MR, NR);
         let f = s.floats();
         let (groups, apart) = (t.layout.groups(), t.apart * t.layout.panel_bytes());
         let scales_apart = t.apart * t.layout.panel_scales();
+        let mut ahead = t.ahead.over(groups);
         let mut results = [[f.zero(); NR]; MR];
         let mut zeros = [s.splat_zeros(C::FORMAT.zero()); NR];
         // SAFETY: the check above; a group of all rows and panels lies inside.
@@ -187,14 +176,12 @@ impl<C: Codes> Kind for Grouped<C> {
                     }
                 }
                 let group_bytes = GROUP * PANEL * C::FORMAT.bits() as usize / 8;
-                if t.ahead > 0 {
+                if let Ahead::Soon(bytes @ 1..) = t.ahead {
                     for n in 0..NR {
-                        f.prefetch(scales.wrapping_add(n * scales_apart * 2 + t.ahead / 8));
-                        for at in (0..group_bytes).step_by(VECTOR) {
-                            f.prefetch(w.wrapping_add(n * apart + at + t.ahead));
-                        }
+                        f.prefetch(scales.wrapping_add(n * scales_apart * 2 + bytes / 8));
                     }
                 }
+                ahead.ask::<_, NR>(f, w, apart, group_bytes);
                 (x, w) = (x.add(GROUP), w.add(group_bytes));
                 (scales, zero_points) = (scales.add(PANEL * 2), zero_points.wrapping_add(PANEL));
             }
@@ -210,7 +197,7 @@ impl<C: Codes> Kind for Grouped<C> {
 #[inline(always)]
 unsafe fn eight_bits<S: Integers, const MR: usize, const NR: usize>(
     s: S,
-    t: &Tile<'_>,
+    t: &From<'_>,
     x: *const i8,
     w: *const u8,
     apart: usize,
@@ -241,7 +228,7 @@ unsafe fn eight_bits<S: Integers, const MR: usize, const NR: usize>(
 #[inline(always)]
 unsafe fn four_bits<S: Integers, const MR: usize, const NR: usize>(
     s: S,
-    t: &Tile<'_>,
+    t: &From<'_>,
     x: *const i8,
     w: *const u8,
     apart: usize,

@@ -1,0 +1,235 @@
+//! How a product is cut into tiles: some rows of `x` by some panels of weights, their sums in registers.
+//!
+//! Some panels are taken for all rows of `x` before the next ones: weights come from memory once, and while tiles of later rows
+//! read them from the cache, memory works on the panels that follow.
+
+use std::ops::Range;
+
+use super::super::packed::PANEL;
+use super::super::prefetch;
+use super::super::simd::Simd;
+
+/// Panels that are read side by side: several long streams come from memory faster than one.
+const MOST_STREAMS: usize = 4;
+/// Vectors of sums that the widest register file holds besides the operands; others do with any number of rows.
+pub(super) const MOST_ACCUMULATORS: usize = 24;
+/// Rows of a tile there: by three panels. More rows by fewer panels are slower (Zen 4: 12 by 2, for all formats).
+const HIGHEST: usize = 8;
+/// A cache line.
+const LINE_BYTES: usize = 64;
+
+/// What the registers of an instruction set and format have room for.
+#[derive(Clone, Copy)]
+pub(super) struct Registers {
+    /// Vectors of sums.
+    accumulators: usize,
+    /// Rows of a tile at most.
+    highest: usize,
+}
+
+impl Registers {
+    /// Room for so many vectors of sums, in tiles of at least so many panels, where `x` has rows enough.
+    pub(super) const fn new(accumulators: usize, panels: usize) -> Self {
+        let highest = accumulators / panels;
+        Self { accumulators, highest: if highest < HIGHEST { highest } else { HIGHEST } }
+    }
+
+    /// Panels that a tile of `height` rows takes at once.
+    pub(super) const fn widest(self, height: usize) -> usize {
+        let fitting = self.accumulators / height;
+        if fitting > MOST_STREAMS { MOST_STREAMS } else { fitting }
+    }
+
+    /// Whether there are tiles of that size: what an instruction set does not use is not compiled for it.
+    pub(super) const fn has(self, height: usize, width: usize) -> bool {
+        // A tile may be a row lower than the tallest one, whose width all have.
+        let (lower, taller) = (self.widest(height), self.widest(height + 1));
+        height <= self.highest && (width == 1 || width == lower || width == taller)
+    }
+
+    /// Rows of weights that a task for `m` rows of `x` takes a multiple of: the panels of a tile, so that none are left over to be
+    /// read one by one.
+    pub(super) fn row_multiple(self, m: usize) -> usize {
+        self.widest(heights(m, self.highest).tallest()) * PANEL
+    }
+
+    /// Calls `take` for all tiles of `m` rows of `x` by `panels` of `panel_bytes`, the first of which lies at `weights`. `next` is
+    /// how many bytes further this thread's next task begins, if there is one.
+    #[inline(always)]
+    pub(super) fn for_each_tile(
+        self,
+        m: usize,
+        panels: usize,
+        panel_bytes: usize,
+        weights: *const u8,
+        next: Option<usize>,
+        mut take: impl FnMut(Tile),
+    ) {
+        let rows = heights(m, self.highest);
+        let widest = self.widest(rows.tallest());
+        let full = panels / widest;
+        let blocks = full + panels % widest;
+        // With one tile of x, each of its panels walks through its own part of the task's: weights come in long streams.
+        let is_single = rows.tiles == 1;
+        let place = |block: usize| match block < full {
+            true if is_single => (block, widest, full),
+            true => (block * widest, widest, 1),
+            false => (full * (widest - 1) + block, 1, 1),
+        };
+        for block in 0..blocks {
+            let (panel, width, apart) = place(block);
+            let next = if block + 1 < blocks { Some(place(block + 1).0 * panel_bytes) } else { next };
+            let later = next.map_or(0..0, |from| from..from + width * panel_bytes);
+            let mut first = 0;
+            for (i, height) in rows.enumerate() {
+                let ahead = match is_single {
+                    true => Ahead::Soon(prefetch::distance()),
+                    false => Ahead::later(weights, &later, i, rows.tiles),
+                };
+                take(Tile { first, height, panel, width, apart, ahead });
+                first += height;
+            }
+        }
+    }
+}
+
+/// Where a tile lies.
+#[derive(Clone, Copy)]
+pub(super) struct Tile {
+    /// Its first row of `x`.
+    pub(super) first: usize,
+    /// Rows of `x`.
+    pub(super) height: usize,
+    /// Its first panel, of the task's.
+    pub(super) panel: usize,
+    /// Panels.
+    pub(super) width: usize,
+    /// Panels from one of its panels to the next.
+    pub(super) apart: usize,
+    /// Weights to ask for meanwhile.
+    pub(super) ahead: Ahead,
+}
+
+/// Weights to ask for.
+#[derive(Clone, Copy)]
+pub(super) enum Ahead {
+    /// Those so many bytes further in each panel; none if 0.
+    Soon(usize),
+    /// So many lines from there on, into the second-level cache.
+    Later(*const u8, usize),
+}
+
+impl Ahead {
+    /// In so many looks.
+    #[inline(always)]
+    pub(super) fn over(self, looks: usize) -> Looks {
+        match self {
+            Self::Soon(bytes) => Looks { soon: bytes, at: std::ptr::null(), lines: 0 },
+            Self::Later(at, lines) => Looks { soon: 0, at, lines: lines.div_ceil(looks.max(1)) },
+        }
+    }
+
+    /// What the `i`-th of `tiles` asks for, so that all together ask for the `range` behind `weights`.
+    fn later(weights: *const u8, range: &Range<usize>, i: usize, tiles: usize) -> Self {
+        let bytes = range.len().div_ceil(tiles).next_multiple_of(LINE_BYTES);
+        Self::Later(weights.wrapping_add(range.start + i * bytes), bytes / LINE_BYTES)
+    }
+}
+
+/// What a tile asks for, part by part.
+#[derive(Clone, Copy)]
+pub(super) struct Looks {
+    /// Bytes ahead of what is read.
+    soon: usize,
+    at: *const u8,
+    lines: usize,
+}
+
+impl Looks {
+    /// Asks for one part, while `bytes` of `NR` panels that are `apart` bytes apart are read from `w` on.
+    #[inline(always)]
+    pub(super) fn ask<S: Simd, const NR: usize>(&mut self, s: S, w: *const u8, apart: usize, bytes: usize) {
+        if self.soon > 0 {
+            for line in (0..bytes).step_by(LINE_BYTES) {
+                for n in 0..NR {
+                    s.prefetch(w.wrapping_add(n * apart + line + self.soon));
+                }
+            }
+        }
+        for _ in 0..self.lines {
+            s.prefetch_later(self.at);
+            self.at = self.at.wrapping_add(LINE_BYTES);
+        }
+    }
+}
+
+/// Heights of tiles: nearly equal, the taller ones first.
+#[derive(Clone, Copy)]
+struct Heights {
+    rows: usize,
+    tiles: usize,
+}
+
+/// The fewest tiles of at most `highest` rows.
+fn heights(rows: usize, highest: usize) -> Heights {
+    Heights { rows, tiles: rows.div_ceil(highest) }
+}
+
+impl Heights {
+    fn tallest(self) -> usize {
+        self.rows.div_ceil(self.tiles)
+    }
+}
+
+impl Iterator for Heights {
+    type Item = usize;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<usize> {
+        let height = (self.tiles > 0).then(|| self.tallest())?;
+        (self.rows, self.tiles) = (self.rows - height, self.tiles - 1);
+        Some(height)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_cover_every_row_and_panel_once_and_have_a_size_that_exists() {
+        for (accumulators, least) in [(2, 2), (4, 2), (6, 1), (8, 2), (12, 2), (MOST_ACCUMULATORS, 2)] {
+            let registers = Registers::new(accumulators, least);
+            for (m, panels) in (1..40).flat_map(|m| (1..15).map(move |panels| (m, panels))) {
+                let mut covered = vec![0; m * panels];
+                registers.for_each_tile(m, panels, 64, std::ptr::null(), None, |tile| {
+                    assert!(registers.has(tile.height, tile.width), "{accumulators}: {m} x {panels}");
+                    assert!(tile.height * tile.width <= accumulators);
+                    for (row, panel) in (0..tile.height).flat_map(|i| (0..tile.width).map(move |j| (i, j))) {
+                        covered[(tile.first + row) * panels + tile.panel + panel * tile.apart] += 1;
+                    }
+                });
+                assert!(covered.iter().all(|times| *times == 1), "{accumulators}: {m} x {panels}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_comes_next_is_asked_for_once_while_tiles_pass() {
+        let registers = Registers::new(MOST_ACCUMULATORS, 2);
+        let (m, panels, panel_bytes, next) = (40, 7, 3000, 100_000);
+        let mut asked: Vec<(usize, usize)> = Vec::new();
+        registers.for_each_tile(m, panels, panel_bytes, std::ptr::null(), Some(next), |tile| {
+            match tile.ahead {
+                Ahead::Later(at, lines) => asked.push((at as usize, lines * LINE_BYTES)),
+                Ahead::Soon(_) => panic!("there are several tiles of rows"),
+            }
+        });
+        // Panels 3..6 while the first three are multiplied, then single ones; the next task's at the end.
+        let starts: Vec<usize> = asked.iter().map(|(at, _)| *at).collect();
+        assert!(starts.contains(&(3 * panel_bytes)) && starts.contains(&(6 * panel_bytes)));
+        assert!(starts.contains(&next) && starts.iter().all(|at| *at < next + 3 * panel_bytes));
+        let first: usize = asked.iter().take(m.div_ceil(HIGHEST)).map(|(_, bytes)| bytes).sum();
+        assert!((3 * panel_bytes..3 * panel_bytes + 5 * LINE_BYTES + 5).contains(&first), "{first}");
+    }
+}
