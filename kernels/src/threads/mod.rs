@@ -7,9 +7,9 @@
 //! Where another program wants a processor, too, the system takes it from one of these threads for some milliseconds, most
 //! likely amid a task, and all others would wait for that task. So helpers offer their processor between tasks, where
 //! nobody waits for them, before it is taken ([`Turn`]); and a caller that waits long sleeps, so that the system can bring
-//! the thread it waits for to its processor. None is kept to one processor.
-//! It is not enough yet: beside a loop on one of two processors 63% of the speed is left, where 75% would be fair
-//! (`benches/load/cpu_neighbour`).
+//! the thread it waits for to its processor. None is kept to one processor, but a helper keeps off the caller's: else the
+//! system likes to wake it there, where the two take turns for tens of milliseconds while the other program has a processor for
+//! itself.
 
 mod processors;
 
@@ -21,14 +21,16 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use processors::Mask;
 pub use processors::Placement;
 
 /// Pauses before a thread without work sleeps: 20–50 µs on current x86.
 const SPINS: u32 = 1000;
 /// Pauses before a caller that waits for the others sleeps: 200–500 µs.
 const SPINS_OF_CALLER: u32 = 10_000;
-/// How long a helper works before it offers its processor to others. Systems take it after 3 to 4 ms if they are asked to.
-const TURN: Duration = Duration::from_millis(3);
+/// How long a helper works before it offers its processor to others. Systems take it after 3 to 4 ms if they are asked to, and
+/// after 3 that is often too late.
+const TURN: Duration = Duration::from_millis(2);
 
 /// Threads that work on one operation at a time; see [`Threads::run`].
 pub struct Threads {
@@ -50,6 +52,8 @@ struct Common {
     state: AtomicU64,
     job: UnsafeCell<Option<Job>>,
     next_task: AtomicUsize,
+    /// The processor that the caller was on when it opened the operation; [`NOWHERE`] where the system does not tell.
+    caller_on: AtomicUsize,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     stop: AtomicBool,
     sleepers: AtomicUsize,
@@ -57,6 +61,9 @@ struct Common {
     wake: Condvar,
     done: Condvar,
 }
+
+/// No processor's number.
+const NOWHERE: usize = usize::MAX;
 
 const JOINED: u64 = 0xffff;
 const OPEN: u64 = 0x1_0000;
@@ -96,6 +103,7 @@ impl Threads {
             state: AtomicU64::new(0),
             job: UnsafeCell::new(None),
             next_task: AtomicUsize::new(0),
+            caller_on: AtomicUsize::new(NOWHERE),
             panic: Mutex::new(None),
             stop: AtomicBool::new(false),
             sleepers: AtomicUsize::new(0),
@@ -111,7 +119,8 @@ impl Threads {
                 let keep_to = keep_to.clone();
                 let help = move || {
                     place(keep_to.as_deref());
-                    common.help(participant);
+                    let allowed = keep_to.unwrap_or_else(processors::allowed);
+                    common.help(participant, Mask::of(&allowed));
                 };
                 std::thread::Builder::new().name(name).spawn(help).ok()
             })
@@ -139,6 +148,7 @@ impl Threads {
         // SAFETY: no operation is open and no helper joined: the last `run` waited for that, and `self` is unique.
         unsafe { *common.job.get() = Some(job) };
         common.next_task.store(0, Ordering::Relaxed);
+        common.caller_on.store(processors::current().unwrap_or(NOWHERE), Ordering::Relaxed);
         let next = operation(common.state.load(Ordering::Relaxed)).wrapping_add(OPERATION);
         common.state.store(next | OPEN, Ordering::SeqCst);
         if common.sleepers.load(Ordering::SeqCst) > 0 {
@@ -234,10 +244,11 @@ impl Common {
         }
     }
 
-    /// The life of a helper: wait for an operation, join it, work, leave.
-    fn help(&self, participant: usize) {
+    /// The life of a helper: wait for an operation, join it, work, leave. It may run on the processors in `place`.
+    fn help(&self, participant: usize, mut place: Mask) {
         let (mut last, mut turn) = (0, Turn::begin());
         while let Some(state) = self.wait_for_other_than(last, &mut turn) {
+            self.keep_off_caller(&mut place);
             if !self.join(operation(state)) {
                 last = operation(state);
                 continue;
@@ -254,6 +265,14 @@ impl Common {
             } else {
                 last = operation(state);
             }
+        }
+    }
+
+    /// Moves this thread to another of the processors that it may use if it is on the caller's.
+    fn keep_off_caller(&self, place: &mut Mask) {
+        let caller_on = self.caller_on.load(Ordering::Relaxed);
+        if processors::current() == Some(caller_on) {
+            place.keep_off(caller_on);
         }
     }
 
@@ -379,6 +398,33 @@ mod tests {
             });
             assert_eq!(done.into_inner(), 2);
         }
+    }
+
+    #[test]
+    fn a_helper_keeps_off_the_callers_processor() {
+        let allowed = processors::allowed();
+        if allowed.len() < 2 || processors::current().is_none() {
+            println!("skipped: this machine has one processor, or does not tell which one a thread is on");
+            return;
+        }
+        std::thread::spawn(move || {
+            let mut threads = Threads::new(2);
+            for caller_on in [allowed[0], allowed[1], allowed[0]] {
+                place(Some(&[caller_on]));
+                let (helped, together) = (AtomicUsize::new(0), AtomicUsize::new(0));
+                for _ in 0..200 {
+                    threads.run(8, |_, participant| {
+                        helped.fetch_add(participant, Ordering::Relaxed);
+                        let is_together = participant > 0 && processors::current() == Some(caller_on);
+                        together.fetch_add(usize::from(is_together), Ordering::Relaxed);
+                        std::thread::sleep(Duration::from_micros(50));
+                    });
+                }
+                assert!(helped.into_inner() > 0 && together.into_inner() == 0);
+            }
+        })
+        .join()
+        .unwrap();
     }
 
     #[test]

@@ -32,8 +32,7 @@ impl Placement {
     /// end of each operation uncertain. Another node's memory is far; who wants its processors as well asks for them.
     pub fn of_this_machine(asked: usize) -> Self {
         let limit = std::thread::available_parallelism().map_or(1, |count| count.get());
-        let status = std::fs::read_to_string(STATUS).unwrap_or_default();
-        let allowed = allowed_processors(&status).unwrap_or_else(|| (0..limit).collect());
+        let allowed = read_allowed().unwrap_or_else(|| (0..limit).collect());
         Self::of(Path::new(SYSTEM), &allowed, limit, asked)
     }
 
@@ -90,6 +89,27 @@ fn read_list(path: &Path) -> Option<BTreeSet<usize>> {
     parse_list(&std::fs::read_to_string(path).ok()?)
 }
 
+/// The processors that this thread may use; none where the system does not tell.
+pub(super) fn allowed() -> Vec<usize> {
+    read_allowed().unwrap_or_default().into_iter().collect()
+}
+
+fn read_allowed() -> Option<BTreeSet<usize>> {
+    allowed_processors(&std::fs::read_to_string(STATUS).ok()?)
+}
+
+/// The processor that this thread is on.
+#[cfg(target_os = "linux")]
+pub(super) fn current() -> Option<usize> {
+    // SAFETY: it takes nothing, and returns a number or -1.
+    usize::try_from(unsafe { libc::sched_getcpu() }).ok()
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(super) fn current() -> Option<usize> {
+    None
+}
+
 /// The processors that a `/proc/…/status` says may be used.
 fn allowed_processors(status: &str) -> Option<BTreeSet<usize>> {
     let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
@@ -113,14 +133,39 @@ const MAX_PROCESSORS: usize = 1 << 16;
 
 /// Keeps the calling thread to `processors`; threads it starts from then on, too.
 pub(super) fn keep_to(processors: &[usize]) -> io::Result<()> {
-    const BITS: usize = u64::BITS as usize;
-    let highest = processors.iter().copied().max().unwrap_or(0).min(MAX_PROCESSORS - 1);
-    let mut mask = vec![0u64; highest / BITS + 1];
-    for processor in processors.iter().filter(|processor| **processor <= highest) {
-        mask[processor / BITS] |= 1 << (processor % BITS);
-    }
-    set_affinity(&mask)
+    set_affinity(&Mask::of(processors).all)
 }
+
+/// Processors that a thread may use, a bit each.
+pub(super) struct Mask {
+    all: Vec<u64>,
+    /// Memory for a part of them.
+    some: Vec<u64>,
+}
+
+impl Mask {
+    pub(super) fn of(processors: &[usize]) -> Self {
+        let highest = processors.iter().copied().max().unwrap_or(0).min(MAX_PROCESSORS - 1);
+        let mut all = vec![0u64; highest / BITS + 1];
+        for processor in processors.iter().filter(|processor| **processor <= highest) {
+            all[processor / BITS] |= 1 << (processor % BITS);
+        }
+        Self { some: all.clone(), all }
+    }
+
+    /// Moves the calling thread to the others; it stays where it is if there are none, or the system does not let it.
+    pub(super) fn keep_off(&mut self, processor: usize) {
+        self.some.copy_from_slice(&self.all);
+        if let Some(word) = self.some.get_mut(processor / BITS) {
+            *word &= !(1 << (processor % BITS));
+        }
+        if self.some.iter().any(|word| *word != 0) {
+            let _ = set_affinity(&self.some);
+        }
+    }
+}
+
+const BITS: usize = u64::BITS as usize;
 
 #[cfg(target_os = "linux")]
 fn set_affinity(mask: &[u64]) -> io::Result<()> {
