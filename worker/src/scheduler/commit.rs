@@ -80,7 +80,7 @@ impl Scheduler {
     fn observe(&mut self, step: &Step, now: Timestamp) {
         let took = now.since(step.started.max(self.last_commit));
         self.last_commit = now;
-        self.step_time.observe(step.tokens(), took);
+        self.step_time.observe(step.work(), took);
         if step.prefill_tokens > step.decode_tokens {
             self.prefill_rate.observe(step.tokens(), took);
         } else if step.prefill_tokens == 0 {

@@ -31,6 +31,7 @@ mod plan;
 mod rate;
 mod request;
 mod sequence;
+mod step_time;
 #[cfg(test)]
 mod tests;
 
@@ -46,8 +47,9 @@ pub use request::{Accepted, Event, FinishReason, NewRequest, NewSample, Refusal,
 use crate::TokenId;
 use crate::config::SchedulerConfig;
 use crate::kv_cache::{CacheChange, KvCache, Prefix, RunStored};
-use rate::{Rate, StepTime};
+use rate::Rate;
 use sequence::{Rank, Sequence};
+use step_time::StepTime;
 
 /// Tokens after which a measured rate has half forgotten: a few steps' worth of each.
 const PREFILL_RATE_HALF_LIFE: f64 = 4096.0;

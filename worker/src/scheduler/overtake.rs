@@ -14,7 +14,7 @@
 use std::time::Duration;
 
 use super::Scheduler;
-use super::plan::{MIN_CHUNK, Plan};
+use super::plan::{MIN_CHUNK, Plan, Step};
 use super::sequence::{Rank, Sequence};
 
 /// A step in which somebody overtakes need not be shorter than this (nor than [`MIN_CHUNK`] rows): nobody sees the
@@ -64,7 +64,7 @@ impl Scheduler {
             let Some(left) = self.let_in(candidate.rank).filter(|&left| left < first.left) else { continue };
             let rows = even_part(left, half);
             if overtaking.0.is_empty() {
-                let rows = self.rows_beside(rows, plan.step.decode_tokens).min(prompt_rows);
+                let rows = self.rows_beside(rows, &plan.step).min(prompt_rows);
                 plan.step.budget = plan.step.tokens() + rows;
                 half = rows / 2;
             }
@@ -81,8 +81,8 @@ impl Scheduler {
     }
 
     /// All that a step with an overtaking prompt's `rows` may carry, decodes aside: as many again for others.
-    fn rows_beside(&self, rows: u32, decode_tokens: u32) -> u32 {
-        let short = self.step_time.tokens_within(SHORT_STEP).unwrap_or(0).saturating_sub(decode_tokens);
+    fn rows_beside(&self, rows: u32, step: &Step) -> u32 {
+        let short = self.tokens_within(SHORT_STEP, step).unwrap_or(0).saturating_sub(step.decode_tokens);
         rows.saturating_mul(2).max(MIN_CHUNK).max(short)
     }
 

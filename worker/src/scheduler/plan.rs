@@ -6,6 +6,7 @@ use skein_node::clock::Timestamp;
 
 use super::Scheduler;
 use super::sequence::{Rank, Sequence};
+use super::step_time::Work;
 use crate::backend::Batch;
 
 /// How long a step should take at most while only prompts wait: who comes meanwhile waits for its end. Shorter ones
@@ -43,6 +44,8 @@ pub struct Step {
     pub prefill_tokens: u32,
     /// Rows of sequences that decode.
     pub decode_tokens: u32,
+    /// Positions that all rows attend to, summed up.
+    attended: u64,
     /// Most rows it may have.
     pub(super) budget: u32,
     pub(super) started: Timestamp,
@@ -54,6 +57,11 @@ impl Step {
     /// All rows.
     pub(super) fn tokens(&self) -> u32 {
         self.prefill_tokens + self.decode_tokens
+    }
+
+    /// What it computes so far.
+    pub(super) fn work(&self) -> Work {
+        Work { tokens: self.tokens(), attended: self.attended }
     }
 
     /// Rows it may still have.
@@ -74,6 +82,7 @@ impl Scheduler {
             number: self.planned_steps + 1,
             prefill_tokens: 0,
             decode_tokens: 0,
+            attended: 0,
             budget: self.max_num_batched_tokens,
             started: now,
             sample_indices: Vec::new(),
@@ -119,7 +128,7 @@ impl Scheduler {
     /// Prompts in rank order, those that run and those that wait alike; each takes all it can of the budget, but for the
     /// rows that are kept for those that overtake.
     fn plan_prefills(&mut self, plan: &mut Plan) {
-        plan.step.budget = self.budget_in_time(plan.step.decode_tokens);
+        plan.step.budget = self.budget_in_time(&plan.step);
         let overtaking = self.let_overtake(plan);
         let mut admitting = true;
         loop {
@@ -144,13 +153,23 @@ impl Scheduler {
     }
 
     /// The token budget, less where so many tokens are known to take too long.
-    fn budget_in_time(&self, decode_tokens: u32) -> u32 {
-        let limit = match decode_tokens {
+    fn budget_in_time(&self, step: &Step) -> u32 {
+        let limit = match step.decode_tokens {
             0 => PROMPT_STEP,
             streams => (STREAMS_WAIT / streams).clamp(CROWDED_STEP, STREAMING_STEP),
         };
-        let in_time = self.step_time.tokens_within(limit).unwrap_or(FIRST_STEP_TOKENS);
-        in_time.max(decode_tokens + MIN_CHUNK).min(self.max_num_batched_tokens)
+        let in_time = self.tokens_within(limit, step).unwrap_or(FIRST_STEP_TOKENS);
+        in_time.max(step.decode_tokens + MIN_CHUNK).min(self.max_num_batched_tokens)
+    }
+
+    /// How many tokens `step` may have to end within `limit`, most of them of the prompt that is computed first; `None` while
+    /// no step was seen.
+    pub(super) fn tokens_within(&self, limit: Duration, step: &Step) -> Option<u32> {
+        let is_prompt = |sequence: &&Sequence| {
+            !sequence.is_decoding() && sequence.pending() > 0 && !sequence.is_in(step.number)
+        };
+        let context = self.running.iter().find(is_prompt).map_or(0, Sequence::next_row);
+        self.step_time.tokens_within(limit, step.work(), context)
     }
 
     /// Gives the running sequence at `index` rows of this step, as many as `most` and the blocks allow.
@@ -180,6 +199,7 @@ impl Scheduler {
         }
         let rows = end - start;
         self.running[index].plan_rows(plan.step.number, rows, self.kv.block_size(), &mut plan.batch);
+        plan.step.attended += (u64::from(start) + 1 + u64::from(end)) * u64::from(rows) / 2;
         *if decoding { &mut plan.step.decode_tokens } else { &mut plan.step.prefill_tokens } += rows;
         true
     }

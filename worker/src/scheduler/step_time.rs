@@ -1,0 +1,159 @@
+//! How long a step will take, from how long the latest ones took: so that nobody waits long for the end of one.
+
+use std::time::Duration;
+
+/// What a step computes.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct Work {
+    /// Rows of all kinds.
+    pub tokens: u32,
+    /// Positions that they attend to, summed over the rows.
+    pub attended: u64,
+}
+
+/// `seconds = fixed + per_token * tokens + per_attended * attended` through the latest steps, by weighted least squares.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct StepTime {
+    /// Weighted sums: of steps, what they computed, what they took, and of products of these.
+    steps: f64,
+    tokens: f64,
+    attended: f64,
+    seconds: f64,
+    tokens_tokens: f64,
+    tokens_attended: f64,
+    attended_attended: f64,
+    tokens_seconds: f64,
+    attended_seconds: f64,
+}
+
+/// Seconds.
+#[derive(Debug, Clone, Copy)]
+struct Cost {
+    fixed: f64,
+    per_token: f64,
+    per_attended: f64,
+}
+
+impl StepTime {
+    /// What an older step keeps of its weight with every newer one.
+    const KEEP: f64 = 0.97;
+    /// Tokens and positions are told apart only where they do not rise and fall together: this much of their spread is
+    /// their own.
+    const LEAST_APART: f64 = 1e-3;
+
+    pub fn observe(&mut self, work: Work, took: Duration) {
+        let (tokens, attended, seconds) = (f64::from(work.tokens), work.attended as f64, took.as_secs_f64());
+        let add = |sum: &mut f64, value: f64| *sum = *sum * Self::KEEP + value;
+        add(&mut self.steps, 1.0);
+        add(&mut self.tokens, tokens);
+        add(&mut self.attended, attended);
+        add(&mut self.seconds, seconds);
+        add(&mut self.tokens_tokens, tokens * tokens);
+        add(&mut self.tokens_attended, tokens * attended);
+        add(&mut self.attended_attended, attended * attended);
+        add(&mut self.tokens_seconds, tokens * seconds);
+        add(&mut self.attended_seconds, attended * seconds);
+    }
+
+    /// How many tokens a step may have to end within `limit`, if it has `planned` already and the others go on from position
+    /// `context`; at least those planned. `None` while no step was seen.
+    pub fn tokens_within(&self, limit: Duration, planned: Work, context: u32) -> Option<u32> {
+        let Cost { fixed, per_token, per_attended } = self.cost()?;
+        let spent = fixed + per_token * f64::from(planned.tokens) + per_attended * planned.attended as f64;
+        let left = (limit.as_secs_f64() - spent).max(0.0);
+        // `n` more take `n * first + n * n * growth`.
+        let (first, growth) = (per_token + per_attended * f64::from(context), per_attended / 2.0);
+        let more = 2.0 * left / (first + (first * first + 4.0 * growth * left).sqrt());
+        Some(planned.tokens.saturating_add(more as u32)) // the cast saturates
+    }
+
+    /// What can be told from the steps so far.
+    fn cost(&self) -> Option<Cost> {
+        let spread = |products: f64, a: f64, b: f64| products - a * b / self.steps;
+        let of_tokens = spread(self.tokens_tokens, self.tokens, self.tokens);
+        let of_attended = spread(self.attended_attended, self.attended, self.attended);
+        let of_both = spread(self.tokens_attended, self.tokens, self.attended);
+        let tokens_seconds = spread(self.tokens_seconds, self.tokens, self.seconds);
+        let attended_seconds = spread(self.attended_seconds, self.attended, self.seconds);
+        let apart = of_tokens * of_attended - of_both * of_both;
+        let with_fixed = |per_token: f64, per_attended: f64| {
+            let fixed = (self.seconds - per_token * self.tokens - per_attended * self.attended) / self.steps;
+            Cost { fixed: fixed.max(0.0), per_token, per_attended }
+        };
+        if of_tokens >= 1.0 && apart > Self::LEAST_APART * of_tokens * of_attended {
+            let per_token = (of_attended * tokens_seconds - of_both * attended_seconds) / apart;
+            let per_attended = (of_tokens * attended_seconds - of_both * tokens_seconds) / apart;
+            if per_token > 0.0 && per_attended >= 0.0 {
+                return Some(with_fixed(per_token, per_attended));
+            }
+        }
+        if of_tokens >= 1.0 && tokens_seconds > 0.0 {
+            return Some(with_fixed(tokens_seconds / of_tokens, 0.0));
+        }
+        // All of one size, or noise: all their time is put down to their tokens. That errs on the short side, and the next step of
+        // another size tells more.
+        let per_token = self.seconds / self.tokens;
+        (self.seconds > 0.0).then_some(Cost { fixed: 0.0, per_token, per_attended: 0.0 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check_within(steps: &[(u32, u64)], limit_millis: u64, expected: Option<u32>) {
+        let mut fit = StepTime::default();
+        for &(tokens, millis) in steps {
+            fit.observe(Work { tokens, attended: 0 }, Duration::from_millis(millis));
+        }
+        let got = fit.tokens_within(Duration::from_millis(limit_millis), Work::default(), 0);
+        let close = got.zip(expected).is_some_and(|(got, expected)| got.abs_diff(expected) <= 1);
+        assert!(got == expected || close, "{steps:?} gave {got:?}, expected {expected:?}");
+    }
+
+    #[test]
+    fn a_steps_time_is_foreseen() {
+        check_within(&[], 100, None);
+        // One size only: 2.5 ms a token at most.
+        check_within(&[(8, 20), (8, 20), (8, 20)], 100, Some(40));
+        // 20 ms and 1 ms a token.
+        check_within(&[(8, 28), (100, 120), (8, 28), (200, 220)], 100, Some(80));
+        check_within(&[(8, 28), (100, 120)], 10, Some(0));
+        check_within(&[(8, 28), (100, 20)], 100, Some(228));
+    }
+
+    /// A device of 20 ms, 1 ms a token, and as much again where 2,000 positions are attended to.
+    fn seconds(work: Work) -> f64 {
+        0.02 + f64::from(work.tokens) * 0.001 + work.attended as f64 * 0.001 / 2000.0
+    }
+
+    #[test]
+    fn chunks_of_a_long_prompt_end_in_time_though_their_context_grows() {
+        for noise in [0.0, 0.1] {
+            let (mut fit, mut swing) = (StepTime::default(), 1.0);
+            let mut observe = |fit: &mut StepTime, work: Work| {
+                swing = -swing;
+                let took = seconds(work) * (1.0 + noise * swing);
+                fit.observe(work, Duration::from_secs_f64(took));
+                took
+            };
+            // Short prompts and their answers before.
+            for tokens in [8, 64, 3, 300, 8, 1, 120, 2] {
+                observe(&mut fit, Work { tokens, attended: u64::from(tokens) * u64::from(50 + tokens / 2) });
+            }
+            let (mut context, mut longest, mut steps) = (0, 0f64, 0);
+            while context < 8000 {
+                let planned = Work { tokens: 4, attended: 4 * 500 };
+                let all = fit.tokens_within(Duration::from_millis(500), planned, context).unwrap();
+                let chunk = all.clamp(4 + 32, 512) - 4;
+                let attended = planned.attended + u64::from(chunk) * u64::from(context + chunk / 2);
+                let took = observe(&mut fit, Work { tokens: 4 + chunk, attended });
+                longest = longest.max(took);
+                (context, steps) = (context + chunk, steps + 1);
+            }
+            // All together would take 12 s and a bit for each step.
+            assert!(longest < 0.5 * (1.05 + 2.0 * noise), "noise {noise}: a step took {longest} s");
+            assert!(steps < 60, "noise {noise}: {steps} steps");
+        }
+    }
+}
