@@ -80,10 +80,10 @@ impl Scheduler {
         overtaking.0.iter().filter(|&&(rank, _)| waits(rank)).map(|&(_, rows)| rows).sum()
     }
 
-    /// All that a step with an overtaking prompt's `rows` may carry, decodes aside: as many again for others.
+    /// All that a step with an overtaking prompt's `rows` may carry, decodes aside: others as long as those take.
     fn rows_beside(&self, rows: u32, step: &Step) -> u32 {
         let short = self.tokens_within(SHORT_STEP, step).unwrap_or(0).saturating_sub(step.decode_tokens);
-        rows.saturating_mul(2).max(MIN_CHUNK).max(short)
+        rows.saturating_add(self.rows_as_long(rows, step)).max(MIN_CHUNK).max(short)
     }
 
     /// Prompts that run, and those at the head of the queue for which there is room all together.

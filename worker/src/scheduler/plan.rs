@@ -165,11 +165,21 @@ impl Scheduler {
     /// How many tokens `step` may have to end within `limit`, most of them of the prompt that is computed first; `None` while
     /// no step was seen.
     pub(super) fn tokens_within(&self, limit: Duration, step: &Step) -> Option<u32> {
+        self.step_time.tokens_within(limit, step.work(), self.first_context(step))
+    }
+
+    /// How many rows of the prompt that is computed first take as long as `rows` of one that begins.
+    pub(super) fn rows_as_long(&self, rows: u32, step: &Step) -> u32 {
+        let work = Work { tokens: rows, attended: attended(0, rows) };
+        self.step_time.tokens_like(work, self.first_context(step)).unwrap_or(rows).min(rows)
+    }
+
+    /// The position from which the prompt goes on that is computed first in `step`.
+    fn first_context(&self, step: &Step) -> u32 {
         let is_prompt = |sequence: &&Sequence| {
             !sequence.is_decoding() && sequence.pending() > 0 && !sequence.is_in(step.number)
         };
-        let context = self.running.iter().find(is_prompt).map_or(0, Sequence::next_row);
-        self.step_time.tokens_within(limit, step.work(), context)
+        self.running.iter().find(is_prompt).map_or(0, Sequence::next_row)
     }
 
     /// Gives the running sequence at `index` rows of this step, as many as `most` and the blocks allow.
@@ -199,7 +209,7 @@ impl Scheduler {
         }
         let rows = end - start;
         self.running[index].plan_rows(plan.step.number, rows, self.kv.block_size(), &mut plan.batch);
-        plan.step.attended += (u64::from(start) + 1 + u64::from(end)) * u64::from(rows) / 2;
+        plan.step.attended += attended(start, end);
         *if decoding { &mut plan.step.decode_tokens } else { &mut plan.step.prefill_tokens } += rows;
         true
     }
@@ -264,4 +274,9 @@ impl Scheduler {
         self.short_of_blocks = true;
         self.enqueue(sequence);
     }
+}
+
+/// Positions that the rows `start..end` of a sequence attend to, each to all before it and itself.
+fn attended(start: u32, end: u32) -> u64 {
+    (u64::from(start) + 1 + u64::from(end)) * u64::from(end - start) / 2
 }

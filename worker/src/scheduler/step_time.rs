@@ -34,6 +34,22 @@ struct Cost {
     per_attended: f64,
 }
 
+impl Cost {
+    /// Without what is fixed.
+    fn of(self, work: Work) -> f64 {
+        self.per_token * f64::from(work.tokens) + self.per_attended * work.attended as f64
+    }
+
+    /// Tokens of one sequence from position `context` on that take at most so many `seconds`.
+    fn tokens_in(self, seconds: f64, context: u32) -> u32 {
+        // `n` of them take `n * first + n * n * growth`.
+        let first = self.per_token + self.per_attended * f64::from(context);
+        let growth = self.per_attended / 2.0;
+        let seconds = seconds.max(0.0);
+        (2.0 * seconds / (first + (first * first + 4.0 * growth * seconds).sqrt())) as u32 // saturates
+    }
+}
+
 impl StepTime {
     /// What an older step keeps of its weight with every newer one.
     const KEEP: f64 = 0.97;
@@ -58,13 +74,15 @@ impl StepTime {
     /// How many tokens a step may have to end within `limit`, if it has `planned` already and the others go on from position
     /// `context`; at least those planned. `None` while no step was seen.
     pub fn tokens_within(&self, limit: Duration, planned: Work, context: u32) -> Option<u32> {
-        let Cost { fixed, per_token, per_attended } = self.cost()?;
-        let spent = fixed + per_token * f64::from(planned.tokens) + per_attended * planned.attended as f64;
-        let left = (limit.as_secs_f64() - spent).max(0.0);
-        // `n` more take `n * first + n * n * growth`.
-        let (first, growth) = (per_token + per_attended * f64::from(context), per_attended / 2.0);
-        let more = 2.0 * left / (first + (first * first + 4.0 * growth * left).sqrt());
-        Some(planned.tokens.saturating_add(more as u32)) // the cast saturates
+        let cost = self.cost()?;
+        let left = limit.as_secs_f64() - cost.fixed - cost.of(planned);
+        Some(planned.tokens.saturating_add(cost.tokens_in(left, context)))
+    }
+
+    /// How many tokens that go on from position `context` take as long as `work`; `None` while no step was seen.
+    pub fn tokens_like(&self, work: Work, context: u32) -> Option<u32> {
+        let cost = self.cost()?;
+        Some(cost.tokens_in(cost.of(work), context))
     }
 
     /// What can be told from the steps so far.
@@ -125,6 +143,20 @@ mod tests {
     /// A device of 20 ms, 1 ms a token, and as much again where 2,000 positions are attended to.
     fn seconds(work: Work) -> f64 {
         0.02 + f64::from(work.tokens) * 0.001 + work.attended as f64 * 0.001 / 2000.0
+    }
+
+    #[test]
+    fn rows_over_a_long_context_count_for_more() {
+        let mut fit = StepTime::default();
+        assert_eq!(fit.tokens_like(Work { tokens: 64, attended: 0 }, 0), None);
+        for (tokens, attended) in [(8, 80), (100, 200_000), (8, 16_000), (200, 20_000), (64, 2080)] {
+            let work = Work { tokens, attended };
+            fit.observe(work, Duration::from_secs_f64(seconds(work)));
+        }
+        let short = Work { tokens: 64, attended: 64 * 65 / 2 };
+        assert!(fit.tokens_like(short, 0).is_some_and(|tokens| tokens.abs_diff(64) <= 1));
+        // At position 4,000 a row takes three times as long.
+        assert!(fit.tokens_like(short, 4000).is_some_and(|tokens| tokens.abs_diff(21) <= 1));
     }
 
     #[test]
