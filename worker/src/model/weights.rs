@@ -8,7 +8,6 @@ use safetensors::tensor::{Dtype, Metadata, SafeTensors, TensorInfo};
 use serde_json::Value;
 use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
 use skein_kernels::mapped::{Bytes, MappedFile};
-use skein_kernels::threads::Threads;
 
 use super::{LoadError, config::read_object};
 
@@ -17,10 +16,6 @@ const INDEX: &str = "model.safetensors.index.json";
 /// Bytes that `sample` takes at the start, the middle and the end of a tensor: a fine-tuned model differs in
 /// nearly all of them, and reading the whole would cost as much as loading it.
 const SAMPLE_BYTES: usize = 64;
-/// Bytes that one thread reads in one go while files are populated.
-const POPULATE_CHUNK: usize = 4 << 20;
-/// How many of them each thread reads between two words about the progress.
-const POPULATE_CHUNKS_EACH: usize = 16;
 /// Most shards of a model.
 const MAX_FILES: usize = 10_000;
 
@@ -77,31 +72,6 @@ impl Weights {
             self.places.insert(tensor.clone(), number);
         }
         Ok(())
-    }
-
-    /// Bytes of all files.
-    pub fn bytes(&self) -> u64 {
-        self.files.iter().map(|file| file.map.len() as u64).sum()
-    }
-
-    /// Reads all files into memory, with all threads, so that the first request does not wait for the disk. Tells (bytes
-    /// done, bytes in all).
-    pub fn populate(&self, threads: &mut Threads, progress: &mut dyn FnMut(u64, u64)) {
-        let (mut done, total) = (0, self.bytes());
-        let chunks = |file: &WeightFile| file.map.len().div_ceil(POPULATE_CHUNK);
-        let at_once = POPULATE_CHUNKS_EACH * threads.count();
-        self.will_need();
-        for file in &self.files {
-            for first in (0..chunks(file)).step_by(at_once) {
-                let range = |chunk: usize| (chunk * POPULATE_CHUNK).min(file.map.len());
-                let last = chunks(file).min(first + at_once);
-                threads.run(last - first, |chunk, _| {
-                    file.map.populate(range(first + chunk)..range(first + chunk + 1));
-                });
-                done += (range(last) - range(first)) as u64;
-                progress(done, total);
-            }
-        }
     }
 
     /// Asks the system to read all files soon; does not wait.
@@ -266,9 +236,6 @@ mod tests {
         assert!(
             weights.vector("d", 1).unwrap_err().to_string().contains("tensor d [1] is in no weight file")
         );
-        let mut seen = Vec::new();
-        weights.populate(&mut Threads::new(2), &mut |done, total| seen.push((done, total)));
-        assert_eq!(seen.last(), Some(&(weights.bytes(), weights.bytes())));
     }
 
     #[test]
