@@ -57,7 +57,7 @@ impl Part<'_> {
         let (x, stride) = A::rows(self.x);
         let (panel_bytes, weights) = (self.linear.weights.layout().panel_bytes(), self.weights());
         self.for_each_tile(registers_for(Format::Bf16, S::ACCUMULATORS), |tile| {
-            let from = From {
+            let from = Source {
                 x: &x[tile.first * stride..],
                 stride,
                 w: &weights[tile.panel * panel_bytes..],
@@ -83,7 +83,7 @@ impl Part<'_> {
 
 /// What a tile reads.
 #[derive(Clone, Copy)]
-struct From<'a> {
+struct Source<'a> {
     /// Rows, `stride` bytes apart.
     x: &'a [u8],
     stride: usize,
@@ -98,7 +98,7 @@ struct From<'a> {
 struct Block<'a, A, const MR: usize, const NR: usize> {
     part: &'a Part<'a>,
     tile: Tile,
-    from: From<'a>,
+    from: Source<'a>,
     arithmetic: PhantomData<A>,
 }
 
@@ -112,7 +112,7 @@ impl<A: Arithmetic, const MR: usize, const NR: usize> Kernel for Block<'_, A, MR
     }
 }
 
-impl From<'_> {
+impl Source<'_> {
     #[inline(always)]
     fn sums<S: Simd, A: Arithmetic, const MR: usize, const NR: usize>(&self, s: S) -> [[S::V; NR]; MR] {
         let steps = self.panel_bytes / A::WEIGHT_BYTES;

@@ -15,7 +15,7 @@ use super::super::simd::integer::{IntegerKernel, Integers};
 use super::super::simd::{LANES, Simd};
 use super::tiles::Tile;
 use super::{Part, registers_for};
-use tile::{FourBits, FourBitsZero, From, Grouped, GroupedBytes, Kind, PerOutput};
+use tile::{FourBits, FourBitsZero, Grouped, GroupedBytes, Kind, PerOutput, Source};
 
 /// Columns whose products fit 32 bits together: `255 * 127 * SEGMENT < 2^31`.
 pub(super) const SEGMENT: usize = 32 << 10;
@@ -63,11 +63,11 @@ impl Product<'_> {
 
     /// What a tile reads.
     #[inline(always)]
-    fn from(&self, tile: &Tile) -> From<'_> {
+    fn from(&self, tile: &Tile) -> Source<'_> {
         let (x, packed) = (self.part.x, self.part.linear.weights);
         let (layout, (codes, _, sums)) = (packed.layout(), x.codes());
         let panel = self.part.first / PANEL + tile.panel;
-        From {
+        Source {
             codes: &codes[tile.first * x.code_stride()..],
             sums: &sums[tile.first * x.sum_stride()..],
             code_stride: x.code_stride(),
@@ -86,7 +86,7 @@ impl Product<'_> {
 struct Block<'a, K, const MR: usize, const NR: usize> {
     product: &'a Product<'a>,
     tile: Tile,
-    from: From<'a>,
+    from: Source<'a>,
     kind: PhantomData<K>,
 }
 

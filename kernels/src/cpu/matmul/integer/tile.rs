@@ -16,7 +16,7 @@ const VECTOR: usize = 4 * PANEL;
 
 /// Rows of `x` and panels of weights, each from its first one on.
 #[derive(Clone, Copy)]
-pub(super) struct From<'a> {
+pub(super) struct Source<'a> {
     /// Codes of activations, their rows `code_stride` apart.
     pub(super) codes: &'a [i8],
     pub(super) code_stride: usize,
@@ -42,11 +42,11 @@ pub(super) trait Kind {
     /// The tile has as many rows and panels.
     unsafe fn sums<S: Integers, const MR: usize, const NR: usize>(
         s: S,
-        tile: &From<'_>,
+        tile: &Source<'_>,
     ) -> [[<S::Floats as Simd>::V; NR]; MR];
 }
 
-impl From<'_> {
+impl Source<'_> {
     /// Panics unless all that `MR` rows and `NR` panels need is there.
     #[inline(always)]
     fn check(&self, rows: usize, panels: usize) {
@@ -71,7 +71,7 @@ impl Kind for PerOutput {
     #[inline(always)]
     unsafe fn sums<S: Integers, const MR: usize, const NR: usize>(
         s: S,
-        t: &From<'_>,
+        t: &Source<'_>,
     ) -> [[<S::Floats as Simd>::V; NR]; MR] {
         t.check(MR, NR);
         let f = s.floats();
@@ -138,7 +138,7 @@ impl<C: Codes> Kind for Grouped<C> {
     #[inline(always)]
     unsafe fn sums<S: Integers, const MR: usize, const NR: usize>(
         s: S,
-        t: &From<'_>,
+        t: &Source<'_>,
     ) -> [[<S::Floats as Simd>::V; NR]; MR] {
         t.check(MR, NR);
         let f = s.floats();
@@ -197,7 +197,7 @@ impl<C: Codes> Kind for Grouped<C> {
 #[inline(always)]
 unsafe fn eight_bits<S: Integers, const MR: usize, const NR: usize>(
     s: S,
-    t: &From<'_>,
+    t: &Source<'_>,
     x: *const i8,
     w: *const u8,
     apart: usize,
@@ -228,7 +228,7 @@ unsafe fn eight_bits<S: Integers, const MR: usize, const NR: usize>(
 #[inline(always)]
 unsafe fn four_bits<S: Integers, const MR: usize, const NR: usize>(
     s: S,
-    t: &From<'_>,
+    t: &Source<'_>,
     x: *const i8,
     w: *const u8,
     apart: usize,
