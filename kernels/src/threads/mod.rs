@@ -401,33 +401,6 @@ mod tests {
     }
 
     #[test]
-    fn a_helper_keeps_off_the_callers_processor() {
-        let allowed = processors::allowed();
-        if allowed.len() < 2 || processors::current().is_none() {
-            println!("skipped: this machine has one processor, or does not tell which one a thread is on");
-            return;
-        }
-        std::thread::spawn(move || {
-            let mut threads = Threads::new(2);
-            for caller_on in [allowed[0], allowed[1], allowed[0]] {
-                place(Some(&[caller_on]));
-                let (helped, together) = (AtomicUsize::new(0), AtomicUsize::new(0));
-                for _ in 0..200 {
-                    threads.run(8, |_, participant| {
-                        helped.fetch_add(participant, Ordering::Relaxed);
-                        let is_together = participant > 0 && processors::current() == Some(caller_on);
-                        together.fetch_add(usize::from(is_together), Ordering::Relaxed);
-                        std::thread::sleep(Duration::from_micros(50));
-                    });
-                }
-                assert!(helped.into_inner() > 0 && together.into_inner() == 0);
-            }
-        })
-        .join()
-        .unwrap();
-    }
-
-    #[test]
     fn placed_threads_compute_like_others() {
         let threads = &mut Threads::on(&Placement::of_this_machine(0));
         threads.place_caller();

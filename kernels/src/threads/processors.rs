@@ -269,6 +269,29 @@ mod tests {
     }
 
     #[test]
+    fn a_thread_moves_off_a_processor_unless_it_has_no_other() {
+        std::thread::spawn(|| {
+            let (allowed, Some(here)) = (allowed(), current()) else {
+                return println!("skipped: the system does not tell which processor a thread is on");
+            };
+            Mask::of(&[here]).keep_off(here);
+            assert_eq!(super::allowed(), allowed, "there is no other in the mask: nothing changes");
+            if allowed.len() < 2 {
+                return println!("skipped: this machine has one processor");
+            }
+            let mut mask = Mask::of(&allowed);
+            for _ in 0..10 {
+                let here = current().unwrap();
+                mask.keep_off(here);
+                assert_ne!(current(), Some(here));
+                assert_eq!(super::allowed().len(), allowed.len() - 1, "every other one stays allowed");
+            }
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
     fn this_machine_has_a_placement_that_threads_can_be_kept_to() {
         let placement = Placement::of_this_machine(0);
         assert!((1..=placement.limit).contains(&placement.threads), "{placement:?}");

@@ -95,7 +95,7 @@ pub fn pack(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Vec<Packed>, LoadError> {
     let plan = Plan::new(matrices, rounded);
-    let name = format!("{:016x}-{}.packed", plan.key(matrices, source), rounded.map_or("stored", name));
+    let name = format!("{:016x}-{}.packed", plan.key(matrices, source), rounded.map_or(STORED, name));
     let no_room = |source| LoadError::Packing { bytes: plan.bytes as u64, source };
     let is_worth_keeping = rounded.is_some() || plan.bytes >= LEAST_KEPT_BYTES;
     let none = PackedCache::none();
@@ -136,12 +136,13 @@ fn pack_one(cpu: &mut Cpu, matrix: &Matrix, layout: Layout, to: &mut [u8]) -> Re
     packed.map_err(|source| LoadError::NotFiniteTensor { tensor: matrix.tensor.clone(), source })
 }
 
+/// Weights that are not rounded, in file names.
+const STORED: &str = "stored";
+
 /// In file names.
 fn name(format: Format) -> &'static str {
     match format {
-        Format::Bf16 => "bf16",
-        Format::F16 => "f16",
-        Format::F32 => "f32",
+        Format::Bf16 | Format::F16 | Format::F32 => STORED,
         Format::Int8 => "int8",
         Format::Int8Group => "int8-group",
         Format::Int4 => "int4",

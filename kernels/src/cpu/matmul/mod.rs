@@ -119,8 +119,8 @@ fn rows_per_task(cpu: &Cpu, m: usize, rows: usize, weights: &Packed) -> usize {
     (by_bytes.min(by_threads).min(by_products) / multiple).max(1) * multiple
 }
 
-/// What so many registers have room for. Sums of a group of columns stand beside those of all; and codes are read more often than
-/// they are multiplied, unless two panels share them.
+/// What so many registers have room for. Sums of a group of columns stand beside those of all. Integers, and whatever has the
+/// widest register file, take two panels at least, so that what is read of `x` serves both.
 const fn registers_for(format: Format, accumulators: usize) -> Registers {
     match (format.has_groups(), format.is_integer() || accumulators == MOST_ACCUMULATORS) {
         (true, _) => Registers::new(accumulators / 2, 2),
