@@ -2,7 +2,7 @@
 //! are still in the cache.
 
 use super::shared::Shared;
-use super::simd::{Kernel, Simd};
+use super::simd::{Isa, Kernel, Simd};
 use super::{Cpu, for_each_row_of};
 
 /// Columns that share a scale in formats with groups; sums of codes are kept for as many.
@@ -33,7 +33,7 @@ pub struct Input {
     has_halves: bool,
     rows: usize,
     width: usize,
-    /// `[threads, width]`: a row that is computed and not encoded yet.
+    /// What is computed and not written down yet: a row or some columns for each thread, or all rows.
     computed: Vec<f32>,
     /// `[rows, padded]`, for [`Form::F32`], and for [`Form::Bf16`] unless `has_halves`.
     values: Vec<f32>,
@@ -45,6 +45,8 @@ pub struct Input {
     scales: Vec<f32>,
     /// `[rows, padded / GROUP]`: sums of a group's codes.
     sums: Vec<i32>,
+    /// `[rows]`: their totals.
+    totals: Vec<i32>,
 }
 
 /// Values of a row with its padding.
@@ -62,45 +64,88 @@ impl Input {
         width: usize,
         row: impl Fn(usize, &mut [f32]) + Sync,
     ) {
-        let isa = cpu.isa;
-        self.has_halves = form == Form::Bf16 && isa.has_dot();
-        (self.form, self.rows, self.width) = (form, rows, width);
-        let (values, halves, codes) = match form {
-            Form::Bf16 if self.has_halves => (0, padded::<u16>(width), 0),
-            Form::F32 | Form::Bf16 => (padded::<f32>(width), 0, 0),
-            Form::Int8 => (0, 0, padded::<i8>(width)),
-        };
         grow(&mut self.computed, cpu.threads.count() * width);
-        grow(&mut self.values, rows * values);
-        grow(&mut self.halves, rows * halves);
-        grow(&mut self.codes, rows * codes);
-        grow(&mut self.scales, rows);
-        grow(&mut self.sums, rows * codes / GROUP);
-        let (computed, scales) = (Shared::new(&mut self.computed), Shared::new(&mut self.scales));
-        let (value_rows, half_rows) = (Shared::new(&mut self.values), Shared::new(&mut self.halves));
-        let (code_rows, sums) = (Shared::new(&mut self.codes), Shared::new(&mut self.sums));
+        let isa = cpu.isa;
+        let (computed, written) = self.shape(isa, form, rows, width);
+        let computed = Shared::new(computed);
         for_each_row_of(cpu, rows, width, |i, participant| {
             // SAFETY: each row is in one task, and a participant computes one at a time.
-            let (computed, values, halves, codes, scale, sums) = unsafe {
-                (
-                    computed.part(participant * width, width),
-                    value_rows.part(i * values, values),
-                    half_rows.part(i * halves, halves),
-                    code_rows.part(i * codes, codes),
-                    &mut scales.part(i, 1)[0],
-                    sums.part(i * codes / GROUP, codes / GROUP),
-                )
-            };
-            if form == Form::F32 {
-                row(i, &mut values[..width]);
-                return values[width..].fill(0.0);
-            }
-            row(i, computed);
-            match form {
-                Form::Int8 => *scale = isa.run(ToInt8 { values: computed, codes, sums }),
-                _ => isa.run(ToBf16 { values: computed, halves, rounded: values }),
+            unsafe {
+                if form == Form::F32 {
+                    let (values, padding) =
+                        written.values.part(i * written.stride, written.stride).split_at_mut(width);
+                    row(i, values);
+                    return padding.fill(0.0);
+                }
+                let values = computed.part(participant * width, width);
+                row(i, values);
+                isa.run(WriteRow { to: &written, row: i, values });
             }
         });
+    }
+
+    /// The same, computed by `tasks` that take some columns of all rows each. `task(i, room, columns)` [puts](Columns::put) each
+    /// value once; `room` is `room_for` values for its use.
+    pub(super) fn fill_columns(
+        &mut self,
+        cpu: &mut Cpu,
+        form: Form,
+        (rows, width): (usize, usize),
+        (tasks, room_for): (usize, usize),
+        task: impl Fn(usize, &mut [f32], &Columns<'_>) + Sync,
+    ) {
+        // A row's scale is known when all of it is.
+        let whole = if form == Form::Int8 { rows * width } else { 0 };
+        grow(&mut self.computed, whole + cpu.threads.count() * room_for);
+        let isa = cpu.isa;
+        let (computed, written) = self.shape(isa, form, rows, width);
+        let (whole, rooms) = computed.split_at_mut(whole);
+        let (columns, rooms) = (Columns { whole: Shared::new(whole), written }, Shared::new(rooms));
+        cpu.threads.run(tasks, |i, participant| {
+            // SAFETY: participants are distinct among concurrent calls.
+            task(i, unsafe { rooms.part(participant * room_for, room_for) }, &columns);
+        });
+        if form == Form::Int8 {
+            let Columns { whole, written } = &columns;
+            for_each_row_of(cpu, rows, width, |row, _| {
+                // SAFETY: all columns are there, and each row is in one task.
+                unsafe { isa.run(WriteRow { to: written, row, values: whole.part(row * width, width) }) };
+            });
+        }
+    }
+
+    /// Takes a shape on. Gives what is computed and not written down, and where the rows are.
+    fn shape(&mut self, isa: Isa, form: Form, rows: usize, width: usize) -> (&mut [f32], Written<'_>) {
+        self.has_halves = form == Form::Bf16 && isa.has_dot();
+        (self.form, self.rows, self.width) = (form, rows, width);
+        let stride = match form {
+            Form::Int8 => padded::<i8>(width),
+            Form::Bf16 if self.has_halves => padded::<u16>(width),
+            Form::F32 | Form::Bf16 => padded::<f32>(width),
+        };
+        match form {
+            Form::Int8 => {
+                grow(&mut self.codes, rows * stride);
+                grow(&mut self.scales, rows);
+                grow(&mut self.sums, rows * stride / GROUP);
+                grow(&mut self.totals, rows);
+            }
+            Form::Bf16 if self.has_halves => grow(&mut self.halves, rows * stride),
+            Form::F32 | Form::Bf16 => grow(&mut self.values, rows * stride),
+        }
+        let written = Written {
+            form,
+            has_halves: self.has_halves,
+            width,
+            stride,
+            values: Shared::new(&mut self.values),
+            halves: Shared::new(&mut self.halves),
+            codes: Shared::new(&mut self.codes),
+            scales: Shared::new(&mut self.scales),
+            sums: Shared::new(&mut self.sums),
+            totals: Shared::new(&mut self.totals),
+        };
+        (&mut self.computed, written)
     }
 
     /// Rows of `width` values that are there already.
@@ -125,6 +170,12 @@ impl Input {
     /// Values of a row.
     pub fn width(&self) -> usize {
         self.width
+    }
+
+    /// Whether rows are bfloat16 bits.
+    #[cfg(test)]
+    pub(super) fn has_halves(&self) -> bool {
+        self.has_halves
     }
 
     /// `f32` rows, and the values from one to the next: in [`Form::F32`], or bfloat16 widened.
@@ -152,6 +203,11 @@ impl Input {
         padded::<i8>(self.width)
     }
 
+    /// Totals of rows' codes, when that is the form.
+    pub(super) fn totals(&self) -> &[i32] {
+        &self.totals[..self.rows]
+    }
+
     /// Sums of a row's codes.
     pub(super) fn sum_stride(&self) -> usize {
         self.code_stride() / GROUP
@@ -174,30 +230,101 @@ fn grow<T: Copy + Default>(values: &mut Vec<T>, len: usize) {
     }
 }
 
-/// To bits in `halves`, or to the same values in `rounded`: whichever there is.
-struct ToBf16<'a> {
-    values: &'a [f32],
-    halves: &'a mut [u16],
-    rounded: &'a mut [f32],
+/// Where rows are written down, by several tasks.
+struct Written<'a> {
+    form: Form,
+    has_halves: bool,
+    width: usize,
+    /// Values from one row to the next, in whichever of these holds the form.
+    stride: usize,
+    values: Shared<'a, f32>,
+    halves: Shared<'a, u16>,
+    codes: Shared<'a, i8>,
+    scales: Shared<'a, f32>,
+    sums: Shared<'a, i32>,
+    totals: Shared<'a, i32>,
 }
 
-impl Kernel for ToBf16<'_> {
+impl Written<'_> {
+    /// Writes columns `at..` of a row down, with the padding behind the last one. Not for [`Form::Int8`].
+    ///
+    /// # Safety
+    /// Nobody else writes or reads them meanwhile.
+    #[inline(always)]
+    unsafe fn put(&self, row: usize, at: usize, values: &[f32]) {
+        let (from, end) = (row * self.stride + at, at + values.len());
+        assert!(end <= self.width, "columns of a row");
+        let count = if end == self.width { self.stride - at } else { values.len() };
+        // SAFETY: by the contract.
+        unsafe {
+            if self.has_halves {
+                let (halves, padding) = self.halves.part(from, count).split_at_mut(values.len());
+                for (half, value) in halves.iter_mut().zip(values) {
+                    *half = to_bf16(*value);
+                }
+                return padding.fill(0);
+            }
+            let (to, padding) = self.values.part(from, count).split_at_mut(values.len());
+            if self.form == Form::F32 {
+                to.copy_from_slice(values);
+            } else {
+                for (to, value) in to.iter_mut().zip(values) {
+                    *to = f32::from_bits(u32::from(to_bf16(*value)) << 16);
+                }
+            }
+            padding.fill(0.0);
+        }
+    }
+}
+
+/// Some columns of all rows, of which each task puts its own.
+pub(super) struct Columns<'a> {
+    /// `[rows, width]`, for [`Form::Int8`].
+    whole: Shared<'a, f32>,
+    written: Written<'a>,
+}
+
+impl Columns<'_> {
+    /// Columns `at..` of a row.
+    ///
+    /// # Safety
+    /// Each column is put by one task.
+    #[inline(always)]
+    pub(super) unsafe fn put(&self, row: usize, at: usize, values: &[f32]) {
+        // SAFETY: by the contract.
+        unsafe {
+            if self.written.form == Form::Int8 {
+                self.whole.part(row * self.written.width + at, values.len()).copy_from_slice(values);
+            } else {
+                self.written.put(row, at, values);
+            }
+        }
+    }
+}
+
+/// Writes a row down that no other task writes.
+struct WriteRow<'a> {
+    to: &'a Written<'a>,
+    row: usize,
+    values: &'a [f32],
+}
+
+impl Kernel for WriteRow<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, _: S) {
-        let width = self.values.len();
-        if let Some((halves, padding)) = self.halves.split_at_mut_checked(width) {
-            for (half, value) in halves.iter_mut().zip(self.values) {
-                *half = to_bf16(*value);
+    fn run<S: Simd>(self, s: S) {
+        let Self { to, row, values } = self;
+        // SAFETY: the row is this kernel's.
+        unsafe {
+            if to.form != Form::Int8 {
+                return to.put(row, 0, values);
             }
-            padding.fill(0);
-        }
-        if let Some((rounded, padding)) = self.rounded.split_at_mut_checked(width) {
-            for (rounded, value) in rounded.iter_mut().zip(self.values) {
-                *rounded = f32::from_bits(u32::from(to_bf16(*value)) << 16);
-            }
-            padding.fill(0.0);
+            let codes = to.codes.part(row * to.stride, to.stride);
+            let sums = to.sums.part(row * to.stride / GROUP, to.stride / GROUP);
+            let (scale, total) = ToInt8 { values, codes, sums }.run(s);
+            to.scales.part(row, 1)[0] = scale;
+            to.totals.part(row, 1)[0] = total;
         }
     }
 }
@@ -218,11 +345,11 @@ struct ToInt8<'a> {
 }
 
 impl Kernel for ToInt8<'_> {
-    type Output = f32;
+    type Output = (f32, i32);
 
-    /// Returns the scale. A row with a value that is no number gets that for a scale, so that its results are none.
+    /// Returns the scale, and the total of codes. A row with a value that is no number gets that for a scale, so that its results are none.
     #[inline(always)]
-    fn run<S: Simd>(self, _: S) -> f32 {
+    fn run<S: Simd>(self, _: S) -> (f32, i32) {
         let mut bits = 0u32; // of non-negative floats the order is that of their bits, and NaN is the greatest
         for value in self.values {
             bits = bits.max(value.to_bits() & 0x7fff_ffff);
@@ -235,14 +362,16 @@ impl Kernel for ToInt8<'_> {
         } else {
             codes.fill(0);
         }
+        let mut total = 0;
         for (sum, codes) in self.sums.iter_mut().zip(self.codes.as_chunks::<GROUP>().0) {
             let mut lanes = [0i32; GROUP];
             for (lane, code) in lanes.iter_mut().zip(codes) {
                 *lane = i32::from(*code);
             }
             *sum = lanes.iter().sum();
+            total += *sum;
         }
-        highest / 127.0
+        (highest / 127.0, total)
     }
 }
 

@@ -1,6 +1,5 @@
 //! The gate of the feed-forward network: SwiGLU (Shazeer 2020).
 
-use super::input::{Form, Input};
 use super::math::exp;
 use super::shared::Shared;
 use super::simd::{Kernel, Simd};
@@ -23,19 +22,6 @@ pub fn silu_mul(cpu: &mut Cpu, gate_up: &[f32], width: usize, out: &mut [f32]) {
     });
 }
 
-/// [`silu_mul`] for a multiplication to read.
-///
-/// # Panics
-/// If `gate_up` is not `[rows, 2 * width]`.
-pub fn silu_mul_into(cpu: &mut Cpu, gate_up: &[f32], width: usize, form: Form, out: &mut Input) {
-    assert!(gate_up.len().is_multiple_of(2 * width), "gate_up is [rows, 2 * width]");
-    let isa = cpu.isa;
-    out.fill(cpu, form, gate_up.len() / (2 * width), width, |row, out| {
-        let (gate, up) = gate_up[row * 2 * width..][..2 * width].split_at(width);
-        isa.run(Row { gate, up, out });
-    });
-}
-
 struct Row<'a> {
     gate: &'a [f32],
     up: &'a [f32],
@@ -47,10 +33,17 @@ impl Kernel for Row<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
-        // Element by element, so any vector width gives the same bits; the compiler vectorises it.
-        for ((out, gate), up) in self.out.iter_mut().zip(self.gate).zip(self.up) {
-            *out = gate / (1.0 + exp(-gate)) * up;
-        }
+        self.out.copy_from_slice(self.gate);
+        silu_mul_in_place(self.out, self.up);
+    }
+}
+
+/// The gate of some values of a row, in place of what it is of.
+#[inline(always)]
+pub(super) fn silu_mul_in_place(gate: &mut [f32], up: &[f32]) {
+    // Element by element, so any vector width gives the same bits; the compiler vectorises it.
+    for (gate, up) in gate.iter_mut().zip(up) {
+        *gate = *gate / (1.0 + exp(-*gate)) * up;
     }
 }
 

@@ -19,6 +19,13 @@ impl<'a, T> Shared<'a, T> {
         Self { start: slice.as_mut_ptr(), len: slice.len(), lives: PhantomData }
     }
 
+    /// The place of `len` items from `start` on, of which the caller takes those that no other task does.
+    #[inline(always)]
+    pub(crate) fn pointer(&self, start: usize, len: usize) -> *mut T {
+        assert!(start <= self.len && len <= self.len - start, "a part lies inside its slice");
+        self.start.wrapping_add(start)
+    }
+
     /// `len` items from `start` on.
     ///
     /// # Safety
@@ -26,8 +33,7 @@ impl<'a, T> Shared<'a, T> {
     #[allow(clippy::mut_from_ref)] // that is what it is for
     #[inline(always)]
     pub(crate) unsafe fn part(&self, start: usize, len: usize) -> &mut [T] {
-        assert!(start <= self.len && len <= self.len - start, "a part lies inside its slice");
         // SAFETY: inside the slice, which is borrowed for 'a; disjoint by the contract.
-        unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }
+        unsafe { std::slice::from_raw_parts_mut(self.pointer(start, len), len) }
     }
 }

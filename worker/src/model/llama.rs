@@ -8,9 +8,8 @@ use skein_kernels::cpu::attention::{self, Attention, Rows, attend};
 use skein_kernels::cpu::embed::embed;
 use skein_kernels::cpu::input::{Form, Input};
 use skein_kernels::cpu::kv_cache::KvCache;
-use skein_kernels::cpu::matmul::{Linear, Write, matmul};
+use skein_kernels::cpu::matmul::{Linear, Write, gated_matmul, matmul};
 use skein_kernels::cpu::matrix::WeightMatrix;
-use skein_kernels::cpu::mlp::silu_mul_into;
 use skein_kernels::cpu::norm::{rms_norm_heads, rms_norm_into, rms_norm_rows_into};
 use skein_kernels::cpu::packed::Packed;
 use skein_kernels::cpu::rope::{Projected, angles, inverse_frequencies, rotate_and_write};
@@ -90,14 +89,14 @@ pub struct Step<'a> {
 pub struct Activations {
     /// `[rows, hidden]`: the residual stream.
     x: Vec<f32>,
-    /// `[rows, hidden]` normalised, `[rows, heads * head_dim]` attended, `[rows, intermediate]` gated: what is multiplied next.
+    /// `[rows, hidden]` normalised, or `[rows, heads * head_dim]` attended: what is multiplied next.
     input: Input,
+    /// `[rows, intermediate]`, likewise.
+    gated: Input,
     /// `[rows, q | k | v]`
     qkv: Vec<f32>,
     /// `[rows, heads * head_dim]`
     attended: Vec<f32>,
-    /// `[rows, gate | up]`
-    gate_up: Vec<f32>,
     cos: Vec<f32>,
     sin: Vec<f32>,
     scores: attention::Scratch,
@@ -170,12 +169,11 @@ impl Llama {
         let c = &self.config;
         let rows = step.tokens.len();
         activations.grow(c, rows);
-        let Activations { x, input, qkv, attended, gate_up, cos, sin, scores, profile } = activations;
+        let Activations { x, input, gated, qkv, attended, cos, sin, scores, profile } = activations;
         let (q_width, kv_width) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
         let qkv_width = q_width + 2 * kv_width;
         let x = &mut x[..rows * c.hidden_size];
         let (qkv, attended) = (&mut qkv[..rows * qkv_width], &mut attended[..rows * q_width]);
-        let gate_up = &mut gate_up[..rows * 2 * c.intermediate_size];
         let (cos, sin) = (&mut cos[..rows * c.head_dim / 2], &mut sin[..rows * c.head_dim / 2]);
         let scale = 1.0 / (c.head_dim as f32).sqrt();
 
@@ -205,15 +203,13 @@ impl Llama {
             matmul(cpu, input, &stack, x, Write::Add);
             profile.mark(Part::Products);
 
-            let stack = [layer.gate.linear(), layer.up.linear()];
-            rms_norm_into(cpu, x, &layer.mlp_norm, c.rms_norm_eps, form(&stack, self.bf16), input);
+            let [gate, up, down] = [&layer.gate, &layer.up, &layer.down].map(Projection::linear);
+            let gate_form = form(&[gate, up], self.bf16);
+            rms_norm_into(cpu, x, &layer.mlp_norm, c.rms_norm_eps, gate_form, input);
             profile.mark(Part::Encode);
-            matmul(cpu, input, &stack, gate_up, Write::Set);
+            gated_matmul(cpu, input, gate, up, form(&[down], self.bf16), gated);
             profile.mark(Part::Products);
-            let stack = [layer.down.linear()];
-            silu_mul_into(cpu, gate_up, c.intermediate_size, form(&stack, self.bf16), input);
-            profile.mark(Part::Encode);
-            matmul(cpu, input, &stack, x, Write::Add);
+            matmul(cpu, gated, &[down], x, Write::Add);
             profile.mark(Part::Products);
         }
     }
@@ -292,7 +288,6 @@ impl Activations {
             (&mut self.x, c.hidden_size),
             (&mut self.qkv, q_width + 2 * kv_width),
             (&mut self.attended, q_width),
-            (&mut self.gate_up, 2 * c.intermediate_size),
             (&mut self.cos, c.head_dim / 2),
             (&mut self.sin, c.head_dim / 2),
         ] {

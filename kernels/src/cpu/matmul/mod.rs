@@ -3,16 +3,20 @@
 //! Each `(m, n)` is summed in one order, whatever the batch, the tile, the threads or the instruction set: [`float`] and
 //! [`integer`] say which. So a row's result has the same bits alone and in any batch. Here the work is shared out.
 
+#![allow(clippy::needless_range_loop)] // m and n index several arrays, as in the formula
+
 mod float;
+mod gated;
 mod integer;
 mod tiles;
 
 use super::Cpu;
 use super::input::{Form, Input};
-use super::packed::{Format, PANEL, Packed};
+use super::packed::{Format, Layout, PANEL, Packed};
 use super::shared::Shared;
 use super::simd::integer::IntegerIsa;
 use super::simd::{Isa, LANES, Simd};
+pub use gated::gated_matmul;
 use tiles::{MOST_ACCUMULATORS, Registers, Tile};
 
 /// Bytes of weights a task takes at most, unless one tile of all columns has more.
@@ -29,6 +33,22 @@ pub struct Linear<'a> {
     pub weights: &'a Packed,
     /// `[rows]`.
     pub bias: Option<&'a [f32]>,
+}
+
+impl Linear<'_> {
+    /// Panics unless it can be multiplied with `x`.
+    fn check(&self, x: &Input) {
+        let Layout { format, cols, rows } = self.weights.layout();
+        assert!(cols > 0 && x.width() == cols, "x is [m, cols]");
+        assert!(format.form(x.form() == Form::Bf16) == x.form(), "x has the form the weights take");
+        assert!(self.bias.is_none_or(|bias| bias.len() == rows), "a bias for each row");
+    }
+
+    /// The panels from `row`'s on; `None` past the end.
+    fn weights_from(&self, row: usize) -> Option<*const u8> {
+        let at = row / PANEL * self.weights.layout().panel_bytes();
+        Some(self.weights.values().get(at..)?.first()?)
+    }
 }
 
 impl<'a> From<&'a Packed> for Linear<'a> {
@@ -64,21 +84,15 @@ fn matmul_on(
     y: &mut [f32],
     write: Write,
 ) {
-    let Some(cols) = stack.first().map(|linear| linear.weights.cols()) else { return };
+    let Some(first) = stack.first() else { return };
     let rows: usize = stack.iter().map(|linear| linear.weights.rows()).sum();
-    assert!(cols > 0 && x.width() == cols, "x is [m, cols]");
     let m = x.rows();
     assert_eq!(y.len(), m * rows, "y is [m, rows]");
-    for linear in stack {
-        assert_eq!(linear.weights.cols(), cols, "stacked matrices have the same inputs");
-        let is_bf16 = x.form() == Form::Bf16;
-        assert!(linear.weights.layout().format.form(is_bf16) == x.form(), "x has the form the weights take");
-        assert!(linear.bias.is_none_or(|bias| bias.len() == linear.weights.rows()), "a bias for each row");
-    }
+    stack.iter().for_each(|linear| linear.check(x));
     if m == 0 {
         return;
     }
-    let rows_per_task = rows_per_task(cpu, m, rows, stack[0].weights);
+    let rows_per_task = rows_per_task(cpu, m, rows, first.weights);
     let tasks_of = |linear: &Linear<'_>| linear.weights.rows().div_ceil(rows_per_task);
     let tasks = stack.iter().map(tasks_of).sum();
     let (isa, threads, shared) = (cpu.isa, cpu.threads.count(), Shared::new(y));
@@ -88,12 +102,10 @@ fn matmul_on(
             if task < tasks_of(linear) {
                 let first = task * rows_per_task;
                 let count = rows_per_task.min(linear.weights.rows() - first);
-                // How far away this thread's next task begins, if all are equally fast.
-                let next = rows_per_task * threads;
-                let next = (first + next < linear.weights.rows()).then_some(next);
-                let part =
-                    Part { x, linear: *linear, first, count, next, y: &shared, stride: rows, column, write };
-                return part.run(isa, integers);
+                // If all threads are equally fast.
+                let next = linear.weights_from(first + rows_per_task * threads);
+                let y = Columns { values: &shared, stride: rows, at: column + first };
+                return Part { x, linear: *linear, first, count, next, y, write }.run(isa, integers);
             }
             task -= tasks_of(linear);
             column += linear.weights.rows();
@@ -135,12 +147,20 @@ struct Part<'a> {
     linear: Linear<'a>,
     first: usize,
     count: usize,
-    /// Rows of weights from these ones to those of the task that this thread will probably take next.
-    next: Option<usize>,
-    y: &'a Shared<'a, f32>,
-    stride: usize,
-    column: usize,
+    /// Where this thread will probably read on.
+    next: Option<*const u8>,
+    y: Columns<'a>,
     write: Write,
+}
+
+/// Where a part's results go: rows of `count` values.
+#[derive(Clone, Copy)]
+struct Columns<'a> {
+    values: &'a Shared<'a, f32>,
+    /// Values from one row to the next.
+    stride: usize,
+    /// Where the first row starts.
+    at: usize,
 }
 
 impl Part<'_> {
@@ -150,8 +170,8 @@ impl Part<'_> {
         assert!(self.first.is_multiple_of(PANEL), "tasks start at a panel");
         let panel_bytes = self.linear.weights.layout().panel_bytes();
         let weights = self.weights().as_ptr();
-        let next = self.next.map(|rows| rows / PANEL * panel_bytes);
-        registers.for_each_tile(self.x.rows(), self.count.div_ceil(PANEL), panel_bytes, weights, next, take);
+        let panels = self.count.div_ceil(PANEL);
+        registers.for_each_tile(self.x.rows(), panels, panel_bytes, weights, self.next, take);
     }
 
     /// The matrix's panels from this part's first on.
@@ -168,43 +188,73 @@ impl Part<'_> {
         }
     }
 
-    /// Row `m` of this part's columns of `y`.
-    ///
-    /// # Safety
-    /// Only one is borrowed at a time.
-    #[inline(always)]
-    #[allow(clippy::mut_from_ref)] // tasks take disjoint rows of weights, which are disjoint columns of y
-    unsafe fn y(&self, m: usize) -> &mut [f32] {
-        // SAFETY: as above.
-        unsafe { self.y.part(m * self.stride + self.column + self.first, self.count) }
-    }
-
     /// Writes a tile's sums.
     #[inline(always)]
-    fn put_tile<S: Simd, const MR: usize, const NR: usize>(&self, s: S, tile: &Tile, sums: [[S::V; NR]; MR]) {
-        for (i, sums) in sums.into_iter().enumerate() {
-            // SAFETY: one at a time.
-            let y = unsafe { self.y(tile.first + i) };
-            for (j, sum) in sums.into_iter().enumerate() {
-                let column = (tile.panel + j * tile.apart) * PANEL;
-                self.put_lanes(s, &mut y[column..], column, sum);
+    fn put_tile<S: Simd, const MR: usize, const NR: usize>(
+        &self,
+        s: S,
+        tile: &Tile,
+        mut sums: [[S::V; NR]; MR],
+    ) {
+        let (column, apart) = (tile.panel * PANEL, tile.apart * PANEL);
+        let width = (NR - 1) * apart + LANES;
+        if column + width > self.count {
+            return self.put_edge(s, tile, &sums);
+        }
+        if let Some(bias) = self.linear.bias {
+            let bias = &bias[self.first + column..][..width];
+            for n in 0..NR {
+                // SAFETY: the last panel's sixteen values end where the slice does.
+                let bias = unsafe { s.load(bias[n * apart..].as_ptr()) };
+                for m in 0..MR {
+                    sums[m][n] = s.add(sums[m][n], bias);
+                }
+            }
+        }
+        let Columns { values, stride, at } = self.y;
+        let y = values.pointer(at + tile.first * stride + column, (MR - 1) * stride + width);
+        for m in 0..MR {
+            for n in 0..NR {
+                // SAFETY: the last row's last panel ends where the range does. Tasks take disjoint rows of weights, which are
+                // disjoint columns of y.
+                unsafe {
+                    let to = y.add(m * stride + n * apart);
+                    if self.write == Write::Add {
+                        sums[m][n] = s.add(s.load(to), sums[m][n]);
+                    }
+                    s.store(sums[m][n], to);
+                }
             }
         }
     }
 
-    /// Writes the sums of up to sixteen outputs, from this part's `n` on, to `to`, which starts there.
+    /// [`Part::put_tile`] where the last panel is not full.
     #[inline(always)]
-    fn put_lanes<S: Simd>(&self, s: S, to: &mut [f32], n: usize, mut sum: S::V) {
-        let count = to.len().min(LANES);
-        // SAFETY: `to` has `count` values, and so has the bias from `first + n` on.
-        unsafe {
-            if let Some(bias) = self.linear.bias {
-                sum = s.add(sum, s.load_part(bias[self.first + n..][..count].as_ptr(), count));
+    fn put_edge<S: Simd, const MR: usize, const NR: usize>(
+        &self,
+        s: S,
+        tile: &Tile,
+        sums: &[[S::V; NR]; MR],
+    ) {
+        for (m, sums) in sums.iter().enumerate() {
+            for (n, sum) in sums.iter().enumerate() {
+                let mut values = [0.0; LANES];
+                // SAFETY: sixteen values.
+                unsafe { s.store(*sum, values.as_mut_ptr()) };
+                self.put(tile.first + m, (tile.panel + n * tile.apart) * PANEL, &values);
             }
-            if self.write == Write::Add {
-                sum = s.add(s.load_part(to.as_ptr(), count), sum);
-            }
-            s.store_part(sum, to.as_mut_ptr(), count);
+        }
+    }
+
+    /// Writes as many of `sums` as there are outputs from this part's `column` on.
+    #[inline(never)]
+    fn put(&self, row: usize, column: usize, sums: &[f32; LANES]) {
+        let count = LANES.min(self.count - column);
+        // SAFETY: one at a time, and tasks take disjoint columns.
+        let y = unsafe { self.y.values.part(self.y.at + row * self.y.stride + column, count) };
+        for (i, (y, sum)) in y.iter_mut().zip(sums).enumerate() {
+            let sum = self.linear.bias.map_or(*sum, |bias| sum + bias[self.first + column + i]);
+            *y = if self.write == Write::Add { *y + sum } else { sum };
         }
     }
 }

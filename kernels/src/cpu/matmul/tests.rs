@@ -4,6 +4,7 @@ use super::super::simd::Isa;
 use super::*;
 use crate::cpu::input::Form;
 use crate::cpu::matrix::{Storage, WeightMatrix};
+use crate::cpu::mlp::silu_mul;
 
 /// Small numbers that are exact in all formats, scattered by `seed`.
 fn values(count: usize, seed: u32) -> Vec<f32> {
@@ -144,6 +145,66 @@ fn sums_are_in_the_order_they_are_defined_in_whatever_the_tile() {
                         got.to_bits(),
                         expected.to_bits(),
                         "{form:?} {format} [{m}, {n}, {k}] {i} {}",
+                        isa.name()
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// What is written down of `input`, as bits.
+fn written(input: &Input) -> Vec<u32> {
+    let halves = |(halves, _): (&[u16], usize)| halves.iter().map(|half| u32::from(*half) << 16).collect();
+    match input.form() {
+        Form::Int8 => {
+            let (codes, scales, sums) = input.codes();
+            let integers = sums.iter().chain(input.totals()).map(|sum| *sum as u32);
+            codes.iter().map(|code| *code as u32).chain(bits(scales)).chain(integers).collect()
+        }
+        Form::Bf16 if input.has_halves() => halves(input.halves()),
+        Form::Bf16 | Form::F32 => bits(input.values().0),
+    }
+}
+
+#[test]
+fn a_gated_product_is_the_gate_of_two_products() {
+    // Less than a panel, several tasks, and more rows than a tile has; columns that fill their padding and some that do not.
+    for (m, n, k) in [(0, 40, 64), (1, 7, 33), (1, 700, 96), (9, 150, 32), (70, 333, 65)] {
+        let (x, w) = (values(m * k, 1), values(2 * n * k, 2));
+        let biases = [values(n, 3), values(n, 4)];
+        for (form, to) in [Form::F32, Form::Bf16, Form::Int8]
+            .into_iter()
+            .flat_map(|form| [Form::F32, Form::Bf16, Form::Int8].map(|to| (form, to)))
+        {
+            let format = match form {
+                Form::Int8 => Format::Int4Zero,
+                Form::F32 | Form::Bf16 => Format::Bf16,
+            };
+            let [gate, up] = [&w[..n * k], &w[n * k..]].map(|w| {
+                let matrix = WeightMatrix::new(stored(0, w), n, k);
+                Packed::of(&mut Cpu::new(1), &matrix, format).unwrap()
+            });
+            let gate = Linear { weights: &gate, bias: Some(&biases[0]) };
+            let up = Linear { weights: &up, bias: Some(&biases[1]) };
+            for isa in Isa::available() {
+                for threads in [1, 3] {
+                    let cpu = &mut Cpu::with_isa(threads, isa);
+                    let mut input = Input::default();
+                    input.set(cpu, form, &x, k);
+                    let (mut both, mut gated) = (vec![0.0; m * 2 * n], vec![0.0; m * n]);
+                    matmul(cpu, &input, &[gate, up], &mut both, Write::Set);
+                    silu_mul(cpu, &both, n, &mut gated);
+                    let (mut expected, mut got) = (Input::default(), Input::default());
+                    expected.set(cpu, to, &gated, n);
+                    // Rows of another shape and form were there before.
+                    got.set(cpu, Form::F32, &vec![f32::NAN; (m + 1) * (n + 50)], n + 50);
+                    got.set(cpu, to, &vec![7.0; (m + 1) * (n + 50)], n + 50);
+                    gated_matmul(cpu, &input, gate, up, to, &mut got);
+                    assert_eq!((got.rows(), got.width(), got.form()), (m, n, to));
+                    assert!(
+                        written(&got) == written(&expected),
+                        "[{m}, {n}, {k}] {form:?} {to:?} {}",
                         isa.name()
                     );
                 }

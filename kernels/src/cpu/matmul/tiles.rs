@@ -3,8 +3,6 @@
 //! Some panels are taken for all rows of `x` before the next ones: weights come from memory once, and while tiles of later rows
 //! read them from the cache, memory works on the panels that follow.
 
-use std::ops::Range;
-
 use super::super::packed::PANEL;
 use super::super::prefetch;
 use super::super::simd::Simd;
@@ -54,7 +52,7 @@ impl Registers {
     }
 
     /// Calls `take` for all tiles of `m` rows of `x` by `panels` of `panel_bytes`, the first of which lies at `weights`. `next` is
-    /// how many bytes further this thread's next task begins, if there is one.
+    /// where this thread will read on, if that is known.
     #[inline(always)]
     pub(super) fn for_each_tile(
         self,
@@ -62,7 +60,7 @@ impl Registers {
         panels: usize,
         panel_bytes: usize,
         weights: *const u8,
-        next: Option<usize>,
+        next: Option<*const u8>,
         mut take: impl FnMut(Tile),
     ) {
         let rows = heights(m, self.highest);
@@ -78,13 +76,15 @@ impl Registers {
         };
         for block in 0..blocks {
             let (panel, width, apart) = place(block);
-            let next = if block + 1 < blocks { Some(place(block + 1).0 * panel_bytes) } else { next };
-            let later = next.map_or(0..0, |from| from..from + width * panel_bytes);
+            let here = |block: usize| weights.wrapping_add(place(block).0 * panel_bytes);
+            let next = if block + 1 < blocks { Some(here(block + 1)) } else { next };
             let mut first = 0;
             for (i, height) in rows.enumerate() {
                 let ahead = match is_single {
                     true => Ahead::Soon(prefetch::distance()),
-                    false => Ahead::later(weights, &later, i, rows.tiles),
+                    false => {
+                        next.map_or(Ahead::Soon(0), |at| Ahead::later(at, width * panel_bytes, i, rows.tiles))
+                    }
                 };
                 take(Tile { first, height, panel, width, apart, ahead });
                 first += height;
@@ -129,10 +129,10 @@ impl Ahead {
         }
     }
 
-    /// What the `i`-th of `tiles` asks for, so that all together ask for the `range` behind `weights`.
-    fn later(weights: *const u8, range: &Range<usize>, i: usize, tiles: usize) -> Self {
-        let bytes = range.len().div_ceil(tiles).next_multiple_of(LINE_BYTES);
-        Self::Later(weights.wrapping_add(range.start + i * bytes), bytes / LINE_BYTES)
+    /// What the `i`-th of `tiles` asks for, so that all together ask for `bytes` at `at`.
+    fn later(at: *const u8, bytes: usize, i: usize, tiles: usize) -> Self {
+        let bytes = bytes.div_ceil(tiles).next_multiple_of(LINE_BYTES);
+        Self::Later(at.wrapping_add(i * bytes), bytes / LINE_BYTES)
     }
 }
 
@@ -219,7 +219,7 @@ mod tests {
         let registers = Registers::new(MOST_ACCUMULATORS, 2);
         let (m, panels, panel_bytes, next) = (40, 7, 3000, 100_000);
         let mut asked: Vec<(usize, usize)> = Vec::new();
-        registers.for_each_tile(m, panels, panel_bytes, std::ptr::null(), Some(next), |tile| {
+        registers.for_each_tile(m, panels, panel_bytes, std::ptr::null(), Some(next as *const u8), |tile| {
             match tile.ahead {
                 Ahead::Later(at, lines) => asked.push((at as usize, lines * LINE_BYTES)),
                 Ahead::Soon(_) => panic!("there are several tiles of rows"),

@@ -70,6 +70,7 @@ impl Product<'_> {
         Source {
             codes: &codes[tile.first * x.code_stride()..],
             sums: &sums[tile.first * x.sum_stride()..],
+            totals: &x.totals()[tile.first..],
             code_stride: x.code_stride(),
             sum_stride: x.sum_stride(),
             weights: &packed.values()[panel * layout.panel_bytes()..],

@@ -23,6 +23,8 @@ pub(super) struct Source<'a> {
     /// Sums of groups, their rows `sum_stride` apart.
     pub(super) sums: &'a [i32],
     pub(super) sum_stride: usize,
+    /// Sums of rows.
+    pub(super) totals: &'a [i32],
     pub(super) weights: &'a [u8],
     pub(super) scales: &'a [u8],
     pub(super) zeros: &'a [u8],
@@ -83,9 +85,12 @@ impl Kind for PerOutput {
             let to = columns.min(from + SEGMENT);
             let mut sums = [[s.splat(0); NR]; MR];
             for m in 0..MR {
-                let groups = &t.sums[m * t.sum_stride..][from / GROUP..to / GROUP];
-                let start = -i32::from(Format::Int8.zero()) * groups.iter().sum::<i32>();
-                sums[m] = [s.splat(start); NR];
+                let sum = if columns <= SEGMENT {
+                    t.totals[m]
+                } else {
+                    t.sums[m * t.sum_stride..][from / GROUP..to / GROUP].iter().sum::<i32>()
+                };
+                sums[m] = [s.splat(-i32::from(Format::Int8.zero()) * sum); NR];
             }
             // SAFETY: the check above; four columns of all rows and panels lie inside.
             unsafe {
