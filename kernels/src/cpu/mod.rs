@@ -66,7 +66,11 @@ fn for_each_row_of(cpu: &mut Cpu, rows: usize, width: usize, work: impl Fn(usize
     if rows * width <= 2 * VALUES_PER_TASK {
         return (0..rows).for_each(|row| work(row, 0));
     }
-    let per_task = (VALUES_PER_TASK / width.max(1)).max(1);
+    for_each_run(cpu, rows, (VALUES_PER_TASK / width.max(1)).max(1), work);
+}
+
+/// The same, so many rows a task.
+fn for_each_run(cpu: &mut Cpu, rows: usize, per_task: usize, work: impl Fn(usize, usize) + Sync) {
     cpu.threads.run(rows.div_ceil(per_task), |task, participant| {
         (task * per_task..rows.min((task + 1) * per_task)).for_each(|row| work(row, participant));
     });

@@ -1,9 +1,12 @@
 //! Rotary position embeddings (Su et al. 2021), halves rotated as in Hugging Face checkpoints.
 
-use super::kv_cache::KvCache;
+use super::kv_cache::{KvCache, TILE};
 use super::shared::Shared;
 use super::simd::{Kernel, Simd};
-use super::{Cpu, for_each_row};
+use super::{Cpu, for_each_row, for_each_row_of, for_each_run};
+
+/// Rows of a task where there are many: a tile of slots.
+const RUN: usize = TILE;
 
 /// How a model stretches its rotation to longer contexts.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -114,15 +117,22 @@ pub fn rotate_and_write(cpu: &mut Cpu, cache: &mut KvCache, layer: usize, projec
         cos.len() == slots.len() * half && sin.len() == cos.len(),
         "cos and sin are [rows, head_dim / 2]"
     );
-    let (isa, slots_of, qkv) = (cpu.isa, cache.slots(layer), Shared::new(qkv));
-    for_each_row(cpu, slots.len(), |row| {
+    let (isa, rows, threads) = (cpu.isa, slots.len(), cpu.threads.count());
+    let (slots_of, qkv) = (cache.slots(layer), Shared::new(qkv));
+    let work = |row: usize, _| {
         // SAFETY: each row is in one task.
         let x = unsafe { qkv.part(row * stride, stride) };
         let turned = &mut x[..(heads + kv_heads) * head_dim];
         isa.run(Turn { x: turned, cos: &cos[row * half..][..half], sin: &sin[row * half..][..half] });
         // SAFETY: slots are distinct, and each row is in one task.
         isa.run(unsafe { slots_of.write(slots[row], &x[heads * head_dim..]) });
-    });
+    };
+    // Slots that follow each other, as a prompt's do, share cache lines: threads should not write them side by side.
+    if rows >= 4 * RUN * threads {
+        for_each_run(cpu, rows, RUN, work);
+    } else {
+        for_each_row_of(cpu, rows, stride, work);
+    }
 }
 
 /// Rotates all heads of a row.

@@ -99,8 +99,9 @@ pub fn attend(
         let piece = &plan.pieces()[task];
         // SAFETY: participants are distinct among concurrent calls.
         let room = unsafe { &mut rooms.part(participant, 1)[0] };
-        let rows = &sequences[piece.sequence];
-        let task = Task { a, rows, piece, plan, group, out: &out, states: &states, room };
+        // If all threads are equally fast.
+        let next = plan.pieces().get(task + threads);
+        let task = Task { a, sequences, piece, next, plan, group, out: &out, states: &states, room };
         if shape.kind == KvType::Bf16 { isa.run(PairTask(task)) } else { isa.run(task) }
     });
 }

@@ -19,9 +19,10 @@ pub(super) const MOST: usize = 8;
 /// One piece of a plan, and where what it computes goes.
 pub(super) struct Task<'a> {
     pub(super) a: &'a Attention<'a>,
-    /// The piece's sequence.
-    pub(super) rows: &'a Rows<'a>,
+    pub(super) sequences: &'a [Rows<'a>],
     pub(super) piece: &'a Piece,
+    /// What this thread will probably do next.
+    pub(super) next: Option<&'a Piece>,
     pub(super) plan: &'a Plan,
     /// Query heads of a KV head. Query `i` of the piece is row `i / group` with the head's query head `i % group`.
     pub(super) group: usize,
@@ -89,8 +90,13 @@ impl<'a> Task<'a> {
                 Some(split) => (true, shared(split)),
                 None => (chunk == 0, &mut own[..count * stride]),
             };
-            let tiles = self.tiles(chunk, &mut gathered);
-            let chunk = Chunk { layout, tiles, start: chunk * CHUNK, scale: self.a.scale, is_first: first };
+            let tiles = match self.is_gathered() {
+                true => self.gather(chunk, &mut gathered),
+                false => self.tiles(self.piece, chunk),
+            };
+            let next = self.after(chunk);
+            let chunk =
+                Chunk { layout, tiles, next, start: chunk * CHUNK, scale: self.a.scale, is_first: first };
             self.chunk::<S, E>(s, &chunk, &queries, &mut scores, &mut States::new(values, stride));
         }
         match self.piece.split {
@@ -110,13 +116,13 @@ impl<'a> Task<'a> {
     /// Context of query `i`: its own position and all before.
     #[inline(always)]
     fn context(&self, i: usize) -> usize {
-        self.rows.position + self.piece.rows.start + i / self.group + 1
+        self.rows().position + self.piece.rows.start + i / self.group + 1
     }
 
     /// Row of the batch and query head of query `i`.
     #[inline(always)]
     fn row_and_head(&self, i: usize) -> (usize, usize) {
-        let row = self.rows.rows.start + self.piece.rows.start + i / self.group;
+        let row = self.rows().rows.start + self.piece.rows.start + i / self.group;
         (row, self.piece.kv_head * self.group + i % self.group)
     }
 
@@ -135,52 +141,75 @@ impl<'a> Task<'a> {
         }
     }
 
-    /// The tiles of a chunk, and the first two of the next as far as they are in the piece.
+    /// The piece's sequence.
     #[inline(always)]
-    fn tiles<'t>(&self, chunk: usize, gathered: &'t mut Vec<u8>) -> Tiles<'t>
-    where
-        'a: 't,
-    {
-        let end = self.rows.position + self.piece.rows.end;
-        let count = end.min((chunk + 1) * CHUNK).div_ceil(TILE) - chunk * TILES;
-        let mut tiles = Tiles { tiles: [&[]; TILES + AHEAD], count };
-        let block_size = self.a.cache.shape().block_size;
-        let (cache, layer, head) = (self.a.cache, self.a.layer, self.piece.kv_head);
-        if !block_size.is_multiple_of(TILE) {
-            self.gather(chunk, count, gathered);
-            let bytes = cache.layout().bytes();
-            for (to, from) in tiles.tiles.iter_mut().zip(gathered.chunks_exact(bytes)).take(count) {
-                *to = from;
-            }
-            return tiles;
-        }
-        let per_block = block_size / TILE;
-        let known = end.min(self.piece.chunks.end * CHUNK).div_ceil(TILE) - chunk * TILES;
-        for (i, tile) in tiles.tiles[..known.min(TILES + AHEAD)].iter_mut().enumerate() {
+    fn rows(&self) -> &'a Rows<'a> {
+        &self.sequences[self.piece.sequence]
+    }
+
+    /// Whether block sizes scatter the positions of a tile.
+    #[inline(always)]
+    fn is_gathered(&self) -> bool {
+        !self.a.cache.shape().block_size.is_multiple_of(TILE)
+    }
+
+    /// How many tiles a chunk of `piece` has.
+    #[inline(always)]
+    fn tiles_of(&self, piece: &Piece, chunk: usize) -> usize {
+        let end = self.sequences[piece.sequence].position + piece.rows.end;
+        end.min((chunk + 1) * CHUNK).div_ceil(TILE) - chunk * TILES
+    }
+
+    /// The tiles of a chunk, where they lie.
+    #[inline(always)]
+    fn tiles(&self, piece: &Piece, chunk: usize) -> Tiles<'a> {
+        let mut tiles = Tiles { tiles: [&[]; TILES], count: self.tiles_of(piece, chunk) };
+        let (cache, layer) = (self.a.cache, self.a.layer);
+        let per_block = cache.shape().block_size / TILE;
+        let blocks = self.sequences[piece.sequence].blocks;
+        for (i, tile) in tiles.tiles[..tiles.count].iter_mut().enumerate() {
             let index = chunk * TILES + i;
-            let block = self.rows.blocks[index / per_block] as usize;
-            *tile = cache.tile(layer, block * per_block + index % per_block, head);
+            let block = blocks[index / per_block] as usize;
+            *tile = cache.tile(layer, block * per_block + index % per_block, piece.kv_head);
         }
         tiles
     }
 
-    /// Puts the positions of a chunk together, one after the other, where they do not lie so.
+    /// The tiles that come after a chunk's: of the next one, or of the next piece.
+    #[inline(always)]
+    fn after(&self, chunk: usize) -> Tiles<'a> {
+        let next = match chunk + 1 < self.piece.chunks.end {
+            true => Some((self.piece, chunk + 1)),
+            false => self.next.map(|next| (next, next.chunks.start)),
+        };
+        match next {
+            Some((piece, chunk)) if !self.is_gathered() => self.tiles(piece, chunk),
+            _ => Tiles { tiles: [&[]; TILES], count: 0 },
+        }
+    }
+
+    /// Puts the positions of a chunk together, one after the other.
     #[inline(never)]
-    fn gather(&self, chunk: usize, count: usize, gathered: &mut Vec<u8>) {
-        let (cache, layout) = (self.a.cache, self.a.cache.layout());
+    fn gather<'t>(&self, chunk: usize, gathered: &'t mut Vec<u8>) -> Tiles<'t> {
+        let (cache, layout, rows) = (self.a.cache, self.a.cache.layout(), self.rows());
         let (size, bytes) = (cache.shape().block_size, layout.bytes());
+        let mut tiles = Tiles { tiles: [&[]; TILES], count: self.tiles_of(self.piece, chunk) };
         gathered.clear();
-        gathered.resize(count * bytes, 0);
+        gathered.resize(tiles.count * bytes, 0);
         let start = chunk * CHUNK;
-        let end = (self.rows.position + self.piece.rows.end).min(start + count * TILE);
+        let end = (rows.position + self.piece.rows.end).min(start + tiles.count * TILE);
         for position in start..end {
-            let slot = self.rows.blocks[position / size] as usize * size + position % size;
+            let slot = rows.blocks[position / size] as usize * size + position % size;
             let from = cache.tile(self.a.layer, slot / TILE, self.piece.kv_head);
             let to = &mut gathered[(position - start) / TILE * bytes..][..bytes];
             layout.for_each_number(slot % TILE, position % TILE, |at, place, bytes| {
                 to[place..place + bytes].copy_from_slice(&from[at..at + bytes]);
             });
         }
+        for (to, from) in tiles.tiles.iter_mut().zip(gathered.chunks_exact(bytes)) {
+            *to = from;
+        }
+        tiles
     }
 
     /// All queries that see something of the chunk, some at a time.
@@ -194,17 +223,22 @@ impl<'a> Task<'a> {
         states: &mut States<'_>,
     ) {
         let (width, all) = (chunk.layout.width, self.piece.rows.len() * self.group);
-        let blind = chunk.start.saturating_sub(self.rows.position + self.piece.rows.start) * self.group;
+        let blind = chunk.start.saturating_sub(self.rows().position + self.piece.rows.start) * self.group;
         let seeing = all - blind.min(all);
         let mut first = all - seeing;
+        let mut look_ahead = true;
         while first < all {
             let count = at_once::<S>(all - first);
             let mut visible = [0; MOST];
             for (i, visible) in visible.iter_mut().enumerate().take(count) {
                 *visible = (self.context(first + i) - chunk.start).min(CHUNK);
             }
-            let queries =
-                &Queries { rows: &queries[first * width..][..count * width], first, visible: &visible };
+            let queries = &Queries {
+                rows: &queries[first * width..][..count * width],
+                first,
+                visible: &visible,
+                look_ahead,
+            };
             macro_rules! counts {
                 ($($n:literal),*) => { match count {
                     $($n if const { at_once::<S>($n) == $n } => {
@@ -216,6 +250,7 @@ impl<'a> Task<'a> {
             }
             counts!(1, 2, 3, 4, 5, 6, 7, 8);
             first += count;
+            look_ahead = false;
         }
     }
 
@@ -241,13 +276,9 @@ impl<'a> Task<'a> {
     }
 }
 
-/// Tiles that are asked for ahead.
-pub(super) const AHEAD: usize = 2;
-
-/// The tiles of a chunk, in order, and those after it that come next; empty where there are none.
+/// The tiles of a chunk, in order.
 pub(super) struct Tiles<'a> {
-    pub(super) tiles: [&'a [u8]; TILES + AHEAD],
-    /// Of the chunk.
+    pub(super) tiles: [&'a [u8]; TILES],
     pub(super) count: usize,
 }
 

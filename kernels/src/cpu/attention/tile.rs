@@ -1,4 +1,5 @@
-//! Some queries with one chunk: scores, softmax, weighted values. Keys and values are read once for all of them.
+//! Some queries with one chunk: scores, softmax, weighted values. Keys and values are read once for all of them, and while they
+//! are read, those of the next chunk are asked for, line by line: memory works all the time.
 
 #![allow(clippy::needless_range_loop)] // indices run over several arrays, as in the formulas
 
@@ -10,7 +11,7 @@ use super::super::simd::{Kernel, LANES, Simd};
 use super::CHUNK;
 use super::element::Element;
 use super::state::{Join, States};
-use super::task::{AHEAD, MOST, Tiles};
+use super::task::{MOST, Tiles};
 
 /// Scores of a query: a chunk's, and a vector to keep rows out of each other's cache sets.
 pub(super) const SCORES: usize = CHUNK + LANES;
@@ -21,6 +22,8 @@ const LINE: usize = 64;
 pub(super) struct Chunk<'a> {
     pub(super) layout: Layout,
     pub(super) tiles: Tiles<'a>,
+    /// What will be read after it.
+    pub(super) next: Tiles<'a>,
     /// Its first position.
     pub(super) start: usize,
     /// Factor of the scores.
@@ -37,6 +40,8 @@ pub(super) struct Queries<'a> {
     pub(super) first: usize,
     /// Positions of the chunk that each sees: at least one, ascending.
     pub(super) visible: &'a [usize; MOST],
+    /// Whether the next chunk is asked for meanwhile: once is enough.
+    pub(super) look_ahead: bool,
 }
 
 /// [`Chunk::attend`] as a function of its own.
@@ -73,11 +78,11 @@ impl Chunk<'_> {
         let mut tile = 0;
         let wide = S::ACCUMULATORS >= 24;
         while wide && tile + 2 <= tiles {
-            self.scores::<S, E, N, 2>(s, tile, queries.rows, scores);
+            self.scores::<S, E, N, 2>(s, tile, queries, scores);
             tile += 2;
         }
         while tile < tiles {
-            self.scores::<S, E, N, 1>(s, tile, queries.rows, scores);
+            self.scores::<S, E, N, 1>(s, tile, queries, scores);
             tile += 1;
         }
         let mut joins = [None; N];
@@ -113,15 +118,16 @@ impl Chunk<'_> {
         &self,
         s: S,
         first: usize,
-        queries: &[f32],
+        queries: &Queries<'_>,
         scores: &mut [f32],
     ) {
         let (width, keys) = (self.layout.width, self.layout.values());
         let mut tiles = [&[][..]; W];
-        let mut ahead = [std::ptr::null(); W];
+        let mut soon = [std::ptr::null(); W];
+        let next = self.after(first, W, queries);
         for w in 0..W {
             tiles[w] = &self.tiles.tiles[first + w][..self.layout.bytes()];
-            ahead[w] = self.after_keys(first + w);
+            soon[w] = self.soon(first + w, W);
         }
         let mut sums = [[s.zero(); W]; N];
         for i in 0..width / E::STEP {
@@ -132,15 +138,18 @@ impl Chunk<'_> {
                     operands[w] = E::load(s, tiles[w].as_ptr().add(i * E::BYTES));
                 }
                 for n in 0..N {
-                    let factor = E::factor(s, queries.as_ptr().add(n * width), i * E::STEP);
+                    let factor = E::factor(s, queries.rows.as_ptr().add(n * width), i * E::STEP);
                     for w in 0..W {
                         sums[n][w] = E::mul_add(s, factor, operands[w], sums[n][w]);
                     }
                 }
             }
             if i * LINE < keys {
-                for at in ahead {
-                    s.prefetch(at.wrapping_add(i * LINE));
+                for w in 0..W {
+                    s.prefetch(soon[w].wrapping_add(i * LINE));
+                }
+                for tile in next {
+                    s.prefetch_later(tile.as_ptr().wrapping_add(i * LINE));
                 }
             }
         }
@@ -162,22 +171,18 @@ impl Chunk<'_> {
         unsafe { s.load(scales.as_ptr().cast::<f32>().add(values * TILE)) }
     }
 
-    /// What is read some tiles after the keys of `tile`.
+    /// The tile that is read `distance` after `tile`, the last one at most.
     #[inline(always)]
-    fn after_keys(&self, tile: usize) -> *const u8 {
-        let next = tile + AHEAD;
-        match next.checked_sub(self.tiles.count) {
-            None => self.tiles.tiles[next].as_ptr(),
-            Some(value) => self.tiles.tiles[value].as_ptr().wrapping_add(self.layout.values()),
-        }
+    fn soon(&self, tile: usize, distance: usize) -> *const u8 {
+        self.tiles.tiles[(tile + distance).min(self.tiles.count - 1)].as_ptr()
     }
 
-    /// What is read some tiles after the values of `tile`.
+    /// The part of the next chunk's tiles that `count` tiles from `first` on are of this one's.
     #[inline(always)]
-    fn after_values(&self, tile: usize) -> *const u8 {
-        let (next, tiles) = (tile + AHEAD, &self.tiles.tiles);
-        let values = if next < self.tiles.count { self.layout.values() } else { 0 };
-        tiles[next].as_ptr().wrapping_add(values)
+    fn after(&self, first: usize, count: usize, queries: &Queries<'_>) -> &[&[u8]] {
+        let place =
+            |tile: usize| if queries.look_ahead { tile * self.next.count / self.tiles.count } else { 0 };
+        &self.next.tiles[place(first)..place(first + count)]
     }
 
     /// Multiplies weights with their values' scales.
@@ -219,7 +224,8 @@ impl Chunk<'_> {
         // Positions all queries see, then those that only the later rows see.
         let common = visible[0] - visible[0] % E::STEP;
         for start in (0..common).step_by(TILE) {
-            let ahead = self.after_values(start / TILE).wrapping_add(first * E::BYTES);
+            let next = self.after(start / TILE, 1, queries);
+            let soon = self.soon(start / TILE, 1).wrapping_add(self.layout.values() + first * E::BYTES);
             let values = self.rows_of::<E, W>(start / TILE, first);
             for step in 0..(common - start).min(TILE) / E::STEP {
                 let (position, at) = (start + step * E::STEP, step * row);
@@ -232,7 +238,15 @@ impl Chunk<'_> {
                         sums[n][w] = E::mul_add(s, factor, operands[w], sums[n][w]);
                     }
                 }
-                s.prefetch(ahead.wrapping_add(at));
+                for line in (0..W * E::BYTES).step_by(LINE) {
+                    s.prefetch(soon.wrapping_add(at + line));
+                }
+                for tile in next {
+                    let from = self.layout.values() + first * E::BYTES + at;
+                    for line in (0..W * E::BYTES).step_by(LINE) {
+                        s.prefetch_later(tile.as_ptr().wrapping_add(from + line));
+                    }
+                }
             }
         }
         for position in (common..visible[N - 1]).step_by(E::STEP) {

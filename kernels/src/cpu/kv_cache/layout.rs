@@ -19,6 +19,22 @@ pub(in super::super) struct Layout {
     pub width: usize,
 }
 
+/// Where in a tile the dimensions of a key or value lie: even ones `pair` bytes apart, each odd one `odd` bytes further.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Places {
+    pub(super) start: usize,
+    pub(super) odd: usize,
+    pub(super) pair: usize,
+}
+
+impl Places {
+    /// Place of dimension `i`.
+    #[inline(always)]
+    pub(super) fn of(self, i: usize) -> usize {
+        self.start + i / 2 * self.pair + i % 2 * self.odd
+    }
+}
+
 impl Layout {
     pub(in super::super) fn new(kind: KvType, head_dim: usize) -> Self {
         Self { kind, width: head_dim.next_multiple_of(LANES) }
@@ -58,23 +74,26 @@ impl Layout {
         2 * self.values()
     }
 
-    /// Place of dimension `i` of the key in slot `lane`.
+    /// Places of the key in slot `lane`.
     #[inline(always)]
-    pub(super) fn key(&self, i: usize, lane: usize) -> usize {
+    pub(super) fn key_places(&self, lane: usize) -> Places {
         match self.kind {
-            KvType::Bf16 => 2 * ((i / 2 * TILE + lane) * 2 + i % 2),
-            _ => (i * TILE + lane) * self.number(),
+            KvType::Bf16 => Places { start: 4 * lane, odd: 2, pair: 4 * TILE },
+            _ => {
+                let across = TILE * self.number();
+                Places { start: lane * self.number(), odd: across, pair: 2 * across }
+            }
         }
     }
 
-    /// Place of dimension `i` of the value in slot `lane`.
+    /// Places of the value in slot `lane`.
     #[inline(always)]
-    pub(super) fn value(&self, i: usize, lane: usize) -> usize {
-        self.values()
-            + match self.kind {
-                KvType::Bf16 => 2 * ((lane / 2 * self.width + i) * 2 + lane % 2),
-                _ => (lane * self.width + i) * self.number(),
-            }
+    pub(super) fn value_places(&self, lane: usize) -> Places {
+        let (start, along) = match self.kind {
+            KvType::Bf16 => (4 * (lane / 2 * self.width) + 2 * (lane % 2), 4),
+            _ => (lane * self.width * self.number(), self.number()),
+        };
+        Places { start: self.values() + start, odd: along, pair: 2 * along }
     }
 
     /// Calls `each` with the places of every number in two slots, padding included, and its bytes.
@@ -84,9 +103,10 @@ impl Layout {
         to: usize,
         mut each: impl FnMut(usize, usize, usize),
     ) {
-        for i in 0..self.width {
-            each(self.key(i, from), self.key(i, to), self.number());
-            each(self.value(i, from), self.value(i, to), self.number());
+        for (from, to) in
+            [(self.key_places(from), self.key_places(to)), (self.value_places(from), self.value_places(to))]
+        {
+            (0..self.width).for_each(|i| each(from.of(i), to.of(i), self.number()));
         }
         if self.kind == KvType::Int8 {
             for scales in [self.scales(), self.scales() + size_of::<f32>() * TILE] {
@@ -112,9 +132,8 @@ mod tests {
                     }
                 };
                 for lane in 0..TILE {
-                    for i in 0..layout.width {
-                        take(layout.key(i, lane), layout.number());
-                        take(layout.value(i, lane), layout.number());
+                    for places in [layout.key_places(lane), layout.value_places(lane)] {
+                        (0..layout.width).for_each(|i| take(places.of(i), layout.number()));
                     }
                     if kind == KvType::Int8 {
                         take(layout.scales() + 4 * lane, 4);

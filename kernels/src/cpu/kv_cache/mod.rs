@@ -2,15 +2,15 @@
 
 mod encode;
 mod layout;
+mod slots;
 
 use std::io;
 
 pub(super) use encode::to_bf16;
-use encode::{int8_scale, to_f16, to_int8};
 pub(super) use layout::{Layout, TILE};
+use slots::Slots;
 
 use super::shared::Shared;
-use super::simd::{Kernel, LANES, Simd};
 use super::{Cpu, for_each_row};
 use crate::mapped::ZeroedBytes;
 
@@ -186,98 +186,6 @@ impl KvCache {
                 self.memory.copy_within(from_tile + from..from_tile + from + bytes, to_tile + to);
             });
         }
-    }
-}
-
-/// The slots of one layer, written by several tasks, each slot by one.
-pub(super) struct Slots<'a> {
-    memory: Shared<'a, u8>,
-    layout: Layout,
-    count: usize,
-    kv_heads: usize,
-    head_dim: usize,
-}
-
-impl Slots<'_> {
-    /// What writes `x`, the keys of all heads and then the values, to a slot.
-    ///
-    /// # Safety
-    /// Nobody else writes or reads that slot meanwhile.
-    #[inline]
-    pub(super) unsafe fn write<'a>(&'a self, slot: u32, x: &'a [f32]) -> WriteSlot<'a> {
-        let (slot, width) = (slot as usize, self.kv_heads * self.head_dim);
-        assert!(slot < self.count, "slot {slot} is one of the cache's {}", self.count);
-        assert!(x.len() == 2 * width, "a key and a value for every head");
-        let (keys, values) = x.split_at(width);
-        WriteSlot { slots: self, slot, keys, values }
-    }
-}
-
-/// Writes keys and values of all heads to one slot.
-pub(super) struct WriteSlot<'a> {
-    slots: &'a Slots<'a>,
-    slot: usize,
-    keys: &'a [f32],
-    values: &'a [f32],
-}
-
-impl Kernel for WriteSlot<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, _: S) {
-        let Slots { layout, kv_heads, head_dim, .. } = *self.slots;
-        let lane = self.slot % TILE;
-        for head in 0..kv_heads {
-            let at = (self.slot / TILE * kv_heads + head) * layout.bytes();
-            let key = &self.keys[head * head_dim..][..head_dim];
-            let scale = self.row(key, |i| at + layout.key(i, lane));
-            let value = &self.values[head * head_dim..][..head_dim];
-            let value_scale = self.row(value, |i| at + layout.value(i, lane));
-            if layout.kind == KvType::Int8 {
-                let at = at + layout.scales() + size_of::<f32>() * lane;
-                self.put(at, scale.to_ne_bytes());
-                self.put(at + size_of::<f32>() * TILE, value_scale.to_ne_bytes());
-            }
-        }
-    }
-}
-
-impl WriteSlot<'_> {
-    /// Encodes a row, sixteen values at a time, and puts them where `place` says. Returns its scale.
-    #[inline(always)]
-    fn row(&self, row: &[f32], place: impl Fn(usize) -> usize) -> f32 {
-        let kind = self.slots.layout.kind;
-        let (scale, per_unit) = if kind == KvType::Int8 { int8_scale(row) } else { (0.0, 0.0) };
-        for (index, part) in row.chunks(LANES).enumerate() {
-            let (mut x, mut codes, count) = ([0.0; LANES], [0u16; LANES], part.len());
-            x[..count].copy_from_slice(part);
-            // Loops of their own, so that vectors come of them.
-            for i in 0..LANES {
-                codes[i] = match kind {
-                    KvType::F32 => 0,
-                    KvType::Bf16 => to_bf16(x[i]),
-                    KvType::F16 => to_f16(x[i]),
-                    KvType::Int8 => u16::from(to_int8(x[i], per_unit)),
-                };
-            }
-            for i in 0..count {
-                let at = place(index * LANES + i);
-                match kind {
-                    KvType::F32 => self.put(at, x[i].to_ne_bytes()),
-                    KvType::Bf16 | KvType::F16 => self.put(at, codes[i].to_ne_bytes()),
-                    KvType::Int8 => self.put(at, [codes[i] as u8]),
-                }
-            }
-        }
-        scale
-    }
-
-    /// One number at a time, as other tasks write other slots of the same tile.
-    #[inline(always)]
-    fn put<const BYTES: usize>(&self, at: usize, bytes: [u8; BYTES]) {
-        // SAFETY: of this slot, which nobody else writes or reads: the contract of `Slots::write`.
-        unsafe { self.slots.memory.part(at, BYTES) }.copy_from_slice(&bytes);
     }
 }
 

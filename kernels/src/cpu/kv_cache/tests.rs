@@ -21,8 +21,9 @@ fn read(cache: &KvCache, layer: usize, slot: usize, head: usize) -> [Vec<f32>; 2
         KvType::Int8 => f32::from(tile[at] as i8) * f32::from_bits(word(layout.scales() + 4 * scale)),
     };
     let dims = 0..cache.shape().head_dim;
-    let key = dims.clone().map(|i| number(layout.key(i, lane), lane)).collect();
-    [key, dims.map(|i| number(layout.value(i, lane), TILE + lane)).collect()]
+    let (key, value) = (layout.key_places(lane), layout.value_places(lane));
+    let key = dims.clone().map(|i| number(key.of(i), lane)).collect();
+    [key, dims.map(|i| number(value.of(i), TILE + lane)).collect()]
 }
 
 fn tolerance(kind: KvType) -> f32 {

@@ -1,0 +1,137 @@
+//! How keys and values come into the cache: slot by slot, by several tasks.
+
+#![allow(clippy::needless_range_loop)] // so that vectors come of it
+
+use super::super::shared::Shared;
+use super::super::simd::{Kernel, LANES, Simd};
+use super::KvType;
+use super::encode::{int8_scale, to_bf16, to_f16, to_int8};
+use super::layout::{Layout, Places, TILE};
+
+/// The slots of one layer, each written by one task.
+pub(in super::super) struct Slots<'a> {
+    pub(super) memory: Shared<'a, u8>,
+    pub(super) layout: Layout,
+    /// How many there are.
+    pub(super) count: usize,
+    pub(super) kv_heads: usize,
+    pub(super) head_dim: usize,
+}
+
+impl Slots<'_> {
+    /// What writes `x`, the keys of all heads and then the values, to a slot.
+    ///
+    /// # Safety
+    /// Nobody else writes or reads that slot meanwhile.
+    #[inline]
+    pub(in super::super) unsafe fn write<'a>(&'a self, slot: u32, x: &'a [f32]) -> WriteSlot<'a> {
+        let (slot, width) = (slot as usize, self.kv_heads * self.head_dim);
+        assert!(slot < self.count, "slot {slot} is one of the cache's {}", self.count);
+        assert!(x.len() == 2 * width, "a key and a value for every head");
+        let (keys, values) = x.split_at(width);
+        WriteSlot { slots: self, slot, keys, values }
+    }
+}
+
+/// Writes keys and values of all heads to one slot.
+pub(in super::super) struct WriteSlot<'a> {
+    slots: &'a Slots<'a>,
+    slot: usize,
+    keys: &'a [f32],
+    values: &'a [f32],
+}
+
+impl Kernel for WriteSlot<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        match self.slots.layout.kind {
+            KvType::F32 => self.heads::<F32>(),
+            KvType::Bf16 => self.heads::<Bf16>(),
+            KvType::F16 => self.heads::<F16>(),
+            KvType::Int8 => self.heads::<Int8>(),
+        }
+    }
+}
+
+impl WriteSlot<'_> {
+    #[inline(always)]
+    fn heads<N: Number>(&self) {
+        let Slots { layout, kv_heads, head_dim, .. } = *self.slots;
+        let (tile, lane) = (self.slot / TILE, self.slot % TILE);
+        let (key_places, value_places) = (layout.key_places(lane), layout.value_places(lane));
+        for head in 0..kv_heads {
+            let at = (tile * kv_heads + head) * layout.bytes();
+            let tile = self.slots.memory.pointer(at, layout.bytes());
+            let part = head * head_dim..(head + 1) * head_dim;
+            // SAFETY: a head's numbers and scales lie in its tile, and nobody else writes or reads this slot's: the contract of
+            // `Slots::write`.
+            unsafe {
+                let scale = write_row::<N>(&self.keys[part.clone()], tile, key_places);
+                let value_scale = write_row::<N>(&self.values[part], tile, value_places);
+                if N::SCALED {
+                    let scales = tile.add(layout.scales()).cast::<f32>().add(lane);
+                    scales.write(scale);
+                    scales.add(TILE).write(value_scale);
+                }
+            }
+        }
+    }
+}
+
+/// Encodes a row, sixteen values at a time. Returns its scale.
+///
+/// # Safety
+/// The places are the row's in `tile`, and nobody else writes or reads them.
+#[inline(always)]
+unsafe fn write_row<N: Number>(row: &[f32], tile: *mut u8, places: Places) -> f32 {
+    let (scale, per_unit) = if N::SCALED { int8_scale(row) } else { (0.0, 0.0) };
+    let (vectors, rest) = row.as_chunks::<LANES>();
+    // Other tasks write between these numbers: they are put one at a time.
+    for (vector, values) in vectors.iter().enumerate() {
+        // A loop of its own, so that a vector comes of it.
+        let mut codes = [N::default(); LANES];
+        for i in 0..LANES {
+            codes[i] = N::of(values[i], per_unit);
+        }
+        let tile = tile.wrapping_add(places.of(vector * LANES));
+        for i in 0..LANES {
+            // SAFETY: by the contract; sixteen is even, so that places repeat.
+            unsafe { tile.add(i / 2 * places.pair + i % 2 * places.odd).cast::<N>().write(codes[i]) };
+        }
+    }
+    for (i, value) in rest.iter().enumerate() {
+        let at = places.of(vectors.len() * LANES + i);
+        // SAFETY: by the contract.
+        unsafe { tile.add(at).cast::<N>().write(N::of(*value, per_unit)) };
+    }
+    scale
+}
+
+/// A number as the cache keeps it.
+trait Number: Copy + Default {
+    const SCALED: bool = false;
+    fn of(value: f32, per_unit: f32) -> Self;
+}
+
+macro_rules! number {
+    ($name:ident, $repr:ty, |$value:ident, $per_unit:ident| $of:expr $(, $scaled:literal)?) => {
+        #[derive(Clone, Copy, Default)]
+        #[repr(transparent)]
+        struct $name($repr);
+
+        impl Number for $name {
+            $(const SCALED: bool = $scaled;)?
+            #[inline(always)]
+            fn of($value: f32, $per_unit: f32) -> Self {
+                Self($of)
+            }
+        }
+    };
+}
+
+number!(F32, f32, |value, _per_unit| value);
+number!(Bf16, u16, |value, _per_unit| to_bf16(value));
+number!(F16, u16, |value, _per_unit| to_f16(value));
+number!(Int8, u8, |value, per_unit| to_int8(value, per_unit), true);
