@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn tiles_cover_every_row_and_panel_once_and_have_a_size_that_exists() {
-        for (accumulators, least) in [(2, 2), (4, 2), (6, 1), (8, 2), (12, 2), (MOST_ACCUMULATORS, 2)] {
+        for (accumulators, least) in [(2, 2), (4, 2), (5, 1), (8, 2), (12, 2), (MOST_ACCUMULATORS, 2)] {
             let registers = Registers::new(accumulators, least);
             for (m, panels) in (1..40).flat_map(|m| (1..15).map(move |panels| (m, panels))) {
                 let mut covered = vec![0; m * panels];
