@@ -6,7 +6,7 @@ use super::super::input::{self, Form, Input};
 use super::super::mlp::silu_mul_in_place;
 use super::super::shared::Shared;
 use super::super::simd::{Kernel, Simd};
-use super::{Columns, Linear, Part, Write, rows_per_task};
+use super::{Destination, Linear, Part, Write, rows_per_task};
 
 /// `silu(x * gate) * (x * up)`, written down in `form`. `x` is `[m, cols]` in the form that the weights ask for; `gate` and `up` are
 /// `[rows, cols]` each; `out` becomes `[m, rows]`.
@@ -26,7 +26,7 @@ pub fn gated_matmul(cpu: &mut Cpu, x: &Input, gate: Linear<'_>, up: Linear<'_>, 
         let products = &mut room[..2 * m * count];
         let shared = Shared::new(products);
         let part = |linear, next, at| {
-            let y = Columns { values: &shared, stride: 2 * count, at };
+            let y = Destination { values: &shared, stride: 2 * count, at };
             Part { x, linear, first, count, next, y, write: Write::Set }
         };
         part(gate, up.weights_from(first), 0).run(isa, integers);

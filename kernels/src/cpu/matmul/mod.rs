@@ -104,7 +104,7 @@ fn matmul_on(
                 let count = rows_per_task.min(linear.weights.rows() - first);
                 // If all threads are equally fast.
                 let next = linear.weights_from(first + rows_per_task * threads);
-                let y = Columns { values: &shared, stride: rows, at: column + first };
+                let y = Destination { values: &shared, stride: rows, at: column + first };
                 return Part { x, linear: *linear, first, count, next, y, write }.run(isa, integers);
             }
             task -= tasks_of(linear);
@@ -149,13 +149,13 @@ struct Part<'a> {
     count: usize,
     /// Where this thread will probably read on.
     next: Option<*const u8>,
-    y: Columns<'a>,
+    y: Destination<'a>,
     write: Write,
 }
 
 /// Where a part's results go: rows of `count` values.
 #[derive(Clone, Copy)]
-struct Columns<'a> {
+struct Destination<'a> {
     values: &'a Shared<'a, f32>,
     /// Values from one row to the next.
     stride: usize,
@@ -211,7 +211,7 @@ impl Part<'_> {
                 }
             }
         }
-        let Columns { values, stride, at } = self.y;
+        let Destination { values, stride, at } = self.y;
         let y = values.pointer(at + tile.first * stride + column, (MR - 1) * stride + width);
         for m in 0..MR {
             for n in 0..NR {
