@@ -3,8 +3,8 @@
 //! `cargo bench -p skein-bench --bench kernels [-- DIR] [--threads N]`; with a model directory (`skein bench make-model`
 //! makes one of any shape) its whole steps are measured, also with `--dtype float32|bfloat16`, `--quantization int8|int4` and
 //! `--kv-cache-dtype float32|bfloat16|float16|int8` as a worker takes them; without one single matrices, with activations in
-//! both forms. A product's roof is the longer of the times that reading its weights and multiplying take. Best of several:
-//! what a quiet machine would do.
+//! both forms, and with `--isa avx512|avx2+fma|plain` as on a machine that has no more. A product's roof is the longer of
+//! the times that reading its weights and multiplying take. Best of several: what a quiet machine would do.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -15,6 +15,7 @@ use skein_kernels::cpu::matmul::{Write, matmul};
 use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
 use skein_kernels::cpu::packed::{Format, Packed};
 use skein_kernels::cpu::roofline::{self, Kind};
+use skein_kernels::cpu::simd::Isa;
 use skein_kernels::threads::Placement;
 use skein_node::clock;
 use skein_worker::backend::cpu::Numbers;
@@ -26,15 +27,15 @@ mod steps;
 const BUFFER_BYTES: usize = 1 << 30;
 
 fn main() {
-    let (model, threads, numbers) = arguments();
-    let cpu = &mut Cpu::new(threads);
+    let (model, threads, numbers, isa) = arguments();
+    let cpu = &mut Cpu::with_isa(threads, isa);
     println!("{threads} threads, {}", cpu.isa.name());
     let buffer = noise(BUFFER_BYTES);
-    let one = gigabytes(&mut Cpu::new(1), &buffer);
+    let one = gigabytes(&mut Cpu::with_isa(1, isa), &buffer);
     let bandwidth = gigabytes(cpu, &buffer);
     println!("read {one:.1} GB/s with one thread, {bandwidth:.1} with all");
     let peaks = [Kind::F32, Kind::Bf16, Kind::Int8].map(|kind| {
-        let (one, all) = (giga_operations(&mut Cpu::new(1), kind), giga_operations(cpu, kind));
+        let (one, all) = (giga_operations(&mut Cpu::with_isa(1, isa), kind), giga_operations(cpu, kind));
         println!("{kind:?} multiply-add {one:.0} Gop/s with one thread, {all:.0} with all");
         all
     });
@@ -53,14 +54,22 @@ fn main() {
     }
 }
 
-/// A model directory, how many threads, all processors unless told, and what numbers are rounded to.
-fn arguments() -> (Option<String>, usize, Numbers) {
+/// A model directory, how many threads, all processors unless told, what numbers are rounded to, and the instruction set.
+fn arguments() -> (Option<String>, usize, Numbers, Isa) {
+    let mut isa = Isa::best();
     let (mut model, mut threads, mut numbers) = (None, Placement::of_this_machine(0).threads, Numbers::EXACT);
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--bench" => {} // from cargo
             "--threads" => threads = arguments.next().and_then(|count| count.parse().ok()).unwrap_or(threads),
+            "--isa" => {
+                let name = arguments.next().unwrap_or_default();
+                match Isa::available().into_iter().find(|isa| isa.name() == name) {
+                    Some(found) => isa = found,
+                    None => println!("{name} is not an instruction set of this machine, and ignored"),
+                }
+            }
             flag if flag.starts_with('-') => {
                 let value = arguments.next().unwrap_or_default();
                 match steps::numbers(numbers, flag, &value) {
@@ -71,7 +80,7 @@ fn arguments() -> (Option<String>, usize, Numbers) {
             _ => model = Some(argument),
         }
     }
-    (model, threads, numbers)
+    (model, threads, numbers, isa)
 }
 
 /// Seconds of the fastest of `rounds` runs.

@@ -11,9 +11,9 @@ use skein_node::clock::{self, Timestamp};
 pub enum Part {
     /// Looking up embeddings, and the angles of positions.
     Embed,
-    /// Normalising and gating rows, and encoding them for a product.
+    /// Normalising rows, and encoding them or what was attended for a product.
     Encode,
-    /// The layers' products.
+    /// The layers' products, with the gate that is computed amid two of them.
     Products,
     /// Rotating queries and keys, and writing keys and values to the cache.
     Cache,
@@ -34,7 +34,7 @@ impl Part {
     pub fn name(self) -> &'static str {
         match self {
             Self::Embed => "embed",
-            Self::Encode => "norm, gate and encode",
+            Self::Encode => "norm and encode",
             Self::Products => "products",
             Self::Cache => "rope and cache",
             Self::Attention => "attention",
