@@ -37,25 +37,6 @@ pub fn rms_norm_into(cpu: &mut Cpu, x: &[f32], weight: &[f32], eps: f32, form: F
     });
 }
 
-/// [`rms_norm_into`] of some rows of `x` only: row `i` of `out` is row `rows[i]` of `x`.
-///
-/// # Panics
-/// If `x` has no such row.
-pub fn rms_norm_rows_into(
-    cpu: &mut Cpu,
-    x: &[f32],
-    rows: &[u32],
-    weight: &[f32],
-    eps: f32,
-    form: Form,
-    out: &mut Input,
-) {
-    let (width, isa) = (weight.len(), cpu.isa);
-    out.fill(cpu, form, rows.len(), width, |row, out| {
-        isa.run(Row { x: &x[rows[row] as usize * width..][..width], weight, eps, out });
-    });
-}
-
 /// Normalises some heads of each row in place: `x` is `[rows, stride]`, and head `h` lies at
 /// `h * weight.len()` of its row.
 ///
@@ -149,20 +130,6 @@ mod tests {
                 assert!(first.is_empty() || first == bits, "{threads} threads on {}", isa.name());
                 first = bits;
             }
-        }
-    }
-
-    #[test]
-    fn some_rows_are_normalised_as_all_are() {
-        let (rows, width) = (20, 100);
-        let x: Vec<f32> = (0..rows * width).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.07).collect();
-        let weight: Vec<f32> = (0..width).map(|i| 0.5 + (i % 7) as f32 / 7.0).collect();
-        let (mut all, mut some) = (vec![0.0; x.len()], Input::default());
-        rms_norm(&mut Cpu::new(2), &x, &weight, 1e-5, &mut all);
-        rms_norm_rows_into(&mut Cpu::new(2), &x, &[19, 0, 7], &weight, 1e-5, Form::F32, &mut some);
-        let (values, stride) = some.values();
-        for (got, row) in values.chunks(stride).zip([19, 0, 7]) {
-            assert_eq!(got[..width], all[row * width..][..width]);
         }
     }
 

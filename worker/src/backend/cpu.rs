@@ -171,9 +171,10 @@ pub struct CpuModel {
     /// `[LOGIT_ROWS, vocab]`
     logits: Vec<f32>,
     draws: Draws,
-    /// Block tables of a step, and its sequences: kept for their memory.
+    /// Block tables of a step, and its rows and its wanted ones by sequence: kept for their memory.
     tables: Vec<u32>,
     sequences: Vec<Rows<'static>>,
+    wanted: Vec<Rows<'static>>,
 }
 
 impl CpuModel {
@@ -211,8 +212,8 @@ impl CpuModel {
         let activations = llama.activations(options.max_rows as usize);
         let logits = vec![0.0; LOGIT_ROWS * config.vocab_size as usize];
         let draws = Draws::new(cpu.threads.count(), config.vocab_size as usize);
-        let (tables, sequences) = (Vec::new(), Vec::new());
-        Ok(Self { cpu, llama, cache, activations, logits, draws, tables, sequences })
+        let (tables, sequences, wanted) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(Self { cpu, llama, cache, activations, logits, draws, tables, sequences, wanted })
     }
 
     /// One step over token 0. Weights that make no number of it would make none of any request.
@@ -244,14 +245,15 @@ impl CpuModel {
 
     /// Runs one step, whose tokens are all known.
     pub fn run(&mut self, batch: &Batch) -> Result<StepOutput, BackendError> {
-        self.forward(batch);
         self.draws.start(batch);
+        let rows = std::mem::take(&mut self.draws.rows);
+        self.forward(batch, &rows);
+        self.draws.rows = rows;
         let (vocab, mut first) = (self.llama.config().vocab_size as usize, 0);
         while first < self.draws.rows.len() {
             let count = LOGIT_ROWS.min(self.draws.rows.len() - first);
-            let rows = &self.draws.rows[first..first + count];
             let logits = &mut self.logits[..count * vocab];
-            self.llama.logits(&mut self.cpu, rows, &mut self.activations, logits);
+            self.llama.logits(&mut self.cpu, first..first + count, &mut self.activations, logits);
             self.draws.draw(&mut self.cpu, batch, first, logits, vocab)?;
             self.activations.profile.mark(Part::Sample);
             first += count;
@@ -264,18 +266,23 @@ impl CpuModel {
         std::mem::replace(&mut self.activations.profile, Profile::measuring())
     }
 
-    /// Runs one step and returns the logits of `rows` instead of tokens: for the check at load, tests, measurements.
+    /// Runs one step and returns the logits of `rows`, which rise, instead of tokens: for the check at load, tests,
+    /// measurements.
     pub fn logits(&mut self, batch: &Batch, rows: &[u32]) -> Vec<Vec<f32>> {
-        self.forward(batch);
+        self.forward(batch, rows);
+        let vocab = self.llama.config().vocab_size as usize;
         let mut all = Vec::new();
-        for rows in rows.chunks(LOGIT_ROWS) {
-            self.logits_of(rows);
-            all.extend((0..rows.len()).map(|i| self.row(i).to_vec()));
+        for first in (0..rows.len()).step_by(LOGIT_ROWS) {
+            let rows = first..rows.len().min(first + LOGIT_ROWS);
+            let logits = &mut self.logits[..rows.len() * vocab];
+            self.llama.logits(&mut self.cpu, rows, &mut self.activations, logits);
+            all.extend(logits.chunks(vocab).map(<[f32]>::to_vec));
         }
         all
     }
 
-    fn forward(&mut self, batch: &Batch) {
+    /// Runs all layers, up to the rows that are wanted.
+    fn forward(&mut self, batch: &Batch, wanted: &[u32]) {
         for copy in &batch.copies {
             self.cache.copy_block(copy.from.0 as usize, copy.to.0 as usize);
         }
@@ -289,26 +296,42 @@ impl CpuModel {
         }));
         let covered = sequences.iter().try_fold(0, |end, s| (s.rows.start == end).then_some(s.rows.end));
         assert_eq!(covered, Some(batch.tokens.len()), "the sequences' rows cover the batch without gaps");
+        let mut wanted_sequences = emptied(std::mem::take(&mut self.wanted));
+        keep_wanted(&sequences, wanted, &mut wanted_sequences);
         let step = Step {
             tokens: &batch.tokens,
             positions: &batch.positions,
             slots: &batch.slots,
             sequences: &sequences,
+            wanted,
+            wanted_sequences: &wanted_sequences,
         };
         self.llama.forward(&mut self.cpu, &step, &mut self.cache, &mut self.activations);
         self.sequences = emptied(sequences);
+        self.wanted = emptied(wanted_sequences);
     }
+}
 
-    /// Fills the first rows of `self.logits` with those of `rows`.
-    fn logits_of(&mut self, rows: &[u32]) {
-        let logits = &mut self.logits[..rows.len() * self.llama.config().vocab_size as usize];
-        self.llama.logits(&mut self.cpu, rows, &mut self.activations, logits);
+/// Puts those of `sequences`' rows that are in `wanted`, which rises, into `to`, counted among themselves: as runs of rows that
+/// follow each other.
+fn keep_wanted<'a>(sequences: &[Rows<'a>], wanted: &[u32], to: &mut Vec<Rows<'a>>) {
+    let mut left = wanted.iter().map(|row| *row as usize).enumerate().peekable();
+    for sequence in sequences {
+        while let Some((first, row)) = left.next_if(|(_, row)| sequence.rows.contains(row)) {
+            let mut end = first + 1;
+            let follows =
+                |end: usize, next: usize| next == row + end - first && sequence.rows.contains(&next);
+            while left.next_if(|(_, next)| follows(end, *next)).is_some() {
+                end += 1;
+            }
+            to.push(Rows {
+                rows: first..end,
+                position: sequence.position + row - sequence.rows.start,
+                ..*sequence
+            });
+        }
     }
-
-    fn row(&self, index: usize) -> &[f32] {
-        let vocab = self.llama.config().vocab_size as usize;
-        &self.logits[index * vocab..][..vocab]
-    }
+    assert!(left.next().is_none(), "wanted rows rise and are the batch's");
 }
 
 /// Where to compute, and a line in the log about it.

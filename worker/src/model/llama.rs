@@ -3,6 +3,8 @@
 //! A pre-norm decoder: grouped-query attention with rotary positions, then a SwiGLU network, each added to the
 //! residual stream.
 
+use std::ops::Range;
+
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::attention::{self, Attention, Rows, attend};
 use skein_kernels::cpu::embed::embed;
@@ -10,7 +12,7 @@ use skein_kernels::cpu::input::{Form, Input};
 use skein_kernels::cpu::kv_cache::KvCache;
 use skein_kernels::cpu::matmul::{Linear, Write, gated_matmul, matmul};
 use skein_kernels::cpu::matrix::WeightMatrix;
-use skein_kernels::cpu::norm::{rms_norm_heads, rms_norm_into, rms_norm_rows_into};
+use skein_kernels::cpu::norm::{rms_norm_heads, rms_norm_into};
 use skein_kernels::cpu::packed::Packed;
 use skein_kernels::cpu::rope::{Projected, angles, inverse_frequencies, rotate_and_write};
 
@@ -82,6 +84,10 @@ pub struct Step<'a> {
     pub slots: &'a [u32],
     /// The rows by sequence.
     pub sequences: &'a [Rows<'a>],
+    /// Rows whose logits are asked for, rising. All others end where the last layer has their keys and values.
+    pub wanted: &'a [u32],
+    /// The wanted rows by sequence, counted among themselves.
+    pub wanted_sequences: &'a [Rows<'a>],
 }
 
 /// Activations, kept between steps. They grow to the largest step; memory that was never used costs none.
@@ -158,7 +164,8 @@ impl Llama {
         activations
     }
 
-    /// Runs all layers over `step`, writing its keys and values to `cache`.
+    /// Runs all layers over `step`, writing its keys and values to `cache`. What is left are the wanted rows, for
+    /// [`Llama::logits`].
     pub fn forward(
         &self,
         cpu: &mut Cpu,
@@ -172,8 +179,9 @@ impl Llama {
         let Activations { x, input, gated, qkv, attended, cos, sin, scores, profile } = activations;
         let (q_width, kv_width) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
         let qkv_width = q_width + 2 * kv_width;
-        let x = &mut x[..rows * c.hidden_size];
-        let (qkv, attended) = (&mut qkv[..rows * qkv_width], &mut attended[..rows * q_width]);
+        let mut x = &mut x[..rows * c.hidden_size];
+        let (mut qkv, mut attended) = (&mut qkv[..rows * qkv_width], &mut attended[..rows * q_width]);
+        let mut sequences = step.sequences;
         let (cos, sin) = (&mut cos[..rows * c.head_dim / 2], &mut sin[..rows * c.head_dim / 2]);
         let scale = 1.0 / (c.head_dim as f32).sqrt();
 
@@ -193,9 +201,16 @@ impl Llama {
             }
             let slots = step.slots;
             rotate_and_write(cpu, cache, i, Projected { qkv, heads: c.heads, cos, sin, slots });
+            if i + 1 == self.layers.len() && step.wanted.len() < rows {
+                // Nobody reads what this layer makes of the others.
+                x = keep_rows(x, step.wanted, c.hidden_size);
+                qkv = keep_rows(qkv, step.wanted, qkv_width);
+                attended = &mut attended[..step.wanted.len() * q_width];
+                sequences = step.wanted_sequences;
+            }
             profile.mark(Part::Cache);
             let query = Attention { cache, layer: i, q: qkv, stride: qkv_width, heads: c.heads, scale };
-            attend(cpu, &query, step.sequences, attended, scores);
+            attend(cpu, &query, sequences, attended, scores);
             profile.mark(Part::Attention);
             let stack = [layer.o.linear()];
             input.set(cpu, form(&stack, self.bf16), attended, q_width);
@@ -214,17 +229,32 @@ impl Llama {
         }
     }
 
-    /// Logits of some rows of the last step: `[rows, vocab]`.
-    pub fn logits(&self, cpu: &mut Cpu, rows: &[u32], activations: &mut Activations, logits: &mut [f32]) {
+    /// Logits of some of the last step's wanted rows: `[rows, vocab]`.
+    pub fn logits(
+        &self,
+        cpu: &mut Cpu,
+        rows: Range<usize>,
+        activations: &mut Activations,
+        logits: &mut [f32],
+    ) {
         let Activations { x, input, profile, .. } = activations;
+        let hidden = self.config.hidden_size;
+        let x = &x[rows.start * hidden..rows.end * hidden];
         let stack = [(&self.head).into()];
-        let (eps, form) = (self.config.rms_norm_eps, form(&stack, self.bf16));
         profile.start();
-        rms_norm_rows_into(cpu, x, rows, &self.norm, eps, form, input);
+        rms_norm_into(cpu, x, &self.norm, self.config.rms_norm_eps, form(&stack, self.bf16), input);
         profile.mark(Part::Encode);
         matmul(cpu, input, &stack, logits, Write::Set);
         profile.mark(Part::Head);
     }
+}
+
+/// Moves some rows of `values`, `[any, width]`, to its start; `rows` rise. Those alone are left.
+fn keep_rows<'a>(values: &'a mut [f32], rows: &[u32], width: usize) -> &'a mut [f32] {
+    for (to, from) in rows.iter().map(|row| *row as usize).enumerate() {
+        values.copy_within(from * width..(from + 1) * width, to * width);
+    }
+    &mut values[..rows.len() * width]
 }
 
 /// The projections of a layer in the order of a step: tensor, outputs, inputs, whether there is a bias.

@@ -26,6 +26,11 @@ pub(super) const SHORT_STEP: Duration = Duration::from_millis(100);
 pub(super) struct Overtaking(Vec<(Rank, u32)>);
 
 impl Overtaking {
+    /// Whether nobody overtakes.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Rows kept for this one; 0 for who does not overtake.
     pub fn rows(&self, rank: Rank) -> u32 {
         self.0.iter().find(|(other, _)| *other == rank).map_or(0, |&(_, rows)| rows)

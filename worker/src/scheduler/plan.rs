@@ -23,6 +23,9 @@ const STREAMS_WAIT: Duration = Duration::from_secs(3);
 /// Prompt tokens that a step carries however slow it is, so that prompts get on.
 pub(super) const MIN_CHUNK: u32 = 32;
 
+/// A prompt's last rows are a small rest when they are at most this part of what the step before them takes.
+const SMALL_REST: u32 = 8;
+
 /// Tokens of the first step: how long one takes is not known yet, and on a large model a full one takes seconds.
 const FIRST_STEP_TOKENS: u32 = 64;
 
@@ -145,11 +148,25 @@ impl Scheduler {
                 admitting = self.admit(head);
                 continue;
             }
-            let planned = next.is_some_and(|next| self.plan_sequence(next, most(&self.running[next]), plan));
-            if !planned {
+            let Some(next) = next else { break };
+            let mut most = most(&self.running[next]);
+            if overtaking.is_empty() {
+                let rest = self.small_rest(&self.running[next], most, &plan.step);
+                plan.step.budget += rest;
+                most += rest;
+            }
+            if !self.plan_sequence(next, most, plan) {
                 break;
             }
         }
+    }
+
+    /// Rows that a prompt would have left after `most` of them, where those are few and nobody waits for a token: a step for them
+    /// alone would read all weights again.
+    fn small_rest(&self, sequence: &Sequence, most: u32, step: &Step) -> u32 {
+        let rest = sequence.pending().saturating_sub(most);
+        let is_small = step.decode_tokens == 0 && rest <= most / SMALL_REST;
+        if is_small && step.budget + rest <= self.max_num_batched_tokens { rest } else { 0 }
     }
 
     /// The token budget, less where so many tokens are known to take too long.

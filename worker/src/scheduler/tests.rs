@@ -477,3 +477,22 @@ fn a_long_prompt_comes(mut world: World) {
     assert!(slowest_after_measuring >= STREAMING_STEP / 2, "nor does it starve: {slowest_after_measuring:?}");
     assert_eq!(world.first_tokens.len(), 2, "both are running now");
 }
+
+#[test]
+fn the_few_last_rows_of_a_prompt_come_along_with_those_before() {
+    let config = SchedulerConfig { max_num_batched_tokens: 512, ..roomy() };
+    let params = SamplingParams { max_tokens: 1, ..SamplingParams::default() };
+    // 20 ms and 2 ms a token: 240 tokens take half a second.
+    let time = |rows: u32| Duration::from_millis(20 + 2 * u64::from(rows));
+    for (prompt, expected) in [(240, 1), (260, 1), (270, 1), (290, 2), (480, 2), (500, 2), (560, 3)] {
+        let mut world = World::new(&config, 2048);
+        world.submit(request(1, vec![1; 700], params.clone()));
+        while world.step_that_takes(time) {}
+        world.submit(request(2, vec![2; prompt], params.clone()));
+        let mut steps = 0;
+        while world.step_that_takes(time) {
+            steps += 1;
+        }
+        assert_eq!(steps, expected, "{prompt} tokens");
+    }
+}

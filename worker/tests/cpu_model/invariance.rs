@@ -63,6 +63,27 @@ fn check(name: &str) {
 }
 
 #[test]
+fn rows_have_the_same_logits_whichever_others_are_asked_for() {
+    let batch = || {
+        let mut batch = Batch::default();
+        for (id, rows) in [(0, 7), (1, 1), (2, 1), (3, 20), (4, 2)] {
+            Sequence::new(tokens(id), id, BLOCK_SIZE).put(&mut batch, rows);
+        }
+        batch
+    };
+    let model = &mut load("qwen2", 2, BLOCK_SIZE);
+    let all: Vec<u32> = (0..31).collect();
+    let expected = model.logits(&batch(), &all);
+    let choices: [&[u32]; 7] =
+        [&[], &[0], &[30], &[6, 7, 8, 9], &[0, 2, 3, 5, 7, 11, 13, 17, 19, 23, 29], &[28, 29, 30], &all[1..]];
+    for rows in choices {
+        let got = model.logits(&batch(), rows);
+        let expected: Vec<_> = rows.iter().map(|row| bits(&expected[*row as usize])).collect();
+        assert!(got.iter().map(|logits| bits(logits)).eq(expected), "{rows:?}");
+    }
+}
+
+#[test]
 fn llama_with_grouped_queries() {
     check("llama-gqa");
 }

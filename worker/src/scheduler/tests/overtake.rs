@@ -105,8 +105,8 @@ fn a_long_prompt_moves_at_half_the_speed_whatever_overtakes_it() {
                 world.step_that_takes(speed.of_step());
             }
             let others = (world.rows - rows) as usize - LONG;
-            // And what comes along with its last rows.
-            assert!(others <= LONG + 512, "{speed:?}, {short}: {others} rows for others");
+            // And what comes along with its last rows, one of them with a small rest.
+            assert!(others <= LONG + 512 + 512 / 8, "{speed:?}, {short}: {others} rows for others");
             assert!(others >= LONG.min(steps * short) / 2, "{speed:?}, {short}: only {others} for others");
             world.run();
         }
