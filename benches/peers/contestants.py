@@ -34,7 +34,7 @@ class Skein:
     def __init__(self, binary: str, model: str, width: int, threads: int, flags: list[str]):
         self.command = [binary, "bench", "latency", model, "--device", "cpu", "--threads", str(threads), "--json",
                         "--num-iters-warmup", "1", "--num-iters", "1", *SKEIN_WIDTH_FLAGS[width], *flags]
-        self.trouble, self.read_rate, self.multiply_rate = None, 0.0, 0.0
+        self.trouble, self.rates = None, None  # bytes and operations a second, in the latest run
         self.description = {"name": "Skein", "settings": " ".join(self.command[4:])}
 
     def measure(self, question: dict) -> float | None:
@@ -49,8 +49,7 @@ class Skein:
             self.trouble = ran.stderr.strip().splitlines()[-1] if ran.stderr.strip() else f"exit {ran.returncode}"
             return None
         report = json.loads(ran.stdout)
-        self.read_rate = max(self.read_rate, report["read_bytes_per_second"])
-        self.multiply_rate = max(self.multiply_rate, report["flops_per_second"] or 0.0)
+        self.rates = report["read_bytes_per_second"], report["flops_per_second"] or 0.0
         kind = "prefill" if question["measure"] == "prefill" else "decode"
         return report["results"][0][f"{kind}_tokens_per_second"]
 

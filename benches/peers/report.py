@@ -20,10 +20,15 @@ def cell(result: dict) -> str:
         number(ours),
         f"{number(peers[best])} {best}" if best else "–",
         f"{ours / peers[best]:.2f}×" if ours and best else "–",
-        f"{100 * ours / result['ceiling']:.0f}%" if ours and result["ceiling"] else "–",
+        f"{100 * share:.0f}%" if (share := of_ceiling(result)) else "–",
     ]
     mark = " *" if max(result["foreign"], default=0.0) > MOST_FOREIGN else ""
     return " / ".join(parts) + mark
+
+
+def of_ceiling(result: dict) -> float | None:
+    """Ours as a share of what the machine could do, each run of its own minute."""
+    return median([rate / most for rate, most in zip(result["samples"].get("S", []), result["ceilings"])])
 
 
 def number(value: float | None) -> str:
@@ -49,6 +54,6 @@ def every_contestant(results: list[dict], letters: list[str]) -> str:
             samples = result["samples"].get(letter, [])
             spread = f" ({number(min(samples))}–{number(max(samples))})" if len(samples) > 1 else ""
             cells.append(f"{number(median(samples))}{spread}")
-        cells = [f"{result['column']}, {result['row']}", *cells, number(result["ceiling"])]
+        cells = [f"{result['column']}, {result['row']}", *cells, number(median(result["ceilings"]))]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -74,23 +74,40 @@ pub fn measure(on: On) -> Result<Ceiling, String> {
     }
 }
 
-fn on_cpu(threads: usize) -> Ceiling {
-    let threads = match threads {
+/// Measures what changes by the minute again, at once: how fast memory is read, which on a shared machine is what others
+/// leave of it. A run is held against what was measured before and after it.
+pub fn measure_again(on: On, ceiling: &mut Ceiling) {
+    if let On::Cpu { threads } = on {
+        ceiling.read_bytes_per_second = read_rate(&mut cpu(threads), 1);
+    }
+}
+
+fn cpu(threads: usize) -> Cpu {
+    Cpu::new(match threads {
         0 => std::thread::available_parallelism().map_or(1, |count| count.get()),
         threads => threads,
-    };
-    let mut cpu = Cpu::new(threads);
+    })
+}
+
+fn read_rate(cpu: &mut Cpu, rounds: usize) -> f64 {
     let bytes = vec![1u8; CPU_READ_BYTES];
     let reads = roofline::READINGS.map(|reading| {
-        fastest(|| {
-            roofline::read(&mut cpu, &bytes, reading);
+        fastest(rounds, || {
+            roofline::read(cpu, &bytes, reading);
             bytes.len() as u64
         })
     });
+    reads.into_iter().fold(0.0, f64::max)
+}
+
+fn on_cpu(threads: usize) -> Ceiling {
+    let mut cpu = cpu(threads);
+    let threads = cpu.threads.count();
+    let read_bytes_per_second = read_rate(&mut cpu, CPU_ROUNDS);
     let mut multiplied =
-        |kind| Some(fastest(|| roofline::multiply(&mut cpu, kind, CPU_MULTIPLY_STEPS / threads)));
+        |kind| Some(fastest(CPU_ROUNDS, || roofline::multiply(&mut cpu, kind, CPU_MULTIPLY_STEPS / threads)));
     Ceiling {
-        read_bytes_per_second: reads.into_iter().fold(0.0, f64::max),
+        read_bytes_per_second,
         f32: multiplied(Kind::F32),
         bf16: multiplied(Kind::Bf16),
         int8: multiplied(Kind::Int8),
@@ -98,9 +115,9 @@ fn on_cpu(threads: usize) -> Ceiling {
 }
 
 /// What the fastest round of `work` did in a second; it returns how much it did.
-fn fastest(mut work: impl FnMut() -> u64) -> f64 {
+fn fastest(rounds: usize, mut work: impl FnMut() -> u64) -> f64 {
     let mut best = 0f64;
-    for _ in 0..CPU_ROUNDS {
+    for _ in 0..rounds {
         let start = clock::now();
         let done = work();
         best = best.max(done as f64 / clock::now().since(start).as_secs_f64());
@@ -129,5 +146,8 @@ mod tests {
     fn the_cpu_reads_and_multiplies() {
         let ceiling = measure(On::Cpu { threads: 1 }).expect("a CPU is there");
         assert!(ceiling.read_bytes_per_second > 1e8 && ceiling.f32 > Some(1e8), "{ceiling:?}");
+        let mut again = Ceiling { read_bytes_per_second: 0.0, ..ceiling };
+        measure_again(On::Cpu { threads: 1 }, &mut again);
+        assert!(again.read_bytes_per_second > 1e8 && again.f32 == ceiling.f32, "{again:?}");
     }
 }

@@ -95,28 +95,37 @@ pub struct LatencyReport {
 }
 
 impl LatencyReport {
-    /// Sums `iterations` up (at least one, all of one shape).
-    pub fn of(iterations: &[Iteration], cost: StepCost, ceiling: &Ceiling) -> Self {
-        let median = |value: &dyn Fn(&Iteration) -> f64| {
-            let mut values: Vec<f64> = iterations.iter().map(value).collect();
+    /// Sums `measured` up (at least one, all of one shape): iterations and what the device could do at the time.
+    pub fn of(measured: &[(Iteration, Ceiling)], cost: StepCost) -> Self {
+        let median_of = |value: &dyn Fn(&(Iteration, Ceiling)) -> f64| {
+            let mut values: Vec<f64> = measured.iter().map(value).collect();
             values.sort_unstable_by(f64::total_cmp);
             percentile(&values, 50.0)
+        };
+        let median = |value: &dyn Fn(&Iteration) -> f64| median_of(&|(iteration, _)| value(iteration));
+        let shares = |shares: &dyn Fn(&Iteration, &Ceiling) -> Shares| Shares {
+            reading: median_of(&|(iteration, ceiling)| shares(iteration, ceiling).reading),
+            multiplying: median_of(&|(iteration, ceiling)| shares(iteration, ceiling).multiplying),
         };
         let median_time =
             |time: fn(&Iteration) -> Duration| Duration::from_secs_f64(median(&|it| time(it).as_secs_f64()));
         let decode_step = median_time(|it| it.decode_step.unwrap_or_default());
         let (batch, input_len, output_len) =
-            iterations.first().map_or((0, 0, 0), |it| (it.batch as u64, it.input_len, it.output_len));
+            measured.first().map_or((0, 0, 0), |(it, _)| (it.batch as u64, it.input_len, it.output_len));
         let context = f64::from(input_len) + f64::from(output_len) / 2.0;
         let kv_bytes = (batch * cost.kv_bytes_per_token) as f64 * context;
         Self {
-            latency: Summary::of(iterations.iter().map(|iteration| iteration.latency)),
+            latency: Summary::of(measured.iter().map(|(iteration, _)| iteration.latency)),
             decode_tokens_per_second: median(&Iteration::decode_tokens_per_second),
             prefill_tokens_per_second: median(&Iteration::prefill_tokens_per_second),
             decode_step,
             bytes_per_step: cost.weight_bytes + kv_bytes as u64,
-            decode: Least::of_decode(batch, context, cost, ceiling).shares(decode_step),
-            prefill: Least::of_prefill(batch, input_len, cost, ceiling).shares(median_time(|it| it.prefill)),
+            decode: shares(&|it, ceiling| {
+                Least::of_decode(batch, context, cost, ceiling).shares(it.decode_step.unwrap_or_default())
+            }),
+            prefill: shares(&|it, ceiling| {
+                Least::of_prefill(batch, input_len, cost, ceiling).shares(it.prefill)
+            }),
         }
     }
 
@@ -235,7 +244,7 @@ mod tests {
         };
         let ceiling =
             Ceiling { read_bytes_per_second: 244_000.0, f32: Some(1e6), bf16: Some(1e7), int8: None };
-        let report = LatencyReport::of(&[iteration], cost, &ceiling);
+        let report = LatencyReport::of(&[(iteration, ceiling)], cost);
         assert!((report.decode_tokens_per_second - 200.0).abs() < 1e-6);
         assert_eq!(report.bytes_per_step, 1000 + 2 * 2 * 55);
         assert!((report.decode.reading - 0.5).abs() < 1e-9, "{:?}", report.decode);
@@ -270,6 +279,6 @@ mod tests {
         assert_eq!(step_of_all(&[Record { first_token: Some(Duration::ZERO), ..Record::default() }]), None);
         let cost = StepCost { weight_bytes: 1, weights: 1, kv_bytes_per_token: 1, ..StepCost::default() };
         let ceiling = Ceiling { read_bytes_per_second: 1.0, f32: None, bf16: None, int8: None };
-        assert_eq!(LatencyReport::of(&[iteration], cost, &ceiling).decode, Shares::default());
+        assert_eq!(LatencyReport::of(&[(iteration, ceiling)], cost).decode, Shares::default());
     }
 }

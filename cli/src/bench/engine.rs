@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::{Arg, ArgMatches, Args};
 use serde_json::{Map, Value, json};
-use skein_bench::engine::ceiling::{Ceiling, On, measure};
+use skein_bench::engine::ceiling::{Ceiling, On, measure, measure_again};
 use skein_bench::engine::report::{Iteration, LatencyReport, ceiling_json, ceiling_line, latency_table};
 use skein_bench::engine::shares::Least;
 use skein_bench::engine::{self, Job};
@@ -74,8 +74,10 @@ pub async fn latency(flags: &Latency, matches: &ArgMatches) -> Result<(), Failur
         return Err(Failure::new(USAGE, "--num-iters and --batch-size must be at least 1"));
     }
     let most = flags.batch_size.iter().copied().max().unwrap_or(1);
-    let (config, worker, ceiling) = start(matches, most, flags.input_len, flags.output_len)?;
+    let Started { config, worker, on, mut ceiling } =
+        start(matches, most, flags.input_len, flags.output_len)?;
     let cost = worker.cost;
+    let mut reads = Vec::new();
     let (mut results, mut gaps) = (Vec::new(), Vec::new());
     let mut seed = 0;
     for &batch in &flags.batch_size {
@@ -93,15 +95,22 @@ pub async fn latency(flags: &Latency, matches: &ArgMatches) -> Result<(), Failur
             let records = engine::run(&worker.engine, job, |_| {}).await;
             let measured =
                 Iteration::of(&records, flags.input_len, flags.output_len).map_err(Failure::other)?;
+            let before = ceiling.read_bytes_per_second;
+            measure_again(on, &mut ceiling);
             if iteration >= flags.num_iters_warmup {
-                iterations.push(measured);
+                let read_bytes_per_second = f64::midpoint(before, ceiling.read_bytes_per_second);
+                reads.push(read_bytes_per_second);
+                iterations.push((measured, Ceiling { read_bytes_per_second, ..ceiling }));
             } else if let Some(gaps) = &worker.gaps {
                 gaps.take(); // of the warm-up
             }
         }
-        results.push((batch, LatencyReport::of(&iterations, cost, &ceiling)));
+        results.push((batch, LatencyReport::of(&iterations, cost)));
         gaps.push((batch, worker.gaps.as_ref().map(|seen| Summary::of(seen.take().into_iter()))));
     }
+    reads.sort_unstable_by(f64::total_cmp);
+    let range = (reads[0], reads[reads.len() - 1]);
+    ceiling.read_bytes_per_second = reads[reads.len() / 2];
     let name = format!("{} on {}", config.served_model_name, worker.backend);
     match flags.json {
         true => {
@@ -115,6 +124,7 @@ pub async fn latency(flags: &Latency, matches: &ArgMatches) -> Result<(), Failur
             });
             let entries: Vec<Value> = entries.collect();
             let mut all = ceiling_json(&ceiling, cost.product);
+            all.insert("read_range".into(), json!([range.0, range.1]));
             all.insert("model".into(), json!(name));
             all.insert("input_len".into(), json!(flags.input_len));
             all.insert("output_len".into(), json!(flags.output_len));
@@ -122,7 +132,11 @@ pub async fn latency(flags: &Latency, matches: &ArgMatches) -> Result<(), Failur
             println!("{:#}", Value::Object(all));
         }
         false => {
+            let (least, most) = (range.0 / 1e9, range.1 / 1e9);
             let line = ceiling_line(&ceiling, cost.product);
+            let line = format!(
+                "{line} (reading from {least:.1} to {most:.1}; shares are of what was before and after)"
+            );
             print!("{}", latency_table(&name, (flags.input_len, flags.output_len), &line, &results));
             for (batch, gap) in gaps.iter().filter_map(|(batch, gap)| Some((batch, gap.as_ref()?))) {
                 let (median, most) = (gap.p50 * 1e3, gap.p99 * 1e3);
@@ -141,7 +155,8 @@ pub async fn throughput(flags: &Throughput, matches: &ArgMatches) -> Result<(), 
     if flags.num_prompts == 0 {
         return Err(Failure::new(USAGE, "--num-prompts is 0; ask for at least one"));
     }
-    let (config, worker, ceiling) = start(matches, flags.num_prompts, flags.input_len, flags.output_len)?;
+    let Started { config, worker, on, mut ceiling } =
+        start(matches, flags.num_prompts, flags.input_len, flags.output_len)?;
     let job = |requests, seed| Job {
         requests,
         at_once: requests,
@@ -155,6 +170,9 @@ pub async fn throughput(flags: &Throughput, matches: &ArgMatches) -> Result<(), 
         progress_bar(flags.num_prompts as u64, "  {bar:32} {pos}/{len} requests, {elapsed} ({eta} left)");
     let records = engine::run(&worker.engine, job(flags.num_prompts, 1), |_| bar.inc(1)).await;
     bar.finish_and_clear();
+    let before = ceiling.read_bytes_per_second;
+    measure_again(on, &mut ceiling);
+    ceiling.read_bytes_per_second = f64::midpoint(before, ceiling.read_bytes_per_second);
     let report = Report::of(&records, &Targets::default());
     let limits =
         config.scheduler_on(if worker.backend == "cuda" { BackendKind::Cuda } else { BackendKind::Cpu });
@@ -195,13 +213,16 @@ pub async fn throughput(flags: &Throughput, matches: &ArgMatches) -> Result<(), 
     worker.stop().await.map_err(Failure::other)
 }
 
+/// What a bench runs on.
+struct Started {
+    config: WorkerConfig,
+    worker: LocalWorker,
+    on: On,
+    ceiling: Ceiling,
+}
+
 /// Measures what the device can do, then loads the engine, which must take `requests` of this length at once.
-fn start(
-    matches: &ArgMatches,
-    requests: usize,
-    input_len: u32,
-    output_len: u32,
-) -> Result<(WorkerConfig, LocalWorker, Ceiling), Failure> {
+fn start(matches: &ArgMatches, requests: usize, input_len: u32, output_len: u32) -> Result<Started, Failure> {
     let mut settings = settings::load(table::BENCH, matches)?;
     let log = settings::log_options(&mut settings, "", Some("warn"));
     let mut config = worker::configure_local(&mut settings)?;
@@ -230,5 +251,5 @@ fn start(
         );
         return Err(Failure::new(USAGE, message));
     }
-    Ok((config, worker, ceiling))
+    Ok(Started { config, worker, on, ceiling })
 }
