@@ -51,7 +51,8 @@ class Skein:
         report = json.loads(ran.stdout)
         self.rates = report["read_bytes_per_second"], report["flops_per_second"] or 0.0
         kind = "prefill" if question["measure"] == "prefill" else "decode"
-        return report["results"][0][f"{kind}_tokens_per_second"]
+        # Without a step of the whole batch there is no figure: who was first was done before the last one began.
+        return report["results"][0][f"{kind}_tokens_per_second"] or None
 
     def close(self) -> None:
         """Nothing stays."""

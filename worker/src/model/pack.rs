@@ -152,8 +152,12 @@ fn name(format: Format) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::os::unix::fs::DirEntryExt;
+    use std::path::Path;
+
     use skein_kernels::cpu::matrix::Storage;
+
+    use super::*;
 
     fn matrix(rows: usize, cols: usize, value: impl Fn(usize) -> f32) -> WeightMatrix {
         let bytes: Vec<u8> = (0..rows * cols).flat_map(|i| value(i).to_le_bytes()).collect();
@@ -178,6 +182,36 @@ mod tests {
         assert_ne!(plan.key(&matrices, 2), key, "another model's");
         assert_ne!(Plan::new(&matrices, None).key(&matrices, 1), key, "weights as stored");
         assert_ne!(Plan::new(&matrices, Some(Format::Int4Zero)).key(&matrices, 1), key, "another format's");
+    }
+
+    #[test]
+    fn weights_as_stored_are_kept_where_that_saves_time_and_are_the_same_afterwards() {
+        let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m");
+        let weights = Weights::open(&shipped).expect("the shipped model is there");
+        let (directory, cpu) = (tempfile::tempdir().unwrap(), &mut Cpu::new(2));
+        let cache = PackedCache::at(directory.path().to_owned());
+        let cols = 1024;
+        // The first is too small to be worth a file; the second is just large enough.
+        for (rows, files) in [(LEAST_KEPT_BYTES / 2 / cols - 64, 0), (LEAST_KEPT_BYTES / 2 / cols, 1)] {
+            let bytes: Vec<u8> =
+                (0..rows * cols).flat_map(|i| [i as u8, 0x3c | (i >> 9) as u8 & 0x83]).collect();
+            let stored = WeightMatrix::new(Storage::Bf16(bytes.into()), rows, cols);
+            let matrices = [Matrix { tensor: "head".into(), weights: stored, is_head: true }];
+            let mut kept = Vec::new();
+            for start in 0..2 {
+                let packed = pack(cpu, &matrices, None, &weights, (&cache, 7), &mut |_, _| {}).unwrap();
+                let (mut got, mut expected) = (vec![0.0; cols], vec![0.0; cols]);
+                for row in [0, 17, rows - 1] {
+                    packed[0].widen_row(row, &mut got);
+                    matrices[0].weights.widen_row(row, &mut expected);
+                    assert_eq!(got, expected, "row {row}, start {start}");
+                }
+                let entries = std::fs::read_dir(directory.path()).unwrap();
+                kept.push(entries.map(|entry| entry.unwrap().ino()).collect::<Vec<_>>());
+            }
+            assert_eq!(kept[0].len(), files, "{rows} rows");
+            assert_eq!(kept[0], kept[1], "{rows} rows: the second start makes no file");
+        }
     }
 
     #[test]
