@@ -23,7 +23,7 @@ const STREAMS_WAIT: Duration = Duration::from_secs(3);
 /// Prompt tokens that a step carries however slow it is, so that prompts get on.
 pub(super) const MIN_CHUNK: u32 = 32;
 
-/// A prompt's last rows are a small rest when they are at most this part of what the step before them takes.
+/// A prompt's last rows are a small rest when there is at most one for so many of those before them in the step.
 const SMALL_REST: u32 = 8;
 
 /// Tokens of the first step: how long one takes is not known yet, and on a large model a full one takes seconds.
