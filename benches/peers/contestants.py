@@ -49,7 +49,7 @@ class Skein:
             self.trouble = ran.stderr.strip().splitlines()[-1] if ran.stderr.strip() else f"exit {ran.returncode}"
             return None
         report = json.loads(ran.stdout)
-        self.rates = report["read_bytes_per_second"], report["flops_per_second"] or 0.0
+        self.rates = report["read_bytes_per_second"], report["flops_per_second"]
         kind = "prefill" if question["measure"] == "prefill" else "decode"
         # Without a step of the whole batch there is no figure: who was first was done before the last one began.
         return report["results"][0][f"{kind}_tokens_per_second"] or None
