@@ -8,11 +8,17 @@ const FAR: usize = 2048;
 /// On AMD's Zen 4 panels are streams long enough for the hardware to ask for them: 256 and
 /// 512 bytes were slower in most shapes, and faster in few.
 const NONE: usize = 0;
+/// There it asks too late for codes of 4 bits: so much is computed with each line that few of them are in sight.
+const NEAR: usize = 512;
 
-/// Bytes, on each stream, for this machine; 0 for none.
-pub(super) fn distance() -> usize {
-    static DISTANCE: OnceLock<usize> = OnceLock::new();
-    *DISTANCE.get_or_init(|| if is_intel() { FAR } else { NONE })
+/// Bytes, on each stream of values of so many bits, for this machine; 0 for none.
+pub(super) fn distance(bits: u32) -> usize {
+    static IS_INTEL: OnceLock<bool> = OnceLock::new();
+    match IS_INTEL.get_or_init(is_intel) {
+        true => FAR,
+        false if bits == 4 => NEAR,
+        false => NONE,
+    }
 }
 
 #[cfg(target_arch = "x86_64")]

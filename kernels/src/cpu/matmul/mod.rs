@@ -13,11 +13,12 @@ mod tiles;
 use super::Cpu;
 use super::input::{Form, Input};
 use super::packed::{Format, Layout, PANEL, Packed};
+use super::prefetch;
 use super::shared::Shared;
 use super::simd::integer::IntegerIsa;
 use super::simd::{Isa, LANES, Simd};
 pub use gated::gated_matmul;
-use tiles::{MOST_ACCUMULATORS, Registers, Tile};
+use tiles::{MOST_ACCUMULATORS, Panels, Registers, Tile};
 
 /// Bytes of weights a task takes at most, unless one tile of all columns has more.
 const TASK_BYTES: usize = 256 << 10;
@@ -168,10 +169,15 @@ impl Part<'_> {
     #[inline(always)]
     fn for_each_tile(&self, registers: Registers, take: impl FnMut(Tile)) {
         assert!(self.first.is_multiple_of(PANEL), "tasks start at a panel");
-        let panel_bytes = self.linear.weights.layout().panel_bytes();
-        let weights = self.weights().as_ptr();
-        let panels = self.count.div_ceil(PANEL);
-        registers.for_each_tile(self.x.rows(), panels, panel_bytes, weights, self.next, take);
+        let layout = self.linear.weights.layout();
+        let weights = Panels {
+            at: self.weights().as_ptr(),
+            panels: self.count.div_ceil(PANEL),
+            panel_bytes: layout.panel_bytes(),
+            next: self.next,
+            soon: prefetch::distance(layout.format.bits()),
+        };
+        registers.for_each_tile(self.x.rows(), weights, take);
     }
 
     /// The matrix's panels from this part's first on.

@@ -4,11 +4,10 @@
 //! read them from the cache, memory works on the panels that follow.
 
 use super::super::packed::PANEL;
-use super::super::prefetch;
 use super::super::simd::Simd;
 
 /// Panels that are read side by side: several long streams come from memory faster than one.
-const MOST_STREAMS: usize = 4;
+pub(super) const MOST_STREAMS: usize = 4;
 /// Vectors of sums that the widest register file holds besides the operands; others do with any number of rows.
 pub(super) const MOST_ACCUMULATORS: usize = 24;
 /// Rows of a tile there: by three panels. More rows by fewer panels were slower (bfloat16 on Zen 4: 12 by 2, 16 by 1).
@@ -32,6 +31,11 @@ impl Registers {
         Self { accumulators, highest: if highest < HIGHEST { highest } else { HIGHEST } }
     }
 
+    /// Rows of a tile at most.
+    pub(super) const fn highest(self) -> usize {
+        self.highest
+    }
+
     /// Panels that a tile of `height` rows takes at once.
     pub(super) const fn widest(self, height: usize) -> usize {
         let fitting = self.accumulators / height;
@@ -51,18 +55,10 @@ impl Registers {
         self.widest(heights(m, self.highest).tallest()) * PANEL
     }
 
-    /// Calls `take` for all tiles of `m` rows of `x` by `panels` of `panel_bytes`, the first of which lies at `weights`. `next` is
-    /// where this thread will read on, if that is known.
+    /// Calls `take` for all tiles of `m` rows of `x` by those panels.
     #[inline(always)]
-    pub(super) fn for_each_tile(
-        self,
-        m: usize,
-        panels: usize,
-        panel_bytes: usize,
-        weights: *const u8,
-        next: Option<*const u8>,
-        mut take: impl FnMut(Tile),
-    ) {
+    pub(super) fn for_each_tile(self, m: usize, weights: Panels, mut take: impl FnMut(Tile)) {
+        let Panels { at: weights, panels, panel_bytes, next, soon } = weights;
         let rows = heights(m, self.highest);
         let widest = self.widest(rows.tallest());
         let full = panels / widest;
@@ -81,7 +77,7 @@ impl Registers {
             let mut first = 0;
             for (i, height) in rows.enumerate() {
                 let ahead = match is_single {
-                    true => Ahead::Soon(prefetch::distance()),
+                    true => Ahead::Soon(soon),
                     false => {
                         next.map_or(Ahead::Soon(0), |at| Ahead::later(at, width * panel_bytes, i, rows.tiles))
                     }
@@ -91,6 +87,19 @@ impl Registers {
             }
         }
     }
+}
+
+/// The panels of a task.
+#[derive(Clone, Copy)]
+pub(super) struct Panels {
+    /// Where they lie.
+    pub(super) at: *const u8,
+    pub(super) panels: usize,
+    pub(super) panel_bytes: usize,
+    /// Where this thread will read on, if that is known.
+    pub(super) next: Option<*const u8>,
+    /// How far ahead of what is read a single tile of rows asks, in bytes.
+    pub(super) soon: usize,
 }
 
 /// Where a tile lies.
@@ -202,7 +211,8 @@ mod tests {
             let registers = Registers::new(accumulators, least);
             for (m, panels) in (1..40).flat_map(|m| (1..15).map(move |panels| (m, panels))) {
                 let mut covered = vec![0; m * panels];
-                registers.for_each_tile(m, panels, 64, std::ptr::null(), None, |tile| {
+                let weights = Panels { at: std::ptr::null(), panels, panel_bytes: 64, next: None, soon: 0 };
+                registers.for_each_tile(m, weights, |tile| {
                     assert!(registers.has(tile.height, tile.width), "{accumulators}: {m} x {panels}");
                     assert!(tile.height * tile.width <= accumulators);
                     for (row, panel) in (0..tile.height).flat_map(|i| (0..tile.width).map(move |j| (i, j))) {
@@ -218,12 +228,12 @@ mod tests {
     fn what_comes_next_is_asked_for_once_while_tiles_pass() {
         let registers = Registers::new(MOST_ACCUMULATORS, 2);
         let (m, panels, panel_bytes, next) = (40, 7, 3000, 100_000);
+        let weights =
+            Panels { at: std::ptr::null(), panels, panel_bytes, next: Some(next as *const u8), soon: 0 };
         let mut asked: Vec<(usize, usize)> = Vec::new();
-        registers.for_each_tile(m, panels, panel_bytes, std::ptr::null(), Some(next as *const u8), |tile| {
-            match tile.ahead {
-                Ahead::Later(at, lines) => asked.push((at as usize, lines * LINE_BYTES)),
-                Ahead::Soon(_) => panic!("there are several tiles of rows"),
-            }
+        registers.for_each_tile(m, weights, |tile| match tile.ahead {
+            Ahead::Later(at, lines) => asked.push((at as usize, lines * LINE_BYTES)),
+            Ahead::Soon(_) => panic!("there are several tiles of rows"),
         });
         // Panels 3..6 while the first three are multiplied, then single ones; the next task's at the end.
         let starts: Vec<usize> = asked.iter().map(|(at, _)| *at).collect();

@@ -28,7 +28,9 @@ use super::input::{Form, GROUP};
 use crate::mapped::Bytes;
 
 /// Changes whenever the same weights would be packed to other bytes: part of what packed weights are kept under.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
+/// The zero point of codes as they are multiplied with, in formats that do not store any.
+pub(super) const ZERO: u8 = 128;
 /// Outputs of a panel.
 pub const PANEL: usize = 16;
 /// Columns that lie beside each other in bfloat16; 16-bit panels have a multiple of them.
@@ -49,7 +51,8 @@ pub enum Format {
     Int8,
     /// 8 bits, a scale for each output and group of 32 columns.
     Int8Group,
-    /// 4 bits, a scale for each output and group of 32 columns.
+    /// 4 bits that become 8 of [`Format::Int8`] by a multiplier and a zero point of 4 bits each for each output and group of
+    /// 32 columns: `multiplier * (code - zero point)`. QServe (arXiv 2405.04532) calls it progressive group quantization.
     Int4,
     /// 4 bits, a scale and a zero point for each output and group of 32 columns.
     Int4Zero,
@@ -88,8 +91,16 @@ impl Layout {
     pub fn panel_scales(&self) -> usize {
         match self.format {
             Format::Bf16 | Format::F16 | Format::F32 => 0,
-            Format::Int8 => PANEL,
-            Format::Int8Group | Format::Int4 | Format::Int4Zero => self.groups() * PANEL,
+            Format::Int8 | Format::Int4 => PANEL,
+            Format::Int8Group | Format::Int4Zero => self.groups() * PANEL,
+        }
+    }
+
+    /// Bytes of a panel's steps: zero points, or a multiplier and a zero point each, of all groups.
+    pub fn panel_steps(&self) -> usize {
+        match self.format {
+            Format::Int4 | Format::Int4Zero => self.groups() * PANEL,
+            _ => 0,
         }
     }
 
@@ -103,16 +114,15 @@ impl Layout {
         (self.panels() * self.panel_bytes()).next_multiple_of(PART_ALIGN)
     }
 
-    /// Where the zero points start.
-    pub fn zeros_at(&self) -> usize {
+    /// Where the steps start.
+    pub fn steps_at(&self) -> usize {
         (self.scales_at() + self.panels() * self.panel_scales() * self.scale_bytes())
             .next_multiple_of(PART_ALIGN)
     }
 
     /// All bytes.
     pub fn bytes(&self) -> usize {
-        let zeros = if self.format == Format::Int4Zero { self.panels() * self.panel_scales() } else { 0 };
-        (self.zeros_at() + zeros).next_multiple_of(PART_ALIGN)
+        (self.steps_at() + self.panels() * self.panel_steps()).next_multiple_of(PART_ALIGN)
     }
 
     /// The byte of a panel at which the value of column `col` and output `lane` starts, in formats that are no integers.
@@ -139,7 +149,7 @@ impl Format {
     }
 
     /// Bits of a value or code.
-    pub fn bits(self) -> u32 {
+    pub const fn bits(self) -> u32 {
         match self {
             Self::F32 => 32,
             Self::Bf16 | Self::F16 => 16,
@@ -150,7 +160,7 @@ impl Format {
 
     /// Whether each group of 32 columns has a scale of its own.
     pub const fn has_groups(self) -> bool {
-        matches!(self, Self::Int8Group | Self::Int4 | Self::Int4Zero)
+        matches!(self, Self::Int8Group | Self::Int4Zero)
     }
 
     /// The form that activations have when they are multiplied with such weights: where weights are bfloat16, `bf16` says
@@ -161,11 +171,6 @@ impl Format {
             Self::Bf16 | Self::F16 | Self::F32 => Form::F32,
             _ => Form::Int8,
         }
-    }
-
-    /// The zero point of integers that do not store any.
-    pub fn zero(self) -> u8 {
-        1 << (self.bits() - 1)
     }
 }
 
@@ -217,17 +222,13 @@ impl Packed {
         &self.bytes[self.layout.scales_at()..][..bytes]
     }
 
-    /// Zero points `[panels][panel_scales]`, none in formats without.
-    pub(super) fn zeros(&self) -> &[u8] {
-        let count = if self.layout.format == Format::Int4Zero {
-            self.layout.panels() * self.layout.panel_scales()
-        } else {
-            0
-        };
-        &self.bytes[self.layout.zeros_at()..][..count]
+    /// Steps `[panels][panel_steps]`: a zero point each, or a zero point in the high half of a byte and a multiplier in its low
+    /// one; none in formats without.
+    pub(super) fn steps(&self) -> &[u8] {
+        &self.bytes[self.layout.steps_at()..][..self.layout.panels() * self.layout.panel_steps()]
     }
 
-    /// Scale and zero point of an output and column.
+    /// Scale and zero point of an output's and column's [`Packed::code`].
     pub(super) fn scale_zero(&self, row: usize, col: usize) -> (f32, u8) {
         let Layout { format, .. } = self.layout;
         let group = if format.has_groups() { col / GROUP } else { 0 };
@@ -238,21 +239,26 @@ impl Packed {
             false => f32::from_le_bytes(std::array::from_fn(|i| self.bytes[at + i])),
         };
         let zero = match format {
-            Format::Int4Zero => self.bytes[self.layout.zeros_at() + index],
-            _ => format.zero(),
+            Format::Int4Zero => self.steps()[index],
+            _ => ZERO,
         };
         (scale, zero)
     }
 
-    /// The code of an output and column.
+    /// The code of an output and column, as it is multiplied with.
     pub(super) fn code(&self, row: usize, col: usize) -> u8 {
         let (at, high) = self.layout.code_at(col, row % PANEL);
         let byte = self.bytes[row / PANEL * self.layout.panel_bytes() + at];
-        match self.layout.format.bits() {
+        let code = match self.layout.format.bits() {
             4 if high => byte >> 4,
             4 => byte & 15,
-            _ => byte,
+            _ => return byte,
+        };
+        if self.layout.format != Format::Int4 {
+            return code;
         }
+        let step = self.steps()[row / PANEL * self.layout.panel_steps() + col / GROUP * PANEL + row % PANEL];
+        ZERO.wrapping_add((step & 15).wrapping_mul(code.wrapping_sub(step >> 4)))
     }
 
     /// The weights of output `row`, as they are multiplied with; `to` has `cols` values.

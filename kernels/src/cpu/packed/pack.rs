@@ -12,8 +12,8 @@ use super::super::input::GROUP;
 use super::super::matrix::{Storage, WeightMatrix};
 use super::super::shared::Shared;
 use super::super::simd::{Kernel, LANES, Simd};
-use super::scale::{Lanes, Weights, four_bits, four_bits_zero, largest};
-use super::{Format, Layout, PANEL, Packed};
+use super::scale::{Lanes, Weights, four_bits_zero, largest, steps};
+use super::{Format, Layout, PANEL, Packed, ZERO};
 
 /// A weight that no integer can stand for.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
@@ -44,20 +44,20 @@ pub fn pack(cpu: &mut Cpu, from: &WeightMatrix, layout: Layout, to: &mut [u8]) -
     let (isa, to, first_bad) = (cpu.isa, Shared::new(to), AtomicUsize::new(usize::MAX));
     cpu.threads.run(layout.panels(), |panel, _| {
         let scale_bytes = layout.panel_scales() * layout.scale_bytes();
-        let zeros = if layout.format == Format::Int4Zero { layout.panel_scales() } else { 0 };
+        let steps = layout.panel_steps();
         // SAFETY: each panel is in one task, and its parts lie apart from other panels'.
-        let (codes, scales, zeros) = unsafe {
+        let (codes, scales, steps) = unsafe {
             (
                 to.part(panel * layout.panel_bytes(), layout.panel_bytes()),
                 to.part(layout.scales_at() + panel * scale_bytes, scale_bytes),
-                to.part(layout.zeros_at() + panel * zeros, zeros),
+                to.part(layout.steps_at() + panel * steps, steps),
             )
         };
         let first = panel * PANEL;
         if !format.is_integer() {
             return isa.run(LaidOut { from, layout, first, to: codes });
         }
-        if let Some(row) = isa.run(Rounded { from, layout, first, codes, scales, zeros }) {
+        if let Some(row) = isa.run(Rounded { from, layout, first, codes, scales, steps }) {
             first_bad.fetch_min(row, Ordering::Relaxed);
         }
     });
@@ -170,7 +170,7 @@ struct Rounded<'a> {
     first: usize,
     codes: &'a mut [u8],
     scales: &'a mut [u8],
-    zeros: &'a mut [u8],
+    steps: &'a mut [u8],
 }
 
 impl Kernel for Rounded<'_> {
@@ -190,35 +190,68 @@ impl Kernel for Rounded<'_> {
             }
         }
         let mut scale = [0.0; LANES];
-        if format == Format::Int8 {
+        if !format.has_groups() {
             for lane in 0..LANES {
                 scale[lane] = largest(&wide[lane * stride..][..stride]) / 127.0;
             }
             store_f32(&scale, self.scales);
         }
-        let mut zero = [f32::from(format.zero()); LANES];
+        let mut zero = [f32::from(ZERO); LANES];
         let group_bytes = GROUP * PANEL * format.bits() as usize / 8;
         for (group, codes) in self.codes.chunks_exact_mut(group_bytes).enumerate() {
             let weights = transpose(&wide[group * GROUP..], stride);
-            match format {
-                Format::Int8Group => scale = super::scale::eight_bits(&weights),
-                Format::Int4 => scale = four_bits(&weights),
-                Format::Int4Zero => (scale, zero) = four_bits_zero(&weights),
-                _ => {}
-            }
-            if format.has_groups() {
-                store_f16(&scale, &mut self.scales[group * PANEL * 2..][..PANEL * 2]);
-            }
-            if format == Format::Int4Zero {
-                for lane in 0..LANES {
-                    self.zeros[group * PANEL + lane] = zero[lane] as u8;
+            let (scales, lanes) =
+                (group * PANEL * 2..(group + 1) * PANEL * 2, group * PANEL..(group + 1) * PANEL);
+            let words = match format {
+                Format::Int4 => {
+                    let (found, words) = steps(&in_units(&weights, &scale));
+                    for (lane, to) in self.steps[lanes].iter_mut().enumerate() {
+                        *to = found.multiplier[lane] as u8 | (found.zero[lane] as u8) << 4;
+                    }
+                    words
                 }
-            }
-            let words = encode(&weights, &scale, &zero, (1 << format.bits()) - 1);
+                Format::Int4Zero => {
+                    (scale, zero) = four_bits_zero(&weights);
+                    store_f16(&scale, &mut self.scales[scales]);
+                    for (lane, to) in self.steps[lanes].iter_mut().enumerate() {
+                        *to = zero[lane] as u8;
+                    }
+                    encode(&weights, &scale, &zero, 15)
+                }
+                Format::Int8Group => {
+                    scale = super::scale::eight_bits(&weights);
+                    store_f16(&scale, &mut self.scales[scales]);
+                    encode(&weights, &scale, &zero, 255)
+                }
+                _ => encode(&weights, &scale, &zero, 255),
+            };
             store_codes(&words, format.bits(), codes);
         }
         None
     }
+}
+
+/// Weights in steps of their outputs' scales.
+#[inline(always)]
+fn in_units(weights: &Weights, scale: &Lanes) -> Weights {
+    let (mut units, per_unit) = ([[0.0; LANES]; GROUP], inverse(scale));
+    for col in 0..GROUP {
+        for lane in 0..LANES {
+            units[col][lane] = weights[col][lane] * per_unit[lane];
+        }
+    }
+    units
+}
+
+/// `1 / scale`, 0 where that is no finite number.
+#[inline(always)]
+fn inverse(scale: &Lanes) -> Lanes {
+    let mut per_unit = [0.0; LANES];
+    for lane in 0..LANES {
+        let inverse = 1.0 / scale[lane];
+        per_unit[lane] = if inverse.is_finite() { inverse } else { 0.0 };
+    }
+    per_unit
 }
 
 /// Widens a row of weights.
@@ -281,12 +314,7 @@ fn transpose(rows: &[f32], stride: usize) -> Weights {
 /// Codes of a group's weights.
 #[inline(always)]
 fn encode(weights: &Weights, scale: &Lanes, zero: &Lanes, most: u32) -> [[u32; LANES]; GROUP] {
-    let mut codes = [[0; LANES]; GROUP];
-    let mut per_unit = [0.0; LANES];
-    for lane in 0..LANES {
-        let inverse = 1.0 / scale[lane];
-        per_unit[lane] = if inverse.is_finite() { inverse } else { 0.0 };
-    }
+    let (mut codes, per_unit) = ([[0; LANES]; GROUP], inverse(scale));
     for col in 0..GROUP {
         for lane in 0..LANES {
             let code = (weights[col][lane] * per_unit[lane]).round_ties_even() + zero[lane];

@@ -1,7 +1,7 @@
 //! Which scale, and which zero point, a group's weights are rounded with.
 //!
-//! Rounding error costs a model its quality, so 4 bits search: each candidate scale gives codes, for given codes the best scale
-//! is that of least squares, and of all candidates the one that leaves the least squared error is taken.
+//! Rounding error costs a model its quality, so 4 bits search: of all candidates the one that leaves the least squared error is
+//! taken. Where scales are of no given grid, for given codes the best one is that of least squares.
 
 #![allow(clippy::needless_range_loop)] // lanes and columns index several arrays
 
@@ -13,11 +13,7 @@ pub(super) type Lanes = [f32; LANES];
 /// A group's weights, `[columns][outputs]`.
 pub(super) type Weights = [Lanes; GROUP];
 
-/// Candidates for a scale: by it, the largest weight is `SMALLEST_DIVISOR` codes from zero, or some steps more.
-const CANDIDATES: usize = 20;
-const SMALLEST_DIVISOR: f32 = 6.2;
-const DIVISOR_STEP: f32 = 0.15;
-/// Candidates for a scale with zero points: the range takes from this many steps on.
+/// Candidates for a scale: the range takes from this many steps on.
 const RANGES: usize = 10;
 const SMALLEST_RANGE: f32 = 13.8;
 const RANGE_STEP: f32 = 0.35;
@@ -105,23 +101,89 @@ impl Fit {
     }
 }
 
-/// 4 bits with 8 for zero: the scale's sign gives the largest weight a code on the side that has one more.
+/// What a group's 4-bit codes become 8 bits by, from its weights in steps of the output's scale: of some multipliers and zero
+/// points the pair that leaves the least squared error. Gives the 4-bit codes, too.
 #[inline(always)]
-pub(super) fn four_bits(weights: &Weights) -> Lanes {
-    let (extreme, zero) = (extreme(weights), [8.0; LANES]);
-    let mut fit = Fit { scale: extreme, zero, explained: [0.0; LANES] };
-    for lane in 0..LANES {
-        fit.scale[lane] /= -8.0;
-    }
-    for candidate in 0..CANDIDATES {
-        let divisor = SMALLEST_DIVISOR + candidate as f32 * DIVISOR_STEP;
-        let mut per_unit = [0.0; LANES];
+pub(super) fn steps(weights: &Weights) -> (Steps, [[u32; LANES]; GROUP]) {
+    let (mut lowest, mut highest) = (weights[0], weights[0]);
+    for col in 1..GROUP {
         for lane in 0..LANES {
-            per_unit[lane] = -divisor / extreme[lane];
+            lowest[lane] = lowest[lane].min(weights[col][lane]);
+            highest[lane] = highest[lane].max(weights[col][lane]);
         }
-        fit.consider(weights, &per_unit, &zero);
     }
-    fit.rounded().0
+    let (mut multiplier, mut zero) = ([0f32; LANES], [0f32; LANES]);
+    for lane in 0..LANES {
+        let range = highest[lane] - lowest[lane];
+        multiplier[lane] = (range / 15.0).round_ties_even();
+        let at = (-lowest[lane] / range * 15.0).round_ties_even();
+        zero[lane] = if at > 0.0 { at.min(15.0) } else { 0.0 }; // 0 for no number
+    }
+    let mut best = Steps { multiplier: [1.0; LANES], zero: [0.0; LANES] };
+    let mut least = [f32::INFINITY; LANES];
+    for larger in [0.0, -1.0, 1.0] {
+        for shift in [0.0, -1.0, 1.0] {
+            let mut tried = Steps { multiplier, zero };
+            for lane in 0..LANES {
+                tried.multiplier[lane] = (multiplier[lane] + larger).clamp(1.0, 15.0);
+                tried.zero[lane] = (zero[lane] + shift).clamp(0.0, 15.0);
+            }
+            let (bounds, mut error) = (Bounds::of(&tried), [0f32; LANES]);
+            for col in 0..GROUP {
+                for lane in 0..LANES {
+                    let code = bounds.code(weights[col][lane], lane);
+                    let off = weights[col][lane] - code * tried.multiplier[lane];
+                    error[lane] += off * off;
+                }
+            }
+            for lane in 0..LANES {
+                let better = error[lane] < least[lane];
+                least[lane] = if better { error[lane] } else { least[lane] };
+                best.multiplier[lane] = if better { tried.multiplier[lane] } else { best.multiplier[lane] };
+                best.zero[lane] = if better { tried.zero[lane] } else { best.zero[lane] };
+            }
+        }
+    }
+    let (bounds, mut codes) = (Bounds::of(&best), [[0; LANES]; GROUP]);
+    for col in 0..GROUP {
+        for lane in 0..LANES {
+            codes[col][lane] = (bounds.code(weights[col][lane], lane) + best.zero[lane]) as u32;
+        }
+    }
+    (best, codes)
+}
+
+/// Multipliers from 1 to 15 and zero points from 0 to 15.
+pub(super) struct Steps {
+    pub(super) multiplier: Lanes,
+    pub(super) zero: Lanes,
+}
+
+/// Which codes, less their zero point, there are: 4 bits, and with their multiplier 8.
+struct Bounds {
+    per_unit: Lanes,
+    lowest: Lanes,
+    highest: Lanes,
+}
+
+impl Bounds {
+    #[inline(always)]
+    fn of(steps: &Steps) -> Self {
+        let mut bounds = Self { per_unit: [0.0; LANES], lowest: [0.0; LANES], highest: [0.0; LANES] };
+        for lane in 0..LANES {
+            let most = (127.0 / steps.multiplier[lane]).floor();
+            bounds.per_unit[lane] = 1.0 / steps.multiplier[lane];
+            bounds.lowest[lane] = (-most).max(-steps.zero[lane]);
+            bounds.highest[lane] = most.min(15.0 - steps.zero[lane]);
+        }
+        bounds
+    }
+
+    /// The nearest code, less its zero point.
+    #[inline(always)]
+    fn code(&self, weight: f32, lane: usize) -> f32 {
+        (weight * self.per_unit[lane]).round_ties_even().max(self.lowest[lane]).min(self.highest[lane])
+    }
 }
 
 /// 4 bits: the range of the weights, zero included, takes about 15 steps, and its ends may be cut off.

@@ -8,14 +8,15 @@
 
 mod tile;
 
+use std::cell::RefCell;
 use std::marker::PhantomData;
 
-use super::super::packed::{Format, PANEL};
+use super::super::packed::{Format, Layout, PANEL};
 use super::super::simd::integer::{IntegerKernel, Integers};
 use super::super::simd::{LANES, Simd};
-use super::tiles::Tile;
+use super::tiles::{MOST_STREAMS, Registers, Tile};
 use super::{Part, registers_for};
-use tile::{FourBits, FourBitsZero, Grouped, GroupedBytes, Kind, PerOutput, Source};
+use tile::{FourBitsZero, Grouped, GroupedBytes, Kind, PerOutput, Source, Stepped};
 
 /// Columns whose products fit 32 bits together: `255 * 127 * SEGMENT < 2^31`.
 pub(super) const SEGMENT: usize = 32 << 10;
@@ -33,7 +34,12 @@ impl IntegerKernel for Product<'_> {
         match self.part.linear.weights.layout().format {
             Format::Int8 => self.all_tiles::<S, PerOutput>(simd),
             Format::Int8Group => self.all_tiles::<S, Grouped<GroupedBytes>>(simd),
-            Format::Int4 => self.all_tiles::<S, Grouped<FourBits>>(simd),
+            Format::Int4
+                if S::HAS_DOT && self.part.x.rows() > const { registers::<S>(Format::Int4).highest() } =>
+            {
+                self.widened_tiles(simd)
+            }
+            Format::Int4 => self.all_tiles::<S, Stepped>(simd),
             Format::Int4Zero => self.all_tiles::<S, Grouped<FourBitsZero>>(simd),
             Format::Bf16 | Format::F16 | Format::F32 => unreachable!("floats are multiplied as such"),
         }
@@ -43,22 +49,41 @@ impl IntegerKernel for Product<'_> {
 impl Product<'_> {
     #[inline(always)]
     fn all_tiles<S: Integers, K: Kind>(&self, s: S) {
-        self.part.for_each_tile(registers_for(K::FORMAT, S::ACCUMULATORS), |tile| {
-            let from = self.from(&tile);
-            macro_rules! sizes {
-                ($($mr:literal: $($nr:literal)*,)*) => {
-                    match (tile.height, tile.width) {
-                        $($(($mr, $nr) if const { registers_for(K::FORMAT, S::ACCUMULATORS).has($mr, $nr) } => {
-                            s.call(Block::<K, $mr, $nr> { product: self, tile, from, kind: PhantomData });
-                        })*)*
-                        _ => unreachable!("every tile height and width has an arm"),
-                    }
-                };
-            }
-            sizes!(
-                1: 1 2 4, 2: 1 2 4, 3: 1 2 3 4, 4: 1 2 3 4, 5: 1 2 4, 6: 1 2 3 4, 7: 1 3, 8: 1 3,
-            );
+        self.part.for_each_tile(const { registers::<S>(K::FORMAT) }, |tile| {
+            self.one_tile::<S, K>(s, tile, self.from(&tile));
         });
+    }
+
+    /// Panels of 4-bit codes that several tiles of rows meet: they become 8 bits once, for all of those.
+    #[inline(always)]
+    fn widened_tiles<S: Integers>(&self, s: S) {
+        let layout = Layout { format: Format::Int8, ..self.part.linear.weights.layout() };
+        with_room(layout.panel_bytes() * MOST_STREAMS, |room| {
+            self.part.for_each_tile(const { registers::<S>(Format::Int4) }, |tile| {
+                let from = self.from(&tile);
+                if tile.first == 0 {
+                    s.call(Widen { from, panels: tile.width, to: room });
+                }
+                self.one_tile::<S, PerOutput>(s, tile, Source { weights: room, layout, ..from });
+            });
+        });
+    }
+
+    #[inline(always)]
+    fn one_tile<S: Integers, K: Kind>(&self, s: S, tile: Tile, from: Source<'_>) {
+        macro_rules! sizes {
+            ($($mr:literal: $($nr:literal)*,)*) => {
+                match (tile.height, tile.width) {
+                    $($(($mr, $nr) if const { registers::<S>(K::FORMAT).has($mr, $nr) } => {
+                        s.call(Block::<K, $mr, $nr> { product: self, tile, from, kind: PhantomData });
+                    })*)*
+                    _ => unreachable!("every tile height and width has an arm"),
+                }
+            };
+        }
+        sizes!(
+            1: 1 2 4, 2: 1 2 4, 3: 1 2 3 4, 4: 1 2 3 4, 5: 1 2 4, 6: 1 2 3 4, 7: 1 3, 8: 1 3,
+        );
     }
 
     /// What a tile reads.
@@ -75,7 +100,7 @@ impl Product<'_> {
             sum_stride: x.sum_stride(),
             weights: &packed.values()[panel * layout.panel_bytes()..],
             scales: &packed.scales()[panel * layout.panel_scales() * layout.scale_bytes()..],
-            zeros: packed.zeros().get(panel * layout.panel_scales()..).unwrap_or_default(),
+            steps: packed.steps().get(panel * layout.panel_steps()..).unwrap_or_default(),
             layout,
             apart: tile.apart,
             ahead: tile.ahead,
@@ -108,6 +133,49 @@ impl<K: Kind, const MR: usize, const NR: usize> IntegerKernel for Block<'_, K, M
         }
         part.put_tile(f, &self.tile, sums);
     }
+}
+
+/// A tile's panels of 4-bit codes as [`Format::Int8`] has them.
+struct Widen<'a> {
+    from: Source<'a>,
+    panels: usize,
+    to: &'a mut [u8],
+}
+
+impl IntegerKernel for Widen<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Integers>(self, s: S) {
+        self.from.widen(s, self.panels, self.to);
+    }
+}
+
+/// A cache line.
+#[repr(align(64))]
+#[derive(Clone, Copy)]
+#[expect(dead_code)] // bytes are read as such
+struct Line([u8; 64]);
+
+/// Calls `take` with so many bytes of this thread's own, kept for the next time.
+fn with_room(bytes: usize, take: impl FnOnce(&mut [u8])) {
+    thread_local! {
+        static ROOM: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
+    }
+    ROOM.with_borrow_mut(|room| {
+        let lines = bytes.div_ceil(size_of::<Line>());
+        if room.len() < lines {
+            *room = vec![Line([0; size_of::<Line>()]); lines];
+        }
+        // SAFETY: lines are bytes.
+        take(unsafe { std::slice::from_raw_parts_mut(room.as_mut_ptr().cast(), bytes) })
+    })
+}
+
+/// What an instruction set has room for: sums of 4-bit codes stand beside the others where they are multiplied afterwards.
+const fn registers<S: Integers>(format: Format) -> Registers {
+    let is_apart = matches!(format, Format::Int4) && !S::HAS_DOT;
+    registers_for(format, if is_apart { S::ACCUMULATORS / 2 } else { S::ACCUMULATORS })
 }
 
 const _: () = assert!(PANEL == LANES, "a panel's outputs are a vector");

@@ -16,7 +16,7 @@ fn hash(i: usize, seed: u32) -> u32 {
 /// Codes of every value, scales about 2^-7, zero points of 4 bits.
 fn packed(layout: Layout, seed: u32) -> Packed {
     let mut bytes: Vec<u8> = (0..layout.bytes()).map(|i| (hash(i, seed) >> 24) as u8).collect();
-    let (scales, zeros) = (layout.scales_at(), layout.zeros_at());
+    let (scales, steps) = (layout.scales_at(), layout.steps_at());
     for i in 0..layout.panels() * layout.panel_scales() {
         let scale = 2f32.powi(-7) * (1.0 + hash(i, !seed) as f32 / 4e9);
         match layout.scale_bytes() {
@@ -24,7 +24,14 @@ fn packed(layout: Layout, seed: u32) -> Packed {
             _ => bytes[scales + 4 * i..][..4].copy_from_slice(&scale.to_le_bytes()),
         }
     }
-    bytes[zeros..].iter_mut().for_each(|zero| *zero &= 15);
+    for step in &mut bytes[steps..] {
+        *step = match layout.format {
+            Format::Int4Zero => *step & 15,
+            // So that any code fits 8 bits: a multiplier up to 8, or a zero point in the middle.
+            _ if *step & 15 > 8 => (*step & 15) | 0x70 + (*step & 0x10),
+            _ => *step,
+        };
+    }
     Packed::new(layout, bytes.into())
 }
 

@@ -4,8 +4,12 @@
 
 #![allow(clippy::needless_range_loop)] // m and n index several arrays, as in the formula
 
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
 use super::super::super::input::GROUP;
-use super::super::super::packed::{Format, Layout, PANEL};
+use super::super::super::packed::{Format, Layout, PANEL, ZERO};
 use super::super::super::simd::Simd;
 use super::super::super::simd::integer::Integers;
 use super::super::tiles::Ahead;
@@ -13,6 +17,10 @@ use super::SEGMENT;
 
 /// Bytes that four columns of 8-bit codes, or eight of 4-bit codes, take in a panel.
 const VECTOR: usize = 4 * PANEL;
+/// Bytes that a group's 4-bit codes take in a panel.
+const GROUP_BYTES: usize = GROUP * PANEL / 2;
+/// Rows up to which it is their sums of 4-bit codes that are multiplied; for more rows the codes are.
+const FEW: usize = 4;
 
 /// Rows of `x` and panels of weights, each from its first one on.
 #[derive(Clone, Copy)]
@@ -27,7 +35,8 @@ pub(super) struct Source<'a> {
     pub(super) totals: &'a [i32],
     pub(super) weights: &'a [u8],
     pub(super) scales: &'a [u8],
-    pub(super) zeros: &'a [u8],
+    /// Zero points, or multipliers and zero points, of groups.
+    pub(super) steps: &'a [u8],
     pub(super) layout: Layout,
     /// Panels from one to the next.
     pub(super) apart: usize,
@@ -60,11 +69,39 @@ impl Source<'_> {
         assert!(self.weights.len() >= last * self.layout.panel_bytes(), "codes of all panels");
         let scales = last * self.layout.panel_scales();
         assert!(self.scales.len() >= scales * self.layout.scale_bytes(), "scales of all panels");
-        assert!(self.layout.format != Format::Int4Zero || self.zeros.len() >= scales, "zero points");
+        assert!(self.steps.len() >= last * self.layout.panel_steps(), "steps of all panels");
     }
 }
 
-/// 8 bits, one scale for each output.
+impl Source<'_> {
+    /// Writes `panels` of 4-bit codes down as [`Format::Int8`] has them, one after another.
+    #[inline(always)]
+    pub(super) fn widen<S: Integers>(&self, s: S, panels: usize, to: &mut [u8]) {
+        self.check(0, panels);
+        let (layout, groups) = (self.layout, self.layout.groups());
+        let panel = groups * GROUP * PANEL;
+        assert!(to.len() >= panels * panel, "room for all panels");
+        for n in 0..panels {
+            // SAFETY: the checks above.
+            unsafe {
+                let w = self.weights.as_ptr().add(n * self.apart * layout.panel_bytes());
+                let steps = self.steps.as_ptr().add(n * self.apart * layout.panel_steps());
+                widen(s, w, steps, groups, to.as_mut_ptr().add(n * panel));
+            }
+        }
+    }
+
+    /// The sum of a row's codes in some groups.
+    #[inline(always)]
+    fn sum_of(&self, row: usize, groups: Range<usize>) -> i32 {
+        match groups.len() == self.layout.groups() {
+            true => self.totals[row],
+            false => self.sums[row * self.sum_stride..][groups].iter().sum(),
+        }
+    }
+}
+
+/// 8 bits, a scale for each output.
 pub(super) struct PerOutput;
 
 impl Kind for PerOutput {
@@ -85,12 +122,7 @@ impl Kind for PerOutput {
             let to = columns.min(from + SEGMENT);
             let mut sums = [[s.splat(0); NR]; MR];
             for m in 0..MR {
-                let sum = if columns <= SEGMENT {
-                    t.totals[m]
-                } else {
-                    t.sums[m * t.sum_stride..][from / GROUP..to / GROUP].iter().sum::<i32>()
-                };
-                sums[m] = [s.splat(-i32::from(Format::Int8.zero()) * sum); NR];
+                sums[m] = [s.splat(-i32::from(ZERO) * t.sum_of(m, from / GROUP..to / GROUP)); NR];
             }
             // SAFETY: the check above; four columns of all rows and panels lie inside.
             unsafe {
@@ -115,27 +147,89 @@ impl Kind for PerOutput {
     }
 }
 
-/// How a group's codes are read.
+/// 4 bits that steps make 8, a scale for each output.
+pub(super) struct Stepped;
+
+impl Kind for Stepped {
+    const FORMAT: Format = Format::Int4;
+
+    #[inline(always)]
+    unsafe fn sums<S: Integers, const MR: usize, const NR: usize>(
+        s: S,
+        t: &Source<'_>,
+    ) -> [[<S::Floats as Simd>::V; NR]; MR] {
+        t.check(MR, NR);
+        let (f, groups) = (s.floats(), t.layout.groups());
+        let (apart, steps_apart) = (t.apart * t.layout.panel_bytes(), t.apart * t.layout.panel_steps());
+        let mut ahead = t.ahead.over(groups);
+        let mut results = [[f.zero(); NR]; MR];
+        let widens = S::HAS_DOT && MR > FEW;
+        let mut room = [const { Room(MaybeUninit::uninit()) }; NR];
+        let mut from = 0;
+        while from < groups {
+            let to = groups.min(from + SEGMENT / GROUP);
+            let mut sums = [[s.splat(0); NR]; MR];
+            if widens {
+                for m in 0..MR {
+                    sums[m] = [s.splat(-i32::from(ZERO) * t.sum_of(m, from..to)); NR];
+                }
+            }
+            // SAFETY: the check above; a group of all rows and panels lies inside.
+            unsafe {
+                let mut x = t.codes.as_ptr().add(from * GROUP);
+                let mut w = t.weights.as_ptr().add(from * GROUP_BYTES);
+                let mut steps = t.steps.as_ptr().add(from * PANEL);
+                let mut row_sums = t.sums.as_ptr().add(from);
+                let end = x.add((to - from) * GROUP);
+                while x < end {
+                    ahead.ask::<_, NR>(f, w, apart, GROUP_BYTES);
+                    if widens {
+                        for n in 0..NR {
+                            let (w, steps) = (w.add(n * apart), steps.add(n * steps_apart));
+                            widen(s, w, steps, 1, room[n].0.as_mut_ptr().cast());
+                        }
+                        let room = room.as_ptr().cast();
+                        sums = eight_bits::<S, MR, NR>(s, t, x, room, size_of::<Room>(), sums);
+                    } else {
+                        sums = stepped::<S, MR, NR>(s, t, x, w, (steps, row_sums), sums);
+                    }
+                    (x, w) = (x.add(GROUP), w.add(GROUP_BYTES));
+                    (steps, row_sums) = (steps.add(PANEL), row_sums.add(1));
+                }
+                for n in 0..NR {
+                    let scale = f.load(t.scales.as_ptr().add(n * t.apart * PANEL * 4).cast());
+                    for m in 0..MR {
+                        results[m][n] = f.fma(s.to_floats(sums[m][n]), scale, results[m][n]);
+                    }
+                }
+            }
+            from = to;
+        }
+        results
+    }
+}
+
+/// 8-bit codes of a panel's group.
+#[repr(align(64))]
+struct Room(MaybeUninit<[u8; GROUP * PANEL]>);
+
+/// How codes of groups with scales are read.
 pub(super) trait Codes {
     const FORMAT: Format;
 }
 
 pub(super) struct GroupedBytes;
-pub(super) struct FourBits;
 pub(super) struct FourBitsZero;
 
 impl Codes for GroupedBytes {
     const FORMAT: Format = Format::Int8Group;
-}
-impl Codes for FourBits {
-    const FORMAT: Format = Format::Int4;
 }
 impl Codes for FourBitsZero {
     const FORMAT: Format = Format::Int4Zero;
 }
 
 /// A scale for each output and group.
-pub(super) struct Grouped<C>(std::marker::PhantomData<C>);
+pub(super) struct Grouped<C>(PhantomData<C>);
 
 impl<C: Codes> Kind for Grouped<C> {
     const FORMAT: Format = C::FORMAT;
@@ -151,11 +245,11 @@ impl<C: Codes> Kind for Grouped<C> {
         let scales_apart = t.apart * t.layout.panel_scales();
         let mut ahead = t.ahead.over(groups);
         let mut results = [[f.zero(); NR]; MR];
-        let mut zeros = [s.splat_zeros(C::FORMAT.zero()); NR];
+        let mut zeros = [s.splat_zeros(ZERO); NR];
         // SAFETY: the check above; a group of all rows and panels lies inside.
         unsafe {
             let (mut x, mut w) = (t.codes.as_ptr(), t.weights.as_ptr());
-            let (mut scales, mut zero_points) = (t.scales.as_ptr(), t.zeros.as_ptr());
+            let (mut scales, mut zero_points) = (t.scales.as_ptr(), t.steps.as_ptr());
             for group in 0..groups {
                 let row_sums = t.sums.as_ptr().add(group);
                 if matches!(C::FORMAT, Format::Int4Zero) {
@@ -170,10 +264,23 @@ impl<C: Codes> Kind for Grouped<C> {
                         starts[m][n] = s.minus_times(zeros[n], sum);
                     }
                 }
-                let sums = match C::FORMAT.bits() {
-                    4 => four_bits::<S, MR, NR>(s, t, x, w, apart, starts),
-                    _ => eight_bits::<S, MR, NR>(s, t, x, w, apart, starts),
-                };
+                let mut sums = starts;
+                if C::FORMAT.bits() == 4 {
+                    let mut small = [[s.begin_small(starts[0][0]); NR]; MR];
+                    for m in 0..MR {
+                        for n in 0..NR {
+                            small[m][n] = s.begin_small(starts[m][n]);
+                        }
+                    }
+                    small = four_bits::<S, MR, NR>(s, t, x, w, apart, small);
+                    for m in 0..MR {
+                        for n in 0..NR {
+                            sums[m][n] = s.end_small(small[m][n], starts[m][n]);
+                        }
+                    }
+                } else {
+                    sums = eight_bits::<S, MR, NR>(s, t, x, w, apart, starts);
+                }
                 for n in 0..NR {
                     let scale = f.load_f16(scales.add(n * scales_apart * 2));
                     for m in 0..MR {
@@ -237,14 +344,8 @@ unsafe fn four_bits<S: Integers, const MR: usize, const NR: usize>(
     x: *const i8,
     w: *const u8,
     apart: usize,
-    starts: [[S::Sums; NR]; MR],
-) -> [[S::Sums; NR]; MR] {
-    let mut small = [[s.begin_small(starts[0][0]); NR]; MR];
-    for m in 0..MR {
-        for n in 0..NR {
-            small[m][n] = s.begin_small(starts[m][n]);
-        }
-    }
+    mut small: [[S::Small; NR]; MR],
+) -> [[S::Small; NR]; MR] {
     for step in 0..GROUP / 8 {
         // SAFETY: by the contract.
         unsafe {
@@ -267,10 +368,62 @@ unsafe fn four_bits<S: Integers, const MR: usize, const NR: usize>(
             }
         }
     }
-    let mut sums = starts;
-    for m in 0..MR {
-        for n in 0..NR {
-            sums[m][n] = s.end_small(small[m][n], starts[m][n]);
+    small
+}
+
+/// Writes some groups of a panel of 4-bit codes down as [`Format::Int8`] has them.
+///
+/// # Safety
+/// `w` and `steps` are readable for as many groups, and `to` is writable for them.
+#[inline(always)]
+unsafe fn widen<S: Integers>(s: S, w: *const u8, steps: *const u8, groups: usize, to: *mut u8) {
+    for group in 0..groups {
+        // SAFETY: by the contract.
+        unsafe {
+            let steps = s.load_byte_steps(steps.add(group * PANEL));
+            let (w, to) = (w.add(group * GROUP_BYTES), to.add(group * GROUP * PANEL));
+            for step in 0..GROUP / 8 {
+                let both = s.load(w.add(step * VECTOR));
+                s.store(s.stepped(s.low(both), steps), to.add(2 * step * VECTOR));
+                s.store(s.stepped(s.high(both), steps), to.add((2 * step + 1) * VECTOR));
+            }
+        }
+    }
+}
+
+/// Adds the products of a group of 4-bit codes that steps make 8: those of the panels from there on. The rows' sums are there, too.
+///
+/// # Safety
+/// A group of `MR` rows of `x` and `NR` panels of `w` and steps is readable.
+#[inline(always)]
+unsafe fn stepped<S: Integers, const MR: usize, const NR: usize>(
+    s: S,
+    t: &Source<'_>,
+    x: *const i8,
+    w: *const u8,
+    (from, row_sums): (*const u8, *const i32),
+    mut sums: [[S::Sums; NR]; MR],
+) -> [[S::Sums; NR]; MR] {
+    let (apart, steps_apart) = (t.apart * t.layout.panel_bytes(), t.apart * t.layout.panel_steps());
+    // SAFETY: by the contract.
+    unsafe {
+        let mut steps = [s.load_steps(from); NR];
+        for n in 1..NR {
+            steps[n] = s.load_steps(from.add(n * steps_apart));
+        }
+        let mut group = [[s.begin_small(s.splat(0)); NR]; MR];
+        for m in 0..MR {
+            let sum = *row_sums.add(m * t.sum_stride);
+            for n in 0..NR {
+                group[m][n] = s.begin_stepped(steps[n], sum);
+            }
+        }
+        group = four_bits::<S, MR, NR>(s, t, x, w, apart, group);
+        for m in 0..MR {
+            let sum = *row_sums.add(m * t.sum_stride);
+            for n in 0..NR {
+                sums[m][n] = s.end_stepped(group[m][n], sums[m][n], steps[n], sum);
+            }
         }
     }
     sums

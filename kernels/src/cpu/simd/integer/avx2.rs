@@ -55,6 +55,46 @@ macro_rules! common {
         }
 
         #[inline(always)]
+        unsafe fn store(self, [a, b]: Self::Codes, to: *mut u8) {
+            // SAFETY: the token and the contract.
+            unsafe {
+                _mm256_storeu_si256(to.cast(), a);
+                _mm256_storeu_si256(to.add(32).cast(), b);
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn load_byte_steps(self, from: *const u8) -> [Self::Codes; 2] {
+            // Multipliers in 16 bits; zero points times those, less 128, in bytes.
+            // SAFETY: the token and the contract.
+            unsafe {
+                let both = _mm256_broadcastsi128_si256(_mm_loadu_si128(from.cast()));
+                let lanes = _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0);
+                let low = _mm256_mullo_epi32(lanes, _mm256_set1_epi32(0x0101_0101));
+                let high = _mm256_add_epi8(low, _mm256_set1_epi8(8));
+                let both = [_mm256_shuffle_epi8(both, low), _mm256_shuffle_epi8(both, high)];
+                let (mask, sign) = (_mm256_set1_epi16(15), _mm256_set1_epi8(-128));
+                let multipliers = [_mm256_and_si256(both[0], mask), _mm256_and_si256(both[1], mask)];
+                let [low, high] = self.high(both);
+                let low = _mm256_mullo_epi16(low, multipliers[0]);
+                let high = _mm256_mullo_epi16(high, multipliers[1]);
+                [multipliers, [_mm256_xor_si256(low, sign), _mm256_xor_si256(high, sign)]]
+            }
+        }
+
+        #[inline(always)]
+        fn stepped(self, [a, b]: Self::Codes, [multipliers, taken]: [Self::Codes; 2]) -> Self::Codes {
+            // Two products of 4 bits each fit 16 bits side by side; the difference is right modulo 256.
+            // SAFETY: the token.
+            unsafe {
+                [
+                    _mm256_sub_epi8(_mm256_mullo_epi16(a, multipliers[0]), taken[0]),
+                    _mm256_sub_epi8(_mm256_mullo_epi16(b, multipliers[1]), taken[1]),
+                ]
+            }
+        }
+
+        #[inline(always)]
         fn low(self, [a, b]: Self::Codes) -> Self::Codes {
             // SAFETY: the token.
             unsafe {
@@ -116,7 +156,10 @@ impl Integers for AvxVnni {
     common!("avx2,fma,f16c,avxvnni");
     type Four = __m256i;
     type Small = [__m256i; 2];
+    /// Multipliers; zero points as [`Integers::minus_times`] takes them.
+    type Steps = [[__m256i; 2]; 2];
     const ACCUMULATORS: usize = 4;
+    const HAS_DOT: bool = true;
 
     #[inline(always)]
     unsafe fn four(self, from: *const i8) -> __m256i {
@@ -144,6 +187,43 @@ impl Integers for AvxVnni {
     fn end_small(self, sums: Self::Small, _: Self::Sums) -> Self::Sums {
         sums
     }
+
+    #[inline(always)]
+    unsafe fn load_steps(self, from: *const u8) -> Self::Steps {
+        // SAFETY: the token and the contract.
+        unsafe {
+            let low = _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast()));
+            let high = _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.add(8).cast()));
+            let (mask, none) = (_mm256_set1_epi32(15), _mm256_setzero_si256());
+            let zeros = [
+                _mm256_sub_epi16(none, _mm256_srli_epi32::<4>(low)),
+                _mm256_sub_epi16(none, _mm256_srli_epi32::<4>(high)),
+            ];
+            [[_mm256_and_si256(low, mask), _mm256_and_si256(high, mask)], zeros]
+        }
+    }
+
+    #[inline(always)]
+    fn begin_stepped(self, [_, zeros]: Self::Steps, sum: i32) -> Self::Small {
+        self.minus_times(zeros, sum)
+    }
+
+    #[inline(always)]
+    fn end_stepped(
+        self,
+        group: Self::Small,
+        sums: Self::Sums,
+        [multipliers, _]: Self::Steps,
+        _: i32,
+    ) -> Self::Sums {
+        // SAFETY: the token.
+        unsafe {
+            [
+                _mm256_add_epi32(sums[0], _mm256_mullo_epi32(group[0], multipliers[0])),
+                _mm256_add_epi32(sums[1], _mm256_mullo_epi32(group[1], multipliers[1])),
+            ]
+        }
+    }
 }
 
 impl Integers for Avx2Madd {
@@ -152,7 +232,10 @@ impl Integers for Avx2Madd {
     type Four = [__m256i; 3];
     /// Pairs of columns in 16 bits: `15 * 127 * 2 * 8 < 2^15`.
     type Small = [__m256i; 2];
+    /// Multipliers, for both of a pair; zero points times those, as [`Integers::minus_times`] takes them.
+    type Steps = [[__m256i; 2]; 2];
     const ACCUMULATORS: usize = 4;
+    const HAS_DOT: bool = false;
 
     #[inline(always)]
     unsafe fn four(self, from: *const i8) -> Self::Four {
@@ -195,6 +278,44 @@ impl Integers for Avx2Madd {
                 _mm256_add_epi32(start[0], _mm256_madd_epi16(a, ones)),
                 _mm256_add_epi32(start[1], _mm256_madd_epi16(b, ones)),
             ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_steps(self, from: *const u8) -> Self::Steps {
+        // SAFETY: the token and the contract.
+        unsafe {
+            let low = _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast()));
+            let high = _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.add(8).cast()));
+            let (mask, none) = (_mm256_set1_epi32(15), _mm256_setzero_si256());
+            let (a, b) = (_mm256_and_si256(low, mask), _mm256_and_si256(high, mask));
+            let low = _mm256_mullo_epi16(_mm256_srli_epi32::<4>(low), a);
+            let high = _mm256_mullo_epi16(_mm256_srli_epi32::<4>(high), b);
+            let a = _mm256_or_si256(a, _mm256_slli_epi32::<16>(a));
+            let b = _mm256_or_si256(b, _mm256_slli_epi32::<16>(b));
+            [[a, b], [_mm256_sub_epi16(none, low), _mm256_sub_epi16(none, high)]]
+        }
+    }
+
+    #[inline(always)]
+    fn begin_stepped(self, _: Self::Steps, _: i32) -> Self::Small {
+        self.splat(0)
+    }
+
+    #[inline(always)]
+    fn end_stepped(
+        self,
+        group: Self::Small,
+        sums: Self::Sums,
+        [multipliers, zeros]: Self::Steps,
+        sum: i32,
+    ) -> Self::Sums {
+        let [low, high] = self.minus_times(zeros, sum);
+        // SAFETY: the token.
+        unsafe {
+            let low = _mm256_add_epi32(low, _mm256_madd_epi16(group[0], multipliers[0]));
+            let high = _mm256_add_epi32(high, _mm256_madd_epi16(group[1], multipliers[1]));
+            [_mm256_add_epi32(sums[0], low), _mm256_add_epi32(sums[1], high)]
         }
     }
 }

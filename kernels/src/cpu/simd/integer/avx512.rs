@@ -55,6 +55,34 @@ macro_rules! common {
         }
 
         #[inline(always)]
+        unsafe fn store(self, codes: __m512i, to: *mut u8) {
+            // SAFETY: the token and the contract.
+            unsafe { _mm512_storeu_si512(to.cast(), codes) }
+        }
+
+        #[inline(always)]
+        unsafe fn load_byte_steps(self, from: *const u8) -> [__m512i; 2] {
+            // Multipliers in 16 bits; zero points times those, less 128, in bytes.
+            // SAFETY: the token and the contract.
+            unsafe {
+                let both = _mm512_broadcast_i32x4(_mm_loadu_si128(from.cast()));
+                let lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+                let four_times = _mm512_mullo_epi32(lanes, _mm512_set1_epi32(0x0101_0101));
+                let both = _mm512_shuffle_epi8(both, four_times);
+                let multipliers = _mm512_and_si512(both, _mm512_set1_epi16(15));
+                let taken = _mm512_mullo_epi16(self.high(both), multipliers);
+                [multipliers, _mm512_xor_si512(taken, _mm512_set1_epi8(-128))]
+            }
+        }
+
+        #[inline(always)]
+        fn stepped(self, codes: __m512i, [multipliers, taken]: [__m512i; 2]) -> __m512i {
+            // Two products of 4 bits each fit 16 bits side by side; the difference is right modulo 256.
+            // SAFETY: the token.
+            unsafe { _mm512_sub_epi8(_mm512_mullo_epi16(codes, multipliers), taken) }
+        }
+
+        #[inline(always)]
         fn low(self, bytes: __m512i) -> __m512i {
             // SAFETY: the token.
             unsafe { _mm512_and_si512(bytes, _mm512_set1_epi8(15)) }
@@ -106,7 +134,10 @@ impl Integers for Avx512Vnni {
     common!("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
     type Four = __m512i;
     type Small = __m512i;
+    /// Multipliers; zero points as [`Integers::minus_times`] takes them.
+    type Steps = [__m512i; 2];
     const ACCUMULATORS: usize = 24;
+    const HAS_DOT: bool = true;
 
     #[inline(always)]
     unsafe fn four(self, from: *const i8) -> __m512i {
@@ -134,6 +165,27 @@ impl Integers for Avx512Vnni {
     fn end_small(self, sums: __m512i, _: __m512i) -> __m512i {
         sums
     }
+
+    #[inline(always)]
+    unsafe fn load_steps(self, from: *const u8) -> Self::Steps {
+        // SAFETY: the token and the contract.
+        unsafe {
+            let both = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()));
+            let zeros = _mm512_sub_epi16(_mm512_setzero_si512(), _mm512_srli_epi32::<4>(both));
+            [_mm512_and_si512(both, _mm512_set1_epi32(15)), zeros]
+        }
+    }
+
+    #[inline(always)]
+    fn begin_stepped(self, [_, zeros]: Self::Steps, sum: i32) -> __m512i {
+        self.minus_times(zeros, sum)
+    }
+
+    #[inline(always)]
+    fn end_stepped(self, group: __m512i, sums: __m512i, [multipliers, _]: Self::Steps, _: i32) -> __m512i {
+        // SAFETY: the token.
+        unsafe { _mm512_add_epi32(sums, _mm512_mullo_epi32(group, multipliers)) }
+    }
 }
 
 impl Integers for Avx512Madd {
@@ -142,7 +194,10 @@ impl Integers for Avx512Madd {
     type Four = [__m512i; 3];
     /// Pairs of columns in 16 bits: `15 * 127 * 2 * 8 < 2^15`.
     type Small = __m512i;
+    /// Multipliers, for both of a pair; zero points times those, as [`Integers::minus_times`] takes them.
+    type Steps = [__m512i; 2];
     const ACCUMULATORS: usize = 8;
+    const HAS_DOT: bool = false;
 
     #[inline(always)]
     unsafe fn four(self, from: *const i8) -> Self::Four {
@@ -178,5 +233,37 @@ impl Integers for Avx512Madd {
     fn end_small(self, sums: __m512i, start: __m512i) -> __m512i {
         // SAFETY: the token.
         unsafe { _mm512_add_epi32(start, _mm512_madd_epi16(sums, _mm512_set1_epi16(1))) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_steps(self, from: *const u8) -> Self::Steps {
+        // SAFETY: the token and the contract.
+        unsafe {
+            let both = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()));
+            let multipliers = _mm512_and_si512(both, _mm512_set1_epi32(15));
+            let zeros = _mm512_mullo_epi16(_mm512_srli_epi32::<4>(both), multipliers);
+            let pairs = _mm512_or_si512(multipliers, _mm512_slli_epi32::<16>(multipliers));
+            [pairs, _mm512_sub_epi16(_mm512_setzero_si512(), zeros)]
+        }
+    }
+
+    #[inline(always)]
+    fn begin_stepped(self, _: Self::Steps, _: i32) -> __m512i {
+        self.splat(0)
+    }
+
+    #[inline(always)]
+    fn end_stepped(
+        self,
+        group: __m512i,
+        sums: __m512i,
+        [multipliers, zeros]: Self::Steps,
+        sum: i32,
+    ) -> __m512i {
+        // SAFETY: the token.
+        unsafe {
+            let products = _mm512_madd_epi16(group, multipliers);
+            _mm512_add_epi32(sums, _mm512_add_epi32(products, self.minus_times(zeros, sum)))
+        }
     }
 }

@@ -29,8 +29,12 @@ pub trait Integers: Copy + Send + Sync {
     type Sums: Copy;
     /// Sums of products of 4-bit codes over at most [`SMALL_COLUMNS`] columns.
     type Small: Copy;
+    /// What sums of a group's 4-bit codes are moved and multiplied by, for sixteen outputs.
+    type Steps: Copy;
     /// Sums that fit the register file besides the operands.
     const ACCUMULATORS: usize;
+    /// Whether products of 8-bit codes are as fast as those of 4-bit ones.
+    const HAS_DOT: bool;
 
     /// Runs `kernel` in a function of its own, compiled for this set ([`Simd::call`]).
     fn call<K: IntegerKernel>(self, kernel: K) -> K::Output;
@@ -41,6 +45,11 @@ pub trait Integers: Copy + Send + Sync {
     /// # Safety
     /// `from` is readable for 64 bytes; it needs no alignment.
     unsafe fn load(self, from: *const u8) -> Self::Codes;
+    /// Writes 64 codes.
+    ///
+    /// # Safety
+    /// `to` is writable for 64 bytes; it needs no alignment.
+    unsafe fn store(self, codes: Self::Codes, to: *mut u8);
     /// The low halves of bytes.
     fn low(self, bytes: Self::Codes) -> Self::Codes;
     /// The high halves of bytes.
@@ -60,6 +69,22 @@ pub trait Integers: Copy + Send + Sync {
     fn dot_small(self, sums: Self::Small, codes: Self::Codes, four: Self::Four) -> Self::Small;
     /// The sums that began with `start`.
     fn end_small(self, sums: Self::Small, start: Self::Sums) -> Self::Sums;
+    /// Sixteen outputs' steps: multipliers in the low halves of bytes, zero points in the high ones.
+    ///
+    /// # Safety
+    /// `from` is readable for 16 bytes.
+    unsafe fn load_steps(self, from: *const u8) -> Self::Steps;
+    /// Sums for a group's 4-bit codes with those steps; `sum` is that of the activations' codes.
+    fn begin_stepped(self, steps: Self::Steps, sum: i32) -> Self::Small;
+    /// `sums` and the products of `multiplier * (code - zero point)` for the codes whose products were added to `group`.
+    fn end_stepped(self, group: Self::Small, sums: Self::Sums, steps: Self::Steps, sum: i32) -> Self::Sums;
+    /// The same steps as [`Integers::stepped`] takes them.
+    ///
+    /// # Safety
+    /// `from` is readable for 16 bytes.
+    unsafe fn load_byte_steps(self, from: *const u8) -> [Self::Codes; 2];
+    /// `multiplier * (code - zero point) + 128` of 4-bit codes, modulo 256.
+    fn stepped(self, codes: Self::Codes, steps: [Self::Codes; 2]) -> Self::Codes;
     /// The same zero point in all lanes, as [`Integers::minus_times`] takes it.
     fn splat_zeros(self, zero: u8) -> Self::Sums;
     /// Sixteen zero points, as [`Integers::minus_times`] takes them.
@@ -174,20 +199,30 @@ mod tests {
         type Output = Vec<f32>;
         #[inline(always)]
         fn run<S: Integers>(self, s: S) -> Vec<f32> {
-            let mut out = vec![0.0; 5 * LANES];
-            // SAFETY: 64 codes, 32 activations and five vectors of results, as many as there are.
+            let mut out = vec![0.0; 7 * LANES];
+            // SAFETY: 64 codes, 32 activations and seven vectors of results, as many as there are.
             unsafe {
                 let (codes, zeros) = (s.load(self.0.as_ptr()), s.load_zeros(self.0.as_ptr()));
+                let steps = s.load_steps(self.0.as_ptr());
+                let byte_steps = s.load_byte_steps(self.0.as_ptr());
                 let start = s.minus_times(zeros, -4064);
                 let mut wide = s.splat(-7);
                 let (mut low, mut high) = (s.begin_small(start), s.begin_small(s.splat(3)));
+                let total = self.1.iter().map(|code| i32::from(*code)).sum();
+                let mut stepped = s.begin_stepped(steps, total);
                 for i in 0..SMALL_COLUMNS / 4 {
                     let four = s.four(self.1[4 * i..].as_ptr());
                     wide = s.dot(wide, codes, four);
                     low = s.dot_small(low, s.low(codes), four);
                     high = s.dot_small(high, s.high(codes), four);
+                    stepped = s.dot_small(stepped, s.low(codes), four);
                 }
-                let sums = [start, wide, s.end_small(low, start), s.end_small(high, s.splat(3)), s.splat(-9)];
+                let ends = [s.end_small(low, start), s.end_small(high, s.splat(3))];
+                let stepped = s.end_stepped(stepped, start, steps, total);
+                let mut bytes = [0; 64];
+                s.store(s.stepped(s.high(codes), byte_steps), bytes.as_mut_ptr());
+                let bytes = s.dot(start, s.load(bytes.as_ptr()), s.four([1, 2, 4, 8].as_ptr()));
+                let sums = [start, wide, ends[0], ends[1], s.splat(-9), stepped, bytes];
                 for (i, sums) in sums.into_iter().enumerate() {
                     s.floats().store(s.to_floats(sums), out[i * LANES..].as_mut_ptr());
                 }
@@ -206,6 +241,9 @@ mod tests {
                 if codes[0] == 255 {
                     assert_eq!(expected[16], (255 * total - 7) as f32);
                     assert_eq!(expected[32], (15 * total + 255 * 4064) as f32);
+                    // Multiplier and zero point are 15, too.
+                    assert_eq!(expected[5 * LANES], (255 * 4064) as f32);
+                    assert_eq!(expected[6 * LANES], (128 * 15 + 255 * 4064) as f32);
                 }
                 for isa in IntegerIsa::available() {
                     assert_eq!(isa.run(Probe(&codes, &activations)), expected, "{}", isa.name());

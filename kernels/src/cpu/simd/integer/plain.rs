@@ -14,7 +14,9 @@ impl Integers for PlainIntegers {
     type Four = [i8; 4];
     type Sums = [i32; LANES];
     type Small = [i32; LANES];
+    type Steps = [u8; LANES];
     const ACCUMULATORS: usize = 4;
+    const HAS_DOT: bool = true;
 
     #[inline(never)]
     fn call<K: IntegerKernel>(self, kernel: K) -> K::Output {
@@ -30,6 +32,12 @@ impl Integers for PlainIntegers {
     unsafe fn load(self, from: *const u8) -> Self::Codes {
         // SAFETY: readable for 64 bytes by the contract.
         unsafe { from.cast::<Self::Codes>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, codes: Self::Codes, to: *mut u8) {
+        // SAFETY: writable for 64 bytes by the contract.
+        unsafe { to.cast::<Self::Codes>().write_unaligned(codes) }
     }
 
     #[inline(always)]
@@ -74,6 +82,37 @@ impl Integers for PlainIntegers {
     #[inline(always)]
     fn end_small(self, sums: Self::Small, _: Self::Sums) -> Self::Sums {
         sums
+    }
+
+    #[inline(always)]
+    unsafe fn load_steps(self, from: *const u8) -> Self::Steps {
+        // SAFETY: readable for 16 bytes by the contract.
+        unsafe { from.cast::<Self::Steps>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    fn begin_stepped(self, steps: Self::Steps, sum: i32) -> Self::Small {
+        steps.map(|step| -i32::from(step >> 4) * sum)
+    }
+
+    #[inline(always)]
+    fn end_stepped(self, group: Self::Small, sums: Self::Sums, steps: Self::Steps, _: i32) -> Self::Sums {
+        std::array::from_fn(|i| sums[i] + i32::from(steps[i] & 15) * group[i])
+    }
+
+    #[inline(always)]
+    unsafe fn load_byte_steps(self, from: *const u8) -> [Self::Codes; 2] {
+        // SAFETY: readable for 16 bytes by the contract.
+        let steps = unsafe { self.load_steps(from) };
+        [steps.map(|step| [step & 15; 4]), steps.map(|step| [step >> 4; 4])]
+    }
+
+    #[inline(always)]
+    fn stepped(self, codes: Self::Codes, [multipliers, zeros]: [Self::Codes; 2]) -> Self::Codes {
+        std::array::from_fn(|i| {
+            let (multiplier, zero) = (multipliers[i][0], zeros[i][0]);
+            codes[i].map(|code| multiplier.wrapping_mul(code.wrapping_sub(zero)).wrapping_add(128))
+        })
     }
 
     #[inline(always)]
