@@ -31,6 +31,12 @@ use crate::mapped::Bytes;
 pub const VERSION: u32 = 4;
 /// The zero point of codes as they are multiplied with, in formats that do not store any.
 pub(super) const ZERO: u8 = 128;
+/// Groups whose steps lie in one cache line, before their codes: one stream to read, in [`Format::Int4`].
+pub(super) const STEP_GROUPS: usize = 4;
+/// Bytes of such a line.
+pub(super) const STEP_BYTES: usize = STEP_GROUPS * PANEL;
+/// Bytes from one such line to the next.
+pub(super) const STEP_LINE_BYTES: usize = STEP_BYTES + STEP_GROUPS * GROUP * PANEL / 2;
 /// Outputs of a panel.
 pub const PANEL: usize = 16;
 /// Columns that lie beside each other in bfloat16; 16-bit panels have a multiple of them.
@@ -84,7 +90,12 @@ impl Layout {
     pub fn panel_bytes(&self) -> usize {
         let columns =
             if self.format.is_integer() { self.groups() * GROUP } else { self.cols.next_multiple_of(PAIR) };
-        columns * PANEL * self.format.bits() as usize / 8
+        columns * PANEL * self.format.bits() as usize / 8 + self.inner_steps()
+    }
+
+    /// Bytes of steps among a panel's codes.
+    fn inner_steps(&self) -> usize {
+        if self.format == Format::Int4 { self.groups().div_ceil(STEP_GROUPS) * STEP_BYTES } else { 0 }
     }
 
     /// Scales of a panel.
@@ -96,12 +107,9 @@ impl Layout {
         }
     }
 
-    /// Bytes of a panel's steps: zero points, or a multiplier and a zero point each, of all groups.
-    pub fn panel_steps(&self) -> usize {
-        match self.format {
-            Format::Int4 | Format::Int4Zero => self.groups() * PANEL,
-            _ => 0,
-        }
+    /// Zero points of a panel, where they lie apart.
+    pub fn panel_zeros(&self) -> usize {
+        if self.format == Format::Int4Zero { self.panel_scales() } else { 0 }
     }
 
     /// Bytes of a scale.
@@ -114,15 +122,15 @@ impl Layout {
         (self.panels() * self.panel_bytes()).next_multiple_of(PART_ALIGN)
     }
 
-    /// Where the steps start.
-    pub fn steps_at(&self) -> usize {
+    /// Where the zero points start.
+    pub fn zeros_at(&self) -> usize {
         (self.scales_at() + self.panels() * self.panel_scales() * self.scale_bytes())
             .next_multiple_of(PART_ALIGN)
     }
 
     /// All bytes.
     pub fn bytes(&self) -> usize {
-        (self.steps_at() + self.panels() * self.panel_steps()).next_multiple_of(PART_ALIGN)
+        (self.zeros_at() + self.panels() * self.panel_zeros()).next_multiple_of(PART_ALIGN)
     }
 
     /// The byte of a panel at which the value of column `col` and output `lane` starts, in formats that are no integers.
@@ -133,10 +141,25 @@ impl Layout {
         }
     }
 
+    /// Bytes of steps before a column's code.
+    fn steps_until(col: usize) -> usize {
+        (col / GROUP / STEP_GROUPS + 1) * STEP_BYTES
+    }
+
+    /// Where in a panel the steps of a column's group and output `lane` lie: a multiplier in the byte's low half, a zero point
+    /// in its high one.
+    pub(super) fn step_at(col: usize, lane: usize) -> usize {
+        let group = col / GROUP;
+        group / STEP_GROUPS * STEP_LINE_BYTES + group % STEP_GROUPS * PANEL + lane
+    }
+
     /// Where in a panel's codes column `col` of output `lane` lies: the byte, and whether in its high half.
     pub(super) fn code_at(&self, col: usize, lane: usize) -> (usize, bool) {
         match self.format.bits() {
-            4 => ((col / 8 * PANEL + lane) * 4 + col % 4, col % 8 >= 4),
+            4 => {
+                let steps = if self.format == Format::Int4 { Self::steps_until(col) } else { 0 };
+                (steps + (col / 8 * PANEL + lane) * 4 + col % 4, col % 8 >= 4)
+            }
             _ => ((col / 4 * PANEL + lane) * 4 + col % 4, false),
         }
     }
@@ -222,10 +245,15 @@ impl Packed {
         &self.bytes[self.layout.scales_at()..][..bytes]
     }
 
-    /// Steps `[panels][panel_steps]`: a zero point each, or a zero point in the high half of a byte and a multiplier in its low
-    /// one; none in formats without.
-    pub(super) fn steps(&self) -> &[u8] {
-        &self.bytes[self.layout.steps_at()..][..self.layout.panels() * self.layout.panel_steps()]
+    /// Zero points `[panels][panel_zeros]`, none in formats without.
+    pub(super) fn zeros(&self) -> &[u8] {
+        &self.bytes[self.layout.zeros_at()..][..self.layout.panels() * self.layout.panel_zeros()]
+    }
+
+    /// The multiplier and the zero point of an output's and column's group in [`Format::Int4`].
+    fn step(&self, row: usize, col: usize) -> (u8, u8) {
+        let step = self.values()[row / PANEL * self.layout.panel_bytes() + Layout::step_at(col, row % PANEL)];
+        (step & 15, step >> 4)
     }
 
     /// Scale and zero point of an output's and column's [`Packed::code`].
@@ -239,7 +267,7 @@ impl Packed {
             false => f32::from_le_bytes(std::array::from_fn(|i| self.bytes[at + i])),
         };
         let zero = match format {
-            Format::Int4Zero => self.steps()[index],
+            Format::Int4Zero => self.zeros()[index],
             _ => ZERO,
         };
         (scale, zero)
@@ -257,8 +285,8 @@ impl Packed {
         if self.layout.format != Format::Int4 {
             return code;
         }
-        let step = self.steps()[row / PANEL * self.layout.panel_steps() + col / GROUP * PANEL + row % PANEL];
-        ZERO.wrapping_add((step & 15).wrapping_mul(code.wrapping_sub(step >> 4)))
+        let (multiplier, zero) = self.step(row, col);
+        ZERO.wrapping_add(multiplier.wrapping_mul(code.wrapping_sub(zero)))
     }
 
     /// The weights of output `row`, as they are multiplied with; `to` has `cols` values.

@@ -44,20 +44,20 @@ pub fn pack(cpu: &mut Cpu, from: &WeightMatrix, layout: Layout, to: &mut [u8]) -
     let (isa, to, first_bad) = (cpu.isa, Shared::new(to), AtomicUsize::new(usize::MAX));
     cpu.threads.run(layout.panels(), |panel, _| {
         let scale_bytes = layout.panel_scales() * layout.scale_bytes();
-        let steps = layout.panel_steps();
+        let zeros = layout.panel_zeros();
         // SAFETY: each panel is in one task, and its parts lie apart from other panels'.
-        let (codes, scales, steps) = unsafe {
+        let (codes, scales, zeros) = unsafe {
             (
                 to.part(panel * layout.panel_bytes(), layout.panel_bytes()),
                 to.part(layout.scales_at() + panel * scale_bytes, scale_bytes),
-                to.part(layout.steps_at() + panel * steps, steps),
+                to.part(layout.zeros_at() + panel * zeros, zeros),
             )
         };
         let first = panel * PANEL;
         if !format.is_integer() {
             return isa.run(LaidOut { from, layout, first, to: codes });
         }
-        if let Some(row) = isa.run(Rounded { from, layout, first, codes, scales, steps }) {
+        if let Some(row) = isa.run(Rounded { from, layout, first, codes, scales, zeros }) {
             first_bad.fetch_min(row, Ordering::Relaxed);
         }
     });
@@ -170,7 +170,7 @@ struct Rounded<'a> {
     first: usize,
     codes: &'a mut [u8],
     scales: &'a mut [u8],
-    steps: &'a mut [u8],
+    zeros: &'a mut [u8],
 }
 
 impl Kernel for Rounded<'_> {
@@ -198,14 +198,14 @@ impl Kernel for Rounded<'_> {
         }
         let mut zero = [f32::from(ZERO); LANES];
         let group_bytes = GROUP * PANEL * format.bits() as usize / 8;
-        for (group, codes) in self.codes.chunks_exact_mut(group_bytes).enumerate() {
+        for group in 0..self.layout.groups() {
             let weights = transpose(&wide[group * GROUP..], stride);
-            let (scales, lanes) =
-                (group * PANEL * 2..(group + 1) * PANEL * 2, group * PANEL..(group + 1) * PANEL);
+            let scales = group * PANEL * 2..(group + 1) * PANEL * 2;
             let words = match format {
                 Format::Int4 => {
                     let (found, words) = steps(&in_units(&weights, &scale));
-                    for (lane, to) in self.steps[lanes].iter_mut().enumerate() {
+                    let at = Layout::step_at(group * GROUP, 0);
+                    for (lane, to) in self.codes[at..][..PANEL].iter_mut().enumerate() {
                         *to = found.multiplier[lane] as u8 | (found.zero[lane] as u8) << 4;
                     }
                     words
@@ -213,7 +213,7 @@ impl Kernel for Rounded<'_> {
                 Format::Int4Zero => {
                     (scale, zero) = four_bits_zero(&weights);
                     store_f16(&scale, &mut self.scales[scales]);
-                    for (lane, to) in self.steps[lanes].iter_mut().enumerate() {
+                    for (lane, to) in self.zeros[group * PANEL..][..PANEL].iter_mut().enumerate() {
                         *to = zero[lane] as u8;
                     }
                     encode(&weights, &scale, &zero, 15)
@@ -225,7 +225,8 @@ impl Kernel for Rounded<'_> {
                 }
                 _ => encode(&weights, &scale, &zero, 255),
             };
-            store_codes(&words, format.bits(), codes);
+            let (at, _) = self.layout.code_at(group * GROUP, 0);
+            store_codes(&words, format.bits(), &mut self.codes[at..][..group_bytes]);
         }
         None
     }

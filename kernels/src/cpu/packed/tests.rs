@@ -30,12 +30,8 @@ fn widened(row: impl Fn(usize, &mut [f32]), rows: usize, cols: usize) -> Vec<f32
 
 /// What weights beside each other differ by.
 fn step(packed: &Packed, row: usize, col: usize) -> f32 {
-    let (scale, layout) = (packed.scale_zero(row, col).0.abs(), packed.layout());
-    if layout.format != Format::Int4 {
-        return scale;
-    }
-    let at = row / PANEL * layout.panel_steps() + col / GROUP * PANEL + row % PANEL;
-    scale * f32::from(packed.steps()[at] & 15)
+    let scale = packed.scale_zero(row, col).0.abs();
+    if packed.layout().format == Format::Int4 { scale * f32::from(packed.step(row, col).0) } else { scale }
 }
 
 /// Sums of about normal weights, like a model's.

@@ -100,7 +100,7 @@ impl Product<'_> {
             sum_stride: x.sum_stride(),
             weights: &packed.values()[panel * layout.panel_bytes()..],
             scales: &packed.scales()[panel * layout.panel_scales() * layout.scale_bytes()..],
-            steps: packed.steps().get(panel * layout.panel_steps()..).unwrap_or_default(),
+            zeros: packed.zeros().get(panel * layout.panel_zeros()..).unwrap_or_default(),
             layout,
             apart: tile.apart,
             ahead: tile.ahead,

@@ -16,7 +16,7 @@ fn hash(i: usize, seed: u32) -> u32 {
 /// Codes of every value, scales about 2^-7, zero points of 4 bits.
 fn packed(layout: Layout, seed: u32) -> Packed {
     let mut bytes: Vec<u8> = (0..layout.bytes()).map(|i| (hash(i, seed) >> 24) as u8).collect();
-    let (scales, steps) = (layout.scales_at(), layout.steps_at());
+    let (scales, zeros) = (layout.scales_at(), layout.zeros_at());
     for i in 0..layout.panels() * layout.panel_scales() {
         let scale = 2f32.powi(-7) * (1.0 + hash(i, !seed) as f32 / 4e9);
         match layout.scale_bytes() {
@@ -24,15 +24,24 @@ fn packed(layout: Layout, seed: u32) -> Packed {
             _ => bytes[scales + 4 * i..][..4].copy_from_slice(&scale.to_le_bytes()),
         }
     }
-    for step in &mut bytes[steps..] {
-        *step = match layout.format {
-            Format::Int4Zero => *step & 15,
-            // So that any code fits 8 bits: a multiplier up to 8, or a zero point in the middle.
-            _ if *step & 15 > 8 => (*step & 15) | 0x70 + (*step & 0x10),
-            _ => *step,
-        };
+    bytes[zeros..].iter_mut().for_each(|zero| *zero &= 15);
+    if layout.format == Format::Int4 {
+        fit_steps(layout, &mut bytes);
     }
     Packed::new(layout, bytes.into())
+}
+
+/// Gives multipliers and zero points such values that any code fits 8 bits: a multiplier up to 8, or a zero point in the middle.
+fn fit_steps(layout: Layout, bytes: &mut [u8]) {
+    for panel in bytes[..layout.panels() * layout.panel_bytes()].chunks_mut(layout.panel_bytes()) {
+        for (group, lane) in (0..layout.groups()).flat_map(|group| (0..PANEL).map(move |lane| (group, lane)))
+        {
+            let step = &mut panel[Layout::step_at(group * GROUP, lane)];
+            if *step & 15 > 8 {
+                *step = (*step & 15) | 0x70 + (*step & 0x10);
+            }
+        }
+    }
 }
 
 /// The formula at the top of this module, one output after another.
@@ -124,6 +133,9 @@ fn sums_of_many_columns_do_not_overflow() {
         let layout = Layout { format, rows: 1, cols };
         let mut weights = packed(layout, 1).bytes().to_vec();
         weights[..layout.panels() * layout.panel_bytes()].fill(255);
+        if format == Format::Int4 {
+            fit_steps(layout, &mut weights);
+        }
         let (packed, cpu) = (&Packed::new(layout, weights.into()), &mut Cpu::new(1));
         let mut x = Input::default();
         x.set(cpu, Form::Int8, &vec![-1.0; cols], cols);

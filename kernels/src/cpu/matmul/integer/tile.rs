@@ -9,7 +9,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::super::super::input::GROUP;
-use super::super::super::packed::{Format, Layout, PANEL, ZERO};
+use super::super::super::packed::{Format, Layout, PANEL, STEP_BYTES, STEP_GROUPS, STEP_LINE_BYTES, ZERO};
 use super::super::super::simd::Simd;
 use super::super::super::simd::integer::Integers;
 use super::super::tiles::Ahead;
@@ -35,8 +35,7 @@ pub(super) struct Source<'a> {
     pub(super) totals: &'a [i32],
     pub(super) weights: &'a [u8],
     pub(super) scales: &'a [u8],
-    /// Zero points, or multipliers and zero points, of groups.
-    pub(super) steps: &'a [u8],
+    pub(super) zeros: &'a [u8],
     pub(super) layout: Layout,
     /// Panels from one to the next.
     pub(super) apart: usize,
@@ -69,7 +68,7 @@ impl Source<'_> {
         assert!(self.weights.len() >= last * self.layout.panel_bytes(), "codes of all panels");
         let scales = last * self.layout.panel_scales();
         assert!(self.scales.len() >= scales * self.layout.scale_bytes(), "scales of all panels");
-        assert!(self.steps.len() >= last * self.layout.panel_steps(), "steps of all panels");
+        assert!(self.zeros.len() >= last * self.layout.panel_zeros(), "zero points of all panels");
     }
 }
 
@@ -84,9 +83,13 @@ impl Source<'_> {
         for n in 0..panels {
             // SAFETY: the checks above.
             unsafe {
-                let w = self.weights.as_ptr().add(n * self.apart * layout.panel_bytes());
-                let steps = self.steps.as_ptr().add(n * self.apart * layout.panel_steps());
-                widen(s, w, steps, groups, to.as_mut_ptr().add(n * panel));
+                let mut w = self.weights.as_ptr().add(n * self.apart * layout.panel_bytes());
+                let mut steps = w;
+                for group in 0..groups {
+                    (w, steps) = next_group(group, w, steps);
+                    widen(s, w, steps, to.as_mut_ptr().add(n * panel + group * GROUP * PANEL));
+                    w = w.add(GROUP_BYTES);
+                }
             }
         }
     }
@@ -160,7 +163,7 @@ impl Kind for Stepped {
     ) -> [[<S::Floats as Simd>::V; NR]; MR] {
         t.check(MR, NR);
         let (f, groups) = (s.floats(), t.layout.groups());
-        let (apart, steps_apart) = (t.apart * t.layout.panel_bytes(), t.apart * t.layout.panel_steps());
+        let apart = t.apart * t.layout.panel_bytes();
         let mut ahead = t.ahead.over(groups);
         let mut results = [[f.zero(); NR]; MR];
         let widens = S::HAS_DOT && MR > FEW;
@@ -177,24 +180,22 @@ impl Kind for Stepped {
             // SAFETY: the check above; a group of all rows and panels lies inside.
             unsafe {
                 let mut x = t.codes.as_ptr().add(from * GROUP);
-                let mut w = t.weights.as_ptr().add(from * GROUP_BYTES);
-                let mut steps = t.steps.as_ptr().add(from * PANEL);
-                let mut row_sums = t.sums.as_ptr().add(from);
-                let end = x.add((to - from) * GROUP);
-                while x < end {
+                let mut w = t.weights.as_ptr().add(from / STEP_GROUPS * STEP_LINE_BYTES);
+                let mut steps = w;
+                for group in from..to {
+                    (w, steps) = next_group(group, w, steps);
                     ahead.ask::<_, NR>(f, w, apart, GROUP_BYTES);
                     if widens {
                         for n in 0..NR {
-                            let (w, steps) = (w.add(n * apart), steps.add(n * steps_apart));
-                            widen(s, w, steps, 1, room[n].0.as_mut_ptr().cast());
+                            let (w, steps) = (w.add(n * apart), steps.add(n * apart));
+                            widen(s, w, steps, room[n].0.as_mut_ptr().cast());
                         }
                         let room = room.as_ptr().cast();
                         sums = eight_bits::<S, MR, NR>(s, t, x, room, size_of::<Room>(), sums);
                     } else {
-                        sums = stepped::<S, MR, NR>(s, t, x, w, (steps, row_sums), sums);
+                        sums = stepped::<S, MR, NR>(s, t, x, w, (steps, group), sums);
                     }
                     (x, w) = (x.add(GROUP), w.add(GROUP_BYTES));
-                    (steps, row_sums) = (steps.add(PANEL), row_sums.add(1));
                 }
                 for n in 0..NR {
                     let scale = f.load(t.scales.as_ptr().add(n * t.apart * PANEL * 4).cast());
@@ -249,7 +250,7 @@ impl<C: Codes> Kind for Grouped<C> {
         // SAFETY: the check above; a group of all rows and panels lies inside.
         unsafe {
             let (mut x, mut w) = (t.codes.as_ptr(), t.weights.as_ptr());
-            let (mut scales, mut zero_points) = (t.scales.as_ptr(), t.steps.as_ptr());
+            let (mut scales, mut zero_points) = (t.scales.as_ptr(), t.zeros.as_ptr());
             for group in 0..groups {
                 let row_sums = t.sums.as_ptr().add(group);
                 if matches!(C::FORMAT, Format::Int4Zero) {
@@ -371,27 +372,34 @@ unsafe fn four_bits<S: Integers, const MR: usize, const NR: usize>(
     small
 }
 
-/// Writes some groups of a panel of 4-bit codes down as [`Format::Int8`] has them.
+/// Where the codes of the next group of 4-bit codes lie, and its steps, if codes end at `w` and the last steps lay at `steps`: before
+/// each [`STEP_GROUPS`] groups comes a line of their steps.
+#[inline(always)]
+fn next_group(group: usize, w: *const u8, steps: *const u8) -> (*const u8, *const u8) {
+    match group % STEP_GROUPS {
+        0 => (w.wrapping_add(STEP_BYTES), w),
+        _ => (w, steps.wrapping_add(PANEL)),
+    }
+}
+
+/// Writes a group of a panel of 4-bit codes down as [`Format::Int8`] has it.
 ///
 /// # Safety
-/// `w` and `steps` are readable for as many groups, and `to` is writable for them.
+/// `w` and `steps` are readable for a group, and `to` is writable for it.
 #[inline(always)]
-unsafe fn widen<S: Integers>(s: S, w: *const u8, steps: *const u8, groups: usize, to: *mut u8) {
-    for group in 0..groups {
-        // SAFETY: by the contract.
-        unsafe {
-            let steps = s.load_byte_steps(steps.add(group * PANEL));
-            let (w, to) = (w.add(group * GROUP_BYTES), to.add(group * GROUP * PANEL));
-            for step in 0..GROUP / 8 {
-                let both = s.load(w.add(step * VECTOR));
-                s.store(s.stepped(s.low(both), steps), to.add(2 * step * VECTOR));
-                s.store(s.stepped(s.high(both), steps), to.add((2 * step + 1) * VECTOR));
-            }
+unsafe fn widen<S: Integers>(s: S, w: *const u8, steps: *const u8, to: *mut u8) {
+    // SAFETY: by the contract.
+    unsafe {
+        let steps = s.load_byte_steps(steps);
+        for step in 0..GROUP / 8 {
+            let both = s.load(w.add(step * VECTOR));
+            s.store(s.stepped(s.low(both), steps), to.add(2 * step * VECTOR));
+            s.store(s.stepped(s.high(both), steps), to.add((2 * step + 1) * VECTOR));
         }
     }
 }
 
-/// Adds the products of a group of 4-bit codes that steps make 8: those of the panels from there on. The rows' sums are there, too.
+/// Adds the products of a group of 4-bit codes that steps make 8: the group, and the panels' steps from there on.
 ///
 /// # Safety
 /// A group of `MR` rows of `x` and `NR` panels of `w` and steps is readable.
@@ -401,15 +409,16 @@ unsafe fn stepped<S: Integers, const MR: usize, const NR: usize>(
     t: &Source<'_>,
     x: *const i8,
     w: *const u8,
-    (from, row_sums): (*const u8, *const i32),
+    (from, index): (*const u8, usize),
     mut sums: [[S::Sums; NR]; MR],
 ) -> [[S::Sums; NR]; MR] {
-    let (apart, steps_apart) = (t.apart * t.layout.panel_bytes(), t.apart * t.layout.panel_steps());
+    let apart = t.apart * t.layout.panel_bytes();
     // SAFETY: by the contract.
     unsafe {
+        let row_sums = t.sums.as_ptr().add(index);
         let mut steps = [s.load_steps(from); NR];
         for n in 1..NR {
-            steps[n] = s.load_steps(from.add(n * steps_apart));
+            steps[n] = s.load_steps(from.add(n * apart));
         }
         let mut group = [[s.begin_small(s.splat(0)); NR]; MR];
         for m in 0..MR {
