@@ -5,6 +5,9 @@
 //! the scale is added to the result by fused multiply-add; at the end the result is multiplied by the row's scale.
 //!
 //! Zero points cost nothing in the inner loop: a sum starts at `-zero * sum of the activations' codes`.
+//!
+//! [`Format::Int4`] is [`Format::Int8`] with codes kept in 4 bits, and gives the same integers either way: for few rows of `x` a group's sum
+//! of 4-bit codes is multiplied, for some the codes are as each tile reads them, for many once for all tiles.
 
 mod tile;
 
