@@ -38,7 +38,7 @@ fn fit_steps(layout: Layout, bytes: &mut [u8]) {
         {
             let step = &mut panel[Layout::step_at(group * GROUP, lane)];
             if *step & 15 > 8 {
-                *step = (*step & 15) | 0x70 + (*step & 0x10);
+                *step = (*step & 15) | (0x70 + (*step & 0x10));
             }
         }
     }
