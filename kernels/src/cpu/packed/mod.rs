@@ -14,8 +14,9 @@
 //! zeros   u8 [panels][groups][16], in formats that have them
 //! ```
 //!
-//! An integer weight is `scale * (code - zero)`; codes are unsigned. Formats without zero points have 128 or 8 for all. Scales may
-//! be negative: with 4 bits there is one code more below zero than above, and the largest weight may have either sign.
+//! An integer weight is `scale * (code - zero)`; codes are unsigned. Formats without zero points have 128 for all. Between the 4-bit
+//! codes of [`Format::Int4`] lie its steps: before the codes of each four groups `[4 groups][16 outputs]` bytes, a zero point
+//! in the high half and a multiplier in the low one. What its weights are multiplied as is `128 + multiplier * (code - zero)`.
 
 mod pack;
 mod scale;

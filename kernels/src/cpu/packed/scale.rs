@@ -101,17 +101,24 @@ impl Fit {
     }
 }
 
-/// What a group's 4-bit codes become 8 bits by, from its weights in steps of the output's scale: of some multipliers and zero
-/// points the pair that leaves the least squared error. Gives the 4-bit codes, too.
+/// From the lowest to the highest weight, zero included: a zero point lies within.
 #[inline(always)]
-pub(super) fn steps(weights: &Weights) -> (Steps, [[u32; LANES]; GROUP]) {
-    let (mut lowest, mut highest) = (weights[0], weights[0]);
-    for col in 1..GROUP {
+fn range(weights: &Weights) -> (Lanes, Lanes) {
+    let (mut lowest, mut highest) = ([0f32; LANES], [0f32; LANES]);
+    for col in 0..GROUP {
         for lane in 0..LANES {
             lowest[lane] = lowest[lane].min(weights[col][lane]);
             highest[lane] = highest[lane].max(weights[col][lane]);
         }
     }
+    (lowest, highest)
+}
+
+/// What a group's 4-bit codes become 8 bits by, from its weights in steps of the output's scale: of some multipliers and zero
+/// points the pair that leaves the least squared error. Gives the 4-bit codes, too.
+#[inline(always)]
+pub(super) fn steps(weights: &Weights) -> (Steps, [[u32; LANES]; GROUP]) {
+    let (lowest, highest) = range(weights);
     let (mut multiplier, mut zero) = ([0f32; LANES], [0f32; LANES]);
     for lane in 0..LANES {
         let range = highest[lane] - lowest[lane];
@@ -189,13 +196,7 @@ impl Bounds {
 /// 4 bits: the range of the weights, zero included, takes about 15 steps, and its ends may be cut off.
 #[inline(always)]
 pub(super) fn four_bits_zero(weights: &Weights) -> (Lanes, Lanes) {
-    let (mut lowest, mut highest) = ([0f32; LANES], [0f32; LANES]);
-    for col in 0..GROUP {
-        for lane in 0..LANES {
-            lowest[lane] = lowest[lane].min(weights[col][lane]);
-            highest[lane] = highest[lane].max(weights[col][lane]);
-        }
-    }
+    let (lowest, highest) = range(weights);
     let (mut range, mut zero) = ([0f32; LANES], [0f32; LANES]);
     for lane in 0..LANES {
         range[lane] = (highest[lane] - lowest[lane]).min(f32::MAX);

@@ -136,6 +136,25 @@ fn the_search_leaves_less_error_than_the_largest_weight_for_a_scale() {
 }
 
 #[test]
+fn groups_of_one_sign_are_within_a_step_too() {
+    for sign in [1.0, -1.0] {
+        // From half of the largest weight to all of it, and from none to a hundredth.
+        let exact: Vec<f32> =
+            (0..64).map(|i| sign * if i < 32 { 0.5 + i as f32 / 62.0 } else { i as f32 / 6300.0 }).collect();
+        let matrix = matrix(&exact, 64, 0);
+        for format in FORMATS {
+            let packed = packed(&mut Cpu::new(1), &matrix, format);
+            let got = widened(|row, to| packed.widen_row(row, to), 1, 64);
+            for (col, (got, exact)) in got.iter().zip(&exact).enumerate() {
+                let step = step(&packed, 0, col);
+                assert!((got - exact).abs() <= step, "{format:?} {got} for {exact}, step {step}");
+                assert!(step < 0.1, "{format:?}: fifteen steps reach from zero to the largest weight");
+            }
+        }
+    }
+}
+
+#[test]
 fn extreme_weights_stay_finite() {
     for value in [0.0, 1e-45, 1e-30, 3e38, -3e38] {
         let mut exact = vec![0.0; 40];
