@@ -70,9 +70,7 @@ impl Source<'_> {
         assert!(self.scales.len() >= scales * self.layout.scale_bytes(), "scales of all panels");
         assert!(self.zeros.len() >= last * self.layout.panel_zeros(), "zero points of all panels");
     }
-}
 
-impl Source<'_> {
     /// Writes `panels` of 4-bit codes down as [`Format::Int8`] has them, one after another.
     #[inline(always)]
     pub(super) fn widen<S: Integers>(&self, s: S, panels: usize, to: &mut [u8]) {
@@ -94,13 +92,44 @@ impl Source<'_> {
         }
     }
 
-    /// The sum of a row's codes in some groups.
+    /// What sums of products with 8-bit codes start at, for some groups' columns.
     #[inline(always)]
-    fn sum_of(&self, row: usize, groups: Range<usize>) -> i32 {
-        match groups.len() == self.layout.groups() {
-            true => self.totals[row],
-            false => self.sums[row * self.sum_stride..][groups].iter().sum(),
+    fn bytes_begin<S: Integers, const MR: usize, const NR: usize>(
+        &self,
+        s: S,
+        groups: Range<usize>,
+    ) -> [[S::Sums; NR]; MR] {
+        let mut sums = [[s.splat(0); NR]; MR];
+        for m in 0..MR {
+            let sum: i32 = match groups.len() == self.layout.groups() {
+                true => self.totals[m],
+                false => self.sums[m * self.sum_stride..][groups.clone()].iter().sum(),
+            };
+            sums[m] = [s.splat(-i32::from(ZERO) * sum); NR];
         }
+        sums
+    }
+
+    /// Adds whole sums times their outputs' scales.
+    ///
+    /// # Safety
+    /// [`Source::check`] passed for `NR` panels with a scale for each output.
+    #[inline(always)]
+    unsafe fn add_scaled<S: Integers, const MR: usize, const NR: usize>(
+        &self,
+        s: S,
+        mut results: [[<S::Floats as Simd>::V; NR]; MR],
+        sums: [[S::Sums; NR]; MR],
+    ) -> [[<S::Floats as Simd>::V; NR]; MR] {
+        let f = s.floats();
+        for n in 0..NR {
+            // SAFETY: by the contract.
+            let scale = unsafe { f.load(self.scales.as_ptr().add(n * self.apart * PANEL * 4).cast()) };
+            for m in 0..MR {
+                results[m][n] = f.fma(s.to_floats(sums[m][n]), scale, results[m][n]);
+            }
+        }
+        results
     }
 }
 
@@ -123,10 +152,7 @@ impl Kind for PerOutput {
         let mut from = 0;
         while from < columns {
             let to = columns.min(from + SEGMENT);
-            let mut sums = [[s.splat(0); NR]; MR];
-            for m in 0..MR {
-                sums[m] = [s.splat(-i32::from(ZERO) * t.sum_of(m, from / GROUP..to / GROUP)); NR];
-            }
+            let mut sums = t.bytes_begin::<S, MR, NR>(s, from / GROUP..to / GROUP);
             // SAFETY: the check above; four columns of all rows and panels lie inside.
             unsafe {
                 let mut x = t.codes.as_ptr().add(from);
@@ -137,12 +163,7 @@ impl Kind for PerOutput {
                     sums = eight_bits::<S, MR, NR>(s, t, x, w, apart, sums);
                     (x, w) = (x.add(GROUP), w.add(GROUP * PANEL));
                 }
-                for n in 0..NR {
-                    let scale = f.load(t.scales.as_ptr().add(n * t.apart * PANEL * 4).cast());
-                    for m in 0..MR {
-                        results[m][n] = f.fma(s.to_floats(sums[m][n]), scale, results[m][n]);
-                    }
-                }
+                results = t.add_scaled(s, results, sums);
             }
             from = to;
         }
@@ -173,9 +194,7 @@ impl Kind for Stepped {
             let to = groups.min(from + SEGMENT / GROUP);
             let mut sums = [[s.splat(0); NR]; MR];
             if widens {
-                for m in 0..MR {
-                    sums[m] = [s.splat(-i32::from(ZERO) * t.sum_of(m, from..to)); NR];
-                }
+                sums = t.bytes_begin::<S, MR, NR>(s, from..to);
             }
             // SAFETY: the check above; a group of all rows and panels lies inside.
             unsafe {
@@ -197,12 +216,7 @@ impl Kind for Stepped {
                     }
                     (x, w) = (x.add(GROUP), w.add(GROUP_BYTES));
                 }
-                for n in 0..NR {
-                    let scale = f.load(t.scales.as_ptr().add(n * t.apart * PANEL * 4).cast());
-                    for m in 0..MR {
-                        results[m][n] = f.fma(s.to_floats(sums[m][n]), scale, results[m][n]);
-                    }
-                }
+                results = t.add_scaled(s, results, sums);
             }
             from = to;
         }

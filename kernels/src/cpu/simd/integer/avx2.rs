@@ -125,12 +125,8 @@ macro_rules! common {
             // Halves of 16 bits: (-zero, 0).
             // SAFETY: the token and the contract.
             unsafe {
-                let (low, high) = (_mm_loadl_epi64(from.cast()), _mm_loadl_epi64(from.add(8).cast()));
-                let none = _mm256_setzero_si256();
-                [
-                    _mm256_sub_epi16(none, _mm256_cvtepu8_epi32(low)),
-                    _mm256_sub_epi16(none, _mm256_cvtepu8_epi32(high)),
-                ]
+                let ([low, high], none) = (sixteen(from), _mm256_setzero_si256());
+                [_mm256_sub_epi16(none, low), _mm256_sub_epi16(none, high)]
             }
         }
 
@@ -192,8 +188,7 @@ impl Integers for AvxVnni {
     unsafe fn load_steps(self, from: *const u8) -> Self::Steps {
         // SAFETY: the token and the contract.
         unsafe {
-            let low = _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast()));
-            let high = _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.add(8).cast()));
+            let [low, high] = sixteen(from);
             let (mask, none) = (_mm256_set1_epi32(15), _mm256_setzero_si256());
             let zeros = [
                 _mm256_sub_epi16(none, _mm256_srli_epi32::<4>(low)),
@@ -285,8 +280,7 @@ impl Integers for Avx2Madd {
     unsafe fn load_steps(self, from: *const u8) -> Self::Steps {
         // SAFETY: the token and the contract.
         unsafe {
-            let low = _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast()));
-            let high = _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.add(8).cast()));
+            let [low, high] = sixteen(from);
             let (mask, none) = (_mm256_set1_epi32(15), _mm256_setzero_si256());
             let (a, b) = (_mm256_and_si256(low, mask), _mm256_and_si256(high, mask));
             let low = _mm256_mullo_epi16(_mm256_srli_epi32::<4>(low), a);
@@ -317,6 +311,19 @@ impl Integers for Avx2Madd {
             let high = _mm256_add_epi32(high, _mm256_madd_epi16(group[1], multipliers[1]));
             [_mm256_add_epi32(sums[0], low), _mm256_add_epi32(sums[1], high)]
         }
+    }
+}
+
+/// Sixteen bytes in 32 bits each.
+///
+/// # Safety
+/// The machine has AVX2, and `from` is readable for 16 bytes.
+#[inline(always)]
+unsafe fn sixteen(from: *const u8) -> [__m256i; 2] {
+    // SAFETY: by the contract.
+    unsafe {
+        let (low, high) = (_mm_loadl_epi64(from.cast()), _mm_loadl_epi64(from.add(8).cast()));
+        [_mm256_cvtepu8_epi32(low), _mm256_cvtepu8_epi32(high)]
     }
 }
 
