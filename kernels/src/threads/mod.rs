@@ -1,7 +1,7 @@
 //! A fixed set of threads that share out the tasks of one operation at a time.
 //!
-//! The caller works too. Tasks are taken from one counter, so a slow thread takes fewer; which thread takes which
-//! must not matter to the result. Between operations the others spin for some tens of microseconds, then sleep:
+//! The caller works too. Each takes the [`tasks`] of its own part, then others', so a slow thread takes fewer; which thread takes
+//! which must not matter to the result. Between operations the others spin for some tens of microseconds, then sleep:
 //! an idle machine stays idle. A thread that wakes late finds the operation closed and is not waited for.
 //!
 //! Where another program wants a processor, too, the system takes it from one of these threads for some milliseconds, most
@@ -12,6 +12,7 @@
 //! itself.
 
 mod processors;
+mod tasks;
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -23,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use processors::Mask;
 pub use processors::Placement;
+use tasks::Tasks;
 
 /// Pauses before a thread without work sleeps: 20–50 µs on current x86.
 const SPINS: u32 = 1000;
@@ -39,11 +41,10 @@ pub struct Threads {
     keep_to: Option<Vec<usize>>,
 }
 
-/// One operation: its tasks, and what a task does.
+/// One operation: what a task of it does.
 #[derive(Clone, Copy)]
 struct Job {
     work: *const (dyn Fn(usize, usize) + Sync),
-    tasks: usize,
 }
 
 struct Common {
@@ -51,7 +52,7 @@ struct Common {
     /// the constants below.
     state: AtomicU64,
     job: UnsafeCell<Option<Job>>,
-    next_task: AtomicUsize,
+    tasks: Tasks,
     /// The processor that the caller was on when it opened the operation; [`NOWHERE`] where the system does not tell.
     caller_on: AtomicUsize,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
@@ -99,10 +100,11 @@ impl Threads {
     }
 
     fn start(count: usize, keep_to: Option<Vec<usize>>) -> Self {
+        let count = count.clamp(1, JOINED as usize);
         let common = Arc::new(Common {
             state: AtomicU64::new(0),
             job: UnsafeCell::new(None),
-            next_task: AtomicUsize::new(0),
+            tasks: Tasks::new(count),
             caller_on: AtomicUsize::new(NOWHERE),
             panic: Mutex::new(None),
             stop: AtomicBool::new(false),
@@ -112,7 +114,7 @@ impl Threads {
             done: Condvar::new(),
         });
         // A helper that cannot be started is not an error: the others do its tasks.
-        let helpers = (1..count.clamp(1, JOINED as usize))
+        let helpers = (1..count)
             .map_while(|participant| {
                 let common = Arc::clone(&common);
                 let name = format!("skein-compute-{participant}");
@@ -133,7 +135,8 @@ impl Threads {
         self.helpers.len() + 1
     }
 
-    /// Calls `work(task, participant)` once for each task, on all participants; returns when all are done.
+    /// Calls `work(task, participant)` once for each task, on all participants; returns when all are done. After a task a
+    /// participant mostly gets the one that follows.
     /// No two calls at a time have the same participant. A panic in a task reaches the caller, others finish first.
     pub fn run(&mut self, tasks: usize, work: impl Fn(usize, usize) + Sync) {
         if tasks <= 1 || self.helpers.is_empty() {
@@ -143,11 +146,11 @@ impl Threads {
         let work: &(dyn Fn(usize, usize) + Sync) = &work;
         // SAFETY: only the lifetime changes; nobody uses the pointer once this function has returned.
         let work: *const (dyn Fn(usize, usize) + Sync) = unsafe { std::mem::transmute(work) };
-        let job = Job { work, tasks };
+        let job = Job { work };
         let common = &*self.common;
         // SAFETY: no operation is open and no helper joined: the last `run` waited for that, and `self` is unique.
         unsafe { *common.job.get() = Some(job) };
-        common.next_task.store(0, Ordering::Relaxed);
+        common.tasks.share_out(tasks);
         common.caller_on.store(processors::current().unwrap_or(NOWHERE), Ordering::Relaxed);
         let next = operation(common.state.load(Ordering::Relaxed)).wrapping_add(OPERATION);
         common.state.store(next | OPEN, Ordering::SeqCst);
@@ -206,21 +209,18 @@ impl Common {
         self.bed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes tasks until none is left, or the turn is over. A panic empties the counter: the operation has failed anyway.
+    /// Takes tasks until none is left, or the turn is over. After a panic none is left: the operation has failed anyway.
     fn work(&self, job: Job, participant: usize, turn: &Turn) {
         let result = catch_unwind(AssertUnwindSafe(|| {
             // SAFETY: this participant is in the operation, so `run` has not returned and its closure lives.
             let work = unsafe { &*job.work };
             while !turn.is_over() {
-                let task = self.next_task.fetch_add(1, Ordering::Relaxed);
-                if task >= job.tasks {
-                    return;
-                }
+                let Some(task) = self.tasks.take(participant) else { return };
                 work(task, participant);
             }
         }));
         if let Err(panic) = result {
-            self.next_task.store(job.tasks, Ordering::Relaxed);
+            self.tasks.give_up();
             self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
         }
     }

@@ -99,8 +99,8 @@ pub fn attend(
         let piece = &plan.pieces()[task];
         // SAFETY: participants are distinct among concurrent calls.
         let room = unsafe { &mut rooms.part(participant, 1)[0] };
-        // If all threads are equally fast.
-        let next = plan.pieces().get(task + threads);
+        // Unless this thread's part of the tasks ends here.
+        let next = plan.pieces().get(task + 1);
         let task = Task { a, sequences, piece, next, plan, group, out: &out, states: &states, room };
         if shape.kind == KvType::Bf16 { isa.run(PairTask(task)) } else { isa.run(task) }
     });

@@ -19,7 +19,7 @@ pub fn gated_matmul(cpu: &mut Cpu, x: &Input, gate: Linear<'_>, up: Linear<'_>, 
     let (m, rows) = (x.rows(), gate.weights.rows());
     let most = rows_per_task(cpu, m.max(1), rows, gate.weights);
     let tasks = if m == 0 { 0 } else { rows.div_ceil(most) };
-    let (isa, integers, threads) = (cpu.isa, cpu.isa.integers(), cpu.threads.count());
+    let (isa, integers) = (cpu.isa, cpu.isa.integers());
     out.fill_columns(cpu, form, (m, rows), (tasks, 2 * m * most), |task, room, columns| {
         let first = task * most;
         let count = most.min(rows - first);
@@ -30,7 +30,7 @@ pub fn gated_matmul(cpu: &mut Cpu, x: &Input, gate: Linear<'_>, up: Linear<'_>, 
             Part { x, linear, first, count, next, y, write: Write::Set }
         };
         part(gate, up.weights_from(first), 0).run(isa, integers);
-        part(up, gate.weights_from(first + most * threads), count).run(isa, integers);
+        part(up, gate.weights_from(first + most), count).run(isa, integers);
         isa.run(Gate { products, first, count, columns });
     });
 }

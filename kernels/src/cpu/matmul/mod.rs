@@ -96,15 +96,15 @@ fn matmul_on(
     let rows_per_task = rows_per_task(cpu, m, rows, first.weights);
     let tasks_of = |linear: &Linear<'_>| linear.weights.rows().div_ceil(rows_per_task);
     let tasks = stack.iter().map(tasks_of).sum();
-    let (isa, threads, shared) = (cpu.isa, cpu.threads.count(), Shared::new(y));
+    let (isa, shared) = (cpu.isa, Shared::new(y));
     let work = |mut task, _| {
         let mut column = 0;
         for linear in stack {
             if task < tasks_of(linear) {
                 let first = task * rows_per_task;
                 let count = rows_per_task.min(linear.weights.rows() - first);
-                // If all threads are equally fast.
-                let next = linear.weights_from(first + rows_per_task * threads);
+                // Unless this thread's part of the tasks ends here.
+                let next = linear.weights_from(first + rows_per_task);
                 let y = Destination { values: &shared, stride: rows, at: column + first };
                 return Part { x, linear: *linear, first, count, next, y, write }.run(isa, integers);
             }
