@@ -8,7 +8,7 @@
 
 #![allow(clippy::needless_range_loop)] // so that vectors come of it
 
-use super::super::kv_cache::to_bf16;
+use super::super::kv_cache::{SMALLEST_IN_PAIRS, to_bf16};
 use super::super::simd::{LANES, Simd};
 
 /// Sixteen cached numbers, or pairs of numbers, as they are loaded and multiplied.
@@ -29,7 +29,7 @@ pub(super) trait Element {
     /// # Safety
     /// `at` is readable for `BYTES` bytes.
     unsafe fn load<S: Simd>(s: S, at: *const u8) -> Self::Operand<S>;
-    /// Factors `i..i + STEP` of a row that was [encoded](Element::encode).
+    /// Factors `i..i + STEP` of a row that was [put](Element::put).
     ///
     /// # Safety
     /// The row has as many.
@@ -38,15 +38,19 @@ pub(super) trait Element {
     fn mul_add<S: Simd>(s: S, factor: Self::Factor<S>, operand: Self::Operand<S>, sum: S::V) -> S::V;
     /// The same with the first number of each lane alone.
     fn mul_add_first<S: Simd>(s: S, factor: Self::Factor<S>, operand: Self::Operand<S>, sum: S::V) -> S::V;
-    /// What a factor is rounded to.
+    /// Writes factors `i..i + 16` of a row, rounded, as [`Element::factor`] reads them; gives what they were rounded to. Values
+    /// of the row from `i + 16` on are left as they are.
+    ///
+    /// # Safety
+    /// The row has as many.
     #[inline(always)]
-    fn round(factor: f32) -> f32 {
-        factor
-    }
-    /// Writes a row of rounded factors, whole vectors of them, as [`Element::factor`] reads it.
-    #[inline(always)]
-    fn encode(row: &mut [f32]) {
-        let _ = row;
+    unsafe fn put<S: Simd>(s: S, row: *mut f32, i: usize, factors: [f32; LANES]) -> S::V {
+        // SAFETY: by the contract.
+        unsafe {
+            let factors = s.load(factors.as_ptr());
+            s.store(factors, row.add(i));
+            factors
+        }
     }
 }
 
@@ -125,8 +129,12 @@ impl Element for Bf16 {
     }
 
     #[inline(always)]
-    fn round(factor: f32) -> f32 {
-        f32::from_bits(u32::from(to_bf16(factor)) << 16)
+    unsafe fn put<S: Simd>(s: S, row: *mut f32, i: usize, mut factors: [f32; LANES]) -> S::V {
+        for factor in &mut factors {
+            *factor = f32::from_bits(u32::from(to_bf16(*factor)) << 16);
+        }
+        // SAFETY: by the contract.
+        unsafe { F32::put(s, row, i, factors) }
     }
 }
 
@@ -162,23 +170,11 @@ impl Element for Bf16Dot {
     }
 
     #[inline(always)]
-    fn round(factor: f32) -> f32 {
-        Bf16::round(factor)
-    }
-
-    #[inline(always)]
-    fn encode(row: &mut [f32]) {
-        let start = row.as_mut_ptr();
-        for vector in 0..row.len() / LANES {
-            // SAFETY: reads sixteen values inside the row, then writes sixteen halves below what is read later.
-            unsafe {
-                let values = start.add(vector * LANES).cast::<[u32; LANES]>().read_unaligned();
-                let mut halves = [0; LANES];
-                for i in 0..LANES {
-                    halves[i] = (values[i] >> 16) as u16;
-                }
-                start.cast::<u16>().add(vector * LANES).cast::<[u16; LANES]>().write_unaligned(halves);
-            }
+    unsafe fn put<S: Simd>(s: S, row: *mut f32, i: usize, mut factors: [f32; LANES]) -> S::V {
+        for factor in &mut factors {
+            *factor = if factor.abs() < SMALLEST_IN_PAIRS { 0.0 } else { *factor };
         }
+        // SAFETY: by the contract; sixteen halves, in the first half of the row.
+        unsafe { s.store_bf16(s.load(factors.as_ptr()), row.cast::<u16>().add(i)) }
     }
 }

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use super::super::kv_cache::{KvType, TILE};
 use super::super::shared::Shared;
-use super::super::simd::{Kernel, Simd};
+use super::super::simd::{Kernel, LANES, Simd};
 use super::element::{Bf16, Bf16Dot, Element, F16, F32, Int8};
 use super::plan::{Piece, Plan, Split};
 use super::state::States;
@@ -78,7 +78,7 @@ impl<'a> Task<'a> {
         let Room { mut queries, mut scores, states: mut own, mut gathered } = room;
         let (layout, count) = (self.a.cache.layout(), self.piece.rows.len() * self.group);
         let stride = States::stride(layout);
-        self.encode_queries::<E>(&mut queries);
+        self.encode_queries::<S, E>(s, &mut queries);
         grow(&mut scores, MOST * SCORES);
         grow(&mut own, count * stride);
         for chunk in self.piece.chunks.clone() {
@@ -127,17 +127,19 @@ impl<'a> Task<'a> {
     }
 
     #[inline(always)]
-    fn encode_queries<E: Element>(&self, queries: &mut Vec<f32>) {
+    fn encode_queries<S: Simd, E: Element>(&self, s: S, queries: &mut Vec<f32>) {
         let (width, head_dim) = (self.a.cache.layout().width, self.a.cache.shape().head_dim);
         let count = self.piece.rows.len() * self.group;
         grow(queries, count * width);
         for (i, to) in queries.chunks_exact_mut(width).take(count).enumerate() {
             let (row, head) = self.row_and_head(i);
             let from = &self.a.q[row * self.a.stride + head * head_dim..][..head_dim];
-            to[..head_dim].copy_from_slice(from);
-            to[head_dim..].fill(0.0);
-            to.iter_mut().for_each(|value| *value = E::round(*value));
-            E::encode(to);
+            for (vector, from) in from.chunks(LANES).enumerate() {
+                let mut values = [0.0; LANES];
+                values[..from.len()].copy_from_slice(from);
+                // SAFETY: `width` is `head_dim` in whole vectors.
+                unsafe { E::put(s, to.as_mut_ptr(), vector * LANES, values) };
+            }
         }
     }
 

@@ -93,7 +93,6 @@ impl Chunk<'_> {
             if E::SCALED {
                 self.scale_weights(s, row, queries.visible[i]);
             }
-            E::encode(&mut row[..queries.visible[i].next_multiple_of(TILE)]);
             if self.is_first {
                 states.start(queries.first + i, top, sum);
             } else {
@@ -316,22 +315,32 @@ impl<E: Element> Kernel for Softmax<'_, E> {
     fn run<S: Simd>(self, s: S) -> (f32, f32) {
         let scores = &mut self.scores[..self.visible.next_multiple_of(LANES)];
         scores[self.visible..].fill(f32::NEG_INFINITY);
-        let (vectors, _) = scores.as_chunks_mut::<LANES>();
+        let (vectors, _) = scores.as_chunks::<LANES>();
         let mut highest = [f32::NEG_INFINITY; LANES];
-        for vector in vectors.iter() {
+        for vector in vectors {
             for i in 0..LANES {
                 highest[i] = if vector[i] > highest[i] { vector[i] } else { highest[i] };
             }
         }
-        let top =
-            highest.into_iter().fold(f32::NEG_INFINITY, |top, score| if score > top { score } else { top });
-        let mut sums = s.zero();
-        for vector in vectors {
-            for score in vector.iter_mut() {
-                *score = E::round(exp((*score - top) * self.scale));
+        let mut lanes = LANES;
+        while lanes > 1 {
+            lanes /= 2;
+            for i in 0..lanes {
+                highest[i] = if highest[i + lanes] > highest[i] { highest[i + lanes] } else { highest[i] };
             }
-            // SAFETY: sixteen values.
-            sums = s.add(sums, unsafe { s.load(vector.as_ptr()) });
+        }
+        let top = highest[0];
+        let mut sums = s.zero();
+        let row = scores.as_mut_ptr();
+        for start in (0..scores.len()).step_by(LANES) {
+            // SAFETY: sixteen scores, read before their weights or later ones are written.
+            unsafe {
+                let mut weights = row.add(start).cast::<[f32; LANES]>().read();
+                for weight in &mut weights {
+                    *weight = exp((*weight - top) * self.scale);
+                }
+                sums = s.add(sums, E::put(s, row, start, weights));
+            }
         }
         (top, s.sum(sums))
     }

@@ -3,7 +3,7 @@
 /// Magnitudes below this become zero where bfloat16 is multiplied in pairs. Products of two such numbers, and sums of
 /// such products, are then multiples of 2^-124 (twice eight significant bits): none is subnormal, which the
 /// instruction that multiplies pairs would take for zero.
-const SMALLEST_IN_PAIRS: f32 = f32::from_bits((127 - 55) << 23);
+pub(in super::super) const SMALLEST_IN_PAIRS: f32 = f32::from_bits((127 - 55) << 23);
 
 /// Bits of the nearest bfloat16; magnitudes below 2^-55 become zero.
 #[inline(always)]

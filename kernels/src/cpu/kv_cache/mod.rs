@@ -6,7 +6,7 @@ mod slots;
 
 use std::io;
 
-pub(super) use encode::to_bf16;
+pub(super) use encode::{SMALLEST_IN_PAIRS, to_bf16};
 pub(super) use layout::{Layout, TILE};
 use slots::Slots;
 

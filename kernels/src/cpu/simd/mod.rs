@@ -111,6 +111,16 @@ pub trait Simd: Copy + Send + Sync {
     /// # Safety
     /// `to` is writable for 16 values; it needs no alignment.
     unsafe fn store(self, v: Self::V, to: *mut f32);
+    /// Stores sixteen values as bfloat16, to nearest, ties to even, subnormal ones as zeros; gives what was stored, widened.
+    ///
+    /// # Safety
+    /// `to` is writable for 16 values; it needs no alignment.
+    #[inline(always)]
+    unsafe fn store_bf16(self, v: Self::V, to: *mut u16) -> Self::V {
+        // SAFETY: the contract.
+        unsafe { store_nearest_bf16(self, v, to) }
+    }
+
     /// Asks for the cache line at `at`; any address will do.
     #[inline(always)]
     fn prefetch(self, at: *const u8) {
@@ -156,6 +166,34 @@ pub trait Simd: Copy + Send + Sync {
             std::ptr::copy_nonoverlapping(lanes.as_ptr(), to, count.min(LANES));
         }
     }
+}
+
+/// [`Simd::store_bf16`] without an instruction for it.
+///
+/// # Safety
+/// `to` is writable for 16 values.
+#[inline(always)]
+unsafe fn store_nearest_bf16<S: Simd>(s: S, v: S::V, to: *mut u16) -> S::V {
+    let (mut lanes, mut halves) = ([0f32; LANES], [0u16; LANES]);
+    // SAFETY: `to` by the contract; the arrays have 16.
+    unsafe {
+        s.store(v, lanes.as_mut_ptr());
+        for i in 0..LANES {
+            halves[i] = nearest_bf16(lanes[i]);
+        }
+        to.cast::<[u16; LANES]>().write_unaligned(halves);
+        s.load_bf16(halves.as_ptr().cast())
+    }
+}
+
+/// Bits of the nearest bfloat16, ties to even; those of a zero for subnormal values.
+#[inline(always)]
+fn nearest_bf16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
+    let rounded = if value.is_nan() { bits | 0x40_0000 } else { rounded };
+    let rounded = if value.abs() < f32::MIN_POSITIVE { bits & 0x8000_0000 } else { rounded };
+    (rounded >> 16) as u16
 }
 
 /// Something to compute on any instruction set.
@@ -254,8 +292,8 @@ mod tests {
         type Output = Vec<u32>;
         #[inline(always)]
         fn run<S: Simd>(self, s: S) -> Vec<u32> {
-            let mut out = vec![0.0f32; 11 * LANES];
-            // SAFETY: 64 values are read and 11 vectors are written, as many as there are.
+            let mut out = vec![0.0f32; 13 * LANES];
+            // SAFETY: 64 values are read and 13 vectors are written, as many as there are.
             unsafe {
                 let v: [S::V; 4] = std::array::from_fn(|i| s.load(self.0[i * LANES..].as_ptr()));
                 s.store(s.fma(v[0], v[1], v[2]), out[0..].as_mut_ptr());
@@ -268,6 +306,7 @@ mod tests {
                 (0..4).for_each(|i| out[100 + i] = s.sum(v[i]));
                 s.store(s.load_i8(self.1.as_ptr()), out[144..].as_mut_ptr());
                 s.store(s.widen_odd(s.splat_pair(0x4049_3f80)), out[160..].as_mut_ptr());
+                s.store(s.store_bf16(v[1], out[192..].as_mut_ptr().cast()), out[176..].as_mut_ptr());
             }
             out.into_iter().map(f32::to_bits).collect()
         }
@@ -345,6 +384,18 @@ mod tests {
     }
 
     #[test]
+    fn rounding_to_bfloat16_is_the_same_for_numbers_of_every_kind() {
+        let odd =
+            [0.0, f32::INFINITY, f32::NAN, f32::MAX, f32::MIN_POSITIVE, 1e-39, 1.003_906_3, 1.011_718_8];
+        let values: Vec<f32> = odd.into_iter().flat_map(|value| [value, -value]).cycle().take(64).collect();
+        let expected = Isa(Set::Plain).run(Probe(&values, &[0; 32]))[176..].to_vec();
+        assert_eq!(expected[10..12], [0, 0x8000_0000], "subnormal values are zeros");
+        for isa in Isa::available() {
+            assert_eq!(isa.run(Probe(&values, &[0; 32]))[176..], expected, "{}", isa.name());
+        }
+    }
+
+    #[test]
     fn every_instruction_set_gives_the_same_bits() {
         let values: Vec<f32> =
             (0..64u32).map(|i| (i.wrapping_mul(2_654_435_761) as f32 / 4e9 - 0.5) * 3.7).collect();
@@ -353,7 +404,9 @@ mod tests {
         let expected = Isa(Set::Plain).run(Probe(&values, &halves));
         assert_eq!(expected[96..100], expected[100..104], "four sums at once are four sums");
         assert!((0..LANES).all(|i| expected[144 + i] == f32::from(halves[i] as i8).to_bits()));
-        assert!(expected[160..].iter().all(|pi| *pi == 0x4049_0000));
+        assert!(expected[160..176].iter().all(|pi| *pi == 0x4049_0000));
+        let to_half = |value: &f32| half::bf16::from_f32(*value).to_f32().to_bits();
+        assert!((0..LANES).all(|i| expected[176 + i] == to_half(&values[LANES + i])));
         for isa in Isa::available() {
             assert_eq!(isa.run(Probe(&values, &halves)), expected, "{}", isa.name());
         }

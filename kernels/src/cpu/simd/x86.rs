@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Kernel, LANES, Simd};
+use super::{Kernel, LANES, Simd, store_nearest_bf16};
 
 /// AVX-512 F, BW, DQ and VL, and BF16 if `DOT`. Its private field makes [`Avx512::detect`] the only source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -214,6 +214,19 @@ where
     unsafe fn store(self, v: __m512, to: *mut f32) {
         // SAFETY: the token and the contract.
         unsafe { _mm512_storeu_ps(to, v) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(self, v: __m512, to: *mut u16) -> __m512 {
+        // SAFETY: the token and the contract; the types are names for the same bits.
+        unsafe {
+            if !DOT {
+                return store_nearest_bf16(self, v, to);
+            }
+            let halves: __m256i = std::mem::transmute(_mm512_cvtneps_pbh(v));
+            _mm256_storeu_si256(to.cast(), halves);
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)))
+        }
     }
 
     #[inline(always)]
