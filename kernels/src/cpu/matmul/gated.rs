@@ -6,7 +6,7 @@ use super::super::input::{self, Form, Input};
 use super::super::mlp::silu_mul_in_place;
 use super::super::shared::Shared;
 use super::super::simd::{Kernel, Simd};
-use super::{Destination, Linear, Part, Write, rows_per_task};
+use super::{Destination, Linear, PANEL, Part, Shares, Write};
 
 /// `silu(x * gate) * (x * up)`, written down in `form`. `x` is `[m, cols]` in the form that the weights ask for; `gate` and `up` are
 /// `[rows, cols]` each; `out` becomes `[m, rows]`.
@@ -17,12 +17,17 @@ pub fn gated_matmul(cpu: &mut Cpu, x: &Input, gate: Linear<'_>, up: Linear<'_>, 
     assert_eq!(gate.weights.rows(), up.weights.rows(), "gate and up are [rows, cols]");
     [gate, up].iter().for_each(|linear| linear.check(x));
     let (m, rows) = (x.rows(), gate.weights.rows());
-    let most = rows_per_task(cpu, m.max(1), rows, gate.weights);
-    let tasks = if m == 0 { 0 } else { rows.div_ceil(most) };
+    let shares = Shares::new(cpu, m.max(1), gate.weights.layout().panels(), gate.weights);
+    let tasks = if m == 0 { 0 } else { shares.tasks() };
     let (isa, integers) = (cpu.isa, cpu.isa.integers());
+    let most = shares.most * PANEL;
     out.fill_columns(cpu, form, (m, rows), (tasks, 2 * m * most), |task, room, columns| {
-        let first = task * most;
-        let count = most.min(rows - first);
+        let share = shares.task(task);
+        let first = share.start * PANEL;
+        let count = rows.min(share.end * PANEL).saturating_sub(first);
+        if count == 0 {
+            return;
+        }
         let products = &mut room[..2 * m * count];
         let shared = Shared::new(products);
         let part = |linear, next, at| {
@@ -30,7 +35,7 @@ pub fn gated_matmul(cpu: &mut Cpu, x: &Input, gate: Linear<'_>, up: Linear<'_>, 
             Part { x, linear, first, count, next, y, write: Write::Set }
         };
         part(gate, up.weights_from(first), 0).run(isa, integers);
-        part(up, gate.weights_from(first + most), count).run(isa, integers);
+        part(up, gate.weights_from(share.end * PANEL), count).run(isa, integers);
         isa.run(Gate { products, first, count, columns });
     });
 }

@@ -10,6 +10,8 @@ mod gated;
 mod integer;
 mod tiles;
 
+use std::ops::Range;
+
 use super::Cpu;
 use super::input::{Form, Input};
 use super::packed::{Format, Layout, PANEL, Packed};
@@ -93,43 +95,70 @@ fn matmul_on(
     if m == 0 {
         return;
     }
-    let rows_per_task = rows_per_task(cpu, m, rows, first.weights);
-    let tasks_of = |linear: &Linear<'_>| linear.weights.rows().div_ceil(rows_per_task);
-    let tasks = stack.iter().map(tasks_of).sum();
+    let panels = stack.iter().map(|linear| linear.weights.layout().panels()).sum();
+    let shares = Shares::new(cpu, m, panels, first.weights);
     let (isa, shared) = (cpu.isa, Shared::new(y));
-    let work = |mut task, _| {
-        let mut column = 0;
+    cpu.threads.run(shares.tasks(), |task, _| {
+        let share = shares.task(task);
+        // Of panels and outputs before each matrix.
+        let (mut before, mut column) = (0, 0);
         for linear in stack {
-            if task < tasks_of(linear) {
-                let first = task * rows_per_task;
-                let count = rows_per_task.min(linear.weights.rows() - first);
-                // Unless this thread's part of the tasks ends here.
-                let next = linear.weights_from(first + rows_per_task);
+            let Layout { rows: outputs, .. } = linear.weights.layout();
+            let end = before + linear.weights.layout().panels();
+            let (from, to) = (share.start.clamp(before, end), share.end.clamp(before, end));
+            if from < to {
+                let first = (from - before) * PANEL;
+                let count = outputs.min((to - before) * PANEL) - first;
+                // Unless this thread's share ends here.
+                let next = linear.weights_from(first + count.next_multiple_of(PANEL));
                 let y = Destination { values: &shared, stride: rows, at: column + first };
-                return Part { x, linear: *linear, first, count, next, y, write }.run(isa, integers);
+                Part { x, linear: *linear, first, count, next, y, write }.run(isa, integers);
             }
-            task -= tasks_of(linear);
-            column += linear.weights.rows();
+            (before, column) = (end, column + outputs);
         }
-    };
-    if rows_per_task == rows {
-        (0..tasks).for_each(|task| work(task, 0))
-    } else {
-        cpu.threads.run(tasks, work)
-    }
+    });
 }
 
-/// All `rows` if they are too little work to share out.
-fn rows_per_task(cpu: &Cpu, m: usize, rows: usize, weights: &Packed) -> usize {
-    if m.saturating_mul(rows).saturating_mul(weights.cols()) < ALONE {
-        return rows.max(1);
+/// How the panels of a product are shared out: to each thread as many as to the others, in tasks.
+struct Shares {
+    panels: usize,
+    threads: usize,
+    /// Panels of a task, but for the last one of each thread, which may have fewer, or none.
+    most: usize,
+}
+
+impl Shares {
+    /// Of so many panels like those of `weights`, for `m` rows of `x`. One task has all if they are too little work to share out.
+    fn new(cpu: &Cpu, m: usize, panels: usize, weights: &Packed) -> Self {
+        let layout = weights.layout();
+        if m.saturating_mul(panels * PANEL).saturating_mul(layout.cols) < ALONE {
+            return Self { panels, threads: 1, most: panels.max(1) };
+        }
+        let threads = cpu.threads.count();
+        let by_bytes = TASK_BYTES / layout.panel_bytes();
+        let by_threads = panels / (threads * 8); // eight tasks a thread even out their speeds
+        let by_products = TASK_PRODUCTS / (m * layout.cols * PANEL);
+        let multiple = registers_for(layout.format, MOST_ACCUMULATORS).panel_multiple(m);
+        let most = (by_bytes.min(by_threads).min(by_products) / multiple).max(1) * multiple;
+        Self { panels, threads, most }
     }
-    let layout = weights.layout();
-    let by_bytes = TASK_BYTES * PANEL / layout.panel_bytes();
-    let by_threads = rows / (cpu.threads.count() * 8); // eight tasks a thread even out their speeds
-    let by_products = TASK_PRODUCTS / (m * layout.cols);
-    let multiple = registers_for(layout.format, MOST_ACCUMULATORS).row_multiple(m);
-    (by_bytes.min(by_threads).min(by_products) / multiple).max(1) * multiple
+
+    fn tasks_of_each(&self) -> usize {
+        self.panels.div_ceil(self.threads).div_ceil(self.most)
+    }
+
+    /// Tasks of all threads, those of the first one first.
+    fn tasks(&self) -> usize {
+        self.threads * self.tasks_of_each()
+    }
+
+    /// The panels of a task.
+    fn task(&self, task: usize) -> Range<usize> {
+        let (thread, task) = (task / self.tasks_of_each(), task % self.tasks_of_each());
+        let [start, end] = [thread, thread + 1].map(|thread| self.panels * thread / self.threads);
+        let from = (start + task * self.most).min(end);
+        from..(from + self.most).min(end)
+    }
 }
 
 /// What so many registers have room for. Sums of a group of columns stand beside those of all. Integers, and whatever has the

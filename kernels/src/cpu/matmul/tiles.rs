@@ -3,7 +3,6 @@
 //! Some panels are taken for all rows of `x` before the next ones: weights come from memory once, and while tiles of later rows
 //! read them from the cache, memory works on the panels that follow.
 
-use super::super::packed::PANEL;
 use super::super::simd::Simd;
 
 /// Panels that are read side by side: several long streams come from memory faster than one.
@@ -49,10 +48,10 @@ impl Registers {
         height <= self.highest && (width == 1 || width == lower || width == taller)
     }
 
-    /// Rows of weights that a task for `m` rows of `x` takes a multiple of: the panels of a tile, so that none are left over to be
-    /// read one by one.
-    pub(super) fn row_multiple(self, m: usize) -> usize {
-        self.widest(heights(m, self.highest).tallest()) * PANEL
+    /// What a task for `m` rows of `x` takes a multiple of: the panels of a tile, so that none are left over to be read one by
+    /// one.
+    pub(super) fn panel_multiple(self, m: usize) -> usize {
+        self.widest(heights(m, self.highest).tallest())
     }
 
     /// Calls `take` for all tiles of `m` rows of `x` by those panels.
