@@ -2,7 +2,7 @@
 //! are still in the cache.
 
 use super::shared::Shared;
-use super::simd::{Isa, Kernel, Simd};
+use super::simd::{Isa, Kernel, LANES, Simd, nearest_bf16};
 use super::{Cpu, for_each_row_of};
 
 /// Columns that share a scale in formats with groups; sums of codes are kept for as many.
@@ -251,7 +251,7 @@ impl Written<'_> {
     /// # Safety
     /// Nobody else writes or reads them meanwhile.
     #[inline(always)]
-    unsafe fn put(&self, row: usize, at: usize, values: &[f32]) {
+    unsafe fn put<S: Simd>(&self, s: S, row: usize, at: usize, values: &[f32]) {
         let (from, end) = (row * self.stride + at, at + values.len());
         assert!(end <= self.width, "columns of a row");
         let count = if end == self.width { self.stride - at } else { values.len() };
@@ -259,9 +259,7 @@ impl Written<'_> {
         unsafe {
             if self.has_halves {
                 let (halves, padding) = self.halves.part(from, count).split_at_mut(values.len());
-                for (half, value) in halves.iter_mut().zip(values) {
-                    *half = to_bf16(*value);
-                }
+                to_bf16(s, values, halves);
                 return padding.fill(0);
             }
             let (to, padding) = self.values.part(from, count).split_at_mut(values.len());
@@ -269,7 +267,7 @@ impl Written<'_> {
                 to.copy_from_slice(values);
             } else {
                 for (to, value) in to.iter_mut().zip(values) {
-                    *to = f32::from_bits(u32::from(to_bf16(*value)) << 16);
+                    *to = f32::from_bits(u32::from(nearest_bf16(*value)) << 16);
                 }
             }
             padding.fill(0.0);
@@ -290,13 +288,13 @@ impl Columns<'_> {
     /// # Safety
     /// Each column is put by one task.
     #[inline(always)]
-    pub(super) unsafe fn put(&self, row: usize, at: usize, values: &[f32]) {
+    pub(super) unsafe fn put<S: Simd>(&self, s: S, row: usize, at: usize, values: &[f32]) {
         // SAFETY: by the contract.
         unsafe {
             if self.written.form == Form::Int8 {
                 self.whole.part(row * self.written.width + at, values.len()).copy_from_slice(values);
             } else {
-                self.written.put(row, at, values);
+                self.written.put(s, row, at, values);
             }
         }
     }
@@ -311,6 +309,7 @@ struct WriteRow<'a> {
 
 impl Kernel for WriteRow<'_> {
     type Output = ();
+    const USES_DOT: bool = true; // bfloat16 by an instruction
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
@@ -318,7 +317,7 @@ impl Kernel for WriteRow<'_> {
         // SAFETY: the row is this kernel's.
         unsafe {
             if to.form != Form::Int8 {
-                return to.put(row, 0, values);
+                return to.put(s, row, 0, values);
             }
             let codes = to.codes.part(row * to.stride, to.stride);
             let sums = to.sums.part(row * to.stride / GROUP, to.stride / GROUP);
@@ -329,13 +328,18 @@ impl Kernel for WriteRow<'_> {
     }
 }
 
-/// Bits of the nearest bfloat16, ties to even; subnormals become zero, as `VDPBF16PS` takes them.
+/// Rounds `values` to as many bfloat16 numbers, as [`Simd::store_bf16`] does.
 #[inline(always)]
-pub(super) fn to_bf16(value: f32) -> u16 {
-    let bits = value.to_bits();
-    let rounded = ((bits.wrapping_add(0x7fff + (bits >> 16 & 1))) >> 16) as u16;
-    let half = if value.is_nan() { (bits >> 16) as u16 | 0x40 } else { rounded };
-    if half & 0x7f80 == 0 { half & 0x8000 } else { half }
+fn to_bf16<S: Simd>(s: S, values: &[f32], halves: &mut [u16]) {
+    let (vectors, rest) = values.as_chunks::<LANES>();
+    let (to, rest_to) = halves.as_chunks_mut::<LANES>();
+    for (vector, to) in vectors.iter().zip(to) {
+        // SAFETY: sixteen values, and as many numbers.
+        unsafe { s.store_bf16(s.load(vector.as_ptr()), to.as_mut_ptr()) };
+    }
+    for (value, to) in rest.iter().zip(rest_to) {
+        *to = nearest_bf16(*value);
+    }
 }
 
 struct ToInt8<'a> {
@@ -464,9 +468,9 @@ mod tests {
 
     #[test]
     fn unusual_values_are_kept_unusual() {
-        assert_eq!((to_bf16(1e-39), to_bf16(-1e-39)), (0, 0x8000));
-        assert_eq!(to_bf16(f32::INFINITY), 0x7f80);
-        assert!(half::bf16::from_bits(to_bf16(f32::from_bits(0x7f80_0001))).is_nan());
+        assert_eq!((nearest_bf16(1e-39), nearest_bf16(-1e-39)), (0, 0x8000));
+        assert_eq!(nearest_bf16(f32::INFINITY), 0x7f80);
+        assert!(half::bf16::from_bits(nearest_bf16(f32::from_bits(0x7f80_0001))).is_nan());
         let mut input = Input::default();
         input.set(
             &mut Cpu::new(1),

@@ -11,7 +11,7 @@ use crate::config::{Dtype, KvCacheDtype, Precision, Quantization};
 
 /// Changes whenever a logit's bits change for the same numbers: workers of two versions must not go on with each
 /// other's requests.
-const CPU_ARITHMETIC: u32 = 4;
+const CPU_ARITHMETIC: u32 = 5;
 
 /// What the CPU rounds numbers to, for a model whose weights are stored like `weights`.
 ///

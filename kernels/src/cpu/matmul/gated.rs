@@ -20,29 +20,38 @@ pub fn gated_matmul(cpu: &mut Cpu, x: &Input, gate: Linear<'_>, up: Linear<'_>, 
     let shares = Shares::new(cpu, m.max(1), gate.weights.layout().panels(), gate.weights);
     let tasks = if m == 0 { 0 } else { shares.tasks() };
     let (isa, integers) = (cpu.isa, cpu.isa.integers());
-    let most = shares.most * PANEL;
-    out.fill_columns(cpu, form, (m, rows), (tasks, 2 * m * most), |task, room, columns| {
-        let share = shares.task(task);
-        let first = share.start * PANEL;
+    let room = 2 * shares.highest(m) * shares.widest() * PANEL;
+    out.fill_columns(cpu, form, (m, rows), (tasks, room), |task, room, columns| {
+        let (share, pass) = shares.task(task);
+        let (first, x_rows) = (share.start * PANEL, pass.rows(m));
         let count = rows.min(share.end * PANEL).saturating_sub(first);
         if count == 0 {
             return;
         }
-        let products = &mut room[..2 * m * count];
+        let products = &mut room[..2 * x_rows.len() * count];
         let shared = Shared::new(products);
         let part = |linear, next, at| {
             let y = Destination { values: &shared, stride: 2 * count, at };
-            Part { x, linear, first, count, next, y, write: Write::Set }
+            Part { x, rows: x_rows.clone(), linear, first, count, next, pass, y, write: Write::Set }
         };
-        part(gate, up.weights_from(first), 0).run(isa, integers);
-        part(up, gate.weights_from(share.end * PANEL), count).run(isa, integers);
-        isa.run(Gate { products, first, count, columns });
+        // With one pass, up's weights come next after gate's; with several both are near, and the next task's come.
+        let after = share.end * PANEL;
+        let [after_gate, after_up] = match pass.of {
+            1 => [up.weights_from(first), gate.weights_from(after)],
+            _ => [gate, up].map(|linear| linear.weights_from(after)),
+        };
+        part(gate, after_gate, 0).run(isa, integers);
+        part(up, after_up, count).run(isa, integers);
+        isa.run(Gate { products, row: x_rows.start, first, count, columns });
     });
 }
 
 /// Gates each row of `products`, `[m, gate | up]`, and puts it where its columns go.
 struct Gate<'a> {
     products: &'a mut [f32],
+    /// The first of its rows.
+    row: usize,
+    /// The first of its columns.
     first: usize,
     count: usize,
     columns: &'a input::Columns<'a>,
@@ -50,14 +59,15 @@ struct Gate<'a> {
 
 impl Kernel for Gate<'_> {
     type Output = ();
+    const USES_DOT: bool = true; // bfloat16 by an instruction
 
     #[inline(always)]
-    fn run<S: Simd>(self, _: S) {
+    fn run<S: Simd>(self, s: S) {
         for (row, products) in self.products.chunks_exact_mut(2 * self.count).enumerate() {
             let (gate, up) = products.split_at_mut(self.count);
             silu_mul_in_place(gate, up);
             // SAFETY: these columns are this task's.
-            unsafe { self.columns.put(row, self.first, gate) };
+            unsafe { self.columns.put(s, self.row + row, self.first, gate) };
         }
     }
 }

@@ -20,7 +20,7 @@ use super::shared::Shared;
 use super::simd::integer::IntegerIsa;
 use super::simd::{Isa, LANES, Simd};
 pub use gated::gated_matmul;
-use tiles::{MOST_ACCUMULATORS, Panels, Registers, Tile};
+use tiles::{HIGHEST, MOST_ACCUMULATORS, Panels, Pass, Registers, Tile};
 
 /// Bytes of weights a task takes at most, unless one tile of all columns has more.
 const TASK_BYTES: usize = 256 << 10;
@@ -99,7 +99,7 @@ fn matmul_on(
     let shares = Shares::new(cpu, m, panels, first.weights);
     let (isa, shared) = (cpu.isa, Shared::new(y));
     cpu.threads.run(shares.tasks(), |task, _| {
-        let share = shares.task(task);
+        let (share, pass) = shares.task(task);
         // Of panels and outputs before each matrix.
         let (mut before, mut column) = (0, 0);
         for linear in stack {
@@ -111,53 +111,87 @@ fn matmul_on(
                 let count = outputs.min((to - before) * PANEL) - first;
                 // Unless this thread's share ends here.
                 let next = linear.weights_from(first + count.next_multiple_of(PANEL));
-                let y = Destination { values: &shared, stride: rows, at: column + first };
-                Part { x, linear: *linear, first, count, next, y, write }.run(isa, integers);
+                let x_rows = pass.rows(m);
+                let y =
+                    Destination { values: &shared, stride: rows, at: x_rows.start * rows + column + first };
+                Part { x, rows: x_rows, linear: *linear, first, count, next, pass, y, write }
+                    .run(isa, integers);
             }
             (before, column) = (end, column + outputs);
         }
     });
 }
 
-/// How the panels of a product are shared out: to each thread as many as to the others, in tasks.
+/// How the panels of a product are shared out: to each thread as many as to the others, in tasks of some panels and, where those
+/// are too much for many rows of `x`, some of the rows.
 struct Shares {
     panels: usize,
     threads: usize,
-    /// Panels of a task, but for the last one of each thread, which may have fewer, or none.
+    /// Panels of a tile: tasks start at multiples of as many in their thread's share, and the last one takes what is over.
+    multiple: usize,
+    /// Such multiples of a task at most.
     most: usize,
+    /// Tasks that take the same panels, one after another, each for its part of the rows.
+    passes: usize,
 }
 
 impl Shares {
     /// Of so many panels like those of `weights`, for `m` rows of `x`. One task has all if they are too little work to share out.
     fn new(cpu: &Cpu, m: usize, panels: usize, weights: &Packed) -> Self {
         let layout = weights.layout();
+        let multiple = registers_for(layout.format, MOST_ACCUMULATORS).panel_multiple(m);
         if m.saturating_mul(panels * PANEL).saturating_mul(layout.cols) < ALONE {
-            return Self { panels, threads: 1, most: panels.max(1) };
+            return Self { panels, threads: 1, multiple, most: panels.max(1), passes: 1 };
         }
         let threads = cpu.threads.count();
         let by_bytes = TASK_BYTES / layout.panel_bytes();
         let by_threads = panels / (threads * 8); // eight tasks a thread even out their speeds
         let by_products = TASK_PRODUCTS / (m * layout.cols * PANEL);
-        let multiple = registers_for(layout.format, MOST_ACCUMULATORS).panel_multiple(m);
-        let most = (by_bytes.min(by_threads).min(by_products) / multiple).max(1) * multiple;
-        Self { panels, threads, most }
+        let most = (by_bytes.min(by_threads).min(by_products) / multiple).max(1);
+        // 4-bit weights are made 8 bits for all rows.
+        let passes = match layout.format {
+            Format::Int4 => 1,
+            _ => (m * layout.cols * PANEL * multiple / TASK_PRODUCTS).clamp(1, m.div_ceil(4 * HIGHEST)),
+        };
+        Self { panels, threads, multiple, most, passes }
     }
 
-    fn tasks_of_each(&self) -> usize {
-        self.panels.div_ceil(self.threads).div_ceil(self.most)
+    /// Multiples in the shares of all threads.
+    fn multiples_of_each(&self) -> usize {
+        (self.panels / self.threads / self.multiple).max(1)
+    }
+
+    /// Parts of a thread's share.
+    fn parts_of_each(&self) -> usize {
+        self.multiples_of_each().div_ceil(self.most)
     }
 
     /// Tasks of all threads, those of the first one first.
     fn tasks(&self) -> usize {
-        self.threads * self.tasks_of_each()
+        self.threads * self.parts_of_each() * self.passes
     }
 
-    /// The panels of a task.
-    fn task(&self, task: usize) -> Range<usize> {
-        let (thread, task) = (task / self.tasks_of_each(), task % self.tasks_of_each());
+    /// The panels of a task, which some thread may have none of, and its part of the rows.
+    fn task(&self, task: usize) -> (Range<usize>, Pass) {
+        let (part, pass) = (task / self.passes, Pass { index: task % self.passes, of: self.passes });
+        let (thread, part) = (part / self.parts_of_each(), part % self.parts_of_each());
         let [start, end] = [thread, thread + 1].map(|thread| self.panels * thread / self.threads);
-        let from = (start + task * self.most).min(end);
-        from..(from + self.most).min(end)
+        let bound = |part: usize| match part == self.parts_of_each() {
+            true => end,
+            false => end.min(start + self.multiples_of_each() * part / self.parts_of_each() * self.multiple),
+        };
+        (bound(part)..bound(part + 1), pass)
+    }
+
+    /// Panels of a task at most.
+    fn widest(&self) -> usize {
+        // A share may have one panel more than another, and less than a multiple besides.
+        self.panels.div_ceil(self.threads).min((self.most + 1) * self.multiple)
+    }
+
+    /// Rows of `x` of a task at most, of `m`.
+    fn highest(&self, m: usize) -> usize {
+        (m.div_ceil(HIGHEST).div_ceil(self.passes) * HIGHEST).min(m)
     }
 }
 
@@ -171,14 +205,17 @@ const fn registers_for(format: Format, accumulators: usize) -> Registers {
     }
 }
 
-/// Some rows of one matrix, for all rows of `x`.
+/// Some rows of one matrix, for some rows of `x`.
 struct Part<'a> {
     x: &'a Input,
+    rows: Range<usize>,
     linear: Linear<'a>,
     first: usize,
     count: usize,
     /// Where this thread will probably read on.
     next: Option<*const u8>,
+    pass: Pass,
+    /// Of the first of `rows`.
     y: Destination<'a>,
     write: Write,
 }
@@ -204,9 +241,10 @@ impl Part<'_> {
             panels: self.count.div_ceil(PANEL),
             panel_bytes: layout.panel_bytes(),
             next: self.next,
+            pass: self.pass,
             soon: prefetch::distance(layout.format.bits()),
         };
-        registers.for_each_tile(self.x.rows(), weights, take);
+        registers.for_each_tile(self.rows.len(), weights, take);
     }
 
     /// The matrix's panels from this part's first on.

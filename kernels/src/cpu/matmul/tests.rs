@@ -212,3 +212,25 @@ fn a_gated_product_is_the_gate_of_two_products() {
         }
     }
 }
+
+#[test]
+fn every_panel_meets_every_row_in_one_task_and_tasks_are_no_larger_than_they_say() {
+    for (threads, multiple, most, passes) in
+        [(1, 3, 1, 1), (2, 3, 1, 3), (2, 4, 2, 1), (3, 3, 3, 2), (2, 1, 5, 1), (16, 4, 1, 7)]
+    {
+        for (panels, m) in (0..150).map(|panels| (panels, 57 + panels)) {
+            let shares = Shares { panels, threads, multiple, most, passes };
+            let mut met = vec![0; panels * m];
+            for task in 0..shares.tasks() {
+                let (share, pass) = shares.task(task);
+                let rows = pass.rows(m);
+                assert!(
+                    share.len() <= shares.widest() && rows.len() <= shares.highest(m),
+                    "{share:?} {rows:?}"
+                );
+                share.for_each(|panel| rows.clone().for_each(|row| met[panel * m + row] += 1));
+            }
+            assert!(met.iter().all(|times| *times == 1), "{panels} panels, {m} rows");
+        }
+    }
+}

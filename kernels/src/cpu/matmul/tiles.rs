@@ -3,6 +3,8 @@
 //! Some panels are taken for all rows of `x` before the next ones: weights come from memory once, and while tiles of later rows
 //! read them from the cache, memory works on the panels that follow.
 
+use std::ops::Range;
+
 use super::super::simd::Simd;
 
 /// Panels that are read side by side: several long streams come from memory faster than one.
@@ -10,7 +12,7 @@ pub(super) const MOST_STREAMS: usize = 4;
 /// Vectors of sums that the widest register file holds besides the operands; others do with any number of rows.
 pub(super) const MOST_ACCUMULATORS: usize = 24;
 /// Rows of a tile there: by three panels. More rows by fewer panels were slower (bfloat16 on Zen 4: 12 by 2, 16 by 1).
-const HIGHEST: usize = 8;
+pub(super) const HIGHEST: usize = 8;
 /// A cache line.
 const LINE_BYTES: usize = 64;
 
@@ -45,7 +47,8 @@ impl Registers {
     pub(super) const fn has(self, height: usize, width: usize) -> bool {
         // A tile may be a row lower than the tallest one, whose width all have.
         let (lower, taller) = (self.widest(height), self.widest(height + 1));
-        height <= self.highest && (width == 1 || width == lower || width == taller)
+        let is_rest = width == 1 || (width == 2 && (lower == 3 || taller == 3));
+        height <= self.highest && (is_rest || width == lower || width == taller)
     }
 
     /// What a task for `m` rows of `x` takes a multiple of: the panels of a tile, so that none are left over to be read one by
@@ -57,28 +60,38 @@ impl Registers {
     /// Calls `take` for all tiles of `m` rows of `x` by those panels.
     #[inline(always)]
     pub(super) fn for_each_tile(self, m: usize, weights: Panels, mut take: impl FnMut(Tile)) {
-        let Panels { at: weights, panels, panel_bytes, next, soon } = weights;
+        let Panels { at: weights, panels, panel_bytes, next, soon, pass } = weights;
         let rows = heights(m, self.highest);
         let widest = self.widest(rows.tallest());
-        let full = panels / widest;
-        let blocks = full + panels % widest;
+        // Tiles of one panel are slow: four panels are two and two, not three and one.
+        let (full, rest) = match (panels / widest, panels % widest) {
+            (full @ 1.., 1) if widest == 3 => (full - 1, 2),
+            (full, 2) if widest == 3 => (full, 2),
+            (full, _) => (full, 1),
+        };
+        let blocks = full + (panels - full * widest) / rest;
         // With one tile of x, each of its panels walks through its own part of the task's: weights come in long streams.
-        let is_single = rows.tiles == 1;
+        let is_single = rows.tiles == 1 && pass.of == 1;
         let place = |block: usize| match block < full {
             true if is_single => (block, widest, full),
             true => (block * widest, widest, 1),
-            false => (full * (widest - 1) + block, 1, 1),
+            false => (full * widest + (block - full) * rest, rest, 1),
         };
         for block in 0..blocks {
             let (panel, width, apart) = place(block);
             let here = |block: usize| weights.wrapping_add(place(block).0 * panel_bytes);
-            let next = if block + 1 < blocks { Some(here(block + 1)) } else { next };
+            let next = match pass.of {
+                1 if block + 1 < blocks => Some(here(block + 1)),
+                1 => next,
+                _ => next.map(|next| next.wrapping_add(panel * panel_bytes)),
+            };
             let mut first = 0;
             for (i, height) in rows.enumerate() {
                 let ahead = match is_single {
                     true => Ahead::Soon(soon),
                     false => {
-                        next.map_or(Ahead::Soon(0), |at| Ahead::later(at, width * panel_bytes, i, rows.tiles))
+                        let (i, tiles) = (pass.index * rows.tiles + i, pass.of * rows.tiles);
+                        next.map_or(Ahead::Soon(0), |at| Ahead::later(at, width * panel_bytes, i, tiles))
                     }
                 };
                 take(Tile { first, height, panel, width, apart, ahead });
@@ -97,8 +110,31 @@ pub(super) struct Panels {
     pub(super) panel_bytes: usize,
     /// Where this thread will read on, if that is known.
     pub(super) next: Option<*const u8>,
+    /// Which pass over them this is.
+    pub(super) pass: Pass,
     /// How far ahead of what is read a single tile of rows asks, in bytes.
     pub(super) soon: usize,
+}
+
+/// Panels may be met several times, each time by a part of the rows of `x`: in each pass a part of what comes next is asked for.
+#[derive(Clone, Copy)]
+pub(super) struct Pass {
+    pub(super) index: usize,
+    /// Passes there are.
+    pub(super) of: usize,
+}
+
+impl Pass {
+    /// All rows at once.
+    #[cfg(test)]
+    const ONLY: Self = Self { index: 0, of: 1 };
+
+    /// Its part of `m` rows: whole tiles but for the last one.
+    pub(super) fn rows(self, m: usize) -> Range<usize> {
+        let tiles = m.div_ceil(HIGHEST);
+        let bound = |i: usize| (tiles * i / self.of * HIGHEST).min(m);
+        bound(self.index)..bound(self.index + 1)
+    }
 }
 
 /// Where a tile lies.
@@ -210,7 +246,14 @@ mod tests {
             let registers = Registers::new(accumulators, least);
             for (m, panels) in (1..40).flat_map(|m| (1..15).map(move |panels| (m, panels))) {
                 let mut covered = vec![0; m * panels];
-                let weights = Panels { at: std::ptr::null(), panels, panel_bytes: 64, next: None, soon: 0 };
+                let weights = Panels {
+                    at: std::ptr::null(),
+                    panels,
+                    panel_bytes: 64,
+                    next: None,
+                    pass: Pass::ONLY,
+                    soon: 0,
+                };
                 registers.for_each_tile(m, weights, |tile| {
                     assert!(registers.has(tile.height, tile.width), "{accumulators}: {m} x {panels}");
                     assert!(tile.height * tile.width <= accumulators);
@@ -227,16 +270,22 @@ mod tests {
     fn what_comes_next_is_asked_for_once_while_tiles_pass() {
         let registers = Registers::new(MOST_ACCUMULATORS, 2);
         let (m, panels, panel_bytes, next) = (40, 7, 3000, 100_000);
-        let weights =
-            Panels { at: std::ptr::null(), panels, panel_bytes, next: Some(next as *const u8), soon: 0 };
+        let weights = Panels {
+            at: std::ptr::null(),
+            panels,
+            panel_bytes,
+            next: Some(next as *const u8),
+            pass: Pass::ONLY,
+            soon: 0,
+        };
         let mut asked: Vec<(usize, usize)> = Vec::new();
         registers.for_each_tile(m, weights, |tile| match tile.ahead {
             Ahead::Later(at, lines) => asked.push((at as usize, lines * LINE_BYTES)),
             Ahead::Soon(_) => panic!("there are several tiles of rows"),
         });
-        // Panels 3..6 while the first three are multiplied, then single ones; the next task's at the end.
+        // Panels 3..5 while the first three are multiplied, then 5..7; the next task's at the end.
         let starts: Vec<usize> = asked.iter().map(|(at, _)| *at).collect();
-        assert!(starts.contains(&(3 * panel_bytes)) && starts.contains(&(6 * panel_bytes)));
+        assert!(starts.contains(&(3 * panel_bytes)) && starts.contains(&(5 * panel_bytes)));
         assert!(starts.contains(&next) && starts.iter().all(|at| *at < next + 3 * panel_bytes));
         let first: usize = asked.iter().take(m.div_ceil(HIGHEST)).map(|(_, bytes)| bytes).sum();
         assert!((3 * panel_bytes..3 * panel_bytes + 5 * LINE_BYTES + 5).contains(&first), "{first}");

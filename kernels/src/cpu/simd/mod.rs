@@ -188,7 +188,7 @@ unsafe fn store_nearest_bf16<S: Simd>(s: S, v: S::V, to: *mut u16) -> S::V {
 
 /// Bits of the nearest bfloat16, ties to even; those of a zero for subnormal values.
 #[inline(always)]
-fn nearest_bf16(value: f32) -> u16 {
+pub(super) fn nearest_bf16(value: f32) -> u16 {
     let bits = value.to_bits();
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
     let rounded = if value.is_nan() { bits | 0x40_0000 } else { rounded };

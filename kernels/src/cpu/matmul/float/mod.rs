@@ -58,7 +58,7 @@ impl Part<'_> {
         let (panel_bytes, weights) = (self.linear.weights.layout().panel_bytes(), self.weights());
         self.for_each_tile(registers_for(Format::Bf16, S::ACCUMULATORS), |tile| {
             let from = Source {
-                x: &x[tile.first * stride..],
+                x: &x[(self.rows.start + tile.first) * stride..],
                 stride,
                 w: &weights[tile.panel * panel_bytes..],
                 panel_bytes,
@@ -76,7 +76,7 @@ impl Part<'_> {
                     }
                 };
             }
-            sizes!(1: 1 4, 2: 1 2 3 4, 3: 1 2 4, 4: 1 4, 5: 1 4, 6: 1 3 4, 7: 1 3, 8: 1 3,);
+            sizes!(1: 1 4, 2: 1 2 3 4, 3: 1 2 4, 4: 1 4, 5: 1 4, 6: 1 2 3 4, 7: 1 2 3, 8: 1 2 3,);
         });
     }
 }

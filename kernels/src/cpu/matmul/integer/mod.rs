@@ -38,7 +38,7 @@ impl IntegerKernel for Product<'_> {
             Format::Int8 => self.all_tiles::<S, PerOutput>(simd),
             Format::Int8Group => self.all_tiles::<S, Grouped<GroupedBytes>>(simd),
             Format::Int4
-                if S::HAS_DOT && self.part.x.rows() > const { registers::<S>(Format::Int4).highest() } =>
+                if S::HAS_DOT && self.part.rows.len() > const { registers::<S>(Format::Int4).highest() } =>
             {
                 self.widened_tiles(simd)
             }
@@ -85,7 +85,7 @@ impl Product<'_> {
             };
         }
         sizes!(
-            1: 1 2 4, 2: 1 2 4, 3: 1 2 3 4, 4: 1 2 3 4, 5: 1 2 4, 6: 1 2 3 4, 7: 1 3, 8: 1 3,
+            1: 1 2 4, 2: 1 2 4, 3: 1 2 3 4, 4: 1 2 3 4, 5: 1 2 4, 6: 1 2 3 4, 7: 1 2 3, 8: 1 2 3,
         );
     }
 
@@ -94,11 +94,11 @@ impl Product<'_> {
     fn from(&self, tile: &Tile) -> Source<'_> {
         let (x, packed) = (self.part.x, self.part.linear.weights);
         let (layout, (codes, _, sums)) = (packed.layout(), x.codes());
-        let panel = self.part.first / PANEL + tile.panel;
+        let (panel, row) = (self.part.first / PANEL + tile.panel, self.part.rows.start + tile.first);
         Source {
-            codes: &codes[tile.first * x.code_stride()..],
-            sums: &sums[tile.first * x.sum_stride()..],
-            totals: &x.totals()[tile.first..],
+            codes: &codes[row * x.code_stride()..],
+            sums: &sums[row * x.sum_stride()..],
+            totals: &x.totals()[row..],
             code_stride: x.code_stride(),
             sum_stride: x.sum_stride(),
             weights: &packed.values()[panel * layout.panel_bytes()..],
@@ -129,7 +129,7 @@ impl<K: Kind, const MR: usize, const NR: usize> IntegerKernel for Block<'_, K, M
         let (part, f) = (self.product.part, s.floats());
         let (_, scales, _) = part.x.codes();
         for (m, sums) in sums.iter_mut().enumerate() {
-            let scale = f.splat(scales[self.tile.first + m]);
+            let scale = f.splat(scales[part.rows.start + self.tile.first + m]);
             for sum in sums {
                 *sum = f.mul(*sum, scale);
             }
