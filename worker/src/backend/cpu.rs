@@ -70,6 +70,7 @@ type Outcome = Result<StepOutput, BackendError>;
 /// Runs batches on the processor.
 pub struct CpuBackend {
     kv_blocks: u32,
+    weight_bytes: u64,
     launched: u64,
     /// Steps in and outputs out; `None` once dropped: that ends the thread after the step it computes.
     channels: Option<(SyncSender<Batch>, Receiver<Outcome>)>,
@@ -101,9 +102,14 @@ impl CpuBackend {
         Ok((Self::start(model).map_err(LoadError::Thread)?, config))
     }
 
+    /// Bytes of weights that every step reads.
+    pub fn weight_bytes(&self) -> u64 {
+        self.weight_bytes
+    }
+
     /// Starts the compute thread.
     pub fn start(mut model: CpuModel) -> std::io::Result<Self> {
-        let kv_blocks = model.kv_blocks();
+        let (kv_blocks, weight_bytes) = (model.kv_blocks(), model.llama.weight_bytes());
         let (steps, inbox) = sync_channel::<Batch>(MAX_STEPS);
         let (outbox, outputs) = sync_channel(MAX_STEPS);
         let thread = std::thread::Builder::new().name("skein-compute-0".into()).spawn(move || {
@@ -121,7 +127,13 @@ impl CpuBackend {
                 }
             }
         })?;
-        Ok(Self { kv_blocks, launched: 0, channels: Some((steps, outputs)), thread: Some(thread) })
+        Ok(Self {
+            kv_blocks,
+            weight_bytes,
+            launched: 0,
+            channels: Some((steps, outputs)),
+            thread: Some(thread),
+        })
     }
 }
 

@@ -1,10 +1,8 @@
 //! What a model asks of any device at least: what measurements are held against.
 
 use skein_kernels::cpu::kv_cache::KvType;
-use skein_kernels::cpu::packed::{Format, Layout};
 
 use super::config::ModelConfig;
-use super::pack::head_format;
 
 /// Bytes and operations that no implementation can save.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -73,30 +71,10 @@ pub struct ValueBytes {
 }
 
 impl ModelConfig {
-    /// The cost on the CPU, with weights stored in `stored` bytes each or packed, and such a cache. Scales are counted in.
-    pub fn cpu_cost(&self, stored: u64, packed: Option<Format>, kv: KvType) -> StepCost {
-        let bytes = |format: Option<Format>, rows: usize, cols: usize| match format {
-            Some(format) => Layout { format, rows, cols }.bytes() as u64,
-            None => (rows * cols) as u64 * stored,
-        };
-        let (hidden, inner) = (self.hidden_size, self.intermediate_size);
-        let (q, kv_width) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
-        let shapes = [
-            (q, hidden),
-            (kv_width, hidden),
-            (kv_width, hidden),
-            (hidden, q),
-            (inner, hidden),
-            (inner, hidden),
-            (hidden, inner),
-        ];
-        let layer: u64 = shapes.iter().map(|(rows, cols)| bytes(packed, *rows, *cols)).sum();
-        StepCost {
-            weight_bytes: self.layers as u64 * layer
-                + bytes(packed.map(head_format), self.vocab_size as usize, hidden),
-            kv_bytes_per_token: self.kv_bytes_per_token(kv),
-            ..self.cost(ValueBytes { layers: stored, head: stored, kv: 0 })
-        }
+    /// The cost on the CPU, where a step reads so many bytes of weights, with such a cache.
+    pub fn cpu_cost(&self, weight_bytes: u64, kv: KvType) -> StepCost {
+        let kv_bytes_per_token = self.kv_bytes_per_token(kv);
+        StepCost { weight_bytes, kv_bytes_per_token, ..self.cost(ValueBytes { layers: 0, head: 0, kv: 0 }) }
     }
 
     /// The cost with values of such sizes. Norms, biases and the rows of an embedding are left out: they are few.

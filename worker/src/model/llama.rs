@@ -37,6 +37,8 @@ pub struct Llama {
     bf16: bool,
     /// Rotary angles per position.
     frequencies: Vec<f32>,
+    /// Bytes of the packed weights that a step reads.
+    weight_bytes: u64,
 }
 
 struct Layer {
@@ -143,13 +145,19 @@ impl Llama {
         let norm = weights.vector("model.norm.weight", hidden)?;
         let packed = pack(&matrices)?;
         assert_eq!(packed.len(), matrices.len(), "every matrix is packed");
+        let weight_bytes = packed.iter().map(|packed| packed.read_bytes() as u64).sum();
         let mut packed = packed.into_iter();
         let mut next = || packed.next().unwrap_or_else(|| unreachable!("they were counted"));
         let layers =
             vectors.into_iter().map(|vectors| Layer::new(vectors, std::array::from_fn(|_| next()))).collect();
         let head = next();
         let frequencies = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling);
-        Ok(Self { config, embedding, layers, norm, head, bf16, frequencies })
+        Ok(Self { config, embedding, layers, norm, head, bf16, frequencies, weight_bytes })
+    }
+
+    /// Bytes of weights that every step reads.
+    pub fn weight_bytes(&self) -> u64 {
+        self.weight_bytes
     }
 
     /// The model's configuration.

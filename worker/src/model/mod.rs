@@ -72,13 +72,13 @@ pub enum LoadError {
         /// Types and shape that would be right.
         expected: String,
     },
-    /// A weight that would be rounded is no number.
+    /// Weights that their format has no room for, or that would be rounded and are no numbers.
     #[error("tensor {tensor}: {source}")]
-    NotFiniteTensor {
+    UnpackedTensor {
         /// Its name.
         tensor: String,
-        /// Which weight.
-        source: packed::NotFinite,
+        /// Which weights.
+        source: packed::PackError,
     },
     /// There is no room for packed weights.
     #[error(

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::matrix::WeightMatrix;
-use skein_kernels::cpu::packed::{self, Format, Layout, Packed};
+use skein_kernels::cpu::packed::{self, Format, Layout, PackError, Packed};
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::LoadError;
@@ -28,44 +28,60 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// Its format when weights are to be `rounded`.
-    fn format(&self, rounded: Option<Format>) -> Format {
-        match rounded {
-            None => self.weights.storage().format(),
-            Some(format) if self.is_head => head_format(format),
-            Some(format) => format,
-        }
+    /// Its layouts when weights are to be `rounded`, the best one first: that one may have no room for what the matrix holds.
+    fn layouts(&self, rounded: Option<Format>) -> Vec<Layout> {
+        let formats = match (rounded, self.weights.storage().format()) {
+            (Some(format), _) if self.is_head => vec![head_format(format)],
+            (Some(format), _) => vec![format],
+            (None, Format::Bf16) => vec![Format::Bf16Folded, Format::Bf16],
+            (None, stored) => vec![stored],
+        };
+        let layout = |format| Layout { format, rows: self.weights.rows(), cols: self.weights.cols() };
+        formats.into_iter().map(layout).collect()
     }
 }
 
 /// The head's format when the layers have `format`: a logit's error is seen by nothing that could make up for it, so that
 /// the head never has less than 8 bits.
-pub fn head_format(format: Format) -> Format {
+fn head_format(format: Format) -> Format {
     match format {
         Format::Int4 | Format::Int4Zero => Format::Int8,
         _ => format,
     }
 }
 
-/// Where each matrix lies in the packed bytes of a model.
+/// What may become of a model's matrices. Which of its layouts each has is known when it is packed, and written down before them:
+/// a byte for each.
 struct Plan {
-    parts: Vec<(Layout, Range<usize>)>,
-    bytes: usize,
+    layouts: Vec<Vec<Layout>>,
 }
 
 impl Plan {
     fn new(matrices: &[Matrix], rounded: Option<Format>) -> Self {
-        let mut plan = Self { parts: Vec::new(), bytes: 0 };
-        for matrix in matrices {
-            let layout = Layout {
-                format: matrix.format(rounded),
-                rows: matrix.weights.rows(),
-                cols: matrix.weights.cols(),
-            };
-            plan.parts.push((layout, plan.bytes..plan.bytes + layout.bytes()));
-            plan.bytes = (plan.bytes + layout.bytes()).next_multiple_of(PART_ALIGN);
-        }
-        plan
+        Self { layouts: matrices.iter().map(|matrix| matrix.layouts(rounded)).collect() }
+    }
+
+    /// Where the first matrix starts.
+    fn start(&self) -> usize {
+        self.layouts.len().next_multiple_of(PART_ALIGN)
+    }
+
+    /// Bytes at most.
+    fn most_bytes(&self) -> usize {
+        let largest = |layouts: &Vec<Layout>| layouts.iter().map(Layout::bytes).max().unwrap_or_default();
+        self.layouts.iter().fold(self.start(), |end, layouts| part_after(end, largest(layouts)).end)
+    }
+
+    /// Where each matrix lies if it has that one of its layouts. `None` if there is no such layout.
+    fn parts(&self, chosen: &[u8]) -> Option<Vec<(Layout, Range<usize>)>> {
+        let mut end = self.start();
+        let part = |(layouts, chosen): (&Vec<Layout>, &u8)| {
+            let layout = *layouts.get(usize::from(*chosen))?;
+            let range = part_after(end, layout.bytes());
+            end = range.end;
+            Some((layout, range))
+        };
+        self.layouts.iter().zip(chosen).map(part).collect()
     }
 
     /// Tells apart all that may lie in a file of packed weights. `source` tells models apart.
@@ -73,16 +89,22 @@ impl Plan {
         let mut hash = Xxh3Default::new();
         hash.update(&source.to_le_bytes());
         hash.update(&packed::VERSION.to_le_bytes());
-        for (matrix, (layout, range)) in matrices.iter().zip(&self.parts) {
-            hash.update(format!("{} {layout:?} {range:?}\n", matrix.tensor).as_bytes());
+        for (matrix, layouts) in matrices.iter().zip(&self.layouts) {
+            hash.update(format!("{} {layouts:?}\n", matrix.tensor).as_bytes());
         }
         hash.digest()
     }
 }
 
+/// The next part, if the one before ends there.
+fn part_after(end: usize, bytes: usize) -> Range<usize> {
+    let start = end.next_multiple_of(PART_ALIGN);
+    start..start + bytes
+}
+
 /// Packs `matrices`, which lie in `weights`: takes what `cache` has, or makes what it keeps. `rounded` is the format of the
-/// layers' weights; without it they stay as stored. `source` tells this model's weights from all others. `progress` gets (bytes
-/// done, bytes in all).
+/// layers' weights; without it they stay the numbers that are stored. `source` tells this model's weights from all others.
+/// `progress` gets (bytes done, bytes in all), of the weights as stored.
 ///
 /// # Errors
 /// Weights to be rounded that are no numbers, no memory.
@@ -96,24 +118,34 @@ pub fn pack(
 ) -> Result<Vec<Packed>, LoadError> {
     let plan = Plan::new(matrices, rounded);
     let name = format!("{:016x}-{}.packed", plan.key(matrices, source), rounded.map_or(STORED, name));
-    let no_room = |source| LoadError::Packing { bytes: plan.bytes as u64, source };
-    let is_worth_keeping = rounded.is_some() || plan.bytes >= LEAST_KEPT_BYTES;
+    let most_bytes = plan.most_bytes();
+    let no_room = |source| LoadError::Packing { bytes: most_bytes as u64, source };
+    let is_worth_keeping = rounded.is_some() || most_bytes >= LEAST_KEPT_BYTES;
     let none = PackedCache::none();
     let cache = if is_worth_keeping { cache } else { &none };
-    let kept = match cache.find(cpu, &name, plan.bytes).map_err(no_room)? {
+    let kept = match cache.find(cpu, &name, most_bytes).map_err(no_room)? {
         Found::Whole(kept) => kept,
         Found::Blank(mut blank) => {
-            fill(cpu, matrices, &plan, weights, blank.bytes(), progress)?;
-            blank.keep(cpu).map_err(no_room)?
+            let bytes = fill(cpu, matrices, &plan, weights, blank.bytes(), progress)?;
+            blank.keep(cpu, bytes).map_err(no_room)?
         }
     };
     // The originals are read again only where an embedding's row is.
     weights.release();
-    progress(plan.bytes as u64, plan.bytes as u64);
+    let all = stored_bytes(matrices);
+    progress(all, all);
+    let parts = plan.parts(&kept.bytes(0..matrices.len()));
+    let parts = parts.unwrap_or_else(|| unreachable!("its checksums say that it is what was made"));
     let packed = |(layout, range): &(Layout, Range<usize>)| Packed::new(*layout, kept.bytes(range.clone()));
-    Ok(plan.parts.iter().map(packed).collect())
+    Ok(parts.iter().map(packed).collect())
 }
 
+/// Bytes of the matrices as they are stored.
+fn stored_bytes(matrices: &[Matrix]) -> u64 {
+    matrices.iter().map(|matrix| matrix.weights.storage().bytes().len() as u64).sum()
+}
+
+/// Packs all matrices one after another; gives the bytes that takes.
 fn fill(
     cpu: &mut Cpu,
     matrices: &[Matrix],
@@ -121,19 +153,45 @@ fn fill(
     weights: &Weights,
     to: &mut [u8],
     progress: &mut dyn FnMut(u64, u64),
-) -> Result<(), LoadError> {
+) -> Result<usize, LoadError> {
     weights.will_need();
-    for (matrix, (layout, range)) in matrices.iter().zip(&plan.parts) {
-        pack_one(cpu, matrix, *layout, &mut to[range.clone()])?;
+    let (mut end, mut done, all) = (plan.start(), 0, stored_bytes(matrices));
+    for (i, (matrix, layouts)) in matrices.iter().zip(&plan.layouts).enumerate() {
+        let (chosen, bytes) = pack_one(cpu, matrix, layouts, &mut to[end.next_multiple_of(PART_ALIGN)..])?;
+        (to[i], end) = (chosen, part_after(end, bytes).end);
         weights.release(); // what was read is not read again: it need not lie beside what came of it
-        progress(range.end as u64, plan.bytes as u64);
+        done += matrix.weights.storage().bytes().len() as u64;
+        progress(done, all);
     }
-    Ok(())
+    Ok(end)
 }
 
-fn pack_one(cpu: &mut Cpu, matrix: &Matrix, layout: Layout, to: &mut [u8]) -> Result<(), LoadError> {
-    let packed = packed::pack(cpu, &matrix.weights, layout, to);
-    packed.map_err(|source| LoadError::NotFiniteTensor { tensor: matrix.tensor.clone(), source })
+/// Packs a matrix in the first of `layouts` that has room for it; gives which that is, and its bytes.
+fn pack_one(
+    cpu: &mut Cpu,
+    matrix: &Matrix,
+    layouts: &[Layout],
+    to: &mut [u8],
+) -> Result<(u8, usize), LoadError> {
+    let mut chosen = 0;
+    loop {
+        let layout = layouts[chosen];
+        let to = &mut to[..layout.bytes()];
+        match packed::pack(cpu, &matrix.weights, layout, to) {
+            Ok(()) => return Ok((chosen as u8, layout.bytes())),
+            Err(PackError::ManyExponents { .. }) if chosen + 1 < layouts.len() => {
+                tracing::debug!(
+                    tensor = matrix.tensor,
+                    "its exponents do not fold; it takes 16 bits a weight"
+                );
+                to.fill(0);
+                chosen += 1;
+            }
+            Err(source) => {
+                return Err(LoadError::UnpackedTensor { tensor: matrix.tensor.clone(), source });
+            }
+        }
+    }
 }
 
 /// Weights that are not rounded, in file names.
@@ -142,7 +200,7 @@ const STORED: &str = "stored";
 /// In file names.
 fn name(format: Format) -> &'static str {
     match format {
-        Format::Bf16 | Format::F16 | Format::F32 => STORED,
+        Format::Bf16 | Format::Bf16Folded | Format::F16 | Format::F32 => STORED,
         Format::Int8 => "int8",
         Format::Int8Group => "int8-group",
         Format::Int4 => "int4",
@@ -172,16 +230,50 @@ mod tests {
             Matrix { tensor: "head".into(), weights: head, is_head: true },
         ];
         let plan = Plan::new(&matrices, Some(Format::Int4));
-        let formats: Vec<_> = plan.parts.iter().map(|(layout, _)| layout.format).collect();
+        let parts = plan.parts(&[0, 0]).expect("each has a layout");
+        let formats: Vec<_> = parts.iter().map(|(layout, _)| layout.format).collect();
         assert_eq!(formats, [Format::Int4, Format::Int8]);
-        let [(_, first), (_, second)] = &plan.parts[..] else { panic!("two parts") };
-        assert!(
-            first.end <= second.start && second.start.is_multiple_of(PART_ALIGN) && second.end <= plan.bytes
-        );
+        let [(_, first), (_, second)] = &parts[..] else { panic!("two parts") };
+        assert!(matrices.len() <= first.start && first.end <= second.start);
+        assert!(second.start.is_multiple_of(PART_ALIGN) && second.end == plan.most_bytes());
+        assert!(plan.parts(&[0, 1]).is_none(), "there is no second layout");
         let key = plan.key(&matrices, 1);
         assert_ne!(plan.key(&matrices, 2), key, "another model's");
         assert_ne!(Plan::new(&matrices, None).key(&matrices, 1), key, "weights as stored");
         assert_ne!(Plan::new(&matrices, Some(Format::Int4Zero)).key(&matrices, 1), key, "another format's");
+    }
+
+    #[test]
+    fn a_matrix_whose_exponents_do_not_fold_stays_as_it_is_among_others() {
+        let bf16 = |value: &dyn Fn(usize) -> u16| {
+            let bytes: Vec<u8> = (0..256 * 512).flat_map(|i| value(i).to_le_bytes()).collect();
+            Matrix {
+                tensor: "layer".into(),
+                weights: WeightMatrix::new(Storage::Bf16(bytes.into()), 256, 512),
+                is_head: false,
+            }
+        };
+        let folds = |i: usize| 0x3c00 | (i * 7 % 0x1ff) as u16;
+        let spread = |i: usize| 0x0100 + (i * 0x311 % 0x7000) as u16;
+        let matrices = [bf16(&folds), bf16(&spread), bf16(&folds)];
+        let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m");
+        let (weights, cpu) = (Weights::open(&shipped).expect("it is there"), &mut Cpu::new(2));
+        let mut progress = Vec::new();
+        let packed = pack(cpu, &matrices, None, &weights, (&PackedCache::none(), 0), &mut |done, all| {
+            progress.push((done, all));
+        });
+        let packed = packed.unwrap();
+        let formats: Vec<_> = packed.iter().map(|packed| packed.layout().format).collect();
+        assert_eq!(formats, [Format::Bf16Folded, Format::Bf16, Format::Bf16Folded]);
+        for (packed, matrix) in packed.iter().zip(&matrices) {
+            let (mut got, mut expected) = (vec![0.0; 512], vec![0.0; 512]);
+            for row in [0, 100, 255] {
+                packed.widen_row(row, &mut got);
+                matrix.weights.widen_row(row, &mut expected);
+                assert_eq!(got, expected, "row {row}");
+            }
+        }
+        assert_eq!(progress, [1, 2, 3, 3].map(|done| (done << 18, 3 << 18)));
     }
 
     #[test]
@@ -220,7 +312,7 @@ mod tests {
             let weights = matrix(40, 33, |i| if i == 39 * 33 { bad } else { 0.5 });
             let matrix = Matrix { tensor: "model.layers.3.x".into(), weights, is_head: false };
             let layout = Layout { format: Format::Int8, rows: 40, cols: 33 };
-            let rounded = pack_one(&mut Cpu::new(2), &matrix, layout, &mut vec![0; layout.bytes()]);
+            let rounded = pack_one(&mut Cpu::new(2), &matrix, &[layout], &mut vec![0; layout.bytes()]);
             let said = rounded.unwrap_err().to_string();
             assert!(said.contains("model.layers.3.x") && said.contains("only finite ones"), "{said}");
         }

@@ -168,7 +168,6 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
         model.hidden_size,
     )?;
     let numbers = precision::on_cpu(config.precision, embedding.storage())?;
-    let stored_bytes = embedding.storage().value_bytes() as u64;
     let options = CpuOptions {
         threads: config.threads,
         kv_blocks: kv_blocks(config, model.kv_bytes_per_token(numbers.kv), model.max_position_embeddings)?,
@@ -184,7 +183,7 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
     Ok(LoadedBackend {
         cost: StepCost {
             product: Product::on_cpu(numbers.bf16, numbers.weights.is_some()),
-            ..model.cpu_cost(stored_bytes, numbers.weights, numbers.kv)
+            ..model.cpu_cost(backend.weight_bytes(), numbers.kv)
         },
         fingerprint,
         backend: Box::new(backend),

@@ -8,6 +8,7 @@
 mod float;
 mod gated;
 mod integer;
+mod room;
 mod tiles;
 
 use std::ops::Range;
@@ -148,11 +149,13 @@ impl Shares {
         let by_threads = panels / (threads * 8); // eight tasks a thread even out their speeds
         let by_products = TASK_PRODUCTS / (m * layout.cols * PANEL);
         let most = (by_bytes.min(by_threads).min(by_products) / multiple).max(1);
-        // 4-bit weights are made 8 bits for all rows.
-        let passes = match layout.format {
-            Format::Int4 => 1,
-            _ => (m * layout.cols * PANEL * multiple / TASK_PRODUCTS).clamp(1, m.div_ceil(4 * HIGHEST)),
+        // Each pass unfolds the weights again, and 4-bit ones are made 8 bits for all rows.
+        let rows_of_pass = match layout.format {
+            Format::Int4 => m,
+            Format::Bf16Folded => 16 * HIGHEST,
+            _ => 4 * HIGHEST,
         };
+        let passes = (m * layout.cols * PANEL * multiple / TASK_PRODUCTS).clamp(1, m.div_ceil(rows_of_pass));
         Self { panels, threads, multiple, most, passes }
     }
 

@@ -153,6 +153,40 @@ fn sums_are_in_the_order_they_are_defined_in_whatever_the_tile() {
     }
 }
 
+/// bfloat16 `[n, k]` whose exponents fold, but for one value in a thousand.
+fn foldable(n: usize, k: usize) -> WeightMatrix {
+    let hash = |i: usize| (i as u32).wrapping_mul(0x9E37_79B1).rotate_left(15).wrapping_mul(0x85EB_CA6B) >> 8;
+    let value = |i: usize| {
+        let rare = if hash(i + 1) % 1000 == 0 { 1e-20 } else { 1.0 };
+        half::bf16::from_f32((hash(i) as f32 / (1 << 23) as f32 - 1.0) * rare)
+    };
+    let bytes: Vec<u8> = (0..n * k).flat_map(|i| value(i).to_le_bytes()).collect();
+    WeightMatrix::new(Storage::Bf16(bytes.into()), n, k)
+}
+
+#[test]
+fn folded_weights_give_the_same_bits() {
+    // Units that are full and some that are not; tiles of every height; one segment of columns, and several.
+    let few = (1..24).map(|m| (m, 130 + m, 131 + 7 * m));
+    for (m, n, k) in few.chain([(1, 1000, 1100), (8, 300, 263), (33, 170, 1111), (71, 170, 300)]) {
+        let (matrix, x) = (foldable(n, k), values(m * k, 3));
+        let x: Vec<f32> = x.iter().map(|x| x * 0.377_123_4).collect();
+        for (form, isa) in [Form::F32, Form::Bf16]
+            .into_iter()
+            .flat_map(|form| Isa::available().into_iter().map(move |isa| (form, isa)))
+        {
+            let cpu = &mut Cpu::with_isa(2, isa);
+            let [folded, unfolded] = [Format::Bf16Folded, Format::Bf16].map(|format| {
+                let packed = Packed::of(cpu, &matrix, format).unwrap();
+                let mut y = vec![0.0; m * n];
+                multiply(cpu, form, &x, &[(&packed).into()], &mut y, Write::Set);
+                bits(&y)
+            });
+            assert!(folded == unfolded, "{form:?} [{m}, {n}, {k}] {}", isa.name());
+        }
+    }
+}
+
 /// What is written down of `input`, as bits.
 fn written(input: &Input) -> Vec<u32> {
     let halves = |(halves, _): (&[u16], usize)| halves.iter().map(|half| u32::from(*half) << 16).collect();

@@ -17,19 +17,22 @@
 //! An integer weight is `scale * (code - zero)`; codes are unsigned. Formats without zero points have 128 for all. Between the 4-bit
 //! codes of [`Format::Int4`] lie its steps: before the codes of each four groups `[4 groups][16 outputs]` bytes, a zero point
 //! in the high half and a multiplier in the low one. What its weights are multiplied as is `128 + multiplier * (code - zero)`.
+//! [`fold`] describes [`Format::Bf16Folded`].
 
+pub(super) mod fold;
 mod pack;
 mod scale;
 #[cfg(test)]
 mod tests;
 
-pub use pack::{NotFinite, pack};
+use fold::Patches;
+pub use pack::{NotFinite, PackError, pack};
 
 use super::input::{Form, GROUP};
 use crate::mapped::Bytes;
 
 /// Changes whenever the same weights would be packed to other bytes: part of what packed weights are kept under.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// The zero point of codes as they are multiplied with, in formats that do not store any.
 pub(super) const ZERO: u8 = 128;
 /// Groups whose steps lie in one cache line, before their codes: one stream to read, in [`Format::Int4`].
@@ -50,6 +53,8 @@ const PART_ALIGN: usize = 64;
 pub enum Format {
     /// bfloat16; subnormals become zero, as `VDPBF16PS` takes them.
     Bf16,
+    /// The same values in 12 bits each, if few of their exponents are rare.
+    Bf16Folded,
     /// IEEE half.
     F16,
     /// IEEE single.
@@ -89,8 +94,11 @@ impl Layout {
 
     /// Bytes of a panel's values or codes.
     pub fn panel_bytes(&self) -> usize {
-        let columns =
-            if self.format.is_integer() { self.groups() * GROUP } else { self.cols.next_multiple_of(PAIR) };
+        let columns = match self.format {
+            Format::Bf16Folded => self.cols.next_multiple_of(fold::UNIT),
+            format if format.is_integer() => self.groups() * GROUP,
+            _ => self.cols.next_multiple_of(PAIR),
+        };
         columns * PANEL * self.format.bits() as usize / 8 + self.inner_steps()
     }
 
@@ -102,7 +110,7 @@ impl Layout {
     /// Scales of a panel.
     pub fn panel_scales(&self) -> usize {
         match self.format {
-            Format::Bf16 | Format::F16 | Format::F32 => 0,
+            Format::Bf16 | Format::Bf16Folded | Format::F16 | Format::F32 => 0,
             Format::Int8 | Format::Int4 => PANEL,
             Format::Int8Group | Format::Int4Zero => self.groups() * PANEL,
         }
@@ -131,13 +139,16 @@ impl Layout {
 
     /// All bytes.
     pub fn bytes(&self) -> usize {
+        if self.format == Format::Bf16Folded {
+            return self.folded_at()[3];
+        }
         (self.zeros_at() + self.panels() * self.panel_zeros()).next_multiple_of(PART_ALIGN)
     }
 
     /// The byte of a panel at which the value of column `col` and output `lane` starts, in formats that are no integers.
     fn value_at(&self, col: usize, lane: usize) -> usize {
         match self.format {
-            Format::Bf16 => ((col / PAIR * PANEL + lane) * PAIR + col % PAIR) * 2,
+            Format::Bf16 | Format::Bf16Folded => ((col / PAIR * PANEL + lane) * PAIR + col % PAIR) * 2,
             _ => (col * PANEL + lane) * self.format.bits() as usize / 8,
         }
     }
@@ -169,7 +180,7 @@ impl Layout {
 impl Format {
     /// Whether weights are codes of small integers.
     pub const fn is_integer(self) -> bool {
-        !matches!(self, Self::Bf16 | Self::F16 | Self::F32)
+        !matches!(self, Self::Bf16 | Self::Bf16Folded | Self::F16 | Self::F32)
     }
 
     /// Bits of a value or code.
@@ -177,6 +188,7 @@ impl Format {
         match self {
             Self::F32 => 32,
             Self::Bf16 | Self::F16 => 16,
+            Self::Bf16Folded => 12,
             Self::Int8 | Self::Int8Group => 8,
             Self::Int4 | Self::Int4Zero => 4,
         }
@@ -191,8 +203,8 @@ impl Format {
     /// whether activations are rounded to it too.
     pub fn form(self, bf16: bool) -> Form {
         match self {
-            Self::Bf16 if bf16 => Form::Bf16,
-            Self::Bf16 | Self::F16 | Self::F32 => Form::F32,
+            Self::Bf16 | Self::Bf16Folded if bf16 => Form::Bf16,
+            Self::Bf16 | Self::Bf16Folded | Self::F16 | Self::F32 => Form::F32,
             _ => Form::Int8,
         }
     }
@@ -235,6 +247,14 @@ impl Packed {
         &self.bytes
     }
 
+    /// Bytes that a multiplication reads: all but the room for patches that there are not.
+    pub fn read_bytes(&self) -> usize {
+        match self.layout.format {
+            Format::Bf16Folded => self.layout.folded_at()[2] + Patches::bytes(&self.bytes, &self.layout),
+            _ => self.bytes.len(),
+        }
+    }
+
     /// Values or codes `[panels][panel_bytes]`.
     pub(super) fn values(&self) -> &[u8] {
         &self.bytes[..self.layout.panels() * self.layout.panel_bytes()]
@@ -249,6 +269,35 @@ impl Packed {
     /// Zero points `[panels][panel_zeros]`, none in formats without.
     pub(super) fn zeros(&self) -> &[u8] {
         &self.bytes[self.layout.zeros_at()..][..self.layout.panels() * self.layout.panel_zeros()]
+    }
+
+    /// High bytes `[panels][16]` of [`Format::Bf16Folded`].
+    pub(super) fn tables(&self) -> &[u8] {
+        let [tables, starts, ..] = self.layout.folded_at();
+        &self.bytes[tables..starts]
+    }
+
+    /// Bytes of a panel of [`Format::Bf16Folded`] once it is unfolded.
+    pub(super) fn unfolded_panel_bytes(&self) -> usize {
+        self.layout.panel_bytes() / fold::UNIT_BYTES * fold::UNFOLDED_BYTES
+    }
+
+    /// Patches of a panel of [`Format::Bf16Folded`].
+    pub(super) fn patches(&self, panel: usize) -> Patches<'_> {
+        Patches::of(&self.bytes, &self.layout, panel)
+    }
+
+    /// The value of an output and column of [`Format::Bf16Folded`].
+    fn unfolded(&self, row: usize, col: usize) -> half::bf16 {
+        let (panel, value) = (row / PANEL, self.layout.value_at(col, row % PANEL) / size_of::<u16>());
+        let (low_at, number_at, is_high) = fold::folded_at(value);
+        let values = &self.values()[panel * self.layout.panel_bytes()..];
+        let number = if is_high { values[number_at] >> 4 } else { values[number_at] & 15 };
+        let high = match self.patches(panel).get(value) {
+            Some(high) => high,
+            None => self.tables()[panel * fold::TABLE + usize::from(number)],
+        };
+        half::bf16::from_le_bytes([values[low_at], high])
     }
 
     /// The multiplier and the zero point of an output's and column's group in [`Format::Int4`].
@@ -292,6 +341,10 @@ impl Packed {
 
     /// The weights of output `row`, as they are multiplied with; `to` has `cols` values.
     pub fn widen_row(&self, row: usize, to: &mut [f32]) {
+        if self.layout.format == Format::Bf16Folded {
+            to.iter_mut().enumerate().for_each(|(col, to)| *to = self.unfolded(row, col).to_f32());
+            return;
+        }
         if !self.layout.format.is_integer() {
             let panel = &self.values()[row / PANEL * self.layout.panel_bytes()..];
             for (col, to) in to.iter_mut().enumerate() {

@@ -13,7 +13,7 @@ use super::super::matrix::{Storage, WeightMatrix};
 use super::super::shared::Shared;
 use super::super::simd::{Kernel, LANES, Simd};
 use super::scale::{Lanes, Weights, four_bits_zero, largest, steps};
-use super::{Format, Layout, PANEL, Packed, ZERO};
+use super::{Format, Layout, PANEL, Packed, ZERO, fold};
 
 /// A weight that no integer can stand for.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
@@ -29,18 +29,42 @@ pub struct NotFinite {
     pub value: f32,
 }
 
+/// Why a matrix does not lie in a format.
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+pub enum PackError {
+    /// A weight is to be rounded that cannot.
+    #[error(transparent)]
+    NotFinite(#[from] NotFinite),
+    /// [`Format::Bf16Folded`] has no room for so many high bytes that are in no table.
+    #[error(
+        "{patches} weights have exponents that are rare among their neighbours, and folding has room for {room}; leave them in 16 bits"
+    )]
+    ManyExponents {
+        /// Such weights.
+        patches: usize,
+        /// How many there may be.
+        room: usize,
+    },
+}
+
 /// Writes `from` to `to` in `layout`, with all threads: rounded where that is one of integers.
 ///
 /// # Errors
-/// If a weight that is to be rounded is infinite or no number. `to` then holds nothing of use.
+/// If a weight that is to be rounded is infinite or no number, or exponents are too many to be folded. `to` then holds nothing
+/// of use.
 ///
 /// # Panics
 /// If the shapes disagree, or the layout is that of other floating-point numbers.
-pub fn pack(cpu: &mut Cpu, from: &WeightMatrix, layout: Layout, to: &mut [u8]) -> Result<(), NotFinite> {
+pub fn pack(cpu: &mut Cpu, from: &WeightMatrix, layout: Layout, to: &mut [u8]) -> Result<(), PackError> {
     assert_eq!((from.rows(), from.cols()), (layout.rows, layout.cols), "the layout is the matrix's");
     assert_eq!(to.len(), layout.bytes(), "a packed matrix fills its bytes");
     let format = layout.format;
-    assert!(format.is_integer() || format == from.storage().format(), "numbers are packed as they are");
+    let stored = from.storage().format();
+    let is_as_stored = format == stored || (format == Format::Bf16Folded && stored == Format::Bf16);
+    assert!(format.is_integer() || is_as_stored, "numbers are packed as they are");
+    if format == Format::Bf16Folded {
+        return fold::pack(cpu, from, layout, to);
+    }
     let (isa, to, first_bad) = (cpu.isa, Shared::new(to), AtomicUsize::new(usize::MAX));
     cpu.threads.run(layout.panels(), |panel, _| {
         let scale_bytes = layout.panel_scales() * layout.scale_bytes();
@@ -63,7 +87,7 @@ pub fn pack(cpu: &mut Cpu, from: &WeightMatrix, layout: Layout, to: &mut [u8]) -
     });
     match first_bad.into_inner() {
         usize::MAX => Ok(()),
-        row => Err(not_finite(from, row)),
+        row => Err(not_finite(from, row).into()),
     }
 }
 
@@ -72,7 +96,7 @@ impl Packed {
     ///
     /// # Errors
     /// See [`pack`].
-    pub fn of(cpu: &mut Cpu, from: &WeightMatrix, format: Format) -> Result<Self, NotFinite> {
+    pub fn of(cpu: &mut Cpu, from: &WeightMatrix, format: Format) -> Result<Self, PackError> {
         let layout = Layout { format, rows: from.rows(), cols: from.cols() };
         let mut bytes = vec![0; layout.bytes()];
         pack(cpu, from, layout, &mut bytes)?;
@@ -89,11 +113,12 @@ fn not_finite(from: &WeightMatrix, row: usize) -> NotFinite {
 }
 
 /// Sixteen outputs from `first` on as they are, and where they go.
-struct LaidOut<'a> {
-    from: &'a WeightMatrix,
-    layout: Layout,
-    first: usize,
-    to: &'a mut [u8],
+pub(super) struct LaidOut<'a> {
+    pub(super) from: &'a WeightMatrix,
+    pub(super) layout: Layout,
+    pub(super) first: usize,
+    /// `[columns][16 outputs]` in the layout's format, of at least as many columns as the matrix has.
+    pub(super) to: &'a mut [u8],
 }
 
 impl Kernel for LaidOut<'_> {

@@ -178,8 +178,78 @@ fn weights_that_are_no_numbers_are_reported() {
         for format in FORMATS {
             let layout = Layout { format, rows: 50, cols: 40 };
             let got = pack(&mut Cpu::new(2), &matrix, layout, &mut vec![0; layout.bytes()]);
-            let NotFinite { row, col, value: got } = got.expect_err("a weight is not finite");
+            let Err(PackError::NotFinite(NotFinite { row, col, value: got })) = got else {
+                panic!("a weight is not finite")
+            };
             assert_eq!((row, col, got.to_bits()), (37, 39, value.to_bits()));
         }
     }
+}
+
+/// bfloat16 of any exponent but for rare, which is of the two sevenths around one.
+fn halves(count: usize, is_rare: impl Fn(usize) -> bool) -> Vec<u16> {
+    let hash = |i: usize| (i as u32).wrapping_mul(0x9E37_79B1).rotate_left(13).wrapping_mul(0x85EB_CA6B) >> 8;
+    (0..count)
+        .map(|i| {
+            let exponent = if is_rare(i) { 1 + hash(i + 7) % 254 } else { 114 + hash(i + 7) % 14 };
+            (hash(i) & 0x807f | exponent << 7) as u16
+        })
+        .collect()
+}
+
+fn stored_halves(halves: &[u16], cols: usize) -> WeightMatrix {
+    let bytes: Vec<u8> = halves.iter().flat_map(|half| half.to_le_bytes()).collect();
+    WeightMatrix::new(Storage::Bf16(bytes.into()), halves.len() / cols, cols)
+}
+
+#[test]
+fn folded_weights_are_the_same_numbers_on_every_instruction_set() {
+    for (rows, cols) in [(1, 1), (16, 32), (37, 101), (48, 65), (3, 97), (300, 512)] {
+        for every in [3001, 601] {
+            let matrix = stored_halves(&halves(rows * cols, |i| i % every == every / 3), cols);
+            let exact = widened(|row, to| matrix.widen_row(row, to), rows, cols);
+            let packed_plain =
+                packed(&mut Cpu::with_isa(1, Isa::available()[0]), &matrix, Format::Bf16Folded);
+            assert_eq!(
+                widened(|row, to| packed_plain.widen_row(row, to), rows, cols),
+                exact,
+                "[{rows}, {cols}]"
+            );
+            for isa in Isa::available() {
+                let again = packed(&mut Cpu::with_isa(3, isa), &matrix, Format::Bf16Folded);
+                assert!(again.bytes() == packed_plain.bytes(), "[{rows}, {cols}] on {}", isa.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn folding_keeps_infinities_and_what_is_no_number() {
+    let mut values = halves(64 * 64, |_| false);
+    let odd = [0x0000u16, 0x8000, 0x0001, 0x807f, 0x0080, 0x7f80, 0xff80, 0x7fc1];
+    values[500..508].copy_from_slice(&odd);
+    let matrix = stored_halves(&values, 64);
+    let [folded, unfolded] = [Format::Bf16Folded, Format::Bf16].map(|format| {
+        let packed = packed(&mut Cpu::new(1), &matrix, format);
+        widened(|row, to| packed.widen_row(row, to), 64, 64).iter().map(|v| v.to_bits()).collect::<Vec<_>>()
+    });
+    assert_eq!(folded, unfolded);
+    let high: Vec<u32> = folded[500..508].iter().map(|bits| bits >> 16).collect();
+    assert_eq!(high, [0, 0x8000, 0, 0x8000, 0x0080, 0x7f80, 0xff80, 0x7fc1], "subnormals are zeros");
+}
+
+#[test]
+fn weights_of_many_exponents_are_not_folded_and_some_panels_may_have_more_than_their_share() {
+    let layout = Layout { format: Format::Bf16Folded, rows: 320, cols: 256 };
+    let pack = |is_rare: &dyn Fn(usize) -> bool| {
+        let matrix = stored_halves(&halves(320 * 256, is_rare), 256);
+        pack(&mut Cpu::new(2), &matrix, layout, &mut vec![0; layout.bytes()])
+    };
+    let Err(PackError::ManyExponents { patches, room }) = pack(&|i| i % 100 == 0) else { panic!("too many") };
+    assert!(room == 320 && patches > room && patches < 830, "{patches} {room}");
+    assert_eq!(pack(&|i| i / 256 == 77), Ok(()), "all of one row");
+    let matrix = stored_halves(&halves(320 * 256, |i| i % 1000 == 0), 256);
+    let read = packed(&mut Cpu::new(1), &matrix, Format::Bf16Folded).read_bytes();
+    let codes = 320 * 256 * 3 / 2;
+    assert!((codes + 20 * 16 + 20 * 4..codes + 20 * 16 + 20 * 4 + 130 + 82 * 4).contains(&read), "{read}");
 }

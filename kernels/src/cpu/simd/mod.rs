@@ -88,6 +88,16 @@ pub trait Simd: Copy + Send + Sync {
     /// # Safety
     /// `from` is readable for 64 bytes; it needs no alignment.
     unsafe fn load_pairs(self, from: *const u8) -> Self::Pairs;
+    /// Stores thirty-two bfloat16 values.
+    ///
+    /// # Safety
+    /// `to` is writable for 64 bytes; it needs no alignment.
+    unsafe fn store_pairs(self, pairs: Self::Pairs, to: *mut u8);
+    /// A unit of folded bfloat16, as `packed::fold` lays it out: 128 values, each with its high byte out of a table of sixteen.
+    ///
+    /// # Safety
+    /// `unit` is readable for 192 bytes and `table` for 16; they need no alignment.
+    unsafe fn unfold(self, unit: *const u8, table: *const u8) -> [Self::Pairs; 4];
     /// The same pair in all lanes: its even value in the low half.
     fn splat_pair(self, pair: u32) -> Self::Pairs;
     /// Sixteen signed bytes as numbers.

@@ -70,6 +70,33 @@ impl Simd for Plain {
     }
 
     #[inline(always)]
+    unsafe fn store_pairs(self, pairs: Self::Pairs, to: *mut u8) {
+        // SAFETY: writable for 64 bytes by the contract.
+        unsafe { to.cast::<[[u8; 4]; LANES]>().write_unaligned(pairs.map(u32::to_le_bytes)) }
+    }
+
+    #[inline(always)]
+    unsafe fn unfold(self, unit: *const u8, table: *const u8) -> [Self::Pairs; 4] {
+        // SAFETY: readable for as many bytes by the contract.
+        let (numbers, low, table) = unsafe {
+            (
+                unit.cast::<[u8; 64]>().read_unaligned(),
+                unit.add(64).cast::<[[u8; 64]; 2]>().read_unaligned(),
+                table.cast::<[u8; 16]>().read_unaligned(),
+            )
+        };
+        // A vector's values lie eight by eight, between those of the other one of its two.
+        std::array::from_fn(|vector| {
+            let value = |word: usize| {
+                let at = word / 8 * 16 + vector % 2 * 8 + word % 8;
+                let number = numbers[at] >> (vector / 2 * 4) & 15;
+                u32::from(table[usize::from(number)]) << 8 | u32::from(low[vector / 2][at])
+            };
+            std::array::from_fn(|lane| value(2 * lane) | value(2 * lane + 1) << 16)
+        })
+    }
+
+    #[inline(always)]
     fn splat_pair(self, pair: u32) -> Self::Pairs {
         [pair; LANES]
     }

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use super::{Kernel, LANES, Simd, store_nearest_bf16};
 
-/// AVX-512 F, BW, DQ and VL, and BF16 if `DOT`. Its private field makes [`Avx512::detect`] the only source.
+/// AVX-512 F, BW, DQ and VL, and BF16 and VBMI if `DOT`. Its private field makes [`Avx512::detect`] the only source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Avx512<const DOT: bool = false>(());
 
@@ -14,7 +14,7 @@ impl<const DOT: bool> Avx512<DOT> {
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl")
-            && (!DOT || is_x86_feature_detected!("avx512bf16"))
+            && (!DOT || (is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512vbmi")))
             && Avx2::detect().is_some();
         has.then_some(Self(()))
     }
@@ -42,7 +42,7 @@ macro_rules! compiled {
     };
 }
 
-compiled!(Avx512<true>, "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c");
+compiled!(Avx512<true>, "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx2,fma,f16c");
 compiled!(Avx512<false>, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c");
 compiled!(Avx2, "avx2,fma,f16c");
 
@@ -174,6 +174,39 @@ where
     unsafe fn load_pairs(self, from: *const u8) -> __m512i {
         // SAFETY: the token and the contract.
         unsafe { _mm512_loadu_si512(from.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_pairs(self, pairs: __m512i, to: *mut u8) {
+        // SAFETY: the token and the contract.
+        unsafe { _mm512_storeu_si512(to.cast(), pairs) }
+    }
+
+    #[inline(always)]
+    unsafe fn unfold(self, unit: *const u8, table: *const u8) -> [__m512i; 4] {
+        // SAFETY: the token and the contract.
+        unsafe {
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.cast()));
+            let both = _mm512_loadu_si512(unit.cast());
+            let low = [_mm512_loadu_si512(unit.add(64).cast()), _mm512_loadu_si512(unit.add(128).cast())];
+            let above = _mm512_srli_epi16::<4>(both);
+            let [first, second] = if DOT {
+                // It takes six bits of each byte, and the table lies there four times.
+                [_mm512_permutexvar_epi8(both, table), _mm512_permutexvar_epi8(above, table)]
+            } else {
+                let nibble = _mm512_set1_epi8(15);
+                [
+                    _mm512_shuffle_epi8(table, _mm512_and_si512(both, nibble)),
+                    _mm512_shuffle_epi8(table, _mm512_and_si512(above, nibble)),
+                ]
+            };
+            [
+                _mm512_unpacklo_epi8(low[0], first),
+                _mm512_unpackhi_epi8(low[0], first),
+                _mm512_unpacklo_epi8(low[1], second),
+                _mm512_unpackhi_epi8(low[1], second),
+            ]
+        }
     }
 
     #[inline(always)]
@@ -362,6 +395,25 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn store_pairs(self, pairs: Self::Pairs, to: *mut u8) {
+        // SAFETY: the token and the contract.
+        unsafe {
+            _mm256_storeu_si256(to.cast(), pairs[0]);
+            _mm256_storeu_si256(to.add(32).cast(), pairs[1]);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn unfold(self, unit: *const u8, table: *const u8) -> [Self::Pairs; 4] {
+        // SAFETY: the token and the contract; both halves of a unit's vectors lie inside it.
+        unsafe {
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.cast()));
+            let [a, b] = [unfold_half(unit, table), unfold_half(unit.add(32), table)];
+            [[a[0], b[0]], [a[1], b[1]], [a[2], b[2]], [a[3], b[3]]]
+        }
+    }
+
+    #[inline(always)]
     fn splat_pair(self, pair: u32) -> Self::Pairs {
         // SAFETY: the token.
         unsafe { [_mm256_set1_epi32(pair as i32); 2] }
@@ -419,6 +471,28 @@ impl Simd for Avx2 {
     fn prefetch_later(self, at: *const u8) {
         // SAFETY: a prefetch never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+    }
+}
+
+/// Half of each vector of a unit of folded bfloat16.
+///
+/// # Safety
+/// The machine has AVX2; `unit` is readable for 32 bytes, and 64 and 128 bytes further for as many.
+#[inline(always)]
+unsafe fn unfold_half(unit: *const u8, table: __m256i) -> [__m256i; 4] {
+    // SAFETY: by the contract.
+    unsafe {
+        let both = _mm256_loadu_si256(unit.cast());
+        let low = [_mm256_loadu_si256(unit.add(64).cast()), _mm256_loadu_si256(unit.add(128).cast())];
+        let nibble = _mm256_set1_epi8(15);
+        let first = _mm256_shuffle_epi8(table, _mm256_and_si256(both, nibble));
+        let second = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16::<4>(both), nibble));
+        [
+            _mm256_unpacklo_epi8(low[0], first),
+            _mm256_unpackhi_epi8(low[0], first),
+            _mm256_unpacklo_epi8(low[1], second),
+            _mm256_unpackhi_epi8(low[1], second),
+        ]
     }
 }
 

@@ -1,30 +1,31 @@
 //! The file: a header, then the bytes.
 //!
 //! ```text
-//! magic [8] | XXH3 of the name | length of the bytes | XXH3 of each slice of them … | XXH3 of all before
-//! zeros up to a multiple of a page
+//! magic [8] | XXH3 of the name | where the bytes start | their length | XXH3 of each slice of them … | XXH3 of all before
+//! zeros up to there, a multiple of a page
 //! the bytes
 //! ```
 //!
 //! All numbers are 64 bits, little-endian. A slice has 4 MiB, so that all threads check a file together.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use skein_kernels::cpu::Cpu;
 use skein_kernels::mapped::MappedFile;
 use xxhash_rust::xxh3::xxh3_64;
 
-const MAGIC: [u8; 8] = *b"skeinpk1";
+const MAGIC: [u8; 8] = *b"skeinpk2";
 /// Bytes with a checksum of their own.
 const SLICE: usize = 4 << 20;
 const PAGE: usize = 4096;
 
 /// Bytes of the header that say something, its own checksum left out.
 fn header_bytes(bytes: usize) -> usize {
-    MAGIC.len() + 8 * (2 + bytes.div_ceil(SLICE))
+    MAGIC.len() + 8 * (3 + bytes.div_ceil(SLICE))
 }
 
-/// Where the bytes start.
+/// Where the bytes start, if there are at most so many.
 pub(super) fn data_at(bytes: usize) -> usize {
     (header_bytes(bytes) + 8).next_multiple_of(PAGE)
 }
@@ -32,30 +33,37 @@ pub(super) fn data_at(bytes: usize) -> usize {
 /// Writes the header of what was filled in from `at` on.
 pub(super) fn seal(cpu: &mut Cpu, file: &mut [u8], name: &str, at: usize) {
     let sums = sums(cpu, &file[at..]);
-    let header = header(name, file.len() - at, &sums);
+    let header = header(name, at..file.len(), &sums);
     file[..header.len()].copy_from_slice(&header);
 }
 
-/// Whether `file` is the whole of `name`, with `bytes` bytes; else what is wrong. Afterwards all of it is in memory.
-pub(super) fn check(cpu: &mut Cpu, file: &MappedFile, name: &str, bytes: usize) -> Result<(), String> {
-    let at = data_at(bytes);
-    if file.len() != at + bytes {
-        return Err(format!("it has {} bytes instead of {}", file.len(), at + bytes));
-    }
+/// Where the bytes of `name` lie in `file`, if they are all there; else what is wrong. Afterwards all of them are in memory.
+pub(super) fn check(cpu: &mut Cpu, file: &MappedFile, name: &str) -> Result<Range<usize>, String> {
+    let number = |index: usize| {
+        let bytes = file.get(MAGIC.len() + 8 * index..)?.first_chunk()?;
+        usize::try_from(u64::from_le_bytes(*bytes)).ok()
+    };
+    let ends = |at: usize, bytes: usize| Some(at..at.checked_add(bytes)?);
+    let range = number(1).zip(number(2)).and_then(|(at, bytes)| ends(at, bytes));
+    let Some(range) =
+        range.filter(|range| range.end == file.len() && header_bytes(range.len()) + 8 <= range.start)
+    else {
+        return Err(format!("its {} bytes are not what its header says, or it has none", file.len()));
+    };
     file.will_need();
-    let sums = sums(cpu, &file[at..]);
-    let expected = header(name, bytes, &sums);
+    let sums = sums(cpu, &file[range.clone()]);
+    let expected = header(name, range.clone(), &sums);
     match file[..expected.len()] == expected {
-        true => Ok(()),
+        true => Ok(range),
         false => {
             Err("its checksums are not those of its content; the disk, or another program, changed it".into())
         }
     }
 }
 
-fn header(name: &str, bytes: usize, sums: &[u64]) -> Vec<u8> {
+fn header(name: &str, range: Range<usize>, sums: &[u64]) -> Vec<u8> {
     let mut header = MAGIC.to_vec();
-    let numbers = [xxh3_64(name.as_bytes()), bytes as u64];
+    let numbers = [xxh3_64(name.as_bytes()), range.start as u64, range.len() as u64];
     for number in numbers.iter().chain(sums) {
         header.extend(number.to_le_bytes());
     }

@@ -50,14 +50,19 @@ pub enum Found {
 #[derive(Debug)]
 pub struct Kept {
     map: Arc<MappedFile>,
-    /// Where the bytes start in the file.
-    at: usize,
+    /// Where the bytes lie in the file.
+    range: Range<usize>,
 }
 
 impl Kept {
     /// A part of the bytes.
+    ///
+    /// # Panics
+    /// If there are fewer.
     pub fn bytes(&self, range: Range<usize>) -> Bytes {
-        Bytes::mapped(Arc::clone(&self.map), self.at + range.start..self.at + range.end)
+        assert!(range.end <= self.range.len(), "there are {} bytes", self.range.len());
+        let at = self.range.start;
+        Bytes::mapped(Arc::clone(&self.map), at + range.start..at + range.end)
     }
 }
 
@@ -110,13 +115,13 @@ impl PackedCache {
         self.directory.is_none()
     }
 
-    /// What is kept as `name`, which must be `bytes` bytes long, or a place to make it in.
+    /// What is kept as `name`, or a place to make it in, for at most `bytes` bytes.
     ///
     /// # Errors
     /// When there is neither disk nor address space for it.
     pub fn find(&self, cpu: &mut Cpu, name: &str, bytes: usize) -> io::Result<Found> {
         if let Some(directory) = &self.directory {
-            if let Some(kept) = read(cpu, directory, name, bytes) {
+            if let Some(kept) = read(cpu, directory, name) {
                 return Ok(Found::Whole(kept));
             }
             match self.make(cpu, directory, name, bytes) {
@@ -137,7 +142,7 @@ impl PackedCache {
         std::fs::create_dir_all(directory)?;
         let path = unfinished(directory, name);
         let file = self.wait_for(&path)?;
-        if let Some(kept) = read(cpu, directory, name, bytes) {
+        if let Some(kept) = read(cpu, directory, name) {
             let _ = std::fs::remove_file(&path); // ours, and empty
             return Ok(Found::Whole(kept));
         }
@@ -180,7 +185,7 @@ fn is_at(file: &File, path: &Path) -> bool {
 }
 
 /// The whole file `name`, if it is there and nothing is wrong with it.
-fn read(cpu: &mut Cpu, directory: &Path, name: &str, bytes: usize) -> Option<Kept> {
+fn read(cpu: &mut Cpu, directory: &Path, name: &str) -> Option<Kept> {
     let path = directory.join(name);
     if !path.try_exists().unwrap_or(false) {
         return None;
@@ -188,13 +193,13 @@ fn read(cpu: &mut Cpu, directory: &Path, name: &str, bytes: usize) -> Option<Kep
     let started = clock::now();
     let map = MappedFile::open(&path).map_err(|error| error.to_string()).and_then(|map| {
         room::note_use(&map);
-        file::check(cpu, &map, name, bytes).map(|()| map)
+        file::check(cpu, &map, name).map(|range| (map, range))
     });
     match map {
-        Ok(map) => {
+        Ok((map, range)) => {
             let took = clock::now().since(started);
-            tracing::info!(path = %path.display(), mib = bytes >> 20, ?took, "packed weights are there");
-            Some(Kept { map: Arc::new(map), at: file::data_at(bytes) })
+            tracing::info!(path = %path.display(), mib = range.len() >> 20, ?took, "packed weights are there");
+            Some(Kept { map: Arc::new(map), range })
         }
         Err(reason) => {
             tracing::warn!(path = %path.display(), "packed weights are made anew: {reason}");
@@ -209,13 +214,19 @@ impl Blank {
         &mut self.filling[self.at..]
     }
 
-    /// Keeps what was filled in. A disk that fails only means that it is made again at the next start.
+    /// Keeps the first `bytes` bytes of what was filled in. A disk that fails only means that it is made again at the next
+    /// start.
     ///
     /// # Errors
     /// When the system does not let go of writing.
-    pub fn keep(mut self, cpu: &mut Cpu) -> io::Result<Kept> {
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn keep(mut self, cpu: &mut Cpu, bytes: usize) -> io::Result<Kept> {
+        let range = self.at..self.at + bytes;
+        self.filling.shrink(range.end)?;
         let Some(place) = self.place.take() else {
-            return Ok(Kept { map: Arc::new(self.filling.freeze()?), at: 0 });
+            return Ok(Kept { map: Arc::new(self.filling.freeze()?), range });
         };
         let path = place.directory.join(&place.name);
         file::seal(cpu, &mut self.filling, &place.name, self.at);
@@ -230,6 +241,6 @@ impl Blank {
         drop(place); // while the file is locked by us alone
         let map = self.filling.freeze()?;
         room::note_use(&map);
-        Ok(Kept { map: Arc::new(map), at: self.at })
+        Ok(Kept { map: Arc::new(map), range })
     }
 }

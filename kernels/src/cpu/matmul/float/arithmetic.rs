@@ -36,6 +36,12 @@ pub(super) trait Arithmetic {
     fn add<S: Simd>(simd: S, x: Self::Operand<S>, weights: Self::Operand<S>, sum: S::V) -> S::V;
 }
 
+/// Weights in pairs of bfloat16, wherever they come from.
+pub(super) trait OfPairs: Arithmetic {
+    /// One part of a step's weights.
+    fn of_pairs<S: Simd>(simd: S, pairs: S::Pairs, part: usize) -> Self::Operand<S>;
+}
+
 /// Both in bfloat16, multiplied as they lie.
 pub(super) struct Dot;
 
@@ -68,6 +74,13 @@ impl Arithmetic for Dot {
     }
 }
 
+impl OfPairs for Dot {
+    #[inline(always)]
+    fn of_pairs<S: Simd>(_: S, pairs: S::Pairs, _: usize) -> S::Pairs {
+        pairs
+    }
+}
+
 /// Weights in bfloat16, widened; `x` in `f32`.
 pub(super) struct Pairs;
 
@@ -90,13 +103,19 @@ impl Arithmetic for Pairs {
     #[inline(always)]
     unsafe fn weights<S: Simd>(s: S, from: *const u8, part: usize) -> S::V {
         // SAFETY: by the contract.
-        let pairs = unsafe { s.load_pairs(from) };
-        if part == 0 { s.widen_odd(pairs) } else { s.widen_even(pairs) }
+        Self::of_pairs(s, unsafe { s.load_pairs(from) }, part)
     }
 
     #[inline(always)]
     fn add<S: Simd>(s: S, x: S::V, weights: S::V, sum: S::V) -> S::V {
         s.fma(x, weights, sum)
+    }
+}
+
+impl OfPairs for Pairs {
+    #[inline(always)]
+    fn of_pairs<S: Simd>(s: S, pairs: S::Pairs, part: usize) -> S::V {
+        if part == 0 { s.widen_odd(pairs) } else { s.widen_even(pairs) }
     }
 }
 

@@ -5,17 +5,22 @@
 #![allow(clippy::needless_range_loop)] // m and n index several arrays, as in the formula
 
 mod arithmetic;
+mod folded;
 
 use std::marker::PhantomData;
 
 use super::super::packed::{Format, PANEL};
 use super::super::simd::{Kernel, LANES, Simd};
-use super::tiles::{Ahead, Tile};
+use super::room::with_room;
+use super::tiles::{Ahead, MOST_STREAMS, Registers, Tile};
 use super::{Part, registers_for};
-use arithmetic::{Arithmetic, Dot, F16, F32, Pairs, Wide};
+use arithmetic::{Arithmetic, Dot, F16, F32, OfPairs, Pairs, Wide};
+use folded::{Block as FoldedBlock, Folded};
 
 /// Steps of columns between two looks at what lies ahead.
 const STRIDE: usize = 4;
+/// Tiles of rows that each unfold the weights for themselves.
+const FEW_TILES: usize = 2;
 
 /// Some rows of one matrix, for all rows of `x`, activations in `f32`.
 pub(super) struct Product<'a> {
@@ -29,6 +34,7 @@ impl Kernel for Product<'_> {
     fn run<S: Simd>(self, s: S) {
         match self.part.linear.weights.layout().format {
             Format::Bf16 => self.part.multiply::<S, Pairs>(s),
+            Format::Bf16Folded => self.part.multiply_folded::<S, Pairs>(s),
             Format::F16 => self.part.multiply::<S, Wide<F16>>(s),
             Format::F32 => self.part.multiply::<S, Wide<F32>>(s),
             _ => unreachable!("integers are multiplied as such"),
@@ -47,8 +53,37 @@ impl Kernel for PairProduct<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        if S::HAS_DOT { self.part.multiply::<S, Dot>(s) } else { self.part.multiply::<S, Pairs>(s) }
+        match (self.part.linear.weights.layout().format, S::HAS_DOT) {
+            (Format::Bf16Folded, true) => self.part.multiply_folded::<S, Dot>(s),
+            (Format::Bf16Folded, false) => self.part.multiply_folded::<S, Pairs>(s),
+            (_, true) => self.part.multiply::<S, Dot>(s),
+            (_, false) => self.part.multiply::<S, Pairs>(s),
+        }
     }
+}
+
+/// Calls a kernel for the tile's height and width.
+macro_rules! for_size {
+    ($simd:expr, $set:ty, $tile:expr, $kernel:ident<$arithmetic:ty> $fields:tt) => {
+        for_size!(@all $simd, $set, $tile, $kernel, $arithmetic, $fields,
+            1: 1 4, 2: 1 2 3 4, 3: 1 2 4, 4: 1 4, 5: 1 4, 6: 1 2 3 4, 7: 1 2 3, 8: 1 2 3,)
+    };
+    (@all $simd:expr, $set:ty, $tile:expr, $kernel:ident, $arithmetic:ty, $fields:tt, $($mr:literal: $($nr:literal)*,)*) => {
+        match ($tile.height, $tile.width) {
+            $($(($mr, $nr) if const { registers::<$set>().has($mr, $nr) } => {
+                for_size!(@one $simd, $kernel, $arithmetic, $mr, $nr, $fields)
+            })*)*
+            _ => unreachable!("every tile height and width has an arm"),
+        }
+    };
+    (@one $simd:expr, $kernel:ident, $arithmetic:ty, $mr:literal, $nr:literal, { $($fields:tt)* }) => {
+        $simd.call($kernel::<$arithmetic, $mr, $nr> { $($fields)*, arithmetic: PhantomData })
+    };
+}
+
+/// What an instruction set has room for.
+const fn registers<S: Simd>() -> Registers {
+    registers_for(Format::Bf16, S::ACCUMULATORS)
 }
 
 impl Part<'_> {
@@ -56,7 +91,7 @@ impl Part<'_> {
     fn multiply<S: Simd, A: Arithmetic>(&self, s: S) {
         let (x, stride) = A::rows(self.x);
         let (panel_bytes, weights) = (self.linear.weights.layout().panel_bytes(), self.weights());
-        self.for_each_tile(registers_for(Format::Bf16, S::ACCUMULATORS), |tile| {
+        self.for_each_tile(const { registers::<S>() }, |tile| {
             let from = Source {
                 x: &x[(self.rows.start + tile.first) * stride..],
                 stride,
@@ -65,18 +100,29 @@ impl Part<'_> {
                 apart: tile.apart * panel_bytes,
                 ahead: tile.ahead,
             };
-            macro_rules! sizes {
-                ($($mr:literal: $($nr:literal)*,)*) => {
-                    match (tile.height, tile.width) {
-                        $($(($mr, $nr) if const { registers_for(Format::Bf16, S::ACCUMULATORS).has($mr, $nr) } => {
-                            let arithmetic = PhantomData::<A>;
-                            s.call(Block::<A, $mr, $nr> { part: self, tile, from, arithmetic });
-                        })*)*
-                        _ => unreachable!("every tile height and width has an arm"),
-                    }
-                };
-            }
-            sizes!(1: 1 4, 2: 1 2 3 4, 3: 1 2 4, 4: 1 4, 5: 1 4, 6: 1 2 3 4, 7: 1 2 3, 8: 1 2 3,);
+            for_size!(s, S, tile, Block<A> { part: self, tile, from });
+        });
+    }
+
+    /// The same with folded weights. The first rows' tile keeps what it unfolds for the others, where those are enough to pay
+    /// for writing it.
+    #[inline(always)]
+    fn multiply_folded<S: Simd, A: OfPairs>(&self, s: S) {
+        let (x, stride) = A::rows(self.x);
+        let (registers, panel_bytes) =
+            (const { registers::<S>() }, self.linear.weights.unfolded_panel_bytes());
+        let is_kept = self.rows.len() > FEW_TILES * registers.highest();
+        with_room(if is_kept { MOST_STREAMS * panel_bytes } else { 0 }, |room| {
+            self.for_each_tile(registers, |tile| {
+                let x = &x[(self.rows.start + tile.first) * stride..];
+                if tile.first > 0 && is_kept {
+                    let ahead = tile.ahead;
+                    let from = Source { x, stride, w: room, panel_bytes, apart: panel_bytes, ahead };
+                    return for_size!(s, S, tile, Block<A> { part: self, tile, from });
+                }
+                let (from, to) = (Folded::of(self, &tile), &mut *room);
+                for_size!(s, S, tile, FoldedBlock<A> { part: self, tile, x, stride, from, to });
+            });
         });
     }
 }
@@ -127,48 +173,46 @@ impl Source<'_> {
             ahead.ask::<S, NR>(s, w, apart, STRIDE * A::WEIGHT_BYTES);
             for _ in 0..STRIDE {
                 // SAFETY: as many steps lie ahead.
-                sums = unsafe { self.step::<S, A, MR, NR>(s, x, w, apart, sums) };
+                sums = unsafe { step_of::<S, A, MR, NR>(s, (x, self.stride), (w, apart), sums) };
                 (x, w) = (x.wrapping_add(A::X_BYTES), w.wrapping_add(A::WEIGHT_BYTES));
             }
         }
         for _ in 0..steps % STRIDE {
             // SAFETY: as many steps lie ahead.
-            sums = unsafe { self.step::<S, A, MR, NR>(s, x, w, apart, sums) };
+            sums = unsafe { step_of::<S, A, MR, NR>(s, (x, self.stride), (w, apart), sums) };
             (x, w) = (x.wrapping_add(A::X_BYTES), w.wrapping_add(A::WEIGHT_BYTES));
         }
         sums
     }
+}
 
-    /// Adds one step's products. Sums come and go by value: they stay in registers, which a reference would not let them.
-    ///
-    /// # Safety
-    /// A step of all rows of `x` and of all panels lies there.
-    #[inline(always)]
-    unsafe fn step<S: Simd, A: Arithmetic, const MR: usize, const NR: usize>(
-        &self,
-        s: S,
-        x: *const u8,
-        w: *const u8,
-        apart: usize,
-        mut sums: [[S::V; NR]; MR],
-    ) -> [[S::V; NR]; MR] {
-        for part in 0..A::PARTS {
-            // SAFETY: by the contract.
-            unsafe {
-                let mut weights = [A::weights(s, w, part); NR];
-                for n in 1..NR {
-                    weights[n] = A::weights(s, w.add(n * apart), part);
-                }
-                for m in 0..MR {
-                    let x = A::x(s, x.add(m * self.stride), part);
-                    for n in 0..NR {
-                        sums[m][n] = A::add(s, x, weights[n], sums[m][n]);
-                    }
+/// Adds one step's products. Sums come and go by value: they stay in registers, which a reference would not let them.
+///
+/// # Safety
+/// A step of all rows of `x`, and of all panels, lies there: each so many bytes after the one before.
+#[inline(always)]
+unsafe fn step_of<S: Simd, A: Arithmetic, const MR: usize, const NR: usize>(
+    s: S,
+    (x, stride): (*const u8, usize),
+    (w, apart): (*const u8, usize),
+    mut sums: [[S::V; NR]; MR],
+) -> [[S::V; NR]; MR] {
+    for part in 0..A::PARTS {
+        // SAFETY: by the contract.
+        unsafe {
+            let mut weights = [A::weights(s, w, part); NR];
+            for n in 1..NR {
+                weights[n] = A::weights(s, w.add(n * apart), part);
+            }
+            for m in 0..MR {
+                let x = A::x(s, x.add(m * stride), part);
+                for n in 0..NR {
+                    sums[m][n] = A::add(s, x, weights[n], sums[m][n]);
                 }
             }
         }
-        sums
     }
+    sums
 }
 
 const _: () = assert!(PANEL == LANES, "a panel's outputs are a vector");

@@ -11,12 +11,12 @@
 
 mod tile;
 
-use std::cell::RefCell;
 use std::marker::PhantomData;
 
 use super::super::packed::{Format, Layout, PANEL};
 use super::super::simd::integer::{IntegerKernel, Integers};
 use super::super::simd::{LANES, Simd};
+use super::room::with_room;
 use super::tiles::{MOST_STREAMS, Registers, Tile};
 use super::{Part, registers_for};
 use tile::{FourBitsZero, Grouped, GroupedBytes, Kind, PerOutput, Source, Stepped};
@@ -44,7 +44,9 @@ impl IntegerKernel for Product<'_> {
             }
             Format::Int4 => self.all_tiles::<S, Stepped>(simd),
             Format::Int4Zero => self.all_tiles::<S, Grouped<FourBitsZero>>(simd),
-            Format::Bf16 | Format::F16 | Format::F32 => unreachable!("floats are multiplied as such"),
+            Format::Bf16 | Format::Bf16Folded | Format::F16 | Format::F32 => {
+                unreachable!("floats are multiplied as such")
+            }
         }
     }
 }
@@ -152,27 +154,6 @@ impl IntegerKernel for Widen<'_> {
     fn run<S: Integers>(self, s: S) {
         self.from.widen(s, self.panels, self.to);
     }
-}
-
-/// A cache line.
-#[repr(align(64))]
-#[derive(Clone, Copy)]
-#[expect(dead_code)] // bytes are read as such
-struct Line([u8; 64]);
-
-/// Calls `take` with so many bytes of this thread's own, kept for the next time.
-fn with_room(bytes: usize, take: impl FnOnce(&mut [u8])) {
-    thread_local! {
-        static ROOM: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
-    }
-    ROOM.with_borrow_mut(|room| {
-        let lines = bytes.div_ceil(size_of::<Line>());
-        if room.len() < lines {
-            *room = vec![Line([0; size_of::<Line>()]); lines];
-        }
-        // SAFETY: lines are bytes.
-        take(unsafe { std::slice::from_raw_parts_mut(room.as_mut_ptr().cast(), bytes) })
-    })
 }
 
 /// What an instruction set has room for: sums of 4-bit codes stand beside the others where they are multiplied afterwards.

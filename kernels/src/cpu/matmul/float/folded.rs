@@ -1,0 +1,239 @@
+//! Weights folded into 12 bits ([`super::super::super::packed::fold`]): a tile unfolds a unit of its panels, multiplies it, and goes on. For many
+//! rows the first tile leaves what it unfolds to the others. Sums are those of the same weights in bfloat16.
+
+#![allow(clippy::needless_range_loop)] // m and n index several arrays, as in the formula
+
+use std::marker::PhantomData;
+
+use super::super::super::packed::fold::{Patches, TABLE, UNFOLDED_BYTES, UNIT_BYTES};
+use super::super::super::simd::{Kernel, Simd};
+use super::super::tiles::{Ahead, MOST_STREAMS, Tile};
+use super::super::{PANEL, Part};
+use super::arithmetic::OfPairs;
+use super::step_of;
+
+/// A unit as [`super::super::super::packed::Format::Bf16`] has it.
+#[repr(align(64))]
+#[derive(Clone, Copy)]
+struct Unfolded([u8; UNFOLDED_BYTES]);
+
+/// Some panels, `apart` panels from one to the next.
+#[derive(Clone, Copy)]
+pub(super) struct Folded<'a> {
+    w: &'a [u8],
+    panel_bytes: usize,
+    tables: &'a [u8],
+    /// Of the first so many panels.
+    patches: [Option<Patches<'a>>; MOST_STREAMS],
+    apart: usize,
+    ahead: Ahead,
+}
+
+impl<'a> Folded<'a> {
+    /// A tile's.
+    pub(super) fn of(part: &'a Part<'_>, tile: &Tile) -> Self {
+        let (weights, first) = (part.linear.weights, part.first / PANEL + tile.panel);
+        let panel_bytes = weights.layout().panel_bytes();
+        let mut patches = [None; MOST_STREAMS];
+        for (n, patches) in patches[..tile.width].iter_mut().enumerate() {
+            *patches = Some(weights.patches(first + n * tile.apart));
+        }
+        Self {
+            w: &weights.values()[first * panel_bytes..],
+            panel_bytes,
+            tables: &weights.tables()[first * TABLE..],
+            patches,
+            apart: tile.apart,
+            ahead: tile.ahead,
+        }
+    }
+}
+
+/// A tile of `MR` rows of `x` by `NR` panels, unfolded as they are multiplied.
+pub(super) struct Block<'a, A, const MR: usize, const NR: usize> {
+    pub(super) part: &'a Part<'a>,
+    pub(super) tile: Tile,
+    /// Rows, `stride` bytes apart.
+    pub(super) x: &'a [u8],
+    pub(super) stride: usize,
+    pub(super) from: Folded<'a>,
+    /// Where the panels are kept for other rows, as bfloat16, one after another; nowhere if it is empty.
+    pub(super) to: &'a mut [u8],
+    pub(super) arithmetic: PhantomData<A>,
+}
+
+impl<A: OfPairs, const MR: usize, const NR: usize> Kernel for Block<'_, A, MR, NR> {
+    type Output = ();
+    const USES_DOT: bool = true;
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        let to = std::mem::take(&mut self.to);
+        let sums = match to.is_empty() {
+            true if const { fits_registers(S::ACCUMULATORS, MR, NR) } => self.in_registers(s),
+            true => {
+                let mut room = [Unfolded([0; UNFOLDED_BYTES]); NR];
+                self.through_memory(s, (room.as_mut_ptr().cast(), size_of::<Unfolded>()), 0)
+            }
+            false => {
+                let apart = self.units() * UNFOLDED_BYTES;
+                assert!(to.len() >= NR * apart, "room for all");
+                self.through_memory(s, (to.as_mut_ptr(), apart), UNFOLDED_BYTES)
+            }
+        };
+        self.part.put_tile(s, &self.tile, sums);
+    }
+}
+
+/// Whether a tile's sums and a unit of each of its panels have registers: the compiler would spill what it likes.
+const fn fits_registers(accumulators: usize, rows: usize, panels: usize) -> bool {
+    /// Registers besides the sums'.
+    const OTHERS: usize = 8;
+    rows * panels + panels * UNFOLDED_BYTES / VECTOR <= accumulators + OTHERS
+}
+
+impl<A: OfPairs, const MR: usize, const NR: usize> Block<'_, A, MR, NR> {
+    /// Steps of columns in a unit.
+    const STEPS: usize = UNFOLDED_BYTES / A::WEIGHT_BYTES;
+
+    /// Units of a panel.
+    fn units(&self) -> usize {
+        self.from.panel_bytes / UNIT_BYTES
+    }
+
+    /// Panics unless there is as much as is read.
+    #[inline(always)]
+    fn check(&self) {
+        let from = &self.from;
+        let x_bytes = self.units() * Self::STEPS * A::X_BYTES;
+        assert!((MR - 1) * self.stride + x_bytes <= self.x.len(), "x has its rows");
+        assert!(((NR - 1) * from.apart + 1) * from.panel_bytes <= from.w.len(), "there are as many panels");
+        assert!(((NR - 1) * from.apart + 1) * TABLE <= from.tables.len(), "and as many tables");
+    }
+
+    #[inline(always)]
+    fn in_registers<S: Simd>(&self, s: S) -> [[S::V; NR]; MR] {
+        let mut sums = [[s.zero(); NR]; MR];
+        self.check();
+        let (from, mut patches) = (&self.from, Due::<NR>::of(&self.from));
+        let (apart, tables_apart) = (from.apart * from.panel_bytes, from.apart * TABLE);
+        let (mut x, mut w, tables) = (self.x.as_ptr(), from.w.as_ptr(), from.tables.as_ptr());
+        let mut ahead = from.ahead.over(self.units());
+        for unit in 0..self.units() {
+            ahead.ask::<S, NR>(s, w, apart, UNIT_BYTES);
+            // SAFETY: the check above; a unit of all rows and panels lies there.
+            unsafe {
+                let mut weights = [s.unfold(w, tables); NR];
+                for n in 0..NR {
+                    weights[n] = s.unfold(w.add(n * apart), tables.add(n * tables_apart));
+                    if patches.next[n] == unit {
+                        let mut room = Unfolded([0; UNFOLDED_BYTES]);
+                        store(s, weights[n], room.0.as_mut_ptr());
+                        patches.mend(n, unit, &mut room.0);
+                        for vector in 0..4 {
+                            weights[n][vector] = s.load_pairs(room.0.as_ptr().add(vector * VECTOR));
+                        }
+                    }
+                }
+                for step in 0..Self::STEPS {
+                    for part in 0..A::PARTS {
+                        for m in 0..MR {
+                            let x = A::x(s, x.add(m * self.stride + step * A::X_BYTES), part);
+                            for n in 0..NR {
+                                let weights = A::of_pairs(s, weights[n][step], part);
+                                sums[m][n] = A::add(s, x, weights, sums[m][n]);
+                            }
+                        }
+                    }
+                }
+            }
+            (x, w) = (x.wrapping_add(Self::STEPS * A::X_BYTES), w.wrapping_add(UNIT_BYTES));
+        }
+        sums
+    }
+
+    /// Units are written to memory, `apart` bytes from panel to panel and `further` from unit to unit, and read from there.
+    #[inline(always)]
+    fn through_memory<S: Simd>(
+        &self,
+        s: S,
+        (mut to, to_apart): (*mut u8, usize),
+        further: usize,
+    ) -> [[S::V; NR]; MR] {
+        let mut sums = [[s.zero(); NR]; MR];
+        self.check();
+        let (from, mut patches) = (&self.from, Due::<NR>::of(&self.from));
+        let (apart, tables_apart) = (from.apart * from.panel_bytes, from.apart * TABLE);
+        let (mut x, mut w, tables) = (self.x.as_ptr(), from.w.as_ptr(), from.tables.as_ptr());
+        let mut ahead = from.ahead.over(self.units());
+        for unit in 0..self.units() {
+            ahead.ask::<S, NR>(s, w, apart, UNIT_BYTES);
+            // SAFETY: the check above; a unit of all rows and panels lies there, and there is room for it.
+            unsafe {
+                for n in 0..NR {
+                    let to = to.add(n * to_apart);
+                    store(s, s.unfold(w.add(n * apart), tables.add(n * tables_apart)), to);
+                    if patches.next[n] == unit {
+                        patches.mend(n, unit, &mut *to.cast());
+                    }
+                }
+                for step in 0..Self::STEPS {
+                    sums = step_of::<S, A, MR, NR>(
+                        s,
+                        (x, self.stride),
+                        (to.add(step * A::WEIGHT_BYTES), to_apart),
+                        sums,
+                    );
+                    x = x.wrapping_add(A::X_BYTES);
+                }
+            }
+            (w, to) = (w.wrapping_add(UNIT_BYTES), to.wrapping_add(further));
+        }
+        sums
+    }
+}
+
+/// Bytes of a vector of pairs.
+const VECTOR: usize = UNFOLDED_BYTES / 4;
+
+/// Writes a unit down as bfloat16.
+///
+/// # Safety
+/// `to` is writable for as many bytes.
+#[inline(always)]
+unsafe fn store<S: Simd>(s: S, unit: [S::Pairs; 4], to: *mut u8) {
+    for vector in 0..4 {
+        // SAFETY: by the contract.
+        unsafe { s.store_pairs(unit[vector], to.add(vector * VECTOR)) };
+    }
+}
+
+/// The patches of a tile's panels.
+struct Due<'a, const NR: usize> {
+    patches: [Option<Patches<'a>>; MOST_STREAMS],
+    /// The units that the next ones are in.
+    next: [usize; NR],
+}
+
+impl<'a, const NR: usize> Due<'a, NR> {
+    #[inline(always)]
+    fn of(from: &Folded<'a>) -> Self {
+        let mut next = [usize::MAX; NR];
+        for n in 0..NR {
+            if let Some(patches) = &from.patches[n] {
+                next[n] = patches.next_unit();
+            }
+        }
+        Self { patches: from.patches, next }
+    }
+
+    /// Mends `unit` of panel `n`.
+    #[cold]
+    #[inline(never)]
+    fn mend(&mut self, n: usize, unit: usize, values: &mut [u8; UNFOLDED_BYTES]) {
+        if let Some(patches) = &mut self.patches[n] {
+            patches.mend(unit, values);
+            self.next[n] = patches.next_unit();
+        }
+    }
+}
