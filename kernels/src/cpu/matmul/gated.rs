@@ -6,6 +6,7 @@ use super::super::input::{self, Form, Input};
 use super::super::mlp::silu_mul_in_place;
 use super::super::shared::Shared;
 use super::super::simd::{Kernel, Simd};
+use super::room::ProductId;
 use super::{Destination, Linear, PANEL, Part, Shares, Write};
 
 /// `silu(x * gate) * (x * up)`, written down in `form`. `x` is `[m, cols]` in the form that the weights ask for; `gate` and `up` are
@@ -19,7 +20,7 @@ pub fn gated_matmul(cpu: &mut Cpu, x: &Input, gate: Linear<'_>, up: Linear<'_>, 
     let (m, rows) = (x.rows(), gate.weights.rows());
     let shares = Shares::new(cpu, m.max(1), gate.weights.layout().panels(), gate.weights);
     let tasks = if m == 0 { 0 } else { shares.tasks() };
-    let (isa, integers) = (cpu.isa, cpu.isa.integers());
+    let (isa, integers, product) = (cpu.isa, cpu.isa.integers(), ProductId::new());
     let room = 2 * shares.highest(m) * shares.widest() * PANEL;
     out.fill_columns(cpu, form, (m, rows), (tasks, room), |task, room, columns| {
         let (share, pass) = shares.task(task);
@@ -32,7 +33,7 @@ pub fn gated_matmul(cpu: &mut Cpu, x: &Input, gate: Linear<'_>, up: Linear<'_>, 
         let shared = Shared::new(products);
         let part = |linear, next, at| {
             let y = Destination { values: &shared, stride: 2 * count, at };
-            Part { x, rows: x_rows.clone(), linear, first, count, next, pass, y, write: Write::Set }
+            Part { product, x, rows: x_rows.clone(), linear, first, count, next, pass, y, write: Write::Set }
         };
         // With one pass, up's weights come next after gate's; with several both are near, and the next task's come.
         let after = share.end * PANEL;

@@ -21,6 +21,7 @@ use super::shared::Shared;
 use super::simd::integer::IntegerIsa;
 use super::simd::{Isa, LANES, Simd};
 pub use gated::gated_matmul;
+use room::ProductId;
 use tiles::{HIGHEST, MOST_ACCUMULATORS, Panels, Pass, Registers, Tile};
 
 /// Bytes of weights a task takes at most, unless one tile of all columns has more.
@@ -98,6 +99,7 @@ fn matmul_on(
     }
     let panels = stack.iter().map(|linear| linear.weights.layout().panels()).sum();
     let shares = Shares::new(cpu, m, panels, first.weights);
+    let product = ProductId::new();
     let (isa, shared) = (cpu.isa, Shared::new(y));
     cpu.threads.run(shares.tasks(), |task, _| {
         let (share, pass) = shares.task(task);
@@ -115,7 +117,7 @@ fn matmul_on(
                 let x_rows = pass.rows(m);
                 let y =
                     Destination { values: &shared, stride: rows, at: x_rows.start * rows + column + first };
-                Part { x, rows: x_rows, linear: *linear, first, count, next, pass, y, write }
+                Part { product, x, rows: x_rows, linear: *linear, first, count, next, pass, y, write }
                     .run(isa, integers);
             }
             (before, column) = (end, column + outputs);
@@ -149,13 +151,7 @@ impl Shares {
         let by_threads = panels / (threads * 8); // eight tasks a thread even out their speeds
         let by_products = TASK_PRODUCTS / (m * layout.cols * PANEL);
         let most = (by_bytes.min(by_threads).min(by_products) / multiple).max(1);
-        // Each pass unfolds the weights again, and 4-bit ones are made 8 bits for all rows.
-        let rows_of_pass = match layout.format {
-            Format::Int4 => m,
-            Format::Bf16Folded => 16 * HIGHEST,
-            _ => 4 * HIGHEST,
-        };
-        let passes = (m * layout.cols * PANEL * multiple / TASK_PRODUCTS).clamp(1, m.div_ceil(rows_of_pass));
+        let passes = (m * layout.cols * PANEL * multiple / TASK_PRODUCTS).clamp(1, m.div_ceil(4 * HIGHEST));
         Self { panels, threads, multiple, most, passes }
     }
 
@@ -210,6 +206,7 @@ const fn registers_for(format: Format, accumulators: usize) -> Registers {
 
 /// Some rows of one matrix, for some rows of `x`.
 struct Part<'a> {
+    product: ProductId,
     x: &'a Input,
     rows: Range<usize>,
     linear: Linear<'a>,

@@ -112,15 +112,22 @@ impl Part<'_> {
         let (registers, panel_bytes) =
             (const { registers::<S>() }, self.linear.weights.unfolded_panel_bytes());
         let is_kept = self.rows.len() > FEW_TILES * registers.highest();
-        with_room(if is_kept { MOST_STREAMS * panel_bytes } else { 0 }, |room| {
+        let (all, folded_bytes) = (self.weights().as_ptr(), self.linear.weights.layout().panel_bytes());
+        let weights = |tile: &Tile| all.wrapping_add(tile.panel * folded_bytes);
+        with_room(|room| {
+            if is_kept {
+                room.grow(MOST_STREAMS * panel_bytes);
+            }
             self.for_each_tile(registers, |tile| {
                 let x = &x[(self.rows.start + tile.first) * stride..];
-                if tile.first > 0 && is_kept {
-                    let ahead = tile.ahead;
-                    let from = Source { x, stride, w: room, panel_bytes, apart: panel_bytes, ahead };
+                let is_there =
+                    is_kept && (tile.first > 0 || room.takes(self.product, weights(&tile), tile.width));
+                if is_there {
+                    let (w, ahead) = (&*room.bytes(), tile.ahead);
+                    let from = Source { x, stride, w, panel_bytes, apart: panel_bytes, ahead };
                     return for_size!(s, S, tile, Block<A> { part: self, tile, from });
                 }
-                let (from, to) = (Folded::of(self, &tile), &mut *room);
+                let (from, to) = (Folded::of(self, &tile), if is_kept { room.bytes() } else { &mut [] });
                 for_size!(s, S, tile, FoldedBlock<A> { part: self, tile, x, stride, from, to });
             });
         });

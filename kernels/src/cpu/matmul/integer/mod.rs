@@ -63,13 +63,14 @@ impl Product<'_> {
     #[inline(always)]
     fn widened_tiles<S: Integers>(&self, s: S) {
         let layout = Layout { format: Format::Int8, ..self.part.linear.weights.layout() };
-        with_room(layout.panel_bytes() * MOST_STREAMS, |room| {
+        with_room(|room| {
+            room.grow(layout.panel_bytes() * MOST_STREAMS);
             self.part.for_each_tile(const { registers::<S>(Format::Int4) }, |tile| {
                 let from = self.from(&tile);
-                if tile.first == 0 {
-                    s.call(Widen { from, panels: tile.width, to: room });
+                if tile.first == 0 && !room.takes(self.part.product, from.weights.as_ptr(), tile.width) {
+                    s.call(Widen { from, panels: tile.width, to: room.bytes() });
                 }
-                self.one_tile::<S, PerOutput>(s, tile, Source { weights: room, layout, ..from });
+                self.one_tile::<S, PerOutput>(s, tile, Source { weights: room.bytes(), layout, ..from });
             });
         });
     }

@@ -1,0 +1,216 @@
+//! One layer's products with its weights in several formats, in turn in one process: so all meet the same minutes, and
+//! differences of one percent show, where separate starts differ by six.
+//!
+//! `cargo bench -p skein-bench --bench formats [-- 0.5b|1b] [FORMAT...] [--rows M]... [--rounds N] [--threads N] [--isa NAME]` with
+//! formats `bf16`, `folded`, `int8`, `int4`; the first two unless told. Prints medians, and each format's time in parts of the
+//! first one's. Weights are normal, as a model's nearly are; activations have the form that each format takes.
+
+use std::hint::black_box;
+
+use skein_kernels::cpu::Cpu;
+use skein_kernels::cpu::input::{Form, Input};
+use skein_kernels::cpu::matmul::{Write, gated_matmul, matmul};
+use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
+use skein_kernels::cpu::packed::{Format, Packed};
+use skein_kernels::cpu::simd::Isa;
+use skein_node::clock;
+
+/// Weights of a format that are gone through in turn: more than any cache of one core holds.
+const BUFFER_BYTES: usize = 256 << 20;
+const FORMATS: [(&str, Format); 4] =
+    [("bf16", Format::Bf16), ("folded", Format::Bf16Folded), ("int8", Format::Int8), ("int4", Format::Int4)];
+const PRODUCTS: [&str; 4] = ["qkv", "o", "gated", "down"];
+
+/// Widths of a layer.
+struct Shape {
+    name: &'static str,
+    hidden: usize,
+    /// Of q, k and v together.
+    qkv: usize,
+    inner: usize,
+}
+
+const SHAPES: [Shape; 2] = [
+    Shape { name: "0.5b", hidden: 896, qkv: 1152, inner: 4864 },
+    Shape { name: "1b", hidden: 2048, qkv: 3072, inner: 8192 },
+];
+
+struct Layer {
+    qkv: Packed,
+    o: Packed,
+    gate: Packed,
+    up: Packed,
+    down: Packed,
+}
+
+impl Layer {
+    fn new(cpu: &mut Cpu, shape: &Shape, format: Format) -> Self {
+        let Shape { hidden, qkv, inner, .. } = *shape;
+        let mut packed =
+            |rows, cols| Packed::of(cpu, &normal(rows, cols), format).expect("they are finite, and fold");
+        Self {
+            qkv: packed(qkv, hidden),
+            o: packed(hidden, hidden),
+            gate: packed(inner, hidden),
+            up: packed(inner, hidden),
+            down: packed(hidden, inner),
+        }
+    }
+}
+
+fn main() {
+    let options = Options::parse();
+    let cpu = &mut Cpu::with_isa(options.threads, options.isa);
+    let Shape { hidden, qkv, inner, name } = *options.shape;
+    let weights = hidden * (qkv + hidden + 3 * inner);
+    let layers: Vec<Vec<Layer>> = options
+        .formats
+        .iter()
+        .map(|(_, format)| {
+            let first = Layer::new(cpu, options.shape, *format);
+            let count = (BUFFER_BYTES / (weights * format.bits() as usize / 8)).max(2);
+            std::iter::once(first)
+                .chain((1..count).map(|_| Layer::new(cpu, options.shape, *format)))
+                .collect()
+        })
+        .collect();
+    println!("{name}, {} threads, {}, {} rounds", options.threads, options.isa.name(), options.rounds);
+    for m in options.rows {
+        let mut times = vec![[const { Vec::new() }; PRODUCTS.len()]; options.formats.len()];
+        for _ in 0..options.rounds {
+            for ((layers, times), (_, format)) in layers.iter().zip(&mut times).zip(&options.formats) {
+                for (times, seconds) in
+                    times.iter_mut().zip(one_round(cpu, options.shape, layers, *format, m))
+                {
+                    times.push(seconds / layers.len() as f64);
+                }
+            }
+        }
+        let medians: Vec<[f64; PRODUCTS.len()]> = times.into_iter().map(|times| times.map(median)).collect();
+        let operations = [qkv, hidden, 2 * inner, inner].map(|width| 2.0 * (m * hidden * width) as f64);
+        for ((format, _), seconds) in options.formats.iter().zip(&medians) {
+            let all: f64 = seconds.iter().sum();
+            print!(
+                "{m:>4} rows {format:>6}: {:7.3} ms a layer, {:4.2} of the first;",
+                all * 1e3,
+                all / medians[0].iter().sum::<f64>()
+            );
+            for ((product, seconds), operations) in PRODUCTS.iter().zip(seconds).zip(operations) {
+                print!("  {product} {:.0}", operations / seconds / 1e9);
+            }
+            println!(" Gop/s");
+        }
+    }
+}
+
+/// Seconds that each product takes, all layers together.
+fn one_round(
+    cpu: &mut Cpu,
+    shape: &Shape,
+    layers: &[Layer],
+    format: Format,
+    m: usize,
+) -> [f64; PRODUCTS.len()] {
+    let form = if format.is_integer() { Form::Int8 } else { Form::Bf16 };
+    let (mut x, mut gated) = (Input::default(), Input::default());
+    let values: Vec<f32> = (0..m * shape.hidden).map(|i| (i % 997) as f32 * 0.003 - 1.5).collect();
+    x.set(cpu, form, &values, shape.hidden);
+    gated.set(cpu, form, &vec![0.0; m * shape.inner], shape.inner);
+    let (mut qkv, mut hidden) = (vec![0.0; m * shape.qkv], vec![0.0; m * shape.hidden]);
+    let mut seconds = [0.0; PRODUCTS.len()];
+    for layer in layers {
+        let start = clock::now();
+        matmul(cpu, &x, &[(&layer.qkv).into()], &mut qkv, Write::Set);
+        let after_qkv = clock::now();
+        matmul(cpu, &x, &[(&layer.o).into()], &mut hidden, Write::Add);
+        let after_o = clock::now();
+        gated_matmul(cpu, &x, (&layer.gate).into(), (&layer.up).into(), form, &mut gated);
+        let after_gated = clock::now();
+        matmul(cpu, &gated, &[(&layer.down).into()], &mut hidden, Write::Add);
+        let moments = [start, after_qkv, after_o, after_gated, clock::now()];
+        for (seconds, pair) in seconds.iter_mut().zip(moments.windows(2)) {
+            *seconds += pair[1].since(pair[0]).as_secs_f64();
+        }
+    }
+    black_box((qkv, hidden));
+    seconds
+}
+
+fn median(mut seconds: Vec<f64>) -> f64 {
+    seconds.sort_by(f64::total_cmp);
+    seconds[seconds.len() / 2]
+}
+
+/// Normal weights (Box and Muller 1958), in bfloat16.
+fn normal(rows: usize, cols: usize) -> WeightMatrix {
+    let mut state = 1u64;
+    let mut uniform = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1u64 << 24) as f32
+    };
+    let mut weight = || {
+        let radius = (-2.0 * (1.0 - uniform()).ln()).sqrt();
+        half::bf16::from_f32(0.02 * radius * (uniform() * std::f32::consts::TAU).cos())
+    };
+    let bytes: Vec<u8> = (0..rows * cols).flat_map(|_| weight().to_le_bytes()).collect();
+    WeightMatrix::new(Storage::Bf16(bytes.into()), rows, cols)
+}
+
+struct Options {
+    shape: &'static Shape,
+    formats: Vec<(&'static str, Format)>,
+    rows: Vec<usize>,
+    rounds: usize,
+    threads: usize,
+    isa: Isa,
+}
+
+impl Options {
+    fn parse() -> Self {
+        let mut options = Self {
+            shape: &SHAPES[0],
+            formats: Vec::new(),
+            rows: Vec::new(),
+            rounds: 9,
+            threads: std::thread::available_parallelism().map_or(1, |count| count.get()),
+            isa: Isa::best(),
+        };
+        let mut arguments = std::env::args().skip(1);
+        while let Some(argument) = arguments.next() {
+            let mut number = || {
+                arguments.next().and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{argument} N"))
+            };
+            match argument.as_str() {
+                "--rows" => options.rows.push(number()),
+                "--rounds" => options.rounds = number(),
+                "--threads" => options.threads = number(),
+                "--isa" => {
+                    let name = arguments.next().unwrap_or_default();
+                    let known = Isa::available();
+                    options.isa = *known.iter().find(|isa| isa.name() == name).unwrap_or_else(|| {
+                        panic!(
+                            "--isa {name}: this machine has {:?}",
+                            known.iter().map(|isa| isa.name()).collect::<Vec<_>>()
+                        )
+                    });
+                }
+                "--bench" => {} // cargo passes it
+                name => match (
+                    SHAPES.iter().find(|shape| shape.name == name),
+                    FORMATS.iter().find(|known| known.0 == name),
+                ) {
+                    (Some(shape), _) => options.shape = shape,
+                    (_, Some(format)) => options.formats.push(*format),
+                    _ => panic!("{name}: neither a shape (0.5b, 1b) nor a format (bf16, folded, int8, int4)"),
+                },
+            }
+        }
+        if options.formats.is_empty() {
+            options.formats = FORMATS[..2].to_vec();
+        }
+        if options.rows.is_empty() {
+            options.rows = vec![1, 8, 32, 512];
+        }
+        options
+    }
+}
