@@ -154,7 +154,8 @@ pub(super) struct Tile {
     pub(super) ahead: Ahead,
 }
 
-/// Weights to ask for.
+/// Weights to ask for. Who passes it on passes a reference: a copy is read in wider words than it was written in, which waits until
+/// all stores before are done, those of the last tile's results among them (a tenth of small products of many rows).
 #[derive(Clone, Copy)]
 pub(super) enum Ahead {
     /// Those so many bytes further in each panel; none if 0.
@@ -166,10 +167,10 @@ pub(super) enum Ahead {
 impl Ahead {
     /// In so many looks.
     #[inline(always)]
-    pub(super) fn over(self, looks: usize) -> Looks {
+    pub(super) fn over(&self, looks: usize) -> Looks {
         match self {
-            Self::Soon(bytes) => Looks { soon: bytes, at: std::ptr::null(), lines: 0 },
-            Self::Later(at, lines) => Looks { soon: 0, at, lines: lines.div_ceil(looks.max(1)) },
+            Self::Soon(bytes) => Looks { soon: *bytes, at: std::ptr::null(), lines: 0 },
+            Self::Later(at, lines) => Looks { soon: 0, at: *at, lines: lines.div_ceil(looks.max(1)) },
         }
     }
 

@@ -26,12 +26,12 @@ pub(super) struct Folded<'a> {
     /// Of the first so many panels.
     patches: [Option<Patches<'a>>; MOST_STREAMS],
     apart: usize,
-    ahead: Ahead,
+    ahead: &'a Ahead,
 }
 
 impl<'a> Folded<'a> {
     /// A tile's.
-    pub(super) fn of(part: &'a Part<'_>, tile: &Tile) -> Self {
+    pub(super) fn of(part: &'a Part<'_>, tile: &'a Tile) -> Self {
         let (weights, first) = (part.linear.weights, part.first / PANEL + tile.panel);
         let panel_bytes = weights.layout().panel_bytes();
         let mut patches = [None; MOST_STREAMS];
@@ -44,7 +44,7 @@ impl<'a> Folded<'a> {
             tables: &weights.tables()[first * TABLE..],
             patches,
             apart: tile.apart,
-            ahead: tile.ahead,
+            ahead: &tile.ahead,
         }
     }
 }
@@ -52,11 +52,11 @@ impl<'a> Folded<'a> {
 /// A tile of `MR` rows of `x` by `NR` panels, unfolded as they are multiplied.
 pub(super) struct Block<'a, A, const MR: usize, const NR: usize> {
     pub(super) part: &'a Part<'a>,
-    pub(super) tile: Tile,
+    pub(super) tile: &'a Tile,
     /// Rows, `stride` bytes apart.
     pub(super) x: &'a [u8],
     pub(super) stride: usize,
-    pub(super) from: Folded<'a>,
+    pub(super) from: &'a Folded<'a>,
     /// Where the panels are kept for other rows, as bfloat16, one after another; nowhere if it is empty.
     pub(super) to: &'a mut [u8],
     pub(super) arithmetic: PhantomData<A>,
@@ -81,7 +81,7 @@ impl<A: OfPairs, const MR: usize, const NR: usize> Kernel for Block<'_, A, MR, N
                 self.through_memory(s, (to.as_mut_ptr(), apart), UNFOLDED_BYTES)
             }
         };
-        self.part.put_tile(s, &self.tile, sums);
+        self.part.put_tile(s, self.tile, sums);
     }
 }
 
@@ -104,7 +104,7 @@ impl<A: OfPairs, const MR: usize, const NR: usize> Block<'_, A, MR, NR> {
     /// Panics unless there is as much as is read.
     #[inline(always)]
     fn check(&self) {
-        let from = &self.from;
+        let from = self.from;
         let x_bytes = self.units() * Self::STEPS * A::X_BYTES;
         assert!((MR - 1) * self.stride + x_bytes <= self.x.len(), "x has its rows");
         assert!(((NR - 1) * from.apart + 1) * from.panel_bytes <= from.w.len(), "there are as many panels");
@@ -115,7 +115,7 @@ impl<A: OfPairs, const MR: usize, const NR: usize> Block<'_, A, MR, NR> {
     fn in_registers<S: Simd>(&self, s: S) -> [[S::V; NR]; MR] {
         let mut sums = [[s.zero(); NR]; MR];
         self.check();
-        let (from, mut patches) = (&self.from, Due::<NR>::of(&self.from));
+        let (from, mut patches) = (self.from, Due::<NR>::of(self.from));
         let (apart, tables_apart) = (from.apart * from.panel_bytes, from.apart * TABLE);
         let (mut x, mut w, tables) = (self.x.as_ptr(), from.w.as_ptr(), from.tables.as_ptr());
         let mut ahead = from.ahead.over(self.units());
@@ -162,7 +162,7 @@ impl<A: OfPairs, const MR: usize, const NR: usize> Block<'_, A, MR, NR> {
     ) -> [[S::V; NR]; MR] {
         let mut sums = [[s.zero(); NR]; MR];
         self.check();
-        let (from, mut patches) = (&self.from, Due::<NR>::of(&self.from));
+        let (from, mut patches) = (self.from, Due::<NR>::of(self.from));
         let (apart, tables_apart) = (from.apart * from.panel_bytes, from.apart * TABLE);
         let (mut x, mut w, tables) = (self.x.as_ptr(), from.w.as_ptr(), from.tables.as_ptr());
         let mut ahead = from.ahead.over(self.units());

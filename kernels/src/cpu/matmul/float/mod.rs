@@ -98,8 +98,9 @@ impl Part<'_> {
                 w: &weights[tile.panel * panel_bytes..],
                 panel_bytes,
                 apart: tile.apart * panel_bytes,
-                ahead: tile.ahead,
+                ahead: &tile.ahead,
             };
+            let (tile, from) = (&tile, &from);
             for_size!(s, S, tile, Block<A> { part: self, tile, from });
         });
     }
@@ -123,11 +124,13 @@ impl Part<'_> {
                 let is_there =
                     is_kept && (tile.first > 0 || room.takes(self.product, weights(&tile), tile.width));
                 if is_there {
-                    let (w, ahead) = (&*room.bytes(), tile.ahead);
+                    let (w, ahead) = (&*room.bytes(), &tile.ahead);
                     let from = Source { x, stride, w, panel_bytes, apart: panel_bytes, ahead };
+                    let (tile, from) = (&tile, &from);
                     return for_size!(s, S, tile, Block<A> { part: self, tile, from });
                 }
-                let (from, to) = (Folded::of(self, &tile), if is_kept { room.bytes() } else { &mut [] });
+                let (tile, from) = (&tile, &Folded::of(self, &tile));
+                let to = if is_kept { room.bytes() } else { &mut [] };
                 for_size!(s, S, tile, FoldedBlock<A> { part: self, tile, x, stride, from, to });
             });
         });
@@ -144,14 +147,14 @@ struct Source<'a> {
     w: &'a [u8],
     panel_bytes: usize,
     apart: usize,
-    ahead: Ahead,
+    ahead: &'a Ahead,
 }
 
 /// A tile of `MR` rows of `x` by `NR` panels.
 struct Block<'a, A, const MR: usize, const NR: usize> {
     part: &'a Part<'a>,
-    tile: Tile,
-    from: Source<'a>,
+    tile: &'a Tile,
+    from: &'a Source<'a>,
     arithmetic: PhantomData<A>,
 }
 
@@ -161,7 +164,7 @@ impl<A: Arithmetic, const MR: usize, const NR: usize> Kernel for Block<'_, A, MR
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let sums = self.from.sums::<S, A, MR, NR>(s);
-        self.part.put_tile(s, &self.tile, sums);
+        self.part.put_tile(s, self.tile, sums);
     }
 }
 

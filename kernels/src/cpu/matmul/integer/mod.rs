@@ -55,7 +55,7 @@ impl Product<'_> {
     #[inline(always)]
     fn all_tiles<S: Integers, K: Kind>(&self, s: S) {
         self.part.for_each_tile(const { registers::<S>(K::FORMAT) }, |tile| {
-            self.one_tile::<S, K>(s, tile, self.from(&tile));
+            self.one_tile::<S, K>(s, &tile, &self.from(&tile));
         });
     }
 
@@ -70,13 +70,13 @@ impl Product<'_> {
                 if tile.first == 0 && !room.takes(self.part.product, from.weights.as_ptr(), tile.width) {
                     s.call(Widen { from, panels: tile.width, to: room.bytes() });
                 }
-                self.one_tile::<S, PerOutput>(s, tile, Source { weights: room.bytes(), layout, ..from });
+                self.one_tile::<S, PerOutput>(s, &tile, &Source { weights: room.bytes(), layout, ..from });
             });
         });
     }
 
     #[inline(always)]
-    fn one_tile<S: Integers, K: Kind>(&self, s: S, tile: Tile, from: Source<'_>) {
+    fn one_tile<S: Integers, K: Kind>(&self, s: S, tile: &Tile, from: &Source<'_>) {
         macro_rules! sizes {
             ($($mr:literal: $($nr:literal)*,)*) => {
                 match (tile.height, tile.width) {
@@ -94,7 +94,7 @@ impl Product<'_> {
 
     /// What a tile reads.
     #[inline(always)]
-    fn from(&self, tile: &Tile) -> Source<'_> {
+    fn from<'t>(&'t self, tile: &'t Tile) -> Source<'t> {
         let (x, packed) = (self.part.x, self.part.linear.weights);
         let (layout, (codes, _, sums)) = (packed.layout(), x.codes());
         let (panel, row) = (self.part.first / PANEL + tile.panel, self.part.rows.start + tile.first);
@@ -109,7 +109,7 @@ impl Product<'_> {
             zeros: packed.zeros().get(panel * layout.panel_zeros()..).unwrap_or_default(),
             layout,
             apart: tile.apart,
-            ahead: tile.ahead,
+            ahead: &tile.ahead,
         }
     }
 }
@@ -117,8 +117,8 @@ impl Product<'_> {
 /// A tile of `MR` rows of `x` by `NR` panels.
 struct Block<'a, K, const MR: usize, const NR: usize> {
     product: &'a Product<'a>,
-    tile: Tile,
-    from: Source<'a>,
+    tile: &'a Tile,
+    from: &'a Source<'a>,
     kind: PhantomData<K>,
 }
 
@@ -128,7 +128,7 @@ impl<K: Kind, const MR: usize, const NR: usize> IntegerKernel for Block<'_, K, M
     #[inline(always)]
     fn run<S: Integers>(self, s: S) {
         // SAFETY: the rows and panels from there on are as many.
-        let mut sums = unsafe { K::sums::<S, MR, NR>(s, &self.from) };
+        let mut sums = unsafe { K::sums::<S, MR, NR>(s, self.from) };
         let (part, f) = (self.product.part, s.floats());
         let (_, scales, _) = part.x.codes();
         for (m, sums) in sums.iter_mut().enumerate() {
@@ -137,7 +137,7 @@ impl<K: Kind, const MR: usize, const NR: usize> IntegerKernel for Block<'_, K, M
                 *sum = f.mul(*sum, scale);
             }
         }
-        part.put_tile(f, &self.tile, sums);
+        part.put_tile(f, self.tile, sums);
     }
 }
 

@@ -39,7 +39,7 @@ pub(super) struct Source<'a> {
     pub(super) layout: Layout,
     /// Panels from one to the next.
     pub(super) apart: usize,
-    pub(super) ahead: Ahead,
+    pub(super) ahead: &'a Ahead,
 }
 
 /// How sums become floats.
@@ -303,7 +303,7 @@ impl<C: Codes> Kind for Grouped<C> {
                     }
                 }
                 let group_bytes = GROUP * PANEL * C::FORMAT.bits() as usize / 8;
-                if let Ahead::Soon(bytes @ 1..) = t.ahead {
+                if let Ahead::Soon(bytes @ 1..) = *t.ahead {
                     for n in 0..NR {
                         f.prefetch(scales.wrapping_add(n * scales_apart * 2 + bytes / 8));
                     }
