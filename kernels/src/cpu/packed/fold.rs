@@ -18,9 +18,12 @@
 //! Behind all panels lie `tables [panels][16]`, where each panel's patches start (u32 `[panels + 1]`), and the patches (u32): the
 //! value's place in [`Format::Bf16`]'s panel above its high byte.
 
+#![allow(clippy::needless_range_loop)] // values index several arrays
+
 use super::super::Cpu;
 use super::super::matrix::WeightMatrix;
 use super::super::shared::Shared;
+use super::super::simd::{Kernel, Simd};
 use super::pack::{LaidOut, PackError};
 use super::{Format, Layout, PANEL};
 
@@ -172,7 +175,7 @@ pub(super) fn pack(
                 patches.part(start * WORD, (next - start) * WORD),
             )
         };
-        fold(&panel_of(panel), table, values, patches);
+        isa.run(Fold { panel: &panel_of(panel), table, to: values, patches });
     });
     Ok(())
 }
@@ -189,22 +192,60 @@ fn table(panel: &[u8]) -> ([u8; TABLE], u32) {
     (std::array::from_fn(|number| order[number]), others)
 }
 
-fn fold(panel: &[u8], table: &[u8], to: &mut [u8], patches: &mut [u8]) {
-    const NONE: u8 = 0xff;
-    let mut numbers = [NONE; 256];
-    for (number, high) in table.iter().enumerate() {
-        numbers[usize::from(*high)] = number as u8;
-    }
-    let mut patches = patches.as_chunks_mut().0.iter_mut();
-    for (value, [low, high]) in panel.as_chunks().0.iter().enumerate() {
-        let (low_at, number_at, is_high) = folded_at(value);
-        let mut number = numbers[usize::from(*high)];
-        if number == NONE {
-            let patch = patches.next().unwrap_or_else(|| unreachable!("they were counted"));
-            *patch = ((value as u32) << 8 | u32::from(*high)).to_le_bytes();
-            number = 0;
+/// A panel of [`Format::Bf16`], and where it goes.
+struct Fold<'a> {
+    panel: &'a [u8],
+    table: &'a [u8],
+    to: &'a mut [u8],
+    patches: &'a mut [u8],
+}
+
+impl Kernel for Fold<'_> {
+    type Output = ();
+
+    // Plain loops over arrays: compiled for each instruction set, they are vector instructions.
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        const VALUES: usize = UNFOLDED_BYTES / 2;
+        /// Values of a vector, and how many of them lie side by side.
+        const VECTOR: usize = 32;
+        const RUN: usize = 8;
+        const NONE: u8 = 0xff;
+        let mut patches = self.patches.as_chunks_mut().0.iter_mut();
+        let units = self.panel.as_chunks::<UNFOLDED_BYTES>().0.iter().zip(self.to.as_chunks_mut().0);
+        for (unit, (values, to)) in units.enumerate() {
+            let to: &mut [u8; UNIT_BYTES] = to;
+            let (mut low, mut high, mut numbers) = ([0; VALUES], [0; VALUES], [NONE; VALUES]);
+            for i in 0..VALUES {
+                (low[i], high[i]) = (values[2 * i], values[2 * i + 1]);
+            }
+            for number in 0..TABLE {
+                for i in 0..VALUES {
+                    numbers[i] = if high[i] == self.table[number] { number as u8 } else { numbers[i] };
+                }
+            }
+            let mut most = 0;
+            for i in 0..VALUES {
+                most = numbers[i].max(most);
+            }
+            if most == NONE {
+                for i in 0..VALUES {
+                    if numbers[i] == NONE {
+                        let patch = patches.next().unwrap_or_else(|| unreachable!("they were counted"));
+                        *patch = (((unit * VALUES + i) as u32) << 8 | u32::from(high[i])).to_le_bytes();
+                        numbers[i] = 0;
+                    }
+                }
+            }
+            for at in (0..VALUES).step_by(RUN) {
+                let (low_at, number_at, is_high) = folded_at(at);
+                for i in 0..RUN {
+                    to[low_at + i] = low[at + i];
+                    if !is_high {
+                        to[number_at + i] = numbers[at + i] | numbers[at + 2 * VECTOR + i] << 4;
+                    }
+                }
+            }
         }
-        to[low_at] = *low;
-        to[number_at] = if is_high { to[number_at] | number << 4 } else { number };
     }
 }
