@@ -1,6 +1,8 @@
 //! Rows of activations in the form that a multiplication reads them: encoded once, by whatever computed them, while they
 //! are still in the cache.
 
+use std::ops::Range;
+
 use super::shared::Shared;
 use super::simd::{Isa, Kernel, LANES, Simd, nearest_bf16};
 use super::{Cpu, for_each_row_of};
@@ -246,23 +248,20 @@ struct Written<'a> {
 }
 
 impl Written<'_> {
-    /// Writes columns `at..` of a row down, with the padding behind the last one. Not for [`Form::Int8`].
+    /// Writes columns `at..` of a row down. Not for [`Form::Int8`].
     ///
     /// # Safety
     /// Nobody else writes or reads them meanwhile.
     #[inline(always)]
     unsafe fn put<S: Simd>(&self, s: S, row: usize, at: usize, values: &[f32]) {
-        let (from, end) = (row * self.stride + at, at + values.len());
-        assert!(end <= self.width, "columns of a row");
-        let count = if end == self.width { self.stride - at } else { values.len() };
+        assert!(at + values.len() <= self.width, "columns of a row");
+        let from = row * self.stride + at;
         // SAFETY: by the contract.
         unsafe {
             if self.has_halves {
-                let (halves, padding) = self.halves.part(from, count).split_at_mut(values.len());
-                to_bf16(s, values, halves);
-                return padding.fill(0);
+                return to_bf16(s, values, self.halves.part(from, values.len()));
             }
-            let (to, padding) = self.values.part(from, count).split_at_mut(values.len());
+            let to = self.values.part(from, values.len());
             if self.form == Form::F32 {
                 to.copy_from_slice(values);
             } else {
@@ -270,7 +269,22 @@ impl Written<'_> {
                     *to = f32::from_bits(u32::from(nearest_bf16(*value)) << 16);
                 }
             }
-            padding.fill(0.0);
+        }
+    }
+
+    /// Writes the zeros behind a row's last column. Not for [`Form::Int8`].
+    ///
+    /// # Safety
+    /// Nobody else writes or reads them meanwhile.
+    #[inline(never)]
+    unsafe fn pad(&self, row: usize) {
+        let (from, count) = (row * self.stride + self.width, self.stride - self.width);
+        // SAFETY: by the contract.
+        unsafe {
+            match self.has_halves {
+                true => self.halves.part(from, count).fill(0),
+                false => self.values.part(from, count).fill(0.0),
+            }
         }
     }
 }
@@ -283,6 +297,31 @@ pub(super) struct Columns<'a> {
 }
 
 impl Columns<'_> {
+    /// Sixteen columns from `at` on of a row.
+    ///
+    /// # Safety
+    /// Each column is put by one task.
+    #[inline(always)]
+    pub(super) unsafe fn put_vector<S: Simd>(&self, s: S, row: usize, at: usize, values: [f32; LANES]) {
+        let Written { form, has_halves, width, stride, .. } = self.written;
+        assert!(at + LANES <= width, "columns of a row");
+        // SAFETY: by the contract; the pointers' ranges are checked.
+        unsafe {
+            let vector = s.load(values.as_ptr());
+            match form {
+                Form::Bf16 if has_halves => {
+                    s.store_bf16(vector, self.written.halves.pointer(row * stride + at, LANES));
+                }
+                Form::Bf16 => {
+                    let rounded = s.store_bf16(vector, [0; LANES].as_mut_ptr());
+                    s.store(rounded, self.written.values.pointer(row * stride + at, LANES));
+                }
+                Form::F32 => s.store(vector, self.written.values.pointer(row * stride + at, LANES)),
+                Form::Int8 => s.store(vector, self.whole.pointer(row * width + at, LANES)),
+            }
+        }
+    }
+
     /// Columns `at..` of a row.
     ///
     /// # Safety
@@ -296,6 +335,18 @@ impl Columns<'_> {
             } else {
                 self.written.put(s, row, at, values);
             }
+        }
+    }
+
+    /// What is behind the last column, if some columns end there, of some rows.
+    ///
+    /// # Safety
+    /// One task puts the last column.
+    #[inline(always)]
+    pub(super) unsafe fn end(&self, rows: Range<usize>, columns_end: usize) {
+        if columns_end == self.written.width && self.written.form != Form::Int8 {
+            // SAFETY: by the contract.
+            rows.for_each(|row| unsafe { self.written.pad(row) });
         }
     }
 }
@@ -317,7 +368,8 @@ impl Kernel for WriteRow<'_> {
         // SAFETY: the row is this kernel's.
         unsafe {
             if to.form != Form::Int8 {
-                return to.put(s, row, 0, values);
+                to.put(s, row, 0, values);
+                return to.pad(row);
             }
             let codes = to.codes.part(row * to.stride, to.stride);
             let sums = to.sums.part(row * to.stride / GROUP, to.stride / GROUP);

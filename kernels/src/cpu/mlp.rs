@@ -38,7 +38,7 @@ impl Kernel for Row<'_> {
     }
 }
 
-/// The gate of some values of a row, in place of what it is of.
+/// The gate of some values, in place of what it is of.
 #[inline(always)]
 pub(super) fn silu_mul_in_place(gate: &mut [f32], up: &[f32]) {
     // Element by element, so any vector width gives the same bits; the compiler vectorises it.

@@ -5,7 +5,7 @@ use super::super::Cpu;
 use super::super::input::{self, Form, Input};
 use super::super::mlp::silu_mul_in_place;
 use super::super::shared::Shared;
-use super::super::simd::{Kernel, Simd};
+use super::super::simd::{Kernel, LANES, Simd};
 use super::room::ProductId;
 use super::{Destination, Linear, PANEL, Part, Shares, Write};
 
@@ -33,7 +33,7 @@ pub fn gated_matmul(cpu: &mut Cpu, x: &Input, gate: Linear<'_>, up: Linear<'_>, 
         let shared = Shared::new(products);
         let part = |linear, next, at| {
             let y = Destination { values: &shared, stride: 2 * count, at };
-            Part { product, x, rows: x_rows.clone(), linear, first, count, next, pass, y, write: Write::Set }
+            Part { share: (product, share.start), x, rows: x_rows.clone(), linear, first, count, next, pass, y, write: Write::Set }
         };
         // With one pass, up's weights come next after gate's; with several both are near, and the next task's come.
         let after = share.end * PANEL;
@@ -64,11 +64,26 @@ impl Kernel for Gate<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        for (row, products) in self.products.chunks_exact_mut(2 * self.count).enumerate() {
-            let (gate, up) = products.split_at_mut(self.count);
-            silu_mul_in_place(gate, up);
+        let Self { products, row, first, count, columns } = self;
+        let rows = row..row + products.len() / (2 * count);
+        for (row, products) in rows.clone().zip(products.chunks_exact_mut(2 * count)) {
+            let (gate, up) = products.split_at_mut(count);
+            let (gates, gate) = gate.as_chunks_mut::<LANES>();
+            let (ups, up) = up.as_chunks::<LANES>();
             // SAFETY: these columns are this task's.
-            unsafe { self.columns.put(s, self.row + row, self.first, gate) };
+            unsafe {
+                for (i, (values, up)) in gates.iter().zip(ups).enumerate() {
+                    let mut values = *values;
+                    silu_mul_in_place(&mut values, up);
+                    columns.put_vector(s, row, first + i * LANES, values);
+                }
+                if !gate.is_empty() {
+                    silu_mul_in_place(gate, up);
+                    columns.put(s, row, first + count - gate.len(), gate);
+                }
+            }
         }
+        // SAFETY: as above.
+        unsafe { columns.end(rows, first + count) };
     }
 }

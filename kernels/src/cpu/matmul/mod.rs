@@ -21,7 +21,7 @@ use super::shared::Shared;
 use super::simd::integer::IntegerIsa;
 use super::simd::{Isa, LANES, Simd};
 pub use gated::gated_matmul;
-use room::ProductId;
+use room::{ProductId, Room, Share};
 use tiles::{HIGHEST, MOST_ACCUMULATORS, Panels, Pass, Registers, Tile};
 
 /// Bytes of weights a task takes at most, unless one tile of all columns has more.
@@ -103,6 +103,7 @@ fn matmul_on(
     let (isa, shared) = (cpu.isa, Shared::new(y));
     cpu.threads.run(shares.tasks(), |task, _| {
         let (share, pass) = shares.task(task);
+        let id = (product, share.start);
         // Of panels and outputs before each matrix.
         let (mut before, mut column) = (0, 0);
         for linear in stack {
@@ -117,7 +118,7 @@ fn matmul_on(
                 let x_rows = pass.rows(m);
                 let y =
                     Destination { values: &shared, stride: rows, at: x_rows.start * rows + column + first };
-                Part { product, x, rows: x_rows, linear: *linear, first, count, next, pass, y, write }
+                Part { share: id, x, rows: x_rows, linear: *linear, first, count, next, pass, y, write }
                     .run(isa, integers);
             }
             (before, column) = (end, column + outputs);
@@ -206,7 +207,7 @@ const fn registers_for(format: Format, accumulators: usize) -> Registers {
 
 /// Some rows of one matrix, for some rows of `x`.
 struct Part<'a> {
-    product: ProductId,
+    share: Share,
     x: &'a Input,
     rows: Range<usize>,
     linear: Linear<'a>,
@@ -251,6 +252,17 @@ impl Part<'_> {
     fn weights(&self) -> &[u8] {
         let packed = self.linear.weights;
         &packed.values()[self.first / PANEL * packed.layout().panel_bytes()..]
+    }
+
+    /// Room for what becomes of a tile's panels, of so many bytes each, and whether it is there already.
+    #[inline(always)]
+    fn place<'r>(&self, room: &'r mut Room, tile: &Tile, panel_bytes: usize) -> (&'r mut [u8], bool) {
+        room.enter(self.share);
+        if self.pass.of == 1 && tile.first == 0 {
+            room.forget(); // nobody will meet the panels before again
+        }
+        let at = self.weights().as_ptr().wrapping_add(tile.panel * self.linear.weights.layout().panel_bytes());
+        room.place(at, tile.width, tile.width * panel_bytes)
     }
 
     fn run(&self, isa: Isa, integers: IntegerIsa) {

@@ -20,41 +20,89 @@ impl ProductId {
     }
 }
 
-/// Weights of a product: where they lie, and how many panels.
-type Weights = (ProductId, *const u8, usize);
+/// A product, and the panel that some of its tasks start at: those that take the same panels for different rows.
+pub(super) type Share = (ProductId, usize);
 
-/// Bytes of one thread, from a multiple of 64 bytes on.
+/// What became of the weights of one share.
+#[derive(Default)]
 pub(super) struct Room {
-    lines: Vec<Line>,
-    /// What was made of them is there.
-    holds: Option<Weights>,
+    share: Option<Share>,
+    /// Of the first of `places`, where the weights lie and how many panels.
+    made: Vec<(*const u8, usize)>,
+    places: Vec<Vec<Line>>,
 }
 
 impl Room {
-    /// Makes sure that there are so many bytes.
-    pub(super) fn grow(&mut self, bytes: usize) {
-        let lines = bytes.div_ceil(size_of::<Line>());
-        if self.lines.len() < lines {
-            *self = Self { lines: vec![Line([0; size_of::<Line>()]); lines], holds: None };
+    /// Forgets what is there, unless it is of this share.
+    pub(super) fn enter(&mut self, share: Share) {
+        if self.share.replace(share) != Some(share) {
+            self.forget();
         }
     }
 
-    /// Whether this thread has made them already, for other rows of the same product; from now on they count as made.
-    pub(super) fn takes(&mut self, product: ProductId, weights: *const u8, panels: usize) -> bool {
-        let weights = Some((product, weights, panels));
-        std::mem::replace(&mut self.holds, weights) == weights
+    /// Forgets what is there: what comes next takes its place, which is in the cache.
+    pub(super) fn forget(&mut self) {
+        self.made.clear();
     }
 
-    pub(super) fn bytes(&mut self) -> &mut [u8] {
+    /// `bytes` for what becomes of some panels, from a multiple of 64 bytes on, and whether it is there already: otherwise it counts as
+    /// made from now on.
+    pub(super) fn place(&mut self, weights: *const u8, panels: usize, bytes: usize) -> (&mut [u8], bool) {
+        let known = self.made.iter().position(|made| *made == (weights, panels));
+        let index = known.unwrap_or(self.made.len());
+        if known.is_none() {
+            self.made.push((weights, panels));
+            if self.places.len() == index {
+                self.places.push(Vec::new());
+            }
+            let (lines, place) = (bytes.div_ceil(size_of::<Line>()), &mut self.places[index]);
+            if place.len() < lines {
+                *place = vec![Line([0; size_of::<Line>()]); lines];
+            }
+        }
+        let place = &mut self.places[index];
         // SAFETY: lines are bytes.
-        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), size_of_val(&*self.lines)) }
+        let all = unsafe {
+            std::slice::from_raw_parts_mut(place.as_mut_ptr().cast::<u8>(), size_of_val(&**place))
+        };
+        (&mut all[..bytes], known.is_some())
     }
 }
 
 /// Calls `take` with this thread's room, which is kept for the next time.
 pub(super) fn with_room(take: impl FnOnce(&mut Room)) {
     thread_local! {
-        static ROOM: RefCell<Room> = const { RefCell::new(Room { lines: Vec::new(), holds: None }) };
+        static ROOM: RefCell<Room> = RefCell::default();
     }
     ROOM.with_borrow_mut(take);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_made_is_found_by_tasks_of_its_share_alone() {
+        let (mut room, weights) = (Room::default(), [0u8; 8]);
+        let at = |i: usize| weights[i..].as_ptr();
+        let first = (ProductId::new(), 0);
+        room.enter(first);
+        for (i, bytes) in [(0, 100), (1, 3000)] {
+            let (place, is_made) = room.place(at(i), 3, bytes);
+            assert!(!is_made && place.len() == bytes && place.as_ptr().addr().is_multiple_of(64));
+            place.fill(i as u8 + 1);
+        }
+        room.enter(first);
+        for (i, bytes) in [(1, 3000), (0, 100)] {
+            let (place, is_made) = room.place(at(i), 3, bytes);
+            assert!(is_made && place.iter().all(|byte| *byte == i as u8 + 1));
+        }
+        assert!(!room.place(at(0), 2, 100).1, "other panels");
+        for other in [(first.0, 3), (ProductId::new(), 3), first] {
+            room.enter(other);
+            assert!(!room.place(at(0), 3, 100).1 && room.place(at(0), 3, 100).1);
+        }
+        room.forget();
+        assert!(!room.place(at(0), 3, 100).1);
+    }
 }

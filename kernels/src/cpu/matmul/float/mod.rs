@@ -12,7 +12,7 @@ use std::marker::PhantomData;
 use super::super::packed::{Format, PANEL};
 use super::super::simd::{Kernel, LANES, Simd};
 use super::room::with_room;
-use super::tiles::{Ahead, MOST_STREAMS, Registers, Tile};
+use super::tiles::{Ahead, Registers, Tile};
 use super::{Part, registers_for};
 use arithmetic::{Arithmetic, Dot, F16, F32, OfPairs, Pairs, Wide};
 use folded::{Block as FoldedBlock, Folded};
@@ -113,24 +113,20 @@ impl Part<'_> {
         let (registers, panel_bytes) =
             (const { registers::<S>() }, self.linear.weights.unfolded_panel_bytes());
         let is_kept = self.rows.len() > FEW_TILES * registers.highest();
-        let (all, folded_bytes) = (self.weights().as_ptr(), self.linear.weights.layout().panel_bytes());
-        let weights = |tile: &Tile| all.wrapping_add(tile.panel * folded_bytes);
         with_room(|room| {
-            if is_kept {
-                room.grow(MOST_STREAMS * panel_bytes);
-            }
             self.for_each_tile(registers, |tile| {
                 let x = &x[(self.rows.start + tile.first) * stride..];
-                let is_there =
-                    is_kept && (tile.first > 0 || room.takes(self.product, weights(&tile), tile.width));
+                let (to, is_there) = match is_kept {
+                    true => self.place(room, &tile, panel_bytes),
+                    false => (&mut [][..], false),
+                };
                 if is_there {
-                    let (w, ahead) = (&*room.bytes(), &tile.ahead);
+                    let (w, ahead) = (&*to, &tile.ahead);
                     let from = Source { x, stride, w, panel_bytes, apart: panel_bytes, ahead };
                     let (tile, from) = (&tile, &from);
                     return for_size!(s, S, tile, Block<A> { part: self, tile, from });
                 }
                 let (tile, from) = (&tile, &Folded::of(self, &tile));
-                let to = if is_kept { room.bytes() } else { &mut [] };
                 for_size!(s, S, tile, FoldedBlock<A> { part: self, tile, x, stride, from, to });
             });
         });

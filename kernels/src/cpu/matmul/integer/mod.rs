@@ -17,7 +17,7 @@ use super::super::packed::{Format, Layout, PANEL};
 use super::super::simd::integer::{IntegerKernel, Integers};
 use super::super::simd::{LANES, Simd};
 use super::room::with_room;
-use super::tiles::{MOST_STREAMS, Registers, Tile};
+use super::tiles::{Registers, Tile};
 use super::{Part, registers_for};
 use tile::{FourBitsZero, Grouped, GroupedBytes, Kind, PerOutput, Source, Stepped};
 
@@ -64,13 +64,13 @@ impl Product<'_> {
     fn widened_tiles<S: Integers>(&self, s: S) {
         let layout = Layout { format: Format::Int8, ..self.part.linear.weights.layout() };
         with_room(|room| {
-            room.grow(layout.panel_bytes() * MOST_STREAMS);
             self.part.for_each_tile(const { registers::<S>(Format::Int4) }, |tile| {
                 let from = self.from(&tile);
-                if tile.first == 0 && !room.takes(self.part.product, from.weights.as_ptr(), tile.width) {
-                    s.call(Widen { from, panels: tile.width, to: room.bytes() });
+                let (weights, is_there) = self.part.place(room, &tile, layout.panel_bytes());
+                if !is_there {
+                    s.call(Widen { from, panels: tile.width, to: weights });
                 }
-                self.one_tile::<S, PerOutput>(s, &tile, &Source { weights: room.bytes(), layout, ..from });
+                self.one_tile::<S, PerOutput>(s, &tile, &Source { weights, layout, ..from });
             });
         });
     }
