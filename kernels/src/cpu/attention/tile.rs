@@ -85,14 +85,14 @@ impl Chunk<'_> {
             self.scores::<S, E, N, 1>(s, tile, queries, scores);
             tile += 1;
         }
+        let (visible, scale, element) = (queries.visible, self.scale, PhantomData);
+        let sums = s.call(Softmax::<E, N> { scores, visible, scale, element });
         let mut joins = [None; N];
         for i in 0..N {
-            let row = &mut scores[i * SCORES..(i + 1) * SCORES];
-            let (visible, scale) = (queries.visible[i], self.scale);
-            let (top, sum) = s.call(Softmax::<E> { scores: row, visible, scale, element: PhantomData });
             if E::SCALED {
-                self.scale_weights(s, row, queries.visible[i]);
+                self.scale_weights(s, &mut scores[i * SCORES..(i + 1) * SCORES], queries.visible[i]);
             }
+            let (top, sum) = sums[i];
             if self.is_first {
                 states.start(queries.first + i, top, sum);
             } else {
@@ -299,49 +299,66 @@ unsafe fn load<S: Simd, E: Element, const W: usize>(s: S, at: *const u8) -> [E::
     }
 }
 
-/// Turns scores into rounded `exp(scale * (score - highest))`; gives the highest score and the sum of weights, position `p`
-/// added to lane `p % 16`. Weights past the `visible` ones are zero, up to a whole vector.
-struct Softmax<'a, E> {
+/// Turns the scores of each query into rounded `exp(scale * (score - highest))`; gives the highest scores and the sums of weights,
+/// position `p` added to lane `p % 16`. Weights past the `visible` ones are zero, up to a whole vector.
+struct Softmax<'a, E, const N: usize> {
+    /// `[N, SCORES]`
     scores: &'a mut [f32],
-    visible: usize,
+    visible: &'a [usize; MOST],
     scale: f32,
     element: PhantomData<E>,
 }
 
-impl<E: Element> Kernel for Softmax<'_, E> {
-    type Output = (f32, f32);
+impl<E: Element, const N: usize> Kernel for Softmax<'_, E, N> {
+    type Output = [(f32, f32); N];
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) -> (f32, f32) {
-        let scores = &mut self.scores[..self.visible.next_multiple_of(LANES)];
-        scores[self.visible..].fill(f32::NEG_INFINITY);
-        let (vectors, _) = scores.as_chunks::<LANES>();
-        let mut highest = [f32::NEG_INFINITY; LANES];
-        for vector in vectors {
-            for i in 0..LANES {
-                highest[i] = if vector[i] > highest[i] { vector[i] } else { highest[i] };
-            }
+    fn run<S: Simd>(self, s: S) -> [(f32, f32); N] {
+        // Query after query in each of three passes: a query's own instructions wait for each other, those of several do not.
+        let mut rows = [std::ptr::null_mut(); N];
+        let mut results = [(0.0, 0.0); N];
+        for n in 0..N {
+            let row = &mut self.scores[n * SCORES..][..self.visible[n].next_multiple_of(LANES)];
+            row[self.visible[n]..].fill(f32::NEG_INFINITY);
+            results[n].0 = highest(row);
+            rows[n] = row.as_mut_ptr();
         }
-        let mut lanes = LANES;
-        while lanes > 1 {
-            lanes /= 2;
-            for i in 0..lanes {
-                highest[i] = if highest[i + lanes] > highest[i] { highest[i + lanes] } else { highest[i] };
-            }
-        }
-        let top = highest[0];
-        let mut sums = s.zero();
-        let row = scores.as_mut_ptr();
-        for start in (0..scores.len()).step_by(LANES) {
-            // SAFETY: sixteen scores, read before their weights or later ones are written.
-            unsafe {
-                let mut weights = row.add(start).cast::<[f32; LANES]>().read();
-                for weight in &mut weights {
-                    *weight = exp((*weight - top) * self.scale);
+        let mut sums = [s.zero(); N];
+        for n in 0..N {
+            let top = results[n].0;
+            for start in (0..self.visible[n]).step_by(LANES) {
+                // SAFETY: sixteen scores of the row, read before their weights or later ones are written.
+                unsafe {
+                    let mut weights = rows[n].add(start).cast::<[f32; LANES]>().read();
+                    for weight in &mut weights {
+                        *weight = exp((*weight - top) * self.scale);
+                    }
+                    sums[n] = s.add(sums[n], E::put(s, rows[n], start, weights));
                 }
-                sums = s.add(sums, E::put(s, row, start, weights));
             }
         }
-        (top, s.sum(sums))
+        for n in 0..N {
+            results[n].1 = s.sum(sums[n]);
+        }
+        results
     }
+}
+
+/// The highest of whole vectors of scores; of such that are no number, none.
+#[inline(always)]
+fn highest(scores: &[f32]) -> f32 {
+    let mut highest = [f32::NEG_INFINITY; LANES];
+    for vector in scores.as_chunks::<LANES>().0 {
+        for i in 0..LANES {
+            highest[i] = if vector[i] > highest[i] { vector[i] } else { highest[i] };
+        }
+    }
+    let mut lanes = LANES;
+    while lanes > 1 {
+        lanes /= 2;
+        for i in 0..lanes {
+            highest[i] = if highest[i + lanes] > highest[i] { highest[i + lanes] } else { highest[i] };
+        }
+    }
+    highest[0]
 }
