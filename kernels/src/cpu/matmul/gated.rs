@@ -23,9 +23,10 @@ pub fn gated_matmul(cpu: &mut Cpu, x: &Input, gate: Linear<'_>, up: Linear<'_>, 
     let (isa, integers, product) = (cpu.isa, cpu.isa.integers(), ProductId::new());
     let room = 2 * shares.highest(m) * shares.widest() * PANEL;
     out.fill_columns(cpu, form, (m, rows), (tasks, room), |task, room, columns| {
-        let (share, pass) = shares.task(task);
-        let (first, x_rows) = (share.start * PANEL, pass.rows(m));
-        let count = rows.min(share.end * PANEL).saturating_sub(first);
+        let (panels, pass) = shares.task(task);
+        let share = (product, panels.start);
+        let (first, x_rows) = (panels.start * PANEL, pass.rows(m));
+        let count = rows.min(panels.end * PANEL).saturating_sub(first);
         if count == 0 {
             return;
         }
@@ -33,10 +34,10 @@ pub fn gated_matmul(cpu: &mut Cpu, x: &Input, gate: Linear<'_>, up: Linear<'_>, 
         let shared = Shared::new(products);
         let part = |linear, next, at| {
             let y = Destination { values: &shared, stride: 2 * count, at };
-            Part { share: (product, share.start), x, rows: x_rows.clone(), linear, first, count, next, pass, y, write: Write::Set }
+            Part { share, x, rows: x_rows.clone(), linear, first, count, next, pass, y, write: Write::Set }
         };
         // With one pass, up's weights come next after gate's; with several both are near, and the next task's come.
-        let after = share.end * PANEL;
+        let after = panels.end * PANEL;
         let [after_gate, after_up] = match pass.of {
             1 => [up.weights_from(first), gate.weights_from(after)],
             _ => [gate, up].map(|linear| linear.weights_from(after)),

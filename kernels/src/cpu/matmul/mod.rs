@@ -102,14 +102,14 @@ fn matmul_on(
     let product = ProductId::new();
     let (isa, shared) = (cpu.isa, Shared::new(y));
     cpu.threads.run(shares.tasks(), |task, _| {
-        let (share, pass) = shares.task(task);
-        let id = (product, share.start);
+        let (panels, pass) = shares.task(task);
+        let share = (product, panels.start);
         // Of panels and outputs before each matrix.
         let (mut before, mut column) = (0, 0);
         for linear in stack {
             let Layout { rows: outputs, .. } = linear.weights.layout();
             let end = before + linear.weights.layout().panels();
-            let (from, to) = (share.start.clamp(before, end), share.end.clamp(before, end));
+            let (from, to) = (panels.start.clamp(before, end), panels.end.clamp(before, end));
             if from < to {
                 let first = (from - before) * PANEL;
                 let count = outputs.min((to - before) * PANEL) - first;
@@ -118,7 +118,7 @@ fn matmul_on(
                 let x_rows = pass.rows(m);
                 let y =
                     Destination { values: &shared, stride: rows, at: x_rows.start * rows + column + first };
-                Part { share: id, x, rows: x_rows, linear: *linear, first, count, next, pass, y, write }
+                Part { share, x, rows: x_rows, linear: *linear, first, count, next, pass, y, write }
                     .run(isa, integers);
             }
             (before, column) = (end, column + outputs);
@@ -261,7 +261,8 @@ impl Part<'_> {
         if self.pass.of == 1 && tile.first == 0 {
             room.forget(); // nobody will meet the panels before again
         }
-        let at = self.weights().as_ptr().wrapping_add(tile.panel * self.linear.weights.layout().panel_bytes());
+        let at =
+            self.weights().as_ptr().wrapping_add(tile.panel * self.linear.weights.layout().panel_bytes());
         room.place(at, tile.width, tile.width * panel_bytes)
     }
 

@@ -62,9 +62,8 @@ impl Room {
         }
         let place = &mut self.places[index];
         // SAFETY: lines are bytes.
-        let all = unsafe {
-            std::slice::from_raw_parts_mut(place.as_mut_ptr().cast::<u8>(), size_of_val(&**place))
-        };
+        let all =
+            unsafe { std::slice::from_raw_parts_mut(place.as_mut_ptr().cast::<u8>(), size_of_val(&**place)) };
         (&mut all[..bytes], known.is_some())
     }
 }
