@@ -14,7 +14,7 @@
 use std::time::Duration;
 
 use super::Scheduler;
-use super::plan::{MIN_CHUNK, Plan, Step};
+use super::plan::{MIN_CHUNK, Plan, Step, even_part};
 use super::sequence::{Rank, Sequence};
 
 /// A step in which somebody overtakes need not be shorter than this (nor than [`MIN_CHUNK`] rows): nobody sees the
@@ -119,22 +119,5 @@ impl Scheduler {
             return None;
         }
         self.index_of(rank).map(|index| self.running[index].pending())
-    }
-}
-
-/// The rows of `left` tokens in one of as few steps of at most `most` as can be, all of about one size: a small rest
-/// would cost a step of its own.
-fn even_part(left: u32, most: u32) -> u32 {
-    left.div_ceil(left.div_ceil(most).max(1))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::even_part;
-
-    #[test]
-    fn a_prompt_is_cut_into_even_parts() {
-        let parts = [(64, 100), (100, 100), (105, 100), (1000, 256), (7, 1), (0, 5)];
-        assert_eq!(parts.map(|(left, most)| even_part(left, most)), [64, 100, 53, 250, 1, 0]);
     }
 }

@@ -151,9 +151,10 @@ impl Scheduler {
             let Some(next) = next else { break };
             let mut most = most(&self.running[next]);
             if overtaking.is_empty() {
-                let rest = self.small_rest(&self.running[next], most, &plan.step);
-                plan.step.budget += rest;
-                most += rest;
+                let is_last = self.waiting.is_empty() && !self.running[next + 1..].iter().any(wants);
+                let rows = self.part_in_time(self.running[next].pending(), most, is_last, &plan.step);
+                plan.step.budget += rows.saturating_sub(most);
+                most = rows;
             }
             if !self.plan_sequence(next, most, plan) {
                 break;
@@ -161,12 +162,21 @@ impl Scheduler {
         }
     }
 
-    /// Rows that a prompt would have left after `most` of them, where those are few and nobody waits for a token: a step for them
-    /// alone would read all weights again.
-    fn small_rest(&self, sequence: &Sequence, most: u32, step: &Step) -> u32 {
-        let rest = sequence.pending().saturating_sub(most);
-        let is_small = step.decode_tokens == 0 && rest <= most / SMALL_REST;
-        if is_small && step.budget + rest <= self.max_num_batched_tokens { rest } else { 0 }
+    /// How many of a prompt's `pending` rows this step takes, if it has room for `most` of them. The last prompt in rank, whose
+    /// steps nobody fills up, takes as many in each of its steps: a small rest would read all weights again for itself. Where so a
+    /// step less will do, and nobody waits for a token, these may be a little longer.
+    fn part_in_time(&self, pending: u32, most: u32, is_last: bool, step: &Step) -> u32 {
+        let (steps, rest) = (pending / most, pending % most);
+        if steps == 0 {
+            return pending;
+        }
+        let part = pending.div_ceil(steps);
+        let is_small = rest <= most / SMALL_REST && step.decode_tokens == 0 && (steps == 1 || is_last);
+        match is_small && step.budget + (part - most) <= self.max_num_batched_tokens {
+            true => part,
+            false if is_last => even_part(pending, most),
+            false => most,
+        }
     }
 
     /// The token budget, less where so many tokens are known to take too long.
@@ -293,7 +303,24 @@ impl Scheduler {
     }
 }
 
+/// The rows of `left` tokens in one of as few steps of at most `most` as can be, all of about one size: a small rest
+/// would cost a step of its own.
+pub(super) fn even_part(left: u32, most: u32) -> u32 {
+    left.div_ceil(left.div_ceil(most).max(1))
+}
+
 /// Positions that the rows `start..end` of a sequence attend to, each to all before it and itself.
 fn attended(start: u32, end: u32) -> u64 {
     (u64::from(start) + 1 + u64::from(end)) * u64::from(end - start) / 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::even_part;
+
+    #[test]
+    fn a_prompt_is_cut_into_even_parts() {
+        let parts = [(64, 100), (100, 100), (105, 100), (1000, 256), (7, 1), (0, 5)];
+        assert_eq!(parts.map(|(left, most)| even_part(left, most)), [64, 100, 53, 250, 1, 0]);
+    }
 }

@@ -14,6 +14,8 @@ pub(super) struct Work {
 /// `seconds = fixed + per_token * tokens + per_attended * attended` through the latest steps, by weighted least squares.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct StepTime {
+    /// Steps seen, whatever became of them.
+    seen: u64,
     /// Weighted sums: of steps, what they computed, what they took, and of products of these.
     steps: f64,
     tokens: f64,
@@ -53,11 +55,13 @@ impl Cost {
 impl StepTime {
     /// What an older step keeps of its weight with every newer one.
     const KEEP: f64 = 0.97;
-    /// Tokens and positions are told apart only where they do not rise and fall together: this much of their spread is
-    /// their own.
-    const LEAST_APART: f64 = 1e-3;
 
     pub fn observe(&mut self, work: Work, took: Duration) {
+        if self.seen == 1 {
+            // The first one brought weights into memory; it counts until there is another.
+            *self = Self { seen: 1, ..Self::default() };
+        }
+        self.seen += 1;
         let (tokens, attended, seconds) = (f64::from(work.tokens), work.attended as f64, took.as_secs_f64());
         let add = |sum: &mut f64, value: f64| *sum = *sum * Self::KEEP + value;
         add(&mut self.steps, 1.0);
@@ -85,33 +89,86 @@ impl StepTime {
         Some(cost.tokens_in(cost.of(work), context))
     }
 
-    /// What can be told from the steps so far.
+    /// What can be told from the steps so far. Nothing takes less than no time: where the best line says that a step of no rows would,
+    /// the best of those through zero is taken, or one slow step of many rows among fast ones of few would make rows seem dear, steps
+    /// small, and the next steps of those few tell nothing else.
     fn cost(&self) -> Option<Cost> {
-        let spread = |products: f64, a: f64, b: f64| products - a * b / self.steps;
-        let of_tokens = spread(self.tokens_tokens, self.tokens, self.tokens);
-        let of_attended = spread(self.attended_attended, self.attended, self.attended);
-        let of_both = spread(self.tokens_attended, self.tokens, self.attended);
-        let tokens_seconds = spread(self.tokens_seconds, self.tokens, self.seconds);
-        let attended_seconds = spread(self.attended_seconds, self.attended, self.seconds);
-        let apart = of_tokens * of_attended - of_both * of_both;
-        let with_fixed = |per_token: f64, per_attended: f64| {
-            let fixed = (self.seconds - per_token * self.tokens - per_attended * self.attended) / self.steps;
-            Cost { fixed: fixed.max(0.0), per_token, per_attended }
+        let fixed = |per_token: f64, per_attended: f64| {
+            (self.seconds - per_token * self.tokens - per_attended * self.attended) / self.steps
         };
-        if of_tokens >= 1.0 && apart > Self::LEAST_APART * of_tokens * of_attended {
-            let per_token = (of_attended * tokens_seconds - of_both * attended_seconds) / apart;
-            let per_attended = (of_tokens * attended_seconds - of_both * tokens_seconds) / apart;
-            if per_token > 0.0 && per_attended >= 0.0 {
-                return Some(with_fixed(per_token, per_attended));
+        let (through_zero, through_mean) = (self.products(), self.products_about_mean());
+        if let Some((per_token, per_attended)) = through_mean.slopes() {
+            let fixed = fixed(per_token, per_attended);
+            if fixed >= 0.0 {
+                return Some(Cost { fixed, per_token, per_attended });
+            }
+            if let Some((per_token, per_attended)) = through_zero.slopes() {
+                return Some(Cost { fixed: 0.0, per_token, per_attended });
             }
         }
-        if of_tokens >= 1.0 && tokens_seconds > 0.0 {
-            return Some(with_fixed(tokens_seconds / of_tokens, 0.0));
+        if let Some(per_token) = through_mean.slope_of_tokens() {
+            let fixed = fixed(per_token, 0.0);
+            if fixed >= 0.0 {
+                return Some(Cost { fixed, per_token, per_attended: 0.0 });
+            }
         }
         // All of one size, or noise: all their time is put down to their tokens. That errs on the short side, and the next step of
         // another size tells more.
         let per_token = self.seconds / self.tokens;
         (self.seconds > 0.0).then_some(Cost { fixed: 0.0, per_token, per_attended: 0.0 })
+    }
+
+    fn products(&self) -> Products {
+        Products {
+            tokens_tokens: self.tokens_tokens,
+            tokens_attended: self.tokens_attended,
+            attended_attended: self.attended_attended,
+            tokens_seconds: self.tokens_seconds,
+            attended_seconds: self.attended_seconds,
+        }
+    }
+
+    fn products_about_mean(&self) -> Products {
+        let about_mean = |products: f64, a: f64, b: f64| products - a * b / self.steps;
+        Products {
+            tokens_tokens: about_mean(self.tokens_tokens, self.tokens, self.tokens),
+            tokens_attended: about_mean(self.tokens_attended, self.tokens, self.attended),
+            attended_attended: about_mean(self.attended_attended, self.attended, self.attended),
+            tokens_seconds: about_mean(self.tokens_seconds, self.tokens, self.seconds),
+            attended_seconds: about_mean(self.attended_seconds, self.attended, self.seconds),
+        }
+    }
+}
+
+/// Weighted sums of products, of which slopes come.
+struct Products {
+    tokens_tokens: f64,
+    tokens_attended: f64,
+    attended_attended: f64,
+    tokens_seconds: f64,
+    attended_seconds: f64,
+}
+
+impl Products {
+    /// Tokens and positions are told apart only where they do not rise and fall together: this much of their spread is
+    /// their own.
+    const LEAST_APART: f64 = 1e-3;
+
+    /// Seconds of a token and of a position; `None` unless they can be told apart and are such.
+    fn slopes(&self) -> Option<(f64, f64)> {
+        let &Self { tokens_tokens, tokens_attended, attended_attended, tokens_seconds, attended_seconds } =
+            self;
+        let apart = tokens_tokens * attended_attended - tokens_attended * tokens_attended;
+        let are_apart = tokens_tokens >= 1.0 && apart > Self::LEAST_APART * tokens_tokens * attended_attended;
+        let per_token = (attended_attended * tokens_seconds - tokens_attended * attended_seconds) / apart;
+        let per_attended = (tokens_tokens * attended_seconds - tokens_attended * tokens_seconds) / apart;
+        (are_apart && per_token > 0.0 && per_attended >= 0.0).then_some((per_token, per_attended))
+    }
+
+    /// Seconds of a token, if all are put down to tokens.
+    fn slope_of_tokens(&self) -> Option<f64> {
+        let is_told = self.tokens_tokens >= 1.0 && self.tokens_seconds > 0.0;
+        is_told.then(|| self.tokens_seconds / self.tokens_tokens)
     }
 }
 
@@ -121,6 +178,9 @@ mod tests {
 
     fn check_within(steps: &[(u32, u64)], limit_millis: u64, expected: Option<u32>) {
         let mut fit = StepTime::default();
+        if !steps.is_empty() {
+            fit.observe(Work { tokens: 64, attended: 0 }, Duration::from_secs(10)); // the first one does not count
+        }
         for &(tokens, millis) in steps {
             fit.observe(Work { tokens, attended: 0 }, Duration::from_millis(millis));
         }
@@ -140,6 +200,26 @@ mod tests {
         check_within(&[(8, 28), (100, 20)], 100, Some(228));
     }
 
+    #[test]
+    fn slow_first_steps_are_soon_outweighed() {
+        // 70 ms and 2.3 ms a row, prompts of 512; the first two steps bring the weights into memory.
+        for slow in [1.0, 2.0, 4.0, 8.0] {
+            let mut fit = StepTime::default();
+            let (mut start, mut chunks) = (0, Vec::new());
+            for step in 0..30 {
+                let most =
+                    fit.tokens_within(Duration::from_millis(500), Work::default(), start).unwrap_or(64);
+                let tokens = most.max(32).min(512 - start);
+                let work = Work { tokens, attended: u64::from(tokens) * u64::from(start + tokens / 2) };
+                let seconds = 0.07 + 0.0023 * f64::from(tokens);
+                fit.observe(work, Duration::from_secs_f64(if step < 2 { slow * seconds } else { seconds }));
+                start = (start + tokens) % 512;
+                chunks.push(most);
+            }
+            assert!(chunks[20..].iter().all(|most| *most > 150), "{slow} times: {chunks:?}");
+        }
+    }
+
     /// A device of 20 ms, 1 ms a token, and as much again where 2,000 positions are attended to.
     fn seconds(work: Work) -> f64 {
         0.02 + f64::from(work.tokens) * 0.001 + work.attended as f64 * 0.001 / 2000.0
@@ -149,7 +229,7 @@ mod tests {
     fn rows_over_a_long_context_count_for_more() {
         let mut fit = StepTime::default();
         assert_eq!(fit.tokens_like(Work { tokens: 64, attended: 0 }, 0), None);
-        for (tokens, attended) in [(8, 80), (100, 200_000), (8, 16_000), (200, 20_000), (64, 2080)] {
+        for (tokens, attended) in [(1, 1), (8, 80), (100, 200_000), (8, 16_000), (200, 20_000), (64, 2080)] {
             let work = Work { tokens, attended };
             fit.observe(work, Duration::from_secs_f64(seconds(work)));
         }

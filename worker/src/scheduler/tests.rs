@@ -479,20 +479,24 @@ fn a_long_prompt_comes(mut world: World) {
 }
 
 #[test]
-fn the_few_last_rows_of_a_prompt_come_along_with_those_before() {
+fn a_prompt_alone_takes_few_steps_of_about_one_size() {
     let config = SchedulerConfig { max_num_batched_tokens: 512, ..roomy() };
     let params = SamplingParams { max_tokens: 1, ..SamplingParams::default() };
     // 20 ms and 2 ms a token: 240 tokens take half a second.
     let time = |rows: u32| Duration::from_millis(20 + 2 * u64::from(rows));
-    for (prompt, expected) in [(240, 1), (260, 1), (270, 1), (290, 2), (480, 2), (500, 2), (560, 3)] {
+    for (prompt, expected) in [(240, 1), (260, 1), (266, 1), (290, 2), (480, 2), (500, 2), (560, 3)] {
         let mut world = World::new(&config, 2048);
-        world.submit(request(1, vec![1; 700], params.clone()));
-        while world.step_that_takes(time) {}
-        world.submit(request(2, vec![2; prompt], params.clone()));
-        let mut steps = 0;
-        while world.step_that_takes(time) {
-            steps += 1;
+        for (key, known) in [(1, 700), (2, 50)] {
+            world.submit(request(key, vec![key as u32; known], params.clone()));
+            while world.step_that_takes(time) {}
         }
-        assert_eq!(steps, expected, "{prompt} tokens");
+        world.submit(request(3, vec![3; prompt], params.clone()));
+        let mut steps = Vec::new();
+        while world.step_that_takes(time) {
+            steps.push(world.last_step);
+        }
+        assert_eq!(steps.len(), expected, "{prompt} tokens");
+        let (shortest, longest) = (steps.iter().min().unwrap(), steps.iter().max().unwrap());
+        assert!(*longest - *shortest <= Duration::from_millis(10), "{prompt} tokens: {steps:?}");
     }
 }
