@@ -9,8 +9,8 @@ use super::sequence::{Rank, Sequence};
 use super::step_time::Work;
 use crate::backend::Batch;
 
-/// How long a step should take at most while only prompts wait: who comes meanwhile waits for its end. Shorter ones
-/// would read the weights more often for the same prompt.
+/// How long a step should take at most while only prompts wait: who comes meanwhile waits for its end. Shorter ones, down to
+/// [`STREAMING_STEP`], where what every step takes, the weights that it reads, is a small part of it.
 const PROMPT_STEP: Duration = Duration::from_millis(500);
 
 /// The same while streams wait for their next tokens, and while many do. In between they wait [`STREAMS_WAIT`] for it, all
@@ -19,6 +19,9 @@ const PROMPT_STEP: Duration = Duration::from_millis(500);
 pub(super) const STREAMING_STEP: Duration = Duration::from_millis(250);
 const CROWDED_STEP: Duration = Duration::from_millis(125);
 const STREAMS_WAIT: Duration = Duration::from_secs(3);
+
+/// What every step takes is a small part of one that is so many times as long.
+const LONG_ENOUGH: u32 = 10;
 
 /// Prompt tokens that a step carries however slow it is, so that prompts get on.
 pub(super) const MIN_CHUNK: u32 = 32;
@@ -182,7 +185,7 @@ impl Scheduler {
     /// The token budget, less where so many tokens are known to take too long.
     fn budget_in_time(&self, step: &Step) -> u32 {
         let limit = match step.decode_tokens {
-            0 => PROMPT_STEP,
+            0 => (self.step_time.fixed() * LONG_ENOUGH).clamp(STREAMING_STEP, PROMPT_STEP),
             streams => (STREAMS_WAIT / streams).clamp(CROWDED_STEP, STREAMING_STEP),
         };
         let in_time = self.tokens_within(limit, step).unwrap_or(FIRST_STEP_TOKENS);

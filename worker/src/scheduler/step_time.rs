@@ -89,6 +89,11 @@ impl StepTime {
         Some(cost.tokens_in(cost.of(work), context))
     }
 
+    /// What every step takes, whatever it computes; zero while that cannot be told.
+    pub fn fixed(&self) -> Duration {
+        self.cost().map_or(Duration::ZERO, |cost| Duration::try_from_secs_f64(cost.fixed).unwrap_or_default())
+    }
+
     /// What can be told from the steps so far. Nothing takes less than no time: where the best line says that a step of no rows would,
     /// the best of those through zero is taken, or one slow step of many rows among fast ones of few would make rows seem dear, steps
     /// small, and the next steps of those few tell nothing else.

@@ -482,8 +482,8 @@ fn a_long_prompt_comes(mut world: World) {
 fn a_prompt_alone_takes_few_steps_of_about_one_size() {
     let config = SchedulerConfig { max_num_batched_tokens: 512, ..roomy() };
     let params = SamplingParams { max_tokens: 1, ..SamplingParams::default() };
-    // 20 ms and 2 ms a token: 240 tokens take half a second.
-    let time = |rows: u32| Duration::from_millis(20 + 2 * u64::from(rows));
+    // 80 ms and 1.75 ms a token: 240 tokens take half a second, and less would be 80 ms for little.
+    let time = |rows: u32| Duration::from_micros(80_000 + 1750 * u64::from(rows));
     for (prompt, expected) in [(240, 1), (260, 1), (266, 1), (290, 2), (480, 2), (500, 2), (560, 3)] {
         let mut world = World::new(&config, 2048);
         for (key, known) in [(1, 700), (2, 50)] {
