@@ -121,8 +121,13 @@ impl PackedCache {
     /// When there is neither disk nor address space for it.
     pub fn find(&self, cpu: &mut Cpu, name: &str, bytes: usize) -> io::Result<Found> {
         if let Some(directory) = &self.directory {
-            if let Some(kept) = read(cpu, directory, name) {
-                return Ok(Found::Whole(kept));
+            match read(cpu, directory, name) {
+                Ok(Some(kept)) => return Ok(Found::Whole(kept)),
+                Ok(None) => {}
+                Err(reason) => {
+                    let path = directory.join(name);
+                    tracing::warn!(path = %path.display(), "packed weights are made anew: {reason}");
+                }
             }
             match self.make(cpu, directory, name, bytes) {
                 Ok(found) => return Ok(found),
@@ -142,7 +147,7 @@ impl PackedCache {
         std::fs::create_dir_all(directory)?;
         let path = unfinished(directory, name);
         let file = self.wait_for(&path)?;
-        if let Some(kept) = read(cpu, directory, name) {
+        if let Ok(Some(kept)) = read(cpu, directory, name) {
             let _ = std::fs::remove_file(&path); // ours, and empty
             return Ok(Found::Whole(kept));
         }
@@ -184,28 +189,19 @@ fn is_at(file: &File, path: &Path) -> bool {
     }
 }
 
-/// The whole file `name`, if it is there and nothing is wrong with it.
-fn read(cpu: &mut Cpu, directory: &Path, name: &str) -> Option<Kept> {
+/// The whole file `name`, if it is there; what is wrong with it, if something is.
+fn read(cpu: &mut Cpu, directory: &Path, name: &str) -> Result<Option<Kept>, String> {
     let path = directory.join(name);
     if !path.try_exists().unwrap_or(false) {
-        return None;
+        return Ok(None);
     }
     let started = clock::now();
-    let map = MappedFile::open(&path).map_err(|error| error.to_string()).and_then(|map| {
-        room::note_use(&map);
-        file::check(cpu, &map, name).map(|range| (map, range))
-    });
-    match map {
-        Ok((map, range)) => {
-            let took = clock::now().since(started);
-            tracing::info!(path = %path.display(), mib = range.len() >> 20, ?took, "packed weights are there");
-            Some(Kept { map: Arc::new(map), range })
-        }
-        Err(reason) => {
-            tracing::warn!(path = %path.display(), "packed weights are made anew: {reason}");
-            None
-        }
-    }
+    let map = MappedFile::open(&path).map_err(|error| error.to_string())?;
+    room::note_use(&map);
+    let range = file::check(cpu, &map, name)?;
+    let took = clock::now().since(started);
+    tracing::info!(path = %path.display(), mib = range.len() >> 20, ?took, "packed weights are there");
+    Ok(Some(Kept { map: Arc::new(map), range }))
 }
 
 impl Blank {
