@@ -8,6 +8,7 @@
 use std::hint::black_box;
 
 use skein_kernels::cpu::Cpu;
+use skein_kernels::cpu::aligned::Aligned;
 use skein_kernels::cpu::input::{Form, Input};
 use skein_kernels::cpu::matmul::{Write, gated_matmul, matmul};
 use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
@@ -116,7 +117,7 @@ fn one_round(
     let values: Vec<f32> = (0..m * shape.hidden).map(|i| (i % 997) as f32 * 0.003 - 1.5).collect();
     x.set(cpu, form, &values, shape.hidden);
     gated.set(cpu, form, &vec![0.0; m * shape.inner], shape.inner);
-    let (mut qkv, mut hidden) = (vec![0.0; m * shape.qkv], vec![0.0; m * shape.hidden]);
+    let (mut qkv, mut hidden) = (Aligned::zeros(m * shape.qkv), Aligned::zeros(m * shape.hidden));
     let mut seconds = [0.0; PRODUCTS.len()];
     for layer in layers {
         let start = clock::now();

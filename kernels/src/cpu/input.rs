@@ -3,14 +3,13 @@
 
 use std::ops::Range;
 
+use super::aligned::{Aligned, LINE_BYTES};
 use super::shared::Shared;
 use super::simd::{Isa, Kernel, LANES, Simd, nearest_bf16};
 use super::{Cpu, for_each_row_of};
 
 /// Columns that share a scale in formats with groups; sums of codes are kept for as many.
 pub const GROUP: usize = 32;
-/// Bytes of a cache line.
-const LINE_BYTES: usize = 64;
 
 /// How a row of activations is written down for a multiplication.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -36,19 +35,19 @@ pub struct Input {
     rows: usize,
     width: usize,
     /// What is computed and not written down yet: a row or some columns for each thread, or all rows.
-    computed: Vec<f32>,
+    computed: Aligned<f32>,
     /// `[rows, padded]`, for [`Form::F32`], and for [`Form::Bf16`] unless `has_halves`.
-    values: Vec<f32>,
+    values: Aligned<f32>,
     /// `[rows, padded]` bfloat16 bits, for [`Form::Bf16`] if `has_halves`.
-    halves: Vec<u16>,
+    halves: Aligned<u16>,
     /// `[rows, padded]`, for [`Form::Int8`].
-    codes: Vec<i8>,
+    codes: Aligned<i8>,
     /// `[rows]`
-    scales: Vec<f32>,
+    scales: Aligned<f32>,
     /// `[rows, padded / GROUP]`: sums of a group's codes.
-    sums: Vec<i32>,
+    sums: Aligned<i32>,
     /// `[rows]`: their totals.
-    totals: Vec<i32>,
+    totals: Aligned<i32>,
 }
 
 /// Values of a row with its padding.
@@ -66,7 +65,7 @@ impl Input {
         width: usize,
         row: impl Fn(usize, &mut [f32]) + Sync,
     ) {
-        grow(&mut self.computed, cpu.threads.count() * width);
+        self.computed.grow(cpu.threads.count() * width);
         let isa = cpu.isa;
         let (computed, written) = self.shape(isa, form, rows, width);
         let computed = Shared::new(computed);
@@ -97,8 +96,8 @@ impl Input {
         task: impl Fn(usize, &mut [f32], &Columns<'_>) + Sync,
     ) {
         // A row's scale is known when all of it is.
-        let whole = if form == Form::Int8 { rows * width } else { 0 };
-        grow(&mut self.computed, whole + cpu.threads.count() * room_for);
+        let whole = if form == Form::Int8 { (rows * width).next_multiple_of(LANES) } else { 0 };
+        self.computed.grow(whole + cpu.threads.count() * room_for);
         let isa = cpu.isa;
         let (computed, written) = self.shape(isa, form, rows, width);
         let (whole, rooms) = computed.split_at_mut(whole);
@@ -127,13 +126,13 @@ impl Input {
         };
         match form {
             Form::Int8 => {
-                grow(&mut self.codes, rows * stride);
-                grow(&mut self.scales, rows);
-                grow(&mut self.sums, rows * stride / GROUP);
-                grow(&mut self.totals, rows);
+                self.codes.grow(rows * stride);
+                self.scales.grow(rows);
+                self.sums.grow(rows * stride / GROUP);
+                self.totals.grow(rows);
             }
-            Form::Bf16 if self.has_halves => grow(&mut self.halves, rows * stride),
-            Form::F32 | Form::Bf16 => grow(&mut self.values, rows * stride),
+            Form::Bf16 if self.has_halves => self.halves.grow(rows * stride),
+            Form::F32 | Form::Bf16 => self.values.grow(rows * stride),
         }
         let written = Written {
             form,
@@ -223,12 +222,6 @@ impl Input {
             &self.scales[..self.rows],
             &self.sums[..self.rows * stride / GROUP],
         )
-    }
-}
-
-fn grow<T: Copy + Default>(values: &mut Vec<T>, len: usize) {
-    if values.len() < len {
-        *values = vec![T::default(); len]; // from the system, which gives zeros lazily
     }
 }
 

@@ -3,6 +3,7 @@
 //! Every result has one fixed order of arithmetic. What a row yields depends on that row alone: not on its
 //! batch-mates, the chunking, the number of threads or the instruction set. [`simd`] says how.
 
+pub mod aligned;
 pub mod attention;
 pub mod embed;
 pub mod input;

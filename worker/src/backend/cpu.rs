@@ -8,6 +8,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use skein_kernels::cpu::Cpu;
+use skein_kernels::cpu::aligned::Aligned;
 use skein_kernels::cpu::attention::Rows;
 use skein_kernels::cpu::kv_cache::{KvCache, KvShape, KvType};
 use skein_kernels::cpu::packed::Format;
@@ -181,7 +182,7 @@ pub struct CpuModel {
     cache: KvCache,
     activations: Activations,
     /// `[LOGIT_ROWS, vocab]`
-    logits: Vec<f32>,
+    logits: Aligned<f32>,
     draws: Draws,
     /// Block tables of a step, and its rows and its wanted ones by sequence: kept for their memory.
     tables: Vec<u32>,
@@ -222,7 +223,7 @@ impl CpuModel {
         let bytes = shape.block_bytes().unwrap_or(u64::MAX).saturating_mul(u64::from(options.kv_blocks));
         let cache = KvCache::new(shape).map_err(|source| LoadError::KvCache { bytes, source })?;
         let activations = llama.activations(options.max_rows as usize);
-        let logits = vec![0.0; LOGIT_ROWS * config.vocab_size as usize];
+        let logits = Aligned::zeros(LOGIT_ROWS * config.vocab_size as usize);
         let draws = Draws::new(cpu.threads.count(), config.vocab_size as usize);
         let (tables, sequences, wanted) = (Vec::new(), Vec::new(), Vec::new());
         Ok(Self { cpu, llama, cache, activations, logits, draws, tables, sequences, wanted })

@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use skein_kernels::cpu::Cpu;
+use skein_kernels::cpu::aligned::Aligned;
 use skein_kernels::cpu::attention::{self, Attention, Rows, attend};
 use skein_kernels::cpu::embed::embed;
 use skein_kernels::cpu::input::{Form, Input};
@@ -96,17 +97,17 @@ pub struct Step<'a> {
 #[derive(Default)]
 pub struct Activations {
     /// `[rows, hidden]`: the residual stream.
-    x: Vec<f32>,
+    x: Aligned<f32>,
     /// `[rows, hidden]` normalised, or `[rows, heads * head_dim]` attended: what is multiplied next.
     input: Input,
     /// `[rows, intermediate]`, likewise.
     gated: Input,
     /// `[rows, q | k | v]`
-    qkv: Vec<f32>,
+    qkv: Aligned<f32>,
     /// `[rows, heads * head_dim]`
-    attended: Vec<f32>,
-    cos: Vec<f32>,
-    sin: Vec<f32>,
+    attended: Aligned<f32>,
+    cos: Aligned<f32>,
+    sin: Aligned<f32>,
     scores: attention::Scratch,
     /// Where the time goes; off unless asked for.
     pub(crate) profile: Profile,
@@ -329,9 +330,7 @@ impl Activations {
             (&mut self.cos, c.head_dim / 2),
             (&mut self.sin, c.head_dim / 2),
         ] {
-            if values.len() < rows * width {
-                *values = vec![0.0; rows * width]; // from the system, which gives zeros lazily
-            }
+            values.grow(rows * width);
         }
     }
 }

@@ -18,7 +18,8 @@ pub fn gated_matmul(cpu: &mut Cpu, x: &Input, gate: Linear<'_>, up: Linear<'_>, 
     assert_eq!(gate.weights.rows(), up.weights.rows(), "gate and up are [rows, cols]");
     [gate, up].iter().for_each(|linear| linear.check(x));
     let (m, rows) = (x.rows(), gate.weights.rows());
-    let shares = Shares::new(cpu, m.max(1), gate.weights.layout().panels(), gate.weights);
+    let like_both = [gate];
+    let shares = Shares::new(cpu, m.max(1), &like_both);
     let tasks = if m == 0 { 0 } else { shares.tasks() };
     let (isa, integers, product) = (cpu.isa, cpu.isa.integers(), ProductId::new());
     let room = 2 * shares.highest(m) * shares.widest() * PANEL;
@@ -33,7 +34,7 @@ pub fn gated_matmul(cpu: &mut Cpu, x: &Input, gate: Linear<'_>, up: Linear<'_>, 
         let products = &mut room[..2 * x_rows.len() * count];
         let shared = Shared::new(products);
         let part = |linear, next, at| {
-            let y = Destination { values: &shared, stride: 2 * count, at };
+            let y = Destination { values: &shared, stride: 2 * count, at, is_near: true };
             Part { share, x, rows: x_rows.clone(), linear, first, count, next, pass, y, write: Write::Set }
         };
         // With one pass, up's weights come next after gate's; with several both are near, and the next task's come.

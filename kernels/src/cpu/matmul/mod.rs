@@ -89,16 +89,14 @@ fn matmul_on(
     y: &mut [f32],
     write: Write,
 ) {
-    let Some(first) = stack.first() else { return };
     let rows: usize = stack.iter().map(|linear| linear.weights.rows()).sum();
     let m = x.rows();
     assert_eq!(y.len(), m * rows, "y is [m, rows]");
     stack.iter().for_each(|linear| linear.check(x));
-    if m == 0 {
+    if m == 0 || stack.is_empty() {
         return;
     }
-    let panels = stack.iter().map(|linear| linear.weights.layout().panels()).sum();
-    let shares = Shares::new(cpu, m, panels, first.weights);
+    let shares = Shares::new(cpu, m, stack);
     let product = ProductId::new();
     let (isa, shared) = (cpu.isa, Shared::new(y));
     cpu.threads.run(shares.tasks(), |task, _| {
@@ -109,16 +107,15 @@ fn matmul_on(
         for linear in stack {
             let Layout { rows: outputs, .. } = linear.weights.layout();
             let end = before + linear.weights.layout().panels();
-            let (from, to) = (panels.start.clamp(before, end), panels.end.clamp(before, end));
-            if from < to {
-                let first = (from - before) * PANEL;
-                let count = outputs.min((to - before) * PANEL) - first;
+            if (before..end).contains(&panels.start) && !panels.is_empty() {
+                let first = (panels.start - before) * PANEL;
+                let count = outputs.min((panels.end - before) * PANEL) - first;
                 // Unless this thread's share ends here.
                 let next = linear.weights_from(first + count.next_multiple_of(PANEL));
                 let x_rows = pass.rows(m);
-                let y =
-                    Destination { values: &shared, stride: rows, at: x_rows.start * rows + column + first };
-                Part { share, x, rows: x_rows, linear: *linear, first, count, next, pass, y, write }
+                let at = x_rows.start * rows + column + first;
+                let y = Destination { values: &shared, stride: rows, at, is_near: false };
+                return Part { share, x, rows: x_rows, linear: *linear, first, count, next, pass, y, write }
                     .run(isa, integers);
             }
             (before, column) = (end, column + outputs);
@@ -126,26 +123,39 @@ fn matmul_on(
     });
 }
 
-/// How the panels of a product are shared out: to each thread as many as to the others, in tasks of some panels and, where those
-/// are too much for many rows of `x`, some of the rows.
-struct Shares {
+/// How the panels of a product are shared out: to each thread as many as to the others, in tasks of some panels of one matrix and,
+/// where those are too much for many rows of `x`, some of the rows.
+struct Shares<'a> {
+    stack: &'a [Linear<'a>],
+    /// Of all matrices.
     panels: usize,
     threads: usize,
-    /// Panels of a tile: tasks start at multiples of as many in their thread's share, and the last one takes what is over.
+    cut: Cut,
+    /// Parts of a thread's share at most.
+    parts: usize,
+}
+
+/// How a thread's share is cut.
+#[derive(Clone, Copy)]
+struct Cut {
+    /// Panels of a tile: parts start at multiples of as many in the share of a matrix, and the last one takes what is over.
     multiple: usize,
-    /// Such multiples of a task at most.
+    /// Such multiples of a part at most.
     most: usize,
-    /// Tasks that take the same panels, one after another, each for its part of the rows.
+    /// Tasks of a part, one after another, each for some of the rows.
     passes: usize,
 }
 
-impl Shares {
-    /// Of so many panels like those of `weights`, for `m` rows of `x`. One task has all if they are too little work to share out.
-    fn new(cpu: &Cpu, m: usize, panels: usize, weights: &Packed) -> Self {
-        let layout = weights.layout();
+impl<'a> Shares<'a> {
+    /// Of the panels of `stack`, for `m` rows of `x`. One thread has all if they are too little work to share out.
+    fn new(cpu: &Cpu, m: usize, stack: &'a [Linear<'a>]) -> Self {
+        let Some(layout) = stack.first().map(|linear| linear.weights.layout()) else {
+            return Self::cut(stack, 1, Cut { multiple: 1, most: 1, passes: 1 });
+        };
+        let panels: usize = stack.iter().map(|linear| linear.weights.layout().panels()).sum();
         let multiple = registers_for(layout.format, MOST_ACCUMULATORS).panel_multiple(m);
         if m.saturating_mul(panels * PANEL).saturating_mul(layout.cols) < ALONE {
-            return Self { panels, threads: 1, multiple, most: panels.max(1), passes: 1 };
+            return Self::cut(stack, 1, Cut { multiple, most: panels.max(1), passes: 1 });
         }
         let threads = cpu.threads.count();
         let by_bytes = TASK_BYTES / layout.panel_bytes();
@@ -153,45 +163,81 @@ impl Shares {
         let by_products = TASK_PRODUCTS / (m * layout.cols * PANEL);
         let most = (by_bytes.min(by_threads).min(by_products) / multiple).max(1);
         let passes = (m * layout.cols * PANEL * multiple / TASK_PRODUCTS).clamp(1, m.div_ceil(4 * HIGHEST));
-        Self { panels, threads, multiple, most, passes }
+        Self::cut(stack, threads, Cut { multiple, most, passes })
     }
 
-    /// Multiples in the shares of all threads.
-    fn multiples_of_each(&self) -> usize {
-        (self.panels / self.threads / self.multiple).max(1)
+    fn cut(stack: &'a [Linear<'a>], threads: usize, cut: Cut) -> Self {
+        let panels = stack.iter().map(|linear| linear.weights.layout().panels()).sum();
+        let shares = Self { stack, panels, threads, cut, parts: 0 };
+        let parts_of = |thread| shares.pieces(thread).map(|piece| cut.parts_of(piece.len())).sum();
+        Self { parts: (0..threads).map(parts_of).max().unwrap_or_default(), ..shares }
     }
 
-    /// Parts of a thread's share.
-    fn parts_of_each(&self) -> usize {
-        self.multiples_of_each().div_ceil(self.most)
+    /// A thread's share of each matrix, where it has one, in panels of the whole stack.
+    fn pieces(&self, thread: usize) -> impl Iterator<Item = Range<usize>> {
+        let [start, end] = [thread, thread + 1].map(|thread| self.panels * thread / self.threads);
+        let ends = self.stack.iter().scan(0, |end, linear| {
+            *end += linear.weights.layout().panels();
+            Some(*end)
+        });
+        ends.scan(start, move |from, matrix_end| {
+            let piece = *from..matrix_end.clamp(*from, end);
+            *from = piece.end;
+            Some(piece)
+        })
+        .filter(|piece| !piece.is_empty())
     }
 
     /// Tasks of all threads, those of the first one first.
     fn tasks(&self) -> usize {
-        self.threads * self.parts_of_each() * self.passes
+        self.threads * self.parts * self.cut.passes
     }
 
     /// The panels of a task, which some thread may have none of, and its part of the rows.
     fn task(&self, task: usize) -> (Range<usize>, Pass) {
-        let (part, pass) = (task / self.passes, Pass { index: task % self.passes, of: self.passes });
-        let (thread, part) = (part / self.parts_of_each(), part % self.parts_of_each());
-        let [start, end] = [thread, thread + 1].map(|thread| self.panels * thread / self.threads);
-        let bound = |part: usize| match part == self.parts_of_each() {
-            true => end,
-            false => end.min(start + self.multiples_of_each() * part / self.parts_of_each() * self.multiple),
-        };
-        (bound(part)..bound(part + 1), pass)
+        let (part, pass) =
+            (task / self.cut.passes, Pass { index: task % self.cut.passes, of: self.cut.passes });
+        let (thread, mut part) = (part / self.parts, part % self.parts);
+        for piece in self.pieces(thread) {
+            let parts = self.cut.parts_of(piece.len());
+            if part < parts {
+                let bound = |part| piece.start + self.cut.bound(piece.len(), part);
+                return (bound(part)..bound(part + 1), pass);
+            }
+            part -= parts;
+        }
+        (0..0, pass)
     }
 
     /// Panels of a task at most.
     fn widest(&self) -> usize {
         // A share may have one panel more than another, and less than a multiple besides.
-        self.panels.div_ceil(self.threads).min((self.most + 1) * self.multiple)
+        self.panels.div_ceil(self.threads).min((self.cut.most + 1) * self.cut.multiple)
     }
 
     /// Rows of `x` of a task at most, of `m`.
     fn highest(&self, m: usize) -> usize {
-        (m.div_ceil(HIGHEST).div_ceil(self.passes) * HIGHEST).min(m)
+        (m.div_ceil(HIGHEST).div_ceil(self.cut.passes) * HIGHEST).min(m)
+    }
+}
+
+impl Cut {
+    /// Multiples in so many panels.
+    fn multiples_of(self, panels: usize) -> usize {
+        (panels / self.multiple).max(1)
+    }
+
+    /// Parts of so many panels.
+    fn parts_of(self, panels: usize) -> usize {
+        self.multiples_of(panels).div_ceil(self.most)
+    }
+
+    /// Where a part of so many panels starts.
+    fn bound(self, panels: usize, part: usize) -> usize {
+        match self.parts_of(panels) {
+            parts if part == parts => panels,
+            parts => self.multiples_of(panels) * part / parts * self.multiple,
+        }
     }
 }
 
@@ -229,6 +275,8 @@ struct Destination<'a> {
     stride: usize,
     /// Where the first row starts.
     at: usize,
+    /// Whether it is in the cache.
+    is_near: bool,
 }
 
 impl Part<'_> {
@@ -274,6 +322,21 @@ impl Part<'_> {
         }
     }
 
+    /// Asks for where a tile's sums go: it comes while they are computed.
+    #[inline(always)]
+    fn ask_tile<S: Simd, const MR: usize, const NR: usize>(&self, s: S, tile: &Tile) {
+        let Destination { values, stride, at, is_near } = self.y;
+        if is_near {
+            return;
+        }
+        let y = values.pointer(at + tile.first * stride + tile.panel * PANEL, 0);
+        for m in 0..MR {
+            for n in 0..NR {
+                s.prefetch(y.wrapping_add(m * stride + n * tile.apart * PANEL).cast());
+            }
+        }
+    }
+
     /// Writes a tile's sums.
     #[inline(always)]
     fn put_tile<S: Simd, const MR: usize, const NR: usize>(
@@ -297,7 +360,7 @@ impl Part<'_> {
                 }
             }
         }
-        let Destination { values, stride, at } = self.y;
+        let Destination { values, stride, at, .. } = self.y;
         let y = values.pointer(at + tile.first * stride + column, (MR - 1) * stride + width);
         for m in 0..MR {
             for n in 0..NR {

@@ -248,12 +248,24 @@ fn a_gated_product_is_the_gate_of_two_products() {
 }
 
 #[test]
-fn every_panel_meets_every_row_in_one_task_and_tasks_are_no_larger_than_they_say() {
+fn every_panel_meets_every_row_in_one_task_of_one_matrix_and_tasks_are_no_larger_than_they_say() {
+    let cpu = &mut Cpu::new(1);
     for (threads, multiple, most, passes) in
         [(1, 3, 1, 1), (2, 3, 1, 3), (2, 4, 2, 1), (3, 3, 3, 2), (2, 1, 5, 1), (16, 4, 1, 7)]
     {
-        for (panels, m) in (0..150).map(|panels| (panels, 57 + panels)) {
-            let shares = Shares { panels, threads, multiple, most, passes };
+        for sizes in (1..150).flat_map(|panels| [vec![panels], vec![panels, 1 + panels / 4, 2 + panels / 5]])
+        {
+            let matrices: Vec<Packed> = sizes
+                .iter()
+                .map(|panels| {
+                    WeightMatrix::new(Storage::F32(vec![0; panels * PANEL * 4].into()), panels * PANEL, 1)
+                })
+                .map(|matrix| Packed::of(cpu, &matrix, Format::F32).expect("zeros are finite"))
+                .collect();
+            let stack: Vec<Linear<'_>> = matrices.iter().map(Linear::from).collect();
+            let (panels, m) = (sizes.iter().sum::<usize>(), 57 + sizes[0]);
+            let shares = Shares::cut(&stack, threads, Cut { multiple, most, passes });
+            let starts: Vec<usize> = (0..sizes.len()).map(|i| sizes[..i].iter().sum()).collect();
             let mut met = vec![0; panels * m];
             for task in 0..shares.tasks() {
                 let (share, pass) = shares.task(task);
@@ -262,9 +274,13 @@ fn every_panel_meets_every_row_in_one_task_and_tasks_are_no_larger_than_they_say
                     share.len() <= shares.widest() && rows.len() <= shares.highest(m),
                     "{share:?} {rows:?}"
                 );
+                assert!(
+                    !starts.iter().any(|start| share.start < *start && *start < share.end),
+                    "{share:?} is of several of {sizes:?}"
+                );
                 share.for_each(|panel| rows.clone().for_each(|row| met[panel * m + row] += 1));
             }
-            assert!(met.iter().all(|times| *times == 1), "{panels} panels, {m} rows");
+            assert!(met.iter().all(|times| *times == 1), "{sizes:?} panels, {m} rows");
         }
     }
 }

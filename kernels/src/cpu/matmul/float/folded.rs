@@ -68,6 +68,7 @@ impl<A: OfPairs, const MR: usize, const NR: usize> Kernel for Block<'_, A, MR, N
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
+        self.part.ask_tile::<S, MR, NR>(s, self.tile);
         let to = std::mem::take(&mut self.to);
         let sums = match to.is_empty() {
             true if const { fits_registers(S::ACCUMULATORS, MR, NR) } => self.in_registers(s),

@@ -159,6 +159,7 @@ impl<A: Arithmetic, const MR: usize, const NR: usize> Kernel for Block<'_, A, MR
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
+        self.part.ask_tile::<S, MR, NR>(s, self.tile);
         let sums = self.from.sums::<S, A, MR, NR>(s);
         self.part.put_tile(s, self.tile, sums);
     }

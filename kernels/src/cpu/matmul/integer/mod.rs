@@ -127,9 +127,10 @@ impl<K: Kind, const MR: usize, const NR: usize> IntegerKernel for Block<'_, K, M
 
     #[inline(always)]
     fn run<S: Integers>(self, s: S) {
+        let (part, f) = (self.product.part, s.floats());
+        part.ask_tile::<S::Floats, MR, NR>(f, self.tile);
         // SAFETY: the rows and panels from there on are as many.
         let mut sums = unsafe { K::sums::<S, MR, NR>(s, self.from) };
-        let (part, f) = (self.product.part, s.floats());
         let (_, scales, _) = part.x.codes();
         for (m, sums) in sums.iter_mut().enumerate() {
             let scale = f.splat(scales[part.rows.start + self.tile.first + m]);
