@@ -7,7 +7,7 @@ use super::super::mlp::silu_mul_in_place;
 use super::super::shared::Shared;
 use super::super::simd::{Kernel, LANES, Simd};
 use super::room::ProductId;
-use super::{Destination, Linear, PANEL, Part, Shares, Write};
+use super::{Destination, Linear, PANEL, Part, Shares, Task, Write};
 
 /// `silu(x * gate) * (x * up)`, written down in `form`. `x` is `[m, cols]` in the form that the weights ask for; `gate` and `up` are
 /// `[rows, cols]` each; `out` becomes `[m, rows]`.
@@ -24,7 +24,7 @@ pub fn gated_matmul(cpu: &mut Cpu, x: &Input, gate: Linear<'_>, up: Linear<'_>, 
     let (isa, integers, product) = (cpu.isa, cpu.isa.integers(), ProductId::new());
     let room = 2 * shares.highest(m) * shares.widest() * PANEL;
     out.fill_columns(cpu, form, (m, rows), (tasks, room), |task, room, columns| {
-        let (panels, pass) = shares.task(task);
+        let Task { panels, pass, .. } = shares.task(task);
         let share = (product, panels.start);
         let (first, x_rows) = (panels.start * PANEL, pass.rows(m));
         let count = rows.min(panels.end * PANEL).saturating_sub(first);
@@ -35,7 +35,19 @@ pub fn gated_matmul(cpu: &mut Cpu, x: &Input, gate: Linear<'_>, up: Linear<'_>, 
         let shared = Shared::new(products);
         let part = |linear, next, at| {
             let y = Destination { values: &shared, stride: 2 * count, at, is_near: true };
-            Part { share, x, rows: x_rows.clone(), linear, first, count, next, pass, y, write: Write::Set }
+            Part {
+                share,
+                x,
+                rows: x_rows.clone(),
+                linear,
+                first,
+                count,
+                streams: None,
+                next,
+                pass,
+                y,
+                write: Write::Set,
+            }
         };
         // With one pass, up's weights come next after gate's; with several both are near, and the next task's come.
         let after = panels.end * PANEL;

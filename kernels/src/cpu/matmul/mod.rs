@@ -22,7 +22,7 @@ use super::simd::integer::IntegerIsa;
 use super::simd::{Isa, LANES, Simd};
 pub use gated::gated_matmul;
 use room::{ProductId, Room, Share};
-use tiles::{HIGHEST, MOST_ACCUMULATORS, Panels, Pass, Registers, Tile};
+use tiles::{HIGHEST, MOST_ACCUMULATORS, Panels, Pass, Registers, Streams, Tile, full_tiles};
 
 /// Bytes of weights a task takes at most, unless one tile of all columns has more.
 const TASK_BYTES: usize = 256 << 10;
@@ -96,11 +96,16 @@ fn matmul_on(
     if m == 0 || stack.is_empty() {
         return;
     }
-    let shares = Shares::new(cpu, m, stack);
+    let format = stack[0].weights.layout().format;
+    let registers = match format.is_integer() {
+        true => integers.run(integer::RegistersFor(format)),
+        false => cpu.isa.run(float::RegistersForAll),
+    };
+    let shares = Shares::new(cpu, m, stack).in_streams(registers.width_of_single(m));
     let product = ProductId::new();
     let (isa, shared) = (cpu.isa, Shared::new(y));
     cpu.threads.run(shares.tasks(), |task, _| {
-        let (panels, pass) = shares.task(task);
+        let Task { panels, streams, pass } = shares.task(task);
         let share = (product, panels.start);
         // Of panels and outputs before each matrix.
         let (mut before, mut column) = (0, 0);
@@ -115,7 +120,8 @@ fn matmul_on(
                 let x_rows = pass.rows(m);
                 let at = x_rows.start * rows + column + first;
                 let y = Destination { values: &shared, stride: rows, at, is_near: false };
-                return Part { share, x, rows: x_rows, linear: *linear, first, count, next, pass, y, write }
+                let (linear, rows) = (*linear, x_rows);
+                return Part { share, x, rows, linear, first, count, streams, next, pass, y, write }
                     .run(isa, integers);
             }
             (before, column) = (end, column + outputs);
@@ -144,18 +150,29 @@ struct Cut {
     most: usize,
     /// Tasks of a part, one after another, each for some of the rows.
     passes: usize,
+    /// Streams that the share of a matrix is read in, each part taking some of each; `None` if its panels are to lie side by side.
+    streams: Option<usize>,
+}
+
+/// What is computed at once.
+struct Task {
+    /// Its panels, which some thread may have none of; with streams, up to the last one of its share.
+    panels: Range<usize>,
+    streams: Option<Streams>,
+    /// Its part of the rows.
+    pass: Pass,
 }
 
 impl<'a> Shares<'a> {
     /// Of the panels of `stack`, for `m` rows of `x`. One thread has all if they are too little work to share out.
     fn new(cpu: &Cpu, m: usize, stack: &'a [Linear<'a>]) -> Self {
         let Some(layout) = stack.first().map(|linear| linear.weights.layout()) else {
-            return Self::cut(stack, 1, Cut { multiple: 1, most: 1, passes: 1 });
+            return Self::cut(stack, 1, Cut { multiple: 1, most: 1, passes: 1, streams: None });
         };
         let panels: usize = stack.iter().map(|linear| linear.weights.layout().panels()).sum();
         let multiple = registers_for(layout.format, MOST_ACCUMULATORS).panel_multiple(m);
         if m.saturating_mul(panels * PANEL).saturating_mul(layout.cols) < ALONE {
-            return Self::cut(stack, 1, Cut { multiple, most: panels.max(1), passes: 1 });
+            return Self::cut(stack, 1, Cut { multiple, most: panels.max(1), passes: 1, streams: None });
         }
         let threads = cpu.threads.count();
         let by_bytes = TASK_BYTES / layout.panel_bytes();
@@ -163,7 +180,14 @@ impl<'a> Shares<'a> {
         let by_products = TASK_PRODUCTS / (m * layout.cols * PANEL);
         let most = (by_bytes.min(by_threads).min(by_products) / multiple).max(1);
         let passes = (m * layout.cols * PANEL * multiple / TASK_PRODUCTS).clamp(1, m.div_ceil(4 * HIGHEST));
-        Self::cut(stack, threads, Cut { multiple, most, passes })
+        Self::cut(stack, threads, Cut { multiple, most, passes, streams: None })
+    }
+
+    /// The same for one tile of rows in the streams that it reads, which go on from task to task: a small task's are too short for what
+    /// is asked for ahead.
+    fn in_streams(mut self, width: Option<usize>) -> Self {
+        self.cut.streams = width;
+        self
     }
 
     fn cut(stack: &'a [Linear<'a>], threads: usize, cut: Cut) -> Self {
@@ -193,23 +217,22 @@ impl<'a> Shares<'a> {
         self.threads * self.parts * self.cut.passes
     }
 
-    /// The panels of a task, which some thread may have none of, and its part of the rows.
-    fn task(&self, task: usize) -> (Range<usize>, Pass) {
+    fn task(&self, task: usize) -> Task {
         let (part, pass) =
             (task / self.cut.passes, Pass { index: task % self.cut.passes, of: self.cut.passes });
         let (thread, mut part) = (part / self.parts, part % self.parts);
         for piece in self.pieces(thread) {
             let parts = self.cut.parts_of(piece.len());
             if part < parts {
-                let bound = |part| piece.start + self.cut.bound(piece.len(), part);
-                return (bound(part)..bound(part + 1), pass);
+                let (panels, streams) = self.cut.part(piece.len(), part);
+                return Task { panels: piece.start + panels.start..piece.start + panels.end, streams, pass };
             }
             part -= parts;
         }
-        (0..0, pass)
+        Task { panels: 0..0, streams: None, pass }
     }
 
-    /// Panels of a task at most.
+    /// Panels of a task at most, where they lie side by side.
     fn widest(&self) -> usize {
         // A share may have one panel more than another, and less than a multiple besides.
         self.panels.div_ceil(self.threads).min((self.cut.most + 1) * self.cut.multiple)
@@ -232,12 +255,23 @@ impl Cut {
         self.multiples_of(panels).div_ceil(self.most)
     }
 
-    /// Where a part of so many panels starts.
-    fn bound(self, panels: usize, part: usize) -> usize {
-        match self.parts_of(panels) {
-            parts if part == parts => panels,
-            parts => self.multiples_of(panels) * part / parts * self.multiple,
+    /// Which of so many panels a part takes.
+    fn part(self, panels: usize, part: usize) -> (Range<usize>, Option<Streams>) {
+        let parts = self.parts_of(panels);
+        let is_last = part + 1 == parts;
+        let share_of = |whole: usize| whole * part / parts..whole * (part + 1) / parts;
+        if let Some(width) = self.streams {
+            let (apart, _) = full_tiles(panels, width);
+            if apart > 1 {
+                let Range { start, end } = share_of(apart);
+                let rest = if is_last { panels - width * apart } else { 0 };
+                let streams =
+                    Streams { width, full: end - start, apart, rest_at: width * apart - start, rest };
+                return (start..panels, Some(streams));
+            }
         }
+        let Range { start, end } = share_of(self.multiples_of(panels));
+        (start * self.multiple..if is_last { panels } else { end * self.multiple }, None)
     }
 }
 
@@ -259,6 +293,8 @@ struct Part<'a> {
     linear: Linear<'a>,
     first: usize,
     count: usize,
+    /// Which of these panels it is; all if there are none.
+    streams: Option<Streams>,
     /// Where this thread will probably read on.
     next: Option<*const u8>,
     pass: Pass,
@@ -287,7 +323,8 @@ impl Part<'_> {
         let layout = self.linear.weights.layout();
         let weights = Panels {
             at: self.weights().as_ptr(),
-            panels: self.count.div_ceil(PANEL),
+            panels: self.streams.map_or(self.count.div_ceil(PANEL), |streams| streams.panels()),
+            streams: self.streams,
             panel_bytes: layout.panel_bytes(),
             next: self.next,
             pass: self.pass,

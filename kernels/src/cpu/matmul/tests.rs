@@ -250,9 +250,18 @@ fn a_gated_product_is_the_gate_of_two_products() {
 #[test]
 fn every_panel_meets_every_row_in_one_task_of_one_matrix_and_tasks_are_no_larger_than_they_say() {
     let cpu = &mut Cpu::new(1);
-    for (threads, multiple, most, passes) in
-        [(1, 3, 1, 1), (2, 3, 1, 3), (2, 4, 2, 1), (3, 3, 3, 2), (2, 1, 5, 1), (16, 4, 1, 7)]
-    {
+    for (threads, multiple, most, passes, streams) in [
+        (1, 3, 1, 1, None),
+        (2, 3, 1, 3, None),
+        (2, 4, 2, 1, None),
+        (3, 3, 3, 2, None),
+        (2, 1, 5, 1, None),
+        (16, 4, 1, 7, None),
+        (1, 3, 1, 1, Some(3)),
+        (2, 4, 2, 1, Some(4)),
+        (3, 4, 3, 1, Some(2)),
+        (2, 2, 200, 1, Some(1)),
+    ] {
         for sizes in (1..150).flat_map(|panels| [vec![panels], vec![panels, 1 + panels / 4, 2 + panels / 5]])
         {
             let matrices: Vec<Packed> = sizes
@@ -264,21 +273,27 @@ fn every_panel_meets_every_row_in_one_task_of_one_matrix_and_tasks_are_no_larger
                 .collect();
             let stack: Vec<Linear<'_>> = matrices.iter().map(Linear::from).collect();
             let (panels, m) = (sizes.iter().sum::<usize>(), 57 + sizes[0]);
-            let shares = Shares::cut(&stack, threads, Cut { multiple, most, passes });
+            let shares = Shares::cut(&stack, threads, Cut { multiple, most, passes, streams });
             let starts: Vec<usize> = (0..sizes.len()).map(|i| sizes[..i].iter().sum()).collect();
             let mut met = vec![0; panels * m];
             for task in 0..shares.tasks() {
-                let (share, pass) = shares.task(task);
+                let Task { panels: share, streams, pass } = shares.task(task);
                 let rows = pass.rows(m);
-                assert!(
-                    share.len() <= shares.widest() && rows.len() <= shares.highest(m),
-                    "{share:?} {rows:?}"
-                );
+                assert!(streams.is_some() || share.len() <= shares.widest(), "{share:?}");
+                assert!(rows.len() <= shares.highest(m), "{rows:?}");
                 assert!(
                     !starts.iter().any(|start| share.start < *start && *start < share.end),
                     "{share:?} is of several of {sizes:?}"
                 );
-                share.for_each(|panel| rows.clone().for_each(|row| met[panel * m + row] += 1));
+                let panels: Vec<usize> = match streams {
+                    None => share.collect(),
+                    Some(Streams { width, full, apart, rest_at, rest }) => (0..width)
+                        .flat_map(|stream| (0..full).map(move |panel| stream * apart + panel))
+                        .chain(rest_at..rest_at + rest)
+                        .map(|panel| share.start + panel)
+                        .collect(),
+                };
+                panels.iter().for_each(|panel| rows.clone().for_each(|row| met[panel * m + row] += 1));
             }
             assert!(met.iter().all(|times| *times == 1), "{sizes:?} panels, {m} rows");
         }

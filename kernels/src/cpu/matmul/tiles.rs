@@ -57,25 +57,33 @@ impl Registers {
         self.widest(heights(m, self.highest).tallest())
     }
 
+    /// The panels that the only tile of `m` rows takes at once; `None` if there are several tiles.
+    pub(super) fn width_of_single(self, m: usize) -> Option<usize> {
+        (m <= self.highest).then(|| self.widest(m))
+    }
+
     /// Calls `take` for all tiles of `m` rows of `x` by those panels.
     #[inline(always)]
     pub(super) fn for_each_tile(self, m: usize, weights: Panels, mut take: impl FnMut(Tile)) {
-        let Panels { at: weights, panels, panel_bytes, next, soon, pass } = weights;
+        let Panels { at: weights, panels, streams, panel_bytes, next, soon, pass } = weights;
         let rows = heights(m, self.highest);
         let widest = self.widest(rows.tallest());
-        // Tiles of one panel are slow: four panels are two and two, not three and one.
-        let (full, rest) = match (panels / widest, panels % widest) {
-            (full @ 1.., 1) if widest == 3 => (full - 1, 2),
-            (full, 2) if widest == 3 => (full, 2),
-            (full, _) => (full, 1),
+        let is_single = rows.tiles == 1 && pass.of == 1;
+        let (full, rest) = full_tiles(panels, widest);
+        // With one tile of x, each of its panels walks through its own part of the task's: weights come in long streams.
+        let (full, apart, rest_at) = match streams {
+            Some(Streams { width, full, apart, rest_at, .. }) => {
+                assert!(is_single && width == widest, "a tile takes a panel of each stream");
+                (full, apart, rest_at)
+            }
+            None if is_single => (full, full, full * widest),
+            None => (full, 1, full * widest),
         };
         let blocks = full + (panels - full * widest) / rest;
-        // With one tile of x, each of its panels walks through its own part of the task's: weights come in long streams.
-        let is_single = rows.tiles == 1 && pass.of == 1;
         let place = |block: usize| match block < full {
-            true if is_single => (block, widest, full),
-            true => (block * widest, widest, 1),
-            false => (full * widest + (block - full) * rest, rest, 1),
+            true if is_single => (block, widest, apart),
+            true => (block * widest, widest, apart),
+            false => (rest_at + (block - full) * rest, rest, 1),
         };
         for block in 0..blocks {
             let (panel, width, apart) = place(block);
@@ -101,12 +109,47 @@ impl Registers {
     }
 }
 
+/// Tiles of all of `widest` panels, and the panels of those that take the rest. Tiles of one panel are slow: four panels are two and
+/// two, not three and one.
+pub(super) fn full_tiles(panels: usize, widest: usize) -> (usize, usize) {
+    match (panels / widest, panels % widest) {
+        (full @ 1.., 1) if widest == 3 => (full - 1, 2),
+        (full, 2) if widest == 3 => (full, 2),
+        (full, _) => (full, 1),
+    }
+}
+
+/// Panels that one tile of rows takes from several places, some from each: its share of a matrix goes through all tasks in as many long
+/// streams.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Streams {
+    /// How many there are.
+    pub(super) width: usize,
+    /// Panels of each.
+    pub(super) full: usize,
+    /// Panels from a stream's first to the next one's.
+    pub(super) apart: usize,
+    /// Where the panels lie that no stream takes, from the first stream's first.
+    pub(super) rest_at: usize,
+    /// How many those are.
+    pub(super) rest: usize,
+}
+
+impl Streams {
+    /// Panels of all, and the rest.
+    pub(super) fn panels(&self) -> usize {
+        self.width * self.full + self.rest
+    }
+}
+
 /// The panels of a task.
 #[derive(Clone, Copy)]
 pub(super) struct Panels {
     /// Where they lie.
     pub(super) at: *const u8,
     pub(super) panels: usize,
+    /// How, unless side by side. For one tile of rows, which takes as many at once.
+    pub(super) streams: Option<Streams>,
     pub(super) panel_bytes: usize,
     /// Where this thread will read on, if that is known.
     pub(super) next: Option<*const u8>,
@@ -250,6 +293,7 @@ mod tests {
                 let weights = Panels {
                     at: std::ptr::null(),
                     panels,
+                    streams: None,
                     panel_bytes: 64,
                     next: None,
                     pass: Pass::ONLY,
@@ -274,6 +318,7 @@ mod tests {
         let weights = Panels {
             at: std::ptr::null(),
             panels,
+            streams: None,
             panel_bytes,
             next: Some(next as *const u8),
             pass: Pass::ONLY,

@@ -22,6 +22,17 @@ const STRIDE: usize = 4;
 /// Tiles of rows that each unfold the weights for themselves.
 const FEW_TILES: usize = 2;
 
+/// What this instruction set has room for.
+pub(super) struct RegistersForAll;
+
+impl Kernel for RegistersForAll {
+    type Output = Registers;
+
+    fn run<S: Simd>(self, _: S) -> Registers {
+        registers::<S>()
+    }
+}
+
 /// Some rows of one matrix, for all rows of `x`, activations in `f32`.
 pub(super) struct Product<'a> {
     pub(super) part: &'a Part<'a>,

@@ -24,6 +24,17 @@ use tile::{FourBitsZero, Grouped, GroupedBytes, Kind, PerOutput, Source, Stepped
 /// Columns whose products fit 32 bits together: `255 * 127 * SEGMENT < 2^31`.
 pub(super) const SEGMENT: usize = 32 << 10;
 
+/// What this instruction set has room for with weights of that format.
+pub(super) struct RegistersFor(pub(super) Format);
+
+impl IntegerKernel for RegistersFor {
+    type Output = Registers;
+
+    fn run<S: Integers>(self, _: S) -> Registers {
+        registers::<S>(self.0)
+    }
+}
+
 /// Some rows of one matrix, for all rows of `x`.
 pub(super) struct Product<'a> {
     pub(super) part: &'a Part<'a>,
