@@ -10,7 +10,7 @@ def median(samples: list[float]) -> float | None:
 
 
 def cell(result: dict) -> str:
-    """`ours / best peer with its letter / ratio / share of the ceiling`; what is not known is a dash."""
+    """`ours / best peer with its letter / ratio by rounds / share of the ceiling`; what is not known is a dash."""
     ours, peers = median(result["samples"].get("S", [])), {}
     for letter, samples in result["samples"].items():
         if letter != "S" and samples:
@@ -19,11 +19,18 @@ def cell(result: dict) -> str:
     parts = [
         number(ours),
         f"{number(peers[best])} {best}" if best else "–",
-        f"{ours / peers[best]:.2f}×" if ours and best else "–",
+        f"{ratio:.2f}×" if (ratio := by_rounds(result["samples"])) else "–",
         f"{100 * share:.0f}%" if (share := of_ceiling(result)) else "–",
     ]
     mark = " *" if max(result["foreign"], default=0.0) > MOST_FOREIGN else ""
     return " / ".join(parts) + mark
+
+
+def by_rounds(samples: dict) -> float | None:
+    """Ours over the fastest peer's of the same round, the median of the rounds: what changes from minute to minute meets both."""
+    peers = [samples[letter] for letter in samples if letter != "S" and samples[letter]]
+    rounds = zip(samples.get("S", []), *peers) if peers else []
+    return median([ours / max(theirs) for ours, *theirs in rounds])
 
 
 def of_ceiling(result: dict) -> float | None:
