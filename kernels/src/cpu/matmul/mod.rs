@@ -104,7 +104,7 @@ fn matmul_on(
     let shares = Shares::new(cpu, m, stack).in_streams(registers.width_of_single(m));
     let product = ProductId::new();
     let (isa, shared) = (cpu.isa, Shared::new(y));
-    cpu.threads.run(shares.tasks(), |task, _| {
+    let work = |task: usize| {
         let Task { panels, streams, pass } = shares.task(task);
         let share = (product, panels.start);
         // Of panels and outputs before each matrix.
@@ -126,7 +126,11 @@ fn matmul_on(
             }
             (before, column) = (end, column + outputs);
         }
-    });
+    };
+    match shares.threads {
+        1 => (0..shares.tasks()).for_each(work),
+        _ => cpu.threads.run(shares.tasks(), |task, _| work(task)),
+    }
 }
 
 /// How the panels of a product are shared out: to each thread as many as to the others, in tasks of some panels of one matrix and,
@@ -217,6 +221,7 @@ impl<'a> Shares<'a> {
         self.threads * self.parts * self.cut.passes
     }
 
+    /// The last ones of a thread may be empty.
     fn task(&self, task: usize) -> Task {
         let (part, pass) =
             (task / self.cut.passes, Pass { index: task % self.cut.passes, of: self.cut.passes });
