@@ -5,15 +5,20 @@ import statistics
 MOST_FOREIGN = 0.05  # share of the processors that others may take before a cell is marked
 
 
-def median(samples: list[float]) -> float | None:
-    return statistics.median(samples) if samples else None
+def known(samples: list[float | None]) -> list[float]:
+    """Those of rounds in which there was a figure."""
+    return [sample for sample in samples if sample is not None]
+
+
+def median(samples: list[float | None]) -> float | None:
+    return statistics.median(known(samples)) if known(samples) else None
 
 
 def cell(result: dict) -> str:
     """`ours / best peer with its letter / ratio by rounds / share of the ceiling`; what is not known is a dash."""
     ours, peers = median(result["samples"].get("S", [])), {}
     for letter, samples in result["samples"].items():
-        if letter != "S" and samples:
+        if letter != "S" and known(samples):
             peers[letter] = median(samples)
     best = max(peers, key=peers.get, default=None)
     parts = [
@@ -28,14 +33,13 @@ def cell(result: dict) -> str:
 
 def by_rounds(samples: dict) -> float | None:
     """Ours over the fastest peer's of the same round, the median of the rounds: what changes from minute to minute meets both."""
-    peers = [samples[letter] for letter in samples if letter != "S" and samples[letter]]
-    rounds = zip(samples.get("S", []), *peers) if peers else []
-    return median([ours / max(theirs) for ours, *theirs in rounds])
+    rounds = zip(samples.get("S", []), *(samples[letter] for letter in samples if letter != "S"))
+    return median([ours / max(known(theirs)) for ours, *theirs in rounds if ours and known(theirs)])
 
 
 def of_ceiling(result: dict) -> float | None:
     """Ours as a share of what the machine could do, each run of its own minute."""
-    return median([rate / most for rate, most in zip(result["samples"].get("S", []), result["ceilings"])])
+    return median([rate / most for rate, most in zip(known(result["samples"].get("S", [])), result["ceilings"])])
 
 
 def number(value: float | None) -> str:
@@ -58,7 +62,7 @@ def every_contestant(results: list[dict], letters: list[str]) -> str:
     for result in results:
         cells = []
         for letter in letters:
-            samples = result["samples"].get(letter, [])
+            samples = known(result["samples"].get(letter, []))
             spread = f" ({number(min(samples))}–{number(max(samples))})" if len(samples) > 1 else ""
             cells.append(f"{number(median(samples))}{spread}")
         cells = [f"{result['column']}, {result['row']}", *cells, number(median(result["ceilings"]))]
