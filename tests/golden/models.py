@@ -34,6 +34,13 @@ QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_slid
 QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "use_sliding_window": False, "sliding_window": None,
          "max_window_layers": 2, "rms_norm_eps": 1e-6, "head_dim": 32}
 
+ABSENT = object()  # a key of BASE that the family's files leave out
+GEMMA2 = {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "hidden_act": "gelu_pytorch_tanh",
+          "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 96, "num_hidden_layers": 4, "head_dim": 32,
+          "query_pre_attn_scalar": 24, "attn_logit_softcapping": 10.0, "final_logit_softcapping": 12.0,
+          "sliding_window": 24, "rms_norm_eps": 1e-6, "mlp_bias": ABSENT, "tie_word_embeddings": ABSENT,
+          "pad_token_id": 0, "bos_token_id": 2, "cache_implementation": "hybrid"}
+
 # name: (stored as, safetensors files, config over BASE). Configs of both generations of transformers: version 4
 # wrote rope_theta, rope_scaling and torch_dtype; version 5 writes rope_parameters and dtype.
 MODELS = {
@@ -55,19 +62,28 @@ MODELS = {
     "qwen3-bias-v5": ("float16", 1, QWEN3 | {
         "vocab_size": 272, "attention_bias": True, "dtype": "float16",
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+    "gemma2": ("bfloat16", 2, GEMMA2 | {"rope_theta": 10000.0, "torch_dtype": "bfloat16"}),
+    "gemma2-v5": ("float16", 1, GEMMA2 | {
+        "num_attention_heads": 6, "vocab_size": 272, "sliding_window": 9, "cache_implementation": ABSENT,
+        "tie_word_embeddings": True, "dtype": "float16",
+        "layer_types": ["sliding_attention", "full_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
 }
 
 
-def draw(name: str, shape, generator) -> torch.Tensor:
-    """A weight whose size suits its place."""
+def draw(name: str, shape, generator, is_gemma: bool) -> torch.Tensor:
+    """A weight whose size suits its place. Gemma adds 1 to the weights of its norms. Its layers get large outputs, or
+    the scaled embedding and the tied head would repeat one token."""
     if "norm" in name:
-        return 0.5 + torch.rand(shape, generator=generator)
+        values = 0.5 + torch.rand(shape, generator=generator)
+        return values if not is_gemma else 8 * values - 1 if "post_" in name else values - 1
     values = torch.randn(shape, generator=generator)
     if name.endswith("bias"):
         return 0.5 * values
     if "embed_tokens" in name:
         return 0.35 * values  # also the head where it is tied: 0.35 * sqrt(64) is a logit's spread
-    gain = 1.6 if ("q_proj" in name or "k_proj" in name) else 3.0 if "lm_head" in name else 1.3
+    scores = 3.0 if is_gemma else 1.6  # as large as Gemma's softcap
+    gain = scores if ("q_proj" in name or "k_proj" in name) else 3.0 if "lm_head" in name else 1.3
     return gain / shape[-1] ** 0.5 * values
 
 
@@ -79,9 +95,10 @@ def write_model(path: pathlib.Path, config: dict, dtype: str, files: int, seed: 
     empty = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
+    is_gemma = config["model_type"].startswith("gemma")
     for name, like in sorted(empty.state_dict().items()):
-        if not (name == "lm_head.weight" and config["tie_word_embeddings"]):
-            tensors[name] = draw(name, like.shape, generator).to(getattr(torch, dtype))
+        if not (name == "lm_head.weight" and empty.config.tie_word_embeddings):
+            tensors[name] = draw(name, like.shape, generator, is_gemma).to(getattr(torch, dtype))
     if files == 1:
         save(tensors, path / "model.safetensors")
         return
@@ -117,7 +134,7 @@ def compute(path: pathlib.Path, seed: int, vocab: int):
 
 
 def make_one(name: str, dtype: str, files: int, over: dict):
-    config = BASE | over
+    config = {key: value for key, value in (BASE | over).items() if value is not ABSENT}
     path = HERE / "models" / name
     for seed in range(200):
         write_model(path, config, dtype, files, seed)
