@@ -9,8 +9,8 @@ use skein_node::clock;
 use skein_worker::BlockId;
 use skein_worker::backend::cpu::{CpuModel, CpuOptions, Numbers};
 use skein_worker::backend::{Batch, BatchSequence, SampleRow};
-use skein_worker::model::packed_cache::PackedCache;
-use skein_worker::model::profile::Part;
+use skein_worker::model::on_cpu::packed_cache::PackedCache;
+use skein_worker::model::on_cpu::profile::Part;
 use skein_worker::sampling::SamplingParams;
 
 use super::best_of;

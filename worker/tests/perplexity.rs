@@ -10,7 +10,7 @@ use skein_kernels::cpu::packed::Format;
 use skein_worker::BlockId;
 use skein_worker::backend::cpu::{CpuModel, CpuOptions, Numbers};
 use skein_worker::backend::{Batch, BatchSequence, ScoreRow};
-use skein_worker::model::packed_cache::PackedCache;
+use skein_worker::model::on_cpu::packed_cache::PackedCache;
 
 const BLOCK_SIZE: u32 = 16;
 /// Tokens of a window in `held_out.bin`; the first of them is given.

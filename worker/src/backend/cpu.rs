@@ -17,13 +17,13 @@ use skein_kernels::threads::Placement;
 
 use super::{Backend, BackendError, Batch, BatchSequence, StepHandle, StepOutput};
 use crate::model::LoadError;
+use crate::model::checkpoint::Weights;
 use crate::model::config::ModelConfig;
 use crate::model::fingerprint;
-use crate::model::llama::{Activations, Llama, Step};
-use crate::model::pack::pack;
-use crate::model::packed_cache::PackedCache;
-use crate::model::profile::{Part, Profile};
-use crate::model::weights::Weights;
+use crate::model::on_cpu::pack::pack;
+use crate::model::on_cpu::packed_cache::PackedCache;
+use crate::model::on_cpu::profile::{Part, Profile};
+use crate::model::on_cpu::{Activations, Llama, Step};
 use crate::{BlockId, TokenId};
 use draws::Draws;
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::LoadError;
-use super::weights::Weights;
+use super::checkpoint::Weights;
 
 /// The fingerprint of the model in `dir`: equal for equal copies, whatever their shards' names. XXH3-64.
 ///

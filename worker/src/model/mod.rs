@@ -3,17 +3,12 @@
 //! Everything read from a model directory is checked here, and what is wrong is said with file, field, value and
 //! what would be right: a directory is input like any other.
 
+pub mod checkpoint;
 pub mod config;
 pub mod cost;
 pub mod fingerprint;
-pub mod llama;
-pub mod llama_cuda;
-pub mod llama_cuda_attention;
-pub mod llama_cuda_weights;
-pub mod pack;
-pub mod packed_cache;
-pub mod profile;
-pub mod weights;
+pub mod on_cpu;
+pub mod on_cuda;
 
 use std::path::PathBuf;
 

@@ -10,11 +10,11 @@ use crate::backend::cuda::{self, CudaOptions, NotUsable, OpenDevice, StepGaps};
 use crate::backend::fake::{FakeBackend, FakeOptions};
 use crate::config::{BackendKind, KvCacheDtype, LoadFormat, Quantization, WorkerConfig};
 use crate::model::LoadError;
+use crate::model::checkpoint::Weights;
 use crate::model::config::ModelConfig;
 use crate::model::cost::{Product, StepCost, ValueBytes};
 use crate::model::fingerprint::{computed_with, fingerprint};
-use crate::model::packed_cache::PackedCache;
-use crate::model::weights::Weights;
+use crate::model::on_cpu::packed_cache::PackedCache;
 
 /// What makes weights up, and how to have some without a GPU.
 const DUMMY: &str = "--load-format dummy (on the CPU, make a model with skein bench make-model)";

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use skein_worker::BlockId;
 use skein_worker::backend::cpu::{CpuModel, CpuOptions, Numbers};
 use skein_worker::backend::{Batch, BatchSequence, SampleRow};
-use skein_worker::model::packed_cache::PackedCache;
+use skein_worker::model::on_cpu::packed_cache::PackedCache;
 use skein_worker::sampling::SamplingParams;
 
 pub const BLOCK_SIZE: u32 = 16;

@@ -13,7 +13,7 @@ use skein_kernels::cuda::{CudaError, DeviceSlice, Kernels, Stream};
 use super::upload::Dtype;
 use crate::model::LoadError;
 use crate::model::config::read_object;
-use crate::model::llama_cuda_weights::LlamaWeights;
+use crate::model::on_cuda::weights::LlamaWeights;
 
 /// Standard deviation of weights that were just initialised.
 const DEVIATION: f32 = 0.02;

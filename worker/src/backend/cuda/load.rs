@@ -38,11 +38,11 @@ use crate::BlockId;
 use crate::backend::{BackendError, Batch, BatchSequence, SampleRow};
 use crate::config::{CudaConfig, LoadFormat, SchedulerConfig};
 use crate::model::LoadError;
+use crate::model::checkpoint::Weights;
 use crate::model::config::ModelConfig;
-use crate::model::llama_cuda::{Activations, CudaLlama, Ops, Workspace};
-use crate::model::llama_cuda_attention::StepAttention;
-use crate::model::llama_cuda_weights::{LlamaWeights, Place, Source};
-use crate::model::weights::Weights;
+use crate::model::on_cuda::attention::StepAttention;
+use crate::model::on_cuda::weights::{LlamaWeights, Place, Source};
+use crate::model::on_cuda::{Activations, CudaLlama, Ops, Workspace};
 use crate::sampling::SamplingParams;
 
 /// What a CUDA backend is told.

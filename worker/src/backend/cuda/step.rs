@@ -23,7 +23,7 @@ use super::slot::{LaunchedStep, Slot};
 use super::threads::Launcher;
 use super::{failed, failed_on, stopped};
 use crate::backend::{BackendError, Batch, BlockCopy as Copy};
-use crate::model::llama_cuda::{Activations, CudaLlama, StepRows};
+use crate::model::on_cuda::{Activations, CudaLlama, StepRows};
 
 /// A model on a device with all it needs to run steps. The launching thread owns it.
 pub(super) struct CudaModel<T, K> {

@@ -6,9 +6,9 @@ use skein_kernels::cuda::memory::E4m3;
 use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::linear::{Granularity, LinearWeight, WeightValues};
 
-use super::LoadError;
-use super::config::ModelConfig;
-use super::weights::Weights;
+use crate::model::LoadError;
+use crate::model::checkpoint::Weights;
+use crate::model::config::ModelConfig;
 use skein_kernels::cuda::arena::Carver;
 
 /// All weights. Matrices are `[outputs, inputs]` as in the checkpoint, those that read the same input stacked into one.

@@ -3,6 +3,10 @@
 //! A pre-norm decoder: grouped-query attention with rotary positions, then a SwiGLU network, each added to the
 //! residual stream.
 
+pub mod pack;
+pub mod packed_cache;
+pub mod profile;
+
 use std::ops::Range;
 
 use skein_kernels::cpu::Cpu;
@@ -17,11 +21,11 @@ use skein_kernels::cpu::norm::{rms_norm_heads, rms_norm_into};
 use skein_kernels::cpu::packed::Packed;
 use skein_kernels::cpu::rope::{Projected, angles, inverse_frequencies, rotate_and_write};
 
-use super::LoadError;
-use super::config::ModelConfig;
-use super::pack::Matrix;
-use super::profile::{Part, Profile};
-use super::weights::Weights;
+use self::pack::Matrix;
+use self::profile::{Part, Profile};
+use crate::model::LoadError;
+use crate::model::checkpoint::Weights;
+use crate::model::config::ModelConfig;
 
 /// The embedding's tensor, and the head's where it has one of its own.
 const EMBEDDING: &str = "model.embed_tokens.weight";

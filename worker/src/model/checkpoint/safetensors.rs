@@ -9,7 +9,8 @@ use serde_json::Value;
 use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
 use skein_kernels::mapped::{Bytes, MappedFile};
 
-use super::{LoadError, config::read_object};
+use crate::model::LoadError;
+use crate::model::config::read_object;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -86,7 +87,7 @@ impl Weights {
 
     /// Tells these files from those of other times: their lengths and when they were written. Far more than
     /// [`Weights::sample`] sees, and of this machine only.
-    pub(super) fn stamp(&self, take: &mut dyn FnMut(&[u8])) {
+    pub(in crate::model) fn stamp(&self, take: &mut dyn FnMut(&[u8])) {
         for file in &self.files {
             let metadata = file.map.file().and_then(|file| file.metadata().ok());
             let written = metadata.and_then(|metadata| metadata.modified().ok());
@@ -95,7 +96,7 @@ impl Weights {
     }
 
     /// Gives names, types, shapes and a few bytes of all tensors to `take`, by name.
-    pub(super) fn sample(&self, take: &mut dyn FnMut(&[u8])) {
+    pub(in crate::model) fn sample(&self, take: &mut dyn FnMut(&[u8])) {
         let mut places: Vec<_> = self.places.iter().collect();
         places.sort_unstable();
         for (name, &file) in places {

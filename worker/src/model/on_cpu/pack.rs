@@ -8,9 +8,9 @@ use skein_kernels::cpu::matrix::WeightMatrix;
 use skein_kernels::cpu::packed::{self, Format, Layout, PackError, Packed};
 use xxhash_rust::xxh3::Xxh3Default;
 
-use super::LoadError;
 use super::packed_cache::{Found, PackedCache};
-use super::weights::Weights;
+use crate::model::LoadError;
+use crate::model::checkpoint::Weights;
 
 /// Matrices start at multiples of a page.
 const PART_ALIGN: usize = 4096;

@@ -1,7 +1,10 @@
-//! The forward pass of [`super::llama`] over CUDA operations: the same steps in the same order, queued on a stream.
+//! The forward pass of [`super::on_cpu`] over CUDA operations: the same steps in the same order, queued on a stream.
 //!
 //! The residual stream is f32, all other activations are `T`. A projection's output waits in `delta` until the next
 //! normalisation adds it to the residual stream: one pass over memory for both.
+
+pub mod attention;
+pub mod weights;
 
 use skein_kernels::cuda::blaslt::{BlasElement, row_buckets};
 use skein_kernels::cuda::ops::Activation;
@@ -15,9 +18,9 @@ use skein_kernels::cuda::ops::norm::{AddRmsNorm, Norm};
 use skein_kernels::cuda::ops::rope::{RopeKvWrite, RopeRows};
 use skein_kernels::cuda::{CudaError, DeviceSlice, Stream};
 
-use super::config::ModelConfig;
-use super::llama_cuda_attention::{LayerRows, StepAttention};
-use super::llama_cuda_weights::LlamaWeights;
+use self::attention::{LayerRows, StepAttention};
+use self::weights::LlamaWeights;
+use crate::model::config::ModelConfig;
 use skein_kernels::cuda::arena::Carver;
 
 /// A model on a device: weights, cache, operations.
