@@ -9,8 +9,8 @@ use skein_node::discovery::Change;
 use skein_router::app::App;
 use skein_router::cluster::{Cluster, Tuning};
 use skein_router::config::RouterConfig;
+use skein_router::links::transport::{Connector, Grpc};
 use skein_router::text::model_text::ModelText;
-use skein_router::transport::{Connector, Grpc};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 

@@ -7,7 +7,7 @@ use skein_node::config::text;
 use skein_node::discovery;
 use skein_node::shutdown::Shutdown;
 use skein_node::telemetry;
-use skein_router::transport::{Connector, Grpc, GrpcWithKey};
+use skein_router::links::transport::{Connector, Grpc, GrpcWithKey};
 
 use crate::exit::{Failure, USAGE};
 use crate::front::{self, Served};

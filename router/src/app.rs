@@ -7,9 +7,9 @@ use tokio::sync::Semaphore;
 
 use crate::config::RouterConfig;
 use crate::drain::Drain;
-use crate::generator::{Generator, ModelLimits};
+use crate::generator::Generator;
 use crate::refusal::Refusal;
-use crate::request::{Draft, Prompt, TokenRequest};
+use crate::request::{Draft, ModelLimits, Prompt, TokenRequest};
 use crate::text::model_text::ModelText;
 use crate::text::text_stream::{TextOptions, TextStream};
 use crate::validate::validate;

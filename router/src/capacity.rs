@@ -1,9 +1,8 @@
 //! A cluster seen from outside as one large worker: what a gateway in front of several routers has to know. Pure.
 
-use crate::cluster::Snapshot;
 use crate::fleet::WorkerStatus;
-use crate::generator::ModelLimits;
-use crate::worker_client::WorkerInfo;
+use crate::fleet::report::WorkerInfo;
+use crate::request::ModelLimits;
 
 /// What the workers that take requests can do, and carry, together.
 #[derive(Debug, Clone, PartialEq)]
@@ -36,8 +35,8 @@ pub struct Capacity {
 
 impl Capacity {
     /// Of the workers that take requests; `None` without any.
-    pub fn of(snapshot: &Snapshot) -> Option<Self> {
-        let ready = snapshot.workers.iter().filter(|worker| worker.state == "ready");
+    pub fn of(workers: &[WorkerStatus]) -> Option<Self> {
+        let ready = workers.iter().filter(|worker| worker.state == "ready");
         ready.filter_map(|worker| Some(Self::of_one(worker, worker.info.as_ref()?))).reduce(Self::with)
     }
 
@@ -83,8 +82,7 @@ impl Capacity {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admission::Running;
-    use crate::ledger::CurrentLoad;
+    use crate::fleet::ledger::CurrentLoad;
 
     fn worker(state: &str, max_model_len: u32, resume_exact: bool) -> WorkerStatus {
         let info = WorkerInfo {
@@ -116,8 +114,7 @@ mod tests {
     fn limits_are_the_least_and_room_is_the_sum_of_those_that_take_requests() {
         let workers =
             vec![worker("ready", 64, true), worker("ready", 32, true), worker("draining", 8, false)];
-        let snapshot = Snapshot { workers, running: Running::default() };
-        let capacity = Capacity::of(&snapshot).unwrap();
+        let capacity = Capacity::of(&workers).unwrap();
         assert_eq!(
             (capacity.limits.max_model_len, capacity.resume_exact, capacity.fingerprint),
             (32, true, 7)
@@ -125,7 +122,7 @@ mod tests {
         assert_eq!((capacity.kv_blocks, capacity.max_num_seqs, capacity.free_blocks), (200, 16, 80));
         assert_eq!((capacity.sequences, capacity.decode_tokens_per_second), (4, 2.0));
         let mixed = vec![worker("ready", 64, true), worker("ready", 64, false)];
-        assert!(!Capacity::of(&Snapshot { workers: mixed, ..snapshot.clone() }).unwrap().resume_exact);
-        assert_eq!(Capacity::of(&Snapshot { workers: vec![worker("silent", 64, true)], ..snapshot }), None);
+        assert!(!Capacity::of(&mixed).unwrap().resume_exact);
+        assert_eq!(Capacity::of(&[worker("silent", 64, true)]), None);
     }
 }

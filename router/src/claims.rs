@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::refusal::Refusal;
-use crate::stream_key::StreamKey;
+use crate::request::StreamKey;
 
 /// The ids in use. Clones share them.
 #[derive(Debug, Clone, Default)]

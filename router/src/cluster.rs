@@ -22,20 +22,21 @@ use crate::admission::Running;
 use crate::capacity::Capacity;
 use crate::config::{RecoveryConfig, RouterConfig};
 use crate::dispatch::driver::Driver;
-use crate::dispatch::errands::{self, Errands};
-use crate::fleet::{Fleet, HealthLimits, WorkerStatus, link};
-use crate::generator::{Generator, Journey, ModelLimits, TokenSource};
-use crate::prefix_index::PrefixIndex;
+use crate::fleet::prefix_index::PrefixIndex;
+use crate::fleet::{Fleet, HealthLimits, WorkerStatus};
+use crate::generator::{Generator, TokenSource};
+use crate::links::errands::{self, Errands};
+use crate::links::follow;
+use crate::links::transport::{Connector, Grpc};
+pub use crate::links::workers::Tuning;
+use crate::links::workers::Workers;
 use crate::refusal::Refusal;
-use crate::request::{TokenDelta, TokenRequest};
-use crate::shared::Shared;
-pub use crate::shared::Tuning;
-use crate::transport::{Connector, Grpc};
+use crate::request::{Journey, ModelLimits, TokenDelta, TokenRequest};
 
 /// A cluster of workers of one model. Cheap to clone; its links end with the last clone.
 #[derive(Clone)]
 pub struct Cluster {
-    shared: Arc<Shared>,
+    workers: Arc<Workers>,
     _tasks: Arc<EndOnDrop>,
 }
 
@@ -69,28 +70,28 @@ impl Cluster {
         let limits = HealthLimits { worker_timeout, wedge_timeout };
         let fleet = Fleet::new(model_name, router_id, limits, PrefixIndex::new(max_index_bytes));
         let (errands, to_run) = Errands::new();
-        let shared = Arc::new(Shared::new(config, model_name, fleet, rng, connector, errands));
+        let workers = Arc::new(Workers::new(config, model_name, fleet, rng, connector, errands));
         let tasks = [
-            task::spawn(link::follow_members(shared.clone(), changes)),
-            task::spawn(link::look_at_health(shared.clone())),
+            task::spawn(follow::follow_members(workers.clone(), changes)),
+            task::spawn(follow::look_at_health(workers.clone())),
             task::spawn(errands::run(to_run)),
         ];
-        Self { shared, _tasks: Arc::new(EndOnDrop(tasks)) }
+        Self { workers, _tasks: Arc::new(EndOnDrop(tasks)) }
     }
 
     /// Admits, places and starts a request. An error means that nothing was started.
     pub async fn submit(&self, request: TokenRequest) -> Result<TokenStream, Refusal> {
         let now = clock::now();
-        let shared = &self.shared;
+        let workers = &self.workers;
         let time_left = request.deadline.map(|deadline| deadline.since(now));
         if time_left.is_some_and(|left| left.is_zero()) {
             return Err(Refusal::DeadlineExceeded { timeout: Duration::ZERO });
         }
         let stream_key = request.stream_key();
-        let claim = shared.running.claim(&request.id, stream_key)?;
-        let permit = shared.admission.admit(shared.ask(&request, stream_key, time_left)?)?;
+        let claim = workers.running.claim(&request.id, stream_key)?;
+        let permit = workers.admission.admit(workers.ask(&request, stream_key, time_left)?)?;
         let (aborts, wanted) = mpsc::channel(request.n.max(1) as usize);
-        let mut driver = Driver::new(shared.clone(), request, stream_key, wanted, permit, claim);
+        let mut driver = Driver::new(workers.clone(), request, stream_key, wanted, permit, claim);
         driver.start().await?;
         let journey = driver.journey();
         let deltas = futures::stream::unfold(driver, async |mut driver| Some((driver.next().await?, driver)));
@@ -100,30 +101,30 @@ impl Cluster {
     /// This process is about to leave: streams dropped from now on go on at their workers for a while, so that clients
     /// take them up again through another router.
     pub fn leave(&self) {
-        self.shared.errands.leave();
+        self.workers.errands.leave();
     }
 
     /// What every ready worker can take.
     pub fn model_limits(&self) -> Result<ModelLimits, Refusal> {
-        let limits = self.shared.with_fleet(|fleet| fleet.limits(clock::now()));
-        limits.ok_or_else(|| self.shared.nobody_ready())
+        let limits = self.workers.with_fleet(|fleet| fleet.limits(clock::now()));
+        limits.ok_or_else(|| self.workers.nobody_ready())
     }
 
     /// Whether a request would find a worker now.
     pub fn ready(&self) -> Result<(), Refusal> {
-        let ready = self.shared.with_fleet(|fleet| fleet.is_ready(clock::now()));
-        if ready { Ok(()) } else { Err(self.shared.nobody_ready()) }
+        let ready = self.workers.with_fleet(|fleet| fleet.is_ready(clock::now()));
+        if ready { Ok(()) } else { Err(self.workers.nobody_ready()) }
     }
 
     /// How the cluster stands.
     pub fn snapshot(&self) -> Snapshot {
-        let workers = self.shared.with_fleet(|fleet| fleet.status(clock::now()));
-        Snapshot { workers, running: self.shared.admission.running() }
+        let workers = self.workers.with_fleet(|fleet| fleet.status(clock::now()));
+        Snapshot { workers, running: self.workers.admission.running() }
     }
 
     /// Waits until a worker takes requests, for `at_most` that long.
     pub async fn wait_ready(&self, at_most: Duration) -> Result<(), Refusal> {
-        let mut changes = self.shared.fleet_changes();
+        let mut changes = self.workers.fleet_changes();
         let ready = async {
             while self.ready().is_err() {
                 changes.changed().await;
@@ -149,7 +150,7 @@ impl Generator for Cluster {
     }
 
     fn capacity(&self) -> Result<Capacity, Refusal> {
-        Capacity::of(&self.snapshot()).ok_or_else(|| self.shared.nobody_ready())
+        Capacity::of(&self.snapshot().workers).ok_or_else(|| self.workers.nobody_ready())
     }
 
     fn leave(&self) {

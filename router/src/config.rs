@@ -51,7 +51,7 @@ impl Default for RecoveryConfig {
             wedge_timeout: None,
             stream_linger: Duration::from_secs(10),
             patience: Duration::from_secs(30),
-            max_index_bytes: crate::prefix_index::DEFAULT_MAX_BYTES,
+            max_index_bytes: crate::fleet::prefix_index::DEFAULT_MAX_BYTES,
         }
     }
 }

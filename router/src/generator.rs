@@ -8,7 +8,7 @@ use futures::future::BoxFuture;
 
 use crate::capacity::Capacity;
 use crate::refusal::Refusal;
-use crate::request::{TokenDelta, TokenRequest};
+use crate::request::{Journey, ModelLimits, TokenDelta, TokenRequest};
 
 /// What generates tokens. Cheap to share behind an `Arc`.
 pub trait Generator: Send + Sync + 'static {
@@ -36,29 +36,4 @@ pub trait TokenSource: Stream<Item = Result<TokenDelta, Refusal>> + Send + Unpin
     fn journey(&self) -> Journey {
         Journey::default()
     }
-}
-
-/// What a request went through that its client did not see.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Journey {
-    /// Moves to another worker, or back to the same one.
-    pub moves: u32,
-    /// Every token is the one that an undisturbed run would have given. False once a worker went on from tokens of
-    /// another one and one of the two does not promise equal bits.
-    pub resume_exact: bool,
-}
-
-impl Default for Journey {
-    fn default() -> Self {
-        Self { moves: 0, resume_exact: true }
-    }
-}
-
-/// Bounds that come from the workers, not from configuration.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ModelLimits {
-    /// Most tokens a sequence may have, prompt and output together.
-    pub max_model_len: u32,
-    /// Token ids are below this.
-    pub vocab_size: u32,
 }

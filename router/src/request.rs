@@ -5,8 +5,6 @@ use std::sync::Arc;
 
 use skein_node::clock::Timestamp;
 
-use crate::stream_key::StreamKey;
-
 /// A token id; text stays on this side of `dispatch`, tokens go through it.
 pub type TokenId = u32;
 
@@ -113,10 +111,20 @@ pub struct TokenRequest {
     pub resume: Option<Arc<Resume>>,
 }
 
-impl TokenRequest {
-    /// Under which name others find the stream of this request.
-    pub fn stream_key(&self) -> StreamKey {
-        self.stream_key.unwrap_or_else(|| StreamKey::of(self))
+/// XXH3-128 of (client's request id, model, prompt, sampling, n, salt). Routers that were given the same request under
+/// the same id agree on it, so one finds what another has started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StreamKey(pub u128);
+
+impl StreamKey {
+    /// From the wire: 16 bytes, big-endian; `None` = it is no key.
+    pub fn from_wire(bytes: &[u8]) -> Option<Self> {
+        Some(Self(u128::from_be_bytes(bytes.try_into().ok()?)))
+    }
+
+    /// For the wire.
+    pub fn to_wire(self) -> Vec<u8> {
+        self.0.to_be_bytes().to_vec()
     }
 }
 
@@ -204,4 +212,29 @@ pub enum TokenFinish {
     Length,
     /// The router ended it (a stop string was seen).
     Aborted,
+}
+
+/// What a request went through that its client did not see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Journey {
+    /// Moves to another worker, or back to the same one.
+    pub moves: u32,
+    /// Every token is the one that an undisturbed run would have given. False once a worker went on from tokens of
+    /// another one and one of the two does not promise equal bits.
+    pub resume_exact: bool,
+}
+
+impl Default for Journey {
+    fn default() -> Self {
+        Self { moves: 0, resume_exact: true }
+    }
+}
+
+/// Bounds that come from the workers, not from configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ModelLimits {
+    /// Most tokens a sequence may have, prompt and output together.
+    pub max_model_len: u32,
+    /// Token ids are below this.
+    pub vocab_size: u32,
 }

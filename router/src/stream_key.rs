@@ -3,15 +3,10 @@
 
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::request::{Sampling, TokenRequest};
+use crate::request::{Sampling, StreamKey, TokenRequest};
 
 /// Begins every encoding; another layout gets another name.
 const LAYOUT: &[u8] = b"skein.stream.1";
-
-/// XXH3-128 of (client's request id, model, prompt, sampling, n, salt). Routers that were given the same request under
-/// the same id agree on it, so one finds what another has started.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct StreamKey(u128);
 
 impl StreamKey {
     /// The key of a request. What its client already has of the answer does not count.
@@ -36,15 +31,12 @@ impl StreamKey {
         stop.iter().for_each(|stop| encoding.bytes(stop.as_bytes()));
         Self(xxh3_128(&encoding.0))
     }
+}
 
-    /// From the wire: 16 bytes, big-endian; `None` = it is no key.
-    pub fn from_wire(bytes: &[u8]) -> Option<Self> {
-        Some(Self(u128::from_be_bytes(bytes.try_into().ok()?)))
-    }
-
-    /// For the wire.
-    pub fn to_wire(self) -> Vec<u8> {
-        self.0.to_be_bytes().to_vec()
+impl TokenRequest {
+    /// Under which name others find the stream of this request.
+    pub fn stream_key(&self) -> StreamKey {
+        self.stream_key.unwrap_or_else(|| StreamKey::of(self))
     }
 }
 

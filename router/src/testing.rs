@@ -12,9 +12,9 @@ use futures::{FutureExt, Stream};
 use serde_json::{Value, json};
 
 use crate::capacity::Capacity;
-use crate::generator::{Generator, Journey, ModelLimits, TokenSource};
+use crate::generator::{Generator, TokenSource};
 use crate::refusal::Refusal;
-use crate::request::{TokenDelta, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
+use crate::request::{Journey, ModelLimits, TokenDelta, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
 use crate::text::model_text::ModelText;
 
 /// First id of a byte: byte `b` is token `b + BYTES`.

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use skein_node::clock::Timestamp;
 
-use crate::prefix_index::WorkerId;
+use crate::fleet::WorkerId;
+use crate::links::worker_client::{CallError, WorkerDelta};
 use crate::refusal::Refusal;
 use crate::request::{Resume, TokenDelta, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
-use crate::worker_client::{CallError, WorkerDelta};
 
 /// Moves of one request in all. The limit from the configuration counts moves without progress, so that a long
 /// answer survives any number of restarts; this one ends a request that crashes worker after worker by itself,

@@ -1,8 +1,6 @@
 //! Holds one request's stream and does what its [`Delivery`] says. Everything here is waiting; a dropped driver
 //! drops its reader, which ends the request at the worker unless somebody else reads it.
 
-mod open;
-
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -15,80 +13,78 @@ use super::delivery::{Action, Delivery, Event, Wait};
 use super::reader::Reader;
 use super::watch::{Waited, Watch};
 use crate::admission::Permit;
-use crate::breaker::Outcome;
 use crate::claims::Claim;
+use crate::fleet::breaker::Outcome;
 use crate::fleet::{self, Placement};
-use crate::generator::Journey;
+use crate::links::worker_client::CallError;
+use crate::links::workers::{Workers, until};
 use crate::refusal::Refusal;
-use crate::request::{TokenDelta, TokenRequest};
-use crate::shared::{Shared, until};
-use crate::stream_key::StreamKey;
-use crate::worker_client::CallError;
+use crate::request::{Journey, StreamKey, TokenDelta, TokenRequest};
 
 /// How often a request that waits for a worker looks by itself; breakers open again without an event.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
 
 /// One request under way.
 pub(crate) struct Driver {
-    shared: Arc<Shared>,
-    request: TokenRequest,
-    stream_key: StreamKey,
-    delivery: Delivery,
-    state: State,
+    pub(super) workers: Arc<Workers>,
+    pub(super) request: TokenRequest,
+    pub(super) stream_key: StreamKey,
+    pub(super) delivery: Delivery,
+    pub(super) state: State,
     /// The reader whose stream broke. It leaves once it is decided whether to attach to its stream again.
-    left: Option<Reader>,
+    pub(super) left: Option<Reader>,
     /// Some sample was aborted: the worker may not know that the request is over.
     aborted: bool,
     /// What the last worker that computed promises of resumes.
-    exact_so_far: bool,
+    pub(super) exact_so_far: bool,
     journey: Arc<Mutex<Journey>>,
     outbox: VecDeque<Result<TokenDelta, Refusal>>,
     aborts: mpsc::Receiver<u32>,
-    fleet_changes: Listener,
-    losses: Listener,
+    pub(super) fleet_changes: Listener,
+    pub(super) losses: Listener,
     _permit: Permit,
     _claim: Claim,
 }
 
-enum State {
+pub(super) enum State {
     Opening(Wait),
     Streaming(Box<Source>),
     Over,
 }
 
 /// An open stream.
-struct Source {
-    reader: Reader,
-    _placed: Placed,
-    gave_tokens: bool,
+pub(super) struct Source {
+    pub(super) reader: Reader,
+    pub(super) _placed: Placed,
+    pub(super) gave_tokens: bool,
 }
 
 /// A placement's entry in the worker's account, struck out when dropped.
-struct Placed {
-    shared: Arc<Shared>,
-    placement: Placement,
+pub(super) struct Placed {
+    pub(super) workers: Arc<Workers>,
+    pub(super) placement: Placement,
 }
 
 impl Drop for Placed {
     fn drop(&mut self) {
-        self.shared.with_fleet(|fleet| fleet.ended(self.placement));
+        self.workers.with_fleet(|fleet| fleet.ended(self.placement));
     }
 }
 
 impl Driver {
     pub(crate) fn new(
-        shared: Arc<Shared>,
+        workers: Arc<Workers>,
         request: TokenRequest,
         stream_key: StreamKey,
         aborts: mpsc::Receiver<u32>,
         permit: Permit,
         claim: Claim,
     ) -> Self {
-        let delivery = Delivery::new(&request, shared.delivery_limits, clock::now());
+        let delivery = Delivery::new(&request, workers.delivery_limits, clock::now());
         let state = if delivery.is_over() { State::Over } else { State::Opening(Wait::No) };
-        let (fleet_changes, losses) = (shared.fleet_changes(), shared.losses());
+        let (fleet_changes, losses) = (workers.fleet_changes(), workers.losses());
         Self {
-            shared,
+            workers,
             request,
             stream_key,
             delivery,
@@ -204,9 +200,9 @@ impl Driver {
     fn leave_stream(&mut self) {
         if let State::Streaming(source) = std::mem::replace(&mut self.state, State::Over) {
             let Placement { worker, epoch, .. } = source.reader.placement;
-            self.shared.with_fleet(|fleet| fleet.stream_gone(self.stream_key, worker));
+            self.workers.with_fleet(|fleet| fleet.stream_gone(self.stream_key, worker));
             if !source.reader.is_over() {
-                self.shared.handle(fleet::Event::Dispatched(worker, epoch, Outcome::Fault));
+                self.workers.handle(fleet::Event::Dispatched(worker, epoch, Outcome::Fault));
             }
         }
     }
@@ -216,8 +212,8 @@ impl Driver {
         if let State::Streaming(source) = &mut self.state {
             let Placement { worker, epoch, .. } = source.reader.placement;
             source.reader.over();
-            self.shared.handle(fleet::Event::HandedBack(worker, epoch));
-            self.shared.handle(fleet::Event::Dispatched(worker, epoch, Outcome::Neutral));
+            self.workers.handle(fleet::Event::HandedBack(worker, epoch));
+            self.workers.handle(fleet::Event::Dispatched(worker, epoch, Outcome::Neutral));
         }
     }
 
@@ -247,7 +243,7 @@ impl Driver {
         let placement = source.reader.placement;
         let waited = {
             let (deadline, losses) = (self.request.deadline, &mut self.losses);
-            let watch = Watch { shared: &self.shared, placement, deadline, losses };
+            let watch = Watch { workers: &self.workers, placement, deadline, losses };
             let next = std::pin::pin!(source.reader.next());
             watch.wait(next, Some(&mut self.aborts)).await
         };
@@ -260,7 +256,7 @@ impl Driver {
             Waited::Stuck => Event::Ended(Some(CallError::Fault("the worker stands still".into()))),
             Waited::Leave => {
                 self.report_for(placement, Outcome::Neutral);
-                self.shared.with_fleet(|fleet| fleet.stream_gone(self.stream_key, placement.worker));
+                self.workers.with_fleet(|fleet| fleet.stream_gone(self.stream_key, placement.worker));
                 // Its reader leaves, and the worker is rid of it.
                 return Event::HandedBack;
             }
@@ -281,7 +277,7 @@ impl Driver {
             && !std::mem::replace(&mut source.gave_tokens, true)
         {
             let placement = source.reader.placement;
-            self.shared.with_fleet(|fleet| fleet.prefilled(placement));
+            self.workers.with_fleet(|fleet| fleet.prefilled(placement));
             self.report(Outcome::Success);
         }
     }
@@ -293,15 +289,15 @@ impl Driver {
     }
 
     fn report_for(&self, Placement { worker, epoch, .. }: Placement, outcome: Outcome) {
-        self.shared.handle(fleet::Event::Dispatched(worker, epoch, outcome));
+        self.workers.handle(fleet::Event::Dispatched(worker, epoch, outcome));
     }
 
-    fn with_journey(&self, change: impl FnOnce(&mut Journey)) {
+    pub(super) fn with_journey(&self, change: impl FnOnce(&mut Journey)) {
         change(&mut self.journey.lock().unwrap_or_else(PoisonError::into_inner));
     }
 }
 
-fn outcome_of(error: &CallError) -> Outcome {
+pub(super) fn outcome_of(error: &CallError) -> Outcome {
     match error {
         CallError::Fault(_) => Outcome::Fault,
         CallError::Backpressure { .. } => Outcome::Backpressure,

@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use skein_node::clock;
 
-use super::errands::{Errand, What};
 use crate::fleet::Placement;
-use crate::shared::Shared;
-use crate::worker_client::{CallError, WorkerClient, WorkerDelta, WorkerDeltas};
+use crate::links::errands::{Errand, What};
+use crate::links::worker_client::{CallError, WorkerClient, WorkerDelta, WorkerDeltas};
+use crate::links::workers::Workers;
 use futures::StreamExt;
 
 /// A reader, from before its call to the end of its stream.
 pub(super) struct Reader {
-    shared: Arc<Shared>,
+    workers: Arc<Workers>,
     pub placement: Placement,
     client: WorkerClient,
     pub id: String,
@@ -24,8 +24,8 @@ pub(super) struct Reader {
 
 impl Reader {
     /// A reader whose call is about to be made.
-    pub fn new(shared: Arc<Shared>, placement: Placement, client: WorkerClient, id: String) -> Self {
-        Self { shared, placement, client, id, deltas: None, over: false }
+    pub fn new(workers: Arc<Workers>, placement: Placement, client: WorkerClient, id: String) -> Self {
+        Self { workers, placement, client, id, deltas: None, over: false }
     }
 
     pub fn client(&self) -> WorkerClient {
@@ -58,7 +58,7 @@ impl Reader {
 
     fn tell(&self, what: What) {
         let errand = Errand { client: self.client.clone(), reader: self.id.clone(), what };
-        self.shared.errands.send(errand);
+        self.workers.errands.send(errand);
     }
 }
 
@@ -66,11 +66,11 @@ impl Drop for Reader {
     fn drop(&mut self) {
         // Without linger a stream ends when it is dropped. A worker out of reach hears nothing, and would only keep
         // others waiting; what it still runs ends when it has lingered.
-        if self.over || self.shared.linger.is_zero() {
+        if self.over || self.workers.linger.is_zero() {
             return;
         }
         let Placement { worker, epoch, .. } = self.placement;
-        if self.shared.with_fleet(|fleet| fleet.is_reachable(clock::now(), worker, epoch)) {
+        if self.workers.with_fleet(|fleet| fleet.is_reachable(clock::now(), worker, epoch)) {
             let deltas = self.deltas.take();
             self.tell(What::Release(deltas));
         }

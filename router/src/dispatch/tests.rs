@@ -8,10 +8,10 @@ use rand::{RngExt, SeedableRng};
 use skein_node::clock::Timestamp;
 
 use super::delivery::{Action, Delivery, Event, Limits, MAX_MOVES, Wait};
-use crate::prefix_index::WorkerId;
+use crate::fleet::WorkerId;
+use crate::links::worker_client::{CallError, WorkerDelta};
 use crate::refusal::Refusal;
 use crate::request::{Sampling, TokenDelta, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
-use crate::worker_client::{CallError, WorkerDelta};
 
 const WORKER: WorkerId = WorkerId(1);
 const PATIENCE: Duration = Duration::from_secs(30);

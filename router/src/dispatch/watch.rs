@@ -8,7 +8,7 @@ use skein_node::signal::Listener;
 use tokio::sync::mpsc;
 
 use crate::fleet::{Fleet, Placement};
-use crate::shared::{Shared, until};
+use crate::links::workers::{Workers, until};
 
 /// A silent stream asks this often whether its worker is lost, beside being told.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
@@ -25,7 +25,7 @@ pub(super) enum Waited<T> {
 
 /// What to watch for.
 pub(super) struct Watch<'a> {
-    pub shared: &'a Shared,
+    pub workers: &'a Workers,
     pub placement: Placement,
     pub deadline: Option<clock::Timestamp>,
     /// Changes when some worker is lost.
@@ -56,12 +56,12 @@ impl Watch<'_> {
                 () = self.losses.changed() => {}
                 () = tokio::time::sleep(LOOK_AGAIN) => {}
             }
-            if self.shared.with_fleet(stuck) {
+            if self.workers.with_fleet(stuck) {
                 return Waited::Stuck;
             }
             // Only of a stream that is open: a call under way is answered soon.
             if aborts.is_some()
-                && self.shared.with_fleet(|fleet| fleet.should_leave(clock::now(), self.placement))
+                && self.workers.with_fleet(|fleet| fleet.should_leave(clock::now(), self.placement))
             {
                 return Waited::Leave;
             }

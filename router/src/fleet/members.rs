@@ -6,8 +6,8 @@ use skein_node::clock::Timestamp;
 use skein_node::discovery::Member;
 
 use super::worker::Worker;
+use super::worker_id::WorkerId;
 use super::{Action, Fleet, TICK};
-use crate::prefix_index::WorkerId;
 
 /// A tick later than this means that this process stood still, not its workers.
 const OWN_PAUSE: Duration = Duration::from_secs(1);

@@ -1,13 +1,18 @@
 //! The live picture of the workers: who belongs, who is ready, what each caches and carries. Pure: events and
-//! the time go in, actions come out. `link` feeds it from the network.
+//! the time go in, actions come out. `links` feeds it from the network.
 //!
 //! A worker takes requests only while its `Info` is read, its watch is alive, it does not drain, its breaker lets
 //! requests through, and no stream has just broken on it. It knows no requests and no client.
 
-pub(crate) mod link;
+pub mod breaker;
+pub mod ledger;
 mod members;
+pub mod policy;
+pub mod prefix_index;
+pub mod report;
 mod streams;
 mod worker;
+mod worker_id;
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -17,18 +22,17 @@ use skein_node::clock::Timestamp;
 use skein_node::discovery::Change;
 use skein_proto::block_hash::{self, BlockHash};
 
-use crate::breaker::Outcome;
-use crate::generator::ModelLimits;
-use crate::ledger::{Cost, CurrentLoad};
-use crate::policy::{self, Demand, Pick, WorkerView};
-use crate::prefix_index::{Desync, Expectation, PrefixIndex, WorkerId};
-use crate::request::TokenId;
-use crate::stream_key::StreamKey;
-use crate::worker_client::{WatchBody, WatchEvent, WorkerInfo};
+use crate::request::{ModelLimits, StreamKey, TokenId};
 
+use breaker::Outcome;
+use ledger::{Cost, CurrentLoad};
+use policy::{Demand, Pick, WorkerView};
+use prefix_index::{Desync, Expectation, PrefixIndex};
+use report::{WatchBody, WatchEvent, WorkerInfo};
 use streams::StreamDirectory;
 pub use worker::HealthLimits;
 use worker::{Model, Step, Worker};
+pub use worker_id::WorkerId;
 
 /// The fleet looks at its workers' health this often; who calls [`Fleet::handle`] with [`Event::Tick`] keeps the time.
 pub(crate) const TICK: Duration = Duration::from_millis(250);

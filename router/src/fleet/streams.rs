@@ -4,8 +4,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::prefix_index::WorkerId;
-use crate::stream_key::StreamKey;
+use super::worker_id::WorkerId;
+use crate::request::StreamKey;
 
 /// Streams known at once; the oldest are forgotten first. About 100 bytes each.
 pub(super) const MAX_STREAMS: usize = 1 << 16;

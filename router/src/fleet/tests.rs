@@ -5,8 +5,8 @@ use rand::rngs::StdRng;
 use skein_node::discovery::Member;
 
 use super::*;
-use crate::ledger::Load;
-use crate::prefix_index::{CacheChange, DEFAULT_MAX_BYTES, Run};
+use crate::fleet::ledger::Load;
+use crate::fleet::prefix_index::{CacheChange, DEFAULT_MAX_BYTES, Run};
 
 const ROUTER: u64 = 77;
 const LIMITS: HealthLimits = HealthLimits { worker_timeout: Duration::from_secs(5), wedge_timeout: None };

@@ -5,9 +5,9 @@ use std::time::Duration;
 use skein_node::clock::Timestamp;
 use skein_node::discovery::Member;
 
-use crate::breaker::{Breaker, Outcome};
-use crate::ledger::{Ledger, Load};
-use crate::worker_client::{WatchBody, WatchEvent, WorkerInfo};
+use super::breaker::{Breaker, Outcome};
+use super::ledger::{Ledger, Load};
+use super::report::{WatchBody, WatchEvent, WorkerInfo};
 
 /// After a stream broke, reports that were already on their way for this long do not prove the worker alive.
 const REPORTS_ON_THEIR_WAY: Duration = Duration::from_millis(50);

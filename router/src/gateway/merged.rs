@@ -8,9 +8,8 @@ use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
 
 use crate::app::{App, Started};
-use crate::generator::Journey;
 use crate::refusal::Refusal;
-use crate::request::{Draft, TokenLogprobs, TokenRequest};
+use crate::request::{Draft, Journey, TokenLogprobs, TokenRequest};
 use crate::text::text_stream::{TextDelta, TextStream, Usage};
 
 /// How long the status line may wait for the first delta, so that an early refusal is a status and not a chunk.

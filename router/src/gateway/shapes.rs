@@ -5,8 +5,7 @@ use http::HeaderValue;
 use serde_json::{Map, Value, json};
 
 use super::request_id::X_REQUEST_ID;
-use crate::generator::Journey;
-use crate::request::{TokenId, TokenLogprobs};
+use crate::request::{Journey, TokenId, TokenLogprobs};
 use crate::text::text_stream::{StopCause, TextDelta, TextFinish, Usage};
 
 /// Tells builds apart, as OpenAI's field does.

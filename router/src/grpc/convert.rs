@@ -6,9 +6,8 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 use skein_proto::v1;
 
-use crate::generator::Journey;
 use crate::refusal::Refusal;
-use crate::request::{Draft, DraftSampling, Prompt, TokenId, TokenLogprobs};
+use crate::request::{Draft, DraftSampling, Journey, Prompt, TokenId, TokenLogprobs};
 use crate::text::received::Received;
 use crate::text::text_stream::{StopCause, TextFinish, Usage};
 use crate::text::token_bytes::TokenBytes;

@@ -102,7 +102,7 @@ fn assembled(responses: &[v1::GenerateResponse]) -> ([Assembled; 2], usize, usiz
 async fn a_stream_is_taken_up_again_behind_any_response() {
     let script = |whole: bool| {
         let length = |index| finish(index, TokenFinish::Length);
-        let journey = crate::generator::Journey { moves: 1, resume_exact: true };
+        let journey = crate::request::Journey { moves: 1, resume_exact: true };
         let deltas = match whole {
             true => vec![delta(1, "éx"), length(1), delta(0, "a😀ENb"), length(0)],
             false => vec![

@@ -4,8 +4,8 @@
 use serde_json::Value;
 
 use super::TextError;
+use crate::ranges::{Range, number, top_k};
 use crate::refusal::Refusal;
-use crate::validate::{Range, number, top_k};
 
 const FILE: &str = "generation_config.json";
 

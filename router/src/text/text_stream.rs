@@ -7,9 +7,9 @@ use super::detokenizer::Detokenizer;
 use super::model_text::ModelText;
 use super::stop::StopMatcher;
 use crate::drain::Lease;
-use crate::generator::{Journey, TokenSource};
+use crate::generator::TokenSource;
 use crate::refusal::Refusal;
-use crate::request::{TokenDelta, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
+use crate::request::{Journey, TokenDelta, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
 
 /// What a request wants of its text; checked. The worker knows nothing of it.
 #[derive(Debug, Clone, Default, PartialEq)]

@@ -17,10 +17,10 @@ use skein_node::clock;
 use skein_node::discovery::{self, Change, Member};
 use skein_router::cluster::{Cluster, TokenStream, Tuning};
 use skein_router::config::{AdmissionConfig, RecoveryConfig, RequestLimits, RouterConfig};
-use skein_router::generator::{ModelLimits, TokenSource};
+use skein_router::generator::TokenSource;
+use skein_router::links::transport::Grpc;
 use skein_router::refusal::Refusal;
-use skein_router::request::{Sampling, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
-use skein_router::transport::Grpc;
+use skein_router::request::{ModelLimits, Sampling, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
 use tokio::sync::mpsc;
 
 const ANY_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);

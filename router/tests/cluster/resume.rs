@@ -1,8 +1,7 @@
 //! Streams that outlive what carried them: a connection, a drain, a router, a client.
 
-use skein_router::generator::Journey;
-use skein_router::request::{Resume, ResumeSample};
-use skein_router::transport::Grpc;
+use skein_router::links::transport::Grpc;
+use skein_router::request::{Journey, Resume, ResumeSample};
 
 use super::*;
 

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
+use skein_router::links::transport::{Connector, Transport};
+use skein_router::links::worker_client::{Attempt, WorkerClient, WorkerDelta};
 use skein_router::request::{TokenFinish, TokenId, TokenLogprobs, TokenRequest};
-use skein_router::transport::{Connector, Transport};
-use skein_router::worker_client::{Attempt, WorkerClient, WorkerDelta};
 use skein_worker::config::WorkerConfig;
 use skein_worker::engine::Engine;
 

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
+use skein_router::links::transport::Transport;
 use skein_router::refusal::Refusal;
 use skein_router::request::{TokenDelta, TokenRequest};
-use skein_router::transport::Transport;
 
 /// Tokens on their way to a client, or what ended them.
 pub type Tokens = BoxStream<'static, Result<TokenDelta, Refusal>>;

@@ -15,8 +15,8 @@ use scissors::{Cut, Scissors};
 use skein_node::discovery::{self, Change, Member};
 use skein_router::cluster::{Cluster, Tuning};
 use skein_router::config::{AdmissionConfig, RecoveryConfig, RequestLimits, RouterConfig};
-use skein_router::generator::{Journey, TokenSource};
-use skein_router::request::{Sampling, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
+use skein_router::generator::TokenSource;
+use skein_router::request::{Journey, Sampling, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
 use skein_worker::config::{
     BackendKind, CpuConfig, CudaConfig, Precision, SchedulerConfig, UnsetLimits, WorkerConfig,
 };

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, stream};
 use skein_proto::worker::v1 as wire;
-use skein_router::transport::{Call, Connector, Grpc, Messages, Transport};
+use skein_router::links::transport::{Call, Connector, Grpc, Messages, Transport};
 use tonic::Status;
 
 /// What happens at the cut.

@@ -20,9 +20,8 @@ use serde_json::{Value, json};
 use tower::ServiceExt;
 
 use crate::app::App;
-use crate::generator::Journey;
 use crate::refusal::Refusal;
-use crate::request::{TokenFinish, TokenRequest};
+use crate::request::{Journey, TokenFinish, TokenRequest};
 use crate::testing::{self, Say, Script, delta, finish};
 
 fn routes(app: App) -> Router {

@@ -9,8 +9,9 @@ use skein_proto::worker::v1 as wire;
 
 use crate::capacity::Capacity;
 use crate::refusal::Refusal;
-use crate::request::{Resume, ResumeSample, Sampling, TokenDelta, TokenFinish, TokenLogprobs, TokenRequest};
-use crate::stream_key::StreamKey;
+use crate::request::{
+    Resume, ResumeSample, Sampling, StreamKey, TokenDelta, TokenFinish, TokenLogprobs, TokenRequest,
+};
 use crate::validate::is_request_id;
 
 /// Samples of one request: their numbers are below this.

@@ -12,12 +12,11 @@ use tonic::Code;
 
 use crate::app::App;
 use crate::cluster::{Cluster, Tuning};
+use crate::links::transport::{Connector, Grpc, GrpcWithKey, Transport};
+use crate::links::worker_client::WorkerClient;
 use crate::refusal::Refusal;
-use crate::request::{TokenFinish, TokenRequest};
-use crate::stream_key::StreamKey;
+use crate::request::{StreamKey, TokenFinish, TokenRequest};
 use crate::testing::{self, Say, Script, delta, finish};
-use crate::transport::{Connector, Grpc, GrpcWithKey, Transport};
-use crate::worker_client::WorkerClient;
 
 /// A router that says what its script says.
 struct Router {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
 use skein_proto::worker::v1::{self as wire, worker_server::Worker};
-use skein_router::transport::{Call, Connector, Messages, Transport};
+use skein_router::links::transport::{Call, Connector, Messages, Transport};
 use tonic::{Request, Response, Status};
 
 use super::call::Start;

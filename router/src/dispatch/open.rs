@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use skein_node::clock;
 
-use super::{Driver, Placed, Source, State, outcome_of};
-use crate::dispatch::delivery::Event;
-use crate::dispatch::reader::Reader;
-use crate::dispatch::watch::{Waited, Watch};
+use super::delivery::Event;
+use super::driver::{Driver, Placed, Source, State, outcome_of};
+use super::reader::Reader;
+use super::watch::{Waited, Watch};
 use crate::fleet::{self, Job, Placement};
-use crate::worker_client::{Attachment, Attempt, CallError, WorkerClient};
+use crate::links::worker_client::{Attachment, Attempt, CallError, WorkerClient};
 
 /// A worker that should have the stream says so by then, or it is computed anew.
 const ATTACH_WITHIN: Duration = Duration::from_millis(500);
@@ -35,19 +35,19 @@ impl Driver {
         if !self.delivery.may_attach() {
             return None;
         }
-        let (placement, client) = self.shared.holder(self.stream_key, self.delivery.broken())?;
+        let (placement, client) = self.workers.holder(self.stream_key, self.delivery.broken())?;
         let mut reader = self.reader(placement, client);
         let attachment = Attachment {
             id: reader.id.clone(),
             stream_key: self.stream_key,
             samples: self.delivery.positions().collect(),
             from_prompt_position: self.delivery.next_prompt_position(),
-            linger: self.shared.linger,
+            linger: self.workers.linger,
         };
         let client = reader.client();
         let call = tokio::time::timeout(ATTACH_WITHIN, client.attach(attachment));
         let (deadline, losses) = (self.request.deadline, &mut self.losses);
-        let watch = Watch { shared: &self.shared, placement, deadline, losses };
+        let watch = Watch { workers: &self.workers, placement, deadline, losses };
         match watch.wait(std::pin::pin!(call), None).await {
             Waited::For(Ok(Ok(deltas))) => {
                 reader.opened(deltas);
@@ -61,7 +61,7 @@ impl Driver {
                     tracing::debug!(request = self.request.id, %error, "not attached");
                     reader.over();
                 }
-                self.shared.with_fleet(|fleet| fleet.stream_gone(self.stream_key, placement.worker));
+                self.workers.with_fleet(|fleet| fleet.stream_gone(self.stream_key, placement.worker));
                 None
             }
         }
@@ -70,17 +70,17 @@ impl Driver {
     /// Has a worker compute what is missing.
     async fn generate(&mut self) -> Event {
         let job = self.job();
-        let Some((placement, client)) = self.shared.place(&job, self.delivery.full_workers()) else {
+        let Some((placement, client)) = self.workers.place(&job, self.delivery.full_workers()) else {
             return Event::NobodyReady;
         };
-        let placed = Placed { shared: self.shared.clone(), placement };
+        let placed = Placed { workers: self.workers.clone(), placement };
         let mut reader = self.reader(placement, client);
         let attempt = self.attempt(&reader);
         let client = reader.client();
         let opened = {
             let call = client.generate(&self.request, attempt);
             let (deadline, losses) = (self.request.deadline, &mut self.losses);
-            let watch = Watch { shared: &self.shared, placement, deadline, losses };
+            let watch = Watch { workers: &self.workers, placement, deadline, losses };
             watch.wait(std::pin::pin!(call), None).await
         };
         let Placement { worker, epoch, .. } = placement;
@@ -101,7 +101,7 @@ impl Driver {
                 error
             }
         };
-        self.shared.handle(fleet::Event::Dispatched(worker, epoch, outcome_of(&error)));
+        self.workers.handle(fleet::Event::Dispatched(worker, epoch, outcome_of(&error)));
         Event::NotOpened(worker, error)
     }
 
@@ -110,17 +110,17 @@ impl Driver {
             id: reader.id.clone(),
             samples: self.delivery.remaining().map(|(index, tokens)| (index, tokens.to_vec())).collect(),
             prompt_logprobs: self.delivery.owes_prompt_logprobs(),
-            placement: (self.shared.router_id, reader.placement.sequence),
+            placement: (self.workers.router_id, reader.placement.sequence),
             time_left: self.request.deadline.map(|deadline| deadline.since(clock::now())),
             stream_key: self.stream_key,
-            linger: self.shared.linger,
+            linger: self.workers.linger,
         }
     }
 
     /// A worker computes from now on: from another one's tokens, perhaps, and others may find the stream there.
     fn computed_by(&mut self, placement: Placement) {
         let Placement { worker, epoch, .. } = placement;
-        let exact = self.shared.with_fleet(|fleet| {
+        let exact = self.workers.with_fleet(|fleet| {
             fleet.stream_opened(self.stream_key, worker, epoch);
             fleet.resumes_exactly(worker)
         });
@@ -131,13 +131,13 @@ impl Driver {
     }
 
     fn reader(&self, placement: Placement, client: WorkerClient) -> Reader {
-        let id = attempt_id(&self.request.id, self.shared.router_id, self.shared.next_attempt());
-        Reader::new(self.shared.clone(), placement, client, id)
+        let id = attempt_id(&self.request.id, self.workers.router_id, self.workers.next_attempt());
+        Reader::new(self.workers.clone(), placement, client, id)
     }
 
     /// Begins to read a stream that is attached to.
     fn stream(&mut self, reader: Reader) {
-        let placed = Placed { shared: self.shared.clone(), placement: reader.placement };
+        let placed = Placed { workers: self.workers.clone(), placement: reader.placement };
         self.state = State::Streaming(Box::new(Source { reader, _placed: placed, gave_tokens: false }));
     }
 
@@ -147,7 +147,7 @@ impl Driver {
         let tokens = [&self.request.prompt[..], longest.unwrap_or_default()].concat();
         let left = self.request.sampling.max_tokens.saturating_sub(longest.map_or(0, <[_]>::len) as u32);
         let sequences = self.delivery.remaining().count() as u32;
-        self.shared.job(&self.request, &tokens, left, sequences, self.delivery.owes_prompt_logprobs())
+        self.workers.job(&self.request, &tokens, left, sequences, self.delivery.owes_prompt_logprobs())
     }
 }
 

@@ -1,9 +1,7 @@
-//! The wires behind the fleet: one task follows discovery, one task a worker reads its `Info` and its watch.
+//! The links to the workers: one task follows discovery, one task a worker reads its `Info` and its watch.
 //! They decide nothing: what they hear goes into [`Fleet::handle`], what it says they do.
 //!
-//! [`Fleet::handle`]: super::Fleet::handle
-
-mod standing;
+//! [`Fleet::handle`]: crate::fleet::Fleet::handle
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,14 +10,13 @@ use std::time::Duration;
 use futures::StreamExt;
 use skein_node::discovery::Change;
 use skein_node::{clock, task};
-use standing::{Reached, Standing};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::{AbortHandle, JoinSet};
 
-use super::{Action, Event, TICK};
-use crate::prefix_index::WorkerId;
-use crate::shared::Shared;
-use crate::worker_client::{CallError, WorkerClient};
+use super::standing::{Reached, Standing};
+use super::worker_client::{CallError, WorkerClient};
+use super::workers::Workers;
+use crate::fleet::{Action, Event, TICK, WorkerId};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
@@ -27,7 +24,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 const LOADING_PAUSE: Duration = Duration::from_millis(200);
 
 /// Follows discovery until the cluster is dropped. All links end with this task.
-pub(crate) async fn follow_members(shared: Arc<Shared>, mut changes: mpsc::Receiver<Change>) {
+pub(crate) async fn follow_members(workers: Arc<Workers>, mut changes: mpsc::Receiver<Change>) {
     let mut links = JoinSet::new();
     let mut handles: HashMap<WorkerId, (AbortHandle, Arc<Notify>)> = HashMap::new();
     loop {
@@ -35,18 +32,18 @@ pub(crate) async fn follow_members(shared: Arc<Shared>, mut changes: mpsc::Recei
             // No more changes: the members stay as they are.
             return std::future::pending().await;
         };
-        for action in shared.handle(Event::Member(change)) {
+        for action in workers.handle(Event::Member(change)) {
             match action {
                 Action::Follow(worker, address) => {
                     let hurry = Arc::new(Notify::new());
                     let link = task::spawn_in(
                         &mut links,
-                        follow_worker(shared.clone(), worker, address, hurry.clone()),
+                        follow_worker(workers.clone(), worker, address, hurry.clone()),
                     );
                     handles.insert(worker, (link, hurry));
                 }
                 Action::Unfollow(worker) => {
-                    shared.disconnect(worker);
+                    workers.disconnect(worker);
                     handles.remove(&worker).inspect(|(link, _)| link.abort());
                 }
                 Action::Hurry(worker) => {
@@ -62,26 +59,26 @@ pub(crate) async fn follow_members(shared: Arc<Shared>, mut changes: mpsc::Recei
 }
 
 /// Tells the fleet that time passes, until the cluster is dropped.
-pub(crate) async fn look_at_health(shared: Arc<Shared>) {
+pub(crate) async fn look_at_health(workers: Arc<Workers>) {
     loop {
-        for action in shared.handle(Event::Tick) {
+        for action in workers.handle(Event::Tick) {
             if let Action::Unfollow(worker) = action {
-                shared.disconnect(worker);
+                workers.disconnect(worker);
             }
         }
         tokio::time::sleep(TICK).await;
     }
 }
 
-async fn follow_worker(shared: Arc<Shared>, worker: WorkerId, address: String, hurry: Arc<Notify>) {
+async fn follow_worker(workers: Arc<Workers>, worker: WorkerId, address: String, hurry: Arc<Notify>) {
     let mut pause = FIRST_PAUSE;
     let mut standing = Standing::default();
     loop {
         let mut reached = Reached::Nothing;
-        let ended = session(&shared, worker, &address, &mut reached, &mut standing).await;
-        if shared.handle(Event::Lost(worker)).contains(&Action::Unfollow(worker)) || !shared.has(worker) {
+        let ended = session(&workers, worker, &address, &mut reached, &mut standing).await;
+        if workers.handle(Event::Lost(worker)).contains(&Action::Unfollow(worker)) || !workers.has(worker) {
             tracing::info!(worker = worker.0, address, "a worker that left discovery before is gone");
-            return shared.disconnect(worker);
+            return workers.disconnect(worker);
         }
         pause = match reached {
             Reached::Nothing => pause,
@@ -102,13 +99,13 @@ async fn follow_worker(shared: Arc<Shared>, worker: WorkerId, address: String, h
 
 /// One connection to a worker, from its `Info` to the end of its watch.
 async fn session(
-    shared: &Arc<Shared>,
+    workers: &Arc<Workers>,
     worker: WorkerId,
     address: &str,
     reached: &mut Reached,
     standing: &mut Standing,
 ) -> Result<(), CallError> {
-    let client = WorkerClient::connect(&*shared.connector, address).await?;
+    let client = WorkerClient::connect(&*workers.connector, address).await?;
     *reached = Reached::Process;
     let info = client.info().await?;
     *reached = Reached::Worker;
@@ -119,21 +116,21 @@ async fn session(
         version = info.version,
         "worker connected"
     );
-    shared.connect(worker, client.clone());
-    shared.handle(Event::Connected(worker, info));
+    workers.connect(worker, client.clone());
+    workers.handle(Event::Connected(worker, info));
     let mut subscriptions = 0u32;
     'subscribe: loop {
         // A worker whose snapshots never fit must not be asked in a tight loop.
         tokio::time::sleep(FIRST_PAUSE * subscriptions.min(20)).await;
         subscriptions += 1;
-        let mut events = client.watch(shared.router_id, shared.watch_from(worker)).await?;
+        let mut events = client.watch(workers.router_id, workers.watch_from(worker)).await?;
         while let Some(event) = events.next().await {
             let event = event?;
             if *reached == Reached::Worker {
                 *reached = Reached::Watch;
                 say_back(worker, address, standing);
             }
-            for action in shared.handle(Event::Watched(worker, event)) {
+            for action in workers.handle(Event::Watched(worker, event)) {
                 match action {
                     Action::Resubscribe(_) => continue 'subscribe,
                     Action::Reconnect(_) => return Ok(()),

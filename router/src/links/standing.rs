@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use skein_node::clock::Timestamp;
 
-use crate::worker_client::CallError;
+use super::worker_client::CallError;
 
 /// A router that answers and has no worker for a gateway is starting, for so long. After that somebody should look.
 const STARTING: Duration = Duration::from_secs(30);

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use rand::{Rng, RngExt};
 
-use crate::ledger::CurrentLoad;
-use crate::prefix_index::WorkerId;
+use super::ledger::CurrentLoad;
+use super::worker_id::WorkerId;
 
 /// Output tokens a request is expected to produce where only its limit is known.
 pub const EXPECTED_OUTPUT_TOKENS: u32 = 256;

@@ -1,5 +1,5 @@
 //! The wire to a worker, as a seam: gRPC in production, a simulated network in the simulator. It moves messages of
-//! `skein.worker.v1` and does not know what they mean; [`crate::worker_client`] does.
+//! `skein.worker.v1` and does not know what they mean; [`super::worker_client`] does.
 
 use std::error::Error;
 use std::fmt::Debug;

@@ -11,9 +11,7 @@ use std::time::Duration;
 use skein_node::clock::Timestamp;
 use skein_proto::block_hash::BlockHash;
 
-/// Names one life of one worker in this router; never used again after it left.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct WorkerId(pub u32);
+use super::worker_id::WorkerId;
 
 /// Blocks at chain depth `depth..` that a worker caches; see `RunStored` of the wire contract.
 #[derive(Debug, Clone, PartialEq, Eq)]

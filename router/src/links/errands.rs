@@ -8,7 +8,7 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use tokio::sync::mpsc;
 
-use crate::worker_client::{WorkerClient, WorkerDeltas};
+use super::worker_client::{CallError, WorkerClient, WorkerDeltas};
 
 /// Errands that wait to be run; more are not run at all, for a lingering stream ends by itself.
 const MAX_WAITING: usize = 8192;
@@ -99,11 +99,7 @@ async fn tell(Errand { client, reader, what }: Errand) {
     }
 }
 
-async fn release(
-    client: &WorkerClient,
-    reader: &str,
-    opened: bool,
-) -> Result<(), crate::worker_client::CallError> {
+async fn release(client: &WorkerClient, reader: &str, opened: bool) -> Result<(), CallError> {
     let found = client.release(reader.to_owned()).await?;
     if !found && !opened {
         tokio::time::sleep(TELL_AGAIN_AFTER).await;

@@ -9,19 +9,17 @@ use rand::rngs::StdRng;
 use skein_node::clock::{self, Timestamp};
 use skein_node::signal::{Listener, Signal};
 
+use super::errands::Errands;
+use super::transport::Connector;
+use super::worker_client::WorkerClient;
 use crate::admission::{Admission, Ask};
 use crate::claims::RunningIds;
 use crate::config::{RecoveryConfig, RouterConfig};
 use crate::dispatch::delivery;
-use crate::dispatch::errands::Errands;
-use crate::fleet::{self, Action, Fleet, Job, Placement};
-use crate::policy::{Demand, EXPECTED_OUTPUT_TOKENS};
-use crate::prefix_index::WorkerId;
+use crate::fleet::policy::{Demand, EXPECTED_OUTPUT_TOKENS};
+use crate::fleet::{self, Action, Fleet, Job, Placement, WorkerId};
 use crate::refusal::Refusal;
-use crate::request::{TokenId, TokenRequest};
-use crate::stream_key::StreamKey;
-use crate::transport::Connector;
-use crate::worker_client::WorkerClient;
+use crate::request::{StreamKey, TokenId, TokenRequest};
 
 /// What a client is told to wait when no worker is ready.
 const RETRY_WHEN_NOBODY_READY: Duration = Duration::from_secs(1);
@@ -34,7 +32,7 @@ pub struct Tuning {
 }
 
 /// What links and requests share.
-pub(crate) struct Shared {
+pub(crate) struct Workers {
     state: Mutex<State>,
     changes: Signal,
     losses: Signal,
@@ -57,7 +55,7 @@ struct State {
     rng: StdRng,
 }
 
-impl Shared {
+impl Workers {
     pub(crate) fn new(
         config: &RouterConfig,
         model: &str,
