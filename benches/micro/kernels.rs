@@ -16,8 +16,8 @@ use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
 use skein_kernels::cpu::packed::{Format, Packed};
 use skein_kernels::cpu::roofline::{self, Kind};
 use skein_kernels::cpu::simd::Isa;
-use skein_kernels::threads::Placement;
 use skein_node::clock;
+use skein_sys::threads::Placement;
 use skein_worker::backend::cpu::Numbers;
 
 mod shapes;

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::ArgMatches;
-use skein_kernels::threads::Placement;
 use skein_node::clock;
 use skein_node::config::{Settings, count};
 use skein_node::discovery;
 use skein_node::shutdown::Shutdown;
 use skein_node::telemetry::{self, LogFormat, LogOptions};
 use skein_router::cluster::Cluster;
+use skein_sys::threads::Placement;
 use skein_worker::config::BackendKind;
 use tokio::sync::mpsc;
 

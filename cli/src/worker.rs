@@ -52,7 +52,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
         }
         // A thread may hang in a call to a stuck GPU's driver, and so may the driver's exit handlers. A supervisor
         // must see the end at once, so that streams go on elsewhere.
-        skein_worker::exit_without_handlers(failure.code.into())
+        skein_sys::process::exit_without_handlers(failure.code.into())
     }
     outcome
 }

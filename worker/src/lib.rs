@@ -16,7 +16,6 @@ pub mod service;
 
 pub use backend::cuda::visible_gpus;
 pub use service::{WorkerError, serve};
-pub use skein_kernels::process::exit_without_handlers;
 
 /// A token of the model's vocabulary. A plain `u32`: tokens travel in bulk between wire, scheduler and kernels.
 pub type TokenId = u32;

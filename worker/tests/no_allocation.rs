@@ -10,7 +10,7 @@ mod batches;
 use std::sync::Arc;
 
 use batches::{BLOCK_SIZE, Sequence, load};
-use skein_kernels::allocations::Counting;
+use skein_sys::allocations::Counting;
 use skein_worker::backend::Batch;
 use skein_worker::sampling::SamplingParams;
 

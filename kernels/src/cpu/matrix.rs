@@ -1,7 +1,7 @@
 //! A weight matrix as it was stored: rows are looked up in it, and it is [packed](super::packed) to be multiplied with.
 
 use super::packed::Format;
-use crate::mapped::Bytes;
+use skein_sys::mapped::Bytes;
 
 /// A weight matrix `[rows, cols]`, row-major: row `n` holds the weights of output `n`.
 #[derive(Debug, Clone)]

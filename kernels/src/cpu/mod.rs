@@ -23,8 +23,8 @@ pub mod simd;
 mod prefetch;
 mod shared;
 
-use crate::threads::{Placement, Threads};
 use simd::Isa;
+use skein_sys::threads::{Placement, Threads};
 
 /// What an operation runs on: threads and an instruction set. Neither changes a bit of any result.
 pub struct Cpu {

@@ -13,7 +13,7 @@ use skein_kernels::cpu::attention::Rows;
 use skein_kernels::cpu::kv_cache::{KvCache, KvShape, KvType};
 use skein_kernels::cpu::packed::Format;
 use skein_kernels::cpu::sample;
-use skein_kernels::threads::Placement;
+use skein_sys::threads::Placement;
 
 use super::{Backend, BackendError, Batch, BatchSequence, StepHandle, StepOutput};
 use crate::model::LoadError;

@@ -12,7 +12,7 @@ use slots::Slots;
 
 use super::shared::Shared;
 use super::{Cpu, for_each_row};
-use crate::mapped::ZeroedBytes;
+use skein_sys::mapped::ZeroedBytes;
 
 /// How keys and values are kept. Roundings are to nearest, ties to even.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -29,7 +29,7 @@ use fold::Patches;
 pub use pack::{NotFinite, PackError, pack};
 
 use super::input::{Form, GROUP};
-use crate::mapped::Bytes;
+use skein_sys::mapped::Bytes;
 
 /// Changes whenever the same weights would be packed to other bytes: part of what packed weights are kept under.
 pub const VERSION: u32 = 5;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use safetensors::tensor::{Dtype, Metadata, SafeTensors, TensorInfo};
 use serde_json::Value;
 use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
-use skein_kernels::mapped::{Bytes, MappedFile};
+use skein_sys::mapped::{Bytes, MappedFile};
 
 use crate::model::LoadError;
 use crate::model::config::read_object;

@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use skein_kernels::cpu::Cpu;
-use skein_kernels::mapped::MappedFile;
+use skein_sys::mapped::MappedFile;
 use xxhash_rust::xxh3::xxh3_64;
 
 const MAGIC: [u8; 8] = *b"skeinpk2";

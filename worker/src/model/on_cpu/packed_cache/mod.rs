@@ -19,9 +19,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skein_kernels::cpu::Cpu;
-use skein_kernels::filling::Filling;
-use skein_kernels::mapped::{Bytes, MappedFile};
 use skein_node::clock;
+use skein_sys::filling::Filling;
+use skein_sys::mapped::{Bytes, MappedFile};
 
 /// Most bytes of a directory's packed weights; see [`room::make_room`].
 pub const MOST_BYTES: u64 = 20 << 30;

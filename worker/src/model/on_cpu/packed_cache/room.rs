@@ -4,8 +4,8 @@ use std::fs::{DirEntry, File};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use skein_kernels::mapped::MappedFile;
 use skein_node::clock;
+use skein_sys::mapped::MappedFile;
 
 /// How files that are being made end, behind the name that they will have.
 pub(super) const UNFINISHED: &str = ".new";

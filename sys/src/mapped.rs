@@ -59,6 +59,7 @@ impl MappedFile {
 
 impl Deref for MappedFile {
     type Target = [u8];
+    #[inline]
     fn deref(&self) -> &[u8] {
         &self.map
     }
@@ -88,6 +89,7 @@ impl From<Vec<u8>> for Bytes {
 
 impl Deref for Bytes {
     type Target = [u8];
+    #[inline]
     fn deref(&self) -> &[u8] {
         &self.owner[self.range.clone()]
     }
@@ -118,12 +120,14 @@ impl ZeroedBytes {
 
 impl Deref for ZeroedBytes {
     type Target = [u8];
+    #[inline]
     fn deref(&self) -> &[u8] {
         &self.map[..self.len]
     }
 }
 
 impl DerefMut for ZeroedBytes {
+    #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
         &mut self.map[..self.len]
     }

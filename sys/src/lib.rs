@@ -1,0 +1,10 @@
+//! The operating system: files mapped into memory, memory that is filled once and then shared, compute threads and the
+//! processors they run on, and the end of a process. Knows nothing of tensors or models.
+//!
+//! With `kernels`, the only crate of the product where `unsafe` may live.
+
+pub mod allocations;
+pub mod filling;
+pub mod mapped;
+pub mod process;
+pub mod threads;
