@@ -12,11 +12,12 @@ use skein_node::clock;
 use skein_worker::config::{
     BackendKind, CpuConfig, CudaConfig, Precision, SchedulerConfig, UnsetLimits, WorkerConfig,
 };
-use skein_worker::engine::{EngineHandle, StreamKey, Submission, TokenStream};
+use skein_worker::engine::{EngineHandle, Submission};
 use skein_worker::kv_cache::CacheScope;
 use skein_worker::sampling::SamplingParams;
 use skein_worker::scheduler::{NewRequest, NewSample, RequestKey};
 use skein_worker::service::LocalWorker;
+use skein_worker::streams::{StreamKey, TokenStream};
 
 /// Streams that decode all the while.
 const STREAMS: usize = 16;

@@ -1,7 +1,7 @@
 //! One replica of a model: a scheduler over a paged KV cache, an engine loop, a backend that computes, and the
 //! gRPC service in front. It knows neither the router nor HTTP nor text.
 //!
-//! Arrows point inward: `service → engine → {scheduler → kv_cache, backend → model → kernels}`. The scheduler
+//! Arrows point inward: `service → engine → {streams → scheduler → kv_cache, backend → model → kernels}`. The scheduler
 //! never sees a tensor, the backend never sees a request, and protobuf stops in `service`.
 
 pub mod backend;
@@ -13,6 +13,7 @@ pub mod model;
 pub mod sampling;
 pub mod scheduler;
 pub mod service;
+pub mod streams;
 
 pub use backend::cuda::visible_gpus;
 pub use service::{WorkerError, serve};

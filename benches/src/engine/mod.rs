@@ -10,10 +10,11 @@ use std::sync::Arc;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use skein_node::clock::{self, Timestamp};
-use skein_worker::engine::{EngineHandle, Submission, TokenStream};
+use skein_worker::engine::{EngineHandle, Submission};
 use skein_worker::kv_cache::CacheScope;
 use skein_worker::sampling::SamplingParams;
 use skein_worker::scheduler::{NewRequest, NewSample, RequestKey};
+use skein_worker::streams::TokenStream;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 

@@ -1,7 +1,8 @@
 //! What must hold of an engine between any two turns, for tests and simulators to check.
 
-use super::{Counts, Engine};
+use super::Engine;
 use crate::scheduler;
+use crate::streams::{self, Counts};
 
 /// A broken invariant: a bug of this crate.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -9,37 +10,9 @@ pub enum Broken {
     /// Of blocks or queues.
     #[error(transparent)]
     Scheduler(#[from] scheduler::Broken),
-    /// Somebody computes what nobody may read, or the other way round.
-    #[error("the scheduler has requests {scheduled:?}, the streams are of {streamed:?}")]
-    Requests {
-        /// In the scheduler.
-        scheduled: Vec<u64>,
-        /// In the outbox.
-        streamed: Vec<u64>,
-    },
-    /// A reader's name or a stream's key outlived its stream.
-    #[error("request {request} is gone, and a name or a key leads to it")]
-    Forgotten {
-        /// Which.
-        request: u64,
-    },
-    /// A request was counted twice, or not at all.
-    #[error("{0:?} do not add up")]
-    Counts(Counts),
-    /// Output is held and not counted, or the other way round.
-    #[error("streams hold {held} bytes, {counted} are counted")]
-    OutputBytes {
-        /// In the rings.
-        held: usize,
-        /// In the account.
-        counted: usize,
-    },
-    /// A stream outlived its linger.
-    #[error("request {request} has no reader, its linger is over, and it is still here")]
-    Orphan {
-        /// Whose.
-        request: u64,
-    },
+    /// Of requests and their output.
+    #[error(transparent)]
+    Streams(#[from] streams::Broken),
     /// Something is left where nothing should be.
     #[error("{blocks} blocks are held and {requests} requests are here, or streams are kept")]
     NotAtRest {
@@ -58,7 +31,7 @@ impl Engine {
     /// The first thing found that does not.
     pub fn audit(&self) -> Result<(), Broken> {
         self.scheduler.audit()?;
-        self.outbox.audit(&self.scheduler.requests())
+        Ok(self.outbox.audit(&self.scheduler.requests())?)
     }
 
     /// Checks besides that nothing is left: no request, no held block, no stream, no name. True after an idle

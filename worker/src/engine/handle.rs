@@ -6,9 +6,9 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
 use super::log::{Placement, StateLog};
-use super::output::{AttachError, Attachment, Counts, StreamKey, TokenStream};
 use crate::kv_cache::RunStored;
 use crate::scheduler::{NewRequest, Refusal};
+use crate::streams::{AttachError, Attachment, Counts, StreamKey, TokenStream};
 
 /// A checked request on its way into the engine.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub struct Submission {
     pub placement: Option<Placement>,
     /// Under which other readers find it. What runs, or is kept, under it already is read and not computed again.
     pub stream_key: Option<StreamKey>,
-    /// How long it goes on, and stays readable, without a reader; at most [`MAX_LINGER`](super::MAX_LINGER), and not at
+    /// How long it goes on, and stays readable, without a reader; at most [`MAX_LINGER`](crate::streams::MAX_LINGER), and not at
     /// all without a key.
     pub linger: Duration,
 }

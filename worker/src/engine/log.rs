@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use skein_node::signal::{Listener, Signal};
 use skein_proto::block_hash::BlockHash;
 
-use super::output::{Counts, StreamKey};
 use crate::kv_cache::CacheChange;
 use crate::scheduler::SchedulerLoad;
+use crate::streams::{Counts, StreamKey};
 
 /// Entries kept for watchers that reconnect or lag.
 const MAX_ENTRIES: usize = 4096;

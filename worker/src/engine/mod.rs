@@ -11,7 +11,6 @@
 mod audit;
 mod handle;
 mod log;
-mod output;
 mod requests;
 #[cfg(test)]
 mod tests;
@@ -25,15 +24,11 @@ use tokio::sync::mpsc;
 pub use audit::Broken;
 pub use handle::{EngineHandle, Snapshot, Submission, SubmitError};
 pub use log::{Admitted, Load, LogEntry, Placement, StateLog};
-pub use output::{
-    AttachError, Attachment, Counts, Delta, MAX_LINGER, MAX_UNREAD_BYTES, OUTPUT_BYTES, OutOfRange,
-    RING_BYTES, SamplePosition, StreamFault, StreamKey, TokenStream,
-};
 
 use crate::backend::{Backend, BackendError, StepHandle};
 use crate::scheduler::{Scheduler, Step};
+use crate::streams::{Outbox, StreamFault};
 use handle::Command;
-use output::Outbox;
 
 /// Commands that wait for the step under way to end.
 const COMMAND_QUEUE: usize = 256;

@@ -2,9 +2,9 @@
 
 use skein_proto::block_hash::BlockHash;
 
-use super::output::{AttachError, Attachment, Join, Opening, StreamKey, TokenStream};
 use super::{Admitted, Engine, HandBack, LogEntry, Placement, Submission, SubmitError};
 use crate::scheduler::RequestKey;
+use crate::streams::{AttachError, Attachment, Join, Opening, StreamKey, TokenStream};
 
 impl Engine {
     pub(super) fn submit(&mut self, submission: Submission) -> Result<TokenStream, SubmitError> {

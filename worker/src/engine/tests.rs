@@ -16,6 +16,10 @@ use crate::config::SchedulerConfig;
 use crate::kv_cache::CacheScope;
 use crate::sampling::SamplingParams;
 use crate::scheduler::{FinishReason, NewRequest, NewSample, RequestKey};
+use crate::streams::{
+    AttachError, Attachment, Delta, MAX_LINGER, MAX_UNREAD_BYTES, OutOfRange, RING_BYTES, SamplePosition,
+    StreamKey, TokenStream,
+};
 
 /// Longer than anything here takes; a test that hangs fails.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -6,10 +6,11 @@ use skein_proto::worker::v1 as wire;
 use wire::worker_event::Event;
 
 use super::ModelFacts;
-use crate::engine::{Delta, Load, LogEntry, Placement, Snapshot};
+use crate::engine::{Load, LogEntry, Placement, Snapshot};
 use crate::kv_cache::{RunStored, RunTruncated};
 use crate::sampling::TokenLogprobs;
 use crate::scheduler::FinishReason;
+use crate::streams::Delta;
 
 pub(super) fn info(facts: &ModelFacts) -> wire::InfoResponse {
     wire::InfoResponse {

@@ -30,10 +30,9 @@ pub use local::LocalWorker;
 pub use serve::{WorkerError, serve, serve_backend};
 
 use crate::TokenId;
-use crate::engine::{
-    AttachError, EngineHandle, Placement, StreamFault, Submission, SubmitError, TokenStream,
-};
+use crate::engine::{EngineHandle, Placement, Submission, SubmitError};
 use crate::scheduler::Refusal;
+use crate::streams::{AttachError, StreamFault, TokenStream};
 
 /// Deltas between a request's stream and its HTTP/2 stream; what comes meanwhile is joined in the mailbox.
 const DELTA_QUEUE: usize = 4;

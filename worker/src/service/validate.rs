@@ -11,10 +11,10 @@ use skein_proto::worker::v1 as wire;
 
 use super::ModelFacts;
 use crate::TokenId;
-use crate::engine::{Attachment, SamplePosition, StreamKey};
 use crate::kv_cache::CacheScope;
 use crate::sampling::SamplingParams;
 use crate::scheduler::{NewRequest, NewSample, RequestKey};
+use crate::streams::{Attachment, SamplePosition, StreamKey};
 
 /// Bytes of a request id.
 const MAX_REQUEST_ID_BYTES: usize = 128;

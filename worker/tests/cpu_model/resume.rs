@@ -8,10 +8,11 @@ use skein_worker::TokenId;
 use skein_worker::backend::BackendError;
 use skein_worker::backend::cpu::{CpuBackend, CpuOptions, Numbers};
 use skein_worker::config::SchedulerConfig;
-use skein_worker::engine::{Engine, EngineHandle, Submission, TokenStream};
+use skein_worker::engine::{Engine, EngineHandle, Submission};
 use skein_worker::kv_cache::CacheScope;
 use skein_worker::sampling::{SamplingParams, TokenLogprobs};
 use skein_worker::scheduler::{FinishReason, NewRequest, NewSample, RequestKey, Scheduler};
+use skein_worker::streams::TokenStream;
 
 use crate::batches::golden;
 

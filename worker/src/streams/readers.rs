@@ -14,7 +14,7 @@ use crate::scheduler::{NewRequest, NewSample, RequestKey};
 
 /// How a request comes into the outbox.
 #[derive(Debug)]
-pub(in crate::engine) struct Opening {
+pub(crate) struct Opening {
     ring: Ring,
     run_key: Option<(StreamKey, Question)>,
     samples: Vec<SamplePosition>,
@@ -37,7 +37,7 @@ impl Opening {
 
 /// What a request with the key of another one gets.
 #[derive(Debug)]
-pub(in crate::engine) enum Join {
+pub(crate) enum Join {
     /// It reads the other one's output.
     Joined(TokenStream),
     /// There is none that reaches back far enough.

@@ -3,9 +3,44 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::Outbox;
-use crate::engine::audit::Broken;
+use super::{Counts, Outbox};
 use crate::scheduler::{Event, RequestKey};
+
+/// A broken invariant: a bug of this crate.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Broken {
+    /// Somebody computes what nobody may read, or the other way round.
+    #[error("the scheduler has requests {scheduled:?}, the streams are of {streamed:?}")]
+    Requests {
+        /// In the scheduler.
+        scheduled: Vec<u64>,
+        /// In the outbox.
+        streamed: Vec<u64>,
+    },
+    /// A reader's name or a stream's key outlived its stream.
+    #[error("request {request} is gone, and a name or a key leads to it")]
+    Forgotten {
+        /// Which.
+        request: u64,
+    },
+    /// A request was counted twice, or not at all.
+    #[error("{0:?} do not add up")]
+    Counts(Counts),
+    /// Output is held and not counted, or the other way round.
+    #[error("streams hold {held} bytes, {counted} are counted")]
+    OutputBytes {
+        /// In the rings.
+        held: usize,
+        /// In the account.
+        counted: usize,
+    },
+    /// A stream outlived its linger.
+    #[error("request {request} has no reader, its linger is over, and it is still here")]
+    Orphan {
+        /// Whose.
+        request: u64,
+    },
+}
 
 impl Outbox {
     /// Checks the streams against the requests that the scheduler has.

@@ -23,6 +23,7 @@ use std::sync::Arc;
 
 use skein_node::clock::{self, Timestamp};
 
+pub use audit::Broken;
 pub use budget::OUTPUT_BYTES;
 pub use counts::Counts;
 pub use delta::{Delta, MAX_UNREAD_BYTES, StreamFault};
@@ -30,7 +31,7 @@ pub use position::{OutOfRange, SamplePosition};
 pub use run::{AttachError, Attachment, MAX_LINGER, StreamKey};
 pub use stream::{RING_BYTES, TokenStream};
 
-pub(super) use readers::{Join, Opening};
+pub(crate) use readers::{Join, Opening};
 
 use crate::scheduler::{Event, RequestKey};
 use budget::Budget;
@@ -41,7 +42,7 @@ use stream::{Cut, ReaderNumber};
 
 /// The engine's end of all streams.
 #[derive(Debug, Default)]
-pub(super) struct Outbox {
+pub(crate) struct Outbox {
     running: BTreeMap<RequestKey, Run>,
     kept: Kept,
     by_key: HashMap<StreamKey, RequestKey>,
