@@ -3,6 +3,8 @@
 use std::fmt;
 use std::process::ExitCode;
 
+use skein_node::supervisor::Failed;
+
 /// Wrong flags or settings.
 pub const USAGE: u8 = 2;
 /// The model directory.
@@ -32,6 +34,18 @@ impl Failure {
     /// A failure without a code of its own.
     pub fn other(message: impl fmt::Display) -> Self {
         Self::new(OTHER, message.to_string())
+    }
+
+    /// What a supervised worker tells its supervisor.
+    pub fn for_supervisor(&self) -> Failed {
+        let permanent = [USAGE, MODEL, DEVICE].contains(&self.code);
+        Failed { code: self.code, message: self.message.clone(), permanent }
+    }
+}
+
+impl From<Failed> for Failure {
+    fn from(Failed { code, message, .. }: Failed) -> Self {
+        Self { code, message }
     }
 }
 

@@ -7,7 +7,6 @@ mod exit;
 mod front;
 mod gateway;
 mod gpu_check;
-mod lifecycle;
 mod membership;
 mod model;
 mod probe;
@@ -16,7 +15,6 @@ mod router;
 mod run;
 mod serve;
 mod settings;
-mod supervisor;
 mod worker;
 
 use std::process::ExitCode;

@@ -10,6 +10,7 @@ use skein_node::clock;
 use skein_node::config::{Settings, count};
 use skein_node::discovery;
 use skein_node::shutdown::Shutdown;
+use skein_node::supervisor::{Report, Supervisor};
 use skein_node::telemetry::{self, LogFormat, LogOptions};
 use skein_router::cluster::Cluster;
 use skein_sys::threads::Placement;
@@ -22,7 +23,6 @@ use crate::front::{self, Served};
 use crate::model;
 use crate::progress::LoadProgress;
 use crate::settings::{self, EngineSettings, FrontSettings, table};
-use crate::supervisor::{Report, Supervisor};
 use crate::worker::Launch;
 
 /// Most workers on one machine.
@@ -172,11 +172,11 @@ impl Welcome {
                         self.say(cluster).await;
                     }
                 }
-                Report::Hopeless(failure) => {
+                Report::Hopeless(failed) => {
                     if let Some(progress) = progress.take() {
                         progress.finish();
                     }
-                    return failure;
+                    return failed.into();
                 }
             }
         }

@@ -1,6 +1,6 @@
 //! `skein worker`: one model replica as a process of its own, alone or under a supervisor.
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::ArgMatches;
 use skein_node::config::{Settings, duration, text};
 use skein_node::shutdown::Shutdown;
+use skein_node::supervisor::{Lifecycle, end_with_supervisor};
 use skein_node::telemetry;
 use skein_worker::backend::cuda::{CudaLoadError, NotUsable};
 use skein_worker::config::{BackendKind, CudaConfig, DRAIN_GRACE, LoadFormat, WorkerConfig};
@@ -15,7 +16,6 @@ use skein_worker::service::{self, WorkerError};
 use tokio::process::Command;
 
 use crate::exit::{ADDRESS, DEVICE, Failure, MODEL, OTHER, USAGE};
-use crate::lifecycle::Lifecycle;
 use crate::membership::Presence;
 use crate::settings::{self, DiscoverySettings, EngineSettings, RegistrationSettings, table};
 use crate::{model, progress::LoadProgress};
@@ -34,8 +34,6 @@ const SUPERVISED_DRAIN: Duration = Duration::from_secs(5);
 const SUPERVISED_GRACE: Duration = Duration::from_secs(2);
 /// Longest `--drain-grace`.
 const DAY: Duration = Duration::from_secs(24 * 3600);
-/// After that a worker that is still there ends the hard way.
-const LAST_RESORT: Duration = Duration::from_secs(8);
 
 /// Runs until told to end.
 ///
@@ -47,7 +45,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     if let Err(failure) = &outcome {
         match &supervised {
             // The supervisor says it, once for all its workers.
-            Some(_) => Lifecycle::Failed { code: failure.code, message: failure.message.clone() }.emit(),
+            Some(_) => Lifecycle::Failed(failure.for_supervisor()).emit(),
             None => eprintln!("error: {failure}"),
         }
         // A thread may hang in a call to a stuck GPU's driver, and so may the driver's exit handlers. A supervisor
@@ -71,7 +69,7 @@ async fn serve(matches: &ArgMatches, supervised: Option<&str>) -> Result<(), Fai
     let outcome = match supervised {
         Some(_) => {
             let shutdown = Shutdown::supervised().map_err(Failure::other)?;
-            end_when_input_closes(shutdown.clone())?;
+            end_with_supervisor(shutdown.clone()).map_err(Failure::other)?;
             let progress = |done, total| Lifecycle::Progress { done, total }.emit();
             let ready = |address: SocketAddr| Lifecycle::Ready { address: address.to_string() }.emit();
             service::serve(config, progress, ready, shutdown.requested()).await
@@ -186,18 +184,6 @@ fn exit_code(error: &WorkerError) -> u8 {
         WorkerError::Setting { .. } | WorkerError::Unsuitable(_) => USAGE,
         WorkerError::Thread { .. } | WorkerError::Backend(_) | WorkerError::Panicked(_) => OTHER,
     }
-}
-
-/// Standard input is the leash: nothing is ever written to it, and its end is the word to end.
-fn end_when_input_closes(shutdown: Shutdown) -> Result<(), Failure> {
-    let watch = move || {
-        let mut ignored = [0; 64];
-        while std::io::stdin().lock().read(&mut ignored).is_ok_and(|count| count > 0) {}
-        shutdown.request();
-        std::thread::sleep(LAST_RESORT);
-        std::process::exit(i32::from(OTHER));
-    };
-    std::thread::Builder::new().name("leash".into()).spawn(watch).map(drop).map_err(Failure::other)
 }
 
 /// How a supervisor starts its workers.

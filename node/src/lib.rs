@@ -1,9 +1,10 @@
-//! Being a Skein process: configuration, clock, discovery, logging, shutdown. It knows no models and no policies.
+//! Being a Skein process: configuration, clock, discovery, logging, supervision, shutdown. It knows no models and no policies.
 
 pub mod clock;
 pub mod config;
 pub mod discovery;
 pub mod shutdown;
 pub mod signal;
+pub mod supervisor;
 pub mod task;
 pub mod telemetry;

@@ -14,6 +14,7 @@ use clap::ArgMatches;
 use skein_node::config::{Settings, text};
 use skein_node::discovery;
 use skein_node::shutdown::Shutdown;
+use skein_node::supervisor::{Report, Supervisor};
 use skein_node::telemetry;
 use skein_router::app::App;
 use skein_router::cluster::Cluster;
@@ -28,7 +29,6 @@ use crate::front::{self, Served};
 use crate::progress::LoadProgress;
 use crate::serve::{launch, threads_each};
 use crate::settings::{self, EngineSettings, table};
-use crate::supervisor::{Report, Supervisor};
 
 /// The positional words: a model directory, a prompt, or both.
 pub const WORDS: &str = "WORDS";
@@ -171,7 +171,7 @@ async fn until_loaded(mut reports: mpsc::Receiver<Report>, cluster: &Cluster) ->
         match report {
             Report::Progress { worker, done, total } => progress.update(worker, done, total),
             Report::Ready { .. } => break,
-            Report::Hopeless(failure) => return Err(failure),
+            Report::Hopeless(failed) => return Err(failed.into()),
         }
     }
     progress.finish();

@@ -4,19 +4,22 @@
 //! A worker's standard input is the leash: it closes when the supervisor wants the worker to end and also when the
 //! supervisor dies by whatever cause, so no worker is ever left behind.
 
+mod backoff;
+mod lifecycle;
+
 use std::process::Stdio;
 use std::time::Duration;
 
-use skein_node::clock;
-use skein_node::discovery::{Change, Member};
-use skein_node::shutdown::Shutdown;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use crate::exit::{DEVICE, Failure, MODEL, USAGE};
-use crate::lifecycle::Lifecycle;
+use crate::clock;
+use crate::discovery::{Change, Member};
+use crate::shutdown::Shutdown;
+use backoff::Backoff;
+pub use lifecycle::{Failed, Lifecycle, end_with_supervisor};
 
 /// How long a worker may take to end once its input is closed.
 pub const END_TIMEOUT: Duration = Duration::from_secs(10);
@@ -42,37 +45,8 @@ pub enum Report {
         /// Its gRPC service.
         address: String,
     },
-    /// It cannot ever serve: the same start would fail the same way.
-    Hopeless(Failure),
-}
-
-/// Time between a worker's end and its next start: doubles from 100 ms to 5 s, and starts anew after a worker has
-/// lived for a while.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Backoff {
-    next: Duration,
-}
-
-impl Backoff {
-    const FIRST: Duration = Duration::from_millis(100);
-    const LONGEST: Duration = Duration::from_secs(5);
-    const HEALTHY_LIFE: Duration = Duration::from_secs(10);
-
-    /// The pause after a worker that lived for `life`.
-    pub fn after(&mut self, life: Duration) -> Duration {
-        if life >= Self::HEALTHY_LIFE {
-            self.next = Self::FIRST;
-        }
-        let pause = self.next;
-        self.next = (pause * 2).min(Self::LONGEST);
-        pause
-    }
-}
-
-impl Default for Backoff {
-    fn default() -> Self {
-        Self { next: Self::FIRST }
-    }
+    /// It has never served and never will: the same start would fail the same way.
+    Hopeless(Failed),
 }
 
 /// A set of supervised workers.
@@ -112,7 +86,7 @@ enum End {
     /// As asked.
     Stopped,
     /// It said that it can never work.
-    Hopeless(Failure),
+    Hopeless(Failed),
     /// By itself or by a signal.
     Died(String),
 }
@@ -207,7 +181,7 @@ impl Lane {
     }
 
     /// Takes in one line; returns the failure when the worker says that it can never work.
-    async fn hear(&self, line: &str, ready: &mut bool) -> Option<Failure> {
+    async fn hear(&self, line: &str, ready: &mut bool) -> Option<Failed> {
         let worker = self.worker;
         // Here too a closed channel means that nobody is left to tell.
         match Lifecycle::parse(line) {
@@ -220,10 +194,7 @@ impl Lane {
                     self.changes.send(Change::Join(Member { id: self.id(), address: address.clone() })).await;
                 let _ = self.reports.send(Report::Ready { worker, address }).await;
             }
-            Some(Lifecycle::Failed { code, message }) => {
-                let hopeless = [MODEL, USAGE, DEVICE].contains(&code);
-                return hopeless.then_some(Failure { code, message });
-            }
+            Some(Lifecycle::Failed(failed)) => return failed.permanent.then_some(failed),
             None => tracing::debug!(worker, line, "worker printed something"),
         }
         None
@@ -233,16 +204,6 @@ impl Lane {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn pauses_double_to_a_bound_and_start_anew_after_a_healthy_life() {
-        let mut backoff = Backoff::default();
-        let short = Duration::from_secs(1);
-        let pauses: Vec<u128> = (0..8).map(|_| backoff.after(short).as_millis()).collect();
-        assert_eq!(pauses, [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
-        assert_eq!(backoff.after(Duration::from_secs(10)).as_millis(), 100);
-        assert_eq!(backoff.after(short).as_millis(), 200);
-    }
 
     /// A worker played by a shell script.
     fn script(text: &'static str) -> impl Fn(usize) -> Command + Clone + Send + Sync + 'static {
@@ -280,9 +241,11 @@ mod tests {
     #[tokio::test]
     async fn a_model_that_cannot_load_is_reported_once_and_not_tried_again() {
         let (changes, _seen) = mpsc::channel(16);
-        let text = r#"echo '{"event":"failed","code":3,"message":"no config.json"}'; exit 3"#;
+        let text =
+            r#"echo '{"event":"failed","code":3,"message":"no config.json","permanent":true}'; exit 3"#;
         let (mut supervisor, mut reports) = Supervisor::start(1, script(text), &changes);
-        assert_eq!(reports.recv().await, Some(Report::Hopeless(Failure::new(MODEL, "no config.json"))));
+        let failed = Failed { code: 3, message: "no config.json".into(), permanent: true };
+        assert_eq!(reports.recv().await, Some(Report::Hopeless(failed)));
         assert!(supervisor.tasks.join_next().await.is_some());
     }
 }

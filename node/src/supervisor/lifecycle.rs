@@ -1,9 +1,17 @@
 //! What a supervised worker tells its supervisor: one JSON object a line on standard output. The other way there is
 //! only one word: standard input closes, which means "drain and end", whether the supervisor wants it or is dead.
 
-use std::io::Write;
+use std::io::{Read, Write};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+use crate::shutdown::Shutdown;
+
+/// After its input has closed, a worker that is still there after this time ends the hard way.
+const LAST_RESORT: Duration = Duration::from_secs(8);
+/// Exit code of the hard way.
+const FORCED_EXIT_CODE: i32 = 1;
 
 /// One line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,12 +30,18 @@ pub enum Lifecycle {
         address: String,
     },
     /// It cannot work; the process is about to end.
-    Failed {
-        /// Its exit code.
-        code: u8,
-        /// What was wrong.
-        message: String,
-    },
+    Failed(Failed),
+}
+
+/// Why a worker's process ends.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failed {
+    /// Its exit code.
+    pub code: u8,
+    /// What was wrong.
+    pub message: String,
+    /// Whether the same start would fail the same way.
+    pub permanent: bool,
 }
 
 impl Lifecycle {
@@ -45,6 +59,21 @@ impl Lifecycle {
     }
 }
 
+/// Requests `shutdown` when standard input ends: nothing is ever written to it, and its end is the word to end.
+///
+/// # Errors
+/// The thread that reads cannot be started.
+pub fn end_with_supervisor(shutdown: Shutdown) -> std::io::Result<()> {
+    let watch = move || {
+        let mut ignored = [0; 64];
+        while std::io::stdin().lock().read(&mut ignored).is_ok_and(|count| count > 0) {}
+        shutdown.request();
+        std::thread::sleep(LAST_RESORT);
+        std::process::exit(FORCED_EXIT_CODE);
+    };
+    std::thread::Builder::new().name("leash".into()).spawn(watch).map(drop)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -59,6 +88,10 @@ mod tests {
         check(
             Lifecycle::Ready { address: "127.0.0.1:5".into() },
             r#"{"event":"ready","address":"127.0.0.1:5"}"#,
+        );
+        check(
+            Lifecycle::Failed(Failed { code: 3, message: "no model".into(), permanent: true }),
+            r#"{"event":"failed","code":3,"message":"no model","permanent":true}"#,
         );
         assert_eq!(Lifecycle::parse("hello"), None);
     }
