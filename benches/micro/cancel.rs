@@ -9,9 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skein_node::clock;
-use skein_worker::config::{
-    BackendKind, CpuConfig, CudaConfig, Precision, SchedulerConfig, UnsetLimits, WorkerConfig,
-};
+use skein_worker::config::{BackendKind, WorkerConfig};
 use skein_worker::engine::{EngineHandle, Submission};
 use skein_worker::kv_cache::CacheScope;
 use skein_worker::sampling::SamplingParams;
@@ -85,20 +83,6 @@ async fn start(engine: &EngineHandle, number: usize) -> (String, TokenStream) {
 }
 
 fn config() -> WorkerConfig {
-    WorkerConfig {
-        model: Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m"),
-        served_model_name: "bench".into(),
-        listen: ([127, 0, 0, 1], 0).into(),
-        backend: BackendKind::Cpu,
-        precision: Precision::default(),
-        cpu: CpuConfig::default(),
-        cuda: CudaConfig::default(),
-        threads: 0,
-        scheduler: SchedulerConfig::default(),
-        unset: UnsetLimits::default(),
-        kv_cache_memory_bytes: None,
-        memory_sharers: 1,
-        drain_grace: Duration::ZERO,
-        shutdown_timeout: Duration::ZERO,
-    }
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m");
+    WorkerConfig { backend: BackendKind::Cpu, ..WorkerConfig::new(model, "bench") }
 }

@@ -41,10 +41,9 @@ impl Failure {
         let permanent = [USAGE, MODEL, DEVICE].contains(&self.code);
         Failed { code: self.code, message: self.message.clone(), permanent }
     }
-}
 
-impl From<Failed> for Failure {
-    fn from(Failed { code, message, .. }: Failed) -> Self {
+    /// What a supervised worker told.
+    pub fn of_worker(Failed { code, message, .. }: Failed) -> Self {
         Self { code, message }
     }
 }

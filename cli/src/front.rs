@@ -60,14 +60,13 @@ impl Served {
 pub fn router_config(front: FrontSettings, served: &Served, listen: SocketAddr) -> RouterConfig {
     RouterConfig {
         listen,
-        model: served.model.clone(),
-        served_model_names: served.names.clone(),
         api_keys: front.api_keys,
         admission: front.admission,
         limits: front.limits,
         migration_limit: front.migration_limit,
         shutdown_timeout: front.shutdown_timeout,
         recovery: front.recovery,
+        ..RouterConfig::new(&served.model, served.names.clone())
     }
 }
 

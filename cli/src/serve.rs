@@ -176,7 +176,7 @@ impl Welcome {
                     if let Some(progress) = progress.take() {
                         progress.finish();
                     }
-                    return failed.into();
+                    return Failure::of_worker(failed);
                 }
             }
         }

@@ -139,10 +139,8 @@ fn config_of(engine: EngineSettings, settings: &mut Settings) -> Result<WorkerCo
     let given = settings::model_argument(settings);
     settings::check(settings)?;
     let model = model::find(given.as_deref())?;
+    let name = model::default_name(&model);
     Ok(WorkerConfig {
-        served_model_name: model::default_name(&model),
-        model,
-        listen: ([127, 0, 0, 1], 0).into(),
         backend: engine.device.kind,
         precision: engine.precision,
         cpu: engine.cpu,
@@ -151,9 +149,9 @@ fn config_of(engine: EngineSettings, settings: &mut Settings) -> Result<WorkerCo
         scheduler: engine.scheduler,
         unset: engine.unset,
         kv_cache_memory_bytes: engine.kv_cache_memory_bytes,
-        memory_sharers: 1,
         drain_grace: Duration::ZERO,
         shutdown_timeout: engine.shutdown_timeout,
+        ..WorkerConfig::new(model, name)
     })
 }
 

@@ -27,6 +27,31 @@ pub struct RouterConfig {
     pub recovery: RecoveryConfig,
 }
 
+/// Default of [`RouterConfig::migration_limit`].
+const MIGRATION_LIMIT: u32 = 3;
+/// Default of [`RouterConfig::shutdown_timeout`].
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(120);
+
+impl RouterConfig {
+    /// A router open to all, on a loopback port that the system chooses.
+    pub fn new(
+        model: impl Into<PathBuf>,
+        served_model_names: impl IntoIterator<Item = impl Into<String>>,
+    ) -> Self {
+        Self {
+            listen: ([127, 0, 0, 1], 0).into(),
+            model: model.into(),
+            served_model_names: served_model_names.into_iter().map(Into::into).collect(),
+            api_keys: Vec::new(),
+            admission: AdmissionConfig::default(),
+            limits: RequestLimits::default(),
+            migration_limit: MIGRATION_LIMIT,
+            shutdown_timeout: SHUTDOWN_TIMEOUT,
+            recovery: RecoveryConfig::default(),
+        }
+    }
+}
+
 /// When a worker counts as lost, and how long things are kept and waited for meanwhile.
 #[derive(Debug, Clone)]
 pub struct RecoveryConfig {

@@ -245,17 +245,8 @@ impl Drop for Scripted {
 
 /// A router's settings, open to all.
 pub fn config() -> crate::config::RouterConfig {
-    crate::config::RouterConfig {
-        listen: ([127, 0, 0, 1], 0).into(),
-        model: std::path::PathBuf::new(),
-        served_model_names: vec!["test".to_owned()],
-        api_keys: Vec::new(),
-        admission: crate::config::AdmissionConfig::default(),
-        limits: crate::config::RequestLimits::default(),
-        migration_limit: 3,
-        shutdown_timeout: std::time::Duration::from_secs(5),
-        recovery: crate::config::RecoveryConfig::default(),
-    }
+    let shutdown_timeout = std::time::Duration::from_secs(5);
+    crate::config::RouterConfig { shutdown_timeout, ..crate::config::RouterConfig::new("", ["test"]) }
 }
 
 /// An app over a script.

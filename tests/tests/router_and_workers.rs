@@ -3,7 +3,6 @@
 //! a token is wrong wherever either side is.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -12,21 +11,18 @@ use futures::StreamExt;
 use skein_node::clock;
 use skein_node::discovery::{self, Change, Member};
 use skein_router::cluster::Cluster;
-use skein_router::config::{AdmissionConfig, RecoveryConfig, RequestLimits, RouterConfig};
+use skein_router::config::RouterConfig;
 use skein_router::generator::TokenSource;
 use skein_router::refusal::Refusal;
 use skein_router::request::{Sampling, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
 use skein_worker::backend::fake::{FakeBackend, FakeOptions, StepCost};
-use skein_worker::config::{
-    BackendKind, CpuConfig, CudaConfig, Precision, SchedulerConfig, UnsetLimits, WorkerConfig,
-};
+use skein_worker::config::{BackendKind, SchedulerConfig, WorkerConfig};
 use skein_worker::service::{LoadedBackend, serve_backend};
 use tokio::sync::{mpsc, oneshot};
 
 const MODEL: &str = "m";
 const VOCAB_SIZE: u32 = 1000;
 const PATIENCE: Duration = Duration::from_secs(30);
-const ANY_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 
 /// A worker on a runtime of its own: killed, its sockets close as those of a dead process do.
 struct Worker {
@@ -38,35 +34,18 @@ struct Worker {
 impl Worker {
     async fn start(cost: StepCost) -> Self {
         let config = WorkerConfig {
-            model: PathBuf::new(),
-            served_model_name: MODEL.into(),
-            listen: ANY_PORT,
             backend: BackendKind::Fake,
-            precision: Precision::default(),
-            cpu: CpuConfig::default(),
-            cuda: CudaConfig::default(),
-            unset: UnsetLimits::default(),
             threads: 1,
             scheduler: SchedulerConfig { max_num_batched_tokens: 128, ..SchedulerConfig::default() },
-            kv_cache_memory_bytes: None,
-            memory_sharers: 1,
             // Streams are to leave a draining worker at once, where they can.
             drain_grace: Duration::ZERO,
             shutdown_timeout: PATIENCE,
+            ..WorkerConfig::new("", MODEL)
         };
         let options = FakeOptions { vocab_size: VOCAB_SIZE, kv_blocks: 2048, cost, ..FakeOptions::default() };
         let load = move || {
-            Ok(LoadedBackend {
-                backend: Box::new(FakeBackend::new(options)),
-                vocab_size: VOCAB_SIZE,
-                model_len: 4096,
-                eos_token_ids: vec![7],
-                name: "fake",
-                resume_exact: true,
-                fingerprint: 0,
-                cost: Default::default(),
-                gaps: None,
-            })
+            let loaded = LoadedBackend::fake(FakeBackend::new(options), VOCAB_SIZE, 4096);
+            Ok(LoadedBackend { eos_token_ids: vec![7], ..loaded })
         };
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.expect("a runtime starts");
@@ -105,17 +84,7 @@ struct Scene {
 
 impl Scene {
     async fn new(workers: usize, cost: StepCost) -> Self {
-        let config = RouterConfig {
-            listen: ANY_PORT,
-            model: PathBuf::new(),
-            served_model_names: vec![MODEL.into()],
-            api_keys: Vec::new(),
-            admission: AdmissionConfig::default(),
-            limits: RequestLimits::default(),
-            migration_limit: 3,
-            shutdown_timeout: PATIENCE,
-            recovery: RecoveryConfig::default(),
-        };
+        let config = RouterConfig { shutdown_timeout: PATIENCE, ..RouterConfig::new("", [MODEL]) };
         let (changes, receiver) = discovery::in_process();
         let cluster = Cluster::start(&config, receiver, MODEL);
         let mut scene = Self { workers: Vec::new(), changes, cluster, cost };

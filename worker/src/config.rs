@@ -40,10 +40,30 @@ pub struct WorkerConfig {
 }
 
 impl WorkerConfig {
-    /// The scheduler's limits on a backend: a GPU computes larger steps in the time of a small one.
-    pub fn scheduler_on(&self, backend: BackendKind) -> SchedulerConfig {
+    /// A worker alone on its machine, on a loopback port that the system chooses.
+    pub fn new(model: impl Into<PathBuf>, served_model_name: impl Into<String>) -> Self {
+        Self {
+            model: model.into(),
+            served_model_name: served_model_name.into(),
+            listen: ([127, 0, 0, 1], 0).into(),
+            backend: BackendKind::Auto,
+            precision: Precision::default(),
+            cpu: CpuConfig::default(),
+            cuda: CudaConfig::default(),
+            threads: 0,
+            scheduler: SchedulerConfig::default(),
+            unset: UnsetLimits::default(),
+            kv_cache_memory_bytes: None,
+            memory_sharers: 1,
+            drain_grace: DRAIN_GRACE,
+            shutdown_timeout: SHUTDOWN_TIMEOUT,
+        }
+    }
+
+    /// The scheduler's limits on a device: a GPU computes larger steps in the time of a small one.
+    pub fn scheduler_on(&self, device: DeviceKind) -> SchedulerConfig {
         let mut limits = self.scheduler.clone();
-        if backend == BackendKind::Cuda {
+        if device == DeviceKind::Cuda {
             if self.unset.max_num_seqs {
                 limits.max_num_seqs = CUDA_MAX_NUM_SEQS;
             }
@@ -66,6 +86,8 @@ pub struct UnsetLimits {
 
 /// Default of [`WorkerConfig::drain_grace`]: short requests end by themselves, long ones move.
 pub const DRAIN_GRACE: Duration = Duration::from_secs(5);
+/// Default of [`WorkerConfig::shutdown_timeout`].
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Default of [`SchedulerConfig::max_num_seqs`] on a GPU.
 pub const CUDA_MAX_NUM_SEQS: u32 = 256;
@@ -176,7 +198,7 @@ pub enum Quantization {
     Int4,
 }
 
-/// Which backend computes.
+/// Which backend is to compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackendKind {
     /// A CUDA device when there is one that can run the model, otherwise the CPU.
@@ -187,6 +209,28 @@ pub enum BackendKind {
     Cuda,
     /// No model: tokens are a hash of what the KV cache holds. For tests.
     Fake,
+}
+
+/// What a worker computes with, once that is decided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// The CPU kernels.
+    Cpu,
+    /// A CUDA device.
+    Cuda,
+    /// Nothing; see [`BackendKind::Fake`].
+    Fake,
+}
+
+impl DeviceKind {
+    /// As `Info` and logs name it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Cuda => "cuda",
+            Self::Fake => "fake",
+        }
+    }
 }
 
 /// Limits of the scheduler and the KV cache. vLLM's names.

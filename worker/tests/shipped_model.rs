@@ -7,9 +7,7 @@ use std::time::Duration;
 
 use skein_proto::worker::v1 as wire;
 use skein_proto::worker::v1::worker_client::WorkerClient;
-use skein_worker::config::{
-    BackendKind, CpuConfig, CudaConfig, Precision, SchedulerConfig, UnsetLimits, WorkerConfig,
-};
+use skein_worker::config::{BackendKind, SchedulerConfig, WorkerConfig};
 use tokio::sync::oneshot;
 use tonic::Streaming;
 use tonic::transport::Channel;
@@ -24,21 +22,15 @@ struct Served {
 }
 
 async fn serve_shipped_model(scheduler: SchedulerConfig) -> Served {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m");
     let config = WorkerConfig {
-        model: Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m"),
-        served_model_name: "skein-7m".into(),
-        listen: SocketAddr::from(([127, 0, 0, 1], 0)),
         backend: BackendKind::Cpu,
-        precision: Precision::default(),
-        cpu: CpuConfig::default(),
-        cuda: CudaConfig::default(),
-        unset: UnsetLimits::default(),
         threads: 2,
         scheduler,
         kv_cache_memory_bytes: Some(32 << 20),
-        memory_sharers: 1,
         drain_grace: Duration::from_secs(1),
         shutdown_timeout: Duration::from_secs(1),
+        ..WorkerConfig::new(model, "skein-7m")
     };
     let (shutdown, stopped) = oneshot::channel::<()>();
     let (ready, address) = oneshot::channel();

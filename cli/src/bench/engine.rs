@@ -111,7 +111,7 @@ pub async fn latency(flags: &Latency, matches: &ArgMatches) -> Result<(), Failur
     reads.sort_unstable_by(f64::total_cmp);
     let range = (reads[0], reads[reads.len() - 1]);
     ceiling.read_bytes_per_second = reads[reads.len() / 2];
-    let name = format!("{} on {}", config.served_model_name, worker.backend);
+    let name = format!("{} on {}", config.served_model_name, worker.device.name());
     match flags.json {
         true => {
             let entries = results.iter().map(|(batch, report)| {
@@ -174,8 +174,7 @@ pub async fn throughput(flags: &Throughput, matches: &ArgMatches) -> Result<(), 
     measure_again(on, &mut ceiling);
     ceiling.read_bytes_per_second = f64::midpoint(before, ceiling.read_bytes_per_second);
     let report = Report::of(&records, &Targets::default());
-    let limits =
-        config.scheduler_on(if worker.backend == "cuda" { BackendKind::Cuda } else { BackendKind::Cpu });
+    let limits = config.scheduler_on(worker.device);
     let asked = (report.completed as u64, u64::from(limits.max_num_seqs));
     let least = Least::of_requests(asked, (flags.input_len, flags.output_len), worker.cost, &ceiling);
     let shares = least.shares(Duration::from_secs_f64(report.duration_s));
@@ -192,7 +191,7 @@ pub async fn throughput(flags: &Throughput, matches: &ArgMatches) -> Result<(), 
             let title = format!(
                 "{} on {}, {} requests of {} + {} tokens at once",
                 config.served_model_name,
-                worker.backend,
+                worker.device.name(),
                 flags.num_prompts,
                 flags.input_len,
                 flags.output_len

@@ -18,7 +18,7 @@ use skein_node::supervisor::{Report, Supervisor};
 use skein_node::telemetry;
 use skein_router::app::App;
 use skein_router::cluster::Cluster;
-use skein_router::config::{AdmissionConfig, RecoveryConfig, RequestLimits, RouterConfig};
+use skein_router::config::RouterConfig;
 use skein_router::refusal::Refusal;
 use skein_router::request::DraftSampling;
 use skein_worker::config::{SchedulerConfig, UnsetLimits};
@@ -151,17 +151,8 @@ fn engine_settings(settings: &mut Settings) -> EngineSettings {
 }
 
 fn router_config(served: &Served) -> RouterConfig {
-    RouterConfig {
-        listen: ([127, 0, 0, 1], 0).into(),
-        model: served.model.clone(),
-        served_model_names: served.names.clone(),
-        api_keys: Vec::new(),
-        admission: AdmissionConfig::default(),
-        limits: RequestLimits::default(),
-        migration_limit: 3,
-        shutdown_timeout: Duration::ZERO,
-        recovery: RecoveryConfig::default(),
-    }
+    let config = RouterConfig::new(&served.model, served.names.clone());
+    RouterConfig { shutdown_timeout: Duration::ZERO, ..config }
 }
 
 /// Shows how the worker loads until it serves.
@@ -171,7 +162,7 @@ async fn until_loaded(mut reports: mpsc::Receiver<Report>, cluster: &Cluster) ->
         match report {
             Report::Progress { worker, done, total } => progress.update(worker, done, total),
             Report::Ready { .. } => break,
-            Report::Hopeless(failed) => return Err(failed.into()),
+            Report::Hopeless(failed) => return Err(Failure::of_worker(failed)),
         }
     }
     progress.finish();

@@ -6,7 +6,6 @@ mod mock;
 mod resume;
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -16,7 +15,7 @@ use mock::{Fault, MODEL, Mock, Script, VOCAB_SIZE, lock};
 use skein_node::clock;
 use skein_node::discovery::{self, Change, Member};
 use skein_router::cluster::{Cluster, TokenStream, Tuning};
-use skein_router::config::{AdmissionConfig, RecoveryConfig, RequestLimits, RouterConfig};
+use skein_router::config::{AdmissionConfig, RecoveryConfig, RouterConfig};
 use skein_router::generator::TokenSource;
 use skein_router::links::transport::Grpc;
 use skein_router::refusal::Refusal;
@@ -90,17 +89,8 @@ impl Scene {
 }
 
 fn config(admission: AdmissionConfig, recovery: RecoveryConfig) -> RouterConfig {
-    RouterConfig {
-        listen: ANY_PORT,
-        model: PathBuf::new(),
-        served_model_names: vec![MODEL.into()],
-        api_keys: Vec::new(),
-        admission,
-        limits: RequestLimits::default(),
-        migration_limit: 3,
-        shutdown_timeout: Duration::from_secs(1),
-        recovery,
-    }
+    let shutdown_timeout = Duration::from_secs(1);
+    RouterConfig { admission, recovery, shutdown_timeout, ..RouterConfig::new("", [MODEL]) }
 }
 
 async fn wait_for(what: &str, condition: impl Fn() -> bool) {

@@ -1,14 +1,10 @@
 //! What a seed decides before its life begins: how many take part, how large they are, how they are disturbed.
 
-use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
 use std::time::Duration;
 
-use skein_router::config::{AdmissionConfig, RecoveryConfig, RequestLimits, RouterConfig};
+use skein_router::config::{AdmissionConfig, RecoveryConfig, RouterConfig};
 use skein_worker::backend::fake::StepCost;
-use skein_worker::config::{
-    BackendKind, CpuConfig, CudaConfig, Precision, SchedulerConfig, UnsetLimits, WorkerConfig,
-};
+use skein_worker::config::{BackendKind, SchedulerConfig, WorkerConfig};
 
 use crate::faults::Fault;
 use crate::network::{Host, Shape};
@@ -114,40 +110,27 @@ fn scheduler(random: &Random) -> SchedulerConfig {
 
 fn worker(random: &Random, scheduler: SchedulerConfig) -> WorkerConfig {
     WorkerConfig {
-        model: PathBuf::new(),
-        served_model_name: MODEL.to_owned(),
-        listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         backend: BackendKind::Fake,
-        precision: Precision::default(),
-        cpu: CpuConfig::default(),
-        cuda: CudaConfig::default(),
         threads: 1,
         scheduler,
-        unset: UnsetLimits::default(),
-        kv_cache_memory_bytes: None,
-        memory_sharers: 1,
         drain_grace: random.pick(&[Duration::ZERO, Duration::from_millis(300), Duration::from_secs(5)]),
         shutdown_timeout: Duration::from_secs(10),
+        ..WorkerConfig::new("", MODEL)
     }
 }
 
 fn router(random: &Random) -> RouterConfig {
     RouterConfig {
-        listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-        model: PathBuf::new(),
-        served_model_names: vec![MODEL.to_owned()],
-        api_keys: Vec::new(),
         admission: AdmissionConfig {
             max_num_queued_reqs: random.pick(&[8, 64]),
             max_num_queued_tokens: random.pick(&[2_000, 1_000_000]),
         },
-        limits: RequestLimits::default(),
-        migration_limit: 3,
         recovery: RecoveryConfig {
             wedge_timeout: random.pick(&[None, Some(Duration::from_secs(2))]),
             stream_linger: random.pick(&[Duration::ZERO, Duration::from_secs(1), Duration::from_secs(10)]),
             ..RecoveryConfig::default()
         },
         shutdown_timeout: Duration::from_secs(10),
+        ..RouterConfig::new("", [MODEL])
     }
 }

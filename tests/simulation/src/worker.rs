@@ -96,15 +96,9 @@ pub fn build(make: &Make<'_>, epoch: u64, device: &Arc<Device>, log: &Arc<Log>) 
         FakeOptions { vocab_size: VOCAB_SIZE, block_size, kv_blocks, cost, ..FakeOptions::default() };
     let backend = SimulatedBackend::new(host, options, limits, other_weights, device.clone(), log.clone());
     let loaded = LoadedBackend {
-        backend: Box::new(backend),
-        vocab_size: VOCAB_SIZE,
-        model_len: 1 << 20,
         eos_token_ids: vec![0],
-        name: "fake",
-        resume_exact: true,
         fingerprint: if other_weights { 8 } else { 7 },
-        cost: Default::default(),
-        gaps: None,
+        ..LoadedBackend::fake(backend, VOCAB_SIZE, 1 << 20)
     };
     detached(config, loaded, epoch).expect("the plan's settings can work")
 }

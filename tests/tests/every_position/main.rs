@@ -5,7 +5,7 @@
 mod scissors;
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -14,19 +14,16 @@ use futures::StreamExt;
 use scissors::{Cut, Scissors};
 use skein_node::discovery::{self, Change, Member};
 use skein_router::cluster::{Cluster, Tuning};
-use skein_router::config::{AdmissionConfig, RecoveryConfig, RequestLimits, RouterConfig};
+use skein_router::config::RouterConfig;
 use skein_router::generator::TokenSource;
 use skein_router::request::{Journey, Sampling, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
-use skein_worker::config::{
-    BackendKind, CpuConfig, CudaConfig, Precision, SchedulerConfig, UnsetLimits, WorkerConfig,
-};
+use skein_worker::config::{BackendKind, WorkerConfig};
 use skein_worker::service;
 use tokio::sync::oneshot;
 
 const MODEL: &str = "m";
 /// No single wait takes longer, also on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
-const ANY_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 /// Cut runs at once.
 const AT_ONCE: usize = 4;
 
@@ -34,20 +31,12 @@ const AT_ONCE: usize = 4;
 async fn start_worker() -> SocketAddr {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m");
     let config = WorkerConfig {
-        model,
-        served_model_name: MODEL.into(),
-        listen: ANY_PORT,
         backend: BackendKind::Cpu,
-        precision: Precision::default(),
-        cpu: CpuConfig::default(),
-        cuda: CudaConfig::default(),
-        unset: UnsetLimits::default(),
         threads: 1,
-        scheduler: SchedulerConfig::default(),
         kv_cache_memory_bytes: Some(64 << 20),
-        memory_sharers: 1,
         drain_grace: PATIENCE,
         shutdown_timeout: PATIENCE,
+        ..WorkerConfig::new(model, MODEL)
     };
     let (ready, address) = oneshot::channel();
     let on_ready = |address| ready.send(address).expect("the test waits for it");
@@ -58,17 +47,7 @@ async fn start_worker() -> SocketAddr {
 
 /// A router of its own over the workers: what one run did to its picture of them must not change the next.
 async fn start_router(workers: &[SocketAddr], scissors: Scissors) -> Cluster {
-    let config = RouterConfig {
-        listen: ANY_PORT,
-        model: PathBuf::new(),
-        served_model_names: vec![MODEL.into()],
-        api_keys: Vec::new(),
-        admission: AdmissionConfig::default(),
-        limits: RequestLimits::default(),
-        migration_limit: 3,
-        shutdown_timeout: PATIENCE,
-        recovery: RecoveryConfig::default(),
-    };
+    let config = RouterConfig { shutdown_timeout: PATIENCE, ..RouterConfig::new("", [MODEL]) };
     let (changes, receiver) = discovery::in_process();
     let cluster = Cluster::start_with(&config, receiver, MODEL, Tuning { seed: Some(1) }, Arc::new(scissors));
     for (index, address) in workers.iter().enumerate() {

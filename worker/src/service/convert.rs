@@ -24,7 +24,7 @@ pub(super) fn info(facts: &ModelFacts) -> wire::InfoResponse {
         max_num_batched_tokens: facts.max_num_batched_tokens,
         resume_exact: facts.resume_exact,
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        backend: facts.backend.to_owned(),
+        backend: facts.device.name().to_owned(),
         model_fingerprint: facts.fingerprint,
     }
 }

@@ -8,7 +8,7 @@ use crate::backend::Backend;
 use crate::backend::cpu::{CpuBackend, CpuOptions};
 use crate::backend::cuda::{self, CudaOptions, NotUsable, OpenDevice, StepGaps};
 use crate::backend::fake::{FakeBackend, FakeOptions};
-use crate::config::{BackendKind, KvCacheDtype, LoadFormat, Quantization, WorkerConfig};
+use crate::config::{BackendKind, DeviceKind, KvCacheDtype, LoadFormat, Quantization, WorkerConfig};
 use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
 use crate::model::config::ModelConfig;
@@ -34,8 +34,8 @@ pub struct LoadedBackend {
     pub model_len: u32,
     /// Tokens that end a sample unless the request ignores them.
     pub eos_token_ids: Vec<TokenId>,
-    /// "cpu", "cuda", "fake".
-    pub name: &'static str,
+    /// What it computes with.
+    pub device: DeviceKind,
     /// Whether a resumed request continues bit for bit.
     pub resume_exact: bool,
     /// Tells models of one name apart.
@@ -47,12 +47,18 @@ pub struct LoadedBackend {
 }
 
 impl LoadedBackend {
-    /// Which of the backends it is.
-    pub(super) fn kind(&self) -> BackendKind {
-        match self.name {
-            "cuda" => BackendKind::Cuda,
-            "fake" => BackendKind::Fake,
-            _ => BackendKind::Cpu,
+    /// One without a model, whose tokens depend on no weights.
+    pub fn fake(backend: impl Backend + 'static, vocab_size: u32, model_len: u32) -> Self {
+        Self {
+            backend: Box::new(backend),
+            vocab_size,
+            model_len,
+            eos_token_ids: Vec::new(),
+            device: DeviceKind::Fake,
+            resume_exact: true,
+            fingerprint: 0,
+            cost: StepCost::default(),
+            gaps: None,
         }
     }
 }
@@ -123,7 +129,7 @@ fn load_cuda(
 ) -> Result<LoadedBackend, WorkerError> {
     let fp8 = precision::on_cuda(config.precision)?;
     let model = ModelConfig::from_dir(&config.model)?;
-    let limits = config.scheduler_on(BackendKind::Cuda);
+    let limits = config.scheduler_on(DeviceKind::Cuda);
     sizing::check_model_len(&limits, model.max_position_embeddings)?;
     let options = CudaOptions {
         cuda: config.cuda.clone(),
@@ -154,7 +160,7 @@ fn load_cuda(
         vocab_size: model.vocab_size,
         model_len: model.max_position_embeddings,
         eos_token_ids: model.eos_token_ids,
-        name: "cuda",
+        device: DeviceKind::Cuda,
         resume_exact: config.cuda.batch_invariant,
     })
 }
@@ -190,7 +196,7 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
         vocab_size: model.vocab_size,
         model_len: model.max_position_embeddings,
         eos_token_ids: model.eos_token_ids,
-        name: "cpu",
+        device: DeviceKind::Cpu,
         gaps: None,
         resume_exact: true,
     })
@@ -203,17 +209,7 @@ fn load_fake(config: &WorkerConfig) -> Result<LoadedBackend, WorkerError> {
         kv_blocks: kv_blocks(config, FAKE_KV_BYTES_PER_TOKEN, FAKE_MODEL_LEN)?,
         ..FakeOptions::default()
     };
-    Ok(LoadedBackend {
-        backend: Box::new(FakeBackend::new(options)),
-        vocab_size: FAKE_VOCAB_SIZE,
-        model_len: FAKE_MODEL_LEN,
-        eos_token_ids: Vec::new(),
-        name: "fake",
-        gaps: None,
-        resume_exact: true,
-        fingerprint: 0,
-        cost: StepCost::default(),
-    })
+    Ok(LoadedBackend::fake(FakeBackend::new(options), FAKE_VOCAB_SIZE, FAKE_MODEL_LEN))
 }
 
 fn kv_blocks(config: &WorkerConfig, bytes_per_token: u64, model_len: u32) -> Result<u32, WorkerError> {

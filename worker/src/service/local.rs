@@ -9,7 +9,7 @@ use super::load::load;
 use super::serve::{check_settings, on_thread, prepare};
 use crate::backend::BackendError;
 use crate::backend::cuda::StepGaps;
-use crate::config::WorkerConfig;
+use crate::config::{DeviceKind, WorkerConfig};
 use crate::engine::EngineHandle;
 use crate::model::cost::StepCost;
 
@@ -22,8 +22,8 @@ pub struct LocalWorker {
     pub vocab_size: u32,
     /// Longest sequence.
     pub max_model_len: u32,
-    /// "cpu", "cuda", "fake".
-    pub backend: &'static str,
+    /// What it computes with.
+    pub device: DeviceKind,
     /// What a step costs at least.
     pub cost: StepCost,
     /// Idle times of the device between steps, where they are taken.
@@ -47,7 +47,7 @@ impl LocalWorker {
             engine: ready.engine,
             vocab_size: facts.vocab_size,
             max_model_len: facts.max_model_len,
-            backend: facts.backend,
+            device: facts.device,
             cost,
             gaps,
             ended,

@@ -30,6 +30,7 @@ pub use local::LocalWorker;
 pub use serve::{WorkerError, serve, serve_backend};
 
 use crate::TokenId;
+use crate::config::DeviceKind;
 use crate::engine::{EngineHandle, Placement, Submission, SubmitError};
 use crate::scheduler::Refusal;
 use crate::streams::{AttachError, StreamFault, TokenStream};
@@ -56,7 +57,7 @@ pub(crate) struct ModelFacts {
     pub max_num_batched_tokens: u32,
     pub resume_exact: bool,
     pub fingerprint: u64,
-    pub backend: &'static str,
+    pub device: DeviceKind,
     pub eos_token_ids: Vec<TokenId>,
 }
 
@@ -111,13 +112,12 @@ impl wire::worker_server::Worker for WorkerService {
         let open = self.requests.0.clone();
         let request = request.into_inner();
         let placement = request.placement.map(|it| Placement { router: it.router_id, sequence: it.sequence });
-        let id = request.request_id.clone();
-        let checked = admit(request, engine, facts);
+        let checked = admit(request, placement, engine, facts);
         if let (Err(_), Some(placement)) = (&checked, placement) {
             // The engine will not see it, but the router must know that it came.
             engine.log().saw(placement);
         }
-        let submission = Submission { id, placement, ..checked? };
+        let submission = checked?;
         let stream = engine.submit(submission).await.map_err(refused)?;
         Ok(send(stream, facts.epoch, open))
     }
@@ -161,9 +161,10 @@ impl wire::worker_server::Worker for WorkerService {
     }
 }
 
-/// What may go to the engine; the caller knows who it is.
+/// What may go to the engine.
 fn admit(
     request: wire::GenerateRequest,
+    placement: Option<Placement>,
     engine: &EngineHandle,
     facts: &ModelFacts,
 ) -> Result<Submission, Status> {
@@ -172,8 +173,9 @@ fn admit(
     }
     let stream_key = validate::stream_key(&request.stream_key).map_err(invalid)?;
     let linger = Duration::from_millis(request.linger_ms);
+    let id = request.request_id.clone();
     let request = validate::request(request, facts, clock::now()).map_err(invalid)?;
-    Ok(Submission { id: String::new(), request, placement: None, stream_key, linger })
+    Ok(Submission { id, request, placement, stream_key, linger })
 }
 
 fn invalid(invalid: validate::Invalid) -> Status {

@@ -129,7 +129,7 @@ pub(super) fn check_settings(config: &SchedulerConfig) -> Result<(), WorkerError
 
 /// Scheduler and engine over a loaded backend.
 pub(super) fn prepare(config: &WorkerConfig, loaded: LoadedBackend) -> Result<(Ready, Engine), WorkerError> {
-    let limits = &config.scheduler_on(loaded.kind());
+    let limits = &config.scheduler_on(loaded.device);
     let kv_blocks = loaded.backend.kv_blocks();
     let max_model_len = sizing::max_model_len(limits, loaded.model_len, kv_blocks);
     if max_model_len < 2 {
@@ -150,12 +150,12 @@ pub(super) fn prepare(config: &WorkerConfig, loaded: LoadedBackend) -> Result<(R
         max_num_batched_tokens: limits.max_num_batched_tokens,
         resume_exact: loaded.resume_exact,
         fingerprint: loaded.fingerprint,
-        backend: loaded.name,
+        device: loaded.device,
         eos_token_ids: loaded.eos_token_ids,
     };
     tracing::info!(
         model = facts.model,
-        backend = facts.backend,
+        backend = facts.device.name(),
         max_model_len,
         kv_blocks,
         block_size = facts.block_size,

@@ -17,9 +17,7 @@ use tonic_health::pb::health_client::HealthClient;
 
 use super::*;
 use crate::backend::fake::{FakeBackend, FakeOptions, StepCost};
-use crate::config::{
-    BackendKind, CpuConfig, CudaConfig, Precision, SchedulerConfig, UnsetLimits, WorkerConfig,
-};
+use crate::config::{BackendKind, SchedulerConfig, WorkerConfig};
 
 const VOCAB: u32 = 500;
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -33,20 +31,12 @@ struct Served {
 
 fn config() -> WorkerConfig {
     WorkerConfig {
-        model: "fake".into(),
-        served_model_name: "fake".into(),
-        listen: SocketAddr::from(([127, 0, 0, 1], 0)),
         backend: BackendKind::Fake,
-        precision: Precision::default(),
-        cpu: CpuConfig::default(),
-        cuda: CudaConfig::default(),
-        unset: UnsetLimits::default(),
         threads: 1,
         scheduler: SchedulerConfig { max_num_seqs: 4, max_num_queued_reqs: 2, ..SchedulerConfig::default() },
-        kv_cache_memory_bytes: None,
-        memory_sharers: 1,
         drain_grace: Duration::from_millis(150),
         shutdown_timeout: Duration::from_millis(200),
+        ..WorkerConfig::new("fake", "fake")
     }
 }
 
@@ -57,17 +47,8 @@ async fn serve_fake(options: FakeOptions) -> Served {
 async fn serve_with(config: WorkerConfig, options: FakeOptions) -> Served {
     let options = FakeOptions { vocab_size: VOCAB, kv_blocks: 64, ..options };
     let load = move || {
-        Ok(LoadedBackend {
-            backend: Box::new(FakeBackend::new(options)),
-            vocab_size: VOCAB,
-            model_len: 512,
-            eos_token_ids: vec![2],
-            name: "fake",
-            resume_exact: true,
-            fingerprint: 0,
-            gaps: None,
-            cost: Default::default(),
-        })
+        let loaded = LoadedBackend::fake(FakeBackend::new(options), VOCAB, 512);
+        Ok(LoadedBackend { eos_token_ids: vec![2], ..loaded })
     };
     let (shutdown, stopped) = oneshot::channel::<()>();
     let (ready, address) = oneshot::channel();
