@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import math
+import pathlib
 
 import openai
 import pytest
@@ -45,6 +46,12 @@ def test_echo_with_logprobs_scores_the_prompt(client):
     assert all(value <= 0 for value in logprobs.token_logprobs[1:])
     assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.text_offset)
     assert logprobs.text_offset == sorted(logprobs.text_offset)
+
+
+def test_the_readmes_program(cluster, capsys):
+    program = pathlib.Path(__file__).parents[2] / "docs/examples/ask.py"
+    exec(program.read_text(encoding="utf-8").replace("127.0.0.1:8000", cluster.address))
+    assert "def add(a, b):" in capsys.readouterr().out
 
 
 def test_chat(client):

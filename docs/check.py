@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+"""Checks what the documents say against the tree: links, headings, the manual's table of contents, the example program.
+
+    python3 docs/check.py
+
+Looks at every Markdown file that git knows. Links to other hosts are not followed. Standard library only.
+"""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BOOK = ROOT / "docs/src"
+REPOSITORY = "https://github.com/skein-serve/skein/"
+FENCE = re.compile(r"^(```|~~~).*?^\1\s*$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)")
+HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.MULTILINE)
+
+
+def prose(path):
+    """A file's text without code."""
+    return re.sub(r"`[^`\n]*`", lambda code: code.group().replace("[", " "), FENCE.sub("", path.read_text("utf-8")))
+
+
+def anchors(path):
+    """The names that headings of a file can be linked by."""
+    text = FENCE.sub("", path.read_text("utf-8"))
+    plain = (re.sub(r"[`*]|\]\([^)]*\)|\[", "", heading).lower() for heading in HEADING.findall(text))
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+
+
+def problem(path, target):
+    """What is wrong with one link, or None."""
+    if target.startswith(REPOSITORY):
+        kind, _, inside = target.removeprefix(REPOSITORY).partition("/main/")
+        if kind not in ("blob", "tree"):
+            return "is no file or folder of the main branch"
+        base, target = ROOT, inside
+    elif re.match(r"[a-z]+:", target):
+        return None
+    else:
+        base = path.parent
+    name, _, anchor = target.partition("#")
+    file = (base / name).resolve() if name else path
+    if not file.exists():
+        return "does not exist"
+    if BOOK in path.parents and base != ROOT and BOOK not in [file, *file.parents]:
+        return f"leads out of the book; write {REPOSITORY}blob/main/..."
+    if anchor and anchor not in anchors(file):
+        return "names no heading of that file"
+    return None
+
+
+def links(files):
+    for path in files:
+        for target in LINK.findall(prose(path)):
+            wrong = problem(path, target)
+            if wrong:
+                yield f"{path.relative_to(ROOT)}: {target} {wrong}"
+
+
+def contents():
+    """Pages that the table of contents lacks: mdBook would leave them out."""
+    listed = set(LINK.findall((BOOK / "SUMMARY.md").read_text("utf-8"))) | {"SUMMARY.md"}
+    pages = {str(page.relative_to(BOOK)) for page in BOOK.rglob("*.md")}
+    yield from (f"docs/src/SUMMARY.md does not list {page}" for page in sorted(pages - listed))
+
+
+def example():
+    """The program that documents show is the one that is tested."""
+    program = (ROOT / "docs/examples/ask.py").read_text("utf-8")
+    for name in ("README.md", "docs/src/quick-start.md"):
+        if f"```python\n{program}```" not in (ROOT / name).read_text("utf-8"):
+            yield f"{name}: its Python program is not docs/examples/ask.py"
+
+
+def main():
+    tracked = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"]
+    names = subprocess.run(tracked, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
+    files = [ROOT / name for name in names if (ROOT / name).exists()]
+    problems = [*links(files), *contents(), *example()]
+    print("\n".join(problems) or f"{len(files)} documents: every link leads somewhere")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
