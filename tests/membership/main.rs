@@ -1,10 +1,6 @@
 //! Membership over real etcd servers: what a router hears while etcd stands still, dies, forgets, loses its leader. They
 //! skip, and say so, where there is no etcd.
 
-#[path = "../src/etcd.rs"]
-#[allow(dead_code)] // shared with the tests over whole processes
-mod server;
-
 mod access;
 mod outages;
 mod watching;
@@ -13,12 +9,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use server::Etcd;
 use skein_node::discovery::etcd::{
     EtcdClient, EtcdSettings, FollowerConfig, Record, Registration, follow, prefix, register,
 };
 use skein_node::discovery::{Change, Member};
 use skein_node::shutdown::Shutdown;
+use skein_tests::etcd::{self, Etcd};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -45,7 +41,7 @@ fn block_on<F: Future>(future: F) {
 
 /// Runs `test` with the program of a server, if there is one.
 fn with_etcd(test: impl AsyncFnOnce(&Path)) {
-    if let Some(program) = server::binary() {
+    if let Some(program) = etcd::binary() {
         block_on(test(&program));
     }
 }

@@ -4,25 +4,23 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures::StreamExt;
 use skein_node::clock;
 use skein_node::discovery::{self, Change, Member};
 use skein_router::cluster::Cluster;
-use skein_router::config::RouterConfig;
 use skein_router::generator::TokenSource;
 use skein_router::refusal::Refusal;
-use skein_router::request::{Sampling, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
+use skein_router::request::{Sampling, TokenRequest};
 use skein_worker::backend::fake::{FakeBackend, FakeOptions, StepCost};
 use skein_worker::config::{BackendKind, SchedulerConfig, WorkerConfig};
 use skein_worker::service::{LoadedBackend, serve_backend};
 use tokio::sync::{mpsc, oneshot};
 
-const MODEL: &str = "m";
+use super::{Answer, MODEL, PATIENCE, fresh_id, next_of, router_config, wait_for_ready};
+
 const VOCAB_SIZE: u32 = 1000;
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A worker on a runtime of its own: killed, its sockets close as those of a dead process do.
 struct Worker {
@@ -84,9 +82,8 @@ struct Scene {
 
 impl Scene {
     async fn new(workers: usize, cost: StepCost) -> Self {
-        let config = RouterConfig { shutdown_timeout: PATIENCE, ..RouterConfig::new("", [MODEL]) };
         let (changes, receiver) = discovery::in_process();
-        let cluster = Cluster::start(&config, receiver, MODEL);
+        let cluster = Cluster::start(&router_config(), receiver, MODEL);
         let mut scene = Self { workers: Vec::new(), changes, cluster, cost };
         for index in 0..workers {
             scene.workers.push(Worker::start(cost).await);
@@ -107,16 +104,8 @@ impl Scene {
         self.join(index).await;
     }
 
-    fn ready(&self) -> usize {
-        self.cluster.snapshot().workers.iter().filter(|worker| worker.state == "ready").count()
-    }
-
     async fn wait_for_ready(&self, workers: usize) {
-        let start = clock::now();
-        while self.ready() != workers {
-            assert!(clock::now().since(start) < PATIENCE, "{:?}", self.cluster.snapshot());
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
+        wait_for_ready(&self.cluster, workers).await;
     }
 
     fn spawn(&self, request: &TokenRequest) -> tokio::task::JoinHandle<Result<Outcome, Refusal>> {
@@ -124,50 +113,33 @@ impl Scene {
     }
 }
 
-/// Tokens, their log-probabilities, and the end.
-type Sample = (Vec<TokenId>, Vec<TokenLogprobs>, Option<TokenFinish>);
-
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug)]
 struct Outcome {
-    samples: Vec<Sample>,
-    prompt_logprobs: Vec<TokenLogprobs>,
+    answer: Answer,
     cached_tokens: Option<u32>,
     first_token_after: Duration,
     longest_gap: Duration,
 }
 
-impl Outcome {
-    /// What must not depend on workers and time.
-    fn content(&self) -> (&[Sample], &[TokenLogprobs]) {
-        (&self.samples, &self.prompt_logprobs)
-    }
-}
-
-async fn run(cluster: Cluster, mut request: TokenRequest) -> Result<Outcome, Refusal> {
-    static RUNS: AtomicU64 = AtomicU64::new(0);
-    request.id = format!("r{}", RUNS.fetch_add(1, Ordering::Relaxed));
-    let mut outcome = Outcome { samples: vec![Default::default(); request.n as usize], ..Outcome::default() };
+async fn run(cluster: Cluster, request: TokenRequest) -> Result<Outcome, Refusal> {
+    let request = TokenRequest { id: fresh_id(), ..request };
+    let mut answer = Answer::to(&request);
+    let (mut cached_tokens, mut longest_gap) = (None, Duration::ZERO);
+    let (mut first_token_after, mut last) = (Duration::ZERO, None);
     let start = clock::now();
     let mut stream = cluster.submit(request.clone()).await?;
-    let mut last = None;
-    while let Some(delta) = tokio::time::timeout(PATIENCE, stream.next()).await.expect("news in time") {
+    while let Some(delta) = next_of(&mut stream).await {
         let delta = delta?;
         let now = clock::now();
         match last.replace(now) {
-            None => outcome.first_token_after = now.since(start),
-            Some(last) => outcome.longest_gap = outcome.longest_gap.max(now.since(last)),
+            None => first_token_after = now.since(start),
+            Some(last) => longest_gap = longest_gap.max(now.since(last)),
         }
-        let (tokens, logprobs, finish) = &mut outcome.samples[delta.sample_index as usize];
-        assert_eq!(delta.from_position as usize, request.prompt.len() + tokens.len(), "positions follow");
-        assert_eq!(*finish, None, "nothing follows an end");
-        tokens.extend(delta.tokens);
-        logprobs.extend(delta.logprobs);
-        *finish = delta.finish;
-        outcome.prompt_logprobs.extend(delta.prompt_logprobs);
-        outcome.cached_tokens = outcome.cached_tokens.or(delta.cached_tokens);
+        cached_tokens = cached_tokens.or(delta.cached_tokens);
+        answer.add(&request, delta);
     }
-    assert!(outcome.samples.iter().all(|(_, _, finish)| finish.is_some()), "every sample ends");
-    Ok(outcome)
+    assert!(answer.samples.iter().all(|(_, _, finish)| finish.is_some()), "every sample ends");
+    Ok(Outcome { answer, cached_tokens, first_token_after, longest_gap })
 }
 
 /// Requests of six kinds: greedy, seeded, stop tokens, n = 3, log-probabilities of the output and of the prompt.
@@ -229,7 +201,7 @@ async fn killed_workers_change_no_stream() {
         for (index, stream) in streams.into_iter().enumerate() {
             let got = stream.await.expect("no panic");
             let got = got.unwrap_or_else(|refusal| panic!("round {round}, stream {index}: {refusal}"));
-            assert_eq!(got.content(), expected[index].content(), "round {round}, stream {index}");
+            assert_eq!(got.answer, expected[index].answer, "round {round}, stream {index}");
             gaps.push(got.longest_gap);
         }
         scene.wait_for_ready(3).await;
@@ -250,7 +222,7 @@ async fn a_repeated_prompt_hits_the_cache_and_leaves_the_other_worker_alone() {
     assert_eq!(first.cached_tokens, Some(0));
     for round in 0..10 {
         let again = run(scene.cluster.clone(), long.clone()).await.expect("it ends");
-        assert_eq!(again.content(), first.content());
+        assert_eq!(again.answer, first.answer);
         assert!(again.cached_tokens >= Some(784), "round {round}: {:?}", again.cached_tokens);
         assert!(again.first_token_after * 4 < first.first_token_after, "round {round}: {again:?} {first:?}");
     }
@@ -281,7 +253,7 @@ async fn work_is_spread_and_follow_ups_stay_where_their_history_is() {
                     let turn = run(cluster.clone(), request.clone()).await.expect("it ends");
                     cached.push(turn.cached_tokens.unwrap_or(0) as f64 / request.prompt.len() as f64);
                     request.prompt =
-                        [&request.prompt[..], &turn.samples[0].0, &[conversation; 20]].concat().into();
+                        [&request.prompt[..], &turn.answer.samples[0].0, &[conversation; 20]].concat().into();
                 }
                 cached
             })
@@ -310,7 +282,7 @@ async fn a_draining_worker_ends_its_streams_and_gets_no_more() {
     for (one, other) in streams.into_iter().zip(more) {
         let one = one.await.expect("no panic").expect("it ends");
         let other = other.await.expect("no panic").expect("it ends");
-        assert_eq!(one.content(), other.content());
+        assert_eq!(one.answer, other.answer);
     }
     scene.wait_for_ready(1).await;
 }
@@ -341,7 +313,7 @@ async fn streams_leave_a_draining_worker_only_when_there_is_another() {
     tokio::time::timeout(PATIENCE, gone).await.expect("rid of its streams, the worker ends");
     let left_after = clock::now().since(start);
     for (stream, expected) in moved.into_iter().zip(contents) {
-        assert_eq!(stream.await.expect("no panic").expect("it ends").content(), expected.content());
+        assert_eq!(stream.await.expect("no panic").expect("it ends").answer, expected.answer);
     }
     assert!(left_after < clock::now().since(start), "the worker ended before its streams did");
 }
@@ -371,7 +343,7 @@ async fn an_aborted_sample_ends_and_a_dropped_stream_frees_the_worker() {
             tokens.extend(delta.tokens);
         }
     }
-    assert_eq!(tokens, expected.samples[1].0);
+    assert_eq!(tokens, expected.answer.samples[1].0);
     let stream = scene.cluster.submit(request).await.expect("it is taken");
     drop(stream);
     let start = clock::now();

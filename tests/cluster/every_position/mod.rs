@@ -7,23 +7,19 @@ mod scissors;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use futures::StreamExt;
 use scissors::{Cut, Scissors};
 use skein_node::discovery::{self, Change, Member};
 use skein_router::cluster::{Cluster, Tuning};
-use skein_router::config::RouterConfig;
 use skein_router::generator::TokenSource;
-use skein_router::request::{Journey, Sampling, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
+use skein_router::request::{Journey, Sampling, TokenRequest};
 use skein_worker::config::{BackendKind, WorkerConfig};
 use skein_worker::service;
 use tokio::sync::oneshot;
 
-const MODEL: &str = "m";
-/// No single wait takes longer, also on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+use super::{Answer, MODEL, PATIENCE, fresh_id, next_of, router_config, wait_for_ready};
+
 /// Cut runs at once.
 const AT_ONCE: usize = 4;
 
@@ -47,51 +43,25 @@ async fn start_worker() -> SocketAddr {
 
 /// A router of its own over the workers: what one run did to its picture of them must not change the next.
 async fn start_router(workers: &[SocketAddr], scissors: Scissors) -> Cluster {
-    let config = RouterConfig { shutdown_timeout: PATIENCE, ..RouterConfig::new("", [MODEL]) };
+    let config = router_config();
     let (changes, receiver) = discovery::in_process();
     let cluster = Cluster::start_with(&config, receiver, MODEL, Tuning { seed: Some(1) }, Arc::new(scissors));
     for (index, address) in workers.iter().enumerate() {
         let member = Member { id: format!("w{index}"), address: address.to_string() };
         changes.send(Change::Join(member)).await.expect("the cluster listens");
     }
-    let all_ready = async {
-        while cluster.snapshot().workers.iter().filter(|worker| worker.state == "ready").count()
-            < workers.len()
-        {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, all_ready).await.expect("all workers get ready");
+    wait_for_ready(&cluster, workers.len()).await;
     cluster
 }
 
-/// All that a client sees and is told to pay for.
-#[derive(Debug, Clone, Default, PartialEq)]
-struct Answer {
-    samples: Vec<(Vec<TokenId>, Vec<TokenLogprobs>, Option<TokenFinish>)>,
-    prompt_logprobs: Vec<TokenLogprobs>,
-    /// Prompt and output tokens.
-    usage: (usize, usize),
-}
-
 async fn run(workers: &[SocketAddr], request: &TokenRequest, cut: Option<(Cut, usize)>) -> (Answer, Journey) {
-    static RUNS: AtomicU64 = AtomicU64::new(0);
-    let id = format!("r{}", RUNS.fetch_add(1, Ordering::Relaxed));
-    let request = TokenRequest { id, ..request.clone() };
     let cluster = start_router(workers, Scissors::new(cut)).await;
-    let mut answer = Answer { samples: vec![Default::default(); request.n as usize], ..Answer::default() };
+    let request = TokenRequest { id: fresh_id(), ..request.clone() };
+    let mut answer = Answer::to(&request);
     let mut stream = cluster.submit(request.clone()).await.expect("it is taken");
-    while let Some(delta) = tokio::time::timeout(PATIENCE, stream.next()).await.expect("news in time") {
-        let delta = delta.unwrap_or_else(|refusal| panic!("{cut:?}: {refusal}"));
-        let (tokens, logprobs, finish) = &mut answer.samples[delta.sample_index as usize];
-        assert_eq!(delta.from_position as usize, request.prompt.len() + tokens.len(), "positions follow");
-        assert_eq!(*finish, None, "nothing follows an end");
-        tokens.extend(delta.tokens);
-        logprobs.extend(delta.logprobs);
-        *finish = delta.finish;
-        answer.prompt_logprobs.extend(delta.prompt_logprobs);
+    while let Some(delta) = next_of(&mut stream).await {
+        answer.add(&request, delta.unwrap_or_else(|refusal| panic!("{cut:?}: {refusal}")));
     }
-    answer.usage = (request.prompt.len(), answer.samples.iter().map(|(tokens, _, _)| tokens.len()).sum());
     (answer, stream.journey())
 }
 
@@ -172,8 +142,8 @@ fn cases() -> Vec<(&'static str, TokenRequest)> {
 
 /// Tokens, log-probabilities of the prompt and ends: places at which a cut differs from the others.
 fn places(answer: &Answer) -> usize {
-    let ends = answer.samples.len();
-    answer.prompt_logprobs.len() + answer.usage.1 + ends
+    let outputs: usize = answer.samples.iter().map(|(tokens, _, _)| tokens.len()).sum();
+    answer.prompt_logprobs.len() + outputs + answer.samples.len()
 }
 
 async fn cut_everywhere(how: Cut) {

@@ -1,0 +1,72 @@
+//! The router over real workers, all of them in this process: everything but the processes is real.
+
+mod every_position;
+mod fake_workers;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures::{Stream, StreamExt};
+use skein_node::clock;
+use skein_router::cluster::Cluster;
+use skein_router::config::RouterConfig;
+use skein_router::refusal::Refusal;
+use skein_router::request::{TokenDelta, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
+
+const MODEL: &str = "m";
+/// No single wait takes longer, also on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn router_config() -> RouterConfig {
+    RouterConfig { shutdown_timeout: PATIENCE, ..RouterConfig::new("", [MODEL]) }
+}
+
+async fn wait_for_ready(cluster: &Cluster, workers: usize) {
+    let ready = || cluster.snapshot().workers.iter().filter(|worker| worker.state == "ready").count();
+    let start = clock::now();
+    while ready() != workers {
+        assert!(clock::now().since(start) < PATIENCE, "{:?}", cluster.snapshot());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// An id that no other request of this process has.
+fn fresh_id() -> String {
+    static REQUESTS: AtomicU64 = AtomicU64::new(0);
+    format!("r{}", REQUESTS.fetch_add(1, Ordering::Relaxed))
+}
+
+/// What comes next of an answer; `None` after its end.
+async fn next_of(
+    stream: &mut (impl Stream<Item = Result<TokenDelta, Refusal>> + Unpin),
+) -> Option<Result<TokenDelta, Refusal>> {
+    tokio::time::timeout(PATIENCE, stream.next()).await.expect("news in time")
+}
+
+/// Tokens, their log-probabilities, and the end.
+type Sample = (Vec<TokenId>, Vec<TokenLogprobs>, Option<TokenFinish>);
+
+/// What must not depend on workers and time.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Answer {
+    samples: Vec<Sample>,
+    prompt_logprobs: Vec<TokenLogprobs>,
+}
+
+impl Answer {
+    /// The beginning of an answer to `request`.
+    fn to(request: &TokenRequest) -> Self {
+        Self { samples: vec![Default::default(); request.n as usize], ..Self::default() }
+    }
+
+    /// Takes in what comes next, which must follow what is there.
+    fn add(&mut self, request: &TokenRequest, delta: TokenDelta) {
+        let (tokens, logprobs, finish) = &mut self.samples[delta.sample_index as usize];
+        assert_eq!(delta.from_position as usize, request.prompt.len() + tokens.len(), "positions follow");
+        assert_eq!(*finish, None, "nothing follows an end");
+        tokens.extend(delta.tokens);
+        logprobs.extend(delta.logprobs);
+        *finish = delta.finish;
+        self.prompt_logprobs.extend(delta.prompt_logprobs);
+    }
+}
