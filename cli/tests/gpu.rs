@@ -9,8 +9,8 @@ type Machine = (&'static str, &'static str, Option<(&'static str, &'static str)>
 
 const UNUSABLE: [Machine; 3] = [
     ("no driver", "libcuda.so.1 was not found", None),
-    ("no device", "no device is visible", Some(("SKEIN_EMULATED_DEVICES", "0"))),
-    ("an old driver", "supports CUDA 12.4, and Skein needs 13.0", Some(("SKEIN_EMULATED_DRIVER", "12040"))),
+    ("no device", "no device is visible", Some(("EMU_DEVICES", "0"))),
+    ("an old driver", "supports CUDA 12.4, and Skein needs 13.0", Some(("EMU_DRIVER", "12040"))),
 ];
 
 /// `skein` with `arguments`, where the emulation stands for NVIDIA's libraries; `None` without an emulation.

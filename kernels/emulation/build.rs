@@ -1,7 +1,7 @@
 //! Compiles the kernels with the C++ compiler, and links them with the emulated driver into `libcuda.so.1`; beside it,
 //! `libcublasLt.so.13` and `libnvrtc.so.13`.
 //!
-//! Without a C++ compiler the crate still builds, and its users skip what needs it. `SKEIN_CUDA_EMULATION_FLAGS` adds flags
+//! Without a C++ compiler the crate still builds, and its users skip what needs it. `EMU_FLAGS` adds flags
 //! (sanitizers). A file is compiled again when it or what it includes has changed, as the compiler's `-MMD` tells.
 
 use std::path::{Path, PathBuf};
@@ -20,12 +20,12 @@ fn main() {
     println!("cargo:rerun-if-changed=cpp");
     println!("cargo:rerun-if-changed=../cu");
     println!("cargo:rerun-if-env-changed=CXX");
-    println!("cargo:rerun-if-env-changed=SKEIN_CUDA_EMULATION_FLAGS");
+    println!("cargo:rerun-if-env-changed=EMU_FLAGS");
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     match build(&out) {
-        Ok(()) => println!("cargo:rustc-env=SKEIN_CUDA_EMULATION_DIR={}", out.display()),
+        Ok(()) => println!("cargo:rustc-env=EMU_LIBRARIES={}", out.display()),
         Err(why) => {
-            println!("cargo:rustc-env=SKEIN_CUDA_EMULATION_DIR=");
+            println!("cargo:rustc-env=EMU_LIBRARIES=");
             println!("cargo:warning=no CUDA emulation, its tests will be skipped: {why}");
         }
     }
@@ -143,7 +143,7 @@ fn modified(path: &Path) -> Option<SystemTime> {
 }
 
 fn flags() -> String {
-    std::env::var("SKEIN_CUDA_EMULATION_FLAGS").unwrap_or_default()
+    std::env::var("EMU_FLAGS").unwrap_or_default()
 }
 
 fn base(compiler: &str) -> Command {

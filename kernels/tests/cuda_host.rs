@@ -351,17 +351,17 @@ fn a_machine_without_a_usable_device_says_what_it_has() {
     check(None, &[], "no NVIDIA driver: libcuda.so.1 was not found");
     check(
         Some(&emulation),
-        &[("SKEIN_EMULATED_DEVICES", "0")],
+        &[("EMU_DEVICES", "0")],
         "the NVIDIA driver is there (CUDA 13.0), but no device is visible; see nvidia-smi and CUDA_VISIBLE_DEVICES",
     );
     check(
         Some(&emulation),
-        &[("SKEIN_EMULATED_DRIVER", "12040")],
+        &[("EMU_DRIVER", "12040")],
         "the NVIDIA driver supports CUDA 12.4, and Skein needs 13.0 (driver 580) or newer; update the driver",
     );
     check(
         Some(&emulation),
-        &[("SKEIN_EMULATED_CAPABILITY", "75")],
+        &[("EMU_CAPABILITY", "75")],
         "has compute capability 7.5, and the kernels need 8.0 (Ampere) or newer",
     );
     check(Some(&emulation), &[], "opened Skein emulated device");
@@ -409,7 +409,7 @@ fn kernels_are_compiled_once() {
     assert!(start(&directory).contains(&format!("0 files now, {count} earlier")));
 
     // Another driver gets its own.
-    let variables = [("SKEIN_KERNEL_CACHE", directory.to_str().unwrap()), ("SKEIN_EMULATED_DRIVER", "13010")];
+    let variables = [("SKEIN_KERNEL_CACHE", directory.to_str().unwrap()), ("EMU_DRIVER", "13010")];
     let other = child("load_kernels", Some(&emulation), &variables);
     assert!(other.contains(&format!("{count} files now, 0 earlier")), "{other}");
 

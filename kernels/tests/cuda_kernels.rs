@@ -1,4 +1,4 @@
-//! Every CUDA kernel against its CPU reference, on the emulation. `SKEIN_SEED` chooses the inputs, `SKEIN_FILTER` the
+//! Every CUDA kernel against its CPU reference, on the emulation. `TEST_SEED` chooses the inputs, `TEST_FILTER` the
 //! cases (those whose name contains it), `EMU_SEED` the order of threads.
 
 use skein_kernels::cuda::Device;
@@ -10,12 +10,12 @@ fn kernels_agree_with_their_references() {
         return;
     }
     let device = Device::open(0).unwrap();
-    let seed = std::env::var("SKEIN_SEED").map_or(1, |seed| seed.parse().unwrap());
-    let filter = std::env::var("SKEIN_FILTER").unwrap_or_default();
+    let seed = std::env::var("TEST_SEED").map_or(1, |seed| seed.parse().unwrap());
+    let filter = std::env::var("TEST_FILTER").unwrap_or_default();
     let report = run(&device, Scale::Small, seed, &filter, |outcome| {
         println!("{:<60} {:>10.3} {:>8.1?}", outcome.name, outcome.error, outcome.took);
     })
     .unwrap();
     assert!(!report.outcomes.is_empty());
-    assert_eq!(report.failures().count(), 0, "SKEIN_SEED={seed} replays it");
+    assert_eq!(report.failures().count(), 0, "TEST_SEED={seed} replays it");
 }

@@ -39,13 +39,6 @@ pub enum Kind {
     Many,
 }
 
-impl Key {
-    /// Its environment variable.
-    pub fn env_name(&self) -> String {
-        format!("{ENV_PREFIX}{}", self.name.replace('-', "_").to_uppercase())
-    }
-}
-
 /// Where a value came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
@@ -221,9 +214,8 @@ impl Settings {
                 };
                 self.set(&name, values, Origin::Environment(variable.clone()));
             } else if !schema.knows(&name) {
-                let hint = suggest(&name, schema.names()).map(|near| {
-                    format!("; did you mean {ENV_PREFIX}{}?", near.replace('-', "_").to_uppercase())
-                });
+                let hint = suggest(&name, schema.names())
+                    .map(|near| format!("; did you mean {}?", variable_of(near)));
                 self.problem(format!("{variable}: no such setting{}", hint.unwrap_or_default()));
             }
         }
@@ -308,6 +300,11 @@ impl Schema<'_> {
     fn knows(&self, name: &str) -> bool {
         self.names().any(|known| known == name)
     }
+}
+
+/// The environment variable of the setting called `name`.
+fn variable_of(name: &str) -> String {
+    format!("{ENV_PREFIX}{}", name.replace('-', "_").to_uppercase())
 }
 
 /// The text of a file's value; `None` for what no setting can be.

@@ -20,7 +20,7 @@ class Cluster:
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.process = subprocess.Popen(
-            [os.environ["SKEIN_BINARY"], "serve", "--port", str(self.port), *arguments],
+            [os.environ["TEST_BINARY"], "serve", "--port", str(self.port), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
         )

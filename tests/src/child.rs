@@ -16,7 +16,7 @@ use crate::process::send_signal;
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// Names a directory to which all logs are copied in the end.
-const KEEP_LOGS: &str = "SKEIN_CHAOS_LOGS";
+const KEEP_LOGS: &str = "TEST_CHAOS_LOGS";
 
 /// How a process is started, every time it is.
 #[derive(Debug, Clone, Default)]
@@ -45,9 +45,9 @@ pub struct Process {
     directory: tempfile::TempDir,
 }
 
-/// The binary under test: `SKEIN_BINARY`, or else `binary`. Long runs want the release build.
+/// The binary under test: `TEST_BINARY`, or else `binary`. Long runs want the release build.
 pub fn binary_under_test(binary: &str) -> String {
-    std::env::var("SKEIN_BINARY").unwrap_or_else(|_| binary.to_owned())
+    std::env::var("TEST_BINARY").unwrap_or_else(|_| binary.to_owned())
 }
 
 impl Process {

@@ -14,16 +14,16 @@ const READY_WITHIN: Duration = Duration::from_secs(30);
 /// Shorter than etcd's own defaults, so that leaders are elected and leases expire while a test waits.
 const TIMING: [&str; 4] = ["--heartbeat-interval", "50", "--election-timeout", "500"];
 
-/// The server's program: `SKEIN_ETCD`, else `etcd` in the path. `None` is said loudly: what was not run did not pass.
+/// The server's program: `TEST_ETCD`, else `etcd` in the path. `None` is said loudly: what was not run did not pass.
 pub fn binary() -> Option<PathBuf> {
-    let named = std::env::var_os("SKEIN_ETCD").map(PathBuf::from);
+    let named = std::env::var_os("TEST_ETCD").map(PathBuf::from);
     let in_path = || {
         let path = std::env::var_os("PATH")?;
         std::env::split_paths(&path).map(|dir| dir.join("etcd")).find(|file| file.is_file())
     };
     let found = named.or_else(in_path);
     if found.is_none() {
-        eprintln!("SKIPPED: no etcd server on this machine; install etcd-server, or name one in SKEIN_ETCD");
+        eprintln!("SKIPPED: no etcd server on this machine; install etcd-server, or name one in TEST_ETCD");
     }
     found
 }

@@ -25,10 +25,10 @@ pub struct Etcd {
 }
 
 impl Etcd {
-    /// Starts `count` servers and waits for their leader; `None` where no etcd is installed: `SKEIN_ETCD` names one,
+    /// Starts `count` servers and waits for their leader; `None` where no etcd is installed: `TEST_ETCD` names one,
     /// else it is looked for where commands are.
     pub async fn start(count: usize) -> Option<Self> {
-        let binary = std::env::var("SKEIN_ETCD").unwrap_or_else(|_| "etcd".into());
+        let binary = std::env::var("TEST_ETCD").unwrap_or_else(|_| "etcd".into());
         let asked =
             Command::new(&binary).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
         if !asked.is_ok_and(|status| status.success()) {

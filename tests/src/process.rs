@@ -33,12 +33,12 @@ pub fn free_port() -> u16 {
 
 impl Cluster {
     /// Starts `binary serve` with `arguments` on a free port and waits until it is ready. The environment's
-    /// `SKEIN_BINARY` takes the place of `binary`: long runs want the release build.
+    /// `TEST_BINARY` takes the place of `binary`: long runs want the release build.
     ///
     /// # Panics
     /// With the process's log when it does not become ready.
     pub async fn serve(binary: &str, arguments: &[&str]) -> Self {
-        let binary = std::env::var("SKEIN_BINARY").unwrap_or_else(|_| binary.to_owned());
+        let binary = std::env::var("TEST_BINARY").unwrap_or_else(|_| binary.to_owned());
         let log_dir = tempfile::tempdir().expect("a temporary directory");
         let log = log_dir.path().join("log");
         let out = std::fs::File::create(&log).expect("a log file");

@@ -28,26 +28,9 @@ const SECTIONS: [(&str, u8); 6] = [
     ("bench", BENCH),
     ("gateway", GATEWAY),
 ];
-/// Variables that are no settings: of the kernels' cache, of this repository's scripts and tests, of the emulated GPU.
-/// Workers get them too.
-pub const FOREIGN_VARIABLES: [&str; 16] = [
-    "SKEIN_KERNEL_CACHE",
-    "SKEIN_BINARY",
-    "SKEIN_CHAOS_ROUNDS",
-    "SKEIN_CI_CACHE",
-    "SKEIN_ETCD",
-    "SKEIN_VENV",
-    "SKEIN_CUDA_EMULATION_DIR",
-    "SKEIN_EMULATED_EAGER",
-    "SKEIN_EMULATED_MEMORY",
-    "SKEIN_EMULATED_DEVICES",
-    "SKEIN_EMULATED_DRIVER",
-    "SKEIN_EMULATED_CAPABILITY",
-    "SKEIN_EMULATED_HANG_AT_LAUNCH",
-    "SKEIN_EMULATED_ILLEGAL_ADDRESS_AT_LAUNCH",
-    "SKEIN_EMULATED_ECC_AT_LAUNCH",
-    "SKEIN_EMULATED_NO_MEMORY_AT_ALLOCATION",
-];
+/// Variables with our prefix that are no settings; workers get them too. What tests and the emulated GPU are told has other
+/// prefixes, `TEST_` and `EMU_`.
+pub const FOREIGN_VARIABLES: [&str; 1] = [skein_kernels::cuda::KERNEL_CACHE_VARIABLE];
 /// A configuration file is read whole.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 

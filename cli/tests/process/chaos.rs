@@ -1,7 +1,7 @@
 //! `kill -9` on workers in the middle of many streams: nothing lost, repeated or altered.
 //!
 //! Two rounds run in every test run;
-//! `SKEIN_BINARY=$PWD/target/release/skein SKEIN_CHAOS_ROUNDS=200 cargo test -p skein --test process chaos -- --nocapture`
+//! `TEST_BINARY=$PWD/target/release/skein TEST_CHAOS_ROUNDS=200 cargo test -p skein --test process chaos -- --nocapture`
 //! is the long form, which also judges the gap. Each round compares every stream with its undisturbed run, byte for byte.
 
 use std::sync::Arc;
@@ -80,7 +80,7 @@ fn difference(index: usize, seen: &History, expected: &History) -> Option<String
 #[test]
 fn killing_a_worker_changes_no_stream() {
     let long_form: Option<usize> =
-        std::env::var("SKEIN_CHAOS_ROUNDS").ok().and_then(|value| value.parse().ok());
+        std::env::var("TEST_CHAOS_ROUNDS").ok().and_then(|value| value.parse().ok());
     let rounds = long_form.unwrap_or(2);
     block_on(async {
         let cluster = Cluster::serve(SKEIN, &["--workers", "3"]).await;

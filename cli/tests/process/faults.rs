@@ -101,7 +101,7 @@ fn an_etcd_that_is_away_fails_no_request() {
     let plan = Plan { workers: 2, ..Plan::short(SKEIN) };
     judge_or_skip(
         block_on(scenario::etcd::outage(&plan)),
-        "no etcd here (install it, or name it by SKEIN_ETCD)",
+        "no etcd here (install it, or name it by TEST_ETCD)",
     );
 }
 
@@ -110,6 +110,6 @@ fn an_etcd_that_loses_its_leader_fails_no_request() {
     let plan = Plan { workers: 2, rounds: 1, ..Plan::short(SKEIN) };
     judge_or_skip(
         block_on(scenario::etcd::leader(&plan)),
-        "no etcd here (install it, or name it by SKEIN_ETCD)",
+        "no etcd here (install it, or name it by TEST_ETCD)",
     );
 }

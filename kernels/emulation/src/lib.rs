@@ -10,16 +10,16 @@
 //! | variable | meaning |
 //! |---|---|
 //! | `EMU_SEED` | order of threads, blocks and streams: 0 is theirs, any other number shuffles |
-//! | `SKEIN_EMULATED_EAGER=1` | work is done at once |
-//! | `SKEIN_EMULATED_MEMORY` | bytes of device memory, 1 GiB if unset |
-//! | `SKEIN_EMULATED_DEVICES` | 0: a driver without a device |
-//! | `SKEIN_EMULATED_DRIVER` | the driver's version, 13000 if unset |
-//! | `SKEIN_EMULATED_CAPABILITY` | compute capability times ten, 90 if unset |
-//! | `SKEIN_EMULATED_HANG_AT_LAUNCH=n` | the n-th kernel that runs (from 1) never ends |
-//! | `SKEIN_EMULATED_ILLEGAL_ADDRESS_AT_LAUNCH=n` | it ends with error 700, and so does every later call |
-//! | `SKEIN_EMULATED_ECC_AT_LAUNCH=n` | the same with error 214, as after an uncorrectable memory error (an Xid) |
-//! | `SKEIN_EMULATED_NO_MEMORY_AT_ALLOCATION=n` | the n-th device allocation fails |
-//! | `SKEIN_CUDA_EMULATION_DIR` | the libraries of another build |
+//! | `EMU_EAGER=1` | work is done at once |
+//! | `EMU_MEMORY` | bytes of device memory, 1 GiB if unset |
+//! | `EMU_DEVICES` | 0: a driver without a device |
+//! | `EMU_DRIVER` | the driver's version, 13000 if unset |
+//! | `EMU_CAPABILITY` | compute capability times ten, 90 if unset |
+//! | `EMU_HANG_AT_LAUNCH=n` | the n-th kernel that runs (from 1) never ends |
+//! | `EMU_ILLEGAL_ADDRESS_AT_LAUNCH=n` | it ends with error 700, and so does every later call |
+//! | `EMU_ECC_AT_LAUNCH=n` | the same with error 214, as after an uncorrectable memory error (an Xid) |
+//! | `EMU_NO_MEMORY_AT_ALLOCATION=n` | the n-th device allocation fails |
+//! | `EMU_LIBRARIES` | the libraries of another build |
 
 use std::ffi::CStr;
 use std::ffi::c_char;
@@ -33,10 +33,10 @@ static OTHERS: OnceLock<bool> = OnceLock::new();
 
 /// Where the libraries lie: for `LD_LIBRARY_PATH` of other processes. `None` when there was no C++ compiler.
 pub fn directory() -> Option<PathBuf> {
-    if let Some(other) = std::env::var_os("SKEIN_CUDA_EMULATION_DIR") {
+    if let Some(other) = std::env::var_os("EMU_LIBRARIES") {
         return Some(other.into());
     }
-    let directory = env!("SKEIN_CUDA_EMULATION_DIR");
+    let directory = env!("EMU_LIBRARIES");
     (!directory.is_empty()).then(|| directory.into())
 }
 

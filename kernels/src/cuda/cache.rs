@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 /// Overrides where the files lie.
-pub const DIRECTORY_VARIABLE: &str = "SKEIN_KERNEL_CACHE";
+pub const KERNEL_CACHE_VARIABLE: &str = "SKEIN_KERNEL_CACHE";
 /// Largest file that is read back.
 const MAX_BYTES: u64 = 256 << 20;
 const MAGIC: &[u8; 8] = b"skeincu1";
@@ -21,7 +21,7 @@ impl Cache {
     /// Specification), else none.
     pub(crate) fn of_user() -> Self {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let directory = variable(DIRECTORY_VARIABLE).or_else(|| {
+        let directory = variable(KERNEL_CACHE_VARIABLE).or_else(|| {
             let home = || variable("HOME").map(|home| home.join(".cache"));
             Some(variable("XDG_CACHE_HOME").or_else(home)?.join("skein").join("cuda"))
         });

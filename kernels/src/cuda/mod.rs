@@ -25,6 +25,7 @@ pub mod tensor_map;
 
 pub use arena::{Arena, ArenaPlan};
 pub use blaslt::BlasLt;
+pub use cache::KERNEL_CACHE_VARIABLE;
 pub use device::{Device, Unavailable};
 pub use error::{CudaError, ErrorKind};
 pub use graph::Graph;

@@ -13,7 +13,7 @@ const SCHEMA: Schema<'static> = Schema {
     other_keys: &["temperature"],
     section: "serve",
     sections: &["serve", "router", "worker"],
-    foreign_variables: &["SKEIN_BINARY"],
+    foreign_variables: &["SKEIN_KERNEL_CACHE"],
 };
 
 fn layer(flags: &[(&str, &str)], environment: &[(&str, &str)], file: &str) -> Settings {
@@ -47,7 +47,7 @@ fn every_problem_comes_out_at_once_with_its_fix() {
     let file = "max-num-seq = 4\nshutdown-timeout = 30\n[serv]\nport = 1\n[worker]\nthread = 2";
     let environment = [
         ("SKEIN_PROT", "1"),
-        ("SKEIN_BINARY", "x"),
+        ("SKEIN_KERNEL_CACHE", "x"),
         ("SKEIN_TEMPERATURE", "0.5"),
         ("SKEIN_SERVICE_HOST", "10.0.0.1"),
         ("SKEIN_PORT_8000_TCP_ADDR", "10.0.0.1"),

@@ -1,4 +1,4 @@
-//! Thousands of lives. `SKEIN_SIM_SEED=n` lives one aloud; `SKEIN_SIM_SEEDS=n` lives the first n, `SKEIN_SIM_FIRST=n`
+//! Thousands of lives. `TEST_SIM_SEED=n` lives one aloud; `TEST_SIM_SEEDS=n` lives the first n, `TEST_SIM_FIRST=n`
 //! begins with another one.
 
 use std::sync::Mutex;
@@ -28,7 +28,7 @@ fn fail(summary: &Summary) -> ! {
 #[test]
 #[allow(clippy::disallowed_methods)] // how fast it is in real time is what is measured
 fn nothing_is_lost_in_any_life() {
-    if let Some(seed) = setting("SKEIN_SIM_SEED") {
+    if let Some(seed) = setting("TEST_SIM_SEED") {
         // What the product itself says, between the simulator's own lines: RUST_LOG=debug.
         let filter = tracing_subscriber::EnvFilter::from_default_env();
         tracing_subscriber::fmt().with_env_filter(filter).without_time().with_ansi(false).init();
@@ -39,8 +39,7 @@ fn nothing_is_lost_in_any_life() {
         }
         return;
     }
-    let (first, count) =
-        (setting("SKEIN_SIM_FIRST").unwrap_or(0), setting("SKEIN_SIM_SEEDS").unwrap_or(SEEDS));
+    let (first, count) = (setting("TEST_SIM_FIRST").unwrap_or(0), setting("TEST_SIM_SEEDS").unwrap_or(SEEDS));
     let (next, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     let sums = Mutex::new(Sums::default());
     let started = Instant::now();
@@ -74,7 +73,7 @@ fn nothing_is_lost_in_any_life() {
     if let Some(failed) = sums.failed {
         fail(&failed);
     }
-    if setting("SKEIN_SIM_SPEED").is_some_and(|wanted| wanted > 0) {
+    if setting("TEST_SIM_SPEED").is_some_and(|wanted| wanted > 0) {
         assert!(speed >= SPEED, "simulated time runs {speed:.0} times as fast as real time");
     }
 }

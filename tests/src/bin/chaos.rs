@@ -13,7 +13,7 @@ use skein_tests::scenario::{self, Plan};
 const ABOUT: &str = "Breaks a cluster of real processes under load and compares every stream with its undisturbed run.
 
 Times are for two cores and a release build of skein. Ends with 0 when nothing was lost, repeated or altered, no request
-failed, and all bounds held; with 1 otherwise. SKEIN_CHAOS_LOGS names a directory for the logs of all processes.";
+failed, and all bounds held; with 1 otherwise. TEST_CHAOS_LOGS names a directory for the logs of all processes.";
 
 fn main() -> ExitCode {
     let matches = command().get_matches();

@@ -29,7 +29,7 @@ use crate::seeded::Seeded;
 /// How much of a scenario to run, and how hard.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// The `skein` binary; `SKEIN_BINARY` goes before it.
+    /// The `skein` binary; `TEST_BINARY` goes before it.
     pub binary: String,
     /// Decides on arrivals, victims and moments. The processes' own timing stays their own.
     pub seed: u64,

@@ -42,7 +42,7 @@ bool scales_fit(const Product& p) {
   int a = p.operation.a.mode, b = p.operation.b.mode;
   if (p.a.type != E4M3) return a == SCALAR && b == SCALAR && !p.operation.a.address && !p.operation.b.address;
   if (a == SCALAR && b == SCALAR) return true;
-  const char* capability = getenv("SKEIN_EMULATED_CAPABILITY");
+  const char* capability = getenv("EMU_CAPABILITY");
   if (capability && atoi(capability) != 90) return false;
   if (!p.operation.a.address || !p.operation.b.address) return false;
   if (a == OUTER_VECTOR && b == OUTER_VECTOR) return true;

@@ -13,25 +13,25 @@ using namespace driver;
 static char context;
 
 API cuDriverGetVersion(int* version) {
-  *version = setting("SKEIN_EMULATED_DRIVER", 13000);
+  *version = setting("EMU_DRIVER", 13000);
   return SUCCESS;
 }
 API cuInit(unsigned flags) {
   driver::Call call(driver::Call::NOTHING);
   if (flags != 0) return INVALID_VALUE;
-  if (setting("SKEIN_EMULATED_DEVICES", 1) == 0) return NO_DEVICE;
+  if (setting("EMU_DEVICES", 1) == 0) return NO_DEVICE;
   if (!state().initialized) arm_from_environment();
   state().initialized = true;
   return SUCCESS;
 }
 API cuDeviceGetCount(int* count) {
   ENTER(INIT);
-  *count = setting("SKEIN_EMULATED_DEVICES", 1);
+  *count = setting("EMU_DEVICES", 1);
   return SUCCESS;
 }
 API cuDeviceGet(int* device, int ordinal) {
   ENTER(INIT);
-  if (ordinal < 0 || ordinal >= setting("SKEIN_EMULATED_DEVICES", 1)) return INVALID_DEVICE;
+  if (ordinal < 0 || ordinal >= setting("EMU_DEVICES", 1)) return INVALID_DEVICE;
   *device = ordinal;
   return SUCCESS;
 }
@@ -52,13 +52,13 @@ API cuDeviceGetPCIBusId(char* text, int length, int) {
 }
 API cuDeviceTotalMem_v2(size_t* bytes, int) {
   ENTER(INIT);
-  const char* limit = getenv("SKEIN_EMULATED_MEMORY");
+  const char* limit = getenv("EMU_MEMORY");
   *bytes = limit ? strtoull(limit, nullptr, 10) : (size_t)1 << 30;
   return SUCCESS;
 }
 API cuDeviceGetAttribute(int* value, int attribute, int) {
   ENTER(INIT);
-  int capability = setting("SKEIN_EMULATED_CAPABILITY", 90);
+  int capability = setting("EMU_CAPABILITY", 90);
   switch (attribute) {
     case 1: *value = 1024; break;             // threads a block
     case 2: case 3: *value = 1024; break;     // in x, y

@@ -11,9 +11,9 @@ unsigned countdown[INJECTIONS];
 }  // namespace
 
 void arm_from_environment() {
-  const char* names[INJECTIONS] = {"SKEIN_EMULATED_HANG_AT_LAUNCH",
-                                   "SKEIN_EMULATED_ILLEGAL_ADDRESS_AT_LAUNCH", "SKEIN_EMULATED_ECC_AT_LAUNCH",
-                                   "SKEIN_EMULATED_NO_MEMORY_AT_ALLOCATION"};
+  const char* names[INJECTIONS] = {"EMU_HANG_AT_LAUNCH",
+                                   "EMU_ILLEGAL_ADDRESS_AT_LAUNCH", "EMU_ECC_AT_LAUNCH",
+                                   "EMU_NO_MEMORY_AT_ALLOCATION"};
   for (int i = 0; i < INJECTIONS; i++) countdown[i] = (unsigned)setting(names[i], 0);
 }
 

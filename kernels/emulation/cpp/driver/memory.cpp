@@ -22,7 +22,7 @@ constexpr size_t GUARD = 256;
 #endif
 
 size_t limit() {
-  const char* bytes = getenv("SKEIN_EMULATED_MEMORY");
+  const char* bytes = getenv("EMU_MEMORY");
   return bytes ? strtoull(bytes, nullptr, 10) : (size_t)1 << 30;
 }
 

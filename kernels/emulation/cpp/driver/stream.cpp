@@ -73,7 +73,7 @@ Result fail(Result result, const std::string& why) {
 }
 
 Result enqueue(Stream& stream, Operation operation) {
-  static const bool eager = setting("SKEIN_EMULATED_EAGER", 0) != 0;
+  static const bool eager = setting("EMU_EAGER", 0) != 0;
   if (stream.capture) return add_node(stream, std::move(operation));
   stream.queue.push_back(std::move(operation));
   // What fails here is told by the next call, as on a device.

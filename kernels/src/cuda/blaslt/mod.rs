@@ -176,14 +176,6 @@ impl BlasLt {
         Ok(self.state().plan(self, key)?.is_some())
     }
 
-    /// Whether it multiplies with such scales at all, asked with a product of common size.
-    pub fn supports_scaling<I: BlasElement, O: BlasElement>(
-        &self,
-        scaling: Scaling,
-    ) -> Result<bool, CudaError> {
-        self.supports(GemmKey::new::<I, O>(256, 4096, 4096, scaling, false))
-    }
-
     /// Queues a product. `workspace` has [`WORKSPACE_BYTES`], and no other stream uses it meanwhile. The
     /// first product of its kind chooses the algorithm and loads its code; run each once before it is
     /// captured in a graph.

@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use half::bf16;
-
 use super::Scale;
 use crate::cpu::philox::philox4x32_10;
 use crate::cuda::memory::Element;
@@ -148,11 +146,6 @@ impl Bench {
             true => (0..len).collect(),
             false => (0..COMPARED).map(|_| self.below(len as u32) as usize).collect(),
         }
-    }
-
-    /// The same, rounded to bfloat16.
-    pub fn normal_bf16(&mut self, len: usize) -> Vec<bf16> {
-        self.normal(len).into_iter().map(bf16::from_f32).collect()
     }
 
     /// `values` on the device.
