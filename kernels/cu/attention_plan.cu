@@ -66,7 +66,7 @@ __device__ __forceinline__ void write_items(const Share& share, u32 sequence, u3
 // attention_plan: lists the tiles of a step, cut into parts of the context where there would be too few of
 // them.
 //   header        Header
-//   items_small, items_large, groups_small, groups_large   room for as many as ops/attention.rs computes
+//   items_small, items_large, groups_small, groups_large   room for as many as ops/attention computes
 //   row_starts    [capacity + 1]  u32
 //   context_lens  [capacity]      u32
 // Grid (1), block 256. Sequences whose rows, times `group`, are at most 16 get one small tile, others large

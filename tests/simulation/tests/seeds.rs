@@ -22,7 +22,7 @@ fn fail(summary: &Summary) -> ! {
     }
     let Summary { seed, hash, violation, .. } = summary;
     let violation = violation.as_deref().unwrap_or_default();
-    panic!("seed {seed} (log {hash:016x}): {violation}\nSKEIN_SIM_SEED={seed} lives it again");
+    panic!("seed {seed} (log {hash:016x}): {violation}\nTEST_SIM_SEED={seed} lives it again");
 }
 
 #[test]
