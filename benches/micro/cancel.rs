@@ -9,13 +9,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skein_node::clock;
+use skein_proto::sampling::SamplingParams;
+use skein_proto::stream_key::StreamKey;
 use skein_worker::config::{BackendKind, WorkerConfig};
 use skein_worker::engine::{EngineHandle, Submission};
 use skein_worker::kv_cache::CacheScope;
-use skein_worker::sampling::SamplingParams;
 use skein_worker::scheduler::{NewRequest, NewSample, RequestKey};
 use skein_worker::service::LocalWorker;
-use skein_worker::streams::{StreamKey, TokenStream};
+use skein_worker::streams::TokenStream;
 
 /// Streams that decode all the while.
 const STREAMS: usize = 16;
@@ -37,7 +38,7 @@ async fn measure(engine: &EngineHandle, releases: usize) {
     for number in 0..STREAMS {
         streams.push(start(engine, number).await);
     }
-    let (begun, steps) = (clock::now(), engine.log().load().step);
+    let (begun, steps) = (clock::now(), engine.log().step());
     let mut times = Vec::with_capacity(releases);
     for number in STREAMS..STREAMS + releases {
         // Streams that are about to end by themselves would free blocks that nobody released.
@@ -52,7 +53,7 @@ async fn measure(engine: &EngineHandle, releases: usize) {
         drop(stream);
         streams.push(start(engine, number).await);
     }
-    let step = clock::now().since(begun).div_f64((engine.log().load().step - steps).max(1) as f64);
+    let step = clock::now().since(begun).div_f64((engine.log().step() - steps).max(1) as f64);
     times.sort_unstable();
     let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize].as_secs_f64() * 1e3;
     println!("{releases} releases beside {STREAMS} streams, a step takes {:.2} ms", step.as_secs_f64() * 1e3);
@@ -73,10 +74,8 @@ async fn start(engine: &EngineHandle, number: usize) -> (String, TokenStream) {
         deadline: None,
     };
     let name = format!("stream-{number}");
-    let mut key = [0; 16];
-    key[..8].copy_from_slice(&(number as u64 + 1).to_le_bytes());
     let alone = Submission::alone(name.clone(), request);
-    let submission = Submission { stream_key: Some(StreamKey(key)), linger: LINGER, ..alone };
+    let submission = Submission { stream_key: Some(StreamKey(number as u128 + 1)), linger: LINGER, ..alone };
     let mut stream = engine.submit(submission).await.expect("there is room");
     stream.next().await.expect("it goes on").expect("the engine runs");
     (name, stream)

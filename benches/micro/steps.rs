@@ -6,12 +6,12 @@ use std::sync::Arc;
 use skein_kernels::cpu::kv_cache::KvType;
 use skein_kernels::cpu::packed::Format;
 use skein_node::clock;
+use skein_proto::sampling::SamplingParams;
 use skein_worker::BlockId;
 use skein_worker::backend::cpu::{CpuModel, CpuOptions, Numbers};
 use skein_worker::backend::{Batch, BatchSequence, SampleRow};
 use skein_worker::model::on_cpu::packed_cache::PackedCache;
 use skein_worker::model::on_cpu::profile::Part;
-use skein_worker::sampling::SamplingParams;
 
 use super::best_of;
 

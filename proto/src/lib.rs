@@ -1,10 +1,31 @@
-//! The contract between Skein's processes, and nothing else: generated protobuf types and services, and the
-//! prefix-block hash that router and worker must compute alike.
+//! The contract between Skein's processes, and nothing else: generated protobuf types and services, the plain types
+//! that both sides of a wire share, each with its wire form, and the prefix-block hash that router and worker must
+//! compute alike.
 //!
 //! This crate knows no tasks, no policy and no model. Protobuf types stop at the edge that parsed them
-//! (`worker::service`, `router::grpc`, `router::dispatch`): nothing deeper names this crate's `v1` modules.
+//! (`worker::service`, `router::grpc`, `router::dispatch`): deeper rooms use the plain types, and nothing there names
+//! this crate's `v1` modules.
 
 pub mod block_hash;
+pub mod delta;
+pub mod finish;
+pub mod info;
+pub mod invalid;
+pub mod load;
+pub mod logprobs;
+pub mod placement;
+pub mod runs;
+pub mod sampling;
+pub mod stream_key;
+pub mod watch;
+
+/// A token of the model's vocabulary. A plain `u32`: tokens travel in bulk between wire, scheduler and kernels.
+pub type TokenId = u32;
+
+/// A message that no process of ours sends: what is wrong with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Malformed(pub &'static str);
 
 /// What gRPC clients say to Skein (`skein.v1`).
 #[allow(missing_docs, clippy::all)]

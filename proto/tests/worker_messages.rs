@@ -181,6 +181,34 @@ fn what_a_worker_says_of_itself() {
     check("event.load", event(worker_event::Event::Load(load)));
 }
 
+/// The plain types lose nothing of a message, and add nothing to it.
+#[test]
+fn plain_types_say_what_messages_say() {
+    let params = skein_proto::sampling::SamplingParams::from(sampling());
+    assert_eq!(SamplingParams::from(params), sampling());
+    let (epoch, new) = skein_proto::delta::Delta::from_wire(delta()).expect("well formed");
+    assert_eq!(new.into_wire(epoch), delta());
+    let golden = golden();
+    for (name, bytes) in golden.iter().filter(|(name, _)| name.starts_with("event.")) {
+        let event = WorkerEvent::decode(&bytes[..]).expect(name);
+        let plain = skein_proto::watch::WatchEvent::from(event.clone());
+        assert_eq!(WorkerEvent::from(plain), event, "{name}");
+    }
+    let info = InfoResponse::decode(&golden["info"][..]).expect("info");
+    assert_eq!(InfoResponse::from(skein_proto::info::WorkerInfo::from(info.clone())), info);
+}
+
+#[test]
+fn what_no_worker_should_send_is_named() {
+    let refused = |delta| skein_proto::delta::Delta::from_wire(delta).expect_err("malformed").to_string();
+    let uneven = TokenLogprobs { top_logprobs: Vec::new(), ..logprobs(5) };
+    let got = refused(GenerateDelta { logprobs: vec![uneven], ..delta() });
+    assert_eq!(got, "top_token_ids and top_logprobs differ in length");
+    let unsaid = Finish { reason: FinishReason::Unspecified.into(), stop_token_id: None };
+    let got = refused(GenerateDelta { finish: Some(unsaid), ..delta() });
+    assert_eq!(got, "a sample ended without a reason");
+}
+
 #[test]
 fn every_golden_message_is_checked() {
     let source = include_str!("worker_messages.rs");

@@ -10,16 +10,13 @@ pub mod config;
 pub mod engine;
 pub mod kv_cache;
 pub mod model;
-pub mod sampling;
 pub mod scheduler;
 pub mod service;
 pub mod streams;
 
 pub use backend::cuda::visible_gpus;
 pub use service::{WorkerError, serve};
-
-/// A token of the model's vocabulary. A plain `u32`: tokens travel in bulk between wire, scheduler and kernels.
-pub type TokenId = u32;
+pub use skein_proto::TokenId;
 
 /// Index of a block of KV slots in the backend's cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

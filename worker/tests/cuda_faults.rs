@@ -17,10 +17,10 @@ use skein_cuda_emulation::{Fault, inject, reset};
 use skein_kernels::cuda::Device;
 use skein_worker::backend::{Backend, BackendError, Batch};
 use skein_worker::config::{CudaConfig, SchedulerConfig};
-use skein_worker::sampling::SamplingParams;
 
 use models::LLAMA;
 use runs::{Sequence, eager, limits, on_cuda, prompt, step, try_cuda};
+use skein_proto::sampling::SamplingParams;
 
 /// Longer than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(30);

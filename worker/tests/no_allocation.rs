@@ -10,9 +10,9 @@ mod batches;
 use std::sync::Arc;
 
 use batches::{BLOCK_SIZE, Sequence, load};
+use skein_proto::sampling::SamplingParams;
 use skein_sys::allocations::Counting;
 use skein_worker::backend::Batch;
-use skein_worker::sampling::SamplingParams;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting::new();

@@ -7,13 +7,13 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use skein_node::clock::{self, Timestamp};
+use skein_proto::logprobs::TokenLogprobs;
 
 use super::{
     Backend, BackendError, Batch, BatchSequence, Carried, SampleRow, Sampled, ScoreRow, StepHandle,
     StepOutput,
 };
 use crate::TokenId;
-use crate::sampling::TokenLogprobs;
 
 /// A slot nobody has written.
 const POISON: Slot = Slot { token: TokenId::MAX, key: 0xdead_beef_dead_beef };

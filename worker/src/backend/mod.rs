@@ -7,11 +7,14 @@
 pub mod cpu;
 pub mod cuda;
 pub mod fake;
+mod sampling;
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::sampling::{SamplingParams, TokenLogprobs};
+use skein_proto::logprobs::TokenLogprobs;
+use skein_proto::sampling::SamplingParams;
+
 use crate::{BlockId, TokenId};
 
 /// Runs batches: one CPU or CUDA rank, a group of ranks, or a fake that hashes what it reads back.

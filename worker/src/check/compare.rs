@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skein_node::clock;
+use skein_proto::logprobs::TokenLogprobs;
+use skein_proto::sampling::SamplingParams;
 
 use super::run::{BLOCKS_EACH, Cut, SEQUENCES, on_cpu, on_cuda, scores, step, vocab};
 use super::sequence::{Sequence, prompt};
 use super::{LOGITS_DIFFER, Subject};
 use crate::backend::{Backend, Batch, Sampled};
 use crate::config::CudaConfig;
-use crate::sampling::{SamplingParams, TokenLogprobs};
 
 /// Tokens that are drawn step by step.
 const DRAWN: usize = 8;

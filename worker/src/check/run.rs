@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use skein_kernels::cpu::kv_cache::KvType;
+use skein_proto::logprobs::TokenLogprobs;
 
 use super::Subject;
 use super::sequence::{BLOCK_SIZE, Random, Sequence, prompt};
@@ -11,7 +12,6 @@ use crate::backend::cuda::{self, CudaBackend, CudaOptions, Fp8};
 use crate::backend::{Backend, Batch, ScoreRow, StepOutput};
 use crate::config::{CudaConfig, SchedulerConfig};
 use crate::model::config::ModelConfig;
-use crate::sampling::TokenLogprobs;
 
 /// Sequences at once.
 pub const SEQUENCES: u32 = 8;

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use skein_proto::sampling::SamplingParams;
+
 use crate::BlockId;
 use crate::backend::{Batch, BatchSequence, Carried, SampleRow};
-use crate::sampling::SamplingParams;
 
 /// Tokens of a block.
 pub const BLOCK_SIZE: u32 = 16;

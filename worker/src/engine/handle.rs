@@ -3,12 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use skein_proto::placement::Placement;
+use skein_proto::runs::RunStored;
+use skein_proto::stream_key::StreamKey;
 use tokio::sync::{mpsc, oneshot};
 
-use super::log::{Placement, StateLog};
-use crate::kv_cache::RunStored;
+use super::log::StateLog;
 use crate::scheduler::{NewRequest, Refusal};
-use crate::streams::{AttachError, Attachment, Counts, StreamKey, TokenStream};
+use crate::streams::{AttachError, Attachment, Counts, TokenStream};
 
 /// A checked request on its way into the engine.
 #[derive(Debug)]

@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use skein_node::signal::{Listener, Signal};
-use skein_proto::block_hash::BlockHash;
+use skein_proto::load::{Load, LoadReport};
+use skein_proto::placement::Placement;
+use skein_proto::runs::CacheChange;
+use skein_proto::watch::{Admitted, WatchBody};
 
-use crate::kv_cache::CacheChange;
-use crate::scheduler::SchedulerLoad;
-use crate::streams::{Counts, StreamKey};
+use crate::streams::Counts;
 
 /// Entries kept for watchers that reconnect or lag.
 const MAX_ENTRIES: usize = 4096;
@@ -20,28 +21,6 @@ const MAX_HASHES: usize = 256 * 1024;
 
 /// Routers whose last placement is remembered; the one not heard of for longest is forgotten.
 const MAX_ROUTERS: usize = 256;
-
-/// One dispatch of one router.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Placement {
-    /// Which router.
-    pub router: u64,
-    /// Its number for the dispatch.
-    pub sequence: u64,
-}
-
-/// A request was taken; its prefix is about to be cached.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Admitted {
-    /// Which dispatch it was.
-    pub placement: Placement,
-    /// Leading prompt blocks cached when it came.
-    pub depth: u32,
-    /// Hashes of the full prompt blocks after those.
-    pub hashes: Vec<BlockHash>,
-    /// Under which its output can be read, when others may.
-    pub stream_key: Option<StreamKey>,
-}
 
 /// One entry of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,13 +40,13 @@ impl LogEntry {
     }
 }
 
-/// How busy the engine is.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Load {
-    /// What waits and runs.
-    pub scheduler: SchedulerLoad,
-    /// Steps done since start.
-    pub step: u64,
+impl From<LogEntry> for WatchBody {
+    fn from(entry: LogEntry) -> Self {
+        match entry {
+            LogEntry::Cache(change) => Self::Cache(change),
+            LogEntry::Admitted(admitted) => Self::Admitted(admitted),
+        }
+    }
 }
 
 /// See the module's description. Entries are numbered from 1.
@@ -86,9 +65,17 @@ struct Inner {
     /// Number of the newest entry; 0 = none yet.
     last: u64,
     load: Load,
+    /// Steps done since start.
+    step: u64,
     counts: Counts,
     /// Least recently heard of first.
     placements: VecDeque<Placement>,
+}
+
+impl Inner {
+    fn last_placement(&self, router: u64) -> u64 {
+        self.placements.iter().find(|placement| placement.router == router).map_or(0, |known| known.sequence)
+    }
 }
 
 impl Default for StateLog {
@@ -124,8 +111,11 @@ impl StateLog {
         self.wake();
     }
 
-    pub(super) fn set_load(&self, load: Load) {
-        let changed = std::mem::replace(&mut self.lock().load, load) != load;
+    pub(super) fn set_load(&self, load: Load, step: u64) {
+        let mut inner = self.lock();
+        let changed = (inner.load, inner.step) != (load, step);
+        (inner.load, inner.step) = (load, step);
+        drop(inner);
         if changed {
             self.wake();
         }
@@ -154,8 +144,7 @@ impl StateLog {
 
     /// The last dispatch seen from `router`; 0 = none.
     pub fn last_placement(&self, router: u64) -> u64 {
-        let inner = self.lock();
-        inner.placements.iter().find(|placement| placement.router == router).map_or(0, |known| known.sequence)
+        self.lock().last_placement(router)
     }
 
     /// From now on no request is taken.
@@ -183,6 +172,23 @@ impl StateLog {
     /// The latest load.
     pub fn load(&self) -> Load {
         self.lock().load
+    }
+
+    /// Steps done since start, as of the latest load.
+    pub fn step(&self) -> u64 {
+        self.lock().step
+    }
+
+    /// The latest load, as `router` gets it.
+    pub fn report(&self, router: u64) -> LoadReport {
+        let inner = self.lock();
+        LoadReport {
+            load: inner.load,
+            step: inner.step,
+            last_placement_sequence: inner.last_placement(router),
+            draining: self.is_draining(),
+            giving_back: self.is_giving_back(),
+        }
     }
 
     /// The number of the newest entry; 0 = none yet.

@@ -23,7 +23,7 @@ use tokio::sync::mpsc;
 
 pub use audit::Broken;
 pub use handle::{EngineHandle, Snapshot, Submission, SubmitError};
-pub use log::{Admitted, Load, LogEntry, Placement, StateLog};
+pub use log::{LogEntry, StateLog};
 
 use crate::backend::{Backend, BackendError, StepHandle};
 use crate::scheduler::{Scheduler, Step};
@@ -271,6 +271,6 @@ impl Engine {
 
     fn publish_load(&self) {
         self.log.set_counts(self.outbox.counts());
-        self.log.set_load(Load { scheduler: self.scheduler.load(), step: self.steps });
+        self.log.set_load(self.scheduler.load(), self.steps);
     }
 }

@@ -1,10 +1,13 @@
 //! Requests and readers as they come and go: each is answered between two steps.
 
 use skein_proto::block_hash::BlockHash;
+use skein_proto::placement::Placement;
+use skein_proto::stream_key::StreamKey;
+use skein_proto::watch::Admitted;
 
-use super::{Admitted, Engine, HandBack, LogEntry, Placement, Submission, SubmitError};
+use super::{Engine, HandBack, LogEntry, Submission, SubmitError};
 use crate::scheduler::RequestKey;
-use crate::streams::{AttachError, Attachment, Join, Opening, StreamKey, TokenStream};
+use crate::streams::{AttachError, Attachment, Join, Opening, TokenStream};
 
 impl Engine {
     pub(super) fn submit(&mut self, submission: Submission) -> Result<TokenStream, SubmitError> {

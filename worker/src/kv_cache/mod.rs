@@ -12,10 +12,11 @@ mod tests;
 use std::sync::Arc;
 
 use skein_proto::block_hash::{self, BlockHash};
+use skein_proto::runs::{CacheChange, RunStored};
 
 pub use block_pool::{BlockCounts, BlockPool};
 pub use block_table::BlockTable;
-pub use prefix_cache::{CacheChange, Inserted, PrefixCache, RunStored, RunTruncated};
+pub use prefix_cache::{Inserted, PrefixCache};
 
 use crate::backend::BlockCopy;
 use crate::{BlockId, TokenId};

@@ -8,39 +8,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use skein_proto::block_hash::BlockHash;
+use skein_proto::runs::{CacheChange, RunStored, RunTruncated};
 
 use crate::{BlockId, TokenId};
-
-/// Blocks at depth `depth`, `depth + 1`, ... are cached. A known handle grows at its end.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RunStored {
-    /// Names the run for as long as the process lives; rises, so a parent's is lower than its child's.
-    pub handle: u64,
-    /// The run that holds block `depth - 1`; 0 at depth 0.
-    pub parent: u64,
-    /// Blocks before the first of `hashes`.
-    pub depth: u32,
-    /// Their chained hashes.
-    pub hashes: Vec<BlockHash>,
-}
-
-/// Only blocks of the run before depth `new_end` are still cached.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RunTruncated {
-    /// The run.
-    pub handle: u64,
-    /// Depth of its first evicted block.
-    pub new_end: u32,
-}
-
-/// One change of what is cached: first the truncations happened, then the stores.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct CacheChange {
-    /// Evictions, in order.
-    pub truncated: Vec<RunTruncated>,
-    /// What was cached after them, in order.
-    pub stored: Vec<RunStored>,
-}
 
 /// What became of a block offered to the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

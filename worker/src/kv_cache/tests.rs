@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use proptest::prelude::*;
+use skein_proto::runs::{RunStored, RunTruncated};
 
 use super::*;
 

@@ -42,13 +42,16 @@ use skein_proto::block_hash::BlockHash;
 
 pub use audit::Broken;
 pub use plan::{Plan, Step};
-pub use request::{Accepted, Event, FinishReason, NewRequest, NewSample, Refusal, RequestKey};
+pub use request::{Accepted, Event, NewRequest, NewSample, Refusal, RequestKey};
 
 use crate::TokenId;
 use crate::config::SchedulerConfig;
-use crate::kv_cache::{CacheChange, KvCache, Prefix, RunStored};
+use crate::kv_cache::{KvCache, Prefix};
 use rate::Rate;
 use sequence::{Rank, Sequence};
+use skein_proto::finish::FinishReason;
+use skein_proto::load::Load;
+use skein_proto::runs::{CacheChange, RunStored};
 use step_time::StepTime;
 
 /// Tokens after which a measured rate has half forgotten: a few steps' worth of each.
@@ -77,23 +80,6 @@ pub struct Scheduler {
     prefill_rate: Rate,
     decode_rate: Rate,
     step_time: StepTime,
-}
-
-/// What a router wants to know of a scheduler.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct SchedulerLoad {
-    /// Tokens to compute before the first draws of what waits or prefills, cached ones not counted.
-    pub queued_uncached_tokens: u64,
-    /// Samples that wait.
-    pub waiting: u32,
-    /// Samples that run.
-    pub running: u32,
-    /// Blocks free or only cached.
-    pub free_blocks: u32,
-    /// 0 = not measured yet.
-    pub prefill_tokens_per_second: f32,
-    /// 0 = not measured yet.
-    pub decode_tokens_per_second: f32,
 }
 
 impl Scheduler {
@@ -241,10 +227,10 @@ impl Scheduler {
     }
 
     /// What a router wants to know.
-    pub fn load(&self) -> SchedulerLoad {
+    pub fn load(&self) -> Load {
         let samples = |sequence: &Sequence| sequence.samples.len() as u32;
         let prefilling = self.running.iter().filter(|sequence| !sequence.is_streaming());
-        SchedulerLoad {
+        Load {
             queued_uncached_tokens: prefilling.map(|sequence| u64::from(sequence.uncomputed())).sum::<u64>()
                 + self.waiting.values().map(|sequence| u64::from(sequence.uncached)).sum::<u64>(),
             waiting: self.waiting.values().map(samples).sum(),

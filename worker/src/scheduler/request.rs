@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use skein_node::clock::Timestamp;
 use skein_proto::block_hash::BlockHash;
+use skein_proto::finish::FinishReason;
+use skein_proto::logprobs::TokenLogprobs;
+use skein_proto::sampling::SamplingParams;
 
 use crate::TokenId;
 use crate::kv_cache::CacheScope;
-use crate::sampling::{SamplingParams, TokenLogprobs};
 
 /// A request inside this worker; its owner draws it, each once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -75,17 +77,6 @@ pub struct Accepted {
     pub uncached_hashes: Vec<BlockHash>,
     /// Samples that end without a draw: their delivered tokens are all they may have.
     pub events: Vec<Event>,
-}
-
-/// Why a sample ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FinishReason {
-    /// This stop token was drawn. It is not part of the output.
-    Stop(TokenId),
-    /// `max_tokens` or `max_model_len`.
-    Length,
-    /// Ended from outside.
-    Abort,
 }
 
 /// What happened to a request in one step.

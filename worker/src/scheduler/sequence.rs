@@ -8,13 +8,14 @@ use std::sync::Arc;
 
 use skein_node::clock::Timestamp;
 use skein_proto::block_hash::{self, BlockHash};
+use skein_proto::finish::FinishReason;
+use skein_proto::sampling::SamplingParams;
 
 use super::ahead::Share;
-use super::request::{Event, FinishReason, NewRequest, RequestKey};
+use super::request::{Event, NewRequest, RequestKey};
 use crate::TokenId;
 use crate::backend::{Batch, BatchSequence, SampleRow, Sampled, ScoreRow};
 use crate::kv_cache::{BlockTable, CacheScope, Prefix};
-use crate::sampling::SamplingParams;
 
 /// Who goes first: lower priority, then the nearer deadline, then the earlier arrival. One order for admission,
 /// prefill and preemption: the first of it always gets on, so nobody waits in a circle. Unique.
@@ -221,7 +222,7 @@ impl Sequence {
     pub fn accept(&mut self, drawn: &Sampled, events: &mut Vec<Event>) {
         if self.params.stop_token_ids.contains(&drawn.token) {
             assert!(self.output_len() >= self.params.min_tokens, "a stop token was drawn before min_tokens");
-            return self.finish(FinishReason::Stop(drawn.token), events);
+            return self.finish(FinishReason::Stop(Some(drawn.token)), events);
         }
         events.push(Event::Token {
             request: self.request,

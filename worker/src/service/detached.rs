@@ -18,7 +18,7 @@ pub fn detached(
 ) -> Result<(WorkerService, Engine), WorkerError> {
     check_settings(&config.scheduler)?;
     let (mut ready, engine) = prepare(config, loaded)?;
-    ready.facts.epoch = epoch;
+    ready.facts.info.epoch = epoch;
     let service = WorkerService::default();
     assert!(service.ready.set(ready).is_ok(), "a new service is not ready yet");
     Ok((service, engine))

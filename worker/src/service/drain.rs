@@ -36,7 +36,7 @@ impl WorkerService {
 
 /// Whether requests run or wait, those without a reader included: a router may come for them.
 fn has_work(engine: &EngineHandle) -> bool {
-    let load = engine.log().load().scheduler;
+    let load = engine.log().load();
     load.running + load.waiting > 0
 }
 

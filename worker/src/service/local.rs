@@ -39,15 +39,15 @@ impl LocalWorker {
     pub fn start(config: &WorkerConfig, progress: impl FnMut(u64, u64)) -> Result<Self, WorkerError> {
         check_settings(&config.scheduler)?;
         let loaded = load(config, progress)?;
-        let (cost, gaps) = (loaded.cost, loaded.gaps.clone());
+        let (cost, gaps, device) = (loaded.cost, loaded.gaps.clone(), loaded.device);
         let (ready, engine) = prepare(config, loaded)?;
         let ended = on_thread("engine", move || engine.run())?;
-        let facts = ready.facts;
+        let info = ready.facts.info;
         Ok(Self {
             engine: ready.engine,
-            vocab_size: facts.vocab_size,
-            max_model_len: facts.max_model_len,
-            device: facts.device,
+            vocab_size: info.vocab_size,
+            max_model_len: info.max_model_len,
+            device,
             cost,
             gaps,
             ended,

@@ -1,7 +1,6 @@
 //! gRPC in and out: the only room of this crate that names tonic and the protobuf types. It checks every field
 //! of every request, for the worker trusts nobody; behind it there are only checked values.
 
-mod convert;
 mod detached;
 mod drain;
 mod load;
@@ -19,6 +18,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use skein_node::{clock, task};
+use skein_proto::info::WorkerInfo;
+use skein_proto::invalid::Invalid;
+use skein_proto::placement::Placement;
 use skein_proto::worker::v1 as wire;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -30,8 +32,7 @@ pub use local::LocalWorker;
 pub use serve::{WorkerError, serve, serve_backend};
 
 use crate::TokenId;
-use crate::config::DeviceKind;
-use crate::engine::{EngineHandle, Placement, Submission, SubmitError};
+use crate::engine::{EngineHandle, Submission, SubmitError};
 use crate::scheduler::Refusal;
 use crate::streams::{AttachError, StreamFault, TokenStream};
 
@@ -44,20 +45,11 @@ const RETRY_AFTER_MS: &str = "1000";
 /// A request's output on its way to HTTP/2.
 type Deltas = ReceiverStream<Result<wire::GenerateDelta, Status>>;
 
-/// What is served, as `Info` tells it and as requests are checked against.
+/// What is served, as requests are checked against it.
 #[derive(Debug, Clone)]
 pub(crate) struct ModelFacts {
-    pub epoch: u64,
-    pub model: String,
-    pub vocab_size: u32,
-    pub max_model_len: u32,
-    pub block_size: u32,
-    pub kv_blocks: u32,
-    pub max_num_seqs: u32,
-    pub max_num_batched_tokens: u32,
-    pub resume_exact: bool,
-    pub fingerprint: u64,
-    pub device: DeviceKind,
+    /// As `Info` tells it.
+    pub info: WorkerInfo,
     pub eos_token_ids: Vec<TokenId>,
 }
 
@@ -100,7 +92,7 @@ impl wire::worker_server::Worker for WorkerService {
     type WatchStream = ReceiverStream<Result<wire::WorkerEvent, Status>>;
 
     async fn info(&self, _: Request<wire::InfoRequest>) -> Result<Response<wire::InfoResponse>, Status> {
-        Ok(Response::new(convert::info(&self.ready()?.facts)))
+        Ok(Response::new(self.ready()?.facts.info.clone().into()))
     }
 
     async fn generate(
@@ -111,7 +103,7 @@ impl wire::worker_server::Worker for WorkerService {
         // Before the look at the drain, which waits for it.
         let open = self.requests.0.clone();
         let request = request.into_inner();
-        let placement = request.placement.map(|it| Placement { router: it.router_id, sequence: it.sequence });
+        let placement = request.placement.map(Placement::from);
         let checked = admit(request, placement, engine, facts);
         if let (Err(_), Some(placement)) = (&checked, placement) {
             // The engine will not see it, but the router must know that it came.
@@ -119,7 +111,7 @@ impl wire::worker_server::Worker for WorkerService {
         }
         let submission = checked?;
         let stream = engine.submit(submission).await.map_err(refused)?;
-        Ok(send(stream, facts.epoch, open))
+        Ok(send(stream, facts.info.epoch, open))
     }
 
     async fn attach(
@@ -130,7 +122,7 @@ impl wire::worker_server::Worker for WorkerService {
         let open = self.requests.0.clone();
         let attachment = validate::attachment(request.into_inner()).map_err(invalid)?;
         let stream = engine.attach(attachment).await.map_err(not_attached)?;
-        Ok(send(stream, facts.epoch, open))
+        Ok(send(stream, facts.info.epoch, open))
     }
 
     async fn release(
@@ -156,7 +148,7 @@ impl wire::worker_server::Worker for WorkerService {
     ) -> Result<Response<Self::WatchStream>, Status> {
         let Ready { engine, facts } = self.ready()?;
         let (sender, receiver) = mpsc::channel(watch::EVENT_QUEUE);
-        task::spawn(watch::follow(engine.clone(), facts.epoch, request.into_inner(), sender));
+        task::spawn(watch::follow(engine.clone(), facts.info.epoch, request.into_inner(), sender));
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
 }
@@ -178,7 +170,7 @@ fn admit(
     Ok(Submission { id, request, placement, stream_key, linger })
 }
 
-fn invalid(invalid: validate::Invalid) -> Status {
+fn invalid(invalid: Invalid) -> Status {
     Status::invalid_argument(invalid.to_string())
 }
 
@@ -210,7 +202,7 @@ async fn forward(
             None => return,
         };
         for delta in deltas {
-            if sender.send(Ok(convert::delta(epoch, delta))).await.is_err() {
+            if sender.send(Ok(delta.into_wire(epoch))).await.is_err() {
                 return;
             }
         }

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::pin::pin;
 
 use skein_node::clock;
+use skein_proto::info::WorkerInfo;
 use tokio::sync::oneshot;
 use tonic_health::ServingStatus;
 
@@ -139,7 +140,7 @@ pub(super) fn prepare(config: &WorkerConfig, loaded: LoadedBackend) -> Result<(R
     let scheduler = Scheduler::new(limits, kv_blocks, max_model_len);
     let max_num_seqs = scheduler.max_num_seqs();
     let (engine, handle) = Engine::new(scheduler, loaded.backend, max_streams(limits));
-    let facts = ModelFacts {
+    let info = WorkerInfo {
         epoch: draw_epoch(),
         model: config.served_model_name.clone(),
         vocab_size: loaded.vocab_size,
@@ -149,20 +150,21 @@ pub(super) fn prepare(config: &WorkerConfig, loaded: LoadedBackend) -> Result<(R
         max_num_seqs,
         max_num_batched_tokens: limits.max_num_batched_tokens,
         resume_exact: loaded.resume_exact,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        backend: loaded.device.name().to_owned(),
         fingerprint: loaded.fingerprint,
-        device: loaded.device,
-        eos_token_ids: loaded.eos_token_ids,
     };
     tracing::info!(
-        model = facts.model,
-        backend = facts.device.name(),
+        model = info.model,
+        backend = info.backend,
         max_model_len,
         kv_blocks,
-        block_size = facts.block_size,
+        block_size = info.block_size,
         max_num_seqs,
-        max_num_batched_tokens = facts.max_num_batched_tokens,
+        max_num_batched_tokens = info.max_num_batched_tokens,
         "ready"
     );
+    let facts = ModelFacts { info, eos_token_ids: loaded.eos_token_ids };
     Ok((Ready { engine: handle, facts }, engine))
 }
 

@@ -1,15 +1,15 @@
 //! One router's view of the log: what it missed, then everything as it happens, load in between.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use skein_node::clock::{self, Timestamp};
+use skein_proto::watch::{Snapshot, WatchBody, WatchEvent};
 use skein_proto::worker::v1 as wire;
 use tokio::sync::mpsc;
 use tonic::Status;
-use wire::worker_event::Event;
 
-use super::convert;
-use crate::engine::EngineHandle;
+use crate::engine::{self, EngineHandle};
 
 /// Events on their way to a router; one that reads slower falls behind and takes a snapshot.
 pub(super) const EVENT_QUEUE: usize = 64;
@@ -84,7 +84,7 @@ impl Follower {
                 Some(entries) if entries.is_empty() => return Some(()),
                 Some(entries) => {
                     for entry in entries {
-                        self.send(convert::entry(entry)).await?;
+                        self.send(Arc::unwrap_or_clone(entry).into()).await?;
                         self.next += 1;
                     }
                 }
@@ -92,7 +92,8 @@ impl Follower {
                     let snapshot = self.engine.snapshot().await?;
                     // Like a load report it bears the number of the next entry, and uses none up.
                     self.next = snapshot.sequence + 1;
-                    self.send(convert::snapshot(snapshot)).await?;
+                    let engine::Snapshot { runs, stream_keys, .. } = snapshot;
+                    self.send(WatchBody::Snapshot(Snapshot { runs, stream_keys })).await?;
                 }
             }
         }
@@ -109,17 +110,15 @@ impl Follower {
     }
 
     fn interval(&self) -> Duration {
-        let load = self.engine.log().load().scheduler;
+        let load = self.engine.log().load();
         if load.running + load.waiting > 0 { LOAD_INTERVAL_BUSY } else { LOAD_INTERVAL_IDLE }
     }
 
     async fn send_load(&mut self) -> Option<()> {
         self.load_sent = Some(clock::now());
-        let log = self.engine.log();
-        let drain = self.drain();
-        let load = convert::load(&log.load(), log.last_placement(self.router), drain);
-        self.told_drain = drain;
-        self.send(load).await
+        let report = self.engine.log().report(self.router);
+        self.told_drain = (report.draining, report.giving_back);
+        self.send(WatchBody::Load(report)).await
     }
 
     /// How far a drain is: whether new requests are refused, and whether those that run should go.
@@ -128,14 +127,16 @@ impl Follower {
         (log.is_draining(), log.is_giving_back())
     }
 
-    async fn send(&self, event: Event) -> Option<()> {
-        let event = wire::WorkerEvent { epoch: self.epoch, sequence: self.next, event: Some(event) };
-        self.events.send(Ok(event)).await.ok()
+    async fn send(&self, body: WatchBody) -> Option<()> {
+        let event = WatchEvent { epoch: self.epoch, sequence: self.next, body };
+        self.events.send(Ok(event.into())).await.ok()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use wire::worker_event::Event;
+
     use super::*;
     use crate::backend::fake::{FakeBackend, FakeOptions};
     use crate::config::SchedulerConfig;

@@ -26,9 +26,9 @@ use skein_node::clock::{self, Timestamp};
 pub use audit::Broken;
 pub use budget::OUTPUT_BYTES;
 pub use counts::Counts;
-pub use delta::{Delta, MAX_UNREAD_BYTES, StreamFault};
+pub use delta::{MAX_UNREAD_BYTES, StreamFault};
 pub use position::{OutOfRange, SamplePosition};
-pub use run::{AttachError, Attachment, MAX_LINGER, StreamKey};
+pub use run::{AttachError, Attachment, MAX_LINGER};
 pub use stream::{RING_BYTES, TokenStream};
 
 pub(crate) use readers::{Join, Opening};
@@ -38,6 +38,7 @@ use budget::Budget;
 use early::EarlyReleases;
 use kept::Kept;
 use run::Run;
+use skein_proto::stream_key::StreamKey;
 use stream::{Cut, ReaderNumber};
 
 /// The engine's end of all streams.

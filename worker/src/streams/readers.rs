@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skein_node::clock;
+use skein_proto::stream_key::StreamKey;
 
 use super::Outbox;
 use super::position::SamplePosition;
 use super::ring::Ring;
-use super::run::{AttachError, Attachment, MAX_LINGER, Question, Run, StreamKey, first_score, positions};
+use super::run::{AttachError, Attachment, MAX_LINGER, Question, Run, first_score, positions};
 use super::stream::{Stream, TokenStream};
 use crate::scheduler::{NewRequest, NewSample, RequestKey};
 

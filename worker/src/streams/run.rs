@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skein_node::clock::Timestamp;
+use skein_proto::sampling::SamplingParams;
+use skein_proto::stream_key::StreamKey;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::position::{OutOfRange, SamplePosition};
 use super::stream::{ReaderNumber, Stream};
 use crate::TokenId;
 use crate::kv_cache::CacheScope;
-use crate::sampling::SamplingParams;
 use crate::scheduler::NewRequest;
 
 /// Longest that a request goes on, or its output stays readable, without a reader.
@@ -18,10 +19,6 @@ pub const MAX_LINGER: Duration = Duration::from_secs(300);
 
 /// Readers of one request that can be released by name; the first ones are forgotten.
 const MAX_NAMED_READERS: usize = 64;
-
-/// Names what is generated, whoever asks: equal for equal (request, model, prompt, sampling).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct StreamKey(pub [u8; 16]);
 
 /// A reader that wants a stream which another one began.
 #[derive(Debug, Clone)]

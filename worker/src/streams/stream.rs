@@ -2,10 +2,11 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use skein_proto::delta::Delta;
 use tokio::sync::Notify;
 
 use super::budget::Budget;
-use super::delta::{Delta, MAX_UNREAD_BYTES, StreamFault};
+use super::delta::{MAX_UNREAD_BYTES, StreamFault};
 use super::position::{Cursor, OutOfRange, SamplePosition};
 use super::ring::Ring;
 use crate::scheduler::Event;
@@ -221,11 +222,11 @@ impl Stream {
             if reader.cursor.is_done() {
                 return Some(None);
             }
-            let (sample, from_position) = reader.cursor.place();
+            let (sample_index, from_position) = reader.cursor.place();
             let taken = match cut.clone()? {
                 Cut::Fault(fault) => Err(fault),
                 Cut::HandBack => {
-                    Ok(vec![Delta { sample, from_position, hand_back: true, ..Delta::default() }])
+                    Ok(vec![Delta { sample_index, from_position, hand_back: true, ..Delta::default() }])
                 }
             };
             reader.cursor.end();

@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use skein_proto::sampling::SamplingParams;
 use skein_worker::BlockId;
 use skein_worker::backend::cpu::{CpuModel, CpuOptions, Numbers};
 use skein_worker::backend::{Batch, BatchSequence, SampleRow};
 use skein_worker::model::on_cpu::packed_cache::PackedCache;
-use skein_worker::sampling::SamplingParams;
 
 pub const BLOCK_SIZE: u32 = 16;
 

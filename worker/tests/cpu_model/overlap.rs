@@ -4,14 +4,16 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use skein_proto::finish::FinishReason;
+use skein_proto::logprobs::TokenLogprobs;
+use skein_proto::sampling::SamplingParams;
 use skein_worker::TokenId;
 use skein_worker::backend::cpu::{CpuBackend, CpuOptions, Numbers};
 use skein_worker::backend::{Backend, BackendError, Batch, StepHandle, StepOutput};
 use skein_worker::config::SchedulerConfig;
 use skein_worker::engine::{Engine, Submission};
 use skein_worker::kv_cache::CacheScope;
-use skein_worker::sampling::{SamplingParams, TokenLogprobs};
-use skein_worker::scheduler::{FinishReason, NewRequest, NewSample, RequestKey, Scheduler};
+use skein_worker::scheduler::{NewRequest, NewSample, RequestKey, Scheduler};
 
 use crate::batches::golden;
 
@@ -130,17 +132,17 @@ async fn serve(
         let mut scores = Vec::new();
         while let Some(deltas) = stream.next().await {
             for delta in deltas.unwrap() {
-                let output = &mut samples[delta.sample as usize];
+                let output = &mut samples[delta.sample_index as usize];
                 output.tokens.extend(delta.tokens);
                 output.logprobs.extend(delta.logprobs.into_iter().map(bits));
                 output.finish = output.finish.or(delta.finish);
-                scores.extend(delta.prompt_scores.into_iter().map(bits));
+                scores.extend(delta.prompt_logprobs.into_iter().map(bits));
             }
         }
         outputs.push((samples, scores));
     }
     handle.snapshot().await.unwrap(); // after this the load is that of all ends
-    let free = handle.log().load().scheduler.free_blocks;
+    let free = handle.log().load().free_blocks;
     assert_eq!(free, KV_BLOCKS, "nobody runs, nothing is held");
     handle.stop().await;
     running.join().unwrap().unwrap();

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use skein_proto::sampling::SamplingParams;
 use skein_worker::backend::cpu::{CpuBackend, CpuOptions, Numbers};
 use skein_worker::backend::{Backend, BackendError, Batch, ScoreRow};
-use skein_worker::sampling::SamplingParams;
 
 use crate::batches::{BLOCK_SIZE, Sequence, golden, load};
 

@@ -4,14 +4,16 @@
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use skein_proto::finish::FinishReason;
+use skein_proto::logprobs::TokenLogprobs;
+use skein_proto::sampling::SamplingParams;
 use skein_worker::TokenId;
 use skein_worker::backend::BackendError;
 use skein_worker::backend::cpu::{CpuBackend, CpuOptions, Numbers};
 use skein_worker::config::SchedulerConfig;
 use skein_worker::engine::{Engine, EngineHandle, Submission};
 use skein_worker::kv_cache::CacheScope;
-use skein_worker::sampling::{SamplingParams, TokenLogprobs};
-use skein_worker::scheduler::{FinishReason, NewRequest, NewSample, RequestKey, Scheduler};
+use skein_worker::scheduler::{NewRequest, NewSample, RequestKey, Scheduler};
 use skein_worker::streams::TokenStream;
 
 use crate::batches::golden;
@@ -108,7 +110,7 @@ async fn read(mut stream: TokenStream, n: usize) -> Vec<Output> {
     let mut outputs = vec![Output::default(); n];
     while let Some(deltas) = stream.next().await {
         for delta in deltas.unwrap() {
-            let output = &mut outputs[delta.sample as usize];
+            let output = &mut outputs[delta.sample_index as usize];
             output.tokens.extend(delta.tokens);
             output.extend_logprobs(delta.logprobs);
             output.finish = output.finish.or(delta.finish);

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skein_node::clock;
+use skein_proto::sampling::SamplingParams;
 use skein_worker::backend::cuda::CudaBackend;
 use skein_worker::backend::{Backend, Batch, BlockCopy, Sampled};
 use skein_worker::config::CudaConfig;
-use skein_worker::sampling::SamplingParams;
 
 use crate::models::LLAMA;
 use crate::runs::{Sequence, eager, on_cpu, on_cuda, prompt, step};

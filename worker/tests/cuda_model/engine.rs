@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
+use skein_proto::sampling::SamplingParams;
 use skein_worker::TokenId;
 use skein_worker::backend::Backend;
 use skein_worker::config::{CudaConfig, SchedulerConfig};
 use skein_worker::engine::{Engine, Submission};
 use skein_worker::kv_cache::CacheScope;
-use skein_worker::sampling::SamplingParams;
 use skein_worker::scheduler::{NewRequest, NewSample, RequestKey, Scheduler};
 
 use crate::models::LLAMA;
@@ -60,13 +60,13 @@ async fn serve(dir: &std::path::Path, kv_tokens: u64, enforce_eager: bool) -> Ve
         let mut samples = vec![Vec::new(); 1 + (index % SAMPLES) as usize];
         while let Some(deltas) = stream.next().await {
             for delta in deltas.unwrap() {
-                samples[delta.sample as usize].extend(delta.tokens);
+                samples[delta.sample_index as usize].extend(delta.tokens);
             }
         }
         outputs.push(samples);
     }
     handle.snapshot().await.unwrap(); // after this the load is that of all ends
-    assert_eq!(handle.log().load().scheduler.free_blocks, kv_blocks, "nobody runs, nothing is held");
+    assert_eq!(handle.log().load().free_blocks, kv_blocks, "nobody runs, nothing is held");
     handle.stop().await;
     running.join().unwrap().unwrap();
     outputs

@@ -4,13 +4,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use skein_proto::sampling::SamplingParams;
 use skein_worker::BlockId;
 use skein_worker::backend::cpu::{CpuBackend, CpuOptions, Numbers};
 use skein_worker::backend::cuda::{self, CudaBackend, CudaOptions, Fp8};
 use skein_worker::backend::{Backend, Batch, BatchSequence, Carried, SampleRow, StepOutput};
 use skein_worker::config::{CudaConfig, SchedulerConfig};
 use skein_worker::model::config::ModelConfig;
-use skein_worker::sampling::SamplingParams;
 
 pub const BLOCK_SIZE: u32 = 16;
 const KV_BLOCKS: u32 = 64;

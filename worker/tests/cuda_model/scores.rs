@@ -1,7 +1,7 @@
 //! Log-probabilities of a prompt, and how near they are to others.
 
+use skein_proto::logprobs::TokenLogprobs;
 use skein_worker::backend::{Backend, Batch, ScoreRow};
-use skein_worker::sampling::TokenLogprobs;
 
 use crate::runs::{Sequence, prompt, step};
 

@@ -123,7 +123,7 @@ pub fn draw(isa: Isa, logits: &[f32], sampling: &Sampling<'_>, scratch: &mut Scr
     if sampling.temperature == 0.0 {
         return best;
     }
-    let heat = Heat { highest, per_degree: 1.0 / sampling.temperature, min_p: sampling.min_p };
+    let heat = Heat { highest, per_degree: 1.0 / sampling.temperature, least: sampling.min_p };
     let looked = Looked { isa, logits, heat };
     let stream = race::Stream::new(sampling);
     let (top_k, top_p) = (sampling.top_k as usize, sampling.top_p);

@@ -11,14 +11,14 @@ pub(super) struct Heat {
     /// 1 / temperature.
     pub(super) per_degree: f32,
     /// Weights below this are zero.
-    pub(super) min_p: f32,
+    pub(super) least: f32,
 }
 
 impl Heat {
     #[inline(always)]
     pub(super) fn weight(self, logit: f32) -> f32 {
         let weight = self.uncut(logit);
-        if weight < self.min_p { 0.0 } else { weight }
+        if weight < self.least { 0.0 } else { weight }
     }
 
     #[inline(always)]
@@ -33,7 +33,7 @@ impl Heat {
     /// their last bits.
     pub(super) fn is_out(self, logit: f32) -> bool {
         let weight = self.uncut(logit);
-        weight == 0.0 || weight < self.min_p * 0.9999
+        weight == 0.0 || weight < self.least * 0.9999
     }
 }
 

@@ -1,5 +1,6 @@
 //! Tokens drawn on the device; `cu/sample.cu`. The same token that [`crate::cpu::sample::draw`] draws from the same logits.
 
+use crate::cpu::sample::Sampling;
 use crate::cuda::launch::{Args, Grid, Kernel};
 use crate::cuda::memory::Element;
 use crate::cuda::{CudaError, DeviceSlice, Kernels, Stream};
@@ -75,6 +76,28 @@ pub struct SampleParams {
 unsafe impl Element for SampleParams {}
 
 impl SampleParams {
+    /// As `sampling` says, from `row`; where its lists begin is the caller's to say.
+    pub fn of(row: u32, sampling: &Sampling<'_>) -> Self {
+        Self {
+            temperature: sampling.temperature,
+            top_p: sampling.top_p,
+            top_k: sampling.top_k,
+            min_p: sampling.min_p,
+            repetition_penalty: sampling.repetition_penalty,
+            presence_penalty: sampling.presence_penalty,
+            frequency_penalty: sampling.frequency_penalty,
+            seed_low: sampling.seed as u32,
+            seed_high: (sampling.seed >> 32) as u32,
+            sample_index: sampling.sample_index,
+            position: sampling.position,
+            bias_len: sampling.logit_bias.len() as u32,
+            forbidden_len: sampling.forbidden.len() as u32,
+            history_len: sampling.history.len() as u32,
+            prompt_len: sampling.prompt_len as u32,
+            ..Self::greedy(row)
+        }
+    }
+
     /// The best token of `row`.
     pub const fn greedy(row: u32) -> Self {
         Self {

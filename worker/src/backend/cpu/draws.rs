@@ -4,10 +4,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use skein_kernels::cpu::Cpu;
-use skein_kernels::cpu::sample::{self, Sampling};
+use skein_kernels::cpu::sample;
+use skein_proto::logprobs::TokenLogprobs;
 
-use super::super::{BackendError, Batch, SampleRow, Sampled, ScoreRow, StepOutput};
-use crate::sampling::TokenLogprobs;
+use super::super::sampling::sampling;
+use super::super::{BackendError, Batch, Sampled, ScoreRow, StepOutput};
 
 /// What a step draws and scores, and the memory for it.
 pub(super) struct Draws {
@@ -94,25 +95,4 @@ impl Draws {
 
 fn logprobs(scored: sample::Scored, token: u32) -> TokenLogprobs {
     TokenLogprobs { token, logprob: scored.logprob, rank: scored.rank, top: scored.top }
-}
-
-fn sampling<'a>(batch: &'a Batch, row: &'a SampleRow) -> Sampling<'a> {
-    let params = &*row.params;
-    let history = if params.needs_history() { row.history.clone() } else { 0..0 };
-    Sampling {
-        temperature: params.temperature,
-        top_p: params.top_p,
-        top_k: params.top_k,
-        min_p: params.min_p,
-        repetition_penalty: params.repetition_penalty,
-        presence_penalty: params.presence_penalty,
-        frequency_penalty: params.frequency_penalty,
-        logit_bias: &params.logit_bias,
-        forbidden: if row.forbid_stop { &params.stop_token_ids } else { &[] },
-        history: &batch.history[history.start as usize..history.end as usize],
-        prompt_len: row.prompt_len as usize,
-        seed: params.seed,
-        sample_index: row.sample_index,
-        position: row.position,
-    }
 }

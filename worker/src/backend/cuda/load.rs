@@ -22,6 +22,7 @@ use skein_kernels::cuda::ops::norm::AddRmsNorm;
 use skein_kernels::cuda::ops::quantize::Quantize;
 use skein_kernels::cuda::ops::rope::RopeKvWrite;
 use skein_kernels::cuda::{BlasLt, CudaError, DeviceSlice, PinnedBuffer, Stream};
+use skein_proto::sampling::SamplingParams;
 
 use super::draw::Draw;
 use super::dummy;
@@ -43,7 +44,6 @@ use crate::model::config::ModelConfig;
 use crate::model::on_cuda::attention::StepAttention;
 use crate::model::on_cuda::weights::{LlamaWeights, Place, Source};
 use crate::model::on_cuda::{Activations, CudaLlama, Ops, Workspace};
-use crate::sampling::SamplingParams;
 
 /// What a CUDA backend is told.
 #[derive(Debug, Clone)]

@@ -5,6 +5,7 @@ use skein_kernels::cuda::ops::sample::{NONE, SampleParams, Stages};
 use skein_kernels::cuda::ops::score::ScoreParams;
 
 use crate::BlockId;
+use crate::backend::sampling::sampling;
 use crate::backend::{Batch, BlockCopy, Carried, SampleRow};
 
 /// What one message has room for.
@@ -160,42 +161,23 @@ fn sample_params(
     biases: &mut Vec<(u32, f32)>,
     places: &[u32],
 ) -> SampleParams {
-    let params = &*sample.params;
-    let forbidden: &[u32] = if sample.forbid_stop { &params.stop_token_ids } else { &[] };
-    let mut history = if params.needs_history() { sample.history.clone() } else { 0..0 };
+    let mut sampling = sampling(batch, sample);
     let mut carried = NONE;
     // A history's last token may be one that only the device knows.
-    if let Some(last) = history.clone().last()
-        && let Some(found) = carried_at(&batch.carried_history, last)
+    if let [known @ .., _] = sampling.history
+        && let Some(found) = carried_at(&batch.carried_history, sample.history.end - 1)
     {
-        (history.end, carried) = (last, places[found as usize]);
+        (sampling.history, carried) = (known, places[found as usize]);
     }
-    let history = &batch.history[history.start as usize..history.end as usize];
     let bias_start = biases.len() as u32;
-    biases.extend_from_slice(&params.logit_bias);
+    biases.extend_from_slice(sampling.logit_bias);
     SampleParams {
-        row,
-        temperature: params.temperature,
-        top_p: params.top_p,
-        top_k: params.top_k,
-        min_p: params.min_p,
-        repetition_penalty: params.repetition_penalty,
-        presence_penalty: params.presence_penalty,
-        frequency_penalty: params.frequency_penalty,
-        seed_low: params.seed as u32,
-        seed_high: (params.seed >> 32) as u32,
-        sample_index: sample.sample_index,
-        position: sample.position,
         bias_start,
-        bias_len: params.logit_bias.len() as u32,
-        forbidden_start: message.list(forbidden),
-        forbidden_len: forbidden.len() as u32,
-        history_start: message.list(history),
-        history_len: history.len() as u32,
-        prompt_len: sample.prompt_len,
+        forbidden_start: message.list(sampling.forbidden),
+        history_start: message.list(sampling.history),
         carried,
-        mask: NONE,
-        logprobs: params.logprobs.unwrap_or(NONE),
+        logprobs: sample.params.logprobs.unwrap_or(NONE),
+        ..SampleParams::of(row, &sampling)
     }
 }
 
@@ -224,9 +206,10 @@ pub(super) fn copy_waves(copies: &[BlockCopy]) -> Vec<&[BlockCopy]> {
 mod tests {
     use std::sync::Arc;
 
+    use skein_proto::sampling::SamplingParams;
+
     use super::*;
     use crate::backend::ScoreRow;
-    use crate::sampling::SamplingParams;
 
     fn sample(row: u32, history: std::ops::Range<u32>) -> SampleRow {
         let params = SamplingParams { presence_penalty: 1.0, ..SamplingParams::default() };

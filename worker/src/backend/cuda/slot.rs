@@ -10,13 +10,13 @@ use std::time::Duration;
 use skein_kernels::cuda::ops::score::Scored;
 use skein_kernels::cuda::stream::Waited;
 use skein_kernels::cuda::{CudaError, Device, Event, PinnedBuffer, Stream};
+use skein_proto::logprobs::TokenLogprobs;
 
 use super::gaps::StepGaps;
 use super::memory::StepSizes;
 use super::threads::UnderWay;
 use super::{failed, failed_on, stopped};
 use crate::backend::{BackendError, Batch, Sampled, StepOutput};
-use crate::sampling::TokenLogprobs;
 
 /// The pinned memory of one step.
 pub(super) struct Slot {

@@ -8,17 +8,23 @@ use std::sync::Mutex;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use skein_proto::delta::Delta;
+use skein_proto::finish::FinishReason;
+use skein_proto::placement::Placement;
+use skein_proto::sampling::SamplingParams;
+use skein_proto::stream_key::StreamKey;
+use skein_proto::watch::Admitted;
+
 use super::*;
 use crate::TokenId;
 use crate::backend::fake::{FakeBackend, FakeOptions, StepCost};
 use crate::backend::{Alarm, Batch, StepOutput};
 use crate::config::SchedulerConfig;
 use crate::kv_cache::CacheScope;
-use crate::sampling::SamplingParams;
-use crate::scheduler::{FinishReason, NewRequest, NewSample, RequestKey};
+use crate::scheduler::{NewRequest, NewSample, RequestKey};
 use crate::streams::{
-    AttachError, Attachment, Delta, MAX_LINGER, MAX_UNREAD_BYTES, OutOfRange, RING_BYTES, SamplePosition,
-    StreamKey, TokenStream,
+    AttachError, Attachment, MAX_LINGER, MAX_UNREAD_BYTES, OutOfRange, RING_BYTES, SamplePosition,
+    TokenStream,
 };
 
 /// Longer than anything here takes; a test that hangs fails.
@@ -104,7 +110,7 @@ async fn a_request_streams_to_its_end_and_the_log_tells_of_it() {
     assert_eq!(*entries[0], admitted(0, snapshot.runs[0].hashes[..2].to_vec()));
     assert!(entries.contains(&Arc::new(admitted(2, Vec::new()))));
     assert_eq!(handle.log().last_placement(7), 3);
-    assert_eq!(handle.log().load().scheduler.running, 0);
+    assert_eq!(handle.log().load().running, 0);
     stop(handle, running).await;
 }
 
@@ -114,9 +120,9 @@ async fn a_dropped_stream_frees_its_blocks() {
     let mut stream = handle.submit(submission("a", 10_000)).await.expect("taken");
     assert!(stream.next().await.is_some());
     let log = handle.log().clone();
-    assert!(log.load().scheduler.free_blocks < 1024);
+    assert!(log.load().free_blocks < 1024);
     drop(stream);
-    until("blocks come back", || log.load().scheduler.free_blocks == 1024).await;
+    until("blocks come back", || log.load().free_blocks == 1024).await;
     stop(handle, running).await;
 }
 
@@ -173,7 +179,7 @@ async fn a_reader_that_never_reads_loses_its_request_not_the_workers_memory() {
     greedy.request.samples = (0..32).map(|index| NewSample { index, delivered: Vec::new() }).collect();
     let mut lazy = handle.submit(greedy).await.expect("taken");
     let log = handle.log().clone();
-    until("it is cancelled", || log.load().step > 10 && log.load().scheduler.running == 0).await;
+    until("it is cancelled", || log.step() > 10 && log.load().running == 0).await;
     let fault = lazy.next().await.expect("an end").expect_err("a fault");
     let StreamFault::SlowReader { bytes } = fault else { panic!("{fault}") };
     assert!((MAX_UNREAD_BYTES..2 * MAX_UNREAD_BYTES).contains(&bytes));
@@ -185,7 +191,7 @@ async fn a_slow_reader_gets_everything_in_fewer_deltas() {
     let (handle, running) = start(FakeOptions::default(), 8);
     let mut stream = handle.submit(submission("a", 2000)).await.expect("taken");
     let log = handle.log().clone();
-    until("it is done", || log.load().step >= 2000 && log.load().scheduler.running == 0).await;
+    until("it is done", || log.step() >= 2000 && log.load().running == 0).await;
     let deltas = read(&mut stream).await.expect("no fault");
     assert_eq!(deltas.iter().map(|delta| delta.tokens.len()).collect::<Vec<_>>(), [1024, 976]);
     stop(handle, running).await;

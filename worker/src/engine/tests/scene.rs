@@ -4,8 +4,9 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
+use skein_proto::logprobs::TokenLogprobs;
+
 use super::*;
-use crate::sampling::TokenLogprobs;
 
 thread_local! {
     static NOW: Cell<Duration> = const { Cell::new(Duration::ZERO) };
@@ -82,7 +83,7 @@ impl Scene {
     }
 }
 
-pub const KEY: StreamKey = StreamKey(*b"the stream's key");
+pub const KEY: StreamKey = StreamKey(u128::from_be_bytes(*b"the stream's key"));
 pub const LINGER: Duration = Duration::from_secs(10);
 
 pub fn attachment(id: &str, from: &[(u32, u32)]) -> Attachment {
@@ -123,17 +124,17 @@ impl Got {
         assert!(!self.handed_back, "nothing follows a hand-back");
         self.handed_back = delta.hand_back;
         if delta.hand_back {
-            assert!(delta.tokens.is_empty() && delta.finish.is_none() && delta.prompt_scores.is_empty());
+            assert!(delta.tokens.is_empty() && delta.finish.is_none() && delta.prompt_logprobs.is_empty());
             return;
         }
         assert_eq!(self.hit.is_none(), delta.cached_tokens.is_some(), "the first delta tells the hit, alone");
         self.hit = self.hit.or(delta.cached_tokens);
-        for (position, score) in (delta.from_prompt_position..).zip(delta.prompt_scores) {
+        for (position, score) in (delta.from_prompt_position..).zip(delta.prompt_logprobs) {
             let before = self.scores.last_key_value().map(|(&last, _)| last + 1);
             assert!(before.is_none_or(|next| next == position), "no score is left out");
             self.scores.insert(position, score);
         }
-        let output = self.samples.entry(delta.sample).or_default();
+        let output = self.samples.entry(delta.sample_index).or_default();
         assert_eq!(output.finish, None, "nothing follows a sample's end");
         assert!(delta.logprobs.is_empty() || delta.logprobs.len() == delta.tokens.len());
         let mut logprobs = delta.logprobs.into_iter();

@@ -296,7 +296,7 @@ async fn prompt_scores_are_kept_and_given_to_who_lacks_them() {
 #[tokio::test]
 async fn snapshots_name_the_newest_streams() {
     let mut scene = Scene::new(fake());
-    let key = |n: u32| StreamKey(u128::from(n).to_be_bytes());
+    let key = |n: u32| StreamKey(u128::from(n));
     for n in 0..30 {
         let submission = Submission { stream_key: Some(key(n)), ..keyed(&n.to_string(), plain(1)) };
         drop(scene.submit(submission).await.expect("taken"));
@@ -337,7 +337,7 @@ async fn what_is_kept_is_bounded_ended_streams_go_first_and_readers_lose_nothing
     let whole = undisturbed(plain(400)).await.tokens(0);
     let mut scene = Scene::new(fake());
     scene.engine.outbox.set_limit(LIMIT);
-    let key = |n: u32| StreamKey(u128::from(n).to_be_bytes());
+    let key = |n: u32| StreamKey(u128::from(n));
     let mut lazy = scene
         .submit(Submission { stream_key: Some(key(99)), ..keyed("lazy", plain(400)) })
         .await

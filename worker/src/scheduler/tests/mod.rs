@@ -11,14 +11,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skein_node::clock::Timestamp;
+use skein_proto::logprobs::TokenLogprobs;
+use skein_proto::runs::RunTruncated;
+use skein_proto::sampling::SamplingParams;
 
 use super::plan::STREAMING_STEP;
 use super::*;
 use crate::TokenId;
 use crate::backend::fake::{FakeBackend, FakeOptions};
 use crate::backend::{Backend, StepHandle};
-use crate::kv_cache::{CacheScope, RunTruncated};
-use crate::sampling::{SamplingParams, TokenLogprobs};
+use crate::kv_cache::CacheScope;
 
 const VOCAB: u32 = 40;
 

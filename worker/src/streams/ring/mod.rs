@@ -3,11 +3,13 @@
 
 use std::collections::VecDeque;
 
-use super::delta::Delta;
+use skein_proto::delta::Delta;
+use skein_proto::finish::FinishReason;
+use skein_proto::logprobs::TokenLogprobs;
+
 use super::position::{Cursor, OutOfRange, SamplePosition};
 use crate::TokenId;
-use crate::sampling::TokenLogprobs;
-use crate::scheduler::{Event, FinishReason, NewRequest};
+use crate::scheduler::{Event, NewRequest};
 
 mod forget;
 #[cfg(test)]
@@ -200,14 +202,14 @@ impl Ring {
     }
 
     fn read_scores(&self, cursor: &mut Cursor, deltas: &mut Vec<Delta>) {
-        let (sample, from_position) = cursor.place();
+        let (sample_index, from_position) = cursor.place();
         while cursor.next_score < self.scores_end() && !cursor.is_done() {
             let skip = (cursor.next_score - self.scores_from) as usize;
             let scores: Vec<_> = self.scores.iter().skip(skip).take(MAX_DELTA_TOKENS).cloned().collect();
             let from_prompt_position = cursor.next_score;
             cursor.next_score += scores.len() as u32;
-            let delta = Delta { sample, from_position, from_prompt_position, ..Delta::default() };
-            deltas.push(Delta { prompt_scores: scores, ..delta });
+            let delta = Delta { sample_index, from_position, from_prompt_position, ..Delta::default() };
+            deltas.push(Delta { prompt_logprobs: scores, ..delta });
         }
     }
 
@@ -218,7 +220,7 @@ impl Ring {
             let part = skip..(skip + MAX_DELTA_TOKENS).min(sample.tokens.len());
             let scored = !sample.logprobs.is_empty();
             deltas.push(Delta {
-                sample: at.index,
+                sample_index: at.index,
                 from_position: at.from,
                 tokens: sample.tokens.range(part.clone()).copied().collect(),
                 logprobs: if scored {
@@ -238,13 +240,13 @@ impl Ring {
         let Some(sample) = self.sample(at.index) else { return true };
         let Some(reason) = sample.finish else { return false };
         let fits = |last: &&mut Delta| {
-            last.sample == at.index && !last.tokens.is_empty() && reason != FinishReason::Abort
+            last.sample_index == at.index && !last.tokens.is_empty() && reason != FinishReason::Abort
         };
         let finish = Some(reason);
         match deltas.last_mut().filter(fits) {
             Some(last) => last.finish = finish,
             None => deltas.push(Delta {
-                sample: at.index,
+                sample_index: at.index,
                 from_position: sample.end(),
                 finish,
                 ..Delta::default()

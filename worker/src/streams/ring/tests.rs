@@ -1,11 +1,11 @@
 //! The ring against the plainest thing that could do its work: all that ever happened, and for each reader where it is.
 
 use proptest::prelude::*;
+use skein_proto::sampling::SamplingParams;
 
 use super::*;
 use crate::engine::Submission;
 use crate::kv_cache::CacheScope;
-use crate::sampling::SamplingParams;
 use crate::scheduler::{NewSample, RequestKey};
 
 const PROMPT_LEN: u32 = 12;
@@ -177,15 +177,15 @@ impl World {
         for delta in deltas {
             assert_eq!(delta.cached_tokens.is_some(), !std::mem::replace(&mut reader.started, true));
             assert!(delta.tokens.len() <= MAX_DELTA_TOKENS);
-            for score in delta.prompt_scores {
+            for score in delta.prompt_logprobs {
                 assert_eq!(score, self.scores[reader.next_score as usize - 1]);
                 reader.next_score += 1;
             }
             if delta.tokens.is_empty() && delta.finish.is_none() {
                 continue;
             }
-            let told = &self.told[delta.sample as usize];
-            let next = reader.next[delta.sample as usize]
+            let told = &self.told[delta.sample_index as usize];
+            let next = reader.next[delta.sample_index as usize]
                 .as_mut()
                 .expect("it wants that sample, and has no end of it");
             assert!(delta.tokens.is_empty() || delta.from_position == *next);
@@ -198,7 +198,7 @@ impl World {
             if delta.finish.is_some() {
                 // Further on only if it began further on than the sample came.
                 assert!(told.finished && *next >= PROMPT_LEN + told.tokens.len() as u32);
-                reader.next[delta.sample as usize] = None;
+                reader.next[delta.sample_index as usize] = None;
             }
         }
         // It has all there is.

@@ -237,7 +237,7 @@ fn cuts_keep_the_tokens_that_sorting_keeps() {
         let (top_p, temperature) = ([0.1, 0.5, 0.9, 0.999][at / 4 % 4], [1.0, 0.3][at / 16 % 2]);
         for isa in Isa::available() {
             let highest = peaks.survey(isa, &logits);
-            let heat = Heat { highest, per_degree: 1.0 / temperature, min_p: 0.0 };
+            let heat = Heat { highest, per_degree: 1.0 / temperature, least: 0.0 };
             let mut weights = vec![0.0; vocab];
             isa.run(WeighAll { logits: &logits, heat, out: &mut weights });
             let expected = naive::keep(&logits, &weights, 0, top_p);

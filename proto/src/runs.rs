@@ -1,0 +1,77 @@
+//! What a worker caches, as routers follow it. A run is an unbranched stretch of blocks under one handle.
+
+use crate::block_hash::BlockHash;
+use crate::worker::v1 as wire;
+
+/// Blocks at depth `depth`, `depth + 1`, ... are cached. A known handle grows at its end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunStored {
+    /// Names the run within one epoch of its worker; rises, so a parent's is lower than its child's.
+    pub handle: u64,
+    /// The run that holds block `depth - 1`; 0 at depth 0.
+    pub parent: u64,
+    /// Blocks before the first of `hashes`.
+    pub depth: u32,
+    /// Their chained hashes.
+    pub hashes: Vec<BlockHash>,
+}
+
+/// Only blocks of the run before depth `new_end` are still cached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RunTruncated {
+    /// The run.
+    pub handle: u64,
+    /// Depth of its first evicted block.
+    pub new_end: u32,
+}
+
+/// One change of what is cached: first the truncations happened, then the stores.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CacheChange {
+    /// Evictions, in order.
+    pub truncated: Vec<RunTruncated>,
+    /// What was cached after them, in order.
+    pub stored: Vec<RunStored>,
+}
+
+impl From<RunStored> for wire::RunStored {
+    fn from(RunStored { handle, parent, depth, hashes }: RunStored) -> Self {
+        Self { handle, parent, depth, hashes }
+    }
+}
+
+impl From<wire::RunStored> for RunStored {
+    fn from(run: wire::RunStored) -> Self {
+        Self { handle: run.handle, parent: run.parent, depth: run.depth, hashes: run.hashes }
+    }
+}
+
+impl From<RunTruncated> for wire::RunTruncated {
+    fn from(RunTruncated { handle, new_end }: RunTruncated) -> Self {
+        Self { handle, new_end }
+    }
+}
+
+impl From<wire::RunTruncated> for RunTruncated {
+    fn from(run: wire::RunTruncated) -> Self {
+        Self { handle: run.handle, new_end: run.new_end }
+    }
+}
+
+impl From<CacheChange> for wire::CacheDelta {
+    fn from(CacheChange { truncated, stored }: CacheChange) -> Self {
+        Self {
+            truncated: truncated.into_iter().map(Into::into).collect(),
+            stored: stored.into_iter().map(Into::into).collect(),
+        }
+    }
+}
+
+impl From<wire::CacheDelta> for CacheChange {
+    fn from(change: wire::CacheDelta) -> Self {
+        Self {
+            truncated: change.truncated.into_iter().map(Into::into).collect(),
+            stored: change.stored.into_iter().map(Into::into).collect(),
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! What a worker checks of sampling parameters, whoever sent them.
+
+use std::collections::HashSet;
+
+use super::{Range, SamplingParams};
+use crate::invalid::{Invalid, check, check_tokens};
+
+/// Entries of `logit_bias`.
+const MAX_LOGIT_BIAS: usize = 1024;
+/// Entries of `stop_token_ids`.
+const MAX_STOP_TOKENS: usize = 1024;
+/// Best tokens reported beside the chosen one.
+const MAX_LOGPROBS: u32 = 20;
+
+impl SamplingParams {
+    /// Checks every parameter, for a model of `vocab_size` tokens.
+    ///
+    /// # Errors
+    /// The first that is out of its range.
+    pub fn check(&self, vocab_size: u32) -> Result<(), Invalid> {
+        check(self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")?;
+        let allowed = format_args!("at most max_tokens, {}", self.max_tokens);
+        check(self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, allowed)?;
+        for (field, value) in [("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)] {
+            let best = value.unwrap_or(0);
+            check(best <= MAX_LOGPROBS, field, best, format_args!("0..={MAX_LOGPROBS}"))?;
+        }
+        self.numbers().iter().try_for_each(|(range, value)| check_number(range, *value))?;
+        self.check_biases(vocab_size)?;
+        check_count("stop_token_ids", self.stop_token_ids.len(), MAX_STOP_TOKENS)?;
+        check_tokens(&self.stop_token_ids, "stop_token_ids", vocab_size)
+    }
+
+    fn check_biases(&self, vocab_size: u32) -> Result<(), Invalid> {
+        check_count("logit_bias", self.logit_bias.len(), MAX_LOGIT_BIAS)?;
+        let mut seen = HashSet::new();
+        for &(token, bias) in &self.logit_bias {
+            check_tokens(&[token], "logit_bias.token_id", vocab_size)?;
+            check(seen.insert(token), "logit_bias.token_id", token, "each token once")?;
+            check_number(&Range::BIAS, bias)?;
+        }
+        Ok(())
+    }
+}
+
+fn check_number(range: &Range, value: f32) -> Result<(), Invalid> {
+    check(range.has(f64::from(value)), range.name, value, range)
+}
+
+fn check_count(field: &'static str, got: usize, most: usize) -> Result<(), Invalid> {
+    check(got <= most, field, format_args!("{got} entries"), format_args!("at most {most} entries"))
+}

@@ -1,0 +1,134 @@
+//! How a request wants its tokens drawn: the parameters, their wire form, and the range of each number.
+//!
+//! A token is a function of (model, tokens so far, these parameters, sample index): no state is kept between draws,
+//! so any worker can continue any request.
+
+mod check;
+mod range;
+
+pub use range::Range;
+
+use crate::TokenId;
+use crate::worker::v1 as wire;
+
+/// Sampling parameters of a request, the same for all its samples. The seed is always set.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SamplingParams {
+    /// 0 = greedy.
+    pub temperature: f32,
+    /// Keep the fewest tokens that have this probability together; 1 = off.
+    pub top_p: f32,
+    /// Keep this many tokens; 0 = off.
+    pub top_k: u32,
+    /// Keep tokens at least this probable, relative to the most probable one; 0 = off.
+    pub min_p: f32,
+    /// 1 = off; over prompt and output tokens (as in CTRL, Keskar et al. 2019).
+    pub repetition_penalty: f32,
+    /// 0 = off; over output tokens.
+    pub presence_penalty: f32,
+    /// 0 = off; over output tokens.
+    pub frequency_penalty: f32,
+    /// Key of the Philox stream.
+    pub seed: u64,
+    /// Added to the logits of these tokens, before penalties.
+    pub logit_bias: Vec<(TokenId, f32)>,
+    /// Output tokens at most, those delivered before a resume included.
+    pub max_tokens: u32,
+    /// Stop tokens cannot be drawn before this many output tokens.
+    pub min_tokens: u32,
+    /// Tokens that end a sample.
+    pub stop_token_ids: Vec<TokenId>,
+    /// The model's own end-of-sequence tokens do not end a sample, unless they are among `stop_token_ids`.
+    pub ignore_eos: bool,
+    /// Report the chosen token's log-probability and this many best ones.
+    pub logprobs: Option<u32>,
+    /// The same for prompt tokens.
+    pub prompt_logprobs: Option<u32>,
+}
+
+impl Default for SamplingParams {
+    /// Greedy, all else off, and 16 tokens.
+    fn default() -> Self {
+        Self {
+            temperature: 0.0,
+            top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            seed: 0,
+            logit_bias: Vec::new(),
+            max_tokens: 16,
+            min_tokens: 0,
+            stop_token_ids: Vec::new(),
+            ignore_eos: false,
+            logprobs: None,
+            prompt_logprobs: None,
+        }
+    }
+}
+
+impl SamplingParams {
+    /// Whether drawing a token needs the tokens so far.
+    pub fn needs_history(&self) -> bool {
+        self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
+    }
+
+    /// The numbers, each with its range.
+    fn numbers(&self) -> [(Range, f32); 6] {
+        [
+            (Range::TEMPERATURE, self.temperature),
+            (Range::TOP_P, self.top_p),
+            (Range::MIN_P, self.min_p),
+            (Range { high: f64::INFINITY, ..Range::REPETITION_PENALTY }, self.repetition_penalty),
+            (Range::PRESENCE_PENALTY, self.presence_penalty),
+            (Range::FREQUENCY_PENALTY, self.frequency_penalty),
+        ]
+    }
+}
+
+impl From<wire::SamplingParams> for SamplingParams {
+    fn from(params: wire::SamplingParams) -> Self {
+        Self {
+            temperature: params.temperature,
+            top_p: params.top_p,
+            top_k: params.top_k,
+            min_p: params.min_p,
+            repetition_penalty: params.repetition_penalty,
+            presence_penalty: params.presence_penalty,
+            frequency_penalty: params.frequency_penalty,
+            seed: params.seed,
+            logit_bias: params.logit_bias.into_iter().map(|entry| (entry.token_id, entry.bias)).collect(),
+            max_tokens: params.max_tokens,
+            min_tokens: params.min_tokens,
+            stop_token_ids: params.stop_token_ids,
+            ignore_eos: params.ignore_eos,
+            logprobs: params.logprobs,
+            prompt_logprobs: params.prompt_logprobs,
+        }
+    }
+}
+
+impl From<SamplingParams> for wire::SamplingParams {
+    fn from(params: SamplingParams) -> Self {
+        let biases = params.logit_bias.into_iter();
+        Self {
+            temperature: params.temperature,
+            top_p: params.top_p,
+            top_k: params.top_k,
+            min_p: params.min_p,
+            repetition_penalty: params.repetition_penalty,
+            presence_penalty: params.presence_penalty,
+            frequency_penalty: params.frequency_penalty,
+            seed: params.seed,
+            logit_bias: biases.map(|(token_id, bias)| wire::LogitBias { token_id, bias }).collect(),
+            max_tokens: params.max_tokens,
+            min_tokens: params.min_tokens,
+            stop_token_ids: params.stop_token_ids,
+            ignore_eos: params.ignore_eos,
+            logprobs: params.logprobs,
+            prompt_logprobs: params.prompt_logprobs,
+        }
+    }
+}

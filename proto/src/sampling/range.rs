@@ -1,0 +1,84 @@
+//! What each number of a request's sampling may be.
+
+use std::fmt;
+
+/// The values that a parameter may take. NaN and infinities are in no range.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Range {
+    /// The parameter.
+    pub name: &'static str,
+    /// The lowest value, or the one below all of them.
+    pub low: f64,
+    /// The highest value; infinite = there is none.
+    pub high: f64,
+    /// `low` itself is outside.
+    pub above_low: bool,
+    /// The value that changes nothing, where the range does not say it.
+    pub off: Option<f64>,
+}
+
+impl Range {
+    /// 0 = greedy.
+    pub const TEMPERATURE: Self = Self::closed("temperature", 0.0, 2.0);
+    /// Of a probability mass.
+    pub const TOP_P: Self = Self { off: Some(1.0), above_low: true, ..Self::closed("top_p", 0.0, 1.0) };
+    /// Of a probability relative to the highest.
+    pub const MIN_P: Self = Self { off: Some(0.0), ..Self::closed("min_p", 0.0, 1.0) };
+    /// As clients may ask for it; workers take any above 0.
+    pub const REPETITION_PENALTY: Self =
+        Self { off: Some(1.0), above_low: true, ..Self::closed("repetition_penalty", 0.0, 10.0) };
+    /// In logits.
+    pub const PRESENCE_PENALTY: Self = Self::closed("presence_penalty", -2.0, 2.0);
+    /// In logits, for each occurrence.
+    pub const FREQUENCY_PENALTY: Self = Self::closed("frequency_penalty", -2.0, 2.0);
+    /// Of one token, in logits.
+    pub const BIAS: Self = Self::closed("logit_bias.bias", -100.0, 100.0);
+
+    const fn closed(name: &'static str, low: f64, high: f64) -> Self {
+        Self { name, low, high, above_low: false, off: None }
+    }
+
+    /// Whether the parameter may be `value`, which is rounded to 32 bits on its way.
+    pub fn has(&self, value: f64) -> bool {
+        let above = if self.above_low {
+            value > self.low && value as f32 as f64 > self.low
+        } else {
+            value >= self.low
+        };
+        above && value <= self.high && value.is_finite()
+    }
+}
+
+/// As a worker's refusals say it: `0..=1 (0 = off)`.
+impl fmt::Display for Range {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { low, high, .. } = self;
+        match (self.above_low, high.is_finite()) {
+            (false, _) => write!(f, "{low}..={high}")?,
+            (true, true) => write!(f, "above {low}, at most {high}")?,
+            (true, false) => write!(f, "above {low}")?,
+        }
+        self.off.map_or(Ok(()), |off| write!(f, " ({off} = off)"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_says_what_it_has() {
+        let check = |range: Range, text: &str, inside: &[f64], outside: &[f64]| {
+            assert_eq!(range.to_string(), text);
+            assert!(inside.iter().all(|value| range.has(*value)), "{inside:?} in {range}");
+            assert!(outside.iter().all(|value| !range.has(*value)), "{outside:?} not in {range}");
+        };
+        check(Range::TEMPERATURE, "0..=2", &[0.0, 2.0], &[-0.1, 2.1, f64::NAN, f64::INFINITY]);
+        // What is above 0 in 64 bits must stay so in 32.
+        check(Range::TOP_P, "above 0, at most 1 (1 = off)", &[1e-40, 1.0], &[0.0, 1e-300, 1.1]);
+        check(Range::MIN_P, "0..=1 (0 = off)", &[0.0, 1.0], &[-0.1, f64::NAN]);
+        let any = Range { high: f64::INFINITY, ..Range::REPETITION_PENALTY };
+        check(any, "above 0 (1 = off)", &[0.1, 1e30], &[0.0, f64::INFINITY, f64::NAN]);
+        check(Range::PRESENCE_PENALTY, "-2..=2", &[-2.0, 2.0], &[-2.1]);
+    }
+}

@@ -1,0 +1,120 @@
+//! A worker's log, as routers follow it.
+
+use crate::block_hash::BlockHash;
+use crate::load::LoadReport;
+use crate::placement::Placement;
+use crate::runs::{CacheChange, RunStored};
+use crate::stream_key::StreamKey;
+use crate::worker::v1 as wire;
+use wire::worker_event::Event;
+
+/// One entry of a worker's log.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WatchEvent {
+    /// Epoch of the worker that it belongs to.
+    pub epoch: u64,
+    /// Its number; a [`WatchBody::Load`] or [`WatchBody::Snapshot`] carries the number of the next entry.
+    pub sequence: u64,
+    /// What happened.
+    pub body: WatchBody,
+}
+
+/// What happened at a worker.
+#[derive(Debug, Clone, PartialEq)]
+pub enum WatchBody {
+    /// All it has.
+    Snapshot(Snapshot),
+    /// A change of what it caches.
+    Cache(CacheChange),
+    /// How busy it is.
+    Load(LoadReport),
+    /// It took a request.
+    Admitted(Admitted),
+    /// Something that a newer worker says and we do not know; it has a number like all else.
+    Unknown,
+}
+
+/// What a worker caches and keeps.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Parents before their children.
+    pub runs: Vec<RunStored>,
+    /// The streams that can be read there, oldest first.
+    pub stream_keys: Vec<StreamKey>,
+}
+
+/// A request was taken; its prefix is about to be cached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Admitted {
+    /// Which dispatch it was.
+    pub placement: Placement,
+    /// Leading prompt blocks cached when it came.
+    pub depth: u32,
+    /// Hashes of the full prompt blocks after those.
+    pub hashes: Vec<BlockHash>,
+    /// Under which its output can be read, when others may.
+    pub stream_key: Option<StreamKey>,
+}
+
+impl From<WatchEvent> for wire::WorkerEvent {
+    fn from(WatchEvent { epoch, sequence, body }: WatchEvent) -> Self {
+        let event = match body {
+            WatchBody::Snapshot(snapshot) => Some(Event::Snapshot(snapshot.into())),
+            WatchBody::Cache(change) => Some(Event::Cache(change.into())),
+            WatchBody::Load(report) => Some(Event::Load(report.into())),
+            WatchBody::Admitted(admitted) => Some(Event::Admitted(admitted.into())),
+            WatchBody::Unknown => None,
+        };
+        Self { epoch, sequence, event }
+    }
+}
+
+impl From<wire::WorkerEvent> for WatchEvent {
+    fn from(event: wire::WorkerEvent) -> Self {
+        let wire::WorkerEvent { epoch, sequence, event } = event;
+        let body = match event {
+            Some(Event::Snapshot(snapshot)) => WatchBody::Snapshot(snapshot.into()),
+            Some(Event::Cache(change)) => WatchBody::Cache(change.into()),
+            Some(Event::Load(report)) => WatchBody::Load(report.into()),
+            Some(Event::Admitted(admitted)) => WatchBody::Admitted(admitted.into()),
+            None => WatchBody::Unknown,
+        };
+        Self { epoch, sequence, body }
+    }
+}
+
+impl From<Snapshot> for wire::CacheSnapshot {
+    fn from(Snapshot { runs, stream_keys }: Snapshot) -> Self {
+        Self {
+            runs: runs.into_iter().map(Into::into).collect(),
+            stream_keys: stream_keys.into_iter().map(StreamKey::to_wire).collect(),
+        }
+    }
+}
+
+impl From<wire::CacheSnapshot> for Snapshot {
+    fn from(snapshot: wire::CacheSnapshot) -> Self {
+        Self {
+            runs: snapshot.runs.into_iter().map(Into::into).collect(),
+            stream_keys: snapshot.stream_keys.iter().filter_map(|key| StreamKey::from_wire(key)).collect(),
+        }
+    }
+}
+
+impl From<Admitted> for wire::Admitted {
+    fn from(Admitted { placement, depth, hashes, stream_key }: Admitted) -> Self {
+        let stream_key = stream_key.map(StreamKey::to_wire).unwrap_or_default();
+        Self { placement: Some(placement.into()), depth, hashes, stream_key }
+    }
+}
+
+impl From<wire::Admitted> for Admitted {
+    fn from(admitted: wire::Admitted) -> Self {
+        Self {
+            placement: admitted.placement.unwrap_or_default().into(),
+            depth: admitted.depth,
+            hashes: admitted.hashes,
+            stream_key: StreamKey::from_wire(&admitted.stream_key),
+        }
+    }
+}
