@@ -9,7 +9,7 @@ use skein_node::clock;
 use skein_proto::sampling::SamplingParams;
 use skein_worker::BlockId;
 use skein_worker::backend::cpu::{CpuModel, CpuOptions, Numbers};
-use skein_worker::backend::{Batch, BatchSequence, SampleRow};
+use skein_worker::backend::{Batch, BatchSequence, SampleRow, Want};
 use skein_worker::model::on_cpu::packed_cache::PackedCache;
 use skein_worker::model::on_cpu::profile::Part;
 
@@ -130,7 +130,7 @@ fn batch(sequences: u32, computed: u32, count: u32, params: &Arc<SamplingParams>
             context_len,
             blocks: table..batch.block_tables.len() as u32,
         });
-        batch.samples.push(SampleRow {
+        batch.wants.push(Want::Sample(SampleRow {
             row: row + count - 1,
             params: Arc::clone(params),
             sample_index: 0,
@@ -138,7 +138,7 @@ fn batch(sequences: u32, computed: u32, count: u32, params: &Arc<SamplingParams>
             forbid_stop: false,
             history: 0..0,
             prompt_len: 0,
-        });
+        }));
     }
     batch
 }

@@ -58,7 +58,7 @@ fn a_warm_step_allocates_only_its_results() {
         let before = ALLOCATOR.count();
         let output = model.run(&batch).unwrap();
         counts.push(ALLOCATOR.count() - before);
-        assert_eq!(output.samples.len(), SEQUENCES as usize);
+        assert_eq!(output.answers.len(), SEQUENCES as usize);
     }
     assert!(counts[0] > ALLOWED, "the first step grows its memory, and that is counted: {counts:?}");
     let growing = counts[STEPS / 4..].iter().filter(|count| **count > ALLOWED).count();

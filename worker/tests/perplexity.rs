@@ -9,7 +9,7 @@ use skein_kernels::cpu::kv_cache::KvType;
 use skein_kernels::cpu::packed::Format;
 use skein_worker::BlockId;
 use skein_worker::backend::cpu::{CpuModel, CpuOptions, Numbers};
-use skein_worker::backend::{Batch, BatchSequence, ScoreRow};
+use skein_worker::backend::{Batch, BatchSequence, ScoreRow, Want};
 use skein_worker::model::on_cpu::packed_cache::PackedCache;
 
 const BLOCK_SIZE: u32 = 16;
@@ -53,9 +53,9 @@ fn perplexity(numbers: Numbers) -> f64 {
         let scored = window.len() - 1;
         for first in (0..scored).step_by(CHUNK) {
             let batch = chunk(&window, first, scored.min(first + CHUNK), model.kv_blocks());
-            let scores = model.run(&batch).unwrap().scores;
-            nats -= scores.iter().map(|score| f64::from(score.logprob)).sum::<f64>();
-            count += scores.len();
+            let output = model.run(&batch).unwrap();
+            nats -= output.scores().map(|score| f64::from(score.logprob)).sum::<f64>();
+            count += output.answers.len();
         }
     }
     assert_eq!(count, windows().len() * (WINDOW - 1));
@@ -65,7 +65,7 @@ fn perplexity(numbers: Numbers) -> f64 {
 /// Tokens `first..end` of a window, each of which scores its successor.
 fn chunk(window: &[u32], first: usize, end: usize, blocks: u32) -> Batch {
     let positions: Vec<u32> = (first as u32..end as u32).collect();
-    let scores = (first..end).map(|at| ScoreRow { row: (at - first) as u32, target: window[at + 1], top: 0 });
+    let score = |at: usize| ScoreRow { row: (at - first) as u32, target: window[at + 1], top: 0 };
     Batch {
         tokens: window[first..end].to_vec(),
         slots: positions.clone(), // the blocks lie in order
@@ -76,7 +76,7 @@ fn chunk(window: &[u32], first: usize, end: usize, blocks: u32) -> Batch {
             blocks: 0..blocks,
         }],
         block_tables: (0..blocks).map(BlockId).collect(),
-        scores: scores.collect(),
+        wants: (first..end).map(score).map(Want::Score).collect(),
         ..Batch::default()
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use skein_worker::backend::fake::{FakeBackend, FakeOptions, StepCost};
-use skein_worker::backend::{Backend, BackendError, Batch, StepHandle, StepOutput};
+use skein_worker::backend::{Answer, Backend, BackendError, Batch, StepHandle, StepOutput};
 use skein_worker::config::SchedulerConfig;
 use tokio::time::Instant;
 
@@ -124,8 +124,13 @@ impl Backend for SimulatedBackend {
         let mut output = self.fake.collect(step)?;
         if self.other_weights {
             // Stop tokens stay: min_tokens forbids them.
-            let ordinary = output.samples.iter_mut().filter(|sampled| sampled.token > LAST_STOP_TOKEN + 1);
-            ordinary.for_each(|sampled| sampled.token -= 1);
+            for answer in &mut output.answers {
+                if let Answer::Sampled(sampled) = answer
+                    && sampled.token > LAST_STOP_TOKEN + 1
+                {
+                    sampled.token -= 1;
+                }
+            }
         }
         Ok(output)
     }

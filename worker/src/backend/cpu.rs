@@ -251,14 +251,13 @@ impl CpuModel {
     fn run_after(&mut self, mut batch: Batch, drawn: &mut Vec<TokenId>) -> Outcome {
         batch.fill_carried(drawn);
         let output = self.run(&batch)?;
-        drawn.clear();
-        drawn.extend(output.samples.iter().map(|sampled| sampled.token));
+        output.put_carried(drawn);
         Ok(output)
     }
 
     /// Runs one step, whose tokens are all known.
     pub fn run(&mut self, batch: &Batch) -> Result<StepOutput, BackendError> {
-        self.draws.start(batch);
+        self.draws.start(batch)?;
         let rows = std::mem::take(&mut self.draws.rows);
         self.forward(batch, &rows);
         self.draws.rows = rows;
@@ -271,7 +270,7 @@ impl CpuModel {
             self.activations.profile.mark(Part::Sample);
             first += count;
         }
-        Ok(self.draws.finish())
+        Ok(self.draws.finish(batch))
     }
 
     /// Measures the steps from now on, from nothing; says what was measured before.

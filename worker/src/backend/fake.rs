@@ -10,8 +10,8 @@ use skein_node::clock::{self, Timestamp};
 use skein_proto::logprobs::TokenLogprobs;
 
 use super::{
-    Backend, BackendError, Batch, BatchSequence, Carried, SampleRow, Sampled, ScoreRow, StepHandle,
-    StepOutput,
+    Answer, Backend, BackendError, Batch, BatchSequence, Carried, Draw, Sampled, ScoreRow, StepHandle,
+    StepOutput, VerifyRows, Want,
 };
 use crate::TokenId;
 
@@ -75,7 +75,7 @@ pub struct FakeBackend {
     launched: u64,
     /// Oldest first.
     under_way: VecDeque<(u64, StepOutput, Timestamp)>,
-    /// What the latest step drew.
+    /// What the next step may carry.
     drawn: Vec<TokenId>,
     /// When the simulated device has done all it was given.
     busy_until: Timestamp,
@@ -104,13 +104,20 @@ impl FakeBackend {
         for sequence in &batch.sequences {
             self.run_sequence(batch, sequence, &mut states);
         }
-        StepOutput {
-            samples: batch
-                .samples
-                .iter()
-                .map(|row| self.draw(batch, row, states[row.row as usize]))
-                .collect(),
-            scores: batch.scores.iter().map(|row| self.score(row, states[row.row as usize])).collect(),
+        StepOutput { answers: batch.wants.iter().map(|want| self.answer(batch, want, &states)).collect() }
+    }
+
+    fn answer(&self, batch: &Batch, want: &Want, states: &[u64]) -> Answer {
+        let draw = |draw: Draw<'_>| self.draw(batch, &draw, states[draw.row as usize]);
+        match want {
+            Want::Sample(sample) => Answer::Sampled(draw(sample.draw(batch))),
+            Want::Verify(verify) => {
+                check_verify(batch, verify);
+                let drawn = (0..verify.rows.len() as u32).map(|nth| draw(verify.draw(batch, nth)));
+                Answer::verified(batch.draft(verify), drawn.collect())
+            }
+            Want::Score(score) => Answer::Scored(self.score(score, states[score.row as usize])),
+            Want::Pool(pool) => Answer::Pooled(vec![(states[pool.row as usize] >> 40) as f32]),
         }
     }
 
@@ -127,12 +134,12 @@ impl FakeBackend {
         for (carried, into) in [(&batch.carried, &batch.tokens), (&batch.carried_history, &batch.history)] {
             assert!(carried.is_sorted_by_key(|carried| carried.at), "places rise");
             assert!(carried.windows(2).all(|pair| pair[0].at != pair[1].at), "each place is filled once");
-            for &Carried { at, sample } in carried {
+            for &Carried { at, want } in carried {
                 assert_eq!(into[at as usize], 0, "the place of a carried token is blank");
-                assert!((sample as usize) < self.drawn.len(), "sample {sample} of the step before exists");
+                assert!((want as usize) < self.drawn.len(), "want {want} of the step before exists");
             }
         }
-        let mut sources: Vec<u32> = batch.carried.iter().map(|carried| carried.sample).collect();
+        let mut sources: Vec<u32> = batch.carried.iter().map(|carried| carried.want).collect();
         sources.sort_unstable();
         assert!(
             sources.windows(2).all(|pair| pair[0] != pair[1]),
@@ -188,34 +195,33 @@ impl FakeBackend {
         }
     }
 
-    fn draw(&self, batch: &Batch, row: &SampleRow, state: u64) -> Sampled {
-        let params = &row.params;
-        assert_eq!(row.position, batch.positions[row.row as usize] + 1, "a draw follows its row");
-        let mut state = mix(state, u64::from(row.position));
+    fn draw(&self, batch: &Batch, draw: &Draw<'_>, state: u64) -> Sampled {
+        let params = draw.params;
+        assert_eq!(draw.position, batch.positions[draw.row as usize] + 1, "a draw follows its row");
+        let mut state = mix(state, u64::from(draw.position));
         if params.temperature > 0.0 {
-            state = mix(mix(state, params.seed), u64::from(row.sample_index));
+            state = mix(mix(state, params.seed), u64::from(draw.sample_index));
         }
         if params.needs_history() {
-            let history = &batch.history[row.history.start as usize..row.history.end as usize];
-            assert_eq!(history.len(), row.position as usize, "the history is all tokens so far");
-            self.check_history(batch, row, history);
-            let output = &history[row.prompt_len as usize..];
+            assert_eq!(draw.history.len(), draw.position as usize, "the history is all tokens so far");
+            self.check_history(batch, draw);
+            let output = &draw.history[draw.prompt_len as usize..];
             state = output.iter().fold(state, |state, &token| mix(state, u64::from(token)));
         }
         let mut token = self.token_of(state);
-        while row.forbid_stop && params.stop_token_ids.contains(&token) {
+        while draw.forbid_stop && params.stop_token_ids.contains(&token) {
             state = mix(state, 1);
             token = self.token_of(state);
         }
         Sampled { token, logprobs: params.logprobs.map(|top| self.logprobs(state, token, top)) }
     }
 
-    fn check_history(&self, batch: &Batch, row: &SampleRow, history: &[TokenId]) {
-        let reads = |sequence: &&BatchSequence| sequence.rows.contains(&row.row);
+    fn check_history(&self, batch: &Batch, draw: &Draw<'_>) {
+        let reads = |sequence: &&BatchSequence| sequence.rows.contains(&draw.row);
         let sequence = batch.sequences.iter().find(reads).expect("a draw's row has a sequence");
         let blocks = &batch.block_tables[sequence.blocks.start as usize..];
         let size = self.options.block_size as usize;
-        for (position, &token) in history.iter().enumerate() {
+        for (position, &token) in draw.history.iter().enumerate() {
             let slot = blocks[position / size].0 as usize * size + position % size;
             assert_eq!(self.slots[slot].token, token, "history and cache agree at position {position}");
         }
@@ -263,7 +269,7 @@ impl Backend for FakeBackend {
         self.check_carried(&batch);
         batch.fill_carried(&self.drawn);
         let output = self.compute(&batch);
-        self.drawn = output.samples.iter().map(|sampled| sampled.token).collect();
+        output.put_carried(&mut self.drawn);
         self.under_way.push_back((self.launched, output, self.busy_until));
         Ok(StepHandle(self.launched))
     }
@@ -277,6 +283,13 @@ impl Backend for FakeBackend {
         }
         Ok(output)
     }
+}
+
+/// A draft's rows are the last ones of one sequence, and their tokens are known.
+fn check_verify(batch: &Batch, verify: &VerifyRows) {
+    let reads = |sequence: &&BatchSequence| sequence.rows.contains(&verify.rows.start);
+    let sequence = batch.sequences.iter().find(reads).expect("a draft's rows have a sequence");
+    assert_eq!(verify.rows.end, sequence.rows.end, "a draft's rows are the last ones of their sequence");
 }
 
 /// One round of splitmix64 over both.

@@ -8,12 +8,11 @@ pub mod cpu;
 pub mod cuda;
 pub mod fake;
 mod sampling;
+mod want;
 
 use std::ops::Range;
-use std::sync::Arc;
 
-use skein_proto::logprobs::TokenLogprobs;
-use skein_proto::sampling::SamplingParams;
+pub use want::{Answer, Draw, PoolRow, SampleRow, Sampled, ScoreRow, StepOutput, VerifyRows, Want};
 
 use crate::{BlockId, TokenId};
 
@@ -67,10 +66,8 @@ pub struct Batch {
     pub block_tables: Vec<BlockId>,
     /// Block copies (copy-on-write) done before anything else in this step, in order.
     pub copies: Vec<BlockCopy>,
-    /// Tokens to draw. Several may read the same row (`n` samples of one prompt).
-    pub samples: Vec<SampleRow>,
-    /// Prompt tokens to score.
-    pub scores: Vec<ScoreRow>,
+    /// What to answer. Several may read the same row (`n` samples of one prompt).
+    pub wants: Vec<Want>,
     /// Tokens so far of the sequences whose sampling needs them; see [`SampleRow::history`]. 0 where
     /// [`carried_history`](Self::carried_history) names the index.
     pub history: Vec<TokenId>,
@@ -81,27 +78,36 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Puts the carried tokens into their places. `drawn`: what the step launched just before drew, `[its samples]`.
+    /// The tokens that `verify` is to verify.
+    pub fn draft(&self, verify: &VerifyRows) -> &[TokenId] {
+        &self.tokens[verify.rows.start as usize + 1..verify.rows.end as usize]
+    }
+
+    fn history_in(&self, range: &Range<u32>) -> &[TokenId] {
+        &self.history[range.start as usize..range.end as usize]
+    }
+
+    /// Puts the carried tokens into their places. `drawn`: those of the step launched just before, `[its wants]`.
     ///
     /// For backends that make their batches ready on the host; one with a device of its own does this there.
     pub fn fill_carried(&mut self, drawn: &[TokenId]) {
-        for Carried { at, sample } in self.carried.drain(..) {
-            self.tokens[at as usize] = drawn[sample as usize];
+        for Carried { at, want } in self.carried.drain(..) {
+            self.tokens[at as usize] = drawn[want as usize];
         }
-        for Carried { at, sample } in self.carried_history.drain(..) {
-            self.history[at as usize] = drawn[sample as usize];
+        for Carried { at, want } in self.carried_history.drain(..) {
+            self.history[at as usize] = drawn[want as usize];
         }
     }
 }
 
-/// A token that was not known when the batch was made: the one drawn for `samples[sample]` of the step launched just
-/// before this one. Its sequence may turn out to have ended with it; then what this step makes of it is dropped.
+/// A token that was not known when the batch was made: the one drawn for `wants[want]`, a sample, of the step launched
+/// just before this one. Its sequence may turn out to have ended with it; then what this step makes of it is dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Carried {
     /// Where it belongs.
     pub at: u32,
-    /// Which of that step's samples it is.
-    pub sample: u32,
+    /// Which of that step's wants it is.
+    pub want: u32,
 }
 
 /// One sequence's part of a batch.
@@ -124,54 +130,6 @@ pub struct BlockCopy {
     pub to: BlockId,
 }
 
-/// One token to draw from the logits of `row`.
-#[derive(Debug, Clone)]
-pub struct SampleRow {
-    /// Row whose logits are used.
-    pub row: u32,
-    /// The request's parameters.
-    pub params: Arc<SamplingParams>,
-    /// Which of the request's samples.
-    pub sample_index: u32,
-    /// Absolute position of the token to draw (the row's position + 1); with seed and index it keys the Philox draw.
-    pub position: u32,
-    /// True while the output is shorter than `min_tokens`: stop tokens cannot be drawn.
-    pub forbid_stop: bool,
-    /// The sequence's tokens so far in [`Batch::history`], prompt first; empty unless `params.needs_history()`.
-    pub history: Range<u32>,
-    /// How many of `history` are prompt.
-    pub prompt_len: u32,
-}
-
-/// Scores `target`, the prompt token that follows `row`.
-#[derive(Debug, Clone, Copy)]
-pub struct ScoreRow {
-    /// Row whose logits are used.
-    pub row: u32,
-    /// The token at the next position.
-    pub target: TokenId,
-    /// How many best tokens to report.
-    pub top: u32,
-}
-
-/// What a step produced.
-#[derive(Debug, Clone, Default)]
-pub struct StepOutput {
-    /// One for each of [`Batch::samples`], in that order.
-    pub samples: Vec<Sampled>,
-    /// One for each of [`Batch::scores`], in that order.
-    pub scores: Vec<TokenLogprobs>,
-}
-
-/// A drawn token.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Sampled {
-    /// The token.
-    pub token: TokenId,
-    /// Present when the parameters ask for log-probabilities.
-    pub logprobs: Option<TokenLogprobs>,
-}
-
 /// A step that could not be computed. The engine that gets one is done: its requests resume on another worker.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
@@ -188,5 +146,13 @@ pub enum BackendError {
     NotFinite {
         /// Batch row.
         row: u32,
+    },
+    /// The batch asks for what this backend cannot give.
+    #[error("the {backend} backend does not {want}")]
+    Unsupported {
+        /// Which backend.
+        backend: &'static str,
+        /// What was asked.
+        want: &'static str,
     },
 }

@@ -3,12 +3,11 @@
 
 use skein_kernels::cpu::sample::Sampling;
 
-use super::{Batch, SampleRow};
+use super::Draw;
 
-/// How to draw the token of `row`.
-pub(super) fn sampling<'a>(batch: &'a Batch, row: &'a SampleRow) -> Sampling<'a> {
-    let params = &*row.params;
-    let history = if params.needs_history() { row.history.clone() } else { 0..0 };
+/// How to draw a token.
+pub(super) fn sampling<'a>(draw: &Draw<'a>) -> Sampling<'a> {
+    let Draw { params, sample_index, position, forbid_stop, history, prompt_len, .. } = *draw;
     Sampling {
         temperature: params.temperature,
         top_p: params.top_p,
@@ -18,11 +17,11 @@ pub(super) fn sampling<'a>(batch: &'a Batch, row: &'a SampleRow) -> Sampling<'a>
         presence_penalty: params.presence_penalty,
         frequency_penalty: params.frequency_penalty,
         logit_bias: &params.logit_bias,
-        forbidden: if row.forbid_stop { &params.stop_token_ids } else { &[] },
-        history: &batch.history[history.start as usize..history.end as usize],
-        prompt_len: row.prompt_len as usize,
+        forbidden: if forbid_stop { &params.stop_token_ids } else { &[] },
+        history,
+        prompt_len: prompt_len as usize,
         seed: params.seed,
-        sample_index: row.sample_index,
-        position: row.position,
+        sample_index,
+        position,
     }
 }

@@ -99,7 +99,7 @@ fn generate(backend: &mut dyn Backend, seed: u64, vocab: u32) -> Result<Vec<Samp
             sequence.put(&mut batch, sequence.left(), None);
             sequence.sample(&mut batch, way);
         }
-        let samples = step(backend, batch)?.samples;
+        let samples: Vec<Sampled> = step(backend, batch)?.drawn().cloned().collect();
         sequences.iter_mut().zip(&samples).for_each(|(sequence, it)| sequence.tokens.push(it.token));
         drawn.extend(samples);
     }

@@ -9,7 +9,7 @@ use super::Subject;
 use super::sequence::{BLOCK_SIZE, Random, Sequence, prompt};
 use crate::backend::cpu::{CpuBackend, CpuOptions, Numbers};
 use crate::backend::cuda::{self, CudaBackend, CudaOptions, Fp8};
-use crate::backend::{Backend, Batch, ScoreRow, StepOutput};
+use crate::backend::{Backend, Batch, ScoreRow, StepOutput, Want};
 use crate::config::{CudaConfig, SchedulerConfig};
 use crate::model::config::ModelConfig;
 
@@ -104,8 +104,8 @@ pub fn scores(
                 add(&mut batch, sequence, count, vocab, || scored.push(i));
             }
         }
-        let scores = step(backend, batch)?.scores;
-        scored.into_iter().zip(scores).for_each(|(i, score)| found[i].push(score));
+        let output = step(backend, batch)?;
+        scored.into_iter().zip(output.scores()).for_each(|(i, score)| found[i].push(score.clone()));
     }
     let rows = found
         .into_iter()
@@ -125,7 +125,8 @@ fn add(batch: &mut Batch, sequence: &mut Sequence, count: usize, vocab: u32, mut
     sequence.put(batch, count, None);
     for position in (start..start + count).filter(|position| position + SCORED_ROWS >= len) {
         for target in prompt(position as u64, TARGETS, vocab) {
-            batch.scores.push(ScoreRow { row: (first + position - start) as u32, target, top: 2 });
+            let row = (first + position - start) as u32;
+            batch.wants.push(Want::Score(ScoreRow { row, target, top: 2 }));
             on_score();
         }
     }

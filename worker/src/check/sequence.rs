@@ -5,7 +5,7 @@ use std::sync::Arc;
 use skein_proto::sampling::SamplingParams;
 
 use crate::BlockId;
-use crate::backend::{Batch, BatchSequence, Carried, SampleRow};
+use crate::backend::{Batch, BatchSequence, Carried, SampleRow, Want};
 
 /// Tokens of a block.
 pub const BLOCK_SIZE: u32 = 16;
@@ -33,15 +33,15 @@ impl Sequence {
         self.tokens.len() - self.computed
     }
 
-    /// Adds the next `count` tokens to `batch`. A token past those that are known is the one that sample `carried` of
+    /// Adds the next `count` tokens to `batch`. A token past those that are known is the one that want `carried` of
     /// the step before draws.
     pub fn put(&mut self, batch: &mut Batch, count: usize, carried: Option<u32>) {
         let start = batch.tokens.len() as u32;
         for position in self.computed..self.computed + count {
             match (self.tokens.get(position), carried) {
                 (Some(token), _) => batch.tokens.push(*token),
-                (None, Some(sample)) => {
-                    batch.carried.push(Carried { at: batch.tokens.len() as u32, sample });
+                (None, Some(want)) => {
+                    batch.carried.push(Carried { at: batch.tokens.len() as u32, want });
                     batch.tokens.push(0);
                 }
                 (None, None) => panic!("position {position} has a token"),
@@ -63,7 +63,7 @@ impl Sequence {
 
     /// Asks `batch` for the token after this sequence's last row, which must have been put last.
     pub fn sample(&self, batch: &mut Batch, params: &Arc<SamplingParams>) {
-        batch.samples.push(SampleRow {
+        batch.wants.push(Want::Sample(SampleRow {
             row: batch.tokens.len() as u32 - 1,
             params: Arc::clone(params),
             sample_index: 0,
@@ -71,7 +71,7 @@ impl Sequence {
             forbid_stop: false,
             history: 0..0,
             prompt_len: 1,
-        });
+        }));
     }
 }
 

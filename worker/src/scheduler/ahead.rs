@@ -8,7 +8,7 @@ use std::ops::Range;
 use super::sequence::Sequence;
 use crate::backend::Carried;
 
-/// A sequence's share of a step: rows, and its entries of the batch's samples and scores.
+/// A sequence's share of a step: rows, and which of the batch's wants are its draws and its scores.
 #[derive(Debug)]
 pub(super) struct Share {
     /// Which step.
@@ -19,7 +19,7 @@ pub(super) struct Share {
 }
 
 impl Sequence {
-    /// Its draws under way, as indices of their step's samples. They are always in the last share: what comes after a
+    /// Its draws under way, as indices of their step's wants. They are always in the last share: what comes after a
     /// draw draws again.
     fn draws(&self) -> Option<&Range<usize>> {
         self.shares.back().map(|share| &share.samples).filter(|samples| !samples.is_empty())
@@ -68,6 +68,6 @@ impl Sequence {
     /// The token under way goes to index `at` of the batch being planned.
     pub fn carried_to(&self, at: usize) -> Carried {
         let draws = self.draws().expect("a token that is not known is being drawn");
-        Carried { at: at as u32, sample: draws.start as u32 }
+        Carried { at: at as u32, want: draws.start as u32 }
     }
 }

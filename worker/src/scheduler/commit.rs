@@ -1,11 +1,12 @@
 //! After a step: cached blocks, drawn tokens, parted samples, ended sequences, measured speeds.
 
 use skein_node::clock::Timestamp;
+use skein_proto::logprobs::TokenLogprobs;
 
 use super::plan::Step;
 use super::sequence::Sequence;
 use super::{Event, Scheduler};
-use crate::backend::StepOutput;
+use crate::backend::{Answer, StepOutput};
 use crate::kv_cache::Prefix;
 
 impl Scheduler {
@@ -16,7 +17,7 @@ impl Scheduler {
         assert_eq!(step.number, self.committed_steps + 1, "steps are committed in order");
         self.committed_steps = step.number;
         self.observe(&step, now);
-        let mut events = Vec::with_capacity(output.samples.len() + 2);
+        let mut events = Vec::with_capacity(output.answers.len() + 2);
         let mut born = Vec::new();
         let mut running = std::mem::take(&mut self.running);
         for sequence in &mut running {
@@ -50,12 +51,13 @@ impl Scheduler {
             events.push(Event::Started { request, cached_tokens });
         }
         if !share.scores.is_empty() {
-            let (from, scores) = (sequence.next_score, output.scores[share.scores].to_vec());
+            let (from, scores) = (sequence.next_score, scored(&output.answers[share.scores]));
             sequence.next_score += scores.len() as u32;
             events.push(Event::PromptScored { request, from, scores });
         }
         // The samples that are still here: others may have been aborted since the step was planned.
-        let drawn = step.sample_indices[share.samples.clone()].iter().zip(&output.samples[share.samples]);
+        let drawn = output.answers[share.samples.clone()].iter().flat_map(Answer::drawn);
+        let drawn = step.sample_indices[share.samples].iter().zip(drawn);
         let mut drawn = drawn.filter(|(sample, _)| sequence.samples.contains(sample));
         let Some((&own_sample, own)) = drawn.next() else { return };
         for (&sample, drawn) in drawn {
@@ -87,4 +89,8 @@ impl Scheduler {
             self.decode_rate.observe(step.decode_tokens, took);
         }
     }
+}
+
+fn scored(answers: &[Answer]) -> Vec<TokenLogprobs> {
+    answers.iter().filter_map(Answer::scored).cloned().collect()
 }

@@ -7,7 +7,7 @@ use skein_node::clock::Timestamp;
 use super::Scheduler;
 use super::sequence::{Rank, Sequence};
 use super::step_time::Work;
-use crate::backend::Batch;
+use crate::backend::{Batch, SampleRow, VerifyRows, Want};
 
 /// How long a step should take at most while only prompts wait: who comes meanwhile waits for its end. Shorter ones, down to
 /// [`STREAMING_STEP`], where what every step takes, the weights that it reads, is a small part of it.
@@ -55,7 +55,7 @@ pub struct Step {
     /// Most rows it may have.
     pub(super) budget: u32,
     pub(super) started: Timestamp,
-    /// Whose each of the batch's samples is, among those of its request.
+    /// Whose each of the batch's wants is, among the samples of its request.
     pub(super) sample_indices: Vec<u32>,
 }
 
@@ -102,7 +102,7 @@ impl Scheduler {
             assert!(under_way > 0 || self.is_idle(), "somebody can always get on");
             return None;
         }
-        plan.step.sample_indices = plan.batch.samples.iter().map(|sample| sample.sample_index).collect();
+        plan.step.sample_indices = plan.batch.wants.iter().map(sample_index).collect();
         self.planned_steps = plan.step.number;
         Some(plan)
     }
@@ -303,6 +303,15 @@ impl Scheduler {
         sequence.extend_hashes(self.kv.block_size());
         self.short_of_blocks = true;
         self.enqueue(sequence);
+    }
+}
+
+fn sample_index(want: &Want) -> u32 {
+    match want {
+        Want::Sample(SampleRow { sample_index, .. }) | Want::Verify(VerifyRows { sample_index, .. }) => {
+            *sample_index
+        }
+        Want::Score(_) | Want::Pool(_) => 0,
     }
 }
 

@@ -14,7 +14,7 @@ use skein_proto::sampling::SamplingParams;
 use super::ahead::Share;
 use super::request::{Event, NewRequest, RequestKey};
 use crate::TokenId;
-use crate::backend::{Batch, BatchSequence, SampleRow, Sampled, ScoreRow};
+use crate::backend::{Batch, BatchSequence, SampleRow, Sampled, ScoreRow, Want};
 use crate::kv_cache::{BlockTable, CacheScope, Prefix};
 
 /// Who goes first: lower priority, then the nearer deadline, then the earlier arrival. One order for admission,
@@ -159,18 +159,19 @@ impl Sequence {
     }
 
     fn plan_scores(&self, positions: Range<u32>, first_row: u32, batch: &mut Batch) -> Range<usize> {
-        let before = batch.scores.len();
+        let before = batch.wants.len();
         let top = self.params.prompt_logprobs.unwrap_or(0);
         let from = self.next_score.max(positions.start + 1);
         for target in from..(positions.end + 1).min(self.prompt_len) {
             let row = first_row + target - 1 - positions.start;
-            batch.scores.push(ScoreRow { row, target: self.tokens[target as usize], top });
+            let score = ScoreRow { row, target: self.tokens[target as usize], top };
+            batch.wants.push(Want::Score(score));
         }
-        before..batch.scores.len()
+        before..batch.wants.len()
     }
 
     fn plan_draws(&self, end: u32, row: u32, batch: &mut Batch) -> Range<usize> {
-        let before = batch.samples.len();
+        let before = batch.wants.len();
         if end < self.len_ahead() {
             return before..before;
         }
@@ -183,16 +184,18 @@ impl Sequence {
             }
         }
         let history = history..batch.history.len() as u32;
-        batch.samples.extend(self.samples.iter().map(|&sample_index| SampleRow {
-            row,
-            params: self.params.clone(),
-            sample_index,
-            position: end,
-            forbid_stop: end - self.prompt_len < self.params.min_tokens,
-            history: history.clone(),
-            prompt_len: self.prompt_len,
+        batch.wants.extend(self.samples.iter().map(|&sample_index| {
+            Want::Sample(SampleRow {
+                row,
+                params: self.params.clone(),
+                sample_index,
+                position: end,
+                forbid_stop: end - self.prompt_len < self.params.min_tokens,
+                history: history.clone(),
+                prompt_len: self.prompt_len,
+            })
         }));
-        before..batch.samples.len()
+        before..batch.wants.len()
     }
 
     /// The sequence of another sample, at the point where their tokens part.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use skein_proto::sampling::SamplingParams;
 use skein_worker::BlockId;
 use skein_worker::backend::cpu::{CpuModel, CpuOptions, Numbers};
-use skein_worker::backend::{Batch, BatchSequence, SampleRow};
+use skein_worker::backend::{Batch, BatchSequence, SampleRow, Want};
 use skein_worker::model::on_cpu::packed_cache::PackedCache;
 
 pub const BLOCK_SIZE: u32 = 16;
@@ -71,7 +71,7 @@ impl Sequence {
         if params.needs_history() {
             batch.history.extend_from_slice(&self.tokens[..self.computed]);
         }
-        batch.samples.push(SampleRow {
+        batch.wants.push(Want::Sample(SampleRow {
             row: batch.tokens.len() as u32 - 1,
             params: Arc::clone(params),
             sample_index: 0,
@@ -79,6 +79,6 @@ impl Sequence {
             forbid_stop: false,
             history: start..batch.history.len() as u32,
             prompt_len,
-        });
+        }));
     }
 }

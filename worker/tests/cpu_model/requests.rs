@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use skein_proto::sampling::SamplingParams;
 use skein_worker::backend::cpu::{CpuBackend, CpuOptions, Numbers};
-use skein_worker::backend::{Backend, BackendError, Batch, ScoreRow};
+use skein_worker::backend::{Backend, BackendError, Batch, PoolRow, ScoreRow, VerifyRows, Want};
 
 use crate::batches::{BLOCK_SIZE, Sequence, golden, load};
 
@@ -50,7 +50,7 @@ fn generate(
         sequence.put(&mut batch, left);
         sequence.sample(&mut batch, &params, prompt_len as u32);
         let step = backend.launch(batch).unwrap();
-        let token = backend.collect(step).unwrap().samples.last().unwrap().token;
+        let token = backend.collect(step).unwrap().drawn().last().unwrap().token;
         sequence.tokens.push(token);
     }
     sequence.tokens.split_off(PROMPT.len())
@@ -92,7 +92,7 @@ fn two_steps_may_be_under_way() {
         })
         .collect();
     for step in steps {
-        assert_eq!(backend.collect(step).unwrap().samples.len(), 1);
+        assert_eq!(backend.collect(step).unwrap().drawn().count(), 1);
     }
 }
 
@@ -105,25 +105,66 @@ fn scores_and_samples_are_read_from_their_rows() {
     let reference = load("llama-gqa", 1, BLOCK_SIZE).logits(&batch, &(0..45).collect::<Vec<_>>());
     // More rows than are held at a time, out of order, some twice.
     let rows = (0..44u32).rev().chain([3, 3]);
-    batch.scores =
+    let scores: Vec<ScoreRow> =
         rows.map(|row| ScoreRow { row, target: sequence.tokens[row as usize + 1], top: row % 3 }).collect();
+    batch.wants = scores.iter().copied().map(Want::Score).collect();
     let params = Arc::new(SamplingParams { logprobs: Some(4), ..SamplingParams::default() });
     sequence.sample(&mut batch, &params, 45);
-    let scores = batch.scores.clone();
     let step = backend.launch(batch).unwrap();
     let output = backend.collect(step).unwrap();
-    assert_eq!(output.scores.len(), 46);
-    for (score, got) in scores.iter().zip(&output.scores) {
+    assert_eq!(output.scores().count(), 46);
+    for (score, got) in scores.iter().zip(output.scores()) {
         let logits = &reference[score.row as usize];
         let sum: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
         let exact = f64::from(logits[score.target as usize]) - sum.ln();
         assert!((f64::from(got.logprob) - exact).abs() < 1e-5, "row {}", score.row);
         assert_eq!((got.token, got.top.len()), (score.target, score.top as usize));
     }
-    let sampled = &output.samples[0];
+    let sampled = output.drawn().next().unwrap();
     let logprobs = sampled.logprobs.as_ref().unwrap();
     assert_eq!((logprobs.token, logprobs.rank, logprobs.top.len()), (sampled.token, 1, 4));
     assert_eq!(logprobs.top[0], (sampled.token, logprobs.logprob));
+}
+
+#[test]
+fn a_draft_is_verified_by_the_tokens_of_plain_decoding() {
+    let params =
+        SamplingParams { temperature: 1.0, seed: 9, repetition_penalty: 1.2, ..SamplingParams::default() };
+    let backend = &mut backend();
+    let expected = generate(backend, params.clone(), 5, PROMPT.len(), &[], 0);
+    let (params, prompt_len) = (Arc::new(params), PROMPT.len() as u32);
+    for right in 0..=4 {
+        let token = |(at, token): (usize, &u32)| if at == right { token ^ 1 } else { *token };
+        let draft: Vec<u32> = expected[..4].iter().enumerate().map(token).collect();
+        let mut batch = Batch::default();
+        let mut sequence = Sequence::new([&PROMPT[..], &draft].concat(), 0, BLOCK_SIZE);
+        sequence.put(&mut batch, PROMPT.len() + draft.len());
+        batch.history.extend_from_slice(&sequence.tokens);
+        batch.wants.push(Want::Verify(VerifyRows {
+            rows: prompt_len - 1..prompt_len + draft.len() as u32,
+            params: Arc::clone(&params),
+            sample_index: 0,
+            position: prompt_len,
+            stop_from: 0,
+            history: 0..batch.history.len() as u32,
+            prompt_len,
+        }));
+        let step = backend.launch(batch).unwrap();
+        let output = backend.collect(step).unwrap();
+        let got: Vec<u32> = output.drawn().map(|sampled| sampled.token).collect();
+        assert_eq!(got, expected[..=right], "the first {right} tokens of the draft are right");
+    }
+}
+
+#[test]
+fn what_this_backend_cannot_give_is_said() {
+    let backend = &mut backend();
+    let mut batch = Batch::default();
+    Sequence::new(PROMPT.into(), 0, BLOCK_SIZE).put(&mut batch, 9);
+    batch.wants.push(Want::Pool(PoolRow { row: 8 }));
+    let step = backend.launch(batch).unwrap();
+    let error = backend.collect(step).unwrap_err();
+    assert!(matches!(error, BackendError::Unsupported { backend: "cpu", .. }), "{error}");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use skein_node::clock;
 use skein_proto::sampling::SamplingParams;
 use skein_worker::backend::cuda::CudaBackend;
-use skein_worker::backend::{Backend, Batch, BlockCopy, Sampled};
+use skein_worker::backend::{Backend, Batch, BlockCopy, Sampled, StepOutput};
 use skein_worker::config::CudaConfig;
 
 use crate::models::LLAMA;
@@ -47,7 +47,7 @@ fn generate(backend: &mut dyn Backend, count: usize, feed: Option<&[Vec<Sampled>
             sequence.put(&mut batch, left, None);
             sequence.sample(&mut batch, way, 0, None);
         }
-        let samples = step(backend, batch).samples;
+        let samples: Vec<Sampled> = step(backend, batch).drawn().cloned().collect();
         let fed = feed.map_or(&samples, |feed| &feed[turn]);
         sequences.iter_mut().zip(fed).for_each(|(sequence, sampled)| sequence.tokens.push(sampled.token));
         drawn.push(samples);
@@ -62,7 +62,7 @@ fn generate_overlapped(backend: &mut dyn Backend, count: usize) -> Vec<Vec<Sampl
         (0..ways.len()).map(|i| Sequence::new(prompt(i as u32, 5 + 2 * i), i as u32)).collect();
     let (mut under_way, mut drawn) = (None, Vec::new());
     let mut collect = |backend: &mut dyn Backend, sequences: &mut [Sequence], step| {
-        let samples = backend.collect(step).unwrap().samples;
+        let samples: Vec<Sampled> = backend.collect(step).unwrap().drawn().cloned().collect();
         sequences
             .iter_mut()
             .zip(&samples)
@@ -157,7 +157,7 @@ fn samples_of_one_prompt_part_in_copies_of_its_last_block() {
             let left = sequence.tokens.len() - sequence.computed;
             sequence.put(&mut batch, left, None);
             sequence.sample(&mut batch, &way, index, None);
-            sequence.tokens.push(step(backend, batch).samples[0].token);
+            sequence.tokens.push(drawn(&step(backend, batch))[0]);
         }
         sequence.tokens
     };
@@ -169,22 +169,26 @@ fn samples_of_one_prompt_part_in_copies_of_its_last_block() {
     parent.put(&mut batch, 20, None);
     parent.sample(&mut batch, &way, 0, None);
     parent.sample(&mut batch, &way, 1, None);
-    let first = step(backend, batch).samples;
+    let first = drawn(&step(backend, batch));
     let mut fork = parent.clone();
     fork.blocks = Sequence::new(Vec::new(), 1).blocks;
     fork.blocks[0] = parent.blocks[0];
     let mut copies = vec![BlockCopy { from: parent.blocks[1], to: fork.blocks[1] }];
-    parent.tokens.push(first[0].token);
-    fork.tokens.push(first[1].token);
+    parent.tokens.push(first[0]);
+    fork.tokens.push(first[1]);
     for _ in 0..5 {
         let mut batch = Batch { copies: std::mem::take(&mut copies), ..Batch::default() };
         parent.put(&mut batch, 1, None);
         parent.sample(&mut batch, &way, 0, None);
         fork.put(&mut batch, 1, None);
         fork.sample(&mut batch, &way, 1, None);
-        let samples = step(backend, batch).samples;
-        parent.tokens.push(samples[0].token);
-        fork.tokens.push(samples[1].token);
+        let samples = drawn(&step(backend, batch));
+        parent.tokens.push(samples[0]);
+        fork.tokens.push(samples[1]);
     }
     assert_eq!([parent.tokens, fork.tokens], expected);
+}
+
+fn drawn(output: &StepOutput) -> Vec<u32> {
+    output.drawn().map(|sampled| sampled.token).collect()
 }

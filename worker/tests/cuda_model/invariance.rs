@@ -1,6 +1,6 @@
 //! Batch-invariant mode: a row's log-probabilities have the same bits alone and in any company, in any chunks.
 
-use skein_worker::backend::{Backend, Batch, ScoreRow};
+use skein_worker::backend::{Backend, Batch, ScoreRow, Want};
 use skein_worker::config::CudaConfig;
 
 use crate::models::LLAMA;
@@ -28,9 +28,9 @@ fn bits(backend: &mut dyn Backend, chunks: impl Fn(usize) -> usize, others: u32)
         sequence.put(&mut batch, count, None);
         for i in 0..count {
             let target = tokens[start + i + 1];
-            batch.scores.push(ScoreRow { row: first + i as u32, target, top: 2 });
+            batch.wants.push(Want::Score(ScoreRow { row: first + i as u32, target, top: 2 }));
         }
-        for score in step(backend, batch).scores {
+        for score in step(backend, batch).scores() {
             all.push(score.logprob.to_bits());
             all.extend(score.top.iter().flat_map(|(token, logprob)| [*token, logprob.to_bits()]));
         }

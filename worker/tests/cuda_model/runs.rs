@@ -8,7 +8,7 @@ use skein_proto::sampling::SamplingParams;
 use skein_worker::BlockId;
 use skein_worker::backend::cpu::{CpuBackend, CpuOptions, Numbers};
 use skein_worker::backend::cuda::{self, CudaBackend, CudaOptions, Fp8};
-use skein_worker::backend::{Backend, Batch, BatchSequence, Carried, SampleRow, StepOutput};
+use skein_worker::backend::{Backend, Batch, BatchSequence, Carried, SampleRow, StepOutput, Want};
 use skein_worker::config::{CudaConfig, SchedulerConfig};
 use skein_worker::model::config::ModelConfig;
 
@@ -95,15 +95,15 @@ impl Sequence {
         Self { tokens, computed: 0, blocks }
     }
 
-    /// Adds the next `count` tokens to `batch`. A token past those that are known is the one that sample `carried` of
+    /// Adds the next `count` tokens to `batch`. A token past those that are known is the one that want `carried` of
     /// the step before draws.
     pub fn put(&mut self, batch: &mut Batch, count: usize, carried: Option<u32>) {
         let start = batch.tokens.len() as u32;
         for position in self.computed..self.computed + count {
             match (self.tokens.get(position), carried) {
                 (Some(token), _) => batch.tokens.push(*token),
-                (None, Some(sample)) => {
-                    batch.carried.push(Carried { at: batch.tokens.len() as u32, sample });
+                (None, Some(want)) => {
+                    batch.carried.push(Carried { at: batch.tokens.len() as u32, want });
                     batch.tokens.push(0);
                 }
                 (None, None) => panic!("position {position} has a token"),
@@ -130,12 +130,12 @@ impl Sequence {
             let known = self.tokens.len().min(self.computed);
             batch.history.extend_from_slice(&self.tokens[..known]);
             if known < self.computed {
-                let sample = carried.expect("only the last token is not known");
-                batch.carried_history.push(Carried { at: batch.history.len() as u32, sample });
+                let want = carried.expect("only the last token is not known");
+                batch.carried_history.push(Carried { at: batch.history.len() as u32, want });
                 batch.history.push(0);
             }
         }
-        batch.samples.push(SampleRow {
+        batch.wants.push(Want::Sample(SampleRow {
             row: batch.tokens.len() as u32 - 1,
             params: Arc::clone(params),
             sample_index: index,
@@ -143,7 +143,7 @@ impl Sequence {
             forbid_stop: !params.stop_token_ids.is_empty(),
             history: start..batch.history.len() as u32,
             prompt_len: 5,
-        });
+        }));
     }
 }
 

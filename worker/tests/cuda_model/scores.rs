@@ -1,7 +1,7 @@
 //! Log-probabilities of a prompt, and how near they are to others.
 
 use skein_proto::logprobs::TokenLogprobs;
-use skein_worker::backend::{Backend, Batch, ScoreRow};
+use skein_worker::backend::{Backend, Batch, ScoreRow, Want};
 
 use crate::runs::{Sequence, prompt, step};
 
@@ -24,9 +24,9 @@ pub fn scores(backend: &mut dyn Backend, chunks: &[usize], others: bool) -> Vec<
         sequence.put(&mut batch, count, None);
         for position in start..(start + count).min(tokens.len() - 1) {
             let row = first + (position - start) as u32;
-            batch.scores.push(ScoreRow { row, target: tokens[position + 1], top: 5 });
+            batch.wants.push(Want::Score(ScoreRow { row, target: tokens[position + 1], top: 5 }));
         }
-        all.extend(step(backend, batch).scores);
+        all.extend(step(backend, batch).scores().cloned());
     }
     all
 }

@@ -5,37 +5,59 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::sample;
+use skein_kernels::cpu::simd::Isa;
 use skein_proto::logprobs::TokenLogprobs;
 
 use super::super::sampling::sampling;
-use super::super::{BackendError, Batch, Sampled, ScoreRow, StepOutput};
+use super::super::{Answer, BackendError, Batch, Sampled, ScoreRow, StepOutput, Want};
 
 /// What a step draws and scores, and the memory for it.
 pub(super) struct Draws {
     /// Batch rows whose logits are read, rising.
     pub(super) rows: Vec<u32>,
-    samples: Vec<OnceLock<Sampled>>,
-    scores: Vec<OnceLock<TokenLogprobs>>,
+    /// One for each sample, each row of a draft and each score, in the order of the wants.
+    tasks: Vec<Task>,
+    /// What became of the tasks.
+    done: Vec<OnceLock<Answer>>,
     /// One for each thread.
     scratch: Vec<Mutex<sample::Scratch>>,
+}
+
+/// What one thread does.
+struct Task {
+    /// Batch row whose logits are read.
+    row: u32,
+    /// Which of the batch's wants.
+    want: usize,
+    /// Which of its draws.
+    nth: u32,
 }
 
 impl Draws {
     /// For draws on some threads, from a vocabulary.
     pub(super) fn new(threads: usize, vocab: usize) -> Self {
         let scratch = (0..threads).map(|_| Mutex::new(sample::Scratch::for_vocab(vocab))).collect();
-        Self { rows: Vec::new(), samples: Vec::new(), scores: Vec::new(), scratch }
+        Self { rows: Vec::new(), tasks: Vec::new(), done: Vec::new(), scratch }
     }
 
     /// Makes ready for `batch`.
-    pub(super) fn start(&mut self, batch: &Batch) {
+    pub(super) fn start(&mut self, batch: &Batch) -> Result<(), BackendError> {
+        self.tasks.clear();
+        for (want, asked) in batch.wants.iter().enumerate() {
+            let rows = match asked {
+                Want::Sample(sample) => sample.row..sample.row + 1,
+                Want::Verify(verify) => verify.rows.clone(),
+                Want::Score(score) => score.row..score.row + 1,
+                Want::Pool(_) => return Err(BackendError::Unsupported { backend: "cpu", want: "pool" }),
+            };
+            self.tasks.extend(rows.zip(0..).map(|(row, nth)| Task { row, want, nth }));
+        }
         self.rows.clear();
-        self.rows.extend(batch.samples.iter().map(|sample| sample.row));
-        self.rows.extend(batch.scores.iter().map(|score| score.row));
+        self.rows.extend(self.tasks.iter().map(|task| task.row));
         self.rows.sort_unstable();
         self.rows.dedup();
-        self.samples.resize_with(batch.samples.len(), OnceLock::new);
-        self.scores.resize_with(batch.scores.len(), OnceLock::new);
+        self.done.resize_with(self.tasks.len(), OnceLock::new);
+        Ok(())
     }
 
     /// Draws and scores what reads the rows `self.rows[first..]` that `logits` `[any, vocab]` are of.
@@ -58,22 +80,12 @@ impl Draws {
             }
             Some(logits)
         };
-        let (samples, scores, scratch) = (&self.samples, &self.scores, &self.scratch);
-        cpu.threads.run(samples.len() + scores.len(), |task, participant| {
+        let (tasks, done, scratch) = (&self.tasks, &self.done, &self.scratch);
+        cpu.threads.run(tasks.len(), |index, participant| {
+            let task = &tasks[index];
+            let Some(logits) = usable(task.row) else { return };
             let scratch = &mut scratch[participant].lock().unwrap_or_else(PoisonError::into_inner);
-            let score = |logits, token, top: u32, scratch: &mut sample::Scratch| {
-                logprobs(sample::score(isa, logits, token, top as usize, scratch), token)
-            };
-            if let Some(row) = batch.samples.get(task) {
-                let Some(logits) = usable(row.row) else { return };
-                let token = sample::draw(isa, logits, &sampling(batch, row), scratch);
-                let logprobs = row.params.logprobs.map(|top| score(logits, token, top, scratch));
-                let _ = samples[task].set(Sampled { token, logprobs });
-                return;
-            }
-            let ScoreRow { row, target, top } = batch.scores[task - samples.len()];
-            let Some(logits) = usable(row) else { return };
-            let _ = scores[task - samples.len()].set(score(logits, target, top, scratch));
+            let _ = done[index].set(answer(isa, batch, task, logits, scratch));
         });
         match broken.into_inner() {
             u32::MAX => Ok(()),
@@ -81,16 +93,36 @@ impl Draws {
         }
     }
 
-    /// What was drawn and scored, every row having been in some [`Draws::draw`].
-    pub(super) fn finish(&mut self) -> StepOutput {
-        let mut output = StepOutput {
-            samples: Vec::with_capacity(self.samples.len()),
-            scores: Vec::with_capacity(self.scores.len()),
-        };
-        output.samples.extend(self.samples.iter_mut().filter_map(OnceLock::take));
-        output.scores.extend(self.scores.iter_mut().filter_map(OnceLock::take));
-        output
+    /// The answers to `batch`, every row having been in some [`Draws::draw`].
+    pub(super) fn finish(&mut self, batch: &Batch) -> StepOutput {
+        let mut done = self.done.iter_mut().filter_map(OnceLock::take);
+        let mut answers = Vec::with_capacity(batch.wants.len());
+        answers.extend(batch.wants.iter().filter_map(|want| match want {
+            Want::Verify(verify) => {
+                let drawn = done.by_ref().take(verify.rows.len());
+                let drawn = drawn.flat_map(|answer| answer.drawn().first().cloned()).collect();
+                Some(Answer::verified(batch.draft(verify), drawn))
+            }
+            Want::Sample(_) | Want::Score(_) | Want::Pool(_) => done.next(),
+        }));
+        StepOutput { answers }
     }
+}
+
+/// What `task` makes of its row's `logits`.
+fn answer(isa: Isa, batch: &Batch, task: &Task, logits: &[f32], scratch: &mut sample::Scratch) -> Answer {
+    let score = |token, top: u32, scratch: &mut sample::Scratch| {
+        logprobs(sample::score(isa, logits, token, top as usize, scratch), token)
+    };
+    let draw = match &batch.wants[task.want] {
+        Want::Sample(sample) => sample.draw(batch),
+        Want::Verify(verify) => verify.draw(batch, task.nth),
+        Want::Score(ScoreRow { target, top, .. }) => return Answer::Scored(score(*target, *top, scratch)),
+        Want::Pool(_) => unreachable!("no task pools"),
+    };
+    let token = sample::draw(isa, logits, &sampling(&draw), scratch);
+    let logprobs = draw.params.logprobs.map(|top| score(token, top, scratch));
+    Answer::Sampled(Sampled { token, logprobs })
 }
 
 fn logprobs(scored: sample::Scored, token: u32) -> TokenLogprobs {

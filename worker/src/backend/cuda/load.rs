@@ -36,7 +36,7 @@ use super::threads::{CudaBackend, Launcher, UnderWay};
 use super::upload::{self, Dtype, Quantiser, Upload};
 use super::{MAX_STEPS, OpenDevice};
 use crate::BlockId;
-use crate::backend::{BackendError, Batch, BatchSequence, SampleRow};
+use crate::backend::{BackendError, Batch, BatchSequence, SampleRow, Want};
 use crate::config::{CudaConfig, LoadFormat, SchedulerConfig};
 use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
@@ -449,7 +449,7 @@ impl Loading<'_> {
             slots: vec![0],
             sequences: vec![BatchSequence { rows: 0..1, context_len: 1, blocks: 0..1 }],
             block_tables: vec![BlockId(0)],
-            samples: vec![sample],
+            wants: vec![Want::Sample(sample)],
             ..Batch::default()
         };
         match model.launch(&batch)?.finish() {

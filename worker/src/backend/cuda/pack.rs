@@ -6,7 +6,7 @@ use skein_kernels::cuda::ops::score::ScoreParams;
 
 use crate::BlockId;
 use crate::backend::sampling::sampling;
-use crate::backend::{Batch, BlockCopy, Carried, SampleRow};
+use crate::backend::{BackendError, Batch, BlockCopy, Carried, SampleRow, ScoreRow, Want};
 
 /// What one message has room for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,9 +24,9 @@ pub(super) struct PassLimits {
 pub(super) struct Pass {
     /// Batch rows, rising: row `i` of the logits is that of `rows[i]`.
     pub rows: Vec<u32>,
-    /// Row of the logits, and which of [`Batch::samples`].
+    /// Row of the logits, and which of [`Batch::wants`]: a sample.
     pub samples: Vec<(u32, usize)>,
-    /// Row of the logits, and which of [`Batch::scores`].
+    /// The same: a score.
     pub scores: Vec<(u32, usize)>,
 }
 
@@ -41,14 +41,20 @@ impl Pass {
 }
 
 /// Cuts what the batch wants into passes.
-pub(super) fn passes(batch: &Batch, limits: PassLimits) -> Vec<Pass> {
-    let samples = batch.samples.iter().enumerate().map(|(i, sample)| (sample.row, Some(i), 0));
-    let scores = batch.scores.iter().enumerate().map(|(i, score)| (score.row, None, i));
-    let mut wanted: Vec<(u32, Option<usize>, usize)> = samples.chain(scores).collect();
-    wanted.sort_by_key(|(row, ..)| *row);
+pub(super) fn passes(batch: &Batch, limits: PassLimits) -> Result<Vec<Pass>, BackendError> {
+    let mut wanted = Vec::with_capacity(batch.wants.len());
+    for (index, want) in batch.wants.iter().enumerate() {
+        match want {
+            Want::Sample(sample) => wanted.push((sample.row, Some(sample), index)),
+            Want::Score(score) => wanted.push((score.row, None, index)),
+            Want::Verify(_) => return Err(unsupported("verify drafts")),
+            Want::Pool(_) => return Err(unsupported("pool")),
+        }
+    }
+    wanted.sort_by_key(|(row, sample, _)| (*row, sample.is_none()));
     let (mut passes, mut pass, mut used) = (Vec::new(), Pass::default(), (0, 0));
-    for (row, sample, score) in wanted {
-        let (words, biases) = sample.map_or((0, 0), |i| list_sizes(&batch.samples[i]));
+    for (row, sample, index) in wanted {
+        let (words, biases) = sample.map_or((0, 0), list_sizes);
         assert!(
             words <= limits.list_words && biases <= limits.biases,
             "a sample's {words} words of lists and {biases} biases are within {limits:?}"
@@ -67,16 +73,17 @@ pub(super) fn passes(batch: &Batch, limits: PassLimits) -> Vec<Pass> {
             pass.rows.push(row);
         }
         let place = pass.rows.len() as u32 - 1;
-        match sample {
-            Some(sample) => pass.samples.push((place, sample)),
-            None => pass.scores.push((place, score)),
-        }
+        if sample.is_some() { &mut pass.samples } else { &mut pass.scores }.push((place, index));
         used = (used.0 + words, used.1 + biases);
     }
     if !pass.rows.is_empty() {
         passes.push(pass);
     }
-    passes
+    Ok(passes)
+}
+
+fn unsupported(want: &'static str) -> BackendError {
+    BackendError::Unsupported { backend: "cuda", want }
 }
 
 /// Words of lists, and biases.
@@ -105,12 +112,12 @@ pub(super) struct Drawing {
     pub has_logprobs: bool,
 }
 
-/// Adds the rows and sequences. `places`: where the step before left the tokens of its samples.
+/// Adds the rows and sequences. `places`: where the step before left the answers to its wants.
 pub(super) fn pack_rows(message: &mut Message<'_>, batch: &Batch, places: &[u32]) {
     let mut carried = batch.carried.iter().peekable();
     let tokens = batch.tokens.iter().enumerate().map(|(row, token)| {
         match carried.next_if(|carried| carried.at as usize == row) {
-            Some(carried) => CARRIED | places[carried.sample as usize],
+            Some(carried) => CARRIED | places[carried.want as usize],
             None => *token,
         }
     });
@@ -127,16 +134,15 @@ pub(super) fn pack_pass(message: &mut Message<'_>, batch: &Batch, pass: &Pass, p
     message.logit_rows(&pass.rows);
     let (mut params, mut biases) = (Vec::with_capacity(pass.samples.len()), Vec::new());
     for &(row, index) in &pass.samples {
-        params.push(sample_params(message, batch, &batch.samples[index], row, &mut biases, places));
+        if let Want::Sample(sample) = &batch.wants[index] {
+            params.push(sample_params(message, batch, sample, row, &mut biases, places));
+        }
     }
-    let scores: Vec<ScoreParams> = pass
-        .scores
-        .iter()
-        .map(|&(row, index)| {
-            let score = batch.scores[index];
-            ScoreParams { row, target: score.target, top: score.top }
-        })
-        .collect();
+    let score = |&(row, index): &(u32, usize)| match batch.wants[index] {
+        Want::Score(ScoreRow { target, top, .. }) => Some(ScoreParams { row, target, top }),
+        _ => None,
+    };
+    let scores: Vec<ScoreParams> = pass.scores.iter().filter_map(score).collect();
     Drawing {
         samples: params.len(),
         samples_at: message.values(&params) as usize,
@@ -161,7 +167,7 @@ fn sample_params(
     biases: &mut Vec<(u32, f32)>,
     places: &[u32],
 ) -> SampleParams {
-    let mut sampling = sampling(batch, sample);
+    let mut sampling = sampling(&sample.draw(batch));
     let mut carried = NONE;
     // A history's last token may be one that only the device knows.
     if let [known @ .., _] = sampling.history
@@ -182,7 +188,7 @@ fn sample_params(
 }
 
 fn carried_at(carried: &[Carried], at: u32) -> Option<u32> {
-    carried.iter().find(|carried| carried.at == at).map(|carried| carried.sample)
+    carried.iter().find(|carried| carried.at == at).map(|carried| carried.want)
 }
 
 /// Cuts copies into waves whose order does not matter: no block that one writes is another's.
@@ -209,7 +215,6 @@ mod tests {
     use skein_proto::sampling::SamplingParams;
 
     use super::*;
-    use crate::backend::ScoreRow;
 
     fn sample(row: u32, history: std::ops::Range<u32>) -> SampleRow {
         let params = SamplingParams { presence_penalty: 1.0, ..SamplingParams::default() };
@@ -228,14 +233,15 @@ mod tests {
 
     #[test]
     fn passes_hold_what_fits_and_share_rows() {
-        let samples = vec![sample(5, 0..4), sample(1, 4..8), sample(5, 0..4)];
-        let scores = vec![ScoreRow { row: 1, target: 3, top: 0 }, ScoreRow { row: 7, target: 3, top: 0 }];
-        let batch = Batch { samples, scores, ..Batch::default() };
-        let cut = passes(&batch, LIMITS);
-        let first = Pass { rows: vec![1, 5], samples: vec![(0, 1), (1, 0)], scores: vec![(0, 0)] };
-        let second = Pass { rows: vec![5, 7], samples: vec![(0, 2)], scores: vec![(1, 1)] };
+        let samples = [sample(5, 0..4), sample(1, 4..8), sample(5, 0..4)].map(Want::Sample);
+        let scores = [1, 7].map(|row| Want::Score(ScoreRow { row, target: 3, top: 0 }));
+        let wants = samples.into_iter().chain(scores).collect();
+        let batch = Batch { wants, ..Batch::default() };
+        let cut = passes(&batch, LIMITS).unwrap();
+        let first = Pass { rows: vec![1, 5], samples: vec![(0, 1), (1, 0)], scores: vec![(0, 3)] };
+        let second = Pass { rows: vec![5, 7], samples: vec![(0, 2)], scores: vec![(1, 4)] };
         assert_eq!(cut, [first, second]);
-        let one = passes(&batch, PassLimits { rows: 3, list_words: 12, biases: 0 });
+        let one = passes(&batch, PassLimits { rows: 3, list_words: 12, biases: 0 }).unwrap();
         assert_eq!(one.len(), 1);
         assert_eq!(one[0].clone().of_all_rows().samples, [(1, 1), (5, 0), (5, 2)]);
     }
@@ -246,16 +252,16 @@ mod tests {
             tokens: vec![9, 0, 8],
             positions: vec![0, 1, 2],
             slots: vec![0, 1, 2],
-            samples: vec![sample(1, 0..3)],
+            wants: vec![Want::Sample(sample(1, 0..3))],
             history: vec![4, 5, 0],
             ..Batch::default()
         };
-        batch.carried.push(Carried { at: 1, sample: 0 });
-        batch.carried_history.push(Carried { at: 2, sample: 1 });
+        batch.carried.push(Carried { at: 1, want: 0 });
+        batch.carried_history.push(Carried { at: 2, want: 1 });
         let mut words = [u32::MAX; 256];
         let mut message = Message::new(&mut words);
         pack_rows(&mut message, &batch, &[6, 7]);
-        let drawing = pack_pass(&mut message, &batch, &passes(&batch, LIMITS)[0], &[6, 7]);
+        let drawing = pack_pass(&mut message, &batch, &passes(&batch, LIMITS).unwrap()[0], &[6, 7]);
         let len = message.len();
         assert!(words[..len].windows(3).any(|three| three == [9, CARRIED | 6, 8]));
         let params = &words[drawing.samples_at..][..22];

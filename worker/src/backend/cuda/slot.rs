@@ -16,7 +16,7 @@ use super::gaps::StepGaps;
 use super::memory::StepSizes;
 use super::threads::UnderWay;
 use super::{failed, failed_on, stopped};
-use crate::backend::{BackendError, Batch, Sampled, StepOutput};
+use crate::backend::{Answer, BackendError, Batch, SampleRow, Sampled, ScoreRow, StepOutput, Want};
 
 /// The pinned memory of one step.
 pub(super) struct Slot {
@@ -61,24 +61,28 @@ impl Slot {
     }
 }
 
-/// What is to be read of one sample or score.
+/// What is to be read for one want.
 #[derive(Debug, Clone, Copy)]
 struct Wanted {
     /// Where it is in the slot.
     place: usize,
     /// Its batch row.
     row: u32,
-    /// The token that was scored; of a sample the device says it.
-    target: u32,
-    /// Whether its log-probabilities are wanted.
-    has_logprobs: bool,
+    kind: Kind,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    /// A drawn token, and whether its log-probabilities are wanted.
+    Sample { has_logprobs: bool },
+    /// The score of a given token.
+    Score { target: u32 },
 }
 
 /// A launched step, and what will be read of it.
 pub(super) struct LaunchedStep {
     slot: Slot,
-    samples: Vec<Wanted>,
-    scores: Vec<Wanted>,
+    wanted: Vec<Wanted>,
     timeout: Duration,
     device: Arc<Device>,
     /// Where the slot goes back to.
@@ -88,29 +92,27 @@ pub(super) struct LaunchedStep {
 }
 
 impl LaunchedStep {
-    /// `places` are those of the batch's samples and scores in the slot.
+    /// `places` are those of the answers to the batch's wants in the slot.
     pub fn new(
         slot: Slot,
         batch: &Batch,
-        places: (&[u32], &[u32]),
+        places: &[u32],
         timeout: Duration,
         device: &Arc<Device>,
         free: &SyncSender<Slot>,
     ) -> Self {
-        let samples = batch.samples.iter().zip(places.0).map(|(sample, &place)| Wanted {
-            place: place as usize,
-            row: sample.row,
-            target: 0,
-            has_logprobs: sample.params.logprobs.is_some(),
+        let wanted = batch.wants.iter().zip(places).filter_map(|(want, &place)| {
+            let (row, kind) = match want {
+                Want::Sample(SampleRow { row, params, .. }) => {
+                    (*row, Kind::Sample { has_logprobs: params.logprobs.is_some() })
+                }
+                Want::Score(ScoreRow { row, target, .. }) => (*row, Kind::Score { target: *target }),
+                Want::Verify(_) | Want::Pool(_) => return None,
+            };
+            Some(Wanted { place: place as usize, row, kind })
         });
-        let scores = batch.scores.iter().zip(places.1).map(|(score, &place)| Wanted {
-            place: place as usize,
-            row: score.row,
-            target: score.target,
-            has_logprobs: true,
-        });
-        let (samples, scores) = (samples.collect(), scores.collect());
-        Self { slot, samples, scores, timeout, device: device.clone(), free: free.clone(), gap: None }
+        let wanted = wanted.collect();
+        Self { slot, wanted, timeout, device: device.clone(), free: free.clone(), gap: None }
     }
 
     /// The same with the gap before it noted when it has ended.
@@ -119,23 +121,27 @@ impl LaunchedStep {
     }
 
     fn read(&self) -> Result<StepOutput, BackendError> {
+        let answers = self.wanted.iter().map(|wanted| self.answer(wanted)).collect::<Result<_, _>>()?;
+        Ok(StepOutput { answers })
+    }
+
+    fn answer(&self, wanted: &Wanted) -> Result<Answer, BackendError> {
         let Slot { tokens, status, drawn_scores, scores, .. } = &self.slot;
-        let sample = |wanted: &Wanted| {
-            let Wanted { place, row, has_logprobs, .. } = *wanted;
-            if status[place] != 0 {
-                return Err(BackendError::NotFinite { row });
+        let Wanted { place, row, kind } = *wanted;
+        let failed = match kind {
+            Kind::Sample { .. } => status[place] != 0,
+            Kind::Score { .. } => scores[place].status != 0,
+        };
+        if failed {
+            return Err(BackendError::NotFinite { row });
+        }
+        Ok(match kind {
+            Kind::Sample { has_logprobs } => {
+                let token = tokens[place];
+                let logprobs = has_logprobs.then(|| logprobs(token, &drawn_scores[place]));
+                Answer::Sampled(Sampled { token, logprobs })
             }
-            let token = tokens[place];
-            let logprobs = has_logprobs.then(|| logprobs(token, &drawn_scores[place]));
-            Ok(Sampled { token, logprobs })
-        };
-        let score = |wanted: &Wanted| match &scores[wanted.place] {
-            scored if scored.status != 0 => Err(BackendError::NotFinite { row: wanted.row }),
-            scored => Ok(logprobs(wanted.target, scored)),
-        };
-        Ok(StepOutput {
-            samples: self.samples.iter().map(sample).collect::<Result<_, _>>()?,
-            scores: self.scores.iter().map(score).collect::<Result<_, _>>()?,
+            Kind::Score { target } => Answer::Scored(logprobs(target, &scores[place])),
         })
     }
 }

@@ -39,7 +39,7 @@ pub(super) struct CudaModel<T, K> {
     pub planes: BlockPlanes,
     /// Bytes of a block in one plane.
     pub block_bytes: usize,
-    /// Where the step before left the tokens of its samples.
+    /// Where the step before left the answers to its wants: the tokens of samples, the scores of scores.
     pub places: Vec<u32>,
     /// A message without anything in it.
     pub empty: PinnedBuffer<u32>,
@@ -70,7 +70,8 @@ impl<T: Activation + BlasElement, K: KvElement> Launcher for CudaModel<T, K> {
         // There is one more than steps under way: without one the waiting thread has ended.
         let slot = self.free.recv_timeout(self.step_timeout);
         let slot = slot.map_err(|_| stopped("the waiting thread has ended"))?;
-        self.queue(batch, slot).map_err(|error| failed_on(&self.device, &error))
+        let passes = passes(batch, self.sizes.pass)?;
+        self.queue(batch, passes, slot).map_err(|error| failed_on(&self.device, &error))
     }
 
     fn use_spare_time(&mut self) -> Result<bool, BackendError> {
@@ -79,14 +80,18 @@ impl<T: Activation + BlasElement, K: KvElement> Launcher for CudaModel<T, K> {
 }
 
 impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
-    fn queue(&mut self, batch: &Batch, mut slot: Slot) -> Result<LaunchedStep, CudaError> {
+    fn queue(
+        &mut self,
+        batch: &Batch,
+        mut passes: Vec<Pass>,
+        mut slot: Slot,
+    ) -> Result<LaunchedStep, CudaError> {
         let (rows, sequences) = (batch.tokens.len(), batch.sequences.len());
         assert!(
             rows <= self.sizes.rows && sequences <= self.sizes.sequences,
             "{rows} rows of {sequences} sequences are within {:?}",
             self.sizes
         );
-        let mut passes = passes(batch, self.sizes.pass);
         let is_decode = rows == sequences && passes.len() <= 1;
         if is_decode {
             passes = passes.into_iter().map(Pass::of_all_rows).collect();
@@ -113,16 +118,9 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
         slot.mark_end(&self.stream)?;
         let gap = self.gaps.clone().map(|gaps| (gaps, self.launched));
         self.launched += 1;
-        let step = LaunchedStep::new(
-            slot,
-            batch,
-            (&places.0, &places.1),
-            self.step_timeout,
-            &self.device,
-            &self.give_back,
-        )
-        .with_gap(gap);
-        self.places = places.0;
+        let step = LaunchedStep::new(slot, batch, &places, self.step_timeout, &self.device, &self.give_back)
+            .with_gap(gap);
+        self.places = places;
         Ok(step)
     }
 
@@ -162,7 +160,7 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
         self.llama.forward(stream, &step, &self.activations)
     }
 
-    /// Logits, tokens and scores, pass by pass; where the batch's samples and scores will be.
+    /// Logits, tokens and scores, pass by pass; where the answers to the batch's wants will be.
     fn draw_passes(
         &self,
         batch: &Batch,
@@ -170,8 +168,8 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
         mut first: Option<Drawing>,
         has_logits: bool,
         slot: &mut Slot,
-    ) -> Result<(Vec<u32>, Vec<u32>), CudaError> {
-        let mut places = (vec![0; batch.samples.len()], vec![0; batch.scores.len()]);
+    ) -> Result<Vec<u32>, CudaError> {
+        let mut places = vec![0; batch.wants.len()];
         let mut done = (0, 0);
         for pass in passes {
             let drawing = match first.take() {
@@ -186,10 +184,10 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
             self.draw.launch(&self.stream, &self.memory, &drawing, done.0, done.1)?;
             self.download(&drawing, done, slot)?;
             for (place, &(_, index)) in (done.0..).zip(&pass.samples) {
-                places.0[index] = place as u32;
+                places[index] = place as u32;
             }
             for (place, &(_, index)) in (done.1..).zip(&pass.scores) {
-                places.1[index] = place as u32;
+                places[index] = place as u32;
             }
             done = (done.0 + drawing.samples, done.1 + drawing.scores);
         }

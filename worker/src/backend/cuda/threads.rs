@@ -282,6 +282,7 @@ fn caught(work: impl FnOnce() -> Result<(), BackendError>) -> Result<(), Backend
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::Answer;
 
     /// Answers with as many samples as the batch has rows, or as its first token says.
     struct Scripted;
@@ -318,8 +319,8 @@ mod tests {
                 PANICS => panic!("a broken invariant"),
                 _ => {}
             }
-            let sampled = crate::backend::Sampled { token: 7, logprobs: None };
-            Ok(StepOutput { samples: vec![sampled; self.1], scores: Vec::new() })
+            let sampled = Answer::Sampled(crate::backend::Sampled { token: 7, logprobs: None });
+            Ok(StepOutput { answers: vec![sampled; self.1] })
         }
     }
 
@@ -332,8 +333,8 @@ mod tests {
         let mut backend = CudaBackend::start(Scripted, 5, Duration::from_secs(20), Arc::default()).unwrap();
         let first = backend.launch(batch(0, 3)).unwrap();
         let second = backend.launch(batch(0, 1)).unwrap();
-        assert_eq!(backend.collect(first).unwrap().samples.len(), 3);
-        assert_eq!(backend.collect(second).unwrap().samples.len(), 1);
+        assert_eq!(backend.collect(first).unwrap().answers.len(), 3);
+        assert_eq!(backend.collect(second).unwrap().answers.len(), 1);
         assert_eq!((backend.kv_blocks(), backend.steps_in_flight()), (5, 2));
     }
 

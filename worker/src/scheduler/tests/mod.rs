@@ -19,7 +19,7 @@ use super::plan::STREAMING_STEP;
 use super::*;
 use crate::TokenId;
 use crate::backend::fake::{FakeBackend, FakeOptions};
-use crate::backend::{Backend, StepHandle};
+use crate::backend::{Backend, StepHandle, Want};
 use crate::kv_cache::CacheScope;
 
 const VOCAB: u32 = 40;
@@ -202,10 +202,8 @@ impl World {
         assert_eq!(rows, plan.step.tokens(), "the plan counts its rows");
         assert!(rows <= self.scheduler.max_num_batched_tokens, "the token budget is kept");
         let seats = self.scheduler.max_num_seqs as usize;
-        assert!(
-            plan.batch.samples.len() <= seats && plan.batch.sequences.len() <= seats,
-            "so is max_num_seqs"
-        );
+        let samples = plan.batch.wants.iter().filter(|want| !matches!(want, Want::Score(_))).count();
+        assert!(samples <= seats && plan.batch.sequences.len() <= seats, "so is max_num_seqs");
         for &slot in &plan.batch.slots {
             let block = crate::BlockId(slot / self.scheduler.kv.block_size());
             assert_eq!(self.scheduler.kv.holders(block), 1, "only blocks of one holder are written");
@@ -228,7 +226,7 @@ impl World {
         let is_draw = |event: &&Event| {
             matches!(event, Event::Token { .. } | Event::Finished { reason: FinishReason::Stop(_), .. })
         };
-        self.dropped += output.samples.len() - events.iter().filter(is_draw).count();
+        self.dropped += output.drawn().count() - events.iter().filter(is_draw).count();
         self.take(events);
         self.check_blocks();
         true

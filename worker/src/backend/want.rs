@@ -1,0 +1,253 @@
+//! What a batch asks for beside the keys and values that it writes, and the answers.
+//!
+//! A draft is verified by comparison. A draw is a function of the logits, the parameters and its position (Philox keyed by
+//! seed, sample index and position), so the draw at each row of a draft is the one that plain decoding makes there. A draft's
+//! token is accepted if it equals that draw, and the tokens are exactly those of plain decoding. A rejection sampler
+//! (Leviathan et al. 2023) would only keep their distribution: do not add one.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use skein_proto::logprobs::TokenLogprobs;
+use skein_proto::sampling::SamplingParams;
+
+use super::Batch;
+use crate::TokenId;
+
+/// One result that a step is asked for.
+#[derive(Debug, Clone)]
+pub enum Want {
+    /// A token, drawn.
+    Sample(SampleRow),
+    /// A draft, verified: its tokens up to the first wrong one, and the right one in its place.
+    Verify(VerifyRows),
+    /// A prompt token, scored.
+    Score(ScoreRow),
+    /// A hidden state.
+    Pool(PoolRow),
+}
+
+/// One token to draw from the logits of `row`.
+#[derive(Debug, Clone)]
+pub struct SampleRow {
+    /// Row whose logits are used.
+    pub row: u32,
+    /// The request's parameters.
+    pub params: Arc<SamplingParams>,
+    /// Which of the request's samples.
+    pub sample_index: u32,
+    /// Absolute position of the token to draw (the row's position + 1); with seed and index it keys the Philox draw.
+    pub position: u32,
+    /// True while the output is shorter than `min_tokens`: stop tokens cannot be drawn.
+    pub forbid_stop: bool,
+    /// The sequence's tokens so far in [`Batch::history`], prompt first; empty unless `params.needs_history()`.
+    pub history: Range<u32>,
+    /// How many of `history` are prompt.
+    pub prompt_len: u32,
+}
+
+/// A draft to verify: one token to draw from the logits of each of `rows`. The first row's token is the sequence's last
+/// one; the tokens of the other rows are the draft ([`Batch::draft`]). All of them are known: none is carried.
+#[derive(Debug, Clone)]
+pub struct VerifyRows {
+    /// Rows whose logits are used: at least one, consecutive, the last ones of their sequence.
+    pub rows: Range<u32>,
+    /// The request's parameters.
+    pub params: Arc<SamplingParams>,
+    /// Which of the request's samples.
+    pub sample_index: u32,
+    /// Absolute position of the token to draw from the first row; the others follow.
+    pub position: u32,
+    /// First position at which stop tokens may be drawn: the output has `min_tokens` there.
+    pub stop_from: u32,
+    /// The sequence's tokens in [`Batch::history`], the draft included; empty unless `params.needs_history()`. A draw reads
+    /// those before its position.
+    pub history: Range<u32>,
+    /// How many of `history` are prompt.
+    pub prompt_len: u32,
+}
+
+/// Scores `target`, the prompt token that follows `row`.
+#[derive(Debug, Clone, Copy)]
+pub struct ScoreRow {
+    /// Row whose logits are used.
+    pub row: u32,
+    /// The token at the next position.
+    pub target: TokenId,
+    /// How many best tokens to report.
+    pub top: u32,
+}
+
+/// Reads the hidden state of `row` after the last norm.
+#[derive(Debug, Clone, Copy)]
+pub struct PoolRow {
+    /// Row whose hidden state is read.
+    pub row: u32,
+}
+
+/// One draw, of a sample or at one row of a draft.
+#[derive(Debug, Clone, Copy)]
+pub struct Draw<'a> {
+    /// Row whose logits are used.
+    pub row: u32,
+    /// The request's parameters.
+    pub params: &'a SamplingParams,
+    /// Which of the request's samples.
+    pub sample_index: u32,
+    /// Absolute position of the token to draw.
+    pub position: u32,
+    /// Whether stop tokens cannot be drawn.
+    pub forbid_stop: bool,
+    /// The tokens before `position`; empty unless `params.needs_history()`.
+    pub history: &'a [TokenId],
+    /// How many of `history` are prompt.
+    pub prompt_len: u32,
+}
+
+impl SampleRow {
+    /// Its draw; `batch` is the one that asks for it.
+    pub fn draw<'a>(&'a self, batch: &'a Batch) -> Draw<'a> {
+        let Self { row, ref params, sample_index, position, forbid_stop, ref history, prompt_len } = *self;
+        let history = if params.needs_history() { batch.history_in(history) } else { &[] };
+        Draw { row, params, sample_index, position, forbid_stop, history, prompt_len }
+    }
+}
+
+impl VerifyRows {
+    /// Its draw at the `nth` row; `batch` is the one that asks for it.
+    pub fn draw<'a>(&'a self, batch: &'a Batch, nth: u32) -> Draw<'a> {
+        let Self { ref rows, ref params, sample_index, stop_from, ref history, prompt_len, .. } = *self;
+        let (row, position) = (rows.start + nth, self.position + nth);
+        let history = if params.needs_history() { batch.history_in(history) } else { &[] };
+        let history = &history[..history.len().min(position as usize)];
+        Draw { row, params, sample_index, position, forbid_stop: position < stop_from, history, prompt_len }
+    }
+}
+
+/// What a step produced.
+#[derive(Debug, Clone, Default)]
+pub struct StepOutput {
+    /// One for each of [`Batch::wants`], in that order, each of its want's kind.
+    pub answers: Vec<Answer>,
+}
+
+/// What became of one [`Want`].
+#[derive(Debug, Clone, PartialEq)]
+pub enum Answer {
+    /// Of [`Want::Sample`].
+    Sampled(Sampled),
+    /// Of [`Want::Verify`]: the draft's tokens that were drawn, and the token after them. At least one.
+    Verified(Vec<Sampled>),
+    /// Of [`Want::Score`].
+    Scored(TokenLogprobs),
+    /// Of [`Want::Pool`]: `[hidden size]`.
+    Pooled(Vec<f32>),
+}
+
+/// A drawn token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sampled {
+    /// The token.
+    pub token: TokenId,
+    /// Present when the parameters ask for log-probabilities.
+    pub logprobs: Option<TokenLogprobs>,
+}
+
+impl Answer {
+    /// The answer to a draft of whose rows `drawn` are the draws: accepts while they are equal.
+    pub fn verified(draft: &[TokenId], mut drawn: Vec<Sampled>) -> Self {
+        assert_eq!(
+            drawn.len(),
+            draft.len() + 1,
+            "one draw for each of the draft's tokens, and one after them"
+        );
+        let accepted = draft.iter().zip(&drawn).take_while(|(draft, drawn)| **draft == drawn.token).count();
+        drawn.truncate(accepted + 1);
+        Self::Verified(drawn)
+    }
+
+    /// The tokens that its sequence goes on with.
+    pub fn drawn(&self) -> &[Sampled] {
+        match self {
+            Self::Sampled(sampled) => std::slice::from_ref(sampled),
+            Self::Verified(drawn) => drawn,
+            Self::Scored(_) | Self::Pooled(_) => &[],
+        }
+    }
+
+    /// The prompt token's score.
+    pub fn scored(&self) -> Option<&TokenLogprobs> {
+        if let Self::Scored(score) = self { Some(score) } else { None }
+    }
+}
+
+impl StepOutput {
+    /// The drawn tokens, want by want.
+    pub fn drawn(&self) -> impl Iterator<Item = &Sampled> {
+        self.answers.iter().flat_map(Answer::drawn)
+    }
+
+    /// The scores, want by want.
+    pub fn scores(&self) -> impl Iterator<Item = &TokenLogprobs> {
+        self.answers.iter().filter_map(Answer::scored)
+    }
+
+    /// Puts what the next step may carry into `tokens`: the token of each sample, 0 for another want.
+    pub fn put_carried(&self, tokens: &mut Vec<TokenId>) {
+        tokens.clear();
+        tokens.extend(self.answers.iter().map(|answer| match answer {
+            Answer::Sampled(sampled) => sampled.token,
+            Answer::Verified(_) | Answer::Scored(_) | Answer::Pooled(_) => 0,
+        }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_draft_is_accepted_up_to_its_first_wrong_token() {
+        let check = |draft: &[TokenId], drawn: &[TokenId], accepted: usize| {
+            let sampled = |&token: &TokenId| Sampled { token, logprobs: None };
+            let answer = Answer::verified(draft, drawn.iter().map(sampled).collect());
+            let tokens: Vec<TokenId> = answer.drawn().iter().map(|sampled| sampled.token).collect();
+            assert_eq!(tokens, drawn[..=accepted], "{draft:?}");
+        };
+        check(&[], &[4], 0);
+        check(&[4, 5], &[4, 5, 6], 2);
+        check(&[4, 7], &[4, 5, 6], 1);
+        // What follows a wrong token was drawn from another text, equal or not.
+        check(&[7, 5], &[4, 5, 6], 0);
+    }
+
+    #[test]
+    fn each_row_of_a_draft_draws_as_a_sample_would() {
+        let params = Arc::new(SamplingParams { presence_penalty: 1.0, ..SamplingParams::default() });
+        let batch = Batch { tokens: vec![9, 3, 1, 2], history: vec![8, 7, 3, 1, 2], ..Batch::default() };
+        let verify = VerifyRows {
+            rows: 1..4,
+            params: params.clone(),
+            sample_index: 2,
+            position: 2,
+            stop_from: 4,
+            history: 1..5,
+            prompt_len: 1,
+        };
+        assert_eq!(batch.draft(&verify), [1, 2]);
+        let draws = [0, 1, 2].map(|nth| verify.draw(&batch, nth));
+        assert_eq!(draws.map(|draw| (draw.row, draw.position)), [(1, 2), (2, 3), (3, 4)]);
+        assert_eq!(draws.map(|draw| draw.forbid_stop), [true, true, false]);
+        assert_eq!(draws.map(|draw| draw.history.len()), [2, 3, 4]);
+        let plain = SampleRow {
+            row: 2,
+            params,
+            sample_index: 2,
+            position: 3,
+            forbid_stop: true,
+            history: 1..4,
+            prompt_len: 1,
+        };
+        assert_eq!(plain.draw(&batch).history, draws[1].history);
+    }
+}
