@@ -114,7 +114,18 @@ fn measure(
     let mut scratch = Scratch::default();
     let seconds = best_of(ROUNDS, || {
         for layer in 0..shape.layers {
-            let a = Attention { cache: &cache, layer, q: &qkv, stride, heads, scale: 0.125 };
+            let (window, softcap, sinks) = (None, None, None);
+            let a = Attention {
+                cache: &cache,
+                layer,
+                q: &qkv,
+                stride,
+                heads,
+                scale: 0.125,
+                window,
+                softcap,
+                sinks,
+            };
             attend(cpu, &a, &batch, &mut out, &mut scratch);
         }
     }) / shape.layers as f64;

@@ -4,11 +4,11 @@ use super::matrix::WeightMatrix;
 use super::shared::Shared;
 use super::{Cpu, for_each_row_of};
 
-/// `out[i] = table[tokens[i]]`, widened; `out` is `[tokens.len(), table.cols()]`.
+/// `out[i] = scale * table[tokens[i]]`, widened; `out` is `[tokens.len(), table.cols()]`.
 ///
 /// # Panics
 /// If a token is not a row of the table, or the shapes disagree.
-pub fn embed(cpu: &mut Cpu, table: &WeightMatrix, tokens: &[u32], out: &mut [f32]) {
+pub fn embed(cpu: &mut Cpu, table: &WeightMatrix, tokens: &[u32], scale: f32, out: &mut [f32]) {
     let width = table.cols();
     assert_eq!(out.len(), tokens.len() * width, "out is [tokens, width]");
     let out = Shared::new(out);
@@ -16,7 +16,11 @@ pub fn embed(cpu: &mut Cpu, table: &WeightMatrix, tokens: &[u32], out: &mut [f32
         let token = tokens[row] as usize;
         assert!(token < table.rows(), "token {token} is one of the vocabulary's {}", table.rows());
         // SAFETY: each row is in one task.
-        table.widen_row(token, unsafe { out.part(row * width, width) });
+        let out = unsafe { out.part(row * width, width) };
+        table.widen_row(token, out);
+        if scale != 1.0 {
+            out.iter_mut().for_each(|value| *value *= scale);
+        }
     });
 }
 
@@ -30,7 +34,9 @@ mod tests {
         let bytes: Vec<u8> = (0..12).flat_map(|i| half::bf16::from_f32(i as f32).to_le_bytes()).collect();
         let table = WeightMatrix::new(Storage::Bf16(bytes.into()), 4, 3);
         let mut out = vec![0.0; 6];
-        embed(&mut Cpu::new(1), &table, &[3, 1], &mut out);
+        embed(&mut Cpu::new(1), &table, &[3, 1], 1.0, &mut out);
         assert_eq!(out, [9.0, 10.0, 11.0, 3.0, 4.0, 5.0]);
+        embed(&mut Cpu::new(1), &table, &[3, 1], 1.5, &mut out);
+        assert_eq!(out, [13.5, 15.0, 16.5, 4.5, 6.0, 7.5]);
     }
 }

@@ -1,4 +1,4 @@
-//! exp of `f32`, the same bits on every machine: no C library, no branches, only operations that are exact or correctly
+//! exp and tanh of `f32`, the same bits on every machine: no C library, no branches, only operations that are exact or correctly
 //! rounded. The polynomial is that of Cephes (S. Moshier, `expf`), within 2 ulp. Logarithms, of which few are needed,
 //! come from libm, the Rust crate.
 
@@ -29,6 +29,20 @@ pub fn exp(x: f32) -> f32 {
     if x < -87.3 { 0.0 } else { result }
 }
 
+/// tanh(x), within 2 ulp: Cephes' polynomial (`tanhf`) near zero, elsewhere 1 - 2 / (e^2x + 1).
+#[inline(always)]
+pub fn tanh(x: f32) -> f32 {
+    let (size, square) = (x.abs(), x * x);
+    let mut p = -5.704_988_7e-3f32;
+    p = p.mul_add(square, 2.063_908_9e-2);
+    p = p.mul_add(square, -5.373_971_6e-2);
+    p = p.mul_add(square, 1.333_144_2e-1);
+    p = p.mul_add(square, -3.333_328_2e-1);
+    let near = p.mul_add(square * x, x);
+    let far = (1.0 - 2.0 / (exp(2.0 * size) + 1.0)).copysign(x);
+    if size < 0.625 { near } else { far }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -47,5 +61,16 @@ mod tests {
         }
         assert_eq!((exp(0.0), exp(-90.0), exp(f32::NEG_INFINITY)), (1.0, 0.0, 0.0));
         assert!(exp(f32::NAN).is_nan() && exp(f32::INFINITY) > 1e38);
+    }
+
+    #[test]
+    fn tanh_is_within_two_ulp_odd_and_bounded() {
+        for i in 1..100_000 {
+            let x = i as f32 * 1e-4;
+            assert!(ulps(tanh(x), f64::from(x).tanh()) <= 2.0, "tanh({x}) = {}", tanh(x));
+            assert_eq!(tanh(-x), -tanh(x));
+        }
+        assert_eq!((tanh(0.0), tanh(1e-30), tanh(1e30), tanh(f32::NEG_INFINITY)), (0.0, 1e-30, 1.0, -1.0));
+        assert!(tanh(f32::NAN).is_nan());
     }
 }

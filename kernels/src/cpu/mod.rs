@@ -19,6 +19,7 @@ pub mod roofline;
 pub mod rope;
 pub mod sample;
 pub mod simd;
+pub mod softcap;
 
 mod prefetch;
 mod shared;

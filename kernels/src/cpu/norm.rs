@@ -37,6 +37,21 @@ pub fn rms_norm_into(cpu: &mut Cpu, x: &[f32], weight: &[f32], eps: f32, form: F
     });
 }
 
+/// Adds [`rms_norm`] of `x` to `residual`, row by row: for models that normalise what a layer adds.
+///
+/// # Panics
+/// If the shapes disagree.
+pub fn rms_norm_add(cpu: &mut Cpu, x: &[f32], weight: &[f32], eps: f32, residual: &mut [f32]) {
+    let width = weight.len();
+    assert!(x.len() == residual.len() && x.len().is_multiple_of(width), "x and residual are [rows, width]");
+    let (rows, isa, residual) = (x.len() / width, cpu.isa, Shared::new(residual));
+    for_each_row(cpu, rows, |row| {
+        // SAFETY: each row is in one task.
+        let residual = unsafe { residual.part(row * width, width) };
+        isa.run(AddRow { x: &x[row * width..][..width], weight, eps, residual });
+    });
+}
+
 /// Normalises some heads of each row in place: `x` is `[rows, stride]`, and head `h` lies at
 /// `h * weight.len()` of its row.
 ///
@@ -77,19 +92,44 @@ impl Kernel for Row<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let width = self.x.len();
-        let mut squares = s.zero();
-        let mut at = 0;
-        while at < width {
-            let x = load_up_to(s, &self.x[at..]);
-            squares = s.fma(x, x, squares);
-            at += LANES;
-        }
-        let scale = 1.0 / (s.sum(squares) / width as f32 + self.eps).sqrt();
+        let scale = per_rms(s, self.x, self.eps);
         for ((out, x), weight) in self.out.iter_mut().zip(self.x).zip(self.weight) {
             *out = x * scale * weight;
         }
     }
+}
+
+struct AddRow<'a> {
+    x: &'a [f32],
+    weight: &'a [f32],
+    eps: f32,
+    residual: &'a mut [f32],
+}
+
+impl Kernel for AddRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let scale = per_rms(s, self.x, self.eps);
+        for ((residual, x), weight) in self.residual.iter_mut().zip(self.x).zip(self.weight) {
+            *residual += x * scale * weight;
+        }
+    }
+}
+
+/// `1 / sqrt(mean(x²) + eps)`.
+#[inline(always)]
+fn per_rms<S: Simd>(s: S, x: &[f32], eps: f32) -> f32 {
+    let width = x.len();
+    let mut squares = s.zero();
+    let mut at = 0;
+    while at < width {
+        let x = load_up_to(s, &x[at..]);
+        squares = s.fma(x, x, squares);
+        at += LANES;
+    }
+    1.0 / (s.sum(squares) / width as f32 + eps).sqrt()
 }
 
 /// The next sixteen values, or what is left and zeros.
@@ -130,6 +170,21 @@ mod tests {
                 assert!(first.is_empty() || first == bits, "{threads} threads on {}", isa.name());
                 first = bits;
             }
+        }
+    }
+
+    #[test]
+    fn what_is_added_is_the_norm() {
+        let (rows, width) = (11, 100);
+        let x: Vec<f32> = (0..rows * width).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.07).collect();
+        let weight: Vec<f32> = (0..width).map(|i| 0.5 + (i % 7) as f32 / 7.0).collect();
+        let mut expected = vec![0.0; x.len()];
+        rms_norm(&mut Cpu::new(2), &x, &weight, 1e-6, &mut expected);
+        expected.iter_mut().zip(&x).for_each(|(sum, x)| *sum += 3.0 * x);
+        for isa in Isa::available() {
+            let mut got: Vec<f32> = x.iter().map(|x| 3.0 * x).collect();
+            rms_norm_add(&mut Cpu::with_isa(2, isa), &x, &weight, 1e-6, &mut got);
+            assert_eq!(got, expected, "{}", isa.name());
         }
     }
 

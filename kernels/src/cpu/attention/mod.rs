@@ -7,6 +7,9 @@
 //! came in with, on the block size or on who computes which chunk, so its bits do not either. ([`element`] says what a
 //! chain is for each type of cached numbers.)
 //!
+//! With a window a row leaves out the positions before it; its chunks are cut at the same places. With a softcap the scores
+//! of a chunk are capped before its softmax. A sink joins the sum of weights last, after all chunks.
+//!
 //! A [`plan`] cuts the rows into tiles, so that several queries share what is read, and the contexts of tiles that are long
 //! into runs of chunks, so that all threads have work.
 
@@ -51,14 +54,21 @@ pub struct Attention<'a> {
     pub stride: usize,
     /// Query heads; a multiple of the KV heads.
     pub heads: usize,
-    /// Factor of the scores: `1 / sqrt(head_dim)`.
+    /// Factor of the scores: `1 / sqrt(head_dim)` in most models.
     pub scale: f32,
+    /// A row sees its position and the `window - 1` before it; `None`: all before it.
+    pub window: Option<u32>,
+    /// Scores become `softcap * tanh(score / softcap)`.
+    pub softcap: Option<f32>,
+    /// `[heads]`: a logit that takes part in the softmax and has no value.
+    pub sinks: Option<&'a [f32]>,
 }
 
 /// Scratch of [`attend`]: kept between calls, grows to the largest.
 #[derive(Default)]
 pub struct Scratch {
-    plan: Plan,
+    /// Without a window and with one: layers of both kinds alternate.
+    plans: [Plan; 2],
     /// One for each thread.
     rooms: Vec<Room>,
     /// Results of chunks that several threads compute.
@@ -86,10 +96,16 @@ pub fn attend(
         let context = sequence.position + sequence.rows.len();
         assert!(sequence.blocks.len() * shape.block_size >= context, "a block table covers its context");
     }
+    assert!(a.window != Some(0), "a window holds at least the row's own position");
+    assert!(a.sinks.is_none_or(|sinks| sinks.len() == a.heads), "a sink for each head");
+    let longest = sequences.iter().map(|s| s.position + s.rows.len()).max().unwrap_or(0);
+    let window = a.window.map(|window| window as usize).filter(|window| *window < longest);
     let state = States::stride(a.cache.layout());
-    let Scratch { plan, rooms, states } = scratch;
+    let Scratch { plans, rooms, states } = scratch;
     let threads = cpu.threads.count();
-    plan.make(Shape { threads, group, kv_heads: shape.kv_heads, state }, sequences);
+    let plan = &mut plans[usize::from(window.is_some())];
+    let window = window.unwrap_or(usize::MAX);
+    plan.make(Shape { threads, group, kv_heads: shape.kv_heads, window, state }, sequences);
     rooms.resize_with(threads, Room::default);
     if states.len() < plan.states() * state {
         states.resize(plan.states() * state, 0.0);
@@ -101,7 +117,7 @@ pub fn attend(
         let room = unsafe { &mut rooms.part(participant, 1)[0] };
         // Unless this thread's part of the tasks ends here.
         let next = plan.pieces().get(task + 1);
-        let task = Task { a, sequences, piece, next, plan, group, out: &out, states: &states, room };
+        let task = Task { a, sequences, piece, next, plan, group, window, out: &out, states: &states, room };
         if shape.kind == KvType::Bf16 { isa.run(PairTask(task)) } else { isa.run(task) }
     });
 }

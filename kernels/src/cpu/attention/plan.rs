@@ -21,6 +21,8 @@ pub(super) struct Shape {
     /// Query heads of a KV head.
     pub(super) group: usize,
     pub(super) kv_heads: usize,
+    /// Positions that a row sees at most, its own included.
+    pub(super) window: usize,
     /// `f32` values of a query's state.
     pub(super) state: usize,
 }
@@ -47,6 +49,8 @@ pub(super) struct Split {
     counter: usize,
     /// Pieces of the tile.
     pieces: u32,
+    /// First chunk of the tile.
+    pub(super) first: usize,
     /// Chunks of the tile.
     pub(super) chunks: usize,
 }
@@ -81,22 +85,26 @@ impl Plan {
                 (0..rows).step_by(step).map(move |start| (index, start..rows.min(start + step)))
             })
         };
-        let chunks =
-            |index: usize, rows: &Range<usize>| (sequences[index].position + rows.end).div_ceil(CHUNK);
-        let total: usize = tiles().map(|(index, rows)| rows.len() * chunks(index, &rows)).sum();
+        let chunks = |index: usize, rows: &Range<usize>| {
+            let position = sequences[index].position;
+            let seen_from = (position + rows.start + 1).saturating_sub(shape.window);
+            seen_from / CHUNK..(position + rows.end).div_ceil(CHUNK)
+        };
+        let total: usize = tiles().map(|(index, rows)| rows.len() * chunks(index, &rows).len()).sum();
         // Of rows times chunks, a KV head.
         let most = (total * shape.kv_heads).div_ceil(PIECES_PER_THREAD * shape.threads).max(1);
         let mut counter = 0;
         for (sequence, rows) in tiles() {
-            let chunks = chunks(sequence, &rows);
+            let Range { start: first, end } = chunks(sequence, &rows);
+            let chunks = end - first;
             let wanted = (rows.len() * chunks).div_ceil(most).min(chunks);
             let states = chunks * rows.len() * shape.group;
             for kv_head in 0..shape.kv_heads {
                 let fits = (self.states + states) * shape.state <= MAX_STATES;
                 let pieces = if shape.threads > 1 && fits { wanted } else { 1 };
-                let split = Split { states: self.states, counter, pieces: pieces as u32, chunks };
+                let split = Split { states: self.states, counter, pieces: pieces as u32, first, chunks };
                 for piece in 0..pieces {
-                    let chunks = piece * chunks / pieces..(piece + 1) * chunks / pieces;
+                    let chunks = first + piece * chunks / pieces..first + (piece + 1) * chunks / pieces;
                     let split = (pieces > 1).then_some(split);
                     self.pieces.push(Piece { sequence, rows: rows.clone(), kv_head, chunks, split });
                 }
@@ -143,8 +151,12 @@ mod tests {
 
     /// The plan's pieces cover every chunk of every row and head once; returns their number.
     fn check(threads: usize, group: usize, sequences: &[Rows<'_>]) -> usize {
+        check_window(threads, group, usize::MAX, sequences)
+    }
+
+    fn check_window(threads: usize, group: usize, window: usize, sequences: &[Rows<'_>]) -> usize {
         let mut plan = Plan::default();
-        plan.make(Shape { threads, group, kv_heads: 2, state: 80 }, sequences);
+        plan.make(Shape { threads, group, kv_heads: 2, window, state: 80 }, sequences);
         let mut taken = std::collections::BTreeSet::new();
         let mut states = std::collections::BTreeSet::new();
         for piece in plan.pieces() {
@@ -158,7 +170,7 @@ mod tests {
                 let queries = piece.rows.len() * group;
                 for chunk in piece.chunks.clone() {
                     for i in 0..queries {
-                        let state = split.states + chunk * queries + i;
+                        let state = split.states + (chunk - split.first) * queries + i;
                         assert!(states.insert(state) && state < plan.states());
                     }
                 }
@@ -166,7 +178,8 @@ mod tests {
         }
         for (index, sequence) in sequences.iter().enumerate() {
             for row in 0..sequence.rows.len() {
-                for chunk in 0..(sequence.position + row + 1).div_ceil(CHUNK) {
+                let context = sequence.position + row + 1;
+                for chunk in context.saturating_sub(window) / CHUNK..context.div_ceil(CHUNK) {
                     assert!((0..2).all(|head| taken.contains(&(index, row, head, chunk))));
                 }
             }
@@ -189,11 +202,22 @@ mod tests {
     }
 
     #[test]
+    fn pieces_cover_what_windows_show_and_little_more() {
+        let batch = [rows(0, 100, 0), rows(100, 1, 5000), rows(101, 64, 700), rows(165, 3, 9000)];
+        for (threads, window) in
+            [1, 2, 8].into_iter().flat_map(|t| [1, 2, 255, 256, 257, 4096].map(|w| (t, w)))
+        {
+            check_window(threads, 7, window, &batch);
+        }
+        assert_eq!(check_window(2, 7, 200, &[rows(0, 1, 32_767)]), 2, "one chunk of 128");
+    }
+
+    #[test]
     fn the_last_of_a_tile_joins() {
         let mut plan = Plan::default();
         let sequences = [rows(0, 1, 10_000)];
         for _ in 0..2 {
-            plan.make(Shape { threads: 2, group: 4, kv_heads: 1, state: 80 }, &sequences);
+            plan.make(Shape { threads: 2, group: 4, kv_heads: 1, window: usize::MAX, state: 80 }, &sequences);
             let split = plan.pieces()[0].split.expect("long contexts are split");
             let last: Vec<bool> = plan.pieces().iter().map(|_| plan.finish(&split)).collect();
             assert!(last.len() > 1 && last.iter().rev().skip(1).all(|last| !last) && last[last.len() - 1]);

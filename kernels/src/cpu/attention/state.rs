@@ -72,10 +72,12 @@ impl<'a> States<'a> {
         }
     }
 
-    /// Writes the weighted mean of query `i`'s values.
+    /// Writes the weighted mean of query `i`'s values. `sink` is a logit that has a weight and no value.
     #[inline(always)]
-    pub(super) fn finish(&mut self, i: usize, out: &mut [f32]) {
-        let per_weight = 1.0 / self.softmax(i)[1];
+    pub(super) fn finish(&mut self, i: usize, scale: f32, sink: Option<f32>, out: &mut [f32]) {
+        let [top, sum] = *self.softmax(i);
+        // A sink far above all scores has a weight of e^88, which leaves nothing of the others either.
+        let per_weight = 1.0 / sink.map_or(sum, |sink| sum + exp(sink - top * scale));
         for (out, sum) in out.iter_mut().zip(self.sums(i)) {
             *out = *sum * per_weight;
         }

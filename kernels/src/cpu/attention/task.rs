@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use super::super::kv_cache::{KvType, TILE};
 use super::super::shared::Shared;
 use super::super::simd::{Kernel, LANES, Simd};
+use super::super::softcap::Softcap;
 use super::element::{Bf16, Bf16Dot, Element, F16, F32, Int8};
 use super::plan::{Piece, Plan, Split};
 use super::state::States;
@@ -26,6 +27,8 @@ pub(super) struct Task<'a> {
     pub(super) plan: &'a Plan,
     /// Query heads of a KV head. Query `i` of the piece is row `i / group` with the head's query head `i % group`.
     pub(super) group: usize,
+    /// Positions that a row sees at most, its own included.
+    pub(super) window: usize,
     pub(super) out: &'a Shared<'a, f32>,
     /// States of split tiles.
     pub(super) states: &'a Shared<'a, f32>,
@@ -84,29 +87,30 @@ impl<'a> Task<'a> {
         for chunk in self.piece.chunks.clone() {
             // SAFETY: a chunk of a tile is in one piece; only the last piece, when all others are done, takes them all.
             let shared = |split: Split| unsafe {
-                self.states.part((split.states + chunk * count) * stride, count * stride)
+                self.states.part((split.states + (chunk - split.first) * count) * stride, count * stride)
             };
-            let (first, values) = match self.piece.split {
-                Some(split) => (true, shared(split)),
-                None => (chunk == 0, &mut own[..count * stride]),
+            let values = match self.piece.split {
+                Some(split) => shared(split),
+                None => &mut own[..count * stride],
             };
             let tiles = match self.is_gathered() {
                 true => self.gather(chunk, &mut gathered),
                 false => self.tiles(self.piece, chunk),
             };
             let next = self.after(chunk);
-            let chunk =
-                Chunk { layout, tiles, next, start: chunk * CHUNK, scale: self.a.scale, is_first: first };
+            let softcap = self.a.softcap.map(|cap| Softcap { cap, factor: self.a.scale / cap });
+            let chunk = Chunk { layout, tiles, next, start: chunk * CHUNK, scale: self.scale(), softcap };
             self.chunk::<S, E>(s, &chunk, &queries, &mut scores, &mut States::new(values, stride));
         }
         match self.piece.split {
-            None => self.finish(&mut States::new(&mut own[..count * stride], stride), count),
+            None => {
+                let states = &mut States::new(&mut own[..count * stride], stride);
+                (0..count).for_each(|i| self.finish(states, i, i));
+            }
             Some(split) if self.plan.finish(&split) => {
                 // SAFETY: all other pieces of the tile are done.
                 let all = unsafe { self.states.part(split.states * stride, split.chunks * count * stride) };
-                let mut states = States::new(all, stride);
-                self.join(s, &mut states, split.chunks, count);
-                self.finish(&mut states, count);
+                self.join(s, &mut States::new(all, stride), split.first, count);
             }
             Some(_) => {}
         }
@@ -117,6 +121,18 @@ impl<'a> Task<'a> {
     #[inline(always)]
     fn context(&self, i: usize) -> usize {
         self.rows().position + self.piece.rows.start + i / self.group + 1
+    }
+
+    /// First position that query `i` sees.
+    #[inline(always)]
+    fn seen_from(&self, i: usize) -> usize {
+        self.context(i).saturating_sub(self.window)
+    }
+
+    /// Factor of the scores that the softmax takes; capped ones are scaled already.
+    #[inline(always)]
+    fn scale(&self) -> f32 {
+        if self.a.softcap.is_some() { 1.0 } else { self.a.scale }
     }
 
     /// Row of the batch and query head of query `i`.
@@ -200,7 +216,7 @@ impl<'a> Task<'a> {
         gathered.resize(tiles.count * bytes, 0);
         let start = chunk * CHUNK;
         let end = (rows.position + self.piece.rows.end).min(start + tiles.count * TILE);
-        for position in start..end {
+        for position in start.max(self.seen_from(0))..end {
             let slot = rows.blocks[position / size] as usize * size + position % size;
             let from = cache.tile(self.a.layer, slot / TILE, self.piece.kv_head);
             let to = &mut gathered[(position - start) / TILE * bytes..][..bytes];
@@ -224,21 +240,28 @@ impl<'a> Task<'a> {
         scores: &mut [f32],
         states: &mut States<'_>,
     ) {
-        let (width, all) = (chunk.layout.width, self.piece.rows.len() * self.group);
-        let blind = chunk.start.saturating_sub(self.rows().position + self.piece.rows.start) * self.group;
-        let seeing = all - blind.min(all);
-        let mut first = all - seeing;
+        let width = chunk.layout.width;
+        let (position, rows) = (self.rows().position + self.piece.rows.start, self.piece.rows.len());
+        // Rows before the chunk see nothing of it, nor do those whose window starts after it.
+        let mut first = chunk.start.saturating_sub(position).min(rows) * self.group;
+        let last_position = (chunk.start + CHUNK).saturating_add(self.window - 1);
+        let all = last_position.saturating_sub(position).min(rows) * self.group;
         let mut look_ahead = true;
         while first < all {
             let count = at_once::<S>(all - first);
-            let mut visible = [0; MOST];
-            for (i, visible) in visible.iter_mut().enumerate().take(count) {
-                *visible = (self.context(first + i) - chunk.start).min(CHUNK);
+            let (mut visible, mut hidden, mut is_first) = ([0; MOST], [0; MOST], [true; MOST]);
+            for i in 0..count {
+                let seen_from = self.seen_from(first + i);
+                visible[i] = (self.context(first + i) - chunk.start).min(CHUNK);
+                hidden[i] = seen_from.saturating_sub(chunk.start);
+                is_first[i] = self.piece.split.is_some() || chunk.start <= seen_from;
             }
             let queries = &Queries {
                 rows: &queries[first * width..][..count * width],
                 first,
                 visible: &visible,
+                hidden: &hidden,
+                is_first: &is_first,
                 look_ahead,
             };
             macro_rules! counts {
@@ -256,25 +279,28 @@ impl<'a> Task<'a> {
         }
     }
 
-    /// Joins the states of all chunks to those of the first, in order. A query's last chunks may be beyond its context.
+    /// Joins the states of a query's chunks to that of its first one, in order, and finishes it. `states` start with those of
+    /// chunk `first`; the tile's other chunks are before the query's window or beyond its context.
     #[inline(always)]
-    fn join<S: Simd>(&self, s: S, states: &mut States<'_>, chunks: usize, count: usize) {
+    fn join<S: Simd>(&self, s: S, states: &mut States<'_>, first: usize, count: usize) {
         for i in 0..count {
-            for chunk in 1..chunks.min(self.context(i).div_ceil(CHUNK)) {
-                states.join_states(s, i, chunk * count + i, self.a.scale);
+            let state = |chunk: usize| (chunk - first) * count + i;
+            let start = self.seen_from(i) / CHUNK;
+            for chunk in start + 1..self.context(i).div_ceil(CHUNK) {
+                states.join_states(s, state(start), state(chunk), self.scale());
             }
+            self.finish(states, i, state(start));
         }
     }
 
+    /// Writes the result of query `i`, whose state is number `state`.
     #[inline(always)]
-    fn finish(&self, states: &mut States<'_>, count: usize) {
+    fn finish(&self, states: &mut States<'_>, i: usize, state: usize) {
         let head_dim = self.a.cache.shape().head_dim;
-        for i in 0..count {
-            let (row, head) = self.row_and_head(i);
-            // SAFETY: each row and head is in one tile, and one piece finishes it.
-            let out = unsafe { self.out.part((row * self.a.heads + head) * head_dim, head_dim) };
-            states.finish(i, out);
-        }
+        let (row, head) = self.row_and_head(i);
+        // SAFETY: each row and head is in one tile, and one piece finishes it.
+        let out = unsafe { self.out.part((row * self.a.heads + head) * head_dim, head_dim) };
+        states.finish(state, self.scale(), self.a.sinks.map(|sinks| sinks[head]), out);
     }
 }
 

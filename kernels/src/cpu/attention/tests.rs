@@ -10,10 +10,24 @@ fn values(count: usize, seed: usize) -> Vec<f32> {
 const SHAPES: [(usize, usize, usize, usize); 6] =
     [(4, 2, 16, 16), (7, 1, 64, 16), (3, 3, 24, 5), (4, 1, 10, 32), (18, 2, 32, 16), (2, 1, 80, 16)];
 
+/// Window, softcap, and whether there are sinks.
+type Variant = (Option<u32>, Option<f32>, bool);
+
+/// Each alone and all together; the window starts within a chunk, on a chunk's edge, and on an odd position.
+const VARIANTS: [Variant; 6] = [
+    (None, None, false),
+    (Some(19), None, false),
+    (Some(256), Some(0.7), false),
+    (None, Some(2.5), true),
+    (None, None, true),
+    (Some(300), Some(0.7), true),
+];
+
 struct Case {
     kind: KvType,
     shape: (usize, usize, usize, usize),
     length: usize,
+    variant: Variant,
     /// `[length, (heads + 2 * kv_heads) * head_dim]`
     qkv: Vec<f32>,
 }
@@ -31,7 +45,17 @@ impl Case {
     fn new(kind: KvType, shape: (usize, usize, usize, usize), length: usize) -> Self {
         let (heads, kv_heads, head_dim, _) = shape;
         let qkv = values(length * (heads + 2 * kv_heads) * head_dim, length);
-        Self { kind, shape, length, qkv }
+        Self { kind, shape, length, variant: VARIANTS[0], qkv }
+    }
+
+    fn with(self, variant: Variant) -> Self {
+        Self { variant, ..self }
+    }
+
+    /// One of each head, if there are any; some above all scores.
+    fn sinks(&self) -> Option<Vec<f32>> {
+        let (.., sinks) = self.variant;
+        sinks.then(|| (0..self.shape.0).map(|head| head as f32 * 1.7 - 2.0).collect())
     }
 
     /// A cache whose every slot holds what is no number, as a request that failed may leave it.
@@ -55,6 +79,7 @@ impl Case {
             [0, 1].map(|s| (0..per_sequence).map(|i| (blocks - 1 - 2 * i - s) as u32).collect());
         let (cpu, mut scratch) = (&mut Cpu::with_isa(*threads, *isa), Scratch::default());
         let mut cache = self.stale_cache(cpu, *block_size, blocks);
+        let sinks = self.sinks();
         let (mut out, mut start) = (Vec::new(), 0usize);
         for chunk in chunks {
             // The other sequence runs the same rows two positions late, so tiles and neighbours differ.
@@ -69,7 +94,19 @@ impl Case {
                 }
             }
             cache.write(cpu, 1, &x, stride, heads * head_dim, &slots);
-            let a = Attention { cache: &cache, layer: 1, q: &x, stride, heads, scale: 0.37 };
+            let (window, softcap, _) = self.variant;
+            let sinks = sinks.as_deref();
+            let a = Attention {
+                cache: &cache,
+                layer: 1,
+                q: &x,
+                stride,
+                heads,
+                scale: 0.37,
+                window,
+                softcap,
+                sinks,
+            };
             let rows = [
                 Rows { rows: 0..*chunk, position: start, blocks: &tables[0] },
                 Rows { rows: *chunk..2 * chunk, position: late, blocks: &tables[1] },
@@ -112,10 +149,15 @@ impl Case {
         for (row, head) in rows.iter().flat_map(|row| (0..heads).map(move |head| (*row, head))) {
             let (key, value) = (heads + head * kv_heads / heads, heads + kv_heads + head * kv_heads / heads);
             let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
-            let score =
-                |p: usize| dot(&head_of[row * all + head], &head_of[p * all + key]) * f64::from(0.37f32);
-            let weights: Vec<f64> = (0..=row).map(|p| score(p).exp()).collect();
-            let sum: f64 = weights.iter().sum();
+            let (window, softcap, _) = self.variant;
+            let start = window.map_or(0, |window| (row + 1).saturating_sub(window as usize));
+            let score = |p: usize| {
+                let score = dot(&head_of[row * all + head], &head_of[p * all + key]) * f64::from(0.37f32);
+                softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
+            };
+            let weights: Vec<f64> = (0..=row).map(|p| if p < start { 0.0 } else { score(p).exp() }).collect();
+            let sink = self.sinks().map_or(0.0, |sinks| f64::from(sinks[head]).exp());
+            let sum = weights.iter().sum::<f64>() + sink;
             let value = |p: usize, i: usize| head_of[p * all + value][i];
             out.extend((0..head_dim).map(|i| (0..=row).map(|p| weights[p] / sum * value(p, i)).sum::<f64>()));
         }
@@ -129,7 +171,8 @@ impl Case {
         let (got, width) = (self.run(&way), self.shape.0 * self.shape.2);
         for (index, exact) in self.exact(rows).iter().enumerate() {
             let got = f64::from(got[rows[index / width] * width + index % width]);
-            assert!((got - exact).abs() < tolerance, "{:?} {:?}: {got} for {exact}", self.kind, self.shape);
+            let case = (self.kind, self.shape, self.variant);
+            assert!((got - exact).abs() < tolerance, "{case:?}: {got} for {exact}");
         }
     }
 }
@@ -137,29 +180,34 @@ impl Case {
 #[test]
 fn it_agrees_with_f64() {
     for (kind, shape) in KvType::ALL.into_iter().flat_map(|kind| SHAPES.map(|shape| (kind, shape))) {
-        Case::new(kind, shape, 45).check_against_exact(&(0..45).collect::<Vec<_>>());
-        Case::new(kind, shape, 700).check_against_exact(&[0, 255, 256, 257, 511, 512, 699]);
+        for variant in VARIANTS {
+            Case::new(kind, shape, 45).with(variant).check_against_exact(&(0..45).collect::<Vec<_>>());
+            let rows = [0, 17, 255, 256, 257, 299, 300, 511, 512, 555, 699];
+            Case::new(kind, shape, 700).with(variant).check_against_exact(&rows);
+        }
     }
 }
 
 #[test]
 fn chunks_neighbours_threads_block_sizes_and_instruction_sets_change_no_bit() {
     for (kind, shape) in KvType::ALL.into_iter().flat_map(|kind| SHAPES.map(|shape| (kind, shape))) {
-        let case = Case::new(kind, shape, 45);
-        let way = |isa, threads, chunks: &[usize], block_size| Way {
-            isa,
-            threads,
-            chunks: chunks.to_vec(),
-            block_size,
-        };
-        let expected = case.bits(&way(Isa::best(), 1, &[45], shape.3));
-        for isa in Isa::available() {
-            for (threads, chunks) in
-                [(1, vec![1; 45]), (2, vec![45]), (3, vec![17, 1, 20, 7]), (2, vec![16, 29])]
-            {
-                for block_size in [shape.3, 16, 7, 1] {
-                    let way = way(isa, threads, &chunks, block_size);
-                    assert!(case.bits(&way) == expected, "{kind:?} {shape:?} {way:?}");
+        for variant in [VARIANTS[0], VARIANTS[1], VARIANTS[3]] {
+            let case = Case::new(kind, shape, 45).with(variant);
+            let way = |isa, threads, chunks: &[usize], block_size| Way {
+                isa,
+                threads,
+                chunks: chunks.to_vec(),
+                block_size,
+            };
+            let expected = case.bits(&way(Isa::best(), 1, &[45], shape.3));
+            for isa in Isa::available() {
+                for (threads, chunks) in
+                    [(1, vec![1; 45]), (2, vec![45]), (3, vec![17, 1, 20, 7]), (2, vec![16, 29])]
+                {
+                    for block_size in [shape.3, 16, 7, 1] {
+                        let way = way(isa, threads, &chunks, block_size);
+                        assert!(case.bits(&way) == expected, "{kind:?} {shape:?} {variant:?} {way:?}");
+                    }
                 }
             }
         }
@@ -172,18 +220,20 @@ fn who_computes_which_chunk_of_a_long_context_changes_no_bit() {
     for (kind, shape) in
         KvType::ALL.into_iter().flat_map(|kind| [(7, 1, 32, 16), (6, 2, 16, 16)].map(|s| (kind, s)))
     {
-        let case = Case::new(kind, shape, length);
-        let whole = Way { isa: Isa::best(), threads: 1, chunks: vec![length], block_size: 16 };
-        let expected = case.bits(&whole);
-        for isa in Isa::available() {
-            for (threads, chunks, block_size) in [
-                (2, vec![CHUNK - 1, 2, length - CHUNK - 1], 16),
-                (4, vec![length - 5, 1, 1, 1, 2], 32),
-                (3, vec![CHUNK + 1, length - CHUNK - 2, 1], 48),
-                (4, vec![500, length - 501, 1], 5),
-            ] {
-                let way = Way { isa, threads, chunks, block_size };
-                assert!(case.bits(&way) == expected, "{kind:?} {shape:?} {way:?}");
+        for variant in VARIANTS {
+            let case = Case::new(kind, shape, length).with(variant);
+            let whole = Way { isa: Isa::best(), threads: 1, chunks: vec![length], block_size: 16 };
+            let expected = case.bits(&whole);
+            for isa in Isa::available() {
+                for (threads, chunks, block_size) in [
+                    (2, vec![CHUNK - 1, 2, length - CHUNK - 1], 16),
+                    (4, vec![length - 5, 1, 1, 1, 2], 32),
+                    (3, vec![CHUNK + 1, length - CHUNK - 2, 1], 48),
+                    (4, vec![500, length - 501, 1], 5),
+                ] {
+                    let way = Way { isa, threads, chunks, block_size };
+                    assert!(case.bits(&way) == expected, "{kind:?} {shape:?} {variant:?} {way:?}");
+                }
             }
         }
     }

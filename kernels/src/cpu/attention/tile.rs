@@ -4,10 +4,12 @@
 #![allow(clippy::needless_range_loop)] // indices run over several arrays, as in the formulas
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use super::super::kv_cache::{Layout, TILE};
 use super::super::math::exp;
 use super::super::simd::{Kernel, LANES, Simd};
+use super::super::softcap::{Capped, Softcap};
 use super::CHUNK;
 use super::element::Element;
 use super::state::{Join, States};
@@ -26,10 +28,10 @@ pub(super) struct Chunk<'a> {
     pub(super) next: Tiles<'a>,
     /// Its first position.
     pub(super) start: usize,
-    /// Factor of the scores.
+    /// Factor of the scores, once capped.
     pub(super) scale: f32,
-    /// Whether states start with it.
-    pub(super) is_first: bool,
+    /// What caps the scores.
+    pub(super) softcap: Option<Softcap>,
 }
 
 /// Some consecutive queries of a piece.
@@ -38,8 +40,12 @@ pub(super) struct Queries<'a> {
     pub(super) rows: &'a [f32],
     /// Index of the first in the piece.
     pub(super) first: usize,
-    /// Positions of the chunk that each sees: at least one, ascending.
+    /// Where in the chunk what each sees ends, ascending.
     pub(super) visible: &'a [usize; MOST],
+    /// Where in the chunk it starts: before it ends, ascending.
+    pub(super) hidden: &'a [usize; MOST],
+    /// Whether the state of each starts with this chunk.
+    pub(super) is_first: &'a [bool; MOST],
     /// Whether the next chunk is asked for meanwhile: once is enough.
     pub(super) look_ahead: bool,
 }
@@ -75,7 +81,7 @@ impl Chunk<'_> {
         assert!(queries.rows.len() == N * self.layout.width && scores.len() >= N * SCORES);
         assert!(queries.visible[N - 1] <= self.tiles.count * TILE, "visible positions have tiles");
         let tiles = queries.visible[N - 1].div_ceil(TILE);
-        let mut tile = 0;
+        let mut tile = queries.hidden[0] / TILE;
         let wide = S::ACCUMULATORS >= 24;
         while wide && tile + 2 <= tiles {
             self.scores::<S, E, N, 2>(s, tile, queries, scores);
@@ -85,15 +91,22 @@ impl Chunk<'_> {
             self.scores::<S, E, N, 1>(s, tile, queries, scores);
             tile += 1;
         }
-        let (visible, scale, element) = (queries.visible, self.scale, PhantomData);
-        let sums = s.call(Softmax::<E, N> { scores, visible, scale, element });
+        let Queries { visible, hidden, .. } = *queries;
+        if let Some(softcap) = self.softcap {
+            for n in 0..N {
+                let seen = n * SCORES + hidden[n]..n * SCORES + visible[n];
+                s.call(Capped { softcap, values: &mut scores[seen] });
+            }
+        }
+        let (scale, element) = (self.scale, PhantomData);
+        let sums = s.call(Softmax::<E, N> { scores, visible, hidden, scale, element });
         let mut joins = [None; N];
         for i in 0..N {
             if E::SCALED {
-                self.scale_weights(s, &mut scores[i * SCORES..(i + 1) * SCORES], queries.visible[i]);
+                self.scale_weights(s, &mut scores[i * SCORES..(i + 1) * SCORES], hidden[i], visible[i]);
             }
             let (top, sum) = sums[i];
-            if self.is_first {
+            if queries.is_first[i] {
                 states.start(queries.first + i, top, sum);
             } else {
                 joins[i] = Some(states.join(queries.first + i, top, sum, self.scale));
@@ -186,9 +199,9 @@ impl Chunk<'_> {
 
     /// Multiplies weights with their values' scales.
     #[inline(always)]
-    fn scale_weights<S: Simd>(&self, s: S, weights: &mut [f32], visible: usize) {
-        for (tile, weights) in
-            self.tiles.tiles.iter().zip(weights.chunks_mut(TILE)).take(visible.div_ceil(TILE))
+    fn scale_weights<S: Simd>(&self, s: S, weights: &mut [f32], hidden: usize, visible: usize) {
+        let seen = (hidden / TILE, visible.div_ceil(TILE));
+        for (tile, weights) in self.tiles.tiles.iter().zip(weights.chunks_mut(TILE)).take(seen.1).skip(seen.0)
         {
             // SAFETY: sixteen weights.
             unsafe {
@@ -218,11 +231,14 @@ impl Chunk<'_> {
         joins: &[Option<Join>; N],
         states: &mut States<'_>,
     ) {
-        let (visible, row) = (queries.visible, self.layout.width / LANES * E::BYTES);
+        let Queries { visible, hidden, .. } = *queries;
+        let row = self.layout.width / LANES * E::BYTES;
         let mut sums = [[s.zero(); W]; N];
-        // Positions all queries see, then those that only the later rows see.
+        // Positions that all queries see are between those that only the first rows see and those that only the last do.
         let common = visible[0] - visible[0] % E::STEP;
-        for start in (0..common).step_by(TILE) {
+        let start = hidden[N - 1].next_multiple_of(TILE).min(common);
+        self.edge::<S, E, N, W>(s, first, hidden[0] / E::STEP * E::STEP..start, queries, weights, &mut sums);
+        for start in (start..common).step_by(TILE) {
             let next = self.after(start / TILE, 1, queries);
             let soon = self.soon(start / TILE, 1).wrapping_add(self.layout.values() + first * E::BYTES);
             let values = self.rows_of::<E, W>(start / TILE, first);
@@ -248,25 +264,7 @@ impl Chunk<'_> {
                 }
             }
         }
-        for position in (common..visible[N - 1]).step_by(E::STEP) {
-            let at = position % TILE / E::STEP * row;
-            // SAFETY: as above.
-            let operands =
-                unsafe { load::<S, E, W>(s, self.rows_of::<E, W>(position / TILE, first).add(at)) };
-            for n in 0..N {
-                if position >= visible[n] {
-                    continue;
-                }
-                // SAFETY: as above.
-                let factor = unsafe { E::factor(s, weights.as_ptr().add(n * SCORES), position) };
-                for w in 0..W {
-                    sums[n][w] = match position + E::STEP <= visible[n] {
-                        true => E::mul_add(s, factor, operands[w], sums[n][w]),
-                        false => E::mul_add_first(s, factor, operands[w], sums[n][w]),
-                    };
-                }
-            }
-        }
+        self.edge::<S, E, N, W>(s, first, common..visible[N - 1], queries, weights, &mut sums);
         for n in 0..N {
             for w in 0..W {
                 let to = &mut states.sums(queries.first + n)[(first + w) * LANES..][..LANES];
@@ -277,6 +275,41 @@ impl Chunk<'_> {
                         Some(join) => join.sums(s, s.load(to.as_ptr()), sums[n][w]),
                     };
                     s.store(sum, to.as_mut_ptr());
+                }
+            }
+        }
+    }
+
+    /// Adds the values of positions that not all queries see. A pair of positions of which a query sees the second one is added
+    /// whole: the first one's weight is zero.
+    #[inline(always)]
+    fn edge<S: Simd, E: Element, const N: usize, const W: usize>(
+        &self,
+        s: S,
+        first: usize,
+        positions: Range<usize>,
+        queries: &Queries<'_>,
+        weights: &[f32],
+        sums: &mut [[S::V; W]; N],
+    ) {
+        let Queries { visible, hidden, .. } = *queries;
+        let row = self.layout.width / LANES * E::BYTES;
+        for position in positions.step_by(E::STEP) {
+            let at = position % TILE / E::STEP * row;
+            // SAFETY: a tile has a row for each step, with these operands.
+            let operands =
+                unsafe { load::<S, E, W>(s, self.rows_of::<E, W>(position / TILE, first).add(at)) };
+            for n in 0..N {
+                if position + E::STEP <= hidden[n] || position >= visible[n] {
+                    continue;
+                }
+                // SAFETY: a row of weights is longer than a chunk.
+                let factor = unsafe { E::factor(s, weights.as_ptr().add(n * SCORES), position) };
+                for w in 0..W {
+                    sums[n][w] = match position + E::STEP <= visible[n] {
+                        true => E::mul_add(s, factor, operands[w], sums[n][w]),
+                        false => E::mul_add_first(s, factor, operands[w], sums[n][w]),
+                    };
                 }
             }
         }
@@ -300,11 +333,12 @@ unsafe fn load<S: Simd, E: Element, const W: usize>(s: S, at: *const u8) -> [E::
 }
 
 /// Turns the scores of each query into rounded `exp(scale * (score - highest))`; gives the highest scores and the sums of weights,
-/// position `p` added to lane `p % 16`. Weights past the `visible` ones are zero, up to a whole vector.
+/// position `p` added to lane `p % 16`. Weights past the `visible` ones are zero, and those of `hidden` ones, up to a whole vector.
 struct Softmax<'a, E, const N: usize> {
     /// `[N, SCORES]`
     scores: &'a mut [f32],
     visible: &'a [usize; MOST],
+    hidden: &'a [usize; MOST],
     scale: f32,
     element: PhantomData<E>,
 }
@@ -320,13 +354,15 @@ impl<E: Element, const N: usize> Kernel for Softmax<'_, E, N> {
         for n in 0..N {
             let row = &mut self.scores[n * SCORES..][..self.visible[n].next_multiple_of(LANES)];
             row[self.visible[n]..].fill(f32::NEG_INFINITY);
-            results[n].0 = highest(row);
+            let start = self.hidden[n] / LANES * LANES;
+            row[start..self.hidden[n]].fill(f32::NEG_INFINITY);
+            results[n].0 = highest(&row[start..]);
             rows[n] = row.as_mut_ptr();
         }
         let mut sums = [s.zero(); N];
         for n in 0..N {
             let top = results[n].0;
-            for start in (0..self.visible[n]).step_by(LANES) {
+            for start in (self.hidden[n] / LANES * LANES..self.visible[n]).step_by(LANES) {
                 // SAFETY: sixteen scores of the row, read before their weights or later ones are written.
                 unsafe {
                     let mut weights = rows[n].add(start).cast::<[f32; LANES]>().read();

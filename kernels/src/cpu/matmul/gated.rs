@@ -1,20 +1,35 @@
-//! The gate of a feed-forward network, SwiGLU (Shazeer 2020), with the two products it is of. They are computed some outputs at a
+//! The gate of a feed-forward network ([`glu`](super::super::mlp::glu)) with the two products it is of. They are computed some outputs at a
 //! time, for all rows: what is multiplied next is all that leaves the cache.
+
+use std::marker::PhantomData;
 
 use super::super::Cpu;
 use super::super::input::{self, Form, Input};
-use super::super::mlp::silu_mul_in_place;
+use super::super::mlp::{Function, GeluTanh, Silu, gate_in_place};
 use super::super::shared::Shared;
 use super::super::simd::{Kernel, LANES, Simd};
 use super::room::ProductId;
 use super::{Destination, Linear, PANEL, Part, Shares, Task, Write};
+use crate::gate::Gate;
 
-/// `silu(x * gate) * (x * up)`, written down in `form`. `x` is `[m, cols]` in the form that the weights ask for; `gate` and `up` are
-/// `[rows, cols]` each; `out` becomes `[m, rows]`.
+/// The two products of a gate, `[rows, cols]` each.
+#[derive(Clone, Copy)]
+pub struct Gated<'a> {
+    /// What the gate goes through.
+    pub by: Gate,
+    /// The gate.
+    pub gate: Linear<'a>,
+    /// What it multiplies.
+    pub up: Linear<'a>,
+}
+
+/// `by(x * gate) * (x * up)`, written down in `form`. `x` is `[m, cols]` in the form that the weights ask for; `out` becomes
+/// `[m, rows]`.
 ///
 /// # Panics
 /// If the shapes disagree.
-pub fn gated_matmul(cpu: &mut Cpu, x: &Input, gate: Linear<'_>, up: Linear<'_>, form: Form, out: &mut Input) {
+pub fn gated_matmul(cpu: &mut Cpu, x: &Input, gated: Gated<'_>, form: Form, out: &mut Input) {
+    let Gated { by, gate, up } = gated;
     assert_eq!(gate.weights.rows(), up.weights.rows(), "gate and up are [rows, cols]");
     [gate, up].iter().for_each(|linear| linear.check(x));
     let (m, rows) = (x.rows(), gate.weights.rows());
@@ -57,12 +72,20 @@ pub fn gated_matmul(cpu: &mut Cpu, x: &Input, gate: Linear<'_>, up: Linear<'_>, 
         };
         part(gate, after_gate, 0).run(isa, integers);
         part(up, after_up, count).run(isa, integers);
-        isa.run(Gate { products, row: x_rows.start, first, count, columns });
+        let row = x_rows.start;
+        match by {
+            Gate::Silu => {
+                isa.run(GateRows::<Silu> { products, row, first, count, columns, function: PhantomData })
+            }
+            Gate::GeluTanh => {
+                isa.run(GateRows::<GeluTanh> { products, row, first, count, columns, function: PhantomData });
+            }
+        }
     });
 }
 
 /// Gates each row of `products`, `[m, gate | up]`, and puts it where its columns go.
-struct Gate<'a> {
+struct GateRows<'a, F> {
     products: &'a mut [f32],
     /// The first of its rows.
     row: usize,
@@ -70,15 +93,16 @@ struct Gate<'a> {
     first: usize,
     count: usize,
     columns: &'a input::Columns<'a>,
+    function: PhantomData<F>,
 }
 
-impl Kernel for Gate<'_> {
+impl<F: Function> Kernel for GateRows<'_, F> {
     type Output = ();
     const USES_DOT: bool = true; // bfloat16 by an instruction
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Self { products, row, first, count, columns } = self;
+        let Self { products, row, first, count, columns, .. } = self;
         let rows = row..row + products.len() / (2 * count);
         for (row, products) in rows.clone().zip(products.chunks_exact_mut(2 * count)) {
             let (gate, up) = products.split_at_mut(count);
@@ -88,11 +112,11 @@ impl Kernel for Gate<'_> {
             unsafe {
                 for (i, (values, up)) in gates.iter().zip(ups).enumerate() {
                     let mut values = *values;
-                    silu_mul_in_place(&mut values, up);
+                    gate_in_place::<F>(&mut values, up);
                     columns.put_vector(s, row, first + i * LANES, values);
                 }
                 if !gate.is_empty() {
-                    silu_mul_in_place(gate, up);
+                    gate_in_place::<F>(gate, up);
                     columns.put(s, row, first + count - gate.len(), gate);
                 }
             }

@@ -20,7 +20,7 @@ use super::prefetch;
 use super::shared::Shared;
 use super::simd::integer::IntegerIsa;
 use super::simd::{Isa, LANES, Simd};
-pub use gated::gated_matmul;
+pub use gated::{Gated, gated_matmul};
 use room::{ProductId, Room, Share};
 use tiles::{HIGHEST, MOST_ACCUMULATORS, Panels, Pass, Registers, Streams, Tile, full_tiles};
 

@@ -4,7 +4,8 @@ use super::super::simd::Isa;
 use super::*;
 use crate::cpu::input::Form;
 use crate::cpu::matrix::{Storage, WeightMatrix};
-use crate::cpu::mlp::silu_mul;
+use crate::cpu::mlp::glu;
+use crate::gate::Gate;
 
 /// Small numbers that are exact in all formats, scattered by `seed`.
 fn values(count: usize, seed: u32) -> Vec<f32> {
@@ -228,13 +229,14 @@ fn a_gated_product_is_the_gate_of_two_products() {
                     input.set(cpu, form, &x, k);
                     let (mut both, mut gated) = (vec![0.0; m * 2 * n], vec![0.0; m * n]);
                     matmul(cpu, &input, &[gate, up], &mut both, Write::Set);
-                    silu_mul(cpu, &both, n, &mut gated);
+                    let by = [Gate::Silu, Gate::GeluTanh][threads / 2];
+                    glu(cpu, by, &both, n, &mut gated);
                     let (mut expected, mut got) = (Input::default(), Input::default());
                     expected.set(cpu, to, &gated, n);
                     // Rows of another shape and form were there before.
                     got.set(cpu, Form::F32, &vec![f32::NAN; (m + 1) * (n + 50)], n + 50);
                     got.set(cpu, to, &vec![7.0; (m + 1) * (n + 50)], n + 50);
-                    gated_matmul(cpu, &input, gate, up, to, &mut got);
+                    gated_matmul(cpu, &input, Gated { by, gate, up }, to, &mut got);
                     assert_eq!((got.rows(), got.width(), got.form()), (m, n, to));
                     assert!(
                         written(&got) == written(&expected),

@@ -3,10 +3,11 @@
 use super::Scale;
 use super::case::{Bench, Tolerance};
 use crate::cpu::Cpu;
-use crate::cpu::mlp::silu_mul;
+use crate::cpu::mlp::glu;
 use crate::cuda::CudaError;
 use crate::cuda::ops::Activation;
 use crate::cuda::ops::activation::{GateUp, SiluMul};
+use crate::gate::Gate;
 
 pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
     let shapes: &[(usize, usize)] = match bench.scale {
@@ -36,7 +37,7 @@ fn case<T: Activation>(bench: &mut Bench, rows: usize, inner: usize) -> Result<(
 
     let wide: Vec<f32> = gate_up.iter().map(|value| value.to_f32()).collect();
     let mut reference = vec![0.0; rows * inner];
-    silu_mul(&mut Cpu::new(1), &wide, inner, &mut reference);
+    glu(&mut Cpu::new(1), Gate::Silu, &wide, inner, &mut reference);
     let got: Vec<f32> = out.read(&bench.stream)?.into_iter().map(T::to_f32).collect();
     bench.compare(&name, &got, &reference, Tolerance { absolute: 1e-6, relative: 4e-3 });
     Ok(())

@@ -15,11 +15,12 @@ use skein_kernels::cpu::attention::{self, Attention, Rows, attend};
 use skein_kernels::cpu::embed::embed;
 use skein_kernels::cpu::input::{Form, Input};
 use skein_kernels::cpu::kv_cache::KvCache;
-use skein_kernels::cpu::matmul::{Linear, Write, gated_matmul, matmul};
+use skein_kernels::cpu::matmul::{Gated, Linear, Write, gated_matmul, matmul};
 use skein_kernels::cpu::matrix::WeightMatrix;
 use skein_kernels::cpu::norm::{rms_norm_heads, rms_norm_into};
 use skein_kernels::cpu::packed::Packed;
 use skein_kernels::cpu::rope::{Projected, angles, inverse_frequencies, rotate_and_write};
+use skein_kernels::gate::Gate;
 
 use self::pack::Matrix;
 use self::profile::{Part, Profile};
@@ -199,7 +200,7 @@ impl Llama {
         let scale = 1.0 / (c.head_dim as f32).sqrt();
 
         profile.start();
-        embed(cpu, &self.embedding, step.tokens, x);
+        embed(cpu, &self.embedding, step.tokens, 1.0, x);
         angles(cpu, &self.frequencies, step.positions, cos, sin);
         profile.mark(Part::Embed);
         for (i, layer) in self.layers.iter().enumerate() {
@@ -222,7 +223,18 @@ impl Llama {
                 sequences = step.wanted_sequences;
             }
             profile.mark(Part::Cache);
-            let query = Attention { cache, layer: i, q: qkv, stride: qkv_width, heads: c.heads, scale };
+            let (stride, heads) = (qkv_width, c.heads);
+            let query = Attention {
+                cache,
+                layer: i,
+                q: qkv,
+                stride,
+                heads,
+                scale,
+                window: None,
+                softcap: None,
+                sinks: None,
+            };
             attend(cpu, &query, sequences, attended, scores);
             profile.mark(Part::Attention);
             let stack = [layer.o.linear()];
@@ -235,7 +247,8 @@ impl Llama {
             let gate_form = form(&[gate, up], self.bf16);
             rms_norm_into(cpu, x, &layer.mlp_norm, c.rms_norm_eps, gate_form, input);
             profile.mark(Part::Encode);
-            gated_matmul(cpu, input, gate, up, form(&[down], self.bf16), gated);
+            let both = Gated { by: Gate::Silu, gate, up };
+            gated_matmul(cpu, input, both, form(&[down], self.bf16), gated);
             profile.mark(Part::Products);
             matmul(cpu, gated, &[down], x, Write::Add);
             profile.mark(Part::Products);
