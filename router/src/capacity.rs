@@ -36,7 +36,7 @@ pub struct Capacity {
 impl Capacity {
     /// Of the workers that take requests; `None` without any.
     pub fn of(workers: &[WorkerStatus]) -> Option<Self> {
-        let ready = workers.iter().filter(|worker| worker.state == "ready");
+        let ready = workers.iter().filter(|worker| worker.is_ready());
         ready.filter_map(|worker| Some(Self::of_one(worker, worker.info.as_ref()?))).reduce(Self::with)
     }
 
@@ -82,9 +82,10 @@ impl Capacity {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fleet::Refused;
     use crate::fleet::ledger::CurrentLoad;
 
-    fn worker(state: &str, max_model_len: u32, resume_exact: bool) -> WorkerStatus {
+    fn worker(refuses: Option<Refused>, max_model_len: u32, resume_exact: bool) -> WorkerStatus {
         let info = WorkerInfo {
             epoch: 1,
             model: "m".into(),
@@ -107,13 +108,13 @@ mod tests {
             decode_tokens_per_second: 1.0,
         };
         let (id, address) = ("w".to_owned(), String::new());
-        WorkerStatus { id, address, state: state.into(), info: Some(info), load, cached_blocks: 0 }
+        WorkerStatus { id, address, refuses, info: Some(info), load, cached_blocks: 0 }
     }
 
     #[test]
     fn limits_are_the_least_and_room_is_the_sum_of_those_that_take_requests() {
         let workers =
-            vec![worker("ready", 64, true), worker("ready", 32, true), worker("draining", 8, false)];
+            vec![worker(None, 64, true), worker(None, 32, true), worker(Some(Refused::Draining), 8, false)];
         let capacity = Capacity::of(&workers).unwrap();
         assert_eq!(
             (capacity.limits.max_model_len, capacity.resume_exact, capacity.fingerprint),
@@ -121,8 +122,8 @@ mod tests {
         );
         assert_eq!((capacity.kv_blocks, capacity.max_num_seqs, capacity.free_blocks), (200, 16, 80));
         assert_eq!((capacity.sequences, capacity.decode_tokens_per_second), (4, 2.0));
-        let mixed = vec![worker("ready", 64, true), worker("ready", 64, false)];
+        let mixed = vec![worker(None, 64, true), worker(None, 64, false)];
         assert!(!Capacity::of(&mixed).unwrap().resume_exact);
-        assert_eq!(Capacity::of(&[worker("silent", 64, true)]), None);
+        assert_eq!(Capacity::of(&[worker(Some(Refused::Silent), 64, true)]), None);
     }
 }

@@ -18,17 +18,18 @@ use skein_node::{clock, task};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::admission::Running;
+use crate::admission::{Admission, Running};
 use crate::capacity::Capacity;
+use crate::claims::RunningIds;
 use crate::config::{RecoveryConfig, RouterConfig};
-use crate::dispatch::driver::Driver;
+use crate::dispatch::delivery;
+use crate::dispatch::driver::{Asked, Driver};
 use crate::fleet::prefix_index::PrefixIndex;
 use crate::fleet::{Fleet, HealthLimits, WorkerStatus};
 use crate::generator::{Generator, TokenSource};
 use crate::links::errands::{self, Errands};
 use crate::links::follow;
 use crate::links::transport::{Connector, Grpc};
-pub use crate::links::workers::Tuning;
 use crate::links::workers::Workers;
 use crate::refusal::Refusal;
 use crate::request::{Journey, ModelLimits, TokenDelta, TokenRequest};
@@ -37,7 +38,17 @@ use crate::request::{Journey, ModelLimits, TokenDelta, TokenRequest};
 #[derive(Clone)]
 pub struct Cluster {
     workers: Arc<Workers>,
+    admission: Admission,
+    running: RunningIds,
+    limits: delivery::Limits,
     _tasks: Arc<EndOnDrop>,
+}
+
+/// What nobody but a test sets.
+#[derive(Debug, Clone, Default)]
+pub struct Tuning {
+    /// Seed of the policy's ties and of the router's id; `None` = random, so that routers differ.
+    pub seed: Option<u64>,
 }
 
 /// How the cluster stands, for people.
@@ -66,32 +77,36 @@ impl Cluster {
     ) -> Self {
         let mut rng = StdRng::seed_from_u64(tuning.seed.unwrap_or_else(random_seed));
         let router_id = rng.next_u64();
-        let RecoveryConfig { worker_timeout, wedge_timeout, max_index_bytes, .. } = config.recovery;
+        let RecoveryConfig { worker_timeout, wedge_timeout, max_index_bytes, patience, stream_linger } =
+            config.recovery;
         let limits = HealthLimits { worker_timeout, wedge_timeout };
         let fleet = Fleet::new(model_name, router_id, limits, PrefixIndex::new(max_index_bytes));
         let (errands, to_run) = Errands::new();
-        let workers = Arc::new(Workers::new(config, model_name, fleet, rng, connector, errands));
+        let workers = Arc::new(Workers::new(model_name, fleet, rng, connector, errands, stream_linger));
         let tasks = [
             task::spawn(follow::follow_members(workers.clone(), changes)),
             task::spawn(follow::look_at_health(workers.clone())),
             task::spawn(errands::run(to_run)),
         ];
-        Self { workers, _tasks: Arc::new(EndOnDrop(tasks)) }
+        Self {
+            workers,
+            admission: Admission::new(config.admission.clone()),
+            running: RunningIds::default(),
+            limits: delivery::Limits { migration_limit: config.migration_limit, patience },
+            _tasks: Arc::new(EndOnDrop(tasks)),
+        }
     }
 
     /// Admits, places and starts a request. An error means that nothing was started.
     pub async fn submit(&self, request: TokenRequest) -> Result<TokenStream, Refusal> {
-        let now = clock::now();
-        let workers = &self.workers;
-        let time_left = request.deadline.map(|deadline| deadline.since(now));
-        if time_left.is_some_and(|left| left.is_zero()) {
+        if request.deadline.is_some_and(|deadline| deadline.since(clock::now()).is_zero()) {
             return Err(Refusal::DeadlineExceeded { timeout: Duration::ZERO });
         }
         let stream_key = request.stream_key();
-        let claim = workers.running.claim(&request.id, stream_key)?;
-        let permit = workers.admission.admit(workers.ask(&request, stream_key, time_left)?)?;
-        let (aborts, wanted) = mpsc::channel(request.n.max(1) as usize);
-        let mut driver = Driver::new(workers.clone(), request, stream_key, wanted, permit, claim);
+        let claim = self.running.claim(&request.id, stream_key)?;
+        let (aborts, aborts_in) = mpsc::channel(request.n.max(1) as usize);
+        let asked = Asked { request, stream_key, claim, aborts: aborts_in };
+        let mut driver = Driver::admit(&self.workers, &self.admission, self.limits, asked)?;
         driver.start().await?;
         let journey = driver.journey();
         let deltas = futures::stream::unfold(driver, async |mut driver| Some((driver.next().await?, driver)));
@@ -119,7 +134,7 @@ impl Cluster {
     /// How the cluster stands.
     pub fn snapshot(&self) -> Snapshot {
         let workers = self.workers.with_fleet(|fleet| fleet.status(clock::now()));
-        Snapshot { workers, running: self.workers.admission.running() }
+        Snapshot { workers, running: self.admission.running() }
     }
 
     /// Waits until a worker takes requests, for `at_most` that long.

@@ -10,6 +10,7 @@ use futures::StreamExt;
 use skein_node::clock;
 use skein_node::discovery::{self, Change, Member};
 use skein_router::cluster::Cluster;
+use skein_router::fleet::Refused;
 use skein_router::generator::TokenSource;
 use skein_router::refusal::Refusal;
 use skein_router::request::{Sampling, TokenRequest};
@@ -306,7 +307,13 @@ async fn streams_leave_a_draining_worker_only_when_there_is_another() {
     scene.workers[0].shutdown.take().expect("it runs").send(()).expect("it listens");
     scene.wait_for_ready(1).await;
     let gone = async {
-        while !scene.cluster.snapshot().workers.iter().any(|worker| worker.state == "not heard from") {
+        while !scene
+            .cluster
+            .snapshot()
+            .workers
+            .iter()
+            .any(|worker| worker.refuses == Some(Refused::NotHeardFrom))
+        {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };

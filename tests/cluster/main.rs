@@ -22,7 +22,7 @@ fn router_config() -> RouterConfig {
 }
 
 async fn wait_for_ready(cluster: &Cluster, workers: usize) {
-    let ready = || cluster.snapshot().workers.iter().filter(|worker| worker.state == "ready").count();
+    let ready = || cluster.snapshot().workers.iter().filter(|worker| worker.is_ready()).count();
     let start = clock::now();
     while ready() != workers {
         assert!(clock::now().since(start) < PATIENCE, "{:?}", cluster.snapshot());

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use skein_node::clock::Timestamp;
 
-use crate::fleet::WorkerId;
+use crate::fleet::{WorkerEpoch, WorkerId};
 use crate::links::worker_client::{CallError, WorkerDelta};
 use crate::refusal::Refusal;
 use crate::request::{Resume, TokenDelta, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
@@ -26,10 +26,10 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// What happens to a request.
 #[derive(Debug)]
 pub enum Event {
-    /// A worker, in this one of its lives, has taken it.
-    Opened(WorkerId, u64),
-    /// A worker, in this one of its lives, goes on with a stream of it that it had.
-    Attached(WorkerId, u64),
+    /// A worker has taken it.
+    Opened(WorkerEpoch),
+    /// A worker goes on with a stream of it that it had.
+    Attached(WorkerEpoch),
     /// A worker did not take it.
     NotOpened(WorkerId, CallError),
     /// No worker takes requests, beside those said to be avoided.
@@ -87,7 +87,7 @@ pub struct Delivery {
     next_prompt_position: Option<u32>,
     source: Option<Source>,
     /// The worker whose stream broke, until another one is opened: it may still have it.
-    broken: Option<(WorkerId, u64)>,
+    broken: Option<WorkerEpoch>,
     /// The last stream that was attached to gave nothing: the next one is computed.
     attached_in_vain: bool,
     /// Something new came since the last move.
@@ -113,8 +113,7 @@ struct Sample {
 /// Where the tokens come from.
 #[derive(Debug, Clone, Copy)]
 struct Source {
-    worker: WorkerId,
-    epoch: u64,
+    at: WorkerEpoch,
     attached: bool,
 }
 
@@ -171,13 +170,13 @@ impl Delivery {
             return Vec::new();
         }
         match event {
-            Event::Opened(worker, epoch) => self.opened(Source { worker, epoch, attached: false }),
-            Event::Attached(worker, epoch) => self.opened(Source { worker, epoch, attached: true }),
+            Event::Opened(at) => self.opened(Source { at, attached: false }),
+            Event::Attached(at) => self.opened(Source { at, attached: true }),
             Event::NotOpened(worker, error) => self.failed(now, Some(worker), error),
             Event::NobodyReady => self.nobody_ready(now),
             Event::Delta(delta) => self.delta(delta),
             Event::Ended(error) => {
-                let unfinished = CallError::Fault("the stream ended early".into());
+                let unfinished = CallError::fault("the stream ended early");
                 self.failed(now, None, error.unwrap_or(unfinished))
             }
             Event::HandedBack => self.handed_back(),
@@ -208,8 +207,8 @@ impl Delivery {
         self.moves
     }
 
-    /// The worker (in one of its lives) whose stream has just broken. Perhaps only the connection did.
-    pub fn broken(&self) -> Option<(WorkerId, u64)> {
+    /// The worker whose stream has just broken. Perhaps only the connection did.
+    pub fn broken(&self) -> Option<WorkerEpoch> {
         self.broken
     }
 
@@ -275,8 +274,8 @@ impl Delivery {
 
     /// Sorts a delta into what is new, trimmed to it, or a fault. A fault changes nothing.
     fn take(&mut self, delta: WorkerDelta) -> Result<TokenDelta, String> {
-        if self.source.is_none_or(|source| source.epoch != delta.epoch) {
-            return Err("tokens of another life of the worker".into());
+        if self.source.is_none_or(|source| source.at.epoch != delta.epoch) {
+            return Err("tokens of another epoch of the worker".into());
         }
         let prompt_logprobs = self.new_prompt_logprobs(&delta)?.to_vec();
         let next_prompt_position = self.next_prompt_position.map(|next| next + prompt_logprobs.len() as u32);
@@ -362,12 +361,12 @@ impl Delivery {
 
     fn failed(&mut self, now: Timestamp, worker: Option<WorkerId>, error: CallError) -> Vec<Action> {
         match error {
-            CallError::Fault(reason) => {
+            CallError::Fault(fault) => {
                 let source = self.source.filter(|_| worker.is_none());
                 let progressed = self.progressed;
-                let actions = self.fault(reason);
+                let actions = self.fault(fault.to_string());
                 self.attached_in_vain = source.is_some_and(|source| source.attached && !progressed);
-                self.broken = source.map(|source| (source.worker, source.epoch));
+                self.broken = source.map(|source| source.at);
                 actions
             }
             CallError::Backpressure { retry_after } => self.backpressure(now, worker, retry_after),
@@ -406,7 +405,7 @@ impl Delivery {
         worker: Option<WorkerId>,
         retry_after: Option<Duration>,
     ) -> Vec<Action> {
-        let worker = worker.or(self.source.take().map(|source| source.worker));
+        let worker = worker.or(self.source.take().map(|source| source.at.worker));
         self.retry_after = self.retry_after.max(retry_after);
         self.full.extend(worker);
         self.source = None;

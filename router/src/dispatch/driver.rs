@@ -9,15 +9,15 @@ use skein_node::clock;
 use skein_node::signal::Listener;
 use tokio::sync::mpsc;
 
-use super::delivery::{Action, Delivery, Event, Wait};
+use super::delivery::{Action, Delivery, Event, Limits, Wait};
 use super::reader::Reader;
-use super::watch::{Waited, Watch};
-use crate::admission::Permit;
+use super::watch::{Waited, Watch, until};
+use crate::admission::{Admission, Permit};
 use crate::claims::Claim;
 use crate::fleet::breaker::Outcome;
-use crate::fleet::{self, Placement};
+use crate::fleet::{self, Job, WorkerEpoch};
 use crate::links::worker_client::CallError;
-use crate::links::workers::{Workers, until};
+use crate::links::workers::{Arrival, Place, Placed, Workers};
 use crate::refusal::Refusal;
 use crate::request::{Journey, StreamKey, TokenDelta, TokenRequest};
 
@@ -31,6 +31,8 @@ pub(crate) struct Driver {
     pub(super) stream_key: StreamKey,
     pub(super) delivery: Delivery,
     pub(super) state: State,
+    /// The place that it was admitted for, until it is opened there.
+    pub(super) place: Option<Place>,
     /// The reader whose stream broke. It leaves once it is decided whether to attach to its stream again.
     pub(super) left: Option<Reader>,
     /// Some sample was aborted: the worker may not know that the request is over.
@@ -41,7 +43,7 @@ pub(crate) struct Driver {
     outbox: VecDeque<Result<TokenDelta, Refusal>>,
     aborts: mpsc::Receiver<u32>,
     pub(super) fleet_changes: Listener,
-    pub(super) losses: Listener,
+    pub(super) rechecks: Listener,
     _permit: Permit,
     _claim: Claim,
 }
@@ -55,40 +57,54 @@ pub(super) enum State {
 /// An open stream.
 pub(super) struct Source {
     pub(super) reader: Reader,
-    pub(super) _placed: Placed,
-    pub(super) gave_tokens: bool,
+    /// Keeps the entry in the worker's account.
+    _placed: Placed,
+    gave_tokens: bool,
 }
 
-/// A placement's entry in the worker's account, struck out when dropped.
-pub(super) struct Placed {
-    pub(super) workers: Arc<Workers>,
-    pub(super) placement: Placement,
-}
-
-impl Drop for Placed {
-    fn drop(&mut self) {
-        self.workers.with_fleet(|fleet| fleet.ended(self.placement));
+impl Source {
+    pub(super) fn new(reader: Reader, placed: Placed) -> Box<Self> {
+        Box::new(Self { reader, _placed: placed, gave_tokens: false })
     }
 }
 
+/// A request that is not let in yet, with what it holds while it runs.
+pub(crate) struct Asked {
+    pub request: TokenRequest,
+    pub stream_key: StreamKey,
+    pub claim: Claim,
+    /// Samples that are not wanted any more.
+    pub aborts: mpsc::Receiver<u32>,
+}
+
 impl Driver {
-    pub(crate) fn new(
-        workers: Arc<Workers>,
-        request: TokenRequest,
-        stream_key: StreamKey,
-        aborts: mpsc::Receiver<u32>,
-        permit: Permit,
-        claim: Claim,
-    ) -> Self {
-        let delivery = Delivery::new(&request, workers.delivery_limits, clock::now());
+    /// Lets a request in, or refuses it. What admission counts on, its place at a worker, is where it begins.
+    pub(crate) fn admit(
+        workers: &Arc<Workers>,
+        admission: &Admission,
+        limits: Limits,
+        asked: Asked,
+    ) -> Result<Self, Refusal> {
+        let Asked { request, stream_key, claim, aborts } = asked;
+        let now = clock::now();
+        let delivery = Delivery::new(&request, limits, now);
+        // A worker lost from here on is noticed.
+        let (fleet_changes, rechecks) = (workers.fleet_changes(), workers.rechecks());
+        let arrival = Arrival {
+            job: &job(workers, &request, &delivery),
+            stream_key,
+            resumes: request.resume.is_some(),
+            time_left: request.deadline.map(|deadline| deadline.since(now)),
+        };
+        let (permit, place) = workers.admit(&arrival, admission)?;
         let state = if delivery.is_over() { State::Over } else { State::Opening(Wait::No) };
-        let (fleet_changes, losses) = (workers.fleet_changes(), workers.losses());
-        Self {
-            workers,
+        Ok(Self {
+            workers: workers.clone(),
             request,
             stream_key,
             delivery,
             state,
+            place,
             left: None,
             aborted: false,
             exact_so_far: true,
@@ -96,10 +112,10 @@ impl Driver {
             outbox: VecDeque::new(),
             aborts,
             fleet_changes,
-            losses,
+            rechecks,
             _permit: permit,
             _claim: claim,
-        }
+        })
     }
 
     /// What the request goes through, as it happens.
@@ -183,7 +199,7 @@ impl Driver {
                 if let State::Streaming(source) = &mut self.state
                     && !self.aborted
                 {
-                    source.reader.over();
+                    source.reader.forget();
                 }
                 self.end();
             }
@@ -193,16 +209,17 @@ impl Driver {
     /// Whoever still reads anything leaves.
     fn end(&mut self) {
         self.state = State::Over;
+        self.place = None;
         self.left = None;
     }
 
     /// A stream that is still open is given up: what it sent was wrong, or it was handed back.
     fn leave_stream(&mut self) {
         if let State::Streaming(source) = std::mem::replace(&mut self.state, State::Over) {
-            let Placement { worker, epoch, .. } = source.reader.placement;
-            self.workers.with_fleet(|fleet| fleet.stream_gone(self.stream_key, worker));
-            if !source.reader.is_over() {
-                self.workers.handle(fleet::Event::Dispatched(worker, epoch, Outcome::Fault));
+            let at = source.reader.placement.at;
+            self.workers.with_fleet(|fleet| fleet.stream_gone(self.stream_key, at.worker));
+            if !source.reader.is_forgotten() {
+                self.report_for(at, Outcome::Fault);
             }
         }
     }
@@ -210,10 +227,10 @@ impl Driver {
     /// The worker gives the request back: it drains, and needs no good-bye.
     fn handed_back(&mut self) {
         if let State::Streaming(source) = &mut self.state {
-            let Placement { worker, epoch, .. } = source.reader.placement;
-            source.reader.over();
-            self.workers.handle(fleet::Event::HandedBack(worker, epoch));
-            self.workers.handle(fleet::Event::Dispatched(worker, epoch, Outcome::Neutral));
+            let at = source.reader.placement.at;
+            source.reader.forget();
+            self.workers.handle(fleet::Event::HandedBack(at));
+            self.report_for(at, Outcome::Neutral);
         }
     }
 
@@ -242,8 +259,8 @@ impl Driver {
     async fn read(&mut self, mut source: Box<Source>) -> Event {
         let placement = source.reader.placement;
         let waited = {
-            let (deadline, losses) = (self.request.deadline, &mut self.losses);
-            let watch = Watch { workers: &self.workers, placement, deadline, losses };
+            let (deadline, rechecks) = (self.request.deadline, &mut self.rechecks);
+            let watch = Watch { workers: &self.workers, placement, deadline, rechecks };
             let next = std::pin::pin!(source.reader.next());
             watch.wait(next, Some(&mut self.aborts)).await
         };
@@ -253,17 +270,17 @@ impl Driver {
             Waited::For(None) => Event::Ended(None),
             Waited::Abort(sample_index) => Event::Abort(sample_index),
             Waited::Deadline => Event::Deadline,
-            Waited::Stuck => Event::Ended(Some(CallError::Fault("the worker stands still".into()))),
+            Waited::Stuck => Event::Ended(Some(CallError::fault("the worker stands still"))),
             Waited::Leave => {
-                self.report_for(placement, Outcome::Neutral);
-                self.workers.with_fleet(|fleet| fleet.stream_gone(self.stream_key, placement.worker));
+                self.report_for(placement.at, Outcome::Neutral);
+                self.workers.with_fleet(|fleet| fleet.stream_gone(self.stream_key, placement.at.worker));
                 // Its reader leaves, and the worker is rid of it.
                 return Event::HandedBack;
             }
         };
         if let Event::Ended(error) = &event {
             let outcome = error.as_ref().map_or(Outcome::Fault, outcome_of);
-            self.report_for(placement, outcome);
+            self.report_for(placement.at, outcome);
             self.left = Some(source.reader);
         } else {
             self.state = State::Streaming(source);
@@ -276,25 +293,31 @@ impl Driver {
             && !delta.tokens.is_empty()
             && !std::mem::replace(&mut source.gave_tokens, true)
         {
-            let placement = source.reader.placement;
-            self.workers.with_fleet(|fleet| fleet.prefilled(placement));
-            self.report(Outcome::Success);
+            self.workers.handle(fleet::Event::FirstToken(source.reader.placement));
         }
     }
 
     fn report(&self, outcome: Outcome) {
         if let State::Streaming(source) = &self.state {
-            self.report_for(source.reader.placement, outcome);
+            self.report_for(source.reader.placement.at, outcome);
         }
     }
 
-    fn report_for(&self, Placement { worker, epoch, .. }: Placement, outcome: Outcome) {
-        self.workers.handle(fleet::Event::Dispatched(worker, epoch, outcome));
+    pub(super) fn report_for(&self, at: WorkerEpoch, outcome: Outcome) {
+        self.workers.handle(fleet::Event::Dispatched(at, outcome));
     }
 
     pub(super) fn with_journey(&self, change: impl FnOnce(&mut Journey)) {
         change(&mut self.journey.lock().unwrap_or_else(PoisonError::into_inner));
     }
+}
+
+/// What is left of a request, as the fleet sees it. A resume prefills what was delivered, too.
+pub(super) fn job(workers: &Workers, request: &TokenRequest, delivery: &Delivery) -> Job {
+    let longest = delivery.remaining().map(|(_, tokens)| tokens).max_by_key(|tokens| tokens.len());
+    let sequences = delivery.remaining().count() as u32;
+    let job = workers.job(request, longest.unwrap_or_default(), sequences);
+    Job { cacheable: !delivery.owes_prompt_logprobs(), ..job }
 }
 
 pub(super) fn outcome_of(error: &CallError) -> Outcome {

@@ -5,11 +5,12 @@ use std::time::Duration;
 use skein_node::clock;
 
 use super::delivery::Event;
-use super::driver::{Driver, Placed, Source, State, outcome_of};
+use super::driver::{Driver, Source, State, job, outcome_of};
 use super::reader::Reader;
 use super::watch::{Waited, Watch};
-use crate::fleet::{self, Job, Placement};
+use crate::fleet::{Placement, WorkerEpoch};
 use crate::links::worker_client::{Attachment, Attempt, CallError, WorkerClient};
+use crate::links::workers::Place;
 
 /// A worker that should have the stream says so by then, or it is computed anew.
 const ATTACH_WITHIN: Duration = Duration::from_millis(500);
@@ -32,10 +33,12 @@ impl Driver {
 
     /// Attaches where the stream should be. `None` = nobody has it, which costs a round trip and nothing else.
     async fn attach(&mut self) -> Option<Event> {
-        if !self.delivery.may_attach() {
+        // Nobody had the stream when it was given a place.
+        if !self.delivery.may_attach() || self.place.is_some() {
             return None;
         }
-        let (placement, client) = self.workers.holder(self.stream_key, self.delivery.broken())?;
+        let Place { placed, client } = self.workers.holder(self.stream_key, self.delivery.broken())?;
+        let placement = placed.placement;
         let mut reader = self.reader(placement, client);
         let attachment = Attachment {
             id: reader.id.clone(),
@@ -46,22 +49,22 @@ impl Driver {
         };
         let client = reader.client();
         let call = tokio::time::timeout(ATTACH_WITHIN, client.attach(attachment));
-        let (deadline, losses) = (self.request.deadline, &mut self.losses);
-        let watch = Watch { workers: &self.workers, placement, deadline, losses };
+        let (deadline, rechecks) = (self.request.deadline, &mut self.rechecks);
+        let watch = Watch { workers: &self.workers, placement, deadline, rechecks };
         match watch.wait(std::pin::pin!(call), None).await {
             Waited::For(Ok(Ok(deltas))) => {
                 reader.opened(deltas);
-                self.stream(reader);
-                tracing::debug!(request = self.request.id, worker = placement.worker.0, "attached");
-                Some(Event::Attached(placement.worker, placement.epoch))
+                self.state = State::Streaming(Source::new(reader, placed));
+                tracing::debug!(request = self.request.id, worker = placement.at.worker.0, "attached");
+                Some(Event::Attached(placement.at))
             }
             Waited::Deadline => Some(Event::Deadline),
             refused => {
                 if let Waited::For(Ok(Err(error))) = refused {
                     tracing::debug!(request = self.request.id, %error, "not attached");
-                    reader.over();
+                    reader.forget();
                 }
-                self.workers.with_fleet(|fleet| fleet.stream_gone(self.stream_key, placement.worker));
+                self.workers.with_fleet(|fleet| fleet.stream_gone(self.stream_key, placement.at.worker));
                 None
             }
         }
@@ -69,40 +72,43 @@ impl Driver {
 
     /// Has a worker compute what is missing.
     async fn generate(&mut self) -> Event {
-        let job = self.job();
-        let Some((placement, client)) = self.workers.place(&job, self.delivery.full_workers()) else {
+        let Some(Place { placed, client }) = self.place.take().or_else(|| self.another_place()) else {
             return Event::NobodyReady;
         };
-        let placed = Placed { workers: self.workers.clone(), placement };
+        let placement = placed.placement;
         let mut reader = self.reader(placement, client);
         let attempt = self.attempt(&reader);
         let client = reader.client();
         let opened = {
             let call = client.generate(&self.request, attempt);
-            let (deadline, losses) = (self.request.deadline, &mut self.losses);
-            let watch = Watch { workers: &self.workers, placement, deadline, losses };
+            let (deadline, rechecks) = (self.request.deadline, &mut self.rechecks);
+            let watch = Watch { workers: &self.workers, placement, deadline, rechecks };
             watch.wait(std::pin::pin!(call), None).await
         };
-        let Placement { worker, epoch, .. } = placement;
         let error = match opened {
             Waited::For(Ok(deltas)) => {
                 reader.opened(deltas);
-                self.computed_by(placement);
-                self.state =
-                    State::Streaming(Box::new(Source { reader, _placed: placed, gave_tokens: false }));
-                return Event::Opened(worker, epoch);
+                self.computed_by(placement.at);
+                self.state = State::Streaming(Source::new(reader, placed));
+                return Event::Opened(placement.at);
             }
             Waited::Deadline | Waited::Abort(_) => return Event::Deadline,
-            Waited::Stuck | Waited::Leave => CallError::Fault("the worker stands still".into()),
+            Waited::Stuck | Waited::Leave => CallError::fault("the worker stands still"),
             Waited::For(Err(error)) => {
                 if !matches!(error, CallError::Fault(_)) {
-                    reader.over();
+                    reader.forget();
                 }
                 error
             }
         };
-        self.workers.handle(fleet::Event::Dispatched(worker, epoch, outcome_of(&error)));
-        Event::NotOpened(worker, error)
+        self.report_for(placement.at, outcome_of(&error));
+        Event::NotOpened(placement.at.worker, error)
+    }
+
+    /// Has the fleet choose a worker for what is left.
+    fn another_place(&self) -> Option<Place> {
+        let job = job(&self.workers, &self.request, &self.delivery);
+        self.workers.place(&job, self.delivery.full_workers())
     }
 
     fn attempt(&self, reader: &Reader) -> Attempt {
@@ -118,11 +124,10 @@ impl Driver {
     }
 
     /// A worker computes from now on: from another one's tokens, perhaps, and others may find the stream there.
-    fn computed_by(&mut self, placement: Placement) {
-        let Placement { worker, epoch, .. } = placement;
+    fn computed_by(&mut self, at: WorkerEpoch) {
         let exact = self.workers.with_fleet(|fleet| {
-            fleet.stream_opened(self.stream_key, worker, epoch);
-            fleet.resumes_exactly(worker)
+            fleet.stream_opened(self.stream_key, at);
+            fleet.resumes_exactly(at.worker)
         });
         if self.delivery.has_delivered() && !(exact && self.exact_so_far) {
             self.with_journey(|journey| journey.resume_exact = false);
@@ -133,21 +138,6 @@ impl Driver {
     fn reader(&self, placement: Placement, client: WorkerClient) -> Reader {
         let id = attempt_id(&self.request.id, self.workers.router_id, self.workers.next_attempt());
         Reader::new(self.workers.clone(), placement, client, id)
-    }
-
-    /// Begins to read a stream that is attached to.
-    fn stream(&mut self, reader: Reader) {
-        let placed = Placed { workers: self.workers.clone(), placement: reader.placement };
-        self.state = State::Streaming(Box::new(Source { reader, _placed: placed, gave_tokens: false }));
-    }
-
-    /// What is left of the request, as the fleet sees it. A resume prefills what was delivered, too.
-    fn job(&self) -> Job {
-        let longest = self.delivery.remaining().map(|(_, tokens)| tokens).max_by_key(|tokens| tokens.len());
-        let tokens = [&self.request.prompt[..], longest.unwrap_or_default()].concat();
-        let left = self.request.sampling.max_tokens.saturating_sub(longest.map_or(0, <[_]>::len) as u32);
-        let sequences = self.delivery.remaining().count() as u32;
-        self.workers.job(&self.request, &tokens, left, sequences, self.delivery.owes_prompt_logprobs())
     }
 }
 

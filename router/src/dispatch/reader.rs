@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
+use futures::StreamExt;
 use skein_node::clock;
 
 use crate::fleet::Placement;
 use crate::links::errands::{Errand, What};
 use crate::links::worker_client::{CallError, WorkerClient, WorkerDelta, WorkerDeltas};
 use crate::links::workers::Workers;
-use futures::StreamExt;
 
 /// A reader, from before its call to the end of its stream.
 pub(super) struct Reader {
@@ -19,13 +19,13 @@ pub(super) struct Reader {
     pub id: String,
     deltas: Option<WorkerDeltas>,
     /// The worker knows that it is over, or never knew the reader.
-    over: bool,
+    forgotten: bool,
 }
 
 impl Reader {
     /// A reader whose call is about to be made.
     pub fn new(workers: Arc<Workers>, placement: Placement, client: WorkerClient, id: String) -> Self {
-        Self { workers, placement, client, id, deltas: None, over: false }
+        Self { workers, placement, client, id, deltas: None, forgotten: false }
     }
 
     pub fn client(&self) -> WorkerClient {
@@ -42,13 +42,13 @@ impl Reader {
         self.deltas.as_mut()?.next().await
     }
 
-    /// There is nothing to take leave of.
-    pub fn over(&mut self) {
-        self.over = true;
+    /// The worker need not be told when this reader leaves.
+    pub fn forget(&mut self) {
+        self.forgotten = true;
     }
 
-    pub fn is_over(&self) -> bool {
-        self.over
+    pub fn is_forgotten(&self) -> bool {
+        self.forgotten
     }
 
     /// Tells the worker that a sample is not wanted any more.
@@ -66,11 +66,11 @@ impl Drop for Reader {
     fn drop(&mut self) {
         // Without linger a stream ends when it is dropped. A worker out of reach hears nothing, and would only keep
         // others waiting; what it still runs ends when it has lingered.
-        if self.over || self.workers.linger.is_zero() {
+        if self.forgotten || self.workers.linger.is_zero() {
             return;
         }
-        let Placement { worker, epoch, .. } = self.placement;
-        if self.workers.with_fleet(|fleet| fleet.is_reachable(clock::now(), worker, epoch)) {
+        let at = self.placement.at;
+        if self.workers.with_fleet(|fleet| fleet.is_reachable(clock::now(), at)) {
             let deltas = self.deltas.take();
             self.tell(What::Release(deltas));
         }

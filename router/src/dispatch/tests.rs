@@ -8,7 +8,7 @@ use rand::{RngExt, SeedableRng};
 use skein_node::clock::Timestamp;
 
 use super::delivery::{Action, Delivery, Event, Limits, MAX_MOVES, Wait};
-use crate::fleet::WorkerId;
+use crate::fleet::{WorkerEpoch, WorkerId};
 use crate::links::worker_client::{CallError, WorkerDelta};
 use crate::refusal::Refusal;
 use crate::request::{Sampling, TokenDelta, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
@@ -50,6 +50,10 @@ fn request(n: u32, max_tokens: u32, logprobs: Option<u32>, prompt_logprobs: Opti
 
 fn at(ms: u64) -> Timestamp {
     Timestamp::from_start(Duration::from_millis(ms))
+}
+
+fn worker_at(epoch: u64) -> WorkerEpoch {
+    WorkerEpoch { worker: WORKER, epoch }
 }
 
 fn limits(migration_limit: u32) -> Limits {
@@ -161,7 +165,7 @@ fn run(
     let samples = (0..request.n).map(|_| Default::default()).collect();
     let mut client = Client { samples, ..Client::default() };
     for attempt in 1.. {
-        delivery.handle(at(attempt), Event::Opened(WORKER, attempt));
+        delivery.handle(at(attempt), Event::Opened(worker_at(attempt)));
         let mut deltas = serve(request, &delivery, attempt, &mut rng);
         let end = disturb(attempt, &mut deltas, &mut rng).unwrap_or(Event::Ended(None));
         let mut open = false;
@@ -247,7 +251,7 @@ fn fault(deltas: &mut Vec<WorkerDelta>, place: usize, rng: &mut StdRng) -> Optio
     let victim = deltas.get(place).cloned();
     match (kind, victim) {
         (0, _) => deltas.truncate(place),
-        // Twice, in part twice, lost, from another life, with a wrong end, with too much, without its numbers.
+        // Twice, in part twice, lost, from another epoch, with a wrong end, with too much, without its numbers.
         (1, Some(victim)) => deltas.insert(place, victim),
         (2, Some(mut victim)) => {
             victim.tokens.truncate(1);
@@ -266,7 +270,7 @@ fn fault(deltas: &mut Vec<WorkerDelta>, place: usize, rng: &mut StdRng) -> Optio
         }
         _ => {}
     }
-    Some(Event::Ended(Some(CallError::Fault("broken".into()))))
+    Some(Event::Ended(Some(CallError::fault("broken"))))
 }
 
 #[test]
@@ -279,7 +283,7 @@ fn an_aborted_sample_gives_nothing_more_and_the_others_go_on() {
         let mut client = Client { samples: vec![Default::default(); 3], ..Client::default() };
         let mut aborted = false;
         for attempt in 1..=2 {
-            delivery.handle(at(0), Event::Opened(WORKER, attempt));
+            delivery.handle(at(0), Event::Opened(worker_at(attempt)));
             let deltas = serve(&request, &delivery, attempt, &mut rng);
             let half = deltas.len() / 2;
             for (index, delta) in deltas.into_iter().enumerate() {
@@ -316,7 +320,7 @@ fn last_actions(request: &TokenRequest, events: Vec<(u64, Event)>) -> Vec<Action
 }
 
 fn broken() -> Event {
-    Event::Ended(Some(CallError::Fault("broken".into())))
+    Event::Ended(Some(CallError::fault("broken")))
 }
 
 fn full() -> CallError {
@@ -331,7 +335,7 @@ fn token(position: u32) -> Event {
 #[test]
 fn moves_without_progress_are_bounded_and_progress_begins_anew() {
     let request = request(1, 1000, None, None);
-    let opened = || (0, Event::Opened(WORKER, 1));
+    let opened = || (0, Event::Opened(worker_at(1)));
     let faults = |count: usize| (0..count).flat_map(|_| [opened(), (0, broken())]);
     let last = last_actions(&request, faults(1).collect());
     assert!(matches!(last[..], [Action::Open(Wait::No)]), "{last:?}");
@@ -360,7 +364,7 @@ fn a_new_request_is_refused_when_all_are_full_and_an_accepted_one_waits() {
     let last = last_actions(&request, vec![(0, Event::NobodyReady)]);
     assert!(matches!(last[..], [Action::Fail(Refusal::NoReadyWorker { .. })]), "{last:?}");
 
-    let accepted = || vec![(0, Event::Opened(WORKER, 1)), (0, token(5)), (0, broken())];
+    let accepted = || vec![(0, Event::Opened(worker_at(1))), (0, token(5)), (0, broken())];
     let with = |more: Vec<(u64, Event)>| last_actions(&request, accepted().into_iter().chain(more).collect());
     let last = with(vec![refused(1)]);
     assert!(matches!(last[..], [Action::Open(Wait::For(_))]), "{last:?}");
@@ -378,14 +382,14 @@ fn a_rejected_request_is_not_tried_elsewhere_and_a_deadline_ends_it() {
     let last = last_actions(&request, vec![(0, Event::NotOpened(WORKER, rejected()))]);
     assert!(matches!(last[..], [Action::Fail(Refusal::Invalid { param: None, .. })]), "{last:?}");
     let resumed = vec![
-        (0, Event::Opened(WORKER, 1)),
+        (0, Event::Opened(worker_at(1))),
         (0, token(5)),
         (0, broken()),
         (0, Event::NotOpened(WORKER, rejected())),
     ];
     let last = last_actions(&request, resumed);
     assert!(matches!(last[..], [Action::Fail(Refusal::Internal)]), "{last:?}");
-    let last = last_actions(&request, vec![(0, Event::Opened(WORKER, 1)), (9, Event::Deadline)]);
+    let last = last_actions(&request, vec![(0, Event::Opened(worker_at(1))), (9, Event::Deadline)]);
     assert!(matches!(last[..], [Action::Fail(Refusal::DeadlineExceeded { .. })]), "{last:?}");
 }
 
@@ -396,26 +400,26 @@ fn what_is_handed_back_moves_at_once_and_counts_for_nothing_but_the_bound_on_all
     // Not one move without progress is allowed here, and nothing ever comes.
     let mut delivery = Delivery::new(&request, limits(0), at(0));
     for moves in 1..=MAX_MOVES {
-        delivery.handle(at(0), Event::Opened(WORKER, 1));
+        delivery.handle(at(0), Event::Opened(worker_at(1)));
         let actions = delivery.handle(at(0), hand_back(1));
         assert!(matches!(actions[..], [Action::Open(Wait::No)]), "{actions:?}");
         assert_eq!((delivery.moves(), delivery.broken()), (moves, None));
     }
-    delivery.handle(at(0), Event::Opened(WORKER, 1));
+    delivery.handle(at(0), Event::Opened(worker_at(1)));
     let actions = delivery.handle(at(0), hand_back(1));
     assert!(
         matches!(actions[..], [Action::Fail(Refusal::WorkersLost { moves: MAX_MOVES, .. })]),
         "{actions:?}"
     );
-    // With nobody else there it waits, as one that was accepted; another life's hand-back is a fault.
+    // With nobody else there it waits, as one that was accepted; another epoch's hand-back is a fault.
     let mut delivery = Delivery::new(&request, limits(1), at(0));
-    delivery.handle(at(0), Event::Opened(WORKER, 1));
+    delivery.handle(at(0), Event::Opened(worker_at(1)));
     delivery.handle(at(0), hand_back(1));
     let actions = delivery.handle(at(0), Event::NobodyReady);
     assert!(matches!(actions[..], [Action::Open(Wait::FleetChange)]), "{actions:?}");
-    delivery.handle(at(0), Event::Opened(WORKER, 2));
+    delivery.handle(at(0), Event::Opened(worker_at(2)));
     delivery.handle(at(0), hand_back(1));
-    delivery.handle(at(0), Event::Opened(WORKER, 3));
+    delivery.handle(at(0), Event::Opened(worker_at(3)));
     let actions = delivery.handle(at(0), hand_back(1));
     assert!(matches!(actions[..], [Action::Fail(_)]), "{actions:?}");
 }
@@ -444,21 +448,21 @@ fn a_broken_stream_is_attached_to_again_but_not_in_vain_twice() {
     let request = request(1, 1000, None, None);
     let mut delivery = Delivery::new(&request, limits(9), at(0));
     assert!(delivery.may_attach() && delivery.broken().is_none());
-    delivery.handle(at(0), Event::Opened(WORKER, 1));
+    delivery.handle(at(0), Event::Opened(worker_at(1)));
     delivery.handle(at(0), token(5));
     delivery.handle(at(0), broken());
-    assert_eq!((delivery.broken(), delivery.may_attach()), (Some((WORKER, 1)), true));
+    assert_eq!((delivery.broken(), delivery.may_attach()), (Some(worker_at(1)), true));
     assert_eq!(delivery.positions().collect::<Vec<_>>(), [(0, 6)]);
     // The attached stream gives a token: if it breaks, it is worth another try.
-    delivery.handle(at(0), Event::Attached(WORKER, 1));
+    delivery.handle(at(0), Event::Attached(worker_at(1)));
     delivery.handle(at(0), token(6));
     delivery.handle(at(0), broken());
-    assert_eq!((delivery.broken(), delivery.may_attach()), (Some((WORKER, 1)), true));
-    delivery.handle(at(0), Event::Attached(WORKER, 1));
+    assert_eq!((delivery.broken(), delivery.may_attach()), (Some(worker_at(1)), true));
+    delivery.handle(at(0), Event::Attached(worker_at(1)));
     delivery.handle(at(0), broken());
     assert!(!delivery.may_attach());
     // What is wrong, and not only cut off, is not asked for again.
-    delivery.handle(at(0), Event::Opened(WORKER, 1));
+    delivery.handle(at(0), Event::Opened(worker_at(1)));
     assert!(delivery.may_attach());
     delivery.handle(at(0), token(9));
     assert_eq!(delivery.broken(), None);
@@ -482,7 +486,7 @@ fn a_resume_begins_where_the_client_is() {
             let resumed = TokenRequest { resume: Some(Arc::new(resume)), ..request.clone() };
             let mut delivery = Delivery::new(&resumed, limits(3), at(0));
             assert!(!delivery.owes_prompt_logprobs() && !delivery.is_over());
-            delivery.handle(at(0), Event::Opened(WORKER, 1));
+            delivery.handle(at(0), Event::Opened(worker_at(1)));
             let mut tokens: Vec<Vec<TokenId>> =
                 expected.samples.iter().map(|(tokens, _, _)| tokens.clone()).collect();
             samples.into_iter().for_each(|sample| tokens[sample.index as usize] = sample.delivered);

@@ -8,7 +8,7 @@ use skein_node::signal::Listener;
 use tokio::sync::mpsc;
 
 use crate::fleet::{Fleet, Placement};
-use crate::links::workers::{Workers, until};
+use crate::links::workers::Workers;
 
 /// A silent stream asks this often whether its worker is lost, beside being told.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
@@ -28,8 +28,8 @@ pub(super) struct Watch<'a> {
     pub workers: &'a Workers,
     pub placement: Placement,
     pub deadline: Option<clock::Timestamp>,
-    /// Changes when some worker is lost.
-    pub losses: &'a mut Listener,
+    /// Changes when streams should ask about their worker.
+    pub rechecks: &'a mut Listener,
 }
 
 impl Watch<'_> {
@@ -53,7 +53,7 @@ impl Watch<'_> {
                 // Before the answer: a stream that always has more must not outrun its deadline.
                 () = until(self.deadline) => return Waited::Deadline,
                 answer = &mut answer => return Waited::For(answer),
-                () = self.losses.changed() => {}
+                () = self.rechecks.changed() => {}
                 () = tokio::time::sleep(LOOK_AGAIN) => {}
             }
             if self.workers.with_fleet(stuck) {
@@ -66,5 +66,13 @@ impl Watch<'_> {
                 return Waited::Leave;
             }
         }
+    }
+}
+
+/// Waits until `deadline`; for ever without one.
+pub(super) async fn until(deadline: Option<clock::Timestamp>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep(deadline.since(clock::now())).await,
+        None => std::future::pending().await,
     }
 }

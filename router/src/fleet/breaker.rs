@@ -69,11 +69,6 @@ impl Breaker {
             }
         }
     }
-
-    /// When it next lets a request through, if it does not now.
-    pub fn opens_again_at(&self) -> Option<Timestamp> {
-        self.open_until.max(self.probe_until)
-    }
 }
 
 #[cfg(test)]

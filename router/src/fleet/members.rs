@@ -7,7 +7,7 @@ use skein_node::discovery::Member;
 
 use super::worker::Worker;
 use super::worker_id::WorkerId;
-use super::{Action, Fleet, TICK};
+use super::{Action, Fleet, Notice, TICK};
 
 /// A tick later than this means that this process stood still, not its workers.
 const OWN_PAUSE: Duration = Duration::from_secs(1);
@@ -61,7 +61,7 @@ impl Fleet {
         self.workers.remove(&id);
         self.index.remove(id);
         self.streams.forget_worker(id);
-        vec![Action::Unfollow(id), Action::Lost(id)]
+        vec![Action::Unfollow(id), Action::Recheck(id)]
     }
 
     /// Finds workers that have become lost since the last look.
@@ -77,10 +77,10 @@ impl Fleet {
             }
             let lost = worker.is_lost(now, &self.limits);
             if lost && !worker.lost && worker.info.is_some() {
-                tracing::warn!(worker = %worker.member.id, "worker is lost: silent, or its engine stands still");
-                actions.push(Action::Lost(id));
+                actions.push(Action::Log(Notice::Lost(worker.member.id.clone())));
+                actions.push(Action::Recheck(id));
             } else if elsewhere && worker.is_giving_back() {
-                actions.push(Action::Lost(id));
+                actions.push(Action::Recheck(id));
             }
             worker.lost = lost;
             if lost && worker.departed {

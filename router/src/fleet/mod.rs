@@ -5,11 +5,14 @@
 //! requests through, and no stream has just broken on it. It knows no requests and no client.
 
 pub mod breaker;
+mod event;
+mod job;
 pub mod ledger;
 mod members;
 pub mod policy;
 pub mod prefix_index;
 pub mod report;
+mod status;
 mod streams;
 mod worker;
 mod worker_id;
@@ -20,19 +23,21 @@ use std::time::Duration;
 use rand::Rng;
 use skein_node::clock::Timestamp;
 use skein_node::discovery::Change;
-use skein_proto::block_hash::{self, BlockHash};
 
-use crate::request::{ModelLimits, StreamKey, TokenId};
+use crate::request::{ModelLimits, StreamKey};
 
 use breaker::Outcome;
-use ledger::{Cost, CurrentLoad};
+pub use event::{Action, Event, Notice};
+pub use job::{Job, Placement};
+use ledger::Cost;
 use policy::{Demand, Pick, WorkerView};
 use prefix_index::{Desync, Expectation, PrefixIndex};
 use report::{WatchBody, WatchEvent, WorkerInfo};
+pub use status::WorkerStatus;
 use streams::StreamDirectory;
-pub use worker::HealthLimits;
+pub use worker::{HealthLimits, Refused};
 use worker::{Model, Step, Worker};
-pub use worker_id::WorkerId;
+pub use worker_id::{WorkerEpoch, WorkerId};
 
 /// The fleet looks at its workers' health this often; who calls [`Fleet::handle`] with [`Event::Tick`] keeps the time.
 pub(crate) const TICK: Duration = Duration::from_millis(250);
@@ -40,92 +45,6 @@ pub(crate) const TICK: Duration = Duration::from_millis(250);
 const JUST_HEARD: Duration = Duration::from_secs(1);
 /// A stream of a worker that was replaced may go on while it flows; silent for this long, it moves.
 const GONE: Duration = Duration::from_millis(500);
-
-/// What happens to a fleet.
-#[derive(Debug)]
-pub enum Event {
-    /// Discovery says who belongs.
-    Member(Change),
-    /// A link has read what its worker serves.
-    Connected(WorkerId, WorkerInfo),
-    /// A link has an entry of its worker's log.
-    Watched(WorkerId, WatchEvent),
-    /// A link has lost its worker.
-    Lost(WorkerId),
-    /// A dispatch shows how a worker in one of its lives (epoch) fares.
-    Dispatched(WorkerId, u64, Outcome),
-    /// A worker in one of its lives has given a request back: it drains.
-    HandedBack(WorkerId, u64),
-    /// Time has passed.
-    Tick,
-}
-
-/// What is to be done about it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Action {
-    /// Start a link to a new worker.
-    Follow(WorkerId, String),
-    /// End the link to one that left.
-    Unfollow(WorkerId),
-    /// Open the watch again, from where [`Fleet::watch_from`] says.
-    Resubscribe(WorkerId),
-    /// Connect again and read `Info`: the worker has started anew.
-    Reconnect(WorkerId),
-    /// Do not wait before the next try to connect: discovery has just named the worker again.
-    Hurry(WorkerId),
-    /// A worker takes requests that did not before: wake those who wait.
-    Wake,
-    /// A worker is lost, for now or for good, or wants to be rid of its streams: these should ask [`Fleet::is_stuck`]
-    /// and [`Fleet::should_leave`].
-    Lost(WorkerId),
-}
-
-/// How one worker stands, for people.
-#[derive(Debug, Clone)]
-pub struct WorkerStatus {
-    /// Its name in discovery.
-    pub id: String,
-    /// Where it listens.
-    pub address: String,
-    /// `ready`, or why not.
-    pub state: String,
-    /// What it serves, once known.
-    pub info: Option<WorkerInfo>,
-    /// What it carries.
-    pub load: CurrentLoad,
-    /// Blocks in its prefix cache, as far as known here.
-    pub cached_blocks: usize,
-}
-
-/// A request as the fleet sees it.
-#[derive(Debug)]
-pub struct Job {
-    /// What its tokens ask of any worker.
-    pub demand: Demand,
-    /// Its prefix may be found in a cache. Not so when the prompt's log-probabilities are asked for.
-    pub cacheable: bool,
-    /// Its block hashes, for each block size in the fleet.
-    pub chains: Vec<(u32, Vec<BlockHash>)>,
-}
-
-/// A request on its way to a worker.
-#[derive(Debug, Clone, Copy)]
-pub struct Placement {
-    /// Where to.
-    pub worker: WorkerId,
-    /// In which of its lives.
-    pub epoch: u64,
-    /// This router's number for it.
-    pub sequence: u64,
-}
-
-impl Placement {
-    /// A stream that is only read: nothing of it is in the worker's account.
-    pub(crate) fn nothing(worker: WorkerId, epoch: u64) -> Self {
-        // Accounts count from one.
-        Self { worker, epoch, sequence: 0 }
-    }
-}
 
 /// The picture.
 #[derive(Debug)]
@@ -163,10 +82,15 @@ impl Fleet {
             Event::Connected(id, info) => self.update(now, id, |fleet| fleet.connected(now, id, info)),
             Event::Watched(id, event) => self.update(now, id, |fleet| fleet.watched(now, id, event)),
             Event::Lost(id) => self.link_lost(id),
-            Event::Dispatched(id, epoch, outcome) => {
-                self.update(now, id, |fleet| fleet.with(id, |worker| worker.dispatched(now, epoch, outcome)))
+            Event::FirstToken(placement) => {
+                self.with(placement.at.worker, |worker| worker.ledger.prefilled(placement.sequence));
+                self.dispatched(now, placement.at, Outcome::Success)
             }
-            Event::HandedBack(id, epoch) => self.with(id, |worker| worker.handed_back(epoch)),
+            Event::Dispatched(at, outcome) => self.dispatched(now, at, outcome),
+            Event::HandedBack(at) => {
+                self.with(at.worker, |worker| worker.handed_back(at.epoch));
+                Vec::new()
+            }
             Event::Tick => self.tick(now),
         }
     }
@@ -201,7 +125,7 @@ impl Fleet {
         let cost = Cost { uncached_tokens: u64::from(uncached_tokens), blocks, sequences };
         let sequence = worker.ledger.place(cost);
         worker.breaker.dispatched(now);
-        if let (true, Some(chain)) = (job.cacheable, chain_of(job, info.block_size)) {
+        if let (true, Some(chain)) = (job.cacheable, job.chain(info.block_size)) {
             let held = (pick.hit_tokens / info.block_size) as usize;
             self.index.expect(
                 pick.worker,
@@ -210,66 +134,62 @@ impl Fleet {
                 now,
             );
         }
-        Some(Placement { worker: pick.worker, epoch: info.epoch, sequence })
-    }
-
-    /// A placement has given its first token.
-    pub fn prefilled(&mut self, placement: Placement) {
-        self.with(placement.worker, |worker| worker.ledger.prefilled(placement.sequence));
+        Some(Placement { at: WorkerEpoch { worker: pick.worker, epoch: info.epoch }, sequence })
     }
 
     /// A placement has ended, in whatever way.
     pub fn ended(&mut self, placement: Placement) {
-        let Some(worker) = self.workers.get_mut(&placement.worker) else { return };
+        let worker_id = placement.at.worker;
+        let Some(worker) = self.workers.get_mut(&worker_id) else { return };
         // What gave tokens is cached; the worker's word for it may still be on its way.
         if !worker.ledger.end(placement.sequence) {
-            self.index.withdraw(placement.worker, placement.sequence);
+            self.index.withdraw(worker_id, placement.sequence);
         }
     }
 
     /// Whether a stream that has been silent since `silent_since` will stay so: its worker is gone or silent, its
     /// engine stands still, or it has lost the request.
     pub fn is_stuck(&self, now: Timestamp, placement: Placement, silent_since: Timestamp) -> bool {
-        let Some(worker) = self.workers.get(&placement.worker) else {
+        let Some(worker) = self.workers.get(&placement.at.worker) else {
             return now.since(silent_since) >= GONE;
         };
-        !worker.lives(placement.epoch) || worker.is_stuck(now, &self.limits, silent_since)
+        !worker.lives(placement.at.epoch) || worker.is_stuck(now, &self.limits, silent_since)
     }
 
     /// Whether a stream should leave its worker, which drains and asks for it, because another one takes requests.
     pub fn should_leave(&self, now: Timestamp, placement: Placement) -> bool {
         let asked = self
             .workers
-            .get(&placement.worker)
-            .is_some_and(|worker| worker.lives(placement.epoch) && worker.is_giving_back());
+            .get(&placement.at.worker)
+            .is_some_and(|worker| worker.lives(placement.at.epoch) && worker.is_giving_back());
         // One that drains is not among them.
         asked && self.takers(now).next().is_some()
     }
 
-    /// Whether a worker, in this one of its lives, would hear a call now, as far as is known.
-    pub fn is_reachable(&self, now: Timestamp, id: WorkerId, epoch: u64) -> bool {
-        self.workers.get(&id).is_some_and(|worker| {
-            worker.watching && worker.lives(epoch) && !worker.is_lost(now, &self.limits)
+    /// Whether a worker would hear a call now, as far as is known.
+    pub fn is_reachable(&self, now: Timestamp, at: WorkerEpoch) -> bool {
+        self.workers.get(&at.worker).is_some_and(|worker| {
+            worker.watching && worker.lives(at.epoch) && !worker.is_lost(now, &self.limits)
         })
     }
 
     /// Whether a worker whose stream has just broken may still have it: then only the connection broke.
-    pub fn may_have_kept(&self, now: Timestamp, id: WorkerId, epoch: u64) -> bool {
-        self.is_reachable(now, id, epoch)
-            && self.workers.get(&id).is_some_and(|worker| !worker.is_silent(now, JUST_HEARD))
+    pub fn may_have_kept(&self, now: Timestamp, at: WorkerEpoch) -> bool {
+        self.is_reachable(now, at)
+            && self.workers.get(&at.worker).is_some_and(|worker| !worker.is_silent(now, JUST_HEARD))
     }
 
-    /// The worker that runs or keeps a stream, and in which of its lives, if it can be asked for it.
-    pub fn find_stream(&self, now: Timestamp, key: StreamKey) -> Option<(WorkerId, u64)> {
+    /// The worker that runs or keeps a stream, if it can be asked for it.
+    pub fn find_stream(&self, now: Timestamp, key: StreamKey) -> Option<WorkerEpoch> {
         // A worker that came back with other weights may have been given the stream before that was known.
         let ours = |id| self.workers.get(&id).is_some_and(Worker::serves_our_model);
-        self.streams.find(key).filter(|&(id, epoch)| self.is_reachable(now, id, epoch) && ours(id))
+        self.streams.find(key).filter(|&at| self.is_reachable(now, at) && ours(at.worker))
     }
 
-    /// A worker in one of its lives has taken a stream.
-    pub fn stream_opened(&mut self, key: StreamKey, id: WorkerId, epoch: u64) {
-        if self.workers.get(&id).is_some_and(|worker| worker.lives(epoch)) {
-            self.streams.insert(key, id, epoch);
+    /// A worker has taken a stream.
+    pub fn stream_opened(&mut self, key: StreamKey, at: WorkerEpoch) {
+        if self.workers.get(&at.worker).is_some_and(|worker| worker.lives(at.epoch)) {
+            self.streams.insert(key, at);
         }
     }
 
@@ -328,7 +248,7 @@ impl Fleet {
         let status = |(&id, worker): (&WorkerId, &Worker)| WorkerStatus {
             id: worker.member.id.clone(),
             address: worker.member.address.clone(),
-            state: worker.refuses(now, &self.limits).unwrap_or_else(|| "ready".into()),
+            refuses: worker.refuses(now, &self.limits),
             info: worker.info.clone(),
             load: worker.ledger.current(),
             cached_blocks: self.index.blocks(id),
@@ -352,7 +272,7 @@ impl Fleet {
 
     fn view(&self, id: WorkerId, worker: &Worker, job: &Job) -> Option<WorkerView> {
         let info = worker.info.as_ref()?;
-        let chain = if job.cacheable { chain_of(job, info.block_size) } else { None };
+        let chain = if job.cacheable { job.chain(info.block_size) } else { None };
         let blocks = chain.map_or(0, |chain| self.index.leading_blocks(id, chain)) as u32;
         // The last prompt token is always computed: its logits are what the first output token is drawn from.
         let hit_tokens = (blocks * info.block_size).min(job.demand.prompt_tokens.saturating_sub(1));
@@ -378,12 +298,18 @@ impl Fleet {
         actions
     }
 
-    /// Changes a worker that may have left by now; nothing more is to be done about it.
-    fn with(&mut self, id: WorkerId, change: impl FnOnce(&mut Worker)) -> Vec<Action> {
+    /// Changes a worker that may have left by now.
+    fn with(&mut self, id: WorkerId, change: impl FnOnce(&mut Worker)) {
         if let Some(worker) = self.workers.get_mut(&id) {
             change(worker);
         }
-        Vec::new()
+    }
+
+    fn dispatched(&mut self, now: Timestamp, at: WorkerEpoch, outcome: Outcome) -> Vec<Action> {
+        self.update(now, at.worker, |fleet| {
+            fleet.with(at.worker, |worker| worker.dispatched(now, at.epoch, outcome));
+            Vec::new()
+        })
     }
 
     fn connected(&mut self, now: Timestamp, id: WorkerId, info: WorkerInfo) -> Vec<Action> {
@@ -393,13 +319,16 @@ impl Fleet {
             self.index.remove(id);
             self.streams.forget_worker(id);
             if worker.info.is_some() {
-                actions.push(Action::Lost(id));
+                actions.push(Action::Recheck(id));
             }
         }
         if info.model == self.model.name {
             self.model.fingerprint.get_or_insert(info.fingerprint);
         }
         worker.connected(now, info, &self.model);
+        if let Some(mismatch) = worker.mismatch() {
+            actions.push(Action::Log(Notice::NotUsed(worker.member.id.clone(), mismatch)));
+        }
         actions
     }
 
@@ -412,28 +341,28 @@ impl Fleet {
         let applied = match worker.follow(now, &event) {
             Step::Old => Ok(()),
             Step::Gap => Err(Desync { handle: 0 }),
-            Step::Next => self.apply(now, id, event.epoch, event.body),
+            Step::Next => self.apply(now, WorkerEpoch { worker: id, epoch: event.epoch }, event.body),
         };
         if let Err(desync) = applied {
-            tracing::debug!(worker = id.0, %desync, "asking for a snapshot of the worker's cache");
             self.with(id, Worker::ask_for_snapshot);
-            return vec![Action::Resubscribe(id)];
+            return vec![Action::Log(Notice::OutOfStep(id, desync)), Action::Resubscribe(id)];
         }
         Vec::new()
     }
 
-    fn apply(&mut self, now: Timestamp, id: WorkerId, epoch: u64, body: WatchBody) -> Result<(), Desync> {
+    fn apply(&mut self, now: Timestamp, at: WorkerEpoch, body: WatchBody) -> Result<(), Desync> {
+        let id = at.worker;
         match body {
             WatchBody::Snapshot { runs, stream_keys } => {
                 self.streams.forget_worker(id);
-                stream_keys.into_iter().for_each(|key| self.streams.insert(key, id, epoch));
+                stream_keys.into_iter().for_each(|key| self.streams.insert(key, at));
                 return self.index.replace(id, &runs);
             }
             WatchBody::Cache(change) => return self.index.apply(id, &change),
-            WatchBody::Load(load) => drop(self.with(id, |worker| worker.report(now, load))),
+            WatchBody::Load(load) => self.with(id, |worker| worker.report(now, load)),
             WatchBody::Admitted { router_id, sequence, hashes, stream_key } => {
                 if let Some(key) = stream_key {
-                    self.streams.insert(key, id, epoch);
+                    self.streams.insert(key, at);
                 }
                 if router_id == self.router_id {
                     self.index.withdraw(id, sequence);
@@ -444,25 +373,6 @@ impl Fleet {
         }
         Ok(())
     }
-}
-
-impl Job {
-    /// A request's tokens (what it has been given included) as work for a fleet with these block sizes.
-    pub fn new(
-        model: &str,
-        cache_salt: &str,
-        tokens: &[TokenId],
-        block_sizes: &[u32],
-        demand: Demand,
-    ) -> Self {
-        let root = block_hash::root(model, "", cache_salt);
-        let chain = |&size: &u32| (size, block_hash::chain(root, tokens, size as usize));
-        Self { demand, cacheable: true, chains: block_sizes.iter().map(chain).collect() }
-    }
-}
-
-fn chain_of(job: &Job, block_size: u32) -> Option<&[BlockHash]> {
-    job.chains.iter().find(|(size, _)| *size == block_size).map(|(_, chain)| chain.as_slice())
 }
 
 #[cfg(test)]

@@ -34,6 +34,18 @@ pub struct Demand {
     pub sequences: u32,
 }
 
+impl Demand {
+    /// Of a request with `prompt_tokens` to prefill and at most `output_tokens_left` for each of its sequences.
+    pub fn new(prompt_tokens: usize, output_tokens_left: u32, sequences: u32) -> Self {
+        let each = output_tokens_left.min(EXPECTED_OUTPUT_TOKENS);
+        Self {
+            prompt_tokens: prompt_tokens as u32,
+            expected_output_tokens: each.saturating_mul(sequences),
+            sequences,
+        }
+    }
+}
+
 /// A worker that may be picked.
 #[derive(Debug, Clone, Copy)]
 pub struct WorkerView {

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::worker_id::WorkerId;
+use super::worker_id::{WorkerEpoch, WorkerId};
 use crate::request::StreamKey;
 
 /// Streams known at once; the oldest are forgotten first. About 100 bytes each.
@@ -21,17 +21,16 @@ pub(super) struct StreamDirectory {
 
 #[derive(Debug, Clone, Copy)]
 struct Entry {
-    worker: WorkerId,
-    epoch: u64,
+    at: WorkerEpoch,
     age: u64,
 }
 
 impl StreamDirectory {
-    /// A worker, in one of its lives, has the stream.
-    pub fn insert(&mut self, key: StreamKey, worker: WorkerId, epoch: u64) {
+    /// A worker has the stream.
+    pub fn insert(&mut self, key: StreamKey, at: WorkerEpoch) {
         let age = self.next_age;
         self.next_age += 1;
-        if let Some(old) = self.by_key.insert(key, Entry { worker, epoch, age }) {
+        if let Some(old) = self.by_key.insert(key, Entry { at, age }) {
             self.by_age.remove(&old.age);
         }
         self.by_age.insert(age, key);
@@ -42,14 +41,14 @@ impl StreamDirectory {
         }
     }
 
-    /// Where the stream is: a worker, and in which of its lives.
-    pub fn find(&self, key: StreamKey) -> Option<(WorkerId, u64)> {
-        self.by_key.get(&key).map(|entry| (entry.worker, entry.epoch))
+    /// Where the stream is.
+    pub fn find(&self, key: StreamKey) -> Option<WorkerEpoch> {
+        self.by_key.get(&key).map(|entry| entry.at)
     }
 
     /// The stream is not there (any more).
     pub fn forget(&mut self, key: StreamKey, worker: WorkerId) {
-        if self.by_key.get(&key).is_some_and(|entry| entry.worker == worker)
+        if self.by_key.get(&key).is_some_and(|entry| entry.at.worker == worker)
             && let Some(entry) = self.by_key.remove(&key)
         {
             self.by_age.remove(&entry.age);
@@ -58,7 +57,7 @@ impl StreamDirectory {
 
     /// A worker has nothing (any more).
     pub fn forget_worker(&mut self, worker: WorkerId) {
-        self.by_key.retain(|_, entry| entry.worker != worker);
+        self.by_key.retain(|_, entry| entry.at.worker != worker);
         self.by_age.retain(|_, key| self.by_key.contains_key(key));
     }
 }
@@ -72,16 +71,20 @@ mod tests {
         StreamKey::from_wire(&bytes).expect("sixteen bytes")
     }
 
+    fn at(worker: u32, epoch: u64) -> WorkerEpoch {
+        WorkerEpoch { worker: WorkerId(worker), epoch }
+    }
+
     #[test]
     fn the_last_word_counts_and_the_oldest_entry_goes_first() {
         let mut streams = StreamDirectory::default();
-        streams.insert(key(0), WorkerId(1), 10);
-        streams.insert(key(0), WorkerId(2), 20);
-        assert_eq!(streams.find(key(0)), Some((WorkerId(2), 20)));
+        streams.insert(key(0), at(1, 10));
+        streams.insert(key(0), at(2, 20));
+        assert_eq!(streams.find(key(0)), Some(at(2, 20)));
         streams.forget(key(0), WorkerId(1));
-        assert_eq!(streams.find(key(0)), Some((WorkerId(2), 20)), "it has moved on since");
+        assert_eq!(streams.find(key(0)), Some(at(2, 20)), "it has moved on since");
         for number in 1..=MAX_STREAMS as u32 {
-            streams.insert(key(number), WorkerId(1 + number % 2), 10);
+            streams.insert(key(number), at(1 + number % 2, 10));
         }
         assert_eq!(streams.find(key(0)), None);
         assert_eq!((streams.by_key.len(), streams.by_age.len()), (MAX_STREAMS, MAX_STREAMS));

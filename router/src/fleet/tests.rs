@@ -3,10 +3,12 @@
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use skein_node::discovery::Member;
+use skein_proto::block_hash;
 
 use super::*;
 use crate::fleet::ledger::Load;
 use crate::fleet::prefix_index::{CacheChange, DEFAULT_MAX_BYTES, Run};
+use crate::request::TokenId;
 
 const ROUTER: u64 = 77;
 const LIMITS: HealthLimits = HealthLimits { worker_timeout: Duration::from_secs(5), wedge_timeout: None };
@@ -76,12 +78,12 @@ impl Scene {
     }
 
     fn dispatched(&mut self, ms: u64, worker: usize, outcome: Outcome) -> Vec<Action> {
-        self.fleet.handle(at(ms), Event::Dispatched(self.ids[worker], 1, outcome))
+        self.fleet.handle(at(ms), Event::Dispatched(first(self.ids[worker]), outcome))
     }
 
     fn job(tokens: &[TokenId]) -> Job {
         let demand = Demand { prompt_tokens: tokens.len() as u32, expected_output_tokens: 4, sequences: 1 };
-        Job::new("m", "", tokens, &[4], demand)
+        Job::new(block_hash::root("m", "", ""), tokens, &[], &[4], demand)
     }
 
     fn choice(&self, ms: u64, tokens: &[TokenId]) -> Option<Pick> {
@@ -89,8 +91,16 @@ impl Scene {
     }
 
     fn is_ready(&self, ms: u64, worker: usize) -> bool {
-        self.fleet.status(at(ms))[worker].state == "ready"
+        self.fleet.status(at(ms))[worker].is_ready()
     }
+}
+
+fn first(worker: WorkerId) -> WorkerEpoch {
+    WorkerEpoch { worker, epoch: 1 }
+}
+
+fn second(worker: WorkerId) -> WorkerEpoch {
+    WorkerEpoch { worker, epoch: 2 }
 }
 
 fn stored(tokens: &[TokenId]) -> WatchBody {
@@ -123,11 +133,11 @@ fn a_worker_takes_requests_from_its_first_word_on() {
     // Again under the same name, elsewhere: the old one is given up.
     let moved = Member { address: "host:2".into(), ..member };
     let actions = scene.fleet.handle(at(0), Event::Member(Change::Join(moved)));
-    let [Action::Unfollow(old), Action::Lost(lost), Action::Follow(new, _)] = actions[..] else {
+    let [Action::Unfollow(old), Action::Recheck(lost), Action::Follow(new, _)] = actions[..] else {
         panic!("{actions:?}")
     };
     assert!(old == id && lost == id && new != id);
-    let left = [Action::Unfollow(new), Action::Lost(new)];
+    let left = [Action::Unfollow(new), Action::Recheck(new)];
     assert_eq!(scene.fleet.handle(at(0), Event::Member(Change::Leave("w".into()))), left);
     assert_eq!(scene.fleet.handle(at(0), Event::Member(Change::Leave("w".into()))), []);
     assert!(scene.fleet.status(at(0)).is_empty());
@@ -141,7 +151,9 @@ fn a_worker_of_another_model_is_not_used() {
     scene.fleet.handle(at(0), Event::Connected(scene.ids[0], other));
     scene.watch(0, 0, 2, (1, snapshot(Vec::new())));
     assert!(!scene.is_ready(0, 0));
-    assert!(scene.fleet.status(at(0))[0].state.contains("other"));
+    assert!(
+        scene.fleet.status(at(0))[0].refuses.as_ref().is_some_and(|why| why.to_string().contains("other"))
+    );
 }
 
 #[test]
@@ -149,12 +161,13 @@ fn a_gap_in_the_log_asks_for_a_snapshot() {
     let tokens: Vec<TokenId> = (0..40).collect();
     let mut scene = Scene::new(1);
     let id = scene.ids[0];
+    let lost_count = |id| [Action::Log(Notice::OutOfStep(id, Desync { handle: 0 })), Action::Resubscribe(id)];
     assert_eq!(scene.watch(0, 0, 1, (1, stored(&tokens[..20]))), []);
     assert_eq!(scene.fleet.watch_from(id), (1, 2), "a broken watch goes on from here");
     assert_eq!(scene.watch(0, 0, 1, (1, stored(&tokens))), [], "an entry that is known already");
     assert_eq!(scene.choice(0, &tokens).expect("a worker").hit_tokens, 20);
     assert_eq!(scene.watch(0, 0, 1, load(2, rated(0, 0))), [], "a report uses no number up");
-    assert_eq!(scene.watch(0, 0, 1, (3, stored(&tokens))), [Action::Resubscribe(id)]);
+    assert_eq!(scene.watch(0, 0, 1, (3, stored(&tokens))), lost_count(id));
     assert_eq!(scene.fleet.watch_from(id), (0, 0));
     let WatchBody::Cache(change) = stored(&tokens) else { panic!("a cache change") };
     assert_eq!(scene.watch(0, 0, 1, (4, snapshot(change.stored))), []);
@@ -165,7 +178,7 @@ fn a_gap_in_the_log_asks_for_a_snapshot() {
         "the last token is always computed"
     );
     // A report from beyond the next entry shows a loss just as well.
-    assert_eq!(scene.watch(0, 0, 1, load(5, rated(0, 0))), [Action::Resubscribe(id)]);
+    assert_eq!(scene.watch(0, 0, 1, load(5, rated(0, 0))), lost_count(id));
 }
 
 #[test]
@@ -225,7 +238,7 @@ fn an_open_breaker_keeps_requests_away_only_while_there_is_a_better_worker() {
 #[test]
 fn a_frozen_engine_is_noticed_even_if_its_process_talks() {
     let mut scene = Scene::new(1);
-    let placement = Placement { worker: scene.ids[0], epoch: 1, sequence: 1 };
+    let placement = Placement { at: first(scene.ids[0]), sequence: 1 };
     scene.watch(0, 0, 1, load(1, rated(0, 3)));
     for ms in (0..=4000).step_by(1000) {
         scene.watch(ms, 0, 1, load(1, rated(2, 4)));
@@ -280,7 +293,7 @@ fn a_prefix_follows_its_first_request_before_it_is_cached() {
     scene.watch(2, holder, 1, (1, admitted));
     assert_eq!(hits(&scene), expected);
     // Prefilled: its queue is no reason to go elsewhere any more.
-    scene.fleet.prefilled(placement);
+    scene.fleet.handle(at(3), Event::FirstToken(placement));
     assert_eq!(scene.choice(3, &tokens).expect("a worker").worker, first.worker);
     scene.fleet.ended(placement);
     assert_eq!(hits(&scene), expected, "what was admitted stays expected");
@@ -306,19 +319,23 @@ fn a_worker_that_comes_back_with_other_weights_is_not_used() {
     scene.fleet.handle(at(10), Event::Connected(scene.ids[1], other));
     scene.watch(10, 1, 2, (1, snapshot(Vec::new())));
     let statuses = scene.fleet.status(at(20));
-    let states: Vec<bool> = statuses.iter().map(|status| status.state.contains("other weights")).collect();
+    let states: Vec<bool> = statuses
+        .iter()
+        .map(|status| status.refuses.as_ref().is_some_and(|why| why.to_string().contains("other weights")))
+        .collect();
     assert_eq!(states, [false, true], "{statuses:?}");
 }
 
 #[test]
 fn a_silent_worker_is_lost_and_the_last_one_to_be_asked_before_that() {
     let mut scene = Scene::new(2);
-    let placement = Placement { worker: scene.ids[0], epoch: 1, sequence: 1 };
+    let placement = Placement { at: first(scene.ids[0]), sequence: 1 };
     let tick = |scene: &mut Scene, ms| scene.fleet.handle(at(ms), Event::Tick);
     for ms in (0..6000).step_by(250) {
         scene.watch(ms, 1, 1, load(1, rated(0, 0)));
         let lost = tick(&mut scene, ms);
-        assert_eq!(lost, if ms == 5000 { vec![Action::Lost(scene.ids[0])] } else { vec![] }, "{ms} ms");
+        let said = [Action::Log(Notice::Lost("w0".into())), Action::Recheck(scene.ids[0])];
+        assert_eq!(lost, if ms == 5000 { said.to_vec() } else { vec![] }, "{ms} ms");
         assert!(ms < 2500 || scene.choice(ms, &[1]).expect("a worker").worker == scene.ids[1]);
     }
     assert!(!scene.is_ready(5750, 0));
@@ -333,7 +350,7 @@ fn a_silent_worker_is_lost_and_the_last_one_to_be_asked_before_that() {
 #[test]
 fn a_pause_of_the_router_itself_is_no_silence_of_its_workers() {
     let mut scene = Scene::new(2);
-    let placement = Placement { worker: scene.ids[0], epoch: 1, sequence: 1 };
+    let placement = Placement { at: first(scene.ids[0]), sequence: 1 };
     scene.fleet.handle(at(0), Event::Tick);
     assert_eq!(scene.fleet.handle(at(60_000), Event::Tick), []);
     assert!(!scene.fleet.is_stuck(at(60_000), placement, at(0)));
@@ -349,7 +366,7 @@ fn a_wedge_timeout_that_is_given_counts_exactly() {
     let limits = HealthLimits { wedge_timeout: Some(Duration::from_millis(1500)), ..LIMITS };
     let mut scene = Scene::new(1);
     scene.fleet.limits = limits;
-    let placement = Placement { worker: scene.ids[0], epoch: 1, sequence: 1 };
+    let placement = Placement { at: first(scene.ids[0]), sequence: 1 };
     // Nothing measured, and by its rates a step could take long.
     scene.watch(0, 0, 1, load(1, Load { running: 2, step: 4, free_blocks: 100, ..Load::default() }));
     scene.watch(1400, 0, 1, load(1, Load { running: 2, step: 4, free_blocks: 100, ..Load::default() }));
@@ -371,7 +388,7 @@ fn a_member_that_leaves_is_kept_while_it_talks() {
     assert_eq!(scene.fleet.handle(at(0), join()), [Action::Hurry(id)]);
     scene.watch(0, 0, 1, load(1, rated(0, 0)));
     assert_eq!(scene.fleet.handle(at(0), leave()), []);
-    let gone = vec![Action::Unfollow(id), Action::Lost(id)];
+    let gone = vec![Action::Unfollow(id), Action::Recheck(id)];
     assert_eq!(scene.fleet.handle(at(0), Event::Lost(id)), gone, "now nobody vouches for it");
     assert!(!scene.fleet.has(id));
     // One that falls silent after it left is dropped, too, and one that left without a link at once.
@@ -380,7 +397,8 @@ fn a_member_that_leaves_is_kept_while_it_talks() {
     assert_eq!(scene.fleet.handle(at(100), Event::Member(Change::Leave("w1".into()))), []);
     let mut actions = Vec::new();
     (250..6000).step_by(250).for_each(|ms| actions.extend(scene.fleet.handle(at(ms), Event::Tick)));
-    assert_eq!(actions, [Action::Lost(other), Action::Unfollow(other), Action::Lost(other)]);
+    let said = Action::Log(Notice::Lost("w1".into()));
+    assert_eq!(actions, [said, Action::Recheck(other), Action::Unfollow(other), Action::Recheck(other)]);
     assert!(scene.fleet.status(at(6000)).is_empty());
 }
 
@@ -388,9 +406,9 @@ fn a_member_that_leaves_is_kept_while_it_talks() {
 fn a_worker_that_handed_back_drains_whatever_is_still_on_its_way() {
     let mut scene = Scene::new(1);
     let id = scene.ids[0];
-    scene.fleet.handle(at(0), Event::HandedBack(id, 7));
-    assert!(scene.is_ready(0, 0), "another life's");
-    scene.fleet.handle(at(0), Event::HandedBack(id, 1));
+    scene.fleet.handle(at(0), Event::HandedBack(WorkerEpoch { worker: id, epoch: 7 }));
+    assert!(scene.is_ready(0, 0), "of another epoch");
+    scene.fleet.handle(at(0), Event::HandedBack(first(id)));
     scene.watch(10, 0, 1, load(1, rated(0, 0)));
     assert!(!scene.is_ready(10, 0));
     scene.fleet.handle(at(20), Event::Connected(id, info(2)));
@@ -406,24 +424,26 @@ fn streams_are_found_where_they_are_said_to_be() {
     let stream_key = Some(key(1));
     let admitted = WatchBody::Admitted { router_id: 5, sequence: 1, hashes: Vec::new(), stream_key };
     scene.watch(0, 0, 1, (1, admitted));
-    scene.fleet.stream_opened(key(2), other, 1);
-    scene.fleet.stream_opened(key(3), other, 9);
-    assert_eq!(scene.fleet.find_stream(at(0), key(1)), Some((one, 1)));
-    assert_eq!(scene.fleet.find_stream(at(0), key(2)), Some((other, 1)));
-    assert_eq!(scene.fleet.find_stream(at(0), key(3)), None, "it is not in that life");
+    scene.fleet.stream_opened(key(2), first(other));
+    scene.fleet.stream_opened(key(3), WorkerEpoch { worker: other, epoch: 9 });
+    assert_eq!(scene.fleet.find_stream(at(0), key(1)), Some(first(one)));
+    assert_eq!(scene.fleet.find_stream(at(0), key(2)), Some(first(other)));
+    assert_eq!(scene.fleet.find_stream(at(0), key(3)), None, "it is not at that epoch");
     scene.fleet.stream_gone(key(2), one);
-    assert_eq!(scene.fleet.find_stream(at(0), key(2)), Some((other, 1)));
+    assert_eq!(scene.fleet.find_stream(at(0), key(2)), Some(first(other)));
     scene.fleet.handle(at(0), Event::Lost(other));
     assert_eq!(scene.fleet.find_stream(at(0), key(2)), None, "out of reach");
     let snapshot = WatchBody::Snapshot { runs: Vec::new(), stream_keys: vec![key(4)] };
     scene.watch(0, 0, 1, (2, snapshot));
     assert_eq!(scene.fleet.find_stream(at(0), key(1)), None, "a snapshot is all there is");
-    assert_eq!(scene.fleet.find_stream(at(0), key(4)), Some((one, 1)));
+    assert_eq!(scene.fleet.find_stream(at(0), key(4)), Some(first(one)));
     scene.fleet.handle(at(0), Event::Connected(one, info(2)));
     scene.watch(0, 0, 2, load(1, rated(0, 0)));
     assert_eq!(scene.fleet.find_stream(at(0), key(4)), None, "a new life has nothing");
-    assert!(!scene.fleet.may_have_kept(at(0), one, 1) && scene.fleet.may_have_kept(at(0), one, 2));
-    assert!(!scene.fleet.may_have_kept(at(1000), one, 2) && scene.fleet.is_reachable(at(1000), one, 2));
+    assert!(!scene.fleet.may_have_kept(at(0), first(one)) && scene.fleet.may_have_kept(at(0), second(one)));
+    assert!(
+        !scene.fleet.may_have_kept(at(1000), second(one)) && scene.fleet.is_reachable(at(1000), second(one))
+    );
 }
 
 #[test]
@@ -435,6 +455,6 @@ fn a_stream_is_not_sought_at_a_worker_of_other_weights() {
     scene.fleet.handle(at(0), Event::Connected(one, other));
     let snapshot = WatchBody::Snapshot { runs: Vec::new(), stream_keys: vec![key] };
     scene.watch(0, 0, 2, (1, snapshot));
-    assert!(scene.fleet.is_reachable(at(0), one, 2));
+    assert!(scene.fleet.is_reachable(at(0), second(one)));
     assert_eq!(scene.fleet.find_stream(at(0), key), None);
 }

@@ -1,5 +1,6 @@
 //! One worker as the fleet knows it: whether it takes requests, and where its log stands.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use skein_node::clock::Timestamp;
@@ -27,20 +28,43 @@ pub struct HealthLimits {
     pub wedge_timeout: Option<Duration>,
 }
 
+/// Why a worker takes no requests.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)] // the texts say it
+pub enum Refused {
+    #[error("connecting")]
+    Connecting,
+    /// Its model cannot be used here, for this reason.
+    #[error("{0}")]
+    Mismatch(Arc<str>),
+    #[error("not heard from")]
+    NotHeardFrom,
+    #[error("silent")]
+    Silent,
+    #[error("draining")]
+    Draining,
+    #[error("a stream broke; waiting for a sign of life")]
+    StreamBroke,
+    #[error("its engine stands still")]
+    StandsStill,
+    #[error("paused after repeated faults")]
+    Paused,
+}
+
 /// One worker.
 #[derive(Debug)]
 pub(super) struct Worker {
     pub member: Member,
     pub info: Option<WorkerInfo>,
     /// Why its model cannot be used here.
-    mismatch: Option<String>,
+    mismatch: Option<Arc<str>>,
     /// Its watch is open and has said something.
     pub watching: bool,
     /// Discovery does not name it any more; it is kept while its link lives.
     pub departed: bool,
     /// It was found lost, and has not come back since.
     pub lost: bool,
-    /// It gave a request back in this life: it drains, whatever reports that are still on their way say.
+    /// It gave a request back at this epoch: it drains, whatever reports that are still on their way say.
     handed_back: bool,
     position: Position,
     pub ledger: Ledger,
@@ -83,18 +107,20 @@ pub struct Model {
 
 impl Model {
     /// Why a worker's requests cannot be moved to and from others; `None` = they can.
-    fn differs_from(&self, info: &WorkerInfo) -> Option<String> {
+    fn differs_from(&self, info: &WorkerInfo) -> Option<Arc<str>> {
         let (name, served) = (&self.name, &info.model);
         if served != name {
-            return Some(format!(
+            let reason = format!(
                 "serves `{served}`, this router serves `{name}`; start both with one served model name"
-            ));
+            );
+            return Some(reason.into());
         }
         (self.fingerprint != Some(info.fingerprint)).then(|| {
             format!(
                 "serves other weights or another config.json as `{name}` than the workers before it; give all \
                  workers equal copies, and restart the router when the model changes"
             )
+            .into()
         })
     }
 }
@@ -119,9 +145,14 @@ impl Worker {
         }
     }
 
-    /// Whether this is the worker's present life.
+    /// Whether the worker is at this epoch.
     pub fn lives(&self, epoch: u64) -> bool {
         self.info.as_ref().is_some_and(|info| info.epoch == epoch)
+    }
+
+    /// Why its model cannot be used here.
+    pub fn mismatch(&self) -> Option<Refused> {
+        self.mismatch.clone().map(Refused::Mismatch)
     }
 
     /// Whether its tokens are those of the other workers.
@@ -130,24 +161,30 @@ impl Worker {
     }
 
     /// Why the worker takes no requests now; `None` = it does.
-    pub fn refuses(&self, now: Timestamp, limits: &HealthLimits) -> Option<String> {
-        let paused = || (!self.breaker.allows(now)).then(|| "paused after repeated faults".into());
+    pub fn refuses(&self, now: Timestamp, limits: &HealthLimits) -> Option<Refused> {
+        let paused = || (!self.breaker.allows(now)).then_some(Refused::Paused);
         self.cannot(now, limits).or_else(paused)
     }
 
     /// Why the worker could not serve a request now, whatever its breaker says; `None` = it could.
-    pub fn cannot(&self, now: Timestamp, limits: &HealthLimits) -> Option<String> {
-        let reason = match () {
-            () if self.info.is_none() => "connecting",
-            () if self.mismatch.is_some() => return self.mismatch.clone(),
-            () if !self.watching => "not heard from",
-            () if self.is_silent(now, limits.worker_timeout) => "silent",
-            () if self.handed_back || self.ledger.last_report().draining => "draining",
-            () if self.suspect_since.is_some() => "a stream broke; waiting for a sign of life",
-            () if self.is_frozen(now, limits) => "its engine stands still",
-            () => return None,
-        };
-        Some(reason.into())
+    pub fn cannot(&self, now: Timestamp, limits: &HealthLimits) -> Option<Refused> {
+        if self.info.is_none() {
+            Some(Refused::Connecting)
+        } else if let Some(mismatch) = &self.mismatch {
+            Some(Refused::Mismatch(mismatch.clone()))
+        } else if !self.watching {
+            Some(Refused::NotHeardFrom)
+        } else if self.is_silent(now, limits.worker_timeout) {
+            Some(Refused::Silent)
+        } else if self.handed_back || self.ledger.last_report().draining {
+            Some(Refused::Draining)
+        } else if self.suspect_since.is_some() {
+            Some(Refused::StreamBroke)
+        } else if self.is_frozen(now, limits) {
+            Some(Refused::StandsStill)
+        } else {
+            None
+        }
     }
 
     pub fn connected(&mut self, now: Timestamp, info: WorkerInfo, model: &Model) {
@@ -160,9 +197,6 @@ impl Worker {
         self.suspect_since = None;
         (self.moved_at, self.heard_at) = (now, now);
         self.mismatch = model.differs_from(&info);
-        if let Some(mismatch) = &self.mismatch {
-            tracing::warn!(worker = %self.member.id, "worker not used: {mismatch}");
-        }
         self.info = Some(info);
     }
 
@@ -223,7 +257,7 @@ impl Worker {
         self.watching && self.ledger.last_report().giving_back
     }
 
-    /// The worker, in this one of its lives, has given a request back.
+    /// The worker has given a request back at `epoch`.
     pub fn handed_back(&mut self, epoch: u64) {
         self.handed_back |= self.lives(epoch);
     }

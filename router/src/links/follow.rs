@@ -13,7 +13,7 @@ use skein_node::{clock, task};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::{AbortHandle, JoinSet};
 
-use super::standing::{Reached, Standing};
+use super::link_log::{LinkLog, Reached};
 use super::worker_client::{CallError, WorkerClient};
 use super::workers::Workers;
 use crate::fleet::{Action, Event, TICK, WorkerId};
@@ -49,7 +49,11 @@ pub(crate) async fn follow_members(workers: Arc<Workers>, mut changes: mpsc::Rec
                 Action::Hurry(worker) => {
                     handles.get(&worker).inspect(|(_, hurry)| hurry.notify_one());
                 }
-                Action::Resubscribe(_) | Action::Reconnect(_) | Action::Wake | Action::Lost(_) => {}
+                Action::Resubscribe(_)
+                | Action::Reconnect(_)
+                | Action::Wake
+                | Action::Recheck(_)
+                | Action::Log(_) => {}
             }
         }
         while links.try_join_next().is_some() {}
@@ -72,10 +76,10 @@ pub(crate) async fn look_at_health(workers: Arc<Workers>) {
 
 async fn follow_worker(workers: Arc<Workers>, worker: WorkerId, address: String, hurry: Arc<Notify>) {
     let mut pause = FIRST_PAUSE;
-    let mut standing = Standing::default();
+    let mut log = LinkLog::default();
     loop {
         let mut reached = Reached::Nothing;
-        let ended = session(&workers, worker, &address, &mut reached, &mut standing).await;
+        let ended = session(&workers, worker, &address, &mut reached, &mut log).await;
         if workers.handle(Event::Lost(worker)).contains(&Action::Unfollow(worker)) || !workers.has(worker) {
             tracing::info!(worker = worker.0, address, "a worker that left discovery before is gone");
             return workers.disconnect(worker);
@@ -86,7 +90,7 @@ async fn follow_worker(workers: Arc<Workers>, worker: WorkerId, address: String,
             Reached::Service => FIRST_PAUSE,
         };
         let error = ended.err();
-        let reason = error.as_ref().and_then(|error| standing.ended(clock::now(), reached, error));
+        let reason = error.as_ref().and_then(|error| log.ended(clock::now(), reached, error));
         if let Some(reason) = reason {
             tracing::warn!(worker = worker.0, address, reason, "no link to a worker; trying on");
         }
@@ -103,7 +107,7 @@ async fn session(
     worker: WorkerId,
     address: &str,
     reached: &mut Reached,
-    standing: &mut Standing,
+    log: &mut LinkLog,
 ) -> Result<(), CallError> {
     let client = WorkerClient::connect(&*workers.connector, address).await?;
     *reached = Reached::Process;
@@ -128,23 +132,27 @@ async fn session(
             let event = event?;
             if *reached == Reached::Worker {
                 *reached = Reached::Watch;
-                say_back(worker, address, standing);
+                log_recovered(worker, address, log);
             }
             for action in workers.handle(Event::Watched(worker, event)) {
                 match action {
                     Action::Resubscribe(_) => continue 'subscribe,
                     Action::Reconnect(_) => return Ok(()),
                     Action::Wake => *reached = Reached::Service,
-                    Action::Follow(..) | Action::Unfollow(_) | Action::Hurry(_) | Action::Lost(_) => {}
+                    Action::Follow(..)
+                    | Action::Unfollow(_)
+                    | Action::Hurry(_)
+                    | Action::Recheck(_)
+                    | Action::Log(_) => {}
                 }
             }
         }
-        return Err(CallError::Fault("the watch ended".into()));
+        return Err(CallError::fault("the watch ended"));
     }
 }
 
-fn say_back(worker: WorkerId, address: &str, standing: &mut Standing) {
-    if let Some(away) = standing.works(clock::now()) {
+fn log_recovered(worker: WorkerId, address: &str, log: &mut LinkLog) {
+    if let Some(away) = log.works(clock::now()) {
         tracing::info!(
             worker = worker.0,
             address,

@@ -4,7 +4,10 @@
 
 pub(crate) mod errands;
 pub(crate) mod follow;
-mod standing;
+mod link_log;
 pub mod transport;
 pub mod worker_client;
 pub(crate) mod workers;
+
+#[cfg(test)]
+mod tests;

@@ -72,8 +72,8 @@ pub struct WorkerDelta {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
     /// The worker failed: try another.
-    #[error("{0}")]
-    Fault(String),
+    #[error(transparent)]
+    Fault(Fault),
     /// The worker is full: try another, or later.
     #[error("the worker is full")]
     Backpressure {
@@ -83,6 +83,23 @@ pub enum CallError {
     /// The worker does not take this request, and no other will.
     #[error("{0}")]
     Rejected(String),
+}
+
+/// How a worker failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{}{message}", code.map(|code| format!("{code:?}: ")).unwrap_or_default())]
+pub struct Fault {
+    /// Of the status that the worker answered with; `None` = it did not answer, or answered nonsense.
+    pub code: Option<Code>,
+    /// What happened.
+    pub message: String,
+}
+
+impl CallError {
+    /// A fault that no status tells of.
+    pub fn fault(message: impl Into<String>) -> Self {
+        Self::Fault(Fault { code: None, message: message.into() })
+    }
 }
 
 /// What a worker sends for one attempt, as it comes.
@@ -97,7 +114,7 @@ pub struct WorkerClient {
 impl WorkerClient {
     /// Connects to `host:port`.
     pub async fn connect(connector: &dyn Connector, address: &str) -> Result<Self, CallError> {
-        let transport = connector.connect(address).await.map_err(CallError::Fault)?;
+        let transport = connector.connect(address).await.map_err(CallError::fault)?;
         Ok(Self { transport })
     }
 
@@ -167,7 +184,7 @@ async fn bounded<T>(call: impl Future<Output = Result<T, Status>>) -> Result<T, 
 }
 
 fn timed_out() -> CallError {
-    CallError::Fault(format!("no answer within {} s", UNARY_TIMEOUT.as_secs()))
+    CallError::fault(format!("no answer within {} s", UNARY_TIMEOUT.as_secs()))
 }
 
 /// Classes of failure. Only a status that blames the request itself ends it: whatever else goes wrong at one
@@ -181,9 +198,9 @@ fn call_error(status: Status) -> CallError {
         // Made on this side: the text may name addresses, and clients get to see it.
         _ if status.source().is_some() => {
             tracing::debug!(error = error_chain(&status), "the connection to a worker failed");
-            CallError::Fault("the connection to the worker failed".into())
+            CallError::fault("the connection to the worker failed")
         }
-        code => CallError::Fault(format!("{code:?}: {}", status.message())),
+        code => CallError::Fault(Fault { code: Some(code), message: status.message().to_owned() }),
     }
 }
 
@@ -269,14 +286,14 @@ fn token_finish(finish: wire::Finish) -> Result<TokenFinish, CallError> {
         wire::FinishReason::Stop => Ok(TokenFinish::Stop { token: finish.stop_token_id }),
         wire::FinishReason::Length => Ok(TokenFinish::Length),
         wire::FinishReason::Abort => Ok(TokenFinish::Aborted),
-        wire::FinishReason::Unspecified => Err(CallError::Fault("a sample ended without a reason".into())),
+        wire::FinishReason::Unspecified => Err(CallError::fault("a sample ended without a reason")),
     }
 }
 
 fn token_logprobs(logprobs: Vec<wire::TokenLogprobs>) -> Result<Vec<TokenLogprobs>, CallError> {
     let convert = |entry: wire::TokenLogprobs| {
         if entry.top_token_ids.len() != entry.top_logprobs.len() {
-            return Err(CallError::Fault("top_token_ids and top_logprobs differ in length".into()));
+            return Err(CallError::fault("top_token_ids and top_logprobs differ in length"));
         }
         let top = entry.top_token_ids.into_iter().zip(entry.top_logprobs).collect();
         Ok(TokenLogprobs { token: entry.token_id, logprob: entry.logprob, rank: entry.rank, top })

@@ -1,46 +1,36 @@
-//! What the links to workers and the requests under way share: the fleet behind a lock, the bounds, the ids in use.
+//! The workers as requests and links share them: the fleet behind its lock, and the connection to each worker.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use rand::rngs::StdRng;
-use skein_node::clock::{self, Timestamp};
+use skein_node::clock;
 use skein_node::signal::{Listener, Signal};
+use skein_proto::block_hash;
 
 use super::errands::Errands;
 use super::transport::Connector;
 use super::worker_client::WorkerClient;
-use crate::admission::{Admission, Ask};
-use crate::claims::RunningIds;
-use crate::config::{RecoveryConfig, RouterConfig};
-use crate::dispatch::delivery;
-use crate::fleet::policy::{Demand, EXPECTED_OUTPUT_TOKENS};
-use crate::fleet::{self, Action, Fleet, Job, Placement, WorkerId};
+use crate::admission::{Admission, Ask, Permit};
+use crate::fleet::policy::Demand;
+use crate::fleet::{self, Action, Fleet, Job, Notice, Placement, WorkerEpoch, WorkerId};
 use crate::refusal::Refusal;
 use crate::request::{StreamKey, TokenId, TokenRequest};
 
 /// What a client is told to wait when no worker is ready.
 const RETRY_WHEN_NOBODY_READY: Duration = Duration::from_secs(1);
 
-/// What nobody but a test sets.
-#[derive(Debug, Clone, Default)]
-pub struct Tuning {
-    /// Seed of the policy's ties and of the router's id; `None` = random, so that routers differ.
-    pub seed: Option<u64>,
-}
-
 /// What links and requests share.
 pub(crate) struct Workers {
     state: Mutex<State>,
+    /// The fleet's block sizes. They have a lock of their own because a request is hashed before it asks the fleet.
+    block_sizes: RwLock<Arc<[u32]>>,
     changes: Signal,
-    losses: Signal,
-    pub(crate) admission: Admission,
-    pub(crate) running: RunningIds,
+    rechecks: Signal,
     attempts: AtomicU64,
     model: String,
-    pub(crate) delivery_limits: delivery::Limits,
     /// How long a stream goes on without a reader.
     pub(crate) linger: Duration,
     pub(crate) router_id: u64,
@@ -55,41 +45,79 @@ struct State {
     rng: StdRng,
 }
 
+/// A request that asks to be let in.
+pub(crate) struct Arrival<'a> {
+    pub job: &'a Job,
+    pub stream_key: StreamKey,
+    /// Its client has part of the answer already.
+    pub resumes: bool,
+    /// What its client still waits.
+    pub time_left: Option<Duration>,
+}
+
+/// An entry in a worker's account, and the way to that worker. The entry is struck out when dropped.
+pub(crate) struct Place {
+    pub placed: Placed,
+    pub client: WorkerClient,
+}
+
+/// A placement's entry in the worker's account, struck out when dropped.
+pub(crate) struct Placed {
+    workers: Arc<Workers>,
+    pub placement: Placement,
+}
+
+impl Drop for Placed {
+    fn drop(&mut self) {
+        self.workers.with_fleet(|fleet| fleet.ended(self.placement));
+    }
+}
+
 impl Workers {
     pub(crate) fn new(
-        config: &RouterConfig,
         model: &str,
         fleet: Fleet,
         rng: StdRng,
         connector: Arc<dyn Connector>,
         errands: Errands,
+        linger: Duration,
     ) -> Self {
-        let RecoveryConfig { stream_linger, patience, .. } = config.recovery;
         Self {
             router_id: fleet.router_id(),
             state: Mutex::new(State { fleet, clients: BTreeMap::new(), rng }),
+            block_sizes: RwLock::default(),
             changes: Signal::default(),
-            losses: Signal::default(),
-            admission: Admission::new(config.admission.clone()),
-            running: RunningIds::default(),
+            rechecks: Signal::default(),
             attempts: AtomicU64::new(0),
             model: model.to_owned(),
-            delivery_limits: delivery::Limits { migration_limit: config.migration_limit, patience },
-            linger: stream_linger,
+            linger,
             connector,
             errands,
         }
     }
 
-    /// Tells the fleet what happened, and wakes requests that wait for a worker if one may be had now, and those whose
+    /// Tells the fleet what happened. Wakes requests that wait for a worker if one takes requests now, and streams whose
     /// worker may be lost.
     pub(crate) fn handle(&self, event: fleet::Event) -> Vec<Action> {
-        let actions = self.with_fleet(|fleet| fleet.handle(clock::now(), event));
+        let connected = matches!(event, fleet::Event::Connected(..));
+        let actions = self.with_fleet(|fleet| {
+            let actions = fleet.handle(clock::now(), event);
+            if connected || actions.iter().any(|action| matches!(action, Action::Unfollow(_))) {
+                *self.block_sizes.write().unwrap_or_else(PoisonError::into_inner) =
+                    fleet.block_sizes().into();
+            }
+            actions
+        });
         if actions.contains(&Action::Wake) {
             self.changes.send();
         }
-        if actions.iter().any(|action| matches!(action, Action::Lost(_))) {
-            self.losses.send();
+        if actions.iter().any(|action| matches!(action, Action::Recheck(_))) {
+            self.rechecks.send();
+        }
+        for action in &actions {
+            if let Action::Log(notice) = action {
+                log(notice);
+            }
         }
         actions
     }
@@ -98,7 +126,7 @@ impl Workers {
         look(&mut self.lock().fleet)
     }
 
-    /// Keeps a worker's connection, unless it has left meanwhile.
+    /// Keeps a worker's connection, unless the worker has left.
     pub(crate) fn connect(&self, worker: WorkerId, client: WorkerClient) {
         let State { fleet, clients, .. } = &mut *self.lock();
         if fleet.has(worker) {
@@ -122,112 +150,111 @@ impl Workers {
         self.changes.subscribe()
     }
 
-    /// Changes when a worker is lost.
-    pub(crate) fn losses(&self) -> Listener {
-        self.losses.subscribe()
+    /// Changes when streams should ask whether their worker is lost or drains.
+    pub(crate) fn rechecks(&self) -> Listener {
+        self.rechecks.subscribe()
     }
 
     pub(crate) fn next_attempt(&self) -> u64 {
         self.attempts.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// What is left of a request as work for the fleet. Hashing happens outside the lock.
-    pub(crate) fn job(
-        &self,
-        request: &TokenRequest,
-        tokens: &[TokenId],
-        output_tokens_left: u32,
-        sequences: u32,
-        prompt_logprobs: bool,
-    ) -> Job {
-        let block_sizes = self.with_fleet(|fleet| fleet.block_sizes());
-        let demand = demand(tokens.len(), output_tokens_left, sequences);
-        let job = Job::new(&self.model, &request.cache_salt, tokens, &block_sizes, demand);
-        Job { cacheable: !prompt_logprobs, ..job }
+    /// What is left of a request as work for the fleet: `sequences` samples, of which the longest has `delivered`.
+    /// Hashes without the fleet's lock.
+    pub(crate) fn job(&self, request: &TokenRequest, delivered: &[TokenId], sequences: u32) -> Job {
+        let block_sizes = self.block_sizes.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let output_tokens_left = request.sampling.max_tokens.saturating_sub(delivered.len() as u32);
+        let demand = Demand::new(request.prompt.len() + delivered.len(), output_tokens_left, sequences);
+        let root = block_hash::root(&self.model, "", &request.cache_salt);
+        Job::new(root, &request.prompt, delivered, &block_sizes, demand)
+    }
+
+    /// Lets a request in, or refuses it, and enters it into the account of the worker that admission counted on: under one
+    /// lock, so that nothing changes in between.
+    ///
+    /// `None` in place of a place: its stream is somewhere already, or no worker takes requests now, or there is nothing
+    /// left to compute.
+    pub(crate) fn admit(
+        self: &Arc<Self>,
+        arrival: &Arrival<'_>,
+        admission: &Admission,
+    ) -> Result<(Permit, Option<Place>), Refusal> {
+        let now = clock::now();
+        let Arrival { job, stream_key, resumes, time_left } = *arrival;
+        let State { fleet, clients, rng } = &mut *self.lock();
+        let pick = fleet.choose(now, job, &[], rng);
+        let is_somewhere = fleet.find_stream(now, stream_key).is_some();
+        // A client that has part of its answer is not sent away, nor one whose stream only has to be read on.
+        if pick.is_none() && !resumes && !is_somewhere {
+            return Err(nobody_ready(fleet));
+        }
+        let hit_tokens = pick.as_ref().map_or(0, |pick| pick.hit_tokens);
+        let uncached = u64::from(job.demand.prompt_tokens.saturating_sub(hit_tokens));
+        let permit = admission.admit(Ask {
+            tokens: uncached + u64::from(job.demand.expected_output_tokens),
+            first_token_after: pick
+                .as_ref()
+                .filter(|_| fleet.has_measured())
+                .map(|pick| pick.first_token_after),
+            time_left,
+        })?;
+        let place = pick.filter(|_| !is_somewhere && job.demand.sequences > 0).and_then(|pick| {
+            let client = clients.get(&pick.worker)?.clone();
+            Some(self.placed(fleet.place(now, job, &pick)?, client))
+        });
+        Ok((permit, place))
     }
 
     /// Chooses a worker and enters the job into its account.
-    pub(crate) fn place(&self, job: &Job, without: &[WorkerId]) -> Option<(Placement, WorkerClient)> {
+    pub(crate) fn place(self: &Arc<Self>, job: &Job, without: &[WorkerId]) -> Option<Place> {
         let now = clock::now();
         let State { fleet, clients, rng } = &mut *self.lock();
         let pick = fleet.choose(now, job, without, rng)?;
         let client = clients.get(&pick.worker)?.clone();
-        Some((fleet.place(now, job, &pick)?, client))
+        Some(self.placed(fleet.place(now, job, &pick)?, client))
     }
 
     /// Who may have a stream: the worker it broke on, if perhaps only the connection broke, else whoever says so.
-    pub(crate) fn holder(
-        &self,
-        key: StreamKey,
-        broken: Option<(WorkerId, u64)>,
-    ) -> Option<(Placement, WorkerClient)> {
+    pub(crate) fn holder(self: &Arc<Self>, key: StreamKey, broken: Option<WorkerEpoch>) -> Option<Place> {
         let now = clock::now();
         let State { fleet, clients, .. } = &mut *self.lock();
-        let (worker, epoch) = broken
-            .filter(|&(worker, epoch)| !self.linger.is_zero() && fleet.may_have_kept(now, worker, epoch))
+        let at = broken
+            .filter(|&at| !self.linger.is_zero() && fleet.may_have_kept(now, at))
             .or_else(|| fleet.find_stream(now, key))?;
-        Some((Placement::nothing(worker, epoch), clients.get(&worker)?.clone()))
-    }
-
-    /// What admission has to know of a request; an error when no worker could take it.
-    pub(crate) fn ask(
-        &self,
-        request: &TokenRequest,
-        stream_key: StreamKey,
-        time_left: Option<Duration>,
-    ) -> Result<Ask, Refusal> {
-        let now = clock::now();
-        let sampling = &request.sampling;
-        let prompt_logprobs = sampling.prompt_logprobs.is_some();
-        let job = self.job(request, &request.prompt, sampling.max_tokens, request.n, prompt_logprobs);
-        let State { fleet, rng, .. } = &mut *self.lock();
-        let pick = fleet.choose(now, &job, &[], rng);
-        // A client that has part of its answer is not sent away, nor one whose stream only has to be read on.
-        if pick.is_none() && request.resume.is_none() && fleet.find_stream(now, stream_key).is_none() {
-            return Err(nobody_ready(fleet));
-        }
-        let measured = fleet.has_measured();
-        let hit_tokens = pick.as_ref().map_or(0, |pick| pick.hit_tokens);
-        let uncached = u64::from(job.demand.prompt_tokens.saturating_sub(hit_tokens));
-        Ok(Ask {
-            tokens: uncached + u64::from(job.demand.expected_output_tokens),
-            first_token_after: pick.filter(|_| measured).map(|pick| pick.first_token_after),
-            time_left,
-        })
+        Some(self.placed(Placement::nothing(at), clients.get(&at.worker)?.clone()))
     }
 
     pub(crate) fn nobody_ready(&self) -> Refusal {
         self.with_fleet(|fleet| nobody_ready(fleet))
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+    fn placed(self: &Arc<Self>, placement: Placement, client: WorkerClient) -> Place {
+        Place { placed: Placed { workers: self.clone(), placement }, client }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        #[cfg(test)]
+        super::tests::count_lock();
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 fn nobody_ready(fleet: &Fleet) -> Refusal {
-    let mut states: Vec<String> =
-        fleet.status(clock::now()).into_iter().map(|worker| format!("one is {}", worker.state)).collect();
     // A big fleet that is all down says the same thing many times.
-    states.truncate(4);
+    let workers = fleet.status(clock::now()).into_iter().take(4);
+    let states: Vec<String> = workers.map(|worker| format!("one is {}", worker.state())).collect();
     let reason = if states.is_empty() { "none has joined".to_owned() } else { states.join(", ") };
     Refusal::NoReadyWorker { reason, retry_after: RETRY_WHEN_NOBODY_READY }
 }
 
-/// What [`Demand`] a request has left.
-fn demand(prompt_tokens: usize, output_tokens_left: u32, sequences: u32) -> Demand {
-    let each = output_tokens_left.min(EXPECTED_OUTPUT_TOKENS);
-    Demand {
-        prompt_tokens: prompt_tokens as u32,
-        expected_output_tokens: each.saturating_mul(sequences),
-        sequences,
-    }
-}
-
-/// Waits until `deadline`; for ever without one.
-pub(crate) async fn until(deadline: Option<Timestamp>) {
-    match deadline {
-        Some(deadline) => tokio::time::sleep(deadline.since(clock::now())).await,
-        None => std::future::pending().await,
+fn log(notice: &Notice) {
+    match notice {
+        Notice::NotUsed(worker, reason) => tracing::warn!(worker, "worker not used: {reason}"),
+        Notice::Lost(worker) => {
+            tracing::warn!(worker, "worker is lost: silent, or its engine stands still");
+        }
+        Notice::OutOfStep(worker, desync) => {
+            tracing::debug!(worker = worker.0, %desync, "asking for a snapshot of the worker's cache");
+        }
     }
 }

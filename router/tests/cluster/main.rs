@@ -65,7 +65,7 @@ impl Scene {
     }
 
     fn ready(&self) -> usize {
-        self.cluster.snapshot().workers.iter().filter(|worker| worker.state == "ready").count()
+        self.cluster.snapshot().workers.iter().filter(|worker| worker.is_ready()).count()
     }
 
     async fn wait_for_ready(&self, workers: usize) {

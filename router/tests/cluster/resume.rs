@@ -97,7 +97,7 @@ async fn a_draining_worker_hands_back_and_nobody_is_to_blame() {
         assert_eq!(stream.journey(), Journey { moves: 1, resume_exact: true });
         assert_eq!((got.samples, got.prompt_logprobs), (expected.samples, expected.prompt_logprobs));
         let mut states: Vec<String> =
-            scene.cluster.snapshot().workers.into_iter().map(|worker| worker.state).collect();
+            scene.cluster.snapshot().workers.into_iter().map(|worker| worker.state()).collect();
         states.sort();
         assert_eq!(states, ["draining", "ready"]);
         assert_eq!(scene.attaches().0, 0, "what was handed back is not there any more");

@@ -51,8 +51,8 @@ fn check_router(world: &World, life: &RouterLife) {
         log.violated(life.host, format_args!("knows {} workers", snapshot.workers.len()));
     }
     for worker in snapshot.workers {
-        if worker.state != "ready" {
-            log.violated(life.host, format_args!("{} is {}", worker.id, worker.state));
+        if !worker.is_ready() {
+            log.violated(life.host, format_args!("{} is {}", worker.id, worker.state()));
         }
         if worker.load.sequences != 0 || worker.load.queued_uncached_tokens != 0 {
             log.violated(life.host, format_args!("{} still carries {:?}", worker.id, worker.load));

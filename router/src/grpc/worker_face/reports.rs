@@ -56,10 +56,12 @@ pub fn follow(
         yield event(Event::Snapshot(wire::CacheSnapshot::default()));
         for step in 1.. {
             let load = load(&app, step, placements.last(router_id), readers.count());
-            let interval = match () {
-                () if load.draining && !app.drain.is_draining() => UNREADY_INTERVAL,
-                () if load.running > 0 => BUSY_INTERVAL,
-                () => IDLE_INTERVAL,
+            let interval = if load.draining && !app.drain.is_draining() {
+                UNREADY_INTERVAL
+            } else if load.running > 0 {
+                BUSY_INTERVAL
+            } else {
+                IDLE_INTERVAL
             };
             let draining = load.draining;
             yield event(Event::Load(load));

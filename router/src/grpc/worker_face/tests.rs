@@ -181,8 +181,7 @@ async fn gateway(router: &Router, connector: Arc<dyn Connector>) -> (Cluster, mp
 async fn join(cluster: &Cluster, members: &mpsc::Sender<Change>, router: &Router) {
     let member = Member { id: router.address.clone(), address: router.address.clone() };
     members.send(Change::Join(member)).await.unwrap();
-    let is_ready =
-        || cluster.snapshot().workers.iter().any(|one| one.id == router.address && one.state == "ready");
+    let is_ready = || cluster.snapshot().workers.iter().any(|one| one.id == router.address && one.is_ready());
     while !is_ready() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
