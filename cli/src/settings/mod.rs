@@ -1,5 +1,6 @@
 //! From the command line, the environment and a file to the typed configuration of a process.
 
+mod device_choice;
 mod discovery;
 mod precision;
 mod read;

@@ -3,7 +3,7 @@
 use skein_node::config::{Settings, one_of};
 use skein_worker::config::{BackendKind, Dtype, KvCacheDtype, Precision, Quantization};
 
-use super::read::DeviceChoice;
+use super::device_choice::DeviceChoice;
 
 const DTYPES: [(&str, Dtype); 3] =
     [("auto", Dtype::Auto), ("float32", Dtype::Float32), ("bfloat16", Dtype::Bfloat16)];

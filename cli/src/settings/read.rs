@@ -12,6 +12,7 @@ use skein_worker::config::{
     BackendKind, CpuConfig, CudaConfig, LoadFormat, Precision, SchedulerConfig, UnsetLimits,
 };
 
+use super::device_choice::DeviceChoice;
 use super::precision::precision;
 
 /// Longest time any setting may name.
@@ -152,42 +153,6 @@ impl EngineSettings {
             },
             kv_cache_memory_bytes: kv_bytes(settings),
             shutdown_timeout: Duration::ZERO,
-        }
-    }
-}
-
-/// `--device`: a backend, and which of several devices when one was named.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DeviceChoice {
-    /// What computes.
-    pub kind: BackendKind,
-    /// N of `cuda:N`.
-    pub ordinal: Option<u32>,
-}
-
-impl DeviceChoice {
-    fn parse(given: &str) -> Result<Self, String> {
-        let kinds = [
-            ("auto", BackendKind::Auto),
-            ("cpu", BackendKind::Cpu),
-            ("cuda", BackendKind::Cuda),
-            ("cuda:N", BackendKind::Cuda),
-            ("fake", BackendKind::Fake),
-        ];
-        if let Some(ordinal) = given.trim().strip_prefix("cuda:").and_then(|number| number.parse().ok()) {
-            return Ok(Self { kind: BackendKind::Cuda, ordinal: Some(ordinal) });
-        }
-        one_of(&kinds)(given).map(|kind| Self { kind, ordinal: None })
-    }
-
-    /// As [`DeviceChoice::parse`] reads it.
-    pub fn text(&self) -> String {
-        match (self.kind, self.ordinal) {
-            (BackendKind::Auto, _) => "auto".into(),
-            (BackendKind::Cpu, _) => "cpu".into(),
-            (BackendKind::Fake, _) => "fake".into(),
-            (BackendKind::Cuda, None) => "cuda".into(),
-            (BackendKind::Cuda, Some(ordinal)) => format!("cuda:{ordinal}"),
         }
     }
 }

@@ -9,13 +9,8 @@ use super::super::softcap::Softcap;
 use super::element::{Bf16, Bf16Dot, Element, F16, F32, Int8};
 use super::plan::{Piece, Plan, Split};
 use super::state::States;
-use super::tile::{Attend, Chunk, Queries, SCORES};
+use super::tile::{Attend, Chunk, MOST, Queries, SCORES, TILES, Tiles};
 use super::{Attention, CHUNK, Rows};
-
-/// Tiles of a chunk.
-pub(super) const TILES: usize = CHUNK / TILE;
-/// Queries that are multiplied at once at most.
-pub(super) const MOST: usize = 8;
 
 /// One piece of a plan, and where what it computes goes.
 pub(super) struct Task<'a> {
@@ -302,12 +297,6 @@ impl<'a> Task<'a> {
         let out = unsafe { self.out.part((row * self.a.heads + head) * head_dim, head_dim) };
         states.finish(state, self.scale(), self.a.sinks.map(|sinks| sinks[head]), out);
     }
-}
-
-/// The tiles of a chunk, in order.
-pub(super) struct Tiles<'a> {
-    pub(super) tiles: [&'a [u8]; TILES],
-    pub(super) count: usize,
 }
 
 /// How many of `left` queries are multiplied at once next: nearly equal parts, or a few sizes where registers are few.

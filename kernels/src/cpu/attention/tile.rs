@@ -13,12 +13,21 @@ use super::super::softcap::{Capped, Softcap};
 use super::CHUNK;
 use super::element::Element;
 use super::state::{Join, States};
-use super::task::{MOST, Tiles};
 
+/// Tiles of a chunk.
+pub(super) const TILES: usize = CHUNK / TILE;
+/// Queries that are multiplied at once at most.
+pub(super) const MOST: usize = 8;
 /// Scores of a query: a chunk's, and a vector to keep rows out of each other's cache sets.
 pub(super) const SCORES: usize = CHUNK + LANES;
 /// Bytes of a cache line.
 const LINE: usize = 64;
+
+/// The tiles of a chunk, in order.
+pub(super) struct Tiles<'a> {
+    pub(super) tiles: [&'a [u8]; TILES],
+    pub(super) count: usize,
+}
 
 /// A chunk of positions.
 pub(super) struct Chunk<'a> {

@@ -1,8 +1,8 @@
 //! Top-k and top-p: which tokens stay.
 //!
 //! Tokens are taken by descending logit, the lower id first among equals; those with weight zero are out. Few are looked
-//! at: those that reach a logit which enough tokens are known to reach. Only of a flat distribution top-p keeps thousands;
-//! that one is [`super::flat`]'s.
+//! at: those that reach a logit which enough tokens are known to reach. Only of a flat distribution top-p keeps thousands:
+//! `flat` cuts that one.
 //!
 //! Top-p adds weights as whole numbers of 2^-44. Such sums are exact, so they depend on no order, and a device that adds
 //! them in any other way finds the same cut. A weight is rounded by at most 2^-45, where f32 itself is coarser than that
@@ -11,30 +11,11 @@
 use std::cmp::Ordering;
 
 use super::super::simd::Isa;
-use super::flat::{self, Buckets};
 use super::peaks::Peaks;
-use super::weigh::{Heat, Mass, Weigh, mass};
+use super::weigh::{Heat, Weigh, mass};
 
 /// Blocks whose maxima bound the first look for top-p; few distributions need more than their tokens.
 const FIRST_LOOK: usize = 256;
-
-/// Applies top-p to all tokens, whose `weights` these are. True: what stays is in `kept`; false: the weights of all others
-/// are zero now.
-pub(super) fn by_mass(
-    looked: Looked<'_>,
-    weights: &mut [f32],
-    peaks: &mut Peaks,
-    top_p: f32,
-    buckets: &mut Buckets,
-    kept: &mut Kept,
-) -> bool {
-    let goal = goal(looked.isa.run(Mass(weights)), top_p);
-    let is_small = kept.take_mass(looked, peaks, goal);
-    if !is_small {
-        flat::cut(looked, weights, goal, buckets, kept);
-    }
-    is_small
-}
 
 /// Tokens that stay, best first, and their weights.
 #[derive(Default)]
@@ -104,7 +85,7 @@ impl Kept {
     }
 
     /// Takes the best tokens that weigh `goal` together, and says whether they were among the first few blocks' best.
-    fn take_mass(&mut self, looked: Looked<'_>, peaks: &mut Peaks, goal: f64) -> bool {
+    pub(super) fn take_mass(&mut self, looked: Looked<'_>, peaks: &mut Peaks, goal: f64) -> bool {
         let floor = peaks.floor(FIRST_LOOK.min(peaks.blocks() / 8));
         self.take_reaching(looked, peaks, floor);
         self.sort(looked);
@@ -134,6 +115,6 @@ impl Kept {
 }
 
 /// The mass that is the share `top_p` of `total`.
-fn goal(total: u64, top_p: f32) -> f64 {
+pub(super) fn goal(total: u64, top_p: f32) -> f64 {
     total as f64 * f64::from(top_p)
 }

@@ -17,7 +17,7 @@ pub use logprobs::{Scored, score};
 use super::simd::{Isa, Kernel, Simd};
 use cut::{Kept, Looked};
 use peaks::Peaks;
-use weigh::{Heat, WeighAll};
+use weigh::{Heat, Mass, WeighAll};
 
 /// How to draw. Values are finite; which ranges are allowed is checked where requests enter.
 #[derive(Debug, Clone, Copy)]
@@ -136,13 +136,31 @@ pub fn draw(isa: Isa, logits: &[f32], sampling: &Sampling<'_>, scratch: &mut Scr
     } else {
         weights.resize(logits.len(), 0.0);
         isa.run(WeighAll { logits, heat, out: weights });
-        let is_cut = top_p < 1.0 && cut::by_mass(looked, weights, peaks, top_p, buckets, kept);
+        let is_cut = top_p < 1.0 && keep_mass(looked, weights, peaks, top_p, buckets, kept);
         match is_cut {
             true => race::among(&stream, &kept.tokens, &kept.weights),
             false => race::among_all(isa, &stream, weights),
         }
     };
     drawn.unwrap_or(best)
+}
+
+/// Applies top-p to all tokens, whose `weights` these are. True: what stays is in `kept`; false: the weights of all others
+/// are zero now.
+fn keep_mass(
+    looked: Looked<'_>,
+    weights: &mut [f32],
+    peaks: &mut Peaks,
+    top_p: f32,
+    buckets: &mut flat::Buckets,
+    kept: &mut Kept,
+) -> bool {
+    let goal = cut::goal(looked.isa.run(Mass(weights)), top_p);
+    let is_small = kept.take_mass(looked, peaks, goal);
+    if !is_small {
+        flat::cut(looked, weights, goal, buckets, kept);
+    }
+    is_small
 }
 
 /// The highest logit's token, the lowest id among equals.

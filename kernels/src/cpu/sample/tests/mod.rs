@@ -242,7 +242,7 @@ fn cuts_keep_the_tokens_that_sorting_keeps() {
             isa.run(WeighAll { logits: &logits, heat, out: &mut weights });
             let expected = naive::keep(&logits, &weights, 0, top_p);
             let looked = Looked { isa, logits: &logits, heat };
-            let is_small = cut::by_mass(looked, &mut weights, &mut peaks, top_p, &mut buckets, &mut kept);
+            let is_small = keep_mass(looked, &mut weights, &mut peaks, top_p, &mut buckets, &mut kept);
             let mut got: Vec<u32> = match is_small {
                 true => kept.tokens.clone(),
                 false => (0..vocab as u32).filter(|token| weights[*token as usize] > 0.0).collect(),

@@ -1,0 +1,44 @@
+//! `--device`: which backend computes, on which device.
+
+use skein_node::config::one_of;
+use skein_worker::config::BackendKind;
+
+/// `--device`: a backend, and which of several devices when one was named.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceChoice {
+    /// What computes.
+    pub kind: BackendKind,
+    /// N of `cuda:N`.
+    pub ordinal: Option<u32>,
+}
+
+impl DeviceChoice {
+    /// Reads one.
+    ///
+    /// # Errors
+    /// What it may be, if it is none of those.
+    pub fn parse(given: &str) -> Result<Self, String> {
+        let kinds = [
+            ("auto", BackendKind::Auto),
+            ("cpu", BackendKind::Cpu),
+            ("cuda", BackendKind::Cuda),
+            ("cuda:N", BackendKind::Cuda),
+            ("fake", BackendKind::Fake),
+        ];
+        if let Some(ordinal) = given.trim().strip_prefix("cuda:").and_then(|number| number.parse().ok()) {
+            return Ok(Self { kind: BackendKind::Cuda, ordinal: Some(ordinal) });
+        }
+        one_of(&kinds)(given).map(|kind| Self { kind, ordinal: None })
+    }
+
+    /// As [`DeviceChoice::parse`] reads it.
+    pub fn text(&self) -> String {
+        match (self.kind, self.ordinal) {
+            (BackendKind::Auto, _) => "auto".into(),
+            (BackendKind::Cpu, _) => "cpu".into(),
+            (BackendKind::Fake, _) => "fake".into(),
+            (BackendKind::Cuda, None) => "cuda".into(),
+            (BackendKind::Cuda, Some(ordinal)) => format!("cuda:{ordinal}"),
+        }
+    }
+}
