@@ -12,15 +12,15 @@ use skein_kernels::cpu::aligned::Aligned;
 use skein_kernels::cpu::input::{Form, Input};
 use skein_kernels::cpu::matmul::{Gated, Write, gated_matmul, matmul};
 use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
-use skein_kernels::gate::Gate;
 use skein_kernels::cpu::packed::{Format, Packed};
 use skein_kernels::cpu::simd::Isa;
+use skein_kernels::gate::Gate;
 use skein_node::clock;
 
 /// Weights of a format that are gone through in turn: more than any cache of one core holds.
 const BUFFER_BYTES: usize = 256 << 20;
 const FORMATS: [(&str, Format); 4] =
-    [("bf16", Format::Bf16), ("folded", Format::Bf16Folded), ("int8", Format::Int8), ("int4", Format::Int4)];
+    [("bf16", Format::BF16), ("folded", Format::BF16_FOLDED), ("int8", Format::INT8), ("int4", Format::INT4)];
 const PRODUCTS: [&str; 4] = ["qkv", "o", "gated", "down"];
 
 /// Widths of a layer.

@@ -26,10 +26,10 @@ const MEASURED: Duration = Duration::from_millis(300);
 /// Rounds of products that the peak is measured with.
 const PEAK_STEPS: usize = 500_000;
 const FORMATS: [(&str, Format); 4] = [
-    ("int8", Format::Int8),
-    ("int8-group", Format::Int8Group),
-    ("int4", Format::Int4),
-    ("int4-zero", Format::Int4Zero),
+    ("int8", Format::INT8),
+    ("int8-group", Format::INT8_GROUP),
+    ("int4", Format::INT4),
+    ("int4-zero", Format::INT4_ZERO),
 ];
 
 fn main() {

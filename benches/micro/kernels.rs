@@ -122,7 +122,7 @@ fn copies(cpu: &mut Cpu, rows: usize, cols: usize) -> Vec<Packed> {
     let bytes = rows * cols * 2;
     let matrix = WeightMatrix::new(Storage::Bf16(noise(bytes).into()), rows, cols);
     // Numbers are laid out as they are: nothing can fail.
-    (0..(BUFFER_BYTES / bytes).clamp(1, 300)).flat_map(|_| Packed::of(cpu, &matrix, Format::Bf16)).collect()
+    (0..(BUFFER_BYTES / bytes).clamp(1, 300)).flat_map(|_| Packed::of(cpu, &matrix, Format::BF16)).collect()
 }
 
 /// One matrix at several batch sizes.

@@ -34,8 +34,8 @@ pub fn numbers(numbers: Numbers, flag: &str, value: &str) -> Option<Numbers> {
             };
             Some(Numbers { kv, ..numbers })
         }
-        ("--quantization", "int8") => Some(Numbers { weights: Some(Format::Int8), ..numbers }),
-        ("--quantization", "int4") => Some(Numbers { weights: Some(Format::Int4), ..numbers }),
+        ("--quantization", "int8") => Some(Numbers { weights: Some(Format::INT8), ..numbers }),
+        ("--quantization", "int4") => Some(Numbers { weights: Some(Format::INT4), ..numbers }),
         _ => None,
     }
 }

@@ -116,10 +116,10 @@ fn the_text_is_the_models_kind_and_bf16_activations_cost_nearly_nothing() {
 fn rounded_weights_cost_little() {
     let weights = |format| Numbers { weights: Some(format), ..Numbers::EXACT };
     check(&[
-        ("int8", weights(Format::Int8), INT8_PERCENT),
-        ("int8 by groups", weights(Format::Int8Group), INT8_PERCENT),
-        ("int4", weights(Format::Int4), INT4_PERCENT),
-        ("int4 with zero points", weights(Format::Int4Zero), INT4_PERCENT),
+        ("int8", weights(Format::INT8), INT8_PERCENT),
+        ("int8 by groups", weights(Format::INT8_GROUP), INT8_PERCENT),
+        ("int4", weights(Format::INT4), INT4_PERCENT),
+        ("int4 with zero points", weights(Format::INT4_ZERO), INT4_PERCENT),
     ]);
 }
 
@@ -132,7 +132,7 @@ fn rounded_keys_and_values_cost_little() {
         ("int8 KV", cached(KvType::Int8), KV_INT8_PERCENT),
         (
             "int8 and int8 KV",
-            Numbers { weights: Some(Format::Int8), ..cached(KvType::Int8) },
+            Numbers { weights: Some(Format::INT8), ..cached(KvType::Int8) },
             INT8_PERCENT + KV_INT8_PERCENT,
         ),
     ]);

@@ -1,6 +1,5 @@
 //! A weight matrix as it was stored: rows are looked up in it, and it is [packed](super::packed) to be multiplied with.
 
-use super::packed::Format;
 use skein_sys::mapped::Bytes;
 
 /// A weight matrix `[rows, cols]`, row-major: row `n` holds the weights of output `n`.
@@ -25,15 +24,9 @@ pub enum Storage {
 impl Storage {
     /// Bytes of a value.
     pub fn value_bytes(&self) -> usize {
-        self.format().bits() as usize / 8
-    }
-
-    /// The format that keeps the numbers as they are when they are packed.
-    pub fn format(&self) -> Format {
         match self {
-            Self::Bf16(_) => Format::Bf16,
-            Self::F16(_) => Format::F16,
-            Self::F32(_) => Format::F32,
+            Self::Bf16(_) | Self::F16(_) => 2,
+            Self::F32(_) => 4,
         }
     }
 

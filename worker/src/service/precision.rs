@@ -20,8 +20,8 @@ const CPU_ARITHMETIC: u32 = 5;
 pub(super) fn on_cpu(asked: Precision, weights: &Storage) -> Result<Numbers, WorkerError> {
     let packed = match asked.quantization {
         None => None,
-        Some(Quantization::Int8) => Some(Format::Int8),
-        Some(Quantization::Int4) => Some(Format::Int4),
+        Some(Quantization::Int8) => Some(Format::INT8),
+        Some(Quantization::Int4) => Some(Format::INT4),
         Some(Quantization::Fp8) => {
             return Err(unsuitable("--quantization fp8 needs a GPU; the CPU has int8 and int4"));
         }
@@ -115,8 +115,8 @@ mod tests {
         check("f16", Dtype::Auto, None, KvCacheDtype::Auto, false, KvType::Bf16, None);
         check("f32", Dtype::Auto, None, KvCacheDtype::Auto, false, KvType::F32, None);
         check("f32", Dtype::Auto, None, KvCacheDtype::Float16, false, KvType::F16, None);
-        check("bf16", Dtype::Auto, Some(Int8), KvCacheDtype::Int8, false, KvType::Int8, Some(Format::Int8));
-        check("f32", Dtype::Bfloat16, Some(Int4), KvCacheDtype::Auto, false, KvType::F32, Some(Format::Int4));
+        check("bf16", Dtype::Auto, Some(Int8), KvCacheDtype::Int8, false, KvType::Int8, Some(Format::INT8));
+        check("f32", Dtype::Bfloat16, Some(Int4), KvCacheDtype::Auto, false, KvType::F32, Some(Format::INT4));
     }
 
     #[test]
@@ -151,8 +151,8 @@ mod tests {
             Numbers { bf16: true, ..Numbers::EXACT },
             Numbers { kv: KvType::Bf16, ..Numbers::EXACT },
             Numbers { kv: KvType::Int8, ..Numbers::EXACT },
-            Numbers { weights: Some(Format::Int8), ..Numbers::EXACT },
-            Numbers { weights: Some(Format::Int4), ..Numbers::EXACT },
+            Numbers { weights: Some(Format::INT8), ..Numbers::EXACT },
+            Numbers { weights: Some(Format::INT4), ..Numbers::EXACT },
         ]
         .iter()
         .map(cpu_arithmetic)

@@ -161,7 +161,7 @@ fn weights_that_are_no_numbers_are_refused_at_load() {
     let data = 8 + u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
     bytes[data..].fill(0xff); // NaN in f32
     std::fs::write(&path, bytes).unwrap();
-    let rounded = Numbers { weights: Some(Format::Int8), ..Numbers::EXACT };
+    let rounded = Numbers { weights: Some(Format::INT8), ..Numbers::EXACT };
     // What is rounded is refused before it is, by the name of its tensor.
     for (numbers, expected) in [
         (Numbers::EXACT, "not finite"),

@@ -6,10 +6,13 @@ use std::marker::PhantomData;
 use super::super::Cpu;
 use super::super::input::{self, Form, Input};
 use super::super::mlp::{Function, GeluTanh, Silu, gate_in_place};
+use super::super::packed::PANEL;
+use super::super::packed::formats::multiply;
 use super::super::shared::Shared;
 use super::super::simd::{Kernel, LANES, Simd};
+use super::part::{Destination, Linear, Part, Write};
 use super::room::ProductId;
-use super::{Destination, Linear, PANEL, Part, Shares, Task, Write};
+use super::shares::{Shares, Task};
 use crate::gate::Gate;
 
 /// The two products of a gate, `[rows, cols]` each.
@@ -70,8 +73,8 @@ pub fn gated_matmul(cpu: &mut Cpu, x: &Input, gated: Gated<'_>, form: Form, out:
             1 => [up.weights_from(first), gate.weights_from(after)],
             _ => [gate, up].map(|linear| linear.weights_from(after)),
         };
-        part(gate, after_gate, 0).run(isa, integers);
-        part(up, after_up, count).run(isa, integers);
+        multiply(&part(gate, after_gate, 0), isa, integers);
+        multiply(&part(up, after_up, count), isa, integers);
         let row = x_rows.start;
         match by {
             Gate::Silu => {

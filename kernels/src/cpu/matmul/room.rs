@@ -25,7 +25,7 @@ pub(super) type Share = (ProductId, usize);
 
 /// What became of the weights of one share.
 #[derive(Default)]
-pub(super) struct Room {
+pub(in crate::cpu) struct Room {
     share: Option<Share>,
     /// Of the first of `places`, where the weights lie and how many panels.
     made: Vec<(*const u8, usize)>,
@@ -69,7 +69,7 @@ impl Room {
 }
 
 /// Calls `take` with this thread's room, which is kept for the next time.
-pub(super) fn with_room(take: impl FnOnce(&mut Room)) {
+pub(in crate::cpu) fn with_room(take: impl FnOnce(&mut Room)) {
     thread_local! {
         static ROOM: RefCell<Room> = RefCell::default();
     }

@@ -1,6 +1,9 @@
 use proptest::prelude::*;
 
+use super::super::packed::{Format, Packed};
 use super::super::simd::Isa;
+use super::shares::Cut;
+use super::tiles::Streams;
 use super::*;
 use crate::cpu::input::Form;
 use crate::cpu::matrix::{Storage, WeightMatrix};
@@ -30,7 +33,8 @@ fn stored(format: usize, values: &[f32]) -> Storage {
 /// `[n, k]`, packed as stored.
 fn packed(format: usize, values: &[f32], n: usize, k: usize) -> Packed {
     let matrix = WeightMatrix::new(stored(format, values), n, k);
-    Packed::of(&mut Cpu::new(1), &matrix, matrix.storage().format()).expect("nothing is rounded")
+    Packed::of(&mut Cpu::new(1), &matrix, *Format::keeping(matrix.storage()).last().expect("there is one"))
+        .expect("nothing is rounded")
 }
 
 /// `x` `[m, k]` times one matrix or more.
@@ -177,7 +181,7 @@ fn folded_weights_give_the_same_bits() {
             .flat_map(|form| Isa::available().into_iter().map(move |isa| (form, isa)))
         {
             let cpu = &mut Cpu::with_isa(2, isa);
-            let [folded, unfolded] = [Format::Bf16Folded, Format::Bf16].map(|format| {
+            let [folded, unfolded] = [Format::BF16_FOLDED, Format::BF16].map(|format| {
                 let packed = Packed::of(cpu, &matrix, format).unwrap();
                 let mut y = vec![0.0; m * n];
                 multiply(cpu, form, &x, &[(&packed).into()], &mut y, Write::Set);
@@ -213,8 +217,8 @@ fn a_gated_product_is_the_gate_of_two_products() {
             .flat_map(|form| [Form::F32, Form::Bf16, Form::Int8].map(|to| (form, to)))
         {
             let format = match form {
-                Form::Int8 => Format::Int4Zero,
-                Form::F32 | Form::Bf16 => Format::Bf16,
+                Form::Int8 => Format::INT4_ZERO,
+                Form::F32 | Form::Bf16 => Format::BF16,
             };
             let [gate, up] = [&w[..n * k], &w[n * k..]].map(|w| {
                 let matrix = WeightMatrix::new(stored(0, w), n, k);

@@ -5,10 +5,11 @@
 
 use std::ops::Range;
 
+use super::super::packed::Format;
 use super::super::simd::Simd;
 
 /// Panels that are read side by side: several long streams come from memory faster than one.
-pub(super) const MOST_STREAMS: usize = 4;
+pub(in crate::cpu) const MOST_STREAMS: usize = 4;
 /// Vectors of sums that the widest register file holds besides the operands; others do with any number of rows.
 pub(super) const MOST_ACCUMULATORS: usize = 24;
 /// Rows of a tile there: by three panels. More rows by fewer panels were slower (bfloat16 on Zen 4: 12 by 2, 16 by 1).
@@ -18,7 +19,7 @@ const LINE_BYTES: usize = 64;
 
 /// What the registers of an instruction set and format have room for.
 #[derive(Clone, Copy)]
-pub(super) struct Registers {
+pub(in crate::cpu) struct Registers {
     /// Vectors of sums.
     accumulators: usize,
     /// Rows of a tile at most.
@@ -32,8 +33,23 @@ impl Registers {
         Self { accumulators, highest: if highest < HIGHEST { highest } else { HIGHEST } }
     }
 
+    /// What an instruction set with so many has for weights in `format`. Integers take two panels at least, so that what is read
+    /// of `x` serves both.
+    pub(super) const fn of(format: Format, accumulators: usize, has_dot: bool) -> Self {
+        if format.is_integer() {
+            Self::new(accumulators / format.sums(has_dot), 2)
+        } else {
+            Self::of_values(accumulators)
+        }
+    }
+
+    /// The same for weights that are numbers: two panels at least where the register file is the widest.
+    pub(super) const fn of_values(accumulators: usize) -> Self {
+        Self::new(accumulators, if accumulators == MOST_ACCUMULATORS { 2 } else { 1 })
+    }
+
     /// Rows of a tile at most.
-    pub(super) const fn highest(self) -> usize {
+    pub(in crate::cpu) const fn highest(self) -> usize {
         self.highest
     }
 
@@ -44,7 +60,7 @@ impl Registers {
     }
 
     /// Whether there are tiles of that size: what an instruction set does not use is not compiled for it.
-    pub(super) const fn has(self, height: usize, width: usize) -> bool {
+    pub(in crate::cpu) const fn has(self, height: usize, width: usize) -> bool {
         // A tile may be a row lower than the tallest one, whose width all have.
         let (lower, taller) = (self.widest(height), self.widest(height + 1));
         let is_rest = width == 1 || (width == 2 && (lower == 3 || taller == 3));
@@ -182,25 +198,25 @@ impl Pass {
 
 /// Where a tile lies.
 #[derive(Clone, Copy)]
-pub(super) struct Tile {
+pub(in crate::cpu) struct Tile {
     /// Its first row of `x`.
-    pub(super) first: usize,
+    pub(in crate::cpu) first: usize,
     /// Rows of `x`.
-    pub(super) height: usize,
+    pub(in crate::cpu) height: usize,
     /// Its first panel, of the task's.
-    pub(super) panel: usize,
+    pub(in crate::cpu) panel: usize,
     /// Panels.
-    pub(super) width: usize,
+    pub(in crate::cpu) width: usize,
     /// Panels from one of its panels to the next.
-    pub(super) apart: usize,
+    pub(in crate::cpu) apart: usize,
     /// Weights to ask for meanwhile.
-    pub(super) ahead: Ahead,
+    pub(in crate::cpu) ahead: Ahead,
 }
 
 /// Weights to ask for. Who passes it on passes a reference: a copy is read in wider words than it was written in, which waits until
 /// all stores before are done, those of the last tile's results among them (a tenth of small products of many rows).
 #[derive(Clone, Copy)]
-pub(super) enum Ahead {
+pub(in crate::cpu) enum Ahead {
     /// Those so many bytes further in each panel; none if 0.
     Soon(usize),
     /// So many lines from there on, into the second-level cache.
@@ -210,7 +226,7 @@ pub(super) enum Ahead {
 impl Ahead {
     /// In so many looks.
     #[inline(always)]
-    pub(super) fn over(&self, looks: usize) -> Looks {
+    pub(in crate::cpu) fn over(&self, looks: usize) -> Looks {
         match self {
             Self::Soon(bytes) => Looks { soon: *bytes, at: std::ptr::null(), lines: 0 },
             Self::Later(at, lines) => Looks { soon: 0, at: *at, lines: lines.div_ceil(looks.max(1)) },
@@ -226,7 +242,7 @@ impl Ahead {
 
 /// What a tile asks for, part by part.
 #[derive(Clone, Copy)]
-pub(super) struct Looks {
+pub(in crate::cpu) struct Looks {
     /// Bytes ahead of what is read.
     soon: usize,
     at: *const u8,
@@ -236,7 +252,13 @@ pub(super) struct Looks {
 impl Looks {
     /// Asks for one part, while `bytes` of `NR` panels that are `apart` bytes apart are read from `w` on.
     #[inline(always)]
-    pub(super) fn ask<S: Simd, const NR: usize>(&mut self, s: S, w: *const u8, apart: usize, bytes: usize) {
+    pub(in crate::cpu) fn ask<S: Simd, const NR: usize>(
+        &mut self,
+        s: S,
+        w: *const u8,
+        apart: usize,
+        bytes: usize,
+    ) {
         if self.soon > 0 {
             for line in (0..bytes).step_by(LINE_BYTES) {
                 for n in 0..NR {

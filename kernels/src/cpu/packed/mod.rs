@@ -1,73 +1,189 @@
-//! Weights in the layouts that multiplication reads, and how they are made: as stored, or as small integers.
+//! Weights in the layouts that multiplication reads.
 //!
-//! A packed matrix is one run of bytes, so that it can lie in a file: values or codes, then scales, then zero points, each part
-//! from a multiple of 64 bytes on. Outputs are taken sixteen at a time (a panel), so that an output is a lane and no vector has
-//! to be summed up at the end. Rows and columns that the matrix does not have are filled up with zeros, or codes that mean
-//! zero. bfloat16 lies in pairs of columns, as `VDPBF16PS` multiplies them; codes with columns in fours (`VPDPBUSD` multiplies
-//! four bytes of a lane):
+//! A packed matrix is one run of bytes, so that it can lie in a file: values or codes, then scales, then zero points, then what
+//! else its format has, each part from a multiple of 64 bytes on. Outputs are taken sixteen at a time (a panel), so that an
+//! output is a lane and no vector has to be summed up at the end. Rows and columns that the matrix does not have are filled up
+//! with zeros, or codes that mean zero.
 //!
 //! ```text
-//! values  bfloat16: [panels][columns / 2][16 outputs][2 columns]; half and single: [panels][columns][16 outputs]
-//! codes   8 bits: [panels][columns / 4][16 outputs][4 columns]
+//! values  [panels][columns][16 outputs], or as the format's file says
+//! codes   8 bits: [panels][columns / 4][16 outputs][4 columns]: `VPDPBUSD` multiplies four bytes of a lane
 //!         4 bits: [panels][columns / 8][16 outputs][4]: column j low, column j + 4 high
 //! scales  one for each output: f32 [panels][16]; for each group of 32 columns: f16 [panels][groups][16]
 //! zeros   u8 [panels][groups][16], in formats that have them
 //! ```
 //!
-//! An integer weight is `scale * (code - zero)`; codes are unsigned. Formats without zero points have 128 for all. Between the 4-bit
-//! codes of [`Format::Int4`] lie its steps: before the codes of each four groups `[4 groups][16 outputs]` bytes, a zero point
-//! in the high half and a multiplier in the low one. What its weights are multiplied as is `128 + multiplier * (code - zero)`.
-//! [`fold`] describes [`Format::Bf16Folded`].
+//! An integer weight is `scale * (code - zero)`; codes are unsigned. Formats without zero points have 128 for all.
+//!
+//! Each format is one file of [`formats`]: its numbers, how it is packed and widened, and its kernel. The rest asks [`Format`].
 
-pub(super) mod fold;
-mod pack;
+mod error;
+pub(super) mod formats;
+mod given;
+mod rounding;
 mod scale;
 #[cfg(test)]
 mod tests;
+mod values;
 
-use fold::Patches;
-pub use pack::{NotFinite, PackError, pack};
+pub use error::{NotFinite, PackError};
+pub use given::{GivenCodes, pack_codes};
 
+use super::Cpu;
 use super::input::{Form, GROUP};
+use super::matrix::WeightMatrix;
 use skein_sys::mapped::Bytes;
 
 /// Changes whenever the same weights would be packed to other bytes: part of what packed weights are kept under.
 pub const VERSION: u32 = 5;
 /// The zero point of codes as they are multiplied with, in formats that do not store any.
 pub(super) const ZERO: u8 = 128;
-/// Groups whose steps lie in one cache line, before their codes: one stream to read, in [`Format::Int4`].
-pub(super) const STEP_GROUPS: usize = 4;
-/// Bytes of such a line.
-pub(super) const STEP_BYTES: usize = STEP_GROUPS * PANEL;
-/// Bytes from one such line to the next.
-pub(super) const STEP_LINE_BYTES: usize = STEP_BYTES + STEP_GROUPS * GROUP * PANEL / 2;
 /// Outputs of a panel.
 pub const PANEL: usize = 16;
-/// Columns that lie beside each other in bfloat16; 16-bit panels have a multiple of them.
-const PAIR: usize = 2;
 /// Parts of a packed matrix start at multiples of this.
 const PART_ALIGN: usize = 64;
 
-/// How weights lie.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
-    /// bfloat16; subnormals become zero, as `VDPBF16PS` takes them.
-    Bf16,
-    /// The same values in 12 bits each, if few of their exponents are rare.
-    Bf16Folded,
-    /// IEEE half.
-    F16,
-    /// IEEE single.
-    F32,
-    /// 8 bits, a scale for each output.
-    Int8,
-    /// 8 bits, a scale for each output and group of 32 columns.
-    Int8Group,
-    /// 4 bits that become 8 of [`Format::Int8`] by a multiplier and a zero point of 4 bits each for each output and group of
-    /// 32 columns: `multiplier * (code - zero point)`. QServe (arXiv 2405.04532) calls it progressive group quantization.
-    Int4,
-    /// 4 bits, a scale and a zero point for each output and group of 32 columns.
-    Int4Zero,
+/// How weights lie. [`formats`] lists all.
+#[derive(Clone, Copy)]
+pub struct Format(&'static Spec);
+
+/// What a format says of itself.
+pub(super) struct Spec {
+    /// In logs, and in the keys of packed files: it never changes.
+    pub(super) name: &'static str,
+    /// In the names of packed files.
+    pub(super) file_name: &'static str,
+    /// Bits of a value or code.
+    pub(super) bits: u32,
+    /// Columns that a panel has a multiple of.
+    pub(super) columns: usize,
+    /// What lies among a panel's codes.
+    pub(super) inserted: Inserted,
+    /// Whether weights are numbers or codes.
+    pub(super) weights: Weights,
+    /// Vectors of sums that a vector of results takes: with an instruction that multiplies codes four by four, and without.
+    pub(super) sums: [usize; 2],
+    /// The format of a model's head where this is that of its layers; the same if `None`.
+    pub(super) head: Option<Format>,
+    /// What lies behind values, scales and zero points.
+    pub(super) tail: Option<Tail>,
+    /// Writes a matrix in a layout of this format, with all threads; see [`pack`].
+    pub(super) pack: fn(&mut Cpu, &WeightMatrix, Layout, &mut [u8]) -> Result<(), PackError>,
+}
+
+/// Bytes that lie among a panel's codes.
+pub(super) struct Inserted {
+    /// Columns whose codes follow them.
+    pub(super) columns: usize,
+    /// Bytes before those.
+    pub(super) bytes: usize,
+}
+
+impl Inserted {
+    /// Codes lie side by side.
+    pub(super) const NOTHING: Self = Self { columns: GROUP, bytes: 0 };
+}
+
+/// What weights are.
+pub(super) enum Weights {
+    /// Floating-point numbers.
+    Values {
+        /// That of an output and column.
+        value: fn(&Packed, usize, usize) -> f32,
+        /// Whether activations may be rounded to bfloat16, as these are.
+        is_bf16: bool,
+    },
+    /// Codes of small integers.
+    Codes {
+        /// That of an output and column, as it is multiplied with.
+        code: fn(&Packed, usize, usize) -> u8,
+        /// What a scale is for.
+        scales: Scales,
+        /// Whether zero points are stored.
+        has_zeros: bool,
+    },
+}
+
+/// What has a scale of its own.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scales {
+    /// Each output; in single precision.
+    Outputs,
+    /// Each output's groups of 32 columns; in half precision.
+    Groups,
+}
+
+/// A part of a packed matrix that only its format reads.
+pub(super) struct Tail {
+    /// Its bytes.
+    pub(super) bytes: fn(&Layout) -> usize,
+    /// How many of them no product reads.
+    pub(super) unread: fn(&Packed) -> usize,
+}
+
+impl Format {
+    /// For logs.
+    pub const fn name(self) -> &'static str {
+        self.0.name
+    }
+
+    /// In the names of packed files.
+    pub const fn file_name(self) -> &'static str {
+        self.0.file_name
+    }
+
+    /// Bits of a value or code.
+    pub const fn bits(self) -> u32 {
+        self.0.bits
+    }
+
+    /// Whether weights are codes of small integers, and activations too.
+    pub const fn is_integer(self) -> bool {
+        matches!(self.0.weights, Weights::Codes { .. })
+    }
+
+    /// The form that activations have when they are multiplied with such weights: where weights are bfloat16, `bf16` says
+    /// whether activations are rounded to it too.
+    pub const fn form(self, bf16: bool) -> Form {
+        match self.0.weights {
+            Weights::Codes { .. } => Form::Int8,
+            Weights::Values { is_bf16: true, .. } if bf16 => Form::Bf16,
+            Weights::Values { .. } => Form::F32,
+        }
+    }
+
+    /// The format of the head of a model whose layers have this one: nothing after it makes up for a logit's error, so that the
+    /// head never has less than 8 bits.
+    pub fn of_head(self) -> Self {
+        self.0.head.unwrap_or(self)
+    }
+
+    /// Vectors of sums that a vector of results takes, on an instruction set that has a product of codes four by four or not.
+    pub(super) const fn sums(self, has_dot: bool) -> usize {
+        self.0.sums[if has_dot { 0 } else { 1 }]
+    }
+
+    /// What has a scale of its own, if anything has.
+    const fn scales(self) -> Option<Scales> {
+        match self.0.weights {
+            Weights::Codes { scales, .. } => Some(scales),
+            Weights::Values { .. } => None,
+        }
+    }
+}
+
+impl PartialEq for Format {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self.0, other.0)
+    }
+}
+
+impl Eq for Format {}
+
+impl std::fmt::Debug for Format {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.0.name)
+    }
 }
 
 /// Where the parts of a packed matrix lie.
@@ -94,36 +210,29 @@ impl Layout {
 
     /// Bytes of a panel's values or codes.
     pub fn panel_bytes(&self) -> usize {
-        let columns = match self.format {
-            Format::Bf16Folded => self.cols.next_multiple_of(fold::UNIT),
-            format if format.is_integer() => self.groups() * GROUP,
-            _ => self.cols.next_multiple_of(PAIR),
-        };
-        columns * PANEL * self.format.bits() as usize / 8 + self.inner_steps()
-    }
-
-    /// Bytes of steps among a panel's codes.
-    fn inner_steps(&self) -> usize {
-        if self.format == Format::Int4 { self.groups().div_ceil(STEP_GROUPS) * STEP_BYTES } else { 0 }
+        let Spec { bits, columns, inserted, .. } = self.format.0;
+        let codes = self.cols.next_multiple_of(*columns) * PANEL * *bits as usize / 8;
+        codes + self.cols.div_ceil(inserted.columns) * inserted.bytes
     }
 
     /// Scales of a panel.
     pub fn panel_scales(&self) -> usize {
-        match self.format {
-            Format::Bf16 | Format::Bf16Folded | Format::F16 | Format::F32 => 0,
-            Format::Int8 | Format::Int4 => PANEL,
-            Format::Int8Group | Format::Int4Zero => self.groups() * PANEL,
+        match self.format.scales() {
+            None => 0,
+            Some(Scales::Outputs) => PANEL,
+            Some(Scales::Groups) => self.groups() * PANEL,
         }
     }
 
     /// Zero points of a panel, where they lie apart.
     pub fn panel_zeros(&self) -> usize {
-        if self.format == Format::Int4Zero { self.panel_scales() } else { 0 }
+        let has_zeros = matches!(self.format.0.weights, Weights::Codes { has_zeros: true, .. });
+        if has_zeros { self.panel_scales() } else { 0 }
     }
 
     /// Bytes of a scale.
     pub fn scale_bytes(&self) -> usize {
-        if self.format.has_groups() { 2 } else { 4 }
+        if self.format.scales() == Some(Scales::Groups) { 2 } else { 4 }
     }
 
     /// Where the scales start.
@@ -137,77 +246,40 @@ impl Layout {
             .next_multiple_of(PART_ALIGN)
     }
 
-    /// All bytes.
-    pub fn bytes(&self) -> usize {
-        if self.format == Format::Bf16Folded {
-            return self.folded_at()[3];
-        }
+    /// Where the part that only the format reads starts.
+    fn tail_at(&self) -> usize {
         (self.zeros_at() + self.panels() * self.panel_zeros()).next_multiple_of(PART_ALIGN)
     }
 
-    /// The byte of a panel at which the value of column `col` and output `lane` starts, in formats that are no integers.
-    fn value_at(&self, col: usize, lane: usize) -> usize {
-        match self.format {
-            Format::Bf16 | Format::Bf16Folded => ((col / PAIR * PANEL + lane) * PAIR + col % PAIR) * 2,
-            _ => (col * PANEL + lane) * self.format.bits() as usize / 8,
-        }
-    }
-
-    /// Bytes of steps before a column's code.
-    fn steps_until(col: usize) -> usize {
-        (col / GROUP / STEP_GROUPS + 1) * STEP_BYTES
-    }
-
-    /// Where in a panel the steps of a column's group and output `lane` lie: a multiplier in the byte's low half, a zero point
-    /// in its high one.
-    pub(super) fn step_at(col: usize, lane: usize) -> usize {
-        let group = col / GROUP;
-        group / STEP_GROUPS * STEP_LINE_BYTES + group % STEP_GROUPS * PANEL + lane
+    /// All bytes.
+    pub fn bytes(&self) -> usize {
+        let tail = self.format.0.tail.as_ref().map_or(0, |tail| (tail.bytes)(self));
+        (self.tail_at() + tail).next_multiple_of(PART_ALIGN)
     }
 
     /// Where in a panel's codes column `col` of output `lane` lies: the byte, and whether in its high half.
     pub(super) fn code_at(&self, col: usize, lane: usize) -> (usize, bool) {
-        match self.format.bits() {
-            4 => {
-                let steps = if self.format == Format::Int4 { Self::steps_until(col) } else { 0 };
-                (steps + (col / 8 * PANEL + lane) * 4 + col % 4, col % 8 >= 4)
-            }
-            _ => ((col / 4 * PANEL + lane) * 4 + col % 4, false),
+        let Spec { bits, inserted, .. } = self.format.0;
+        let before = (col / inserted.columns + 1) * inserted.bytes;
+        match *bits {
+            4 => (before + (col / 8 * PANEL + lane) * 4 + col % 4, col % 8 >= 4),
+            _ => (before + (col / 4 * PANEL + lane) * 4 + col % 4, false),
         }
     }
 }
 
-impl Format {
-    /// Whether weights are codes of small integers.
-    pub const fn is_integer(self) -> bool {
-        !matches!(self, Self::Bf16 | Self::Bf16Folded | Self::F16 | Self::F32)
-    }
-
-    /// Bits of a value or code.
-    pub const fn bits(self) -> u32 {
-        match self {
-            Self::F32 => 32,
-            Self::Bf16 | Self::F16 => 16,
-            Self::Bf16Folded => 12,
-            Self::Int8 | Self::Int8Group => 8,
-            Self::Int4 | Self::Int4Zero => 4,
-        }
-    }
-
-    /// Whether each group of 32 columns has a scale of its own.
-    pub const fn has_groups(self) -> bool {
-        matches!(self, Self::Int8Group | Self::Int4Zero)
-    }
-
-    /// The form that activations have when they are multiplied with such weights: where weights are bfloat16, `bf16` says
-    /// whether activations are rounded to it too.
-    pub fn form(self, bf16: bool) -> Form {
-        match self {
-            Self::Bf16 | Self::Bf16Folded if bf16 => Form::Bf16,
-            Self::Bf16 | Self::Bf16Folded | Self::F16 | Self::F32 => Form::F32,
-            _ => Form::Int8,
-        }
-    }
+/// Writes `from` to `to` in `layout`, with all threads: rounded where its format is one of integers.
+///
+/// # Errors
+/// If a weight that is to be rounded is infinite or no number, or exponents are too many to be folded. `to` then holds nothing
+/// of use.
+///
+/// # Panics
+/// If the shapes disagree, or the layout is that of other floating-point numbers.
+pub fn pack(cpu: &mut Cpu, from: &WeightMatrix, layout: Layout, to: &mut [u8]) -> Result<(), PackError> {
+    assert_eq!((from.rows(), from.cols()), (layout.rows, layout.cols), "the layout is the matrix's");
+    assert_eq!(to.len(), layout.bytes(), "a packed matrix fills its bytes");
+    (layout.format.0.pack)(cpu, from, layout, to)
 }
 
 /// A packed matrix `[rows, cols]`: row `n` holds the weights of output `n`.
@@ -225,6 +297,17 @@ impl Packed {
     pub fn new(layout: Layout, bytes: Bytes) -> Self {
         assert_eq!(bytes.len(), layout.bytes(), "a packed matrix fills its bytes");
         Self { bytes, layout }
+    }
+
+    /// `from` in `format`, in memory.
+    ///
+    /// # Errors
+    /// See [`pack`].
+    pub fn of(cpu: &mut Cpu, from: &WeightMatrix, format: Format) -> Result<Self, PackError> {
+        let layout = Layout { format, rows: from.rows(), cols: from.cols() };
+        let mut bytes = vec![0; layout.bytes()];
+        pack(cpu, from, layout, &mut bytes)?;
+        Ok(Self::new(layout, bytes.into()))
     }
 
     /// Its layout.
@@ -247,12 +330,9 @@ impl Packed {
         &self.bytes
     }
 
-    /// Bytes that a multiplication reads: all but the room for patches that there are not.
+    /// Bytes that a multiplication reads.
     pub fn read_bytes(&self) -> usize {
-        match self.layout.format {
-            Format::Bf16Folded => self.layout.folded_at()[2] + Patches::bytes(&self.bytes, &self.layout),
-            _ => self.bytes.len(),
-        }
+        self.bytes.len() - self.layout.format.0.tail.as_ref().map_or(0, |tail| (tail.unread)(self))
     }
 
     /// Values or codes `[panels][panel_bytes]`.
@@ -271,95 +351,54 @@ impl Packed {
         &self.bytes[self.layout.zeros_at()..][..self.layout.panels() * self.layout.panel_zeros()]
     }
 
-    /// High bytes `[panels][16]` of [`Format::Bf16Folded`].
-    pub(super) fn tables(&self) -> &[u8] {
-        let [tables, starts, ..] = self.layout.folded_at();
-        &self.bytes[tables..starts]
-    }
-
-    /// Bytes of a panel of [`Format::Bf16Folded`] once it is unfolded.
-    pub(super) fn unfolded_panel_bytes(&self) -> usize {
-        self.layout.panel_bytes() / fold::UNIT_BYTES * fold::UNFOLDED_BYTES
-    }
-
-    /// Patches of a panel of [`Format::Bf16Folded`].
-    pub(super) fn patches(&self, panel: usize) -> Patches<'_> {
-        Patches::of(&self.bytes, &self.layout, panel)
-    }
-
-    /// The value of an output and column of [`Format::Bf16Folded`].
-    fn unfolded(&self, row: usize, col: usize) -> half::bf16 {
-        let (panel, value) = (row / PANEL, self.layout.value_at(col, row % PANEL) / size_of::<u16>());
-        let (low_at, number_at, is_high) = fold::folded_at(value);
-        let values = &self.values()[panel * self.layout.panel_bytes()..];
-        let number = if is_high { values[number_at] >> 4 } else { values[number_at] & 15 };
-        let high = match self.patches(panel).get(value) {
-            Some(high) => high,
-            None => self.tables()[panel * fold::TABLE + usize::from(number)],
-        };
-        half::bf16::from_le_bytes([values[low_at], high])
-    }
-
-    /// The multiplier and the zero point of an output's and column's group in [`Format::Int4`].
-    fn step(&self, row: usize, col: usize) -> (u8, u8) {
-        let step = self.values()[row / PANEL * self.layout.panel_bytes() + Layout::step_at(col, row % PANEL)];
-        (step & 15, step >> 4)
+    /// The panel of output `row`: values or codes.
+    fn panel_of(&self, row: usize) -> &[u8] {
+        &self.values()[row / PANEL * self.layout.panel_bytes()..][..self.layout.panel_bytes()]
     }
 
     /// Scale and zero point of an output's and column's [`Packed::code`].
     pub(super) fn scale_zero(&self, row: usize, col: usize) -> (f32, u8) {
-        let Layout { format, .. } = self.layout;
-        let group = if format.has_groups() { col / GROUP } else { 0 };
+        let has_groups = self.layout.format.scales() == Some(Scales::Groups);
+        let group = if has_groups { col / GROUP } else { 0 };
         let index = row / PANEL * self.layout.panel_scales() + group * PANEL + row % PANEL;
-        let at = self.layout.scales_at() + index * self.layout.scale_bytes();
-        let scale = match format.has_groups() {
-            true => half::f16::from_le_bytes([self.bytes[at], self.bytes[at + 1]]).to_f32(),
-            false => f32::from_le_bytes(std::array::from_fn(|i| self.bytes[at + i])),
+        let scale = &self.scales()[index * self.layout.scale_bytes()..];
+        let scale = if has_groups {
+            half::f16::from_le_bytes([scale[0], scale[1]]).to_f32()
+        } else {
+            f32::from_le_bytes(std::array::from_fn(|i| scale[i]))
         };
-        let zero = match format {
-            Format::Int4Zero => self.zeros()[index],
-            _ => ZERO,
-        };
-        (scale, zero)
+        (scale, self.zeros().get(index).copied().unwrap_or(ZERO))
     }
 
     /// The code of an output and column, as it is multiplied with.
     pub(super) fn code(&self, row: usize, col: usize) -> u8 {
-        let (at, high) = self.layout.code_at(col, row % PANEL);
-        let byte = self.bytes[row / PANEL * self.layout.panel_bytes() + at];
-        let code = match self.layout.format.bits() {
-            4 if high => byte >> 4,
-            4 => byte & 15,
-            _ => return byte,
-        };
-        if self.layout.format != Format::Int4 {
-            return code;
+        match self.layout.format.0.weights {
+            Weights::Codes { code, .. } => code(self, row, col),
+            Weights::Values { .. } => unreachable!("numbers have no codes"),
         }
-        let (multiplier, zero) = self.step(row, col);
-        ZERO.wrapping_add(multiplier.wrapping_mul(code.wrapping_sub(zero)))
+    }
+
+    /// The code of an output and column, as it is stored.
+    fn stored_code(&self, row: usize, col: usize) -> u8 {
+        let (at, is_high) = self.layout.code_at(col, row % PANEL);
+        let byte = self.panel_of(row)[at];
+        match self.layout.format.bits() {
+            4 if is_high => byte >> 4,
+            4 => byte & 15,
+            _ => byte,
+        }
     }
 
     /// The weights of output `row`, as they are multiplied with; `to` has `cols` values.
     pub fn widen_row(&self, row: usize, to: &mut [f32]) {
-        if self.layout.format == Format::Bf16Folded {
-            to.iter_mut().enumerate().for_each(|(col, to)| *to = self.unfolded(row, col).to_f32());
-            return;
-        }
-        if !self.layout.format.is_integer() {
-            let panel = &self.values()[row / PANEL * self.layout.panel_bytes()..];
-            for (col, to) in to.iter_mut().enumerate() {
-                let at = self.layout.value_at(col, row % PANEL);
-                *to = match self.layout.format {
-                    Format::Bf16 => half::bf16::from_le_bytes([panel[at], panel[at + 1]]).to_f32(),
-                    Format::F16 => half::f16::from_le_bytes([panel[at], panel[at + 1]]).to_f32(),
-                    _ => f32::from_le_bytes(std::array::from_fn(|i| panel[at + i])),
-                };
-            }
-            return;
-        }
         for (col, to) in to.iter_mut().enumerate() {
-            let (scale, zero) = self.scale_zero(row, col);
-            *to = scale * (i32::from(self.code(row, col)) - i32::from(zero)) as f32;
+            *to = match self.layout.format.0.weights {
+                Weights::Values { value, .. } => value(self, row, col),
+                Weights::Codes { .. } => {
+                    let (scale, zero) = self.scale_zero(row, col);
+                    scale * (i32::from(self.code(row, col)) - i32::from(zero)) as f32
+                }
+            };
         }
     }
 }

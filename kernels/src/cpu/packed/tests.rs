@@ -1,9 +1,14 @@
 use super::super::Cpu;
+use super::super::input::Input;
+use super::super::matmul::{Write, matmul};
 use super::super::matrix::{Storage, WeightMatrix};
 use super::super::simd::Isa;
+use super::formats::int4;
 use super::*;
 
-const FORMATS: [Format; 4] = [Format::Int8, Format::Int8Group, Format::Int4, Format::Int4Zero];
+fn integer_formats() -> impl Iterator<Item = Format> {
+    Format::all().filter(|format| format.is_integer())
+}
 
 fn matrix(weights: &[f32], cols: usize, stored: usize) -> WeightMatrix {
     let storage = match stored {
@@ -31,7 +36,11 @@ fn widened(row: impl Fn(usize, &mut [f32]), rows: usize, cols: usize) -> Vec<f32
 /// What weights beside each other differ by.
 fn step(packed: &Packed, row: usize, col: usize) -> f32 {
     let scale = packed.scale_zero(row, col).0.abs();
-    if packed.layout().format == Format::Int4 { scale * f32::from(packed.step(row, col).0) } else { scale }
+    if packed.layout().format == Format::INT4 {
+        scale * f32::from(int4::step(packed, row, col).0)
+    } else {
+        scale
+    }
 }
 
 /// Sums of about normal weights, like a model's.
@@ -49,7 +58,7 @@ fn packed_weights_are_near_the_original_on_every_instruction_set() {
         for stored in 0..3 {
             let matrix = matrix(&weights(rows * cols), cols, stored);
             let exact = widened(|row, to| matrix.widen_row(row, to), rows, cols);
-            for format in FORMATS {
+            for format in integer_formats() {
                 let packed_plain = packed(&mut Cpu::with_isa(1, Isa::available()[0]), &matrix, format);
                 for isa in Isa::available() {
                     let again = packed(&mut Cpu::with_isa(3, isa), &matrix, format);
@@ -74,7 +83,7 @@ fn packed_weights_are_near_the_original_on_every_instruction_set() {
 #[test]
 fn numbers_are_packed_as_they_are_on_every_instruction_set() {
     for (rows, cols) in [(1, 1), (16, 32), (37, 101), (48, 65), (3, 97)] {
-        for (stored, format) in [Format::F32, Format::Bf16, Format::F16].into_iter().enumerate() {
+        for (stored, format) in [Format::F32, Format::BF16, Format::F16].into_iter().enumerate() {
             let matrix = matrix(&weights(rows * cols), cols, stored);
             let exact = widened(|row, to| matrix.widen_row(row, to), rows, cols);
             for isa in Isa::available() {
@@ -97,7 +106,7 @@ fn subnormal_bfloat16_become_zero_and_what_is_no_number_stays() {
     let bytes: Vec<u8> = bits.iter().flat_map(|bits| bits.to_le_bytes()).collect();
     let matrix = WeightMatrix::new(Storage::Bf16(bytes.into()), 1, bits.len());
     for isa in Isa::available() {
-        let packed = packed(&mut Cpu::with_isa(1, isa), &matrix, Format::Bf16);
+        let packed = packed(&mut Cpu::with_isa(1, isa), &matrix, Format::BF16);
         let got = widened(|row, to| packed.widen_row(row, to), 1, bits.len());
         let got: Vec<u32> = got.iter().map(|value| value.to_bits() >> 16).collect();
         assert_eq!(got, [0, 0x8000, 0x0080, 0x8080, 0x7f80, 0xff80, 0x7fc1, 0x3f80], "{}", isa.name());
@@ -127,7 +136,9 @@ fn the_search_leaves_less_error_than_the_largest_weight_for_a_scale() {
         .sum();
     let all: f64 = exact.iter().map(|w| f64::from(*w).powi(2)).sum();
     let plain = (plain / all).sqrt();
-    let [int8, int8_group, int4, int4_zero] = FORMATS.map(|format| relative_error(format, &exact, 512));
+    let [int8, int8_group, int4, int4_zero] =
+        [Format::INT8, Format::INT8_GROUP, Format::INT4, Format::INT4_ZERO]
+            .map(|format| relative_error(format, &exact, 512));
     println!(
         "plain 4 bits {plain:.4}, int4 {int4:.4}, int4 with zeros {int4_zero:.4}, int8 {int8:.5} {int8_group:.5}"
     );
@@ -142,7 +153,7 @@ fn groups_of_one_sign_are_within_a_step_too() {
         let exact: Vec<f32> =
             (0..64).map(|i| sign * if i < 32 { 0.5 + i as f32 / 62.0 } else { i as f32 / 6300.0 }).collect();
         let matrix = matrix(&exact, 64, 0);
-        for format in FORMATS {
+        for format in integer_formats() {
             let packed = packed(&mut Cpu::new(1), &matrix, format);
             let got = widened(|row, to| packed.widen_row(row, to), 1, 64);
             for (col, (got, exact)) in got.iter().zip(&exact).enumerate() {
@@ -160,7 +171,7 @@ fn extreme_weights_stay_finite() {
         let mut exact = vec![0.0; 40];
         (exact[3], exact[33]) = (value, -value / 2.0);
         let matrix = matrix(&exact, 40, 0);
-        for format in FORMATS {
+        for format in integer_formats() {
             let packed = packed(&mut Cpu::new(1), &matrix, format);
             let got = widened(|row, to| packed.widen_row(row, to), 1, 40);
             assert!(got.iter().all(|got| got.is_finite()), "{format:?} {value} {got:?}");
@@ -175,7 +186,7 @@ fn weights_that_are_no_numbers_are_reported() {
         let mut exact = weights(50 * 40);
         (exact[37 * 40 + 39], exact[45 * 40]) = (value, value);
         let matrix = matrix(&exact, 40, stored);
-        for format in FORMATS {
+        for format in integer_formats() {
             let layout = Layout { format, rows: 50, cols: 40 };
             let got = pack(&mut Cpu::new(2), &matrix, layout, &mut vec![0; layout.bytes()]);
             let Err(PackError::NotFinite(NotFinite { row, col, value: got })) = got else {
@@ -209,14 +220,14 @@ fn folded_weights_are_the_same_numbers_on_every_instruction_set() {
             let matrix = stored_halves(&halves(rows * cols, |i| i % every == every / 3), cols);
             let exact = widened(|row, to| matrix.widen_row(row, to), rows, cols);
             let packed_plain =
-                packed(&mut Cpu::with_isa(1, Isa::available()[0]), &matrix, Format::Bf16Folded);
+                packed(&mut Cpu::with_isa(1, Isa::available()[0]), &matrix, Format::BF16_FOLDED);
             assert_eq!(
                 widened(|row, to| packed_plain.widen_row(row, to), rows, cols),
                 exact,
                 "[{rows}, {cols}]"
             );
             for isa in Isa::available() {
-                let again = packed(&mut Cpu::with_isa(3, isa), &matrix, Format::Bf16Folded);
+                let again = packed(&mut Cpu::with_isa(3, isa), &matrix, Format::BF16_FOLDED);
                 assert!(again.bytes() == packed_plain.bytes(), "[{rows}, {cols}] on {}", isa.name());
             }
         }
@@ -229,7 +240,7 @@ fn folding_keeps_infinities_and_what_is_no_number() {
     let odd = [0x0000u16, 0x8000, 0x0001, 0x807f, 0x0080, 0x7f80, 0xff80, 0x7fc1];
     values[500..508].copy_from_slice(&odd);
     let matrix = stored_halves(&values, 64);
-    let [folded, unfolded] = [Format::Bf16Folded, Format::Bf16].map(|format| {
+    let [folded, unfolded] = [Format::BF16_FOLDED, Format::BF16].map(|format| {
         let packed = packed(&mut Cpu::new(1), &matrix, format);
         widened(|row, to| packed.widen_row(row, to), 64, 64).iter().map(|v| v.to_bits()).collect::<Vec<_>>()
     });
@@ -240,7 +251,7 @@ fn folding_keeps_infinities_and_what_is_no_number() {
 
 #[test]
 fn weights_of_many_exponents_are_not_folded_and_some_panels_may_have_more_than_their_share() {
-    let layout = Layout { format: Format::Bf16Folded, rows: 320, cols: 256 };
+    let layout = Layout { format: Format::BF16_FOLDED, rows: 320, cols: 256 };
     let pack = |is_rare: &dyn Fn(usize) -> bool| {
         let matrix = stored_halves(&halves(320 * 256, is_rare), 256);
         pack(&mut Cpu::new(2), &matrix, layout, &mut vec![0; layout.bytes()])
@@ -249,7 +260,108 @@ fn weights_of_many_exponents_are_not_folded_and_some_panels_may_have_more_than_t
     assert!(room == 320 && patches > room && patches < 830, "{patches} {room}");
     assert_eq!(pack(&|i| i / 256 == 77), Ok(()), "all of one row");
     let matrix = stored_halves(&halves(320 * 256, |i| i % 1000 == 0), 256);
-    let read = packed(&mut Cpu::new(1), &matrix, Format::Bf16Folded).read_bytes();
+    let read = packed(&mut Cpu::new(1), &matrix, Format::BF16_FOLDED).read_bytes();
     let codes = 320 * 256 * 3 / 2;
     assert!((codes + 20 * 16 + 20 * 4..codes + 20 * 16 + 20 * 4 + 130 + 82 * 4).contains(&read), "{read}");
+}
+
+/// Codes, scales and zero points of a matrix that somebody else rounded.
+struct Given {
+    codes: Vec<u8>,
+    scales: Vec<half::f16>,
+    zeros: Option<Vec<u8>>,
+}
+
+impl Given {
+    fn new(layout: &Layout) -> Self {
+        let hash =
+            |i: usize| (i as u32).wrapping_mul(0x9E37_79B1).rotate_left(13).wrapping_mul(0x85EB_CA6B) >> 8;
+        let most = (1 << layout.format.bits()) as u32;
+        let groups = layout.rows * layout.groups();
+        Self {
+            codes: (0..layout.rows * layout.cols).map(|i| (hash(i) % most) as u8).collect(),
+            scales: (0..groups).map(|i| half::f16::from_f32((hash(i + 9) % 1000) as f32 * 1e-5)).collect(),
+            // GPTQ's go up to 16.
+            zeros: (layout.format == Format::INT4_ZERO)
+                .then(|| (0..groups).map(|i| (hash(i + 7) % 17) as u8).collect()),
+        }
+    }
+
+    fn borrowed(&self) -> GivenCodes<'_> {
+        GivenCodes { codes: &self.codes, scales: &self.scales, zeros: self.zeros.as_deref() }
+    }
+
+    /// The weight of an output and column.
+    fn weight(&self, layout: &Layout, row: usize, col: usize) -> f32 {
+        let group = row * layout.groups() + col / GROUP;
+        let zero = self.zeros.as_ref().map_or(128, |zeros| zeros[group]);
+        let code = self.codes[row * layout.cols + col];
+        self.scales[group].to_f32() * (i32::from(code) - i32::from(zero)) as f32
+    }
+}
+
+#[test]
+fn given_codes_are_multiplied_like_what_they_stand_for_on_every_instruction_set() {
+    for format in [Format::INT8_GROUP, Format::INT4_ZERO] {
+        for (m, rows, cols) in [(1, 1, 1), (1, 37, 100), (5, 48, 65), (9, 100, 256), (40, 33, 95)] {
+            let layout = Layout { format, rows, cols };
+            let (given, mut bytes) = (Given::new(&layout), vec![0; layout.bytes()]);
+            pack_codes(&mut Cpu::new(2), given.borrowed(), layout, &mut bytes).expect("codes fit");
+            let packed = Packed::new(layout, bytes.into());
+            let got = widened(|row, to| packed.widen_row(row, to), rows, cols);
+            let weights: Vec<f32> =
+                (0..rows * cols).map(|i| given.weight(&layout, i / cols, i % cols)).collect();
+            assert_eq!(got, weights, "{format:?} [{rows}, {cols}]");
+            for isa in Isa::available() {
+                let (cpu, mut x) = (&mut Cpu::with_isa(2, isa), Input::default());
+                x.set(cpu, Form::Int8, &super::tests::weights(m * cols), cols);
+                let mut y = vec![0.0; m * rows];
+                matmul(cpu, &x, &[(&packed).into()], &mut y, Write::Set);
+                let (codes, scales, _) = x.codes();
+                for (i, got) in y.iter().enumerate() {
+                    let (row, output) = (i / rows, i % rows);
+                    let codes = &codes[row * x.code_stride()..][..cols];
+                    let products = codes
+                        .iter()
+                        .zip(&weights[output * cols..])
+                        .map(|(code, weight)| f64::from(*code) * f64::from(scales[row]) * f64::from(*weight));
+                    let (exact, size) =
+                        products.fold((0.0, 0.0), |(sum, size), it| (sum + it, size + it.abs()));
+                    assert!(
+                        (f64::from(*got) - exact).abs() <= 1e-6 * size + 1e-30,
+                        "{format:?} [{m}, {rows}, {cols}] {got} for {exact} on {}",
+                        isa.name()
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_code_of_more_bits_than_the_format_has_is_reported() {
+    let layout = Layout { format: Format::INT4_ZERO, rows: 50, cols: 40 };
+    let mut given = Given::new(&layout);
+    (given.codes[37 * 40 + 39], given.codes[45 * 40]) = (16, 255);
+    let got = pack_codes(&mut Cpu::new(2), given.borrowed(), layout, &mut vec![0; layout.bytes()]);
+    assert_eq!(got, Err(PackError::LargeCode { row: 37, col: 39, code: 16, most: 15 }));
+}
+
+#[test]
+fn names_that_packed_files_are_kept_under_do_not_change() {
+    let names: Vec<String> =
+        Format::all().map(|format| format!("{format:?} {}", format.file_name())).collect();
+    let expected = [
+        "F32 f32",
+        "F16 f16",
+        "Bf16 bf16",
+        "Bf16Folded bf16-folded",
+        "Int8 int8",
+        "Int8Group int8-group",
+        "Int4 int4",
+        "Int4Zero int4-zero",
+    ];
+    assert_eq!(names, expected);
+    let layout = Layout { format: Format::INT4, rows: 5, cols: 40 };
+    assert_eq!(format!("{layout:?}"), "Layout { format: Int4, rows: 5, cols: 40 }");
 }

@@ -93,7 +93,7 @@ pub trait Simd: Copy + Send + Sync {
     /// # Safety
     /// `to` is writable for 64 bytes; it needs no alignment.
     unsafe fn store_pairs(self, pairs: Self::Pairs, to: *mut u8);
-    /// A unit of folded bfloat16, as `packed::fold` lays it out: 128 values, each with its high byte out of a table of sixteen.
+    /// A unit of folded bfloat16, as `packed::formats::bf16_folded` lays it out: 128 values, each with its high byte out of a table of sixteen.
     ///
     /// # Safety
     /// `unit` is readable for 192 bytes and `table` for 16; they need no alignment.

@@ -30,23 +30,13 @@ pub struct Matrix {
 impl Matrix {
     /// Its layouts when weights are to be `rounded`, the best one first: that one may have no room for what the matrix holds.
     fn layouts(&self, rounded: Option<Format>) -> Vec<Layout> {
-        let formats = match (rounded, self.weights.storage().format()) {
-            (Some(format), _) if self.is_head => vec![head_format(format)],
-            (Some(format), _) => vec![format],
-            (None, Format::Bf16) => vec![Format::Bf16Folded, Format::Bf16],
-            (None, stored) => vec![stored],
+        let formats = match rounded {
+            Some(format) if self.is_head => vec![format.of_head()],
+            Some(format) => vec![format],
+            None => Format::keeping(self.weights.storage()).to_vec(),
         };
         let layout = |format| Layout { format, rows: self.weights.rows(), cols: self.weights.cols() };
         formats.into_iter().map(layout).collect()
-    }
-}
-
-/// The head's format when the layers have `format`: a logit's error is seen by nothing that could make up for it, so that
-/// the head never has less than 8 bits.
-fn head_format(format: Format) -> Format {
-    match format {
-        Format::Int4 | Format::Int4Zero => Format::Int8,
-        _ => format,
     }
 }
 
@@ -117,7 +107,8 @@ pub fn pack(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Vec<Packed>, LoadError> {
     let plan = Plan::new(matrices, rounded);
-    let name = format!("{:016x}-{}.packed", plan.key(matrices, source), rounded.map_or(STORED, name));
+    let name =
+        format!("{:016x}-{}.packed", plan.key(matrices, source), rounded.map_or(STORED, Format::file_name));
     let most_bytes = plan.most_bytes();
     let no_room = |source| LoadError::Packing { bytes: most_bytes as u64, source };
     let is_worth_keeping = rounded.is_some() || most_bytes >= LEAST_KEPT_BYTES;
@@ -197,17 +188,6 @@ fn pack_one(
 /// Weights that are not rounded, in file names.
 const STORED: &str = "stored";
 
-/// In file names.
-fn name(format: Format) -> &'static str {
-    match format {
-        Format::Bf16 | Format::Bf16Folded | Format::F16 | Format::F32 => STORED,
-        Format::Int8 => "int8",
-        Format::Int8Group => "int8-group",
-        Format::Int4 => "int4",
-        Format::Int4Zero => "int4-zero",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::DirEntryExt;
@@ -229,10 +209,10 @@ mod tests {
             Matrix { tensor: "layer".into(), weights: layer, is_head: false },
             Matrix { tensor: "head".into(), weights: head, is_head: true },
         ];
-        let plan = Plan::new(&matrices, Some(Format::Int4));
+        let plan = Plan::new(&matrices, Some(Format::INT4));
         let parts = plan.parts(&[0, 0]).expect("each has a layout");
         let formats: Vec<_> = parts.iter().map(|(layout, _)| layout.format).collect();
-        assert_eq!(formats, [Format::Int4, Format::Int8]);
+        assert_eq!(formats, [Format::INT4, Format::INT8]);
         let [(_, first), (_, second)] = &parts[..] else { panic!("two parts") };
         assert!(matrices.len() <= first.start && first.end <= second.start);
         assert!(second.start.is_multiple_of(PART_ALIGN) && second.end == plan.most_bytes());
@@ -240,7 +220,7 @@ mod tests {
         let key = plan.key(&matrices, 1);
         assert_ne!(plan.key(&matrices, 2), key, "another model's");
         assert_ne!(Plan::new(&matrices, None).key(&matrices, 1), key, "weights as stored");
-        assert_ne!(Plan::new(&matrices, Some(Format::Int4Zero)).key(&matrices, 1), key, "another format's");
+        assert_ne!(Plan::new(&matrices, Some(Format::INT4_ZERO)).key(&matrices, 1), key, "another format's");
     }
 
     #[test]
@@ -264,7 +244,7 @@ mod tests {
         });
         let packed = packed.unwrap();
         let formats: Vec<_> = packed.iter().map(|packed| packed.layout().format).collect();
-        assert_eq!(formats, [Format::Bf16Folded, Format::Bf16, Format::Bf16Folded]);
+        assert_eq!(formats, [Format::BF16_FOLDED, Format::BF16, Format::BF16_FOLDED]);
         for (packed, matrix) in packed.iter().zip(&matrices) {
             let (mut got, mut expected) = (vec![0.0; 512], vec![0.0; 512]);
             for row in [0, 100, 255] {
@@ -311,7 +291,7 @@ mod tests {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let weights = matrix(40, 33, |i| if i == 39 * 33 { bad } else { 0.5 });
             let matrix = Matrix { tensor: "model.layers.3.x".into(), weights, is_head: false };
-            let layout = Layout { format: Format::Int8, rows: 40, cols: 33 };
+            let layout = Layout { format: Format::INT8, rows: 40, cols: 33 };
             let rounded = pack_one(&mut Cpu::new(2), &matrix, &[layout], &mut vec![0; layout.bytes()]);
             let said = rounded.unwrap_err().to_string();
             assert!(said.contains("model.layers.3.x") && said.contains("only finite ones"), "{said}");

@@ -1,6 +1,6 @@
-//! How products of floating-point numbers are summed: for each pair of formats, one order of arithmetic.
+//! How products of floating-point numbers are summed: for each format of weights, one order of arithmetic.
 //!
-//! - Weights in bfloat16 ([`Dot`], [`Pairs`]): columns in pairs, pairs ascending, the odd column of a pair first. Each product is
+//! - Weights in bfloat16 ([`OfPairs`]): columns in pairs, pairs ascending, the odd column of a pair first. Each product is
 //!   added by fused multiply-add. Activations are `f32`, which may have been rounded to bfloat16 before.
 //! - Weights in other formats ([`Wide`]): columns ascending, each product added by fused multiply-add.
 //!
@@ -10,7 +10,7 @@ use super::super::super::input::Input;
 use super::super::super::simd::{LANES, Simd};
 
 /// A format of weights and of the `x` they are multiplied with.
-pub(super) trait Arithmetic {
+pub(in crate::cpu) trait Arithmetic {
     /// Multiplications for each sum in a step of columns.
     const PARTS: usize;
     /// Bytes of a step's weights: of sixteen outputs.
@@ -37,90 +37,13 @@ pub(super) trait Arithmetic {
 }
 
 /// Weights in pairs of bfloat16, wherever they come from.
-pub(super) trait OfPairs: Arithmetic {
+pub(in crate::cpu) trait OfPairs: Arithmetic {
     /// One part of a step's weights.
     fn of_pairs<S: Simd>(simd: S, pairs: S::Pairs, part: usize) -> Self::Operand<S>;
 }
 
-/// Both in bfloat16, multiplied as they lie.
-pub(super) struct Dot;
-
-impl Arithmetic for Dot {
-    const PARTS: usize = 1;
-    const WEIGHT_BYTES: usize = LANES * 4;
-    const X_BYTES: usize = 4;
-    type Operand<S: Simd> = S::Pairs;
-
-    fn rows(x: &Input) -> (&[u8], usize) {
-        let (halves, stride) = x.halves();
-        (bytes_of(halves), stride * size_of::<u16>())
-    }
-
-    #[inline(always)]
-    unsafe fn x<S: Simd>(s: S, from: *const u8, _: usize) -> S::Pairs {
-        // SAFETY: by the contract.
-        s.splat_pair(unsafe { *from.cast() })
-    }
-
-    #[inline(always)]
-    unsafe fn weights<S: Simd>(s: S, from: *const u8, _: usize) -> S::Pairs {
-        // SAFETY: by the contract.
-        unsafe { s.load_pairs(from) }
-    }
-
-    #[inline(always)]
-    fn add<S: Simd>(s: S, x: S::Pairs, weights: S::Pairs, sum: S::V) -> S::V {
-        s.dot_pairs(x, weights, sum)
-    }
-}
-
-impl OfPairs for Dot {
-    #[inline(always)]
-    fn of_pairs<S: Simd>(_: S, pairs: S::Pairs, _: usize) -> S::Pairs {
-        pairs
-    }
-}
-
-/// Weights in bfloat16, widened; `x` in `f32`.
-pub(super) struct Pairs;
-
-impl Arithmetic for Pairs {
-    const PARTS: usize = 2;
-    const WEIGHT_BYTES: usize = LANES * 4;
-    const X_BYTES: usize = 8;
-    type Operand<S: Simd> = S::V;
-
-    fn rows(x: &Input) -> (&[u8], usize) {
-        values(x)
-    }
-
-    #[inline(always)]
-    unsafe fn x<S: Simd>(s: S, from: *const u8, part: usize) -> S::V {
-        // SAFETY: by the contract.
-        s.splat(unsafe { *from.cast::<f32>().add(1 - part) })
-    }
-
-    #[inline(always)]
-    unsafe fn weights<S: Simd>(s: S, from: *const u8, part: usize) -> S::V {
-        // SAFETY: by the contract.
-        Self::of_pairs(s, unsafe { s.load_pairs(from) }, part)
-    }
-
-    #[inline(always)]
-    fn add<S: Simd>(s: S, x: S::V, weights: S::V, sum: S::V) -> S::V {
-        s.fma(x, weights, sum)
-    }
-}
-
-impl OfPairs for Pairs {
-    #[inline(always)]
-    fn of_pairs<S: Simd>(s: S, pairs: S::Pairs, part: usize) -> S::V {
-        if part == 0 { s.widen_odd(pairs) } else { s.widen_even(pairs) }
-    }
-}
-
 /// Weights in another format, widened; `x` in `f32`.
-pub(super) struct Wide<E>(E);
+pub(in crate::cpu) struct Wide<E>(E);
 
 impl<E: Element> Arithmetic for Wide<E> {
     const PARTS: usize = 1;
@@ -151,7 +74,7 @@ impl<E: Element> Arithmetic for Wide<E> {
 }
 
 /// A format of weights.
-pub(super) trait Element {
+pub(in crate::cpu) trait Element {
     /// Bytes of a value.
     const BYTES: usize;
     /// Sixteen values, widened.
@@ -161,38 +84,19 @@ pub(super) trait Element {
     unsafe fn load<S: Simd>(simd: S, from: *const u8) -> S::V;
 }
 
-pub(super) struct F16;
-pub(super) struct F32;
-
-impl Element for F16 {
-    const BYTES: usize = 2;
-    #[inline(always)]
-    unsafe fn load<S: Simd>(simd: S, from: *const u8) -> S::V {
-        // SAFETY: by the contract.
-        unsafe { simd.load_f16(from) }
-    }
-}
-
-impl Element for F32 {
-    const BYTES: usize = 4;
-    #[inline(always)]
-    unsafe fn load<S: Simd>(simd: S, from: *const u8) -> S::V {
-        // SAFETY: by the contract.
-        unsafe { simd.load(from.cast()) }
-    }
-}
-
-fn values(x: &Input) -> (&[u8], usize) {
+/// Rows of `f32`, for [`Arithmetic::rows`].
+pub(in crate::cpu) fn values(x: &Input) -> (&[u8], usize) {
     let (values, stride) = x.values();
     (bytes_of(values), stride * size_of::<f32>())
 }
 
-fn bytes_of<T: Number>(values: &[T]) -> &[u8] {
+/// The bytes of some numbers.
+pub(in crate::cpu) fn bytes_of<T: Number>(values: &[T]) -> &[u8] {
     // SAFETY: numbers have no padding, and any bytes may be read.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
 /// Plain numbers.
-trait Number {}
+pub(in crate::cpu) trait Number {}
 impl Number for f32 {}
 impl Number for u16 {}

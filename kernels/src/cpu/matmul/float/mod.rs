@@ -4,23 +4,18 @@
 
 #![allow(clippy::needless_range_loop)] // m and n index several arrays, as in the formula
 
-mod arithmetic;
-mod folded;
+pub(in crate::cpu) mod arithmetic;
 
 use std::marker::PhantomData;
 
-use super::super::packed::{Format, PANEL};
+use super::super::packed::PANEL;
 use super::super::simd::{Kernel, LANES, Simd};
-use super::room::with_room;
+use super::part::Part;
 use super::tiles::{Ahead, Registers, Tile};
-use super::{Part, registers_for};
-use arithmetic::{Arithmetic, Dot, F16, F32, OfPairs, Pairs, Wide};
-use folded::{Block as FoldedBlock, Folded};
+use arithmetic::Arithmetic;
 
 /// Steps of columns between two looks at what lies ahead.
 const STRIDE: usize = 4;
-/// Tiles of rows that each unfold the weights for themselves.
-const FEW_TILES: usize = 2;
 
 /// What this instruction set has room for.
 pub(super) struct RegistersForAll;
@@ -33,43 +28,18 @@ impl Kernel for RegistersForAll {
     }
 }
 
-/// Some rows of one matrix, for all rows of `x`, activations in `f32`.
-pub(super) struct Product<'a> {
-    pub(super) part: &'a Part<'a>,
+/// Some rows of one matrix, for all rows of `x`.
+pub(in crate::cpu) struct Product<'a, A> {
+    pub(in crate::cpu) part: &'a Part<'a>,
+    pub(in crate::cpu) arithmetic: PhantomData<A>,
 }
 
-impl Kernel for Product<'_> {
+impl<A: Arithmetic> Kernel for Product<'_, A> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        match self.part.linear.weights.layout().format {
-            Format::Bf16 => self.part.multiply::<S, Pairs>(s),
-            Format::Bf16Folded => self.part.multiply_folded::<S, Pairs>(s),
-            Format::F16 => self.part.multiply::<S, Wide<F16>>(s),
-            Format::F32 => self.part.multiply::<S, Wide<F32>>(s),
-            _ => unreachable!("integers are multiplied as such"),
-        }
-    }
-}
-
-/// Some rows of one bfloat16 matrix, for all rows of `x`, activations rounded to that format too.
-pub(super) struct PairProduct<'a> {
-    pub(super) part: &'a Part<'a>,
-}
-
-impl Kernel for PairProduct<'_> {
-    type Output = ();
-    const USES_DOT: bool = true;
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        match (self.part.linear.weights.layout().format, S::HAS_DOT) {
-            (Format::Bf16Folded, true) => self.part.multiply_folded::<S, Dot>(s),
-            (Format::Bf16Folded, false) => self.part.multiply_folded::<S, Pairs>(s),
-            (_, true) => self.part.multiply::<S, Dot>(s),
-            (_, false) => self.part.multiply::<S, Pairs>(s),
-        }
+        all_tiles::<S, A>(s, self.part);
     }
 }
 
@@ -81,88 +51,62 @@ macro_rules! for_size {
     };
     (@all $simd:expr, $set:ty, $tile:expr, $kernel:ident, $arithmetic:ty, $fields:tt, $($mr:literal: $($nr:literal)*,)*) => {
         match ($tile.height, $tile.width) {
-            $($(($mr, $nr) if const { registers::<$set>().has($mr, $nr) } => {
+            $($(($mr, $nr) if const { $crate::cpu::matmul::float::registers::<$set>().has($mr, $nr) } => {
                 for_size!(@one $simd, $kernel, $arithmetic, $mr, $nr, $fields)
             })*)*
             _ => unreachable!("every tile height and width has an arm"),
         }
     };
     (@one $simd:expr, $kernel:ident, $arithmetic:ty, $mr:literal, $nr:literal, { $($fields:tt)* }) => {
-        $simd.call($kernel::<$arithmetic, $mr, $nr> { $($fields)*, arithmetic: PhantomData })
+        $simd.call($kernel::<$arithmetic, $mr, $nr> { $($fields)*, arithmetic: std::marker::PhantomData })
     };
 }
 
+pub(in crate::cpu) use for_size;
+
 /// What an instruction set has room for.
-const fn registers<S: Simd>() -> Registers {
-    registers_for(Format::Bf16, S::ACCUMULATORS)
+pub(in crate::cpu) const fn registers<S: Simd>() -> Registers {
+    Registers::of_values(S::ACCUMULATORS)
 }
 
-impl Part<'_> {
-    #[inline(always)]
-    fn multiply<S: Simd, A: Arithmetic>(&self, s: S) {
-        let (x, stride) = A::rows(self.x);
-        let (panel_bytes, weights) = (self.linear.weights.layout().panel_bytes(), self.weights());
-        self.for_each_tile(const { registers::<S>() }, |tile| {
-            let from = Source {
-                x: &x[(self.rows.start + tile.first) * stride..],
-                stride,
-                w: &weights[tile.panel * panel_bytes..],
-                panel_bytes,
-                apart: tile.apart * panel_bytes,
-                ahead: &tile.ahead,
-            };
-            let (tile, from) = (&tile, &from);
-            for_size!(s, S, tile, Block<A> { part: self, tile, from });
-        });
-    }
-
-    /// The same with folded weights. The first rows' tile keeps what it unfolds for the others, where those are enough to pay
-    /// for writing it.
-    #[inline(always)]
-    fn multiply_folded<S: Simd, A: OfPairs>(&self, s: S) {
-        let (x, stride) = A::rows(self.x);
-        let (registers, panel_bytes) =
-            (const { registers::<S>() }, self.linear.weights.unfolded_panel_bytes());
-        let is_kept = self.rows.len() > FEW_TILES * registers.highest();
-        with_room(|room| {
-            self.for_each_tile(registers, |tile| {
-                let x = &x[(self.rows.start + tile.first) * stride..];
-                let (to, is_there) = match is_kept {
-                    true => self.place(room, &tile, panel_bytes),
-                    false => (&mut [][..], false),
-                };
-                if is_there {
-                    let (w, ahead) = (&*to, &tile.ahead);
-                    let from = Source { x, stride, w, panel_bytes, apart: panel_bytes, ahead };
-                    let (tile, from) = (&tile, &from);
-                    return for_size!(s, S, tile, Block<A> { part: self, tile, from });
-                }
-                let (tile, from) = (&tile, &Folded::of(self, &tile));
-                for_size!(s, S, tile, FoldedBlock<A> { part: self, tile, x, stride, from, to });
-            });
-        });
-    }
+/// Multiplies tile by tile.
+#[inline(always)]
+pub(in crate::cpu) fn all_tiles<S: Simd, A: Arithmetic>(s: S, part: &Part<'_>) {
+    let (x, stride) = A::rows(part.x);
+    let (panel_bytes, weights) = (part.linear.weights.layout().panel_bytes(), part.weights());
+    part.for_each_tile(const { registers::<S>() }, |tile| {
+        let from = Source {
+            x: &x[(part.rows.start + tile.first) * stride..],
+            stride,
+            w: &weights[tile.panel * panel_bytes..],
+            panel_bytes,
+            apart: tile.apart * panel_bytes,
+            ahead: &tile.ahead,
+        };
+        let (tile, from) = (&tile, &from);
+        for_size!(s, S, tile, Block<A> { part, tile, from });
+    });
 }
 
 /// What a tile reads.
 #[derive(Clone, Copy)]
-struct Source<'a> {
+pub(in crate::cpu) struct Source<'a> {
     /// Rows, `stride` bytes apart.
-    x: &'a [u8],
-    stride: usize,
+    pub(in crate::cpu) x: &'a [u8],
+    pub(in crate::cpu) stride: usize,
     /// Panels, `apart` bytes apart.
-    w: &'a [u8],
-    panel_bytes: usize,
-    apart: usize,
-    ahead: &'a Ahead,
+    pub(in crate::cpu) w: &'a [u8],
+    pub(in crate::cpu) panel_bytes: usize,
+    pub(in crate::cpu) apart: usize,
+    pub(in crate::cpu) ahead: &'a Ahead,
 }
 
 /// A tile of `MR` rows of `x` by `NR` panels.
-struct Block<'a, A, const MR: usize, const NR: usize> {
-    part: &'a Part<'a>,
-    tile: &'a Tile,
-    from: &'a Source<'a>,
-    arithmetic: PhantomData<A>,
+pub(in crate::cpu) struct Block<'a, A, const MR: usize, const NR: usize> {
+    pub(in crate::cpu) part: &'a Part<'a>,
+    pub(in crate::cpu) tile: &'a Tile,
+    pub(in crate::cpu) from: &'a Source<'a>,
+    pub(in crate::cpu) arithmetic: PhantomData<A>,
 }
 
 impl<A: Arithmetic, const MR: usize, const NR: usize> Kernel for Block<'_, A, MR, NR> {
@@ -209,7 +153,7 @@ impl Source<'_> {
 /// # Safety
 /// A step of all rows of `x`, and of all panels, lies there: each so many bytes after the one before.
 #[inline(always)]
-unsafe fn step_of<S: Simd, A: Arithmetic, const MR: usize, const NR: usize>(
+pub(in crate::cpu) unsafe fn step_of<S: Simd, A: Arithmetic, const MR: usize, const NR: usize>(
     s: S,
     (x, stride): (*const u8, usize),
     (w, apart): (*const u8, usize),

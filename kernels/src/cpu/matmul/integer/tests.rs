@@ -2,12 +2,15 @@ use proptest::prelude::*;
 
 use super::super::super::Cpu;
 use super::super::super::input::{Form, GROUP, Input};
-use super::super::super::packed::{Format, Layout, Packed};
+use super::super::super::packed::formats::int4::step_at;
+use super::super::super::packed::{Layout, Packed};
 use super::super::super::simd::integer::IntegerIsa;
 use super::super::{Linear, Write, matmul_on};
 use super::*;
 
-const FORMATS: [Format; 4] = [Format::Int8, Format::Int8Group, Format::Int4, Format::Int4Zero];
+fn formats() -> Vec<Format> {
+    Format::all().filter(|format| format.is_integer()).collect()
+}
 
 fn hash(i: usize, seed: u32) -> u32 {
     (i as u32 ^ seed.rotate_left(16)).wrapping_mul(0x9E37_79B1).rotate_left(13).wrapping_mul(0x85EB_CA6B)
@@ -25,7 +28,7 @@ fn packed(layout: Layout, seed: u32) -> Packed {
         }
     }
     bytes[zeros..].iter_mut().for_each(|zero| *zero &= 15);
-    if layout.format == Format::Int4 {
+    if layout.format == Format::INT4 {
         fit_steps(layout, &mut bytes);
     }
     Packed::new(layout, bytes.into())
@@ -36,7 +39,7 @@ fn fit_steps(layout: Layout, bytes: &mut [u8]) {
     for panel in bytes[..layout.panels() * layout.panel_bytes()].chunks_mut(layout.panel_bytes()) {
         for (group, lane) in (0..layout.groups()).flat_map(|group| (0..PANEL).map(move |lane| (group, lane)))
         {
-            let step = &mut panel[Layout::step_at(group * GROUP, lane)];
+            let step = &mut panel[step_at(group * GROUP, lane)];
             if *step & 15 > 8 {
                 *step = (*step & 15) | (0x70 + (*step & 0x10));
             }
@@ -48,7 +51,7 @@ fn fit_steps(layout: Layout, bytes: &mut [u8]) {
 fn reference(x: &Input, packed: &Packed) -> Vec<f32> {
     let (layout, stride) = (packed.layout(), x.code_stride());
     let (codes, scales, _) = x.codes();
-    let width = if layout.format.has_groups() { GROUP } else { SEGMENT };
+    let width = if layout.panel_scales() == PANEL { SEGMENT } else { GROUP };
     let output = |m: usize, row: usize| {
         let codes = &codes[m * stride..][..layout.cols];
         let mut sum = 0f32;
@@ -109,16 +112,16 @@ proptest! {
 
     #[test]
     fn every_instruction_set_gives_the_bits_of_the_formula(
-        m in 1usize..40, rows in 1usize..150, cols in 1usize..200, format in 0usize..4, seed: u32,
+        m in 1usize..40, rows in 1usize..150, cols in 1usize..200, format: prop::sample::Index, seed: u32,
         with_bias: bool, add: bool,
     ) {
-        check(m, rows, cols, FORMATS[format], seed, with_bias, add);
+        check(m, rows, cols, *format.get(&formats()), seed, with_bias, add);
     }
 }
 
 #[test]
 fn shapes_that_are_shared_out_agree_too() {
-    for (i, format) in FORMATS.into_iter().enumerate() {
+    for (i, format) in formats().into_iter().enumerate() {
         check(1, 1000, 352, format, i as u32, true, true);
         check(13, 700, 96, format, i as u32, false, false);
     }
@@ -127,13 +130,13 @@ fn shapes_that_are_shared_out_agree_too() {
 #[test]
 fn sums_of_many_columns_do_not_overflow() {
     let cols = SEGMENT + 40;
-    for format in FORMATS {
+    for format in formats() {
         check(2, 3, cols, format, 3, false, false);
         // The largest codes of both, so that every product is the largest.
         let layout = Layout { format, rows: 1, cols };
         let mut weights = packed(layout, 1).bytes().to_vec();
         weights[..layout.panels() * layout.panel_bytes()].fill(255);
-        if format == Format::Int4 {
+        if format == Format::INT4 {
             fit_steps(layout, &mut weights);
         }
         let (packed, cpu) = (&Packed::new(layout, weights.into()), &mut Cpu::new(1));

@@ -1,25 +1,95 @@
-//! Weights folded into 12 bits ([`super::super::super::packed::fold`]): a tile unfolds a unit of its panels, multiplies it, and goes on. For many
-//! rows the first tile leaves what it unfolds to the others. Sums are those of the same weights in bfloat16.
+//! A tile unfolds a unit of its panels, multiplies it, and goes on. For many rows the first tile leaves what it unfolds to the
+//! others. Sums are those of the same weights in bfloat16.
 
 #![allow(clippy::needless_range_loop)] // m and n index several arrays, as in the formula
 
 use std::marker::PhantomData;
 
-use super::super::super::packed::fold::{Patches, TABLE, UNFOLDED_BYTES, UNIT_BYTES};
-use super::super::super::simd::{Kernel, Simd};
-use super::super::tiles::{Ahead, MOST_STREAMS, Tile};
-use super::super::{PANEL, Part};
-use super::arithmetic::OfPairs;
-use super::step_of;
+use super::super::bf16::{Dot, Pairs};
+use super::{PANEL, Patches, TABLE, UNFOLDED_BYTES, UNIT_BYTES, tables};
+use crate::cpu::input::Form;
+use crate::cpu::matmul::float::arithmetic::OfPairs;
+use crate::cpu::matmul::float::{Block, Source, for_size, registers, step_of};
+use crate::cpu::matmul::part::Part;
+use crate::cpu::matmul::room::with_room;
+use crate::cpu::matmul::tiles::{Ahead, MOST_STREAMS, Tile};
+use crate::cpu::simd::integer::IntegerIsa;
+use crate::cpu::simd::{Isa, Kernel, Simd};
 
-/// A unit as [`super::super::super::packed::Format::Bf16`] has it.
+/// Tiles of rows that each unfold the weights for themselves.
+const FEW_TILES: usize = 2;
+
+pub(in super::super) fn multiply(part: &Part<'_>, isa: Isa, _: IntegerIsa) {
+    match part.x.form() {
+        Form::Bf16 => isa.run(PairProduct { part }),
+        _ => isa.run(Product { part }),
+    }
+}
+
+/// Some rows of one matrix, for all rows of `x`, activations in `f32`.
+struct Product<'a> {
+    part: &'a Part<'a>,
+}
+
+impl Kernel for Product<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        all_tiles::<S, Pairs>(s, self.part);
+    }
+}
+
+/// The same, activations rounded to bfloat16 too.
+struct PairProduct<'a> {
+    part: &'a Part<'a>,
+}
+
+impl Kernel for PairProduct<'_> {
+    type Output = ();
+    const USES_DOT: bool = true;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        if S::HAS_DOT { all_tiles::<S, Dot>(s, self.part) } else { all_tiles::<S, Pairs>(s, self.part) }
+    }
+}
+
+/// Multiplies tile by tile. The first rows' tile keeps what it unfolds for the others, where those are enough to pay for writing
+/// it.
+#[inline(always)]
+fn all_tiles<S: Simd, A: OfPairs>(s: S, part: &Part<'_>) {
+    let (x, stride) = A::rows(part.x);
+    let (registers, panel_bytes) = (
+        const { registers::<S>() },
+        part.linear.weights.layout().panel_bytes() / UNIT_BYTES * UNFOLDED_BYTES,
+    );
+    let is_kept = part.rows.len() > FEW_TILES * registers.highest();
+    with_room(|room| {
+        part.for_each_tile(registers, |tile| {
+            let x = &x[(part.rows.start + tile.first) * stride..];
+            let (to, is_there) =
+                if is_kept { part.place(room, &tile, panel_bytes) } else { (&mut [][..], false) };
+            if is_there {
+                let (w, ahead) = (&*to, &tile.ahead);
+                let from = Source { x, stride, w, panel_bytes, apart: panel_bytes, ahead };
+                let (tile, from) = (&tile, &from);
+                return for_size!(s, S, tile, Block<A> { part, tile, from });
+            }
+            let (tile, from) = (&tile, &Folded::of(part, &tile));
+            for_size!(s, S, tile, FoldedBlock<A> { part, tile, x, stride, from, to });
+        });
+    });
+}
+
+/// A unit as [`Format::BF16`](super::Format::BF16) has it.
 #[repr(align(64))]
 #[derive(Clone, Copy)]
 struct Unfolded([u8; UNFOLDED_BYTES]);
 
 /// Some panels, `apart` panels from one to the next.
 #[derive(Clone, Copy)]
-pub(super) struct Folded<'a> {
+struct Folded<'a> {
     w: &'a [u8],
     panel_bytes: usize,
     tables: &'a [u8],
@@ -31,17 +101,17 @@ pub(super) struct Folded<'a> {
 
 impl<'a> Folded<'a> {
     /// A tile's.
-    pub(super) fn of(part: &'a Part<'_>, tile: &'a Tile) -> Self {
+    fn of(part: &'a Part<'_>, tile: &'a Tile) -> Self {
         let (weights, first) = (part.linear.weights, part.first / PANEL + tile.panel);
         let panel_bytes = weights.layout().panel_bytes();
         let mut patches = [None; MOST_STREAMS];
         for (n, patches) in patches[..tile.width].iter_mut().enumerate() {
-            *patches = Some(weights.patches(first + n * tile.apart));
+            *patches = Some(Patches::of(weights.bytes(), &weights.layout(), first + n * tile.apart));
         }
         Self {
             w: &weights.values()[first * panel_bytes..],
             panel_bytes,
-            tables: &weights.tables()[first * TABLE..],
+            tables: &tables(weights)[first * TABLE..],
             patches,
             apart: tile.apart,
             ahead: &tile.ahead,
@@ -50,19 +120,19 @@ impl<'a> Folded<'a> {
 }
 
 /// A tile of `MR` rows of `x` by `NR` panels, unfolded as they are multiplied.
-pub(super) struct Block<'a, A, const MR: usize, const NR: usize> {
-    pub(super) part: &'a Part<'a>,
-    pub(super) tile: &'a Tile,
+struct FoldedBlock<'a, A, const MR: usize, const NR: usize> {
+    part: &'a Part<'a>,
+    tile: &'a Tile,
     /// Rows, `stride` bytes apart.
-    pub(super) x: &'a [u8],
-    pub(super) stride: usize,
-    pub(super) from: &'a Folded<'a>,
+    x: &'a [u8],
+    stride: usize,
+    from: &'a Folded<'a>,
     /// Where the panels are kept for other rows, as bfloat16, one after another; nowhere if it is empty.
-    pub(super) to: &'a mut [u8],
-    pub(super) arithmetic: PhantomData<A>,
+    to: &'a mut [u8],
+    arithmetic: PhantomData<A>,
 }
 
-impl<A: OfPairs, const MR: usize, const NR: usize> Kernel for Block<'_, A, MR, NR> {
+impl<A: OfPairs, const MR: usize, const NR: usize> Kernel for FoldedBlock<'_, A, MR, NR> {
     type Output = ();
     const USES_DOT: bool = true;
 
@@ -93,7 +163,7 @@ const fn fits_registers(accumulators: usize, rows: usize, panels: usize) -> bool
     rows * panels + panels * UNFOLDED_BYTES / VECTOR <= accumulators + OTHERS
 }
 
-impl<A: OfPairs, const MR: usize, const NR: usize> Block<'_, A, MR, NR> {
+impl<A: OfPairs, const MR: usize, const NR: usize> FoldedBlock<'_, A, MR, NR> {
     /// Steps of columns in a unit.
     const STEPS: usize = UNFOLDED_BYTES / A::WEIGHT_BYTES;
 

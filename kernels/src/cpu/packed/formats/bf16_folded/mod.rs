@@ -16,25 +16,30 @@
 //! In each the values of two vectors take turns, eight by eight: that is how bytes are interleaved within 128 bits of a register.
 //!
 //! Behind all panels lie `tables [panels][16]`, where each panel's patches start (u32 `[panels + 1]`), and the patches (u32): the
-//! value's place in [`Format::Bf16`]'s panel above its high byte.
+//! value's place in [`Format::BF16`]'s panel above its high byte.
 
 #![allow(clippy::needless_range_loop)] // values index several arrays
 
-use super::super::Cpu;
-use super::super::matrix::WeightMatrix;
-use super::super::shared::Shared;
-use super::super::simd::{Kernel, Simd};
-use super::pack::{LaidOut, PackError};
-use super::{Format, Layout, PANEL};
+pub(super) mod kernel;
+
+use std::marker::PhantomData;
+
+use super::super::values::{LaidOut, Value};
+use super::super::{Format, Inserted, Layout, PANEL, PART_ALIGN, PackError, Packed, Spec, Tail, Weights};
+use super::bf16::Bf16;
+use crate::cpu::Cpu;
+use crate::cpu::matrix::WeightMatrix;
+use crate::cpu::shared::Shared;
+use crate::cpu::simd::{Kernel, Simd};
 
 /// Columns of a unit.
-pub(in super::super) const UNIT: usize = 8;
+const UNIT: usize = 8;
 /// Its bytes.
-pub(in super::super) const UNIT_BYTES: usize = 192;
-/// Its bytes in [`Format::Bf16`].
-pub(in super::super) const UNFOLDED_BYTES: usize = UNIT * PANEL * 2;
+const UNIT_BYTES: usize = 192;
+/// Its bytes in [`Format::BF16`].
+const UNFOLDED_BYTES: usize = UNIT * PANEL * 2;
 /// High bytes of a table.
-pub(in super::super) const TABLE: usize = 16;
+const TABLE: usize = 16;
 /// Values for each patch there is room for: normal weights need one in some thousands.
 const VALUES_PER_PATCH: usize = 256;
 /// Bytes of a patch, and of where a panel's start.
@@ -42,45 +47,89 @@ const WORD: usize = size_of::<u32>();
 /// Values that a patch can tell apart.
 const MOST_VALUES: usize = 1 << 24;
 
-impl Layout {
-    /// Patches there is room for.
-    pub(super) fn most_patches(&self) -> usize {
-        match self.format {
-            Format::Bf16Folded => self.panels() * self.cols.next_multiple_of(UNIT) * PANEL / VALUES_PER_PATCH,
-            _ => 0,
-        }
-    }
+pub(super) const FORMAT: Format = Format(&SPEC);
 
-    /// Where the tables start, where the patches' starts, where the patches, and where all that ends.
-    pub(super) fn folded_at(&self) -> [usize; 4] {
-        let tables = (self.panels() * self.panel_bytes()).next_multiple_of(super::PART_ALIGN);
-        let starts = (tables + self.panels() * TABLE).next_multiple_of(super::PART_ALIGN);
-        let patches = (starts + (self.panels() + 1) * WORD).next_multiple_of(super::PART_ALIGN);
-        [tables, starts, patches, (patches + self.most_patches() * WORD).next_multiple_of(super::PART_ALIGN)]
+static SPEC: Spec = Spec {
+    name: "Bf16Folded",
+    file_name: "bf16-folded",
+    bits: 12,
+    columns: UNIT,
+    inserted: Inserted::NOTHING,
+    weights: Weights::Values { value, is_bf16: true },
+    sums: [1, 1],
+    head: None,
+    tail: Some(Tail { bytes: |layout| Places::of(layout).end - layout.tail_at(), unread }),
+    pack,
+};
+
+/// Where what lies behind the panels starts.
+struct Places {
+    tables: usize,
+    starts: usize,
+    patches: usize,
+    end: usize,
+}
+
+impl Places {
+    fn of(layout: &Layout) -> Self {
+        let tables = layout.tail_at();
+        let starts = (tables + layout.panels() * TABLE).next_multiple_of(PART_ALIGN);
+        let patches = (starts + (layout.panels() + 1) * WORD).next_multiple_of(PART_ALIGN);
+        let end = (patches + most_patches(layout) * WORD).next_multiple_of(PART_ALIGN);
+        Self { tables, starts, patches, end }
     }
+}
+
+/// Patches there is room for.
+fn most_patches(layout: &Layout) -> usize {
+    layout.panels() * layout.cols.next_multiple_of(UNIT) * PANEL / VALUES_PER_PATCH
+}
+
+/// Room for patches that there are not.
+fn unread(packed: &Packed) -> usize {
+    let layout = packed.layout();
+    let patches: usize =
+        (0..layout.panels()).map(|panel| size_of_val(Patches::of(packed.bytes(), &layout, panel).0)).sum();
+    let Places { patches: at, end, .. } = Places::of(&layout);
+    end - at - patches
+}
+
+/// The value of an output and column.
+fn value(packed: &Packed, row: usize, col: usize) -> f32 {
+    let (layout, panel) = (packed.layout(), row / PANEL);
+    let value = Bf16::at(col, row % PANEL) / size_of::<u16>();
+    let (low_at, number_at, is_high) = folded_at(value);
+    let values = packed.panel_of(row);
+    let number = if is_high { values[number_at] >> 4 } else { values[number_at] & 15 };
+    let high = match Patches::of(packed.bytes(), &layout, panel).get(value) {
+        Some(high) => high,
+        None => tables(packed)[panel * TABLE + usize::from(number)],
+    };
+    half::bf16::from_le_bytes([values[low_at], high]).to_f32()
+}
+
+/// High bytes `[panels][16]`.
+fn tables(packed: &Packed) -> &[u8] {
+    let Places { tables, starts, .. } = Places::of(&packed.layout());
+    &packed.bytes()[tables..starts]
 }
 
 /// Values of a panel whose high bytes are not in its table, ascending.
 #[derive(Debug, Clone, Copy)]
-pub(in super::super) struct Patches<'a>(&'a [[u8; WORD]]);
+struct Patches<'a>(&'a [[u8; WORD]]);
 
 impl<'a> Patches<'a> {
     /// Those of a panel of a matrix in `bytes`.
-    pub(super) fn of(bytes: &'a [u8], layout: &Layout, panel: usize) -> Self {
-        let [_, starts, patches, end] = layout.folded_at();
+    fn of(bytes: &'a [u8], layout: &Layout, panel: usize) -> Self {
+        let Places { starts, patches, end, .. } = Places::of(layout);
         let starts = bytes[starts + panel * WORD..].as_chunks().0;
         let [start, next] = [starts[0], starts[1]].map(|at| u32::from_le_bytes(at) as usize);
         Self(&bytes[patches..end].as_chunks().0[start..next])
     }
 
-    /// Bytes of all of a matrix's.
-    pub(super) fn bytes(bytes: &'a [u8], layout: &Layout) -> usize {
-        (0..layout.panels()).map(|panel| size_of_val(Self::of(bytes, layout, panel).0)).sum()
-    }
-
     /// The unit that the next one is in; one that no panel has if there is none.
     #[inline(always)]
-    pub(in super::super) fn next_unit(&self) -> usize {
+    fn next_unit(&self) -> usize {
         match self.0.first() {
             Some(patch) => place(*patch).0 / (UNFOLDED_BYTES / 2),
             None => usize::MAX,
@@ -88,7 +137,7 @@ impl<'a> Patches<'a> {
     }
 
     /// Mends `unit` of the panel, unfolded in `values`, if a patch is due. Units come one after another.
-    pub(in super::super) fn mend(&mut self, unit: usize, values: &mut [u8; UNFOLDED_BYTES]) {
+    fn mend(&mut self, unit: usize, values: &mut [u8; UNFOLDED_BYTES]) {
         while self.next_unit() == unit
             && let Some((patch, rest)) = self.0.split_first()
         {
@@ -99,7 +148,7 @@ impl<'a> Patches<'a> {
     }
 
     /// The high byte of the value at `at`, if it is patched.
-    pub(super) fn get(&self, at: usize) -> Option<u8> {
+    fn get(&self, at: usize) -> Option<u8> {
         let found = self.0.binary_search_by_key(&at, |patch| place(*patch).0);
         found.ok().map(|index| place(self.0[index]).1)
     }
@@ -111,9 +160,9 @@ fn place(patch: [u8; WORD]) -> (usize, u8) {
     ((word >> 8) as usize, word as u8)
 }
 
-/// Where a value of [`Format::Bf16`]'s panel lies in a folded one: its low byte, the byte with its number, and whether that is
+/// Where a value of [`Format::BF16`]'s panel lies in a folded one: its low byte, the byte with its number, and whether that is
 /// in the high half.
-pub(super) fn folded_at(value: usize) -> (usize, usize, bool) {
+fn folded_at(value: usize) -> (usize, usize, bool) {
     let (unit, vector, word) = (value / 128, value / 32 % 4, value % 32);
     let at = word / 8 * 16 + vector % 2 * 8 + word % 8;
     let unit = unit * UNIT_BYTES;
@@ -124,18 +173,13 @@ pub(super) fn folded_at(value: usize) -> (usize, usize, bool) {
 ///
 /// # Errors
 /// [`PackError::ManyExponents`] where there are more patches than room.
-pub(super) fn pack(
-    cpu: &mut Cpu,
-    from: &WeightMatrix,
-    layout: Layout,
-    to: &mut [u8],
-) -> Result<(), PackError> {
-    let [tables_at, starts_at, patches_at, end] = layout.folded_at();
+fn pack(cpu: &mut Cpu, from: &WeightMatrix, layout: Layout, to: &mut [u8]) -> Result<(), PackError> {
+    assert!(Bf16::is_in(from.storage()), "numbers are packed as they are");
+    let Places { tables: tables_at, starts: starts_at, patches: patches_at, end } = Places::of(&layout);
     let (isa, panels) = (cpu.isa, layout.panels());
-    let unfolded = Layout { format: Format::Bf16, ..layout };
     let panel_of = |panel: usize| {
         let mut values = vec![0; layout.panel_bytes() / UNIT_BYTES * UNFOLDED_BYTES];
-        isa.run(LaidOut { from, layout: unfolded, first: panel * PANEL, to: &mut values });
+        isa.run(LaidOut::<Bf16> { from, first: panel * PANEL, to: &mut values, value: PhantomData });
         values
     };
     let mut counts = vec![0u32; panels];
@@ -150,7 +194,7 @@ pub(super) fn pack(
             }
         });
     }
-    let room = layout.most_patches();
+    let room = most_patches(&layout);
     let patches = counts.iter().map(|count| *count as usize).sum();
     if patches > room || layout.panel_bytes() / UNIT_BYTES * UNIT * PANEL > MOST_VALUES {
         return Err(PackError::ManyExponents { patches, room });
@@ -192,7 +236,7 @@ fn table(panel: &[u8]) -> ([u8; TABLE], u32) {
     (std::array::from_fn(|number| order[number]), others)
 }
 
-/// A panel of [`Format::Bf16`], and where it goes.
+/// A panel of [`Format::BF16`], and where it goes.
 struct Fold<'a> {
     panel: &'a [u8],
     table: &'a [u8],

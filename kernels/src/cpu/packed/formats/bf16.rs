@@ -1,0 +1,162 @@
+//! bfloat16 in pairs of columns, as `VDPBF16PS` multiplies them: `[panels][columns / 2][16 outputs][2 columns]`.
+
+#![allow(clippy::needless_range_loop)] // lanes index several arrays
+
+use std::marker::PhantomData;
+
+use super::super::values::{self, Value};
+use super::super::{Format, Inserted, PANEL, Spec, Weights};
+use crate::cpu::input::{Form, Input};
+use crate::cpu::matmul::float::arithmetic::{Arithmetic, OfPairs, bytes_of, values as f32_rows};
+use crate::cpu::matmul::float::{Product, all_tiles};
+use crate::cpu::matmul::part::Part;
+use crate::cpu::matrix::Storage;
+use crate::cpu::simd::integer::IntegerIsa;
+use crate::cpu::simd::{Isa, Kernel, LANES, Simd};
+
+/// Columns that lie beside each other.
+const PAIR: usize = 2;
+
+pub(super) const FORMAT: Format = Format(&SPEC);
+
+static SPEC: Spec = Spec {
+    name: "Bf16",
+    file_name: "bf16",
+    bits: 16,
+    columns: PAIR,
+    inserted: Inserted::NOTHING,
+    weights: Weights::Values { value: values::value::<Bf16>, is_bf16: true },
+    sums: [1, 1],
+    head: None,
+    tail: None,
+    pack: values::pack::<Bf16>,
+};
+
+/// Pairs of bfloat16.
+pub(super) struct Bf16;
+
+impl Value for Bf16 {
+    fn is_in(storage: &Storage) -> bool {
+        matches!(storage, Storage::Bf16(_))
+    }
+
+    fn at(col: usize, lane: usize) -> usize {
+        ((col / PAIR * PANEL + lane) * PAIR + col % PAIR) * 2
+    }
+
+    fn widen(bytes: &[u8]) -> f32 {
+        half::bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32()
+    }
+
+    /// The same pairs with zeros for subnormals.
+    #[inline(always)]
+    fn arrange(mut pairs: [u32; LANES]) -> [u32; LANES] {
+        const EXPONENT: u32 = 0x7f80;
+        for lane in 0..LANES {
+            let pair = pairs[lane];
+            let low = if pair & EXPONENT == 0 { 0x8000 } else { 0xffff };
+            let high = if pair & EXPONENT << 16 == 0 { 0x8000_0000 } else { 0xffff_0000 };
+            pairs[lane] = pair & (low | high);
+        }
+        pairs
+    }
+}
+
+pub(super) fn multiply(part: &Part<'_>, isa: Isa, _: IntegerIsa) {
+    match part.x.form() {
+        Form::Bf16 => isa.run(PairProduct { part }),
+        _ => isa.run(Product::<Pairs> { part, arithmetic: PhantomData }),
+    }
+}
+
+/// Some rows of one matrix, for all rows of `x`, activations rounded to bfloat16 too.
+struct PairProduct<'a> {
+    part: &'a Part<'a>,
+}
+
+impl Kernel for PairProduct<'_> {
+    type Output = ();
+    const USES_DOT: bool = true;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        if S::HAS_DOT { all_tiles::<S, Dot>(s, self.part) } else { all_tiles::<S, Pairs>(s, self.part) }
+    }
+}
+
+/// Both in bfloat16, multiplied as they lie.
+pub(super) struct Dot;
+
+impl Arithmetic for Dot {
+    const PARTS: usize = 1;
+    const WEIGHT_BYTES: usize = LANES * 4;
+    const X_BYTES: usize = 4;
+    type Operand<S: Simd> = S::Pairs;
+
+    fn rows(x: &Input) -> (&[u8], usize) {
+        let (halves, stride) = x.halves();
+        (bytes_of(halves), stride * size_of::<u16>())
+    }
+
+    #[inline(always)]
+    unsafe fn x<S: Simd>(s: S, from: *const u8, _: usize) -> S::Pairs {
+        // SAFETY: by the contract.
+        s.splat_pair(unsafe { *from.cast() })
+    }
+
+    #[inline(always)]
+    unsafe fn weights<S: Simd>(s: S, from: *const u8, _: usize) -> S::Pairs {
+        // SAFETY: by the contract.
+        unsafe { s.load_pairs(from) }
+    }
+
+    #[inline(always)]
+    fn add<S: Simd>(s: S, x: S::Pairs, weights: S::Pairs, sum: S::V) -> S::V {
+        s.dot_pairs(x, weights, sum)
+    }
+}
+
+impl OfPairs for Dot {
+    #[inline(always)]
+    fn of_pairs<S: Simd>(_: S, pairs: S::Pairs, _: usize) -> S::Pairs {
+        pairs
+    }
+}
+
+/// Weights in bfloat16, widened; `x` in `f32`.
+pub(super) struct Pairs;
+
+impl Arithmetic for Pairs {
+    const PARTS: usize = 2;
+    const WEIGHT_BYTES: usize = LANES * 4;
+    const X_BYTES: usize = 8;
+    type Operand<S: Simd> = S::V;
+
+    fn rows(x: &Input) -> (&[u8], usize) {
+        f32_rows(x)
+    }
+
+    #[inline(always)]
+    unsafe fn x<S: Simd>(s: S, from: *const u8, part: usize) -> S::V {
+        // SAFETY: by the contract.
+        s.splat(unsafe { *from.cast::<f32>().add(1 - part) })
+    }
+
+    #[inline(always)]
+    unsafe fn weights<S: Simd>(s: S, from: *const u8, part: usize) -> S::V {
+        // SAFETY: by the contract.
+        Self::of_pairs(s, unsafe { s.load_pairs(from) }, part)
+    }
+
+    #[inline(always)]
+    fn add<S: Simd>(s: S, x: S::V, weights: S::V, sum: S::V) -> S::V {
+        s.fma(x, weights, sum)
+    }
+}
+
+impl OfPairs for Pairs {
+    #[inline(always)]
+    fn of_pairs<S: Simd>(s: S, pairs: S::Pairs, part: usize) -> S::V {
+        if part == 0 { s.widen_odd(pairs) } else { s.widen_even(pairs) }
+    }
+}

@@ -1,0 +1,57 @@
+//! IEEE single, `[panels][columns][16 outputs]`.
+
+use std::marker::PhantomData;
+
+use super::super::values::{self, Value};
+use super::super::{Format, Inserted, PANEL, Spec, Weights};
+use crate::cpu::matmul::float::Product;
+use crate::cpu::matmul::float::arithmetic::{Element, Wide};
+use crate::cpu::matmul::part::Part;
+use crate::cpu::matrix::Storage;
+use crate::cpu::simd::integer::IntegerIsa;
+use crate::cpu::simd::{Isa, Simd};
+
+pub(super) const FORMAT: Format = Format(&SPEC);
+
+static SPEC: Spec = Spec {
+    name: "F32",
+    file_name: "f32",
+    bits: 32,
+    columns: 2,
+    inserted: Inserted::NOTHING,
+    weights: Weights::Values { value: values::value::<F32>, is_bf16: false },
+    sums: [1, 1],
+    head: None,
+    tail: None,
+    pack: values::pack::<F32>,
+};
+
+struct F32;
+
+impl Value for F32 {
+    fn is_in(storage: &Storage) -> bool {
+        matches!(storage, Storage::F32(_))
+    }
+
+    fn at(col: usize, lane: usize) -> usize {
+        (col * PANEL + lane) * 4
+    }
+
+    fn widen(bytes: &[u8]) -> f32 {
+        f32::from_le_bytes(std::array::from_fn(|i| bytes[i]))
+    }
+}
+
+impl Element for F32 {
+    const BYTES: usize = 4;
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(simd: S, from: *const u8) -> S::V {
+        // SAFETY: by the contract.
+        unsafe { simd.load(from.cast()) }
+    }
+}
+
+pub(super) fn multiply(part: &Part<'_>, isa: Isa, _: IntegerIsa) {
+    isa.run(Product::<Wide<F32>> { part, arithmetic: PhantomData });
+}

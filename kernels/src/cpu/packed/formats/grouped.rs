@@ -1,0 +1,172 @@
+//! A scale for each output and group of 32 columns, in half precision: 8 bits, or 4 with a zero point. What somebody else rounded
+//! lies in these ([`pack_codes`](super::super::pack_codes)): GPTQ, AWQ, GGUF.
+
+#![allow(clippy::needless_range_loop)] // m and n index several arrays, as in the formula
+
+use std::marker::PhantomData;
+
+use super::super::rounding::{self, Codes, Panel, Rounding, encode};
+use super::super::scale::{
+    Lanes, Weights as GroupWeights, eight_bits as scale_of_eight_bits, four_bits_zero,
+};
+use super::super::{Format, Inserted, PANEL, Packed, Scales, Spec, Weights, ZERO};
+use super::int8;
+use crate::cpu::input::GROUP;
+use crate::cpu::matmul::integer::Product;
+use crate::cpu::matmul::integer::tile::{Kind, Source, eight_bits, four_bits};
+use crate::cpu::matmul::part::Part;
+use crate::cpu::matmul::tiles::Ahead;
+use crate::cpu::simd::integer::{IntegerIsa, Integers};
+use crate::cpu::simd::{Isa, LANES, Simd};
+
+pub(super) const INT8_GROUP: Format = Format(&EIGHT);
+pub(super) const INT4_ZERO: Format = Format(&FOUR);
+
+static EIGHT: Spec = Spec {
+    name: "Int8Group",
+    file_name: "int8-group",
+    bits: 8,
+    columns: GROUP,
+    inserted: Inserted::NOTHING,
+    weights: Weights::Codes { code: Packed::stored_code, scales: Scales::Groups, has_zeros: false },
+    // Sums of a group of columns stand beside those of all.
+    sums: [2, 2],
+    head: None,
+    tail: None,
+    pack: rounding::pack::<EightBits>,
+};
+
+static FOUR: Spec = Spec {
+    name: "Int4Zero",
+    file_name: "int4-zero",
+    bits: 4,
+    columns: GROUP,
+    inserted: Inserted::NOTHING,
+    weights: Weights::Codes { code: Packed::stored_code, scales: Scales::Groups, has_zeros: true },
+    sums: [2, 2],
+    head: Some(int8::FORMAT),
+    tail: None,
+    pack: rounding::pack::<FourBits>,
+};
+
+/// How codes are read.
+trait Coded {
+    const FORMAT: Format;
+    const HAS_ZEROS: bool;
+}
+
+struct EightBits;
+struct FourBits;
+
+impl Coded for EightBits {
+    const FORMAT: Format = INT8_GROUP;
+    const HAS_ZEROS: bool = false;
+}
+
+impl Coded for FourBits {
+    const FORMAT: Format = INT4_ZERO;
+    const HAS_ZEROS: bool = true;
+}
+
+impl Rounding for EightBits {
+    #[inline(always)]
+    fn round(weights: &GroupWeights, _: &Lanes, group: usize, to: &mut Panel<'_>) -> Codes {
+        let scale = scale_of_eight_bits(weights);
+        to.put_scales(group, &scale);
+        encode(weights, &scale, &[f32::from(ZERO); LANES], 255)
+    }
+}
+
+impl Rounding for FourBits {
+    #[inline(always)]
+    fn round(weights: &GroupWeights, _: &Lanes, group: usize, to: &mut Panel<'_>) -> Codes {
+        let (scale, zero) = four_bits_zero(weights);
+        to.put_scales(group, &scale);
+        for (lane, to) in to.zeros[group * PANEL..][..PANEL].iter_mut().enumerate() {
+            *to = zero[lane] as u8;
+        }
+        encode(weights, &scale, &zero, 15)
+    }
+}
+
+pub(super) fn multiply_int8(part: &Part<'_>, _: Isa, integers: IntegerIsa) {
+    integers.run(Product::<Grouped<EightBits>> { part, kind: PhantomData });
+}
+
+pub(super) fn multiply_int4(part: &Part<'_>, _: Isa, integers: IntegerIsa) {
+    integers.run(Product::<Grouped<FourBits>> { part, kind: PhantomData });
+}
+
+/// The kernel of both.
+struct Grouped<C>(PhantomData<C>);
+
+impl<C: Coded> Kind for Grouped<C> {
+    const FORMAT: Format = C::FORMAT;
+
+    #[inline(always)]
+    unsafe fn sums<S: Integers, const MR: usize, const NR: usize>(
+        s: S,
+        t: &Source<'_>,
+    ) -> [[<S::Floats as Simd>::V; NR]; MR] {
+        t.check(MR, NR);
+        let f = s.floats();
+        let (groups, apart) = (t.layout.groups(), t.apart * t.layout.panel_bytes());
+        let scales_apart = t.apart * t.layout.panel_scales();
+        let mut ahead = t.ahead.over(groups);
+        let mut results = [[f.zero(); NR]; MR];
+        let mut zeros = [s.splat_zeros(ZERO); NR];
+        // SAFETY: the check above; a group of all rows and panels lies inside.
+        unsafe {
+            let (mut x, mut w) = (t.codes.as_ptr(), t.weights.as_ptr());
+            let (mut scales, mut zero_points) = (t.scales.as_ptr(), t.zeros.as_ptr());
+            for group in 0..groups {
+                let row_sums = t.sums.as_ptr().add(group);
+                if C::HAS_ZEROS {
+                    for n in 0..NR {
+                        zeros[n] = s.load_zeros(zero_points.add(n * scales_apart));
+                    }
+                }
+                let mut starts = [[s.splat(0); NR]; MR];
+                for m in 0..MR {
+                    let sum = *row_sums.add(m * t.sum_stride);
+                    for n in 0..NR {
+                        starts[m][n] = s.minus_times(zeros[n], sum);
+                    }
+                }
+                let mut sums = starts;
+                if C::FORMAT.bits() == 4 {
+                    let mut small = [[s.begin_small(starts[0][0]); NR]; MR];
+                    for m in 0..MR {
+                        for n in 0..NR {
+                            small[m][n] = s.begin_small(starts[m][n]);
+                        }
+                    }
+                    small = four_bits::<S, MR, NR>(s, t, x, w, apart, small);
+                    for m in 0..MR {
+                        for n in 0..NR {
+                            sums[m][n] = s.end_small(small[m][n], starts[m][n]);
+                        }
+                    }
+                } else {
+                    sums = eight_bits::<S, MR, NR>(s, t, x, w, apart, starts);
+                }
+                for n in 0..NR {
+                    let scale = f.load_f16(scales.add(n * scales_apart * 2));
+                    for m in 0..MR {
+                        results[m][n] = f.fma(s.to_floats(sums[m][n]), scale, results[m][n]);
+                    }
+                }
+                let group_bytes = GROUP * PANEL * C::FORMAT.bits() as usize / 8;
+                if let Ahead::Soon(bytes @ 1..) = *t.ahead {
+                    for n in 0..NR {
+                        f.prefetch(scales.wrapping_add(n * scales_apart * 2 + bytes / 8));
+                    }
+                }
+                ahead.ask::<_, NR>(f, w, apart, group_bytes);
+                (x, w) = (x.add(GROUP), w.add(group_bytes));
+                (scales, zero_points) = (scales.add(PANEL * 2), zero_points.wrapping_add(PANEL));
+            }
+        }
+        results
+    }
+}

@@ -1,0 +1,79 @@
+//! 8 bits, a scale for each output: the largest weight's is 127 steps.
+
+#![allow(clippy::needless_range_loop)] // m and n index several arrays, as in the formula
+
+use std::marker::PhantomData;
+
+use super::super::rounding::{self, Codes, Panel, Rounding, encode};
+use super::super::scale::{Lanes, Weights as GroupWeights};
+use super::super::{Format, Inserted, PANEL, Packed, Scales, Spec, Weights, ZERO};
+use crate::cpu::input::GROUP;
+use crate::cpu::matmul::integer::tile::{Kind, Source, eight_bits};
+use crate::cpu::matmul::integer::{Product, SEGMENT};
+use crate::cpu::matmul::part::Part;
+use crate::cpu::simd::integer::{IntegerIsa, Integers};
+use crate::cpu::simd::{Isa, LANES, Simd};
+
+pub(super) const FORMAT: Format = Format(&SPEC);
+
+static SPEC: Spec = Spec {
+    name: "Int8",
+    file_name: "int8",
+    bits: 8,
+    columns: GROUP,
+    inserted: Inserted::NOTHING,
+    weights: Weights::Codes { code: Packed::stored_code, scales: Scales::Outputs, has_zeros: false },
+    sums: [1, 1],
+    head: None,
+    tail: None,
+    pack: rounding::pack::<Int8>,
+};
+
+impl Rounding for Int8 {
+    #[inline(always)]
+    fn round(weights: &GroupWeights, scale: &Lanes, _: usize, _: &mut Panel<'_>) -> Codes {
+        encode(weights, scale, &[f32::from(ZERO); LANES], 255)
+    }
+}
+
+pub(super) fn multiply(part: &Part<'_>, _: Isa, integers: IntegerIsa) {
+    integers.run(Product::<Int8> { part, kind: PhantomData });
+}
+
+/// 8 bits, a scale for each output.
+pub(super) struct Int8;
+
+impl Kind for Int8 {
+    const FORMAT: Format = FORMAT;
+
+    #[inline(always)]
+    unsafe fn sums<S: Integers, const MR: usize, const NR: usize>(
+        s: S,
+        t: &Source<'_>,
+    ) -> [[<S::Floats as Simd>::V; NR]; MR] {
+        t.check(MR, NR);
+        let f = s.floats();
+        let (columns, apart) = (t.layout.groups() * GROUP, t.apart * t.layout.panel_bytes());
+        let mut ahead = t.ahead.over(t.layout.groups());
+        let mut results = [[f.zero(); NR]; MR];
+        let mut from = 0;
+        while from < columns {
+            let to = columns.min(from + SEGMENT);
+            let mut sums = t.bytes_begin::<S, MR, NR>(s, from / GROUP..to / GROUP);
+            // SAFETY: the check above; four columns of all rows and panels lie inside.
+            unsafe {
+                let mut x = t.codes.as_ptr().add(from);
+                let mut w = t.weights.as_ptr().add(from * PANEL);
+                let end = x.add(to - from);
+                while x < end {
+                    ahead.ask::<_, NR>(f, w, apart, GROUP * PANEL);
+                    sums = eight_bits::<S, MR, NR>(s, t, x, w, apart, sums);
+                    (x, w) = (x.add(GROUP), w.add(GROUP * PANEL));
+                }
+                results = t.add_scaled(s, results, sums);
+            }
+            from = to;
+        }
+        results
+    }
+}

@@ -1,0 +1,75 @@
+//! The formats of weights, one file each: what it says of itself ([`Spec`](super::Spec)), how it is packed and widened, and its
+//! kernel. A new one is a file here and a line in [`TABLE`] and among the constants.
+
+mod bf16;
+mod bf16_folded;
+mod f16;
+mod f32;
+mod grouped;
+pub(in crate::cpu) mod int4;
+mod int8;
+
+use super::Format;
+use crate::cpu::matmul::part::Part;
+use crate::cpu::matrix::Storage;
+use crate::cpu::simd::Isa;
+use crate::cpu::simd::integer::IntegerIsa;
+
+/// Multiplies the outputs of a part by its rows of `x`, which have the form that the format takes.
+type Multiply = fn(&Part<'_>, Isa, IntegerIsa);
+
+/// All formats, each with its kernel.
+const TABLE: [(Format, Multiply); 8] = [
+    (Format::F32, f32::multiply),
+    (Format::F16, f16::multiply),
+    (Format::BF16, bf16::multiply),
+    (Format::BF16_FOLDED, bf16_folded::kernel::multiply),
+    (Format::INT8, int8::multiply),
+    (Format::INT8_GROUP, grouped::multiply_int8),
+    (Format::INT4, int4::kernel::multiply),
+    (Format::INT4_ZERO, grouped::multiply_int4),
+];
+
+impl Format {
+    /// IEEE single.
+    pub const F32: Self = f32::FORMAT;
+    /// IEEE half.
+    pub const F16: Self = f16::FORMAT;
+    /// bfloat16; subnormals become zero, as `VDPBF16PS` takes them.
+    pub const BF16: Self = bf16::FORMAT;
+    /// The same values in 12 bits each, if few of their exponents are rare.
+    pub const BF16_FOLDED: Self = bf16_folded::FORMAT;
+    /// 8 bits, a scale for each output.
+    pub const INT8: Self = int8::FORMAT;
+    /// 8 bits, a scale for each output and group of 32 columns: what GGUF's `Q8_0` holds.
+    pub const INT8_GROUP: Self = grouped::INT8_GROUP;
+    /// 4 bits that become 8 of [`Format::INT8`] by a multiplier and a zero point of 4 bits each for each output and group of
+    /// 32 columns: `multiplier * (code - zero point)`. QServe (arXiv 2405.04532) calls it progressive group quantization.
+    pub const INT4: Self = int4::FORMAT;
+    /// 4 bits, a scale and a zero point for each output and group of 32 columns: what GPTQ, AWQ and GGUF's `Q4_0` hold.
+    pub const INT4_ZERO: Self = grouped::INT4_ZERO;
+
+    /// All formats.
+    pub fn all() -> impl Iterator<Item = Self> {
+        TABLE.iter().map(|(format, _)| *format)
+    }
+
+    /// The formats that keep numbers as they are stored, the best one first: all but the last may have no room for what a matrix
+    /// holds.
+    pub fn keeping(storage: &Storage) -> &'static [Self] {
+        match storage {
+            Storage::Bf16(_) => &[Self::BF16_FOLDED, Self::BF16],
+            Storage::F16(_) => &[Self::F16],
+            Storage::F32(_) => &[Self::F32],
+        }
+    }
+}
+
+/// Multiplies with the kernel of the weights' format.
+pub(in crate::cpu) fn multiply(part: &Part<'_>, isa: Isa, integers: IntegerIsa) {
+    let format = part.linear.weights.layout().format;
+    match TABLE.iter().find(|(known, _)| *known == format) {
+        Some((_, multiply)) => multiply(part, isa, integers),
+        None => unreachable!("every format is in the table"),
+    }
+}

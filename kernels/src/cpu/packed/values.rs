@@ -1,0 +1,99 @@
+//! How numbers are laid out as they are stored: panel by panel, sixteen outputs side by side.
+
+#![allow(clippy::needless_range_loop)] // lanes index several arrays
+
+use std::marker::PhantomData;
+
+use super::super::Cpu;
+use super::super::matrix::{Storage, WeightMatrix};
+use super::super::shared::Shared;
+use super::super::simd::{Kernel, LANES, Simd};
+use super::{Layout, PANEL, PackError, Packed};
+
+/// A type of numbers that are packed as they are stored.
+pub(super) trait Value {
+    /// Whether a matrix is stored in such numbers.
+    fn is_in(storage: &Storage) -> bool;
+    /// The byte of a panel at which the value of column `col` and output `lane` starts.
+    fn at(col: usize, lane: usize) -> usize;
+    /// The value that starts there.
+    fn widen(bytes: &[u8]) -> f32;
+
+    /// Words of sixteen outputs, each a column or two, as they lie in a panel.
+    #[inline(always)]
+    fn arrange(words: [u32; LANES]) -> [u32; LANES] {
+        words
+    }
+}
+
+/// See [`super::pack`].
+///
+/// # Panics
+/// If the matrix is stored in other numbers.
+pub(super) fn pack<V: Value>(
+    cpu: &mut Cpu,
+    from: &WeightMatrix,
+    layout: Layout,
+    to: &mut [u8],
+) -> Result<(), PackError> {
+    assert!(V::is_in(from.storage()), "numbers are packed as they are");
+    let (isa, to) = (cpu.isa, Shared::new(to));
+    cpu.threads.run(layout.panels(), |panel, _| {
+        // SAFETY: each panel is in one task.
+        let to = unsafe { to.part(panel * layout.panel_bytes(), layout.panel_bytes()) };
+        isa.run(LaidOut::<V> { from, first: panel * PANEL, to, value: PhantomData });
+    });
+    Ok(())
+}
+
+/// The value of an output and column.
+pub(super) fn value<V: Value>(packed: &Packed, row: usize, col: usize) -> f32 {
+    V::widen(&packed.panel_of(row)[V::at(col, row % PANEL)..])
+}
+
+/// Sixteen outputs from `first` on as they are, and where they go.
+pub(super) struct LaidOut<'a, V> {
+    pub(super) from: &'a WeightMatrix,
+    pub(super) first: usize,
+    /// `[columns][16 outputs]`, of at least as many columns as the matrix has.
+    pub(super) to: &'a mut [u8],
+    pub(super) value: PhantomData<V>,
+}
+
+impl<V: Value> Kernel for LaidOut<'_, V> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        // A vector of each output at a time: sixteen words, which are a column or two each.
+        const WORD: usize = size_of::<u32>();
+        const VECTOR: usize = LANES * WORD;
+        let row_bytes = self.from.row_bytes();
+        let rows = PANEL.min(self.from.rows() - self.first);
+        let values = &self.from.storage().bytes()[self.first * row_bytes..][..rows * row_bytes];
+        for (step, to) in self.to.chunks_mut(VECTOR * LANES).enumerate() {
+            let part = step * VECTOR..row_bytes.min((step + 1) * VECTOR);
+            let mut vectors = [s.zero(); LANES];
+            for (row, values) in values.chunks_exact(row_bytes).enumerate() {
+                let mut padded = [0u8; VECTOR];
+                let mut from = values[part.clone()].as_ptr();
+                if part.len() < VECTOR {
+                    padded[..part.len()].copy_from_slice(&values[part.clone()]);
+                    from = padded.as_ptr();
+                }
+                // SAFETY: a vector's bytes lie there.
+                vectors[row] = unsafe { s.load(from.cast()) };
+            }
+            let outputs = s.transpose(vectors);
+            for (output, to) in outputs.into_iter().zip(to.chunks_exact_mut(VECTOR)) {
+                let mut words = [0u32; LANES];
+                // SAFETY: sixteen words.
+                unsafe { s.store(output, words.as_mut_ptr().cast()) };
+                let words = V::arrange(words);
+                for lane in 0..LANES {
+                    to[lane * WORD..][..WORD].copy_from_slice(&words[lane].to_le_bytes());
+                }
+            }
+        }
+    }
+}
