@@ -28,7 +28,7 @@ pub(super) struct GeluTanh;
 impl Function for GeluTanh {
     #[inline(always)]
     fn logit(x: f32) -> f32 {
-        const TWICE_SQRT_2_PER_PI: f32 = 1.595_769_1;
+        const TWICE_SQRT_2_PER_PI: f32 = 1.595_769;
         (x * x * x).mul_add(0.044_715, x) * TWICE_SQRT_2_PER_PI
     }
 }
