@@ -60,13 +60,9 @@ impl Served {
 pub fn router_config(front: FrontSettings, served: &Served, listen: SocketAddr) -> RouterConfig {
     RouterConfig {
         listen,
-        api_keys: front.api_keys,
-        admission: front.admission,
-        limits: front.limits,
-        migration_limit: front.migration_limit,
-        shutdown_timeout: front.shutdown_timeout,
-        recovery: front.recovery,
-        ..RouterConfig::new(&served.model, served.names.clone())
+        model: served.model.clone(),
+        served_model_names: served.names.clone(),
+        ..front.router
     }
 }
 
@@ -132,7 +128,7 @@ pub async fn bind(host: &str, port: u16) -> Result<(TcpListener, SocketAddr), Fa
 
 /// Says once that the API is open to the network without a key.
 pub fn warn_if_exposed(front: &FrontSettings) {
-    if !front.is_loopback() && front.api_keys.is_empty() {
+    if !front.is_loopback() && front.router.api_keys.is_empty() {
         tracing::warn!(
             host = front.host,
             "the API is open to everybody who can reach this machine; set --api-key"

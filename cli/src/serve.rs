@@ -58,7 +58,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let command = move |worker| launch.command(worker, &format!("worker-{worker}"), &engine, threads);
     let (supervisor, reports) = Supervisor::start(workers, command, &changes);
 
-    let has_key = !front.api_keys.is_empty();
+    let has_key = !front.router.api_keys.is_empty();
     let started = front::start(front::router_config(front, &served, listen), seen).await;
     let (app, cluster) = match started {
         Ok(started) => started,
@@ -92,7 +92,7 @@ fn worker_count(settings: &mut Settings) -> Option<usize> {
 
 /// GPUs that the workers may use; the driver is not asked when they use none.
 pub fn visible_gpus(engine: &EngineSettings) -> usize {
-    match engine.device.kind {
+    match engine.worker.backend {
         BackendKind::Auto | BackendKind::Cuda => skein_worker::visible_gpus() as usize,
         BackendKind::Cpu | BackendKind::Fake => 0,
     }
@@ -117,7 +117,7 @@ fn say_good_bye() {
 /// An even share of the cores for each worker, unless somebody chose.
 pub fn threads_each(engine: &EngineSettings, workers: usize) -> usize {
     let machine = Placement::of_this_machine(0);
-    match (engine.threads, workers) {
+    match (engine.worker.threads, workers) {
         (0, 0 | 1) => machine.threads,
         (0, workers) => (machine.cores.min(machine.limit) / workers).max(1),
         (threads, _) => threads,

@@ -139,20 +139,7 @@ fn config_of(engine: EngineSettings, settings: &mut Settings) -> Result<WorkerCo
     let given = settings::model_argument(settings);
     settings::check(settings)?;
     let model = model::find(given.as_deref())?;
-    let name = model::default_name(&model);
-    Ok(WorkerConfig {
-        backend: engine.device.kind,
-        precision: engine.precision,
-        cpu: engine.cpu,
-        cuda: engine.cuda,
-        threads: engine.threads,
-        scheduler: engine.scheduler,
-        unset: engine.unset,
-        kv_cache_memory_bytes: engine.kv_cache_memory_bytes,
-        drain_grace: Duration::ZERO,
-        shutdown_timeout: engine.shutdown_timeout,
-        ..WorkerConfig::new(model, name)
-    })
+    Ok(WorkerConfig { served_model_name: model::default_name(&model), model, ..engine.worker })
 }
 
 /// What a user is told, and with which exit code.
@@ -219,23 +206,24 @@ impl Launch {
         let mut flag = |name: &str, value: &dyn std::fmt::Display| {
             command.arg(format!("--{name}={value}"));
         };
-        let scheduler = &engine.scheduler;
+        let config = &engine.worker;
+        let scheduler = &config.scheduler;
         flag(SUPERVISED, &name);
         flag(MEMORY_SHARERS, &self.workers);
         flag("served-model-name", &self.served_model_name);
         flag("listen", &"127.0.0.1:0");
         flag("threads", &threads);
         flag("device", &engine.device.text());
-        if matches!(engine.device.kind, BackendKind::Auto | BackendKind::Cuda) {
+        if matches!(config.backend, BackendKind::Auto | BackendKind::Cuda) {
             let (ordinal, sharers) = self.gpu_of(index, engine.device.ordinal);
             flag(GPU_ORDINAL, &ordinal);
             flag(GPU_SHARERS, &sharers);
-            gpu_flags(&engine.cuda, &mut flag);
+            gpu_flags(&config.cuda, &mut flag);
         }
-        for (name, value) in settings::precision_flags(&engine.precision) {
+        for (name, value) in settings::precision_flags(&config.precision) {
             flag(name, &value);
         }
-        match &engine.cpu.packed_cache_dir {
+        match &config.cpu.packed_cache_dir {
             Some(directory) => flag("packed-cache-dir", &directory.display()),
             None => flag("packed-cache-dir", &"none"),
         }
@@ -246,12 +234,12 @@ impl Launch {
         flag("log-format", &self.log_format);
         for (name, value) in [
             ("max-model-len", scheduler.max_model_len.map(u64::from)),
-            ("max-num-seqs", (!engine.unset.max_num_seqs).then(|| scheduler.max_num_seqs.into())),
+            ("max-num-seqs", (!config.unset.max_num_seqs).then(|| scheduler.max_num_seqs.into())),
             (
                 "max-num-batched-tokens",
-                (!engine.unset.max_num_batched_tokens).then(|| scheduler.max_num_batched_tokens.into()),
+                (!config.unset.max_num_batched_tokens).then(|| scheduler.max_num_batched_tokens.into()),
             ),
-            ("kv-cache-memory-bytes", engine.kv_cache_memory_bytes),
+            ("kv-cache-memory-bytes", config.kv_cache_memory_bytes),
         ] {
             if let Some(value) = value {
                 flag(name, &value);
@@ -262,8 +250,8 @@ impl Launch {
         }
         for (switch, is_on) in [
             ("--no-enable-prefix-caching", !scheduler.enable_prefix_caching),
-            ("--batch-invariant", engine.cuda.batch_invariant),
-            ("--enforce-eager", engine.cuda.enforce_eager),
+            ("--batch-invariant", config.cuda.batch_invariant),
+            ("--enforce-eager", config.cuda.enforce_eager),
         ] {
             if is_on {
                 command.arg(switch);

@@ -21,7 +21,6 @@ use skein_router::cluster::Cluster;
 use skein_router::config::RouterConfig;
 use skein_router::refusal::Refusal;
 use skein_router::request::DraftSampling;
-use skein_worker::config::{SchedulerConfig, UnsetLimits};
 use tokio::sync::mpsc;
 
 use crate::exit::{Failure, OTHER, USAGE};
@@ -62,7 +61,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
         system: settings.value("system", text),
         raw: settings.switch("raw"),
     };
-    let engine = engine_settings(&mut settings);
+    let engine = EngineSettings::read_for_one(&mut settings, SEQUENCES);
     let words: Vec<String> = matches.get_many(WORDS).into_iter().flatten().cloned().collect();
     let (model, prompt) = split_words(&mut settings, words);
     settings::check(&settings)?;
@@ -127,26 +126,6 @@ fn piped_prompt() -> Result<String, Failure> {
     match prompt.trim_end_matches('\n') {
         "" => Err(Failure::new(USAGE, "no prompt: standard input is empty; skein run \"your prompt\"")),
         prompt => Ok(prompt.to_owned()),
-    }
-}
-
-fn engine_settings(settings: &mut Settings) -> EngineSettings {
-    let max_model_len = settings.value("max-model-len", skein_node::config::count(2..=1 << 24));
-    let (device, precision, cuda) = settings::device(settings);
-    EngineSettings {
-        device,
-        precision,
-        cpu: settings::cpu(settings),
-        cuda,
-        threads: settings::threads(settings),
-        unset: UnsetLimits { max_num_seqs: false, max_num_batched_tokens: true },
-        scheduler: SchedulerConfig {
-            max_model_len: max_model_len.map(|len| len as u32),
-            max_num_seqs: SEQUENCES,
-            ..SchedulerConfig::default()
-        },
-        kv_cache_memory_bytes: settings::kv_bytes(settings),
-        shutdown_timeout: Duration::ZERO,
     }
 }
 

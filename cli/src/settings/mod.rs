@@ -14,10 +14,7 @@ use skein_node::config::{ENV_PREFIX, Key, Kind, Schema, Settings, Sources};
 use crate::exit::{Failure, USAGE};
 pub use discovery::{DiscoverySettings, RegistrationSettings};
 pub use precision::flags as precision_flags;
-pub use read::{
-    EngineSettings, FrontSettings, cpu, device, kv_bytes, log_options, model_argument, quiet_on_a_terminal,
-    threads,
-};
+pub use read::{EngineSettings, FrontSettings, log_options, model_argument, quiet_on_a_terminal};
 use table::{BENCH, FLAGS, Flag, GATEWAY, ROUTER, RUN, SERVE, WORKER};
 
 /// Sections of the configuration file, with the command each is for.

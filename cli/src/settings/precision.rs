@@ -60,8 +60,9 @@ mod tests {
     use clap::Command;
 
     use super::*;
+    use crate::settings::read::device;
     use crate::settings::table::WORKER;
-    use crate::settings::{device, load, with_flags};
+    use crate::settings::{load, with_flags};
 
     fn read(line: &str) -> (Precision, Vec<String>) {
         let command = with_flags(Command::new("test").no_binary_name(true), WORKER);

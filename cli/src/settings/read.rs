@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use skein_node::config::{Origin, Settings, bytes, count, duration, number, one_of, text};
 use skein_node::telemetry::{self, LogFormat, LogOptions};
-use skein_router::config::{AdmissionConfig, RecoveryConfig, RequestLimits};
+use skein_router::config::{AdmissionConfig, RecoveryConfig, RequestLimits, RouterConfig};
 use skein_worker::config::{
-    BackendKind, CpuConfig, CudaConfig, LoadFormat, Precision, SchedulerConfig, UnsetLimits,
+    BackendKind, CpuConfig, CudaConfig, LoadFormat, Precision, SchedulerConfig, UnsetLimits, WorkerConfig,
 };
 
 use super::device_choice::DeviceChoice;
@@ -27,45 +27,37 @@ pub struct FrontSettings {
     pub host: String,
     /// Port; 0 = any.
     pub port: u16,
-    /// Keys; empty = open.
-    pub api_keys: Vec<String>,
-    /// Bounds of what waits.
-    pub admission: AdmissionConfig,
-    /// Bounds of one request.
-    pub limits: RequestLimits,
-    /// Moves without progress.
-    pub migration_limit: u32,
-    /// Longest drain.
-    pub shutdown_timeout: Duration,
-    /// When a worker is lost, and what its streams do then.
-    pub recovery: RecoveryConfig,
+    /// Everything else; its address, model and names are known later.
+    pub router: RouterConfig,
 }
 
 impl FrontSettings {
     /// Reads them; problems are noted in `settings`.
     pub fn read(settings: &mut Settings) -> Self {
-        let admission = AdmissionConfig::default();
-        let front = Self {
-            host: settings.value("host", text).unwrap_or_default(),
-            port: settings.value("port", count(0..=65_535)).unwrap_or(0) as u16,
-            api_keys: settings.list("api-key", text),
-            admission: AdmissionConfig {
-                max_num_queued_reqs: small(settings, "max-num-queued-reqs", 1, 1_000_000)
-                    .unwrap_or(admission.max_num_queued_reqs),
-                max_num_queued_tokens: settings
-                    .value("max-num-queued-tokens", count(1..=1_000_000_000_000))
-                    .unwrap_or(admission.max_num_queued_tokens),
-            },
-            limits: RequestLimits {
-                request_timeout: settings
-                    .value("request-timeout", duration(Duration::from_secs(1)..=A_DAY))
-                    .unwrap_or_default(),
-                ..RequestLimits::default()
-            },
+        let defaults = RouterConfig::new("", Vec::<String>::new());
+        let host = settings.value("host", text).unwrap_or_default();
+        let port = settings.value("port", count(0..=65_535)).unwrap_or(0) as u16;
+        let api_keys = settings.list("api-key", text);
+        let admission = AdmissionConfig {
+            max_num_queued_reqs: small(settings, "max-num-queued-reqs", 1, 1_000_000)
+                .unwrap_or(defaults.admission.max_num_queued_reqs),
+            max_num_queued_tokens: settings
+                .value("max-num-queued-tokens", count(1..=1_000_000_000_000))
+                .unwrap_or(defaults.admission.max_num_queued_tokens),
+        };
+        let request_timeout = settings
+            .value("request-timeout", duration(Duration::from_secs(1)..=A_DAY))
+            .unwrap_or(defaults.limits.request_timeout);
+        let router = RouterConfig {
+            api_keys,
+            admission,
+            limits: RequestLimits { request_timeout, ..defaults.limits },
             migration_limit: small(settings, "migration-limit", 0, 64).unwrap_or_default(),
             shutdown_timeout: shutdown_timeout(settings),
             recovery: recovery(settings),
+            ..defaults
         };
+        let front = Self { host, port, router };
         front.check_exposure(settings);
         front
     }
@@ -78,7 +70,7 @@ impl FrontSettings {
 
     /// An API open to the network must be somebody's decision at this start, not a line in a copied file.
     fn check_exposure(&self, settings: &mut Settings) {
-        if self.is_loopback() || !self.api_keys.is_empty() || self.host.is_empty() {
+        if self.is_loopback() || !self.router.api_keys.is_empty() || self.host.is_empty() {
             return;
         }
         if let Origin::File(path) = settings.origin("host") {
@@ -97,33 +89,19 @@ impl FrontSettings {
 /// What a worker's engine is told.
 #[derive(Debug)]
 pub struct EngineSettings {
-    /// What computes.
+    /// What computes, as the user named it.
     pub device: DeviceChoice,
-    /// What numbers are rounded to.
-    pub precision: Precision,
-    /// How the CPU computes.
-    pub cpu: CpuConfig,
-    /// How a GPU computes; its ordinal and sharers are decided where workers are started.
-    pub cuda: CudaConfig,
-    /// Compute threads; 0 = decide.
-    pub threads: usize,
-    /// Scheduler limits.
-    pub scheduler: SchedulerConfig,
-    /// Those of them that nobody gave.
-    pub unset: UnsetLimits,
-    /// KV cache; `None` = decide.
-    pub kv_cache_memory_bytes: Option<u64>,
-    /// Longest drain.
-    pub shutdown_timeout: Duration,
+    /// Everything else; its model and its name are known later, and which GPU it shares with whom where it is started.
+    pub worker: WorkerConfig,
 }
 
 impl EngineSettings {
     /// Reads them; problems are noted in `settings`.
     pub fn read(settings: &mut Settings) -> Self {
         let mut engine = Self::read_compute(settings);
-        let most = small(settings, "max-num-queued-reqs", 1, 1_000_000);
-        engine.scheduler.max_num_queued_reqs = most.unwrap_or(engine.scheduler.max_num_queued_reqs);
-        engine.shutdown_timeout = shutdown_timeout(settings);
+        let queued = &mut engine.worker.scheduler.max_num_queued_reqs;
+        *queued = small(settings, "max-num-queued-reqs", 1, 1_000_000).unwrap_or(*queued);
+        engine.worker.shutdown_timeout = shutdown_timeout(settings);
         engine
     }
 
@@ -132,33 +110,50 @@ impl EngineSettings {
         let defaults = SchedulerConfig::default();
         let max_num_seqs = small(settings, "max-num-seqs", 1, 4096);
         let max_num_batched_tokens = small(settings, "max-num-batched-tokens", 1, 1 << 20);
+        let scheduler = SchedulerConfig {
+            block_size: small(settings, "block-size", 1, 256).unwrap_or(defaults.block_size),
+            max_model_len: max_model_len(settings),
+            max_num_seqs: max_num_seqs.unwrap_or(defaults.max_num_seqs),
+            max_num_batched_tokens: max_num_batched_tokens.unwrap_or(defaults.max_num_batched_tokens),
+            max_num_queued_reqs: defaults.max_num_queued_reqs,
+            enable_prefix_caching: settings.switch("enable-prefix-caching"),
+        };
+        let unset = UnsetLimits {
+            max_num_seqs: max_num_seqs.is_none(),
+            max_num_batched_tokens: max_num_batched_tokens.is_none(),
+        };
+        Self::with_limits(settings, scheduler, unset)
+    }
+
+    /// For one person who talks: `max_num_seqs` sequences at once, and limits that nobody chooses.
+    pub fn read_for_one(settings: &mut Settings, max_num_seqs: u32) -> Self {
+        let max_model_len = max_model_len(settings);
+        let scheduler = SchedulerConfig { max_model_len, max_num_seqs, ..SchedulerConfig::default() };
+        let unset = UnsetLimits { max_num_seqs: false, max_num_batched_tokens: true };
+        Self::with_limits(settings, scheduler, unset)
+    }
+
+    fn with_limits(settings: &mut Settings, scheduler: SchedulerConfig, unset: UnsetLimits) -> Self {
         let (device, precision, cuda) = device(settings);
-        Self {
-            device,
+        let worker = WorkerConfig {
+            backend: device.kind,
             precision,
             cpu: cpu(settings),
             cuda,
             threads: threads(settings),
-            unset: UnsetLimits {
-                max_num_seqs: max_num_seqs.is_none(),
-                max_num_batched_tokens: max_num_batched_tokens.is_none(),
-            },
-            scheduler: SchedulerConfig {
-                block_size: small(settings, "block-size", 1, 256).unwrap_or(defaults.block_size),
-                max_model_len: small(settings, "max-model-len", 2, 1 << 24),
-                max_num_seqs: max_num_seqs.unwrap_or(defaults.max_num_seqs),
-                max_num_batched_tokens: max_num_batched_tokens.unwrap_or(defaults.max_num_batched_tokens),
-                max_num_queued_reqs: defaults.max_num_queued_reqs,
-                enable_prefix_caching: settings.switch("enable-prefix-caching"),
-            },
+            scheduler,
+            unset,
             kv_cache_memory_bytes: kv_bytes(settings),
+            drain_grace: Duration::ZERO,
             shutdown_timeout: Duration::ZERO,
-        }
+            ..WorkerConfig::new("", "")
+        };
+        Self { device, worker }
     }
 }
 
 /// `--device`, the types of numbers, and what goes with a GPU. What a device cannot do is refused when it was chosen.
-pub fn device(settings: &mut Settings) -> (DeviceChoice, Precision, CudaConfig) {
+pub(super) fn device(settings: &mut Settings) -> (DeviceChoice, Precision, CudaConfig) {
     let auto = DeviceChoice { kind: BackendKind::Auto, ordinal: None };
     let device = settings.value("device", DeviceChoice::parse).unwrap_or(auto);
     let defaults = CudaConfig::default();
@@ -191,7 +186,7 @@ pub fn device(settings: &mut Settings) -> (DeviceChoice, Precision, CudaConfig) 
 
 /// `--packed-cache-dir`: a directory, `none`, or by default one of the user's cache directory (XDG Base Directory
 /// Specification).
-pub fn cpu(settings: &mut Settings) -> CpuConfig {
+fn cpu(settings: &mut Settings) -> CpuConfig {
     let given = settings.value("packed-cache-dir", text);
     let packed_cache_dir = match given.as_deref() {
         Some("none") => None,
@@ -207,12 +202,12 @@ fn user_cache() -> Option<PathBuf> {
 }
 
 /// `--threads`; 0 when unset.
-pub fn threads(settings: &mut Settings) -> usize {
+fn threads(settings: &mut Settings) -> usize {
     small(settings, "threads", 0, 1024).unwrap_or(0) as usize
 }
 
 /// `--kv-cache-memory-bytes`.
-pub fn kv_bytes(settings: &mut Settings) -> Option<u64> {
+fn kv_bytes(settings: &mut Settings) -> Option<u64> {
     settings.value("kv-cache-memory-bytes", bytes(1 << 20..=1 << 50))
 }
 
@@ -255,6 +250,10 @@ fn recovery(settings: &mut Settings) -> RecoveryConfig {
             .value("max-index-bytes", bytes(1 << 20..=1 << 40))
             .map_or(defaults.max_index_bytes, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
     }
+}
+
+fn max_model_len(settings: &mut Settings) -> Option<u32> {
+    small(settings, "max-model-len", 2, 1 << 24)
 }
 
 fn shutdown_timeout(settings: &mut Settings) -> Duration {

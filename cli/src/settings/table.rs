@@ -386,7 +386,8 @@ const fn secret(
     commands: u8,
     help: &'static str,
 ) -> Flag {
-    Flag { key: Key { name, kind: Kind::Many, default: None, secret: true }, value, group, commands, help }
+    let flag = many(name, value, group, commands, help);
+    Flag { key: Key { secret: true, ..flag.key }, ..flag }
 }
 
 const fn switch(

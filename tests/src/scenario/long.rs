@@ -20,6 +20,11 @@ const fn millis(shortest: u64, longest: u64) -> (Duration, Duration) {
     (Duration::from_millis(shortest), Duration::from_millis(longest))
 }
 
+fn router_kills(plan: Plan) -> Plan {
+    let gap_p99 = Some(Duration::from_millis(500));
+    Plan { rounds: 200, workers: 2, pause: millis(500, 2000), gap_p99, ..plan }
+}
+
 /// All of them, in the order of the help.
 pub const SCENARIOS: &[Scenario] = &[
     Scenario {
@@ -36,24 +41,12 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "router-kill",
         help: "200 times kill -9 on one of 2 routers; clients reconnect with Last-Event-ID; about 6 min",
-        plan: |plan| Plan {
-            rounds: 200,
-            workers: 2,
-            pause: millis(500, 2000),
-            gap_p99: Some(Duration::from_millis(500)),
-            ..plan
-        },
+        plan: router_kills,
     },
     Scenario {
         name: "gateway",
         help: "the same behind `skein gateway` with plain clients, which see no broken connection; about 6 min",
-        plan: |plan| Plan {
-            rounds: 200,
-            workers: 2,
-            pause: millis(500, 2000),
-            gap_p99: Some(Duration::from_millis(500)),
-            ..plan
-        },
+        plan: router_kills,
     },
     Scenario {
         name: "wedge",
