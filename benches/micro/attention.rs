@@ -6,11 +6,11 @@
 
 use std::hint::black_box;
 
+use skein_bench::best_of;
 use skein_kernels::cpu::attention::{Attention, Rows, Scratch, attend};
 use skein_kernels::cpu::kv_cache::{KvCache, KvShape, KvType};
 use skein_kernels::cpu::rope::{Projected, rotate_and_write};
 use skein_kernels::cpu::{Cpu, roofline};
-use skein_node::clock;
 
 /// Tokens in a KV block.
 const BLOCK_SIZE: usize = 16;
@@ -64,16 +64,6 @@ fn arguments() -> (Vec<KvType>, usize) {
         }
     }
     (if kinds.is_empty() { KvType::ALL.to_vec() } else { kinds }, threads)
-}
-
-/// Seconds of the fastest of `rounds` runs.
-fn best_of(rounds: usize, mut run: impl FnMut()) -> f64 {
-    let seconds = (0..rounds).map(|_| {
-        let start = clock::now();
-        run();
-        clock::now().since(start).as_secs_f64()
-    });
-    seconds.fold(f64::INFINITY, f64::min)
 }
 
 fn measure(

@@ -9,6 +9,7 @@
 use std::hint::black_box;
 use std::path::Path;
 
+use skein_bench::best_of;
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::input::{Form, Input};
 use skein_kernels::cpu::matmul::{Write, matmul};
@@ -16,7 +17,6 @@ use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
 use skein_kernels::cpu::packed::{Format, Packed};
 use skein_kernels::cpu::roofline::{self, Kind};
 use skein_kernels::cpu::simd::Isa;
-use skein_node::clock;
 use skein_sys::threads::Placement;
 use skein_worker::backend::cpu::Numbers;
 
@@ -81,16 +81,6 @@ fn arguments() -> (Option<String>, usize, Numbers, Isa) {
         }
     }
     (model, threads, numbers, isa)
-}
-
-/// Seconds of the fastest of `rounds` runs.
-fn best_of(rounds: usize, mut run: impl FnMut()) -> f64 {
-    let seconds = (0..rounds).map(|_| {
-        let start = clock::now();
-        run();
-        clock::now().since(start).as_secs_f64()
-    });
-    seconds.fold(f64::INFINITY, f64::min)
 }
 
 /// Small random bfloat16 values.

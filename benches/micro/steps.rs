@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use skein_bench::best_of;
 use skein_kernels::cpu::kv_cache::KvType;
 use skein_kernels::cpu::packed::Format;
 use skein_node::clock;
@@ -12,8 +13,6 @@ use skein_worker::backend::cpu::{CpuModel, CpuOptions, Numbers};
 use skein_worker::backend::{Batch, BatchSequence, SampleRow, Want};
 use skein_worker::model::on_cpu::packed_cache::PackedCache;
 use skein_worker::model::on_cpu::profile::Part;
-
-use super::best_of;
 
 const BLOCK_SIZE: u32 = 16;
 const CONTEXT: u32 = 256;

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
 use serde_json::{Map, Value, json};
+use skein_node::random::SplitMix64;
 
 /// Spread of the weights: a uniform distribution of this half-width has the usual 0.02 standard deviation.
 const HALF_WIDTH: f32 = 0.034_641;
@@ -349,7 +350,7 @@ fn write_weights(
     let (header, total) = header(tensors, dtype);
     file.write_all(&(header.len() as u64).to_le_bytes())?;
     file.write_all(header.as_bytes())?;
-    let mut noise = Noise(seed);
+    let mut random = SplitMix64::new(seed);
     let mut written = 0;
     let mut bytes = Vec::with_capacity(CHUNK_VALUES * dtype.bytes());
     for tensor in tensors {
@@ -359,7 +360,7 @@ fn write_weights(
             bytes.clear();
             let count = left.min(CHUNK_VALUES);
             for _ in 0..count {
-                dtype.push(if is_norm { 1.0 } else { noise.next() }, &mut bytes);
+                dtype.push(if is_norm { 1.0 } else { noise(&mut random) }, &mut bytes);
             }
             file.write_all(&bytes)?;
             left -= count;
@@ -386,19 +387,10 @@ fn header(tensors: &[Tensor], dtype: Dtype) -> (String, usize) {
     (text, offset)
 }
 
-/// SplitMix64 (Steele, Lea and Flood 2014): fast, and good enough for weights that mean nothing.
-struct Noise(u64);
-
-impl Noise {
-    /// Uniform in ±[`HALF_WIDTH`].
-    fn next(&mut self) -> f32 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let unit = (mixed >> 40) as f32 / (1_u64 << 24) as f32;
-        (2.0 * unit - 1.0) * HALF_WIDTH
-    }
+/// Uniform in ±[`HALF_WIDTH`].
+fn noise(random: &mut SplitMix64) -> f32 {
+    let unit = (random.next_u64() >> 40) as f32 / (1_u64 << 24) as f32;
+    (2.0 * unit - 1.0) * HALF_WIDTH
 }
 
 fn config(shape: &Shape, dtype: Dtype) -> Value {

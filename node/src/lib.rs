@@ -3,6 +3,7 @@
 pub mod clock;
 pub mod config;
 pub mod discovery;
+pub mod random;
 pub mod shutdown;
 pub mod signal;
 pub mod supervisor;

@@ -2,28 +2,26 @@
 
 use std::time::Duration;
 
-/// SplitMix64 (Steele, Lea, Flood 2014).
+use skein_node::random::SplitMix64;
+
+/// Moments and choices.
 #[derive(Debug, Clone)]
-pub struct Seeded(u64);
+pub struct Seeded(SplitMix64);
 
 impl Seeded {
     /// Equal seeds give equal numbers.
     pub fn new(seed: u64) -> Self {
-        Self(seed)
+        Self(SplitMix64::new(seed))
     }
 
     /// 64 even bits.
     pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.next_u64()
     }
 
     /// Even in [0, 1).
     pub fn unit(&mut self) -> f64 {
-        (self.bits() >> 11) as f64 / (1u64 << 53) as f64
+        self.0.unit()
     }
 
     /// Even in 0..count; `count` > 0.

@@ -16,10 +16,11 @@ use std::time::Duration;
 use skein_cuda_emulation::{Fault, inject, reset};
 use skein_kernels::cuda::Device;
 use skein_worker::backend::{Backend, BackendError, Batch};
+use skein_worker::check::Sequence;
 use skein_worker::config::{CudaConfig, SchedulerConfig};
 
 use models::LLAMA;
-use runs::{Sequence, eager, limits, on_cuda, prompt, step, try_cuda};
+use runs::{eager, limits, on_cuda, prompt, sample, sequence_of, step, try_cuda};
 use skein_proto::sampling::SamplingParams;
 
 /// Longer than anything here takes.
@@ -27,8 +28,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 fn batch(sequence: &mut Sequence, count: usize) -> Batch {
     let mut batch = Batch::default();
-    sequence.put(&mut batch, count, None);
-    sequence.sample(&mut batch, &Arc::new(SamplingParams::default()), 0, None);
+    sequence.put(&mut batch, count);
+    sample(&sequence, &mut batch, &Arc::new(SamplingParams::default()), 0, None);
     batch
 }
 
@@ -94,7 +95,7 @@ fn within_patience<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static)
 fn check(dir: &std::path::Path, fault: Fault, words: &[&str]) {
     let cuda = CudaConfig { step_timeout: Duration::from_millis(300), ..eager() };
     let mut backend = on_cuda(dir, cuda);
-    let mut sequence = Sequence::new(prompt(1, 30), 0);
+    let mut sequence = sequence_of(prompt(1, 30), 0);
     step(&mut backend, batch(&mut sequence, 10));
     inject(fault);
     let outcome = backend.launch(batch(&mut sequence, 10)).and_then(|step| backend.collect(step));
@@ -113,7 +114,7 @@ fn no_memory_is_taken_after_the_start(dir: &std::path::Path) {
     let (before, _) = device.memory_info().unwrap();
     // From now on every allocation fails.
     inject(Fault::NoMemory(1));
-    let mut sequence = Sequence::new(prompt(1, 100), 0);
+    let mut sequence = sequence_of(prompt(1, 100), 0);
     for count in [40, 1, 1, 40, 1, 1] {
         step(&mut backend, batch(&mut sequence, count));
     }

@@ -9,10 +9,11 @@ mod batches;
 
 use std::sync::Arc;
 
-use batches::{BLOCK_SIZE, Sequence, load};
+use batches::{BLOCK_SIZE, load, sample, sequence_of};
 use skein_proto::sampling::SamplingParams;
 use skein_sys::allocations::Counting;
 use skein_worker::backend::Batch;
+use skein_worker::check::Sequence;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting::new();
@@ -46,14 +47,14 @@ fn a_warm_step_allocates_only_its_results() {
     let mut model = load("qwen2", 2, BLOCK_SIZE);
     let tokens = |i: u32| (0..100).map(|at| (at * at + 31 * at + i * 17) % 250 + 2).collect();
     let mut sequences: Vec<Sequence> =
-        (0..SEQUENCES).map(|i| Sequence::new(tokens(i), i, BLOCK_SIZE)).collect();
+        (0..SEQUENCES).map(|i| sequence_of(tokens(i), i, BLOCK_SIZE)).collect();
     let ways = ways();
     let mut counts = Vec::new();
     for step in 0..STEPS {
         let mut batch = Batch::default();
         for (i, sequence) in sequences.iter_mut().enumerate() {
             sequence.put(&mut batch, if step == 0 { PROMPT } else { 1 });
-            sequence.sample(&mut batch, &ways[i % ways.len()], PROMPT as u32);
+            sample(&sequence, &mut batch, &ways[i % ways.len()], PROMPT as u32);
         }
         let before = ALLOCATOR.count();
         let output = model.run(&batch).unwrap();

@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use crate::random::SplitMix64;
+
 /// Longest of the first pauses.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// Longest of all. It bounds how late a process notices that what it waits for is back.
@@ -12,13 +14,13 @@ pub const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 #[derive(Debug, Clone)]
 pub(crate) struct Backoff {
     longest: Duration,
-    draws: u64,
+    draws: SplitMix64,
 }
 
 impl Backoff {
     /// Pauses that depend on `seed` and nothing else.
     pub(crate) fn new(seed: u64) -> Self {
-        Self { longest: FIRST_PAUSE, draws: seed }
+        Self { longest: FIRST_PAUSE, draws: SplitMix64::new(seed) }
     }
 
     /// What to wait before the next try: between half of the current limit and the limit.
@@ -35,16 +37,8 @@ impl Backoff {
 
     /// Between half of `longest` and `longest`.
     pub(crate) fn jitter(&mut self, longest: Duration) -> Duration {
-        let share = self.draw() as f64 / u64::MAX as f64;
+        let share = self.draws.next_u64() as f64 / u64::MAX as f64;
         longest.mul_f64(0.5 + share / 2.0)
-    }
-
-    /// SplitMix64 (Steele, Lea, Flood 2014).
-    fn draw(&mut self) -> u64 {
-        self.draws = self.draws.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mixed = (self.draws ^ (self.draws >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ (mixed >> 31)
     }
 }
 

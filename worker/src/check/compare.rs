@@ -8,7 +8,7 @@ use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::sampling::SamplingParams;
 
 use super::run::{BLOCKS_EACH, Cut, SEQUENCES, on_cpu, on_cuda, scores, step, vocab};
-use super::sequence::{Sequence, prompt};
+use super::sequence::{BLOCK_SIZE, Draw, Sequence, prompt};
 use super::{LOGITS_DIFFER, Subject};
 use crate::backend::{Backend, Batch, Sampled};
 use crate::config::CudaConfig;
@@ -90,14 +90,14 @@ fn generate(backend: &mut dyn Backend, seed: u64, vocab: u32) -> Result<Vec<Samp
     let seeded = SamplingParams { temperature: 0.9, top_p: 0.9, seed: 5, ..greedy.clone() };
     let ways = [&greedy, &seeded, &greedy].map(|way| Arc::new(way.clone()));
     let mut sequences: Vec<Sequence> = (0..3)
-        .map(|i| Sequence::new(prompt(seed + i, 9 + i as usize, vocab), i as u32, BLOCKS_EACH))
+        .map(|i| Sequence::new(prompt(seed + i, 9 + i as usize, vocab), i as u32, BLOCKS_EACH, BLOCK_SIZE))
         .collect();
     let mut drawn = Vec::new();
     for _ in 0..DRAWN {
         let mut batch = Batch::default();
         for (sequence, way) in sequences.iter_mut().zip(&ways) {
-            sequence.put(&mut batch, sequence.left(), None);
-            sequence.sample(&mut batch, way);
+            sequence.put(&mut batch, sequence.left());
+            sequence.sample(&mut batch, way, Draw { prompt_len: 1, ..Draw::default() });
         }
         let samples: Vec<Sampled> = step(backend, batch)?.drawn().cloned().collect();
         sequences.iter_mut().zip(&samples).for_each(|(sequence, it)| sequence.tokens.push(it.token));

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use skein_kernels::cuda::Device;
 
-pub use sequence::{BLOCK_SIZE, Sequence, prompt};
+pub use sequence::{BLOCK_SIZE, Draw, Sequence, prompt};
 
 /// Largest relative norm of the logits' difference, in bf16.
 const LOGITS_DIFFER: f64 = 1e-2;

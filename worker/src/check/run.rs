@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use skein_kernels::cpu::kv_cache::KvType;
+use skein_node::random::SplitMix64;
 use skein_proto::logprobs::TokenLogprobs;
 
 use super::Subject;
-use super::sequence::{BLOCK_SIZE, Random, Sequence, prompt};
+use super::sequence::{BLOCK_SIZE, Sequence, prompt};
 use crate::backend::cpu::{CpuBackend, CpuOptions, Numbers};
 use crate::backend::cuda::{self, CudaBackend, CudaOptions, Fp8};
 use crate::backend::{Backend, Batch, ScoreRow, StepOutput, Want};
@@ -86,10 +87,11 @@ pub fn scores(
     vocab: u32,
     cut: Cut,
 ) -> Result<Vec<Vec<TokenLogprobs>>, String> {
-    let place = |(i, tokens): (usize, &Vec<u32>)| Sequence::new(tokens.clone(), i as u32, BLOCKS_EACH);
+    let place =
+        |(i, tokens): (usize, &Vec<u32>)| Sequence::new(tokens.clone(), i as u32, BLOCKS_EACH, BLOCK_SIZE);
     let mut sequences: Vec<Sequence> = prompts.iter().enumerate().map(place).collect();
     let mut found = vec![Vec::new(); prompts.len()];
-    let mut random = Random(if let Cut::Random(seed) = cut { seed } else { 0 });
+    let mut random = SplitMix64::new(if let Cut::Random(seed) = cut { seed } else { 0 });
     while sequences.iter().any(|sequence| sequence.left() > 0) {
         let mut batch = Batch::default();
         let mut scored = Vec::new();
@@ -114,7 +116,7 @@ pub fn scores(
 }
 
 /// None, one token, a few, or many.
-fn chunk(random: &mut Random, left: usize, room: usize) -> usize {
+fn chunk(random: &mut SplitMix64, left: usize, room: usize) -> usize {
     let most = [0, 1, 5, 40, 300][random.below(5)];
     let count = if most > 1 { 1 + random.below(most) } else { most };
     count.min(left).min(room)
@@ -122,7 +124,7 @@ fn chunk(random: &mut Random, left: usize, room: usize) -> usize {
 
 fn add(batch: &mut Batch, sequence: &mut Sequence, count: usize, vocab: u32, mut on_score: impl FnMut()) {
     let (first, start, len) = (batch.tokens.len(), sequence.computed, sequence.tokens.len());
-    sequence.put(batch, count, None);
+    sequence.put(batch, count);
     for position in (start..start + count).filter(|position| position + SCORED_ROWS >= len) {
         for target in prompt(position as u64, TARGETS, vocab) {
             let row = (first + position - start) as u32;

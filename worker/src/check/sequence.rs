@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use skein_node::random::SplitMix64;
 use skein_proto::sampling::SamplingParams;
 
 use crate::BlockId;
@@ -19,13 +20,28 @@ pub struct Sequence {
     pub computed: usize,
     /// Its block table.
     pub blocks: Vec<BlockId>,
+    block_size: u32,
+}
+
+/// How a token is asked for.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Draw {
+    /// Index of the sample.
+    pub index: u32,
+    /// The want of the step before that draws this sequence's last token, where that is not known yet.
+    pub carried: Option<u32>,
+    /// Whether no stop token may be drawn.
+    pub forbid_stop: bool,
+    /// Tokens of the prompt, which some penalties leave out.
+    pub prompt_len: u32,
 }
 
 impl Sequence {
-    /// The `index`-th sequence of those that have `blocks` blocks each, a power of two; they lie scattered.
-    pub fn new(tokens: Vec<u32>, index: u32, blocks: u32) -> Self {
-        let blocks = (0..blocks).rev().map(|i| BlockId(i * 5 % blocks + index * blocks)).collect();
-        Self { tokens, computed: 0, blocks }
+    /// The `index`-th sequence of those that have `blocks` blocks of `block_size` tokens each. Its blocks lie scattered.
+    pub fn new(tokens: Vec<u32>, index: u32, blocks: u32, block_size: u32) -> Self {
+        assert!(!blocks.is_multiple_of(7), "blocks are distinct only if 7 does not divide their number");
+        let blocks = (0..blocks).rev().map(|i| BlockId(i * 7 % blocks + index * blocks)).collect();
+        Self { tokens, computed: 0, blocks, block_size }
     }
 
     /// Tokens that are known and not computed.
@@ -33,9 +49,13 @@ impl Sequence {
         self.tokens.len() - self.computed
     }
 
-    /// Adds the next `count` tokens to `batch`. A token past those that are known is the one that want `carried` of
-    /// the step before draws.
-    pub fn put(&mut self, batch: &mut Batch, count: usize, carried: Option<u32>) {
+    /// Adds the next `count` tokens to `batch`.
+    pub fn put(&mut self, batch: &mut Batch, count: usize) {
+        self.put_carried(batch, count, None);
+    }
+
+    /// The same; a token past those that are known is the one that want `carried` of the step before draws.
+    pub fn put_carried(&mut self, batch: &mut Batch, count: usize, carried: Option<u32>) {
         let start = batch.tokens.len() as u32;
         for position in self.computed..self.computed + count {
             match (self.tokens.get(position), carried) {
@@ -47,12 +67,12 @@ impl Sequence {
                 (None, None) => panic!("position {position} has a token"),
             }
             batch.positions.push(position as u32);
-            let (block, offset) = (position as u32 / BLOCK_SIZE, position as u32 % BLOCK_SIZE);
-            batch.slots.push(self.blocks[block as usize].0 * BLOCK_SIZE + offset);
+            let (block, offset) = (position as u32 / self.block_size, position as u32 % self.block_size);
+            batch.slots.push(self.blocks[block as usize].0 * self.block_size + offset);
         }
         self.computed += count;
         let blocks = batch.block_tables.len() as u32;
-        let used = (self.computed as u32).div_ceil(BLOCK_SIZE) as usize;
+        let used = (self.computed as u32).div_ceil(self.block_size) as usize;
         batch.block_tables.extend_from_slice(&self.blocks[..used]);
         batch.sequences.push(BatchSequence {
             rows: start..batch.tokens.len() as u32,
@@ -62,37 +82,31 @@ impl Sequence {
     }
 
     /// Asks `batch` for the token after this sequence's last row, which must have been put last.
-    pub fn sample(&self, batch: &mut Batch, params: &Arc<SamplingParams>) {
+    pub fn sample(&self, batch: &mut Batch, params: &Arc<SamplingParams>, draw: Draw) {
+        let start = batch.history.len() as u32;
+        if params.needs_history() {
+            let known = self.tokens.len().min(self.computed);
+            batch.history.extend_from_slice(&self.tokens[..known]);
+            if known < self.computed {
+                let want = draw.carried.expect("only the last token is not known");
+                batch.carried_history.push(Carried { at: batch.history.len() as u32, want });
+                batch.history.push(0);
+            }
+        }
         batch.wants.push(Want::Sample(SampleRow {
             row: batch.tokens.len() as u32 - 1,
             params: Arc::clone(params),
-            sample_index: 0,
+            sample_index: draw.index,
             position: self.computed as u32,
-            forbid_stop: false,
-            history: 0..0,
-            prompt_len: 1,
+            forbid_stop: draw.forbid_stop,
+            history: start..batch.history.len() as u32,
+            prompt_len: draw.prompt_len,
         }));
     }
 }
 
-/// `len` tokens below `vocab`, by SplitMix64 (Steele et al. 2014) of `seed`.
+/// `len` tokens below `vocab`, drawn from `seed`.
 pub fn prompt(seed: u64, len: usize, vocab: u32) -> Vec<u32> {
-    let mut random = Random(seed);
+    let mut random = SplitMix64::new(seed);
     (0..len).map(|_| random.below(vocab as usize) as u32).collect()
-}
-
-/// SplitMix64.
-#[derive(Debug, Clone)]
-pub(super) struct Random(pub u64);
-
-impl Random {
-    /// A number below `end`.
-    pub fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^= mixed >> 31;
-        ((u128::from(mixed) * end as u128) >> 64) as usize
-    }
 }

@@ -2,14 +2,24 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use skein_proto::sampling::SamplingParams;
-use skein_worker::BlockId;
-use skein_worker::backend::cpu::{CpuModel, CpuOptions, Numbers};
-use skein_worker::backend::{Batch, BatchSequence, SampleRow, Want};
+use skein_worker::backend::cpu::{CpuBackend, CpuModel, CpuOptions, Numbers};
+use skein_worker::backend::{Backend, BackendError, Batch};
+use skein_worker::check::{Draw, Sequence};
+use skein_worker::config::SchedulerConfig;
+use skein_worker::engine::{Engine, EngineHandle};
 use skein_worker::model::on_cpu::packed_cache::PackedCache;
+use skein_worker::scheduler::Scheduler;
 
 pub const BLOCK_SIZE: u32 = 16;
+/// Tokens of a block where blocks should run out.
+pub const SMALL_BLOCK: u32 = 4;
+const MAX_MODEL_LEN: u32 = 64;
+
+/// An engine's thread.
+pub type Running = JoinHandle<Result<(), BackendError>>;
 
 /// A model directory of the repository's goldens.
 pub fn golden(name: &str) -> PathBuf {
@@ -27,58 +37,37 @@ pub fn load(name: &str, threads: usize, block_size: u32) -> CpuModel {
     CpuModel::load(&golden(name), options, &PackedCache::none(), &mut |_, _| {}).unwrap()
 }
 
-/// A sequence with its own blocks, some of whose tokens have been computed.
-#[derive(Clone)]
-pub struct Sequence {
-    pub tokens: Vec<u32>,
-    pub computed: usize,
-    pub blocks: Vec<BlockId>,
-    block_size: u32,
+/// The `index`-th sequence of up to 128 tokens.
+pub fn sequence_of(tokens: Vec<u32>, index: u32, block_size: u32) -> Sequence {
+    Sequence::new(tokens, index, 128u32.div_ceil(block_size), block_size)
 }
 
-impl Sequence {
-    /// The `index`-th sequence of up to 128 tokens; its blocks lie scattered.
-    pub fn new(tokens: Vec<u32>, index: u32, block_size: u32) -> Self {
-        let count = 128u32.div_ceil(block_size);
-        let blocks = (0..count).rev().map(|i| BlockId(i * 7 % count + index * count)).collect();
-        Self { tokens, computed: 0, blocks, block_size }
-    }
+/// Asks `batch` for the token after the last row of `sequence`, which must have been put last.
+pub fn sample(sequence: &Sequence, batch: &mut Batch, params: &Arc<SamplingParams>, prompt_len: u32) {
+    sequence.sample(batch, params, Draw { prompt_len, ..Draw::default() });
+}
 
-    /// Adds the next `count` tokens to `batch`.
-    pub fn put(&mut self, batch: &mut Batch, count: usize) {
-        let start = batch.tokens.len() as u32;
-        for position in self.computed..self.computed + count {
-            batch.tokens.push(self.tokens[position]);
-            batch.positions.push(position as u32);
-            let (block, offset) = (position as u32 / self.block_size, position as u32 % self.block_size);
-            batch.slots.push(self.blocks[block as usize].0 * self.block_size + offset);
-        }
-        self.computed += count;
-        let blocks = batch.block_tables.len() as u32;
-        batch
-            .block_tables
-            .extend_from_slice(&self.blocks[..self.computed.div_ceil(self.block_size as usize)]);
-        batch.sequences.push(BatchSequence {
-            rows: start..batch.tokens.len() as u32,
-            context_len: self.computed as u32,
-            blocks: blocks..batch.block_tables.len() as u32,
-        });
-    }
+/// The CPU backend over a golden model, exact, with `kv_blocks` blocks of [`SMALL_BLOCK`] tokens.
+pub fn small_backend(kv_blocks: u32) -> CpuBackend {
+    let options =
+        CpuOptions { threads: 2, kv_blocks, block_size: SMALL_BLOCK, max_rows: 64, numbers: Numbers::EXACT };
+    CpuBackend::load(&golden("llama-gqa"), options, &mut |_, _| {}).unwrap().0
+}
 
-    /// Asks `batch` for the token after this sequence's last row, which must have been put last.
-    pub fn sample(&self, batch: &mut Batch, params: &Arc<SamplingParams>, prompt_len: u32) {
-        let start = batch.history.len() as u32;
-        if params.needs_history() {
-            batch.history.extend_from_slice(&self.tokens[..self.computed]);
-        }
-        batch.wants.push(Want::Sample(SampleRow {
-            row: batch.tokens.len() as u32 - 1,
-            params: Arc::clone(params),
-            sample_index: 0,
-            position: self.computed as u32,
-            forbid_stop: false,
-            history: start..batch.history.len() as u32,
-            prompt_len,
-        }));
-    }
+/// An engine over `backend` that takes up to 64 tokens a sequence, in small steps.
+pub fn start(
+    backend: impl Backend + 'static,
+    share_prefixes: bool,
+    max_streams: u32,
+) -> (EngineHandle, Running) {
+    let config = SchedulerConfig {
+        block_size: SMALL_BLOCK,
+        max_num_seqs: 8,
+        max_num_batched_tokens: 40,
+        enable_prefix_caching: share_prefixes,
+        ..SchedulerConfig::default()
+    };
+    let scheduler = Scheduler::new(&config, backend.kv_blocks(), MAX_MODEL_LEN);
+    let (engine, handle) = Engine::new(scheduler, Box::new(backend), max_streams);
+    (handle, std::thread::spawn(move || engine.run()))
 }

@@ -6,7 +6,7 @@ use skein_kernels::cpu::packed::Format;
 use skein_worker::backend::Batch;
 use skein_worker::backend::cpu::{CpuBackend, CpuOptions, Numbers};
 
-use crate::batches::{BLOCK_SIZE, Sequence, golden, load};
+use crate::batches::{BLOCK_SIZE, golden, load, sequence_of};
 
 /// Greatest difference of a logit. Logits of these models spread over several units.
 const TOLERANCE: f32 = 1e-4;
@@ -56,7 +56,7 @@ fn assert_close(got: &[f32], expected: &[f32], what: &str) {
 fn check(name: &str) {
     let golden = Golden::read(name);
     let mut model = load(name, 2, BLOCK_SIZE);
-    let mut sequence = Sequence::new(golden.prompt.clone(), 3, BLOCK_SIZE);
+    let mut sequence = sequence_of(golden.prompt.clone(), 3, BLOCK_SIZE);
     let mut batch = Batch::default();
     sequence.put(&mut batch, golden.prompt.len());
     let got = model.logits(&batch, &golden.prompt_positions);
@@ -128,7 +128,7 @@ fn the_shipped_model() {
     for case in cases {
         let ids = list(&case["ids"]);
         let mut model = load("../../../models/skein-7m", 2, BLOCK_SIZE);
-        let mut sequence = Sequence::new(ids.clone(), 3, BLOCK_SIZE);
+        let mut sequence = sequence_of(ids.clone(), 3, BLOCK_SIZE);
         let mut rows = ids.len();
         let greedy = list(&case["greedy"]);
         assert!(!greedy.is_empty());

@@ -3,8 +3,9 @@
 use skein_worker::backend::Batch;
 use skein_worker::backend::BlockCopy;
 use skein_worker::backend::cpu::CpuModel;
+use skein_worker::check::Sequence;
 
-use crate::batches::{BLOCK_SIZE, Sequence, load};
+use crate::batches::{BLOCK_SIZE, load, sequence_of};
 
 const LENGTH: usize = 45;
 
@@ -18,9 +19,9 @@ fn bits(logits: &[f32]) -> Vec<u32> {
 
 /// Logits of all positions, computed in these chunks, beside `others` that go along in chunks of their own.
 fn run(model: &mut CpuModel, block_size: u32, chunks: &[usize], others: u32) -> Vec<Vec<u32>> {
-    let mut sequence = Sequence::new(tokens(1), 1, block_size);
+    let mut sequence = sequence_of(tokens(1), 1, block_size);
     let mut company: Vec<Sequence> =
-        (0..others).map(|i| Sequence::new(tokens(i + 5), i + 2, block_size)).collect();
+        (0..others).map(|i| sequence_of(tokens(i + 5), i + 2, block_size)).collect();
     let mut all = Vec::new();
     for (step, count) in chunks.iter().enumerate() {
         let mut batch = Batch::default();
@@ -67,7 +68,7 @@ fn rows_have_the_same_logits_whichever_others_are_asked_for() {
     let batch = || {
         let mut batch = Batch::default();
         for (id, rows) in [(0, 7), (1, 1), (2, 1), (3, 20), (4, 2)] {
-            Sequence::new(tokens(id), id, BLOCK_SIZE).put(&mut batch, rows);
+            sequence_of(tokens(id), id, BLOCK_SIZE).put(&mut batch, rows);
         }
         batch
     };
@@ -107,13 +108,13 @@ fn mistral_in_bfloat16() {
 fn a_forked_sequence_goes_on_in_a_copy_of_its_last_block() {
     let model = &mut load("llama-gqa", 2, BLOCK_SIZE);
     let expected = run(model, BLOCK_SIZE, &[LENGTH], 0);
-    let mut parent = Sequence::new(tokens(1), 9, BLOCK_SIZE);
+    let mut parent = sequence_of(tokens(1), 9, BLOCK_SIZE);
     let mut batch = Batch::default();
     parent.put(&mut batch, 20);
     model.logits(&batch, &[]);
     // The fork shares the first block and copies the second, which the parent then goes on to overwrite.
     let mut fork = parent.clone();
-    fork.blocks = Sequence::new(Vec::new(), 10, BLOCK_SIZE).blocks;
+    fork.blocks = sequence_of(Vec::new(), 10, BLOCK_SIZE).blocks;
     fork.blocks[0] = parent.blocks[0];
     parent.tokens = tokens(4);
     let mut batch =

@@ -8,17 +8,14 @@ use skein_proto::finish::FinishReason;
 use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::sampling::SamplingParams;
 use skein_worker::TokenId;
-use skein_worker::backend::cpu::{CpuBackend, CpuOptions, Numbers};
+use skein_worker::backend::cpu::CpuBackend;
 use skein_worker::backend::{Backend, BackendError, Batch, StepHandle, StepOutput};
-use skein_worker::config::SchedulerConfig;
-use skein_worker::engine::{Engine, Submission};
+use skein_worker::engine::Submission;
 use skein_worker::kv_cache::CacheScope;
-use skein_worker::scheduler::{NewRequest, NewSample, RequestKey, Scheduler};
+use skein_worker::scheduler::{NewRequest, NewSample, RequestKey};
 
-use crate::batches::golden;
+use crate::batches::{small_backend, start};
 
-const BLOCK_SIZE: u32 = 4;
-const MAX_MODEL_LEN: u32 = 64;
 /// Two of the longest sequences, and a little: most requests wait, and some lose their blocks.
 const KV_BLOCKS: u32 = 36;
 const SAMPLES: u32 = 3;
@@ -100,27 +97,11 @@ async fn serve(
     share_prefixes: bool,
     requests: u32,
 ) -> (Vec<(Vec<Output>, Vec<Bits>)>, [usize; 2]) {
-    let options = CpuOptions {
-        threads: 2,
-        kv_blocks: KV_BLOCKS,
-        block_size: BLOCK_SIZE,
-        max_rows: 64,
-        numbers: Numbers::EXACT,
-    };
-    let (backend, _) = CpuBackend::load(&golden("llama-gqa"), options, &mut |_, _| {}).unwrap();
+    let backend = small_backend(KV_BLOCKS);
     let [carried, carried_history] = [(); 2].map(|()| Arc::new(AtomicUsize::new(0)));
     let counters = [carried.clone(), carried_history.clone()];
     let backend = Watched { backend, depth, carried, carried_history };
-    let config = SchedulerConfig {
-        block_size: BLOCK_SIZE,
-        max_num_seqs: 8,
-        max_num_batched_tokens: 40,
-        enable_prefix_caching: share_prefixes,
-        ..SchedulerConfig::default()
-    };
-    let scheduler = Scheduler::new(&config, KV_BLOCKS, MAX_MODEL_LEN);
-    let (engine, handle) = Engine::new(scheduler, Box::new(backend), requests);
-    let running = std::thread::spawn(move || engine.run());
+    let (handle, running) = start(backend, share_prefixes, requests);
     let mut streams = Vec::new();
     for index in 0..requests {
         let submission = Submission::alone(index.to_string(), request(index));

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use skein_proto::sampling::SamplingParams;
 use skein_worker::backend::cpu::{CpuBackend, CpuOptions, Numbers};
 use skein_worker::backend::{Backend, BackendError, Batch, PoolRow, ScoreRow, VerifyRows, Want};
+use skein_worker::check::Sequence;
 
-use crate::batches::{BLOCK_SIZE, Sequence, golden, load};
+use crate::batches::{BLOCK_SIZE, golden, load, sample, sequence_of};
 
 const PROMPT: [u32; 9] = [73, 99, 151, 176, 26, 250, 230, 84, 58];
 
@@ -37,18 +38,17 @@ fn generate(
     others: u32,
 ) -> Vec<u32> {
     let params = Arc::new(params);
-    let mut sequence = Sequence::new([&PROMPT, start].concat(), 0, BLOCK_SIZE);
-    let mut company: Vec<Sequence> =
-        (1..=others).map(|i| Sequence::new(vec![i; 100], i, BLOCK_SIZE)).collect();
+    let mut sequence = sequence_of([&PROMPT, start].concat(), 0, BLOCK_SIZE);
+    let mut company: Vec<Sequence> = (1..=others).map(|i| sequence_of(vec![i; 100], i, BLOCK_SIZE)).collect();
     for _ in 0..count {
         let mut batch = Batch::default();
         for other in &mut company {
             other.put(&mut batch, 3);
-            other.sample(&mut batch, &params, 1);
+            sample(&other, &mut batch, &params, 1);
         }
         let left = sequence.tokens.len() - sequence.computed;
         sequence.put(&mut batch, left);
-        sequence.sample(&mut batch, &params, prompt_len as u32);
+        sample(&sequence, &mut batch, &params, prompt_len as u32);
         let step = backend.launch(batch).unwrap();
         let token = backend.collect(step).unwrap().drawn().last().unwrap().token;
         sequence.tokens.push(token);
@@ -85,9 +85,9 @@ fn two_steps_may_be_under_way() {
     let steps: Vec<_> = (0..2)
         .map(|i| {
             let mut batch = Batch::default();
-            let mut sequence = Sequence::new(PROMPT[..4 + i].to_vec(), i as u32, BLOCK_SIZE);
+            let mut sequence = sequence_of(PROMPT[..4 + i].to_vec(), i as u32, BLOCK_SIZE);
             sequence.put(&mut batch, 4 + i);
-            sequence.sample(&mut batch, &params, 4);
+            sample(&sequence, &mut batch, &params, 4);
             backend.launch(batch).unwrap()
         })
         .collect();
@@ -100,7 +100,7 @@ fn two_steps_may_be_under_way() {
 fn scores_and_samples_are_read_from_their_rows() {
     let backend = &mut backend();
     let mut batch = Batch::default();
-    let mut sequence = Sequence::new(PROMPT.repeat(5), 0, BLOCK_SIZE);
+    let mut sequence = sequence_of(PROMPT.repeat(5), 0, BLOCK_SIZE);
     sequence.put(&mut batch, 45);
     let reference = load("llama-gqa", 1, BLOCK_SIZE).logits(&batch, &(0..45).collect::<Vec<_>>());
     // More rows than are held at a time, out of order, some twice.
@@ -109,7 +109,7 @@ fn scores_and_samples_are_read_from_their_rows() {
         rows.map(|row| ScoreRow { row, target: sequence.tokens[row as usize + 1], top: row % 3 }).collect();
     batch.wants = scores.iter().copied().map(Want::Score).collect();
     let params = Arc::new(SamplingParams { logprobs: Some(4), ..SamplingParams::default() });
-    sequence.sample(&mut batch, &params, 45);
+    sample(&sequence, &mut batch, &params, 45);
     let step = backend.launch(batch).unwrap();
     let output = backend.collect(step).unwrap();
     assert_eq!(output.scores().count(), 46);
@@ -137,7 +137,7 @@ fn a_draft_is_verified_by_the_tokens_of_plain_decoding() {
         let token = |(at, token): (usize, &u32)| if at == right { token ^ 1 } else { *token };
         let draft: Vec<u32> = expected[..4].iter().enumerate().map(token).collect();
         let mut batch = Batch::default();
-        let mut sequence = Sequence::new([&PROMPT[..], &draft].concat(), 0, BLOCK_SIZE);
+        let mut sequence = sequence_of([&PROMPT[..], &draft].concat(), 0, BLOCK_SIZE);
         sequence.put(&mut batch, PROMPT.len() + draft.len());
         batch.history.extend_from_slice(&sequence.tokens);
         batch.wants.push(Want::Verify(VerifyRows {
@@ -160,7 +160,7 @@ fn a_draft_is_verified_by_the_tokens_of_plain_decoding() {
 fn what_this_backend_cannot_give_is_said() {
     let backend = &mut backend();
     let mut batch = Batch::default();
-    Sequence::new(PROMPT.into(), 0, BLOCK_SIZE).put(&mut batch, 9);
+    sequence_of(PROMPT.into(), 0, BLOCK_SIZE).put(&mut batch, 9);
     batch.wants.push(Want::Pool(PoolRow { row: 8 }));
     let step = backend.launch(batch).unwrap();
     let error = backend.collect(step).unwrap_err();
@@ -171,7 +171,7 @@ fn what_this_backend_cannot_give_is_said() {
 fn a_malformed_batch_ends_the_backend_with_its_reason() {
     let backend = &mut backend();
     let mut batch = Batch::default();
-    Sequence::new(vec![9999], 0, BLOCK_SIZE).put(&mut batch, 1);
+    sequence_of(vec![9999], 0, BLOCK_SIZE).put(&mut batch, 1);
     let step = backend.launch(batch).unwrap();
     match backend.collect(step) {
         Err(BackendError::Stopped { reason, .. }) => assert!(reason.contains("9999"), "{reason}"),

@@ -2,23 +2,18 @@
 //! is that of the request that nobody cut.
 
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 use skein_proto::finish::FinishReason;
 use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::sampling::SamplingParams;
 use skein_worker::TokenId;
-use skein_worker::backend::BackendError;
-use skein_worker::backend::cpu::{CpuBackend, CpuOptions, Numbers};
-use skein_worker::config::SchedulerConfig;
-use skein_worker::engine::{Engine, EngineHandle, Submission};
+use skein_worker::engine::Submission;
 use skein_worker::kv_cache::CacheScope;
-use skein_worker::scheduler::{NewRequest, NewSample, RequestKey, Scheduler};
+use skein_worker::scheduler::{NewRequest, NewSample, RequestKey};
 use skein_worker::streams::TokenStream;
 
-use crate::batches::golden;
+use crate::batches::{small_backend, start};
 
-const BLOCK_SIZE: u32 = 4;
 const KV_BLOCKS: u32 = 200;
 const MAX_TOKENS: u32 = 14;
 
@@ -83,29 +78,6 @@ fn request(params: &SamplingParams, samples: Vec<NewSample>) -> NewRequest {
     }
 }
 
-type Running = JoinHandle<Result<(), BackendError>>;
-
-fn start(share_prefixes: bool) -> (EngineHandle, Running) {
-    let options = CpuOptions {
-        threads: 2,
-        kv_blocks: KV_BLOCKS,
-        block_size: BLOCK_SIZE,
-        max_rows: 64,
-        numbers: Numbers::EXACT,
-    };
-    let (backend, _) = CpuBackend::load(&golden("llama-gqa"), options, &mut |_, _| {}).unwrap();
-    let config = SchedulerConfig {
-        block_size: BLOCK_SIZE,
-        max_num_seqs: 8,
-        max_num_batched_tokens: 40,
-        enable_prefix_caching: share_prefixes,
-        ..SchedulerConfig::default()
-    };
-    let scheduler = Scheduler::new(&config, KV_BLOCKS, 64);
-    let (engine, handle) = Engine::new(scheduler, Box::new(backend), 1000);
-    (handle, std::thread::spawn(move || engine.run()))
-}
-
 async fn read(mut stream: TokenStream, n: usize) -> Vec<Output> {
     let mut outputs = vec![Output::default(); n];
     while let Some(deltas) = stream.next().await {
@@ -121,7 +93,7 @@ async fn read(mut stream: TokenStream, n: usize) -> Vec<Output> {
 
 #[tokio::test]
 async fn a_request_cut_at_any_position_goes_on_elsewhere_bit_for_bit() {
-    let (handle, running) = start(true);
+    let (handle, running) = start(small_backend(KV_BLOCKS), true, 1000);
     let mut wholes = Vec::new();
     for (name, n, params) in cases() {
         let samples = (0..n).map(|index| NewSample { index, delivered: Vec::new() }).collect();
@@ -133,7 +105,7 @@ async fn a_request_cut_at_any_position_goes_on_elsewhere_bit_for_bit() {
     let all = || wholes.iter().flatten();
     assert!(all().any(|output| matches!(output.finish, Some(FinishReason::Stop(_)))));
     for share_prefixes in [true, false] {
-        let (handle, running) = start(share_prefixes);
+        let (handle, running) = start(small_backend(KV_BLOCKS), share_prefixes, 1000);
         let mut cuts = Vec::new();
         for ((name, n, params), whole) in cases().into_iter().zip(&wholes) {
             for cut in 0..MAX_TOKENS as usize {

@@ -7,10 +7,11 @@ use skein_node::clock;
 use skein_proto::sampling::SamplingParams;
 use skein_worker::backend::cuda::CudaBackend;
 use skein_worker::backend::{Backend, Batch, BlockCopy, Sampled, StepOutput};
+use skein_worker::check::Sequence;
 use skein_worker::config::CudaConfig;
 
 use crate::models::LLAMA;
-use crate::runs::{Sequence, eager, on_cpu, on_cuda, prompt, step};
+use crate::runs::{eager, on_cpu, on_cuda, prompt, sample, sequence_of, step};
 
 /// One of each way to draw.
 fn ways() -> Vec<Arc<SamplingParams>> {
@@ -38,14 +39,14 @@ fn ways() -> Vec<Arc<SamplingParams>> {
 fn generate(backend: &mut dyn Backend, count: usize, feed: Option<&[Vec<Sampled>]>) -> Vec<Vec<Sampled>> {
     let ways = ways();
     let mut sequences: Vec<Sequence> =
-        (0..ways.len()).map(|i| Sequence::new(prompt(i as u32, 5 + 2 * i), i as u32)).collect();
+        (0..ways.len()).map(|i| sequence_of(prompt(i as u32, 5 + 2 * i), i as u32)).collect();
     let mut drawn = Vec::new();
     for turn in 0..count {
         let mut batch = Batch::default();
         for (sequence, way) in sequences.iter_mut().zip(&ways) {
             let left = sequence.tokens.len() - sequence.computed;
-            sequence.put(&mut batch, left, None);
-            sequence.sample(&mut batch, way, 0, None);
+            sequence.put(&mut batch, left);
+            sample(&sequence, &mut batch, way, 0, None);
         }
         let samples: Vec<Sampled> = step(backend, batch).drawn().cloned().collect();
         let fed = feed.map_or(&samples, |feed| &feed[turn]);
@@ -59,7 +60,7 @@ fn generate(backend: &mut dyn Backend, count: usize, feed: Option<&[Vec<Sampled>
 fn generate_overlapped(backend: &mut dyn Backend, count: usize) -> Vec<Vec<Sampled>> {
     let ways = ways();
     let mut sequences: Vec<Sequence> =
-        (0..ways.len()).map(|i| Sequence::new(prompt(i as u32, 5 + 2 * i), i as u32)).collect();
+        (0..ways.len()).map(|i| sequence_of(prompt(i as u32, 5 + 2 * i), i as u32)).collect();
     let (mut under_way, mut drawn) = (None, Vec::new());
     let mut collect = |backend: &mut dyn Backend, sequences: &mut [Sequence], step| {
         let samples: Vec<Sampled> = backend.collect(step).unwrap().drawn().cloned().collect();
@@ -73,8 +74,8 @@ fn generate_overlapped(backend: &mut dyn Backend, count: usize) -> Vec<Vec<Sampl
         let mut batch = Batch::default();
         for (i, (sequence, way)) in sequences.iter_mut().zip(&ways).enumerate() {
             let (rows, carried) = if turn == 0 { (sequence.tokens.len(), None) } else { (1, Some(i as u32)) };
-            sequence.put(&mut batch, rows, carried);
-            sequence.sample(&mut batch, way, 0, carried);
+            sequence.put_carried(&mut batch, rows, carried);
+            sample(&sequence, &mut batch, way, 0, carried);
         }
         let step = backend.launch(batch).unwrap();
         if let Some(before) = under_way.replace(step) {
@@ -151,12 +152,12 @@ fn samples_of_one_prompt_part_in_copies_of_its_last_block() {
     let backend = &mut with_graphs(dir.path());
     let way = Arc::new(SamplingParams { temperature: 1.0, seed: 3, ..SamplingParams::default() });
     let alone = |backend: &mut CudaBackend, index: u32, place: u32| {
-        let mut sequence = Sequence::new(prompt(4, 20), place);
+        let mut sequence = sequence_of(prompt(4, 20), place);
         for _ in 0..6 {
             let mut batch = Batch::default();
             let left = sequence.tokens.len() - sequence.computed;
-            sequence.put(&mut batch, left, None);
-            sequence.sample(&mut batch, &way, index, None);
+            sequence.put(&mut batch, left);
+            sample(&sequence, &mut batch, &way, index, None);
             sequence.tokens.push(drawn(&step(backend, batch))[0]);
         }
         sequence.tokens
@@ -164,24 +165,24 @@ fn samples_of_one_prompt_part_in_copies_of_its_last_block() {
     let expected = [alone(backend, 0, 4), alone(backend, 1, 5)];
     assert_ne!(expected[0], expected[1], "two samples of one seed are two streams");
 
-    let mut parent = Sequence::new(prompt(4, 20), 0);
+    let mut parent = sequence_of(prompt(4, 20), 0);
     let mut batch = Batch::default();
-    parent.put(&mut batch, 20, None);
-    parent.sample(&mut batch, &way, 0, None);
-    parent.sample(&mut batch, &way, 1, None);
+    parent.put(&mut batch, 20);
+    sample(&parent, &mut batch, &way, 0, None);
+    sample(&parent, &mut batch, &way, 1, None);
     let first = drawn(&step(backend, batch));
     let mut fork = parent.clone();
-    fork.blocks = Sequence::new(Vec::new(), 1).blocks;
+    fork.blocks = sequence_of(Vec::new(), 1).blocks;
     fork.blocks[0] = parent.blocks[0];
     let mut copies = vec![BlockCopy { from: parent.blocks[1], to: fork.blocks[1] }];
     parent.tokens.push(first[0]);
     fork.tokens.push(first[1]);
     for _ in 0..5 {
         let mut batch = Batch { copies: std::mem::take(&mut copies), ..Batch::default() };
-        parent.put(&mut batch, 1, None);
-        parent.sample(&mut batch, &way, 0, None);
-        fork.put(&mut batch, 1, None);
-        fork.sample(&mut batch, &way, 1, None);
+        parent.put(&mut batch, 1);
+        sample(&parent, &mut batch, &way, 0, None);
+        fork.put(&mut batch, 1);
+        sample(&fork, &mut batch, &way, 1, None);
         let samples = drawn(&step(backend, batch));
         parent.tokens.push(samples[0]);
         fork.tokens.push(samples[1]);

@@ -1,18 +1,19 @@
 //! Batch-invariant mode: a row's log-probabilities have the same bits alone and in any company, in any chunks.
 
 use skein_worker::backend::{Backend, Batch, ScoreRow, Want};
+use skein_worker::check::Sequence;
 use skein_worker::config::CudaConfig;
 
 use crate::models::LLAMA;
-use crate::runs::{Sequence, eager, on_cuda, prompt, step};
+use crate::runs::{eager, on_cuda, prompt, sequence_of, step};
 
 const LENGTH: usize = 60;
 
 /// The bits of every position's log-probability, and of the best ones there.
 fn bits(backend: &mut dyn Backend, chunks: impl Fn(usize) -> usize, others: u32) -> Vec<u32> {
     let tokens = prompt(1, LENGTH + 1);
-    let mut sequence = Sequence::new(tokens.clone(), 0);
-    let mut company: Vec<Sequence> = (0..others).map(|i| Sequence::new(prompt(i + 5, 120), i + 1)).collect();
+    let mut sequence = sequence_of(tokens.clone(), 0);
+    let mut company: Vec<Sequence> = (0..others).map(|i| sequence_of(prompt(i + 5, 120), i + 1)).collect();
     let mut all = Vec::new();
     let mut turn = 0;
     while sequence.computed < LENGTH {
@@ -20,12 +21,12 @@ fn bits(backend: &mut dyn Backend, chunks: impl Fn(usize) -> usize, others: u32)
         for (i, other) in company.iter_mut().enumerate() {
             let left = other.tokens.len() - other.computed;
             if left > 0 {
-                other.put(&mut batch, left.min((turn * 3 + i * 2) % 6 + 1), None);
+                other.put(&mut batch, left.min((turn * 3 + i * 2) % 6 + 1));
             }
         }
         let (first, start) = (batch.tokens.len() as u32, sequence.computed);
         let count = chunks(turn).min(LENGTH - start).min(48 - first as usize);
-        sequence.put(&mut batch, count, None);
+        sequence.put(&mut batch, count);
         for i in 0..count {
             let target = tokens[start + i + 1];
             batch.wants.push(Want::Score(ScoreRow { row: first + i as u32, target, top: 2 }));

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use half::{bf16, f16};
 use serde_json::json;
+use skein_node::random::SplitMix64;
 
 /// What kind of tiny model.
 #[derive(Debug, Clone, Copy)]
@@ -41,17 +42,9 @@ pub const WIDE: Tiny = Tiny { dtype: "F32", heads: 2, kv_heads: 2, ..LLAMA };
 /// With normalised heads.
 pub const QWEN3: Tiny = Tiny { model_type: "qwen3", vocab: 301, ..LLAMA };
 
-/// SplitMix64 (Steele et al. 2014), as values from -1 to 1.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> f32 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.0;
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((x ^ (x >> 31)) >> 40) as f32 / (1 << 23) as f32 - 1.0
-    }
+/// A value from -1 to 1.
+fn even(random: &mut SplitMix64) -> f32 {
+    (random.next_u64() >> 40) as f32 / (1 << 23) as f32 - 1.0
 }
 
 impl Tiny {
@@ -82,11 +75,11 @@ impl Tiny {
     }
 
     fn write_weights(&self, seed: u64, path: &Path) {
-        let (mut header, mut data, mut random) = (serde_json::Map::new(), Vec::new(), Random(seed));
+        let (mut header, mut data, mut random) = (serde_json::Map::new(), Vec::new(), SplitMix64::new(seed));
         for (name, shape, spread, center) in self.tensors() {
             let start = data.len();
             for _ in 0..shape.iter().product::<usize>() {
-                let value = center + spread * random.next();
+                let value = center + spread * even(&mut random);
                 match self.dtype {
                     "BF16" => data.extend(bf16::from_f32(value).to_le_bytes()),
                     "F16" => data.extend(f16::from_f32(value).to_le_bytes()),

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skein_proto::sampling::SamplingParams;
-use skein_worker::BlockId;
 use skein_worker::backend::cpu::{CpuBackend, CpuOptions, Numbers};
 use skein_worker::backend::cuda::{self, CudaBackend, CudaOptions, Fp8};
-use skein_worker::backend::{Backend, Batch, BatchSequence, Carried, SampleRow, StepOutput, Want};
+use skein_worker::backend::{Backend, Batch, StepOutput};
+use skein_worker::check::{Draw, Sequence};
 use skein_worker::config::{CudaConfig, SchedulerConfig};
 use skein_worker::model::config::ModelConfig;
 
@@ -80,71 +80,21 @@ pub fn step(backend: &mut dyn Backend, batch: Batch) -> StepOutput {
     backend.collect(step).unwrap()
 }
 
-/// A sequence with blocks of its own, some of whose tokens have been computed.
-#[derive(Clone)]
-pub struct Sequence {
-    pub tokens: Vec<u32>,
-    pub computed: usize,
-    pub blocks: Vec<BlockId>,
+/// The `index`-th sequence, of up to 128 tokens.
+pub fn sequence_of(tokens: Vec<u32>, index: u32) -> Sequence {
+    Sequence::new(tokens, index, 8, BLOCK_SIZE)
 }
 
-impl Sequence {
-    /// The `index`-th sequence, of up to 128 tokens; its blocks lie scattered.
-    pub fn new(tokens: Vec<u32>, index: u32) -> Self {
-        let blocks = (0..8).rev().map(|i| BlockId(i * 5 % 8 + index * 8)).collect();
-        Self { tokens, computed: 0, blocks }
-    }
-
-    /// Adds the next `count` tokens to `batch`. A token past those that are known is the one that want `carried` of
-    /// the step before draws.
-    pub fn put(&mut self, batch: &mut Batch, count: usize, carried: Option<u32>) {
-        let start = batch.tokens.len() as u32;
-        for position in self.computed..self.computed + count {
-            match (self.tokens.get(position), carried) {
-                (Some(token), _) => batch.tokens.push(*token),
-                (None, Some(want)) => {
-                    batch.carried.push(Carried { at: batch.tokens.len() as u32, want });
-                    batch.tokens.push(0);
-                }
-                (None, None) => panic!("position {position} has a token"),
-            }
-            batch.positions.push(position as u32);
-            let (block, offset) = (position as u32 / BLOCK_SIZE, position as u32 % BLOCK_SIZE);
-            batch.slots.push(self.blocks[block as usize].0 * BLOCK_SIZE + offset);
-        }
-        self.computed += count;
-        let blocks = batch.block_tables.len() as u32;
-        let used = (self.computed as u32).div_ceil(BLOCK_SIZE) as usize;
-        batch.block_tables.extend_from_slice(&self.blocks[..used]);
-        batch.sequences.push(BatchSequence {
-            rows: start..batch.tokens.len() as u32,
-            context_len: self.computed as u32,
-            blocks: blocks..batch.block_tables.len() as u32,
-        });
-    }
-
-    /// Asks `batch` for the token after this sequence's last row, which must have been put last.
-    pub fn sample(&self, batch: &mut Batch, params: &Arc<SamplingParams>, index: u32, carried: Option<u32>) {
-        let start = batch.history.len() as u32;
-        if params.needs_history() {
-            let known = self.tokens.len().min(self.computed);
-            batch.history.extend_from_slice(&self.tokens[..known]);
-            if known < self.computed {
-                let want = carried.expect("only the last token is not known");
-                batch.carried_history.push(Carried { at: batch.history.len() as u32, want });
-                batch.history.push(0);
-            }
-        }
-        batch.wants.push(Want::Sample(SampleRow {
-            row: batch.tokens.len() as u32 - 1,
-            params: Arc::clone(params),
-            sample_index: index,
-            position: self.computed as u32,
-            forbid_stop: !params.stop_token_ids.is_empty(),
-            history: start..batch.history.len() as u32,
-            prompt_len: 5,
-        }));
-    }
+/// Asks `batch` for the token after the last row of `sequence`, which must have been put last.
+pub fn sample(
+    sequence: &Sequence,
+    batch: &mut Batch,
+    params: &Arc<SamplingParams>,
+    index: u32,
+    carried: Option<u32>,
+) {
+    let forbid_stop = !params.stop_token_ids.is_empty();
+    sequence.sample(batch, params, Draw { index, carried, forbid_stop, prompt_len: 5 });
 }
 
 /// Some tokens of the vocabulary of 300.

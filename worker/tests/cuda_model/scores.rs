@@ -3,7 +3,7 @@
 use skein_proto::logprobs::TokenLogprobs;
 use skein_worker::backend::{Backend, Batch, ScoreRow, Want};
 
-use crate::runs::{Sequence, prompt, step};
+use crate::runs::{prompt, sequence_of, step};
 
 /// Log-probabilities agree within this: bf16 keeps three digits, and the models' logits are a few units wide.
 pub const TOLERANCE: f32 = 0.06;
@@ -11,17 +11,17 @@ pub const TOLERANCE: f32 = 0.06;
 /// Every prompt token's log-probability and best tokens, computed in chunks beside another sequence.
 pub fn scores(backend: &mut dyn Backend, chunks: &[usize], others: bool) -> Vec<TokenLogprobs> {
     let tokens = prompt(1, 40);
-    let mut sequence = Sequence::new(tokens.clone(), 0);
-    let mut other = Sequence::new(prompt(2, 60), 1);
+    let mut sequence = sequence_of(tokens.clone(), 0);
+    let mut other = sequence_of(prompt(2, 60), 1);
     let mut all = Vec::new();
     for (i, &count) in chunks.iter().enumerate() {
         let mut batch = Batch::default();
         if others {
-            other.put(&mut batch, 1 + i % 3 * 4, None);
+            other.put(&mut batch, 1 + i % 3 * 4);
         }
         let first = batch.tokens.len() as u32;
         let start = sequence.computed;
-        sequence.put(&mut batch, count, None);
+        sequence.put(&mut batch, count);
         for position in start..(start + count).min(tokens.len() - 1) {
             let row = first + (position - start) as u32;
             batch.wants.push(Want::Score(ScoreRow { row, target: tokens[position + 1], top: 5 }));

@@ -5,7 +5,7 @@ use super::*;
 /// A random cluster life: everything at once, in a small pool, up to `depth` steps under way. The world at its end, and
 /// its streams that nothing cut short.
 fn random_life(seed: u64, depth: usize) -> (World, HashMap<(RequestKey, u32), Stream>) {
-    let rng = &mut Rng(seed);
+    let rng = &mut Rng::new(seed);
     let kv_blocks = rng.within(4..=24);
     let block_size = rng.within(1..=5);
     let longest = rng.within(2..=(kv_blocks * block_size).min(40));

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skein_node::clock::Timestamp;
+use skein_node::random::SplitMix64;
 use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::runs::RunTruncated;
 use skein_proto::sampling::SamplingParams;
@@ -24,15 +25,16 @@ use crate::kv_cache::CacheScope;
 
 const VOCAB: u32 = 40;
 
-/// splitmix64: a failure names its seed, and the seed replays it.
-struct Rng(u64);
+/// A failure names its seed, and the seed replays it.
+struct Rng(SplitMix64);
 
 impl Rng {
+    fn new(seed: u64) -> Self {
+        Self(SplitMix64::new(seed))
+    }
+
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.next_u64()
     }
 
     fn within(&mut self, range: std::ops::RangeInclusive<u32>) -> u32 {
@@ -316,7 +318,7 @@ fn alone(request: &NewRequest, longest: u32) -> Vec<Stream> {
 #[test]
 fn a_resume_at_any_position_continues_the_same_way() {
     for seed in 0..40 {
-        let rng = &mut Rng(seed);
+        let rng = &mut Rng::new(seed);
         let whole_request = random_request(rng, 1, 30);
         let whole = &alone(&whole_request, 30)[0];
         for had in 1..=whole.tokens.len() {

@@ -117,7 +117,7 @@ fn a_long_prompt_moves_at_half_the_speed_whatever_overtakes_it() {
 fn overtaking_makes_no_steps_of_a_few_rows() {
     for speed in SPEEDS {
         let mut world = speed.world();
-        let (rng, start) = (&mut Rng(5), world.now);
+        let (rng, start) = (&mut Rng::new(5), world.now);
         let mut tokens = 0;
         for key in 1..=32 {
             let len = rng.within(100..=1000);
