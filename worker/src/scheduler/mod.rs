@@ -23,7 +23,6 @@
 //! Why nothing waits forever: `Rank` orders everybody, the first in rank may preempt all that are not yet in
 //! the step, and one sequence alone always fits (`max_model_len` is at most what the pool holds).
 
-mod ahead;
 mod audit;
 mod commit;
 mod overtake;
@@ -31,6 +30,7 @@ mod plan;
 mod rate;
 mod request;
 mod sequence;
+mod shares;
 mod step_time;
 #[cfg(test)]
 mod tests;

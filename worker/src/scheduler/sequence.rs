@@ -1,6 +1,6 @@
 //! A sequence: tokens, the blocks that hold their keys and values, and how far it is.
 //!
-//! Here is what is known of it; `ahead` says how far it will be when the steps under way have ended.
+//! Here is what is known of it; `shares` says how far it will be when the steps under way have ended.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -11,8 +11,8 @@ use skein_proto::block_hash::{self, BlockHash};
 use skein_proto::finish::FinishReason;
 use skein_proto::sampling::SamplingParams;
 
-use super::ahead::Share;
 use super::request::{Event, NewRequest, RequestKey};
+use super::shares::Share;
 use crate::TokenId;
 use crate::backend::{Batch, BatchSequence, SampleRow, Sampled, ScoreRow, Want};
 use crate::kv_cache::{BlockTable, CacheScope, Prefix};
