@@ -86,6 +86,11 @@ impl BlockPool {
         entry.cached = true;
     }
 
+    /// Whether the content of `block` may serve others.
+    pub fn is_cached(&self, block: BlockId) -> bool {
+        self.blocks[block.0 as usize].cached
+    }
+
     /// How many hold `block`.
     pub fn holders(&self, block: BlockId) -> u32 {
         self.blocks[block.0 as usize].holders

@@ -46,6 +46,14 @@ impl BlockTable {
         self.blocks.push(block);
     }
 
+    /// Keeps the first `blocks` blocks, of which `full` are full; the others come out, last first.
+    pub(super) fn truncate(&mut self, blocks: usize, full: u32) -> impl Iterator<Item = BlockId> {
+        // What stands from the first block without a hash on will be written anew.
+        self.uncacheable &= full > self.registered;
+        self.registered = self.registered.min(full);
+        self.blocks.drain(blocks.min(self.blocks.len())..).rev()
+    }
+
     pub(super) fn replace(&mut self, index: usize, block: BlockId) {
         self.blocks[index] = block;
     }

@@ -139,11 +139,12 @@ impl KvCache {
 
     /// Makes positions `from..to` of `table` writable, as far as blocks go; returns the end of what is.
     ///
-    /// A block that others hold too is copied before its first write: the copy goes to `copies`, and has to be
-    /// done before the step that writes.
+    /// A block that others hold too, or may take from the cache, is copied before its first write: the copy goes to
+    /// `copies`, and has to be done before the step that writes.
     pub fn grow(&mut self, table: &mut BlockTable, from: u32, to: u32, copies: &mut Vec<BlockCopy>) -> u32 {
         let first = (from / self.block_size) as usize;
-        if let Some(shared) = table.get(first).filter(|&block| self.pool.holders(block) > 1) {
+        let is_shared = |&block: &BlockId| self.pool.holders(block) > 1 || self.pool.is_cached(block);
+        if let Some(shared) = table.get(first).filter(is_shared) {
             let Some(own) = self.take() else { return from };
             copies.push(BlockCopy { from: shared, to: own });
             self.pool.release(shared);
@@ -202,6 +203,15 @@ impl KvCache {
             self.pool.retain(block);
         }
         table.clone()
+    }
+
+    /// Cuts `table` back to its first `tokens` tokens and gives the blocks behind them back, last first. A cached block that
+    /// is cut in two stays cached: its content belongs to its hash.
+    pub fn truncate(&mut self, table: &mut BlockTable, tokens: u32) {
+        let (blocks, full) = (self.blocks_for(tokens), tokens / self.block_size);
+        for block in table.truncate(blocks as usize, full) {
+            self.pool.release(block);
+        }
     }
 
     /// Gives all blocks back, last first, so that leaves are evicted before their parents.

@@ -1,5 +1,7 @@
 //! The cache against a naive model: a set of token prefixes.
 
+mod cut;
+
 use std::collections::HashSet;
 
 use proptest::prelude::*;
