@@ -65,13 +65,13 @@ pub const FLAGS: &[Flag] = &[
     ),
     one("host", Some("127.0.0.1"), "HOST", API, FRONT, "Address to listen on"),
     one("port", Some("8000"), "PORT", API, FRONT, "Port of the HTTP and gRPC APIs; 0 = any free one"),
-    secret(
+    secret(many(
         "api-key",
         "KEY",
         API,
         FRONT,
         "Key that opens the API; may be given several times [default: open]",
-    ),
+    )),
     one(
         "listen",
         Some("127.0.0.1:9000"),
@@ -88,7 +88,7 @@ pub const FLAGS: &[Flag] = &[
         GATEWAY,
         "Addresses of the routers (their --host and --port), separated by commas",
     ),
-    secret("router-api-key", "KEY", ROUTERS, GATEWAY, "API key of the routers, when they ask for one"),
+    secret(many("router-api-key", "KEY", ROUTERS, GATEWAY, "API key of the routers, when they ask for one")),
     many(
         "workers",
         "HOST:PORT",
@@ -379,14 +379,8 @@ const fn many(
     Flag { key: Key { name, kind: Kind::Many, default: None, secret: false }, value, group, commands, help }
 }
 
-const fn secret(
-    name: &'static str,
-    value: &'static str,
-    group: &'static str,
-    commands: u8,
-    help: &'static str,
-) -> Flag {
-    let flag = many(name, value, group, commands, help);
+/// A setting whose values are shown as stars.
+const fn secret(flag: Flag) -> Flag {
     Flag { key: Key { secret: true, ..flag.key }, ..flag }
 }
 
