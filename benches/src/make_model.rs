@@ -8,6 +8,9 @@ use std::path::{Path, PathBuf};
 use half::{bf16, f16};
 use serde_json::{Map, Value, json};
 use skein_node::random::SplitMix64;
+use skein_worker::model::LoadError;
+use skein_worker::model::config::ModelConfig;
+use skein_worker::model::tensors::{self, Kind, Tensor};
 
 /// Spread of the weights: a uniform distribution of this half-width has the usual 0.02 standard deviation.
 const HALF_WIDTH: f32 = 0.034_641;
@@ -198,6 +201,9 @@ pub enum MakeModelError {
     /// There is a model already.
     #[error("{0} holds a model already; give another --out, or --force to replace it")]
     Occupied(PathBuf),
+    /// No worker would serve it.
+    #[error("no such model can be served: {0}")]
+    Shape(#[source] LoadError),
     /// The directory to take the tokenizer from has none.
     #[error("{0} has no tokenizer.json; name a model directory that has one with --tokenizer")]
     NoTokenizer(PathBuf),
@@ -237,11 +243,11 @@ pub fn make_model(
     mut progress: impl FnMut(f64),
 ) -> Result<Made, MakeModelError> {
     make_tokenizer(tokenizer_from, out)?;
-    let tensors = tensors(shape);
+    let tensors = tensors(shape, dtype)?;
     let weights = out.join("model.safetensors");
     replace(&weights, |to| write_weights(to, &tensors, dtype, seed, &mut progress))?;
     make_configuration(shape, dtype, out)?;
-    let parameters: u64 = tensors.iter().map(Tensor::len).map(|len| len as u64).sum();
+    let parameters = parameters(&tensors);
     Ok(Made { parameters, bytes: parameters * dtype.bytes() as u64 })
 }
 
@@ -257,7 +263,7 @@ pub fn make_without_weights(
 ) -> Result<Made, MakeModelError> {
     make_tokenizer(tokenizer_from, out)?;
     make_configuration(shape, dtype, out)?;
-    let parameters = tensors(shape).iter().map(Tensor::len).map(|len| len as u64).sum();
+    let parameters = parameters(&tensors(shape, dtype)?);
     Ok(Made { parameters, bytes: 0 })
 }
 
@@ -295,48 +301,19 @@ fn replace(path: &Path, write: impl FnOnce(&Path) -> std::io::Result<()>) -> Res
     })
 }
 
-struct Tensor {
-    name: String,
-    shape: Vec<usize>,
+/// All tensors of the model, as the worker that will serve it lists them.
+fn tensors(shape: &Shape, dtype: Dtype) -> Result<Vec<Tensor>, MakeModelError> {
+    let object = |value: Value| match value {
+        Value::Object(object) => object,
+        _ => Map::new(),
+    };
+    let model = ModelConfig::parse(&object(config(shape, dtype)), &object(generation_config()));
+    Ok(tensors::all(&model.map_err(MakeModelError::Shape)?.spec))
 }
 
-impl Tensor {
-    fn len(&self) -> usize {
-        self.shape.iter().product()
-    }
-}
-
-/// All tensors of the model by Hugging Face's names.
-fn tensors(shape: &Shape) -> Vec<Tensor> {
-    let (hidden, inner) = (shape.hidden_size, shape.intermediate_size);
-    let (q, kv) = (shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim);
-    let mut all = Vec::new();
-    let mut add = |name: String, shape: &[usize]| all.push(Tensor { name, shape: shape.to_vec() });
-    add("model.embed_tokens.weight".into(), &[shape.vocab_size, hidden]);
-    for layer in 0..shape.num_hidden_layers {
-        let mut add = |name: &str, shape: &[usize]| add(format!("model.layers.{layer}.{name}"), shape);
-        add("input_layernorm.weight", &[hidden]);
-        for (name, rows) in [("q_proj", q), ("k_proj", kv), ("v_proj", kv)] {
-            add(&format!("self_attn.{name}.weight"), &[rows, hidden]);
-            if shape.qkv_bias {
-                add(&format!("self_attn.{name}.bias"), &[rows]);
-            }
-        }
-        if shape.model_type == "qwen3" {
-            add("self_attn.q_norm.weight", &[shape.head_dim]);
-            add("self_attn.k_norm.weight", &[shape.head_dim]);
-        }
-        add("self_attn.o_proj.weight", &[hidden, q]);
-        add("post_attention_layernorm.weight", &[hidden]);
-        add("mlp.gate_proj.weight", &[inner, hidden]);
-        add("mlp.up_proj.weight", &[inner, hidden]);
-        add("mlp.down_proj.weight", &[hidden, inner]);
-    }
-    add("model.norm.weight".into(), &[hidden]);
-    if !shape.tied {
-        add("lm_head.weight".into(), &[shape.vocab_size, hidden]);
-    }
-    all
+/// Numbers in all of them.
+fn parameters(tensors: &[Tensor]) -> u64 {
+    tensors.iter().map(|tensor| tensor.len() as u64).sum()
 }
 
 fn write_weights(
@@ -354,7 +331,7 @@ fn write_weights(
     let mut written = 0;
     let mut bytes = Vec::with_capacity(CHUNK_VALUES * dtype.bytes());
     for tensor in tensors {
-        let is_norm = tensor.name.ends_with("norm.weight");
+        let is_norm = tensor.kind == Kind::Norm;
         let mut left = tensor.len();
         while left > 0 {
             bytes.clear();
@@ -378,7 +355,7 @@ fn header(tensors: &[Tensor], dtype: Dtype) -> (String, usize) {
     let mut offset = 0;
     for tensor in tensors {
         let end = offset + tensor.len() * dtype.bytes();
-        let entry = json!({"dtype": dtype.names().0, "shape": tensor.shape, "data_offsets": [offset, end]});
+        let entry = json!({"dtype": dtype.names().0, "shape": tensor.shape(), "data_offsets": [offset, end]});
         map.insert(tensor.name.clone(), entry);
         offset = end;
     }
@@ -494,9 +471,9 @@ mod tests {
 
     #[test]
     fn published_shapes_have_the_published_size() {
-        let parameters = |name: &str| -> usize {
+        let parameters = |name: &str| {
             let shape = SHAPES.iter().find(|shape| shape.name == name).expect("a known shape");
-            tensors(shape).iter().map(Tensor::len).sum()
+            parameters(&tensors(shape, Dtype::Bf16).expect("it can be served"))
         };
         assert_eq!(parameters("llama-3.2-1b"), 1_235_814_400);
         assert_eq!(parameters("llama-3.1-8b"), 8_030_261_248);

@@ -38,7 +38,7 @@ pub fn on_cuda(subject: &Subject<'_>, cuda: CudaConfig) -> Result<CudaBackend, S
     let opened = cuda::open(subject.ordinal, &model, BLOCK_SIZE).map_err(|why| why.to_string())?;
     // What the CPU would take, in f32: more than enough.
     let tokens = u64::from(SEQUENCES * BLOCKS_EACH * BLOCK_SIZE);
-    let kv_bytes = Some(model.kv_bytes_per_token(KvType::F32) * tokens);
+    let kv_bytes = Some(model.spec.kv_bytes_per_token(KvType::F32) * tokens);
     let cuda = CudaConfig { ordinal: subject.ordinal, step_timeout: Duration::from_secs(60), ..cuda };
     let options =
         CudaOptions { cuda, fp8: Fp8::default(), limits, kv_cache_memory_bytes: kv_bytes, readers: 0 };
@@ -55,8 +55,7 @@ pub fn on_cpu(subject: &Subject<'_>) -> Result<CpuBackend, String> {
         max_rows: STEP_ROWS as u32,
         numbers: Numbers::EXACT,
     };
-    let loaded = CpuBackend::load(subject.dir, options, &mut |_, _| {});
-    loaded.map(|(backend, _)| backend).map_err(|error| error.to_string())
+    CpuBackend::load(subject.dir, options, &mut |_, _| {}).map_err(|error| error.to_string())
 }
 
 /// Runs one step.
@@ -67,7 +66,7 @@ pub fn step(backend: &mut dyn Backend, batch: Batch) -> Result<StepOutput, Strin
 
 /// The vocabulary of the model.
 pub fn vocab(subject: &Subject<'_>) -> Result<u32, String> {
-    ModelConfig::from_dir(subject.dir).map(|model| model.vocab_size).map_err(|error| error.to_string())
+    ModelConfig::from_dir(subject.dir).map(|model| model.spec.vocab_size).map_err(|error| error.to_string())
 }
 
 /// How prompts are cut into steps.

@@ -2,7 +2,8 @@
 
 use skein_kernels::cpu::kv_cache::KvType;
 
-use super::config::ModelConfig;
+use super::spec::{AttentionSpec, Spec};
+use super::tensors::{self, Kind, Tensor};
 
 /// Bytes and operations that no implementation can save.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -70,7 +71,13 @@ pub struct ValueBytes {
     pub kv: u64,
 }
 
-impl ModelConfig {
+impl Spec {
+    /// Bytes one token takes in the CPU backend's KV cache.
+    pub fn kv_bytes_per_token(&self, kind: KvType) -> u64 {
+        let AttentionSpec { kv_heads, head_dim, .. } = self.attention;
+        (2 * self.layers.len() * kv_heads * kind.head_bytes(head_dim)) as u64
+    }
+
     /// The cost on the CPU, where a step reads so many bytes of weights, with such a cache.
     pub fn cpu_cost(&self, weight_bytes: u64, kv: KvType) -> StepCost {
         let kv_bytes_per_token = self.kv_bytes_per_token(kv);
@@ -79,16 +86,16 @@ impl ModelConfig {
 
     /// The cost with values of such sizes. Norms, biases and the rows of an embedding are left out: they are few.
     pub fn cost(&self, bytes: ValueBytes) -> StepCost {
-        let (hidden, inner) = (self.hidden_size as u64, self.intermediate_size as u64);
-        let (q, kv) = ((self.heads * self.head_dim) as u64, (self.kv_heads * self.head_dim) as u64);
-        let layers = self.layers as u64;
-        let in_layers = layers * hidden * (2 * q + 2 * kv + 3 * inner);
-        let in_head = u64::from(self.vocab_size) * hidden;
+        let tensors = tensors::all(self);
+        let is_in_layer =
+            |tensor: &&Tensor| tensor.layer.is_some() && matches!(tensor.kind, Kind::Matrix(..));
+        let in_layers: u64 = tensors.iter().filter(is_in_layer).map(|tensor| tensor.len() as u64).sum();
+        let in_head = tensors::head(&tensors).len() as u64;
         StepCost {
             weight_bytes: in_layers * bytes.layers + in_head * bytes.head,
             weights: in_layers + in_head,
             head_weights: in_head,
-            kv_bytes_per_token: 2 * layers * kv * bytes.kv,
+            kv_bytes_per_token: (2 * self.layers.len() * self.attention.kv_width()) as u64 * bytes.kv,
             product: Product::default(),
         }
     }

@@ -6,9 +6,14 @@
 pub mod checkpoint;
 pub mod config;
 pub mod cost;
+pub mod families;
+mod fields;
 pub mod fingerprint;
 pub mod on_cpu;
 pub mod on_cuda;
+pub mod operations;
+pub mod spec;
+pub mod tensors;
 
 use std::path::PathBuf;
 

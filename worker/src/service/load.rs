@@ -15,6 +15,7 @@ use crate::model::config::ModelConfig;
 use crate::model::cost::{Product, StepCost, ValueBytes};
 use crate::model::fingerprint::{computed_with, fingerprint};
 use crate::model::on_cpu::packed_cache::PackedCache;
+use crate::model::tensors;
 
 /// What makes weights up, and how to have some without a GPU.
 const DUMMY: &str = "--load-format dummy (on the CPU, make a model with skein bench make-model)";
@@ -148,7 +149,7 @@ fn load_cuda(
     Ok(LoadedBackend {
         cost: StepCost {
             product: Product::Bf16,
-            ..model.cost(ValueBytes {
+            ..model.spec.cost(ValueBytes {
                 layers: if fp8.weights { 1 } else { 2 },
                 head: 2,
                 kv: if fp8.kv_cache { 1 } else { 2 },
@@ -157,7 +158,7 @@ fn load_cuda(
         fingerprint: computed_with(fingerprint, &arithmetic),
         gaps: backend.gaps(),
         backend: Box::new(backend),
-        vocab_size: model.vocab_size,
+        vocab_size: model.spec.vocab_size,
         model_len: model.max_position_embeddings,
         eos_token_ids: model.eos_token_ids,
         device: DeviceKind::Cuda,
@@ -168,15 +169,15 @@ fn load_cuda(
 fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result<LoadedBackend, WorkerError> {
     // Its header first: the size of the cache depends on the model's.
     let model = ModelConfig::from_dir(&config.model)?;
-    let embedding = Weights::open(&config.model)?.matrix(
-        "model.embed_tokens.weight",
-        model.vocab_size as usize,
-        model.hidden_size,
-    )?;
+    let embedding = tensors::embedding(&model.spec).find(&Weights::open(&config.model)?)?;
     let numbers = precision::on_cpu(config.precision, embedding.storage())?;
     let options = CpuOptions {
         threads: config.threads,
-        kv_blocks: kv_blocks(config, model.kv_bytes_per_token(numbers.kv), model.max_position_embeddings)?,
+        kv_blocks: kv_blocks(
+            config,
+            model.spec.kv_bytes_per_token(numbers.kv),
+            model.max_position_embeddings,
+        )?,
         block_size: config.scheduler.block_size,
         max_rows: config.scheduler.max_num_batched_tokens,
         numbers,
@@ -185,15 +186,15 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
     let fingerprint = computed_with(fingerprint(&config.model)?, &arithmetic);
     tracing::info!(arithmetic, "computing on the CPU");
     let cache = config.cpu.packed_cache_dir.clone().map_or(PackedCache::none(), PackedCache::at);
-    let (backend, model) = CpuBackend::load_with(&config.model, options, &cache, progress)?;
+    let backend = CpuBackend::load_with(&config.model, options, &cache, progress)?;
     Ok(LoadedBackend {
         cost: StepCost {
             product: Product::on_cpu(numbers.bf16, numbers.weights.is_some()),
-            ..model.cpu_cost(backend.weight_bytes(), numbers.kv)
+            ..model.spec.cpu_cost(backend.weight_bytes(), numbers.kv)
         },
         fingerprint,
         backend: Box::new(backend),
-        vocab_size: model.vocab_size,
+        vocab_size: model.spec.vocab_size,
         model_len: model.max_position_embeddings,
         eos_token_ids: model.eos_token_ids,
         device: DeviceKind::Cpu,

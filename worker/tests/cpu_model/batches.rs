@@ -51,7 +51,7 @@ pub fn sample(sequence: &Sequence, batch: &mut Batch, params: &Arc<SamplingParam
 pub fn small_backend(kv_blocks: u32) -> CpuBackend {
     let options =
         CpuOptions { threads: 2, kv_blocks, block_size: SMALL_BLOCK, max_rows: 64, numbers: Numbers::EXACT };
-    CpuBackend::load(&golden("llama-gqa"), options, &mut |_, _| {}).unwrap().0
+    CpuBackend::load(&golden("llama-gqa"), options, &mut |_, _| {}).unwrap()
 }
 
 /// An engine over `backend` that takes up to 64 tokens a sequence, in small steps.

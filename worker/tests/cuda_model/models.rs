@@ -5,6 +5,8 @@ use std::path::Path;
 use half::{bf16, f16};
 use serde_json::json;
 use skein_node::random::SplitMix64;
+use skein_worker::model::config::ModelConfig;
+use skein_worker::model::tensors::{self, Kind, Tensor};
 
 /// What kind of tiny model.
 #[derive(Debug, Clone, Copy)]
@@ -51,16 +53,19 @@ impl Tiny {
     /// Writes config.json and model.safetensors into a new directory.
     pub fn make(&self, seed: u64) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
-        let config = json!({
+        std::fs::write(dir.path().join("config.json"), self.config().to_string()).unwrap();
+        self.write_weights(seed, &dir.path().join("model.safetensors"));
+        dir
+    }
+
+    fn config(&self) -> serde_json::Value {
+        json!({
             "architectures": ["TestForCausalLM"], "model_type": self.model_type, "hidden_act": "silu",
             "hidden_size": self.hidden, "intermediate_size": self.inner, "num_hidden_layers": self.layers,
             "num_attention_heads": self.heads, "num_key_value_heads": self.kv_heads, "head_dim": self.head_dim,
             "vocab_size": self.vocab, "max_position_embeddings": 256, "rms_norm_eps": 1e-5, "eos_token_id": 1,
             "tie_word_embeddings": self.tied, "rope_theta": 10000.0,
-        });
-        std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
-        self.write_weights(seed, &dir.path().join("model.safetensors"));
-        dir
+        })
     }
 
     /// Makes the first value of a tensor of the bfloat16 model in `dir` a NaN.
@@ -96,42 +101,17 @@ impl Tiny {
 
     /// Name, shape, and the range of the values.
     fn tensors(&self) -> Vec<(String, Vec<usize>, f32, f32)> {
-        let Self { hidden, inner, vocab, head_dim, .. } = *self;
-        let (q, kv) = (self.heads * head_dim, self.kv_heads * head_dim);
-        let spread = |k: usize| (3.0 / k as f32).sqrt();
-        let mut all = vec![("model.embed_tokens.weight".to_owned(), vec![vocab, hidden], 1.0, 0.0)];
-        for layer in 0..self.layers {
-            let mut add = |name: &str, shape: Vec<usize>, spread: f32, center: f32| {
-                all.push((format!("model.layers.{layer}.{name}"), shape, spread, center));
+        let config = self.config();
+        let spec = ModelConfig::parse(config.as_object().unwrap(), &serde_json::Map::new()).unwrap().spec;
+        let values = |tensor: Tensor| {
+            let (spread, center) = match tensor.kind {
+                Kind::Table => (1.0, 0.0),
+                Kind::Matrix(..) => ((3.0 / tensor.cols as f32).sqrt(), 0.0),
+                Kind::Bias(..) => (0.3, 0.0),
+                Kind::Norm => (0.2, 1.0),
             };
-            for norm in ["input_layernorm", "post_attention_layernorm"] {
-                add(&format!("{norm}.weight"), vec![hidden], 0.2, 1.0);
-            }
-            for (name, n, k) in [
-                ("self_attn.q_proj", q, hidden),
-                ("self_attn.k_proj", kv, hidden),
-                ("self_attn.v_proj", kv, hidden),
-                ("self_attn.o_proj", hidden, q),
-                ("mlp.gate_proj", inner, hidden),
-                ("mlp.up_proj", inner, hidden),
-                ("mlp.down_proj", hidden, inner),
-            ] {
-                add(&format!("{name}.weight"), vec![n, k], spread(k), 0.0);
-                if self.model_type == "qwen2"
-                    && ["q_proj", "k_proj", "v_proj"].iter().any(|it| name.ends_with(it))
-                {
-                    add(&format!("{name}.bias"), vec![n], 0.3, 0.0);
-                }
-            }
-            if self.model_type == "qwen3" {
-                add("self_attn.q_norm.weight", vec![head_dim], 0.2, 1.0);
-                add("self_attn.k_norm.weight", vec![head_dim], 0.2, 1.0);
-            }
-        }
-        all.push(("model.norm.weight".into(), vec![hidden], 0.2, 1.0));
-        if !self.tied {
-            all.push(("lm_head.weight".into(), vec![vocab, hidden], spread(hidden), 0.0));
-        }
-        all
+            (tensor.name.clone(), tensor.shape(), spread, center)
+        };
+        tensors::all(&spec).into_iter().map(values).collect()
     }
 }

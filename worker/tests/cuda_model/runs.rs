@@ -72,7 +72,7 @@ pub fn on_cpu(dir: &Path) -> CpuBackend {
         max_rows: 48,
         numbers: Numbers::EXACT,
     };
-    CpuBackend::load(dir, options, &mut |_, _| {}).unwrap().0
+    CpuBackend::load(dir, options, &mut |_, _| {}).unwrap()
 }
 
 pub fn step(backend: &mut dyn Backend, batch: Batch) -> StepOutput {

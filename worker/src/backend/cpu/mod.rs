@@ -23,7 +23,7 @@ use crate::model::fingerprint;
 use crate::model::on_cpu::pack::pack;
 use crate::model::on_cpu::packed_cache::PackedCache;
 use crate::model::on_cpu::profile::{Part, Profile};
-use crate::model::on_cpu::{Activations, Llama, Step};
+use crate::model::on_cpu::{Activations, Model, Step};
 use crate::{BlockId, TokenId};
 use draws::Draws;
 
@@ -84,7 +84,7 @@ impl CpuBackend {
         model_dir: &Path,
         options: CpuOptions,
         progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<(Self, ModelConfig), LoadError> {
+    ) -> Result<Self, LoadError> {
         Self::load_with(model_dir, options, &PackedCache::none(), progress)
     }
 
@@ -94,13 +94,12 @@ impl CpuBackend {
         options: CpuOptions,
         cache: &PackedCache,
         progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<(Self, ModelConfig), LoadError> {
+    ) -> Result<Self, LoadError> {
         let mut model = CpuModel::load(model_dir, options, cache, progress)?;
         if !model.gives_finite_logits() {
             return Err(LoadError::NotFinite { dir: model_dir.to_owned() });
         }
-        let config = model.llama.config().clone();
-        Ok((Self::start(model).map_err(LoadError::Thread)?, config))
+        Self::start(model).map_err(LoadError::Thread)
     }
 
     /// Bytes of weights that every step reads.
@@ -110,7 +109,7 @@ impl CpuBackend {
 
     /// Starts the compute thread.
     pub fn start(mut model: CpuModel) -> std::io::Result<Self> {
-        let (kv_blocks, weight_bytes) = (model.kv_blocks(), model.llama.weight_bytes());
+        let (kv_blocks, weight_bytes) = (model.kv_blocks(), model.model.weight_bytes());
         let (steps, inbox) = sync_channel::<Batch>(MAX_STEPS);
         let (outbox, outputs) = sync_channel(MAX_STEPS);
         let thread = std::thread::Builder::new().name("skein-compute-0".into()).spawn(move || {
@@ -178,7 +177,7 @@ impl Drop for CpuBackend {
 /// The model with all it needs to run a batch; what the backend's thread owns.
 pub struct CpuModel {
     cpu: Cpu,
-    llama: Llama,
+    model: Model,
     cache: KvCache,
     activations: Activations,
     /// `[LOGIT_ROWS, vocab]`
@@ -199,34 +198,34 @@ impl CpuModel {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, LoadError> {
         let mut cpu = Cpu::on(&compute_on(options.threads));
-        let config = ModelConfig::from_dir(model_dir)?;
+        let spec = ModelConfig::from_dir(model_dir)?.spec;
         let weights = Weights::open(model_dir)?;
         let source = if cache.is_none() { 0 } else { fingerprint::source(model_dir, &weights)? };
         let Numbers { bf16, weights: rounded, .. } = options.numbers;
-        let llama = Llama::load(config, &weights, bf16, |matrices| {
+        let model = Model::load(spec, &weights, bf16, |matrices| {
             pack(&mut cpu, matrices, rounded, &weights, (cache, source), progress)
         })?;
-        Self::new(llama, cpu, options)
+        Self::new(model, cpu, options)
     }
 
     /// A model that runs on `cpu`.
-    pub fn new(llama: Llama, cpu: Cpu, options: CpuOptions) -> Result<Self, LoadError> {
-        let config = llama.config();
+    pub fn new(model: Model, cpu: Cpu, options: CpuOptions) -> Result<Self, LoadError> {
+        let (spec, vocab) = (model.spec(), model.spec().vocab_size as usize);
         let shape = KvShape {
-            layers: config.layers,
-            kv_heads: config.kv_heads,
-            head_dim: config.head_dim,
+            layers: spec.layers.len(),
+            kv_heads: spec.attention.kv_heads,
+            head_dim: spec.attention.head_dim,
             block_size: options.block_size as usize,
             blocks: options.kv_blocks as usize,
             kind: options.numbers.kv,
         };
         let bytes = shape.block_bytes().unwrap_or(u64::MAX).saturating_mul(u64::from(options.kv_blocks));
         let cache = KvCache::new(shape).map_err(|source| LoadError::KvCache { bytes, source })?;
-        let activations = llama.activations(options.max_rows as usize);
-        let logits = Aligned::zeros(LOGIT_ROWS * config.vocab_size as usize);
-        let draws = Draws::new(cpu.threads.count(), config.vocab_size as usize);
+        let activations = model.activations(options.max_rows as usize);
+        let logits = Aligned::zeros(LOGIT_ROWS * vocab);
+        let draws = Draws::new(cpu.threads.count(), vocab);
         let (tables, sequences, wanted) = (Vec::new(), Vec::new(), Vec::new());
-        Ok(Self { cpu, llama, cache, activations, logits, draws, tables, sequences, wanted })
+        Ok(Self { cpu, model, cache, activations, logits, draws, tables, sequences, wanted })
     }
 
     /// One step over token 0. Weights that make no number of it would make none of any request.
@@ -261,11 +260,11 @@ impl CpuModel {
         let rows = std::mem::take(&mut self.draws.rows);
         self.forward(batch, &rows);
         self.draws.rows = rows;
-        let (vocab, mut first) = (self.llama.config().vocab_size as usize, 0);
+        let (vocab, mut first) = (self.model.spec().vocab_size as usize, 0);
         while first < self.draws.rows.len() {
             let count = LOGIT_ROWS.min(self.draws.rows.len() - first);
             let logits = &mut self.logits[..count * vocab];
-            self.llama.logits(&mut self.cpu, first..first + count, &mut self.activations, logits);
+            self.model.logits(&mut self.cpu, first..first + count, &mut self.activations, logits);
             self.draws.draw(&mut self.cpu, batch, first, logits, vocab)?;
             self.activations.profile.mark(Part::Sample);
             first += count;
@@ -282,12 +281,12 @@ impl CpuModel {
     /// measurements.
     pub fn logits(&mut self, batch: &Batch, rows: &[u32]) -> Vec<Vec<f32>> {
         self.forward(batch, rows);
-        let vocab = self.llama.config().vocab_size as usize;
+        let vocab = self.model.spec().vocab_size as usize;
         let mut all = Vec::new();
         for first in (0..rows.len()).step_by(LOGIT_ROWS) {
             let rows = first..rows.len().min(first + LOGIT_ROWS);
             let logits = &mut self.logits[..rows.len() * vocab];
-            self.llama.logits(&mut self.cpu, rows, &mut self.activations, logits);
+            self.model.logits(&mut self.cpu, rows, &mut self.activations, logits);
             all.extend(logits.chunks(vocab).map(<[f32]>::to_vec));
         }
         all
@@ -318,7 +317,7 @@ impl CpuModel {
             wanted,
             wanted_sequences: &wanted_sequences,
         };
-        self.llama.forward(&mut self.cpu, &step, &mut self.cache, &mut self.activations);
+        self.model.forward(&mut self.cpu, &step, &mut self.cache, &mut self.activations);
         self.sequences = emptied(sequences);
         self.wanted = emptied(wanted_sequences);
     }

@@ -13,7 +13,7 @@ use skein_kernels::cuda::{CudaError, DeviceSlice, Kernels, Stream};
 use super::upload::Dtype;
 use crate::model::LoadError;
 use crate::model::config::read_object;
-use crate::model::on_cuda::weights::LlamaWeights;
+use crate::model::on_cuda::weights::DeviceWeights;
 
 /// Standard deviation of weights that were just initialised.
 const DEVIATION: f32 = 0.02;
@@ -29,7 +29,7 @@ pub(super) fn dtype(dir: &Path) -> Result<Dtype, LoadError> {
 
 /// Queues the making of all weights: matrices normally distributed, norms 1, biases 0.
 pub(super) fn fill<T: Activation>(
-    weights: &LlamaWeights<T>,
+    weights: &DeviceWeights<T>,
     is_tied: bool,
     kernels: &Kernels,
     stream: &Stream,
@@ -42,12 +42,8 @@ pub(super) fn fill<T: Activation>(
     }
     dummy.constant(weights.norm, 1.0)?;
     for layer in &weights.layers {
-        for matrix in [&layer.qkv, &layer.o, &layer.gate_up, &layer.down] {
-            dummy.matrix(matrix)?;
-        }
-        for norm in [layer.attention_norm, layer.mlp_norm, layer.q_norm, layer.k_norm] {
-            dummy.constant(norm, 1.0)?;
-        }
+        layer.products().iter().try_for_each(|matrix| dummy.matrix(matrix))?;
+        layer.norms().try_for_each(|norm| dummy.constant(norm, 1.0))?;
     }
     Ok(())
 }
@@ -82,9 +78,6 @@ impl<T: Activation> Dummy<'_, T> {
     }
 
     fn constant(&self, to: DeviceSlice<f32>, value: f32) -> Result<(), CudaError> {
-        if to.is_empty() {
-            return Ok(());
-        }
         to.write(self.stream, &vec![value; to.len()])
     }
 }

@@ -16,7 +16,7 @@ use skein_kernels::cuda::ops::attention::AttentionShape;
 use skein_kernels::cuda::ops::block_copy::{BlockCopy, BlockPlanes};
 use skein_kernels::cuda::ops::embed::Embed;
 use skein_kernels::cuda::ops::inputs::{ExpandInputs, GatherRows, HEADER_WORDS};
-use skein_kernels::cuda::ops::kv::{KvElement, KvLayer};
+use skein_kernels::cuda::ops::kv::KvElement;
 use skein_kernels::cuda::ops::linear::{Linear, LinearOptions};
 use skein_kernels::cuda::ops::norm::AddRmsNorm;
 use skein_kernels::cuda::ops::quantize::Quantize;
@@ -42,8 +42,10 @@ use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
 use crate::model::config::ModelConfig;
 use crate::model::on_cuda::attention::StepAttention;
-use crate::model::on_cuda::weights::{LlamaWeights, Place, Source};
-use crate::model::on_cuda::{Activations, CudaLlama, Ops, Workspace};
+use crate::model::on_cuda::weights::{self, DeviceWeights, Place, Source};
+use crate::model::on_cuda::{self, Activations, Model, Ops, Workspace, cache};
+use crate::model::spec::AttentionSpec;
+use crate::model::tensors;
 
 /// What a CUDA backend is told.
 #[derive(Debug, Clone)]
@@ -125,8 +127,7 @@ pub fn load(
         LoadFormat::Dummy => (None, dummy::dtype(dir)?),
         LoadFormat::Auto => {
             let weights = Weights::open(dir)?;
-            let (vocab, hidden) = (config.vocab_size as usize, config.hidden_size);
-            let embedding = weights.matrix("model.embed_tokens.weight", vocab, hidden)?;
+            let embedding = tensors::embedding(&config.spec).find(&weights)?;
             (Some(weights), Dtype::of(embedding.storage()))
         }
     };
@@ -183,11 +184,11 @@ impl Loading<'_> {
             Some(weights) => self.upload(model, weights, progress)?,
             None => self.make_up(model, progress)?,
         }
-        self.upload_angles(model.llama.angles, &model.stream)?;
+        self.upload_angles(model.model.angles, &model.stream)?;
         model.draw.clear(&model.stream)?;
         model.stream.synchronize()?;
         let (rows, pass_rows) = (model.sizes.rows, model.sizes.pass.rows);
-        model.llama.warm_up(&model.stream, rows, pass_rows, &model.activations, model.memory.logits)?;
+        model.model.warm_up(&model.stream, rows, pass_rows, &model.activations, model.memory.logits)?;
         self.check(model)
     }
 
@@ -197,7 +198,7 @@ impl Loading<'_> {
         T: Activation + BlasElement,
         K: KvElement,
     {
-        let (device, ops) = (&model.device, &model.llama.ops);
+        let (device, ops) = (&model.device, &model.model.ops);
         let (driver, (major, minor)) = (device.driver, device.capability);
         let blas = ops.linear.blas().map_or_else(|| "none".to_owned(), |blas| blas.version().to_string());
         let usage = model.arena.usage()?;
@@ -237,9 +238,9 @@ impl Loading<'_> {
         K: KvElement,
     {
         let OpenDevice { device, kernels } = &self.opened;
-        let (c, options) = (self.config, self.options);
+        let (spec, options) = (&self.config.spec, self.options);
         let (cuda, limits) = (&options.cuda, &options.limits);
-        let max_model_len = limits.max_model_len.unwrap_or(c.max_position_embeddings);
+        let max_model_len = limits.max_model_len.unwrap_or(self.config.max_position_embeddings);
         let sizes = StepSizes::new(limits, max_model_len);
         let capacities = graphs::sizes(sizes.pass.rows);
         let positions = max_model_len as usize;
@@ -248,25 +249,27 @@ impl Loading<'_> {
         let mut ops = self.ops::<T, K>()?;
         let workspace = Workspace {
             attention: ops.attention.workspace_bytes(sizes.rows, sizes.sequences, positions),
-            linear: ops.linear.workspace_bytes(sizes.rows, &shapes(c)),
+            linear: ops.linear.workspace_bytes(sizes.rows, &weights::shapes(spec)),
         };
         let place_always = |memory: &mut Carver| {
-            (LlamaWeights::<T>::place(c, is_quantised, memory), memory.take::<f32>(positions * c.head_dim))
+            let weights = DeviceWeights::<T>::place(spec, is_quantised, memory);
+            (weights, memory.take::<f32>(positions * spec.attention.head_dim))
         };
+        let vocab = spec.vocab_size as usize;
         let place_step = |memory: &mut Carver| -> Result<_, CudaError> {
-            let activations = Activations::<T>::place(c, sizes.rows, sizes.pass.rows, workspace, memory);
-            let step = StepMemory::place(sizes, c.vocab_size as usize, memory);
-            Ok((activations, step, Draw::place(kernels, &capacities, c.vocab_size as usize, memory)?))
+            let activations = Activations::<T>::place(spec, sizes.rows, sizes.pass.rows, workspace, memory);
+            let step = StepMemory::place(sizes, vocab, memory);
+            Ok((activations, step, Draw::place(kernels, &capacities, vocab, memory)?))
         };
+        let block_bytes = cache::plane_block_bytes::<K>(spec, limits.block_size);
         let needs = Needs {
             weights: plan::count(|memory| {
                 place_always(memory);
                 Ok(())
             })?,
             step: plan::count(|memory| place_step(memory).map(drop))?,
-            graphs: if cuda.enforce_eager { 0 } else { capacities.len() },
-            layers: c.layers,
-            block_bytes: 2 * c.layers * plane_block_bytes::<K>(c, limits),
+            graph_nodes: if cuda.enforce_eager { 0 } else { capacities.len() * on_cuda::launches(spec) },
+            block_bytes: cache::planes(spec) * block_bytes,
             block_size: limits.block_size,
             max_model_len: limits.max_model_len,
         };
@@ -276,7 +279,7 @@ impl Loading<'_> {
             kv_bytes: options.kv_cache_memory_bytes,
         };
         if is_quantised && self.weights.is_some() {
-            let bytes = upload::staging_bytes(&shapes(c));
+            let bytes = upload::staging_bytes(&weights::shapes(spec));
             plan.add::<u8>(plan::STAGING, bytes, Phase::Load, "do without --quantization");
         }
         let kv_blocks = plan::fill(&mut plan, device.memory_bytes, &needs, share)?;
@@ -285,10 +288,11 @@ impl Loading<'_> {
 
         let (weights, angles) = place_always(&mut Carver::new(arena.slice(plan::WEIGHTS)));
         let (activations, memory, draw) = place_step(&mut Carver::new(arena.slice(plan::STEP)))?;
-        let planes = self.planes::<K>(&arena, kv_blocks);
-        let cache = layers::<K>(c, limits, planes)?;
+        let planes = planes_of(&arena, kv_blocks, block_bytes);
+        let cache = cache::layers::<K>(spec, limits.block_size, planes)?;
         ops.attention.set_cache(&cache)?;
-        let llama = CudaLlama { config: c.clone(), weights, cache, angles, ops };
+        let spec = spec.clone();
+        let model = Model { spec, weights, cache, angles, ops };
         let (give_back, free) = sync_channel(MAX_STEPS + 1);
         for _ in 0..=MAX_STEPS {
             // The channel has room for all of them.
@@ -296,7 +300,7 @@ impl Loading<'_> {
         }
         let model = CudaModel {
             graphs: Graphs::new(sizes.sequences, cuda.enforce_eager),
-            llama,
+            model,
             activations,
             memory,
             sizes,
@@ -304,7 +308,7 @@ impl Loading<'_> {
             expand: ExpandInputs::new(kernels)?,
             copy: BlockCopy::new(kernels)?,
             planes,
-            block_bytes: plane_block_bytes::<K>(c, limits),
+            block_bytes,
             places: Vec::new(),
             empty: PinnedBuffer::new(device, HEADER_WORDS)?,
             free,
@@ -327,16 +331,10 @@ impl Loading<'_> {
         K: KvElement,
     {
         let OpenDevice { device, kernels } = &self.opened;
-        let (c, batch_invariant) = (self.config, self.options.cuda.batch_invariant);
-        let shape = AttentionShape {
-            heads: c.heads,
-            kv_heads: c.kv_heads,
-            head_dim: c.head_dim,
-            scale: 1.0 / (c.head_dim as f32).sqrt(),
-            window: None,
-            softcap: None,
-            batch_invariant,
-        };
+        let batch_invariant = self.options.cuda.batch_invariant;
+        let AttentionSpec { heads, kv_heads, head_dim, scale, .. } = self.config.spec.attention;
+        let shape =
+            AttentionShape { heads, kv_heads, head_dim, scale, window: None, softcap: None, batch_invariant };
         let blas = BlasLt::open(device)?.map(Arc::new);
         if blas.is_none() {
             tracing::info!("cuBLASLt was not found (libcublasLt.so.13): Skein's own kernels multiply");
@@ -351,12 +349,6 @@ impl Loading<'_> {
         })
     }
 
-    fn planes<K: KvElement>(&self, arena: &Arena, kv_blocks: u32) -> BlockPlanes {
-        let blocks = kv_blocks as usize;
-        let plane_bytes = blocks * plane_block_bytes::<K>(self.config, &self.options.limits);
-        BlockPlanes { memory: arena.slice(plan::KV), plane_bytes, blocks }
-    }
-
     /// Makes random weights on the device.
     fn make_up<T, K>(
         &self,
@@ -367,8 +359,8 @@ impl Loading<'_> {
         T: Activation,
         K: KvElement,
     {
-        let is_tied = self.config.tie_word_embeddings;
-        dummy::fill(&model.llama.weights, is_tied, &self.opened.kernels, &model.stream)?;
+        let is_tied = self.config.spec.is_tied;
+        dummy::fill(&model.model.weights, is_tied, &self.opened.kernels, &model.stream)?;
         model.stream.synchronize()?;
         let bytes = model.arena.slice::<u8>(plan::WEIGHTS).len() as u64;
         progress(bytes, bytes);
@@ -388,7 +380,7 @@ impl Loading<'_> {
     {
         let dtype = if T::SUFFIX == "f16" { Dtype::F16 } else { Dtype::Bf16 };
         let mut upload = Upload::default();
-        for Source { from, to } in model.llama.weights.sources(self.config, weights)? {
+        for Source { from, to } in model.model.weights.sources(&self.config.spec, weights)? {
             match to {
                 Place::Values(to) => upload.add(&from, to.cast(), dtype),
                 Place::Wide(to) => upload.add(&from, to.cast(), Dtype::F32),
@@ -416,10 +408,10 @@ impl Loading<'_> {
 
     /// `[positions, cos | sin]`, the CPU backend's to the bit.
     fn upload_angles(&self, to: DeviceSlice<f32>, stream: &Stream) -> Result<(), CudaError> {
-        let c = self.config;
-        let half = c.head_dim / 2;
-        let frequencies = inverse_frequencies(c.head_dim, c.rope_theta, c.rope_scaling);
-        let positions: Vec<u32> = (0..(to.len() / c.head_dim) as u32).collect();
+        let AttentionSpec { head_dim, rope, .. } = self.config.spec.attention;
+        let half = head_dim / 2;
+        let frequencies = inverse_frequencies(head_dim, rope.theta, rope.scaling);
+        let positions: Vec<u32> = (0..(to.len() / head_dim) as u32).collect();
         let (mut cos, mut sin) = (vec![0.0; positions.len() * half], vec![0.0; positions.len() * half]);
         let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
         angles(&mut Cpu::new(threads), &frequencies, &positions, &mut cos, &mut sin);
@@ -462,44 +454,8 @@ impl Loading<'_> {
     }
 }
 
-/// `[n, k]` of a layer's matrices. The head is no part of it: its result goes where logits are.
-fn shapes(c: &ModelConfig) -> [(usize, usize); 4] {
-    let (q_width, kv_width) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
-    [
-        (q_width + 2 * kv_width, c.hidden_size),
-        (c.hidden_size, q_width),
-        (2 * c.intermediate_size, c.hidden_size),
-        (c.hidden_size, c.intermediate_size),
-    ]
-}
-
-/// Bytes of a block's keys, or values, of one layer.
-fn plane_block_bytes<K: KvElement>(c: &ModelConfig, limits: &SchedulerConfig) -> usize {
-    c.kv_heads * limits.block_size as usize * c.head_dim * size_of::<K>()
-}
-
-/// Keys and values of layer after layer, plane by plane.
-fn layers<K: KvElement>(
-    c: &ModelConfig,
-    limits: &SchedulerConfig,
-    planes: BlockPlanes,
-) -> Result<Vec<KvLayer<K>>, CudaError> {
-    let plane = |index: usize| {
-        let start = index * planes.plane_bytes;
-        planes.memory.slice(start..start + planes.plane_bytes).cast::<K>()
-    };
-    let layer = |index: usize| {
-        let layer = KvLayer {
-            keys: plane(2 * index),
-            values: plane(2 * index + 1),
-            blocks: planes.blocks,
-            kv_heads: c.kv_heads,
-            block_size: limits.block_size as usize,
-            head_dim: c.head_dim,
-            key_scale: 1.0,
-            value_scale: 1.0,
-        };
-        layer.check().map(|()| layer)
-    };
-    (0..c.layers).map(layer).collect()
+/// The whole KV cache, where blocks have so many bytes in each plane.
+fn planes_of(arena: &Arena, kv_blocks: u32, block_bytes: usize) -> BlockPlanes {
+    let blocks = kv_blocks as usize;
+    BlockPlanes { memory: arena.slice(plan::KV), plane_bytes: blocks * block_bytes, blocks }
 }

@@ -15,8 +15,6 @@ pub(super) const STEP: &str = "activations, logits, inputs";
 const DRIVER_BYTES: usize = 192 << 20;
 /// Of a captured graph: its nodes' parameters on the device.
 const GRAPH_BYTES_PER_NODE: usize = 2 << 10;
-/// Launches of a layer.
-const NODES_PER_LAYER: usize = 10;
 /// A process's context, where its own cannot be told from those of others.
 const CONTEXT_BYTES: u64 = 512 << 20;
 
@@ -25,8 +23,8 @@ const CONTEXT_BYTES: u64 = 512 << 20;
 pub(super) struct Needs {
     pub weights: usize,
     pub step: usize,
-    pub graphs: usize,
-    pub layers: usize,
+    /// Of all graphs.
+    pub graph_nodes: usize,
     /// Bytes of a KV block, all layers.
     pub block_bytes: usize,
     /// Tokens of a block.
@@ -58,8 +56,7 @@ pub(super) fn fill(
 ) -> Result<u32, CudaLoadError> {
     plan.add::<u8>(WEIGHTS, needs.weights, Phase::Always, "--quantization fp8 halves them");
     plan.add::<u8>(STEP, needs.step, Phase::Step, "lower --max-num-batched-tokens or --max-num-seqs");
-    let nodes = needs.layers * NODES_PER_LAYER;
-    let graphs = needs.graphs * nodes * GRAPH_BYTES_PER_NODE;
+    let graphs = needs.graph_nodes * GRAPH_BYTES_PER_NODE;
     plan.add::<u8>("graphs", graphs, Phase::Reserved, "--enforce-eager does without");
     plan.add::<u8>(
         "driver, cuBLASLt",

@@ -23,12 +23,12 @@ use super::slot::{LaunchedStep, Slot};
 use super::threads::Launcher;
 use super::{failed, failed_on, stopped};
 use crate::backend::{BackendError, Batch, BlockCopy as Copy};
-use crate::model::on_cuda::{Activations, CudaLlama, StepRows};
+use crate::model::on_cuda::{Activations, Model, StepRows};
 
 /// A model on a device with all it needs to run steps. The launching thread owns it.
 pub(super) struct CudaModel<T, K> {
     pub graphs: Graphs,
-    pub llama: CudaLlama<T, K>,
+    pub model: Model<T, K>,
     pub activations: Activations<T>,
     pub memory: StepMemory,
     pub sizes: StepSizes,
@@ -134,7 +134,7 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
 
     fn decode_eagerly(&self, stream: &Stream, size: usize) -> Result<(), CudaError> {
         self.forward(stream, size, size, StepKind::Decode)?;
-        self.llama.logits(stream, None, size, &self.activations, self.memory.logits)
+        self.model.logits(stream, None, size, &self.activations, self.memory.logits)
     }
 
     fn mixed(&self, rows: usize, sequences: usize) -> Result<(), CudaError> {
@@ -157,7 +157,7 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
             sequences: inputs.sequences,
             kind,
         };
-        self.llama.forward(stream, &step, &self.activations)
+        self.model.forward(stream, &step, &self.activations)
     }
 
     /// Logits, tokens and scores, pass by pass; where the answers to the batch's wants will be.
@@ -179,7 +179,7 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
             if !has_logits {
                 let rows = pass.rows.len();
                 let wanted = self.memory.inputs(0, 0).logit_rows;
-                self.llama.logits(&self.stream, Some(wanted), rows, &self.activations, self.memory.logits)?;
+                self.model.logits(&self.stream, Some(wanted), rows, &self.activations, self.memory.logits)?;
             }
             self.draw.launch(&self.stream, &self.memory, &drawing, done.0, done.1)?;
             self.download(&drawing, done, slot)?;
@@ -228,7 +228,7 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
             let copies = BlockCopies {
                 from: self.planes,
                 to: self.planes,
-                planes: 2 * self.llama.cache.len(),
+                planes: 2 * self.model.cache.len(),
                 block_bytes: self.block_bytes,
                 pairs: self.memory.packed.slice(at + 1..at + 1 + 2 * pairs),
                 count: self.memory.packed.slice(at..at + 1),

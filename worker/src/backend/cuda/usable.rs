@@ -74,10 +74,12 @@ pub fn open(ordinal: u32, model: &ModelConfig, block_size: u32) -> Result<OpenDe
 
 fn check_model(model: &ModelConfig, block_size: u32) -> Result<(), NotUsable> {
     let refuse = |what, got, allowed: String| Err(NotUsable::Model { what, got, allowed });
-    if !HEAD_DIMS.contains(&model.head_dim) {
-        return refuse("head_dim", model.head_dim, HEAD_DIMS.map(|dim| dim.to_string()).join(", "));
+    let spec = &model.spec;
+    let head_dim = spec.attention.head_dim;
+    if !HEAD_DIMS.contains(&head_dim) {
+        return refuse("head_dim", head_dim, HEAD_DIMS.map(|dim| dim.to_string()).join(", "));
     }
-    for (what, got) in [("hidden_size", model.hidden_size), ("intermediate_size", model.intermediate_size)] {
+    for (what, got) in [("hidden_size", spec.hidden_size), ("intermediate_size", spec.inner_size())] {
         if !got.is_multiple_of(WIDTH) {
             return refuse(what, got, format!("multiples of {WIDTH}"));
         }

@@ -1,0 +1,91 @@
+//! Llama (Touvron et al. 2023) and its kin: Mistral, Qwen2 with its biases, Qwen3 with its normalised heads.
+//!
+//! A pre-norm decoder: grouped-query attention with rotary positions, then a SwiGLU network, each added to the
+//! residual stream.
+
+use super::decoder;
+use crate::model::LoadError;
+use crate::model::config::Fields;
+use crate::model::spec::{AttentionSpec, Spec};
+use crate::model::tensors::Role;
+
+/// Values of a head of a Qwen3 model that does not say: transformers' `Qwen3Config` has 128, whatever the hidden size.
+const QWEN3_HEAD_DIM: usize = 128;
+
+/// What transformers' `MistralConfig` takes where the field is missing; only an explicit null means none.
+const MISTRAL_DEFAULT_WINDOW: u64 = 4096;
+
+pub fn llama(fields: &Fields<'_>) -> Result<Spec, LoadError> {
+    let mut spec = silu_decoder(fields, None)?;
+    let has_bias = fields.flag("mlp_bias", false)?;
+    spec.layers.iter_mut().for_each(|layer| layer.feed_forward.has_bias = has_bias);
+    with_attention_bias(fields, spec)
+}
+
+pub fn mistral(fields: &Fields<'_>) -> Result<Spec, LoadError> {
+    let longest = fields.max_positions()?;
+    let is_full = match fields.get("sliding_window") {
+        None => u64::from(longest) <= MISTRAL_DEFAULT_WINDOW,
+        Some(window) => {
+            window.is_null() || window.as_u64().is_some_and(|window| window >= u64::from(longest))
+        }
+    };
+    if !is_full {
+        let allowed = format!("null, or at least max_position_embeddings ({longest})");
+        return Err(fields.wrong("sliding_window", allowed));
+    }
+    silu_decoder(fields, None)
+}
+
+pub fn qwen2(fields: &Fields<'_>) -> Result<Spec, LoadError> {
+    check_full_attention(fields)?;
+    let mut spec = silu_decoder(fields, None)?;
+    spec.attention.has_bias = true;
+    Ok(spec)
+}
+
+pub fn qwen3(fields: &Fields<'_>) -> Result<Spec, LoadError> {
+    check_full_attention(fields)?;
+    let mut spec = silu_decoder(fields, Some(QWEN3_HEAD_DIM))?;
+    spec.attention.has_qk_norm = true;
+    with_attention_bias(fields, spec)
+}
+
+/// The checkpoint's names.
+pub fn name(role: Role) -> &'static str {
+    match role {
+        Role::Embedding => "model.embed_tokens",
+        Role::AttentionNorm => "input_layernorm",
+        Role::Query => "self_attn.q_proj",
+        Role::Key => "self_attn.k_proj",
+        Role::Value => "self_attn.v_proj",
+        Role::QueryNorm => "self_attn.q_norm",
+        Role::KeyNorm => "self_attn.k_norm",
+        Role::AttentionOutput => "self_attn.o_proj",
+        Role::FeedForwardNorm => "post_attention_layernorm",
+        Role::Gate => "mlp.gate_proj",
+        Role::Up => "mlp.up_proj",
+        Role::Down => "mlp.down_proj",
+        Role::LastNorm => "model.norm",
+        Role::Head => "lm_head",
+    }
+}
+
+fn silu_decoder(fields: &Fields<'_>, head_dim: Option<usize>) -> Result<Spec, LoadError> {
+    fields.one_of("hidden_act", &["silu"], Some("silu"))?;
+    decoder(fields, head_dim)
+}
+
+fn with_attention_bias(fields: &Fields<'_>, spec: Spec) -> Result<Spec, LoadError> {
+    let has_bias = fields.flag("attention_bias", false)?;
+    let attention = AttentionSpec { has_bias, has_output_bias: has_bias, ..spec.attention };
+    Ok(Spec { attention, ..spec })
+}
+
+/// Qwen models have windows in some layers only if asked to.
+fn check_full_attention(fields: &Fields<'_>) -> Result<(), LoadError> {
+    if fields.flag("use_sliding_window", false)? {
+        return Err(fields.wrong("use_sliding_window", "false".into()));
+    }
+    Ok(())
+}

@@ -1,0 +1,80 @@
+//! Reading a JSON object field by field; what is wrong is said with file, field, value and what would be right.
+
+use serde_json::{Map, Value};
+
+use super::LoadError;
+
+/// A JSON object whose fields are read with a check. A null counts as absent.
+pub struct Fields<'a> {
+    /// Its file's name.
+    pub(super) file: &'static str,
+    /// What it holds.
+    pub(super) object: &'a Map<String, Value>,
+}
+
+impl Fields<'_> {
+    pub(super) fn get(&self, field: &str) -> Option<&Value> {
+        self.object.get(field)
+    }
+
+    pub(super) fn is_absent(&self, field: &str) -> bool {
+        self.get(field).is_none_or(Value::is_null)
+    }
+
+    pub(super) fn wrong(&self, field: &str, allowed: String) -> LoadError {
+        let mut got = self.get(field).map_or("missing".to_owned(), Value::to_string);
+        if let Some((cut, _)) = got.char_indices().nth(200) {
+            got.truncate(cut);
+            got.push('…');
+        }
+        LoadError::Field { file: self.file, field: field.to_owned(), got, allowed }
+    }
+
+    /// The longest sequence. Positions are exact in f32, which rotary angles are computed in.
+    pub(super) fn max_positions(&self) -> Result<u32, LoadError> {
+        Ok(self.size("max_position_embeddings", 1 << 24, None)? as u32)
+    }
+
+    /// A number from 1 to `most`.
+    pub(super) fn size(&self, field: &str, most: usize, default: Option<usize>) -> Result<usize, LoadError> {
+        let value = match (self.is_absent(field), default) {
+            (true, Some(default)) => return Ok(default),
+            _ => self.get(field).and_then(Value::as_u64).and_then(|value| usize::try_from(value).ok()),
+        };
+        let value = value.filter(|value| (1..=most).contains(value));
+        value.ok_or_else(|| self.wrong(field, format!("a whole number from 1 to {most}")))
+    }
+
+    pub(super) fn number(
+        &self,
+        field: &str,
+        range: std::ops::RangeInclusive<f64>,
+        default: Option<f64>,
+    ) -> Result<f64, LoadError> {
+        let value = match (self.is_absent(field), default) {
+            (true, Some(default)) => return Ok(default),
+            _ => self.get(field).and_then(Value::as_f64).filter(|value| range.contains(value)),
+        };
+        value.ok_or_else(|| self.wrong(field, format!("a number from {} to {}", range.start(), range.end())))
+    }
+
+    pub(super) fn flag(&self, field: &str, default: bool) -> Result<bool, LoadError> {
+        if self.is_absent(field) {
+            return Ok(default);
+        }
+        self.get(field).and_then(Value::as_bool).ok_or_else(|| self.wrong(field, "true or false".into()))
+    }
+
+    pub(super) fn one_of(
+        &self,
+        field: &str,
+        allowed: &[&str],
+        default: Option<&str>,
+    ) -> Result<String, LoadError> {
+        let value = match (self.is_absent(field), default) {
+            (true, Some(default)) => Some(default),
+            _ => self.get(field).and_then(Value::as_str).filter(|value| allowed.contains(value)),
+        };
+        value.map(str::to_owned).ok_or_else(|| self.wrong(field, allowed.join(", ")))
+    }
+}

@@ -1,0 +1,110 @@
+//! A layer's weights, by name.
+
+use std::collections::HashMap;
+
+use skein_kernels::cpu::matmul::Linear;
+use skein_kernels::cpu::packed::Packed;
+
+use crate::model::LoadError;
+use crate::model::checkpoint::Weights;
+use crate::model::tensors::{Kind, Role, Tensor};
+
+/// One layer's weights.
+pub(super) struct Layer {
+    pub attention_norm: Vec<f32>,
+    pub q: Projection,
+    pub k: Projection,
+    pub v: Projection,
+    /// `[head_dim]` each: normalise queries and keys head by head.
+    pub qk_norm: Option<(Vec<f32>, Vec<f32>)>,
+    pub o: Projection,
+    pub feed_forward_norm: Vec<f32>,
+    pub gate: Projection,
+    pub up: Projection,
+    pub down: Projection,
+}
+
+/// A matrix, and what is added to its results.
+pub(super) struct Projection {
+    weights: Packed,
+    bias: Option<Vec<f32>>,
+}
+
+impl Projection {
+    pub fn linear(&self) -> Linear<'_> {
+        Linear { weights: &self.weights, bias: self.bias.as_deref() }
+    }
+}
+
+impl Layer {
+    /// Takes its weights out of `parts`.
+    pub fn new(parts: &mut Parts, layer: usize) -> Self {
+        let at = Some(layer);
+        let qk_norm = parts.optional_norm(at, Role::QueryNorm).zip(parts.optional_norm(at, Role::KeyNorm));
+        Self {
+            attention_norm: parts.norm(at, Role::AttentionNorm),
+            q: parts.projection(layer, Role::Query),
+            k: parts.projection(layer, Role::Key),
+            v: parts.projection(layer, Role::Value),
+            qk_norm,
+            o: parts.projection(layer, Role::AttentionOutput),
+            feed_forward_norm: parts.norm(at, Role::FeedForwardNorm),
+            gate: parts.projection(layer, Role::Gate),
+            up: parts.projection(layer, Role::Up),
+            down: parts.projection(layer, Role::Down),
+        }
+    }
+}
+
+/// A layer, or none, and a role in it.
+type At = (Option<usize>, Role);
+
+/// What was read, until it finds its place.
+pub(super) struct Parts {
+    matrices: HashMap<At, Packed>,
+    biases: HashMap<At, Vec<f32>>,
+    norms: HashMap<At, Vec<f32>>,
+}
+
+impl Parts {
+    /// Reads all vectors among `tensors`.
+    pub fn read(tensors: &[Tensor], weights: &Weights) -> Result<Self, LoadError> {
+        let mut parts = Self { matrices: HashMap::new(), biases: HashMap::new(), norms: HashMap::new() };
+        for tensor in tensors {
+            let to = match tensor.kind {
+                Kind::Table | Kind::Matrix(..) => continue,
+                Kind::Bias(..) => &mut parts.biases,
+                Kind::Norm => &mut parts.norms,
+            };
+            to.insert((tensor.layer, tensor.role), tensor.read(weights)?);
+        }
+        Ok(parts)
+    }
+
+    /// Adds the packed form of `tensors`.
+    pub fn add(&mut self, tensors: &[&Tensor], packed: Vec<Packed>) {
+        self.matrices.extend(tensors.iter().map(|tensor| (tensor.layer, tensor.role)).zip(packed));
+    }
+
+    pub fn matrix(&mut self, layer: Option<usize>, role: Role) -> Packed {
+        listed(self.matrices.remove(&(layer, role)))
+    }
+
+    pub fn norm(&mut self, layer: Option<usize>, role: Role) -> Vec<f32> {
+        listed(self.optional_norm(layer, role))
+    }
+
+    fn optional_norm(&mut self, layer: Option<usize>, role: Role) -> Option<Vec<f32>> {
+        self.norms.remove(&(layer, role))
+    }
+
+    fn projection(&mut self, layer: usize, role: Role) -> Projection {
+        let weights = self.matrix(Some(layer), role);
+        Projection { weights, bias: self.biases.remove(&(Some(layer), role)) }
+    }
+}
+
+/// What every model has, and [`crate::model::tensors::all`] lists.
+fn listed<T>(part: Option<T>) -> T {
+    part.unwrap_or_else(|| unreachable!("it is in the list of tensors"))
+}

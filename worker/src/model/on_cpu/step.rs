@@ -1,0 +1,205 @@
+//! One step: its rows, its activations, and the operations over them.
+
+use std::convert::Infallible;
+
+use skein_kernels::cpu::Cpu;
+use skein_kernels::cpu::aligned::Aligned;
+use skein_kernels::cpu::attention::{self, Attention, Rows, attend};
+use skein_kernels::cpu::embed::embed;
+use skein_kernels::cpu::input::Input;
+use skein_kernels::cpu::kv_cache::KvCache;
+use skein_kernels::cpu::matmul::{Gated, Write, gated_matmul, matmul};
+use skein_kernels::cpu::norm::{rms_norm_heads, rms_norm_into};
+use skein_kernels::cpu::rope::{Projected, angles, rotate_and_write};
+use skein_kernels::gate::Gate;
+
+use super::Model;
+use super::layers::Projection;
+use super::profile::{Part, Profile};
+use crate::model::operations::Operations;
+use crate::model::spec::Spec;
+
+/// One forward step's rows; see [`crate::backend::Batch`].
+pub struct Step<'a> {
+    /// `[rows]`
+    pub tokens: &'a [u32],
+    /// `[rows]`
+    pub positions: &'a [u32],
+    /// `[rows]`
+    pub slots: &'a [u32],
+    /// The rows by sequence.
+    pub sequences: &'a [Rows<'a>],
+    /// Rows whose logits are asked for, rising. All others end where the last layer has their keys and values.
+    pub wanted: &'a [u32],
+    /// The wanted rows by sequence, counted among themselves.
+    pub wanted_sequences: &'a [Rows<'a>],
+}
+
+/// Activations, kept between steps. They grow to the largest step; memory that was never used costs none.
+#[derive(Default)]
+pub struct Activations {
+    /// `[rows, hidden]`: the residual stream.
+    pub(super) x: Aligned<f32>,
+    /// `[rows, hidden]` normalised, or `[rows, q]` attended, in the form that the next product reads.
+    pub(super) input: Input,
+    /// `[rows, inner]`, likewise.
+    gated: Input,
+    /// `[rows, q | k | v]`
+    qkv: Aligned<f32>,
+    /// `[rows, q]`
+    attended: Aligned<f32>,
+    cos: Aligned<f32>,
+    sin: Aligned<f32>,
+    scores: attention::Scratch,
+    /// Where the time goes; off unless asked for.
+    pub(crate) profile: Profile,
+}
+
+impl Activations {
+    pub(super) fn grow(&mut self, spec: &Spec, rows: usize) {
+        let attention = &spec.attention;
+        for (values, width) in [
+            (&mut self.x, spec.hidden_size),
+            (&mut self.qkv, attention.qkv_width()),
+            (&mut self.attended, attention.q_width()),
+            (&mut self.cos, attention.head_dim / 2),
+            (&mut self.sin, attention.head_dim / 2),
+        ] {
+            values.grow(rows * width);
+        }
+    }
+}
+
+/// A step amid its layers.
+pub(super) struct Running<'a> {
+    model: &'a Model,
+    cpu: &'a mut Cpu,
+    step: &'a Step<'a>,
+    cache: &'a mut KvCache,
+    activations: &'a mut Activations,
+    /// Rows that go on: all, and those that are wanted once the last layer has the others' keys and values.
+    rows: usize,
+    /// The same by sequence.
+    sequences: &'a [Rows<'a>],
+}
+
+impl<'a> Running<'a> {
+    pub fn new(
+        model: &'a Model,
+        cpu: &'a mut Cpu,
+        step: &'a Step<'a>,
+        cache: &'a mut KvCache,
+        activations: &'a mut Activations,
+    ) -> Self {
+        let rows = step.tokens.len();
+        activations.grow(&model.spec, rows);
+        Self { model, cpu, step, cache, activations, rows, sequences: step.sequences }
+    }
+
+    /// Nobody reads what the last layer makes of rows that are not wanted: the others are moved together, and go on alone.
+    fn end_early(&mut self, layer: usize) {
+        let wanted = self.step.wanted;
+        if layer + 1 < self.model.layers.len() || wanted.len() == self.rows {
+            return;
+        }
+        keep_rows(&mut self.activations.x, wanted, self.model.spec.hidden_size);
+        keep_rows(&mut self.activations.qkv, wanted, self.model.spec.attention.qkv_width());
+        (self.rows, self.sequences) = (wanted.len(), self.step.wanted_sequences);
+    }
+}
+
+impl Operations for Running<'_> {
+    type Error = Infallible;
+
+    fn embed(&mut self) -> Result<(), Infallible> {
+        let Self { model, cpu, step, activations, rows, .. } = self;
+        let Activations { x, cos, sin, profile, .. } = &mut **activations;
+        let half = model.spec.attention.head_dim / 2;
+        profile.start();
+        embed(cpu, &model.embedding, step.tokens, 1.0, &mut x[..*rows * model.spec.hidden_size]);
+        let (cos, sin) = (&mut cos[..*rows * half], &mut sin[..*rows * half]);
+        angles(cpu, &model.frequencies, step.positions, cos, sin);
+        profile.mark(Part::Embed);
+        Ok(())
+    }
+
+    fn attention_input(&mut self, index: usize) -> Result<(), Infallible> {
+        let Self { model, cpu, step, cache, activations, rows, .. } = self;
+        let Activations { x, input, qkv, cos, sin, profile, .. } = &mut **activations;
+        let (spec, layer) = (&model.spec, &model.layers[index]);
+        let (attention, eps) = (&spec.attention, spec.norm.eps);
+        let (heads, kv_heads, width) = (attention.heads, attention.kv_heads, attention.qkv_width());
+        let (x, qkv) = (&x[..*rows * spec.hidden_size], &mut qkv[..*rows * width]);
+        let stack = [&layer.q, &layer.k, &layer.v].map(Projection::linear);
+        rms_norm_into(cpu, x, &layer.attention_norm, eps, model.form(&stack), input);
+        profile.mark(Part::Encode);
+        matmul(cpu, input, &stack, qkv, Write::Set);
+        profile.mark(Part::Products);
+        if let Some((q_norm, k_norm)) = &layer.qk_norm {
+            rms_norm_heads(cpu, qkv, width, 0..heads, q_norm, eps);
+            rms_norm_heads(cpu, qkv, width, heads..heads + kv_heads, k_norm, eps);
+        }
+        let half = *rows * attention.head_dim / 2;
+        let (cos, sin, slots) = (&cos[..half], &sin[..half], step.slots);
+        rotate_and_write(cpu, cache, index, Projected { qkv, heads, cos, sin, slots });
+        self.end_early(index);
+        self.activations.profile.mark(Part::Cache);
+        Ok(())
+    }
+
+    fn attend(&mut self, layer: usize) -> Result<(), Infallible> {
+        let Self { model, cpu, cache, activations, rows, sequences, .. } = self;
+        let Activations { qkv, attended, scores, profile, .. } = &mut **activations;
+        let attention = &model.spec.attention;
+        let (heads, scale, stride) = (attention.heads, attention.scale, attention.qkv_width());
+        let query = Attention {
+            cache,
+            layer,
+            q: &qkv[..*rows * stride],
+            stride,
+            heads,
+            scale,
+            window: None,
+            softcap: None,
+            sinks: None,
+        };
+        attend(cpu, &query, sequences, &mut attended[..*rows * attention.q_width()], scores);
+        profile.mark(Part::Attention);
+        Ok(())
+    }
+
+    fn attention_output(&mut self, index: usize) -> Result<(), Infallible> {
+        let Self { model, cpu, activations, rows, .. } = self;
+        let Activations { x, input, attended, profile, .. } = &mut **activations;
+        let (stack, width) = ([model.layers[index].o.linear()], model.spec.attention.q_width());
+        input.set(cpu, model.form(&stack), &attended[..*rows * width], width);
+        profile.mark(Part::Encode);
+        matmul(cpu, input, &stack, &mut x[..*rows * model.spec.hidden_size], Write::Add);
+        profile.mark(Part::Products);
+        Ok(())
+    }
+
+    fn feed_forward(&mut self, index: usize) -> Result<(), Infallible> {
+        let Self { model, cpu, activations, rows, .. } = self;
+        let Activations { x, input, gated, profile, .. } = &mut **activations;
+        let layer = &model.layers[index];
+        let x = &mut x[..*rows * model.spec.hidden_size];
+        let [gate, up, down] = [&layer.gate, &layer.up, &layer.down].map(Projection::linear);
+        let (norm, eps) = (&layer.feed_forward_norm, model.spec.norm.eps);
+        rms_norm_into(cpu, x, norm, eps, model.form(&[gate, up]), input);
+        profile.mark(Part::Encode);
+        let products = Gated { by: Gate::Silu, gate, up };
+        gated_matmul(cpu, input, products, model.form(&[down]), gated);
+        profile.mark(Part::Products);
+        matmul(cpu, gated, &[down], x, Write::Add);
+        profile.mark(Part::Products);
+        Ok(())
+    }
+}
+
+/// Moves some rows of `values`, `[any, width]`, to its start; `rows` rise.
+fn keep_rows(values: &mut [f32], rows: &[u32], width: usize) {
+    for (to, from) in rows.iter().map(|row| *row as usize).enumerate() {
+        values.copy_within(from * width..(from + 1) * width, to * width);
+    }
+}

@@ -1,0 +1,203 @@
+//! One step: its rows, its activations, and the operations over them.
+
+use skein_kernels::cuda::arena::Carver;
+use skein_kernels::cuda::blaslt::BlasElement;
+use skein_kernels::cuda::ops::Activation;
+use skein_kernels::cuda::ops::attention::StepKind;
+use skein_kernels::cuda::ops::embed::EmbedRows;
+use skein_kernels::cuda::ops::kv::{KvElement, StepSequences};
+use skein_kernels::cuda::ops::rope::RopeRows;
+use skein_kernels::cuda::{CudaError, DeviceSlice, Stream};
+
+use super::Model;
+use super::attention::LayerRows;
+use super::weights::LayerWeights;
+use crate::model::operations::Operations;
+use crate::model::spec::Spec;
+use crate::model::tensors::{Product, Role};
+
+/// A step's rows, in device memory; padding included.
+#[derive(Debug, Clone, Copy)]
+pub struct StepRows {
+    /// `[rows]`
+    pub tokens: DeviceSlice<u32>,
+    /// `[rows]`
+    pub positions: DeviceSlice<u32>,
+    /// `[rows]`
+    pub slots: DeviceSlice<u32>,
+    /// The rows by sequence; `sequences.rows` is how many rows there are.
+    pub sequences: StepSequences,
+    /// Whether every sequence has at most one row.
+    pub kind: StepKind,
+}
+
+/// Activations and the operations' own memory, for steps of a bounded number of rows.
+#[derive(Debug, Clone, Copy)]
+pub struct Activations<T> {
+    /// `[rows, hidden]`
+    pub(super) residual: DeviceSlice<f32>,
+    /// `[rows, hidden]`: normalised.
+    pub(super) h: DeviceSlice<T>,
+    /// `[rows, q | k | v]`
+    pub(super) qkv: DeviceSlice<T>,
+    /// `[rows, q]`
+    pub(super) attended: DeviceSlice<T>,
+    /// `[rows, inner]`
+    pub(super) gated: DeviceSlice<T>,
+    /// `[rows, hidden]`: the last projection's output, not yet in the residual stream.
+    pub(super) delta: DeviceSlice<T>,
+    /// `[logit rows, hidden]`
+    pub(super) last: DeviceSlice<f32>,
+    /// Of attention.
+    attention: DeviceSlice<u8>,
+    /// Of projections.
+    pub(super) linear: DeviceSlice<u8>,
+}
+
+/// Bytes of the operations' own memory.
+#[derive(Debug, Clone, Copy)]
+pub struct Workspace {
+    /// Of attention.
+    pub attention: usize,
+    /// Of projections.
+    pub linear: usize,
+}
+
+impl<T: Activation> Activations<T> {
+    /// Takes memory for steps of up to `rows` rows, `logit_rows` of them with logits.
+    pub fn place(
+        spec: &Spec,
+        rows: usize,
+        logit_rows: usize,
+        workspace: Workspace,
+        memory: &mut Carver,
+    ) -> Self {
+        let (attention, hidden) = (&spec.attention, spec.hidden_size);
+        Self {
+            residual: memory.take(rows * hidden),
+            h: memory.take(rows.max(logit_rows) * hidden),
+            qkv: memory.take(rows * attention.qkv_width()),
+            attended: memory.take(rows * attention.q_width()),
+            gated: memory.take(rows * spec.inner_size()),
+            delta: memory.take(rows * hidden),
+            last: memory.take(logit_rows * hidden),
+            attention: memory.take(workspace.attention),
+            linear: memory.take(workspace.linear),
+        }
+    }
+}
+
+/// A step amid its layers.
+pub(super) struct Running<'a, T, K> {
+    model: &'a Model<T, K>,
+    stream: &'a Stream,
+    step: &'a StepRows,
+    a: &'a Activations<T>,
+    /// What the next normalisation adds to the residual stream.
+    delta: DeviceSlice<T>,
+}
+
+impl<'a, T: Activation + BlasElement, K: KvElement> Running<'a, T, K> {
+    pub fn new(
+        model: &'a Model<T, K>,
+        stream: &'a Stream,
+        step: &'a StepRows,
+        a: &'a Activations<T>,
+    ) -> Self {
+        Self { model, stream, step, a, delta: DeviceSlice::NONE }
+    }
+
+    fn rows(&self) -> usize {
+        self.step.sequences.rows
+    }
+
+    fn layer(&self, index: usize) -> &'a LayerWeights<T> {
+        &self.model.weights.layers[index]
+    }
+
+    /// Adds what waits to the residual stream, and normalises it into `h`.
+    fn normalise(&mut self, weight: DeviceSlice<f32>) -> Result<(), CudaError> {
+        let delta = std::mem::replace(&mut self.delta, DeviceSlice::NONE);
+        self.model.normalise(self.stream, self.a.residual, delta, weight, self.rows(), self.a)
+    }
+
+    fn multiply(
+        &self,
+        layer: usize,
+        product: Product,
+        out: DeviceSlice<T>,
+        x: DeviceSlice<T>,
+    ) -> Result<(), CudaError> {
+        let weight = self.layer(layer).product(product);
+        self.model.ops.linear.launch(self.stream, out, x, weight, self.rows(), self.a.linear)
+    }
+}
+
+impl<T: Activation + BlasElement, K: KvElement> Operations for Running<'_, T, K> {
+    type Error = CudaError;
+
+    fn embed(&mut self) -> Result<(), CudaError> {
+        let Self { model, stream, step, a, .. } = *self;
+        let embedding = EmbedRows {
+            out: a.residual,
+            table: model.weights.embedding,
+            tokens: step.tokens,
+            rows: self.rows(),
+            hidden: model.spec.hidden_size,
+        };
+        model.ops.embed.launch(stream, embedding)?;
+        model.ops.attention.plan(stream, &step.sequences, step.kind, a.attention)
+    }
+
+    fn attention_input(&mut self, index: usize) -> Result<(), CudaError> {
+        let Self { model, stream, step, a, .. } = *self;
+        let layer = self.layer(index);
+        self.normalise(layer.norm(Role::AttentionNorm))?;
+        self.multiply(index, Product::Qkv, a.qkv, a.h)?;
+        let rows = RopeRows {
+            qkv: a.qkv,
+            heads: model.spec.attention.heads,
+            q_norm: layer.norm(Role::QueryNorm),
+            k_norm: layer.norm(Role::KeyNorm),
+            norm_eps: model.spec.norm.eps,
+            angles: model.angles,
+            positions: step.positions,
+            slots: step.slots,
+            layer: model.cache[index],
+            rows: self.rows(),
+        };
+        model.ops.rope.launch(stream, rows)
+    }
+
+    fn attend(&mut self, index: usize) -> Result<(), CudaError> {
+        let Self { model, stream, step, a, .. } = *self;
+        let queries = LayerRows {
+            q: a.qkv,
+            q_stride: model.spec.attention.qkv_width(),
+            out: a.attended,
+            index,
+            cache: model.cache[index],
+            sequences: &step.sequences,
+            workspace: a.attention,
+            kind: step.kind,
+        };
+        model.ops.attention.launch(stream, queries)
+    }
+
+    fn attention_output(&mut self, layer: usize) -> Result<(), CudaError> {
+        self.multiply(layer, Product::AttentionOutput, self.a.delta, self.a.attended)?;
+        self.delta = self.a.delta;
+        Ok(())
+    }
+
+    fn feed_forward(&mut self, layer: usize) -> Result<(), CudaError> {
+        let Self { model, stream, a, .. } = *self;
+        let weights = self.layer(layer);
+        self.normalise(weights.norm(Role::FeedForwardNorm))?;
+        let gate_up = weights.product(Product::GateUp);
+        model.ops.linear.launch_gate_up(stream, a.gated, a.h, gate_up, self.rows(), a.linear)?;
+        self.multiply(layer, Product::Down, a.delta, a.gated)?;
+        self.delta = a.delta;
+        Ok(())
+    }
+}

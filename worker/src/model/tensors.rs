@@ -1,0 +1,319 @@
+//! The one list of a model's tensors: names, shapes, what each is for. Packing, upload, invented weights, costs and the
+//! memory plan walk it; nobody else says what a checkpoint holds.
+
+use std::collections::HashMap;
+
+use skein_kernels::cpu::matrix::WeightMatrix;
+
+use super::LoadError;
+use super::checkpoint::Weights;
+use super::spec::{AttentionSpec, FeedForwardSpec, Spec};
+
+/// What a tensor is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[allow(missing_docs)] // named as in the papers
+pub enum Role {
+    Embedding,
+    AttentionNorm,
+    Query,
+    Key,
+    Value,
+    QueryNorm,
+    KeyNorm,
+    AttentionOutput,
+    FeedForwardNorm,
+    Gate,
+    Up,
+    Down,
+    LastNorm,
+    Head,
+}
+
+impl Role {
+    /// How many there are.
+    pub const COUNT: usize = Self::Head as usize + 1;
+}
+
+/// Matrices that read the same input: a device may multiply them as one, row under row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Product {
+    /// Query, key, value.
+    Qkv,
+    /// Attention's output.
+    AttentionOutput,
+    /// Gate, up.
+    GateUp,
+    /// Down.
+    Down,
+    /// The head.
+    Logits,
+}
+
+impl Product {
+    /// Those of a layer, in the order of a step.
+    pub const OF_A_LAYER: [Self; 4] = [Self::Qkv, Self::AttentionOutput, Self::GateUp, Self::Down];
+}
+
+/// How a tensor is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Rows are looked up, and multiplied with where there is no head.
+    Table,
+    /// Multiplied with; part of a product, from an output on.
+    Matrix(Product, usize),
+    /// Added to the results of the matrix of the same role.
+    Bias(Product, usize),
+    /// Normalised rows are multiplied by it.
+    Norm,
+}
+
+/// A tensor of a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tensor {
+    /// As stored.
+    pub name: String,
+    /// Which layer it is of, if it is of one.
+    pub layer: Option<usize>,
+    /// What it is for.
+    pub role: Role,
+    /// How it is used.
+    pub kind: Kind,
+    /// Outputs of a matrix, or values of a vector.
+    pub rows: usize,
+    /// Inputs of a matrix; 1 for a vector.
+    pub cols: usize,
+}
+
+impl Tensor {
+    /// As stored.
+    pub fn shape(&self) -> Vec<usize> {
+        match self.kind {
+            Kind::Table | Kind::Matrix(..) => vec![self.rows, self.cols],
+            Kind::Bias(..) | Kind::Norm => vec![self.rows],
+        }
+    }
+
+    /// Numbers in it.
+    pub fn len(&self) -> usize {
+        self.rows * self.cols
+    }
+
+    /// Whether it holds none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Where it lies in `weights`: a matrix, or a vector as one row.
+    ///
+    /// # Errors
+    /// If it is missing, or of another type or shape.
+    pub fn find(&self, weights: &Weights) -> Result<WeightMatrix, LoadError> {
+        match self.kind {
+            Kind::Table | Kind::Matrix(..) => weights.matrix(&self.name, self.rows, self.cols),
+            Kind::Bias(..) | Kind::Norm => weights.row(&self.name, self.rows),
+        }
+    }
+
+    /// A vector's values.
+    ///
+    /// # Errors
+    /// As [`Tensor::find`].
+    pub fn read(&self, weights: &Weights) -> Result<Vec<f32>, LoadError> {
+        weights.vector(&self.name, self.rows)
+    }
+}
+
+/// All tensors of a model, in the order of a forward pass.
+pub fn all(spec: &Spec) -> Vec<Tensor> {
+    let mut list = List { spec, layer: None, tensors: Vec::new() };
+    let (vocab, hidden) = (spec.vocab_size as usize, spec.hidden_size);
+    list.embedding();
+    for layer in 0..spec.layers.len() {
+        list.layer = Some(layer);
+        list.attention(&spec.attention);
+        list.feed_forward(&spec.layers[layer].feed_forward);
+    }
+    list.layer = None;
+    list.norm(Role::LastNorm, hidden);
+    if !spec.is_tied {
+        list.add(Role::Head, Kind::Matrix(Product::Logits, 0), vocab, hidden);
+    }
+    list.tensors
+}
+
+/// The embedding table, whose type says what a checkpoint is stored in.
+pub fn embedding(spec: &Spec) -> Tensor {
+    let mut list = List { spec, layer: None, tensors: Vec::new() };
+    list.embedding();
+    list.tensors.remove(0)
+}
+
+/// The tensor that the last product of a model is with: its head, or its embedding table.
+///
+/// # Panics
+/// If `tensors` are not [`all`] of a model's.
+pub fn head(tensors: &[Tensor]) -> &Tensor {
+    let find = |role| tensors.iter().find(|tensor| tensor.role == role);
+    find(Role::Head)
+        .or_else(|| find(Role::Embedding))
+        .unwrap_or_else(|| unreachable!("a model embeds tokens"))
+}
+
+/// `[outputs, inputs]` of a product, and whether it has a bias.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ProductShape {
+    /// Outputs: rows of all its matrices.
+    pub rows: usize,
+    /// Inputs.
+    pub cols: usize,
+    /// Whether something is added.
+    pub has_bias: bool,
+}
+
+/// All products of `tensors`, by layer.
+pub fn products(tensors: &[Tensor]) -> HashMap<(Option<usize>, Product), ProductShape> {
+    let mut products: HashMap<_, ProductShape> = HashMap::new();
+    for tensor in tensors {
+        match tensor.kind {
+            Kind::Matrix(product, _) => {
+                let shape = products.entry((tensor.layer, product)).or_default();
+                (shape.rows, shape.cols) = (shape.rows + tensor.rows, tensor.cols);
+            }
+            Kind::Bias(product, _) => {
+                products.entry((tensor.layer, product)).or_default().has_bias = true;
+            }
+            Kind::Table | Kind::Norm => {}
+        }
+    }
+    products
+}
+
+/// What was listed so far.
+struct List<'a> {
+    spec: &'a Spec,
+    layer: Option<usize>,
+    tensors: Vec<Tensor>,
+}
+
+impl List<'_> {
+    fn embedding(&mut self) {
+        self.add(Role::Embedding, Kind::Table, self.spec.vocab_size as usize, self.spec.hidden_size);
+    }
+
+    fn attention(&mut self, attention: &AttentionSpec) {
+        let (q_width, kv_width, hidden) = (attention.q_width(), attention.kv_width(), self.spec.hidden_size);
+        self.norm(Role::AttentionNorm, hidden);
+        let inputs = [(Role::Query, q_width), (Role::Key, kv_width), (Role::Value, kv_width)];
+        self.product(Product::Qkv, &inputs, hidden, attention.has_bias);
+        if attention.has_qk_norm {
+            self.norm(Role::QueryNorm, attention.head_dim);
+            self.norm(Role::KeyNorm, attention.head_dim);
+        }
+        let output = [(Role::AttentionOutput, hidden)];
+        self.product(Product::AttentionOutput, &output, q_width, attention.has_output_bias);
+    }
+
+    fn feed_forward(&mut self, network: &FeedForwardSpec) {
+        let (inner, hidden) = (network.inner_size, self.spec.hidden_size);
+        self.norm(Role::FeedForwardNorm, hidden);
+        self.product(Product::GateUp, &[(Role::Gate, inner), (Role::Up, inner)], hidden, network.has_bias);
+        self.product(Product::Down, &[(Role::Down, hidden)], inner, network.has_bias);
+    }
+
+    fn norm(&mut self, role: Role, len: usize) {
+        self.add(role, Kind::Norm, len, 1);
+    }
+
+    /// Matrices of so many outputs each, with their biases.
+    fn product(&mut self, product: Product, parts: &[(Role, usize)], cols: usize, has_bias: bool) {
+        let mut first = 0;
+        for &(role, rows) in parts {
+            self.add(role, Kind::Matrix(product, first), rows, cols);
+            if has_bias {
+                self.add(role, Kind::Bias(product, first), rows, 1);
+            }
+            first += rows;
+        }
+    }
+
+    fn add(&mut self, role: Role, kind: Kind, rows: usize, cols: usize) {
+        let end = if matches!(kind, Kind::Bias(..)) { "bias" } else { "weight" };
+        let name = (self.spec.name)(role);
+        let name = match self.layer {
+            Some(layer) => format!("model.layers.{layer}.{name}.{end}"),
+            None => format!("{name}.{end}"),
+        };
+        self.tensors.push(Tensor { name, layer: self.layer, role, kind, rows, cols });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Map, json};
+
+    use super::*;
+    use crate::model::config::ModelConfig;
+
+    fn tensors(changes: &[(&str, serde_json::Value)]) -> Vec<Tensor> {
+        let mut config = json!({
+            "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 2, "vocab_size": 256,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 256,
+        });
+        for (field, value) in changes {
+            config[field] = value.clone();
+        }
+        all(&ModelConfig::parse(config.as_object().unwrap(), &Map::new()).unwrap().spec)
+    }
+
+    #[test]
+    fn a_layer_is_listed_in_the_order_of_a_step() {
+        let list = tensors(&[("attention_bias", json!(true))]);
+        let of_first: Vec<_> = list
+            .iter()
+            .filter(|tensor| tensor.layer == Some(0))
+            .map(|tensor| (tensor.name.strip_prefix("model.layers.0.").unwrap(), tensor.shape()))
+            .collect();
+        let expected: [(&str, &[usize]); 15] = [
+            ("input_layernorm.weight", &[64]),
+            ("self_attn.q_proj.weight", &[128, 64]),
+            ("self_attn.q_proj.bias", &[128]),
+            ("self_attn.k_proj.weight", &[64, 64]),
+            ("self_attn.k_proj.bias", &[64]),
+            ("self_attn.v_proj.weight", &[64, 64]),
+            ("self_attn.v_proj.bias", &[64]),
+            ("self_attn.q_norm.weight", &[32]),
+            ("self_attn.k_norm.weight", &[32]),
+            ("self_attn.o_proj.weight", &[64, 128]),
+            ("self_attn.o_proj.bias", &[64]),
+            ("post_attention_layernorm.weight", &[64]),
+            ("mlp.gate_proj.weight", &[80, 64]),
+            ("mlp.up_proj.weight", &[80, 64]),
+            ("mlp.down_proj.weight", &[64, 80]),
+        ];
+        assert_eq!(of_first, expected.map(|(name, shape)| (name, shape.to_vec())));
+        let outside: Vec<_> =
+            list.iter().filter(|tensor| tensor.layer.is_none()).map(|it| &*it.name).collect();
+        assert_eq!(outside, ["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"]);
+    }
+
+    #[test]
+    fn products_stack_what_reads_the_same_input() {
+        let list = tensors(&[("attention_bias", json!(true)), ("tie_word_embeddings", json!(true))]);
+        let products = products(&list);
+        let shape = |rows, cols, has_bias| ProductShape { rows, cols, has_bias };
+        let of_last = Product::OF_A_LAYER.map(|product| products[&(Some(1), product)]);
+        let expected =
+            [shape(256, 64, true), shape(64, 128, true), shape(160, 64, false), shape(64, 80, false)];
+        assert_eq!(of_last, expected);
+        assert_eq!(products.len(), 2 * Product::OF_A_LAYER.len(), "the embedding table is looked up");
+        assert_eq!(head(&list).name, "model.embed_tokens.weight", "and multiplied with at the end");
+        let firsts: Vec<_> = list
+            .iter()
+            .filter_map(|tensor| match tensor.kind {
+                Kind::Matrix(Product::Qkv, first) if tensor.layer == Some(0) => Some(first),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(firsts, [0, 128, 192]);
+    }
+}
