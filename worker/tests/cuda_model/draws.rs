@@ -46,7 +46,7 @@ fn generate(backend: &mut dyn Backend, count: usize, feed: Option<&[Vec<Sampled>
         for (sequence, way) in sequences.iter_mut().zip(&ways) {
             let left = sequence.tokens.len() - sequence.computed;
             sequence.put(&mut batch, left);
-            sample(&sequence, &mut batch, way, 0, None);
+            sample(sequence, &mut batch, way, 0, None);
         }
         let samples: Vec<Sampled> = step(backend, batch).drawn().cloned().collect();
         let fed = feed.map_or(&samples, |feed| &feed[turn]);
@@ -75,7 +75,7 @@ fn generate_overlapped(backend: &mut dyn Backend, count: usize) -> Vec<Vec<Sampl
         for (i, (sequence, way)) in sequences.iter_mut().zip(&ways).enumerate() {
             let (rows, carried) = if turn == 0 { (sequence.tokens.len(), None) } else { (1, Some(i as u32)) };
             sequence.put_carried(&mut batch, rows, carried);
-            sample(&sequence, &mut batch, way, 0, carried);
+            sample(sequence, &mut batch, way, 0, carried);
         }
         let step = backend.launch(batch).unwrap();
         if let Some(before) = under_way.replace(step) {
