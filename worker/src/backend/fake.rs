@@ -29,6 +29,8 @@ pub struct FakeOptions {
     pub kv_blocks: u32,
     /// How long a step takes.
     pub cost: StepCost,
+    /// Steps that may be under way.
+    pub steps_in_flight: usize,
     /// The launch with this number fails, counted from 1: a device that dies.
     pub fail_at_step: Option<u64>,
 }
@@ -40,6 +42,7 @@ impl Default for FakeOptions {
             block_size: 16,
             kv_blocks: 1024,
             cost: StepCost::default(),
+            steps_in_flight: 2,
             fail_at_step: None,
         }
     }
@@ -63,9 +66,6 @@ impl StepCost {
         self.fixed + self.per_row * batch.tokens.len() as u32 + self.per_context_token * context
     }
 }
-
-/// Steps that may be under way; see [`Backend::launch`].
-const MAX_STEPS: usize = 2;
 
 /// See the module's description.
 #[derive(Debug)]
@@ -93,7 +93,7 @@ impl FakeBackend {
     /// A backend whose slots are all poisoned.
     pub fn new(options: FakeOptions) -> Self {
         let slots = vec![POISON; (options.kv_blocks * options.block_size) as usize];
-        let (under_way, drawn) = (VecDeque::with_capacity(MAX_STEPS), Vec::new());
+        let (under_way, drawn) = (VecDeque::new(), Vec::new());
         Self { options, slots, launched: 0, under_way, drawn, busy_until: Timestamp::ZERO }
     }
 
@@ -256,11 +256,16 @@ impl Backend for FakeBackend {
     }
 
     fn steps_in_flight(&self) -> usize {
-        MAX_STEPS
+        self.options.steps_in_flight
+    }
+
+    fn verifies(&self) -> bool {
+        true
     }
 
     fn launch(&mut self, mut batch: Batch) -> Result<StepHandle, BackendError> {
-        assert!(self.under_way.len() < MAX_STEPS, "at most {MAX_STEPS} steps may be under way");
+        let most = self.options.steps_in_flight;
+        assert!(self.under_way.len() < most, "at most {most} steps may be under way");
         self.launched += 1;
         if self.options.fail_at_step == Some(self.launched) {
             return Err(BackendError::Stopped { backend: "fake", reason: "it was told to fail here".into() });

@@ -1,6 +1,6 @@
 //! What computes: a trait, and the batch it runs. A backend sees rows, slots and block tables, never a request.
 //!
-//! Two steps may be under way at once, so that a device never waits for its host. A batch then holds tokens that
+//! Several steps may be under way at once, so that a device never waits for its host. A batch then holds tokens that
 //! nobody knows yet: those that the step before draws. The batch says where they go ([`Batch::carried`]), and the
 //! backend puts them there without asking the host.
 
@@ -20,12 +20,17 @@ use crate::{BlockId, TokenId};
 pub trait Backend: Send {
     /// KV blocks that fit once the weights are loaded; a group answers for its smallest rank.
     fn kv_blocks(&self) -> u32;
-    /// How many steps the engine should keep under way: 2 where the next one should be launched before the last
-    /// one's tokens are read, and 1 where it should not.
+    /// How many steps the engine keeps under way: 1 where a step is launched once the last one's tokens are known, more
+    /// where the next ones should be launched before. Nothing else in the worker knows the number.
     fn steps_in_flight(&self) -> usize {
         1
     }
-    /// Starts one forward step and returns before it finishes. At most two steps may be under way.
+    /// Whether it answers [`Want::Verify`].
+    fn verifies(&self) -> bool {
+        false
+    }
+    /// Starts one forward step and returns before it finishes. At most [`steps_in_flight`](Self::steps_in_flight) may be
+    /// under way.
     ///
     /// Steps take effect in the order of their launch: whatever a step reads or writes in the KV cache, copies
     /// included, comes after all that the step before it reads or writes. The scheduler counts on it: it hands out

@@ -84,6 +84,7 @@ impl Engine {
         backend.on_failure(Box::new(move || {
             wakes.upgrade().inspect(|commands| drop(commands.try_send(Command::Failed)));
         }));
+        assert!(backend.verifies() || !scheduler.drafts(), "drafts are for a backend that verifies them");
         let log = Arc::new(StateLog::default());
         let handle = EngineHandle::new(sender, log.clone());
         let outbox = Outbox::default();
@@ -137,12 +138,9 @@ impl Engine {
         {
             return self.failed(error);
         }
-        if self.scheduler.is_idle() && self.under_way.is_empty() {
-            self.publish();
-            return Ok(Turn::Idle);
-        }
         match self.step() {
-            Ok(()) => Ok(Turn::Worked),
+            Ok(true) => Ok(Turn::Worked),
+            Ok(false) => Ok(Turn::Idle),
             Err(error) => self.failed(error),
         }
     }
@@ -177,14 +175,14 @@ impl Engine {
     }
 
     /// One turn: the next step to the device, the last one's tokens to their readers, and the oldest step's result to
-    /// the scheduler.
-    fn step(&mut self) -> Result<(), BackendError> {
+    /// the scheduler. False when there was nothing to do.
+    fn step(&mut self) -> Result<bool, BackendError> {
         let launched = self.launch_next()?; // the device has its next step before it ends the last one
         self.publish(); // meanwhile, stream the tokens known so far
         if launched && self.under_way.len() < self.backend.steps_in_flight() {
-            return Ok(());
+            return Ok(true);
         }
-        self.collect_oldest()
+        Ok(self.collect_oldest()? || launched)
     }
 
     /// Plans a step and starts it; false when there is nothing to plan before more is known.
@@ -195,13 +193,13 @@ impl Engine {
         Ok(true)
     }
 
-    /// Waits for the oldest step under way, if there is one, and accounts for its result.
-    fn collect_oldest(&mut self) -> Result<(), BackendError> {
-        let Some((step, running)) = self.under_way.pop_front() else { return Ok(()) };
+    /// Waits for the oldest step under way, and accounts for its result; false when there is none.
+    fn collect_oldest(&mut self) -> Result<bool, BackendError> {
+        let Some((step, running)) = self.under_way.pop_front() else { return Ok(false) };
         let output = self.backend.collect(running)?;
         self.outbox.extend(self.scheduler.commit(step, &output, clock::now()));
         self.steps += 1;
-        Ok(())
+        Ok(true)
     }
 
     /// As many as the queue holds: a flood of commands must not keep the steps waiting.

@@ -55,10 +55,10 @@ impl Scheduler {
             return Err(Broken::BlockStates { free, cached, held, total });
         }
         self.audit_holders(total)?;
-        if !self.running.is_sorted_by_key(|sequence| sequence.rank) {
+        if !self.queues.running.is_sorted_by_key(|sequence| sequence.rank) {
             return Err(Broken::Order);
         }
-        match self.waiting.values().find(|sequence| !sequence.table.blocks().is_empty()) {
+        match self.queues.waiting.values().find(|sequence| !sequence.table.blocks().is_empty()) {
             Some(waiting) => {
                 Err(Broken::WaitingHolds { request: waiting.request.0, blocks: waiting.table.blocks().len() })
             }
@@ -68,7 +68,7 @@ impl Scheduler {
 
     fn audit_holders(&self, total: u32) -> Result<(), Broken> {
         let mut holders = vec![0; total as usize];
-        for block in self.running.iter().flat_map(|sequence| sequence.table.blocks()) {
+        for block in self.queues.running.iter().flat_map(|sequence| sequence.table.blocks()) {
             holders[block.0 as usize] += 1;
         }
         for (block, holders) in (0..total).zip(holders) {
@@ -95,6 +95,6 @@ impl Scheduler {
 
     /// The requests that run or wait.
     pub fn requests(&self) -> BTreeSet<RequestKey> {
-        self.running.iter().chain(self.waiting.values()).map(|sequence| sequence.request).collect()
+        self.queues.all().map(|sequence| sequence.request).collect()
     }
 }

@@ -1,10 +1,10 @@
 //! After a step: cached blocks, drawn tokens, parted samples, ended sequences, measured speeds.
 
 use skein_node::clock::Timestamp;
-use skein_proto::logprobs::TokenLogprobs;
 
 use super::plan::Step;
 use super::sequence::Sequence;
+use super::shares::Draws;
 use super::{Event, Scheduler};
 use crate::backend::{Answer, StepOutput};
 use crate::kv_cache::Prefix;
@@ -16,10 +16,10 @@ impl Scheduler {
     pub fn commit(&mut self, step: Step, output: &StepOutput, now: Timestamp) -> Vec<Event> {
         assert_eq!(step.number, self.committed_steps + 1, "steps are committed in order");
         self.committed_steps = step.number;
-        self.observe(&step, now);
+        self.pace.observe(&step, accepted(output), now);
         let mut events = Vec::with_capacity(output.answers.len() + 2);
         let mut born = Vec::new();
-        let mut running = std::mem::take(&mut self.running);
+        let mut running = std::mem::take(&mut self.queues.running);
         for sequence in &mut running {
             self.commit_sequence(sequence, &step, output, &mut born, &mut events);
         }
@@ -31,7 +31,7 @@ impl Scheduler {
         if sort {
             running.sort_unstable_by_key(|sequence| sequence.rank);
         }
-        self.running = running;
+        self.queues.running = running;
         events
     }
 
@@ -44,20 +44,44 @@ impl Scheduler {
         events: &mut Vec<Event>,
     ) {
         let Some(share) = sequence.take_share(step.number) else { return };
-        sequence.computed += share.rows;
+        // How much of a draft is right is not known yet.
+        let drafted = if let Draws::Verify { len, .. } = share.draws { len } else { 0 };
+        sequence.computed += share.rows - drafted;
         self.register(sequence);
         let request = sequence.request;
         if let Some(cached_tokens) = sequence.unreported_hit.take() {
             events.push(Event::Started { request, cached_tokens });
         }
         if !share.scores.is_empty() {
-            let (from, scores) = (sequence.next_score, scored(&output.answers[share.scores]));
+            let scores: Vec<_> =
+                output.answers[share.scores].iter().filter_map(Answer::scored).cloned().collect();
+            let from = sequence.next_score;
             sequence.next_score += scores.len() as u32;
             events.push(Event::PromptScored { request, from, scores });
         }
-        // The samples that are still here: others may have been aborted since the step was planned.
-        let drawn = output.answers[share.samples.clone()].iter().flat_map(Answer::drawn);
-        let drawn = step.sample_indices[share.samples].iter().zip(drawn);
+        match share.draws {
+            Draws::None => {}
+            Draws::Next { want } => {
+                output.answers[want].drawn().iter().for_each(|drawn| sequence.accept(drawn, events));
+            }
+            Draws::Parting { wants, samples } => {
+                self.part(sequence, &samples, &output.answers[wants], born, events);
+            }
+            Draws::Verify { want, .. } => self.accept_draft(sequence, &output.answers[want], events),
+        }
+    }
+
+    /// Gives each of `samples` that is still here its first token: the first one keeps the sequence, the others get copies.
+    /// The rest may have been aborted since the step was planned.
+    fn part(
+        &mut self,
+        sequence: &mut Sequence,
+        samples: &[u32],
+        answers: &[Answer],
+        born: &mut Vec<Sequence>,
+        events: &mut Vec<Event>,
+    ) {
+        let drawn = samples.iter().zip(answers.iter().flat_map(Answer::drawn));
         let mut drawn = drawn.filter(|(sample, _)| sequence.samples.contains(sample));
         let Some((&own_sample, own)) = drawn.next() else { return };
         for (&sample, drawn) in drawn {
@@ -69,28 +93,33 @@ impl Scheduler {
         sequence.accept(own, events);
     }
 
+    /// Takes the right tokens of a draft and the one after them, and cuts the blocks of the wrong ones off.
+    fn accept_draft(&mut self, sequence: &mut Sequence, answer: &Answer, events: &mut Vec<Event>) {
+        let computed = sequence.computed + answer.drawn().len() as u32 - 1;
+        for drawn in answer.drawn() {
+            sequence.accept(drawn, events);
+            if sequence.finished {
+                break;
+            }
+        }
+        sequence.computed = computed.min(sequence.len());
+        let known = sequence.len();
+        self.kv.truncate(&mut sequence.table, known);
+        self.register(sequence);
+    }
+
     fn register(&mut self, sequence: &mut Sequence) {
-        let full = sequence.computed / self.kv.block_size();
+        let full = sequence.computed / self.limits.block_size;
         if full > sequence.table.registered() {
-            sequence.extend_hashes(self.kv.block_size());
+            sequence.extend_hashes(self.limits.block_size);
             let Sequence { table, scope, tokens, hashes, .. } = sequence;
             self.kv.register(table, Prefix { scope, tokens, hashes }, full);
         }
     }
-
-    /// Measures the step's own time: it began when it was planned, or when the step before it was done.
-    fn observe(&mut self, step: &Step, now: Timestamp) {
-        let took = now.since(step.started.max(self.last_commit));
-        self.last_commit = now;
-        self.step_time.observe(step.work(), took);
-        if step.prefill_tokens > step.decode_tokens {
-            self.prefill_rate.observe(step.tokens(), took);
-        } else if step.prefill_tokens == 0 {
-            self.decode_rate.observe(step.decode_tokens, took);
-        }
-    }
 }
 
-fn scored(answers: &[Answer]) -> Vec<TokenLogprobs> {
-    answers.iter().filter_map(Answer::scored).cloned().collect()
+/// Tokens of drafts that the step found right.
+fn accepted(output: &StepOutput) -> u32 {
+    let of = |answer: &Answer| if let Answer::Verified(drawn) = answer { drawn.len() as u32 - 1 } else { 0 };
+    output.answers.iter().map(of).sum()
 }

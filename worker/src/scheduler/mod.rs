@@ -7,12 +7,15 @@
 //! long prompt does not stall the streams. Out of blocks, the last in rank gives its blocks back and is computed again
 //! later.
 //!
-//! A step may be planned while the one before it is under way (and commits follow in the same order), so that the
-//! device finds its next step when it ends one. The tokens that the step under way draws are not known then, but all
-//! that a plan needs of them is: where they stand, whether `max_tokens` ends the sample with them, whether they may be
-//! stop tokens. The batch names their places ([`Batch::carried`](crate::backend::Batch::carried)). What cannot be
-//! foreseen is paid for: a sample that draws a stop token has one row in the next step already, whose result is
-//! dropped; and samples that part wait for their first tokens.
+//! A step may be planned while those before it are under way (and commits follow in the same order), so that the
+//! device finds its next step when it ends one. How many, the engine decides. The tokens that steps under way draw are not
+//! known then, but all that a plan needs of them is: where they stand, whether `max_tokens` ends the sample with them, whether
+//! they may be stop tokens. The batch names their places ([`Batch::carried`](crate::backend::Batch::carried)). What cannot be
+//! foreseen is paid for: a sample that draws a stop token has a row in each step that is under way, whose result is dropped;
+//! and a sequence whose samples part, or whose draft is verified, waits for the result (`shares` says why one waits).
+//!
+//! With [`Drafts`] a stream's rows go on behind its last token: the backend verifies them and says how many are right. The
+//! table is cut back to what is right, so that blocks, cache and tokens are those of plain decoding.
 //!
 //! Blocks are free at once, also those that a step under way reads and writes. That is safe because steps take effect
 //! in the order of their launch: whoever gets such a block writes it in a later step. Within one step nobody loses
@@ -21,12 +24,17 @@
 //! last known token, and only blocks before that are full. Whatever moves blocks beside the steps must keep that order.
 //!
 //! Why nothing waits forever: `Rank` orders everybody, the first in rank may preempt all that are not yet in
-//! the step, and one sequence alone always fits (`max_model_len` is at most what the pool holds).
+//! the step, and one sequence alone always fits (`max_model_len` is at most what the pool holds). Only a [`Hold`] has no
+//! end of its own: whoever sets one lifts it.
 
 mod audit;
+mod budget;
 mod commit;
+mod drafts;
 mod overtake;
+mod pace;
 mod plan;
+mod queues;
 mod rate;
 mod request;
 mod sequence;
@@ -35,51 +43,52 @@ mod step_time;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
-
-use skein_node::clock::Timestamp;
 use skein_proto::block_hash::BlockHash;
+use skein_proto::finish::FinishReason;
+use skein_proto::load::Load;
+use skein_proto::runs::{CacheChange, RunStored};
 
 pub use audit::Broken;
+pub use drafts::{Drafts, Propose};
 pub use plan::{Plan, Step};
-pub use request::{Accepted, Event, NewRequest, NewSample, Refusal, RequestKey};
+pub use request::{Accepted, Event, Hold, NewRequest, NewSample, Refusal, RequestKey};
 
 use crate::TokenId;
 use crate::config::SchedulerConfig;
 use crate::kv_cache::{KvCache, Prefix};
-use rate::Rate;
-use sequence::{Rank, Sequence};
-use skein_proto::finish::FinishReason;
-use skein_proto::load::Load;
-use skein_proto::runs::{CacheChange, RunStored};
-use step_time::StepTime;
-
-/// Tokens after which a measured rate has half forgotten: a few steps' worth of each.
-const PREFILL_RATE_HALF_LIFE: f64 = 4096.0;
-const DECODE_RATE_HALF_LIFE: f64 = 256.0;
+use pace::Pace;
+use queues::Queues;
+use sequence::Sequence;
 
 /// The requests of one worker.
 #[derive(Debug)]
 pub struct Scheduler {
     kv: KvCache,
-    /// Sorted by rank.
-    running: Vec<Sequence>,
-    waiting: BTreeMap<Rank, Sequence>,
+    queues: Queues,
+    pace: Pace,
+    limits: Limits,
+    drafts: Option<Drafts>,
     arrivals: u64,
     planned_steps: u64,
     committed_steps: u64,
-    /// When the latest step was done.
-    last_commit: Timestamp,
     /// Somebody lost blocks in this step: nobody new is let in.
     short_of_blocks: bool,
-    max_model_len: u32,
-    max_num_seqs: u32,
-    max_num_batched_tokens: u32,
-    max_waiting: u32,
     share_prefixes: bool,
-    prefill_rate: Rate,
-    decode_rate: Rate,
-    step_time: StepTime,
+}
+
+/// What is fixed from the start.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    /// Tokens in a block.
+    block_size: u32,
+    /// Tokens of the longest sequence.
+    max_model_len: u32,
+    /// Samples that run at once.
+    max_num_seqs: u32,
+    /// Rows of a step.
+    max_num_batched_tokens: u32,
+    /// Sequences that wait.
+    max_waiting: u32,
 }
 
 impl Scheduler {
@@ -87,25 +96,36 @@ impl Scheduler {
     pub fn new(config: &SchedulerConfig, kv_blocks: u32, max_model_len: u32) -> Self {
         let kv = KvCache::new(kv_blocks, config.block_size, config.enable_prefix_caching);
         assert!(kv.blocks_for(max_model_len) <= kv_blocks, "the longest sequence fits into the KV cache");
-        Self {
-            kv,
-            running: Vec::new(),
-            waiting: BTreeMap::new(),
-            arrivals: 0,
-            planned_steps: 0,
-            committed_steps: 0,
-            last_commit: Timestamp::ZERO,
-            short_of_blocks: false,
+        let limits = Limits {
+            block_size: config.block_size,
             max_model_len,
             // Every running sequence gets its row in every step.
             max_num_seqs: config.max_num_seqs.min(config.max_num_batched_tokens).max(1),
             max_num_batched_tokens: config.max_num_batched_tokens.max(1),
             max_waiting: config.max_num_queued_reqs,
+        };
+        Self {
+            kv,
+            queues: Queues::default(),
+            pace: Pace::default(),
+            limits,
+            drafts: None,
+            arrivals: 0,
+            planned_steps: 0,
+            committed_steps: 0,
+            short_of_blocks: false,
             share_prefixes: config.enable_prefix_caching,
-            prefill_rate: Rate::new(PREFILL_RATE_HALF_LIFE),
-            decode_rate: Rate::new(DECODE_RATE_HALF_LIFE),
-            step_time: StepTime::default(),
         }
+    }
+
+    /// From now on streams get drafts, for a backend that verifies them.
+    pub fn set_drafts(&mut self, drafts: Drafts) {
+        self.drafts = Some(drafts);
+    }
+
+    /// Whether its batches ask to verify drafts.
+    pub fn drafts(&self) -> bool {
+        self.drafts.is_some()
     }
 
     /// Takes a request, or says why not.
@@ -130,12 +150,12 @@ impl Scheduler {
         let mut first = true;
         for (samples, delivered) in parts {
             let mut sequence =
-                Sequence::new(&request, self.max_model_len, self.arrivals, samples, delivered, first);
+                Sequence::new(&request, self.limits.max_model_len, self.arrivals, samples, delivered, first);
             if sequence.is_full() {
                 sequence.finish(FinishReason::Length, &mut accepted.events);
                 continue;
             }
-            sequence.extend_hashes(self.kv.block_size());
+            sequence.extend_hashes(self.limits.block_size);
             if first && self.share_prefixes {
                 (accepted.cached_blocks, accepted.uncached_hashes) = self.prompt_hashes(&sequence);
             }
@@ -146,25 +166,26 @@ impl Scheduler {
     }
 
     fn enqueue(&mut self, mut sequence: Sequence) {
-        let cached = self.kv.match_prefix(sequence.cacheable_prefix()).blocks * self.kv.block_size();
+        let cached = self.kv.match_prefix(sequence.cacheable_prefix()).blocks * self.limits.block_size;
         sequence.uncached = sequence.len() - cached;
-        self.waiting.insert(sequence.rank, sequence);
+        self.queues.waiting.insert(sequence.rank, sequence);
     }
 
     fn admit_or_refuse(&self, fresh: u32) -> Result<(), Refusal> {
-        let waiting = self.waiting.len() as u32;
-        if waiting >= self.max_waiting {
-            return Err(Refusal::QueueFull { waiting, limit: self.max_waiting });
+        let waiting = self.queues.waiting.len() as u32;
+        let Limits { max_waiting, max_num_seqs, .. } = self.limits;
+        if waiting >= max_waiting {
+            return Err(Refusal::QueueFull { waiting, limit: max_waiting });
         }
-        if fresh > self.max_num_seqs {
-            return Err(Refusal::TooManySamples { got: fresh, limit: self.max_num_seqs });
+        if fresh > max_num_seqs {
+            return Err(Refusal::TooManySamples { got: fresh, limit: max_num_seqs });
         }
         Ok(())
     }
 
     /// How many leading prompt blocks are cached, and the hashes of those that are not.
     fn prompt_hashes(&self, sequence: &Sequence) -> (u32, Vec<BlockHash>) {
-        let full = (sequence.prompt_len / self.kv.block_size()) as usize;
+        let full = (sequence.prompt_len / self.limits.block_size) as usize;
         let hashes = &sequence.hashes[..full];
         let prefix = Prefix { scope: &sequence.scope, tokens: &sequence.tokens, hashes };
         let cached = self.kv.match_prefix(prefix).blocks;
@@ -174,46 +195,57 @@ impl Scheduler {
     /// Ends one sample; `None` when it is not here. Its blocks are free at once, and what a step under way
     /// draws for it is dropped.
     pub fn abort(&mut self, request: RequestKey, sample: u32) -> Option<Event> {
-        let has = |sequence: &Sequence| sequence.request == request && sequence.samples.contains(&sample);
-        let rank = self.running.iter().chain(self.waiting.values()).find(|&sequence| has(sequence))?.rank;
-        let index = self.index_of(rank);
-        let sequence = match index {
-            Some(index) => &mut self.running[index],
-            None => self.waiting.get_mut(&rank)?,
-        };
+        let rank = self.queues.rank_of(request, sample)?;
+        let sequence = self.queues.get_mut(rank)?;
         let position = sequence.len();
         sequence.samples.retain(|&other| other != sample);
-        if sequence.samples.is_empty() {
-            match index {
-                Some(index) => {
-                    let sequence = self.running.remove(index);
-                    self.kv.release(sequence.table);
-                }
-                None => drop(self.waiting.remove(&rank)),
-            }
+        if sequence.samples.is_empty()
+            && let Some(sequence) = self.queues.remove(rank)
+        {
+            self.kv.release(sequence.table);
         }
         Some(Event::Finished { request, sample, position, reason: FinishReason::Abort })
     }
 
     /// Forgets a request nobody listens to any more, as [`abort`](Self::abort) does with one sample.
     pub fn cancel(&mut self, request: RequestKey) {
-        self.waiting.retain(|_, sequence| sequence.request != request);
-        for index in (0..self.running.len()).rev() {
-            if self.running[index].request == request {
-                let sequence = self.running.remove(index);
+        self.queues.waiting.retain(|_, sequence| sequence.request != request);
+        for index in (0..self.queues.running.len()).rev() {
+            if self.queues.running[index].request == request {
+                let sequence = self.queues.running.remove(index);
                 self.kv.release(sequence.table);
             }
         }
     }
 
+    /// This sample gets no more rows until `hold` is lifted; what is under way of it goes on, and others do. False when it is
+    /// not here. Samples that have not parted yet are held together, and each is lifted by itself afterwards.
+    pub fn hold(&mut self, request: RequestKey, sample: u32, hold: Hold) -> bool {
+        let sequence = self.queues.rank_of(request, sample).and_then(|rank| self.queues.get_mut(rank));
+        sequence.is_some_and(|sequence| {
+            sequence.hold = Some(hold);
+            true
+        })
+    }
+
+    /// Lifts `hold`; false when the sample is not under it: an answer that comes late lifts nothing else.
+    pub fn lift(&mut self, request: RequestKey, sample: u32, hold: Hold) -> bool {
+        let sequence = self.queues.rank_of(request, sample).and_then(|rank| self.queues.get_mut(rank));
+        sequence.is_some_and(|sequence| sequence.hold.take_if(|held| *held == hold).is_some())
+    }
+
+    fn holds_any(&self) -> bool {
+        self.queues.running.iter().any(|sequence| sequence.hold.is_some())
+    }
+
     /// Most samples that run at once: as configured, but no more than a step has tokens.
     pub fn max_num_seqs(&self) -> u32 {
-        self.max_num_seqs
+        self.limits.max_num_seqs
     }
 
     /// Nothing runs and nothing waits.
     pub fn is_idle(&self) -> bool {
-        self.running.is_empty() && self.waiting.is_empty()
+        self.queues.is_empty()
     }
 
     /// What was cached and evicted since the last call.
@@ -229,19 +261,16 @@ impl Scheduler {
     /// What a router wants to know.
     pub fn load(&self) -> Load {
         let samples = |sequence: &Sequence| sequence.samples.len() as u32;
-        let prefilling = self.running.iter().filter(|sequence| !sequence.is_streaming());
+        let Queues { running, waiting } = &self.queues;
+        let prefilling = running.iter().filter(|sequence| !sequence.is_streaming());
         Load {
             queued_uncached_tokens: prefilling.map(|sequence| u64::from(sequence.uncomputed())).sum::<u64>()
-                + self.waiting.values().map(|sequence| u64::from(sequence.uncached)).sum::<u64>(),
-            waiting: self.waiting.values().map(samples).sum(),
-            running: self.running.iter().map(samples).sum(),
+                + waiting.values().map(|sequence| u64::from(sequence.uncached)).sum::<u64>(),
+            waiting: waiting.values().map(samples).sum(),
+            running: running.iter().map(samples).sum(),
             free_blocks: self.kv.available(),
-            prefill_tokens_per_second: self.prefill_rate.per_second(),
-            decode_tokens_per_second: self.decode_rate.per_second(),
+            prefill_tokens_per_second: self.pace.prefill.per_second(),
+            decode_tokens_per_second: self.pace.decode.per_second(),
         }
-    }
-
-    fn index_of(&self, rank: Rank) -> Option<usize> {
-        self.running.binary_search_by_key(&rank, |sequence| sequence.rank).ok()
     }
 }

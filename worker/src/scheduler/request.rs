@@ -68,6 +68,18 @@ pub enum Refusal {
 /// What [`Refusal::QueueFull`] suggests: about the time in which a queue of this size moves.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
+/// What a sample waits for beside the steps, before its next rows are planned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hold {
+    /// The mask of the token at `position`: which tokens may be drawn there.
+    Mask {
+        /// Absolute position.
+        position: u32,
+    },
+    /// Keys and values of its blocks, loaded from elsewhere.
+    Loading,
+}
+
 /// What became of a submitted request.
 #[derive(Debug)]
 pub struct Accepted {

@@ -11,10 +11,11 @@ use skein_proto::block_hash::{self, BlockHash};
 use skein_proto::finish::FinishReason;
 use skein_proto::sampling::SamplingParams;
 
-use super::request::{Event, NewRequest, RequestKey};
-use super::shares::Share;
+use super::Limits;
+use super::request::{Event, Hold, NewRequest, RequestKey};
+use super::shares::{Draws, Share};
 use crate::TokenId;
-use crate::backend::{Batch, BatchSequence, SampleRow, Sampled, ScoreRow, Want};
+use crate::backend::{Batch, BatchSequence, SampleRow, Sampled, ScoreRow, VerifyRows, Want};
 use crate::kv_cache::{BlockTable, CacheScope, Prefix};
 
 /// Who goes first: lower priority, then the nearer deadline, then the earlier arrival. One order for admission,
@@ -55,6 +56,8 @@ pub(super) struct Sequence {
     pub reports_hit: bool,
     /// Its part in the steps under way and the one being planned, oldest first.
     pub shares: VecDeque<Share>,
+    /// What it waits for beside the steps.
+    pub hold: Option<Hold>,
     pub finished: bool,
 }
 
@@ -96,6 +99,7 @@ impl Sequence {
             uncached: 0,
             reports_hit: true,
             shares: VecDeque::new(),
+            hold: None,
             finished: false,
         }
     }
@@ -118,6 +122,17 @@ impl Sequence {
         self.uncomputed() == 1 && self.output_len() > 0
     }
 
+    /// Blocks that it still needs for its tokens, and one to grow.
+    pub fn blocks_to_grow(&self, limits: &Limits) -> u32 {
+        if self.is_ending() {
+            return 0;
+        }
+        let longest = (self.len_ahead() + limits.block_size).min(limits.max_model_len);
+        // Samples that are still one sequence will each copy the partly filled block they share.
+        let needed = longest.div_ceil(limits.block_size) + self.samples.len() as u32 - 1;
+        needed.saturating_sub(self.table.blocks().len() as u32)
+    }
+
     /// Hashes the full blocks that have none yet.
     pub fn extend_hashes(&mut self, block_size: u32) {
         let size = block_size as usize;
@@ -134,15 +149,26 @@ impl Sequence {
         Prefix { scope: &self.scope, tokens: &self.tokens, hashes }
     }
 
-    /// Puts its next `rows` tokens into the batch of `step`, and the draw when they reach its end.
-    pub fn plan_rows(&mut self, step: u64, rows: u32, block_size: u32, batch: &mut Batch) {
+    /// Puts its next `rows` tokens into the batch of `step`, and its draw when they reach its end. With a `draft`, empty or
+    /// not, the draw is a verification, and the draft's tokens are the last ones of these rows.
+    pub fn plan_rows(
+        &mut self,
+        step: u64,
+        rows: u32,
+        draft: Option<&[TokenId]>,
+        block_size: u32,
+        batch: &mut Batch,
+    ) {
         let (start, end) = (self.next_row(), self.next_row() + rows);
-        let first_row = batch.tokens.len() as u32;
-        batch.tokens.extend_from_slice(&self.tokens[start as usize..end.min(self.len()) as usize]);
-        if end > self.len() {
+        let (first_row, drafted) = (batch.tokens.len() as u32, draft.unwrap_or_default());
+        let known = end - drafted.len() as u32;
+        let of_known = start.min(self.len()) as usize..known.min(self.len()) as usize;
+        batch.tokens.extend_from_slice(&self.tokens[of_known]);
+        if known > self.len() {
             batch.carried.push(self.carried_to(batch.tokens.len()));
             batch.tokens.push(0);
         }
+        batch.tokens.extend_from_slice(drafted);
         batch.positions.extend(start..end);
         batch.slots.extend((start..end).map(|position| self.table.slot(position, block_size)));
         let first_block = batch.block_tables.len() as u32;
@@ -153,9 +179,14 @@ impl Sequence {
             context_len: end,
             blocks: first_block..first_block + blocks,
         });
-        let scores = self.plan_scores(start..end, first_row, batch);
-        let samples = self.plan_draws(end, first_row + rows - 1, batch);
-        self.shares.push_back(Share { step, rows, samples, scores });
+        let scores = self.plan_scores(start..known, first_row, batch);
+        let last_row = first_row + (known - start) - 1;
+        let draws = match draft {
+            _ if known < self.len_ahead() => Draws::None,
+            Some(draft) if self.samples.len() == 1 => self.plan_verification(draft, last_row, batch),
+            _ => self.plan_draws(end, last_row, batch),
+        };
+        self.shares.push_back(Share { step, rows, scores, draws });
     }
 
     fn plan_scores(&self, positions: Range<u32>, first_row: u32, batch: &mut Batch) -> Range<usize> {
@@ -170,11 +201,8 @@ impl Sequence {
         before..batch.wants.len()
     }
 
-    fn plan_draws(&self, end: u32, row: u32, batch: &mut Batch) -> Range<usize> {
-        let before = batch.wants.len();
-        if end < self.len_ahead() {
-            return before..before;
-        }
+    /// Draws of all its samples from `row`, the last one before position `end`.
+    fn plan_draws(&self, end: u32, row: u32, batch: &mut Batch) -> Draws {
         let history = batch.history.len() as u32;
         if self.params.needs_history() {
             batch.history.extend_from_slice(&self.tokens);
@@ -184,6 +212,7 @@ impl Sequence {
             }
         }
         let history = history..batch.history.len() as u32;
+        let want = batch.wants.len();
         batch.wants.extend(self.samples.iter().map(|&sample_index| {
             Want::Sample(SampleRow {
                 row,
@@ -195,7 +224,29 @@ impl Sequence {
                 prompt_len: self.prompt_len,
             })
         }));
-        before..batch.wants.len()
+        match self.samples.len() {
+            1 => Draws::Next { want },
+            _ => Draws::Parting { wants: want..batch.wants.len(), samples: self.samples.clone() },
+        }
+    }
+
+    /// The verification of `draft`, whose tokens are in the rows behind `row`, the sequence's last known token.
+    fn plan_verification(&self, draft: &[TokenId], row: u32, batch: &mut Batch) -> Draws {
+        let (history, len) = (batch.history.len() as u32, draft.len() as u32);
+        if self.params.needs_history() {
+            batch.history.extend_from_slice(&self.tokens);
+            batch.history.extend_from_slice(draft);
+        }
+        batch.wants.push(Want::Verify(VerifyRows {
+            rows: row..row + 1 + len,
+            params: self.params.clone(),
+            sample_index: self.samples[0],
+            position: self.len(),
+            stop_from: self.prompt_len.saturating_add(self.params.min_tokens),
+            history: history..batch.history.len() as u32,
+            prompt_len: self.prompt_len,
+        }));
+        Draws::Verify { want: batch.wants.len() - 1, len }
     }
 
     /// The sequence of another sample, at the point where their tokens part.
@@ -217,6 +268,7 @@ impl Sequence {
             uncached: 0,
             reports_hit: false,
             shares: VecDeque::new(),
+            hold: self.hold,
             finished: false,
         }
     }

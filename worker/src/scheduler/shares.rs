@@ -1,28 +1,66 @@
-//! How far a sequence will be when the steps under way have ended: what the next step is planned by.
+//! What is under way of a sequence: its shares of the steps that are not committed, how far it will be when they are, and
+//! why it sits out a step. The next step is planned by this.
 //!
-//! At most one of its tokens is drawn but not known yet. Its place counts here as if it were; its value is carried from
-//! step to step on the device.
+//! Each draw under way counts here as one token whose place is known and whose value is not. A plain draw's token is carried
+//! from step to step on the device. Where more than its value is unknown (samples part, a draft is verified), the sequence
+//! sits out until the step is committed.
 
 use std::ops::Range;
 
+use super::request::Hold;
 use super::sequence::Sequence;
 use crate::backend::Carried;
 
-/// A sequence's share of a step: rows, and which of the batch's wants are its draws and its scores.
+/// A sequence's share of a step.
 #[derive(Debug)]
 pub(super) struct Share {
     /// Which step.
     pub step: u64,
     pub rows: u32,
-    pub samples: Range<usize>,
+    /// Which of the batch's wants are its scores.
     pub scores: Range<usize>,
+    pub draws: Draws,
+}
+
+/// What a share draws, by the wants of its step's batch.
+#[derive(Debug)]
+pub(super) enum Draws {
+    /// Its rows end before the sequence's last token.
+    None,
+    /// The next token.
+    Next { want: usize },
+    /// The first tokens of samples that were one sequence so far.
+    Parting { wants: Range<usize>, samples: Vec<u32> },
+    /// The next tokens: a draft of `len` tokens is verified, the last `len` of the share's rows.
+    Verify { want: usize, len: u32 },
+}
+
+/// Why a running sequence has no rows to plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pause {
+    /// Its last token is being drawn: its blocks come back when that is known.
+    Ending,
+    /// Its samples part when their first tokens are known.
+    Parting,
+    /// A draft of it is being verified: how far it goes is not known.
+    Verifying,
+    /// A token that the next step needs is being drawn, and not by the step just before: it cannot be carried.
+    Drawing,
+    /// Something else has to come first.
+    Held(Hold),
 }
 
 impl Sequence {
-    /// Its draws under way, as indices of their step's wants. They are always in the last share: what comes after a
-    /// draw draws again.
-    fn draws(&self) -> Option<&Range<usize>> {
-        self.shares.back().map(|share| &share.samples).filter(|samples| !samples.is_empty())
+    /// Its latest draw under way and the step that draws it. That is always in the last share: what comes after a draw
+    /// draws again.
+    fn last_draw(&self) -> Option<(u64, &Draws)> {
+        let last = self.shares.back().filter(|share| !matches!(share.draws, Draws::None))?;
+        Some((last.step, &last.draws))
+    }
+
+    /// Draws under way, each of which gives at least one token.
+    fn draws_under_way(&self) -> u32 {
+        self.shares.iter().filter(|share| !matches!(share.draws, Draws::None)).count() as u32
     }
 
     /// The position of the first row that no step has yet.
@@ -30,29 +68,42 @@ impl Sequence {
         self.computed + self.shares.iter().map(|share| share.rows).sum::<u32>()
     }
 
-    /// Its length with the token under way.
+    /// Its length with the tokens under way: where a draft is verified, the least that it may be.
     pub fn len_ahead(&self) -> u32 {
-        self.len() + u32::from(self.draws().is_some())
+        self.len() + self.draws_under_way()
     }
 
-    /// Its last token is being drawn: its blocks come back when that is known.
+    /// Its last token is being drawn.
     pub fn is_ending(&self) -> bool {
         self.len_ahead() >= self.max_len
     }
 
-    /// Its samples are about to part: each goes on alone, when their tokens are known.
-    fn is_parting(&self) -> bool {
-        self.draws().is_some_and(|draws| draws.len() > 1)
+    /// Why it has no rows in `step`, the one being planned, if it has none.
+    pub fn pause(&self, step: u64) -> Option<Pause> {
+        if self.is_ending() {
+            return Some(Pause::Ending);
+        }
+        let under_way = self.last_draw().and_then(|(drawn_in, draws)| match draws {
+            Draws::Parting { .. } => Some(Pause::Parting),
+            Draws::Verify { .. } => Some(Pause::Verifying),
+            // A history may end with one token that is not known, and only the step just before says which.
+            Draws::Next { .. } if drawn_in + 1 < step => Some(Pause::Drawing),
+            Draws::Next { .. } if self.params.needs_history() && self.draws_under_way() > 1 => {
+                Some(Pause::Drawing)
+            }
+            Draws::Next { .. } | Draws::None => None,
+        });
+        under_way.or(self.hold.map(Pause::Held))
     }
 
-    /// Rows to plan before its next draw.
-    pub fn pending(&self) -> u32 {
-        if self.is_ending() || self.is_parting() { 0 } else { self.len_ahead() - self.next_row() }
+    /// Rows to plan in `step` before its next draw.
+    pub fn pending(&self, step: u64) -> u32 {
+        if self.pause(step).is_some() { 0 } else { self.len_ahead() - self.next_row() }
     }
 
     /// One row away from its next draw, prompt behind it.
-    pub fn is_decoding(&self) -> bool {
-        self.pending() == 1 && self.len_ahead() > self.prompt_len
+    pub fn is_decoding(&self, step: u64) -> bool {
+        self.pending(step) == 1 && self.len_ahead() > self.prompt_len
     }
 
     /// Whether it has rows in `step`.
@@ -67,7 +118,9 @@ impl Sequence {
 
     /// The token under way goes to index `at` of the batch being planned.
     pub fn carried_to(&self, at: usize) -> Carried {
-        let draws = self.draws().expect("a token that is not known is being drawn");
-        Carried { at: at as u32, want: draws.start as u32 }
+        match self.last_draw() {
+            Some((_, &Draws::Next { want })) => Carried { at: at as u32, want: want as u32 },
+            other => unreachable!("only a plain draw's token is carried, not that of {other:?}"),
+        }
     }
 }

@@ -27,10 +27,6 @@ use crate::model::on_cpu::{Activations, Model, Step};
 use crate::{BlockId, TokenId};
 use draws::Draws;
 
-/// Steps that may be under way. The engine keeps one ([`Backend::steps_in_flight`]): the device is the host, so a second one
-/// would hide only the planning, cost a row for each stop token, and make a new request wait for two steps. Two are
-/// taken all the same: this backend is the specification, and says by code what a carried token means.
-const MAX_STEPS: usize = 2;
 /// Rows whose logits are held at a time: 32 rows of a vocabulary of 150k are 19 MB.
 const LOGIT_ROWS: usize = 32;
 
@@ -110,8 +106,11 @@ impl CpuBackend {
     /// Starts the compute thread.
     pub fn start(mut model: CpuModel) -> std::io::Result<Self> {
         let (kv_blocks, weight_bytes) = (model.kv_blocks(), model.model.weight_bytes());
-        let (steps, inbox) = sync_channel::<Batch>(MAX_STEPS);
-        let (outbox, outputs) = sync_channel(MAX_STEPS);
+        // The engine keeps one step under way: the device is the host, so a second one would hide only the planning, cost a
+        // row for each stop token, and make a new request wait for two steps. A second one that is launched all the same waits
+        // here: this backend is the specification, and says by code what a carried token means.
+        let (steps, inbox) = sync_channel::<Batch>(1);
+        let (outbox, outputs) = sync_channel(1);
         let thread = std::thread::Builder::new().name("skein-compute-0".into()).spawn(move || {
             let mut drawn = Vec::new();
             model.cpu.threads.place_caller();
@@ -150,6 +149,10 @@ fn gone() -> BackendError {
 impl Backend for CpuBackend {
     fn kv_blocks(&self) -> u32 {
         self.kv_blocks
+    }
+
+    fn verifies(&self) -> bool {
+        true
     }
 
     fn launch(&mut self, batch: Batch) -> Result<StepHandle, BackendError> {

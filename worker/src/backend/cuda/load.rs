@@ -34,7 +34,7 @@ use super::slot::Slot;
 use super::step::CudaModel;
 use super::threads::{CudaBackend, Launcher, UnderWay};
 use super::upload::{self, Dtype, Quantiser, Upload};
-use super::{MAX_STEPS, OpenDevice};
+use super::{OpenDevice, STEPS_IN_FLIGHT};
 use crate::BlockId;
 use crate::backend::{BackendError, Batch, BatchSequence, SampleRow, Want};
 use crate::config::{CudaConfig, LoadFormat, SchedulerConfig};
@@ -293,8 +293,8 @@ impl Loading<'_> {
         ops.attention.set_cache(&cache)?;
         let spec = spec.clone();
         let model = Model { spec, weights, cache, angles, ops };
-        let (give_back, free) = sync_channel(MAX_STEPS + 1);
-        for _ in 0..=MAX_STEPS {
+        let (give_back, free) = sync_channel(STEPS_IN_FLIGHT + 1);
+        for _ in 0..=STEPS_IN_FLIGHT {
             // The channel has room for all of them.
             let _ = give_back.send(Slot::new(device, &sizes)?);
         }

@@ -30,8 +30,8 @@ use skein_kernels::cuda::{CudaError, Device};
 
 use super::BackendError;
 
-/// Steps that may be under way; see [`super::Backend::launch`].
-const MAX_STEPS: usize = 2;
+/// The backend's [`steps_in_flight`](super::Backend::steps_in_flight): its channels and its pinned slots are as many.
+const STEPS_IN_FLIGHT: usize = 2;
 
 /// CUDA devices that this process sees; 0 without a driver, or with one that is too old.
 pub fn visible_gpus() -> u32 {

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::gaps::StepGaps;
-use super::{MAX_STEPS, stopped};
+use super::{STEPS_IN_FLIGHT, stopped};
 use crate::backend::{Alarm, Backend, BackendError, Batch, StepHandle, StepOutput};
 
 /// Beyond the step's own timeout: the waiting thread says more of what happened, when it still can.
@@ -77,9 +77,9 @@ impl CudaBackend {
         step_timeout: Duration,
         graphs: Arc<AtomicUsize>,
     ) -> std::io::Result<Self> {
-        let (steps, inbox) = sync_channel(MAX_STEPS);
-        let (launched, under_way) = sync_channel(MAX_STEPS);
-        let (outbox, outputs) = sync_channel(MAX_STEPS);
+        let (steps, inbox) = sync_channel(STEPS_IN_FLIGHT);
+        let (launched, under_way) = sync_channel(STEPS_IN_FLIGHT);
+        let (outbox, outputs) = sync_channel(STEPS_IN_FLIGHT);
         let bell = Arc::<Bell>::default();
         let rung = Arc::clone(&bell);
         let thread = |name: &str| std::thread::Builder::new().name(name.into());
@@ -145,7 +145,7 @@ impl Backend for CudaBackend {
     }
 
     fn steps_in_flight(&self) -> usize {
-        MAX_STEPS
+        STEPS_IN_FLIGHT
     }
 
     fn launch(&mut self, batch: Batch) -> Result<StepHandle, BackendError> {

@@ -1,5 +1,6 @@
 //! The loop over the fake backend: here on its own thread, below turn by turn.
 
+mod drafts;
 mod hand_back;
 mod scene;
 mod streams;

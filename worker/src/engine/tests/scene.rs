@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use skein_proto::logprobs::TokenLogprobs;
 
 use super::*;
+use crate::scheduler::Drafts;
 
 thread_local! {
     static NOW: Cell<Duration> = const { Cell::new(Duration::ZERO) };
@@ -29,10 +30,19 @@ impl Scene {
     }
 
     pub fn over(backend: impl Backend + 'static, options: &FakeOptions) -> Self {
+        Self::of(scheduler(options), backend)
+    }
+
+    /// Its streams get drafts.
+    pub fn drafting(options: FakeOptions, drafts: Drafts) -> Self {
+        let mut scheduler = scheduler(&options);
+        scheduler.set_drafts(drafts);
+        Self::of(scheduler, FakeBackend::new(options))
+    }
+
+    fn of(scheduler: Scheduler, backend: impl Backend + 'static) -> Self {
         NOW.set(Duration::ZERO);
         clock::simulate(Some(|| NOW.get()));
-        let config = SchedulerConfig { block_size: options.block_size, ..SchedulerConfig::default() };
-        let scheduler = Scheduler::new(&config, options.kv_blocks, options.kv_blocks * options.block_size);
         let (engine, handle) = Engine::new(scheduler, Box::new(backend), 64);
         Self { engine, handle }
     }
@@ -81,6 +91,11 @@ impl Scene {
     pub fn free_blocks(&self) -> u32 {
         self.engine.scheduler.load().free_blocks
     }
+}
+
+fn scheduler(options: &FakeOptions) -> Scheduler {
+    let config = SchedulerConfig { block_size: options.block_size, ..SchedulerConfig::default() };
+    Scheduler::new(&config, options.kv_blocks, options.kv_blocks * options.block_size)
 }
 
 pub const KEY: StreamKey = StreamKey(u128::from_be_bytes(*b"the stream's key"));

@@ -1,10 +1,10 @@
-//! Random lives of a scheduler: requests, aborts, cancels, resumes and too few blocks, all at once.
+//! Random lives of a scheduler: requests, aborts, cancels, resumes, holds, drafts and too few blocks, all at once.
 
 use super::*;
 
-/// A random cluster life: everything at once, in a small pool, up to `depth` steps under way. The world at its end, and
-/// its streams that nothing cut short.
-fn random_life(seed: u64, depth: usize) -> (World, HashMap<(RequestKey, u32), Stream>) {
+/// A random cluster life: everything at once, in a small pool, up to `depth` steps under way, with and without drafts. The
+/// world at its end, and its streams that nothing cut short.
+fn random_life(seed: u64, depth: usize, drafts: bool) -> (World, HashMap<(RequestKey, u32), Stream>) {
     let rng = &mut Rng::new(seed);
     let kv_blocks = rng.within(4..=24);
     let block_size = rng.within(1..=5);
@@ -18,12 +18,17 @@ fn random_life(seed: u64, depth: usize) -> (World, HashMap<(RequestKey, u32), St
         enable_prefix_caching: rng.chance(80),
     };
     let mut world = World::at_depth(depth, &config, kv_blocks);
+    let answers = Answers::default();
+    if drafts {
+        world.draft(&answers, rng.within(1..=6));
+    }
     let mut expected = HashMap::new();
     let mut skipped = HashMap::new();
     let mut aborted = Vec::new();
+    let mut held = None;
     for key in 1..=u64::from(rng.within(1..=14)) {
         let mut request = random_request(rng, key, longest);
-        let n = rng.within(1..=3.min(world.scheduler.max_num_seqs));
+        let n = rng.within(1..=3.min(world.scheduler.max_num_seqs()));
         request.samples = (0..n).map(|index| NewSample { index, delivered: Vec::new() }).collect();
         for (index, stream) in alone(&request, longest).into_iter().enumerate() {
             if rng.chance(30) && !stream.tokens.is_empty() {
@@ -31,6 +36,7 @@ fn random_life(seed: u64, depth: usize) -> (World, HashMap<(RequestKey, u32), St
                 request.samples[index].delivered = stream.tokens[..had].to_vec();
                 skipped.insert((request.key, index as u32), had);
             }
+            answers.add(&request.prompt, &stream.tokens);
             expected.insert((request.key, index as u32), stream);
         }
         world.submit(request);
@@ -51,6 +57,15 @@ fn random_life(seed: u64, depth: usize) -> (World, HashMap<(RequestKey, u32), St
             }
             world.check_blocks();
         }
+        if held.is_none() && Rng::new(seed ^ key).chance(20) {
+            let sample = (RequestKey(key), 0);
+            held = world.scheduler.hold(sample.0, sample.1, Hold::Loading).then_some(sample);
+        } else if let Some((request, sample)) = held.take() {
+            world.scheduler.lift(request, sample, Hold::Loading);
+        }
+    }
+    for (request, sample) in expected.keys() {
+        world.scheduler.lift(*request, *sample, Hold::Loading);
     }
     world.run();
     let mut whole_streams = HashMap::new();
@@ -74,19 +89,37 @@ fn random_life(seed: u64, depth: usize) -> (World, HashMap<(RequestKey, u32), St
 fn any_mix_gives_the_tokens_of_each_request_alone() {
     let (mut carried, mut dropped) = (0, 0);
     for seed in 0..600 {
-        let lives = std::panic::catch_unwind(|| [1, 2].map(|depth| random_life(seed, depth)));
-        let Ok([(alternating, one_by_one), (overlapped, two_deep)]) = lives else {
+        let lives = std::panic::catch_unwind(|| [1, 2, 4].map(|depth| random_life(seed, depth, false)));
+        let Ok([(alternating, one_by_one), (overlapped, two_deep), (_, four_deep)]) = lives else {
             panic!("seed {seed} failed, see above")
         };
         for (id, stream) in &one_by_one {
-            assert!(
-                two_deep.get(id).is_none_or(|other| other == stream),
-                "seed {seed}: {id:?} at both depths"
-            );
+            for other in [&two_deep, &four_deep] {
+                assert!(
+                    other.get(id).is_none_or(|other| other == stream),
+                    "seed {seed}: {id:?} at all depths"
+                );
+            }
         }
         assert_eq!((alternating.carried, alternating.dropped), (0, 0), "seed {seed}: nothing is unknown");
         carried += overlapped.carried;
         dropped += overlapped.dropped;
     }
     assert!(carried > 10_000 && dropped > 100, "the overlap was tried: {carried} carried, {dropped} dropped");
+}
+
+#[test]
+fn drafts_change_no_token() {
+    let (mut accepted, mut drafted) = (0, 0);
+    for seed in 0..600 {
+        let lives = std::panic::catch_unwind(|| [1, 2, 3].map(|depth| random_life(seed, depth, true)));
+        let Ok(lives) = lives else { panic!("seed {seed} failed, see above") };
+        for (world, _) in lives {
+            assert_eq!(world.carried, 0, "seed {seed}: a draft follows a known token");
+            accepted += world.accepted;
+            drafted += world.drafted;
+        }
+    }
+    assert!(accepted > 5_000, "drafts were right: {accepted} of {drafted}");
+    assert!(drafted - accepted > 5_000, "drafts were wrong: {accepted} of {drafted}");
 }

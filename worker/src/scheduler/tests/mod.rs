@@ -2,25 +2,28 @@
 //! every stream against the same request run alone. With one step at a time, and with the next one planned and launched
 //! before the last one's tokens are known: the tokens are the same.
 
+mod drafts;
+mod holds;
 mod lives;
 mod overlap;
 mod overtake;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use drafts::Answers;
 use skein_node::clock::Timestamp;
 use skein_node::random::SplitMix64;
 use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::runs::RunTruncated;
 use skein_proto::sampling::SamplingParams;
 
-use super::plan::STREAMING_STEP;
+use super::budget::STREAMING_STEP;
 use super::*;
 use crate::TokenId;
 use crate::backend::fake::{FakeBackend, FakeOptions};
-use crate::backend::{Backend, StepHandle, Want};
+use crate::backend::{Answer, Backend, StepHandle, Want};
 use crate::kv_cache::CacheScope;
 
 const VOCAB: u32 = 40;
@@ -101,6 +104,9 @@ struct World {
     carried: usize,
     /// Draws for sequences that were gone.
     dropped: usize,
+    /// Tokens of drafts, and those of them that were right.
+    drafted: usize,
+    accepted: usize,
     streams: HashMap<(RequestKey, u32), Stream>,
     hits: HashMap<RequestKey, u32>,
     scores: HashMap<RequestKey, Vec<TokenLogprobs>>,
@@ -118,7 +124,13 @@ impl World {
     fn at_depth(depth: usize, config: &SchedulerConfig, kv_blocks: u32) -> Self {
         let block_size = config.block_size;
         let max_model_len = config.max_model_len.unwrap_or(kv_blocks * block_size);
-        let options = FakeOptions { vocab_size: VOCAB, block_size, kv_blocks, ..FakeOptions::default() };
+        let options = FakeOptions {
+            vocab_size: VOCAB,
+            block_size,
+            kv_blocks,
+            steps_in_flight: depth,
+            ..FakeOptions::default()
+        };
         Self {
             scheduler: Scheduler::new(config, kv_blocks, max_model_len),
             backend: FakeBackend::new(options),
@@ -131,6 +143,8 @@ impl World {
             rows: 0,
             carried: 0,
             dropped: 0,
+            drafted: 0,
+            accepted: 0,
             streams: HashMap::new(),
             hits: HashMap::new(),
             scores: HashMap::new(),
@@ -147,7 +161,7 @@ impl World {
         let prompt_len = request.prompt.len() as u32;
         for sample in &request.samples {
             assert!(
-                prompt_len + sample.delivered.len() as u32 <= self.scheduler.max_model_len,
+                prompt_len + sample.delivered.len() as u32 <= self.scheduler.limits.max_model_len,
                 "a legal request"
             );
         }
@@ -201,9 +215,9 @@ impl World {
     fn launch(&mut self, time_of: impl Fn(u32) -> Duration) -> bool {
         let Some(plan) = self.scheduler.plan(self.now) else { return false };
         let rows = plan.batch.tokens.len() as u32;
-        assert_eq!(rows, plan.step.tokens(), "the plan counts its rows");
-        assert!(rows <= self.scheduler.max_num_batched_tokens, "the token budget is kept");
-        let seats = self.scheduler.max_num_seqs as usize;
+        assert_eq!(rows, plan.step.rows, "the plan counts its rows");
+        assert!(rows <= self.scheduler.limits.max_num_batched_tokens, "the token budget is kept");
+        let seats = self.scheduler.limits.max_num_seqs as usize;
         let samples = plan.batch.wants.iter().filter(|want| !matches!(want, Want::Score(_))).count();
         assert!(samples <= seats && plan.batch.sequences.len() <= seats, "so is max_num_seqs");
         for &slot in &plan.batch.slots {
@@ -213,6 +227,7 @@ impl World {
         self.check_blocks();
         self.rows += rows;
         self.carried += plan.batch.carried.len();
+        self.drafted += plan.batch.wants.iter().map(drafted).sum::<usize>();
         self.last_step = time_of(rows);
         self.device_done = self.device_done.max(self.now) + self.last_step;
         let handle = self.backend.launch(plan.batch).expect("the fake backend runs");
@@ -224,6 +239,7 @@ impl World {
         let Some((step, handle, done)) = self.under_way.pop_front() else { return false };
         let output = self.backend.collect(handle).expect("the fake backend runs");
         self.now = self.now.max(done);
+        self.accepted += output.answers.iter().map(accepted).sum::<usize>();
         let events = self.scheduler.commit(step, &output, self.now);
         let is_draw = |event: &&Event| {
             matches!(event, Event::Token { .. } | Event::Finished { reason: FinishReason::Stop(_), .. })
@@ -249,6 +265,16 @@ impl World {
         assert!(self.scheduler.is_idle());
         assert_eq!(self.scheduler.kv.counts().held, 0, "nobody runs, nothing is held");
     }
+}
+
+/// Tokens of a draft that are to be verified.
+fn drafted(want: &Want) -> usize {
+    if let Want::Verify(verify) = want { verify.rows.len() - 1 } else { 0 }
+}
+
+/// Tokens of a draft that were right.
+fn accepted(answer: &Answer) -> usize {
+    if let Answer::Verified(drawn) = answer { drawn.len() - 1 } else { 0 }
 }
 
 fn roomy() -> SchedulerConfig {
@@ -410,7 +436,7 @@ fn higher_priority_takes_the_place_of_lower_and_both_end() {
     world.submit(NewRequest { priority: -5, ..request(2, vec![2; 8], params) });
     world.step();
     assert_eq!(world.first_tokens, [RequestKey(1), RequestKey(2)]);
-    assert_eq!(world.scheduler.running[0].request, RequestKey(2));
+    assert_eq!(world.scheduler.queues.running[0].request, RequestKey(2));
     world.run();
     assert!(world.streams.values().all(|stream| stream.tokens.len() == 10));
 }
@@ -445,7 +471,7 @@ fn short_of_blocks(mut world: World) {
     // Nine blocks: the prompt needs seven, and while it is computed two tokens a step the other one grows.
     let mut preempted = false;
     while world.step() {
-        preempted |= world.scheduler.waiting.values().any(|waiting| waiting.request == RequestKey(1));
+        preempted |= world.scheduler.queues.waiting.values().any(|waiting| waiting.request == RequestKey(1));
     }
     assert!(preempted, "both do not fit");
     for (key, expected) in [1, 2].into_iter().zip(expected) {

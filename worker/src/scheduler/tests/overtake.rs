@@ -1,7 +1,6 @@
 //! A short prompt beside long ones: how long it waits, and that the long ones get on.
 
-use super::super::overtake::SHORT_STEP;
-use super::super::plan::MIN_CHUNK;
+use super::super::budget::{MIN_CHUNK, SHORT_STEP};
 use super::*;
 
 /// How long a step of so many rows takes: a fixed part, the weights that every step reads, and one for each row.

@@ -1,0 +1,72 @@
+//! Drafts through the engine: scheduler, engine and a backend that verifies give exactly the output of plain decoding.
+
+use skein_proto::sampling::SamplingParams;
+
+use super::scene::*;
+use super::*;
+use crate::scheduler::{Drafts, Propose};
+
+/// Proposes what comes, garbage, and what comes with garbage behind it, in turn. `wholes`: prompts with their outputs.
+fn in_turn(wholes: Vec<Vec<TokenId>>) -> Propose {
+    let mut turn = 0;
+    Box::new(move |tokens, most, draft| {
+        turn += 1;
+        let right = [most, 0, most / 2][turn % 3];
+        let whole = wholes.iter().find(|whole| whole.starts_with(tokens));
+        draft.extend(whole.iter().flat_map(|whole| &whole[tokens.len()..]).take(right));
+        draft.extend((draft.len()..most).map(|at| (at * 11 + turn) as TokenId % VOCAB));
+    })
+}
+
+fn ways() -> Vec<SamplingParams> {
+    let plain = SamplingParams { max_tokens: 60, ..SamplingParams::default() };
+    let warm = SamplingParams { temperature: 1.0, seed: 4, ..plain.clone() };
+    vec![
+        plain.clone(),
+        warm.clone(),
+        SamplingParams { frequency_penalty: 0.5, ..warm.clone() },
+        SamplingParams { logprobs: Some(2), prompt_logprobs: Some(1), ..warm.clone() },
+        SamplingParams { stop_token_ids: vec![1, 2, 3, 4, 5], min_tokens: 9, ..warm },
+    ]
+}
+
+#[tokio::test]
+async fn drafts_change_no_output_and_leave_nothing_behind() {
+    for steps_in_flight in [1, 2, 3] {
+        let options = FakeOptions { steps_in_flight, ..fake() };
+        for params in ways() {
+            let request = request(params, 3);
+            let expected = undisturbed_in(options.clone(), request.clone()).await;
+            let whole = |sample: u32| [&request.prompt[..], &expected.tokens(sample)].concat();
+            let drafts = Drafts::new(5, in_turn((0..3).map(whole).collect()));
+            let mut scene = Scene::drafting(options.clone(), drafts);
+            let mut stream = scene.submit(Submission::alone("drafted", request)).await.expect("taken");
+            let mut got = Got::default();
+            while scene.turn() == Turn::Worked {
+                got.read(&mut stream);
+            }
+            assert_eq!(got.read(&mut stream), Some(Ok(())));
+            assert_eq!(got, expected);
+            drop(stream);
+            scene.run();
+            assert_eq!(scene.engine.audit_at_rest(), Ok(()));
+        }
+    }
+}
+
+#[tokio::test]
+async fn right_drafts_save_steps() {
+    let request = request(SamplingParams { max_tokens: 61, ..SamplingParams::default() }, 1);
+    let expected = undisturbed(request.clone()).await;
+    let whole = [&request.prompt[..], &expected.tokens(0)].concat();
+    let right: Propose = Box::new(move |tokens, most, draft| {
+        draft.extend(whole[tokens.len()..].iter().take(most));
+    });
+    let mut scene = Scene::drafting(fake(), Drafts::new(5, right));
+    let mut stream = scene.submit(Submission::alone("drafted", request)).await.expect("taken");
+    scene.run();
+    let mut got = Got::default();
+    assert_eq!(got.read(&mut stream), Some(Ok(())));
+    assert_eq!(got, expected);
+    assert_eq!(scene.engine.steps, 1 + 10, "six tokens by each step after the prompt's");
+}

@@ -1,0 +1,47 @@
+//! How fast the steps are: what one takes, and tokens a second.
+
+use skein_node::clock::Timestamp;
+
+use super::plan::Step;
+use super::rate::Rate;
+use super::step_time::StepTime;
+
+/// Tokens after which a measured rate has half forgotten: a few steps' worth of each.
+const PREFILL_RATE_HALF_LIFE: f64 = 4096.0;
+const DECODE_RATE_HALF_LIFE: f64 = 256.0;
+
+/// What was measured of the steps so far.
+#[derive(Debug)]
+pub(super) struct Pace {
+    pub prefill: Rate,
+    pub decode: Rate,
+    pub step_time: StepTime,
+    /// When the latest step was done.
+    last_commit: Timestamp,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self {
+            prefill: Rate::new(PREFILL_RATE_HALF_LIFE),
+            decode: Rate::new(DECODE_RATE_HALF_LIFE),
+            step_time: StepTime::default(),
+            last_commit: Timestamp::ZERO,
+        }
+    }
+}
+
+impl Pace {
+    /// Measures the step's own time: it began when it was planned, or when the step before it was done. `accepted`: tokens
+    /// of drafts that it found right, which its streams got beside one each.
+    pub fn observe(&mut self, step: &Step, accepted: u32, now: Timestamp) {
+        let took = now.since(step.started.max(self.last_commit));
+        self.last_commit = now;
+        self.step_time.observe(step.work(), took);
+        if step.prompt_rows() > step.stream_rows {
+            self.prefill.observe(step.rows, took);
+        } else if step.prompt_rows() == 0 {
+            self.decode.observe(step.streams + accepted, took);
+        }
+    }
+}
