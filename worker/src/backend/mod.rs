@@ -83,6 +83,11 @@ pub struct Batch {
 }
 
 impl Batch {
+    /// Whether each sequence has one row, as where all decode. One with a draft has more.
+    pub fn has_one_row_each(&self) -> bool {
+        self.tokens.len() == self.sequences.len()
+    }
+
     /// The tokens that `verify` is to verify.
     pub fn draft(&self, verify: &VerifyRows) -> &[TokenId] {
         &self.tokens[verify.rows.start as usize + 1..verify.rows.end as usize]

@@ -71,7 +71,7 @@ impl Queues {
     /// The position from which the prompt goes on that is computed first in `step`.
     pub fn first_context(&self, step: u64) -> u32 {
         let is_prompt = |sequence: &&Sequence| {
-            !sequence.is_decoding(step) && sequence.pending(step) > 0 && !sequence.is_in(step)
+            !sequence.is_in(step) && !sequence.is_decoding(step) && sequence.pending(step) > 0
         };
         self.running.iter().find(is_prompt).map_or(0, Sequence::next_row)
     }

@@ -92,7 +92,7 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
             "{rows} rows of {sequences} sequences are within {:?}",
             self.sizes
         );
-        let is_decode = rows == sequences && passes.len() <= 1;
+        let is_decode = batch.has_one_row_each() && passes.len() <= 1;
         if is_decode {
             passes = passes.into_iter().map(Pass::of_all_rows).collect();
         }
