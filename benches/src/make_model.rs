@@ -57,6 +57,16 @@ const LLAMA: Shape = Shape {
     qkv_bias: false,
 };
 
+const LLAMA3: Shape = Shape {
+    num_key_value_heads: 8,
+    head_dim: 128,
+    vocab_size: 128_256,
+    max_position_embeddings: 131_072,
+    rope_theta: 500_000.0,
+    llama3_rope: true,
+    ..LLAMA
+};
+
 const QWEN3: Shape = Shape {
     model_type: "qwen3",
     num_key_value_heads: 8,
@@ -79,14 +89,9 @@ pub const SHAPES: &[Shape] = &[
         intermediate_size: 8192,
         num_hidden_layers: 16,
         num_attention_heads: 32,
-        num_key_value_heads: 8,
         head_dim: 64,
-        vocab_size: 128_256,
-        max_position_embeddings: 131_072,
-        rope_theta: 500_000.0,
-        llama3_rope: true,
         tied: true,
-        ..LLAMA
+        ..LLAMA3
     },
     Shape {
         name: "llama-3.1-8b",
@@ -94,13 +99,7 @@ pub const SHAPES: &[Shape] = &[
         intermediate_size: 14_336,
         num_hidden_layers: 32,
         num_attention_heads: 32,
-        num_key_value_heads: 8,
-        head_dim: 128,
-        vocab_size: 128_256,
-        max_position_embeddings: 131_072,
-        rope_theta: 500_000.0,
-        llama3_rope: true,
-        ..LLAMA
+        ..LLAMA3
     },
     Shape {
         name: "qwen2.5-0.5b",
@@ -140,13 +139,7 @@ pub const SHAPES: &[Shape] = &[
         intermediate_size: 28_672,
         num_hidden_layers: 80,
         num_attention_heads: 64,
-        num_key_value_heads: 8,
-        head_dim: 128,
-        vocab_size: 128_256,
-        max_position_embeddings: 131_072,
-        rope_theta: 500_000.0,
-        llama3_rope: true,
-        ..LLAMA
+        ..LLAMA3
     },
 ];
 
