@@ -28,40 +28,48 @@ pub struct Delta {
     pub hand_back: bool,
 }
 
-impl Delta {
-    /// For the wire, from a worker at `epoch`.
-    pub fn into_wire(self, epoch: u64) -> wire::GenerateDelta {
-        wire::GenerateDelta {
-            epoch,
-            sample_index: self.sample_index,
-            from_position: self.from_position,
-            token_ids: self.tokens,
-            logprobs: self.logprobs.into_iter().map(Into::into).collect(),
-            finish: self.finish.map(Into::into),
-            cached_tokens: self.cached_tokens,
-            prompt_logprobs: self.prompt_logprobs.into_iter().map(Into::into).collect(),
-            from_prompt_position: self.from_prompt_position,
-            hand_back: self.hand_back,
-        }
-    }
+/// What a worker at `epoch` sends.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct WorkerDelta {
+    /// Epoch of the worker.
+    pub epoch: u64,
+    /// New output.
+    pub delta: Delta,
+}
 
-    /// From the wire: the worker's epoch, and what it sent.
-    ///
-    /// # Errors
-    /// What no worker should send.
-    pub fn from_wire(delta: wire::GenerateDelta) -> Result<(u64, Self), Malformed> {
-        let new = Self {
+impl From<WorkerDelta> for wire::GenerateDelta {
+    fn from(WorkerDelta { epoch, delta }: WorkerDelta) -> Self {
+        Self {
+            epoch,
             sample_index: delta.sample_index,
             from_position: delta.from_position,
-            tokens: delta.token_ids,
-            logprobs: logprobs(delta.logprobs)?,
-            finish: delta.finish.map(FinishReason::try_from).transpose()?,
+            token_ids: delta.tokens,
+            logprobs: delta.logprobs.into_iter().map(Into::into).collect(),
+            finish: delta.finish.map(Into::into),
             cached_tokens: delta.cached_tokens,
-            prompt_logprobs: logprobs(delta.prompt_logprobs)?,
+            prompt_logprobs: delta.prompt_logprobs.into_iter().map(Into::into).collect(),
             from_prompt_position: delta.from_prompt_position,
             hand_back: delta.hand_back,
+        }
+    }
+}
+
+impl TryFrom<wire::GenerateDelta> for WorkerDelta {
+    type Error = Malformed;
+
+    fn try_from(sent: wire::GenerateDelta) -> Result<Self, Malformed> {
+        let delta = Delta {
+            sample_index: sent.sample_index,
+            from_position: sent.from_position,
+            tokens: sent.token_ids,
+            logprobs: logprobs(sent.logprobs)?,
+            finish: sent.finish.map(FinishReason::try_from).transpose()?,
+            cached_tokens: sent.cached_tokens,
+            prompt_logprobs: logprobs(sent.prompt_logprobs)?,
+            from_prompt_position: sent.from_prompt_position,
+            hand_back: sent.hand_back,
         };
-        Ok((delta.epoch, new))
+        Ok(Self { epoch: sent.epoch, delta })
     }
 }
 

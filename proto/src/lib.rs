@@ -3,7 +3,7 @@
 //! compute alike.
 //!
 //! This crate knows no tasks, no policy and no model. Protobuf types stop at the edge that parsed them
-//! (`worker::service`, `router::grpc`, `router::dispatch`): deeper rooms use the plain types, and nothing there names
+//! (`worker::service`, `router::grpc`, `router::links`): deeper rooms use the plain types, and nothing there names
 //! this crate's `v1` modules.
 
 pub mod block_hash;

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use prost::Message;
+use skein_proto::delta::WorkerDelta;
 use skein_proto::worker::v1::*;
 
 const GOLDEN: &str = include_str!("../testdata/worker_messages.txt");
@@ -186,8 +187,8 @@ fn what_a_worker_says_of_itself() {
 fn plain_types_say_what_messages_say() {
     let params = skein_proto::sampling::SamplingParams::from(sampling());
     assert_eq!(SamplingParams::from(params), sampling());
-    let (epoch, new) = skein_proto::delta::Delta::from_wire(delta()).expect("well formed");
-    assert_eq!(new.into_wire(epoch), delta());
+    let new = WorkerDelta::try_from(delta()).expect("well formed");
+    assert_eq!(GenerateDelta::from(new), delta());
     let golden = golden();
     for (name, bytes) in golden.iter().filter(|(name, _)| name.starts_with("event.")) {
         let event = WorkerEvent::decode(&bytes[..]).expect(name);
@@ -200,7 +201,7 @@ fn plain_types_say_what_messages_say() {
 
 #[test]
 fn what_no_worker_should_send_is_named() {
-    let refused = |delta| skein_proto::delta::Delta::from_wire(delta).expect_err("malformed").to_string();
+    let refused = |delta: GenerateDelta| WorkerDelta::try_from(delta).expect_err("malformed").to_string();
     let uneven = TokenLogprobs { top_logprobs: Vec::new(), ..logprobs(5) };
     let got = refused(GenerateDelta { logprobs: vec![uneven], ..delta() });
     assert_eq!(got, "top_token_ids and top_logprobs differ in length");

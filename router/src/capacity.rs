@@ -1,7 +1,8 @@
 //! A cluster seen from outside as one large worker: what a gateway in front of several routers has to know. Pure.
 
+use skein_proto::info::WorkerInfo;
+
 use crate::fleet::WorkerStatus;
-use crate::fleet::report::WorkerInfo;
 use crate::request::ModelLimits;
 
 /// What the workers that take requests can do, and carry, together.

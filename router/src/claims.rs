@@ -4,8 +4,9 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use skein_proto::stream_key::StreamKey;
+
 use crate::refusal::Refusal;
-use crate::request::StreamKey;
 
 /// The ids in use. Clones share them.
 #[derive(Debug, Clone, Default)]

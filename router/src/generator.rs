@@ -29,7 +29,7 @@ pub trait Generator: Send + Sync + 'static {
 /// Dropping it cancels the request.
 pub trait TokenSource: Stream<Item = Result<TokenDelta, Refusal>> + Send + Unpin {
     /// Ends one sample early (its stop string was seen). That sample sends a last delta with
-    /// [`crate::request::TokenFinish::Aborted`] or nothing more; the others go on. Unknown and ended samples
+    /// [`crate::request::FinishReason::Abort`] or nothing more; the others go on. Unknown and ended samples
     /// are ignored.
     fn abort_sample(&mut self, sample_index: u32);
     /// What happened on the way so far. Complete once the stream has ended.

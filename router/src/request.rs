@@ -4,9 +4,11 @@
 use std::sync::Arc;
 
 use skein_node::clock::Timestamp;
-
-/// A token id; text stays on this side of `dispatch`, tokens go through it.
-pub type TokenId = u32;
+use skein_proto::TokenId;
+use skein_proto::finish::FinishReason;
+use skein_proto::logprobs::TokenLogprobs;
+use skein_proto::sampling::{SamplingOptions, SamplingParams};
+use skein_proto::stream_key::StreamKey;
 
 /// What a client asked for, from either API, not yet checked. Numbers are wide and optional so that the one
 /// validator, and not a parser, says what is out of range.
@@ -17,7 +19,7 @@ pub struct Draft {
     /// What to continue.
     pub prompt: Prompt,
     /// How to draw tokens.
-    pub sampling: DraftSampling,
+    pub sampling: SamplingOptions,
     /// The client's own id for the request.
     pub request_id: Option<String>,
     /// Which prompt this is of a call that has several under one id.
@@ -59,33 +61,6 @@ impl Default for Prompt {
     }
 }
 
-/// Sampling as the client gave it. Absent = the model's generation_config.json, else neutral.
-#[derive(Debug, Clone, Default)]
-#[allow(missing_docs)] // named and ranged as in skein.v1.SamplingOptions
-pub struct DraftSampling {
-    pub max_tokens: Option<i64>,
-    pub min_tokens: Option<i64>,
-    pub n: Option<i64>,
-    pub best_of: Option<i64>,
-    pub temperature: Option<f64>,
-    pub top_p: Option<f64>,
-    pub top_k: Option<i64>,
-    pub min_p: Option<f64>,
-    pub repetition_penalty: Option<f64>,
-    pub presence_penalty: Option<f64>,
-    pub frequency_penalty: Option<f64>,
-    pub seed: Option<i64>,
-    pub logit_bias: Vec<(i64, f64)>,
-    pub stop: Vec<String>,
-    pub stop_token_ids: Vec<i64>,
-    pub include_stop_str_in_output: bool,
-    pub ignore_eos: bool,
-    pub logprobs: Option<i64>,
-    pub prompt_logprobs: Option<i64>,
-    pub skip_special_tokens: Option<bool>,
-    pub spaces_between_special_tokens: Option<bool>,
-}
-
 /// A checked request in tokens: what admission, policy and dispatch see.
 #[derive(Debug, Clone)]
 pub struct TokenRequest {
@@ -95,8 +70,9 @@ pub struct TokenRequest {
     pub model: Arc<str>,
     /// Prompt tokens, at least one.
     pub prompt: Arc<[TokenId]>,
-    /// Parameters for the worker.
-    pub sampling: Arc<Sampling>,
+    /// Parameters for the worker, all in range. Without a seed of the client's, one made of `id`: whoever resumes or repeats
+    /// the request draws the same tokens.
+    pub sampling: Arc<SamplingParams>,
     /// Samples to produce, 1..=16.
     pub n: u32,
     /// Mixed into the block hash.
@@ -109,23 +85,6 @@ pub struct TokenRequest {
     pub stream_key: Option<StreamKey>,
     /// What the client has of the answer already; `None` = nothing.
     pub resume: Option<Arc<Resume>>,
-}
-
-/// XXH3-128 of (client's request id, model, prompt, sampling, n, salt). Routers that were given the same request under
-/// the same id agree on it, so one finds what another has started.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct StreamKey(pub u128);
-
-impl StreamKey {
-    /// From the wire: 16 bytes, big-endian; `None` = it is no key.
-    pub fn from_wire(bytes: &[u8]) -> Option<Self> {
-        Some(Self(u128::from_be_bytes(bytes.try_into().ok()?)))
-    }
-
-    /// For the wire.
-    pub fn to_wire(self) -> Vec<u8> {
-        self.0.to_be_bytes().to_vec()
-    }
 }
 
 /// How far a client got with a request through somebody who is gone. What it has is never sent again.
@@ -146,28 +105,6 @@ pub struct ResumeSample {
     pub delivered: Vec<TokenId>,
 }
 
-/// Sampling parameters as the worker takes them, all in range. The seed is always set: a request that gave
-/// none got one made of its id, so that whoever resumes or repeats it draws the same tokens.
-#[derive(Debug, Clone, PartialEq)]
-#[allow(missing_docs)] // named and ranged as in skein.worker.v1.SamplingParams
-pub struct Sampling {
-    pub temperature: f32,
-    pub top_p: f32,
-    pub top_k: u32,
-    pub min_p: f32,
-    pub repetition_penalty: f32,
-    pub presence_penalty: f32,
-    pub frequency_penalty: f32,
-    pub seed: u64,
-    pub logit_bias: Vec<(TokenId, f32)>,
-    pub max_tokens: u32,
-    pub min_tokens: u32,
-    pub stop_token_ids: Vec<TokenId>,
-    pub ignore_eos: bool,
-    pub logprobs: Option<u32>,
-    pub prompt_logprobs: Option<u32>,
-}
-
 /// Tokens of one sample, exactly once and in order: dispatch has dropped repeats and healed holes.
 #[derive(Debug, Clone, Default)]
 pub struct TokenDelta {
@@ -180,38 +117,11 @@ pub struct TokenDelta {
     /// One for each of `tokens` when asked for.
     pub logprobs: Vec<TokenLogprobs>,
     /// Set on the sample's last delta.
-    pub finish: Option<TokenFinish>,
+    pub finish: Option<FinishReason>,
     /// Prompt tokens that the first worker found cached; set once, on the request's first delta.
     pub cached_tokens: Option<u32>,
     /// For prompt positions 1.. in order, before the first output token, when asked for.
     pub prompt_logprobs: Vec<TokenLogprobs>,
-}
-
-/// Log-probabilities at one position.
-#[derive(Debug, Clone, PartialEq)]
-pub struct TokenLogprobs {
-    /// The token that stands there.
-    pub token: TokenId,
-    /// Its natural-log probability in the raw distribution.
-    pub logprob: f32,
-    /// 1 = most probable.
-    pub rank: u32,
-    /// The best tokens, best first.
-    pub top: Vec<(TokenId, f32)>,
-}
-
-/// Why a sample ended, as the worker sees it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TokenFinish {
-    /// A stop or end-of-sequence token (not among the tokens).
-    Stop {
-        /// Which one.
-        token: Option<TokenId>,
-    },
-    /// `max_tokens` or the context's end.
-    Length,
-    /// The router ended it (a stop string was seen).
-    Aborted,
 }
 
 /// What a request went through that its client did not see.

@@ -10,11 +10,14 @@ use std::task::{Context, Poll};
 use futures::future::BoxFuture;
 use futures::{FutureExt, Stream};
 use serde_json::{Value, json};
+use skein_proto::TokenId;
+use skein_proto::finish::FinishReason;
+use skein_proto::logprobs::TokenLogprobs;
 
 use crate::capacity::Capacity;
 use crate::generator::{Generator, TokenSource};
 use crate::refusal::Refusal;
-use crate::request::{Journey, ModelLimits, TokenDelta, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
+use crate::request::{Journey, ModelLimits, TokenDelta, TokenRequest};
 use crate::text::model_text::ModelText;
 
 /// First id of a byte: byte `b` is token `b + BYTES`.
@@ -84,7 +87,7 @@ pub fn delta(index: u32, text: &str) -> TokenDelta {
 }
 
 /// The last delta of sample `index`.
-pub fn finish(index: u32, finish: TokenFinish) -> TokenDelta {
+pub fn finish(index: u32, finish: FinishReason) -> TokenDelta {
     TokenDelta { sample_index: index, finish: Some(finish), ..TokenDelta::default() }
 }
 

@@ -6,13 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skein_node::clock::Timestamp;
+use skein_proto::TokenId;
+use skein_proto::sampling::{SamplingOptions, SamplingParams};
 use uuid::Uuid;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::config::RequestLimits;
-use crate::ranges::{Range, number, top_k, whole};
+use crate::ranges::{top_k, whole};
 use crate::refusal::Refusal;
-use crate::request::{Draft, DraftSampling, ModelLimits, Prompt, Sampling, StreamKey, TokenId, TokenRequest};
+use crate::request::{Draft, ModelLimits, Prompt, TokenRequest};
 use crate::text::model_text::{ChatPrompt, GenerationDefaults, ModelText};
 use crate::text::text_stream::TextOptions;
 
@@ -71,7 +73,7 @@ pub fn validate(
     };
     if !options.stop.is_empty() {
         // Whoever reads a stream ends it for all of its readers where its stop string ends.
-        let key = StreamKey::of(&request).ended_by(&options.stop, options.skip_special_tokens);
+        let key = request.own_stream_key().ended_by(&options.stop, options.skip_special_tokens);
         request.stream_key = Some(key);
     }
     Ok((request, options))
@@ -189,16 +191,16 @@ fn timeout(timeout_ms: Option<u64>, most: Duration) -> Result<Duration, Refusal>
 }
 
 fn sampling(
-    draft: &DraftSampling,
+    draft: &SamplingOptions,
     n: u32,
     id: &str,
     defaults: &GenerationDefaults,
     model: &ModelLimits,
     limits: &RequestLimits,
-) -> Result<Sampling, Refusal> {
-    let temperature = draft.temperature.or(defaults.temperature).unwrap_or(1.0);
-    let temperature = number("temperature", temperature, &Range::TEMPERATURE)?;
-    let temperature = if f64::from(temperature) < GREEDY_BELOW { 0.0 } else { temperature };
+) -> Result<SamplingParams, Refusal> {
+    let numbers = draft.numbers(&defaults.sampling)?;
+    let greedy = f64::from(numbers.temperature) < GREEDY_BELOW;
+    let temperature = if greedy { 0.0 } else { numbers.temperature };
     if let Some(best_of) = draft.best_of
         && best_of != i64::from(n)
     {
@@ -210,23 +212,9 @@ fn sampling(
         let message = format!("n must be 1 when temperature is 0 (greedy samples are all alike), got {n}.");
         return Err(Refusal::invalid("n", message));
     }
-    let repetition = draft.repetition_penalty.or(defaults.repetition_penalty).unwrap_or(1.0);
-    Ok(Sampling {
+    Ok(SamplingParams {
         temperature,
-        top_p: number("top_p", draft.top_p.or(defaults.top_p).unwrap_or(1.0), &Range::TOP_P)?,
-        top_k: top_k(draft.top_k.or(defaults.top_k).unwrap_or(0), model.vocab_size)?,
-        min_p: number("min_p", draft.min_p.or(defaults.min_p).unwrap_or(0.0), &Range::MIN_P)?,
-        repetition_penalty: number("repetition_penalty", repetition, &Range::REPETITION_PENALTY)?,
-        presence_penalty: number(
-            "presence_penalty",
-            draft.presence_penalty.unwrap_or(0.0),
-            &Range::OTHER_PENALTY,
-        )?,
-        frequency_penalty: number(
-            "frequency_penalty",
-            draft.frequency_penalty.unwrap_or(0.0),
-            &Range::OTHER_PENALTY,
-        )?,
+        top_k: top_k(draft.top_k.or(defaults.sampling.top_k).unwrap_or(0), model.vocab_size)?,
         seed: draft.seed.map_or_else(|| seed_of(id), i64::cast_unsigned),
         logit_bias: logit_bias(&draft.logit_bias, model.vocab_size, limits)?,
         max_tokens: whole("max_tokens", draft.max_tokens, 1, i64::from(u32::MAX))?.unwrap_or(1),
@@ -235,6 +223,7 @@ fn sampling(
         ignore_eos: draft.ignore_eos,
         logprobs: check_logprobs("logprobs", draft.logprobs, limits)?,
         prompt_logprobs: check_logprobs("prompt_logprobs", draft.prompt_logprobs, limits)?,
+        ..numbers
     })
 }
 
@@ -326,11 +315,11 @@ mod tests {
         validate(draft, &testing::model_text(), &MODEL, &RequestLimits::default(), Timestamp::ZERO)
     }
 
-    fn draft(sampling: DraftSampling) -> Draft {
+    fn draft(sampling: SamplingOptions) -> Draft {
         Draft { prompt: Prompt::Tokens(vec![1, 2, 3]), sampling, ..Draft::default() }
     }
 
-    fn check(sampling: DraftSampling, param: &str, message: &str) {
+    fn check(sampling: SamplingOptions, param: &str, message: &str) {
         check_draft(draft(sampling), param, message);
     }
 
@@ -340,37 +329,37 @@ mod tests {
         assert_eq!(refusal.http().status, 400);
     }
 
-    fn some() -> DraftSampling {
-        DraftSampling::default()
+    fn some() -> SamplingOptions {
+        SamplingOptions::default()
     }
 
     #[test]
     #[rustfmt::skip] // a table
     fn each_rule_names_field_limit_and_value() {
-        check(DraftSampling { temperature: Some(3.0), ..some() }, "temperature", "temperature must be in [0, 2], got 3.");
-        check(DraftSampling { temperature: Some(f64::NAN), ..some() }, "temperature", "temperature must be in [0, 2], got NaN.");
-        check(DraftSampling { temperature: Some(f64::INFINITY), ..some() }, "temperature", "temperature must be in [0, 2], got inf.");
-        check(DraftSampling { top_p: Some(0.0), ..some() }, "top_p", "top_p must be in (0, 1], got 0.");
-        check(DraftSampling { top_k: Some(-2), ..some() }, "top_k", "top_k must be -1 or 0 (off) or at least 1, got -2.");
-        check(DraftSampling { min_p: Some(1.5), ..some() }, "min_p", "min_p must be in [0, 1], got 1.5.");
-        check(DraftSampling { repetition_penalty: Some(0.0), ..some() }, "repetition_penalty", "repetition_penalty must be in (0, 10], got 0.");
-        check(DraftSampling { presence_penalty: Some(-2.1), ..some() }, "presence_penalty", "presence_penalty must be in [-2, 2], got -2.1.");
-        check(DraftSampling { frequency_penalty: Some(9.0), ..some() }, "frequency_penalty", "frequency_penalty must be in [-2, 2], got 9.");
-        check(DraftSampling { n: Some(1_000_000), ..some() }, "n", "n must be in [1, 16], got 1000000.");
-        check(DraftSampling { n: Some(0), ..some() }, "n", "n must be in [1, 16], got 0.");
-        check(DraftSampling { n: Some(3), temperature: Some(0.0), ..some() }, "n", "n must be 1 when temperature is 0 (greedy samples are all alike), got 3.");
-        check(DraftSampling { best_of: Some(4), ..some() }, "best_of", "best_of must equal n (1), got 4; choosing among more is not supported.");
-        check(DraftSampling { max_tokens: Some(0), ..some() }, "max_tokens", "max_tokens must be in [1, 4294967295], got 0.");
-        check(DraftSampling { max_tokens: Some(4), min_tokens: Some(5), ..some() }, "min_tokens", "min_tokens must be in [0, 4], got 5.");
-        check(DraftSampling { logprobs: Some(21), ..some() }, "logprobs", "logprobs must be in [0, 20], got 21.");
-        check(DraftSampling { prompt_logprobs: Some(-1), ..some() }, "prompt_logprobs", "prompt_logprobs must be in [0, 20], got -1.");
-        check(DraftSampling { stop: vec![String::new()], ..some() }, "stop", "stop strings must not be empty.");
-        check(DraftSampling { stop: vec!["x".repeat(257)], ..some() }, "stop", "stop takes at most 256 bytes each, got 257.");
-        check(DraftSampling { stop: vec!["x".to_owned(); 17], ..some() }, "stop", "stop takes at most 16 entries, got 17.");
-        check(DraftSampling { stop_token_ids: vec![1; 129], ..some() }, "stop_token_ids", "stop_token_ids takes at most 128 entries, got 129.");
-        check(DraftSampling { stop_token_ids: vec![300], ..some() }, "stop_token_ids", "stop_token_ids: token id 300 is not in the vocabulary (0..300).");
-        check(DraftSampling { logit_bias: vec![(-1, 1.0)], ..some() }, "logit_bias", "logit_bias: token id -1 is not in the vocabulary (0..300).");
-        check(DraftSampling { logit_bias: vec![(1, f64::NAN)], ..some() }, "logit_bias", "logit_bias of token 1 must be a number.");
+        check(SamplingOptions { temperature: Some(3.0), ..some() }, "temperature", "temperature must be in [0, 2], got 3.");
+        check(SamplingOptions { temperature: Some(f64::NAN), ..some() }, "temperature", "temperature must be in [0, 2], got NaN.");
+        check(SamplingOptions { temperature: Some(f64::INFINITY), ..some() }, "temperature", "temperature must be in [0, 2], got inf.");
+        check(SamplingOptions { top_p: Some(0.0), ..some() }, "top_p", "top_p must be in (0, 1], got 0.");
+        check(SamplingOptions { top_k: Some(-2), ..some() }, "top_k", "top_k must be -1 or 0 (off) or at least 1, got -2.");
+        check(SamplingOptions { min_p: Some(1.5), ..some() }, "min_p", "min_p must be in [0, 1], got 1.5.");
+        check(SamplingOptions { repetition_penalty: Some(0.0), ..some() }, "repetition_penalty", "repetition_penalty must be in (0, 10], got 0.");
+        check(SamplingOptions { presence_penalty: Some(-2.1), ..some() }, "presence_penalty", "presence_penalty must be in [-2, 2], got -2.1.");
+        check(SamplingOptions { frequency_penalty: Some(9.0), ..some() }, "frequency_penalty", "frequency_penalty must be in [-2, 2], got 9.");
+        check(SamplingOptions { n: Some(1_000_000), ..some() }, "n", "n must be in [1, 16], got 1000000.");
+        check(SamplingOptions { n: Some(0), ..some() }, "n", "n must be in [1, 16], got 0.");
+        check(SamplingOptions { n: Some(3), temperature: Some(0.0), ..some() }, "n", "n must be 1 when temperature is 0 (greedy samples are all alike), got 3.");
+        check(SamplingOptions { best_of: Some(4), ..some() }, "best_of", "best_of must equal n (1), got 4; choosing among more is not supported.");
+        check(SamplingOptions { max_tokens: Some(0), ..some() }, "max_tokens", "max_tokens must be in [1, 4294967295], got 0.");
+        check(SamplingOptions { max_tokens: Some(4), min_tokens: Some(5), ..some() }, "min_tokens", "min_tokens must be in [0, 4], got 5.");
+        check(SamplingOptions { logprobs: Some(21), ..some() }, "logprobs", "logprobs must be in [0, 20], got 21.");
+        check(SamplingOptions { prompt_logprobs: Some(-1), ..some() }, "prompt_logprobs", "prompt_logprobs must be in [0, 20], got -1.");
+        check(SamplingOptions { stop: vec![String::new()], ..some() }, "stop", "stop strings must not be empty.");
+        check(SamplingOptions { stop: vec!["x".repeat(257)], ..some() }, "stop", "stop takes at most 256 bytes each, got 257.");
+        check(SamplingOptions { stop: vec!["x".to_owned(); 17], ..some() }, "stop", "stop takes at most 16 entries, got 17.");
+        check(SamplingOptions { stop_token_ids: vec![1; 129], ..some() }, "stop_token_ids", "stop_token_ids takes at most 128 entries, got 129.");
+        check(SamplingOptions { stop_token_ids: vec![300], ..some() }, "stop_token_ids", "stop_token_ids: token id 300 is not in the vocabulary (0..300).");
+        check(SamplingOptions { logit_bias: vec![(-1, 1.0)], ..some() }, "logit_bias", "logit_bias: token id -1 is not in the vocabulary (0..300).");
+        check(SamplingOptions { logit_bias: vec![(1, f64::NAN)], ..some() }, "logit_bias", "logit_bias of token 1 must be a number.");
         check_draft(Draft { priority: 101, ..draft(some()) }, "priority", "priority must be in [-100, 100], got 101.");
         check_draft(Draft { timeout_ms: Some(0), ..draft(some()) }, "timeout_ms", "timeout_ms must be at least 1, got 0.");
         check_draft(Draft { request_id: Some("a b".to_owned()), ..draft(some()) }, "request_id", "request_id must be 1 to 128 printable ASCII bytes without spaces, got 3 bytes.");
@@ -382,7 +371,7 @@ mod tests {
     fn a_prompt_one_token_too_long_is_told_in_the_known_sentence() {
         let prompt = |tokens, max_tokens| Draft {
             prompt: Prompt::Tokens(vec![1; tokens]),
-            sampling: DraftSampling { max_tokens, ..some() },
+            sampling: SamplingOptions { max_tokens, ..some() },
             ..Draft::default()
         };
         assert_eq!(run(prompt(63, None)).unwrap().0.sampling.max_tokens, 1);
@@ -431,7 +420,8 @@ mod tests {
     #[test]
     fn what_is_absent_takes_its_default() {
         let (request, options) = run(draft(some())).unwrap();
-        let Sampling { temperature, top_p, top_k, min_tokens, max_tokens, seed, .. } = *request.sampling;
+        let SamplingParams { temperature, top_p, top_k, min_tokens, max_tokens, seed, .. } =
+            *request.sampling;
         assert_eq!((temperature, top_p, top_k, min_tokens, max_tokens), (1.0, 1.0, 0, 0, 61));
         assert_eq!(request.deadline, Some(Timestamp::ZERO + RequestLimits::default().request_timeout));
         assert!(options.skip_special_tokens);
@@ -455,7 +445,7 @@ mod tests {
     fn calls_that_end_at_other_places_share_no_stream() {
         let key = |stop: &[&str], skip_special_tokens| {
             let stop = stop.iter().map(|stop| (*stop).to_owned()).collect();
-            let sampling = DraftSampling { stop, skip_special_tokens, ..some() };
+            let sampling = SamplingOptions { stop, skip_special_tokens, ..some() };
             let draft = Draft { request_id: Some("mine".to_owned()), ..draft(sampling) };
             run(draft).unwrap().0.stream_key()
         };
@@ -473,14 +463,15 @@ mod tests {
             |draft| validate(draft, &text, &MODEL, &RequestLimits::default(), Timestamp::ZERO).unwrap().0;
         let sampling = run(draft(some())).sampling;
         assert_eq!((sampling.temperature, sampling.top_k, sampling.max_tokens), (0.5, 7, 5));
-        let given = DraftSampling { temperature: Some(0.0), top_k: Some(-1), max_tokens: Some(9), ..some() };
+        let given =
+            SamplingOptions { temperature: Some(0.0), top_k: Some(-1), max_tokens: Some(9), ..some() };
         let sampling = run(draft(given)).sampling;
         assert_eq!((sampling.temperature, sampling.top_k, sampling.max_tokens), (0.0, 0, 9));
     }
 
     #[test]
     fn values_are_clamped_where_the_api_says_so() {
-        let given = DraftSampling {
+        let given = SamplingOptions {
             logit_bias: vec![(1, 1000.0), (2, -1e9)],
             temperature: Some(1e-9),
             top_k: Some(1_000_000),

@@ -9,11 +9,12 @@ use std::time::Duration;
 use futures::StreamExt;
 use skein_node::clock;
 use skein_node::discovery::{self, Change, Member};
+use skein_proto::sampling::SamplingParams;
 use skein_router::cluster::Cluster;
 use skein_router::fleet::Refused;
 use skein_router::generator::TokenSource;
 use skein_router::refusal::Refusal;
-use skein_router::request::{Sampling, TokenRequest};
+use skein_router::request::TokenRequest;
 use skein_worker::backend::fake::{FakeBackend, FakeOptions, StepCost};
 use skein_worker::config::{BackendKind, SchedulerConfig, WorkerConfig};
 use skein_worker::service::{LoadedBackend, serve_backend};
@@ -146,22 +147,15 @@ async fn run(cluster: Cluster, request: TokenRequest) -> Result<Outcome, Refusal
 /// Requests of six kinds: greedy, seeded, stop tokens, n = 3, log-probabilities of the output and of the prompt.
 fn request(index: u32, max_tokens: u32) -> TokenRequest {
     let kind = index % 6;
-    let sampling = Sampling {
+    let sampling = SamplingParams {
         temperature: if kind == 0 { 0.0 } else { 1.0 },
-        top_p: 1.0,
-        top_k: 0,
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
         seed: u64::from(index),
-        logit_bias: Vec::new(),
         max_tokens,
-        min_tokens: 0,
         stop_token_ids: if kind == 2 { (0..40).collect() } else { Vec::new() },
         ignore_eos: kind != 2,
         logprobs: (kind == 4).then_some(2),
         prompt_logprobs: (kind == 5).then_some(1),
+        ..SamplingParams::default()
     };
     TokenRequest {
         id: String::new(),

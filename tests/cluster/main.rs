@@ -8,10 +8,13 @@ use std::time::Duration;
 
 use futures::{Stream, StreamExt};
 use skein_node::clock;
+use skein_proto::TokenId;
+use skein_proto::finish::FinishReason;
+use skein_proto::logprobs::TokenLogprobs;
 use skein_router::cluster::Cluster;
 use skein_router::config::RouterConfig;
 use skein_router::refusal::Refusal;
-use skein_router::request::{TokenDelta, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
+use skein_router::request::{TokenDelta, TokenRequest};
 
 const MODEL: &str = "m";
 /// No single wait takes longer, also on a busy machine.
@@ -44,7 +47,7 @@ async fn next_of(
 }
 
 /// Tokens, their log-probabilities, and the end.
-type Sample = (Vec<TokenId>, Vec<TokenLogprobs>, Option<TokenFinish>);
+type Sample = (Vec<TokenId>, Vec<TokenLogprobs>, Option<FinishReason>);
 
 /// What must not depend on workers and time.
 #[derive(Debug, Clone, Default, PartialEq)]

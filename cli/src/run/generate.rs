@@ -101,13 +101,14 @@ fn show(text: &str) {
 
 #[cfg(test)]
 mod tests {
+    use skein_proto::sampling::SamplingOptions;
+
     use super::*;
-    use skein_router::request::DraftSampling;
 
     #[test]
     fn a_turn_carries_system_history_and_prompt() {
         let wishes =
-            Wishes { sampling: DraftSampling::default(), system: Some("Be brief.".into()), raw: false };
+            Wishes { sampling: SamplingOptions::default(), system: Some("Be brief.".into()), raw: false };
         let history = [json!({"role": "user", "content": "a"}), json!({"role": "assistant", "content": "b"})];
         let Prompt::Chat { messages, add_generation_prompt: true, .. } = draft(&wishes, &history, "c").prompt
         else {

@@ -16,11 +16,11 @@ use skein_node::discovery;
 use skein_node::shutdown::Shutdown;
 use skein_node::supervisor::{Report, Supervisor};
 use skein_node::telemetry;
+use skein_proto::sampling::SamplingOptions;
 use skein_router::app::App;
 use skein_router::cluster::Cluster;
 use skein_router::config::RouterConfig;
 use skein_router::refusal::Refusal;
-use skein_router::request::DraftSampling;
 use tokio::sync::mpsc;
 
 use crate::exit::{Failure, OTHER, USAGE};
@@ -42,7 +42,7 @@ const SEEN_WITHIN: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone)]
 pub struct Wishes {
     /// How to draw tokens.
-    pub sampling: DraftSampling,
+    pub sampling: SamplingOptions,
     /// System message.
     pub system: Option<String>,
     /// Without the chat template.

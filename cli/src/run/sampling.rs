@@ -2,7 +2,7 @@
 //! validator that every request passes.
 
 use skein_node::config::{Settings, text};
-use skein_router::request::DraftSampling;
+use skein_proto::sampling::SamplingOptions;
 
 /// Parameters that take one value, by their flag names.
 pub const NAMES: [&str; 9] = [
@@ -18,13 +18,15 @@ pub const NAMES: [&str; 9] = [
 ];
 
 /// Reads the sampling flags; problems are noted in `settings`.
-pub fn read(settings: &mut Settings) -> DraftSampling {
-    let mut sampling =
-        DraftSampling { stop: settings.list("stop", |stop| Ok(stop.to_owned())), ..DraftSampling::default() };
+pub fn read(settings: &mut Settings) -> SamplingOptions {
+    let mut sampling = SamplingOptions {
+        stop: settings.list("stop", |stop| Ok(stop.to_owned())),
+        ..SamplingOptions::default()
+    };
     for name in NAMES {
         // Parsed twice: once for the problem, once for the effect.
         if let Some(value) = settings.value(name, |value| {
-            set(&mut DraftSampling::default(), name, value)?;
+            set(&mut SamplingOptions::default(), name, value)?;
             text(value)
         }) {
             let known_good = set(&mut sampling, name, &value);
@@ -38,21 +40,18 @@ pub fn read(settings: &mut Settings) -> DraftSampling {
 ///
 /// # Errors
 /// When there is no such parameter or the value is of the wrong type.
-pub fn set(sampling: &mut DraftSampling, name: &str, value: &str) -> Result<(), String> {
+pub fn set(sampling: &mut SamplingOptions, name: &str, value: &str) -> Result<(), String> {
     let float = || value.parse::<f64>().map(Some).map_err(|_| format!("`{value}` is no number, such as 0.7"));
     let whole =
         || value.parse::<i64>().map(Some).map_err(|_| format!("`{value}` is no whole number, such as 40"));
-    match name.replace('_', "-").as_str() {
-        "temperature" => sampling.temperature = float()?,
-        "top-p" => sampling.top_p = float()?,
-        "top-k" => sampling.top_k = whole()?,
-        "min-p" => sampling.min_p = float()?,
-        "repetition-penalty" => sampling.repetition_penalty = float()?,
-        "presence-penalty" => sampling.presence_penalty = float()?,
-        "frequency-penalty" => sampling.frequency_penalty = float()?,
+    match name.replace('-', "_").as_str() {
+        "top_k" => sampling.top_k = whole()?,
         "seed" => sampling.seed = whole()?,
-        "max-tokens" => sampling.max_tokens = whole()?,
-        _ => return Err(format!("`{name}` is none of {}", NAMES.join(", "))),
+        "max_tokens" => sampling.max_tokens = whole()?,
+        field => match sampling.number_mut(field) {
+            Some(number) => *number = float()?,
+            None => return Err(format!("`{name}` is none of {}", NAMES.join(", "))),
+        },
     }
     Ok(())
 }
@@ -63,7 +62,7 @@ mod tests {
 
     #[test]
     fn every_name_can_be_set_and_mistakes_are_explained() {
-        let mut sampling = DraftSampling::default();
+        let mut sampling = SamplingOptions::default();
         for name in NAMES {
             assert_eq!(set(&mut sampling, name, "1"), Ok(()), "{name}");
         }

@@ -1,14 +1,18 @@
-//! How a request wants its tokens drawn: the parameters, their wire form, and the range of each number.
+//! How a request wants its tokens drawn: as a worker takes it ([`SamplingParams`]), as a client asks for it
+//! ([`SamplingOptions`]), and what each number may be ([`Range`]).
 //!
 //! A token is a function of (model, tokens so far, these parameters, sample index): no state is kept between draws,
 //! so any worker can continue any request.
 
 mod check;
+mod options;
 mod range;
 
-pub use range::Range;
+pub use options::SamplingOptions;
+pub use range::{OutOfRange, Range};
 
 use crate::TokenId;
+use crate::stream_key::Encoding;
 use crate::worker::v1 as wire;
 
 /// Sampling parameters of a request, the same for all its samples. The seed is always set.
@@ -75,6 +79,40 @@ impl SamplingParams {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
 
+    /// Adds them to what names a stream. Taken apart whole: a new parameter does not compile until somebody decides
+    /// that it counts.
+    pub fn encode(&self, encoding: &mut Encoding) {
+        let Self {
+            temperature,
+            top_p,
+            top_k,
+            min_p,
+            repetition_penalty,
+            presence_penalty,
+            frequency_penalty,
+            seed,
+            logit_bias,
+            max_tokens,
+            min_tokens,
+            stop_token_ids,
+            ignore_eos,
+            logprobs,
+            prompt_logprobs,
+        } = self;
+        for value in [temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty] {
+            encoding.number(u64::from(value.to_bits()));
+        }
+        for value in [*top_k, *max_tokens, *min_tokens, u32::from(*ignore_eos)] {
+            encoding.number(u64::from(value));
+        }
+        encoding.number(*seed);
+        encoding.list(logit_bias.iter().map(|(token, _)| *token));
+        encoding.list(logit_bias.iter().map(|(_, bias)| bias.to_bits()));
+        encoding.list(stop_token_ids.iter().copied());
+        encoding.optional(*logprobs);
+        encoding.optional(*prompt_logprobs);
+    }
+
     /// The numbers, each with its range.
     fn numbers(&self) -> [(Range, f32); 6] {
         [
@@ -130,5 +168,42 @@ impl From<SamplingParams> for wire::SamplingParams {
             logprobs: params.logprobs,
             prompt_logprobs: params.prompt_logprobs,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn every_parameter_changes_the_key_of_a_stream() {
+        let changes: [fn(&mut SamplingParams); 16] = [
+            |params| params.temperature = 0.5,
+            |params| params.top_p = 0.5,
+            |params| params.min_p = 0.5,
+            |params| params.top_k = 5,
+            |params| params.repetition_penalty = 1.5,
+            |params| params.presence_penalty = 1.0,
+            |params| params.frequency_penalty = 1.0,
+            |params| params.seed = 8,
+            |params| params.logit_bias = vec![(1, 0.5)],
+            |params| params.logit_bias = vec![(1, 1.5)],
+            |params| params.max_tokens = 11,
+            |params| params.min_tokens = 1,
+            |params| params.stop_token_ids = vec![1],
+            |params| params.ignore_eos = true,
+            |params| params.logprobs = Some(0),
+            |params| params.prompt_logprobs = Some(0),
+        ];
+        let key = |change: fn(&mut SamplingParams)| {
+            let (mut params, mut encoding) = (SamplingParams::default(), Encoding::begin());
+            change(&mut params);
+            params.encode(&mut encoding);
+            encoding.key()
+        };
+        let keys: HashSet<_> = changes.into_iter().chain([(|_| {}) as fn(&mut _)]).map(key).collect();
+        assert_eq!(keys.len(), changes.len() + 1);
     }
 }

@@ -40,12 +40,18 @@ impl Range {
 
     /// Whether the parameter may be `value`, which is rounded to 32 bits on its way.
     pub fn has(&self, value: f64) -> bool {
-        let above = if self.above_low {
-            value > self.low && value as f32 as f64 > self.low
-        } else {
-            value >= self.low
-        };
-        above && value <= self.high && value.is_finite()
+        // What is above 0 in 64 bits must stay so in 32.
+        let above_low = value > self.low && f64::from(value as f32) > self.low;
+        let is_above = if self.above_low { above_low } else { value >= self.low };
+        is_above && value <= self.high && value.is_finite()
+    }
+
+    /// `value` as a worker takes it.
+    ///
+    /// # Errors
+    /// When the parameter may not be `value`.
+    pub fn check(self, value: f64) -> Result<f32, OutOfRange> {
+        if self.has(value) { Ok(value as f32) } else { Err(OutOfRange { range: self, value }) }
     }
 }
 
@@ -62,6 +68,19 @@ impl fmt::Display for Range {
     }
 }
 
+/// A number that its parameter may not be.
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+#[error(
+    "{} must be in {}{}, {}], got {value}.",
+    range.name, if range.above_low { '(' } else { '[' }, range.low, range.high
+)]
+pub struct OutOfRange {
+    /// What it may be.
+    pub range: Range,
+    /// What it is.
+    pub value: f64,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -74,11 +93,13 @@ mod tests {
             assert!(outside.iter().all(|value| !range.has(*value)), "{outside:?} not in {range}");
         };
         check(Range::TEMPERATURE, "0..=2", &[0.0, 2.0], &[-0.1, 2.1, f64::NAN, f64::INFINITY]);
-        // What is above 0 in 64 bits must stay so in 32.
         check(Range::TOP_P, "above 0, at most 1 (1 = off)", &[1e-40, 1.0], &[0.0, 1e-300, 1.1]);
         check(Range::MIN_P, "0..=1 (0 = off)", &[0.0, 1.0], &[-0.1, f64::NAN]);
         let any = Range { high: f64::INFINITY, ..Range::REPETITION_PENALTY };
         check(any, "above 0 (1 = off)", &[0.1, 1e30], &[0.0, f64::INFINITY, f64::NAN]);
         check(Range::PRESENCE_PENALTY, "-2..=2", &[-2.0, 2.0], &[-2.1]);
+        let refused = |range: Range| range.check(11.0).expect_err("too high").to_string();
+        assert_eq!(refused(Range::MIN_P), "min_p must be in [0, 1], got 11.");
+        assert_eq!(refused(Range::REPETITION_PENALTY), "repetition_penalty must be in (0, 10], got 11.");
     }
 }

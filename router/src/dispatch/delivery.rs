@@ -7,11 +7,15 @@
 use std::time::Duration;
 
 use skein_node::clock::Timestamp;
+use skein_proto::TokenId;
+use skein_proto::delta::{Delta, WorkerDelta};
+use skein_proto::finish::FinishReason;
+use skein_proto::logprobs::TokenLogprobs;
 
 use crate::fleet::{WorkerEpoch, WorkerId};
-use crate::links::worker_client::{CallError, WorkerDelta};
+use crate::links::worker_client::CallError;
 use crate::refusal::Refusal;
-use crate::request::{Resume, TokenDelta, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
+use crate::request::{Resume, TokenDelta, TokenRequest};
 
 /// Moves of one request in all. The limit from the configuration counts moves without progress, so that a long
 /// answer survives any number of restarts; this one ends a request that crashes worker after worker by itself,
@@ -248,9 +252,9 @@ impl Delivery {
         Vec::new()
     }
 
-    fn delta(&mut self, delta: WorkerDelta) -> Vec<Action> {
+    fn delta(&mut self, WorkerDelta { epoch, delta }: WorkerDelta) -> Vec<Action> {
         let hand_back = delta.hand_back;
-        let mut actions = match self.take(delta) {
+        let mut actions = match self.take(epoch, delta) {
             Ok(news) => self.emit(news),
             Err(fault) => return self.fault(fault),
         };
@@ -273,8 +277,8 @@ impl Delivery {
     }
 
     /// Sorts a delta into what is new, trimmed to it, or a fault. A fault changes nothing.
-    fn take(&mut self, delta: WorkerDelta) -> Result<TokenDelta, String> {
-        if self.source.is_none_or(|source| source.at.epoch != delta.epoch) {
+    fn take(&mut self, epoch: u64, delta: Delta) -> Result<TokenDelta, String> {
+        if self.source.is_none_or(|source| source.at.epoch != epoch) {
             return Err("tokens of another epoch of the worker".into());
         }
         let prompt_logprobs = self.new_prompt_logprobs(&delta)?.to_vec();
@@ -311,7 +315,7 @@ impl Delivery {
         })
     }
 
-    fn new_prompt_logprobs<'a>(&self, delta: &'a WorkerDelta) -> Result<&'a [TokenLogprobs], String> {
+    fn new_prompt_logprobs<'a>(&self, delta: &'a Delta) -> Result<&'a [TokenLogprobs], String> {
         let entries = delta.prompt_logprobs.as_slice();
         let Some(next) = self.next_prompt_position.filter(|_| !entries.is_empty()) else { return Ok(&[]) };
         let from = delta.from_prompt_position;
@@ -461,11 +465,11 @@ fn resumed_samples(n: u32, resume: &Resume) -> Vec<Sample> {
 }
 
 /// Tokens, their log-probabilities, and the sample's end.
-type NewTokens = (Vec<TokenId>, Vec<TokenLogprobs>, Option<TokenFinish>);
+type NewTokens = (Vec<TokenId>, Vec<TokenLogprobs>, Option<FinishReason>);
 
 /// The part of a delta that begins at position `have`, of at most `left` tokens.
-fn new_tokens(delta: WorkerDelta, have: u32, left: usize, wants_logprobs: bool) -> Result<NewTokens, String> {
-    let WorkerDelta { from_position, mut tokens, mut logprobs, finish, .. } = delta;
+fn new_tokens(delta: Delta, have: u32, left: usize, wants_logprobs: bool) -> Result<NewTokens, String> {
+    let Delta { from_position, mut tokens, mut logprobs, finish, .. } = delta;
     if from_position > have {
         return Err(format!("a hole: position {from_position} after {have}"));
     }
@@ -476,7 +480,7 @@ fn new_tokens(delta: WorkerDelta, have: u32, left: usize, wants_logprobs: bool) 
     if repeated > tokens.len() && finish.is_some() {
         return Err(format!("an end before position {have}"));
     }
-    if finish == Some(TokenFinish::Aborted) {
+    if finish == Some(FinishReason::Abort) {
         return Err("the worker gave a sample up".into());
     }
     tokens.drain(..repeated.min(tokens.len()));

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use skein_node::clock;
 use skein_node::signal::Listener;
+use skein_proto::stream_key::StreamKey;
 use tokio::sync::mpsc;
 
 use super::delivery::{Action, Delivery, Event, Limits, Wait};
@@ -19,7 +20,7 @@ use crate::fleet::{self, Job, WorkerEpoch};
 use crate::links::worker_client::CallError;
 use crate::links::workers::{Arrival, Place, Placed, Workers};
 use crate::refusal::Refusal;
-use crate::request::{Journey, StreamKey, TokenDelta, TokenRequest};
+use crate::request::{Journey, TokenDelta, TokenRequest};
 
 /// How often a request that waits for a worker looks by itself; breakers open again without an event.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
@@ -156,7 +157,7 @@ impl Driver {
         self.aborted |= matches!(event, Event::Abort(_));
         let lost = match &event {
             Event::Ended(Some(error)) | Event::NotOpened(_, error) => error.to_string(),
-            Event::Delta(delta) if delta.hand_back => {
+            Event::Delta(sent) if sent.delta.hand_back => {
                 self.handed_back();
                 "handed back".into()
             }

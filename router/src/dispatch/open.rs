@@ -116,7 +116,10 @@ impl Driver {
             id: reader.id.clone(),
             samples: self.delivery.remaining().map(|(index, tokens)| (index, tokens.to_vec())).collect(),
             prompt_logprobs: self.delivery.owes_prompt_logprobs(),
-            placement: (self.workers.router_id, reader.placement.sequence),
+            placement: skein_proto::placement::Placement {
+                router: self.workers.router_id,
+                sequence: reader.placement.sequence,
+            },
             time_left: self.request.deadline.map(|deadline| deadline.since(clock::now())),
             stream_key: self.stream_key,
             linger: self.workers.linger,

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use futures::StreamExt;
 use skein_node::clock;
+use skein_proto::delta::WorkerDelta;
 
 use crate::fleet::Placement;
 use crate::links::errands::{Errand, What};
-use crate::links::worker_client::{CallError, WorkerClient, WorkerDelta, WorkerDeltas};
+use crate::links::worker_client::{CallError, WorkerClient, WorkerDeltas};
 use crate::links::workers::Workers;
 
 /// A reader, from before its call to the end of its stream.

@@ -6,33 +6,29 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use skein_node::clock::Timestamp;
+use skein_proto::TokenId;
+use skein_proto::delta::{Delta, WorkerDelta};
+use skein_proto::finish::FinishReason;
+use skein_proto::logprobs::TokenLogprobs;
+use skein_proto::sampling::SamplingParams;
 
 use super::delivery::{Action, Delivery, Event, Limits, MAX_MOVES, Wait};
 use crate::fleet::{WorkerEpoch, WorkerId};
-use crate::links::worker_client::{CallError, WorkerDelta};
+use crate::links::worker_client::CallError;
 use crate::refusal::Refusal;
-use crate::request::{Sampling, TokenDelta, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
+use crate::request::{TokenDelta, TokenRequest};
 
 const WORKER: WorkerId = WorkerId(1);
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn request(n: u32, max_tokens: u32, logprobs: Option<u32>, prompt_logprobs: Option<u32>) -> TokenRequest {
-    let sampling = Sampling {
+    let sampling = SamplingParams {
         temperature: 1.0,
-        top_p: 1.0,
-        top_k: 0,
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
         seed: 7,
-        logit_bias: Vec::new(),
         max_tokens,
-        min_tokens: 0,
-        stop_token_ids: Vec::new(),
-        ignore_eos: false,
         logprobs,
         prompt_logprobs,
+        ..SamplingParams::default()
     };
     TokenRequest {
         id: "r".into(),
@@ -65,11 +61,11 @@ fn logprobs_of(token: TokenId) -> TokenLogprobs {
 }
 
 /// The model: the next token is a hash of the sample and of all tokens before it; some end the sample.
-fn next(history: &[TokenId], sample: u32) -> Result<TokenId, TokenFinish> {
+fn next(history: &[TokenId], sample: u32) -> Result<TokenId, FinishReason> {
     let hash = history.iter().fold(0x9e37_79b9u32.wrapping_add(sample), |hash, token| {
         (hash ^ token).wrapping_mul(0x85eb_ca6b).rotate_left(13)
     });
-    if hash % 23 == 0 { Err(TokenFinish::Stop { token: Some(1) }) } else { Ok(hash % 1000) }
+    if hash % 23 == 0 { Err(FinishReason::Stop(Some(1))) } else { Ok(hash % 1000) }
 }
 
 /// What a worker sends for one attempt: samples interleaved, tokens in chunks of random size.
@@ -80,26 +76,26 @@ fn serve(request: &TokenRequest, delivery: &Delivery, epoch: u64, rng: &mut StdR
     let first = live.first().map_or(0, |(index, _)| *index);
     if delivery.owes_prompt_logprobs() {
         for (position, &token) in request.prompt.iter().enumerate().skip(1) {
-            deltas.push(WorkerDelta {
+            deltas.push(Delta {
                 sample_index: first,
                 from_position: request.prompt.len() as u32 + live[0].1.len() as u32,
                 prompt_logprobs: vec![logprobs_of(token)],
                 from_prompt_position: position as u32,
-                ..WorkerDelta::default()
+                ..Delta::default()
             });
         }
     }
     while !live.is_empty() {
         let which = rng.random_range(0..live.len());
         let (sample_index, tokens) = &mut live[which];
-        let mut delta = WorkerDelta {
+        let mut delta = Delta {
             sample_index: *sample_index,
             from_position: (request.prompt.len() + tokens.len()) as u32,
-            ..WorkerDelta::default()
+            ..Delta::default()
         };
         for _ in 0..rng.random_range(1..4) {
             if tokens.len() as u32 == request.sampling.max_tokens {
-                delta.finish = Some(TokenFinish::Length);
+                delta.finish = Some(FinishReason::Length);
                 break;
             }
             match next(&[&request.prompt[..], tokens].concat(), *sample_index) {
@@ -122,15 +118,14 @@ fn serve(request: &TokenRequest, delivery: &Delivery, epoch: u64, rng: &mut StdR
             live.swap_remove(which);
         }
     }
-    deltas.iter_mut().for_each(|delta| delta.epoch = epoch);
     deltas[0].cached_tokens = Some(epoch as u32);
-    deltas
+    deltas.into_iter().map(|delta| WorkerDelta { epoch, delta }).collect()
 }
 
 /// What a client has seen; panics on anything repeated, missing or out of place.
 #[derive(Debug, Default, PartialEq, Clone)]
 struct Client {
-    samples: Vec<(Vec<TokenId>, Vec<TokenLogprobs>, Option<TokenFinish>)>,
+    samples: Vec<(Vec<TokenId>, Vec<TokenLogprobs>, Option<FinishReason>)>,
     prompt_logprobs: Vec<TokenLogprobs>,
     cached_tokens: Option<u32>,
     end: Option<String>,
@@ -254,16 +249,16 @@ fn fault(deltas: &mut Vec<WorkerDelta>, place: usize, rng: &mut StdRng) -> Optio
         // Twice, in part twice, lost, from another epoch, with a wrong end, with too much, without its numbers.
         (1, Some(victim)) => deltas.insert(place, victim),
         (2, Some(mut victim)) => {
-            victim.tokens.truncate(1);
-            victim.logprobs.truncate(1);
-            victim.finish = None;
+            victim.delta.tokens.truncate(1);
+            victim.delta.logprobs.truncate(1);
+            victim.delta.finish = None;
             deltas.insert(place, victim);
         }
         (3, Some(_)) => drop(deltas.remove(place)),
         (4, Some(_)) => deltas[place].epoch += 100,
-        (5, Some(_)) => deltas[place].finish = Some(TokenFinish::Aborted),
-        (6, Some(_)) => deltas[place].sample_index += 100,
-        (7, Some(_)) => deltas[place].from_position += 1,
+        (5, Some(_)) => deltas[place].delta.finish = Some(FinishReason::Abort),
+        (6, Some(_)) => deltas[place].delta.sample_index += 100,
+        (7, Some(_)) => deltas[place].delta.from_position += 1,
         (8, Some(_)) => {
             deltas.truncate(place);
             return Some(Event::Ended(Some(CallError::Backpressure { retry_after: None })));
@@ -329,7 +324,8 @@ fn full() -> CallError {
 
 /// A delta with the next token of a single-sample request.
 fn token(position: u32) -> Event {
-    Event::Delta(WorkerDelta { epoch: 1, from_position: position, tokens: vec![9], ..WorkerDelta::default() })
+    let delta = Delta { from_position: position, tokens: vec![9], ..Delta::default() };
+    Event::Delta(WorkerDelta { epoch: 1, delta })
 }
 
 #[test]
@@ -396,7 +392,8 @@ fn a_rejected_request_is_not_tried_elsewhere_and_a_deadline_ends_it() {
 #[test]
 fn what_is_handed_back_moves_at_once_and_counts_for_nothing_but_the_bound_on_all_moves() {
     let request = request(1, 1000, None, None);
-    let hand_back = |epoch| Event::Delta(WorkerDelta { epoch, hand_back: true, ..WorkerDelta::default() });
+    let delta = Delta { hand_back: true, ..Delta::default() };
+    let hand_back = |epoch| Event::Delta(WorkerDelta { epoch, delta: delta.clone() });
     // Not one move without progress is allowed here, and nothing ever comes.
     let mut delivery = Delivery::new(&request, limits(0), at(0));
     for moves in 1..=MAX_MOVES {
@@ -433,7 +430,7 @@ fn tokens_before_a_hand_back_count() {
                 let got = run(&request, seed, |attempt, deltas, _| {
                     if attempt == 1 && cut < deltas.len() {
                         deltas.truncate(cut);
-                        deltas[cut - 1].hand_back = deltas[cut - 1].finish.is_none();
+                        deltas[cut - 1].delta.hand_back = deltas[cut - 1].delta.finish.is_none();
                     }
                     None
                 });

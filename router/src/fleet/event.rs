@@ -1,11 +1,12 @@
 //! What happens to a fleet, and what it wants done about it.
 
 use skein_node::discovery::Change;
+use skein_proto::info::WorkerInfo;
+use skein_proto::watch::WatchEvent;
 
 use super::breaker::Outcome;
 use super::job::Placement;
 use super::prefix_index::Desync;
-use super::report::{WatchEvent, WorkerInfo};
 use super::worker::Refused;
 use super::worker_id::{WorkerEpoch, WorkerId};
 

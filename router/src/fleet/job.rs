@@ -1,10 +1,10 @@
 //! A request as the fleet sees it: what it costs and which blocks it could share; and its entry at a worker.
 
+use skein_proto::TokenId;
 use skein_proto::block_hash::{self, BlockHash};
 
 use super::policy::Demand;
 use super::worker_id::WorkerEpoch;
-use crate::request::TokenId;
 
 /// A request as the fleet sees it.
 #[derive(Debug)]

@@ -6,30 +6,7 @@
 
 use std::collections::VecDeque;
 
-/// A worker's own report; see `Load` of the wire contract.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Load {
-    /// Prompt tokens waiting or part-way through prefill that no cache will save.
-    pub queued_uncached_tokens: u64,
-    /// Sequences waiting.
-    pub waiting: u32,
-    /// Sequences running.
-    pub running: u32,
-    /// KV blocks a new request could get.
-    pub free_blocks: u32,
-    /// Measured prefill rate, tokens a second; 0 = not measured yet.
-    pub prefill_tokens_per_second: f32,
-    /// Measured decode rate of all running sequences together, tokens a second; 0 = not measured yet.
-    pub decode_tokens_per_second: f32,
-    /// Engine steps since start.
-    pub step: u64,
-    /// Last placement of this router that the report knows of.
-    pub last_placement_sequence: u64,
-    /// Takes no new requests any more.
-    pub draining: bool,
-    /// Wants its streams to go on elsewhere, where there is an elsewhere.
-    pub giving_back: bool,
-}
+use skein_proto::load::{Load, LoadReport};
 
 /// What a placement will cost its worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,7 +33,7 @@ struct Placed {
 /// One worker's account in this router.
 #[derive(Debug, Default)]
 pub struct Ledger {
-    load: Load,
+    last_report: LoadReport,
     placed: VecDeque<Placed>,
     last_sequence: u64,
     /// Reported, but prefilled or ended since.
@@ -109,25 +86,26 @@ impl Ledger {
     }
 
     /// Takes in the worker's report.
-    pub fn report(&mut self, load: Load) {
+    pub fn report(&mut self, report: LoadReport) {
         (self.prefilled_tokens, self.ended_sequences) = (0, 0);
         for placed in &mut self.placed {
-            placed.reported = placed.sequence <= load.last_placement_sequence;
+            placed.reported = placed.sequence <= report.last_placement_sequence;
             placed.tokens_reported = placed.reported && !placed.prefilled;
         }
-        self.load = load;
+        self.last_report = report;
     }
 
     /// The worker started anew: it carries nothing, and all its blocks are free. Sequence numbers go on, so that
     /// nothing is mistaken.
     pub fn restart(&mut self, free_blocks: u32) {
         let load = Load { free_blocks, ..Load::default() };
-        *self = Self { load, last_sequence: self.last_sequence, ..Self::default() };
+        let last_report = LoadReport { load, ..LoadReport::default() };
+        *self = Self { last_report, last_sequence: self.last_sequence, ..Self::default() };
     }
 
     /// The last report.
-    pub fn last_report(&self) -> &Load {
-        &self.load
+    pub fn last_report(&self) -> &LoadReport {
+        &self.last_report
     }
 
     /// The load by now.
@@ -137,7 +115,7 @@ impl Ledger {
             new().filter(|placed| !placed.prefilled).map(|placed| placed.cost.uncached_tokens).sum();
         let new_sequences: u32 = new().map(|placed| placed.cost.sequences).sum();
         let new_blocks: u32 = new().map(|placed| placed.cost.blocks).sum();
-        let load = &self.load;
+        let load = &self.last_report.load;
         CurrentLoad {
             queued_uncached_tokens: load.queued_uncached_tokens.saturating_sub(self.prefilled_tokens)
                 + new_tokens,
@@ -157,14 +135,9 @@ mod tests {
         Cost { uncached_tokens, blocks: 4, sequences: 1 }
     }
 
-    fn report(queued: u64, running: u32, last_placement_sequence: u64) -> Load {
-        Load {
-            queued_uncached_tokens: queued,
-            running,
-            last_placement_sequence,
-            free_blocks: 100,
-            ..Load::default()
-        }
+    fn report(queued_uncached_tokens: u64, running: u32, last_placement_sequence: u64) -> LoadReport {
+        let load = Load { queued_uncached_tokens, running, free_blocks: 100, ..Load::default() };
+        LoadReport { load, last_placement_sequence, ..LoadReport::default() }
     }
 
     fn check(ledger: &Ledger, queued: u64, sequences: u32, free_blocks: u32) {

@@ -11,7 +11,6 @@ pub mod ledger;
 mod members;
 pub mod policy;
 pub mod prefix_index;
-pub mod report;
 mod status;
 mod streams;
 mod worker;
@@ -23,8 +22,11 @@ use std::time::Duration;
 use rand::Rng;
 use skein_node::clock::Timestamp;
 use skein_node::discovery::Change;
+use skein_proto::info::WorkerInfo;
+use skein_proto::stream_key::StreamKey;
+use skein_proto::watch::{Admitted, Snapshot, WatchBody, WatchEvent};
 
-use crate::request::{ModelLimits, StreamKey};
+use crate::request::ModelLimits;
 
 use breaker::Outcome;
 pub use event::{Action, Event, Notice};
@@ -32,7 +34,6 @@ pub use job::{Job, Placement};
 use ledger::Cost;
 use policy::{Demand, Pick, WorkerView};
 use prefix_index::{Desync, Expectation, PrefixIndex};
-use report::{WatchBody, WatchEvent, WorkerInfo};
 pub use status::WorkerStatus;
 use streams::StreamDirectory;
 pub use worker::{HealthLimits, Refused};
@@ -231,7 +232,7 @@ impl Fleet {
 
     /// Whether the rates behind predictions have been measured by any worker that takes requests.
     pub fn has_measured(&self) -> bool {
-        self.workers.values().any(|worker| worker.ledger.last_report().prefill_tokens_per_second > 0.0)
+        self.workers.values().any(|worker| worker.ledger.last_report().load.prefill_tokens_per_second > 0.0)
     }
 
     /// The block sizes in use, each once.
@@ -353,19 +354,19 @@ impl Fleet {
     fn apply(&mut self, now: Timestamp, at: WorkerEpoch, body: WatchBody) -> Result<(), Desync> {
         let id = at.worker;
         match body {
-            WatchBody::Snapshot { runs, stream_keys } => {
+            WatchBody::Snapshot(Snapshot { runs, stream_keys }) => {
                 self.streams.forget_worker(id);
                 stream_keys.into_iter().for_each(|key| self.streams.insert(key, at));
                 return self.index.replace(id, &runs);
             }
             WatchBody::Cache(change) => return self.index.apply(id, &change),
-            WatchBody::Load(load) => self.with(id, |worker| worker.report(now, load)),
-            WatchBody::Admitted { router_id, sequence, hashes, stream_key } => {
+            WatchBody::Load(report) => self.with(id, |worker| worker.report(now, report)),
+            WatchBody::Admitted(Admitted { placement, hashes, stream_key, depth: _ }) => {
                 if let Some(key) = stream_key {
                     self.streams.insert(key, at);
                 }
-                if router_id == self.router_id {
-                    self.index.withdraw(id, sequence);
+                if placement.router == self.router_id {
+                    self.index.withdraw(id, placement.sequence);
                 }
                 self.index.expect(id, Expectation::Admitted, &hashes, now);
             }

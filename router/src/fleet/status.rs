@@ -1,7 +1,8 @@
 //! How the workers stand, for people and for gateways.
 
+use skein_proto::info::WorkerInfo;
+
 use super::ledger::CurrentLoad;
-use super::report::WorkerInfo;
 use super::worker::Refused;
 
 /// How one worker stands, for people.

@@ -4,8 +4,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use skein_proto::stream_key::StreamKey;
+
 use super::worker_id::{WorkerEpoch, WorkerId};
-use crate::request::StreamKey;
 
 /// Streams known at once; the oldest are forgotten first. About 100 bytes each.
 pub(super) const MAX_STREAMS: usize = 1 << 16;

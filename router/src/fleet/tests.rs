@@ -3,12 +3,13 @@
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use skein_node::discovery::Member;
-use skein_proto::block_hash;
+use skein_proto::TokenId;
+use skein_proto::block_hash::{self, BlockHash};
+use skein_proto::load::{Load, LoadReport};
+use skein_proto::runs::{CacheChange, RunStored};
 
 use super::*;
-use crate::fleet::ledger::Load;
-use crate::fleet::prefix_index::{CacheChange, DEFAULT_MAX_BYTES, Run};
-use crate::request::TokenId;
+use crate::fleet::prefix_index::DEFAULT_MAX_BYTES;
 
 const ROUTER: u64 = 77;
 const LIMITS: HealthLimits = HealthLimits { worker_timeout: Duration::from_secs(5), wedge_timeout: None };
@@ -34,16 +35,26 @@ fn info(epoch: u64) -> WorkerInfo {
     }
 }
 
-fn snapshot(runs: Vec<Run>) -> WatchBody {
-    WatchBody::Snapshot { runs, stream_keys: Vec::new() }
+fn snapshot(runs: Vec<RunStored>) -> WatchBody {
+    WatchBody::Snapshot(Snapshot { runs, stream_keys: Vec::new() })
 }
 
-fn load(sequence: u64, load: Load) -> (u64, WatchBody) {
-    (sequence, WatchBody::Load(load))
+fn load(sequence: u64, report: LoadReport) -> (u64, WatchBody) {
+    (sequence, WatchBody::Load(report))
 }
 
-fn rated(running: u32, step: u64) -> Load {
-    Load { running, step, free_blocks: 100, prefill_tokens_per_second: 1000.0, ..Load::default() }
+fn rated_at(prefill_tokens_per_second: f32, running: u32, step: u64) -> LoadReport {
+    let load = Load { running, free_blocks: 100, prefill_tokens_per_second, ..Load::default() };
+    LoadReport { load, step, ..LoadReport::default() }
+}
+
+fn rated(running: u32, step: u64) -> LoadReport {
+    rated_at(1000.0, running, step)
+}
+
+fn admitted(router: u64, sequence: u64, hashes: Vec<BlockHash>, stream_key: Option<StreamKey>) -> WatchBody {
+    let placement = skein_proto::placement::Placement { router, sequence };
+    WatchBody::Admitted(Admitted { placement, depth: 0, hashes, stream_key })
 }
 
 struct Scene {
@@ -105,7 +116,7 @@ fn second(worker: WorkerId) -> WorkerEpoch {
 
 fn stored(tokens: &[TokenId]) -> WatchBody {
     let hashes = block_hash::chain(block_hash::root("m", "", ""), tokens, 4);
-    let run = Run { handle: 1, parent: 0, depth: 0, hashes };
+    let run = RunStored { handle: 1, parent: 0, depth: 0, hashes };
     WatchBody::Cache(CacheChange { stored: vec![run], ..CacheChange::default() })
 }
 
@@ -127,7 +138,7 @@ fn a_worker_takes_requests_from_its_first_word_on() {
     assert_eq!(scene.fleet.handle(at(0), Event::Lost(id)), []);
     assert!(!scene.is_ready(0, 0));
     assert_eq!(scene.watch(0, 0, 1, load(1, rated(0, 0))), [Action::Wake]);
-    scene.watch(0, 0, 1, load(1, Load { draining: true, ..rated(0, 0) }));
+    scene.watch(0, 0, 1, load(1, LoadReport { draining: true, ..rated(0, 0) }));
     assert!(!scene.is_ready(0, 0));
 
     // Again under the same name, elsewhere: the old one is given up.
@@ -250,7 +261,7 @@ fn a_frozen_engine_is_noticed_even_if_its_process_talks() {
     scene.watch(5100, 0, 1, load(1, rated(2, 5)));
     assert!(!scene.fleet.is_stuck(at(5100), placement, at(0)), "it moves again");
     // A long step is no wedge: four full budgets at the measured rate may pass.
-    let slow = |step| Load { prefill_tokens_per_second: 10.0, ..rated(2, step) };
+    let slow = |step| rated_at(10.0, 2, step);
     scene.watch(5200, 0, 1, load(1, slow(6)));
     scene.watch(25_000, 0, 1, load(1, slow(6)));
     assert!(!scene.fleet.is_stuck(at(25_000), placement, at(5200)));
@@ -288,8 +299,7 @@ fn a_prefix_follows_its_first_request_before_it_is_cached() {
     assert_eq!(hits(&scene), expected);
     // Admitted: now the worker has said so itself, also to routers that did not place it.
     let hashes = job.chains[0].1.clone();
-    let admitted =
-        WatchBody::Admitted { router_id: ROUTER, sequence: placement.sequence, hashes, stream_key: None };
+    let admitted = admitted(ROUTER, placement.sequence, hashes, None);
     scene.watch(2, holder, 1, (1, admitted));
     assert_eq!(hits(&scene), expected);
     // Prefilled: its queue is no reason to go elsewhere any more.
@@ -368,8 +378,8 @@ fn a_wedge_timeout_that_is_given_counts_exactly() {
     scene.fleet.limits = limits;
     let placement = Placement { at: first(scene.ids[0]), sequence: 1 };
     // Nothing measured, and by its rates a step could take long.
-    scene.watch(0, 0, 1, load(1, Load { running: 2, step: 4, free_blocks: 100, ..Load::default() }));
-    scene.watch(1400, 0, 1, load(1, Load { running: 2, step: 4, free_blocks: 100, ..Load::default() }));
+    scene.watch(0, 0, 1, load(1, rated_at(0.0, 2, 4)));
+    scene.watch(1400, 0, 1, load(1, rated_at(0.0, 2, 4)));
     assert!(!scene.fleet.is_stuck(at(1490), placement, at(0)));
     assert!(scene.fleet.is_stuck(at(1500), placement, at(0)));
 }
@@ -422,7 +432,7 @@ fn streams_are_found_where_they_are_said_to_be() {
     let mut scene = Scene::new(2);
     let [one, other] = scene.ids[..] else { panic!("two workers") };
     let stream_key = Some(key(1));
-    let admitted = WatchBody::Admitted { router_id: 5, sequence: 1, hashes: Vec::new(), stream_key };
+    let admitted = admitted(5, 1, Vec::new(), stream_key);
     scene.watch(0, 0, 1, (1, admitted));
     scene.fleet.stream_opened(key(2), first(other));
     scene.fleet.stream_opened(key(3), WorkerEpoch { worker: other, epoch: 9 });
@@ -433,7 +443,7 @@ fn streams_are_found_where_they_are_said_to_be() {
     assert_eq!(scene.fleet.find_stream(at(0), key(2)), Some(first(other)));
     scene.fleet.handle(at(0), Event::Lost(other));
     assert_eq!(scene.fleet.find_stream(at(0), key(2)), None, "out of reach");
-    let snapshot = WatchBody::Snapshot { runs: Vec::new(), stream_keys: vec![key(4)] };
+    let snapshot = WatchBody::Snapshot(Snapshot { runs: Vec::new(), stream_keys: vec![key(4)] });
     scene.watch(0, 0, 1, (2, snapshot));
     assert_eq!(scene.fleet.find_stream(at(0), key(1)), None, "a snapshot is all there is");
     assert_eq!(scene.fleet.find_stream(at(0), key(4)), Some(first(one)));
@@ -453,7 +463,7 @@ fn a_stream_is_not_sought_at_a_worker_of_other_weights() {
     let one = scene.ids[0];
     let other = WorkerInfo { fingerprint: 2, ..info(2) };
     scene.fleet.handle(at(0), Event::Connected(one, other));
-    let snapshot = WatchBody::Snapshot { runs: Vec::new(), stream_keys: vec![key] };
+    let snapshot = WatchBody::Snapshot(Snapshot { runs: Vec::new(), stream_keys: vec![key] });
     scene.watch(0, 0, 2, (1, snapshot));
     assert!(scene.fleet.is_reachable(at(0), second(one)));
     assert_eq!(scene.fleet.find_stream(at(0), key), None);

@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use skein_node::clock::Timestamp;
 use skein_node::discovery::Member;
+use skein_proto::info::WorkerInfo;
+use skein_proto::load::LoadReport;
+use skein_proto::watch::{WatchBody, WatchEvent};
 
 use super::breaker::{Breaker, Outcome};
-use super::ledger::{Ledger, Load};
-use super::report::{WatchBody, WatchEvent, WorkerInfo};
+use super::ledger::Ledger;
 
 /// After a stream broke, reports that were already on their way for this long do not prove the worker alive.
 const REPORTS_ON_THEIR_WAY: Duration = Duration::from_millis(50);
@@ -233,11 +235,11 @@ impl Worker {
         self.position = Position::Unknown;
     }
 
-    pub fn report(&mut self, now: Timestamp, load: Load) {
-        if load.running == 0 || load.step != self.ledger.last_report().step {
+    pub fn report(&mut self, now: Timestamp, report: LoadReport) {
+        if report.load.running == 0 || report.step != self.ledger.last_report().step {
             self.moved_at = now;
         }
-        self.ledger.report(load);
+        self.ledger.report(report);
     }
 
     pub fn dispatched(&mut self, now: Timestamp, epoch: u64, outcome: Outcome) {
@@ -280,7 +282,7 @@ impl Worker {
     /// Whether a stream silent since `silent_since` will stay so.
     pub fn is_stuck(&self, now: Timestamp, limits: &HealthLimits, silent_since: Timestamp) -> bool {
         let wedge_limit = self.wedge_limit(limits);
-        let load = self.ledger.last_report();
+        let load = self.ledger.last_report().load;
         let silent_for = now.since(silent_since);
         // It has reported since, and knows of no work at all: it does not have the request any more.
         let forgot = load.running == 0
@@ -294,14 +296,14 @@ impl Worker {
     }
 
     fn is_frozen(&self, now: Timestamp, limits: &HealthLimits) -> bool {
-        self.ledger.last_report().running > 0 && now.since(self.moved_at) >= self.wedge_limit(limits)
+        self.ledger.last_report().load.running > 0 && now.since(self.moved_at) >= self.wedge_limit(limits)
     }
 
     fn wedge_limit(&self, limits: &HealthLimits) -> Duration {
         if let Some(limit) = limits.wedge_timeout {
             return limit;
         }
-        let rate = f64::from(self.ledger.last_report().prefill_tokens_per_second);
+        let rate = f64::from(self.ledger.last_report().load.prefill_tokens_per_second);
         let budget = self.info.as_ref().map_or(0, |info| info.max_num_batched_tokens);
         if rate > 0.0 {
             let step = Duration::try_from_secs_f64(f64::from(budget) / rate).unwrap_or(UNMEASURED_WEDGE);

@@ -7,6 +7,7 @@ use futures::Stream;
 use http::{HeaderMap, HeaderValue};
 use serde_json::{Map, Value, json};
 use skein_node::clock;
+use skein_proto::logprobs::TokenLogprobs;
 
 use super::fields::{Fields, integers, wrong};
 use super::logprobs::{self, CompletionLogprobs, Entry};
@@ -20,7 +21,7 @@ use super::sse;
 use crate::app::App;
 use crate::config::RouterConfig;
 use crate::refusal::Refusal;
-use crate::request::{Draft, Prompt, TokenLogprobs, TokenRequest};
+use crate::request::{Draft, Prompt, TokenRequest};
 use crate::text::detokenizer::Detokenizer;
 use crate::text::text_stream::TextDelta;
 

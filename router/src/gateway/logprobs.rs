@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
+use skein_proto::TokenId;
+use skein_proto::logprobs::TokenLogprobs;
 
-use crate::request::{TokenId, TokenLogprobs};
 use crate::text::detokenizer::Detokenizer;
 use crate::text::token_bytes::TokenBytes;
 

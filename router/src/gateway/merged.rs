@@ -6,10 +6,11 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
+use skein_proto::logprobs::TokenLogprobs;
 
 use crate::app::{App, Started};
 use crate::refusal::Refusal;
-use crate::request::{Draft, Journey, TokenLogprobs, TokenRequest};
+use crate::request::{Draft, Journey, TokenRequest};
 use crate::text::text_stream::{TextDelta, TextStream, Usage};
 
 /// How long the status line may wait for the first delta, so that an early refusal is a status and not a chunk.

@@ -2,12 +2,13 @@
 
 use http::HeaderMap;
 use serde_json::Value;
+use skein_proto::sampling::SamplingOptions;
 
 use super::fields::{Fields, wrong};
 use super::progress::Progress;
 use super::request_id::{Asked, X_REQUEST_ID, asked};
 use crate::refusal::Refusal;
-use crate::request::{Draft, DraftSampling};
+use crate::request::Draft;
 
 /// How the answer is to look; what the worker never sees.
 #[derive(Debug, Clone, Default)]
@@ -47,8 +48,8 @@ const WITHOUT_EFFECT: [&str; 8] = [
 ];
 
 /// Takes all sampling parameters; `max_tokens` and `logprobs` differ between the APIs and are left.
-pub fn sampling(fields: &mut Fields) -> Result<DraftSampling, Refusal> {
-    Ok(DraftSampling {
+pub fn sampling(fields: &mut Fields) -> Result<SamplingOptions, Refusal> {
+    Ok(SamplingOptions {
         max_tokens: None,
         min_tokens: fields.i64("min_tokens")?,
         n: fields.i64("n")?,
@@ -100,7 +101,11 @@ pub fn draft(
 }
 
 /// Takes `stream` and what belongs to it.
-pub fn wants(fields: &mut Fields, sampling: &DraftSampling, had: Option<Progress>) -> Result<Wants, Refusal> {
+pub fn wants(
+    fields: &mut Fields,
+    sampling: &SamplingOptions,
+    had: Option<Progress>,
+) -> Result<Wants, Refusal> {
     let stream = fields.bool("stream")?;
     if had.is_some() && !stream {
         return Err(Refusal::invalid("Last-Event-ID", "Last-Event-ID is allowed only with stream: true."));

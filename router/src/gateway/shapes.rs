@@ -3,9 +3,11 @@
 use axum::response::Response;
 use http::HeaderValue;
 use serde_json::{Map, Value, json};
+use skein_proto::TokenId;
+use skein_proto::logprobs::TokenLogprobs;
 
 use super::request_id::X_REQUEST_ID;
-use crate::request::{Journey, TokenId, TokenLogprobs};
+use crate::request::Journey;
 use crate::text::text_stream::{StopCause, TextDelta, TextFinish, Usage};
 
 /// Tells builds apart, as OpenAI's field does.

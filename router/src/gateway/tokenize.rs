@@ -3,13 +3,14 @@
 use axum::Json;
 use axum::extract::{Request, State};
 use serde_json::{Value, json};
+use skein_proto::TokenId;
 
 use super::chat::chat_prompt;
 use super::fields::Fields;
 use super::refused::Refused;
 use crate::app::{App, prompt_bytes};
 use crate::refusal::Refusal;
-use crate::request::{Prompt, TokenId};
+use crate::request::Prompt;
 use crate::text::model_text::ChatPrompt;
 use crate::validate::{check_model, token_id};
 

@@ -4,10 +4,12 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
+use skein_proto::TokenId;
+use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::v1;
 
 use crate::refusal::Refusal;
-use crate::request::{Draft, DraftSampling, Journey, Prompt, TokenId, TokenLogprobs};
+use crate::request::{Draft, Journey, Prompt};
 use crate::text::received::Received;
 use crate::text::text_stream::{StopCause, TextFinish, Usage};
 use crate::text::token_bytes::TokenBytes;
@@ -25,7 +27,7 @@ pub fn draft(request: v1::GenerateRequest, timeout: Option<Duration>) -> Result<
     Ok(Draft {
         model: given(request.model),
         prompt,
-        sampling: sampling(request.sampling.unwrap_or_default()),
+        sampling: request.sampling.unwrap_or_default().into(),
         request_id: given(request.request_id),
         cache_salt: request.cache_salt,
         priority: i64::from(request.priority),
@@ -49,36 +51,6 @@ pub fn chat(chat: v1::Chat) -> Prompt {
 /// Protobuf has no absent string; empty says it.
 pub fn given(text: String) -> Option<String> {
     Some(text).filter(|text| !text.is_empty())
-}
-
-fn sampling(options: v1::SamplingOptions) -> DraftSampling {
-    DraftSampling {
-        max_tokens: options.max_tokens.map(i64::from),
-        min_tokens: options.min_tokens.map(i64::from),
-        n: options.n.map(i64::from),
-        best_of: None,
-        temperature: options.temperature,
-        top_p: options.top_p,
-        top_k: options.top_k,
-        min_p: options.min_p,
-        repetition_penalty: options.repetition_penalty,
-        presence_penalty: options.presence_penalty,
-        frequency_penalty: options.frequency_penalty,
-        seed: options.seed,
-        logit_bias: options
-            .logit_bias
-            .into_iter()
-            .map(|(id, bias)| (i64::from(id), f64::from(bias)))
-            .collect(),
-        stop: options.stop,
-        stop_token_ids: options.stop_token_ids.into_iter().map(i64::from).collect(),
-        include_stop_str_in_output: options.include_stop_str_in_output,
-        ignore_eos: options.ignore_eos,
-        logprobs: options.logprobs.map(i64::from),
-        prompt_logprobs: options.prompt_logprobs.map(i64::from),
-        skip_special_tokens: options.skip_special_tokens,
-        spaces_between_special_tokens: None,
-    }
 }
 
 /// Log-probabilities with each token's text.

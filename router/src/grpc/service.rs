@@ -4,6 +4,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use futures::Stream;
+use skein_proto::TokenId;
 use skein_proto::v1;
 use skein_proto::v1::inference_server::Inference;
 use tonic::{Request, Response, Status};
@@ -11,7 +12,7 @@ use tonic::{Request, Response, Status};
 use super::{convert, status};
 use crate::app::{App, prompt_bytes};
 use crate::refusal::Refusal;
-use crate::request::{Prompt, TokenId};
+use crate::request::Prompt;
 use crate::text::model_text::ChatPrompt;
 use crate::text::received::{Received, Rest};
 use crate::text::text_stream::{TextDelta, TextStream};

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use skein_proto::finish::FinishReason;
 use skein_proto::v1;
 use skein_proto::v1::inference_client::InferenceClient;
 use tokio::net::TcpListener;
@@ -14,7 +15,6 @@ use tonic_health::pb::health_client::HealthClient;
 
 use crate::app::App;
 use crate::refusal::Refusal;
-use crate::request::TokenFinish;
 use crate::testing::{self, Say, Script, delta, finish};
 
 /// Serves `app` on a free port; ends when the sender is dropped or used.
@@ -56,7 +56,7 @@ async fn generate(
 
 #[tokio::test]
 async fn text_tokens_and_usage_come_in_order() {
-    let script = Script::of([delta(0, "a"), delta(0, "bEN"), delta(0, "D"), finish(0, TokenFinish::Aborted)]);
+    let script = Script::of([delta(0, "a"), delta(0, "bEN"), delta(0, "D"), finish(0, FinishReason::Abort)]);
     let mut request = request("xy");
     request.return_token_ids = true;
     request.sampling = Some(v1::SamplingOptions {
@@ -101,7 +101,7 @@ fn assembled(responses: &[v1::GenerateResponse]) -> ([Assembled; 2], usize, usiz
 #[tokio::test]
 async fn a_stream_is_taken_up_again_behind_any_response() {
     let script = |whole: bool| {
-        let length = |index| finish(index, TokenFinish::Length);
+        let length = |index| finish(index, FinishReason::Length);
         let journey = crate::request::Journey { moves: 1, resume_exact: true };
         let deltas = match whole {
             true => vec![delta(1, "éx"), length(1), delta(0, "a😀ENb"), length(0)],
@@ -150,7 +150,7 @@ async fn a_stream_is_taken_up_again_behind_any_response() {
 #[tokio::test]
 async fn resume_points_that_make_no_sense_are_refused() {
     let refused = async |id: &str, resume_from: &[v1::Received]| {
-        let script = Script::of([delta(0, "ab"), finish(0, TokenFinish::Length)]);
+        let script = Script::of([delta(0, "ab"), finish(0, FinishReason::Length)]);
         let resume_from = resume_from.to_vec();
         generate(script, v1::GenerateRequest { request_id: id.to_owned(), resume_from, ..request("a") }).await
     };
@@ -189,7 +189,7 @@ async fn refusals_are_statuses_with_retry_metadata() {
 
 #[tokio::test]
 async fn the_clients_deadline_becomes_the_requests() {
-    let script = Arc::new(Script::of([finish(0, TokenFinish::Length)]));
+    let script = Arc::new(Script::of([finish(0, FinishReason::Length)]));
     let app = App::new(Arc::new(testing::model_text()), script.clone(), testing::config());
     let (channel, _stop) = connect(app).await;
     let mut call = tonic::Request::new(request("a"));
@@ -248,7 +248,7 @@ async fn keys_guard_grpc_and_the_answer_is_a_status() {
     config.api_keys = vec!["sesame".to_owned()];
     let app = App::new(
         Arc::new(testing::model_text()),
-        Arc::new(Script::of([finish(0, TokenFinish::Length)])),
+        Arc::new(Script::of([finish(0, FinishReason::Length)])),
         config,
     );
     let (channel, _stop) = connect(app).await;

@@ -7,14 +7,18 @@ use std::time::Duration;
 
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
+use skein_proto::TokenId;
+use skein_proto::delta::WorkerDelta;
+use skein_proto::info::WorkerInfo;
+use skein_proto::placement::Placement;
+use skein_proto::sampling::SamplingParams;
+use skein_proto::stream_key::StreamKey;
+use skein_proto::watch::WatchEvent;
 use skein_proto::worker::v1 as wire;
 use tonic::{Code, Status};
 
 use super::transport::{Connector, Transport, error_chain};
-use crate::fleet::ledger::Load;
-use crate::fleet::prefix_index::{CacheChange, Run};
-use crate::fleet::report::{WatchBody, WatchEvent, WorkerInfo};
-use crate::request::{Sampling, StreamKey, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
+use crate::request::TokenRequest;
 
 const UNARY_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -28,7 +32,7 @@ pub struct Attempt {
     /// Prompt log-probabilities are still owed to the client.
     pub prompt_logprobs: bool,
     /// This router, and its number for the placement.
-    pub placement: (u64, u64),
+    pub placement: Placement,
     /// What the client still waits.
     pub time_left: Option<Duration>,
     /// Under which name others find the stream.
@@ -50,22 +54,6 @@ pub struct Attachment {
     pub from_prompt_position: u32,
     /// How long the stream goes on without a reader.
     pub linger: Duration,
-}
-
-/// New tokens of one sample, as the worker sent them.
-#[derive(Debug, Clone, Default, PartialEq)]
-#[allow(missing_docs)] // as in skein.worker.v1.GenerateDelta
-pub struct WorkerDelta {
-    pub epoch: u64,
-    pub sample_index: u32,
-    pub from_position: u32,
-    pub tokens: Vec<TokenId>,
-    pub logprobs: Vec<TokenLogprobs>,
-    pub finish: Option<TokenFinish>,
-    pub cached_tokens: Option<u32>,
-    pub prompt_logprobs: Vec<TokenLogprobs>,
-    pub from_prompt_position: u32,
-    pub hand_back: bool,
 }
 
 /// Why a call to a worker gave nothing, or nothing more.
@@ -120,21 +108,7 @@ impl WorkerClient {
 
     /// Reads what the worker serves.
     pub async fn info(&self) -> Result<WorkerInfo, CallError> {
-        let info = bounded(self.transport.info()).await?;
-        Ok(WorkerInfo {
-            epoch: info.epoch,
-            model: info.model,
-            max_model_len: info.max_model_len,
-            vocab_size: info.vocab_size,
-            block_size: info.block_size.max(1),
-            kv_blocks: info.kv_blocks,
-            max_num_seqs: info.max_num_seqs,
-            max_num_batched_tokens: info.max_num_batched_tokens,
-            resume_exact: info.resume_exact,
-            version: info.version,
-            backend: info.backend,
-            fingerprint: info.model_fingerprint,
-        })
+        Ok(bounded(self.transport.info()).await?.into())
     }
 
     /// Follows the worker's log from `(epoch, next_sequence)`; (0, 0) = from a snapshot.
@@ -145,7 +119,7 @@ impl WorkerClient {
     ) -> Result<impl Stream<Item = Result<WatchEvent, CallError>> + Send + Unpin + use<>, CallError> {
         let request = wire::WatchRequest { epoch, next_sequence, router_id };
         let stream = bounded(self.transport.watch(request)).await?;
-        Ok(stream.map(|event| event.map(watch_event).map_err(call_error)))
+        Ok(stream.map(|event| event.map(WatchEvent::from).map_err(call_error)))
     }
 
     /// Starts a try; the worker has taken it when this returns.
@@ -211,19 +185,20 @@ fn retry_after(status: &Status) -> Option<Duration> {
 
 fn generate_request(request: &TokenRequest, attempt: Attempt) -> wire::GenerateRequest {
     let Attempt { id, samples, prompt_logprobs, placement, time_left, stream_key, linger } = attempt;
-    let (router_id, sequence) = placement;
+    let mut sampling = SamplingParams::clone(&request.sampling);
+    sampling.prompt_logprobs = sampling.prompt_logprobs.filter(|_| prompt_logprobs);
     let samples =
         samples.into_iter().map(|(index, delivered_token_ids)| wire::Sample { index, delivered_token_ids });
     wire::GenerateRequest {
         request_id: id,
         prompt_token_ids: request.prompt.to_vec(),
-        sampling: Some(sampling_params(&request.sampling, prompt_logprobs)),
+        sampling: Some(sampling.into()),
         samples: samples.collect(),
         cache_salt: request.cache_salt.to_string(),
         priority: request.priority,
         // 0 means none on the wire, and a deadline that has just passed is not none.
         timeout_ms: time_left.map_or(0, |left| millis(left).max(1)),
-        placement: Some(wire::Placement { router_id, sequence }),
+        placement: Some(placement.into()),
         stream_key: stream_key.to_wire(),
         linger_ms: millis(linger),
     }
@@ -245,103 +220,6 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn sampling_params(sampling: &Arc<Sampling>, prompt_logprobs: bool) -> wire::SamplingParams {
-    let logit_bias = sampling.logit_bias.iter();
-    wire::SamplingParams {
-        temperature: sampling.temperature,
-        top_p: sampling.top_p,
-        top_k: sampling.top_k,
-        min_p: sampling.min_p,
-        repetition_penalty: sampling.repetition_penalty,
-        presence_penalty: sampling.presence_penalty,
-        frequency_penalty: sampling.frequency_penalty,
-        seed: sampling.seed,
-        logit_bias: logit_bias.map(|&(token_id, bias)| wire::LogitBias { token_id, bias }).collect(),
-        max_tokens: sampling.max_tokens,
-        min_tokens: sampling.min_tokens,
-        stop_token_ids: sampling.stop_token_ids.clone(),
-        ignore_eos: sampling.ignore_eos,
-        logprobs: sampling.logprobs,
-        prompt_logprobs: sampling.prompt_logprobs.filter(|_| prompt_logprobs),
-    }
-}
-
 fn worker_delta(delta: wire::GenerateDelta) -> Result<WorkerDelta, CallError> {
-    Ok(WorkerDelta {
-        epoch: delta.epoch,
-        sample_index: delta.sample_index,
-        from_position: delta.from_position,
-        tokens: delta.token_ids,
-        logprobs: token_logprobs(delta.logprobs)?,
-        finish: delta.finish.map(token_finish).transpose()?,
-        cached_tokens: delta.cached_tokens,
-        prompt_logprobs: token_logprobs(delta.prompt_logprobs)?,
-        from_prompt_position: delta.from_prompt_position,
-        hand_back: delta.hand_back,
-    })
-}
-
-fn token_finish(finish: wire::Finish) -> Result<TokenFinish, CallError> {
-    match finish.reason() {
-        wire::FinishReason::Stop => Ok(TokenFinish::Stop { token: finish.stop_token_id }),
-        wire::FinishReason::Length => Ok(TokenFinish::Length),
-        wire::FinishReason::Abort => Ok(TokenFinish::Aborted),
-        wire::FinishReason::Unspecified => Err(CallError::fault("a sample ended without a reason")),
-    }
-}
-
-fn token_logprobs(logprobs: Vec<wire::TokenLogprobs>) -> Result<Vec<TokenLogprobs>, CallError> {
-    let convert = |entry: wire::TokenLogprobs| {
-        if entry.top_token_ids.len() != entry.top_logprobs.len() {
-            return Err(CallError::fault("top_token_ids and top_logprobs differ in length"));
-        }
-        let top = entry.top_token_ids.into_iter().zip(entry.top_logprobs).collect();
-        Ok(TokenLogprobs { token: entry.token_id, logprob: entry.logprob, rank: entry.rank, top })
-    };
-    logprobs.into_iter().map(convert).collect()
-}
-
-fn watch_event(event: wire::WorkerEvent) -> WatchEvent {
-    use wire::worker_event::Event;
-    let (epoch, sequence) = (event.epoch, event.sequence);
-    let Some(event) = event.event else { return WatchEvent { epoch, sequence, body: WatchBody::Unknown } };
-    let body = match event {
-        Event::Snapshot(snapshot) => WatchBody::Snapshot {
-            runs: runs(snapshot.runs),
-            stream_keys: snapshot.stream_keys.iter().filter_map(|key| StreamKey::from_wire(key)).collect(),
-        },
-        Event::Cache(delta) => WatchBody::Cache(CacheChange {
-            truncated: delta.truncated.into_iter().map(|run| (run.handle, run.new_end)).collect(),
-            stored: runs(delta.stored),
-        }),
-        Event::Load(load) => WatchBody::Load(Load {
-            queued_uncached_tokens: load.queued_uncached_tokens,
-            waiting: load.waiting,
-            running: load.running,
-            free_blocks: load.free_blocks,
-            prefill_tokens_per_second: load.prefill_tokens_per_second,
-            decode_tokens_per_second: load.decode_tokens_per_second,
-            step: load.step,
-            last_placement_sequence: load.last_placement_sequence,
-            draining: load.draining,
-            giving_back: load.giving_back,
-        }),
-        Event::Admitted(admitted) => {
-            let placement = admitted.placement.unwrap_or_default();
-            let (router_id, sequence) = (placement.router_id, placement.sequence);
-            let stream_key = StreamKey::from_wire(&admitted.stream_key);
-            WatchBody::Admitted { router_id, sequence, hashes: admitted.hashes, stream_key }
-        }
-    };
-    WatchEvent { epoch, sequence, body }
-}
-
-fn runs(runs: Vec<wire::RunStored>) -> Vec<Run> {
-    let convert = |run: wire::RunStored| Run {
-        handle: run.handle,
-        parent: run.parent,
-        depth: run.depth,
-        hashes: run.hashes,
-    };
-    runs.into_iter().map(convert).collect()
+    WorkerDelta::try_from(delta).map_err(|malformed| CallError::fault(malformed.to_string()))
 }

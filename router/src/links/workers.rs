@@ -8,7 +8,9 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use skein_node::clock;
 use skein_node::signal::{Listener, Signal};
+use skein_proto::TokenId;
 use skein_proto::block_hash;
+use skein_proto::stream_key::StreamKey;
 
 use super::errands::Errands;
 use super::transport::Connector;
@@ -17,7 +19,7 @@ use crate::admission::{Admission, Ask, Permit};
 use crate::fleet::policy::Demand;
 use crate::fleet::{self, Action, Fleet, Job, Notice, Placement, WorkerEpoch, WorkerId};
 use crate::refusal::Refusal;
-use crate::request::{StreamKey, TokenId, TokenRequest};
+use crate::request::TokenRequest;
 
 /// What a client is told to wait when no worker is ready.
 const RETRY_WHEN_NOBODY_READY: Duration = Duration::from_secs(1);

@@ -9,8 +9,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use serde_json::Value;
-
-use crate::request::TokenId;
+use skein_proto::TokenId;
 
 /// The model's control tokens (added tokens marked `special`), as a byte trie.
 #[derive(Debug, Default)]

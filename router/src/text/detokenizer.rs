@@ -4,8 +4,9 @@
 
 use std::sync::Arc;
 
+use skein_proto::TokenId;
+
 use super::token_bytes::TokenBytes;
-use crate::request::TokenId;
 
 /// State of one sample's text.
 #[derive(Debug, Clone)]

@@ -2,23 +2,20 @@
 //! requests: a bad value is the operator's error at start, not every client's later.
 
 use serde_json::Value;
+use skein_proto::sampling::{Range, SamplingOptions};
 
 use super::TextError;
-use crate::ranges::{Range, number, top_k};
+use crate::ranges::top_k;
 use crate::refusal::Refusal;
 
 const FILE: &str = "generation_config.json";
 
-/// What generation_config.json says where a request says nothing. The first four count only with
-/// `do_sample: true`, as in transformers.
+/// What generation_config.json says where a request says nothing.
 #[derive(Debug, Clone, Default, PartialEq)]
-#[allow(missing_docs)] // named as in generation_config.json
 pub struct GenerationDefaults {
-    pub temperature: Option<f64>,
-    pub top_p: Option<f64>,
-    pub top_k: Option<i64>,
-    pub min_p: Option<f64>,
-    pub repetition_penalty: Option<f64>,
+    /// `repetition_penalty`, and with `do_sample: true` `temperature`, `top_p`, `top_k` and `min_p`, as in transformers.
+    pub sampling: SamplingOptions,
+    /// Output tokens.
     pub max_new_tokens: Option<u32>,
 }
 
@@ -29,19 +26,22 @@ impl GenerationDefaults {
         let whole = |name| read(config, name, "a whole number", Value::as_i64);
         let real = |name| read(config, name, "a number", Value::as_f64);
         // What does not count need not be in range, but it must be what its name says.
-        let in_range = |name, counts: bool, range: &Range| {
-            let value = real(name)?.filter(|_| counts);
-            value.map(|value| number(name, value, range).map(|_| value)).transpose().map_err(bad)
+        let in_range = |range: Range, counts: bool| {
+            let value = real(range.name)?.filter(|_| counts);
+            let check =
+                |value| range.check(value).map(|_| value).map_err(|error| malformed(error.to_string()));
+            value.map(check).transpose()
         };
         let top_k = whole("top_k")?.filter(|_| sampled);
-        Ok(Self {
-            temperature: in_range("temperature", sampled, &Range::TEMPERATURE)?,
-            top_p: in_range("top_p", sampled, &Range::TOP_P)?,
+        let sampling = SamplingOptions {
+            temperature: in_range(Range::TEMPERATURE, sampled)?,
+            top_p: in_range(Range::TOP_P, sampled)?,
             top_k: top_k.map(|count| self::top_k(count, u32::MAX).map(|_| count)).transpose().map_err(bad)?,
-            min_p: in_range("min_p", sampled, &Range::MIN_P)?,
-            repetition_penalty: in_range("repetition_penalty", true, &Range::REPETITION_PENALTY)?,
-            max_new_tokens: whole("max_new_tokens")?.map(max_new_tokens).transpose()?,
-        })
+            min_p: in_range(Range::MIN_P, sampled)?,
+            repetition_penalty: in_range(Range::REPETITION_PENALTY, true)?,
+            ..SamplingOptions::default()
+        };
+        Ok(Self { sampling, max_new_tokens: whole("max_new_tokens")?.map(max_new_tokens).transpose()? })
     }
 }
 
@@ -88,7 +88,7 @@ mod tests {
         let config = json!({"do_sample": true, "temperature": 0.7, "top_k": 20, "max_new_tokens": 9});
         let defaults = GenerationDefaults::from_json(&config).unwrap();
         assert_eq!(
-            (defaults.temperature, defaults.top_k, defaults.max_new_tokens),
+            (defaults.sampling.temperature, defaults.sampling.top_k, defaults.max_new_tokens),
             (Some(0.7), Some(20), Some(9))
         );
         for unused in [json!(null), json!({"temperature": 0.7}), json!({"temperature": 5, "top_p": null})] {

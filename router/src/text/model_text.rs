@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
+use skein_proto::TokenId;
 
 use super::TextError;
 use super::chat_template::ChatTemplate;
@@ -11,7 +12,7 @@ use super::control::unused_mark;
 pub use super::generation_defaults::GenerationDefaults;
 use super::tokenizer::Tokenizer;
 use crate::refusal::Refusal;
-use crate::request::{Prompt, TokenId};
+use crate::request::Prompt;
 
 /// Largest tokenizer.json; those of public models end at about 35 MB.
 const MAX_TOKENIZER_BYTES: u64 = 64 * 1024 * 1024;

@@ -2,6 +2,9 @@
 //! all of them. Both APIs read this.
 
 use futures::StreamExt;
+use skein_proto::TokenId;
+use skein_proto::finish::FinishReason;
+use skein_proto::logprobs::TokenLogprobs;
 
 use super::detokenizer::Detokenizer;
 use super::model_text::ModelText;
@@ -9,7 +12,7 @@ use super::stop::StopMatcher;
 use crate::drain::Lease;
 use crate::generator::TokenSource;
 use crate::refusal::Refusal;
-use crate::request::{Journey, TokenDelta, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
+use crate::request::{Journey, TokenDelta, TokenRequest};
 
 /// What a request wants of its text; checked. The worker knows nothing of it.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -217,7 +220,7 @@ impl Sample {
     }
 
     /// The rest of the text when the worker has ended the sample.
-    fn flush(&mut self, finish: TokenFinish, min_tokens: u32, text: &mut String) -> TextFinish {
+    fn flush(&mut self, finish: FinishReason, min_tokens: u32, text: &mut String) -> TextFinish {
         let mut piece = String::new();
         self.detokenizer.finish(&mut piece);
         if let Some(stop) = self.stop.push(&piece, self.output_tokens > min_tokens, text) {
@@ -225,26 +228,28 @@ impl Sample {
         }
         self.stop.finish(text);
         match finish {
-            TokenFinish::Stop { token } => TextFinish::Stop(StopCause::Token(token)),
-            TokenFinish::Length => TextFinish::Length,
-            TokenFinish::Aborted => TextFinish::Stop(StopCause::Token(None)),
+            FinishReason::Stop(token) => TextFinish::Stop(StopCause::Token(token)),
+            FinishReason::Length => TextFinish::Length,
+            FinishReason::Abort => TextFinish::Stop(StopCause::Token(None)),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use skein_proto::sampling::SamplingOptions;
+
     use super::*;
     use crate::config::RequestLimits;
     use crate::drain::Drain;
     use crate::generator::Generator;
-    use crate::request::{Draft, DraftSampling, Prompt};
+    use crate::request::{Draft, Prompt};
     use crate::testing::{Say, Script, delta, finish, model_text, tokens};
     use crate::validate::validate;
     use proptest::prelude::*;
     use skein_node::clock::Timestamp;
 
-    async fn start(script: &Script, sampling: DraftSampling) -> TextStream {
+    async fn start(script: &Script, sampling: SamplingOptions) -> TextStream {
         let draft = Draft { prompt: Prompt::Text("hi".to_owned()), sampling, ..Draft::default() };
         let (text, limits) = (model_text(), script.model_limits().unwrap());
         let (request, options) =
@@ -254,10 +259,10 @@ mod tests {
     }
 
     /// The text and the finish of sample 0, however its tokens are cut into deltas.
-    async fn run(cuts: &[&[TokenId]], sampling: DraftSampling) -> (String, Option<TextFinish>, u32) {
+    async fn run(cuts: &[&[TokenId]], sampling: SamplingOptions) -> (String, Option<TextFinish>, u32) {
         let mut deltas: Vec<TokenDelta> =
             cuts.iter().map(|cut| TokenDelta { tokens: cut.to_vec(), ..TokenDelta::default() }).collect();
-        deltas.push(finish(0, TokenFinish::Length));
+        deltas.push(finish(0, FinishReason::Length));
         let mut stream = start(&Script::of(deltas), sampling).await;
         let (mut text, mut end) = (String::new(), None);
         while let Some(delta) = stream.next().await {
@@ -277,9 +282,10 @@ mod tests {
             delta(0, "D cd"),
             delta(1, "z"),
             delta(0, "late"),
-            finish(1, TokenFinish::Stop { token: Some(1) }),
+            finish(1, FinishReason::Stop(Some(1))),
         ]);
-        let sampling = DraftSampling { n: Some(2), stop: vec!["END".to_owned()], ..DraftSampling::default() };
+        let sampling =
+            SamplingOptions { n: Some(2), stop: vec!["END".to_owned()], ..SamplingOptions::default() };
         let mut stream = start(&script, sampling).await;
         let mut texts = [String::new(), String::new()];
         let mut ends = [None, None];
@@ -297,18 +303,18 @@ mod tests {
 
     #[tokio::test]
     async fn a_source_that_breaks_off_is_an_error() {
-        let mut stream = start(&Script::of([delta(0, "a")]), DraftSampling::default()).await;
+        let mut stream = start(&Script::of([delta(0, "a")]), SamplingOptions::default()).await;
         assert!(stream.next().await.unwrap().is_ok());
         assert!(matches!(stream.next().await, Some(Err(Refusal::Internal))));
         assert!(stream.next().await.is_none());
-        let mut stream = start(&Script::of([delta(7, "a")]), DraftSampling::default()).await;
+        let mut stream = start(&Script::of([delta(7, "a")]), SamplingOptions::default()).await;
         assert!(matches!(stream.next().await, Some(Err(Refusal::Internal))));
     }
 
     #[tokio::test]
     async fn a_refusal_is_the_last_item() {
         let say = vec![Say::Fail(Refusal::Draining), Say::Delta(delta(0, "a"))];
-        let mut stream = start(&Script { say, ..Script::default() }, DraftSampling::default()).await;
+        let mut stream = start(&Script { say, ..Script::default() }, SamplingOptions::default()).await;
         assert!(matches!(stream.next().await, Some(Err(Refusal::Draining))));
         assert!(stream.next().await.is_none());
     }
@@ -316,7 +322,7 @@ mod tests {
     #[tokio::test]
     async fn a_stop_string_counts_only_after_min_tokens() {
         let sampling =
-            DraftSampling { min_tokens: Some(3), stop: vec!["a".to_owned()], ..DraftSampling::default() };
+            SamplingOptions { min_tokens: Some(3), stop: vec!["a".to_owned()], ..SamplingOptions::default() };
         let (text, _, count) = run(&[&tokens("aabca")], sampling).await;
         assert_eq!((text.as_str(), count), ("aabc", 5));
     }
@@ -327,7 +333,7 @@ mod tests {
             text in "[ab😀é]{0,12}", stop in "[ab😀é]{1,3}", min_tokens in 0_i64..4, cut in 1_usize..6,
         ) {
             let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-            let sampling = DraftSampling { stop: vec![stop], min_tokens: Some(min_tokens), ..DraftSampling::default() };
+            let sampling = SamplingOptions { stop: vec![stop], min_tokens: Some(min_tokens), ..SamplingOptions::default() };
             let whole = tokens(&text);
             let cuts: Vec<&[TokenId]> = whole.chunks(cut).collect();
             let one = runtime.block_on(run(&[&whole], sampling.clone()));

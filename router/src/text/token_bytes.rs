@@ -8,9 +8,9 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use serde_json::Value;
+use skein_proto::TokenId;
 
 use super::TextError;
-use crate::request::TokenId;
 
 /// Bytes of every token id; ids without a token have none.
 #[derive(Debug)]

@@ -3,13 +3,13 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
+use skein_proto::TokenId;
 use tokenizers::AddedToken;
 
 use super::TextError;
 use super::control::ControlTokens;
 use super::token_bytes::{TokenBytes, TokenDecoder};
 use crate::refusal::Refusal;
-use crate::request::TokenId;
 
 /// Brackets the stand-in for a control token in [`Tokenizer::encode_shielded`].
 const STAND_IN: char = '\u{FDEF}';

@@ -14,12 +14,16 @@ use futures::StreamExt;
 use mock::{Fault, MODEL, Mock, Script, VOCAB_SIZE, lock};
 use skein_node::clock;
 use skein_node::discovery::{self, Change, Member};
+use skein_proto::TokenId;
+use skein_proto::finish::FinishReason;
+use skein_proto::logprobs::TokenLogprobs;
+use skein_proto::sampling::SamplingParams;
 use skein_router::cluster::{Cluster, TokenStream, Tuning};
 use skein_router::config::{AdmissionConfig, RecoveryConfig, RouterConfig};
 use skein_router::generator::TokenSource;
 use skein_router::links::transport::Grpc;
 use skein_router::refusal::Refusal;
-use skein_router::request::{ModelLimits, Sampling, TokenFinish, TokenId, TokenLogprobs, TokenRequest};
+use skein_router::request::{ModelLimits, TokenRequest};
 use tokio::sync::mpsc;
 
 const ANY_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
@@ -104,7 +108,7 @@ async fn wait_for(what: &str, condition: impl Fn() -> bool) {
 /// What a client gets.
 #[derive(Debug, Default, Clone, PartialEq)]
 struct Outcome {
-    samples: Vec<(Vec<TokenId>, Vec<TokenLogprobs>, Option<TokenFinish>)>,
+    samples: Vec<(Vec<TokenId>, Vec<TokenLogprobs>, Option<FinishReason>)>,
     prompt_logprobs: Vec<TokenLogprobs>,
     cached_tokens: Option<u32>,
     error: Option<String>,
@@ -136,23 +140,7 @@ async fn collect(request: &TokenRequest, mut stream: TokenStream) -> Outcome {
 }
 
 fn request(id: &str, prompt: impl IntoIterator<Item = TokenId>, max_tokens: u32) -> TokenRequest {
-    let sampling = Sampling {
-        temperature: 1.0,
-        top_p: 1.0,
-        top_k: 0,
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        seed: 7,
-        logit_bias: Vec::new(),
-        max_tokens,
-        min_tokens: 0,
-        stop_token_ids: Vec::new(),
-        ignore_eos: false,
-        logprobs: None,
-        prompt_logprobs: None,
-    };
+    let sampling = SamplingParams { temperature: 1.0, seed: 7, max_tokens, ..SamplingParams::default() };
     TokenRequest {
         id: id.into(),
         model: MODEL.into(),
@@ -167,8 +155,8 @@ fn request(id: &str, prompt: impl IntoIterator<Item = TokenId>, max_tokens: u32)
     }
 }
 
-fn sampled(request: TokenRequest, n: u32, change: impl FnOnce(&mut Sampling)) -> TokenRequest {
-    let mut sampling = Sampling::clone(&request.sampling);
+fn sampled(request: TokenRequest, n: u32, change: impl FnOnce(&mut SamplingParams)) -> TokenRequest {
+    let mut sampling = SamplingParams::clone(&request.sampling);
     change(&mut sampling);
     TokenRequest { n, sampling: Arc::new(sampling), ..request }
 }

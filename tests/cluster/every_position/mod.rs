@@ -11,9 +11,10 @@ use std::sync::Arc;
 use futures::StreamExt;
 use scissors::{Cut, Scissors};
 use skein_node::discovery::{self, Change, Member};
+use skein_proto::sampling::SamplingParams;
 use skein_router::cluster::{Cluster, Tuning};
 use skein_router::generator::TokenSource;
-use skein_router::request::{Journey, Sampling, TokenRequest};
+use skein_router::request::{Journey, TokenRequest};
 use skein_worker::config::{BackendKind, WorkerConfig};
 use skein_worker::service;
 use tokio::sync::oneshot;
@@ -67,23 +68,13 @@ async fn run(workers: &[SocketAddr], request: &TokenRequest, cut: Option<(Cut, u
 
 /// Every kind of request whose exactness across a cut is promised, with its name.
 fn cases() -> Vec<(&'static str, TokenRequest)> {
-    let case = |name: &'static str, n, change: fn(&mut Sampling)| {
-        let mut sampling = Sampling {
+    let case = |name: &'static str, n, change: fn(&mut SamplingParams)| {
+        let mut sampling = SamplingParams {
             temperature: 1.0,
-            top_p: 1.0,
-            top_k: 0,
-            min_p: 0.0,
-            repetition_penalty: 1.0,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
             seed: 11,
-            logit_bias: Vec::new(),
             max_tokens: 14,
-            min_tokens: 0,
-            stop_token_ids: Vec::new(),
             ignore_eos: true,
-            logprobs: None,
-            prompt_logprobs: None,
+            ..SamplingParams::default()
         };
         change(&mut sampling);
         let request = TokenRequest {

@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::{FutureExt, StreamExt};
-use skein_router::request::{Sampling, TokenRequest};
+use skein_proto::sampling::SamplingParams;
+use skein_router::request::TokenRequest;
 
 use crate::client;
 use crate::names::CLIENT;
@@ -71,23 +72,7 @@ async fn ask_and_leave(world: &Arc<World>, router: Host) {
 
 /// As long as the model allows.
 fn long_request(router: Host) -> TokenRequest {
-    let sampling = Sampling {
-        temperature: 0.0,
-        top_p: 1.0,
-        top_k: 0,
-        min_p: 0.0,
-        repetition_penalty: 1.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        seed: 0,
-        logit_bias: Vec::new(),
-        max_tokens: 1000,
-        min_tokens: 0,
-        stop_token_ids: Vec::new(),
-        ignore_eos: true,
-        logprobs: None,
-        prompt_logprobs: None,
-    };
+    let sampling = SamplingParams { max_tokens: 1000, ignore_eos: true, ..SamplingParams::default() };
     TokenRequest {
         id: format!("probe-{router}"),
         model: MODEL.into(),

@@ -1,7 +1,9 @@
 //! A client's copy of its answer, checked as it comes: every position once and in order, every value as the reference
 //! has it.
 
-use skein_router::request::{Resume, ResumeSample, TokenDelta, TokenFinish, TokenId};
+use skein_proto::TokenId;
+use skein_proto::finish::FinishReason;
+use skein_router::request::{Resume, ResumeSample, TokenDelta};
 
 use crate::reference::Answer;
 use crate::served::Ask;
@@ -101,7 +103,7 @@ impl Reading {
         sample.tokens += delta.tokens.len();
         let Some(finish) = delta.finish else { return Ok(()) };
         sample.ended = true;
-        let stopped = finish == TokenFinish::Aborted && sample.stop_after == Some(sample.tokens as u32);
+        let stopped = finish == FinishReason::Abort && sample.stop_after == Some(sample.tokens as u32);
         let complete = sample.tokens == whole.tokens.len() && whole.finish == Some(finish);
         if stopped || complete {
             return Ok(());

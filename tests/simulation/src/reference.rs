@@ -8,9 +8,14 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
+use skein_proto::TokenId;
+use skein_proto::delta::WorkerDelta;
+use skein_proto::finish::FinishReason;
+use skein_proto::logprobs::TokenLogprobs;
+use skein_proto::placement::Placement;
 use skein_router::links::transport::{Connector, Transport};
-use skein_router::links::worker_client::{Attempt, WorkerClient, WorkerDelta};
-use skein_router::request::{TokenFinish, TokenId, TokenLogprobs, TokenRequest};
+use skein_router::links::worker_client::{Attempt, WorkerClient};
+use skein_router::request::TokenRequest;
 use skein_worker::config::WorkerConfig;
 use skein_worker::engine::Engine;
 
@@ -40,7 +45,7 @@ pub struct Sample {
     /// One for each token when asked for.
     pub logprobs: Vec<TokenLogprobs>,
     /// Why it ends there.
-    pub finish: Option<TokenFinish>,
+    pub finish: Option<FinishReason>,
 }
 
 /// The answer to `request`. Takes no simulated time.
@@ -52,7 +57,7 @@ pub async fn answer(plan: &Plan, request: &TokenRequest) -> Answer {
         id: request.id.clone(),
         samples: (0..request.n).map(|index| (index, Vec::new())).collect(),
         prompt_logprobs: request.sampling.prompt_logprobs.is_some(),
-        placement: (1, 1),
+        placement: Placement { router: 1, sequence: 1 },
         time_left: None,
         stream_key: request.stream_key(),
         linger: Duration::ZERO,
@@ -67,7 +72,7 @@ pub async fn answer(plan: &Plan, request: &TokenRequest) -> Answer {
 }
 
 impl Answer {
-    fn add(&mut self, delta: WorkerDelta) {
+    fn add(&mut self, WorkerDelta { delta, .. }: WorkerDelta) {
         let sample = &mut self.samples[delta.sample_index as usize];
         sample.tokens.extend(delta.tokens);
         sample.logprobs.extend(delta.logprobs);

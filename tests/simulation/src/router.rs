@@ -7,10 +7,11 @@ use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
 use skein_node::discovery::etcd::{FollowerConfig, follow};
 use skein_node::discovery::in_process;
+use skein_proto::finish::FinishReason;
 use skein_router::cluster::{Cluster, TokenStream, Tuning};
 use skein_router::generator::TokenSource;
 use skein_router::refusal::Refusal;
-use skein_router::request::{TokenDelta, TokenFinish};
+use skein_router::request::TokenDelta;
 
 use crate::network::{Host, SimConnector};
 use crate::plan::MODEL;
@@ -113,7 +114,7 @@ impl Edge {
             delta.tokens.truncate(kept);
             delta.logprobs.truncate(kept);
             if surplus > 0 || !text.ended {
-                delta.finish = Some(TokenFinish::Aborted);
+                delta.finish = Some(FinishReason::Abort);
             }
             text.ended = true;
             self.stream.abort_sample(sample);

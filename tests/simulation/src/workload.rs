@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use skein_router::request::{Sampling, TokenId, TokenRequest};
+use skein_proto::TokenId;
+use skein_proto::sampling::SamplingParams;
+use skein_router::request::TokenRequest;
 use skein_worker::config::SchedulerConfig;
 
 use crate::plan::MODEL;
@@ -107,16 +109,12 @@ fn prompt(random: &Random, flavour: &Flavour) -> Arc<[TokenId]> {
     (0..length).map(token).collect()
 }
 
-fn sampling(random: &Random, flavour: &Flavour) -> Sampling {
+fn sampling(random: &Random, flavour: &Flavour) -> SamplingParams {
     let max_tokens = random.small(1, flavour.longest_output);
     let penalised = random.once_in(3);
-    Sampling {
+    SamplingParams {
         temperature: if random.once_in(2) { 1.0 } else { 0.0 },
-        top_p: 1.0,
-        top_k: 0,
-        min_p: 0.0,
         repetition_penalty: if penalised { 1.1 } else { 1.0 },
-        presence_penalty: 0.0,
         frequency_penalty: if penalised { 0.5 } else { 0.0 },
         seed: random.number(),
         logit_bias: if random.once_in(4) { vec![(3, 1.5)] } else { Vec::new() },
@@ -126,5 +124,6 @@ fn sampling(random: &Random, flavour: &Flavour) -> Sampling {
         ignore_eos: random.once_in(2),
         logprobs: random.once_in(4).then(|| random.small(0, 3)),
         prompt_logprobs: random.once_in(6).then(|| random.small(0, 3)),
+        ..SamplingParams::default()
     }
 }

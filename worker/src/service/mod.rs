@@ -18,6 +18,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use skein_node::{clock, task};
+use skein_proto::delta::WorkerDelta;
 use skein_proto::info::WorkerInfo;
 use skein_proto::invalid::Invalid;
 use skein_proto::placement::Placement;
@@ -202,7 +203,7 @@ async fn forward(
             None => return,
         };
         for delta in deltas {
-            if sender.send(Ok(delta.into_wire(epoch))).await.is_err() {
+            if sender.send(Ok(WorkerDelta { epoch, delta }.into())).await.is_err() {
                 return;
             }
         }

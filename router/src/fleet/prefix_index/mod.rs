@@ -10,30 +10,9 @@ use std::time::Duration;
 
 use skein_node::clock::Timestamp;
 use skein_proto::block_hash::BlockHash;
+use skein_proto::runs::{CacheChange, RunStored, RunTruncated};
 
 use super::worker_id::WorkerId;
-
-/// Blocks at chain depth `depth..` that a worker caches; see `RunStored` of the wire contract.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Run {
-    /// Names the run within one epoch of its worker.
-    pub handle: u64,
-    /// Run that holds the block before `depth`; 0 at the start of a sequence.
-    pub parent: u64,
-    /// Blocks before the first of `hashes`.
-    pub depth: u32,
-    /// Chained hashes.
-    pub hashes: Vec<BlockHash>,
-}
-
-/// What changed in a worker's cache: truncations happened before stores.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct CacheChange {
-    /// `(handle, new_end)`: blocks at depth `new_end` and deeper are gone.
-    pub truncated: Vec<(u64, u32)>,
-    /// New runs, and known ones growing at their end.
-    pub stored: Vec<Run>,
-}
 
 /// The worker's picture and ours differ; only a snapshot helps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -115,7 +94,7 @@ impl PrefixIndex {
     }
 
     /// Replaces everything known of `worker`'s cache. What is expected of it stays expected.
-    pub fn replace(&mut self, worker: WorkerId, runs: &[Run]) -> Result<(), Desync> {
+    pub fn replace(&mut self, worker: WorkerId, runs: &[RunStored]) -> Result<(), Desync> {
         self.forget_cached(worker);
         runs.iter().try_for_each(|run| self.store(worker, run))?;
         self.settle(worker);
@@ -124,7 +103,7 @@ impl PrefixIndex {
 
     /// Follows a change of `worker`'s cache. On an error the caller asks for a snapshot.
     pub fn apply(&mut self, worker: WorkerId, change: &CacheChange) -> Result<(), Desync> {
-        for &(handle, new_end) in &change.truncated {
+        for &RunTruncated { handle, new_end } in &change.truncated {
             self.truncate(worker, handle, new_end)?;
         }
         change.stored.iter().try_for_each(|run| self.store(worker, run))?;
@@ -172,7 +151,7 @@ impl PrefixIndex {
         self.workers.get(&worker).map_or(0, |mirror| mirror.held.len())
     }
 
-    fn store(&mut self, worker: WorkerId, run: &Run) -> Result<(), Desync> {
+    fn store(&mut self, worker: WorkerId, run: &RunStored) -> Result<(), Desync> {
         let mirror = self.workers.entry(worker).or_default();
         let fits = match mirror.runs.get(&run.handle) {
             Some(known) => known.end() == run.depth,

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use skein_proto::block_hash;
+use skein_proto::runs::{CacheChange, RunStored, RunTruncated};
 
 use super::*;
 
@@ -28,14 +29,14 @@ struct Cache {
 
 impl Cache {
     /// Caches all of `prefix`, continuing what is held, and says what it tells routers.
-    fn store(&mut self, prefix: &[u8]) -> Option<Run> {
+    fn store(&mut self, prefix: &[u8]) -> Option<RunStored> {
         let depth = (0..=prefix.len()).rev().find(|&end| end == 0 || self.held.contains(&prefix[..end]))?;
         if depth == prefix.len() {
             return None;
         }
         self.held.extend((depth + 1..=prefix.len()).map(|end| prefix[..end].to_vec()));
         let stored = |handle, parent| {
-            Some(Run { handle, parent, depth: depth as u32, hashes: hashes(prefix)[depth..].to_vec() })
+            Some(RunStored { handle, parent, depth: depth as u32, hashes: hashes(prefix)[depth..].to_vec() })
         };
         if let Some(run) = self.runs.iter_mut().find(|run| run.3 == prefix[..depth]) {
             run.3 = prefix.to_vec();
@@ -51,7 +52,7 @@ impl Cache {
     }
 
     /// Evicts some leaves, and says so.
-    fn evict(&mut self, rng: &mut StdRng) -> Option<(u64, u32)> {
+    fn evict(&mut self, rng: &mut StdRng) -> Option<RunTruncated> {
         let leaves: Vec<usize> = (0..self.runs.len())
             .filter(|&index| self.runs.iter().all(|run| run.1 != self.runs[index].0))
             .collect();
@@ -60,15 +61,15 @@ impl Cache {
         let end = rng.random_range(*depth..prefix.len());
         self.held.retain(|held| held.len() <= end || !prefix.starts_with(held));
         prefix.truncate(end);
-        let told = (*handle, end as u32);
+        let told = RunTruncated { handle: *handle, new_end: end as u32 };
         if end == *depth {
             self.runs.remove(index);
         }
         Some(told)
     }
 
-    fn snapshot(&self) -> Vec<Run> {
-        let run = |(handle, parent, depth, prefix): &(u64, u64, usize, Prefix)| Run {
+    fn snapshot(&self) -> Vec<RunStored> {
+        let run = |(handle, parent, depth, prefix): &(u64, u64, usize, Prefix)| RunStored {
             handle: *handle,
             parent: *parent,
             depth: *depth as u32,
@@ -153,7 +154,7 @@ fn under_its_cap_it_forgets_the_oldest_and_never_claims_what_is_not_there() {
 
 #[test]
 fn what_does_not_fit_asks_for_a_snapshot_and_harms_nothing() {
-    let run = |handle, parent, depth, prefix: &[u8]| Run {
+    let run = |handle, parent, depth, prefix: &[u8]| RunStored {
         handle,
         parent,
         depth,
@@ -166,7 +167,8 @@ fn what_does_not_fit_asks_for_a_snapshot_and_harms_nothing() {
     let unknown_parent = stored(run(2, 9, 2, &[1, 2, 3]));
     let behind_the_parent = stored(run(2, 1, 3, &[1, 2, 3, 4]));
     let grown_with_a_gap = stored(run(1, 0, 3, &[1, 2, 3, 4]));
-    let truncated = CacheChange { truncated: vec![(9, 0)], ..CacheChange::default() };
+    let truncated =
+        CacheChange { truncated: vec![RunTruncated { handle: 9, new_end: 0 }], ..CacheChange::default() };
     for lost in [unknown_parent, behind_the_parent, grown_with_a_gap, truncated] {
         assert!(index.apply(worker, &lost).is_err(), "{lost:?}");
         assert_eq!(index.leading_blocks(worker, &hashes(&[1, 2, 3, 4])), 2);
@@ -190,9 +192,10 @@ fn a_prefix_is_expected_until_it_is_cached_answered_or_too_old() {
     check(&index, 0);
     index.expect(worker, Expectation::Admitted, &asked, at(0));
     check(&index, 3);
-    let run = Run { handle: 1, parent: 0, depth: 0, hashes: asked.clone() };
+    let run = RunStored { handle: 1, parent: 0, depth: 0, hashes: asked.clone() };
     index.apply(worker, &CacheChange { stored: vec![run], ..CacheChange::default() }).expect("it fits");
-    index.apply(worker, &CacheChange { truncated: vec![(1, 0)], ..CacheChange::default() }).expect("it fits");
+    let truncated = vec![RunTruncated { handle: 1, new_end: 0 }];
+    index.apply(worker, &CacheChange { truncated, ..CacheChange::default() }).expect("it fits");
     check(&index, 0);
     index.expect(worker, Expectation::Admitted, &asked, at(0));
     index.expect(worker, Expectation::Admitted, &hashes(&[9]), at(61));

@@ -31,7 +31,7 @@ async fn a_chat_has_openais_shape() {
 
 #[tokio::test]
 async fn a_chat_stream_is_role_content_finish_usage_done() {
-    let script = Script::of([delta(0, "A"), delta(0, "B"), finish(0, TokenFinish::Length)]);
+    let script = Script::of([delta(0, "A"), delta(0, "B"), finish(0, FinishReason::Length)]);
     let answer =
         post(script, CHAT, chat(json!({"stream": true, "stream_options": {"include_usage": true}}))).await;
     assert_eq!(answer.header("content-type"), "text/event-stream");
@@ -76,7 +76,7 @@ async fn samples_may_interleave() {
         delta(1, "B"),
         finish(1, STOP),
         delta(0, "A"),
-        finish(2, TokenFinish::Length),
+        finish(2, FinishReason::Length),
         finish(0, STOP),
     ]);
     let answer = post(script, CHAT, chat(json!({"n": 3, "stream": true}))).await;
@@ -99,7 +99,7 @@ async fn an_emoji_split_over_tokens_comes_whole() {
 
 #[tokio::test]
 async fn a_stop_string_over_chunks_is_never_shown() {
-    let script = Script::of([delta(0, "one EN"), delta(0, "D two"), finish(0, TokenFinish::Aborted)]);
+    let script = Script::of([delta(0, "one EN"), delta(0, "D two"), finish(0, FinishReason::Abort)]);
     let aborted = script.aborted.clone();
     let answer = post(script, CHAT, chat(json!({"stream": true, "stop": "END"}))).await;
     assert_eq!(contents(&answer, 1), ["one "]);

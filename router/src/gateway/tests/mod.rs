@@ -17,11 +17,12 @@ use axum::body::Body;
 use http::{HeaderMap, Request};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
+use skein_proto::finish::FinishReason;
 use tower::ServiceExt;
 
 use crate::app::App;
 use crate::refusal::Refusal;
-use crate::request::{Journey, TokenFinish, TokenRequest};
+use crate::request::{Journey, TokenRequest};
 use crate::testing::{self, Say, Script, delta, finish};
 
 fn routes(app: App) -> Router {
@@ -93,7 +94,7 @@ async fn get(script: Script, path: &str) -> Answer {
     send(&testing::app(script), Request::get(path).body(Body::empty()).unwrap()).await
 }
 
-const STOP: TokenFinish = TokenFinish::Stop { token: Some(1) };
+const STOP: FinishReason = FinishReason::Stop(Some(1));
 
 fn says(text: &str) -> Script {
     Script::of([delta(0, text), finish(0, STOP)])

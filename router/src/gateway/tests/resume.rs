@@ -1,9 +1,10 @@
 //! Streams that are taken up again with `Last-Event-ID`: whatever was cut where, the parts are the whole.
 
 use proptest::prelude::*;
+use skein_proto::TokenId;
 
 use super::*;
-use crate::request::{TokenDelta, TokenId};
+use crate::request::TokenDelta;
 use crate::text::model_text::ModelText;
 
 /// A stream's texts, one for each sample, each cut into deltas of so many tokens.
@@ -18,7 +19,7 @@ fn script(texts: &[String], cut: usize) -> Script {
             }
         }
     }
-    deltas.extend((0..).zip(texts).map(|(index, _)| finish(index, TokenFinish::Length)));
+    deltas.extend((0..).zip(texts).map(|(index, _)| finish(index, FinishReason::Length)));
     Script::of(deltas)
 }
 

@@ -48,7 +48,7 @@ async fn echo_streams_the_prompt_first() {
 #[tokio::test]
 async fn max_tokens_zero_with_echo_only_scores() {
     let body = json!({"prompt": "ab", "max_tokens": 0, "echo": true, "logprobs": 1});
-    let script = Script::of([delta(0, "x"), finish(0, TokenFinish::Length)]);
+    let script = Script::of([delta(0, "x"), finish(0, FinishReason::Length)]);
     let answer = post(script, COMPLETIONS, body).await.json();
     assert_eq!(answer["choices"][0]["text"], "ab");
     assert_eq!(answer["choices"][0]["logprobs"]["tokens"], json!(["<|bos|>", "a", "b"]));

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skein_node::clock::Timestamp;
+use skein_proto::delta::{Delta, WorkerDelta};
+use skein_proto::info::WorkerInfo;
+use skein_proto::stream_key::StreamKey;
 use skein_proto::worker::v1 as wire;
 
 use crate::capacity::Capacity;
 use crate::refusal::Refusal;
-use crate::request::{
-    Resume, ResumeSample, Sampling, StreamKey, TokenDelta, TokenFinish, TokenLogprobs, TokenRequest,
-};
+use crate::request::{Resume, ResumeSample, TokenDelta, TokenRequest};
 use crate::validate::is_request_id;
 
 /// Samples of one request: their numbers are below this.
@@ -44,7 +45,7 @@ pub fn token_request(
         id: request.request_id,
         model,
         prompt: request.prompt_token_ids.into(),
-        sampling: Arc::new(self::sampling(sampling)),
+        sampling: Arc::new(sampling.into()),
         n,
         cache_salt: request.cache_salt.into(),
         priority: request.priority,
@@ -84,26 +85,6 @@ fn samples(
     Ok((n, resume))
 }
 
-fn sampling(sampling: wire::SamplingParams) -> Sampling {
-    Sampling {
-        temperature: sampling.temperature,
-        top_p: sampling.top_p,
-        top_k: sampling.top_k,
-        min_p: sampling.min_p,
-        repetition_penalty: sampling.repetition_penalty,
-        presence_penalty: sampling.presence_penalty,
-        frequency_penalty: sampling.frequency_penalty,
-        seed: sampling.seed,
-        logit_bias: sampling.logit_bias.into_iter().map(|bias| (bias.token_id, bias.bias)).collect(),
-        max_tokens: sampling.max_tokens,
-        min_tokens: sampling.min_tokens,
-        stop_token_ids: sampling.stop_token_ids,
-        ignore_eos: sampling.ignore_eos,
-        logprobs: sampling.logprobs,
-        prompt_logprobs: sampling.prompt_logprobs,
-    }
-}
-
 /// Deltas for the wire, in order.
 #[derive(Debug)]
 pub struct Deltas {
@@ -122,49 +103,30 @@ impl Deltas {
     pub fn next(&mut self, delta: TokenDelta) -> wire::GenerateDelta {
         let from_prompt_position = self.next_prompt_position;
         self.next_prompt_position += u32::try_from(delta.prompt_logprobs.len()).unwrap_or(u32::MAX);
-        wire::GenerateDelta {
-            epoch: self.epoch,
+        let delta = Delta {
             sample_index: delta.sample_index,
             from_position: delta.from_position,
-            token_ids: delta.tokens,
-            logprobs: delta.logprobs.into_iter().map(logprobs).collect(),
-            finish: delta.finish.map(finish),
+            tokens: delta.tokens,
+            logprobs: delta.logprobs,
+            finish: delta.finish,
             cached_tokens: delta.cached_tokens,
-            prompt_logprobs: delta.prompt_logprobs.into_iter().map(logprobs).collect(),
+            prompt_logprobs: delta.prompt_logprobs,
             from_prompt_position,
             hand_back: false,
-        }
+        };
+        WorkerDelta { epoch: self.epoch, delta }.into()
     }
 
     /// The last one of a stream that is given back.
     pub fn hand_back(&self) -> wire::GenerateDelta {
-        wire::GenerateDelta { epoch: self.epoch, hand_back: true, ..wire::GenerateDelta::default() }
+        let delta = Delta { hand_back: true, ..Delta::default() };
+        WorkerDelta { epoch: self.epoch, delta }.into()
     }
-}
-
-fn logprobs(at: TokenLogprobs) -> wire::TokenLogprobs {
-    let (top_token_ids, top_logprobs) = at.top.into_iter().unzip();
-    wire::TokenLogprobs {
-        token_id: at.token,
-        logprob: at.logprob,
-        rank: at.rank,
-        top_token_ids,
-        top_logprobs,
-    }
-}
-
-fn finish(finish: TokenFinish) -> wire::Finish {
-    let (reason, stop_token_id) = match finish {
-        TokenFinish::Stop { token } => (wire::FinishReason::Stop, token),
-        TokenFinish::Length => (wire::FinishReason::Length, None),
-        TokenFinish::Aborted => (wire::FinishReason::Abort, None),
-    };
-    wire::Finish { reason: reason.into(), stop_token_id }
 }
 
 /// What the router says it is.
-pub fn info(capacity: &Capacity, epoch: u64, model: String) -> wire::InfoResponse {
-    wire::InfoResponse {
+pub fn info(capacity: &Capacity, epoch: u64, model: String) -> WorkerInfo {
+    WorkerInfo {
         epoch,
         model,
         max_model_len: capacity.limits.max_model_len,
@@ -176,12 +138,14 @@ pub fn info(capacity: &Capacity, epoch: u64, model: String) -> wire::InfoRespons
         resume_exact: capacity.resume_exact,
         version: env!("CARGO_PKG_VERSION").to_owned(),
         backend: "router".to_owned(),
-        model_fingerprint: capacity.fingerprint,
+        fingerprint: capacity.fingerprint,
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use skein_proto::logprobs::TokenLogprobs;
+
     use super::*;
 
     fn request(samples: &[(u32, &[u32])]) -> wire::GenerateRequest {

@@ -65,7 +65,7 @@ impl Worker for WorkerFace {
 
     async fn info(&self, _: Request<wire::InfoRequest>) -> Result<Response<wire::InfoResponse>, Status> {
         let capacity = self.capacity().map_err(|refusal| status(&refusal))?;
-        Ok(Response::new(convert::info(&capacity, self.epoch, self.app.text.name().to_string())))
+        Ok(Response::new(convert::info(&capacity, self.epoch, self.app.text.name().to_string()).into()))
     }
 
     async fn generate(
@@ -77,7 +77,7 @@ impl Worker for WorkerFace {
             return Err(Status::already_exists("a reader of that request_id is here"));
         };
         let linger = Duration::from_millis(request.linger_ms);
-        self.placements.note(request.placement.unwrap_or_default());
+        self.placements.note(request.placement.unwrap_or_default().into());
         let lease = self.app.drain.enter().map_err(|refusal| status(&refusal))?;
         let checked = convert::token_request(request, self.app.text.name(), clock::now());
         let checked = checked.map_err(|refusal| status(&refusal))?;

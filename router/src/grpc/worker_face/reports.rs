@@ -5,8 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::Stream;
+use skein_proto::load::{Load, LoadReport};
+use skein_proto::placement::Placement;
+use skein_proto::watch::{Snapshot, WatchBody, WatchEvent};
 use skein_proto::worker::v1 as wire;
-use skein_proto::worker::v1::worker_event::Event;
 
 use super::readers::Readers;
 use crate::app::App;
@@ -28,13 +30,13 @@ pub struct Placements(Mutex<BTreeMap<u64, u64>>);
 
 impl Placements {
     /// A request was placed here.
-    pub fn note(&self, placement: wire::Placement) {
+    pub fn note(&self, placement: Placement) {
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.len() >= MAX_GATEWAYS && !last.contains_key(&placement.router_id) {
+        if last.len() >= MAX_GATEWAYS && !last.contains_key(&placement.router) {
             // Whichever goes: its gateway counts what it placed until it ends.
             last.pop_first();
         }
-        let sequence = last.entry(placement.router_id).or_default();
+        let sequence = last.entry(placement.router).or_default();
         *sequence = placement.sequence.max(*sequence);
     }
 
@@ -51,20 +53,20 @@ pub fn follow(
     placements: Arc<Placements>,
     readers: Readers,
 ) -> impl Stream<Item = wire::WorkerEvent> + Send {
-    let event = move |event| wire::WorkerEvent { epoch, sequence: NEXT_SEQUENCE, event: Some(event) };
+    let event = move |body| WatchEvent { epoch, sequence: NEXT_SEQUENCE, body }.into();
     async_stream::stream! {
-        yield event(Event::Snapshot(wire::CacheSnapshot::default()));
+        yield event(WatchBody::Snapshot(Snapshot::default()));
         for step in 1.. {
-            let load = load(&app, step, placements.last(router_id), readers.count());
-            let interval = if load.draining && !app.drain.is_draining() {
+            let report = report(&app, step, placements.last(router_id), readers.count());
+            let interval = if report.draining && !app.drain.is_draining() {
                 UNREADY_INTERVAL
-            } else if load.running > 0 {
+            } else if report.load.running > 0 {
                 BUSY_INTERVAL
             } else {
                 IDLE_INTERVAL
             };
-            let draining = load.draining;
-            yield event(Event::Load(load));
+            let draining = report.draining;
+            yield event(WatchBody::Load(report));
             tokio::select! {
                 () = tokio::time::sleep(interval) => {}
                 // Told at once, so that nobody is sent here in vain.
@@ -76,29 +78,21 @@ pub fn follow(
 }
 
 /// `step` rises with every report: a router that reports is not stuck, and it watches over its own workers.
-fn load(app: &App, step: u64, last_placement_sequence: u64, readers: usize) -> wire::Load {
+fn report(app: &App, step: u64, last_placement_sequence: u64, readers: usize) -> LoadReport {
     let readers = u32::try_from(readers).unwrap_or(u32::MAX);
     let capacity = app.ready().and_then(|()| app.generator.capacity());
-    let Ok(capacity) = capacity else {
+    let draining = capacity.is_err();
+    let load = match capacity {
+        Ok(capacity) => Load {
+            queued_uncached_tokens: capacity.queued_uncached_tokens,
+            waiting: 0,
+            running: capacity.sequences.max(readers),
+            free_blocks: capacity.free_blocks,
+            prefill_tokens_per_second: capacity.prefill_tokens_per_second,
+            decode_tokens_per_second: capacity.decode_tokens_per_second,
+        },
         // Nothing can be taken now. What runs waits for a worker.
-        return wire::Load {
-            running: readers,
-            step,
-            last_placement_sequence,
-            draining: true,
-            ..wire::Load::default()
-        };
+        Err(_) => Load { running: readers, ..Load::default() },
     };
-    wire::Load {
-        queued_uncached_tokens: capacity.queued_uncached_tokens,
-        waiting: 0,
-        running: capacity.sequences.max(readers),
-        free_blocks: capacity.free_blocks,
-        prefill_tokens_per_second: capacity.prefill_tokens_per_second,
-        decode_tokens_per_second: capacity.decode_tokens_per_second,
-        step,
-        last_placement_sequence,
-        draining: false,
-        giving_back: false,
-    }
+    LoadReport { load, step, last_placement_sequence, draining, giving_back: false }
 }

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use skein_node::discovery::{Change, Member};
+use skein_proto::finish::FinishReason;
+use skein_proto::stream_key::StreamKey;
 use skein_proto::worker::v1 as wire;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
@@ -15,7 +17,7 @@ use crate::cluster::{Cluster, Tuning};
 use crate::links::transport::{Connector, Grpc, GrpcWithKey, Transport};
 use crate::links::worker_client::WorkerClient;
 use crate::refusal::Refusal;
-use crate::request::{StreamKey, TokenFinish, TokenRequest};
+use crate::request::TokenRequest;
 use crate::testing::{self, Say, Script, delta, finish};
 
 /// A router that says what its script says.
@@ -73,7 +75,7 @@ fn request(name: &str, linger_ms: u64) -> wire::GenerateRequest {
 
 #[tokio::test]
 async fn a_request_passes_through_with_its_key_and_what_is_delivered() {
-    let script = Script::of([delta(1, "ab"), finish(1, TokenFinish::Stop { token: Some(1) })]);
+    let script = Script::of([delta(1, "ab"), finish(1, FinishReason::Stop(Some(1)))]);
     let router = Router::start(script, &[]).await;
     let transport = router.connect().await;
     let samples = vec![wire::Sample { index: 1, delivered_token_ids: vec![8] }];
@@ -200,13 +202,13 @@ async fn a_gateway_goes_on_through_another_router() {
     let mut stream = cluster.submit(asked.clone()).await.unwrap();
     assert_eq!(stream.next().await.unwrap().unwrap().tokens, testing::tokens("ab"));
     // What the second one says stands behind what the first one has given.
-    let other = Script::of([delta(0, "cd"), finish(0, TokenFinish::Length)]);
+    let other = Script::of([delta(0, "cd"), finish(0, FinishReason::Length)]);
     let other = Router::start(other, &[]).await;
     join(&cluster, &members, &other).await;
     one.stop.take().unwrap().send(()).unwrap();
     let rest = stream.next().await.unwrap().unwrap();
     assert_eq!((rest.from_position, rest.tokens), (5, testing::tokens("cd")));
-    assert_eq!(stream.next().await.unwrap().unwrap().finish, Some(TokenFinish::Length));
+    assert_eq!(stream.next().await.unwrap().unwrap().finish, Some(FinishReason::Length));
     assert!(stream.next().await.is_none());
     let taken_up = other.script.requests.lock().unwrap()[0].clone();
     assert_eq!(taken_up.resume.as_ref().unwrap().samples[0].delivered, testing::tokens("ab"));
@@ -226,7 +228,7 @@ async fn a_client_that_leaves_a_gateway_frees_its_stream_at_the_router() {
 
 #[tokio::test]
 async fn a_gateway_shows_the_key_that_routers_ask_for() {
-    let script = Script::of([delta(0, "ab"), finish(0, TokenFinish::Length)]);
+    let script = Script::of([delta(0, "ab"), finish(0, FinishReason::Length)]);
     let router = Router::start(script, &["sesame"]).await;
     let refused = router.connect().await.info().await.err().unwrap();
     assert_eq!(refused.code(), Code::Unauthenticated);
