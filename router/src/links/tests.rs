@@ -6,6 +6,7 @@ use std::sync::Arc;
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, stream};
 use skein_node::discovery::{Change, Member};
+use skein_proto::sampling::SamplingOptions;
 use skein_proto::worker::v1 as wire;
 use skein_proto::worker::v1::worker_event::Event;
 use tokio::sync::mpsc;
@@ -14,7 +15,7 @@ use tonic::Status;
 use super::transport::{Call, Connector, Messages, Transport};
 use crate::app::App;
 use crate::cluster::Cluster;
-use crate::request::{Draft, DraftSampling, Prompt};
+use crate::request::{Draft, Prompt};
 use crate::testing;
 
 tokio::task_local! {
@@ -95,7 +96,7 @@ async fn a_fresh_request_takes_the_fleets_lock_three_times_before_its_first_toke
     discovery.send(Change::Join(member)).await.unwrap();
     cluster.wait_ready(std::time::Duration::from_secs(60)).await.unwrap();
     let app = App::new(Arc::new(testing::model_text()), Arc::new(cluster), config);
-    let sampling = DraftSampling { max_tokens: Some(9), ..DraftSampling::default() };
+    let sampling = SamplingOptions { max_tokens: Some(9), ..SamplingOptions::default() };
     let draft = Draft { prompt: Prompt::Text("a prompt".to_owned()), sampling, ..Draft::default() };
     let count = async {
         let mut started = app.start(draft).await.unwrap();
