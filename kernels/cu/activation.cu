@@ -1,13 +1,14 @@
-// activation.cu: the gate of the feed-forward network, SwiGLU (Shazeer 2020).
-#include "device.cuh"
+// activation.cu: the gate of the feed-forward network (Shazeer 2020).
+#include "gate.cuh"
 
-// silu_mul: out = gate / (1 + exp(-gate)) * up.
+// glu: out = function(gate) * up.
 //   out      [rows, inner]      T
 //   gate_up  [rows, 2 * inner]  T: each row its gate, then its up
+//   function                    of the gate: see gate.cuh
 // Grid (parts, rows), any block; inner is a multiple of 8, 16 bytes a thread and access. 6 bytes a value:
 // 8,192 rows of 14,336 values are 0.7 GB, 165 us at 4.3 TB/s (predicted, not yet run on a GPU). Reference:
-// cpu::mlp::silu_mul.
-template <class T> __device__ void silu_mul(T* out, const T* gate_up, i32 inner) {
+// cpu::mlp::glu.
+template <class T> __device__ void glu(T* out, const T* gate_up, i32 inner, u32 function) {
   ptx::grid_dependency_wait();
   ptx::grid_dependency_launch();
   const T* gates = gate_up + (size_t)blockIdx.y * 2 * inner;
@@ -17,18 +18,18 @@ template <class T> __device__ void silu_mul(T* out, const T* gate_up, i32 inner)
 #pragma unroll
     for (int j = 0; j < 8; j++) {
       float g = to_f32(gate.v[j]);
-      y.v[j] = from_f32<T>(__fdividef(g, 1.f + __expf(-g)) * to_f32(up.v[j]));
+      y.v[j] = from_f32<T>(__fdividef(g, 1.f + __expf(-gate_logit(function, g))) * to_f32(up.v[j]));
     }
     *(Pack<T, 8>*)(to + i) = y;
   }
 }
 
-extern "C" __global__ void __launch_bounds__(256) silu_mul_bf16(bf16* out, const bf16* gate_up, i32 inner) {
-  silu_mul<bf16>(out, gate_up, inner);
+extern "C" __global__ void __launch_bounds__(256) glu_bf16(bf16* out, const bf16* gate_up, i32 inner, u32 function) {
+  glu<bf16>(out, gate_up, inner, function);
 }
-EXPORT(silu_mul_bf16)
+EXPORT(glu_bf16)
 
-extern "C" __global__ void __launch_bounds__(256) silu_mul_f16(f16* out, const f16* gate_up, i32 inner) {
-  silu_mul<f16>(out, gate_up, inner);
+extern "C" __global__ void __launch_bounds__(256) glu_f16(f16* out, const f16* gate_up, i32 inner, u32 function) {
+  glu<f16>(out, gate_up, inner, function);
 }
-EXPORT(silu_mul_f16)
+EXPORT(glu_f16)

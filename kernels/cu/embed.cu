@@ -1,7 +1,7 @@
 // embed.cu: rows of the embedding table become the residual stream.
 #include "device.cuh"
 
-// embed: out[row] = table[tokens[row]], widened.
+// embed: out[row] = scale * table[tokens[row]], widened.
 //   out     [rows, hidden]   f32
 //   table   [vocab, hidden]  T
 //   tokens  [rows]           u32; one that is not below vocab takes row 0: the host has checked what requests
@@ -11,7 +11,7 @@
 // 8,192 rows of 4,096 values 0.2 GB, 47 us at 4.3 TB/s (predicted, not yet run on a GPU). Reference:
 // cpu::embed::embed, exact.
 template <class T>
-__device__ void embed(float* out, const T* table, const u32* tokens, i32 hidden, u32 vocab) {
+__device__ void embed(float* out, const T* table, const u32* tokens, i32 hidden, u32 vocab, float scale) {
   ptx::grid_dependency_wait();
   ptx::grid_dependency_launch();
   u32 token = tokens[blockIdx.x];
@@ -19,18 +19,19 @@ __device__ void embed(float* out, const T* table, const u32* tokens, i32 hidden,
   float* to = out + (size_t)blockIdx.x * hidden;
   for (int i = threadIdx.x * 4; i < hidden; i += blockDim.x * 4) {
     Pack<T, 4> x = *(const Pack<T, 4>*)(from + i);
-    *(float4*)(to + i) = make_float4(to_f32(x.v[0]), to_f32(x.v[1]), to_f32(x.v[2]), to_f32(x.v[3]));
+    *(float4*)(to + i) = make_float4(to_f32(x.v[0]) * scale, to_f32(x.v[1]) * scale, to_f32(x.v[2]) * scale,
+                                     to_f32(x.v[3]) * scale);
   }
 }
 
 extern "C" __global__ void __launch_bounds__(1024)
-    embed_bf16(float* out, const bf16* table, const u32* tokens, i32 hidden, u32 vocab) {
-  embed<bf16>(out, table, tokens, hidden, vocab);
+    embed_bf16(float* out, const bf16* table, const u32* tokens, i32 hidden, u32 vocab, float scale) {
+  embed<bf16>(out, table, tokens, hidden, vocab, scale);
 }
 EXPORT(embed_bf16)
 
 extern "C" __global__ void __launch_bounds__(1024)
-    embed_f16(float* out, const f16* table, const u32* tokens, i32 hidden, u32 vocab) {
-  embed<f16>(out, table, tokens, hidden, vocab);
+    embed_f16(float* out, const f16* table, const u32* tokens, i32 hidden, u32 vocab, float scale) {
+  embed<f16>(out, table, tokens, hidden, vocab, scale);
 }
 EXPORT(embed_f16)

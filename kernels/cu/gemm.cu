@@ -2,11 +2,11 @@
 // batch-invariant one, and that of e4m3 weights.
 //
 //   out     [rows, n]          T, or f32 for logits
-//   x       [.., k]            T, k a multiple of 8 (16 with e4m3 weights)
-//   gather  [rows]             u32 or null: row r of out is of row gather[r] of x
-//   w       [n, k]             T or e4m3; GATED: [2 n, k], gate over up, and out = silu(gate) * up
+//   x       [rows, k]          T, k a multiple of 8 (16 with e4m3 weights)
+//   w       [n, k]             T or e4m3; GATED: [2 n, k], gate over up, and out = function(gate) * up
 //   scales                     f32, of e4m3 weights: see linear.cuh
 //   bias    [n], GATED [2 n]   T or null
+//   function                   of the gate: see gate.cuh
 // Grid (ceil(rows / BM) * ceil(n / outputs)), outputs = BN (GATED: BN / 2). Block: 32 WARPS. Dynamic shared
 // memory: max(STAGES * (BN * 64 * sizeof(W) + BM * 128), BM * (outputs * sizeof(out) + 16)) bytes. Sums as in
 // linear.cuh: the bits are those of gemv.cu, whatever the tile. Reference: cpu::matmul.
@@ -66,11 +66,11 @@ template <class T, class W, class Out, Mode M, int BN, int BM, int WN, int WM, i
   }
 
   // Rows past the end are the last once more: they are computed and not written.
-  __device__ __forceinline__ void find_x(const T* from, const u32* gather, int first_row, int rows) {
+  __device__ __forceinline__ void find_x(const T* from, int first_row, int rows) {
 #pragma unroll
     for (int i = 0; i < BM / X_ROWS; i++) {
       int r = min(first_row + (int)threadIdx.x / X_CHUNKS + i * X_ROWS, rows - 1);
-      x[i] = from + (size_t)(gather ? gather[r] : r) * k + threadIdx.x % X_CHUNKS * 8;
+      x[i] = from + (size_t)r * k + threadIdx.x % X_CHUNKS * 8;
     }
   }
 
@@ -135,8 +135,8 @@ template <int TN, int TM> __device__ __forceinline__ void join(float (*to)[TM][4
 }
 
 template <class T, class W, class Out, Mode M, int BN, int BM, int WN, int WM, int STAGES>
-__device__ void gemm(Out* out, const T* x, const u32* gather, const W* w, Scales scales, const T* bias,
-                     int rows, int n, int k) {
+__device__ void gemm(Out* out, const T* x, const W* w, Scales scales, const T* bias,
+                     int rows, int n, int k, u32 function) {
   using Of = Tile<T, W, Out, M, BN, BM, WN, WM, STAGES>;
   constexpr int TN = Of::TN, TM = Of::TM, STAGE_BYTES = Of::W_BYTES + Of::X_BYTES;
   constexpr bool SCALED = Of::Of::SCALED;
@@ -156,7 +156,7 @@ __device__ void gemm(Out* out, const T* x, const u32* gather, const W* w, Scales
   for (int s = 0; s < STAGES - 1; s++) tile.load_w(shared + s * STAGE_BYTES, s * STAGE_K);
   ptx::grid_dependency_wait();
   ptx::grid_dependency_launch();
-  tile.find_x(x, gather, row_tile * BM, rows);
+  tile.find_x(x, row_tile * BM, rows);
 #pragma unroll
   for (int s = 0; s < STAGES - 1; s++) {
     tile.load_x(shared + s * STAGE_BYTES, s * STAGE_K);
@@ -213,7 +213,7 @@ __device__ void gemm(Out* out, const T* x, const u32* gather, const W* w, Scales
       for (int e = 0; e < 2; e++) {
         float a = sum[i][j][e] + low, b = sum[i][j][e + 2] + high;
         Out* to = staged + (wm + j * 8 + t * 2 + e) * STRIDE + local;
-        to[0] = from_f32<Out>(M == GATED ? silu_mul(a, b) : a);
+        to[0] = from_f32<Out>(M == GATED ? gated(function, a, b) : a);
         if (M == PLAIN) to[8] = from_f32<Out>(b);
       }
   }
@@ -237,10 +237,10 @@ __device__ void gemm(Out* out, const T* x, const u32* gather, const W* w, Scales
 
 #define GEMM(name, T, W, OUT, MODE, BN, BM, WN, WM, STAGES)                                                 \
   extern "C" __global__ void __launch_bounds__((BN / WN) * (BM / WM) * 32)                                  \
-      name(OUT* out, const T* x, const u32* gather, const W* w, const float* scales, i32 row_shift,         \
-           i32 row_stride, i32 k_stride, const T* bias, i32 rows, i32 n, i32 k) {                           \
+      name(OUT* out, const T* x, const W* w, const float* scales, i32 row_shift,         \
+           i32 row_stride, i32 k_stride, const T* bias, i32 rows, i32 n, i32 k, u32 function) {             \
     Scales by{scales, row_shift, row_stride, k_stride}; \
-    gemm<T, W, OUT, MODE, BN, BM, WN, WM, STAGES>(out, x, gather, w, by, bias, rows, n, k); \
+    gemm<T, W, OUT, MODE, BN, BM, WN, WM, STAGES>(out, x, w, by, bias, rows, n, k, function); \
   }                                                                                                         \
   EXPORT(name)
 #define GEMM_TILES(name, T, W, OUT, MODE, LARGE_M)             \

@@ -1,11 +1,11 @@
 // gemv.cu: out = x w^T for few rows (1 to 16), where all the time is reading w once.
 //
 //   out     [rows, n]          T, or f32 for logits
-//   x       [.., k]            T, k a multiple of 8 (16 with e4m3 weights)
-//   gather  [rows]             u32 or null: row r of out is of row gather[r] of x
-//   w       [n, k]             T or e4m3; GATED: [2 n, k], gate over up, and out = silu(gate) * up
+//   x       [rows, k]          T, k a multiple of 8 (16 with e4m3 weights)
+//   w       [n, k]             T or e4m3; GATED: [2 n, k], gate over up, and out = function(gate) * up
 //   scales                     f32, of e4m3 weights: see linear.cuh
 //   bias    [n], GATED [2 n]   T or null
+//   function                   of the gate: see gate.cuh
 // Grid (ceil(n / tile)), tile = 16 TILES (GATED: 8 TILES) outputs; block 256: each warp takes all outputs of
 // the tile and one of the 8 slices of k, so a block ends with one sum over shared memory and there is no
 // second launch. Sums as in linear.cuh, for any number of rows. Reference: cpu::matmul.
@@ -126,8 +126,8 @@ template <class T, class W, Mode M, int NT, int TILES> struct Part {
 };
 
 template <class T, class W, class Out, Mode M, int NT, int TILES>
-__device__ void gemv(Out* out, const T* x, const u32* gather, const W* w, Scales scales, const T* bias,
-                     int rows, int n, int k) {
+__device__ void gemv(Out* out, const T* x, const W* w, Scales scales, const T* bias,
+                     int rows, int n, int k, u32 function) {
   constexpr int OUTPUTS = 16 * TILES, ROWS = 8 * NT;
   __shared__ float partial[SLICES][OUTPUTS][ROWS + 1];
   int slice = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -165,7 +165,7 @@ __device__ void gemv(Out* out, const T* x, const u32* gather, const W* w, Scales
 #pragma unroll
   for (int nt = 0; nt < NT; nt++) {
     int r = nt * 8 + g;
-    part.x[nt] = r < rows ? x + (size_t)(gather ? gather[r] : r) * k + chunk : nullptr;
+    part.x[nt] = r < rows ? x + (size_t)r * k + chunk : nullptr;
   }
 #pragma unroll 1
   for (int s = 0, at = begin / 128; s < stages; s += 2, at += 2) {
@@ -199,7 +199,7 @@ __device__ void gemv(Out* out, const T* x, const u32* gather, const W* w, Scales
     if (M == GATED) {
       int gate = output / 8 * 16 + output % 8;
       float b0 = bias ? to_f32(bias[column]) : 0.f, b1 = bias ? to_f32(bias[n + column]) : 0.f;
-      value = silu_mul(total(gate, r) + b0, total(gate + 8, r) + b1);
+      value = gated(function, total(gate, r) + b0, total(gate + 8, r) + b1);
     } else {
       value = total(output, r) + (bias ? to_f32(bias[column]) : 0.f);
     }
@@ -209,10 +209,10 @@ __device__ void gemv(Out* out, const T* x, const u32* gather, const W* w, Scales
 
 #define GEMV(name, T, W, OUT, MODE, NT, TILES, BLOCKS)                                                      \
   extern "C" __global__ void __launch_bounds__(256, BLOCKS)                                                 \
-      name(OUT* out, const T* x, const u32* gather, const W* w, const float* scales, i32 row_shift,         \
-           i32 row_stride, i32 k_stride, const T* bias, i32 rows, i32 n, i32 k) {                           \
+      name(OUT* out, const T* x, const W* w, const float* scales, i32 row_shift,         \
+           i32 row_stride, i32 k_stride, const T* bias, i32 rows, i32 n, i32 k, u32 function) {             \
     Scales by{scales, row_shift, row_stride, k_stride}; \
-    gemv<T, W, OUT, MODE, NT, TILES>(out, x, gather, w, by, bias, rows, n, k); \
+    gemv<T, W, OUT, MODE, NT, TILES>(out, x, w, by, bias, rows, n, k, function); \
   }                                                                                                         \
   EXPORT(name)
 #define GEMV_ROWS(name, T, W, OUT, MODE, BLOCKS8, BLOCKS16) \

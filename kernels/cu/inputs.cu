@@ -74,7 +74,7 @@ EXPORT(expand_inputs)
 // gather_rows: the rows of the residual stream whose logits are wanted, the last layer's output added.
 //   out       [n, hidden]     f32
 //   residual  [rows, hidden]  f32
-//   delta     [rows, hidden]  T
+//   delta     [rows, hidden]  T, or null: nothing is added
 //   wanted    [n]             u32, rows
 // Grid (n). hidden is a multiple of 4. Reads 6 and writes 4 bytes a value. Reference: check/inputs.rs. Not
 // yet run on a GPU.
@@ -86,11 +86,13 @@ __device__ void gather_rows(float* out, const float* residual, const T* delta, c
   size_t from = (size_t)wanted[blockIdx.x] * hidden, to = (size_t)blockIdx.x * hidden;
   for (int i = threadIdx.x * 4; i < hidden; i += blockDim.x * 4) {
     float4 x = *(const float4*)(residual + from + i);
-    Pack<T, 4> d = *(const Pack<T, 4>*)(delta + from + i);
-    x.x += to_f32(d.v[0]);
-    x.y += to_f32(d.v[1]);
-    x.z += to_f32(d.v[2]);
-    x.w += to_f32(d.v[3]);
+    if (delta) {
+      Pack<T, 4> d = *(const Pack<T, 4>*)(delta + from + i);
+      x.x += to_f32(d.v[0]);
+      x.y += to_f32(d.v[1]);
+      x.z += to_f32(d.v[2]);
+      x.w += to_f32(d.v[3]);
+    }
     *(float4*)(out + to + i) = x;
   }
 }

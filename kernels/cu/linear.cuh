@@ -16,7 +16,7 @@
 // and calls them its values of 2 (T) or 4 (e4m3) instructions: no shuffle, no shared memory. Of x it takes
 // the same k, also 16 bytes at a time.
 #pragma once
-#include "device.cuh"
+#include "gate.cuh"
 
 constexpr int SLICES = 8;
 
@@ -99,4 +99,7 @@ template <Mode M> __device__ __forceinline__ int weight_row(int tile, int r, int
   return min(tile * 8 + r % 8, n - 1) + (r < 8 ? 0 : n);
 }
 
-__device__ __forceinline__ float silu_mul(float gate, float up) { return gate / (1.f + expf(-gate)) * up; }
+// What a gate and its up become; `function` as in gate.cuh.
+__device__ __forceinline__ float gated(u32 function, float gate, float up) {
+  return gate / (1.f + expf(-gate_logit(function, gate))) * up;
+}

@@ -1,6 +1,8 @@
 //! What the gate of a feed-forward network goes through (Shazeer 2020).
 
 /// The function of a gate, before it multiplies its up.
+///
+/// The order is that of `cu/gate.cuh`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gate {
     /// `x / (1 + exp(-x))`: SwiGLU.

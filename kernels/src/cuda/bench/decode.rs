@@ -11,10 +11,11 @@ use super::time::{Rig, Work};
 use crate::cuda::blaslt::BlasLt;
 use crate::cuda::ops::attention::StepKind;
 use crate::cuda::ops::embed::{Embed, EmbedRows};
-use crate::cuda::ops::linear::{Linear, LinearOptions};
+use crate::cuda::ops::linear::{Gated, Linear, LinearOptions};
 use crate::cuda::ops::norm::{AddRmsNorm, Norm};
 use crate::cuda::ops::rope::{RopeKvWrite, RopeRows};
 use crate::cuda::{CudaError, DeviceSlice};
+use crate::gate::Gate;
 
 /// Rows from which on a step is a prompt: only its last row has logits.
 const PROMPT: usize = 1024;
@@ -52,7 +53,8 @@ fn embed(rig: &mut Rig<'_>, of: &str, model: &Model, rows: usize) -> Result<(), 
     let (tokens, embed) = (rig.upload(&tokens)?, Embed::<bf16>::new(rig.kernels())?);
     let work = Work { bytes: rows * hidden * 6, operations: 0.0 };
     rig.measure(&name, work, 1, |stream, _| {
-        embed.launch(stream, EmbedRows { out: *out, table: *table, tokens: *tokens, rows, hidden })
+        embed
+            .launch(stream, EmbedRows { out: *out, table: *table, tokens: *tokens, rows, hidden, scale: 1.0 })
     })
 }
 
@@ -69,7 +71,15 @@ fn norm(rig: &mut Rig<'_>, of: &str, model: &Model, rows: usize) -> Result<(), C
     // Residual in and out, delta in, result out.
     let work = Work { bytes: len * 12, operations: 0.0 };
     rig.measure(&name, work, 1, |stream, _| {
-        let it = Norm { out: *out, residual: *residual, delta: *delta, weight: *weight, rows, eps: 1e-5 };
+        let it = Norm {
+            out: *out,
+            residual: *residual,
+            delta: *delta,
+            delta_weight: DeviceSlice::NONE,
+            weight: *weight,
+            rows,
+            eps: 1e-5,
+        };
         norm.launch(stream, it)
     })
 }
@@ -93,7 +103,10 @@ fn linear(
     rig.measure(name, products::work(rows, n, k, 2), weights.copies, |stream, copy| {
         let weight = weights.get(copy);
         match is_gated {
-            true => linear.launch_gate_up(stream, *out, *x, &weight, rows, *workspace),
+            true => {
+                let gated = Gated { by: Gate::Silu, weight: &weight };
+                linear.launch_gate_up(stream, *out, *x, gated, rows, *workspace)
+            }
             false => linear.launch(stream, *out, *x, &weight, rows, *workspace),
         }
     })
@@ -112,7 +125,7 @@ fn logits(rig: &mut Rig<'_>, name: &str, model: &Model, rows: usize) -> Result<(
     let work = Work { bytes: plain.bytes + 2 * rows * n, ..plain };
     rig.measure(name, work, weights.copies, |stream, copy| {
         let weight = weights.get(copy);
-        linear.launch_f32(stream, *out, *x, DeviceSlice::NONE, &weight, rows, *workspace)
+        linear.launch_f32(stream, *out, *x, &weight, rows, *workspace)
     })
 }
 

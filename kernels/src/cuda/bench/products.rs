@@ -88,7 +88,7 @@ fn product(
     weight: &LinearWeight<bf16>,
     rows: usize,
 ) -> Product<'_, bf16, bf16> {
-    Product { out, x, gather: DeviceSlice::NONE, weight, rows, output: Output::Plain }
+    Product { out, x, weight, rows, output: Output::Plain }
 }
 
 fn one(

@@ -6,7 +6,7 @@ use crate::cpu::Cpu;
 use crate::cpu::mlp::glu;
 use crate::cuda::CudaError;
 use crate::cuda::ops::Activation;
-use crate::cuda::ops::activation::{GateUp, SiluMul};
+use crate::cuda::ops::activation::{GateUp, Glu};
 use crate::gate::Gate;
 
 pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
@@ -15,14 +15,16 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
         Scale::Full => &[(1, 8), (3, 136), (256, 14_336), (4096, 9728)],
     };
     for &(rows, inner) in shapes {
-        case::<half::bf16>(bench, rows, inner)?;
-        case::<half::f16>(bench, rows, inner)?;
+        for by in [Gate::Silu, Gate::GeluTanh] {
+            case::<half::bf16>(bench, by, rows, inner)?;
+            case::<half::f16>(bench, by, rows, inner)?;
+        }
     }
     Ok(())
 }
 
-fn case<T: Activation>(bench: &mut Bench, rows: usize, inner: usize) -> Result<(), CudaError> {
-    let name = format!("silu_mul_{} {rows}x{inner}", T::SUFFIX);
+fn case<T: Activation>(bench: &mut Bench, by: Gate, rows: usize, inner: usize) -> Result<(), CudaError> {
+    let name = format!("glu_{} {by:?} {rows}x{inner}", T::SUFFIX);
     if !bench.wants(&name) {
         return Ok(());
     }
@@ -32,12 +34,12 @@ fn case<T: Activation>(bench: &mut Bench, rows: usize, inner: usize) -> Result<(
     let gate_up: Vec<T> = values.into_iter().map(T::from_f32).collect();
     let out = bench.output::<T>(rows * inner)?;
     let on_device = bench.upload(&gate_up)?;
-    let launch = GateUp { out: *out, gate_up: *on_device, rows, inner };
-    SiluMul::<T>::new(&bench.kernels)?.launch(&bench.stream, launch)?;
+    let launch = GateUp { out: *out, gate_up: *on_device, by, rows, inner };
+    Glu::<T>::new(&bench.kernels)?.launch(&bench.stream, launch)?;
 
     let wide: Vec<f32> = gate_up.iter().map(|value| value.to_f32()).collect();
     let mut reference = vec![0.0; rows * inner];
-    glu(&mut Cpu::new(1), Gate::Silu, &wide, inner, &mut reference);
+    glu(&mut Cpu::new(1), by, &wide, inner, &mut reference);
     let got: Vec<f32> = out.read(&bench.stream)?.into_iter().map(T::to_f32).collect();
     bench.compare(&name, &got, &reference, Tolerance { absolute: 1e-6, relative: 4e-3 });
     Ok(())

@@ -1,5 +1,6 @@
-//! Cases of [`crate::cuda::ops::attention`], against attention in f64 as the formulas have it.
+//! Cases of [`crate::cuda::ops::attention`].
 
+pub(super) mod reference;
 mod step;
 
 use half::{bf16, f16};

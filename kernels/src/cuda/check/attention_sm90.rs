@@ -1,9 +1,10 @@
-//! Cases of [`crate::cuda::ops::attention_sm90`], against attention in f64 as the formulas have it.
+//! Cases of [`crate::cuda::ops::attention_sm90`].
 
 use half::{bf16, f16};
 
 use super::Scale;
-use super::case::{Bench, DEAR, Tolerance, each};
+use super::attention::reference::Reference;
+use super::case::{Bench, Tolerance};
 use crate::cuda::ops::Activation;
 use crate::cuda::ops::attention_sm90::{PrefillLayer, PrefillRows, PrefillShape, PrefillSm90};
 use crate::cuda::ops::kv::{KvElement, KvLayer, StepSequences};
@@ -173,54 +174,36 @@ impl<T: Activation> Step<T> {
         (table[position / case.block_size] as usize, position % case.block_size)
     }
 
-    /// Where the key and value of a position lie.
-    fn place(&self, case: &Case, sequence: usize, position: usize, kv_head: usize) -> usize {
-        let (block, offset) = self.slot(case, sequence, position);
-        ((block * case.kv_heads + kv_head) * case.block_size + offset) * case.head_dim
-    }
-
     /// What the kernel should write; NaN where it should not.
     fn reference(&self, case: &Case) -> Vec<f32> {
-        let heads = shape_of(case).heads;
-        let mut wanted = Vec::new();
-        for (sequence, &(rows, _)) in case.lengths.iter().enumerate() {
-            wanted.extend((0..rows * heads).map(|i| (sequence, i / heads, i % heads)));
-        }
-        let attended = each(wanted.len(), DEAR, |i| {
-            let (sequence, row, head) = wanted[i];
-            let (rows, context) = case.lengths[sequence];
+        let PrefillShape { heads, kv_heads, head_dim, scale, window, softcap } = shape_of(case);
+        let sinks = case.sinks.then_some(&self.sinks[..]);
+        let reference = Reference { kv_heads, group: case.group, head_dim, scale, window, softcap, sinks };
+        let mut out = Vec::new();
+        for (sequence, &(rows, context)) in case.lengths.iter().enumerate() {
             if rows < case.min_rows {
-                return vec![f32::NAN; case.head_dim];
+                out.extend(vec![f32::NAN; rows * heads * head_dim]);
+                continue;
             }
-            let at = (self.row_starts[sequence] as usize + row) * stride(case) + head * case.head_dim;
-            let query = &self.q[at..at + case.head_dim];
-            self.attend(case, sequence, head, query, context - rows + row)
-        });
-        attended.concat()
+            let first = self.row_starts[sequence] as usize;
+            let queries =
+                (first..first + rows).flat_map(|row| &self.q[row * stride(case)..][..heads * head_dim]);
+            let queries: Vec<f32> = queries.map(|q| q.to_f32()).collect();
+            let kv: Vec<f32> = (0..context).flat_map(|position| self.kv(case, sequence, position)).collect();
+            out.extend(reference.attend(&queries, &kv));
+        }
+        out
     }
 
-    fn attend(&self, case: &Case, sequence: usize, head: usize, query: &[T], position: usize) -> Vec<f32> {
-        let (shape, dim) = (shape_of(case), case.head_dim);
-        let first = case.window.map_or(0, |window| (position + 1).saturating_sub(window as usize));
-        let places: Vec<usize> =
-            (first..=position).map(|p| self.place(case, sequence, p, head / case.group)).collect();
-        let wide = |x: T| f64::from(x.to_f32());
-        let score = |place: &usize| {
-            let dot: f64 = query.iter().zip(&self.keys[*place..]).map(|(q, k)| wide(*q) * wide(*k)).sum();
-            let score = dot * f64::from(shape.scale);
-            case.softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
-        };
-        let weights: Vec<f64> = places.iter().map(|place| score(place).exp()).collect();
-        let sink = if case.sinks { f64::from(self.sinks[head]).exp() } else { 0.0 };
-        let sum = weights.iter().sum::<f64>() + sink;
-        let value = |i: usize| {
-            weights
-                .iter()
-                .zip(&places)
-                .map(|(weight, place)| weight * wide(self.values[place + i]))
-                .sum::<f64>()
-        };
-        (0..dim).map(|i| (value(i) / sum) as f32).collect()
+    /// Keys and then values of a position, all heads.
+    fn kv(&self, case: &Case, sequence: usize, position: usize) -> impl Iterator<Item = f32> {
+        let (block, offset) = self.slot(case, sequence, position);
+        [&self.keys, &self.values].into_iter().flat_map(move |values| {
+            (0..case.kv_heads).flat_map(move |head| {
+                let row = (block * case.kv_heads + head) * case.block_size + offset;
+                values[row * case.head_dim..][..case.head_dim].iter().map(|value| value.to_f32())
+            })
+        })
     }
 }
 

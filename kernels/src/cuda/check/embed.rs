@@ -12,14 +12,19 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
         Scale::Full => &[(1, 4, 3), (5, 132, 17), (256, 4096, 32_000), (8192, 2048, 128_256)],
     };
     for &(rows, hidden, vocab) in shapes {
-        case::<half::bf16>(bench, rows, hidden, vocab)?;
-        case::<half::f16>(bench, rows, hidden, vocab)?;
+        let shape = (rows, hidden, vocab);
+        case::<half::bf16>(bench, shape, 1.0)?;
+        case::<half::f16>(bench, shape, (hidden as f32).sqrt())?;
     }
     Ok(())
 }
 
-fn case<T: Activation>(bench: &mut Bench, rows: usize, hidden: usize, vocab: usize) -> Result<(), CudaError> {
-    let name = format!("embed_{} {rows}x{hidden} of {vocab}", T::SUFFIX);
+fn case<T: Activation>(
+    bench: &mut Bench,
+    (rows, hidden, vocab): (usize, usize, usize),
+    scale: f32,
+) -> Result<(), CudaError> {
+    let name = format!("embed_{} {rows}x{hidden} of {vocab} times {scale}", T::SUFFIX);
     if !bench.wants(&name) {
         return Ok(());
     }
@@ -29,13 +34,13 @@ fn case<T: Activation>(bench: &mut Bench, rows: usize, hidden: usize, vocab: usi
     tokens[rows - 1] = [vocab as u32 - 1, vocab as u32, u32::MAX][bench.below(3) as usize];
     let out = bench.output::<f32>(rows * hidden)?;
     let (on_device, ids) = (bench.upload(&table)?, bench.upload(&tokens)?);
-    let embed = EmbedRows { out: *out, table: *on_device, tokens: *ids, rows, hidden };
+    let embed = EmbedRows { out: *out, table: *on_device, tokens: *ids, rows, hidden, scale };
     Embed::<T>::new(&bench.kernels)?.launch(&bench.stream, embed)?;
 
     let row = |token: u32| if (token as usize) < vocab { token as usize } else { 0 };
     let reference: Vec<f32> = tokens
         .iter()
-        .flat_map(|token| table[row(*token) * hidden..][..hidden].iter().map(|value| value.to_f32()))
+        .flat_map(|token| table[row(*token) * hidden..][..hidden].iter().map(|value| scale * value.to_f32()))
         .collect();
     let got = out.read(&bench.stream)?;
     bench.compare_exact(&name, &got, &reference);

@@ -31,27 +31,29 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
         ],
     };
     shapes.iter().try_for_each(|shape| case(bench, shape))?;
-    gather_case::<half::bf16>(bench, 7, 5, 132)?;
-    gather_case::<half::f16>(bench, 3, 9, 2052)
+    gather_case::<half::bf16>(bench, (7, 5, 132), true)?;
+    gather_case::<half::bf16>(bench, (7, 5, 132), false)?;
+    gather_case::<half::f16>(bench, (3, 9, 2052), true)
 }
 
 fn gather_case<T: Activation>(
     bench: &mut Bench,
-    rows: usize,
-    wanted: usize,
-    hidden: usize,
+    (rows, wanted, hidden): (usize, usize, usize),
+    with_delta: bool,
 ) -> Result<(), CudaError> {
-    let name = format!("gather_rows_{} {wanted} of {rows}x{hidden}", T::SUFFIX);
+    let name = format!("gather_rows_{} {wanted} of {rows}x{hidden} delta {with_delta}", T::SUFFIX);
     if !bench.wants(&name) {
         return Ok(());
     }
     let residual = bench.normal(rows * hidden);
-    let delta: Vec<T> = bench.normal(rows * hidden).into_iter().map(T::from_f32).collect();
+    let drawn = bench.normal(rows * hidden);
+    let delta: Vec<T> = drawn.iter().map(|x| T::from_f32(if with_delta { *x } else { 0.0 })).collect();
     let which: Vec<u32> = (0..wanted).map(|_| bench.below(rows as u32)).collect();
     let out = bench.output::<f32>(wanted * hidden)?;
     let (residuals, deltas, on_device) =
         (bench.upload(&residual)?, bench.upload(&delta)?, bench.upload(&which)?);
-    let gather = Gather { out: *out, residual: *residuals, delta: *deltas, wanted: *on_device, hidden };
+    let delta_rows = if with_delta { *deltas } else { DeviceSlice::NONE };
+    let gather = Gather { out: *out, residual: *residuals, delta: delta_rows, wanted: *on_device, hidden };
     GatherRows::<T>::new(&bench.kernels)?.launch(&bench.stream, gather)?;
     let of = |row: &u32| (*row as usize * hidden)..(*row as usize + 1) * hidden;
     let reference: Vec<f32> = which.iter().flat_map(of).map(|i| residual[i] + delta[i].to_f32()).collect();

@@ -11,9 +11,10 @@ use crate::cuda::memory::{E4m3, Element};
 use crate::cuda::ops::Activation;
 use crate::cuda::ops::gemm::{Gemm, Tile};
 use crate::cuda::ops::gemv::{self, Gemv};
-use crate::cuda::ops::linear::{Linear, LinearOptions};
+use crate::cuda::ops::linear::{Gated, Linear, LinearOptions};
 use crate::cuda::ops::product::{Granularity, LinearWeight, Output, Product, WeightValues};
 use crate::cuda::{CudaError, DeviceBuffer, DeviceSlice};
+use crate::gate::Gate;
 
 /// Weights of so many values or more come with one kernel of each kind and one type only: drawing them takes longest.
 const LARGE: usize = 1 << 26;
@@ -55,7 +56,7 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
         for by in BY_ALL {
             let shapes = if matches!(by, By::Gemv) { few } else { many };
             for (i, shape) in shapes.iter().enumerate() {
-                let output = [Output::Plain, Output::Gated, Output::F32][i % 3];
+                let output = [Output::Plain, Output::Gated(Gate::Silu), Output::F32][i % 3];
                 let is_large = shape.1 * shape.2 >= LARGE;
                 if is_large && matches!(by, By::Gemm(Tile::Small | Tile::Medium)) {
                     continue;
@@ -74,7 +75,8 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
     Ok(())
 }
 
-const OUTPUTS: [Output; 3] = [Output::Plain, Output::F32, Output::Gated];
+const OUTPUTS: [Output; 4] =
+    [Output::Plain, Output::F32, Output::Gated(Gate::Silu), Output::Gated(Gate::GeluTanh)];
 /// Rows, n (results in a row), k.
 type Shape = (usize, usize, usize);
 
@@ -83,9 +85,7 @@ struct Operands<T: Element> {
     x: Vec<T>,
     weight: Vec<f32>,
     bias: Vec<T>,
-    gather: Vec<u32>,
     x_device: DeviceBuffer<T>,
-    gather_device: DeviceBuffer<u32>,
     linear: LinearWeight<T>,
     // What `linear` points into.
     _bias: DeviceBuffer<T>,
@@ -102,11 +102,10 @@ impl<T: Activation> Operands<T> {
         granularity: Option<Granularity>,
         with_bias: bool,
     ) -> Result<Self, CudaError> {
-        let n = if output == Output::Gated { 2 * n } else { n };
+        let n = if output.is_gated() { 2 * n } else { n };
         let drawn = bench.normal(rows * k);
         let mut x = each(drawn.len(), CHEAP, |i| T::from_f32(drawn[i]));
         x.extend(vec![T::from_f32(f32::NAN); ROWS_BEYOND * k]);
-        let gather: Vec<u32> = (0..rows).map(|_| bench.below(rows as u32)).collect();
         let drawn = bench.normal(n).into_iter().map(|bias| if with_bias { bias } else { 0.0 });
         let bias: Vec<T> = drawn.map(T::from_f32).collect();
         let raw = bench.normal(n * k);
@@ -126,7 +125,7 @@ impl<T: Activation> Operands<T> {
             None => same[i].to_f32(),
             Some(_) => codes[i].to_f32() * scale_at(i / k, i % k),
         });
-        let (x_device, gather_device) = (bench.upload(&x)?, bench.upload(&gather)?);
+        let x_device = bench.upload(&x)?;
         let (bias_device, same_device) = (bench.upload(&bias)?, bench.upload(&same)?);
         let (codes_device, scales_device) = (bench.upload(&codes)?, bench.upload(&scales)?);
         let values = match granularity {
@@ -139,9 +138,7 @@ impl<T: Activation> Operands<T> {
             x,
             weight,
             bias,
-            gather,
             x_device,
-            gather_device,
             linear: LinearWeight {
                 n,
                 k,
@@ -156,20 +153,23 @@ impl<T: Activation> Operands<T> {
     }
 
     /// Result `column` of row `row`, in f64.
-    fn exact(&self, row: usize, column: usize, output: Output, gathered: bool) -> f64 {
+    fn exact(&self, row: usize, column: usize, output: Output) -> f64 {
         let k = self.linear.k;
-        let row = if gathered { self.gather[row] as usize } else { row };
         let dot = |column: usize| -> f64 {
             let (x, weight) = (&self.x[row * k..][..k], &self.weight[column * k..][..k]);
             let sum: f64 = x.iter().zip(weight).map(|(x, w)| f64::from(x.to_f32()) * f64::from(*w)).sum();
             sum + f64::from(self.bias[column].to_f32())
         };
         match output {
-            Output::Gated => {
+            Output::Gated(by) => {
                 let gate = dot(column);
-                gate / (1.0 + (-gate).exp()) * dot(self.linear.n / 2 + column)
+                let logit = match by {
+                    Gate::Silu => gate,
+                    Gate::GeluTanh => (8.0 / std::f64::consts::PI).sqrt() * (gate + 0.044_715 * gate.powi(3)),
+                };
+                gate / (1.0 + (-logit).exp()) * dot(self.linear.n / 2 + column)
             }
-            _ => dot(column),
+            Output::Plain | Output::F32 => dot(column),
         }
     }
 }
@@ -181,19 +181,17 @@ fn multiply<T: Activation + BlasElement>(
     operands: &Operands<T>,
     rows: usize,
     output: Output,
-    gathered: bool,
 ) -> Result<Vec<f32>, CudaError> {
     let weight = &operands.linear;
-    let columns = if output == Output::Gated { weight.n / 2 } else { weight.n };
-    let gather = if gathered { *operands.gather_device } else { DeviceSlice::NONE };
+    let columns = if output.is_gated() { weight.n / 2 } else { weight.n };
     let x = *operands.x_device;
     if output == Output::F32 {
         let out = bench.output::<f32>(rows * columns)?;
-        launch(bench, by, &Product { out: *out, x, gather, weight, rows, output })?;
+        launch(bench, by, &Product { out: *out, x, weight, rows, output })?;
         return out.read(&bench.stream);
     }
     let out = bench.output::<T>(rows * columns)?;
-    launch(bench, by, &Product { out: *out, x, gather, weight, rows, output })?;
+    launch(bench, by, &Product { out: *out, x, weight, rows, output })?;
     Ok(out.read(&bench.stream)?.into_iter().map(T::to_f32).collect())
 }
 
@@ -214,17 +212,19 @@ fn by_linear<T: Activation + BlasElement, O: Element>(
     options: LinearOptions,
     product: &Product<'_, T, O>,
 ) -> Result<(), CudaError> {
-    let Product { out, x, gather, weight, rows, output } = *product;
+    let Product { out, x, weight, rows, output } = *product;
     let blas = BlasLt::open(bench.kernels.device())?.map(Arc::new);
     let linear = Linear::<T>::new(&bench.kernels, blas, options)?;
     // Only gate and up need room for their columns: a head's many must not.
-    let columns = if output == Output::Gated { weight.n } else { 0 };
+    let columns = if output.is_gated() { weight.n } else { 0 };
     let workspace = bench.output::<u8>(linear.workspace_bytes(rows, &[(columns, weight.k)]))?;
     let stream = &bench.stream;
     match output {
         Output::Plain => linear.launch(stream, out.cast(), x, weight, rows, *workspace),
-        Output::F32 => linear.launch_f32(stream, out.cast(), x, gather, weight, rows, *workspace),
-        Output::Gated => linear.launch_gate_up(stream, out.cast(), x, weight, rows, *workspace),
+        Output::F32 => linear.launch_f32(stream, out.cast(), x, weight, rows, *workspace),
+        Output::Gated(by) => {
+            linear.launch_gate_up(stream, out.cast(), x, Gated { by, weight }, rows, *workspace)
+        }
     }?;
     stream.synchronize() // the workspace goes
 }
@@ -240,18 +240,16 @@ fn accuracy<T: Activation + BlasElement>(
     if !bench.wants(&name) {
         return Ok(());
     }
-    // Through cuBLASLt, logits have no bias and no gather.
+    // Through cuBLASLt, logits have no bias.
     let by_kernel = !matches!(by, By::Linear { .. });
     let with_bias = by_kernel || output != Output::F32;
     let operands = Operands::<T>::new(bench, (rows, n, k), output, granularity, with_bias)?;
-    let gathered = by_kernel && output == Output::F32;
-    let got = multiply(bench, by, &operands, rows, output, gathered)?;
+    let got = multiply(bench, by, &operands, rows, output)?;
     let compared = bench.compared(got.len());
     let written = got.iter().filter(|value| value.is_finite()).count();
     bench.compare_exact(&format!("{name}, written"), &[written], &[got.len()]);
-    let reference: Vec<f32> = each(compared.len(), DEAR, |i| {
-        operands.exact(compared[i] / n, compared[i] % n, output, gathered) as f32
-    });
+    let reference: Vec<f32> =
+        each(compared.len(), DEAR, |i| operands.exact(compared[i] / n, compared[i] % n, output) as f32);
     let got: Vec<f32> = compared.iter().map(|i| got[*i]).collect();
     // Sums are good to about 1e-5; then half of the last of 8 or 11 bits.
     let tolerance = match (output, T::SUFFIX) {
@@ -261,8 +259,8 @@ fn accuracy<T: Activation + BlasElement>(
         }
         (Output::F32, _) => Tolerance { absolute: 1e-4, relative: 1e-4 },
         // Beside cuBLASLt, gate and up are rounded too.
-        (Output::Gated, "bf16") if !by_kernel => Tolerance { absolute: 1e-3, relative: 1.6e-2 },
-        (Output::Gated, _) if !by_kernel => Tolerance { absolute: 1e-3, relative: 2e-3 },
+        (Output::Gated(_), "bf16") if !by_kernel => Tolerance { absolute: 1e-3, relative: 1.6e-2 },
+        (Output::Gated(_), _) if !by_kernel => Tolerance { absolute: 1e-3, relative: 2e-3 },
         (_, "bf16") => Tolerance { absolute: 1e-4, relative: 4e-3 },
         _ => Tolerance { absolute: 1e-4, relative: 6e-4 },
     };
@@ -282,14 +280,14 @@ fn invariance<T: Activation + BlasElement>(
     }
     let operands = Operands::<T>::new(bench, (rows, n, k), Output::F32, granularity, true)?;
     let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
-    let whole = bits(&multiply(bench, By::Gemm(Tile::Large), &operands, rows, Output::F32, false)?);
+    let whole = bits(&multiply(bench, By::Gemm(Tile::Large), &operands, rows, Output::F32)?);
     let mut batches = vec![(By::Gemm(Tile::Small), rows), (By::Gemm(Tile::Medium), rows - 2)];
     let counts: &[usize] = if bench.scale == Scale::Small { &[1, 9] } else { &[1, 2, 7, 8, 9, 16] };
     batches.extend(counts.iter().map(|count| (By::Gemv, *count.min(&gemv::MAX_ROWS))));
     batches.push((By::Gemm(Tile::Large), rows / 2));
     batches.extend([3, 17, rows - 1].map(|count| (By::Linear { batch_invariant: true }, count)));
     for (by, count) in batches {
-        let got = bits(&multiply(bench, by, &operands, count, Output::F32, false)?);
+        let got = bits(&multiply(bench, by, &operands, count, Output::F32)?);
         bench.compare_exact(&format!("{name}, {by:?} of {count}"), &got, &whole[..count * n]);
     }
     Ok(())

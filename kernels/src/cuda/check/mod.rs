@@ -18,6 +18,7 @@ mod roofline;
 mod rope;
 mod sample;
 mod sm90;
+mod softcap;
 
 pub use case::{Bench, Outcome, Report};
 
@@ -43,6 +44,7 @@ pub fn run(
     embed::run(&mut bench)?;
     rope::run(&mut bench)?;
     sample::run(&mut bench)?;
+    softcap::run(&mut bench)?;
     activation::run(&mut bench)?;
     block_copy::run(&mut bench)?;
     random::run(&mut bench)?;

@@ -1,45 +1,48 @@
-//! SwiGLU's gate; `cu/activation.cu`.
+//! The gate of a feed-forward network; `cu/activation.cu`.
 
 use std::marker::PhantomData;
 
 use super::{Activation, kernel_for};
 use crate::cuda::launch::{Args, Grid, Kernel};
 use crate::cuda::{CudaError, DeviceSlice, Kernels, Stream};
+use crate::gate::Gate;
 
 /// Threads of a block.
 const THREADS: usize = 256;
 /// Values a thread takes at a time.
 const VALUES: usize = 8;
 
-/// `out = silu(gate) * up`.
+/// `out = by(gate) * up`.
 #[derive(Debug, Clone, Copy)]
-pub struct SiluMul<T> {
+pub struct Glu<T> {
     kernel: Kernel,
     of: PhantomData<T>,
 }
 
-/// Memory of one [`SiluMul`] launch.
+/// Memory of one [`Glu`] launch.
 #[derive(Debug, Clone, Copy)]
 pub struct GateUp<T> {
     /// `[rows, inner]`
     pub out: DeviceSlice<T>,
     /// `[rows, 2 * inner]`: each row its gate, then its up.
     pub gate_up: DeviceSlice<T>,
+    /// What the gate goes through.
+    pub by: Gate,
     /// Rows.
     pub rows: usize,
     /// Values of a row of `out`, a multiple of 8.
     pub inner: usize,
 }
 
-impl<T: Activation> SiluMul<T> {
+impl<T: Activation> Glu<T> {
     /// Finds the kernel.
     pub fn new(kernels: &Kernels) -> Result<Self, CudaError> {
-        Ok(Self { kernel: kernel_for!(kernels, T, "silu_mul")?, of: PhantomData })
+        Ok(Self { kernel: kernel_for!(kernels, T, "glu")?, of: PhantomData })
     }
 
     /// Queues it; at most 65,535 rows.
     pub fn launch(&self, stream: &Stream, gate_up: GateUp<T>) -> Result<(), CudaError> {
-        let GateUp { out, gate_up, rows, inner } = gate_up;
+        let GateUp { out, gate_up, by, rows, inner } = gate_up;
         assert!(inner > 0 && inner.is_multiple_of(VALUES), "{inner} values are not a multiple of {VALUES}");
         assert!(
             out.len() >= rows * inner && gate_up.len() >= 2 * rows * inner,
@@ -51,7 +54,7 @@ impl<T: Activation> SiluMul<T> {
             return Ok(());
         }
         let parts = (inner / VALUES).div_ceil(THREADS) as u32;
-        let args = Args::new().slice(out).slice(gate_up).size(inner);
+        let args = Args::new().slice(out).slice(gate_up).size(inner).u32(by as u32);
         self.kernel.launch(stream, Grid::of([parts, rows as u32, 1], THREADS as u32).overlapping(), &args)
     }
 }

@@ -11,7 +11,7 @@ const MAX_THREADS: usize = 1024;
 /// Values a thread takes at a time.
 const VALUES: usize = 4;
 
-/// `out[row] = table[tokens[row]]`, widened to `f32`.
+/// `out[row] = scale * table[tokens[row]]`, widened to `f32`.
 #[derive(Debug, Clone, Copy)]
 pub struct Embed<T> {
     kernel: Kernel,
@@ -31,6 +31,8 @@ pub struct EmbedRows<T> {
     pub rows: usize,
     /// Values of a row, a multiple of 4.
     pub hidden: usize,
+    /// Factor of all values; 1 changes no bit.
+    pub scale: f32,
 }
 
 impl<T: Activation> Embed<T> {
@@ -41,7 +43,7 @@ impl<T: Activation> Embed<T> {
 
     /// Queues it.
     pub fn launch(&self, stream: &Stream, embed: EmbedRows<T>) -> Result<(), CudaError> {
-        let EmbedRows { out, table, tokens, rows, hidden } = embed;
+        let EmbedRows { out, table, tokens, rows, hidden, scale } = embed;
         assert!(
             hidden > 0 && hidden.is_multiple_of(VALUES),
             "hidden size {hidden} is not a multiple of {VALUES}"
@@ -53,7 +55,8 @@ impl<T: Activation> Embed<T> {
             return Ok(());
         }
         let threads = (hidden / VALUES).next_multiple_of(32).min(MAX_THREADS) as u32;
-        let args = Args::new().slice(out).slice(table).slice(tokens).size(hidden).u32(vocab as u32);
+        let args =
+            Args::new().slice(out).slice(table).slice(tokens).size(hidden).u32(vocab as u32).f32(scale);
         self.kernel.launch(stream, Grid::new(rows as u32, threads).overlapping(), &args)
     }
 }

@@ -7,6 +7,7 @@ use super::product::{Output, Product, Table, WeightValues, product_names};
 use crate::cuda::launch::Grid;
 use crate::cuda::memory::Element;
 use crate::cuda::{CudaError, Kernels, Stream};
+use crate::gate::Gate;
 
 /// k of a stage.
 const STAGE_K: usize = 64;
@@ -45,14 +46,14 @@ impl Tile {
         let row = match output {
             Output::Plain => weight_rows * 2,
             Output::F32 => weight_rows * 4,
-            Output::Gated => weight_rows,
+            Output::Gated(_) => weight_rows,
         };
         (stages * stage).max(x_rows * (row + ROW_PADDING)) as u32
     }
 
     fn blocks(self, e4m3: bool, output: Output, rows: usize, columns: usize) -> usize {
         let (weight_rows, x_rows, ..) = self.shape(e4m3);
-        let outputs = if output == Output::Gated { weight_rows / 2 } else { weight_rows };
+        let outputs = if output.is_gated() { weight_rows / 2 } else { weight_rows };
         rows.div_ceil(x_rows) * columns.div_ceil(outputs)
     }
 }
@@ -74,7 +75,7 @@ impl<T: Activation> Gemm<T> {
         };
         let table = Table::new(kernels, &names)?;
         for (output, e4m3, tile, kernel) in table.all() {
-            let output = [Output::Plain, Output::F32, Output::Gated][output];
+            let output = [Output::Plain, Output::F32, Output::Gated(Gate::Silu)][output];
             kernel.allow_shared(Tile::ALL[tile].shared_bytes(e4m3, output))?;
         }
         let multiprocessors = kernels.device().multiprocessors as usize;

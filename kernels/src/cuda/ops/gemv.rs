@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use super::Activation;
-use super::product::{Output, Product, Table, product_names};
+use super::product::{Product, Table, product_names};
 use crate::cuda::launch::Grid;
 use crate::cuda::memory::Element;
 use crate::cuda::{CudaError, Kernels, Stream};
@@ -40,7 +40,7 @@ impl<T: Activation> Gemv<T> {
             return Ok(());
         }
         let tile = usize::from(rows > TILES[0].0);
-        let outputs = TILES[tile].1 / if product.output == Output::Gated { 2 } else { 1 };
+        let outputs = TILES[tile].1 / if product.output.is_gated() { 2 } else { 1 };
         let blocks = product.columns().div_ceil(outputs) as u32;
         self.table.get(product, tile).launch(
             stream,

@@ -229,7 +229,7 @@ impl ExpandInputs {
 /// Values a thread takes at a time.
 const VALUES: usize = 4;
 
-/// `out[i] = residual[rows[i]] + delta[rows[i]]`.
+/// `out[i] = residual[rows[i]] + delta[rows[i]]`, or without `delta`.
 #[derive(Debug, Clone, Copy)]
 pub struct GatherRows<T> {
     kernel: Kernel,
@@ -243,7 +243,7 @@ pub struct Gather<T> {
     pub out: DeviceSlice<f32>,
     /// `[rows, hidden]`
     pub residual: DeviceSlice<f32>,
-    /// `[rows, hidden]`
+    /// `[rows, hidden]`, or [`DeviceSlice::NONE`]: nothing is added.
     pub delta: DeviceSlice<T>,
     /// Which rows; its length says how many.
     pub wanted: DeviceSlice<u32>,
@@ -265,7 +265,7 @@ impl<T: Activation> GatherRows<T> {
             "hidden size {hidden} is not a multiple of {VALUES}"
         );
         assert!(out.len() >= wanted.len() * hidden, "{} rows of {hidden} do not fit", wanted.len());
-        assert_eq!(residual.len(), delta.len(), "residual and delta have the same rows");
+        assert!(delta.is_empty() || residual.len() == delta.len(), "residual and delta have the same rows");
         if wanted.is_empty() {
             return Ok(());
         }

@@ -13,7 +13,7 @@
 use std::sync::Arc;
 
 use super::Activation;
-use super::activation::{GateUp, SiluMul};
+use super::activation::{GateUp, Glu};
 use super::gemm::Gemm;
 use super::gemv::{Gemv, MAX_ROWS};
 pub use super::product::{Granularity, LinearWeight, WeightValues};
@@ -22,6 +22,7 @@ use super::quantize::{self, Quantization, Quantize};
 use crate::cuda::blaslt::{self, BlasElement, BlasLt, GemmKey, Scaling, WORKSPACE_BYTES};
 use crate::cuda::memory::{E4m3, Element};
 use crate::cuda::{CudaError, DeviceSlice, Kernels, Stream};
+use crate::gate::Gate;
 
 /// What linear layers promise.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -30,12 +31,21 @@ pub struct LinearOptions {
     pub batch_invariant: bool,
 }
 
+/// A gate and its up.
+#[derive(Debug, Clone, Copy)]
+pub struct Gated<'a, T> {
+    /// What the gate goes through.
+    pub by: Gate,
+    /// Gate over up, `[2 * inner, k]`, as stacked at load.
+    pub weight: &'a LinearWeight<T>,
+}
+
 /// `out = x weight^T + bias`.
 #[derive(Debug, Clone)]
 pub struct Linear<T> {
     gemv: Gemv<T>,
     gemm: Gemm<T>,
-    silu_mul: SiluMul<T>,
+    glu: Glu<T>,
     quantize: Quantize<T>,
     blas: Option<Arc<BlasLt>>,
 }
@@ -86,8 +96,8 @@ impl<T: Activation + BlasElement> Linear<T> {
     ) -> Result<Self, CudaError> {
         let blas = blas.filter(|_| !options.batch_invariant);
         let (gemv, gemm) = (Gemv::new(kernels)?, Gemm::new(kernels)?);
-        let (silu_mul, quantize) = (SiluMul::new(kernels)?, Quantize::new(kernels)?);
-        Ok(Self { gemv, gemm, silu_mul, quantize, blas })
+        let (glu, quantize) = (Glu::new(kernels)?, Quantize::new(kernels)?);
+        Ok(Self { gemv, gemm, glu, quantize, blas })
     }
 
     /// cuBLASLt, where it is used.
@@ -115,45 +125,41 @@ impl<T: Activation + BlasElement> Linear<T> {
         rows: usize,
         workspace: DeviceSlice<u8>,
     ) -> Result<(), CudaError> {
-        let product = Product { out, x, gather: DeviceSlice::NONE, weight, rows, output: Output::Plain };
+        let product = Product { out, x, weight, rows, output: Output::Plain };
         self.multiply(stream, &product, workspace)
     }
 
-    /// Queues the same with results in f32: logits. `gather`, `[rows]` or [`DeviceSlice::NONE`], names the row of `x`
-    /// that each row of `out` is of; it is read on the device, and keeps the product away from cuBLASLt.
-    #[allow(clippy::too_many_arguments)] // as `launch`, and `gather`
+    /// Queues the same with results in f32: logits.
     pub fn launch_f32(
         &self,
         stream: &Stream,
         out: DeviceSlice<f32>,
         x: DeviceSlice<T>,
-        gather: DeviceSlice<u32>,
         weight: &LinearWeight<T>,
         rows: usize,
         workspace: DeviceSlice<u8>,
     ) -> Result<(), CudaError> {
-        let product = Product { out, x, gather, weight, rows, output: Output::F32 };
-        self.multiply(stream, &product, workspace)
+        self.multiply(stream, &Product { out, x, weight, rows, output: Output::F32 }, workspace)
     }
 
-    /// Queues `out[rows, inner] = silu(gate) * up`; the weight is gate over up, `[2 * inner, k]`, as stacked at load.
+    /// Queues `out[rows, inner] = by(gate) * up`.
     pub fn launch_gate_up(
         &self,
         stream: &Stream,
         out: DeviceSlice<T>,
         x: DeviceSlice<T>,
-        weight: &LinearWeight<T>,
+        gated: Gated<'_, T>,
         rows: usize,
         workspace: DeviceSlice<u8>,
     ) -> Result<(), CudaError> {
-        let (inner, gather) = (weight.n / 2, DeviceSlice::NONE);
-        let whole = Product { out, x, gather, weight, rows, output: Output::Plain };
+        let Gated { by, weight } = gated;
+        let whole = Product { out, x, weight, rows, output: Output::Plain };
         if let Some(blas) = self.blas_for(&whole)? {
             let gate_up = Workspace::<T>::new(workspace, rows, weight.n, weight.k).whole;
             self.by_blas(blas, stream, &Product { out: gate_up, ..whole }, workspace)?;
-            return self.silu_mul.launch(stream, GateUp { out, gate_up, rows, inner });
+            return self.glu.launch(stream, GateUp { out, gate_up, by, rows, inner: weight.n / 2 });
         }
-        self.by_kernels(stream, &Product { output: Output::Gated, ..whole })
+        self.by_kernels(stream, &Product { output: Output::Gated(by), ..whole })
     }
 
     fn multiply<O: BlasElement>(
@@ -178,10 +184,10 @@ impl<T: Activation + BlasElement> Linear<T> {
 
     /// cuBLASLt, when it takes this product. Its bias has the result's type, which ours has not when that is f32.
     fn blas_for<O: BlasElement>(&self, product: &Product<'_, T, O>) -> Result<Option<&BlasLt>, CudaError> {
-        let Product { gather, weight, rows, output, .. } = *product;
+        let Product { weight, rows, output, .. } = *product;
         let Some(blas) = &self.blas else { return Ok(None) };
         let (n, k, bias) = (weight.n, weight.k, !weight.bias.is_empty());
-        if rows <= MAX_ROWS || !gather.is_empty() || (bias && output == Output::F32) {
+        if rows <= MAX_ROWS || (bias && output == Output::F32) {
             return Ok(None);
         }
         let key = match weight.values {

@@ -20,6 +20,7 @@ pub mod random;
 pub mod rope;
 pub mod sample;
 pub mod score;
+pub mod softcap;
 
 /// Types that activations may have.
 pub trait Activation: MapElement + quantize::Quantized + random::Randomised {

@@ -11,7 +11,7 @@ const MAX_THREADS: usize = 1024;
 /// Values a thread takes at a time.
 const VALUES: usize = 4;
 
-/// `residual += delta`, then `out = residual / rms(residual) * weight`.
+/// `residual += delta`, normalised or as it is, then `out = residual / rms(residual) * weight`.
 #[derive(Debug, Clone, Copy)]
 pub struct AddRmsNorm<T> {
     kernel: Kernel,
@@ -27,6 +27,8 @@ pub struct Norm<T> {
     pub residual: DeviceSlice<f32>,
     /// `[rows, hidden]`, or [`DeviceSlice::NONE`]: nothing is added.
     pub delta: DeviceSlice<T>,
+    /// `[hidden]`: `delta` is normalised before it is added; or [`DeviceSlice::NONE`].
+    pub delta_weight: DeviceSlice<f32>,
     /// `[hidden]`
     pub weight: DeviceSlice<f32>,
     /// Rows.
@@ -43,7 +45,7 @@ impl<T: Activation> AddRmsNorm<T> {
 
     /// Queues it.
     pub fn launch(&self, stream: &Stream, norm: Norm<T>) -> Result<(), CudaError> {
-        let Norm { out, residual, delta, weight, rows, eps } = norm;
+        let Norm { out, residual, delta, delta_weight, weight, rows, eps } = norm;
         let hidden = weight.len();
         assert!(
             hidden > 0 && hidden.is_multiple_of(VALUES),
@@ -51,11 +53,20 @@ impl<T: Activation> AddRmsNorm<T> {
         );
         assert!(out.len() >= rows * hidden && residual.len() >= rows * hidden, "{rows} rows do not fit");
         assert!(delta.is_empty() || delta.len() >= rows * hidden, "delta is shorter than {rows} rows");
+        let has_delta = !delta.is_empty() && delta_weight.len() == hidden;
+        assert!(delta_weight.is_empty() || has_delta, "{} weights for delta", delta_weight.len());
         if rows == 0 {
             return Ok(());
         }
         let threads = (hidden / VALUES).next_multiple_of(32).min(MAX_THREADS) as u32;
-        let args = Args::new().slice(out).slice(residual).slice(delta).slice(weight).size(hidden).f32(eps);
+        let args = Args::new()
+            .slice(out)
+            .slice(residual)
+            .slice(delta)
+            .slice(delta_weight)
+            .slice(weight)
+            .size(hidden)
+            .f32(eps);
         self.kernel.launch(stream, Grid::new(rows as u32, threads).overlapping(), &args)
     }
 }

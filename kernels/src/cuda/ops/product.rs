@@ -5,6 +5,7 @@ use super::Activation;
 use crate::cuda::launch::{Args, Kernel};
 use crate::cuda::memory::{E4m3, Element};
 use crate::cuda::{CudaError, DeviceSlice, Kernels};
+use crate::gate::Gate;
 
 /// A weight matrix on the device, `[n, k]`, row-major: row `n` holds the weights of output `n`.
 #[derive(Debug, Clone, Copy)]
@@ -106,8 +107,24 @@ pub enum Output {
     Plain,
     /// `[rows, n]` in f32: logits.
     F32,
-    /// The weight is gate over up, `[2 * inner, k]`; `silu(gate) * up`, `[rows, inner]`.
-    Gated,
+    /// The weight is gate over up, `[2 * inner, k]`; the function of the gate times up, `[rows, inner]`.
+    Gated(Gate),
+}
+
+impl Output {
+    /// Whether the weight is gate over up.
+    pub fn is_gated(self) -> bool {
+        matches!(self, Self::Gated(_))
+    }
+
+    /// Which of a [`Table`]'s kernels.
+    fn index(self) -> usize {
+        match self {
+            Self::Plain => 0,
+            Self::F32 => 1,
+            Self::Gated(_) => 2,
+        }
+    }
 }
 
 /// One launch: `out = x weight^T (+ bias)`.
@@ -115,10 +132,8 @@ pub enum Output {
 pub struct Product<'a, T, O> {
     /// `[rows, n]`, or `[rows, n / 2]` when gated.
     pub out: DeviceSlice<O>,
-    /// `[rows, k]`, or any number of rows if there is a `gather`.
+    /// `[rows, k]`
     pub x: DeviceSlice<T>,
-    /// `[rows]`: which row of `x` each row of `out` is of, or [`DeviceSlice::NONE`].
-    pub gather: DeviceSlice<u32>,
     /// The weight.
     pub weight: &'a LinearWeight<T>,
     /// Rows.
@@ -130,24 +145,20 @@ pub struct Product<'a, T, O> {
 impl<T: Activation, O: Element> Product<'_, T, O> {
     /// Columns of `out`.
     pub fn columns(&self) -> usize {
-        if self.output == Output::Gated { self.weight.n / 2 } else { self.weight.n }
+        if self.output.is_gated() { self.weight.n / 2 } else { self.weight.n }
     }
 
     /// Asserts that everything fits, and makes the kernels' arguments.
     pub(super) fn args(&self) -> Args<'static> {
-        let Self { out, x, gather, weight, rows, output } = *self;
+        let Self { out, x, weight, rows, output } = *self;
         let LinearWeight { n, k, bias, values } = *weight;
         debug_assert_eq!(weight.check(), Ok(()));
-        assert!(
-            output != Output::Gated || n.is_multiple_of(2),
-            "gate and up of {n} rows are not of one size"
-        );
+        assert!(!output.is_gated() || n.is_multiple_of(2), "gate and up of {n} rows are not of one size");
         let expected = if output == Output::F32 { 4 } else { size_of::<T>() };
         assert_eq!(size_of::<O>(), expected, "{output:?} results have {expected} bytes");
         let columns = self.columns();
         assert!(out.len() >= rows * columns, "[{rows}, {columns}] does not fit {} results", out.len());
-        assert!(!gather.is_empty() || x.len() >= rows * k, "x of {} is less than [{rows}, {k}]", x.len());
-        assert!(gather.is_empty() || gather.len() >= rows, "a gather of {} rows, not {rows}", gather.len());
+        assert!(x.len() >= rows * k, "x of {} is less than [{rows}, {k}]", x.len());
         let aligned = x.address().is_multiple_of(16) && out.address().is_multiple_of(16);
         assert!(aligned, "x at {:#x} or out at {:#x} is no multiple of 16", x.address(), out.address());
         let (address, scales, shift, row_stride, k_stride) = match values {
@@ -164,7 +175,6 @@ impl<T: Activation, O: Element> Product<'_, T, O> {
         Args::new()
             .slice(out)
             .slice(x)
-            .slice(gather)
             .u64(address)
             .slice(scales)
             .size(shift)
@@ -174,6 +184,7 @@ impl<T: Activation, O: Element> Product<'_, T, O> {
             .size(rows)
             .size(columns)
             .size(k)
+            .u32(if let Output::Gated(by) = output { by as u32 } else { 0 })
     }
 }
 
@@ -194,7 +205,7 @@ impl<const TILES: usize> Table<TILES> {
 
     pub(super) fn get<T, O>(&self, product: &Product<'_, T, O>, tile: usize) -> Kernel {
         let e4m3 = matches!(product.weight.values, WeightValues::E4m3 { .. });
-        self.0[product.output as usize][usize::from(e4m3)][tile]
+        self.0[product.output.index()][usize::from(e4m3)][tile]
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = (usize, bool, usize, Kernel)> + '_ {

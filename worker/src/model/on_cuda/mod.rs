@@ -16,10 +16,11 @@ use skein_kernels::cuda::ops::embed::Embed;
 use skein_kernels::cuda::ops::gemv::MAX_ROWS;
 use skein_kernels::cuda::ops::inputs::{Gather, GatherRows};
 use skein_kernels::cuda::ops::kv::{KvElement, KvLayer};
-use skein_kernels::cuda::ops::linear::Linear;
+use skein_kernels::cuda::ops::linear::{Gated, Linear};
 use skein_kernels::cuda::ops::norm::{AddRmsNorm, Norm};
 use skein_kernels::cuda::ops::rope::RopeKvWrite;
 use skein_kernels::cuda::{CudaError, DeviceSlice, Stream};
+use skein_kernels::gate::Gate;
 
 use self::attention::StepAttention;
 use self::step::Running;
@@ -87,11 +88,12 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
             let weight = |product| layer.product(product);
             linear.launch(stream, a.qkv, a.h, weight(Product::Qkv), rows, a.linear)?;
             linear.launch(stream, a.delta, a.attended, weight(Product::AttentionOutput), rows, a.linear)?;
-            linear.launch_gate_up(stream, a.gated, a.h, weight(Product::GateUp), rows, a.linear)?;
+            let gated = Gated { by: Gate::Silu, weight: weight(Product::GateUp) };
+            linear.launch_gate_up(stream, a.gated, a.h, gated, rows, a.linear)?;
             linear.launch(stream, a.delta, a.gated, weight(Product::Down), rows, a.linear)?;
             if rows <= logit_rows {
                 let head = &self.weights.head;
-                linear.launch_f32(stream, logits, a.h, DeviceSlice::NONE, head, rows, a.linear)?;
+                linear.launch_f32(stream, logits, a.h, head, rows, a.linear)?;
             }
         }
         Ok(())
@@ -123,7 +125,7 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
             }
         };
         self.normalise(stream, residual, delta, self.weights.norm, rows, a)?;
-        self.ops.linear.launch_f32(stream, logits, a.h, DeviceSlice::NONE, &self.weights.head, rows, a.linear)
+        self.ops.linear.launch_f32(stream, logits, a.h, &self.weights.head, rows, a.linear)
     }
 
     /// Into `a.h`.
@@ -136,7 +138,7 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
         rows: usize,
         a: &Activations<T>,
     ) -> Result<(), CudaError> {
-        let eps = self.spec.norm.eps;
-        self.ops.norm.launch(stream, Norm { out: a.h, residual, delta, weight, rows, eps })
+        let (eps, delta_weight) = (self.spec.norm.eps, DeviceSlice::NONE);
+        self.ops.norm.launch(stream, Norm { out: a.h, residual, delta, delta_weight, weight, rows, eps })
     }
 }

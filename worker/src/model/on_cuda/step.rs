@@ -6,8 +6,10 @@ use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::attention::StepKind;
 use skein_kernels::cuda::ops::embed::EmbedRows;
 use skein_kernels::cuda::ops::kv::{KvElement, StepSequences};
+use skein_kernels::cuda::ops::linear::Gated;
 use skein_kernels::cuda::ops::rope::RopeRows;
 use skein_kernels::cuda::{CudaError, DeviceSlice, Stream};
+use skein_kernels::gate::Gate;
 
 use super::Model;
 use super::attention::LayerRows;
@@ -144,6 +146,7 @@ impl<T: Activation + BlasElement, K: KvElement> Operations for Running<'_, T, K>
             tokens: step.tokens,
             rows: self.rows(),
             hidden: model.spec.hidden_size,
+            scale: 1.0,
         };
         model.ops.embed.launch(stream, embedding)?;
         model.ops.attention.plan(stream, &step.sequences, step.kind, a.attention)
@@ -195,7 +198,14 @@ impl<T: Activation + BlasElement, K: KvElement> Operations for Running<'_, T, K>
         let weights = self.layer(layer);
         self.normalise(weights.norm(Role::FeedForwardNorm))?;
         let gate_up = weights.product(Product::GateUp);
-        model.ops.linear.launch_gate_up(stream, a.gated, a.h, gate_up, self.rows(), a.linear)?;
+        model.ops.linear.launch_gate_up(
+            stream,
+            a.gated,
+            a.h,
+            Gated { by: Gate::Silu, weight: gate_up },
+            self.rows(),
+            a.linear,
+        )?;
         self.multiply(layer, Product::Down, a.delta, a.gated)?;
         self.delta = a.delta;
         Ok(())

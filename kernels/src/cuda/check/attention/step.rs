@@ -2,7 +2,8 @@
 
 use half::{bf16, f16};
 
-use crate::cuda::check::case::{Bench, DEAR, each};
+use super::reference::Reference;
+use crate::cuda::check::case::Bench;
 use crate::cuda::memory::E4m3;
 use crate::cuda::ops::Activation;
 use crate::cuda::ops::attention::{Attention, AttentionRows, AttentionShape, StepKind};
@@ -197,46 +198,29 @@ impl<T: Stored, K: Stored> Step<T, K> {
 
     /// What the kernels should write.
     pub(super) fn reference(&self, case: &Case) -> Vec<f32> {
-        let heads = case.shape().heads;
-        let mut wanted = Vec::new();
-        for (sequence, &(rows, _)) in case.lengths.iter().enumerate() {
-            wanted.extend((0..rows * heads).map(|i| (sequence, i / heads, i % heads)));
+        let AttentionShape { kv_heads, head_dim, scale, window, softcap, .. } = case.shape();
+        let sinks = case.sinks.then_some(&self.sinks[..]);
+        let reference = Reference { kv_heads, group: case.group, head_dim, scale, window, softcap, sinks };
+        let mut out = Vec::new();
+        for (sequence, &(_, context)) in case.lengths.iter().enumerate() {
+            let rows = self.row_starts[sequence] as usize..self.row_starts[sequence + 1] as usize;
+            let queries = rows.flat_map(|row| &self.q[row * case.stride()..][..case.stride() - GAP]);
+            let queries: Vec<f32> = queries.map(|q| q.widen()).collect();
+            let kv: Vec<f32> = (0..context).flat_map(|position| self.kv(case, sequence, position)).collect();
+            out.extend(reference.attend(&queries, &kv));
         }
-        let attended = each(wanted.len(), DEAR, |i| {
-            let (sequence, row, head) = wanted[i];
-            let (rows, context) = case.lengths[sequence];
-            let at = (self.row_starts[sequence] as usize + row) * case.stride() + head * case.head_dim;
-            self.attend(case, sequence, head, &self.q[at..at + case.head_dim], context - rows + row)
-        });
-        attended.concat()
+        out
     }
 
-    fn attend(&self, case: &Case, sequence: usize, head: usize, query: &[T], position: usize) -> Vec<f32> {
-        let (shape, dim) = (case.shape(), case.head_dim);
-        let place = |position| {
-            let (block, offset) = self.slot(case, sequence, position);
-            ((block * case.kv_heads + head / case.group) * case.block_size + offset) * dim
-        };
-        let places: Vec<usize> = (first_seen(case, position)..=position).map(place).collect();
-        let score = |place: &usize| {
-            let products = query.iter().zip(&self.keys[*place..]);
-            let sum: f64 = products.map(|(q, k)| f64::from(q.widen()) * f64::from(k.widen())).sum();
-            let score = sum * f64::from(shape.scale);
-            shape.softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
-        };
-        let scores: Vec<f64> = places.iter().map(score).collect();
-        let sink = if case.sinks { f64::from(self.sinks[head]) } else { f64::NEG_INFINITY };
-        let top = scores.iter().copied().fold(sink, f64::max);
-        let weights: Vec<f64> = scores.iter().map(|score| (score - top).exp()).collect();
-        let total = weights.iter().sum::<f64>() + (sink - top).exp();
-        let value = |d: usize| -> f64 {
-            places
-                .iter()
-                .zip(&weights)
-                .map(|(place, weight)| weight * f64::from(self.values[place + d].widen()))
-                .sum()
-        };
-        (0..dim).map(|d| (value(d) / total) as f32).collect()
+    /// Keys and then values of a position, all heads.
+    fn kv(&self, case: &Case, sequence: usize, position: usize) -> impl Iterator<Item = f32> {
+        let (block, offset) = self.slot(case, sequence, position);
+        [&self.keys, &self.values].into_iter().flat_map(move |values| {
+            (0..case.kv_heads).flat_map(move |head| {
+                let row = (block * case.kv_heads + head) * case.block_size + offset;
+                values[row * case.head_dim..][..case.head_dim].iter().map(|value| value.widen())
+            })
+        })
     }
 }
 
