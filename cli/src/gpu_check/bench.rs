@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
-use skein_kernels::cuda::bench::{self, Ceilings, Measured};
+use skein_kernel_check::bench::{self, Ceilings, Measured};
 use skein_kernels::cuda::{CudaError, Device};
 
 use super::Asked;

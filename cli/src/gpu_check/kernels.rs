@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
-use skein_kernels::cuda::check::{self, Outcome};
+use skein_kernel_check::cases::{self, Outcome};
 use skein_kernels::cuda::{CudaError, Device};
 
 use super::Asked;
@@ -18,7 +18,7 @@ pub(super) fn run(
         println!("{:<100} {:>10} {:>8}", "kernel and shape", "of allowed", "ms");
     }
     let show = if asked.as_json { ignore } else { show };
-    let result = check::run(device, asked.scale, asked.seed, &asked.only, show)?;
+    let result = cases::run(device, asked.scale, asked.seed, &asked.only, show)?;
     let failed = result.failures().count();
     let cases = result.outcomes.len();
     if !asked.as_json {

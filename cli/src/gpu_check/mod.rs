@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use serde_json::{Map, Value, json};
-use skein_kernels::cuda::check::Scale;
+use skein_kernel_check::cases::Scale;
 use skein_kernels::cuda::{BlasLt, CudaError, Device, Kernels};
 
 use crate::exit::{DEVICE, Failure};

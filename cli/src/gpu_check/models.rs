@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value, json};
 use skein_bench::make_model::{Dtype, SHAPES, make_model};
-use skein_kernels::cuda::check::Scale;
+use skein_kernel_check::cases::Scale;
 use skein_worker::check::{Finding, Subject, check};
 
 use super::Asked;

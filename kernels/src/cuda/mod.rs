@@ -1,15 +1,13 @@
 //! The operations on CUDA devices. [`device`], [`memory`], [`stream`] and [`launch`] are the driver API with its
-//! errors made values; [`ops`] are typed launchers, one file per operation, beside `cu/*.cu`; [`check`] runs each
-//! of them against its CPU reference, and [`bench`] times it.
+//! errors made values; [`ops`] are typed launchers, one file per operation, beside `cu/*.cu`; the crate
+//! `skein-kernel-check` runs each of them against its CPU reference and times it.
 //!
 //! Nothing of CUDA is linked: the driver library is found at run time, and [`device::Device::open`] says what is missing.
 //! In tests the same calls reach `skein-cuda-emulation`, a driver whose device is the CPU.
 
 pub mod arena;
-pub mod bench;
 pub mod blaslt;
 mod cache;
-pub mod check;
 pub mod device;
 pub mod error;
 pub mod graph;

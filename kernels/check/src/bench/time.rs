@@ -1,0 +1,152 @@
+//! The stopwatch, and memory that is not in the cache.
+
+use crate::cases::Scale;
+use skein_kernels::cuda::memory::Element;
+use skein_kernels::cuda::ops::random::{FillNormal, Randomised};
+use skein_kernels::cuda::roofline::median_seconds;
+use skein_kernels::cuda::{CudaError, DeviceBuffer, Graph, Kernels, Stream};
+
+/// Copies of what is read go on until they are so many times the L2 cache.
+const L2_TIMES: u64 = 3;
+/// Most copies.
+const MAX_COPIES: usize = 64;
+/// A graph's replays take about so long.
+const GRAPH_SECONDS: f64 = 2e-3;
+/// Most launches of a graph.
+const MAX_LAUNCHES: usize = 512;
+/// Replays that are timed; the median counts.
+const ROUNDS: usize = 11;
+/// Of free memory, one measurement takes at most this part.
+const MEMORY_SHARE: u64 = 2;
+
+/// One operation's time.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Measured {
+    /// Operation, model and shape.
+    pub name: String,
+    /// Median time of one launch.
+    pub seconds: f64,
+    /// Bytes it must move: each input read once, each output written once.
+    pub bytes: f64,
+    /// Multiplications and additions of its products; 0 where there are none.
+    pub operations: f64,
+}
+
+/// The least work that an operation can be.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Work {
+    /// See [`Measured::bytes`].
+    pub bytes: usize,
+    /// See [`Measured::operations`].
+    pub operations: f64,
+}
+
+/// Where operations are timed.
+#[derive(Debug)]
+pub struct Rig<'a> {
+    kernels: &'a Kernels,
+    stream: Stream,
+    scale: Scale,
+    filter: String,
+    drawn: u64,
+    measured: Vec<Measured>,
+    on_measured: fn(&Measured),
+}
+
+impl<'a> Rig<'a> {
+    pub(super) fn new(
+        kernels: &'a Kernels,
+        scale: Scale,
+        filter: &str,
+        on_measured: fn(&Measured),
+    ) -> Result<Self, CudaError> {
+        let stream = Stream::new(kernels.device())?;
+        let (filter, measured) = (filter.to_owned(), Vec::new());
+        Ok(Self { kernels, stream, scale, filter, drawn: 0, measured, on_measured })
+    }
+
+    /// The device's kernels.
+    pub fn kernels(&self) -> &'a Kernels {
+        self.kernels
+    }
+
+    /// All work goes here.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Whether the operation called `name`, which needs `bytes` of memory, is to be measured.
+    pub(super) fn wants(&self, name: &str, bytes: usize) -> Result<bool, CudaError> {
+        let (free, _) = self.kernels.device().memory_info()?;
+        Ok(name.contains(&self.filter) && bytes as u64 <= free / MEMORY_SHARE)
+    }
+
+    /// How many copies of `bytes` are read in turn, so that none is in the cache when its turn comes.
+    pub(super) fn copies(&self, bytes: usize) -> usize {
+        let wanted = (L2_TIMES * self.kernels.device().l2_bytes) as usize;
+        match self.scale {
+            Scale::Small => 2,
+            Scale::Full => wanted.div_ceil(bytes.max(1)).clamp(1, MAX_COPIES),
+        }
+    }
+
+    /// Random values: hardware may move and multiply zeros faster.
+    pub(super) fn random<T: Randomised>(&mut self, len: usize) -> Result<DeviceBuffer<T>, CudaError> {
+        let buffer = DeviceBuffer::new(self.kernels.device(), len)?;
+        self.drawn += 1;
+        FillNormal::<T>::new(self.kernels)?.launch(&self.stream, *buffer, self.drawn, 0.5)?;
+        Ok(buffer)
+    }
+
+    /// Memory of zeros.
+    pub(super) fn zeros<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>, CudaError> {
+        let buffer = DeviceBuffer::new(self.kernels.device(), len)?;
+        buffer.fill_bytes(&self.stream, 0)?;
+        Ok(buffer)
+    }
+
+    /// `values` on the device.
+    pub(super) fn upload<T: Element>(&self, values: &[T]) -> Result<DeviceBuffer<T>, CudaError> {
+        DeviceBuffer::from_slice(self.kernels.device(), &self.stream, values)
+    }
+
+    /// Times `launch`, which queues the operation over the copy it is told, of `copies`.
+    pub(super) fn measure(
+        &mut self,
+        name: &str,
+        work: Work,
+        copies: usize,
+        launch: impl Fn(&Stream, usize) -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        let seconds = self.seconds(copies, launch)?;
+        let Work { bytes, operations } = work;
+        let measured = Measured { name: name.to_owned(), seconds, bytes: bytes as f64, operations };
+        (self.on_measured)(&measured);
+        self.measured.push(measured);
+        Ok(())
+    }
+
+    fn seconds(
+        &self,
+        copies: usize,
+        launch: impl Fn(&Stream, usize) -> Result<(), CudaError>,
+    ) -> Result<f64, CudaError> {
+        let stream = &self.stream;
+        let all = || (0..copies).try_for_each(|copy| launch(stream, copy));
+        // Also loads code and chooses algorithms, which a capture may not do.
+        let once = median_seconds(stream, 1, all)? / copies as f64;
+        let (launches, rounds) = match self.scale {
+            Scale::Small => (copies, 1),
+            Scale::Full => ((GRAPH_SECONDS / once) as usize, ROUNDS),
+        };
+        let launches = launches.clamp(1, MAX_LAUNCHES).next_multiple_of(copies);
+        let graph = Graph::capture(stream, || (0..launches).try_for_each(|i| launch(stream, i % copies)))?;
+        graph.upload(stream)?;
+        Ok(median_seconds(stream, rounds, || graph.launch(stream))? / launches as f64)
+    }
+
+    /// Everything that was measured.
+    pub(super) fn finish(self) -> Vec<Measured> {
+        self.measured
+    }
+}

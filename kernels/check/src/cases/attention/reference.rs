@@ -1,0 +1,46 @@
+//! What the attention kernels should write: the CPU's attention over the same numbers, widened.
+
+use skein_kernels::cpu::Cpu;
+use skein_kernels::cpu::attention::{Attention, Rows, Scratch, attend};
+use skein_kernels::cpu::kv_cache::{KvCache, KvShape, KvType};
+
+/// Slots of a block of the CPU's cache.
+const BLOCK_SIZE: usize = 16;
+
+/// How rows attend, whatever the sequence.
+pub(crate) struct Reference<'a> {
+    pub(crate) kv_heads: usize,
+    pub(crate) group: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) scale: f32,
+    pub(crate) window: Option<u32>,
+    pub(crate) softcap: Option<f32>,
+    pub(crate) sinks: Option<&'a [f32]>,
+}
+
+impl Reference<'_> {
+    /// The last rows of a sequence: `q` is `[rows, heads * head_dim]`, `kv` `[context, 2 * kv_heads * head_dim]`, each position
+    /// its keys and then its values.
+    pub(crate) fn attend(&self, q: &[f32], kv: &[f32]) -> Vec<f32> {
+        let &Self { kv_heads, head_dim, scale, window, softcap, sinks, .. } = self;
+        let (heads, kv_width) = (kv_heads * self.group, 2 * kv_heads * head_dim);
+        let stride = heads * head_dim;
+        let (rows, context) = (q.len() / stride, kv.len() / kv_width);
+        if rows == 0 {
+            return Vec::new();
+        }
+        let blocks = context.div_ceil(BLOCK_SIZE);
+        let shape =
+            KvShape { layers: 1, kv_heads, head_dim, block_size: BLOCK_SIZE, blocks, kind: KvType::F32 };
+        let mut cache = KvCache::new(shape).expect("address space for one sequence");
+        let cpu = &mut Cpu::new(1);
+        let slots: Vec<u32> = (0..context as u32).collect();
+        cache.write(cpu, 0, kv, kv_width, 0, &slots);
+        let table: Vec<u32> = (0..blocks as u32).collect();
+        let a = Attention { cache: &cache, layer: 0, q, stride, heads, scale, window, softcap, sinks };
+        let mut out = vec![0.0; q.len()];
+        let rows = Rows { rows: 0..rows, position: context - rows, blocks: &table };
+        attend(cpu, &a, &[rows], &mut out, &mut Scratch::default());
+        out
+    }
+}

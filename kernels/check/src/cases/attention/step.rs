@@ -1,0 +1,295 @@
+//! One step's inputs, what the kernels make of them, and what they should.
+
+use half::{bf16, f16};
+
+use super::reference::Reference;
+use crate::cases::case::Bench;
+use skein_kernels::cuda::memory::E4m3;
+use skein_kernels::cuda::ops::Activation;
+use skein_kernels::cuda::ops::attention::{Attention, AttentionRows, AttentionShape, StepKind};
+use skein_kernels::cuda::ops::kv::{KvElement, KvLayer, StepSequences};
+use skein_kernels::cuda::{CudaError, DeviceSlice};
+
+/// Values between the queries of two rows that are not queries.
+const GAP: usize = 24;
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Case {
+    pub(super) kv_heads: usize,
+    pub(super) group: usize,
+    pub(super) head_dim: usize,
+    pub(super) block_size: usize,
+    /// Rows and context of each sequence.
+    pub(super) lengths: &'static [(usize, usize)],
+    pub(super) window: Option<u32>,
+    pub(super) softcap: Option<f32>,
+    pub(super) sinks: bool,
+    pub(super) batch_invariant: bool,
+    pub(super) kind: StepKind,
+}
+
+pub(super) const PLAIN: Case = Case {
+    kv_heads: 1,
+    group: 4,
+    head_dim: 64,
+    block_size: 16,
+    lengths: &[],
+    window: None,
+    softcap: None,
+    sinks: false,
+    batch_invariant: false,
+    kind: StepKind::Mixed,
+};
+
+impl Case {
+    pub(super) fn shape(&self) -> AttentionShape {
+        let &Self { kv_heads, group, head_dim, window, softcap, batch_invariant, .. } = self;
+        AttentionShape {
+            heads: kv_heads * group,
+            kv_heads,
+            head_dim,
+            scale: 0.11,
+            window,
+            softcap,
+            batch_invariant,
+        }
+    }
+
+    fn stride(&self) -> usize {
+        self.kv_heads * self.group * self.head_dim + GAP
+    }
+
+    fn rows(&self) -> usize {
+        self.lengths.iter().map(|(rows, _)| rows).sum()
+    }
+}
+
+/// Types of queries, keys and values.
+pub(super) trait Stored: KvElement {
+    const NAME: &'static str;
+    /// What a stored value times this is.
+    const SCALE: f32;
+    /// What stands where nothing may be read. The kernels take e4m3 to hold no NaN: its largest value there.
+    fn poison() -> Self;
+    fn round(value: f32) -> Self;
+    fn widen(self) -> f32;
+}
+
+macro_rules! stored {
+    ($type:ty, $name:literal, $scale:literal, $poison:expr) => {
+        impl Stored for $type {
+            const NAME: &'static str = $name;
+            const SCALE: f32 = $scale;
+            fn poison() -> Self {
+                $poison
+            }
+            fn round(value: f32) -> Self {
+                Self::from_f32(value / $scale)
+            }
+            fn widen(self) -> f32 {
+                self.to_f32() * $scale
+            }
+        }
+    };
+}
+stored!(bf16, "bf16", 1.0, bf16::NAN);
+stored!(f16, "f16", 1.0, f16::NAN);
+stored!(E4m3, "e4m3", 0.25, E4m3(0x7e));
+
+/// The inputs on the host.
+#[derive(Clone)]
+pub(super) struct Step<T, K> {
+    q: Vec<T>,
+    keys: Vec<K>,
+    values: Vec<K>,
+    sinks: Vec<f32>,
+    row_starts: Vec<u32>,
+    context_lens: Vec<u32>,
+    block_tables: Vec<u32>,
+    table_stride: usize,
+    blocks: usize,
+}
+
+impl<T: Stored, K: Stored> Step<T, K> {
+    /// Blocks lie in a shuffled order, with unused ones between; slots that no row sees are poisoned.
+    pub(super) fn draw(bench: &mut Bench, case: &Case) -> Self {
+        let &Case { kv_heads, group, head_dim, block_size, lengths, .. } = case;
+        let longest = lengths.iter().map(|(_, context)| context.div_ceil(block_size)).max();
+        let table_stride = longest.unwrap_or(0) + 1;
+        let blocks = lengths.len() * table_stride + 2;
+        let mut order: Vec<u32> = (0..blocks as u32).collect();
+        for i in (1..blocks).rev() {
+            order.swap(i, bench.below(i as u32 + 1) as usize);
+        }
+        order.truncate(lengths.len() * table_stride);
+        let len = blocks * kv_heads * block_size * head_dim;
+        let mut step = Self {
+            q: bench.normal(case.rows() * case.stride()).into_iter().map(T::round).collect(),
+            keys: bench.normal(len).into_iter().map(K::round).collect(),
+            values: bench.normal(len).into_iter().map(K::round).collect(),
+            sinks: bench.normal(kv_heads * group),
+            row_starts: Vec::new(),
+            context_lens: Vec::new(),
+            block_tables: order,
+            table_stride,
+            blocks,
+        };
+        step.set_lengths(case.lengths);
+        step.poison_unused(case);
+        step
+    }
+
+    fn set_lengths(&mut self, lengths: &[(usize, usize)]) {
+        (self.row_starts, self.context_lens) = (vec![0], Vec::new());
+        let mut end = 0;
+        for (rows, context) in lengths {
+            end += *rows as u32;
+            self.row_starts.push(end);
+            self.context_lens.push(*context as u32);
+        }
+    }
+
+    /// The step's only sequence as several, `case.lengths`, that share its blocks.
+    pub(super) fn split(&self, case: &Case) -> Self {
+        let mut split = self.clone();
+        split.set_lengths(case.lengths);
+        split.block_tables = self.block_tables[..self.table_stride].repeat(case.lengths.len());
+        split
+    }
+
+    /// One row of the step's only sequence.
+    pub(super) fn row(&self, case: &Case, row: usize) -> Self {
+        let mut alone = self.split(case);
+        alone.q = self.q[row * case.stride()..][..case.stride()].to_vec();
+        alone
+    }
+
+    fn poison_unused(&mut self, case: &Case) {
+        let mut used = vec![false; self.blocks * case.block_size];
+        for (sequence, (rows, context)) in case.lengths.iter().enumerate() {
+            let first = first_seen(case, context - rows);
+            for position in if *rows == 0 { 0..0 } else { first..*context } {
+                let (block, offset) = self.slot(case, sequence, position);
+                used[block * case.block_size + offset] = true;
+            }
+        }
+        for (i, (key, value)) in self.keys.iter_mut().zip(&mut self.values).enumerate() {
+            let row = i / case.head_dim;
+            let block = row / case.block_size / case.kv_heads;
+            if !used[block * case.block_size + row % case.block_size] {
+                (*key, *value) = (K::poison(), K::poison());
+            }
+        }
+    }
+
+    fn slot(&self, case: &Case, sequence: usize, position: usize) -> (usize, usize) {
+        let table = &self.block_tables[sequence * self.table_stride..];
+        (table[position / case.block_size] as usize, position % case.block_size)
+    }
+
+    /// With all scores far from 0 by about as much: then a sum that is scaled once more or less is rounded otherwise.
+    pub(super) fn shifted(mut self, case: &Case) -> Self {
+        self.keys.iter_mut().step_by(case.head_dim).for_each(|key| *key = K::round(4.0));
+        for row in (0..self.q.len()).step_by(case.stride()) {
+            (0..case.shape().heads).for_each(|head| self.q[row + head * case.head_dim] = T::round(16.0));
+        }
+        self
+    }
+
+    /// What the kernels should write.
+    pub(super) fn reference(&self, case: &Case) -> Vec<f32> {
+        let AttentionShape { kv_heads, head_dim, scale, window, softcap, .. } = case.shape();
+        let sinks = case.sinks.then_some(&self.sinks[..]);
+        let reference = Reference { kv_heads, group: case.group, head_dim, scale, window, softcap, sinks };
+        let mut out = Vec::new();
+        for (sequence, &(_, context)) in case.lengths.iter().enumerate() {
+            let rows = self.row_starts[sequence] as usize..self.row_starts[sequence + 1] as usize;
+            let queries = rows.flat_map(|row| &self.q[row * case.stride()..][..case.stride() - GAP]);
+            let queries: Vec<f32> = queries.map(|q| q.widen()).collect();
+            let kv: Vec<f32> = (0..context).flat_map(|position| self.kv(case, sequence, position)).collect();
+            out.extend(reference.attend(&queries, &kv));
+        }
+        out
+    }
+
+    /// Keys and then values of a position, all heads.
+    fn kv(&self, case: &Case, sequence: usize, position: usize) -> impl Iterator<Item = f32> {
+        let (block, offset) = self.slot(case, sequence, position);
+        [&self.keys, &self.values].into_iter().flat_map(move |values| {
+            (0..case.kv_heads).flat_map(move |head| {
+                let row = (block * case.kv_heads + head) * case.block_size + offset;
+                values[row * case.head_dim..][..case.head_dim].iter().map(|value| value.widen())
+            })
+        })
+    }
+}
+
+fn first_seen(case: &Case, position: usize) -> usize {
+    case.window.map_or(0, |window| (position + 1).saturating_sub(window as usize))
+}
+
+/// Plans once and runs two layers, of which the first one's result is thrown away: the second finds
+/// everything as the first did.
+pub(super) fn compute<T: Stored, K: Stored>(
+    bench: &mut Bench,
+    case: &Case,
+    step: &Step<T, K>,
+) -> Result<Vec<f32>, CudaError> {
+    match T::NAME {
+        "f16" => {
+            launch::<f16, K>(bench, case, step.q.iter().map(|q| f16::from_f32(q.widen())).collect(), step)
+        }
+        _ => launch::<bf16, K>(bench, case, step.q.iter().map(|q| bf16::from_f32(q.widen())).collect(), step),
+    }
+}
+
+fn launch<A: Activation, K: Stored>(
+    bench: &mut Bench,
+    case: &Case,
+    queries: Vec<A>,
+    step: &Step<impl Stored, K>,
+) -> Result<Vec<f32>, CudaError> {
+    let shape = case.shape();
+    let attention = Attention::<A, K>::new(&bench.kernels, shape)?;
+    let (rows, capacity) = (case.rows(), case.lengths.len());
+    let len = rows * shape.heads * shape.head_dim;
+    let (q, keys, values) = (bench.upload(&queries)?, bench.upload(&step.keys)?, bench.upload(&step.values)?);
+    let (sinks, tables) = (bench.upload(&step.sinks)?, bench.upload(&step.block_tables)?);
+    let (row_starts, context_lens) = (bench.upload(&step.row_starts)?, bench.upload(&step.context_lens)?);
+    let workspace = bench.output::<u8>(attention.workspace_bytes(rows, capacity, 4096))?;
+    let (first, second) = (bench.output::<A>(len)?, bench.output::<A>(len)?);
+    let sequences = StepSequences {
+        row_starts: *row_starts,
+        context_lens: *context_lens,
+        block_tables: *tables,
+        table_stride: step.table_stride,
+        capacity,
+        rows,
+    };
+    let layer = KvLayer {
+        keys: *keys,
+        values: *values,
+        blocks: step.blocks,
+        kv_heads: case.kv_heads,
+        block_size: case.block_size,
+        head_dim: case.head_dim,
+        key_scale: K::SCALE,
+        value_scale: K::SCALE,
+    };
+    layer.check()?;
+    attention.plan(&bench.stream, &sequences, 0, *workspace)?;
+    for out in [&first, &second] {
+        let rows = AttentionRows {
+            q: *q,
+            q_stride: case.stride(),
+            out: **out,
+            sinks: if case.sinks { *sinks } else { DeviceSlice::NONE },
+            layer,
+            sequences: &sequences,
+            workspace: *workspace,
+            kind: case.kind,
+        };
+        attention.launch(&bench.stream, rows)?;
+    }
+    Ok(second.read(&bench.stream)?.into_iter().map(A::to_f32).collect())
+}

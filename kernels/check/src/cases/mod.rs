@@ -1,0 +1,67 @@
+//! Every kernel against its CPU reference: fresh random inputs, poisoned outputs, a grid of shapes. The same cases run
+//! under the emulation (in tests) and on a real device (`skein gpu-check`).
+
+mod activation;
+mod attention;
+mod attention_sm90;
+mod blaslt;
+mod block_copy;
+mod case;
+mod embed;
+mod inputs;
+mod linear;
+mod mma;
+mod norm;
+mod quantize;
+mod random;
+mod roofline;
+mod rope;
+mod sample;
+mod sm90;
+mod softcap;
+
+pub use case::{Bench, Outcome, Report};
+
+use skein_kernels::cuda::{CudaError, Device};
+use std::sync::Arc;
+
+/// Runs every case whose name contains `filter`; `on_outcome` hears of each as it ends.
+///
+/// At [`Scale::Full`] a case whose reference would take minutes compares a random part of its results with it, and of
+/// the others only that they were written.
+pub fn run(
+    device: &Arc<Device>,
+    scale: Scale,
+    seed: u64,
+    filter: &str,
+    on_outcome: fn(&Outcome),
+) -> Result<Report, CudaError> {
+    let mut bench = Bench::new(device, scale, seed, filter, on_outcome)?;
+    mma::run(&mut bench)?;
+    norm::run(&mut bench)?;
+    inputs::run(&mut bench)?;
+    roofline::run(&mut bench)?;
+    embed::run(&mut bench)?;
+    rope::run(&mut bench)?;
+    sample::run(&mut bench)?;
+    softcap::run(&mut bench)?;
+    activation::run(&mut bench)?;
+    block_copy::run(&mut bench)?;
+    random::run(&mut bench)?;
+    quantize::run(&mut bench)?;
+    blaslt::run(&mut bench)?;
+    linear::run(&mut bench)?;
+    sm90::run(&mut bench)?;
+    attention::run(&mut bench)?;
+    attention_sm90::run(&mut bench)?;
+    Ok(bench.finish())
+}
+
+/// How large the shapes are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scale {
+    /// For the emulation: each case takes milliseconds.
+    Small,
+    /// Shapes of real models.
+    Full,
+}

@@ -1,0 +1,192 @@
+//! Cases of [`skein_kernels::cuda::ops::rope`].
+
+use super::Scale;
+use super::case::{Bench, Tolerance};
+use skein_kernels::cpu::norm::rms_norm;
+use skein_kernels::cpu::rope::{RopeScaling, angles, inverse_frequencies, rotate};
+use skein_kernels::cpu::{Cpu, rope};
+use skein_kernels::cuda::memory::E4m3;
+use skein_kernels::cuda::ops::Activation;
+use skein_kernels::cuda::ops::kv::{KvElement, KvLayer, NO_SLOT};
+use skein_kernels::cuda::ops::rope::{RopeKvWrite, RopeRows};
+use skein_kernels::cuda::{CudaError, DeviceSlice};
+
+const EPS: f32 = 1e-6;
+const POSITIONS: u32 = 300;
+const BLOCK: usize = 16;
+
+#[derive(Debug, Clone, Copy)]
+struct Shape {
+    rows: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+}
+
+pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
+    let shape = |rows, heads, kv_heads, head_dim| Shape { rows, heads, kv_heads, head_dim };
+    let shapes = match bench.scale {
+        Scale::Small => {
+            vec![shape(3, 4, 2, 64), shape(5, 3, 1, 80), shape(2, 7, 7, 128), shape(2, 2, 1, 256)]
+        }
+        Scale::Full => {
+            vec![shape(3, 4, 2, 64), shape(5, 3, 1, 80), shape(257, 32, 8, 128), shape(4000, 16, 8, 256)]
+        }
+    };
+    for shape in shapes {
+        for with_norm in [false, true] {
+            case::<half::bf16, half::bf16>(bench, shape, with_norm, |value| value.to_f32(), 1.0)?;
+            case::<half::f16, half::f16>(bench, shape, with_norm, |value| value.to_f32(), 1.0)?;
+            case::<half::bf16, E4m3>(bench, shape, with_norm, E4m3::to_f32, 0.01)?;
+            case::<half::f16, E4m3>(bench, shape, with_norm, E4m3::to_f32, 0.25)?;
+        }
+    }
+    Ok(())
+}
+
+fn case<T: Activation, K: KvElement>(
+    bench: &mut Bench,
+    shape: Shape,
+    with_norm: bool,
+    widen: fn(K) -> f32,
+    scale: f32,
+) -> Result<(), CudaError> {
+    let name = format!("rope_kv_write_{}_{} {shape:?} norm {with_norm}", T::SUFFIX, K::SUFFIX);
+    if !bench.wants(&name) {
+        return Ok(());
+    }
+    let Shape { rows, heads, kv_heads, head_dim } = shape;
+    let stride = (heads + 2 * kv_heads) * head_dim;
+    let qkv: Vec<T> = bench.normal(rows * stride).into_iter().map(T::from_f32).collect();
+    let norms = [bench.normal(head_dim), bench.normal(head_dim)];
+    let positions: Vec<u32> = (0..rows).map(|_| bench.below(POSITIONS)).collect();
+    let blocks = rows.div_ceil(BLOCK) + 1;
+    let slots = distinct_slots(bench, rows, blocks * BLOCK);
+    let frequencies = inverse_frequencies(head_dim, 10_000.0, RopeScaling::None);
+    let table = table(&frequencies);
+
+    let on_device = bench.upload(&qkv)?;
+    let len = blocks * BLOCK * kv_heads * head_dim;
+    let (keys, values) = (bench.output::<K>(len)?, bench.output::<K>(len)?);
+    let (q_norm, k_norm) = (bench.upload(&norms[0])?, bench.upload(&norms[1])?);
+    let (table, at, to) = (bench.upload(&table)?, bench.upload(&positions)?, bench.upload(&slots)?);
+    let layer = KvLayer {
+        keys: *keys,
+        values: *values,
+        blocks,
+        kv_heads,
+        block_size: BLOCK,
+        head_dim,
+        key_scale: scale,
+        value_scale: scale * 2.0,
+    };
+    layer.check()?;
+    let optional = |norm: DeviceSlice<f32>| if with_norm { norm } else { DeviceSlice::NONE };
+    let rope = RopeRows {
+        qkv: *on_device,
+        heads,
+        q_norm: optional(*q_norm),
+        k_norm: optional(*k_norm),
+        norm_eps: EPS,
+        angles: *table,
+        positions: *at,
+        slots: *to,
+        layer,
+        rows,
+    };
+    RopeKvWrite::<T, K>::new(&bench.kernels)?.launch(&bench.stream, rope)?;
+
+    let wide: Vec<f32> = qkv.iter().map(|value| value.to_f32()).collect();
+    let reference = reference(shape, wide, with_norm.then_some(&norms), &positions, &frequencies);
+    let got: Vec<f32> = on_device.read(&bench.stream)?.into_iter().map(T::to_f32).collect();
+    let part = |of: &[f32], from: usize, heads: usize| -> Vec<f32> {
+        of.chunks(stride).flat_map(|row| row[from * head_dim..][..heads * head_dim].to_vec()).collect()
+    };
+    let close = Tolerance { absolute: 1e-4, relative: 4e-3 };
+    bench.compare(&name, &part(&got, 0, heads), &part(&reference, 0, heads), close);
+    let kept: Vec<f32> = qkv.iter().map(|value| value.to_f32()).collect();
+    let (got, kept) = (part(&got, heads, 2 * kv_heads), part(&kept, heads, 2 * kv_heads));
+    bench.compare_exact(&format!("{name}, keys and values stay"), &got, &kept);
+
+    let half_step = f64::from(scale) * 2f64.powi(-10) * 1.001;
+    let tolerance = match K::SUFFIX {
+        "e4m3" => Tolerance { absolute: 2.0 * half_step + 1e-5, relative: 0.0626 },
+        _ => close,
+    };
+    let caches = [
+        ("keys", keys.read(&bench.stream)?, heads, scale),
+        ("values", values.read(&bench.stream)?, heads + kv_heads, 2.0 * scale),
+    ];
+    for (what, cache, first, scale) in caches {
+        let stored: Vec<f32> = cache.into_iter().map(|value| widen(value) * scale).collect();
+        let (got, untouched) = gather(&stored, &slots, shape);
+        let limit = f32::from(448u16) * scale;
+        let mut expected = part(&reference, first, kv_heads);
+        let is_stored = |i: usize| slots[i / (kv_heads * head_dim)] != NO_SLOT;
+        expected =
+            expected.into_iter().enumerate().filter(|(i, _)| is_stored(*i)).map(|(_, value)| value).collect();
+        if K::SUFFIX == "e4m3" {
+            expected.iter_mut().for_each(|value| *value = value.clamp(-limit, limit));
+        }
+        bench.compare(&format!("{name}, {what}"), &got, &expected, tolerance);
+        bench.compare_exact(&format!("{name}, other {what}"), &untouched, &vec![true; untouched.len()]);
+    }
+    Ok(())
+}
+
+/// A slot for each row; about one in eight has none.
+fn distinct_slots(bench: &mut Bench, rows: usize, count: usize) -> Vec<u32> {
+    let mut slots: Vec<u32> = (0..count as u32).collect();
+    for i in (1..count).rev() {
+        slots.swap(i, bench.below(i as u32 + 1) as usize);
+    }
+    slots.truncate(rows);
+    let pick = |slot| if bench.below(8) == 0 { NO_SLOT } else { slot };
+    slots.into_iter().map(pick).collect()
+}
+
+fn table(frequencies: &[f32]) -> Vec<f32> {
+    let positions: Vec<u32> = (0..POSITIONS).collect();
+    let half = frequencies.len();
+    let (mut cos, mut sin) = (vec![0.0; positions.len() * half], vec![0.0; positions.len() * half]);
+    rope::angles(&mut Cpu::new(1), frequencies, &positions, &mut cos, &mut sin);
+    cos.chunks(half).zip(sin.chunks(half)).flat_map(|(cos, sin)| [cos, sin].concat()).collect()
+}
+
+/// The rows, queries and keys normalised and rotated.
+fn reference(
+    shape: Shape,
+    mut rows: Vec<f32>,
+    norms: Option<&[Vec<f32>; 2]>,
+    positions: &[u32],
+    frequencies: &[f32],
+) -> Vec<f32> {
+    let Shape { heads, kv_heads, head_dim, .. } = shape;
+    let (cpu, stride) = (&mut Cpu::new(1), (heads + 2 * kv_heads) * head_dim);
+    for row in rows.chunks_mut(stride) {
+        let Some([q_norm, k_norm]) = norms else { break };
+        let (queries, rest) = row.split_at_mut(heads * head_dim);
+        for (part, weight) in [(queries, q_norm), (&mut rest[..kv_heads * head_dim], k_norm)] {
+            let before = part.to_vec();
+            rms_norm(cpu, &before, weight, EPS, part);
+        }
+    }
+    let half = frequencies.len();
+    let (mut cos, mut sin) = (vec![0.0; positions.len() * half], vec![0.0; positions.len() * half]);
+    angles(cpu, frequencies, positions, &mut cos, &mut sin);
+    rotate(cpu, &mut rows, stride, heads + kv_heads, &cos, &sin);
+    rows
+}
+
+/// What lies in the slots, in row order; and of all other slots, whether each value is still poison.
+fn gather(cache: &[f32], slots: &[u32], shape: Shape) -> (Vec<f32>, Vec<bool>) {
+    let Shape { kv_heads, head_dim, .. } = shape;
+    let place =
+        |slot: usize, head: usize| ((slot / BLOCK * kv_heads + head) * BLOCK + slot % BLOCK) * head_dim;
+    let head_of = |slot: usize, head: usize| &cache[place(slot, head)..][..head_dim];
+    let heads = |slot: u32| (0..kv_heads).flat_map(move |head| head_of(slot as usize, head).to_vec());
+    let written = slots.iter().filter(|slot| **slot != NO_SLOT).flat_map(|slot| heads(*slot)).collect();
+    let all = (cache.len() / kv_heads / head_dim) as u32;
+    let others = (0..all).filter(|slot| !slots.contains(slot));
+    (written, others.flat_map(heads).map(f32::is_nan).collect())
+}
