@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 fn batch(sequence: &mut Sequence, count: usize) -> Batch {
     let mut batch = Batch::default();
     sequence.put(&mut batch, count);
-    sample(&sequence, &mut batch, &Arc::new(SamplingParams::default()), 0, None);
+    sample(sequence, &mut batch, &Arc::new(SamplingParams::default()), 0, None);
     batch
 }
 

@@ -54,7 +54,7 @@ fn a_warm_step_allocates_only_its_results() {
         let mut batch = Batch::default();
         for (i, sequence) in sequences.iter_mut().enumerate() {
             sequence.put(&mut batch, if step == 0 { PROMPT } else { 1 });
-            sample(&sequence, &mut batch, &ways[i % ways.len()], PROMPT as u32);
+            sample(sequence, &mut batch, &ways[i % ways.len()], PROMPT as u32);
         }
         let before = ALLOCATOR.count();
         let output = model.run(&batch).unwrap();

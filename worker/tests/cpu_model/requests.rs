@@ -44,7 +44,7 @@ fn generate(
         let mut batch = Batch::default();
         for other in &mut company {
             other.put(&mut batch, 3);
-            sample(&other, &mut batch, &params, 1);
+            sample(other, &mut batch, &params, 1);
         }
         let left = sequence.tokens.len() - sequence.computed;
         sequence.put(&mut batch, left);
