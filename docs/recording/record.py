@@ -4,10 +4,10 @@
     python3 docs/recording/record.py target/release/skein > docs/recording/kill.jsonl
     python3 docs/recording/render.py docs/recording/kill.jsonl > docs/src/images/kill.svg
 
-Starts `skein serve` with three workers and the shipped model, opens 64 streams, and kills the busiest worker, twice.
-Then every request runs again, undisturbed, and its answer must be the same, byte by byte. Writes JSON lines: a header,
-then `[seconds, kind, value]` for the counters, the kills, and the text of one stream, the one that moved most often.
-Standard library only.
+Starts `skein serve` with three workers and the shipped model, opens 64 streams, and kills the busiest worker,
+twice. Then every request runs again, undisturbed, and its answer must be the same, byte by byte. Writes JSON
+lines: a header, then `[seconds, kind, value]` for the counters, the kills, and the text of one stream, the one
+that moved most often. Standard library only.
 """
 
 import concurrent.futures
@@ -55,15 +55,15 @@ class Counters:
 
 def body(seed):
     return {
-        "model": "skein-7m", "prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0.7, "frequency_penalty": 0.3,
-        "seed": seed, "ignore_eos": True, "stream": True, "return_token_ids": True,
+        "model": "skein-7m", "prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0.7,
+        "frequency_penalty": 0.3, "seed": seed, "ignore_eos": True, "stream": True, "return_token_ids": True,
     }
 
 
 def stream(address, seed, on_event):
     """One request, event by event; returns its text."""
-    request = urllib.request.Request(
-        f"http://{address}/v1/completions", json.dumps(body(seed)).encode(), {"content-type": "application/json"})
+    url, data = f"http://{address}/v1/completions", json.dumps(body(seed)).encode()
+    request = urllib.request.Request(url, data, {"content-type": "application/json"})
     text, ended = "", False
     with urllib.request.urlopen(request, timeout=120) as answer:
         for line in answer:
@@ -98,7 +98,7 @@ def watched(address, seed, recording, counters):
 
 
 def workers_of(pid):
-    """Process ids of the supervisor's workers, whichever of its threads started them, and the processor time of each."""
+    """The supervisor's workers, whichever of its threads started them, and the processor time of each."""
     used = {}
     for task in os.listdir(f"/proc/{pid}/task"):
         for child in open(f"/proc/{pid}/task/{task}/children", encoding="ascii").read().split():
@@ -118,7 +118,8 @@ def kill_one(pid, killed, recording):
 
 def start(binary):
     """A cluster on a free port: its process and its address, once it serves."""
-    command = [binary, "serve", "--port", "0", "--workers", str(WORKERS), "--threads", "1", "--log-format", "json"]
+    command = [binary, "serve", "--port", "0", "--workers", str(WORKERS), "--threads", "1"]
+    command += ["--log-format", "json"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     connected, address = 0, None
     for line in server.stderr:

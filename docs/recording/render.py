@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Draws a recording of `record.py` as an animated SVG: plain SVG and CSS, no script, readable on light and dark pages.
+"""Draws a recording of `record.py` as an animated SVG: SVG and CSS, no script, for light and dark pages.
 
     python3 docs/recording/render.py docs/recording/kill.jsonl > docs/src/images/kill.svg
 
-The animation runs at the speed of the recording. Without animation (`prefers-reduced-motion`, or a viewer that has
-none) the picture shows the end. Standard library only.
+The animation runs at the speed of the recording. Without animation (`prefers-reduced-motion`, or a viewer that
+has none) the picture shows the end. Standard library only.
 """
 
 import html
@@ -18,6 +18,7 @@ WIDTH = int(COLUMNS * CHAR + 2 * PAD)
 TOP, PANE = 36, ROWS * LINE + 16
 BOTTOM = TOP + PANE
 HEIGHT = BOTTOM + 4 * LINE + 24
+DIM = 'class="dim"'
 
 STYLE = """
   text { font: 13px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; white-space: pre }
@@ -87,10 +88,10 @@ def typed(film, lines):
         if row >= ROWS:
             scroll.append((latest, f"transform:translateY({-LINE * (row - ROWS + 1)}px)"))
         spans = "".join(
-            f"<tspan {film.shown(seconds)}>{html.escape(text, quote=False)}</tspan>" if seconds
-            else f'<tspan class="dim">{html.escape(text, quote=False)}</tspan>'
+            f"<tspan {film.shown(seconds) if seconds else DIM}>{html.escape(text, quote=False)}</tspan>"
             for seconds, text in line)
-        out.append(f'<text class="t" x="{PAD}" y="{TOP + 20 + row * LINE}" xml:space="preserve">{spans}</text>')
+        y = TOP + 20 + row * LINE
+        out.append(f'<text class="t" x="{PAD}" y="{y}" xml:space="preserve">{spans}</text>')
     end = scroll[-1][1].removeprefix("transform:")
     # Several lines may begin at one time: the last of them counts.
     scroll = list({at: value for at, value in scroll}.items())
@@ -107,24 +108,28 @@ def counters(film, header, events):
         if end is None:
             break
         text = f"{header['streams']} streams   {value['tokens']:>6,} tokens   {value['failed']} failed"
-        out.append(counter(text, f"{film.shown(seconds, end)} fill-opacity=\"0\""))
+        out.append(counter(text, film.shown(seconds, end) + ' fill-opacity="0"'))
     text = f"{header['streams']} streams   {header['tokens']:>6,} tokens   {header['failed']} failed"
     out.append(counter(text, film.shown(counts[-1][0])))
     return "\n".join(out)
 
 
 def counter(text, attributes):
-    return f'<text x="{WIDTH - PAD}" y="24" text-anchor="end"><tspan {attributes} fill="#d1d7e0">{text}</tspan></text>'
+    spans = f'<tspan {attributes} fill="#d1d7e0">{text}</tspan>'
+    return f'<text x="{WIDTH - PAD}" y="24" text-anchor="end">{spans}</text>'
 
 
 def console(film, header, events, end):
     """The lower pane: the kills as they happen, and what was checked in the end."""
-    rows = [(seconds, [("dim", "$ "), ("cmd", f"kill -9 {pid}"), ("red", f"   # {nth} of {header['workers']} workers")])
-            for (seconds, kind, pid), nth in zip((e for e in events if e[1] == "kill"), ("one", "another"))]
-    rows.append((end, [("ok", f"{header['done']} of {header['streams']} streams ended, {header['moved']} of them moved to another "
-                        "worker on the way")]))
-    rows.append((end, [("ok", f"{header['tokens']:,} of {header['expected_tokens']:,} tokens; {header['altered']} answers differ from an "
-                        "undisturbed run")]))
+    kills = [(seconds, pid) for seconds, kind, pid in events if kind == "kill"]
+    rows = [
+        (seconds, [("dim", "$ "), ("cmd", f"kill -9 {pid}"), ("red", f"   # {which} of {header['workers']} workers")])
+        for (seconds, pid), which in zip(kills, ("one", "another"))]
+    ended = f"{header['done']} of {header['streams']} streams ended"
+    tokens = f"{header['tokens']:,} of {header['expected_tokens']:,} tokens"
+    rows += [
+        (end, [("ok", f"{ended}, {header['moved']} of them moved to another worker on the way")]),
+        (end, [("ok", f"{tokens}; {header['altered']} answers differ from an undisturbed run")])]
     out = []
     for row, (seconds, parts) in enumerate(rows):
         shown = film.shown(seconds)
@@ -138,10 +143,12 @@ def draw(header, events):
     end = max(seconds for seconds, _, _ in events)
     film = Film(end + HOLD)
     pieces = chunks(events, header["prompt"])
-    body = "\n".join([typed(film, lines_of(pieces)), "</g>", counters(film, header, events), console(film, header, events, end)])
+    body = "\n".join([
+        typed(film, lines_of(pieces)), "</g>", counters(film, header, events), console(film, header, events, end)])
     style = STYLE.replace("DURATION", f"{film.seconds:.2f}") + "\n".join(film.rules)
     title = f"{header['streams']} streams go on while {header['kills']} of {header['workers']} workers are killed"
-    return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img">
+    size = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">
 <title>{title}</title>
 <style>{style}</style>
 <clipPath id="pane"><rect x="0" y="{TOP + 5}" width="{WIDTH}" height="{PANE - 6}"/></clipPath>
