@@ -11,6 +11,7 @@ mod membership;
 mod model;
 mod probe;
 mod progress;
+mod reference;
 mod router;
 mod run;
 mod serve;
@@ -68,6 +69,9 @@ fn dispatch(matches: &ArgMatches) -> Result<(), Failure> {
         Some(("bench", matches)) => runtime(None)?.block_on(bench::run(matches)),
         Some((gpu_check::GPU_CHECK, matches)) => gpu_check::run(matches),
         Some((probe::PROBE, matches)) => probe::run(matches),
+        Some((reference::COMPLETIONS, matches)) => reference::completions(command(), matches),
+        Some((reference::MAN, matches)) => reference::man(command(), matches),
+        Some((reference::FLAGS_PAGE, _)) => reference::flags_page(command()),
         Some(("config", matches)) => show_config(matches),
         Some(("version", matches)) => {
             print_version(matches.get_flag("json"));
@@ -144,6 +148,7 @@ fn command() -> Command {
             ),
         )
         .subcommand(probe::command())
+        .subcommands(reference::commands())
         .subcommand(Command::new("version").about("Print the version").arg(json))
 }
 
@@ -215,6 +220,9 @@ mod tests {
         check("skein gpu-check nothing", false);
         check("skein config show --port 1", true);
         check("skein version --json", true);
+        check("skein completions fish", true);
+        check("skein completions csh", false);
+        check("skein man --out dir", true);
         check("skein", false);
     }
 }
