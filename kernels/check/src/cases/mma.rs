@@ -71,8 +71,8 @@ fn mma<T: Activation>(bench: &mut Bench, bits: impl Fn(T) -> u16) -> Result<(), 
     let (a_words, b_words, c_words) =
         (bench.upload(&a_words)?, bench.upload(&b_words)?, bench.upload(&c_words)?);
     let args = Args::new().slice(*d).slice(*c_words).slice(*a_words).slice(*b_words);
-    let name = if T::SUFFIX == "bf16" { "probe_mma_bf16" } else { "probe_mma_f16" };
-    bench.kernels.get(name)?.launch(&bench.stream, Grid::new(1, LANES as u32), &args)?;
+    let probe = if T::SUFFIX == "bf16" { "probe_mma_bf16" } else { "probe_mma_f16" };
+    bench.kernels.get(probe)?.launch(&bench.stream, Grid::new(1, LANES as u32), &args)?;
 
     let product = |(row, column): (usize, usize)| {
         let term =
