@@ -4,6 +4,9 @@ use serde_json::{Map, Value};
 
 use super::LoadError;
 
+/// Positions are exact in f32, which rotary angles are computed in.
+pub(super) const MAX_POSITIONS: usize = 1 << 24;
+
 /// A JSON object whose fields are read with a check. A null counts as absent.
 pub struct Fields<'a> {
     /// Its file's name.
@@ -30,9 +33,18 @@ impl Fields<'_> {
         LoadError::Field { file: self.file, field: field.to_owned(), got, allowed }
     }
 
-    /// The longest sequence. Positions are exact in f32, which rotary angles are computed in.
+    /// The longest sequence.
     pub(super) fn max_positions(&self) -> Result<u32, LoadError> {
-        Ok(self.size("max_position_embeddings", 1 << 24, None)? as u32)
+        Ok(self.size("max_position_embeddings", MAX_POSITIONS, None)? as u32)
+    }
+
+    /// What `read` makes of `field`, unless it is null: where transformers has a default, null says that there is none.
+    pub(super) fn unless_null<T>(
+        &self,
+        field: &str,
+        read: impl FnOnce() -> Result<T, LoadError>,
+    ) -> Result<Option<T>, LoadError> {
+        if self.get(field).is_some_and(Value::is_null) { Ok(None) } else { read().map(Some) }
     }
 
     /// A number from 1 to `most`.

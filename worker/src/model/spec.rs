@@ -2,6 +2,7 @@
 //! makes one from its configuration; [`super::tensors`] lists its weights, and a device runs it.
 
 use skein_kernels::cpu::rope::RopeScaling;
+use skein_kernels::gate::Gate;
 
 use super::tensors::Role;
 
@@ -12,6 +13,8 @@ pub struct Spec {
     pub vocab_size: u32,
     /// Width of the residual stream.
     pub hidden_size: usize,
+    /// Factor of embedded tokens, before it is rounded as they are.
+    pub embedding_scale: f32,
     /// Of every layer: the cache and the rotary angles have one shape.
     pub attention: AttentionSpec,
     /// In order.
@@ -20,6 +23,8 @@ pub struct Spec {
     pub norm: NormSpec,
     /// Whether the head is the embedding table.
     pub is_tied: bool,
+    /// Logits become `softcap * tanh(logit / softcap)`.
+    pub logits_softcap: Option<f32>,
     /// The checkpoint's name of a tensor, without `.weight` or `.bias`; a layer's after the layer's prefix.
     pub name: fn(Role) -> &'static str,
 }
@@ -35,6 +40,8 @@ pub struct AttentionSpec {
     pub head_dim: usize,
     /// Factor of the scores.
     pub scale: f32,
+    /// Scores become `softcap * tanh(score / softcap)`.
+    pub softcap: Option<f32>,
     /// Whether queries, keys and values have biases.
     pub has_bias: bool,
     /// Whether the output has one.
@@ -57,24 +64,32 @@ pub struct Rope {
 /// What layers may differ in.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LayerSpec {
+    /// A token sees itself and the `window - 1` before it; `None`: all before it. The cache keeps all of them.
+    pub window: Option<u32>,
     /// The network behind the attention.
     pub feed_forward: FeedForwardSpec,
 }
 
-/// A gated network (Shazeer 2020): `down(silu(gate(x)) * up(x))`.
+/// A gated network (Shazeer 2020): `down(activation(gate(x)) * up(x))`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FeedForwardSpec {
+    /// What the gate goes through.
+    pub activation: Gate,
     /// Outputs of gate and up.
     pub inner_size: usize,
     /// Whether its matrices have biases.
     pub has_bias: bool,
 }
 
-/// RMS normalisation (Zhang & Sennrich 2019) before attention, before the feed-forward network, and before the head.
+/// RMS normalisation (Zhang & Sennrich 2019) of what attention, feed-forward networks and the head read.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NormSpec {
     /// Added to the mean square.
     pub eps: f32,
+    /// Rows are multiplied by the stored weights and this much.
+    pub offset: f32,
+    /// Whether what a layer adds to the residual stream is normalised, too.
+    pub is_sandwich: bool,
 }
 
 impl AttentionSpec {

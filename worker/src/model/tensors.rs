@@ -21,10 +21,12 @@ pub enum Role {
     QueryNorm,
     KeyNorm,
     AttentionOutput,
+    AttentionOutputNorm,
     FeedForwardNorm,
     Gate,
     Up,
     Down,
+    FeedForwardOutputNorm,
     LastNorm,
     Head,
 }
@@ -63,7 +65,7 @@ pub enum Kind {
     Matrix(Product, usize),
     /// Added to the results of the matrix of the same role.
     Bias(Product, usize),
-    /// Normalised rows are multiplied by it.
+    /// Normalised rows are multiplied by it, and by [`super::spec::NormSpec::offset`].
     Norm,
 }
 
@@ -114,12 +116,16 @@ impl Tensor {
         }
     }
 
-    /// A vector's values.
+    /// The values of a vector, as rows are multiplied by them or have them added.
     ///
     /// # Errors
     /// As [`Tensor::find`].
-    pub fn read(&self, weights: &Weights) -> Result<Vec<f32>, LoadError> {
-        weights.vector(&self.name, self.rows)
+    pub fn read(&self, spec: &Spec, weights: &Weights) -> Result<Vec<f32>, LoadError> {
+        let mut values = weights.vector(&self.name, self.rows)?;
+        if self.kind == Kind::Norm && spec.norm.offset != 0.0 {
+            values.iter_mut().for_each(|value| *value += spec.norm.offset);
+        }
+        Ok(values)
     }
 }
 
@@ -211,6 +217,7 @@ impl List<'_> {
         }
         let output = [(Role::AttentionOutput, hidden)];
         self.product(Product::AttentionOutput, &output, q_width, attention.has_output_bias);
+        self.output_norm(Role::AttentionOutputNorm);
     }
 
     fn feed_forward(&mut self, network: &FeedForwardSpec) {
@@ -218,6 +225,13 @@ impl List<'_> {
         self.norm(Role::FeedForwardNorm, hidden);
         self.product(Product::GateUp, &[(Role::Gate, inner), (Role::Up, inner)], hidden, network.has_bias);
         self.product(Product::Down, &[(Role::Down, hidden)], inner, network.has_bias);
+        self.output_norm(Role::FeedForwardOutputNorm);
+    }
+
+    fn output_norm(&mut self, role: Role) {
+        if self.spec.norm.is_sandwich {
+            self.norm(role, self.spec.hidden_size);
+        }
     }
 
     fn norm(&mut self, role: Role, len: usize) {

@@ -1,50 +1,15 @@
 //! Against Hugging Face transformers in float32: the files under tests/golden, which Skein did not make.
 
-use safetensors::SafeTensors;
 use serde_json::Value;
 use skein_kernels::cpu::packed::Format;
 use skein_worker::backend::Batch;
 use skein_worker::backend::cpu::{CpuBackend, CpuOptions, Numbers};
 
 use crate::batches::{BLOCK_SIZE, golden, load, sequence_of};
+use crate::golden::Golden;
 
 /// Greatest difference of a logit. Logits of these models spread over several units.
 const TOLERANCE: f32 = 1e-4;
-
-struct Golden {
-    prompt: Vec<u32>,
-    prompt_positions: Vec<u32>,
-    greedy: Vec<u32>,
-    greedy_steps: Vec<u32>,
-    prompt_logits: Vec<Vec<f32>>,
-    greedy_logits: Vec<Vec<f32>>,
-}
-
-impl Golden {
-    fn read(name: &str) -> Self {
-        let json: Value =
-            serde_json::from_slice(&std::fs::read(golden(name).join("goldens.json")).unwrap()).unwrap();
-        let list = |key: &str| -> Vec<u32> {
-            json[key].as_array().unwrap().iter().map(|value| value.as_u64().unwrap() as u32).collect()
-        };
-        let bytes = std::fs::read(golden(name).join("goldens.safetensors")).unwrap();
-        let tensors = SafeTensors::deserialize(&bytes).unwrap();
-        let rows = |key: &str| -> Vec<Vec<f32>> {
-            let tensor = tensors.tensor(key).unwrap();
-            let values: Vec<f32> =
-                tensor.data().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
-            values.chunks(tensor.shape()[1]).map(<[f32]>::to_vec).collect()
-        };
-        Self {
-            prompt: list("prompt"),
-            prompt_positions: list("prompt_positions"),
-            greedy: list("greedy"),
-            greedy_steps: list("greedy_steps"),
-            prompt_logits: rows("prompt_logits"),
-            greedy_logits: rows("greedy_logits"),
-        }
-    }
-}
 
 fn assert_close(got: &[f32], expected: &[f32], what: &str) {
     assert_eq!(got.len(), expected.len(), "{what}");
@@ -54,7 +19,7 @@ fn assert_close(got: &[f32], expected: &[f32], what: &str) {
 
 /// Prompt logits, then 64 greedy tokens and the logits that chose them.
 fn check(name: &str) {
-    let golden = Golden::read(name);
+    let golden = Golden::read(&golden(name));
     let mut model = load(name, 2, BLOCK_SIZE);
     let mut sequence = sequence_of(golden.prompt.clone(), 3, BLOCK_SIZE);
     let mut batch = Batch::default();
@@ -111,9 +76,8 @@ fn qwen3_with_normalised_heads() {
 }
 
 #[test]
-fn a_narrow_window_is_refused() {
-    let config = skein_worker::model::config::ModelConfig::from_dir(&golden("mistral-window"));
-    assert!(config.unwrap_err().to_string().contains("sliding_window is 24"));
+fn mistral_with_a_window() {
+    check("mistral-window");
 }
 
 /// The model that ships, against `tests/golden/skein-7m.json`; remake that file when the model changes.

@@ -5,6 +5,9 @@ mod agreement;
 mod attention;
 mod draws;
 mod engine;
+#[path = "../cpu_model/golden.rs"]
+mod golden;
+mod goldens;
 mod invariance;
 mod models;
 mod runs;

@@ -8,10 +8,19 @@ use crate::runs::{prompt, sequence_of, step};
 /// Log-probabilities agree within this: bf16 keeps three digits, and the models' logits are a few units wide.
 pub const TOLERANCE: f32 = 0.06;
 
-/// Every prompt token's log-probability and best tokens, computed in chunks beside another sequence.
+/// [`scores_of`] a prompt of 40 tokens.
 pub fn scores(backend: &mut dyn Backend, chunks: &[usize], others: bool) -> Vec<TokenLogprobs> {
-    let tokens = prompt(1, 40);
-    let mut sequence = sequence_of(tokens.clone(), 0);
+    scores_of(backend, &prompt(1, 40), chunks, others)
+}
+
+/// Log-probability and best tokens of all `tokens` but the first, computed in chunks, perhaps beside another sequence.
+pub fn scores_of(
+    backend: &mut dyn Backend,
+    tokens: &[u32],
+    chunks: &[usize],
+    others: bool,
+) -> Vec<TokenLogprobs> {
+    let mut sequence = sequence_of(tokens.to_vec(), 0);
     let mut other = sequence_of(prompt(2, 60), 1);
     let mut all = Vec::new();
     for (i, &count) in chunks.iter().enumerate() {

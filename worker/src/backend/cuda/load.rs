@@ -21,6 +21,7 @@ use skein_kernels::cuda::ops::linear::{Linear, LinearOptions};
 use skein_kernels::cuda::ops::norm::AddRmsNorm;
 use skein_kernels::cuda::ops::quantize::Quantize;
 use skein_kernels::cuda::ops::rope::RopeKvWrite;
+use skein_kernels::cuda::ops::softcap::Softcap;
 use skein_kernels::cuda::{BlasLt, CudaError, DeviceSlice, PinnedBuffer, Stream};
 use skein_proto::sampling::SamplingParams;
 
@@ -41,7 +42,7 @@ use crate::config::{CudaConfig, LoadFormat, SchedulerConfig};
 use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
 use crate::model::config::ModelConfig;
-use crate::model::on_cuda::attention::StepAttention;
+use crate::model::on_cuda::attention::Windows;
 use crate::model::on_cuda::weights::{self, DeviceWeights, Place, Source};
 use crate::model::on_cuda::{self, Activations, Model, Ops, Workspace, cache};
 use crate::model::spec::AttentionSpec;
@@ -332,9 +333,10 @@ impl Loading<'_> {
     {
         let OpenDevice { device, kernels } = &self.opened;
         let batch_invariant = self.options.cuda.batch_invariant;
-        let AttentionSpec { heads, kv_heads, head_dim, scale, .. } = self.config.spec.attention;
+        let spec = &self.config.spec;
+        let AttentionSpec { heads, kv_heads, head_dim, scale, softcap, .. } = spec.attention;
         let shape =
-            AttentionShape { heads, kv_heads, head_dim, scale, window: None, softcap: None, batch_invariant };
+            AttentionShape { heads, kv_heads, head_dim, scale, window: None, softcap, batch_invariant };
         let blas = BlasLt::open(device)?.map(Arc::new);
         if blas.is_none() {
             tracing::info!("cuBLASLt was not found (libcublasLt.so.13): Skein's own kernels multiply");
@@ -343,9 +345,10 @@ impl Loading<'_> {
             embed: Embed::new(kernels)?,
             norm: AddRmsNorm::new(kernels)?,
             rope: RopeKvWrite::new(kernels)?,
-            attention: StepAttention::new(kernels, shape)?,
+            attention: Windows::new(kernels, shape, spec.layers.iter().map(|layer| layer.window))?,
             linear: Linear::new(kernels, blas, LinearOptions { batch_invariant })?,
             gather: GatherRows::new(kernels)?,
+            softcap: Softcap::new(kernels)?,
         })
     }
 

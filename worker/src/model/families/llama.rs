@@ -3,17 +3,17 @@
 //! A pre-norm decoder: grouped-query attention with rotary positions, then a SwiGLU network, each added to the
 //! residual stream.
 
-use super::decoder;
+use super::{decoder, with_attention_bias};
 use crate::model::LoadError;
-use crate::model::config::Fields;
-use crate::model::spec::{AttentionSpec, Spec};
+use crate::model::fields::{Fields, MAX_POSITIONS};
+use crate::model::spec::Spec;
 use crate::model::tensors::Role;
 
 /// Values of a head of a Qwen3 model that does not say: transformers' `Qwen3Config` has 128, whatever the hidden size.
 const QWEN3_HEAD_DIM: usize = 128;
 
 /// What transformers' `MistralConfig` takes where the field is missing; only an explicit null means none.
-const MISTRAL_DEFAULT_WINDOW: u64 = 4096;
+const MISTRAL_DEFAULT_WINDOW: usize = 4096;
 
 pub fn llama(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     let mut spec = silu_decoder(fields, None)?;
@@ -23,18 +23,13 @@ pub fn llama(fields: &Fields<'_>) -> Result<Spec, LoadError> {
 }
 
 pub fn mistral(fields: &Fields<'_>) -> Result<Spec, LoadError> {
+    let mut spec = silu_decoder(fields, None)?;
+    let window = || fields.size("sliding_window", MAX_POSITIONS, Some(MISTRAL_DEFAULT_WINDOW));
+    let window = fields.unless_null("sliding_window", window)?.map(|window| window as u32);
     let longest = fields.max_positions()?;
-    let is_full = match fields.get("sliding_window") {
-        None => u64::from(longest) <= MISTRAL_DEFAULT_WINDOW,
-        Some(window) => {
-            window.is_null() || window.as_u64().is_some_and(|window| window >= u64::from(longest))
-        }
-    };
-    if !is_full {
-        let allowed = format!("null, or at least max_position_embeddings ({longest})");
-        return Err(fields.wrong("sliding_window", allowed));
-    }
-    silu_decoder(fields, None)
+    let window = window.filter(|window| *window < longest);
+    spec.layers.iter_mut().for_each(|layer| layer.window = window);
+    Ok(spec)
 }
 
 pub fn qwen2(fields: &Fields<'_>) -> Result<Spec, LoadError> {
@@ -68,18 +63,15 @@ pub fn name(role: Role) -> &'static str {
         Role::Down => "mlp.down_proj",
         Role::LastNorm => "model.norm",
         Role::Head => "lm_head",
+        Role::AttentionOutputNorm | Role::FeedForwardOutputNorm => {
+            unreachable!("what is added is not normalised")
+        }
     }
 }
 
 fn silu_decoder(fields: &Fields<'_>, head_dim: Option<usize>) -> Result<Spec, LoadError> {
     fields.one_of("hidden_act", &["silu"], Some("silu"))?;
     decoder(fields, head_dim)
-}
-
-fn with_attention_bias(fields: &Fields<'_>, spec: Spec) -> Result<Spec, LoadError> {
-    let has_bias = fields.flag("attention_bias", false)?;
-    let attention = AttentionSpec { has_bias, has_output_bias: has_bias, ..spec.attention };
-    Ok(Spec { attention, ..spec })
 }
 
 /// Qwen models have windows in some layers only if asked to.

@@ -2,8 +2,11 @@
 
 mod llama;
 
+use skein_kernels::gate::Gate;
+
 use super::LoadError;
-use super::config::{Fields, rope};
+use super::config::rope;
+use super::fields::Fields;
 use super::spec::{AttentionSpec, FeedForwardSpec, LayerSpec, NormSpec, Spec};
 
 /// One kind of model.
@@ -40,15 +43,24 @@ fn decoder(fields: &Fields<'_>, head_dim: Option<usize>) -> Result<Spec, LoadErr
     let hidden_size = fields.size("hidden_size", 1 << 17, None)?;
     let attention = attention(fields, hidden_size, head_dim)?;
     let layers = fields.size("num_hidden_layers", 4096, None)?;
-    let feed_forward =
-        FeedForwardSpec { inner_size: fields.size("intermediate_size", 1 << 20, None)?, has_bias: false };
+    let feed_forward = FeedForwardSpec {
+        activation: Gate::Silu,
+        inner_size: fields.size("intermediate_size", 1 << 20, None)?,
+        has_bias: false,
+    };
     Ok(Spec {
         vocab_size: fields.size("vocab_size", 1 << 24, None)? as u32,
         hidden_size,
+        embedding_scale: 1.0,
         attention,
-        layers: vec![LayerSpec { feed_forward }; layers],
-        norm: NormSpec { eps: fields.number("rms_norm_eps", 0.0..=1.0, Some(1e-6))? as f32 },
+        layers: vec![LayerSpec { window: None, feed_forward }; layers],
+        norm: NormSpec {
+            eps: fields.number("rms_norm_eps", 0.0..=1.0, Some(1e-6))? as f32,
+            offset: 0.0,
+            is_sandwich: false,
+        },
         is_tied: fields.flag("tie_word_embeddings", false)?,
+        logits_softcap: None,
         name: llama::name,
     })
 }
@@ -76,9 +88,17 @@ fn attention(
         kv_heads,
         head_dim,
         scale: 1.0 / (head_dim as f32).sqrt(),
+        softcap: None,
         has_bias: false,
         has_output_bias: false,
         has_qk_norm: false,
         rope: rope(fields)?,
     })
+}
+
+/// With biases in attention if the configuration asks for them.
+fn with_attention_bias(fields: &Fields<'_>, spec: Spec) -> Result<Spec, LoadError> {
+    let has_bias = fields.flag("attention_bias", false)?;
+    let attention = AttentionSpec { has_bias, has_output_bias: has_bias, ..spec.attention };
+    Ok(Spec { attention, ..spec })
 }

@@ -7,6 +7,7 @@ use skein_kernels::cpu::packed::Packed;
 
 use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
+use crate::model::spec::Spec;
 use crate::model::tensors::{Kind, Role, Tensor};
 
 /// One layer's weights.
@@ -18,10 +19,14 @@ pub(super) struct Layer {
     /// `[head_dim]` each: normalise queries and keys head by head.
     pub qk_norm: Option<(Vec<f32>, Vec<f32>)>,
     pub o: Projection,
+    /// Normalises what is added to the residual stream.
+    pub o_norm: Option<Vec<f32>>,
     pub feed_forward_norm: Vec<f32>,
     pub gate: Projection,
     pub up: Projection,
     pub down: Projection,
+    /// Normalises what is added to the residual stream.
+    pub down_norm: Option<Vec<f32>>,
 }
 
 /// A matrix, and what is added to its results.
@@ -48,10 +53,12 @@ impl Layer {
             v: parts.projection(layer, Role::Value),
             qk_norm,
             o: parts.projection(layer, Role::AttentionOutput),
+            o_norm: parts.optional_norm(at, Role::AttentionOutputNorm),
             feed_forward_norm: parts.norm(at, Role::FeedForwardNorm),
             gate: parts.projection(layer, Role::Gate),
             up: parts.projection(layer, Role::Up),
             down: parts.projection(layer, Role::Down),
+            down_norm: parts.optional_norm(at, Role::FeedForwardOutputNorm),
         }
     }
 }
@@ -68,7 +75,7 @@ pub(super) struct Parts {
 
 impl Parts {
     /// Reads all vectors among `tensors`.
-    pub fn read(tensors: &[Tensor], weights: &Weights) -> Result<Self, LoadError> {
+    pub fn read(spec: &Spec, tensors: &[Tensor], weights: &Weights) -> Result<Self, LoadError> {
         let mut parts = Self { matrices: HashMap::new(), biases: HashMap::new(), norms: HashMap::new() };
         for tensor in tensors {
             let to = match tensor.kind {
@@ -76,7 +83,7 @@ impl Parts {
                 Kind::Bias(..) => &mut parts.biases,
                 Kind::Norm => &mut parts.norms,
             };
-            to.insert((tensor.layer, tensor.role), tensor.read(weights)?);
+            to.insert((tensor.layer, tensor.role), tensor.read(spec, weights)?);
         }
         Ok(parts)
     }

@@ -11,6 +11,7 @@ pub use step::{Activations, Step};
 use std::convert::Infallible;
 use std::ops::Range;
 
+use half::bf16;
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::input::Form;
 use skein_kernels::cpu::kv_cache::KvCache;
@@ -19,6 +20,7 @@ use skein_kernels::cpu::matrix::WeightMatrix;
 use skein_kernels::cpu::norm::rms_norm_into;
 use skein_kernels::cpu::packed::Packed;
 use skein_kernels::cpu::rope::inverse_frequencies;
+use skein_kernels::cpu::softcap::softcap;
 
 use self::layers::{Layer, Parts};
 use self::pack::Matrix;
@@ -68,7 +70,7 @@ impl Model {
         };
         let matrices = multiplied.iter().map(matrix).collect::<Result<Vec<_>, LoadError>>()?;
         let embedding = tensors::embedding(&spec).find(weights)?;
-        let mut parts = Parts::read(&tensors, weights)?;
+        let mut parts = Parts::read(&spec, &tensors, weights)?;
         let packed = pack(&matrices)?;
         assert_eq!(packed.len(), matrices.len(), "every matrix is packed");
         let weight_bytes = packed.iter().map(|packed| packed.read_bytes() as u64).sum();
@@ -134,7 +136,16 @@ impl Model {
         rms_norm_into(cpu, x, &self.norm, self.spec.norm.eps, self.form(&stack), input);
         profile.mark(Part::Encode);
         matmul(cpu, input, &stack, logits, Write::Set);
+        if let Some(cap) = self.spec.logits_softcap {
+            softcap(cpu, logits, cap);
+        }
         profile.mark(Part::Head);
+    }
+
+    /// Factor of embedded tokens, of their type as far as activations are.
+    fn embedding_scale(&self) -> f32 {
+        let scale = self.spec.embedding_scale;
+        if self.bf16 { bf16::from_f32(scale).to_f32() } else { scale }
     }
 
     /// The form of activations that all of `stack` take.

@@ -8,10 +8,9 @@ use skein_kernels::cpu::attention::{self, Attention, Rows, attend};
 use skein_kernels::cpu::embed::embed;
 use skein_kernels::cpu::input::Input;
 use skein_kernels::cpu::kv_cache::KvCache;
-use skein_kernels::cpu::matmul::{Gated, Write, gated_matmul, matmul};
-use skein_kernels::cpu::norm::{rms_norm_heads, rms_norm_into};
+use skein_kernels::cpu::matmul::{Gated, Linear, Write, gated_matmul, matmul};
+use skein_kernels::cpu::norm::{rms_norm_add, rms_norm_heads, rms_norm_into};
 use skein_kernels::cpu::rope::{Projected, angles, rotate_and_write};
-use skein_kernels::gate::Gate;
 
 use super::Model;
 use super::layers::Projection;
@@ -48,6 +47,8 @@ pub struct Activations {
     qkv: Aligned<f32>,
     /// `[rows, q]`
     attended: Aligned<f32>,
+    /// `[rows, hidden]`: what is normalised before it is added to the residual stream.
+    added: Aligned<f32>,
     cos: Aligned<f32>,
     sin: Aligned<f32>,
     scores: attention::Scratch,
@@ -62,6 +63,7 @@ impl Activations {
             (&mut self.x, spec.hidden_size),
             (&mut self.qkv, attention.qkv_width()),
             (&mut self.attended, attention.q_width()),
+            (&mut self.added, if spec.norm.is_sandwich { spec.hidden_size } else { 0 }),
             (&mut self.cos, attention.head_dim / 2),
             (&mut self.sin, attention.head_dim / 2),
         ] {
@@ -116,7 +118,8 @@ impl Operations for Running<'_> {
         let Activations { x, cos, sin, profile, .. } = &mut **activations;
         let half = model.spec.attention.head_dim / 2;
         profile.start();
-        embed(cpu, &model.embedding, step.tokens, 1.0, &mut x[..*rows * model.spec.hidden_size]);
+        let scale = model.embedding_scale();
+        embed(cpu, &model.embedding, step.tokens, scale, &mut x[..*rows * model.spec.hidden_size]);
         let (cos, sin) = (&mut cos[..*rows * half], &mut sin[..*rows * half]);
         angles(cpu, &model.frequencies, step.positions, cos, sin);
         profile.mark(Part::Embed);
@@ -159,8 +162,8 @@ impl Operations for Running<'_> {
             stride,
             heads,
             scale,
-            window: None,
-            softcap: None,
+            window: model.spec.layers[layer].window,
+            softcap: attention.softcap,
             sinks: None,
         };
         attend(cpu, &query, sequences, &mut attended[..*rows * attention.q_width()], scores);
@@ -170,30 +173,49 @@ impl Operations for Running<'_> {
 
     fn attention_output(&mut self, index: usize) -> Result<(), Infallible> {
         let Self { model, cpu, activations, rows, .. } = self;
-        let Activations { x, input, attended, profile, .. } = &mut **activations;
-        let (stack, width) = ([model.layers[index].o.linear()], model.spec.attention.q_width());
-        input.set(cpu, model.form(&stack), &attended[..*rows * width], width);
+        let Activations { x, input, attended, added, profile, .. } = &mut **activations;
+        let (spec, layer, width) = (&model.spec, &model.layers[index], model.spec.attention.q_width());
+        let o = layer.o.linear();
+        input.set(cpu, model.form(&[o]), &attended[..*rows * width], width);
         profile.mark(Part::Encode);
-        matmul(cpu, input, &stack, &mut x[..*rows * model.spec.hidden_size], Write::Add);
+        let residual = Residual { x: &mut x[..*rows * spec.hidden_size], added, eps: spec.norm.eps };
+        residual.add(cpu, input, o, layer.o_norm.as_deref());
         profile.mark(Part::Products);
         Ok(())
     }
 
     fn feed_forward(&mut self, index: usize) -> Result<(), Infallible> {
         let Self { model, cpu, activations, rows, .. } = self;
-        let Activations { x, input, gated, profile, .. } = &mut **activations;
-        let layer = &model.layers[index];
-        let x = &mut x[..*rows * model.spec.hidden_size];
+        let Activations { x, input, gated, added, profile, .. } = &mut **activations;
+        let (spec, layer) = (&model.spec, &model.layers[index]);
+        let (x, eps) = (&mut x[..*rows * spec.hidden_size], spec.norm.eps);
         let [gate, up, down] = [&layer.gate, &layer.up, &layer.down].map(Projection::linear);
-        let (norm, eps) = (&layer.feed_forward_norm, model.spec.norm.eps);
-        rms_norm_into(cpu, x, norm, eps, model.form(&[gate, up]), input);
+        rms_norm_into(cpu, x, &layer.feed_forward_norm, eps, model.form(&[gate, up]), input);
         profile.mark(Part::Encode);
-        let products = Gated { by: Gate::Silu, gate, up };
-        gated_matmul(cpu, input, products, model.form(&[down]), gated);
+        let by = spec.layers[index].feed_forward.activation;
+        gated_matmul(cpu, input, Gated { by, gate, up }, model.form(&[down]), gated);
         profile.mark(Part::Products);
-        matmul(cpu, gated, &[down], x, Write::Add);
+        Residual { x, added, eps }.add(cpu, gated, down, layer.down_norm.as_deref());
         profile.mark(Part::Products);
         Ok(())
+    }
+}
+
+/// The residual stream.
+struct Residual<'a> {
+    x: &'a mut [f32],
+    /// What is to be added, where it is normalised first.
+    added: &'a mut Aligned<f32>,
+    eps: f32,
+}
+
+impl Residual<'_> {
+    /// Adds a product to it, normalised if there is a `norm`.
+    fn add(self, cpu: &mut Cpu, input: &Input, linear: Linear<'_>, norm: Option<&[f32]>) {
+        let Some(norm) = norm else { return matmul(cpu, input, &[linear], self.x, Write::Add) };
+        let added = &mut self.added[..self.x.len()];
+        matmul(cpu, input, &[linear], added, Write::Set);
+        rms_norm_add(cpu, added, norm, self.eps, self.x);
     }
 }
 

@@ -20,7 +20,80 @@ const FULL_TILE: usize = 128;
 /// The parts of the workspace begin at multiples of this.
 const ALIGNMENT: usize = 256;
 
-/// Paged attention of any step.
+/// Paged attention of all layers: a [`StepAttention`] for each window, as its plan depends on that.
+pub struct Windows<T, K> {
+    kinds: Vec<StepAttention<T, K>>,
+    /// Which of them each layer has.
+    of_layers: Vec<usize>,
+}
+
+impl<T: Activation, K: KvElement> Windows<T, K> {
+    /// Finds the kernels. `shape` is that of all layers, but for the `windows` of each.
+    pub fn new(
+        kernels: &Kernels,
+        shape: AttentionShape,
+        windows: impl Iterator<Item = Option<u32>>,
+    ) -> Result<Self, CudaError> {
+        let mut distinct = Vec::new();
+        let kind = |window| {
+            distinct.iter().position(|known| *known == window).unwrap_or_else(|| {
+                distinct.push(window);
+                distinct.len() - 1
+            })
+        };
+        let of_layers = windows.map(kind).collect();
+        let kinds = distinct
+            .into_iter()
+            .map(|window| StepAttention::new(kernels, AttentionShape { window, ..shape }));
+        Ok(Self { kinds: kinds.collect::<Result<_, _>>()?, of_layers })
+    }
+
+    /// Which kernel computes long chunks, for logs.
+    pub fn prefill_name(&self) -> &'static str {
+        self.kinds.first().map_or("none", StepAttention::prefill_name)
+    }
+
+    /// Bytes of the workspace; see [`StepAttention::workspace_bytes`].
+    pub fn workspace_bytes(&self, max_rows: usize, max_sequences: usize, max_context: usize) -> usize {
+        let bytes = |kind: &StepAttention<T, K>| kind.workspace_bytes(max_rows, max_sequences, max_context);
+        let most = self.kinds.iter().map(bytes).max().unwrap_or_default();
+        self.kinds.len() * most.next_multiple_of(ALIGNMENT)
+    }
+
+    /// The part of the workspace of one of the kinds.
+    fn part(&self, workspace: DeviceSlice<u8>, kind: usize) -> DeviceSlice<u8> {
+        let bytes = workspace.len() / self.kinds.len();
+        workspace.slice(kind * bytes..(kind + 1) * bytes)
+    }
+
+    /// Tells where the cache lies. To be called before any launch.
+    pub fn set_cache(&mut self, cache: &[KvLayer<K>]) -> Result<(), CudaError> {
+        self.kinds.iter_mut().try_for_each(|kind| kind.set_cache(cache))
+    }
+
+    /// Queues the plans of a step.
+    pub fn plan(
+        &self,
+        stream: &Stream,
+        sequences: &StepSequences,
+        kind: StepKind,
+        workspace: DeviceSlice<u8>,
+    ) -> Result<(), CudaError> {
+        let plan = |(i, of): (usize, &StepAttention<T, K>)| {
+            of.plan(stream, sequences, kind, self.part(workspace, i))
+        };
+        self.kinds.iter().enumerate().try_for_each(plan)
+    }
+
+    /// Queues the attention of the step's rows with one layer.
+    pub fn launch(&self, stream: &Stream, rows: LayerRows<'_, T, K>) -> Result<(), CudaError> {
+        let kind = self.of_layers[rows.index];
+        let workspace = self.part(rows.workspace, kind);
+        self.kinds[kind].launch(stream, LayerRows { workspace, ..rows })
+    }
+}
+
+/// Paged attention of any step, with one window.
 pub struct StepAttention<T, K> {
     general: Attention<T, K>,
     prefill: Option<Prefill<T>>,

@@ -19,17 +19,17 @@ use skein_kernels::cuda::ops::kv::{KvElement, KvLayer};
 use skein_kernels::cuda::ops::linear::{Gated, Linear};
 use skein_kernels::cuda::ops::norm::{AddRmsNorm, Norm};
 use skein_kernels::cuda::ops::rope::RopeKvWrite;
+use skein_kernels::cuda::ops::softcap::Softcap;
 use skein_kernels::cuda::{CudaError, DeviceSlice, Stream};
-use skein_kernels::gate::Gate;
 
-use self::attention::StepAttention;
-use self::step::Running;
+use self::attention::Windows;
+use self::step::{Delta, Running};
 use self::weights::DeviceWeights;
 use crate::model::operations;
 use crate::model::spec::Spec;
 use crate::model::tensors::Product;
 
-/// Most launches of a layer.
+/// Most launches of a layer; each window has a plan before them.
 const LAUNCHES_PER_LAYER: usize = 10;
 
 /// Most launches of a forward pass's layers: the nodes of a graph.
@@ -60,11 +60,13 @@ pub struct Ops<T, K> {
     /// Rotation and KV write.
     pub rope: RopeKvWrite<T, K>,
     /// Paged attention.
-    pub attention: StepAttention<T, K>,
+    pub attention: Windows<T, K>,
     /// Projections.
     pub linear: Linear<T>,
     /// Rows whose logits are wanted.
     pub gather: GatherRows<T>,
+    /// Caps logits.
+    pub softcap: Softcap,
 }
 
 impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
@@ -88,7 +90,8 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
             let weight = |product| layer.product(product);
             linear.launch(stream, a.qkv, a.h, weight(Product::Qkv), rows, a.linear)?;
             linear.launch(stream, a.delta, a.attended, weight(Product::AttentionOutput), rows, a.linear)?;
-            let gated = Gated { by: Gate::Silu, weight: weight(Product::GateUp) };
+            let by = self.spec.layers[0].feed_forward.activation;
+            let gated = Gated { by, weight: weight(Product::GateUp) };
             linear.launch_gate_up(stream, a.gated, a.h, gated, rows, a.linear)?;
             linear.launch(stream, a.delta, a.gated, weight(Product::Down), rows, a.linear)?;
             if rows <= logit_rows {
@@ -114,18 +117,22 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
         a: &Activations<T>,
         logits: DeviceSlice<f32>,
     ) -> Result<(), CudaError> {
-        let (residual, delta) = match wanted {
-            None => (a.residual, a.delta),
-            Some(wanted) => {
-                let hidden = self.spec.hidden_size;
-                let wanted = wanted.slice(0..rows);
-                let gather = Gather { out: a.last, residual: a.residual, delta: a.delta, wanted, hidden };
-                self.ops.gather.launch(stream, gather)?;
-                (a.last, DeviceSlice::NONE)
-            }
-        };
-        self.normalise(stream, residual, delta, self.weights.norm, rows, a)?;
-        self.ops.linear.launch_f32(stream, logits, a.h, &self.weights.head, rows, a.linear)
+        // Where what is added is normalised, the last layer left nothing to be added.
+        let mut delta = if self.spec.norm.is_sandwich { DeviceSlice::NONE } else { a.delta };
+        let mut residual = a.residual;
+        if let Some(wanted) = wanted {
+            let (hidden, wanted) = (self.spec.hidden_size, wanted.slice(0..rows));
+            let gather = Gather { out: a.last, residual, delta, wanted, hidden };
+            self.ops.gather.launch(stream, gather)?;
+            (residual, delta) = (a.last, DeviceSlice::NONE);
+        }
+        let added = Delta { values: delta, weight: DeviceSlice::NONE };
+        self.normalise(stream, residual, added, self.weights.norm, rows, a)?;
+        self.ops.linear.launch_f32(stream, logits, a.h, &self.weights.head, rows, a.linear)?;
+        match self.spec.logits_softcap {
+            None => Ok(()),
+            Some(cap) => self.ops.softcap.launch(stream, logits.slice(0..rows * self.weights.head.n), cap),
+        }
     }
 
     /// Into `a.h`.
@@ -133,12 +140,12 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
         &self,
         stream: &Stream,
         residual: DeviceSlice<f32>,
-        delta: DeviceSlice<T>,
+        delta: Delta<T>,
         weight: DeviceSlice<f32>,
         rows: usize,
         a: &Activations<T>,
     ) -> Result<(), CudaError> {
-        let (eps, delta_weight) = (self.spec.norm.eps, DeviceSlice::NONE);
+        let (eps, Delta { values: delta, weight: delta_weight }) = (self.spec.norm.eps, delta);
         self.ops.norm.launch(stream, Norm { out: a.h, residual, delta, delta_weight, weight, rows, eps })
     }
 }

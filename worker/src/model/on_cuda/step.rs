@@ -9,7 +9,6 @@ use skein_kernels::cuda::ops::kv::{KvElement, StepSequences};
 use skein_kernels::cuda::ops::linear::Gated;
 use skein_kernels::cuda::ops::rope::RopeRows;
 use skein_kernels::cuda::{CudaError, DeviceSlice, Stream};
-use skein_kernels::gate::Gate;
 
 use super::Model;
 use super::attention::LayerRows;
@@ -96,7 +95,20 @@ pub(super) struct Running<'a, T, K> {
     step: &'a StepRows,
     a: &'a Activations<T>,
     /// What the next normalisation adds to the residual stream.
-    delta: DeviceSlice<T>,
+    delta: Delta<T>,
+}
+
+/// What is to be added to the residual stream.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Delta<T> {
+    /// `[rows, hidden]`, or [`DeviceSlice::NONE`].
+    pub values: DeviceSlice<T>,
+    /// `[hidden]`: it is normalised first; or [`DeviceSlice::NONE`].
+    pub weight: DeviceSlice<f32>,
+}
+
+impl<T: Activation> Delta<T> {
+    const NONE: Self = Self { values: DeviceSlice::NONE, weight: DeviceSlice::NONE };
 }
 
 impl<'a, T: Activation + BlasElement, K: KvElement> Running<'a, T, K> {
@@ -106,7 +118,7 @@ impl<'a, T: Activation + BlasElement, K: KvElement> Running<'a, T, K> {
         step: &'a StepRows,
         a: &'a Activations<T>,
     ) -> Self {
-        Self { model, stream, step, a, delta: DeviceSlice::NONE }
+        Self { model, stream, step, a, delta: Delta::NONE }
     }
 
     fn rows(&self) -> usize {
@@ -119,7 +131,7 @@ impl<'a, T: Activation + BlasElement, K: KvElement> Running<'a, T, K> {
 
     /// Adds what waits to the residual stream, and normalises it into `h`.
     fn normalise(&mut self, weight: DeviceSlice<f32>) -> Result<(), CudaError> {
-        let delta = std::mem::replace(&mut self.delta, DeviceSlice::NONE);
+        let delta = std::mem::replace(&mut self.delta, Delta::NONE);
         self.model.normalise(self.stream, self.a.residual, delta, weight, self.rows(), self.a)
     }
 
@@ -146,7 +158,7 @@ impl<T: Activation + BlasElement, K: KvElement> Operations for Running<'_, T, K>
             tokens: step.tokens,
             rows: self.rows(),
             hidden: model.spec.hidden_size,
-            scale: 1.0,
+            scale: T::from_f32(model.spec.embedding_scale).to_f32(),
         };
         model.ops.embed.launch(stream, embedding)?;
         model.ops.attention.plan(stream, &step.sequences, step.kind, a.attention)
@@ -189,7 +201,8 @@ impl<T: Activation + BlasElement, K: KvElement> Operations for Running<'_, T, K>
 
     fn attention_output(&mut self, layer: usize) -> Result<(), CudaError> {
         self.multiply(layer, Product::AttentionOutput, self.a.delta, self.a.attended)?;
-        self.delta = self.a.delta;
+        let weight = self.layer(layer).norm(Role::AttentionOutputNorm);
+        self.delta = Delta { values: self.a.delta, weight };
         Ok(())
     }
 
@@ -197,17 +210,15 @@ impl<T: Activation + BlasElement, K: KvElement> Operations for Running<'_, T, K>
         let Self { model, stream, a, .. } = *self;
         let weights = self.layer(layer);
         self.normalise(weights.norm(Role::FeedForwardNorm))?;
-        let gate_up = weights.product(Product::GateUp);
-        model.ops.linear.launch_gate_up(
-            stream,
-            a.gated,
-            a.h,
-            Gated { by: Gate::Silu, weight: gate_up },
-            self.rows(),
-            a.linear,
-        )?;
+        let by = model.spec.layers[layer].feed_forward.activation;
+        let gated = Gated { by, weight: weights.product(Product::GateUp) };
+        model.ops.linear.launch_gate_up(stream, a.gated, a.h, gated, self.rows(), a.linear)?;
         self.multiply(layer, Product::Down, a.delta, a.gated)?;
-        self.delta = a.delta;
+        self.delta = Delta { values: a.delta, weight: weights.norm(Role::FeedForwardOutputNorm) };
+        // Logits are of a few rows, gathered with what is to be added to them as it is.
+        if layer + 1 == model.spec.layers.len() && model.spec.norm.is_sandwich {
+            self.normalise(model.weights.norm)?;
+        }
         Ok(())
     }
 }

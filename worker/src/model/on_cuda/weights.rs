@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use skein_kernels::cpu::matrix::WeightMatrix;
+use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
 use skein_kernels::cuda::DeviceSlice;
 use skein_kernels::cuda::arena::Carver;
 use skein_kernels::cuda::memory::E4m3;
@@ -58,7 +58,7 @@ impl<T> LayerWeights<T> {
 
 /// A tensor of the checkpoint, and its place on the device.
 pub struct Source<T> {
-    /// In the file.
+    /// In the file, or a normalisation's values.
     pub from: WeightMatrix,
     /// All its rows.
     pub to: Place<T>,
@@ -116,7 +116,14 @@ impl<T: Activation> DeviceWeights<T> {
     /// # Errors
     /// A tensor that is missing, or of another type or shape than the configuration says.
     pub fn sources(&self, spec: &Spec, weights: &Weights) -> Result<Vec<Source<T>>, LoadError> {
-        let source = |tensor: &Tensor| Ok(Source { from: tensor.find(weights)?, to: self.place_of(tensor) });
+        let source = |tensor: &Tensor| {
+            let from = if tensor.kind == Kind::Norm {
+                norm(tensor, spec, weights)?
+            } else {
+                tensor.find(weights)?
+            };
+            Ok(Source { from, to: self.place_of(tensor) })
+        };
         tensors::all(spec).iter().map(source).collect()
     }
 
@@ -132,6 +139,12 @@ impl<T: Activation> DeviceWeights<T> {
             Kind::Matrix(product, first) => place_of_rows(weight(product), rows(first)),
         }
     }
+}
+
+/// The weights of a normalisation as rows are multiplied by them.
+fn norm(tensor: &Tensor, spec: &Spec, weights: &Weights) -> Result<WeightMatrix, LoadError> {
+    let values: Vec<u8> = tensor.read(spec, weights)?.into_iter().flat_map(f32::to_le_bytes).collect();
+    Ok(WeightMatrix::new(Storage::F32(values.into()), 1, tensor.rows))
 }
 
 /// Takes memory for a product's matrices.
