@@ -80,6 +80,12 @@ fn mistral_with_a_window() {
     check("mistral-window");
 }
 
+#[test]
+fn gemma2_in_both_config_styles() {
+    check("gemma2");
+    check("gemma2-v5");
+}
+
 /// The model that ships, against `tests/golden/skein-7m.json`; remake that file when the model changes.
 #[test]
 fn the_shipped_model() {

@@ -50,3 +50,9 @@ fn qwen3_with_normalised_heads() {
 fn mistral_with_a_window() {
     check("mistral-window");
 }
+
+#[test]
+fn gemma2_in_bfloat16_and_half_precision() {
+    check("gemma2");
+    check("gemma2-v5");
+}

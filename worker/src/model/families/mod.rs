@@ -1,5 +1,6 @@
 //! Families of models: how each reads its config.json, as a [`Spec`]. A family is a file here and a line of [`FAMILIES`].
 
+mod gemma2;
 mod llama;
 
 use skein_kernels::gate::Gate;
@@ -20,6 +21,7 @@ pub struct Family {
 
 /// All that can be served.
 pub const FAMILIES: &[Family] = &[
+    Family { model_type: "gemma2", spec: gemma2::gemma2 },
     Family { model_type: "llama", spec: llama::llama },
     Family { model_type: "mistral", spec: llama::mistral },
     Family { model_type: "qwen2", spec: llama::qwen2 },
