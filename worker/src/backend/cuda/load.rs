@@ -9,7 +9,6 @@ use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::rope::{angles, inverse_frequencies};
 use skein_kernels::cuda::arena::{Arena, ArenaPlan, Carver, Phase};
 use skein_kernels::cuda::blaslt::BlasElement;
-use skein_kernels::cuda::error::ErrorKind;
 use skein_kernels::cuda::memory::E4m3;
 use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::attention::AttentionShape;
@@ -27,6 +26,7 @@ use skein_proto::sampling::SamplingParams;
 
 use super::draw::Draw;
 use super::dummy;
+use super::error::CudaLoadError;
 use super::gaps::StepGaps;
 use super::graphs::{self, Graphs};
 use super::memory::{StepMemory, StepSizes};
@@ -70,46 +70,6 @@ pub struct Fp8 {
     pub weights: bool,
     /// Cached keys and values.
     pub kv_cache: bool,
-}
-
-/// A model that could not be brought onto a device.
-#[derive(Debug, thiserror::Error)]
-pub enum CudaLoadError {
-    /// The model directory.
-    #[error(transparent)]
-    Model(#[from] LoadError),
-    /// The device.
-    #[error(transparent)]
-    Cuda(#[from] CudaError),
-    /// The first step.
-    #[error(transparent)]
-    Step(#[from] BackendError),
-    /// There is no room for one sequence.
-    #[error(
-        "the KV cache would hold {tokens} tokens, and one sequence may have {longest} (at {bytes_per_token} bytes a \
-         token); lower --max-model-len, raise --gpu-memory-utilization or give --kv-cache-dtype fp8\n{plan}"
-    )]
-    TooSmall {
-        /// What fits.
-        tokens: u64,
-        /// What was asked for.
-        longest: u32,
-        /// Of the cache.
-        bytes_per_token: u64,
-        /// All regions.
-        plan: String,
-    },
-}
-
-impl CudaLoadError {
-    /// Whether the device failed, or hangs, rather than refused: a new process may find it well.
-    pub fn is_device_fault(&self) -> bool {
-        match self {
-            Self::Cuda(error) => error.kind() == ErrorKind::DeviceFault,
-            Self::Step(error) => matches!(error, BackendError::Stopped { .. }),
-            Self::Model(_) | Self::TooSmall { .. } => false,
-        }
-    }
 }
 
 /// Loads the model in `dir` onto `opened`; also says what its logits' bits depend on beside the weights. `progress`

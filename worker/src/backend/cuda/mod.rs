@@ -9,6 +9,7 @@
 
 mod draw;
 mod dummy;
+mod error;
 mod gaps;
 mod graphs;
 mod load;
@@ -21,8 +22,9 @@ mod threads;
 mod upload;
 mod usable;
 
+pub use error::CudaLoadError;
 pub use gaps::StepGaps;
-pub use load::{CudaLoadError, CudaOptions, Fp8, load};
+pub use load::{CudaOptions, Fp8, load};
 pub use threads::CudaBackend;
 pub use usable::{NotUsable, OpenDevice, open};
 

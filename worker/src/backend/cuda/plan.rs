@@ -3,7 +3,7 @@
 use skein_kernels::cuda::arena::{ArenaPlan, Carver, Phase};
 use skein_kernels::cuda::{CudaError, DeviceSlice};
 
-use super::load::CudaLoadError;
+use super::error::CudaLoadError;
 
 /// Names of the regions.
 pub(super) const WEIGHTS: &str = "weights";
