@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Scheduler;
-use super::plan::Step;
+use super::step::Step;
 use super::step_time::Work;
 
 /// How long a step should take at most while only prompts wait: a request that arrives meanwhile waits for the step to finish.

@@ -2,9 +2,9 @@
 
 use skein_node::clock::Timestamp;
 
-use super::plan::Step;
 use super::sequence::Sequence;
 use super::shares::Draws;
+use super::step::Step;
 use super::{Event, Scheduler};
 use crate::backend::{Answer, StepOutput};
 use crate::kv_cache::Prefix;

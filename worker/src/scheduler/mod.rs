@@ -12,7 +12,7 @@
 //! known then, but all that a plan needs of them is: where they stand, whether `max_tokens` ends the sample with them, whether
 //! they may be stop tokens. The batch names their places ([`Batch::carried`](crate::backend::Batch::carried)). What cannot be
 //! foreseen is paid for: a sample that draws a stop token has a row in each step that is under way, whose result is dropped;
-//! and a sequence whose samples part, or whose draft is verified, waits for the result (`shares` says why one waits).
+//! and a sequence whose samples part, or whose draft is verified, waits for the result (`ahead` says why one waits).
 //!
 //! With [`Drafts`] a stream's rows go on behind its last token: the backend verifies them and says how many are right. The
 //! table is cut back to what is right, so that blocks, cache and tokens are those of plain decoding.
@@ -27,6 +27,7 @@
 //! the step, and one sequence alone always fits (`max_model_len` is at most what the pool holds). Only a [`Hold`] has no
 //! end of its own: whoever sets one lifts it.
 
+mod ahead;
 mod audit;
 mod budget;
 mod commit;
@@ -37,8 +38,10 @@ mod plan;
 mod queues;
 mod rate;
 mod request;
+mod rows;
 mod sequence;
 mod shares;
+mod step;
 mod step_time;
 #[cfg(test)]
 mod tests;
@@ -50,8 +53,9 @@ use skein_proto::runs::{CacheChange, RunStored};
 
 pub use audit::Broken;
 pub use drafts::{Drafts, Propose};
-pub use plan::{Plan, Step};
+pub use plan::Plan;
 pub use request::{Accepted, Event, Hold, NewRequest, NewSample, Refusal, RequestKey};
+pub use step::Step;
 
 use crate::TokenId;
 use crate::config::SchedulerConfig;

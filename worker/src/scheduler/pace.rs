@@ -2,8 +2,8 @@
 
 use skein_node::clock::Timestamp;
 
-use super::plan::Step;
 use super::rate::Rate;
+use super::step::Step;
 use super::step_time::StepTime;
 
 /// Tokens after which a measured rate has half forgotten: a few steps' worth of each.

@@ -8,7 +8,7 @@ use super::Scheduler;
 use super::budget::{attended, even_part};
 use super::overtake::{Overtaking, Room, shorter};
 use super::sequence::{Rank, Sequence};
-use super::step_time::Work;
+use super::step::Step;
 use crate::backend::Batch;
 
 /// One step: what the backend computes, and what [`Scheduler::commit`] wants back.
@@ -18,41 +18,6 @@ pub struct Plan {
     pub batch: Batch,
     /// For the commit.
     pub step: Step,
-}
-
-/// The shape of a planned step.
-#[derive(Debug)]
-pub struct Step {
-    /// Counted from 1.
-    pub(super) number: u64,
-    /// All rows: those over prompts (or over tokens computed again), and those of streams.
-    pub(super) rows: u32,
-    /// Sequences that decode in it.
-    pub(super) streams: u32,
-    /// Their rows: one each, and those of their drafts.
-    pub(super) stream_rows: u32,
-    /// Positions that all rows attend to, summed up.
-    attended: u64,
-    /// Most rows it may have.
-    pub(super) budget: u32,
-    pub(super) started: Timestamp,
-}
-
-impl Step {
-    /// Rows over prompts.
-    pub(super) fn prompt_rows(&self) -> u32 {
-        self.rows - self.stream_rows
-    }
-
-    /// What it computes so far.
-    pub(super) fn work(&self) -> Work {
-        Work { tokens: self.rows, attended: self.attended }
-    }
-
-    /// Rows it may still have.
-    pub(super) fn left(&self) -> u32 {
-        self.budget - self.rows
-    }
 }
 
 impl Scheduler {

@@ -1,9 +1,9 @@
 //! A sequence: tokens, the blocks that hold their keys and values, and how far it is.
 //!
-//! Here is what is known of it; `shares` says how far it will be when the steps under way have ended.
+//! Here is what is known of it; `ahead` says how far it will be when the steps under way have ended, and `rows` gives a step
+//! its next rows.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::Arc;
 
 use skein_node::clock::Timestamp;
@@ -11,11 +11,10 @@ use skein_proto::block_hash::{self, BlockHash};
 use skein_proto::finish::FinishReason;
 use skein_proto::sampling::SamplingParams;
 
-use super::Limits;
 use super::request::{Event, Hold, NewRequest, RequestKey};
-use super::shares::{Draws, Share};
+use super::shares::Share;
 use crate::TokenId;
-use crate::backend::{Batch, BatchSequence, SampleRow, Sampled, ScoreRow, VerifyRows, Want};
+use crate::backend::Sampled;
 use crate::kv_cache::{BlockTable, CacheScope, Prefix};
 
 /// Who goes first: lower priority, then the nearer deadline, then the earlier arrival. One order for admission,
@@ -122,17 +121,6 @@ impl Sequence {
         self.uncomputed() == 1 && self.output_len() > 0
     }
 
-    /// Blocks that it still needs for its tokens, and one to grow.
-    pub fn blocks_to_grow(&self, limits: &Limits) -> u32 {
-        if self.is_ending() {
-            return 0;
-        }
-        let longest = (self.len_ahead() + limits.block_size).min(limits.max_model_len);
-        // Samples that are still one sequence will each copy the partly filled block they share.
-        let needed = longest.div_ceil(limits.block_size) + self.samples.len() as u32 - 1;
-        needed.saturating_sub(self.table.blocks().len() as u32)
-    }
-
     /// Hashes the full blocks that have none yet.
     pub fn extend_hashes(&mut self, block_size: u32) {
         let size = block_size as usize;
@@ -147,106 +135,6 @@ impl Sequence {
     pub fn cacheable_prefix(&self) -> Prefix<'_> {
         let hashes = if self.next_score < self.prompt_len { &[][..] } else { &self.hashes };
         Prefix { scope: &self.scope, tokens: &self.tokens, hashes }
-    }
-
-    /// Puts its next `rows` tokens into the batch of `step`, and its draw when they reach its end. With a `draft`, empty or
-    /// not, the draw is a verification, and the draft's tokens are the last ones of these rows.
-    pub fn plan_rows(
-        &mut self,
-        step: u64,
-        rows: u32,
-        draft: Option<&[TokenId]>,
-        block_size: u32,
-        batch: &mut Batch,
-    ) {
-        let (start, end) = (self.next_row(), self.next_row() + rows);
-        let (first_row, drafted) = (batch.tokens.len() as u32, draft.unwrap_or_default());
-        let known = end - drafted.len() as u32;
-        let of_known = start.min(self.len()) as usize..known.min(self.len()) as usize;
-        batch.tokens.extend_from_slice(&self.tokens[of_known]);
-        if known > self.len() {
-            batch.carried.push(self.carried_to(batch.tokens.len()));
-            batch.tokens.push(0);
-        }
-        batch.tokens.extend_from_slice(drafted);
-        batch.positions.extend(start..end);
-        batch.slots.extend((start..end).map(|position| self.table.slot(position, block_size)));
-        let first_block = batch.block_tables.len() as u32;
-        let blocks = end.div_ceil(block_size);
-        batch.block_tables.extend_from_slice(&self.table.blocks()[..blocks as usize]);
-        batch.sequences.push(BatchSequence {
-            rows: first_row..first_row + rows,
-            context_len: end,
-            blocks: first_block..first_block + blocks,
-        });
-        let scores = self.plan_scores(start..known, first_row, batch);
-        let last_row = first_row + (known - start) - 1;
-        let draws = match draft {
-            _ if known < self.len_ahead() => Draws::None,
-            Some(draft) if self.samples.len() == 1 => self.plan_verification(draft, last_row, batch),
-            _ => self.plan_draws(end, last_row, batch),
-        };
-        self.shares.push_back(Share { step, rows, scores, draws });
-    }
-
-    fn plan_scores(&self, positions: Range<u32>, first_row: u32, batch: &mut Batch) -> Range<usize> {
-        let before = batch.wants.len();
-        let top = self.params.prompt_logprobs.unwrap_or(0);
-        let from = self.next_score.max(positions.start + 1);
-        for target in from..(positions.end + 1).min(self.prompt_len) {
-            let row = first_row + target - 1 - positions.start;
-            let score = ScoreRow { row, target: self.tokens[target as usize], top };
-            batch.wants.push(Want::Score(score));
-        }
-        before..batch.wants.len()
-    }
-
-    /// Draws of all its samples from `row`, the last one before position `end`.
-    fn plan_draws(&self, end: u32, row: u32, batch: &mut Batch) -> Draws {
-        let history = batch.history.len() as u32;
-        if self.params.needs_history() {
-            batch.history.extend_from_slice(&self.tokens);
-            if end > self.len() {
-                batch.carried_history.push(self.carried_to(batch.history.len()));
-                batch.history.push(0);
-            }
-        }
-        let history = history..batch.history.len() as u32;
-        let want = batch.wants.len();
-        batch.wants.extend(self.samples.iter().map(|&sample_index| {
-            Want::Sample(SampleRow {
-                row,
-                params: self.params.clone(),
-                sample_index,
-                position: end,
-                forbid_stop: end - self.prompt_len < self.params.min_tokens,
-                history: history.clone(),
-                prompt_len: self.prompt_len,
-            })
-        }));
-        match self.samples.len() {
-            1 => Draws::Next { want },
-            _ => Draws::Parting { wants: want..batch.wants.len(), samples: self.samples.clone() },
-        }
-    }
-
-    /// The verification of `draft`, whose tokens are in the rows behind `row`, the sequence's last known token.
-    fn plan_verification(&self, draft: &[TokenId], row: u32, batch: &mut Batch) -> Draws {
-        let (history, len) = (batch.history.len() as u32, draft.len() as u32);
-        if self.params.needs_history() {
-            batch.history.extend_from_slice(&self.tokens);
-            batch.history.extend_from_slice(draft);
-        }
-        batch.wants.push(Want::Verify(VerifyRows {
-            rows: row..row + 1 + len,
-            params: self.params.clone(),
-            sample_index: self.samples[0],
-            position: self.len(),
-            stop_from: self.prompt_len.saturating_add(self.params.min_tokens),
-            history: history..batch.history.len() as u32,
-            prompt_len: self.prompt_len,
-        }));
-        Draws::Verify { want: batch.wants.len() - 1, len }
     }
 
     /// The sequence of another sample, at the point where their tokens part.

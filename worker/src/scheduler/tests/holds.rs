@@ -1,6 +1,6 @@
 //! Sequences that wait for something that is not a step, while others go on.
 
-use super::super::shares::Pause;
+use super::super::ahead::Pause;
 use super::*;
 
 /// What the mask of the token at `position` is waited for by.
