@@ -1,5 +1,6 @@
 //! What a worker serves, constant within an epoch.
 
+use crate::same_fields::same_fields;
 use crate::worker::v1 as wire;
 
 /// What a worker serves.
@@ -22,39 +23,22 @@ pub struct WorkerInfo {
 
 impl From<WorkerInfo> for wire::InfoResponse {
     fn from(info: WorkerInfo) -> Self {
-        Self {
-            epoch: info.epoch,
-            model: info.model,
-            max_model_len: info.max_model_len,
-            vocab_size: info.vocab_size,
-            block_size: info.block_size,
-            kv_blocks: info.kv_blocks,
-            max_num_seqs: info.max_num_seqs,
-            max_num_batched_tokens: info.max_num_batched_tokens,
-            resume_exact: info.resume_exact,
-            version: info.version,
-            backend: info.backend,
-            model_fingerprint: info.fingerprint,
-        }
+        same_fields!(info:
+            epoch, model, max_model_len, vocab_size, kv_blocks, max_num_seqs, max_num_batched_tokens, resume_exact, version,
+            backend;
+            block_size: info.block_size, model_fingerprint: info.fingerprint
+        )
     }
 }
 
 impl From<wire::InfoResponse> for WorkerInfo {
     fn from(info: wire::InfoResponse) -> Self {
-        Self {
-            epoch: info.epoch,
-            model: info.model,
-            max_model_len: info.max_model_len,
-            vocab_size: info.vocab_size,
-            // Divided by: a worker that says nothing must not end its router.
-            block_size: info.block_size.max(1),
-            kv_blocks: info.kv_blocks,
-            max_num_seqs: info.max_num_seqs,
-            max_num_batched_tokens: info.max_num_batched_tokens,
-            resume_exact: info.resume_exact,
-            version: info.version,
-            backend: info.backend,
-            fingerprint: info.model_fingerprint,
-        }
+        // Divided by: a worker that says nothing must not end its router.
+        let block_size = info.block_size.max(1);
+        same_fields!(info:
+            epoch, model, max_model_len, vocab_size, kv_blocks, max_num_seqs, max_num_batched_tokens, resume_exact, version,
+            backend;
+            block_size: block_size, fingerprint: info.model_fingerprint
+        )
     }
 }

@@ -15,6 +15,7 @@ pub mod load;
 pub mod logprobs;
 pub mod placement;
 pub mod runs;
+mod same_fields;
 pub mod sampling;
 pub mod stream_key;
 pub mod watch;

@@ -12,6 +12,7 @@ pub use options::SamplingOptions;
 pub use range::{OutOfRange, Range};
 
 use crate::TokenId;
+use crate::same_fields::same_fields;
 use crate::stream_key::Encoding;
 use crate::worker::v1 as wire;
 
@@ -128,46 +129,25 @@ impl SamplingParams {
 
 impl From<wire::SamplingParams> for SamplingParams {
     fn from(params: wire::SamplingParams) -> Self {
-        Self {
-            temperature: params.temperature,
-            top_p: params.top_p,
-            top_k: params.top_k,
-            min_p: params.min_p,
-            repetition_penalty: params.repetition_penalty,
-            presence_penalty: params.presence_penalty,
-            frequency_penalty: params.frequency_penalty,
-            seed: params.seed,
-            logit_bias: params.logit_bias.into_iter().map(|entry| (entry.token_id, entry.bias)).collect(),
-            max_tokens: params.max_tokens,
-            min_tokens: params.min_tokens,
-            stop_token_ids: params.stop_token_ids,
-            ignore_eos: params.ignore_eos,
-            logprobs: params.logprobs,
-            prompt_logprobs: params.prompt_logprobs,
-        }
+        let biases = params.logit_bias.into_iter();
+        let logit_bias = biases.map(|wire::LogitBias { token_id, bias }| (token_id, bias)).collect();
+        same_fields!(params:
+            temperature, top_p, top_k, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed, max_tokens,
+            min_tokens, stop_token_ids, ignore_eos, logprobs, prompt_logprobs;
+            logit_bias: logit_bias
+        )
     }
 }
 
 impl From<SamplingParams> for wire::SamplingParams {
     fn from(params: SamplingParams) -> Self {
         let biases = params.logit_bias.into_iter();
-        Self {
-            temperature: params.temperature,
-            top_p: params.top_p,
-            top_k: params.top_k,
-            min_p: params.min_p,
-            repetition_penalty: params.repetition_penalty,
-            presence_penalty: params.presence_penalty,
-            frequency_penalty: params.frequency_penalty,
-            seed: params.seed,
-            logit_bias: biases.map(|(token_id, bias)| wire::LogitBias { token_id, bias }).collect(),
-            max_tokens: params.max_tokens,
-            min_tokens: params.min_tokens,
-            stop_token_ids: params.stop_token_ids,
-            ignore_eos: params.ignore_eos,
-            logprobs: params.logprobs,
-            prompt_logprobs: params.prompt_logprobs,
-        }
+        let logit_bias = biases.map(|(token_id, bias)| wire::LogitBias { token_id, bias }).collect();
+        same_fields!(params:
+            temperature, top_p, top_k, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed, max_tokens,
+            min_tokens, stop_token_ids, ignore_eos, logprobs, prompt_logprobs;
+            logit_bias: logit_bias
+        )
     }
 }
 
