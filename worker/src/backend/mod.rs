@@ -83,6 +83,19 @@ pub struct Batch {
 }
 
 impl Batch {
+    /// One row over token 0, in the first slot: the step that a backend tries its weights with.
+    pub(crate) fn of_one_row(wants: Vec<Want>) -> Self {
+        Self {
+            tokens: vec![0],
+            positions: vec![0],
+            slots: vec![0],
+            sequences: vec![BatchSequence { rows: 0..1, context_len: 1, blocks: 0..1 }],
+            block_tables: vec![BlockId(0)],
+            wants,
+            ..Self::default()
+        }
+    }
+
     /// Whether each sequence has one row, as where all decode. One with a draft has more.
     pub fn has_one_row_each(&self) -> bool {
         self.tokens.len() == self.sequences.len()

@@ -15,7 +15,8 @@ use skein_kernels::cpu::packed::Format;
 use skein_kernels::cpu::sample;
 use skein_sys::threads::Placement;
 
-use super::{Backend, BackendError, Batch, BatchSequence, StepHandle, StepOutput};
+use super::{Backend, BackendError, Batch, StepHandle, StepOutput};
+use crate::TokenId;
 use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
 use crate::model::config::ModelConfig;
@@ -24,7 +25,6 @@ use crate::model::on_cpu::pack::pack;
 use crate::model::on_cpu::packed_cache::PackedCache;
 use crate::model::on_cpu::profile::{Part, Profile};
 use crate::model::on_cpu::{Activations, Model, Step};
-use crate::{BlockId, TokenId};
 use draws::Draws;
 
 /// Rows whose logits are held at a time: 32 rows of a vocabulary of 150k are 19 MB.
@@ -233,15 +233,9 @@ impl CpuModel {
 
     /// One step over token 0. Weights that make no number of it would make none of any request.
     fn gives_finite_logits(&mut self) -> bool {
-        let batch = Batch {
-            tokens: vec![0],
-            positions: vec![0],
-            slots: vec![0],
-            sequences: vec![BatchSequence { rows: 0..1, context_len: 1, blocks: 0..1 }],
-            block_tables: vec![BlockId(0)],
-            ..Batch::default()
-        };
-        self.logits(&batch, &[0]).iter().all(|row| sample::is_usable(self.cpu.isa, row))
+        self.logits(&Batch::of_one_row(Vec::new()), &[0])
+            .iter()
+            .all(|row| sample::is_usable(self.cpu.isa, row))
     }
 
     /// Blocks of the KV cache.

@@ -36,8 +36,7 @@ use super::step::CudaModel;
 use super::threads::{CudaBackend, Launcher, UnderWay};
 use super::upload::{self, Dtype, Quantiser, Upload};
 use super::{OpenDevice, STEPS_IN_FLIGHT};
-use crate::BlockId;
-use crate::backend::{BackendError, Batch, BatchSequence, SampleRow, Want};
+use crate::backend::{BackendError, Batch, SampleRow, Want};
 use crate::config::{CudaConfig, LoadFormat, SchedulerConfig};
 use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
@@ -398,16 +397,7 @@ impl Loading<'_> {
             history: 0..0,
             prompt_len: 1,
         };
-        let batch = Batch {
-            tokens: vec![0],
-            positions: vec![0],
-            slots: vec![0],
-            sequences: vec![BatchSequence { rows: 0..1, context_len: 1, blocks: 0..1 }],
-            block_tables: vec![BlockId(0)],
-            wants: vec![Want::Sample(sample)],
-            ..Batch::default()
-        };
-        match model.launch(&batch)?.finish() {
+        match model.launch(&Batch::of_one_row(vec![Want::Sample(sample)]))?.finish() {
             Ok(_) => Ok(()),
             Err(BackendError::NotFinite { .. }) => {
                 Err(LoadError::NotFinite { dir: self.dir.to_owned() }.into())
