@@ -87,6 +87,29 @@ pub struct TokenRequest {
     pub resume: Option<Arc<Resume>>,
 }
 
+impl TokenRequest {
+    /// Asks for one sample after `prompt`, and for nothing that is optional.
+    pub fn new(
+        id: impl Into<String>,
+        model: impl Into<Arc<str>>,
+        prompt: impl Into<Arc<[TokenId]>>,
+        sampling: SamplingParams,
+    ) -> Self {
+        Self {
+            id: id.into(),
+            model: model.into(),
+            prompt: prompt.into(),
+            sampling: Arc::new(sampling),
+            n: 1,
+            cache_salt: "".into(),
+            priority: 0,
+            deadline: None,
+            stream_key: None,
+            resume: None,
+        }
+    }
+}
+
 /// How far a client got with a request through somebody who is gone. What it has is never sent again.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Resume {

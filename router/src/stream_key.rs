@@ -52,18 +52,7 @@ mod tests {
     }
 
     fn request() -> TokenRequest {
-        TokenRequest {
-            id: "r".into(),
-            model: "m".into(),
-            prompt: [1, 2, 3].into(),
-            sampling: Arc::new(sampling()),
-            n: 1,
-            cache_salt: "".into(),
-            priority: 0,
-            deadline: None,
-            stream_key: None,
-            resume: None,
-        }
+        TokenRequest::new("r", "m", [1, 2, 3], sampling())
     }
 
     #[test]

@@ -157,18 +157,9 @@ fn request(index: u32, max_tokens: u32) -> TokenRequest {
         prompt_logprobs: (kind == 5).then_some(1),
         ..SamplingParams::default()
     };
-    TokenRequest {
-        id: String::new(),
-        model: MODEL.into(),
-        prompt: (0..100 + index).map(|position| (position * 7 + index) % VOCAB_SIZE).collect(),
-        sampling: Arc::new(sampling),
-        n: if kind == 3 { 3 } else { 1 },
-        cache_salt: "".into(),
-        priority: 0,
-        deadline: None,
-        stream_key: None,
-        resume: None,
-    }
+    let prompt: Arc<[_]> = (0..100 + index).map(|position| (position * 7 + index) % VOCAB_SIZE).collect();
+    let n = if kind == 3 { 3 } else { 1 };
+    TokenRequest { n, ..TokenRequest::new("", MODEL, prompt, sampling) }
 }
 
 #[tokio::test]

@@ -30,18 +30,7 @@ fn request(n: u32, max_tokens: u32, logprobs: Option<u32>, prompt_logprobs: Opti
         prompt_logprobs,
         ..SamplingParams::default()
     };
-    TokenRequest {
-        id: "r".into(),
-        model: "m".into(),
-        prompt: [11, 12, 13, 14, 15].into(),
-        sampling: Arc::new(sampling),
-        n,
-        cache_salt: "".into(),
-        priority: 0,
-        deadline: None,
-        stream_key: None,
-        resume: None,
-    }
+    TokenRequest { n, ..TokenRequest::new("r", "m", [11, 12, 13, 14, 15], sampling) }
 }
 
 fn at(ms: u64) -> Timestamp {

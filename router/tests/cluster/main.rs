@@ -141,18 +141,7 @@ async fn collect(request: &TokenRequest, mut stream: TokenStream) -> Outcome {
 
 fn request(id: &str, prompt: impl IntoIterator<Item = TokenId>, max_tokens: u32) -> TokenRequest {
     let sampling = SamplingParams { temperature: 1.0, seed: 7, max_tokens, ..SamplingParams::default() };
-    TokenRequest {
-        id: id.into(),
-        model: MODEL.into(),
-        prompt: prompt.into_iter().collect(),
-        sampling: Arc::new(sampling),
-        n: 1,
-        cache_salt: "".into(),
-        priority: 0,
-        deadline: None,
-        stream_key: None,
-        resume: None,
-    }
+    TokenRequest::new(id, MODEL, prompt.into_iter().collect::<Arc<[_]>>(), sampling)
 }
 
 fn sampled(request: TokenRequest, n: u32, change: impl FnOnce(&mut SamplingParams)) -> TokenRequest {

@@ -77,20 +77,9 @@ fn cases() -> Vec<(&'static str, TokenRequest)> {
             ..SamplingParams::default()
         };
         change(&mut sampling);
-        let request = TokenRequest {
-            id: name.into(),
-            model: MODEL.into(),
-            // Longer than a block of the cache.
-            prompt: (0..19).map(|position| 300 + position * 7).collect(),
-            sampling: Arc::new(sampling),
-            n,
-            cache_salt: "".into(),
-            priority: 0,
-            deadline: None,
-            stream_key: None,
-            resume: None,
-        };
-        (name, request)
+        // Longer than a block of the cache.
+        let prompt: Arc<[_]> = (0..19).map(|position| 300 + position * 7).collect();
+        (name, TokenRequest { n, ..TokenRequest::new(name, MODEL, prompt, sampling) })
     };
     vec![
         case("greedy", 1, |sampling| sampling.temperature = 0.0),

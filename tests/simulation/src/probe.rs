@@ -73,16 +73,5 @@ async fn ask_and_leave(world: &Arc<World>, router: Host) {
 /// As long as the model allows.
 fn long_request(router: Host) -> TokenRequest {
     let sampling = SamplingParams { max_tokens: 1000, ignore_eos: true, ..SamplingParams::default() };
-    TokenRequest {
-        id: format!("probe-{router}"),
-        model: MODEL.into(),
-        prompt: [1, 2, 3].into(),
-        sampling: Arc::new(sampling),
-        n: 1,
-        cache_salt: "".into(),
-        priority: 0,
-        deadline: None,
-        stream_key: None,
-        resume: None,
-    }
+    TokenRequest::new(format!("probe-{router}"), MODEL, [1, 2, 3], sampling)
 }
