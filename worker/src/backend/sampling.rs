@@ -1,7 +1,7 @@
 //! A request's sampling parameters as the kernels take them. The CPU's form is the specification; the CUDA backend
 //! makes the device's from it.
 
-use skein_kernels::cpu::sample::Sampling;
+use skein_kernels::cpu::sample::{Controls, Sampling};
 
 use super::Draw;
 
@@ -9,13 +9,15 @@ use super::Draw;
 pub(super) fn sampling<'a>(draw: &Draw<'a>) -> Sampling<'a> {
     let Draw { params, sample_index, position, forbid_stop, history, prompt_len, .. } = *draw;
     Sampling {
-        temperature: params.temperature,
-        top_p: params.top_p,
-        top_k: params.top_k,
-        min_p: params.min_p,
-        repetition_penalty: params.repetition_penalty,
-        presence_penalty: params.presence_penalty,
-        frequency_penalty: params.frequency_penalty,
+        controls: Controls {
+            temperature: params.temperature,
+            top_p: params.top_p,
+            top_k: params.top_k,
+            min_p: params.min_p,
+            repetition_penalty: params.repetition_penalty,
+            presence_penalty: params.presence_penalty,
+            frequency_penalty: params.frequency_penalty,
+        },
         logit_bias: &params.logit_bias,
         forbidden: if forbid_stop { &params.stop_token_ids } else { &[] },
         history,

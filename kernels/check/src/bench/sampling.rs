@@ -1,6 +1,7 @@
 //! Drawing tokens from logits.
 
 use super::time::{Rig, Work};
+use skein_kernels::cpu::sample::Controls;
 use skein_kernels::cuda::ops::sample::{SampleBatch, SampleParams, Sampler, Stages};
 use skein_kernels::cuda::{CudaError, DeviceSlice};
 
@@ -8,11 +9,13 @@ use skein_kernels::cuda::{CudaError, DeviceSlice};
 type Kind = (&'static str, fn(u32) -> SampleParams, Stages);
 
 fn warm(row: u32) -> SampleParams {
-    SampleParams { temperature: 0.8, ..SampleParams::greedy(row) }
+    let controls = Controls { temperature: 0.8, ..Controls::GREEDY };
+    SampleParams { controls, ..SampleParams::greedy(row) }
 }
 
 fn cut(row: u32) -> SampleParams {
-    SampleParams { top_k: 50, top_p: 0.95, ..warm(row) }
+    let warm = warm(row);
+    SampleParams { controls: Controls { top_k: 50, top_p: 0.95, ..warm.controls }, ..warm }
 }
 
 /// Greedy, at a temperature, and with top-k and top-p, from `rows` rows.

@@ -19,9 +19,10 @@ use cut::{Kept, Looked};
 use peaks::Peaks;
 use weigh::{Heat, Mass, WeighAll};
 
-/// How to draw. Values are finite; which ranges are allowed is checked where requests enter.
-#[derive(Debug, Clone, Copy)]
-pub struct Sampling<'a> {
+/// What a request sets, as the device reads it too.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[repr(C)]
+pub struct Controls {
     /// 0 = greedy.
     pub temperature: f32,
     /// Keep the fewest tokens that have this probability together; 1 = all.
@@ -36,6 +37,26 @@ pub struct Sampling<'a> {
     pub presence_penalty: f32,
     /// Subtracted for each time an output token was seen.
     pub frequency_penalty: f32,
+}
+
+impl Controls {
+    /// The best token, no penalties.
+    pub const GREEDY: Self = Self {
+        temperature: 0.0,
+        top_p: 1.0,
+        top_k: 0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+    };
+}
+
+/// How to draw. Values are finite; which ranges are allowed is checked where requests enter.
+#[derive(Debug, Clone, Copy)]
+pub struct Sampling<'a> {
+    /// Temperature, cuts and penalties.
+    pub controls: Controls,
     /// Added to logits. Tokens outside the vocabulary are ignored.
     pub logit_bias: &'a [(u32, f32)],
     /// Cannot be drawn, unless nothing else could.
@@ -120,13 +141,14 @@ pub fn draw(isa: Isa, logits: &[f32], sampling: &Sampling<'_>, scratch: &mut Scr
         return argmax(isa, raw, peaks); // all were forbidden
     }
     let best = peaks.first_of(logits, highest);
-    if sampling.temperature == 0.0 {
+    let Controls { temperature, top_p, top_k, min_p, .. } = sampling.controls;
+    if temperature == 0.0 {
         return best;
     }
-    let heat = Heat { highest, per_degree: 1.0 / sampling.temperature, least: sampling.min_p };
+    let heat = Heat { highest, per_degree: 1.0 / temperature, least: min_p };
     let looked = Looked { isa, logits, heat };
     let stream = race::Stream::new(sampling);
-    let (top_k, top_p) = (sampling.top_k as usize, sampling.top_p);
+    let top_k = top_k as usize;
     let drawn = if top_k > 0 && top_k < logits.len() {
         kept.take_best(looked, peaks, top_k);
         if top_p < 1.0 {

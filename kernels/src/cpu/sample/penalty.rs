@@ -1,6 +1,6 @@
 //! What changes logits before anything is drawn: bias, forbidden tokens, penalties.
 
-use super::Sampling;
+use super::{Controls, Sampling};
 
 /// Applies all of them. `counts` is scratch, all zero before and after.
 pub(super) fn adjust(logits: &mut [f32], sampling: &Sampling<'_>, counts: &mut Vec<u32>) {
@@ -21,8 +21,8 @@ pub(super) fn adjust(logits: &mut [f32], sampling: &Sampling<'_>, counts: &mut V
 const SEEN: u32 = 1 << 31;
 
 fn penalise(logits: &mut [f32], sampling: &Sampling<'_>, counts: &mut Vec<u32>) {
-    let Sampling { repetition_penalty, presence_penalty, frequency_penalty, history, prompt_len, .. } =
-        *sampling;
+    let Sampling { controls, history, prompt_len, .. } = *sampling;
+    let Controls { repetition_penalty, presence_penalty, frequency_penalty, .. } = controls;
     if history.is_empty() {
         return;
     }

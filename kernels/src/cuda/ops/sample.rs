@@ -1,6 +1,6 @@
 //! Tokens drawn on the device; `cu/sample.cu`. The same token that [`crate::cpu::sample::draw`] draws from the same logits.
 
-use crate::cpu::sample::Sampling;
+use crate::cpu::sample::{Controls, Sampling};
 use crate::cuda::launch::{Args, Grid, Kernel};
 use crate::cuda::memory::Element;
 use crate::cuda::{CudaError, DeviceSlice, Kernels, Stream};
@@ -27,20 +27,8 @@ pub const NONE: u32 = u32::MAX;
 pub struct SampleParams {
     /// Row of the logits.
     pub row: u32,
-    /// 0 = greedy.
-    pub temperature: f32,
-    /// 1 = all.
-    pub top_p: f32,
-    /// 0 = all.
-    pub top_k: u32,
-    /// 0 = all.
-    pub min_p: f32,
-    /// 1 = off.
-    pub repetition_penalty: f32,
-    /// 0 = off.
-    pub presence_penalty: f32,
-    /// 0 = off.
-    pub frequency_penalty: f32,
+    /// Temperature, cuts and penalties.
+    pub controls: Controls,
     /// Key of the random stream, its lower half.
     pub seed_low: u32,
     /// Its upper half.
@@ -79,13 +67,7 @@ impl SampleParams {
     /// As `sampling` says, from `row`; where its lists begin is the caller's to say.
     pub fn of(row: u32, sampling: &Sampling<'_>) -> Self {
         Self {
-            temperature: sampling.temperature,
-            top_p: sampling.top_p,
-            top_k: sampling.top_k,
-            min_p: sampling.min_p,
-            repetition_penalty: sampling.repetition_penalty,
-            presence_penalty: sampling.presence_penalty,
-            frequency_penalty: sampling.frequency_penalty,
+            controls: sampling.controls,
             seed_low: sampling.seed as u32,
             seed_high: (sampling.seed >> 32) as u32,
             sample_index: sampling.sample_index,
@@ -102,13 +84,7 @@ impl SampleParams {
     pub const fn greedy(row: u32) -> Self {
         Self {
             row,
-            temperature: 0.0,
-            top_p: 1.0,
-            top_k: 0,
-            min_p: 0.0,
-            repetition_penalty: 1.0,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
+            controls: Controls::GREEDY,
             seed_low: 0,
             seed_high: 0,
             sample_index: 0,
@@ -176,9 +152,9 @@ pub enum Stages {
 impl Stages {
     /// Those that `sample` needs.
     pub fn of(sample: &SampleParams) -> Self {
-        match sample {
-            sample if sample.temperature == 0.0 => Self::Greedy,
-            sample if sample.top_k == 0 && sample.top_p >= 1.0 => Self::Uncut,
+        match sample.controls {
+            Controls { temperature: 0.0, .. } => Self::Greedy,
+            Controls { top_k: 0, top_p, .. } if top_p >= 1.0 => Self::Uncut,
             _ => Self::All,
         }
     }

@@ -2,7 +2,7 @@
 
 use super::super::case::Bench;
 use super::Shape;
-use skein_kernels::cpu::sample::Sampling;
+use skein_kernels::cpu::sample::{Controls, Sampling};
 use skein_kernels::cuda::ops::sample::{NONE, SampleParams};
 
 /// A batch, on the host.
@@ -41,9 +41,12 @@ impl Draws {
         for i in 0..count {
             let unit = bench.bits() as f32 / u32::MAX as f32;
             draws.samples.push(SampleParams {
-                temperature: [1.0, 0.8, 4.0][bench.below(3) as usize],
-                top_k: if i % 4 == 3 { 0 } else { 2 + bench.below(49) },
-                top_p: if i % 2 == 0 { 1.0 } else { [unit, 0.5, 0.9][bench.below(3) as usize] },
+                controls: Controls {
+                    temperature: [1.0, 0.8, 4.0][bench.below(3) as usize],
+                    top_k: if i % 4 == 3 { 0 } else { 2 + bench.below(49) },
+                    top_p: if i % 2 == 0 { 1.0 } else { [unit, 0.5, 0.9][bench.below(3) as usize] },
+                    ..Controls::GREEDY
+                },
                 seed_low: bench.bits(),
                 seed_high: bench.bits(),
                 position: bench.below(1 << 20),
@@ -80,10 +83,13 @@ impl Draws {
         let top_ks = [0, 0, 1, 5, 50, bench.below(vocab) + 1, vocab, vocab + 5];
         let min_ps = [0.0, 0.0, 0.0, 0.05, unit, 1.0, 1.5, 1e-20];
         let mut sample = SampleParams {
-            temperature: temperatures[bench.below(8) as usize],
-            top_p: top_ps[bench.below(8) as usize],
-            top_k: top_ks[bench.below(8) as usize],
-            min_p: min_ps[bench.below(8) as usize],
+            controls: Controls {
+                temperature: temperatures[bench.below(8) as usize],
+                top_p: top_ps[bench.below(8) as usize],
+                top_k: top_ks[bench.below(8) as usize],
+                min_p: min_ps[bench.below(8) as usize],
+                ..Controls::GREEDY
+            },
             seed_low: bench.bits(),
             seed_high: bench.bits(),
             sample_index: bench.below(4),
@@ -136,9 +142,9 @@ impl Draws {
         sample.prompt_len = bench.below(sample.history_len + 1);
         let range = 1 + bench.below(self.vocab as u32 + 2);
         self.history.extend((0..sample.history_len).map(|_| bench.below(range)));
-        sample.repetition_penalty = [1.0, 1.3, 0.5 + unit(bench), 1e-38][bench.below(4) as usize];
-        sample.presence_penalty = [0.0, 4.0 * unit(bench) - 2.0][bench.below(2) as usize];
-        sample.frequency_penalty = [0.0, 4.0 * unit(bench) - 2.0][bench.below(2) as usize];
+        sample.controls.repetition_penalty = [1.0, 1.3, 0.5 + unit(bench), 1e-38][bench.below(4) as usize];
+        sample.controls.presence_penalty = [0.0, 4.0 * unit(bench) - 2.0][bench.below(2) as usize];
+        sample.controls.frequency_penalty = [0.0, 4.0 * unit(bench) - 2.0][bench.below(2) as usize];
         sample.carried = [NONE, bench.below(8)][bench.below(2) as usize];
     }
 
@@ -176,13 +182,7 @@ impl Draws {
             history.push(self.previous[sample.carried as usize]);
         }
         then(&Sampling {
-            temperature: sample.temperature,
-            top_p: sample.top_p,
-            top_k: sample.top_k,
-            min_p: sample.min_p,
-            repetition_penalty: sample.repetition_penalty,
-            presence_penalty: sample.presence_penalty,
-            frequency_penalty: sample.frequency_penalty,
+            controls: sample.controls,
             logit_bias: &logit_bias,
             forbidden: &forbidden,
             history: &history,

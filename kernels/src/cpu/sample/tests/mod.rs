@@ -2,14 +2,10 @@ mod naive;
 
 use super::*;
 
+const COLD: Controls = Controls::GREEDY;
+const WARM: Controls = Controls { temperature: 1.0, ..COLD };
 const PLAIN: Sampling<'static> = Sampling {
-    temperature: 1.0,
-    top_p: 1.0,
-    top_k: 0,
-    min_p: 0.0,
-    repetition_penalty: 1.0,
-    presence_penalty: 0.0,
-    frequency_penalty: 0.0,
+    controls: WARM,
     logit_bias: &[],
     forbidden: &[],
     history: &[],
@@ -18,7 +14,11 @@ const PLAIN: Sampling<'static> = Sampling {
     sample_index: 0,
     position: 7,
 };
-const GREEDY: Sampling<'static> = Sampling { temperature: 0.0, ..PLAIN };
+const GREEDY: Sampling<'static> = with(COLD);
+
+const fn with(controls: Controls) -> Sampling<'static> {
+    Sampling { controls, ..PLAIN }
+}
 
 fn check(logits: &[f32], sampling: Sampling<'_>, expected: u32) {
     for isa in Isa::available() {
@@ -54,15 +54,16 @@ fn bias_and_forbidden_tokens_come_before_the_choice() {
 fn penalties_follow_ctrl_and_openai() {
     let history = &[1, 1, 2, 2, 2, 99];
     // Repetition counts prompt and output: positive logits are divided, negative ones multiplied.
-    check(&[1.9, 3.0, -1.0], Sampling { history, prompt_len: 2, repetition_penalty: 2.0, ..GREEDY }, 0);
-    check(&[-1.5, -1.0, -4.0], Sampling { history, prompt_len: 2, repetition_penalty: 1.6, ..GREEDY }, 0);
+    let seen = |prompt_len, controls| Sampling { history, prompt_len, ..with(controls) };
+    check(&[1.9, 3.0, -1.0], seen(2, Controls { repetition_penalty: 2.0, ..COLD }), 0);
+    check(&[-1.5, -1.0, -4.0], seen(2, Controls { repetition_penalty: 1.6, ..COLD }), 0);
     // Frequency and presence count the output only: token 1 is prompt.
-    check(&[0.0, 3.0, 3.2], Sampling { history, prompt_len: 2, presence_penalty: 0.3, ..GREEDY }, 1);
-    check(&[0.0, 3.0, 3.2], Sampling { history, prompt_len: 2, frequency_penalty: 0.05, ..GREEDY }, 2);
-    check(&[0.0, 3.0, 3.2], Sampling { history, prompt_len: 2, frequency_penalty: 0.07, ..GREEDY }, 1);
-    check(&[0.0, 3.0, 3.2], Sampling { history, prompt_len: 5, frequency_penalty: 2.0, ..GREEDY }, 2);
+    check(&[0.0, 3.0, 3.2], seen(2, Controls { presence_penalty: 0.3, ..COLD }), 1);
+    check(&[0.0, 3.0, 3.2], seen(2, Controls { frequency_penalty: 0.05, ..COLD }), 2);
+    check(&[0.0, 3.0, 3.2], seen(2, Controls { frequency_penalty: 0.07, ..COLD }), 1);
+    check(&[0.0, 3.0, 3.2], seen(5, Controls { frequency_penalty: 2.0, ..COLD }), 2);
     let mut scratch = Scratch::default();
-    let sampling = Sampling { history, prompt_len: 2, presence_penalty: 9.0, ..GREEDY };
+    let sampling = seen(2, Controls { presence_penalty: 9.0, ..COLD });
     assert_eq!(draw(Isa::best(), &[0.0, 3.0, 3.2], &sampling, &mut scratch), 1);
     assert!(scratch.counts.iter().all(|count| *count == 0), "the next draw starts from nothing");
 }
@@ -71,14 +72,14 @@ fn penalties_follow_ctrl_and_openai() {
 fn extreme_parameters_still_draw_the_best_token() {
     let logits = &[0.5, 2.0, 1.0];
     for temperature in [1e-6, 1e-30, f32::MIN_POSITIVE / 8.0] {
-        check(logits, Sampling { temperature, ..PLAIN }, 1);
+        check(logits, with(Controls { temperature, ..WARM }), 1);
     }
-    check(logits, Sampling { top_k: 1, ..PLAIN }, 1);
-    check(logits, Sampling { top_p: 1e-9, ..PLAIN }, 1);
-    check(logits, Sampling { top_p: 0.0, ..PLAIN }, 1);
-    check(logits, Sampling { min_p: 1.0, ..PLAIN }, 1);
-    check(&[1.0, 1.0], Sampling { top_k: 1, ..PLAIN }, 0);
-    check(logits, Sampling { history: &[0, 1], repetition_penalty: 1e-38, ..PLAIN }, 1);
+    check(logits, with(Controls { top_k: 1, ..WARM }), 1);
+    check(logits, with(Controls { top_p: 1e-9, ..WARM }), 1);
+    check(logits, with(Controls { top_p: 0.0, ..WARM }), 1);
+    check(logits, with(Controls { min_p: 1.0, ..WARM }), 1);
+    check(&[1.0, 1.0], with(Controls { top_k: 1, ..WARM }), 0);
+    check(logits, Sampling { history: &[0, 1], ..with(Controls { repetition_penalty: 1e-38, ..WARM }) }, 1);
 }
 
 #[test]
@@ -127,21 +128,25 @@ fn draws_follow_the_softmax_of_what_the_cuts_leave() {
         w
     };
     check_distribution(&logits, PLAIN, &weights(1.0));
-    check_distribution(&logits, Sampling { temperature: 0.7, ..PLAIN }, &weights(0.7));
-    check_distribution(&logits, Sampling { temperature: 2.0, top_k: 3, ..PLAIN }, &kept(&[3, 5, 1], 2.0));
-    check_distribution(&logits, Sampling { top_k: 100, ..PLAIN }, &weights(1.0));
+    check_distribution(&logits, with(Controls { temperature: 0.7, ..WARM }), &weights(0.7));
+    check_distribution(
+        &logits,
+        with(Controls { temperature: 2.0, top_k: 3, ..WARM }),
+        &kept(&[3, 5, 1], 2.0),
+    );
+    check_distribution(&logits, with(Controls { top_k: 100, ..WARM }), &weights(1.0));
     // e^2 / total is 0.42; with e^1.5 0.67; with e^1 0.83.
-    check_distribution(&logits, Sampling { top_p: 0.6, ..PLAIN }, &kept(&[3, 5], 1.0));
-    check_distribution(&logits, Sampling { top_p: 0.8, ..PLAIN }, &kept(&[3, 5, 1], 1.0));
+    check_distribution(&logits, with(Controls { top_p: 0.6, ..WARM }), &kept(&[3, 5], 1.0));
+    check_distribution(&logits, with(Controls { top_p: 0.8, ..WARM }), &kept(&[3, 5, 1], 1.0));
     // Among the three best e^2 is 0.51: top-p counts what top-k left.
-    check_distribution(&logits, Sampling { top_p: 0.5, top_k: 3, ..PLAIN }, &kept(&[3], 1.0));
+    check_distribution(&logits, with(Controls { top_p: 0.5, top_k: 3, ..WARM }), &kept(&[3], 1.0));
     // Sums are exact, so a goal that is met exactly needs no token more.
     let even = |keep: usize| (0..7).map(|i| if i < keep { 1.0 } else { 0.0 }).collect::<Vec<f64>>();
-    check_distribution(&[0.5; 7], Sampling { top_p: 3.0 / 7.0 - 1e-6, ..PLAIN }, &even(3));
-    check_distribution(&[0.5; 7], Sampling { top_p: 3.0 / 7.0 + 1e-6, ..PLAIN }, &even(4));
-    check_distribution(&[0.1; 8], Sampling { top_p: 0.5, ..PLAIN }, &[1., 1., 1., 1., 0., 0., 0., 0.]);
+    check_distribution(&[0.5; 7], with(Controls { top_p: 3.0 / 7.0 - 1e-6, ..WARM }), &even(3));
+    check_distribution(&[0.5; 7], with(Controls { top_p: 3.0 / 7.0 + 1e-6, ..WARM }), &even(4));
+    check_distribution(&[0.1; 8], with(Controls { top_p: 0.5, ..WARM }), &[1., 1., 1., 1., 0., 0., 0., 0.]);
     // e^(1 - 2) = 0.37, e^(0.5 - 2) = 0.22.
-    check_distribution(&logits, Sampling { min_p: 0.3, ..PLAIN }, &kept(&[3, 5, 1], 1.0));
+    check_distribution(&logits, with(Controls { min_p: 0.3, ..WARM }), &kept(&[3, 5, 1], 1.0));
 }
 
 /// Logits of a kind, with numbers of a multiplicative generator.
@@ -205,11 +210,7 @@ fn draws_are_those_of_sorting_everything() {
             let penalty = if i % 3 == 0 { 1.3 } else { 1.0 };
             let bias = [(at as u32 * 5, f32::NEG_INFINITY), (at as u32 * 7, 1.5)];
             let sampling = Sampling {
-                temperature,
-                top_k,
-                top_p,
-                min_p,
-                repetition_penalty: penalty,
+                controls: Controls { temperature, top_k, top_p, min_p, repetition_penalty: penalty, ..WARM },
                 history: if penalty == 1.0 { &[] } else { &history },
                 logit_bias: if i % 4 == 1 { &bias } else { &[] },
                 seed: (at * 17 + i) as u64,

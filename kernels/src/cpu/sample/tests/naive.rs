@@ -17,17 +17,17 @@ pub(super) fn draw(logits: &[f32], sampling: &Sampling<'_>) -> u32 {
     if highest == f32::NEG_INFINITY {
         return argmax(logits);
     }
-    if sampling.temperature == 0.0 {
+    if sampling.controls.temperature == 0.0 {
         return best;
     }
-    let per_degree = 1.0 / sampling.temperature;
+    let per_degree = 1.0 / sampling.controls.temperature;
     let weight = |logit: &f32| {
         let below = logit - highest;
         let weight = if below == 0.0 { 1.0 } else { exp(below * per_degree) };
-        if weight < sampling.min_p { 0.0 } else { weight }
+        if weight < sampling.controls.min_p { 0.0 } else { weight }
     };
     let weights: Vec<f32> = adjusted.iter().map(weight).collect();
-    let kept = keep(&adjusted, &weights, sampling.top_k, sampling.top_p);
+    let kept = keep(&adjusted, &weights, sampling.controls.top_k, sampling.controls.top_p);
     race(sampling, &weights, &kept).unwrap_or(best)
 }
 
