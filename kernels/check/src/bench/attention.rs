@@ -6,7 +6,7 @@ use super::Model;
 use super::time::{Rig, Work};
 use skein_kernels::cuda::memory::Element;
 use skein_kernels::cuda::ops::attention::{Attention, AttentionRows, AttentionShape, StepKind};
-use skein_kernels::cuda::ops::attention_sm90::{PrefillLayer, PrefillRows, PrefillShape, PrefillSm90};
+use skein_kernels::cuda::ops::attention_sm90::{PrefillLayer, PrefillRows, PrefillSm90, is_supported};
 use skein_kernels::cuda::ops::kv::{KvLayer, StepSequences};
 use skein_kernels::cuda::{CudaError, DeviceBuffer, DeviceSlice};
 
@@ -187,9 +187,8 @@ fn by_tiles(
 }
 
 fn by_hopper(rig: &mut Rig<'_>, name: &str, cached: &Cached, work: Work) -> Result<(), CudaError> {
-    let AttentionShape { heads, kv_heads, head_dim, scale, window, softcap, .. } = shape(&cached.model);
-    let shape = PrefillShape { heads, kv_heads, head_dim, scale, window, softcap };
-    if !shape.is_supported(rig.kernels().device()) {
+    let shape = shape(&cached.model);
+    if !is_supported(&shape, rig.kernels().device()) {
         return Ok(());
     }
     let attention = PrefillSm90::<bf16>::new(rig.kernels(), shape)?;

@@ -6,7 +6,8 @@ use super::Scale;
 use super::attention::reference::Reference;
 use super::case::{Bench, Tolerance};
 use skein_kernels::cuda::ops::Activation;
-use skein_kernels::cuda::ops::attention_sm90::{PrefillLayer, PrefillRows, PrefillShape, PrefillSm90};
+use skein_kernels::cuda::ops::attention::AttentionShape;
+use skein_kernels::cuda::ops::attention_sm90::{PrefillLayer, PrefillRows, PrefillSm90, is_supported};
 use skein_kernels::cuda::ops::kv::{KvElement, KvLayer, StepSequences};
 use skein_kernels::cuda::tensor_map::MapElement;
 use skein_kernels::cuda::{CudaError, DeviceSlice};
@@ -41,8 +42,7 @@ const PLAIN: Case = Case {
 
 pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
     let device = bench.kernels.device().clone();
-    let shape = shape_of(&PLAIN);
-    if !shape.is_supported(&device) {
+    if !is_supported(&shape_of(&PLAIN), &device) {
         return Ok(()); // made for one architecture only
     }
     for case in cases(bench.scale) {
@@ -100,9 +100,10 @@ fn cases(scale: Scale) -> Vec<Case> {
     cases
 }
 
-fn shape_of(case: &Case) -> PrefillShape {
+fn shape_of(case: &Case) -> AttentionShape {
     let &Case { kv_heads, group, head_dim, window, softcap, .. } = case;
-    PrefillShape { heads: kv_heads * group, kv_heads, head_dim, scale: 0.11, window, softcap }
+    let (heads, batch_invariant) = (kv_heads * group, false);
+    AttentionShape { heads, kv_heads, head_dim, scale: 0.11, window, softcap, batch_invariant }
 }
 
 /// One step's inputs on the host.
@@ -176,7 +177,7 @@ impl<T: Activation> Step<T> {
 
     /// What the kernel should write; NaN where it should not.
     fn reference(&self, case: &Case) -> Vec<f32> {
-        let PrefillShape { heads, kv_heads, head_dim, scale, window, softcap } = shape_of(case);
+        let AttentionShape { heads, kv_heads, head_dim, scale, window, softcap, .. } = shape_of(case);
         let sinks = case.sinks.then_some(&self.sinks[..]);
         let reference = Reference { kv_heads, group: case.group, head_dim, scale, window, softcap, sinks };
         let mut out = Vec::new();

@@ -8,6 +8,7 @@
 use std::marker::PhantomData;
 
 use super::Activation;
+use super::attention::AttentionShape;
 use super::kv::{KvLayer, StepSequences};
 use crate::cuda::launch::{Args, Grid, Kernel};
 use crate::cuda::tensor_map::Swizzle;
@@ -24,32 +25,10 @@ const THREADS: u32 = 384;
 /// Words of the workspace before the planned tiles.
 const HEADER_WORDS: usize = 4;
 
-/// What does not change from step to step.
-#[derive(Debug, Clone, Copy)]
-pub struct PrefillShape {
-    /// Query heads; a multiple of the KV heads.
-    pub heads: usize,
-    /// Key and value heads.
-    pub kv_heads: usize,
-    /// Values of a head: 64 or 128.
-    pub head_dim: usize,
-    /// Factor of the scores: `1 / sqrt(head_dim)` in most models.
-    pub scale: f32,
-    /// A row sees its position and the `window - 1` before it.
-    pub window: Option<u32>,
-    /// Scores become `softcap * tanh(score / softcap)`.
-    pub softcap: Option<f32>,
-}
-
-impl PrefillShape {
-    /// Whether this device and these kernels can run it: compute capability 9.0, head dimension 64 or 128.
-    pub fn is_supported(&self, device: &Device) -> bool {
-        device.capability == (9, 0) && matches!(self.head_dim, 64 | 128)
-    }
-
-    fn group(&self) -> usize {
-        self.heads / self.kv_heads
-    }
+/// Whether `device` and these kernels can run `shape`: compute capability 9.0, head dimension 64 or 128.
+/// Whether it is batch-invariant is for the caller to look at: how long its chunk is decides which rows come here.
+pub fn is_supported(shape: &AttentionShape, device: &Device) -> bool {
+    device.capability == (9, 0) && matches!(shape.head_dim, 64 | 128)
 }
 
 /// Memory of one [`PrefillSm90`] launch. Rows of sequences that were not planned are not touched.
@@ -102,16 +81,16 @@ fn cache_rows<T>(layer: &KvLayer<T>) -> usize {
 pub struct PrefillSm90<T> {
     plan: Kernel,
     prefill: Kernel,
-    shape: PrefillShape,
+    shape: AttentionShape,
     blocks: u32,
     of: PhantomData<T>,
 }
 
 impl<T: Activation> PrefillSm90<T> {
-    /// Finds the kernels. Ask [`PrefillShape::is_supported`] first.
-    pub fn new(kernels: &Kernels, shape: PrefillShape) -> Result<Self, CudaError> {
-        let PrefillShape { heads, kv_heads, head_dim, softcap, window, .. } = shape;
-        if kv_heads == 0 || heads % kv_heads != 0 || heads == 0 || !shape.is_supported(kernels.device()) {
+    /// Finds the kernels. Ask [`is_supported`] first.
+    pub fn new(kernels: &Kernels, shape: AttentionShape) -> Result<Self, CudaError> {
+        let AttentionShape { heads, kv_heads, head_dim, softcap, window, .. } = shape;
+        if kv_heads == 0 || heads % kv_heads != 0 || heads == 0 || !is_supported(&shape, kernels.device()) {
             let (major, minor) = kernels.device().capability;
             return Err(CudaError::invalid(format!(
                 "prefill attention with wgmma takes head dimensions 64 and 128 on compute capability 9.0, and this is \

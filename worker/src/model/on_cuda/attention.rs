@@ -10,7 +10,7 @@
 
 use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::attention::{Attention, AttentionRows, AttentionShape, StepKind};
-use skein_kernels::cuda::ops::attention_sm90::{PrefillLayer, PrefillRows, PrefillShape, PrefillSm90};
+use skein_kernels::cuda::ops::attention_sm90::{PrefillLayer, PrefillRows, PrefillSm90, is_supported};
 use skein_kernels::cuda::ops::kv::{KvElement, KvLayer, StepSequences};
 use skein_kernels::cuda::{CudaError, DeviceSlice, Kernels, Stream};
 
@@ -132,15 +132,13 @@ pub struct LayerRows<'a, T, K> {
 impl<T: Activation, K: KvElement> StepAttention<T, K> {
     /// Finds the kernels.
     pub fn new(kernels: &Kernels, shape: AttentionShape) -> Result<Self, CudaError> {
-        let AttentionShape { heads, kv_heads, head_dim, scale, window, softcap, batch_invariant } = shape;
         let general = Attention::new(kernels, shape)?;
-        let of_prefill = PrefillShape { heads, kv_heads, head_dim, scale, window, softcap };
-        let has_prefill = !batch_invariant
+        let has_prefill = !shape.batch_invariant
             && <T as Activation>::SUFFIX == K::SUFFIX
-            && of_prefill.is_supported(kernels.device());
+            && is_supported(&shape, kernels.device());
         let prefill = if has_prefill {
-            let min_rows = FULL_TILE.div_ceil(heads / kv_heads);
-            Some(Prefill { kernel: PrefillSm90::new(kernels, of_prefill)?, min_rows, layers: Vec::new() })
+            let min_rows = FULL_TILE.div_ceil(shape.heads / shape.kv_heads);
+            Some(Prefill { kernel: PrefillSm90::new(kernels, shape)?, min_rows, layers: Vec::new() })
         } else {
             None
         };

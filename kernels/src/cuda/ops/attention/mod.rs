@@ -53,7 +53,7 @@ pub struct AttentionShape {
 }
 
 impl AttentionShape {
-    fn group(&self) -> usize {
+    pub(super) fn group(&self) -> usize {
         self.heads / self.kv_heads
     }
 
