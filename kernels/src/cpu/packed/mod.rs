@@ -68,7 +68,24 @@ pub(super) struct Spec {
     /// What lies behind values, scales and zero points.
     pub(super) tail: Option<Tail>,
     /// Writes a matrix in a layout of this format, with all threads; see [`pack`].
-    pub(super) pack: fn(&mut Cpu, &WeightMatrix, Layout, &mut [u8]) -> Result<(), PackError>,
+    pub(super) pack: Pack,
+}
+
+/// [`Spec::pack`].
+type Pack = fn(&mut Cpu, &WeightMatrix, Layout, &mut [u8]) -> Result<(), PackError>;
+
+impl Spec {
+    /// Nothing among codes or behind them, a vector of sums for each of results, and heads as layers.
+    pub(super) const fn new(
+        names: [&'static str; 2],
+        bits: u32,
+        columns: usize,
+        weights: Weights,
+        pack: Pack,
+    ) -> Self {
+        let ([name, file_name], inserted) = (names, Inserted::NOTHING);
+        Self { name, file_name, bits, columns, inserted, weights, sums: [1, 1], head: None, tail: None, pack }
+    }
 }
 
 /// Bytes that lie among a panel's codes.

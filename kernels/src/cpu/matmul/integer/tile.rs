@@ -37,6 +37,10 @@ pub(in crate::cpu) struct Source<'a> {
     pub(in crate::cpu) ahead: &'a Ahead,
 }
 
+/// Floats of a tile's rows and panels.
+pub(in crate::cpu) type Floats<S, const MR: usize, const NR: usize> =
+    [[<<S as Integers>::Floats as Simd>::V; NR]; MR];
+
 /// How sums become floats.
 pub(in crate::cpu) trait Kind {
     const FORMAT: Format;
@@ -45,10 +49,7 @@ pub(in crate::cpu) trait Kind {
     ///
     /// # Safety
     /// The tile has as many rows and panels.
-    unsafe fn sums<S: Integers, const MR: usize, const NR: usize>(
-        s: S,
-        tile: &Source<'_>,
-    ) -> [[<S::Floats as Simd>::V; NR]; MR];
+    unsafe fn sums<S: Integers, const MR: usize, const NR: usize>(s: S, t: &Source<'_>) -> Floats<S, MR, NR>;
 }
 
 impl<'a> Source<'a> {
@@ -113,9 +114,9 @@ impl<'a> Source<'a> {
     pub(in crate::cpu) unsafe fn add_scaled<S: Integers, const MR: usize, const NR: usize>(
         &self,
         s: S,
-        mut results: [[<S::Floats as Simd>::V; NR]; MR],
+        mut results: Floats<S, MR, NR>,
         sums: [[S::Sums; NR]; MR],
-    ) -> [[<S::Floats as Simd>::V; NR]; MR] {
+    ) -> Floats<S, MR, NR> {
         let f = s.floats();
         for n in 0..NR {
             // SAFETY: by the contract.

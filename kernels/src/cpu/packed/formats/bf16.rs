@@ -5,10 +5,10 @@
 use std::marker::PhantomData;
 
 use super::super::values::{self, Value};
-use super::super::{Format, Inserted, PANEL, Spec, Weights};
+use super::super::{Format, PANEL, Spec, Weights};
 use crate::cpu::input::{Form, Input};
+use crate::cpu::matmul::float::all_tiles;
 use crate::cpu::matmul::float::arithmetic::{Arithmetic, OfPairs, bytes_of, values as f32_rows};
-use crate::cpu::matmul::float::{Product, all_tiles};
 use crate::cpu::matmul::part::Part;
 use crate::cpu::matrix::Storage;
 use crate::cpu::simd::integer::IntegerIsa;
@@ -19,18 +19,9 @@ const PAIR: usize = 2;
 
 pub(super) const FORMAT: Format = Format(&SPEC);
 
-static SPEC: Spec = Spec {
-    name: "Bf16",
-    file_name: "bf16",
-    bits: 16,
-    columns: PAIR,
-    inserted: Inserted::NOTHING,
-    weights: Weights::Values { value: values::value::<Bf16>, is_bf16: true },
-    sums: [1, 1],
-    head: None,
-    tail: None,
-    pack: values::pack::<Bf16>,
-};
+static SPEC: Spec = Spec::new(["Bf16", "bf16"], 16, PAIR, WEIGHTS, values::pack::<Bf16>);
+
+const WEIGHTS: Weights = Weights::Values { value: values::value::<Bf16>, is_bf16: true };
 
 /// Pairs of bfloat16.
 pub(super) struct Bf16;
@@ -62,25 +53,58 @@ impl Value for Bf16 {
     }
 }
 
-pub(super) fn multiply(part: &Part<'_>, isa: Isa, _: IntegerIsa) {
-    match part.x.form() {
-        Form::Bf16 => isa.run(PairProduct { part }),
-        _ => isa.run(Product::<Pairs> { part, arithmetic: PhantomData }),
+impl Tiled for Bf16 {
+    #[inline(always)]
+    fn all_tiles<S: Simd, A: OfPairs>(s: S, part: &Part<'_>) {
+        all_tiles::<S, A>(s, part);
     }
 }
 
-/// Some rows of one matrix, for all rows of `x`, activations rounded to bfloat16 too.
-struct PairProduct<'a> {
-    part: &'a Part<'a>,
+pub(super) fn multiply(part: &Part<'_>, isa: Isa, _: IntegerIsa) {
+    multiply_pairs::<Bf16>(part, isa);
 }
 
-impl Kernel for PairProduct<'_> {
+/// How a format of bfloat16 multiplies some rows of a matrix, tile by tile.
+pub(super) trait Tiled {
+    fn all_tiles<S: Simd, A: OfPairs>(s: S, part: &Part<'_>);
+}
+
+/// Multiplies some rows of one matrix with all rows of `x`.
+pub(super) fn multiply_pairs<T: Tiled>(part: &Part<'_>, isa: Isa) {
+    match part.x.form() {
+        Form::Bf16 => isa.run(PairProduct::<T> { part, tiled: PhantomData }),
+        _ => isa.run(Product::<T> { part, tiled: PhantomData }),
+    }
+}
+
+/// Activations in `f32`.
+struct Product<'a, T> {
+    part: &'a Part<'a>,
+    tiled: PhantomData<T>,
+}
+
+impl<T: Tiled> Kernel for Product<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        T::all_tiles::<S, Pairs>(s, self.part);
+    }
+}
+
+/// Activations rounded to bfloat16 too.
+struct PairProduct<'a, T> {
+    part: &'a Part<'a>,
+    tiled: PhantomData<T>,
+}
+
+impl<T: Tiled> Kernel for PairProduct<'_, T> {
     type Output = ();
     const USES_DOT: bool = true;
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        if S::HAS_DOT { all_tiles::<S, Dot>(s, self.part) } else { all_tiles::<S, Pairs>(s, self.part) }
+        if S::HAS_DOT { T::all_tiles::<S, Dot>(s, self.part) } else { T::all_tiles::<S, Pairs>(s, self.part) }
     }
 }
 

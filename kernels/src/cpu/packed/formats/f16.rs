@@ -5,7 +5,7 @@
 use std::marker::PhantomData;
 
 use super::super::values::{self, Value};
-use super::super::{Format, Inserted, PANEL, Spec, Weights};
+use super::super::{Format, PANEL, Spec, Weights};
 use crate::cpu::matmul::float::Product;
 use crate::cpu::matmul::float::arithmetic::{Element, Wide};
 use crate::cpu::matmul::part::Part;
@@ -15,18 +15,9 @@ use crate::cpu::simd::{Isa, LANES, Simd};
 
 pub(super) const FORMAT: Format = Format(&SPEC);
 
-static SPEC: Spec = Spec {
-    name: "F16",
-    file_name: "f16",
-    bits: 16,
-    columns: 2,
-    inserted: Inserted::NOTHING,
-    weights: Weights::Values { value: values::value::<F16>, is_bf16: false },
-    sums: [1, 1],
-    head: None,
-    tail: None,
-    pack: values::pack::<F16>,
-};
+static SPEC: Spec = Spec::new(["F16", "f16"], 16, 2, WEIGHTS, values::pack::<F16>);
+
+const WEIGHTS: Weights = Weights::Values { value: values::value::<F16>, is_bf16: false };
 
 struct F16;
 

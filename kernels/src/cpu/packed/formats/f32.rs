@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use super::super::values::{self, Value};
-use super::super::{Format, Inserted, PANEL, Spec, Weights};
+use super::super::{Format, PANEL, Spec, Weights};
 use crate::cpu::matmul::float::Product;
 use crate::cpu::matmul::float::arithmetic::{Element, Wide};
 use crate::cpu::matmul::part::Part;
@@ -13,18 +13,9 @@ use crate::cpu::simd::{Isa, Simd};
 
 pub(super) const FORMAT: Format = Format(&SPEC);
 
-static SPEC: Spec = Spec {
-    name: "F32",
-    file_name: "f32",
-    bits: 32,
-    columns: 2,
-    inserted: Inserted::NOTHING,
-    weights: Weights::Values { value: values::value::<F32>, is_bf16: false },
-    sums: [1, 1],
-    head: None,
-    tail: None,
-    pack: values::pack::<F32>,
-};
+static SPEC: Spec = Spec::new(["F32", "f32"], 32, 2, WEIGHTS, values::pack::<F32>);
+
+const WEIGHTS: Weights = Weights::Values { value: values::value::<F32>, is_bf16: false };
 
 struct F32;
 

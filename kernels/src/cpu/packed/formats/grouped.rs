@@ -9,11 +9,11 @@ use super::super::rounding::{self, Codes, Panel, Rounding, encode};
 use super::super::scale::{
     Lanes, Weights as GroupWeights, eight_bits as scale_of_eight_bits, four_bits_zero,
 };
-use super::super::{Format, Inserted, PANEL, Packed, Scales, Spec, Weights, ZERO};
+use super::super::{Format, PANEL, Packed, Scales, Spec, Weights, ZERO};
 use super::int8;
 use crate::cpu::input::GROUP;
 use crate::cpu::matmul::integer::Product;
-use crate::cpu::matmul::integer::tile::{Kind, Source, eight_bits, four_bits};
+use crate::cpu::matmul::integer::tile::{Floats, Kind, Source, eight_bits, four_bits};
 use crate::cpu::matmul::part::Part;
 use crate::cpu::matmul::tiles::Ahead;
 use crate::cpu::simd::integer::{IntegerIsa, Integers};
@@ -22,37 +22,24 @@ use crate::cpu::simd::{Isa, LANES, Simd};
 pub(super) const INT8_GROUP: Format = Format(&EIGHT);
 pub(super) const INT4_ZERO: Format = Format(&FOUR);
 
-static EIGHT: Spec = Spec {
-    name: "Int8Group",
-    file_name: "int8-group",
-    bits: 8,
-    columns: GROUP,
-    inserted: Inserted::NOTHING,
-    weights: Weights::Codes { code: Packed::stored_code, scales: Scales::Groups, has_zeros: false },
-    // Sums of a group of columns stand beside those of all.
-    sums: [2, 2],
-    head: None,
-    tail: None,
-    pack: rounding::pack::<EightBits>,
-};
+static EIGHT: Spec = spec::<EightBits>(["Int8Group", "int8-group"]);
+static FOUR: Spec = spec::<FourBits>(["Int4Zero", "int4-zero"]);
 
-static FOUR: Spec = Spec {
-    name: "Int4Zero",
-    file_name: "int4-zero",
-    bits: 4,
-    columns: GROUP,
-    inserted: Inserted::NOTHING,
-    weights: Weights::Codes { code: Packed::stored_code, scales: Scales::Groups, has_zeros: true },
-    sums: [2, 2],
-    head: Some(int8::FORMAT),
-    tail: None,
-    pack: rounding::pack::<FourBits>,
-};
+const fn spec<C: Coded>(names: [&'static str; 2]) -> Spec {
+    let weights =
+        Weights::Codes { code: Packed::stored_code, scales: Scales::Groups, has_zeros: C::HAS_ZEROS };
+    // Sums of a group of columns stand beside those of all.
+    let sums = [2, 2];
+    Spec { sums, head: C::HEAD, ..Spec::new(names, C::BITS, GROUP, weights, rounding::pack::<C>) }
+}
 
 /// How codes are read.
-trait Coded {
+trait Coded: Rounding {
     const FORMAT: Format;
+    const BITS: u32;
     const HAS_ZEROS: bool;
+    /// See [`Spec::head`].
+    const HEAD: Option<Format>;
 }
 
 struct EightBits;
@@ -60,12 +47,16 @@ struct FourBits;
 
 impl Coded for EightBits {
     const FORMAT: Format = INT8_GROUP;
+    const BITS: u32 = 8;
     const HAS_ZEROS: bool = false;
+    const HEAD: Option<Format> = None;
 }
 
 impl Coded for FourBits {
     const FORMAT: Format = INT4_ZERO;
+    const BITS: u32 = 4;
     const HAS_ZEROS: bool = true;
+    const HEAD: Option<Format> = Some(int8::FORMAT);
 }
 
 impl Rounding for EightBits {
@@ -104,10 +95,7 @@ impl<C: Coded> Kind for Grouped<C> {
     const FORMAT: Format = C::FORMAT;
 
     #[inline(always)]
-    unsafe fn sums<S: Integers, const MR: usize, const NR: usize>(
-        s: S,
-        t: &Source<'_>,
-    ) -> [[<S::Floats as Simd>::V; NR]; MR] {
+    unsafe fn sums<S: Integers, const MR: usize, const NR: usize>(s: S, t: &Source<'_>) -> Floats<S, MR, NR> {
         t.check(MR, NR);
         let f = s.floats();
         let (groups, apart) = (t.layout.groups(), t.apart * t.layout.panel_bytes());
@@ -134,7 +122,7 @@ impl<C: Coded> Kind for Grouped<C> {
                     }
                 }
                 let mut sums = starts;
-                if C::FORMAT.bits() == 4 {
+                if C::BITS == 4 {
                     let mut small = [[s.begin_small(starts[0][0]); NR]; MR];
                     for m in 0..MR {
                         for n in 0..NR {
@@ -156,7 +144,7 @@ impl<C: Coded> Kind for Grouped<C> {
                         results[m][n] = f.fma(s.to_floats(sums[m][n]), scale, results[m][n]);
                     }
                 }
-                let group_bytes = GROUP * PANEL * C::FORMAT.bits() as usize / 8;
+                let group_bytes = GROUP * PANEL * C::BITS as usize / 8;
                 if let Ahead::Soon(bytes @ 1..) = *t.ahead {
                     for n in 0..NR {
                         f.prefetch(scales.wrapping_add(n * scales_apart * 2 + bytes / 8));

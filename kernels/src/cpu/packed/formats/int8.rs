@@ -6,9 +6,9 @@ use std::marker::PhantomData;
 
 use super::super::rounding::{self, Codes, Panel, Rounding, encode};
 use super::super::scale::{Lanes, Weights as GroupWeights};
-use super::super::{Format, Inserted, PANEL, Packed, Scales, Spec, Weights, ZERO};
+use super::super::{Format, PANEL, Packed, Scales, Spec, Weights, ZERO};
 use crate::cpu::input::GROUP;
-use crate::cpu::matmul::integer::tile::{Kind, Source, eight_bits};
+use crate::cpu::matmul::integer::tile::{Floats, Kind, Source, eight_bits};
 use crate::cpu::matmul::integer::{Product, SEGMENT};
 use crate::cpu::matmul::part::Part;
 use crate::cpu::simd::integer::{IntegerIsa, Integers};
@@ -16,18 +16,10 @@ use crate::cpu::simd::{Isa, LANES, Simd};
 
 pub(super) const FORMAT: Format = Format(&SPEC);
 
-static SPEC: Spec = Spec {
-    name: "Int8",
-    file_name: "int8",
-    bits: 8,
-    columns: GROUP,
-    inserted: Inserted::NOTHING,
-    weights: Weights::Codes { code: Packed::stored_code, scales: Scales::Outputs, has_zeros: false },
-    sums: [1, 1],
-    head: None,
-    tail: None,
-    pack: rounding::pack::<Int8>,
-};
+static SPEC: Spec = Spec::new(["Int8", "int8"], 8, GROUP, WEIGHTS, rounding::pack::<Int8>);
+
+const WEIGHTS: Weights =
+    Weights::Codes { code: Packed::stored_code, scales: Scales::Outputs, has_zeros: false };
 
 impl Rounding for Int8 {
     #[inline(always)]
@@ -47,10 +39,7 @@ impl Kind for Int8 {
     const FORMAT: Format = FORMAT;
 
     #[inline(always)]
-    unsafe fn sums<S: Integers, const MR: usize, const NR: usize>(
-        s: S,
-        t: &Source<'_>,
-    ) -> [[<S::Floats as Simd>::V; NR]; MR] {
+    unsafe fn sums<S: Integers, const MR: usize, const NR: usize>(s: S, t: &Source<'_>) -> Floats<S, MR, NR> {
         t.check(MR, NR);
         let f = s.floats();
         let (columns, apart) = (t.layout.groups() * GROUP, t.apart * t.layout.panel_bytes());

@@ -5,9 +5,8 @@
 
 use std::marker::PhantomData;
 
-use super::super::bf16::{Dot, Pairs};
+use super::super::bf16::{Tiled, multiply_pairs};
 use super::{PANEL, Patches, TABLE, UNFOLDED_BYTES, UNIT_BYTES, tables};
-use crate::cpu::input::Form;
 use crate::cpu::matmul::float::arithmetic::OfPairs;
 use crate::cpu::matmul::float::{Block, Source, for_size, registers, step_of};
 use crate::cpu::matmul::part::Part;
@@ -20,66 +19,37 @@ use crate::cpu::simd::{Isa, Kernel, Simd};
 const FEW_TILES: usize = 2;
 
 pub(in super::super) fn multiply(part: &Part<'_>, isa: Isa, _: IntegerIsa) {
-    match part.x.form() {
-        Form::Bf16 => isa.run(PairProduct { part }),
-        _ => isa.run(Product { part }),
-    }
+    multiply_pairs::<Unfolding>(part, isa);
 }
 
-/// Some rows of one matrix, for all rows of `x`, activations in `f32`.
-struct Product<'a> {
-    part: &'a Part<'a>,
-}
+struct Unfolding;
 
-impl Kernel for Product<'_> {
-    type Output = ();
-
+impl Tiled for Unfolding {
+    /// The first rows' tile keeps what it unfolds for the others, where those are enough to pay for writing it.
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        all_tiles::<S, Pairs>(s, self.part);
-    }
-}
-
-/// The same, activations rounded to bfloat16 too.
-struct PairProduct<'a> {
-    part: &'a Part<'a>,
-}
-
-impl Kernel for PairProduct<'_> {
-    type Output = ();
-    const USES_DOT: bool = true;
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        if S::HAS_DOT { all_tiles::<S, Dot>(s, self.part) } else { all_tiles::<S, Pairs>(s, self.part) }
-    }
-}
-
-/// Multiplies tile by tile. The first rows' tile keeps what it unfolds for the others, where those are enough to pay for writing
-/// it.
-#[inline(always)]
-fn all_tiles<S: Simd, A: OfPairs>(s: S, part: &Part<'_>) {
-    let (x, stride) = A::rows(part.x);
-    let (registers, panel_bytes) = (
-        const { registers::<S>() },
-        part.linear.weights.layout().panel_bytes() / UNIT_BYTES * UNFOLDED_BYTES,
-    );
-    let is_kept = part.rows.len() > FEW_TILES * registers.highest();
-    with_room(|room| {
-        part.for_each_tile(registers, |tile| {
-            let x = &x[(part.rows.start + tile.first) * stride..];
-            let (to, is_there) =
-                if is_kept { part.place(room, &tile, panel_bytes) } else { (&mut [][..], false) };
-            if is_there {
-                let (w, ahead) = (&*to, &tile.ahead);
-                let from = Source { x, stride, w, panel_bytes, apart: panel_bytes, ahead };
-                let (tile, from) = (&tile, &from);
-                return for_size!(s, S, tile, Block<A> { part, tile, from });
-            }
-            let (tile, from) = (&tile, &Folded::of(part, &tile));
-            for_size!(s, S, tile, FoldedBlock<A> { part, tile, x, stride, from, to });
+    fn all_tiles<S: Simd, A: OfPairs>(s: S, part: &Part<'_>) {
+        let (x, stride) = A::rows(part.x);
+        let (registers, panel_bytes) = (
+            const { registers::<S>() },
+            part.linear.weights.layout().panel_bytes() / UNIT_BYTES * UNFOLDED_BYTES,
+        );
+        let is_kept = part.rows.len() > FEW_TILES * registers.highest();
+        with_room(|room| {
+            part.for_each_tile(registers, |tile| {
+                let x = &x[(part.rows.start + tile.first) * stride..];
+                let (to, is_there) =
+                    if is_kept { part.place(room, &tile, panel_bytes) } else { (&mut [][..], false) };
+                if is_there {
+                    let (w, ahead) = (&*to, &tile.ahead);
+                    let from = Source { x, stride, w, panel_bytes, apart: panel_bytes, ahead };
+                    let (tile, from) = (&tile, &from);
+                    return for_size!(s, S, tile, Block<A> { part, tile, from });
+                }
+                let (tile, from) = (&tile, &Folded::of(part, &tile));
+                for_size!(s, S, tile, FoldedBlock<A> { part, tile, x, stride, from, to });
+            });
         });
-    });
+    }
 }
 
 /// A unit as [`Format::BF16`](super::Format::BF16) has it.

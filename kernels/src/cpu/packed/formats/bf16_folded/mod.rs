@@ -25,7 +25,7 @@ pub(super) mod kernel;
 use std::marker::PhantomData;
 
 use super::super::values::{LaidOut, Value};
-use super::super::{Format, Inserted, Layout, PANEL, PART_ALIGN, PackError, Packed, Spec, Tail, Weights};
+use super::super::{Format, Layout, PANEL, PART_ALIGN, PackError, Packed, Spec, Tail, Weights};
 use super::bf16::Bf16;
 use crate::cpu::Cpu;
 use crate::cpu::matrix::WeightMatrix;
@@ -50,16 +50,8 @@ const MOST_VALUES: usize = 1 << 24;
 pub(super) const FORMAT: Format = Format(&SPEC);
 
 static SPEC: Spec = Spec {
-    name: "Bf16Folded",
-    file_name: "bf16-folded",
-    bits: 12,
-    columns: UNIT,
-    inserted: Inserted::NOTHING,
-    weights: Weights::Values { value, is_bf16: true },
-    sums: [1, 1],
-    head: None,
     tail: Some(Tail { bytes: |layout| Places::of(layout).end - layout.tail_at(), unread }),
-    pack,
+    ..Spec::new(["Bf16Folded", "bf16-folded"], 12, UNIT, Weights::Values { value, is_bf16: true }, pack)
 };
 
 /// Where what lies behind the panels starts.

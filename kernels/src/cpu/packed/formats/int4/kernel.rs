@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 use super::super::int8::{self, Int8};
 use super::{FORMAT, Format, Layout, PANEL, STEP_BYTES, STEP_GROUPS, STEP_LINE_BYTES};
 use crate::cpu::input::GROUP;
-use crate::cpu::matmul::integer::tile::{Kind, Source, VECTOR, eight_bits, four_bits};
+use crate::cpu::matmul::integer::tile::{Floats, Kind, Source, VECTOR, eight_bits, four_bits};
 use crate::cpu::matmul::integer::{SEGMENT, all_tiles, one_tile, registers};
 use crate::cpu::matmul::part::Part;
 use crate::cpu::matmul::room::with_room;
@@ -102,10 +102,7 @@ impl Kind for Int4 {
     const FORMAT: Format = FORMAT;
 
     #[inline(always)]
-    unsafe fn sums<S: Integers, const MR: usize, const NR: usize>(
-        s: S,
-        t: &Source<'_>,
-    ) -> [[<S::Floats as Simd>::V; NR]; MR] {
+    unsafe fn sums<S: Integers, const MR: usize, const NR: usize>(s: S, t: &Source<'_>) -> Floats<S, MR, NR> {
         t.check(MR, NR);
         let (f, groups) = (s.floats(), t.layout.groups());
         let apart = t.apart * t.layout.panel_bytes();

@@ -21,18 +21,14 @@ const STEP_LINE_BYTES: usize = STEP_BYTES + STEP_GROUPS * GROUP * PANEL / 2;
 pub(super) const FORMAT: Format = Format(&SPEC);
 
 static SPEC: Spec = Spec {
-    name: "Int4",
-    file_name: "int4",
-    bits: 4,
-    columns: GROUP,
     inserted: Inserted { columns: STEP_GROUPS * GROUP, bytes: STEP_BYTES },
-    weights: Weights::Codes { code, scales: Scales::Outputs, has_zeros: false },
     // Sums of 4-bit codes stand beside the others where they are multiplied afterwards.
     sums: [1, 2],
     head: Some(int8::FORMAT),
-    tail: None,
-    pack: rounding::pack::<Stepped>,
+    ..Spec::new(["Int4", "int4"], 4, GROUP, WEIGHTS, rounding::pack::<Stepped>)
 };
+
+const WEIGHTS: Weights = Weights::Codes { code, scales: Scales::Outputs, has_zeros: false };
 
 struct Stepped;
 
