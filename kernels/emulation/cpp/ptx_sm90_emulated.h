@@ -365,26 +365,25 @@ template <class T> inline auto bits_to_f32(T) -> float (*)(u16);
 template <> inline auto bits_to_f32(bf16) -> float (*)(u16) { return bf16_bits_to_f32; }
 template <> inline auto bits_to_f32(f16) -> float (*)(u16) { return f16_bits_to_f32; }
 
-template <int MN_MAJOR_B, class T, int S>
-inline void wgmma_ss(T type, float (&d)[S], u64 a, u64 b, u32 accumulate) {
+template <int MN_MAJOR_B, class T>
+inline emu::Matmul matmul(T type, int columns, u64 b, u32 accumulate) {
   emu::Matmul m{};
-  m.columns = 2 * S;
+  m.columns = columns;
   m.accumulate = accumulate;
   m.mn_major_b = MN_MAJOR_B;
   m.to_float = bits_to_f32(type);
-  m.a_at = a;
   m.b_at = b;
+  return m;
+}
+template <int MN_MAJOR_B, class T, int S>
+inline void wgmma_ss(T type, float (&d)[S], u64 a, u64 b, u32 accumulate) {
+  emu::Matmul m = matmul<MN_MAJOR_B>(type, 2 * S, b, accumulate);
+  m.a_at = a;
   emu::start_matmul(std::move(m), d, nullptr);
 }
 template <int MN_MAJOR_B, class T, int S>
 inline void wgmma_rs(T type, float (&d)[S], const u32* a, u64 b, u32 accumulate) {
-  emu::Matmul m{};
-  m.columns = 2 * S;
-  m.accumulate = accumulate;
-  m.mn_major_b = MN_MAJOR_B;
-  m.to_float = bits_to_f32(type);
-  m.b_at = b;
-  emu::start_matmul(std::move(m), d, a);
+  emu::start_matmul(matmul<MN_MAJOR_B>(type, 2 * S, b, accumulate), d, a);
 }
 
 }  // namespace ptx

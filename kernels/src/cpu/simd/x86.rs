@@ -25,6 +25,23 @@ pub(super) trait Compiled {
     fn compiled<K: Kernel>(self, kernel: K) -> K::Output;
 }
 
+/// Prefetches of any vectors.
+macro_rules! prefetches {
+    () => {
+        #[inline(always)]
+        fn prefetch(self, at: *const u8) {
+            // SAFETY: a prefetch never faults.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+        }
+
+        #[inline(always)]
+        fn prefetch_later(self, at: *const u8) {
+            // SAFETY: a prefetch never faults.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+        }
+    };
+}
+
 macro_rules! compiled {
     ($set:ty, $features:literal) => {
         impl Compiled for $set {
@@ -262,17 +279,7 @@ where
         }
     }
 
-    #[inline(always)]
-    fn prefetch(self, at: *const u8) {
-        // SAFETY: a prefetch never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
-    }
-
-    #[inline(always)]
-    fn prefetch_later(self, at: *const u8) {
-        // SAFETY: a prefetch never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
-    }
+    prefetches!();
 
     #[inline(always)]
     unsafe fn load_part(self, from: *const f32, count: usize) -> __m512 {
@@ -461,17 +468,7 @@ impl Simd for Avx2 {
         }
     }
 
-    #[inline(always)]
-    fn prefetch(self, at: *const u8) {
-        // SAFETY: a prefetch never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
-    }
-
-    #[inline(always)]
-    fn prefetch_later(self, at: *const u8) {
-        // SAFETY: a prefetch never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
-    }
+    prefetches!();
 }
 
 /// Half of each vector of a unit of folded bfloat16.

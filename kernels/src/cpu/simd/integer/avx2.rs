@@ -169,20 +169,7 @@ impl Integers for AvxVnni {
         unsafe { [_mm256_dpbusd_avx_epi32(a, codes[0], four), _mm256_dpbusd_avx_epi32(b, codes[1], four)] }
     }
 
-    #[inline(always)]
-    fn begin_small(self, start: Self::Sums) -> Self::Small {
-        start
-    }
-
-    #[inline(always)]
-    fn dot_small(self, sums: Self::Small, codes: Self::Codes, four: __m256i) -> Self::Small {
-        self.dot(sums, codes, four)
-    }
-
-    #[inline(always)]
-    fn end_small(self, sums: Self::Small, _: Self::Sums) -> Self::Sums {
-        sums
-    }
+    small_as_sums!();
 
     #[inline(always)]
     unsafe fn load_steps(self, from: *const u8) -> Self::Steps {

@@ -151,20 +151,7 @@ impl Integers for Avx512Vnni {
         unsafe { _mm512_dpbusd_epi32(sums, codes, four) }
     }
 
-    #[inline(always)]
-    fn begin_small(self, start: __m512i) -> __m512i {
-        start
-    }
-
-    #[inline(always)]
-    fn dot_small(self, sums: __m512i, codes: __m512i, four: __m512i) -> __m512i {
-        self.dot(sums, codes, four)
-    }
-
-    #[inline(always)]
-    fn end_small(self, sums: __m512i, _: __m512i) -> __m512i {
-        sums
-    }
+    small_as_sums!();
 
     #[inline(always)]
     unsafe fn load_steps(self, from: *const u8) -> Self::Steps {

@@ -3,6 +3,26 @@
 //! Codes of weights are unsigned and lie as [`super::super::packed`] says, four columns of sixteen outputs in 64 bytes; codes
 //! of activations are signed, from -127 to 127. Sums are exact, so all sets agree by construction.
 
+/// Sums of 4-bit codes as those of 8-bit ones, for sets whose dot product takes either.
+macro_rules! small_as_sums {
+    () => {
+        #[inline(always)]
+        fn begin_small(self, start: Self::Sums) -> Self::Small {
+            start
+        }
+
+        #[inline(always)]
+        fn dot_small(self, sums: Self::Small, codes: Self::Codes, four: Self::Four) -> Self::Small {
+            self.dot(sums, codes, four)
+        }
+
+        #[inline(always)]
+        fn end_small(self, sums: Self::Small, _: Self::Sums) -> Self::Sums {
+            sums
+        }
+    };
+}
+
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]

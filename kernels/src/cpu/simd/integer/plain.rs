@@ -69,20 +69,7 @@ impl Integers for PlainIntegers {
         })
     }
 
-    #[inline(always)]
-    fn begin_small(self, start: Self::Sums) -> Self::Small {
-        start
-    }
-
-    #[inline(always)]
-    fn dot_small(self, sums: Self::Small, codes: Self::Codes, four: [i8; 4]) -> Self::Small {
-        self.dot(sums, codes, four)
-    }
-
-    #[inline(always)]
-    fn end_small(self, sums: Self::Small, _: Self::Sums) -> Self::Sums {
-        sums
-    }
+    small_as_sums!();
 
     #[inline(always)]
     unsafe fn load_steps(self, from: *const u8) -> Self::Steps {
