@@ -35,21 +35,34 @@ fn what_is_no_number_shows(bench: &mut Bench) -> Result<(), CudaError> {
     }
     // Finite, though their sum is not.
     x[2 * cols..2 * cols + 4].copy_from_slice(&[f32::MAX, f32::MAX, f32::MIN, f32::MIN]);
-    let (out, scales, on_device) =
-        (bench.output::<E4m3>(rows * cols)?, bench.output::<f32>(rows)?, bench.upload(&x)?);
+    let (_, scales) = quantized(bench, &x, rows, cols, Granularity::Row)?;
+    let finite: Vec<bool> = scales.into_iter().map(f32::is_finite).collect();
+    bench.compare_exact(name, &finite, &[true, false, true, false, false]);
+    Ok(())
+}
+
+/// Values and scales that the device makes of `x`.
+fn quantized<T: Quantized>(
+    bench: &Bench,
+    x: &[T],
+    rows: usize,
+    cols: usize,
+    granularity: Granularity,
+) -> Result<(Vec<E4m3>, Vec<f32>), CudaError> {
+    let (out, scratch) = (bench.output::<E4m3>(rows * cols)?, bench.output::<u32>(1)?);
+    let scales = bench.output::<f32>(granularity.scales(rows, cols))?;
+    let on_device = bench.upload(x)?;
     let quantization = Quantization {
         out: *out,
         scales: *scales,
         x: *on_device,
         rows,
         cols,
-        granularity: Granularity::Row,
-        scratch: DeviceSlice::NONE,
+        granularity,
+        scratch: if granularity == Granularity::Tensor { *scratch } else { DeviceSlice::NONE },
     };
-    Quantize::<f32>::new(&bench.kernels)?.launch(&bench.stream, quantization)?;
-    let finite: Vec<bool> = scales.read(&bench.stream)?.into_iter().map(f32::is_finite).collect();
-    bench.compare_exact(name, &finite, &[true, false, true, false, false]);
-    Ok(())
+    Quantize::<T>::new(&bench.kernels)?.launch(&bench.stream, quantization)?;
+    Ok((out.read(&bench.stream)?, scales.read(&bench.stream)?))
 }
 
 fn case<T: Quantized>(
@@ -67,19 +80,7 @@ fn case<T: Quantized>(
     let mut x: Vec<T> = bench.normal(rows * cols).into_iter().map(narrow).collect();
     // A row of zeros has a scale too.
     x[(rows / 2) * cols..][..cols].fill(narrow(0.0));
-    let (out, scratch) = (bench.output::<E4m3>(rows * cols)?, bench.output::<u32>(1)?);
-    let scales = bench.output::<f32>(granularity.scales(rows, cols))?;
-    let on_device = bench.upload(&x)?;
-    let quantization = Quantization {
-        out: *out,
-        scales: *scales,
-        x: *on_device,
-        rows,
-        cols,
-        granularity,
-        scratch: if granularity == Granularity::Tensor { *scratch } else { DeviceSlice::NONE },
-    };
-    Quantize::<T>::new(&bench.kernels)?.launch(&bench.stream, quantization)?;
+    let (got, got_scales) = quantized(bench, &x, rows, cols, granularity)?;
 
     let group_of = |i: usize| {
         let (row, col) = (i / cols, i % cols);
@@ -90,7 +91,7 @@ fn case<T: Quantized>(
             Granularity::Block => row / GROUP * cols.div_ceil(GROUP) + col / GROUP,
         }
     };
-    let mut largest = vec![0f32; scales.len()];
+    let mut largest = vec![0f32; got_scales.len()];
     for (i, value) in x.iter().enumerate() {
         largest[group_of(i)] = largest[group_of(i)].max(widen(*value).abs());
     }
@@ -101,7 +102,6 @@ fn case<T: Quantized>(
         .enumerate()
         .map(|(i, value)| E4m3::from_f32(widen(*value) * (1.0 / expected[group_of(i)])).0)
         .collect();
-    let (got, got_scales) = (out.read(&bench.stream)?, scales.read(&bench.stream)?);
     let got: Vec<u8> = got.into_iter().map(|value| value.0).collect();
     bench.compare_exact(&name, &got, &reference);
     bench.compare_exact(&format!("{name}, scales"), &got_scales, &expected);
