@@ -9,8 +9,8 @@ pub(super) struct Plain;
 impl Simd for Plain {
     type V = [f32; LANES];
     type Pairs = [u32; LANES];
-    // On x86-64 only a machine without AVX2 comes here, and each multiplication calls `fmaf`: more tile sizes would not be faster,
-    // and were a fifth of the crate's machine code.
+    // On x86-64 only a machine without AVX2 runs this, and each multiplication calls `fmaf` there. More tile sizes
+    // were a fifth of the crate's machine code; what they are worth on such a machine was not measured.
     const ACCUMULATORS: usize = if cfg!(target_arch = "x86_64") { 1 } else { 6 };
 
     #[inline(never)]
