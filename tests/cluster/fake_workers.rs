@@ -75,15 +75,15 @@ impl Drop for Worker {
     }
 }
 
-struct Scene {
+pub struct Scene {
     workers: Vec<Worker>,
     changes: mpsc::Sender<Change>,
-    cluster: Cluster,
+    pub cluster: Cluster,
     cost: StepCost,
 }
 
 impl Scene {
-    async fn new(workers: usize, cost: StepCost) -> Self {
+    pub async fn new(workers: usize, cost: StepCost) -> Self {
         let (changes, receiver) = discovery::in_process();
         let cluster = Cluster::start(&router_config(), receiver, MODEL);
         let mut scene = Self { workers: Vec::new(), changes, cluster, cost };
@@ -116,14 +116,14 @@ impl Scene {
 }
 
 #[derive(Debug)]
-struct Outcome {
+pub struct Outcome {
     answer: Answer,
-    cached_tokens: Option<u32>,
+    pub cached_tokens: Option<u32>,
     first_token_after: Duration,
     longest_gap: Duration,
 }
 
-async fn run(cluster: Cluster, request: TokenRequest) -> Result<Outcome, Refusal> {
+pub async fn run(cluster: Cluster, request: TokenRequest) -> Result<Outcome, Refusal> {
     let request = TokenRequest { id: fresh_id(), ..request };
     let mut answer = Answer::to(&request);
     let (mut cached_tokens, mut longest_gap) = (None, Duration::ZERO);
@@ -145,7 +145,7 @@ async fn run(cluster: Cluster, request: TokenRequest) -> Result<Outcome, Refusal
 }
 
 /// Requests of six kinds: greedy, seeded, stop tokens, n = 3, log-probabilities of the output and of the prompt.
-fn request(index: u32, max_tokens: u32) -> TokenRequest {
+pub fn request(index: u32, max_tokens: u32) -> TokenRequest {
     let kind = index % 6;
     let sampling = SamplingParams {
         temperature: if kind == 0 { 0.0 } else { 1.0 },
@@ -279,7 +279,7 @@ async fn streams_leave_a_draining_worker_only_when_there_is_another() {
     let mut scene = Scene::new(1, cost).await;
     let requests: Vec<TokenRequest> = (0..4).map(|index| request(index, 300)).collect();
     let alone: Vec<_> = requests.iter().map(|request| scene.spawn(request)).collect();
-    wait_for_sequences(&scene, 4).await;
+    wait_for_sequences(&scene, |sequences| sequences >= 4).await;
     scene.workers[0].shutdown.take().expect("it runs").send(()).expect("it listens");
     let mut contents = Vec::new();
     for stream in alone {
@@ -288,7 +288,7 @@ async fn streams_leave_a_draining_worker_only_when_there_is_another() {
     let mut scene = Scene::new(2, cost).await;
     let start = clock::now();
     let moved: Vec<_> = requests.iter().map(|request| scene.spawn(request)).collect();
-    wait_for_sequences(&scene, 4).await;
+    wait_for_sequences(&scene, |sequences| sequences >= 4).await;
     scene.workers[0].shutdown.take().expect("it runs").send(()).expect("it listens");
     scene.wait_for_ready(1).await;
     let gone = async {
@@ -310,14 +310,15 @@ async fn streams_leave_a_draining_worker_only_when_there_is_another() {
     assert!(left_after < clock::now().since(start), "the worker ended before its streams did");
 }
 
-async fn wait_for_sequences(scene: &Scene, count: u32) {
+/// Waits until the number of sequences at all workers is as wanted.
+pub async fn wait_for_sequences(scene: &Scene, wanted: impl Fn(u32) -> bool) {
     let running = || scene.cluster.snapshot().workers.iter().map(|worker| worker.load.sequences).sum::<u32>();
     let wait = async {
-        while running() < count {
+        while !wanted(running()) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, wait).await.expect("the streams begin");
+    tokio::time::timeout(PATIENCE, wait).await.expect("the sequences are as wanted");
 }
 
 #[tokio::test]

@@ -19,6 +19,12 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// A peer that is gone without a word (a cut cable, a stopped process) is noticed after these two together.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(3);
+/// HTTP/2 flow control of token streams: what a peer may send of one stream ahead of its reader. It bounds the memory that
+/// a client who stops reading costs this process.
+const STREAM_WINDOW_BYTES: u32 = 64 << 10;
+/// The same for all streams of one connection together. It holds the full windows of 16,384 unread streams, as many as a
+/// router takes connections: no number of them keeps another stream waiting.
+const CONNECTION_WINDOW_BYTES: u32 = 1 << 30;
 
 /// A call with one answer.
 pub type Call<'a, T> = BoxFuture<'a, Result<T, Status>>;
@@ -90,15 +96,18 @@ async fn connect(
         .keep_alive_timeout(KEEPALIVE_TIMEOUT);
     let watching = endpoint.clone().keep_alive_while_idle(true);
     let control = limited(watching.connect().await.map_err(|error| error_chain(&error))?);
-    let data = limited(endpoint.connect_lazy());
+    let reading = endpoint
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES);
+    let data = limited(reading.connect_lazy());
     Ok(Arc::new(GrpcTransport { control, data, authorization }))
 }
 
 #[derive(Debug)]
 struct GrpcTransport {
-    /// All but the token streams have a connection of their own: streams that nobody reads fill the other one's
-    /// flow-control window, and must not hold up the worker's reports.
+    /// Reports and short calls: they do not share a connection with bulky streams.
     control: WireClient<Channel>,
+    /// Token streams.
     data: WireClient<Channel>,
     authorization: Option<MetadataValue<Ascii>>,
 }
