@@ -1,4 +1,4 @@
-//! Compiles the protobuf files with protox (pure Rust), so that no system `protoc` is needed.
+//! Compiles the protobuf files with protox (pure Rust), so that no `protoc` has to be installed.
 
 use prost::Message;
 

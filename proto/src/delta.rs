@@ -1,39 +1,39 @@
-//! New output of a request.
+//! One message of a request's output stream.
 
 use crate::finish::FinishReason;
 use crate::logprobs::TokenLogprobs;
 use crate::worker::v1 as wire;
 use crate::{Malformed, TokenId};
 
-/// Consecutive tokens of one sample, or prompt log-probabilities, or an end, or several of these.
+/// Consecutive tokens of one sample, prompt log-probabilities, the end of a sample, or several of these.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Delta {
-    /// Which sample.
+    /// Sample that the tokens belong to, counted from 0.
     pub sample_index: u32,
-    /// Absolute position of the first token.
+    /// Absolute position of the first of `tokens`.
     pub from_position: u32,
-    /// Its next tokens.
+    /// The sample's next tokens.
     pub tokens: Vec<TokenId>,
-    /// One for each token when asked for, else empty.
+    /// One for each token if the request wants them, else empty.
     pub logprobs: Vec<TokenLogprobs>,
     /// Set on the sample's last delta.
     pub finish: Option<FinishReason>,
-    /// Prompt tokens found in the cache; on the reader's first delta only.
+    /// Prompt tokens found in the cache; only on the reader's first delta.
     pub cached_tokens: Option<u32>,
     /// Log-probabilities of consecutive prompt tokens.
     pub prompt_logprobs: Vec<TokenLogprobs>,
     /// Prompt position of the first of `prompt_logprobs`.
     pub from_prompt_position: u32,
-    /// The worker gives the request back unfinished. Alone in its delta, which is the last one.
+    /// The worker hands the request back unfinished. Nothing else is in this delta, and it is the last one.
     pub hand_back: bool,
 }
 
-/// What a worker at `epoch` sends.
+/// A delta and the epoch of the worker that sent it.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct WorkerDelta {
-    /// Epoch of the worker.
+    /// Epoch of the sending worker.
     pub epoch: u64,
-    /// New output.
+    /// The output itself.
     pub delta: Delta,
 }
 

@@ -6,11 +6,11 @@ use crate::{Malformed, TokenId};
 /// Why a sample ended, as a worker sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FinishReason {
-    /// A stop or end-of-sequence token was drawn, this one if it is known. It is not part of the output.
+    /// A stop or end-of-sequence token was drawn: this one, if known. It is not part of the output.
     Stop(Option<TokenId>),
-    /// `max_tokens` or `max_model_len`.
+    /// `max_tokens` or `max_model_len` was reached.
     Length,
-    /// Ended from outside: the router saw a stop string.
+    /// The router ended the sample because it saw a stop string.
     Abort,
 }
 

@@ -1,9 +1,9 @@
-//! What a worker serves, constant within an epoch.
+//! What a worker serves. Constant within an epoch.
 
 use crate::same_fields::same_fields;
 use crate::worker::v1 as wire;
 
-/// What a worker serves.
+/// What a worker serves, and its limits.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)] // as in skein.worker.v1.InfoResponse
 pub struct WorkerInfo {
@@ -33,7 +33,7 @@ impl From<WorkerInfo> for wire::InfoResponse {
 
 impl From<wire::InfoResponse> for WorkerInfo {
     fn from(info: wire::InfoResponse) -> Self {
-        // Divided by: a worker that says nothing must not end its router.
+        // We divide by it: a worker that leaves it out must not crash its router.
         let block_size = info.block_size.max(1);
         same_fields!(info:
             epoch, model, max_model_len, vocab_size, kv_blocks, max_num_seqs, max_num_batched_tokens, resume_exact, version,

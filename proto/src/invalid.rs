@@ -1,25 +1,25 @@
-//! A field of a message that cannot be accepted.
+//! An unacceptable field of a message.
 
 use std::fmt::Display;
 
 use crate::TokenId;
 
-/// Which field, what it is, and what it may be.
+/// Names the field, its value and the values allowed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field} is {got}; allowed: {allowed}")]
 pub struct Invalid {
-    /// Its name on the wire.
+    /// The field's name on the wire.
     pub field: &'static str,
-    /// Its value, or what about it is wrong.
+    /// The field's value, or what is wrong with it.
     pub got: String,
-    /// The limit.
+    /// The values that are allowed.
     pub allowed: String,
 }
 
 /// Refuses a field unless `ok`.
 ///
 /// # Errors
-/// The other arguments as an [`Invalid`].
+/// [`Invalid`] with the other arguments.
 pub fn check(ok: bool, field: &'static str, got: impl Display, allowed: impl Display) -> Result<(), Invalid> {
     if ok { Ok(()) } else { Err(Invalid { field, got: got.to_string(), allowed: allowed.to_string() }) }
 }
@@ -27,7 +27,7 @@ pub fn check(ok: bool, field: &'static str, got: impl Display, allowed: impl Dis
 /// Refuses tokens outside a vocabulary of `vocab_size`.
 ///
 /// # Errors
-/// Names the first such token.
+/// [`Invalid`] for the first token that is not below `vocab_size`.
 pub fn check_tokens(tokens: &[TokenId], field: &'static str, vocab_size: u32) -> Result<(), Invalid> {
     let Some(index) = tokens.iter().position(|&token| token >= vocab_size) else { return Ok(()) };
     let got = format_args!("{} at index {index}", tokens[index]);

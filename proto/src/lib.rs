@@ -1,9 +1,9 @@
-//! The contract between Skein's processes, and nothing else: generated protobuf types and services, the plain types
-//! that both sides of a wire share, each with its wire form, and the prefix-block hash that router and worker must
-//! compute alike.
+//! The contract between Skein's processes, and nothing else: generated protobuf types and services, the plain
+//! types that both ends of a connection share, with conversions from and to protobuf, and the hash of prefix
+//! blocks, which router and worker must compute alike.
 //!
-//! This crate knows no tasks, no policy and no model. Protobuf types stop at the edge that parsed them
-//! (`worker::service`, `router::grpc`, `router::links`): deeper rooms use the plain types, and nothing there names
+//! This crate contains no tasks, policies or models. Protobuf types stop at the edge that parsed them
+//! (`worker::service`, `router::grpc`, `router::links`): inner modules use the plain types and never name
 //! this crate's `v1` modules.
 
 pub mod block_hash;
@@ -20,23 +20,23 @@ pub mod sampling;
 pub mod stream_key;
 pub mod watch;
 
-/// A token of the model's vocabulary. A plain `u32`: tokens travel in bulk between wire, scheduler and kernels.
+/// A token of the model's vocabulary. A plain `u32`, because wire, scheduler and kernels pass tokens in bulk.
 pub type TokenId = u32;
 
-/// A message that no process of ours sends: what is wrong with it.
+/// What is wrong with a message that no correct peer sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Malformed(pub &'static str);
 
-/// What gRPC clients say to Skein (`skein.v1`).
+/// Messages between gRPC clients and Skein (`skein.v1`).
 #[allow(missing_docs, clippy::all)]
 pub mod v1 {
     tonic::include_proto!("skein.v1");
 }
 
-/// What router and worker say to each other (`skein.worker.v1`).
+/// Messages between routers and workers (`skein.worker.v1`).
 pub mod worker {
-    /// Version 1.
+    /// Version 1 of the protocol; releases only add to it.
     #[allow(missing_docs, clippy::all)]
     pub mod v1 {
         tonic::include_proto!("skein.worker.v1");
@@ -46,5 +46,5 @@ pub mod worker {
 /// The encoded `FileDescriptorSet` of both packages, for gRPC reflection.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
-/// Most bytes of one gRPC message between Skein's processes: a million-token prompt fits, a flood does not.
+/// Largest gRPC message between Skein's processes, in bytes. A prompt of a million tokens fits.
 pub const MAX_MESSAGE_BYTES: usize = 16 * 1024 * 1024;

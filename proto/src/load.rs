@@ -2,35 +2,35 @@
 
 use crate::worker::v1 as wire;
 
-/// What waits and runs at a worker.
+/// A worker's queue, running samples, free cache and measured speed.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Load {
-    /// Prompt tokens waiting or part-way through prefill that no cache will save.
+    /// Prompt tokens waiting or part-way through prefill that are in no cache.
     pub queued_uncached_tokens: u64,
-    /// Samples that wait.
+    /// Samples in the queue.
     pub waiting: u32,
-    /// Samples that run.
+    /// Samples in the running batch.
     pub running: u32,
-    /// Blocks free or only cached: what a new request could get.
+    /// Blocks that are free or only cached, so available to a new request.
     pub free_blocks: u32,
     /// Measured prefill rate; 0 = not measured yet.
     pub prefill_tokens_per_second: f32,
-    /// Measured decode rate of all running sequences together; 0 = not measured yet.
+    /// Measured decode rate, all running sequences together; 0 = not measured yet.
     pub decode_tokens_per_second: f32,
 }
 
 /// A worker's report to one router.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct LoadReport {
-    /// What waits and runs.
+    /// Queue, running samples, free cache and measured speed.
     pub load: Load,
     /// Engine steps since start.
     pub step: u64,
-    /// The last placement of this router that the worker had seen; 0 = none.
+    /// The last placement of this router that the worker saw; 0 = none.
     pub last_placement_sequence: u64,
-    /// Takes no new requests any more.
+    /// Accepts no new requests.
     pub draining: bool,
-    /// Wants its streams to go on elsewhere, where there is an elsewhere.
+    /// Wants its streams to move to another worker, if there is one.
     pub giving_back: bool,
 }
 

@@ -1,4 +1,5 @@
-//! Log-probabilities of a token, of the raw model distribution (before penalties, temperature and cuts).
+//! Log-probabilities of tokens under the raw model distribution, before penalties, temperature and
+//! truncation.
 
 use crate::worker::v1 as wire;
 use crate::{Malformed, TokenId};
@@ -6,13 +7,13 @@ use crate::{Malformed, TokenId};
 /// Log-probabilities at one position.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenLogprobs {
-    /// The token that stands there.
+    /// The token at this position.
     pub token: TokenId,
-    /// Its natural-log probability.
+    /// Natural logarithm of its probability.
     pub logprob: f32,
-    /// Its rank, 1 = most probable.
+    /// Its rank; 1 = most probable.
     pub rank: u32,
-    /// The best tokens, best first; ties by lower id.
+    /// The most probable tokens, best first; ties go to the lower id.
     pub top: Vec<(TokenId, f32)>,
 }
 

@@ -1,13 +1,13 @@
-//! Where a router has sent a request.
+//! Identifies one dispatch of a request to a worker.
 
 use crate::worker::v1 as wire;
 
-/// One dispatch of one router.
+/// One dispatch by one router.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Placement {
-    /// Which router.
+    /// Id of the router.
     pub router: u64,
-    /// Its number for the dispatch; rises by one with every dispatch to this worker.
+    /// Number of the dispatch; rises by one with every dispatch from this router to this worker.
     pub sequence: u64,
 }
 

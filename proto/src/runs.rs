@@ -1,36 +1,37 @@
-//! What a worker caches, as routers follow it. A run is an unbranched stretch of blocks under one handle.
+//! The contents of a worker's prefix cache, as routers follow them. A run is a chain of blocks without
+//! branches, named by a handle.
 
 use crate::block_hash::BlockHash;
 use crate::worker::v1 as wire;
 
-/// Blocks at depth `depth`, `depth + 1`, ... are cached. A known handle grows at its end.
+/// Blocks at depth `depth`, `depth + 1`, … are now cached. If the handle is known, they extend that run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunStored {
-    /// Names the run within one epoch of its worker; rises, so a parent's is lower than its child's.
+    /// Identifies the run within the worker's epoch. Handles rise, so a parent's is lower than its child's.
     pub handle: u64,
     /// The run that holds block `depth - 1`; 0 at depth 0.
     pub parent: u64,
-    /// Blocks before the first of `hashes`.
+    /// Number of blocks before the first of `hashes`.
     pub depth: u32,
-    /// Their chained hashes.
+    /// Chained hashes of the blocks, in order.
     pub hashes: Vec<BlockHash>,
 }
 
-/// Only blocks of the run before depth `new_end` are still cached.
+/// Only the run's blocks before depth `new_end` are still cached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RunTruncated {
-    /// The run.
+    /// Handle of the run.
     pub handle: u64,
-    /// Depth of its first evicted block.
+    /// Depth of the first evicted block.
     pub new_end: u32,
 }
 
-/// One change of what is cached: first the truncations happened, then the stores.
+/// A change of the cache's contents. The truncations happened before the stores.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CacheChange {
-    /// Evictions, in order.
+    /// Evictions, oldest first.
     pub truncated: Vec<RunTruncated>,
-    /// What was cached after them, in order.
+    /// Blocks cached after the evictions, oldest first.
     pub stored: Vec<RunStored>,
 }
 

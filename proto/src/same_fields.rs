@@ -1,7 +1,7 @@
-//! From one form of a message to the other: the plain type and the one on the wire have most fields in common.
+//! Conversion between a plain type and its wire form, which have most fields in common.
 
-/// `Self` with the fields named first taken from `$from` as they are, and the others as given. As in any struct
-/// expression, a field that is not named does not compile.
+/// `Self` with the fields before `;` copied from `$from` and the others as given. A missing field is a
+/// compile error, as in any struct expression.
 macro_rules! same_fields {
     ($from:ident: $($same:ident),+; $($field:ident: $value:expr),+) => {
         Self { $($same: $from.$same,)+ $($field: $value,)+ }

@@ -1,4 +1,4 @@
-//! A worker's log, as routers follow it.
+//! A worker's event log, as routers follow it.
 
 use crate::block_hash::BlockHash;
 use crate::load::LoadReport;
@@ -8,51 +8,52 @@ use crate::stream_key::StreamKey;
 use crate::worker::v1 as wire;
 use wire::worker_event::Event;
 
-/// One entry of a worker's log.
+/// One event in a worker's log.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WatchEvent {
-    /// Epoch of the worker that it belongs to.
+    /// Epoch of the worker whose log this is.
     pub epoch: u64,
-    /// Its number; a [`WatchBody::Load`] or [`WatchBody::Snapshot`] carries the number of the next entry.
+    /// Number of the event; a [`WatchBody::Load`] or [`WatchBody::Snapshot`] carries the number of the next
+    /// event.
     pub sequence: u64,
-    /// What happened.
+    /// Cache change, load report, admission or snapshot.
     pub body: WatchBody,
 }
 
-/// What happened at a worker.
+/// The kinds of events in a worker's log.
 #[derive(Debug, Clone, PartialEq)]
 pub enum WatchBody {
-    /// All it has.
+    /// Replaces everything known about the worker's cache.
     Snapshot(Snapshot),
-    /// A change of what it caches.
+    /// Blocks were evicted or cached.
     Cache(CacheChange),
-    /// How busy it is.
+    /// Queue length, free blocks and speed.
     Load(LoadReport),
-    /// It took a request.
+    /// The worker accepted a request.
     Admitted(Admitted),
-    /// Something that a newer worker says and we do not know; it has a number like all else.
+    /// An event of a newer worker that we cannot decode. It has a sequence number too.
     Unknown,
 }
 
-/// What a worker caches and keeps.
+/// A worker's cached runs and its readable streams.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// Parents before their children.
     pub runs: Vec<RunStored>,
-    /// The streams that can be read there, oldest first.
+    /// Streams that can be read from this worker, oldest first.
     pub stream_keys: Vec<StreamKey>,
 }
 
-/// A request was taken; its prefix is about to be cached.
+/// The worker accepted a request and is about to cache its prefix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Admitted {
-    /// Which dispatch it was.
+    /// The dispatch that brought the request.
     pub placement: Placement,
-    /// Leading prompt blocks cached when it came.
+    /// Number of leading prompt blocks that were cached when it arrived.
     pub depth: u32,
-    /// Hashes of the full prompt blocks after those.
+    /// Hashes of the full prompt blocks that were not.
     pub hashes: Vec<BlockHash>,
-    /// Under which its output can be read, when others may.
+    /// Key under which others may read its output; `None` if nobody may.
     pub stream_key: Option<StreamKey>,
 }
 

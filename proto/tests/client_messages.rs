@@ -1,5 +1,5 @@
-//! Messages of skein.v1 as bytes: what clients and servers of released versions say must mean the same for ever. Each
-//! line of `testdata/skein_v1.txt` is a name and a message in hexadecimal; lines are added and never changed.
+//! Frozen encodings of skein.v1: messages of released versions must keep their meaning. Each line of
+//! `testdata/skein_v1.txt` is a name and a message in hexadecimal. Lines are added and never changed.
 
 use std::collections::HashMap;
 use std::fmt::{Debug, Write};
@@ -16,7 +16,7 @@ fn golden() -> HashMap<&'static str, Vec<u8>> {
     lines.filter_map(|line| line.split_once(' ')).map(|(name, hex)| (name, bytes(hex))).collect()
 }
 
-/// The golden bytes read as `expected`, and `expected` is written as they are.
+/// The golden bytes decode to `expected`, and `expected` encodes to them.
 fn check<M: Message + Default + PartialEq + Debug>(name: &str, expected: &M) {
     let hex = expected.encode_to_vec().iter().fold(String::new(), |mut hex, byte| {
         let _ = write!(hex, "{byte:02x}");
@@ -25,7 +25,7 @@ fn check<M: Message + Default + PartialEq + Debug>(name: &str, expected: &M) {
     let Some(bytes) = golden().remove(name) else { panic!("add the line `{name} {hex}`") };
     assert_eq!(&M::decode(bytes.as_slice()).expect("golden bytes decode"), expected, "{name}");
     assert_eq!(expected.encode_to_vec(), bytes, "{name} {hex}");
-    // A newer peer's fields are passed over.
+    // Fields of a newer peer are ignored.
     let newer = [bytes.as_slice(), &[0xFA, 0x3F, 0x02, 0x08, 0x01]].concat();
     assert_eq!(&M::decode(newer.as_slice()).expect("unknown fields are no error"), expected, "{name}");
 }

@@ -1,8 +1,8 @@
-//! Messages between router and worker as they were once encoded: what is on the wire between two releases during a
-//! rolling upgrade. Field numbers and types are frozen; fields may only be added.
+//! Frozen encodings of the messages between router and worker: a rolling upgrade mixes two releases. Field
+//! numbers and types never change; fields may only be added.
 //!
-//! `testdata/worker_messages.txt` has one message a line, `name hexadecimal bytes`. A line is never changed; a new field
-//! gets a new message with a new name.
+//! Each line of `testdata/worker_messages.txt` is a message, `name hexadecimal-bytes`. Lines never change. A
+//! new field gets a new message with a new name.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -29,17 +29,17 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The bytes of then are the message, and the message is the bytes.
+/// The golden bytes decode to `message`, and `message` encodes to them.
 fn check<M: Message + Default + PartialEq + Debug>(name: &str, message: M) {
     let now = message.encode_to_vec();
     let golden = golden();
     let then = golden.get(name).unwrap_or_else(|| panic!("add the line\n{name} {}", hex(&now)));
-    assert_eq!(M::decode(&then[..]).expect(name), message, "{name}: what was sent means something else now");
-    assert_eq!(hex(then), hex(&now), "{name}: what is sent now is not what was sent then");
-    // A later release may say more. Field 2047, a string.
+    assert_eq!(M::decode(&then[..]).expect(name), message, "{name}: the frozen bytes decode differently");
+    assert_eq!(hex(then), hex(&now), "{name}: the message encodes differently");
+    // A later release may add fields: number 2047, a string.
     let mut later = then.clone();
     later.extend_from_slice(&[0xfa, 0x7f, 3, b'n', b'e', b'w']);
-    assert_eq!(M::decode(&later[..]).expect(name), message, "{name}: unknown fields are passed over");
+    assert_eq!(M::decode(&later[..]).expect(name), message, "{name}: unknown fields are ignored");
 }
 
 fn sampling() -> SamplingParams {
@@ -62,7 +62,7 @@ fn sampling() -> SamplingParams {
     }
 }
 
-/// As releases before stream keys sent it.
+/// As sent by releases before stream keys.
 fn generate() -> GenerateRequest {
     GenerateRequest {
         request_id: "client#router.1".into(),
@@ -182,7 +182,7 @@ fn what_a_worker_says_of_itself() {
     check("event.load", event(worker_event::Event::Load(load)));
 }
 
-/// The plain types lose nothing of a message, and add nothing to it.
+/// Converting a message to plain types and back loses and adds nothing.
 #[test]
 fn plain_types_say_what_messages_say() {
     let params = skein_proto::sampling::SamplingParams::from(sampling());

@@ -1,22 +1,22 @@
-//! What a worker checks of sampling parameters, whoever sent them.
+//! The worker's own check of sampling parameters.
 
 use std::collections::HashSet;
 
 use super::{Range, SamplingParams};
 use crate::invalid::{Invalid, check, check_tokens};
 
-/// Entries of `logit_bias`.
+/// Most entries of `logit_bias`.
 const MAX_LOGIT_BIAS: usize = 1024;
-/// Entries of `stop_token_ids`.
+/// Most entries of `stop_token_ids`.
 const MAX_STOP_TOKENS: usize = 1024;
-/// Best tokens reported beside the chosen one.
+/// Most alternatives reported beside the chosen token.
 const MAX_LOGPROBS: u32 = 20;
 
 impl SamplingParams {
-    /// Checks every parameter, for a model of `vocab_size` tokens.
+    /// Checks every parameter for a model of `vocab_size` tokens.
     ///
     /// # Errors
-    /// The first that is out of its range.
+    /// The first parameter out of range.
     pub fn check(&self, vocab_size: u32) -> Result<(), Invalid> {
         check(self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")?;
         let allowed = format_args!("at most max_tokens, {}", self.max_tokens);

@@ -1,8 +1,8 @@
-//! How a request wants its tokens drawn: as a worker takes it ([`SamplingParams`]), as a client asks for it
-//! ([`SamplingOptions`]), and what each number may be ([`Range`]).
+//! Sampling parameters: as a worker takes them ([`SamplingParams`]), as a client sends them
+//! ([`SamplingOptions`]), and the range of each number ([`Range`]).
 //!
-//! A token is a function of (model, tokens so far, these parameters, sample index): no state is kept between draws,
-//! so any worker can continue any request.
+//! A token is a function of (model, tokens so far, these parameters, sample index). No state is kept between
+//! draws, so any worker can continue any request.
 
 mod check;
 mod options;
@@ -21,11 +21,11 @@ use crate::worker::v1 as wire;
 pub struct SamplingParams {
     /// 0 = greedy.
     pub temperature: f32,
-    /// Keep the fewest tokens that have this probability together; 1 = off.
+    /// Keep the smallest set of tokens whose probabilities add up to this; 1 = off.
     pub top_p: f32,
     /// Keep this many tokens; 0 = off.
     pub top_k: u32,
-    /// Keep tokens at least this probable, relative to the most probable one; 0 = off.
+    /// Keep tokens at least this probable relative to the most probable one; 0 = off.
     pub min_p: f32,
     /// 1 = off; over prompt and output tokens (as in CTRL, Keskar et al. 2019).
     pub repetition_penalty: f32,
@@ -37,22 +37,22 @@ pub struct SamplingParams {
     pub seed: u64,
     /// Added to the logits of these tokens, before penalties.
     pub logit_bias: Vec<(TokenId, f32)>,
-    /// Output tokens at most, those delivered before a resume included.
+    /// Most output tokens, including those delivered before a resume.
     pub max_tokens: u32,
     /// Stop tokens cannot be drawn before this many output tokens.
     pub min_tokens: u32,
-    /// Tokens that end a sample.
+    /// Tokens that end a sample when drawn.
     pub stop_token_ids: Vec<TokenId>,
-    /// The model's own end-of-sequence tokens do not end a sample, unless they are among `stop_token_ids`.
+    /// The model's own end-of-sequence tokens end a sample only if they are in `stop_token_ids`.
     pub ignore_eos: bool,
-    /// Report the chosen token's log-probability and this many best ones.
+    /// Report the log-probabilities of the chosen token and of this many most probable ones.
     pub logprobs: Option<u32>,
-    /// The same for prompt tokens.
+    /// The same for the tokens of the prompt.
     pub prompt_logprobs: Option<u32>,
 }
 
 impl Default for SamplingParams {
-    /// Greedy, all else off, and 16 tokens.
+    /// Greedy, everything else off, 16 tokens.
     fn default() -> Self {
         Self {
             temperature: 0.0,
@@ -75,13 +75,13 @@ impl Default for SamplingParams {
 }
 
 impl SamplingParams {
-    /// Whether drawing a token needs the tokens so far.
+    /// Whether a draw depends on the tokens so far.
     pub fn needs_history(&self) -> bool {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
 
-    /// Adds them to what names a stream. Taken apart whole: a new parameter does not compile until somebody decides
-    /// that it counts.
+    /// Appends every parameter to a stream's key. The pattern names every field, so that a new parameter does
+    /// not compile until it is added here.
     pub fn encode(&self, encoding: &mut Encoding) {
         let Self {
             temperature,
@@ -114,7 +114,7 @@ impl SamplingParams {
         encoding.optional(*prompt_logprobs);
     }
 
-    /// The numbers, each with its range.
+    /// The numeric parameters, each with its range.
     fn numbers(&self) -> [(Range, f32); 6] {
         [
             (Range::TEMPERATURE, self.temperature),

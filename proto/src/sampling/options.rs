@@ -1,10 +1,10 @@
-//! What a client asks for, not yet checked.
+//! Sampling parameters as a client sends them, not yet checked.
 
 use super::{OutOfRange, Range, SamplingParams};
 use crate::v1;
 
-/// Sampling as a client asks for it. Absent = the model's generation_config.json, else neutral. Numbers are wide, so
-/// that a check, and not a parser, says what is out of range.
+/// Sampling as a client asks for it. An absent field takes its value from the model's generation_config.json,
+/// else the neutral value. Numbers are wide, so that the range check reports an error rather than the parser.
 #[derive(Debug, Clone, Default, PartialEq)]
 #[allow(missing_docs)] // named and ranged as in skein.v1.SamplingOptions
 pub struct SamplingOptions {
@@ -32,11 +32,11 @@ pub struct SamplingOptions {
 }
 
 impl SamplingOptions {
-    /// The parameters that are numbers of some range; what is absent is as in `defaults`, else it changes nothing. All
-    /// other parameters are left at their own defaults.
+    /// The numeric parameters. An absent one is taken from `defaults`, else it is neutral. All other
+    /// parameters keep their own defaults.
     ///
     /// # Errors
-    /// The first that is not in its range.
+    /// The first number out of its range.
     pub fn numbers(&self, defaults: &Self) -> Result<SamplingParams, OutOfRange> {
         let number = |range: Range, of: fn(&Self) -> Option<f64>, neutral: f64| {
             range.check(of(self).or_else(|| of(defaults)).unwrap_or(neutral))
@@ -52,7 +52,7 @@ impl SamplingOptions {
         })
     }
 
-    /// The number of that name, if there is one; see [`Range::name`].
+    /// The numeric field called `name`, if there is one; see [`Range::name`].
     pub fn number_mut(&mut self, name: &str) -> Option<&mut Option<f64>> {
         match name {
             "temperature" => Some(&mut self.temperature),

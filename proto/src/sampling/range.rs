@@ -1,46 +1,46 @@
-//! What each number of a request's sampling may be.
+//! The allowed range of each numeric sampling parameter.
 
 use std::fmt;
 
-/// The values that a parameter may take. NaN and infinities are in no range.
+/// The values that a parameter may take. NaN and infinity are never allowed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Range {
-    /// The parameter.
+    /// Name of the parameter, as in the API.
     pub name: &'static str,
-    /// The lowest value, or the one below all of them.
+    /// The lowest value, or with `above_low` the exclusive bound.
     pub low: f64,
-    /// The highest value; infinite = there is none.
+    /// The highest value; infinite = no upper bound.
     pub high: f64,
-    /// `low` itself is outside.
+    /// `low` itself is not allowed.
     pub above_low: bool,
-    /// The value that changes nothing, where the range does not say it.
+    /// The neutral value, where it is not obvious from the range.
     pub off: Option<f64>,
 }
 
 impl Range {
     /// 0 = greedy.
     pub const TEMPERATURE: Self = Self::closed("temperature", 0.0, 2.0);
-    /// Of a probability mass.
+    /// Cumulative probability of the tokens kept.
     pub const TOP_P: Self = Self { off: Some(1.0), above_low: true, ..Self::closed("top_p", 0.0, 1.0) };
-    /// Of a probability relative to the highest.
+    /// Probability relative to the most probable token.
     pub const MIN_P: Self = Self { off: Some(0.0), ..Self::closed("min_p", 0.0, 1.0) };
-    /// As clients may ask for it; workers take any above 0.
+    /// The range for clients; workers accept anything above 0.
     pub const REPETITION_PENALTY: Self =
         Self { off: Some(1.0), above_low: true, ..Self::closed("repetition_penalty", 0.0, 10.0) };
-    /// In logits.
+    /// Subtracted from the logits of tokens that occurred.
     pub const PRESENCE_PENALTY: Self = Self::closed("presence_penalty", -2.0, 2.0);
-    /// In logits, for each occurrence.
+    /// Subtracted from the logit once for each occurrence.
     pub const FREQUENCY_PENALTY: Self = Self::closed("frequency_penalty", -2.0, 2.0);
-    /// Of one token, in logits.
+    /// Added to the logit of one token.
     pub const BIAS: Self = Self::closed("logit_bias.bias", -100.0, 100.0);
 
     const fn closed(name: &'static str, low: f64, high: f64) -> Self {
         Self { name, low, high, above_low: false, off: None }
     }
 
-    /// Whether the parameter may be `value`, which is rounded to 32 bits on its way.
+    /// Whether the parameter may be `value`, which is later rounded to 32 bits.
     pub fn has(&self, value: f64) -> bool {
-        // What is above 0 in 64 bits must stay so in 32.
+        // A value above 0 in 64 bits must stay above 0 in 32.
         let above_low = value > self.low && f64::from(value as f32) > self.low;
         let is_above = if self.above_low { above_low } else { value >= self.low };
         is_above && value <= self.high && value.is_finite()
@@ -49,13 +49,13 @@ impl Range {
     /// `value` as a worker takes it.
     ///
     /// # Errors
-    /// When the parameter may not be `value`.
+    /// If `value` is out of range.
     pub fn check(self, value: f64) -> Result<f32, OutOfRange> {
         if self.has(value) { Ok(value as f32) } else { Err(OutOfRange { range: self, value }) }
     }
 }
 
-/// As a worker's refusals say it: `0..=1 (0 = off)`.
+/// The form used in a worker's refusals: `0..=1 (0 = off)`.
 impl fmt::Display for Range {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { low, high, .. } = self;
@@ -68,16 +68,16 @@ impl fmt::Display for Range {
     }
 }
 
-/// A number that its parameter may not be.
+/// A number out of its parameter's range.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 #[error(
     "{} must be in {}{}, {}], got {value}.",
     range.name, if range.above_low { '(' } else { '[' }, range.low, range.high
 )]
 pub struct OutOfRange {
-    /// What it may be.
+    /// The parameter's range.
     pub range: Range,
-    /// What it is.
+    /// The value that was refused.
     pub value: f64,
 }
 

@@ -1,5 +1,5 @@
-//! Does what prost-build asks of `protoc`, and no more: `-o OUT [-I DIR]... FILE...` writes the files' descriptors with
-//! their imports and comments to OUT.
+//! The part of `protoc` that prost-build calls: `-o OUT [-I DIR]... FILE...` writes the files' descriptors,
+//! with their imports and comments, to OUT.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -30,11 +30,11 @@ fn main() -> ExitCode {
 fn parse(mut given: impl Iterator<Item = String>) -> Result<Arguments, String> {
     let mut arguments = Arguments::default();
     while let Some(argument) = given.next() {
-        let mut value = |flag: &str| given.next().ok_or(format!("{flag} needs a path behind it"));
+        let mut value = |flag: &str| given.next().ok_or(format!("{flag} needs a path after it"));
         match argument.as_str() {
             "-o" => arguments.out = Some(value("-o")?.into()),
             "-I" => arguments.includes.push(value("-I")?.into()),
-            // What the output always has.
+            // Imports and source info are always included.
             "--include_imports" | "--include_source_info" => {}
             flag if flag.starts_with("-I") => arguments.includes.push(flag[2..].into()),
             flag if flag.starts_with('-') => {
