@@ -1,17 +1,18 @@
-//! Embeds the CUDA kernels: their sources always, and one fatbin each when there is an nvcc of CUDA 13.
+//! Embeds the CUDA kernels: always their sources, and one fatbin each if an nvcc of CUDA 13 is found.
 //!
 //! nvcc is looked for in `NVCC`, then on `PATH`, then in the Python environment `VIRTUAL_ENV` (NVIDIA's
-//! wheels). Without it the build is as good: the binary compiles the sources at its first start, with NVRTC.
+//! wheels). Without it nothing is lost but time: the binary compiles the sources with NVRTC when it first
+//! starts.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Architectures in a fatbin. Cubins run on their own major version from their minor version on, `a` ones on
-/// nothing else: sm_80 serves 8.0, 8.6 and 8.7, sm_89 has FP8 conversions, sm_90a has wgmma, sm_100a is
-/// Blackwell in data centres. Each device that the PTX of 8.0 could serve has a cubin, so there is none; that
-/// of 9.0 is for what came later (10.3, 12.0), compiled by the driver.
+/// Architectures in a fatbin. A cubin runs on later minor versions of its own major version, an `a` one only
+/// on its exact version: sm_80 serves 8.0, 8.6 and 8.7, sm_89 has FP8 conversions, sm_90a has wgmma, sm_100a
+/// is Blackwell in data centres. PTX for 8.0 is left out, because every device it could serve has a cubin.
+/// The driver compiles the PTX for 9.0 on later devices (10.3, 12.0).
 const TARGETS: &[&str] = &[
     "arch=compute_80,code=sm_80",
     "arch=compute_89,code=sm_89",
@@ -19,7 +20,7 @@ const TARGETS: &[&str] = &[
     "arch=compute_100a,code=sm_100a",
     "arch=compute_90,code=compute_90",
 ];
-/// fatbinary's compression needs a driver that the kernels need anyway.
+/// fatbinary's compression requires a driver version that the kernels require anyway.
 const FLAGS: &[&str] = &["-std=c++17", "-O3", "--compress-mode=size", "--fatbin"];
 const MIN_NVCC: (u32, u32) = (13, 0);
 
@@ -39,7 +40,7 @@ fn main() {
     write(&out.join("images.rs"), table(&sources, &out).as_bytes());
 }
 
-/// Ends the build with a line instead of a panic's trace.
+/// Ends the build with one line instead of a panic's backtrace.
 fn fail(why: &str) -> ! {
     eprintln!("{why}");
     std::process::exit(1)
@@ -47,7 +48,7 @@ fn fail(why: &str) -> ! {
 
 fn write(path: &Path, content: &[u8]) {
     if std::fs::read(path).is_ok_and(|old| old == content) {
-        return; // its time stays, and what includes it is not compiled again
+        return; // keeps the modification time, so that dependents are not recompiled
     }
     std::fs::write(path, content).unwrap_or_else(|error| fail(&format!("{}: {error}", path.display())));
 }
@@ -78,7 +79,7 @@ fn fatbin(out: &Path, kernel: &Path) -> PathBuf {
     out.join(stem(kernel)).with_extension("fatbin")
 }
 
-/// Rust source of the two tables that `src/cuda/images.rs` includes.
+/// Rust source of the two tables included by `src/cuda/images.rs`.
 fn table(sources: &Sources, out: &Path) -> String {
     let mut text = String::from("pub(super) const HEADERS: &[Header] = &[\n");
     for header in &sources.headers {
@@ -101,7 +102,7 @@ struct Nvcc {
     version: String,
 }
 
-/// The compiler. One that `NVCC` names must do; others are passed over when they are too old.
+/// Finds nvcc. An unusable `NVCC` is an error; other candidates that are too old are skipped.
 fn find_nvcc() -> Result<Option<Nvcc>, String> {
     if let Some(path) = std::env::var_os("NVCC").filter(|path| !path.is_empty()).map(PathBuf::from) {
         let nvcc = Nvcc::at(path.clone()).ok_or_else(|| {
@@ -153,7 +154,7 @@ impl Nvcc {
     }
 }
 
-/// Compiles what changed, as many at once as cargo allows.
+/// Compiles kernels whose inputs changed, as many at once as cargo allows.
 fn compile_all(nvcc: &Nvcc, sources: &Sources, out: &Path) -> Result<(), String> {
     let headers: String = sources.headers.iter().map(|path| read(path)).collect();
     let jobs = std::env::var("NUM_JOBS").ok().and_then(|jobs| jobs.parse().ok()).unwrap_or(1usize);
@@ -170,9 +171,9 @@ fn compile_all(nvcc: &Nvcc, sources: &Sources, out: &Path) -> Result<(), String>
     })
 }
 
-/// A fatbin is as old as everything it was made from, which is kept beside it.
+/// Recompiles a kernel if any of its inputs changed; they are stored beside the fatbin.
 fn compile_if_stale(nvcc: &Nvcc, kernel: &Path, headers: &str, out: &Path) -> Result<(), String> {
-    let (to, note) = (fatbin(out, kernel), out.join(stem(kernel)).with_extension("made-from"));
+    let (to, note) = (fatbin(out, kernel), out.join(stem(kernel)).with_extension("inputs"));
     let made_from = [&nvcc.version, &FLAGS.join(" "), &TARGETS.join(" "), headers, &read(kernel)].join("\n");
     if to.metadata().is_ok_and(|it| it.len() > 0)
         && std::fs::read_to_string(&note).is_ok_and(|it| it == made_from)

@@ -17,7 +17,7 @@ use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
 use skein_kernels::cpu::packed::{Format, Packed};
 use skein_kernels::cpu::roofline::{self, Kind};
 use skein_kernels::cpu::simd::Isa;
-use skein_sys::threads::Placement;
+use skein_sys::threads::ThreadPlacement;
 use skein_worker::backend::cpu::Numbers;
 
 mod shapes;
@@ -57,7 +57,8 @@ fn main() {
 /// A model directory, how many threads, all processors unless told, what numbers are rounded to, and the instruction set.
 fn arguments() -> (Option<String>, usize, Numbers, Isa) {
     let mut isa = Isa::best();
-    let (mut model, mut threads, mut numbers) = (None, Placement::of_this_machine(0).threads, Numbers::EXACT);
+    let (mut model, mut threads, mut numbers) =
+        (None, ThreadPlacement::of_this_machine(0).threads, Numbers::EXACT);
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {

@@ -13,7 +13,7 @@ use skein_node::shutdown::Shutdown;
 use skein_node::supervisor::{Report, Supervisor};
 use skein_node::telemetry::{self, LogFormat, LogOptions};
 use skein_router::cluster::Cluster;
-use skein_sys::threads::Placement;
+use skein_sys::threads::ThreadPlacement;
 use skein_worker::config::BackendKind;
 use tokio::sync::mpsc;
 
@@ -116,7 +116,7 @@ fn say_good_bye() {
 
 /// An even share of the cores for each worker, unless somebody chose.
 pub fn threads_each(engine: &EngineSettings, workers: usize) -> usize {
-    let machine = Placement::of_this_machine(0);
+    let machine = ThreadPlacement::of_this_machine(0);
     match (engine.worker.threads, workers) {
         (0, 0 | 1) => machine.threads,
         (0, workers) => (machine.cores.min(machine.limit) / workers).max(1),

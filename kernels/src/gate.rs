@@ -1,8 +1,8 @@
-//! What the gate of a feed-forward network goes through (Shazeer 2020).
+//! Activation functions of gated feed-forward networks (Shazeer 2020).
 
-/// The function of a gate, before it multiplies its up.
+/// The function applied to the gate before it is multiplied by the up projection.
 ///
-/// The order is that of `cu/gate.cuh`.
+/// The variants have the order of `cu/gate.cuh`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gate {
     /// `x / (1 + exp(-x))`: SwiGLU.

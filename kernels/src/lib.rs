@@ -1,5 +1,5 @@
-//! Tensor operations: the CPU kernels, which are the specification of every other device's, and the same operations on
-//! CUDA devices. Knows nothing of requests, models or protocols.
+//! Tensor operations: the CPU kernels, which specify the results of every other device, and the same
+//! operations on CUDA devices. Has no notion of requests, models or protocols.
 //!
 //! With `sys`, the only crate of the product where `unsafe` may live.
 

@@ -1,22 +1,23 @@
-//! A global allocator that counts: for tests which say that something allocates nothing.
+//! A counting global allocator, for tests that check that something does not allocate.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The system's allocator, and a count of what was asked of it. Make it a test binary's `#[global_allocator]`.
+/// Forwards to the system's allocator and counts allocations. Use it as a test binary's
+/// `#[global_allocator]`.
 #[derive(Debug)]
 pub struct Counting {
     allocations: AtomicU64,
 }
 
 impl Counting {
-    /// One that has counted nothing.
+    /// An allocator with a count of zero.
     #[allow(clippy::new_without_default)] // it lives in a static
     pub const fn new() -> Self {
         Self { allocations: AtomicU64::new(0) }
     }
 
-    /// Allocations so far, growing ones included, by all threads.
+    /// Allocations and reallocations so far, by all threads.
     pub fn count(&self) -> u64 {
         self.allocations.load(Ordering::SeqCst)
     }
@@ -26,7 +27,7 @@ impl Counting {
     }
 }
 
-// SAFETY: everything is handed on to the system's allocator unchanged.
+// SAFETY: every call is forwarded to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         self.add_one();

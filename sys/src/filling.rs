@@ -1,5 +1,5 @@
-//! Bytes that are filled once and then shared: of a new file, so that memory holds them once and the next process finds
-//! them, or of memory alone.
+//! Bytes that are written once and then shared read-only: in a new file, which other processes can map
+//! without a second copy, or in anonymous memory.
 
 use std::fs::File;
 use std::io;
@@ -9,7 +9,7 @@ use memmap2::{Advice, MmapMut};
 
 use crate::mapped::MappedFile;
 
-/// Bytes to be filled. They start as zeros.
+/// Writable bytes, initially zero.
 #[derive(Debug)]
 pub struct Filling {
     map: MmapMut,
@@ -17,30 +17,31 @@ pub struct Filling {
 }
 
 impl Filling {
-    /// The first `bytes` bytes of `file`, whatever it held. The disk's room is taken at once: a full disk is an error here,
-    /// where later it would be a signal at some store.
+    /// Truncates `file` to `bytes` zero bytes and maps them. Reserves the disk space now: a full disk is an
+    /// error here instead of a SIGBUS at some later store.
     ///
-    /// The file must be open for reading and writing, and nobody else may write to it.
+    /// The file must be open for reading and writing, and no one else may write to it.
     pub fn in_file(file: File, bytes: usize) -> io::Result<Self> {
         file.set_len(0)?;
         reserve(&file, bytes)?;
-        // SAFETY: nobody else writes or truncates it, which is the documented condition; readers come after a rename.
+        // SAFETY: no one else writes or truncates the file, as documented; readers open it only after a
+        // rename.
         let map = unsafe { MmapMut::map_mut(&file)? };
         Ok(Self { map, file: Some(file) })
     }
 
-    /// `bytes` bytes of memory; a page takes memory once it is written.
+    /// `bytes` bytes of anonymous memory; a page takes memory once it is written.
     pub fn in_memory(bytes: usize) -> io::Result<Self> {
         let map = MmapMut::map_anon(bytes.max(1))?;
         #[cfg(target_os = "linux")]
-        let _ = map.advise(Advice::HugePage); // fewer TLB misses where the system allows; a hint
+        let _ = map.advise(Advice::HugePage); // a hint: fewer TLB misses where the system allows it
         Ok(Self { map, file: None })
     }
 
-    /// Gives back all but the first `bytes` bytes.
+    /// Keeps the first `bytes` bytes and releases the rest.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If there are fewer than `bytes`.
     pub fn shrink(&mut self, bytes: usize) -> io::Result<()> {
         assert!(bytes <= self.map.len(), "there are {} bytes", self.map.len());
         if let Some(file) = &self.file {
@@ -51,11 +52,12 @@ impl Filling {
 
     #[cfg(target_os = "linux")]
     fn unmap_behind(&mut self, bytes: usize) -> io::Result<()> {
-        // SAFETY: no reference into the mapping outlives a call that borrows it mutably, and it only gets shorter.
+        // SAFETY: `&mut self` proves that no reference into the mapping is alive, and the mapping only gets
+        // shorter.
         unsafe { self.map.remap(bytes, memmap2::RemapOptions::new()) }
     }
 
-    /// The file is mapped again; memory stays, and takes none where it was not written.
+    /// Maps a file again. Anonymous memory stays as it is: pages that were never written take none.
     #[cfg(not(target_os = "linux"))]
     fn unmap_behind(&mut self, _: usize) -> io::Result<()> {
         if let Some(file) = &self.file {
@@ -65,7 +67,7 @@ impl Filling {
         Ok(())
     }
 
-    /// Waits until the disk has what was written, if there is a file.
+    /// Waits until the disk has the bytes. Does nothing without a file.
     pub fn sync(&self) -> io::Result<()> {
         match &self.file {
             Some(file) => self.map.flush().and_then(|()| file.sync_all()),
@@ -73,7 +75,7 @@ impl Filling {
         }
     }
 
-    /// From now on the bytes are only read.
+    /// Makes the bytes read-only.
     pub fn freeze(self) -> io::Result<MappedFile> {
         Ok(MappedFile::filled(self.map.make_read_only()?, self.file))
     }
@@ -92,7 +94,7 @@ impl DerefMut for Filling {
     }
 }
 
-/// Makes `file` that long, with blocks of the disk behind all of it.
+/// Extends `file` to `bytes` bytes with disk blocks allocated for all of them.
 #[cfg(target_os = "linux")]
 fn reserve(file: &File, bytes: usize) -> io::Result<()> {
     use std::os::fd::AsRawFd;
@@ -104,7 +106,7 @@ fn reserve(file: &File, bytes: usize) -> io::Result<()> {
     }
 }
 
-/// The same by writing zeros, where there is no call for it.
+/// Extends `file` by writing zeros, on systems without `posix_fallocate`.
 #[cfg(not(target_os = "linux"))]
 fn reserve(mut file: &File, bytes: usize) -> io::Result<()> {
     io::copy(&mut io::Read::take(io::repeat(0), bytes as u64), &mut file).map(drop)
@@ -129,7 +131,7 @@ mod tests {
         assert_eq!(&std::fs::read(&path).unwrap()[..], &map[..]);
         map.release();
         assert_eq!(map[9_998], 7, "from the file");
-        // More than any disk has is an error, not a signal later.
+        // No disk has this much: it must be an error now, not a signal later.
         assert!(Filling::in_file(open(), 1 << 60).is_err());
         std::fs::remove_file(&path).unwrap();
     }

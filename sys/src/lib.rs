@@ -1,5 +1,5 @@
-//! The operating system: files mapped into memory, memory that is filled once and then shared, compute threads and the
-//! processors they run on, and the end of a process. Knows nothing of tensors or models.
+//! The operating system: mapped files, memory that is filled once and then shared, compute threads and the
+//! processors they run on, and ending a process. Has no notion of tensors or models.
 //!
 //! With `kernels`, the only crate of the product where `unsafe` may live.
 

@@ -1,4 +1,4 @@
-//! Bytes that are read where they lie: files mapped read-only, and memory that costs nothing until it is touched.
+//! Read-only bytes used in place: mapped files, and memory that is allocated lazily.
 
 use std::fs::File;
 use std::io;
@@ -10,12 +10,13 @@ use memmap2::{Advice, Mmap, MmapMut, UncheckedAdvice};
 
 /// A file, mapped read-only.
 ///
-/// The file must stay as it is while mapped: reading past the end of one that was truncated kills the process
-/// (SIGBUS), and a rewrite in place changes the bytes under the reader. Replacing it by a rename is harmless.
+/// The file must not change while it is mapped: reading past the end of a truncated file kills the process
+/// (SIGBUS), and a rewrite in place changes the bytes under the reader. Replacing the file by a rename is
+/// harmless.
 #[derive(Debug)]
 pub struct MappedFile {
     map: Mmap,
-    /// Kept open, so that its locks last as long as the mapping; `None` = memory without a file.
+    /// Kept open so that its locks last as long as the mapping. `None`: anonymous memory.
     file: Option<File>,
 }
 
@@ -26,33 +27,34 @@ impl MappedFile {
         if !file.metadata()?.is_file() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
         }
-        // SAFETY: never written through; that nobody truncates or rewrites it is the documented condition.
+        // SAFETY: never written through; the documented condition is that no one truncates or rewrites the
+        // file.
         let map = unsafe { Mmap::map(&file)? };
         Ok(Self { map, file: Some(file) })
     }
 
-    /// Bytes that were filled and are only read from now on.
+    /// Wraps bytes that [`Filling`](crate::filling::Filling) has written.
     pub(crate) fn filled(map: Mmap, file: Option<File>) -> Self {
         Self { map, file }
     }
 
-    /// The file, to lock it; `None` if this is memory.
+    /// The mapped file, for locking; `None` for anonymous memory.
     pub fn file(&self) -> Option<&File> {
         self.file.as_ref()
     }
 
-    /// Asks the system to read all of it soon. A hint: it returns at once, and failing costs only speed.
+    /// Asks the system to read the whole file ahead. Returns at once; a failure costs only speed.
     pub fn will_need(&self) {
         let _ = self.map.advise(Advice::WillNeed);
     }
 
-    /// Gives the memory of its pages back; what is read again comes from the file again.
+    /// Releases the memory of the mapped pages. The next access reads them from the file again.
     pub fn release(&self) {
         if self.file.is_none() || self.map.is_empty() {
-            return; // memory without a file would lose its content
+            return; // anonymous memory would lose its content
         }
-        // SAFETY: the mapping is shared and never written through, so its pages come back from the file with the same
-        // bytes; nobody sees more than a page fault.
+        // SAFETY: the mapping is shared and never written through, so its pages come back from the file with
+        // the same bytes. Readers notice at most a page fault.
         let _ = unsafe { self.map.unchecked_advise(UncheckedAdvice::DontNeed) };
     }
 }
@@ -65,7 +67,7 @@ impl Deref for MappedFile {
     }
 }
 
-/// A part of a mapped file, or of memory. Clones share it.
+/// A range of a mapped file or of memory. Clones share the bytes.
 #[derive(Clone)]
 pub struct Bytes {
     owner: Arc<dyn Deref<Target = [u8]> + Send + Sync>,
@@ -73,7 +75,10 @@ pub struct Bytes {
 }
 
 impl Bytes {
-    /// `range` of `file`, which must lie inside.
+    /// The bytes `range` of `file`.
+    ///
+    /// # Panics
+    /// If the range reaches past the end of the file.
     pub fn mapped(file: Arc<MappedFile>, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= file.len(), "the range lies inside the file");
         Self { owner: file, range }
@@ -101,7 +106,7 @@ impl std::fmt::Debug for Bytes {
     }
 }
 
-/// Bytes that start as zero, at the start of a page; a page takes memory once it is written.
+/// Page-aligned bytes, initially zero; a page takes memory once it is written.
 #[derive(Debug)]
 pub struct ZeroedBytes {
     map: MmapMut,
@@ -113,7 +118,7 @@ impl ZeroedBytes {
     pub fn new(len: usize) -> io::Result<Self> {
         let map = MmapMut::map_anon(len.max(1))?;
         #[cfg(target_os = "linux")]
-        let _ = map.advise(Advice::HugePage); // fewer TLB misses where the system allows; a hint
+        let _ = map.advise(Advice::HugePage); // a hint: fewer TLB misses where the system allows it
         Ok(Self { map, len })
     }
 }

@@ -1,12 +1,12 @@
-//! Numbers that start at a cache line: a vector of a row of whole lines then never lies in two of them. A store that does costs a
-//! product of few columns a tenth of its time.
+//! Numbers that start at a cache line. If rows are whole lines, no vector straddles two lines. Stores that
+//! straddle lines cost a product of few columns a tenth of its time.
 
 use std::ops::{Deref, DerefMut};
 
-/// Bytes of a cache line.
+/// Bytes in a cache line.
 pub(super) const LINE_BYTES: usize = 64;
 
-/// As many numbers as were asked for at most, zeros at first.
+/// A cache-line aligned buffer, initially zero.
 #[derive(Debug, Default)]
 pub struct Aligned<T> {
     room: Vec<T>,
@@ -15,14 +15,14 @@ pub struct Aligned<T> {
 }
 
 impl<T: Copy + Default> Aligned<T> {
-    /// `len` zeros. The system gives them lazily: memory that was never used costs none.
+    /// `len` zeros. The system allocates lazily: pages that were never touched take no memory.
     pub fn zeros(len: usize) -> Self {
         let room = vec![T::default(); len + LINE_BYTES / size_of::<T>()];
         let first = room.as_ptr().addr().wrapping_neg() % LINE_BYTES / size_of::<T>();
         Self { room, first, len }
     }
 
-    /// Room for `len` at least. Where there is less, all become zeros.
+    /// Makes room for at least `len` values. If the buffer has to grow, all values become zero.
     pub fn grow(&mut self, len: usize) {
         if self.len < len {
             *self = Self::zeros(len);

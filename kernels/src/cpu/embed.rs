@@ -1,7 +1,7 @@
-//! Rows of the embedding table.
+//! Embedding lookup.
 
+use super::disjoint::DisjointMut;
 use super::matrix::WeightMatrix;
-use super::shared::Shared;
 use super::{Cpu, for_each_row_of};
 
 /// `out[i] = scale * table[tokens[i]]`, widened; `out` is `[tokens.len(), table.cols()]`.
@@ -11,7 +11,7 @@ use super::{Cpu, for_each_row_of};
 pub fn embed(cpu: &mut Cpu, table: &WeightMatrix, tokens: &[u32], scale: f32, out: &mut [f32]) {
     let width = table.cols();
     assert_eq!(out.len(), tokens.len() * width, "out is [tokens, width]");
-    let out = Shared::new(out);
+    let out = DisjointMut::new(out);
     for_each_row_of(cpu, tokens.len(), width, |row, _| {
         let token = tokens[row] as usize;
         assert!(token < table.rows(), "token {token} is one of the vocabulary's {}", table.rows());

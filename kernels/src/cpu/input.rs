@@ -1,17 +1,17 @@
-//! Rows of activations in the form that a multiplication reads them: encoded once, by whatever computed them, while they
-//! are still in the cache.
+//! Rows of activations in the encoding that a product reads. Whatever computes a row also encodes it, while
+//! the row is still in the cache.
 
 use std::ops::Range;
 
 use super::aligned::{Aligned, LINE_BYTES};
-use super::shared::Shared;
+use super::disjoint::DisjointMut;
 use super::simd::{Isa, Kernel, LANES, Simd, nearest_bf16};
 use super::{Cpu, for_each_row_of};
 
-/// Columns that share a scale in formats with groups; sums of codes are kept for as many.
+/// Columns that share a scale in grouped formats. Inputs keep a sum of codes for each group.
 pub const GROUP: usize = 32;
 
-/// How a row of activations is written down for a multiplication.
+/// How activations are encoded for a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Form {
     /// As computed.
@@ -19,44 +19,45 @@ pub enum Form {
     F32,
     /// Rounded to bfloat16, ties to even; subnormals become zero.
     Bf16,
-    /// One `f32` scale a row, `max|x| / 127`, and codes from -127 to 127: `x / scale`, ties to even.
+    /// One `f32` scale per row, `max|x| / 127`, and codes `x / scale` from -127 to 127, ties to even.
     Int8,
 }
 
-/// Rows of activations `[rows, width]`, kept between steps: it grows to the largest.
+/// Rows of activations `[rows, width]`. Reused between steps; grows to the largest size seen.
 ///
-/// Each row is padded with zeros to an odd number of cache lines: so the rows of a tile lie in different sets of the cache
-/// whatever the width, and reading past a row's end finds zeros.
+/// Each row is padded with zeros to an odd number of cache lines, so that the rows of a tile fall into
+/// different cache sets whatever the width, and reading past a row's end finds zeros.
 #[derive(Debug, Default)]
 pub struct Input {
     form: Form,
-    /// Whether bfloat16 is kept as such; otherwise as the `f32` of the same value, for a machine that multiplies those faster.
+    /// Whether [`Form::Bf16`] is stored as bfloat16. Otherwise it is stored as `f32` of the same value, for
+    /// machines that multiply those faster.
     has_halves: bool,
     rows: usize,
     width: usize,
-    /// What is computed and not written down yet: a row or some columns for each thread, or all rows.
-    computed: Aligned<f32>,
+    /// Values not yet encoded: one row or some columns per thread, or all rows.
+    unencoded: Aligned<f32>,
     /// `[rows, padded]`, for [`Form::F32`], and for [`Form::Bf16`] unless `has_halves`.
     values: Aligned<f32>,
     /// `[rows, padded]` bfloat16 bits, for [`Form::Bf16`] if `has_halves`.
     halves: Aligned<u16>,
     /// `[rows, padded]`, for [`Form::Int8`].
     codes: Aligned<i8>,
-    /// `[rows]`
+    /// `[rows]`, for [`Form::Int8`].
     scales: Aligned<f32>,
-    /// `[rows, padded / GROUP]`: sums of a group's codes.
+    /// `[rows, padded / GROUP]`: sum of each group's codes.
     sums: Aligned<i32>,
-    /// `[rows]`: their totals.
+    /// `[rows]`: sum of a row's codes.
     totals: Aligned<i32>,
 }
 
-/// Values of a row with its padding.
+/// Values in a row with its padding.
 fn padded<T>(width: usize) -> usize {
     ((width * size_of::<T>()).div_ceil(LINE_BYTES) | 1) * (LINE_BYTES / size_of::<T>())
 }
 
 impl Input {
-    /// `rows` rows of `width` values in `form`; `row(i, out)` computes row `i`.
+    /// Sets `rows` rows of `width` values in `form`; `row(i, out)` computes row `i`.
     pub fn fill(
         &mut self,
         cpu: &mut Cpu,
@@ -65,58 +66,59 @@ impl Input {
         width: usize,
         row: impl Fn(usize, &mut [f32]) + Sync,
     ) {
-        self.computed.grow(cpu.threads.count() * width);
+        self.unencoded.grow(cpu.threads.count() * width);
         let isa = cpu.isa;
-        let (computed, written) = self.shape(isa, form, rows, width);
-        let computed = Shared::new(computed);
+        let (unencoded, encoded) = self.reshape(isa, form, rows, width);
+        let unencoded = DisjointMut::new(unencoded);
         for_each_row_of(cpu, rows, width, |i, participant| {
-            // SAFETY: each row is in one task, and a participant computes one at a time.
+            // SAFETY: each row is in one task, and a participant computes one row at a time.
             unsafe {
                 if form == Form::F32 {
                     let (values, padding) =
-                        written.values.part(i * written.stride, written.stride).split_at_mut(width);
+                        encoded.values.part(i * encoded.stride, encoded.stride).split_at_mut(width);
                     row(i, values);
                     return padding.fill(0.0);
                 }
-                let values = computed.part(participant * width, width);
+                let values = unencoded.part(participant * width, width);
                 row(i, values);
-                isa.run(WriteRow { to: &written, row: i, values });
+                isa.run(EncodeRow { to: &encoded, row: i, values });
             }
         });
     }
 
-    /// The same, computed by `tasks` that take some columns of all rows each. `task(i, room, columns)` [puts](Columns::put) each
-    /// value once; `room` is `room_for` values for its use.
+    /// As [`Self::fill`], but each of `tasks` computes some columns of all rows. `task(i, scratch, columns)`
+    /// [puts](Columns::put) each of its values once; `scratch` has `scratch_len` values.
     pub(super) fn fill_columns(
         &mut self,
         cpu: &mut Cpu,
         form: Form,
         (rows, width): (usize, usize),
-        (tasks, room_for): (usize, usize),
+        (tasks, scratch_len): (usize, usize),
         task: impl Fn(usize, &mut [f32], &Columns<'_>) + Sync,
     ) {
-        // A row's scale is known when all of it is.
+        // A row's scale is only known once the whole row is.
         let whole = if form == Form::Int8 { (rows * width).next_multiple_of(LANES) } else { 0 };
-        self.computed.grow(whole + cpu.threads.count() * room_for);
+        self.unencoded.grow(whole + cpu.threads.count() * scratch_len);
         let isa = cpu.isa;
-        let (computed, written) = self.shape(isa, form, rows, width);
-        let (whole, rooms) = computed.split_at_mut(whole);
-        let (columns, rooms) = (Columns { whole: Shared::new(whole), written }, Shared::new(rooms));
+        let (unencoded, encoded) = self.reshape(isa, form, rows, width);
+        let (whole, scratch) = unencoded.split_at_mut(whole);
+        let (columns, scratch) =
+            (Columns { whole: DisjointMut::new(whole), encoded }, DisjointMut::new(scratch));
         cpu.threads.run(tasks, |i, participant| {
             // SAFETY: participants are distinct among concurrent calls.
-            task(i, unsafe { rooms.part(participant * room_for, room_for) }, &columns);
+            task(i, unsafe { scratch.part(participant * scratch_len, scratch_len) }, &columns);
         });
         if form == Form::Int8 {
-            let Columns { whole, written } = &columns;
+            let Columns { whole, encoded } = &columns;
             for_each_row_of(cpu, rows, width, |row, _| {
-                // SAFETY: all columns are there, and each row is in one task.
-                unsafe { isa.run(WriteRow { to: written, row, values: whole.part(row * width, width) }) };
+                // SAFETY: all columns have been put, and each row is in one task.
+                unsafe { isa.run(EncodeRow { to: encoded, row, values: whole.part(row * width, width) }) };
             });
         }
     }
 
-    /// Takes a shape on. Gives what is computed and not written down, and where the rows are.
-    fn shape(&mut self, isa: Isa, form: Form, rows: usize, width: usize) -> (&mut [f32], Written<'_>) {
+    /// Prepares for rows of this shape; returns the buffer for unencoded values and the encoded rows.
+    fn reshape(&mut self, isa: Isa, form: Form, rows: usize, width: usize) -> (&mut [f32], EncodedRows<'_>) {
         self.has_halves = form == Form::Bf16 && isa.has_dot();
         (self.form, self.rows, self.width) = (form, rows, width);
         let stride = match form {
@@ -134,22 +136,22 @@ impl Input {
             Form::Bf16 if self.has_halves => self.halves.grow(rows * stride),
             Form::F32 | Form::Bf16 => self.values.grow(rows * stride),
         }
-        let written = Written {
+        let encoded = EncodedRows {
             form,
             has_halves: self.has_halves,
             width,
             stride,
-            values: Shared::new(&mut self.values),
-            halves: Shared::new(&mut self.halves),
-            codes: Shared::new(&mut self.codes),
-            scales: Shared::new(&mut self.scales),
-            sums: Shared::new(&mut self.sums),
-            totals: Shared::new(&mut self.totals),
+            values: DisjointMut::new(&mut self.values),
+            halves: DisjointMut::new(&mut self.halves),
+            codes: DisjointMut::new(&mut self.codes),
+            scales: DisjointMut::new(&mut self.scales),
+            sums: DisjointMut::new(&mut self.sums),
+            totals: DisjointMut::new(&mut self.totals),
         };
-        (&mut self.computed, written)
+        (&mut self.unencoded, encoded)
     }
 
-    /// Rows of `width` values that are there already.
+    /// Encodes rows of `width` values that are already computed.
     ///
     /// # Panics
     /// If `x` is not `[rows, width]`.
@@ -158,63 +160,65 @@ impl Input {
         self.fill(cpu, form, x.len() / width, width, |i, out| out.copy_from_slice(&x[i * width..][..width]));
     }
 
-    /// How the rows are written down.
+    /// How the rows are encoded.
     pub fn form(&self) -> Form {
         self.form
     }
 
-    /// Rows.
+    /// Number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Values of a row.
+    /// Values per row.
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// Whether rows are bfloat16 bits.
+    /// Whether rows are stored as bfloat16 bits.
     #[cfg(test)]
     pub(super) fn has_halves(&self) -> bool {
         self.has_halves
     }
 
-    /// `f32` rows, and the values from one to the next: in [`Form::F32`], or bfloat16 widened.
+    /// `f32` rows, and the stride between rows in values. For [`Form::F32`], and for bfloat16 stored as
+    /// `f32`.
     ///
     /// # Panics
-    /// If the rows are written down otherwise.
+    /// If the rows are stored differently.
     pub(super) fn values(&self) -> (&[f32], usize) {
         assert!(self.form != Form::Int8 && !self.has_halves, "rows are f32");
         let stride = padded::<f32>(self.width);
         (&self.values[..self.rows * stride], stride)
     }
 
-    /// Rows of bfloat16 bits, and the values from one to the next.
+    /// Rows of bfloat16 bits, and the stride between rows in values.
     ///
     /// # Panics
-    /// If the rows are written down otherwise.
+    /// If the rows are stored differently.
     pub(super) fn halves(&self) -> (&[u16], usize) {
         assert!(self.has_halves, "rows are bfloat16");
         let stride = padded::<u16>(self.width);
         (&self.halves[..self.rows * stride], stride)
     }
 
-    /// Codes of a row with their padding.
+    /// Codes per row including padding.
     pub(super) fn code_stride(&self) -> usize {
         padded::<i8>(self.width)
     }
 
-    /// Totals of rows' codes, when that is the form.
+    /// Sum of each row's codes, for [`Form::Int8`].
     pub(super) fn totals(&self) -> &[i32] {
         &self.totals[..self.rows]
     }
 
-    /// Sums of a row's codes.
+    /// Group sums per row.
     pub(super) fn sum_stride(&self) -> usize {
         self.code_stride() / GROUP
     }
 
-    /// Codes `[rows, code_stride]`, scales `[rows]` and sums `[rows, code_stride / GROUP]`, when that is the form.
+    /// Codes `[rows, code_stride]`, scales `[rows]` and group sums `[rows, code_stride / GROUP]`, for
+    /// [`Form::Int8`].
     pub(super) fn codes(&self) -> (&[i8], &[f32], &[i32]) {
         let stride = self.code_stride();
         (
@@ -225,31 +229,31 @@ impl Input {
     }
 }
 
-/// Where rows are written down, by several tasks.
-struct Written<'a> {
+/// The encoded rows, for several tasks to write.
+struct EncodedRows<'a> {
     form: Form,
     has_halves: bool,
     width: usize,
-    /// Values from one row to the next, in whichever of these holds the form.
+    /// Values from one row to the next, in whichever buffer the form uses.
     stride: usize,
-    values: Shared<'a, f32>,
-    halves: Shared<'a, u16>,
-    codes: Shared<'a, i8>,
-    scales: Shared<'a, f32>,
-    sums: Shared<'a, i32>,
-    totals: Shared<'a, i32>,
+    values: DisjointMut<'a, f32>,
+    halves: DisjointMut<'a, u16>,
+    codes: DisjointMut<'a, i8>,
+    scales: DisjointMut<'a, f32>,
+    sums: DisjointMut<'a, i32>,
+    totals: DisjointMut<'a, i32>,
 }
 
-impl Written<'_> {
-    /// Writes columns `at..` of a row down. Not for [`Form::Int8`].
+impl EncodedRows<'_> {
+    /// Encodes columns `at..` of a row. Not for [`Form::Int8`].
     ///
     /// # Safety
-    /// Nobody else writes or reads them meanwhile.
+    /// No other task accesses these columns meanwhile.
     #[inline(always)]
     unsafe fn put<S: Simd>(&self, s: S, row: usize, at: usize, values: &[f32]) {
         assert!(at + values.len() <= self.width, "columns of a row");
         let from = row * self.stride + at;
-        // SAFETY: by the contract.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             if self.has_halves {
                 return to_bf16(s, values, self.halves.part(from, values.len()));
@@ -265,100 +269,101 @@ impl Written<'_> {
         }
     }
 
-    /// Writes the zeros behind a row's last column. Not for [`Form::Int8`].
+    /// Writes the zeros after a row's last column. Not for [`Form::Int8`].
     ///
     /// # Safety
-    /// Nobody else writes or reads them meanwhile.
+    /// No other task accesses the padding meanwhile.
     #[inline(never)]
     unsafe fn pad(&self, row: usize) {
         let (from, count) = (row * self.stride + self.width, self.stride - self.width);
-        // SAFETY: by the contract.
+        // SAFETY: guaranteed by the caller.
         unsafe {
-            match self.has_halves {
-                true => self.halves.part(from, count).fill(0),
-                false => self.values.part(from, count).fill(0.0),
+            if self.has_halves {
+                self.halves.part(from, count).fill(0)
+            } else {
+                self.values.part(from, count).fill(0.0)
             }
         }
     }
 }
 
-/// Some columns of all rows, of which each task puts its own.
+/// Rows to which each task adds its own columns.
 pub(super) struct Columns<'a> {
-    /// `[rows, width]`, for [`Form::Int8`].
-    whole: Shared<'a, f32>,
-    written: Written<'a>,
+    /// Unencoded rows `[rows, width]`, for [`Form::Int8`].
+    whole: DisjointMut<'a, f32>,
+    encoded: EncodedRows<'a>,
 }
 
 impl Columns<'_> {
-    /// Sixteen columns from `at` on of a row.
+    /// Puts sixteen columns of a row, from `at` on.
     ///
     /// # Safety
-    /// Each column is put by one task.
+    /// Only one task puts a column.
     #[inline(always)]
     pub(super) unsafe fn put_vector<S: Simd>(&self, s: S, row: usize, at: usize, values: [f32; LANES]) {
-        let Written { form, has_halves, width, stride, .. } = self.written;
+        let EncodedRows { form, has_halves, width, stride, .. } = self.encoded;
         assert!(at + LANES <= width, "columns of a row");
-        // SAFETY: by the contract; the pointers' ranges are checked.
+        // SAFETY: guaranteed by the caller; the pointers' ranges are checked.
         unsafe {
             let vector = s.load(values.as_ptr());
             match form {
                 Form::Bf16 if has_halves => {
-                    s.store_bf16(vector, self.written.halves.pointer(row * stride + at, LANES));
+                    s.store_bf16(vector, self.encoded.halves.pointer(row * stride + at, LANES));
                 }
                 Form::Bf16 => {
                     let rounded = s.store_bf16(vector, [0; LANES].as_mut_ptr());
-                    s.store(rounded, self.written.values.pointer(row * stride + at, LANES));
+                    s.store(rounded, self.encoded.values.pointer(row * stride + at, LANES));
                 }
-                Form::F32 => s.store(vector, self.written.values.pointer(row * stride + at, LANES)),
+                Form::F32 => s.store(vector, self.encoded.values.pointer(row * stride + at, LANES)),
                 Form::Int8 => s.store(vector, self.whole.pointer(row * width + at, LANES)),
             }
         }
     }
 
-    /// Columns `at..` of a row.
+    /// Puts columns `at..` of a row.
     ///
     /// # Safety
-    /// Each column is put by one task.
+    /// Only one task puts a column.
     #[inline(always)]
     pub(super) unsafe fn put<S: Simd>(&self, s: S, row: usize, at: usize, values: &[f32]) {
-        // SAFETY: by the contract.
+        // SAFETY: guaranteed by the caller.
         unsafe {
-            if self.written.form == Form::Int8 {
-                self.whole.part(row * self.written.width + at, values.len()).copy_from_slice(values);
+            if self.encoded.form == Form::Int8 {
+                self.whole.part(row * self.encoded.width + at, values.len()).copy_from_slice(values);
             } else {
-                self.written.put(s, row, at, values);
+                self.encoded.put(s, row, at, values);
             }
         }
     }
 
-    /// What is behind the last column, if some columns end there, of some rows.
+    /// Pads `rows` with zeros if `columns_end` is the end of the row.
     ///
     /// # Safety
-    /// One task puts the last column.
+    /// Only the task that puts the last column calls this.
     #[inline(always)]
     pub(super) unsafe fn end(&self, rows: Range<usize>, columns_end: usize) {
-        if columns_end == self.written.width && self.written.form != Form::Int8 {
-            // SAFETY: by the contract.
-            rows.for_each(|row| unsafe { self.written.pad(row) });
+        if columns_end == self.encoded.width && self.encoded.form != Form::Int8 {
+            // SAFETY: guaranteed by the caller.
+            rows.for_each(|row| unsafe { self.encoded.pad(row) });
         }
     }
 }
 
-/// Writes a row down that no other task writes.
-struct WriteRow<'a> {
-    to: &'a Written<'a>,
+/// Encodes a row that no other task accesses.
+struct EncodeRow<'a> {
+    to: &'a EncodedRows<'a>,
     row: usize,
     values: &'a [f32],
 }
 
-impl Kernel for WriteRow<'_> {
+impl Kernel for EncodeRow<'_> {
     type Output = ();
-    const USES_DOT: bool = true; // bfloat16 by an instruction
+    const USES_DOT: bool = true; // rounds to bfloat16 by an instruction
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let Self { to, row, values } = self;
-        // SAFETY: the row is this kernel's.
+        // SAFETY: no other task accesses the row.
         unsafe {
             if to.form != Form::Int8 {
                 to.put(s, row, 0, values);
@@ -373,13 +378,13 @@ impl Kernel for WriteRow<'_> {
     }
 }
 
-/// Rounds `values` to as many bfloat16 numbers, as [`Simd::store_bf16`] does.
+/// Rounds `values` to bfloat16, as [`Simd::store_bf16`] does.
 #[inline(always)]
 fn to_bf16<S: Simd>(s: S, values: &[f32], halves: &mut [u16]) {
     let (vectors, rest) = values.as_chunks::<LANES>();
     let (to, rest_to) = halves.as_chunks_mut::<LANES>();
     for (vector, to) in vectors.iter().zip(to) {
-        // SAFETY: sixteen values, and as many numbers.
+        // SAFETY: sixteen values each.
         unsafe { s.store_bf16(s.load(vector.as_ptr()), to.as_mut_ptr()) };
     }
     for (value, to) in rest.iter().zip(rest_to) {
@@ -396,10 +401,11 @@ struct ToInt8<'a> {
 impl Kernel for ToInt8<'_> {
     type Output = (f32, i32);
 
-    /// Returns the scale, and the total of codes. A row with a value that is no number gets that for a scale, so that its results are none.
+    /// Returns the scale and the sum of all codes. If a value is NaN or infinite, so is the scale, which
+    /// makes the row's results NaN.
     #[inline(always)]
     fn run<S: Simd>(self, _: S) -> (f32, i32) {
-        let mut bits = 0u32; // of non-negative floats the order is that of their bits, and NaN is the greatest
+        let mut bits = 0u32; // non-negative floats sort like their bits, NaN highest
         for value in self.values {
             bits = bits.max(value.to_bits() & 0x7fff_ffff);
         }
@@ -424,14 +430,14 @@ impl Kernel for ToInt8<'_> {
     }
 }
 
-/// `values * per_unit` as whole numbers from -127 to 127, ties to even.
+/// `values * per_unit` as integers from -127 to 127, ties to even.
 #[inline(always)]
 fn encode(values: &[f32], per_unit: f32, codes: &mut [i8]) {
-    // 1.5 * 2^23: adding it rounds a small value to an integer, held in the low bits.
+    // 1.5 * 2^23: adding it rounds a small value to an integer, which is then in the low bits.
     const ROUND: f32 = 12_582_912.0;
     for (code, value) in codes.iter_mut().zip(values) {
         let scaled = value * per_unit;
-        // Where the scale is so small that its inverse overflows, codes would be beyond the range.
+        // If the scale is so small that its inverse overflows, codes would be out of range.
         let scaled = if scaled < 127.0 { scaled } else { 127.0 };
         let scaled = if scaled > -127.0 { scaled } else { -127.0 };
         *code = (scaled + ROUND).to_bits() as i8;
@@ -457,7 +463,7 @@ mod tests {
                     Form::Int8 => input.codes(),
                     _ => Default::default(),
                 };
-                // What is written down of a float, as bits of an f32.
+                // The encoded floats as bits of `f32`.
                 let (floats, float_stride) = match form {
                     Form::Int8 => (Vec::new(), width),
                     Form::Bf16 if isa.has_dot() => {
@@ -499,7 +505,7 @@ mod tests {
 
     #[test]
     fn codes_are_rounded_to_even() {
-        // The greatest is 127, so that values are codes.
+        // The largest value is 127, so that codes equal values.
         let x: Vec<f32> = (-254..=254).map(|i| i as f32 / 2.0).collect();
         for isa in Isa::available() {
             let mut input = Input::default();
@@ -512,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn unusual_values_are_kept_unusual() {
+    fn zeros_infinities_and_nan_survive_encoding() {
         assert_eq!((nearest_bf16(1e-39), nearest_bf16(-1e-39)), (0, 0x8000));
         assert_eq!(nearest_bf16(f32::INFINITY), 0x7f80);
         assert!(half::bf16::from_bits(nearest_bf16(f32::from_bits(0x7f80_0001))).is_nan());
@@ -525,7 +531,7 @@ mod tests {
         );
         let (codes, scales, _) = input.codes();
         assert!(scales[0] == 0.0 && scales[1].is_nan() && scales[2] >= 0.0);
-        // Codes of 0 times an infinite scale are no number either.
+        // Zero codes times an infinite scale give NaN, too.
         assert!(scales[3] == f32::INFINITY && codes[3 * input.code_stride()..].iter().all(|code| *code == 0));
     }
 }

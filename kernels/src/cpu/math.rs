@@ -1,12 +1,12 @@
-//! exp and tanh of `f32`, the same bits on every machine: no C library, no branches, only operations that are exact or correctly
-//! rounded. The polynomial is that of Cephes (S. Moshier, `expf`), within 2 ulp. Logarithms, of which few are needed,
-//! come from libm, the Rust crate.
+//! exp and tanh of `f32` with the same bits on every machine: no C library, no branches, only operations that
+//! are exact or correctly rounded. The polynomials are those of Cephes (S. Moshier, `expf`, `tanhf`), within
+//! 2 ulp. Logarithms are rare and come from the Rust crate libm.
 
 #![allow(clippy::excessive_precision)] // coefficients as published
 
-// The magic number 1.5 * 2^23: adding it rounds a small value to an integer, held in the low bits.
+// 1.5 * 2^23: adding it rounds a small value to an integer, which is then in the low bits.
 const ROUND: f32 = 12_582_912.0;
-// ln 2 in two parts, the first exact in a few bits.
+// ln 2 in two parts, the first exact in few bits.
 const LN2_HIGH: f32 = 0.693_359_4;
 const LN2_LOW: f32 = -2.121_944_4e-4;
 

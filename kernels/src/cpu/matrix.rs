@@ -1,4 +1,5 @@
-//! A weight matrix as it was stored: rows are looked up in it, and it is [packed](super::packed) to be multiplied with.
+//! Weight matrices as stored in a checkpoint. Embeddings are looked up in them; for products they are
+//! [packed](super::packed).
 
 use skein_sys::mapped::Bytes;
 
@@ -10,7 +11,7 @@ pub struct WeightMatrix {
     cols: usize,
 }
 
-/// How the numbers lie.
+/// Element type and bytes of a matrix.
 #[derive(Debug, Clone)]
 pub enum Storage {
     /// bfloat16, little-endian; needs no alignment.
@@ -22,7 +23,7 @@ pub enum Storage {
 }
 
 impl Storage {
-    /// Bytes of a value.
+    /// Bytes per value.
     pub fn value_bytes(&self) -> usize {
         match self {
             Self::Bf16(_) | Self::F16(_) => 2,
@@ -30,14 +31,14 @@ impl Storage {
         }
     }
 
-    /// All its bytes.
+    /// All bytes of the matrix.
     pub fn bytes(&self) -> &[u8] {
         match self {
             Self::Bf16(bytes) | Self::F16(bytes) | Self::F32(bytes) => bytes,
         }
     }
 
-    /// Widens the values in `bytes`, a part of this storage, into `to`.
+    /// Widens `bytes`, a part of this storage, to `f32`.
     fn widen(&self, bytes: &[u8], to: &mut [f32]) {
         match self {
             Self::Bf16(_) => {
@@ -63,29 +64,29 @@ impl WeightMatrix {
     /// A matrix of `rows * cols` values.
     ///
     /// # Panics
-    /// If the storage holds another number of bytes.
+    /// If the storage has a different number of bytes.
     pub fn new(storage: Storage, rows: usize, cols: usize) -> Self {
         let expected = rows.checked_mul(cols).and_then(|values| values.checked_mul(storage.value_bytes()));
         assert_eq!(Some(storage.bytes().len()), expected, "a [{rows}, {cols}] matrix fills its bytes");
         Self { storage, rows, cols }
     }
 
-    /// Outputs.
+    /// Number of rows, which are outputs.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Inputs.
+    /// Number of columns, which are inputs.
     pub fn cols(&self) -> usize {
         self.cols
     }
 
-    /// Where and how the numbers lie.
+    /// Element type and bytes.
     pub fn storage(&self) -> &Storage {
         &self.storage
     }
 
-    /// Bytes of a row.
+    /// Bytes per row.
     pub fn row_bytes(&self) -> usize {
         self.cols * self.storage.value_bytes()
     }

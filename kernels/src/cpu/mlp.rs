@@ -1,21 +1,21 @@
-//! The gate of the feed-forward network: GLU with one of several activations (Shazeer 2020).
+//! Gated linear units of feed-forward networks, with one of several activations (Shazeer 2020).
 
+use super::disjoint::DisjointMut;
 use super::math::exp;
-use super::shared::Shared;
 use super::simd::{Kernel, Simd};
 use super::{Cpu, for_each_row};
 use crate::gate::Gate;
 
-/// A [`Gate`]'s function, which kernels are compiled for: all of them are `x / (1 + exp(-z))`.
-pub(super) trait Function {
-    /// `z` of `x`.
+/// The function of a [`Gate`], as a type that kernels are compiled for. All of them are `x / (1 + exp(-z))`.
+pub(super) trait Activation {
+    /// `z` as a function of `x`.
     fn logit(x: f32) -> f32;
 }
 
 /// [`Gate::Silu`].
 pub(super) struct Silu;
 
-impl Function for Silu {
+impl Activation for Silu {
     #[inline(always)]
     fn logit(x: f32) -> f32 {
         x
@@ -25,7 +25,7 @@ impl Function for Silu {
 /// [`Gate::GeluTanh`]: `0.5 * (1 + tanh(u))` is `1 / (1 + exp(-2 * u))`.
 pub(super) struct GeluTanh;
 
-impl Function for GeluTanh {
+impl Activation for GeluTanh {
     #[inline(always)]
     fn logit(x: f32) -> f32 {
         const TWICE_SQRT_2_PER_PI: f32 = 1.595_769;
@@ -33,25 +33,26 @@ impl Function for GeluTanh {
     }
 }
 
-/// `out = by(gate) * up`. `gate_up` is `[rows, 2 * width]`, each row its gate and then its up; `out` is `[rows, width]`.
+/// `out = activation(gate) * up`. `gate_up` is `[rows, 2 * width]`, gate before up in each row; `out` is
+/// `[rows, width]`.
 ///
 /// # Panics
 /// If the shapes disagree.
-pub fn glu(cpu: &mut Cpu, by: Gate, gate_up: &[f32], width: usize, out: &mut [f32]) {
+pub fn glu(cpu: &mut Cpu, activation: Gate, gate_up: &[f32], width: usize, out: &mut [f32]) {
     assert!(
         gate_up.len() == 2 * out.len() && out.len().is_multiple_of(width),
         "gate_up is [rows, 2 * width]"
     );
-    let (rows, isa, out) = (out.len() / width, cpu.isa, Shared::new(out));
+    let (rows, isa, out) = (out.len() / width, cpu.isa, DisjointMut::new(out));
     for_each_row(cpu, rows, |row| {
         let (gate, up) = gate_up[row * 2 * width..][..2 * width].split_at(width);
         // SAFETY: each row is in one task.
-        isa.run(Row { by, gate, up, out: unsafe { out.part(row * width, width) } });
+        isa.run(Row { activation, gate, up, out: unsafe { out.part(row * width, width) } });
     });
 }
 
 struct Row<'a> {
-    by: Gate,
+    activation: Gate,
     gate: &'a [f32],
     up: &'a [f32],
     out: &'a mut [f32],
@@ -63,16 +64,16 @@ impl Kernel for Row<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
         self.out.copy_from_slice(self.gate);
-        match self.by {
+        match self.activation {
             Gate::Silu => gate_in_place::<Silu>(self.out, self.up),
             Gate::GeluTanh => gate_in_place::<GeluTanh>(self.out, self.up),
         }
     }
 }
 
-/// The gate of some values, in place of what it is of.
+/// Replaces `gate` by `activation(gate) * up`.
 #[inline(always)]
-pub(super) fn gate_in_place<F: Function>(gate: &mut [f32], up: &[f32]) {
+pub(super) fn gate_in_place<F: Activation>(gate: &mut [f32], up: &[f32]) {
     // Element by element, so any vector width gives the same bits; the compiler vectorises it.
     for (gate, up) in gate.iter_mut().zip(up) {
         *gate = *gate / (1.0 + exp(-F::logit(*gate))) * up;
@@ -84,14 +85,14 @@ mod tests {
     use super::*;
     use crate::cpu::simd::Isa;
 
-    fn check(by: Gate, relative: f64, exact: fn(f64) -> f64) {
+    fn check(activation: Gate, relative: f64, exact: fn(f64) -> f64) {
         let (rows, width) = (11, 53);
         let gate_up: Vec<f32> =
             (0..rows * 2 * width).map(|i| ((i * 71 % 997) as f32 - 498.0) * 0.2).collect();
         let mut first = Vec::new();
         for isa in Isa::available() {
             let mut out = vec![0.0; rows * width];
-            glu(&mut Cpu::with_isa(2, isa), by, &gate_up, width, &mut out);
+            glu(&mut Cpu::with_isa(2, isa), activation, &gate_up, width, &mut out);
             for (i, got) in out.iter().enumerate() {
                 let at = i / width * 2 * width + i % width;
                 let exact = exact(f64::from(gate_up[at])) * f64::from(gate_up[at + width]);
@@ -112,7 +113,8 @@ mod tests {
 
     #[test]
     fn gelu_agrees_with_f64_on_every_instruction_set() {
-        // As published it cancels far below zero. Here the exponent's rounding shows: half an ulp of up to 88.
+        // The published formula cancels far below zero. Here the error is the exponent's rounding: half an
+        // ulp of up to 88.
         check(Gate::GeluTanh, 3e-5, |x| {
             let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
             x / (1.0 + (-2.0 * u).exp())

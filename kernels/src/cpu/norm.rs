@@ -1,13 +1,13 @@
-//! RMS normalisation (Zhang & Sennrich 2019), as Llama has it.
+//! RMS normalisation (Zhang & Sennrich 2019) as in Llama.
 
 use std::ops::Range;
 
+use super::disjoint::DisjointMut;
 use super::input::{Form, Input};
-use super::shared::Shared;
 use super::simd::{Kernel, LANES, Simd};
 use super::{Cpu, for_each_row};
 
-/// Most values of a head that [`rms_norm_heads`] takes: what model configurations allow.
+/// Largest head size that [`rms_norm_heads`] takes; model configurations allow no larger one.
 const MAX_HEAD: usize = 4096;
 
 /// `out = x / sqrt(mean(x²) + eps) * weight`, row by row; `x` and `out` are `[rows, weight.len()]`.
@@ -17,7 +17,7 @@ const MAX_HEAD: usize = 4096;
 pub fn rms_norm(cpu: &mut Cpu, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     let width = weight.len();
     assert!(x.len() == out.len() && x.len().is_multiple_of(width), "x and out are [rows, width]");
-    let (rows, isa, out) = (x.len() / width, cpu.isa, Shared::new(out));
+    let (rows, isa, out) = (x.len() / width, cpu.isa, DisjointMut::new(out));
     for_each_row(cpu, rows, |row| {
         // SAFETY: each row is in one task.
         let out = unsafe { out.part(row * width, width) };
@@ -25,7 +25,7 @@ pub fn rms_norm(cpu: &mut Cpu, x: &[f32], weight: &[f32], eps: f32, out: &mut [f
     });
 }
 
-/// [`rms_norm`] for a multiplication to read.
+/// [`rms_norm`], encoded as the input of a product.
 ///
 /// # Panics
 /// If `x` is not `[rows, weight.len()]`.
@@ -37,14 +37,14 @@ pub fn rms_norm_into(cpu: &mut Cpu, x: &[f32], weight: &[f32], eps: f32, form: F
     });
 }
 
-/// Adds [`rms_norm`] of `x` to `residual`, row by row: for models that normalise what a layer adds.
+/// Adds [`rms_norm`] of `x` to `residual`, row by row, for models that normalise a layer's output.
 ///
 /// # Panics
 /// If the shapes disagree.
 pub fn rms_norm_add(cpu: &mut Cpu, x: &[f32], weight: &[f32], eps: f32, residual: &mut [f32]) {
     let width = weight.len();
     assert!(x.len() == residual.len() && x.len().is_multiple_of(width), "x and residual are [rows, width]");
-    let (rows, isa, residual) = (x.len() / width, cpu.isa, Shared::new(residual));
+    let (rows, isa, residual) = (x.len() / width, cpu.isa, DisjointMut::new(residual));
     for_each_row(cpu, rows, |row| {
         // SAFETY: each row is in one task.
         let residual = unsafe { residual.part(row * width, width) };
@@ -52,8 +52,8 @@ pub fn rms_norm_add(cpu: &mut Cpu, x: &[f32], weight: &[f32], eps: f32, residual
     });
 }
 
-/// Normalises some heads of each row in place: `x` is `[rows, stride]`, and head `h` lies at
-/// `h * weight.len()` of its row.
+/// Normalises the given heads of each row in place. `x` is `[rows, stride]`, and head `h` starts at `h *
+/// weight.len()` of its row.
 ///
 /// # Panics
 /// If the shapes disagree.
@@ -67,7 +67,7 @@ pub fn rms_norm_heads(
 ) {
     let width = weight.len();
     assert!(x.len().is_multiple_of(stride) && heads.end * width <= stride, "x is [rows, stride] of heads");
-    let (rows, isa, x) = (x.len() / stride, cpu.isa, Shared::new(x));
+    let (rows, isa, x) = (x.len() / stride, cpu.isa, DisjointMut::new(x));
     for_each_row(cpu, rows, |row| {
         let mut before = [0.0; MAX_HEAD];
         for head in heads.clone() {
@@ -132,7 +132,7 @@ fn per_rms<S: Simd>(s: S, x: &[f32], eps: f32) -> f32 {
     1.0 / (s.sum(squares) / width as f32 + eps).sqrt()
 }
 
-/// The next sixteen values, or what is left and zeros.
+/// The first sixteen values, padded with zeros if there are fewer.
 #[inline(always)]
 pub(super) fn load_up_to<S: Simd>(s: S, from: &[f32]) -> S::V {
     // SAFETY: reads no more than the slice.
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_added_is_the_norm() {
+    fn rms_norm_add_adds_rms_norm() {
         let (rows, width) = (11, 100);
         let x: Vec<f32> = (0..rows * width).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.07).collect();
         let weight: Vec<f32> = (0..width).map(|i| 0.5 + (i % 7) as f32 / 7.0).collect();

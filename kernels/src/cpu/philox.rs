@@ -17,7 +17,8 @@ pub fn philox4x32_10(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     counter
 }
 
-/// [`philox4x32_10`] of `N` counters under one key, `[word][counter]`: for compilers to vectorise.
+/// [`philox4x32_10`] of `N` counters under one key, `[word][counter]`, written so that compilers vectorise
+/// it.
 #[inline(always)]
 pub fn philox4x32_10_many<const N: usize>(mut counters: [[u32; N]; 4], mut key: [u32; 2]) -> [[u32; N]; 4] {
     for _ in 0..10 {
@@ -55,6 +56,7 @@ mod tests {
             assert_eq!(philox4x32_10(counter, key).to_vec(), words(&vector["output"]), "{vector}");
         }
     }
+
     #[test]
     fn many_counters_give_the_words_of_each() {
         let counters: [[u32; 5]; 4] = std::array::from_fn(|word| {

@@ -1,28 +1,32 @@
-//! How far ahead of a multiplication its weights are asked for from memory.
+//! Prefetch distances: how far ahead of a product its weights are fetched from memory.
 
 use std::sync::OnceLock;
 
-/// Where loads and the hardware's own prefetching leave a part of the bandwidth unused. Intel's Emerald Rapids read at 69% of it without,
-/// at 95% with this distance on each of four streams; on AMD's Zen 5 products of eight rows gain 9% (16 bits), 5 to 19% (8) and
-/// 14 to 23% (4), those of one row of 4 bits as much.
+/// For processors on which loads and hardware prefetching do not use the full bandwidth. Intel's Emerald
+/// Rapids read at 69% of it without prefetching and at 95% with this distance on each of four streams. On
+/// AMD's Zen 5, products of eight rows gain 9% (16 bits), 5 to 19% (8 bits) and 14 to 23% (4 bits); products
+/// of one row gain as much at 4 bits.
 const FAR: usize = 2048;
-/// On AMD's Zen 4 panels are streams long enough for the hardware to ask for them: 256 and
-/// 512 bytes were slower in most shapes, and faster in few.
+/// AMD's Zen 4 prefetches panels well in hardware, because they are long streams: 256 and 512 bytes were
+/// slower for most shapes and faster for few.
 const NONE: usize = 0;
-/// There it asks too late for codes of 4 bits: so much is computed with each line that few of them are in sight.
+/// For 4-bit codes on Zen 4: each line takes so much computation that few lines are in flight, and the
+/// hardware prefetches too late.
 const NEAR: usize = 512;
 
-/// Bytes, on each stream of values of so many bits, for this machine; 0 for none.
+/// Bytes to prefetch ahead on each stream of `bits`-bit values on this machine; 0 = do not prefetch.
 pub(super) fn distance(bits: u32) -> usize {
     static IS_UP_TO_ZEN_4: OnceLock<bool> = OnceLock::new();
-    match IS_UP_TO_ZEN_4.get_or_init(is_up_to_zen_4) {
-        false => FAR,
-        true if bits == 4 => NEAR,
-        true => NONE,
+    if !*IS_UP_TO_ZEN_4.get_or_init(is_up_to_zen_4) {
+        FAR
+    } else if bits == 4 {
+        NEAR
+    } else {
+        NONE
     }
 }
 
-/// Zen 5 is AMD's family 26.
+/// Whether this is an AMD processor before Zen 5, which is family 26.
 #[cfg(target_arch = "x86_64")]
 fn is_up_to_zen_4() -> bool {
     use std::arch::x86_64::__cpuid;

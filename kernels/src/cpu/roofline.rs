@@ -1,4 +1,4 @@
-//! What the machine can do at most: plain reading and plain multiplication, to hold the kernels against.
+//! Upper bounds of this machine, to compare kernels with: plain reading and plain multiplication.
 
 use super::Cpu;
 use super::simd::{Kernel, LANES, Simd};
@@ -6,41 +6,42 @@ use super::simd::{Kernel, LANES, Simd};
 /// Bytes of a vector of 16 `f32`.
 const VECTOR_BYTES: usize = LANES * 4;
 const STREAMS: usize = 4;
-/// Independent chains of multiply-adds: enough to cover their latency.
+/// Independent chains of multiply-adds, enough to hide their latency.
 const CHAINS: usize = 12;
-/// Where registers allow: pairs of bfloat16 take longer (Zen 5: six cycles, two at a time, and twelve chains reach 92%).
-const MORE_CHAINS: usize = 2 * CHAINS;
+/// Chains for pairs of bfloat16 where registers allow: their latency is higher (Zen 5: six cycles, two per
+/// cycle; twelve chains reach 92%).
+const PAIR_CHAINS: usize = 2 * CHAINS;
 
-/// A way of reading: which one is fastest differs between processors, and the fastest is the ceiling.
+/// A way of reading memory. Which one is fastest differs between processors; the fastest is the ceiling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reading {
-    /// Bytes a task reads, in four streams; a multiple of 256.
+    /// Bytes per task, read in four streams; a multiple of 256.
     task_bytes: usize,
-    /// Bytes ahead of the reading that are asked for; 0 = the hardware does.
-    ahead: usize,
+    /// Prefetch distance in bytes; 0 = only the hardware prefetches.
+    prefetch: usize,
 }
 
-/// All ways.
+/// All ways of reading to try.
 pub const READINGS: [Reading; 4] = [
-    Reading { task_bytes: 256 << 10, ahead: 2048 },
-    Reading { task_bytes: 256 << 10, ahead: 0 },
-    Reading { task_bytes: 2 << 20, ahead: 512 },
-    Reading { task_bytes: 2 << 20, ahead: 0 },
+    Reading { task_bytes: 256 << 10, prefetch: 2048 },
+    Reading { task_bytes: 256 << 10, prefetch: 0 },
+    Reading { task_bytes: 2 << 20, prefetch: 512 },
+    Reading { task_bytes: 2 << 20, prefetch: 0 },
 ];
 
-/// Reads all of `bytes` (whole tasks) with all threads, and does nothing with them.
+/// Reads `bytes`, rounded down to whole tasks, with all threads.
 pub fn read(cpu: &mut Cpu, bytes: &[u8], reading: Reading) {
     let isa = cpu.isa;
-    let Reading { task_bytes, ahead } = reading;
+    let Reading { task_bytes, prefetch } = reading;
     cpu.threads.run(bytes.len() / task_bytes, |task, _| {
-        std::hint::black_box(isa.run(Read { bytes: &bytes[task * task_bytes..][..task_bytes], ahead }));
+        std::hint::black_box(isa.run(Read { bytes: &bytes[task * task_bytes..][..task_bytes], prefetch }));
     });
 }
 
 /// Reads four streams at once.
 struct Read<'a> {
     bytes: &'a [u8],
-    ahead: usize,
+    prefetch: usize,
 }
 
 impl Kernel for Read<'_> {
@@ -53,8 +54,8 @@ impl Kernel for Read<'_> {
         for at in (0..stream).step_by(VECTOR_BYTES) {
             for (i, sum) in sums.iter_mut().enumerate() {
                 let from = self.bytes[i * stream + at..i * stream + at + VECTOR_BYTES].as_ptr();
-                if self.ahead > 0 {
-                    s.prefetch(from.wrapping_add(self.ahead));
+                if self.prefetch > 0 {
+                    s.prefetch(from.wrapping_add(self.prefetch));
                 }
                 // SAFETY: the slice above has a vector's bytes.
                 *sum = s.add(*sum, unsafe { s.load(from.cast()) });
@@ -64,19 +65,19 @@ impl Kernel for Read<'_> {
     }
 }
 
-/// What is multiplied.
+/// Operand type of a multiplication benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// `f32` by fused multiply-add.
+    /// `f32` with fused multiply-add.
     F32,
-    /// Pairs of bfloat16 into `f32`: by one instruction, or widened, whichever is faster here.
+    /// Pairs of bfloat16 into `f32`, by an instruction or widened, whichever is faster here.
     Bf16,
-    /// Bytes, four at a time, into 32 bits.
+    /// 8-bit integers, four at a time, into 32 bits.
     Int8,
 }
 
-/// Does `steps * threads` rounds of multiplications in registers and returns how many operations, a product and a sum each
-/// counting as one, they were.
+/// Runs `steps * threads` rounds of multiply-adds in registers. Returns the number of operations; a product
+/// and a sum count as one each.
 pub fn multiply(cpu: &mut Cpu, kind: Kind, steps: usize) -> u64 {
     let (isa, threads) = (cpu.isa, cpu.threads.count());
     cpu.threads.run(threads, |_, _| match kind {
@@ -118,9 +119,10 @@ impl Kernel for MultiplyPairs {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> f32 {
-        match S::ACCUMULATORS >= MORE_CHAINS {
-            true => pairs::<S, MORE_CHAINS>(s, self.0 * CHAINS / MORE_CHAINS),
-            false => pairs::<S, CHAINS>(s, self.0),
+        if S::ACCUMULATORS >= PAIR_CHAINS {
+            pairs::<S, PAIR_CHAINS>(s, self.0 * CHAINS / PAIR_CHAINS)
+        } else {
+            pairs::<S, CHAINS>(s, self.0)
         }
     }
 }

@@ -1,34 +1,36 @@
-//! Rotary position embeddings (Su et al. 2021), halves rotated as in Hugging Face checkpoints.
+//! Rotary position embeddings (Su et al. 2021). The halves of a head are rotated, as in Hugging Face
+//! checkpoints.
 
+use super::disjoint::DisjointMut;
 use super::kv_cache::{KvCache, TILE};
-use super::shared::Shared;
 use super::simd::{Kernel, Simd};
 use super::{Cpu, for_each_row, for_each_row_of, for_each_run};
 
-/// Rows of a task where there are many: a tile of slots.
-const RUN: usize = TILE;
+/// Rows per task if there are many: one tile of slots.
+const ROWS_PER_TASK: usize = TILE;
 
-/// How a model stretches its rotation to longer contexts.
+/// How a model scales its rotation for longer contexts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum RopeScaling {
-    /// Not at all.
+    /// Frequencies as they are.
     None,
-    /// All frequencies divided by this factor.
+    /// All frequencies are divided by this factor.
     Linear(f64),
-    /// Llama 3: low frequencies divided, high ones kept, those between blended.
+    /// Llama 3: low frequencies are divided, high ones kept, and those between interpolated.
     Llama3 {
         /// Divides the low frequencies.
         factor: f64,
-        /// Wavelengths over `original_context / this` are low frequencies.
+        /// Wavelengths above `original_context / low_freq_factor` are low frequencies.
         low_freq_factor: f64,
-        /// Wavelengths under `original_context / this` are high frequencies.
+        /// Wavelengths below `original_context / high_freq_factor` are high frequencies.
         high_freq_factor: f64,
-        /// Context the model was first trained with.
+        /// Context length of the first training.
         original_context: f64,
     },
 }
 
-/// Angle per position of each pair: `theta^(-2i / head_dim)`, scaled. In f32 and in Hugging Face's order of roundings.
+/// Angle per position of each pair, `theta^(-2i / head_dim)`, scaled; in f32, rounded in Hugging Face's
+/// order.
 pub fn inverse_frequencies(head_dim: usize, theta: f64, scaling: RopeScaling) -> Vec<f32> {
     let plain = (0..head_dim / 2).map(|i| {
         let exponent = (2 * i) as f32 / head_dim as f32;
@@ -56,14 +58,14 @@ fn scaled(frequency: f32, scaling: RopeScaling) -> f32 {
     }
 }
 
-/// Cosines and sines of each row's position: `[rows, head_dim / 2]` each.
+/// Writes the cosines and sines of each row's position, `[rows, head_dim / 2]` each.
 pub fn angles(cpu: &mut Cpu, frequencies: &[f32], positions: &[u32], cos: &mut [f32], sin: &mut [f32]) {
     let half = frequencies.len();
     assert!(
         cos.len() == positions.len() * half && sin.len() == cos.len(),
         "cos and sin are [rows, head_dim / 2]"
     );
-    let (cos, sin) = (Shared::new(cos), Shared::new(sin));
+    let (cos, sin) = (DisjointMut::new(cos), DisjointMut::new(sin));
     for_each_row(cpu, positions.len(), |row| {
         // SAFETY: each row is in one task.
         let (cos, sin) = unsafe { (cos.part(row * half, half), sin.part(row * half, half)) };
@@ -82,32 +84,32 @@ pub fn rotate(cpu: &mut Cpu, x: &mut [f32], stride: usize, heads: usize, cos: &[
     let rows = x.len() / stride;
     let half = cos.len() / rows.max(1);
     assert!(x.len() == rows * stride && heads * 2 * half <= stride, "the heads lie inside a row");
-    let (isa, x) = (cpu.isa, Shared::new(x));
+    let (isa, x) = (cpu.isa, DisjointMut::new(x));
     for_each_row(cpu, rows, |row| {
         // SAFETY: each row is in one task.
         let x = unsafe { x.part(row * stride, heads * 2 * half) };
-        isa.run(Turn { x, cos: &cos[row * half..][..half], sin: &sin[row * half..][..half] });
+        isa.run(Rotate { x, cos: &cos[row * half..][..half], sin: &sin[row * half..][..half] });
     });
 }
 
-/// The query, key and value heads of a step, and where its keys and values go.
+/// The query, key and value heads of a batch, and the slots for its keys and values.
 pub struct Projected<'a> {
     /// `[rows, (heads + 2 * kv_heads) * head_dim]`: queries, keys, values.
     pub qkv: &'a mut [f32],
     /// Query heads.
     pub heads: usize,
-    /// `[rows, head_dim / 2]`, see [`angles`].
+    /// Cosines `[rows, head_dim / 2]`, see [`angles`].
     pub cos: &'a [f32],
-    /// As `cos`.
+    /// Sines, as `cos`.
     pub sin: &'a [f32],
-    /// `[rows]`: distinct slots of the cache.
+    /// `[rows]` cache slots, all different.
     pub slots: &'a [u32],
 }
 
 /// Rotates queries and keys in place and writes keys and values to the cache, in one pass over the rows.
 ///
 /// # Panics
-/// If the shapes disagree or a slot is not one of the cache's.
+/// If the shapes disagree or a slot is outside the cache.
 pub fn rotate_and_write(cpu: &mut Cpu, cache: &mut KvCache, layer: usize, projected: Projected<'_>) {
     let Projected { qkv, heads, cos, sin, slots } = projected;
     let (kv_heads, head_dim) = (cache.shape().kv_heads, cache.shape().head_dim);
@@ -118,31 +120,31 @@ pub fn rotate_and_write(cpu: &mut Cpu, cache: &mut KvCache, layer: usize, projec
         "cos and sin are [rows, head_dim / 2]"
     );
     let (isa, rows, threads) = (cpu.isa, slots.len(), cpu.threads.count());
-    let (slots_of, qkv) = (cache.slots(layer), Shared::new(qkv));
+    let (slots_of, qkv) = (cache.slots(layer), DisjointMut::new(qkv));
     let work = |row: usize, _| {
         // SAFETY: each row is in one task.
         let x = unsafe { qkv.part(row * stride, stride) };
-        let turned = &mut x[..(heads + kv_heads) * head_dim];
-        isa.run(Turn { x: turned, cos: &cos[row * half..][..half], sin: &sin[row * half..][..half] });
+        let rotated = &mut x[..(heads + kv_heads) * head_dim];
+        isa.run(Rotate { x: rotated, cos: &cos[row * half..][..half], sin: &sin[row * half..][..half] });
         // SAFETY: slots are distinct, and each row is in one task.
         isa.run(unsafe { slots_of.write(slots[row], &x[heads * head_dim..]) });
     };
-    // Slots that follow each other, as a prompt's do, share cache lines: threads should not write them side by side.
-    if rows >= 4 * RUN * threads {
-        for_each_run(cpu, rows, RUN, work);
+    // Consecutive slots, as in prefill, share cache lines: threads should not write adjacent ones.
+    if rows >= 4 * ROWS_PER_TASK * threads {
+        for_each_run(cpu, rows, ROWS_PER_TASK, work);
     } else {
         for_each_row_of(cpu, rows, stride, work);
     }
 }
 
 /// Rotates all heads of a row.
-struct Turn<'a> {
+struct Rotate<'a> {
     x: &'a mut [f32],
     cos: &'a [f32],
     sin: &'a [f32],
 }
 
-impl Kernel for Turn<'_> {
+impl Kernel for Rotate<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -167,7 +169,7 @@ mod tests {
     fn a_rotation_keeps_lengths_and_depends_on_distance_only() {
         let cpu = &mut Cpu::new(1);
         let frequencies = inverse_frequencies(8, 10_000.0, RopeScaling::None);
-        let turned = |cpu: &mut Cpu, x: [f32; 8], position: u32| {
+        let rotated = |cpu: &mut Cpu, x: [f32; 8], position: u32| {
             let (mut x, mut cos, mut sin) = (x, [0.0; 4], [0.0; 4]);
             angles(cpu, &frequencies, &[position], &mut cos, &mut sin);
             rotate(cpu, &mut x, 8, 1, &cos, &sin);
@@ -175,10 +177,10 @@ mod tests {
         };
         let dot = |a: [f32; 8], b: [f32; 8]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
         let (q, k) = ([0.3, -1.2, 0.7, 2.0, 0.1, 0.9, -0.4, 1.1], [1.0, 0.2, -0.6, 0.8, 1.3, -0.9, 0.5, 0.4]);
-        assert_eq!(turned(cpu, q, 0), q);
+        assert_eq!(rotated(cpu, q, 0), q);
         for position in [1, 17, 1000] {
-            let (near, far) = (turned(cpu, q, position + 3), turned(cpu, k, position));
-            assert!((dot(near, far) - dot(turned(cpu, q, 3), k)).abs() < 1e-3);
+            let (near, far) = (rotated(cpu, q, position + 3), rotated(cpu, k, position));
+            assert!((dot(near, far) - dot(rotated(cpu, q, 3), k)).abs() < 1e-3);
             assert!((dot(near, near) - dot(q, q)).abs() < 1e-4);
         }
     }
@@ -198,6 +200,7 @@ mod tests {
         assert!(scaled.iter().zip(&plain).all(|(scaled, plain)| (plain / 8.0..=*plain).contains(scaled)));
         assert_eq!(inverse_frequencies(4, 100.0, RopeScaling::Linear(4.0)), [0.25, 0.025]);
     }
+
     #[test]
     fn rotating_and_writing_at_once_is_rotating_and_then_writing() {
         let shape =

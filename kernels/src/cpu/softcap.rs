@@ -1,13 +1,13 @@
-//! Softcaps: values are kept within `-cap..cap`, smoothly (Gemma 2, Gemma Team 2024).
+//! Softcapping: a smooth limit of values to `-cap..cap` (Gemma 2, Gemma Team 2024).
 
+use super::disjoint::DisjointMut;
 use super::math::tanh;
-use super::shared::Shared;
 use super::simd::{Kernel, Simd};
 use super::{Cpu, VALUES_PER_TASK, for_each_run};
 
-/// `values` become `cap * tanh(values / cap)`.
+/// Replaces each of `values` by `cap * tanh(values / cap)`.
 pub fn softcap(cpu: &mut Cpu, values: &mut [f32], cap: f32) {
-    let (isa, count, values) = (cpu.isa, values.len(), Shared::new(values));
+    let (isa, count, values) = (cpu.isa, values.len(), DisjointMut::new(values));
     let softcap = Softcap { cap, factor: 1.0 / cap };
     for_each_run(cpu, count.div_ceil(VALUES_PER_TASK), 1, |part, _| {
         let start = part * VALUES_PER_TASK;
@@ -24,7 +24,7 @@ pub(super) struct Softcap {
     pub(super) factor: f32,
 }
 
-/// Caps some values in place.
+/// Kernel that caps `values` in place.
 pub(super) struct Capped<'a> {
     pub(super) softcap: Softcap,
     pub(super) values: &'a mut [f32],

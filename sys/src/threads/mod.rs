@@ -1,15 +1,16 @@
-//! A fixed set of threads that share out the tasks of one operation at a time.
+//! A fixed set of threads that share the tasks of one operation at a time.
 //!
-//! The caller works too. Each takes the [`tasks`] of its own part, then others', so a slow thread takes fewer; which thread takes
-//! which must not matter to the result. Between operations the others spin for some tens of microseconds, then sleep:
-//! an idle machine stays idle. A thread that wakes late finds the operation closed and is not waited for.
+//! The caller works too. Each participant takes the [`tasks`] of its own part first and then those that
+//! others have left, so a slow thread takes fewer. Results must not depend on which thread runs a task.
+//! Between operations the helpers spin for some tens of microseconds and then sleep, so that an idle machine
+//! stays idle. A helper that wakes up late finds the operation closed, and nothing waits for it.
 //!
-//! Where another program wants a processor, too, the system takes it from one of these threads for some milliseconds, most
-//! likely amid a task, and all others would wait for that task. So helpers offer their processor between tasks, where
-//! nobody waits for them, before it is taken ([`Turn`]); and a caller that waits long sleeps, so that the system can bring
-//! the thread it waits for to its processor. None is kept to one processor, but a helper keeps off the caller's: else the
-//! system likes to wake it there, where the two take turns for tens of milliseconds while the other program has a processor for
-//! itself.
+//! If other programs compete for the processors, the system preempts one of these threads for some
+//! milliseconds, most likely in the middle of a task, and all the others wait for that task. So helpers yield
+//! between tasks, where nothing waits for them, before they are preempted ([`TimeSlice`]). A caller that has
+//! waited long sleeps, so that its processor is free for the thread it waits for. No thread is pinned, but
+//! helpers stay off the caller's processor: the system likes to wake them there, and the two would share one
+//! processor for tens of milliseconds while the other program has a whole one.
 
 mod processors;
 mod tasks;
@@ -23,16 +24,16 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use processors::Mask;
-pub use processors::Placement;
+pub use processors::ThreadPlacement;
 use tasks::Tasks;
 
-/// Pauses before a thread without work sleeps: 20–50 µs on current x86.
+/// Spins of a helper without work before it sleeps: 20–50 µs on current x86.
 const SPINS: u32 = 1000;
-/// Pauses before a caller that waits for the others sleeps: 200–500 µs.
-const SPINS_OF_CALLER: u32 = 10_000;
-/// How long a helper works before it offers its processor to others. Systems take it after 3 to 4 ms if they are asked to, and
-/// after 3 that is often too late.
-const TURN: Duration = Duration::from_millis(2);
+/// Spins of a caller that waits for helpers before it sleeps: 200–500 µs.
+const CALLER_SPINS: u32 = 10_000;
+/// How long a helper works before it yields. Systems preempt after 3 to 4 ms, so yielding after 3 ms is often
+/// too late.
+const TIME_SLICE: Duration = Duration::from_millis(2);
 
 /// Threads that work on one operation at a time; see [`Threads::run`].
 pub struct Threads {
@@ -41,60 +42,65 @@ pub struct Threads {
     keep_to: Option<Vec<usize>>,
 }
 
-/// One operation: what a task of it does.
+/// The function that runs one task of an operation: `work(task, participant)`.
 #[derive(Clone, Copy)]
 struct Job {
     work: *const (dyn Fn(usize, usize) + Sync),
 }
 
 struct Common {
-    /// Operation number, whether the caller sleeps until it ends, whether it is open, and how many helpers are in it; see
-    /// the constants below.
+    /// Operation number, [`AWAITED`], [`OPEN`] and the number of helpers in the operation ([`JOINED`]).
     state: AtomicU64,
     job: UnsafeCell<Option<Job>>,
     tasks: Tasks,
-    /// The processor that the caller was on when it opened the operation; [`NOWHERE`] where the system does not tell.
+    /// The caller's processor when it opened the operation; [`NOWHERE`] if the system does not tell.
     caller_on: AtomicUsize,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     stop: AtomicBool,
     sleepers: AtomicUsize,
-    bed: Mutex<()>,
+    sleep_lock: Mutex<()>,
     wake: Condvar,
     done: Condvar,
 }
 
-/// No processor's number.
+/// Not a processor's number.
 const NOWHERE: usize = usize::MAX;
 
+/// Mask: helpers in the operation.
 const JOINED: u64 = 0xffff;
+/// Flag: helpers may join the operation.
 const OPEN: u64 = 0x1_0000;
+/// Flag: the caller sleeps until the last helper has left.
 const AWAITED: u64 = 0x2_0000;
+/// Increment of the operation number, which is in the bits above.
 const OPERATION: u64 = 0x4_0000;
 
-/// The operation that a state is about.
+/// The operation number of a state.
 fn operation(state: u64) -> u64 {
     state & !(JOINED | OPEN | AWAITED)
 }
 
-// SAFETY: `job` is written only by the owner of `Threads`, while no operation is open and no helper is joined; it is
-// read only by helpers that joined an open one. Joining and leaving are acquire and release on `state`.
+// SAFETY: `job` is written only by the owner of `Threads`, while no operation is open and no helper has
+// joined. Only helpers that joined an open operation read it. Joining and leaving are acquire and release on
+// `state`.
 unsafe impl Sync for Common {}
 // SAFETY: the pointer in `job` is used only while `Threads::run`, which borrowed its target, has not returned.
 unsafe impl Send for Common {}
 
 impl Threads {
-    /// `count` participants, the caller included; 0 counts as 1.
+    /// `count` participants including the caller; 0 counts as 1.
     pub fn new(count: usize) -> Self {
         Self::start(count, None)
     }
 
-    /// As many participants as `placement` says, where it says: the helpers at once, the caller from
-    /// [`Threads::place_caller`] on.
-    pub fn on(placement: &Placement) -> Self {
+    /// As many participants as `placement` says, on the processors it names: helpers from the start, the
+    /// caller once it has called [`Threads::place_caller`].
+    pub fn on(placement: &ThreadPlacement) -> Self {
         Self::start(placement.threads, placement.keep_to.clone())
     }
 
-    /// Places the calling thread, which is to call [`Threads::run`] from now on.
+    /// Moves the calling thread to the placement's processors. Call it on the thread that will call
+    /// [`Threads::run`].
     pub fn place_caller(&self) {
         place(self.keep_to.as_deref());
     }
@@ -109,7 +115,7 @@ impl Threads {
             panic: Mutex::new(None),
             stop: AtomicBool::new(false),
             sleepers: AtomicUsize::new(0),
-            bed: Mutex::new(()),
+            sleep_lock: Mutex::new(()),
             wake: Condvar::new(),
             done: Condvar::new(),
         });
@@ -130,35 +136,36 @@ impl Threads {
         Self { common, helpers, keep_to }
     }
 
-    /// Participants, the caller included.
+    /// Participants, including the caller.
     pub fn count(&self) -> usize {
         self.helpers.len() + 1
     }
 
-    /// Calls `work(task, participant)` once for each task, on all participants; returns when all are done. After a task a
-    /// participant mostly gets the one that follows.
-    /// No two calls at a time have the same participant. A panic in a task reaches the caller, others finish first.
+    /// Calls `work(task, participant)` once for each task, spread over all participants; returns when all
+    /// tasks are done. Each participant mostly gets consecutive tasks. Concurrent calls never have the same
+    /// participant. If a task panics, the panic is raised again here once the others have finished.
     pub fn run(&mut self, tasks: usize, work: impl Fn(usize, usize) + Sync) {
         if tasks <= 1 || self.helpers.is_empty() {
             (0..tasks).for_each(|task| work(task, 0));
             return;
         }
         let work: &(dyn Fn(usize, usize) + Sync) = &work;
-        // SAFETY: only the lifetime changes; nobody uses the pointer once this function has returned.
+        // SAFETY: only the lifetime changes; the pointer is not used after this function has returned.
         let work: *const (dyn Fn(usize, usize) + Sync) = unsafe { std::mem::transmute(work) };
         let job = Job { work };
         let common = &*self.common;
-        // SAFETY: no operation is open and no helper joined: the last `run` waited for that, and `self` is unique.
+        // SAFETY: no operation is open and no helper has joined: the last `run` waited for that, and `self`
+        // is unique.
         unsafe { *common.job.get() = Some(job) };
         common.tasks.share_out(tasks);
         common.caller_on.store(processors::current().unwrap_or(NOWHERE), Ordering::Relaxed);
         let next = operation(common.state.load(Ordering::Relaxed)).wrapping_add(OPERATION);
         common.state.store(next | OPEN, Ordering::SeqCst);
         if common.sleepers.load(Ordering::SeqCst) > 0 {
-            drop(common.lock_bed());
+            drop(common.lock_sleep());
             common.wake.notify_all();
         }
-        common.work(job, 0, &Turn::ENDLESS);
+        common.work(job, 0, &TimeSlice::UNLIMITED);
         common.wait_for_helpers();
         let panic = common.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(panic) = panic {
@@ -167,7 +174,7 @@ impl Threads {
     }
 }
 
-/// Placement is for speed only: a thread that may not be placed computes all the same.
+/// Placement only affects speed: a thread that cannot be placed computes anyway.
 fn place(keep_to: Option<&[usize]>) {
     if let Some(processors) = keep_to {
         let _ = processors::keep_to(processors);
@@ -177,44 +184,46 @@ fn place(keep_to: Option<&[usize]>) {
 impl Drop for Threads {
     fn drop(&mut self) {
         self.common.stop.store(true, Ordering::SeqCst);
-        drop(self.common.lock_bed());
+        drop(self.common.lock_sleep());
         self.common.wake.notify_all();
         for helper in self.helpers.drain(..) {
-            let _ = helper.join(); // its panics were caught in `work`
+            let _ = helper.join(); // `work` has caught its panics
         }
     }
 }
 
-/// How long a thread has had its processor.
-struct Turn {
+/// When a thread was last scheduled or yielded, to tell when to yield next.
+struct TimeSlice {
     began: Option<Instant>,
 }
 
-impl Turn {
-    /// That of a thread which nobody can do without.
-    const ENDLESS: Self = Self { began: None };
+impl TimeSlice {
+    /// For the caller, which never yields: everything waits for it.
+    const UNLIMITED: Self = Self { began: None };
 
-    #[allow(clippy::disallowed_methods)] // the system's turns are real time, also in simulations
+    #[allow(clippy::disallowed_methods)] // the system's scheduler runs in real time, also in simulations
     fn begin() -> Self {
         Self { began: Some(Instant::now()) }
     }
 
     fn is_over(&self) -> bool {
-        self.began.is_some_and(|began| began.elapsed() >= TURN)
+        self.began.is_some_and(|began| began.elapsed() >= TIME_SLICE)
     }
 }
 
 impl Common {
-    fn lock_bed(&self) -> MutexGuard<'_, ()> {
-        self.bed.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_sleep(&self) -> MutexGuard<'_, ()> {
+        self.sleep_lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes tasks until none is left, or the turn is over. After a panic none is left: the operation has failed anyway.
-    fn work(&self, job: Job, participant: usize, turn: &Turn) {
+    /// Runs tasks until none is left or the time slice is over. A panic discards the remaining tasks: the
+    /// operation has failed anyway.
+    fn work(&self, job: Job, participant: usize, slice: &TimeSlice) {
         let result = catch_unwind(AssertUnwindSafe(|| {
-            // SAFETY: this participant is in the operation, so `run` has not returned and its closure lives.
+            // SAFETY: this participant is in the operation, so `run` has not returned and its closure is
+            // alive.
             let work = unsafe { &*job.work };
-            while !turn.is_over() {
+            while !slice.is_over() {
                 let Some(task) = self.tasks.take(participant) else { return };
                 work(task, participant);
             }
@@ -228,47 +237,49 @@ impl Common {
     /// Closes the operation, and returns when all helpers have left it.
     fn wait_for_helpers(&self) {
         let mut state = self.state.fetch_and(!OPEN, Ordering::AcqRel);
-        for _ in 0..SPINS_OF_CALLER {
+        for _ in 0..CALLER_SPINS {
             if state & JOINED == 0 {
                 return;
             }
             std::hint::spin_loop();
             state = self.state.load(Ordering::Acquire);
         }
-        let mut bed = self.lock_bed();
-        // The last helper to leave sees this, or this sees that it has left.
+        let mut asleep = self.lock_sleep();
+        // Either the last helper to leave sees the flag, or this thread sees that it has left.
         state = self.state.fetch_or(AWAITED, Ordering::AcqRel);
         while state & JOINED != 0 {
-            bed = self.done.wait(bed).unwrap_or_else(PoisonError::into_inner);
+            asleep = self.done.wait(asleep).unwrap_or_else(PoisonError::into_inner);
             state = self.state.load(Ordering::Acquire);
         }
     }
 
-    /// The life of a helper: wait for an operation, join it, work, leave. It may run on the processors in `place`.
+    /// A helper's loop: wait for an operation, join it, work, leave. It may run on the processors in `place`.
     fn help(&self, participant: usize, mut place: Mask) {
-        let (mut last, mut turn) = (0, Turn::begin());
-        while let Some(state) = self.wait_for_other_than(last, &mut turn) {
+        let (mut last, mut slice) = (0, TimeSlice::begin());
+        while let Some(state) = self.wait_for_other_than(last, &mut slice) {
             self.keep_off_caller(&mut place);
             if !self.join(operation(state)) {
                 last = operation(state);
                 continue;
             }
-            // SAFETY: joined an open operation: `job` was written before it opened and stays until all have left.
+            // SAFETY: this thread has joined an open operation: `job` was written before it opened and stays
+            // until all have left.
             if let Some(job) = unsafe { *self.job.get() } {
-                self.work(job, participant, &turn);
+                self.work(job, participant, &slice);
             }
             self.leave();
-            if turn.is_over() {
-                // Nobody waits for this thread now; if the operation is still open afterwards, it joins again.
+            if slice.is_over() {
+                // Nothing waits for this thread now. If the operation is still open afterwards, it joins
+                // again.
                 std::thread::yield_now();
-                turn = Turn::begin();
+                slice = TimeSlice::begin();
             } else {
                 last = operation(state);
             }
         }
     }
 
-    /// Moves this thread to another of the processors that it may use if it is on the caller's.
+    /// Moves this thread off the caller's processor if it is there and may use another.
     fn keep_off_caller(&self, place: &mut Mask) {
         let caller_on = self.caller_on.load(Ordering::Relaxed);
         if processors::current() == Some(caller_on) {
@@ -276,22 +287,23 @@ impl Common {
         }
     }
 
-    /// Joins `operation` if it is still open.
-    fn join(&self, joined: u64) -> bool {
-        let still_open = |state: u64| (operation(state) == joined && state & OPEN != 0).then(|| state + 1);
+    /// Joins operation `number` if it is still open.
+    fn join(&self, number: u64) -> bool {
+        let still_open = |state: u64| (operation(state) == number && state & OPEN != 0).then(|| state + 1);
         self.state.fetch_update(Ordering::Acquire, Ordering::Relaxed, still_open).is_ok()
     }
 
     fn leave(&self) {
         let before = self.state.fetch_sub(1, Ordering::AcqRel);
         if before & JOINED == 1 && before & AWAITED != 0 {
-            drop(self.lock_bed());
+            drop(self.lock_sleep());
             self.done.notify_one();
         }
     }
 
-    /// The state once an operation other than `last` is open; `None` to stop. A thread that slept begins a turn.
-    fn wait_for_other_than(&self, last: u64, turn: &mut Turn) -> Option<u64> {
+    /// Waits for an open operation other than `last` and returns its state; `None` to stop. Sleeping starts a
+    /// new time slice.
+    fn wait_for_other_than(&self, last: u64, slice: &mut TimeSlice) -> Option<u64> {
         let is_new = |state: u64| state & OPEN != 0 && operation(state) != last;
         for _ in 0..SPINS {
             let state = self.state.load(Ordering::Relaxed);
@@ -300,9 +312,10 @@ impl Common {
             }
             std::hint::spin_loop();
         }
-        let mut bed = self.lock_bed();
+        let mut asleep = self.lock_sleep();
         self.sleepers.fetch_add(1, Ordering::SeqCst);
-        // `run` opens, then looks for sleepers; this lies down, then looks for an operation: one sees the other.
+        // `run` opens and then checks for sleepers; this registers as a sleeper and then checks for an
+        // operation. So one of the two sees the other.
         let state = loop {
             let state = self.state.load(Ordering::SeqCst);
             if self.stop.load(Ordering::SeqCst) {
@@ -311,14 +324,15 @@ impl Common {
             if is_new(state) {
                 break Some(state);
             }
-            bed = self.wake.wait(bed).unwrap_or_else(PoisonError::into_inner);
+            asleep = self.wake.wait(asleep).unwrap_or_else(PoisonError::into_inner);
         };
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
-        drop(bed);
-        *turn = Turn::begin();
+        drop(asleep);
+        *slice = TimeSlice::begin();
         state
     }
 }
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -361,7 +375,7 @@ mod tests {
     fn sleeping_threads_wake_for_work_and_for_the_end() {
         let mut threads = Threads::new(4);
         for _ in 0..5 {
-            std::thread::sleep(std::time::Duration::from_millis(2)); // long past the spin
+            std::thread::sleep(std::time::Duration::from_millis(2)); // far longer than a helper spins
             let done = AtomicUsize::new(0);
             threads.run(64, |_, _| {
                 done.fetch_add(1, Ordering::Relaxed);
@@ -369,8 +383,9 @@ mod tests {
             assert_eq!(done.into_inner(), 64);
         }
     }
+
     #[test]
-    fn a_helper_that_rests_amid_an_operation_comes_back_to_it() {
+    fn a_helper_that_yields_during_an_operation_rejoins_it() {
         let mut threads = Threads::new(3);
         let runs: Vec<AtomicUsize> = (0..64).map(|_| AtomicUsize::new(0)).collect();
         let by_helpers = AtomicUsize::new(0);
@@ -378,7 +393,7 @@ mod tests {
             threads.run(runs.len(), |task, participant| {
                 runs[task].fetch_add(1, Ordering::Relaxed);
                 by_helpers.fetch_add(usize::from(participant > 0), Ordering::Relaxed);
-                std::thread::sleep(TURN / 3); // an operation of many turns
+                std::thread::sleep(TIME_SLICE / 3); // the operation takes many time slices
             });
         }
         assert!(runs.iter().all(|runs| runs.load(Ordering::Relaxed) == 3));
@@ -391,7 +406,7 @@ mod tests {
         for _ in 0..20 {
             let done = AtomicUsize::new(0);
             threads.run(2, |_, participant| {
-                // Long past the caller's spins, if a helper got a task at all.
+                // Far longer than the caller spins, if a helper got a task at all.
                 let pause = if participant > 0 { 5 } else { 0 };
                 std::thread::sleep(std::time::Duration::from_millis(pause));
                 done.fetch_add(1, Ordering::Relaxed);
@@ -402,7 +417,7 @@ mod tests {
 
     #[test]
     fn placed_threads_compute_like_others() {
-        let threads = &mut Threads::on(&Placement::of_this_machine(0));
+        let threads = &mut Threads::on(&ThreadPlacement::of_this_machine(0));
         threads.place_caller();
         for _ in 0..200 {
             let done = AtomicUsize::new(0);

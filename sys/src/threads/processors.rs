@@ -1,42 +1,45 @@
-//! How many threads compute, and where: what the system lets this process use, and how its processors hang together.
+//! How many threads compute, and where: the processors that this process may use and the machine's topology.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 
-/// Where Linux describes the machine.
+/// Linux's description of the machine.
 const SYSTEM: &str = "/sys/devices/system";
-/// Where it says what this thread may use.
+/// The processors that this thread may use.
 const STATUS: &str = "/proc/thread-self/status";
 
 /// How many threads to compute with, and on which processors.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Placement {
-    /// Threads, at least 1.
+pub struct ThreadPlacement {
+    /// Number of threads, at least 1.
     pub threads: usize,
-    /// Processors they keep to, any of them on any of these; `None` = where the system puts them.
+    /// Processors that the threads share, without pinning one to one; `None` = the system places them.
     pub keep_to: Option<Vec<usize>>,
     /// Physical cores that this process may use.
     pub cores: usize,
-    /// Memory nodes on which it may use some.
+    /// Memory nodes with processors that this process may use.
     pub nodes: usize,
-    /// Processors' worth of time that it may use together: affinity, and the control group's quota.
+    /// Processors' worth of time that this process may use: the lesser of its affinity and its control
+    /// group's quota.
     pub limit: usize,
 }
 
-impl Placement {
-    /// Of this machine. `asked` threads, or with 0: as many as there are physical cores that this process may use, as its
-    /// control group's quota allows, of one memory node: that with the most.
+impl ThreadPlacement {
+    /// The placement for this machine. `asked` threads; with 0, one for each physical core that this process
+    /// may use on the memory node with the most of them, up to the control group's quota.
     ///
-    /// Two threads of a core share its multipliers and its path to memory, so the second one brings little and makes the
-    /// end of each operation uncertain. Another node's memory is far; who wants its processors as well asks for them.
+    /// Two threads of a core share its multipliers and its path to memory: the second adds little and makes
+    /// the end of each operation uncertain. Another node's memory is far away, so its processors are used
+    /// only if `asked` is given.
     pub fn of_this_machine(asked: usize) -> Self {
         let limit = std::thread::available_parallelism().map_or(1, |count| count.get());
         let allowed = read_allowed().unwrap_or_else(|| (0..limit).collect());
         Self::of(Path::new(SYSTEM), &allowed, limit, asked)
     }
 
-    /// The same of a machine whose `/sys/devices/system` is `system`, with `allowed` processors and a quota of `limit`.
+    /// As [`Self::of_this_machine`], for a machine described under `system`, with `allowed` processors and a
+    /// quota of `limit`.
     fn of(system: &Path, allowed: &BTreeSet<usize>, limit: usize, asked: usize) -> Self {
         let nodes: Vec<Vec<Vec<usize>>> =
             nodes(system, allowed).iter().map(|node| cores(system, node)).collect();
@@ -57,7 +60,7 @@ impl Placement {
     }
 }
 
-/// The allowed processors of each memory node that has some; all in one where the system does not tell.
+/// The allowed processors of each memory node that has any; a single set if the system does not say.
 fn nodes(system: &Path, allowed: &BTreeSet<usize>) -> Vec<BTreeSet<usize>> {
     let mut numbers: Vec<usize> = std::fs::read_dir(system.join("node"))
         .into_iter()
@@ -74,7 +77,7 @@ fn nodes(system: &Path, allowed: &BTreeSet<usize>) -> Vec<BTreeSet<usize>> {
     if covered == allowed.len() { nodes } else { vec![allowed.clone()] }
 }
 
-/// The physical cores among some processors, each the processors that it has among them.
+/// Groups processors by physical core.
 fn cores(system: &Path, processors: &BTreeSet<usize>) -> Vec<Vec<usize>> {
     let mut cores: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     for processor in processors {
@@ -89,7 +92,7 @@ fn read_list(path: &Path) -> Option<BTreeSet<usize>> {
     parse_list(&std::fs::read_to_string(path).ok()?)
 }
 
-/// The processors that this thread may use; none where the system does not tell.
+/// Processors that this thread may use; empty if the system does not say.
 pub(super) fn allowed() -> Vec<usize> {
     read_allowed().unwrap_or_default().into_iter().collect()
 }
@@ -98,10 +101,10 @@ fn read_allowed() -> Option<BTreeSet<usize>> {
     allowed_processors(&std::fs::read_to_string(STATUS).ok()?)
 }
 
-/// The processor that this thread is on.
+/// Processor that this thread is running on.
 #[cfg(target_os = "linux")]
 pub(super) fn current() -> Option<usize> {
-    // SAFETY: it takes nothing, and returns a number or -1.
+    // SAFETY: no arguments; returns a number or -1.
     usize::try_from(unsafe { libc::sched_getcpu() }).ok()
 }
 
@@ -110,13 +113,13 @@ pub(super) fn current() -> Option<usize> {
     None
 }
 
-/// The processors that a `/proc/…/status` says may be used.
+/// Parses the allowed processors out of a `/proc/…/status`.
 fn allowed_processors(status: &str) -> Option<BTreeSet<usize>> {
     let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
     parse_list(line).filter(|list| !list.is_empty())
 }
 
-/// A list as the kernel writes it: `0-3,8,10-11`.
+/// Parses a processor list as the kernel writes it: `0-3,8,10-11`.
 fn parse_list(text: &str) -> Option<BTreeSet<usize>> {
     let mut list = BTreeSet::new();
     for part in text.trim().split(',').filter(|part| !part.is_empty()) {
@@ -128,18 +131,18 @@ fn parse_list(text: &str) -> Option<BTreeSet<usize>> {
     Some(list)
 }
 
-/// Processors that a list may name: far more than Linux can have (8192).
+/// Highest processor number accepted in a list, exclusive; far more than Linux can have (8192).
 const MAX_PROCESSORS: usize = 1 << 16;
 
-/// Keeps the calling thread to `processors`; threads it starts from then on, too.
+/// Restricts the calling thread, and threads it starts later, to `processors`.
 pub(super) fn keep_to(processors: &[usize]) -> io::Result<()> {
     set_affinity(&Mask::of(processors).all)
 }
 
-/// Processors that a thread may use, a bit each.
+/// A set of processors, one bit each.
 pub(super) struct Mask {
     all: Vec<u64>,
-    /// Memory for a part of them.
+    /// Scratch space for `all` without one processor.
     some: Vec<u64>,
 }
 
@@ -153,7 +156,8 @@ impl Mask {
         Self { some: all.clone(), all }
     }
 
-    /// Moves the calling thread to the others; it stays where it is if there are none, or the system does not let it.
+    /// Moves the calling thread off `processor`. The thread stays if it has no other, or if the system
+    /// refuses.
     pub(super) fn keep_off(&mut self, processor: usize) {
         self.some.copy_from_slice(&self.all);
         if let Some(word) = self.some.get_mut(processor / BITS) {
@@ -185,7 +189,7 @@ fn set_affinity(_mask: &[u64]) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// A machine's `/sys/devices/system` in a directory of its own, removed at the end.
+    /// A fake `/sys/devices/system` in a temporary directory, removed on drop.
     struct Machine(std::path::PathBuf);
 
     impl Machine {
@@ -209,7 +213,7 @@ mod tests {
         }
 
         fn check(&self, allowed: &str, limit: usize, asked: usize, threads: usize, keep_to: Option<&str>) {
-            let placement = Placement::of(&self.0, &parse_list(allowed).unwrap(), limit, asked);
+            let placement = ThreadPlacement::of(&self.0, &parse_list(allowed).unwrap(), limit, asked);
             let expected = (threads, keep_to.map(|list| parse_list(list).unwrap()));
             let got = (placement.threads, placement.keep_to.map(BTreeSet::from_iter));
             assert_eq!(got, expected, "{allowed}, {limit}, {asked}");
@@ -293,7 +297,7 @@ mod tests {
 
     #[test]
     fn this_machine_has_a_placement_that_threads_can_be_kept_to() {
-        let placement = Placement::of_this_machine(0);
+        let placement = ThreadPlacement::of_this_machine(0);
         assert!((1..=placement.limit).contains(&placement.threads), "{placement:?}");
         assert!(placement.cores >= 1 && placement.nodes >= 1, "{placement:?}");
         let status = std::fs::read_to_string(STATUS).unwrap_or_default();

@@ -1,54 +1,56 @@
-//! Who takes which task of an operation: each participant those of a part of its own, in order, and afterwards what others have
-//! left, from the end of their parts. So a thread goes through tasks that lie side by side, knows its next one, and meets in its
-//! own cache what it wrote in the operation before, where that was cut alike.
+//! Assigns the tasks of an operation to participants. Each one takes the tasks of its own part in order, and
+//! then what others have left, from the ends of their parts. So a thread processes adjacent tasks, knows its
+//! next one, and finds in its own cache what it wrote in the previous operation, if that was divided alike.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The tasks of one operation at a time.
+/// The remaining tasks of the current operation.
 pub(super) struct Tasks {
     parts: Vec<Part>,
 }
 
-/// What is left of a participant's part, see [`packed`]; apart from the others, as processors fetch lines in pairs.
+/// The remaining tasks of one part, as [`pack`] encodes them. Padded to two cache lines because processors
+/// fetch lines in pairs.
 #[repr(align(128))]
 struct Part(AtomicU64);
 
-/// Tasks `first..end` of a part.
-fn packed(first: usize, end: usize) -> u64 {
+/// Encodes the tasks `first..end` of a part.
+fn pack(first: usize, end: usize) -> u64 {
     ((first as u64) << 32) | end as u64
 }
 
-/// What was packed.
-fn unpacked(part: u64) -> (usize, usize) {
+/// Inverse of [`pack`]: `(first, end)`.
+fn unpack(part: u64) -> (usize, usize) {
     ((part >> 32) as usize, part as u32 as usize)
 }
 
 impl Tasks {
-    /// None yet, for so many participants.
+    /// For `participants` participants; no tasks yet.
     pub(super) fn new(participants: usize) -> Self {
         Self { parts: (0..participants).map(|_| Part(AtomicU64::new(0))).collect() }
     }
 
-    /// Shares `count` tasks out. Nobody takes one meanwhile.
+    /// Divides `count` tasks into one contiguous part per participant. Must not run concurrently with
+    /// [`Self::take`].
     ///
     /// # Panics
-    /// If there are more than 2^32.
+    /// If `count` is 2^32 or more.
     pub(super) fn share_out(&self, count: usize) {
-        assert!(u32::try_from(count).is_ok(), "{count} tasks are more than 2^32");
+        assert!(u32::try_from(count).is_ok(), "{count} tasks are too many, the limit is 2^32 - 1");
         let bound = |i: usize| (count as u128 * i as u128 / self.parts.len() as u128) as usize;
         for (i, part) in self.parts.iter().enumerate() {
-            part.0.store(packed(bound(i), bound(i + 1)), Ordering::Relaxed);
+            part.0.store(pack(bound(i), bound(i + 1)), Ordering::Relaxed);
         }
     }
 
-    /// A task that nobody has taken.
+    /// Takes a task for `participant`; `None` if no task is left.
     pub(super) fn take(&self, participant: usize) -> Option<usize> {
         let (before, own) = self.parts.split_at(participant);
         let (own, after) = own.split_first()?;
         own.take_first().or_else(|| after.iter().chain(before).find_map(Part::take_last))
     }
 
-    /// Leaves no task to take.
+    /// Discards the remaining tasks.
     pub(super) fn give_up(&self) {
         self.parts.iter().for_each(|part| part.0.store(0, Ordering::Relaxed));
     }
@@ -63,14 +65,14 @@ impl Part {
         self.take(|first, end| (first, end - 1)).map(|(_, end)| end - 1)
     }
 
-    /// Changes what is left, if something is; gives what was.
+    /// Applies `change` to what is left, if anything; returns the previous `(first, end)`.
     fn take(&self, change: impl Fn(usize, usize) -> (usize, usize)) -> Option<(usize, usize)> {
         let taken = |part: u64| {
-            let (first, end) = unpacked(part);
+            let (first, end) = unpack(part);
             let (first, end) = (first < end).then(|| change(first, end))?;
-            Some(packed(first, end))
+            Some(pack(first, end))
         };
-        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken).ok().map(unpacked)
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken).ok().map(unpack)
     }
 }
 

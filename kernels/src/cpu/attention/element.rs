@@ -1,51 +1,52 @@
-//! What a chain of multiply-adds is for each type of cached numbers.
+//! The chain of multiply-adds for each type of cached numbers.
 //!
-//! - `f32`, IEEE half and 8-bit codes are widened, which is exact, and each number is one fused multiply-add. A key's scale
-//!   multiplies its score, a value's scale its weight.
-//! - bfloat16 goes in pairs, two dimensions of a key or two positions of a value: first the odd one is added, then the
-//!   even one, each fused. Queries and weights are rounded to bfloat16 too. So machines with an instruction for that may
-//!   use it and get the same bits: [`to_bf16`] leaves none so small that it would not.
+//! - `f32`, IEEE half and 8-bit codes are widened, which is exact. Each number takes one fused multiply-add.
+//!   A key's scale multiplies its score, a value's scale its weight.
+//! - bfloat16 numbers are processed in pairs: two dimensions of a key or two positions of a value. First the
+//!   odd number is added, then the even one, each fused. Queries and weights are rounded to bfloat16, too. A
+//!   machine with an instruction for this may use it and gets the same bits, because [`to_bf16`] flushes
+//!   numbers that are small enough for the instruction to differ.
 
-#![allow(clippy::needless_range_loop)] // so that vectors come of it
+#![allow(clippy::needless_range_loop)] // the compiler vectorises these loops
 
 use super::super::kv_cache::{SMALLEST_IN_PAIRS, to_bf16};
 use super::super::simd::{LANES, Simd};
 
-/// Sixteen cached numbers, or pairs of numbers, as they are loaded and multiplied.
+/// A type of cached numbers: how sixteen of them, or sixteen pairs, are loaded and multiplied.
 pub(super) trait Element {
-    /// Numbers of a lane: dimensions of a key, positions of a value.
-    const STEP: usize;
-    /// Bytes of an operand: sixteen times `STEP` numbers.
+    /// Numbers per lane: dimensions of a key or positions of a value.
+    const PER_LANE: usize;
+    /// Bytes of an operand, which has `16 * PER_LANE` numbers.
     const BYTES: usize;
-    /// Whether numbers have scales.
+    /// Whether the numbers have scales.
     const SCALED: bool = false;
-    /// An operand.
+    /// Sixteen lanes of cached numbers.
     type Operand<S: Simd>: Copy;
-    /// What all lanes of an operand are multiplied with: `STEP` numbers.
+    /// The `PER_LANE` numbers that all lanes of an operand are multiplied by.
     type Factor<S: Simd>: Copy;
 
-    /// The operand at `at`.
+    /// Loads the operand at `at`.
     ///
     /// # Safety
     /// `at` is readable for `BYTES` bytes.
     unsafe fn load<S: Simd>(s: S, at: *const u8) -> Self::Operand<S>;
-    /// Factors `i..i + STEP` of a row that was [put](Element::put).
+    /// Loads factors `i..i + PER_LANE` of a row written by [`Element::put`].
     ///
     /// # Safety
-    /// The row has as many.
+    /// The row has that many factors.
     unsafe fn factor<S: Simd>(s: S, row: *const f32, i: usize) -> Self::Factor<S>;
-    /// Adds the products of a lane to `sum`, the last first.
+    /// Adds each lane's products to `sum`, the last number's first.
     fn mul_add<S: Simd>(s: S, factor: Self::Factor<S>, operand: Self::Operand<S>, sum: S::V) -> S::V;
-    /// The same with the first number of each lane alone.
+    /// As [`Element::mul_add`], but with only the first number of each lane.
     fn mul_add_first<S: Simd>(s: S, factor: Self::Factor<S>, operand: Self::Operand<S>, sum: S::V) -> S::V;
-    /// Writes factors `i..i + 16` of a row, rounded, as [`Element::factor`] reads them; gives what they were rounded to. Values
-    /// of the row from `i + 16` on are left as they are.
+    /// Rounds factors `i..i + 16` and writes them to a row in the order in which [`Element::factor`] reads
+    /// them; returns the rounded values. Leaves values of the row from `i + 16` on unchanged.
     ///
     /// # Safety
-    /// The row has as many.
+    /// The row has that many factors.
     #[inline(always)]
     unsafe fn put<S: Simd>(s: S, row: *mut f32, i: usize, factors: [f32; LANES]) -> S::V {
-        // SAFETY: by the contract.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let factors = s.load(factors.as_ptr());
             s.store(factors, row.add(i));
@@ -60,7 +61,7 @@ macro_rules! widened {
         pub(super) struct $name;
 
         impl Element for $name {
-            const STEP: usize = 1;
+            const PER_LANE: usize = 1;
             const BYTES: usize = LANES * $bytes;
             const SCALED: bool = $scaled;
             type Operand<S: Simd> = S::V;
@@ -68,13 +69,13 @@ macro_rules! widened {
 
             #[inline(always)]
             unsafe fn load<S: Simd>($s: S, $at: *const u8) -> S::V {
-                // SAFETY: readable for sixteen numbers by the contract.
+                // SAFETY: the caller guarantees that sixteen numbers are readable.
                 unsafe { $load }
             }
 
             #[inline(always)]
             unsafe fn factor<S: Simd>(s: S, row: *const f32, i: usize) -> S::V {
-                // SAFETY: the row has it by the contract.
+                // SAFETY: the caller guarantees that the row has this factor.
                 s.splat(unsafe { *row.add(i) })
             }
 
@@ -95,26 +96,26 @@ widened!(F32, 4, false, |s, at| s.load(at.cast()));
 widened!(F16, 2, false, |s, at| s.load_f16(at));
 widened!(Int8, 1, true, |s, at| s.load_i8(at));
 
-/// Pairs of bfloat16, widened.
+/// Pairs of bfloat16, widened to `f32`.
 pub(super) struct Bf16;
 
 impl Element for Bf16 {
-    const STEP: usize = 2;
+    const PER_LANE: usize = 2;
     const BYTES: usize = 4 * LANES;
-    /// Even and odd ones.
+    /// The even and the odd numbers.
     type Operand<S: Simd> = (S::V, S::V);
     type Factor<S: Simd> = (S::V, S::V);
 
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, at: *const u8) -> Self::Operand<S> {
-        // SAFETY: readable for 64 bytes by the contract.
+        // SAFETY: the caller guarantees that 64 bytes are readable.
         let pairs = unsafe { s.load_pairs(at) };
         (s.widen_even(pairs), s.widen_odd(pairs))
     }
 
     #[inline(always)]
     unsafe fn factor<S: Simd>(s: S, row: *const f32, i: usize) -> Self::Factor<S> {
-        // SAFETY: the row has both by the contract.
+        // SAFETY: the caller guarantees that the row has both factors.
         unsafe { (s.splat(*row.add(i)), s.splat(*row.add(i + 1))) }
     }
 
@@ -133,7 +134,7 @@ impl Element for Bf16 {
         for factor in &mut factors {
             *factor = f32::from_bits(u32::from(to_bf16(*factor)) << 16);
         }
-        // SAFETY: by the contract.
+        // SAFETY: guaranteed by the caller.
         unsafe { F32::put(s, row, i, factors) }
     }
 }
@@ -142,20 +143,21 @@ impl Element for Bf16 {
 pub(super) struct Bf16Dot;
 
 impl Element for Bf16Dot {
-    const STEP: usize = 2;
+    const PER_LANE: usize = 2;
     const BYTES: usize = 4 * LANES;
     type Operand<S: Simd> = S::Pairs;
     type Factor<S: Simd> = S::Pairs;
 
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, at: *const u8) -> S::Pairs {
-        // SAFETY: readable for 64 bytes by the contract.
+        // SAFETY: the caller guarantees that 64 bytes are readable.
         unsafe { s.load_pairs(at) }
     }
 
     #[inline(always)]
     unsafe fn factor<S: Simd>(s: S, row: *const f32, i: usize) -> S::Pairs {
-        // SAFETY: the row has both by the contract, one after the other in half the room.
+        // SAFETY: the caller guarantees that the row has both factors. They are adjacent, in half the space
+        // of `f32`.
         s.splat_pair(unsafe { *row.cast::<u32>().add(i / 2) })
     }
 
@@ -174,7 +176,7 @@ impl Element for Bf16Dot {
         for factor in &mut factors {
             *factor = if factor.abs() < SMALLEST_IN_PAIRS { 0.0 } else { *factor };
         }
-        // SAFETY: by the contract; sixteen halves, in the first half of the row.
+        // SAFETY: guaranteed by the caller; sixteen halves in the first half of the row.
         unsafe { s.store_bf16(s.load(factors.as_ptr()), row.cast::<u16>().add(i)) }
     }
 }

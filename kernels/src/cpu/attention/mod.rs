@@ -1,17 +1,18 @@
 //! Attention over the paged KV cache, for any mix of prefill and decode rows.
 //!
-//! A row attends to positions `0..=its own` through its sequence's block table, in chunks of [`CHUNK`] positions. In a
-//! chunk each score is one chain of multiply-adds over the head's dimensions, the softmax is taken against the chunk's
-//! highest score and summed with position `p` in lane `p % 16`, and each output value is one chain over the positions,
-//! ascending. Chunks are then joined one after the other, ascending ([`state`]). None of that depends on the rows a row
-//! came in with, on the block size or on who computes which chunk, so its bits do not either. ([`element`] says what a
-//! chain is for each type of cached numbers.)
+//! A row attends to positions `0..=its own` through its sequence's block table, in chunks of [`CHUNK`]
+//! positions. Within a chunk, each score is one chain of multiply-adds over the head's dimensions, the
+//! softmax is relative to the chunk's highest score and summed with position `p` in lane `p % 16`, and each
+//! output value is one chain over ascending positions. The chunks are then joined one by one, ascending
+//! ([`state`]). Nothing in this order depends on the other rows of the batch, the block size or the
+//! assignment of chunks to threads, so neither do the bits of the result. ([`element`] defines the chain for
+//! each type of cached numbers.)
 //!
-//! With a window a row leaves out the positions before it; its chunks are cut at the same places. With a softcap the scores
-//! of a chunk are capped before its softmax. A sink joins the sum of weights last, after all chunks.
+//! A sliding window excludes the positions before it; chunk boundaries stay where they are. A softcap is
+//! applied to a chunk's scores before its softmax. A sink is added to the sum of weights after all chunks.
 //!
-//! A [`plan`] cuts the rows into tiles, so that several queries share what is read, and the contexts of tiles that are long
-//! into runs of chunks, so that all threads have work.
+//! A [`plan`] divides the rows into tiles, so that several queries share each read, and divides the chunks of
+//! long contexts into runs, so that all threads have work.
 
 mod element;
 mod plan;
@@ -22,60 +23,60 @@ mod tile;
 use std::ops::Range;
 
 use super::Cpu;
+use super::disjoint::DisjointMut;
 use super::kv_cache::{KvCache, KvType};
-use super::shared::Shared;
-use plan::{Plan, Shape};
+use plan::{Plan, PlanShape};
 use state::States;
-use task::{PairTask, Room, Task};
+use task::{PairTask, Task, ThreadScratch};
 
-/// Positions whose softmax is taken at once. Fixed: it is part of the arithmetic.
+/// Positions per softmax. Changing it changes results, because it is part of the order of arithmetic.
 const CHUNK: usize = 256;
 
-/// Some consecutive rows of one sequence.
+/// Consecutive rows of one sequence.
 #[derive(Debug, Clone)]
 pub struct Rows<'a> {
-    /// Rows of the batch.
+    /// The sequence's rows of the batch.
     pub rows: Range<usize>,
-    /// Position of the first; the others follow.
+    /// Position of the first row; the others follow it.
     pub position: usize,
     /// The sequence's block table.
     pub blocks: &'a [u32],
 }
 
-/// What attention needs besides the rows.
+/// The inputs of attention besides the rows.
 pub struct Attention<'a> {
-    /// Where keys and values lie, those of this step included.
+    /// Keys and values, including those of this step.
     pub cache: &'a KvCache,
-    /// Which layer.
+    /// Layer of the cache to read.
     pub layer: usize,
-    /// `[rows, stride]`; the query heads start each row.
+    /// `[rows, stride]`; a row starts with its query heads.
     pub q: &'a [f32],
-    /// Values of a row of `q`.
+    /// Values from one row of `q` to the next.
     pub stride: usize,
-    /// Query heads; a multiple of the KV heads.
+    /// Number of query heads, a multiple of the number of KV heads.
     pub heads: usize,
     /// Factor of the scores: `1 / sqrt(head_dim)` in most models.
     pub scale: f32,
-    /// A row sees its position and the `window - 1` before it; `None`: all before it.
+    /// A row sees its own position and the `window - 1` before it; `None`: all before it.
     pub window: Option<u32>,
-    /// Scores become `softcap * tanh(score / softcap)`.
+    /// If set, scores become `softcap * tanh(score / softcap)`.
     pub softcap: Option<f32>,
-    /// `[heads]`: a logit that takes part in the softmax and has no value.
+    /// `[heads]`: a logit that takes part in the softmax but has no value.
     pub sinks: Option<&'a [f32]>,
 }
 
-/// Scratch of [`attend`]: kept between calls, grows to the largest.
+/// Buffers of [`attend`], reused between calls. They grow to the largest size seen.
 #[derive(Default)]
 pub struct Scratch {
-    /// Without a window and with one: layers of both kinds alternate.
+    /// Plans without and with a window: models alternate layers of both kinds.
     plans: [Plan; 2],
-    /// One for each thread.
-    rooms: Vec<Room>,
-    /// Results of chunks that several threads compute.
+    /// Buffers of each thread.
+    threads: Vec<ThreadScratch>,
+    /// Partial results of tiles that several threads compute.
     states: Vec<f32>,
 }
 
-/// Attends with all `sequences`; `out` is `[rows, heads * head_dim]`.
+/// Computes attention for all `sequences`; `out` is `[rows, heads * head_dim]`.
 ///
 /// # Panics
 /// If the shapes disagree or a block table is too short.
@@ -101,23 +102,25 @@ pub fn attend(
     let longest = sequences.iter().map(|s| s.position + s.rows.len()).max().unwrap_or(0);
     let window = a.window.map(|window| window as usize).filter(|window| *window < longest);
     let state = States::stride(a.cache.layout());
-    let Scratch { plans, rooms, states } = scratch;
+    let Scratch { plans, threads: buffers, states } = scratch;
     let threads = cpu.threads.count();
     let plan = &mut plans[usize::from(window.is_some())];
     let window = window.unwrap_or(usize::MAX);
-    plan.make(Shape { threads, group, kv_heads: shape.kv_heads, window, state }, sequences);
-    rooms.resize_with(threads, Room::default);
+    plan.make(PlanShape { threads, group, kv_heads: shape.kv_heads, window, state }, sequences);
+    buffers.resize_with(threads, ThreadScratch::default);
     if states.len() < plan.states() * state {
         states.resize(plan.states() * state, 0.0);
     }
-    let (isa, out, rooms, states) = (cpu.isa, Shared::new(out), Shared::new(rooms), Shared::new(states));
+    let (isa, out, buffers, states) =
+        (cpu.isa, DisjointMut::new(out), DisjointMut::new(buffers), DisjointMut::new(states));
     cpu.threads.run(plan.pieces().len(), |task, participant| {
         let piece = &plan.pieces()[task];
         // SAFETY: participants are distinct among concurrent calls.
-        let room = unsafe { &mut rooms.part(participant, 1)[0] };
-        // Unless this thread's part of the tasks ends here.
+        let scratch = unsafe { &mut buffers.part(participant, 1)[0] };
+        // Only a guess: another thread's part of the tasks may begin here.
         let next = plan.pieces().get(task + 1);
-        let task = Task { a, sequences, piece, next, plan, group, window, out: &out, states: &states, room };
+        let task =
+            Task { a, sequences, piece, next, plan, group, window, out: &out, states: &states, scratch };
         if shape.kind == KvType::Bf16 { isa.run(PairTask(task)) } else { isa.run(task) }
     });
 }

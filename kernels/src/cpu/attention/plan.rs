@@ -1,4 +1,4 @@
-//! How the work of one call is cut into pieces. Pure: no result depends on it.
+//! Divides the work of one call into pieces. Pure; no result depends on it.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -6,70 +6,70 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::{CHUNK, Rows};
 
-/// Queries (rows times query heads of one KV head) of a tile at most, unless a single row has more: they share what is
-/// read of a chunk, which stays in the second-level cache meanwhile.
+/// Most queries (rows times query heads of one KV head) per tile, unless a single row has more. They share
+/// each read of a chunk, which stays in the second-level cache meanwhile.
 const QUERIES_PER_TILE: usize = 64;
-/// Pieces a thread should find, so that all end at about the same time.
+/// Pieces to make for each thread, so that all threads finish at about the same time.
 const PIECES_PER_THREAD: usize = 4;
-/// Results of chunks that are kept for joining, in `f32` values, at most: 32 MiB. Tiles beyond are not split.
+/// Most `f32` values of partial results (32 MiB). Tiles beyond that are not split.
 const MAX_STATES: usize = 8 << 20;
 
-/// What a plan depends on, besides the rows.
+/// The inputs of a plan besides the rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Shape {
+pub(super) struct PlanShape {
     pub(super) threads: usize,
-    /// Query heads of a KV head.
+    /// Query heads per KV head.
     pub(super) group: usize,
     pub(super) kv_heads: usize,
-    /// Positions that a row sees at most, its own included.
+    /// Most positions that a row sees, including its own.
     pub(super) window: usize,
-    /// `f32` values of a query's state.
+    /// Number of `f32` in a query's state.
     pub(super) state: usize,
 }
 
-/// Some rows of a sequence with one KV head, and the chunks of positions to go through.
+/// Rows of a sequence, one KV head, and the chunks of positions to process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Piece {
     pub(super) sequence: usize,
-    /// Rows of the sequence, from its first.
+    /// Rows relative to the sequence's first row.
     pub(super) rows: Range<usize>,
     pub(super) kv_head: usize,
-    /// Never empty.
+    /// Chunks to process, at least one.
     pub(super) chunks: Range<usize>,
-    /// Set if other pieces go through the other chunks.
+    /// Set if other pieces process the tile's other chunks.
     pub(super) split: Option<Split>,
 }
 
-/// What the pieces of one tile have in common.
+/// Data shared by all pieces of one tile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Split {
-    /// Where the states of the tile start, `[chunks][queries]`.
+    /// Index of the tile's first state; states are `[chunks][queries]`.
     pub(super) states: usize,
-    /// Which of the plan's counters is the tile's.
+    /// Index of the tile's counter of finished pieces.
     counter: usize,
-    /// Pieces of the tile.
+    /// Number of pieces of the tile.
     pieces: u32,
     /// First chunk of the tile.
     pub(super) first: usize,
-    /// Chunks of the tile.
+    /// Number of chunks of the tile.
     pub(super) chunks: usize,
 }
 
-/// The pieces of one call; kept, as the layers of a step have equal ones.
+/// The pieces of one call. Reused, because all layers of a step have the same pieces.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
-    shape: Shape,
-    /// First row, rows and first position of each sequence.
+    shape: PlanShape,
+    /// First row, number of rows and first position of each sequence.
     key: Vec<(usize, usize, usize)>,
     pieces: Vec<Piece>,
     states: usize,
-    /// Pieces of a split tile that are done.
+    /// Number of finished pieces of each split tile.
     done: Vec<AtomicU32>,
 }
 
 impl Plan {
-    /// Pieces of all `sequences`, the longest first.
-    pub(super) fn make(&mut self, shape: Shape, sequences: &[Rows<'_>]) {
+    /// Plans the pieces of all `sequences`, longest first.
+    pub(super) fn make(&mut self, shape: PlanShape, sequences: &[Rows<'_>]) {
         let key = sequences.iter().map(|s| (s.rows.start, s.rows.len(), s.position));
         if self.shape == shape && key.clone().eq(self.key.iter().copied()) {
             return;
@@ -80,9 +80,9 @@ impl Plan {
         self.pieces.clear();
         let tiles = || {
             sequences.iter().enumerate().flat_map(|(index, sequence)| {
-                let step = (QUERIES_PER_TILE / shape.group).max(1);
+                let tile_rows = (QUERIES_PER_TILE / shape.group).max(1);
                 let rows = sequence.rows.len();
-                (0..rows).step_by(step).map(move |start| (index, start..rows.min(start + step)))
+                (0..rows).step_by(tile_rows).map(move |start| (index, start..rows.min(start + tile_rows)))
             })
         };
         let chunks = |index: usize, rows: &Range<usize>| {
@@ -91,7 +91,7 @@ impl Plan {
             seen_from / CHUNK..(position + rows.end).div_ceil(CHUNK)
         };
         let total: usize = tiles().map(|(index, rows)| rows.len() * chunks(index, &rows).len()).sum();
-        // Of rows times chunks, a KV head.
+        // Most rows times chunks of one KV head that a piece should have.
         let most = (total * shape.kv_heads).div_ceil(PIECES_PER_THREAD * shape.threads).max(1);
         let mut counter = 0;
         for (sequence, rows) in tiles() {
@@ -113,7 +113,7 @@ impl Plan {
                 }
             }
         }
-        // Equal ones stay in order: the heads of a block lie next to each other.
+        // Pieces of equal size stay in this order, because the heads of a block are adjacent in memory.
         let place = |piece: &Piece| (piece.sequence, piece.rows.start, piece.chunks.start, piece.kv_head);
         self.pieces
             .sort_unstable_by_key(|piece| (Reverse(piece.rows.len() * piece.chunks.len()), place(piece)));
@@ -124,14 +124,15 @@ impl Plan {
         &self.pieces
     }
 
-    /// States that pieces share.
+    /// Number of states that the pieces share.
     pub(super) fn states(&self) -> usize {
         self.states
     }
 
-    /// Says that a piece is done; whether it was the last of its tile, which joins the states.
+    /// Marks a piece as finished; returns whether it was the tile's last one, which has to join the states.
     pub(super) fn finish(&self, split: &Split) -> bool {
-        // What the others wrote is seen: each adds with release, the last one with acquire.
+        // Each piece adds with release and the last one with acquire, so the last one sees what the others
+        // wrote.
         let done = &self.done[split.counter];
         let last = done.fetch_add(1, Ordering::AcqRel) + 1 == split.pieces;
         if last {
@@ -149,14 +150,15 @@ mod tests {
         Rows { rows: start..start + count, position, blocks: &[] }
     }
 
-    /// The plan's pieces cover every chunk of every row and head once; returns their number.
+    /// Checks that the plan's pieces cover every chunk of every row and head once; returns the number of
+    /// pieces.
     fn check(threads: usize, group: usize, sequences: &[Rows<'_>]) -> usize {
         check_window(threads, group, usize::MAX, sequences)
     }
 
     fn check_window(threads: usize, group: usize, window: usize, sequences: &[Rows<'_>]) -> usize {
         let mut plan = Plan::default();
-        plan.make(Shape { threads, group, kv_heads: 2, window, state: 80 }, sequences);
+        plan.make(PlanShape { threads, group, kv_heads: 2, window, state: 80 }, sequences);
         let mut taken = std::collections::BTreeSet::new();
         let mut states = std::collections::BTreeSet::new();
         for piece in plan.pieces() {
@@ -217,7 +219,10 @@ mod tests {
         let mut plan = Plan::default();
         let sequences = [rows(0, 1, 10_000)];
         for _ in 0..2 {
-            plan.make(Shape { threads: 2, group: 4, kv_heads: 1, window: usize::MAX, state: 80 }, &sequences);
+            plan.make(
+                PlanShape { threads: 2, group: 4, kv_heads: 1, window: usize::MAX, state: 80 },
+                &sequences,
+            );
             let split = plan.pieces()[0].split.expect("long contexts are split");
             let last: Vec<bool> = plan.pieces().iter().map(|_| plan.finish(&split)).collect();
             assert!(last.len() > 1 && last.iter().rev().skip(1).all(|last| !last) && last[last.len() - 1]);

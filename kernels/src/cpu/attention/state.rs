@@ -1,16 +1,17 @@
-//! What a query knows after some of its chunks, and how one more is joined (Milakov & Gimelshein 2018).
+//! Partial softmax states of queries, and how a further chunk is joined to one (Milakov & Gimelshein 2018).
 
 use super::super::kv_cache::Layout;
 use super::super::math::exp;
 use super::super::simd::{LANES, Simd};
 
-/// States of some queries: of each `width` sums of weighted values, the highest score and the sum of weights.
+/// States of several queries. Each has `width` weighted sums of values, the highest score, and the sum of
+/// weights.
 pub(super) struct States<'a> {
     values: &'a mut [f32],
     stride: usize,
 }
 
-/// Factors of what was known and of what is new.
+/// Factors to rescale the old state and a new chunk by.
 #[derive(Clone, Copy)]
 pub(super) struct Join {
     pub(super) old: f32,
@@ -18,9 +19,9 @@ pub(super) struct Join {
 }
 
 impl<'a> States<'a> {
-    /// `f32` of a state.
+    /// Number of `f32` in a state.
     pub(super) fn stride(layout: Layout) -> usize {
-        layout.width + LANES // the two numbers, and whole vectors
+        layout.width + LANES // a vector holds the two numbers
     }
 
     pub(super) fn new(values: &'a mut [f32], stride: usize) -> Self {
@@ -28,7 +29,7 @@ impl<'a> States<'a> {
         Self { values, stride }
     }
 
-    /// The sums of query `i`.
+    /// The weighted sums of query `i`.
     #[inline(always)]
     pub(super) fn sums(&mut self, i: usize) -> &mut [f32] {
         &mut self.values[i * self.stride..(i + 1) * self.stride - LANES]
@@ -41,13 +42,14 @@ impl<'a> States<'a> {
         self.values[at..].first_chunk_mut().expect("sixteen values follow the sums")
     }
 
-    /// Query `i` starts with a chunk whose highest score is `top` and whose weights sum up to `sum`.
+    /// Sets the state of query `i` to its first chunk: highest score `top`, sum of weights `sum`.
     #[inline(always)]
     pub(super) fn start(&mut self, i: usize, top: f32, sum: f32) {
         *self.softmax(i) = [top, sum];
     }
 
-    /// Joins a further chunk's highest score and sum of weights; the sums of values are to be joined as it says.
+    /// Joins a further chunk's highest score and sum of weights. Rescale the weighted sums by the returned
+    /// factors.
     #[inline(always)]
     pub(super) fn join(&mut self, i: usize, top: f32, sum: f32, scale: f32) -> Join {
         let [old_top, old_sum] = *self.softmax(i);
@@ -57,7 +59,7 @@ impl<'a> States<'a> {
         join
     }
 
-    /// Joins state `from`, of a later chunk, to state `to`.
+    /// Joins state `from`, which covers a later chunk, to state `to`.
     #[inline(always)]
     pub(super) fn join_states<S: Simd>(&mut self, s: S, to: usize, from: usize, scale: f32) {
         let [top, sum] = *self.softmax(from);
@@ -72,11 +74,11 @@ impl<'a> States<'a> {
         }
     }
 
-    /// Writes the weighted mean of query `i`'s values. `sink` is a logit that has a weight and no value.
+    /// Writes the weighted mean of query `i`'s values. `sink` is a logit that has a weight but no value.
     #[inline(always)]
     pub(super) fn finish(&mut self, i: usize, scale: f32, sink: Option<f32>, out: &mut [f32]) {
         let [top, sum] = *self.softmax(i);
-        // A sink far above all scores has a weight of e^88, which leaves nothing of the others either.
+        // A sink far above all scores gets a weight of e^88, which also reduces the others to nothing.
         let per_weight = 1.0 / sink.map_or(sum, |sink| sum + exp(sink - top * scale));
         for (out, sum) in out.iter_mut().zip(self.sums(i)) {
             *out = *sum * per_weight;
@@ -85,7 +87,7 @@ impl<'a> States<'a> {
 }
 
 impl Join {
-    /// Sums of values with a further chunk's.
+    /// Joins the weighted sums of a further chunk, `new`, to `old`.
     #[inline(always)]
     pub(super) fn sums<S: Simd>(self, s: S, old: S::V, new: S::V) -> S::V {
         s.fma(new, s.splat(self.new), s.mul(old, s.splat(self.old)))

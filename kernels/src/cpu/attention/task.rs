@@ -1,44 +1,45 @@
-//! One piece of a plan: its rows' queries through its chunks.
+//! Computes one piece of a plan: the queries of its rows against its chunks.
 
 use std::marker::PhantomData;
 
+use super::super::disjoint::DisjointMut;
 use super::super::kv_cache::{KvType, TILE};
-use super::super::shared::Shared;
 use super::super::simd::{Kernel, LANES, Simd};
 use super::super::softcap::Softcap;
 use super::element::{Bf16, Bf16Dot, Element, F16, F32, Int8};
 use super::plan::{Piece, Plan, Split};
 use super::state::States;
-use super::tile::{Attend, Chunk, MOST, Queries, SCORES, TILES, Tiles};
+use super::tile::{Attend, Chunk, MAX_QUERIES, Queries, SCORE_STRIDE, TILES_PER_CHUNK, Tiles};
 use super::{Attention, CHUNK, Rows};
 
-/// One piece of a plan, and where what it computes goes.
+/// One piece of a plan with its inputs and outputs.
 pub(super) struct Task<'a> {
     pub(super) a: &'a Attention<'a>,
     pub(super) sequences: &'a [Rows<'a>],
     pub(super) piece: &'a Piece,
-    /// What this thread will probably do next.
+    /// The piece that this thread will probably compute next.
     pub(super) next: Option<&'a Piece>,
     pub(super) plan: &'a Plan,
-    /// Query heads of a KV head. Query `i` of the piece is row `i / group` with the head's query head `i % group`.
+    /// Query heads per KV head. Query `i` of the piece is row `i / group` and query head `i % group` of the
+    /// KV head.
     pub(super) group: usize,
-    /// Positions that a row sees at most, its own included.
+    /// Most positions that a row sees, including its own.
     pub(super) window: usize,
-    pub(super) out: &'a Shared<'a, f32>,
+    pub(super) out: &'a DisjointMut<'a, f32>,
     /// States of split tiles.
-    pub(super) states: &'a Shared<'a, f32>,
-    pub(super) room: &'a mut Room,
+    pub(super) states: &'a DisjointMut<'a, f32>,
+    pub(super) scratch: &'a mut ThreadScratch,
 }
 
-/// What a thread needs for itself; kept between calls.
+/// Buffers of one thread, reused between calls.
 #[derive(Default)]
-pub(super) struct Room {
-    /// Queries as they are multiplied: `[queries, width]`.
+pub(super) struct ThreadScratch {
+    /// Encoded queries, `[queries, width]`.
     queries: Vec<f32>,
-    /// `[MOST, SCORES]`
+    /// `[MAX_QUERIES, SCORE_STRIDE]`
     scores: Vec<f32>,
     states: Vec<f32>,
-    /// Tiles of a chunk, where block sizes scatter them.
+    /// Contiguous tiles of a chunk, for block sizes that are not a multiple of [`TILE`].
     gathered: Vec<u8>,
 }
 
@@ -51,12 +52,12 @@ impl Kernel for Task<'_> {
             KvType::F32 => self.with::<S, F32>(s),
             KvType::F16 => self.with::<S, F16>(s),
             KvType::Int8 => self.with::<S, Int8>(s),
-            KvType::Bf16 => unreachable!("pairs are another kernel's"),
+            KvType::Bf16 => unreachable!("PairTask handles bfloat16"),
         }
     }
 }
 
-/// A task over a cache of bfloat16, which are multiplied in pairs.
+/// A task over a bfloat16 cache, whose numbers are multiplied in pairs.
 pub(super) struct PairTask<'a>(pub(super) Task<'a>);
 
 impl Kernel for PairTask<'_> {
@@ -72,15 +73,16 @@ impl Kernel for PairTask<'_> {
 impl<'a> Task<'a> {
     #[inline(always)]
     fn with<S: Simd, E: Element>(self, s: S) {
-        let room = std::mem::take(self.room); // put back at the end
-        let Room { mut queries, mut scores, states: mut own, mut gathered } = room;
+        let scratch = std::mem::take(self.scratch); // put back at the end
+        let ThreadScratch { mut queries, mut scores, states: mut own, mut gathered } = scratch;
         let (layout, count) = (self.a.cache.layout(), self.piece.rows.len() * self.group);
         let stride = States::stride(layout);
         self.encode_queries::<S, E>(s, &mut queries);
-        grow(&mut scores, MOST * SCORES);
+        grow(&mut scores, MAX_QUERIES * SCORE_STRIDE);
         grow(&mut own, count * stride);
         for chunk in self.piece.chunks.clone() {
-            // SAFETY: a chunk of a tile is in one piece; only the last piece, when all others are done, takes them all.
+            // SAFETY: each chunk of a tile is in one piece. Only the last piece takes all of them, once the
+            // others are done.
             let shared = |split: Split| unsafe {
                 self.states.part((split.states + (chunk - split.first) * count) * stride, count * stride)
             };
@@ -88,11 +90,12 @@ impl<'a> Task<'a> {
                 Some(split) => shared(split),
                 None => &mut own[..count * stride],
             };
-            let tiles = match self.is_gathered() {
-                true => self.gather(chunk, &mut gathered),
-                false => self.tiles(self.piece, chunk),
+            let tiles = if self.is_gathered() {
+                self.gather(chunk, &mut gathered)
+            } else {
+                self.tiles(self.piece, chunk)
             };
-            let next = self.after(chunk);
+            let next = self.next_tiles(chunk);
             let softcap = self.a.softcap.map(|cap| Softcap { cap, factor: self.a.scale / cap });
             let chunk = Chunk { layout, tiles, next, start: chunk * CHUNK, scale: self.scale(), softcap };
             self.chunk::<S, E>(s, &chunk, &queries, &mut scores, &mut States::new(values, stride));
@@ -109,10 +112,10 @@ impl<'a> Task<'a> {
             }
             Some(_) => {}
         }
-        *self.room = Room { queries, scores, states: own, gathered };
+        *self.scratch = ThreadScratch { queries, scores, states: own, gathered };
     }
 
-    /// Context of query `i`: its own position and all before.
+    /// Context length of query `i`: its own position and all before it.
     #[inline(always)]
     fn context(&self, i: usize) -> usize {
         self.rows().position + self.piece.rows.start + i / self.group + 1
@@ -124,13 +127,13 @@ impl<'a> Task<'a> {
         self.context(i).saturating_sub(self.window)
     }
 
-    /// Factor of the scores that the softmax takes; capped ones are scaled already.
+    /// Factor that the softmax applies to scores; capped scores are already scaled.
     #[inline(always)]
     fn scale(&self) -> f32 {
         if self.a.softcap.is_some() { 1.0 } else { self.a.scale }
     }
 
-    /// Row of the batch and query head of query `i`.
+    /// Batch row and query head of query `i`.
     #[inline(always)]
     fn row_and_head(&self, i: usize) -> (usize, usize) {
         let row = self.rows().rows.start + self.piece.rows.start + i / self.group;
@@ -160,53 +163,54 @@ impl<'a> Task<'a> {
         &self.sequences[self.piece.sequence]
     }
 
-    /// Whether block sizes scatter the positions of a tile.
+    /// Whether tiles have to be gathered, because a tile's positions lie in several blocks.
     #[inline(always)]
     fn is_gathered(&self) -> bool {
         !self.a.cache.shape().block_size.is_multiple_of(TILE)
     }
 
-    /// How many tiles a chunk of `piece` has.
+    /// Number of tiles that `piece` reads of `chunk`.
     #[inline(always)]
     fn tiles_of(&self, piece: &Piece, chunk: usize) -> usize {
         let end = self.sequences[piece.sequence].position + piece.rows.end;
-        end.min((chunk + 1) * CHUNK).div_ceil(TILE) - chunk * TILES
+        end.min((chunk + 1) * CHUNK).div_ceil(TILE) - chunk * TILES_PER_CHUNK
     }
 
-    /// The tiles of a chunk, where they lie.
+    /// The tiles of a chunk, in the cache.
     #[inline(always)]
     fn tiles(&self, piece: &Piece, chunk: usize) -> Tiles<'a> {
-        let mut tiles = Tiles { tiles: [&[]; TILES], count: self.tiles_of(piece, chunk) };
+        let mut tiles = Tiles { tiles: [&[]; TILES_PER_CHUNK], count: self.tiles_of(piece, chunk) };
         let (cache, layer) = (self.a.cache, self.a.layer);
         let per_block = cache.shape().block_size / TILE;
         let blocks = self.sequences[piece.sequence].blocks;
         for (i, tile) in tiles.tiles[..tiles.count].iter_mut().enumerate() {
-            let index = chunk * TILES + i;
+            let index = chunk * TILES_PER_CHUNK + i;
             let block = blocks[index / per_block] as usize;
             *tile = cache.tile(layer, block * per_block + index % per_block, piece.kv_head);
         }
         tiles
     }
 
-    /// The tiles that come after a chunk's: of the next one, or of the next piece.
+    /// The tiles to read after `chunk`: those of the piece's next chunk, or of the next piece's first one.
     #[inline(always)]
-    fn after(&self, chunk: usize) -> Tiles<'a> {
-        let next = match chunk + 1 < self.piece.chunks.end {
-            true => Some((self.piece, chunk + 1)),
-            false => self.next.map(|next| (next, next.chunks.start)),
+    fn next_tiles(&self, chunk: usize) -> Tiles<'a> {
+        let next = if chunk + 1 < self.piece.chunks.end {
+            Some((self.piece, chunk + 1))
+        } else {
+            self.next.map(|next| (next, next.chunks.start))
         };
         match next {
             Some((piece, chunk)) if !self.is_gathered() => self.tiles(piece, chunk),
-            _ => Tiles { tiles: [&[]; TILES], count: 0 },
+            _ => Tiles { tiles: [&[]; TILES_PER_CHUNK], count: 0 },
         }
     }
 
-    /// Puts the positions of a chunk together, one after the other.
+    /// Copies the positions of a chunk into contiguous tiles.
     #[inline(never)]
     fn gather<'t>(&self, chunk: usize, gathered: &'t mut Vec<u8>) -> Tiles<'t> {
         let (cache, layout, rows) = (self.a.cache, self.a.cache.layout(), self.rows());
         let (size, bytes) = (cache.shape().block_size, layout.bytes());
-        let mut tiles = Tiles { tiles: [&[]; TILES], count: self.tiles_of(self.piece, chunk) };
+        let mut tiles = Tiles { tiles: [&[]; TILES_PER_CHUNK], count: self.tiles_of(self.piece, chunk) };
         gathered.clear();
         gathered.resize(tiles.count * bytes, 0);
         let start = chunk * CHUNK;
@@ -225,7 +229,7 @@ impl<'a> Task<'a> {
         tiles
     }
 
-    /// All queries that see something of the chunk, some at a time.
+    /// Computes a chunk for all queries that see part of it, up to [`MAX_QUERIES`] at a time.
     #[inline(always)]
     fn chunk<S: Simd, E: Element>(
         &self,
@@ -237,14 +241,15 @@ impl<'a> Task<'a> {
     ) {
         let width = chunk.layout.width;
         let (position, rows) = (self.rows().position + self.piece.rows.start, self.piece.rows.len());
-        // Rows before the chunk see nothing of it, nor do those whose window starts after it.
+        // Skip rows before the chunk, and rows whose window starts after it.
         let mut first = chunk.start.saturating_sub(position).min(rows) * self.group;
         let last_position = (chunk.start + CHUNK).saturating_add(self.window - 1);
         let all = last_position.saturating_sub(position).min(rows) * self.group;
-        let mut look_ahead = true;
+        let mut prefetch_next = true;
         while first < all {
             let count = at_once::<S>(all - first);
-            let (mut visible, mut hidden, mut is_first) = ([0; MOST], [0; MOST], [true; MOST]);
+            let (mut visible, mut hidden, mut is_first) =
+                ([0; MAX_QUERIES], [0; MAX_QUERIES], [true; MAX_QUERIES]);
             for i in 0..count {
                 let seen_from = self.seen_from(first + i);
                 visible[i] = (self.context(first + i) - chunk.start).min(CHUNK);
@@ -257,7 +262,7 @@ impl<'a> Task<'a> {
                 visible: &visible,
                 hidden: &hidden,
                 is_first: &is_first,
-                look_ahead,
+                prefetch_next,
             };
             macro_rules! counts {
                 ($($n:literal),*) => { match count {
@@ -270,12 +275,13 @@ impl<'a> Task<'a> {
             }
             counts!(1, 2, 3, 4, 5, 6, 7, 8);
             first += count;
-            look_ahead = false;
+            prefetch_next = false;
         }
     }
 
-    /// Joins the states of a query's chunks to that of its first one, in order, and finishes it. `states` start with those of
-    /// chunk `first`; the tile's other chunks are before the query's window or beyond its context.
+    /// For each query, joins the states of later chunks to that of its first chunk, in order, and writes the
+    /// result. `states` starts with the tile's chunk `first`; chunks before a query's window or beyond its
+    /// context are skipped.
     #[inline(always)]
     fn join<S: Simd>(&self, s: S, states: &mut States<'_>, first: usize, count: usize) {
         for i in 0..count {
@@ -288,21 +294,22 @@ impl<'a> Task<'a> {
         }
     }
 
-    /// Writes the result of query `i`, whose state is number `state`.
+    /// Writes the result of query `i` from state number `state`.
     #[inline(always)]
     fn finish(&self, states: &mut States<'_>, i: usize, state: usize) {
         let head_dim = self.a.cache.shape().head_dim;
         let (row, head) = self.row_and_head(i);
-        // SAFETY: each row and head is in one tile, and one piece finishes it.
+        // SAFETY: each row and head is in one tile, and only one piece finishes the tile.
         let out = unsafe { self.out.part((row * self.a.heads + head) * head_dim, head_dim) };
         states.finish(state, self.scale(), self.a.sinks.map(|sinks| sinks[head]), out);
     }
 }
 
-/// How many of `left` queries are multiplied at once next: nearly equal parts, or a few sizes where registers are few.
+/// How many of `left` queries to multiply at once: nearly equal parts, or one of a few sizes if registers are
+/// few.
 const fn at_once<S: Simd>(left: usize) -> usize {
     match (S::ACCUMULATORS >= 24, left) {
-        (true, _) => left.div_ceil(left.div_ceil(MOST)),
+        (true, _) => left.div_ceil(left.div_ceil(MAX_QUERIES)),
         (false, 0..4) => 1 << left.ilog2(),
         (false, _) => 4,
     }

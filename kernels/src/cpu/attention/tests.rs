@@ -10,10 +10,11 @@ fn values(count: usize, seed: usize) -> Vec<f32> {
 const SHAPES: [(usize, usize, usize, usize); 6] =
     [(4, 2, 16, 16), (7, 1, 64, 16), (3, 3, 24, 5), (4, 1, 10, 32), (18, 2, 32, 16), (2, 1, 80, 16)];
 
-/// Window, softcap, and whether there are sinks.
+/// Window, softcap, whether there are sinks.
 type Variant = (Option<u32>, Option<f32>, bool);
 
-/// Each alone and all together; the window starts within a chunk, on a chunk's edge, and on an odd position.
+/// Each feature alone and all together. Windows start within a chunk, at a chunk's edge and at an odd
+/// position.
 const VARIANTS: [Variant; 6] = [
     (None, None, false),
     (Some(19), None, false),
@@ -32,7 +33,7 @@ struct Case {
     qkv: Vec<f32>,
 }
 
-/// How a case is computed; none of it may matter.
+/// Choices that must not change the result.
 #[derive(Debug, Clone)]
 struct Way {
     isa: Isa,
@@ -52,13 +53,13 @@ impl Case {
         Self { variant, ..self }
     }
 
-    /// One of each head, if there are any; some above all scores.
+    /// One sink per head if the variant has any; some are above all scores.
     fn sinks(&self) -> Option<Vec<f32>> {
         let (.., sinks) = self.variant;
         sinks.then(|| (0..self.shape.0).map(|head| head as f32 * 1.7 - 2.0).collect())
     }
 
-    /// A cache whose every slot holds what is no number, as a request that failed may leave it.
+    /// A cache full of NaN, as a failed request may leave it.
     fn stale_cache(&self, cpu: &mut Cpu, block_size: usize, blocks: usize) -> KvCache {
         let (_, kv_heads, head_dim, _) = self.shape;
         let shape = KvShape { layers: 2, kv_heads, head_dim, block_size, blocks, kind: self.kind };
@@ -68,7 +69,8 @@ impl Case {
         cache
     }
 
-    /// Attends in the given chunks through a scattered block table, each chunk beside another sequence's.
+    /// Attends in the given chunks through a scattered block table. Each batch also has a chunk of another
+    /// sequence.
     fn run(&self, way: &Way) -> Vec<f32> {
         let Way { isa, threads, chunks, block_size } = way;
         let (heads, kv_heads, head_dim, _) = self.shape;
@@ -82,7 +84,7 @@ impl Case {
         let sinks = self.sinks();
         let (mut out, mut start) = (Vec::new(), 0usize);
         for chunk in chunks {
-            // The other sequence runs the same rows two positions late, so tiles and neighbours differ.
+            // The other sequence runs the same rows two positions late, so that tiles and neighbours differ.
             let late = start.saturating_sub(2);
             let (mut x, mut slots) = (Vec::new(), Vec::new());
             for (table, from) in [(&tables[0], start), (&tables[1], late)] {
@@ -123,7 +125,7 @@ impl Case {
         self.run(way).into_iter().map(f32::to_bits).collect()
     }
 
-    /// A head as it is multiplied.
+    /// A head rounded as attention multiplies it.
     fn rounded(&self, head: &[f32], is_query: bool) -> Vec<f64> {
         let highest = head.iter().fold(0f32, |highest, x| highest.max(x.abs()));
         let round = |x: f32| match self.kind {
@@ -135,7 +137,7 @@ impl Case {
         head.iter().map(|x| f64::from(round(*x))).collect()
     }
 
-    /// Attention of `rows`, in f64 over the numbers as they are cached.
+    /// Attention of `rows`, in f64, over the rounded numbers.
     fn exact(&self, rows: &[usize]) -> Vec<f64> {
         let (heads, kv_heads, head_dim, _) = self.shape;
         let all = heads + 2 * kv_heads;
@@ -165,7 +167,7 @@ impl Case {
     }
 
     fn check_against_exact(&self, rows: &[usize]) {
-        // Weights are rounded to bfloat16 too: 2^-9 each, of values up to 1.6.
+        // Weights are rounded to bfloat16, too: an error of 2^-9 each, for values up to 1.6.
         let tolerance = if self.kind == KvType::Bf16 { 4e-3 } else { 3e-5 };
         let way = Way { isa: Isa::best(), threads: 2, chunks: vec![self.length], block_size: self.shape.3 };
         let (got, width) = (self.run(&way), self.shape.0 * self.shape.2);
@@ -215,7 +217,7 @@ fn chunks_neighbours_threads_block_sizes_and_instruction_sets_change_no_bit() {
 }
 
 #[test]
-fn who_computes_which_chunk_of_a_long_context_changes_no_bit() {
+fn the_assignment_of_a_long_contexts_chunks_to_threads_changes_no_bit() {
     let length = 2 * CHUNK + 70;
     for (kind, shape) in
         KvType::ALL.into_iter().flat_map(|kind| [(7, 1, 32, 16), (6, 2, 16, 16)].map(|s| (kind, s)))

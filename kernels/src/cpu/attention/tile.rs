@@ -1,7 +1,8 @@
-//! Some queries with one chunk: scores, softmax, weighted values. Keys and values are read once for all of them, and while they
-//! are read, those of the next chunk are asked for, line by line: memory works all the time.
+//! Computes a few queries against one chunk: scores, softmax, weighted values. Keys and values are read once
+//! for all these queries. Meanwhile those of the next chunk are prefetched line by line, which keeps memory
+//! busy all the time.
 
-#![allow(clippy::needless_range_loop)] // indices run over several arrays, as in the formulas
+#![allow(clippy::needless_range_loop)] // indices are used with several arrays, as in the formulas
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -14,18 +15,19 @@ use super::CHUNK;
 use super::element::Element;
 use super::state::{Join, States};
 
-/// Tiles of a chunk.
-pub(super) const TILES: usize = CHUNK / TILE;
-/// Queries that are multiplied at once at most.
-pub(super) const MOST: usize = 8;
-/// Scores of a query: a chunk's, and a vector to keep rows out of each other's cache sets.
-pub(super) const SCORES: usize = CHUNK + LANES;
-/// Bytes of a cache line.
+/// Tiles in a chunk.
+pub(super) const TILES_PER_CHUNK: usize = CHUNK / TILE;
+/// Most queries that are multiplied at once.
+pub(super) const MAX_QUERIES: usize = 8;
+/// Values from one query's scores to the next: a chunk, and a vector that keeps rows out of each other's
+/// cache sets.
+pub(super) const SCORE_STRIDE: usize = CHUNK + LANES;
+/// Bytes in a cache line.
 const LINE: usize = 64;
 
 /// The tiles of a chunk, in order.
 pub(super) struct Tiles<'a> {
-    pub(super) tiles: [&'a [u8]; TILES],
+    pub(super) tiles: [&'a [u8]; TILES_PER_CHUNK],
     pub(super) count: usize,
 }
 
@@ -33,30 +35,30 @@ pub(super) struct Tiles<'a> {
 pub(super) struct Chunk<'a> {
     pub(super) layout: Layout,
     pub(super) tiles: Tiles<'a>,
-    /// What will be read after it.
+    /// Tiles to prefetch, because they are read after this chunk.
     pub(super) next: Tiles<'a>,
-    /// Its first position.
+    /// First position of the chunk.
     pub(super) start: usize,
-    /// Factor of the scores, once capped.
+    /// Factor that the softmax applies to scores after capping.
     pub(super) scale: f32,
-    /// What caps the scores.
+    /// Caps the scores, if set.
     pub(super) softcap: Option<Softcap>,
 }
 
-/// Some consecutive queries of a piece.
+/// Consecutive queries of a piece.
 pub(super) struct Queries<'a> {
-    /// Encoded, `[queries, width]`.
+    /// Encoded queries, `[queries, width]`.
     pub(super) rows: &'a [f32],
-    /// Index of the first in the piece.
+    /// Index of the first query within the piece.
     pub(super) first: usize,
-    /// Where in the chunk what each sees ends, ascending.
-    pub(super) visible: &'a [usize; MOST],
-    /// Where in the chunk it starts: before it ends, ascending.
-    pub(super) hidden: &'a [usize; MOST],
-    /// Whether the state of each starts with this chunk.
-    pub(super) is_first: &'a [bool; MOST],
-    /// Whether the next chunk is asked for meanwhile: once is enough.
-    pub(super) look_ahead: bool,
+    /// End of the visible positions within the chunk, ascending from query to query.
+    pub(super) visible: &'a [usize; MAX_QUERIES],
+    /// Start of the visible positions within the chunk, ascending.
+    pub(super) hidden: &'a [usize; MAX_QUERIES],
+    /// Whether this is the query's first chunk, which starts its state.
+    pub(super) is_first: &'a [bool; MAX_QUERIES],
+    /// Whether to prefetch the next chunk. The first queries of a chunk do so; once is enough.
+    pub(super) prefetch_next: bool,
 }
 
 /// [`Chunk::attend`] as a function of its own.
@@ -78,7 +80,7 @@ impl<E: Element, const N: usize> Kernel for Attend<'_, '_, E, N> {
 }
 
 impl Chunk<'_> {
-    /// Attends with `N` queries and joins the result to their states.
+    /// Computes `N` queries and joins the results to their states.
     #[inline(always)]
     fn attend<S: Simd, E: Element, const N: usize>(
         &self,
@@ -87,7 +89,7 @@ impl Chunk<'_> {
         scores: &mut [f32],
         states: &mut States<'_>,
     ) {
-        assert!(queries.rows.len() == N * self.layout.width && scores.len() >= N * SCORES);
+        assert!(queries.rows.len() == N * self.layout.width && scores.len() >= N * SCORE_STRIDE);
         assert!(queries.visible[N - 1] <= self.tiles.count * TILE, "visible positions have tiles");
         let tiles = queries.visible[N - 1].div_ceil(TILE);
         let mut tile = queries.hidden[0] / TILE;
@@ -103,7 +105,7 @@ impl Chunk<'_> {
         let Queries { visible, hidden, .. } = *queries;
         if let Some(softcap) = self.softcap {
             for n in 0..N {
-                let seen = n * SCORES + hidden[n]..n * SCORES + visible[n];
+                let seen = n * SCORE_STRIDE + hidden[n]..n * SCORE_STRIDE + visible[n];
                 s.call(Capped { softcap, values: &mut scores[seen] });
             }
         }
@@ -112,7 +114,12 @@ impl Chunk<'_> {
         let mut joins = [None; N];
         for i in 0..N {
             if E::SCALED {
-                self.scale_weights(s, &mut scores[i * SCORES..(i + 1) * SCORES], hidden[i], visible[i]);
+                self.scale_weights(
+                    s,
+                    &mut scores[i * SCORE_STRIDE..(i + 1) * SCORE_STRIDE],
+                    hidden[i],
+                    visible[i],
+                );
             }
             let (top, sum) = sums[i];
             if queries.is_first[i] {
@@ -133,7 +140,7 @@ impl Chunk<'_> {
         }
     }
 
-    /// Scores with the positions of tiles `first..first + W`, not yet scaled.
+    /// Writes the scores for the positions of tiles `first..first + W`, not yet scaled.
     #[inline(always)]
     fn scores<S: Simd, E: Element, const N: usize, const W: usize>(
         &self,
@@ -144,22 +151,22 @@ impl Chunk<'_> {
     ) {
         let (width, keys) = (self.layout.width, self.layout.values());
         let mut tiles = [&[][..]; W];
-        let mut soon = [std::ptr::null(); W];
-        let next = self.after(first, W, queries);
+        let mut near = [std::ptr::null(); W];
+        let next = self.prefetch_targets(first, W, queries);
         for w in 0..W {
             tiles[w] = &self.tiles.tiles[first + w][..self.layout.bytes()];
-            soon[w] = self.soon(first + w, W);
+            near[w] = self.tile_ahead(first + w, W);
         }
         let mut sums = [[s.zero(); W]; N];
-        for i in 0..width / E::STEP {
-            // SAFETY: the keys are `width / STEP` operands; a query has `width` numbers.
+        for i in 0..width / E::PER_LANE {
+            // SAFETY: the keys are `width / PER_LANE` operands, and a query has `width` numbers.
             unsafe {
                 let mut operands = [E::load(s, tiles[0].as_ptr().add(i * E::BYTES)); W];
                 for w in 1..W {
                     operands[w] = E::load(s, tiles[w].as_ptr().add(i * E::BYTES));
                 }
                 for n in 0..N {
-                    let factor = E::factor(s, queries.rows.as_ptr().add(n * width), i * E::STEP);
+                    let factor = E::factor(s, queries.rows.as_ptr().add(n * width), i * E::PER_LANE);
                     for w in 0..W {
                         sums[n][w] = E::mul_add(s, factor, operands[w], sums[n][w]);
                     }
@@ -167,7 +174,7 @@ impl Chunk<'_> {
             }
             if i * LINE < keys {
                 for w in 0..W {
-                    s.prefetch(soon[w].wrapping_add(i * LINE));
+                    s.prefetch(near[w].wrapping_add(i * LINE));
                 }
                 for tile in next {
                     s.prefetch_later(tile.as_ptr().wrapping_add(i * LINE));
@@ -177,36 +184,37 @@ impl Chunk<'_> {
         for w in 0..W {
             for n in 0..N {
                 let sum = if E::SCALED { s.mul(sums[n][w], self.scales(s, tiles[w], 0)) } else { sums[n][w] };
-                let to = &mut scores[n * SCORES + (first + w) * TILE..][..LANES];
+                let to = &mut scores[n * SCORE_STRIDE + (first + w) * TILE..][..LANES];
                 // SAFETY: sixteen values.
                 unsafe { s.store(sum, to.as_mut_ptr()) };
             }
         }
     }
 
-    /// Scales of a tile's keys, or of its values.
+    /// Scales of a tile's keys (`values` = 0) or values (`values` = 1).
     #[inline(always)]
     fn scales<S: Simd>(&self, s: S, tile: &[u8], values: usize) -> S::V {
         let scales = &tile[self.layout.scales()..][..2 * size_of::<f32>() * TILE];
-        // SAFETY: twice sixteen values, and `values` is 0 or 1.
+        // SAFETY: the slice has 32 scales, and `values` is 0 or 1.
         unsafe { s.load(scales.as_ptr().cast::<f32>().add(values * TILE)) }
     }
 
-    /// The tile that is read `distance` after `tile`, the last one at most.
+    /// Pointer to the tile that is read `distance` tiles later, at most the chunk's last one.
     #[inline(always)]
-    fn soon(&self, tile: usize, distance: usize) -> *const u8 {
+    fn tile_ahead(&self, tile: usize, distance: usize) -> *const u8 {
         self.tiles.tiles[(tile + distance).min(self.tiles.count - 1)].as_ptr()
     }
 
-    /// The part of the next chunk's tiles that `count` tiles from `first` on are of this one's.
+    /// Tiles of the next chunk to prefetch during `count` tiles of this chunk from `first` on: a proportional
+    /// part.
     #[inline(always)]
-    fn after(&self, first: usize, count: usize, queries: &Queries<'_>) -> &[&[u8]] {
+    fn prefetch_targets(&self, first: usize, count: usize, queries: &Queries<'_>) -> &[&[u8]] {
         let place =
-            |tile: usize| if queries.look_ahead { tile * self.next.count / self.tiles.count } else { 0 };
+            |tile: usize| if queries.prefetch_next { tile * self.next.count / self.tiles.count } else { 0 };
         &self.next.tiles[place(first)..place(first + count)]
     }
 
-    /// Multiplies weights with their values' scales.
+    /// Multiplies weights by the scales of their values.
     #[inline(always)]
     fn scale_weights<S: Simd>(&self, s: S, weights: &mut [f32], hidden: usize, visible: usize) {
         let seen = (hidden / TILE, visible.div_ceil(TILE));
@@ -220,16 +228,20 @@ impl Chunk<'_> {
         }
     }
 
-    /// Vectors `first..first + W` of the values in `tile`, a row for each `STEP` positions.
+    /// Pointer to vectors `first..first + W` of the values in `tile`, which has a row for each `PER_LANE`
+    /// positions.
     #[inline(always)]
     fn rows_of<E: Element, const W: usize>(&self, tile: usize, first: usize) -> *const u8 {
         let row = self.layout.width / LANES * E::BYTES;
         let values = &self.tiles.tiles[tile][self.layout.values()..];
-        assert!(values.len() >= TILE / E::STEP * row && (first + W) * E::BYTES <= row, "a tile has its rows");
+        assert!(
+            values.len() >= TILE / E::PER_LANE * row && (first + W) * E::BYTES <= row,
+            "a tile has its rows"
+        );
         values[first * E::BYTES..].as_ptr()
     }
 
-    /// Sums of the values' vectors `first..first + W`, weighted, joined to the states.
+    /// Computes the weighted sums of the values' vectors `first..first + W` and joins them to the states.
     #[inline(always)]
     fn values<S: Simd, E: Element, const N: usize, const W: usize>(
         &self,
@@ -243,27 +255,35 @@ impl Chunk<'_> {
         let Queries { visible, hidden, .. } = *queries;
         let row = self.layout.width / LANES * E::BYTES;
         let mut sums = [[s.zero(); W]; N];
-        // Positions that all queries see are between those that only the first rows see and those that only the last do.
-        let common = visible[0] - visible[0] % E::STEP;
+        // All queries see the positions in the middle. Those before it only the first queries see, those
+        // after it only the last.
+        let common = visible[0] - visible[0] % E::PER_LANE;
         let start = hidden[N - 1].next_multiple_of(TILE).min(common);
-        self.edge::<S, E, N, W>(s, first, hidden[0] / E::STEP * E::STEP..start, queries, weights, &mut sums);
+        self.edge::<S, E, N, W>(
+            s,
+            first,
+            hidden[0] / E::PER_LANE * E::PER_LANE..start,
+            queries,
+            weights,
+            &mut sums,
+        );
         for start in (start..common).step_by(TILE) {
-            let next = self.after(start / TILE, 1, queries);
-            let soon = self.soon(start / TILE, 1).wrapping_add(self.layout.values() + first * E::BYTES);
+            let next = self.prefetch_targets(start / TILE, 1, queries);
+            let near = self.tile_ahead(start / TILE, 1).wrapping_add(self.layout.values() + first * E::BYTES);
             let values = self.rows_of::<E, W>(start / TILE, first);
-            for step in 0..(common - start).min(TILE) / E::STEP {
-                let (position, at) = (start + step * E::STEP, step * row);
-                // SAFETY: a tile has a row for each step, with these operands.
+            for row_index in 0..(common - start).min(TILE) / E::PER_LANE {
+                let (position, at) = (start + row_index * E::PER_LANE, row_index * row);
+                // SAFETY: a tile has this row, with these operands.
                 let operands = unsafe { load::<S, E, W>(s, values.add(at)) };
                 for n in 0..N {
                     // SAFETY: a row of weights is longer than a chunk.
-                    let factor = unsafe { E::factor(s, weights.as_ptr().add(n * SCORES), position) };
+                    let factor = unsafe { E::factor(s, weights.as_ptr().add(n * SCORE_STRIDE), position) };
                     for w in 0..W {
                         sums[n][w] = E::mul_add(s, factor, operands[w], sums[n][w]);
                     }
                 }
                 for line in (0..W * E::BYTES).step_by(LINE) {
-                    s.prefetch(soon.wrapping_add(at + line));
+                    s.prefetch(near.wrapping_add(at + line));
                 }
                 for tile in next {
                     let from = self.layout.values() + first * E::BYTES + at;
@@ -289,8 +309,8 @@ impl Chunk<'_> {
         }
     }
 
-    /// Adds the values of positions that not all queries see. A pair of positions of which a query sees the second one is added
-    /// whole: the first one's weight is zero.
+    /// Adds the values of positions that only some queries see. If a query sees only the second position of a
+    /// pair, the whole pair is added: the first one's weight is zero.
     #[inline(always)]
     fn edge<S: Simd, E: Element, const N: usize, const W: usize>(
         &self,
@@ -303,21 +323,22 @@ impl Chunk<'_> {
     ) {
         let Queries { visible, hidden, .. } = *queries;
         let row = self.layout.width / LANES * E::BYTES;
-        for position in positions.step_by(E::STEP) {
-            let at = position % TILE / E::STEP * row;
-            // SAFETY: a tile has a row for each step, with these operands.
+        for position in positions.step_by(E::PER_LANE) {
+            let at = position % TILE / E::PER_LANE * row;
+            // SAFETY: a tile has this row, with these operands.
             let operands =
                 unsafe { load::<S, E, W>(s, self.rows_of::<E, W>(position / TILE, first).add(at)) };
             for n in 0..N {
-                if position + E::STEP <= hidden[n] || position >= visible[n] {
+                if position + E::PER_LANE <= hidden[n] || position >= visible[n] {
                     continue;
                 }
                 // SAFETY: a row of weights is longer than a chunk.
-                let factor = unsafe { E::factor(s, weights.as_ptr().add(n * SCORES), position) };
+                let factor = unsafe { E::factor(s, weights.as_ptr().add(n * SCORE_STRIDE), position) };
                 for w in 0..W {
-                    sums[n][w] = match position + E::STEP <= visible[n] {
-                        true => E::mul_add(s, factor, operands[w], sums[n][w]),
-                        false => E::mul_add_first(s, factor, operands[w], sums[n][w]),
+                    sums[n][w] = if position + E::PER_LANE <= visible[n] {
+                        E::mul_add(s, factor, operands[w], sums[n][w])
+                    } else {
+                        E::mul_add_first(s, factor, operands[w], sums[n][w])
                     };
                 }
             }
@@ -325,13 +346,13 @@ impl Chunk<'_> {
     }
 }
 
-/// `W` operands in a row.
+/// Loads `W` consecutive operands.
 ///
 /// # Safety
-/// `at` is readable for as many.
+/// All of them are readable from `at` on.
 #[inline(always)]
 unsafe fn load<S: Simd, E: Element, const W: usize>(s: S, at: *const u8) -> [E::Operand<S>; W] {
-    // SAFETY: by the contract.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let mut operands = [E::load(s, at); W];
         for w in 1..W {
@@ -341,13 +362,14 @@ unsafe fn load<S: Simd, E: Element, const W: usize>(s: S, at: *const u8) -> [E::
     }
 }
 
-/// Turns the scores of each query into rounded `exp(scale * (score - highest))`; gives the highest scores and the sums of weights,
-/// position `p` added to lane `p % 16`. Weights past the `visible` ones are zero, and those of `hidden` ones, up to a whole vector.
+/// Replaces the scores of each query by `exp(scale * (score - highest))`, rounded. Returns each query's
+/// highest score and sum of weights, with position `p` added to lane `p % 16`. Weights of invisible positions
+/// in the first and last vector become zero.
 struct Softmax<'a, E, const N: usize> {
-    /// `[N, SCORES]`
+    /// `[N, SCORE_STRIDE]`
     scores: &'a mut [f32],
-    visible: &'a [usize; MOST],
-    hidden: &'a [usize; MOST],
+    visible: &'a [usize; MAX_QUERIES],
+    hidden: &'a [usize; MAX_QUERIES],
     scale: f32,
     element: PhantomData<E>,
 }
@@ -357,11 +379,12 @@ impl<E: Element, const N: usize> Kernel for Softmax<'_, E, N> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> [(f32, f32); N] {
-        // Query after query in each of three passes: a query's own instructions wait for each other, those of several do not.
+        // All queries go through each pass together: instructions of one query depend on each other, those of
+        // several do not.
         let mut rows = [std::ptr::null_mut(); N];
         let mut results = [(0.0, 0.0); N];
         for n in 0..N {
-            let row = &mut self.scores[n * SCORES..][..self.visible[n].next_multiple_of(LANES)];
+            let row = &mut self.scores[n * SCORE_STRIDE..][..self.visible[n].next_multiple_of(LANES)];
             row[self.visible[n]..].fill(f32::NEG_INFINITY);
             let start = self.hidden[n] / LANES * LANES;
             row[start..self.hidden[n]].fill(f32::NEG_INFINITY);
@@ -389,7 +412,7 @@ impl<E: Element, const N: usize> Kernel for Softmax<'_, E, N> {
     }
 }
 
-/// The highest of whole vectors of scores; of such that are no number, none.
+/// Maximum over whole vectors of scores, ignoring NaN; -inf if all are NaN.
 #[inline(always)]
 fn highest(scores: &[f32]) -> f32 {
     let mut highest = [f32::NEG_INFINITY; LANES];

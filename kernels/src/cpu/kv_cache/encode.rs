@@ -1,8 +1,8 @@
-//! Numbers as the cache keeps them. All roundings are to nearest, ties to even.
+//! Rounding to the cache's number types. All roundings are to nearest, ties to even.
 
-/// Magnitudes below this become zero where bfloat16 is multiplied in pairs. Products of two such numbers, and sums of
-/// such products, are then multiples of 2^-124 (twice eight significant bits): none is subnormal, which the
-/// instruction that multiplies pairs would take for zero.
+/// Smaller magnitudes become zero if bfloat16 is multiplied in pairs. Products of two remaining numbers, and
+/// sums of such products, are multiples of 2^-124 (twice eight significant bits). So none is subnormal; the
+/// instruction that multiplies pairs would take a subnormal for zero.
 pub(in super::super) const SMALLEST_IN_PAIRS: f32 = f32::from_bits((127 - 55) << 23);
 
 /// Bits of the nearest bfloat16; magnitudes below 2^-55 become zero.
@@ -14,11 +14,11 @@ pub(in super::super) fn to_bf16(value: f32) -> u16 {
     (if value.abs() < SMALLEST_IN_PAIRS { 0 } else { rounded }) as u16
 }
 
-/// Bits of the nearest IEEE half; finite values beyond its range become its largest.
+/// Bits of the nearest IEEE half. Finite values outside its range become its largest magnitude.
 #[inline(always)]
 pub(super) fn to_f16(value: f32) -> u16 {
     const LARGEST: f32 = 65504.0;
-    // Halves below this are multiples of 2^-24, as f32 from 0.5 to 1 are.
+    // Below this, halves are multiples of 2^-24, like f32 from 0.5 to 1.
     const SMALLEST_NORMAL: f32 = f32::from_bits((127 - 14) << 23);
     let sign = (value.to_bits() >> 16) & 0x8000;
     let magnitude = value.abs();
@@ -31,11 +31,12 @@ pub(super) fn to_f16(value: f32) -> u16 {
     (sign | if value.is_nan() { 0x7e00 } else { whole }) as u16
 }
 
-/// Codes of a row are `value / scale`, from -127 to 127: returns the scale, `max|value| / 127`, and its inverse. A
-/// row with a value that is no number has that for a scale, so that what is computed of it is none.
+/// Returns a row's scale, `max|value| / 127`, and the inverse of the scale. Codes are `value / scale`, from
+/// -127 to 127. If a value is NaN or infinite, so is the scale, which makes results computed from the row
+/// NaN.
 #[inline(always)]
 pub(super) fn int8_scale(values: &[f32]) -> (f32, f32) {
-    // Of non-negative floats the order is that of their bits, and NaN is the greatest.
+    // Non-negative floats sort like their bits, NaN highest.
     let highest = values.iter().fold(0u32, |highest, value| highest.max(value.to_bits() & 0x7fff_ffff));
     let highest = f32::from_bits(highest);
     let per_unit = if highest > 0.0 && highest.is_finite() { 127.0 / highest } else { 0.0 };
@@ -45,7 +46,7 @@ pub(super) fn int8_scale(values: &[f32]) -> (f32, f32) {
 /// The code of a value, given the inverse of its row's scale.
 #[inline(always)]
 pub(super) fn to_int8(value: f32, per_unit: f32) -> u8 {
-    // A scale so small that its inverse overflows gives codes beyond the range.
+    // If the scale is so small that its inverse overflows, codes would be out of range.
     (value * per_unit).clamp(-127.0, 127.0).round_ties_even() as i8 as u8
 }
 
@@ -54,7 +55,7 @@ mod tests {
     use super::*;
     use half::{bf16, f16};
 
-    /// Every 16-bit pattern, its neighbours in f32, and what lies half way to the next.
+    /// Every 16-bit pattern with its neighbours in f32 and the values around the midpoint to the next.
     fn interesting() -> impl Iterator<Item = f32> {
         (0..=u16::MAX).flat_map(|half| {
             let (wide, narrow) = (u32::from(half) << 16, f16::from_bits(half).to_f32().to_bits());
@@ -86,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_are_within_half_a_step() {
+    fn codes_are_within_half_a_scale() {
         for highest in [1e-30f32, 0.3, 127.0, 1e30] {
             let values: Vec<f32> = (0..=100).map(|i| (i as f32 * 0.02 - 1.0) * highest).collect();
             let (scale, per_unit) = int8_scale(&values);

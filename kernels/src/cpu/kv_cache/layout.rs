@@ -1,25 +1,27 @@
-//! Where the numbers of a tile lie: the keys and values of one head in sixteen slots.
+//! Memory layout of a tile: the keys and values of one head in sixteen slots.
 
 use super::super::simd::LANES;
 use super::KvType;
 
-/// Slots of a tile: a vector holds one of their numbers each.
+/// Slots in a tile. A vector holds one number of each.
 pub(in super::super) const TILE: usize = LANES;
 
-/// Layout of a tile: its keys, its values, and for [`KvType::Int8`] a scale for each slot's key and then for each value.
+/// Layout of a tile: its keys, its values, and for [`KvType::Int8`] the scales of all keys and then of all
+/// values.
 ///
-/// Keys lie across, `[width][16]`: one vector holds the same dimension of sixteen positions, and a score needs no sum over
-/// lanes. Values lie along, `[16][width]`. bfloat16 goes in pairs, as one instruction multiplies them: keys
-/// `[width / 2][16][2]`, values `[8][width][2]`.
+/// Keys are transposed, `[width][16]`: a vector holds the same dimension of sixteen positions, so a score
+/// needs no sum across lanes. Values are `[16][width]`. bfloat16 is stored in pairs, as one instruction
+/// multiplies them: keys `[width / 2][16][2]`, values `[8][width][2]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) struct Layout {
-    /// How numbers are kept.
+    /// Number type.
     pub kind: KvType,
-    /// Dimensions of a head, rounded up to whole vectors; those past the head are zero.
+    /// Dimensions of a head, rounded up to whole vectors. The padding is zero.
     pub width: usize,
 }
 
-/// Where in a tile the dimensions of a key or value lie: even ones `pair` bytes apart, each odd one `odd` bytes further.
+/// Byte offsets of a key's or value's dimensions in a tile: even ones are `pair` apart, each odd one is `odd`
+/// further.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Places {
     pub(super) start: usize,
@@ -28,7 +30,7 @@ pub(super) struct Places {
 }
 
 impl Places {
-    /// Place of dimension `i`.
+    /// Byte offset of dimension `i`.
     #[inline(always)]
     pub(super) fn of(self, i: usize) -> usize {
         self.start + i / 2 * self.pair + i % 2 * self.odd
@@ -40,7 +42,7 @@ impl Layout {
         Self { kind, width: head_dim.next_multiple_of(LANES) }
     }
 
-    /// Bytes of a number.
+    /// Bytes in a number.
     #[inline(always)]
     pub(in super::super) fn number(&self) -> usize {
         match self.kind {
@@ -50,31 +52,31 @@ impl Layout {
         }
     }
 
-    /// Bytes of a tile.
+    /// Bytes in a tile.
     #[inline(always)]
     pub(in super::super) fn bytes(&self) -> usize {
         TILE * self.slot_bytes()
     }
 
-    /// Bytes of a tile for one of its slots.
+    /// Bytes in a tile per slot.
     #[inline(always)]
     pub(in super::super) fn slot_bytes(&self) -> usize {
         2 * self.width * self.number() + if self.kind == KvType::Int8 { 2 * size_of::<f32>() } else { 0 }
     }
 
-    /// Where the values start: behind the keys.
+    /// Byte offset of the values, which follow the keys.
     #[inline(always)]
     pub(in super::super) fn values(&self) -> usize {
         TILE * self.width * self.number()
     }
 
-    /// Where the keys' scales start; the values' scales follow them.
+    /// Byte offset of the keys' scales; the values' scales follow.
     #[inline(always)]
     pub(in super::super) fn scales(&self) -> usize {
         2 * self.values()
     }
 
-    /// Places of the key in slot `lane`.
+    /// Offsets of the key in slot `lane`.
     #[inline(always)]
     pub(super) fn key_places(&self, lane: usize) -> Places {
         match self.kind {
@@ -86,7 +88,7 @@ impl Layout {
         }
     }
 
-    /// Places of the value in slot `lane`.
+    /// Offsets of the value in slot `lane`.
     #[inline(always)]
     pub(super) fn value_places(&self, lane: usize) -> Places {
         let (start, along) = match self.kind {
@@ -96,7 +98,7 @@ impl Layout {
         Places { start: self.values() + start, odd: along, pair: 2 * along }
     }
 
-    /// Calls `each` with the places of every number in two slots, padding included, and its bytes.
+    /// Calls `each(from, to, bytes)` with the offsets of every number in two slots, padding included.
     pub(in super::super) fn for_each_number(
         &self,
         from: usize,

@@ -1,4 +1,4 @@
-//! Keys and values of all layers, in blocks of `block_size` slots.
+//! The paged KV cache: keys and values of all layers, in blocks of `block_size` slots.
 
 mod encode;
 mod layout;
@@ -10,69 +10,70 @@ pub(super) use encode::{SMALLEST_IN_PAIRS, to_bf16};
 pub(super) use layout::{Layout, TILE};
 use slots::Slots;
 
-use super::shared::Shared;
+use super::disjoint::DisjointMut;
 use super::{Cpu, for_each_row};
 use skein_sys::mapped::ZeroedBytes;
 
-/// How keys and values are kept. Roundings are to nearest, ties to even.
+/// Number type of cached keys and values. Roundings are to nearest, ties to even.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum KvType {
     /// As computed.
     #[default]
     F32,
-    /// bfloat16; magnitudes below 2^-55 become zero. Queries and the softmax's weights are rounded likewise.
+    /// bfloat16; magnitudes below 2^-55 become zero. Attention rounds queries and softmax weights likewise.
     Bf16,
-    /// IEEE half; finite values beyond its range become its largest, 65504.
+    /// IEEE half; finite values outside its range become ±65504, its largest.
     F16,
-    /// 8-bit integers, with an `f32` scale for each token's key and value of each head: `max|x| / 127`.
+    /// 8-bit integers with one `f32` scale, `max|x| / 127`, for each token's key and for its value in each
+    /// head.
     Int8,
 }
 
 impl KvType {
-    /// All of them.
+    /// All number types.
     pub const ALL: [Self; 4] = [Self::F32, Self::Bf16, Self::F16, Self::Int8];
 
-    /// Bytes of one token's key, or value, of one head.
+    /// Bytes of one token's key or value in one head.
     pub fn head_bytes(self, head_dim: usize) -> usize {
         Layout::new(self, head_dim).slot_bytes() / 2
     }
 }
 
-/// Shape of a cache.
+/// Dimensions and number type of a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvShape {
-    /// Layers of the model.
+    /// Number of layers.
     pub layers: usize,
-    /// KV heads.
+    /// KV heads per layer.
     pub kv_heads: usize,
-    /// Values of a head.
+    /// Dimensions of a head.
     pub head_dim: usize,
-    /// Slots of a block.
+    /// Slots per block.
     pub block_size: usize,
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: usize,
-    /// How keys and values are kept.
+    /// Number type.
     pub kind: KvType,
 }
 
 impl KvShape {
-    /// Bytes of one block in all layers; `None` if that overflows.
+    /// Bytes of one block in all layers; `None` on overflow.
     pub fn block_bytes(&self) -> Option<u64> {
         let slot = Layout::new(self.kind, self.head_dim).slot_bytes();
         let factors = [slot, self.block_size, self.kv_heads, self.layers];
         factors.iter().try_fold(1u64, |product, factor| product.checked_mul(*factor as u64))
     }
 
-    /// Tiles of one head in one layer; `None` if that overflows.
+    /// Tiles of one head in one layer; `None` on overflow.
     fn tiles(&self) -> Option<usize> {
         Some(self.blocks.checked_mul(self.block_size)?.div_ceil(TILE))
     }
 }
 
-/// The cache. A block takes memory once it is written.
+/// The KV cache. A block takes memory once it is written.
 ///
-/// Slots go in tiles of sixteen, whatever the block size: `[layers][tiles][kv_heads]`, each as [`Layout`] says. Where the
-/// block size is a multiple of sixteen, a block is some whole tiles.
+/// Slots are grouped in tiles of sixteen, whatever the block size: `[layers][tiles][kv_heads]`, each tile as
+/// [`Layout`] describes. If the block size is a multiple of sixteen, a block consists of whole tiles.
 pub struct KvCache {
     memory: ZeroedBytes,
     shape: KvShape,
@@ -82,7 +83,7 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    /// An empty cache; an error if there is no address space for it.
+    /// An empty cache. Fails if there is not enough address space.
     pub fn new(shape: KvShape) -> io::Result<Self> {
         let layout = Layout::new(shape.kind, shape.head_dim);
         let too_large = || io::Error::from(io::ErrorKind::OutOfMemory);
@@ -92,40 +93,40 @@ impl KvCache {
         Ok(Self { memory: ZeroedBytes::new(bytes.ok_or_else(too_large)?)?, shape, layout, tiles })
     }
 
-    /// Its shape.
+    /// Dimensions and number type.
     pub fn shape(&self) -> KvShape {
         self.shape
     }
 
-    /// How its tiles are laid out.
+    /// Layout of the tiles.
     pub(super) fn layout(&self) -> Layout {
         self.layout
     }
 
-    /// Bytes of a tile with all heads.
+    /// Bytes of a tile in all heads.
     fn tile_bytes(&self) -> usize {
         self.shape.kv_heads * self.layout.bytes()
     }
 
-    /// Where a layer starts.
+    /// Byte offset of a layer.
     fn layer_start(&self, layer: usize) -> usize {
         assert!(layer < self.shape.layers, "the cache has layer {layer}");
         layer * self.tiles * self.tile_bytes()
     }
 
-    /// Slots `16 * tile..` with one head.
+    /// The tile of one head with slots `16 * tile..`.
     #[inline]
     pub(super) fn tile(&self, layer: usize, tile: usize, head: usize) -> &[u8] {
-        assert!(tile < self.tiles && head < self.shape.kv_heads, "a block table names blocks of the cache");
+        assert!(tile < self.tiles && head < self.shape.kv_heads, "the block table points outside the cache");
         let bytes = self.layout.bytes();
         &self.memory[self.layer_start(layer) + tile * self.tile_bytes() + head * bytes..][..bytes]
     }
 
-    /// Writes row `i`'s key and value to slot `slots[i]`. Rows of `x` have `stride` values; the keys of all heads start at
-    /// `key`, the values follow them. Slots are distinct.
+    /// Writes row `i`'s key and value to slot `slots[i]`. A row of `x` has `stride` values; the keys of all
+    /// heads start at `key`, and the values follow. All slots must be different.
     ///
     /// # Panics
-    /// If the shapes disagree or a slot is not one of the cache's.
+    /// If the shapes disagree or a slot is outside the cache.
     pub fn write(
         &mut self,
         cpu: &mut Cpu,
@@ -145,7 +146,7 @@ impl KvCache {
         });
     }
 
-    /// The slots of a layer, to be written by several tasks.
+    /// The slots of a layer, for several tasks to write.
     pub(super) fn slots(&mut self, layer: usize) -> Slots<'_> {
         let (start, bytes) = (self.layer_start(layer), self.tiles * self.tile_bytes());
         let KvShape { kv_heads, head_dim, blocks, block_size, .. } = self.shape;
@@ -154,16 +155,20 @@ impl KvCache {
             kv_heads,
             head_dim,
             layout: self.layout,
-            memory: Shared::new(&mut self.memory[start..start + bytes]),
+            memory: DisjointMut::new(&mut self.memory[start..start + bytes]),
         }
     }
 
-    /// Copies a block's keys and values, all layers.
+    /// Copies a block's keys and values in all layers.
     ///
     /// # Panics
-    /// If one of them is not a block of the cache.
+    /// If `from` or `to` is outside the cache.
     pub fn copy_block(&mut self, from: usize, to: usize) {
-        assert!(from.max(to) < self.shape.blocks, "blocks {from} and {to} are the cache's");
+        assert!(
+            from.max(to) < self.shape.blocks,
+            "blocks {from} and {to} are within {} blocks",
+            self.shape.blocks
+        );
         let size = self.shape.block_size;
         for layer in 0..self.shape.layers {
             if size.is_multiple_of(TILE) {

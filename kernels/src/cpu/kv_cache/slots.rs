@@ -1,39 +1,39 @@
-//! How keys and values come into the cache: slot by slot, by several tasks.
+//! Writes keys and values to the cache, slot by slot, from several tasks.
 
-#![allow(clippy::needless_range_loop)] // so that vectors come of it
+#![allow(clippy::needless_range_loop)] // the compiler vectorises these loops
 
-use super::super::shared::Shared;
+use super::super::disjoint::DisjointMut;
 use super::super::simd::{Kernel, LANES, Simd};
 use super::KvType;
 use super::encode::{int8_scale, to_bf16, to_f16, to_int8};
 use super::layout::{Layout, Places, TILE};
 
-/// The slots of one layer, each written by one task.
+/// The slots of one layer, each written by one task at a time.
 pub(in super::super) struct Slots<'a> {
-    pub(super) memory: Shared<'a, u8>,
+    pub(super) memory: DisjointMut<'a, u8>,
     pub(super) layout: Layout,
-    /// How many there are.
+    /// Number of slots.
     pub(super) count: usize,
     pub(super) kv_heads: usize,
     pub(super) head_dim: usize,
 }
 
 impl Slots<'_> {
-    /// What writes `x`, the keys of all heads and then the values, to a slot.
+    /// A kernel that writes `x`, the keys of all heads and then the values, to a slot.
     ///
     /// # Safety
-    /// Nobody else writes or reads that slot meanwhile.
+    /// No other task accesses this slot meanwhile.
     #[inline]
     pub(in super::super) unsafe fn write<'a>(&'a self, slot: u32, x: &'a [f32]) -> WriteSlot<'a> {
         let (slot, width) = (slot as usize, self.kv_heads * self.head_dim);
-        assert!(slot < self.count, "slot {slot} is one of the cache's {}", self.count);
+        assert!(slot < self.count, "slot {slot} is outside the cache of {} slots", self.count);
         assert!(x.len() == 2 * width, "a key and a value for every head");
         let (keys, values) = x.split_at(width);
         WriteSlot { slots: self, slot, keys, values }
     }
 }
 
-/// Writes keys and values of all heads to one slot.
+/// Writes the keys and values of all heads to one slot.
 pub(in super::super) struct WriteSlot<'a> {
     slots: &'a Slots<'a>,
     slot: usize,
@@ -65,8 +65,8 @@ impl WriteSlot<'_> {
             let at = (tile * kv_heads + head) * layout.bytes();
             let tile = self.slots.memory.pointer(at, layout.bytes());
             let part = head * head_dim..(head + 1) * head_dim;
-            // SAFETY: a head's numbers and scales lie in its tile, and nobody else writes or reads this slot's: the contract of
-            // `Slots::write`.
+            // SAFETY: a head's numbers and scales are inside its tile, and the contract of `Slots::write`
+            // excludes other accesses to this slot.
             unsafe {
                 let scale = write_row::<N>(&self.keys[part.clone()], tile, key_places);
                 let value_scale = write_row::<N>(&self.values[part], tile, value_places);
@@ -83,33 +83,33 @@ impl WriteSlot<'_> {
 /// Encodes a row, sixteen values at a time. Returns its scale.
 ///
 /// # Safety
-/// The places are the row's in `tile`, and nobody else writes or reads them.
+/// `places` are the row's offsets in `tile`, and nothing else accesses them meanwhile.
 #[inline(always)]
 unsafe fn write_row<N: Number>(row: &[f32], tile: *mut u8, places: Places) -> f32 {
     let (scale, per_unit) = if N::SCALED { int8_scale(row) } else { (0.0, 0.0) };
     let (vectors, rest) = row.as_chunks::<LANES>();
-    // Other tasks write between these numbers: they are put one at a time.
+    // Other tasks write between these numbers, so they are stored one by one.
     for (vector, values) in vectors.iter().enumerate() {
-        // A loop of its own, so that a vector comes of it.
+        // A separate loop, so that the compiler vectorises it.
         let mut codes = [N::default(); LANES];
         for i in 0..LANES {
             codes[i] = N::of(values[i], per_unit);
         }
         let tile = tile.wrapping_add(places.of(vector * LANES));
         for i in 0..LANES {
-            // SAFETY: by the contract; sixteen is even, so that places repeat.
+            // SAFETY: guaranteed by the caller; offsets repeat for every pair, and sixteen is even.
             unsafe { tile.add(i / 2 * places.pair + i % 2 * places.odd).cast::<N>().write(codes[i]) };
         }
     }
     for (i, value) in rest.iter().enumerate() {
         let at = places.of(vectors.len() * LANES + i);
-        // SAFETY: by the contract.
+        // SAFETY: guaranteed by the caller.
         unsafe { tile.add(at).cast::<N>().write(N::of(*value, per_unit)) };
     }
     scale
 }
 
-/// A number as the cache keeps it.
+/// A number type of the cache.
 trait Number: Copy + Default {
     const SCALED: bool = false;
     fn of(value: f32, per_unit: f32) -> Self;

@@ -9,7 +9,7 @@ fn shape(kind: KvType, head_dim: usize, block_size: usize) -> KvShape {
     KvShape { layers: 2, kv_heads: 2, head_dim, block_size, blocks: 6, kind }
 }
 
-/// What is read back of a slot's key and value, widened.
+/// Reads a slot's key and value back, widened.
 fn read(cache: &KvCache, layer: usize, slot: usize, head: usize) -> [Vec<f32>; 2] {
     let (layout, tile, lane) = (cache.layout(), cache.tile(layer, slot / TILE, head), slot % TILE);
     let word = |at: usize| u32::from_ne_bytes(tile[at..at + 4].try_into().unwrap());
@@ -89,7 +89,7 @@ fn a_copied_block_reads_the_same_and_its_neighbours_are_left_alone() {
 }
 
 trait CopyWithin {
-    /// Copies `count` items from `count` on to `to`.
+    /// Copies `self[count..2 * count]` to `to`.
     fn copy_within_clone(&mut self, count: usize, to: usize);
 }
 

@@ -4,11 +4,11 @@
 use std::marker::PhantomData;
 
 use super::super::Cpu;
+use super::super::disjoint::DisjointMut;
 use super::super::input::{self, Form, Input};
-use super::super::mlp::{Function, GeluTanh, Silu, gate_in_place};
+use super::super::mlp::{Activation, GeluTanh, Silu, gate_in_place};
 use super::super::packed::PANEL;
 use super::super::packed::formats::multiply;
-use super::super::shared::Shared;
 use super::super::simd::{Kernel, LANES, Simd};
 use super::part::{Destination, Linear, Part, Write};
 use super::room::ProductId;
@@ -50,7 +50,7 @@ pub fn gated_matmul(cpu: &mut Cpu, x: &Input, gated: Gated<'_>, form: Form, out:
             return;
         }
         let products = &mut room[..2 * x_rows.len() * count];
-        let shared = Shared::new(products);
+        let shared = DisjointMut::new(products);
         let part = |linear, next, at| {
             let y = Destination { values: &shared, stride: 2 * count, at, is_near: true };
             Part {
@@ -78,10 +78,17 @@ pub fn gated_matmul(cpu: &mut Cpu, x: &Input, gated: Gated<'_>, form: Form, out:
         let row = x_rows.start;
         match by {
             Gate::Silu => {
-                isa.run(GateRows::<Silu> { products, row, first, count, columns, function: PhantomData })
+                isa.run(GateRows::<Silu> { products, row, first, count, columns, activation: PhantomData })
             }
             Gate::GeluTanh => {
-                isa.run(GateRows::<GeluTanh> { products, row, first, count, columns, function: PhantomData });
+                isa.run(GateRows::<GeluTanh> {
+                    products,
+                    row,
+                    first,
+                    count,
+                    columns,
+                    activation: PhantomData,
+                });
             }
         }
     });
@@ -96,10 +103,10 @@ struct GateRows<'a, F> {
     first: usize,
     count: usize,
     columns: &'a input::Columns<'a>,
-    function: PhantomData<F>,
+    activation: PhantomData<F>,
 }
 
-impl<F: Function> Kernel for GateRows<'_, F> {
+impl<F: Activation> Kernel for GateRows<'_, F> {
     type Output = ();
     const USES_DOT: bool = true; // bfloat16 by an instruction
 

@@ -13,10 +13,10 @@ mod shares;
 pub(super) mod tiles;
 
 use super::Cpu;
+use super::disjoint::DisjointMut;
 use super::input::Input;
 use super::packed::formats::multiply;
 use super::packed::{Layout, PANEL};
-use super::shared::Shared;
 use super::simd::integer::IntegerIsa;
 pub use gated::{Gated, gated_matmul};
 use part::{Destination, Part};
@@ -57,7 +57,7 @@ fn matmul_on(
     };
     let shares = Shares::new(cpu, m, stack).in_streams(registers.width_of_single(m));
     let product = ProductId::new();
-    let (isa, shared) = (cpu.isa, Shared::new(y));
+    let (isa, shared) = (cpu.isa, DisjointMut::new(y));
     let work = |task: usize| {
         let Task { panels, streams, pass } = shares.task(task);
         let share = (product, panels.start);

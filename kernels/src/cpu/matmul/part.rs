@@ -4,10 +4,10 @@
 
 use std::ops::Range;
 
+use super::super::disjoint::DisjointMut;
 use super::super::input::{Form, Input};
 use super::super::packed::{Layout, PANEL, Packed};
 use super::super::prefetch;
-use super::super::shared::Shared;
 use super::super::simd::{LANES, Simd};
 use super::room::{Room, Share};
 use super::tiles::{Panels, Pass, Registers, Streams, Tile};
@@ -73,7 +73,7 @@ pub(in crate::cpu) struct Part<'a> {
 /// Where a part's results go: rows of `count` values.
 #[derive(Clone, Copy)]
 pub(super) struct Destination<'a> {
-    pub(super) values: &'a Shared<'a, f32>,
+    pub(super) values: &'a DisjointMut<'a, f32>,
     /// Values from one row to the next.
     pub(super) stride: usize,
     /// Where the first row starts.

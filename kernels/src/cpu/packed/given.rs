@@ -5,8 +5,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::super::Cpu;
+use super::super::disjoint::DisjointMut;
 use super::super::input::GROUP;
-use super::super::shared::Shared;
 use super::super::simd::LANES;
 use super::rounding::Panel;
 use super::{Layout, PANEL, PackError, Scales};
@@ -45,7 +45,7 @@ pub fn pack_codes(
     assert!(given.zeros.is_none_or(|zeros| zeros.len() == rows * groups), "zero points are [rows, groups]");
     assert_eq!(to.len(), layout.bytes(), "a packed matrix fills its bytes");
     let most = u8::MAX >> (8 - format.bits());
-    let (to, first_bad) = (Shared::new(to), AtomicUsize::new(usize::MAX));
+    let (to, first_bad) = (DisjointMut::new(to), AtomicUsize::new(usize::MAX));
     cpu.threads.run(layout.panels(), |panel, _| {
         let first = panel * PANEL * cols;
         let codes = &given.codes[first..given.codes.len().min(first + PANEL * cols)];

@@ -9,9 +9,9 @@ use std::marker::PhantomData;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::super::Cpu;
+use super::super::disjoint::DisjointMut;
 use super::super::input::GROUP;
 use super::super::matrix::{Storage, WeightMatrix};
-use super::super::shared::Shared;
 use super::super::simd::{Kernel, LANES, Simd};
 use super::scale::{Lanes, Weights, largest};
 use super::{Layout, NotFinite, PANEL, PackError, Scales};
@@ -38,7 +38,7 @@ impl<'a> Panel<'a> {
     ///
     /// # Safety
     /// Nobody else uses that panel meanwhile.
-    pub(super) unsafe fn of(to: &'a Shared<'_, u8>, layout: &Layout, panel: usize) -> Self {
+    pub(super) unsafe fn of(to: &'a DisjointMut<'_, u8>, layout: &Layout, panel: usize) -> Self {
         let scale_bytes = layout.panel_scales() * layout.scale_bytes();
         let zeros = layout.panel_zeros();
         // SAFETY: by the contract; a panel's parts lie apart from other panels'.
@@ -73,7 +73,7 @@ pub(super) fn pack<R: Rounding>(
     layout: Layout,
     to: &mut [u8],
 ) -> Result<(), PackError> {
-    let (isa, to, first_bad) = (cpu.isa, Shared::new(to), AtomicUsize::new(usize::MAX));
+    let (isa, to, first_bad) = (cpu.isa, DisjointMut::new(to), AtomicUsize::new(usize::MAX));
     cpu.threads.run(layout.panels(), |panel, _| {
         // SAFETY: each panel is in one task.
         let to = unsafe { Panel::of(&to, &layout, panel) };

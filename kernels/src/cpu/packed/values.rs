@@ -5,8 +5,8 @@
 use std::marker::PhantomData;
 
 use super::super::Cpu;
+use super::super::disjoint::DisjointMut;
 use super::super::matrix::{Storage, WeightMatrix};
-use super::super::shared::Shared;
 use super::super::simd::{Kernel, LANES, Simd};
 use super::{Layout, PANEL, PackError, Packed};
 
@@ -37,7 +37,7 @@ pub(super) fn pack<V: Value>(
     to: &mut [u8],
 ) -> Result<(), PackError> {
     assert!(V::is_in(from.storage()), "numbers are packed as they are");
-    let (isa, to) = (cpu.isa, Shared::new(to));
+    let (isa, to) = (cpu.isa, DisjointMut::new(to));
     cpu.threads.run(layout.panels(), |panel, _| {
         // SAFETY: each panel is in one task.
         let to = unsafe { to.part(panel * layout.panel_bytes(), layout.panel_bytes()) };

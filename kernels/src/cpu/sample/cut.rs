@@ -1,81 +1,82 @@
-//! Top-k and top-p: which tokens stay.
+//! Top-k and top-p: selects the tokens that can be drawn.
 //!
-//! Tokens are taken by descending logit, the lower id first among equals; those with weight zero are out. Few are looked
-//! at: those that reach a logit which enough tokens are known to reach. Only of a flat distribution top-p keeps thousands:
-//! `flat` cuts that one.
+//! Tokens rank by descending logit, and equal logits by ascending id; tokens of weight zero are excluded.
+//! Only a few tokens are examined: those whose logit reaches a floor that enough tokens are known to reach.
+//! Only for flat distributions does top-p keep thousands; `flat` handles those.
 //!
-//! Top-p adds weights as whole numbers of 2^-44. Such sums are exact, so they depend on no order, and a device that adds
-//! them in any other way finds the same cut. A weight is rounded by at most 2^-45, where f32 itself is coarser than that
-//! for all weights above 2^-21.
+//! Top-p adds weights as integers in units of 2^-44. Such sums are exact and so independent of order, and a
+//! device that adds in any other order finds the same cut. Rounding a weight changes it by at most 2^-45; for
+//! all weights above 2^-21 f32 is coarser than that.
 
 use std::cmp::Ordering;
 
 use super::super::simd::Isa;
 use super::peaks::Peaks;
-use super::weigh::{Heat, Weigh, mass};
+use super::weigh::{Weigh, Weighting, mass};
 
-/// Blocks whose maxima bound the first look for top-p; few distributions need more than their tokens.
-const FIRST_LOOK: usize = 256;
+/// Most block maxima that bound the first attempt at top-p. Few distributions need more tokens than it finds.
+const FIRST_ATTEMPT_BLOCKS: usize = 256;
 
-/// Tokens that stay, best first, and their weights.
+/// Tokens that can be drawn, best first, and their weights.
 #[derive(Default)]
 pub(super) struct Kept {
     pub(super) tokens: Vec<u32>,
     pub(super) weights: Vec<f32>,
 }
 
-/// Logits, and what is known of them.
+/// Logits and how to weigh them.
 #[derive(Clone, Copy)]
-pub(super) struct Looked<'a> {
+pub(super) struct LogitView<'a> {
     pub(super) isa: Isa,
     pub(super) logits: &'a [f32],
-    pub(super) heat: Heat,
+    pub(super) weighting: Weighting,
 }
 
-impl Looked<'_> {
-    /// The order in which tokens are taken.
+impl LogitView<'_> {
+    /// Ranks tokens, best first.
     pub(super) fn before(&self, a: &u32, b: &u32) -> Ordering {
         self.logits[*b as usize].total_cmp(&self.logits[*a as usize]).then(a.cmp(b))
     }
 }
 
 impl Kept {
-    /// Takes the `count` best tokens that have a weight; all if there are no more. `peaks` are those of the logits.
-    pub(super) fn take_best(&mut self, looked: Looked<'_>, peaks: &mut Peaks, count: usize) {
+    /// Keeps the `count` best tokens with a weight, or all if there are fewer. `peaks` must have surveyed
+    /// these logits.
+    pub(super) fn take_best(&mut self, view: LogitView<'_>, peaks: &mut Peaks, count: usize) {
         for floor in [peaks.floor(count), f32::NEG_INFINITY] {
-            self.take_reaching(looked, peaks, floor);
-            // Below the floor only those could follow that have a weight although it has none.
-            if self.tokens.len() >= count || looked.heat.is_out(floor) {
+            self.take_reaching(view, peaks, floor);
+            // If the floor itself has no weight, no token below it has one.
+            if self.tokens.len() >= count || view.weighting.is_out(floor) {
                 break;
             }
         }
         if count < self.tokens.len() {
-            self.tokens.select_nth_unstable_by(count, |a, b| looked.before(a, b));
+            self.tokens.select_nth_unstable_by(count, |a, b| view.before(a, b));
             self.tokens.truncate(count);
         }
-        self.sort(looked);
+        self.sort(view);
     }
 
-    /// Takes the tokens that have a weight and a logit of at least `floor`, in no order yet.
-    fn take_reaching(&mut self, looked: Looked<'_>, peaks: &Peaks, floor: f32) {
-        peaks.reaching(looked.logits, floor, &mut self.tokens);
-        self.weigh(looked);
+    /// Keeps the tokens with a weight and a logit of at least `floor`, unsorted.
+    fn take_reaching(&mut self, view: LogitView<'_>, peaks: &Peaks, floor: f32) {
+        peaks.reaching(view.logits, floor, &mut self.tokens);
+        self.weigh(view);
         let mut weights = self.weights.iter();
         self.tokens.retain(|_| weights.next().is_some_and(|weight| *weight > 0.0));
     }
 
-    fn weigh(&mut self, looked: Looked<'_>) {
+    fn weigh(&mut self, view: LogitView<'_>) {
         self.weights.clear();
-        self.weights.extend(self.tokens.iter().map(|token| looked.logits[*token as usize]));
-        looked.isa.run(Weigh { values: &mut self.weights, heat: looked.heat });
+        self.weights.extend(self.tokens.iter().map(|token| view.logits[*token as usize]));
+        view.isa.run(Weigh { values: &mut self.weights, weighting: view.weighting });
     }
 
-    fn sort(&mut self, looked: Looked<'_>) {
-        self.tokens.sort_unstable_by(|a, b| looked.before(a, b));
-        self.weigh(looked);
+    fn sort(&mut self, view: LogitView<'_>) {
+        self.tokens.sort_unstable_by(|a, b| view.before(a, b));
+        self.weigh(view);
     }
 
-    /// Keeps the first that have the share `top_p` of all these together.
+    /// Keeps the best tokens whose weights reach the share `top_p` of the total.
     pub(super) fn cut_mass(&mut self, top_p: f32) {
         let total = self.weights.iter().fold(0u64, |sum, weight| sum.saturating_add(mass(*weight)));
         if let Some(count) = self.count_reaching(0, goal(total, top_p)) {
@@ -84,11 +85,12 @@ impl Kept {
         }
     }
 
-    /// Takes the best tokens that weigh `goal` together, and says whether they were among the first few blocks' best.
-    pub(super) fn take_mass(&mut self, looked: Looked<'_>, peaks: &mut Peaks, goal: f64) -> bool {
-        let floor = peaks.floor(FIRST_LOOK.min(peaks.blocks() / 8));
-        self.take_reaching(looked, peaks, floor);
-        self.sort(looked);
+    /// Keeps the best tokens that reach `goal` together. Returns false if the first few blocks' best tokens
+    /// do not reach it.
+    pub(super) fn take_mass(&mut self, view: LogitView<'_>, peaks: &mut Peaks, goal: f64) -> bool {
+        let floor = peaks.floor(FIRST_ATTEMPT_BLOCKS.min(peaks.blocks() / 8));
+        self.take_reaching(view, peaks, floor);
+        self.sort(view);
         let count = self.count_reaching(0, goal);
         if let Some(count) = count {
             self.tokens.truncate(count);
@@ -97,13 +99,13 @@ impl Kept {
         count.is_some()
     }
 
-    /// Takes those of `tokens` that weigh `goal` together with the mass `before` them; the last one.
-    pub(super) fn last_reaching(&mut self, looked: Looked<'_>, before: u64, goal: f64) -> Option<u32> {
-        self.sort(looked);
+    /// Sorts the kept tokens. Returns the first one at which the mass `before` them and theirs reach `goal`.
+    pub(super) fn last_reaching(&mut self, view: LogitView<'_>, before: u64, goal: f64) -> Option<u32> {
+        self.sort(view);
         self.count_reaching(before, goal).map(|count| self.tokens[count - 1])
     }
 
-    /// How many tokens from the front weigh `goal` together with the mass `before` them; at least one.
+    /// Number of tokens, at least one, at which the mass `before` them and theirs reach `goal`.
     fn count_reaching(&self, before: u64, goal: f64) -> Option<usize> {
         let mut sum = before;
         let place = self.weights.iter().position(|weight| {

@@ -1,34 +1,34 @@
-//! Top-p over a flat distribution: thousands of tokens stay. Tokens are counted into buckets by their logit, and only the
-//! bucket in which the cut falls is sorted.
+//! Top-p over flat distributions, of which thousands of tokens stay. Counts tokens into buckets by logit and
+//! sorts only the bucket with the cut.
 
 use super::super::simd::{Kernel, Simd};
-use super::cut::{Kept, Looked};
-use super::weigh::{Heat, mass};
+use super::cut::{Kept, LogitView};
+use super::weigh::{Weighting, mass};
 
-/// Buckets, each `1 / PER_UNIT` of a logit wide at temperature 1. What lies below the last one has no mass: a weight of
-/// `e^-32` is less than half of 2^-44.
+/// Number of buckets. At temperature 1 each is `1 / PER_UNIT` of a logit wide. Logits below the last bucket
+/// have no mass: a weight of `e^-32` is less than half of 2^-44.
 const BUCKETS: usize = 2048;
 const PER_UNIT: f32 = 64.0;
 
-/// Mass by bucket; memory that is kept between draws.
+/// Mass per bucket; the memory is reused between draws.
 #[derive(Default)]
 pub(super) struct Buckets {
     masses: Vec<u64>,
 }
 
-/// Zeroes the weights of all tokens but the best that weigh `goal` together. `weights` are those of all tokens, and weigh
-/// that much.
+/// Zeroes the weights of all tokens except the best that reach `goal` together. `weights` are those of all
+/// tokens and reach `goal`.
 pub(super) fn cut(
-    looked: Looked<'_>,
+    view: LogitView<'_>,
     weights: &mut [f32],
     goal: f64,
     buckets: &mut Buckets,
     kept: &mut Kept,
 ) {
-    let Looked { isa, logits, heat } = looked;
+    let LogitView { isa, logits, weighting } = view;
     buckets.masses.clear();
     buckets.masses.resize(BUCKETS, 0);
-    isa.run(Count { logits, weights, heat, masses: &mut buckets.masses });
+    isa.run(Count { logits, weights, weighting, masses: &mut buckets.masses });
     let mut before = 0u64;
     let holds_cut = |mass: &u64| {
         let reached = (before + mass) as f64 >= goal;
@@ -39,26 +39,26 @@ pub(super) fn cut(
     kept.tokens.clear();
     let inside = |token: &u32| {
         let token = *token as usize;
-        weights[token] > 0.0 && heat.bucket(logits[token]) == bucket
+        weights[token] > 0.0 && weighting.bucket(logits[token]) == bucket
     };
     kept.tokens.extend((0..logits.len() as u32).filter(inside));
-    if let Some(last) = kept.last_reaching(looked, before, goal) {
+    if let Some(last) = kept.last_reaching(view, before, goal) {
         let lowest = key(logits[last as usize]);
         isa.run(Mask { logits, lowest, last, weights });
     }
 }
 
-impl Heat {
-    /// The bucket of a logit: never a higher one for a higher logit.
+impl Weighting {
+    /// The bucket of a logit. Does not increase with the logit.
     #[inline(always)]
     fn bucket(self, logit: f32) -> usize {
-        // No number for 0 * ∞, which becomes bucket 0, rightly.
-        let units = (self.highest - logit) * self.per_degree * PER_UNIT;
+        // 0 * ∞ is NaN, which becomes bucket 0, as it should.
+        let units = (self.highest - logit) * self.inverse_temperature * PER_UNIT;
         (units as u32).min(BUCKETS as u32 - 1) as usize
     }
 }
 
-/// Orders as `f32::total_cmp` does.
+/// Integer with the order of `f32::total_cmp`.
 #[inline(always)]
 fn key(logit: f32) -> i32 {
     let bits = logit.to_bits() as i32;
@@ -68,7 +68,7 @@ fn key(logit: f32) -> i32 {
 struct Count<'a> {
     logits: &'a [f32],
     weights: &'a [f32],
-    heat: Heat,
+    weighting: Weighting,
     masses: &'a mut [u64],
 }
 
@@ -78,12 +78,12 @@ impl Kernel for Count<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
         for (logit, weight) in self.logits.iter().zip(self.weights) {
-            self.masses[self.heat.bucket(*logit)] += mass(*weight);
+            self.masses[self.weighting.bucket(*logit)] += mass(*weight);
         }
     }
 }
 
-/// Zeroes the weights of tokens behind `last`.
+/// Zeroes the weights of all tokens that rank after `last`, whose key is `lowest`.
 struct Mask<'a> {
     logits: &'a [f32],
     lowest: i32,

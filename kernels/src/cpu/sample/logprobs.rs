@@ -5,18 +5,18 @@ use super::super::simd::{Isa, Kernel, LANES, Simd};
 use super::Scratch;
 use super::peaks::Peaks;
 
-/// What a distribution says of one token.
+/// A token's score under the raw distribution.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scored {
-    /// Its natural-log probability.
+    /// Natural-log probability of the token.
     pub logprob: f32,
-    /// Its rank, 1 = most probable.
+    /// Rank of the token, 1 = most probable.
     pub rank: u32,
-    /// The best tokens, best first, the lower id first among equals.
+    /// The best tokens with their log-probabilities, best first; the lower id first among equals.
     pub top: Vec<(u32, f32)>,
 }
 
-/// Scores `token` under usable `logits`, and lists the `top` best.
+/// Scores `token` under usable `logits` and lists the `top` best tokens.
 ///
 /// # Panics
 /// If `token` is outside the vocabulary.
@@ -26,13 +26,13 @@ pub fn score(isa: Isa, logits: &[f32], token: u32, top: usize, scratch: &mut Scr
     let log_sum = libm::log(isa.run(SumExp { logits, highest }));
     let logprob = |logit: f32| (f64::from(logit) - f64::from(highest) - log_sum) as f32;
     let own = logits[token as usize];
-    let ahead = isa.run(Ahead { logits, own, token });
+    let ahead = isa.run(CountAhead { logits, own, token });
     best(logits, peaks, top, order);
     let top = order.iter().map(|token| (*token, logprob(logits[*token as usize]))).collect();
     Scored { logprob: logprob(own), rank: ahead + 1, top }
 }
 
-/// The `count` best tokens, best first.
+/// Sets `tokens` to the `count` best ones, best first.
 fn best(logits: &[f32], peaks: &mut Peaks, count: usize, tokens: &mut Vec<u32>) {
     tokens.clear();
     if count == 0 {
@@ -48,14 +48,14 @@ fn best(logits: &[f32], peaks: &mut Peaks, count: usize, tokens: &mut Vec<u32>) 
     tokens.sort_unstable_by(before);
 }
 
-/// How many tokens rank before `token`, whose logit is `own`.
-struct Ahead<'a> {
+/// Counts the tokens that rank before `token`, whose logit is `own`.
+struct CountAhead<'a> {
     logits: &'a [f32],
     own: f32,
     token: u32,
 }
 
-impl Kernel for Ahead<'_> {
+impl Kernel for CountAhead<'_> {
     type Output = u32;
 
     #[inline(always)]
@@ -83,7 +83,7 @@ impl Kernel for SumExp<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) -> f64 {
-        // f32 lanes over a few thousand values, f64 over those sums: exact enough for any vocabulary.
+        // f32 lanes over a few thousand values and f64 over their sums: exact enough for any vocabulary.
         let mut total = 0.0;
         for part in self.logits.chunks(256 * LANES) {
             let mut lanes = [0.0f32; LANES];

@@ -1,7 +1,7 @@
-//! From logits to a token, and to log-probabilities.
+//! Sampling: from logits to a token and to log-probabilities.
 //!
-//! A draw is a function of its arguments: no generator is carried from one to the next, and no sum depends on what
-//! else is in the batch. The order of steps is vLLM's: bias, forbidden tokens, penalties, temperature, min-p, top-k,
+//! A draw is a pure function of its arguments: no generator has state, and no sum depends on the rest of the
+//! batch. The order of operations is vLLM's: bias, forbidden tokens, penalties, temperature, min-p, top-k,
 //! top-p, draw. Ties always go to the lower id.
 
 mod cut;
@@ -15,11 +15,11 @@ mod weigh;
 pub use logprobs::{Scored, score};
 
 use super::simd::{Isa, Kernel, Simd};
-use cut::{Kept, Looked};
+use cut::{Kept, LogitView};
 use peaks::Peaks;
-use weigh::{Heat, Mass, WeighAll};
+use weigh::{Mass, WeighAll, Weighting};
 
-/// What a request sets, as the device reads it too.
+/// A request's sampling parameters, in the layout that the device reads.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[repr(C)]
 pub struct Controls {
@@ -29,18 +29,19 @@ pub struct Controls {
     pub top_p: f32,
     /// Keep this many tokens; 0 = all.
     pub top_k: u32,
-    /// Keep tokens at least this probable, relative to the most probable one; 0 = all.
+    /// Keep tokens at least this probable relative to the most probable one; 0 = all.
     pub min_p: f32,
-    /// Divides positive and multiplies negative logits of tokens seen (as in CTRL, Keskar et al. 2019); 1 = off.
+    /// Divides positive and multiplies negative logits of tokens that have occurred (as in CTRL, Keskar et
+    /// al. 2019); 1 = off.
     pub repetition_penalty: f32,
-    /// Subtracted from logits of output tokens seen.
+    /// Subtracted from logits of tokens that occurred in the output.
     pub presence_penalty: f32,
-    /// Subtracted for each time an output token was seen.
+    /// Subtracted from a token's logit for each occurrence in the output.
     pub frequency_penalty: f32,
 }
 
 impl Controls {
-    /// The best token, no penalties.
+    /// Greedy decoding without penalties.
     pub const GREEDY: Self = Self {
         temperature: 0.0,
         top_p: 1.0,
@@ -52,28 +53,28 @@ impl Controls {
     };
 }
 
-/// How to draw. Values are finite; which ranges are allowed is checked where requests enter.
+/// All inputs of a draw besides the logits. Values are finite; requests are validated where they enter.
 #[derive(Debug, Clone, Copy)]
 pub struct Sampling<'a> {
     /// Temperature, cuts and penalties.
     pub controls: Controls,
-    /// Added to logits. Tokens outside the vocabulary are ignored.
+    /// Added to these tokens' logits. Tokens outside the vocabulary are ignored.
     pub logit_bias: &'a [(u32, f32)],
-    /// Cannot be drawn, unless nothing else could.
+    /// Tokens that are only drawn if no other can be.
     pub forbidden: &'a [u32],
-    /// Tokens so far, prompt first. Needed by penalties only.
+    /// Tokens so far, prompt first. Only penalties need it.
     pub history: &'a [u32],
-    /// How many of `history` are prompt.
+    /// Number of prompt tokens at the start of `history`.
     pub prompt_len: usize,
     /// Key of the random stream.
     pub seed: u64,
-    /// Which of a request's samples.
+    /// Index of the sample if a request has several.
     pub sample_index: u32,
     /// Absolute position of the token to draw.
     pub position: u32,
 }
 
-/// Memory of [`draw`] and [`score`], kept between calls.
+/// Buffers of [`draw`] and [`score`], reused between calls.
 #[derive(Default)]
 pub struct Scratch {
     logits: Vec<f32>,
@@ -86,7 +87,7 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// One that need not grow for logits of `vocab` tokens. Memory that is never used costs none.
+    /// Reserves capacity for logits of `vocab` tokens. Capacity that is never touched takes no memory.
     pub fn for_vocab(vocab: usize) -> Self {
         Self {
             logits: Vec::with_capacity(vocab),
@@ -112,7 +113,7 @@ impl Kernel for Usable<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) -> bool {
-        // A loop without an early end vectorises.
+        // Without an early exit the loop vectorises.
         let (mut bad, mut finite) = (false, false);
         for logit in self.0 {
             bad |= logit.is_nan() | (*logit == f32::INFINITY);
@@ -138,54 +139,55 @@ pub fn draw(isa: Isa, logits: &[f32], sampling: &Sampling<'_>, scratch: &mut Scr
     };
     let highest = peaks.survey(isa, logits);
     if highest == f32::NEG_INFINITY {
-        return argmax(isa, raw, peaks); // all were forbidden
+        return argmax(isa, raw, peaks); // all tokens are forbidden
     }
     let best = peaks.first_of(logits, highest);
     let Controls { temperature, top_p, top_k, min_p, .. } = sampling.controls;
     if temperature == 0.0 {
         return best;
     }
-    let heat = Heat { highest, per_degree: 1.0 / temperature, least: min_p };
-    let looked = Looked { isa, logits, heat };
+    let weighting = Weighting { highest, inverse_temperature: 1.0 / temperature, min_weight: min_p };
+    let view = LogitView { isa, logits, weighting };
     let stream = race::Stream::new(sampling);
     let top_k = top_k as usize;
     let drawn = if top_k > 0 && top_k < logits.len() {
-        kept.take_best(looked, peaks, top_k);
+        kept.take_best(view, peaks, top_k);
         if top_p < 1.0 {
             kept.cut_mass(top_p);
         }
         race::among(&stream, &kept.tokens, &kept.weights)
     } else {
         weights.resize(logits.len(), 0.0);
-        isa.run(WeighAll { logits, heat, out: weights });
-        let is_cut = top_p < 1.0 && keep_mass(looked, weights, peaks, top_p, buckets, kept);
-        match is_cut {
-            true => race::among(&stream, &kept.tokens, &kept.weights),
-            false => race::among_all(isa, &stream, weights),
+        isa.run(WeighAll { logits, weighting, out: weights });
+        let is_cut = top_p < 1.0 && keep_mass(view, weights, peaks, top_p, buckets, kept);
+        if is_cut {
+            race::among(&stream, &kept.tokens, &kept.weights)
+        } else {
+            race::among_all(isa, &stream, weights)
         }
     };
     drawn.unwrap_or(best)
 }
 
-/// Applies top-p to all tokens, whose `weights` these are. True: what stays is in `kept`; false: the weights of all others
-/// are zero now.
+/// Applies top-p to all tokens, whose weights are `weights`. Returns true if the result is in `kept`, false
+/// if it is in `weights`, where all other tokens are zero now.
 fn keep_mass(
-    looked: Looked<'_>,
+    view: LogitView<'_>,
     weights: &mut [f32],
     peaks: &mut Peaks,
     top_p: f32,
     buckets: &mut flat::Buckets,
     kept: &mut Kept,
 ) -> bool {
-    let goal = cut::goal(looked.isa.run(Mass(weights)), top_p);
-    let is_small = kept.take_mass(looked, peaks, goal);
+    let goal = cut::goal(view.isa.run(Mass(weights)), top_p);
+    let is_small = kept.take_mass(view, peaks, goal);
     if !is_small {
-        flat::cut(looked, weights, goal, buckets, kept);
+        flat::cut(view, weights, goal, buckets, kept);
     }
     is_small
 }
 
-/// The highest logit's token, the lowest id among equals.
+/// The token with the highest logit, the lowest id among equals.
 fn argmax(isa: Isa, logits: &[f32], peaks: &mut Peaks) -> u32 {
     let highest = peaks.survey(isa, logits);
     peaks.first_of(logits, highest)

@@ -1,12 +1,12 @@
-//! The highest logit of every few tokens: one pass over the vocabulary, after which the best tokens are found by
-//! looking at a few places only.
+//! Block maxima of the logits. One pass over the vocabulary computes them; after that, finding the best
+//! tokens takes a look at a few blocks.
 
 use super::super::simd::{Isa, Kernel, LANES, Simd};
 
-/// Tokens that share a maximum: four cache lines of logits.
+/// Tokens per block: four cache lines of logits.
 const BLOCK: usize = 64;
 
-/// Maxima of some logits; memory that is kept between draws.
+/// Block maxima of logits; the memory is reused between draws.
 #[derive(Default)]
 pub(super) struct Peaks {
     /// `[vocab / BLOCK]`, rounded up.
@@ -16,7 +16,7 @@ pub(super) struct Peaks {
 }
 
 impl Peaks {
-    /// Surveys `logits` and returns the highest, NaN aside; -∞ if there is none.
+    /// Computes the block maxima of `logits`. Returns the highest logit, ignoring NaN; -∞ if there is none.
     pub(super) fn survey(&mut self, isa: Isa, logits: &[f32]) -> f32 {
         self.maxima.resize(logits.len().div_ceil(BLOCK), f32::NEG_INFINITY);
         isa.run(Maxima { logits, out: &mut self.maxima })
@@ -29,12 +29,12 @@ impl Peaks {
         logits[from..].iter().position(|logit| *logit == highest).map_or(0, |at| from + at) as u32
     }
 
-    /// Maxima there are.
+    /// Number of blocks.
     pub(super) fn blocks(&self) -> usize {
         self.maxima.len()
     }
 
-    /// A logit that at least `count` tokens reach; -∞ if so few blocks do not tell.
+    /// A logit that at least `count` tokens reach; -∞ if there are fewer than `count` blocks.
     pub(super) fn floor(&mut self, count: usize) -> f32 {
         if count == 0 || count > self.maxima.len() {
             return f32::NEG_INFINITY;
@@ -45,7 +45,7 @@ impl Peaks {
         *floor
     }
 
-    /// All tokens with a logit of at least `floor`, ascending.
+    /// Sets `tokens` to all tokens with a logit of at least `floor`, ascending.
     pub(super) fn reaching(&self, logits: &[f32], floor: f32, tokens: &mut Vec<u32>) {
         tokens.clear();
         for (block, max) in self.maxima.iter().enumerate() {
@@ -93,7 +93,7 @@ impl Kernel for Maxima<'_> {
     }
 }
 
-/// The higher one; `than` if `value` is no number. One instruction, unlike `f32::max`.
+/// Maximum that returns `than` if `value` is NaN. One instruction, unlike `f32::max`.
 #[inline(always)]
 fn higher(value: f32, than: f32) -> f32 {
     if value > than { value } else { than }

@@ -1,8 +1,8 @@
-//! What changes logits before anything is drawn: bias, forbidden tokens, penalties.
+//! Adjusts logits before a draw: bias, forbidden tokens, penalties.
 
 use super::{Controls, Sampling};
 
-/// Applies all of them. `counts` is scratch, all zero before and after.
+/// Applies all adjustments. `counts` is scratch, all zero before and after.
 pub(super) fn adjust(logits: &mut [f32], sampling: &Sampling<'_>, counts: &mut Vec<u32>) {
     for (token, bias) in sampling.logit_bias {
         if let Some(logit) = logits.get_mut(*token as usize) {
@@ -17,7 +17,7 @@ pub(super) fn adjust(logits: &mut [f32], sampling: &Sampling<'_>, counts: &mut V
     penalise(logits, sampling, counts);
 }
 
-/// The highest bit of a count says that the token was seen at all, the others how often in the output.
+/// Bit of a count that is set if the token occurred at all. The other bits count occurrences in the output.
 const SEEN: u32 = 1 << 31;
 
 fn penalise(logits: &mut [f32], sampling: &Sampling<'_>, counts: &mut Vec<u32>) {
@@ -35,14 +35,14 @@ fn penalise(logits: &mut [f32], sampling: &Sampling<'_>, counts: &mut Vec<u32>) 
     for (_, token) in in_vocabulary {
         let (count, logit) = (std::mem::take(&mut counts[token]), &mut logits[token]);
         if count == 0 {
-            continue; // done at its first place in the history
+            continue; // done at its first occurrence
         }
         *logit = if *logit > 0.0 { *logit / repetition_penalty } else { *logit * repetition_penalty };
         let outputs = count & !SEEN;
         if outputs > 0 {
             *logit -= frequency_penalty * outputs as f32 + presence_penalty;
         }
-        // A penalty may not turn a logit into +∞ or NaN: -∞ * 0, or a division that overflows.
+        // A penalty must not turn a logit into +∞ or NaN: -∞ * 0, or a division that overflows.
         *logit = if logit.is_nan() { f32::NEG_INFINITY } else { logit.min(f32::MAX) };
     }
 }

@@ -1,11 +1,12 @@
-//! The draw itself: every token starts with an exponentially distributed time, divided by its weight; the first wins.
-//! That is the Gumbel-argmax draw without its logarithms: a token wins with the probability of its weight.
+//! The draw: an exponential race. Every token gets an exponentially distributed time divided by its weight,
+//! and the earliest wins. A token wins with the probability of its weight, as in a Gumbel-argmax draw, but
+//! without its logarithms.
 
 use super::super::philox::{philox4x32_10, philox4x32_10_many};
 use super::super::simd::{Isa, Kernel, LANES, Simd};
 use super::Sampling;
 
-/// The random words of one draw: word `token % 4` of Philox at counter (token / 4, position, sample index, 0).
+/// Random words of one draw: word `token % 4` of Philox at counter (token / 4, position, sample index, 0).
 pub(super) struct Stream {
     key: [u32; 2],
     position: u32,
@@ -35,7 +36,7 @@ impl Stream {
     }
 }
 
-/// The earliest token so far.
+/// Earliest token so far.
 struct Leader {
     time: f64,
     token: Option<u32>,
@@ -47,7 +48,8 @@ impl Leader {
     #[inline(always)]
     fn challenge(&mut self, token: u32, word: u32, weight: f32) {
         let (uniform, weight) = ((f64::from(word) + 0.5) / 4_294_967_296.0, f64::from(weight));
-        // -ln(1 - u) >= u: whoever cannot win with u cannot win, and nearly all end here.
+        // -ln(1 - u) >= u: a token that cannot win with time u cannot win at all. Nearly all tokens stop
+        // here.
         if uniform > self.time * weight {
             return;
         }
@@ -58,10 +60,10 @@ impl Leader {
     }
 }
 
-/// Counters that are looked at together: four tokens each.
+/// Philox counters computed at once, four tokens each.
 const AT_ONCE: usize = LANES;
 
-/// The winner among all tokens; none if no token has a weight.
+/// The winner among all tokens; `None` if no token has a weight.
 pub(super) fn among_all(isa: Isa, stream: &Stream, weights: &[f32]) -> Option<u32> {
     isa.run(Race { stream, weights })
 }
@@ -74,14 +76,16 @@ struct Race<'a> {
 impl Kernel for Race<'_> {
     type Output = Option<u32>;
 
-    /// Whoever may be earlier than the leader of some tokens before is challenged one by one, in order; few are.
+    /// Tokens that may beat the leader of the previous chunks are compared one by one, in order; they are
+    /// few.
     #[inline(always)]
     fn run<S: Simd>(self, _: S) -> Option<u32> {
         let mut leader = Leader::NONE;
         let (whole, rest) = self.weights.as_chunks::<{ 4 * AT_ONCE }>();
         for (chunk, weights) in whole.iter().enumerate() {
             let words = self.stream.words_from((chunk * AT_ONCE) as u32);
-            // Both sides are rounded by far less than the bound is widened. As long as there is no leader it is ∞ or NaN.
+            // Rounding errors of both sides are far below the factor that widens the bound. Without a leader
+            // it is ∞ or NaN.
             let bound = leader.time as f32 * 4_294_967_296.0 * 1.000_001;
             let mut near = [0u32; 4 * AT_ONCE];
             let mut any = 0;
@@ -107,7 +111,7 @@ impl Kernel for Race<'_> {
     }
 }
 
-/// The winner among `tokens`, which have `weights`.
+/// The winner among `tokens`, whose weights are `weights`; `None` if none has a weight.
 pub(super) fn among(stream: &Stream, tokens: &[u32], weights: &[f32]) -> Option<u32> {
     let mut leader = Leader::NONE;
     for (token, weight) in tokens.iter().zip(weights) {

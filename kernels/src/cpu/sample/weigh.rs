@@ -1,46 +1,46 @@
-//! From logits to weights: probabilities relative to the most probable token's.
+//! Weights of tokens: probabilities relative to the most probable token.
 
 use super::super::math::exp;
 use super::super::simd::{Kernel, Simd};
 
-/// How logits become weights.
+/// Parameters of the conversion from logits to weights.
 #[derive(Clone, Copy)]
-pub(super) struct Heat {
+pub(super) struct Weighting {
     /// The highest logit.
     pub(super) highest: f32,
     /// 1 / temperature.
-    pub(super) per_degree: f32,
-    /// Weights below this are zero.
-    pub(super) least: f32,
+    pub(super) inverse_temperature: f32,
+    /// Smaller weights become zero.
+    pub(super) min_weight: f32,
 }
 
-impl Heat {
+impl Weighting {
     #[inline(always)]
     pub(super) fn weight(self, logit: f32) -> f32 {
         let weight = self.uncut(logit);
-        if weight < self.least { 0.0 } else { weight }
+        if weight < self.min_weight { 0.0 } else { weight }
     }
 
     #[inline(always)]
     fn uncut(self, logit: f32) -> f32 {
-        // The difference first: a tiny temperature must not turn the highest logit into ∞. And for equal logits
-        // 0 * ∞ would be NaN, where the weight is 1.
+        // Subtract first: a tiny temperature must not turn the highest logit into ∞. Equal logits have weight
+        // 1, but 0 * ∞ would be NaN.
         let below = logit - self.highest;
-        if below == 0.0 { 1.0 } else { exp(below * self.per_degree) }
+        if below == 0.0 { 1.0 } else { exp(below * self.inverse_temperature) }
     }
 
-    /// Whether all logits below `logit` have weight zero. Zeros of `exp` are monotone; its other values need not be, in
-    /// their last bits.
+    /// Whether all logits below `logit` have weight zero. Where `exp` becomes zero it is monotone; the last
+    /// bits of its other values need not be.
     pub(super) fn is_out(self, logit: f32) -> bool {
         let weight = self.uncut(logit);
-        weight == 0.0 || weight < self.least * 0.9999
+        weight == 0.0 || weight < self.min_weight * 0.9999
     }
 }
 
-/// Weighs all `logits`.
+/// Writes the weights of `logits` to `out`.
 pub(super) struct WeighAll<'a> {
     pub(super) logits: &'a [f32],
-    pub(super) heat: Heat,
+    pub(super) weighting: Weighting,
     pub(super) out: &'a mut [f32],
 }
 
@@ -50,15 +50,15 @@ impl Kernel for WeighAll<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
         for (out, logit) in self.out.iter_mut().zip(self.logits) {
-            *out = self.heat.weight(*logit);
+            *out = self.weighting.weight(*logit);
         }
     }
 }
 
-/// Turns some logits into their weights, the same ones.
+/// Replaces logits by their weights, the same as [`WeighAll`] computes.
 pub(super) struct Weigh<'a> {
     pub(super) values: &'a mut [f32],
-    pub(super) heat: Heat,
+    pub(super) weighting: Weighting,
 }
 
 impl Kernel for Weigh<'_> {
@@ -67,20 +67,20 @@ impl Kernel for Weigh<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
         for value in self.values.iter_mut() {
-            *value = self.heat.weight(*value);
+            *value = self.weighting.weight(*value);
         }
     }
 }
 
-/// A weight, at most 1, in units of 2^-44, ties to even; 2^19 tokens of weight 1 still fit their sum. The product is
-/// exact, and so is the sum of integers that rounds it.
+/// A weight (at most 1) in units of 2^-44, ties to even. The sum of 2^19 tokens of weight 1 still fits. The
+/// product is exact, so the addition that turns it into an integer rounds only once.
 #[inline(always)]
 pub(super) fn mass(weight: f32) -> u64 {
-    const ROUND: f64 = 4_503_599_627_370_496.0; // 2^52: numbers from there on are whole
+    const ROUND: f64 = 4_503_599_627_370_496.0; // 2^52: f64 from here on are integers
     (f64::from(weight) * 17_592_186_044_416.0 + ROUND).to_bits() - ROUND.to_bits()
 }
 
-/// Mass of all weights together.
+/// Sum of the masses of all weights.
 pub(super) struct Mass<'a>(pub(super) &'a [f32]);
 
 impl Kernel for Mass<'_> {

@@ -13,7 +13,7 @@ use skein_kernels::cpu::attention::Rows;
 use skein_kernels::cpu::kv_cache::{KvCache, KvShape, KvType};
 use skein_kernels::cpu::packed::Format;
 use skein_kernels::cpu::sample;
-use skein_sys::threads::Placement;
+use skein_sys::threads::ThreadPlacement;
 
 use super::{Backend, BackendError, Batch, StepHandle, StepOutput};
 use crate::TokenId;
@@ -33,7 +33,7 @@ const LOGIT_ROWS: usize = 32;
 /// Sizes of a CPU backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CpuOptions {
-    /// Compute threads; 0 = as [`Placement::of_this_machine`] says.
+    /// Compute threads; 0 = as [`ThreadPlacement::of_this_machine`] says.
     pub threads: usize,
     /// Blocks of the KV cache. One takes memory once it is used.
     pub kv_blocks: u32,
@@ -343,9 +343,9 @@ fn keep_wanted<'a>(sequences: &[Rows<'a>], wanted: &[u32], to: &mut Vec<Rows<'a>
 }
 
 /// Where to compute, and a line in the log about it.
-fn compute_on(threads: usize) -> Placement {
-    let placement = Placement::of_this_machine(threads);
-    let Placement { threads, cores, nodes, limit, keep_to, .. } = &placement;
+fn compute_on(threads: usize) -> ThreadPlacement {
+    let placement = ThreadPlacement::of_this_machine(threads);
+    let ThreadPlacement { threads, cores, nodes, limit, keep_to, .. } = &placement;
     let kept = keep_to.as_ref().map_or(String::new(), |processors| {
         format!(", kept to the {} processors of one memory node; --threads takes more", processors.len())
     });

@@ -57,7 +57,7 @@ fn penalties_follow_ctrl_and_openai() {
     let seen = |prompt_len, controls| Sampling { history, prompt_len, ..with(controls) };
     check(&[1.9, 3.0, -1.0], seen(2, Controls { repetition_penalty: 2.0, ..COLD }), 0);
     check(&[-1.5, -1.0, -4.0], seen(2, Controls { repetition_penalty: 1.6, ..COLD }), 0);
-    // Frequency and presence count the output only: token 1 is prompt.
+    // Frequency and presence penalties only count the output: token 1 is prompt.
     check(&[0.0, 3.0, 3.2], seen(2, Controls { presence_penalty: 0.3, ..COLD }), 1);
     check(&[0.0, 3.0, 3.2], seen(2, Controls { frequency_penalty: 0.05, ..COLD }), 2);
     check(&[0.0, 3.0, 3.2], seen(2, Controls { frequency_penalty: 0.07, ..COLD }), 1);
@@ -65,7 +65,7 @@ fn penalties_follow_ctrl_and_openai() {
     let mut scratch = Scratch::default();
     let sampling = seen(2, Controls { presence_penalty: 9.0, ..COLD });
     assert_eq!(draw(Isa::best(), &[0.0, 3.0, 3.2], &sampling, &mut scratch), 1);
-    assert!(scratch.counts.iter().all(|count| *count == 0), "the next draw starts from nothing");
+    assert!(scratch.counts.iter().all(|count| *count == 0), "counts are zero again for the next draw");
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn extreme_parameters_still_draw_the_best_token() {
 }
 
 #[test]
-fn unusable_logits_are_seen() {
+fn unusable_logits_are_detected() {
     assert!(is_usable(Isa::best(), &[1.0, f32::NEG_INFINITY]));
     for bad in [f32::NAN, f32::INFINITY] {
         assert!(!is_usable(Isa::best(), &[1.0, bad, 2.0]));
@@ -91,13 +91,14 @@ fn unusable_logits_are_seen() {
     assert!(!is_usable(Isa::best(), &[f32::NEG_INFINITY; 3]) && !is_usable(Isa::best(), &[]));
 }
 
-/// Draws often and compares with the expected distribution: Pearson's chi-square, whose mean is the degrees of freedom
-/// and variance twice that; ten standard deviations are far beyond chance, and seeds are fixed anyway.
+/// Draws often and compares with the expected distribution by Pearson's chi-square. Its mean is the degrees
+/// of freedom and its variance twice that; ten standard deviations are far beyond chance, and seeds are fixed
+/// anyway.
 fn check_distribution(logits: &[f32], sampling: Sampling<'_>, expected: &[f64]) {
     const DRAWS: u32 = 40_000;
     let (mut counts, mut scratch) = (vec![0u32; logits.len()], Scratch::default());
     for i in 0..DRAWS {
-        // Vary everything that keys the draw.
+        // Vary everything that the random stream depends on.
         let keyed = Sampling { seed: u64::from(i % 7) << 33, sample_index: i % 5, position: i, ..sampling };
         counts[draw(Isa::best(), logits, &keyed, &mut scratch) as usize] += 1;
     }
@@ -119,7 +120,7 @@ fn check_distribution(logits: &[f32], sampling: Sampling<'_>, expected: &[f64]) 
 }
 
 #[test]
-fn draws_follow_the_softmax_of_what_the_cuts_leave() {
+fn draws_follow_the_softmax_of_the_kept_tokens() {
     let logits = [0.0f32, 1.0, -1.0, 2.0, 0.5, 1.5, -3.0];
     let weights = |temperature: f64| logits.map(|logit| (f64::from(logit) / temperature).exp());
     let kept = |keep: &[usize], t: f64| {
@@ -138,9 +139,9 @@ fn draws_follow_the_softmax_of_what_the_cuts_leave() {
     // e^2 / total is 0.42; with e^1.5 0.67; with e^1 0.83.
     check_distribution(&logits, with(Controls { top_p: 0.6, ..WARM }), &kept(&[3, 5], 1.0));
     check_distribution(&logits, with(Controls { top_p: 0.8, ..WARM }), &kept(&[3, 5, 1], 1.0));
-    // Among the three best e^2 is 0.51: top-p counts what top-k left.
+    // Among the three best, e^2 has 0.51: top-p counts only the tokens that top-k kept.
     check_distribution(&logits, with(Controls { top_p: 0.5, top_k: 3, ..WARM }), &kept(&[3], 1.0));
-    // Sums are exact, so a goal that is met exactly needs no token more.
+    // Sums are exact, so a goal that is met exactly takes no further token.
     let even = |keep: usize| (0..7).map(|i| if i < keep { 1.0 } else { 0.0 }).collect::<Vec<f64>>();
     check_distribution(&[0.5; 7], with(Controls { top_p: 3.0 / 7.0 - 1e-6, ..WARM }), &even(3));
     check_distribution(&[0.5; 7], with(Controls { top_p: 3.0 / 7.0 + 1e-6, ..WARM }), &even(4));
@@ -149,7 +150,7 @@ fn draws_follow_the_softmax_of_what_the_cuts_leave() {
     check_distribution(&logits, with(Controls { min_p: 0.3, ..WARM }), &kept(&[3, 5, 1], 1.0));
 }
 
-/// Logits of a kind, with numbers of a multiplicative generator.
+/// Logits of one of seven kinds, from a linear congruential generator.
 fn random_logits(kind: u32, vocab: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_761) | 1;
     let mut uniform = || {
@@ -184,7 +185,7 @@ fn random_logits(kind: u32, vocab: usize, seed: u32) -> Vec<f32> {
 }
 
 #[test]
-fn draws_are_those_of_sorting_everything() {
+fn draws_equal_those_of_sorting_everything() {
     let mut scratch = Scratch::default();
     let (mut drawn, mut different) = (0, std::collections::BTreeSet::new());
     for (at, vocab) in [1, 3, 63, 64, 65, 500, 1024, 5000, 40_000].into_iter().cycle().take(90).enumerate() {
@@ -238,19 +239,24 @@ fn cuts_keep_the_tokens_that_sorting_keeps() {
         let (top_p, temperature) = ([0.1, 0.5, 0.9, 0.999][at / 4 % 4], [1.0, 0.3][at / 16 % 2]);
         for isa in Isa::available() {
             let highest = peaks.survey(isa, &logits);
-            let heat = Heat { highest, per_degree: 1.0 / temperature, least: 0.0 };
+            let weighting = Weighting { highest, inverse_temperature: 1.0 / temperature, min_weight: 0.0 };
             let mut weights = vec![0.0; vocab];
-            isa.run(WeighAll { logits: &logits, heat, out: &mut weights });
+            isa.run(WeighAll { logits: &logits, weighting, out: &mut weights });
             let expected = naive::keep(&logits, &weights, 0, top_p);
-            let looked = Looked { isa, logits: &logits, heat };
-            let is_small = keep_mass(looked, &mut weights, &mut peaks, top_p, &mut buckets, &mut kept);
-            let mut got: Vec<u32> = match is_small {
-                true => kept.tokens.clone(),
-                false => (0..vocab as u32).filter(|token| weights[*token as usize] > 0.0).collect(),
+            let view = LogitView { isa, logits: &logits, weighting };
+            let is_small = keep_mass(view, &mut weights, &mut peaks, top_p, &mut buckets, &mut kept);
+            let mut got: Vec<u32> = if is_small {
+                kept.tokens.clone()
+            } else {
+                (0..vocab as u32).filter(|token| weights[*token as usize] > 0.0).collect()
             };
             got.sort_unstable();
             assert_eq!(got, expected, "kind {} of {vocab}, top_p {top_p}", at % 7);
-            *(if is_small { &mut small } else { &mut large }) += 1;
+            if is_small {
+                small += 1;
+            } else {
+                large += 1;
+            }
         }
     }
     assert!(small > 10 && large > 10, "both ways were taken: {small}, {large}");

@@ -1,4 +1,4 @@
-//! Draws and scores by sorting everything: what the quick ways must agree with, bit by bit.
+//! Draws and scores by sorting everything: the reference for the fast implementations, bit by bit.
 
 use super::super::super::math::exp;
 use super::super::super::philox::philox4x32_10;
@@ -20,10 +20,10 @@ pub(super) fn draw(logits: &[f32], sampling: &Sampling<'_>) -> u32 {
     if sampling.controls.temperature == 0.0 {
         return best;
     }
-    let per_degree = 1.0 / sampling.controls.temperature;
+    let inverse_temperature = 1.0 / sampling.controls.temperature;
     let weight = |logit: &f32| {
         let below = logit - highest;
-        let weight = if below == 0.0 { 1.0 } else { exp(below * per_degree) };
+        let weight = if below == 0.0 { 1.0 } else { exp(below * inverse_temperature) };
         if weight < sampling.controls.min_p { 0.0 } else { weight }
     };
     let weights: Vec<f32> = adjusted.iter().map(weight).collect();
@@ -31,7 +31,7 @@ pub(super) fn draw(logits: &[f32], sampling: &Sampling<'_>) -> u32 {
     race(sampling, &weights, &kept).unwrap_or(best)
 }
 
-/// The tokens that top-k and top-p leave, ascending.
+/// The tokens that top-k and top-p keep, ascending.
 pub(super) fn keep(logits: &[f32], weights: &[f32], top_k: u32, top_p: f32) -> Vec<u32> {
     let mut order = best(logits);
     order.retain(|token| weights[*token as usize] > 0.0);

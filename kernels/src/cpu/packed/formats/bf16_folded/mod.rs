@@ -28,8 +28,8 @@ use super::super::values::{LaidOut, Value};
 use super::super::{Format, Layout, PANEL, PART_ALIGN, PackError, Packed, Spec, Tail, Weights};
 use super::bf16::Bf16;
 use crate::cpu::Cpu;
+use crate::cpu::disjoint::DisjointMut;
 use crate::cpu::matrix::WeightMatrix;
-use crate::cpu::shared::Shared;
 use crate::cpu::simd::{Kernel, Simd};
 
 /// Columns of a unit.
@@ -176,7 +176,8 @@ fn pack(cpu: &mut Cpu, from: &WeightMatrix, layout: Layout, to: &mut [u8]) -> Re
     };
     let mut counts = vec![0u32; panels];
     {
-        let (counts, tables) = (Shared::new(&mut counts), Shared::new(&mut to[tables_at..starts_at]));
+        let (counts, tables) =
+            (DisjointMut::new(&mut counts), DisjointMut::new(&mut to[tables_at..starts_at]));
         cpu.threads.run(panels, |panel, _| {
             let (table, patches) = table(&panel_of(panel));
             // SAFETY: each panel is in one task.
@@ -200,7 +201,7 @@ fn pack(cpu: &mut Cpu, from: &WeightMatrix, layout: Layout, to: &mut [u8]) -> Re
     to[starts_at + panels * WORD..][..WORD].copy_from_slice(&starts[panels].to_le_bytes());
     let (values, rest) = to.split_at_mut(tables_at);
     let (tables, patches) = rest.split_at_mut(patches_at - tables_at);
-    let (values, patches) = (Shared::new(values), Shared::new(&mut patches[..end - patches_at]));
+    let (values, patches) = (DisjointMut::new(values), DisjointMut::new(&mut patches[..end - patches_at]));
     cpu.threads.run(panels, |panel, _| {
         let table = &tables[panel * TABLE..][..TABLE];
         let [start, next] = [starts[panel], starts[panel + 1]].map(|at| at as usize);
