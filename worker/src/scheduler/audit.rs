@@ -1,53 +1,53 @@
-//! What must hold between any two calls, checked on demand: by tests and by the simulator, after every step.
+//! Invariants that hold between any two calls. Tests and the simulator check them after every step.
 
 use std::collections::BTreeSet;
 
 use super::{RequestKey, Scheduler};
 use crate::BlockId;
 
-/// A broken invariant: a bug of this crate.
+/// A broken invariant: a bug in this crate.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Broken {
     /// A block is in no state, or in two.
     #[error("{free} free + {cached} cached + {held} held blocks are not all {total}")]
     BlockStates {
-        /// Blank ones.
+        /// Blocks without content.
         free: u32,
-        /// Held by nobody, of use.
+        /// Cached blocks that no sequence holds.
         cached: u32,
-        /// In block tables.
+        /// Blocks in block tables.
         held: u32,
-        /// All there are.
+        /// Size of the pool.
         total: u32,
     },
-    /// A block was released too often, or not at all.
+    /// A block was released too often or not at all.
     #[error("block {block} counts {counted} holders and has {holders}")]
     Holders {
-        /// Its id.
+        /// The block's id.
         block: u32,
-        /// What the pool counts.
+        /// Holders according to the pool.
         counted: u32,
-        /// Block tables that name it.
+        /// Block tables that contain it.
         holders: u32,
     },
-    /// `running` is searched by rank.
+    /// `running` is not sorted by rank, so lookups fail.
     #[error("running sequences are not in the order of their ranks")]
     Order,
-    /// A sequence that waits has given its blocks back.
+    /// A waiting sequence still holds blocks.
     #[error("a waiting sequence of request {request} holds {blocks} blocks")]
     WaitingHolds {
-        /// Whose.
+        /// The request.
         request: u64,
-        /// How many.
+        /// Blocks in its table.
         blocks: usize,
     },
 }
 
 impl Scheduler {
-    /// Checks all that must hold of blocks and queues. Linear in the blocks.
+    /// Checks every invariant of blocks and queues, in time linear in the blocks.
     ///
     /// # Errors
-    /// The first thing found that does not.
+    /// The first broken invariant.
     pub fn audit(&self) -> Result<(), Broken> {
         let (counts, total) = (self.kv.counts(), self.kv.total());
         if counts.free + counts.cached + counts.held != total {
@@ -79,13 +79,11 @@ impl Scheduler {
         }
         let held = (0..total).filter(|&block| self.kv.holders(BlockId(block)) > 0).count() as u32;
         let counts = self.kv.counts();
-        match held == counts.held {
-            true => Ok(()),
-            false => {
-                let (free, cached) = (counts.free, counts.cached);
-                Err(Broken::BlockStates { free, cached, held, total })
-            }
+        if held == counts.held {
+            return Ok(());
         }
+        let (free, cached) = (counts.free, counts.cached);
+        Err(Broken::BlockStates { free, cached, held, total })
     }
 
     /// Blocks in block tables.
@@ -93,7 +91,7 @@ impl Scheduler {
         self.kv.counts().held
     }
 
-    /// The requests that run or wait.
+    /// All requests, running and waiting.
     pub fn requests(&self) -> BTreeSet<RequestKey> {
         self.queues.all().map(|sequence| sequence.request).collect()
     }

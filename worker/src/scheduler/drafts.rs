@@ -1,16 +1,16 @@
-//! Drafts: tokens that a sequence may go on with, proposed before they are drawn. A right one saves a step, a wrong one costs
-//! a row; no token depends on them. Where they come from is none of the scheduler's business.
+//! Speculative drafts: tokens proposed before they are drawn. A right one saves a step and a wrong one costs
+//! a row; no output token depends on them. The scheduler does not know how they are made.
 
 use crate::TokenId;
 
-/// Proposes what may follow the tokens of a sequence: at most so many tokens of the vocabulary, appended to the list.
+/// Appends to the list at most that many vocabulary tokens that may follow the given ones.
 pub type Propose = Box<dyn FnMut(&[TokenId], usize, &mut Vec<TokenId>) + Send>;
 
-/// Where drafts come from, and how long they are.
+/// The proposer and the maximum length of a draft.
 pub struct Drafts {
     propose: Propose,
     most: u32,
-    /// The latest draft; kept for its memory.
+    /// The latest draft; its allocation is reused.
     draft: Vec<TokenId>,
 }
 
@@ -26,7 +26,7 @@ impl Drafts {
         Self { propose, most, draft: Vec::with_capacity(most as usize) }
     }
 
-    /// Makes the draft after `tokens`, of at most `most` tokens; how many they are.
+    /// Makes a draft after `tokens`, of at most `most` tokens, and returns its length.
     pub(super) fn make(&mut self, tokens: &[TokenId], most: u32) -> u32 {
         let most = self.most.min(most) as usize;
         self.draft.clear();

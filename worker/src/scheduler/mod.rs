@@ -1,46 +1,50 @@
-//! Which tokens the next step computes. Pure: requests and drawn tokens in, batches and events out; it knows no
-//! clock, no tensor and no protobuf.
+//! Decides which tokens the next step computes. Pure: requests and drawn tokens in, batches and events out;
+//! no clock, no tensors, no protobuf.
 //!
-//! There is no prefill phase and no decode phase, only one token budget a step: decoding sequences take one row
-//! each, then prompts take what is left, one after another, so that first tokens come one by one instead of all
-//! late; short ones may overtake long ones (`overtake`). The budget shrinks where so many tokens would take too long: a
-//! long prompt does not stall the streams. Out of blocks, the last in rank gives its blocks back and is computed again
-//! later.
+//! There is no prefill phase and no decode phase, only one token budget a step. Decoding sequences take one
+//! row each; prompts share the rest in rank order, so first tokens come one by one instead of all late. Short
+//! prompts may overtake long ones (`overtake`). The budget shrinks when a full step would take too long, so
+//! that a long prompt does not stall the streams. When blocks run out, the last sequence in rank is
+//! preempted: it gives its blocks back and is recomputed later.
 //!
-//! A step may be planned while those before it are under way (and commits follow in the same order), so that the
-//! device finds its next step when it ends one. How many, the engine decides. The tokens that steps under way draw are not
-//! known then, but all that a plan needs of them is: where they stand, whether `max_tokens` ends the sample with them, whether
-//! they may be stop tokens. The batch names their places ([`Batch::carried`](crate::backend::Batch::carried)). What cannot be
-//! foreseen is paid for: a sample that draws a stop token has a row in each step that is under way, whose result is dropped;
-//! and a sequence whose samples part, or whose draft is verified, waits for the result (`ahead` says why one waits).
+//! A step may be planned while earlier ones are in flight (the engine decides how many), so that the device
+//! has its next step when it finishes one. Commits follow in the order of the plans. A plan does not need the
+//! values of the tokens still being drawn, only their positions, whether `max_tokens` ends the sample with
+//! them, and whether they may be stop tokens. The batch says where they will come from
+//! ([`Batch::carried`](crate::backend::Batch::carried)). What a plan cannot foresee costs something: after a
+//! stop token, the sample still has a row in each step in flight, and those results are dropped. A sequence
+//! whose samples fork, or whose draft is being verified, waits for the result (`in_flight` lists the
+//! reasons).
 //!
-//! With [`Drafts`] a stream's rows go on behind its last token: the backend verifies them and says how many are right. The
-//! table is cut back to what is right, so that blocks, cache and tokens are those of plain decoding.
+//! With [`Drafts`], a stream's rows continue past its last token. The backend verifies them and says how many
+//! are right, and the block table is cut back to those, so that blocks, cache and tokens equal those of plain
+//! decoding.
 //!
-//! Blocks are free at once, also those that a step under way reads and writes. That is safe because steps take effect
-//! in the order of their launch: whoever gets such a block writes it in a later step. Within one step nobody loses
-//! blocks after their rows were planned. And a block is cached only when its step is committed: its tokens are known
-//! then, its keys and values computed. Rows past the end of a stopped sample do not reach it, for they write behind the
-//! last known token, and only blocks before that are full. Whatever moves blocks beside the steps must keep that order.
+//! A released block is free at once, even if a step in flight still reads or writes it. That is safe because
+//! steps take effect in launch order: the block's next owner writes it in a later step. Within one step, no
+//! sequence loses blocks after its rows were planned. A block is cached only when its step is committed,
+//! because only then are its tokens known and its keys and values computed. Rows past the end of a stopped
+//! sample never reach a cached block: they write behind the last known token, and only blocks before it are
+//! full. Code that moves blocks outside the steps must keep this order.
 //!
-//! Why nothing waits forever: `Rank` orders everybody, the first in rank may preempt all that are not yet in
-//! the step, and one sequence alone always fits (`max_model_len` is at most what the pool holds). Only a [`Hold`] has no
-//! end of its own: whoever sets one lifts it.
+//! Nothing waits forever: `Rank` is a total order, the first in rank may preempt every sequence that is not
+//! yet in the step, and one sequence alone always fits (`max_model_len` is at most what the pool holds). Only
+//! a [`Hold`] has no end of its own; whoever sets one must lift it.
 
-mod ahead;
 mod audit;
 mod budget;
 mod commit;
 mod drafts;
+mod in_flight;
 mod overtake;
 mod pace;
 mod plan;
+mod planned_rows;
 mod queues;
 mod rate;
 mod request;
 mod rows;
 mod sequence;
-mod shares;
 mod step;
 mod step_time;
 #[cfg(test)]
@@ -54,7 +58,7 @@ use skein_proto::runs::{CacheChange, RunStored};
 pub use audit::Broken;
 pub use drafts::{Drafts, Propose};
 pub use plan::Plan;
-pub use request::{Accepted, Event, Hold, NewRequest, NewSample, Refusal, RequestKey};
+pub use request::{Accepted, Hold, NewRequest, NewSample, Refusal, RequestEvent, RequestKey};
 pub use step::Step;
 
 use crate::TokenId;
@@ -75,23 +79,23 @@ pub struct Scheduler {
     arrivals: u64,
     planned_steps: u64,
     committed_steps: u64,
-    /// Somebody lost blocks in this step: nobody new is let in.
+    /// A sequence was preempted in this step, so none is admitted.
     short_of_blocks: bool,
     share_prefixes: bool,
 }
 
-/// What is fixed from the start.
+/// Limits fixed at start.
 #[derive(Debug, Clone, Copy)]
 struct Limits {
     /// Tokens in a block.
     block_size: u32,
     /// Tokens of the longest sequence.
     max_model_len: u32,
-    /// Samples that run at once.
+    /// Most samples running at once.
     max_num_seqs: u32,
-    /// Rows of a step.
+    /// Most rows in a step.
     max_num_batched_tokens: u32,
-    /// Sequences that wait.
+    /// Most waiting sequences.
     max_waiting: u32,
 }
 
@@ -122,17 +126,17 @@ impl Scheduler {
         }
     }
 
-    /// From now on streams get drafts, for a backend that verifies them.
+    /// Gives streams drafts from now on; the backend must be able to verify them.
     pub fn set_drafts(&mut self, drafts: Drafts) {
         self.drafts = Some(drafts);
     }
 
-    /// Whether its batches ask to verify drafts.
+    /// Whether batches may contain drafts to verify.
     pub fn drafts(&self) -> bool {
         self.drafts.is_some()
     }
 
-    /// Takes a request, or says why not.
+    /// Accepts a request and queues its samples: the fresh ones as one sequence, each resumed one as its own.
     pub fn submit(&mut self, request: NewRequest) -> Result<Accepted, Refusal> {
         let fresh: Vec<u32> = request
             .samples
@@ -148,7 +152,7 @@ impl Scheduler {
             .into_iter()
             .chain(resumed.map(|sample| (vec![sample.index], &sample.delivered[..])))
             .collect();
-        // In the order of their ranks, so that the first one is the first to run.
+        // In rank order, so that the first one runs first.
         parts.sort_unstable_by_key(|(samples, _)| samples[0]);
         let mut accepted = Accepted { cached_blocks: 0, uncached_hashes: Vec::new(), events: Vec::new() };
         let mut first = true;
@@ -187,7 +191,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// How many leading prompt blocks are cached, and the hashes of those that are not.
+    /// Number of leading prompt blocks that are cached, and the hashes of the others.
     fn prompt_hashes(&self, sequence: &Sequence) -> (u32, Vec<BlockHash>) {
         let full = (sequence.prompt_len / self.limits.block_size) as usize;
         let hashes = &sequence.hashes[..full];
@@ -196,9 +200,9 @@ impl Scheduler {
         (cached, hashes[cached as usize..].to_vec())
     }
 
-    /// Ends one sample; `None` when it is not here. Its blocks are free at once, and what a step under way
+    /// Ends one sample; `None` if it is not here. Its blocks are free at once, and whatever a step in flight
     /// draws for it is dropped.
-    pub fn abort(&mut self, request: RequestKey, sample: u32) -> Option<Event> {
+    pub fn abort(&mut self, request: RequestKey, sample: u32) -> Option<RequestEvent> {
         let rank = self.queues.rank_of(request, sample)?;
         let sequence = self.queues.get_mut(rank)?;
         let position = sequence.len();
@@ -208,10 +212,10 @@ impl Scheduler {
         {
             self.kv.release(sequence.table);
         }
-        Some(Event::Finished { request, sample, position, reason: FinishReason::Abort })
+        Some(RequestEvent::Finished { request, sample, position, reason: FinishReason::Abort })
     }
 
-    /// Forgets a request nobody listens to any more, as [`abort`](Self::abort) does with one sample.
+    /// Drops a whole request without events, because no client reads it any more.
     pub fn cancel(&mut self, request: RequestKey) {
         self.queues.waiting.retain(|_, sequence| sequence.request != request);
         for index in (0..self.queues.running.len()).rev() {
@@ -222,8 +226,9 @@ impl Scheduler {
         }
     }
 
-    /// This sample gets no more rows until `hold` is lifted; what is under way of it goes on, and others do. False when it is
-    /// not here. Samples that have not parted yet are held together, and each is lifted by itself afterwards.
+    /// Plans no more rows for this sample until `hold` is lifted; its rows in flight and other samples go on.
+    /// False if it is not here. Samples that have not forked yet are held together; afterwards each is lifted
+    /// separately.
     pub fn hold(&mut self, request: RequestKey, sample: u32, hold: Hold) -> bool {
         let sequence = self.queues.rank_of(request, sample).and_then(|rank| self.queues.get_mut(rank));
         sequence.is_some_and(|sequence| {
@@ -232,7 +237,7 @@ impl Scheduler {
         })
     }
 
-    /// Lifts `hold`; false when the sample is not under it: an answer that comes late lifts nothing else.
+    /// Lifts `hold`. False if the sample is not under it, so that a late answer lifts no other hold.
     pub fn lift(&mut self, request: RequestKey, sample: u32, hold: Hold) -> bool {
         let sequence = self.queues.rank_of(request, sample).and_then(|rank| self.queues.get_mut(rank));
         sequence.is_some_and(|sequence| sequence.hold.take_if(|held| *held == hold).is_some())
@@ -242,27 +247,27 @@ impl Scheduler {
         self.queues.running.iter().any(|sequence| sequence.hold.is_some())
     }
 
-    /// Most samples that run at once: as configured, but no more than a step has tokens.
+    /// Most samples running at once: the configured limit, but at most one for each token of a step.
     pub fn max_num_seqs(&self) -> u32 {
         self.limits.max_num_seqs
     }
 
-    /// Nothing runs and nothing waits.
+    /// True if nothing runs and nothing waits.
     pub fn is_idle(&self) -> bool {
         self.queues.is_empty()
     }
 
-    /// What was cached and evicted since the last call.
+    /// Cache insertions and evictions since the last call.
     pub fn take_cache_changes(&mut self) -> Vec<CacheChange> {
         self.kv.take_changes()
     }
 
-    /// Everything cached, parents before children.
+    /// Every cached run, parents before children.
     pub fn cache_snapshot(&self) -> Vec<RunStored> {
         self.kv.snapshot()
     }
 
-    /// What a router wants to know.
+    /// Queue lengths, free blocks and speeds, as routers use them for placement.
     pub fn load(&self) -> Load {
         let samples = |sequence: &Sequence| sequence.samples.len() as u32;
         let Queues { running, waiting } = &self.queues;

@@ -1,4 +1,4 @@
-//! How fast the steps are: what one takes, and tokens a second.
+//! Measured speed: the duration of steps, and tokens a second.
 
 use skein_node::clock::Timestamp;
 
@@ -6,17 +6,17 @@ use super::rate::Rate;
 use super::step::Step;
 use super::step_time::StepTime;
 
-/// Tokens after which a measured rate has half forgotten: a few steps' worth of each.
+/// Tokens after which a measured rate has forgotten half: a few steps' worth of each.
 const PREFILL_RATE_HALF_LIFE: f64 = 4096.0;
 const DECODE_RATE_HALF_LIFE: f64 = 256.0;
 
-/// What was measured of the steps so far.
+/// Measurements over the steps so far.
 #[derive(Debug)]
 pub(super) struct Pace {
     pub prefill: Rate,
     pub decode: Rate,
     pub step_time: StepTime,
-    /// When the latest step was done.
+    /// When the latest step was committed.
     last_commit: Timestamp,
 }
 
@@ -32,8 +32,8 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// Measures the step's own time: it began when it was planned, or when the step before it was done. `accepted`: tokens
-    /// of drafts that it found right, which its streams got beside one each.
+    /// Measures the step's own time, from its planning or from the commit before it if that was later.
+    /// `accepted` is the number of draft tokens found right, which its streams got in addition to one each.
     pub fn observe(&mut self, step: &Step, accepted: u32, now: Timestamp) {
         let took = now.since(step.started.max(self.last_commit));
         self.last_commit = now;

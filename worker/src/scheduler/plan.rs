@@ -1,31 +1,31 @@
-//! Before a step: who gets rows, who gets in, and who has to give way.
+//! Plans a step: which sequences get rows, which are admitted, and which are preempted.
 
 use std::ops::Range;
 
 use skein_node::clock::Timestamp;
 
 use super::Scheduler;
-use super::budget::{attended, even_part};
+use super::budget::{attended, even_chunk};
 use super::overtake::{Overtaking, Room, shorter};
 use super::sequence::{Rank, Sequence};
 use super::step::Step;
 use crate::backend::Batch;
 
-/// One step: what the backend computes, and what [`Scheduler::commit`] wants back.
+/// A planned step: the batch for the backend and the record that [`Scheduler::commit`] needs afterwards.
 #[derive(Debug)]
 pub struct Plan {
-    /// For the backend.
+    /// Goes to the backend.
     pub batch: Batch,
-    /// For the commit.
+    /// Goes to [`Scheduler::commit`].
     pub step: Step,
 }
 
 impl Scheduler {
-    /// Plans one step; `None` when there is nothing to compute, or nothing before a step under way is known or a hold is
-    /// lifted.
+    /// Plans one step. `None` if there is nothing to compute, or if everything left waits for a step in
+    /// flight or for a hold.
     ///
-    /// Steps may be under way, planned and not committed; then the batch may carry tokens over from the latest of them, and
-    /// has to be launched right after it.
+    /// If steps are in flight, the batch may carry tokens over from the latest one and must be launched right
+    /// after it.
     pub fn plan(&mut self, now: Timestamp) -> Option<Plan> {
         let step = Step {
             number: self.planned_steps + 1,
@@ -50,7 +50,8 @@ impl Scheduler {
         Some(plan)
     }
 
-    /// The head of the queue may take the place of sequences of lower priority, but not of its own.
+    /// Preempts running sequences of lower priority than the head of the queue until the head fits. Equal
+    /// priorities are not preempted.
     fn make_room_for_higher_priority(&mut self) {
         while let Some((head, sequence)) = self.queues.waiting.first_key_value() {
             let gives_way = |last: &Sequence| last.rank.priority > head.priority && !last.is_ending();
@@ -63,14 +64,14 @@ impl Scheduler {
         self.short_of_blocks = false;
     }
 
-    /// One row for each stream, and for drafts up to half of what that leaves: prompts get the other half.
+    /// Gives each stream one row, and drafts up to half of the remaining budget; prompts get the other half.
     fn plan_decodes(&mut self, plan: &mut Plan) {
         let number = plan.step.number;
         let decoding = self.queues.running.iter().filter(|seq| seq.is_decoding(number));
         let ranks: Vec<Rank> = decoding.map(|seq| seq.rank).collect();
         let for_drafts = (plan.step.budget - ranks.len() as u32) / 2;
         for rank in ranks {
-            // It may have lost its place to one before it; or there is no block for it now, and it waits a step.
+            // An earlier stream may have preempted it. If there is no block for it, it sits out this step.
             if let Some(index) = self.queues.index_of(rank) {
                 let drafted = plan.step.stream_rows - plan.step.streams;
                 self.plan_sequence(index, 1 + for_drafts - drafted, plan);
@@ -78,15 +79,15 @@ impl Scheduler {
         }
     }
 
-    /// Prompts in rank order, those that run and those that wait alike; each takes all it can of the budget, but for the
-    /// rows that are kept for those that overtake.
+    /// Gives prompts rows in rank order, running and waiting alike. Each takes as much of the budget as it
+    /// can, except the rows reserved for prompts that overtake.
     fn plan_prefills(&mut self, plan: &mut Plan) {
         plan.step.budget = self.budget_in_time(&plan.step);
-        let overtaking = self.let_overtake(plan);
+        let overtaking = self.plan_overtaking(plan);
         let mut admitting = true;
         loop {
             let number = plan.step.number;
-            let open = plan.step.left() - overtaking.rows_kept(&self.queues, number);
+            let open = plan.step.left() - overtaking.rows_reserved(&self.queues, number);
             let most = |sequence: &Sequence| open + overtaking.rows(sequence.rank);
             let wants = |sequence: &Sequence| {
                 !sequence.is_in(number) && sequence.pending(number) > 0 && most(sequence) > 0
@@ -105,7 +106,7 @@ impl Scheduler {
             if overtaking.is_empty() {
                 let is_last =
                     self.queues.waiting.is_empty() && !self.queues.running[next + 1..].iter().any(wants);
-                let rows = self.part_in_time(sequence.pending(number), most, is_last, &plan.step);
+                let rows = self.chunk_rows(sequence.pending(number), most, is_last, &plan.step);
                 plan.step.budget += rows.saturating_sub(most);
                 most = rows;
             }
@@ -115,8 +116,8 @@ impl Scheduler {
         }
     }
 
-    /// Lets in those that overtake, keeps rows for them, and shortens the step to be worth their while.
-    fn let_overtake(&mut self, plan: &mut Plan) -> Overtaking {
+    /// Admits overtaking prompts, reserves rows for them, and shortens the step so that overtaking pays off.
+    fn plan_overtaking(&mut self, plan: &mut Plan) -> Overtaking {
         let prompt_rows = plan.step.left();
         let mut overtaking = Overtaking::default();
         let mut half = prompt_rows / 2;
@@ -126,33 +127,36 @@ impl Scheduler {
         };
         for candidate in shorter {
             let whole_fits = candidate.left <= half;
-            // The shortest gets what there is; others come along where they end in this step, too.
+            // The shortest takes what is available; others join only if they finish in this step.
             if half == 0 || !(whole_fits || overtaking.is_empty()) {
                 break;
             }
-            let left = self.let_in(candidate.rank, plan.step.number).filter(|&left| left < first.left);
+            let left =
+                self.ensure_running(candidate.rank, plan.step.number).filter(|&left| left < first.left);
             let Some(left) = left else { continue };
-            let rows = even_part(left, half);
+            let rows = even_chunk(left, half);
             if overtaking.is_empty() {
-                let rows = self.rows_beside(rows, &plan.step).min(prompt_rows);
+                let rows = self.overtaking_step_rows(rows, &plan.step).min(prompt_rows);
                 plan.step.budget = plan.step.rows + rows;
                 half = rows / 2;
             }
             half = half.saturating_sub(rows);
-            overtaking.keep(candidate.rank, rows);
+            overtaking.reserve(candidate.rank, rows);
         }
         overtaking
     }
 
-    /// Tokens that this one has left to compute, now that it runs; `None` where it could not be let in.
-    fn let_in(&mut self, rank: Rank, step: u64) -> Option<u32> {
+    /// Admits the sequence if it still waits. Returns its tokens left to compute, `None` if it could not be
+    /// admitted.
+    fn ensure_running(&mut self, rank: Rank, step: u64) -> Option<u32> {
         if self.queues.waiting.contains_key(&rank) && !self.admit(rank) {
             return None;
         }
         self.queues.index_of(rank).map(|index| self.queues.running[index].pending(step))
     }
 
-    /// Gives the running sequence at `index` rows of this step, as many as `most` and the blocks allow.
+    /// Gives the running sequence at `index` up to `most` rows of this step, as far as blocks allow. False if
+    /// it gets none.
     fn plan_sequence(&mut self, index: usize, most: u32, plan: &mut Plan) -> bool {
         let number = plan.step.number;
         let sequence = &self.queues.running[index];
@@ -179,7 +183,8 @@ impl Scheduler {
         true
     }
 
-    /// Makes `positions` of the running sequence at `index` writable, and others give way for it; returns the end of what is.
+    /// Makes `positions` of the running sequence at `index` writable, preempting others if necessary. Returns
+    /// the end of the writable positions.
     fn grow(&mut self, index: usize, positions: Range<u32>, plan: &mut Plan) -> u32 {
         loop {
             let table = &mut self.queues.running[index].table;
@@ -187,8 +192,8 @@ impl Scheduler {
             if end == positions.end {
                 return end;
             }
-            // Only those after it in rank, and not those whose rows are in this step already, nor those that end with
-            // the step under way: theirs come back without computing anything again.
+            // Victims come after it in rank and have no rows in this step. A sequence that ends with a step
+            // in flight is spared: its blocks come back without recomputing anything.
             let may_go = |sequence: &Sequence| !sequence.is_in(plan.step.number) && !sequence.is_ending();
             match self.queues.running.iter().rposition(may_go) {
                 Some(victim) if victim > index => self.preempt(victim),
@@ -197,18 +202,18 @@ impl Scheduler {
         }
     }
 
-    /// Makes a draft for the running sequence at `index`, whose last token is the one before position `end`, and room for it
-    /// for which nobody gives way; how many tokens it has.
+    /// Makes a draft for the running sequence at `index`, whose last token is at `end - 1`, and the blocks
+    /// for it, without preempting. Returns the draft's length.
     fn make_draft(&mut self, index: usize, end: u32, most: u32, plan: &mut Plan) -> u32 {
         let Some(drafts) = &mut self.drafts else { return 0 };
         let sequence = &mut self.queues.running[index];
         assert_eq!(sequence.len(), end, "a draft follows a known token");
-        // One token comes after it, whatever is right of it.
+        // One more token always follows the draft, however much of it is right.
         let drafted = drafts.make(&sequence.tokens, most.min(sequence.max_len - end - 1));
         self.kv.grow(&mut sequence.table, end, end + drafted, &mut plan.batch.copies) - end
     }
 
-    /// Moves one that waits to the running sequences if it fits, with what the cache has of it.
+    /// Moves a waiting sequence to the running ones, with its cached prefix, if it fits.
     fn admit(&mut self, rank: Rank) -> bool {
         if !self.queues.waiting.get(&rank).is_some_and(|sequence| self.fits(sequence)) {
             return false;
@@ -223,8 +228,8 @@ impl Scheduler {
         true
     }
 
-    /// Whether there are seats for its samples and blocks for all its tokens, beside what the running ones still
-    /// need for theirs and one block each to grow.
+    /// Whether there are free seats for its samples and blocks for all its tokens, after setting aside what
+    /// the running sequences still need: blocks for their tokens and one more each to grow.
     fn fits(&self, sequence: &Sequence) -> bool {
         let held = self.kv.match_prefix(sequence.cacheable_prefix()).held;
         let needed = self.kv.blocks_for(sequence.len()) - held;
@@ -233,7 +238,7 @@ impl Scheduler {
             && needed + self.queues.blocks_reserved(&self.limits) <= self.kv.available()
     }
 
-    /// What is left for those that wait.
+    /// Seats and blocks left for waiting sequences.
     fn room(&self) -> Room {
         if self.short_of_blocks {
             return Room::default();
@@ -245,14 +250,14 @@ impl Scheduler {
         }
     }
 
-    /// Takes back all blocks of the running sequence at `index`; it is computed again when its turn comes. What the
-    /// step under way draws for it is dropped, since nobody has seen it, and drawn again.
+    /// Preempts the running sequence at `index`: takes all its blocks and queues it to be recomputed. Tokens
+    /// that a step in flight draws for it are dropped, since no client has seen them, and drawn again.
     fn preempt(&mut self, index: usize) {
         let mut sequence = self.queues.running.remove(index);
         assert!(!sequence.is_in(self.planned_steps + 1), "blocks of this step's rows stay where they are");
         self.kv.release(std::mem::take(&mut sequence.table));
         sequence.computed = 0;
-        sequence.shares.clear();
+        sequence.planned.clear();
         sequence.reports_hit |= sequence.unreported_hit.take().is_some();
         sequence.extend_hashes(self.limits.block_size);
         self.short_of_blocks = true;

@@ -1,4 +1,4 @@
-//! Which sequences run and which wait, and what the running ones take.
+//! Running and waiting sequences, and the seats and blocks they take.
 
 use std::collections::BTreeMap;
 
@@ -19,17 +19,17 @@ impl Queues {
         self.running.is_empty() && self.waiting.is_empty()
     }
 
-    /// Every sequence, those that run first.
+    /// All sequences, running ones first.
     pub fn all(&self) -> impl Iterator<Item = &Sequence> {
         self.running.iter().chain(self.waiting.values())
     }
 
-    /// Where in `running` the sequence of this rank is.
+    /// Index in `running` of the sequence with this rank.
     pub fn index_of(&self, rank: Rank) -> Option<usize> {
         self.running.binary_search_by_key(&rank, |sequence| sequence.rank).ok()
     }
 
-    /// The rank of the sequence that has this sample.
+    /// Rank of the sequence that contains this sample.
     pub fn rank_of(&self, request: RequestKey, sample: u32) -> Option<Rank> {
         let has = |sequence: &&Sequence| sequence.request == request && sequence.samples.contains(&sample);
         Some(self.all().find(has)?.rank)
@@ -48,7 +48,7 @@ impl Queues {
         self.running.insert(place, sequence);
     }
 
-    /// Takes a sequence out, wherever it is.
+    /// Removes a sequence from either queue.
     pub fn remove(&mut self, rank: Rank) -> Option<Sequence> {
         match self.index_of(rank) {
             Some(index) => Some(self.running.remove(index)),
@@ -63,12 +63,12 @@ impl Queues {
         staying.map(|running| running.samples.len()).sum()
     }
 
-    /// Blocks that the running sequences still need for their tokens, and one each to grow.
+    /// Blocks that the running sequences still need for their tokens, and one more each to grow.
     pub fn blocks_reserved(&self, limits: &Limits) -> u32 {
         self.running.iter().map(|running| running.blocks_to_grow(limits)).sum()
     }
 
-    /// The position from which the prompt goes on that is computed first in `step`.
+    /// Next position of the prompt that is computed first in `step`.
     pub fn first_context(&self, step: u64) -> u32 {
         let is_prompt = |sequence: &&Sequence| {
             !sequence.is_in(step) && !sequence.is_decoding(step) && sequence.pending(step) > 0

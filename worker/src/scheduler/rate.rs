@@ -1,8 +1,8 @@
-//! Measured speeds that forget, in tokens a second, for routers.
+//! Measured tokens a second, weighted towards the latest, as routers see them.
 
 use std::time::Duration;
 
-/// Tokens a second, exponentially weighted by tokens: a long prefill says more than a short one, whose time is
+/// Tokens a second, exponentially weighted by tokens: a long prefill says more than a short one, which is
 /// mostly the fixed cost of a step.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rate {
@@ -23,7 +23,7 @@ impl Rate {
         self.seconds = self.seconds * keep + took.as_secs_f64();
     }
 
-    /// 0 until something was observed.
+    /// 0 before the first observation.
     pub fn per_second(&self) -> f32 {
         if self.seconds > 0.0 { (self.tokens / self.seconds) as f32 } else { 0.0 }
     }

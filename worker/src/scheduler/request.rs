@@ -1,4 +1,4 @@
-//! What goes into the scheduler and what comes out.
+//! The scheduler's inputs and outputs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,22 +12,22 @@ use skein_proto::sampling::SamplingParams;
 use crate::TokenId;
 use crate::kv_cache::CacheScope;
 
-/// A request inside this worker; its owner draws it, each once.
+/// Identifies a request inside this worker; the engine counts them up and never reuses one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestKey(pub u64);
 
-/// A checked request. The scheduler trusts it: lengths and ids were compared with the model's at the edge.
+/// A validated request. The scheduler trusts it: the edge has compared lengths and ids with the model's.
 #[derive(Debug, Clone)]
 pub struct NewRequest {
-    /// Unique among those that run or wait.
+    /// Unique among the requests that run or wait.
     pub key: RequestKey,
     /// At least one token, and room for another below `max_model_len`.
     pub prompt: Vec<TokenId>,
-    /// How tokens are drawn.
+    /// Sampling parameters of all its samples.
     pub params: Arc<SamplingParams>,
-    /// At least one, their indices distinct.
+    /// At least one, with distinct indices.
     pub samples: Vec<NewSample>,
-    /// Whose cached prefixes it may use.
+    /// Cached prefixes that it may reuse.
     pub scope: CacheScope,
     /// Lower runs first.
     pub priority: i32,
@@ -35,27 +35,27 @@ pub struct NewRequest {
     pub deadline: Option<Timestamp>,
 }
 
-/// One sample to produce, from its beginning or from where another worker was cut off.
+/// One sample to generate, from its start or from where another worker was cut off.
 #[derive(Debug, Clone, Default)]
 pub struct NewSample {
-    /// Which of the request's samples.
+    /// Index within the request.
     pub index: u32,
-    /// Output tokens the client has; computed again, not reported again.
+    /// Output tokens that the client already has; recomputed but not reported again.
     pub delivered: Vec<TokenId>,
 }
 
-/// A request that cannot be taken now or ever.
+/// Why a request is not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// Too many wait.
+    /// The queue is full.
     #[error("{waiting} sequences wait, the limit is {limit}; retry elsewhere or in {} ms", RETRY_AFTER.as_millis())]
     QueueFull {
-        /// Sequences that wait.
+        /// Waiting sequences.
         waiting: u32,
         /// `max_num_queued_reqs`.
         limit: u32,
     },
-    /// More samples than ever run at once.
+    /// More fresh samples than may run at once.
     #[error("{got} samples of one prompt start together, this worker runs {limit} sequences; lower n")]
     TooManySamples {
         /// Samples without delivered tokens.
@@ -65,80 +65,79 @@ pub enum Refusal {
     },
 }
 
-/// What [`Refusal::QueueFull`] suggests: about the time in which a queue of this size moves.
+/// Retry delay that [`Refusal::QueueFull`] suggests: about the time in which a full queue moves.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// What a sample waits for beside the steps, before its next rows are planned.
+/// Something other than a step that a sample waits for before its next rows are planned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hold {
-    /// The mask of the token at `position`: which tokens may be drawn there.
+    /// The mask of allowed tokens at `position`.
     Mask {
-        /// Absolute position.
+        /// Position in the sequence, prompt included.
         position: u32,
     },
     /// Keys and values of its blocks, loaded from elsewhere.
     Loading,
 }
 
-/// What became of a submitted request.
+/// Result of a successful submit.
 #[derive(Debug)]
 pub struct Accepted {
-    /// Leading blocks of the prompt that were cached when it came.
+    /// Leading prompt blocks that were cached on arrival.
     pub cached_blocks: u32,
-    /// Hashes of the full prompt blocks after those: about to be cached.
+    /// Hashes of the full prompt blocks after those, which will be cached once computed.
     pub uncached_hashes: Vec<BlockHash>,
-    /// Samples that end without a draw: their delivered tokens are all they may have.
-    pub events: Vec<Event>,
+    /// Ends of samples whose delivered tokens are already all they may have.
+    pub events: Vec<RequestEvent>,
 }
 
-/// What happened to a request in one step.
+/// Something that happened to a request in one step.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Event {
-    /// A sequence of it runs: so many prompt tokens came from the cache. The request's first one counts; it comes
-    /// before anything else.
+pub enum RequestEvent {
+    /// The request's first sequence to run was admitted. Comes before its other events.
     Started {
-        /// Whose.
+        /// The request.
         request: RequestKey,
-        /// Prompt tokens not computed again.
+        /// Prompt tokens taken from the cache.
         cached_tokens: u32,
     },
     /// Prompt tokens were scored.
     PromptScored {
-        /// Whose.
+        /// The request.
         request: RequestKey,
-        /// Position of the first.
+        /// Position of the first score.
         from: u32,
-        /// One for each position from there.
+        /// One score for each position from there on.
         scores: Vec<TokenLogprobs>,
     },
     /// A token was drawn.
     Token {
-        /// Whose.
+        /// The request.
         request: RequestKey,
-        /// Which sample.
+        /// The sample.
         sample: u32,
-        /// Its absolute position.
+        /// Position in the sequence, prompt included.
         position: u32,
         /// The token.
         token: TokenId,
-        /// When asked for.
+        /// Present if the request asked for log-probabilities.
         logprobs: Option<TokenLogprobs>,
     },
-    /// A sample ended; each does so exactly once unless the request is cancelled.
+    /// A sample ended. Each does so exactly once, unless the request is cancelled.
     Finished {
-        /// Whose.
+        /// The request.
         request: RequestKey,
-        /// Which sample.
+        /// The sample.
         sample: u32,
-        /// The position after its last token.
+        /// Position after its last token.
         position: u32,
-        /// Why.
+        /// Why it ended.
         reason: FinishReason,
     },
 }
 
-impl Event {
-    /// Whose event it is.
+impl RequestEvent {
+    /// The request that the event belongs to.
     pub fn request(&self) -> RequestKey {
         match *self {
             Self::Started { request, .. }

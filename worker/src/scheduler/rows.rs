@@ -1,15 +1,15 @@
-//! A sequence's rows in a step: its next tokens, the positions it scores, and its draw.
+//! Adds a sequence's next rows to a batch: tokens, prompt positions to score, and the draw.
 
 use std::ops::Range;
 
+use super::planned_rows::{Draws, PlannedRows};
 use super::sequence::Sequence;
-use super::shares::{Draws, Share};
 use crate::TokenId;
 use crate::backend::{Batch, BatchSequence, SampleRow, ScoreRow, VerifyRows, Want};
 
 impl Sequence {
-    /// Puts its next `rows` tokens into the batch of `step`, and its draw when they reach its end. With a `draft`, empty or
-    /// not, the draw is a verification, and the draft's tokens are the last ones of these rows.
+    /// Adds its next `rows` tokens to the batch of `step`, and a draw if they reach its end. With a `draft`,
+    /// even an empty one, the draw is a verification and the draft's tokens are the last rows.
     pub fn plan_rows(
         &mut self,
         step: u64,
@@ -41,11 +41,11 @@ impl Sequence {
         let scores = self.plan_scores(start..known, first_row, batch);
         let last_row = first_row + (known - start) - 1;
         let draws = match draft {
-            _ if known < self.len_ahead() => Draws::None,
+            _ if known < self.planned_len() => Draws::None,
             Some(draft) if self.samples.len() == 1 => self.plan_verification(draft, last_row, batch),
             _ => self.plan_draws(end, last_row, batch),
         };
-        self.shares.push_back(Share { step, rows, scores, draws });
+        self.planned.push_back(PlannedRows { step, rows, scores, draws });
     }
 
     fn plan_scores(&self, positions: Range<u32>, first_row: u32, batch: &mut Batch) -> Range<usize> {
@@ -60,7 +60,7 @@ impl Sequence {
         before..batch.wants.len()
     }
 
-    /// Draws of all its samples from `row`, the last one before position `end`.
+    /// Draws for all its samples from `row`, whose successor is at position `end`.
     fn plan_draws(&self, end: u32, row: u32, batch: &mut Batch) -> Draws {
         let history = batch.history.len() as u32;
         if self.params.needs_history() {
@@ -85,11 +85,11 @@ impl Sequence {
         }));
         match self.samples.len() {
             1 => Draws::Next { want },
-            _ => Draws::Parting { wants: want..batch.wants.len(), samples: self.samples.clone() },
+            _ => Draws::Fork { wants: want..batch.wants.len(), samples: self.samples.clone() },
         }
     }
 
-    /// The verification of `draft`, whose tokens are in the rows behind `row`, the sequence's last known token.
+    /// Verifies `draft`, whose tokens are in the rows after `row`, the sequence's last known token.
     fn plan_verification(&self, draft: &[TokenId], row: u32, batch: &mut Batch) -> Draws {
         let (history, len) = (batch.history.len() as u32, draft.len() as u32);
         if self.params.needs_history() {

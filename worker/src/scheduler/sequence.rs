@@ -1,7 +1,7 @@
-//! A sequence: tokens, the blocks that hold their keys and values, and how far it is.
+//! A sequence: its tokens, the blocks holding their keys and values, and its progress.
 //!
-//! Here is what is known of it; `ahead` says how far it will be when the steps under way have ended, and `rows` gives a step
-//! its next rows.
+//! This file holds what is known now. `in_flight` derives the state after the steps in flight, and `rows`
+//! plans the next rows.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,18 +11,18 @@ use skein_proto::block_hash::{self, BlockHash};
 use skein_proto::finish::FinishReason;
 use skein_proto::sampling::SamplingParams;
 
-use super::request::{Event, Hold, NewRequest, RequestKey};
-use super::shares::Share;
+use super::planned_rows::PlannedRows;
+use super::request::{Hold, NewRequest, RequestEvent, RequestKey};
 use crate::TokenId;
 use crate::backend::Sampled;
 use crate::kv_cache::{BlockTable, CacheScope, Prefix};
 
-/// Who goes first: lower priority, then the nearer deadline, then the earlier arrival. One order for admission,
-/// prefill and preemption: the first of it always gets on, so nobody waits in a circle. Unique.
+/// Order of admission, prefill and preemption: lower priority, then nearer deadline, then earlier arrival. It
+/// is total and the first always makes progress, so sequences cannot wait for each other in a circle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
     pub priority: i32,
-    /// `None` becomes the end of time.
+    /// Requests without a deadline get the largest timestamp.
     pub deadline: Timestamp,
     pub arrival: u64,
     pub sample: u32,
@@ -32,37 +32,38 @@ pub(super) struct Rank {
 pub(super) struct Sequence {
     pub rank: Rank,
     pub request: RequestKey,
-    /// One, or until the first draw all fresh samples of the request: they share every block so far.
+    /// Sample indices: one, or all fresh samples of the request until the first draw; they share every block
+    /// until then.
     pub samples: Vec<u32>,
     pub tokens: Vec<TokenId>,
     pub prompt_len: u32,
-    /// Most tokens it may ever have.
+    /// Most tokens it may reach, prompt included.
     pub max_len: u32,
     pub params: Arc<SamplingParams>,
     pub scope: CacheScope,
-    /// Of the full blocks of `tokens`.
+    /// Hashes of the full blocks of `tokens`.
     pub hashes: Vec<BlockHash>,
     pub table: BlockTable,
-    /// Tokens whose keys and values are in `table`, without those of steps under way.
+    /// Tokens with keys and values in `table`, not counting steps in flight.
     pub computed: u32,
-    /// Next prompt position to score; at `prompt_len` all are.
+    /// Next prompt position to score; equal to `prompt_len` once all are scored.
     pub next_score: u32,
-    /// Tokens found in the cache, until reported.
+    /// Prompt tokens found in the cache, until an event has reported them.
     pub unreported_hit: Option<u32>,
-    /// While it waits: tokens to compute, by what was cached when it came.
+    /// While waiting: tokens to compute, given what was cached when it was queued.
     pub uncached: u32,
-    /// It has not run yet.
+    /// It has not run yet, so its first admission reports the cache hit.
     pub reports_hit: bool,
-    /// Its part in the steps under way and the one being planned, oldest first.
-    pub shares: VecDeque<Share>,
-    /// What it waits for beside the steps.
+    /// Its rows in the steps in flight and in the one being planned, oldest first.
+    pub planned: VecDeque<PlannedRows>,
+    /// What it waits for other than a step.
     pub hold: Option<Hold>,
     pub finished: bool,
 }
 
 impl Sequence {
-    /// A sequence for `samples`, whose first `delivered` output tokens are known. `first`: it
-    /// scores the prompt.
+    /// A sequence for `samples` that share the output tokens `delivered`. `first`: it is the one that scores
+    /// the prompt.
     pub fn new(
         request: &NewRequest,
         max_model_len: u32,
@@ -97,7 +98,7 @@ impl Sequence {
             unreported_hit: None,
             uncached: 0,
             reports_hit: true,
-            shares: VecDeque::new(),
+            planned: VecDeque::new(),
             hold: None,
             finished: false,
         }
@@ -111,17 +112,17 @@ impl Sequence {
         self.len() - self.prompt_len
     }
 
-    /// Known tokens still to compute before the next draw, those of steps under way included.
+    /// Known tokens not computed yet, including those in flight.
     pub fn uncomputed(&self) -> u32 {
         self.len() - self.computed
     }
 
-    /// It streams: as far as is known, one row away from its next token, prompt behind it.
+    /// Streaming: the prompt is done and, as far as is known, it is one row away from its next token.
     pub fn is_streaming(&self) -> bool {
         self.uncomputed() == 1 && self.output_len() > 0
     }
 
-    /// Hashes the full blocks that have none yet.
+    /// Hashes the full blocks that have no hash yet.
     pub fn extend_hashes(&mut self, block_size: u32) {
         let size = block_size as usize;
         let mut parent = self.hashes.last().copied().unwrap_or(self.scope.root);
@@ -131,13 +132,14 @@ impl Sequence {
         }
     }
 
-    /// What the cache may look up. Nothing while prompt tokens are to be scored: that takes their logits.
+    /// The prefix to look up in the cache. Empty while prompt tokens are to be scored, because scoring needs
+    /// their logits.
     pub fn cacheable_prefix(&self) -> Prefix<'_> {
         let hashes = if self.next_score < self.prompt_len { &[][..] } else { &self.hashes };
         Prefix { scope: &self.scope, tokens: &self.tokens, hashes }
     }
 
-    /// The sequence of another sample, at the point where their tokens part.
+    /// A copy for another sample, at the point where their tokens diverge.
     pub fn fork(&self, sample: u32, table: BlockTable) -> Self {
         Self {
             rank: Rank { sample, ..self.rank },
@@ -155,19 +157,19 @@ impl Sequence {
             unreported_hit: None,
             uncached: 0,
             reports_hit: false,
-            shares: VecDeque::new(),
+            planned: VecDeque::new(),
             hold: self.hold,
             finished: false,
         }
     }
 
-    /// Takes a drawn token, and ends the sample if that was its last.
-    pub fn accept(&mut self, drawn: &Sampled, events: &mut Vec<Event>) {
+    /// Appends a drawn token and ends the sample if it was the last.
+    pub fn accept(&mut self, drawn: &Sampled, events: &mut Vec<RequestEvent>) {
         if self.params.stop_token_ids.contains(&drawn.token) {
             assert!(self.output_len() >= self.params.min_tokens, "a stop token was drawn before min_tokens");
             return self.finish(FinishReason::Stop(Some(drawn.token)), events);
         }
-        events.push(Event::Token {
+        events.push(RequestEvent::Token {
             request: self.request,
             sample: self.samples[0],
             position: self.len(),
@@ -180,16 +182,16 @@ impl Sequence {
         }
     }
 
-    /// No further token may follow.
+    /// True if no further token fits.
     pub fn is_full(&self) -> bool {
         self.len() >= self.max_len
     }
 
     /// Ends all its samples.
-    pub fn finish(&mut self, reason: FinishReason, events: &mut Vec<Event>) {
+    pub fn finish(&mut self, reason: FinishReason, events: &mut Vec<RequestEvent>) {
         self.finished = true;
         let (request, position) = (self.request, self.len());
-        let finished = |&sample: &u32| Event::Finished { request, sample, position, reason };
+        let finished = |&sample: &u32| RequestEvent::Finished { request, sample, position, reason };
         events.extend(self.samples.iter().map(finished));
     }
 }

@@ -1,22 +1,23 @@
-//! How long a step will take, from how long the latest ones took: so that nobody waits long for the end of one.
+//! Predicts how long a step takes from the latest ones, so that steps can be kept short.
 
 use std::time::Duration;
 
-/// What a step computes.
+/// The work of a step, as far as its duration depends on it.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Work {
-    /// Rows of all kinds.
+    /// Rows, of prompts and of streams.
     pub tokens: u32,
-    /// Positions that they attend to, summed over the rows.
+    /// Positions attended to, summed over the rows.
     pub attended: u64,
 }
 
-/// `seconds = fixed + per_token * tokens + per_attended * attended` through the latest steps, by weighted least squares.
+/// Fits `seconds = fixed + per_token * tokens + per_attended * attended` to the latest steps by weighted
+/// least squares.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct StepTime {
-    /// Steps seen, whatever became of them.
+    /// Steps observed, including the first one, which is later discarded.
     seen: u64,
-    /// Weighted sums: of steps, what they computed, what they took, and of products of these.
+    /// Weighted sums of steps, tokens, positions, seconds, and their products.
     steps: f64,
     tokens: f64,
     attended: f64,
@@ -28,7 +29,7 @@ pub(super) struct StepTime {
     attended_seconds: f64,
 }
 
-/// Seconds.
+/// The fitted model, in seconds.
 #[derive(Debug, Clone, Copy)]
 struct Cost {
     fixed: f64,
@@ -37,12 +38,12 @@ struct Cost {
 }
 
 impl Cost {
-    /// Without what is fixed.
+    /// Seconds for `work`, without the fixed part.
     fn of(self, work: Work) -> f64 {
         self.per_token * f64::from(work.tokens) + self.per_attended * work.attended as f64
     }
 
-    /// Tokens of one sequence from position `context` on that take at most so many `seconds`.
+    /// Most tokens of one sequence, starting at position `context`, that take at most `seconds`.
     fn tokens_in(self, seconds: f64, context: u32) -> u32 {
         // `n` of them take `n * first + n * n * growth`.
         let first = self.per_token + self.per_attended * f64::from(context);
@@ -53,12 +54,12 @@ impl Cost {
 }
 
 impl StepTime {
-    /// What an older step keeps of its weight with every newer one.
+    /// Factor by which each new step multiplies the weights of all older ones.
     const KEEP: f64 = 0.97;
 
     pub fn observe(&mut self, work: Work, took: Duration) {
         if self.seen == 1 {
-            // The first one brought weights into memory; it counts until there is another.
+            // The first step also paged the weights in. It counts only until there is a second.
             *self = Self { seen: 1, ..Self::default() };
         }
         self.seen += 1;
@@ -75,28 +76,30 @@ impl StepTime {
         add(&mut self.attended_seconds, attended * seconds);
     }
 
-    /// How many tokens a step may have to end within `limit`, if it has `planned` already and the others go on from position
-    /// `context`; at least those planned. `None` while no step was seen.
+    /// Most tokens for a step to end within `limit`, if `planned` is already in it and the additional ones
+    /// start at position `context`. At least the planned tokens. `None` before the first step.
     pub fn tokens_within(&self, limit: Duration, planned: Work, context: u32) -> Option<u32> {
         let cost = self.cost()?;
         let left = limit.as_secs_f64() - cost.fixed - cost.of(planned);
         Some(planned.tokens.saturating_add(cost.tokens_in(left, context)))
     }
 
-    /// How many tokens that go on from position `context` take as long as `work`; `None` while no step was seen.
-    pub fn tokens_like(&self, work: Work, context: u32) -> Option<u32> {
+    /// Number of tokens starting at position `context` that take as long as `work`; `None` before the first
+    /// step.
+    pub fn equivalent_tokens(&self, work: Work, context: u32) -> Option<u32> {
         let cost = self.cost()?;
         Some(cost.tokens_in(cost.of(work), context))
     }
 
-    /// What every step takes, whatever it computes; zero while that cannot be told.
+    /// Fixed time of a step; zero while unknown.
     pub fn fixed(&self) -> Duration {
         self.cost().map_or(Duration::ZERO, |cost| Duration::try_from_secs_f64(cost.fixed).unwrap_or_default())
     }
 
-    /// What can be told from the steps so far. Nothing takes less than no time: where the best line says that a step of no rows would,
-    /// the best of those through zero is taken, or one slow step of many rows among fast ones of few would make rows seem dear, steps
-    /// small, and the next steps of those few tell nothing else.
+    /// The best model for the steps so far. The fixed cost must not be negative: if the best line would make
+    /// it so, the best fit through zero is used. Otherwise one slow step of many rows among fast small ones
+    /// would make rows look expensive, steps would stay small, and small steps would never correct the
+    /// estimate.
     fn cost(&self) -> Option<Cost> {
         let fixed = |per_token: f64, per_attended: f64| {
             (self.seconds - per_token * self.tokens - per_attended * self.attended) / self.steps
@@ -117,8 +120,8 @@ impl StepTime {
                 return Some(Cost { fixed, per_token, per_attended: 0.0 });
             }
         }
-        // All of one size, or noise: all their time is put down to their tokens. That errs on the short side, and the next step of
-        // another size tells more.
+        // All steps of one size, or noise: attribute all time to tokens. That makes steps rather too short,
+        // and the next step of a different size corrects it.
         let per_token = self.seconds / self.tokens;
         (self.seconds > 0.0).then_some(Cost { fixed: 0.0, per_token, per_attended: 0.0 })
     }
@@ -145,7 +148,7 @@ impl StepTime {
     }
 }
 
-/// Weighted sums of products, of which slopes come.
+/// Weighted sums of products, from which the slopes are computed.
 struct Products {
     tokens_tokens: f64,
     tokens_attended: f64,
@@ -155,25 +158,28 @@ struct Products {
 }
 
 impl Products {
-    /// Tokens and positions are told apart only where they do not rise and fall together: this much of their spread is
-    /// their own.
-    const LEAST_APART: f64 = 1e-3;
+    /// Least share of the variance of tokens and positions that must be independent for them to be separable:
+    /// if they rise and fall together, their costs cannot be told apart.
+    const MIN_INDEPENDENCE: f64 = 1e-3;
 
-    /// Seconds of a token and of a position; `None` unless they can be told apart and are such.
+    /// Seconds per token and per position; `None` if they are not separable or not positive.
     fn slopes(&self) -> Option<(f64, f64)> {
         let &Self { tokens_tokens, tokens_attended, attended_attended, tokens_seconds, attended_seconds } =
             self;
-        let apart = tokens_tokens * attended_attended - tokens_attended * tokens_attended;
-        let are_apart = tokens_tokens >= 1.0 && apart > Self::LEAST_APART * tokens_tokens * attended_attended;
-        let per_token = (attended_attended * tokens_seconds - tokens_attended * attended_seconds) / apart;
-        let per_attended = (tokens_tokens * attended_seconds - tokens_attended * tokens_seconds) / apart;
-        (are_apart && per_token > 0.0 && per_attended >= 0.0).then_some((per_token, per_attended))
+        let determinant = tokens_tokens * attended_attended - tokens_attended * tokens_attended;
+        let are_separable =
+            tokens_tokens >= 1.0 && determinant > Self::MIN_INDEPENDENCE * tokens_tokens * attended_attended;
+        let per_token =
+            (attended_attended * tokens_seconds - tokens_attended * attended_seconds) / determinant;
+        let per_attended =
+            (tokens_tokens * attended_seconds - tokens_attended * tokens_seconds) / determinant;
+        (are_separable && per_token > 0.0 && per_attended >= 0.0).then_some((per_token, per_attended))
     }
 
-    /// Seconds of a token, if all are put down to tokens.
+    /// Seconds per token if all time is attributed to tokens.
     fn slope_of_tokens(&self) -> Option<f64> {
-        let is_told = self.tokens_tokens >= 1.0 && self.tokens_seconds > 0.0;
-        is_told.then(|| self.tokens_seconds / self.tokens_tokens)
+        let is_known = self.tokens_tokens >= 1.0 && self.tokens_seconds > 0.0;
+        is_known.then(|| self.tokens_seconds / self.tokens_tokens)
     }
 }
 
@@ -184,7 +190,7 @@ mod tests {
     fn check_within(steps: &[(u32, u64)], limit_millis: u64, expected: Option<u32>) {
         let mut fit = StepTime::default();
         if !steps.is_empty() {
-            fit.observe(Work { tokens: 64, attended: 0 }, Duration::from_secs(10)); // the first one does not count
+            fit.observe(Work { tokens: 64, attended: 0 }, Duration::from_secs(10)); // the first one is discarded
         }
         for &(tokens, millis) in steps {
             fit.observe(Work { tokens, attended: 0 }, Duration::from_millis(millis));
@@ -197,9 +203,9 @@ mod tests {
     #[test]
     fn a_steps_time_is_foreseen() {
         check_within(&[], 100, None);
-        // One size only: 2.5 ms a token at most.
+        // One size only: at most 2.5 ms a token.
         check_within(&[(8, 20), (8, 20), (8, 20)], 100, Some(40));
-        // 20 ms and 1 ms a token.
+        // 20 ms fixed and 1 ms a token.
         check_within(&[(8, 28), (100, 120), (8, 28), (200, 220)], 100, Some(80));
         check_within(&[(8, 28), (100, 120)], 10, Some(0));
         check_within(&[(8, 28), (100, 20)], 100, Some(228));
@@ -207,7 +213,7 @@ mod tests {
 
     #[test]
     fn slow_first_steps_are_soon_outweighed() {
-        // 70 ms and 2.3 ms a row, prompts of 512; the first two steps bring the weights into memory.
+        // 70 ms fixed and 2.3 ms a row, prompts of 512; the first two steps also page the weights in.
         for slow in [1.0, 2.0, 4.0, 8.0] {
             let mut fit = StepTime::default();
             let (mut start, mut chunks) = (0, Vec::new());
@@ -225,7 +231,7 @@ mod tests {
         }
     }
 
-    /// A device of 20 ms, 1 ms a token, and as much again where 2,000 positions are attended to.
+    /// A device with 20 ms fixed, 1 ms a token, and another 1 ms for every 2,000 positions attended to.
     fn seconds(work: Work) -> f64 {
         0.02 + f64::from(work.tokens) * 0.001 + work.attended as f64 * 0.001 / 2000.0
     }
@@ -233,15 +239,15 @@ mod tests {
     #[test]
     fn rows_over_a_long_context_count_for_more() {
         let mut fit = StepTime::default();
-        assert_eq!(fit.tokens_like(Work { tokens: 64, attended: 0 }, 0), None);
+        assert_eq!(fit.equivalent_tokens(Work { tokens: 64, attended: 0 }, 0), None);
         for (tokens, attended) in [(1, 1), (8, 80), (100, 200_000), (8, 16_000), (200, 20_000), (64, 2080)] {
             let work = Work { tokens, attended };
             fit.observe(work, Duration::from_secs_f64(seconds(work)));
         }
         let short = Work { tokens: 64, attended: 64 * 65 / 2 };
-        assert!(fit.tokens_like(short, 0).is_some_and(|tokens| tokens.abs_diff(64) <= 1));
+        assert!(fit.equivalent_tokens(short, 0).is_some_and(|tokens| tokens.abs_diff(64) <= 1));
         // At position 4,000 a row takes three times as long.
-        assert!(fit.tokens_like(short, 4000).is_some_and(|tokens| tokens.abs_diff(21) <= 1));
+        assert!(fit.equivalent_tokens(short, 4000).is_some_and(|tokens| tokens.abs_diff(21) <= 1));
     }
 
     #[test]
@@ -254,7 +260,7 @@ mod tests {
                 fit.observe(work, Duration::from_secs_f64(took));
                 took
             };
-            // Short prompts and their answers before.
+            // Short prompts and their answers first.
             for tokens in [8, 64, 3, 300, 8, 1, 120, 2] {
                 observe(&mut fit, Work { tokens, attended: u64::from(tokens) * u64::from(50 + tokens / 2) });
             }
@@ -268,7 +274,7 @@ mod tests {
                 longest = longest.max(took);
                 (context, steps) = (context + chunk, steps + 1);
             }
-            // All together would take 12 s and a bit for each step.
+            // Unlimited, it would take 12 s in one step.
             assert!(longest < 0.5 * (1.05 + 2.0 * noise), "noise {noise}: a step took {longest} s");
             assert!(steps < 60, "noise {noise}: {steps} steps");
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::{Counts, Outbox};
-use crate::scheduler::{Event, RequestKey};
+use crate::scheduler::{RequestEvent, RequestKey};
 
 /// A broken invariant: a bug of this crate.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -57,8 +57,9 @@ impl Outbox {
 
     /// Every scheduled request has a stream, and every stream a request; or its end is about to be told.
     fn audit_requests(&self, scheduled: &BTreeSet<RequestKey>) -> Result<(), Broken> {
-        let ends = |event: &&Event| matches!(event, Event::Finished { .. });
-        let ending: BTreeSet<RequestKey> = self.events.iter().filter(ends).map(Event::request).collect();
+        let ends = |event: &&RequestEvent| matches!(event, RequestEvent::Finished { .. });
+        let ending: BTreeSet<RequestKey> =
+            self.events.iter().filter(ends).map(RequestEvent::request).collect();
         let known = |key: &RequestKey| self.running.contains_key(key);
         let needed = |key: &RequestKey| scheduled.contains(key) || ending.contains(key);
         if scheduled.iter().all(known) && self.running.keys().all(needed) {

@@ -33,7 +33,7 @@ pub use stream::{RING_BYTES, TokenStream};
 
 pub(crate) use readers::{Join, Opening};
 
-use crate::scheduler::{Event, RequestKey};
+use crate::scheduler::{RequestEvent, RequestKey};
 use budget::Budget;
 use early::EarlyReleases;
 use kept::Kept;
@@ -48,7 +48,7 @@ pub(crate) struct Outbox {
     kept: Kept,
     by_key: HashMap<StreamKey, RequestKey>,
     by_name: HashMap<String, (RequestKey, ReaderNumber)>,
-    events: Vec<Event>,
+    events: Vec<RequestEvent>,
     open: Arc<()>,
     budget: Arc<Budget>,
     early: EarlyReleases,
@@ -59,7 +59,7 @@ pub(crate) struct Outbox {
 
 impl Outbox {
     /// Remembers what happened until the next flush.
-    pub fn extend(&mut self, events: impl IntoIterator<Item = Event>) {
+    pub fn extend(&mut self, events: impl IntoIterator<Item = RequestEvent>) {
         self.events.extend(events);
     }
 

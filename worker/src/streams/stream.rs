@@ -9,7 +9,7 @@ use super::budget::Budget;
 use super::delta::{MAX_UNREAD_BYTES, StreamFault};
 use super::position::{Cursor, OutOfRange, SamplePosition};
 use super::ring::Ring;
-use crate::scheduler::Event;
+use crate::scheduler::RequestEvent;
 
 /// Most bytes of one request's output that are kept beyond what its readers have still to read.
 pub const RING_BYTES: usize = 4 * 1024 * 1024;
@@ -102,7 +102,7 @@ impl Stream {
     }
 
     /// Adds what happened; true when all samples have ended.
-    pub fn add(&self, event: Event) -> bool {
+    pub fn add(&self, event: RequestEvent) -> bool {
         let ended = self.change(|inner| {
             inner.ring.add(event);
             if inner.keeps && inner.ring.bytes() > inner.full {

@@ -1,10 +1,10 @@
-//! Drafts that are right, wrong, and both: what they save, what they cost, and that they change no token.
+//! Right, wrong and mixed drafts: what they save, what they cost, and that they change no token.
 
 use std::sync::Mutex;
 
 use super::*;
 
-/// What whole sequences will be, for a proposer that knows the future.
+/// Complete sequences, for a proposer that knows the future.
 #[derive(Debug, Clone, Default)]
 pub struct Answers(Arc<Mutex<Vec<Vec<TokenId>>>>);
 
@@ -13,7 +13,7 @@ impl Answers {
         self.0.lock().expect("no test fails here").push([prompt, output].concat());
     }
 
-    /// Proposes right tokens, garbage, and right ones with garbage behind them, in turn.
+    /// Proposes in turn right tokens, garbage, and right tokens followed by garbage.
     fn in_turn(&self) -> Propose {
         let (answers, mut turn) = (self.0.clone(), 0);
         Box::new(move |tokens, most, draft| {
@@ -23,14 +23,14 @@ impl Answers {
             let answer =
                 answers.iter().find(|answer| answer.len() > tokens.len() && answer.starts_with(tokens));
             draft.extend(answer.iter().flat_map(|answer| &answer[tokens.len()..]).take(right));
-            // As a token of the vocabulary: what is garbage is for the backend to say.
+            // Valid vocabulary tokens: the backend must tell which are wrong.
             draft.extend((draft.len()..most).map(|at| (at * 7 + turn) as TokenId % VOCAB));
         })
     }
 }
 
 impl World {
-    /// From now on streams get drafts of up to `most` tokens.
+    /// Gives streams drafts of up to `most` tokens from now on.
     pub fn draft(&mut self, answers: &Answers, most: u32) {
         self.scheduler.set_drafts(Drafts::new(most, answers.in_turn()));
     }

@@ -1,9 +1,9 @@
-//! Sequences that wait for something that is not a step, while others go on.
+//! Held sequences: they wait while others go on.
 
-use super::super::ahead::Pause;
+use super::super::in_flight::Pause;
 use super::*;
 
-/// What the mask of the token at `position` is waited for by.
+/// A hold for the mask of the token at `position`.
 fn mask(position: u32) -> Hold {
     Hold::Mask { position }
 }
@@ -33,7 +33,7 @@ fn a_sequence_waits_for_its_masks_while_others_go_on() {
         assert!(!world.scheduler.lift(RequestKey(1), 0, mask(9)), "another position's mask lifts nothing");
         assert!(world.scheduler.lift(RequestKey(1), 0, mask(10)));
         world.step();
-        // It has to wait for the next one, too, until the other has ended.
+        // It waits for the next mask, too, until the other sequence has ended.
         world.scheduler.hold(RequestKey(1), 0, mask(11));
         while world.step() {}
         assert_eq!(tokens(&world, 1), 1, "depth {depth}: the token that was under way came");
@@ -68,7 +68,7 @@ fn every_pause_has_its_reason() {
     let samples = (0..2).map(|index| NewSample { index, delivered: Vec::new() }).collect();
     world.submit(NewRequest { samples, ..request(1, vec![1; 8], params.clone()) });
     world.launch(|_| Duration::from_millis(1));
-    assert_eq!(pause(&world), Some(Pause::Parting));
+    assert_eq!(pause(&world), Some(Pause::Forking));
 
     let mut world = World::at_depth(2, &roomy(), 64);
     world.draft(&Answers::default(), 2);
@@ -81,7 +81,7 @@ fn every_pause_has_its_reason() {
     world.launch(|_| Duration::from_millis(1));
     assert_eq!(pause(&world), Some(Pause::Ending));
 
-    // A history can end with one token that is not known, not with two.
+    // A history can end with one unknown token, not with two.
     let mut world = World::at_depth(3, &roomy(), 64);
     world.submit(request(1, vec![1; 8], SamplingParams { frequency_penalty: 0.5, ..params }));
     world.launch(|_| Duration::from_millis(1));

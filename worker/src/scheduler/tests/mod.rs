@@ -1,12 +1,12 @@
-//! The scheduler under random load over the fake backend, every step checked against what must always hold, and
-//! every stream against the same request run alone. With one step at a time, and with the next one planned and launched
-//! before the last one's tokens are known: the tokens are the same.
+//! The scheduler under random load over the fake backend. Every step is checked against the invariants, and
+//! every stream against the same request run alone. The tokens are the same with one step at a time and with
+//! steps planned and launched ahead.
 
 mod drafts;
 mod holds;
-mod lives;
 mod overlap;
 mod overtake;
+mod scenarios;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use crate::kv_cache::CacheScope;
 
 const VOCAB: u32 = 40;
 
-/// A failure names its seed, and the seed replays it.
+/// Seeded; a failure names its seed, and the seed replays it.
 struct Rng(SplitMix64);
 
 impl Rng {
@@ -49,7 +49,7 @@ impl Rng {
     }
 }
 
-/// What one sample produced.
+/// Output of one sample.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Stream {
     tokens: Vec<TokenId>,
@@ -57,7 +57,7 @@ struct Stream {
     finish: Option<FinishReason>,
 }
 
-/// What a router makes of the cache's changes.
+/// The cache as a router reconstructs it from the changes.
 #[derive(Debug, Default)]
 struct Mirror(BTreeMap<u64, RunStored>);
 
@@ -92,26 +92,26 @@ struct World {
     scheduler: Scheduler,
     backend: FakeBackend,
     mirror: Mirror,
-    /// Most steps under way at once.
+    /// Most steps in flight.
     depth: usize,
-    /// Launched and not collected, oldest first, and when the device will be done with them.
-    under_way: VecDeque<(Step, StepHandle, Timestamp)>,
+    /// Launched and not collected, oldest first, each with the time at which the device finishes it.
+    in_flight: VecDeque<(Step, StepHandle, Timestamp)>,
     device_done: Timestamp,
     now: Timestamp,
     last_step: Duration,
     rows: u32,
-    /// Tokens that were not known when the next step was planned on them.
+    /// Tokens carried on the device because they were unknown when the next step was planned.
     carried: usize,
     /// Draws for sequences that were gone.
     dropped: usize,
-    /// Tokens of drafts, and those of them that were right.
+    /// Draft tokens, and those of them that were right.
     drafted: usize,
     accepted: usize,
     streams: HashMap<(RequestKey, u32), Stream>,
     hits: HashMap<RequestKey, u32>,
     scores: HashMap<RequestKey, Vec<TokenLogprobs>>,
     cancelled: Vec<RequestKey>,
-    /// First tokens in the order they came.
+    /// Requests in the order of their first tokens.
     first_tokens: Vec<RequestKey>,
 }
 
@@ -136,7 +136,7 @@ impl World {
             backend: FakeBackend::new(options),
             mirror: Mirror::default(),
             depth,
-            under_way: VecDeque::new(),
+            in_flight: VecDeque::new(),
             device_done: Timestamp::ZERO,
             now: Timestamp::ZERO,
             last_step: Duration::ZERO,
@@ -169,18 +169,18 @@ impl World {
         self.take(accepted.events);
     }
 
-    fn take(&mut self, events: Vec<Event>) {
+    fn take(&mut self, events: Vec<RequestEvent>) {
         for event in events {
             match event {
-                Event::Started { request, cached_tokens } => {
+                RequestEvent::Started { request, cached_tokens } => {
                     self.hits.entry(request).or_insert(cached_tokens);
                 }
-                Event::PromptScored { request, from, scores } => {
+                RequestEvent::PromptScored { request, from, scores } => {
                     let known = self.scores.entry(request).or_default();
                     assert_eq!(from as usize, known.len() + 1, "prompt scores come in order, without gaps");
                     known.extend(scores);
                 }
-                Event::Token { request, sample, token, logprobs, .. } => {
+                RequestEvent::Token { request, sample, token, logprobs, .. } => {
                     assert!(self.hits.contains_key(&request), "started before its first token");
                     if !self.first_tokens.contains(&request) {
                         self.first_tokens.push(request);
@@ -190,7 +190,7 @@ impl World {
                     stream.tokens.push(token);
                     stream.logprobs.push(logprobs);
                 }
-                Event::Finished { request, sample, reason, .. } => {
+                RequestEvent::Finished { request, sample, reason, .. } => {
                     assert!(!self.cancelled.contains(&request), "a cancelled request is forgotten");
                     let stream = self.streams.get_mut(&(request, sample)).expect("a known sample");
                     assert_eq!(stream.finish.replace(reason), None, "a sample ends once");
@@ -203,10 +203,10 @@ impl World {
         self.step_that_takes(|_| Duration::from_millis(1))
     }
 
-    /// What the engine does in a turn, and all checks; false when idle. `time_of` so many rows.
+    /// One engine turn with all checks; false when idle. `time_of` gives a step's duration by its rows.
     fn step_that_takes(&mut self, time_of: impl Fn(u32) -> Duration) -> bool {
         let launched = self.launch(time_of);
-        if launched && self.under_way.len() < self.depth {
+        if launched && self.in_flight.len() < self.depth {
             return true;
         }
         self.collect()
@@ -231,18 +231,21 @@ impl World {
         self.last_step = time_of(rows);
         self.device_done = self.device_done.max(self.now) + self.last_step;
         let handle = self.backend.launch(plan.batch).expect("the fake backend runs");
-        self.under_way.push_back((plan.step, handle, self.device_done));
+        self.in_flight.push_back((plan.step, handle, self.device_done));
         true
     }
 
     fn collect(&mut self) -> bool {
-        let Some((step, handle, done)) = self.under_way.pop_front() else { return false };
+        let Some((step, handle, done)) = self.in_flight.pop_front() else { return false };
         let output = self.backend.collect(handle).expect("the fake backend runs");
         self.now = self.now.max(done);
         self.accepted += output.answers.iter().map(accepted).sum::<usize>();
         let events = self.scheduler.commit(step, &output, self.now);
-        let is_draw = |event: &&Event| {
-            matches!(event, Event::Token { .. } | Event::Finished { reason: FinishReason::Stop(_), .. })
+        let is_draw = |event: &&RequestEvent| {
+            matches!(
+                event,
+                RequestEvent::Token { .. } | RequestEvent::Finished { reason: FinishReason::Stop(_), .. }
+            )
         };
         self.dropped += output.drawn().count() - events.iter().filter(is_draw).count();
         self.take(events);
@@ -267,12 +270,12 @@ impl World {
     }
 }
 
-/// Tokens of a draft that are to be verified.
+/// Draft tokens to verify.
 fn drafted(want: &Want) -> usize {
     if let Want::Verify(verify) = want { verify.rows.len() - 1 } else { 0 }
 }
 
-/// Tokens of a draft that were right.
+/// Draft tokens that were right.
 fn accepted(answer: &Answer) -> usize {
     if let Answer::Verified(drawn) = answer { drawn.len() - 1 } else { 0 }
 }
@@ -300,7 +303,7 @@ fn request(key: u64, prompt: Vec<TokenId>, params: SamplingParams) -> NewRequest
 
 fn random_request(rng: &mut Rng, key: u64, longest: u32) -> NewRequest {
     let prompt_len = rng.within(1..=longest - 1);
-    // Few distinct prefixes, so that the cache is hit, forked and shared.
+    // Few distinct prefixes, so that the cache is hit and blocks are shared.
     let family = rng.within(0..=2);
     let parts_at = rng.within(0..=prompt_len);
     let tail = rng.next() % 5;
@@ -328,7 +331,7 @@ fn random_request(rng: &mut Rng, key: u64, longest: u32) -> NewRequest {
     }
 }
 
-/// The streams of a request's fresh samples when nobody else is there.
+/// The streams of a request's samples when it runs alone.
 fn alone(request: &NewRequest, longest: u32) -> Vec<Stream> {
     let config = SchedulerConfig { max_model_len: Some(longest), ..roomy() };
     let run_one = |sample: &NewSample| {
@@ -374,7 +377,7 @@ fn first_tokens_come_one_after_another() {
     }
     assert_eq!(world.first_tokens, (1..=6).map(RequestKey).collect::<Vec<_>>());
     assert!(seen.windows(2).all(|pair| pair[1] - pair[0] <= 1), "not all at once: {seen:?}");
-    // 6 prompts of 24 tokens in steps of 16, some of them spent on decoding.
+    // Six prompts of 24 tokens in steps of 16, some of them spent on decoding.
     assert!(seen.len() <= 14, "no step is wasted: {seen:?}");
 }
 
@@ -391,7 +394,7 @@ fn a_shared_prefix_is_computed_once() {
         scope: CacheScope::new("model", "x"),
         ..request(4, prompt, SamplingParams::default())
     });
-    // Four full prompt blocks and two of output; the hit is capped below the whole prompt.
+    // Four full prompt blocks and two of output; a hit never covers the whole prompt.
     world.submit(request(5, (0..20).collect(), SamplingParams::default()));
     world.run();
     let hits: Vec<u32> = (1..=5).map(|key| world.hits[&RequestKey(key)]).collect();
@@ -468,7 +471,8 @@ fn short_of_blocks(mut world: World) {
     world.submit(growing);
     world.step();
     world.submit(prompt);
-    // Nine blocks: the prompt needs seven, and while it is computed two tokens a step the other one grows.
+    // Nine blocks: the prompt needs seven, and while it is computed two tokens a step, the other sequence
+    // grows.
     let mut preempted = false;
     while world.step() {
         preempted |= world.scheduler.queues.waiting.values().any(|waiting| waiting.request == RequestKey(1));
@@ -510,7 +514,8 @@ fn a_long_prompt_comes(mut world: World) {
 fn a_prompt_alone_takes_few_steps_of_about_one_size() {
     let config = SchedulerConfig { max_num_batched_tokens: 512, ..roomy() };
     let params = SamplingParams { max_tokens: 1, ..SamplingParams::default() };
-    // 80 ms and 1.75 ms a token: 240 tokens take half a second, and less would be 80 ms for little.
+    // 80 ms and 1.75 ms a token: 240 tokens take half a second; a smaller step would pay 80 ms for little
+    // work.
     let time = |rows: u32| Duration::from_micros(80_000 + 1750 * u64::from(rows));
     for (prompt, expected) in [(240, 1), (260, 1), (266, 1), (290, 2), (480, 2), (500, 2), (560, 3)] {
         let mut world = World::new(&config, 2048);

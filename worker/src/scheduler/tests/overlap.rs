@@ -1,4 +1,4 @@
-//! What is special when a step is planned while the one before it is under way.
+//! Steps planned while the one before is in flight.
 
 use super::*;
 
@@ -32,7 +32,7 @@ fn a_stream_keeps_a_step_under_way() {
     for _ in 0..30 {
         assert!(world.step());
         assert_eq!(
-            world.under_way.len(),
+            world.in_flight.len(),
             1,
             "the device has its next step before the last one is accounted for"
         );
@@ -51,7 +51,7 @@ fn a_sample_aborted_while_its_first_token_is_drawn_leaves_the_others_alone() {
         let mut world = World::at_depth(2, &roomy(), 64);
         world.submit(request.clone());
         world.step();
-        assert_eq!(world.under_way.len(), 1, "{n} tokens are being drawn");
+        assert_eq!(world.in_flight.len(), 1, "{n} tokens are being drawn");
         let event = world.scheduler.abort(RequestKey(1), aborted).expect("it runs");
         world.take(vec![event]);
         world.check_blocks();
@@ -78,7 +78,7 @@ fn a_cancelled_request_frees_its_blocks_while_they_are_written() {
     world.scheduler.cancel(RequestKey(1));
     world.cancelled.push(RequestKey(1));
     assert_eq!(world.scheduler.kv.counts().free, 10, "at once");
-    // The same blocks, in a step launched while the first one is under way.
+    // The same blocks, in a step launched while the first one is in flight.
     world.submit(second);
     world.run();
     assert_eq!(world.streams[&(RequestKey(2), 0)], expected);

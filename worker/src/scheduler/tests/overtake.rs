@@ -1,16 +1,16 @@
-//! A short prompt beside long ones: how long it waits, and that the long ones get on.
+//! Short prompts behind long ones: how long they wait, and that the long ones make progress.
 
 use super::super::budget::{MIN_CHUNK, SHORT_STEP};
 use super::*;
 
-/// How long a step of so many rows takes: a fixed part, the weights that every step reads, and one for each row.
+/// Duration of a step: a fixed part (reading the weights) and a part for each row.
 #[derive(Debug, Clone, Copy)]
 struct Speed {
     fixed_micros: u64,
     row_micros: u64,
 }
 
-/// A CPU with 16-bit weights, one with 8-bit weights, one with a large model, a GPU.
+/// A CPU with 16-bit weights, one with 8-bit weights, one with a large model, and a GPU.
 const SPEEDS: [Speed; 4] = [
     Speed { fixed_micros: 35_000, row_micros: 3_000 },
     Speed { fixed_micros: 18_000, row_micros: 900 },
@@ -25,7 +25,7 @@ impl Speed {
         move |rows| Duration::from_micros(self.fixed_micros + self.row_micros * u64::from(rows))
     }
 
-    /// A world at this speed that has seen steps of many sizes.
+    /// A world at this speed that has already run steps of many sizes.
     fn world(self) -> World {
         let config = SchedulerConfig {
             block_size: 16,
@@ -48,11 +48,11 @@ fn to_first_token() -> SamplingParams {
 
 fn prompt(key: u64, len: usize) -> NewRequest {
     let params = to_first_token();
-    // No two share a block.
+    // A scope for each key, so that no two share a block.
     NewRequest { scope: CacheScope::new("model", &key.to_string()), ..request(key, vec![3; len], params) }
 }
 
-/// Steps until `key` has its first token; how long that is after `arrival`, and the longest step on the way.
+/// Steps until `key` has its first token. Returns the time since `arrival` and the longest step.
 fn first_token(world: &mut World, key: u64, arrival: Timestamp, speed: Speed) -> (Duration, Duration) {
     let mut longest = Duration::ZERO;
     while !world.first_tokens.contains(&RequestKey(key)) {
@@ -72,7 +72,7 @@ fn a_short_prompt_behind_a_long_one_waits_twice_its_own_time_and_a_step_at_most(
             let (alone, _) = first_token(&mut world, 1, start, speed);
             world.submit(prompt(2, LONG));
             world.step_that_takes(speed.of_step());
-            // It comes just after a step was planned.
+            // It arrives just after a step was planned.
             world.launch(speed.of_step());
             let (arrival, in_its_way) = (world.now, world.last_step);
             world.submit(prompt(3, len));
@@ -104,7 +104,7 @@ fn a_long_prompt_moves_at_half_the_speed_whatever_overtakes_it() {
                 world.step_that_takes(speed.of_step());
             }
             let others = (world.rows - rows) as usize - LONG;
-            // And what comes along with its last rows, one of them with a small rest.
+            // The allowance is for others in its last step, one of them with a folded remainder.
             assert!(others <= LONG + 512 + 512 / 8, "{speed:?}, {short}: {others} rows for others");
             assert!(others >= LONG.min(steps * short) / 2, "{speed:?}, {short}: only {others} for others");
             world.run();
@@ -127,7 +127,7 @@ fn overtaking_makes_no_steps_of_a_few_rows() {
         while world.step_that_takes(speed.of_step()) {
             steps += 1;
         }
-        // As if all steps were full ones.
+        // The minimum assumes full steps only.
         let per_step =
             (Duration::from_millis(500).as_micros() as u64 - speed.fixed_micros) / speed.row_micros;
         let full = tokens.div_ceil(per_step.min(512)) as u32;
@@ -142,7 +142,7 @@ fn overtaking_makes_no_steps_of_a_few_rows() {
 
 #[test]
 fn equal_prompts_end_one_after_another_half_of_them_in_half_the_time() {
-    // On the GPU it is over in a few steps, half a step more or less decides.
+    // On the GPU it is over in a few steps, and half a step more or less decides.
     for speed in &SPEEDS[..3] {
         let mut world = speed.world();
         world.first_tokens.clear();
@@ -177,7 +177,7 @@ fn priorities_are_not_overtaken() {
     assert_eq!(world.first_tokens, [4, 3, 1, 2].map(RequestKey));
 }
 
-/// The order of first tokens of three prompts that come together.
+/// Order of the first tokens of three prompts that arrive together.
 fn order(config: &SchedulerConfig, kv_blocks: u32, lens: [usize; 3]) -> Vec<u64> {
     let mut world = World::new(config, kv_blocks);
     let params = SamplingParams { max_tokens: 2, ..SamplingParams::default() };
@@ -192,7 +192,7 @@ fn order(config: &SchedulerConfig, kv_blocks: u32, lens: [usize; 3]) -> Vec<u64>
 fn who_waits_for_room_or_a_seat_is_not_passed_by_those_who_need_less() {
     let config = SchedulerConfig { max_num_batched_tokens: 16, max_model_len: Some(100), ..roomy() };
     assert_eq!(order(&config, 64, [80, 40, 4]), [3, 2, 1], "with room for all the shortest is first");
-    // 30 blocks of 4: two long ones do not fit.
+    // 30 blocks of 4: two long prompts do not fit.
     assert_eq!(order(&config, 30, [80, 40, 4]), [1, 3, 2], "the third one comes in when the second one does");
     let seats = SchedulerConfig { max_num_seqs: 2, ..config };
     assert_eq!(order(&seats, 64, [80, 20, 4]), [2, 3, 1], "the second seat is the second one's first");

@@ -9,7 +9,7 @@ use skein_proto::logprobs::TokenLogprobs;
 
 use super::position::{Cursor, OutOfRange, SamplePosition};
 use crate::TokenId;
-use crate::scheduler::{Event, NewRequest};
+use crate::scheduler::{NewRequest, RequestEvent};
 
 mod forget;
 #[cfg(test)]
@@ -116,22 +116,24 @@ impl Ring {
     }
 
     /// Adds what happened.
-    pub fn add(&mut self, event: Event) {
+    pub fn add(&mut self, event: RequestEvent) {
         match event {
-            Event::Started { cached_tokens, .. } => drop(self.cached_tokens.get_or_insert(cached_tokens)),
-            Event::PromptScored { from, scores, .. } => {
+            RequestEvent::Started { cached_tokens, .. } => {
+                self.cached_tokens.get_or_insert(cached_tokens);
+            }
+            RequestEvent::PromptScored { from, scores, .. } => {
                 assert_eq!(from, self.scores_end(), "prompt scores come in order");
                 self.grew(scores.iter().map(bytes_of).sum::<usize>());
                 self.scores.extend(scores);
             }
-            Event::Token { sample, position, token, logprobs, .. } => {
+            RequestEvent::Token { sample, position, token, logprobs, .. } => {
                 self.grew(size_of::<TokenId>() + logprobs.as_ref().map_or(0, bytes_of));
                 let output = self.sample_mut(sample);
                 assert_eq!(position, output.end(), "a sample's tokens come in order");
                 output.tokens.push_back(token);
                 output.logprobs.extend(logprobs);
             }
-            Event::Finished { sample, reason, .. } => {
+            RequestEvent::Finished { sample, reason, .. } => {
                 let before = self.sample_mut(sample).finish.replace(reason);
                 assert_eq!(before, None, "a sample ends once");
                 self.unfinished -= 1;

@@ -132,21 +132,21 @@ impl World {
         let token = (position * 7 + sample) % 50;
         told.tokens.push(token);
         let logprobs = self.logprobs.then(|| logprob(token));
-        self.ring.add(Event::Token { request: RequestKey(1), sample, position, token, logprobs });
+        self.ring.add(RequestEvent::Token { request: RequestKey(1), sample, position, token, logprobs });
     }
 
     fn score(&mut self, count: u32) {
         let from = 1 + self.scores.len() as u32;
         let scores: Vec<_> = (from..(from + count).min(PROMPT_LEN)).map(logprob).collect();
         self.scores.extend(scores.clone());
-        self.ring.add(Event::PromptScored { request: RequestKey(1), from, scores });
+        self.ring.add(RequestEvent::PromptScored { request: RequestKey(1), from, scores });
     }
 
     fn finish(&mut self, sample: u32) {
         let position = self.end(sample);
         if !std::mem::replace(&mut self.told[sample as usize].finished, true) {
             let reason = FinishReason::Length;
-            self.ring.add(Event::Finished { request: RequestKey(1), sample, position, reason });
+            self.ring.add(RequestEvent::Finished { request: RequestKey(1), sample, position, reason });
         }
     }
 

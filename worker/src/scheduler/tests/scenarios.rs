@@ -1,10 +1,10 @@
-//! Random lives of a scheduler: requests, aborts, cancels, resumes, holds, drafts and too few blocks, all at once.
+//! Random scenarios: requests, aborts, cancels, resumes, holds, drafts and too few blocks, all at once.
 
 use super::*;
 
-/// A random cluster life: everything at once, in a small pool, up to `depth` steps under way, with and without drafts. The
-/// world at its end, and its streams that nothing cut short.
-fn random_life(seed: u64, depth: usize, drafts: bool) -> (World, HashMap<(RequestKey, u32), Stream>) {
+/// One random scenario in a small pool, with up to `depth` steps in flight. Returns the world at its end and
+/// the streams that nothing cut short.
+fn random_scenario(seed: u64, depth: usize, drafts: bool) -> (World, HashMap<(RequestKey, u32), Stream>) {
     let rng = &mut Rng::new(seed);
     let kv_blocks = rng.within(4..=24);
     let block_size = rng.within(1..=5);
@@ -89,8 +89,9 @@ fn random_life(seed: u64, depth: usize, drafts: bool) -> (World, HashMap<(Reques
 fn any_mix_gives_the_tokens_of_each_request_alone() {
     let (mut carried, mut dropped) = (0, 0);
     for seed in 0..600 {
-        let lives = std::panic::catch_unwind(|| [1, 2, 4].map(|depth| random_life(seed, depth, false)));
-        let Ok([(alternating, one_by_one), (overlapped, two_deep), (_, four_deep)]) = lives else {
+        let outcomes =
+            std::panic::catch_unwind(|| [1, 2, 4].map(|depth| random_scenario(seed, depth, false)));
+        let Ok([(alternating, one_by_one), (overlapped, two_deep), (_, four_deep)]) = outcomes else {
             panic!("seed {seed} failed, see above")
         };
         for (id, stream) in &one_by_one {
@@ -112,9 +113,9 @@ fn any_mix_gives_the_tokens_of_each_request_alone() {
 fn drafts_change_no_token() {
     let (mut accepted, mut drafted) = (0, 0);
     for seed in 0..600 {
-        let lives = std::panic::catch_unwind(|| [1, 2, 3].map(|depth| random_life(seed, depth, true)));
-        let Ok(lives) = lives else { panic!("seed {seed} failed, see above") };
-        for (world, _) in lives {
+        let outcomes = std::panic::catch_unwind(|| [1, 2, 3].map(|depth| random_scenario(seed, depth, true)));
+        let Ok(outcomes) = outcomes else { panic!("seed {seed} failed, see above") };
+        for (world, _) in outcomes {
             assert_eq!(world.carried, 0, "seed {seed}: a draft follows a known token");
             accepted += world.accepted;
             drafted += world.drafted;
