@@ -1,4 +1,4 @@
-//! Keys. A layer around every route but those that opt out, so that a new route is closed until someone opens it.
+//! API keys. The layer wraps every route that does not opt out, so a new route is closed by default.
 
 use std::sync::Arc;
 
@@ -11,12 +11,12 @@ use http::header::AUTHORIZATION;
 use super::refused::Refused;
 use crate::refusal::Refusal;
 
-/// The keys that open the API; none = open to all.
+/// The keys that open the API; an empty list opens it to all.
 #[derive(Clone)]
 pub struct ApiKeys(Arc<[String]>);
 
 impl ApiKeys {
-    /// These keys.
+    /// Copies `keys`.
     pub fn new(keys: &[String]) -> Self {
         Self(keys.into())
     }
@@ -28,13 +28,13 @@ impl ApiKeys {
         }
         let Some(value) = headers.get(AUTHORIZATION).map(http::HeaderValue::as_bytes) else { return false };
         let Some((scheme, given)) = value.split_at_checked(7) else { return false };
-        // Every key is compared, so that time tells neither which one nor how much of it fits.
+        // Compare every key, so that timing reveals neither which key matched nor how much of it.
         let known = self.0.iter().fold(false, |known, key| known | equal(key.as_bytes(), given.trim_ascii()));
         scheme.eq_ignore_ascii_case(b"bearer ") && known
     }
 }
 
-/// Equality in time that depends on the lengths only.
+/// Equality in time that depends only on the lengths.
 fn equal(key: &[u8], given: &[u8]) -> bool {
     let mut difference = key.len() ^ given.len();
     for (at, byte) in given.iter().enumerate() {
@@ -44,7 +44,7 @@ fn equal(key: &[u8], given: &[u8]) -> bool {
     difference == 0
 }
 
-/// The layer.
+/// Refuses a request without a valid key with 401.
 pub async fn require_key(State(keys): State<ApiKeys>, request: Request, next: Next) -> Response {
     if keys.admit(request.headers()) {
         next.run(request).await

@@ -11,7 +11,7 @@ use skein_node::clock;
 use super::fields::{Fields, wrong};
 use super::logprobs;
 use super::merged::Merged;
-use super::outgoing::{Event, Outgoing};
+use super::outgoing::{Outgoing, SseEvent};
 use super::refused::Refused;
 use super::request_id::RequestId;
 use super::sampling_fields::{self, Wants};
@@ -24,7 +24,6 @@ use crate::request::{Draft, Prompt};
 use crate::text::text_stream::TextDelta;
 use crate::validate::check_logprobs;
 
-/// The handler.
 pub async fn create(
     State(app): State<App>,
     Extension(RequestId(id)): Extension<RequestId>,
@@ -32,7 +31,7 @@ pub async fn create(
 ) -> Result<Response, Refused> {
     let headers = request.headers().clone();
     let fields = Fields::read(request, app.config.limits.body_bytes).await?;
-    let (call, draft) = Call::parse(fields, &headers, &id, &app.config.limits)?;
+    let (call, draft) = GenerationCall::parse(fields, &headers, &id, &app.config.limits)?;
     let (ignored, id, wants) = (call.ignored.clone(), call.id.clone(), call.wants.clone());
     if wants.has_all() {
         return Ok(shapes::finish_response(sse::nothing_left(), &id, ignored));
@@ -49,14 +48,14 @@ pub async fn create(
     Ok(shapes::finish_response(response, &id, ignored))
 }
 
-/// Takes `messages` and what tells how to render them.
+/// Takes `messages` and the fields that control how they are rendered.
 pub fn chat_prompt(fields: &mut Fields) -> Result<Prompt, Refusal> {
     let messages = match fields.take("messages") {
         Some(Value::Array(messages)) => messages,
         Some(other) => return Err(wrong("messages", "a list of messages", &other)),
         None => return Err(Refusal::invalid("messages", "messages is required: a list of messages.")),
     };
-    // A template in a request would be code from a stranger.
+    // A template in a request would be untrusted code.
     fields.unsupported("chat_template", |_| false)?;
     fields.unsupported("documents", |value| value.as_array().is_some_and(Vec::is_empty))?;
     if fields.bool("add_special_tokens")? {
@@ -77,8 +76,8 @@ pub fn chat_prompt(fields: &mut Fields) -> Result<Prompt, Refusal> {
     })
 }
 
-/// What was asked for, apart from what the draft holds.
-struct Call {
+/// The parts of a request that its `Draft` does not hold.
+struct GenerationCall {
     id: String,
     wants: Wants,
     logprobs: bool,
@@ -86,7 +85,7 @@ struct Call {
     ignored: Option<HeaderValue>,
 }
 
-impl Call {
+impl GenerationCall {
     fn parse(
         mut fields: Fields,
         headers: &HeaderMap,
@@ -136,15 +135,15 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), Refusal> {
     sampling_fields::refuse_unsupported(fields)
 }
 
-/// Builds the objects of one answer.
+/// Builds the JSON objects of one answer.
 struct Answer {
     app: App,
-    call: Call,
+    call: GenerationCall,
     heading: Heading,
 }
 
 impl Answer {
-    fn new(app: App, call: Call) -> Self {
+    fn new(app: App, call: GenerationCall) -> Self {
         let heading = Heading {
             id: format!("chatcmpl-{}", call.id),
             object: if call.wants.stream { "chat.completion.chunk" } else { "chat.completion" },
@@ -203,7 +202,7 @@ impl Answer {
         self,
         mut merged: Merged,
         mut outgoing: Outgoing,
-    ) -> impl Stream<Item = Result<Event, Refusal>> + Send {
+    ) -> impl Stream<Item = Result<SseEvent, Refusal>> + Send {
         async_stream::try_stream! {
             for index in 0..self.choices(&merged) {
                 if !outgoing.has_begun(index) {
@@ -233,7 +232,7 @@ impl Answer {
         }
     }
 
-    /// A choice's first chunk.
+    /// The first chunk of a choice: the role, no content.
     fn opening(&self, index: usize, merged: &Merged) -> Value {
         let choice = json!({
             "index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": null,
@@ -248,7 +247,7 @@ impl Answer {
         object.into()
     }
 
-    /// The choice with a delta's text and tokens, if it has anything to show.
+    /// The choice for a delta's text and tokens; `None` if it would show nothing.
     fn content(&self, delta: &TextDelta) -> Option<Value> {
         let shows_tokens = self.call.logprobs || self.call.wants.return_token_ids;
         if delta.text.is_empty() && (delta.tokens.is_empty() || !shows_tokens) {
@@ -277,7 +276,7 @@ impl Answer {
     }
 }
 
-/// The choice of a sample's last chunk.
+/// The choice in a sample's last chunk.
 fn end(delta: &TextDelta) -> Value {
     json!({
         "index": delta.sample_index, "delta": {}, "logprobs": null,

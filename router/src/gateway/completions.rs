@@ -10,9 +10,9 @@ use skein_node::clock;
 use skein_proto::logprobs::TokenLogprobs;
 
 use super::fields::{Fields, integers, wrong};
-use super::logprobs::{self, CompletionLogprobs, Entry};
+use super::logprobs::{self, CompletionLogprobs, ScoredToken};
 use super::merged::Merged;
-use super::outgoing::{Event, Outgoing};
+use super::outgoing::{Outgoing, SseEvent};
 use super::refused::Refused;
 use super::request_id::RequestId;
 use super::sampling_fields::{self, Wants};
@@ -25,10 +25,9 @@ use crate::request::{Draft, Prompt, TokenRequest};
 use crate::text::detokenizer::Detokenizer;
 use crate::text::text_stream::TextDelta;
 
-/// OpenAI's default for completions.
+/// OpenAI's default for completions, tokens.
 const DEFAULT_MAX_TOKENS: i64 = 16;
 
-/// The handler.
 pub async fn create(
     State(app): State<App>,
     Extension(RequestId(id)): Extension<RequestId>,
@@ -36,7 +35,7 @@ pub async fn create(
 ) -> Result<Response, Refused> {
     let headers = request.headers().clone();
     let fields = Fields::read(request, app.config.limits.body_bytes).await?;
-    let (call, drafts) = Call::parse(fields, &headers, &id, &app.config)?;
+    let (call, drafts) = GenerationCall::parse(fields, &headers, &id, &app.config)?;
     let (ignored, id, wants) = (call.ignored.clone(), call.id.clone(), call.wants.clone());
     if wants.has_all() {
         return Ok(shapes::finish_response(sse::nothing_left(), &id, ignored));
@@ -53,22 +52,22 @@ pub async fn create(
     Ok(shapes::finish_response(response, &id, ignored))
 }
 
-/// What was asked for, apart from what the drafts hold.
-struct Call {
+/// The parts of a request that its drafts do not hold.
+struct GenerationCall {
     id: String,
     wants: Wants,
     echo: bool,
-    /// `max_tokens: 0`: the worker makes one token, and it is not shown.
+    /// `max_tokens: 0`: the worker generates one token, which is not shown.
     drop_output: bool,
     logprobs: bool,
     prompt_logprobs: bool,
     skip_special_tokens: bool,
-    /// The prompts that were text, for `echo`.
+    /// Each prompt that was sent as text, for `echo`.
     texts: Vec<Option<String>>,
     ignored: Option<HeaderValue>,
 }
 
-impl Call {
+impl GenerationCall {
     fn parse(
         mut fields: Fields,
         headers: &HeaderMap,
@@ -110,7 +109,7 @@ impl Call {
         base.sampling = sampling;
         let alone = prompts.len() == 1;
         let drafts = prompts.into_iter().enumerate().map(|(at, prompt)| {
-            // Ids of running requests are unique, so the prompts of one call are numbered.
+            // Ids of running requests are unique, so each prompt of a call gets a number.
             let part = (!alone).then_some(at);
             Draft { prompt, part, request_id: Some(id.clone()), ..base.clone() }
         });
@@ -118,13 +117,14 @@ impl Call {
     }
 }
 
-/// The prompts of a call are let in together: more than the router ever lets in at once would be refused for ever.
+/// The most prompts one call may hold. They are admitted together, so a call larger than the queue could
+/// never be admitted.
 fn most_prompts(config: &RouterConfig) -> usize {
     let at_once = usize::try_from(config.admission.max_num_queued_reqs).unwrap_or(usize::MAX);
     config.limits.prompts.min(at_once.max(1))
 }
 
-/// The forms of `prompt`: text, token ids, or a list of either.
+/// Parses `prompt`: text, token ids, or a list of either.
 fn prompts(fields: &mut Fields, most: usize) -> Result<Vec<Prompt>, Refusal> {
     let expected = "a string, a list of strings, a list of token ids or a list of lists of token ids";
     let one = |item: Value| match item {
@@ -160,14 +160,14 @@ fn text_of(prompt: &Prompt) -> Option<String> {
     }
 }
 
-/// Builds the objects of one answer.
+/// Builds the JSON objects of one answer.
 struct Answer {
     app: App,
-    call: Call,
+    call: GenerationCall,
     heading: Heading,
     /// Samples of each prompt.
     n: usize,
-    /// Each choice's state, `prompt * n + sample`.
+    /// State of each choice, at index `prompt * n + sample`.
     choices: Vec<Choice>,
 }
 
@@ -177,7 +177,7 @@ struct Choice {
 }
 
 impl Answer {
-    fn new(app: App, call: Call, merged: &Merged) -> Self {
+    fn new(app: App, call: GenerationCall, merged: &Merged) -> Self {
         let heading = Heading {
             id: format!("cmpl-{}", call.id),
             object: "text_completion",
@@ -226,17 +226,17 @@ impl Answer {
         mut self,
         mut merged: Merged,
         mut outgoing: Outgoing,
-    ) -> impl Stream<Item = Result<Event, Refusal>> + Send {
+    ) -> impl Stream<Item = Result<SseEvent, Refusal>> + Send {
         async_stream::try_stream! {
             for index in (0..self.choices.len()).filter(|index| outgoing.has_begun(*index)) {
-                // The client has the choice's beginning; what comes next is counted from there.
+                // The client already has the start of this choice; continue after it.
                 self.choice(index, TextDelta::default(), &merged)?;
             }
             while let Some(item) = merged.next().await {
                 let (at, delta) = item?;
                 let index = at * self.n + delta.sample_index as usize;
                 let (had, delta) = outgoing.part(index, self.shown(delta))?;
-                self.pass_over(index, &had);
+                self.skip_received(index, &had);
                 if self.is_quiet(index, &delta) {
                     continue;
                 }
@@ -267,7 +267,7 @@ impl Answer {
         object
     }
 
-    /// What of a delta is meant to be seen.
+    /// The part of a delta that the client should see.
     fn shown(&self, delta: TextDelta) -> TextDelta {
         if !self.call.drop_output {
             return delta;
@@ -275,7 +275,7 @@ impl Answer {
         TextDelta { sample_index: delta.sample_index, finish: delta.finish, ..TextDelta::default() }
     }
 
-    /// A delta with nothing to show, of a choice that has begun.
+    /// Whether the delta shows nothing and its choice has begun.
     fn is_quiet(&self, index: usize, delta: &TextDelta) -> bool {
         let shows_tokens = self.call.logprobs || self.call.wants.return_token_ids;
         let silent = delta.text.is_empty() && delta.finish.is_none();
@@ -283,17 +283,17 @@ impl Answer {
         quiet && self.choices.get(index).is_none_or(|choice| choice.begun)
     }
 
-    /// Counts what the client has from an earlier connection.
-    fn pass_over(&mut self, index: usize, had: &TextDelta) {
+    /// Advances the text offsets over tokens that the client has from an earlier connection.
+    fn skip_received(&mut self, index: usize, had: &TextDelta) {
         if self.call.logprobs
             && !had.tokens.is_empty()
             && let Some(choice) = self.choices.get_mut(index)
         {
-            choice.logprobs.next(self.app.text.tokenizer.bytes(), ("", &[]), &output_entries(had));
+            choice.logprobs.next(self.app.text.tokenizer.bytes(), ("", &[]), &scored_output(had));
         }
     }
 
-    /// The choice object of `delta`; a choice's first one begins with the prompt when it is echoed.
+    /// The choice object for `delta`. The first one of a choice starts with the echoed prompt.
     fn choice(&mut self, index: usize, delta: TextDelta, merged: &Merged) -> Result<Value, Refusal> {
         let at = index / self.n;
         let prompt = merged.prompts().get(at).ok_or(Refusal::Internal)?;
@@ -303,8 +303,8 @@ impl Answer {
         let mut text = if echo { self.prompt_text(at, &prompt.request)? } else { String::new() };
         let logprobs = self.call.logprobs.then(|| {
             let shown =
-                if echo { prompt_entries(&prompt.request, &prompt.prompt_logprobs) } else { Vec::new() };
-            let output = output_entries(&delta);
+                if echo { scored_prompt(&prompt.request, &prompt.prompt_logprobs) } else { Vec::new() };
+            let output = scored_output(&delta);
             let bytes = self.app.text.tokenizer.bytes();
             self.choices.get_mut(index).map(|choice| choice.logprobs.next(bytes, (&text, &shown), &output))
         });
@@ -345,12 +345,12 @@ impl Answer {
     }
 }
 
-fn output_entries(delta: &TextDelta) -> Vec<Entry<'_>> {
+fn scored_output(delta: &TextDelta) -> Vec<ScoredToken<'_>> {
     delta.tokens.iter().copied().zip(delta.logprobs.iter().map(Some)).collect()
 }
 
-/// The prompt's tokens with their log-probabilities; nothing precedes the first, so it has none.
-fn prompt_entries<'a>(request: &TokenRequest, logprobs: &'a [TokenLogprobs]) -> Vec<Entry<'a>> {
+/// The prompt's tokens with their log-probabilities. The first token has none because nothing precedes it.
+fn scored_prompt<'a>(request: &TokenRequest, logprobs: &'a [TokenLogprobs]) -> Vec<ScoredToken<'a>> {
     let known = std::iter::once(None).chain(logprobs.iter().map(Some)).chain(std::iter::repeat(None));
     request.prompt.iter().copied().zip(known).collect()
 }

@@ -1,5 +1,5 @@
-//! A JSON body, field by field. Each field is taken once, with the type the API says; a wrong type names the
-//! field. What nobody took is listed, not refused.
+//! A JSON body, read field by field. Each field is taken once, with the type the API documents; an error
+//! names the field. Unknown fields are listed, not refused.
 
 use std::time::Duration;
 
@@ -14,12 +14,12 @@ use crate::refusal::Refusal;
 
 /// How long a body may take to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
-/// A larger body is parsed off the async threads, where it delays no stream.
+/// A larger body is parsed off the async threads, so that it delays no stream.
 const INLINE_BODY_BYTES: usize = 128 * 1024;
-/// Most unknown fields that are listed.
+/// Most unknown fields that the answer's header lists.
 const MAX_IGNORED: usize = 32;
 
-/// The fields of a body that are not taken yet.
+/// The fields of a body that have not been taken yet.
 #[derive(Debug)]
 pub struct Fields(Map<String, Value>);
 
@@ -36,7 +36,7 @@ impl Fields {
         parsed.await.unwrap_or(Err(Refusal::Internal))
     }
 
-    /// Parses a JSON object. serde_json itself stops at a depth of 128.
+    /// Parses a JSON object. serde_json limits the depth to 128.
     pub fn parse(body: &[u8]) -> Result<Self, Refusal> {
         if let Err(error) = std::str::from_utf8(body) {
             let at = error.valid_up_to();
@@ -50,43 +50,43 @@ impl Fields {
                 Err(Refusal::InvalidJson(format!("The body must be a JSON object, got {}.", kind(&other))))
             }
             Err(error) => {
-                // serde_json says what and where; it quotes at most the field names it expected.
+                // serde_json names the problem and its place, and quotes at most expected field names.
                 let message: String = error.to_string().chars().take(200).collect();
                 Err(Refusal::InvalidJson(format!("The body is not valid JSON: {message}.")))
             }
         }
     }
 
-    /// Takes a field; null is absent.
+    /// Takes a field; null counts as absent.
     pub fn take(&mut self, name: &str) -> Option<Value> {
         self.0.shift_remove(name).filter(|value| !value.is_null())
     }
 
-    /// Takes a number.
+    /// Takes a number; `None` if absent.
     pub fn f64(&mut self, name: &'static str) -> Result<Option<f64>, Refusal> {
         self.take(name).map(|value| value.as_f64().ok_or_else(|| wrong(name, "a number", &value))).transpose()
     }
 
-    /// Takes a whole number.
+    /// Takes an integer; `None` if absent.
     pub fn i64(&mut self, name: &'static str) -> Result<Option<i64>, Refusal> {
         self.take(name)
             .map(|value| whole(&value).ok_or_else(|| wrong(name, "a 64-bit integer", &value)))
             .transpose()
     }
 
-    /// Takes a flag; absent is false.
+    /// Takes a boolean; absent is false.
     pub fn bool(&mut self, name: &'static str) -> Result<bool, Refusal> {
         Ok(self.optional_bool(name)?.unwrap_or(false))
     }
 
-    /// Takes a flag.
+    /// Takes a boolean; `None` if absent.
     pub fn optional_bool(&mut self, name: &'static str) -> Result<Option<bool>, Refusal> {
         self.take(name)
             .map(|value| value.as_bool().ok_or_else(|| wrong(name, "true or false", &value)))
             .transpose()
     }
 
-    /// Takes a string.
+    /// Takes a string; `None` if absent.
     pub fn string(&mut self, name: &'static str) -> Result<Option<String>, Refusal> {
         match self.take(name) {
             None => Ok(None),
@@ -95,7 +95,7 @@ impl Fields {
         }
     }
 
-    /// Takes a string or a list of strings.
+    /// Takes a string or a list of strings; empty if absent.
     pub fn strings(&mut self, name: &'static str) -> Result<Vec<String>, Refusal> {
         let text = |value| match value {
             Value::String(text) => Ok(text),
@@ -108,7 +108,7 @@ impl Fields {
         }
     }
 
-    /// Takes a list of whole numbers.
+    /// Takes a list of integers; `None` if absent.
     pub fn integers(&mut self, name: &'static str) -> Result<Option<Vec<i64>>, Refusal> {
         match self.take(name) {
             None => Ok(None),
@@ -117,7 +117,7 @@ impl Fields {
         }
     }
 
-    /// Takes an object.
+    /// Takes an object; `None` if absent.
     pub fn object(&mut self, name: &'static str) -> Result<Option<Map<String, Value>>, Refusal> {
         match self.take(name) {
             None => Ok(None),
@@ -126,7 +126,7 @@ impl Fields {
         }
     }
 
-    /// Takes a field that would change the answer and that this release does not serve; `harmless` values pass.
+    /// Takes a field that would change the answer and is not supported; values that are `harmless` pass.
     pub fn unsupported(&mut self, name: &'static str, harmless: fn(&Value) -> bool) -> Result<(), Refusal> {
         match self.take(name) {
             Some(value) if !harmless(&value) => {
@@ -136,7 +136,7 @@ impl Fields {
         }
     }
 
-    /// The names that nobody took, as a header value.
+    /// The names of the fields that were not taken, as a header value.
     pub fn ignored(self) -> Option<HeaderValue> {
         let printable = |name: &String| {
             !name.is_empty() && name.len() <= 64 && name.bytes().all(|b| b.is_ascii_graphic())
@@ -147,20 +147,20 @@ impl Fields {
     }
 }
 
-/// The refusal of a value of the wrong type; the value itself is not repeated.
+/// The refusal of a value of the wrong type. It does not repeat the value.
 pub fn wrong(name: &'static str, expected: &str, got: &Value) -> Refusal {
     Refusal::invalid(name, format!("{name} must be {expected}, got {}.", kind(got)))
 }
 
-/// Whole numbers of a list.
+/// Checks that every item is an integer.
 pub fn integers(name: &'static str, items: &[Value]) -> Result<Vec<i64>, Refusal> {
     items.iter().map(|item| whole(item).ok_or_else(|| wrong(name, "a list of integers", item))).collect()
 }
 
-/// 16 and 16.0 are whole; 1e30 and 0.5 are not.
+/// 16 and 16.0 are integers; 1e30 and 0.5 are not.
 fn whole(value: &Value) -> Option<i64> {
     value.as_i64().or_else(|| {
-        // Below 2^53 a float is the number that was written.
+        // Below 2^53 a float holds the written integer exactly.
         value
             .as_f64()
             .filter(|number| number.fract() == 0.0 && number.abs() < 9e15)
@@ -187,7 +187,8 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), Refusal> {
     if kind == "application/json" || (kind.starts_with("application/") && kind.ends_with("+json")) {
         return Ok(());
     }
-    // Escaped, a character that is not ASCII is not three bytes of answer for one of the header.
+    // Escape before cutting: 100 characters of escaped text are 100 bytes, so the answer cannot outgrow the
+    // header.
     Err(Refusal::UnsupportedMediaType(kind.escape_default().take(100).collect()))
 }
 
@@ -198,7 +199,7 @@ async fn read_body(body: Body, limit: usize) -> Result<bytes::Bytes, Refusal> {
         Ok(Err(error)) if error.downcast_ref::<LengthLimitError>().is_some() => {
             Err(Refusal::TooLarge { limit })
         }
-        Ok(Err(_)) => Err(Refusal::InvalidJson("The body broke off.".to_owned())),
+        Ok(Err(_)) => Err(Refusal::InvalidJson("The body ended early.".to_owned())),
         Err(_) => {
             let seconds = BODY_TIMEOUT.as_secs();
             Err(Refusal::InvalidJson(format!("The body did not arrive within {seconds} s.")))
@@ -211,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn malformed_bodies_are_told_by_place() {
+    fn malformed_bodies_are_refused_with_the_position() {
         let check = |body: &[u8], expected: &str| {
             let refusal = Fields::parse(body).unwrap_err();
             assert_eq!(refusal.http().code, Some("invalid_json"));
@@ -253,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_took_is_listed() {
+    fn unknown_fields_are_listed() {
         let mut fields =
             Fields::parse("{\"a\": 1, \"zig\": 2, \"n\": null, \"é\\n\": 3}".as_bytes()).unwrap();
         assert_eq!(fields.i64("a").unwrap(), Some(1));

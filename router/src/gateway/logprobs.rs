@@ -1,4 +1,4 @@
-//! Log-probabilities in the two shapes of the API and in vLLM's shape for prompts.
+//! Log-probabilities in the API's two formats, and in vLLM's format for prompts.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use skein_proto::logprobs::TokenLogprobs;
 use crate::text::detokenizer::Detokenizer;
 use crate::text::token_bytes::TokenBytes;
 
-/// JSON has no infinity; vLLM says this instead.
+/// Stands for negative infinity, which JSON lacks. vLLM sends the same value.
 const IMPOSSIBLE: f32 = -9999.0;
 
-/// Chat: `logprobs.content`.
+/// The `logprobs` of a chat choice.
 pub fn chat(bytes: &TokenBytes, logprobs: &[TokenLogprobs]) -> Value {
     let entry = |token: TokenId, logprob: f32| json!({"token": spelling(bytes, token), "logprob": finite(logprob), "bytes": bytes.get(token)});
     let content = logprobs.iter().map(|at| {
@@ -23,10 +23,10 @@ pub fn chat(bytes: &TokenBytes, logprobs: &[TokenLogprobs]) -> Value {
     json!({"content": content.collect::<Vec<_>>(), "refusal": null})
 }
 
-/// A token, and its log-probabilities if it has any.
-pub type Entry<'a> = (TokenId, Option<&'a TokenLogprobs>);
+/// A token, and its log-probabilities if known.
+pub type ScoredToken<'a> = (TokenId, Option<&'a TokenLogprobs>);
 
-/// Completions: four lists beside each other, continued over the chunks of a stream.
+/// The `logprobs` of a completions choice: four parallel lists, continued over the chunks of a stream.
 #[derive(Debug, Clone)]
 pub struct CompletionLogprobs {
     offset: usize,
@@ -34,14 +34,20 @@ pub struct CompletionLogprobs {
 }
 
 impl CompletionLogprobs {
-    /// Offsets count chars from the start of the choice's text, of which `detokenizer` gives the output.
+    /// Offsets count characters from the start of the choice's text. `detokenizer` turns output tokens into
+    /// text.
     pub fn new(detokenizer: Detokenizer) -> Self {
         Self { offset: 0, detokenizer }
     }
 
-    /// The lists for the echoed prompt, its text and its tokens, and for new output; a token without
+    /// The lists for an echoed prompt (its text and tokens) followed by new output. A token without
     /// log-probabilities (the prompt's first) has null.
-    pub fn next(&mut self, bytes: &Arc<TokenBytes>, echo: (&str, &[Entry]), output: &[Entry]) -> Value {
+    pub fn next(
+        &mut self,
+        bytes: &Arc<TokenBytes>,
+        echo: (&str, &[ScoredToken]),
+        output: &[ScoredToken],
+    ) -> Value {
         let (text, prompt) = echo;
         let mut offsets = offsets_in(text, prompt, bytes);
         self.offset += text.chars().count();
@@ -52,7 +58,7 @@ impl CompletionLogprobs {
             self.offset += piece.chars().count();
         }
         let all = || prompt.iter().chain(output);
-        let list = |of: &dyn Fn(&Entry) -> Value| all().map(of).collect::<Value>();
+        let list = |of: &dyn Fn(&ScoredToken) -> Value| all().map(of).collect::<Value>();
         json!({
             "tokens": list(&|(token, _)| spelling(bytes, *token).into()),
             "token_logprobs": list(&|(_, logprobs)| logprobs.map(|at| finite(at.logprob)).into()),
@@ -62,17 +68,18 @@ impl CompletionLogprobs {
     }
 }
 
-/// Where in `text` each token of a prompt begins. The text is the client's own: it lacks the BOS that the tokenizer
-/// added and the space that SentencePiece puts in front, so an offset moves only over what is there.
-fn offsets_in(text: &str, prompt: &[Entry], bytes: &Arc<TokenBytes>) -> Vec<usize> {
+/// Where in `text` each token of a prompt begins. `text` is what the client sent, without the BOS that the
+/// tokenizer adds and the leading space that SentencePiece adds, so an offset advances only over text that is
+/// there.
+fn offsets_in(text: &str, prompt: &[ScoredToken], bytes: &Arc<TokenBytes>) -> Vec<usize> {
     let mut detokenizer = Detokenizer::new(bytes.clone(), false);
     let (mut rest, mut offset) = (text, 0);
     let mut begin = |token| {
         let begins = offset;
         let mut piece = String::new();
         detokenizer.push(token, &mut piece);
-        let put_in_front = piece.strip_prefix(' ').filter(|_| begins == 0);
-        let after = rest.strip_prefix(&*piece).or_else(|| rest.strip_prefix(put_in_front?));
+        let leading_space = piece.strip_prefix(' ').filter(|_| begins == 0);
+        let after = rest.strip_prefix(&*piece).or_else(|| rest.strip_prefix(leading_space?));
         if let Some(after) = after {
             offset += rest[..rest.len() - after.len()].chars().count();
             rest = after;
@@ -82,7 +89,7 @@ fn offsets_in(text: &str, prompt: &[Entry], bytes: &Arc<TokenBytes>) -> Vec<usiz
     prompt.iter().map(|(token, _)| begin(*token)).collect()
 }
 
-/// vLLM's `prompt_logprobs`: for each prompt token an object by token id; null for the first.
+/// vLLM's `prompt_logprobs`: for each prompt token an object keyed by token id; null for the first.
 pub fn prompt(bytes: &TokenBytes, logprobs: &[TokenLogprobs]) -> Value {
     let of = |at: &TokenLogprobs| {
         let entry = |token: TokenId, logprob: f32, rank: u64| {
@@ -97,11 +104,11 @@ pub fn prompt(bytes: &TokenBytes, logprobs: &[TokenLogprobs]) -> Value {
     std::iter::once(Value::Null).chain(logprobs.iter().map(of)).collect()
 }
 
-/// The best tokens by their spelling, and the chosen one if it is not among them.
+/// The best tokens by their text, and the chosen one if it is not among them.
 fn top(bytes: &TokenBytes, at: &TokenLogprobs) -> Value {
     let mut map = Map::new();
     for (token, logprob) in at.top.iter().chain([&(at.token, at.logprob)]) {
-        // Two tokens that are broken bytes may look alike; the better one stays.
+        // Tokens of invalid UTF-8 can have the same text; the better one stays.
         map.entry(spelling(bytes, *token)).or_insert_with(|| finite(*logprob));
     }
     map.into()
@@ -121,7 +128,7 @@ mod tests {
     use crate::text::token_bytes::TokenDecoder;
 
     #[test]
-    fn the_space_that_sentencepiece_puts_in_front_moves_no_offset() {
+    fn sentencepieces_leading_space_moves_no_offset() {
         let space = json!({"type": "Replace", "pattern": {"String": "▁"}, "content": " "});
         let spellings = ["<s>", "▁Hi"];
         let spelling = |id: TokenId| Some(spellings[id as usize].to_owned());

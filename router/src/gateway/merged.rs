@@ -1,4 +1,4 @@
-//! The streams of one call as one: a completions call may hold many prompts, each with `n` samples.
+//! Merges the streams of one call: a completions call may hold many prompts, each with `n` samples.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -13,32 +13,33 @@ use crate::refusal::Refusal;
 use crate::request::{Draft, Journey, TokenRequest};
 use crate::text::text_stream::{TextDelta, TextStream, Usage};
 
-/// How long the status line may wait for the first delta, so that an early refusal is a status and not a chunk.
+/// How long to hold back the HTTP status for the first delta, so that an early refusal is a status and not a
+/// chunk.
 const FIRST_DELTA_WAIT: Duration = Duration::from_secs(2);
 
 type Item = Option<Result<TextDelta, Refusal>>;
 
-/// Prompts being answered. Dropping it cancels them all.
+/// The prompts of one call, being answered. Dropping it cancels them all.
 pub struct Merged {
     prompts: Vec<Prompted>,
     running: FuturesUnordered<BoxFuture<'static, (usize, TextStream, Item)>>,
     waiting: VecDeque<(usize, TextDelta)>,
 }
 
-/// What is known of one prompt.
+/// One prompt of the call.
 pub struct Prompted {
-    /// As it was started.
+    /// The request as it was started.
     pub request: TokenRequest,
-    /// So far.
+    /// Tokens up to the latest delta.
     pub usage: Usage,
-    /// So far.
+    /// Moves up to the latest delta.
     pub journey: Journey,
-    /// Complete when its first delta has come.
+    /// Complete once the first delta has arrived.
     pub prompt_logprobs: Vec<TokenLogprobs>,
 }
 
 impl Merged {
-    /// Starts `drafts`; if one is refused none goes on.
+    /// Starts `drafts`. If one is refused, the others are cancelled.
     pub async fn start(app: &App, drafts: Vec<Draft>) -> Result<Self, Refusal> {
         let mut merged =
             Self { prompts: Vec::new(), running: FuturesUnordered::new(), waiting: VecDeque::new() };
@@ -52,7 +53,7 @@ impl Merged {
         Ok(merged)
     }
 
-    /// Waits a little for the first delta, which the next call of `next` returns.
+    /// Waits up to `FIRST_DELTA_WAIT` for the first delta, which the next call of `next` returns.
     pub async fn wait_for_first(&mut self) -> Result<(), Refusal> {
         if let Ok(Some(first)) = tokio::time::timeout(FIRST_DELTA_WAIT, self.next()).await {
             self.waiting.push_back(first?);
@@ -60,7 +61,7 @@ impl Merged {
         Ok(())
     }
 
-    /// The next delta and the prompt it belongs to; after an error nothing more.
+    /// The next delta and the index of its prompt; after an error, `None`.
     pub async fn next(&mut self) -> Option<Result<(usize, TextDelta), Refusal>> {
         if let Some(waiting) = self.waiting.pop_front() {
             return Some(Ok(waiting));
@@ -92,7 +93,7 @@ impl Merged {
         &self.prompts
     }
 
-    /// Of all prompts together.
+    /// Token counts summed over all prompts.
     pub fn usage(&self) -> Usage {
         self.prompts.iter().fold(Usage::default(), |sum, prompt| Usage {
             prompt_tokens: sum.prompt_tokens.saturating_add(prompt.usage.prompt_tokens),
@@ -101,7 +102,7 @@ impl Merged {
         })
     }
 
-    /// Of all prompts together.
+    /// Moves summed over all prompts; exact only if every prompt's resumes were.
     pub fn journey(&self) -> Journey {
         self.prompts.iter().fold(Journey::default(), |sum, prompt| Journey {
             moves: sum.moves.saturating_add(prompt.journey.moves),

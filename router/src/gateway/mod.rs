@@ -1,6 +1,5 @@
-//! The OpenAI API over HTTP: JSON and SSE to and from the router's own request. Thin: it holds no policy, no
-//! retry and no rule about values (`validate` does); it knows which field is called what and which shape an
-//! answer has.
+//! The OpenAI API over HTTP: JSON and SSE to and from the router's own request types. It holds no policy, no
+//! retries and no rules about values (`validate` does); it knows field names and the shape of answers.
 
 mod auth;
 mod chat;
@@ -30,8 +29,8 @@ use crate::refusal::Refusal;
 pub use auth::ApiKeys;
 use refused::Refused;
 
-/// All of HTTP, and `guarded` and `open` gRPC routes beside it. Everything needs a key (when keys are set) but
-/// the health routes and `open`.
+/// All HTTP routes, with the gRPC routes `guarded` and `open` merged in. When keys are set, everything except
+/// the health routes and `open` needs one.
 pub fn router(app: App, guarded: Router, open: Router) -> Router {
     let keys = ApiKeys::new(&app.config.api_keys);
     let api = Router::new()

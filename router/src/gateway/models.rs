@@ -1,4 +1,4 @@
-//! What is served, and how it is: models, version, health.
+//! Models, version and health.
 
 use axum::Json;
 use axum::extract::rejection::PathRejection;
@@ -9,13 +9,12 @@ use super::refused::Refused;
 use crate::app::App;
 use crate::refusal::Refusal;
 
-/// `GET /v1/models`
 pub async fn list(State(app): State<App>) -> Json<Value> {
     let data: Vec<Value> = app.text.served_names.iter().map(|name| model(&app, name)).collect();
     Json(json!({"object": "list", "data": data}))
 }
 
-/// `GET /v1/models/{id}`; an id may hold slashes.
+/// The id may contain slashes.
 pub async fn retrieve(
     State(app): State<App>,
     id: Result<Path<String>, PathRejection>,
@@ -27,23 +26,22 @@ pub async fn retrieve(
     }
 }
 
-/// `GET /version`
 pub async fn version() -> Json<Value> {
     Json(json!({"version": env!("CARGO_PKG_VERSION")}))
 }
 
-/// `GET /livez`: the process answers. It depends on nothing else, so that an outage restarts nobody.
+/// `GET /livez`: the process answers. It checks nothing else, so an outage elsewhere causes no restart.
 pub async fn live() -> Json<Value> {
     Json(json!({"status": "ok"}))
 }
 
-/// `GET /health` and `GET /readyz`: a request would be taken.
+/// `GET /health` and `GET /readyz`: succeeds if a request would be accepted.
 pub async fn ready(State(app): State<App>) -> Result<Json<Value>, Refused> {
     app.ready()?;
     Ok(Json(json!({"status": "ok"})))
 }
 
-/// vLLM's shape. The length comes from the workers and is null while none is ready.
+/// A model in vLLM's format. `max_model_len` comes from the workers and is null while none is ready.
 fn model(app: &App, name: &str) -> Value {
     let max_model_len = app.generator.model_limits().ok().map(|limits| limits.max_model_len);
     json!({

@@ -1,5 +1,5 @@
-//! The events of one stream on their way out: each gets the id from which its client can go on, and what the client
-//! has from an earlier connection is left out.
+//! The outgoing events of one stream: gives each the id from which its client can resume, and leaves out what
+//! the client received on an earlier connection.
 
 use serde_json::Value;
 
@@ -8,16 +8,16 @@ use crate::refusal::Refusal;
 use crate::text::received::{Received, Rest};
 use crate::text::text_stream::TextDelta;
 
-/// An object to send, and its id.
+/// One server-sent event.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Event {
-    /// JSON.
+pub struct SseEvent {
+    /// The JSON to send as `data`.
     pub object: Value,
-    /// `None` for calls with too many choices.
+    /// `None` if the call has more than [`MAX_CHOICES`](super::progress::MAX_CHOICES) choices.
     pub id: Option<String>,
 }
 
-/// What has been sent of one stream, on this connection and those before it.
+/// How much of a stream has been sent, over this connection and earlier ones.
 #[derive(Debug)]
 pub struct Outgoing {
     request_id: String,
@@ -26,30 +26,30 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
-    /// Of the stream of `request_id`, of which the client has `had`.
+    /// For the stream of `request_id`, of which the client already `had` a part.
     pub fn new(request_id: &str, choices: usize, had: Option<Progress>) -> Self {
         let progress = had.unwrap_or_else(|| Progress::none(choices));
         let rests = progress.choices.iter().map(|had| Rest::after(had.unwrap_or_default())).collect();
         Self { request_id: request_id.to_owned(), progress, rests }
     }
 
-    /// Whether the client has an event of this choice.
+    /// Whether the client has received an event of this choice.
     pub fn has_begun(&self, choice: usize) -> bool {
         self.progress.choices.get(choice).is_some_and(Option::is_some)
     }
 
-    /// Whether the client has the usage chunk.
+    /// Whether the client has received the usage chunk.
     pub fn has_usage(&self) -> bool {
         self.progress.usage
     }
 
-    /// Parts a choice's next delta into what the client has and what is new.
+    /// Splits a choice's next delta into the part that the client has and the new part.
     pub fn part(&mut self, choice: usize, delta: TextDelta) -> Result<(TextDelta, TextDelta), Refusal> {
         self.rests.get_mut(choice).ok_or(Refusal::Internal)?.part(delta)
     }
 
-    /// An event that brings all that was parted of a choice so far, its finish only if `finished`.
-    pub fn event(&mut self, choice: usize, finished: bool, object: Value) -> Event {
+    /// An event with everything split off for a choice so far. It includes the finish only if `finished`.
+    pub fn event(&mut self, choice: usize, finished: bool, object: Value) -> SseEvent {
         let seen = self.rests.get(choice).map(Rest::seen).unwrap_or_default();
         if let Some(sent) = self.progress.choices.get_mut(choice) {
             *sent = Some(Received { finished, ..seen });
@@ -57,13 +57,13 @@ impl Outgoing {
         self.named(object)
     }
 
-    /// The event that brings the usage.
-    pub fn usage(&mut self, object: Value) -> Event {
+    /// The event that carries the usage.
+    pub fn usage(&mut self, object: Value) -> SseEvent {
         self.progress.usage = true;
         self.named(object)
     }
 
-    fn named(&self, object: Value) -> Event {
-        Event { object, id: self.progress.event_id(&self.request_id) }
+    fn named(&self, object: Value) -> SseEvent {
+        SseEvent { object, id: self.progress.event_id(&self.request_id) }
     }
 }

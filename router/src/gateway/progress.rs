@@ -1,35 +1,38 @@
-//! What a client has of a stream, as the `id` of each event: `<request id>/<state>`, from which any router can go on.
+//! The `id` of each event: how much of a stream the client has, as `<request id>/<state>`. Any router can
+//! resume from it.
 //!
-//! The state has one entry for each choice, in their order and with commas between: `-` = nothing yet, else
-//! `<tokens>.<bytes>`: output tokens and bytes of output text (UTF-8) that were sent with this event and those before
-//! it, and `f` behind them when the choice's finish was. Behind the entries `+` when the usage chunk was sent. So
-//! `mine/12.57f,9.40` says: of request `mine`, choice 0 is whole (12 tokens, 57 bytes) and choice 1 has 9 tokens and 40 bytes.
-//! An echoed prompt and a chat's role chunk go with a choice's first event and are not counted.
+//! The state has one item per choice, in order, separated by commas: `-` = nothing yet, else
+//! `<tokens>.<bytes>`, the output tokens and the bytes of output text (UTF-8) sent up to and including this
+//! event, with `f` appended once the choice's finish was sent. A final `+` says that the usage chunk was
+//! sent. So `mine/12.57f,9.40` means: of request `mine`, choice 0 is complete (12 tokens, 57 bytes) and
+//! choice 1 has 9 tokens and 40 bytes. An echoed prompt and a chat's role chunk go with a choice's first
+//! event and are not counted.
 
 use crate::refusal::Refusal;
 use crate::text::received::Received;
 
-/// Choices of one call up to which its events have ids: an id goes with every event and must stay short.
+/// Most choices of a call whose events have ids. Every event repeats its id, so ids must stay short.
 pub const MAX_CHOICES: usize = 16;
-/// Longest id that is read: a request id (128 bytes) and the longest state.
+/// Longest id that is parsed, bytes: a request id (128) and the longest state.
 const MAX_ID_BYTES: usize = 1024;
 
-/// What was sent of a stream.
+/// How much of a stream has been sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Progress {
-    /// Of each choice; `None` = no event yet.
+    /// Per choice; `None` = no event yet.
     pub choices: Vec<Option<Received>>,
-    /// The usage chunk.
+    /// Whether the usage chunk was sent.
     pub usage: bool,
 }
 
 impl Progress {
-    /// Of a fresh stream.
+    /// Nothing sent yet.
     pub fn none(choices: usize) -> Self {
         Self { choices: vec![None; choices], usage: false }
     }
 
-    /// The `id` of an event of `request_id` after which the client has this much; `None` with too many choices.
+    /// The id of an event after which the client has this much of `request_id`; `None` with more than
+    /// [`MAX_CHOICES`].
     pub fn event_id(&self, request_id: &str) -> Option<String> {
         if self.choices.len() > MAX_CHOICES {
             return None;
@@ -44,16 +47,16 @@ impl Progress {
         Some(format!("{request_id}/{}{}", entries.join(","), if self.usage { "+" } else { "" }))
     }
 
-    /// Whether nothing is left to send, `wants_usage` or not.
+    /// Whether nothing is left to send. The usage chunk counts only if `wants_usage`.
     pub fn is_whole(&self, wants_usage: bool) -> bool {
         self.choices.iter().all(|choice| choice.is_some_and(|choice| choice.finished))
             && (self.usage || !wants_usage)
     }
 
-    /// Reads an event's id: the request's id and what was sent of it.
+    /// Parses an event's id into the request's id and how much of it was sent.
     ///
     /// # Errors
-    /// [`Refusal::Invalid`] when it is no id of ours.
+    /// [`Refusal::Invalid`] if it is not an id that this API sends.
     pub fn parse(id: &str) -> Result<(String, Self), Refusal> {
         let parsed = Some(id).filter(|id| id.len() <= MAX_ID_BYTES).and_then(split);
         parsed.ok_or_else(|| {
@@ -136,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_stream_is_told_from_a_part() {
+    fn a_stream_is_whole_when_every_choice_and_the_wanted_usage_were_sent() {
         let finished = received(1, 1, true);
         let whole = |choices: &[Option<Received>], usage, wants| {
             Progress { choices: choices.to_vec(), usage }.is_whole(wants)

@@ -1,5 +1,5 @@
-//! A refusal as a response: OpenAI's error object with the headers that SDKs retry by, or a gRPC status where
-//! gRPC was spoken.
+//! Turns a refusal into a response: OpenAI's error object with the retry headers that SDKs read, or a gRPC
+//! status if the request was gRPC.
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
@@ -12,7 +12,7 @@ use crate::refusal::Refusal;
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
-/// A refusal on its way to the client.
+/// A refusal, and the protocol in which the client expects it.
 #[derive(Debug)]
 pub struct Refused {
     refusal: Refusal,
@@ -20,7 +20,7 @@ pub struct Refused {
 }
 
 impl Refused {
-    /// Answers a request that came with `headers`.
+    /// Takes the protocol from the request's `headers`.
     pub fn new(headers: &HeaderMap, refusal: Refusal) -> Self {
         let content_type = headers.get(CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
         Self { refusal, grpc: content_type.starts_with(b"application/grpc") }
@@ -33,7 +33,7 @@ impl From<Refusal> for Refused {
     }
 }
 
-/// The error object, in a body or in a chunk.
+/// OpenAI's error object, for a body or a chunk.
 pub fn error_object(refusal: &Refusal) -> Value {
     let shape = refusal.http();
     json!({"error": {

@@ -1,7 +1,9 @@
-//! Every request has an id: what its body names as `request_id` or its `Idempotency-Key` header (both must be the same),
-//! else the one that its `Last-Event-ID` begins with, else one of ours. A POST that comes again under an id joins the stream that runs under
-//! it. Every answer carries a name: what the client sent as `X-Request-Id`, else the id. That header names a trace,
-//! which many calls may share, so it is never the id: calls that differ must not be taken for one.
+//! Every request has an id: `request_id` in the body or the `Idempotency-Key` header (equal if both are
+//! given), else the id in `Last-Event-ID`, else a generated one. A POST that repeats the id of a running
+//! stream joins that stream.
+//!
+//! Every answer has `X-Request-Id`: the client's own value, else the id. That header names a trace, which
+//! many calls may share, so it never serves as the id: different calls must not be treated as one.
 
 use axum::extract::Request;
 use axum::middleware::Next;
@@ -13,28 +15,28 @@ use super::progress::Progress;
 use crate::refusal::Refusal;
 use crate::validate::is_request_id;
 
-/// Carries the name in both directions.
+/// Carries the trace name, in both directions.
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
-/// The id of a request that brings none, for handlers.
+/// The generated id, for requests that bring none.
 #[derive(Debug, Clone)]
 pub struct RequestId(pub String);
 
-/// Which request a call is about.
+/// The request that a call refers to.
 #[derive(Debug, PartialEq)]
 pub struct Asked {
-    /// The request's id.
+    /// Given by the client or generated.
     pub id: String,
-    /// What the client has of its stream.
+    /// How much of its stream the client has, from `Last-Event-ID`.
     pub had: Option<Progress>,
 }
 
-/// Reads which request a call is about: `in_body` is its body's `request_id`, `drawn` the id if nobody names it.
+/// Reads which request a call refers to: `in_body` is the body's `request_id`, `drawn` the generated id.
 ///
 /// # Errors
-/// [`Refusal::Invalid`] for a header that is malformed or that names another request.
+/// [`Refusal::Invalid`] if a header is malformed or names a different request.
 pub fn asked(headers: &HeaderMap, in_body: Option<String>, drawn: &str) -> Result<Asked, Refusal> {
     let key = text(headers, &IDEMPOTENCY_KEY, "Idempotency-Key")?;
     if key.is_some_and(|key| !is_request_id(key)) {
@@ -44,18 +46,18 @@ pub fn asked(headers: &HeaderMap, in_body: Option<String>, drawn: &str) -> Resul
     if let (Some(key), Some(in_body)) = (key, &in_body)
         && key != in_body
     {
-        let message = "Idempotency-Key names another request than request_id in the body; \
+        let message = "Idempotency-Key differs from request_id in the body; \
                        send the same id in both, or one of the two.";
         return Err(Refusal::invalid("Idempotency-Key", message));
     }
     let named = in_body.or_else(|| key.map(str::to_owned));
-    // A browser that has seen no id yet says so with an empty one.
+    // A browser that has not received an id yet sends an empty header.
     let last = text(headers, &LAST_EVENT_ID, "Last-Event-ID")?.filter(|id| !id.is_empty());
     let Some((id, had)) = last.map(Progress::parse).transpose()? else {
         return Ok(Asked { id: named.unwrap_or_else(|| drawn.to_owned()), had: None });
     };
     if named.is_some_and(|named| named != id) {
-        let message = "Last-Event-ID is of another request than request_id or Idempotency-Key names; \
+        let message = "Last-Event-ID belongs to a different request than request_id or Idempotency-Key; \
                        send the same id, or Last-Event-ID alone.";
         return Err(Refusal::invalid("Last-Event-ID", message));
     }
@@ -74,14 +76,15 @@ fn text<'a>(
         .map_err(|_| Refusal::invalid(param, format!("{param} must be printable ASCII.")))
 }
 
-/// The layer. A header that cannot be a name is passed over: a proxy may have written it.
+/// Puts `X-Request-Id` on every answer. An invalid value from the request is ignored: a proxy may have set
+/// it.
 pub async fn name(mut request: Request, next: Next) -> Response {
     let is_name = |value: &HeaderValue| value.to_str().is_ok_and(is_request_id);
     let given = request.headers().get(X_REQUEST_ID).filter(|value| is_name(value)).cloned();
     let id = Uuid::now_v7().to_string();
     request.extensions_mut().insert(RequestId(id.clone()));
     let mut response = next.run(request).await;
-    // A handler has set the id that it went by; the client's own name goes before it.
+    // A handler has set the id that it used; the client's own value takes precedence.
     let by_handler = response.headers().get(X_REQUEST_ID).cloned();
     if let Some(name) = given.or(by_handler).or_else(|| HeaderValue::from_str(&id).ok()) {
         response.headers_mut().insert(X_REQUEST_ID, name);
@@ -122,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_that_name_no_request_or_two_are_refused() {
+    fn malformed_or_conflicting_ids_are_refused() {
         let refused = |param: &str| Err(param.to_owned());
         assert_eq!(ask(&[("idempotency-key", "a b")], None), refused("Idempotency-Key"));
         assert_eq!(ask(&[("idempotency-key", "")], None), refused("Idempotency-Key"));
@@ -140,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_names_both_and_repeats_little_of_a_header() {
+    fn a_refusal_names_both_fields_and_quotes_little_of_a_header() {
         let message = |name, value: &str, in_body: Option<&str>| {
             let headers = [(HeaderName::from_static(name), value.parse().unwrap())].into_iter().collect();
             asked(&headers, in_body.map(str::to_owned), "drawn").unwrap_err().to_string()

@@ -1,4 +1,4 @@
-//! The fields that completions and chat share.
+//! The request fields that completions and chat share.
 
 use http::HeaderMap;
 use serde_json::Value;
@@ -10,32 +10,32 @@ use super::request_id::{Asked, X_REQUEST_ID, asked};
 use crate::refusal::Refusal;
 use crate::request::Draft;
 
-/// How the answer is to look; what the worker never sees.
+/// How to send the answer. The worker never sees these.
 #[derive(Debug, Clone, Default)]
 pub struct Wants {
-    /// SSE.
+    /// Whether to stream the answer as server-sent events.
     pub stream: bool,
-    /// A last chunk with usage.
+    /// Whether to end the stream with a usage chunk.
     pub include_usage: bool,
-    /// Usage in every chunk.
+    /// Whether every chunk carries the usage so far.
     pub continuous_usage: bool,
-    /// Token ids beside the text.
+    /// Whether to send token ids beside the text.
     pub return_token_ids: bool,
-    /// What the client has of the stream.
+    /// How much of the stream the client has, from `Last-Event-ID`.
     pub had: Option<Progress>,
 }
 
 impl Wants {
-    /// Whether the client has the whole stream and lacks only the word that it is over.
+    /// Whether the client has the whole stream except `[DONE]`.
     pub fn has_all(&self) -> bool {
         self.had.as_ref().is_some_and(|had| had.is_whole(self.include_usage))
     }
 }
 
-/// A request's timeout; OpenAI has no field for it.
+/// Header for a request's timeout in milliseconds; OpenAI has no field for it.
 const TIMEOUT_HEADER: &str = "x-request-timeout-ms";
 
-/// Fields that are known and change nothing here.
+/// OpenAI fields that are accepted and have no effect here.
 const WITHOUT_EFFECT: [&str; 8] = [
     "user",
     "store",
@@ -47,7 +47,7 @@ const WITHOUT_EFFECT: [&str; 8] = [
     "prompt_cache_retention",
 ];
 
-/// Takes all sampling parameters; `max_tokens` and `logprobs` differ between the APIs and are left.
+/// Takes the sampling parameters, except `max_tokens` and `logprobs`, which differ between the APIs.
 pub fn sampling(fields: &mut Fields) -> Result<SamplingOptions, Refusal> {
     Ok(SamplingOptions {
         max_tokens: None,
@@ -74,7 +74,8 @@ pub fn sampling(fields: &mut Fields) -> Result<SamplingOptions, Refusal> {
     })
 }
 
-/// Takes what names and places a request, and what its client has of its stream. The prompt is left empty.
+/// Takes the request's id, model, salt, priority and timeout, and how much of its stream the client has. The
+/// prompt is left empty.
 pub fn draft(
     fields: &mut Fields,
     headers: &HeaderMap,
@@ -87,7 +88,7 @@ pub fn draft(
     });
     let Asked { id, had } = asked(headers, fields.string("request_id")?, request_id)?;
     if let Some(given) = headers.get(X_REQUEST_ID) {
-        tracing::info!(request = id, x_request_id = ?given, "a request that its client names in a header");
+        tracing::info!(request = id, x_request_id = ?given, "client sent its own X-Request-Id");
     }
     let draft = Draft {
         model: fields.string("model")?,
@@ -100,7 +101,7 @@ pub fn draft(
     Ok((draft, had))
 }
 
-/// Takes `stream` and what belongs to it.
+/// Takes `stream` and the fields that shape the stream.
 pub fn wants(
     fields: &mut Fields,
     sampling: &SamplingOptions,
@@ -136,14 +137,15 @@ pub fn wants(
     Ok(wants)
 }
 
-/// Refuses a `Last-Event-ID` that tells of another number of choices than the body asks for.
+/// Refuses a `Last-Event-ID` whose number of choices differs from what the body asks for.
 pub fn check_choices(had: Option<&Progress>, prompts: usize, n: Option<i64>) -> Result<(), Refusal> {
     let Some(had) = had else { return Ok(()) };
     let asked = prompts.saturating_mul(usize::try_from(n.unwrap_or(1)).unwrap_or(0));
     if had.choices.len() != asked {
         let told = had.choices.len();
-        let message =
-            format!("Last-Event-ID tells of {told} choices, this body asks for {asked}; send the same body.");
+        let message = format!(
+            "Last-Event-ID is of a call with {told} choices, but this body asks for {asked}; send the same body."
+        );
         return Err(Refusal::invalid("Last-Event-ID", message));
     }
     Ok(())

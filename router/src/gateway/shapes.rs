@@ -1,4 +1,4 @@
-//! Pieces of answers that completions and chat share.
+//! The parts of an answer that completions and chat share.
 
 use axum::response::Response;
 use http::HeaderValue;
@@ -10,24 +10,24 @@ use super::request_id::X_REQUEST_ID;
 use crate::request::Journey;
 use crate::text::text_stream::{StopCause, TextDelta, TextFinish, Usage};
 
-/// Tells builds apart, as OpenAI's field does.
+/// Identifies the build, like OpenAI's field of this name.
 pub const SYSTEM_FINGERPRINT: &str = concat!("skein-", env!("CARGO_PKG_VERSION"));
 
-/// What is the same in every object of one answer.
+/// The fields that every object of one answer repeats.
 #[derive(Debug, Clone)]
 pub struct Heading {
     /// `chatcmpl-…` or `cmpl-…`.
     pub id: String,
-    /// `chat.completion` and so on.
+    /// `chat.completion` and the like.
     pub object: &'static str,
     /// Seconds since 1970.
     pub created: u64,
-    /// Served name.
+    /// The served name.
     pub model: String,
 }
 
 impl Heading {
-    /// An answer or a chunk with these choices.
+    /// An answer or a chunk with `choices`.
     pub fn object(&self, choices: Vec<Value>) -> Map<String, Value> {
         let mut object = Map::new();
         object.insert("id".to_owned(), self.id.as_str().into());
@@ -40,21 +40,21 @@ impl Heading {
     }
 }
 
-/// One choice of an answer that does not stream, put together.
+/// One choice of a non-streaming answer, collected from its deltas.
 #[derive(Debug, Default)]
 pub struct Gathered {
-    /// All text.
+    /// Output text so far.
     pub text: String,
-    /// All tokens.
+    /// Output tokens so far.
     pub tokens: Vec<TokenId>,
-    /// One for each token when asked for.
+    /// One for each token if requested, else empty.
     pub logprobs: Vec<TokenLogprobs>,
-    /// The end.
+    /// Set by the last delta.
     pub finish: Option<TextFinish>,
 }
 
 impl Gathered {
-    /// Adds the next delta.
+    /// Appends the next delta.
     pub fn push(&mut self, delta: TextDelta) {
         self.text.push_str(&delta.text);
         self.tokens.extend(delta.tokens);
@@ -63,7 +63,7 @@ impl Gathered {
     }
 }
 
-/// `usage`.
+/// The `usage` object.
 pub fn usage(usage: Usage) -> Value {
     json!({
         "prompt_tokens": usage.prompt_tokens,
@@ -73,7 +73,8 @@ pub fn usage(usage: Usage) -> Value {
     })
 }
 
-/// Adds how the request fared, if there is something to tell: OpenAI's clients pass over what they do not know.
+/// Adds the `skein` object if the request moved between workers. OpenAI's clients ignore fields they do not
+/// know.
 pub fn add_receipt(object: &mut Map<String, Value>, journey: Journey) {
     if journey.moves > 0 {
         let receipt = json!({"moves": journey.moves, "resume_exact": journey.resume_exact});
@@ -81,12 +82,12 @@ pub fn add_receipt(object: &mut Map<String, Value>, journey: Journey) {
     }
 }
 
-/// `finish_reason`.
+/// The value of `finish_reason`; null while the choice runs.
 pub fn finish_reason(finish: Option<&TextFinish>) -> Value {
     finish.map(TextFinish::reason).into()
 }
 
-/// vLLM's `stop_reason`: the stop string or stop token.
+/// vLLM's `stop_reason`: the stop string or stop token that ended the choice, else null.
 pub fn stop_reason(finish: Option<&TextFinish>) -> Value {
     match finish {
         Some(TextFinish::Stop(StopCause::Text(text))) => text.as_str().into(),
@@ -95,7 +96,7 @@ pub fn stop_reason(finish: Option<&TextFinish>) -> Value {
     }
 }
 
-/// Adds the headers that any answer to a generation carries.
+/// Adds the headers of every answer to a generation: the request id, and the fields that were ignored.
 pub fn finish_response(mut response: Response, request_id: &str, ignored: Option<HeaderValue>) -> Response {
     let headers = response.headers_mut();
     if let Ok(id) = HeaderValue::from_str(request_id) {

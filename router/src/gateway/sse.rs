@@ -1,5 +1,5 @@
-//! Server-sent events: one JSON object each, with an id from which its stream can be taken up again; a comment when
-//! all is quiet, `[DONE]` at a good end and only there.
+//! Server-sent events: one JSON object each, with an id from which the stream can be resumed; a comment
+//! during silence; `[DONE]` only at a successful end.
 
 use std::io;
 use std::time::Duration;
@@ -10,35 +10,36 @@ use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 
-use super::outgoing::Event;
+use super::outgoing::SseEvent;
 use super::refused::error_object;
 use crate::refusal::Refusal;
 
 /// Silence after which a comment keeps proxies from closing the connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
-/// Said before a connection is cut: `retry` is how long a client waits before it connects again, milliseconds.
+/// Sent before a connection is cut. `retry` is how long the client waits before it reconnects, milliseconds.
 const FAREWELL: &[u8] = b": the server is shutting down; go on elsewhere with Last-Event-ID\nretry: 250\n\n";
 
-/// From the farewell to the cut: a connection that is cut takes with it what is not written yet.
+/// Wait between the farewell and the cut, which discards whatever is not written yet.
 const FAREWELL_TIME: Duration = Duration::from_millis(50);
 
-/// A response that sends `events`. An error is sent as its object, and then the stream ends without `[DONE]`, so that
-/// a client can tell. But what ends because this server does can be had in full from another one: such a stream is
-/// cut, as if the server had died. Clients that reconnect do so, with `Last-Event-ID`, and no client takes a cut answer for
-/// a whole one, nor an error object for a part of the answer.
-pub fn response(events: impl Stream<Item = Result<Event, Refusal>> + Send + 'static) -> Response {
+/// A response that sends `events`. An error is sent as its object, and the stream then ends without `[DONE]`,
+/// so that the client can tell. If the stream ends because this server shuts down and it can be resumed
+/// elsewhere, the connection is cut instead, as in a crash: clients that reconnect send `Last-Event-ID` and
+/// get the rest, and no client mistakes a cut answer for a whole one or an error object for part of the
+/// answer.
+pub fn response(events: impl Stream<Item = Result<SseEvent, Refusal>> + Send + 'static) -> Response {
     let body = Body::from_stream(bytes(events));
     let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-cache")];
     (headers, [("x-accel-buffering", "no")], body).into_response()
 }
 
-/// The end of a stream of which the client has everything else.
+/// The end of a stream whose client has everything but `[DONE]`.
 pub fn nothing_left() -> Response {
     response(futures::stream::empty())
 }
 
 fn bytes(
-    events: impl Stream<Item = Result<Event, Refusal>> + Send + 'static,
+    events: impl Stream<Item = Result<SseEvent, Refusal>> + Send + 'static,
 ) -> impl Stream<Item = io::Result<Bytes>> + Send {
     async_stream::stream! {
         let mut events = std::pin::pin!(events);
@@ -69,8 +70,8 @@ fn bytes(
     }
 }
 
-/// JSON has no raw line break, so one `data:` line holds any object; an id has none either.
-fn written(event: &Event) -> Bytes {
+/// Neither JSON nor an id contains a raw line break, so one `data:` line holds any object.
+fn written(event: &SseEvent) -> Bytes {
     match &event.id {
         Some(id) => Bytes::from(format!("id: {id}\ndata: {}\n\n", event.object)),
         None => Bytes::from(format!("data: {}\n\n", event.object)),
@@ -86,8 +87,8 @@ mod tests {
     async fn silence_is_filled_with_comments() {
         let events = async_stream::stream! {
             tokio::time::sleep(Duration::from_secs(31)).await;
-            yield Ok(Event { object: json!({"text": "a\nb"}), id: Some("a/1.3".to_owned()) });
-            yield Ok(Event { object: json!({}), id: None });
+            yield Ok(SseEvent { object: json!({"text": "a\nb"}), id: Some("a/1.3".to_owned()) });
+            yield Ok(SseEvent { object: json!({}), id: None });
         };
         let sent: Vec<Bytes> = bytes(events).map(Result::unwrap).collect().await;
         let expected = [
@@ -101,9 +102,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_another_server_can_go_on_with_is_cut_and_all_else_is_told() {
+    async fn a_resumable_stream_is_cut_at_shutdown_and_any_other_gets_an_error_object() {
         let told = async |refusal: Refusal, id: Option<&str>| {
-            let event = Event { object: json!({}), id: id.map(str::to_owned) };
+            let event = SseEvent { object: json!({}), id: id.map(str::to_owned) };
             let sent: Vec<_> =
                 bytes(futures::stream::iter([Ok(event), Err(refusal)])).skip(1).collect().await;
             let cut = sent.last().unwrap().is_err();

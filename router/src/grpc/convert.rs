@@ -14,7 +14,7 @@ use crate::text::received::Received;
 use crate::text::text_stream::{StopCause, TextFinish, Usage};
 use crate::text::token_bytes::TokenBytes;
 
-/// A request as the validator takes it.
+/// Converts a request for the validator.
 pub fn draft(request: v1::GenerateRequest, timeout: Option<Duration>) -> Result<Draft, Refusal> {
     let prompt = match request.prompt {
         None => return Err(Refusal::invalid("prompt", "prompt is required: text, token_ids or chat.")),
@@ -36,7 +36,7 @@ pub fn draft(request: v1::GenerateRequest, timeout: Option<Duration>) -> Result<
     })
 }
 
-/// A conversation for the chat template.
+/// Converts a conversation for the chat template.
 pub fn chat(chat: v1::Chat) -> Prompt {
     let message =
         |message: v1::ChatMessage| -> Value { json!({"role": message.role, "content": message.content}) };
@@ -48,12 +48,12 @@ pub fn chat(chat: v1::Chat) -> Prompt {
     }
 }
 
-/// Protobuf has no absent string; empty says it.
+/// Protobuf strings cannot be absent; an empty one counts as absent.
 pub fn given(text: String) -> Option<String> {
     Some(text).filter(|text| !text.is_empty())
 }
 
-/// Log-probabilities with each token's text.
+/// Adds each token's text to its log-probabilities.
 pub fn logprobs(bytes: &TokenBytes, logprobs: &[TokenLogprobs]) -> Vec<v1::TokenLogprob> {
     let text = |token: TokenId| String::from_utf8_lossy(bytes.get(token)).into_owned();
     let top = |(token, logprob): &(TokenId, f32)| v1::TopLogprob {
@@ -70,7 +70,7 @@ pub fn logprobs(bytes: &TokenBytes, logprobs: &[TokenLogprobs]) -> Vec<v1::Token
     logprobs.iter().map(one).collect()
 }
 
-/// Why a sample ended.
+/// The finish of a sample for the wire.
 pub fn finish(finish: &TextFinish) -> v1::Finish {
     let (stop_string, stop_token_id) = match finish {
         TextFinish::Stop(StopCause::Text(text)) => (Some(text.clone()), None),
@@ -80,14 +80,15 @@ pub fn finish(finish: &TextFinish) -> v1::Finish {
     v1::Finish { reason: finish.reason().to_owned(), stop_string, stop_token_id }
 }
 
-/// What the client has of each of `n` samples.
+/// How much the client has of each of `n` samples.
 ///
 /// # Errors
-/// [`Refusal::Invalid`] when nobody can know which request it had it of, or it names a sample that was not asked for.
+/// [`Refusal::Invalid`] if `resume_from` comes without a request id, or names a sample twice or one out of
+/// range.
 pub fn received(request: &v1::GenerateRequest, n: u32) -> Result<Vec<Received>, Refusal> {
     let refused = |message: String| Err(Refusal::invalid("resume_from", message));
     if !request.resume_from.is_empty() && request.request_id.is_empty() {
-        return refused("resume_from needs the request_id of the answer that it is a part of.".to_owned());
+        return refused("resume_from requires the request_id of the answer that it resumes.".to_owned());
     }
     let mut all = vec![Received::default(); n as usize];
     let mut named = HashSet::new();
@@ -100,12 +101,12 @@ pub fn received(request: &v1::GenerateRequest, n: u32) -> Result<Vec<Received>, 
     Ok(all)
 }
 
-/// How the request fared.
+/// The moves of a request for the wire.
 pub fn receipt(journey: Journey) -> v1::Receipt {
     v1::Receipt { moves: journey.moves, resume_exact: journey.resume_exact }
 }
 
-/// Tokens counted.
+/// Token counts for the wire.
 pub fn usage(usage: Usage) -> v1::Usage {
     v1::Usage {
         prompt_tokens: usage.prompt_tokens,
@@ -114,7 +115,7 @@ pub fn usage(usage: Usage) -> v1::Usage {
     }
 }
 
-/// `grpc-timeout`: up to 8 digits and a unit.
+/// Parses a `grpc-timeout` value: up to 8 digits and a unit.
 pub fn timeout(value: &str) -> Option<Duration> {
     let (digits, unit) = value.split_at_checked(value.len().checked_sub(1)?)?;
     if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|byte| byte.is_ascii_digit()) {

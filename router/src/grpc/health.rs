@@ -1,4 +1,4 @@
-//! grpc.health.v1, answered from readiness as it is now.
+//! grpc.health.v1, answered from the current readiness.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -11,16 +11,16 @@ use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
 use crate::app::App;
 
-/// How often a watched readiness is looked at.
+/// How often a watch checks readiness.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Health of the router as a whole; `skein.v1.Inference` is all it serves.
+/// Health of the router as a whole; the only named service is `skein.v1.Inference`.
 pub struct HealthService {
     app: App,
 }
 
 impl HealthService {
-    /// Of `app`.
+    /// Reports the health of `app`.
     pub fn new(app: App) -> Self {
         Self { app }
     }

@@ -1,5 +1,5 @@
-//! skein.v1 for clients, skein.worker.v1 for gateways, with gRPC health and reflection beside them. It maps messages onto the router's own
-//! request and back; the rules are `validate`'s.
+//! The gRPC services: skein.v1 for clients, skein.worker.v1 for gateways, health and reflection. They convert
+//! messages to and from the router's own request types; the rules are in `validate`.
 
 mod convert;
 mod health;
@@ -22,13 +22,13 @@ use skein_proto::v1::inference_server::InferenceServer;
 use skein_proto::worker::v1::worker_server::WorkerServer;
 use tonic_health::pb::health_server::HealthServer;
 
-/// Largest answer: a delta with 20 log-probabilities a prompt token is far below.
+/// Largest message sent. A delta with 20 log-probabilities per prompt token is far smaller.
 const MAX_ENCODED_BYTES: usize = skein_proto::MAX_MESSAGE_BYTES;
 
-/// What needs a key.
+/// The services that need a key.
 ///
 /// # Errors
-/// When the descriptors that reflection serves cannot be read: a broken build.
+/// If the descriptors for reflection cannot be decoded: a broken build.
 pub fn guarded(app: &App) -> Result<Router, tonic_reflection::server::Error> {
     let inference = InferenceServer::new(service::InferenceService::new(app.clone()))
         .max_decoding_message_size(app.config.limits.body_bytes)
@@ -45,16 +45,16 @@ pub fn guarded(app: &App) -> Result<Router, tonic_reflection::server::Error> {
         .max_decoding_message_size(skein_proto::MAX_MESSAGE_BYTES)
         .max_encoding_message_size(skein_proto::MAX_MESSAGE_BYTES);
     let router = add(add(Router::new(), inference), face);
-    // Tools in the field ask for either version.
+    // Tools still use both versions of reflection.
     Ok(add(add(router, reflection().build_v1()?), reflection().build_v1alpha()?))
 }
 
-/// What answers without a key.
+/// The services that answer without a key.
 pub fn open(app: &App) -> Router {
     add(Router::new(), HealthServer::new(health::HealthService::new(app.clone())))
 }
 
-/// A refusal as a gRPC status; `retry-after-ms` is in the metadata where trying again helps.
+/// A refusal as a gRPC status, with `retry-after-ms` in the metadata if retrying helps.
 pub fn status(refusal: &Refusal) -> tonic::Status {
     let mut status = tonic::Status::new(refusal.grpc_code(), refusal.to_string());
     if let Some(after) = refusal.retry_after() {

@@ -1,4 +1,4 @@
-//! The Inference service.
+//! The service skein.v1.Inference.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub struct InferenceService {
 }
 
 impl InferenceService {
-    /// Of `app`.
+    /// Serves requests with `app`.
     pub fn new(app: App) -> Self {
         Self { app }
     }
@@ -80,7 +80,7 @@ impl InferenceService {
         timeout: Option<Duration>,
     ) -> Result<Responses, Refusal> {
         let n = request.sampling.as_ref().and_then(|sampling| sampling.n).unwrap_or(1);
-        // What is out of range is the validator's to refuse.
+        // Clamped here; the validator refuses an n out of range.
         let had = convert::received(&request, n.clamp(1, self.app.config.limits.n))?;
         if had.iter().all(|had| had.finished) {
             return Ok(Box::pin(futures::stream::empty()));
@@ -127,7 +127,7 @@ impl InferenceService {
     }
 }
 
-/// How responses look.
+/// What every response of a stream needs.
 struct Shown {
     app: App,
     id: String,
@@ -142,7 +142,7 @@ fn responses(
 ) -> impl Stream<Item = Result<v1::GenerateResponse, Status>> + Send {
     let mut rests: Vec<Rest> = had.into_iter().map(Rest::after).collect();
     async_stream::try_stream! {
-        // The first response of all brings what the prompt is worth; who resumes has had it.
+        // The first response carries the prompt's log-probabilities; a resuming client already has them.
         let mut first = !resumed;
         while let Some(delta) = stream.next().await {
             let delta = delta.map_err(|refusal| status(&refusal))?;

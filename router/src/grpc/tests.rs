@@ -82,10 +82,10 @@ async fn text_tokens_and_usage_come_in_order() {
     assert_eq!(responses[2].request_id, "g");
 }
 
-/// Text, tokens and finishes of a sample.
+/// Text, tokens and finishes of one sample.
 type Assembled = (String, Vec<u32>, usize);
 
-/// What came of two samples, and how often usage and prompt log-probabilities came.
+/// Two assembled samples, and how many responses had usage and how many had prompt log-probabilities.
 fn assembled(responses: &[v1::GenerateResponse]) -> ([Assembled; 2], usize, usize) {
     let mut samples = <[Assembled; 2]>::default();
     for response in responses {
@@ -99,7 +99,7 @@ fn assembled(responses: &[v1::GenerateResponse]) -> ([Assembled; 2], usize, usiz
 }
 
 #[tokio::test]
-async fn a_stream_is_taken_up_again_behind_any_response() {
+async fn a_stream_resumes_after_any_response() {
     let script = |whole: bool| {
         let length = |index| finish(index, FinishReason::Length);
         let journey = crate::request::Journey { moves: 1, resume_exact: true };
@@ -148,7 +148,7 @@ async fn a_stream_is_taken_up_again_behind_any_response() {
 }
 
 #[tokio::test]
-async fn resume_points_that_make_no_sense_are_refused() {
+async fn inconsistent_resume_points_are_refused() {
     let refused = async |id: &str, resume_from: &[v1::Received]| {
         let script = Script::of([delta(0, "ab"), finish(0, FinishReason::Length)]);
         let resume_from = resume_from.to_vec();
@@ -243,7 +243,7 @@ async fn tokens_models_and_health_are_served() {
 }
 
 #[tokio::test]
-async fn keys_guard_grpc_and_the_answer_is_a_status() {
+async fn without_a_key_grpc_answers_with_a_status() {
     let mut config = testing::config();
     config.api_keys = vec!["sesame".to_owned()];
     let app = App::new(

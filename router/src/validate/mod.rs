@@ -1,5 +1,5 @@
-//! The one validator: what either API asked for becomes a checked [`TokenRequest`], or a refusal that names the
-//! field, the limit and the value. Pure but for the request id that it draws when none is given.
+//! The one validator: turns a request from either API into a checked [`TokenRequest`], or a refusal that
+//! names the field, the limit and the value. Pure, except that it draws a request id if none is given.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -20,15 +20,15 @@ use crate::text::text_stream::TextOptions;
 
 /// Longest `request_id` and `cache_salt`, bytes.
 const MAX_ID_BYTES: usize = 128;
-/// Below this a temperature is greedy: dividing logits by it would overflow.
+/// Temperatures below this are greedy: dividing logits by them would overflow.
 const GREEDY_BELOW: f64 = 1e-5;
-/// Bounds of `logit_bias` values, which are clamped to them.
+/// `logit_bias` values are clamped to ±this.
 const MAX_BIAS: f64 = 100.0;
 
 /// Checks `draft` against the model and the limits and turns its prompt into tokens.
 ///
 /// # Errors
-/// The first rule that is broken; cheap rules come before tokenisation.
+/// The first broken rule. Cheap rules are checked before tokenisation.
 pub fn validate(
     mut draft: Draft,
     text: &ModelText,
@@ -72,14 +72,15 @@ pub fn validate(
         skip_special_tokens: draft.sampling.skip_special_tokens.unwrap_or(true),
     };
     if !options.stop.is_empty() {
-        // Whoever reads a stream ends it for all of its readers where its stop string ends.
+        // A stop string ends the stream for every reader, so requests with other stop strings must not share
+        // it.
         let key = request.own_stream_key().ended_by(&options.stop, options.skip_special_tokens);
         request.stream_key = Some(key);
     }
     Ok((request, options))
 }
 
-/// Refuses a model that is not served; none named is the one served.
+/// Refuses a model that is not served. `None` means the served one.
 pub fn check_model(model: Option<&str>, text: &ModelText) -> Result<(), Refusal> {
     match model {
         Some(name) if !text.served_names.iter().any(|served| **served == *name) => {
@@ -89,7 +90,7 @@ pub fn check_model(model: Option<&str>, text: &ModelText) -> Result<(), Refusal>
     }
 }
 
-/// Token ids of any form of prompt, none of them outside the vocabulary, at least one.
+/// Converts a prompt of any form to token ids: at least one, all within the vocabulary.
 pub fn prompt_tokens(
     prompt: &Prompt,
     add_special_tokens: bool,
@@ -115,7 +116,7 @@ pub fn prompt_tokens(
     Ok(tokens)
 }
 
-/// A tokenizer may know more tokens than the model that is served with it.
+/// Checks `tokens` against the model's vocabulary, which may be smaller than the tokenizer's.
 fn check_known_to_model(
     tokens: &[TokenId],
     param: &'static str,
@@ -125,12 +126,12 @@ fn check_known_to_model(
     let Some(token) = tokens.iter().copied().find(|token| *token >= vocab_size) else { return Ok(()) };
     let spelling = text.tokenizer.spelling(token).unwrap_or_default();
     let message = format!(
-        "{param}: the text holds `{spelling}`, token id {token}, which the model does not know (0..{vocab_size})."
+        "{param}: the text contains `{spelling}`, token id {token}, which is outside the model's vocabulary (0..{vocab_size})."
     );
     Err(Refusal::invalid(param, message))
 }
 
-/// How many best tokens to report: `name` is what the API calls it.
+/// Checks the number of best tokens to report. `name` is the field's name in the API.
 pub fn check_logprobs(
     name: &'static str,
     value: Option<i64>,
@@ -144,7 +145,7 @@ pub fn is_request_id(id: &str) -> bool {
     (1..=MAX_ID_BYTES).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
-/// Output tokens that fit behind the prompt; an error if none do, or fewer than were asked for.
+/// Output tokens that fit after the prompt; an error if fewer fit than were requested, or none.
 fn room(draft: &Draft, prompt: usize, model: &ModelLimits) -> Result<u32, Refusal> {
     let prompt = u32::try_from(prompt).unwrap_or(u32::MAX);
     let output = draft.sampling.max_tokens.and_then(|count| u32::try_from(count).ok()).unwrap_or(1);
@@ -162,7 +163,7 @@ fn prompt_param(prompt: &Prompt) -> &'static str {
     }
 }
 
-/// The limit is on what the client chose; the number of a part comes on top of it.
+/// The length limit applies to what the client sent; the prompt's number is appended after it.
 fn request_id(id: Option<String>, part: Option<usize>) -> Result<String, Refusal> {
     let id = id.unwrap_or_else(|| Uuid::now_v7().to_string());
     if !is_request_id(&id) {
@@ -204,12 +205,13 @@ fn sampling(
     if let Some(best_of) = draft.best_of
         && best_of != i64::from(n)
     {
-        let message =
-            format!("best_of must equal n ({n}), got {best_of}; choosing among more is not supported.");
+        let message = format!(
+            "best_of must equal n ({n}), got {best_of}; choosing the best of more samples is not supported."
+        );
         return Err(Refusal::invalid("best_of", message));
     }
     if temperature == 0.0 && n > 1 {
-        let message = format!("n must be 1 when temperature is 0 (greedy samples are all alike), got {n}.");
+        let message = format!("n must be 1 when temperature is 0 (greedy samples are identical), got {n}.");
         return Err(Refusal::invalid("n", message));
     }
     Ok(SamplingParams {
@@ -268,7 +270,7 @@ fn stop_strings(stop: &[String], limits: &RequestLimits) -> Result<Vec<String>, 
     Ok(stop.to_vec())
 }
 
-/// A token id of a request, inside the vocabulary.
+/// Checks that a token id is within the vocabulary.
 pub fn token_id(name: &'static str, token: i64, vocab_size: u32) -> Result<TokenId, Refusal> {
     match TokenId::try_from(token) {
         Ok(token) if token < vocab_size => Ok(token),
@@ -294,9 +296,9 @@ fn check_bytes(name: &'static str, text: &str, most: usize) -> Result<(), Refusa
     Ok(())
 }
 
-/// The seed of a request that brings none: XXH3-64 of its id. So whoever repeats a request under its id gets the same
-/// tokens, from any router and after any death. Ids that we draw are random, so answers still vary. Frozen: releases
-/// that run side by side must agree.
+/// The seed of a request that brings none: XXH3-64 of its id. A request repeated under its id gets the same
+/// tokens, from any router and after any crash; generated ids are random, so answers still vary. Frozen:
+/// releases that run side by side must agree.
 fn seed_of(id: &str) -> u64 {
     xxh3_64(id.as_bytes())
 }

@@ -1,4 +1,4 @@
-//! Each rule, what it says, and what stands in for what is absent.
+//! Each rule, its message, and the defaults for absent values.
 
 use super::*;
 use crate::testing;
@@ -44,8 +44,8 @@ fn each_rule_names_field_limit_and_value() {
     check(SamplingOptions { frequency_penalty: Some(9.0), ..some() }, "frequency_penalty", "frequency_penalty must be in [-2, 2], got 9.");
     check(SamplingOptions { n: Some(1_000_000), ..some() }, "n", "n must be in [1, 16], got 1000000.");
     check(SamplingOptions { n: Some(0), ..some() }, "n", "n must be in [1, 16], got 0.");
-    check(SamplingOptions { n: Some(3), temperature: Some(0.0), ..some() }, "n", "n must be 1 when temperature is 0 (greedy samples are all alike), got 3.");
-    check(SamplingOptions { best_of: Some(4), ..some() }, "best_of", "best_of must equal n (1), got 4; choosing among more is not supported.");
+    check(SamplingOptions { n: Some(3), temperature: Some(0.0), ..some() }, "n", "n must be 1 when temperature is 0 (greedy samples are identical), got 3.");
+    check(SamplingOptions { best_of: Some(4), ..some() }, "best_of", "best_of must equal n (1), got 4; choosing the best of more samples is not supported.");
     check(SamplingOptions { max_tokens: Some(0), ..some() }, "max_tokens", "max_tokens must be in [1, 4294967295], got 0.");
     check(SamplingOptions { max_tokens: Some(4), min_tokens: Some(5), ..some() }, "min_tokens", "min_tokens must be in [0, 4], got 5.");
     check(SamplingOptions { logprobs: Some(21), ..some() }, "logprobs", "logprobs must be in [0, 20], got 21.");
@@ -65,7 +65,7 @@ fn each_rule_names_field_limit_and_value() {
 }
 
 #[test]
-fn a_prompt_one_token_too_long_is_told_in_the_known_sentence() {
+fn a_prompt_one_token_too_long_gets_vllms_error_text() {
     let prompt = |tokens, max_tokens| Draft {
         prompt: Prompt::Tokens(vec![1; tokens]),
         sampling: SamplingOptions { max_tokens, ..some() },
@@ -86,7 +86,7 @@ fn a_prompt_one_token_too_long_is_told_in_the_known_sentence() {
 }
 
 #[test]
-fn a_text_with_tokens_that_only_the_tokenizer_knows_is_refused_before_any_worker_sees_it() {
+fn a_text_with_tokens_outside_the_models_vocabulary_is_refused_by_the_router() {
     // The tokenizer's bytes are tokens 4 to 259: `z` is 126.
     let small = ModelLimits { vocab_size: 126, ..MODEL };
     let run = |prompt| {
@@ -95,7 +95,8 @@ fn a_text_with_tokens_that_only_the_tokenizer_knows_is_refused_before_any_worker
     };
     assert!(run(Prompt::Text("ay".to_owned())).is_ok());
     let refusal = run(Prompt::Text("az".to_owned())).unwrap_err();
-    let message = "prompt: the text holds `z`, token id 126, which the model does not know (0..126).";
+    let message =
+        "prompt: the text contains `z`, token id 126, which is outside the model's vocabulary (0..126).";
     assert_eq!((refusal.param(), refusal.to_string().as_str()), (Some("prompt"), message));
     let messages = vec![json!({"role": "user", "content": "z"})];
     let chat = Prompt::Chat {
@@ -115,7 +116,7 @@ fn a_model_that_is_not_served_is_not_found() {
 }
 
 #[test]
-fn what_is_absent_takes_its_default() {
+fn absent_values_take_their_defaults() {
     let (request, options) = run(draft(some())).unwrap();
     let SamplingParams { temperature, top_p, top_k, min_tokens, max_tokens, seed, .. } = *request.sampling;
     assert_eq!((temperature, top_p, top_k, min_tokens, max_tokens), (1.0, 1.0, 0, 0, 61));
@@ -138,7 +139,7 @@ fn without_a_seed_the_id_is_the_seed() {
 }
 
 #[test]
-fn calls_that_end_at_other_places_share_no_stream() {
+fn calls_with_different_stop_strings_share_no_stream() {
     let key = |stop: &[&str], skip_special_tokens| {
         let stop = stop.iter().map(|stop| (*stop).to_owned()).collect();
         let sampling = SamplingOptions { stop, skip_special_tokens, ..some() };
@@ -152,7 +153,7 @@ fn calls_that_end_at_other_places_share_no_stream() {
 }
 
 #[test]
-fn the_models_defaults_stand_in_for_absent_values() {
+fn absent_values_take_the_models_defaults() {
     let generation = json!({"do_sample": true, "temperature": 0.5, "top_k": 7, "max_new_tokens": 5});
     let text = testing::model_text_with(&generation, None);
     let run = |draft| validate(draft, &text, &MODEL, &RequestLimits::default(), Timestamp::ZERO).unwrap().0;

@@ -1,4 +1,4 @@
-//! What answers and streams look like.
+//! The content and form of answers and streams.
 
 use super::*;
 
@@ -142,7 +142,7 @@ async fn prompts_may_be_token_ids() {
 }
 
 #[tokio::test]
-async fn an_answer_tells_how_often_it_moved_if_it_did() {
+async fn an_answer_reports_its_moves_if_there_were_any() {
     let moved = |moves, resume_exact| Script { journey: Journey { moves, resume_exact }, ..says("x") };
     let receipt = json!({"moves": 2, "resume_exact": false});
     for (path, body) in [(COMPLETIONS, json!({"prompt": "a"})), (CHAT, chat(json!({})))] {

@@ -1,4 +1,4 @@
-//! What is refused, and in which words.
+//! Refusals, and their exact text.
 
 use super::*;
 
@@ -210,7 +210,7 @@ async fn errors_have_their_golden_bodies() {
 }
 
 #[tokio::test]
-async fn bodies_that_are_no_json_are_refused() {
+async fn bodies_that_are_not_json_are_refused() {
     let app = testing::app(Script::default());
     let code = async |body: Body, kind: &str| {
         let request = Request::post(CHAT).header("content-type", kind).body(body).unwrap();
@@ -243,7 +243,7 @@ async fn an_error_in_mid_stream_is_the_last_chunk() {
 }
 
 #[tokio::test]
-async fn what_a_worker_said_as_it_failed_is_not_told_to_clients() {
+async fn a_workers_own_error_text_does_not_reach_clients() {
     let reason = "Unavailable: the engine failed: row 392 has no finite logit".to_owned();
     let lost = Refusal::WorkersLost { moves: 3, reason };
     let answer = post(Script { refuse: Some(lost), ..Script::default() }, CHAT, chat(json!({}))).await;

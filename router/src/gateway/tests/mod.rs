@@ -1,5 +1,5 @@
-//! The HTTP edge over a scripted generator: bodies, chunks and headers, byte for byte where clients look. Here is how
-//! to ask it; the tests are in the files beside.
+//! The HTTP API over a scripted generator: bodies, chunks and headers, byte for byte where clients rely on
+//! them. This file has the helpers; the tests are in the submodules.
 
 mod answers;
 mod errors;
@@ -49,7 +49,7 @@ impl Answer {
         self.events_with_ids().into_iter().map(|(_, data)| data).collect()
     }
 
-    /// The events of an SSE body: their ids (empty = none) and data, times set to 0.
+    /// The events of an SSE body as (id, data), times set to 0; an event without an id has an empty one.
     fn events_with_ids(&self) -> Vec<(String, String)> {
         assert!(self.body.ends_with("\n\n"), "{}", self.body);
         let event = |event: &str| {
@@ -84,7 +84,7 @@ fn post_bytes(path: &str, body: impl Into<Body>) -> Request<Body> {
     request.body(body.into()).unwrap()
 }
 
-/// Sends `body` under the id `t`, so that answers are the same every time.
+/// Sends `body` under the id `t`, so that answers are reproducible.
 async fn post(script: Script, path: &str, mut body: Value) -> Answer {
     body["request_id"] = json!("t");
     send(&testing::app(script), post_bytes(path, body.to_string())).await
@@ -135,7 +135,7 @@ fn invalid(param: &str, message: &str) -> String {
     )
 }
 
-/// The requests that `body` becomes, and the answer to it.
+/// Posts `body`; returns the requests that reached the generator, and the answer.
 async fn asked(path: &str, body: &Value, x_request_id: &str) -> (Vec<TokenRequest>, Answer) {
     let script = Arc::new(says("x"));
     let app = App::new(Arc::new(testing::model_text()), script.clone(), testing::config());

@@ -1,4 +1,4 @@
-//! What of a call reaches the generator, and under which id.
+//! What reaches the generator, and under which id.
 
 use super::*;
 
@@ -33,7 +33,7 @@ async fn a_long_request_id_has_room_for_the_numbers_of_its_prompts() {
 }
 
 #[tokio::test]
-async fn add_special_tokens_is_not_swallowed() {
+async fn add_special_tokens_reaches_the_generator() {
     let prompt = async |extra: Value| {
         let mut body = json!({"prompt": "a"});
         body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
@@ -52,7 +52,7 @@ async fn add_special_tokens_is_not_swallowed() {
 }
 
 #[tokio::test]
-async fn logit_bias_keys_that_only_look_alike_are_refused_here_and_not_by_a_worker() {
+async fn logit_bias_keys_that_are_not_plain_digits_are_refused_by_the_router() {
     let check = async |bias: Value, message: &str| {
         let answer = post(says("x"), COMPLETIONS, json!({"prompt": "a", "logit_bias": bias})).await;
         check_error(answer, 400, &invalid("logit_bias", message)).await;
@@ -63,7 +63,7 @@ async fn logit_bias_keys_that_only_look_alike_are_refused_here_and_not_by_a_work
 }
 
 #[tokio::test]
-async fn more_prompts_than_are_ever_let_in_at_once_are_not_told_to_retry() {
+async fn more_prompts_than_the_queue_can_hold_are_refused_without_retry() {
     let mut config = testing::config();
     config.admission.max_num_queued_reqs = 2;
     let app = App::new(Arc::new(testing::model_text()), Arc::new(says("x")), config);

@@ -1,4 +1,4 @@
-//! Streams that are taken up again with `Last-Event-ID`: whatever was cut where, the parts are the whole.
+//! Streams resumed with `Last-Event-ID`: wherever they were cut, the parts add up to the whole.
 
 use proptest::prelude::*;
 use skein_proto::TokenId;
@@ -7,7 +7,7 @@ use super::*;
 use crate::request::TokenDelta;
 use crate::text::model_text::ModelText;
 
-/// A stream's texts, one for each sample, each cut into deltas of so many tokens.
+/// Streams one sample per text, in deltas of `cut` tokens.
 fn script(texts: &[String], cut: usize) -> Script {
     let tokens: Vec<Vec<TokenId>> = texts.iter().map(|text| testing::tokens(text)).collect();
     let rounds = tokens.iter().map(|tokens| tokens.len().div_ceil(cut)).max().unwrap_or(0);
@@ -23,7 +23,7 @@ fn script(texts: &[String], cut: usize) -> Script {
     Script::of(deltas)
 }
 
-/// What a client has put together.
+/// What a client has assembled.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Assembled {
     choices: Vec<Whole>,
@@ -31,7 +31,7 @@ struct Assembled {
     done: usize,
 }
 
-/// Of one choice: what is a list came once each.
+/// One choice; list fields collect one item per event.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Whole {
     roles: usize,
@@ -81,7 +81,8 @@ impl Whole {
     }
 }
 
-/// A client that may lose its connection, in front of servers that cut their deltas in one way each.
+/// A client whose connection may break, in front of servers that each split the output into deltas
+/// differently.
 struct Client {
     text: Arc<ModelText>,
     path: &'static str,
@@ -104,7 +105,7 @@ impl Client {
         answer
     }
 
-    /// Loses the connection after every event in turn, and what comes then after each of its events.
+    /// Cuts the connection after every event in turn, then once more within each remainder.
     async fn check_every_point(&self, cuts: (usize, usize)) {
         let whole = self.ask(cuts.0, None).await.events_with_ids();
         let expected = Assembled::of(self.choices, &whole);
@@ -115,7 +116,7 @@ impl Client {
             let rest = self.ask(cuts.1, Some(id)).await.events_with_ids();
             let parts = whole[..=at].iter().chain(&rest);
             assert_eq!(Assembled::of(self.choices, parts), expected, "{whole:?} cut at {id}");
-            // And cut again, in the middle of the rest.
+            // Cut again in the middle of the remainder.
             let Some((again, _)) = rest.get(rest.len() / 2).filter(|(id, _)| !id.is_empty()) else {
                 continue;
             };
@@ -141,7 +142,7 @@ fn wants(chat: bool, extra: &[(&str, Value)]) -> (&'static str, Value) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
-    fn parts_of_a_stream_are_the_whole_wherever_it_was_cut(
+    fn parts_add_up_to_the_whole_wherever_a_stream_was_cut(
         texts in prop::collection::vec("[ab😀é]{0,8}", 1..4),
         stop in prop::option::of("[ab😀é]{1,2}"),
         chat in any::<bool>(), logprobs in any::<bool>(), ids in any::<bool>(), usage in any::<bool>(),
@@ -167,7 +168,7 @@ proptest! {
 }
 
 #[tokio::test]
-async fn many_prompts_of_one_call_are_taken_up_again_each_where_it_was() {
+async fn each_prompt_of_a_call_resumes_where_it_was() {
     let prompts = json!(["a", "bb", "c"]);
     let (path, body) = wants(false, &[("prompt", prompts), ("n", json!(2)), ("echo", json!(true))]);
     let text = Arc::new(testing::model_text());
@@ -176,7 +177,7 @@ async fn many_prompts_of_one_call_are_taken_up_again_each_where_it_was() {
 }
 
 #[tokio::test]
-async fn a_client_that_has_all_but_the_word_that_it_is_over_gets_that_word() {
+async fn a_client_that_lacks_only_done_gets_done() {
     let app = testing::app(Script { refuse: Some(Refusal::Internal), ..Script::default() });
     let ask = async |id: &str, extra: &[(&str, Value)]| {
         let (path, body) = wants(true, extra);
@@ -202,12 +203,13 @@ async fn ids_that_do_not_fit_the_body_are_refused() {
         assert_eq!(answer.status, status, "{}", answer.body);
     };
     check("t", &[], 400, "`<request id>/<state>`, got `t`").await;
-    check("t/1.1,1.1", &[], 400, "tells of 2 choices, this body asks for 1").await;
-    check("t/1.1", &[("n", json!(3))], 400, "tells of 1 choices, this body asks for 3").await;
-    check("t/1.1", &[("request_id", json!("u"))], 400, "of another request").await;
+    check("t/1.1,1.1", &[], 400, "call with 2 choices, but this body asks for 1").await;
+    check("t/1.1", &[("n", json!(3))], 400, "call with 1 choices, but this body asks for 3").await;
+    check("t/1.1", &[("request_id", json!("u"))], 400, "to a different request").await;
     check("t/1.1", &[("stream", json!(false))], 400, "only with stream: true").await;
     check("t/1.1f,", &[], 400, "`<request id>/<state>`").await;
-    // More than there is, less than was said to be all, and what cannot be: told before anything is sent.
+    // More than was generated, a finish before the end, or impossible counts: the stream's first event is the
+    // error.
     for id in ["t/9.9", "t/1.1f", "t/9.1", "t/1.9"] {
         let usage = [("stream_options", json!({"include_usage": true}))];
         check(id, &usage, 200, r#"data: {"error":{"message":"The answer under this request id is not"#).await;
@@ -215,7 +217,7 @@ async fn ids_that_do_not_fit_the_body_are_refused() {
 }
 
 #[tokio::test]
-async fn calls_with_many_choices_have_no_ids_and_end_with_an_error_at_the_drains_end() {
+async fn calls_with_many_choices_have_no_ids_and_end_with_an_error_at_shutdown() {
     let prompts = vec!["a"; 17];
     let say = vec![Say::Delta(delta(0, "x")), Say::Fail(Refusal::Draining)];
     let answer =

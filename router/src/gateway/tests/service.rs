@@ -1,4 +1,4 @@
-//! Keys, models, health, tokenisation.
+//! Keys, models, health and tokenisation.
 
 use super::*;
 
@@ -41,7 +41,7 @@ async fn everything_but_health_needs_the_key() {
 }
 
 #[tokio::test]
-async fn models_and_version_are_told() {
+async fn models_and_version_are_listed() {
     let models = get(says("x"), "/v1/models").await.json();
     assert_eq!((&models["object"], &models["data"][0]["id"]), (&json!("list"), &json!("test")));
     assert_eq!(models["data"][0]["max_model_len"], testing::MAX_MODEL_LEN);

@@ -1,4 +1,4 @@
-//! skein.worker.v1 messages to and from the router's own types, on the side that answers.
+//! Server side of skein.worker.v1: converts messages to and from the router's own types.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use crate::refusal::Refusal;
 use crate::request::{Resume, ResumeSample, TokenDelta, TokenRequest};
 use crate::validate::is_request_id;
 
-/// Samples of one request: their numbers are below this.
+/// Most samples of a request; sample indices are below this.
 const MAX_SAMPLES: u32 = 64;
 
-/// A request as the cluster takes it. What its parameters may be is checked by the worker that gets it.
+/// Converts a request for the cluster. The worker that gets it checks the sampling parameters.
 ///
 /// # Errors
-/// [`Refusal::Invalid`] for what is no request at all.
+/// [`Refusal::Invalid`] if a required field is missing or the samples are inconsistent.
 pub fn token_request(
     request: wire::GenerateRequest,
     model: Arc<str>,
@@ -55,7 +55,7 @@ pub fn token_request(
     })
 }
 
-/// How many samples there are, and what of them is delivered, unless all begin.
+/// The number of samples, and what was already delivered of them; `None` if all samples are new.
 fn samples(
     samples: Vec<wire::Sample>,
     sampling: &wire::SamplingParams,
@@ -79,27 +79,27 @@ fn samples(
         let sample =
             |one: wire::Sample| ResumeSample { index: one.index, delivered: one.delivered_token_ids };
         let samples = samples.into_iter().map(sample).collect();
-        // Whoever has all of the prompt's log-probabilities does not ask for them again.
+        // A router that has all the prompt's log-probabilities does not request them again.
         Arc::new(Resume { samples, prompt_logprobs_done: sampling.prompt_logprobs.is_none() })
     });
     Ok((n, resume))
 }
 
-/// Deltas for the wire, in order.
+/// Converts a stream's deltas to wire messages, in order.
 #[derive(Debug)]
 pub struct Deltas {
     epoch: u64,
-    /// Prompt position of the next log-probability; nothing precedes the first token.
+    /// Prompt position of the next log-probability. Starts at 1 because the first token has none.
     next_prompt_position: u32,
 }
 
 impl Deltas {
-    /// Of a stream that begins, in this life of the router.
+    /// For a new stream. `epoch` is the router's.
     pub fn new(epoch: u64) -> Self {
         Self { epoch, next_prompt_position: 1 }
     }
 
-    /// The next one.
+    /// Converts the next delta.
     pub fn next(&mut self, delta: TokenDelta) -> wire::GenerateDelta {
         let from_prompt_position = self.next_prompt_position;
         self.next_prompt_position += u32::try_from(delta.prompt_logprobs.len()).unwrap_or(u32::MAX);
@@ -117,14 +117,14 @@ impl Deltas {
         WorkerDelta { epoch: self.epoch, delta }.into()
     }
 
-    /// The last one of a stream that is given back.
+    /// The last message of a stream that is handed back.
     pub fn hand_back(&self) -> wire::GenerateDelta {
         let delta = Delta { hand_back: true, ..Delta::default() };
         WorkerDelta { epoch: self.epoch, delta }.into()
     }
 }
 
-/// What the router says it is.
+/// The router's capacity in the form of a worker's info.
 pub fn info(capacity: &Capacity, epoch: u64, model: String) -> WorkerInfo {
     WorkerInfo {
         epoch,
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fresh_request_has_nothing_to_resume_and_all_others_have() {
+    fn only_a_fresh_request_has_nothing_to_resume() {
         let fresh = converted(request(&[(0, &[]), (1, &[])])).unwrap();
         assert_eq!((fresh.n, fresh.resume.clone()), (2, None));
         assert_eq!(fresh.stream_key, StreamKey::from_wire(&[7; 16]));
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_request_is_refused() {
+    fn incomplete_or_inconsistent_requests_are_refused() {
         let refused = |request: wire::GenerateRequest| converted(request).unwrap_err().param().unwrap();
         assert_eq!(refused(request(&[])), "samples");
         assert_eq!(refused(request(&[(0, &[]), (0, &[])])), "samples");

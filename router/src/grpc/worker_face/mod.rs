@@ -1,10 +1,10 @@
-//! A router seen as one large worker: skein.worker.v1 over its cluster, so that a gateway can stand in front of several
-//! routers as a router stands in front of workers.
+//! Presents a router as one large worker: skein.worker.v1 over its cluster. A gateway stands in front of
+//! several routers the way a router stands in front of workers.
 //!
-//! The stream's key passes through to the worker. So a stream whose router dies is found again at its worker by the
-//! next router that is asked to go on with it. A router keeps no output itself: `Attach` is always NOT_FOUND here, and
-//! `Generate` with the delivered tokens finds the stream where it runs. What a gateway leaves without a word is held
-//! for as long as it asked, as a worker does.
+//! The stream key passes through to the worker, so after a router dies, the next router that gets the request
+//! finds the stream at its worker. A router keeps no output: `Attach` always answers NOT_FOUND, and
+//! `Generate` with the delivered tokens finds the stream where it runs. If a gateway disconnects without
+//! releasing a stream, the router holds it for the requested linger time, as a worker does.
 
 mod convert;
 mod readers;
@@ -29,7 +29,7 @@ use crate::capacity::Capacity;
 use crate::drain::Lease;
 use crate::refusal::Refusal;
 use convert::Deltas;
-use readers::{Readers, Reading, Told};
+use readers::{ReaderSignals, Readers, Reading};
 use reports::Placements;
 
 type Messages<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -37,16 +37,16 @@ type Messages<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 /// skein.worker.v1.Worker over an [`App`].
 pub struct WorkerFace {
     app: App,
-    /// Of this life of the process.
+    /// Random per process start.
     epoch: u64,
     readers: Readers,
     placements: Arc<Placements>,
 }
 
 impl WorkerFace {
-    /// Of `app`.
+    /// Serves `app` under a new epoch.
     pub fn new(app: App) -> Self {
-        // The standard library seeds each hasher from the operating system.
+        // The standard library seeds each `RandomState` randomly.
         let epoch = RandomState::new().hash_one(std::process::id()).max(1);
         Self { app, epoch, readers: Readers::default(), placements: Arc::default() }
     }
@@ -73,17 +73,17 @@ impl Worker for WorkerFace {
         request: Request<wire::GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
         let request = request.into_inner();
-        let Some((entered, told)) = self.readers.enter(&request.request_id) else {
-            return Err(Status::already_exists("a reader of that request_id is here"));
+        let Some((entered, signals)) = self.readers.enter(&request.request_id) else {
+            return Err(Status::already_exists("that request_id already has a reader"));
         };
         let linger = Duration::from_millis(request.linger_ms);
         self.placements.note(request.placement.unwrap_or_default().into());
         let lease = self.app.drain.enter().map_err(|refusal| status(&refusal))?;
         let checked = convert::token_request(request, self.app.text.name(), clock::now());
         let checked = checked.map_err(|refusal| status(&refusal))?;
-        let source = self.app.generator.submit(checked).await.map_err(|refusal| elsewhere(&refusal))?;
+        let source = self.app.generator.submit(checked).await.map_err(|refusal| gateway_status(&refusal))?;
         let reading = entered.reads(source, linger);
-        Ok(Response::new(Box::pin(deltas(reading, told, lease, Deltas::new(self.epoch)))))
+        Ok(Response::new(Box::pin(deltas(reading, signals, lease, Deltas::new(self.epoch)))))
     }
 
     async fn attach(&self, _: Request<wire::AttachRequest>) -> Result<Response<Self::AttachStream>, Status> {
@@ -119,10 +119,10 @@ impl Worker for WorkerFace {
     }
 }
 
-/// A stream for its reader, to its end, its release, or the end of this router's time.
+/// Sends a stream to its reader until it ends, is released, or this router shuts down.
 fn deltas(
     mut reading: Reading,
-    mut told: Told,
+    mut signals: ReaderSignals,
     lease: Lease,
     mut deltas: Deltas,
 ) -> impl Stream<Item = Result<wire::GenerateDelta, Status>> + Send {
@@ -130,18 +130,18 @@ fn deltas(
         while let Some(source) = &mut reading.source {
             tokio::select! {
                 biased;
-                () = told.released.cancelled() => reading.source = None,
+                () = signals.released.cancelled() => reading.source = None,
                 () = lease.ended() => {
-                    // The process leaves and the worker goes on: whoever asks next reads on there.
+                    // The process exits but the worker goes on; another router resumes the stream there.
                     yield Ok(deltas.hand_back());
                     reading.source = None;
                 }
-                Some(sample_index) = told.aborts.recv() => source.abort_sample(sample_index),
+                Some(sample_index) = signals.aborts.recv() => source.abort_sample(sample_index),
                 item = source.next() => match item {
                     Some(Ok(delta)) => yield Ok(deltas.next(delta)),
                     Some(Err(refusal)) => {
                         reading.source = None;
-                        yield Err(elsewhere(&refusal));
+                        yield Err(gateway_status(&refusal));
                     }
                     None => reading.source = None,
                 }
@@ -150,8 +150,9 @@ fn deltas(
     }
 }
 
-/// A refusal for a gateway. A router that has no worker is not at fault: another one may have some.
-fn elsewhere(refusal: &Refusal) -> Status {
+/// A refusal as a status for a gateway. Without a ready worker the router reports exhaustion, not a fault, so
+/// that the gateway tries another router.
+fn gateway_status(refusal: &Refusal) -> Status {
     let status = status(refusal);
     match refusal {
         Refusal::NoReadyWorker { .. } => Status::with_metadata(

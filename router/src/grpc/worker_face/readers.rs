@@ -1,6 +1,7 @@
-//! Who reads streams through this router's worker face: each reader by its name, so that it can be released or lose a
-//! sample, and the streams of readers that broke off without a word. Those are held for as long as their reader asked
-//! (a gateway that died comes back through another router, or this one), and then let go.
+//! The streams that gateways read through this router. Each reader has a name, by which it can be released or
+//! one of its samples aborted. If a reader disconnects without a release, its stream is held for the linger
+//! time that it requested, so that the gateway (or its successor) can return through this router or another,
+//! and is then dropped.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,75 +13,75 @@ use tokio_util::sync::CancellationToken;
 
 use crate::generator::TokenSource;
 
-/// Longest time that a stream is held without its reader; workers have the same bound.
+/// Longest time a stream is held without its reader. Workers have the same bound.
 const LONGEST_LINGER: Duration = Duration::from_secs(300);
-/// Samples that may wait to be aborted: each at most once.
+/// Most aborts queued per reader; each sample is aborted at most once.
 const MAX_ABORTS: usize = 64;
 
-/// The readers. Clones share them.
+/// The readers by name. Clones share the map.
 #[derive(Clone, Default)]
-pub struct Readers(Arc<Mutex<BTreeMap<String, Entry>>>);
+pub struct Readers(Arc<Mutex<BTreeMap<String, Reader>>>);
 
-struct Entry {
+struct Reader {
     released: CancellationToken,
     aborts: mpsc::Sender<u32>,
 }
 
-/// What a reader reads. Dropped before its end, and without a release, it is held for a while.
+/// A stream being read. If dropped before its end and without a release, the stream is held for `linger`.
 pub struct Reading {
     readers: Readers,
     name: String,
-    /// `None` once the stream is over.
+    /// `None` once the stream has ended.
     pub source: Option<Box<dyn TokenSource>>,
     linger: Duration,
     released: CancellationToken,
 }
 
-/// What a reader's stream is told.
-pub struct Told {
-    /// The reader leaves for good.
+/// Signals to the task that sends a reader its stream.
+pub struct ReaderSignals {
+    /// The reader is done with the stream.
     pub released: CancellationToken,
-    /// Samples that it wants no more of.
+    /// Samples that the reader aborts.
     pub aborts: mpsc::Receiver<u32>,
 }
 
 impl Readers {
-    /// Takes a name; `None` when it is in use.
-    pub fn enter(&self, name: &str) -> Option<(Entered, Told)> {
+    /// Claims a name; `None` if it is in use.
+    pub fn enter(&self, name: &str) -> Option<(Entered, ReaderSignals)> {
         let mut readers = self.lock();
         if readers.contains_key(name) {
             return None;
         }
-        let (released, (aborts, wanted)) = (CancellationToken::new(), mpsc::channel(MAX_ABORTS));
-        readers.insert(name.to_owned(), Entry { released: released.clone(), aborts });
+        let (released, (aborts, aborts_in)) = (CancellationToken::new(), mpsc::channel(MAX_ABORTS));
+        readers.insert(name.to_owned(), Reader { released: released.clone(), aborts });
         let entered =
             Entered { readers: self.clone(), name: name.to_owned(), released: released.clone(), kept: false };
-        Some((entered, Told { released, aborts: wanted }))
+        Some((entered, ReaderSignals { released, aborts: aborts_in }))
     }
 
-    /// Lets a reader leave for good; false when there is none of that name.
+    /// Releases a reader's stream; false if no reader has that name.
     pub fn release(&self, name: &str) -> bool {
-        let entry = self.lock().remove(name);
-        entry.map(|entry| entry.released.cancel()).is_some()
+        let reader = self.lock().remove(name);
+        reader.map(|reader| reader.released.cancel()).is_some()
     }
 
-    /// Ends one sample of a reader; false when there is none of that name.
+    /// Aborts one sample of a reader; false if no reader has that name.
     pub fn abort(&self, name: &str, sample_index: u32) -> bool {
-        // With the channel full of samples that were aborted this one was, too.
-        self.lock().get(name).map(|entry| entry.aborts.try_send(sample_index)).is_some()
+        // The channel is full only if every sample has been aborted, this one included.
+        self.lock().get(name).map(|reader| reader.aborts.try_send(sample_index)).is_some()
     }
 
-    /// Readers now, and streams held for those that broke off.
+    /// Readers, including those that disconnected and whose stream is held.
     pub fn count(&self) -> usize {
         self.lock().len()
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Reader>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A name in use, before its stream has come. Dropped, it is free again.
+/// A claimed name whose stream has not started. Dropping it frees the name.
 pub struct Entered {
     readers: Readers,
     name: String,
@@ -89,7 +90,7 @@ pub struct Entered {
 }
 
 impl Entered {
-    /// The stream has come: it lives on for `linger` if its reader breaks off.
+    /// Attaches the stream, which is held for `linger` if its reader disconnects.
     pub fn reads(mut self, source: Box<dyn TokenSource>, linger: Duration) -> Reading {
         self.kept = true;
         let (readers, name, released) = (self.readers.clone(), self.name.clone(), self.released.clone());
@@ -107,7 +108,7 @@ impl Drop for Entered {
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        // Without a runtime the process is at its end.
+        // Without a runtime the process is exiting.
         let runtime = tokio::runtime::Handle::try_current();
         let held = self.source.take().filter(|_| !self.linger.is_zero() && !self.released.is_cancelled());
         let (Some(source), Ok(_)) = (held, runtime) else {

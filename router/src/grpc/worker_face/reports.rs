@@ -1,4 +1,4 @@
-//! What a router says of itself to gateways: an empty cache, and its load again and again.
+//! What a router reports to gateways: an empty cache, and its load at intervals.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,27 +13,28 @@ use skein_proto::worker::v1 as wire;
 use super::readers::Readers;
 use crate::app::App;
 
-/// Between reports while something runs, and while nothing does.
+/// Time between reports while requests run.
 const BUSY_INTERVAL: Duration = Duration::from_millis(250);
+/// Time between reports while none run.
 const IDLE_INTERVAL: Duration = Duration::from_secs(1);
-/// And this often while it waits for its own workers: a router that has just started takes requests a moment later, and
-/// streams of the one it replaces may wait for that.
+/// Time between reports while the router waits for its own workers. It is short because a router that has
+/// just started is ready a moment later, and streams of the router that it replaces may be waiting for it.
 const UNREADY_INTERVAL: Duration = Duration::from_millis(50);
-/// Gateways whose last placement is remembered.
+/// Most gateways whose last placement is remembered.
 const MAX_GATEWAYS: usize = 256;
-/// The log of a router has no entries: its reports carry the number of the one that never comes.
+/// A router's cache log is empty, so its reports always carry the number of the first record to come.
 const NEXT_SEQUENCE: u64 = 1;
 
-/// The last placement seen of each gateway.
+/// The last placement seen from each gateway.
 #[derive(Debug, Default)]
 pub struct Placements(Mutex<BTreeMap<u64, u64>>);
 
 impl Placements {
-    /// A request was placed here.
+    /// Records that a gateway placed a request here.
     pub fn note(&self, placement: Placement) {
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if last.len() >= MAX_GATEWAYS && !last.contains_key(&placement.router) {
-            // Whichever goes: its gateway counts what it placed until it ends.
+            // Any may go: its gateway then counts its own placements until they end.
             last.pop_first();
         }
         let sequence = last.entry(placement.router).or_default();
@@ -45,7 +46,7 @@ impl Placements {
     }
 }
 
-/// The reports for one gateway, until it leaves.
+/// The reports for one gateway, until the router shuts down.
 pub fn follow(
     app: App,
     epoch: u64,
@@ -69,7 +70,7 @@ pub fn follow(
             yield event(WatchBody::Load(report));
             tokio::select! {
                 () = tokio::time::sleep(interval) => {}
-                // Told at once, so that nobody is sent here in vain.
+                // Report draining at once, so that no more requests are placed here.
                 () = app.drain.began(), if !draining => {}
                 () = app.drain.over() => break,
             }
@@ -77,7 +78,8 @@ pub fn follow(
     }
 }
 
-/// `step` rises with every report: a router that reports is not stuck, and it watches over its own workers.
+/// `step` rises with every report, which tells gateways that the router is alive; it monitors its workers
+/// itself.
 fn report(app: &App, step: u64, last_placement_sequence: u64, readers: usize) -> LoadReport {
     let readers = u32::try_from(readers).unwrap_or(u32::MAX);
     let capacity = app.ready().and_then(|()| app.generator.capacity());
@@ -91,7 +93,7 @@ fn report(app: &App, step: u64, last_placement_sequence: u64, readers: usize) ->
             prefill_tokens_per_second: capacity.prefill_tokens_per_second,
             decode_tokens_per_second: capacity.decode_tokens_per_second,
         },
-        // Nothing can be taken now. What runs waits for a worker.
+        // No worker can take a request now; running streams wait for one.
         Err(_) => Load { running: readers, ..Load::default() },
     };
     LoadReport { load, step, last_placement_sequence, draining, giving_back: false }

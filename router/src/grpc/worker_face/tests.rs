@@ -1,4 +1,5 @@
-//! The face over the scripted generator, through a real connection, and seen by a gateway's cluster.
+//! The worker API of a router over the scripted generator: through a real connection, and from a gateway's
+//! cluster.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +21,7 @@ use crate::refusal::Refusal;
 use crate::request::TokenRequest;
 use crate::testing::{self, Say, Script, delta, finish};
 
-/// A router that says what its script says.
+/// A router that answers from its script.
 struct Router {
     app: App,
     script: Arc<Script>,
@@ -74,7 +75,7 @@ fn request(name: &str, linger_ms: u64) -> wire::GenerateRequest {
 }
 
 #[tokio::test]
-async fn a_request_passes_through_with_its_key_and_what_is_delivered() {
+async fn a_request_passes_through_with_its_key_and_delivered_tokens() {
     let script = Script::of([delta(1, "ab"), finish(1, FinishReason::Stop(Some(1)))]);
     let router = Router::start(script, &[]).await;
     let transport = router.connect().await;
@@ -92,7 +93,7 @@ async fn a_request_passes_through_with_its_key_and_what_is_delivered() {
 }
 
 #[tokio::test]
-async fn a_reader_that_leaves_ends_its_stream_and_one_that_breaks_off_is_waited_for() {
+async fn a_release_ends_the_stream_and_a_disconnect_holds_it() {
     let router = Router::start(talks(), &[]).await;
     let transport = router.connect().await;
     let mut stream = transport.generate(request("left", 60_000)).await.unwrap();
@@ -105,10 +106,10 @@ async fn a_reader_that_leaves_ends_its_stream_and_one_that_breaks_off_is_waited_
     router.open_is(0).await;
     assert!(!transport.release(release("left")).await.unwrap().found);
 
-    // Without linger a broken stream ends.
+    // With no linger time, a broken stream ends.
     drop(transport.generate(request("plain", 0)).await.unwrap());
     router.open_is(0).await;
-    // With it the stream waits, until it is released or its time is over.
+    // With one, the stream waits until it is released or the time is over.
     drop(transport.generate(request("released", 60_000)).await.unwrap());
     drop(transport.generate(request("forgotten", 100)).await.unwrap());
     router.open_is(1).await;
@@ -133,7 +134,7 @@ async fn samples_are_aborted_and_streams_are_not_kept() {
 }
 
 #[tokio::test]
-async fn a_router_reports_its_load_and_hands_back_at_its_end() {
+async fn a_router_reports_its_load_and_hands_streams_back_at_shutdown() {
     let mut router = Router::start(talks(), &[]).await;
     let transport = router.connect().await;
     let mut stream = transport.generate(request("r", 60_000)).await.unwrap();
@@ -162,7 +163,7 @@ async fn a_router_reports_its_load_and_hands_back_at_its_end() {
 }
 
 #[tokio::test]
-async fn a_router_without_workers_is_no_fault() {
+async fn a_router_without_workers_is_not_at_fault() {
     let refuse =
         Some(Refusal::NoReadyWorker { reason: "x".to_owned(), retry_after: Duration::from_millis(40) });
     let router = Router::start(Script { refuse, ..Script::default() }, &[]).await;
@@ -172,7 +173,7 @@ async fn a_router_without_workers_is_no_fault() {
     assert!(!router.app.drain.is_draining());
 }
 
-/// A gateway's cluster over one router, and who tells it of more.
+/// A gateway's cluster over one router, and the channel that adds more.
 async fn gateway(router: &Router, connector: Arc<dyn Connector>) -> (Cluster, mpsc::Sender<Change>) {
     let (sender, changes) = mpsc::channel(8);
     let cluster = Cluster::start_with(&testing::config(), changes, "test", Tuning::default(), connector);
@@ -195,13 +196,13 @@ fn whole(id: &str) -> TokenRequest {
 }
 
 #[tokio::test]
-async fn a_gateway_goes_on_through_another_router() {
+async fn a_gateway_resumes_through_another_router() {
     let mut one = Router::start(talks(), &[]).await;
     let (cluster, members) = gateway(&one, Arc::new(Grpc)).await;
     let asked = whole("g");
     let mut stream = cluster.submit(asked.clone()).await.unwrap();
     assert_eq!(stream.next().await.unwrap().unwrap().tokens, testing::tokens("ab"));
-    // What the second one says stands behind what the first one has given.
+    // The second router's output follows the first one's.
     let other = Script::of([delta(0, "cd"), finish(0, FinishReason::Length)]);
     let other = Router::start(other, &[]).await;
     join(&cluster, &members, &other).await;
@@ -227,12 +228,12 @@ async fn a_client_that_leaves_a_gateway_frees_its_stream_at_the_router() {
 }
 
 #[tokio::test]
-async fn a_gateway_shows_the_key_that_routers_ask_for() {
+async fn a_gateway_sends_the_key_that_routers_require() {
     let script = Script::of([delta(0, "ab"), finish(0, FinishReason::Length)]);
     let router = Router::start(script, &["sesame"]).await;
     let refused = router.connect().await.info().await.err().unwrap();
     assert_eq!(refused.code(), Code::Unauthenticated);
-    // By these words a link knows why it fails.
+    // The link reports this text as the cause of its failure.
     let client = WorkerClient::connect(&Grpc, &router.address).await.unwrap();
     let refused = client.info().await.unwrap_err().to_string();
     assert!(refused.starts_with("Unauthenticated: "), "{refused}");
