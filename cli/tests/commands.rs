@@ -37,12 +37,12 @@ fn mistakes_end_with_their_own_code_and_a_next_step() {
     check(&["run", "x", "--temperature", "9"], &[], 2, "temperature must be in [0, 2]");
     check(&["run", "x", "--max-tokens", "0"], &[], 2, "max_tokens");
     check(&["serve", "--device", "cuda:x"], &[], 2, "is not one of auto, cpu, cuda, cuda:N, fake");
-    check(&["serve", "--device", "cpu", "--quantization", "fp8"], &[], 2, "needs a GPU, and device is cpu");
+    check(&["serve", "--device", "cpu", "--quantization", "fp8"], &[], 2, "needs a GPU, but device is cpu");
     check(
         &["serve", "--device", "cuda", "--quantization", "int8"],
         &[],
         2,
-        "is for the CPU so far, and device is cuda",
+        "is supported only on the CPU so far, but device is cuda",
     );
     check(&["serve", "--device", "cpu", "--kv-cache-dtype", "int2"], &[], 2, "is not one of auto, float32");
     check(&["serve", "--step-timeout", "5"], &[], 2, "did you mean 5s or 5ms?");

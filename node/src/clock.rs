@@ -1,12 +1,12 @@
-//! Time, as the cores take it. The only file that reads a clock: everything pure gets a [`Timestamp`] as an
-//! argument, so that a simulator can own time.
+//! Time. The only file that reads a clock: pure code gets a [`Timestamp`] as an argument, so that a simulator
+//! can control time.
 
 use std::cell::Cell;
 use std::ops::{Add, Sub};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// A point on this process's monotonic clock (or on a simulator's).
+/// A point on this process's monotonic clock, or on a simulator's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Timestamp(Duration);
 
@@ -48,7 +48,8 @@ thread_local! {
     static SIMULATED: Cell<Option<fn() -> Duration>> = const { Cell::new(None) };
 }
 
-/// Now, on the process's monotonic clock; on a thread that [`simulate`]s, on its clock.
+/// The current time: of the simulated clock on a thread that called [`simulate`], else of the monotonic
+/// clock.
 #[allow(clippy::disallowed_methods)] // the one place
 pub fn now() -> Timestamp {
     static START: OnceLock<Instant> = OnceLock::new();
@@ -58,13 +59,13 @@ pub fn now() -> Timestamp {
     }
 }
 
-/// From now on this thread's [`now`] and [`unix_time`] are what `since_start` says; `None` = the process's clock again.
-/// For simulators, which own time.
+/// Makes [`now`] and [`unix_time`] return `since_start` on this thread; `None` returns to the real clock. For
+/// simulators.
 pub fn simulate(since_start: Option<fn() -> Duration>) {
     SIMULATED.set(since_start);
 }
 
-/// Seconds since 1970, for what people and clients read (`created` in the OpenAI API). Never used for waiting.
+/// Time since 1970, for people and clients (`created` in the OpenAI API). Never used for waiting.
 #[allow(clippy::disallowed_methods)] // the one place
 pub fn unix_time() -> Duration {
     if let Some(since_start) = SIMULATED.get() {

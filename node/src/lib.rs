@@ -1,4 +1,5 @@
-//! Being a Skein process: configuration, clock, discovery, logging, supervision, shutdown. It knows no models and no policies.
+//! What every Skein process needs: configuration, clock, discovery, logging, supervision, shutdown. It
+//! contains no models and no policies.
 
 pub mod clock;
 pub mod config;

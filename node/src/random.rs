@@ -1,16 +1,16 @@
-//! Numbers that are drawn and can be drawn again: from a seed, for what needs to be spread and not to be secret.
+//! Reproducible random numbers from a seed, for spreading load; not for secrets.
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
 #[derive(Debug, Clone)]
 pub struct SplitMix64(u64);
 
 impl SplitMix64 {
-    /// Equal seeds give equal numbers.
+    /// Equal seeds give equal sequences.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// 64 even bits.
+    /// 64 uniformly distributed bits.
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -18,12 +18,12 @@ impl SplitMix64 {
         mixed ^ (mixed >> 31)
     }
 
-    /// Even in [0, 1).
+    /// Uniform in [0, 1).
     pub fn unit(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// A number below `end`.
+    /// Uniform in 0..`end`; 0 if `end` is 0.
     pub fn below(&mut self, end: usize) -> usize {
         ((u128::from(self.next_u64()) * end as u128) >> 64) as usize
     }

@@ -1,12 +1,12 @@
-//! The end of a process, asked for once and seen by everyone who waits for it.
+//! A process's shutdown: requested once, seen by every task that waits for it.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
-/// Exit code of a process that was interrupted while it was already ending (128 + SIGINT).
+/// Exit code after a second interrupt, during a shutdown (128 + SIGINT).
 const FORCED_EXIT_CODE: i32 = 130;
 
-/// A request to end, shared by cloning.
+/// A shutdown request; clones share it.
 #[derive(Debug, Clone)]
 pub struct Shutdown(watch::Sender<bool>);
 
@@ -17,10 +17,10 @@ impl Default for Shutdown {
 }
 
 impl Shutdown {
-    /// Requested by SIGINT or SIGTERM; a second SIGINT ends the process at once.
+    /// Requested by SIGINT or SIGTERM. A second SIGINT exits at once.
     ///
     /// # Errors
-    /// When the signal handlers cannot be installed.
+    /// If the signal handlers cannot be installed.
     pub fn on_signals() -> std::io::Result<Self> {
         let shutdown = Self::default();
         let (interrupt, terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
@@ -28,32 +28,32 @@ impl Shutdown {
         Ok(shutdown)
     }
 
-    /// Requested by [`Shutdown::request`] or by a second SIGTERM. SIGINT and the first SIGTERM are ignored: Ctrl-C,
-    /// systemd and `timeout` signal the whole process group, and a supervised child ends when its supervisor says
-    /// so, after the streams have drained.
+    /// Requested by [`Shutdown::request`] or by a second SIGTERM. SIGINT and the first SIGTERM are ignored:
+    /// Ctrl-C, systemd and `timeout` signal the whole process group, but a supervised worker must go on until
+    /// its supervisor has drained the streams and closes its input.
     ///
     /// # Errors
-    /// When the signal handlers cannot be installed.
+    /// If the signal handlers cannot be installed.
     pub fn supervised() -> std::io::Result<Self> {
         let shutdown = Self::default();
-        // Caught and never looked at, which is how it is ignored.
+        // Catching the signal and ignoring it keeps it from ending the process.
         let mut interrupt = signal(SignalKind::interrupt())?;
         tokio::spawn(async move { while interrupt.recv().await.is_some() {} });
         tokio::spawn(request_at_second(shutdown.clone(), signal(SignalKind::terminate())?));
         Ok(shutdown)
     }
 
-    /// Asks for the end.
+    /// Requests the shutdown.
     pub fn request(&self) {
         self.0.send_replace(true);
     }
 
-    /// Whether the end has been asked for.
+    /// Whether the shutdown has been requested.
     pub fn is_requested(&self) -> bool {
         *self.0.borrow()
     }
 
-    /// Waits until the end is asked for. Owns what it waits on, so that it can be handed to a server.
+    /// Waits for the request. The future owns its state, so it can be passed to a server.
     pub fn requested(&self) -> impl Future<Output = ()> + Send + 'static {
         let mut receiver = self.0.subscribe();
         let keep = self.clone();
@@ -65,10 +65,10 @@ impl Shutdown {
     }
 }
 
-/// The first one may have been meant for the whole group.
+/// The first SIGTERM may have been meant for the whole process group.
 async fn request_at_second(shutdown: Shutdown, mut terminate: Signal) {
     terminate.recv().await;
-    tracing::debug!("told to end: waiting for the supervisor's word");
+    tracing::debug!("SIGTERM received: waiting for the supervisor to close standard input");
     terminate.recv().await;
     shutdown.request();
 }
@@ -78,7 +78,7 @@ async fn watch_signals(shutdown: Shutdown, mut interrupt: Signal, mut terminate:
         tokio::select! {
             _ = interrupt.recv() => {
                 if shutdown.is_requested() {
-                    tracing::warn!("interrupted again: ending now, running requests are lost");
+                    tracing::warn!("interrupted again: exiting now, running requests are lost");
                     std::process::exit(FORCED_EXIT_CODE);
                 }
                 shutdown.request();
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn everyone_who_waits_sees_the_request_early_or_late() {
+    async fn every_waiter_sees_the_request_early_or_late() {
         let shutdown = Shutdown::default();
         let early = shutdown.requested();
         assert!(!shutdown.is_requested());
@@ -115,7 +115,7 @@ mod tests {
         };
         terminate_self();
         seen.recv().await;
-        // Both listeners are told by the same event; the worker's runs while this one sleeps.
+        // Both listeners get the same signal; the worker's task runs while this one sleeps.
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         assert!(!shutdown.is_requested(), "its supervisor drains first");
         terminate_self();

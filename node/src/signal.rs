@@ -1,12 +1,12 @@
-//! Tells many that something has changed, as tokio's `watch` does, but wakes those who wait in the order in which
-//! they came: a simulator that replays a seed needs it so.
+//! Notifies many listeners of a change, like tokio's `watch`, but wakes them in the order in which they
+//! started to wait: a simulator needs that to replay a seed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::Notify;
 
-/// Where changes are told.
+/// The sending side.
 #[derive(Debug, Default)]
 pub struct Signal(Arc<State>);
 
@@ -17,19 +17,19 @@ struct State {
 }
 
 impl Signal {
-    /// Something has changed.
+    /// Notifies all listeners.
     pub fn send(&self) {
         self.0.changes.fetch_add(1, Ordering::Release);
         self.0.waiting.notify_waiters();
     }
 
-    /// A listener that has seen everything until now.
+    /// A listener that has seen all changes so far.
     pub fn subscribe(&self) -> Listener {
         Listener { seen: self.0.changes.load(Ordering::Acquire), state: self.0.clone() }
     }
 }
 
-/// Where changes are heard of. Outlives its [`Signal`]: then nothing changes any more.
+/// The receiving side. It may outlive its [`Signal`] and then waits forever.
 #[derive(Debug, Clone)]
 pub struct Listener {
     state: Arc<State>,
@@ -41,7 +41,7 @@ impl Listener {
     pub async fn changed(&mut self) {
         loop {
             let mut told = std::pin::pin!(self.state.waiting.notified());
-            // Before the look: a change between the two must not be slept through.
+            // Enabled before the check, so that a change between the two is not missed.
             told.as_mut().enable();
             let changes = self.state.changes.load(Ordering::Acquire);
             if changes != self.seen {
@@ -52,7 +52,7 @@ impl Listener {
         }
     }
 
-    /// What has changed until now is not news.
+    /// Treats all changes so far as seen.
     pub fn mark_unchanged(&mut self) {
         self.seen = self.state.changes.load(Ordering::Acquire);
     }
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn every_listener_hears_of_a_change_once() {
+    async fn every_listener_sees_a_change_once() {
         let signal = Signal::default();
         let mut listeners = [signal.subscribe(), signal.subscribe()];
         assert!(listeners[0].changed().now_or_never().is_none());

@@ -1,22 +1,22 @@
-//! `--device`: which backend computes, on which device.
+//! `--device`: the backend and the device it uses.
 
 use skein_node::config::one_of;
 use skein_worker::config::BackendKind;
 
-/// `--device`: a backend, and which of several devices when one was named.
+/// `--device`: a backend, and a device number if one was given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceChoice {
-    /// What computes.
+    /// The backend.
     pub kind: BackendKind,
     /// N of `cuda:N`.
     pub ordinal: Option<u32>,
 }
 
 impl DeviceChoice {
-    /// Reads one.
+    /// Parses the flag's value.
     ///
     /// # Errors
-    /// What it may be, if it is none of those.
+    /// A message with the valid values.
     pub fn parse(given: &str) -> Result<Self, String> {
         let kinds = [
             ("auto", BackendKind::Auto),
@@ -31,7 +31,7 @@ impl DeviceChoice {
         one_of(&kinds)(given).map(|kind| Self { kind, ordinal: None })
     }
 
-    /// As [`DeviceChoice::parse`] reads it.
+    /// The text that [`DeviceChoice::parse`] reads back.
     pub fn text(&self) -> String {
         match (self.kind, self.ordinal) {
             (BackendKind::Auto, _) => "auto".into(),

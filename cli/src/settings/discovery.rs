@@ -1,4 +1,4 @@
-//! `--discovery` and what etcd asks for: a user, a password, certificates.
+//! `--discovery`, and what etcd needs: a user, a password, certificates.
 
 use std::time::Duration;
 
@@ -6,26 +6,26 @@ use skein_node::config::{Origin, Settings, duration, text};
 use skein_node::discovery::etcd::{EtcdSettings, LEASE_TTL, Tls, check_name};
 use skein_node::discovery::{Source, is_host_and_port};
 
-/// Certificates and passwords are read whole.
+/// Largest certificate or password file, which is read whole.
 const MAX_FILE_BYTES: u64 = 1 << 20;
-/// Leases shorter than this etcd refuses to grant; one of a day is no lease.
+/// Valid lease times. etcd refuses shorter leases; much longer ones would keep dead workers listed.
 const LEASE_TTLS: std::ops::RangeInclusive<Duration> = Duration::from_secs(2)..=Duration::from_secs(3600);
-/// What only matters with etcd.
+/// Settings that only apply with etcd.
 const OF_ETCD: [&str; 5] = ["etcd-user", "etcd-password-file", "etcd-ca", "etcd-cert", "etcd-key"];
-/// The same, of workers.
+/// Settings of a worker that only apply with etcd.
 const OF_REGISTRATION: [&str; 3] = ["advertise", "worker-id", "etcd-lease-ttl"];
 
-/// Where a process finds its cluster.
+/// Where a process finds the cluster's members.
 #[derive(Debug)]
 pub struct DiscoverySettings {
-    /// `None` when `--discovery` is unset.
+    /// `None` if `--discovery` is unset.
     pub source: Option<Source>,
-    /// How to get into etcd, if that is the source.
+    /// Access to etcd, if that is the source.
     pub etcd: EtcdSettings,
 }
 
 impl DiscoverySettings {
-    /// Reads them; problems are noted in `settings`.
+    /// Reads the settings; problems are recorded in `settings`.
     pub fn read(settings: &mut Settings) -> Self {
         let source = settings.value("discovery", Source::parse);
         let etcd = match &source {
@@ -43,32 +43,36 @@ impl DiscoverySettings {
     }
 }
 
-/// What a worker says about itself in etcd.
+/// How a worker registers in etcd.
 #[derive(Debug)]
 pub struct RegistrationSettings {
-    /// `host:port` for routers; `None` = the address it listens on.
+    /// `host:port` for routers; `None` = the address that it listens on.
     pub advertise: Option<String>,
-    /// Its name; `None` = its address.
+    /// Name in etcd; `None` = its address.
     pub worker_id: Option<String>,
-    /// How long its entry outlives it.
+    /// How long its entry survives without a keep-alive.
     pub lease_ttl: Duration,
 }
 
 impl RegistrationSettings {
-    /// Reads them; problems are noted in `settings`. `listen` is where the worker is going to listen.
+    /// Reads the settings; problems are recorded in `settings`. `listen` is the address the worker will
+    /// listen on.
     pub fn read(settings: &mut Settings, source: Option<&Source>, listen: std::net::IpAddr) -> Self {
         let registration = Self {
-            advertise: settings.value("advertise", |given| match is_host_and_port(given.trim()) {
-                true => Ok(given.trim().to_owned()),
-                false => Err(format!("`{given}` is not host:port, for example 10.0.0.7:9000")),
+            advertise: settings.value("advertise", |given| {
+                if is_host_and_port(given.trim()) {
+                    Ok(given.trim().to_owned())
+                } else {
+                    Err(format!("`{given}` is not host:port, for example 10.0.0.7:9000"))
+                }
             }),
             worker_id: settings.value("worker-id", |given| check_name(given).map(|()| given.to_owned())),
             lease_ttl: settings.value("etcd-lease-ttl", duration(LEASE_TTLS)).unwrap_or(LEASE_TTL),
         };
         if matches!(source, Some(Source::Dns(_))) {
             settings.problem(
-                "--discovery: dns:// is for routers, which look workers up by a name; a worker does not enter itself \
-                 there. Leave it out here and let the name lead to this worker, or use etcd://",
+                "--discovery: dns:// is for routers, which look workers up by a DNS name; a worker cannot register there. \
+                 Leave it out here and let the name resolve to this worker, or use etcd://",
             );
         }
         let in_etcd = matches!(source, Some(Source::Etcd { .. }));
@@ -76,8 +80,8 @@ impl RegistrationSettings {
             refuse_without_etcd(settings, &OF_REGISTRATION);
         } else if listen.is_unspecified() && settings.origin("advertise") == &Origin::Default {
             settings.problem(format!(
-                "--advertise: say at which host:port routers reach this worker, for it listens on {listen}, which is \
-                 no address to connect to; for example --advertise 10.0.0.7:9000"
+                "--advertise: this worker listens on {listen}, which routers cannot connect to; give the host:port at \
+                 which they reach it, for example --advertise 10.0.0.7:9000"
             ));
         }
         registration
@@ -86,7 +90,9 @@ impl RegistrationSettings {
 
 fn refuse_without_etcd(settings: &mut Settings, names: &[&'static str]) {
     for name in names.iter().filter(|name| settings.origin(name) != &Origin::Default).collect::<Vec<_>>() {
-        settings.problem(format!("--{name}: is for etcd; add --discovery etcd://host:2379 or leave it out"));
+        settings.problem(format!(
+            "--{name}: applies only with etcd; add --discovery etcd://host:2379 or leave it out"
+        ));
     }
 }
 
@@ -94,7 +100,7 @@ fn user(settings: &mut Settings) -> Option<(String, String)> {
     let name = settings.value("etcd-user", text);
     let password = settings.value("etcd-password-file", |path| {
         let password = read(path)
-            .and_then(|bytes| String::from_utf8(bytes).map_err(|_| format!("{path} is no text")))?;
+            .and_then(|bytes| String::from_utf8(bytes).map_err(|_| format!("{path} is not UTF-8 text")))?;
         match password.trim_end_matches(['\r', '\n']) {
             "" => Err(format!("{path} is empty")),
             password => Ok(password.to_owned()),
@@ -110,7 +116,7 @@ fn certificates(settings: &mut Settings, tls: bool) -> Option<Tls> {
             let bytes = read(path)?;
             let text = String::from_utf8_lossy(&bytes);
             let has_one = text.lines().any(|line| line.starts_with("-----BEGIN ") && line.contains(kind));
-            if has_one { Ok(bytes) } else { Err(format!("{path} holds no {kind} in PEM form")) }
+            if has_one { Ok(bytes) } else { Err(format!("{path} contains no {kind} in PEM format")) }
         })
     };
     let (ca, certificate) = (pem("etcd-ca", "CERTIFICATE"), pem("etcd-cert", "CERTIFICATE"));
@@ -121,24 +127,26 @@ fn certificates(settings: &mut Settings, tls: bool) -> Option<Tls> {
         for name in ["etcd-ca", "etcd-cert", "etcd-key"] {
             if given(settings, name) {
                 settings.problem(format!(
-                    "--{name}: is for TLS; write --discovery etcds://... instead of etcd://..."
+                    "--{name}: applies only with TLS; use --discovery etcds://... instead of etcd://..."
                 ));
             }
         }
         return None;
     }
     if !given(settings, "etcd-ca") {
-        settings.problem("--etcd-ca: etcds:// needs the PEM file of who signed the servers' certificates");
+        settings.problem(
+            "--etcd-ca: etcds:// needs the PEM file of the authority that signed the servers' certificates",
+        );
     }
     Some(Tls { ca: ca?, identity: certificate.zip(key) })
 }
 
-/// Notes a problem when only one of two settings is given.
+/// Records a problem if only one of two settings is given.
 fn both(settings: &mut Settings, first: &'static str, second: &'static str) {
     let given = |name| settings.origin(name) != &Origin::Default;
     match (given(first), given(second)) {
-        (true, false) => settings.problem(format!("--{second}: is needed with --{first}")),
-        (false, true) => settings.problem(format!("--{first}: is needed with --{second}")),
+        (true, false) => settings.problem(format!("--{second}: required with --{first}")),
+        (false, true) => settings.problem(format!("--{first}: required with --{second}")),
         _ => {}
     }
 }
@@ -147,7 +155,7 @@ fn read(path: &str) -> Result<Vec<u8>, String> {
     let failed = |error: std::io::Error| format!("cannot read {path}: {error}");
     let size = std::fs::metadata(path).map_err(failed)?.len();
     if size > MAX_FILE_BYTES {
-        return Err(format!("{path} has {size} bytes, over {MAX_FILE_BYTES}"));
+        return Err(format!("{path} has {size} bytes; at most {MAX_FILE_BYTES} are read"));
     }
     std::fs::read(path).map_err(failed)
 }
@@ -189,7 +197,7 @@ mod tests {
             "--discovery etcd://a:2379 --advertise b:9000 --worker-id w-1 --etcd-lease-ttl 5s",
             &[],
         );
-        check("0.0.0.0", "--discovery etcd://a:2379", &["--advertise: say at which host:port"]);
+        check("0.0.0.0", "--discovery etcd://a:2379", &["--advertise: this worker listens on 0.0.0.0"]);
         check("::", "--discovery etcd://a:2379 --advertise b", &["--advertise: `b` is not host:port"]);
         check(
             "127.0.0.1",
@@ -199,12 +207,12 @@ mod tests {
         check(
             "127.0.0.1",
             "--advertise b:1 --etcd-user me",
-            &["--etcd-user: is for etcd", "--advertise: is for etcd"],
+            &["--etcd-user: applies only with etcd", "--advertise: applies only with etcd"],
         );
         check(
             "127.0.0.1",
             "--discovery etcd://a:1 --etcd-user me",
-            &["--etcd-password-file: is needed with --etcd-user"],
+            &["--etcd-password-file: required with --etcd-user"],
         );
         check(
             "127.0.0.1",
@@ -215,7 +223,7 @@ mod tests {
         check(
             "127.0.0.1",
             "--discovery etcds://a:1 --etcd-ca Cargo.toml",
-            &["holds no CERTIFICATE in PEM form"],
+            &["contains no CERTIFICATE in PEM format"],
         );
         check("127.0.0.1", "--discovery nowhere", &["is no source of membership"]);
     }

@@ -1,4 +1,4 @@
-//! From the command line, the environment and a file to the typed configuration of a process.
+//! Reads a process's settings from the command line, the environment and a file.
 
 mod device_choice;
 mod discovery;
@@ -17,7 +17,7 @@ pub use precision::flags as precision_flags;
 pub use read::{EngineSettings, FrontSettings, log_options, model_argument, quiet_on_a_terminal};
 use table::{BENCH, FLAGS, Flag, GATEWAY, ROUTER, RUN, SERVE, WORKER};
 
-/// Sections of the configuration file, with the command each is for.
+/// Sections of the configuration file, each with its command.
 const SECTIONS: [(&str, u8); 6] = [
     ("serve", SERVE),
     ("router", ROUTER),
@@ -26,13 +26,13 @@ const SECTIONS: [(&str, u8); 6] = [
     ("bench", BENCH),
     ("gateway", GATEWAY),
 ];
-/// Variables with our prefix that are no settings; workers get them too. What tests and the emulated GPU are told has other
-/// prefixes, `TEST_` and `EMU_`.
+/// Variables with our prefix that are not settings; workers inherit them. Test variables have other prefixes:
+/// `TEST_`, and `EMU_` for the emulated GPU.
 pub const FOREIGN_VARIABLES: [&str; 1] = [skein_kernels::cuda::KERNEL_CACHE_VARIABLE];
-/// A configuration file is read whole.
+/// Largest configuration file, which is read whole.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// Adds the flags of one command to its clap definition.
+/// Adds a command's flags to its clap definition.
 pub fn with_flags(command: Command, which: u8) -> Command {
     flags_of(which).fold(command, |command, flag| {
         let name = flag.key.name;
@@ -58,10 +58,10 @@ pub fn with_flags(command: Command, which: u8) -> Command {
     })
 }
 
-/// Layers what `matches`, the environment and the file say for the command `which`.
+/// Layers the command line, the environment and the file for the command `which`.
 ///
 /// # Errors
-/// When the configuration file cannot be read. What is wrong with the values comes out of [`check`].
+/// If the configuration file cannot be read. Invalid values are reported by [`check`].
 pub fn load(which: u8, matches: &ArgMatches) -> Result<Settings, Failure> {
     let environment: Vec<(String, String)> = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
@@ -85,13 +85,16 @@ pub fn load(which: u8, matches: &ArgMatches) -> Result<Settings, Failure> {
     Ok(Settings::layer(&schema, &Sources { flags, environment, file }))
 }
 
+/// Fails if any setting was invalid.
+///
 /// # Errors
-/// All problems of `settings`, as a usage error.
+/// All problems of `settings`, as one usage error.
 pub fn check(settings: &Settings) -> Result<(), Failure> {
     settings.finish().map_err(|problems| Failure::new(USAGE, problems.to_string()))
 }
 
-/// Logs the effective settings, secrets as stars: those that somebody gave, and at debug level all.
+/// Logs the effective settings: those that were set at info level, defaults at debug level. Secrets are shown
+/// as stars.
 pub fn log_effective(settings: &Settings) {
     for (name, value, origin) in settings.effective() {
         match origin.as_str() {
@@ -116,7 +119,7 @@ fn flags_of(which: u8) -> impl Iterator<Item = &'static Flag> {
     FLAGS.iter().filter(move |flag| flag.commands & which != 0)
 }
 
-/// What the command line says about one setting.
+/// The value of one setting on the command line.
 fn given(flag: &Flag, matches: &ArgMatches) -> Option<(String, Vec<String>)> {
     let name = flag.key.name;
     let on_command_line = |id: &str| matches.value_source(id) == Some(ValueSource::CommandLine);
@@ -127,7 +130,7 @@ fn given(flag: &Flag, matches: &ArgMatches) -> Option<(String, Vec<String>)> {
         Kind::One | Kind::Many if !on_command_line(name) => return positional_model(name, matches),
         Kind::One | Kind::Many => matches.get_many::<String>(name)?.cloned().collect(),
     };
-    // Addresses may come separated by commas as well as repeated.
+    // A list of addresses may be repeated flags, comma-separated, or both.
     let values = match name {
         "workers" | "routers" => {
             values.iter().flat_map(|value| value.split(',')).map(|part| part.trim().to_owned()).collect()
@@ -147,7 +150,7 @@ fn read_file(path: &str) -> Result<(std::path::PathBuf, String), Failure> {
         |reason: String| Failure::new(USAGE, format!("cannot read the configuration file {path}: {reason}"));
     let size = std::fs::metadata(path).map_err(|error| failed(error.to_string()))?.len();
     if size > MAX_FILE_BYTES {
-        return Err(failed(format!("{size} bytes is over {MAX_FILE_BYTES}")));
+        return Err(failed(format!("it has {size} bytes; at most {MAX_FILE_BYTES} are read")));
     }
     let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
     Ok((path.into(), text))

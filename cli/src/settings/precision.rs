@@ -1,4 +1,4 @@
-//! `--dtype`, `--quantization`, `--kv-cache-dtype`: what numbers are rounded to, and which device has what.
+//! `--dtype`, `--quantization`, `--kv-cache-dtype`: number types, and which device supports them.
 
 use skein_node::config::{Settings, one_of};
 use skein_worker::config::{BackendKind, Dtype, KvCacheDtype, Precision, Quantization};
@@ -18,8 +18,8 @@ const KV_TYPES: [(&str, KvCacheDtype); 6] = [
     ("fp8", KvCacheDtype::Fp8),
 ];
 
-/// Reads them. What the chosen device does not have is noted in `settings`; with `--device auto` the worker sees what
-/// there is, and says it.
+/// Reads the number types. One that the chosen device lacks is recorded as a problem; with `--device auto`
+/// the worker reports it once it knows its device.
 pub fn precision(settings: &mut Settings, device: DeviceChoice) -> Precision {
     let precision = Precision {
         dtype: settings.value("dtype", one_of(&DTYPES)).unwrap_or_default(),
@@ -27,20 +27,20 @@ pub fn precision(settings: &mut Settings, device: DeviceChoice) -> Precision {
         kv_cache_dtype: settings.value("kv-cache-dtype", one_of(&KV_TYPES)).unwrap_or_default(),
     };
     for (name, value) in flags(&precision) {
-        let is_gpus = value == "fp8";
+        let gpu_only = value == "fp8";
         let missing = match device.kind {
-            BackendKind::Cpu | BackendKind::Fake if is_gpus => "needs a GPU",
-            BackendKind::Cuda if !is_gpus => "is for the CPU so far",
+            BackendKind::Cpu | BackendKind::Fake if gpu_only => "needs a GPU",
+            BackendKind::Cuda if !gpu_only => "is supported only on the CPU so far",
             _ => continue,
         };
         let device = device.text();
         settings
-            .problem(format!("{name} = {value} {missing}, and device is {device}; leave one of them out"));
+            .problem(format!("{name} = {value} {missing}, but device is {device}; leave one of them out"));
     }
     precision
 }
 
-/// Those that somebody chose, as flags for another process.
+/// The explicitly chosen types, as flags for another process.
 pub fn flags(precision: &Precision) -> Vec<(&'static str, &'static str)> {
     let named = |name, value: Option<&'static str>| value.map(|value| (name, value));
     let flags = [
@@ -101,14 +101,14 @@ mod tests {
         check("--device cpu --quantization int4 --kv-cache-dtype int8 --dtype float32", &[]);
         check(
             "--device cpu --quantization fp8 --kv-cache-dtype fp8",
-            &["quantization = fp8 needs a GPU, and device is cpu", "kv-cache-dtype = fp8 needs a GPU"],
+            &["quantization = fp8 needs a GPU, but device is cpu", "kv-cache-dtype = fp8 needs a GPU"],
         );
         check("--device cuda:1 --quantization fp8 --kv-cache-dtype fp8", &[]);
         check(
             "--device cuda:1 --quantization int8 --dtype bfloat16",
             &[
-                "dtype = bfloat16 is for the CPU",
-                "quantization = int8 is for the CPU so far, and device is cuda:1",
+                "dtype = bfloat16 is supported only on the CPU",
+                "quantization = int8 is supported only on the CPU so far, but device is cuda:1",
             ],
         );
         check("--quantization int5", &["int5"]);

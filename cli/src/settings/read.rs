@@ -1,5 +1,5 @@
-//! Typed reading of the settings that several commands share. Out-of-range values are noted in the settings and
-//! replaced, so that reading goes on to the next problem.
+//! Typed reading of the settings that several commands share. An invalid value is recorded in the settings
+//! and replaced by a default, so that one run reports all problems.
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -15,24 +15,24 @@ use skein_worker::config::{
 use super::device_choice::DeviceChoice;
 use super::precision::precision;
 
-/// Longest time any setting may name.
+/// Upper bound for all durations.
 const A_DAY: Duration = Duration::from_secs(24 * 3600);
-/// Workers keep no stream longer without a reader.
+/// Upper bound of `--stream-linger`; workers have the same one.
 const LONGEST_LINGER: Duration = Duration::from_secs(300);
 
-/// The front of the cluster: where it listens and what it lets in.
+/// Settings of a router or gateway: where it listens and what it admits.
 #[derive(Debug)]
 pub struct FrontSettings {
-    /// Name or address to listen on.
+    /// Host name or address to listen on.
     pub host: String,
-    /// Port; 0 = any.
+    /// Port; 0 = any free one.
     pub port: u16,
-    /// Everything else; its address, model and names are known later.
+    /// The rest. Address, model and served names are filled in later.
     pub router: RouterConfig,
 }
 
 impl FrontSettings {
-    /// Reads them; problems are noted in `settings`.
+    /// Reads the settings; problems are recorded in `settings`.
     pub fn read(settings: &mut Settings) -> Self {
         let defaults = RouterConfig::new("", Vec::<String>::new());
         let host = settings.value("host", text).unwrap_or_default();
@@ -62,21 +62,22 @@ impl FrontSettings {
         front
     }
 
-    /// Whether only this machine can reach it.
+    /// Whether only this machine can reach the API.
     pub fn is_loopback(&self) -> bool {
         let address = self.host.trim_matches(['[', ']']);
         self.host == "localhost" || address.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
     }
 
-    /// An API open to the network must be somebody's decision at this start, not a line in a copied file.
+    /// Refuses to open the API to the network because of a configuration file alone: files get copied, so
+    /// this takes an explicit decision at the start.
     fn check_exposure(&self, settings: &mut Settings) {
         if self.is_loopback() || !self.router.api_keys.is_empty() || self.host.is_empty() {
             return;
         }
         if let Origin::File(path) = settings.origin("host") {
             let message = format!(
-                "{}: host = {} opens the API to the network without a key; set api-key, or say --host {} on the \
-                 command line to open it knowingly",
+                "{}: host = {} opens the API to the network without a key; set api-key, or give --host {} on the \
+                 command line to open it deliberately",
                 path.display(),
                 self.host,
                 self.host
@@ -86,17 +87,17 @@ impl FrontSettings {
     }
 }
 
-/// What a worker's engine is told.
+/// Settings of a worker's engine.
 #[derive(Debug)]
 pub struct EngineSettings {
-    /// What computes, as the user named it.
+    /// `--device` as given.
     pub device: DeviceChoice,
-    /// Everything else; its model and its name are known later, and which GPU it shares with whom where it is started.
+    /// The rest. The model and its name are filled in later; which GPU it shares, when it is started.
     pub worker: WorkerConfig,
 }
 
 impl EngineSettings {
-    /// Reads them; problems are noted in `settings`.
+    /// Reads the settings; problems are recorded in `settings`.
     pub fn read(settings: &mut Settings) -> Self {
         let mut engine = Self::read_compute(settings);
         let queued = &mut engine.worker.scheduler.max_num_queued_reqs;
@@ -105,7 +106,7 @@ impl EngineSettings {
         engine
     }
 
-    /// The same without what only a server has: its queue and its drain.
+    /// Like [`EngineSettings::read`], without the settings that only a server has: queue and drain.
     pub fn read_compute(settings: &mut Settings) -> Self {
         let defaults = SchedulerConfig::default();
         let max_num_seqs = small(settings, "max-num-seqs", 1, 4096);
@@ -125,7 +126,7 @@ impl EngineSettings {
         Self::with_limits(settings, scheduler, unset)
     }
 
-    /// For one person who talks: `max_num_seqs` sequences at once, and limits that nobody chooses.
+    /// For `skein run`, with one user: `max_num_seqs` sequences at once and defaults for the other limits.
     pub fn read_for_one(settings: &mut Settings, max_num_seqs: u32) -> Self {
         let max_model_len = max_model_len(settings);
         let scheduler = SchedulerConfig { max_model_len, max_num_seqs, ..SchedulerConfig::default() };
@@ -152,7 +153,8 @@ impl EngineSettings {
     }
 }
 
-/// `--device`, the types of numbers, and what goes with a GPU. What a device cannot do is refused when it was chosen.
+/// Reads `--device`, the number types and the GPU settings. A device that was chosen must support all of
+/// them.
 pub(super) fn device(settings: &mut Settings) -> (DeviceChoice, Precision, CudaConfig) {
     let auto = DeviceChoice { kind: BackendKind::Auto, ordinal: None };
     let device = settings.value("device", DeviceChoice::parse).unwrap_or(auto);
@@ -176,16 +178,16 @@ pub(super) fn device(settings: &mut Settings) -> (DeviceChoice, Precision, CudaC
     let is_dummy = cuda.load_format == LoadFormat::Dummy;
     if is_dummy && matches!(device.kind, BackendKind::Cpu | BackendKind::Fake) {
         settings.problem(format!(
-            "load-format = dummy (on the CPU, make a model with skein bench make-model) needs a GPU, and device is {}; \
-             leave one of them out",
+            "load-format = dummy needs a GPU, but device is {}; leave one of them out (on the CPU, make a model \
+             with skein bench make-model)",
             device.text()
         ));
     }
     (device, precision(settings, device), cuda)
 }
 
-/// `--packed-cache-dir`: a directory, `none`, or by default one of the user's cache directory (XDG Base Directory
-/// Specification).
+/// `--packed-cache-dir`: a directory, or `none`. The default is in the user's cache directory (XDG Base
+/// Directory Specification).
 fn cpu(settings: &mut Settings) -> CpuConfig {
     let given = settings.value("packed-cache-dir", text);
     let packed_cache_dir = match given.as_deref() {
@@ -201,27 +203,28 @@ fn user_cache() -> Option<PathBuf> {
     variable("XDG_CACHE_HOME").or_else(|| variable("HOME").map(|home| home.join(".cache")))
 }
 
-/// `--threads`; 0 when unset.
+/// `--threads`; 0 if unset.
 fn threads(settings: &mut Settings) -> usize {
     small(settings, "threads", 0, 1024).unwrap_or(0) as usize
 }
 
-/// `--kv-cache-memory-bytes`.
+/// `--kv-cache-memory-bytes`; `None` if unset.
 fn kv_bytes(settings: &mut Settings) -> Option<u64> {
     settings.value("kv-cache-memory-bytes", bytes(1 << 20..=1 << 50))
 }
 
-/// The model as the user named it.
+/// The model as given.
 pub fn model_argument(settings: &mut Settings) -> Option<String> {
     settings.value("model", text)
 }
 
-/// On a terminal a command speaks for itself, and its log only warns.
+/// The log level `warn` on a terminal, where a command prints its own messages.
 pub fn quiet_on_a_terminal() -> Option<&'static str> {
     std::io::stderr().is_terminal().then_some("warn")
 }
 
-/// Log settings of the process called `process`; `default_level` counts when neither flag nor `RUST_LOG` says one.
+/// Log settings of the process called `process`. `default_level` applies if neither a flag nor `RUST_LOG`
+/// sets one.
 pub fn log_options(settings: &mut Settings, process: &str, default_level: Option<&str>) -> LogOptions {
     let formats = [("auto", LogFormat::Auto), ("human", LogFormat::Human), ("json", LogFormat::Json)];
     let rust_log = std::env::var_os("RUST_LOG").is_some();
@@ -235,7 +238,7 @@ pub fn log_options(settings: &mut Settings, process: &str, default_level: Option
 
 fn recovery(settings: &mut Settings) -> RecoveryConfig {
     let defaults = RecoveryConfig::default();
-    // An idle worker reports every second: what is shorter would lose healthy ones.
+    // An idle worker reports every second; a shorter timeout would lose healthy workers.
     let seconds = Duration::from_secs;
     RecoveryConfig {
         worker_timeout: settings

@@ -1,34 +1,34 @@
-//! Every setting, once: its flag, environment variable, file key, default and help all come from this table.
-//! vLLM's names where vLLM has the setting.
+//! The table of all settings: flag, environment variable, file key, default and help come from here. Names
+//! follow vLLM where vLLM has the setting.
 
 use skein_node::config::{Key, Kind};
 
-/// One setting and how it is shown.
+/// One setting and its help.
 #[derive(Debug, Clone, Copy)]
 pub struct Flag {
-    /// What `skein_node::config` needs to know.
+    /// Name, kind and default, for `skein_node::config`.
     pub key: Key,
-    /// Stands for the value in help texts.
+    /// Placeholder of the value in help texts.
     pub value: &'static str,
     /// Heading in help texts.
     pub group: &'static str,
-    /// Commands that read it, of [`SERVE`], [`ROUTER`], [`WORKER`], [`RUN`], [`BENCH`] and [`GATEWAY`].
+    /// Bits of the commands that read it: [`SERVE`], [`ROUTER`], [`WORKER`], [`RUN`], [`BENCH`], [`GATEWAY`].
     pub commands: u8,
     /// One line of help.
     pub help: &'static str,
 }
 
-/// `skein serve`.
+/// Bit of `skein serve`.
 pub const SERVE: u8 = 1;
-/// `skein router`.
+/// Bit of `skein router`.
 pub const ROUTER: u8 = 2;
-/// `skein worker`.
+/// Bit of `skein worker`.
 pub const WORKER: u8 = 4;
-/// `skein run`.
+/// Bit of `skein run`.
 pub const RUN: u8 = 8;
-/// `skein bench latency` and `skein bench throughput`.
+/// Bit of `skein bench latency` and `skein bench throughput`.
 pub const BENCH: u8 = 16;
-/// `skein gateway`.
+/// Bit of `skein gateway`.
 pub const GATEWAY: u8 = 32;
 
 const FRONT: u8 = SERVE | ROUTER | GATEWAY;
@@ -53,7 +53,7 @@ pub const FLAGS: &[Flag] = &[
         "NAME",
         MODEL,
         FRONT | WORKER,
-        "Name clients use [default: the directory's name]",
+        "Model name that clients use [default: the directory's name]",
     ),
     one(
         "max-model-len",
@@ -61,7 +61,7 @@ pub const FLAGS: &[Flag] = &[
         "TOKENS",
         MODEL,
         COMPUTE | RUN,
-        "Longest prompt and output together [default: the model's]",
+        "Most tokens of prompt and output together [default: the model's]",
     ),
     one("host", Some("127.0.0.1"), "HOST", API, FRONT, "Address to listen on"),
     one("port", Some("8000"), "PORT", API, FRONT, "Port of the HTTP and gRPC APIs; 0 = any free one"),
@@ -70,7 +70,7 @@ pub const FLAGS: &[Flag] = &[
         "KEY",
         API,
         FRONT,
-        "Key that opens the API; may be given several times [default: open]",
+        "Key that clients must send; may be given several times [default: open to all]",
     )),
     one(
         "listen",
@@ -80,7 +80,14 @@ pub const FLAGS: &[Flag] = &[
         WORKER,
         "Address of the worker's gRPC service; port 0 = any free one",
     ),
-    one("workers", None, "N", ENGINE, SERVE, "Worker processes [default: 2, with GPUs one for each]"),
+    one(
+        "workers",
+        None,
+        "N",
+        ENGINE,
+        SERVE,
+        "Number of worker processes [default: 2; with GPUs, one per GPU]",
+    ),
     many(
         "routers",
         "HOST:PORT",
@@ -88,13 +95,13 @@ pub const FLAGS: &[Flag] = &[
         GATEWAY,
         "Addresses of the routers (their --host and --port), separated by commas",
     ),
-    secret(many("router-api-key", "KEY", ROUTERS, GATEWAY, "API key of the routers, when they ask for one")),
+    secret(many("router-api-key", "KEY", ROUTERS, GATEWAY, "API key of the routers, if they require one")),
     many(
         "workers",
         "HOST:PORT",
         ENGINE,
         ROUTER,
-        "Addresses of the workers, separated by commas; or --discovery",
+        "Addresses of the workers, separated by commas; or use --discovery",
     ),
     one(
         "discovery",
@@ -102,7 +109,7 @@ pub const FLAGS: &[Flag] = &[
         "SOURCE",
         CLUSTER,
         ROUTER | WORKER,
-        "Where routers find workers: etcd://host:2379[,host:2379][/cluster], etcds:// for TLS, dns://name:port (routers)",
+        "Where routers find workers: etcd://host:2379[,host:2379][/cluster], etcds:// for TLS, dns://name:port (routers only)",
     ),
     one(
         "advertise",
@@ -110,7 +117,7 @@ pub const FLAGS: &[Flag] = &[
         "HOST:PORT",
         CLUSTER,
         WORKER,
-        "Address that routers find in etcd [default: the one of --listen]",
+        "Address to publish in etcd for routers [default: that of --listen]",
     ),
     one(
         "worker-id",
@@ -118,7 +125,7 @@ pub const FLAGS: &[Flag] = &[
         "NAME",
         CLUSTER,
         WORKER,
-        "Name in etcd, one for each worker [default: its address]",
+        "Name in etcd, unique for each worker [default: its address]",
     ),
     one(
         "etcd-lease-ttl",
@@ -126,17 +133,24 @@ pub const FLAGS: &[Flag] = &[
         "TIME",
         CLUSTER,
         WORKER,
-        "How long a worker's entry outlives its last sign of life",
+        "How long a worker's entry in etcd survives without a keep-alive",
     ),
-    one("etcd-user", None, "NAME", CLUSTER, ROUTER | WORKER, "User of etcd"),
-    one("etcd-password-file", None, "FILE", CLUSTER, ROUTER | WORKER, "File with that user's password"),
+    one("etcd-user", None, "NAME", CLUSTER, ROUTER | WORKER, "User name for etcd"),
+    one(
+        "etcd-password-file",
+        None,
+        "FILE",
+        CLUSTER,
+        ROUTER | WORKER,
+        "File with the password of --etcd-user",
+    ),
     one(
         "etcd-ca",
         None,
         "FILE",
         CLUSTER,
         ROUTER | WORKER,
-        "Who signed etcd's certificates (PEM); for etcds://",
+        "Authority that signed etcd's certificates (PEM); for etcds://",
     ),
     one(
         "etcd-cert",
@@ -144,9 +158,9 @@ pub const FLAGS: &[Flag] = &[
         "FILE",
         CLUSTER,
         ROUTER | WORKER,
-        "Our certificate (PEM), where etcd asks for one",
+        "Client certificate (PEM), if etcd requires one",
     ),
-    one("etcd-key", None, "FILE", CLUSTER, ROUTER | WORKER, "Its key (PEM)"),
+    one("etcd-key", None, "FILE", CLUSTER, ROUTER | WORKER, "Private key of --etcd-cert (PEM)"),
     one(
         "threads",
         None,
@@ -161,7 +175,7 @@ pub const FLAGS: &[Flag] = &[
         "DEVICE",
         ENGINE,
         COMPUTE | RUN,
-        "What computes: auto (a GPU if one can, else the CPU), cpu, cuda, cuda:N, or fake (no model; for tests)",
+        "Device that computes: auto (a GPU if usable, else the CPU), cpu, cuda, cuda:N, or fake (no model; for tests)",
     ),
     one(
         "max-num-seqs",
@@ -169,7 +183,7 @@ pub const FLAGS: &[Flag] = &[
         "N",
         ENGINE,
         COMPUTE,
-        "Sequences that run at once in a worker [default: 64, on a GPU 256]",
+        "Most sequences that a worker runs at once [default: 64; on a GPU 256]",
     ),
     one(
         "max-num-batched-tokens",
@@ -177,7 +191,7 @@ pub const FLAGS: &[Flag] = &[
         "TOKENS",
         ENGINE,
         COMPUTE,
-        "Tokens in one step [default: 512, on a GPU 8192]",
+        "Most tokens in one step [default: 512; on a GPU 8192]",
     ),
     one("block-size", Some("16"), "TOKENS", ENGINE, COMPUTE, "Tokens in a block of the KV cache"),
     one(
@@ -186,7 +200,7 @@ pub const FLAGS: &[Flag] = &[
         "BYTES",
         ENGINE,
         COMPUTE | RUN,
-        "KV cache of each worker, for example 2GiB [default: by the model and free memory; on a GPU what is left of it]",
+        "KV cache of each worker, for example 2GiB [default: from the model and free memory; on a GPU all that is left]",
     ),
     one(
         "dtype",
@@ -194,7 +208,7 @@ pub const FLAGS: &[Flag] = &[
         "TYPE",
         ENGINE,
         COMPUTE | RUN,
-        "Type of activations: auto (the weights'), bfloat16, or float32 (exact: nothing is rounded; CPU)",
+        "Type of activations: auto (that of the weights), bfloat16, or float32 (no rounding; CPU only)",
     ),
     one(
         "quantization",
@@ -202,7 +216,7 @@ pub const FLAGS: &[Flag] = &[
         "METHOD",
         ENGINE,
         COMPUTE | RUN,
-        "Convert the weights at load: int8 or int4 on the CPU, fp8 on a GPU [default: keep them]",
+        "Convert the weights at load: int8 or int4 on the CPU, fp8 on a GPU [default: keep their format]",
     ),
     one(
         "kv-cache-dtype",
@@ -210,7 +224,7 @@ pub const FLAGS: &[Flag] = &[
         "TYPE",
         ENGINE,
         COMPUTE | RUN,
-        "Type of cached keys and values: auto (the activations'), on the CPU float32, bfloat16, float16 or int8, on a GPU fp8",
+        "Type of cached keys and values: auto (that of the activations); on the CPU float32, bfloat16, float16 or int8; on a GPU fp8",
     ),
     one(
         "packed-cache-dir",
@@ -218,7 +232,7 @@ pub const FLAGS: &[Flag] = &[
         "DIR",
         ENGINE,
         COMPUTE | RUN,
-        "Where weights laid out for the CPU are kept for the next start, or none [default: skein/packed in the user's cache]",
+        "Directory that keeps weights repacked for the CPU between starts, or none [default: skein/packed in the user's cache]",
     ),
     switch("enable-prefix-caching", "true", ENGINE, COMPUTE, "Reuse the KV cache of equal prompt prefixes"),
     one(
@@ -227,7 +241,7 @@ pub const FLAGS: &[Flag] = &[
         "SHARE",
         GPU,
         COMPUTE | RUN,
-        "Share of the GPU's memory to use, what others use counted in",
+        "Share of the GPU's memory to use, including what other processes use",
     ),
     one(
         "load-format",
@@ -235,23 +249,23 @@ pub const FLAGS: &[Flag] = &[
         "FORMAT",
         GPU,
         COMPUTE | RUN,
-        "Weights: auto (those of the model) or dummy (random ones, made on the GPU, for speed work)",
+        "Weights: auto (the model's) or dummy (random, generated on the GPU; for benchmarks)",
     ),
     switch(
         "batch-invariant",
         "false",
         GPU,
         COMPUTE | RUN,
-        "Compute the same bits whatever else is in a batch, at some cost in speed; on the CPU it is always so",
+        "Compute the same bits whatever else is in a batch, at some cost in speed; always so on the CPU",
     ),
-    switch("enforce-eager", "false", GPU, COMPUTE | RUN, "Launch kernel by kernel, without CUDA graphs"),
+    switch("enforce-eager", "false", GPU, COMPUTE | RUN, "Launch kernels one by one, without CUDA graphs"),
     one(
         "step-timeout",
         Some("30s"),
         "TIME",
         GPU,
         COMPUTE | RUN,
-        "A step that takes longer means a stuck GPU: the worker is restarted, its requests go on elsewhere",
+        "A step that takes longer means a stuck GPU: the worker is restarted, its requests continue on others",
     ),
     one(
         "max-num-queued-reqs",
@@ -259,7 +273,7 @@ pub const FLAGS: &[Flag] = &[
         "N",
         LIMITS,
         FRONT | WORKER,
-        "Requests running or waiting; more are refused with 429",
+        "Most requests running or waiting; further ones are refused with 429",
     ),
     one(
         "max-num-queued-tokens",
@@ -267,7 +281,7 @@ pub const FLAGS: &[Flag] = &[
         "TOKENS",
         LIMITS,
         FRONT,
-        "Prompt and expected output tokens running or waiting",
+        "Most prompt and expected output tokens running or waiting",
     ),
     one(
         "migration-limit",
@@ -275,7 +289,7 @@ pub const FLAGS: &[Flag] = &[
         "N",
         LIMITS,
         FRONT,
-        "Moves of a request to another worker without progress",
+        "Most moves of a request to another worker without progress",
     ),
     one(
         "worker-timeout",
@@ -283,7 +297,7 @@ pub const FLAGS: &[Flag] = &[
         "TIME",
         LIMITS,
         FRONT,
-        "A worker that says nothing for this long is lost: its requests go on elsewhere",
+        "A worker that is silent for this long is lost: its requests continue on others",
     ),
     one(
         "wedge-timeout",
@@ -291,7 +305,7 @@ pub const FLAGS: &[Flag] = &[
         "TIME",
         LIMITS,
         FRONT,
-        "A worker whose engine stands still for this long is lost [default: 5s, longer if its steps take long]",
+        "A worker whose engine makes no progress for this long is lost [default: 5s, longer if its steps take long]",
     ),
     one(
         "stream-linger",
@@ -299,7 +313,7 @@ pub const FLAGS: &[Flag] = &[
         "TIME",
         LIMITS,
         FRONT,
-        "How long a worker goes on with a request whose router is gone; 0s = it ends at once",
+        "How long a worker continues a request whose router is gone; 0s = it aborts it at once",
     ),
     one(
         "patience",
@@ -315,16 +329,16 @@ pub const FLAGS: &[Flag] = &[
         "BYTES",
         LIMITS,
         FRONT,
-        "Memory for knowing which worker caches what",
+        "Memory for the index of which worker caches which prompt prefix",
     ),
-    one("request-timeout", Some("1h"), "TIME", LIMITS, FRONT, "Longest life of a request"),
+    one("request-timeout", Some("1h"), "TIME", LIMITS, FRONT, "Longest time a request may take"),
     one(
         "shutdown-timeout",
         Some("120s"),
         "TIME",
         LIMITS,
         FRONT | WORKER,
-        "How long Ctrl-C lets running requests finish",
+        "How long running requests may finish after Ctrl-C",
     ),
     one(
         "drain-grace",
@@ -332,21 +346,35 @@ pub const FLAGS: &[Flag] = &[
         "TIME",
         LIMITS,
         WORKER,
-        "How long Ctrl-C lets a worker go on before its requests leave it, if another worker takes requests; 0s = at once",
+        "How long after Ctrl-C a worker keeps its requests before others take them over, if any can; 0s = not at all",
     ),
-    one("temperature", None, "T", SAMPLING, RUN, "0 = always the likeliest token [default: the model's]"),
-    one("top-p", None, "P", SAMPLING, RUN, "Draw from the likeliest tokens that make up this probability"),
-    one("top-k", None, "K", SAMPLING, RUN, "Draw from this many likeliest tokens"),
-    one("min-p", None, "P", SAMPLING, RUN, "Drop tokens below this share of the likeliest one's probability"),
+    one("temperature", None, "T", SAMPLING, RUN, "0 = always the most likely token [default: the model's]"),
+    one(
+        "top-p",
+        None,
+        "P",
+        SAMPLING,
+        RUN,
+        "Sample from the most likely tokens that make up this probability",
+    ),
+    one("top-k", None, "K", SAMPLING, RUN, "Sample from this many most likely tokens"),
+    one(
+        "min-p",
+        None,
+        "P",
+        SAMPLING,
+        RUN,
+        "Drop tokens below this share of the most likely token's probability",
+    ),
     one("repetition-penalty", None, "X", SAMPLING, RUN, "Above 1 = repeat less"),
-    one("presence-penalty", None, "X", SAMPLING, RUN, "Above 0 = prefer tokens not said yet"),
-    one("frequency-penalty", None, "X", SAMPLING, RUN, "Above 0 = prefer tokens said less often"),
+    one("presence-penalty", None, "X", SAMPLING, RUN, "Above 0 = prefer tokens not used yet"),
+    one("frequency-penalty", None, "X", SAMPLING, RUN, "Above 0 = prefer tokens used less often"),
     one("seed", None, "N", SAMPLING, RUN, "The same seed gives the same answer"),
     one("max-tokens", None, "N", SAMPLING, RUN, "Longest answer, in tokens [default: what fits]"),
     many("stop", "TEXT", SAMPLING, RUN, "End the answer at this text; may be given several times"),
     one("system", None, "TEXT", SAMPLING, RUN, "System message"),
     switch("raw", "false", SAMPLING, RUN, "Continue the prompt as it is, without the chat template"),
-    one("config", None, "FILE", PROCESS, ALL, "TOML file with settings, by these flags' names"),
+    one("config", None, "FILE", PROCESS, ALL, "TOML file with settings, named like these flags"),
     one(
         "log-level",
         None,
@@ -379,7 +407,7 @@ const fn many(
     Flag { key: Key { name, kind: Kind::Many, default: None, secret: false }, value, group, commands, help }
 }
 
-/// A setting whose values are shown as stars.
+/// Marks a setting whose values are printed as stars.
 const fn secret(flag: Flag) -> Flag {
     Flag { key: Key { secret: true, ..flag.key }, ..flag }
 }

@@ -1,9 +1,9 @@
-//! The pause between a worker's end and its next start.
+//! Backoff between restarts of a worker.
 
 use std::time::Duration;
 
-/// Time between a worker's end and its next start: doubles from 100 ms to 5 s, and starts anew after a worker has
-/// lived for a while.
+/// Time between a worker's exit and its next start: doubles from 100 ms to 5 s, and resets after a healthy
+/// run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Backoff {
     next: Duration,
@@ -12,11 +12,11 @@ pub(super) struct Backoff {
 impl Backoff {
     const FIRST: Duration = Duration::from_millis(100);
     const LONGEST: Duration = Duration::from_secs(5);
-    const HEALTHY_LIFE: Duration = Duration::from_secs(10);
+    const HEALTHY_RUN: Duration = Duration::from_secs(10);
 
-    /// The pause after a worker that lived for `life`.
-    pub(super) fn after(&mut self, life: Duration) -> Duration {
-        if life >= Self::HEALTHY_LIFE {
+    /// The pause after a worker that ran for `run`.
+    pub(super) fn after(&mut self, run: Duration) -> Duration {
+        if run >= Self::HEALTHY_RUN {
             self.next = Self::FIRST;
         }
         let pause = self.next;
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_double_to_a_bound_and_start_anew_after_a_healthy_life() {
+    fn pauses_double_to_a_bound_and_reset_after_a_healthy_run() {
         let mut backoff = Backoff::default();
         let short = Duration::from_secs(1);
         let pauses: Vec<u128> = (0..8).map(|_| backoff.after(short).as_millis()).collect();

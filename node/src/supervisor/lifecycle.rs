@@ -1,5 +1,6 @@
-//! What a supervised worker tells its supervisor: one JSON object a line on standard output. The other way there is
-//! only one word: standard input closes, which means "drain and end", whether the supervisor wants it or is dead.
+//! What a supervised worker reports to its supervisor: one JSON object a line on standard output. In the
+//! other direction there is one signal: standard input closes, which means "drain and exit", whether the
+//! supervisor wants it or has died.
 
 use std::io::{Read, Write};
 use std::time::Duration;
@@ -8,44 +9,45 @@ use serde::{Deserialize, Serialize};
 
 use crate::shutdown::Shutdown;
 
-/// After its input has closed, a worker that is still there after this time ends the hard way.
+/// How long a worker may take to exit after its input closes; then it forces its own exit.
 const LAST_RESORT: Duration = Duration::from_secs(8);
-/// Exit code of the hard way.
+/// Exit code of a forced exit.
 const FORCED_EXIT_CODE: i32 = 1;
 
-/// One line.
+/// One line of standard output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Lifecycle {
     /// Weights are loading.
     Progress {
-        /// Bytes so far.
+        /// Bytes loaded so far.
         done: u64,
-        /// Bytes in all.
+        /// Bytes to load.
         total: u64,
     },
-    /// The first token can be served.
+    /// The worker is ready to serve.
     Ready {
         /// `host:port` of the gRPC service.
         address: String,
     },
-    /// It cannot work; the process is about to end.
+    /// The worker cannot run; its process is about to exit.
     Failed(Failed),
 }
 
-/// Why a worker's process ends.
+/// Why a worker's process exits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failed {
     /// Its exit code.
     pub code: u8,
-    /// What was wrong.
+    /// What went wrong.
     pub message: String,
     /// Whether the same start would fail the same way.
     pub permanent: bool,
 }
 
 impl Lifecycle {
-    /// Writes it to standard output. A supervisor that no longer reads is dead, and that shows on standard input.
+    /// Writes the line to standard output. Errors are ignored: if the supervisor is dead, standard input
+    /// closes.
     pub fn emit(&self) {
         if let Ok(line) = serde_json::to_string(self) {
             let mut out = std::io::stdout().lock();
@@ -53,16 +55,16 @@ impl Lifecycle {
         }
     }
 
-    /// Reads a line; `None` for anything else that found its way to standard output.
+    /// Parses a line; `None` for other output.
     pub fn parse(line: &str) -> Option<Self> {
         serde_json::from_str(line).ok()
     }
 }
 
-/// Requests `shutdown` when standard input ends: nothing is ever written to it, and its end is the word to end.
+/// Requests `shutdown` when standard input closes. Nothing is ever written to it.
 ///
 /// # Errors
-/// The thread that reads cannot be started.
+/// If the reader thread cannot be started.
 pub fn end_with_supervisor(shutdown: Shutdown) -> std::io::Result<()> {
     let watch = move || {
         let mut ignored = [0; 64];
@@ -79,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_read_back_and_noise_is_no_event() {
+    fn lines_round_trip_and_other_output_is_ignored() {
         let check = |event: Lifecycle, line: &str| {
             assert_eq!(serde_json::to_string(&event).expect("it serialises"), line);
             assert_eq!(Lifecycle::parse(line), Some(event));

@@ -1,8 +1,8 @@
-//! Keeps a number of worker processes alive: starts them, tells discovery who has come and gone, restarts the dead
-//! ones with back-off, and ends them all.
+//! Keeps a number of worker processes alive: starts them, reports joins and leaves to discovery, restarts
+//! crashed ones with backoff, and stops them all.
 //!
-//! A worker's standard input is the leash: it closes when the supervisor wants the worker to end and also when the
-//! supervisor dies by whatever cause, so no worker is ever left behind.
+//! A worker's standard input is its leash: it closes when the supervisor stops the worker and also when the
+//! supervisor dies for any reason, so no worker is left behind.
 
 mod backoff;
 mod lifecycle;
@@ -21,9 +21,9 @@ use crate::shutdown::Shutdown;
 use backoff::Backoff;
 pub use lifecycle::{Failed, Lifecycle, end_with_supervisor};
 
-/// How long a worker may take to end once its input is closed.
+/// How long a worker may take to exit once its input is closed.
 pub const END_TIMEOUT: Duration = Duration::from_secs(10);
-/// News that wait for whoever shows them.
+/// Most reports queued for the terminal.
 const REPORTS_IN_FLIGHT: usize = 256;
 
 /// News of one worker, for the terminal.
@@ -31,21 +31,21 @@ const REPORTS_IN_FLIGHT: usize = 256;
 pub enum Report {
     /// Weights are loading.
     Progress {
-        /// Which worker.
+        /// Index of the worker.
         worker: usize,
-        /// Bytes so far.
+        /// Bytes loaded so far.
         done: u64,
-        /// Bytes in all.
+        /// Bytes to load.
         total: u64,
     },
-    /// It serves.
+    /// The worker serves.
     Ready {
-        /// Which worker.
+        /// Index of the worker.
         worker: usize,
-        /// Its gRPC service.
+        /// `host:port` of its gRPC service.
         address: String,
     },
-    /// It has never served and never will: the same start would fail the same way.
+    /// The worker has never served, and the same start would fail the same way.
     Hopeless(Failed),
 }
 
@@ -57,7 +57,7 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// Starts `count` workers by `command`, which is asked anew for each start.
+    /// Starts `count` workers. `command` is called for every start and restart.
     pub fn start(
         count: usize,
         command: impl Fn(usize) -> Command + Clone + Send + Sync + 'static,
@@ -66,40 +66,40 @@ impl Supervisor {
         let (reports, receiver) = mpsc::channel(REPORTS_IN_FLIGHT);
         let (mut tasks, stop) = (JoinSet::new(), Shutdown::default());
         for worker in 0..count {
-            let lane =
-                Lane { worker, changes: changes.clone(), reports: reports.clone(), stop: stop.clone() };
+            let slot =
+                WorkerSlot { worker, changes: changes.clone(), reports: reports.clone(), stop: stop.clone() };
             let command = command.clone();
-            tasks.spawn(async move { lane.keep_alive(|| command(worker)).await });
+            tasks.spawn(async move { slot.keep_alive(|| command(worker)).await });
         }
         (Self { tasks, stop }, receiver)
     }
 
-    /// Ends all workers and waits for it, at most [`END_TIMEOUT`] each.
+    /// Stops all workers and waits until they have exited, at most [`END_TIMEOUT`] each.
     pub async fn stop(mut self) {
         self.stop.request();
         while self.tasks.join_next().await.is_some() {}
     }
 }
 
-/// How one life of a worker ended.
+/// How one run of a worker ended.
 enum End {
-    /// As asked.
+    /// The supervisor stopped it.
     Stopped,
-    /// It said that it can never work.
+    /// It reported that it can never work.
     Hopeless(Failed),
-    /// By itself or by a signal.
+    /// It exited by itself or by a signal.
     Died(String),
 }
 
-/// One worker's place: the process in it comes and goes.
-struct Lane {
+/// The slot of one worker; its process may be replaced.
+struct WorkerSlot {
     worker: usize,
     changes: mpsc::Sender<Change>,
     reports: mpsc::Sender<Report>,
     stop: Shutdown,
 }
 
-impl Lane {
+impl WorkerSlot {
     fn id(&self) -> String {
         format!("worker-{}", self.worker)
     }
@@ -108,12 +108,12 @@ impl Lane {
         let mut backoff = Backoff::default();
         let mut served_once = false;
         loop {
-            let born = clock::now();
+            let started = clock::now();
             let mut ready = false;
-            let end = self.live_once(command(), &mut ready).await;
+            let end = self.run_once(command(), &mut ready).await;
             served_once |= ready;
             if ready {
-                // A closed channel: the router is gone and wants no news.
+                // The channel is closed if the router is gone.
                 let _ = self.changes.send(Change::Leave(self.id())).await;
             }
             let why = match end {
@@ -125,7 +125,7 @@ impl Lane {
                 End::Hopeless(failure) => failure.message,
                 End::Died(why) => why,
             };
-            let pause = backoff.after(clock::now().since(born));
+            let pause = backoff.after(clock::now().since(started));
             tracing::warn!(
                 worker = self.worker,
                 why,
@@ -139,16 +139,16 @@ impl Lane {
         }
     }
 
-    async fn live_once(&self, mut command: Command, ready: &mut bool) -> End {
+    async fn run_once(&self, mut command: Command, ready: &mut bool) -> End {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit()).kill_on_drop(true);
         let mut child = match command.spawn() {
             Ok(child) => child,
             Err(error) => return End::Died(format!("cannot be started: {error}")),
         };
-        // Held here: `wait` would otherwise close it, and the worker would end.
+        // Held because `wait` would close it, and the worker would exit.
         let leash = child.stdin.take();
         let mut lines = child.stdout.take().map(|out| BufReader::new(out).lines());
-        let mut last_words = None;
+        let mut last_report = None;
         loop {
             let line = async {
                 match &mut lines {
@@ -157,13 +157,13 @@ impl Lane {
                 }
             };
             tokio::select! {
-                // Lines first: a worker's last words come before the news of its end.
+                // Lines first, so that a worker's last report is read before its exit is handled.
                 biased;
                 line = line => match line {
-                    Some(line) => last_words = self.hear(&line, ready).await.or(last_words),
+                    Some(line) => last_report = self.handle(&line, ready).await.or(last_report),
                     None => lines = None,
                 },
-                status = child.wait() => return match (last_words, status) {
+                status = child.wait() => return match (last_report, status) {
                     (Some(failure), _) => End::Hopeless(failure),
                     (None, Ok(status)) => End::Died(status.to_string()),
                     (None, Err(error)) => End::Died(error.to_string()),
@@ -174,16 +174,16 @@ impl Lane {
         drop(leash);
         if tokio::time::timeout(END_TIMEOUT, child.wait()).await.is_err() {
             tracing::warn!(worker = self.worker, "worker did not end in {END_TIMEOUT:?}; killing it");
-            // It may have ended in this very moment.
+            // This fails if it exited at this very moment.
             let _ = child.kill().await;
         }
         End::Stopped
     }
 
-    /// Takes in one line; returns the failure when the worker says that it can never work.
-    async fn hear(&self, line: &str, ready: &mut bool) -> Option<Failed> {
+    /// Handles one line; returns the failure if the worker reports that it can never work.
+    async fn handle(&self, line: &str, ready: &mut bool) -> Option<Failed> {
         let worker = self.worker;
-        // Here too a closed channel means that nobody is left to tell.
+        // As above, a closed channel means that nothing listens any more.
         match Lifecycle::parse(line) {
             Some(Lifecycle::Progress { done, total }) => {
                 let _ = self.reports.try_send(Report::Progress { worker, done, total });
@@ -195,7 +195,7 @@ impl Lane {
                 let _ = self.reports.send(Report::Ready { worker, address }).await;
             }
             Some(Lifecycle::Failed(failed)) => return failed.permanent.then_some(failed),
-            None => tracing::debug!(worker, line, "worker printed something"),
+            None => tracing::debug!(worker, line, "other output of a worker"),
         }
         None
     }
@@ -205,7 +205,7 @@ impl Lane {
 mod tests {
     use super::*;
 
-    /// A worker played by a shell script.
+    /// A shell script in place of a worker.
     fn script(text: &'static str) -> impl Fn(usize) -> Command + Clone + Send + Sync + 'static {
         move |_| {
             let mut command = Command::new("sh");
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_worker_joins_leaves_when_it_dies_and_joins_again() {
+    async fn a_worker_that_crashes_leaves_and_joins_again() {
         let (changes, mut seen) = mpsc::channel(16);
         let text = r#"echo noise; echo '{"event":"ready","address":"127.0.0.1:7"}'; exit 9"#;
         let (supervisor, _reports) = Supervisor::start(1, script(text), &changes);
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_model_that_cannot_load_is_reported_once_and_not_tried_again() {
+    async fn a_model_that_cannot_load_is_reported_once_and_not_retried() {
         let (changes, _seen) = mpsc::channel(16);
         let text =
             r#"echo '{"event":"failed","code":3,"message":"no config.json","permanent":true}'; exit 3"#;
