@@ -126,7 +126,7 @@ fn one_round(
         let after_qkv = clock::now();
         matmul(cpu, &x, &[(&layer.o).into()], &mut hidden, Write::Add);
         let after_o = clock::now();
-        let both = Gated { by: Gate::Silu, gate: (&layer.gate).into(), up: (&layer.up).into() };
+        let both = Gated { activation: Gate::Silu, gate: (&layer.gate).into(), up: (&layer.up).into() };
         gated_matmul(cpu, &x, both, form, &mut gated);
         let after_gated = clock::now();
         matmul(cpu, &gated, &[(&layer.down).into()], &mut hidden, Write::Add);

@@ -1,5 +1,5 @@
-//! The gate of a feed-forward network ([`glu`](super::super::mlp::glu)) with the two products it is of. They are computed some outputs at a
-//! time, for all rows: what is multiplied next is all that leaves the cache.
+//! A gated linear unit ([`glu`](super::super::mlp::glu)) together with its two products. Computes some
+//! outputs at a time for all rows, so only the input of the next product leaves the cache.
 
 use std::marker::PhantomData;
 
@@ -11,28 +11,28 @@ use super::super::packed::PANEL;
 use super::super::packed::formats::multiply;
 use super::super::simd::{Kernel, LANES, Simd};
 use super::part::{Destination, Linear, Part, Write};
-use super::room::ProductId;
 use super::shares::{Shares, Task};
+use super::unpacked::ProductId;
 use crate::gate::Gate;
 
-/// The two products of a gate, `[rows, cols]` each.
+/// The two products of a gated linear unit, `[rows, cols]` each.
 #[derive(Clone, Copy)]
 pub struct Gated<'a> {
-    /// What the gate goes through.
-    pub by: Gate,
-    /// The gate.
+    /// Activation of the gate.
+    pub activation: Gate,
+    /// The gate projection.
     pub gate: Linear<'a>,
-    /// What it multiplies.
+    /// The up projection.
     pub up: Linear<'a>,
 }
 
-/// `by(x * gate) * (x * up)`, written down in `form`. `x` is `[m, cols]` in the form that the weights ask for; `out` becomes
-/// `[m, rows]`.
+/// `activation(x * gate) * (x * up)`, encoded in `form`. `x` is `[m, cols]` in the form that the weights'
+/// format requires; `out` becomes `[m, rows]`.
 ///
 /// # Panics
 /// If the shapes disagree.
 pub fn gated_matmul(cpu: &mut Cpu, x: &Input, gated: Gated<'_>, form: Form, out: &mut Input) {
-    let Gated { by, gate, up } = gated;
+    let Gated { activation, gate, up } = gated;
     assert_eq!(gate.weights.rows(), up.weights.rows(), "gate and up are [rows, cols]");
     [gate, up].iter().for_each(|linear| linear.check(x));
     let (m, rows) = (x.rows(), gate.weights.rows());
@@ -40,21 +40,21 @@ pub fn gated_matmul(cpu: &mut Cpu, x: &Input, gated: Gated<'_>, form: Form, out:
     let shares = Shares::new(cpu, m.max(1), &like_both);
     let tasks = if m == 0 { 0 } else { shares.tasks() };
     let (isa, integers, product) = (cpu.isa, cpu.isa.integers(), ProductId::new());
-    let room = 2 * shares.highest(m) * shares.widest() * PANEL;
-    out.fill_columns(cpu, form, (m, rows), (tasks, room), |task, room, columns| {
+    let scratch_len = 2 * shares.highest(m) * shares.widest() * PANEL;
+    out.fill_columns(cpu, form, (m, rows), (tasks, scratch_len), |task, scratch, columns| {
         let Task { panels, pass, .. } = shares.task(task);
-        let share = (product, panels.start);
+        let key = (product, panels.start);
         let (first, x_rows) = (panels.start * PANEL, pass.rows(m));
         let count = rows.min(panels.end * PANEL).saturating_sub(first);
         if count == 0 {
             return;
         }
-        let products = &mut room[..2 * x_rows.len() * count];
+        let products = &mut scratch[..2 * x_rows.len() * count];
         let shared = DisjointMut::new(products);
         let part = |linear, next, at| {
             let y = Destination { values: &shared, stride: 2 * count, at, is_near: true };
             Part {
-                share,
+                key,
                 x,
                 rows: x_rows.clone(),
                 linear,
@@ -67,16 +67,17 @@ pub fn gated_matmul(cpu: &mut Cpu, x: &Input, gated: Gated<'_>, form: Form, out:
                 write: Write::Set,
             }
         };
-        // With one pass, up's weights come next after gate's; with several both are near, and the next task's come.
-        let after = panels.end * PANEL;
-        let [after_gate, after_up] = match pass.of {
-            1 => [up.weights_from(first), gate.weights_from(after)],
-            _ => [gate, up].map(|linear| linear.weights_from(after)),
+        // In a single pass, up's weights are read after gate's. In several passes both are cached, so
+        // prefetch the next task's.
+        let end = panels.end * PANEL;
+        let [next_gate, next_up] = match pass.of {
+            1 => [up.weights_from(first), gate.weights_from(end)],
+            _ => [gate, up].map(|linear| linear.weights_from(end)),
         };
-        multiply(&part(gate, after_gate, 0), isa, integers);
-        multiply(&part(up, after_up, count), isa, integers);
+        multiply(&part(gate, next_gate, 0), isa, integers);
+        multiply(&part(up, next_up, count), isa, integers);
         let row = x_rows.start;
-        match by {
+        match activation {
             Gate::Silu => {
                 isa.run(GateRows::<Silu> { products, row, first, count, columns, activation: PhantomData })
             }
@@ -94,12 +95,13 @@ pub fn gated_matmul(cpu: &mut Cpu, x: &Input, gated: Gated<'_>, form: Form, out:
     });
 }
 
-/// Gates each row of `products`, `[m, gate | up]`, and puts it where its columns go.
+/// Applies the gate to each row of `products`, `[m, gate | up]`, and puts the results into the output's
+/// columns.
 struct GateRows<'a, F> {
     products: &'a mut [f32],
-    /// The first of its rows.
+    /// First row of `products` in the output.
     row: usize,
-    /// The first of its columns.
+    /// First column in the output.
     first: usize,
     count: usize,
     columns: &'a input::Columns<'a>,
@@ -108,7 +110,7 @@ struct GateRows<'a, F> {
 
 impl<F: Activation> Kernel for GateRows<'_, F> {
     type Output = ();
-    const USES_DOT: bool = true; // bfloat16 by an instruction
+    const USES_DOT: bool = true; // rounds to bfloat16 by an instruction
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
@@ -118,7 +120,7 @@ impl<F: Activation> Kernel for GateRows<'_, F> {
             let (gate, up) = products.split_at_mut(count);
             let (gates, gate) = gate.as_chunks_mut::<LANES>();
             let (ups, up) = up.as_chunks::<LANES>();
-            // SAFETY: these columns are this task's.
+            // SAFETY: only this task writes these columns.
             unsafe {
                 for (i, (values, up)) in gates.iter().zip(ups).enumerate() {
                     let mut values = *values;

@@ -1,16 +1,16 @@
 //! Matrix multiplication: `y[m, n] = sum over k of x[m, k] * w[n, k]`.
 //!
-//! Each `(m, n)` is summed in one order, whatever the batch, the tile, the threads or the instruction set: [`float`] and
-//! [`integer`] say which. So a row's result has the same bits alone and in any batch. Here the work is shared out; the kernel is
-//! that of the weights' format ([`formats`](super::packed::formats)).
+//! Each `(m, n)` is summed in one order, whatever the batch, the tile, the threads or the instruction set;
+//! [`float`] and [`integer`] define it. So a row's result has the same bits alone and in any batch. This
+//! module divides the work; the weights' format has the kernel ([`formats`](super::packed::formats)).
 
 pub(super) mod float;
 mod gated;
 pub(super) mod integer;
 pub(super) mod part;
-pub(super) mod room;
 mod shares;
 pub(super) mod tiles;
+pub(super) mod unpacked;
 
 use super::Cpu;
 use super::disjoint::DisjointMut;
@@ -21,10 +21,11 @@ use super::simd::integer::IntegerIsa;
 pub use gated::{Gated, gated_matmul};
 use part::{Destination, Part};
 pub use part::{Linear, Write};
-use room::ProductId;
 use shares::{Shares, Task};
+use unpacked::ProductId;
 
-/// Multiplies `x` `[m, cols]`, in the form that the weights ask for, by the matrices in `stack`, whose outputs lie side by side in `y` `[m, sum of rows]`.
+/// Multiplies `x` `[m, cols]` by the matrices in `stack`, whose outputs are adjacent in `y` `[m, sum of
+/// rows]`. `x` has the form that the weights' format requires.
 ///
 /// # Panics
 /// If the shapes disagree.
@@ -33,7 +34,7 @@ pub fn matmul(cpu: &mut Cpu, x: &Input, stack: &[Linear<'_>], y: &mut [f32], wri
     matmul_on(cpu, integers, x, stack, y, write);
 }
 
-/// [`matmul`] on a given instruction set for integers.
+/// [`matmul`] on a given integer instruction set.
 fn matmul_on(
     cpu: &mut Cpu,
     integers: IntegerIsa,
@@ -60,8 +61,8 @@ fn matmul_on(
     let (isa, shared) = (cpu.isa, DisjointMut::new(y));
     let work = |task: usize| {
         let Task { panels, streams, pass } = shares.task(task);
-        let share = (product, panels.start);
-        // Of panels and outputs before each matrix.
+        let key = (product, panels.start);
+        // Panels and outputs before the current matrix.
         let (mut before, mut column) = (0, 0);
         for linear in stack {
             let Layout { rows: outputs, .. } = linear.weights.layout();
@@ -69,13 +70,13 @@ fn matmul_on(
             if (before..end).contains(&panels.start) && !panels.is_empty() {
                 let first = (panels.start - before) * PANEL;
                 let count = outputs.min((panels.end - before) * PANEL) - first;
-                // Unless this thread's share ends here.
+                // Only a guess: this thread's share may end here.
                 let next = linear.weights_from(first + count.next_multiple_of(PANEL));
                 let x_rows = pass.rows(m);
                 let at = x_rows.start * rows + column + first;
                 let y = Destination { values: &shared, stride: rows, at, is_near: false };
                 let (linear, rows) = (*linear, x_rows);
-                let part = Part { share, x, rows, linear, first, count, streams, next, pass, y, write };
+                let part = Part { key, x, rows, linear, first, count, streams, next, pass, y, write };
                 return multiply(&part, isa, integers);
             }
             (before, column) = (end, column + outputs);

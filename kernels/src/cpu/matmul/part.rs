@@ -1,4 +1,4 @@
-//! Some outputs of one matrix for some rows of `x`: what a task multiplies, and where the results go.
+//! Some outputs of one matrix for some rows of `x`: the work of a task and the destination of its results.
 
 #![allow(clippy::needless_range_loop)] // m and n index several arrays, as in the formula
 
@@ -9,20 +9,20 @@ use super::super::input::{Form, Input};
 use super::super::packed::{Layout, PANEL, Packed};
 use super::super::prefetch;
 use super::super::simd::{LANES, Simd};
-use super::room::{Room, Share};
 use super::tiles::{Panels, Pass, Registers, Streams, Tile};
+use super::unpacked::{PanelsKey, UnpackBuffers};
 
-/// A matrix and its bias, stacked with others along the output.
+/// A matrix and its bias. Several can be stacked along the output.
 #[derive(Clone, Copy)]
 pub struct Linear<'a> {
-    /// `[rows, cols]`.
+    /// `[rows, cols]` weights.
     pub weights: &'a Packed,
-    /// `[rows]`.
+    /// `[rows]` bias.
     pub bias: Option<&'a [f32]>,
 }
 
 impl Linear<'_> {
-    /// Panics unless it can be multiplied with `x`.
+    /// Asserts that the matrix can be multiplied by `x`.
     pub(super) fn check(&self, x: &Input) {
         let Layout { format, cols, rows } = self.weights.layout();
         assert!(cols > 0 && x.width() == cols, "x is [m, cols]");
@@ -30,7 +30,7 @@ impl Linear<'_> {
         assert!(self.bias.is_none_or(|bias| bias.len() == rows), "a bias for each row");
     }
 
-    /// The panels from `row`'s on; `None` past the end.
+    /// Address of `row`'s panel; `None` past the end.
     pub(super) fn weights_from(&self, row: usize) -> Option<*const u8> {
         let at = row / PANEL * self.weights.layout().panel_bytes();
         Some(self.weights.values().get(at..)?.first()?)
@@ -43,47 +43,47 @@ impl<'a> From<&'a Packed> for Linear<'a> {
     }
 }
 
-/// What happens to a result.
+/// How a result is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Write {
-    /// It replaces what `y` holds.
+    /// Replaces the value in `y`.
     Set,
-    /// It is added to what `y` holds: the residual connection.
+    /// Adds to the value in `y`: the residual connection.
     Add,
 }
 
 /// Some rows of one matrix, for some rows of `x`.
 pub(in crate::cpu) struct Part<'a> {
-    pub(super) share: Share,
+    pub(super) key: PanelsKey,
     pub(in crate::cpu) x: &'a Input,
     pub(in crate::cpu) rows: Range<usize>,
     pub(in crate::cpu) linear: Linear<'a>,
     pub(in crate::cpu) first: usize,
     pub(super) count: usize,
-    /// Which of these panels it is; all if there are none.
+    /// The part's panels if they are not adjacent.
     pub(super) streams: Option<Streams>,
-    /// Where this thread will probably read on.
+    /// Address that this thread will probably read next.
     pub(super) next: Option<*const u8>,
     pub(super) pass: Pass,
-    /// Of the first of `rows`.
+    /// Destination of the first of `rows`.
     pub(super) y: Destination<'a>,
     pub(super) write: Write,
 }
 
-/// Where a part's results go: rows of `count` values.
+/// Destination of a part's results, which are rows of `count` values.
 #[derive(Clone, Copy)]
 pub(super) struct Destination<'a> {
     pub(super) values: &'a DisjointMut<'a, f32>,
     /// Values from one row to the next.
     pub(super) stride: usize,
-    /// Where the first row starts.
+    /// Index of the first row.
     pub(super) at: usize,
-    /// Whether it is in the cache.
+    /// Whether the destination is already cached.
     pub(super) is_near: bool,
 }
 
 impl Part<'_> {
-    /// Calls `take` for each of its tiles.
+    /// Calls `take` for each of the part's tiles.
     #[inline(always)]
     pub(in crate::cpu) fn for_each_tile(&self, registers: Registers, take: impl FnMut(Tile)) {
         assert!(self.first.is_multiple_of(PANEL), "tasks start at a panel");
@@ -95,37 +95,41 @@ impl Part<'_> {
             panel_bytes: layout.panel_bytes(),
             next: self.next,
             pass: self.pass,
-            soon: prefetch::distance(layout.format.bits()),
+            near: prefetch::distance(layout.format.bits()),
         };
         registers.for_each_tile(self.rows.len(), weights, take);
     }
 
-    /// The matrix's panels from this part's first on.
+    /// The matrix's panels from this part's first one on.
     pub(in crate::cpu) fn weights(&self) -> &[u8] {
         let packed = self.linear.weights;
         &packed.values()[self.first / PANEL * packed.layout().panel_bytes()..]
     }
 
-    /// Room for what becomes of a tile's panels, of so many bytes each, and whether it is there already.
+    /// Buffer for a tile's unpacked panels, `panel_bytes` each, and whether it is already filled.
     #[inline(always)]
-    pub(in crate::cpu) fn place<'r>(
+    pub(in crate::cpu) fn buffer<'r>(
         &self,
-        room: &'r mut Room,
+        buffers: &'r mut UnpackBuffers,
         tile: &Tile,
         panel_bytes: usize,
     ) -> (&'r mut [u8], bool) {
-        room.enter(self.share);
+        buffers.enter(self.key);
         if self.pass.of == 1 && tile.first == 0 {
-            room.forget(); // nobody will meet the panels before again
+            buffers.forget(); // no later tile reads the previous panels
         }
         let at =
             self.weights().as_ptr().wrapping_add(tile.panel * self.linear.weights.layout().panel_bytes());
-        room.place(at, tile.width, tile.width * panel_bytes)
+        buffers.buffer(at, tile.width, tile.width * panel_bytes)
     }
 
-    /// Asks for where a tile's sums go: it comes while they are computed.
+    /// Prefetches the destination of a tile's sums, so that it arrives while they are computed.
     #[inline(always)]
-    pub(in crate::cpu) fn ask_tile<S: Simd, const MR: usize, const NR: usize>(&self, s: S, tile: &Tile) {
+    pub(in crate::cpu) fn prefetch_results<S: Simd, const MR: usize, const NR: usize>(
+        &self,
+        s: S,
+        tile: &Tile,
+    ) {
         let Destination { values, stride, at, is_near } = self.y;
         if is_near {
             return;
@@ -165,8 +169,8 @@ impl Part<'_> {
         let y = values.pointer(at + tile.first * stride + column, (MR - 1) * stride + width);
         for m in 0..MR {
             for n in 0..NR {
-                // SAFETY: the last row's last panel ends where the range does. Tasks take disjoint rows of weights, which are
-                // disjoint columns of y.
+                // SAFETY: the last row's last panel ends where the range does. Tasks have disjoint rows of
+                // weights, and so disjoint columns of y.
                 unsafe {
                     let to = y.add(m * stride + n * apart);
                     if self.write == Write::Add {
@@ -178,7 +182,7 @@ impl Part<'_> {
         }
     }
 
-    /// [`Part::put_tile`] where the last panel is not full.
+    /// [`Part::put_tile`] for a tile whose last panel is not full.
     #[inline(always)]
     fn put_edge<S: Simd, const MR: usize, const NR: usize>(
         &self,
@@ -196,11 +200,11 @@ impl Part<'_> {
         }
     }
 
-    /// Writes as many of `sums` as there are outputs from this part's `column` on.
+    /// Writes those of `sums` that are outputs of this part, to `column` and those after it.
     #[inline(never)]
     fn put(&self, row: usize, column: usize, sums: &[f32; LANES]) {
         let count = LANES.min(self.count - column);
-        // SAFETY: one at a time, and tasks take disjoint columns.
+        // SAFETY: one borrow at a time, and tasks have disjoint columns.
         let y = unsafe { self.y.values.part(self.y.at + row * self.y.stride + column, count) };
         for (i, (y, sum)) in y.iter_mut().zip(sums).enumerate() {
             let sum = self.linear.bias.map_or(*sum, |bias| sum + bias[self.first + column + i]);

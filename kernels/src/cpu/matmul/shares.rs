@@ -1,75 +1,80 @@
-//! How a product is shared out among threads, and each thread's share into tasks.
+//! Divides a product among threads, and each thread's share into tasks.
 
 use std::ops::Range;
 
 use super::super::Cpu;
 use super::super::packed::PANEL;
 use super::part::Linear;
-use super::tiles::{HIGHEST, MOST_ACCUMULATORS, Pass, Registers, Streams, full_tiles};
+use super::tiles::{MAX_ACCUMULATORS, MAX_TILE_ROWS, Pass, Registers, Streams, full_tiles};
 
-/// Bytes of weights a task takes at most, unless one tile of all columns has more.
+/// Most bytes of weights per task, unless a single tile of all columns has more.
 const TASK_BYTES: usize = 256 << 10;
-/// Multiplications of a task at most, likewise: tens of microseconds, so that threads end together.
+/// Most multiplications per task, likewise. This takes tens of microseconds, so that threads finish together.
 const TASK_PRODUCTS: usize = 16 << 20;
-/// Multiplications below which waking another thread costs more than it gives.
-const ALONE: usize = 64 << 10;
+/// Below this many multiplications, waking another thread costs more than it gains.
+const MIN_PRODUCTS_TO_SHARE: usize = 64 << 10;
 
-/// How the panels of a product are shared out: to each thread as many as to the others, in tasks of some panels of one matrix and,
-/// where those are too much for many rows of `x`, some of the rows.
+/// Division of a product's panels. Each thread gets the same number, in tasks of some panels of one matrix.
+/// If even a few panels are too much work for all rows of `x`, a task has only some of the rows.
 pub(super) struct Shares<'a> {
     stack: &'a [Linear<'a>],
-    /// Of all matrices.
+    /// Panels of all matrices.
     panels: usize,
     pub(super) threads: usize,
     cut: Cut,
-    /// Parts of a thread's share at most.
+    /// Most parts of a thread's share.
     parts: usize,
 }
 
-/// How a thread's share is cut.
+/// How a thread's share is divided into parts.
 #[derive(Clone, Copy)]
 pub(super) struct Cut {
-    /// Panels of a tile: parts start at multiples of as many in the share of a matrix, and the last one takes what is over.
+    /// Panels of a tile. Within the share of a matrix, parts start at multiples of it, and the last part
+    /// takes the remainder.
     pub(super) multiple: usize,
-    /// Such multiples of a part at most.
+    /// Most such multiples per part.
     pub(super) most: usize,
-    /// Tasks of a part, one after another, each for some of the rows.
+    /// Tasks per part, one after another, each for some of the rows.
     pub(super) passes: usize,
-    /// Streams that the share of a matrix is read in, each part taking some of each; `None` if its panels are to lie side by side.
+    /// Number of streams in which the share of a matrix is read; each part has a section of every stream.
+    /// `None`: a part's panels are adjacent.
     pub(super) streams: Option<usize>,
 }
 
-/// What is computed at once.
+/// The unit of work of a thread.
 pub(super) struct Task {
-    /// Its panels, which some thread may have none of; with streams, up to the last one of its share.
+    /// The task's panels; may be empty. With streams, the range reaches to the end of the thread's share of
+    /// the matrix.
     pub(super) panels: Range<usize>,
     pub(super) streams: Option<Streams>,
-    /// Its part of the rows.
+    /// The task's part of the rows.
     pub(super) pass: Pass,
 }
 
 impl<'a> Shares<'a> {
-    /// Of the panels of `stack`, for `m` rows of `x`. One thread has all if they are too little work to share out.
+    /// Divides the panels of `stack` for `m` rows of `x`. If there is too little work to divide, one thread
+    /// gets all of it.
     pub(super) fn new(cpu: &Cpu, m: usize, stack: &'a [Linear<'a>]) -> Self {
         let Some(layout) = stack.first().map(|linear| linear.weights.layout()) else {
             return Self::cut(stack, 1, Cut { multiple: 1, most: 1, passes: 1, streams: None });
         };
         let panels: usize = stack.iter().map(|linear| linear.weights.layout().panels()).sum();
-        let multiple = Registers::of(layout.format, MOST_ACCUMULATORS, true).panel_multiple(m);
-        if m.saturating_mul(panels * PANEL).saturating_mul(layout.cols) < ALONE {
+        let multiple = Registers::of(layout.format, MAX_ACCUMULATORS, true).panel_multiple(m);
+        if m.saturating_mul(panels * PANEL).saturating_mul(layout.cols) < MIN_PRODUCTS_TO_SHARE {
             return Self::cut(stack, 1, Cut { multiple, most: panels.max(1), passes: 1, streams: None });
         }
         let threads = cpu.threads.count();
         let by_bytes = TASK_BYTES / layout.panel_bytes();
-        let by_threads = panels / (threads * 8); // eight tasks a thread even out their speeds
+        let by_threads = panels / (threads * 8); // eight tasks per thread even out differences in speed
         let by_products = TASK_PRODUCTS / (m * layout.cols * PANEL);
         let most = (by_bytes.min(by_threads).min(by_products) / multiple).max(1);
-        let passes = (m * layout.cols * PANEL * multiple / TASK_PRODUCTS).clamp(1, m.div_ceil(4 * HIGHEST));
+        let passes =
+            (m * layout.cols * PANEL * multiple / TASK_PRODUCTS).clamp(1, m.div_ceil(4 * MAX_TILE_ROWS));
         Self::cut(stack, threads, Cut { multiple, most, passes, streams: None })
     }
 
-    /// The same for one tile of rows in the streams that it reads, which go on from task to task: a small task's are too short for what
-    /// is asked for ahead.
+    /// For a single tile of rows, reads in `width` streams that continue from task to task: the streams of a
+    /// small task alone would be too short for prefetching.
     pub(super) fn in_streams(mut self, width: Option<usize>) -> Self {
         self.cut.streams = width;
         self
@@ -82,7 +87,7 @@ impl<'a> Shares<'a> {
         Self { parts: (0..threads).map(parts_of).max().unwrap_or_default(), ..shares }
     }
 
-    /// A thread's share of each matrix, where it has one, in panels of the whole stack.
+    /// A thread's share of each matrix that it has panels of, in panels of the whole stack.
     fn pieces(&self, thread: usize) -> impl Iterator<Item = Range<usize>> {
         let [start, end] = [thread, thread + 1].map(|thread| self.panels * thread / self.threads);
         let ends = self.stack.iter().scan(0, |end, linear| {
@@ -97,12 +102,12 @@ impl<'a> Shares<'a> {
         .filter(|piece| !piece.is_empty())
     }
 
-    /// Tasks of all threads, those of the first one first.
+    /// Number of tasks of all threads; the first thread's come first.
     pub(super) fn tasks(&self) -> usize {
         self.threads * self.parts * self.cut.passes
     }
 
-    /// The last ones of a thread may be empty.
+    /// Task number `task`. A thread's last tasks may be empty.
     pub(super) fn task(&self, task: usize) -> Task {
         let (part, pass) =
             (task / self.cut.passes, Pass { index: task % self.cut.passes, of: self.cut.passes });
@@ -118,30 +123,30 @@ impl<'a> Shares<'a> {
         Task { panels: 0..0, streams: None, pass }
     }
 
-    /// Panels of a task at most, where they lie side by side.
+    /// Most panels of a task whose panels are adjacent.
     pub(super) fn widest(&self) -> usize {
-        // A share may have one panel more than another, and less than a multiple besides.
+        // A share may have one panel more than another, and a remainder of less than a multiple.
         self.panels.div_ceil(self.threads).min((self.cut.most + 1) * self.cut.multiple)
     }
 
-    /// Rows of `x` of a task at most, of `m`.
+    /// Most rows per task if `x` has `m` rows.
     pub(super) fn highest(&self, m: usize) -> usize {
-        (m.div_ceil(HIGHEST).div_ceil(self.cut.passes) * HIGHEST).min(m)
+        (m.div_ceil(MAX_TILE_ROWS).div_ceil(self.cut.passes) * MAX_TILE_ROWS).min(m)
     }
 }
 
 impl Cut {
-    /// Multiples in so many panels.
+    /// Multiples in `panels` panels, at least one.
     fn multiples_of(self, panels: usize) -> usize {
         (panels / self.multiple).max(1)
     }
 
-    /// Parts of so many panels.
+    /// Parts in `panels` panels.
     fn parts_of(self, panels: usize) -> usize {
         self.multiples_of(panels).div_ceil(self.most)
     }
 
-    /// Which of so many panels a part takes.
+    /// The panels of part number `part`, out of `panels`.
     fn part(self, panels: usize, part: usize) -> (Range<usize>, Option<Streams>) {
         let parts = self.parts_of(panels);
         let is_last = part + 1 == parts;

@@ -10,7 +10,7 @@ use crate::cpu::matrix::{Storage, WeightMatrix};
 use crate::cpu::mlp::glu;
 use crate::gate::Gate;
 
-/// Small numbers that are exact in all formats, scattered by `seed`.
+/// Small pseudo-random numbers from `seed` that are exact in all formats.
 fn values(count: usize, seed: u32) -> Vec<f32> {
     let hash = |i: usize| {
         (i as u32 ^ seed.rotate_left(16)).wrapping_mul(0x9E37_79B1).rotate_left(13).wrapping_mul(0x85EB_CA6B)
@@ -30,14 +30,14 @@ fn stored(format: usize, values: &[f32]) -> Storage {
     }
 }
 
-/// `[n, k]`, packed as stored.
+/// Packs `[n, k]` in the format in which it is stored.
 fn packed(format: usize, values: &[f32], n: usize, k: usize) -> Packed {
     let matrix = WeightMatrix::new(stored(format, values), n, k);
     Packed::of(&mut Cpu::new(1), &matrix, *Format::keeping(matrix.storage()).last().expect("there is one"))
-        .expect("nothing is rounded")
+        .expect("the format is lossless")
 }
 
-/// `x` `[m, k]` times one matrix or more.
+/// Multiplies `x` `[m, k]` by the matrices in `stack`.
 fn multiply(cpu: &mut Cpu, form: Form, x: &[f32], stack: &[Linear<'_>], y: &mut [f32], write: Write) {
     let mut input = Input::default();
     input.set(cpu, form, x, stack[0].weights.cols());
@@ -57,7 +57,7 @@ proptest! {
     ) {
         let (form, format) = if format == 3 { (Form::Bf16, 0) } else { (Form::F32, format) };
         let (x, w, bias) = (values(m * k, seed), values(n * k, !seed), values(n, seed ^ 77));
-        // Irrational-looking x: sums round, so that their order shows.
+        // Factor with many digits, so that sums round and their order shows.
         let mut x: Vec<f32> = x.iter().map(|value| value * 0.377_123_4).collect();
         if form == Form::Bf16 {
             x.iter_mut().for_each(|value| *value = half::bf16::from_f32(*value).to_f32());
@@ -128,12 +128,13 @@ fn defined(is_bf16: bool, x: &[f32], w: &[f32]) -> f32 {
 
 #[test]
 fn sums_are_in_the_order_they_are_defined_in_whatever_the_tile() {
-    // Whole steps of columns and a rest; rows in tiles of every height; panels that fill a tile and some left over.
+    // Whole steps of columns and a remainder; rows in tiles of every height; panels that fill a tile and some
+    // that remain.
     let few = (1..24).map(|m| (m, 70 + m, 31 + 7 * m));
     let others = [(1, 9, 9000), (2, 600, 410), (13, 300, 263), (64, 16, 31), (65, 37, 1057), (71, 170, 300)];
     for (m, n, k) in few.chain(others) {
         let (x, w) = (values(m * k, 3), values(n * k, 4));
-        // x that rounds, and whose second half takes the first one's sum away again, nearly.
+        // Values that round, and whose second half nearly cancels the sum of the first.
         let x: Vec<f32> =
             x.iter().enumerate().map(|(i, x)| if i % k < k / 2 { x * 97.3 } else { x * -0.731 }).collect();
         for (form, format) in [(Form::F32, 0), (Form::F32, 1), (Form::F32, 2), (Form::Bf16, 0)] {
@@ -158,7 +159,7 @@ fn sums_are_in_the_order_they_are_defined_in_whatever_the_tile() {
     }
 }
 
-/// bfloat16 `[n, k]` whose exponents fold, but for one value in a thousand.
+/// bfloat16 `[n, k]` whose exponents fold, except for one value in a thousand.
 fn foldable(n: usize, k: usize) -> WeightMatrix {
     let hash = |i: usize| (i as u32).wrapping_mul(0x9E37_79B1).rotate_left(15).wrapping_mul(0x85EB_CA6B) >> 8;
     let value = |i: usize| {
@@ -171,7 +172,7 @@ fn foldable(n: usize, k: usize) -> WeightMatrix {
 
 #[test]
 fn folded_weights_give_the_same_bits() {
-    // Units that are full and some that are not; tiles of every height; one segment of columns, and several.
+    // Full and partial units; tiles of every height; one segment of columns, and several.
     let few = (1..24).map(|m| (m, 130 + m, 131 + 7 * m));
     for (m, n, k) in few.chain([(1, 1000, 1100), (8, 300, 263), (33, 170, 1111), (71, 170, 300)]) {
         let (matrix, x) = (foldable(n, k), values(m * k, 3));
@@ -192,8 +193,8 @@ fn folded_weights_give_the_same_bits() {
     }
 }
 
-/// What is written down of `input`, as bits.
-fn written(input: &Input) -> Vec<u32> {
+/// The encoded content of `input`, as bits.
+fn encoded(input: &Input) -> Vec<u32> {
     let halves = |(halves, _): (&[u16], usize)| halves.iter().map(|half| u32::from(*half) << 16).collect();
     match input.form() {
         Form::Int8 => {
@@ -208,7 +209,7 @@ fn written(input: &Input) -> Vec<u32> {
 
 #[test]
 fn a_gated_product_is_the_gate_of_two_products() {
-    // Less than a panel, several tasks, and more rows than a tile has; columns that fill their padding and some that do not.
+    // Less than a panel; several tasks; more rows than a tile; columns with and without padding.
     for (m, n, k) in [(0, 40, 64), (1, 7, 33), (1, 700, 96), (9, 150, 32), (70, 333, 65)] {
         let (x, w) = (values(m * k, 1), values(2 * n * k, 2));
         let biases = [values(n, 3), values(n, 4)];
@@ -233,17 +234,17 @@ fn a_gated_product_is_the_gate_of_two_products() {
                     input.set(cpu, form, &x, k);
                     let (mut both, mut gated) = (vec![0.0; m * 2 * n], vec![0.0; m * n]);
                     matmul(cpu, &input, &[gate, up], &mut both, Write::Set);
-                    let by = [Gate::Silu, Gate::GeluTanh][threads / 2];
-                    glu(cpu, by, &both, n, &mut gated);
+                    let activation = [Gate::Silu, Gate::GeluTanh][threads / 2];
+                    glu(cpu, activation, &both, n, &mut gated);
                     let (mut expected, mut got) = (Input::default(), Input::default());
                     expected.set(cpu, to, &gated, n);
-                    // Rows of another shape and form were there before.
+                    // Leftovers: rows of another shape and form.
                     got.set(cpu, Form::F32, &vec![f32::NAN; (m + 1) * (n + 50)], n + 50);
                     got.set(cpu, to, &vec![7.0; (m + 1) * (n + 50)], n + 50);
-                    gated_matmul(cpu, &input, Gated { by, gate, up }, to, &mut got);
+                    gated_matmul(cpu, &input, Gated { activation, gate, up }, to, &mut got);
                     assert_eq!((got.rows(), got.width(), got.form()), (m, n, to));
                     assert!(
-                        written(&got) == written(&expected),
+                        encoded(&got) == encoded(&expected),
                         "[{m}, {n}, {k}] {form:?} {to:?} {}",
                         isa.name()
                     );
@@ -254,7 +255,7 @@ fn a_gated_product_is_the_gate_of_two_products() {
 }
 
 #[test]
-fn every_panel_meets_every_row_in_one_task_of_one_matrix_and_tasks_are_no_larger_than_they_say() {
+fn every_panel_meets_every_row_once_and_tasks_stay_within_their_size() {
     let cpu = &mut Cpu::new(1);
     for (threads, multiple, most, passes, streams) in [
         (1, 3, 1, 1, None),

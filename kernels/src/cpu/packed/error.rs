@@ -1,45 +1,46 @@
-//! Why a matrix cannot lie in a format.
+//! Errors of packing a matrix.
 
-/// A weight that no integer can stand for.
+/// A weight that is NaN or infinite and so cannot be quantised.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 #[error(
-    "the weight of output {row} and input {col} is {value}, only finite ones can be rounded to integers; repair the checkpoint or load it without quantization"
+    "the weight of output {row} and input {col} is {value}, and only finite weights can be quantized; repair the checkpoint or load it without quantization"
 )]
 pub struct NotFinite {
-    /// Its output.
+    /// Output of the weight.
     pub row: usize,
-    /// Its input.
+    /// Input of the weight.
     pub col: usize,
-    /// What it is.
+    /// Value of the weight.
     pub value: f32,
 }
 
-/// Why a matrix does not lie in a format.
+/// Why a matrix cannot be packed to a format.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 pub enum PackError {
-    /// A weight is to be rounded that cannot.
+    /// A weight to be quantised is NaN or infinite.
     #[error(transparent)]
     NotFinite(#[from] NotFinite),
-    /// [`Format::BF16_FOLDED`](super::Format::BF16_FOLDED) has no room for so many high bytes that are in no table.
+    /// More weights have rare high bytes than [`Format::BF16_FOLDED`](super::Format::BF16_FOLDED) has space
+    /// for.
     #[error(
-        "{patches} weights have exponents that are rare among their neighbours, and folding has room for {room}; leave them in 16 bits"
+        "{patches} weights have rare exponents, and the folded format has space for {room}; keep the matrix in plain bfloat16"
     )]
     ManyExponents {
-        /// Such weights.
+        /// Number of such weights.
         patches: usize,
-        /// How many there may be.
+        /// Largest number of them.
         room: usize,
     },
-    /// A code of a checkpoint has more bits than the format.
-    #[error("the code of output {row} and input {col} is {code}, and the format's largest is {most}")]
+    /// A checkpoint's code is too large for the format.
+    #[error("the code of output {row} and input {col} is {code}, and the format's largest code is {most}")]
     LargeCode {
-        /// Its output.
+        /// Output of the weight.
         row: usize,
-        /// Its input.
+        /// Input of the weight.
         col: usize,
-        /// What it is.
+        /// The code.
         code: u8,
-        /// What it may be.
+        /// The format's largest code.
         most: u8,
     },
 }

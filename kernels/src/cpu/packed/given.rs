@@ -1,4 +1,4 @@
-//! Weights whose codes, scales and zero points somebody else chose: they are laid out as they are.
+//! Packs weights that were quantised elsewhere, with their own codes, scales and zero points.
 
 #![allow(clippy::needless_range_loop)] // lanes and columns index several arrays
 
@@ -11,25 +11,25 @@ use super::super::simd::LANES;
 use super::rounding::Panel;
 use super::{Layout, PANEL, PackError, Scales};
 
-/// Weights that somebody else rounded: a weight is `scale * (code - zero)`.
+/// Weights that were quantised elsewhere: a weight is `scale * (code - zero)`.
 #[derive(Debug, Clone, Copy)]
 pub struct GivenCodes<'a> {
-    /// `[rows, cols]`, of up to 4 bits for [`Format::INT4_ZERO`].
+    /// `[rows, cols]` codes; up to 4 bits for [`Format::INT4_ZERO`].
     pub codes: &'a [u8],
-    /// `[rows, groups]`: one for each 32 columns. Where a checkpoint's groups are larger, theirs over and over.
+    /// `[rows, groups]`, one per 32 columns. If a checkpoint has larger groups, repeat their scales.
     pub scales: &'a [half::f16],
-    /// `[rows, groups]`: which code is zero. Without them it is 128, as [`Format::INT8_GROUP`] has it.
+    /// `[rows, groups]` codes that mean zero. `None`: 128, as in [`Format::INT8_GROUP`].
     pub zeros: Option<&'a [u8]>,
 }
 
-/// Writes `given` to `to` in `layout`, as they are, with all threads.
+/// Packs `given` to `to` in `layout` unchanged, with all threads.
 ///
 /// # Errors
-/// If a code is larger than the format's largest. `to` then holds nothing of use.
+/// If a code is larger than the format allows. `to` is then unusable.
 ///
 /// # Panics
-/// If the shapes disagree, the format has no scales for groups, or zero points are given for one that stores none, or the other
-/// way round.
+/// If the shapes disagree, if the format does not have one scale per group, or if zero points are given for a
+/// format without them or missing for one with them.
 pub fn pack_codes(
     cpu: &mut Cpu,
     given: GivenCodes<'_>,
@@ -38,7 +38,7 @@ pub fn pack_codes(
 ) -> Result<(), PackError> {
     let Layout { format, rows, cols } = layout;
     let groups = layout.groups();
-    assert!(format.scales() == Some(Scales::Groups), "groups have scales");
+    assert!(format.scales() == Some(Scales::Groups), "the format has one scale per group");
     assert!(given.zeros.is_some() == (layout.panel_zeros() > 0), "zero points, if the format stores them");
     assert_eq!(given.codes.len(), rows * cols, "codes are [rows, cols]");
     assert_eq!(given.scales.len(), rows * groups, "scales are [rows, groups]");
@@ -63,7 +63,7 @@ pub fn pack_codes(
     }
 }
 
-/// Writes a group of a panel. Outputs and columns that the matrix does not have are zero.
+/// Writes a group of a panel. Padding outputs and columns get zeros.
 fn put_group(given: &GivenCodes<'_>, layout: &Layout, panel: usize, group: usize, to: &mut Panel<'_>) {
     let Layout { rows, cols, .. } = *layout;
     let (mut codes, mut scale) = ([[0; LANES]; GROUP], [0.0; LANES]);
@@ -76,7 +76,7 @@ fn put_group(given: &GivenCodes<'_>, layout: &Layout, panel: usize, group: usize
         }
         for (j, codes) in codes.iter_mut().enumerate() {
             let col = group * GROUP + j;
-            // Activations behind the last column are zero, so that any code will do.
+            // Activations after the last column are zero, so any code will do.
             codes[lane] = u32::from(if row < rows && col < cols { given.codes[row * cols + col] } else { 0 });
         }
         if row < rows {

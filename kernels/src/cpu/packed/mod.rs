@@ -1,9 +1,9 @@
-//! Weights in the layouts that multiplication reads.
+//! Weights packed in the layouts that products read.
 //!
-//! A packed matrix is one run of bytes, so that it can lie in a file: values or codes, then scales, then zero points, then what
-//! else its format has, each part from a multiple of 64 bytes on. Outputs are taken sixteen at a time (a panel), so that an
-//! output is a lane and no vector has to be summed up at the end. Rows and columns that the matrix does not have are filled up
-//! with zeros, or codes that mean zero.
+//! A packed matrix is one run of bytes, so that it can be a file: values or codes, then scales, then zero
+//! points, then the format's own data, each part aligned to 64 bytes. Outputs are grouped in panels of
+//! sixteen, so that an output is a lane and no vector has to be summed across. Panels and groups are padded
+//! with zeros, or with codes that mean zero.
 //!
 //! ```text
 //! values  [panels][columns][16 outputs], or as the format's file says
@@ -13,9 +13,11 @@
 //! zeros   u8 [panels][groups][16], in formats that have them
 //! ```
 //!
-//! An integer weight is `scale * (code - zero)`; codes are unsigned. Formats without zero points have 128 for all.
+//! An integer weight is `scale * (code - zero)` with unsigned codes. In formats without zero points, zero is
+//! 128.
 //!
-//! Each format is one file of [`formats`]: its numbers, how it is packed and widened, and its kernel. The rest asks [`Format`].
+//! Each format is one file of [`formats`]: its specification, packing, widening and kernel. Other code asks
+//! [`Format`].
 
 mod error;
 pub(super) mod formats;
@@ -34,48 +36,50 @@ use super::input::{Form, GROUP};
 use super::matrix::WeightMatrix;
 use skein_sys::mapped::Bytes;
 
-/// Changes whenever the same weights would be packed to other bytes: part of what packed weights are kept under.
+/// Version of the packed layouts; part of the key of cached packed weights. Increase it whenever the same
+/// weights would be packed to other bytes.
 pub const VERSION: u32 = 5;
-/// The zero point of codes as they are multiplied with, in formats that do not store any.
+/// Zero point of codes as they are multiplied, in formats that do not store zero points.
 pub(super) const ZERO: u8 = 128;
-/// Outputs of a panel.
+/// Outputs in a panel.
 pub const PANEL: usize = 16;
-/// Parts of a packed matrix start at multiples of this.
+/// Alignment of the parts of a packed matrix, in bytes.
 const PART_ALIGN: usize = 64;
 
-/// How weights lie. [`formats`] lists all.
+/// Storage format of packed weights; [`formats`] lists all.
 #[derive(Clone, Copy)]
 pub struct Format(&'static Spec);
 
-/// What a format says of itself.
+/// Specification of a format.
 pub(super) struct Spec {
-    /// In logs, and in the keys of packed files: it never changes.
+    /// Name in logs and in the keys of packed files. Never changes.
     pub(super) name: &'static str,
-    /// In the names of packed files.
+    /// Name in the file names of packed files.
     pub(super) file_name: &'static str,
-    /// Bits of a value or code.
+    /// Bits per value or code.
     pub(super) bits: u32,
-    /// Columns that a panel has a multiple of.
+    /// The number of columns of a panel is padded to a multiple of this.
     pub(super) columns: usize,
-    /// What lies among a panel's codes.
+    /// Bytes inserted among a panel's codes.
     pub(super) inserted: Inserted,
     /// Whether weights are numbers or codes.
     pub(super) weights: Weights,
-    /// Vectors of sums that a vector of results takes: with an instruction that multiplies codes four by four, and without.
+    /// Vectors of sums per vector of results: with an instruction that multiplies codes four by four, and
+    /// without.
     pub(super) sums: [usize; 2],
-    /// The format of a model's head where this is that of its layers; the same if `None`.
+    /// Format of the model's head if its layers have this format; `None` = this one.
     pub(super) head: Option<Format>,
-    /// What lies behind values, scales and zero points.
+    /// Data after values, scales and zero points, if any.
     pub(super) tail: Option<Tail>,
-    /// Writes a matrix in a layout of this format, with all threads; see [`pack`].
+    /// Packs a matrix to this format with all threads; see [`pack`].
     pub(super) pack: Pack,
 }
 
-/// [`Spec::pack`].
+/// Type of [`Spec::pack`].
 type Pack = fn(&mut Cpu, &WeightMatrix, Layout, &mut [u8]) -> Result<(), PackError>;
 
 impl Spec {
-    /// Nothing among codes or behind them, a vector of sums for each of results, and heads as layers.
+    /// A format without inserted bytes, tail or special head, with one vector of sums per vector of results.
     pub(super) const fn new(
         names: [&'static str; 2],
         bits: u32,
@@ -88,79 +92,79 @@ impl Spec {
     }
 }
 
-/// Bytes that lie among a panel's codes.
+/// Bytes that are inserted among a panel's codes.
 pub(super) struct Inserted {
-    /// Columns whose codes follow them.
+    /// Columns whose codes follow each insertion.
     pub(super) columns: usize,
-    /// Bytes before those.
+    /// Bytes per insertion.
     pub(super) bytes: usize,
 }
 
 impl Inserted {
-    /// Codes lie side by side.
+    /// Nothing inserted: codes are contiguous.
     pub(super) const NOTHING: Self = Self { columns: GROUP, bytes: 0 };
 }
 
-/// What weights are.
+/// The kind of a format's weights, and how to read one.
 pub(super) enum Weights {
     /// Floating-point numbers.
     Values {
-        /// That of an output and column.
+        /// Reads the value of an output and column.
         value: fn(&Packed, usize, usize) -> f32,
-        /// Whether activations may be rounded to bfloat16, as these are.
+        /// Whether weights are bfloat16, so that activations may be rounded to bfloat16, too.
         is_bf16: bool,
     },
     /// Codes of small integers.
     Codes {
-        /// That of an output and column, as it is multiplied with.
+        /// Reads the code of an output and column, as it is multiplied.
         code: fn(&Packed, usize, usize) -> u8,
-        /// What a scale is for.
+        /// Granularity of the scales.
         scales: Scales,
         /// Whether zero points are stored.
         has_zeros: bool,
     },
 }
 
-/// What has a scale of its own.
+/// Granularity of scales.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scales {
-    /// Each output; in single precision.
+    /// One per output, in single precision.
     Outputs,
-    /// Each output's groups of 32 columns; in half precision.
+    /// One per output and group of 32 columns, in half precision.
     Groups,
 }
 
 /// A part of a packed matrix that only its format reads.
 pub(super) struct Tail {
-    /// Its bytes.
+    /// Size in bytes.
     pub(super) bytes: fn(&Layout) -> usize,
-    /// How many of them no product reads.
+    /// Number of its bytes that no product reads.
     pub(super) unread: fn(&Packed) -> usize,
 }
 
 impl Format {
-    /// For logs.
+    /// Name for logs.
     pub const fn name(self) -> &'static str {
         self.0.name
     }
 
-    /// In the names of packed files.
+    /// Name in the file names of packed files.
     pub const fn file_name(self) -> &'static str {
         self.0.file_name
     }
 
-    /// Bits of a value or code.
+    /// Bits per value or code.
     pub const fn bits(self) -> u32 {
         self.0.bits
     }
 
-    /// Whether weights are codes of small integers, and activations too.
+    /// Whether weights are codes of small integers; then activations are, too.
     pub const fn is_integer(self) -> bool {
         matches!(self.0.weights, Weights::Codes { .. })
     }
 
-    /// The form that activations have when they are multiplied with such weights: where weights are bfloat16, `bf16` says
-    /// whether activations are rounded to it too.
+    /// The form that activations must have for a product with these weights. If weights are bfloat16, `bf16`
+    /// selects whether activations are rounded to bfloat16, too.
     pub const fn form(self, bf16: bool) -> Form {
         match self.0.weights {
             Weights::Codes { .. } => Form::Int8,
@@ -169,18 +173,19 @@ impl Format {
         }
     }
 
-    /// The format of the head of a model whose layers have this one: nothing after it makes up for a logit's error, so that the
-    /// head never has less than 8 bits.
+    /// Format of the head of a model whose layers have this format. A head never has less than 8 bits,
+    /// because nothing after it compensates for errors of its logits.
     pub fn of_head(self) -> Self {
         self.0.head.unwrap_or(self)
     }
 
-    /// Vectors of sums that a vector of results takes, on an instruction set that has a product of codes four by four or not.
+    /// Vectors of sums per vector of results, for an instruction set with or without a product of codes four
+    /// by four.
     pub(super) const fn sums(self, has_dot: bool) -> usize {
         self.0.sums[if has_dot { 0 } else { 1 }]
     }
 
-    /// What has a scale of its own, if anything has.
+    /// Granularity of the scales; `None` if there are no scales.
     const fn scales(self) -> Option<Scales> {
         match self.0.weights {
             Weights::Codes { scales, .. } => Some(scales),
@@ -203,24 +208,24 @@ impl std::fmt::Debug for Format {
     }
 }
 
-/// Where the parts of a packed matrix lie.
+/// Format and shape of a packed matrix, which determine where its parts are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
-    /// How weights lie.
+    /// Storage format.
     pub format: Format,
-    /// Outputs.
+    /// Number of outputs.
     pub rows: usize,
-    /// Inputs.
+    /// Number of inputs.
     pub cols: usize,
 }
 
 impl Layout {
-    /// Panels of sixteen outputs, the last one perhaps not full.
+    /// Panels of sixteen outputs; the last one may be partial.
     pub fn panels(&self) -> usize {
         self.rows.div_ceil(PANEL)
     }
 
-    /// Groups of 32 columns, the last one perhaps not full.
+    /// Groups of 32 columns; the last one may be partial.
     pub fn groups(&self) -> usize {
         self.cols.div_ceil(GROUP)
     }
@@ -232,7 +237,7 @@ impl Layout {
         codes + self.cols.div_ceil(inserted.columns) * inserted.bytes
     }
 
-    /// Scales of a panel.
+    /// Scales per panel.
     pub fn panel_scales(&self) -> usize {
         match self.format.scales() {
             None => 0,
@@ -241,40 +246,41 @@ impl Layout {
         }
     }
 
-    /// Zero points of a panel, where they lie apart.
+    /// Separately stored zero points per panel.
     pub fn panel_zeros(&self) -> usize {
         let has_zeros = matches!(self.format.0.weights, Weights::Codes { has_zeros: true, .. });
         if has_zeros { self.panel_scales() } else { 0 }
     }
 
-    /// Bytes of a scale.
+    /// Bytes per scale.
     pub fn scale_bytes(&self) -> usize {
         if self.format.scales() == Some(Scales::Groups) { 2 } else { 4 }
     }
 
-    /// Where the scales start.
+    /// Byte offset of the scales.
     pub fn scales_at(&self) -> usize {
         (self.panels() * self.panel_bytes()).next_multiple_of(PART_ALIGN)
     }
 
-    /// Where the zero points start.
+    /// Byte offset of the zero points.
     pub fn zeros_at(&self) -> usize {
         (self.scales_at() + self.panels() * self.panel_scales() * self.scale_bytes())
             .next_multiple_of(PART_ALIGN)
     }
 
-    /// Where the part that only the format reads starts.
+    /// Byte offset of the part that only the format reads.
     fn tail_at(&self) -> usize {
         (self.zeros_at() + self.panels() * self.panel_zeros()).next_multiple_of(PART_ALIGN)
     }
 
-    /// All bytes.
+    /// Size of the packed matrix in bytes.
     pub fn bytes(&self) -> usize {
         let tail = self.format.0.tail.as_ref().map_or(0, |tail| (tail.bytes)(self));
         (self.tail_at() + tail).next_multiple_of(PART_ALIGN)
     }
 
-    /// Where in a panel's codes column `col` of output `lane` lies: the byte, and whether in its high half.
+    /// Position in a panel's codes of column `col` of output `lane`: the byte, and whether it is in the high
+    /// half.
     pub(super) fn code_at(&self, col: usize, lane: usize) -> (usize, bool) {
         let Spec { bits, inserted, .. } = self.format.0;
         let before = (col / inserted.columns + 1) * inserted.bytes;
@@ -285,21 +291,22 @@ impl Layout {
     }
 }
 
-/// Writes `from` to `to` in `layout`, with all threads: rounded where its format is one of integers.
+/// Packs `from` to `to` in `layout`, with all threads. Quantises the weights if the format is one of
+/// integers.
 ///
 /// # Errors
-/// If a weight that is to be rounded is infinite or no number, or exponents are too many to be folded. `to` then holds nothing
-/// of use.
+/// If a weight to be quantised is NaN or infinite, or if there are too many different exponents to fold. `to`
+/// is then unusable.
 ///
 /// # Panics
-/// If the shapes disagree, or the layout is that of other floating-point numbers.
+/// If the shapes disagree, or the layout's format is of another floating-point type.
 pub fn pack(cpu: &mut Cpu, from: &WeightMatrix, layout: Layout, to: &mut [u8]) -> Result<(), PackError> {
-    assert_eq!((from.rows(), from.cols()), (layout.rows, layout.cols), "the layout is the matrix's");
+    assert_eq!((from.rows(), from.cols()), (layout.rows, layout.cols), "the layout has the matrix's shape");
     assert_eq!(to.len(), layout.bytes(), "a packed matrix fills its bytes");
     (layout.format.0.pack)(cpu, from, layout, to)
 }
 
-/// A packed matrix `[rows, cols]`: row `n` holds the weights of output `n`.
+/// A packed matrix `[rows, cols]`: row `n` has the weights of output `n`.
 #[derive(Debug, Clone)]
 pub struct Packed {
     bytes: Bytes,
@@ -307,16 +314,16 @@ pub struct Packed {
 }
 
 impl Packed {
-    /// A matrix that lies in `bytes`.
+    /// A packed matrix in `bytes`.
     ///
     /// # Panics
-    /// If that is another number of bytes than the layout's.
+    /// If `bytes` does not have the layout's size.
     pub fn new(layout: Layout, bytes: Bytes) -> Self {
         assert_eq!(bytes.len(), layout.bytes(), "a packed matrix fills its bytes");
         Self { bytes, layout }
     }
 
-    /// `from` in `format`, in memory.
+    /// Packs `from` to `format`, in memory.
     ///
     /// # Errors
     /// See [`pack`].
@@ -327,27 +334,27 @@ impl Packed {
         Ok(Self::new(layout, bytes.into()))
     }
 
-    /// Its layout.
+    /// Format and shape.
     pub fn layout(&self) -> Layout {
         self.layout
     }
 
-    /// Outputs.
+    /// Number of outputs.
     pub fn rows(&self) -> usize {
         self.layout.rows
     }
 
-    /// Inputs.
+    /// Number of inputs.
     pub fn cols(&self) -> usize {
         self.layout.cols
     }
 
-    /// All its bytes.
+    /// All bytes of the packed matrix.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Bytes that a multiplication reads.
+    /// Bytes that a product reads.
     pub fn read_bytes(&self) -> usize {
         self.bytes.len() - self.layout.format.0.tail.as_ref().map_or(0, |tail| (tail.unread)(self))
     }
@@ -363,17 +370,17 @@ impl Packed {
         &self.bytes[self.layout.scales_at()..][..bytes]
     }
 
-    /// Zero points `[panels][panel_zeros]`, none in formats without.
+    /// Zero points `[panels][panel_zeros]`; empty if the format has none.
     pub(super) fn zeros(&self) -> &[u8] {
         &self.bytes[self.layout.zeros_at()..][..self.layout.panels() * self.layout.panel_zeros()]
     }
 
-    /// The panel of output `row`: values or codes.
+    /// The values or codes of the panel with output `row`.
     fn panel_of(&self, row: usize) -> &[u8] {
         &self.values()[row / PANEL * self.layout.panel_bytes()..][..self.layout.panel_bytes()]
     }
 
-    /// Scale and zero point of an output's and column's [`Packed::code`].
+    /// Scale and zero point that belong to [`Packed::code`] of an output and column.
     pub(super) fn scale_zero(&self, row: usize, col: usize) -> (f32, u8) {
         let has_groups = self.layout.format.scales() == Some(Scales::Groups);
         let group = if has_groups { col / GROUP } else { 0 };
@@ -387,7 +394,7 @@ impl Packed {
         (scale, self.zeros().get(index).copied().unwrap_or(ZERO))
     }
 
-    /// The code of an output and column, as it is multiplied with.
+    /// The code of an output and column, as it is multiplied.
     pub(super) fn code(&self, row: usize, col: usize) -> u8 {
         match self.layout.format.0.weights {
             Weights::Codes { code, .. } => code(self, row, col),
@@ -406,7 +413,7 @@ impl Packed {
         }
     }
 
-    /// The weights of output `row`, as they are multiplied with; `to` has `cols` values.
+    /// Writes the weights of output `row`, as they are multiplied, to `to`, which has `cols` values.
     pub fn widen_row(&self, row: usize, to: &mut [f32]) {
         for (col, to) in to.iter_mut().enumerate() {
             *to = match self.layout.format.0.weights {

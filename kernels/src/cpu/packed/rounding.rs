@@ -1,7 +1,7 @@
-//! How weights are rounded to small integers: panel by panel, sixteen outputs side by side.
+//! Quantises weights to small integers: panel by panel, sixteen outputs side by side.
 //!
-//! Plain loops over arrays of sixteen lanes, no closures and nothing fused: compiled for each instruction set, they are vector
-//! instructions and give the same bytes on all of them.
+//! Plain loops over arrays of sixteen lanes, without closures and fused operations: compiled for each
+//! instruction set, they vectorise and give the same bytes on all of them.
 
 #![allow(clippy::needless_range_loop)] // lanes and columns index several arrays
 
@@ -19,14 +19,14 @@ use super::{Layout, NotFinite, PANEL, PackError, Scales};
 /// Codes of a group's weights, `[columns][outputs]`.
 pub(super) type Codes = [[u32; LANES]; GROUP];
 
-/// How a format rounds.
+/// How a format quantises.
 pub(super) trait Rounding {
-    /// Rounds the weights of `group`; writes what belongs to them besides their codes. `scale` is the outputs', where those have
-    /// one each.
+    /// Quantises the weights of `group`, and writes to `to` what they need besides codes. `scale` is valid if
+    /// the format has one scale per output.
     fn round(weights: &Weights, scale: &Lanes, group: usize, to: &mut Panel<'_>) -> Codes;
 }
 
-/// The parts of a panel.
+/// The parts of a panel to write.
 pub(super) struct Panel<'a> {
     pub(super) codes: &'a mut [u8],
     pub(super) scales: &'a mut [u8],
@@ -34,14 +34,14 @@ pub(super) struct Panel<'a> {
 }
 
 impl<'a> Panel<'a> {
-    /// Those of panel `panel` of a matrix in `to`.
+    /// The parts of panel `panel` of the matrix in `to`.
     ///
     /// # Safety
-    /// Nobody else uses that panel meanwhile.
+    /// Nothing else uses this panel meanwhile.
     pub(super) unsafe fn of(to: &'a DisjointMut<'_, u8>, layout: &Layout, panel: usize) -> Self {
         let scale_bytes = layout.panel_scales() * layout.scale_bytes();
         let zeros = layout.panel_zeros();
-        // SAFETY: by the contract; a panel's parts lie apart from other panels'.
+        // SAFETY: guaranteed by the caller; parts of different panels do not overlap.
         unsafe {
             Self {
                 codes: to.part(panel * layout.panel_bytes(), layout.panel_bytes()),
@@ -59,14 +59,14 @@ impl<'a> Panel<'a> {
         store_codes(codes, bits, &mut self.codes[at..][..GROUP * PANEL * bits as usize / 8]);
     }
 
-    /// Writes the scales of `group`, where each has its own.
+    /// Writes the scales of `group`, if groups have their own.
     #[inline(always)]
     pub(super) fn put_scales(&mut self, group: usize, scale: &Lanes) {
         store_f16(scale, &mut self.scales[group * PANEL * 2..][..PANEL * 2]);
     }
 }
 
-/// See [`super::pack`].
+/// Implements [`super::pack`] for integer formats.
 pub(super) fn pack<R: Rounding>(
     cpu: &mut Cpu,
     from: &WeightMatrix,
@@ -78,7 +78,7 @@ pub(super) fn pack<R: Rounding>(
         // SAFETY: each panel is in one task.
         let to = unsafe { Panel::of(&to, &layout, panel) };
         let first = panel * PANEL;
-        if let Some(row) = isa.run(Rounded::<R> { from, layout, first, to, rounding: PhantomData }) {
+        if let Some(row) = isa.run(Quantise::<R> { from, layout, first, to, rounding: PhantomData }) {
             first_bad.fetch_min(row, Ordering::Relaxed);
         }
     });
@@ -96,8 +96,8 @@ fn not_finite(from: &WeightMatrix, row: usize) -> NotFinite {
     NotFinite { row, col, value: weights[col] }
 }
 
-/// Sixteen outputs from `first` on as integers, and where they go.
-struct Rounded<'a, R> {
+/// Quantises sixteen outputs from `first` on.
+struct Quantise<'a, R> {
     from: &'a WeightMatrix,
     layout: Layout,
     first: usize,
@@ -105,7 +105,7 @@ struct Rounded<'a, R> {
     rounding: PhantomData<R>,
 }
 
-impl<R: Rounding> Kernel for Rounded<'_, R> {
+impl<R: Rounding> Kernel for Quantise<'_, R> {
     /// The first output with a weight that is not finite.
     type Output = Option<usize>;
 
@@ -137,7 +137,7 @@ impl<R: Rounding> Kernel for Rounded<'_, R> {
     }
 }
 
-/// Weights in steps of their outputs' scales.
+/// Weights divided by their outputs' scales.
 #[inline(always)]
 pub(super) fn in_units(weights: &Weights, scale: &Lanes) -> Weights {
     let (mut units, per_unit) = ([[0.0; LANES]; GROUP], inverse(scale));
@@ -149,7 +149,7 @@ pub(super) fn in_units(weights: &Weights, scale: &Lanes) -> Weights {
     units
 }
 
-/// `1 / scale`, 0 where that is no finite number.
+/// `1 / scale`, or 0 if that is not finite.
 #[inline(always)]
 fn inverse(scale: &Lanes) -> Lanes {
     let mut per_unit = [0.0; LANES];
@@ -170,7 +170,7 @@ fn widen<S: Simd>(s: S, from: &WeightMatrix, row: usize, to: &mut [f32]) {
     for at in (0..whole).step_by(LANES) {
         let part = &values[at * width..][..LANES * width];
         let lanes = &mut to[at..][..LANES];
-        // SAFETY: sixteen values of the format's width, sixteen lanes.
+        // SAFETY: sixteen values of the format's width and sixteen lanes.
         unsafe {
             let wide = match from.storage() {
                 Storage::Bf16(_) => s.load_bf16(part.as_ptr()),
@@ -194,7 +194,7 @@ fn widen<S: Simd>(s: S, from: &WeightMatrix, row: usize, to: &mut [f32]) {
     }
 }
 
-/// Whether no exponent is all ones.
+/// Whether no value is NaN or infinite.
 #[inline(always)]
 fn all_finite(values: &[f32]) -> bool {
     let mut highest = 0;
@@ -204,7 +204,7 @@ fn all_finite(values: &[f32]) -> bool {
     highest < f32::INFINITY.to_bits()
 }
 
-/// A group's weights with the outputs in the lanes, from rows that are `stride` apart.
+/// Transposes a group's weights so that outputs are lanes; rows are `stride` apart.
 #[inline(always)]
 fn transpose(rows: &[f32], stride: usize) -> Weights {
     let mut weights = [[0.0; LANES]; GROUP];
@@ -217,7 +217,7 @@ fn transpose(rows: &[f32], stride: usize) -> Weights {
     weights
 }
 
-/// Codes of a group's weights.
+/// Quantises a group's weights.
 #[inline(always)]
 pub(super) fn encode(weights: &Weights, scale: &Lanes, zero: &Lanes, most: u32) -> Codes {
     let (mut codes, per_unit) = ([[0; LANES]; GROUP], inverse(scale));
@@ -230,7 +230,7 @@ pub(super) fn encode(weights: &Weights, scale: &Lanes, zero: &Lanes, most: u32) 
     codes
 }
 
-/// Four columns of an output side by side; with 4 bits the next four above them.
+/// Stores four columns of an output side by side; with 4 bits, the next four columns in the high halves.
 #[inline(always)]
 fn store_codes(codes: &Codes, bits: u32, to: &mut [u8]) {
     let columns = if bits == 4 { 8 } else { 4 };

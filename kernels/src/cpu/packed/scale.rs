@@ -1,19 +1,21 @@
-//! Which scale, and which zero point, a group's weights are rounded with.
+//! Chooses the scales and zero points of quantisation.
 //!
-//! Rounding error costs a model its quality, so 4 bits search: of all candidates the one that leaves the least squared error is
-//! taken. Where scales are of no given grid, for given codes the best one is that of least squares.
+//! Quantisation error costs quality, so 4-bit formats search: of all candidates they take the one with the
+//! least squared error. If scales are not limited to a grid, the best scale for given codes is that of least
+//! squares.
 
 #![allow(clippy::needless_range_loop)] // lanes and columns index several arrays
 
 use super::super::input::GROUP;
 use super::super::simd::LANES;
 
-/// A value for each of sixteen outputs.
+/// One value per output.
 pub(super) type Lanes = [f32; LANES];
 /// A group's weights, `[columns][outputs]`.
 pub(super) type Weights = [Lanes; GROUP];
 
-/// Candidates for a scale: the range takes from this many steps on.
+/// Candidate scales divide the range of the weights into `SMALLEST_RANGE`, plus multiples of `RANGE_STEP`,
+/// steps.
 const RANGES: usize = 10;
 const SMALLEST_RANGE: f32 = 13.8;
 const RANGE_STEP: f32 = 0.35;
@@ -21,21 +23,21 @@ const RANGE_STEP: f32 = 0.35;
 /// The largest magnitude.
 #[inline(always)]
 pub(super) fn largest(values: &[f32]) -> f32 {
-    let mut highest = 0u32; // of magnitudes the order is that of their bits
+    let mut highest = 0u32; // magnitudes sort like their bits
     for value in values {
         highest = highest.max(value.to_bits() & 0x7fff_ffff);
     }
     f32::from_bits(highest)
 }
 
-/// The nearest value that half precision has; what is too large becomes its largest.
+/// Rounds to half precision, clamping to its range.
 #[inline(always)]
 fn in_half(scale: f32) -> f32 {
     let most = half::f16::MAX.to_f32_const();
     half::f16::from_f32(scale.clamp(-most, most)).to_f32()
 }
 
-/// 8 bits: the largest weight gets code 127 or -127.
+/// Scales of 8-bit codes: the weight with the largest magnitude gets code 127 or -127.
 #[inline(always)]
 pub(super) fn eight_bits(weights: &Weights) -> Lanes {
     let mut scale = extreme(weights);
@@ -45,7 +47,7 @@ pub(super) fn eight_bits(weights: &Weights) -> Lanes {
     scale
 }
 
-/// The weight with the largest magnitude.
+/// The weight with the largest magnitude of each output.
 #[inline(always)]
 fn extreme(weights: &Weights) -> Lanes {
     let mut extreme = [0f32; LANES];
@@ -58,7 +60,7 @@ fn extreme(weights: &Weights) -> Lanes {
     extreme
 }
 
-/// The best fit so far: the scale, the zero point, and how much of the weights' squares they explain.
+/// The best fit so far: scale, zero point, and how much of the weights' sum of squares they explain.
 struct Fit {
     scale: Lanes,
     zero: Lanes,
@@ -66,7 +68,7 @@ struct Fit {
 }
 
 impl Fit {
-    /// Tries codes from `-zero` to `15 - zero` at `per_unit` steps for a weight of one.
+    /// Tries codes from `-zero` to `15 - zero` with the scale `1 / per_unit`.
     #[inline(always)]
     fn consider(&mut self, weights: &Weights, per_unit: &Lanes, zero: &Lanes) {
         let (mut products, mut squares) = ([0f32; LANES], [0f32; LANES]);
@@ -83,7 +85,7 @@ impl Fit {
             // With the scale `products / squares` the squared error is `sum of weight^2 - explained`.
             let scale = products[lane] / squares[lane];
             let explained = scale * products[lane];
-            // Neither holds for what is no number: nothing but zeros, or sums beyond the range.
+            // Both comparisons are false for NaN: if all codes are zero, or if sums overflow.
             let better = explained > self.explained[lane] && explained < f32::INFINITY;
             self.scale[lane] = if better { scale } else { self.scale[lane] };
             self.zero[lane] = if better { zero[lane] } else { self.zero[lane] };
@@ -91,7 +93,7 @@ impl Fit {
         }
     }
 
-    /// The scale as half precision has it.
+    /// Scale, rounded to half precision, and zero point.
     #[inline(always)]
     fn rounded(mut self) -> (Lanes, Lanes) {
         for lane in 0..LANES {
@@ -101,7 +103,7 @@ impl Fit {
     }
 }
 
-/// From the lowest to the highest weight, zero included: a zero point lies within.
+/// Lowest and highest weight of each output, with zero included so that a zero point lies within.
 #[inline(always)]
 fn range(weights: &Weights) -> (Lanes, Lanes) {
     let (mut lowest, mut highest) = ([0f32; LANES], [0f32; LANES]);
@@ -114,8 +116,9 @@ fn range(weights: &Weights) -> (Lanes, Lanes) {
     (lowest, highest)
 }
 
-/// What a group's 4-bit codes become 8 bits by, from its weights in steps of the output's scale: of some multipliers and zero
-/// points the pair that leaves the least squared error. Gives the 4-bit codes, too.
+/// Chooses the steps that expand a group's 4-bit codes to 8 bits. `weights` are in units of the output's
+/// scale. Of a few multipliers and zero points, takes the pair with the least squared error; also returns the
+/// 4-bit codes.
 #[inline(always)]
 pub(super) fn steps(weights: &Weights) -> (Steps, [[u32; LANES]; GROUP]) {
     let (lowest, highest) = range(weights);
@@ -124,7 +127,7 @@ pub(super) fn steps(weights: &Weights) -> (Steps, [[u32; LANES]; GROUP]) {
         let range = highest[lane] - lowest[lane];
         multiplier[lane] = (range / 15.0).round_ties_even();
         let at = (-lowest[lane] / range * 15.0).round_ties_even();
-        zero[lane] = if at > 0.0 { at.min(15.0) } else { 0.0 }; // 0 for no number
+        zero[lane] = if at > 0.0 { at.min(15.0) } else { 0.0 }; // 0 if NaN
     }
     let mut best = Steps { multiplier: [1.0; LANES], zero: [0.0; LANES] };
     let mut least = [f32::INFINITY; LANES];
@@ -166,7 +169,7 @@ pub(super) struct Steps {
     pub(super) zero: Lanes,
 }
 
-/// Which codes, less their zero point, there are: 4 bits, and with their multiplier 8.
+/// Range of codes minus zero point, such that codes fit 4 bits, and 8 bits when multiplied.
 struct Bounds {
     per_unit: Lanes,
     lowest: Lanes,
@@ -186,14 +189,15 @@ impl Bounds {
         bounds
     }
 
-    /// The nearest code, less its zero point.
+    /// The nearest code minus its zero point.
     #[inline(always)]
     fn code(&self, weight: f32, lane: usize) -> f32 {
         (weight * self.per_unit[lane]).round_ties_even().max(self.lowest[lane]).min(self.highest[lane])
     }
 }
 
-/// 4 bits: the range of the weights, zero included, takes about 15 steps, and its ends may be cut off.
+/// Scales and zero points of 4-bit codes: the range of the weights, zero included, is about 15 steps, and its
+/// ends may be clipped.
 #[inline(always)]
 pub(super) fn four_bits_zero(weights: &Weights) -> (Lanes, Lanes) {
     let (lowest, highest) = range(weights);
@@ -201,7 +205,7 @@ pub(super) fn four_bits_zero(weights: &Weights) -> (Lanes, Lanes) {
     for lane in 0..LANES {
         range[lane] = (highest[lane] - lowest[lane]).min(f32::MAX);
         let at = (-lowest[lane] / range[lane] * 15.0).round_ties_even();
-        zero[lane] = if at > 0.0 { at.min(15.0) } else { 0.0 }; // 0 for no number
+        zero[lane] = if at > 0.0 { at.min(15.0) } else { 0.0 }; // 0 if NaN
     }
     let mut fit = Fit { scale: range, zero, explained: [0.0; LANES] };
     for lane in 0..LANES {

@@ -33,7 +33,7 @@ fn widened(row: impl Fn(usize, &mut [f32]), rows: usize, cols: usize) -> Vec<f32
     all
 }
 
-/// What weights beside each other differ by.
+/// Difference between neighbouring weights of the format.
 fn step(packed: &Packed, row: usize, col: usize) -> f32 {
     let scale = packed.scale_zero(row, col).0.abs();
     if packed.layout().format == Format::INT4 {
@@ -43,7 +43,7 @@ fn step(packed: &Packed, row: usize, col: usize) -> f32 {
     }
 }
 
-/// Sums of about normal weights, like a model's.
+/// Roughly normally distributed weights, like a trained model's.
 fn weights(count: usize) -> Vec<f32> {
     let noise = |i: usize, j: u32| {
         let hash = (i as u32).wrapping_mul(0x9E37_79B1).wrapping_add(j.wrapping_mul(0x85EB_CA6B));
@@ -67,8 +67,8 @@ fn packed_weights_are_near_the_original_on_every_instruction_set() {
                 let got = widened(|row, to| packed_plain.widen_row(row, to), rows, cols);
                 for (i, (got, exact)) in got.iter().zip(&exact).enumerate() {
                     let step = step(&packed_plain, i / cols, i % cols);
-                    // Eight bits are off by half a step, and what rounding the scale adds at the ends; four may cut the
-                    // ends off where that leaves less error in all.
+                    // Eight bits are off by half a step, plus the rounding of the scale at the ends. Four
+                    // bits may clip the ends if that reduces the total error.
                     let most = if format.bits() == 8 { 0.56 } else { 2.5 };
                     assert!(
                         (got - exact).abs() <= step * most + 1e-9,
@@ -81,7 +81,7 @@ fn packed_weights_are_near_the_original_on_every_instruction_set() {
 }
 
 #[test]
-fn numbers_are_packed_as_they_are_on_every_instruction_set() {
+fn floats_are_packed_without_loss_on_every_instruction_set() {
     for (rows, cols) in [(1, 1), (16, 32), (37, 101), (48, 65), (3, 97)] {
         for (stored, format) in [Format::F32, Format::BF16, Format::F16].into_iter().enumerate() {
             let matrix = matrix(&weights(rows * cols), cols, stored);
@@ -90,7 +90,7 @@ fn numbers_are_packed_as_they_are_on_every_instruction_set() {
                 let packed = packed(&mut Cpu::with_isa(3, isa), &matrix, format);
                 let got = widened(|row, to| packed.widen_row(row, to), rows, cols);
                 assert_eq!(got, exact, "{format:?} [{rows}, {cols}] on {}", isa.name());
-                // What the matrix does not have is zero.
+                // Padding is zero.
                 let width = format.bits() as usize / 8;
                 let zeros = packed.bytes().chunks(width).filter(|value| value.iter().all(|byte| *byte == 0));
                 let least = packed.bytes().len() / width - rows * cols;
@@ -101,7 +101,7 @@ fn numbers_are_packed_as_they_are_on_every_instruction_set() {
 }
 
 #[test]
-fn subnormal_bfloat16_become_zero_and_what_is_no_number_stays() {
+fn subnormal_bfloat16_become_zero_and_nan_stays() {
     let bits = [0x0001u16, 0x807f, 0x0080, 0x8080, 0x7f80, 0xff80, 0x7fc1, 0x3f80];
     let bytes: Vec<u8> = bits.iter().flat_map(|bits| bits.to_le_bytes()).collect();
     let matrix = WeightMatrix::new(Storage::Bf16(bytes.into()), 1, bits.len());
@@ -124,9 +124,9 @@ fn relative_error(format: Format, exact: &[f32], cols: usize) -> f64 {
 }
 
 #[test]
-fn the_search_leaves_less_error_than_the_largest_weight_for_a_scale() {
+fn the_search_leaves_less_error_than_scaling_to_the_largest_weight() {
     let exact = weights(64 * 512);
-    // What scales `largest / 7` would leave.
+    // The error of scales `largest / 7`.
     let plain: f64 = exact
         .chunks(32)
         .map(|group| {
@@ -149,7 +149,7 @@ fn the_search_leaves_less_error_than_the_largest_weight_for_a_scale() {
 #[test]
 fn groups_of_one_sign_are_within_a_step_too() {
     for sign in [1.0, -1.0] {
-        // From half of the largest weight to all of it, and from none to a hundredth.
+        // From half of the largest weight to all of it, and from zero to a hundredth of it.
         let exact: Vec<f32> =
             (0..64).map(|i| sign * if i < 32 { 0.5 + i as f32 / 62.0 } else { i as f32 / 6300.0 }).collect();
         let matrix = matrix(&exact, 64, 0);
@@ -181,7 +181,7 @@ fn extreme_weights_stay_finite() {
 }
 
 #[test]
-fn weights_that_are_no_numbers_are_reported() {
+fn weights_that_are_not_finite_are_reported() {
     for (value, stored) in [(f32::NAN, 0), (f32::INFINITY, 1), (f32::NEG_INFINITY, 2)] {
         let mut exact = weights(50 * 40);
         (exact[37 * 40 + 39], exact[45 * 40]) = (value, value);
@@ -197,7 +197,7 @@ fn weights_that_are_no_numbers_are_reported() {
     }
 }
 
-/// bfloat16 of any exponent but for rare, which is of the two sevenths around one.
+/// Random bfloat16 with exponents from 114 to 127, or with any exponent where `is_rare`.
 fn halves(count: usize, is_rare: impl Fn(usize) -> bool) -> Vec<u16> {
     let hash = |i: usize| (i as u32).wrapping_mul(0x9E37_79B1).rotate_left(13).wrapping_mul(0x85EB_CA6B) >> 8;
     (0..count)
@@ -235,7 +235,7 @@ fn folded_weights_are_the_same_numbers_on_every_instruction_set() {
 }
 
 #[test]
-fn folding_keeps_infinities_and_what_is_no_number() {
+fn folding_keeps_infinities_and_nan() {
     let mut values = halves(64 * 64, |_| false);
     let odd = [0x0000u16, 0x8000, 0x0001, 0x807f, 0x0080, 0x7f80, 0xff80, 0x7fc1];
     values[500..508].copy_from_slice(&odd);
@@ -250,7 +250,7 @@ fn folding_keeps_infinities_and_what_is_no_number() {
 }
 
 #[test]
-fn weights_of_many_exponents_are_not_folded_and_some_panels_may_have_more_than_their_share() {
+fn weights_of_many_exponents_are_not_folded_but_single_panels_may_have_many() {
     let layout = Layout { format: Format::BF16_FOLDED, rows: 320, cols: 256 };
     let pack = |is_rare: &dyn Fn(usize) -> bool| {
         let matrix = stored_halves(&halves(320 * 256, is_rare), 256);
@@ -265,7 +265,7 @@ fn weights_of_many_exponents_are_not_folded_and_some_panels_may_have_more_than_t
     assert!((codes + 20 * 16 + 20 * 4..codes + 20 * 16 + 20 * 4 + 130 + 82 * 4).contains(&read), "{read}");
 }
 
-/// Codes, scales and zero points of a matrix that somebody else rounded.
+/// Codes, scales and zero points of a matrix quantised elsewhere.
 struct Given {
     codes: Vec<u8>,
     scales: Vec<half::f16>,
@@ -281,7 +281,7 @@ impl Given {
         Self {
             codes: (0..layout.rows * layout.cols).map(|i| (hash(i) % most) as u8).collect(),
             scales: (0..groups).map(|i| half::f16::from_f32((hash(i + 9) % 1000) as f32 * 1e-5)).collect(),
-            // GPTQ's go up to 16.
+            // GPTQ's zero points go up to 16.
             zeros: (layout.format == Format::INT4_ZERO)
                 .then(|| (0..groups).map(|i| (hash(i + 7) % 17) as u8).collect()),
         }
@@ -301,7 +301,7 @@ impl Given {
 }
 
 #[test]
-fn given_codes_are_multiplied_like_what_they_stand_for_on_every_instruction_set() {
+fn given_codes_are_multiplied_like_the_weights_they_encode_on_every_instruction_set() {
     for format in [Format::INT8_GROUP, Format::INT4_ZERO] {
         for (m, rows, cols) in [(1, 1, 1), (1, 37, 100), (5, 48, 65), (9, 100, 256), (40, 33, 95)] {
             let layout = Layout { format, rows, cols };
@@ -339,7 +339,7 @@ fn given_codes_are_multiplied_like_what_they_stand_for_on_every_instruction_set(
 }
 
 #[test]
-fn a_code_of_more_bits_than_the_format_has_is_reported() {
+fn a_code_that_is_too_large_for_the_format_is_reported() {
     let layout = Layout { format: Format::INT4_ZERO, rows: 50, cols: 40 };
     let mut given = Given::new(&layout);
     (given.codes[37 * 40 + 39], given.codes[45 * 40]) = (16, 255);
@@ -348,7 +348,7 @@ fn a_code_of_more_bits_than_the_format_has_is_reported() {
 }
 
 #[test]
-fn names_that_packed_files_are_kept_under_do_not_change() {
+fn names_of_packed_files_do_not_change() {
     let names: Vec<String> =
         Format::all().map(|format| format!("{format:?} {}", format.file_name())).collect();
     let expected = [

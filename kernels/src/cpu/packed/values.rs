@@ -1,4 +1,4 @@
-//! How numbers are laid out as they are stored: panel by panel, sixteen outputs side by side.
+//! Packs floating-point weights in their stored type: panel by panel, sixteen outputs side by side.
 
 #![allow(clippy::needless_range_loop)] // lanes index several arrays
 
@@ -10,38 +10,38 @@ use super::super::matrix::{Storage, WeightMatrix};
 use super::super::simd::{Kernel, LANES, Simd};
 use super::{Layout, PANEL, PackError, Packed};
 
-/// A type of numbers that are packed as they are stored.
+/// A floating-point type that is packed without conversion.
 pub(super) trait Value {
-    /// Whether a matrix is stored in such numbers.
+    /// Whether a matrix is stored in this type.
     fn is_in(storage: &Storage) -> bool;
-    /// The byte of a panel at which the value of column `col` and output `lane` starts.
+    /// Byte offset in a panel of the value of column `col` and output `lane`.
     fn at(col: usize, lane: usize) -> usize;
-    /// The value that starts there.
+    /// Reads the value at the start of `bytes`.
     fn widen(bytes: &[u8]) -> f32;
 
-    /// Words of sixteen outputs, each a column or two, as they lie in a panel.
+    /// Rearranges words of sixteen outputs, each one or two columns, to their order in a panel.
     #[inline(always)]
     fn arrange(words: [u32; LANES]) -> [u32; LANES] {
         words
     }
 }
 
-/// See [`super::pack`].
+/// Implements [`super::pack`] for floating-point formats.
 ///
 /// # Panics
-/// If the matrix is stored in other numbers.
+/// If the matrix is stored in another type.
 pub(super) fn pack<V: Value>(
     cpu: &mut Cpu,
     from: &WeightMatrix,
     layout: Layout,
     to: &mut [u8],
 ) -> Result<(), PackError> {
-    assert!(V::is_in(from.storage()), "numbers are packed as they are");
+    assert!(V::is_in(from.storage()), "the matrix is stored in the format's type");
     let (isa, to) = (cpu.isa, DisjointMut::new(to));
     cpu.threads.run(layout.panels(), |panel, _| {
         // SAFETY: each panel is in one task.
         let to = unsafe { to.part(panel * layout.panel_bytes(), layout.panel_bytes()) };
-        isa.run(LaidOut::<V> { from, first: panel * PANEL, to, value: PhantomData });
+        isa.run(PackPanel::<V> { from, first: panel * PANEL, to, value: PhantomData });
     });
     Ok(())
 }
@@ -51,21 +51,21 @@ pub(super) fn value<V: Value>(packed: &Packed, row: usize, col: usize) -> f32 {
     V::widen(&packed.panel_of(row)[V::at(col, row % PANEL)..])
 }
 
-/// Sixteen outputs from `first` on as they are, and where they go.
-pub(super) struct LaidOut<'a, V> {
+/// Packs sixteen outputs from `first` on without conversion.
+pub(super) struct PackPanel<'a, V> {
     pub(super) from: &'a WeightMatrix,
     pub(super) first: usize,
-    /// `[columns][16 outputs]`, of at least as many columns as the matrix has.
+    /// `[columns][16 outputs]`, with at least as many columns as the matrix.
     pub(super) to: &'a mut [u8],
     pub(super) value: PhantomData<V>,
 }
 
-impl<V: Value> Kernel for LaidOut<'_, V> {
+impl<V: Value> Kernel for PackPanel<'_, V> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        // A vector of each output at a time: sixteen words, which are a column or two each.
+        // One vector of each output at a time: sixteen words of one or two columns each.
         const WORD: usize = size_of::<u32>();
         const VECTOR: usize = LANES * WORD;
         let row_bytes = self.from.row_bytes();
@@ -81,7 +81,7 @@ impl<V: Value> Kernel for LaidOut<'_, V> {
                     padded[..part.len()].copy_from_slice(&values[part.clone()]);
                     from = padded.as_ptr();
                 }
-                // SAFETY: a vector's bytes lie there.
+                // SAFETY: a vector's bytes are readable.
                 vectors[row] = unsafe { s.load(from.cast()) };
             }
             let outputs = s.transpose(vectors);

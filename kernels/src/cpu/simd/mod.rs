@@ -1,8 +1,9 @@
-//! Sixteen `f32` lanes, on whatever the machine has: one zmm, two ymm or an array.
+//! Sixteen `f32` lanes on any machine: one zmm, two ymm or an array.
 //!
-//! A kernel is written once, over [`Simd`], and does the same operations on the same lanes in the same order on
-//! every instruction set. All of them are exact or correctly rounded (fused multiply-add included), so results
-//! have equal bits everywhere. [`Isa::run`] compiles a [`Kernel`] once for each set and picks one at run time.
+//! A kernel is written once, over [`Simd`]. On every instruction set it applies the same operations to the
+//! same lanes in the same order. All of them are exact or correctly rounded (fused multiply-add included), so
+//! results have equal bits everywhere. [`Isa::run`] compiles a [`Kernel`] once for each set and picks one at
+//! run time.
 
 #[cfg(target_arch = "x86_64")]
 mod dot;
@@ -16,21 +17,21 @@ use std::sync::OnceLock;
 /// Lanes of a vector, on every instruction set.
 pub const LANES: usize = 16;
 
-/// A vector instruction set. A value of such a type is the proof that this machine has it.
+/// A vector instruction set. A value of such a type proves that this machine has it.
 ///
-/// Methods are `inline(always)`: they must end up inside a function compiled for that set, see [`Isa::run`].
+/// Methods are `inline(always)`: they must end up inside a function compiled for the set, see [`Isa::run`].
 pub trait Simd: Copy + Send + Sync {
-    /// Sixteen lanes.
+    /// Vector of sixteen `f32`.
     type V: Copy;
-    /// Thirty-two bfloat16 values as they lie: lane `j` holds the pair `2j` (even), `2j + 1` (odd).
+    /// Thirty-two bfloat16 values as in memory: lane `j` holds the pair `2j` (even), `2j + 1` (odd).
     type Pairs: Copy;
     /// Accumulators that fit the register file besides the operands.
     const ACCUMULATORS: usize;
     /// Whether [`Simd::dot_pairs`] is one instruction.
     const HAS_DOT: bool = false;
 
-    /// Runs `kernel` in a function of its own, compiled for this set: for what several callers share, or what makes them
-    /// so large that they take minutes to compile.
+    /// Runs `kernel` in a separate function compiled for this set. Used for code that several callers share,
+    /// or that would make its callers too large to compile in reasonable time.
     fn call<K: Kernel>(self, kernel: K) -> K::Output;
 
     /// The same value in all lanes.
@@ -49,7 +50,7 @@ pub trait Simd: Copy + Send + Sync {
         [self.sum(v[0]), self.sum(v[1]), self.sum(v[2]), self.sum(v[3])]
     }
 
-    /// Lane `j` of vector `i` becomes lane `i` of vector `j`; lanes may hold any bits.
+    /// Lane `j` of vector `i` becomes lane `i` of vector `j`. Lanes may hold any bits.
     #[inline(always)]
     fn transpose(self, rows: [Self::V; LANES]) -> [Self::V; LANES] {
         let (mut lanes, mut columns) = ([[0f32; LANES]; LANES], rows);
@@ -58,32 +59,32 @@ pub trait Simd: Copy + Send + Sync {
             unsafe { self.store(row, lanes.as_mut_ptr()) };
         }
         for (j, column) in columns.iter_mut().enumerate() {
-            let mut turned = [0f32; LANES];
+            let mut column_lanes = [0f32; LANES];
             for i in 0..LANES {
-                turned[i] = lanes[i][j];
+                column_lanes[i] = lanes[i][j];
             }
             // SAFETY: sixteen values.
-            *column = unsafe { self.load(turned.as_ptr()) };
+            *column = unsafe { self.load(column_lanes.as_ptr()) };
         }
         columns
     }
 
-    /// Sixteen values.
+    /// Loads sixteen values.
     ///
     /// # Safety
     /// `from` is readable for 16 values; it needs no alignment.
     unsafe fn load(self, from: *const f32) -> Self::V;
-    /// Sixteen bfloat16 values, widened.
+    /// Loads sixteen bfloat16 values, widened.
     ///
     /// # Safety
     /// `from` is readable for 32 bytes.
     unsafe fn load_bf16(self, from: *const u8) -> Self::V;
-    /// Sixteen IEEE half values, widened.
+    /// Loads sixteen IEEE half values, widened.
     ///
     /// # Safety
     /// `from` is readable for 32 bytes.
     unsafe fn load_f16(self, from: *const u8) -> Self::V;
-    /// Thirty-two bfloat16 values.
+    /// Loads thirty-two bfloat16 values.
     ///
     /// # Safety
     /// `from` is readable for 64 bytes; it needs no alignment.
@@ -93,14 +94,15 @@ pub trait Simd: Copy + Send + Sync {
     /// # Safety
     /// `to` is writable for 64 bytes; it needs no alignment.
     unsafe fn store_pairs(self, pairs: Self::Pairs, to: *mut u8);
-    /// A unit of folded bfloat16, as `packed::formats::bf16_folded` lays it out: 128 values, each with its high byte out of a table of sixteen.
+    /// Unpacks a unit of folded bfloat16, as `packed::formats::bf16_folded` lays it out: 128 values whose
+    /// high bytes come from a table of sixteen.
     ///
     /// # Safety
     /// `unit` is readable for 192 bytes and `table` for 16; they need no alignment.
     unsafe fn unfold(self, unit: *const u8, table: *const u8) -> [Self::Pairs; 4];
-    /// The same pair in all lanes: its even value in the low half.
+    /// The same pair in all lanes, with its even value in the low half.
     fn splat_pair(self, pair: u32) -> Self::Pairs;
-    /// Sixteen signed bytes as numbers.
+    /// Loads sixteen signed bytes, converted to `f32`.
     ///
     /// # Safety
     /// `from` is readable for 16 bytes.
@@ -109,8 +111,8 @@ pub trait Simd: Copy + Send + Sync {
     fn widen_even(self, pairs: Self::Pairs) -> Self::V;
     /// The odd values of the pairs, widened.
     fn widen_odd(self, pairs: Self::Pairs) -> Self::V;
-    /// `a_even * b_even + (a_odd * b_odd + c)`, each product and sum rounded once together. The same bits everywhere, as long
-    /// as no value or sum but zero lies below 2^-126: one instruction takes those for zero.
+    /// `a_even * b_even + (a_odd * b_odd + c)`, with one rounding per multiply-add. The bits are the same
+    /// everywhere if every input and sum is zero or at least 2^-126: `VDPBF16PS` takes smaller ones for zero.
     #[inline(always)]
     fn dot_pairs(self, a: Self::Pairs, b: Self::Pairs, c: Self::V) -> Self::V {
         let odd = self.fma(self.widen_odd(a), self.widen_odd(b), c);
@@ -121,23 +123,24 @@ pub trait Simd: Copy + Send + Sync {
     /// # Safety
     /// `to` is writable for 16 values; it needs no alignment.
     unsafe fn store(self, v: Self::V, to: *mut f32);
-    /// Stores sixteen values as bfloat16, to nearest, ties to even, subnormal ones as zeros; gives what was stored, widened.
+    /// Stores sixteen values rounded to bfloat16, ties to even, subnormals as zeros. Returns the stored
+    /// values, widened.
     ///
     /// # Safety
     /// `to` is writable for 16 values; it needs no alignment.
     #[inline(always)]
     unsafe fn store_bf16(self, v: Self::V, to: *mut u16) -> Self::V {
-        // SAFETY: the contract.
+        // SAFETY: guaranteed by the caller.
         unsafe { store_nearest_bf16(self, v, to) }
     }
 
-    /// Asks for the cache line at `at`; any address will do.
+    /// Prefetches the cache line at `at`, which may be any address.
     #[inline(always)]
     fn prefetch(self, at: *const u8) {
         let _ = at;
     }
 
-    /// Asks for the cache line at `at` for later: it need not come nearer than the second-level cache.
+    /// Prefetches the cache line at `at` into the second-level cache.
     #[inline(always)]
     fn prefetch_later(self, at: *const u8) {
         let _ = at;
@@ -149,14 +152,14 @@ pub trait Simd: Copy + Send + Sync {
         self.splat(0.0)
     }
 
-    /// The first `count` values and zeros.
+    /// Loads the first `count` values and pads with zeros.
     ///
     /// # Safety
     /// `from` is readable for `count <= 16` values.
     #[inline(always)]
     unsafe fn load_part(self, from: *const f32, count: usize) -> Self::V {
         let mut lanes = [0.0; LANES];
-        // SAFETY: `from` by the contract; `lanes` has 16.
+        // SAFETY: the caller guarantees `from`; `lanes` has 16.
         unsafe {
             std::ptr::copy_nonoverlapping(from, lanes.as_mut_ptr(), count.min(LANES));
             self.load(lanes.as_ptr())
@@ -170,7 +173,7 @@ pub trait Simd: Copy + Send + Sync {
     #[inline(always)]
     unsafe fn store_part(self, v: Self::V, to: *mut f32, count: usize) {
         let mut lanes = [0.0; LANES];
-        // SAFETY: `to` by the contract; `lanes` has 16.
+        // SAFETY: the caller guarantees `to`; `lanes` has 16.
         unsafe {
             self.store(v, lanes.as_mut_ptr());
             std::ptr::copy_nonoverlapping(lanes.as_ptr(), to, count.min(LANES));
@@ -178,14 +181,14 @@ pub trait Simd: Copy + Send + Sync {
     }
 }
 
-/// [`Simd::store_bf16`] without an instruction for it.
+/// [`Simd::store_bf16`] for sets without an instruction for it.
 ///
 /// # Safety
 /// `to` is writable for 16 values.
 #[inline(always)]
 unsafe fn store_nearest_bf16<S: Simd>(s: S, v: S::V, to: *mut u16) -> S::V {
     let (mut lanes, mut halves) = ([0f32; LANES], [0u16; LANES]);
-    // SAFETY: `to` by the contract; the arrays have 16.
+    // SAFETY: the caller guarantees `to`; the arrays have 16.
     unsafe {
         s.store(v, lanes.as_mut_ptr());
         for i in 0..LANES {
@@ -196,7 +199,7 @@ unsafe fn store_nearest_bf16<S: Simd>(s: S, v: S::V, to: *mut u16) -> S::V {
     }
 }
 
-/// Bits of the nearest bfloat16, ties to even; those of a zero for subnormal values.
+/// Bits of the nearest bfloat16, ties to even; subnormals become zero.
 #[inline(always)]
 pub(super) fn nearest_bf16(value: f32) -> u16 {
     let bits = value.to_bits();
@@ -206,17 +209,19 @@ pub(super) fn nearest_bf16(value: f32) -> u16 {
     (rounded >> 16) as u16
 }
 
-/// Something to compute on any instruction set.
+/// A computation that can be compiled for any instruction set.
 pub trait Kernel {
-    /// Its result.
+    /// Result of the computation.
     type Output;
-    /// Whether it uses [`Simd::dot_pairs`]; others are not compiled for sets that differ in nothing else.
+    /// Whether it uses [`Simd::dot_pairs`]. Other kernels are not compiled separately for sets that only
+    /// differ in it.
     const USES_DOT: bool = false;
-    /// Computes. Implementations are `inline(always)`, and so is all they call that takes `simd`.
+    /// Computes the result. Implementations are `inline(always)`, and so is everything they call that takes
+    /// `simd`.
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }
 
-/// An instruction set this machine has.
+/// An instruction set of this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Isa(Set);
 
@@ -232,13 +237,13 @@ enum Set {
 }
 
 impl Isa {
-    /// The widest one; looked up once.
+    /// The fastest set; detected once.
     pub fn best() -> Self {
         static BEST: OnceLock<Isa> = OnceLock::new();
         *BEST.get_or_init(|| Self::available()[0])
     }
 
-    /// All this machine has, best first; the last is plain Rust.
+    /// All sets of this machine, best first; the last is plain Rust.
     pub fn available() -> Vec<Self> {
         let mut all = Vec::new();
         #[cfg(target_arch = "x86_64")]
@@ -262,7 +267,7 @@ impl Isa {
         }
     }
 
-    /// For logs.
+    /// Name for logs.
     pub fn name(self) -> &'static str {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
@@ -303,7 +308,7 @@ mod tests {
         #[inline(always)]
         fn run<S: Simd>(self, s: S) -> Vec<u32> {
             let mut out = vec![0.0f32; 13 * LANES];
-            // SAFETY: 64 values are read and 13 vectors are written, as many as there are.
+            // SAFETY: reads 64 values and writes 13 vectors, as many as there are.
             unsafe {
                 let v: [S::V; 4] = std::array::from_fn(|i| s.load(self.0[i * LANES..].as_ptr()));
                 s.store(s.fma(v[0], v[1], v[2]), out[0..].as_mut_ptr());
@@ -322,7 +327,7 @@ mod tests {
         }
     }
 
-    /// `steps` of pairs from both, summed up; the sum after every step.
+    /// Dot products of pairs from both arrays, accumulated; returns the sums after every step.
     struct Dots<'a>(&'a [u16], &'a [u16]);
 
     impl Kernel for Dots<'_> {
@@ -345,7 +350,8 @@ mod tests {
         }
     }
 
-    /// Random bfloat16 of exponents within `spread` of 1, then their negatives against the same partners: sums cancel.
+    /// Random bfloat16 with exponents within `spread` of 1, then their negatives with the same partners, so
+    /// that sums cancel.
     fn halves_that_cancel(count: usize, spread: u32, seed: u64) -> (Vec<u16>, Vec<u16>) {
         let mut state = seed;
         let mut half = || {
@@ -363,7 +369,7 @@ mod tests {
         for (seed, spread) in (0..40).flat_map(|seed| [0, 1, 4, 12, 30].map(|spread| (seed, spread))) {
             let (a, b) = halves_that_cancel(64 * 32, spread, seed);
             let expected = Isa(Set::Plain).run(Dots(&a, &b));
-            // As defined: the odd product is added first.
+            // Reference: the odd product is added first.
             let mut sum = 0f32;
             for step in 0..a.len() / 32 {
                 let half = |of: &[u16], i: usize| half::bf16::from_bits(of[step * 32 + i]).to_f32();
@@ -378,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn dots_of_infinities_and_no_numbers_are_what_arithmetic_says() {
+    fn dots_of_infinities_and_nans_follow_ieee_arithmetic() {
         let half = |value: f32| half::bf16::from_f32(value).to_bits();
         let a: Vec<u16> = (0..32).map(|i| half([f32::INFINITY, 1.0, f32::MAX, 0.0][i / 2 % 4])).collect();
         let b: Vec<u16> = (0..32).map(|i| half([2.0, f32::NAN, -3.0, f32::INFINITY][i / 2 % 4])).collect();
@@ -394,12 +400,12 @@ mod tests {
     }
 
     #[test]
-    fn rounding_to_bfloat16_is_the_same_for_numbers_of_every_kind() {
+    fn rounding_to_bfloat16_is_the_same_for_every_class_of_number() {
         let odd =
             [0.0, f32::INFINITY, f32::NAN, f32::MAX, f32::MIN_POSITIVE, 1e-39, 1.003_906_3, 1.011_718_8];
         let values: Vec<f32> = odd.into_iter().flat_map(|value| [value, -value]).cycle().take(64).collect();
         let expected = Isa(Set::Plain).run(Probe(&values, &[0; 32]))[176..].to_vec();
-        assert_eq!(expected[10..12], [0, 0x8000_0000], "subnormal values are zeros");
+        assert_eq!(expected[10..12], [0, 0x8000_0000], "subnormals become zeros");
         for isa in Isa::available() {
             assert_eq!(isa.run(Probe(&values, &[0; 32]))[176..], expected, "{}", isa.name());
         }

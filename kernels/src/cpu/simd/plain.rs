@@ -1,16 +1,16 @@
-//! Sixteen lanes in an array: any architecture. Where the compiler knows a fused multiply-add it vectorises.
+//! Sixteen lanes in an array, for any architecture. Vectorises where the target has fused multiply-add.
 
 use super::{Kernel, LANES, Simd};
 
-/// Plain Rust; always there.
+/// Plain Rust; always available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Plain;
 
 impl Simd for Plain {
     type V = [f32; LANES];
     type Pairs = [u32; LANES];
-    // On x86-64 only a machine without AVX2 runs this, and each multiplication calls `fmaf` there. More tile sizes
-    // were a fifth of the crate's machine code; what they are worth on such a machine was not measured.
+    // On x86-64 only machines without AVX2 run this, where each multiplication is a call of `fmaf`. More tile
+    // sizes would add a fifth to the crate's machine code; their gain on such a machine was not measured.
     const ACCUMULATORS: usize = if cfg!(target_arch = "x86_64") { 1 } else { 6 };
 
     #[inline(never)]
@@ -47,39 +47,39 @@ impl Simd for Plain {
 
     #[inline(always)]
     unsafe fn load(self, from: *const f32) -> Self::V {
-        // SAFETY: readable by the contract; an unaligned read needs no more.
+        // SAFETY: the caller guarantees that `from` is readable; the read is unaligned.
         unsafe { from.cast::<Self::V>().read_unaligned() }
     }
 
     #[inline(always)]
     unsafe fn load_bf16(self, from: *const u8) -> Self::V {
-        // SAFETY: readable for 32 bytes by the contract.
+        // SAFETY: the caller guarantees 32 readable bytes.
         let words = unsafe { from.cast::<[[u8; 2]; LANES]>().read_unaligned() };
         words.map(|word| f32::from_bits(u32::from(u16::from_le_bytes(word)) << 16))
     }
 
     #[inline(always)]
     unsafe fn load_f16(self, from: *const u8) -> Self::V {
-        // SAFETY: readable for 32 bytes by the contract.
+        // SAFETY: the caller guarantees 32 readable bytes.
         let words = unsafe { from.cast::<[[u8; 2]; LANES]>().read_unaligned() };
         words.map(|word| half::f16::from_bits(u16::from_le_bytes(word)).to_f32())
     }
 
     #[inline(always)]
     unsafe fn load_pairs(self, from: *const u8) -> Self::Pairs {
-        // SAFETY: readable for 64 bytes by the contract.
+        // SAFETY: the caller guarantees 64 readable bytes.
         unsafe { from.cast::<[[u8; 4]; LANES]>().read_unaligned() }.map(u32::from_le_bytes)
     }
 
     #[inline(always)]
     unsafe fn store_pairs(self, pairs: Self::Pairs, to: *mut u8) {
-        // SAFETY: writable for 64 bytes by the contract.
+        // SAFETY: the caller guarantees 64 writable bytes.
         unsafe { to.cast::<[[u8; 4]; LANES]>().write_unaligned(pairs.map(u32::to_le_bytes)) }
     }
 
     #[inline(always)]
     unsafe fn unfold(self, unit: *const u8, table: *const u8) -> [Self::Pairs; 4] {
-        // SAFETY: readable for as many bytes by the contract.
+        // SAFETY: the caller guarantees that unit and table are readable.
         let (numbers, low, table) = unsafe {
             (
                 unit.cast::<[u8; 64]>().read_unaligned(),
@@ -87,7 +87,7 @@ impl Simd for Plain {
                 table.cast::<[u8; 16]>().read_unaligned(),
             )
         };
-        // A vector's values lie eight by eight, between those of the other one of its two.
+        // The values of two vectors alternate, eight by eight.
         std::array::from_fn(|vector| {
             let value = |word: usize| {
                 let at = word / 8 * 16 + vector % 2 * 8 + word % 8;
@@ -105,7 +105,7 @@ impl Simd for Plain {
 
     #[inline(always)]
     unsafe fn load_i8(self, from: *const u8) -> Self::V {
-        // SAFETY: readable for 16 bytes by the contract.
+        // SAFETY: the caller guarantees 16 readable bytes.
         unsafe { from.cast::<[i8; LANES]>().read_unaligned() }.map(f32::from)
     }
 
@@ -121,7 +121,7 @@ impl Simd for Plain {
 
     #[inline(always)]
     unsafe fn store(self, v: Self::V, to: *mut f32) {
-        // SAFETY: writable by the contract.
+        // SAFETY: the caller guarantees that `to` is writable.
         unsafe { to.cast::<Self::V>().write_unaligned(v) }
     }
 }

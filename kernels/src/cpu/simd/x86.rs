@@ -4,7 +4,8 @@ use std::arch::x86_64::*;
 
 use super::{Kernel, LANES, Simd, store_nearest_bf16};
 
-/// AVX-512 F, BW, DQ and VL, and BF16 and VBMI if `DOT`. Its private field makes [`Avx512::detect`] the only source.
+/// AVX-512 F, BW, DQ and VL, and BF16 and VBMI if `DOT`. The private field makes [`Avx512::detect`] the only
+/// constructor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Avx512<const DOT: bool = false>(());
 
@@ -20,12 +21,12 @@ impl<const DOT: bool> Avx512<DOT> {
     }
 }
 
-/// A kernel in a function of its own, compiled for the set.
+/// Runs a kernel in a separate function compiled for the set.
 pub(super) trait Compiled {
     fn compiled<K: Kernel>(self, kernel: K) -> K::Output;
 }
 
-/// Prefetches of any vectors.
+/// The prefetch methods, which are the same for all vector widths.
 macro_rules! prefetches {
     () => {
         #[inline(always)]
@@ -49,11 +50,11 @@ macro_rules! compiled {
             fn compiled<K: Kernel>(self, kernel: K) -> K::Output {
                 #[inline(never)]
                 #[target_feature(enable = $features)]
-                fn apart<K: Kernel>(simd: $set, kernel: K) -> K::Output {
+                fn in_own_function<K: Kernel>(simd: $set, kernel: K) -> K::Output {
                     kernel.run(simd)
                 }
                 // SAFETY: the token proves the features.
-                unsafe { apart(self, kernel) }
+                unsafe { in_own_function(self, kernel) }
             }
         }
     };
@@ -70,7 +71,8 @@ impl Avx512<true> {
     }
 }
 
-// In this `impl`, SAFETY of the arithmetic: the token proves that the machine has the instructions.
+// In this `impl`, "the token" in SAFETY comments is `self`, which proves that the machine has the
+// instructions.
 impl<const DOT: bool> Simd for Avx512<DOT>
 where
     Self: Compiled,
@@ -120,7 +122,7 @@ where
 
     #[inline(always)]
     fn sum4(self, [a, b, c, d]: [__m512; 4]) -> [f32; 4] {
-        // Each step adds the same lanes as `sum` does, of several vectors in one instruction.
+        // Each step adds the same lanes as `sum`, for several vectors in one instruction.
         // SAFETY: the token; `out` has four values.
         unsafe {
             let ab = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
@@ -145,7 +147,7 @@ where
                 pairs[2 * i] = _mm512_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);
                 pairs[2 * i + 1] = _mm512_unpackhi_ps(rows[2 * i], rows[2 * i + 1]);
             }
-            // Of four rows, every fourth column, in a quarter of a vector each.
+            // Each quarter of a vector holds one column of four rows; quarters are four columns apart.
             for i in (0..16).step_by(4) {
                 for half in 0..2 {
                     let (a, b) = (_mm512_castps_pd(pairs[i + half]), _mm512_castps_pd(pairs[i + half + 2]));
@@ -208,7 +210,8 @@ where
             let low = [_mm512_loadu_si512(unit.add(64).cast()), _mm512_loadu_si512(unit.add(128).cast())];
             let above = _mm512_srli_epi16::<4>(both);
             let [first, second] = if DOT {
-                // It takes six bits of each byte, and the table lies there four times.
+                // Uses six bits of each byte as the index; the table is repeated four times, so the upper two
+                // do not matter.
                 [_mm512_permutexvar_epi8(both, table), _mm512_permutexvar_epi8(above, table)]
             } else {
                 let nibble = _mm512_set1_epi8(15);
@@ -294,7 +297,7 @@ where
     }
 }
 
-/// The same bits, of the type that `VDPBF16PS` takes.
+/// The same bits in the type that `VDPBF16PS` takes.
 #[inline(always)]
 fn bf16x32(pairs: __m512i) -> __m512bh {
     // SAFETY: both are 64 bytes of which all values are valid.
@@ -306,13 +309,13 @@ fn low_lanes(count: usize) -> u16 {
     ((1u32 << count.min(LANES)) - 1) as u16
 }
 
-/// Lanes 4 apart, then 2, then 1.
+/// Adds lanes 4 apart, then 2, then 1.
 ///
 /// # Safety
 /// The machine has AVX.
 #[inline(always)]
 unsafe fn sum8(eight: __m256) -> f32 {
-    // SAFETY: by the contract.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
         let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
@@ -320,7 +323,7 @@ unsafe fn sum8(eight: __m256) -> f32 {
     }
 }
 
-/// AVX2, FMA and F16C. Its private field makes [`Avx2::detect`] the only source.
+/// AVX2, FMA and F16C. The private field makes [`Avx2::detect`] the only constructor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Avx2(());
 
@@ -336,7 +339,7 @@ impl Avx2 {
 impl Simd for Avx2 {
     type V = [__m256; 2];
     type Pairs = [__m256i; 2];
-    // With six, one is kept in memory: widening pairs takes another register.
+    // A sixth would be spilled: widening pairs takes another register.
     const ACCUMULATORS: usize = 5;
 
     #[inline(always)]
@@ -412,7 +415,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn unfold(self, unit: *const u8, table: *const u8) -> [Self::Pairs; 4] {
-        // SAFETY: the token and the contract; both halves of a unit's vectors lie inside it.
+        // SAFETY: the token and the contract; both halves of a unit's vectors are inside it.
         unsafe {
             let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.cast()));
             let [a, b] = [unfold_half(unit, table), unfold_half(unit.add(32), table)];
@@ -471,13 +474,13 @@ impl Simd for Avx2 {
     prefetches!();
 }
 
-/// Half of each vector of a unit of folded bfloat16.
+/// Unpacks one half of each vector of a unit of folded bfloat16.
 ///
 /// # Safety
-/// The machine has AVX2; `unit` is readable for 32 bytes, and 64 and 128 bytes further for as many.
+/// The machine has AVX2. `unit` is readable for 32 bytes, and so are the addresses 64 and 128 bytes further.
 #[inline(always)]
 unsafe fn unfold_half(unit: *const u8, table: __m256i) -> [__m256i; 4] {
-    // SAFETY: by the contract.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let both = _mm256_loadu_si256(unit.cast());
         let low = [_mm256_loadu_si256(unit.add(64).cast()), _mm256_loadu_si256(unit.add(128).cast())];
@@ -493,13 +496,13 @@ unsafe fn unfold_half(unit: *const u8, table: __m256i) -> [__m256i; 4] {
     }
 }
 
-/// Eight bfloat16 values, widened.
+/// Loads eight bfloat16 values, widened.
 ///
 /// # Safety
 /// The machine has AVX2; `from` is readable for 16 bytes.
 #[inline(always)]
 unsafe fn bf16x8(from: *const u8) -> __m256 {
-    // SAFETY: by the contract.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let words = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
         _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words))

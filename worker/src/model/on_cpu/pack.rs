@@ -294,7 +294,7 @@ mod tests {
             let layout = Layout { format: Format::INT8, rows: 40, cols: 33 };
             let rounded = pack_one(&mut Cpu::new(2), &matrix, &[layout], &mut vec![0; layout.bytes()]);
             let said = rounded.unwrap_err().to_string();
-            assert!(said.contains("model.layers.3.x") && said.contains("only finite ones"), "{said}");
+            assert!(said.contains("model.layers.3.x") && said.contains("only finite weights"), "{said}");
         }
     }
 }

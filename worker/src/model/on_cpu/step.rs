@@ -193,7 +193,7 @@ impl Operations for Running<'_> {
         rms_norm_into(cpu, x, &layer.feed_forward_norm, eps, model.form(&[gate, up]), input);
         profile.mark(Part::Encode);
         let by = spec.layers[index].feed_forward.activation;
-        gated_matmul(cpu, input, Gated { by, gate, up }, model.form(&[down]), gated);
+        gated_matmul(cpu, input, Gated { activation: by, gate, up }, model.form(&[down]), gated);
         profile.mark(Part::Products);
         Residual { x, added, eps }.add(cpu, gated, down, layer.down_norm.as_deref());
         profile.mark(Part::Products);

@@ -1,48 +1,50 @@
-//! How products of floating-point numbers are summed: for each format of weights, one order of arithmetic.
+//! Order of summation of floating-point products, for each format of weights.
 //!
-//! - Weights in bfloat16 ([`OfPairs`]): columns in pairs, pairs ascending, the odd column of a pair first. Each product is
-//!   added by fused multiply-add. Activations are `f32`, which may have been rounded to bfloat16 before.
+//! - Weights in bfloat16 ([`OfPairs`]): columns in pairs, pairs ascending, the odd column of a pair first.
+//!   Each product is added by fused multiply-add. Activations are `f32`, which may have been rounded to
+//!   bfloat16 before.
 //! - Weights in other formats ([`Wide`]): columns ascending, each product added by fused multiply-add.
 //!
-//! Columns after the last are zeros. This is the order of `VDPBF16PS` on rows of pairs, which `simd::dot` describes.
+//! Columns are padded with zeros. For bfloat16 this is the order of `VDPBF16PS` on rows of pairs, which
+//! `simd::dot` describes.
 
 use super::super::super::input::Input;
 use super::super::super::simd::{LANES, Simd};
 
-/// A format of weights and of the `x` they are multiplied with.
+/// The arithmetic of a format of weights and of the `x` to multiply by.
 pub(in crate::cpu) trait Arithmetic {
-    /// Multiplications for each sum in a step of columns.
+    /// Multiplications per sum in a step of columns.
     const PARTS: usize;
-    /// Bytes of a step's weights: of sixteen outputs.
+    /// Bytes of sixteen outputs' weights in a step.
     const WEIGHT_BYTES: usize;
     /// Bytes of a row's `x` in a step.
     const X_BYTES: usize;
-    /// What is multiplied.
+    /// Vector of factors.
     type Operand<S: Simd>: Copy;
 
-    /// All rows of `x`, and the bytes from one to the next.
+    /// All rows of `x`, and the stride between them in bytes.
     fn rows(x: &Input) -> (&[u8], usize);
     /// One part of a step's `x`, in every lane.
     ///
     /// # Safety
-    /// `from` is readable for `X_BYTES`, and aligned to 4 bytes.
+    /// `from` is readable for `X_BYTES` and aligned to 4 bytes.
     unsafe fn x<S: Simd>(simd: S, from: *const u8, part: usize) -> Self::Operand<S>;
     /// One part of a step's weights.
     ///
     /// # Safety
     /// `from` is readable for `WEIGHT_BYTES`.
     unsafe fn weights<S: Simd>(simd: S, from: *const u8, part: usize) -> Self::Operand<S>;
-    /// Adds the products to `sum`.
+    /// Adds the products of `x` and `weights` to `sum`.
     fn add<S: Simd>(simd: S, x: Self::Operand<S>, weights: Self::Operand<S>, sum: S::V) -> S::V;
 }
 
-/// Weights in pairs of bfloat16, wherever they come from.
+/// Weights in pairs of bfloat16 that the kernel has already loaded.
 pub(in crate::cpu) trait OfPairs: Arithmetic {
-    /// One part of a step's weights.
+    /// Converts one part of a step's weights.
     fn of_pairs<S: Simd>(simd: S, pairs: S::Pairs, part: usize) -> Self::Operand<S>;
 }
 
-/// Weights in another format, widened; `x` in `f32`.
+/// Weights in other formats, widened to `f32`, with `x` in `f32`.
 pub(in crate::cpu) struct Wide<E>(E);
 
 impl<E: Element> Arithmetic for Wide<E> {
@@ -57,13 +59,13 @@ impl<E: Element> Arithmetic for Wide<E> {
 
     #[inline(always)]
     unsafe fn x<S: Simd>(s: S, from: *const u8, _: usize) -> S::V {
-        // SAFETY: by the contract.
+        // SAFETY: guaranteed by the caller.
         s.splat(unsafe { *from.cast() })
     }
 
     #[inline(always)]
     unsafe fn weights<S: Simd>(s: S, from: *const u8, _: usize) -> S::V {
-        // SAFETY: by the contract.
+        // SAFETY: guaranteed by the caller.
         unsafe { E::load(s, from) }
     }
 
@@ -75,28 +77,28 @@ impl<E: Element> Arithmetic for Wide<E> {
 
 /// A format of weights.
 pub(in crate::cpu) trait Element {
-    /// Bytes of a value.
+    /// Bytes per value.
     const BYTES: usize;
-    /// Sixteen values, widened.
+    /// Loads sixteen values, widened.
     ///
     /// # Safety
     /// `from` is readable for `16 * BYTES`.
     unsafe fn load<S: Simd>(simd: S, from: *const u8) -> S::V;
 }
 
-/// Rows of `f32`, for [`Arithmetic::rows`].
+/// Rows of `f32` and their stride in bytes, for [`Arithmetic::rows`].
 pub(in crate::cpu) fn values(x: &Input) -> (&[u8], usize) {
     let (values, stride) = x.values();
     (bytes_of(values), stride * size_of::<f32>())
 }
 
-/// The bytes of some numbers.
+/// Reinterprets numbers as bytes.
 pub(in crate::cpu) fn bytes_of<T: Number>(values: &[T]) -> &[u8] {
     // SAFETY: numbers have no padding, and any bytes may be read.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
-/// Plain numbers.
+/// Numbers without padding.
 pub(in crate::cpu) trait Number {}
 impl Number for f32 {}
 impl Number for u16 {}

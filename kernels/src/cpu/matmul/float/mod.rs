@@ -1,6 +1,6 @@
-//! Weights that are floating-point numbers, packed in panels ([`super::super::packed`]).
+//! Products with floating-point weights, packed in panels ([`super::super::packed`]).
 //!
-//! [`arithmetic`] says in which order products are summed. Rows of `x` are read where they lie.
+//! [`arithmetic`] defines the order of summation. Rows of `x` are read in place.
 
 #![allow(clippy::needless_range_loop)] // m and n index several arrays, as in the formula
 
@@ -11,13 +11,13 @@ use std::marker::PhantomData;
 use super::super::packed::PANEL;
 use super::super::simd::{Kernel, LANES, Simd};
 use super::part::Part;
-use super::tiles::{Ahead, Registers, Tile};
+use super::tiles::{Prefetch, Registers, Tile};
 use arithmetic::Arithmetic;
 
-/// Steps of columns between two looks at what lies ahead.
-const STRIDE: usize = 4;
+/// Steps of columns between prefetches.
+const STEPS_PER_PREFETCH: usize = 4;
 
-/// What this instruction set has room for.
+/// Returns the register budget of the instruction set that runs it.
 pub(super) struct RegistersForAll;
 
 impl Kernel for RegistersForAll {
@@ -43,7 +43,7 @@ impl<A: Arithmetic> Kernel for Product<'_, A> {
     }
 }
 
-/// Calls a kernel for the tile's height and width.
+/// Calls a kernel compiled for the tile's height and width.
 macro_rules! for_size {
     ($simd:expr, $set:ty, $tile:expr, $kernel:ident<$arithmetic:ty> $fields:tt) => {
         for_size!(@all $simd, $set, $tile, $kernel, $arithmetic, $fields,
@@ -64,7 +64,7 @@ macro_rules! for_size {
 
 pub(in crate::cpu) use for_size;
 
-/// What an instruction set has room for.
+/// Register budget of an instruction set.
 pub(in crate::cpu) const fn registers<S: Simd>() -> Registers {
     Registers::of_values(S::ACCUMULATORS)
 }
@@ -75,37 +75,37 @@ pub(in crate::cpu) fn all_tiles<S: Simd, A: Arithmetic>(s: S, part: &Part<'_>) {
     let (x, stride) = A::rows(part.x);
     let (panel_bytes, weights) = (part.linear.weights.layout().panel_bytes(), part.weights());
     part.for_each_tile(const { registers::<S>() }, |tile| {
-        let from = Source {
+        let from = TileInputs {
             x: &x[(part.rows.start + tile.first) * stride..],
             stride,
             w: &weights[tile.panel * panel_bytes..],
             panel_bytes,
             apart: tile.apart * panel_bytes,
-            ahead: &tile.ahead,
+            prefetch: &tile.prefetch,
         };
         let (tile, from) = (&tile, &from);
         for_size!(s, S, tile, Block<A> { part, tile, from });
     });
 }
 
-/// What a tile reads.
+/// Inputs of a tile.
 #[derive(Clone, Copy)]
-pub(in crate::cpu) struct Source<'a> {
-    /// Rows, `stride` bytes apart.
+pub(in crate::cpu) struct TileInputs<'a> {
+    /// Rows of `x`, `stride` bytes apart.
     pub(in crate::cpu) x: &'a [u8],
     pub(in crate::cpu) stride: usize,
-    /// Panels, `apart` bytes apart.
+    /// Panels of weights, `apart` bytes apart.
     pub(in crate::cpu) w: &'a [u8],
     pub(in crate::cpu) panel_bytes: usize,
     pub(in crate::cpu) apart: usize,
-    pub(in crate::cpu) ahead: &'a Ahead,
+    pub(in crate::cpu) prefetch: &'a Prefetch,
 }
 
 /// A tile of `MR` rows of `x` by `NR` panels.
 pub(in crate::cpu) struct Block<'a, A, const MR: usize, const NR: usize> {
     pub(in crate::cpu) part: &'a Part<'a>,
     pub(in crate::cpu) tile: &'a Tile,
-    pub(in crate::cpu) from: &'a Source<'a>,
+    pub(in crate::cpu) from: &'a TileInputs<'a>,
     pub(in crate::cpu) arithmetic: PhantomData<A>,
 }
 
@@ -114,13 +114,13 @@ impl<A: Arithmetic, const MR: usize, const NR: usize> Kernel for Block<'_, A, MR
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        self.part.ask_tile::<S, MR, NR>(s, self.tile);
+        self.part.prefetch_results::<S, MR, NR>(s, self.tile);
         let sums = self.from.sums::<S, A, MR, NR>(s);
         self.part.put_tile(s, self.tile, sums);
     }
 }
 
-impl Source<'_> {
+impl TileInputs<'_> {
     #[inline(always)]
     fn sums<S: Simd, A: Arithmetic, const MR: usize, const NR: usize>(&self, s: S) -> [[S::V; NR]; MR] {
         let steps = self.panel_bytes / A::WEIGHT_BYTES;
@@ -129,18 +129,18 @@ impl Source<'_> {
         assert!((NR - 1) * apart + self.panel_bytes <= self.w.len(), "there are as many panels");
         let mut sums = [[s.zero(); NR]; MR];
         let (mut x, mut w) = (self.x.as_ptr(), self.w.as_ptr());
-        let looks = steps / STRIDE;
-        let mut ahead = self.ahead.over(looks);
-        for _ in 0..looks {
-            ahead.ask::<S, NR>(s, w, apart, STRIDE * A::WEIGHT_BYTES);
-            for _ in 0..STRIDE {
-                // SAFETY: as many steps lie ahead.
+        let issues = steps / STEPS_PER_PREFETCH;
+        let mut prefetch = self.prefetch.cursor(issues);
+        for _ in 0..issues {
+            prefetch.issue::<S, NR>(s, w, apart, STEPS_PER_PREFETCH * A::WEIGHT_BYTES);
+            for _ in 0..STEPS_PER_PREFETCH {
+                // SAFETY: this many steps remain.
                 sums = unsafe { step_of::<S, A, MR, NR>(s, (x, self.stride), (w, apart), sums) };
                 (x, w) = (x.wrapping_add(A::X_BYTES), w.wrapping_add(A::WEIGHT_BYTES));
             }
         }
-        for _ in 0..steps % STRIDE {
-            // SAFETY: as many steps lie ahead.
+        for _ in 0..steps % STEPS_PER_PREFETCH {
+            // SAFETY: this many steps remain.
             sums = unsafe { step_of::<S, A, MR, NR>(s, (x, self.stride), (w, apart), sums) };
             (x, w) = (x.wrapping_add(A::X_BYTES), w.wrapping_add(A::WEIGHT_BYTES));
         }
@@ -148,10 +148,11 @@ impl Source<'_> {
     }
 }
 
-/// Adds one step's products. Sums come and go by value: they stay in registers, which a reference would not let them.
+/// Adds one step's products. Takes and returns the sums by value: behind a reference they would not stay in
+/// registers.
 ///
 /// # Safety
-/// A step of all rows of `x`, and of all panels, lies there: each so many bytes after the one before.
+/// A step of all rows of `x` and of all panels is readable, at the given strides in bytes.
 #[inline(always)]
 pub(in crate::cpu) unsafe fn step_of<S: Simd, A: Arithmetic, const MR: usize, const NR: usize>(
     s: S,
@@ -160,7 +161,7 @@ pub(in crate::cpu) unsafe fn step_of<S: Simd, A: Arithmetic, const MR: usize, co
     mut sums: [[S::V; NR]; MR],
 ) -> [[S::V; NR]; MR] {
     for part in 0..A::PARTS {
-        // SAFETY: by the contract.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let mut weights = [A::weights(s, w, part); NR];
             for n in 1..NR {

@@ -1,10 +1,12 @@
-//! Weights that are small integers, packed ([`super::super::packed`]), times activations that are codes too.
+//! Products of weights that are small integers, packed ([`super::super::packed`]), with activations that are
+//! codes, too.
 //!
-//! The products of a group of 32 columns, or of up to [`SEGMENT`] columns where an output has one scale, are summed exactly,
-//! as integers: `sum of (code - zero) * activation code`. Then, group by group in ascending order, that sum, as f32, times
-//! the scale is added to the result by fused multiply-add; at the end the result is multiplied by the row's scale.
+//! The products `(code - zero) * activation code` of a group of 32 columns, or of up to [`SEGMENT`] columns
+//! if an output has one scale, are summed exactly, as integers. Then, group by group in ascending order, that
+//! sum, as f32, times the scale is added to the result by fused multiply-add. At the end the result is
+//! multiplied by the row's scale.
 //!
-//! Zero points cost nothing in the inner loop: a sum starts at `-zero * sum of the activations' codes`.
+//! Zero points are free in the inner loop: a sum starts at `-zero * sum of the activations' codes`.
 
 pub(in crate::cpu) mod tile;
 
@@ -15,12 +17,12 @@ use super::super::simd::integer::{IntegerKernel, Integers};
 use super::super::simd::{LANES, Simd};
 use super::part::Part;
 use super::tiles::{Registers, Tile};
-use tile::{Kind, Source};
+use tile::{IntegerTileInputs, Kind};
 
-/// Columns whose products fit 32 bits together: `255 * 127 * SEGMENT < 2^31`.
+/// Columns whose products fit 32 bits when summed: `255 * 127 * SEGMENT < 2^31`.
 pub(in crate::cpu) const SEGMENT: usize = 32 << 10;
 
-/// What this instruction set has room for with weights of that format.
+/// Returns the register budget of the instruction set that runs it, for weights in this format.
 pub(super) struct RegistersFor(pub(super) Format);
 
 impl IntegerKernel for RegistersFor {
@@ -50,13 +52,18 @@ impl<K: Kind> IntegerKernel for Product<'_, K> {
 #[inline(always)]
 pub(in crate::cpu) fn all_tiles<S: Integers, K: Kind>(s: S, part: &Part<'_>) {
     part.for_each_tile(const { registers::<S>(K::FORMAT) }, |tile| {
-        one_tile::<S, K>(s, part, &tile, &Source::of(part, &tile));
+        one_tile::<S, K>(s, part, &tile, &IntegerTileInputs::of(part, &tile));
     });
 }
 
-/// Multiplies a tile in a function of its own.
+/// Multiplies a tile in a separate function.
 #[inline(always)]
-pub(in crate::cpu) fn one_tile<S: Integers, K: Kind>(s: S, part: &Part<'_>, tile: &Tile, from: &Source<'_>) {
+pub(in crate::cpu) fn one_tile<S: Integers, K: Kind>(
+    s: S,
+    part: &Part<'_>,
+    tile: &Tile,
+    from: &IntegerTileInputs<'_>,
+) {
     macro_rules! sizes {
         ($($mr:literal: $($nr:literal)*,)*) => {
             match (tile.height, tile.width) {
@@ -76,7 +83,7 @@ pub(in crate::cpu) fn one_tile<S: Integers, K: Kind>(s: S, part: &Part<'_>, tile
 struct Block<'a, K, const MR: usize, const NR: usize> {
     part: &'a Part<'a>,
     tile: &'a Tile,
-    from: &'a Source<'a>,
+    from: &'a IntegerTileInputs<'a>,
     kind: PhantomData<K>,
 }
 
@@ -86,8 +93,8 @@ impl<K: Kind, const MR: usize, const NR: usize> IntegerKernel for Block<'_, K, M
     #[inline(always)]
     fn run<S: Integers>(self, s: S) {
         let (part, f) = (self.part, s.floats());
-        part.ask_tile::<S::Floats, MR, NR>(f, self.tile);
-        // SAFETY: the rows and panels from there on are as many.
+        part.prefetch_results::<S::Floats, MR, NR>(f, self.tile);
+        // SAFETY: the inputs have `MR` rows and `NR` panels.
         let mut sums = unsafe { K::sums::<S, MR, NR>(s, self.from) };
         let (_, scales, _) = part.x.codes();
         for (m, sums) in sums.iter_mut().enumerate() {
@@ -100,7 +107,7 @@ impl<K: Kind, const MR: usize, const NR: usize> IntegerKernel for Block<'_, K, M
     }
 }
 
-/// What an instruction set has room for.
+/// Register budget of an instruction set.
 pub(in crate::cpu) const fn registers<S: Integers>(format: Format) -> Registers {
     Registers::of(format, S::ACCUMULATORS, S::HAS_DOT)
 }

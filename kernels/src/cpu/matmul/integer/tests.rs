@@ -16,7 +16,7 @@ fn hash(i: usize, seed: u32) -> u32 {
     (i as u32 ^ seed.rotate_left(16)).wrapping_mul(0x9E37_79B1).rotate_left(13).wrapping_mul(0x85EB_CA6B)
 }
 
-/// Codes of every value, scales about 2^-7, zero points of 4 bits.
+/// Random codes, scales around 2^-7, zero points of 4 bits.
 fn packed(layout: Layout, seed: u32) -> Packed {
     let mut bytes: Vec<u8> = (0..layout.bytes()).map(|i| (hash(i, seed) >> 24) as u8).collect();
     let (scales, zeros) = (layout.scales_at(), layout.zeros_at());
@@ -34,7 +34,7 @@ fn packed(layout: Layout, seed: u32) -> Packed {
     Packed::new(layout, bytes.into())
 }
 
-/// Gives multipliers and zero points such values that any code fits 8 bits: a multiplier up to 8, or a zero point in the middle.
+/// Limits multipliers to 8, or puts zero points in the middle, so that every code fits 8 bits.
 fn fit_steps(layout: Layout, bytes: &mut [u8]) {
     for panel in bytes[..layout.panels() * layout.panel_bytes()].chunks_mut(layout.panel_bytes()) {
         for (group, lane) in (0..layout.groups()).flat_map(|group| (0..PANEL).map(move |lane| (group, lane)))
@@ -47,7 +47,7 @@ fn fit_steps(layout: Layout, bytes: &mut [u8]) {
     }
 }
 
-/// The formula at the top of this module, one output after another.
+/// The formula at the top of this module, one output at a time.
 fn reference(x: &Input, packed: &Packed) -> Vec<f32> {
     let (layout, stride) = (packed.layout(), x.code_stride());
     let (codes, scales, _) = x.codes();
@@ -78,7 +78,7 @@ fn input(cpu: &mut Cpu, m: usize, cols: usize, seed: u32) -> Input {
     input
 }
 
-/// Every instruction set and number of threads against the formula.
+/// Compares every instruction set and several numbers of threads with the formula.
 fn check(m: usize, rows: usize, cols: usize, format: Format, seed: u32, with_bias: bool, add: bool) {
     let weights = packed(Layout { format, rows, cols }, seed);
     let x = input(&mut Cpu::new(1), m, cols, !seed);
@@ -120,7 +120,7 @@ proptest! {
 }
 
 #[test]
-fn shapes_that_are_shared_out_agree_too() {
+fn products_divided_among_threads_agree_too() {
     for (i, format) in formats().into_iter().enumerate() {
         check(1, 1000, 352, format, i as u32, true, true);
         check(13, 700, 96, format, i as u32, false, false);
@@ -132,7 +132,7 @@ fn sums_of_many_columns_do_not_overflow() {
     let cols = SEGMENT + 40;
     for format in formats() {
         check(2, 3, cols, format, 3, false, false);
-        // The largest codes of both, so that every product is the largest.
+        // The largest codes of both, so that every product has the largest magnitude.
         let layout = Layout { format, rows: 1, cols };
         let mut weights = packed(layout, 1).bytes().to_vec();
         weights[..layout.panels() * layout.panel_bytes()].fill(255);

@@ -1,7 +1,7 @@
-//! What a tile reads, and the inner loops that formats share: rows of activations against panels of sixteen outputs, all sums in
-//! registers.
+//! Inputs of a tile, and the inner loops that several formats share: rows of activations by panels of sixteen
+//! outputs, with all sums in registers.
 //!
-//! Plain loops over constant bounds, no closures: a closure would not be compiled for the instruction set.
+//! Plain loops with constant bounds and no closures: a closure would not be compiled for the instruction set.
 
 #![allow(clippy::needless_range_loop)] // m and n index several arrays, as in the formula
 
@@ -12,18 +12,18 @@ use super::super::super::packed::{Format, Layout, PANEL, ZERO};
 use super::super::super::simd::Simd;
 use super::super::super::simd::integer::Integers;
 use super::super::part::Part;
-use super::super::tiles::{Ahead, Tile};
+use super::super::tiles::{Prefetch, Tile};
 
-/// Bytes that four columns of 8-bit codes, or eight of 4-bit codes, take in a panel.
+/// Bytes of four columns of 8-bit codes, or of eight columns of 4-bit codes, in a panel.
 pub(in crate::cpu) const VECTOR: usize = 4 * PANEL;
 
-/// Rows of `x` and panels of weights, each from its first one on.
+/// Rows of `x` and panels of weights, each from the tile's first one on.
 #[derive(Clone, Copy)]
-pub(in crate::cpu) struct Source<'a> {
-    /// Codes of activations, their rows `code_stride` apart.
+pub(in crate::cpu) struct IntegerTileInputs<'a> {
+    /// Codes of activations; rows are `code_stride` apart.
     pub(in crate::cpu) codes: &'a [i8],
     pub(in crate::cpu) code_stride: usize,
-    /// Sums of groups, their rows `sum_stride` apart.
+    /// Sums of groups; rows are `sum_stride` apart.
     pub(in crate::cpu) sums: &'a [i32],
     pub(in crate::cpu) sum_stride: usize,
     /// Sums of rows.
@@ -32,28 +32,31 @@ pub(in crate::cpu) struct Source<'a> {
     pub(in crate::cpu) scales: &'a [u8],
     pub(in crate::cpu) zeros: &'a [u8],
     pub(in crate::cpu) layout: Layout,
-    /// Panels from one to the next.
+    /// Distance between neighbouring panels, in panels.
     pub(in crate::cpu) apart: usize,
-    pub(in crate::cpu) ahead: &'a Ahead,
+    pub(in crate::cpu) prefetch: &'a Prefetch,
 }
 
-/// Floats of a tile's rows and panels.
+/// Results of a tile's rows and panels.
 pub(in crate::cpu) type Floats<S, const MR: usize, const NR: usize> =
     [[<<S as Integers>::Floats as Simd>::V; NR]; MR];
 
-/// How sums become floats.
+/// The part of a kernel that depends on the format: from codes to results.
 pub(in crate::cpu) trait Kind {
     const FORMAT: Format;
 
-    /// The products of `MR` rows and `NR` panels, without the rows' scales.
+    /// The results of `MR` rows and `NR` panels, without the rows' scales.
     ///
     /// # Safety
-    /// The tile has as many rows and panels.
-    unsafe fn sums<S: Integers, const MR: usize, const NR: usize>(s: S, t: &Source<'_>) -> Floats<S, MR, NR>;
+    /// The tile has `MR` rows and `NR` panels.
+    unsafe fn sums<S: Integers, const MR: usize, const NR: usize>(
+        s: S,
+        t: &IntegerTileInputs<'_>,
+    ) -> Floats<S, MR, NR>;
 }
 
-impl<'a> Source<'a> {
-    /// What a tile of `part` reads.
+impl<'a> IntegerTileInputs<'a> {
+    /// The inputs of `tile`.
     #[inline(always)]
     pub(in crate::cpu) fn of(part: &'a Part<'_>, tile: &'a Tile) -> Self {
         let (x, packed) = (part.x, part.linear.weights);
@@ -70,11 +73,11 @@ impl<'a> Source<'a> {
             zeros: packed.zeros().get(panel * layout.panel_zeros()..).unwrap_or_default(),
             layout,
             apart: tile.apart,
-            ahead: &tile.ahead,
+            prefetch: &tile.prefetch,
         }
     }
 
-    /// Panics unless all that `MR` rows and `NR` panels need is there.
+    /// Asserts that the inputs contain `rows` rows and `panels` panels.
     #[inline(always)]
     pub(in crate::cpu) fn check(&self, rows: usize, panels: usize) {
         let last = (panels - 1) * self.apart + 1;
@@ -88,7 +91,7 @@ impl<'a> Source<'a> {
         assert!(self.zeros.len() >= last * self.layout.panel_zeros(), "zero points of all panels");
     }
 
-    /// What sums of products with 8-bit codes start at, for some groups' columns.
+    /// Initial sums of products with 8-bit codes, for the columns of some groups.
     #[inline(always)]
     pub(in crate::cpu) fn bytes_begin<S: Integers, const MR: usize, const NR: usize>(
         &self,
@@ -97,19 +100,20 @@ impl<'a> Source<'a> {
     ) -> [[S::Sums; NR]; MR] {
         let mut sums = [[s.splat(0); NR]; MR];
         for m in 0..MR {
-            let sum: i32 = match groups.len() == self.layout.groups() {
-                true => self.totals[m],
-                false => self.sums[m * self.sum_stride..][groups.clone()].iter().sum(),
+            let sum: i32 = if groups.len() == self.layout.groups() {
+                self.totals[m]
+            } else {
+                self.sums[m * self.sum_stride..][groups.clone()].iter().sum()
             };
             sums[m] = [s.splat(-i32::from(ZERO) * sum); NR];
         }
         sums
     }
 
-    /// Adds whole sums times their outputs' scales.
+    /// Adds integer sums times their outputs' scales.
     ///
     /// # Safety
-    /// [`Source::check`] passed for `NR` panels with a scale for each output.
+    /// [`IntegerTileInputs::check`] has passed for `NR` panels, and the format has one scale per output.
     #[inline(always)]
     pub(in crate::cpu) unsafe fn add_scaled<S: Integers, const MR: usize, const NR: usize>(
         &self,
@@ -119,7 +123,7 @@ impl<'a> Source<'a> {
     ) -> Floats<S, MR, NR> {
         let f = s.floats();
         for n in 0..NR {
-            // SAFETY: by the contract.
+            // SAFETY: guaranteed by the caller.
             let scale = unsafe { f.load(self.scales.as_ptr().add(n * self.apart * PANEL * 4).cast()) };
             for m in 0..MR {
                 results[m][n] = f.fma(s.to_floats(sums[m][n]), scale, results[m][n]);
@@ -136,14 +140,14 @@ impl<'a> Source<'a> {
 #[inline(always)]
 pub(in crate::cpu) unsafe fn eight_bits<S: Integers, const MR: usize, const NR: usize>(
     s: S,
-    t: &Source<'_>,
+    t: &IntegerTileInputs<'_>,
     x: *const i8,
     w: *const u8,
     apart: usize,
     mut sums: [[S::Sums; NR]; MR],
 ) -> [[S::Sums; NR]; MR] {
     for step in 0..GROUP / 4 {
-        // SAFETY: by the contract.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let mut codes = [s.load(w.add(step * VECTOR)); NR];
             for n in 0..NR {
@@ -167,14 +171,14 @@ pub(in crate::cpu) unsafe fn eight_bits<S: Integers, const MR: usize, const NR: 
 #[inline(always)]
 pub(in crate::cpu) unsafe fn four_bits<S: Integers, const MR: usize, const NR: usize>(
     s: S,
-    t: &Source<'_>,
+    t: &IntegerTileInputs<'_>,
     x: *const i8,
     w: *const u8,
     apart: usize,
     mut small: [[S::Small; NR]; MR],
 ) -> [[S::Small; NR]; MR] {
     for step in 0..GROUP / 8 {
-        // SAFETY: by the contract.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let mut low = [s.load(w.add(step * VECTOR)); NR];
             let mut high = low;

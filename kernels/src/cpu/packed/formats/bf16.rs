@@ -1,4 +1,4 @@
-//! bfloat16 in pairs of columns, as `VDPBF16PS` multiplies them: `[panels][columns / 2][16 outputs][2 columns]`.
+//! bfloat16 in pairs of columns, in the order of `VDPBF16PS`: `[panels][columns / 2][16 outputs][2 columns]`.
 
 #![allow(clippy::needless_range_loop)] // lanes index several arrays
 
@@ -14,7 +14,7 @@ use crate::cpu::matrix::Storage;
 use crate::cpu::simd::integer::IntegerIsa;
 use crate::cpu::simd::{Isa, Kernel, LANES, Simd};
 
-/// Columns that lie beside each other.
+/// Adjacent columns.
 const PAIR: usize = 2;
 
 pub(super) const FORMAT: Format = Format(&SPEC);
@@ -39,7 +39,7 @@ impl Value for Bf16 {
         half::bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32()
     }
 
-    /// The same pairs with zeros for subnormals.
+    /// The same pairs with subnormals replaced by zeros.
     #[inline(always)]
     fn arrange(mut pairs: [u32; LANES]) -> [u32; LANES] {
         const EXPONENT: u32 = 0x7f80;
@@ -69,7 +69,7 @@ pub(super) trait Tiled {
     fn all_tiles<S: Simd, A: OfPairs>(s: S, part: &Part<'_>);
 }
 
-/// Multiplies some rows of one matrix with all rows of `x`.
+/// Multiplies some rows of one matrix by all rows of `x`.
 pub(super) fn multiply_pairs<T: Tiled>(part: &Part<'_>, isa: Isa) {
     match part.x.form() {
         Form::Bf16 => isa.run(PairProduct::<T> { part, tiled: PhantomData }),
@@ -77,7 +77,7 @@ pub(super) fn multiply_pairs<T: Tiled>(part: &Part<'_>, isa: Isa) {
     }
 }
 
-/// Activations in `f32`.
+/// A product with activations in `f32`.
 struct Product<'a, T> {
     part: &'a Part<'a>,
     tiled: PhantomData<T>,
@@ -92,7 +92,7 @@ impl<T: Tiled> Kernel for Product<'_, T> {
     }
 }
 
-/// Activations rounded to bfloat16 too.
+/// A product with activations rounded to bfloat16.
 struct PairProduct<'a, T> {
     part: &'a Part<'a>,
     tiled: PhantomData<T>,
@@ -108,7 +108,7 @@ impl<T: Tiled> Kernel for PairProduct<'_, T> {
     }
 }
 
-/// Both in bfloat16, multiplied as they lie.
+/// Weights and `x` in bfloat16, multiplied without widening.
 pub(super) struct Dot;
 
 impl Arithmetic for Dot {
@@ -124,13 +124,13 @@ impl Arithmetic for Dot {
 
     #[inline(always)]
     unsafe fn x<S: Simd>(s: S, from: *const u8, _: usize) -> S::Pairs {
-        // SAFETY: by the contract.
+        // SAFETY: guaranteed by the caller.
         s.splat_pair(unsafe { *from.cast() })
     }
 
     #[inline(always)]
     unsafe fn weights<S: Simd>(s: S, from: *const u8, _: usize) -> S::Pairs {
-        // SAFETY: by the contract.
+        // SAFETY: guaranteed by the caller.
         unsafe { s.load_pairs(from) }
     }
 
@@ -162,13 +162,13 @@ impl Arithmetic for Pairs {
 
     #[inline(always)]
     unsafe fn x<S: Simd>(s: S, from: *const u8, part: usize) -> S::V {
-        // SAFETY: by the contract.
+        // SAFETY: guaranteed by the caller.
         s.splat(unsafe { *from.cast::<f32>().add(1 - part) })
     }
 
     #[inline(always)]
     unsafe fn weights<S: Simd>(s: S, from: *const u8, part: usize) -> S::V {
-        // SAFETY: by the contract.
+        // SAFETY: guaranteed by the caller.
         Self::of_pairs(s, unsafe { s.load_pairs(from) }, part)
     }
 

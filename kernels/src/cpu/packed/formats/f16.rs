@@ -34,7 +34,7 @@ impl Value for F16 {
         half::f16::from_le_bytes([bytes[0], bytes[1]]).to_f32()
     }
 
-    /// Sixteen pairs of columns as one column, then the other.
+    /// Splits sixteen pairs of columns into one column and then the other.
     #[inline(always)]
     fn arrange(pairs: [u32; LANES]) -> [u32; LANES] {
         let mut columns = [0; LANES];
@@ -52,7 +52,7 @@ impl Element for F16 {
 
     #[inline(always)]
     unsafe fn load<S: Simd>(simd: S, from: *const u8) -> S::V {
-        // SAFETY: by the contract.
+        // SAFETY: guaranteed by the caller.
         unsafe { simd.load_f16(from) }
     }
 }

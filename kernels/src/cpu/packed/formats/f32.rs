@@ -38,7 +38,7 @@ impl Element for F32 {
 
     #[inline(always)]
     unsafe fn load<S: Simd>(simd: S, from: *const u8) -> S::V {
-        // SAFETY: by the contract.
+        // SAFETY: guaranteed by the caller.
         unsafe { simd.load(from.cast()) }
     }
 }

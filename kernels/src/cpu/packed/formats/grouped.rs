@@ -1,5 +1,6 @@
-//! A scale for each output and group of 32 columns, in half precision: 8 bits, or 4 with a zero point. What somebody else rounded
-//! lies in these ([`pack_codes`](super::super::pack_codes)): GPTQ, AWQ, GGUF.
+//! One half-precision scale per output and group of 32 columns: 8 bits, or 4 bits with a zero point. These
+//! formats also hold weights that were quantised elsewhere ([`pack_codes`](super::super::pack_codes)): GPTQ,
+//! AWQ, GGUF.
 
 #![allow(clippy::needless_range_loop)] // m and n index several arrays, as in the formula
 
@@ -13,9 +14,9 @@ use super::super::{Format, PANEL, Packed, Scales, Spec, Weights, ZERO};
 use super::int8;
 use crate::cpu::input::GROUP;
 use crate::cpu::matmul::integer::Product;
-use crate::cpu::matmul::integer::tile::{Floats, Kind, Source, eight_bits, four_bits};
+use crate::cpu::matmul::integer::tile::{Floats, IntegerTileInputs, Kind, eight_bits, four_bits};
 use crate::cpu::matmul::part::Part;
-use crate::cpu::matmul::tiles::Ahead;
+use crate::cpu::matmul::tiles::Prefetch;
 use crate::cpu::simd::integer::{IntegerIsa, Integers};
 use crate::cpu::simd::{Isa, LANES, Simd};
 
@@ -28,12 +29,12 @@ static FOUR: Spec = spec::<FourBits>(["Int4Zero", "int4-zero"]);
 const fn spec<C: Coded>(names: [&'static str; 2]) -> Spec {
     let weights =
         Weights::Codes { code: Packed::stored_code, scales: Scales::Groups, has_zeros: C::HAS_ZEROS };
-    // Sums of a group of columns stand beside those of all.
+    // A group's sums are kept besides those of all columns.
     let sums = [2, 2];
     Spec { sums, head: C::HEAD, ..Spec::new(names, C::BITS, GROUP, weights, rounding::pack::<C>) }
 }
 
-/// How codes are read.
+/// The two formats of this file.
 trait Coded: Rounding {
     const FORMAT: Format;
     const BITS: u32;
@@ -88,22 +89,25 @@ pub(super) fn multiply_int4(part: &Part<'_>, _: Isa, integers: IntegerIsa) {
     integers.run(Product::<Grouped<FourBits>> { part, kind: PhantomData });
 }
 
-/// The kernel of both.
+/// The kernel of both formats.
 struct Grouped<C>(PhantomData<C>);
 
 impl<C: Coded> Kind for Grouped<C> {
     const FORMAT: Format = C::FORMAT;
 
     #[inline(always)]
-    unsafe fn sums<S: Integers, const MR: usize, const NR: usize>(s: S, t: &Source<'_>) -> Floats<S, MR, NR> {
+    unsafe fn sums<S: Integers, const MR: usize, const NR: usize>(
+        s: S,
+        t: &IntegerTileInputs<'_>,
+    ) -> Floats<S, MR, NR> {
         t.check(MR, NR);
         let f = s.floats();
         let (groups, apart) = (t.layout.groups(), t.apart * t.layout.panel_bytes());
         let scales_apart = t.apart * t.layout.panel_scales();
-        let mut ahead = t.ahead.over(groups);
+        let mut prefetch = t.prefetch.cursor(groups);
         let mut results = [[f.zero(); NR]; MR];
         let mut zeros = [s.splat_zeros(ZERO); NR];
-        // SAFETY: the check above; a group of all rows and panels lies inside.
+        // SAFETY: checked above; a group of all rows and panels is inside.
         unsafe {
             let (mut x, mut w) = (t.codes.as_ptr(), t.weights.as_ptr());
             let (mut scales, mut zero_points) = (t.scales.as_ptr(), t.zeros.as_ptr());
@@ -145,12 +149,12 @@ impl<C: Coded> Kind for Grouped<C> {
                     }
                 }
                 let group_bytes = GROUP * PANEL * C::BITS as usize / 8;
-                if let Ahead::Soon(bytes @ 1..) = *t.ahead {
+                if let Prefetch::Near(bytes @ 1..) = *t.prefetch {
                     for n in 0..NR {
                         f.prefetch(scales.wrapping_add(n * scales_apart * 2 + bytes / 8));
                     }
                 }
-                ahead.ask::<_, NR>(f, w, apart, group_bytes);
+                prefetch.issue::<_, NR>(f, w, apart, group_bytes);
                 (x, w) = (x.add(GROUP), w.add(group_bytes));
                 (scales, zero_points) = (scales.add(PANEL * 2), zero_points.wrapping_add(PANEL));
             }

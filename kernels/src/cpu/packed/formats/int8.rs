@@ -1,4 +1,4 @@
-//! 8 bits, a scale for each output: the largest weight's is 127 steps.
+//! 8 bits with one scale per output: the scale is the largest weight's magnitude / 127.
 
 #![allow(clippy::needless_range_loop)] // m and n index several arrays, as in the formula
 
@@ -8,7 +8,7 @@ use super::super::rounding::{self, Codes, Panel, Rounding, encode};
 use super::super::scale::{Lanes, Weights as GroupWeights};
 use super::super::{Format, PANEL, Packed, Scales, Spec, Weights, ZERO};
 use crate::cpu::input::GROUP;
-use crate::cpu::matmul::integer::tile::{Floats, Kind, Source, eight_bits};
+use crate::cpu::matmul::integer::tile::{Floats, IntegerTileInputs, Kind, eight_bits};
 use crate::cpu::matmul::integer::{Product, SEGMENT};
 use crate::cpu::matmul::part::Part;
 use crate::cpu::simd::integer::{IntegerIsa, Integers};
@@ -32,30 +32,33 @@ pub(super) fn multiply(part: &Part<'_>, _: Isa, integers: IntegerIsa) {
     integers.run(Product::<Int8> { part, kind: PhantomData });
 }
 
-/// 8 bits, a scale for each output.
+/// 8 bits with one scale per output.
 pub(super) struct Int8;
 
 impl Kind for Int8 {
     const FORMAT: Format = FORMAT;
 
     #[inline(always)]
-    unsafe fn sums<S: Integers, const MR: usize, const NR: usize>(s: S, t: &Source<'_>) -> Floats<S, MR, NR> {
+    unsafe fn sums<S: Integers, const MR: usize, const NR: usize>(
+        s: S,
+        t: &IntegerTileInputs<'_>,
+    ) -> Floats<S, MR, NR> {
         t.check(MR, NR);
         let f = s.floats();
         let (columns, apart) = (t.layout.groups() * GROUP, t.apart * t.layout.panel_bytes());
-        let mut ahead = t.ahead.over(t.layout.groups());
+        let mut prefetch = t.prefetch.cursor(t.layout.groups());
         let mut results = [[f.zero(); NR]; MR];
         let mut from = 0;
         while from < columns {
             let to = columns.min(from + SEGMENT);
             let mut sums = t.bytes_begin::<S, MR, NR>(s, from / GROUP..to / GROUP);
-            // SAFETY: the check above; four columns of all rows and panels lie inside.
+            // SAFETY: checked above; a group of columns of all rows and panels is inside.
             unsafe {
                 let mut x = t.codes.as_ptr().add(from);
                 let mut w = t.weights.as_ptr().add(from * PANEL);
                 let end = x.add(to - from);
                 while x < end {
-                    ahead.ask::<_, NR>(f, w, apart, GROUP * PANEL);
+                    prefetch.issue::<_, NR>(f, w, apart, GROUP * PANEL);
                     sums = eight_bits::<S, MR, NR>(s, t, x, w, apart, sums);
                     (x, w) = (x.add(GROUP), w.add(GROUP * PANEL));
                 }

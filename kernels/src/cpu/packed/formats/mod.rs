@@ -1,5 +1,5 @@
-//! The formats of weights, one file each: what it says of itself ([`Spec`](super::Spec)), how it is packed and widened, and its
-//! kernel. A new one is a file here and a line in [`TABLE`] and among the constants.
+//! The formats of weights, one file each: its specification ([`Spec`](super::Spec)), packing, widening and
+//! kernel. A new format is a file here, a line in [`TABLE`] and a constant.
 
 mod bf16;
 mod bf16_folded;
@@ -15,10 +15,10 @@ use crate::cpu::matrix::Storage;
 use crate::cpu::simd::Isa;
 use crate::cpu::simd::integer::IntegerIsa;
 
-/// Multiplies the outputs of a part by its rows of `x`, which have the form that the format takes.
+/// Multiplies the outputs of a part by its rows of `x`, which have the form that the format requires.
 type Multiply = fn(&Part<'_>, Isa, IntegerIsa);
 
-/// All formats, each with its kernel.
+/// All formats with their kernels.
 const TABLE: [(Format, Multiply); 8] = [
     (Format::F32, f32::multiply),
     (Format::F16, f16::multiply),
@@ -35,18 +35,20 @@ impl Format {
     pub const F32: Self = f32::FORMAT;
     /// IEEE half.
     pub const F16: Self = f16::FORMAT;
-    /// bfloat16; subnormals become zero, as `VDPBF16PS` takes them.
+    /// bfloat16; subnormals become zero, as in `VDPBF16PS`.
     pub const BF16: Self = bf16::FORMAT;
-    /// The same values in 12 bits each, if few of their exponents are rare.
+    /// bfloat16 in 12 bits without loss, for weights whose exponents are mostly among a few.
     pub const BF16_FOLDED: Self = bf16_folded::FORMAT;
-    /// 8 bits, a scale for each output.
+    /// 8 bits, one scale per output.
     pub const INT8: Self = int8::FORMAT;
-    /// 8 bits, a scale for each output and group of 32 columns: what GGUF's `Q8_0` holds.
+    /// 8 bits, one scale per output and group of 32 columns, as in GGUF's `Q8_0`.
     pub const INT8_GROUP: Self = grouped::INT8_GROUP;
-    /// 4 bits that become 8 of [`Format::INT8`] by a multiplier and a zero point of 4 bits each for each output and group of
-    /// 32 columns: `multiplier * (code - zero point)`. QServe (arXiv 2405.04532) calls it progressive group quantization.
+    /// 4 bits that expand to codes of [`Format::INT8`]: `multiplier * (code - zero point)`, with a 4-bit
+    /// multiplier and zero point per output and group of 32 columns. QServe (arXiv 2405.04532) calls it
+    /// progressive group quantization.
     pub const INT4: Self = int4::FORMAT;
-    /// 4 bits, a scale and a zero point for each output and group of 32 columns: what GPTQ, AWQ and GGUF's `Q4_0` hold.
+    /// 4 bits, one scale and zero point per output and group of 32 columns, as in GPTQ, AWQ and GGUF's
+    /// `Q4_0`.
     pub const INT4_ZERO: Self = grouped::INT4_ZERO;
 
     /// All formats.
@@ -54,8 +56,7 @@ impl Format {
         TABLE.iter().map(|(format, _)| *format)
     }
 
-    /// The formats that keep numbers as they are stored, the best one first: all but the last may have no room for what a matrix
-    /// holds.
+    /// The lossless formats for `storage`, best first. All but the last may be unable to hold a given matrix.
     pub fn keeping(storage: &Storage) -> &'static [Self] {
         match storage {
             Storage::Bf16(_) => &[Self::BF16_FOLDED, Self::BF16],

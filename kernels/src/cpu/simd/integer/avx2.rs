@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use super::super::x86::Avx2;
 use super::{IntegerKernel, Integers};
 
-/// AVX2 with AVX-VNNI. Its private field makes [`AvxVnni::detect`] the only source.
+/// AVX2 with AVX-VNNI. The private field makes [`AvxVnni::detect`] the only constructor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct AvxVnni(Avx2);
 
@@ -15,7 +15,7 @@ impl AvxVnni {
     }
 }
 
-/// AVX2 without VNNI: pairs of products of 16 bits.
+/// AVX2 without VNNI: multiplies in 16 bits and adds pairs of products.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Avx2Madd(Avx2);
 
@@ -25,7 +25,8 @@ impl Avx2Madd {
     }
 }
 
-/// What both have in common. SAFETY of all: the token proves that the machine has the instructions.
+/// Methods common to both sets. "The token" in SAFETY comments is `self`, which proves that the machine has
+/// the instructions.
 macro_rules! common {
     ($features:literal) => {
         type Floats = Avx2;
@@ -36,11 +37,11 @@ macro_rules! common {
         fn call<K: IntegerKernel>(self, kernel: K) -> K::Output {
             #[inline(never)]
             #[target_feature(enable = $features)]
-            fn apart<S: Integers, K: IntegerKernel>(simd: S, kernel: K) -> K::Output {
+            fn in_own_function<S: Integers, K: IntegerKernel>(simd: S, kernel: K) -> K::Output {
                 kernel.run(simd)
             }
             // SAFETY: the token proves the features.
-            unsafe { apart(self, kernel) }
+            unsafe { in_own_function(self, kernel) }
         }
 
         #[inline(always)]
@@ -65,7 +66,7 @@ macro_rules! common {
 
         #[inline(always)]
         unsafe fn load_byte_steps(self, from: *const u8) -> [Self::Codes; 2] {
-            // Multipliers in 16 bits; zero points times those, less 128, in bytes.
+            // Multipliers in 16 bits; zero points times multipliers, minus 128, in bytes.
             // SAFETY: the token and the contract.
             unsafe {
                 let both = _mm256_broadcastsi128_si256(_mm_loadu_si128(from.cast()));
@@ -84,7 +85,7 @@ macro_rules! common {
 
         #[inline(always)]
         fn stepped(self, [a, b]: Self::Codes, [multipliers, taken]: [Self::Codes; 2]) -> Self::Codes {
-            // Two products of 4 bits each fit 16 bits side by side; the difference is right modulo 256.
+            // Two products of 4 bits each fit 16 bits side by side; the difference is correct modulo 256.
             // SAFETY: the token.
             unsafe {
                 [
@@ -152,7 +153,7 @@ impl Integers for AvxVnni {
     common!("avx2,fma,f16c,avxvnni");
     type Four = __m256i;
     type Small = [__m256i; 2];
-    /// Multipliers; zero points as [`Integers::minus_times`] takes them.
+    /// Multipliers, and zero points as [`Integers::minus_times`] takes them.
     type Steps = [[__m256i; 2]; 2];
     const ACCUMULATORS: usize = 4;
     const HAS_DOT: bool = true;
@@ -210,11 +211,12 @@ impl Integers for AvxVnni {
 
 impl Integers for Avx2Madd {
     common!("avx2,fma,f16c");
-    /// As bytes; the even ones as 16 bits; the odd ones.
+    /// Four codes as bytes; the even ones in 16 bits; the odd ones in 16 bits.
     type Four = [__m256i; 3];
     /// Pairs of columns in 16 bits: `15 * 127 * 2 * 8 < 2^15`.
     type Small = [__m256i; 2];
-    /// Multipliers, for both of a pair; zero points times those, as [`Integers::minus_times`] takes them.
+    /// Multipliers, repeated for both columns of a pair; zero points times multipliers, as
+    /// [`Integers::minus_times`] takes them.
     type Steps = [[__m256i; 2]; 2];
     const ACCUMULATORS: usize = 4;
     const HAS_DOT: bool = false;
@@ -301,26 +303,26 @@ impl Integers for Avx2Madd {
     }
 }
 
-/// Sixteen bytes in 32 bits each.
+/// Loads sixteen bytes and widens them to 32 bits.
 ///
 /// # Safety
 /// The machine has AVX2, and `from` is readable for 16 bytes.
 #[inline(always)]
 unsafe fn sixteen(from: *const u8) -> [__m256i; 2] {
-    // SAFETY: by the contract.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let (low, high) = (_mm_loadl_epi64(from.cast()), _mm_loadl_epi64(from.add(8).cast()));
         [_mm256_cvtepu8_epi32(low), _mm256_cvtepu8_epi32(high)]
     }
 }
 
-/// Adds the products of four columns, the even and the odd ones apart.
+/// Adds the products of four columns, the even and the odd ones separately.
 ///
 /// # Safety
 /// The machine has AVX2.
 #[inline(always)]
 unsafe fn add_products(sums: __m256i, codes: __m256i, even: __m256i, odd: __m256i) -> __m256i {
-    // SAFETY: by the contract.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let low = _mm256_madd_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(255)), even);
         let high = _mm256_madd_epi16(_mm256_srli_epi16::<8>(codes), odd);

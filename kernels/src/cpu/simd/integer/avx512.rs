@@ -1,11 +1,11 @@
-//! AVX-512: one zmm of sums, with VNNI or, on the first machines that had AVX-512, without.
+//! AVX-512: one zmm of sums, with VNNI or, on the first machines with AVX-512, without.
 
 use std::arch::x86_64::*;
 
 use super::super::x86::Avx512;
 use super::{IntegerKernel, Integers};
 
-/// AVX-512 with VNNI. Its private field makes [`Avx512Vnni::detect`] the only source.
+/// AVX-512 with VNNI. The private field makes [`Avx512Vnni::detect`] the only constructor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Avx512Vnni(Avx512<false>);
 
@@ -15,7 +15,7 @@ impl Avx512Vnni {
     }
 }
 
-/// AVX-512 without VNNI: pairs of products of 16 bits.
+/// AVX-512 without VNNI: multiplies in 16 bits and adds pairs of products.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Avx512Madd(Avx512<false>);
 
@@ -25,7 +25,8 @@ impl Avx512Madd {
     }
 }
 
-/// What both have in common. SAFETY of all: the token proves that the machine has the instructions.
+/// Methods common to both sets. "The token" in SAFETY comments is `self`, which proves that the machine has
+/// the instructions.
 macro_rules! common {
     ($features:literal) => {
         type Floats = Avx512<false>;
@@ -36,11 +37,11 @@ macro_rules! common {
         fn call<K: IntegerKernel>(self, kernel: K) -> K::Output {
             #[inline(never)]
             #[target_feature(enable = $features)]
-            fn apart<S: Integers, K: IntegerKernel>(simd: S, kernel: K) -> K::Output {
+            fn in_own_function<S: Integers, K: IntegerKernel>(simd: S, kernel: K) -> K::Output {
                 kernel.run(simd)
             }
             // SAFETY: the token proves the features.
-            unsafe { apart(self, kernel) }
+            unsafe { in_own_function(self, kernel) }
         }
 
         #[inline(always)]
@@ -62,7 +63,7 @@ macro_rules! common {
 
         #[inline(always)]
         unsafe fn load_byte_steps(self, from: *const u8) -> [__m512i; 2] {
-            // Multipliers in 16 bits; zero points times those, less 128, in bytes.
+            // Multipliers in 16 bits; zero points times multipliers, minus 128, in bytes.
             // SAFETY: the token and the contract.
             unsafe {
                 let both = _mm512_broadcast_i32x4(_mm_loadu_si128(from.cast()));
@@ -77,7 +78,7 @@ macro_rules! common {
 
         #[inline(always)]
         fn stepped(self, codes: __m512i, [multipliers, taken]: [__m512i; 2]) -> __m512i {
-            // Two products of 4 bits each fit 16 bits side by side; the difference is right modulo 256.
+            // Two products of 4 bits each fit 16 bits side by side; the difference is correct modulo 256.
             // SAFETY: the token.
             unsafe { _mm512_sub_epi8(_mm512_mullo_epi16(codes, multipliers), taken) }
         }
@@ -134,7 +135,7 @@ impl Integers for Avx512Vnni {
     common!("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
     type Four = __m512i;
     type Small = __m512i;
-    /// Multipliers; zero points as [`Integers::minus_times`] takes them.
+    /// Multipliers, and zero points as [`Integers::minus_times`] takes them.
     type Steps = [__m512i; 2];
     const ACCUMULATORS: usize = 24;
     const HAS_DOT: bool = true;
@@ -177,11 +178,12 @@ impl Integers for Avx512Vnni {
 
 impl Integers for Avx512Madd {
     common!("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c");
-    /// As bytes; the even ones as 16 bits; the odd ones.
+    /// Four codes as bytes; the even ones in 16 bits; the odd ones in 16 bits.
     type Four = [__m512i; 3];
     /// Pairs of columns in 16 bits: `15 * 127 * 2 * 8 < 2^15`.
     type Small = __m512i;
-    /// Multipliers, for both of a pair; zero points times those, as [`Integers::minus_times`] takes them.
+    /// Multipliers, repeated for both columns of a pair; zero points times multipliers, as
+    /// [`Integers::minus_times`] takes them.
     type Steps = [__m512i; 2];
     const ACCUMULATORS: usize = 8;
     const HAS_DOT: bool = false;

@@ -1,9 +1,10 @@
-//! Products of small integers, sixteen outputs at a time, on whatever the machine has.
+//! Integer dot products, sixteen outputs at a time, on any machine.
 //!
-//! Codes of weights are unsigned and lie as [`super::super::packed`] says, four columns of sixteen outputs in 64 bytes; codes
-//! of activations are signed, from -127 to 127. Sums are exact, so all sets agree by construction.
+//! Codes of weights are unsigned and laid out as [`super::super::packed`] describes: four columns of sixteen
+//! outputs in 64 bytes. Codes of activations are signed, from -127 to 127. Sums are exact, so all sets agree
+//! by construction.
 
-/// Sums of 4-bit codes as those of 8-bit ones, for sets whose dot product takes either.
+/// Implements sums of 4-bit codes as sums of 8-bit codes, for sets whose dot product takes either.
 macro_rules! small_as_sums {
     () => {
         #[inline(always)]
@@ -32,49 +33,49 @@ mod plain;
 
 use super::{Isa, Set, Simd};
 
-/// Columns whose products [`Integers::dot_small`] adds up before its sums are taken: a group.
+/// Most columns of one [`Integers::dot_small`] sum: a group.
 pub const SMALL_COLUMNS: usize = super::super::input::GROUP;
 
-/// An instruction set for products of integers. A value of such a type is the proof that this machine has it.
+/// An instruction set for integer dot products. A value of such a type proves that this machine has it.
 ///
 /// Methods are `inline(always)`: they must end up inside a function compiled for that set, see [`IntegerIsa::run`].
 pub trait Integers: Copy + Send + Sync {
-    /// What sixteen `f32` are computed with.
+    /// Matching instruction set for sixteen `f32`.
     type Floats: Simd;
     /// 64 codes of weights, `[16 outputs][4 columns]`.
     type Codes: Copy;
     /// Four codes of activations, as [`Integers::dot`] takes them.
     type Four: Copy;
-    /// Sixteen sums of 32 bits.
+    /// Sixteen 32-bit sums.
     type Sums: Copy;
     /// Sums of products of 4-bit codes over at most [`SMALL_COLUMNS`] columns.
     type Small: Copy;
-    /// What sums of a group's 4-bit codes are moved and multiplied by, for sixteen outputs.
+    /// Multipliers and zero points of a group, for sixteen outputs, applied to sums of 4-bit codes.
     type Steps: Copy;
     /// Sums that fit the register file besides the operands.
     const ACCUMULATORS: usize;
     /// Whether products of 8-bit codes are as fast as those of 4-bit ones.
     const HAS_DOT: bool;
 
-    /// Runs `kernel` in a function of its own, compiled for this set ([`Simd::call`]).
+    /// Runs `kernel` in a separate function compiled for this set ([`Simd::call`]).
     fn call<K: IntegerKernel>(self, kernel: K) -> K::Output;
-    /// The proof for floats.
+    /// Token of the matching instruction set for floats.
     fn floats(self) -> Self::Floats;
-    /// 64 codes of 8 bits, or twice as many of 4.
+    /// Loads 64 codes of 8 bits, or 128 of 4.
     ///
     /// # Safety
     /// `from` is readable for 64 bytes; it needs no alignment.
     unsafe fn load(self, from: *const u8) -> Self::Codes;
-    /// Writes 64 codes.
+    /// Stores 64 codes.
     ///
     /// # Safety
     /// `to` is writable for 64 bytes; it needs no alignment.
     unsafe fn store(self, codes: Self::Codes, to: *mut u8);
-    /// The low halves of bytes.
+    /// The low halves of the bytes.
     fn low(self, bytes: Self::Codes) -> Self::Codes;
-    /// The high halves of bytes.
+    /// The high halves of the bytes.
     fn high(self, bytes: Self::Codes) -> Self::Codes;
-    /// Four codes of activations.
+    /// Loads four codes of activations.
     ///
     /// # Safety
     /// `from` is readable for 4 bytes; it needs no alignment.
@@ -83,50 +84,53 @@ pub trait Integers: Copy + Send + Sync {
     fn splat(self, value: i32) -> Self::Sums;
     /// Adds the products of four columns to the sums, wrapping.
     fn dot(self, sums: Self::Sums, codes: Self::Codes, four: Self::Four) -> Self::Sums;
-    /// Sums that will be `start` and the products that [`Integers::dot_small`] adds.
+    /// Starts sums for [`Integers::dot_small`]; pass the same `start` to [`Integers::end_small`].
     fn begin_small(self, start: Self::Sums) -> Self::Small;
-    /// Like [`Integers::dot`] with codes up to 15, at most `SMALL_COLUMNS / 4` times.
+    /// As [`Integers::dot`], for codes up to 15 and at most `SMALL_COLUMNS / 4` calls.
     fn dot_small(self, sums: Self::Small, codes: Self::Codes, four: Self::Four) -> Self::Small;
-    /// The sums that began with `start`.
+    /// `start` plus the sums.
     fn end_small(self, sums: Self::Small, start: Self::Sums) -> Self::Sums;
-    /// Sixteen outputs' steps: multipliers in the low halves of bytes, zero points in the high ones.
+    /// Loads the steps of sixteen outputs: multipliers in the low halves of bytes, zero points in the high
+    /// ones.
     ///
     /// # Safety
     /// `from` is readable for 16 bytes.
     unsafe fn load_steps(self, from: *const u8) -> Self::Steps;
-    /// Sums for a group's 4-bit codes with those steps; `sum` is that of the activations' codes.
+    /// Starts sums for a group's 4-bit codes with these steps; `sum` is the sum of the activations' codes.
     fn begin_stepped(self, steps: Self::Steps, sum: i32) -> Self::Small;
-    /// `sums` and the products of `multiplier * (code - zero point)` for the codes whose products were added to `group`.
+    /// Adds `multiplier * (code - zero point)`, times the activations, to `sums`. `group` holds the products
+    /// of the codes.
     fn end_stepped(self, group: Self::Small, sums: Self::Sums, steps: Self::Steps, sum: i32) -> Self::Sums;
-    /// The same steps as [`Integers::stepped`] takes them.
+    /// Loads steps in the form that [`Integers::stepped`] takes.
     ///
     /// # Safety
     /// `from` is readable for 16 bytes.
     unsafe fn load_byte_steps(self, from: *const u8) -> [Self::Codes; 2];
-    /// `multiplier * (code - zero point) + 128` of 4-bit codes, modulo 256.
+    /// `multiplier * (code - zero point) + 128` for 4-bit codes, modulo 256.
     fn stepped(self, codes: Self::Codes, steps: [Self::Codes; 2]) -> Self::Codes;
     /// The same zero point in all lanes, as [`Integers::minus_times`] takes it.
     fn splat_zeros(self, zero: u8) -> Self::Sums;
-    /// Sixteen zero points, as [`Integers::minus_times`] takes them.
+    /// Loads sixteen zero points, as [`Integers::minus_times`] takes them.
     ///
     /// # Safety
     /// `from` is readable for 16 bytes.
     unsafe fn load_zeros(self, from: *const u8) -> Self::Sums;
-    /// `-zeros * sum`, for zeros up to 255 and sums of 16 bits.
+    /// `-zeros * sum`, for zero points up to 255 and sums of 16 bits.
     fn minus_times(self, zeros: Self::Sums, sum: i32) -> Self::Sums;
-    /// The nearest `f32` of each sum, ties to even.
+    /// Converts each sum to the nearest `f32`, ties to even.
     fn to_floats(self, sums: Self::Sums) -> <Self::Floats as Simd>::V;
 }
 
-/// Something to compute on any instruction set for integers.
+/// A computation that can be compiled for any integer instruction set.
 pub trait IntegerKernel {
-    /// Its result.
+    /// Result of the computation.
     type Output;
-    /// Computes. Implementations are `inline(always)`, and so is all they call that takes `simd`.
+    /// Computes the result. Implementations are `inline(always)`, and so is everything they call that takes
+    /// `simd`.
     fn run<S: Integers>(self, simd: S) -> Self::Output;
 }
 
-/// An instruction set for products of integers that this machine has.
+/// An integer instruction set of this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IntegerIsa(IntegerSet);
 
@@ -144,7 +148,7 @@ enum IntegerSet {
 }
 
 impl Isa {
-    /// The best set for integers among those that go with this one.
+    /// The best integer set no wider than this set.
     pub fn integers(self) -> IntegerIsa {
         #[cfg(target_arch = "x86_64")]
         if self.0 != Set::Plain {
@@ -162,7 +166,7 @@ impl Isa {
 }
 
 impl IntegerIsa {
-    /// All this machine has, best first; the last is plain Rust.
+    /// All sets of this machine, best first; the last is plain Rust.
     pub fn available() -> Vec<Self> {
         let mut all = Vec::new();
         #[cfg(target_arch = "x86_64")]
@@ -176,7 +180,7 @@ impl IntegerIsa {
         all
     }
 
-    /// For logs.
+    /// Name for logs.
     pub fn name(self) -> &'static str {
         match self.0 {
             #[cfg(target_arch = "x86_64")]

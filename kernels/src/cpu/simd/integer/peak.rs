@@ -1,12 +1,13 @@
-//! How many products of bytes the machine can do at most, to hold kernels against.
+//! Peak rate of integer dot products, to compare kernels with.
 
 use super::{IntegerIsa, IntegerKernel, Integers};
 use crate::cpu::simd::Simd;
 
-/// Independent chains of sums: enough to cover their latency.
+/// Independent chains of sums, enough to hide their latency.
 const CHAINS: usize = 12;
+
 impl IntegerIsa {
-    /// Does `steps` rounds of products in registers, in this thread.
+    /// Runs `steps` rounds of dot products in registers, on this thread.
     pub(in crate::cpu) fn multiply(self, steps: usize) {
         std::hint::black_box(self.run(Multiply(steps)));
     }
@@ -20,7 +21,7 @@ impl IntegerKernel for Multiply {
     #[inline(always)]
     fn run<S: Integers>(self, s: S) -> f32 {
         let (codes, four) = (std::hint::black_box([3u8; 64]), std::hint::black_box([5i8; 4]));
-        // SAFETY: as many bytes as there are.
+        // SAFETY: the arrays have these sizes.
         let (codes, four) = unsafe { (s.load(codes.as_ptr()), s.four(four.as_ptr())) };
         let mut chains = [s.splat(0); CHAINS];
         for _ in 0..self.0 {

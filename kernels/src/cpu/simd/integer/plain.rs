@@ -1,10 +1,10 @@
-//! Sixteen sums in an array: any architecture.
+//! Sixteen sums in an array, for any architecture.
 
 use super::super::plain::Plain;
 use super::super::{LANES, Simd};
 use super::{IntegerKernel, Integers};
 
-/// Plain Rust; always there.
+/// Plain Rust; always available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PlainIntegers;
 
@@ -30,13 +30,13 @@ impl Integers for PlainIntegers {
 
     #[inline(always)]
     unsafe fn load(self, from: *const u8) -> Self::Codes {
-        // SAFETY: readable for 64 bytes by the contract.
+        // SAFETY: the caller guarantees 64 readable bytes.
         unsafe { from.cast::<Self::Codes>().read_unaligned() }
     }
 
     #[inline(always)]
     unsafe fn store(self, codes: Self::Codes, to: *mut u8) {
-        // SAFETY: writable for 64 bytes by the contract.
+        // SAFETY: the caller guarantees 64 writable bytes.
         unsafe { to.cast::<Self::Codes>().write_unaligned(codes) }
     }
 
@@ -52,7 +52,7 @@ impl Integers for PlainIntegers {
 
     #[inline(always)]
     unsafe fn four(self, from: *const i8) -> [i8; 4] {
-        // SAFETY: readable for 4 bytes by the contract.
+        // SAFETY: the caller guarantees 4 readable bytes.
         unsafe { from.cast::<[i8; 4]>().read_unaligned() }
     }
 
@@ -73,7 +73,7 @@ impl Integers for PlainIntegers {
 
     #[inline(always)]
     unsafe fn load_steps(self, from: *const u8) -> Self::Steps {
-        // SAFETY: readable for 16 bytes by the contract.
+        // SAFETY: the caller guarantees 16 readable bytes.
         unsafe { from.cast::<Self::Steps>().read_unaligned() }
     }
 
@@ -89,7 +89,7 @@ impl Integers for PlainIntegers {
 
     #[inline(always)]
     unsafe fn load_byte_steps(self, from: *const u8) -> [Self::Codes; 2] {
-        // SAFETY: readable for 16 bytes by the contract.
+        // SAFETY: the caller guarantees 16 readable bytes.
         let steps = unsafe { self.load_steps(from) };
         [steps.map(|step| [step & 15; 4]), steps.map(|step| [step >> 4; 4])]
     }
@@ -109,7 +109,7 @@ impl Integers for PlainIntegers {
 
     #[inline(always)]
     unsafe fn load_zeros(self, from: *const u8) -> Self::Sums {
-        // SAFETY: readable for 16 bytes by the contract.
+        // SAFETY: the caller guarantees 16 readable bytes.
         unsafe { from.cast::<[u8; LANES]>().read_unaligned() }.map(i32::from)
     }
 

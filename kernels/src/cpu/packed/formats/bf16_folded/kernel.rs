@@ -1,5 +1,5 @@
-//! A tile unfolds a unit of its panels, multiplies it, and goes on. For many rows the first tile leaves what it unfolds to the
-//! others. Sums are those of the same weights in bfloat16.
+//! A tile unpacks a unit of its panels, multiplies it and goes on to the next one. For many rows, the first
+//! tile keeps what it unpacks for the others. Sums are those of the same weights in bfloat16.
 
 #![allow(clippy::needless_range_loop)] // m and n index several arrays, as in the formula
 
@@ -8,15 +8,15 @@ use std::marker::PhantomData;
 use super::super::bf16::{Tiled, multiply_pairs};
 use super::{PANEL, Patches, TABLE, UNFOLDED_BYTES, UNIT_BYTES, tables};
 use crate::cpu::matmul::float::arithmetic::OfPairs;
-use crate::cpu::matmul::float::{Block, Source, for_size, registers, step_of};
+use crate::cpu::matmul::float::{Block, TileInputs, for_size, registers, step_of};
 use crate::cpu::matmul::part::Part;
-use crate::cpu::matmul::room::with_room;
-use crate::cpu::matmul::tiles::{Ahead, MOST_STREAMS, Tile};
+use crate::cpu::matmul::tiles::{MAX_STREAMS, Prefetch, Tile};
+use crate::cpu::matmul::unpacked::with_unpack_buffers;
 use crate::cpu::simd::integer::IntegerIsa;
 use crate::cpu::simd::{Isa, Kernel, Simd};
 
-/// Tiles of rows that each unfold the weights for themselves.
-const FEW_TILES: usize = 2;
+/// Up to this many tiles of rows, each tile unpacks the weights again.
+const MAX_TILES_WITHOUT_BUFFER: usize = 2;
 
 pub(in super::super) fn multiply(part: &Part<'_>, isa: Isa, _: IntegerIsa) {
     multiply_pairs::<Unfolding>(part, isa);
@@ -25,7 +25,8 @@ pub(in super::super) fn multiply(part: &Part<'_>, isa: Isa, _: IntegerIsa) {
 struct Unfolding;
 
 impl Tiled for Unfolding {
-    /// The first rows' tile keeps what it unfolds for the others, where those are enough to pay for writing it.
+    /// The first tile of rows keeps the unpacked panels for the others, if there are enough of them to pay
+    /// for the stores.
     #[inline(always)]
     fn all_tiles<S: Simd, A: OfPairs>(s: S, part: &Part<'_>) {
         let (x, stride) = A::rows(part.x);
@@ -33,15 +34,15 @@ impl Tiled for Unfolding {
             const { registers::<S>() },
             part.linear.weights.layout().panel_bytes() / UNIT_BYTES * UNFOLDED_BYTES,
         );
-        let is_kept = part.rows.len() > FEW_TILES * registers.highest();
-        with_room(|room| {
+        let is_kept = part.rows.len() > MAX_TILES_WITHOUT_BUFFER * registers.highest();
+        with_unpack_buffers(|buffers| {
             part.for_each_tile(registers, |tile| {
                 let x = &x[(part.rows.start + tile.first) * stride..];
-                let (to, is_there) =
-                    if is_kept { part.place(room, &tile, panel_bytes) } else { (&mut [][..], false) };
-                if is_there {
-                    let (w, ahead) = (&*to, &tile.ahead);
-                    let from = Source { x, stride, w, panel_bytes, apart: panel_bytes, ahead };
+                let (to, is_filled) =
+                    if is_kept { part.buffer(buffers, &tile, panel_bytes) } else { (&mut [][..], false) };
+                if is_filled {
+                    let (w, prefetch) = (&*to, &tile.prefetch);
+                    let from = TileInputs { x, stride, w, panel_bytes, apart: panel_bytes, prefetch };
                     let (tile, from) = (&tile, &from);
                     return for_size!(s, S, tile, Block<A> { part, tile, from });
                 }
@@ -52,7 +53,7 @@ impl Tiled for Unfolding {
     }
 }
 
-/// A unit as [`Format::BF16`](super::Format::BF16) has it.
+/// A unit as in [`Format::BF16`](super::Format::BF16).
 #[repr(align(64))]
 #[derive(Clone, Copy)]
 struct Unfolded([u8; UNFOLDED_BYTES]);
@@ -63,18 +64,18 @@ struct Folded<'a> {
     w: &'a [u8],
     panel_bytes: usize,
     tables: &'a [u8],
-    /// Of the first so many panels.
-    patches: [Option<Patches<'a>>; MOST_STREAMS],
+    /// Patches of each panel of the tile.
+    patches: [Option<Patches<'a>>; MAX_STREAMS],
     apart: usize,
-    ahead: &'a Ahead,
+    prefetch: &'a Prefetch,
 }
 
 impl<'a> Folded<'a> {
-    /// A tile's.
+    /// The panels of `tile`.
     fn of(part: &'a Part<'_>, tile: &'a Tile) -> Self {
         let (weights, first) = (part.linear.weights, part.first / PANEL + tile.panel);
         let panel_bytes = weights.layout().panel_bytes();
-        let mut patches = [None; MOST_STREAMS];
+        let mut patches = [None; MAX_STREAMS];
         for (n, patches) in patches[..tile.width].iter_mut().enumerate() {
             *patches = Some(Patches::of(weights.bytes(), &weights.layout(), first + n * tile.apart));
         }
@@ -84,20 +85,21 @@ impl<'a> Folded<'a> {
             tables: &tables(weights)[first * TABLE..],
             patches,
             apart: tile.apart,
-            ahead: &tile.ahead,
+            prefetch: &tile.prefetch,
         }
     }
 }
 
-/// A tile of `MR` rows of `x` by `NR` panels, unfolded as they are multiplied.
+/// A tile of `MR` rows of `x` by `NR` panels, unpacked while they are multiplied.
 struct FoldedBlock<'a, A, const MR: usize, const NR: usize> {
     part: &'a Part<'a>,
     tile: &'a Tile,
-    /// Rows, `stride` bytes apart.
+    /// Rows of `x`, `stride` bytes apart.
     x: &'a [u8],
     stride: usize,
     from: &'a Folded<'a>,
-    /// Where the panels are kept for other rows, as bfloat16, one after another; nowhere if it is empty.
+    /// Buffer in which the panels are kept for other rows, as bfloat16, one after another; empty if they are
+    /// not kept.
     to: &'a mut [u8],
     arithmetic: PhantomData<A>,
 }
@@ -108,27 +110,26 @@ impl<A: OfPairs, const MR: usize, const NR: usize> Kernel for FoldedBlock<'_, A,
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        self.part.ask_tile::<S, MR, NR>(s, self.tile);
+        self.part.prefetch_results::<S, MR, NR>(s, self.tile);
         let to = std::mem::take(&mut self.to);
-        let sums = match to.is_empty() {
-            true if const { fits_registers(S::ACCUMULATORS, MR, NR) } => self.in_registers(s),
-            true => {
-                let mut room = [Unfolded([0; UNFOLDED_BYTES]); NR];
-                self.through_memory(s, (room.as_mut_ptr().cast(), size_of::<Unfolded>()), 0)
-            }
-            false => {
-                let apart = self.units() * UNFOLDED_BYTES;
-                assert!(to.len() >= NR * apart, "room for all");
-                self.through_memory(s, (to.as_mut_ptr(), apart), UNFOLDED_BYTES)
-            }
+        let sums = if !to.is_empty() {
+            let apart = self.units() * UNFOLDED_BYTES;
+            assert!(to.len() >= NR * apart, "the buffer holds all panels");
+            self.through_memory(s, (to.as_mut_ptr(), apart), UNFOLDED_BYTES)
+        } else if const { fits_registers(S::ACCUMULATORS, MR, NR) } {
+            self.in_registers(s)
+        } else {
+            let mut unpacked = [Unfolded([0; UNFOLDED_BYTES]); NR];
+            self.through_memory(s, (unpacked.as_mut_ptr().cast(), size_of::<Unfolded>()), 0)
         };
         self.part.put_tile(s, self.tile, sums);
     }
 }
 
-/// Whether a tile's sums and a unit of each of its panels have registers: the compiler would spill what it likes.
+/// Whether a tile's sums and one unit of each panel fit the registers. If not, the compiler would choose what
+/// to spill.
 const fn fits_registers(accumulators: usize, rows: usize, panels: usize) -> bool {
-    /// Registers besides the sums'.
+    /// Registers besides those of the sums.
     const OTHERS: usize = 8;
     rows * panels + panels * UNFOLDED_BYTES / VECTOR <= accumulators + OTHERS
 }
@@ -137,12 +138,12 @@ impl<A: OfPairs, const MR: usize, const NR: usize> FoldedBlock<'_, A, MR, NR> {
     /// Steps of columns in a unit.
     const STEPS: usize = UNFOLDED_BYTES / A::WEIGHT_BYTES;
 
-    /// Units of a panel.
+    /// Units per panel.
     fn units(&self) -> usize {
         self.from.panel_bytes / UNIT_BYTES
     }
 
-    /// Panics unless there is as much as is read.
+    /// Asserts that all inputs contain what the tile reads.
     #[inline(always)]
     fn check(&self) {
         let from = self.from;
@@ -156,23 +157,23 @@ impl<A: OfPairs, const MR: usize, const NR: usize> FoldedBlock<'_, A, MR, NR> {
     fn in_registers<S: Simd>(&self, s: S) -> [[S::V; NR]; MR] {
         let mut sums = [[s.zero(); NR]; MR];
         self.check();
-        let (from, mut patches) = (self.from, Due::<NR>::of(self.from));
+        let (from, mut patches) = (self.from, TilePatches::<NR>::of(self.from));
         let (apart, tables_apart) = (from.apart * from.panel_bytes, from.apart * TABLE);
         let (mut x, mut w, tables) = (self.x.as_ptr(), from.w.as_ptr(), from.tables.as_ptr());
-        let mut ahead = from.ahead.over(self.units());
+        let mut prefetch = from.prefetch.cursor(self.units());
         for unit in 0..self.units() {
-            ahead.ask::<S, NR>(s, w, apart, UNIT_BYTES);
-            // SAFETY: the check above; a unit of all rows and panels lies there.
+            prefetch.issue::<S, NR>(s, w, apart, UNIT_BYTES);
+            // SAFETY: checked above; all rows and panels have this unit.
             unsafe {
                 let mut weights = [s.unfold(w, tables); NR];
                 for n in 0..NR {
                     weights[n] = s.unfold(w.add(n * apart), tables.add(n * tables_apart));
                     if patches.next[n] == unit {
-                        let mut room = Unfolded([0; UNFOLDED_BYTES]);
-                        store(s, weights[n], room.0.as_mut_ptr());
-                        patches.mend(n, unit, &mut room.0);
+                        let mut unpacked = Unfolded([0; UNFOLDED_BYTES]);
+                        store(s, weights[n], unpacked.0.as_mut_ptr());
+                        patches.apply(n, unit, &mut unpacked.0);
                         for vector in 0..4 {
-                            weights[n][vector] = s.load_pairs(room.0.as_ptr().add(vector * VECTOR));
+                            weights[n][vector] = s.load_pairs(unpacked.0.as_ptr().add(vector * VECTOR));
                         }
                     }
                 }
@@ -193,7 +194,8 @@ impl<A: OfPairs, const MR: usize, const NR: usize> FoldedBlock<'_, A, MR, NR> {
         sums
     }
 
-    /// Units are written to memory, `apart` bytes from panel to panel and `further` from unit to unit, and read from there.
+    /// Writes units to memory, `to_apart` bytes from panel to panel and `further` from unit to unit, and
+    /// multiplies from there.
     #[inline(always)]
     fn through_memory<S: Simd>(
         &self,
@@ -203,19 +205,19 @@ impl<A: OfPairs, const MR: usize, const NR: usize> FoldedBlock<'_, A, MR, NR> {
     ) -> [[S::V; NR]; MR] {
         let mut sums = [[s.zero(); NR]; MR];
         self.check();
-        let (from, mut patches) = (self.from, Due::<NR>::of(self.from));
+        let (from, mut patches) = (self.from, TilePatches::<NR>::of(self.from));
         let (apart, tables_apart) = (from.apart * from.panel_bytes, from.apart * TABLE);
         let (mut x, mut w, tables) = (self.x.as_ptr(), from.w.as_ptr(), from.tables.as_ptr());
-        let mut ahead = from.ahead.over(self.units());
+        let mut prefetch = from.prefetch.cursor(self.units());
         for unit in 0..self.units() {
-            ahead.ask::<S, NR>(s, w, apart, UNIT_BYTES);
-            // SAFETY: the check above; a unit of all rows and panels lies there, and there is room for it.
+            prefetch.issue::<S, NR>(s, w, apart, UNIT_BYTES);
+            // SAFETY: checked above; all rows and panels have this unit, and the buffer has space for it.
             unsafe {
                 for n in 0..NR {
                     let to = to.add(n * to_apart);
                     store(s, s.unfold(w.add(n * apart), tables.add(n * tables_apart)), to);
                     if patches.next[n] == unit {
-                        patches.mend(n, unit, &mut *to.cast());
+                        patches.apply(n, unit, &mut *to.cast());
                     }
                 }
                 for step in 0..Self::STEPS {
@@ -234,29 +236,29 @@ impl<A: OfPairs, const MR: usize, const NR: usize> FoldedBlock<'_, A, MR, NR> {
     }
 }
 
-/// Bytes of a vector of pairs.
+/// Bytes in a vector of pairs.
 const VECTOR: usize = UNFOLDED_BYTES / 4;
 
-/// Writes a unit down as bfloat16.
+/// Stores a unit as bfloat16.
 ///
 /// # Safety
-/// `to` is writable for as many bytes.
+/// `to` is writable for [`UNFOLDED_BYTES`].
 #[inline(always)]
 unsafe fn store<S: Simd>(s: S, unit: [S::Pairs; 4], to: *mut u8) {
     for vector in 0..4 {
-        // SAFETY: by the contract.
+        // SAFETY: guaranteed by the caller.
         unsafe { s.store_pairs(unit[vector], to.add(vector * VECTOR)) };
     }
 }
 
-/// The patches of a tile's panels.
-struct Due<'a, const NR: usize> {
-    patches: [Option<Patches<'a>>; MOST_STREAMS],
-    /// The units that the next ones are in.
+/// The remaining patches of a tile's panels.
+struct TilePatches<'a, const NR: usize> {
+    patches: [Option<Patches<'a>>; MAX_STREAMS],
+    /// The unit with each panel's next patch.
     next: [usize; NR],
 }
 
-impl<'a, const NR: usize> Due<'a, NR> {
+impl<'a, const NR: usize> TilePatches<'a, NR> {
     #[inline(always)]
     fn of(from: &Folded<'a>) -> Self {
         let mut next = [usize::MAX; NR];
@@ -268,12 +270,12 @@ impl<'a, const NR: usize> Due<'a, NR> {
         Self { patches: from.patches, next }
     }
 
-    /// Mends `unit` of panel `n`.
+    /// Applies the patches of `unit` to panel `n`.
     #[cold]
     #[inline(never)]
-    fn mend(&mut self, n: usize, unit: usize, values: &mut [u8; UNFOLDED_BYTES]) {
+    fn apply(&mut self, n: usize, unit: usize, values: &mut [u8; UNFOLDED_BYTES]) {
         if let Some(patches) = &mut self.patches[n] {
-            patches.mend(unit, values);
+            patches.apply(unit, values);
             self.next[n] = patches.next_unit();
         }
     }

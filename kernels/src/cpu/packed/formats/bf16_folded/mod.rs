@@ -1,22 +1,27 @@
 //! bfloat16 in 12 bits, without loss.
 //!
-//! The high byte of a bfloat16 is its sign and all of its exponent but the last bit. A model's weights have few of those, so that
-//! most of a panel's are in a table of the sixteen that it has most of: four bits say which. The low byte stays as it is. A value
-//! whose high byte is in no table is a patch: where it is in the panel, and what it has there. DFloat11 (arXiv 2504.11651)
-//! measures 2.6 bits of entropy in exponents of 8 and codes them in as few; four bits at fixed places need no search.
+//! The high byte of a bfloat16 is its sign and all of its exponent except the last bit. A trained model's
+//! weights have few different high bytes, so most of those of a panel are in a table of its sixteen most
+//! frequent ones, and four bits select one. The low byte is stored as it is. A value whose high byte is not
+//! in the table gets a patch: its position in the panel and its high byte. DFloat11 (arXiv 2504.11651)
+//! measures 2.6 bits of entropy in 8-bit exponents and codes them in about that many; four bits at fixed
+//! positions need no search.
 //!
-//! A unit is eight columns of a panel, four vectors of pairs, in 192 bytes:
+//! A unit is eight columns of a panel, which are four vectors of pairs, in 192 bytes:
 //!
 //! ```text
-//! numbers [64]: of the first two vectors' values in the low half of each byte, of the other two's in the high one
+//! numbers [64]: table index of each value; the first two vectors in the low halves of bytes, the other two
+//! in the high
 //! low bytes [64]: of the first two vectors
 //! low bytes [64]: of the other two
 //! ```
 //!
-//! In each the values of two vectors take turns, eight by eight: that is how bytes are interleaved within 128 bits of a register.
+//! Within each line the values of two vectors alternate, eight by eight, because that is how instructions
+//! interleave bytes within 128 bits of a register.
 //!
-//! Behind all panels lie `tables [panels][16]`, where each panel's patches start (u32 `[panels + 1]`), and the patches (u32): the
-//! value's place in [`Format::BF16`]'s panel above its high byte.
+//! After all panels follow `tables [panels][16]`, the index of each panel's first patch (u32 `[panels + 1]`),
+//! and the patches (u32). A patch is the value's index in [`Format::BF16`]'s panel, shifted left by 8, and
+//! its high byte.
 
 #![allow(clippy::needless_range_loop)] // values index several arrays
 
@@ -24,7 +29,7 @@ pub(super) mod kernel;
 
 use std::marker::PhantomData;
 
-use super::super::values::{LaidOut, Value};
+use super::super::values::{PackPanel, Value};
 use super::super::{Format, Layout, PANEL, PART_ALIGN, PackError, Packed, Spec, Tail, Weights};
 use super::bf16::Bf16;
 use crate::cpu::Cpu;
@@ -32,20 +37,20 @@ use crate::cpu::disjoint::DisjointMut;
 use crate::cpu::matrix::WeightMatrix;
 use crate::cpu::simd::{Kernel, Simd};
 
-/// Columns of a unit.
+/// Columns in a unit.
 const UNIT: usize = 8;
-/// Its bytes.
+/// Bytes in a unit.
 const UNIT_BYTES: usize = 192;
-/// Its bytes in [`Format::BF16`].
+/// Bytes of a unit in [`Format::BF16`].
 const UNFOLDED_BYTES: usize = UNIT * PANEL * 2;
-/// High bytes of a table.
+/// High bytes in a table.
 const TABLE: usize = 16;
-/// Values for each patch there is room for: normal weights need one in some thousands.
+/// There is space for one patch per this many values; trained weights need one in some thousands.
 const VALUES_PER_PATCH: usize = 256;
-/// Bytes of a patch, and of where a panel's start.
+/// Bytes of a patch, and of the index of a panel's first patch.
 const WORD: usize = size_of::<u32>();
-/// Values that a patch can tell apart.
-const MOST_VALUES: usize = 1 << 24;
+/// Values that a patch can address.
+const MAX_VALUES: usize = 1 << 24;
 
 pub(super) const FORMAT: Format = Format(&SPEC);
 
@@ -54,7 +59,7 @@ static SPEC: Spec = Spec {
     ..Spec::new(["Bf16Folded", "bf16-folded"], 12, UNIT, Weights::Values { value, is_bf16: true }, pack)
 };
 
-/// Where what lies behind the panels starts.
+/// Byte offsets of the parts after the panels.
 struct Places {
     tables: usize,
     starts: usize,
@@ -67,17 +72,17 @@ impl Places {
         let tables = layout.tail_at();
         let starts = (tables + layout.panels() * TABLE).next_multiple_of(PART_ALIGN);
         let patches = (starts + (layout.panels() + 1) * WORD).next_multiple_of(PART_ALIGN);
-        let end = (patches + most_patches(layout) * WORD).next_multiple_of(PART_ALIGN);
+        let end = (patches + max_patches(layout) * WORD).next_multiple_of(PART_ALIGN);
         Self { tables, starts, patches, end }
     }
 }
 
-/// Patches there is room for.
-fn most_patches(layout: &Layout) -> usize {
+/// Number of patches that there is space for.
+fn max_patches(layout: &Layout) -> usize {
     layout.panels() * layout.cols.next_multiple_of(UNIT) * PANEL / VALUES_PER_PATCH
 }
 
-/// Room for patches that there are not.
+/// Bytes of the space for patches that is not used.
 fn unread(packed: &Packed) -> usize {
     let layout = packed.layout();
     let patches: usize =
@@ -106,12 +111,12 @@ fn tables(packed: &Packed) -> &[u8] {
     &packed.bytes()[tables..starts]
 }
 
-/// Values of a panel whose high bytes are not in its table, ascending.
+/// Patches of a panel, ascending: values whose high bytes are not in its table.
 #[derive(Debug, Clone, Copy)]
 struct Patches<'a>(&'a [[u8; WORD]]);
 
 impl<'a> Patches<'a> {
-    /// Those of a panel of a matrix in `bytes`.
+    /// The patches of a panel of the matrix in `bytes`.
     fn of(bytes: &'a [u8], layout: &Layout, panel: usize) -> Self {
         let Places { starts, patches, end, .. } = Places::of(layout);
         let starts = bytes[starts + panel * WORD..].as_chunks().0;
@@ -119,7 +124,7 @@ impl<'a> Patches<'a> {
         Self(&bytes[patches..end].as_chunks().0[start..next])
     }
 
-    /// The unit that the next one is in; one that no panel has if there is none.
+    /// The unit of the next patch; `usize::MAX` if there is none.
     #[inline(always)]
     fn next_unit(&self) -> usize {
         match self.0.first() {
@@ -128,8 +133,8 @@ impl<'a> Patches<'a> {
         }
     }
 
-    /// Mends `unit` of the panel, unfolded in `values`, if a patch is due. Units come one after another.
-    fn mend(&mut self, unit: usize, values: &mut [u8; UNFOLDED_BYTES]) {
+    /// Applies the patches of `unit`, unpacked in `values`. Call it for each such unit in order.
+    fn apply(&mut self, unit: usize, values: &mut [u8; UNFOLDED_BYTES]) {
         while self.next_unit() == unit
             && let Some((patch, rest)) = self.0.split_first()
         {
@@ -139,21 +144,21 @@ impl<'a> Patches<'a> {
         }
     }
 
-    /// The high byte of the value at `at`, if it is patched.
+    /// The high byte of the value with index `at`, if it has a patch.
     fn get(&self, at: usize) -> Option<u8> {
         let found = self.0.binary_search_by_key(&at, |patch| place(*patch).0);
         found.ok().map(|index| place(self.0[index]).1)
     }
 }
 
-/// Which value of a panel, and its high byte.
+/// Index of the patched value in its panel, and its high byte.
 fn place(patch: [u8; WORD]) -> (usize, u8) {
     let word = u32::from_le_bytes(patch);
     ((word >> 8) as usize, word as u8)
 }
 
-/// Where a value of [`Format::BF16`]'s panel lies in a folded one: its low byte, the byte with its number, and whether that is
-/// in the high half.
+/// Position in a folded panel of a value of [`Format::BF16`]'s panel: its low byte, the byte with its table
+/// index, and whether the index is in the high half.
 fn folded_at(value: usize) -> (usize, usize, bool) {
     let (unit, vector, word) = (value / 128, value / 32 % 4, value % 32);
     let at = word / 8 * 16 + vector % 2 * 8 + word % 8;
@@ -161,17 +166,17 @@ fn folded_at(value: usize) -> (usize, usize, bool) {
     (unit + 64 + vector / 2 * 64 + at, unit + at, vector >= 2)
 }
 
-/// Writes `from` to `to`, with all threads.
+/// Packs `from` to `to` with all threads.
 ///
 /// # Errors
-/// [`PackError::ManyExponents`] where there are more patches than room.
+/// [`PackError::ManyExponents`] if there are more patches than there is space for.
 fn pack(cpu: &mut Cpu, from: &WeightMatrix, layout: Layout, to: &mut [u8]) -> Result<(), PackError> {
-    assert!(Bf16::is_in(from.storage()), "numbers are packed as they are");
+    assert!(Bf16::is_in(from.storage()), "the matrix is stored in bfloat16");
     let Places { tables: tables_at, starts: starts_at, patches: patches_at, end } = Places::of(&layout);
     let (isa, panels) = (cpu.isa, layout.panels());
     let panel_of = |panel: usize| {
         let mut values = vec![0; layout.panel_bytes() / UNIT_BYTES * UNFOLDED_BYTES];
-        isa.run(LaidOut::<Bf16> { from, first: panel * PANEL, to: &mut values, value: PhantomData });
+        isa.run(PackPanel::<Bf16> { from, first: panel * PANEL, to: &mut values, value: PhantomData });
         values
     };
     let mut counts = vec![0u32; panels];
@@ -187,9 +192,9 @@ fn pack(cpu: &mut Cpu, from: &WeightMatrix, layout: Layout, to: &mut [u8]) -> Re
             }
         });
     }
-    let room = most_patches(&layout);
+    let room = max_patches(&layout);
     let patches = counts.iter().map(|count| *count as usize).sum();
-    if patches > room || layout.panel_bytes() / UNIT_BYTES * UNIT * PANEL > MOST_VALUES {
+    if patches > room || layout.panel_bytes() / UNIT_BYTES * UNIT * PANEL > MAX_VALUES {
         return Err(PackError::ManyExponents { patches, room });
     }
     let mut starts = vec![0u32];
@@ -217,7 +222,7 @@ fn pack(cpu: &mut Cpu, from: &WeightMatrix, layout: Layout, to: &mut [u8]) -> Re
     Ok(())
 }
 
-/// The high bytes that a panel has most of, and how many values have others.
+/// The most frequent high bytes of a panel, and the number of values with other ones.
 fn table(panel: &[u8]) -> ([u8; TABLE], u32) {
     let mut counts = [0u32; 256];
     for value in panel.as_chunks::<2>().0 {
@@ -229,7 +234,7 @@ fn table(panel: &[u8]) -> ([u8; TABLE], u32) {
     (std::array::from_fn(|number| order[number]), others)
 }
 
-/// A panel of [`Format::BF16`], and where it goes.
+/// Folds a panel of [`Format::BF16`].
 struct Fold<'a> {
     panel: &'a [u8],
     table: &'a [u8],
@@ -240,11 +245,11 @@ struct Fold<'a> {
 impl Kernel for Fold<'_> {
     type Output = ();
 
-    // Plain loops over arrays: compiled for each instruction set, they are vector instructions.
+    // Plain loops over arrays: compiled for each instruction set, they vectorise.
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
         const VALUES: usize = UNFOLDED_BYTES / 2;
-        /// Values of a vector, and how many of them lie side by side.
+        /// Values in a vector, and how many of them are adjacent.
         const VECTOR: usize = 32;
         const RUN: usize = 8;
         const NONE: u8 = 0xff;
@@ -268,7 +273,8 @@ impl Kernel for Fold<'_> {
             if most == NONE {
                 for i in 0..VALUES {
                     if numbers[i] == NONE {
-                        let patch = patches.next().unwrap_or_else(|| unreachable!("they were counted"));
+                        let patch =
+                            patches.next().unwrap_or_else(|| unreachable!("all patches were counted"));
                         *patch = (((unit * VALUES + i) as u32) << 8 | u32::from(high[i])).to_le_bytes();
                         numbers[i] = 0;
                     }

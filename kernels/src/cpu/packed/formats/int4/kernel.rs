@@ -1,5 +1,6 @@
-//! The same integers as those of 8-bit codes: for few rows of `x` a group's sum of 4-bit codes is multiplied, for some the codes
-//! are as each tile reads them, for many once for all tiles.
+//! Computes the same integers as 8-bit codes would give. For few rows of `x`, a group's sum of 4-bit codes is
+//! multiplied. For more rows, each tile expands the codes it reads, and for many rows the codes are expanded
+//! once for all tiles.
 
 #![allow(clippy::needless_range_loop)] // m and n index several arrays, as in the formula
 
@@ -8,17 +9,17 @@ use std::mem::MaybeUninit;
 use super::super::int8::{self, Int8};
 use super::{FORMAT, Format, Layout, PANEL, STEP_BYTES, STEP_GROUPS, STEP_LINE_BYTES};
 use crate::cpu::input::GROUP;
-use crate::cpu::matmul::integer::tile::{Floats, Kind, Source, VECTOR, eight_bits, four_bits};
+use crate::cpu::matmul::integer::tile::{Floats, IntegerTileInputs, Kind, VECTOR, eight_bits, four_bits};
 use crate::cpu::matmul::integer::{SEGMENT, all_tiles, one_tile, registers};
 use crate::cpu::matmul::part::Part;
-use crate::cpu::matmul::room::with_room;
+use crate::cpu::matmul::unpacked::with_unpack_buffers;
 use crate::cpu::simd::integer::{IntegerIsa, IntegerKernel, Integers};
 use crate::cpu::simd::{Isa, Simd};
 
-/// Bytes that a group's 4-bit codes take in a panel.
+/// Bytes of a group's 4-bit codes in a panel.
 const GROUP_BYTES: usize = GROUP * PANEL / 2;
-/// Rows up to which it is their sums of 4-bit codes that are multiplied; for more rows the codes are.
-const FEW: usize = 4;
+/// Up to this many rows, sums of 4-bit codes are multiplied; for more rows the codes are expanded.
+const MAX_ROWS_IN_4_BITS: usize = 4;
 
 pub(in super::super) fn multiply(part: &Part<'_>, _: Isa, integers: IntegerIsa) {
     integers.run(Product { part });
@@ -42,25 +43,25 @@ impl IntegerKernel for Product<'_> {
     }
 }
 
-/// Panels of 4-bit codes that several tiles of rows meet: they become 8 bits once, for all of those.
+/// Expands panels of 4-bit codes to 8 bits once, for several tiles of rows.
 #[inline(always)]
 fn widened_tiles<S: Integers>(s: S, part: &Part<'_>) {
     let layout = Layout { format: int8::FORMAT, ..part.linear.weights.layout() };
-    with_room(|room| {
+    with_unpack_buffers(|buffers| {
         part.for_each_tile(const { registers::<S>(FORMAT) }, |tile| {
-            let from = Source::of(part, &tile);
-            let (weights, is_there) = part.place(room, &tile, layout.panel_bytes());
-            if !is_there {
+            let from = IntegerTileInputs::of(part, &tile);
+            let (weights, is_filled) = part.buffer(buffers, &tile, layout.panel_bytes());
+            if !is_filled {
                 s.call(Widen { from, panels: tile.width, to: weights });
             }
-            one_tile::<S, Int8>(s, part, &tile, &Source { weights, layout, ..from });
+            one_tile::<S, Int8>(s, part, &tile, &IntegerTileInputs { weights, layout, ..from });
         });
     });
 }
 
-/// A tile's panels of 4-bit codes as [`Format::INT8`] has them.
+/// Expands a tile's panels to the layout of [`Format::INT8`].
 struct Widen<'a> {
-    from: Source<'a>,
+    from: IntegerTileInputs<'a>,
     panels: usize,
     to: &'a mut [u8],
 }
@@ -74,15 +75,15 @@ impl IntegerKernel for Widen<'_> {
     }
 }
 
-/// Writes `panels` of 4-bit codes down as [`Format::INT8`] has them, one after another.
+/// Expands `panels` panels to the layout of [`Format::INT8`], one after another.
 #[inline(always)]
-fn widen_panels<S: Integers>(s: S, from: &Source<'_>, panels: usize, to: &mut [u8]) {
+fn widen_panels<S: Integers>(s: S, from: &IntegerTileInputs<'_>, panels: usize, to: &mut [u8]) {
     from.check(0, panels);
     let (layout, groups) = (from.layout, from.layout.groups());
     let panel = groups * GROUP * PANEL;
-    assert!(to.len() >= panels * panel, "room for all panels");
+    assert!(to.len() >= panels * panel, "the buffer holds all panels");
     for n in 0..panels {
-        // SAFETY: the checks above.
+        // SAFETY: checked above.
         unsafe {
             let mut w = from.weights.as_ptr().add(n * from.apart * layout.panel_bytes());
             let mut steps = w;
@@ -95,21 +96,24 @@ fn widen_panels<S: Integers>(s: S, from: &Source<'_>, panels: usize, to: &mut [u
     }
 }
 
-/// 4 bits that steps make 8, a scale for each output.
+/// Multiplies 4-bit codes, or expands them tile by tile.
 struct Int4;
 
 impl Kind for Int4 {
     const FORMAT: Format = FORMAT;
 
     #[inline(always)]
-    unsafe fn sums<S: Integers, const MR: usize, const NR: usize>(s: S, t: &Source<'_>) -> Floats<S, MR, NR> {
+    unsafe fn sums<S: Integers, const MR: usize, const NR: usize>(
+        s: S,
+        t: &IntegerTileInputs<'_>,
+    ) -> Floats<S, MR, NR> {
         t.check(MR, NR);
         let (f, groups) = (s.floats(), t.layout.groups());
         let apart = t.apart * t.layout.panel_bytes();
-        let mut ahead = t.ahead.over(groups);
+        let mut prefetch = t.prefetch.cursor(groups);
         let mut results = [[f.zero(); NR]; MR];
-        let widens = S::HAS_DOT && MR > FEW;
-        let mut room = [const { Room(MaybeUninit::uninit()) }; NR];
+        let widens = S::HAS_DOT && MR > MAX_ROWS_IN_4_BITS;
+        let mut unpacked = [const { UnpackedGroup(MaybeUninit::uninit()) }; NR];
         let mut from = 0;
         while from < groups {
             let to = groups.min(from + SEGMENT / GROUP);
@@ -117,21 +121,21 @@ impl Kind for Int4 {
             if widens {
                 sums = t.bytes_begin::<S, MR, NR>(s, from..to);
             }
-            // SAFETY: the check above; a group of all rows and panels lies inside.
+            // SAFETY: checked above; a group of all rows and panels is inside.
             unsafe {
                 let mut x = t.codes.as_ptr().add(from * GROUP);
                 let mut w = t.weights.as_ptr().add(from / STEP_GROUPS * STEP_LINE_BYTES);
                 let mut steps = w;
                 for group in from..to {
                     (w, steps) = next_group(group, w, steps);
-                    ahead.ask::<_, NR>(f, w, apart, GROUP_BYTES);
+                    prefetch.issue::<_, NR>(f, w, apart, GROUP_BYTES);
                     if widens {
                         for n in 0..NR {
                             let (w, steps) = (w.add(n * apart), steps.add(n * apart));
-                            widen(s, w, steps, room[n].0.as_mut_ptr().cast());
+                            widen(s, w, steps, unpacked[n].0.as_mut_ptr().cast());
                         }
-                        let room = room.as_ptr().cast();
-                        sums = eight_bits::<S, MR, NR>(s, t, x, room, size_of::<Room>(), sums);
+                        let unpacked = unpacked.as_ptr().cast();
+                        sums = eight_bits::<S, MR, NR>(s, t, x, unpacked, size_of::<UnpackedGroup>(), sums);
                     } else {
                         sums = stepped::<S, MR, NR>(s, t, x, w, (steps, group), sums);
                     }
@@ -145,12 +149,12 @@ impl Kind for Int4 {
     }
 }
 
-/// 8-bit codes of a panel's group.
+/// The 8-bit codes of a panel's group.
 #[repr(align(64))]
-struct Room(MaybeUninit<[u8; GROUP * PANEL]>);
+struct UnpackedGroup(MaybeUninit<[u8; GROUP * PANEL]>);
 
-/// Where the codes of the next group of 4-bit codes lie, and its steps, if codes end at `w` and the last steps lay at `steps`: before
-/// each [`STEP_GROUPS`] groups comes a line of their steps.
+/// Addresses of the codes and the steps of `group`, if the previous group's codes end at `w` and its steps
+/// are at `steps`. A line of steps comes before each [`STEP_GROUPS`] groups.
 #[inline(always)]
 fn next_group(group: usize, w: *const u8, steps: *const u8) -> (*const u8, *const u8) {
     match group % STEP_GROUPS {
@@ -159,13 +163,13 @@ fn next_group(group: usize, w: *const u8, steps: *const u8) -> (*const u8, *cons
     }
 }
 
-/// Writes a group of a panel of 4-bit codes down as [`Format::INT8`] has it.
+/// Expands a group of a panel to the layout of [`Format::INT8`].
 ///
 /// # Safety
-/// `w` and `steps` are readable for a group, and `to` is writable for it.
+/// `w` and `steps` are readable for a group, and `to` is writable for one.
 #[inline(always)]
 unsafe fn widen<S: Integers>(s: S, w: *const u8, steps: *const u8, to: *mut u8) {
-    // SAFETY: by the contract.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let steps = s.load_byte_steps(steps);
         for step in 0..GROUP / 8 {
@@ -176,21 +180,22 @@ unsafe fn widen<S: Integers>(s: S, w: *const u8, steps: *const u8, to: *mut u8) 
     }
 }
 
-/// Adds the products of a group of 4-bit codes that steps make 8: the group, and the panels' steps from there on.
+/// Adds the products of a group of 4-bit codes, applying its steps to the sum. `from` points to the first
+/// panel's steps.
 ///
 /// # Safety
 /// A group of `MR` rows of `x` and `NR` panels of `w` and steps is readable.
 #[inline(always)]
 unsafe fn stepped<S: Integers, const MR: usize, const NR: usize>(
     s: S,
-    t: &Source<'_>,
+    t: &IntegerTileInputs<'_>,
     x: *const i8,
     w: *const u8,
     (from, index): (*const u8, usize),
     mut sums: [[S::Sums; NR]; MR],
 ) -> [[S::Sums; NR]; MR] {
     let apart = t.apart * t.layout.panel_bytes();
-    // SAFETY: by the contract.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let row_sums = t.sums.as_ptr().add(index);
         let mut steps = [s.load_steps(from); NR];

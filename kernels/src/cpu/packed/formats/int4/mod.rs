@@ -1,7 +1,9 @@
-//! 4 bits that steps make 8, a scale for each output.
+//! 4 bits that expand to 8-bit codes, with one scale per output.
 //!
-//! Among a panel's codes lie its steps: before the codes of each four groups `[4 groups][16 outputs]` bytes, a zero point in the
-//! high half and a multiplier in the low one. What weights are multiplied as is `128 + multiplier * (code - zero)`.
+//! The expansion has a multiplier and a zero point per output and group, called a step: a zero point in the
+//! high half of a byte and a multiplier in the low half. Steps are stored among a panel's codes: before the
+//! codes of each four groups come `[4 groups][16 outputs]` bytes of steps. The 8-bit code is `128 +
+//! multiplier * (code - zero)`.
 
 pub(super) mod kernel;
 
@@ -11,18 +13,18 @@ use super::super::{Format, Inserted, Layout, PANEL, Packed, Scales, Spec, Weight
 use super::int8;
 use crate::cpu::input::GROUP;
 
-/// Groups whose steps lie in one cache line, before their codes: one stream to read.
+/// Groups whose steps share one cache line, placed before their codes so that there is one stream to read.
 const STEP_GROUPS: usize = 4;
-/// Bytes of such a line.
+/// Bytes of such a line of steps.
 const STEP_BYTES: usize = STEP_GROUPS * PANEL;
-/// Bytes from one such line to the next.
+/// Bytes from one line of steps to the next.
 const STEP_LINE_BYTES: usize = STEP_BYTES + STEP_GROUPS * GROUP * PANEL / 2;
 
 pub(super) const FORMAT: Format = Format(&SPEC);
 
 static SPEC: Spec = Spec {
     inserted: Inserted { columns: STEP_GROUPS * GROUP, bytes: STEP_BYTES },
-    // Sums of 4-bit codes stand beside the others where they are multiplied afterwards.
+    // Sums of 4-bit codes are kept besides the others if they are multiplied afterwards.
     sums: [1, 2],
     head: Some(int8::FORMAT),
     ..Spec::new(["Int4", "int4"], 4, GROUP, WEIGHTS, rounding::pack::<Stepped>)
@@ -43,20 +45,19 @@ impl Rounding for Stepped {
     }
 }
 
-/// Where in a panel the steps of a column's group and output `lane` lie: a multiplier in the byte's low half, a zero point in its
-/// high one.
+/// Offset in a panel of the step of a column's group and output `lane`.
 pub(in crate::cpu) fn step_at(col: usize, lane: usize) -> usize {
     let group = col / GROUP;
     group / STEP_GROUPS * STEP_LINE_BYTES + group % STEP_GROUPS * PANEL + lane
 }
 
-/// The multiplier and the zero point of an output's and column's group.
+/// Multiplier and zero point of an output and the group of a column.
 pub(in super::super) fn step(packed: &Packed, row: usize, col: usize) -> (u8, u8) {
     let step = packed.panel_of(row)[step_at(col, row % PANEL)];
     (step & 15, step >> 4)
 }
 
-/// The code of an output and column, as it is multiplied with.
+/// The 8-bit code of an output and column.
 fn code(packed: &Packed, row: usize, col: usize) -> u8 {
     let (multiplier, zero) = step(packed, row, col);
     ZERO.wrapping_add(multiplier.wrapping_mul(packed.stored_code(row, col).wrapping_sub(zero)))
