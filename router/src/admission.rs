@@ -1,5 +1,5 @@
-//! What this router lets in: a bounded number of requests, and of tokens they will cost. Pure but for the shared
-//! counter that a [`Permit`] gives back to, however its request ends.
+//! Admission: bounds the requests that run at once and the tokens they will cost. Pure except for the shared
+//! counter, to which a [`Permit`] returns its share however its request ends.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -7,38 +7,39 @@ use std::time::Duration;
 use crate::config::AdmissionConfig;
 use crate::refusal::Refusal;
 
-/// Bounds of what a refused client is told to wait.
+/// Shortest wait that a refused client is told.
 const SHORTEST_RETRY: Duration = Duration::from_millis(100);
+/// Longest wait that a refused client is told.
 const LONGEST_RETRY: Duration = Duration::from_secs(30);
 
-/// The gate. Clones share one count.
+/// The admission gate. Clones share one count.
 #[derive(Debug, Clone)]
 pub struct Admission {
     config: AdmissionConfig,
     running: Arc<Mutex<Running>>,
 }
 
-/// What is let in at the moment.
+/// The admitted requests that have not ended.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Running {
-    /// Requests.
+    /// Number of requests.
     pub requests: u32,
     /// Their uncached prompt tokens and expected output tokens.
     pub tokens: u64,
 }
 
-/// What is known of a request before it is let in.
+/// A request that asks for admission.
 #[derive(Debug, Clone, Copy)]
-pub struct Ask {
+pub struct Candidate {
     /// Uncached prompt tokens plus expected output tokens.
     pub tokens: u64,
-    /// When the best worker would give its first token; `None` while no rate has been measured.
+    /// Predicted time to the first token on the best worker; `None` while no rate has been measured.
     pub first_token_after: Option<Duration>,
-    /// What its client still waits.
+    /// Time until the request's deadline.
     pub time_left: Option<Duration>,
 }
 
-/// A request's place; dropping it frees the place.
+/// One admitted request. Dropping it frees its place.
 #[derive(Debug)]
 pub struct Permit {
     tokens: u64,
@@ -46,17 +47,17 @@ pub struct Permit {
 }
 
 impl Admission {
-    /// An empty gate.
+    /// A gate with nothing admitted.
     pub fn new(config: AdmissionConfig) -> Self {
         Self { config, running: Arc::default() }
     }
 
-    /// Lets the request in or refuses it at once.
+    /// Admits the request or refuses it at once.
     ///
-    /// A deadline refuses early if and only if even the best worker would miss it. A request larger than the
-    /// whole token bound is let in when nothing else runs: it could never be served otherwise.
-    pub fn admit(&self, ask: Ask) -> Result<Permit, Refusal> {
-        if let (Some(wait), Some(left)) = (ask.first_token_after, ask.time_left)
+    /// A deadline causes an early refusal only if even the best worker would miss it. A request larger than
+    /// the whole token limit is admitted when nothing else runs: it could never be served otherwise.
+    pub fn admit(&self, candidate: Candidate) -> Result<Permit, Refusal> {
+        if let (Some(wait), Some(left)) = (candidate.first_token_after, candidate.time_left)
             && wait > left
         {
             let reason = format!(
@@ -67,7 +68,7 @@ impl Admission {
             return Err(overloaded(reason, wait - left));
         }
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        let retry_after = ask.first_token_after.unwrap_or(Duration::from_secs(1));
+        let retry_after = candidate.first_token_after.unwrap_or(Duration::from_secs(1));
         let AdmissionConfig { max_num_queued_reqs, max_num_queued_tokens } = self.config;
         if running.requests >= max_num_queued_reqs {
             return Err(overloaded(
@@ -75,17 +76,17 @@ impl Admission {
                 retry_after,
             ));
         }
-        if running.requests > 0 && running.tokens.saturating_add(ask.tokens) > max_num_queued_tokens {
+        if running.requests > 0 && running.tokens.saturating_add(candidate.tokens) > max_num_queued_tokens {
             let reason =
                 format!("{} of {max_num_queued_tokens} tokens are running or queued", running.tokens);
             return Err(overloaded(reason, retry_after));
         }
         running.requests += 1;
-        running.tokens += ask.tokens;
-        Ok(Permit { tokens: ask.tokens, running: self.running.clone() })
+        running.tokens += candidate.tokens;
+        Ok(Permit { tokens: candidate.tokens, running: self.running.clone() })
     }
 
-    /// What is let in at the moment.
+    /// The admitted requests that have not ended.
     pub fn running(&self) -> Running {
         *self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -107,15 +108,15 @@ fn overloaded(reason: String, retry_after: Duration) -> Refusal {
 mod tests {
     use super::*;
 
-    fn ask(tokens: u64) -> Ask {
-        Ask { tokens, first_token_after: None, time_left: None }
+    fn ask(tokens: u64) -> Candidate {
+        Candidate { tokens, first_token_after: None, time_left: None }
     }
 
     fn gate(max_num_queued_reqs: u32, max_num_queued_tokens: u64) -> Admission {
         Admission::new(AdmissionConfig { max_num_queued_reqs, max_num_queued_tokens })
     }
 
-    /// Asks in order, keeping every permit, and says which were let in.
+    /// Admits in order, keeping every permit, and compares which were admitted.
     fn check(gate: &Admission, tokens: &[u64], admitted: &[bool]) {
         let permits: Vec<_> = tokens.iter().map(|&tokens| gate.admit(ask(tokens))).collect();
         let got: Vec<bool> = permits.iter().map(Result::is_ok).collect();
@@ -136,7 +137,7 @@ mod tests {
     fn a_deadline_refuses_early_only_if_the_best_worker_would_miss_it() {
         let gate = gate(9, 1000);
         let seconds = Duration::from_secs;
-        let ask = |wait, left| Ask { tokens: 1, first_token_after: wait, time_left: left };
+        let ask = |wait, left| Candidate { tokens: 1, first_token_after: wait, time_left: left };
         assert!(gate.admit(ask(Some(seconds(2)), Some(seconds(2)))).is_ok());
         assert!(gate.admit(ask(None, Some(seconds(2)))).is_ok(), "nothing measured, nothing known");
         assert!(gate.admit(ask(Some(seconds(99)), None)).is_ok());

@@ -1,4 +1,5 @@
-//! What both APIs serve: one model's text, one generator, limits, and the way in that they share.
+//! What both APIs share: one model's text processing, one generator, limits, and the path that starts a
+//! request.
 
 use std::sync::Arc;
 
@@ -14,36 +15,36 @@ use crate::text::model_text::ModelText;
 use crate::text::text_stream::{TextOptions, TextStream};
 use crate::validate::validate;
 
-/// A prompt of up to this many bytes is tokenised where the request runs: about a millisecond.
+/// A prompt of up to this many bytes is tokenised on the async thread: about a millisecond.
 const INLINE_PROMPT_BYTES: usize = 4096;
 
-/// Everything an edge needs; cheap to clone.
+/// State of the APIs; cheap to clone.
 #[derive(Clone)]
 pub struct App {
-    /// Tokenizer, chat template, defaults.
+    /// Tokenizer, chat template and defaults of the model.
     pub text: Arc<ModelText>,
-    /// What generates tokens.
+    /// Generates tokens: the cluster, or a script in tests.
     pub generator: Arc<dyn Generator>,
-    /// Effective settings.
+    /// The effective settings.
     pub config: Arc<RouterConfig>,
-    /// Whether requests are taken.
+    /// Tracks running requests and refuses new ones during shutdown.
     pub drain: Drain,
-    /// Seconds since 1970 at start: when the model began to be served.
+    /// When this process started, seconds since 1970; `created` of the model.
     pub created: u64,
-    /// Long prompts tokenised at once: more would only share the processors.
+    /// Limits long prompts tokenised at once to the number of processors.
     tokenizing: Arc<Semaphore>,
 }
 
-/// A request that was taken.
+/// A request that was started.
 pub struct Started {
-    /// Checked, in tokens.
+    /// The validated request, in tokens.
     pub request: TokenRequest,
-    /// Its answer.
+    /// Its output.
     pub stream: TextStream,
 }
 
 impl App {
-    /// An app that takes requests at once.
+    /// An app that accepts requests at once.
     pub fn new(text: Arc<ModelText>, generator: Arc<dyn Generator>, config: RouterConfig) -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
@@ -56,7 +57,7 @@ impl App {
         }
     }
 
-    /// Checks `draft`, turns it into tokens and starts it.
+    /// Validates `draft`, tokenises it and starts it.
     pub async fn start(&self, draft: Draft) -> Result<Started, Refusal> {
         let lease = self.drain.enter()?;
         let limits = self.generator.model_limits()?;
@@ -66,7 +67,7 @@ impl App {
         Ok(Started { request, stream })
     }
 
-    /// Whether a request would be taken now.
+    /// Fails if a request would be refused now.
     pub fn ready(&self) -> Result<(), Refusal> {
         if self.drain.is_draining() {
             return Err(Refusal::Draining);
@@ -85,7 +86,7 @@ impl App {
         self.text_work(size, check).await
     }
 
-    /// Runs work over `bytes` of text, off the async threads if it may take long.
+    /// Runs `work` over `bytes` of text: inline if short, else on a blocking thread.
     pub async fn text_work<T: Send + 'static>(
         &self,
         bytes: usize,
@@ -96,13 +97,13 @@ impl App {
         }
         let _permit = self.tokenizing.acquire().await.map_err(|_| Refusal::Internal)?;
         tokio::task::spawn_blocking(work).await.unwrap_or_else(|failed| {
-            tracing::error!(%failed, "text work did not end");
+            tracing::error!(%failed, "tokenisation panicked");
             Err(Refusal::Internal)
         })
     }
 }
 
-/// About how much text there is to render and tokenise.
+/// Approximate bytes of text to render and tokenise.
 pub fn prompt_bytes(prompt: &Prompt) -> usize {
     match prompt {
         Prompt::Text(text) => text.len(),

@@ -1,41 +1,41 @@
-//! A cluster seen from outside as one large worker: what a gateway in front of several routers has to know. Pure.
+//! The cluster's capacity as if it were one large worker, for gateways in front of several routers. Pure.
 
 use skein_proto::info::WorkerInfo;
 
 use crate::fleet::WorkerStatus;
 use crate::request::ModelLimits;
 
-/// What the workers that take requests can do, and carry, together.
+/// What the ready workers can do and carry together.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Capacity {
-    /// What every one of them can take.
+    /// Limits that every ready worker accepts.
     pub limits: ModelLimits,
-    /// Of the model, alike at all of them.
+    /// Fingerprint of the model, the same on all workers.
     pub fingerprint: u64,
-    /// Every one promises that a resumed request goes on bit for bit.
+    /// Whether every worker resumes requests bit for bit.
     pub resume_exact: bool,
-    /// Tokens in a KV block, the smallest.
+    /// Smallest KV block size, tokens.
     pub block_size: u32,
-    /// KV blocks in all.
+    /// Sum of KV blocks.
     pub kv_blocks: u32,
-    /// Sequences that run at once in all.
+    /// Sum of sequences that run at once.
     pub max_num_seqs: u32,
-    /// Tokens of a step of all.
+    /// Sum of tokens in one step.
     pub max_num_batched_tokens: u32,
-    /// Blocks that a new request could get, in all.
+    /// Sum of blocks available to new requests.
     pub free_blocks: u32,
-    /// Prompt tokens that wait, in all.
+    /// Sum of queued prompt tokens that no cache holds.
     pub queued_uncached_tokens: u64,
-    /// Sequences running and waiting.
+    /// Sum of sequences running and waiting.
     pub sequences: u32,
-    /// Measured rates of all, tokens a second; 0 = none has measured.
+    /// Sum of measured prefill rates, tokens a second; 0 = none measured.
     pub prefill_tokens_per_second: f32,
-    /// As above.
+    /// Sum of measured decode rates, tokens a second; 0 = none measured.
     pub decode_tokens_per_second: f32,
 }
 
 impl Capacity {
-    /// Of the workers that take requests; `None` without any.
+    /// Sums up the ready workers; `None` if there are none.
     pub fn of(workers: &[WorkerStatus]) -> Option<Self> {
         let ready = workers.iter().filter(|worker| worker.is_ready());
         ready.filter_map(|worker| Some(Self::of_one(worker, worker.info.as_ref()?))).reduce(Self::with)
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_the_least_and_room_is_the_sum_of_those_that_take_requests() {
+    fn limits_are_the_least_and_capacity_the_sum_over_ready_workers() {
         let workers =
             vec![worker(None, 64, true), worker(None, 32, true), worker(Some(Refused::Draining), 8, false)];
         let capacity = Capacity::of(&workers).unwrap();

@@ -1,5 +1,5 @@
-//! Which requests run here, by their clients' ids. The same request again joins its own stream; another one under an
-//! id that runs is refused.
+//! The ids of running requests, as given by clients. A repeated request joins its own stream; a different
+//! request under a running id is refused.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,11 +15,11 @@ pub(crate) struct RunningIds(Arc<Mutex<HashMap<String, Running>>>);
 #[derive(Debug)]
 struct Running {
     stream_key: StreamKey,
-    /// How many read it.
+    /// Number of readers of the stream.
     claims: u32,
 }
 
-/// Holds an id while its request runs.
+/// Reserves an id while its request runs.
 #[derive(Debug)]
 pub(crate) struct Claim {
     id: String,
@@ -27,7 +27,7 @@ pub(crate) struct Claim {
 }
 
 impl RunningIds {
-    /// Takes an id, or joins those who hold it for the same stream.
+    /// Claims an id, or joins the readers that hold it for the same stream.
     pub fn claim(&self, id: &str, stream_key: StreamKey) -> Result<Claim, Refusal> {
         let mut ids = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let running = ids.entry(id.to_owned()).or_insert(Running { stream_key, claims: 0 });

@@ -1,5 +1,5 @@
-//! The cluster as the edges see it: requests go in, tokens come out, whatever happens to the workers meanwhile.
-//! It ties fleet, admission and dispatch together and decides nothing itself.
+//! The cluster as the APIs see it: requests go in, tokens come out, whatever happens to the workers. Connects
+//! fleet, admission and dispatch, and makes no decisions itself.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
@@ -23,7 +23,7 @@ use crate::capacity::Capacity;
 use crate::claims::RunningIds;
 use crate::config::{RecoveryConfig, RouterConfig};
 use crate::dispatch::delivery;
-use crate::dispatch::driver::{Asked, Driver};
+use crate::dispatch::driver::{Driver, NewRequest};
 use crate::fleet::prefix_index::PrefixIndex;
 use crate::fleet::{Fleet, HealthLimits, WorkerStatus};
 use crate::generator::{Generator, TokenSource};
@@ -34,7 +34,7 @@ use crate::links::workers::Workers;
 use crate::refusal::Refusal;
 use crate::request::{Journey, ModelLimits, TokenDelta, TokenRequest};
 
-/// A cluster of workers of one model. Cheap to clone; its links end with the last clone.
+/// A cluster of workers that serve one model. Cheap to clone; its links close with the last clone.
 #[derive(Clone)]
 pub struct Cluster {
     workers: Arc<Workers>,
@@ -44,30 +44,30 @@ pub struct Cluster {
     _tasks: Arc<EndOnDrop>,
 }
 
-/// What nobody but a test sets.
+/// Settings for tests only.
 #[derive(Debug, Clone, Default)]
 pub struct Tuning {
-    /// Seed of the policy's ties and of the router's id; `None` = random, so that routers differ.
+    /// Seed of the policy's tie-breaks and of the router's id; `None` = random, so that routers differ.
     pub seed: Option<u64>,
 }
 
-/// How the cluster stands, for people.
+/// State of the cluster, for people.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    /// The workers, in the order they joined.
+    /// The workers, in the order in which they joined.
     pub workers: Vec<WorkerStatus>,
-    /// What is let in.
+    /// The admitted requests.
     pub running: Running,
 }
 
 impl Cluster {
-    /// Starts to follow `changes`. `model_name` is what workers must serve (the first served model name).
-    /// Call it within a tokio runtime.
+    /// Starts to follow `changes`. `model_name`, the first served name, is what workers must serve. Must be
+    /// called within a tokio runtime.
     pub fn start(config: &RouterConfig, changes: mpsc::Receiver<Change>, model_name: &str) -> Self {
         Self::start_with(config, changes, model_name, Tuning::default(), Arc::new(Grpc))
     }
 
-    /// [`Cluster::start`] with other inner limits and another way to the workers.
+    /// [`Cluster::start`] with a seed and another transport, for tests.
     pub fn start_with(
         config: &RouterConfig,
         changes: mpsc::Receiver<Change>,
@@ -85,7 +85,7 @@ impl Cluster {
         let workers = Arc::new(Workers::new(model_name, fleet, rng, connector, errands, stream_linger));
         let tasks = [
             task::spawn(follow::follow_members(workers.clone(), changes)),
-            task::spawn(follow::look_at_health(workers.clone())),
+            task::spawn(follow::tick(workers.clone())),
             task::spawn(errands::run(to_run)),
         ];
         Self {
@@ -97,7 +97,7 @@ impl Cluster {
         }
     }
 
-    /// Admits, places and starts a request. An error means that nothing was started.
+    /// Admits, places and starts a request. On an error nothing was started.
     pub async fn submit(&self, request: TokenRequest) -> Result<TokenStream, Refusal> {
         if request.deadline.is_some_and(|deadline| deadline.since(clock::now()).is_zero()) {
             return Err(Refusal::DeadlineExceeded { timeout: Duration::ZERO });
@@ -105,39 +105,39 @@ impl Cluster {
         let stream_key = request.stream_key();
         let claim = self.running.claim(&request.id, stream_key)?;
         let (aborts, aborts_in) = mpsc::channel(request.n.max(1) as usize);
-        let asked = Asked { request, stream_key, claim, aborts: aborts_in };
-        let mut driver = Driver::admit(&self.workers, &self.admission, self.limits, asked)?;
+        let new = NewRequest { request, stream_key, claim, aborts: aborts_in };
+        let mut driver = Driver::admit(&self.workers, &self.admission, self.limits, new)?;
         driver.start().await?;
         let journey = driver.journey();
         let deltas = futures::stream::unfold(driver, async |mut driver| Some((driver.next().await?, driver)));
         Ok(TokenStream { deltas: Box::pin(deltas), journey, aborts, aborted: HashSet::new() })
     }
 
-    /// This process is about to leave: streams dropped from now on go on at their workers for a while, so that clients
-    /// take them up again through another router.
+    /// Prepares for the exit of this process: streams dropped from now on continue at their workers for a
+    /// while, so that clients can resume them through another router.
     pub fn leave(&self) {
         self.workers.errands.leave();
     }
 
-    /// What every ready worker can take.
+    /// Limits that every ready worker accepts; an error while none is ready.
     pub fn model_limits(&self) -> Result<ModelLimits, Refusal> {
         let limits = self.workers.with_fleet(|fleet| fleet.limits(clock::now()));
-        limits.ok_or_else(|| self.workers.nobody_ready())
+        limits.ok_or_else(|| self.workers.none_ready())
     }
 
-    /// Whether a request would find a worker now.
+    /// Fails if no worker would accept a request now.
     pub fn ready(&self) -> Result<(), Refusal> {
         let ready = self.workers.with_fleet(|fleet| fleet.is_ready(clock::now()));
-        if ready { Ok(()) } else { Err(self.workers.nobody_ready()) }
+        if ready { Ok(()) } else { Err(self.workers.none_ready()) }
     }
 
-    /// How the cluster stands.
+    /// The current state of the cluster.
     pub fn snapshot(&self) -> Snapshot {
         let workers = self.workers.with_fleet(|fleet| fleet.status(clock::now()));
         Snapshot { workers, running: self.admission.running() }
     }
 
-    /// Waits until a worker takes requests, for `at_most` that long.
+    /// Waits at most `at_most` until a worker is ready.
     pub async fn wait_ready(&self, at_most: Duration) -> Result<(), Refusal> {
         let mut changes = self.workers.fleet_changes();
         let ready = async {
@@ -145,7 +145,7 @@ impl Cluster {
                 changes.changed().await;
             }
         };
-        // Whichever came first, the answer is how it stands now.
+        // Either way, the answer is the current state.
         let _ = tokio::time::timeout(at_most, ready).await;
         self.ready()
     }
@@ -165,7 +165,7 @@ impl Generator for Cluster {
     }
 
     fn capacity(&self) -> Result<Capacity, Refusal> {
-        Capacity::of(&self.snapshot().workers).ok_or_else(|| self.workers.nobody_ready())
+        Capacity::of(&self.snapshot().workers).ok_or_else(|| self.workers.none_ready())
     }
 
     fn leave(&self) {
@@ -173,7 +173,7 @@ impl Generator for Cluster {
     }
 }
 
-/// One request's tokens. Dropping it cancels the request.
+/// The tokens of one request. Dropping it cancels the request.
 pub struct TokenStream {
     deltas: BoxStream<'static, Result<TokenDelta, Refusal>>,
     journey: Arc<Mutex<Journey>>,
@@ -192,7 +192,8 @@ impl Stream for TokenStream {
 impl TokenSource for TokenStream {
     fn abort_sample(&mut self, sample_index: u32) {
         if self.aborted.insert(sample_index) {
-            // The channel has room for every sample once; an index beyond them may find it full, and means nothing.
+            // There is room for every sample once. The channel can be full only for an invalid index, which
+            // is ignored.
             let _ = self.aborts.try_send(sample_index);
         }
     }
@@ -202,8 +203,8 @@ impl TokenSource for TokenStream {
     }
 }
 
-/// The standard library seeds each hasher from the operating system: randomness enough for ties and for the
-/// router's id, without another dependency.
+/// A random seed without another dependency: the standard library seeds each `RandomState` randomly, which
+/// suffices for tie-breaks and the router's id.
 fn random_seed() -> u64 {
     RandomState::new().hash_one(std::process::id())
 }

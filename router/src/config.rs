@@ -1,4 +1,4 @@
-//! What a router is told at start.
+//! Settings of a router.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -7,23 +7,23 @@ use std::time::Duration;
 /// Effective settings of one router process.
 #[derive(Debug, Clone)]
 pub struct RouterConfig {
-    /// Where HTTP and gRPC are served, one port for both (HTTP/1.1 and h2c).
+    /// Address of HTTP and gRPC, one port for both (HTTP/1.1 and h2c).
     pub listen: SocketAddr,
     /// Hugging Face directory with tokenizer.json, chat template and generation_config.json.
     pub model: PathBuf,
-    /// Names clients may use; the first is the one answered with.
+    /// Names that clients may use for the model; answers carry the first.
     pub served_model_names: Vec<String>,
-    /// Keys that open the API; empty = open to all.
+    /// Keys that open the API; an empty list opens it to all.
     pub api_keys: Vec<String>,
-    /// Admission bounds.
+    /// Bounds on all requests together.
     pub admission: AdmissionConfig,
     /// Bounds on what one client may send.
     pub limits: RequestLimits,
-    /// Moves of one request to another worker before it ends with an error.
+    /// Most consecutive moves of a request without progress before it fails.
     pub migration_limit: u32,
-    /// How long a drain may take before running streams are ended with an error.
+    /// How long a shutdown waits for running streams before it ends them with an error.
     pub shutdown_timeout: Duration,
-    /// When a worker counts as lost, and what its streams do then.
+    /// When a worker counts as lost, and how its streams recover.
     pub recovery: RecoveryConfig,
 }
 
@@ -33,7 +33,7 @@ const MIGRATION_LIMIT: u32 = 3;
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(120);
 
 impl RouterConfig {
-    /// A router open to all, on a loopback port that the system chooses.
+    /// A router without keys on a loopback port chosen by the system.
     pub fn new(
         model: impl Into<PathBuf>,
         served_model_names: impl IntoIterator<Item = impl Into<String>>,
@@ -52,20 +52,20 @@ impl RouterConfig {
     }
 }
 
-/// When a worker counts as lost, and how long things are kept and waited for meanwhile.
+/// When a worker counts as lost, and how long streams and requests wait.
 #[derive(Debug, Clone)]
 pub struct RecoveryConfig {
-    /// A worker from which nothing was heard for this long is lost: its streams move. Workers report every second.
+    /// A worker that is silent for this long is lost and its streams move. Workers report every second.
     pub worker_timeout: Duration,
-    /// A worker whose step counter stands still this long while it has work is lost. `None` = five seconds, longer
-    /// where its measured rates say that one step may take longer.
+    /// A worker whose step counter does not move for this long while it has work is lost. `None` = five
+    /// seconds, or longer if its measured rates allow a longer step.
     pub wedge_timeout: Option<Duration>,
-    /// How long a stream goes on at its worker, and can be taken up again, when its reader is gone without a word;
-    /// zero = it ends at once.
+    /// How long a stream continues at its worker, and can be resumed, after its reader disconnected without a
+    /// release; zero = it ends at once.
     pub stream_linger: Duration,
-    /// How long an accepted request waits for a worker while none is ready.
+    /// How long an accepted request waits while no worker is ready.
     pub patience: Duration,
-    /// Memory that the prefix index may take, bytes.
+    /// Memory limit of the prefix index, bytes.
     pub max_index_bytes: usize,
 }
 
@@ -81,12 +81,12 @@ impl Default for RecoveryConfig {
     }
 }
 
-/// Bounds of what waits in this router and its workers.
+/// Bounds on the requests that run or wait in this router and its workers.
 #[derive(Debug, Clone)]
 pub struct AdmissionConfig {
-    /// Requests running or waiting, in all.
+    /// Number of requests.
     pub max_num_queued_reqs: u32,
-    /// Uncached prompt tokens plus expected output tokens of all those.
+    /// Sum of their uncached prompt tokens and expected output tokens.
     pub max_num_queued_tokens: u64,
 }
 
@@ -99,23 +99,23 @@ impl Default for AdmissionConfig {
 /// Bounds on one request.
 #[derive(Debug, Clone)]
 pub struct RequestLimits {
-    /// HTTP body, bytes.
+    /// Size of the HTTP body, bytes.
     pub body_bytes: usize,
     /// Prompts in one completions call.
     pub prompts: usize,
-    /// `n`.
+    /// Largest `n`.
     pub n: u32,
-    /// Stop strings, and bytes in each.
+    /// Number of stop strings.
     pub stop_strings: usize,
-    /// Bytes in one stop string.
+    /// Length of one stop string, bytes.
     pub stop_string_bytes: usize,
-    /// `stop_token_ids`.
+    /// Number of `stop_token_ids`.
     pub stop_token_ids: usize,
-    /// Entries of `logit_bias`.
+    /// Number of tokens in `logit_bias`.
     pub logit_bias: usize,
-    /// `top_logprobs`, `logprobs`.
+    /// Largest `top_logprobs` and `logprobs`.
     pub logprobs: u32,
-    /// Time a request may take when it brings no deadline of its own.
+    /// Time limit of a request; a shorter one in the request takes precedence.
     pub request_timeout: Duration,
 }
 

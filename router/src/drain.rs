@@ -1,5 +1,5 @@
-//! Stopping without losing anything: new requests are refused, running ones go on, and only those that are
-//! still running at the deadline are ended.
+//! Shutdown without losing requests: new ones are refused, running ones continue, and those still running at
+//! the deadline are ended.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,16 +9,16 @@ use tokio_util::sync::CancellationToken;
 
 use crate::refusal::Refusal;
 
-/// Whether this router takes requests; shared by all its edges.
+/// Whether this router accepts requests. Both APIs share one.
 #[derive(Debug, Clone)]
 pub struct Drain {
     draining: CancellationToken,
     ended: CancellationToken,
-    /// Every running request holds a receiver, so `closed` means that none runs.
+    /// Every running request holds a receiver, so `closed` means that none is running.
     running: Arc<watch::Sender<()>>,
 }
 
-/// Held by a request while it runs.
+/// Held by a running request.
 #[derive(Debug)]
 pub struct Lease {
     _running: watch::Receiver<()>,
@@ -36,9 +36,9 @@ impl Default for Drain {
 }
 
 impl Drain {
-    /// Lets a request in, unless draining has begun.
+    /// Admits a request unless a drain has begun.
     pub fn enter(&self) -> Result<Lease, Refusal> {
-        // The lease is taken before the question is asked: a drain that begins in between waits for it.
+        // Take the lease before the check, so that a drain which begins in between waits for it.
         let lease = Lease { _running: self.running.subscribe(), ended: self.ended.clone() };
         if self.is_draining() { Err(Refusal::Draining) } else { Ok(lease) }
     }
@@ -48,26 +48,27 @@ impl Drain {
         self.draining.is_cancelled()
     }
 
-    /// Returns when new requests are refused.
+    /// Waits until a drain begins.
     pub async fn began(&self) {
         self.draining.cancelled().await;
     }
 
-    /// Returns when the drain's time is over.
+    /// Waits until the drain's time is over.
     pub async fn over(&self) {
         self.ended.cancelled().await;
     }
 
-    /// Requests running now.
+    /// Number of running requests.
     pub fn running(&self) -> usize {
         self.running.receiver_count()
     }
 
-    /// Refuses new requests and waits for the running ones, at most `timeout`; then says `leaving` and ends those left.
+    /// Refuses new requests and waits at most `timeout` for the running ones; then calls `leaving` and ends
+    /// the rest.
     pub async fn drain(&self, timeout: Duration, leaving: impl FnOnce()) {
         self.draining.cancel();
         if tokio::time::timeout(timeout, self.running.closed()).await.is_err() {
-            tracing::warn!(requests = self.running(), "the drain's time is over; running requests are ended");
+            tracing::warn!(requests = self.running(), "shutdown timeout: ending the requests that still run");
         }
         leaving();
         self.ended.cancel();
@@ -75,7 +76,7 @@ impl Drain {
 }
 
 impl Lease {
-    /// Returns when the request must end with an error.
+    /// Waits until the request must end with an error.
     pub async fn ended(&self) {
         self.ended.cancelled().await;
     }
@@ -102,7 +103,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_drain_ends_what_outlasts_it() {
+    async fn a_drain_ends_requests_that_outlast_it() {
         let drain = Drain::default();
         let lease = drain.enter().unwrap();
         drain.drain(Duration::from_secs(1), || ()).await;

@@ -1,9 +1,10 @@
-//! The front of a Skein cluster.
+//! The router of a Skein cluster.
 //!
-//! `gateway` (OpenAI HTTP) and `grpc` (skein.v1) parse and answer; both hand a [`request::Draft`] to the one
-//! validator. `text` turns it into tokens and tokens back into text. `fleet` is the live picture of the workers and
-//! chooses among them, purely; `links` are the wires to them. `dispatch` opens a stream on one of them and resumes
-//! it elsewhere when that worker is lost. This crate knows nothing of the worker's code.
+//! `gateway` (OpenAI HTTP) and `grpc` (skein.v1) parse requests and send answers; both hand a
+//! [`request::Draft`] to the one validator. `text` converts it to tokens and tokens back to text. `fleet` is
+//! the live state of the workers and chooses among them, purely; `links` connect to them. `dispatch` opens a
+//! stream on one of them and resumes it on another if that worker is lost. This crate does not use the
+//! worker's code.
 
 pub mod admission;
 pub mod app;

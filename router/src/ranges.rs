@@ -1,5 +1,5 @@
-//! Whole numbers in their ranges, and the refusal of numbers out of theirs, for requests and for a model's own defaults.
-//! Pure.
+//! Integer range checks, and the refusals for numbers out of range, in requests and in a model's own
+//! defaults. Pure.
 
 use skein_proto::sampling::OutOfRange;
 
@@ -11,7 +11,7 @@ impl From<OutOfRange> for Refusal {
     }
 }
 
-/// `value` within `low..=high`, if there is one.
+/// Checks that `value`, if given, is within `low..=high`.
 pub fn whole(name: &'static str, value: Option<i64>, low: i64, high: i64) -> Result<Option<u32>, Refusal> {
     match value {
         None => Ok(None),
@@ -22,11 +22,11 @@ pub fn whole(name: &'static str, value: Option<i64>, low: i64, high: i64) -> Res
     }
 }
 
-/// `top_k` as the worker takes it: 0 is off.
+/// `top_k` in the worker's form: 0 is off.
 pub fn top_k(value: i64, vocab_size: u32) -> Result<u32, Refusal> {
     match value {
         -1 | 0 => Ok(0),
-        // More than the vocabulary is all of it.
+        // Larger than the vocabulary means all of it.
         1.. => Ok(u32::try_from(value).unwrap_or(u32::MAX).min(vocab_size)),
         _ => {
             Err(Refusal::invalid("top_k", format!("top_k must be -1 or 0 (off) or at least 1, got {value}.")))

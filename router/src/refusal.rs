@@ -1,108 +1,108 @@
-//! Everything a request can be told instead of an answer. Two exhaustive matches, [`Refusal::http`] and
+//! All the ways in which a request can fail. Two exhaustive matches, [`Refusal::http`] and
 //! [`Refusal::grpc_code`], decide what a client sees.
 
 use std::time::Duration;
 
-/// Why a request was not answered, or not to its end.
+/// Why a request was not answered, or not completely.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Refusal {
     /// A field is malformed or out of range.
     #[error("{message}")]
     Invalid {
-        /// The field, as the API names it.
+        /// The field's name in the API; `None` = unknown.
         param: Option<&'static str>,
         /// What is wrong, the value, the limit, what to do.
         message: String,
     },
-    /// The body is no JSON of the right shape.
+    /// The body is not a JSON object.
     #[error("{0}")]
     InvalidJson(String),
-    /// Prompt and output cannot fit. The sentence is the one clients match on.
+    /// Prompt and output do not fit. Clients match on this sentence.
     #[error(
         "This model's maximum context length is {max} tokens. However, you requested {} tokens ({prompt} in the prompt, {output} for the output). Please reduce the length of the prompt or of the output.",
         *prompt as u64 + *output as u64
     )]
     ContextLength {
-        /// Longest sequence.
+        /// Longest sequence of the model, tokens.
         max: u32,
-        /// Prompt tokens.
+        /// Prompt length, tokens.
         prompt: u32,
-        /// Output tokens asked for.
+        /// Output tokens requested.
         output: u32,
         /// `messages` or `prompt`.
         param: &'static str,
     },
-    /// No such model.
+    /// No served model has this name.
     #[error("The model `{0}` does not exist.")]
     ModelNotFound(String),
-    /// No such path.
+    /// The path does not exist.
     #[error("{0}")]
     NotFound(String),
-    /// Path exists, method does not.
+    /// The path exists, but not with this method.
     #[error("{0}")]
     MethodNotAllowed(String),
-    /// The body is not JSON by its content-type.
+    /// The content type is not JSON.
     #[error("Unsupported content-type `{0}`; send application/json.")]
     UnsupportedMediaType(String),
-    /// Body over its bound.
+    /// The body is too large.
     #[error("The request body is over {limit} bytes; send a smaller one.")]
     TooLarge {
-        /// Bytes.
+        /// Largest body, bytes.
         limit: usize,
     },
-    /// Missing or wrong API key.
+    /// The API key is missing or wrong.
     #[error("Incorrect API key provided.")]
     Unauthorized,
-    /// The same request id is running.
+    /// A different request runs under this id.
     #[error("A request with id `{0}` is already running; use another id.")]
     DuplicateId(String),
-    /// The client says that it has more of the answer than there is.
+    /// The client claims more of the answer than exists.
     #[error(
-        "The answer under this request id is not the one that you have a part of; was another body sent, or another model loaded? Ask again without Last-Event-ID or resume_from."
+        "The answer under this request id is not the one that you have part of: the body or the model has changed. Send the request again without Last-Event-ID or resume_from."
     )]
     NotContinued,
-    /// Shed by admission or by every worker.
+    /// Refused by admission, or by every worker.
     #[error("The cluster is at its limit ({reason}); retry after {} ms.", retry_after.as_millis())]
     Overloaded {
-        /// Which limit.
+        /// The limit that was reached.
         reason: String,
-        /// When to try again.
+        /// When to retry.
         retry_after: Duration,
     },
     /// No worker is ready.
     #[error("No worker is ready: {reason}.")]
     NoReadyWorker {
-        /// What is known.
+        /// State of the workers.
         reason: String,
-        /// When to try again.
+        /// When to retry.
         retry_after: Duration,
     },
-    /// The router takes no new requests any more.
+    /// The router is shutting down.
     #[error("The server is shutting down; retry elsewhere.")]
     Draining,
-    /// The client's deadline passed.
+    /// The request's deadline passed.
     #[error("The deadline of {} ms passed before the request ended.", timeout.as_millis())]
     DeadlineExceeded {
-        /// The client's own limit.
+        /// The request's time limit.
         timeout: Duration,
     },
-    /// Every move to another worker failed.
+    /// The request failed on every worker tried.
     #[error("The request could not be finished after {moves} moves to another worker: the workers failed.")]
     WorkersLost {
-        /// Moves tried.
+        /// Moves made.
         moves: u32,
-        /// The last fault, for the log: a worker's own words are not for clients.
+        /// The last fault, for the log only: a worker's error text is not for clients.
         reason: String,
     },
-    /// An invariant of ours broke.
+    /// A broken invariant of ours.
     #[error("Internal error; quote the request id when you report it.")]
     Internal,
 }
 
-/// What an HTTP client gets: status, and the `type` and `code` of the OpenAI error object.
+/// What an HTTP client sees: the status, and the `type` and `code` of the OpenAI error object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HttpShape {
-    /// Status code.
+    /// HTTP status code.
     pub status: u16,
     /// `error.type`.
     pub kind: &'static str,
@@ -116,7 +116,7 @@ impl Refusal {
         Self::Invalid { param: Some(param), message: message.into() }
     }
 
-    /// The HTTP answer.
+    /// The HTTP form.
     pub fn http(&self) -> HttpShape {
         let shape = |status, kind, code| HttpShape { status, kind, code };
         match self {
@@ -144,7 +144,7 @@ impl Refusal {
         }
     }
 
-    /// The field a client should look at.
+    /// The field at fault, if known.
     pub fn param(&self) -> Option<&'static str> {
         match self {
             Self::Invalid { param, .. } => *param,
@@ -154,7 +154,7 @@ impl Refusal {
         }
     }
 
-    /// When to try again, where that helps.
+    /// When to retry; `None` if retrying does not help.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Overloaded { retry_after, .. } | Self::NoReadyWorker { retry_after, .. } => {
@@ -165,7 +165,7 @@ impl Refusal {
         }
     }
 
-    /// The gRPC answer.
+    /// The gRPC form.
     pub fn grpc_code(&self) -> tonic::Code {
         match self {
             Self::Invalid { .. }

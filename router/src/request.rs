@@ -1,4 +1,4 @@
-//! A request on its way through the router: as the client meant it ([`Draft`]), and checked, in tokens
+//! A request inside the router: as the client sent it ([`Draft`]), and validated, in tokens
 //! ([`TokenRequest`]). JSON and protobuf end before the first, text before the second.
 
 use std::sync::Arc;
@@ -10,47 +10,48 @@ use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::sampling::{SamplingOptions, SamplingParams};
 use skein_proto::stream_key::StreamKey;
 
-/// What a client asked for, from either API, not yet checked. Numbers are wide and optional so that the one
-/// validator, and not a parser, says what is out of range.
+/// A request from either API, before validation. Numbers are wide and optional, so that the validator and not
+/// a parser reports what is out of range.
 #[derive(Debug, Clone, Default)]
 pub struct Draft {
-    /// Model name; `None` = the only one served.
+    /// Model name; `None` = the served one.
     pub model: Option<String>,
-    /// What to continue.
+    /// The prompt to continue.
     pub prompt: Prompt,
-    /// How to draw tokens.
+    /// Sampling parameters.
     pub sampling: SamplingOptions,
-    /// The client's own id for the request.
+    /// The client's own request id.
     pub request_id: Option<String>,
-    /// Which prompt this is of a call that has several under one id.
+    /// Index of this prompt in a call with several prompts under one id.
     pub part: Option<usize>,
-    /// Whether the tokenizer adds its own tokens (BOS) to a text; absent = it does.
+    /// Whether the tokenizer adds its own tokens (BOS) to a text; default true.
     pub add_special_tokens: Option<bool>,
-    /// Separates prefix caches.
+    /// Requests with different salts share no prefix cache.
     pub cache_salt: String,
-    /// Lower runs first.
+    /// Lower values run first.
     pub priority: i64,
-    /// How long the client waits at most.
+    /// Time limit, milliseconds.
     pub timeout_ms: Option<u64>,
 }
 
-/// The prompt, in one of the forms the APIs take.
+/// The prompt, in one of the forms that the APIs accept.
 #[derive(Debug, Clone)]
 pub enum Prompt {
-    /// Plain text; special tokens such as BOS are added unless the draft says no, and control tokens spelt in the text are recognised
-    /// (a client that writes its own chat format relies on it; `Chat` protects against it).
+    /// Plain text. Special tokens such as BOS are added unless the draft says no. Control tokens spelled in
+    /// the text are recognised: clients that write their own chat format rely on it, and `Chat` protects
+    /// against it.
     Text(String),
-    /// Token ids as they are.
+    /// Token ids, used as they are.
     Tokens(Vec<i64>),
     /// A conversation for the model's chat template.
     Chat {
         /// Messages, each a JSON object with at least `role` and `content`.
         messages: Vec<serde_json::Value>,
-        /// End with the opening of an assistant turn.
+        /// Whether to end with the start of an assistant turn.
         add_generation_prompt: bool,
-        /// Continue the last (assistant) message instead of opening a turn.
+        /// Whether to continue the last (assistant) message instead of starting a turn.
         continue_final_message: bool,
-        /// Extra variables for the template; cannot override its own.
+        /// Extra variables for the template; they cannot override its own.
         template_kwargs: serde_json::Map<String, serde_json::Value>,
     },
 }
@@ -61,34 +62,34 @@ impl Default for Prompt {
     }
 }
 
-/// A checked request in tokens: what admission, policy and dispatch see.
+/// A validated request in tokens: what admission, policy and dispatch see.
 #[derive(Debug, Clone)]
 pub struct TokenRequest {
-    /// Unique; the client's own or a UUIDv7.
+    /// Unique; the client's own id or a UUIDv7.
     pub id: String,
     /// Served name of the model.
     pub model: Arc<str>,
     /// Prompt tokens, at least one.
     pub prompt: Arc<[TokenId]>,
-    /// Parameters for the worker, all in range. Without a seed of the client's, one made of `id`: whoever resumes or repeats
-    /// the request draws the same tokens.
+    /// Parameters for the worker, all in range. A missing seed is derived from `id`, so that a resumed or
+    /// repeated request draws the same tokens.
     pub sampling: Arc<SamplingParams>,
-    /// Samples to produce, 1..=16.
+    /// Number of samples, 1..=16.
     pub n: u32,
-    /// Mixed into the block hash.
+    /// Mixed into the block hashes.
     pub cache_salt: Arc<str>,
-    /// Lower runs first, -100..=100.
+    /// Lower values run first, -100..=100.
     pub priority: i32,
-    /// When the client stops waiting.
+    /// When the request times out; `None` = never.
     pub deadline: Option<Timestamp>,
-    /// The stream's name, when a gateway in front has named it; `None` = it follows from the request.
+    /// The stream's key if a gateway set it; `None` = derived from the request.
     pub stream_key: Option<StreamKey>,
-    /// What the client has of the answer already; `None` = nothing.
+    /// How much of the answer the client already has; `None` = nothing.
     pub resume: Option<Arc<Resume>>,
 }
 
 impl TokenRequest {
-    /// Asks for one sample after `prompt`, and for nothing that is optional.
+    /// A request for one sample after `prompt`, without any options.
     pub fn new(
         id: impl Into<String>,
         model: impl Into<Arc<str>>,
@@ -110,50 +111,50 @@ impl TokenRequest {
     }
 }
 
-/// How far a client got with a request through somebody who is gone. What it has is never sent again.
+/// How much of a request its client received before it was interrupted. None of it is sent again.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Resume {
-    /// The samples still wanted; those not named have ended, or are not wanted any more.
+    /// The unfinished samples; all others have ended or been aborted.
     pub samples: Vec<ResumeSample>,
-    /// The client has all log-probabilities of the prompt, or wants none.
+    /// Whether the client has all prompt log-probabilities, or requested none.
     pub prompt_logprobs_done: bool,
 }
 
-/// How far a client got with one sample.
+/// How much of one sample its client received.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ResumeSample {
-    /// Which sample, below `n`.
+    /// Index of the sample, below `n`.
     pub index: u32,
-    /// The output tokens it has, from the first on.
+    /// The output tokens received, from the first.
     pub delivered: Vec<TokenId>,
 }
 
-/// Tokens of one sample, exactly once and in order: dispatch has dropped repeats and healed holes.
+/// Tokens of one sample, exactly once and in order: dispatch has removed repeats and filled gaps.
 #[derive(Debug, Clone, Default)]
 pub struct TokenDelta {
-    /// Which sample.
+    /// Index of the sample.
     pub sample_index: u32,
-    /// Absolute position of `tokens[0]` (prompt tokens count).
+    /// Absolute position of `tokens[0]`, counting prompt tokens.
     pub from_position: u32,
-    /// New output tokens.
+    /// The new output tokens.
     pub tokens: Vec<TokenId>,
-    /// One for each of `tokens` when asked for.
+    /// One for each of `tokens` if requested, else empty.
     pub logprobs: Vec<TokenLogprobs>,
     /// Set on the sample's last delta.
     pub finish: Option<FinishReason>,
     /// Prompt tokens that the first worker found cached; set once, on the request's first delta.
     pub cached_tokens: Option<u32>,
-    /// For prompt positions 1.. in order, before the first output token, when asked for.
+    /// For prompt positions from 1 on, in order and before the first output token, if requested.
     pub prompt_logprobs: Vec<TokenLogprobs>,
 }
 
-/// What a request went through that its client did not see.
+/// What happened to a request that its client did not see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Journey {
     /// Moves to another worker, or back to the same one.
     pub moves: u32,
-    /// Every token is the one that an undisturbed run would have given. False once a worker went on from tokens of
-    /// another one and one of the two does not promise equal bits.
+    /// Whether every token is the one that an undisturbed run would have generated. False once a worker
+    /// continued from another one's tokens and one of the two does not promise identical bits.
     pub resume_exact: bool,
 }
 
@@ -163,10 +164,10 @@ impl Default for Journey {
     }
 }
 
-/// Bounds that come from the workers, not from configuration.
+/// Limits set by the workers, not by configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModelLimits {
-    /// Most tokens a sequence may have, prompt and output together.
+    /// Most tokens of a sequence, prompt and output together.
     pub max_model_len: u32,
     /// Token ids are below this.
     pub vocab_size: u32,

@@ -1,5 +1,5 @@
-//! HTTP and gRPC on one port: HTTP/1.1 and HTTP/2 without TLS, told apart by their first bytes. Every wait and
-//! every size that a client controls has a bound here or in `config`.
+//! HTTP and gRPC on one port: HTTP/1.1 and HTTP/2 without TLS, distinguished by their first bytes. Every wait
+//! and every size that a client controls has a bound here or in `config`.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -22,28 +22,31 @@ use tower::ServiceExt;
 use crate::app::App;
 use crate::{gateway, grpc};
 
-/// Connections at once; more wait to be accepted.
+/// Most connections at once; further ones wait to be accepted.
 const MAX_CONNECTIONS: usize = 16_384;
-/// From connecting to the head of the first request, and from one head's first byte to its last.
+/// Time from connecting to the end of the first request's head, and from one head's first byte to its last.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
-/// Header lines of one request, and their bytes.
+/// Most header lines of one request.
 const MAX_HEADERS: usize = 100;
+/// Most header bytes of one request.
 const MAX_HEADER_BYTES: u32 = 64 * 1024;
-/// Requests at once on one HTTP/2 connection.
+/// Most requests at once on one HTTP/2 connection.
 const MAX_STREAMS: u32 = 1024;
-/// A silent HTTP/2 peer is asked whether it lives, and given this long to say so.
+/// How often a silent HTTP/2 peer is pinged.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
+/// How long it may take to answer a ping.
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
-/// After a failed accept (no file descriptors): time for others to close.
+/// Pause after a failed accept, for example without free file descriptors, so that others can close.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// After the drain: time to write out what is written and say good-bye.
+/// After the drain: time to flush responses and close connections.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Serves `app` until `shutdown`, then drains: new requests are refused with 503 and running ones end. Those that outlast
-/// `shutdown_timeout` are cut, and go on at their workers for a while: their clients can take them up again elsewhere.
+/// Serves `app` until `shutdown`, then drains: new requests are refused with 503 and running ones finish.
+/// Those still running after `shutdown_timeout` are cut but continue at their workers for a while, so that
+/// their clients can resume them through another router.
 ///
 /// # Errors
-/// When the gRPC descriptors cannot be read: a broken build.
+/// If the gRPC descriptors cannot be decoded: a broken build.
 pub async fn serve(listener: TcpListener, app: App, shutdown: impl Future<Output = ()>) -> io::Result<()> {
     let guarded = grpc::guarded(&app).map_err(io::Error::other)?;
     let router = gateway::router(app.clone(), guarded, grpc::open(&app));
@@ -70,7 +73,7 @@ pub async fn serve(listener: TcpListener, app: App, shutdown: impl Future<Output
     closing.cancel();
     let all_closed = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(CLOSE_TIMEOUT, all_closed).await.is_err() {
-        tracing::warn!("some connections were cut: their clients did not read");
+        tracing::warn!("some connections were cut because their clients did not read");
     }
     Ok(())
 }
@@ -98,7 +101,7 @@ async fn connection(
     closing: CancellationToken,
     _place: Option<OwnedSemaphorePermit>,
 ) {
-    // Tokens are small and each should leave at once. A socket that refuses is served all the same.
+    // Tokens are small and should leave at once. If the socket refuses the option, serve it anyway.
     let _ = stream.set_nodelay(true);
     let asked = Arc::new(AtomicBool::new(false));
     let noting = asked.clone();
@@ -112,7 +115,7 @@ async fn connection(
     tokio::pin!(served);
     let silent = async {
         tokio::time::sleep(HEAD_TIMEOUT).await;
-        // Once a request was read, the protocol's own timers watch.
+        // Once a request has been read, the protocol's own timeouts apply.
         if asked.load(Ordering::Relaxed) {
             std::future::pending::<()>().await;
         }
@@ -190,7 +193,7 @@ mod tests {
         stream
     }
 
-    /// Everything until the server closes or `end` has come.
+    /// Reads until the server closes the connection or `end` arrives.
     async fn read_until(stream: &mut TcpStream, end: &str) -> String {
         let mut text = String::new();
         let mut buffer = [0; 4096];
@@ -221,7 +224,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stream_that_outlasts_the_drain_is_cut_like_one_whose_server_died() {
+    async fn a_stream_that_outlasts_the_drain_is_cut_as_in_a_crash() {
         let server = start(endless(), Duration::from_millis(200)).await;
         let mut client = send(server.address, &post(r#"{"prompt": "a", "stream": true}"#)).await;
         let mut idle = send(server.address, "GET /livez HTTP/1.1\r\nhost: x\r\n\r\n").await;
@@ -235,7 +238,7 @@ mod tests {
         let mut ready = send(address, "GET /readyz HTTP/1.1\r\nhost: x\r\n\r\n").await;
         assert!(read_until(&mut ready, "draining").await.starts_with("HTTP/1.1 503"));
         let rest = read_until(&mut client, "never").await;
-        // Without the last chunk (`0\r\n\r\n`), so that no client takes it for the end.
+        // Without the final chunk (`0\r\n\r\n`), so that no client mistakes it for the end.
         assert!(rest.contains("\nretry: ") && !rest.contains("data:"), "{rest}");
         assert!(!rest.ends_with("0\r\n\r\n"), "{rest}");
         served.await.unwrap().unwrap();
@@ -249,7 +252,7 @@ mod tests {
         for headers in [many, format!("x: {}\r\n", "y".repeat(100_000))] {
             let request = format!("GET /livez HTTP/1.1\r\nhost: x\r\n{headers}\r\n");
             let mut client = TcpStream::connect(server.address).await.unwrap();
-            // The server may hang up before it has read all.
+            // The server may close before it has read everything.
             let _ = client.write_all(request.as_bytes()).await;
             let mut answer = vec![0; 64];
             let count = client.read(&mut answer).await.unwrap_or(0);
@@ -261,12 +264,12 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_that_never_asks_is_closed() {
+    async fn a_connection_without_a_request_is_closed() {
         let server = start(Script::default(), Duration::ZERO).await;
         for begun in ["", "P", "PRI * HTTP/2.0\r\n", "GET /livez HTTP/1.1\r\nhost"] {
             let mut client = send(server.address, begun).await;
             let mut buffer = [0; 64];
-            // Closed with or without a 408.
+            // Closed, with or without a 408.
             while client.read(&mut buffer).await.unwrap_or(0) > 0 {}
         }
     }

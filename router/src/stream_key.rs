@@ -1,19 +1,20 @@
-//! What names a stream of tokens, whoever asks for it: all that its tokens are a function of, and the client's id, so
-//! that two clients with equal requests do not meet. Pure.
+//! The key of a token stream: a hash of everything its tokens depend on and of the request's id, so that two
+//! clients with equal requests do not share a stream. Pure.
 
 use skein_proto::stream_key::{Encoding, StreamKey};
 
 use crate::request::TokenRequest;
 
 impl TokenRequest {
-    /// Under which name others find the stream of this request.
+    /// The key under which other readers find this request's stream.
     pub fn stream_key(&self) -> StreamKey {
         self.stream_key.unwrap_or_else(|| self.own_stream_key())
     }
 
-    /// The key that follows from the request. What its client already has of the answer does not count.
+    /// The key derived from the request. How much of the answer its client has does not matter.
     ///
-    /// The request is taken apart whole: a new field does not compile until somebody decides whether it counts.
+    /// The destructuring is complete, so that a new field does not compile until someone decides whether it
+    /// belongs to the key.
     pub fn own_stream_key(&self) -> StreamKey {
         let Self {
             id,
@@ -56,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_the_tokens_depend_on_changes_the_key_and_nothing_else_does() {
+    fn exactly_the_fields_that_tokens_depend_on_change_the_key() {
         let others = [
             TokenRequest { id: "rm".into(), model: "".into(), ..request() },
             TokenRequest { id: "q".into(), ..request() },
@@ -78,7 +79,7 @@ mod tests {
         let key = request().stream_key();
         assert_eq!(StreamKey::from_wire(&key.to_wire()), Some(key));
         assert_eq!(StreamKey::from_wire(&[0; 15]), None);
-        // Routers of two releases must agree: a change here needs another name of the layout.
+        // Routers of two releases must agree: changing the layout requires a new layout name.
         assert_eq!(format!("{key:?}"), "StreamKey(257582162358215207826142650663902343637)");
     }
 }

@@ -1,5 +1,4 @@
-//! What the tests of this crate's edges share: a small tokenizer made here, and a generator that follows a
-//! script.
+//! Shared by the tests of the APIs: a small tokenizer and a generator that follows a script.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -20,9 +19,9 @@ use crate::refusal::Refusal;
 use crate::request::{Journey, ModelLimits, TokenDelta, TokenRequest};
 use crate::text::model_text::ModelText;
 
-/// First id of a byte: byte `b` is token `b + BYTES`.
+/// Token of byte 0: byte `b` is token `b + BYTES`.
 pub const BYTES: TokenId = 4;
-/// Longest sequence of the scripted model.
+/// Longest sequence of the scripted model, tokens.
 pub const MAX_MODEL_LEN: u32 = 256;
 
 /// Byte-level, without merges: `<|bos|>` 0, `<|end|>` 1, `<|user|>` 2, `<|assistant|>` 3, then the 256 bytes.
@@ -81,7 +80,7 @@ pub fn tokens(text: &str) -> Vec<TokenId> {
     text.bytes().map(|byte| TokenId::from(byte) + BYTES).collect()
 }
 
-/// A delta of sample `index` that brings `text`.
+/// A delta of sample `index` with `text`.
 pub fn delta(index: u32, text: &str) -> TokenDelta {
     TokenDelta { sample_index: index, tokens: tokens(text), ..TokenDelta::default() }
 }
@@ -91,38 +90,38 @@ pub fn finish(index: u32, finish: FinishReason) -> TokenDelta {
     TokenDelta { sample_index: index, finish: Some(finish), ..TokenDelta::default() }
 }
 
-/// What a scripted stream does next.
+/// One item of a scripted stream.
 #[derive(Debug, Clone)]
 pub enum Say {
-    /// Sends this.
+    /// Sends this delta.
     Delta(TokenDelta),
-    /// Ends with this.
+    /// Ends the stream with this refusal.
     Fail(Refusal),
-    /// Never says anything more.
+    /// Stays silent forever.
     Hang,
 }
 
-/// Answers every request with the same script, and notes what it was asked.
+/// Answers every request from the same script and records the requests.
 #[derive(Default)]
 pub struct Script {
-    /// What each stream says.
+    /// The items of each stream.
     pub say: Vec<Say>,
-    /// What `submit` refuses with.
+    /// If set, `submit` fails with this.
     pub refuse: Option<Refusal>,
-    /// What `model_limits` and `ready` refuse with.
+    /// If set, `model_limits` and `ready` fail with this.
     pub not_ready: Option<Refusal>,
-    /// Requests so far.
+    /// Requests received so far.
     pub requests: Mutex<Vec<TokenRequest>>,
-    /// Streams that are open.
+    /// Number of open streams.
     pub open: Arc<AtomicUsize>,
     /// Samples aborted so far.
     pub aborted: Arc<Mutex<Vec<u32>>>,
-    /// What each stream has gone through.
+    /// The journey that each stream reports.
     pub journey: Journey,
 }
 
 impl Script {
-    /// Streams that send these deltas; log-probabilities and positions are filled in as the request wants.
+    /// Streams that send these deltas; log-probabilities and positions are filled in as requested.
     pub fn of(deltas: impl IntoIterator<Item = TokenDelta>) -> Self {
         Self { say: deltas.into_iter().map(Say::Delta).collect(), ..Self::default() }
     }
@@ -174,7 +173,7 @@ impl Generator for Script {
     }
 }
 
-/// Positions, cached tokens and log-probabilities, as a worker would send them.
+/// Fills in positions, cached tokens and log-probabilities, as a worker would.
 fn complete(say: &mut VecDeque<Say>, request: &TokenRequest) {
     let sampling = &request.sampling;
     if let Some(top) = sampling.prompt_logprobs {
@@ -246,13 +245,13 @@ impl Drop for Scripted {
     }
 }
 
-/// A router's settings, open to all.
+/// Settings of a router without keys.
 pub fn config() -> crate::config::RouterConfig {
     let shutdown_timeout = std::time::Duration::from_secs(5);
     crate::config::RouterConfig { shutdown_timeout, ..crate::config::RouterConfig::new("", ["test"]) }
 }
 
-/// An app over a script.
+/// An app that answers from `script`.
 pub fn app(script: Script) -> crate::app::App {
     crate::app::App::new(Arc::new(model_text()), Arc::new(script), config())
 }

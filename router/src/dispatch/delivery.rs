@@ -1,8 +1,8 @@
-//! What a client has been given of one request, and what to do about everything that can go wrong. Pure.
+//! How much of a request its client has received, and the reaction to every fault. Pure.
 //!
-//! A token is a function of the tokens before it, so a request continues on any worker from what was delivered.
-//! Exactly once needs then just this: drop what is below the position delivered so far, take a hole for a fault,
-//! and on every fault open again with the delivered tokens, for the samples that have not ended.
+//! A token is a function of the tokens before it, so any worker can continue a request from the delivered
+//! tokens. Exactly-once delivery then needs three rules: drop what lies below the delivered position, treat a
+//! gap as a fault, and on every fault reopen the unfinished samples with their delivered tokens.
 
 use std::time::Duration;
 
@@ -17,66 +17,66 @@ use crate::links::worker_client::CallError;
 use crate::refusal::Refusal;
 use crate::request::{Resume, TokenDelta, TokenRequest};
 
-/// Moves of one request in all. The limit from the configuration counts moves without progress, so that a long
-/// answer survives any number of restarts; this one ends a request that crashes worker after worker by itself,
-/// a token at a time.
+/// Most moves of one request in all. The configured limit counts consecutive moves without progress, so that
+/// a long answer survives any number of restarts; this one stops a request that itself crashes worker after
+/// worker, a token at a time.
 pub const MAX_MOVES: u32 = 64;
-/// Pause before the second and later moves in a row; doubles. The first one is immediate.
+/// Pause before the second consecutive move; doubles with each further one. The first move is immediate.
 const MOVE_PAUSE: Duration = Duration::from_millis(100);
-/// Pause before a full worker is asked again for a request that was already accepted.
+/// Pause before an accepted request retries full workers that gave no `retry_after`.
 const FULL_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// What happens to a request.
+/// Something that happened to a request.
 #[derive(Debug)]
-pub enum Event {
-    /// A worker has taken it.
+pub enum RequestEvent {
+    /// A worker accepted the request.
     Opened(WorkerEpoch),
-    /// A worker goes on with a stream of it that it had.
+    /// A worker continues a stream of the request that it already had.
     Attached(WorkerEpoch),
-    /// A worker did not take it.
+    /// A worker did not accept the request.
     NotOpened(WorkerId, CallError),
-    /// No worker takes requests, beside those said to be avoided.
+    /// No worker accepts requests, apart from the excluded ones.
     NobodyReady,
-    /// The worker sent something.
+    /// The worker sent a delta.
     Delta(WorkerDelta),
-    /// The worker's stream is over, with an error or without.
+    /// The worker's stream ended, possibly with an error.
     Ended(Option<CallError>),
-    /// The worker drains, and the stream has left it.
+    /// The worker drains, and the driver has closed the stream.
     HandedBack,
-    /// The router wants no more of a sample.
+    /// The router needs no more of a sample.
     Abort(u32),
     /// The client's deadline has passed.
     Deadline,
 }
 
-/// What is to be done about it.
+/// What the driver must do next.
 #[derive(Debug)]
 pub enum Action {
-    /// Close what is open, wait, and open [`Delivery::remaining`] on another worker.
+    /// Close the open stream, wait, and open [`Delivery::remaining`] on another worker.
     Open(Wait),
-    /// Give this to the client.
+    /// Send this to the client.
     Emit(TokenDelta),
-    /// Tell the worker that a sample is not wanted any more.
+    /// Tell the worker to abort a sample.
     AbortSample(u32),
-    /// The request is over, with this.
+    /// End the request with this refusal.
     Fail(Refusal),
-    /// The request is over: every sample has ended.
+    /// End the request: every sample has ended.
     Done,
 }
 
-/// What to wait for before opening.
+/// What to wait for before opening a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// Nothing.
+    /// Open at once.
     No,
-    /// Time.
+    /// A pause.
     For(Duration),
     /// A change in the fleet.
     FleetChange,
 }
 
-/// One request on its way.
+/// State of one request's delivery.
 #[derive(Debug)]
 pub struct Delivery {
     prompt_len: u32,
@@ -87,20 +87,20 @@ pub struct Delivery {
     patience: Duration,
     samples: Vec<Sample>,
     cached_tokens_sent: bool,
-    /// The next prompt position whose log-probabilities are owed; `None` = none were asked for.
+    /// Next prompt position whose log-probabilities are owed; `None` = none requested.
     next_prompt_position: Option<u32>,
-    source: Option<Source>,
-    /// The worker whose stream broke, until another one is opened: it may still have it.
+    source: Option<OpenedStream>,
+    /// The worker whose stream broke, until another stream is opened: it may still have the stream.
     broken: Option<WorkerEpoch>,
-    /// The last stream that was attached to gave nothing: the next one is computed.
-    attached_in_vain: bool,
-    /// Something new came since the last move.
+    /// The last attached stream broke without progress, so generate instead.
+    attach_failed: bool,
+    /// Whether anything new has arrived since the last move.
     progressed: bool,
-    /// A worker has taken it once, or failed in trying: the client has been promised an answer.
+    /// A worker accepted the request once, or failed while trying, so the client has been promised an answer.
     accepted: bool,
     moves: u32,
     moves_in_a_row: u32,
-    /// Workers that said they are full, since the last one that was not.
+    /// Workers that reported being full since one last accepted the request.
     full: Vec<WorkerId>,
     retry_after: Option<Duration>,
     waiting_since: Option<Timestamp>,
@@ -114,25 +114,25 @@ struct Sample {
     ended: bool,
 }
 
-/// Where the tokens come from.
+/// The open stream.
 #[derive(Debug, Clone, Copy)]
-struct Source {
+struct OpenedStream {
     at: WorkerEpoch,
     attached: bool,
 }
 
-/// Bounds of what is done for one request.
+/// Bounds on the effort for one request.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Moves without progress.
+    /// Most consecutive moves without progress.
     pub migration_limit: u32,
-    /// How long it waits for a worker to come back once it was accepted.
+    /// How long an accepted request waits for a worker.
     pub patience: Duration,
 }
 
 impl Delivery {
-    /// A request of which nothing is delivered, or what its [`Resume`](crate::request::Resume) says. Its deadline
-    /// counts from `now`.
+    /// A request of which nothing has been delivered yet, or as much as its
+    /// [`Resume`](crate::request::Resume) says. The deadline counts from `now`.
     pub fn new(request: &TokenRequest, limits: Limits, now: Timestamp) -> Self {
         let prompt_len = request.prompt.len() as u32;
         let resume = request.resume.as_deref();
@@ -155,9 +155,9 @@ impl Delivery {
             next_prompt_position: request.sampling.prompt_logprobs.map(|_| first_owed),
             source: None,
             broken: None,
-            attached_in_vain: false,
+            attach_failed: false,
             progressed: false,
-            // Somebody has promised an answer to a client that has part of it.
+            // A resumed client was promised an answer before.
             accepted: resume.is_some(),
             moves: 0,
             moves_in_a_row: 0,
@@ -168,84 +168,84 @@ impl Delivery {
         }
     }
 
-    /// Takes in what happened.
-    pub fn handle(&mut self, now: Timestamp, event: Event) -> Vec<Action> {
+    /// Updates the state with `event`; returns what to do, in order.
+    pub fn handle(&mut self, now: Timestamp, event: RequestEvent) -> Vec<Action> {
         if self.over {
             return Vec::new();
         }
         match event {
-            Event::Opened(at) => self.opened(Source { at, attached: false }),
-            Event::Attached(at) => self.opened(Source { at, attached: true }),
-            Event::NotOpened(worker, error) => self.failed(now, Some(worker), error),
-            Event::NobodyReady => self.nobody_ready(now),
-            Event::Delta(delta) => self.delta(delta),
-            Event::Ended(error) => {
+            RequestEvent::Opened(at) => self.opened(OpenedStream { at, attached: false }),
+            RequestEvent::Attached(at) => self.opened(OpenedStream { at, attached: true }),
+            RequestEvent::NotOpened(worker, error) => self.failed(now, Some(worker), error),
+            RequestEvent::NobodyReady => self.nobody_ready(now),
+            RequestEvent::Delta(delta) => self.delta(delta),
+            RequestEvent::Ended(error) => {
                 let unfinished = CallError::fault("the stream ended early");
                 self.failed(now, None, error.unwrap_or(unfinished))
             }
-            Event::HandedBack => self.handed_back(),
-            Event::Abort(sample_index) => self.abort(sample_index),
-            Event::Deadline => self.fail(Refusal::DeadlineExceeded { timeout: self.timeout }),
+            RequestEvent::HandedBack => self.handed_back(),
+            RequestEvent::Abort(sample_index) => self.abort(sample_index),
+            RequestEvent::Deadline => self.fail(Refusal::DeadlineExceeded { timeout: self.timeout }),
         }
     }
 
-    /// The samples that have not ended, each with the tokens its client has.
+    /// The unfinished samples, each with the tokens that its client has.
     pub fn remaining(&self) -> impl Iterator<Item = (u32, &[TokenId])> {
         let samples = self.samples.iter().enumerate().filter(|(_, sample)| !sample.ended);
         samples.map(|(index, sample)| (index as u32, sample.delivered.as_slice()))
     }
 
-    /// Whether log-probabilities of the prompt are still owed. Once they are delivered a resume does not ask for
-    /// them: the worker may then use its prefix cache.
+    /// Whether prompt log-probabilities are still owed. Once delivered, a resume does not request them, so
+    /// that the worker can use its prefix cache.
     pub fn owes_prompt_logprobs(&self) -> bool {
         self.next_prompt_position.is_some_and(|next| next < self.prompt_len)
     }
 
-    /// Workers to leave out of the next choice.
+    /// Workers to exclude from the next choice.
     pub fn full_workers(&self) -> &[WorkerId] {
         &self.full
     }
 
-    /// Moves to another worker so far, or back to the same one.
+    /// Number of moves so far, including those back to the same worker.
     pub fn moves(&self) -> u32 {
         self.moves
     }
 
-    /// The worker whose stream has just broken. Perhaps only the connection did.
+    /// The worker whose stream just broke. Perhaps only the connection did.
     pub fn broken(&self) -> Option<WorkerEpoch> {
         self.broken
     }
 
-    /// Whether a stream that runs somewhere may be read on instead of computed anew.
+    /// Whether to attach to a running stream before generating anew.
     pub fn may_attach(&self) -> bool {
-        !self.attached_in_vain
+        !self.attach_failed
     }
 
-    /// From where an attached stream must send: for each sample that has not ended the absolute position of its next
+    /// Where an attached stream must start: for each unfinished sample, the absolute position of its next
     /// token.
     pub fn positions(&self) -> impl Iterator<Item = (u32, u32)> {
         self.remaining().map(|(index, tokens)| (index, self.prompt_len + tokens.len() as u32))
     }
 
-    /// The first prompt position whose log-probabilities are wanted; 0 = none were asked for.
+    /// First prompt position whose log-probabilities are needed; 0 = none requested.
     pub fn next_prompt_position(&self) -> u32 {
         self.next_prompt_position.unwrap_or(0)
     }
 
-    /// Whether the client has tokens, or the end of a sample.
+    /// Whether the client has received tokens, or the end of a sample.
     pub fn has_delivered(&self) -> bool {
         self.samples.iter().any(|sample| !sample.delivered.is_empty() || sample.ended)
     }
 
-    /// Whether nothing more is owed.
+    /// Whether the request has ended.
     pub fn is_over(&self) -> bool {
         self.over
     }
 
-    fn opened(&mut self, source: Source) -> Vec<Action> {
+    fn opened(&mut self, source: OpenedStream) -> Vec<Action> {
         self.source = Some(source);
         self.broken = None;
-        self.attached_in_vain = false;
+        self.attach_failed = false;
         self.progressed = false;
         self.accepted = true;
         self.full.clear();
@@ -264,7 +264,7 @@ impl Delivery {
         actions
     }
 
-    /// The worker drains and gives the rest back. Nobody failed, so only the bound on all moves counts.
+    /// The worker drains and hands the rest back. Nothing failed, so only `MAX_MOVES` applies.
     fn handed_back(&mut self) -> Vec<Action> {
         self.source = None;
         self.full.clear();
@@ -276,10 +276,10 @@ impl Delivery {
         vec![Action::Open(Wait::No)]
     }
 
-    /// Sorts a delta into what is new, trimmed to it, or a fault. A fault changes nothing.
+    /// Trims a delta to its new part, or reports a fault, which changes nothing.
     fn take(&mut self, epoch: u64, delta: Delta) -> Result<TokenDelta, String> {
         if self.source.is_none_or(|source| source.at.epoch != epoch) {
-            return Err("tokens of another epoch of the worker".into());
+            return Err("tokens from another epoch of the worker".into());
         }
         let prompt_logprobs = self.new_prompt_logprobs(&delta)?.to_vec();
         let next_prompt_position = self.next_prompt_position.map(|next| next + prompt_logprobs.len() as u32);
@@ -320,7 +320,7 @@ impl Delivery {
         let Some(next) = self.next_prompt_position.filter(|_| !entries.is_empty()) else { return Ok(&[]) };
         let from = delta.from_prompt_position;
         if from > next {
-            return Err(format!("a hole in the prompt's log-probabilities: position {from} after {next}"));
+            return Err(format!("a gap in the prompt's log-probabilities: position {from} after {next}"));
         }
         if u64::from(from) + entries.len() as u64 > u64::from(self.prompt_len) {
             return Err(format!("log-probabilities beyond the prompt's {} positions", self.prompt_len));
@@ -348,7 +348,7 @@ impl Delivery {
         let mut actions = Vec::new();
         if !std::mem::replace(&mut sample.ended, true) {
             self.done_if_all_ended(&mut actions);
-            // The end of the last sample closes the stream, which tells the worker as well.
+            // The end of the last sample closes the stream, which also tells the worker.
             if !self.over && self.source.is_some() {
                 actions.push(Action::AbortSample(sample_index));
             }
@@ -369,21 +369,25 @@ impl Delivery {
                 let source = self.source.filter(|_| worker.is_none());
                 let progressed = self.progressed;
                 let actions = self.fault(fault.to_string());
-                self.attached_in_vain = source.is_some_and(|source| source.attached && !progressed);
+                self.attach_failed = source.is_some_and(|source| source.attached && !progressed);
                 self.broken = source.map(|source| source.at);
                 actions
             }
             CallError::Backpressure { retry_after } => self.backpressure(now, worker, retry_after),
-            // Our own validator let it through and the client has seen tokens of it: it is not the client's fault.
+            // Our validator accepted the request and the client has tokens of it, so the client is not at
+            // fault.
             CallError::Rejected(message) if self.has_delivered() => {
-                tracing::error!(message, "a worker rejected the resume of a request that another one took");
+                tracing::error!(
+                    message,
+                    "a worker rejected the resume of a request that another worker accepted"
+                );
                 self.fail(Refusal::Internal)
             }
             CallError::Rejected(message) => self.fail(Refusal::Invalid { param: None, message }),
         }
     }
 
-    /// The worker is lost to this request: move.
+    /// This worker is lost to the request: move.
     fn fault(&mut self, reason: String) -> Vec<Action> {
         self.source = None;
         self.accepted = true;
@@ -402,7 +406,7 @@ impl Delivery {
         vec![Action::Open(wait)]
     }
 
-    /// A full worker: another one may not be. A request that was accepted waits, a new one is refused.
+    /// The worker is full, others may not be. An accepted request waits; a new one is refused.
     fn backpressure(
         &mut self,
         now: Timestamp,
@@ -414,7 +418,7 @@ impl Delivery {
         self.full.extend(worker);
         self.source = None;
         if !self.has_delivered() && self.moves == 0 {
-            // Taken and then shed before its first token is as good as not taken.
+            // Accepted and then shed before its first token counts as not accepted.
             self.accepted = false;
             return vec![Action::Open(Wait::No)];
         }
@@ -429,7 +433,7 @@ impl Delivery {
         }
         let retry_after = self.retry_after.unwrap_or(Duration::from_secs(1));
         if self.full.is_empty() {
-            return self.fail(Refusal::NoReadyWorker { reason: "none takes requests".into(), retry_after });
+            return self.fail(Refusal::NoReadyWorker { reason: "none accepts requests".into(), retry_after });
         }
         self.fail(Refusal::Overloaded { reason: "every worker is full".into(), retry_after })
     }
@@ -453,7 +457,7 @@ impl Delivery {
     }
 }
 
-/// Samples that a resume does not name have ended.
+/// Samples not named by the resume have ended.
 fn resumed_samples(n: u32, resume: &Resume) -> Vec<Sample> {
     let mut samples: Vec<Sample> = (0..n).map(|_| Sample { delivered: Vec::new(), ended: true }).collect();
     for resumed in &resume.samples {
@@ -464,29 +468,29 @@ fn resumed_samples(n: u32, resume: &Resume) -> Vec<Sample> {
     samples
 }
 
-/// Tokens, their log-probabilities, and the sample's end.
+/// New tokens, their log-probabilities, and the sample's finish.
 type NewTokens = (Vec<TokenId>, Vec<TokenLogprobs>, Option<FinishReason>);
 
-/// The part of a delta that begins at position `have`, of at most `left` tokens.
+/// The part of a delta from position `have` on; a fault if that is more than `left` tokens.
 fn new_tokens(delta: Delta, have: u32, left: usize, wants_logprobs: bool) -> Result<NewTokens, String> {
     let Delta { from_position, mut tokens, mut logprobs, finish, .. } = delta;
     if from_position > have {
-        return Err(format!("a hole: position {from_position} after {have}"));
+        return Err(format!("a gap: position {from_position} after {have}"));
     }
     if wants_logprobs && logprobs.len() != tokens.len() {
         return Err(format!("{} log-probabilities for {} tokens", logprobs.len(), tokens.len()));
     }
     let repeated = (have - from_position) as usize;
     if repeated > tokens.len() && finish.is_some() {
-        return Err(format!("an end before position {have}"));
+        return Err(format!("a finish before position {have}"));
     }
     if finish == Some(FinishReason::Abort) {
-        return Err("the worker gave a sample up".into());
+        return Err("the worker aborted a sample".into());
     }
     tokens.drain(..repeated.min(tokens.len()));
     logprobs.drain(..repeated.min(logprobs.len()));
     if tokens.len() > left {
-        return Err(format!("{} tokens more than asked for", tokens.len() - left));
+        return Err(format!("{} tokens more than requested", tokens.len() - left));
     }
     Ok((tokens, logprobs, finish))
 }

@@ -1,5 +1,5 @@
-//! Holds one request's stream and does what its [`Delivery`] says. Everything here is waiting; a dropped driver
-//! drops its reader, which ends the request at the worker unless somebody else reads it.
+//! Holds one request's stream and carries out what its [`Delivery`] decides. Everything here waits. Dropping
+//! a driver drops its reader, which ends the request at the worker unless something else reads the stream.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,7 +10,7 @@ use skein_node::signal::Listener;
 use skein_proto::stream_key::StreamKey;
 use tokio::sync::mpsc;
 
-use super::delivery::{Action, Delivery, Event, Limits, Wait};
+use super::delivery::{Action, Delivery, Limits, RequestEvent, Wait};
 use super::reader::Reader;
 use super::watch::{Waited, Watch, until};
 use crate::admission::{Admission, Permit};
@@ -22,23 +22,23 @@ use crate::links::workers::{Arrival, Place, Placed, Workers};
 use crate::refusal::Refusal;
 use crate::request::{Journey, TokenDelta, TokenRequest};
 
-/// How often a request that waits for a worker looks by itself; breakers open again without an event.
-const LOOK_AGAIN: Duration = Duration::from_millis(250);
+/// How often a waiting request retries without an event; a breaker lets requests through again without one.
+const RETRY_INTERVAL: Duration = Duration::from_millis(250);
 
-/// One request under way.
+/// A running request.
 pub(crate) struct Driver {
     pub(super) workers: Arc<Workers>,
     pub(super) request: TokenRequest,
     pub(super) stream_key: StreamKey,
     pub(super) delivery: Delivery,
     pub(super) state: State,
-    /// The place that it was admitted for, until it is opened there.
+    /// The place it was admitted for, until a stream is opened there.
     pub(super) place: Option<Place>,
-    /// The reader whose stream broke. It leaves once it is decided whether to attach to its stream again.
+    /// The reader whose stream broke, kept until it is decided whether to attach to the stream again.
     pub(super) left: Option<Reader>,
-    /// Some sample was aborted: the worker may not know that the request is over.
+    /// Some sample was aborted, so the worker may not know that the request is over.
     aborted: bool,
-    /// What the last worker that computed promises of resumes.
+    /// Whether the last worker that generated promises exact resumes.
     pub(super) exact_so_far: bool,
     journey: Arc<Mutex<Journey>>,
     outbox: VecDeque<Result<TokenDelta, Refusal>>,
@@ -51,45 +51,45 @@ pub(crate) struct Driver {
 
 pub(super) enum State {
     Opening(Wait),
-    Streaming(Box<Source>),
+    Streaming(Box<OpenStream>),
     Over,
 }
 
 /// An open stream.
-pub(super) struct Source {
+pub(super) struct OpenStream {
     pub(super) reader: Reader,
-    /// Keeps the entry in the worker's account.
+    /// Keeps the placement in the worker's ledger.
     _placed: Placed,
     gave_tokens: bool,
 }
 
-impl Source {
+impl OpenStream {
     pub(super) fn new(reader: Reader, placed: Placed) -> Box<Self> {
         Box::new(Self { reader, _placed: placed, gave_tokens: false })
     }
 }
 
-/// A request that is not let in yet, with what it holds while it runs.
-pub(crate) struct Asked {
+/// A request before admission, with what it holds while it runs.
+pub(crate) struct NewRequest {
     pub request: TokenRequest,
     pub stream_key: StreamKey,
     pub claim: Claim,
-    /// Samples that are not wanted any more.
+    /// Samples to abort.
     pub aborts: mpsc::Receiver<u32>,
 }
 
 impl Driver {
-    /// Lets a request in, or refuses it. What admission counts on, its place at a worker, is where it begins.
+    /// Admits a request or refuses it. Its first stream opens at the place that admission counted on.
     pub(crate) fn admit(
         workers: &Arc<Workers>,
         admission: &Admission,
         limits: Limits,
-        asked: Asked,
+        new: NewRequest,
     ) -> Result<Self, Refusal> {
-        let Asked { request, stream_key, claim, aborts } = asked;
+        let NewRequest { request, stream_key, claim, aborts } = new;
         let now = clock::now();
         let delivery = Delivery::new(&request, limits, now);
-        // A worker lost from here on is noticed.
+        // Subscribe before placing, so that the loss of a worker from here on is noticed.
         let (fleet_changes, rechecks) = (workers.fleet_changes(), workers.rechecks());
         let arrival = Arrival {
             job: &job(workers, &request, &delivery),
@@ -119,12 +119,12 @@ impl Driver {
         })
     }
 
-    /// What the request goes through, as it happens.
+    /// The request's moves, updated as they happen.
     pub(crate) fn journey(&self) -> Arc<Mutex<Journey>> {
         self.journey.clone()
     }
 
-    /// Gets the request taken by a worker; a refusal means that none did.
+    /// Gets a worker to accept the request; a refusal means that none did.
     pub(crate) async fn start(&mut self) -> Result<(), Refusal> {
         while self.outbox.is_empty() && matches!(self.state, State::Opening(_)) {
             self.advance().await;
@@ -135,7 +135,7 @@ impl Driver {
         }
     }
 
-    /// The next delta, or the refusal that ends the request.
+    /// The next delta, or the refusal that ends the request; `None` after the end.
     pub(crate) async fn next(&mut self) -> Option<Result<TokenDelta, Refusal>> {
         while self.outbox.is_empty() && !matches!(self.state, State::Over) {
             self.advance().await;
@@ -154,14 +154,14 @@ impl Driver {
             State::Streaming(source) => self.read(source).await,
         };
         let moves = self.delivery.moves();
-        self.aborted |= matches!(event, Event::Abort(_));
+        self.aborted |= matches!(event, RequestEvent::Abort(_));
         let lost = match &event {
-            Event::Ended(Some(error)) | Event::NotOpened(_, error) => error.to_string(),
-            Event::Delta(sent) if sent.delta.hand_back => {
+            RequestEvent::Ended(Some(error)) | RequestEvent::NotOpened(_, error) => error.to_string(),
+            RequestEvent::Delta(sent) if sent.delta.hand_back => {
                 self.handed_back();
                 "handed back".into()
             }
-            Event::HandedBack => "its worker drains".into(),
+            RequestEvent::HandedBack => "its worker drains".into(),
             _ => String::new(),
         };
         for action in self.delivery.handle(clock::now(), event) {
@@ -190,7 +190,12 @@ impl Driver {
             }
             Action::Fail(refusal) => {
                 if let Refusal::WorkersLost { moves, reason } = &refusal {
-                    tracing::error!(request = self.request.id, moves, reason, "request is given up");
+                    tracing::error!(
+                        request = self.request.id,
+                        moves,
+                        reason,
+                        "request failed on every worker tried"
+                    );
                 }
                 self.end();
                 self.outbox.push_back(Err(refusal));
@@ -207,14 +212,14 @@ impl Driver {
         }
     }
 
-    /// Whoever still reads anything leaves.
+    /// Drops the readers that are left.
     fn end(&mut self) {
         self.state = State::Over;
         self.place = None;
         self.left = None;
     }
 
-    /// A stream that is still open is given up: what it sent was wrong, or it was handed back.
+    /// Closes a stream that is still open, because it was faulty or handed back.
     fn leave_stream(&mut self) {
         if let State::Streaming(source) = std::mem::replace(&mut self.state, State::Over) {
             let at = source.reader.placement.at;
@@ -225,7 +230,7 @@ impl Driver {
         }
     }
 
-    /// The worker gives the request back: it drains, and needs no good-bye.
+    /// The worker drains and has handed the request back; it needs no release.
     fn handed_back(&mut self) {
         if let State::Streaming(source) = &mut self.state {
             let at = source.reader.placement.at;
@@ -235,29 +240,29 @@ impl Driver {
         }
     }
 
-    /// Waits as told before opening. Samples may be aborted meanwhile, and the deadline may pass.
-    async fn pause(&mut self, wait: Wait) -> Option<Event> {
+    /// Waits before opening. Returns early for an aborted sample or at the deadline.
+    async fn pause(&mut self, wait: Wait) -> Option<RequestEvent> {
         if let Ok(sample_index) = self.aborts.try_recv() {
             self.state = State::Opening(wait);
-            return Some(Event::Abort(sample_index));
+            return Some(RequestEvent::Abort(sample_index));
         }
         let changes = &mut self.fleet_changes;
         let waiting = async {
             match wait {
                 Wait::No => {}
                 Wait::For(time) => tokio::time::sleep(time).await,
-                // Whether something changed or not, looking again is all there is to do.
-                Wait::FleetChange => drop(tokio::time::timeout(LOOK_AGAIN, changes.changed()).await),
+                // Changed or not, the next step is to try again.
+                Wait::FleetChange => drop(tokio::time::timeout(RETRY_INTERVAL, changes.changed()).await),
             }
         };
         tokio::select! {
             biased;
-            () = until(self.request.deadline) => Some(Event::Deadline),
+            () = until(self.request.deadline) => Some(RequestEvent::Deadline),
             () = waiting => None,
         }
     }
 
-    async fn read(&mut self, mut source: Box<Source>) -> Event {
+    async fn read(&mut self, mut source: Box<OpenStream>) -> RequestEvent {
         let placement = source.reader.placement;
         let waited = {
             let (deadline, rechecks) = (self.request.deadline, &mut self.rechecks);
@@ -266,20 +271,20 @@ impl Driver {
             watch.wait(next, Some(&mut self.aborts)).await
         };
         let event = match waited {
-            Waited::For(Some(Ok(delta))) => Event::Delta(delta),
-            Waited::For(Some(Err(error))) => Event::Ended(Some(error)),
-            Waited::For(None) => Event::Ended(None),
-            Waited::Abort(sample_index) => Event::Abort(sample_index),
-            Waited::Deadline => Event::Deadline,
-            Waited::Stuck => Event::Ended(Some(CallError::fault("the worker stands still"))),
+            Waited::Answer(Some(Ok(delta))) => RequestEvent::Delta(delta),
+            Waited::Answer(Some(Err(error))) => RequestEvent::Ended(Some(error)),
+            Waited::Answer(None) => RequestEvent::Ended(None),
+            Waited::Abort(sample_index) => RequestEvent::Abort(sample_index),
+            Waited::Deadline => RequestEvent::Deadline,
+            Waited::Stuck => RequestEvent::Ended(Some(CallError::fault("the worker makes no progress"))),
             Waited::Leave => {
                 self.report_for(placement.at, Outcome::Neutral);
                 self.workers.with_fleet(|fleet| fleet.stream_gone(self.stream_key, placement.at.worker));
-                // Its reader leaves, and the worker is rid of it.
-                return Event::HandedBack;
+                // The reader is dropped, which releases the stream at the worker.
+                return RequestEvent::HandedBack;
             }
         };
-        if let Event::Ended(error) = &event {
+        if let RequestEvent::Ended(error) = &event {
             let outcome = error.as_ref().map_or(Outcome::Fault, outcome_of);
             self.report_for(placement.at, outcome);
             self.left = Some(source.reader);
@@ -313,7 +318,7 @@ impl Driver {
     }
 }
 
-/// What is left of a request, as the fleet sees it. A resume prefills what was delivered, too.
+/// The rest of a request, as the fleet sees it. A resume also prefills the delivered tokens.
 pub(super) fn job(workers: &Workers, request: &TokenRequest, delivery: &Delivery) -> Job {
     let longest = delivery.remaining().map(|(_, tokens)| tokens).max_by_key(|tokens| tokens.len());
     let sequences = delivery.remaining().count() as u32;

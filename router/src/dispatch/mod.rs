@@ -1,8 +1,8 @@
-//! Carries one request to a worker and its tokens back, whole: on any fault it goes on elsewhere.
+//! Delivers one request: opens a stream at a worker and, on any fault, resumes it at another.
 //!
-//! [`delivery`] decides, purely: what the client has, what to drop, when to move. `driver` holds the stream and
-//! does as it is told, `open` gets it one, `reader` is its end of the stream, `watch` says when to wait no longer. None of
-//! them knows where tokens come from nor what they mean.
+//! [`delivery`] decides, purely: what the client has, what to drop, when to move. `driver` holds the stream
+//! and carries out the decisions, `open` opens it, `reader` is the router's end of it, `watch` ends a wait
+//! that has become pointless.
 
 pub mod delivery;
 pub(crate) mod driver;

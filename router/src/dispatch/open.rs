@@ -1,29 +1,29 @@
-//! How a driver gets a stream: it reads on in one that is there, or has a worker compute what is missing.
+//! Opens a stream for a driver: attaches to a running one, or has a worker generate the rest.
 
 use std::time::Duration;
 
 use skein_node::clock;
 
-use super::delivery::Event;
-use super::driver::{Driver, Source, State, job, outcome_of};
+use super::delivery::RequestEvent;
+use super::driver::{Driver, OpenStream, State, job, outcome_of};
 use super::reader::Reader;
 use super::watch::{Waited, Watch};
-use crate::fleet::{Placement, WorkerEpoch};
+use crate::fleet::{WorkerEpoch, WorkerPlacement};
 use crate::links::worker_client::{Attachment, Attempt, CallError, WorkerClient};
 use crate::links::workers::Place;
 
-/// A worker that should have the stream says so by then, or it is computed anew.
+/// A worker that has the stream must answer by then; otherwise the rest is generated anew.
 const ATTACH_WITHIN: Duration = Duration::from_millis(500);
-/// Bytes of a request's id on the wire.
+/// Longest request id on the wire, bytes.
 const MAX_ID_BYTES: usize = 128;
 
 impl Driver {
-    /// Reads on in a stream that is there, or has one computed.
-    pub(super) async fn open(&mut self) -> Event {
-        // From here on a change counts as new: one that comes after a vain look must not be slept through.
+    /// Attaches to the stream if a worker has it, else has the rest generated.
+    pub(super) async fn open(&mut self) -> RequestEvent {
+        // Changes from here on count as new, so that one during the attempt is not missed.
         self.fleet_changes.mark_unchanged();
         let attached = self.attach().await;
-        // With a new reader in its place, or with none to come, the old one leaves.
+        // The old reader leaves now: a new one has taken its place, or none will.
         self.left = None;
         match attached {
             Some(event) => event,
@@ -31,9 +31,9 @@ impl Driver {
         }
     }
 
-    /// Attaches where the stream should be. `None` = nobody has it, which costs a round trip and nothing else.
-    async fn attach(&mut self) -> Option<Event> {
-        // Nobody had the stream when it was given a place.
+    /// Attaches to the stream where it should be; `None` = no worker has it, at the cost of one round trip.
+    async fn attach(&mut self) -> Option<RequestEvent> {
+        // A place was assigned only because no worker had the stream.
         if !self.delivery.may_attach() || self.place.is_some() {
             return None;
         }
@@ -52,15 +52,15 @@ impl Driver {
         let (deadline, rechecks) = (self.request.deadline, &mut self.rechecks);
         let watch = Watch { workers: &self.workers, placement, deadline, rechecks };
         match watch.wait(std::pin::pin!(call), None).await {
-            Waited::For(Ok(Ok(deltas))) => {
+            Waited::Answer(Ok(Ok(deltas))) => {
                 reader.opened(deltas);
-                self.state = State::Streaming(Source::new(reader, placed));
+                self.state = State::Streaming(OpenStream::new(reader, placed));
                 tracing::debug!(request = self.request.id, worker = placement.at.worker.0, "attached");
-                Some(Event::Attached(placement.at))
+                Some(RequestEvent::Attached(placement.at))
             }
-            Waited::Deadline => Some(Event::Deadline),
+            Waited::Deadline => Some(RequestEvent::Deadline),
             refused => {
-                if let Waited::For(Ok(Err(error))) = refused {
+                if let Waited::Answer(Ok(Err(error))) = refused {
                     tracing::debug!(request = self.request.id, %error, "not attached");
                     reader.forget();
                 }
@@ -70,10 +70,10 @@ impl Driver {
         }
     }
 
-    /// Has a worker compute what is missing.
-    async fn generate(&mut self) -> Event {
+    /// Has a worker generate the rest.
+    async fn generate(&mut self) -> RequestEvent {
         let Some(Place { placed, client }) = self.place.take().or_else(|| self.another_place()) else {
-            return Event::NobodyReady;
+            return RequestEvent::NobodyReady;
         };
         let placement = placed.placement;
         let mut reader = self.reader(placement, client);
@@ -86,15 +86,15 @@ impl Driver {
             watch.wait(std::pin::pin!(call), None).await
         };
         let error = match opened {
-            Waited::For(Ok(deltas)) => {
+            Waited::Answer(Ok(deltas)) => {
                 reader.opened(deltas);
-                self.computed_by(placement.at);
-                self.state = State::Streaming(Source::new(reader, placed));
-                return Event::Opened(placement.at);
+                self.generated_by(placement.at);
+                self.state = State::Streaming(OpenStream::new(reader, placed));
+                return RequestEvent::Opened(placement.at);
             }
-            Waited::Deadline | Waited::Abort(_) => return Event::Deadline,
-            Waited::Stuck | Waited::Leave => CallError::fault("the worker stands still"),
-            Waited::For(Err(error)) => {
+            Waited::Deadline | Waited::Abort(_) => return RequestEvent::Deadline,
+            Waited::Stuck | Waited::Leave => CallError::fault("the worker makes no progress"),
+            Waited::Answer(Err(error)) => {
                 if !matches!(error, CallError::Fault(_)) {
                     reader.forget();
                 }
@@ -102,10 +102,10 @@ impl Driver {
             }
         };
         self.report_for(placement.at, outcome_of(&error));
-        Event::NotOpened(placement.at.worker, error)
+        RequestEvent::NotOpened(placement.at.worker, error)
     }
 
-    /// Has the fleet choose a worker for what is left.
+    /// Has the fleet choose a worker for the rest.
     fn another_place(&self) -> Option<Place> {
         let job = job(&self.workers, &self.request, &self.delivery);
         self.workers.place(&job, self.delivery.full_workers())
@@ -126,8 +126,9 @@ impl Driver {
         }
     }
 
-    /// A worker computes from now on: from another one's tokens, perhaps, and others may find the stream there.
-    fn computed_by(&mut self, at: WorkerEpoch) {
+    /// Records that a worker generates from now on: whether the resume is exact, and where other readers find
+    /// the stream.
+    fn generated_by(&mut self, at: WorkerEpoch) {
         let exact = self.workers.with_fleet(|fleet| {
             fleet.stream_opened(self.stream_key, at);
             fleet.resumes_exactly(at.worker)
@@ -138,13 +139,14 @@ impl Driver {
         self.exact_so_far = exact;
     }
 
-    fn reader(&self, placement: Placement, client: WorkerClient) -> Reader {
+    fn reader(&self, placement: WorkerPlacement, client: WorkerClient) -> Reader {
         let id = attempt_id(&self.request.id, self.workers.router_id, self.workers.next_attempt());
         Reader::new(self.workers.clone(), placement, client, id)
     }
 }
 
-/// An id that no other try of any request has, also not one that lives on at a worker after its router gave it up.
+/// An id that no other attempt of any request has, including attempts that linger at a worker after their
+/// router died.
 fn attempt_id(request_id: &str, router_id: u64, number: u64) -> String {
     let suffix = format!("#{router_id:x}.{number}");
     let mut room = MAX_ID_BYTES - suffix.len();

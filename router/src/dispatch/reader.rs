@@ -1,5 +1,5 @@
-//! One reader of one stream at one worker. Dropped, it leaves for good: the worker is told, and frees what nobody else
-//! reads.
+//! The reader of one stream at one worker. Dropping it releases the stream: the worker is told, and frees it
+//! if nothing else reads it.
 
 use std::sync::Arc;
 
@@ -7,25 +7,25 @@ use futures::StreamExt;
 use skein_node::clock;
 use skein_proto::delta::WorkerDelta;
 
-use crate::fleet::Placement;
-use crate::links::errands::{Errand, What};
+use crate::fleet::WorkerPlacement;
+use crate::links::errands::{Errand, ErrandKind};
 use crate::links::worker_client::{CallError, WorkerClient, WorkerDeltas};
 use crate::links::workers::Workers;
 
-/// A reader, from before its call to the end of its stream.
+/// A reader, from before its call until the end of its stream.
 pub(super) struct Reader {
     workers: Arc<Workers>,
-    pub placement: Placement,
+    pub placement: WorkerPlacement,
     client: WorkerClient,
     pub id: String,
     deltas: Option<WorkerDeltas>,
-    /// The worker knows that it is over, or never knew the reader.
+    /// The worker has ended the stream or never had it, so it need not be told.
     forgotten: bool,
 }
 
 impl Reader {
-    /// A reader whose call is about to be made.
-    pub fn new(workers: Arc<Workers>, placement: Placement, client: WorkerClient, id: String) -> Self {
+    /// A reader before its call.
+    pub fn new(workers: Arc<Workers>, placement: WorkerPlacement, client: WorkerClient, id: String) -> Self {
         Self { workers, placement, client, id, deltas: None, forgotten: false }
     }
 
@@ -38,12 +38,12 @@ impl Reader {
         self.deltas = Some(deltas);
     }
 
-    /// What the worker sends next; `None` at the stream's end.
+    /// The next message from the worker; `None` at the stream's end.
     pub async fn next(&mut self) -> Option<Result<WorkerDelta, CallError>> {
         self.deltas.as_mut()?.next().await
     }
 
-    /// The worker need not be told when this reader leaves.
+    /// Marks that the worker need not be told when this reader is dropped.
     pub fn forget(&mut self) {
         self.forgotten = true;
     }
@@ -52,28 +52,28 @@ impl Reader {
         self.forgotten
     }
 
-    /// Tells the worker that a sample is not wanted any more.
+    /// Tells the worker to abort a sample.
     pub fn abort(&self, sample_index: u32) {
-        self.tell(What::Abort(sample_index));
+        self.tell(ErrandKind::Abort(sample_index));
     }
 
-    fn tell(&self, what: What) {
-        let errand = Errand { client: self.client.clone(), reader: self.id.clone(), what };
+    fn tell(&self, kind: ErrandKind) {
+        let errand = Errand { client: self.client.clone(), reader: self.id.clone(), kind };
         self.workers.errands.send(errand);
     }
 }
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        // Without linger a stream ends when it is dropped. A worker out of reach hears nothing, and would only keep
-        // others waiting; what it still runs ends when it has lingered.
+        // With no linger time, a worker ends the stream when it is dropped. An unreachable worker is not told
+        // either: the message would only hold up others, and its streams end when their linger time is over.
         if self.forgotten || self.workers.linger.is_zero() {
             return;
         }
         let at = self.placement.at;
         if self.workers.with_fleet(|fleet| fleet.is_reachable(clock::now(), at)) {
             let deltas = self.deltas.take();
-            self.tell(What::Release(deltas));
+            self.tell(ErrandKind::Release(deltas));
         }
     }
 }

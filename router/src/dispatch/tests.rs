@@ -1,4 +1,4 @@
-//! [`Delivery`] under every fault, against the undisturbed run. A failure names its seed.
+//! [`Delivery`] under every fault, compared with the undisturbed run. A failure prints its seed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use skein_proto::finish::FinishReason;
 use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::sampling::SamplingParams;
 
-use super::delivery::{Action, Delivery, Event, Limits, MAX_MOVES, Wait};
+use super::delivery::{Action, Delivery, Limits, MAX_MOVES, RequestEvent, Wait};
 use crate::fleet::{WorkerEpoch, WorkerId};
 use crate::links::worker_client::CallError;
 use crate::refusal::Refusal;
@@ -49,7 +49,7 @@ fn logprobs_of(token: TokenId) -> TokenLogprobs {
     TokenLogprobs { token, logprob: -(token as f32), rank: token, top: vec![(token, 0.5)] }
 }
 
-/// The model: the next token is a hash of the sample and of all tokens before it; some end the sample.
+/// The model: the next token is a hash of the sample and all tokens before it; some tokens end the sample.
 fn next(history: &[TokenId], sample: u32) -> Result<TokenId, FinishReason> {
     let hash = history.iter().fold(0x9e37_79b9u32.wrapping_add(sample), |hash, token| {
         (hash ^ token).wrapping_mul(0x85eb_ca6b).rotate_left(13)
@@ -57,7 +57,7 @@ fn next(history: &[TokenId], sample: u32) -> Result<TokenId, FinishReason> {
     if hash % 23 == 0 { Err(FinishReason::Stop(Some(1))) } else { Ok(hash % 1000) }
 }
 
-/// What a worker sends for one attempt: samples interleaved, tokens in chunks of random size.
+/// What a worker sends in one attempt: samples interleaved, tokens in chunks of random size.
 fn serve(request: &TokenRequest, delivery: &Delivery, epoch: u64, rng: &mut StdRng) -> Vec<WorkerDelta> {
     let mut deltas = Vec::new();
     let mut live: Vec<(u32, Vec<TokenId>)> =
@@ -111,7 +111,7 @@ fn serve(request: &TokenRequest, delivery: &Delivery, epoch: u64, rng: &mut StdR
     deltas.into_iter().map(|delta| WorkerDelta { epoch, delta }).collect()
 }
 
-/// What a client has seen; panics on anything repeated, missing or out of place.
+/// A client's output. Panics on anything repeated, missing or out of place.
 #[derive(Debug, Default, PartialEq, Clone)]
 struct Client {
     samples: Vec<(Vec<TokenId>, Vec<TokenLogprobs>, Option<FinishReason>)>,
@@ -137,23 +137,23 @@ impl Client {
     }
 }
 
-/// Runs a request to its end. `disturb` changes what a worker sends in attempt `k` and says how it ends.
+/// Runs a request to its end. `disturb` alters what the worker sends in attempt `k` and returns how it ends.
 fn run(
     request: &TokenRequest,
     seed: u64,
-    mut disturb: impl FnMut(u64, &mut Vec<WorkerDelta>, &mut StdRng) -> Option<Event>,
+    mut disturb: impl FnMut(u64, &mut Vec<WorkerDelta>, &mut StdRng) -> Option<RequestEvent>,
 ) -> Client {
     let mut rng = StdRng::seed_from_u64(seed);
-    // Faults in a row are another test's.
+    // Faults in a row have their own test.
     let mut delivery = Delivery::new(request, limits(MAX_MOVES), at(0));
     let samples = (0..request.n).map(|_| Default::default()).collect();
     let mut client = Client { samples, ..Client::default() };
     for attempt in 1.. {
-        delivery.handle(at(attempt), Event::Opened(worker_at(attempt)));
+        delivery.handle(at(attempt), RequestEvent::Opened(worker_at(attempt)));
         let mut deltas = serve(request, &delivery, attempt, &mut rng);
-        let end = disturb(attempt, &mut deltas, &mut rng).unwrap_or(Event::Ended(None));
+        let end = disturb(attempt, &mut deltas, &mut rng).unwrap_or(RequestEvent::Ended(None));
         let mut open = false;
-        for event in deltas.into_iter().map(Event::Delta).chain([end]) {
+        for event in deltas.into_iter().map(RequestEvent::Delta).chain([end]) {
             for action in delivery.handle(at(attempt), event) {
                 match action {
                     Action::Emit(delta) => client.take(request, delta),
@@ -163,7 +163,7 @@ fn run(
                     Action::Done => client.end = Some("done".into()),
                 }
             }
-            // A driver that is told to open reads no more of the old stream.
+            // When told to reopen, a driver stops reading the old stream.
             if open || client.end.is_some() {
                 break;
             }
@@ -201,7 +201,7 @@ fn a_cut_at_any_position_changes_nothing() {
                     }
                     None
                 });
-                // If the first worker said nothing, the second one's cache counts.
+                // If the first worker sent nothing, the second one's cached tokens count.
                 let cached_tokens = Some(if cut == 0 { 2 } else { 1 });
                 assert_eq!(got, Client { cached_tokens, ..expected.clone() }, "seed {seed}, cut {cut}");
             }
@@ -218,7 +218,7 @@ fn no_mix_of_faults_loses_repeats_or_changes_a_token() {
                 if attempt > 30 {
                     return None;
                 }
-                // After the first, which says how much was cached.
+                // After the first delta, which reports the cached tokens.
                 let place = rng.random_range(1..=deltas.len());
                 fault(deltas, place, rng)
             });
@@ -229,13 +229,14 @@ fn no_mix_of_faults_loses_repeats_or_changes_a_token() {
     }
 }
 
-/// Puts one of the things that go wrong at `place`.
-fn fault(deltas: &mut Vec<WorkerDelta>, place: usize, rng: &mut StdRng) -> Option<Event> {
+/// Injects a random fault at `place`.
+fn fault(deltas: &mut Vec<WorkerDelta>, place: usize, rng: &mut StdRng) -> Option<RequestEvent> {
     let kind = rng.random_range(0..9);
     let victim = deltas.get(place).cloned();
     match (kind, victim) {
         (0, _) => deltas.truncate(place),
-        // Twice, in part twice, lost, from another epoch, with a wrong end, with too much, without its numbers.
+        // Repeated, partly repeated, lost, from another epoch, with a wrong finish, sample or position; or a
+        // full worker.
         (1, Some(victim)) => deltas.insert(place, victim),
         (2, Some(mut victim)) => {
             victim.delta.tokens.truncate(1);
@@ -250,15 +251,15 @@ fn fault(deltas: &mut Vec<WorkerDelta>, place: usize, rng: &mut StdRng) -> Optio
         (7, Some(_)) => deltas[place].delta.from_position += 1,
         (8, Some(_)) => {
             deltas.truncate(place);
-            return Some(Event::Ended(Some(CallError::Backpressure { retry_after: None })));
+            return Some(RequestEvent::Ended(Some(CallError::Backpressure { retry_after: None })));
         }
         _ => {}
     }
-    Some(Event::Ended(Some(CallError::fault("broken"))))
+    Some(RequestEvent::Ended(Some(CallError::fault("broken"))))
 }
 
 #[test]
-fn an_aborted_sample_gives_nothing_more_and_the_others_go_on() {
+fn an_aborted_sample_sends_nothing_more_and_the_others_continue() {
     let request = request(3, 24, None, None);
     for seed in 0..50 {
         let expected = run(&request, seed, |_, _, _| None);
@@ -267,15 +268,15 @@ fn an_aborted_sample_gives_nothing_more_and_the_others_go_on() {
         let mut client = Client { samples: vec![Default::default(); 3], ..Client::default() };
         let mut aborted = false;
         for attempt in 1..=2 {
-            delivery.handle(at(0), Event::Opened(worker_at(attempt)));
+            delivery.handle(at(0), RequestEvent::Opened(worker_at(attempt)));
             let deltas = serve(&request, &delivery, attempt, &mut rng);
             let half = deltas.len() / 2;
             for (index, delta) in deltas.into_iter().enumerate() {
                 if attempt == 1 && index == 3 {
-                    let told = delivery.handle(at(0), Event::Abort(1));
+                    let told = delivery.handle(at(0), RequestEvent::Abort(1));
                     aborted = told.iter().any(|action| matches!(action, Action::AbortSample(1)));
                 }
-                for action in delivery.handle(at(0), Event::Delta(delta)) {
+                for action in delivery.handle(at(0), RequestEvent::Delta(delta)) {
                     match action {
                         Action::Emit(delta) => client.take(&request, delta),
                         Action::Done => client.end = Some("done".into()),
@@ -286,7 +287,7 @@ fn an_aborted_sample_gives_nothing_more_and_the_others_go_on() {
                     break;
                 }
             }
-            delivery.handle(at(0), Event::Ended(None));
+            delivery.handle(at(0), RequestEvent::Ended(None));
         }
         assert_eq!(client.end.as_deref(), Some("done"), "seed {seed}");
         for index in [0, 2] {
@@ -298,13 +299,13 @@ fn an_aborted_sample_gives_nothing_more_and_the_others_go_on() {
 }
 
 /// Feeds `events` to a fresh delivery and returns the last actions.
-fn last_actions(request: &TokenRequest, events: Vec<(u64, Event)>) -> Vec<Action> {
+fn last_actions(request: &TokenRequest, events: Vec<(u64, RequestEvent)>) -> Vec<Action> {
     let mut delivery = Delivery::new(request, limits(3), at(0));
     events.into_iter().map(|(ms, event)| delivery.handle(at(ms), event)).last().expect("there are events")
 }
 
-fn broken() -> Event {
-    Event::Ended(Some(CallError::fault("broken")))
+fn broken() -> RequestEvent {
+    RequestEvent::Ended(Some(CallError::fault("broken")))
 }
 
 fn full() -> CallError {
@@ -312,15 +313,15 @@ fn full() -> CallError {
 }
 
 /// A delta with the next token of a single-sample request.
-fn token(position: u32) -> Event {
+fn token(position: u32) -> RequestEvent {
     let delta = Delta { from_position: position, tokens: vec![9], ..Delta::default() };
-    Event::Delta(WorkerDelta { epoch: 1, delta })
+    RequestEvent::Delta(WorkerDelta { epoch: 1, delta })
 }
 
 #[test]
-fn moves_without_progress_are_bounded_and_progress_begins_anew() {
+fn moves_without_progress_are_bounded_and_progress_resets_the_count() {
     let request = request(1, 1000, None, None);
-    let opened = || (0, Event::Opened(worker_at(1)));
+    let opened = || (0, RequestEvent::Opened(worker_at(1)));
     let faults = |count: usize| (0..count).flat_map(|_| [opened(), (0, broken())]);
     let last = last_actions(&request, faults(1).collect());
     assert!(matches!(last[..], [Action::Open(Wait::No)]), "{last:?}");
@@ -328,11 +329,11 @@ fn moves_without_progress_are_bounded_and_progress_begins_anew() {
     assert!(matches!(last[..], [Action::Open(Wait::For(_))]), "{last:?}");
     let last = last_actions(&request, faults(4).collect());
     assert!(matches!(last[..], [Action::Fail(Refusal::WorkersLost { moves: 3, .. })]), "{last:?}");
-    // Three in a row, a token, and again three: still alive.
+    // Three in a row, a token, three more: still alive.
     let events = faults(3).chain([opened(), (0, token(5))]).chain([(0, broken())]).chain(faults(2));
     let last = last_actions(&request, events.collect());
     assert!(matches!(last[..], [Action::Open(_)]), "{last:?}");
-    // But not for ever.
+    // But not forever.
     let endless = (0..=MAX_MOVES).flat_map(|round| [opened(), (0, token(5 + round)), (0, broken())]);
     let last = last_actions(&request, endless.collect());
     assert!(matches!(last[..], [Action::Fail(Refusal::WorkersLost { moves: MAX_MOVES, .. })]), "{last:?}");
@@ -341,71 +342,73 @@ fn moves_without_progress_are_bounded_and_progress_begins_anew() {
 #[test]
 fn a_new_request_is_refused_when_all_are_full_and_an_accepted_one_waits() {
     let request = request(1, 10, None, None);
-    let refused = |worker| (0, Event::NotOpened(WorkerId(worker), full()));
+    let refused = |worker| (0, RequestEvent::NotOpened(WorkerId(worker), full()));
     let last = last_actions(&request, vec![refused(1)]);
     assert!(matches!(last[..], [Action::Open(Wait::No)]), "another worker is tried: {last:?}");
-    let last = last_actions(&request, vec![refused(1), refused(2), (0, Event::NobodyReady)]);
+    let last = last_actions(&request, vec![refused(1), refused(2), (0, RequestEvent::NobodyReady)]);
     assert!(matches!(last[..], [Action::Fail(Refusal::Overloaded { .. })]), "{last:?}");
-    let last = last_actions(&request, vec![(0, Event::NobodyReady)]);
+    let last = last_actions(&request, vec![(0, RequestEvent::NobodyReady)]);
     assert!(matches!(last[..], [Action::Fail(Refusal::NoReadyWorker { .. })]), "{last:?}");
 
-    let accepted = || vec![(0, Event::Opened(worker_at(1))), (0, token(5)), (0, broken())];
-    let with = |more: Vec<(u64, Event)>| last_actions(&request, accepted().into_iter().chain(more).collect());
+    let accepted = || vec![(0, RequestEvent::Opened(worker_at(1))), (0, token(5)), (0, broken())];
+    let with =
+        |more: Vec<(u64, RequestEvent)>| last_actions(&request, accepted().into_iter().chain(more).collect());
     let last = with(vec![refused(1)]);
     assert!(matches!(last[..], [Action::Open(Wait::For(_))]), "{last:?}");
-    let last = with(vec![(0, Event::NobodyReady)]);
+    let last = with(vec![(0, RequestEvent::NobodyReady)]);
     assert!(matches!(last[..], [Action::Open(Wait::FleetChange)]), "{last:?}");
     let too_long = PATIENCE.as_millis() as u64;
-    let last = with(vec![(0, Event::NobodyReady), (too_long, Event::NobodyReady)]);
+    let last = with(vec![(0, RequestEvent::NobodyReady), (too_long, RequestEvent::NobodyReady)]);
     assert!(matches!(last[..], [Action::Fail(Refusal::WorkersLost { .. })]), "{last:?}");
 }
 
 #[test]
-fn a_rejected_request_is_not_tried_elsewhere_and_a_deadline_ends_it() {
+fn a_rejected_request_is_not_retried_and_a_deadline_ends_it() {
     let request = request(1, 10, None, None);
     let rejected = || CallError::Rejected("max_tokens must be at least 1".into());
-    let last = last_actions(&request, vec![(0, Event::NotOpened(WORKER, rejected()))]);
+    let last = last_actions(&request, vec![(0, RequestEvent::NotOpened(WORKER, rejected()))]);
     assert!(matches!(last[..], [Action::Fail(Refusal::Invalid { param: None, .. })]), "{last:?}");
     let resumed = vec![
-        (0, Event::Opened(worker_at(1))),
+        (0, RequestEvent::Opened(worker_at(1))),
         (0, token(5)),
         (0, broken()),
-        (0, Event::NotOpened(WORKER, rejected())),
+        (0, RequestEvent::NotOpened(WORKER, rejected())),
     ];
     let last = last_actions(&request, resumed);
     assert!(matches!(last[..], [Action::Fail(Refusal::Internal)]), "{last:?}");
-    let last = last_actions(&request, vec![(0, Event::Opened(worker_at(1))), (9, Event::Deadline)]);
+    let last =
+        last_actions(&request, vec![(0, RequestEvent::Opened(worker_at(1))), (9, RequestEvent::Deadline)]);
     assert!(matches!(last[..], [Action::Fail(Refusal::DeadlineExceeded { .. })]), "{last:?}");
 }
 
 #[test]
-fn what_is_handed_back_moves_at_once_and_counts_for_nothing_but_the_bound_on_all_moves() {
+fn a_hand_back_moves_at_once_and_counts_only_against_the_bound_on_all_moves() {
     let request = request(1, 1000, None, None);
     let delta = Delta { hand_back: true, ..Delta::default() };
-    let hand_back = |epoch| Event::Delta(WorkerDelta { epoch, delta: delta.clone() });
-    // Not one move without progress is allowed here, and nothing ever comes.
+    let hand_back = |epoch| RequestEvent::Delta(WorkerDelta { epoch, delta: delta.clone() });
+    // No move without progress is allowed here, and no token ever arrives.
     let mut delivery = Delivery::new(&request, limits(0), at(0));
     for moves in 1..=MAX_MOVES {
-        delivery.handle(at(0), Event::Opened(worker_at(1)));
+        delivery.handle(at(0), RequestEvent::Opened(worker_at(1)));
         let actions = delivery.handle(at(0), hand_back(1));
         assert!(matches!(actions[..], [Action::Open(Wait::No)]), "{actions:?}");
         assert_eq!((delivery.moves(), delivery.broken()), (moves, None));
     }
-    delivery.handle(at(0), Event::Opened(worker_at(1)));
+    delivery.handle(at(0), RequestEvent::Opened(worker_at(1)));
     let actions = delivery.handle(at(0), hand_back(1));
     assert!(
         matches!(actions[..], [Action::Fail(Refusal::WorkersLost { moves: MAX_MOVES, .. })]),
         "{actions:?}"
     );
-    // With nobody else there it waits, as one that was accepted; another epoch's hand-back is a fault.
+    // With no other worker ready, it waits as an accepted request; a hand-back from another epoch is a fault.
     let mut delivery = Delivery::new(&request, limits(1), at(0));
-    delivery.handle(at(0), Event::Opened(worker_at(1)));
+    delivery.handle(at(0), RequestEvent::Opened(worker_at(1)));
     delivery.handle(at(0), hand_back(1));
-    let actions = delivery.handle(at(0), Event::NobodyReady);
+    let actions = delivery.handle(at(0), RequestEvent::NobodyReady);
     assert!(matches!(actions[..], [Action::Open(Wait::FleetChange)]), "{actions:?}");
-    delivery.handle(at(0), Event::Opened(worker_at(2)));
+    delivery.handle(at(0), RequestEvent::Opened(worker_at(2)));
     delivery.handle(at(0), hand_back(1));
-    delivery.handle(at(0), Event::Opened(worker_at(3)));
+    delivery.handle(at(0), RequestEvent::Opened(worker_at(3)));
     let actions = delivery.handle(at(0), hand_back(1));
     assert!(matches!(actions[..], [Action::Fail(_)]), "{actions:?}");
 }
@@ -430,38 +433,38 @@ fn tokens_before_a_hand_back_count() {
 }
 
 #[test]
-fn a_broken_stream_is_attached_to_again_but_not_in_vain_twice() {
+fn a_broken_stream_is_attached_to_again_but_not_twice_without_progress() {
     let request = request(1, 1000, None, None);
     let mut delivery = Delivery::new(&request, limits(9), at(0));
     assert!(delivery.may_attach() && delivery.broken().is_none());
-    delivery.handle(at(0), Event::Opened(worker_at(1)));
+    delivery.handle(at(0), RequestEvent::Opened(worker_at(1)));
     delivery.handle(at(0), token(5));
     delivery.handle(at(0), broken());
     assert_eq!((delivery.broken(), delivery.may_attach()), (Some(worker_at(1)), true));
     assert_eq!(delivery.positions().collect::<Vec<_>>(), [(0, 6)]);
-    // The attached stream gives a token: if it breaks, it is worth another try.
-    delivery.handle(at(0), Event::Attached(worker_at(1)));
+    // The attached stream sends a token, so if it breaks, attaching is tried again.
+    delivery.handle(at(0), RequestEvent::Attached(worker_at(1)));
     delivery.handle(at(0), token(6));
     delivery.handle(at(0), broken());
     assert_eq!((delivery.broken(), delivery.may_attach()), (Some(worker_at(1)), true));
-    delivery.handle(at(0), Event::Attached(worker_at(1)));
+    delivery.handle(at(0), RequestEvent::Attached(worker_at(1)));
     delivery.handle(at(0), broken());
     assert!(!delivery.may_attach());
-    // What is wrong, and not only cut off, is not asked for again.
-    delivery.handle(at(0), Event::Opened(worker_at(1)));
+    // A stream that was wrong, not just cut off, is not attached to again.
+    delivery.handle(at(0), RequestEvent::Opened(worker_at(1)));
     assert!(delivery.may_attach());
     delivery.handle(at(0), token(9));
     assert_eq!(delivery.broken(), None);
 }
 
 #[test]
-fn a_resume_begins_where_the_client_is() {
+fn a_resume_starts_where_the_client_is() {
     use crate::request::{Resume, ResumeSample};
     for request in requests() {
         for seed in 0..20 {
             let expected = run(&request, seed, |_, _, _| None);
             let mut rng = StdRng::seed_from_u64(seed);
-            // Each sample has got as far as chance will have it; the first one is not wanted any more if others are.
+            // Each sample has delivered a random part; with several samples, the first has already ended.
             let samples: Vec<ResumeSample> = (u32::from(request.n > 1)..request.n)
                 .map(|index| {
                     let tokens = &expected.samples[index as usize].0;
@@ -472,13 +475,13 @@ fn a_resume_begins_where_the_client_is() {
             let resumed = TokenRequest { resume: Some(Arc::new(resume)), ..request.clone() };
             let mut delivery = Delivery::new(&resumed, limits(3), at(0));
             assert!(!delivery.owes_prompt_logprobs() && !delivery.is_over());
-            delivery.handle(at(0), Event::Opened(worker_at(1)));
+            delivery.handle(at(0), RequestEvent::Opened(worker_at(1)));
             let mut tokens: Vec<Vec<TokenId>> =
                 expected.samples.iter().map(|(tokens, _, _)| tokens.clone()).collect();
             samples.into_iter().for_each(|sample| tokens[sample.index as usize] = sample.delivered);
             let mut done = false;
             for delta in serve(&resumed, &delivery, 1, &mut rng) {
-                for action in delivery.handle(at(0), Event::Delta(delta)) {
+                for action in delivery.handle(at(0), RequestEvent::Delta(delta)) {
                     match action {
                         Action::Emit(delta) => {
                             let have = &mut tokens[delta.sample_index as usize];

@@ -1,5 +1,4 @@
-//! Watches over a wait on a worker: for the client's deadline, for samples not wanted any more, and for the worker
-//! being lost.
+//! Watches a wait on a worker for the client's deadline, aborted samples, and the loss of the worker.
 
 use std::time::Duration;
 
@@ -7,28 +6,28 @@ use skein_node::clock;
 use skein_node::signal::Listener;
 use tokio::sync::mpsc;
 
-use crate::fleet::{Fleet, Placement};
+use crate::fleet::{Fleet, WorkerPlacement};
 use crate::links::workers::Workers;
 
-/// A silent stream asks this often whether its worker is lost, beside being told.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// How often a silent stream checks whether its worker is lost, beside being notified.
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// What ended a wait on a worker.
 pub(super) enum Waited<T> {
-    For(T),
+    Answer(T),
     Abort(u32),
     Deadline,
     Stuck,
-    /// The worker drains, and another one takes requests.
+    /// The worker drains, and another one accepts requests.
     Leave,
 }
 
 /// What to watch for.
 pub(super) struct Watch<'a> {
     pub workers: &'a Workers,
-    pub placement: Placement,
+    pub placement: WorkerPlacement,
     pub deadline: Option<clock::Timestamp>,
-    /// Changes when streams should ask about their worker.
+    /// Notifies streams to check their worker.
     pub rechecks: &'a mut Listener,
 }
 
@@ -50,16 +49,16 @@ impl Watch<'_> {
             tokio::select! {
                 biased;
                 Some(sample_index) = aborted => return Waited::Abort(sample_index),
-                // Before the answer: a stream that always has more must not outrun its deadline.
+                // Before the answer, so that a stream which always has more cannot run past its deadline.
                 () = until(self.deadline) => return Waited::Deadline,
-                answer = &mut answer => return Waited::For(answer),
+                answer = &mut answer => return Waited::Answer(answer),
                 () = self.rechecks.changed() => {}
-                () = tokio::time::sleep(LOOK_AGAIN) => {}
+                () = tokio::time::sleep(CHECK_INTERVAL) => {}
             }
             if self.workers.with_fleet(stuck) {
                 return Waited::Stuck;
             }
-            // Only of a stream that is open: a call under way is answered soon.
+            // Only for an open stream: a call in progress is answered soon.
             if aborts.is_some()
                 && self.workers.with_fleet(|fleet| fleet.should_leave(clock::now(), self.placement))
             {
@@ -69,7 +68,7 @@ impl Watch<'_> {
     }
 }
 
-/// Waits until `deadline`; for ever without one.
+/// Waits until `deadline`; forever if there is none.
 pub(super) async fn until(deadline: Option<clock::Timestamp>) {
     match deadline {
         Some(deadline) => tokio::time::sleep(deadline.since(clock::now())).await,

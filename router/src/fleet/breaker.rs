@@ -1,31 +1,31 @@
-//! Keeps requests away from a worker that keeps failing. Pure.
+//! Circuit breaker: keeps requests away from a worker that keeps failing. Pure.
 //!
-//! Three classes of outcome, and only the first moves it: a *fault* (broken stream, refused connection, hole,
-//! wedge); *backpressure* (a full worker is a healthy one); *neutral* (client errors, cancels, deadlines, however
-//! long a stream ran).
+//! Only one of three classes of outcome counts against a worker: a *fault* (broken stream, refused
+//! connection, gap, frozen engine). *Backpressure* does not, because a full worker is healthy, nor do
+//! *neutral* outcomes (client errors, cancellations, deadlines).
 
 use std::time::Duration;
 
 use skein_node::clock::Timestamp;
 
-/// Consecutive faults that open it.
+/// Consecutive faults that open the breaker.
 const FAULTS_TO_OPEN: u32 = 3;
-/// How long it stays open at first; doubles with each probe that fails.
+/// How long the breaker stays open at first; doubles with each failed probe.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// A probe without an outcome by then is given up, so that a lost one cannot close a worker for ever.
+/// A probe without an outcome by then is given up, so that a lost probe cannot exclude a worker forever.
 const PROBE_FOR: Duration = Duration::from_secs(10);
 
-/// How a dispatch went, as far as the worker is to blame.
+/// The outcome of a dispatch, as far as the worker is responsible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// It gave tokens.
+    /// The worker sent tokens.
     Success,
-    /// It failed.
+    /// The worker failed.
     Fault,
-    /// It said that it is full.
+    /// The worker reported that it is full.
     Backpressure,
-    /// Says nothing about the worker.
+    /// An outcome that says nothing about the worker.
     Neutral,
 }
 
@@ -39,26 +39,26 @@ pub struct Breaker {
 }
 
 impl Breaker {
-    /// Whether a request may go to the worker: always while closed, one at a time while half open.
+    /// Whether the worker may get a request: always while closed, one at a time while half open.
     pub fn allows(&self, now: Timestamp) -> bool {
         self.open_until.is_none_or(|until| now >= until && self.probe_until.is_none_or(|probe| now >= probe))
     }
 
-    /// A request goes to the worker; while half open it is the probe.
+    /// Records that a request goes to the worker; while half open, it is the probe.
     pub fn dispatched(&mut self, now: Timestamp) {
         if self.open_until.is_some() {
             self.probe_until = Some(now + PROBE_FOR);
         }
     }
 
-    /// A request has shown how the worker fares.
+    /// Records the outcome of a request.
     pub fn record(&mut self, now: Timestamp, outcome: Outcome) {
         match outcome {
             Outcome::Success => *self = Self::default(),
             Outcome::Backpressure | Outcome::Neutral => self.probe_until = None,
             Outcome::Fault => {
                 self.faults += 1;
-                // Faults of requests sent before it opened tell nothing new.
+                // Ignore faults of requests that were sent before it opened.
                 let waiting = self.open_until.is_some_and(|until| now < until);
                 if self.faults >= FAULTS_TO_OPEN && !waiting {
                     let longer = (self.pause * 2).min(LONGEST_PAUSE);
@@ -79,7 +79,7 @@ mod tests {
         Timestamp::from_start(Duration::from_millis(ms))
     }
 
-    /// Plays (time in ms, outcome) and says at which of `probes` (ms) a request is let through.
+    /// Replays (time in ms, outcome) and checks at each of `probes` (ms) whether a request is allowed.
     fn check(history: &[(u64, Outcome)], probes: &[(u64, bool)]) {
         let mut breaker = Breaker::default();
         for &(ms, outcome) in history {
@@ -130,8 +130,8 @@ mod tests {
         use Outcome::{Backpressure, Neutral, Success};
         const HOUR_MS: u64 = 3_600_000;
         let mut breaker = Breaker::default();
-        // Ten thousand streams begin within a second, each gives its first token and then runs for an hour. They end
-        // whole, by their clients' leave, or at their deadlines, which all say nothing.
+        // Ten thousand streams start within a second; each sends its first token and then runs for an hour.
+        // They finish, are cancelled or reach their deadlines, all of which is neutral.
         for stream in 0..10_000 {
             let began = at(stream / 10);
             assert!(breaker.allows(began), "stream {stream}");

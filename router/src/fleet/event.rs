@@ -1,65 +1,65 @@
-//! What happens to a fleet, and what it wants done about it.
+//! Inputs and outputs of the fleet.
 
 use skein_node::discovery::Change;
 use skein_proto::info::WorkerInfo;
 use skein_proto::watch::WatchEvent;
 
 use super::breaker::Outcome;
-use super::job::Placement;
+use super::job::WorkerPlacement;
 use super::prefix_index::Desync;
 use super::worker::Refused;
 use super::worker_id::{WorkerEpoch, WorkerId};
 
-/// What happens to a fleet.
+/// An input of the fleet.
 #[derive(Debug)]
 pub enum Event {
-    /// Discovery says who belongs.
+    /// Discovery reports a member's join or leave.
     Member(Change),
-    /// A link has read what its worker serves.
+    /// A link has read its worker's info.
     Connected(WorkerId, WorkerInfo),
-    /// A link has an entry of its worker's log.
+    /// A link has read an event of its worker's log.
     Watched(WorkerId, WatchEvent),
     /// A link has lost its worker.
     Lost(WorkerId),
-    /// A placement has given its first token.
-    FirstToken(Placement),
-    /// A dispatch to a worker went so.
+    /// A placement has sent its first token.
+    FirstToken(WorkerPlacement),
+    /// The outcome of a dispatch to a worker.
     Dispatched(WorkerEpoch, Outcome),
-    /// A worker has given a request back: it drains.
+    /// A draining worker has handed a request back.
     HandedBack(WorkerEpoch),
     /// Time has passed.
     Tick,
 }
 
-/// What is to be done about it.
+/// What the caller must do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// Start a link to a new worker.
+    /// Start a link to a new worker at this address.
     Follow(WorkerId, String),
-    /// End the link to one that left.
+    /// Close the link to a worker that left.
     Unfollow(WorkerId),
-    /// Open the watch again, from where [`super::Fleet::watch_from`] says.
+    /// Reopen the watch, from [`super::Fleet::watch_from`].
     Resubscribe(WorkerId),
-    /// Connect again and read `Info`: the worker has started anew.
+    /// Reconnect and read `Info`: the worker has restarted.
     Reconnect(WorkerId),
-    /// Do not wait before the next try to connect: discovery has just named the worker again.
+    /// Retry a broken connection at once: discovery has just announced the worker again.
     Hurry(WorkerId),
-    /// A worker takes requests that did not before: wake those who wait.
+    /// A worker has become ready: wake the waiting requests.
     Wake,
-    /// A worker is lost, for now or for good, or asks for its streams to go elsewhere: its streams should ask
+    /// A worker is lost, for now or for good, or hands its streams back: its streams should check
     /// [`super::Fleet::is_stuck`] and [`super::Fleet::should_leave`].
     Recheck(WorkerId),
     /// Write this to the log.
     Log(Notice),
 }
 
-/// What an operator should read about a worker.
+/// News of a worker for the operator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
-    /// The named worker is not used.
+    /// The named worker is not used, for this reason.
     NotUsed(String, Refused),
-    /// The named worker is silent, or its engine stands still.
+    /// The named worker is silent, or its engine makes no progress.
     Lost(String),
-    /// The prefix index does not match the worker's log; a snapshot is asked for.
+    /// The prefix index does not match the worker's log; a snapshot is requested.
     OutOfStep(WorkerId, Desync),
 }

@@ -1,4 +1,4 @@
-//! A request as the fleet sees it: what it costs and which blocks it could share; and its entry at a worker.
+//! A request as the fleet sees it: its cost and the blocks it could share; and its placement at a worker.
 
 use skein_proto::TokenId;
 use skein_proto::block_hash::{self, BlockHash};
@@ -6,36 +6,36 @@ use skein_proto::block_hash::{self, BlockHash};
 use super::policy::Demand;
 use super::worker_id::WorkerEpoch;
 
-/// A request as the fleet sees it.
+/// What the fleet needs to know about a request.
 #[derive(Debug)]
 pub struct Job {
-    /// What its tokens ask of any worker.
+    /// Its cost at any worker.
     pub demand: Demand,
-    /// Whether its prefix may be found in a cache. Not so when the prompt's log-probabilities are asked for.
+    /// Whether its prefix may come from a cache: not if the prompt's log-probabilities are requested.
     pub cacheable: bool,
     /// Its block hashes, for each block size in the fleet.
     pub chains: Vec<(u32, Vec<BlockHash>)>,
 }
 
-/// A request on its way to a worker.
+/// A request placed at a worker.
 #[derive(Debug, Clone, Copy)]
-pub struct Placement {
-    /// Where to.
+pub struct WorkerPlacement {
+    /// The worker and its epoch.
     pub at: WorkerEpoch,
-    /// This router's number for it; accounts count from one.
+    /// Sequence number in this router's ledger of the worker; starts at one. 0 = not in the ledger.
     pub sequence: u64,
 }
 
-impl Placement {
-    /// A stream that is only read: nothing of it is in the worker's account.
-    pub(crate) fn nothing(at: WorkerEpoch) -> Self {
+impl WorkerPlacement {
+    /// For a stream that is only read and not in the worker's ledger.
+    pub(crate) fn outside_ledger(at: WorkerEpoch) -> Self {
         Self { at, sequence: 0 }
     }
 }
 
 impl Job {
-    /// What is left of a request of which `delivered` is known, for a fleet with these block sizes. `root` is the hash
-    /// before its first block.
+    /// The rest of a request of which `delivered` is known, for a fleet with these block sizes. `root` is the
+    /// parent hash of its first block.
     pub fn new(
         root: BlockHash,
         prompt: &[TokenId],
@@ -47,14 +47,14 @@ impl Job {
         Self { demand, cacheable: true, chains: block_sizes.iter().map(chain).collect() }
     }
 
-    /// Its block hashes for a worker with blocks of this size.
+    /// The block hashes for a worker with this block size.
     pub(super) fn chain(&self, block_size: u32) -> Option<&[BlockHash]> {
         self.chains.iter().find(|(size, _)| *size == block_size).map(|(_, chain)| chain.as_slice())
     }
 }
 
-/// The hashes of every full block of `prompt` and then `delivered`. Only what follows the prompt's last full block is
-/// copied.
+/// The hashes of all full blocks of `prompt` followed by `delivered`. Copies only from the prompt's last full
+/// block on.
 fn chain(root: BlockHash, prompt: &[TokenId], delivered: &[TokenId], block_size: usize) -> Vec<BlockHash> {
     let (blocks, rest) = prompt.split_at(prompt.len() - prompt.len() % block_size);
     let mut hashes = block_hash::chain(root, blocks, block_size);
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn delivered_tokens_hash_as_if_they_stood_in_the_prompt() {
+    fn delivered_tokens_hash_as_if_part_of_the_prompt() {
         let tokens: Vec<TokenId> = (0..50).collect();
         for prompt in 1..50 {
             for block_size in [1, 3, 16, 64] {

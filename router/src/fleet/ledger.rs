@@ -1,21 +1,21 @@
-//! What one worker is carrying: the load it last pushed, plus what this router placed there since. Pure.
+//! One worker's current load: its last report plus what this router has placed there since. Pure.
 //!
-//! A worker's report names the last placement it had seen from this router, so exactly the later ones are added:
-//! no polling, and no herd of routers that all see the same idle worker. Between reports this router also takes
-//! off what it has itself seen prefilled or ended.
+//! A report names the last placement that the worker had seen from this router, so exactly the later ones are
+//! added. That avoids polling, and a herd of routers that all see the same idle worker. Between reports the
+//! router also subtracts what it has itself seen prefilled or ended.
 
 use std::collections::VecDeque;
 
 use skein_proto::load::{Load, LoadReport};
 
-/// What a placement will cost its worker.
+/// The cost of a placement for its worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cost {
     /// Prompt tokens to prefill.
     pub uncached_tokens: u64,
-    /// KV blocks it needs beside those it shares.
+    /// KV blocks it needs beyond the shared ones.
     pub blocks: u32,
-    /// Sequences that run at once.
+    /// Number of sequences that run at once.
     pub sequences: u32,
 }
 
@@ -24,24 +24,25 @@ struct Placed {
     sequence: u64,
     cost: Cost,
     prefilled: bool,
-    /// The last report counted it among the queued tokens.
+    /// The last report included it in the queued tokens.
     tokens_reported: bool,
-    /// The last report counted it among the sequences.
+    /// The last report included it in the sequences.
     reported: bool,
 }
 
-/// One worker's account in this router.
+/// This router's account of one worker.
 #[derive(Debug, Default)]
 pub struct Ledger {
     last_report: LoadReport,
     placed: VecDeque<Placed>,
     last_sequence: u64,
-    /// Reported, but prefilled or ended since.
+    /// Tokens in the last report that have been prefilled since.
     prefilled_tokens: u64,
+    /// Sequences in the last report that have ended since.
     ended_sequences: u32,
 }
 
-/// The worker's load as it should be by now.
+/// Estimate of the worker's current load.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs)] // as in Load
 pub struct CurrentLoad {
@@ -53,7 +54,7 @@ pub struct CurrentLoad {
 }
 
 impl Ledger {
-    /// Enters a placement and returns its sequence number.
+    /// Records a placement and returns its sequence number, which starts at one.
     pub fn place(&mut self, cost: Cost) -> u64 {
         self.last_sequence += 1;
         let sequence = self.last_sequence;
@@ -62,7 +63,7 @@ impl Ledger {
         sequence
     }
 
-    /// A placement has given its first token: its prompt waits no more.
+    /// Records a placement's first token: its prompt is no longer queued.
     pub fn prefilled(&mut self, sequence: u64) {
         if let Some(placed) = self.placed.iter_mut().find(|placed| placed.sequence == sequence)
             && !std::mem::replace(&mut placed.prefilled, true)
@@ -72,7 +73,7 @@ impl Ledger {
         }
     }
 
-    /// A placement has ended, in whatever way; says whether it had given a token.
+    /// Removes a placement that ended, in whatever way; returns whether it had sent a token.
     pub fn end(&mut self, sequence: u64) -> bool {
         let Some(index) = self.placed.iter().position(|placed| placed.sequence == sequence) else {
             return false;
@@ -85,7 +86,7 @@ impl Ledger {
         gave_tokens
     }
 
-    /// Takes in the worker's report.
+    /// Applies the worker's report.
     pub fn report(&mut self, report: LoadReport) {
         (self.prefilled_tokens, self.ended_sequences) = (0, 0);
         for placed in &mut self.placed {
@@ -95,20 +96,20 @@ impl Ledger {
         self.last_report = report;
     }
 
-    /// The worker started anew: it carries nothing, and all its blocks are free. Sequence numbers go on, so that
-    /// nothing is mistaken.
+    /// Resets the account of a restarted worker: no load, all blocks free. Sequence numbers go on, so that
+    /// none is reused.
     pub fn restart(&mut self, free_blocks: u32) {
         let load = Load { free_blocks, ..Load::default() };
         let last_report = LoadReport { load, ..LoadReport::default() };
         *self = Self { last_report, last_sequence: self.last_sequence, ..Self::default() };
     }
 
-    /// The last report.
+    /// The worker's last report.
     pub fn last_report(&self) -> &LoadReport {
         &self.last_report
     }
 
-    /// The load by now.
+    /// The estimated load now.
     pub fn current(&self) -> CurrentLoad {
         let new = || self.placed.iter().filter(|placed| !placed.reported);
         let new_tokens: u64 =

@@ -1,4 +1,4 @@
-//! Who belongs to the fleet: discovery proposes, the links decide.
+//! Membership: discovery proposes members, the links decide.
 
 use std::time::Duration;
 
@@ -9,12 +9,12 @@ use super::worker::Worker;
 use super::worker_id::WorkerId;
 use super::{Action, Fleet, Notice, TICK};
 
-/// A tick later than this means that this process stood still, not its workers.
+/// A tick this late means that this process was paused, not its workers.
 const OWN_PAUSE: Duration = Duration::from_secs(1);
 
 impl Fleet {
-    /// A member again under its own name and address is no news for a link that lives: whoever lost its register
-    /// says all members anew. Under another address it is another process.
+    /// Adds a member. If it is already known under this name and address, its link stays: a discovery source
+    /// that lost its state announces all members again. Another address means another process.
     pub(super) fn join(&mut self, now: Timestamp, member: Member) -> Vec<Action> {
         if let Some(&id) = self.members.get(&member.id)
             && let Some(worker) = self.workers.get_mut(&id)
@@ -32,7 +32,8 @@ impl Fleet {
         actions
     }
 
-    /// Discovery may be wrong (a lease that ran out in a pause): while the worker itself talks, it stays.
+    /// Removes a member, unless the worker still talks: discovery may be wrong, for example when a lease
+    /// expired in a pause.
     pub(super) fn leave(&mut self, now: Timestamp, name: &str) -> Vec<Action> {
         let limits = self.limits;
         let worker = self.members.get(name).and_then(|id| self.workers.get_mut(id));
@@ -45,7 +46,7 @@ impl Fleet {
         }
     }
 
-    /// The link to a worker broke. One that discovery does not name any more is not waited for.
+    /// Handles a broken link. A worker that discovery no longer lists is removed.
     pub(super) fn link_lost(&mut self, id: WorkerId) -> Vec<Action> {
         let Some(worker) = self.workers.get_mut(&id) else { return Vec::new() };
         worker.watching = false;
@@ -64,12 +65,12 @@ impl Fleet {
         vec![Action::Unfollow(id), Action::Recheck(id)]
     }
 
-    /// Finds workers that have become lost since the last look.
+    /// Finds workers that have become lost since the last tick.
     pub(super) fn tick(&mut self, now: Timestamp) -> Vec<Action> {
         let since = self.ticked_at.replace(now).map_or(Duration::ZERO, |at| now.since(at));
         let pause = since.saturating_sub(TICK);
         let mut actions = Vec::new();
-        let elsewhere = self.takers(now).next().is_some();
+        let another_ready = self.takers(now).next().is_some();
         let mut departed = Vec::new();
         for (&id, worker) in &mut self.workers {
             if pause >= OWN_PAUSE {
@@ -79,7 +80,7 @@ impl Fleet {
             if lost && !worker.lost && worker.info.is_some() {
                 actions.push(Action::Log(Notice::Lost(worker.member.id.clone())));
                 actions.push(Action::Recheck(id));
-            } else if elsewhere && worker.is_giving_back() {
+            } else if another_ready && worker.is_giving_back() {
                 actions.push(Action::Recheck(id));
             }
             worker.lost = lost;

@@ -1,8 +1,9 @@
-//! The live picture of the workers: who belongs, who is ready, what each caches and carries. Pure: events and
-//! the time go in, actions come out. `links` feeds it from the network.
+//! The live state of the workers: membership, readiness, what each caches and carries. Pure: events and the
+//! time go in, actions come out. `links` feeds it from the network.
 //!
-//! A worker takes requests only while its `Info` is read, its watch is alive, it does not drain, its breaker lets
-//! requests through, and no stream has just broken on it. It knows no requests and no client.
+//! A worker gets requests only after its `Info` was read and while its watch is alive, it does not drain, its
+//! breaker is not open, and no stream has just broken on it. Nothing here depends on clients or on a
+//! request's content.
 
 pub mod breaker;
 mod event;
@@ -30,24 +31,24 @@ use crate::request::ModelLimits;
 
 use breaker::Outcome;
 pub use event::{Action, Event, Notice};
-pub use job::{Job, Placement};
+pub use job::{Job, WorkerPlacement};
 use ledger::Cost;
 use policy::{Demand, Pick, WorkerView};
 use prefix_index::{Desync, Expectation, PrefixIndex};
 pub use status::WorkerStatus;
 use streams::StreamDirectory;
 pub use worker::{HealthLimits, Refused};
-use worker::{Model, Step, Worker};
+use worker::{LogFit, Model, Worker};
 pub use worker_id::{WorkerEpoch, WorkerId};
 
-/// The fleet looks at its workers' health this often; who calls [`Fleet::handle`] with [`Event::Tick`] keeps the time.
+/// How often the caller must send [`Event::Tick`], which checks the workers' health.
 pub(crate) const TICK: Duration = Duration::from_millis(250);
-/// A worker that has just been heard of can be asked whether it still has a stream.
+/// A worker heard from this recently can be asked whether it still has a stream.
 const JUST_HEARD: Duration = Duration::from_secs(1);
-/// A stream of a worker that was replaced may go on while it flows; silent for this long, it moves.
-const GONE: Duration = Duration::from_millis(500);
+/// A stream of a worker that was replaced continues while it flows; after this much silence it moves.
+const GONE_AFTER: Duration = Duration::from_millis(500);
 
-/// The picture.
+/// State of the fleet.
 #[derive(Debug)]
 pub struct Fleet {
     model: Model,
@@ -62,7 +63,7 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// A fleet without workers. Workers of another model are not used.
+    /// A fleet without workers. Workers that serve another model are not used.
     pub fn new(model: &str, router_id: u64, limits: HealthLimits, index: PrefixIndex) -> Self {
         let (members, workers) = (HashMap::new(), BTreeMap::new());
         let model = Model { name: model.to_owned(), fingerprint: None };
@@ -70,12 +71,12 @@ impl Fleet {
         Self { model, router_id, limits, members, workers, index, streams, ticked_at: None, next_id: 0 }
     }
 
-    /// The router's own name on the wire.
+    /// This router's id on the wire.
     pub fn router_id(&self) -> u64 {
         self.router_id
     }
 
-    /// Takes in what happened.
+    /// Updates the state with `event`; returns what to do, in order.
     pub fn handle(&mut self, now: Timestamp, event: Event) -> Vec<Action> {
         match event {
             Event::Member(Change::Join(member)) => self.join(now, member),
@@ -96,7 +97,7 @@ impl Fleet {
         }
     }
 
-    /// The best worker for a job by now, of those that take requests and are not among `without`.
+    /// The best ready worker for a job now, except those in `without`.
     pub fn choose(
         &self,
         now: Timestamp,
@@ -105,7 +106,7 @@ impl Fleet {
         rng: &mut impl Rng,
     ) -> Option<Pick> {
         let takers: Vec<_> = self.takers(now).filter(|(id, _)| !without.contains(id)).collect();
-        // One that is on its way to be lost gets requests only if there is no other.
+        // A worker that may soon count as lost gets requests only if there is no other.
         let doubtful = |worker: &Worker| worker.is_silent(now, self.limits.worker_timeout / 2);
         let all_doubtful = takers.iter().all(|(_, worker)| doubtful(worker));
         let views: Vec<WorkerView> = takers
@@ -116,8 +117,8 @@ impl Fleet {
         policy::pick(&job.demand, &views, rng)
     }
 
-    /// Enters a choice into the worker's account.
-    pub fn place(&mut self, now: Timestamp, job: &Job, pick: &Pick) -> Option<Placement> {
+    /// Records a choice in the worker's ledger; `None` if the worker has left.
+    pub fn place(&mut self, now: Timestamp, job: &Job, pick: &Pick) -> Option<WorkerPlacement> {
         let worker = self.workers.get_mut(&pick.worker)?;
         let info = worker.info.as_ref()?;
         let Demand { prompt_tokens, expected_output_tokens, sequences } = job.demand;
@@ -135,86 +136,88 @@ impl Fleet {
                 now,
             );
         }
-        Some(Placement { at: WorkerEpoch { worker: pick.worker, epoch: info.epoch }, sequence })
+        Some(WorkerPlacement { at: WorkerEpoch { worker: pick.worker, epoch: info.epoch }, sequence })
     }
 
-    /// A placement has ended, in whatever way.
-    pub fn ended(&mut self, placement: Placement) {
+    /// Removes a placement that ended, in whatever way.
+    pub fn ended(&mut self, placement: WorkerPlacement) {
         let worker_id = placement.at.worker;
         let Some(worker) = self.workers.get_mut(&worker_id) else { return };
-        // What gave tokens is cached; the worker's word for it may still be on its way.
+        // The prefix of a request that sent tokens is cached, even if the worker's report is still on its
+        // way.
         if !worker.ledger.end(placement.sequence) {
             self.index.withdraw(worker_id, placement.sequence);
         }
     }
 
-    /// Whether a stream that has been silent since `silent_since` will stay so: its worker is gone or silent, its
-    /// engine stands still, or it has lost the request.
-    pub fn is_stuck(&self, now: Timestamp, placement: Placement, silent_since: Timestamp) -> bool {
+    /// Whether a stream silent since `silent_since` will stay silent: its worker is gone or silent, makes no
+    /// steps, or no longer has the request.
+    pub fn is_stuck(&self, now: Timestamp, placement: WorkerPlacement, silent_since: Timestamp) -> bool {
         let Some(worker) = self.workers.get(&placement.at.worker) else {
-            return now.since(silent_since) >= GONE;
+            return now.since(silent_since) >= GONE_AFTER;
         };
-        !worker.lives(placement.at.epoch) || worker.is_stuck(now, &self.limits, silent_since)
+        !worker.is_at(placement.at.epoch) || worker.is_stuck(now, &self.limits, silent_since)
     }
 
-    /// Whether a stream should leave its worker, which drains and asks for it, because another one takes requests.
-    pub fn should_leave(&self, now: Timestamp, placement: Placement) -> bool {
+    /// Whether a stream should leave its worker: the worker drains and hands its streams back, and another
+    /// one is ready.
+    pub fn should_leave(&self, now: Timestamp, placement: WorkerPlacement) -> bool {
         let asked = self
             .workers
             .get(&placement.at.worker)
-            .is_some_and(|worker| worker.lives(placement.at.epoch) && worker.is_giving_back());
-        // One that drains is not among them.
+            .is_some_and(|worker| worker.is_at(placement.at.epoch) && worker.is_giving_back());
+        // A draining worker is not among the ready ones.
         asked && self.takers(now).next().is_some()
     }
 
-    /// Whether a worker would hear a call now, as far as is known.
+    /// Whether a call would reach the worker now, as far as known.
     pub fn is_reachable(&self, now: Timestamp, at: WorkerEpoch) -> bool {
         self.workers.get(&at.worker).is_some_and(|worker| {
-            worker.watching && worker.lives(at.epoch) && !worker.is_lost(now, &self.limits)
+            worker.watching && worker.is_at(at.epoch) && !worker.is_lost(now, &self.limits)
         })
     }
 
-    /// Whether a worker whose stream has just broken may still have it: then only the connection broke.
+    /// Whether a worker may still have a stream that just broke, because only the connection failed.
     pub fn may_have_kept(&self, now: Timestamp, at: WorkerEpoch) -> bool {
         self.is_reachable(now, at)
             && self.workers.get(&at.worker).is_some_and(|worker| !worker.is_silent(now, JUST_HEARD))
     }
 
-    /// The worker that runs or keeps a stream, if it can be asked for it.
+    /// The worker that runs or keeps a stream, if it is reachable.
     pub fn find_stream(&self, now: Timestamp, key: StreamKey) -> Option<WorkerEpoch> {
-        // A worker that came back with other weights may have been given the stream before that was known.
+        // A worker that restarted with other weights may have got the stream before its mismatch was known.
         let ours = |id| self.workers.get(&id).is_some_and(Worker::serves_our_model);
         self.streams.find(key).filter(|&at| self.is_reachable(now, at) && ours(at.worker))
     }
 
-    /// A worker has taken a stream.
+    /// Records that a worker accepted a stream.
     pub fn stream_opened(&mut self, key: StreamKey, at: WorkerEpoch) {
-        if self.workers.get(&at.worker).is_some_and(|worker| worker.lives(at.epoch)) {
+        if self.workers.get(&at.worker).is_some_and(|worker| worker.is_at(at.epoch)) {
             self.streams.insert(key, at);
         }
     }
 
-    /// A worker does not have a stream (any more).
+    /// Records that a worker does not have a stream.
     pub fn stream_gone(&mut self, key: StreamKey, id: WorkerId) {
         self.streams.forget(key, id);
     }
 
-    /// Whether a worker promises that a resumed request goes on bit for bit.
+    /// Whether a worker resumes requests bit for bit.
     pub fn resumes_exactly(&self, id: WorkerId) -> bool {
         self.workers.get(&id).and_then(|worker| worker.info.as_ref()).is_some_and(|info| info.resume_exact)
     }
 
-    /// From where a link watches: (epoch, next sequence number), or (0, 0) for a snapshot.
+    /// Where a link's watch starts: (epoch, next sequence number), or (0, 0) for a snapshot.
     pub fn watch_from(&self, id: WorkerId) -> (u64, u64) {
         self.workers.get(&id).map_or((0, 0), Worker::watch_from)
     }
 
-    /// Whether a worker belongs here (still).
+    /// Whether a worker is a member.
     pub fn has(&self, id: WorkerId) -> bool {
         self.workers.contains_key(&id)
     }
 
-    /// Bounds that hold at every worker that takes requests; `None` without any.
+    /// Limits that every ready worker accepts; `None` if there are none.
     pub fn limits(&self, now: Timestamp) -> Option<ModelLimits> {
         let limits = self
             .ready(now)
@@ -225,12 +228,12 @@ impl Fleet {
         })
     }
 
-    /// Whether any worker takes requests.
+    /// Whether any worker accepts requests.
     pub fn is_ready(&self, now: Timestamp) -> bool {
         self.ready(now).next().is_some()
     }
 
-    /// Whether the rates behind predictions have been measured by any worker that takes requests.
+    /// Whether any worker has measured the rates behind the predictions.
     pub fn has_measured(&self) -> bool {
         self.workers.values().any(|worker| worker.ledger.last_report().load.prefill_tokens_per_second > 0.0)
     }
@@ -244,7 +247,7 @@ impl Fleet {
         sizes
     }
 
-    /// How the workers stand.
+    /// State of the workers.
     pub fn status(&self, now: Timestamp) -> Vec<WorkerStatus> {
         let status = |(&id, worker): (&WorkerId, &Worker)| WorkerStatus {
             id: worker.member.id.clone(),
@@ -261,8 +264,8 @@ impl Fleet {
         self.takers(now).filter_map(|(_, worker)| worker.info.as_ref())
     }
 
-    /// Who takes requests: the workers that nothing speaks against. If there are none, those against which only their
-    /// breaker speaks: its pause spares a request a bad worker, as long as there is a better one.
+    /// The workers that accept requests. If there are none, those that only their breaker excludes: its pause
+    /// protects requests only as long as there is a better worker.
     fn takers(&self, now: Timestamp) -> impl Iterator<Item = (&WorkerId, &Worker)> {
         let good = move |worker: &Worker| worker.refuses(now, &self.limits).is_none();
         let any_good = self.workers.values().any(good);
@@ -275,13 +278,13 @@ impl Fleet {
         let info = worker.info.as_ref()?;
         let chain = if job.cacheable { job.chain(info.block_size) } else { None };
         let blocks = chain.map_or(0, |chain| self.index.leading_blocks(id, chain)) as u32;
-        // The last prompt token is always computed: its logits are what the first output token is drawn from.
+        // The last prompt token is always computed, because its logits give the first output token.
         let hit_tokens = (blocks * info.block_size).min(job.demand.prompt_tokens.saturating_sub(1));
         let (max_num_seqs, block_size) = (info.max_num_seqs, info.block_size);
         Some(WorkerView { id, hit_tokens, load: worker.ledger.current(), max_num_seqs, block_size })
     }
 
-    /// Applies a change of one worker, and wakes those who wait if it takes requests from now on.
+    /// Applies a change of one worker, and wakes waiting requests if it becomes ready.
     fn update(
         &mut self,
         now: Timestamp,
@@ -299,7 +302,7 @@ impl Fleet {
         actions
     }
 
-    /// Changes a worker that may have left by now.
+    /// Changes a worker, unless it has left.
     fn with(&mut self, id: WorkerId, change: impl FnOnce(&mut Worker)) {
         if let Some(worker) = self.workers.get_mut(&id) {
             change(worker);
@@ -316,7 +319,7 @@ impl Fleet {
     fn connected(&mut self, now: Timestamp, id: WorkerId, info: WorkerInfo) -> Vec<Action> {
         let Some(worker) = self.workers.get_mut(&id) else { return Vec::new() };
         let mut actions = Vec::new();
-        if !worker.lives(info.epoch) {
+        if !worker.is_at(info.epoch) {
             self.index.remove(id);
             self.streams.forget_worker(id);
             if worker.info.is_some() {
@@ -335,17 +338,17 @@ impl Fleet {
 
     fn watched(&mut self, now: Timestamp, id: WorkerId, event: WatchEvent) -> Vec<Action> {
         let Some(worker) = self.workers.get_mut(&id) else { return Vec::new() };
-        if !worker.lives(event.epoch) {
+        if !worker.is_at(event.epoch) {
             worker.watching = false;
             return vec![Action::Reconnect(id)];
         }
         let applied = match worker.follow(now, &event) {
-            Step::Old => Ok(()),
-            Step::Gap => Err(Desync { handle: 0 }),
-            Step::Next => self.apply(now, WorkerEpoch { worker: id, epoch: event.epoch }, event.body),
+            LogFit::Old => Ok(()),
+            LogFit::Gap => Err(Desync { handle: 0 }),
+            LogFit::Next => self.apply(now, WorkerEpoch { worker: id, epoch: event.epoch }, event.body),
         };
         if let Err(desync) = applied {
-            self.with(id, Worker::ask_for_snapshot);
+            self.with(id, Worker::request_snapshot);
             return vec![Action::Log(Notice::OutOfStep(id, desync)), Action::Resubscribe(id)];
         }
         Vec::new()

@@ -1,8 +1,8 @@
-//! Which worker a request goes to: the one that should give its first token soonest, in seconds. Pure.
+//! Routing policy: picks the worker with the shortest predicted time to first token, in seconds. Pure.
 //!
-//! Cache hits, queues, full caches and busy batches all count in the same unit, so there are no weights to tune:
-//! a holder of the prefix wins until its queue costs more than the prefill it saves, and then the next worker
-//! wins and becomes a holder too.
+//! Cache hits, queues, full caches and busy batches all count in seconds, so there are no weights to tune: a
+//! worker that holds the prefix wins until its queue costs more than the prefill it saves; then the next
+//! worker wins and holds the prefix, too.
 
 use std::time::Duration;
 
@@ -11,31 +11,34 @@ use rand::{Rng, RngExt};
 use super::ledger::CurrentLoad;
 use super::worker_id::WorkerId;
 
-/// Output tokens a request is expected to produce where only its limit is known.
+/// Output tokens assumed per sequence; fewer if its limit is lower.
 pub const EXPECTED_OUTPUT_TOKENS: u32 = 256;
-/// Rates assumed while no worker has measured any: a modest CPU's.
+/// Prefill rate, tokens a second, assumed until some worker has measured its own: a modest CPU's.
 const UNMEASURED_PREFILL_RATE: f64 = 1000.0;
+/// Decode rate, tokens a second, assumed until then.
 const UNMEASURED_DECODE_RATE: f64 = 50.0;
-/// Scores this close to the best are equal: measurements are no better than that.
+/// Scores within this fraction of the best are equal: measurements are no more precise.
 const TIE: f64 = 0.02;
-/// And so are scores this close, seconds: a rounding error of an idle cluster is no reason to prefer anybody.
+/// Scores within this many seconds of the best are equal, too: on an idle cluster such differences are
+/// rounding errors.
 const TIE_SECONDS: f64 = 0.000_1;
-/// What a second of prefill is worth to a batch of streams that it slows down, for a full batch.
+/// How much the slowdown of running streams counts, for a full batch, as a fraction of the prefill time.
 const SLOWDOWN_WEIGHT: f64 = 0.5;
 
-/// What a request asks of any worker.
+/// A request's cost at any worker.
 #[derive(Debug, Clone, Copy)]
 pub struct Demand {
-    /// Tokens to have in the cache before the first new one.
+    /// Tokens to process, or find in the cache, before the first new one.
     pub prompt_tokens: u32,
-    /// Tokens it will probably produce, all samples together.
+    /// Tokens it will probably generate, over all samples.
     pub expected_output_tokens: u32,
-    /// Samples at once.
+    /// Samples that run at once.
     pub sequences: u32,
 }
 
 impl Demand {
-    /// Of a request with `prompt_tokens` to prefill and at most `output_tokens_left` for each of its sequences.
+    /// For a request with `prompt_tokens` to prefill and at most `output_tokens_left` for each of its
+    /// sequences.
     pub fn new(prompt_tokens: usize, output_tokens_left: u32, sequences: u32) -> Self {
         let each = output_tokens_left.min(EXPECTED_OUTPUT_TOKENS);
         Self {
@@ -46,25 +49,25 @@ impl Demand {
     }
 }
 
-/// A worker that may be picked.
+/// A candidate.
 #[derive(Debug, Clone, Copy)]
 pub struct WorkerView {
-    /// Which one.
+    /// Id of the worker.
     pub id: WorkerId,
-    /// Prompt tokens it holds or is about to hold.
+    /// Prompt tokens that it caches or is about to cache.
     pub hit_tokens: u32,
-    /// Its load by now.
+    /// Its estimated load now.
     pub load: CurrentLoad,
-    /// Sequences it runs at once.
+    /// Most sequences that it runs at once.
     pub max_num_seqs: u32,
     /// Tokens in a KV block.
     pub block_size: u32,
 }
 
-/// The choice, and what it rests on.
+/// The chosen worker, and the prediction behind the choice.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pick {
-    /// Where to.
+    /// The chosen worker.
     pub worker: WorkerId,
     /// Predicted time to the first token.
     pub first_token_after: Duration,
@@ -72,20 +75,20 @@ pub struct Pick {
     pub hit_tokens: u32,
 }
 
-/// Rates for workers that have not measured their own yet.
+/// Rates in tokens a second, for workers that have not measured their own.
 #[derive(Debug, Clone, Copy)]
 struct Rates {
     prefill: f64,
     decode: f64,
 }
 
-/// Picks the worker with the least predicted time to first token; `None` without candidates.
+/// Picks the worker with the least predicted time to first token; `None` if there are no candidates.
 ///
-/// Ties go by power of two choices on running sequences, with `rng`: routers with the same picture then do not
-/// all pick the same worker.
+/// Ties are broken by power of two choices on running sequences, using `rng`, so that routers with the same
+/// state do not all pick the same worker.
 pub fn pick(demand: &Demand, fleet: &[WorkerView], rng: &mut impl Rng) -> Option<Pick> {
-    let usual = usual_rates(fleet);
-    let seconds = |worker: &WorkerView| seconds_to_first_token(demand, worker, usual);
+    let fallback = fallback_rates(fleet);
+    let seconds = |worker: &WorkerView| seconds_to_first_token(demand, worker, fallback);
     let best = fleet.iter().map(seconds).min_by(f64::total_cmp)?;
     let tied = |worker: &&WorkerView| seconds(worker) <= best * (1.0 + TIE) + TIE_SECONDS;
     let ties = fleet.iter().filter(tied).count();
@@ -99,25 +102,26 @@ pub fn pick(demand: &Demand, fleet: &[WorkerView], rng: &mut impl Rng) -> Option
     })
 }
 
-fn seconds_to_first_token(demand: &Demand, worker: &WorkerView, usual: Rates) -> f64 {
+fn seconds_to_first_token(demand: &Demand, worker: &WorkerView, fallback: Rates) -> f64 {
     let load = &worker.load;
-    let prefill_rate = measured(load.prefill_tokens_per_second).unwrap_or(usual.prefill);
-    let decode_rate = measured(load.decode_tokens_per_second).unwrap_or(usual.decode);
+    let prefill_rate = measured(load.prefill_tokens_per_second).unwrap_or(fallback.prefill);
+    let decode_rate = measured(load.decode_tokens_per_second).unwrap_or(fallback.decode);
     let uncached = f64::from(demand.prompt_tokens.saturating_sub(worker.hit_tokens));
     let prefill = (load.queued_uncached_tokens as f64 + uncached) / prefill_rate;
 
-    // Blocks come free about as fast as running streams end, which is no slower than they produce tokens.
+    // Blocks are freed about as fast as running streams end, which is at least as fast as they generate
+    // tokens.
     let new_tokens = uncached as u64 + u64::from(demand.expected_output_tokens);
     let missing_blocks =
         new_tokens.div_ceil(u64::from(worker.block_size.max(1))).saturating_sub(u64::from(load.free_blocks));
     let block_wait = (missing_blocks * u64::from(worker.block_size)) as f64 / decode_rate;
 
-    // A batch with no seat left frees one each time somebody's output is done.
+    // A full batch frees one seat each time a sequence ends.
     let seats = worker.max_num_seqs.max(1);
-    let standing = (load.sequences + demand.sequences).saturating_sub(seats);
-    let seat_wait = f64::from(standing) * f64::from(EXPECTED_OUTPUT_TOKENS) / decode_rate;
+    let without_seat = (load.sequences + demand.sequences).saturating_sub(seats);
+    let seat_wait = f64::from(without_seat) * f64::from(EXPECTED_OUTPUT_TOKENS) / decode_rate;
 
-    // The step under way must end first; and while we prefill, the others wait for us.
+    // The running step must end first; and while this prompt is prefilled, the other streams wait.
     let running = f64::from(load.sequences.min(seats));
     let step = running / decode_rate;
     let slowdown = SLOWDOWN_WEIGHT * (running / f64::from(seats)) * uncached / prefill_rate;
@@ -128,7 +132,7 @@ fn measured(rate: f32) -> Option<f64> {
     (rate.is_finite() && rate > 0.0).then_some(f64::from(rate))
 }
 
-fn usual_rates(fleet: &[WorkerView]) -> Rates {
+fn fallback_rates(fleet: &[WorkerView]) -> Rates {
     let mean = |rate: fn(&CurrentLoad) -> f32, unmeasured: f64| {
         let (sum, count) = fleet
             .iter()
@@ -176,7 +180,7 @@ mod tests {
     #[test]
     fn a_repeated_prefix_goes_to_its_holder() {
         assert_eq!(picks(&[worker(1, 0, 0, 0), worker(2, 992, 0, 0)]), [0, 1000]);
-        // Also while the holder is somewhat busier.
+        // Also if the holder is somewhat busier.
         assert_eq!(picks(&[worker(1, 0, 0, 0), worker(2, 992, 400, 8)]), [0, 1000]);
     }
 
@@ -193,7 +197,7 @@ mod tests {
     fn equals_share_the_work_and_the_less_busy_gets_more() {
         let counts = picks(&[worker(1, 0, 0, 0), worker(2, 0, 0, 0)]);
         assert!(counts.iter().all(|&count| count > 400), "{counts:?}");
-        // Within two per cent of each other: one runs fewer streams, and wins whenever it is drawn.
+        // Within two per cent of each other: one runs fewer streams and wins whenever it is drawn.
         let mut busier = worker(2, 0, 0, 1);
         busier.load.decode_tokens_per_second = 2000.0;
         let counts = picks(&[worker(1, 0, 0, 0), busier]);

@@ -1,34 +1,34 @@
-//! How the workers stand, for people and for gateways.
+//! State of the workers, for people and gateways.
 
 use skein_proto::info::WorkerInfo;
 
 use super::ledger::CurrentLoad;
 use super::worker::Refused;
 
-/// How one worker stands, for people.
+/// State of one worker.
 #[derive(Debug, Clone)]
 pub struct WorkerStatus {
     /// Its name in discovery.
     pub id: String,
-    /// Where it listens.
+    /// `host:port` of its service.
     pub address: String,
-    /// Why it takes no requests now; `None` = it is ready.
+    /// Why it accepts no requests now; `None` = it is ready.
     pub refuses: Option<Refused>,
-    /// What it serves, once known.
+    /// Its info, once read.
     pub info: Option<WorkerInfo>,
-    /// What it carries.
+    /// Its estimated load.
     pub load: CurrentLoad,
-    /// Blocks in its prefix cache, as far as known here.
+    /// Blocks in its prefix cache, as far as this router knows.
     pub cached_blocks: usize,
 }
 
 impl WorkerStatus {
-    /// Whether it takes requests.
+    /// Whether it accepts requests.
     pub fn is_ready(&self) -> bool {
         self.refuses.is_none()
     }
 
-    /// `ready`, or why not.
+    /// `ready`, or the reason why not.
     pub fn state(&self) -> String {
         self.refuses.as_ref().map_or_else(|| "ready".to_owned(), ToString::to_string)
     }

@@ -1,6 +1,6 @@
-//! Which worker runs or keeps which stream, as far as workers and this router's own dispatches have said so. Pure.
+//! Which worker runs or keeps which stream, from reports of workers and this router's own dispatches. Pure.
 //!
-//! A hint and no more: who follows it and finds nothing there has lost one round trip, so it may forget.
+//! Entries are hints: a wrong one costs a round trip, so the directory may forget.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,30 +8,30 @@ use skein_proto::stream_key::StreamKey;
 
 use super::worker_id::{WorkerEpoch, WorkerId};
 
-/// Streams known at once; the oldest are forgotten first. About 100 bytes each.
+/// Most streams remembered; the oldest are forgotten first. About 100 bytes each.
 pub(super) const MAX_STREAMS: usize = 1 << 16;
 
-/// The directory.
+/// The worker of each known stream.
 #[derive(Debug, Default)]
 pub(super) struct StreamDirectory {
-    by_key: HashMap<StreamKey, Entry>,
-    /// For order: the oldest first.
+    by_key: HashMap<StreamKey, KnownStream>,
+    /// The keys, oldest first.
     by_age: BTreeMap<u64, StreamKey>,
     next_age: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Entry {
+struct KnownStream {
     at: WorkerEpoch,
     age: u64,
 }
 
 impl StreamDirectory {
-    /// A worker has the stream.
+    /// Records that a worker has the stream.
     pub fn insert(&mut self, key: StreamKey, at: WorkerEpoch) {
         let age = self.next_age;
         self.next_age += 1;
-        if let Some(old) = self.by_key.insert(key, Entry { at, age }) {
+        if let Some(old) = self.by_key.insert(key, KnownStream { at, age }) {
             self.by_age.remove(&old.age);
         }
         self.by_age.insert(age, key);
@@ -42,12 +42,12 @@ impl StreamDirectory {
         }
     }
 
-    /// Where the stream is.
+    /// The worker that has the stream, as far as known.
     pub fn find(&self, key: StreamKey) -> Option<WorkerEpoch> {
         self.by_key.get(&key).map(|entry| entry.at)
     }
 
-    /// The stream is not there (any more).
+    /// Records that `worker` does not have the stream.
     pub fn forget(&mut self, key: StreamKey, worker: WorkerId) {
         if self.by_key.get(&key).is_some_and(|entry| entry.at.worker == worker)
             && let Some(entry) = self.by_key.remove(&key)
@@ -56,7 +56,7 @@ impl StreamDirectory {
         }
     }
 
-    /// A worker has nothing (any more).
+    /// Records that `worker` has no streams.
     pub fn forget_worker(&mut self, worker: WorkerId) {
         self.by_key.retain(|_, entry| entry.at.worker != worker);
         self.by_age.retain(|_, key| self.by_key.contains_key(key));
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_word_counts_and_the_oldest_entry_goes_first() {
+    fn the_latest_report_counts_and_the_oldest_entry_goes_first() {
         let mut streams = StreamDirectory::default();
         streams.insert(key(0), at(1, 10));
         streams.insert(key(0), at(2, 20));

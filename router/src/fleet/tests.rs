@@ -121,7 +121,7 @@ fn stored(tokens: &[TokenId]) -> WatchBody {
 }
 
 #[test]
-fn a_worker_takes_requests_from_its_first_word_on() {
+fn a_worker_is_ready_from_its_first_report_on() {
     let mut scene = Scene::new(0);
     let member = Member { id: "w".into(), address: "host:1".into() };
     let actions = scene.fleet.handle(at(0), Event::Member(Change::Join(member.clone())));
@@ -141,7 +141,7 @@ fn a_worker_takes_requests_from_its_first_word_on() {
     scene.watch(0, 0, 1, load(1, LoadReport { draining: true, ..rated(0, 0) }));
     assert!(!scene.is_ready(0, 0));
 
-    // Again under the same name, elsewhere: the old one is given up.
+    // The same name at another address: the old worker is removed.
     let moved = Member { address: "host:2".into(), ..member };
     let actions = scene.fleet.handle(at(0), Event::Member(Change::Join(moved)));
     let [Action::Unfollow(old), Action::Recheck(lost), Action::Follow(new, _)] = actions[..] else {
@@ -168,7 +168,7 @@ fn a_worker_of_another_model_is_not_used() {
 }
 
 #[test]
-fn a_gap_in_the_log_asks_for_a_snapshot() {
+fn a_gap_in_the_log_requests_a_snapshot() {
     let tokens: Vec<TokenId> = (0..40).collect();
     let mut scene = Scene::new(1);
     let id = scene.ids[0];
@@ -188,7 +188,7 @@ fn a_gap_in_the_log_asks_for_a_snapshot() {
         39,
         "the last token is always computed"
     );
-    // A report from beyond the next entry shows a loss just as well.
+    // A report whose number lies beyond the next event also reveals the loss.
     assert_eq!(scene.watch(0, 0, 1, load(5, rated(0, 0))), lost_count(id));
 }
 
@@ -206,7 +206,7 @@ fn a_restarted_worker_starts_from_nothing() {
     scene.watch(0, 0, 2, (1, snapshot(Vec::new())));
     assert_eq!(scene.choice(0, &tokens).expect("a worker").hit_tokens, 0);
     assert_eq!(scene.fleet.status(at(0))[0].load.sequences, 0);
-    // A stream of its earlier life says nothing about this one.
+    // Streams of its earlier epoch say nothing about this one.
     for _ in 0..9 {
         scene.dispatched(0, 0, Outcome::Fault);
     }
@@ -214,7 +214,7 @@ fn a_restarted_worker_starts_from_nothing() {
 }
 
 #[test]
-fn a_broken_stream_keeps_requests_away_until_a_sign_of_life() {
+fn a_broken_stream_keeps_requests_away_until_the_next_report() {
     let mut scene = Scene::new(1);
     scene.dispatched(0, 0, Outcome::Fault);
     assert!(!scene.is_ready(10, 0));
@@ -247,9 +247,9 @@ fn an_open_breaker_keeps_requests_away_only_while_there_is_a_better_worker() {
 }
 
 #[test]
-fn a_frozen_engine_is_noticed_even_if_its_process_talks() {
+fn a_frozen_engine_is_noticed_even_if_its_process_reports() {
     let mut scene = Scene::new(1);
-    let placement = Placement { at: first(scene.ids[0]), sequence: 1 };
+    let placement = WorkerPlacement { at: first(scene.ids[0]), sequence: 1 };
     scene.watch(0, 0, 1, load(1, rated(0, 3)));
     for ms in (0..=4000).step_by(1000) {
         scene.watch(ms, 0, 1, load(1, rated(2, 4)));
@@ -260,18 +260,18 @@ fn a_frozen_engine_is_noticed_even_if_its_process_talks() {
     assert!(!scene.is_ready(5000, 0));
     scene.watch(5100, 0, 1, load(1, rated(2, 5)));
     assert!(!scene.fleet.is_stuck(at(5100), placement, at(0)), "it moves again");
-    // A long step is no wedge: four full budgets at the measured rate may pass.
+    // A long step is not a wedge: four full budgets at the measured rate are allowed.
     let slow = |step| rated_at(10.0, 2, step);
     scene.watch(5200, 0, 1, load(1, slow(6)));
     scene.watch(25_000, 0, 1, load(1, slow(6)));
     assert!(!scene.fleet.is_stuck(at(25_000), placement, at(5200)));
     scene.watch(30_000, 0, 1, load(1, slow(6)));
     assert!(scene.fleet.is_stuck(at(31_000), placement, at(5200)));
-    // One that knows of no work at all has lost the request.
+    // A worker without any work no longer has the request.
     scene.watch(40_000, 0, 1, load(1, rated(0, 7)));
     assert!(!scene.fleet.is_stuck(at(40_000), placement, at(36_000)));
     assert!(scene.fleet.is_stuck(at(42_000), placement, at(36_000)));
-    // And of one that was replaced nothing more is expected, once its stream is silent.
+    // A worker that was replaced: once its stream is silent, nothing more is expected.
     let elsewhere = Member { id: "w0".into(), address: "host:9".into() };
     scene.fleet.handle(at(50_000), Event::Member(Change::Join(elsewhere)));
     assert!(!scene.fleet.is_stuck(at(50_000), placement, at(49_900)));
@@ -286,7 +286,7 @@ fn a_prefix_follows_its_first_request_before_it_is_cached() {
     let first = scene.choice(1, &tokens).expect("a worker");
     let placement = scene.fleet.place(at(1), &job, &first).expect("it is there");
     assert_eq!(first.hit_tokens, 0);
-    // Only placed: the other worker would start from nothing, this one is busy with just this prompt.
+    // Placed only: the other worker would start from nothing, while this one is busy with this very prompt.
     let hits = |scene: &Scene| -> Vec<u32> {
         let view = |&id: &WorkerId| {
             scene.fleet.view(id, &scene.fleet.workers[&id], &job).map(|view| view.hit_tokens)
@@ -297,12 +297,12 @@ fn a_prefix_follows_its_first_request_before_it_is_cached() {
     let mut expected = vec![0, 0];
     expected[holder] = 399;
     assert_eq!(hits(&scene), expected);
-    // Admitted: now the worker has said so itself, also to routers that did not place it.
+    // Admitted: the worker has reported it, also to routers that did not place it.
     let hashes = job.chains[0].1.clone();
     let admitted = admitted(ROUTER, placement.sequence, hashes, None);
     scene.watch(2, holder, 1, (1, admitted));
     assert_eq!(hits(&scene), expected);
-    // Prefilled: its queue is no reason to go elsewhere any more.
+    // Prefilled: its queue is no longer a reason to choose another worker.
     scene.fleet.handle(at(3), Event::FirstToken(placement));
     assert_eq!(scene.choice(3, &tokens).expect("a worker").worker, first.worker);
     scene.fleet.ended(placement);
@@ -310,7 +310,7 @@ fn a_prefix_follows_its_first_request_before_it_is_cached() {
 }
 
 #[test]
-fn a_placement_that_came_to_nothing_leaves_nothing() {
+fn a_failed_placement_leaves_no_expectation() {
     let tokens: Vec<TokenId> = (0..400).collect();
     let mut scene = Scene::new(1);
     let before = scene.fleet.status(at(0))[0].load;
@@ -337,9 +337,9 @@ fn a_worker_that_comes_back_with_other_weights_is_not_used() {
 }
 
 #[test]
-fn a_silent_worker_is_lost_and_the_last_one_to_be_asked_before_that() {
+fn a_silent_worker_is_the_last_choice_and_then_lost() {
     let mut scene = Scene::new(2);
-    let placement = Placement { at: first(scene.ids[0]), sequence: 1 };
+    let placement = WorkerPlacement { at: first(scene.ids[0]), sequence: 1 };
     let tick = |scene: &mut Scene, ms| scene.fleet.handle(at(ms), Event::Tick);
     for ms in (0..6000).step_by(250) {
         scene.watch(ms, 1, 1, load(1, rated(0, 0)));
@@ -358,9 +358,9 @@ fn a_silent_worker_is_lost_and_the_last_one_to_be_asked_before_that() {
 }
 
 #[test]
-fn a_pause_of_the_router_itself_is_no_silence_of_its_workers() {
+fn a_pause_of_the_router_does_not_count_as_its_workers_silence() {
     let mut scene = Scene::new(2);
-    let placement = Placement { at: first(scene.ids[0]), sequence: 1 };
+    let placement = WorkerPlacement { at: first(scene.ids[0]), sequence: 1 };
     scene.fleet.handle(at(0), Event::Tick);
     assert_eq!(scene.fleet.handle(at(60_000), Event::Tick), []);
     assert!(!scene.fleet.is_stuck(at(60_000), placement, at(0)));
@@ -372,12 +372,12 @@ fn a_pause_of_the_router_itself_is_no_silence_of_its_workers() {
 }
 
 #[test]
-fn a_wedge_timeout_that_is_given_counts_exactly() {
+fn a_configured_wedge_timeout_applies_exactly() {
     let limits = HealthLimits { wedge_timeout: Some(Duration::from_millis(1500)), ..LIMITS };
     let mut scene = Scene::new(1);
     scene.fleet.limits = limits;
-    let placement = Placement { at: first(scene.ids[0]), sequence: 1 };
-    // Nothing measured, and by its rates a step could take long.
+    let placement = WorkerPlacement { at: first(scene.ids[0]), sequence: 1 };
+    // Nothing is measured, and by its rates a step could take long.
     scene.watch(0, 0, 1, load(1, rated_at(0.0, 2, 4)));
     scene.watch(1400, 0, 1, load(1, rated_at(0.0, 2, 4)));
     assert!(!scene.fleet.is_stuck(at(1490), placement, at(0)));
@@ -385,14 +385,14 @@ fn a_wedge_timeout_that_is_given_counts_exactly() {
 }
 
 #[test]
-fn a_member_that_leaves_is_kept_while_it_talks() {
+fn a_member_that_leaves_is_kept_while_it_reports() {
     let mut scene = Scene::new(2);
     let (id, member) = (scene.ids[0], Member { id: "w0".into(), address: "host:1".into() });
     let leave = || Event::Member(Change::Leave("w0".into()));
     let join = || Event::Member(Change::Join(member.clone()));
     assert_eq!(scene.fleet.handle(at(0), leave()), []);
     assert!(scene.is_ready(0, 0), "its lease ran out, it did not");
-    // The register comes back, wiped, and names it again: nothing happens to its link.
+    // Discovery returns with its state lost and announces the worker again: its link is left alone.
     assert_eq!(scene.fleet.handle(at(0), join()), []);
     assert_eq!(scene.fleet.handle(at(0), Event::Lost(id)), [], "a member is connected again");
     assert_eq!(scene.fleet.handle(at(0), join()), [Action::Hurry(id)]);
@@ -401,7 +401,7 @@ fn a_member_that_leaves_is_kept_while_it_talks() {
     let gone = vec![Action::Unfollow(id), Action::Recheck(id)];
     assert_eq!(scene.fleet.handle(at(0), Event::Lost(id)), gone, "now nobody vouches for it");
     assert!(!scene.fleet.has(id));
-    // One that falls silent after it left is dropped, too, and one that left without a link at once.
+    // If it falls silent after it left, it is removed as well; if it has no link, at once.
     let other = scene.ids[1];
     scene.fleet.handle(at(0), Event::Tick);
     assert_eq!(scene.fleet.handle(at(100), Event::Member(Change::Leave("w1".into()))), []);
@@ -413,7 +413,7 @@ fn a_member_that_leaves_is_kept_while_it_talks() {
 }
 
 #[test]
-fn a_worker_that_handed_back_drains_whatever_is_still_on_its_way() {
+fn a_worker_that_handed_back_drains_despite_delayed_reports() {
     let mut scene = Scene::new(1);
     let id = scene.ids[0];
     scene.fleet.handle(at(0), Event::HandedBack(WorkerEpoch { worker: id, epoch: 7 }));
@@ -427,7 +427,7 @@ fn a_worker_that_handed_back_drains_whatever_is_still_on_its_way() {
 }
 
 #[test]
-fn streams_are_found_where_they_are_said_to_be() {
+fn streams_are_found_where_they_were_reported() {
     let key = |byte| StreamKey::from_wire(&[byte; 16]).expect("sixteen bytes");
     let mut scene = Scene::new(2);
     let [one, other] = scene.ids[..] else { panic!("two workers") };
@@ -457,7 +457,7 @@ fn streams_are_found_where_they_are_said_to_be() {
 }
 
 #[test]
-fn a_stream_is_not_sought_at_a_worker_of_other_weights() {
+fn a_stream_is_not_looked_for_at_a_worker_with_other_weights() {
     let key = StreamKey::from_wire(&[1; 16]).expect("sixteen bytes");
     let mut scene = Scene::new(2);
     let one = scene.ids[0];

@@ -1,5 +1,5 @@
-//! Small messages to workers that nobody waits for: a sample is not wanted any more, a reader has left for good.
-//! One task carries them, many at a time; it ends with the cluster.
+//! Fire-and-forget messages to workers: abort a sample, release a reader. One task sends them, many at a
+//! time; it ends with the cluster.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -10,64 +10,65 @@ use tokio::sync::mpsc;
 
 use super::worker_client::{CallError, WorkerClient, WorkerDeltas};
 
-/// Errands that wait to be run; more are not run at all, for a lingering stream ends by itself.
+/// Most queued messages. Further ones are dropped: an unreleased stream ends by itself after its linger time.
 const MAX_WAITING: usize = 8192;
-/// Errands under way.
+/// Most messages in flight.
 const MAX_RUNNING: usize = 256;
-/// Longest time for one: a worker that does not answer by then is in trouble of its own.
+/// Longest time for one message; a worker that does not answer by then is probably failing.
 const RUN_WITHIN: Duration = Duration::from_secs(1);
-/// A release may overtake its request, which goes by another connection: then it is told once more, after this time.
-const TELL_AGAIN_AFTER: Duration = Duration::from_millis(100);
+/// A release may overtake its request, which uses another connection. If the reader is unknown, it is sent
+/// once more after this time.
+const RESEND_AFTER: Duration = Duration::from_millis(100);
 
-/// Takes errands. Cheap to share.
+/// The queue of messages. Cheap to share.
 #[derive(Debug)]
 pub(crate) struct Errands {
     sender: mpsc::Sender<Errand>,
-    /// This process leaves: readers that end now leave their streams to others.
+    /// This process is exiting: readers that end now leave their streams for others to resume.
     leaving: AtomicBool,
 }
 
-/// Something to tell a worker.
+/// A message to a worker.
 pub(crate) struct Errand {
     pub client: WorkerClient,
-    /// The reader it is about.
+    /// Id of the reader it concerns.
     pub reader: String,
-    pub what: What,
+    pub kind: ErrandKind,
 }
 
-/// What is to be told.
-pub(crate) enum What {
-    /// A sample is not wanted any more.
+/// Content of a message.
+pub(crate) enum ErrandKind {
+    /// The sample is not needed any more.
     Abort(u32),
-    /// The reader leaves. Its stream stays open until the worker has heard of it, so that the worker sees the leave
-    /// before the loss; `None` = no stream had come yet.
+    /// The reader leaves. Its stream stays open until the worker has confirmed, so that the worker sees the
+    /// release before the disconnect; `None` = no stream had arrived yet.
     Release(Option<WorkerDeltas>),
 }
 
 impl Errands {
-    /// A place to leave errands, and what to give to [`run`].
+    /// The queue, and its receiving end for [`run`].
     pub fn new() -> (Self, mpsc::Receiver<Errand>) {
         let (sender, receiver) = mpsc::channel(MAX_WAITING);
         (Self { sender, leaving: AtomicBool::new(false) }, receiver)
     }
 
-    /// From now on no reader is released.
+    /// From now on, releases are not sent.
     pub fn leave(&self) {
         self.leaving.store(true, Ordering::Relaxed);
     }
 
-    /// Leaves an errand.
+    /// Queues a message.
     pub fn send(&self, errand: Errand) {
-        if matches!(errand.what, What::Release(_)) && self.leaving.load(Ordering::Relaxed) {
+        if matches!(errand.kind, ErrandKind::Release(_)) && self.leaving.load(Ordering::Relaxed) {
             return;
         }
         if self.sender.try_send(errand).is_err() {
-            tracing::debug!("too many errands; the worker will find out by itself");
+            tracing::debug!("too many messages to workers; dropped one");
         }
     }
 }
 
-/// Runs errands until the cluster is dropped.
+/// Sends messages until the cluster is dropped.
 pub(crate) async fn run(mut errands: mpsc::Receiver<Errand>) {
     let mut running = FuturesUnordered::new();
     loop {
@@ -85,24 +86,24 @@ pub(crate) async fn run(mut errands: mpsc::Receiver<Errand>) {
 async fn run_one(errand: Errand) {
     let reader = errand.reader.clone();
     if tokio::time::timeout(RUN_WITHIN, tell(errand)).await.is_err() {
-        tracing::debug!(reader, "an errand was not answered in time");
+        tracing::debug!(reader, "a message to a worker timed out");
     }
 }
 
-async fn tell(Errand { client, reader, what }: Errand) {
-    let told = match what {
-        What::Abort(sample_index) => client.abort(reader.clone(), sample_index).await,
-        What::Release(stream) => release(&client, &reader, stream.is_some()).await,
+async fn tell(Errand { client, reader, kind }: Errand) {
+    let told = match kind {
+        ErrandKind::Abort(sample_index) => client.abort(reader.clone(), sample_index).await,
+        ErrandKind::Release(stream) => release(&client, &reader, stream.is_some()).await,
     };
     if let Err(error) = told {
-        tracing::debug!(reader, %error, "an errand failed");
+        tracing::debug!(reader, %error, "a message to a worker failed");
     }
 }
 
 async fn release(client: &WorkerClient, reader: &str, opened: bool) -> Result<(), CallError> {
     let found = client.release(reader.to_owned()).await?;
     if !found && !opened {
-        tokio::time::sleep(TELL_AGAIN_AFTER).await;
+        tokio::time::sleep(RESEND_AFTER).await;
         client.release(reader.to_owned()).await?;
     }
     Ok(())

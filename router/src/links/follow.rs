@@ -1,5 +1,5 @@
-//! The links to the workers: one task follows discovery, one task a worker reads its `Info` and its watch.
-//! They decide nothing: what they hear goes into [`Fleet::handle`], what it says they do.
+//! The links to the workers: one task follows discovery, and one per worker reads its `Info` and its watch.
+//! They pass events to [`Fleet::handle`] and carry out its actions; they decide nothing.
 //!
 //! [`Fleet::handle`]: crate::fleet::Fleet::handle
 
@@ -20,16 +20,17 @@ use crate::fleet::{Action, Event, TICK, WorkerId};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// A worker that answers but still loads its weights is asked again after this time at most.
+/// Longest pause before retrying a worker that answers but is not ready, for example because it loads its
+/// weights.
 const LOADING_PAUSE: Duration = Duration::from_millis(200);
 
-/// Follows discovery until the cluster is dropped. All links end with this task.
+/// Follows discovery until the cluster is dropped. All links close with this task.
 pub(crate) async fn follow_members(workers: Arc<Workers>, mut changes: mpsc::Receiver<Change>) {
     let mut links = JoinSet::new();
     let mut handles: HashMap<WorkerId, (AbortHandle, Arc<Notify>)> = HashMap::new();
     loop {
         let Some(change) = changes.recv().await else {
-            // No more changes: the members stay as they are.
+            // The source has ended: the members stay as they are.
             return std::future::pending().await;
         };
         for action in workers.handle(Event::Member(change)) {
@@ -62,8 +63,8 @@ pub(crate) async fn follow_members(workers: Arc<Workers>, mut changes: mpsc::Rec
     }
 }
 
-/// Tells the fleet that time passes, until the cluster is dropped.
-pub(crate) async fn look_at_health(workers: Arc<Workers>) {
+/// Ticks the fleet until the cluster is dropped.
+pub(crate) async fn tick(workers: Arc<Workers>) {
     loop {
         for action in workers.handle(Event::Tick) {
             if let Action::Unfollow(worker) = action {
@@ -81,7 +82,7 @@ async fn follow_worker(workers: Arc<Workers>, worker: WorkerId, address: String,
         let mut reached = Reached::Nothing;
         let ended = session(&workers, worker, &address, &mut reached, &mut log).await;
         if workers.handle(Event::Lost(worker)).contains(&Action::Unfollow(worker)) || !workers.has(worker) {
-            tracing::info!(worker = worker.0, address, "a worker that left discovery before is gone");
+            tracing::info!(worker = worker.0, address, "a worker that had left discovery is gone");
             return workers.disconnect(worker);
         }
         pause = match reached {
@@ -92,16 +93,16 @@ async fn follow_worker(workers: Arc<Workers>, worker: WorkerId, address: String,
         let error = ended.err();
         let reason = error.as_ref().and_then(|error| log.ended(clock::now(), reached, error));
         if let Some(reason) = reason {
-            tracing::warn!(worker = worker.0, address, reason, "no link to a worker; trying on");
+            tracing::warn!(worker = worker.0, address, reason, "no link to a worker; retrying");
         }
         tracing::debug!(worker = worker.0, error = error.map(tracing::field::display), ?pause, "link ended");
-        // Whether the time has passed or discovery named the worker: the next try is due.
+        // Either the pause is over or discovery announced the worker again: retry.
         let _ = tokio::time::timeout(pause, hurry.notified()).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
 
-/// One connection to a worker, from its `Info` to the end of its watch.
+/// One connection to a worker, from reading its `Info` to the end of its watch.
 async fn session(
     workers: &Arc<Workers>,
     worker: WorkerId,
@@ -124,7 +125,7 @@ async fn session(
     workers.handle(Event::Connected(worker, info));
     let mut subscriptions = 0u32;
     'subscribe: loop {
-        // A worker whose snapshots never fit must not be asked in a tight loop.
+        // Back off, in case a worker's snapshots never fit.
         tokio::time::sleep(FIRST_PAUSE * subscriptions.min(20)).await;
         subscriptions += 1;
         let mut events = client.watch(workers.router_id, workers.watch_from(worker)).await?;

@@ -1,4 +1,4 @@
-//! Says when the link to a worker fails and when it is back: once each, not at every try.
+//! Decides what to log about a link: its failure and its recovery once each, not every attempt.
 
 use std::time::Duration;
 
@@ -7,60 +7,61 @@ use tonic::Code;
 
 use super::worker_client::{CallError, Fault};
 
-/// A router that answers and has no worker for a gateway is starting, for so long. After that somebody should look.
+/// A router without ready workers is considered to be starting for this long; after that the operator should
+/// look.
 const STARTING: Duration = Duration::from_secs(30);
-/// Reasons that are said of one outage: a text that changes at every try must not fill the log.
+/// Most reasons logged per outage, in case the text changes with every attempt.
 const MAX_REASONS: usize = 4;
 /// Longest text of a worker that is repeated in the log, characters.
 const MAX_REASON_CHARS: usize = 200;
-/// What a worker answers until its weights are there; it may take any time.
+/// Start of a worker's answer while its weights load, which may take any time.
 const LOADING: &str = "the model is loading";
 
-/// How far a session with a worker came.
+/// How far a session with a worker got.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Reached {
-    /// Nobody.
+    /// No connection.
     Nothing,
-    /// Something that takes connections.
+    /// Connected.
     Process,
-    /// It has said what it serves.
+    /// Its info was read.
     Worker,
-    /// Its watch has said something.
+    /// Its watch delivered an event.
     Watch,
-    /// It takes requests.
+    /// It became ready.
     Service,
 }
 
-/// What the log says of one link.
+/// What has been logged about one link.
 #[derive(Debug, Default)]
 pub(super) struct LinkLog {
     failing_since: Option<Timestamp>,
-    /// It answers, and says that it cannot serve.
+    /// Since when it answers that it cannot serve.
     unready_since: Option<Timestamp>,
-    /// The reasons said since the link worked.
-    said: Vec<String>,
+    /// Reasons logged since the link last worked.
+    logged: Vec<String>,
 }
 
 impl LinkLog {
-    /// A session ended; returns the reason if it is to be said. One that was heard has not failed: the next try tells
-    /// whether the worker is gone.
+    /// Records that a session ended; returns the reason if it should be logged. The end of a session that
+    /// worked is not logged: the next attempt shows whether the worker is gone.
     pub(super) fn ended(&mut self, now: Timestamp, reached: Reached, error: &CallError) -> Option<String> {
         if reached >= Reached::Watch {
             return None;
         }
         self.failing_since.get_or_insert(now);
         let reason = self.reason(now, reached, error)?;
-        if self.said.len() >= MAX_REASONS || self.said.contains(&reason) {
+        if self.logged.len() >= MAX_REASONS || self.logged.contains(&reason) {
             return None;
         }
-        self.said.push(reason.clone());
+        self.logged.push(reason.clone());
         Some(reason)
     }
 
-    /// The worker is heard; returns how long it was not, if that was said.
+    /// Records that the link works; returns how long it did not, if that was logged.
     pub(super) fn works(&mut self, now: Timestamp) -> Option<Duration> {
         let before = std::mem::take(self);
-        before.failing_since.filter(|_| !before.said.is_empty()).map(|since| now.since(since))
+        before.failing_since.filter(|_| !before.logged.is_empty()).map(|since| now.since(since))
     }
 
     fn reason(&mut self, now: Timestamp, reached: Reached, error: &CallError) -> Option<String> {
@@ -68,34 +69,34 @@ impl LinkLog {
             (reached, error)
         else {
             self.unready_since = None;
-            return Some(in_words(reached, error));
+            return Some(describe(reached, error));
         };
         let since = *self.unready_since.get_or_insert(now);
         if message.starts_with(LOADING) || now.since(since) < STARTING {
             return None;
         }
         let unready = printable(message);
-        Some(format!("answers, but cannot serve: {unready} (do its own workers lead back to this process?)"))
+        Some(format!("answers, but cannot serve: {unready} (is this process among its own workers?)"))
     }
 }
 
-fn in_words(reached: Reached, error: &CallError) -> String {
+fn describe(reached: Reached, error: &CallError) -> String {
     let code = if let CallError::Fault(fault) = error { fault.code } else { None };
     let error = printable(&error.to_string());
     match (reached, code) {
         (Reached::Nothing, _) => format!("cannot be reached: {error}"),
         (Reached::Process, Some(Code::Unauthenticated)) => {
-            "asks for an API key: --router-api-key must be one of its own --api-key".to_owned()
+            "requires an API key: --router-api-key must be one of its --api-key values".to_owned()
         }
         (Reached::Process, Some(Code::Unimplemented)) => {
             format!("is neither a Skein worker nor a router: {error}")
         }
-        (Reached::Process, _) => format!("does not answer as a Skein worker does: {error}"),
+        (Reached::Process, _) => format!("does not answer like a Skein worker: {error}"),
         (Reached::Worker | Reached::Watch | Reached::Service, _) => format!("its watch fails: {error}"),
     }
 }
 
-/// One line of bounded length: the text may come from anybody.
+/// One line of bounded length, because the text comes from outside.
 fn printable(text: &str) -> String {
     let letter = |letter: char| if letter.is_control() { ' ' } else { letter };
     text.chars().map(letter).take(MAX_REASON_CHARS).collect()
@@ -114,11 +115,11 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_is_dead_for_hours_is_one_line_and_one_when_it_is_back() {
+    fn an_outage_of_hours_is_one_line_and_its_end_another() {
         let mut link = LinkLog::default();
         let refused = CallError::fault("tcp connect error: Connection refused");
         assert_eq!(link.ended(at(0), Reached::Service, &refused), None, "the next try tells");
-        let reason = link.ended(at(1), Reached::Nothing, &refused).expect("said at once");
+        let reason = link.ended(at(1), Reached::Nothing, &refused).expect("logged at once");
         assert_eq!(reason, "cannot be reached: tcp connect error: Connection refused");
         for second in 2..7200 {
             assert_eq!(link.ended(at(second), Reached::Nothing, &refused), None);
@@ -131,17 +132,17 @@ mod tests {
     #[test]
     fn each_reason_says_what_to_do() {
         let check = |reached, error: CallError, expected: &str| {
-            let reason = LinkLog::default().ended(at(0), reached, &error).expect("said at once");
+            let reason = LinkLog::default().ended(at(0), reached, &error).expect("logged at once");
             assert!(reason.contains(expected), "{reason}");
         };
         let key = answered(Code::Unauthenticated, "Incorrect API key provided.");
-        check(Reached::Process, key, "asks for an API key: --router-api-key");
+        check(Reached::Process, key, "requires an API key: --router-api-key");
         let other = answered(Code::Unimplemented, "");
         check(Reached::Process, other, "is neither a Skein worker nor a router: Unimplemented: ");
         check(
             Reached::Process,
             CallError::fault("it failed"),
-            "does not answer as a Skein worker does: it failed",
+            "does not answer like a Skein worker: it failed",
         );
         check(Reached::Worker, CallError::fault("the watch ended"), "its watch fails: the watch ended");
         let busy = answered(Code::Unavailable, "busy");
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn other_reasons_are_said_again_but_not_without_end() {
+    fn new_reasons_are_logged_up_to_a_limit() {
         let mut link = LinkLog::default();
         let mut said = 0;
         for try_number in 0..1000 {
@@ -164,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_starting_is_no_warning() {
+    fn a_starting_peer_is_no_warning() {
         let mut link = LinkLog::default();
         let loading = answered(Code::Unavailable, "the model is loading; retry when health says SERVING");
         let empty = answered(Code::Unavailable, "No worker is ready: one is connecting.");
@@ -176,7 +177,7 @@ mod tests {
         assert_eq!(link.ended(at(4029), Reached::Process, &empty), None);
         let reason = link.ended(at(4030), Reached::Process, &empty).expect("it has had its time");
         assert!(reason.contains("No worker is ready: one is connecting."), "{reason}");
-        assert!(reason.contains("lead back to this process"), "{reason}");
+        assert!(reason.contains("is this process among"), "{reason}");
         assert_eq!(link.works(at(4040)), Some(Duration::from_secs(40)));
     }
 }

@@ -1,6 +1,7 @@
-//! The wires to the workers, and the picture of them behind its lock. `follow` feeds the picture from discovery and
-//! from the workers' logs, `workers` keeps it with the connections, `worker_client` speaks `skein.worker.v1`,
-//! `transport` carries it, `errands` tells workers what nobody waits for. It knows no clients and decides nothing.
+//! The connections to the workers, and the fleet behind its lock. `follow` feeds the fleet from discovery and
+//! the workers' logs, `workers` holds the fleet and the connections, `worker_client` speaks
+//! `skein.worker.v1`, `transport` carries it, `errands` sends messages that need no answer. Nothing here
+//! depends on clients, and nothing decides.
 
 pub(crate) mod errands;
 pub(crate) mod follow;

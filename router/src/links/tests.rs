@@ -1,4 +1,4 @@
-//! How often a request takes the fleet's lock, counted on the request's own task.
+//! Counts, on the request's own task, how often a request locks the fleet.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -22,12 +22,12 @@ tokio::task_local! {
     static LOCKS: Cell<u32>;
 }
 
-/// The fleet is locked. Tasks that nobody counts for (links, ticks) are left out.
+/// Counts a lock of the fleet. Tasks without a counter (links, ticks) are not counted.
 pub(super) fn count_lock() {
     let _ = LOCKS.try_with(|locks| locks.set(locks.get() + 1));
 }
 
-/// A worker that gives one token to each request, and never another.
+/// A worker that sends one token to each request and nothing more.
 #[derive(Debug)]
 struct OneToken;
 
@@ -37,7 +37,7 @@ impl Connector for OneToken {
     }
 }
 
-/// One message, and then silence.
+/// One message, then silence.
 fn only<T: Send + 'static>(message: T) -> Call<'static, Messages<T>> {
     let messages = stream::once(async { Ok(message) }).chain(stream::pending()).boxed();
     async { Ok(messages) }.boxed()
@@ -104,6 +104,6 @@ async fn a_fresh_request_takes_the_fleets_lock_three_times_before_its_first_toke
         started.stream.next().await.unwrap().unwrap();
         (opened, LOCKS.with(Cell::get))
     };
-    // The model's limits; admission with the place; the stream's entry in the directory. Then its first token.
+    // The model's limits; admission and placement; the stream's directory entry. Then its first token.
     assert_eq!(LOCKS.scope(Cell::new(0), count).await, (3, 4));
 }

@@ -1,5 +1,5 @@
-//! The wire to a worker, as a seam: gRPC in production, a simulated network in the simulator. It moves messages of
-//! `skein.worker.v1` and does not know what they mean; [`super::worker_client`] does.
+//! The transport to a worker: gRPC in production, a simulated network in tests. It carries messages of
+//! `skein.worker.v1` without interpreting them; [`super::worker_client`] does that.
 
 use std::error::Error;
 use std::fmt::Debug;
@@ -16,27 +16,27 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// A peer that is gone without a word (a cut cable, a stopped process) is noticed after these two together.
+/// With `KEEPALIVE_TIMEOUT` bounds the time until a silent peer (a cut cable, a stopped process) is noticed.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(3);
-/// HTTP/2 flow control of token streams: what a peer may send of one stream ahead of its reader. It bounds the memory that
-/// a client who stops reading costs this process.
+/// HTTP/2 flow control of token streams: how far a peer may send one stream ahead of its reader. It bounds
+/// the memory that a client which stops reading costs this process.
 const STREAM_WINDOW_BYTES: u32 = 64 << 10;
-/// The same for all streams of one connection together. It holds the full windows of 16,384 unread streams, as many as a
-/// router takes connections: no number of them keeps another stream waiting.
+/// The same for all streams of a connection together. It holds the full windows of 16,384 unread streams, as
+/// many as a router accepts connections, so unread streams never block another one.
 const CONNECTION_WINDOW_BYTES: u32 = 1 << 30;
 
-/// A call with one answer.
+/// A call with one response.
 pub type Call<'a, T> = BoxFuture<'a, Result<T, Status>>;
-/// What a streaming call answers with.
+/// The response of a streaming call.
 pub type Messages<T> = BoxStream<'static, Result<T, Status>>;
 
-/// An open way to one worker. Dropping a stream of messages tells the worker that nobody reads it any more, as far as
-/// the network still carries that.
+/// A connection to one worker. Dropping a stream of messages tells the worker, if the network allows, that
+/// nothing reads it any more.
 pub trait Transport: Debug + Send + Sync + 'static {
     /// `Worker.Info`.
     fn info(&self) -> Call<'_, wire::InfoResponse>;
-    /// `Worker.Generate`; the worker has taken the request when this returns.
+    /// `Worker.Generate`; when it returns, the worker has accepted the request.
     fn generate(&self, request: wire::GenerateRequest) -> Call<'_, Messages<wire::GenerateDelta>>;
     /// `Worker.Attach`.
     fn attach(&self, request: wire::AttachRequest) -> Call<'_, Messages<wire::GenerateDelta>>;
@@ -48,9 +48,9 @@ pub trait Transport: Debug + Send + Sync + 'static {
     fn watch(&self, request: wire::WatchRequest) -> Call<'_, Messages<wire::WorkerEvent>>;
 }
 
-/// Opens ways to workers.
+/// Opens connections to workers.
 pub trait Connector: Debug + Send + Sync + 'static {
-    /// Connects to `host:port`; the error says in words why it could not.
+    /// Connects to `host:port`; the error is a readable reason.
     fn connect<'a>(&'a self, address: &'a str) -> BoxFuture<'a, Result<Arc<dyn Transport>, String>>;
 }
 
@@ -58,14 +58,14 @@ pub trait Connector: Debug + Send + Sync + 'static {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Grpc;
 
-/// gRPC over TCP to members that ask for an API key: routers, seen from a gateway.
+/// gRPC over TCP to peers that require an API key: routers, as seen from a gateway.
 #[derive(Debug, Clone)]
 pub struct GrpcWithKey {
     authorization: MetadataValue<Ascii>,
 }
 
 impl GrpcWithKey {
-    /// Sends `key` with every call; `None` when it cannot be one: it must be printable ASCII.
+    /// Sends `key` with every call; `None` if it is not printable ASCII.
     pub fn new(key: &str) -> Option<Self> {
         let mut authorization: MetadataValue<Ascii> = format!("Bearer {key}").parse().ok()?;
         authorization.set_sensitive(true);
@@ -105,9 +105,9 @@ async fn connect(
 
 #[derive(Debug)]
 struct GrpcTransport {
-    /// Reports and short calls: they do not share a connection with bulky streams.
+    /// For the watch and short calls, so that bulky streams do not delay them.
     control: WireClient<Channel>,
-    /// Token streams.
+    /// For token streams.
     data: WireClient<Channel>,
     authorization: Option<MetadataValue<Ascii>>,
 }
@@ -166,7 +166,7 @@ fn limited(channel: Channel) -> WireClient<Channel> {
         .max_encoding_message_size(MAX_MESSAGE_BYTES)
 }
 
-/// An error with all its causes.
+/// An error followed by all its causes.
 pub(crate) fn error_chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

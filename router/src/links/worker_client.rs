@@ -1,5 +1,5 @@
-//! Calls to a worker, and the only file here that names `skein.worker.v1`: what comes in is checked and turned
-//! into our own types, so that nothing behind it sees protobuf.
+//! Calls to a worker. Only this file names `skein.worker.v1`: it validates responses and converts them to our
+//! own types, so that the rest of the crate sees no protobuf.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -22,78 +22,78 @@ use crate::request::TokenRequest;
 
 const UNARY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// One try to have a request's tokens produced.
+/// One attempt to have the rest of a request generated.
 #[derive(Debug, Clone)]
 pub struct Attempt {
-    /// Unique, also among the tries of one request.
+    /// Unique over all attempts, of any request.
     pub id: String,
-    /// Samples not finished yet, with what the client has of each.
+    /// Unfinished samples, each with the tokens that its client has.
     pub samples: Vec<(u32, Vec<TokenId>)>,
-    /// Prompt log-probabilities are still owed to the client.
+    /// Whether the client still needs the prompt's log-probabilities.
     pub prompt_logprobs: bool,
-    /// This router, and its number for the placement.
+    /// This router, and its sequence number for the placement.
     pub placement: Placement,
-    /// What the client still waits.
+    /// Time until the client's deadline.
     pub time_left: Option<Duration>,
-    /// Under which name others find the stream.
+    /// Key by which other readers find the stream.
     pub stream_key: StreamKey,
-    /// How long it goes on without a reader.
+    /// How long the stream continues without a reader.
     pub linger: Duration,
 }
 
-/// One try to read a stream that somebody has started.
+/// One attempt to read a stream that is already running.
 #[derive(Debug, Clone)]
 pub struct Attachment {
-    /// Unique, as [`Attempt::id`].
+    /// Unique, like [`Attempt::id`].
     pub id: String,
-    /// The stream's name.
+    /// Key of the stream.
     pub stream_key: StreamKey,
-    /// Samples still wanted, each with the absolute position of the first token wanted.
+    /// Unfinished samples, each with the absolute position of the first token needed.
     pub samples: Vec<(u32, u32)>,
-    /// First prompt position whose log-probabilities are wanted.
+    /// First prompt position whose log-probabilities are needed.
     pub from_prompt_position: u32,
-    /// How long the stream goes on without a reader.
+    /// How long the stream continues without a reader.
     pub linger: Duration,
 }
 
-/// Why a call to a worker gave nothing, or nothing more.
+/// Why a call to a worker failed or its stream ended.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
-    /// The worker failed: try another.
+    /// The worker failed; another may not.
     #[error(transparent)]
     Fault(Fault),
-    /// The worker is full: try another, or later.
+    /// The worker is full; try another, or retry later.
     #[error("the worker is full")]
     Backpressure {
-        /// When the worker thinks it has room.
+        /// When the worker expects to have room.
         retry_after: Option<Duration>,
     },
-    /// The worker does not take this request, and no other will.
+    /// The worker rejected the request, as any other worker would.
     #[error("{0}")]
     Rejected(String),
 }
 
-/// How a worker failed.
+/// A worker's failure.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}{message}", code.map(|code| format!("{code:?}: ")).unwrap_or_default())]
 pub struct Fault {
-    /// Of the status that the worker answered with; `None` = it did not answer, or answered nonsense.
+    /// Code of the worker's status; `None` = no answer, or a malformed one.
     pub code: Option<Code>,
-    /// What happened.
+    /// The worker's message, or what was observed.
     pub message: String,
 }
 
 impl CallError {
-    /// A fault that no status tells of.
+    /// A fault without a status.
     pub fn fault(message: impl Into<String>) -> Self {
         Self::Fault(Fault { code: None, message: message.into() })
     }
 }
 
-/// What a worker sends for one attempt, as it comes.
+/// The deltas of one attempt.
 pub type WorkerDeltas = BoxStream<'static, Result<WorkerDelta, CallError>>;
 
-/// A worker at an address. Cheap to clone.
+/// A connected worker. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct WorkerClient {
     transport: Arc<dyn Transport>,
@@ -106,12 +106,12 @@ impl WorkerClient {
         Ok(Self { transport })
     }
 
-    /// Reads what the worker serves.
+    /// Reads the worker's info.
     pub async fn info(&self) -> Result<WorkerInfo, CallError> {
         Ok(bounded(self.transport.info()).await?.into())
     }
 
-    /// Follows the worker's log from `(epoch, next_sequence)`; (0, 0) = from a snapshot.
+    /// Follows the worker's log from `(epoch, next_sequence)`; (0, 0) starts with a snapshot.
     pub async fn watch(
         &self,
         router_id: u64,
@@ -122,7 +122,7 @@ impl WorkerClient {
         Ok(stream.map(|event| event.map(WatchEvent::from).map_err(call_error)))
     }
 
-    /// Starts a try; the worker has taken it when this returns.
+    /// Starts an attempt; when it returns, the worker has accepted it.
     pub async fn generate(
         &self,
         request: &TokenRequest,
@@ -133,19 +133,19 @@ impl WorkerClient {
         Ok(stream.map(|delta| delta.map_err(call_error).and_then(worker_delta)).boxed())
     }
 
-    /// Reads on in a stream that runs or is kept at the worker.
+    /// Attaches to a stream that runs or is kept at the worker.
     pub async fn attach(&self, attachment: Attachment) -> Result<WorkerDeltas, CallError> {
         let stream = self.transport.attach(attach_request(attachment)).await.map_err(call_error)?;
         Ok(stream.map(|delta| delta.map_err(call_error).and_then(worker_delta)).boxed())
     }
 
-    /// Tells the worker that a try's reader has left for good; says whether it knew the reader.
+    /// Releases an attempt's reader; returns whether the worker knew it.
     pub async fn release(&self, id: String) -> Result<bool, CallError> {
         let answer = bounded(self.transport.release(wire::ReleaseRequest { request_id: id })).await?;
         Ok(answer.found)
     }
 
-    /// Ends one sample of a try early.
+    /// Aborts one sample of an attempt.
     pub async fn abort(&self, id: String, sample_index: u32) -> Result<(), CallError> {
         bounded(self.transport.abort(wire::AbortRequest { request_id: id, sample_index })).await?;
         Ok(())
@@ -161,15 +161,16 @@ fn timed_out() -> CallError {
     CallError::fault(format!("no answer within {} s", UNARY_TIMEOUT.as_secs()))
 }
 
-/// Classes of failure. Only a status that blames the request itself ends it: whatever else goes wrong at one
-/// worker may go right at another.
+/// Classifies a failure. Only a status that blames the request itself rejects it; any other failure at one
+/// worker may not occur at another.
 fn call_error(status: Status) -> CallError {
     match status.code() {
         Code::ResourceExhausted => CallError::Backpressure { retry_after: retry_after(&status) },
         Code::InvalidArgument | Code::OutOfRange | Code::FailedPrecondition => {
             CallError::Rejected(status.message().to_owned())
         }
-        // Made on this side: the text may name addresses, and clients get to see it.
+        // The error arose on this side. Its text may contain addresses, and clients may see it, so it is
+        // replaced.
         _ if status.source().is_some() => {
             tracing::debug!(error = error_chain(&status), "the connection to a worker failed");
             CallError::fault("the connection to the worker failed")
@@ -196,7 +197,7 @@ fn generate_request(request: &TokenRequest, attempt: Attempt) -> wire::GenerateR
         samples: samples.collect(),
         cache_salt: request.cache_salt.to_string(),
         priority: request.priority,
-        // 0 means none on the wire, and a deadline that has just passed is not none.
+        // 0 means no deadline on the wire, so a deadline that has just passed is sent as 1.
         timeout_ms: time_left.map_or(0, |left| millis(left).max(1)),
         placement: Some(placement.into()),
         stream_key: stream_key.to_wire(),

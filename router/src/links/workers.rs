@@ -1,4 +1,4 @@
-//! The workers as requests and links share them: the fleet behind its lock, and the connection to each worker.
+//! State that requests and links share: the fleet behind its lock, and the connection to each worker.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,58 +15,59 @@ use skein_proto::stream_key::StreamKey;
 use super::errands::Errands;
 use super::transport::Connector;
 use super::worker_client::WorkerClient;
-use crate::admission::{Admission, Ask, Permit};
+use crate::admission::{Admission, Candidate, Permit};
 use crate::fleet::policy::Demand;
-use crate::fleet::{self, Action, Fleet, Job, Notice, Placement, WorkerEpoch, WorkerId};
+use crate::fleet::{self, Action, Fleet, Job, Notice, WorkerEpoch, WorkerId, WorkerPlacement};
 use crate::refusal::Refusal;
 use crate::request::TokenRequest;
 
-/// What a client is told to wait when no worker is ready.
-const RETRY_WHEN_NOBODY_READY: Duration = Duration::from_secs(1);
+/// Retry time for clients while no worker is ready.
+const RETRY_WHEN_NONE_READY: Duration = Duration::from_secs(1);
 
-/// What links and requests share.
+/// State shared by links and requests.
 pub(crate) struct Workers {
     state: Mutex<State>,
-    /// The fleet's block sizes. They have a lock of their own because a request is hashed before it asks the fleet.
+    /// The fleet's block sizes. They have their own lock because a request is hashed before the fleet is
+    /// locked.
     block_sizes: RwLock<Arc<[u32]>>,
     changes: Signal,
     rechecks: Signal,
     attempts: AtomicU64,
     model: String,
-    /// How long a stream goes on without a reader.
+    /// How long a stream continues without a reader.
     pub(crate) linger: Duration,
     pub(crate) router_id: u64,
     pub(crate) connector: Arc<dyn Connector>,
     pub(crate) errands: Errands,
 }
 
-/// Held for microseconds, never across a wait.
+/// Locked for microseconds, never across an await.
 struct State {
     fleet: Fleet,
     clients: BTreeMap<WorkerId, WorkerClient>,
     rng: StdRng,
 }
 
-/// A request that asks to be let in.
+/// A request that asks for admission.
 pub(crate) struct Arrival<'a> {
     pub job: &'a Job,
     pub stream_key: StreamKey,
-    /// Its client has part of the answer already.
+    /// Whether its client already has part of the answer.
     pub resumes: bool,
-    /// What its client still waits.
+    /// Time until the client's deadline.
     pub time_left: Option<Duration>,
 }
 
-/// An entry in a worker's account, and the way to that worker. The entry is struck out when dropped.
+/// A placement, and the connection to its worker.
 pub(crate) struct Place {
     pub placed: Placed,
     pub client: WorkerClient,
 }
 
-/// A placement's entry in the worker's account, struck out when dropped.
+/// A placement in a worker's ledger; dropping it removes it from the ledger.
 pub(crate) struct Placed {
     workers: Arc<Workers>,
-    pub placement: Placement,
+    pub placement: WorkerPlacement,
 }
 
 impl Drop for Placed {
@@ -98,7 +99,7 @@ impl Workers {
         }
     }
 
-    /// Tells the fleet what happened. Wakes requests that wait for a worker if one takes requests now, and streams whose
+    /// Passes an event to the fleet. Wakes waiting requests if a worker became ready, and streams whose
     /// worker may be lost.
     pub(crate) fn handle(&self, event: fleet::Event) -> Vec<Action> {
         let connected = matches!(event, fleet::Event::Connected(..));
@@ -128,7 +129,7 @@ impl Workers {
         look(&mut self.lock().fleet)
     }
 
-    /// Keeps a worker's connection, unless the worker has left.
+    /// Stores a worker's connection, unless the worker has left.
     pub(crate) fn connect(&self, worker: WorkerId, client: WorkerClient) {
         let State { fleet, clients, .. } = &mut *self.lock();
         if fleet.has(worker) {
@@ -152,7 +153,7 @@ impl Workers {
         self.changes.subscribe()
     }
 
-    /// Changes when streams should ask whether their worker is lost or drains.
+    /// Notifies streams that they should check whether their worker is lost or drains.
     pub(crate) fn rechecks(&self) -> Listener {
         self.rechecks.subscribe()
     }
@@ -161,8 +162,8 @@ impl Workers {
         self.attempts.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// What is left of a request as work for the fleet: `sequences` samples, of which the longest has `delivered`.
-    /// Hashes without the fleet's lock.
+    /// The rest of a request as work for the fleet: `sequences` samples, of which the longest has
+    /// `delivered`. Hashes without holding the fleet's lock.
     pub(crate) fn job(&self, request: &TokenRequest, delivered: &[TokenId], sequences: u32) -> Job {
         let block_sizes = self.block_sizes.read().unwrap_or_else(PoisonError::into_inner).clone();
         let output_tokens_left = request.sampling.max_tokens.saturating_sub(delivered.len() as u32);
@@ -171,11 +172,11 @@ impl Workers {
         Job::new(root, &request.prompt, delivered, &block_sizes, demand)
     }
 
-    /// Lets a request in, or refuses it, and enters it into the account of the worker that admission counted on: under one
-    /// lock, so that nothing changes in between.
+    /// Admits a request or refuses it, and places it at the worker that admission counted on, under one lock,
+    /// so that nothing changes in between.
     ///
-    /// `None` in place of a place: its stream is somewhere already, or no worker takes requests now, or there is nothing
-    /// left to compute.
+    /// The place is `None` if the stream already runs at some worker, no worker is ready, or nothing is left
+    /// to generate.
     pub(crate) fn admit(
         self: &Arc<Self>,
         arrival: &Arrival<'_>,
@@ -185,14 +186,14 @@ impl Workers {
         let Arrival { job, stream_key, resumes, time_left } = *arrival;
         let State { fleet, clients, rng } = &mut *self.lock();
         let pick = fleet.choose(now, job, &[], rng);
-        let is_somewhere = fleet.find_stream(now, stream_key).is_some();
-        // A client that has part of its answer is not sent away, nor one whose stream only has to be read on.
-        if pick.is_none() && !resumes && !is_somewhere {
-            return Err(nobody_ready(fleet));
+        let is_running = fleet.find_stream(now, stream_key).is_some();
+        // A client with part of its answer is not refused, nor one whose stream already runs.
+        if pick.is_none() && !resumes && !is_running {
+            return Err(none_ready(fleet));
         }
         let hit_tokens = pick.as_ref().map_or(0, |pick| pick.hit_tokens);
         let uncached = u64::from(job.demand.prompt_tokens.saturating_sub(hit_tokens));
-        let permit = admission.admit(Ask {
+        let permit = admission.admit(Candidate {
             tokens: uncached + u64::from(job.demand.expected_output_tokens),
             first_token_after: pick
                 .as_ref()
@@ -200,14 +201,14 @@ impl Workers {
                 .map(|pick| pick.first_token_after),
             time_left,
         })?;
-        let place = pick.filter(|_| !is_somewhere && job.demand.sequences > 0).and_then(|pick| {
+        let place = pick.filter(|_| !is_running && job.demand.sequences > 0).and_then(|pick| {
             let client = clients.get(&pick.worker)?.clone();
             Some(self.placed(fleet.place(now, job, &pick)?, client))
         });
         Ok((permit, place))
     }
 
-    /// Chooses a worker and enters the job into its account.
+    /// Chooses a worker and records the placement in its ledger.
     pub(crate) fn place(self: &Arc<Self>, job: &Job, without: &[WorkerId]) -> Option<Place> {
         let now = clock::now();
         let State { fleet, clients, rng } = &mut *self.lock();
@@ -216,21 +217,22 @@ impl Workers {
         Some(self.placed(fleet.place(now, job, &pick)?, client))
     }
 
-    /// Who may have a stream: the worker it broke on, if perhaps only the connection broke, else whoever says so.
+    /// The worker to attach to: the one whose stream broke, if only the connection may have failed, else the
+    /// one that last reported the stream.
     pub(crate) fn holder(self: &Arc<Self>, key: StreamKey, broken: Option<WorkerEpoch>) -> Option<Place> {
         let now = clock::now();
         let State { fleet, clients, .. } = &mut *self.lock();
         let at = broken
             .filter(|&at| !self.linger.is_zero() && fleet.may_have_kept(now, at))
             .or_else(|| fleet.find_stream(now, key))?;
-        Some(self.placed(Placement::nothing(at), clients.get(&at.worker)?.clone()))
+        Some(self.placed(WorkerPlacement::outside_ledger(at), clients.get(&at.worker)?.clone()))
     }
 
-    pub(crate) fn nobody_ready(&self) -> Refusal {
-        self.with_fleet(|fleet| nobody_ready(fleet))
+    pub(crate) fn none_ready(&self) -> Refusal {
+        self.with_fleet(|fleet| none_ready(fleet))
     }
 
-    fn placed(self: &Arc<Self>, placement: Placement, client: WorkerClient) -> Place {
+    fn placed(self: &Arc<Self>, placement: WorkerPlacement, client: WorkerClient) -> Place {
         Place { placed: Placed { workers: self.clone(), placement }, client }
     }
 
@@ -241,19 +243,19 @@ impl Workers {
     }
 }
 
-fn nobody_ready(fleet: &Fleet) -> Refusal {
-    // A big fleet that is all down says the same thing many times.
+fn none_ready(fleet: &Fleet) -> Refusal {
+    // Limited, because a big fleet that is all down repeats the same state.
     let workers = fleet.status(clock::now()).into_iter().take(4);
     let states: Vec<String> = workers.map(|worker| format!("one is {}", worker.state())).collect();
     let reason = if states.is_empty() { "none has joined".to_owned() } else { states.join(", ") };
-    Refusal::NoReadyWorker { reason, retry_after: RETRY_WHEN_NOBODY_READY }
+    Refusal::NoReadyWorker { reason, retry_after: RETRY_WHEN_NONE_READY }
 }
 
 fn log(notice: &Notice) {
     match notice {
         Notice::NotUsed(worker, reason) => tracing::warn!(worker, "worker not used: {reason}"),
         Notice::Lost(worker) => {
-            tracing::warn!(worker, "worker is lost: silent, or its engine stands still");
+            tracing::warn!(worker, "worker is lost: silent, or its engine makes no progress");
         }
         Notice::OutOfStep(worker, desync) => {
             tracing::debug!(worker = worker.0, %desync, "asking for a snapshot of the worker's cache");

@@ -1,8 +1,9 @@
-//! Which worker holds which prefix, from the runs that workers report. Pure.
+//! Which worker caches which prefix, from the runs that workers report. Pure.
 //!
-//! A hash names a block *and everything before it*, and a worker's cache is prefix-closed, so "how many leading
-//! blocks of this prompt does it hold" is a binary search over set membership. Beside what is cached stands what
-//! is *about to be*: prompts just placed or admitted, so that a follow-up does not run after another worker.
+//! A hash names a block *and everything before it*, and a worker's cache is prefix-closed, so counting the
+//! leading blocks of a prompt that it holds is a binary search over set membership. The index also tracks
+//! blocks *about to be cached*, of prompts just placed or admitted, so that follow-up requests go to the same
+//! worker.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -14,7 +15,7 @@ use skein_proto::runs::{CacheChange, RunStored, RunTruncated};
 
 use super::worker_id::WorkerId;
 
-/// The worker's picture and ours differ; only a snapshot helps.
+/// The index no longer matches the worker's cache; only a snapshot helps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("run {handle} does not fit what is known of this worker's cache")]
 pub struct Desync {
@@ -22,46 +23,47 @@ pub struct Desync {
     pub handle: u64,
 }
 
-/// Who announced that a prefix is about to be cached.
+/// Why a prefix is expected in a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expectation {
-    /// This router placed it, under this sequence number, and the worker has not said so yet.
+    /// This router placed it under this sequence number, and the worker has not confirmed it yet.
     Placed(u64),
     /// The worker admitted it.
     Admitted,
 }
 
-/// Default cap on what the index may hold.
+/// Default memory limit of the index.
 pub const DEFAULT_MAX_BYTES: usize = 256 * 1024 * 1024;
-/// A cached block costs its hash in its run and an entry in the set, with the slack of both.
+/// Memory of a cached block: its hash in the run and its item in the set, both with slack.
 const BYTES_PER_BLOCK: usize = 48;
-/// A run costs its entry in two maps.
+/// Memory of a run: its items in two maps.
 const BYTES_PER_RUN: usize = 160;
-/// Blocks per worker that may be expected; the oldest announcements go first.
+/// Most expected blocks per worker; the oldest expectations go first.
 const MAX_EXPECTED_BLOCKS: usize = 1 << 16;
-/// An announcement that led to nothing (its request was cancelled) is forgotten after this time.
+/// After this time an expectation is dropped: its request was probably cancelled.
 const EXPECTED_FOR: Duration = Duration::from_secs(60);
 
 /// The index over all workers.
 #[derive(Debug)]
 pub struct PrefixIndex {
     workers: HashMap<WorkerId, Mirror>,
-    /// Runs by when they last grew; a parent is always younger than its children, so the oldest is a leaf.
+    /// Runs by when they last grew. A parent is always younger than its children, so the oldest run is a
+    /// leaf.
     by_age: BTreeMap<u64, (WorkerId, u64)>,
     next_age: u64,
     bytes: usize,
     max_bytes: usize,
 }
 
-/// One worker's cache as far as it is known.
+/// One worker's cache as far as known.
 #[derive(Debug, Default)]
 struct Mirror {
     runs: HashMap<u64, KnownRun>,
     held: Counts,
     expected: VecDeque<(Expectation, Timestamp, Vec<BlockHash>)>,
     expected_blocks: Counts,
-    /// The cap made us forget runs: an unknown handle is then no sign of a lost event.
-    forgetful: bool,
+    /// Runs were dropped to stay within the memory limit, so an unknown handle does not mean a lost event.
+    dropped_runs: bool,
 }
 
 #[derive(Debug)]
@@ -79,12 +81,12 @@ impl KnownRun {
 }
 
 impl PrefixIndex {
-    /// An empty index that holds at most about `max_bytes`.
+    /// An empty index that uses at most about `max_bytes`.
     pub fn new(max_bytes: usize) -> Self {
         Self { workers: HashMap::new(), by_age: BTreeMap::new(), next_age: 0, bytes: 0, max_bytes }
     }
 
-    /// Leading blocks of a prompt that `worker` holds or is about to hold. Allocates nothing.
+    /// Number of leading blocks of a prompt that `worker` caches or is about to cache. Does not allocate.
     pub fn leading_blocks(&self, worker: WorkerId, hashes: &[BlockHash]) -> usize {
         self.workers.get(&worker).map_or(0, |mirror| {
             hashes.partition_point(|hash| {
@@ -93,7 +95,7 @@ impl PrefixIndex {
         })
     }
 
-    /// Replaces everything known of `worker`'s cache. What is expected of it stays expected.
+    /// Replaces everything known of `worker`'s cache. Expectations stay.
     pub fn replace(&mut self, worker: WorkerId, runs: &[RunStored]) -> Result<(), Desync> {
         self.forget_cached(worker);
         runs.iter().try_for_each(|run| self.store(worker, run))?;
@@ -101,7 +103,7 @@ impl PrefixIndex {
         Ok(())
     }
 
-    /// Follows a change of `worker`'s cache. On an error the caller asks for a snapshot.
+    /// Applies a change of `worker`'s cache. On an error the caller must request a snapshot.
     pub fn apply(&mut self, worker: WorkerId, change: &CacheChange) -> Result<(), Desync> {
         for &RunTruncated { handle, new_end } in &change.truncated {
             self.truncate(worker, handle, new_end)?;
@@ -111,7 +113,7 @@ impl PrefixIndex {
         Ok(())
     }
 
-    /// Notes that `worker` is about to cache `hashes`, which continue what it holds.
+    /// Records that `worker` is about to cache `hashes`, which continue what it holds.
     pub fn expect(&mut self, worker: WorkerId, who: Expectation, hashes: &[BlockHash], now: Timestamp) {
         let mirror = self.workers.entry(worker).or_default();
         if hashes.is_empty() {
@@ -126,7 +128,7 @@ impl PrefixIndex {
         }
     }
 
-    /// This router's placement `sequence` is expected no more: the worker has admitted it, or it came to nothing.
+    /// Drops the expectation of this router's placement `sequence`: the worker has admitted it, or it failed.
     pub fn withdraw(&mut self, worker: WorkerId, sequence: u64) {
         let Some(mirror) = self.workers.get_mut(&worker) else { return };
         let placed = Expectation::Placed(sequence);
@@ -135,18 +137,18 @@ impl PrefixIndex {
         }
     }
 
-    /// Forgets everything about `worker`: it left, or started anew.
+    /// Forgets everything about `worker`, which left or restarted.
     pub fn remove(&mut self, worker: WorkerId) {
         self.forget_cached(worker);
         self.workers.remove(&worker);
     }
 
-    /// About how much memory the cached runs take.
+    /// Approximate memory of the cached runs.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Blocks known to be cached at `worker`.
+    /// Number of blocks known to be cached at `worker`.
     pub fn blocks(&self, worker: WorkerId) -> usize {
         self.workers.get(&worker).map_or(0, |mirror| mirror.held.len())
     }
@@ -162,8 +164,8 @@ impl PrefixIndex {
                 .is_some_and(|parent| parent.depth < run.depth && run.depth <= parent.end()),
         };
         if !fits {
-            // What we forgot ourselves cannot be continued, and asking for it again would only refill the index.
-            return if mirror.forgetful { Ok(()) } else { Err(Desync { handle: run.handle }) };
+            // A run that we dropped cannot be continued, and a snapshot would only refill the index.
+            return if mirror.dropped_runs { Ok(()) } else { Err(Desync { handle: run.handle }) };
         }
         run.hashes.iter().for_each(|hash| mirror.held.add(*hash));
         let known = mirror.runs.entry(run.handle).or_insert_with(|| {
@@ -173,18 +175,18 @@ impl PrefixIndex {
         known.hashes.extend_from_slice(&run.hashes);
         self.bytes += run.hashes.len() * BYTES_PER_BLOCK;
         self.touch(worker, run.handle);
-        self.keep_to_the_cap();
+        self.enforce_limit();
         Ok(())
     }
 
     fn truncate(&mut self, worker: WorkerId, handle: u64, new_end: u32) -> Result<(), Desync> {
         let mirror = self.workers.entry(worker).or_default();
         let Some(run) = mirror.runs.get_mut(&handle) else {
-            return if mirror.forgetful { Ok(()) } else { Err(Desync { handle }) };
+            return if mirror.dropped_runs { Ok(()) } else { Err(Desync { handle }) };
         };
         let keep = (new_end.saturating_sub(run.depth) as usize).min(run.hashes.len());
         for hash in run.hashes.drain(keep..) {
-            mirror.held.take_off(hash);
+            mirror.held.remove_one(hash);
             self.bytes -= BYTES_PER_BLOCK;
         }
         if run.hashes.is_empty() {
@@ -195,11 +197,11 @@ impl PrefixIndex {
         Ok(())
     }
 
-    /// Makes a run and then its ancestors the youngest, so that age alone orders leaves before parents.
+    /// Makes a run the youngest and then its ancestors, so that leaves are always older than their parents.
     fn touch(&mut self, worker: WorkerId, handle: u64) {
         let Some(mirror) = self.workers.get_mut(&worker) else { return };
         let mut next = handle;
-        // A cycle of parents cannot be stored (a parent starts before its child), so this walk ends.
+        // A parent starts before its child, so there are no cycles and this loop ends.
         while let Some(run) = mirror.runs.get_mut(&next) {
             self.by_age.remove(&run.age);
             self.next_age += 1;
@@ -209,11 +211,11 @@ impl PrefixIndex {
         }
     }
 
-    fn keep_to_the_cap(&mut self) {
+    fn enforce_limit(&mut self) {
         while self.bytes > self.max_bytes {
             let Some((_, &(worker, handle))) = self.by_age.first_key_value() else { return };
             if let Some(mirror) = self.workers.get_mut(&worker) {
-                mirror.forgetful = true;
+                mirror.dropped_runs = true;
             }
             let forgotten = self.truncate(worker, handle, 0);
             debug_assert!(forgotten.is_ok(), "a run in by_age is known");
@@ -227,11 +229,11 @@ impl PrefixIndex {
                 self.bytes -= BYTES_PER_RUN + run.hashes.len() * BYTES_PER_BLOCK;
             }
             mirror.held = Counts::default();
-            mirror.forgetful = false;
+            mirror.dropped_runs = false;
         }
     }
 
-    /// Drops announcements whose last block is cached by now.
+    /// Drops expectations whose last block is cached by now.
     fn settle(&mut self, worker: WorkerId) {
         let Some(mirror) = self.workers.get_mut(&worker) else { return };
         let mut index = 0;
@@ -248,16 +250,16 @@ impl PrefixIndex {
 impl Mirror {
     fn drop_expected(&mut self, index: usize) {
         let Some((_, _, hashes)) = self.expected.remove(index) else { return };
-        hashes.into_iter().for_each(|hash| self.expected_blocks.take_off(hash));
+        hashes.into_iter().for_each(|hash| self.expected_blocks.remove_one(hash));
     }
 }
 
-/// How often each hash is present.
+/// How many times each hash is present.
 type Counts = HashMap<BlockHash, u32, Mixed>;
 
 trait Count {
     fn add(&mut self, hash: BlockHash);
-    fn take_off(&mut self, hash: BlockHash);
+    fn remove_one(&mut self, hash: BlockHash);
 }
 
 impl Count for Counts {
@@ -265,7 +267,7 @@ impl Count for Counts {
         *self.entry(hash).or_insert(0) += 1;
     }
 
-    fn take_off(&mut self, hash: BlockHash) {
+    fn remove_one(&mut self, hash: BlockHash) {
         if let std::collections::hash_map::Entry::Occupied(mut count) = self.entry(hash) {
             *count.get_mut() -= 1;
             if *count.get() == 0 {
@@ -275,8 +277,8 @@ impl Count for Counts {
     }
 }
 
-/// Block hashes are uniform, but whoever writes the prompt chooses them: one multiplication by a random number
-/// spreads them over the table in a way that nobody outside can aim at.
+/// Block hashes are uniform, but clients choose prompts and thereby hashes. Multiplying by a random number
+/// prevents them from provoking collisions in the table.
 #[derive(Debug, Clone)]
 struct Mixed(u64);
 

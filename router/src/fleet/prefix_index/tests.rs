@@ -1,4 +1,4 @@
-//! The index against a naive model: for each worker, the set of token prefixes that its cache holds.
+//! The index compared with a naive model: for each worker, the set of token prefixes in its cache.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use skein_proto::runs::{CacheChange, RunStored, RunTruncated};
 
 use super::*;
 
-/// A block in these tests is one small number, and a prefix a list of them.
+/// In these tests a block is one small number, and a prefix a list of them.
 type Prefix = Vec<u8>;
 
 /// The chained hash of each block of a prefix.
@@ -18,7 +18,7 @@ fn hashes(prefix: &[u8]) -> Vec<BlockHash> {
     block_hash::chain(1, &tokens, 1)
 }
 
-/// A worker's cache that keeps the contract: prefix-closed, in runs.
+/// A worker's cache that follows the protocol: prefix-closed, in runs.
 #[derive(Default)]
 struct Cache {
     held: BTreeSet<Prefix>,
@@ -28,7 +28,7 @@ struct Cache {
 }
 
 impl Cache {
-    /// Caches all of `prefix`, continuing what is held, and says what it tells routers.
+    /// Caches all of `prefix`, continuing what is held; returns the report for routers.
     fn store(&mut self, prefix: &[u8]) -> Option<RunStored> {
         let depth = (0..=prefix.len()).rev().find(|&end| end == 0 || self.held.contains(&prefix[..end]))?;
         if depth == prefix.len() {
@@ -51,7 +51,7 @@ impl Cache {
         stored(self.next_handle, parent)
     }
 
-    /// Evicts some leaves, and says so.
+    /// Evicts some leaves; returns the report for routers.
     fn evict(&mut self, rng: &mut StdRng) -> Option<RunTruncated> {
         let leaves: Vec<usize> = (0..self.runs.len())
             .filter(|&index| self.runs.iter().all(|run| run.1 != self.runs[index].0))
@@ -75,7 +75,7 @@ impl Cache {
             depth: *depth as u32,
             hashes: hashes(prefix)[*depth..].to_vec(),
         };
-        // A handle is higher than its parent's: parents come first.
+        // Parents come first: a handle is higher than its parent's.
         self.runs.iter().map(run).collect()
     }
 
@@ -126,7 +126,7 @@ fn it_knows_exactly_what_each_worker_holds() {
 }
 
 #[test]
-fn under_its_cap_it_forgets_the_oldest_and_never_claims_what_is_not_there() {
+fn at_its_limit_it_drops_the_oldest_runs_and_never_claims_what_is_not_cached() {
     let cap = 4 * BYTES_PER_RUN + 20 * BYTES_PER_BLOCK;
     for seed in 0..200 {
         let mut rng = StdRng::seed_from_u64(seed);
@@ -153,7 +153,7 @@ fn under_its_cap_it_forgets_the_oldest_and_never_claims_what_is_not_there() {
 }
 
 #[test]
-fn what_does_not_fit_asks_for_a_snapshot_and_harms_nothing() {
+fn an_event_that_does_not_fit_requests_a_snapshot_and_harms_nothing() {
     let run = |handle, parent, depth, prefix: &[u8]| RunStored {
         handle,
         parent,
@@ -176,7 +176,7 @@ fn what_does_not_fit_asks_for_a_snapshot_and_harms_nothing() {
 }
 
 #[test]
-fn a_prefix_is_expected_until_it_is_cached_answered_or_too_old() {
+fn a_prefix_is_expected_until_it_is_cached_withdrawn_or_too_old() {
     let (worker, asked) = (WorkerId(1), hashes(&[1, 2, 3]));
     let check = |index: &PrefixIndex, expected: usize| {
         assert_eq!(index.leading_blocks(worker, &asked), expected);
@@ -200,7 +200,7 @@ fn a_prefix_is_expected_until_it_is_cached_answered_or_too_old() {
     index.expect(worker, Expectation::Admitted, &asked, at(0));
     index.expect(worker, Expectation::Admitted, &hashes(&[9]), at(61));
     check(&index, 0);
-    // Their number is bounded whatever happens.
+    // Their number is bounded in any case.
     for round in 0..3 * MAX_EXPECTED_BLOCKS as u64 / 1000 {
         let many: Vec<u64> = (0..1000).map(|hash| round * 1000 + hash).collect();
         index.expect(worker, Expectation::Admitted, &many, at(61));
