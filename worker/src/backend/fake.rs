@@ -1,7 +1,8 @@
-//! A backend without a model. Its KV cache holds numbers in place of keys and values, and a token is a hash of
-//! what is read back through the block table: a wrong block, a lost copy or a stale hit changes the output.
+//! A backend without a model. Its KV cache holds numbers in place of keys and values, and each token is a
+//! hash of what is read back through the block table, so a wrong block, a lost copy or a stale hit changes
+//! the output.
 //!
-//! It also checks every batch as the trait describes it, and takes as long as its cost model says.
+//! It also checks every batch against the trait's contract, and takes the time that its cost model says.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -15,23 +16,23 @@ use super::{
 };
 use crate::TokenId;
 
-/// A slot nobody has written.
+/// A slot that was never written.
 const POISON: Slot = Slot { token: TokenId::MAX, key: 0xdead_beef_dead_beef };
 
 /// How a [`FakeBackend`] behaves.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FakeOptions {
-    /// Tokens are below this.
+    /// Size of the vocabulary.
     pub vocab_size: u32,
     /// Tokens in a block.
     pub block_size: u32,
-    /// Blocks of the cache.
+    /// Blocks in the cache.
     pub kv_blocks: u32,
-    /// How long a step takes.
+    /// Duration of a step.
     pub cost: StepCost,
-    /// Steps that may be under way.
+    /// Most steps in flight.
     pub steps_in_flight: usize,
-    /// The launch with this number fails, counted from 1: a device that dies.
+    /// Number of the launch that fails, counted from 1, like a dying device.
     pub fail_at_step: Option<u64>,
 }
 
@@ -60,24 +61,24 @@ pub struct StepCost {
 }
 
 impl StepCost {
-    /// What `batch` costs.
+    /// Duration of `batch`.
     pub fn of(&self, batch: &Batch) -> Duration {
         let context: u32 = batch.sequences.iter().map(|sequence| sequence.context_len).sum();
         self.fixed + self.per_row * batch.tokens.len() as u32 + self.per_context_token * context
     }
 }
 
-/// See the module's description.
+/// The fake backend; see the module.
 #[derive(Debug)]
 pub struct FakeBackend {
     options: FakeOptions,
     slots: Vec<Slot>,
     launched: u64,
-    /// Oldest first.
-    under_way: VecDeque<(u64, StepOutput, Timestamp)>,
-    /// What the next step may carry.
+    /// Steps in flight, oldest first, with the time each finishes.
+    in_flight: VecDeque<(u64, StepOutput, Timestamp)>,
+    /// Tokens that the next step may carry.
     drawn: Vec<TokenId>,
-    /// When the simulated device has done all it was given.
+    /// When the simulated device finishes its last step.
     busy_until: Timestamp,
 }
 
@@ -93,8 +94,8 @@ impl FakeBackend {
     /// A backend whose slots are all poisoned.
     pub fn new(options: FakeOptions) -> Self {
         let slots = vec![POISON; (options.kv_blocks * options.block_size) as usize];
-        let (under_way, drawn) = (VecDeque::new(), Vec::new());
-        Self { options, slots, launched: 0, under_way, drawn, busy_until: Timestamp::ZERO }
+        let (in_flight, drawn) = (VecDeque::new(), Vec::new());
+        Self { options, slots, launched: 0, in_flight, drawn, busy_until: Timestamp::ZERO }
     }
 
     fn compute(&mut self, batch: &Batch) -> StepOutput {
@@ -129,7 +130,7 @@ impl FakeBackend {
         }
     }
 
-    /// A carried token has one place, which is blank, and one source.
+    /// Each carried token fills one blank place and is carried once.
     fn check_carried(&self, batch: &Batch) {
         for (carried, into) in [(&batch.carried, &batch.tokens), (&batch.carried_history, &batch.history)] {
             assert!(carried.is_sorted_by_key(|carried| carried.at), "places rise");
@@ -171,7 +172,7 @@ impl FakeBackend {
         );
     }
 
-    /// Writes the rows of one sequence and leaves in `states` what each row has seen.
+    /// Writes the rows of one sequence and sets `states` to a hash of what each row attends to.
     fn run_sequence(&mut self, batch: &Batch, sequence: &BatchSequence, states: &mut [u64]) {
         let size = self.options.block_size;
         let blocks = &batch.block_tables[sequence.blocks.start as usize..sequence.blocks.end as usize];
@@ -231,7 +232,7 @@ impl FakeBackend {
         self.logprobs(state, row.target, row.top)
     }
 
-    /// Made up, but a function of the state.
+    /// Made up, but a pure function of the state.
     fn logprobs(&self, state: u64, token: TokenId, top: u32) -> TokenLogprobs {
         let logprob_of = |n: u64| -((mix(state, n) % 10_000) as f32 + 1.0) / 1000.0;
         let mut best: Vec<(TokenId, f32)> =
@@ -265,7 +266,7 @@ impl Backend for FakeBackend {
 
     fn launch(&mut self, mut batch: Batch) -> Result<StepHandle, BackendError> {
         let most = self.options.steps_in_flight;
-        assert!(self.under_way.len() < most, "at most {most} steps may be under way");
+        assert!(self.in_flight.len() < most, "at most {most} steps may be in flight");
         self.launched += 1;
         if self.options.fail_at_step == Some(self.launched) {
             return Err(BackendError::Stopped { backend: "fake", reason: "it was told to fail here".into() });
@@ -275,12 +276,12 @@ impl Backend for FakeBackend {
         batch.fill_carried(&self.drawn);
         let output = self.compute(&batch);
         output.put_carried(&mut self.drawn);
-        self.under_way.push_back((self.launched, output, self.busy_until));
+        self.in_flight.push_back((self.launched, output, self.busy_until));
         Ok(StepHandle(self.launched))
     }
 
     fn collect(&mut self, step: StepHandle) -> Result<StepOutput, BackendError> {
-        let (launched, output, done) = self.under_way.pop_front().expect("a collected step was launched");
+        let (launched, output, done) = self.in_flight.pop_front().expect("a collected step was launched");
         assert_eq!(launched, step.0, "steps are collected in order");
         let wait = done.since(clock::now());
         if !wait.is_zero() {
@@ -290,7 +291,7 @@ impl Backend for FakeBackend {
     }
 }
 
-/// A draft's rows are the last ones of one sequence, and their tokens are known.
+/// A draft's rows are the last ones of one sequence.
 fn check_verify(batch: &Batch, verify: &VerifyRows) {
     let reads = |sequence: &&BatchSequence| sequence.rows.contains(&verify.rows.start);
     let sequence = batch.sequences.iter().find(reads).expect("a draft's rows have a sequence");

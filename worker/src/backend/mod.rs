@@ -1,8 +1,9 @@
-//! What computes: a trait, and the batch it runs. A backend sees rows, slots and block tables, never a request.
+//! The backend trait and the batches that it runs. A backend sees rows, slots and block tables, never a
+//! request.
 //!
-//! Several steps may be under way at once, so that a device never waits for its host. A batch then holds tokens that
-//! nobody knows yet: those that the step before draws. The batch says where they go ([`Batch::carried`]), and the
-//! backend puts them there without asking the host.
+//! Several steps may be in flight, so that a device never waits for its host. A batch then contains tokens
+//! that the previous step is still drawing. The batch says where they belong ([`Batch::carried`]), and the
+//! backend fills them in without the host.
 
 pub mod cpu;
 pub mod cuda;
@@ -18,40 +19,41 @@ use crate::{BlockId, TokenId};
 
 /// Runs batches: one CPU or CUDA rank, a group of ranks, or a fake that hashes what it reads back.
 pub trait Backend: Send {
-    /// KV blocks that fit once the weights are loaded; a group answers for its smallest rank.
+    /// KV blocks that fit beside the weights; for a group, those of its smallest rank.
     fn kv_blocks(&self) -> u32;
-    /// How many steps the engine keeps under way: 1 where a step is launched once the last one's tokens are known, more
-    /// where the next ones should be launched before. Nothing else in the worker knows the number.
+    /// Steps that the engine keeps in flight. 1: a step is launched once the previous one's tokens are known.
+    /// More: the next ones are launched before.
     fn steps_in_flight(&self) -> usize {
         1
     }
-    /// Whether it answers [`Want::Verify`].
+    /// Whether it supports [`Want::Verify`].
     fn verifies(&self) -> bool {
         false
     }
-    /// Starts one forward step and returns before it finishes. At most [`steps_in_flight`](Self::steps_in_flight) may be
-    /// under way.
+    /// Starts one forward step and returns before it finishes. At most
+    /// [`steps_in_flight`](Self::steps_in_flight) may be in flight.
     ///
-    /// Steps take effect in the order of their launch: whatever a step reads or writes in the KV cache, copies
-    /// included, comes after all that the step before it reads or writes. The scheduler counts on it: it hands out
-    /// blocks that a step under way still uses.
+    /// Steps take effect in launch order: everything a step reads or writes in the KV cache, copies included,
+    /// comes after everything the previous step reads or writes. The scheduler relies on it when it reuses
+    /// blocks that a step in flight still accesses.
     fn launch(&mut self, batch: Batch) -> Result<StepHandle, BackendError>;
-    /// Waits for `step`, which must be the oldest one under way.
+    /// Waits for `step`, which must be the oldest in flight.
     fn collect(&mut self, step: StepHandle) -> Result<StepOutput, BackendError>;
-    /// Takes what is to be called, from any thread, when the backend ends with an error while nobody collects: an
-    /// engine without steps under way sleeps, and asks for [`health`](Self::health) then. For backends that do
-    /// something between steps.
+    /// Sets a callback, called from any thread, for a failure while nothing is in flight. An engine without
+    /// steps in flight sleeps; the callback wakes it to check [`health`](Self::health). Only backends that
+    /// work between steps need it.
     fn on_failure(&mut self, _alarm: Alarm) {}
-    /// Why it has ended, if it has and no step under way will say so. Asked before each step: cheap.
+    /// The error that ended it, if no step in flight will report it. Called before each step, so it must be
+    /// cheap.
     fn health(&mut self) -> Result<(), BackendError> {
         Ok(())
     }
 }
 
-/// What a failing backend calls, once; see [`Backend::on_failure`].
+/// Called once by a failing backend; see [`Backend::on_failure`].
 pub type Alarm = Box<dyn FnOnce() + Send>;
 
-/// Names a launched step; collected once, oldest first.
+/// Identifies a launched step; collected once, oldest first.
 #[derive(Debug)]
 pub struct StepHandle(pub u64);
 
@@ -71,19 +73,20 @@ pub struct Batch {
     pub block_tables: Vec<BlockId>,
     /// Block copies (copy-on-write) done before anything else in this step, in order.
     pub copies: Vec<BlockCopy>,
-    /// What to answer. Several may read the same row (`n` samples of one prompt).
+    /// The results to return. Several may read the same row (`n` samples of one prompt).
     pub wants: Vec<Want>,
-    /// Tokens so far of the sequences whose sampling needs them; see [`SampleRow::history`]. 0 where
+    /// Tokens so far of sequences whose sampling needs them; see [`SampleRow::history`]. 0 where
     /// [`carried_history`](Self::carried_history) names the index.
     pub history: Vec<TokenId>,
-    /// Rows whose token the step before draws, `at` in [`tokens`](Self::tokens): each its sequence's only row. Rising.
+    /// Rows whose token the previous step draws, with `at` an index into [`tokens`](Self::tokens). Each is
+    /// its sequence's only row. Ascending.
     pub carried: Vec<Carried>,
-    /// The same for [`history`](Self::history): always the last token of some sample's history.
+    /// The same for [`history`](Self::history): always the last token of a sample's history.
     pub carried_history: Vec<Carried>,
 }
 
 impl Batch {
-    /// One row over token 0, in the first slot: the step that a backend tries its weights with.
+    /// One row with token 0 in the first slot, with which a backend tests its weights.
     pub(crate) fn of_one_row(wants: Vec<Want>) -> Self {
         Self {
             tokens: vec![0],
@@ -96,12 +99,12 @@ impl Batch {
         }
     }
 
-    /// Whether each sequence has one row, as where all decode. One with a draft has more.
+    /// Whether every sequence has one row: a pure decode step without drafts.
     pub fn has_one_row_each(&self) -> bool {
         self.tokens.len() == self.sequences.len()
     }
 
-    /// The tokens that `verify` is to verify.
+    /// The draft tokens of `verify`.
     pub fn draft(&self, verify: &VerifyRows) -> &[TokenId] {
         &self.tokens[verify.rows.start as usize + 1..verify.rows.end as usize]
     }
@@ -110,9 +113,9 @@ impl Batch {
         &self.history[range.start as usize..range.end as usize]
     }
 
-    /// Puts the carried tokens into their places. `drawn`: those of the step launched just before, `[its wants]`.
+    /// Fills in the carried tokens from `drawn`, the tokens of the previous step by want.
     ///
-    /// For backends that make their batches ready on the host; one with a device of its own does this there.
+    /// For backends that prepare batches on the host; others do this on the device.
     pub fn fill_carried(&mut self, drawn: &[TokenId]) {
         for Carried { at, want } in self.carried.drain(..) {
             self.tokens[at as usize] = drawn[want as usize];
@@ -123,13 +126,13 @@ impl Batch {
     }
 }
 
-/// A token that was not known when the batch was made: the one drawn for `wants[want]`, a sample, of the step launched
-/// just before this one. Its sequence may turn out to have ended with it; then what this step makes of it is dropped.
+/// A token unknown when the batch was made: the sample `wants[want]` of the step launched just before. If its
+/// sequence ends with that token, this step's results for it are dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Carried {
-    /// Where it belongs.
+    /// Index to fill in.
     pub at: u32,
-    /// Which of that step's wants it is.
+    /// Index of the want in the previous step.
     pub want: u32,
 }
 
@@ -147,35 +150,35 @@ pub struct BatchSequence {
 /// Copies one block's keys and values, all layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockCopy {
-    /// Read from here.
+    /// Source block.
     pub from: BlockId,
-    /// Written there.
+    /// Destination block.
     pub to: BlockId,
 }
 
-/// A step that could not be computed. The engine that gets one is done: its requests resume on another worker.
+/// Why a step could not be computed. Any such error ends the engine; its requests resume on another worker.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
     /// The device or its thread is gone.
     #[error("the {backend} backend stopped: {reason}; restart the worker")]
     Stopped {
-        /// Which backend.
+        /// Name of the backend.
         backend: &'static str,
-        /// What was seen.
+        /// What happened.
         reason: String,
     },
-    /// The weights produced no usable number.
+    /// The weights produced NaN or infinite logits.
     #[error("row {row} has no finite logit: the weights or the kernels are broken")]
     NotFinite {
-        /// Batch row.
+        /// Row of the batch.
         row: u32,
     },
-    /// The batch asks for what this backend cannot give.
+    /// The batch contains a want that this backend does not support.
     #[error("the {backend} backend does not {want}")]
     Unsupported {
-        /// Which backend.
+        /// Name of the backend.
         backend: &'static str,
-        /// What was asked.
+        /// The unsupported operation.
         want: &'static str,
     },
 }

@@ -1,11 +1,11 @@
-//! A request's sampling parameters as the kernels take them. The CPU's form is the specification; the CUDA backend
-//! makes the device's from it.
+//! Converts a request's sampling parameters for the kernels. The CPU's form is the specification; the CUDA
+//! backend derives the device's from it.
 
 use skein_kernels::cpu::sample::{Controls, Sampling};
 
 use super::Draw;
 
-/// How to draw a token.
+/// The kernels' parameters for one draw.
 pub(super) fn sampling<'a>(draw: &Draw<'a>) -> Sampling<'a> {
     let Draw { params, sample_index, position, forbid_stop, history, prompt_len, .. } = *draw;
     Sampling {

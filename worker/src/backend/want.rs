@@ -1,9 +1,10 @@
-//! What a batch asks for beside the keys and values that it writes, and the answers.
+//! The results that a batch asks for, in addition to the keys and values that it writes, and their answers.
 //!
-//! A draft is verified by comparison. A draw is a function of the logits, the parameters and its position (Philox keyed by
-//! seed, sample index and position), so the draw at each row of a draft is the one that plain decoding makes there. A draft's
-//! token is accepted if it equals that draw, and the tokens are exactly those of plain decoding. A rejection sampler
-//! (Leviathan et al. 2023) would only keep their distribution: do not add one.
+//! A draft is verified by comparison. A draw is a function of the logits, the parameters and its position
+//! (Philox keyed by seed, sample index and position), so the draw at each row of a draft equals the one that
+//! plain decoding makes there. A draft token is accepted if it equals that draw, so the output is exactly
+//! that of plain decoding. A rejection sampler (Leviathan et al. 2023) would preserve only the distribution:
+//! do not add one.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,16 +15,16 @@ use skein_proto::sampling::SamplingParams;
 use super::Batch;
 use crate::TokenId;
 
-/// One result that a step is asked for.
+/// One result requested from a step.
 #[derive(Debug, Clone)]
 pub enum Want {
-    /// A token, drawn.
+    /// Draw a token.
     Sample(SampleRow),
-    /// A draft, verified: its tokens up to the first wrong one, and the right one in its place.
+    /// Verify a draft: returns its tokens up to the first wrong one, and the right one in its place.
     Verify(VerifyRows),
-    /// A prompt token, scored.
+    /// Score a prompt token.
     Score(ScoreRow),
-    /// A hidden state.
+    /// Return a hidden state.
     Pool(PoolRow),
 }
 
@@ -34,7 +35,7 @@ pub struct SampleRow {
     pub row: u32,
     /// The request's parameters.
     pub params: Arc<SamplingParams>,
-    /// Which of the request's samples.
+    /// Index of the sample within the request.
     pub sample_index: u32,
     /// Absolute position of the token to draw (the row's position + 1); with seed and index it keys the Philox draw.
     pub position: u32,
@@ -42,28 +43,28 @@ pub struct SampleRow {
     pub forbid_stop: bool,
     /// The sequence's tokens so far in [`Batch::history`], prompt first; empty unless `params.needs_history()`.
     pub history: Range<u32>,
-    /// How many of `history` are prompt.
+    /// Prompt tokens in `history`.
     pub prompt_len: u32,
 }
 
-/// A draft to verify: one token to draw from the logits of each of `rows`. The first row's token is the sequence's last
-/// one; the tokens of the other rows are the draft ([`Batch::draft`]). All of them are known: none is carried.
+/// A draft to verify: one token is drawn from the logits of each of `rows`. The first row is the sequence's
+/// last token; the others are the draft ([`Batch::draft`]). None of them is carried.
 #[derive(Debug, Clone)]
 pub struct VerifyRows {
     /// Rows whose logits are used: at least one, consecutive, the last ones of their sequence.
     pub rows: Range<u32>,
     /// The request's parameters.
     pub params: Arc<SamplingParams>,
-    /// Which of the request's samples.
+    /// Index of the sample within the request.
     pub sample_index: u32,
     /// Absolute position of the token to draw from the first row; the others follow.
     pub position: u32,
-    /// First position at which stop tokens may be drawn: the output has `min_tokens` there.
+    /// First position at which stop tokens may be drawn, given `min_tokens`.
     pub stop_from: u32,
-    /// The sequence's tokens in [`Batch::history`], the draft included; empty unless `params.needs_history()`. A draw reads
-    /// those before its position.
+    /// The sequence's tokens in [`Batch::history`], the draft included; empty unless
+    /// `params.needs_history()`. Each draw reads those before its position.
     pub history: Range<u32>,
-    /// How many of `history` are prompt.
+    /// Prompt tokens in `history`.
     pub prompt_len: u32,
 }
 
@@ -74,7 +75,7 @@ pub struct ScoreRow {
     pub row: u32,
     /// The token at the next position.
     pub target: TokenId,
-    /// How many best tokens to report.
+    /// Number of best tokens to report.
     pub top: u32,
 }
 
@@ -85,27 +86,27 @@ pub struct PoolRow {
     pub row: u32,
 }
 
-/// One draw, of a sample or at one row of a draft.
+/// One draw, for a sample or at one row of a draft.
 #[derive(Debug, Clone, Copy)]
 pub struct Draw<'a> {
     /// Row whose logits are used.
     pub row: u32,
     /// The request's parameters.
     pub params: &'a SamplingParams,
-    /// Which of the request's samples.
+    /// Index of the sample within the request.
     pub sample_index: u32,
     /// Absolute position of the token to draw.
     pub position: u32,
-    /// Whether stop tokens cannot be drawn.
+    /// Whether stop tokens are excluded.
     pub forbid_stop: bool,
     /// The tokens before `position`; empty unless `params.needs_history()`.
     pub history: &'a [TokenId],
-    /// How many of `history` are prompt.
+    /// Prompt tokens in `history`.
     pub prompt_len: u32,
 }
 
 impl SampleRow {
-    /// Its draw; `batch` is the one that asks for it.
+    /// Its draw, as part of `batch`.
     pub fn draw<'a>(&'a self, batch: &'a Batch) -> Draw<'a> {
         let Self { row, ref params, sample_index, position, forbid_stop, ref history, prompt_len } = *self;
         let history = if params.needs_history() { batch.history_in(history) } else { &[] };
@@ -114,7 +115,7 @@ impl SampleRow {
 }
 
 impl VerifyRows {
-    /// Its draw at the `nth` row; `batch` is the one that asks for it.
+    /// Its draw at the `nth` row, as part of `batch`.
     pub fn draw<'a>(&'a self, batch: &'a Batch, nth: u32) -> Draw<'a> {
         let Self { ref rows, ref params, sample_index, stop_from, ref history, prompt_len, .. } = *self;
         let (row, position) = (rows.start + nth, self.position + nth);
@@ -124,23 +125,23 @@ impl VerifyRows {
     }
 }
 
-/// What a step produced.
+/// Results of a step.
 #[derive(Debug, Clone, Default)]
 pub struct StepOutput {
-    /// One for each of [`Batch::wants`], in that order, each of its want's kind.
+    /// One for each of [`Batch::wants`], in that order and of the matching kind.
     pub answers: Vec<Answer>,
 }
 
-/// What became of one [`Want`].
+/// Result of one [`Want`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum Answer {
-    /// Of [`Want::Sample`].
+    /// For [`Want::Sample`].
     Sampled(Sampled),
-    /// Of [`Want::Verify`]: the draft's tokens that were drawn, and the token after them. At least one.
+    /// For [`Want::Verify`]: the accepted draft tokens and the token after them. At least one.
     Verified(Vec<Sampled>),
-    /// Of [`Want::Score`].
+    /// For [`Want::Score`].
     Scored(TokenLogprobs),
-    /// Of [`Want::Pool`]: `[hidden size]`.
+    /// For [`Want::Pool`]: `[hidden size]`.
     Pooled(Vec<f32>),
 }
 
@@ -149,12 +150,12 @@ pub enum Answer {
 pub struct Sampled {
     /// The token.
     pub token: TokenId,
-    /// Present when the parameters ask for log-probabilities.
+    /// Present if the parameters ask for log-probabilities.
     pub logprobs: Option<TokenLogprobs>,
 }
 
 impl Answer {
-    /// The answer to a draft of whose rows `drawn` are the draws: accepts while they are equal.
+    /// The answer for a draft, given the draws at its rows: accepts while they are equal.
     pub fn verified(draft: &[TokenId], mut drawn: Vec<Sampled>) -> Self {
         assert_eq!(
             drawn.len(),
@@ -166,7 +167,7 @@ impl Answer {
         Self::Verified(drawn)
     }
 
-    /// The tokens that its sequence goes on with.
+    /// The tokens by which its sequence continues.
     pub fn drawn(&self) -> &[Sampled] {
         match self {
             Self::Sampled(sampled) => std::slice::from_ref(sampled),
@@ -175,24 +176,24 @@ impl Answer {
         }
     }
 
-    /// The prompt token's score.
+    /// The prompt token's score, if it is one.
     pub fn scored(&self) -> Option<&TokenLogprobs> {
         if let Self::Scored(score) = self { Some(score) } else { None }
     }
 }
 
 impl StepOutput {
-    /// The drawn tokens, want by want.
+    /// Drawn tokens in the order of the wants.
     pub fn drawn(&self) -> impl Iterator<Item = &Sampled> {
         self.answers.iter().flat_map(Answer::drawn)
     }
 
-    /// The scores, want by want.
+    /// Scores in the order of the wants.
     pub fn scores(&self) -> impl Iterator<Item = &TokenLogprobs> {
         self.answers.iter().filter_map(Answer::scored)
     }
 
-    /// Puts what the next step may carry into `tokens`: the token of each sample, 0 for another want.
+    /// Writes the tokens that the next step may carry: the token of each sample, 0 for other wants.
     pub fn put_carried(&self, tokens: &mut Vec<TokenId>) {
         tokens.clear();
         tokens.extend(self.answers.iter().map(|answer| match answer {
@@ -217,7 +218,7 @@ mod tests {
         check(&[], &[4], 0);
         check(&[4, 5], &[4, 5, 6], 2);
         check(&[4, 7], &[4, 5, 6], 1);
-        // What follows a wrong token was drawn from another text, equal or not.
+        // Draws after a wrong token were conditioned on it, so they do not count even if equal.
         check(&[7, 5], &[4, 5, 6], 0);
     }
 

@@ -13,24 +13,24 @@ use super::{LOGITS_DIFFER, Subject};
 use crate::backend::{Backend, Batch, Sampled};
 use crate::config::CudaConfig;
 
-/// Tokens that are drawn step by step.
+/// Tokens drawn step by step.
 const DRAWN: usize = 8;
-/// How long decode graphs may take to be captured.
+/// Longest wait for decode graphs to be captured.
 const CAPTURE_WITHIN: Duration = Duration::from_secs(60);
-/// Prompt of a batching.
+/// Prompt length for random batches.
 const BATCHED: usize = 60;
 
-/// What was compared, what it measured, what is allowed.
+/// Name, measured value and allowed value of each comparison.
 type Results = Result<Vec<(String, f64, f64)>, String>;
 
-/// All of them.
+/// All comparisons.
 pub(super) const ALL: [fn(&Subject<'_>) -> Results; 3] = [agreement, invariance, graphs];
 
 fn eager() -> CudaConfig {
     CudaConfig { enforce_eager: true, ..CudaConfig::default() }
 }
 
-/// Logits and best tokens are the CPU's, of whole prompts, and of chunks beside others.
+/// Logits and best tokens equal the CPU's, for whole prompts and for chunks mixed with others.
 fn agreement(subject: &Subject<'_>) -> Results {
     let vocab = vocab(subject)?;
     let draw = |(i, len): (usize, &usize)| prompt(subject.seed + i as u64, *len, vocab);
@@ -50,7 +50,7 @@ fn agreement(subject: &Subject<'_>) -> Results {
     Ok(results)
 }
 
-/// Random batches do not change a bit.
+/// Random batches change no bit.
 fn invariance(subject: &Subject<'_>) -> Results {
     let vocab = vocab(subject)?;
     let backend = &mut on_cuda(subject, CudaConfig { batch_invariant: true, ..eager() })?;
@@ -66,7 +66,7 @@ fn invariance(subject: &Subject<'_>) -> Results {
     Ok(vec![(name, differing as f64, 0.0)])
 }
 
-/// Graphs replay what eager launches compute.
+/// Graphs give the same results as eager launches.
 fn graphs(subject: &Subject<'_>) -> Results {
     let vocab = vocab(subject)?;
     let expected = generate(&mut on_cuda(subject, eager())?, subject.seed, vocab)?;
@@ -123,7 +123,8 @@ fn centred(row: &[TokenLogprobs]) -> Vec<f64> {
     row.iter().map(|it| f64::from(it.logprob) - mean).collect()
 }
 
-/// Rows whose best token is another, although the CPU's is ahead by more than the largest error of that row twice.
+/// Rows with a different best token although the CPU's leads by more than twice the largest error of that
+/// row.
 fn differing_best(got: &[Vec<TokenLogprobs>], expected: &[Vec<TokenLogprobs>]) -> f64 {
     let differs = |(got, expected): &(&Vec<TokenLogprobs>, &Vec<TokenLogprobs>)| {
         let errors = got.iter().zip(*expected).map(|(a, b)| (a.logprob - b.logprob).abs());

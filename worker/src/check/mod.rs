@@ -1,8 +1,8 @@
-//! Whole models on a CUDA device against the CPU backend, which is the specification: `skein gpu-check models`, and the
-//! tests on the emulated device.
+//! Whole models on a CUDA device against the CPU backend, which is the specification: for
+//! `skein gpu-check models`, and for tests on the emulated device.
 //!
-//! What is compared are log-probabilities of a random part of the vocabulary. With the mean of that part taken off each
-//! row they are the logits, up to the same shift.
+//! Compares log-probabilities of a random part of the vocabulary. Minus each row's mean they equal the
+//! logits, up to the same shift.
 
 mod compare;
 mod run;
@@ -18,49 +18,49 @@ pub use sequence::{BLOCK_SIZE, Draw, Sequence, prompt};
 /// Largest relative norm of the logits' difference, in bf16.
 const LOGITS_DIFFER: f64 = 1e-2;
 
-/// What is checked, and how thoroughly.
+/// What to check, and how thoroughly.
 #[derive(Debug, Clone, Copy)]
 pub struct Subject<'a> {
-    /// In reports.
+    /// Name in reports.
     pub name: &'a str,
     /// Its model directory.
     pub dir: &'a Path,
-    /// Which of the visible devices.
+    /// Index among the visible devices.
     pub ordinal: u32,
-    /// Of prompts and batches.
+    /// Seed of prompts and batches.
     pub seed: u64,
-    /// Tokens of the prompts.
+    /// Lengths of the prompts, in tokens.
     pub lengths: &'a [usize],
-    /// Random batches that must not change a bit in batch-invariant mode.
+    /// Random batches to try in batch-invariant mode; they must not change a bit.
     pub batchings: usize,
 }
 
-/// What one comparison found.
+/// Result of one comparison.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Finding {
     /// Model and comparison.
     pub name: String,
-    /// What was measured: a relative norm, or how many values differ.
+    /// A relative norm, or the number of differing values.
     pub measured: f64,
-    /// The most that passes.
+    /// Largest value that passes.
     pub allowed: f64,
     /// Wall time.
     pub took: Duration,
 }
 
 impl Finding {
-    /// Whether it passed; what is no number did not.
+    /// Whether it passed; NaN does not.
     pub fn passed(&self) -> bool {
         self.measured <= self.allowed
     }
 }
 
-/// Compares everything about `subject`; `on_finding` hears of each comparison as it ends.
+/// Runs all comparisons on `subject` and calls `on_finding` after each.
 ///
 /// # Errors
-/// A device or a model that cannot be used, in words.
+/// A device or a model that cannot be used.
 pub fn check(subject: &Subject<'_>, on_finding: fn(&Finding)) -> Result<Vec<Finding>, String> {
-    // Loading reports better, but opens the kernels first.
+    // A clearer error than from loading, which opens the kernels first.
     Device::open(subject.ordinal).map_err(|why| why.to_string())?;
     let mut findings = Vec::new();
     for comparison in compare::ALL {

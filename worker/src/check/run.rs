@@ -1,4 +1,4 @@
-//! Backends over one model, and prompts that run through them in batches made by hand.
+//! Backends over one model, and prompts run through them in hand-made batches.
 
 use std::time::Duration;
 
@@ -14,18 +14,18 @@ use crate::backend::{Backend, Batch, ScoreRow, StepOutput, Want};
 use crate::config::{CudaConfig, SchedulerConfig};
 use crate::model::config::ModelConfig;
 
-/// Sequences at once.
+/// Sequences in a batch.
 pub const SEQUENCES: u32 = 8;
-/// Blocks of each: prompts have up to 512 tokens.
+/// Blocks of each sequence: enough for prompts of 512 tokens.
 pub const BLOCKS_EACH: u32 = 32;
-/// Rows of a step.
+/// Most rows in a step.
 pub const STEP_ROWS: usize = 512;
-/// Rows of a prompt, its last ones, that are scored.
+/// Last rows of each prompt that are scored.
 const SCORED_ROWS: usize = 8;
-/// Tokens that are scored in each of these rows.
+/// Tokens scored in each of these rows.
 pub const TARGETS: usize = 16;
 
-/// The model, its CUDA backend to be told how to compute.
+/// The model on the CUDA backend with the options `cuda`.
 pub fn on_cuda(subject: &Subject<'_>, cuda: CudaConfig) -> Result<CudaBackend, String> {
     let model = ModelConfig::from_dir(subject.dir).map_err(|error| error.to_string())?;
     let limits = SchedulerConfig {
@@ -36,7 +36,7 @@ pub fn on_cuda(subject: &Subject<'_>, cuda: CudaConfig) -> Result<CudaBackend, S
         ..SchedulerConfig::default()
     };
     let opened = cuda::open(subject.ordinal, &model, BLOCK_SIZE).map_err(|why| why.to_string())?;
-    // What the CPU would take, in f32: more than enough.
+    // Bytes that the CPU would use in f32: more than enough.
     let tokens = u64::from(SEQUENCES * BLOCKS_EACH * BLOCK_SIZE);
     let kv_bytes = Some(model.spec.kv_bytes_per_token(KvType::F32) * tokens);
     let cuda = CudaConfig { ordinal: subject.ordinal, step_timeout: Duration::from_secs(60), ..cuda };
@@ -46,7 +46,7 @@ pub fn on_cuda(subject: &Subject<'_>, cuda: CudaConfig) -> Result<CudaBackend, S
     loaded.map(|(backend, _)| backend).map_err(|error| error.to_string())
 }
 
-/// The same on the CPU, with all processors.
+/// The model on the CPU backend, on all cores.
 pub fn on_cpu(subject: &Subject<'_>) -> Result<CpuBackend, String> {
     let options = CpuOptions {
         threads: 0,
@@ -64,7 +64,7 @@ pub fn step(backend: &mut dyn Backend, batch: Batch) -> Result<StepOutput, Strin
     backend.collect(step).map_err(|error| error.to_string())
 }
 
-/// The vocabulary of the model.
+/// Size of the model's vocabulary.
 pub fn vocab(subject: &Subject<'_>) -> Result<u32, String> {
     ModelConfig::from_dir(subject.dir).map(|model| model.spec.vocab_size).map_err(|error| error.to_string())
 }
@@ -78,8 +78,8 @@ pub enum Cut {
     Random(u64),
 }
 
-/// Scores of the last rows of each of `prompts`, sequence by sequence and row by row: [`TARGETS`] tokens each, drawn
-/// from the row's position, with the two best tokens.
+/// Scores of the last rows of each prompt, sequence by sequence and row by row: [`TARGETS`] tokens each,
+/// drawn from the row's position, with the two best tokens.
 pub fn scores(
     backend: &mut dyn Backend,
     prompts: &[Vec<u32>],
@@ -114,7 +114,7 @@ pub fn scores(
     Ok(rows.collect())
 }
 
-/// None, one token, a few, or many.
+/// A chunk of no token, one, a few, or many.
 fn chunk(random: &mut SplitMix64, left: usize, room: usize) -> usize {
     let most = [0, 1, 5, 40, 300][random.below(5)];
     let count = if most > 1 { 1 + random.below(most) } else { most };

@@ -1,4 +1,4 @@
-//! Sequences that go to a backend by hand, without a scheduler.
+//! Sequences that are run on a backend by hand, without a scheduler.
 
 use std::sync::Arc;
 
@@ -8,43 +8,44 @@ use skein_proto::sampling::SamplingParams;
 use crate::BlockId;
 use crate::backend::{Batch, BatchSequence, Carried, SampleRow, Want};
 
-/// Tokens of a block.
+/// Tokens in a block.
 pub const BLOCK_SIZE: u32 = 16;
 
-/// A sequence with blocks of its own, some of whose tokens have been computed.
+/// A sequence with its own blocks, partly computed.
 #[derive(Debug, Clone)]
 pub struct Sequence {
-    /// Those that are known.
+    /// Known tokens.
     pub tokens: Vec<u32>,
-    /// How many of them have been computed.
+    /// Known tokens that have been computed.
     pub computed: usize,
     /// Its block table.
     pub blocks: Vec<BlockId>,
     block_size: u32,
 }
 
-/// How a token is asked for.
+/// How to draw a token.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Draw {
     /// Index of the sample.
     pub index: u32,
-    /// The want of the step before that draws this sequence's last token, where that is not known yet.
+    /// Index of the previous step's want that draws this sequence's last token, if it is not known yet.
     pub carried: Option<u32>,
-    /// Whether no stop token may be drawn.
+    /// Whether stop tokens are excluded.
     pub forbid_stop: bool,
-    /// Tokens of the prompt, which some penalties leave out.
+    /// Length of the prompt, which some penalties leave out.
     pub prompt_len: u32,
 }
 
 impl Sequence {
-    /// The `index`-th sequence of those that have `blocks` blocks of `block_size` tokens each. Its blocks lie scattered.
+    /// The `index`-th of several sequences with `blocks` blocks of `block_size` tokens each. Its blocks are
+    /// scattered.
     pub fn new(tokens: Vec<u32>, index: u32, blocks: u32, block_size: u32) -> Self {
         assert!(!blocks.is_multiple_of(7), "blocks are distinct only if 7 does not divide their number");
         let blocks = (0..blocks).rev().map(|i| BlockId(i * 7 % blocks + index * blocks)).collect();
         Self { tokens, computed: 0, blocks, block_size }
     }
 
-    /// Tokens that are known and not computed.
+    /// Known tokens not computed yet.
     pub fn left(&self) -> usize {
         self.tokens.len() - self.computed
     }
@@ -54,7 +55,7 @@ impl Sequence {
         self.put_carried(batch, count, None);
     }
 
-    /// The same; a token past those that are known is the one that want `carried` of the step before draws.
+    /// Adds the next `count` tokens; an unknown one is drawn by want `carried` of the previous step.
     pub fn put_carried(&mut self, batch: &mut Batch, count: usize, carried: Option<u32>) {
         let start = batch.tokens.len() as u32;
         for position in self.computed..self.computed + count {
@@ -81,7 +82,7 @@ impl Sequence {
         });
     }
 
-    /// Asks `batch` for the token after this sequence's last row, which must have been put last.
+    /// Adds a draw of the token after this sequence's last row, which must be the last row of `batch`.
     pub fn sample(&self, batch: &mut Batch, params: &Arc<SamplingParams>, draw: Draw) {
         let start = batch.history.len() as u32;
         if params.needs_history() {

@@ -1,55 +1,56 @@
-//! What must hold of an engine between any two turns, for tests and simulators to check.
+//! Invariants of an engine between any two turns, checked by tests and the simulator.
 
 use super::Engine;
 use crate::scheduler;
 use crate::streams::{self, Counts};
 
-/// A broken invariant: a bug of this crate.
+/// A broken invariant: a bug in this crate.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Broken {
-    /// Of blocks or queues.
+    /// An invariant of blocks or queues.
     #[error(transparent)]
     Scheduler(#[from] scheduler::Broken),
-    /// Of requests and their output.
+    /// An invariant of requests and their output.
     #[error(transparent)]
     Streams(#[from] streams::Broken),
-    /// Something is left where nothing should be.
-    #[error("{blocks} blocks are held and {requests} requests are here, or streams are kept")]
+    /// Something is left after everything ended.
+    #[error("{blocks} blocks are held and {requests} requests are left, or streams are kept")]
     NotAtRest {
-        /// Held ones.
+        /// Held blocks.
         blocks: u32,
-        /// Running or waiting.
+        /// Requests running or waiting.
         requests: usize,
     },
 }
 
 impl Engine {
-    /// Checks what must always hold: every block in one state, counts equal to holders, a stream for every request, no
-    /// orphan beyond its linger, no request lost from the counts. Linear in the blocks and the streams.
+    /// Checks that every block is in one state with the right number of holders, that every request has a
+    /// stream, that no orphan outlives its linger, and that no request is lost from the counts. Linear in
+    /// blocks and streams.
     ///
     /// # Errors
-    /// The first thing found that does not.
+    /// The first broken invariant.
     pub fn audit(&self) -> Result<(), Broken> {
         self.scheduler.audit()?;
         Ok(self.outbox.audit(&self.scheduler.requests())?)
     }
 
-    /// Checks besides that nothing is left: no request, no held block, no stream, no name. True after an idle
-    /// [`turn`](Self::turn) when all readers are gone and all lingers are over.
+    /// Also checks that nothing is left: no request, held block, stream or reader name. Holds after an idle
+    /// [`turn`](Self::turn) once all readers are gone and all lingers have expired.
     ///
     /// # Errors
     /// What is left.
     pub fn audit_at_rest(&self) -> Result<(), Broken> {
         self.audit()?;
         let (blocks, requests) = (self.scheduler.blocks_held(), self.scheduler.requests().len());
-        let empty = self.outbox.is_empty() && self.under_way.is_empty();
+        let empty = self.outbox.is_empty() && self.in_flight.is_empty();
         if empty && blocks == 0 && requests == 0 {
             return Ok(());
         }
         Err(Broken::NotAtRest { blocks, requests })
     }
 
-    /// What became of the requests so far.
+    /// Requests by outcome.
     pub fn counts(&self) -> Counts {
         self.outbox.counts()
     }

@@ -1,4 +1,4 @@
-//! How the rest of the worker talks to a running engine.
+//! The handle by which the rest of the worker talks to a running engine.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,48 +12,49 @@ use super::log::StateLog;
 use crate::scheduler::{NewRequest, Refusal};
 use crate::streams::{AttachError, Attachment, Counts, TokenStream};
 
-/// A checked request on its way into the engine.
+/// A validated request on its way into the engine.
 #[derive(Debug)]
 pub struct Submission {
-    /// The client's name for it; unique among running requests.
+    /// The request's id; unique among running requests.
     pub id: String,
-    /// The request; the engine draws its key.
+    /// The request; the engine assigns its key.
     pub request: NewRequest,
-    /// Which dispatch of which router it is.
+    /// Dispatch of a router that this request belongs to; `None` without a router.
     pub placement: Option<Placement>,
-    /// Under which other readers find it. What runs, or is kept, under it already is read and not computed again.
+    /// Key by which other readers find the stream. If a stream with this key is running or kept here, it is
+    /// read instead of being computed again.
     pub stream_key: Option<StreamKey>,
-    /// How long it goes on, and stays readable, without a reader; at most [`MAX_LINGER`](crate::streams::MAX_LINGER), and not at
-    /// all without a key.
+    /// How long it goes on, and stays readable, without a reader; at most
+    /// [`MAX_LINGER`](crate::streams::MAX_LINGER), and zero without a key.
     pub linger: Duration,
 }
 
 impl Submission {
-    /// A request that no router placed and only its own reader reads.
+    /// A request without router, stream key and linger.
     pub fn alone(id: impl Into<String>, request: NewRequest) -> Self {
         Self { id: id.into(), request, placement: None, stream_key: None, linger: Duration::ZERO }
     }
 }
 
-/// Why a request was not taken.
+/// Why a request was not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
-    /// That id runs already.
+    /// A running request has this id.
     #[error("request_id {id:?} is running here; use another id or wait for its end")]
     Duplicate {
         /// The id.
         id: String,
     },
-    /// Its Release came first.
-    #[error("request_id {id:?} was released before it came; use another id")]
+    /// Its Release arrived before it did.
+    #[error("request_id {id:?} was released before it arrived; use another id")]
     Released {
         /// The id.
         id: String,
     },
-    /// The scheduler's reason.
+    /// The scheduler refused it.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// Clients do not read their streams.
+    /// Too many streams are open, because clients do not read theirs to the end.
     #[error("{open} streams are open, finished ones not read to their end included; the limit is {limit}")]
     TooManyStreams {
         /// Streams held by readers.
@@ -61,7 +62,7 @@ pub enum SubmitError {
         /// `max_num_queued_reqs + max_num_seqs`.
         limit: u32,
     },
-    /// The worker is about to end.
+    /// The worker is shutting down.
     #[error("this worker has given its requests back; another worker can take the request")]
     HandedBack,
     /// The engine has ended.
@@ -69,14 +70,14 @@ pub enum SubmitError {
     Stopped,
 }
 
-/// Everything cached, as of a point in the log.
+/// Cache content and stream keys, as of a point in the log.
 #[derive(Debug)]
 pub struct Snapshot {
-    /// The number of the last log entry it includes.
+    /// Number of the last log entry that it includes.
     pub sequence: u64,
-    /// Parents before their children.
+    /// Cached runs, parents before children.
     pub runs: Vec<RunStored>,
-    /// Under which something can be read, oldest first: the newest ones.
+    /// Keys of readable streams, oldest first; only the newest ones.
     pub stream_keys: Vec<StreamKey>,
 }
 
@@ -94,12 +95,12 @@ pub(super) enum Command {
     },
     Snapshot(oneshot::Sender<Snapshot>),
     HandBack,
-    /// The backend has failed: only wakes the loop, which asks it.
+    /// The backend has failed. Only wakes the loop, which then checks its health.
     Failed,
     Stop,
 }
 
-/// Talks to a running engine; cheap to clone.
+/// Sends commands to a running engine; cheap to clone.
 #[derive(Debug, Clone)]
 pub struct EngineHandle {
     commands: mpsc::Sender<Command>,
@@ -111,7 +112,7 @@ impl EngineHandle {
         Self { commands, log }
     }
 
-    /// Hands a request over. Dropping the stream ends the request, or leaves it to its other readers and its linger.
+    /// Submits a request. Dropping the stream ends the request, unless it has other readers or a linger.
     pub async fn submit(&self, submission: Submission) -> Result<TokenStream, SubmitError> {
         let (reply, answer) = oneshot::channel();
         let command = Command::Submit(Box::new(submission), reply);
@@ -119,7 +120,7 @@ impl EngineHandle {
         answer.await.unwrap_or(Err(SubmitError::Stopped))
     }
 
-    /// Reads what another reader began.
+    /// Adds a reader to an existing stream.
     pub async fn attach(&self, attachment: Attachment) -> Result<TokenStream, AttachError> {
         let (reply, answer) = oneshot::channel();
         let command = Command::Attach(Box::new(attachment), reply);
@@ -127,43 +128,44 @@ impl EngineHandle {
         answer.await.unwrap_or(Err(AttachError::Stopped))
     }
 
-    /// The reader of that name leaves for good, and without another one the request ends; false when there is no such
-    /// reader.
+    /// Removes the reader called `id` for good; without another one the request ends. False if there is no
+    /// such reader.
     pub async fn release(&self, id: String) -> bool {
         let (reply, answer) = oneshot::channel();
         let sent = self.commands.send(Command::Release { id, reply }).await;
         sent.is_ok() && answer.await.unwrap_or(false)
     }
 
-    /// Every stream that has not ended is given back, after all that was computed for it; nothing new is taken from then
+    /// Hands back every unfinished request, after all output computed so far, and refuses new ones from then
     /// on.
     pub async fn hand_back(&self) {
         // An error means that the engine has ended, and every stream with it.
         let _ = self.commands.send(Command::HandBack).await;
     }
 
-    /// What became of the requests, as of the latest load.
+    /// Requests by outcome, as of the latest load.
     pub fn counts(&self) -> Counts {
         self.log.counts()
     }
 
-    /// Ends one sample; false when it is not running (any more).
+    /// Ends one sample; false if it is not running.
     pub async fn abort(&self, id: String, sample: u32) -> bool {
         let (reply, answer) = oneshot::channel();
         let sent = self.commands.send(Command::Abort { id, sample, reply }).await;
         sent.is_ok() && answer.await.unwrap_or(false)
     }
 
-    /// What is cached; `None` when the engine has ended.
+    /// The cache and stream keys; `None` if the engine has ended.
     pub async fn snapshot(&self) -> Option<Snapshot> {
         let (reply, answer) = oneshot::channel();
         self.commands.send(Command::Snapshot(reply)).await.ok()?;
         answer.await.ok()
     }
 
-    /// Ends the engine without waiting for the steps under way; running requests end with [`StreamFault::Stopped`].
+    /// Ends the engine without waiting for the steps in flight; running requests end with
+    /// [`StreamFault::Stopped`].
     pub async fn stop(&self) {
-        // An error means that it has ended, which is what was asked.
+        // An error means that the engine has already ended.
         let _ = self.commands.send(Command::Stop).await;
     }
 
@@ -172,7 +174,7 @@ impl EngineHandle {
         self.commands.closed().await;
     }
 
-    /// What routers should know.
+    /// The log for routers.
     pub fn log(&self) -> &Arc<StateLog> {
         &self.log
     }

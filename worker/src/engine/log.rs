@@ -1,5 +1,5 @@
-//! What routers should know: a bounded ring of numbered entries, and the latest load. The engine writes, any
-//! number of watchers read at their own pace; one that falls behind the ring takes a snapshot.
+//! What routers should know: a bounded ring of numbered entries and the latest load. The engine writes, and
+//! any number of watchers read at their own pace; one that falls behind the ring takes a snapshot.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,10 +16,10 @@ use crate::streams::Counts;
 /// Entries kept for watchers that reconnect or lag.
 const MAX_ENTRIES: usize = 4096;
 
-/// Block hashes kept in all entries together: 2 MiB.
+/// Most block hashes in all entries together: 2 MiB.
 const MAX_HASHES: usize = 256 * 1024;
 
-/// Routers whose last placement is remembered; the one not heard of for longest is forgotten.
+/// Most routers whose last placement is remembered; the least recently seen is forgotten.
 const MAX_ROUTERS: usize = 256;
 
 /// One entry of the log.
@@ -27,7 +27,7 @@ const MAX_ROUTERS: usize = 256;
 pub enum LogEntry {
     /// Blocks were cached or evicted.
     Cache(CacheChange),
-    /// A request was taken.
+    /// A request was accepted.
     Admitted(Admitted),
 }
 
@@ -49,7 +49,7 @@ impl From<LogEntry> for WatchBody {
     }
 }
 
-/// See the module's description. Entries are numbered from 1.
+/// Log and load, shared by the engine and the watchers. Entries are numbered from 1.
 #[derive(Debug)]
 pub struct StateLog {
     inner: Mutex<Inner>,
@@ -62,13 +62,13 @@ pub struct StateLog {
 struct Inner {
     entries: VecDeque<Arc<LogEntry>>,
     hashes: usize,
-    /// Number of the newest entry; 0 = none yet.
+    /// Number of the newest entry; 0 before the first.
     last: u64,
     load: Load,
-    /// Steps done since start.
+    /// Steps collected since start.
     step: u64,
     counts: Counts,
-    /// Least recently heard of first.
+    /// Least recently seen router first.
     placements: VecDeque<Placement>,
 }
 
@@ -125,12 +125,12 @@ impl StateLog {
         self.lock().counts = counts;
     }
 
-    /// What became of the requests, as of the latest load.
+    /// Requests by outcome, as of the latest load.
     pub fn counts(&self) -> Counts {
         self.lock().counts
     }
 
-    /// Remembers that this dispatch arrived, taken or not.
+    /// Records that this dispatch arrived, accepted or not.
     pub fn saw(&self, placement: Placement) {
         let mut inner = self.lock();
         let known = inner.placements.iter().position(|other| other.router == placement.router);
@@ -142,24 +142,24 @@ impl StateLog {
         }
     }
 
-    /// The last dispatch seen from `router`; 0 = none.
+    /// Number of the last dispatch seen from `router`; 0 if none.
     pub fn last_placement(&self, router: u64) -> u64 {
         self.lock().last_placement(router)
     }
 
-    /// From now on no request is taken.
+    /// Announces that new requests are refused from now on.
     pub fn set_draining(&self) {
         self.draining.store(true, Ordering::Relaxed);
         self.wake();
     }
 
-    /// From now on routers that have another worker should take their requests there.
+    /// Announces that routers should move their running requests to another worker, if they have one.
     pub fn set_giving_back(&self) {
         self.giving_back.store(true, Ordering::Relaxed);
         self.wake();
     }
 
-    /// Whether requests that run should go elsewhere.
+    /// Whether running requests should move to another worker.
     pub fn is_giving_back(&self) -> bool {
         self.giving_back.load(Ordering::Relaxed)
     }
@@ -174,12 +174,12 @@ impl StateLog {
         self.lock().load
     }
 
-    /// Steps done since start, as of the latest load.
+    /// Steps collected since start, as of the latest load.
     pub fn step(&self) -> u64 {
         self.lock().step
     }
 
-    /// The latest load, as `router` gets it.
+    /// The latest load report for `router`.
     pub fn report(&self, router: u64) -> LoadReport {
         let inner = self.lock();
         LoadReport {
@@ -191,13 +191,13 @@ impl StateLog {
         }
     }
 
-    /// The number of the newest entry; 0 = none yet.
+    /// Number of the newest entry; 0 before the first.
     pub fn last_sequence(&self) -> u64 {
         self.lock().last
     }
 
-    /// The entries from number `next` on, at most `most`; `None` when the ring does not reach back that far, or
-    /// not yet there.
+    /// At most `most` entries from number `next` on. `None` if the ring no longer reaches back that far, or
+    /// if `next` lies in the future.
     pub fn entries_from(&self, next: u64, most: usize) -> Option<Vec<Arc<LogEntry>>> {
         let inner = self.lock();
         let first = inner.last + 1 - inner.entries.len() as u64;
@@ -205,7 +205,7 @@ impl StateLog {
         Some(inner.entries.iter().skip(skip as usize).take(most).cloned().collect())
     }
 
-    /// Wakes on every change.
+    /// A listener that wakes on every change.
     pub fn subscribe(&self) -> Listener {
         self.changed.subscribe()
     }
@@ -230,7 +230,7 @@ mod tests {
         let last = log.last_sequence();
         assert_eq!(last, MAX_ENTRIES as u64 + 5);
         assert_eq!(log.entries_from(5, 10), None, "forgotten");
-        assert_eq!(log.entries_from(last + 2, 10), None, "another life's number");
+        assert_eq!(log.entries_from(last + 2, 10), None, "a number from before a restart");
         assert_eq!(log.entries_from(6, 1), Some(vec![Arc::new(entry(5, 0))]), "entry n has depth n - 1");
         assert_eq!(log.entries_from(last + 1, 10), Some(Vec::new()));
     }

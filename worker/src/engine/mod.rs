@@ -1,12 +1,13 @@
 //! The step loop, and nothing else: commands in, steps through the backend, events out.
 //!
-//! One std thread owns scheduler and backend, so neither needs a lock. It talks to the rest by a bounded channel
-//! of commands ([`EngineHandle`]), one ring of output for each request, which readers follow ([`TokenStream`]), and the
-//! log of what routers should know ([`StateLog`]). It never waits for a reader, and when there is nothing to compute it sleeps.
+//! One std thread owns scheduler and backend, so neither needs a lock. The rest of the worker reaches it
+//! through a bounded channel of commands ([`EngineHandle`]), a ring of output for each request
+//! ([`TokenStream`]), and the log for routers ([`StateLog`]). It never waits for a reader, and sleeps when
+//! there is nothing to compute.
 //!
-//! Where the backend wants it ([`Backend::steps_in_flight`]), a step is planned and launched before the last one's
-//! tokens are read, so that the device never waits for this thread: planning, accounting and streaming happen while
-//! it computes. Each step is planned from what is known and foreseen then; see [`crate::scheduler`].
+//! With [`Backend::steps_in_flight`] above 1, a step is planned and launched before the previous one's tokens
+//! are read. Planning, accounting and streaming then happen while the device computes, and the device never
+//! waits for this thread; see [`crate::scheduler`].
 
 mod audit;
 mod handle;
@@ -30,10 +31,10 @@ use crate::scheduler::{Scheduler, Step};
 use crate::streams::{Outbox, StreamFault};
 use handle::Command;
 
-/// Commands that wait for the step under way to end.
+/// Commands that can wait for the current turn to end.
 const COMMAND_QUEUE: usize = 256;
 
-/// Keys in a snapshot: the newest ones.
+/// Most stream keys in a snapshot; the newest are kept.
 const MAX_STREAM_KEYS: usize = 4096;
 
 /// Scheduler, backend, and the loop over both.
@@ -41,7 +42,7 @@ pub struct Engine {
     scheduler: Scheduler,
     backend: Box<dyn Backend>,
     /// Launched and not collected, oldest first.
-    under_way: VecDeque<(Step, StepHandle)>,
+    in_flight: VecDeque<(Step, StepHandle)>,
     commands: mpsc::Receiver<Command>,
     outbox: Outbox,
     log: Arc<StateLog>,
@@ -52,7 +53,7 @@ pub struct Engine {
     stopped: bool,
 }
 
-/// Whether what has not ended goes back to the routers.
+/// Whether running requests are handed back to their routers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum HandBack {
     No,
@@ -60,26 +61,28 @@ enum HandBack {
     Done,
 }
 
-/// What a turn of the engine did.
+/// Outcome of a turn of the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Turn {
-    /// It computed; there may be more.
+    /// It launched or collected a step; there may be more to do.
     Worked,
-    /// There is nothing to compute until a command comes: wait for it.
+    /// There is nothing to compute until a command arrives: wait for one.
     Idle,
-    /// It was told to stop; every stream has ended.
+    /// It was told to stop, and every stream has ended.
     Ended,
 }
 
 impl Engine {
-    /// An engine that waits to be [`run`](Self::run). `max_streams` bounds the streams that readers hold.
+    /// A new engine and its handle; it works once [`run`](Self::run) is called. `max_streams` limits the
+    /// streams that readers hold.
     pub fn new(
         scheduler: Scheduler,
         mut backend: Box<dyn Backend>,
         max_streams: u32,
     ) -> (Self, EngineHandle) {
         let (sender, commands) = mpsc::channel(COMMAND_QUEUE);
-        // Weak: the channel closes when all handles are gone. A full queue wakes the loop as well.
+        // Weak, so that the channel closes when all handles are gone. If the queue is full the loop is awake
+        // anyway.
         let wakes = sender.downgrade();
         backend.on_failure(Box::new(move || {
             wakes.upgrade().inspect(|commands| drop(commands.try_send(Command::Failed)));
@@ -88,11 +91,11 @@ impl Engine {
         let log = Arc::new(StateLog::default());
         let handle = EngineHandle::new(sender, log.clone());
         let outbox = Outbox::default();
-        let under_way = VecDeque::new();
+        let in_flight = VecDeque::new();
         let engine = Self {
             scheduler,
             backend,
-            under_way,
+            in_flight,
             commands,
             outbox,
             log,
@@ -105,25 +108,25 @@ impl Engine {
         (engine, handle)
     }
 
-    /// Runs until told to stop, or until the backend fails; then every stream has ended.
+    /// Runs until told to stop or until the backend fails; every stream has ended by then.
     pub fn run(mut self) -> Result<(), BackendError> {
         loop {
             match self.turn()? {
                 Turn::Worked => {}
                 Turn::Idle => {
                     let command = self.commands.blocking_recv();
-                    self.take(command);
+                    self.handle(command);
                 }
                 Turn::Ended => return Ok(()),
             }
         }
     }
 
-    /// One round of [`Engine::run`], for who owns time and the thread (a simulator): obeys what has come, then computes
-    /// one step if there is anything to compute. Waits for nothing but the backend.
+    /// One round of [`Engine::run`], for a caller that owns time and the thread, such as a simulator: handles
+    /// pending commands, then runs one step if there is anything to compute. Waits only for the backend.
     ///
     /// # Errors
-    /// The backend failed; every stream has ended, and so has the engine.
+    /// The backend failed; the engine and every stream have ended.
     pub fn turn(&mut self) -> Result<Turn, BackendError> {
         self.take_waiting_commands();
         if self.stopped {
@@ -145,10 +148,10 @@ impl Engine {
         }
     }
 
-    /// After [`Turn::Idle`]: waits for something to do.
+    /// After [`Turn::Idle`]: waits for a command and handles it.
     pub async fn wait(&mut self) {
         let command = self.commands.recv().await;
-        self.take(command);
+        self.handle(command);
     }
 
     fn failed(&mut self, error: BackendError) -> Result<Turn, BackendError> {
@@ -161,9 +164,9 @@ impl Engine {
         self.log.set_counts(self.outbox.counts());
     }
 
-    /// Gives back what has not ended, with all that was computed for it: the steps under way are waited for.
+    /// Hands back every request that has not ended, after the output of the steps in flight.
     fn hand_back(&mut self) -> Result<(), BackendError> {
-        while !self.under_way.is_empty() {
+        while !self.in_flight.is_empty() {
             self.collect_oldest()?;
         }
         for key in self.outbox.hand_back() {
@@ -174,59 +177,59 @@ impl Engine {
         Ok(())
     }
 
-    /// One turn: the next step to the device, the last one's tokens to their readers, and the oldest step's result to
-    /// the scheduler. False when there was nothing to do.
+    /// Launches the next step, publishes the tokens known so far, and collects the oldest step. False if
+    /// there was nothing to do.
     fn step(&mut self) -> Result<bool, BackendError> {
-        let launched = self.launch_next()?; // the device has its next step before it ends the last one
+        let launched = self.launch_next()?; // before the device finishes the previous step
         self.publish(); // meanwhile, stream the tokens known so far
-        if launched && self.under_way.len() < self.backend.steps_in_flight() {
+        if launched && self.in_flight.len() < self.backend.steps_in_flight() {
             return Ok(true);
         }
         Ok(self.collect_oldest()? || launched)
     }
 
-    /// Plans a step and starts it; false when there is nothing to plan before more is known.
+    /// Plans and launches a step; false if none can be planned now.
     fn launch_next(&mut self) -> Result<bool, BackendError> {
         let Some(plan) = self.scheduler.plan(clock::now()) else { return Ok(false) };
         let running = self.backend.launch(plan.batch)?;
-        self.under_way.push_back((plan.step, running));
+        self.in_flight.push_back((plan.step, running));
         Ok(true)
     }
 
-    /// Waits for the oldest step under way, and accounts for its result; false when there is none.
+    /// Waits for the oldest step in flight and commits its result; false if there is none.
     fn collect_oldest(&mut self) -> Result<bool, BackendError> {
-        let Some((step, running)) = self.under_way.pop_front() else { return Ok(false) };
+        let Some((step, running)) = self.in_flight.pop_front() else { return Ok(false) };
         let output = self.backend.collect(running)?;
         self.outbox.extend(self.scheduler.commit(step, &output, clock::now()));
         self.steps += 1;
         Ok(true)
     }
 
-    /// As many as the queue holds: a flood of commands must not keep the steps waiting.
+    /// Handles at most one queue's worth, so that a flood of commands cannot hold up the steps.
     fn take_waiting_commands(&mut self) {
-        self.look_after_streams();
+        self.sweep_streams();
         for _ in 0..COMMAND_QUEUE {
             match self.commands.try_recv() {
-                Ok(command) => self.take(Some(command)),
-                Err(mpsc::error::TryRecvError::Disconnected) => self.take(None),
+                Ok(command) => self.handle(Some(command)),
+                Err(mpsc::error::TryRecvError::Disconnected) => self.handle(None),
                 Err(mpsc::error::TryRecvError::Empty) => break,
             }
         }
     }
 
-    /// Without senders there is nobody left to read either.
-    fn take(&mut self, command: Option<Command>) {
-        self.obey(command.unwrap_or(Command::Stop));
+    /// Handles a command; without senders nobody is left to read either, so `None` stops the engine.
+    fn handle(&mut self, command: Option<Command>) {
+        self.handle_command(command.unwrap_or(Command::Stop));
     }
 
-    fn obey(&mut self, command: Command) {
-        // An answer nobody waits for any more is dropped; a stream in it counts as abandoned.
+    fn handle_command(&mut self, command: Command) {
+        // Replies that nobody waits for are dropped; a stream in one counts as abandoned.
         match command {
             Command::Submit(submission, reply) => {
                 let placement = submission.placement;
                 let taken = self.submit(*submission);
-                // First the load that includes it, then the word that it came: a router that hears the word
-                // stops counting the request on its own account.
+                // The load that includes the request goes out before the notice of its placement: a router
+                // that sees the notice stops counting the request itself.
                 self.publish_load();
                 placement.inspect(|&placement| self.log.saw(placement));
                 drop(reply.send(taken));
@@ -251,14 +254,14 @@ impl Engine {
         }
     }
 
-    /// Frees what nobody reads any more, and forgets what nobody came for.
-    fn look_after_streams(&mut self) {
-        for key in self.outbox.look_after(clock::now()) {
+    /// Cancels requests that nobody reads any more, and drops expired streams.
+    fn sweep_streams(&mut self) {
+        for key in self.outbox.sweep(clock::now()) {
             self.scheduler.cancel(key);
         }
     }
 
-    /// Hands on what happened: tokens to their readers, cache changes and load to the routers.
+    /// Publishes tokens to readers, and cache changes and load to routers.
     fn publish(&mut self) {
         self.outbox.flush();
         for change in self.scheduler.take_cache_changes() {

@@ -1,4 +1,4 @@
-//! Requests and readers as they come and go: each is answered between two steps.
+//! Handles submits, attaches, releases and aborts, between two steps.
 
 use skein_proto::block_hash::BlockHash;
 use skein_proto::placement::Placement;
@@ -12,7 +12,7 @@ use crate::streams::{AttachError, Attachment, Join, Opening, TokenStream};
 impl Engine {
     pub(super) fn submit(&mut self, submission: Submission) -> Result<TokenStream, SubmitError> {
         let Submission { id, mut request, placement, mut stream_key, linger } = submission;
-        self.look_after_streams();
+        self.sweep_streams();
         self.outbox.flush();
         self.check_submission(&id)?;
         if let Some(key) = stream_key {
@@ -25,7 +25,7 @@ impl Engine {
                 Join::Differs => {
                     tracing::warn!(
                         id,
-                        "a request has the stream key of another one: it is computed by itself"
+                        "a request has the stream key of a different request; it is computed separately"
                     );
                     stream_key = None;
                 }
@@ -46,7 +46,7 @@ impl Engine {
         if self.hand_back != HandBack::No {
             return Err(SubmitError::HandedBack);
         }
-        if self.outbox.has_left(id) {
+        if self.outbox.released_early(id) {
             return Err(SubmitError::Released { id: id.to_owned() });
         }
         if self.outbox.is_reading(id) {
@@ -70,7 +70,7 @@ impl Engine {
     }
 
     pub(super) fn attach(&mut self, attachment: Attachment) -> Result<TokenStream, AttachError> {
-        self.look_after_streams();
+        self.sweep_streams();
         self.outbox.flush();
         if self.outbox.is_reading(&attachment.id) {
             return Err(AttachError::Duplicate { id: attachment.id });

@@ -1,16 +1,16 @@
-//! A fixed set of blocks with reference counts and one intrusive list of those nobody holds.
+//! A fixed set of blocks with reference counts, and one intrusive list of the blocks without holders.
 
 use crate::BlockId;
 
-/// No neighbour in the list.
+/// Marks the ends of the list.
 const NIL: u32 = u32::MAX;
 
 /// How many blocks are in each state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockCounts {
-    /// Blank, held by nobody.
+    /// Without content and without holders.
     pub free: u32,
-    /// Held by nobody, content still of use.
+    /// Without holders, but with cached content.
     pub cached: u32,
     /// Held by at least one block table.
     pub held: u32,
@@ -18,7 +18,7 @@ pub struct BlockCounts {
 
 /// All KV blocks of a backend. Every operation is O(1).
 ///
-/// The list is ordered by who goes first: blank blocks at its head, then cached ones from the least to the most
+/// The list is in the order of reuse: blank blocks first, then cached ones from the least to the most
 /// recently released.
 #[derive(Debug)]
 pub struct BlockPool {
@@ -37,7 +37,7 @@ struct Block {
 }
 
 impl BlockPool {
-    /// `total` blank blocks; the lowest id goes first.
+    /// `total` blank blocks; the lowest id is used first.
     pub fn new(total: u32) -> Self {
         let blank = Block { holders: 0, cached: false, before: NIL, after: NIL };
         let counts = BlockCounts { free: 0, cached: 0, held: total };
@@ -48,7 +48,7 @@ impl BlockPool {
         pool
     }
 
-    /// Takes the next block for one holder; `true` when its cached content was given up for that.
+    /// Takes the next block for one holder; `true` if its cached content is lost.
     pub fn take(&mut self) -> Option<(BlockId, bool)> {
         let id = self.head;
         if id == NIL {
@@ -61,7 +61,7 @@ impl BlockPool {
         Some((BlockId(id), was_cached))
     }
 
-    /// One more holder.
+    /// Adds a holder.
     pub fn retain(&mut self, block: BlockId) {
         if self.blocks[block.0 as usize].holders == 0 {
             self.unlink(block.0);
@@ -69,7 +69,7 @@ impl BlockPool {
         self.blocks[block.0 as usize].holders += 1;
     }
 
-    /// One holder less; the last one puts the block back into the list.
+    /// Removes a holder; the last one puts the block back into the list.
     pub fn release(&mut self, block: BlockId) {
         let entry = &mut self.blocks[block.0 as usize];
         assert!(entry.holders > 0, "block {} released more often than held", block.0);
@@ -79,24 +79,24 @@ impl BlockPool {
         }
     }
 
-    /// The content of this held block may serve others from now on.
+    /// Marks the content of this held block as cached.
     pub fn mark_cached(&mut self, block: BlockId) {
         let entry = &mut self.blocks[block.0 as usize];
         assert!(entry.holders > 0, "block {} was cached by nobody", block.0);
         entry.cached = true;
     }
 
-    /// Whether the content of `block` may serve others.
+    /// Whether the content of `block` is cached.
     pub fn is_cached(&self, block: BlockId) -> bool {
         self.blocks[block.0 as usize].cached
     }
 
-    /// How many hold `block`.
+    /// Number of holders of `block`.
     pub fn holders(&self, block: BlockId) -> u32 {
         self.blocks[block.0 as usize].holders
     }
 
-    /// All blocks there are.
+    /// Number of blocks.
     pub fn total(&self) -> u32 {
         self.blocks.len() as u32
     }
@@ -167,7 +167,7 @@ mod tests {
         ]
     }
 
-    /// The same pool, told as plainly as possible: blanks are a stack, cached ones a queue.
+    /// The same pool in its simplest form: blank blocks are a stack, cached ones a queue.
     struct Naive {
         blanks: Vec<u32>,
         queue: Vec<u32>,

@@ -1,15 +1,15 @@
-//! One sequence's way from logical to physical blocks.
+//! Maps a sequence's logical blocks to physical ones.
 
 use crate::BlockId;
 
-/// The blocks of one sequence, in order. Made, changed and given back through [`KvCache`](super::KvCache) only:
-/// a table stands for one hold on each of its blocks.
+/// The blocks of one sequence, in order. A table counts as one holder of each of its blocks, so only
+/// [`KvCache`](super::KvCache) creates, changes and releases it.
 #[derive(Debug, Clone, Default)]
 pub struct BlockTable {
     blocks: Vec<BlockId>,
     /// Leading blocks that are in the prefix cache.
     registered: u32,
-    /// Set when a block's hash was taken by other content: neither it nor what follows can be cached.
+    /// Set when other content has a block's hash: neither that block nor any after it can be cached.
     uncacheable: bool,
 }
 
@@ -18,7 +18,7 @@ impl BlockTable {
         Self { registered: blocks.len() as u32, blocks, uncacheable: false }
     }
 
-    /// The blocks, logical order.
+    /// The blocks in logical order.
     pub fn blocks(&self) -> &[BlockId] {
         &self.blocks
     }
@@ -28,12 +28,12 @@ impl BlockTable {
         self.registered
     }
 
-    /// Positions the blocks cover.
+    /// Positions covered by the blocks.
     pub fn positions(&self, block_size: u32) -> u32 {
         self.blocks.len() as u32 * block_size
     }
 
-    /// The slot of `position`, which the table covers.
+    /// The slot of `position`, which must be covered.
     pub fn slot(&self, position: u32, block_size: u32) -> u32 {
         self.blocks[(position / block_size) as usize].0 * block_size + position % block_size
     }
@@ -46,9 +46,9 @@ impl BlockTable {
         self.blocks.push(block);
     }
 
-    /// Keeps the first `blocks` blocks, of which `full` are full; the others come out, last first.
+    /// Keeps the first `blocks` blocks, of which `full` are full, and returns the others, last first.
     pub(super) fn truncate(&mut self, blocks: usize, full: u32) -> impl Iterator<Item = BlockId> {
-        // What stands from the first block without a hash on will be written anew.
+        // Everything from the first block without a hash on will be written again.
         self.uncacheable &= full > self.registered;
         self.registered = self.registered.min(full);
         self.blocks.drain(blocks.min(self.blocks.len())..).rev()

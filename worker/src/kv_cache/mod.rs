@@ -1,7 +1,7 @@
-//! Who owns which KV block. Pure: numbers in, numbers out; it knows neither tensors nor requests.
+//! Ownership of KV blocks. Pure: numbers in, numbers out, without tensors or requests.
 //!
-//! Every block is in one of three states, and their counts always add up to the whole: *free* (blank), *cached*
-//! (nobody holds it, but its content may serve an equal prefix) and *held* (some block table names it).
+//! Every block is in one of three states, and their counts add up to the total: *free* (blank), *cached*
+//! (without holders, but its content may serve an equal prefix) and *held* (in a block table).
 
 mod block_pool;
 mod block_table;
@@ -21,12 +21,12 @@ pub use prefix_cache::{Inserted, PrefixCache};
 use crate::backend::BlockCopy;
 use crate::{BlockId, TokenId};
 
-/// Which sequences may share blocks at all: same model, same adapter, same salt.
+/// Identifies sequences that may share blocks: same model, same adapter, same salt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheScope {
     /// The hash before the first block.
     pub root: BlockHash,
-    /// What the root was hashed from, compared on every hit: equal hashes alone never share a block.
+    /// The salt in the root hash. Compared on every hit, because equal hashes alone must never share a block.
     pub salt: Arc<str>,
 }
 
@@ -40,11 +40,11 @@ impl CacheScope {
 /// A sequence as the prefix cache sees it: its scope, its tokens, and the chained hashes of its full blocks.
 #[derive(Debug, Clone, Copy)]
 pub struct Prefix<'a> {
-    /// What it may share with.
+    /// The sequences that it may share with.
     pub scope: &'a CacheScope,
     /// All its tokens.
     pub tokens: &'a [TokenId],
-    /// Hashes of its full blocks, first to last; may stop short of them.
+    /// Hashes of its leading full blocks; may be fewer than there are.
     pub hashes: &'a [BlockHash],
 }
 
@@ -53,7 +53,7 @@ pub struct Prefix<'a> {
 pub struct PrefixMatch {
     /// Leading blocks that are cached.
     pub blocks: u32,
-    /// Those of them that somebody holds: sharing them costs no available block.
+    /// Of these, the ones with a holder: sharing them takes no available block.
     pub held: u32,
 }
 
@@ -67,7 +67,7 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    /// `blocks` free blocks of `block_size` slots; without `share_prefixes` nothing is ever cached.
+    /// `blocks` free blocks of `block_size` slots; without `share_prefixes` nothing is cached.
     pub fn new(blocks: u32, block_size: u32, share_prefixes: bool) -> Self {
         assert!(block_size > 0, "a block holds at least one token");
         let prefix = PrefixCache::new(if share_prefixes { blocks } else { 0 }, block_size);
@@ -89,23 +89,23 @@ impl KvCache {
         self.pool.counts()
     }
 
-    /// All blocks there are.
+    /// Number of blocks.
     pub fn total(&self) -> u32 {
         self.pool.total()
     }
 
-    /// Blocks a sequence could get now: free or only cached.
+    /// Blocks that a sequence could get now: free or only cached.
     pub fn available(&self) -> u32 {
         let counts = self.pool.counts();
         counts.free + counts.cached
     }
 
-    /// How many block tables hold `block`.
+    /// Number of block tables that hold `block`.
     pub fn holders(&self, block: BlockId) -> u32 {
         self.pool.holders(block)
     }
 
-    /// How much of `prefix` is cached. The last token is never counted: its logits have to be computed.
+    /// How much of `prefix` is cached, never counting its last token, whose logits have to be computed.
     pub fn match_prefix(&self, prefix: Prefix<'_>) -> PrefixMatch {
         let mut found = PrefixMatch::default();
         for block in self.cached_blocks(prefix) {
@@ -115,7 +115,7 @@ impl KvCache {
         found
     }
 
-    /// A block table that holds what [`match_prefix`](Self::match_prefix) finds.
+    /// A block table with the blocks that [`match_prefix`](Self::match_prefix) finds.
     pub fn adopt_prefix(&mut self, prefix: Prefix<'_>) -> BlockTable {
         let blocks: Vec<BlockId> = self.cached_blocks(prefix).collect();
         for &block in &blocks {
@@ -137,10 +137,11 @@ impl KvCache {
         )
     }
 
-    /// Makes positions `from..to` of `table` writable, as far as blocks go; returns the end of what is.
+    /// Makes positions `from..to` of `table` writable, as far as blocks last, and returns the end of the
+    /// writable positions.
     ///
-    /// A block that others hold too, or may take from the cache, is copied before its first write: the copy goes to
-    /// `copies`, and has to be done before the step that writes.
+    /// A block that is shared or cached is copied before its first write. The copy goes to `copies` and must
+    /// be done before the step that writes.
     pub fn grow(&mut self, table: &mut BlockTable, from: u32, to: u32, copies: &mut Vec<BlockCopy>) -> u32 {
         let first = (from / self.block_size) as usize;
         let is_shared = |&block: &BlockId| self.pool.holders(block) > 1 || self.pool.is_cached(block);
@@ -157,7 +158,7 @@ impl KvCache {
         table.positions(self.block_size).clamp(from, to)
     }
 
-    /// A blank block with one holder; evicts the least recently used cached one when none is free.
+    /// A block with one holder: a free one, or else the least recently used cached one, which is evicted.
     fn take(&mut self) -> Option<BlockId> {
         let (block, was_cached) = self.pool.take()?;
         if was_cached {
@@ -166,11 +167,11 @@ impl KvCache {
         Some(block)
     }
 
-    /// Caches the leading `full` blocks of `table`, whose keys and values are computed now.
+    /// Caches the leading `full` blocks of `table`, whose keys and values are now computed.
     ///
-    /// Where an equal block is cached already (two sequences computed the same prefix at once) the table takes
-    /// that one and gives its own back. Both hold the same bits, and it keeps the promise that eviction rests
-    /// on: whoever holds a cached block holds all its ancestors.
+    /// If an equal block is already cached (two sequences computed the same prefix), the table takes that one
+    /// and releases its own. Both hold the same bits. This keeps the invariant that eviction relies on: a
+    /// holder of a cached block holds all its ancestors.
     pub fn register(&mut self, table: &mut BlockTable, prefix: Prefix<'_>, full: u32) {
         if !self.share_prefixes {
             return;
@@ -197,7 +198,7 @@ impl KvCache {
         }
     }
 
-    /// A second table over the same blocks, the partly filled last one included.
+    /// A second table over the same blocks, including the partly filled last one.
     pub fn fork(&mut self, table: &BlockTable) -> BlockTable {
         for &block in table.blocks() {
             self.pool.retain(block);
@@ -205,8 +206,8 @@ impl KvCache {
         table.clone()
     }
 
-    /// Cuts `table` back to its first `tokens` tokens and gives the blocks behind them back, last first. A cached block that
-    /// is cut in two stays cached: its content belongs to its hash.
+    /// Cuts `table` back to its first `tokens` tokens and releases the blocks after them, last first. A
+    /// cached block that is cut in the middle stays cached, because its content belongs to its hash.
     pub fn truncate(&mut self, table: &mut BlockTable, tokens: u32) {
         let (blocks, full) = (self.blocks_for(tokens), tokens / self.block_size);
         for block in table.truncate(blocks as usize, full) {
@@ -214,19 +215,19 @@ impl KvCache {
         }
     }
 
-    /// Gives all blocks back, last first, so that leaves are evicted before their parents.
+    /// Releases all blocks, last first, so that leaves are evicted before their parents.
     pub fn release(&mut self, table: BlockTable) {
         for &block in table.blocks().iter().rev() {
             self.pool.release(block);
         }
     }
 
-    /// What was cached and evicted since the last call, in order.
+    /// Insertions and evictions since the last call, in order.
     pub fn take_changes(&mut self) -> Vec<CacheChange> {
         self.prefix.take_changes()
     }
 
-    /// Everything that is cached, parents before their children.
+    /// Every cached run, parents before children.
     pub fn snapshot(&self) -> Vec<RunStored> {
         self.prefix.snapshot()
     }

@@ -1,8 +1,8 @@
-//! Full blocks by the hash of all tokens up to their end, and the runs that tell routers about them.
+//! Full blocks by the hash of all tokens up to their end, grouped into runs for routers.
 //!
-//! A run is an unbranched stretch of blocks under one handle: routers hear of a whole run by three numbers and
-//! its hashes, and of an eviction by two numbers. Leaves go before their parents, so a run only ever loses its
-//! end, and what is cached is always prefix-closed.
+//! A run is an unbranched stretch of blocks with one handle. Routers learn of a run by three numbers and its
+//! hashes, and of an eviction by two numbers. Leaves are evicted before their parents, so a run only loses
+//! its end, and the cache is always prefix-closed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -12,23 +12,23 @@ use skein_proto::runs::{CacheChange, RunStored, RunTruncated};
 
 use crate::{BlockId, TokenId};
 
-/// What became of a block offered to the cache.
+/// Result of offering a block to the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Inserted {
     /// It is cached now.
     New,
-    /// An equal one was cached before: share that.
+    /// An equal block is already cached: share that one.
     Existing(BlockId),
-    /// Other content has this hash: it cannot be cached.
+    /// Different content has this hash, so the block cannot be cached.
     Collision,
 }
 
-/// What is cached. It knows hashes and tokens; who holds a block is the pool's business.
+/// The index of cached blocks. It knows hashes and tokens; holders are the pool's concern.
 #[derive(Debug)]
 pub struct PrefixCache {
     block_size: usize,
     by_hash: HashMap<BlockHash, BlockId>,
-    entries: Vec<Option<Entry>>,
+    entries: Vec<Option<CachedBlock>>,
     /// `[blocks, block_size]`: the tokens of every cached block.
     tokens: Vec<TokenId>,
     runs: BTreeMap<u64, Run>,
@@ -37,7 +37,7 @@ pub struct PrefixCache {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct CachedBlock {
     hash: BlockHash,
     parent: Option<BlockId>,
     salt: Arc<str>,
@@ -71,7 +71,8 @@ impl PrefixCache {
         }
     }
 
-    /// The cached block with this hash, parent, salt and content, all compared: 64-bit hashes collide.
+    /// The cached block with this hash, parent, salt and content. All four are compared because 64-bit hashes
+    /// collide.
     pub fn find(
         &self,
         hash: BlockHash,
@@ -85,7 +86,7 @@ impl PrefixCache {
 
     fn is(&self, block: BlockId, parent: Option<BlockId>, salt: &str, tokens: &[TokenId]) -> bool {
         let entry = self.entry(block);
-        // A cached parent keeps its id for as long as it has cached children, so comparing one id and this
+        // A cached parent keeps its id as long as it has cached children, so comparing its id and this
         // block's tokens compares the whole prefix.
         entry.parent == parent && &*entry.salt == salt && self.tokens_of(block) == tokens
     }
@@ -108,11 +109,11 @@ impl PrefixCache {
         let at = block.0 as usize * self.block_size;
         self.tokens[at..at + self.block_size].copy_from_slice(tokens);
         let run = self.append_to_run(parent, hash, block);
-        self.entries[block.0 as usize] = Some(Entry { hash, parent, salt: salt.clone(), run });
+        self.entries[block.0 as usize] = Some(CachedBlock { hash, parent, salt: salt.clone(), run });
         Inserted::New
     }
 
-    /// Grows the parent's run when `parent` is its end, else starts a new one.
+    /// Appends to the parent's run if `parent` is its end, or starts a new run.
     fn append_to_run(&mut self, parent: Option<BlockId>, hash: BlockHash, block: BlockId) -> u64 {
         let parent_run = parent.map(|parent| (self.entry(parent).run, parent));
         if let Some((handle, parent)) = parent_run {
@@ -132,7 +133,7 @@ impl PrefixCache {
         handle
     }
 
-    /// Forgets `block`, which nobody holds. Its children are gone: the pool's order sees to that.
+    /// Removes `block`, which has no holders. Its children are already gone, by the pool's eviction order.
     pub fn evict(&mut self, block: BlockId) {
         let entry = self.entries[block.0 as usize].take().expect("an evicted block was cached");
         self.by_hash.remove(&entry.hash);
@@ -158,7 +159,7 @@ impl PrefixCache {
     }
 
     fn note_truncated(&mut self, truncated: RunTruncated) {
-        // Within one change truncations come first: one that follows a store opens the next change.
+        // Within one change truncations come first, so one after an insertion opens the next change.
         let change = match self.changes.last_mut() {
             Some(change) if change.stored.is_empty() => change,
             _ => self.changes.push_mut(CacheChange::default()),
@@ -169,12 +170,12 @@ impl PrefixCache {
         }
     }
 
-    /// What changed since the last call, in order.
+    /// Changes since the last call, in order.
     pub fn take_changes(&mut self) -> Vec<CacheChange> {
         std::mem::take(&mut self.changes)
     }
 
-    /// Everything cached, parents before children.
+    /// Every cached run, parents before children.
     pub fn snapshot(&self) -> Vec<RunStored> {
         let stored = |(&handle, run): (&u64, &Run)| RunStored {
             handle,
@@ -185,7 +186,7 @@ impl PrefixCache {
         self.runs.iter().map(stored).collect()
     }
 
-    fn entry(&self, block: BlockId) -> &Entry {
+    fn entry(&self, block: BlockId) -> &CachedBlock {
         self.entries[block.0 as usize].as_ref().expect("a block named by the cache is cached")
     }
 
@@ -194,7 +195,7 @@ impl PrefixCache {
         &self.tokens[at..at + self.block_size]
     }
 
-    /// Linear in the run's length; asked only where a run branches.
+    /// Linear in the run's length; called only where a run branches.
     fn depth_of(&self, block: BlockId) -> u32 {
         let run = &self.runs[&self.entry(block).run];
         let offset = run.blocks.iter().position(|&other| other == block);

@@ -1,4 +1,5 @@
-//! A worker without sockets, threads or a clock of its own: for who owns all three, as a simulator does.
+//! A worker without sockets, threads or a clock of its own, for a caller that owns all three, such as a
+//! simulator.
 
 use super::load::LoadedBackend;
 use super::serve::{check_settings, prepare};
@@ -6,8 +7,8 @@ use super::{WorkerError, WorkerService};
 use crate::config::WorkerConfig;
 use crate::engine::Engine;
 
-/// The service as gRPC would serve it, and the engine behind it, which works when its [`Engine::turn`] is called.
-/// `epoch` names this life of the worker; other lives must have others.
+/// The gRPC service and its engine, which works whenever its [`Engine::turn`] is called. Give each restart of
+/// a worker a new `epoch`.
 ///
 /// # Errors
 /// Settings that cannot work.

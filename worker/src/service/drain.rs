@@ -1,4 +1,5 @@
-//! The end of a worker that was told to end: nothing new, then everything finished or given back, then nobody left.
+//! Shutdown of a worker: refuse new requests, finish or hand back running ones, wait until every stream is
+//! written.
 
 use std::time::Duration;
 
@@ -7,15 +8,15 @@ use skein_node::clock;
 use super::WorkerService;
 use crate::engine::EngineHandle;
 
-/// How often a drain looks whether the last stream has ended.
+/// How often a drain checks whether the last stream has ended.
 const DRAIN_POLL: Duration = Duration::from_millis(20);
-/// What was given back gets at least this long to be written, however little of the timeout is left.
+/// Time to write streams that were handed back, however little of the timeout is left.
 const LAST_WRITES: Duration = Duration::from_millis(500);
 
 impl WorkerService {
-    /// Refuses what is new, lets what runs go on for `grace`, then asks routers to take the rest elsewhere. What has no
-    /// elsewhere goes on. Shortly before `timeout` whatever is left is given back; then every stream is written to its
-    /// end. The engine still runs afterwards.
+    /// Refuses new requests, lets running ones go on for `grace`, then asks routers to move the rest.
+    /// Requests that have nowhere to go continue. Shortly before `timeout` the rest is handed back and every
+    /// stream is written to its end. The engine keeps running.
     pub async fn drain(&self, grace: Duration, timeout: Duration) {
         let Some(ready) = self.ready.get() else { return };
         let engine = &ready.engine;
@@ -25,7 +26,7 @@ impl WorkerService {
         engine.log().set_giving_back();
         let rest = timeout.saturating_sub(clock::now().since(start) + LAST_WRITES);
         within(rest, || self.is_busy()).await;
-        // What came just before it was refused, too.
+        // Also rejects requests that arrived before the drain was visible.
         engine.hand_back().await;
         let rest = timeout.saturating_sub(clock::now().since(start)).max(LAST_WRITES);
         if !within(rest, || self.is_busy()).await {
@@ -34,13 +35,13 @@ impl WorkerService {
     }
 }
 
-/// Whether requests run or wait, those without a reader included: a router may come for them.
+/// Whether requests run or wait, including those without a reader: a router may still attach.
 fn has_work(engine: &EngineHandle) -> bool {
     let load = engine.log().load();
     load.running + load.waiting > 0
 }
 
-/// False when it is still busy after `time`.
+/// False if it is still busy after `time`.
 async fn within(time: Duration, is_busy: impl Fn() -> bool) -> bool {
     let ends = async {
         while is_busy() {

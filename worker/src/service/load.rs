@@ -1,4 +1,4 @@
-//! From a configuration to a backend that can compute.
+//! From a configuration to a loaded backend.
 
 use std::sync::Arc;
 
@@ -17,38 +17,38 @@ use crate::model::fingerprint::{computed_with, fingerprint};
 use crate::model::on_cpu::packed_cache::PackedCache;
 use crate::model::tensors;
 
-/// What makes weights up, and how to have some without a GPU.
+/// Flag for made-up weights, and how to get some without a GPU.
 const DUMMY: &str = "--load-format dummy (on the CPU, make a model with skein bench make-model)";
-/// Vocabulary and context of the fake backend when it is served.
+/// Vocabulary and context length of the fake backend when it is served.
 const FAKE_VOCAB_SIZE: u32 = 32_000;
 const FAKE_MODEL_LEN: u32 = 8192;
-/// Its cache is sized as that of a model of half a billion parameters.
+/// Cache bytes a token of a model with half a billion parameters, to size the cache realistically.
 const FAKE_KV_BYTES_PER_TOKEN: u64 = 12 * 1024;
 
-/// A backend with its weights, and what requests have to know of the model.
+/// A loaded backend, and what the rest of the worker must know of its model.
 pub struct LoadedBackend {
-    /// Computes.
+    /// Computes the steps.
     pub backend: Box<dyn Backend>,
-    /// Token ids are below this.
+    /// Size of the vocabulary; token ids are below it.
     pub vocab_size: u32,
-    /// Longest sequence the model was made for.
+    /// Longest sequence that the model was trained for.
     pub model_len: u32,
     /// Tokens that end a sample unless the request ignores them.
     pub eos_token_ids: Vec<TokenId>,
-    /// What it computes with.
+    /// Device that computes.
     pub device: DeviceKind,
     /// Whether a resumed request continues bit for bit.
     pub resume_exact: bool,
-    /// Tells models of one name apart.
+    /// Hash that tells apart models of the same name.
     pub fingerprint: u64,
-    /// What a step costs at least.
+    /// Least cost of a step.
     pub cost: StepCost,
-    /// Idle times of the device between steps, where they are taken.
+    /// Idle times of the device between steps, if they are measured.
     pub gaps: Option<Arc<StepGaps>>,
 }
 
 impl LoadedBackend {
-    /// One without a model, whose tokens depend on no weights.
+    /// Wraps a fake backend, whose tokens depend on no weights.
     pub fn fake(backend: impl Backend + 'static, vocab_size: u32, model_len: u32) -> Self {
         Self {
             backend: Box::new(backend),
@@ -64,7 +64,7 @@ impl LoadedBackend {
     }
 }
 
-/// Loads what `config` names. Blocks for as long as reading the weights takes.
+/// Loads the model of `config`. Blocks while reading the weights.
 pub(super) fn load(
     config: &WorkerConfig,
     mut progress: impl FnMut(u64, u64),
@@ -86,8 +86,8 @@ impl From<LoadError> for WorkerError {
     }
 }
 
-/// A GPU if there is one that can, else the CPU. A GPU that is there and does not work is an error: a worker that
-/// computed otherwise after a restart could not go on with any request of before.
+/// Uses a usable GPU if there is one, else the CPU. A GPU that is present but does not work is an error: a
+/// worker that came back on another device could not continue its earlier requests.
 fn load_auto(
     config: &WorkerConfig,
     progress: &mut dyn FnMut(u64, u64),
@@ -111,7 +111,7 @@ fn load_auto(
     }
 }
 
-/// The device with its kernels, or why it cannot be used for the model.
+/// Opens the device and its kernels, or says why it cannot be used for the model.
 fn open_cuda(config: &WorkerConfig) -> Result<Result<OpenDevice, NotUsable>, WorkerError> {
     let model = ModelConfig::from_dir(&config.model)?;
     match cuda::open(config.cuda.ordinal, &model, config.scheduler.block_size) {
@@ -141,7 +141,7 @@ fn load_cuda(
     };
     let fingerprint = match config.cuda.load_format {
         LoadFormat::Auto => fingerprint(&config.model)?,
-        // Their bits follow from the sizes.
+        // Dummy weights are determined by their sizes.
         LoadFormat::Dummy => 0,
     };
     let loaded = cuda::load(&config.model, &model, opened, &options, progress);
@@ -167,7 +167,7 @@ fn load_cuda(
 }
 
 fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result<LoadedBackend, WorkerError> {
-    // Its header first: the size of the cache depends on the model's.
+    // The header comes first: the size of the KV cache depends on the weights' type.
     let model = ModelConfig::from_dir(&config.model)?;
     let embedding = tensors::embedding(&model.spec).find(&Weights::open(&config.model)?)?;
     let numbers = precision::on_cpu(config.precision, embedding.storage())?;

@@ -1,4 +1,4 @@
-//! A worker's engine in this process, without a socket: what benchmarks run.
+//! A worker's engine in this process, without a socket, for benchmarks.
 
 use std::sync::Arc;
 
@@ -13,29 +13,29 @@ use crate::config::{DeviceKind, WorkerConfig};
 use crate::engine::EngineHandle;
 use crate::model::cost::StepCost;
 
-/// An engine that runs until it is stopped.
+/// A running engine and what its model and device are.
 #[derive(Debug)]
 pub struct LocalWorker {
-    /// Takes requests.
+    /// Handle for submitting requests.
     pub engine: EngineHandle,
-    /// Token ids are below this.
+    /// Size of the vocabulary; token ids are below it.
     pub vocab_size: u32,
-    /// Longest sequence.
+    /// Longest sequence in tokens.
     pub max_model_len: u32,
-    /// What it computes with.
+    /// Device that computes.
     pub device: DeviceKind,
-    /// What a step costs at least.
+    /// Least cost of a step.
     pub cost: StepCost,
-    /// Idle times of the device between steps, where they are taken.
+    /// Idle times of the device between steps, if they are measured.
     pub gaps: Option<Arc<StepGaps>>,
     ended: oneshot::Receiver<Result<(), BackendError>>,
 }
 
 impl LocalWorker {
-    /// Loads what `config` names and starts its engine. Blocks for as long as loading takes.
+    /// Loads the model of `config` and starts its engine. Blocks while loading.
     ///
     /// # Errors
-    /// Settings that cannot work, a model that cannot be served.
+    /// Settings that cannot work, or a model that cannot be served.
     pub fn start(config: &WorkerConfig, progress: impl FnMut(u64, u64)) -> Result<Self, WorkerError> {
         check_settings(&config.scheduler)?;
         let loaded = load(config, progress)?;
@@ -54,10 +54,10 @@ impl LocalWorker {
         })
     }
 
-    /// Ends the engine and waits for it.
+    /// Stops the engine and waits for it.
     ///
     /// # Errors
-    /// What ended it before.
+    /// The error that ended it earlier.
     pub async fn stop(self) -> Result<(), WorkerError> {
         self.engine.stop().await;
         Ok(self.ended.await.map_err(|_| WorkerError::Panicked("engine"))??)

@@ -1,5 +1,6 @@
-//! gRPC in and out: the only room of this crate that names tonic and the protobuf types. It checks every field
-//! of every request, for the worker trusts nobody; behind it there are only checked values.
+//! The gRPC service, and the only module of this crate that uses tonic and the protobuf types. It validates
+//! every field of every request, because the worker trusts no caller; behind it there are only validated
+//! values.
 
 mod detached;
 mod drain;
@@ -37,31 +38,32 @@ use crate::engine::{EngineHandle, Submission, SubmitError};
 use crate::scheduler::Refusal;
 use crate::streams::{AttachError, StreamFault, TokenStream};
 
-/// Deltas between a request's stream and its HTTP/2 stream; what comes meanwhile is joined in the mailbox.
+/// Deltas queued between a request's stream and HTTP/2. Output beyond it is merged into longer deltas in the
+/// ring.
 const DELTA_QUEUE: usize = 4;
 
-/// What a client should wait before it tries this worker again.
+/// Delay before a client should retry this worker.
 const RETRY_AFTER_MS: &str = "1000";
 
 /// A request's output on its way to HTTP/2.
 type Deltas = ReceiverStream<Result<wire::GenerateDelta, Status>>;
 
-/// What is served, as requests are checked against it.
+/// Facts of the model that requests are validated against.
 #[derive(Debug, Clone)]
 pub(crate) struct ModelFacts {
-    /// As `Info` tells it.
+    /// The answer to `Info`.
     pub info: WorkerInfo,
     pub eos_token_ids: Vec<TokenId>,
 }
 
-/// What exists once the model is loaded.
+/// Available once the model is loaded.
 #[derive(Debug)]
 pub(crate) struct Ready {
     pub engine: EngineHandle,
     pub facts: ModelFacts,
 }
 
-/// Counts requests by the clones of what it holds.
+/// Counts open requests by the clones of its `Arc`.
 #[derive(Debug, Default)]
 struct Requests(Arc<()>);
 
@@ -69,12 +71,12 @@ struct Requests(Arc<()>);
 #[derive(Debug, Clone, Default)]
 pub struct WorkerService {
     ready: Arc<OnceLock<Ready>>,
-    /// From their arrival to the end of their streams.
+    /// Open requests, from arrival until their streams are written.
     requests: Arc<Requests>,
 }
 
 impl WorkerService {
-    /// Whether requests are on their way, or their streams not written to the end.
+    /// Whether any request is being admitted or any stream still written.
     fn is_busy(&self) -> bool {
         Arc::strong_count(&self.requests.0) > 1
     }
@@ -101,13 +103,13 @@ impl wire::worker_server::Worker for WorkerService {
         request: Request<wire::GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
         let Ready { engine, facts } = self.ready()?;
-        // Before the look at the drain, which waits for it.
+        // Counted before the drain flag is checked, because the drain waits for it.
         let open = self.requests.0.clone();
         let request = request.into_inner();
         let placement = request.placement.map(Placement::from);
         let checked = admit(request, placement, engine, facts);
         if let (Err(_), Some(placement)) = (&checked, placement) {
-            // The engine will not see it, but the router must know that it came.
+            // The engine will not see it, but the router must learn that it arrived.
             engine.log().saw(placement);
         }
         let submission = checked?;
@@ -154,7 +156,7 @@ impl wire::worker_server::Worker for WorkerService {
     }
 }
 
-/// What may go to the engine.
+/// Validates a request; refuses it while draining.
 fn admit(
     request: wire::GenerateRequest,
     placement: Option<Placement>,
@@ -175,7 +177,7 @@ fn invalid(invalid: Invalid) -> Status {
     Status::invalid_argument(invalid.to_string())
 }
 
-/// The stream as a response, written by a task of its own; `open` counts it until it is written to its end.
+/// Turns a stream into a response written by its own task; `open` counts it until it is fully written.
 fn send(stream: TokenStream, epoch: u64, open: Arc<()>) -> Response<Deltas> {
     let (sender, receiver) = mpsc::channel(DELTA_QUEUE);
     task::spawn(async move {
@@ -185,7 +187,7 @@ fn send(stream: TokenStream, epoch: u64, open: Arc<()>) -> Response<Deltas> {
     Response::new(ReceiverStream::new(receiver))
 }
 
-/// Sends what the engine produces until it ends or the client goes away, which leaves the request to its linger.
+/// Sends output until it ends or the client disconnects, which leaves the request to its linger.
 async fn forward(
     mut stream: TokenStream,
     epoch: u64,
@@ -234,7 +236,7 @@ fn not_attached(error: AttachError) -> Status {
     with_retry_after(Status::new(code, error.to_string()))
 }
 
-/// A full worker says when to come again.
+/// Tells clients of a full worker when to retry.
 fn with_retry_after(mut status: Status) -> Status {
     if status.code() == Code::ResourceExhausted {
         let retry_after = tonic::metadata::MetadataValue::from_static(RETRY_AFTER_MS);

@@ -1,4 +1,4 @@
-//! From the types an operator asked for to those a device computes in. Pure.
+//! Maps the number types that an operator chose to those that a device computes in. Pure.
 
 use skein_kernels::cpu::kv_cache::KvType;
 use skein_kernels::cpu::matrix::Storage;
@@ -9,14 +9,14 @@ use crate::backend::cpu::Numbers;
 use crate::backend::cuda::Fp8;
 use crate::config::{Dtype, KvCacheDtype, Precision, Quantization};
 
-/// Changes whenever a logit's bits change for the same numbers: workers of two versions must not go on with each
-/// other's requests.
+/// Raise it whenever a change alters the bits of a logit: workers of different versions must not continue
+/// each other's requests.
 const CPU_ARITHMETIC: u32 = 5;
 
-/// What the CPU rounds numbers to, for a model whose weights are stored like `weights`.
+/// The CPU's number types for a model with weights stored like `weights`.
 ///
 /// # Errors
-/// What only a GPU has, and bfloat16 where nothing is bfloat16.
+/// Types that only a GPU has, and bfloat16 for a model without it.
 pub(super) fn on_cpu(asked: Precision, weights: &Storage) -> Result<Numbers, WorkerError> {
     let packed = match asked.quantization {
         None => None,
@@ -28,7 +28,7 @@ pub(super) fn on_cpu(asked: Precision, weights: &Storage) -> Result<Numbers, Wor
     };
     let bf16 = match (asked.dtype, weights) {
         (Dtype::Auto | Dtype::Bfloat16, Storage::Bf16(_)) => true,
-        // Packed weights meet integers, whatever the activations between them.
+        // Packed weights are multiplied by integers, whatever the type of the activations in between.
         (Dtype::Bfloat16, _) if packed.is_none() => {
             return Err(unsuitable(
                 "--dtype bfloat16 needs weights in bfloat16, and this model's are not; leave it out",
@@ -52,10 +52,10 @@ pub(super) fn on_cpu(asked: Precision, weights: &Storage) -> Result<Numbers, Wor
     Ok(Numbers { bf16: bf16 && packed.is_none(), kv, weights: packed })
 }
 
-/// What a GPU keeps in FP8; the rest is in the model's 16-bit type.
+/// The parts that a GPU keeps in FP8; the rest has the model's 16-bit type.
 ///
 /// # Errors
-/// What only the CPU has.
+/// Types that only the CPU has.
 pub(super) fn on_cuda(asked: Precision) -> Result<Fp8, WorkerError> {
     let only_cpu = |what: &str| {
         Err(unsuitable(&format!(
@@ -76,8 +76,8 @@ pub(super) fn on_cuda(asked: Precision) -> Result<Fp8, WorkerError> {
     }
 }
 
-/// What logits' bits depend on beside the model, for [`crate::model::fingerprint::computed_with`]. The instruction set is
-/// not in it: it changes no bit.
+/// Everything but the model that affects the bits of logits, for
+/// [`crate::model::fingerprint::computed_with`]. Instruction sets are left out because they change no bit.
 pub(super) fn cpu_arithmetic(numbers: &Numbers) -> String {
     let Numbers { bf16, kv, weights } = numbers;
     let (version, packing) = (CPU_ARITHMETIC, packed::VERSION);

@@ -1,4 +1,4 @@
-//! The life of a worker: listen, load, serve, drain.
+//! The stages of a worker: listen, load, serve, drain.
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
@@ -17,39 +17,39 @@ use crate::config::{SchedulerConfig, WorkerConfig};
 use crate::engine::Engine;
 use crate::scheduler::Scheduler;
 
-/// A worker that could not start, or ended before it was told to.
+/// Why a worker could not start, or ended before it was told to.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
-    /// The address is taken or not ours.
+    /// The address is in use or not ours.
     #[error("cannot listen on {address}: {source}; choose another address or port")]
     Listen {
-        /// What was asked for.
+        /// The configured address.
         address: SocketAddr,
-        /// The system's answer.
+        /// The operating system's error.
         source: std::io::Error,
     },
     /// The model cannot be served.
     #[error(transparent)]
     Load(Box<dyn std::error::Error + Send + Sync>),
-    /// A setting that cannot work.
+    /// A setting is out of range.
     #[error("{setting} is {got}; allowed: {allowed}")]
     Setting {
-        /// Which.
+        /// Name of the setting.
         setting: &'static str,
         /// Its value.
         got: u64,
-        /// What would work.
+        /// The allowed range.
         allowed: String,
     },
-    /// A setting that the device, or the model, cannot follow.
+    /// The device or the model does not support a setting.
     #[error("{0}")]
     Unsuitable(String),
     /// A thread could not be started.
     #[error("cannot start the {thread} thread: {source}")]
     Thread {
-        /// What for.
+        /// Name of the thread.
         thread: &'static str,
-        /// The system's answer.
+        /// The operating system's error.
         source: std::io::Error,
     },
     /// The backend failed while serving.
@@ -62,8 +62,8 @@ pub enum WorkerError {
 
 /// Serves the model of `config` until `shutdown`, then drains.
 ///
-/// `progress` gets (bytes done, bytes in all) while the weights load; `on_ready` gets the address as soon as the
-/// first token can be served. Until then health says NOT_SERVING.
+/// `progress` gets (bytes done, total bytes) while the weights load; `on_ready` gets the address as soon as
+/// requests can be served. Until then health says NOT_SERVING.
 pub async fn serve(
     config: WorkerConfig,
     progress: impl FnMut(u64, u64) + Send + 'static,
@@ -74,7 +74,7 @@ pub async fn serve(
     serve_backend(config, move || load(&loading, progress), on_ready, shutdown).await
 }
 
-/// [`serve`] over whatever `load` returns; it runs on a thread of its own.
+/// [`serve`] with the backend that `load` returns; `load` runs on a thread of its own.
 pub async fn serve_backend(
     config: WorkerConfig,
     load: impl FnOnce() -> Result<LoadedBackend, WorkerError> + Send + 'static,
@@ -88,7 +88,7 @@ pub async fn serve_backend(
     let loading = on_thread("model loader", load)?;
     let loaded = tokio::select! {
         loaded = loading => loaded.unwrap_or(Err(WorkerError::Panicked("model loader")))?,
-        // The loader is left behind: it ends with the process.
+        // The loader thread is abandoned; it ends with the process.
         () = &mut shutdown => {
             server.stop().await;
             return Ok(());
@@ -101,7 +101,8 @@ pub async fn serve_backend(
     server.say(ServingStatus::Serving).await;
     on_ready(server.address);
     let ended = tokio::select! {
-        // By itself: every stream has its error by now. They get out, then a supervisor starts a new process.
+        // The engine failed, and every stream has its error by now. Let them be written; a supervisor then
+        // starts a new process.
         ended = &mut engine => ended,
         () = &mut shutdown => {
             server.say(ServingStatus::NotServing).await;
@@ -128,7 +129,7 @@ pub(super) fn check_settings(config: &SchedulerConfig) -> Result<(), WorkerError
     config.max_model_len.map_or(Ok(()), |len| check("max_model_len", len, 2..=1 << 27))
 }
 
-/// Scheduler and engine over a loaded backend.
+/// Builds scheduler and engine over a loaded backend.
 pub(super) fn prepare(config: &WorkerConfig, loaded: LoadedBackend) -> Result<(Ready, Engine), WorkerError> {
     let limits = &config.scheduler_on(loaded.device);
     let kv_blocks = loaded.backend.kv_blocks();
@@ -172,13 +173,12 @@ fn max_streams(config: &SchedulerConfig) -> u32 {
     config.max_num_queued_reqs + config.max_num_seqs
 }
 
-/// A number no other life of this worker has had: std seeds every `RandomState` from the system's generator.
+/// A random epoch, different at each start: std seeds every `RandomState` from the system's generator.
 fn draw_epoch() -> u64 {
     RandomState::new().hash_one((std::process::id(), clock::unix_time())).max(1)
 }
 
-/// Runs `work` on a named thread of its own: it may block for as long as it likes. An error of the receiver
-/// means that it panicked.
+/// Runs `work` on a named thread of its own, where it may block. The receiver fails if it panicked.
 pub(super) fn on_thread<T: Send + 'static>(
     name: &'static str,
     work: impl FnOnce() -> T + Send + 'static,

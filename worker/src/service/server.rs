@@ -1,4 +1,4 @@
-//! The gRPC server around the service: health, reflection, limits, and a stop that waits a while.
+//! The gRPC server around the service: health, reflection, limits, and a graceful stop.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -16,19 +16,19 @@ use tonic_health::server::HealthReporter;
 use super::{WorkerError, WorkerService};
 use crate::config::WorkerConfig;
 
-/// A connection silent for this long is pinged, and gone if it does not answer within as long again.
+/// A connection silent for this long is pinged, and closed if the ping is not answered within the same time.
 const KEEPALIVE: Duration = Duration::from_secs(10);
-/// Streams of one connection beside the requests: watches, aborts, health.
+/// Streams of one connection beyond its requests: watches, aborts, health.
 const SPARE_STREAMS: u32 = 256;
-/// HTTP/2 flow control: what a stream, and a connection, may have on its way to us.
+/// HTTP/2 flow control: most bytes in flight to us on a stream and on a connection.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
-/// After a connection that could not be accepted: time for others to close.
+/// Pause after a connection could not be accepted, so that others can close.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// What connections get to close by themselves.
+/// Time for connections to close by themselves.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A listening server. Dropped without [`stop`](Self::stop), it ends at once.
+/// A listening server. If dropped without [`stop`](Self::stop), it ends at once.
 pub(super) struct Server {
     pub address: SocketAddr,
     health: HealthReporter,
@@ -44,8 +44,8 @@ impl Drop for AbortOnDrop {
     }
 }
 
-/// The connections that come. tonic passes over one that cannot be accepted and asks for the next at once: without file
-/// descriptors, whose lack lasts, that would be a loop that burns a processor and says nothing.
+/// Incoming connections. When one cannot be accepted, tonic tries the next at once. Out of file descriptors
+/// that is a silent busy loop, so this logs the error and pauses.
 fn connections(listener: TcpListener) -> impl Stream<Item = std::io::Result<TcpStream>> {
     TcpIncoming::from(listener).with_nodelay(Some(true)).then(|accepted| async {
         if let Err(error) = &accepted {
@@ -57,7 +57,7 @@ fn connections(listener: TcpListener) -> impl Stream<Item = std::io::Result<TcpS
 }
 
 impl Server {
-    /// Listens at once, NOT_SERVING.
+    /// Listens at once; health says NOT_SERVING.
     pub async fn start(config: &WorkerConfig, service: WorkerService) -> Result<Self, WorkerError> {
         let failed = |source| WorkerError::Listen { address: config.listen, source };
         let listener = TcpListener::bind(config.listen).await.map_err(failed)?;
@@ -83,7 +83,7 @@ impl Server {
             .add_service(health_service)
             .add_service(reflection)
             .serve_with_incoming_shutdown(connections(listener), async {
-                // A dropped sender means the same.
+                // A dropped sender means stop, too.
                 let _ = stopped.await;
             });
         let task = AbortOnDrop(tokio::spawn(async move {
@@ -96,16 +96,16 @@ impl Server {
         Ok(server)
     }
 
-    /// Tells health checks, for the whole process and for the service by its name.
+    /// Sets the health status of the whole process and of the service.
     pub async fn say(&self, status: ServingStatus) {
         self.health.set_service_status("", status).await;
         self.health.set_service_status("skein.worker.v1.Worker", status).await;
     }
 
-    /// Takes no more connections, and ends when the open ones have, or soon anyway.
+    /// Accepts no more connections and waits, briefly, for the open ones to end.
     pub async fn stop(mut self) {
         let _ = self.stop.send(());
-        // A connection that outlives this is cut when the task is dropped.
+        // Connections still open are cut when the task is dropped.
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, &mut self.task.0).await;
     }
 }

@@ -1,19 +1,20 @@
-//! How many KV blocks to keep, and how long a sequence may then be. Pure, but for reading what memory is free.
+//! The number of KV blocks and the longest sequence that they allow. Pure, except for reading the free
+//! memory.
 
 use super::WorkerError;
 use crate::config::SchedulerConfig;
 
-/// A prompt token and one to answer.
+/// The shortest sequence: one prompt token and one output token.
 const SHORTEST_LEN: u32 = 2;
 
-/// Tokens for which the default cache holds `max_num_seqs` sequences.
+/// The default cache holds `max_num_seqs` sequences of this many tokens.
 const MODERATE_LEN: u32 = 2048;
-/// Of the memory that is available, the default cache takes at most this.
+/// The default cache takes at most this share of the available memory.
 const MEMORY_SHARE_PERCENT: u64 = 40;
-/// Assumed where the system does not say what is available.
+/// Bytes assumed if the system does not say how much is available.
 const UNKNOWN_MEMORY: u64 = 4 << 30;
 
-/// Refuses what the model's positions cannot hold: positions it was never trained on would answer nonsense.
+/// Refuses lengths beyond the model's positions: it gives nonsense at positions that it was not trained on.
 pub(super) fn check_model_len(config: &SchedulerConfig, model_len: u32) -> Result<(), WorkerError> {
     if model_len < SHORTEST_LEN {
         let reason = format!(
@@ -31,8 +32,8 @@ pub(super) fn check_model_len(config: &SchedulerConfig, model_len: u32) -> Resul
     }
 }
 
-/// Blocks for the KV cache: what the operator gave, else `max_num_seqs` sequences of moderate length, but no more
-/// than a share of the `available` bytes. At least one block.
+/// Blocks for the KV cache: the configured bytes, or else `max_num_seqs` sequences of moderate length, but at
+/// most a share of the `available` bytes. At least one block.
 pub(super) fn kv_blocks(
     config: &SchedulerConfig,
     kv_cache_memory_bytes: Option<u64>,
@@ -47,17 +48,17 @@ pub(super) fn kv_blocks(
             let longest = config.max_model_len.unwrap_or(model_len).min(model_len);
             let wanted = u64::from(config.max_num_seqs)
                 * u64::from(longest.min(MODERATE_LEN).div_ceil(config.block_size));
-            // One sequence of full length always, if memory allows.
+            // At least one sequence of full length, if memory allows.
             let wanted = wanted.max(u64::from(longest.div_ceil(config.block_size)));
             let share = available.unwrap_or(UNKNOWN_MEMORY) / 100 * MEMORY_SHARE_PERCENT;
             wanted.min(share / bytes_per_block)
         }
     };
-    // Slots are numbered in 32 bits.
+    // Slot numbers have 32 bits.
     blocks.clamp(1, u64::from(i32::MAX as u32 / config.block_size)) as u32
 }
 
-/// The longest sequence: what was asked for, or the model's, but no longer than the cache.
+/// The longest sequence: the configured length or else the model's, but at most what the cache holds.
 pub(super) fn max_model_len(config: &SchedulerConfig, model_len: u32, kv_blocks: u32) -> u32 {
     let asked = config.max_model_len.unwrap_or(model_len).min(model_len);
     let held = kv_blocks.saturating_mul(config.block_size);
@@ -65,13 +66,13 @@ pub(super) fn max_model_len(config: &SchedulerConfig, model_len: u32, kv_blocks:
         tracing::warn!(
             asked,
             max_model_len = held,
-            "the KV cache holds {held} tokens: max_model_len is lowered; give --kv-cache-memory-bytes more"
+            "the KV cache holds {held} tokens: max_model_len is lowered to that; raise --kv-cache-memory-bytes"
         );
     }
     asked.min(held)
 }
 
-/// Bytes this process may still use: the system's, or its control group's if that is less.
+/// Bytes that this process may still use: the system's, or its control group's if that is less.
 pub(super) fn available_memory() -> Option<u64> {
     let read = |path: &str| std::fs::read_to_string(path).ok();
     let number = |path: &str| read(path)?.trim().parse::<u64>().ok();

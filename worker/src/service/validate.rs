@@ -1,5 +1,5 @@
-//! Checks a request field by field. What gets through cannot hurt: every id is a token, every number is finite
-//! and in its range, every list is bounded.
+//! Validates requests field by field. In a valid request every id is a token, every number is finite and in
+//! range, and every list is bounded.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -16,20 +16,20 @@ use crate::kv_cache::CacheScope;
 use crate::scheduler::{NewRequest, NewSample, RequestKey};
 use crate::streams::{Attachment, SamplePosition};
 
-/// Bytes of a request id.
+/// Most bytes in a request id.
 const MAX_REQUEST_ID_BYTES: usize = 128;
-/// Bytes of a cache salt.
+/// Most bytes in a cache salt.
 const MAX_CACHE_SALT_BYTES: usize = 1024;
-/// Samples of one request.
+/// Most samples in one request.
 const MAX_SAMPLES: usize = 128;
 /// Sample indices are below this.
 const MAX_SAMPLE_INDEX: u32 = 1 << 16;
-/// Furthest from 0 that a priority may be.
+/// Largest absolute value of a priority.
 const MAX_PRIORITY: i32 = 100;
-/// A deadline further away than this is none: a month.
+/// Longest deadline, a month; a later one counts as none.
 const MAX_TIMEOUT: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// The request as the engine takes it.
+/// The validated request for the engine.
 pub(super) fn request(
     request: wire::GenerateRequest,
     facts: &ModelFacts,
@@ -72,7 +72,7 @@ pub(super) fn request(
     })
 }
 
-/// Under which others may read the request; absent = nobody may.
+/// Key by which other readers may join the request; `None` if none may.
 pub(super) fn stream_key(bytes: &[u8]) -> Result<Option<StreamKey>, Invalid> {
     if bytes.is_empty() {
         return Ok(None);
@@ -82,7 +82,7 @@ pub(super) fn stream_key(bytes: &[u8]) -> Result<Option<StreamKey>, Invalid> {
     Ok(key)
 }
 
-/// Who wants to read what, from where.
+/// The validated attachment for the engine.
 pub(super) fn attachment(request: wire::AttachRequest) -> Result<Attachment, Invalid> {
     check_request_id(&request.request_id)?;
     let missing = || Invalid { field: "stream_key", got: "missing".into(), allowed: "16 bytes".into() };
@@ -136,14 +136,15 @@ fn samples(
     samples.into_iter().map(checked).collect()
 }
 
-/// The parameters with every token that ends a sample: the request's own, and the model's unless it ignores them.
+/// The parameters with all tokens that end a sample: the request's own, and the model's unless it ignores
+/// them.
 fn sampling(params: wire::SamplingParams, facts: &ModelFacts) -> Result<SamplingParams, Invalid> {
     let mut params = SamplingParams::from(params);
     params.check(facts.info.vocab_size)?;
     let stop = &mut params.stop_token_ids;
     if !params.ignore_eos {
         stop.extend_from_slice(&facts.eos_token_ids);
-        // From here on they count as the request's own.
+        // They are now part of the request's own.
         params.ignore_eos = true;
     }
     stop.sort_unstable();

@@ -1,4 +1,5 @@
-//! One router's view of the log: what it missed, then everything as it happens, load in between.
+//! Sends the log to one router: first the entries it missed, then new ones as they appear, with load reports
+//! in between.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,14 +12,15 @@ use tonic::Status;
 
 use crate::engine::{self, EngineHandle};
 
-/// Events on their way to a router; one that reads slower falls behind and takes a snapshot.
+/// Events queued for a router. If it reads more slowly than the log moves, it falls behind and gets a
+/// snapshot.
 pub(super) const EVENT_QUEUE: usize = 64;
 
-/// Load is sent at most this often, and as soon as it changed after that.
+/// Least time between load reports; a change waits for it.
 const LOAD_INTERVAL_MIN: Duration = Duration::from_millis(50);
-/// And at least this often while there is work: a router sees from it whether the steps go on.
+/// Most time between load reports while there is work; they show the router that steps go on.
 const LOAD_INTERVAL_BUSY: Duration = Duration::from_millis(250);
-/// And this often when there is none.
+/// Most time between load reports while idle.
 const LOAD_INTERVAL_IDLE: Duration = Duration::from_secs(1);
 
 /// Sends the log to `events` until the router or the engine is gone.
@@ -46,18 +48,18 @@ struct Follower {
     engine: EngineHandle,
     epoch: u64,
     router: u64,
-    /// Number of the next log entry to send; 0 = begin with a snapshot.
+    /// Number of the next log entry to send; 0 = start with a snapshot.
     next: u64,
     events: mpsc::Sender<Result<wire::WorkerEvent, Status>>,
     load_sent: Option<Timestamp>,
-    /// The router knows that nothing new is taken here.
+    /// The drain state in the last report; see [`Self::drain`].
     told_drain: (bool, bool),
 }
 
 impl Follower {
-    /// Sends what is new, then waits for more; `None` = the end.
+    /// Sends what is new, then waits for more; `None` at the end.
     async fn turn(&mut self) -> Option<()> {
-        // Before looking, so that no change slips between the look and the wait.
+        // Subscribes before looking, so that no change is missed between the look and the wait.
         let mut changes = self.engine.log().subscribe();
         self.send_entries().await?;
         let wait = match self.load_due_in() {
@@ -77,7 +79,7 @@ impl Follower {
         Some(())
     }
 
-    /// Entries from `next` on, or everything anew when the log does not reach back that far.
+    /// Sends entries from `next` on, or a snapshot if the log does not reach back that far.
     async fn send_entries(&mut self) -> Option<()> {
         loop {
             match self.engine.log().entries_from(self.next, EVENT_QUEUE).filter(|_| self.next > 0) {
@@ -90,7 +92,7 @@ impl Follower {
                 }
                 None => {
                     let snapshot = self.engine.snapshot().await?;
-                    // Like a load report it bears the number of the next entry, and uses none up.
+                    // Like a load report it carries the number of the next entry without using it up.
                     self.next = snapshot.sequence + 1;
                     let engine::Snapshot { runs, stream_keys, .. } = snapshot;
                     self.send(WatchBody::Snapshot(Snapshot { runs, stream_keys })).await?;
@@ -99,8 +101,8 @@ impl Follower {
         }
     }
 
-    /// How long the next load report may wait: a changed one only for the sake of its reader. That the worker drains
-    /// waits for nothing.
+    /// Time until the next load report may be sent. Reports are spaced to spare the reader, but a change of
+    /// the drain state goes out at once.
     fn load_due_in(&self) -> Duration {
         if self.drain() != self.told_drain {
             return Duration::ZERO;
@@ -121,7 +123,7 @@ impl Follower {
         self.send(WatchBody::Load(report)).await
     }
 
-    /// How far a drain is: whether new requests are refused, and whether those that run should go.
+    /// The drain state: whether new requests are refused, and whether running ones should move.
     fn drain(&self) -> (bool, bool) {
         let log = self.engine.log();
         (log.is_draining(), log.is_giving_back())

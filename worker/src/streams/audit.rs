@@ -1,4 +1,4 @@
-//! What must hold of the streams between any two calls.
+//! Invariants of the streams between any two calls.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -6,44 +6,44 @@ use std::sync::Arc;
 use super::{Counts, Outbox};
 use crate::scheduler::{RequestEvent, RequestKey};
 
-/// A broken invariant: a bug of this crate.
+/// A broken invariant: a bug in this crate.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Broken {
-    /// Somebody computes what nobody may read, or the other way round.
+    /// A request is scheduled without a stream, or has a stream without being scheduled.
     #[error("the scheduler has requests {scheduled:?}, the streams are of {streamed:?}")]
     Requests {
-        /// In the scheduler.
+        /// Requests in the scheduler.
         scheduled: Vec<u64>,
-        /// In the outbox.
+        /// Running requests in the outbox.
         streamed: Vec<u64>,
     },
     /// A reader's name or a stream's key outlived its stream.
     #[error("request {request} is gone, and a name or a key leads to it")]
     Forgotten {
-        /// Which.
+        /// The request.
         request: u64,
     },
-    /// A request was counted twice, or not at all.
+    /// A request was counted twice or not at all.
     #[error("{0:?} do not add up")]
     Counts(Counts),
-    /// Output is held and not counted, or the other way round.
+    /// The budget differs from the bytes held.
     #[error("streams hold {held} bytes, {counted} are counted")]
     OutputBytes {
-        /// In the rings.
+        /// Bytes in the rings.
         held: usize,
-        /// In the account.
+        /// Bytes in the budget.
         counted: usize,
     },
     /// A stream outlived its linger.
     #[error("request {request} has no reader, its linger is over, and it is still here")]
     Orphan {
-        /// Whose.
+        /// The request.
         request: u64,
     },
 }
 
 impl Outbox {
-    /// Checks the streams against the requests that the scheduler has.
+    /// Checks the streams against the scheduler's requests.
     pub fn audit(&self, scheduled: &BTreeSet<RequestKey>) -> Result<(), Broken> {
         self.audit_requests(scheduled)?;
         self.audit_names()?;
@@ -55,7 +55,7 @@ impl Outbox {
         }
     }
 
-    /// Every scheduled request has a stream, and every stream a request; or its end is about to be told.
+    /// Every scheduled request has a stream, and every stream is scheduled or about to report its end.
     fn audit_requests(&self, scheduled: &BTreeSet<RequestKey>) -> Result<(), Broken> {
         let ends = |event: &&RequestEvent| matches!(event, RequestEvent::Finished { .. });
         let ending: BTreeSet<RequestKey> =
@@ -81,40 +81,40 @@ impl Outbox {
         let runs = self.running.values().chain(self.kept.iter().map(|(_, run)| run));
         let held: usize = runs.map(|run| run.stream.bytes()).sum();
         let counted = self.budget.bytes();
-        // Readers may hold streams that nobody else does.
+        // Readers may hold streams that the outbox no longer has.
         let exact = Arc::strong_count(&self.open) == 1;
         let ok = if exact { held == counted } else { held <= counted };
         if ok { Ok(()) } else { Err(Broken::OutputBytes { held, counted }) }
     }
 
-    /// What was over when it was looked after last is gone.
+    /// Everything that had expired at the last sweep is gone.
     fn audit_lingers(&self) -> Result<(), Broken> {
         let over = self.running.iter().find_map(|(&key, run)| {
-            run.orphaned.filter(|&since| self.looked_at.since(since) >= run.linger).map(|_| key)
+            run.orphaned.filter(|&since| self.last_sweep.since(since) >= run.linger).map(|_| key)
         });
-        let expired = self.kept.next_expiry().filter(|(expiry, _)| *expiry <= self.looked_at);
+        let expired = self.kept.next_expiry().filter(|(expiry, _)| *expiry <= self.last_sweep);
         over.or(expired.map(|(_, key)| key)).map_or(Ok(()), |key| Err(Broken::Orphan { request: key.0 }))
     }
 
-    /// Bytes that all streams hold.
+    /// Bytes held by all streams.
     #[cfg(test)]
     pub fn bytes(&self) -> usize {
         self.budget.bytes()
     }
 
-    /// Streams that are opened from here on may hold so many bytes together.
+    /// Limits the bytes of all streams opened from now on.
     #[cfg(test)]
     pub fn set_limit(&mut self, bytes: usize) {
         self.budget = Arc::new(super::budget::Budget::of(bytes));
     }
 
-    /// Names that lead to streams.
+    /// Reader names that lead to streams.
     #[cfg(test)]
     pub fn names(&self) -> usize {
         self.by_name.len()
     }
 
-    /// Nothing runs, nothing is kept, nobody reads.
+    /// Nothing runs, nothing is kept, and nothing is read.
     pub fn is_empty(&self) -> bool {
         self.running.is_empty()
             && self.kept.iter().next().is_none()

@@ -1,11 +1,11 @@
-//! What all requests' output may take together.
+//! The memory limit of all requests' output together.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Most bytes of output that are kept for readers who may come, all requests together. Ended ones go first.
+/// Most bytes of output kept for readers to come, over all requests. Ended requests are dropped first.
 pub const OUTPUT_BYTES: usize = 256 * 1024 * 1024;
 
-/// Bytes that all streams hold, those that only readers hold included.
+/// Bytes held by all streams, including streams that only readers still hold.
 #[derive(Debug)]
 pub(super) struct Budget {
     held: AtomicUsize,
@@ -32,9 +32,10 @@ impl Budget {
     }
 
     pub fn changed(&self, before: usize, after: usize) {
-        match after >= before {
-            true => self.held.fetch_add(after - before, Ordering::Relaxed),
-            false => self.held.fetch_sub(before - after, Ordering::Relaxed),
-        };
+        if after >= before {
+            self.held.fetch_add(after - before, Ordering::Relaxed);
+        } else {
+            self.held.fetch_sub(before - after, Ordering::Relaxed);
+        }
     }
 }

@@ -1,25 +1,25 @@
-//! Conservation: where every request that was taken is.
+//! Requests by outcome; their sum is conserved.
 
-/// What became of the requests that were taken, joins not counted. Each is in exactly one of the places after
-/// `accepted`.
+/// Accepted requests by outcome, joins not included. Each accepted request is in exactly one of the other
+/// counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Requests taken.
+    /// Requests accepted.
     pub accepted: u64,
-    /// All their samples ended.
+    /// All samples ended.
     pub completed: u64,
-    /// Cut off by a failure, by the engine's end, or because their last reader was too slow.
+    /// Cut off by a failure, by the end of the engine, or because the last reader was too slow.
     pub errored: u64,
-    /// Given up by their readers.
+    /// Cancelled by their readers.
     pub cancelled: u64,
-    /// Given back to their routers.
+    /// Handed back to their routers.
     pub handed_back: u64,
-    /// Under way.
+    /// Running or waiting.
     pub running: u64,
 }
 
 impl Counts {
-    /// No request is counted twice or forgotten.
+    /// Whether every accepted request is counted exactly once.
     pub fn is_conserved(&self) -> bool {
         self.accepted == self.completed + self.errored + self.cancelled + self.handed_back + self.running
     }

@@ -1,6 +1,6 @@
-//! What readers get.
+//! Limits and faults of what readers get.
 
-/// Most bytes of output that wait for one reader: a million tokens, or some tens of thousands with log-probabilities.
+/// Most unread bytes for one reader: a million tokens, or some tens of thousands with log-probabilities.
 pub const MAX_UNREAD_BYTES: usize = 4 * 1024 * 1024;
 
 /// Why a stream ended before its samples did.
@@ -9,10 +9,10 @@ pub enum StreamFault {
     /// The backend failed.
     #[error("the engine failed: {reason}; the request can be resumed on another worker")]
     Failed {
-        /// What was seen.
+        /// The backend's error.
         reason: String,
     },
-    /// The engine was told to end.
+    /// The engine was told to stop.
     #[error("this worker has stopped; the request can be resumed on another worker")]
     Stopped,
     /// The reader left too much unread.
@@ -20,7 +20,7 @@ pub enum StreamFault {
         "{bytes} bytes of output wait unread, the limit is {MAX_UNREAD_BYTES}; read faster or ask for less"
     )]
     SlowReader {
-        /// Bytes that waited.
+        /// Unread bytes.
         bytes: usize,
     },
 }

@@ -1,17 +1,17 @@
-//! Readers that left for good before they came: a client that goes away at once has its Release overtake its Generate,
-//! which is then not worth computing.
+//! Releases that arrive before their request. A client that disconnects at once can make its Release overtake
+//! its Generate, which is then not worth computing.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use skein_node::clock::Timestamp;
 
-/// Names remembered; the oldest are forgotten.
+/// Most names remembered; the oldest are forgotten.
 const MAX_NAMES: usize = 256;
-/// How long a request may be behind its Release.
+/// How late a request may arrive after its Release.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Names, oldest first.
+/// Released names, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct EarlyReleases(VecDeque<(Timestamp, String)>);
 
@@ -23,7 +23,7 @@ impl EarlyReleases {
         }
     }
 
-    /// Whether that name was released not long ago; once.
+    /// Whether that name was released recently; true only once.
     pub fn take(&mut self, name: &str, now: Timestamp) -> bool {
         while self.0.pop_front_if(|(noted, _)| now.since(*noted) > PATIENCE).is_some() {}
         let place = self.0.iter().position(|(_, noted)| noted == name);

@@ -1,4 +1,4 @@
-//! Streams that have ended and can still be read, each until its time is over or room is needed.
+//! Ended streams that are still readable, each until it expires or its room is needed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -8,10 +8,10 @@ use skein_node::clock::Timestamp;
 use super::run::Run;
 use crate::scheduler::RequestKey;
 
-/// Most of them at once; those whose time is over soonest go first.
+/// Most kept streams; the ones that expire first are dropped first.
 const MAX_KEPT: usize = 16 * 1024;
 
-/// See the module's description. Nothing here wakes by itself.
+/// Ended streams by request and by expiry. Nothing here wakes by itself.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
     runs: BTreeMap<RequestKey, (Timestamp, Run)>,
@@ -19,7 +19,7 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    /// Keeps an ended run until its linger is over; returns one that has to go for it.
+    /// Keeps an ended run until its linger expires; returns one that it displaces.
     pub fn insert(&mut self, key: RequestKey, run: Run, now: Timestamp) -> Option<(RequestKey, Run)> {
         let expiry = now + run.linger;
         self.by_expiry.insert((expiry, key));
@@ -31,7 +31,7 @@ impl Kept {
         self.runs.iter().map(|(&key, (_, run))| (key, run))
     }
 
-    /// The time of the one that goes next.
+    /// The stream that expires next, and when.
     pub fn next_expiry(&self) -> Option<(Timestamp, RequestKey)> {
         self.by_expiry.first().copied()
     }
@@ -40,7 +40,7 @@ impl Kept {
         self.runs.get_mut(&key).map(|(_, run)| run)
     }
 
-    /// Another reader came: it stays at least so long from now.
+    /// For a new reader: keeps the stream for at least `linger` from now.
     pub fn prolong(&mut self, key: RequestKey, now: Timestamp, linger: Duration) {
         let Some((expiry, _)) = self.runs.get_mut(&key) else { return };
         let later = (*expiry).max(now + linger);
@@ -54,13 +54,13 @@ impl Kept {
         Some(run)
     }
 
-    /// One whose time is over.
+    /// Removes a stream that has expired.
     pub fn pop_expired(&mut self, now: Timestamp) -> Option<(RequestKey, Run)> {
         self.next_expiry().filter(|(expiry, _)| *expiry <= now)?;
         self.pop()
     }
 
-    /// The one whose time is over soonest.
+    /// Removes the stream that expires first.
     pub fn pop(&mut self) -> Option<(RequestKey, Run)> {
         let (_, key) = self.by_expiry.pop_first()?;
         self.runs.remove(&key).map(|(_, run)| (key, run))

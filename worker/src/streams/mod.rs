@@ -1,10 +1,11 @@
-//! From the engine to the readers. The output of each request lies in a ring; the engine adds to it and never waits,
-//! and each of any number of readers takes all that is new to it at once, so a slow one gets fewer and longer deltas.
-//! What a reader leaves lying beyond [`MAX_UNREAD_BYTES`] ends that reader.
+//! Output on its way from the engine to the readers. Each request's output lies in a ring. The engine appends
+//! without ever waiting, and each reader takes everything new at once, so a slow reader gets fewer and longer
+//! deltas. A reader with more than [`MAX_UNREAD_BYTES`] unread is ended.
 //!
-//! A request whose last reader is gone, but did not say that it left for good, goes on for its linger time; and for as
-//! long its output stays readable after its end. Without linger nothing is kept that was read, and the request is
-//! cancelled at once. Here is no clock and no timer: what is over is noticed when the engine next looks.
+//! If the last reader of a request disappears without a release, the request goes on for its linger time, and
+//! its output stays readable equally long after its end. Without a linger, output is dropped once read and
+//! the request is cancelled as soon as its last reader is gone. This room has no clock and no timer: expiry
+//! is noticed when the engine next sweeps.
 
 mod audit;
 mod budget;
@@ -41,7 +42,7 @@ use run::Run;
 use skein_proto::stream_key::StreamKey;
 use stream::{Cut, ReaderNumber};
 
-/// The engine's end of all streams.
+/// All streams, as the engine sees them.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     running: BTreeMap<RequestKey, Run>,
@@ -53,35 +54,35 @@ pub(crate) struct Outbox {
     budget: Arc<Budget>,
     early: EarlyReleases,
     counts: Counts,
-    /// When it was looked after last.
-    looked_at: Timestamp,
+    /// Time of the last sweep.
+    last_sweep: Timestamp,
 }
 
 impl Outbox {
-    /// Remembers what happened until the next flush.
+    /// Queues events for the next flush.
     pub fn extend(&mut self, events: impl IntoIterator<Item = RequestEvent>) {
         self.events.extend(events);
     }
 
-    /// Hands what happened to the readers.
+    /// Delivers the queued events to the readers.
     pub fn flush(&mut self) {
         let mut events = std::mem::take(&mut self.events);
         for event in events.drain(..) {
             let key = event.request();
-            // A request cancelled meanwhile has no stream any more.
+            // A cancelled request has no stream any more.
             let Some(run) = self.running.get(&key) else { continue };
             if run.stream.add(event) {
                 self.counts.completed += 1;
                 self.ended(key);
             }
         }
-        self.events = events; // its room is used again
+        self.events = events; // reuses the allocation
         if self.budget.is_over() {
             self.make_room();
         }
     }
 
-    /// An ended request stays readable, if it was to.
+    /// Keeps an ended request readable if it has a key and a linger.
     fn ended(&mut self, key: RequestKey) {
         let Some(run) = self.running.remove(&key) else { return };
         let over = if run.key.is_some() && !run.linger.is_zero() {
@@ -92,7 +93,7 @@ impl Outbox {
         over.into_iter().for_each(|(key, run)| self.forget(key, run));
     }
 
-    /// Ended streams go, then what was read of those that run.
+    /// Drops ended streams, then output of running ones that all their readers have read.
     fn make_room(&mut self) {
         while self.budget.is_over()
             && let Some((key, run)) = self.kept.pop()
@@ -118,23 +119,23 @@ impl Outbox {
         }
     }
 
-    /// The name may read something else by now.
+    /// Unless another request uses the name by now.
     fn forget_name(&mut self, name: &str, key: RequestKey) {
         if self.by_name.get(name).is_some_and(|(of, _)| *of == key) {
             self.by_name.remove(name);
         }
     }
 
-    /// Forgets streams whose time is over, ends readers that are too slow, and names the requests that nobody follows
-    /// any more: they are over here.
-    pub fn look_after(&mut self, now: Timestamp) -> Vec<RequestKey> {
-        self.looked_at = now;
+    /// Drops expired streams, ends readers that are too slow, and removes requests that have had no reader
+    /// for their linger time. Returns those for the scheduler to cancel.
+    pub fn sweep(&mut self, now: Timestamp) -> Vec<RequestKey> {
+        self.last_sweep = now;
         while let Some((key, run)) = self.kept.pop_expired(now) {
             self.forget(key, run);
         }
         let mut over = Vec::new();
         for (&key, run) in &mut self.running {
-            let readers = run.stream.look_after();
+            let readers = run.stream.sweep();
             if readers.live > 0 {
                 run.orphaned = None;
                 continue;
@@ -152,8 +153,8 @@ impl Outbox {
         over.into_iter().map(|(key, _)| key).collect()
     }
 
-    /// Gives back every request that has not ended, after what it was already given, and names them: they are over
-    /// here.
+    /// Hands back every unfinished request, after the output it already has, and returns their keys for the
+    /// scheduler to cancel.
     pub fn hand_back(&mut self) -> Vec<RequestKey> {
         self.flush();
         let keys: Vec<RequestKey> = self.running.keys().copied().collect();
@@ -165,7 +166,7 @@ impl Outbox {
         keys
     }
 
-    /// Ends every stream that has not ended, after what it was already given.
+    /// Ends every unfinished stream, after the output it already has.
     pub fn end_all(&mut self, fault: &StreamFault) {
         self.flush();
         while let Some((key, run)) = self.running.pop_first() {
@@ -175,12 +176,12 @@ impl Outbox {
         }
     }
 
-    /// What became of the requests so far.
+    /// Requests by outcome.
     pub fn counts(&self) -> Counts {
         Counts { running: self.running.len() as u64, ..self.counts }
     }
 
-    /// The newest `most` keys under which something can be read, oldest first.
+    /// Keys of the newest `most` readable streams, oldest first.
     pub fn stream_keys(&self, most: usize) -> Vec<StreamKey> {
         let mut keys: Vec<(RequestKey, StreamKey)> =
             self.by_key.iter().map(|(&stream_key, &key)| (key, stream_key)).collect();

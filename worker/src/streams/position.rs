@@ -1,75 +1,75 @@
-//! Where readers are, and where they cannot be.
+//! Positions of readers, and why a position may be out of range.
 
-/// From where a reader wants one sample.
+/// Where a reader starts in one sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SamplePosition {
-    /// Which sample.
+    /// Index of the sample.
     pub index: u32,
-    /// Absolute position of the first token wanted.
+    /// Position of the first token wanted, prompt included.
     pub from: u32,
 }
 
-/// Positions that are not kept.
+/// Why a stream cannot be read from the given positions.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OutOfRange {
-    /// It was never computed here, or not as part of this stream.
+    /// The sample was not computed here, or not as part of this stream.
     #[error("sample {index} is not part of the stream kept here")]
     NoSample {
-        /// Which.
+        /// Index of the sample.
         index: u32,
     },
-    /// Forgotten, or never computed here.
+    /// The tokens were dropped, or never computed here.
     #[error("sample {index} is kept from position {kept} on, not from {from}")]
     Tokens {
-        /// Which.
+        /// Index of the sample.
         index: u32,
-        /// First position asked for.
+        /// First position requested.
         from: u32,
-        /// First position there is.
+        /// First position available.
         kept: u32,
     },
-    /// It ended before.
+    /// The sample ended before that position.
     #[error("sample {index} ended at position {end}, before {from}")]
     PastEnd {
-        /// Which.
+        /// Index of the sample.
         index: u32,
-        /// First position asked for.
+        /// First position requested.
         from: u32,
-        /// Where it ended.
+        /// Position of its end.
         end: u32,
     },
-    /// Forgotten.
+    /// The prompt scores were dropped.
     #[error("prompt scores are kept from position {kept} on, not from {from}")]
     Scores {
-        /// First position asked for.
+        /// First position requested.
         from: u32,
-        /// First position there is.
+        /// First position available.
         kept: u32,
     },
 }
 
-/// Where one reader is.
+/// A reader's progress.
 #[derive(Debug, Clone)]
 pub(super) struct Cursor {
-    /// The next position of each sample that it has not read to its end.
+    /// Next position of each sample that it has not read to the end.
     pub samples: Vec<SamplePosition>,
     pub next_score: u32,
-    /// The cache hit is told.
+    /// The cache hit has been reported.
     pub started: bool,
 }
 
 impl Cursor {
-    /// Whether there is nothing left to read, ever.
+    /// Whether nothing is left to read, now or later.
     pub fn is_done(&self) -> bool {
         self.samples.is_empty()
     }
 
-    /// The first sample it still reads, and where.
+    /// The first unfinished sample and its next position.
     pub fn place(&self) -> (u32, u32) {
         self.samples.first().map_or((0, 0), |at| (at.index, at.from))
     }
 
-    /// Reads no more.
+    /// Marks everything as read.
     pub fn end(&mut self) {
         self.samples.clear();
     }

@@ -1,4 +1,4 @@
-//! Readers as they come and go.
+//! Adding and removing readers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,26 +9,26 @@ use skein_proto::stream_key::StreamKey;
 use super::Outbox;
 use super::position::SamplePosition;
 use super::ring::Ring;
-use super::run::{AttachError, Attachment, MAX_LINGER, Question, Run, first_score, positions};
+use super::run::{AttachError, Attachment, MAX_LINGER, RequestIdentity, Run, first_score, positions};
 use super::stream::{Stream, TokenStream};
 use crate::scheduler::{NewRequest, NewSample, RequestKey};
 
-/// How a request comes into the outbox.
+/// A new request's stream, before the scheduler has accepted the request.
 #[derive(Debug)]
 pub(crate) struct Opening {
     ring: Ring,
-    run_key: Option<(StreamKey, Question)>,
+    run_key: Option<(StreamKey, RequestIdentity)>,
     samples: Vec<SamplePosition>,
     first_score: u32,
     linger: Duration,
 }
 
 impl Opening {
-    /// Without a key nobody can find it, so it does not linger.
+    /// Without a key no other reader can find it, so it does not linger.
     pub fn of(request: &NewRequest, key: Option<StreamKey>, linger: Duration) -> Self {
         Self {
             ring: Ring::new(request),
-            run_key: key.map(|key| (key, Question::of(request))),
+            run_key: key.map(|key| (key, RequestIdentity::of(request))),
             samples: positions(request),
             first_score: first_score(request),
             linger: if key.is_some() { linger.min(MAX_LINGER) } else { Duration::ZERO },
@@ -36,19 +36,19 @@ impl Opening {
     }
 }
 
-/// What a request with the key of another one gets.
+/// What happens to a request whose stream key is in use.
 #[derive(Debug)]
 pub(crate) enum Join {
-    /// It reads the other one's output.
+    /// It reads the other request's output.
     Joined(TokenStream),
-    /// There is none that reaches back far enough.
+    /// No such stream, or it does not reach back far enough.
     Absent,
-    /// There is one, but of other tokens: one of both keys is wrong.
+    /// The other request has a different output: one of the two keys is wrong.
     Differs,
 }
 
 impl Outbox {
-    /// Takes a new request and its first reader.
+    /// Adds a new request and its first reader.
     pub fn open(&mut self, key: RequestKey, name: String, opening: Opening) -> TokenStream {
         let Opening { ring, run_key, samples, first_score, linger } = opening;
         let keeps = !linger.is_zero();
@@ -65,7 +65,7 @@ impl Outbox {
         reader
     }
 
-    /// Reads what runs, or is kept, under the request's key, if it is what the request asks for.
+    /// Joins the stream with the request's key, if its output is the one that the request would have.
     pub fn join(
         &mut self,
         name: &str,
@@ -74,12 +74,12 @@ impl Outbox {
         linger: Duration,
     ) -> Join {
         let Some((_, run)) = self.find(stream_key) else { return Join::Absent };
-        let Some((_, question)) = &run.key else { return Join::Absent };
+        let Some((_, identity)) = &run.key else { return Join::Absent };
         let agrees = |sample: &NewSample| run.stream.agrees(sample.index, &sample.delivered);
-        if !question.is_of(request) || !request.samples.iter().all(agrees) {
+        if !identity.matches(request) || !request.samples.iter().all(agrees) {
             return Join::Differs;
         }
-        if !question.scores_for(request) {
+        if !identity.scores_for(request) {
             return Join::Absent;
         }
         let attachment = Attachment {
@@ -92,7 +92,7 @@ impl Outbox {
         self.attach(attachment).map_or(Join::Absent, Join::Joined)
     }
 
-    /// Another reader for what runs, or is kept, under that key.
+    /// Adds a reader to the running or kept stream with that key.
     pub fn attach(&mut self, attachment: Attachment) -> Result<TokenStream, AttachError> {
         let Attachment { id, key: stream_key, samples, from_score, linger } = attachment;
         let (now, linger, open) = (clock::now(), linger.min(MAX_LINGER), self.open.clone());
@@ -115,24 +115,24 @@ impl Outbox {
         Some((key, run))
     }
 
-    /// Whether a reader of that name, which comes now, has left for good already: its word was faster than its request.
-    pub fn has_left(&mut self, name: &str) -> bool {
+    /// Whether this name's release arrived before its request. Forgets the release.
+    pub fn released_early(&mut self, name: &str) -> bool {
         self.early.take(name, clock::now())
     }
 
-    /// Whether a reader of that name reads something that has not ended.
+    /// Whether a reader of that name reads an unfinished stream.
     pub fn is_reading(&self, name: &str) -> bool {
         let Some((key, number)) = self.by_name.get(name) else { return false };
         self.running.get(key).is_some_and(|run| run.stream.is_read_by(*number))
     }
 
-    /// What runs and is, or was, read under that name.
+    /// The running request that `name` reads or used to read.
     pub fn running(&self, name: &str) -> Option<RequestKey> {
         self.by_name.get(name).map(|(key, _)| *key).filter(|key| self.running.contains_key(key))
     }
 
-    /// A reader leaves for good. `None` = no such reader; `Some(Some(key))` = nobody follows that request any more:
-    /// it is over here.
+    /// Removes a reader for good. `None` = no such reader; `Some(Some(key))` = that request has no reader
+    /// left and must be cancelled.
     pub fn release(&mut self, name: &str) -> Option<Option<RequestKey>> {
         let Some((key, number)) = self.by_name.remove(name) else {
             self.early.note(name, clock::now());

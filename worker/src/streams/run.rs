@@ -1,4 +1,4 @@
-//! One request as the outbox keeps it, and who may read along.
+//! One request as the outbox keeps it, and what it takes to join it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,48 +14,48 @@ use crate::TokenId;
 use crate::kv_cache::CacheScope;
 use crate::scheduler::NewRequest;
 
-/// Longest that a request goes on, or its output stays readable, without a reader.
+/// Longest time that a request goes on, or its output stays readable, without a reader.
 pub const MAX_LINGER: Duration = Duration::from_secs(300);
 
-/// Readers of one request that can be released by name; the first ones are forgotten.
+/// Readers of one request that can be released by name; the oldest gone ones are forgotten.
 const MAX_NAMED_READERS: usize = 64;
 
-/// A reader that wants a stream which another one began.
+/// A request to read a stream that another reader started.
 #[derive(Debug, Clone)]
 pub struct Attachment {
-    /// The reader's name; unique among those that read.
+    /// The reader's name; unique among current readers.
     pub id: String,
-    /// Which stream.
+    /// Key of the stream.
     pub key: StreamKey,
-    /// From where each sample is wanted; the others are not.
+    /// Samples to read, each with its first position; others are left out.
     pub samples: Vec<SamplePosition>,
-    /// First prompt position whose score is wanted, if they were asked for at all.
+    /// First prompt position to send a score for, if the request has scores.
     pub from_score: u32,
     /// How long the stream may go on without readers.
     pub linger: Duration,
 }
 
-/// Why a stream cannot be read along.
+/// Why a stream cannot be attached to.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AttachError {
-    /// Never, or no longer.
-    #[error("no such stream is kept here; Generate with the delivered tokens goes on from there")]
+    /// The stream was never here or has expired.
+    #[error("no such stream is kept here; resume with Generate and the delivered tokens")]
     NotFound,
-    /// Not from there.
-    #[error("{0}; Generate with the delivered tokens goes on from there")]
+    /// The stream does not reach back, or forward, to these positions.
+    #[error("{0}; resume with Generate and the delivered tokens")]
     OutOfRange(#[from] OutOfRange),
-    /// That name reads already.
+    /// A current reader has this name.
     #[error("request_id {id:?} is reading here; use another id or wait for its end")]
     Duplicate {
         /// The name.
         id: String,
     },
-    /// Clients do not read their streams.
+    /// Too many streams are open, because clients do not read theirs to the end.
     #[error("{open} streams are open, finished ones not read to their end included; the limit is {limit}")]
     TooManyStreams {
         /// Streams held by readers.
         open: u32,
-        /// Most at once.
+        /// Most streams allowed.
         limit: u32,
     },
     /// The engine has ended.
@@ -63,16 +63,17 @@ pub enum AttachError {
     Stopped,
 }
 
-/// What a request must have in common with one that runs, to read it instead of being computed.
+/// The part of a request that decides its output. A request that has the same one may read the running
+/// stream.
 #[derive(Debug, Clone)]
-pub(super) struct Question {
+pub(super) struct RequestIdentity {
     prompt_hash: u64,
     prompt_len: usize,
     params: Arc<SamplingParams>,
     scope: CacheScope,
 }
 
-impl Question {
+impl RequestIdentity {
     pub fn of(request: &NewRequest) -> Self {
         Self {
             prompt_hash: hash_of(&request.prompt),
@@ -82,8 +83,9 @@ impl Question {
         }
     }
 
-    /// Whether `request` has the same answer. Prompt scores aside: once delivered they are not asked for again.
-    pub fn is_of(&self, request: &NewRequest) -> bool {
+    /// Whether `request` has the same output. Prompt scores do not count: once delivered they are not
+    /// requested again.
+    pub fn matches(&self, request: &NewRequest) -> bool {
         let output = |of: &SamplingParams| SamplingParams { prompt_logprobs: None, ..of.clone() };
         self.prompt_len == request.prompt.len()
             && self.scope == request.scope
@@ -91,7 +93,7 @@ impl Question {
             && self.prompt_hash == hash_of(&request.prompt)
     }
 
-    /// Whether the run scores the prompt as `request` wants.
+    /// Whether the stream has the prompt scores that `request` wants.
     pub fn scores_for(&self, request: &NewRequest) -> bool {
         let wanted = request.params.prompt_logprobs;
         wanted.is_none() || wanted == self.params.prompt_logprobs
@@ -103,22 +105,22 @@ fn hash_of(tokens: &[TokenId]) -> u64 {
     xxh3_64(&bytes)
 }
 
-/// See the module's description.
+/// A request that runs or is kept, with its stream.
 #[derive(Debug)]
 pub(super) struct Run {
     pub stream: Arc<Stream>,
-    /// Under which others find it, and what they must ask.
-    pub key: Option<(StreamKey, Question)>,
-    /// The longest of its readers.
+    /// Key by which other readers find it, and the identity they must match.
+    pub key: Option<(StreamKey, RequestIdentity)>,
+    /// The longest linger of its readers.
     pub linger: Duration,
-    /// Since when nobody reads it.
+    /// When it lost its last reader; `None` while it has one.
     pub orphaned: Option<Timestamp>,
-    /// Of those that read it, the gone ones included: a late word of theirs still counts. Oldest first.
+    /// Names of its readers, oldest first. Includes gone ones, because their release still counts.
     pub names: Vec<(String, ReaderNumber)>,
 }
 
 impl Run {
-    /// Another reader; names those that cannot be told from now on.
+    /// Adds a reader. Returns the names that no longer lead to this request.
     pub fn named(&mut self, name: String, number: ReaderNumber) -> Vec<String> {
         self.names.push((name, number));
         let stream = &self.stream;
@@ -132,7 +134,7 @@ impl Run {
     }
 }
 
-/// Where a request begins to read: after what was delivered.
+/// Where a request starts to read: after its delivered tokens.
 pub(super) fn positions(request: &NewRequest) -> Vec<SamplePosition> {
     let prompt_len = request.prompt.len();
     let at = |delivered: usize| (prompt_len + delivered) as u32;
@@ -143,7 +145,7 @@ pub(super) fn positions(request: &NewRequest) -> Vec<SamplePosition> {
         .collect()
 }
 
-/// The first prompt score a request wants; none when it did not ask for any.
+/// First prompt score that a request wants; the prompt's length if it wants none.
 pub(super) fn first_score(request: &NewRequest) -> u32 {
     if request.params.prompt_logprobs.is_some() { 0 } else { request.prompt.len() as u32 }
 }

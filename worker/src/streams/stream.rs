@@ -1,4 +1,4 @@
-//! What engine and readers share of one request: its ring, and where each reader is.
+//! One request's output as engine and readers share it: its ring and the position of each reader.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -11,17 +11,18 @@ use super::position::{Cursor, OutOfRange, SamplePosition};
 use super::ring::Ring;
 use crate::scheduler::RequestEvent;
 
-/// Most bytes of one request's output that are kept beyond what its readers have still to read.
+/// Most bytes kept of one request's output, in addition to what its readers have not read yet.
 pub const RING_BYTES: usize = 4 * 1024 * 1024;
 
-/// A full ring forgets so much at once, and one full of what is unread waits for so much more: looking costs.
+/// A full ring drops this much at once; one full of unread output grows by this much before it is checked
+/// again, because checking costs time.
 const RING_STEP_BYTES: usize = RING_BYTES / 8;
 
-/// Names one reader of a stream, for as long as the stream exists.
+/// Identifies a reader of a stream for as long as the stream exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ReaderNumber(u64);
 
-/// How a stream ended whose samples did not.
+/// Why a stream ended before its samples did.
 #[derive(Debug, Clone)]
 pub(super) enum Cut {
     Fault(StreamFault),
@@ -32,7 +33,7 @@ pub(super) enum Cut {
 struct Reader {
     number: ReaderNumber,
     cursor: Cursor,
-    /// What the ring had been given when it was read last.
+    /// Bytes ever written to the ring, as of the last read.
     seen: u64,
     fault: Option<StreamFault>,
 }
@@ -40,13 +41,13 @@ struct Reader {
 #[derive(Debug)]
 struct Inner {
     ring: Ring,
-    /// Those that hold their ends.
+    /// Readers that still hold their [`TokenStream`].
     readers: Vec<Reader>,
     last_reader: u64,
     cut: Option<Cut>,
-    /// What was read stays for others.
+    /// Whether output stays after it was read, for readers to come.
     keeps: bool,
-    /// Above so many bytes it looks for what may go.
+    /// Bytes above which the ring is checked for output to drop.
     full: usize,
 }
 
@@ -55,7 +56,7 @@ impl Inner {
         self.ring.forget_read(goal, self.readers.iter().map(|reader| &reader.cursor));
     }
 
-    /// What every reader has read, where nobody else may come.
+    /// Drops what every reader has read, unless it is kept for readers to come.
     fn forget_unless_kept(&mut self) {
         if !self.keeps {
             self.forget(0);
@@ -67,17 +68,17 @@ impl Inner {
 #[derive(Debug)]
 pub(super) struct Stream {
     inner: Mutex<Inner>,
-    /// Tells all readers that something happened.
+    /// Wakes all readers when something happened.
     ready: Notify,
     budget: Arc<Budget>,
 }
 
-/// What the engine learns of a stream when it looks after it.
+/// Result of a sweep over a stream's readers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Readers {
-    /// How many follow it.
+    /// Readers that still follow the stream.
     pub live: usize,
-    /// One was just ended for leaving too much unread.
+    /// A reader was just ended for leaving too much unread.
     pub lost_a_slow_one: bool,
 }
 
@@ -92,7 +93,7 @@ impl Stream {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes it, and the budget with it.
+    /// Applies `change` and updates the budget.
     fn change<T>(&self, change: impl FnOnce(&mut Inner) -> T) -> T {
         let mut inner = self.lock();
         let before = inner.ring.bytes();
@@ -101,7 +102,7 @@ impl Stream {
         changed
     }
 
-    /// Adds what happened; true when all samples have ended.
+    /// Adds an event; true if all samples have ended.
     pub fn add(&self, event: RequestEvent) -> bool {
         let ended = self.change(|inner| {
             inner.ring.add(event);
@@ -115,7 +116,7 @@ impl Stream {
         ended
     }
 
-    /// A reader that begins at these positions. `keep` says that what it reads stays for others.
+    /// Adds a reader at these positions. With `keep`, output stays after it was read.
     pub fn read_from(
         self: &Arc<Self>,
         samples: &[SamplePosition],
@@ -136,22 +137,22 @@ impl Stream {
         Ok((number, TokenStream { stream: self.clone(), number, _open: open.clone() }))
     }
 
-    /// Whether the ring has these tokens of a sample, as far as it knows them.
+    /// Whether a sample begins with these tokens, as far as the ring still has it.
     pub fn agrees(&self, index: u32, delivered: &[crate::TokenId]) -> bool {
         self.lock().ring.agrees(index, delivered)
     }
 
-    /// Bytes it holds.
+    /// Bytes held.
     pub fn bytes(&self) -> usize {
         self.lock().ring.bytes()
     }
 
-    /// Whether that reader still holds its end.
+    /// Whether that reader still holds its stream.
     pub fn is_read_by(&self, number: ReaderNumber) -> bool {
         self.lock().readers.iter().any(|reader| reader.number == number)
     }
 
-    /// Ends that reader, if it is still there: it gets nothing more. How many others follow.
+    /// Ends that reader, if it is still there, and returns how many others follow.
     pub fn release(&self, number: ReaderNumber) -> usize {
         self.leave(number);
         self.ready.notify_waiters();
@@ -165,8 +166,8 @@ impl Stream {
         });
     }
 
-    /// Ends readers that left too much unread, and counts the others.
-    pub fn look_after(&self) -> Readers {
+    /// Ends readers that left too much unread and counts the others.
+    pub fn sweep(&self) -> Readers {
         let found = self.change(|inner| {
             let written = inner.ring.written();
             let mut found = Readers { live: 0, lost_a_slow_one: false };
@@ -191,18 +192,18 @@ impl Stream {
         found
     }
 
-    /// Ends it for all readers, after what there is.
+    /// Ends it for all readers, after the output it already has.
     pub fn cut(&self, cut: Cut) {
         self.lock().cut.get_or_insert(cut);
         self.ready.notify_waiters();
     }
 
-    /// Forgets all that its readers have read.
+    /// Drops everything that all its readers have read.
     pub fn forget_read(&self) {
         self.change(|inner| inner.forget(0));
     }
 
-    /// Everything new for a reader; `None` = nothing yet, `Some(None)` = nothing ever.
+    /// Everything new for a reader. `None` = nothing yet, `Some(None)` = the stream has ended.
     fn take(&self, number: ReaderNumber) -> Option<Option<Result<Vec<Delta>, StreamFault>>> {
         self.change(|inner| {
             let Inner { ring, readers, cut, .. } = inner;
@@ -242,22 +243,22 @@ impl Drop for Stream {
     }
 }
 
-/// One reader's end of a request. Dropping it leaves the request to its other readers; without any, and if no reader
-/// asked for it to linger, the request is cancelled.
+/// One reader's end of a request. Dropping it leaves the request to its other readers; if it was the last and
+/// no reader asked for a linger, the request is cancelled.
 #[derive(Debug)]
 pub struct TokenStream {
     stream: Arc<Stream>,
     number: ReaderNumber,
-    /// Counted by the outbox: how many streams readers hold.
+    /// The outbox counts these to know how many streams readers hold.
     _open: Arc<()>,
 }
 
 impl TokenStream {
-    /// Everything that waits, at least one delta; `None` after the last sample's end, an error if the engine
-    /// ended first.
+    /// Waits for at least one delta and returns all there are. `None` after the end of the last sample, an
+    /// error if the engine ended first.
     pub async fn next(&mut self) -> Option<Result<Vec<Delta>, StreamFault>> {
         loop {
-            // Hears of everything that happens from here on, so nothing slips between the look and the wait.
+            // Registers before looking, so that no event is missed between the look and the wait.
             let ready = self.stream.ready.notified();
             if let Some(taken) = self.stream.take(self.number) {
                 return taken;

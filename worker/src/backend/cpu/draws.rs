@@ -1,4 +1,4 @@
-//! Tokens and scores from logits, each on any thread, in memory that is kept between steps.
+//! Draws tokens and scores from logits, on all threads, in memory that is reused between steps.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -11,36 +11,36 @@ use skein_proto::logprobs::TokenLogprobs;
 use super::super::sampling::sampling;
 use super::super::{Answer, BackendError, Batch, Sampled, ScoreRow, StepOutput, Want};
 
-/// What a step draws and scores, and the memory for it.
+/// A step's draws and scores, and the memory for them.
 pub(super) struct Draws {
-    /// Batch rows whose logits are read, rising.
+    /// Batch rows whose logits are read, ascending.
     pub(super) rows: Vec<u32>,
     /// One for each sample, each row of a draft and each score, in the order of the wants.
     tasks: Vec<Task>,
-    /// What became of the tasks.
+    /// Result of each task.
     done: Vec<OnceLock<Answer>>,
     /// One for each thread.
     scratch: Vec<Mutex<sample::Scratch>>,
 }
 
-/// What one thread does.
+/// One draw or score.
 struct Task {
     /// Batch row whose logits are read.
     row: u32,
-    /// Which of the batch's wants.
+    /// Index into the batch's wants.
     want: usize,
-    /// Which of its draws.
+    /// Index of the row within the want.
     nth: u32,
 }
 
 impl Draws {
-    /// For draws on some threads, from a vocabulary.
+    /// Memory for draws on `threads` threads from `vocab` logits.
     pub(super) fn new(threads: usize, vocab: usize) -> Self {
         let scratch = (0..threads).map(|_| Mutex::new(sample::Scratch::for_vocab(vocab))).collect();
         Self { rows: Vec::new(), tasks: Vec::new(), done: Vec::new(), scratch }
     }
 
-    /// Makes ready for `batch`.
+    /// Collects the tasks of `batch`.
     pub(super) fn start(&mut self, batch: &Batch) -> Result<(), BackendError> {
         self.tasks.clear();
         for (want, asked) in batch.wants.iter().enumerate() {
@@ -60,7 +60,7 @@ impl Draws {
         Ok(())
     }
 
-    /// Draws and scores what reads the rows `self.rows[first..]` that `logits` `[any, vocab]` are of.
+    /// Runs the tasks of rows `self.rows[first..]`, whose logits are `logits` `[any, vocab]`.
     pub(super) fn draw(
         &mut self,
         cpu: &mut Cpu,
@@ -93,7 +93,7 @@ impl Draws {
         }
     }
 
-    /// The answers to `batch`, every row having been in some [`Draws::draw`].
+    /// The answers for `batch`, once [`Draws::draw`] has covered every row.
     pub(super) fn finish(&mut self, batch: &Batch) -> StepOutput {
         let mut done = self.done.iter_mut().filter_map(OnceLock::take);
         let mut answers = Vec::with_capacity(batch.wants.len());
@@ -109,7 +109,7 @@ impl Draws {
     }
 }
 
-/// What `task` makes of its row's `logits`.
+/// The result of `task` on its row's `logits`.
 fn answer(isa: Isa, batch: &Batch, task: &Task, logits: &[f32], scratch: &mut sample::Scratch) -> Answer {
     let score = |token, top: u32, scratch: &mut sample::Scratch| {
         logprobs(sample::score(isa, logits, token, top as usize, scratch), token)

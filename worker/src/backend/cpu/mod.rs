@@ -1,4 +1,4 @@
-//! The CPU backend: the forward pass on a thread of its own, with its helpers.
+//! The CPU backend: runs the forward pass on its own thread and that thread's helpers.
 
 mod draws;
 
@@ -24,58 +24,59 @@ use crate::model::fingerprint;
 use crate::model::on_cpu::pack::pack;
 use crate::model::on_cpu::packed_cache::PackedCache;
 use crate::model::on_cpu::profile::{Part, Profile};
-use crate::model::on_cpu::{Activations, Model, Step};
+use crate::model::on_cpu::{Activations, ForwardStep, Model};
 use draws::Draws;
 
-/// Rows whose logits are held at a time: 32 rows of a vocabulary of 150k are 19 MB.
+/// Most rows of logits in memory at a time: 32 rows of a vocabulary of 150k take 19 MB.
 const LOGIT_ROWS: usize = 32;
 
-/// Sizes of a CPU backend.
+/// Sizes and number types of a CPU backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CpuOptions {
-    /// Compute threads; 0 = as [`ThreadPlacement::of_this_machine`] says.
+    /// Compute threads; 0 = the default of [`ThreadPlacement::of_this_machine`].
     pub threads: usize,
-    /// Blocks of the KV cache. One takes memory once it is used.
+    /// Blocks in the KV cache. A block takes memory once it is used.
     pub kv_blocks: u32,
     /// Tokens in a KV block.
     pub block_size: u32,
-    /// Rows of the largest step: memory for them is set aside at once. A larger step still works.
+    /// Rows of the largest step, for which memory is allocated at once. A larger step still works.
     pub max_rows: u32,
-    /// What numbers are rounded to.
+    /// Number types.
     pub numbers: Numbers,
 }
 
-/// What the CPU backend rounds numbers to. Part of what a request's tokens depend on: see
+/// Number types of the CPU backend. A request's tokens depend on them: see
 /// [`crate::model::fingerprint::computed_with`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Numbers {
-    /// Activations are rounded to bfloat16 where they meet weights in bfloat16; otherwise they are `f32`.
+    /// Whether activations are rounded to bfloat16 when multiplied by bfloat16 weights; otherwise they are
+    /// `f32`.
     pub bf16: bool,
     /// Type of cached keys and values.
     pub kv: KvType,
-    /// Format that the layers' weights are converted to at load.
+    /// Format to which the layers' weights are converted at load.
     pub weights: Option<Format>,
 }
 
 impl Numbers {
-    /// Nothing is rounded that the model does not store so: the specification.
+    /// Nothing is rounded beyond what the model stores: the specification.
     pub const EXACT: Self = Self { bf16: false, kv: KvType::F32, weights: None };
 }
 
 type Outcome = Result<StepOutput, BackendError>;
 
-/// Runs batches on the processor.
+/// Runs batches on the CPU.
 pub struct CpuBackend {
     kv_blocks: u32,
     weight_bytes: u64,
     launched: u64,
-    /// Steps in and outputs out; `None` once dropped: that ends the thread after the step it computes.
+    /// Batches in and outputs out. `None` while dropping, which ends the thread after its current step.
     channels: Option<(SyncSender<Batch>, Receiver<Outcome>)>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl CpuBackend {
-    /// Loads the model in `model_dir`. `progress` gets (bytes done, bytes in all) while the weights are read.
+    /// Loads the model in `model_dir`. `progress` gets (bytes done, total bytes) while weights are read.
     pub fn load(
         model_dir: &Path,
         options: CpuOptions,
@@ -84,7 +85,7 @@ impl CpuBackend {
         Self::load_with(model_dir, options, &PackedCache::none(), progress)
     }
 
-    /// The same with a place to keep packed weights in.
+    /// Like [`load`](Self::load), with a cache for packed weights.
     pub fn load_with(
         model_dir: &Path,
         options: CpuOptions,
@@ -106,9 +107,10 @@ impl CpuBackend {
     /// Starts the compute thread.
     pub fn start(mut model: CpuModel) -> std::io::Result<Self> {
         let (kv_blocks, weight_bytes) = (model.kv_blocks(), model.model.weight_bytes());
-        // The engine keeps one step under way: the device is the host, so a second one would hide only the planning, cost a
-        // row for each stop token, and make a new request wait for two steps. A second one that is launched all the same waits
-        // here: this backend is the specification, and says by code what a carried token means.
+        // The engine keeps one step in flight. The device is the host, so a second one would hide only the
+        // planning, cost a row for each stop token, and make a new request wait for two steps. If a second
+        // one is launched anyway, it waits here: this backend is the specification and defines what a carried
+        // token means.
         let (steps, inbox) = sync_channel::<Batch>(1);
         let (outbox, outputs) = sync_channel(1);
         let thread = std::thread::Builder::new().name("skein-compute-0".into()).spawn(move || {
@@ -119,7 +121,7 @@ impl CpuBackend {
                 let output = output.unwrap_or_else(|panic| {
                     Err(BackendError::Stopped { backend: "cpu", reason: message(&*panic) })
                 });
-                // A step that failed drew nothing for the next one to go on from.
+                // After a failed step there are no tokens to carry into the next one.
                 let failed = output.is_err();
                 if outbox.send(output).is_err() || failed {
                     return;
@@ -136,7 +138,7 @@ impl CpuBackend {
     }
 }
 
-/// What a panic said.
+/// The message of a panic.
 fn message(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
     text.unwrap_or("its thread panicked").to_owned()
@@ -177,7 +179,7 @@ impl Drop for CpuBackend {
     }
 }
 
-/// The model with all it needs to run a batch; what the backend's thread owns.
+/// The model with everything needed to run a batch; owned by the backend's thread.
 pub struct CpuModel {
     cpu: Cpu,
     model: Model,
@@ -186,7 +188,8 @@ pub struct CpuModel {
     /// `[LOGIT_ROWS, vocab]`
     logits: Aligned<f32>,
     draws: Draws,
-    /// Block tables of a step, and its rows and its wanted ones by sequence: kept for their memory.
+    /// A step's block tables, its rows by sequence, and its wanted rows by sequence; kept to reuse their
+    /// allocations.
     tables: Vec<u32>,
     sequences: Vec<Rows<'static>>,
     wanted: Vec<Rows<'static>>,
@@ -231,19 +234,19 @@ impl CpuModel {
         Ok(Self { cpu, model, cache, activations, logits, draws, tables, sequences, wanted })
     }
 
-    /// One step over token 0. Weights that make no number of it would make none of any request.
+    /// Runs one step over token 0. If its logits are not finite, no request's would be.
     fn gives_finite_logits(&mut self) -> bool {
         self.logits(&Batch::of_one_row(Vec::new()), &[0])
             .iter()
             .all(|row| sample::is_usable(self.cpu.isa, row))
     }
 
-    /// Blocks of the KV cache.
+    /// Blocks in the KV cache.
     pub fn kv_blocks(&self) -> u32 {
         self.cache.shape().blocks as u32
     }
 
-    /// Runs the step after the one that drew `drawn`, and leaves there what this one drew.
+    /// Runs the step after the one that drew `drawn`, and replaces `drawn` with its own tokens.
     fn run_after(&mut self, mut batch: Batch, drawn: &mut Vec<TokenId>) -> Outcome {
         batch.fill_carried(drawn);
         let output = self.run(&batch)?;
@@ -251,7 +254,7 @@ impl CpuModel {
         Ok(output)
     }
 
-    /// Runs one step, whose tokens are all known.
+    /// Runs one step without carried tokens.
     pub fn run(&mut self, batch: &Batch) -> Result<StepOutput, BackendError> {
         self.draws.start(batch)?;
         let rows = std::mem::take(&mut self.draws.rows);
@@ -269,13 +272,13 @@ impl CpuModel {
         Ok(self.draws.finish(batch))
     }
 
-    /// Measures the steps from now on, from nothing; says what was measured before.
+    /// Returns the profile so far and starts a new one.
     pub fn profile(&mut self) -> Profile {
         std::mem::replace(&mut self.activations.profile, Profile::measuring())
     }
 
-    /// Runs one step and returns the logits of `rows`, which rise, instead of tokens: for the check at load, tests,
-    /// measurements.
+    /// Runs one step and returns the logits of `rows` (ascending) instead of tokens, for the check at load,
+    /// tests and measurements.
     pub fn logits(&mut self, batch: &Batch, rows: &[u32]) -> Vec<Vec<f32>> {
         self.forward(batch, rows);
         let vocab = self.model.spec().vocab_size as usize;
@@ -289,7 +292,7 @@ impl CpuModel {
         all
     }
 
-    /// Runs all layers, up to the rows that are wanted.
+    /// Runs all layers; the last ones only for the wanted rows.
     fn forward(&mut self, batch: &Batch, wanted: &[u32]) {
         for copy in &batch.copies {
             self.cache.copy_block(copy.from.0 as usize, copy.to.0 as usize);
@@ -306,7 +309,7 @@ impl CpuModel {
         assert_eq!(covered, Some(batch.tokens.len()), "the sequences' rows cover the batch without gaps");
         let mut wanted_sequences = emptied(std::mem::take(&mut self.wanted));
         keep_wanted(&sequences, wanted, &mut wanted_sequences);
-        let step = Step {
+        let step = ForwardStep {
             tokens: &batch.tokens,
             positions: &batch.positions,
             slots: &batch.slots,
@@ -320,8 +323,8 @@ impl CpuModel {
     }
 }
 
-/// Puts those of `sequences`' rows that are in `wanted`, which rises, into `to`, counted among themselves: as runs of rows that
-/// follow each other.
+/// Appends to `to` the parts of `sequences` whose rows are in `wanted` (ascending), as runs of consecutive
+/// rows. Their row numbers count wanted rows only.
 fn keep_wanted<'a>(sequences: &[Rows<'a>], wanted: &[u32], to: &mut Vec<Rows<'a>>) {
     let mut left = wanted.iter().map(|row| *row as usize).enumerate().peekable();
     for sequence in sequences {
@@ -342,7 +345,7 @@ fn keep_wanted<'a>(sequences: &[Rows<'a>], wanted: &[u32], to: &mut Vec<Rows<'a>
     assert!(left.next().is_none(), "wanted rows rise and are the batch's");
 }
 
-/// Where to compute, and a line in the log about it.
+/// Chooses the threads and logs the choice.
 fn compute_on(threads: usize) -> ThreadPlacement {
     let placement = ThreadPlacement::of_this_machine(threads);
     let ThreadPlacement { threads, cores, nodes, limit, keep_to, .. } = &placement;
@@ -359,7 +362,7 @@ fn compute_on(threads: usize) -> ThreadPlacement {
     placement
 }
 
-/// The memory of a list, for another list of other lifetime.
+/// Reuses a list's allocation for elements of another lifetime.
 fn emptied<'a>(mut rows: Vec<Rows<'_>>) -> Vec<Rows<'a>> {
     rows.clear();
     rows.into_iter().map(|_| unreachable!("it is empty")).collect() // in place: `tests/no_allocation.rs` would see

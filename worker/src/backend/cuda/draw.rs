@@ -1,4 +1,4 @@
-//! Drawing and scoring on the device, after a step's logits.
+//! Draws and scores on the device, after a step's logits.
 
 use skein_kernels::cuda::arena::Carver;
 use skein_kernels::cuda::ops::sample::{SampleBatch, Sampler};
@@ -8,10 +8,10 @@ use skein_kernels::cuda::{CudaError, DeviceSlice, Kernels, Stream};
 use super::memory::StepMemory;
 use super::pack::Drawing;
 
-/// The sampler and the scorer, with their memory for launches of several sizes.
+/// The sampler and the scorer, with workspaces for several launch sizes.
 ///
-/// Each size has memory of its own, since their counters must be zero before a launch and are after one, and lie
-/// where the size says.
+/// Each size has its own workspace: its counters must be zero before a launch, are zero again after it, and
+/// their place depends on the size.
 pub(super) struct Draw {
     sampler: Sampler,
     scorer: Scorer,
@@ -19,7 +19,7 @@ pub(super) struct Draw {
     vocab: usize,
 }
 
-/// Memory of launches of one size.
+/// Workspaces of one launch size.
 #[derive(Debug, Clone, Copy)]
 struct Workspace {
     capacity: usize,
@@ -29,7 +29,8 @@ struct Workspace {
 }
 
 impl Draw {
-    /// Takes memory for launches of each of `capacities`, which rise; the last is the most samples and scores of a pass.
+    /// Takes memory for each of the launch sizes `capacities` (ascending); the last is the most samples and
+    /// scores in a pass.
     pub fn place(
         kernels: &Kernels,
         capacities: &[usize],
@@ -47,7 +48,7 @@ impl Draw {
         Ok(Self { sampler, scorer, sizes, vocab })
     }
 
-    /// Zeroes all counters, once.
+    /// Zeroes all counters, once at start.
     pub fn clear(&self, stream: &Stream) -> Result<(), CudaError> {
         for size in &self.sizes {
             for workspace in [size.sampler, size.drawn_scores, size.scores] {
@@ -57,8 +58,8 @@ impl Draw {
         Ok(())
     }
 
-    /// Queues what `drawing` says over the rows of logits. Tokens and scores of its samples go to the outputs from
-    /// `samples_from` on, scores of its prompt tokens from `scores_from` on.
+    /// Queues the draws and scores of `drawing`. Tokens and scores of samples go to the outputs from
+    /// `samples_from` on, scores of prompt tokens from `scores_from` on.
     pub fn launch(
         &self,
         stream: &Stream,
@@ -134,7 +135,7 @@ impl Draw {
         self.scorer.launch(stream, scores)
     }
 
-    /// The smallest size that is enough.
+    /// The smallest workspace that is large enough.
     fn size_for(&self, needed: usize) -> Workspace {
         let size = self.sizes.iter().find(|size| size.capacity >= needed);
         *size.unwrap_or_else(|| panic!("a pass of {needed} samples is within the largest size"))

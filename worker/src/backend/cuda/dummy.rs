@@ -1,5 +1,5 @@
-//! Weights that mean nothing, made where they are needed (`--load-format dummy`): speed does not depend on what weights
-//! say, and 16 GB of them take milliseconds this way.
+//! Random weights generated on the device (`--load-format dummy`): speed does not depend on their values, and
+//! 16 GB take milliseconds this way.
 
 use std::path::Path;
 
@@ -15,19 +15,19 @@ use crate::model::LoadError;
 use crate::model::config::read_object;
 use crate::model::on_cuda::weights::DeviceWeights;
 
-/// Standard deviation of weights that were just initialised.
+/// Standard deviation, as in freshly initialised models.
 const DEVIATION: f32 = 0.02;
-/// The same of e4m3 codes: they reach most of its range, and none saturates.
+/// Standard deviation of e4m3 codes: uses most of their range without saturating.
 const CODE_DEVIATION: f32 = 64.0;
 
-/// The type that config.json names; bfloat16 for single precision, as of a checkpoint.
+/// The type in config.json; bfloat16 for single precision, as for a checkpoint.
 pub(super) fn dtype(dir: &Path) -> Result<Dtype, LoadError> {
     let config = read_object(&dir.join("config.json"))?;
     let named = config.get("dtype").or_else(|| config.get("torch_dtype")).and_then(Value::as_str);
     Ok(if named == Some("float16") { Dtype::F16 } else { Dtype::Bf16 })
 }
 
-/// Queues the making of all weights: matrices normally distributed, norms 1, biases 0.
+/// Queues kernels that fill all weights: matrices normally distributed, norms 1, biases 0.
 pub(super) fn fill<T: Activation>(
     weights: &DeviceWeights<T>,
     is_tied: bool,
@@ -52,7 +52,7 @@ struct Dummy<'a, T> {
     values: FillNormal<T>,
     codes: FillNormal<E4m3>,
     stream: &'a Stream,
-    /// Another one for each matrix.
+    /// Incremented for each matrix.
     seed: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Why a model could not be brought onto a device.
+//! Why a model could not be loaded onto a device.
 
 use skein_kernels::cuda::CudaError;
 use skein_kernels::cuda::error::ErrorKind;
@@ -6,37 +6,37 @@ use skein_kernels::cuda::error::ErrorKind;
 use crate::backend::BackendError;
 use crate::model::LoadError;
 
-/// A model that could not be brought onto a device.
+/// Why a model could not be loaded onto a device.
 #[derive(Debug, thiserror::Error)]
 pub enum CudaLoadError {
-    /// The model directory.
+    /// The model directory cannot be used.
     #[error(transparent)]
     Model(#[from] LoadError),
-    /// The device.
+    /// A CUDA call failed.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// The first step.
+    /// The first step failed.
     #[error(transparent)]
     Step(#[from] BackendError),
-    /// There is no room for one sequence.
+    /// The KV cache would not hold one sequence.
     #[error(
         "the KV cache would hold {tokens} tokens, and one sequence may have {longest} (at {bytes_per_token} bytes a \
          token); lower --max-model-len, raise --gpu-memory-utilization or give --kv-cache-dtype fp8\n{plan}"
     )]
     TooSmall {
-        /// What fits.
+        /// Tokens that fit.
         tokens: u64,
-        /// What was asked for.
+        /// Tokens of the longest sequence.
         longest: u32,
-        /// Of the cache.
+        /// KV cache bytes a token.
         bytes_per_token: u64,
-        /// All regions.
+        /// The memory plan, all regions.
         plan: String,
     },
 }
 
 impl CudaLoadError {
-    /// Whether the device failed, or hangs, rather than refused: a new process may find it well.
+    /// Whether the device failed or hangs. A new process may find it working again.
     pub fn is_device_fault(&self) -> bool {
         match self {
             Self::Cuda(error) => error.kind() == ErrorKind::DeviceFault,

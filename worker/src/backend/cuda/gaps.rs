@@ -1,17 +1,18 @@
-//! How long the device does nothing between steps: from the end of one in its stream to the start of the next, by events
-//! on the device. For benchmarks, which ask for it.
+//! Measures how long the device idles between steps, from the end of one in its stream to the start of the
+//! next, with events on the device. For benchmarks only.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use skein_kernels::cuda::{CudaError, Device, Event, Stream};
 
-/// Steps whose events are kept: more than can be under way, so that none is recorded again before it is read.
+/// Steps whose events are kept; more than can be in flight, so that no event is recorded again before it is
+/// read.
 const KEPT: usize = 8;
-/// Most gaps that wait for a reader.
+/// Most unread gaps.
 const MAX_GAPS: usize = 1 << 20;
 
-/// Gaps between steps, as many as were seen since somebody last looked.
+/// Gaps between steps since the last read.
 #[derive(Debug)]
 pub struct StepGaps {
     /// Start and end of step `i` at `i % KEPT`.
@@ -25,17 +26,17 @@ impl StepGaps {
         Ok(Self { events: (0..KEPT).map(pair).collect::<Result<_, CudaError>>()?, seen: Mutex::default() })
     }
 
-    /// Marks that `step` starts here; steps count from 0.
+    /// Records the start of `step`; steps count from 0.
     pub(super) fn start(&self, step: usize, stream: &Stream) -> Result<(), CudaError> {
         self.events[step % KEPT].0.record(stream)
     }
 
-    /// Marks that it ends here.
+    /// Records its end.
     pub(super) fn end(&self, step: usize, stream: &Stream) -> Result<(), CudaError> {
         self.events[step % KEPT].1.record(stream)
     }
 
-    /// Notes the gap before `step`, which has ended.
+    /// Stores the gap before `step`, which has ended.
     pub(super) fn note(&self, step: usize) -> Result<(), CudaError> {
         let Some(before) = step.checked_sub(1) else { return Ok(()) };
         let milliseconds = self.events[step % KEPT].0.since(&self.events[before % KEPT].1)?;
@@ -46,7 +47,7 @@ impl StepGaps {
         Ok(())
     }
 
-    /// Takes the gaps seen since the last call, in order.
+    /// Takes the gaps since the last call, in order.
     pub fn take(&self) -> Vec<Duration> {
         std::mem::take(&mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner))
     }

@@ -1,15 +1,15 @@
-//! Which sizes decode steps are padded to, and the CUDA graphs captured of them.
+//! The sizes that decode steps are padded to, and their captured CUDA graphs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use skein_kernels::cuda::Graph;
 
-/// Sizes up to 256; beyond it every 128.
+/// Sizes up to 256; beyond that every 128.
 const SIZES: [usize; 13] = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256];
 const STRIDE: usize = 128;
 
-/// Sizes of decode steps for up to `max_num_seqs` sequences, rising; the last one holds them all.
+/// Sizes of decode steps for up to `max_num_seqs` sequences, ascending; the last one holds them all.
 pub(super) fn sizes(max_num_seqs: usize) -> Vec<usize> {
     let beyond = (1..).map(|i| SIZES[SIZES.len() - 1] + i * STRIDE);
     let mut sizes: Vec<usize> =
@@ -18,48 +18,49 @@ pub(super) fn sizes(max_num_seqs: usize) -> Vec<usize> {
     sizes
 }
 
-/// Graphs by size. Steps of a size without one run kernel by kernel, padded alike: the bits are the same.
+/// Graphs by size. Steps without a captured graph run kernel by kernel with the same padding, so their bits
+/// are the same.
 pub(super) struct Graphs {
     sizes: Vec<usize>,
     captured: Vec<Graph>,
-    /// How many of the sizes, smallest first, get a graph.
+    /// Number of sizes, smallest first, that get a graph.
     wanted: usize,
-    /// How many have one, for whoever wants to know.
+    /// Number of captured graphs, shared with readers.
     count: Arc<AtomicUsize>,
 }
 
 impl Graphs {
-    /// For up to `max_num_seqs` sequences. `enforce_eager`: no graphs.
+    /// Graphs for up to `max_num_seqs` sequences, or none with `enforce_eager`.
     pub fn new(max_num_seqs: usize, enforce_eager: bool) -> Self {
         let sizes = sizes(max_num_seqs);
         let wanted = if enforce_eager { 0 } else { sizes.len() };
         Self { sizes, captured: Vec::with_capacity(wanted), wanted, count: Arc::default() }
     }
 
-    /// The size that `rows` rows are padded to.
+    /// The size to which `rows` rows are padded.
     pub fn size_for(&self, rows: usize) -> usize {
         let index = self.sizes.partition_point(|size| *size < rows);
         *self.sizes.get(index).unwrap_or_else(|| panic!("{rows} decoding rows are within {:?}", self.sizes))
     }
 
-    /// The graph of `size`, once there is one.
+    /// The graph of `size`, if captured.
     pub fn captured(&self, size: usize) -> Option<&Graph> {
         self.captured.get(self.sizes.binary_search(&size).ok()?)
     }
 
-    /// The size to capture next: the smallest without a graph.
+    /// The next size to capture, the smallest without a graph.
     pub fn next_size(&self) -> Option<usize> {
         (self.captured.len() < self.wanted).then(|| self.sizes[self.captured.len()])
     }
 
-    /// Takes the graph of [`next_size`](Self::next_size).
+    /// Stores the graph of [`next_size`](Self::next_size).
     pub fn put(&mut self, size: usize, graph: Graph) {
         assert_eq!(self.next_size(), Some(size), "graphs come in the order of their sizes");
         self.captured.push(graph);
         self.count.store(self.captured.len(), Ordering::Release);
     }
 
-    /// Graphs so far, also later on.
+    /// The number of captured graphs, which keeps counting.
     pub fn count(&self) -> Arc<AtomicUsize> {
         Arc::clone(&self.count)
     }

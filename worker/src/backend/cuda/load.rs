@@ -1,4 +1,4 @@
-//! From a model directory to a backend: the plan, the memory, the weights, a first step.
+//! Loads a model directory into a backend: plans and takes memory, uploads the weights, runs a first step.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -30,10 +30,10 @@ use super::error::CudaLoadError;
 use super::gaps::StepGaps;
 use super::graphs::{self, Graphs};
 use super::memory::{StepMemory, StepSizes};
-use super::plan::{self, Needs, Share};
+use super::plan::{self, Needs, MemoryShare};
 use super::slot::Slot;
 use super::step::CudaModel;
-use super::threads::{CudaBackend, Launcher, UnderWay};
+use super::threads::{CudaBackend, Launcher, InFlight};
 use super::upload::{self, Dtype, Quantiser, Upload};
 use super::{OpenDevice, STEPS_IN_FLIGHT};
 use crate::backend::{BackendError, Batch, SampleRow, Want};
@@ -42,27 +42,27 @@ use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
 use crate::model::config::ModelConfig;
 use crate::model::on_cuda::attention::Windows;
-use crate::model::on_cuda::weights::{self, DeviceWeights, Place, Source};
+use crate::model::on_cuda::weights::{self, DeviceWeights, Place, TensorCopy};
 use crate::model::on_cuda::{self, Activations, Model, Ops, Workspace, cache};
 use crate::model::spec::AttentionSpec;
 use crate::model::tensors;
 
-/// What a CUDA backend is told.
+/// Options of a CUDA backend.
 #[derive(Debug, Clone)]
 pub struct CudaOptions {
-    /// How it computes.
+    /// Options that only concern CUDA.
     pub cuda: CudaConfig,
-    /// What is kept in FP8.
+    /// Values kept in FP8.
     pub fp8: Fp8,
-    /// The largest step.
+    /// Limits, which set the size of the largest step.
     pub limits: SchedulerConfig,
-    /// KV cache; `None` = what is left.
+    /// KV cache bytes; `None` = whatever memory is left.
     pub kv_cache_memory_bytes: Option<u64>,
-    /// Threads that read weights; 0 = decide.
+    /// Threads that read weights; 0 = one for each core.
     pub readers: usize,
 }
 
-/// What is kept in FP8 e4m3 instead of the model's 16-bit type.
+/// Values kept in FP8 e4m3 instead of the model's 16-bit type.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Fp8 {
     /// The layers' weights, one scale for each output.
@@ -71,11 +71,11 @@ pub struct Fp8 {
     pub kv_cache: bool,
 }
 
-/// Loads the model in `dir` onto `opened`; also says what its logits' bits depend on beside the weights. `progress`
-/// gets (bytes done, bytes in all).
+/// Loads the model in `dir` onto `opened`. Also returns a text of everything but the weights that affects the
+/// bits of logits. `progress` gets (bytes done, total bytes).
 ///
 /// # Errors
-/// A damaged model, a device without room for it.
+/// A damaged model, or a device without room for it.
 pub fn load(
     dir: &Path,
     config: &ModelConfig,
@@ -101,11 +101,11 @@ pub fn load(
     }
 }
 
-/// Everything that loading reads.
+/// The inputs of a load.
 struct Loading<'a> {
     dir: &'a Path,
     config: &'a ModelConfig,
-    /// None where they are made up.
+    /// `None` for dummy weights.
     weights: Option<Weights>,
     opened: OpenDevice,
     options: &'a CudaOptions,
@@ -121,7 +121,7 @@ impl Loading<'_> {
         let (mut model, kv_blocks) = self.place::<T, K>()?;
         self.prepare(&mut model, progress).inspect_err(|error| {
             if let CudaLoadError::Cuda(error) = error {
-                self.opened.device.note(error); // before the model is dropped, which would wait for a stuck device
+                self.opened.device.note(error); // before dropping the model, which would wait for a stuck device
             }
         })?;
         self.report(&model, &arithmetic, kv_blocks)?;
@@ -130,7 +130,7 @@ impl Loading<'_> {
         Ok((backend.map_err(LoadError::Thread)?.with_gaps(gaps), arithmetic))
     }
 
-    /// Fills the memory of `model`, and runs a first step.
+    /// Fills the memory of `model` and runs a first step.
     fn prepare<T, K>(
         &self,
         model: &mut CudaModel<T, K>,
@@ -152,7 +152,7 @@ impl Loading<'_> {
         self.check(model)
     }
 
-    /// One line: what computes, with what, in how much memory.
+    /// Logs device, libraries and memory in one line.
     fn report<T, K>(&self, model: &CudaModel<T, K>, arithmetic: &str, kv_blocks: u32) -> Result<(), CudaError>
     where
         T: Activation + BlasElement,
@@ -177,8 +177,9 @@ impl Loading<'_> {
         Ok(())
     }
 
-    /// What the bits of logits depend on. Where they may depend on the batch anyway, the device's generation does not
-    /// matter: its workers stand in for each other as well as for themselves.
+    /// A text of what affects the bits of logits. If they may depend on the batch anyway, the device's
+    /// generation is left out: workers on different generations are then as interchangeable as one with
+    /// itself.
     fn arithmetic<T: Activation, K: KvElement>(&self) -> String {
         let cuda = &self.options.cuda;
         let weights = if self.options.fp8.weights { "e4m3" } else { T::SUFFIX };
@@ -191,7 +192,7 @@ impl Loading<'_> {
         arithmetic
     }
 
-    /// Plans all memory, takes it, and lays everything out in it.
+    /// Plans and takes all memory, and lays everything out in it.
     fn place<T, K>(&self) -> Result<(CudaModel<T, K>, u32), CudaLoadError>
     where
         T: Activation + BlasElement,
@@ -233,7 +234,7 @@ impl Loading<'_> {
             block_size: limits.block_size,
             max_model_len: limits.max_model_len,
         };
-        let share = Share {
+        let share = MemoryShare {
             utilization: cuda.memory_utilization,
             sharers: cuda.sharers,
             kv_bytes: options.kv_cache_memory_bytes,
@@ -311,7 +312,7 @@ impl Loading<'_> {
         })
     }
 
-    /// Makes random weights on the device.
+    /// Fills the weights with random values on the device.
     fn make_up<T, K>(
         &self,
         model: &CudaModel<T, K>,
@@ -342,7 +343,7 @@ impl Loading<'_> {
     {
         let dtype = if T::SUFFIX == "f16" { Dtype::F16 } else { Dtype::Bf16 };
         let mut upload = Upload::default();
-        for Source { from, to } in model.model.weights.sources(&self.config.spec, weights)? {
+        for TensorCopy { from, to } in model.model.weights.sources(&self.config.spec, weights)? {
             match to {
                 Place::Values(to) => upload.add(&from, to.cast(), dtype),
                 Place::Wide(to) => upload.add(&from, to.cast(), Dtype::F32),
@@ -354,12 +355,11 @@ impl Loading<'_> {
             threads => threads,
         };
         let (mut done, total) = (0, upload.bytes());
-        let quantiser = match self.options.fp8.weights {
-            false => None,
-            true => {
-                let staging = model.arena.slice(plan::STAGING);
-                Some(Quantiser { kernel: Quantize::<T>::new(&self.opened.kernels)?, staging })
-            }
+        let quantiser = if self.options.fp8.weights {
+            let staging = model.arena.slice(plan::STAGING);
+            Some(Quantiser { kernel: Quantize::<T>::new(&self.opened.kernels)?, staging })
+        } else {
+            None
         };
         upload.run(&self.opened.device, threads, quantiser, &mut |more| {
             done += more;
@@ -368,7 +368,7 @@ impl Loading<'_> {
         Ok(())
     }
 
-    /// `[positions, cos | sin]`, the CPU backend's to the bit.
+    /// `[positions, cos | sin]`, bit-equal to the CPU backend's.
     fn upload_angles(&self, to: DeviceSlice<f32>, stream: &Stream) -> Result<(), CudaError> {
         let AttentionSpec { head_dim, rope, .. } = self.config.spec.attention;
         let half = head_dim / 2;
@@ -382,7 +382,7 @@ impl Loading<'_> {
         to.write(stream, &table)
     }
 
-    /// One step over token 0: weights that make no number of it would make none of any request.
+    /// Runs one step over token 0. If its logits are not finite, no request's would be.
     fn check<T, K>(&self, model: &mut CudaModel<T, K>) -> Result<(), CudaLoadError>
     where
         T: Activation + BlasElement,
@@ -407,7 +407,7 @@ impl Loading<'_> {
     }
 }
 
-/// The whole KV cache, where blocks have so many bytes in each plane.
+/// The whole KV cache, with `block_bytes` bytes for each block in each plane.
 fn planes_of(arena: &Arena, kv_blocks: u32, block_bytes: usize) -> BlockPlanes {
     let blocks = kv_blocks as usize;
     BlockPlanes { memory: arena.slice(plan::KV), plane_bytes: blocks * block_bytes, blocks }

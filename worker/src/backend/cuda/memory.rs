@@ -1,4 +1,4 @@
-//! The device memory of a step beside weights, cache and activations: what goes in, and what comes out.
+//! Device memory of a step other than weights, cache and activations: its inputs and outputs.
 
 use skein_kernels::cuda::DeviceSlice;
 use skein_kernels::cuda::arena::Carver;
@@ -12,26 +12,26 @@ use crate::config::SchedulerConfig;
 
 /// Most words of histories and forbidden tokens in a message: 16 MiB. More takes several passes.
 const MAX_LIST_WORDS: usize = 4 << 20;
-/// Forbidden tokens and biases of one sample at most, with room to spare over what a request may have.
+/// Most forbidden tokens, and most biases, of one sample; more than a request may have.
 const MAX_FORBIDDEN: usize = 4096;
-/// Most biases of a message.
+/// Most biases in a message.
 const MAX_BIASES: usize = 1 << 16;
 
 /// Sizes of the largest step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct StepSizes {
-    /// Rows.
+    /// Rows of the batch.
     pub rows: usize,
-    /// Sequences.
+    /// Sequences in the batch.
     pub sequences: usize,
     /// Blocks of the longest sequence.
     pub table_stride: usize,
-    /// Of one pass.
+    /// Limits of one pass.
     pub pass: PassLimits,
 }
 
 impl StepSizes {
-    /// Of the largest step that a scheduler with these limits plans.
+    /// Sizes of the largest step that a scheduler with these limits plans.
     pub fn new(limits: &SchedulerConfig, max_model_len: u32) -> Self {
         let sequences = limits.max_num_seqs as usize;
         let one_sample = max_model_len as usize + MAX_FORBIDDEN;
@@ -57,18 +57,18 @@ impl StepSizes {
         HEADER_WORDS + rows + sequences + self.copy_words() + drawing
     }
 
-    /// Words of block copies: each sequence may have one, alone in its wave.
+    /// Words of block copies: each sequence may have one, in a wave of its own.
     fn copy_words(&self) -> usize {
         3 * self.sequences
     }
 
-    /// Most samples, and most scores, of a step, and room behind them for a sampler that is launched for more.
+    /// Outputs: the most samples and scores of a step, and slack for a sampler launched with padding.
     pub fn entries(&self) -> usize {
         self.sequences + self.rows + self.pass.rows
     }
 }
 
-/// Words of one sample's parameters, and of one score's.
+/// Words of the parameters of a sample and of a score.
 const PARAM_WORDS: usize = size_of::<SampleParams>() / size_of::<u32>();
 const SCORE_WORDS: usize = size_of::<ScoreParams>() / size_of::<u32>();
 
@@ -76,7 +76,7 @@ const SCORE_WORDS: usize = size_of::<ScoreParams>() / size_of::<u32>();
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StepMemory {
     sizes: StepSizes,
-    /// The message, and behind it room for a sampler that is launched for more samples than there are.
+    /// The message, and slack behind it for a sampler launched with padding.
     pub packed: DeviceSlice<u32>,
     tokens: DeviceSlice<u32>,
     positions: DeviceSlice<u32>,
@@ -87,15 +87,15 @@ pub(super) struct StepMemory {
     logit_rows: DeviceSlice<u32>,
     /// `[pass.rows, vocab]`
     pub logits: DeviceSlice<f32>,
-    /// `[entries]`: what the step drew, pass by pass.
+    /// `[entries]`: tokens drawn in this step, pass by pass.
     pub sampled: DeviceSlice<u32>,
-    /// `[entries]`: the same of the step before.
+    /// `[entries]`: tokens drawn in the previous step.
     pub previous: DeviceSlice<u32>,
-    /// `[entries]`: 1 for a row that cannot be drawn from.
+    /// `[entries]`: 1 for a row without usable logits.
     pub status: DeviceSlice<u32>,
     /// `[entries]`: log-probabilities of drawn tokens.
     pub drawn_scores: DeviceSlice<Scored>,
-    /// `[entries]`: those of prompt tokens.
+    /// `[entries]`: log-probabilities of prompt tokens.
     pub scores: DeviceSlice<Scored>,
 }
 
@@ -123,7 +123,8 @@ impl StepMemory {
         }
     }
 
-    /// Where a message's contents go, padded to `rows` rows and `sequences` sequences. A pass after the first has neither.
+    /// Destinations of a message's contents, padded to `rows` rows and `sequences` sequences. A pass after
+    /// the first has neither.
     pub fn inputs(&self, rows: usize, sequences: usize) -> Inputs {
         Inputs {
             packed: self.packed,

@@ -1,9 +1,10 @@
-//! The CUDA backend: weights on the device, one plan for all its memory, steps queued on one stream with two of them
-//! under way, decode steps replayed as graphs. It sees batches, never a request; the operations are
-//! [`skein_kernels::cuda`]'s.
+//! The CUDA backend: weights on the device, all memory planned at start, steps queued on one stream with two
+//! in flight, decode steps replayed as graphs. It sees batches, never a request; the operations are in
+//! [`skein_kernels::cuda`].
 //!
-//! A device that faults or hangs ends the backend ([`BackendError::Stopped`]), and with it the process: a CUDA context
-//! that saw a fault is lost, and only a new process gets a new one. What a failed step left is never read.
+//! A device that faults or hangs ends the backend ([`BackendError::Stopped`]) and with it the process: a CUDA
+//! context is lost after a fault, and only a new process gets a new one. Results of a failed step are never
+//! read.
 //!
 //! Not yet run on a GPU: tested on `skein-cuda-emulation`.
 
@@ -32,10 +33,10 @@ use skein_kernels::cuda::{CudaError, Device};
 
 use super::BackendError;
 
-/// The backend's [`steps_in_flight`](super::Backend::steps_in_flight): its channels and its pinned slots are as many.
+/// The backend's [`steps_in_flight`](super::Backend::steps_in_flight), and the size of its channels.
 const STEPS_IN_FLIGHT: usize = 2;
 
-/// CUDA devices that this process sees; 0 without a driver, or with one that is too old.
+/// CUDA devices visible to this process; 0 without a driver or if it is too old.
 pub fn visible_gpus() -> u32 {
     skein_kernels::cuda::device::visible_devices().unwrap_or(0)
 }
@@ -48,7 +49,7 @@ fn failed(error: &CudaError) -> BackendError {
     stopped(&error.to_string())
 }
 
-/// The same of a call for `device`, which is abandoned if it is lost.
+/// Like [`failed`] for a call to `device`, which is abandoned if it is lost.
 fn failed_on(device: &Device, error: &CudaError) -> BackendError {
     device.note(error);
     failed(error)

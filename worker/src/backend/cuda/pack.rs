@@ -1,4 +1,5 @@
-//! From a batch to messages: which rows' logits are drawn from together, and the words that say how. Pure.
+//! Packs batches into messages for the device: chooses the rows whose logits are drawn from together, and
+//! encodes their parameters. Pure.
 
 use skein_kernels::cuda::ops::inputs::{CARRIED, Message};
 use skein_kernels::cuda::ops::sample::{NONE, SampleParams, Stages};
@@ -8,30 +9,31 @@ use crate::BlockId;
 use crate::backend::sampling::sampling;
 use crate::backend::{BackendError, Batch, BlockCopy, Carried, SampleRow, ScoreRow, Want};
 
-/// What one message has room for.
+/// Limits of one message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PassLimits {
-    /// Rows of logits; as many samples, and as many scores.
+    /// Rows of logits; also the most samples and the most scores.
     pub rows: usize,
     /// Words of histories and forbidden tokens.
     pub list_words: usize,
-    /// Biases.
+    /// Logit biases.
     pub biases: usize,
 }
 
-/// What is drawn and scored together: nearly every step is one pass, long prompts with log-probabilities take more.
+/// Rows drawn from and scored together. Nearly every step is one pass; long prompts with log-probabilities
+/// take more.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct Pass {
-    /// Batch rows, rising: row `i` of the logits is that of `rows[i]`.
+    /// Batch rows, ascending: row `i` of the logits is batch row `rows[i]`.
     pub rows: Vec<u32>,
-    /// Row of the logits, and which of [`Batch::wants`]: a sample.
+    /// Samples: (row of the logits, index into [`Batch::wants`]).
     pub samples: Vec<(u32, usize)>,
-    /// The same: a score.
+    /// Scores: (row of the logits, index into [`Batch::wants`]).
     pub scores: Vec<(u32, usize)>,
 }
 
 impl Pass {
-    /// The same with the batch's rows as rows of the logits: for a step that makes the logits of all its rows.
+    /// Converts logits rows to batch rows, for a step that computes the logits of all its rows.
     pub fn of_all_rows(mut self) -> Self {
         for (row, _) in self.samples.iter_mut().chain(&mut self.scores) {
             *row = self.rows[*row as usize];
@@ -40,7 +42,7 @@ impl Pass {
     }
 }
 
-/// Cuts what the batch wants into passes.
+/// Splits a batch's wants into passes.
 pub(super) fn passes(batch: &Batch, limits: PassLimits) -> Result<Vec<Pass>, BackendError> {
     let mut wanted = Vec::with_capacity(batch.wants.len());
     for (index, want) in batch.wants.iter().enumerate() {
@@ -86,7 +88,7 @@ fn unsupported(want: &'static str) -> BackendError {
     BackendError::Unsupported { backend: "cuda", want }
 }
 
-/// Words of lists, and biases.
+/// Words of lists and number of biases.
 fn list_sizes(sample: &SampleRow) -> (usize, usize) {
     let params = &sample.params;
     let history = if params.needs_history() { sample.history.len() } else { 0 };
@@ -94,7 +96,7 @@ fn list_sizes(sample: &SampleRow) -> (usize, usize) {
     (history + forbidden, params.logit_bias.len())
 }
 
-/// Where in a message the sampler finds what; word offsets.
+/// Layout of a message for the sampler; word offsets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Drawing {
     pub samples: usize,
@@ -106,13 +108,13 @@ pub(super) struct Drawing {
     pub biases: usize,
     pub bias_tokens_at: usize,
     pub bias_values_at: usize,
-    /// What the samples need.
+    /// Stages of sampling that any sample needs.
     pub stages: Stages,
     /// Whether any sample wants log-probabilities.
     pub has_logprobs: bool,
 }
 
-/// Adds the rows and sequences. `places`: where the step before left the answers to its wants.
+/// Adds the rows and sequences. `places`: where the previous step put the answers to its wants.
 pub(super) fn pack_rows(message: &mut Message<'_>, batch: &Batch, places: &[u32]) {
     let mut carried = batch.carried.iter().peekable();
     let tokens = batch.tokens.iter().enumerate().map(|(row, token)| {
@@ -158,7 +160,7 @@ pub(super) fn pack_pass(message: &mut Message<'_>, batch: &Batch, pass: &Pass, p
     }
 }
 
-/// One sample's parameters; its lists go into the message, its biases to `biases`.
+/// One sample's parameters. Its lists go into the message, its biases into `biases`.
 fn sample_params(
     message: &mut Message<'_>,
     batch: &Batch,
@@ -169,7 +171,7 @@ fn sample_params(
 ) -> SampleParams {
     let mut sampling = sampling(&sample.draw(batch));
     let mut carried = NONE;
-    // A history's last token may be one that only the device knows.
+    // The last token of a history may be known only to the device.
     if let [known @ .., _] = sampling.history
         && let Some(found) = carried_at(&batch.carried_history, sample.history.end - 1)
     {
@@ -191,7 +193,8 @@ fn carried_at(carried: &[Carried], at: u32) -> Option<u32> {
     carried.iter().find(|carried| carried.at == at).map(|carried| carried.want)
 }
 
-/// Cuts copies into waves whose order does not matter: no block that one writes is another's.
+/// Splits copies into waves that can run in any order inside: no block written by one copy is used by
+/// another.
 pub(super) fn copy_waves(copies: &[BlockCopy]) -> Vec<&[BlockCopy]> {
     let (mut waves, mut start) = (Vec::new(), 0);
     let touches = |copy: &BlockCopy, block: BlockId| copy.from == block || copy.to == block;

@@ -1,4 +1,4 @@
-//! All device memory, planned before any of it is taken.
+//! Plans all device memory before any is allocated.
 
 use skein_kernels::cuda::arena::{ArenaPlan, Carver, Phase};
 use skein_kernels::cuda::{CudaError, DeviceSlice};
@@ -11,48 +11,48 @@ pub(super) const KV: &str = "KV cache";
 pub(super) const STAGING: &str = "weights on their way";
 pub(super) const STEP: &str = "activations, logits, inputs";
 
-/// Left to the driver for code, launches and local memory, and to cuBLASLt for its own.
+/// Kept free for the driver (code, launches, local memory) and for cuBLASLt.
 const DRIVER_BYTES: usize = 192 << 20;
-/// Of a captured graph: its nodes' parameters on the device.
+/// Device bytes of each node of a captured graph, for its parameters.
 const GRAPH_BYTES_PER_NODE: usize = 2 << 10;
-/// A process's context, where its own cannot be told from those of others.
+/// Bytes of one process's context, used if it cannot be told apart from those of others.
 const CONTEXT_BYTES: u64 = 512 << 20;
 
-/// What is to be planned.
+/// Sizes to plan for.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Needs {
     pub weights: usize,
     pub step: usize,
-    /// Of all graphs.
+    /// Nodes of all graphs.
     pub graph_nodes: usize,
     /// Bytes of a KV block, all layers.
     pub block_bytes: usize,
-    /// Tokens of a block.
+    /// Tokens in a block.
     pub block_size: u32,
-    /// Asked for by `--max-model-len`.
+    /// Value of `--max-model-len`.
     pub max_model_len: Option<u32>,
 }
 
-/// Who gets how much.
+/// This worker's part of the device's memory.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Share {
-    /// Of the device's memory.
+pub(super) struct MemoryShare {
+    /// Fraction of the device's memory that all its workers use together.
     pub utilization: f64,
     /// Workers on the device.
     pub sharers: u32,
-    /// KV cache, where somebody chose.
+    /// KV cache bytes, if configured.
     pub kv_bytes: Option<u64>,
 }
 
-/// Adds everything to `plan`; returns how many KV blocks there are.
+/// Adds all regions to `plan` and returns the number of KV blocks.
 ///
 /// # Errors
-/// When the cache would hold less than one sequence of the length that was asked for, or nothing.
+/// If the cache would not hold one sequence of the configured length, or nothing at all.
 pub(super) fn fill(
     plan: &mut ArenaPlan,
     device_bytes: u64,
     needs: &Needs,
-    share: Share,
+    share: MemoryShare,
 ) -> Result<u32, CudaLoadError> {
     plan.add::<u8>(WEIGHTS, needs.weights, Phase::Always, "--quantization fp8 halves them");
     plan.add::<u8>(STEP, needs.step, Phase::Step, "lower --max-num-batched-tokens or --max-num-seqs");
@@ -73,7 +73,7 @@ pub(super) fn fill(
         }
     };
     let blocks = share.kv_bytes.unwrap_or(left) / needs.block_bytes.max(1) as u64;
-    // Slots are numbered in 32 bits.
+    // Slot numbers have 32 bits.
     let blocks = blocks.min(u64::from(i32::MAX as u32 / needs.block_size)) as u32;
     let longest = needs.max_model_len.unwrap_or(needs.block_size);
     if blocks < longest.div_ceil(needs.block_size) {
@@ -92,7 +92,7 @@ pub(super) fn fill(
     Ok(blocks)
 }
 
-/// Bytes that `place` takes. What it places lies nowhere and must not be used.
+/// Bytes that `place` takes. The pointers that it gets are not backed by memory and must not be used.
 pub(super) fn count(place: impl FnOnce(&mut Carver) -> Result<(), CudaError>) -> Result<usize, CudaError> {
     let mut nowhere = Carver::new(DeviceSlice::from_raw(0, usize::MAX / 2));
     place(&mut nowhere)?;

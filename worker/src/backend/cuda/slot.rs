@@ -1,7 +1,7 @@
-//! A step's page-locked memory: its message on the way to the device, and what comes back.
+//! Page-locked memory of a step: its message to the device, and its results.
 //!
-//! A slot belongs to the launching thread, then to the waiting one, which gives it back when the device is done with
-//! it: nobody can write what the device may still read.
+//! A slot belongs to the launching thread, then to the waiting thread, which returns it once the device is
+//! done with it. So the host never writes what the device may still read.
 
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -14,7 +14,7 @@ use skein_proto::logprobs::TokenLogprobs;
 
 use super::gaps::StepGaps;
 use super::memory::StepSizes;
-use super::threads::UnderWay;
+use super::threads::InFlight;
 use super::{failed, failed_on, stopped};
 use crate::backend::{Answer, BackendError, Batch, SampleRow, Sampled, ScoreRow, StepOutput, Want};
 
@@ -41,13 +41,13 @@ impl Slot {
         })
     }
 
-    /// Marks the end of the step in `stream`.
+    /// Records the end of the step in `stream`.
     pub fn mark_end(&self, stream: &Stream) -> Result<(), CudaError> {
         self.done.record(stream)
     }
 
-    /// Waits for the end, at most for `timeout`. A device that is stuck or faulted is abandoned: to free this slot
-    /// would wait for it.
+    /// Waits for the end, at most for `timeout`. A stuck or faulted device is abandoned, because freeing this
+    /// slot would wait for it.
     fn wait(&self, timeout: Duration, device: &Device) -> Result<(), BackendError> {
         match self.done.wait(timeout).map_err(|error| failed_on(device, &error))? {
             Waited::Done => Ok(()),
@@ -61,12 +61,12 @@ impl Slot {
     }
 }
 
-/// What is to be read for one want.
+/// Where to read the answer of one want.
 #[derive(Debug, Clone, Copy)]
 struct Wanted {
-    /// Where it is in the slot.
+    /// Index in the slot's results.
     place: usize,
-    /// Its batch row.
+    /// Row of the batch.
     row: u32,
     kind: Kind,
 }
@@ -79,20 +79,20 @@ enum Kind {
     Score { target: u32 },
 }
 
-/// A launched step, and what will be read of it.
+/// A launched step and how to read its results.
 pub(super) struct LaunchedStep {
     slot: Slot,
     wanted: Vec<Wanted>,
     timeout: Duration,
     device: Arc<Device>,
-    /// Where the slot goes back to.
+    /// Channel that takes the slot back.
     free: SyncSender<Slot>,
-    /// Where the gap before this step is noted, and which step it is.
+    /// Where to store the gap before this step, and the step's number.
     gap: Option<(Arc<StepGaps>, usize)>,
 }
 
 impl LaunchedStep {
-    /// `places` are those of the answers to the batch's wants in the slot.
+    /// `places` are the indices in the slot of the answers to the batch's wants.
     pub fn new(
         slot: Slot,
         batch: &Batch,
@@ -115,7 +115,7 @@ impl LaunchedStep {
         Self { slot, wanted, timeout, device: device.clone(), free: free.clone(), gap: None }
     }
 
-    /// The same with the gap before it noted when it has ended.
+    /// Also stores the gap before it once it has ended.
     pub fn with_gap(self, gap: Option<(Arc<StepGaps>, usize)>) -> Self {
         Self { gap, ..self }
     }
@@ -146,7 +146,7 @@ impl LaunchedStep {
     }
 }
 
-impl UnderWay for LaunchedStep {
+impl InFlight for LaunchedStep {
     fn bind(&self) -> Result<(), BackendError> {
         self.device.bind().map_err(|error| failed(&error))
     }
@@ -157,7 +157,7 @@ impl UnderWay for LaunchedStep {
             gaps.note(*step).map_err(|error| failed_on(&self.device, &error))?;
         }
         let output = self.read();
-        // A launching thread that is gone needs no slots.
+        // If the launching thread is gone, nobody needs the slot.
         let _ = self.free.send(self.slot);
         output
     }

@@ -1,5 +1,5 @@
-//! One step on the device: the message over, the forward pass, drawing, the results back. Everything is queued on
-//! one stream, so that steps take effect in the order of their launch.
+//! Runs one step on the device: uploads the message, runs the forward pass, draws, downloads the results.
+//! Everything is queued on one stream, so steps take effect in launch order.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender};
@@ -25,7 +25,7 @@ use super::{failed, failed_on, stopped};
 use crate::backend::{BackendError, Batch, BlockCopy as Copy};
 use crate::model::on_cuda::{Activations, Model, StepRows};
 
-/// A model on a device with all it needs to run steps. The launching thread owns it.
+/// A model on a device with everything needed to run steps; owned by the launching thread.
 pub(super) struct CudaModel<T, K> {
     pub graphs: Graphs,
     pub model: Model<T, K>,
@@ -39,22 +39,22 @@ pub(super) struct CudaModel<T, K> {
     pub planes: BlockPlanes,
     /// Bytes of a block in one plane.
     pub block_bytes: usize,
-    /// Where the step before left the answers to its wants: the tokens of samples, the scores of scores.
+    /// Where the previous step put the answers to its wants: the tokens of samples, the scores of scores.
     pub places: Vec<u32>,
-    /// A message without anything in it.
+    /// An empty message.
     pub empty: PinnedBuffer<u32>,
     pub free: Receiver<Slot>,
     pub give_back: SyncSender<Slot>,
     pub step_timeout: Duration,
-    /// When somebody wants to know.
+    /// Idle times between steps, if they are measured.
     pub gaps: Option<Arc<StepGaps>>,
-    /// Steps so far.
+    /// Steps launched so far.
     pub launched: usize,
     pub stream: Stream,
-    /// Captures go on while `stream` works.
+    /// Captures run beside the work on `stream`.
     pub capture_stream: Stream,
     pub arena: Arena,
-    /// Everything above launches them; they are unloaded after it.
+    /// Everything above launches them, so they are unloaded last.
     pub _kernels: Arc<Kernels>,
     pub device: Arc<Device>,
 }
@@ -67,7 +67,7 @@ impl<T: Activation + BlasElement, K: KvElement> Launcher for CudaModel<T, K> {
     }
 
     fn launch(&mut self, batch: &Batch) -> Result<LaunchedStep, BackendError> {
-        // There is one more than steps under way: without one the waiting thread has ended.
+        // There is one slot more than steps in flight, so none arrives only if the waiting thread has ended.
         let slot = self.free.recv_timeout(self.step_timeout);
         let slot = slot.map_err(|_| stopped("the waiting thread has ended"))?;
         let passes = passes(batch, self.sizes.pass)?;
@@ -124,7 +124,7 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
         Ok(step)
     }
 
-    /// One row for each sequence, padded to `size`; the logits of all rows.
+    /// A decode step: one row for each sequence, padded to `size`, with the logits of all rows.
     fn decode(&mut self, size: usize) -> Result<(), CudaError> {
         match self.graphs.captured(size) {
             Some(graph) => graph.launch(&self.stream),
@@ -160,7 +160,7 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
         self.model.forward(stream, &step, &self.activations)
     }
 
-    /// Logits, tokens and scores, pass by pass; where the answers to the batch's wants will be.
+    /// Logits, tokens and scores, pass by pass. Returns where the answers to the batch's wants will be.
     fn draw_passes(
         &self,
         batch: &Batch,
@@ -194,7 +194,7 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
         Ok(places)
     }
 
-    /// Sends a pass after the first one. The slot's message is on the device by then: this waits.
+    /// Sends a pass after the first one. Waits until the device has read the slot's previous message.
     fn next_message(&self, batch: &Batch, pass: &Pass, slot: &mut Slot) -> Result<Drawing, CudaError> {
         self.stream.synchronize()?;
         let mut message = Message::new(&mut slot.message);
@@ -222,7 +222,7 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
         Ok(())
     }
 
-    /// Copies blocks, wave by wave: (where its count is in the message, its pairs).
+    /// Copies blocks. Each wave is (offset of its count in the message, number of pairs).
     fn copy_blocks(&self, waves: &[(usize, usize)]) -> Result<(), CudaError> {
         for &(at, pairs) in waves {
             let copies = BlockCopies {
@@ -238,8 +238,8 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
         Ok(())
     }
 
-    /// Captures the graph of the next size; false when there is none left. Its work runs once before, over no rows, so
-    /// that everything a capture may not do (load code, choose algorithms) is done.
+    /// Captures the graph of the next size; false if none is left. The same work runs eagerly once before,
+    /// over no rows, to do everything that a capture must not (loading code, choosing algorithms).
     fn capture_next(&mut self) -> Result<bool, CudaError> {
         let Some(size) = self.graphs.next_size() else { return Ok(false) };
         self.memory.packed.upload(&self.stream, &self.empty, 0..HEADER_WORDS)?;
@@ -247,11 +247,12 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
         let graph = skein_kernels::cuda::Graph::capture(&self.capture_stream, || {
             self.decode_eagerly(&self.capture_stream, size)
         })?;
-        // On the stream that launches it: nothing else orders an upload before a launch.
+        // On the stream that launches it, because nothing else orders an upload before a launch.
         graph.upload(&self.stream)?;
         self.graphs.put(size, graph);
         if self.graphs.next_size().is_none() {
-            // Once, so that a device which does not survive this is noticed now, not by the next request.
+            // Synchronise once, so that a device that does not survive this is noticed now and not by the
+            // next request.
             self.stream.synchronize()?;
             let usage = self.arena.usage()?;
             tracing::info!(largest = size, %usage, "decode graphs captured");
@@ -260,7 +261,8 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
     }
 }
 
-/// Adds the copies to the message: where each wave's count is, its pairs behind it, and how many.
+/// Adds the copies to the message. Returns for each wave the offset of its count, which its pairs follow, and
+/// their number.
 fn pack_copies(message: &mut Message<'_>, copies: &[Copy]) -> Vec<(usize, usize)> {
     let pack = |wave: &[Copy]| {
         let at = message.list(&[wave.len() as u32]) as usize;

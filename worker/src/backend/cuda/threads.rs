@@ -1,5 +1,5 @@
-//! The backend's two threads: one launches steps, one waits for them. The engine's thread makes no CUDA call, so
-//! whatever hangs in the driver, the engine notices, and ends.
+//! The backend's two threads: one launches steps, one waits for them. The engine's thread makes no CUDA call,
+//! so if the driver hangs, the engine notices and ends.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,30 +12,30 @@ use super::gaps::StepGaps;
 use super::{STEPS_IN_FLIGHT, stopped};
 use crate::backend::{Alarm, Backend, BackendError, Batch, StepHandle, StepOutput};
 
-/// Beyond the step's own timeout: the waiting thread says more of what happened, when it still can.
+/// Extra wait beyond the step's timeout, because the waiting thread's own error says more.
 const GRACE: Duration = Duration::from_secs(1);
-/// Without a step for this long there is time for other work.
+/// Idle time after which spare work is done.
 const SPARE_TIME: Duration = Duration::from_millis(5);
-/// Steps without a pause after which other work is done all the same.
+/// Steps without a pause after which spare work is done anyway.
 const STEPS_WITHOUT_SPARE_TIME: u32 = 16;
 
-/// What launches steps on a device. Owned by the launching thread.
+/// Launches steps on a device. Owned by the launching thread.
 pub(super) trait Launcher: Send {
-    /// A step under way, and how to wait for it.
-    type Step: UnderWay;
-    /// Makes the calling thread one that calls CUDA.
+    /// A step in flight.
+    type Step: InFlight;
+    /// Binds the calling thread to the device.
     fn bind(&self) -> Result<(), BackendError>;
     /// Queues a step and returns before it is done.
     fn launch(&mut self, batch: &Batch) -> Result<Self::Step, BackendError>;
-    /// Does some work that serving does not wait for; false once there is none left.
+    /// Does some work that serving does not wait for; false once none is left.
     fn use_spare_time(&mut self) -> Result<bool, BackendError>;
 }
 
 /// A launched step.
-pub(super) trait UnderWay: Send {
-    /// Makes the calling thread one that calls CUDA.
+pub(super) trait InFlight: Send {
+    /// Binds the calling thread to the device.
     fn bind(&self) -> Result<(), BackendError>;
-    /// Waits for it and reads what it made.
+    /// Waits for it and reads its results.
     fn finish(self) -> Result<StepOutput, BackendError>;
 }
 
@@ -45,7 +45,7 @@ pub struct CudaBackend {
     launched: u64,
     collected: u64,
     step_timeout: Duration,
-    /// `None` once dropped: that ends the threads, one after the other.
+    /// `None` while dropping, which ends the threads one after the other.
     steps: Option<SyncSender<Batch>>,
     outputs: Receiver<Result<StepOutput, BackendError>>,
     threads: Vec<JoinHandle<()>>,
@@ -56,7 +56,7 @@ pub struct CudaBackend {
 }
 
 impl CudaBackend {
-    /// Decode sizes that replay a captured graph by now; the others run kernel by kernel.
+    /// Decode sizes that replay a captured graph so far; the others run kernel by kernel.
     pub fn captured_graphs(&self) -> usize {
         self.graphs.load(Ordering::Acquire)
     }
@@ -78,14 +78,14 @@ impl CudaBackend {
         graphs: Arc<AtomicUsize>,
     ) -> std::io::Result<Self> {
         let (steps, inbox) = sync_channel(STEPS_IN_FLIGHT);
-        let (launched, under_way) = sync_channel(STEPS_IN_FLIGHT);
+        let (launched, in_flight) = sync_channel(STEPS_IN_FLIGHT);
         let (outbox, outputs) = sync_channel(STEPS_IN_FLIGHT);
         let bell = Arc::<Bell>::default();
         let rung = Arc::clone(&bell);
         let thread = |name: &str| std::thread::Builder::new().name(name.into());
         let threads = vec![
             thread("skein-cuda-0").spawn(move || launch_steps(launcher, &inbox, &launched))?,
-            thread("skein-cuda-0-wait").spawn(move || finish_steps(&under_way, &outbox, &rung))?,
+            thread("skein-cuda-0-wait").spawn(move || finish_steps(&in_flight, &outbox, &rung))?,
         ];
         let steps = Some(steps);
         Ok(Self {
@@ -109,7 +109,7 @@ impl CudaBackend {
     }
 }
 
-/// Tells whoever wants to know that the threads have ended with an error.
+/// Reports, once, that the threads have ended with an error.
 #[derive(Default)]
 struct Bell(Mutex<Ring>);
 
@@ -128,7 +128,7 @@ impl Bell {
         alarm.into_iter().for_each(|alarm| alarm());
     }
 
-    /// Calls `alarm` when it rings, which may be now.
+    /// Calls `alarm` when the bell rings, or now if it has rung.
     fn connect(&self, alarm: Alarm) {
         let mut ring = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         ring.alarm = Some(alarm);
@@ -151,7 +151,7 @@ impl Backend for CudaBackend {
     fn launch(&mut self, batch: Batch) -> Result<StepHandle, BackendError> {
         let sent = self.steps.as_ref().is_some_and(|steps| steps.send(batch).is_ok());
         if !sent {
-            // What ended the thread, if it could still say so.
+            // The error that ended the thread, if it could report one.
             let last = self.outputs.try_iter().find_map(Result::err);
             self.failed = true;
             return Err(last.unwrap_or_else(|| self.gone()));
@@ -180,12 +180,12 @@ impl Backend for CudaBackend {
 
     fn health(&mut self) -> Result<(), BackendError> {
         if self.launched != self.collected {
-            return Ok(()); // whoever collects hears of it
+            return Ok(()); // collect reports it
         }
         match self.outputs.try_recv() {
             Err(TryRecvError::Empty) => Ok(()),
             Err(TryRecvError::Disconnected) => Err(self.gone()),
-            Ok(Ok(_)) => unreachable!("an output belongs to a step under way"),
+            Ok(Ok(_)) => unreachable!("an output belongs to a step in flight"),
             Ok(Err(error)) => {
                 self.failed = true;
                 Err(error)
@@ -199,7 +199,7 @@ impl Drop for CudaBackend {
         drop(self.steps.take());
         self.failed |= self.outputs.try_iter().any(|output| output.is_err());
         if self.failed {
-            return; // a thread may hang in the driver: it ends with the process
+            return; // a thread may hang in the driver; it ends with the process
         }
         for thread in self.threads.drain(..) {
             let _ = thread.join(); // its panics were caught
@@ -217,14 +217,15 @@ fn launch_steps<L: Launcher>(
         launcher.bind()?;
         let (mut has_more_work, mut steps_since) = (true, 0);
         loop {
-            let spare = match has_more_work {
-                true => inbox.recv_timeout(SPARE_TIME),
-                false => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            let received = if has_more_work {
+                inbox.recv_timeout(SPARE_TIME)
+            } else {
+                inbox.recv().map_err(|_| RecvTimeoutError::Disconnected)
             };
-            match spare {
+            match received {
                 Ok(batch) => {
                     if launched.send(Ok(launcher.launch(&batch)?)).is_err() {
-                        return Ok(()); // the waiting thread has said why
+                        return Ok(()); // the waiting thread has reported why
                     }
                     steps_since += 1;
                 }
@@ -237,22 +238,22 @@ fn launch_steps<L: Launcher>(
         }
     });
     if let Err(error) = outcome {
-        // What it holds goes with the process: to free it would wait for the device.
+        // Leaked until the process ends, because freeing it would wait for the device.
         std::mem::forget(launcher);
-        // A waiting thread that is gone has said why.
+        // If the waiting thread is gone, it has reported why.
         let _ = launched.send(Err(error));
     }
 }
 
 /// The waiting thread.
-fn finish_steps<S: UnderWay>(
-    under_way: &Receiver<Result<S, BackendError>>,
+fn finish_steps<S: InFlight>(
+    in_flight: &Receiver<Result<S, BackendError>>,
     outbox: &SyncSender<Result<StepOutput, BackendError>>,
     bell: &Bell,
 ) {
     let outcome = caught(|| {
         let mut is_bound = false;
-        for step in under_way {
+        for step in in_flight {
             let step = step?;
             if !std::mem::replace(&mut is_bound, true) {
                 step.bind()?;
@@ -264,13 +265,13 @@ fn finish_steps<S: UnderWay>(
         Ok(())
     });
     if let Err(error) = outcome {
-        // An engine that is gone needs no reason.
+        // If the engine is gone, nobody needs the error.
         let _ = outbox.send(Err(error));
         bell.ring();
     }
 }
 
-/// Runs `work`; a panic is an error with its message.
+/// Runs `work` and turns a panic into an error with its message.
 fn caught(work: impl FnOnce() -> Result<(), BackendError>) -> Result<(), BackendError> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
@@ -284,7 +285,7 @@ mod tests {
     use super::*;
     use crate::backend::Answer;
 
-    /// Answers with as many samples as the batch has rows, or as its first token says.
+    /// Answers with one sample for each row, or misbehaves as its first token says.
     struct Scripted;
     struct Scripts(u32, usize);
     const HANGS: u32 = 1;
@@ -308,7 +309,7 @@ mod tests {
         }
     }
 
-    impl UnderWay for Scripts {
+    impl InFlight for Scripts {
         fn bind(&self) -> Result<(), BackendError> {
             Ok(())
         }
@@ -329,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn two_steps_are_under_way_and_end_in_order() {
+    fn two_steps_are_in_flight_and_end_in_order() {
         let mut backend = CudaBackend::start(Scripted, 5, Duration::from_secs(20), Arc::default()).unwrap();
         let first = backend.launch(batch(0, 3)).unwrap();
         let second = backend.launch(batch(0, 1)).unwrap();

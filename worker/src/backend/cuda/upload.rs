@@ -1,9 +1,9 @@
-//! Weights on their way to the device: mapped file → pinned buffer → device, by several threads at once.
+//! Uploads weights: mapped file → pinned buffer → device, with several threads.
 //!
-//! A copy from pageable memory would be staged by the driver, one at a time. Here each thread fills one of its two
-//! pinned buffers while the device drains the other: the page cache is read by as many cores as it takes to keep
-//! the bus busy. Weights that become e4m3 go to a staging buffer on the device and are quantised from there, which
-//! takes less time than their copy.
+//! The driver would stage a copy from pageable memory, one at a time. Here each thread fills one of its two
+//! pinned buffers while the device drains the other, so that enough cores read the page cache to keep the bus
+//! busy. Weights that become e4m3 go to a staging buffer on the device and are quantised from there, which
+//! takes less time than copying them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,13 +16,13 @@ use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::quantize::{Granularity, Quantization, Quantize};
 use skein_kernels::cuda::{CudaError, Device, DeviceSlice, Event, PinnedBuffer, Stream};
 
-/// One pinned buffer; larger ones copy no faster.
+/// Bytes of a pinned buffer; larger ones copy no faster.
 const CHUNK_BYTES: usize = 16 << 20;
-/// Threads that read. More than a bus needs at the speed of a memory copy.
+/// Most reading threads; more than a bus needs at the speed of a memory copy.
 const MAX_READERS: usize = 8;
-/// Staging buffers begin at multiples of this.
+/// Staging buffers start at multiples of this.
 const ALIGNMENT: usize = 256;
-/// Reports of progress that wait for whoever shows them.
+/// Most queued progress reports.
 const REPORTS: usize = 64;
 
 /// Types of values on the device.
@@ -34,7 +34,8 @@ pub(super) enum Dtype {
 }
 
 impl Dtype {
-    /// What a checkpoint's weights are computed in: their own 16-bit type, and bfloat16 for single precision.
+    /// The type in which a checkpoint's weights are computed: their own 16-bit type, or bfloat16 for single
+    /// precision.
     pub fn of(storage: &Storage) -> Self {
         match storage {
             Storage::F16(_) => Self::F16,
@@ -57,7 +58,7 @@ impl Dtype {
     }
 }
 
-/// What is to be copied where.
+/// The copies to make.
 #[derive(Default)]
 pub(super) struct Upload {
     parts: Vec<Part>,
@@ -69,22 +70,22 @@ struct Part {
     from: WeightMatrix,
     rows: Range<usize>,
     to: DeviceSlice<u8>,
-    /// A scale for each row that becomes e4m3, or none.
+    /// A scale for each row if it becomes e4m3, or none.
     scales: DeviceSlice<f32>,
-    /// What is copied.
+    /// Type of the copied values.
     dtype: Dtype,
 }
 
-/// Rows to e4m3, on the device.
+/// Quantises rows to e4m3 on the device.
 #[derive(Clone, Copy)]
 pub(super) struct Quantiser<T> {
     pub kernel: Quantize<T>,
-    /// [`staging_bytes`] of memory.
+    /// [`staging_bytes`] bytes of memory.
     pub staging: DeviceSlice<u8>,
 }
 
-/// Bytes on the device in which matrices of these `[n, k]` wait to be quantised, from 16-bit values: a part for each
-/// reader.
+/// Device bytes for staging matrices of these `[n, k]` before they are quantised, as 16-bit values: a part
+/// for each reader.
 pub(super) fn staging_bytes(shapes: &[(usize, usize)]) -> usize {
     let part = |&(n, k): &(usize, usize)| rows_at_once(k * 2).min(n) * k * 2;
     MAX_READERS * shapes.iter().map(part).max().unwrap_or(0).next_multiple_of(ALIGNMENT)
@@ -100,7 +101,8 @@ impl Upload {
         self.add_parts(from, to, DeviceSlice::NONE, dtype);
     }
 
-    /// Adds a matrix that becomes e4m3 from `dtype`: row by row, its largest value becomes the largest that e4m3 has.
+    /// Adds a matrix that becomes e4m3 from `dtype`. Each row is scaled so that its largest value becomes the
+    /// largest of e4m3.
     pub fn add_quantised(
         &mut self,
         from: &WeightMatrix,
@@ -132,13 +134,13 @@ impl Upload {
         self.bytes += (from.rows() * row_bytes) as u64;
     }
 
-    /// Bytes that are copied.
+    /// Bytes to copy.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Copies everything and waits for it; `quantiser` for what becomes e4m3. `progress` gets each further number of
-    /// bytes.
+    /// Copies everything and waits for it. `quantiser` is for parts that become e4m3. `progress` gets the
+    /// bytes of each finished part.
     pub fn run<T: Activation>(
         &self,
         device: &Arc<Device>,
@@ -165,7 +167,7 @@ impl Upload {
         })
     }
 
-    /// One reader: takes the next part until there is none.
+    /// One reader: takes parts until none is left.
     fn read<T: Activation>(
         &self,
         device: &Arc<Device>,
@@ -191,14 +193,14 @@ impl Upload {
             part.fill(&mut buffer[..bytes], &mut scratch);
             match quantiser.as_ref().filter(|_| !part.scales.is_empty()) {
                 None => part.to.upload(&stream, buffer, 0..bytes)?,
-                // What comes next on the stream waits until the staging buffer has been read.
+                // The stream orders the next copy after the staging buffer has been read.
                 Some(quantiser) => {
                     quantiser.staging.slice(0..bytes).upload(&stream, buffer, 0..bytes)?;
                     quantiser.launch(&stream, part)?;
                 }
             }
             drained.record(&stream)?;
-            // A receiver that is gone has nobody to show it to.
+            // If the receiver is gone, nobody shows progress.
             let _ = reports.send(bytes as u64);
         }
         stream.synchronize()
@@ -206,7 +208,7 @@ impl Upload {
 }
 
 impl<T: Activation> Quantiser<T> {
-    /// The same with the `index`-th reader's share of the staging memory.
+    /// The quantiser with the `index`-th reader's part of the staging memory.
     fn part(&self, index: usize) -> Self {
         let bytes = self.staging.len() / MAX_READERS;
         Self { staging: self.staging.slice(index * bytes..(index + 1) * bytes), ..*self }
@@ -227,7 +229,7 @@ impl<T: Activation> Quantiser<T> {
 }
 
 impl Part {
-    /// Bytes that are copied.
+    /// Bytes to copy.
     fn bytes(&self) -> usize {
         self.rows.len() * self.from.cols() * self.dtype.bytes()
     }
@@ -248,7 +250,7 @@ impl Part {
     }
 }
 
-/// Rounds to nearest even, little-endian.
+/// Rounds to nearest even; little-endian.
 fn narrow(values: &[f32], to: &mut [u8], dtype: Dtype) {
     match dtype {
         Dtype::Bf16 => {

@@ -1,4 +1,4 @@
-//! Whether a CUDA device is there and can run a model, and why not.
+//! Whether a CUDA device is present and can run a model, and if not, why.
 
 use std::sync::Arc;
 
@@ -6,44 +6,45 @@ use skein_kernels::cuda::{CudaError, Device, Kernels, Unavailable};
 
 use crate::model::config::ModelConfig;
 
-/// Values of a head that the attention kernels have tiles for.
+/// Head dimensions for which there are attention kernels.
 const HEAD_DIMS: [usize; 6] = [16, 32, 64, 96, 128, 256];
-/// Widths of matrices are multiples of this: kernels load 16 bytes at a time.
+/// Matrix widths must be multiples of this: kernels load 16 bytes at a time.
 const WIDTH: usize = 8;
 
-/// Why a model does not run on a CUDA device here.
+/// Why a model cannot run on a CUDA device here.
 #[derive(Debug, thiserror::Error)]
 pub enum NotUsable {
-    /// There is no device that works.
+    /// There is no working device.
     #[error(transparent)]
     Device(#[from] Unavailable),
-    /// The kernels cannot be had.
+    /// The kernels cannot be loaded.
     #[error(transparent)]
     Kernels(CudaError),
-    /// The model has a shape without kernels.
+    /// A size of the model has no kernel.
     #[error("the CUDA kernels cannot run this model: {what} is {got}; allowed: {allowed}")]
     Model {
-        /// Which size.
+        /// Name of the size.
         what: &'static str,
         /// Its value.
         got: usize,
-        /// What would do.
+        /// Allowed values.
         allowed: String,
     },
-    /// A setting that the kernels do not take.
+    /// A setting that the kernels do not support.
     #[error("{setting} is {got}; allowed: {allowed}")]
     Setting {
-        /// Which.
+        /// Name of the setting.
         setting: &'static str,
         /// Its value.
         got: usize,
-        /// What would do.
+        /// Allowed values.
         allowed: String,
     },
 }
 
 impl NotUsable {
-    /// Whether a device that should work does not: then the CPU is no substitute, for the next start may find it well.
+    /// Whether a device that should work does not. The CPU is no substitute then, because the device may work
+    /// at the next start.
     pub fn is_fault(&self) -> bool {
         match self {
             Self::Device(Unavailable::Broken(_)) => true,
@@ -53,14 +54,14 @@ impl NotUsable {
     }
 }
 
-/// A device with its kernels loaded, the calling thread bound to it.
+/// A device with loaded kernels; the calling thread is bound to it.
 #[derive(Debug)]
 pub struct OpenDevice {
     pub(super) device: Arc<Device>,
     pub(super) kernels: Arc<Kernels>,
 }
 
-/// Opens device `ordinal` for `model`.
+/// Opens device `ordinal` and checks that it can run `model`.
 ///
 /// # Errors
 /// See [`NotUsable`].

@@ -1,4 +1,4 @@
-//! Drafts through the engine: scheduler, engine and a backend that verifies give exactly the output of plain decoding.
+//! Drafts through scheduler, engine and a verifying backend give exactly the output of plain decoding.
 
 use skein_proto::sampling::SamplingParams;
 
@@ -6,7 +6,8 @@ use super::scene::*;
 use super::*;
 use crate::scheduler::{Drafts, Propose};
 
-/// Proposes what comes, garbage, and what comes with garbage behind it, in turn. `wholes`: prompts with their outputs.
+/// Proposes in turn the right tokens, garbage, and right tokens followed by garbage. `wholes`: prompts with
+/// their outputs.
 fn in_turn(wholes: Vec<Vec<TokenId>>) -> Propose {
     let mut turn = 0;
     Box::new(move |tokens, most, draft| {

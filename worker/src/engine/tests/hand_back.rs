@@ -1,9 +1,9 @@
-//! Cut anywhere, go on elsewhere: the two parts are what nobody cut.
+//! A request cut anywhere and resumed elsewhere gives the same output as one that was not cut.
 
 use super::scene::*;
 use super::*;
 
-/// Every way of drawing that the tokens so far, the seed, the sample or the position have a part in.
+/// Every kind of sampling that depends on the tokens so far, the seed, the sample or the position.
 fn cases() -> Vec<(&'static str, NewRequest)> {
     let base = SamplingParams { max_tokens: 24, ..SamplingParams::default() };
     let seeded = SamplingParams { temperature: 0.8, seed: 11, ..base.clone() };
@@ -14,7 +14,7 @@ fn cases() -> Vec<(&'static str, NewRequest)> {
         ..seeded.clone()
     };
     let biased = SamplingParams { logit_bias: vec![(3, 5.0), (4, -5.0)], ..seeded.clone() };
-    // One token in ten ends a sample, but not before the twelfth.
+    // One token in ten is a stop token, but none before the twelfth position.
     let stopping = SamplingParams { stop_token_ids: (0..5).collect(), min_tokens: 12, ..seeded.clone() };
     vec![
         ("greedy", request(base.clone(), 1)),
@@ -33,14 +33,14 @@ fn cases() -> Vec<(&'static str, NewRequest)> {
     ]
 }
 
-/// Runs `turns` turns and hands back; what the reader got, and its samples that have not ended, as delivered.
+/// Runs `turns` turns, then hands back. Returns what the reader got.
 async fn cut_after(turns: u32, asked: &NewRequest) -> Got {
     let mut scene = Scene::new(fake());
     let mut stream = scene.submit(keyed("cut", asked.clone())).await.expect("taken");
     let mut got = Got::default();
     for turn in 0..turns {
         scene.turn();
-        // Some readers are up to date when it ends, others have not read anything.
+        // Some readers are up to date when the engine hands back, others have read nothing.
         if turn % 3 == 0 {
             got.read(&mut stream);
         }
@@ -59,7 +59,7 @@ async fn cut_after(turns: u32, asked: &NewRequest) -> Got {
     got
 }
 
-/// What another worker is asked for after that.
+/// The request that resumes the rest on another worker.
 fn rest_of(asked: &NewRequest, got: &Got) -> NewRequest {
     let left = |index: u32| got.samples.get(&index).is_none_or(|output| output.finish.is_none());
     let samples = asked.samples.iter().filter(|sample| left(sample.index));
@@ -79,7 +79,7 @@ fn joined(mut got: Got, rest: Got) -> Got {
         whole.tokens.extend(output.tokens);
         whole.finish = output.finish;
     }
-    // Scores come again from the first on, where not all had come.
+    // Scores start again from the first if some were missing.
     got.scores.extend(rest.scores);
     got
 }
@@ -106,7 +106,7 @@ async fn a_resume_at_every_position_of_every_case_is_exact() {
         let whole = undisturbed(asked.clone()).await;
         let longest = whole.samples.values().map(|output| output.tokens.len()).max().expect("some");
         for cut in 0..=longest {
-            // As a client has it that read so far: samples that ended by then are not asked for again.
+            // What a client has after reading this far; samples that have ended are not requested again.
             let mut got = Got { scores: whole.scores.clone(), ..Got::default() };
             for (&index, output) in &whole.samples {
                 let tokens = output.tokens.clone().into_iter().take(cut).collect();

@@ -1,4 +1,4 @@
-//! The loop over the fake backend: here on its own thread, below turn by turn.
+//! The engine loop over the fake backend: here on its own thread, in the submodules turn by turn.
 
 mod drafts;
 mod hand_back;
@@ -28,7 +28,7 @@ use crate::streams::{
     TokenStream,
 };
 
-/// Longer than anything here takes; a test that hangs fails.
+/// Longer than any test takes; a test that hangs fails.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 type Running = JoinHandle<Result<(), BackendError>>;
@@ -60,7 +60,7 @@ fn submission(id: &str, max_tokens: u32) -> Submission {
     Submission { id: id.into(), request, placement, stream_key: None, linger: Duration::ZERO }
 }
 
-/// All deltas of a stream, checked for holes.
+/// Reads a stream to its end and checks that its positions have no gaps.
 async fn read(stream: &mut TokenStream) -> Result<Vec<Delta>, StreamFault> {
     let mut all = Vec::new();
     let mut position = 40;
@@ -101,7 +101,7 @@ async fn a_request_streams_to_its_end_and_the_log_tells_of_it() {
     let mut again = handle.submit(submission("a", 1)).await.expect("an id is free again after its end");
     assert_eq!(read(&mut again).await.expect("no fault")[0].cached_tokens, Some(32));
     let snapshot = handle.snapshot().await.expect("it runs");
-    // 59 tokens have keys and values: three full blocks; one run.
+    // 59 tokens have keys and values: three full blocks in one run.
     assert_eq!(snapshot.runs.iter().map(|run| run.hashes.len()).collect::<Vec<_>>(), [3]);
     let entries = handle.log().entries_from(1, 100).expect("all of it");
     let admitted = |depth, hashes| {
@@ -175,7 +175,7 @@ async fn a_reader_that_never_reads_loses_its_request_not_the_workers_memory() {
     let (handle, running) = start(FakeOptions { kv_blocks: 8192, ..FakeOptions::default() }, 8);
     let mut greedy = submission("a", 100_000);
     let params = SamplingParams { max_tokens: 100_000, logprobs: Some(20), ..SamplingParams::default() };
-    // Enough bytes a token that few tokens do.
+    // Many bytes a token, so that few tokens reach the limit.
     greedy.request.params = Arc::new(params);
     greedy.request.samples = (0..32).map(|index| NewSample { index, delivered: Vec::new() }).collect();
     let mut lazy = handle.submit(greedy).await.expect("taken");
@@ -198,7 +198,7 @@ async fn a_slow_reader_gets_everything_in_fewer_deltas() {
     stop(handle, running).await;
 }
 
-/// The fake backend with so many steps under way, noting launches (+n) and collects (-n).
+/// The fake backend with `depth` steps in flight, recording launches (+n) and collects (-n).
 struct Noting {
     backend: FakeBackend,
     depth: usize,
@@ -242,7 +242,7 @@ async fn the_next_step_is_launched_before_the_last_one_is_collected() {
     }
 }
 
-/// A bug in a kernel.
+/// Panics at launch, like a bug in a kernel.
 struct Panicking;
 
 impl Backend for Panicking {
@@ -271,7 +271,7 @@ async fn a_panic_of_the_engine_ends_every_stream() {
     handle.ended().await;
 }
 
-/// Is dead once its alarm is taken; nothing is submitted to it.
+/// Fails once its alarm is taken; nothing is submitted to it.
 struct Dying {
     alarm: Arc<Mutex<Option<Alarm>>>,
 }
@@ -290,10 +290,10 @@ impl Backend for Dying {
         *self.alarm.lock().unwrap() = Some(alarm);
     }
     fn health(&mut self) -> Result<(), BackendError> {
-        match self.alarm.lock().unwrap().is_none() {
-            true => Err(BackendError::Stopped { backend: "dying", reason: "an illegal address".into() }),
-            false => Ok(()),
+        if self.alarm.lock().unwrap().is_some() {
+            return Ok(());
         }
+        Err(BackendError::Stopped { backend: "dying", reason: "an illegal address".into() })
     }
 }
 
@@ -306,19 +306,16 @@ async fn an_idle_engine_ends_when_its_backend_dies_and_still_when_nobody_holds_i
         let (engine, handle) = Engine::new(Scheduler::new(&config, 64, 512), Box::new(backend), 8);
         let running = std::thread::spawn(move || engine.run());
         assert!(handle.snapshot().await.is_some(), "it runs");
-        match dies {
-            true => {
-                let ring = alarm.lock().unwrap().take().unwrap();
-                ring();
-                tokio::time::timeout(PATIENCE, handle.ended()).await.expect("the engine hears of it");
-                assert!(running.join().unwrap().unwrap_err().to_string().contains("an illegal address"));
-            }
-            false => {
-                drop(handle);
-                let joined = tokio::task::spawn_blocking(|| running.join().unwrap());
-                let ended = tokio::time::timeout(PATIENCE, joined).await;
-                assert!(ended.expect("an alarm keeps no engine").unwrap().is_ok());
-            }
+        if dies {
+            let ring = alarm.lock().unwrap().take().unwrap();
+            ring();
+            tokio::time::timeout(PATIENCE, handle.ended()).await.expect("the alarm wakes the engine");
+            assert!(running.join().unwrap().unwrap_err().to_string().contains("an illegal address"));
+        } else {
+            drop(handle);
+            let joined = tokio::task::spawn_blocking(|| running.join().unwrap());
+            let ended = tokio::time::timeout(PATIENCE, joined).await;
+            assert!(ended.expect("an alarm keeps no engine alive").unwrap().is_ok());
         }
     }
 }

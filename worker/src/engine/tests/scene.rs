@@ -1,4 +1,4 @@
-//! An engine in the hands of a test: it takes its turns when the test says so, in the test's time, and is audited
+//! An engine driven by a test: it takes its turns when the test says so, in simulated time, and is audited
 //! after each.
 
 use std::cell::Cell;
@@ -33,7 +33,7 @@ impl Scene {
         Self::of(scheduler(options), backend)
     }
 
-    /// Its streams get drafts.
+    /// An engine whose streams get drafts.
     pub fn drafting(options: FakeOptions, drafts: Drafts) -> Self {
         let mut scheduler = scheduler(&options);
         scheduler.set_drafts(drafts);
@@ -57,12 +57,12 @@ impl Scene {
         turn
     }
 
-    /// Until nothing is left to compute.
+    /// Turns until nothing is left to compute.
     pub fn run(&mut self) {
         while self.turn() == Turn::Worked {}
     }
 
-    /// An answer that takes one turn.
+    /// Awaits an answer that takes one turn.
     async fn ask<T>(&mut self, question: impl Future<Output = T>) -> T {
         let turn = async { self.turn() };
         tokio::join!(biased; question, turn).0
@@ -106,7 +106,7 @@ pub fn attachment(id: &str, from: &[(u32, u32)]) -> Attachment {
     Attachment { id: id.into(), key: KEY, samples, from_score: 0, linger: LINGER }
 }
 
-/// A request that others may read.
+/// A request that other readers may join.
 pub fn keyed(id: &str, request: NewRequest) -> Submission {
     Submission { stream_key: Some(KEY), linger: LINGER, ..Submission::alone(id, request) }
 }
@@ -118,7 +118,7 @@ pub fn request(params: SamplingParams, n: u32) -> NewRequest {
     NewRequest { params: Arc::new(params), samples, ..submission("", 1).request }
 }
 
-/// All that a reader got, each position once.
+/// Everything that a reader got, each position once.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Got {
     pub samples: BTreeMap<u32, Output>,
@@ -134,7 +134,7 @@ pub struct Output {
 }
 
 impl Got {
-    /// Adds what came next; panics where a position comes twice or one is left out.
+    /// Adds the next delta; panics if a position comes twice or is left out.
     pub fn add(&mut self, delta: Delta) {
         assert!(!self.handed_back, "nothing follows a hand-back");
         self.handed_back = delta.hand_back;
@@ -161,7 +161,7 @@ impl Got {
         output.finish = delta.finish;
     }
 
-    /// What is there now; `Some` when the stream has ended.
+    /// Reads what is there now; `Some` if the stream has ended.
     pub fn read(&mut self, stream: &mut TokenStream) -> Option<Result<(), StreamFault>> {
         use std::task::{Context, Poll, Waker};
         loop {
@@ -181,7 +181,7 @@ impl Got {
     }
 }
 
-/// A request's whole output on an engine of its own.
+/// A request's complete output on an engine of its own.
 pub async fn undisturbed(request: NewRequest) -> Got {
     undisturbed_in(fake(), request).await
 }
@@ -197,7 +197,7 @@ pub async fn undisturbed_in(options: FakeOptions, request: NewRequest) -> Got {
     got
 }
 
-/// Few enough that stop tokens come up.
+/// Small enough that stop tokens come up.
 pub const VOCAB: u32 = 50;
 
 pub fn fake() -> FakeOptions {

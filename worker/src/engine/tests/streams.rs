@@ -1,4 +1,4 @@
-//! Many readers of one request, and none.
+//! Requests with many readers, and with none.
 
 use super::scene::*;
 use super::*;
@@ -15,7 +15,7 @@ async fn a_stream_can_be_read_from_every_position_while_it_runs_and_after() {
     drop(first);
     let mut readers = Vec::new();
     for from in 0..=30 {
-        // One step each: the later ones come from behind, the first ones are ahead of what is computed.
+        // One step each: the later readers start behind the computed tokens, the first ones ahead of them.
         let stream = scene.attach(&format!("reader {from}"), &[(0, PROMPT_LEN + from)]).await.expect("kept");
         readers.push((from, stream, Got::default()));
         for (_, stream, got) in &mut readers {
@@ -79,7 +79,7 @@ async fn the_last_readers_release_frees_all_blocks_in_the_very_turn_that_hears_i
     let mut scene = Scene::new(fake());
     let blocks = scene.free_blocks();
     for round in 0..50 {
-        // At every point of a request's life, from before its first step on.
+        // At every age of a request, from before its first step on.
         let [name, other] = ["first", "second"].map(|name| format!("{name} {round}"));
         let first = scene.submit(keyed(&name, plain(10_000))).await.expect("taken");
         for _ in 0..round {
@@ -90,7 +90,7 @@ async fn the_last_readers_release_frees_all_blocks_in_the_very_turn_that_hears_i
         assert!(scene.release(&name).await);
         assert!(scene.free_blocks() < blocks, "the other one still reads");
         assert!(!scene.release(&name).await, "only once");
-        // A router that dies first and releases after counts too.
+        // A release after the stream was dropped counts, too.
         if round % 2 == 0 {
             drop(second);
             assert!(scene.release(&other).await);
@@ -211,7 +211,7 @@ async fn what_is_not_the_same_request_is_computed_by_itself() {
     drop(first);
 }
 
-/// The same on this engine, under no key.
+/// The request's output on this engine, without a key.
 async fn undisturbed_on(scene: &mut Scene, request: NewRequest) -> Got {
     let mut stream = scene.submit(Submission::alone("by itself", request)).await.expect("taken");
     scene.run();
@@ -227,7 +227,7 @@ async fn a_resumed_stream_is_kept_from_its_clients_first_token_on() {
     let mut resumed = plain(60);
     resumed.samples[0].delivered = whole[..20].to_vec();
     drop(scene.submit(keyed("resumed", resumed)).await.expect("taken"));
-    // Its router died as well, and its client has less than the router had.
+    // Its router died as well, and the client has less than the router had.
     let mut stream = scene.attach("again", &[(0, PROMPT_LEN + 4)]).await.expect("kept");
     scene.run();
     let mut got = Got::default();
@@ -278,7 +278,7 @@ async fn prompt_scores_are_kept_and_given_to_who_lacks_them() {
         assert!(got.scores.iter().eq(whole.scores.range(from_score..)), "from {from_score}");
         assert_eq!(got.samples, whole.samples);
     }
-    // One that no longer wants them joins, too; one that wants them does not join one that has none.
+    // A request that no longer wants scores joins, too. One that wants them does not join a stream without.
     let without = request(SamplingParams { prompt_logprobs: None, ..params }, 1);
     drop(scene.submit(keyed("again", without.clone())).await.expect("joined"));
     assert_eq!(scene.engine.counts().accepted, 1);
@@ -347,7 +347,7 @@ async fn what_is_kept_is_bounded_ended_streams_go_first_and_readers_lose_nothing
         drop(scene.submit(submission).await.expect("taken"));
         scene.run();
         assert!(scene.engine.outbox.bytes() <= LIMIT, "{} bytes", scene.engine.outbox.bytes());
-        // The time of each ends a little later.
+        // Each expires a little later.
         scene.pass(Duration::from_millis(1));
     }
     let mut kept = Vec::new();

@@ -1,5 +1,5 @@
-//! Tables that are cut back, against a naive twin: each sequence's own list of tokens. The test has a memory of its own, in
-//! which every slot holds the token that was written there.
+//! Tables that are cut back, against a simple model: each sequence's own list of tokens. A simulated memory
+//! holds in every slot the token that was written there.
 
 use super::*;
 
@@ -36,7 +36,7 @@ struct World {
 }
 
 impl World {
-    /// Computes as many of `tokens` after those of `twin` as there are blocks for.
+    /// Computes as many of `tokens`, after those of `twin`, as there are blocks for.
     fn append(&mut self, twin: &mut Twin, tokens: &[TokenId]) {
         let from = twin.tokens.len() as u32;
         let mut copies = Vec::new();
@@ -117,8 +117,9 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
-    /// Whatever is appended, cut, shared and given back: a table leads to its sequence's tokens and to no other block, and
-    /// what the cache gives to a new sequence holds that sequence's tokens (`start` adopts it, `check` reads it).
+    /// After any appends, cuts, shares and releases, a table leads to its sequence's tokens and to no other
+    /// block, and whatever the cache gives to a new sequence holds that sequence's tokens (`start` adopts it,
+    /// `check` reads it).
     #[test]
     fn a_table_that_is_cut_back_leads_to_its_tokens(
         blocks in 1u32..12,

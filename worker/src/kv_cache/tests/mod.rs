@@ -1,4 +1,4 @@
-//! The cache against a naive model: a set of token prefixes.
+//! The cache against a simple model: a set of token prefixes.
 
 mod cut;
 
@@ -19,7 +19,7 @@ fn hashes(scope: &CacheScope, tokens: &[TokenId]) -> Vec<BlockHash> {
     block_hash::chain(scope.root, tokens, BLOCK_SIZE as usize)
 }
 
-/// One sequence computes `tokens` from what is cached; `None` when the pool is too small.
+/// One sequence computes `tokens` after its cached prefix; `None` if the pool is too small.
 fn compute(kv: &mut KvCache, scope: &CacheScope, tokens: &[TokenId]) -> Option<BlockTable> {
     let hashes = hashes(scope, tokens);
     let prefix = Prefix { scope, tokens, hashes: &hashes };
@@ -38,8 +38,8 @@ fn compute(kv: &mut KvCache, scope: &CacheScope, tokens: &[TokenId]) -> Option<B
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Sequences over a tiny alphabet come and go; what is found is what the runs say, and the runs are what a
-    /// set of prefixes says.
+    /// Random sequences over a tiny alphabet: lookups agree with the runs, and the runs with a set of
+    /// prefixes.
     #[test]
     fn finds_exactly_the_prefixes_it_announced(
         blocks in 4u32..14,
@@ -66,7 +66,7 @@ proptest! {
                 let hashes = hashes(&scope, prefix);
                 let known = hashes.iter().take_while(|hash| announced.contains(hash)).count();
                 prop_assert!(hashes[known..].iter().all(|hash| !announced.contains(hash)), "prefix-closed");
-                // One more token, so that the cap of the lookup does not hide the last block.
+                // One more token, because a lookup never covers the last one.
                 let longer: Vec<TokenId> = prefix.iter().copied().chain([9]).collect();
                 let found = kv.match_prefix(Prefix { scope: &scope, tokens: &longer, hashes: &hashes });
                 prop_assert_eq!(found.blocks as usize, known);
@@ -146,7 +146,7 @@ fn truncations_and_stores_keep_their_order() {
     let changes = kv.take_changes();
     assert_eq!(changes.len(), 2);
     assert_eq!(changes[0].stored, [RunStored { handle: 1, parent: 0, depth: 0, hashes: one }]);
-    // Of three blocks one was blank; the second run took it and both of the first run's, leaf first.
+    // One of three blocks was blank; the second run took it and both of the first run's, leaf first.
     assert_eq!(changes[1].truncated, [RunTruncated { handle: 1, new_end: 0 }]);
     assert_eq!(changes[1].stored, [RunStored { handle: 2, parent: 0, depth: 0, hashes: two }]);
     assert_eq!(kv.snapshot().len(), 1);

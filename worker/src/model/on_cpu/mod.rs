@@ -6,7 +6,7 @@ pub mod packed_cache;
 pub mod profile;
 mod step;
 
-pub use step::{Activations, Step};
+pub use step::{Activations, ForwardStep};
 
 use std::convert::Infallible;
 use std::ops::Range;
@@ -111,7 +111,7 @@ impl Model {
     pub fn forward(
         &self,
         cpu: &mut Cpu,
-        step: &Step<'_>,
+        step: &ForwardStep<'_>,
         cache: &mut KvCache,
         activations: &mut Activations,
     ) {

@@ -19,7 +19,7 @@ use crate::model::operations::Operations;
 use crate::model::spec::Spec;
 
 /// One forward step's rows; see [`crate::backend::Batch`].
-pub struct Step<'a> {
+pub struct ForwardStep<'a> {
     /// `[rows]`
     pub tokens: &'a [u32],
     /// `[rows]`
@@ -76,7 +76,7 @@ impl Activations {
 pub(super) struct Running<'a> {
     model: &'a Model,
     cpu: &'a mut Cpu,
-    step: &'a Step<'a>,
+    step: &'a ForwardStep<'a>,
     cache: &'a mut KvCache,
     activations: &'a mut Activations,
     /// Rows that go on: all, and those that are wanted once the last layer has the others' keys and values.
@@ -89,7 +89,7 @@ impl<'a> Running<'a> {
     pub fn new(
         model: &'a Model,
         cpu: &'a mut Cpu,
-        step: &'a Step<'a>,
+        step: &'a ForwardStep<'a>,
         cache: &'a mut KvCache,
         activations: &'a mut Activations,
     ) -> Self {

@@ -57,7 +57,7 @@ impl<T> LayerWeights<T> {
 }
 
 /// A tensor of the checkpoint, and its place on the device.
-pub struct Source<T> {
+pub struct TensorCopy<T> {
     /// In the file, or a normalisation's values.
     pub from: WeightMatrix,
     /// All its rows.
@@ -115,14 +115,14 @@ impl<T: Activation> DeviceWeights<T> {
     ///
     /// # Errors
     /// A tensor that is missing, or of another type or shape than the configuration says.
-    pub fn sources(&self, spec: &Spec, weights: &Weights) -> Result<Vec<Source<T>>, LoadError> {
+    pub fn sources(&self, spec: &Spec, weights: &Weights) -> Result<Vec<TensorCopy<T>>, LoadError> {
         let source = |tensor: &Tensor| {
             let from = if tensor.kind == Kind::Norm {
                 norm(tensor, spec, weights)?
             } else {
                 tensor.find(weights)?
             };
-            Ok(Source { from, to: self.place_of(tensor) })
+            Ok(TensorCopy { from, to: self.place_of(tensor) })
         };
         tensors::all(spec).iter().map(source).collect()
     }

@@ -36,7 +36,7 @@ fn a_sequence_waits_for_its_masks_while_others_go_on() {
         // It waits for the next mask, too, until the other sequence has ended.
         world.scheduler.hold(RequestKey(1), 0, mask(11));
         while world.step() {}
-        assert_eq!(tokens(&world, 1), 1, "depth {depth}: the token that was under way came");
+        assert_eq!(tokens(&world, 1), 1, "depth {depth}: the token in flight came");
         assert_eq!(world.streams[&(RequestKey(2), 0)], expected[1]);
         assert!(!world.step(), "nothing is planned, and nothing breaks");
         assert!(!world.scheduler.is_idle());

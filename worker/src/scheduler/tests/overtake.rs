@@ -81,7 +81,7 @@ fn a_short_prompt_behind_a_long_one_waits_twice_its_own_time_and_a_step_at_most(
             let least = SHORT_STEP.max(speed.of_step()(MIN_CHUNK));
             let bound = (alone * 2).max(least) + longest.max(in_its_way);
             assert!(behind <= bound, "{speed:?}, {len} tokens: {behind:?}, alone {alone:?}, bound {bound:?}");
-            assert!(!world.first_tokens.contains(&RequestKey(2)), "the long one is under way");
+            assert!(!world.first_tokens.contains(&RequestKey(2)), "the long one is still being computed");
         }
     }
 }

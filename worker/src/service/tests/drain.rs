@@ -1,8 +1,8 @@
-//! A worker that is told to end: what it refuses, finishes and gives back.
+//! Draining: what a worker refuses, finishes and hands back.
 
 use super::*;
 
-/// A stream that was cut short: its tokens, each position once, and whether it was given back.
+/// Reads a stream that was cut short: its tokens, each position once, and whether it was handed back.
 async fn read_cut(mut stream: Streaming<wire::GenerateDelta>) -> (Vec<u32>, bool) {
     let (mut tokens, mut given_back) = (Vec::new(), false);
     while let Some(delta) = next(&mut stream).await.expect("no fault") {
@@ -49,7 +49,7 @@ async fn a_drain_refuses_what_is_new_finishes_what_is_short_and_gives_the_rest_b
     assert!(given_back && tokens.len() < 470);
     while let Ok(Some(_)) = next(&mut events).await {}
     served.stop().await.expect("a clean end");
-    // Elsewhere it goes on with the tokens that it would have had.
+    // Resumed elsewhere, it continues with the tokens that it would have had.
     let mut other = serve_fake(FakeOptions::default()).await;
     let whole = other.client.generate(request("whole", 470)).await.expect("taken").into_inner();
     let (whole, ..) = read(whole, 40).await.expect("no fault");

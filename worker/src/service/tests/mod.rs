@@ -104,7 +104,7 @@ async fn next<T>(stream: &mut Streaming<T>) -> Result<Option<T>, Status> {
     tokio::time::timeout(PATIENCE, stream.message()).await.expect("the stream goes on")
 }
 
-/// The tokens of sample 0 from `position` on, its end, and the request's hit.
+/// Tokens of sample 0 from `position` on, its end, and the request's cached tokens.
 async fn read(
     mut stream: Streaming<wire::GenerateDelta>,
     mut position: u32,
@@ -185,7 +185,7 @@ async fn watchers_get_a_snapshot_and_then_every_change() {
     };
     assert_eq!((load.last_placement_sequence, load.waiting, load.free_blocks), (1, 0, 64));
     assert!(load.step >= 30 && load.decode_tokens_per_second > 0.0);
-    // Another router continues where this one began; a third one comes with the number of another life.
+    // Another router continues where this one started; a third one arrives with a number from another epoch.
     for (epoch, sequence) in [(first.epoch, 1), (first.epoch + 1, 5), (first.epoch, 1000)] {
         let ask = wire::WatchRequest { epoch, next_sequence: sequence, router_id: 10 };
         let mut events = served.client.watch(ask).await.expect("taken").into_inner();
@@ -279,7 +279,7 @@ async fn too_much_is_shed_and_duplicates_refused() {
     let (_, end, _) = read(streams.remove(0), 40).await.expect("no fault");
     assert_eq!(end.reason(), wire::FinishReason::Abort);
     assert!(!served.client.abort(abort).await.expect("answered").into_inner().found);
-    // Streams that are dropped make room.
+    // Dropped streams make room.
     drop(streams);
     let taken = async {
         loop {

@@ -1,4 +1,4 @@
-//! Streams that others read: Attach, joining Generate, Release, linger, over the wire.
+//! Streams with several readers, over the wire: Attach, joining Generate, Release, linger.
 
 use super::*;
 
@@ -19,7 +19,7 @@ fn attach(id: &str, from_position: u32) -> wire::AttachRequest {
     }
 }
 
-/// Longer than any test.
+/// Longer than any test takes.
 const LONG: Duration = Duration::from_secs(60);
 
 async fn undisturbed(max_tokens: u32) -> Vec<u32> {
@@ -30,7 +30,7 @@ async fn undisturbed(max_tokens: u32) -> Vec<u32> {
     whole
 }
 
-/// The state that `wanted` accepts, from the worker's reports.
+/// Waits for a load report that `wanted` accepts.
 async fn load_where(served: &mut Served, wanted: impl Fn(&wire::Load) -> bool) -> wire::Load {
     let ask = wire::WatchRequest { epoch: 0, next_sequence: 0, router_id: 9 };
     let mut events = served.client.watch(ask).await.expect("taken").into_inner();
@@ -78,7 +78,7 @@ async fn a_repeated_request_joins_its_own_stream_and_computes_nothing() {
         assert_eq!(tokens, whole[delivered..]);
     }
     assert_eq!(load_where(&mut served, |_| true).await.step, steps, "nothing was computed");
-    // The same key over other tokens is computed by itself.
+    // The same key with other tokens is computed separately.
     let mut other = keyed("other", 100, LONG);
     other.prompt_token_ids[0] += 1;
     let stream = served.client.generate(other).await.expect("taken").into_inner();
@@ -97,7 +97,7 @@ async fn release_ends_at_once_what_nobody_else_reads() {
     assert!(served.client.release(release("first")).await.expect("answered").into_inner().found);
     while next(&mut first).await.expect("a quiet end").is_some() {}
     assert!(next(&mut second).await.expect("no fault").is_some(), "the other one reads on");
-    // Gone first, released after: a router's word may come late.
+    // The stream is dropped first and released later: a router's release may come late.
     drop(second);
     assert!(served.client.release(release("second")).await.expect("answered").into_inner().found);
     let load = load_where(&mut served, |load| load.running + load.waiting == 0).await;

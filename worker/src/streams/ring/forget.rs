@@ -1,10 +1,10 @@
-//! What a ring gives up, and what not.
+//! Dropping the oldest output of a ring.
 
 use super::{Cursor, Ring, SampleOutput, bytes_of};
 
 impl Ring {
-    /// Forgets the oldest of what all `readers` have read, until no more than `goal` bytes are left or nothing is
-    /// left that may go: prompt scores first, then the tokens of the lowest positions.
+    /// Drops the oldest output that all `readers` have read, until at most `goal` bytes are left or nothing
+    /// more may go: prompt scores first, then the tokens at the lowest positions.
     pub fn forget_read<'a>(&mut self, goal: usize, readers: impl Iterator<Item = &'a Cursor> + Clone) {
         if self.bytes <= goal {
             return;
@@ -26,7 +26,8 @@ impl Ring {
         }
     }
 
-    /// Lowers `floors`, which may all be forgotten up to, to one position for all of them, where so much suffices.
+    /// `floors` say up to which position each sample may be dropped. Lowers them to one common position that
+    /// frees just enough.
     fn limit_floors(&self, goal: usize, floors: &mut [u32]) {
         let freed = |position: u32| -> usize {
             let parts = self.samples.iter().zip(&*floors);
@@ -34,7 +35,7 @@ impl Ring {
         };
         let first = self.samples.iter().map(|sample| sample.from).min().unwrap_or(0);
         let last = floors.iter().copied().max().unwrap_or(first);
-        // The lowest position that frees enough: freed() rises with it.
+        // Binary search for the lowest position that frees enough: freed() rises with it.
         let (mut low, mut high) = (first, last);
         while low < high {
             let middle = low + (high - low) / 2;

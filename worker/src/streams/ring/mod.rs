@@ -1,5 +1,5 @@
-//! One request's recent output, by position. Pure: what happened goes in at the end, any number of cursors read,
-//! and the oldest is forgotten, but nothing that a cursor has still to read.
+//! One request's recent output, by position. Pure: events are appended, any number of cursors read, and the
+//! oldest output is dropped, but never what a cursor has not read yet.
 
 use std::collections::VecDeque;
 
@@ -15,17 +15,17 @@ mod forget;
 #[cfg(test)]
 mod tests;
 
-/// Most tokens or prompt scores in one delta: well below the limit of a message.
+/// Most tokens or prompt scores in one delta, which keeps messages well below their size limit.
 pub(super) const MAX_DELTA_TOKENS: usize = 1024;
 
-/// The first prompt position that has a score: nothing predicts position 0.
+/// The first prompt position with a score: nothing predicts position 0.
 const FIRST_SCORE: u32 = 1;
 
-/// See the module's description.
+/// The kept output of one request.
 #[derive(Debug)]
 pub(super) struct Ring {
     prompt_len: u32,
-    /// By index.
+    /// Sorted by index.
     samples: Vec<SampleOutput>,
     scores_from: u32,
     scores: VecDeque<TokenLogprobs>,
@@ -53,13 +53,13 @@ impl SampleOutput {
         self.from + self.tokens.len() as u32
     }
 
-    /// Bytes of what comes before `position`.
+    /// Bytes of the output before `position`.
     fn bytes_before(&self, position: u32) -> usize {
         let count = position.min(self.end()).saturating_sub(self.from) as usize;
         self.logprobs.iter().take(count).map(bytes_of).sum::<usize>() + count * size_of::<TokenId>()
     }
 
-    /// Drops everything before `floor`; returns its bytes.
+    /// Drops everything before `floor` and returns its bytes.
     fn forget_before(&mut self, floor: u32) -> usize {
         let count = floor.saturating_sub(self.from) as usize;
         let logprobs = self.logprobs.drain(..count.min(self.logprobs.len()));
@@ -75,8 +75,8 @@ fn bytes_of(logprobs: &TokenLogprobs) -> usize {
 }
 
 impl Ring {
-    /// Nothing has happened yet. The tokens that the request says were delivered count as output, for readers that
-    /// come from further back; unless log-probabilities go with them, which are not known.
+    /// An empty ring. The request's delivered tokens count as output, for readers that come from further
+    /// back, unless the request wants log-probabilities, which are unknown for them.
     pub fn new(request: &NewRequest) -> Self {
         let prompt_len = request.prompt.len() as u32;
         let output = |sample: &crate::scheduler::NewSample| {
@@ -110,12 +110,12 @@ impl Ring {
         self.written
     }
 
-    /// All samples have ended.
+    /// True once all samples have ended.
     pub fn has_ended(&self) -> bool {
         self.unfinished == 0
     }
 
-    /// Adds what happened.
+    /// Appends an event.
     pub fn add(&mut self, event: RequestEvent) {
         match event {
             RequestEvent::Started { cached_tokens, .. } => {
@@ -180,14 +180,15 @@ impl Ring {
         Ok(Cursor { samples, next_score, started: false })
     }
 
-    /// Whether these are the tokens of a sample from the first output position on, as far as both are known.
+    /// Whether `delivered` are a sample's first output tokens, as far as both are known.
     pub fn agrees(&self, index: u32, delivered: &[TokenId]) -> bool {
         let Some(sample) = self.sample(index) else { return true };
         let forgotten = (sample.from - self.prompt_len) as usize;
         delivered.iter().skip(forgotten).zip(&sample.tokens).all(|(ours, theirs)| ours == theirs)
     }
 
-    /// Everything after `cursor`, which moves to its end. The first delta ever says how much was cached.
+    /// Reads everything after `cursor` and moves it to the end. The first delta of all reports the cached
+    /// tokens.
     pub fn read(&self, cursor: &mut Cursor) -> Vec<Delta> {
         let mut deltas = Vec::new();
         self.read_scores(cursor, &mut deltas);
@@ -236,8 +237,8 @@ impl Ring {
         }
     }
 
-    /// True when the sample has ended, which the last delta says: the one that ends at that position, if there is one.
-    /// An abort comes alone, since what was read before it counts.
+    /// True if the sample has ended. The delta that ends at that position says so, or else a delta of its
+    /// own. An abort always gets its own, because the tokens read before it still count.
     fn read_finish(&self, at: SamplePosition, deltas: &mut Vec<Delta>) -> bool {
         let Some(sample) = self.sample(at.index) else { return true };
         let Some(reason) = sample.finish else { return false };

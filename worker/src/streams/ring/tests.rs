@@ -1,4 +1,4 @@
-//! The ring against the plainest thing that could do its work: all that ever happened, and for each reader where it is.
+//! The ring against the simplest model: everything that ever happened, and a position for each reader.
 
 use proptest::prelude::*;
 use skein_proto::sampling::SamplingParams;
@@ -19,7 +19,7 @@ enum Act {
     },
     Score(u32),
     Finish(u32),
-    /// From so far before (or behind) the end of each sample.
+    /// Attaches at these distances before (or, if negative, after) the end of each sample.
     Attach([Option<i32>; SAMPLES as usize], u32),
     Read(usize),
     Leave(usize),
@@ -59,7 +59,7 @@ fn logprob(token: TokenId) -> TokenLogprobs {
     TokenLogprobs { token, logprob: -1.0, rank: token + 1, top: vec![(token, -1.0); token as usize % 3] }
 }
 
-/// All of one sample, from the first output position on.
+/// All tokens of one sample, from the first output position on.
 #[derive(Debug, Clone, Default)]
 struct Told {
     tokens: Vec<TokenId>,
@@ -68,7 +68,7 @@ struct Told {
 
 struct Reader {
     cursor: Cursor,
-    /// Next position of each sample it wants and has not seen the end of.
+    /// Next position of each wanted sample whose end it has not read.
     next: Vec<Option<u32>>,
     next_score: u32,
     started: bool,
@@ -80,7 +80,7 @@ struct World {
     told: Vec<Told>,
     scores: Vec<TokenLogprobs>,
     readers: Vec<Reader>,
-    /// No reader can begin before that.
+    /// First position of each sample at which a reader can start.
     kept_from: Vec<u32>,
     scores_from: u32,
 }
@@ -125,7 +125,7 @@ impl World {
 
     fn token(&mut self, sample: u32) {
         let (position, told) = (self.end(sample), &mut self.told[sample as usize]);
-        // Nothing is drawn before the prompt's scores, which these acts may never complete: they are optional here.
+        // A real request scores its prompt before it draws; here scores are optional.
         if told.finished {
             return;
         }
@@ -196,12 +196,12 @@ impl World {
             }
             *next += delta.tokens.len() as u32;
             if delta.finish.is_some() {
-                // Further on only if it began further on than the sample came.
+                // Beyond the sample's end only if it started there.
                 assert!(told.finished && *next >= PROMPT_LEN + told.tokens.len() as u32);
                 reader.next[delta.sample_index as usize] = None;
             }
         }
-        // It has all there is.
+        // It has read everything.
         for (sample, next) in reader.next.iter().enumerate() {
             let told = &self.told[sample];
             assert!(next.is_none_or(|next| !told.finished && next >= PROMPT_LEN + told.tokens.len() as u32));
@@ -226,7 +226,7 @@ impl World {
         assert!(self.ring.scores_from <= unread.max(self.scores_from), "unread scores stay");
         self.scores_from = self.ring.scores_from;
         assert!(self.ring.bytes() <= goal || nothing_may_go, "{} of {goal} bytes", self.ring.bytes());
-        // No more goes than has to, up to the size of one position.
+        // The byte count matches the content.
         let held: usize = self.ring.samples.iter().map(|sample| sample.bytes_before(u32::MAX)).sum();
         assert_eq!(held + self.ring.scores.iter().map(bytes_of).sum::<usize>(), self.ring.bytes());
     }
@@ -245,7 +245,7 @@ proptest! {
         for act in acts {
             world.act(act);
         }
-        // At the end everybody reads on to the end of everything.
+        // At the end every reader reads to the end.
         (0..SAMPLES).for_each(|sample| world.finish(sample));
         for which in 0..world.readers.len() {
             world.read(which);
