@@ -1,4 +1,4 @@
-//! config.json and generation_config.json, as Hugging Face transformers writes them (versions 4 and 5).
+//! Reads config.json and generation_config.json, as Hugging Face transformers writes them (versions 4 and 5).
 
 use std::path::Path;
 
@@ -15,12 +15,12 @@ pub(super) const MAX_JSON_BYTES: u64 = 64 << 20;
 const CONFIG: &str = "config.json";
 const GENERATION: &str = "generation_config.json";
 
-/// What requests and the forward pass need to know of a model. All values are checked.
+/// A model's configuration, as far as requests and the forward pass need it. All values are validated.
 #[derive(Debug, Clone)]
 pub struct ModelConfig {
-    /// Which family it is of, as config.json names it.
+    /// Name of its family in config.json.
     pub model_type: &'static str,
-    /// Longest sequence the model was made for.
+    /// Longest sequence that the model was trained for.
     pub max_position_embeddings: u32,
     /// Tokens that end a sample.
     pub eos_token_ids: Vec<TokenId>,
@@ -37,7 +37,7 @@ impl ModelConfig {
         Self::parse(&config, &generation)
     }
 
-    /// Checks what config.json and generation_config.json hold.
+    /// Validates the content of config.json and generation_config.json.
     pub fn parse(config: &Map<String, Value>, generation: &Map<String, Value>) -> Result<Self, LoadError> {
         let fields = Fields { file: CONFIG, object: config };
         let family = families::find(&fields)?;
@@ -64,7 +64,7 @@ pub(crate) fn read_object(path: &Path) -> Result<Map<String, Value>, LoadError> 
     serde_json::from_slice(&text).map_err(|error| damaged(format!("not a JSON object: {error}")))
 }
 
-/// Refuses what the forward pass does not do, rather than doing something else.
+/// Refuses features that the forward pass lacks, so that none is ignored.
 fn check_is_plain(fields: &Fields<'_>) -> Result<(), LoadError> {
     if let Some(architecture) =
         fields.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str)
@@ -78,7 +78,8 @@ fn check_is_plain(fields: &Fields<'_>) -> Result<(), LoadError> {
     fields.number("partial_rotary_factor", 1.0..=1.0, Some(1.0)).map(drop)
 }
 
-/// Base and scaling of the rotary embedding. Version 5 has `rope_parameters`; version 4 had `rope_theta` and `rope_scaling`.
+/// Base and scaling of the rotary embedding. Version 5 has `rope_parameters`, version 4 has `rope_theta` and
+/// `rope_scaling`.
 pub(super) fn rope(fields: &Fields<'_>) -> Result<Rope, LoadError> {
     let empty = Map::new();
     let nested = |field: &'static str| match fields.get(field) {
@@ -117,7 +118,7 @@ pub(super) fn rope(fields: &Fields<'_>) -> Result<Rope, LoadError> {
     Ok(Rope { theta, scaling })
 }
 
-/// End-of-sequence tokens: a number or a list, generation_config.json first.
+/// End-of-sequence tokens, a number or a list; generation_config.json takes precedence.
 fn eos(config: &Fields<'_>, generation: &Fields<'_>, vocab_size: u32) -> Result<Vec<TokenId>, LoadError> {
     let fields = if generation.is_absent("eos_token_id") { config } else { generation };
     let values = match fields.get("eos_token_id") {
@@ -155,7 +156,7 @@ mod tests {
         ModelConfig::parse(config.as_object().unwrap(), generation.as_object().unwrap())
     }
 
-    /// The configuration with `changes` is refused, and the message has all of `words`.
+    /// Checks that the configuration with `changes` is refused with a message containing all of `words`.
     fn check_refused(changes: Value, words: &[&str]) {
         let message = parse(changes.clone(), json!({})).expect_err(&changes.to_string()).to_string();
         for word in words {

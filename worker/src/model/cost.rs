@@ -1,37 +1,37 @@
-//! What a model asks of any device at least: what measurements are held against.
+//! The least work that a model requires of any device, to compare measurements with.
 
 use skein_kernels::cpu::kv_cache::KvType;
 
 use super::spec::{AttentionSpec, Spec};
 use super::tensors::{self, Kind, Tensor};
 
-/// Bytes and operations that no implementation can save.
+/// Bytes and operations that no implementation can avoid.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StepCost {
-    /// Bytes of weights that every step reads.
+    /// Bytes of weights read by every step.
     pub weight_bytes: u64,
     /// Weights that every drawn token is multiplied with: two operations each.
     pub weights: u64,
-    /// Those of them that only drawn tokens meet, and no other token of a prompt: the head's.
+    /// Of these, the head's: only drawn tokens are multiplied with them, not the other prompt tokens.
     pub head_weights: u64,
-    /// Bytes of keys and values of one token, all layers.
+    /// Bytes of one token's keys and values, all layers.
     pub kv_bytes_per_token: u64,
-    /// What the weights are multiplied by.
+    /// Kind of multiplication with the weights.
     pub product: Product,
 }
 
 impl StepCost {
-    /// Operations on the weights for so many tokens, of which so many are drawn from. Attention's are not counted: they
-    /// depend on the context, and are few where it is short.
+    /// Operations with the weights for `tokens` tokens of which `drawn` are drawn from. Attention is left
+    /// out: it depends on the context and is small for short ones.
     pub fn operations(&self, tokens: u64, drawn: u64) -> u64 {
         2 * ((self.weights - self.head_weights) * tokens + self.head_weights * drawn)
     }
 }
 
-/// A kind of multiplication, each with a ceiling of its own.
+/// Kind of multiplication; each has its own hardware ceiling.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Product {
-    /// `f32` by `f32`, weights of 16 bits widened first.
+    /// `f32` by `f32`; 16-bit weights are widened first.
     #[default]
     F32,
     /// bfloat16 by bfloat16.
@@ -41,7 +41,7 @@ pub enum Product {
 }
 
 impl Product {
-    /// What the CPU does when activations meet weights in bfloat16, or `packed` ones.
+    /// The CPU's kind for bfloat16 or `packed` weights.
     pub fn on_cpu(bf16: bool, packed: bool) -> Self {
         match (packed, bf16) {
             (true, _) => Self::Int8,
@@ -50,7 +50,7 @@ impl Product {
         }
     }
 
-    /// For reports.
+    /// Name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -60,31 +60,32 @@ impl Product {
     }
 }
 
-/// Bytes of one value.
+/// Bytes of one value of each type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ValueBytes {
-    /// Of the layers' weights.
+    /// A weight of a layer.
     pub layers: u64,
-    /// Of the head's.
+    /// A weight of the head.
     pub head: u64,
-    /// Of cached keys and values.
+    /// A cached key or value.
     pub kv: u64,
 }
 
 impl Spec {
-    /// Bytes one token takes in the CPU backend's KV cache.
+    /// Bytes of one token in the CPU backend's KV cache.
     pub fn kv_bytes_per_token(&self, kind: KvType) -> u64 {
         let AttentionSpec { kv_heads, head_dim, .. } = self.attention;
         (2 * self.layers.len() * kv_heads * kind.head_bytes(head_dim)) as u64
     }
 
-    /// The cost on the CPU, where a step reads so many bytes of weights, with such a cache.
+    /// The cost on the CPU if a step reads `weight_bytes` bytes of weights.
     pub fn cpu_cost(&self, weight_bytes: u64, kv: KvType) -> StepCost {
         let kv_bytes_per_token = self.kv_bytes_per_token(kv);
         StepCost { weight_bytes, kv_bytes_per_token, ..self.cost(ValueBytes { layers: 0, head: 0, kv: 0 }) }
     }
 
-    /// The cost with values of such sizes. Norms, biases and the rows of an embedding are left out: they are few.
+    /// The cost with values of these sizes. Norms, biases and looked-up embedding rows are left out as
+    /// negligible.
     pub fn cost(&self, bytes: ValueBytes) -> StepCost {
         let tensors = tensors::all(self);
         let is_in_layer =

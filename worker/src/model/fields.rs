@@ -1,17 +1,17 @@
-//! Reading a JSON object field by field; what is wrong is said with file, field, value and what would be right.
+//! Reads a JSON object field by field. Errors name file, field, value and what is allowed.
 
 use serde_json::{Map, Value};
 
 use super::LoadError;
 
-/// Positions are exact in f32, which rotary angles are computed in.
+/// Most positions: up to here they are exact in f32, in which rotary angles are computed.
 pub(super) const MAX_POSITIONS: usize = 1 << 24;
 
-/// A JSON object whose fields are read with a check. A null counts as absent.
+/// A JSON object whose fields are validated as they are read. null counts as absent.
 pub struct Fields<'a> {
-    /// Its file's name.
+    /// Name of its file.
     pub(super) file: &'static str,
-    /// What it holds.
+    /// Its fields.
     pub(super) object: &'a Map<String, Value>,
 }
 
@@ -38,7 +38,8 @@ impl Fields<'_> {
         Ok(self.size("max_position_embeddings", MAX_POSITIONS, None)? as u32)
     }
 
-    /// What `read` makes of `field`, unless it is null: where transformers has a default, null says that there is none.
+    /// The result of `read` unless `field` is null: for fields with a default in transformers, null means
+    /// none.
     pub(super) fn unless_null<T>(
         &self,
         field: &str,
@@ -47,7 +48,7 @@ impl Fields<'_> {
         if self.get(field).is_some_and(Value::is_null) { Ok(None) } else { read().map(Some) }
     }
 
-    /// A number from 1 to `most`.
+    /// A whole number from 1 to `most`.
     pub(super) fn size(&self, field: &str, most: usize, default: Option<usize>) -> Result<usize, LoadError> {
         let value = match (self.is_absent(field), default) {
             (true, Some(default)) => return Ok(default),

@@ -1,4 +1,4 @@
-//! What tells two models of one name apart: a hash of the configuration and of samples of every tensor.
+//! Hashes that tell apart models of the same name: over the configuration and samples of every tensor.
 
 use std::path::Path;
 
@@ -7,10 +7,10 @@ use xxhash_rust::xxh3::Xxh3Default;
 use super::LoadError;
 use super::checkpoint::Weights;
 
-/// The fingerprint of the model in `dir`: equal for equal copies, whatever their shards' names. XXH3-64.
+/// The fingerprint of the model in `dir`: equal for equal copies, however they are sharded. XXH3-64.
 ///
 /// # Errors
-/// When its configuration or its weights cannot be read.
+/// If the configuration or the weights cannot be read.
 pub fn fingerprint(dir: &Path) -> Result<u64, LoadError> {
     of(dir, &Weights::open(dir)?)
 }
@@ -24,11 +24,12 @@ fn of(dir: &Path, weights: &Weights) -> Result<u64, LoadError> {
     Ok(hash.digest())
 }
 
-/// Tells the files of the model in `dir`, mapped as `weights`, from all others on this machine: what was made of them is
-/// kept under this. A weight that was changed in place changes it even where no sample is taken, for it changes the time.
+/// Identifies the files of the model in `dir`, mapped as `weights`, on this machine; packed weights are
+/// cached under it. Includes modification times, so a weight changed in place changes it even if no sample
+/// covers that weight.
 ///
 /// # Errors
-/// When its configuration cannot be read.
+/// If the configuration cannot be read.
 pub fn source(dir: &Path, weights: &Weights) -> Result<u64, LoadError> {
     let mut hash = Xxh3Default::new();
     hash.update(&of(dir, weights)?.to_le_bytes());
@@ -36,8 +37,8 @@ pub fn source(dir: &Path, weights: &Weights) -> Result<u64, LoadError> {
     Ok(hash.digest())
 }
 
-/// The fingerprint of a model computed with `arithmetic`, which says everything that its logits' bits depend on beside the
-/// weights: requests move only between workers that would draw the same tokens.
+/// The fingerprint of a model computed with `arithmetic`, which describes everything but the weights that
+/// affects the bits of logits. Requests move only between workers that would draw the same tokens.
 pub fn computed_with(fingerprint: u64, arithmetic: &str) -> u64 {
     let mut hash = Xxh3Default::new();
     hash.update(&fingerprint.to_le_bytes());

@@ -1,7 +1,8 @@
-//! A model: its configuration, its weights, its forward pass. Knows batches, but no requests and no scheduling.
+//! A model: its configuration, its weights, its forward pass. It knows batches, but neither requests nor
+//! scheduling.
 //!
-//! Everything read from a model directory is checked here, and what is wrong is said with file, field, value and
-//! what would be right: a directory is input like any other.
+//! Everything read from a model directory is validated here, like any other input. Errors name the file,
+//! field, value and what is allowed.
 
 pub mod checkpoint;
 pub mod config;
@@ -22,83 +23,84 @@ use skein_kernels::cpu::packed;
 /// Why a model directory cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// A file that should be there cannot be read.
+    /// A required file cannot be read.
     #[error("cannot read {}: {source}; is this a Hugging Face model directory, completely downloaded?", path.display())]
     Read {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// A file is not what its name says.
+    /// A file does not have the content that its name promises.
     #[error("{} is damaged: {reason}; download it again", path.display())]
     Damaged {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// What is wrong with it.
         reason: String,
     },
-    /// A setting of the model that cannot be served.
+    /// A configuration field has a value that cannot be served.
     #[error("{file}: {field} is {got}; allowed: {allowed}")]
     Field {
         /// config.json or generation_config.json.
         file: &'static str,
-        /// Which field.
+        /// Name of the field.
         field: String,
         /// Its value as JSON, or "missing".
         got: String,
-        /// What would be right.
+        /// Allowed values.
         allowed: String,
     },
-    /// A weight is nowhere.
+    /// A tensor is missing.
     #[error("tensor {tensor} {expected} is in no weight file of {}; is the download complete?", dir.display())]
     MissingTensor {
         /// Its name.
         tensor: String,
-        /// Its shape.
+        /// Expected shape.
         expected: String,
         /// The model directory.
         dir: PathBuf,
     },
-    /// A weight is not what the configuration says.
+    /// A tensor does not match the configuration.
     #[error("tensor {tensor} in {} is {got}, but config.json makes it {expected}", path.display())]
     WrongTensor {
         /// Its name.
         tensor: String,
-        /// The file it is in.
+        /// The file that contains it.
         path: PathBuf,
-        /// Type and shape there.
+        /// Type and shape in the file.
         got: String,
-        /// Types and shape that would be right.
+        /// Expected types and shape.
         expected: String,
     },
-    /// Weights that their format has no room for, or that would be rounded and are no numbers.
+    /// A tensor has values outside its format's range, or NaN or infinite values that would have to be
+    /// quantised.
     #[error("tensor {tensor}: {source}")]
     UnpackedTensor {
         /// Its name.
         tensor: String,
-        /// Which weights.
+        /// The packing error.
         source: packed::PackError,
     },
-    /// There is no room for packed weights.
+    /// Out of memory for packed weights.
     #[error(
-        "cannot set {bytes} bytes aside for packed weights: {source}; free some memory, or serve a smaller model"
+        "cannot allocate {bytes} bytes for packed weights: {source}; free some memory, or serve a smaller model"
     )]
     Packing {
-        /// Of all of them.
+        /// Bytes of all packed weights.
         bytes: u64,
-        /// The system's answer.
+        /// The operating system's error.
         source: std::io::Error,
     },
     /// The KV cache does not fit the address space.
-    #[error("cannot set {bytes} bytes of KV cache aside: {source}; give --kv-cache-memory-bytes less")]
+    #[error("cannot allocate {bytes} bytes of KV cache: {source}; lower --kv-cache-memory-bytes")]
     KvCache {
         /// Its size.
         bytes: u64,
-        /// The system's answer.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// The weights give numbers that are none.
+    /// The weights produce NaN or infinite logits.
     #[error("{}: the model's logits are not finite; its weights are damaged, or overflow in float32", dir.display())]
     NotFinite {
         /// The model directory.

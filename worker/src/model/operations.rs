@@ -1,32 +1,33 @@
-//! What a device provides, and the forward pass over it.
+//! The operations that a device provides, and the forward pass over them.
 //!
-//! Each operation is as wide as the best fusion of any device: when the residual stream is added to, in which form rows wait
-//! for a product, and which rows go on to the last layer's end is the device's business. The logits are not here: which rows
-//! they are of, and where they go, only the backend of a device knows.
+//! Each operation is as coarse as the best fusion on any device. The device decides when to add to the
+//! residual stream, how to encode the inputs of a product, and which rows continue to the end of the last
+//! layer. Logits are left out: only a device's backend knows their rows and destination.
 
 use super::spec::Spec;
 
 /// The operations of one step, in the order of [`forward`].
 pub trait Operations {
-    /// Why one could not be done, or queued.
+    /// Why an operation could not be run or queued.
     type Error;
 
-    /// The tokens' embeddings become the residual stream.
+    /// Sets the residual stream to the tokens' embeddings.
     fn embed(&mut self) -> Result<(), Self::Error>;
-    /// Normalised rows become queries, keys and values; queries and keys are rotated, keys and values written to the cache.
+    /// Projects normalised rows to queries, keys and values, rotates queries and keys, and writes keys and
+    /// values to the cache.
     fn attention_input(&mut self, layer: usize) -> Result<(), Self::Error>;
-    /// Queries attend to the cache.
+    /// Runs the queries' attention over the cache.
     fn attend(&mut self, layer: usize) -> Result<(), Self::Error>;
-    /// What they found is projected, and added to the residual stream.
+    /// Projects the attention's output and adds it to the residual stream.
     fn attention_output(&mut self, layer: usize) -> Result<(), Self::Error>;
-    /// Normalised rows go through the feed-forward network, and are added to the residual stream.
+    /// Runs the feed-forward network on normalised rows and adds its output to the residual stream.
     fn feed_forward(&mut self, layer: usize) -> Result<(), Self::Error>;
 }
 
 /// Runs all layers of a decoder.
 ///
 /// # Errors
-/// The first operation's that fails.
+/// The error of the first operation that fails.
 pub fn forward<O: Operations>(spec: &Spec, on: &mut O) -> Result<(), O::Error> {
     on.embed()?;
     for layer in 0..spec.layers.len() {

@@ -1,5 +1,5 @@
-//! The one list of a model's tensors: names, shapes, what each is for. Packing, upload, invented weights, costs and the
-//! memory plan walk it; nobody else says what a checkpoint holds.
+//! The one list of a model's tensors: names, shapes and roles. Packing, upload, dummy weights, costs and the
+//! memory plan use it, and nothing else describes a checkpoint's content.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use super::LoadError;
 use super::checkpoint::Weights;
 use super::spec::{AttentionSpec, FeedForwardSpec, Spec};
 
-/// What a tensor is for.
+/// Role of a tensor in the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(missing_docs)] // named as in the papers
 pub enum Role {
@@ -32,16 +32,16 @@ pub enum Role {
 }
 
 impl Role {
-    /// How many there are.
+    /// Number of roles.
     pub const COUNT: usize = Self::Head as usize + 1;
 }
 
-/// Matrices that read the same input: a device may multiply them as one, row under row.
+/// Matrices that read the same input. A device may stack them and multiply once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Product {
     /// Query, key, value.
     Qkv,
-    /// Attention's output.
+    /// The attention output projection.
     AttentionOutput,
     /// Gate, up.
     GateUp,
@@ -52,31 +52,31 @@ pub enum Product {
 }
 
 impl Product {
-    /// Those of a layer, in the order of a step.
+    /// The products of a layer, in the order of a step.
     pub const OF_A_LAYER: [Self; 4] = [Self::Qkv, Self::AttentionOutput, Self::GateUp, Self::Down];
 }
 
 /// How a tensor is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// Rows are looked up, and multiplied with where there is no head.
+    /// The embedding table: rows are looked up, and it is also the head of a tied model.
     Table,
-    /// Multiplied with; part of a product, from an output on.
+    /// A matrix of a product, starting at this output of it.
     Matrix(Product, usize),
-    /// Added to the results of the matrix of the same role.
+    /// Bias of the matrix with the same role.
     Bias(Product, usize),
-    /// Normalised rows are multiplied by it, and by [`super::spec::NormSpec::offset`].
+    /// Weights of a normalisation, stored without [`super::spec::NormSpec::offset`].
     Norm,
 }
 
 /// A tensor of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tensor {
-    /// As stored.
+    /// Name in the checkpoint.
     pub name: String,
-    /// Which layer it is of, if it is of one.
+    /// Index of its layer; `None` outside the layers.
     pub layer: Option<usize>,
-    /// What it is for.
+    /// Its role.
     pub role: Role,
     /// How it is used.
     pub kind: Kind,
@@ -87,7 +87,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// As stored.
+    /// Shape in the checkpoint.
     pub fn shape(&self) -> Vec<usize> {
         match self.kind {
             Kind::Table | Kind::Matrix(..) => vec![self.rows, self.cols],
@@ -95,20 +95,20 @@ impl Tensor {
         }
     }
 
-    /// Numbers in it.
+    /// Number of values.
     pub fn len(&self) -> usize {
         self.rows * self.cols
     }
 
-    /// Whether it holds none.
+    /// Whether it has no values.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Where it lies in `weights`: a matrix, or a vector as one row.
+    /// Finds it in `weights`: a matrix, or a vector as one row.
     ///
     /// # Errors
-    /// If it is missing, or of another type or shape.
+    /// If it is missing, or has another type or shape.
     pub fn find(&self, weights: &Weights) -> Result<WeightMatrix, LoadError> {
         match self.kind {
             Kind::Table | Kind::Matrix(..) => weights.matrix(&self.name, self.rows, self.cols),
@@ -116,7 +116,7 @@ impl Tensor {
         }
     }
 
-    /// The values of a vector, as rows are multiplied by them or have them added.
+    /// The values of a vector as they are applied: norms with their offset.
     ///
     /// # Errors
     /// As [`Tensor::find`].
@@ -147,17 +147,17 @@ pub fn all(spec: &Spec) -> Vec<Tensor> {
     list.tensors
 }
 
-/// The embedding table, whose type says what a checkpoint is stored in.
+/// The embedding table, whose type is taken as the checkpoint's.
 pub fn embedding(spec: &Spec) -> Tensor {
     let mut list = List { spec, layer: None, tensors: Vec::new() };
     list.embedding();
     list.tensors.remove(0)
 }
 
-/// The tensor that the last product of a model is with: its head, or its embedding table.
+/// The matrix of the last product: the head, or the embedding table of a tied model.
 ///
 /// # Panics
-/// If `tensors` are not [`all`] of a model's.
+/// If `tensors` does not come from [`all`].
 pub fn head(tensors: &[Tensor]) -> &Tensor {
     let find = |role| tensors.iter().find(|tensor| tensor.role == role);
     find(Role::Head)
@@ -165,14 +165,14 @@ pub fn head(tensors: &[Tensor]) -> &Tensor {
         .unwrap_or_else(|| unreachable!("a model embeds tokens"))
 }
 
-/// `[outputs, inputs]` of a product, and whether it has a bias.
+/// Shape of a product, and whether it has a bias.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ProductShape {
     /// Outputs: rows of all its matrices.
     pub rows: usize,
     /// Inputs.
     pub cols: usize,
-    /// Whether something is added.
+    /// Whether any of its matrices has a bias.
     pub has_bias: bool,
 }
 
@@ -194,7 +194,7 @@ pub fn products(tensors: &[Tensor]) -> HashMap<(Option<usize>, Product), Product
     products
 }
 
-/// What was listed so far.
+/// The list being built.
 struct List<'a> {
     spec: &'a Spec,
     layer: Option<usize>,
@@ -238,7 +238,7 @@ impl List<'_> {
         self.add(role, Kind::Norm, len, 1);
     }
 
-    /// Matrices of so many outputs each, with their biases.
+    /// Adds matrices of these outputs, with their biases.
     fn product(&mut self, product: Product, parts: &[(Role, usize)], cols: usize, has_bias: bool) {
         let mut first = 0;
         for &(role, rows) in parts {

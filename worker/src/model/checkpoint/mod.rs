@@ -1,4 +1,4 @@
-//! A checkpoint: a model's weights as somebody stored them. This room knows files, not what the tensors in them are for.
+//! A checkpoint: a model's weights in files. This room knows files, but not what their tensors are for.
 
 mod safetensors;
 

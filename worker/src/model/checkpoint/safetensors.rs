@@ -1,4 +1,4 @@
-//! Weights, mapped where they lie in safetensors files: one `model.safetensors`, or shards with an index.
+//! Weights mapped from safetensors files: one `model.safetensors`, or shards with an index.
 
 use std::collections::HashMap;
 use std::path::{Component, Path, PathBuf};
@@ -14,8 +14,8 @@ use crate::model::config::read_object;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-/// Bytes that `sample` takes at the start, the middle and the end of a tensor: a fine-tuned model differs in
-/// nearly all of them, and reading the whole would cost as much as loading it.
+/// Bytes that `sample` takes at the start, the middle and the end of a tensor. A fine-tuned model differs in
+/// nearly all of them, and hashing everything would cost as much as loading it.
 const SAMPLE_BYTES: usize = 64;
 /// Most shards of a model.
 const MAX_FILES: usize = 10_000;
@@ -24,7 +24,7 @@ const MAX_FILES: usize = 10_000;
 pub struct Weights {
     dir: PathBuf,
     files: Vec<WeightFile>,
-    /// Which file each tensor is in.
+    /// Index of the file of each tensor.
     places: HashMap<String, usize>,
 }
 
@@ -32,7 +32,7 @@ struct WeightFile {
     path: PathBuf,
     map: Arc<MappedFile>,
     header: Metadata,
-    /// Where the tensors' bytes start.
+    /// Offset of the tensors' bytes.
     data: usize,
 }
 
@@ -75,18 +75,18 @@ impl Weights {
         Ok(())
     }
 
-    /// Asks the system to read all files soon; does not wait.
+    /// Asks the system to read all files ahead; does not wait.
     pub fn will_need(&self) {
         self.files.iter().for_each(|file| file.map.will_need());
     }
 
-    /// Gives back the memory of what was read; it is read again where it is needed again.
+    /// Releases the memory of pages read so far; they are read again when needed.
     pub fn release(&self) {
         self.files.iter().for_each(|file| file.map.release());
     }
 
-    /// Tells these files from those of other times: their lengths and when they were written. Far more than
-    /// [`Weights::sample`] sees, and of this machine only.
+    /// Feeds `take` with lengths and modification times, which identify these files on this machine. Notices
+    /// far more changes than [`Weights::sample`].
     pub(in crate::model) fn stamp(&self, take: &mut dyn FnMut(&[u8])) {
         for file in &self.files {
             let metadata = file.map.file().and_then(|file| file.metadata().ok());
@@ -95,7 +95,7 @@ impl Weights {
         }
     }
 
-    /// Gives names, types, shapes and a few bytes of all tensors to `take`, by name.
+    /// Feeds `take` with names, types, shapes and a few bytes of all tensors, sorted by name.
     pub(in crate::model) fn sample(&self, take: &mut dyn FnMut(&[u8])) {
         let mut places: Vec<_> = self.places.iter().collect();
         places.sort_unstable();
@@ -111,17 +111,17 @@ impl Weights {
         }
     }
 
-    /// A matrix `[rows, cols]`, used where it lies.
+    /// A matrix `[rows, cols]`, mapped, not copied.
     pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<WeightMatrix, LoadError> {
         Ok(WeightMatrix::new(self.tensor(name, &[rows, cols])?, rows, cols))
     }
 
-    /// A vector of `len` values, used where it lies: one row.
+    /// A vector of `len` values as one row, mapped, not copied.
     pub fn row(&self, name: &str, len: usize) -> Result<WeightMatrix, LoadError> {
         Ok(WeightMatrix::new(self.tensor(name, &[len])?, 1, len))
     }
 
-    /// A vector of `len` values, widened.
+    /// A vector of `len` values, widened to f32.
     pub fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, LoadError> {
         let matrix = self.row(name, len)?;
         let mut values = vec![0.0; len];
@@ -129,7 +129,7 @@ impl Weights {
         Ok(values)
     }
 
-    /// A tensor's bytes, its type and shape checked. Some files leave the prefix `model.` away.
+    /// A tensor's bytes, with type and shape checked. Some files omit the prefix `model.`.
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<Storage, LoadError> {
         let names = [name, name.strip_prefix("model.").unwrap_or(name)];
         let missing = || LoadError::MissingTensor {
@@ -156,8 +156,8 @@ impl WeightFile {
             Ok(map) => Arc::new(map),
             Err(source) => return Err(LoadError::Read { path, source }),
         };
-        // The library checks that the header fits the file, that tensors lie in it back to back, and that shapes,
-        // types and lengths agree.
+        // The library checks that the header fits the file, that the tensors lie back to back in it, and that
+        // shapes, types and lengths agree.
         match SafeTensors::read_metadata(&map) {
             Ok((header_bytes, header)) => {
                 Ok(Self { path, data: size_of::<u64>() + header_bytes, map, header })
@@ -169,7 +169,7 @@ impl WeightFile {
         }
     }
 
-    /// A tensor's bytes, if it has a type that can be computed with and that shape.
+    /// A tensor's bytes, if it has a supported type and that shape.
     fn storage(&self, info: &TensorInfo, shape: &[usize]) -> Option<Storage> {
         let (start, end) = info.data_offsets;
         let bytes = || Bytes::mapped(Arc::clone(&self.map), self.data + start..self.data + end);
@@ -183,7 +183,7 @@ impl WeightFile {
     }
 }
 
-/// Whether `name` is a plain name: an index must not lead out of its directory.
+/// Whether `name` is a plain file name: an index must not lead out of its directory.
 fn is_file_name(name: &str) -> bool {
     let mut components = Path::new(name).components();
     matches!((components.next(), components.next()), (Some(Component::Normal(only)), None) if only == name)
@@ -193,7 +193,7 @@ fn is_file_name(name: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// A safetensors file of a header and some bytes.
+    /// A safetensors file with this header and data.
     fn file(header: &str, data: &[u8]) -> Vec<u8> {
         [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat()
     }
@@ -215,7 +215,7 @@ mod tests {
         (dir, weights)
     }
 
-    /// Opening a directory with these files fails, and the message has all of `words`.
+    /// Checks that a directory with these files is refused with a message containing all of `words`.
     fn check_refused(files: &[(&str, &[u8])], words: &[&str]) {
         let (_dir, weights) = with(files);
         let message = weights.err().unwrap().to_string();

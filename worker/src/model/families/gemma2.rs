@@ -1,7 +1,8 @@
 //! Gemma 2 (Gemma Team 2024).
 //!
-//! What attention and the feed-forward network add to the residual stream is normalised, as is what they read. Every other
-//! layer sees a window; scores and logits are capped; embeddings are scaled by the root of their width; the gate is GELU.
+//! The outputs of attention and feed-forward network are normalised, as are their inputs. Every other layer
+//! has a window; scores and logits are capped; embeddings are scaled by the square root of their width; the
+//! gate is GELU.
 
 use serde_json::Value;
 use skein_kernels::gate::Gate;
@@ -12,7 +13,7 @@ use crate::model::fields::Fields;
 use crate::model::spec::{AttentionSpec, LayerSpec, NormSpec, Spec};
 use crate::model::tensors::Role;
 
-// What transformers' `Gemma2Config` takes for a field that is missing.
+// Defaults of transformers' `Gemma2Config` for missing fields.
 const HEAD_DIM: usize = 256;
 const QUERY_PRE_ATTN_SCALAR: f64 = 256.0;
 const SLIDING_WINDOW: usize = 4096;
@@ -42,7 +43,7 @@ pub fn gemma2(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     })
 }
 
-/// Windows where `layer_types` says so, or in every other layer from the first on.
+/// Windows in the layers that `layer_types` names, or in every other layer starting with the first.
 fn layers(fields: &Fields<'_>, spec: &Spec) -> Result<Vec<LayerSpec>, LoadError> {
     let window = fields.size("sliding_window", 1 << 24, Some(SLIDING_WINDOW))? as u32;
     let types = fields.get("layer_types").and_then(Value::as_array);

@@ -1,4 +1,5 @@
-//! Llama (Touvron et al. 2023) and its kin: Mistral, Qwen2 with its biases, Qwen3 with its normalised heads.
+//! Llama (Touvron et al. 2023) and its relatives: Mistral, Qwen2 with its biases, Qwen3 with its normalised
+//! heads.
 //!
 //! A pre-norm decoder: grouped-query attention with rotary positions, then a SwiGLU network, each added to the
 //! residual stream.
@@ -9,10 +10,10 @@ use crate::model::fields::{Fields, MAX_POSITIONS};
 use crate::model::spec::Spec;
 use crate::model::tensors::Role;
 
-/// Values of a head of a Qwen3 model that does not say: transformers' `Qwen3Config` has 128, whatever the hidden size.
+/// Default head dimension of Qwen3: transformers' `Qwen3Config` has 128, whatever the hidden size.
 const QWEN3_HEAD_DIM: usize = 128;
 
-/// What transformers' `MistralConfig` takes where the field is missing; only an explicit null means none.
+/// Default window of transformers' `MistralConfig` if the field is missing; only an explicit null means none.
 const MISTRAL_DEFAULT_WINDOW: usize = 4096;
 
 pub fn llama(fields: &Fields<'_>) -> Result<Spec, LoadError> {
@@ -46,7 +47,7 @@ pub fn qwen3(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     with_attention_bias(fields, spec)
 }
 
-/// The checkpoint's names.
+/// Names of tensors in the checkpoint.
 pub fn name(role: Role) -> &'static str {
     match role {
         Role::Embedding => "model.embed_tokens",
@@ -74,7 +75,7 @@ fn silu_decoder(fields: &Fields<'_>, head_dim: Option<usize>) -> Result<Spec, Lo
     decoder(fields, head_dim)
 }
 
-/// Qwen models have windows in some layers only if asked to.
+/// Refuses windows, which Qwen models have in some layers only if configured.
 fn check_full_attention(fields: &Fields<'_>) -> Result<(), LoadError> {
     if fields.flag("use_sliding_window", false)? {
         return Err(fields.wrong("use_sliding_window", "false".into()));

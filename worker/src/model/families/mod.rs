@@ -1,4 +1,5 @@
-//! Families of models: how each reads its config.json, as a [`Spec`]. A family is a file here and a line of [`FAMILIES`].
+//! Model families: each reads its config.json into a [`Spec`]. A family is a file here and a line of
+//! [`FAMILIES`].
 
 mod gemma2;
 mod llama;
@@ -10,16 +11,16 @@ use super::config::rope;
 use super::fields::Fields;
 use super::spec::{AttentionSpec, FeedForwardSpec, LayerSpec, NormSpec, Spec};
 
-/// One kind of model.
+/// A family of models.
 #[derive(Debug)]
 pub struct Family {
-    /// What `model_type` says.
+    /// Its `model_type` in config.json.
     pub model_type: &'static str,
-    /// Reads and checks its fields.
+    /// Reads and validates its fields.
     pub spec: fn(&Fields<'_>) -> Result<Spec, LoadError>,
 }
 
-/// All that can be served.
+/// All supported families.
 pub const FAMILIES: &[Family] = &[
     Family { model_type: "gemma2", spec: gemma2::gemma2 },
     Family { model_type: "llama", spec: llama::llama },
@@ -28,10 +29,10 @@ pub const FAMILIES: &[Family] = &[
     Family { model_type: "qwen3", spec: llama::qwen3 },
 ];
 
-/// The family that `model_type` names.
+/// The family named by `model_type`.
 ///
 /// # Errors
-/// If it is none of them.
+/// If no family has that name.
 pub fn find(fields: &Fields<'_>) -> Result<&'static Family, LoadError> {
     let known: Vec<_> = FAMILIES.iter().map(|family| family.model_type).collect();
     let named = fields.one_of("model_type", &known, None)?;
@@ -39,8 +40,9 @@ pub fn find(fields: &Fields<'_>) -> Result<&'static Family, LoadError> {
     Ok(family.unwrap_or_else(|| unreachable!("it is one of the known")))
 }
 
-/// A pre-norm decoder in the terms that most families share: full attention, no biases. A family changes what it has otherwise.
-/// `head_dim` is what it takes where the field is missing; `None` = the hidden size shared out among the heads.
+/// A pre-norm decoder with the properties that most families share: full attention, no biases. Families
+/// change what differs. `head_dim` is the default for a missing field; `None` = the hidden size divided by
+/// the heads.
 fn decoder(fields: &Fields<'_>, head_dim: Option<usize>) -> Result<Spec, LoadError> {
     let hidden_size = fields.size("hidden_size", 1 << 17, None)?;
     let attention = attention(fields, hidden_size, head_dim)?;
@@ -98,7 +100,7 @@ fn attention(
     })
 }
 
-/// With biases in attention if the configuration asks for them.
+/// Adds attention biases if the configuration has them.
 fn with_attention_bias(fields: &Fields<'_>, spec: Spec) -> Result<Spec, LoadError> {
     let has_bias = fields.flag("attention_bias", false)?;
     let attention = AttentionSpec { has_bias, has_output_bias: has_bias, ..spec.attention };

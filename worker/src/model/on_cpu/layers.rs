@@ -1,4 +1,4 @@
-//! A layer's weights, by name.
+//! A layer's weights, by role.
 
 use std::collections::HashMap;
 
@@ -19,17 +19,17 @@ pub(super) struct Layer {
     /// `[head_dim]` each: normalise queries and keys head by head.
     pub qk_norm: Option<(Vec<f32>, Vec<f32>)>,
     pub o: Projection,
-    /// Normalises what is added to the residual stream.
+    /// Normalises the output before it is added to the residual stream.
     pub o_norm: Option<Vec<f32>>,
     pub feed_forward_norm: Vec<f32>,
     pub gate: Projection,
     pub up: Projection,
     pub down: Projection,
-    /// Normalises what is added to the residual stream.
+    /// Normalises the output before it is added to the residual stream.
     pub down_norm: Option<Vec<f32>>,
 }
 
-/// A matrix, and what is added to its results.
+/// A matrix and its bias.
 pub(super) struct Projection {
     weights: Packed,
     bias: Option<Vec<f32>>,
@@ -42,7 +42,7 @@ impl Projection {
 }
 
 impl Layer {
-    /// Takes its weights out of `parts`.
+    /// Takes the layer's weights out of `parts`.
     pub fn new(parts: &mut Parts, layer: usize) -> Self {
         let at = Some(layer);
         let qk_norm = parts.optional_norm(at, Role::QueryNorm).zip(parts.optional_norm(at, Role::KeyNorm));
@@ -63,10 +63,10 @@ impl Layer {
     }
 }
 
-/// A layer, or none, and a role in it.
+/// A layer, `None` outside the layers, and a role.
 type At = (Option<usize>, Role);
 
-/// What was read, until it finds its place.
+/// Weights that were read but not yet assigned to a layer.
 pub(super) struct Parts {
     matrices: HashMap<At, Packed>,
     biases: HashMap<At, Vec<f32>>,
@@ -111,7 +111,7 @@ impl Parts {
     }
 }
 
-/// What every model has, and [`crate::model::tensors::all`] lists.
+/// Unwraps a part that every model has, because [`crate::model::tensors::all`] lists it.
 fn listed<T>(part: Option<T>) -> T {
     part.unwrap_or_else(|| unreachable!("it is in the list of tensors"))
 }

@@ -1,4 +1,4 @@
-//! Models on the processor: weights packed for its kernels, and the operations over them.
+//! Models on the CPU: weights packed for its kernels, and the operations over them.
 
 mod layers;
 pub mod pack;
@@ -38,21 +38,21 @@ pub struct Model {
     layers: Vec<Layer>,
     norm: Vec<f32>,
     head: Packed,
-    /// Whether activations are rounded to bfloat16 where weights have it.
+    /// Whether activations are rounded to bfloat16 before products with bfloat16 weights.
     bf16: bool,
-    /// Rotary angles per position.
+    /// Rotary angle of each pair of values, per position.
     frequencies: Vec<f32>,
-    /// Bytes of the packed weights that a step reads.
+    /// Bytes of packed weights that a step reads.
     weight_bytes: u64,
 }
 
 impl Model {
-    /// Finds and checks every weight of the model; `pack` packs what steps multiply with, in that order: the layers' matrices,
-    /// then the head. The embedding is not among them, even where it is the head: its rows are looked up where they lie.
-    /// `bf16`: activations are rounded to bfloat16 where weights have it.
+    /// Finds and validates every weight. `pack` packs the matrices that steps multiply with, in this order:
+    /// the layers', then the head. The embedding is used as stored for lookups, even if it is also the head.
+    /// `bf16`: activations are rounded to bfloat16 before products with bfloat16 weights.
     ///
     /// # Errors
-    /// A weight that is missing or has another shape; those of `pack`.
+    /// A weight that is missing or has another shape, and the errors of `pack`.
     pub fn load(
         spec: Spec,
         weights: &Weights,
@@ -99,14 +99,14 @@ impl Model {
         &self.spec
     }
 
-    /// Sets memory for steps of up to `rows` rows aside.
+    /// Allocates memory for steps of up to `rows` rows.
     pub fn activations(&self, rows: usize) -> Activations {
         let mut activations = Activations::default();
         activations.grow(&self.spec, rows);
         activations
     }
 
-    /// Runs all layers over `step`, writing its keys and values to `cache`. What is left are the wanted rows, for
+    /// Runs all layers over `step` and writes its keys and values to `cache`. Leaves the wanted rows for
     /// [`Model::logits`].
     pub fn forward(
         &self,
@@ -142,13 +142,13 @@ impl Model {
         profile.mark(Part::Head);
     }
 
-    /// Factor of embedded tokens, of their type as far as activations are.
+    /// Factor for embedding rows, rounded to bfloat16 if activations are.
     fn embedding_scale(&self) -> f32 {
         let scale = self.spec.embedding_scale;
         if self.bf16 { bf16::from_f32(scale).to_f32() } else { scale }
     }
 
-    /// The form of activations that all of `stack` take.
+    /// The input form that all of `stack` accept.
     fn form(&self, stack: &[Linear<'_>]) -> Form {
         let mut forms = stack.iter().map(|linear| linear.weights.layout().format.form(self.bf16));
         let first = forms.next().unwrap_or_default();

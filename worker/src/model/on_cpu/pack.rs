@@ -1,5 +1,6 @@
-//! Weights as steps multiply with them: laid out, and rounded to small integers if asked, when a model is loaded. All of a
-//! model's packed matrices are one run of bytes, so that they can be kept in one file: see [`super::packed_cache`].
+//! Packs weights for the CPU's kernels when a model is loaded: lays them out and, if configured, quantises
+//! them to small integers. All packed matrices of a model form one run of bytes, so that one file can hold
+//! them: see [`super::packed_cache`].
 
 use std::ops::Range;
 
@@ -14,21 +15,22 @@ use crate::model::checkpoint::Weights;
 
 /// Matrices start at multiples of a page.
 const PART_ALIGN: usize = 4096;
-/// Weights that are not rounded are kept on disk from so many bytes on: laying fewer out takes some tens of milliseconds.
+/// Bytes from which unquantised weights are kept on disk: packing fewer takes only some tens of milliseconds.
 const LEAST_KEPT_BYTES: usize = 64 << 20;
 
-/// A matrix that steps of a model multiply with, as it is stored.
+/// A matrix of a model, as stored.
 pub struct Matrix {
-    /// Its tensor's name.
+    /// Name of its tensor.
     pub tensor: String,
-    /// The matrix.
+    /// The stored matrix.
     pub weights: WeightMatrix,
-    /// Whether it gives the logits.
+    /// Whether it is the head.
     pub is_head: bool,
 }
 
 impl Matrix {
-    /// Its layouts when weights are to be `rounded`, the best one first: that one may have no room for what the matrix holds.
+    /// Its candidate layouts when weights are quantised to `rounded`, best first; the best one may not be
+    /// able to hold the matrix.
     fn layouts(&self, rounded: Option<Format>) -> Vec<Layout> {
         let formats = match rounded {
             Some(format) if self.is_head => vec![format.of_head()],
@@ -40,8 +42,8 @@ impl Matrix {
     }
 }
 
-/// What may become of a model's matrices. Which of its layouts each has is known when it is packed, and written down before them:
-/// a byte for each.
+/// The candidate layouts of a model's matrices. The choice is made while packing and stored before the
+/// matrices, one byte for each.
 struct Plan {
     layouts: Vec<Vec<Layout>>,
 }
@@ -51,18 +53,18 @@ impl Plan {
         Self { layouts: matrices.iter().map(|matrix| matrix.layouts(rounded)).collect() }
     }
 
-    /// Where the first matrix starts.
+    /// Offset of the first matrix.
     fn start(&self) -> usize {
         self.layouts.len().next_multiple_of(PART_ALIGN)
     }
 
-    /// Bytes at most.
+    /// Most bytes that the matrices take.
     fn most_bytes(&self) -> usize {
         let largest = |layouts: &Vec<Layout>| layouts.iter().map(Layout::bytes).max().unwrap_or_default();
         self.layouts.iter().fold(self.start(), |end, layouts| part_after(end, largest(layouts)).end)
     }
 
-    /// Where each matrix lies if it has that one of its layouts. `None` if there is no such layout.
+    /// Layout and place of each matrix for the `chosen` layouts; `None` if one does not exist.
     fn parts(&self, chosen: &[u8]) -> Option<Vec<(Layout, Range<usize>)>> {
         let mut end = self.start();
         let part = |(layouts, chosen): (&Vec<Layout>, &u8)| {
@@ -74,7 +76,7 @@ impl Plan {
         self.layouts.iter().zip(chosen).map(part).collect()
     }
 
-    /// Tells apart all that may lie in a file of packed weights. `source` tells models apart.
+    /// Key of the packed bytes: different for any two that may differ. `source` identifies the model.
     fn key(&self, matrices: &[Matrix], source: u64) -> u64 {
         let mut hash = Xxh3Default::new();
         hash.update(&source.to_le_bytes());
@@ -86,18 +88,18 @@ impl Plan {
     }
 }
 
-/// The next part, if the one before ends there.
+/// The range of `bytes` bytes after a part that ends at `end`.
 fn part_after(end: usize, bytes: usize) -> Range<usize> {
     let start = end.next_multiple_of(PART_ALIGN);
     start..start + bytes
 }
 
-/// Packs `matrices`, which lie in `weights`: takes what `cache` has, or makes what it keeps. `rounded` is the format of the
-/// layers' weights; without it they stay the numbers that are stored. `source` tells this model's weights from all others.
-/// `progress` gets (bytes done, bytes in all), of the weights as stored.
+/// Packs `matrices` of `weights`, or takes them from `cache`. `rounded` is the format to which the layers'
+/// weights are quantised; `None` keeps their values. `source` identifies the model's weights. `progress` gets
+/// (bytes done, total bytes) of the stored weights.
 ///
 /// # Errors
-/// Weights to be rounded that are no numbers, no memory.
+/// Fails if a weight to be quantised is not finite, or if memory runs out.
 pub fn pack(
     cpu: &mut Cpu,
     matrices: &[Matrix],
@@ -121,7 +123,7 @@ pub fn pack(
             blank.keep(cpu, bytes).map_err(no_room)?
         }
     };
-    // The originals are read again only where an embedding's row is.
+    // From now on only the embedding's rows are read from the stored weights.
     weights.release();
     let all = stored_bytes(matrices);
     progress(all, all);
@@ -131,12 +133,12 @@ pub fn pack(
     Ok(parts.iter().map(packed).collect())
 }
 
-/// Bytes of the matrices as they are stored.
+/// Bytes of the matrices as stored.
 fn stored_bytes(matrices: &[Matrix]) -> u64 {
     matrices.iter().map(|matrix| matrix.weights.storage().bytes().len() as u64).sum()
 }
 
-/// Packs all matrices one after another; gives the bytes that takes.
+/// Packs all matrices one after another and returns the bytes used.
 fn fill(
     cpu: &mut Cpu,
     matrices: &[Matrix],
@@ -150,14 +152,14 @@ fn fill(
     for (i, (matrix, layouts)) in matrices.iter().zip(&plan.layouts).enumerate() {
         let (chosen, bytes) = pack_one(cpu, matrix, layouts, &mut to[end.next_multiple_of(PART_ALIGN)..])?;
         (to[i], end) = (chosen, part_after(end, bytes).end);
-        weights.release(); // what was read is not read again: it need not lie beside what came of it
+        weights.release(); // not read again, so free it while the packed weights grow
         done += matrix.weights.storage().bytes().len() as u64;
         progress(done, all);
     }
     Ok(end)
 }
 
-/// Packs a matrix in the first of `layouts` that has room for it; gives which that is, and its bytes.
+/// Packs a matrix in the first of `layouts` that can hold it. Returns the index of the layout and its bytes.
 fn pack_one(
     cpu: &mut Cpu,
     matrix: &Matrix,
@@ -185,7 +187,7 @@ fn pack_one(
     }
 }
 
-/// Weights that are not rounded, in file names.
+/// Format part of the file names of unquantised weights.
 const STORED: &str = "stored";
 
 #[cfg(test)]

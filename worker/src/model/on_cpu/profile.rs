@@ -1,36 +1,37 @@
-//! Where the time of a step goes.
+//! Measures how a step's time is spent.
 //!
-//! Off, it costs a branch an operation; on, a reading of the clock, some 30 ns, so that what it says is a step's own time.
+//! While off it costs a branch for each operation; while on, a clock reading of some 30 ns, too little to
+//! distort a step.
 
 use std::time::Duration;
 
 use skein_node::clock::{self, Timestamp};
 
-/// What a step does.
+/// Part of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// Looking up embeddings, and the angles of positions.
+    /// Embedding lookups, and the angles of positions.
     Embed,
-    /// Normalising rows, and encoding them or what was attended for a product.
+    /// Normalising rows, and encoding inputs of products.
     Encode,
-    /// The layers' products, with the gate that is computed amid two of them.
+    /// The layers' products, including the gate between two of them.
     Products,
-    /// Rotating queries and keys, and writing keys and values to the cache.
+    /// Rotating queries and keys, and writing to the cache.
     Cache,
     /// Attention.
     Attention,
-    /// The product that gives logits.
+    /// The product with the head.
     Head,
     /// Drawing and scoring tokens.
     Sample,
 }
 
 impl Part {
-    /// All of them, in the order of a step.
+    /// All parts, in the order of a step.
     pub const ALL: [Self; 7] =
         [Self::Embed, Self::Encode, Self::Products, Self::Cache, Self::Attention, Self::Head, Self::Sample];
 
-    /// For reports.
+    /// Name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Embed => "embed",
@@ -58,12 +59,12 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// One that measures, from nothing.
+    /// A profile that is on and empty.
     pub fn measuring() -> Self {
         Self { is_on: true, ..Self::default() }
     }
 
-    /// What follows belongs to the next part that is marked.
+    /// Starts the time of the next mark.
     #[inline]
     pub(crate) fn start(&mut self) {
         if self.is_on {
@@ -71,7 +72,7 @@ impl Profile {
         }
     }
 
-    /// What was since the last mark or start belongs to `part`.
+    /// Adds the time since the last mark or start to `part`.
     #[inline]
     pub(crate) fn mark(&mut self, part: Part) {
         if self.is_on {
@@ -91,7 +92,7 @@ impl Profile {
         self.times.iter().sum()
     }
 
-    /// The share of the time that was not spent on products, from 0 to 1.
+    /// Fraction of the time spent outside products, from 0 to 1.
     pub fn share_beyond_products(&self) -> f64 {
         let beyond: Duration =
             Part::ALL.iter().filter(|part| !part.is_product()).map(|part| self.time(*part)).sum();

@@ -1,4 +1,4 @@
-//! One step: its rows, its activations, and the operations over them.
+//! One forward step: its rows, its activations, and the operations over them.
 
 use std::convert::Infallible;
 
@@ -18,7 +18,7 @@ use super::profile::{Part, Profile};
 use crate::model::operations::Operations;
 use crate::model::spec::Spec;
 
-/// One forward step's rows; see [`crate::backend::Batch`].
+/// The rows of a forward step; see [`crate::backend::Batch`].
 pub struct ForwardStep<'a> {
     /// `[rows]`
     pub tokens: &'a [u32],
@@ -28,18 +28,19 @@ pub struct ForwardStep<'a> {
     pub slots: &'a [u32],
     /// The rows by sequence.
     pub sequences: &'a [Rows<'a>],
-    /// Rows whose logits are asked for, rising. All others end where the last layer has their keys and values.
+    /// Rows whose logits are wanted, ascending. The others end in the last layer once their keys and values
+    /// are cached.
     pub wanted: &'a [u32],
-    /// The wanted rows by sequence, counted among themselves.
+    /// The wanted rows by sequence, numbered among the wanted ones.
     pub wanted_sequences: &'a [Rows<'a>],
 }
 
-/// Activations, kept between steps. They grow to the largest step; memory that was never used costs none.
+/// Activations, reused between steps. They grow to the largest step; pages never touched take no memory.
 #[derive(Default)]
 pub struct Activations {
     /// `[rows, hidden]`: the residual stream.
     pub(super) x: Aligned<f32>,
-    /// `[rows, hidden]` normalised, or `[rows, q]` attended, in the form that the next product reads.
+    /// `[rows, hidden]` normalised, or `[rows, q]` from attention, in the form that the next product reads.
     pub(super) input: Input,
     /// `[rows, inner]`, likewise.
     gated: Input,
@@ -47,12 +48,12 @@ pub struct Activations {
     qkv: Aligned<f32>,
     /// `[rows, q]`
     attended: Aligned<f32>,
-    /// `[rows, hidden]`: what is normalised before it is added to the residual stream.
+    /// `[rows, hidden]`: output to be normalised before it is added to the residual stream.
     added: Aligned<f32>,
     cos: Aligned<f32>,
     sin: Aligned<f32>,
     scores: attention::Scratch,
-    /// Where the time goes; off unless asked for.
+    /// Time by part; off by default.
     pub(crate) profile: Profile,
 }
 
@@ -72,16 +73,17 @@ impl Activations {
     }
 }
 
-/// A step amid its layers.
+/// A step in progress.
 pub(super) struct Running<'a> {
     model: &'a Model,
     cpu: &'a mut Cpu,
     step: &'a ForwardStep<'a>,
     cache: &'a mut KvCache,
     activations: &'a mut Activations,
-    /// Rows that go on: all, and those that are wanted once the last layer has the others' keys and values.
+    /// Rows in progress: all, or only the wanted ones in the last layer once the others' keys and values are
+    /// cached.
     rows: usize,
-    /// The same by sequence.
+    /// Those rows by sequence.
     sequences: &'a [Rows<'a>],
 }
 
@@ -98,7 +100,8 @@ impl<'a> Running<'a> {
         Self { model, cpu, step, cache, activations, rows, sequences: step.sequences }
     }
 
-    /// Nobody reads what the last layer makes of rows that are not wanted: the others are moved together, and go on alone.
+    /// In the last layer, continues with the wanted rows only, moved together: the others' results are never
+    /// read.
     fn end_early(&mut self, layer: usize) {
         let wanted = self.step.wanted;
         if layer + 1 < self.model.layers.len() || wanted.len() == self.rows {
@@ -204,7 +207,7 @@ impl Operations for Running<'_> {
 /// The residual stream.
 struct Residual<'a> {
     x: &'a mut [f32],
-    /// What is to be added, where it is normalised first.
+    /// The output, if it is normalised before it is added.
     added: &'a mut Aligned<f32>,
     eps: f32,
 }
@@ -219,7 +222,7 @@ impl Residual<'_> {
     }
 }
 
-/// Moves some rows of `values`, `[any, width]`, to its start; `rows` rise.
+/// Moves some rows of `values` `[any, width]` to its start; `rows` is ascending.
 fn keep_rows(values: &mut [f32], rows: &[u32], width: usize) {
     for (to, from) in rows.iter().map(|row| *row as usize).enumerate() {
         values.copy_within(from * width..(from + 1) * width, to * width);

@@ -5,8 +5,8 @@
 //! | a full tile or more | capability 9.0, cache of the activations' type, heads of 64 or 128 values | [`PrefillSm90`] |
 //! | otherwise | any | [`Attention`] |
 //!
-//! Both see all sequences of a step; each leaves the other's rows alone. Which one computes a row depends on its chunk,
-//! and their roundings differ, so batch-invariant means: [`Attention`] for all.
+//! Both see all sequences of a step, and each skips the other's rows. Which one computes a row depends on its
+//! chunk, and they round differently, so batch-invariant mode uses [`Attention`] for all.
 
 use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::attention::{Attention, AttentionRows, AttentionShape, StepKind};
@@ -14,21 +14,21 @@ use skein_kernels::cuda::ops::attention_sm90::{PrefillLayer, PrefillRows, Prefil
 use skein_kernels::cuda::ops::kv::{KvElement, KvLayer, StepSequences};
 use skein_kernels::cuda::{CudaError, DeviceSlice, Kernels, Stream};
 
-/// Query rows, times the heads of a group, from which [`PrefillSm90`] pays: its tile. Less would leave part of each
-/// product idle, and its tiles walk their whole context alone, while [`Attention`] cuts it into parts.
+/// Query rows, times the heads of a group, from which [`PrefillSm90`] pays off: its tile. With fewer, part of
+/// each product is idle, and a tile walks its whole context alone while [`Attention`] splits it.
 const FULL_TILE: usize = 128;
-/// The parts of the workspace begin at multiples of this.
+/// Parts of the workspace start at multiples of this.
 const ALIGNMENT: usize = 256;
 
-/// Paged attention of all layers: a [`StepAttention`] for each window, as its plan depends on that.
+/// Paged attention of all layers: one [`StepAttention`] for each window size, because the plan depends on it.
 pub struct Windows<T, K> {
     kinds: Vec<StepAttention<T, K>>,
-    /// Which of them each layer has.
+    /// Index into `kinds` for each layer.
     of_layers: Vec<usize>,
 }
 
 impl<T: Activation, K: KvElement> Windows<T, K> {
-    /// Finds the kernels. `shape` is that of all layers, but for the `windows` of each.
+    /// Finds the kernels. `shape` is that of all layers, except for their `windows`.
     pub fn new(
         kernels: &Kernels,
         shape: AttentionShape,
@@ -48,7 +48,7 @@ impl<T: Activation, K: KvElement> Windows<T, K> {
         Ok(Self { kinds: kinds.collect::<Result<_, _>>()?, of_layers })
     }
 
-    /// Which kernel computes long chunks, for logs.
+    /// Name of the kernel for long chunks, for logs.
     pub fn prefill_name(&self) -> &'static str {
         self.kinds.first().map_or("none", StepAttention::prefill_name)
     }
@@ -60,13 +60,13 @@ impl<T: Activation, K: KvElement> Windows<T, K> {
         self.kinds.len() * most.next_multiple_of(ALIGNMENT)
     }
 
-    /// The part of the workspace of one of the kinds.
+    /// The part of the workspace for one kind.
     fn part(&self, workspace: DeviceSlice<u8>, kind: usize) -> DeviceSlice<u8> {
         let bytes = workspace.len() / self.kinds.len();
         workspace.slice(kind * bytes..(kind + 1) * bytes)
     }
 
-    /// Tells where the cache lies. To be called before any launch.
+    /// Sets the cache. Call it before any launch.
     pub fn set_cache(&mut self, cache: &[KvLayer<K>]) -> Result<(), CudaError> {
         self.kinds.iter_mut().try_for_each(|kind| kind.set_cache(cache))
     }
@@ -85,7 +85,7 @@ impl<T: Activation, K: KvElement> Windows<T, K> {
         self.kinds.iter().enumerate().try_for_each(plan)
     }
 
-    /// Queues the attention of the step's rows with one layer.
+    /// Queues the attention of the step's rows in one layer.
     pub fn launch(&self, stream: &Stream, rows: LayerRows<'_, T, K>) -> Result<(), CudaError> {
         let kind = self.of_layers[rows.index];
         let workspace = self.part(rows.workspace, kind);
@@ -102,7 +102,7 @@ pub struct StepAttention<T, K> {
 /// The kernel for long chunks.
 struct Prefill<T> {
     kernel: PrefillSm90<T>,
-    /// Sequences of so many rows are its.
+    /// Least rows of a sequence for this kernel.
     min_rows: usize,
     /// Filled by [`StepAttention::set_cache`].
     layers: Vec<PrefillLayer<T>>,
@@ -117,15 +117,15 @@ pub struct LayerRows<'a, T, K> {
     pub q_stride: usize,
     /// `[rows, heads * head_dim]`
     pub out: DeviceSlice<T>,
-    /// Which layer.
+    /// Index of the layer.
     pub index: usize,
-    /// Its keys and values, those of the step's rows included.
+    /// Its keys and values, including those of the step's rows.
     pub cache: KvLayer<K>,
-    /// As planned.
+    /// As passed to the plan.
     pub sequences: &'a StepSequences,
-    /// As planned.
+    /// As passed to the plan.
     pub workspace: DeviceSlice<u8>,
-    /// As planned.
+    /// As passed to the plan.
     pub kind: StepKind,
 }
 
@@ -145,17 +145,18 @@ impl<T: Activation, K: KvElement> StepAttention<T, K> {
         Ok(Self { general, prefill })
     }
 
-    /// Which kernel computes long chunks, for logs.
+    /// Name of the kernel for long chunks, for logs.
     pub fn prefill_name(&self) -> &'static str {
         if self.prefill.is_some() { "wgmma" } else { "mma.sync" }
     }
 
-    /// Rows from which a sequence of a step is computed by the kernel for long chunks; `None` without one.
+    /// Least rows of a sequence for the long-chunk kernel; `None` if there is none.
     pub fn prefill_rows(&self) -> Option<usize> {
         self.prefill.as_ref().map(|prefill| prefill.min_rows)
     }
 
-    /// Bytes of the workspace for steps of up to so many rows and sequences, contexts of up to `max_context` tokens.
+    /// Bytes of the workspace for steps of up to `max_rows` rows and `max_sequences` sequences, with contexts
+    /// of up to `max_context` tokens.
     pub fn workspace_bytes(&self, max_rows: usize, max_sequences: usize, max_context: usize) -> usize {
         let general = self.general.workspace_bytes(max_rows, max_sequences, max_context);
         match &self.prefill {
@@ -167,7 +168,7 @@ impl<T: Activation, K: KvElement> StepAttention<T, K> {
         }
     }
 
-    /// Tells where the cache lies. To be called before any launch.
+    /// Sets the cache. Call it before any launch.
     pub fn set_cache(&mut self, cache: &[KvLayer<K>]) -> Result<(), CudaError> {
         let Some(prefill) = &mut self.prefill else { return Ok(()) };
         let describe = |layer: &KvLayer<K>| {
@@ -205,7 +206,7 @@ impl<T: Activation, K: KvElement> StepAttention<T, K> {
         self.general.plan(stream, sequences, prefill.min_rows, rest)
     }
 
-    /// Queues the attention of the step's rows with one layer.
+    /// Queues the attention of the step's rows in one layer.
     pub fn launch(&self, stream: &Stream, rows: LayerRows<'_, T, K>) -> Result<(), CudaError> {
         let LayerRows { q, q_stride, out, index, cache, sequences, mut workspace, kind } = rows;
         let sinks = DeviceSlice::NONE;
@@ -220,7 +221,7 @@ impl<T: Activation, K: KvElement> StepAttention<T, K> {
         self.general.launch(stream, rows)
     }
 
-    /// The kernel for long chunks, in steps that may have some.
+    /// The kernel for long chunks, if the step may have some.
     fn prefill_of(&self, kind: StepKind) -> Option<&Prefill<T>> {
         self.prefill.as_ref().filter(|_| kind == StepKind::Mixed)
     }

@@ -1,4 +1,4 @@
-//! Keys and values on a device: a plane for the keys of each layer and one for its values, all of them one after the other.
+//! The KV cache on a device: for each layer a plane of keys and a plane of values, one after the other.
 
 use skein_kernels::cuda::CudaError;
 use skein_kernels::cuda::ops::block_copy::BlockPlanes;
@@ -6,20 +6,20 @@ use skein_kernels::cuda::ops::kv::{KvElement, KvLayer};
 
 use crate::model::spec::Spec;
 
-/// Planes of a model.
+/// Number of planes of a model.
 pub fn planes(spec: &Spec) -> usize {
     2 * spec.layers.len()
 }
 
-/// Bytes of a block of so many tokens in one plane.
+/// Bytes of a block of `block_size` tokens in one plane.
 pub fn plane_block_bytes<K: KvElement>(spec: &Spec, block_size: u32) -> usize {
     spec.attention.kv_width() * block_size as usize * size_of::<K>()
 }
 
-/// The layers' planes.
+/// The planes of each layer.
 ///
 /// # Errors
-/// If the kernels do not take their shape.
+/// If the kernels do not support their shape.
 pub fn layers<K: KvElement>(
     spec: &Spec,
     block_size: u32,

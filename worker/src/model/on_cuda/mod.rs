@@ -1,7 +1,7 @@
 //! Models on a CUDA device: the operations queue kernels on a stream.
 //!
-//! The residual stream is f32, all other activations are `T`. A projection's output waits in `delta` until the next
-//! normalisation adds it to the residual stream: one pass over memory for both.
+//! The residual stream is f32, all other activations are `T`. A projection's output stays in `delta` until
+//! the next normalisation adds it to the residual stream, so both take one pass over memory.
 
 pub mod attention;
 pub mod cache;
@@ -29,10 +29,10 @@ use crate::model::operations;
 use crate::model::spec::Spec;
 use crate::model::tensors::Product;
 
-/// Most launches of a layer; each window has a plan before them.
+/// Most kernel launches of a layer; the plan of each window comes before them.
 const LAUNCHES_PER_LAYER: usize = 10;
 
-/// Most launches of a forward pass's layers: the nodes of a graph.
+/// Most kernel launches of a forward pass's layers, which is the number of nodes in a graph.
 pub fn launches(spec: &Spec) -> usize {
     spec.layers.len() * LAUNCHES_PER_LAYER
 }
@@ -41,17 +41,17 @@ pub fn launches(spec: &Spec) -> usize {
 pub struct Model<T, K> {
     /// What it computes.
     pub spec: Spec,
-    /// On the device.
+    /// The weights on the device.
     pub weights: DeviceWeights<T>,
-    /// One for each layer.
+    /// The cache of each layer.
     pub cache: Vec<KvLayer<K>>,
     /// `[positions, head_dim]`
     pub angles: DeviceSlice<f32>,
-    /// Operations.
+    /// The operations.
     pub ops: Ops<T, K>,
 }
 
-/// The operations it is made of.
+/// The operations of the forward pass.
 pub struct Ops<T, K> {
     /// Token embedding.
     pub embed: Embed<T>,
@@ -63,16 +63,16 @@ pub struct Ops<T, K> {
     pub attention: Windows<T, K>,
     /// Projections.
     pub linear: Linear<T>,
-    /// Rows whose logits are wanted.
+    /// Gathers the rows whose logits are wanted.
     pub gather: GatherRows<T>,
     /// Caps logits.
     pub softcap: Softcap,
 }
 
 impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
-    /// Queues one product of each shape for each number of rows, up to `rows`, that cuBLASLt tells apart, over whatever
-    /// the memory holds: its algorithms are chosen and their code is loaded before the first request. `logits` has
-    /// room for `logit_rows` rows.
+    /// Queues one product of each shape for each row count up to `rows` that cuBLASLt distinguishes, over
+    /// whatever the memory holds. That chooses its algorithms and loads their code before the first request.
+    /// `logits` has room for `logit_rows` rows.
     pub fn warm_up(
         &self,
         stream: &Stream,
@@ -83,7 +83,7 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
     ) -> Result<(), CudaError> {
         let (linear, Some(layer)) = (&self.ops.linear, self.weights.layers.first()) else { return Ok(()) };
         if linear.blas().is_none() {
-            return Ok(()); // our own kernels are there
+            return Ok(()); // our own kernels need no warm-up
         }
         for bucket in row_buckets(rows).filter(|bucket| *bucket > MAX_ROWS) {
             let rows = bucket.min(rows);
@@ -107,8 +107,8 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
         operations::forward(&self.spec, &mut Running::new(self, stream, step, a))
     }
 
-    /// Queues the logits of some rows of the last step: `[wanted, vocab]`. `wanted` names them; `None` = the first
-    /// `rows` of them as they are, which saves a pass.
+    /// Queues the logits of some rows of the last step: `[rows, vocab]`. `wanted` lists them; `None` = the
+    /// first `rows` rows, which saves gathering them.
     pub fn logits(
         &self,
         stream: &Stream,
@@ -117,7 +117,7 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
         a: &Activations<T>,
         logits: DeviceSlice<f32>,
     ) -> Result<(), CudaError> {
-        // Where what is added is normalised, the last layer left nothing to be added.
+        // In sandwich models the last layer has already added its output.
         let mut delta = if self.spec.norm.is_sandwich { DeviceSlice::NONE } else { a.delta };
         let mut residual = a.residual;
         if let Some(wanted) = wanted {
@@ -135,7 +135,7 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
         }
     }
 
-    /// Into `a.h`.
+    /// Normalises into `a.h`.
     fn normalise(
         &self,
         stream: &Stream,

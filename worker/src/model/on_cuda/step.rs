@@ -1,4 +1,4 @@
-//! One step: its rows, its activations, and the operations over them.
+//! One forward step: its rows, its activations, and the operations over them.
 
 use skein_kernels::cuda::arena::Carver;
 use skein_kernels::cuda::blaslt::BlasElement;
@@ -17,7 +17,7 @@ use crate::model::operations::Operations;
 use crate::model::spec::Spec;
 use crate::model::tensors::{Product, Role};
 
-/// A step's rows, in device memory; padding included.
+/// A step's rows in device memory, including padding.
 #[derive(Debug, Clone, Copy)]
 pub struct StepRows {
     /// `[rows]`
@@ -26,13 +26,13 @@ pub struct StepRows {
     pub positions: DeviceSlice<u32>,
     /// `[rows]`
     pub slots: DeviceSlice<u32>,
-    /// The rows by sequence; `sequences.rows` is how many rows there are.
+    /// The rows by sequence; `sequences.rows` is the number of rows.
     pub sequences: StepSequences,
     /// Whether every sequence has at most one row.
     pub kind: StepKind,
 }
 
-/// Activations and the operations' own memory, for steps of a bounded number of rows.
+/// Activations and workspaces, for steps of a bounded number of rows.
 #[derive(Debug, Clone, Copy)]
 pub struct Activations<T> {
     /// `[rows, hidden]`
@@ -45,22 +45,22 @@ pub struct Activations<T> {
     pub(super) attended: DeviceSlice<T>,
     /// `[rows, inner]`
     pub(super) gated: DeviceSlice<T>,
-    /// `[rows, hidden]`: the last projection's output, not yet in the residual stream.
+    /// `[rows, hidden]`: the last projection's output, not yet added to the residual stream.
     pub(super) delta: DeviceSlice<T>,
     /// `[logit rows, hidden]`
     pub(super) last: DeviceSlice<f32>,
-    /// Of attention.
+    /// Workspace of attention.
     attention: DeviceSlice<u8>,
-    /// Of projections.
+    /// Workspace of projections.
     pub(super) linear: DeviceSlice<u8>,
 }
 
-/// Bytes of the operations' own memory.
+/// Bytes of the workspaces.
 #[derive(Debug, Clone, Copy)]
 pub struct Workspace {
-    /// Of attention.
+    /// Workspace of attention.
     pub attention: usize,
-    /// Of projections.
+    /// Workspace of projections.
     pub linear: usize,
 }
 
@@ -88,22 +88,22 @@ impl<T: Activation> Activations<T> {
     }
 }
 
-/// A step amid its layers.
+/// A step in progress.
 pub(super) struct Running<'a, T, K> {
     model: &'a Model<T, K>,
     stream: &'a Stream,
     step: &'a StepRows,
     a: &'a Activations<T>,
-    /// What the next normalisation adds to the residual stream.
+    /// Output that the next normalisation adds to the residual stream.
     delta: Delta<T>,
 }
 
-/// What is to be added to the residual stream.
+/// Output to add to the residual stream.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Delta<T> {
     /// `[rows, hidden]`, or [`DeviceSlice::NONE`].
     pub values: DeviceSlice<T>,
-    /// `[hidden]`: it is normalised first; or [`DeviceSlice::NONE`].
+    /// `[hidden]`: weights with which it is normalised first, or [`DeviceSlice::NONE`].
     pub weight: DeviceSlice<f32>,
 }
 
@@ -129,7 +129,7 @@ impl<'a, T: Activation + BlasElement, K: KvElement> Running<'a, T, K> {
         &self.model.weights.layers[index]
     }
 
-    /// Adds what waits to the residual stream, and normalises it into `h`.
+    /// Adds the delta to the residual stream and normalises the sum into `h`.
     fn normalise(&mut self, weight: DeviceSlice<f32>) -> Result<(), CudaError> {
         let delta = std::mem::replace(&mut self.delta, Delta::NONE);
         self.model.normalise(self.stream, self.a.residual, delta, weight, self.rows(), self.a)
@@ -215,7 +215,8 @@ impl<T: Activation + BlasElement, K: KvElement> Operations for Running<'_, T, K>
         model.ops.linear.launch_gate_up(stream, a.gated, a.h, gated, self.rows(), a.linear)?;
         self.multiply(layer, Product::Down, a.delta, a.gated)?;
         self.delta = Delta { values: a.delta, weight: weights.norm(Role::FeedForwardOutputNorm) };
-        // Logits are of a few rows, gathered with what is to be added to them as it is.
+        // Logits need a few rows only, and gathering adds the delta without normalising it. So sandwich
+        // models add it here.
         if layer + 1 == model.spec.layers.len() && model.spec.norm.is_sandwich {
             self.normalise(model.weights.norm)?;
         }

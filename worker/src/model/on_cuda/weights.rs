@@ -1,4 +1,4 @@
-//! A model's weights on a device: where they lie, and what of the checkpoint goes there.
+//! A model's weights on a device, and which tensors of the checkpoint go where.
 
 use std::ops::Range;
 
@@ -14,13 +14,13 @@ use crate::model::checkpoint::Weights;
 use crate::model::spec::Spec;
 use crate::model::tensors::{self, Kind, Product, ProductShape, Role, Tensor};
 
-/// All weights. Matrices are `[outputs, inputs]` as in the checkpoint, those that read the same input stacked into one.
+/// All weights. Matrices are `[outputs, inputs]` as in the checkpoint; those with the same input are stacked.
 pub struct DeviceWeights<T> {
     /// `[vocab, hidden]`
     pub embedding: DeviceSlice<T>,
-    /// In order.
+    /// Layers in order.
     pub layers: Vec<LayerWeights<T>>,
-    /// `[hidden]`: of the last normalisation.
+    /// `[hidden]`: the last normalisation.
     pub norm: DeviceSlice<f32>,
     /// `[vocab, hidden]`: the embedding table if they are tied.
     pub head: LinearWeight<T>,
@@ -28,14 +28,14 @@ pub struct DeviceWeights<T> {
 
 /// One layer's weights.
 pub struct LayerWeights<T> {
-    /// By [`Product`].
+    /// Indexed by [`Product`].
     products: [LinearWeight<T>; Product::OF_A_LAYER.len()],
-    /// By [`Role`]; [`DeviceSlice::NONE`] where the model has none.
+    /// Indexed by [`Role`]; [`DeviceSlice::NONE`] if the model has none.
     norms: [DeviceSlice<f32>; Role::COUNT],
 }
 
 impl<T> LayerWeights<T> {
-    /// The matrices of a product, one under the other.
+    /// The stacked matrices of a product.
     pub fn product(&self, product: Product) -> &LinearWeight<T> {
         &self.products[product as usize]
     }
@@ -56,11 +56,11 @@ impl<T> LayerWeights<T> {
     }
 }
 
-/// A tensor of the checkpoint, and its place on the device.
+/// A tensor of the checkpoint and its place on the device.
 pub struct TensorCopy<T> {
-    /// In the file, or a normalisation's values.
+    /// The tensor in the file, or a normalisation's values.
     pub from: WeightMatrix,
-    /// All its rows.
+    /// Where its rows go.
     pub to: Place<T>,
 }
 
@@ -69,18 +69,18 @@ pub struct TensorCopy<T> {
 pub enum Place<T> {
     /// Values of the activations' type: matrices and biases.
     Values(DeviceSlice<T>),
-    /// Norms.
+    /// Values in f32: norms.
     Wide(DeviceSlice<f32>),
-    /// A matrix that is quantised on its way, row by row.
+    /// A matrix that is quantised during upload, row by row.
     Quantised {
-        /// Its rows.
+        /// The quantised rows.
         values: DeviceSlice<E4m3>,
         /// A scale for each row.
         scales: DeviceSlice<f32>,
     },
 }
 
-/// `[n, k]` of the layers' matrices. The head is no part of it: its result goes where logits are.
+/// `[n, k]` of the layers' matrices. The head is left out because it writes to the logits.
 pub fn shapes(spec: &Spec) -> Vec<(usize, usize)> {
     let tensors = tensors::all(spec);
     let products = tensors::products(&tensors).into_iter();
@@ -88,7 +88,7 @@ pub fn shapes(spec: &Spec) -> Vec<(usize, usize)> {
 }
 
 impl<T: Activation> DeviceWeights<T> {
-    /// Takes memory for all of them. `quantised`: the layers' matrices are e4m3 with a scale for each output.
+    /// Takes memory for all weights. `quantised`: the layers' matrices are e4m3 with a scale for each output.
     pub fn place(spec: &Spec, quantised: bool, memory: &mut Carver) -> Self {
         let tensors = tensors::all(spec);
         let head = tensors::head(&tensors);
@@ -111,10 +111,10 @@ impl<T: Activation> DeviceWeights<T> {
         Self { embedding, layers, norm: memory.take(spec.hidden_size), head }
     }
 
-    /// Finds and checks every tensor of the checkpoint; says where it goes.
+    /// Finds and validates every tensor of the checkpoint, and pairs it with its place.
     ///
     /// # Errors
-    /// A tensor that is missing, or of another type or shape than the configuration says.
+    /// A tensor that is missing, or differs from the configuration in type or shape.
     pub fn sources(&self, spec: &Spec, weights: &Weights) -> Result<Vec<TensorCopy<T>>, LoadError> {
         let source = |tensor: &Tensor| {
             let from = if tensor.kind == Kind::Norm {
@@ -127,7 +127,7 @@ impl<T: Activation> DeviceWeights<T> {
         tensors::all(spec).iter().map(source).collect()
     }
 
-    /// Where `tensor` goes.
+    /// The place of `tensor`.
     fn place_of(&self, tensor: &Tensor) -> Place<T> {
         let layer = tensor.layer.map(|layer| &self.layers[layer]);
         let weight = |product| layer.map_or(&self.head, |layer| layer.product(product));
@@ -141,7 +141,7 @@ impl<T: Activation> DeviceWeights<T> {
     }
 }
 
-/// The weights of a normalisation as rows are multiplied by them.
+/// The weights of a normalisation as they are applied.
 fn norm(tensor: &Tensor, spec: &Spec, weights: &Weights) -> Result<WeightMatrix, LoadError> {
     let values: Vec<u8> = tensor.read(spec, weights)?.into_iter().flat_map(f32::to_le_bytes).collect();
     Ok(WeightMatrix::new(Storage::F32(values.into()), 1, tensor.rows))
@@ -167,7 +167,7 @@ fn place_product<T: Activation>(
     }
 }
 
-/// Where some rows of a product's matrices go.
+/// The place of some rows of a product's matrices.
 fn place_of_rows<T: Activation>(weight: &LinearWeight<T>, rows: Range<usize>) -> Place<T> {
     let inside = rows.start * weight.k..rows.end * weight.k;
     match weight.values {

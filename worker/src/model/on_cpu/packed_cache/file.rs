@@ -1,4 +1,4 @@
-//! The file: a header, then the bytes.
+//! The file format: a header, then the bytes.
 //!
 //! ```text
 //! magic [8] | XXH3 of the name | where the bytes start | their length | XXH3 of each slice of them … | XXH3 of all before
@@ -6,7 +6,7 @@
 //! the bytes
 //! ```
 //!
-//! All numbers are 64 bits, little-endian. A slice has 4 MiB, so that all threads check a file together.
+//! All numbers are 64 bits, little-endian. A slice has 4 MiB, so that all threads can check a file together.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,28 +16,29 @@ use skein_sys::mapped::MappedFile;
 use xxhash_rust::xxh3::xxh3_64;
 
 const MAGIC: [u8; 8] = *b"skeinpk2";
-/// Bytes with a checksum of their own.
+/// Bytes covered by one checksum.
 const SLICE: usize = 4 << 20;
 const PAGE: usize = 4096;
 
-/// Bytes of the header that say something, its own checksum left out.
+/// Bytes of the header, without its own checksum.
 fn header_bytes(bytes: usize) -> usize {
     MAGIC.len() + 8 * (3 + bytes.div_ceil(SLICE))
 }
 
-/// Where the bytes start, if there are at most so many.
+/// Offset of the data if there are at most `bytes` bytes of it.
 pub(super) fn data_at(bytes: usize) -> usize {
     (header_bytes(bytes) + 8).next_multiple_of(PAGE)
 }
 
-/// Writes the header of what was filled in from `at` on.
+/// Writes the header for the data from `at` on.
 pub(super) fn seal(cpu: &mut Cpu, file: &mut [u8], name: &str, at: usize) {
     let sums = sums(cpu, &file[at..]);
     let header = header(name, at..file.len(), &sums);
     file[..header.len()].copy_from_slice(&header);
 }
 
-/// Where the bytes of `name` lie in `file`, if they are all there; else what is wrong. Afterwards all of them are in memory.
+/// The range of `name`'s data in `file` if it is complete and undamaged, else what is wrong. Brings all of it
+/// into memory.
 pub(super) fn check(cpu: &mut Cpu, file: &MappedFile, name: &str) -> Result<Range<usize>, String> {
     let number = |index: usize| {
         let bytes = file.get(MAGIC.len() + 8 * index..)?.first_chunk()?;
@@ -53,12 +54,10 @@ pub(super) fn check(cpu: &mut Cpu, file: &MappedFile, name: &str) -> Result<Rang
     file.will_need();
     let sums = sums(cpu, &file[range.clone()]);
     let expected = header(name, range.clone(), &sums);
-    match file[..expected.len()] == expected {
-        true => Ok(range),
-        false => {
-            Err("its checksums are not those of its content; the disk, or another program, changed it".into())
-        }
+    if file[..expected.len()] == expected {
+        return Ok(range);
     }
+    Err("its checksums do not match its content; the disk, or another program, changed it".into())
 }
 
 fn header(name: &str, range: Range<usize>, sums: &[u64]) -> Vec<u8> {
@@ -72,7 +71,7 @@ fn header(name: &str, range: Range<usize>, sums: &[u64]) -> Vec<u8> {
     header
 }
 
-/// XXH3 of each slice, with all threads.
+/// XXH3 of each slice, on all threads.
 fn sums(cpu: &mut Cpu, bytes: &[u8]) -> Vec<u64> {
     let sums: Vec<AtomicU64> = bytes.chunks(SLICE).map(|_| AtomicU64::new(0)).collect();
     cpu.threads.run(sums.len(), |slice, _| {

@@ -1,9 +1,11 @@
-//! Packed weights on disk, so that the second start makes none. Losing them costs time, never a result: what cannot be
-//! read or is damaged is made again, and what cannot be written is not kept.
+//! Packed weights on disk, so that the next start need not pack again. Losing them costs time, never a
+//! result: unreadable or damaged files are rebuilt, and if a file cannot be written the weights stay in
+//! memory.
 //!
-//! A file is filled under another name, which its maker holds locked, and renamed when the disk has all of it. Workers that
-//! start meanwhile wait for it and share its memory. The lock of a maker that died is gone with it, and the next one
-//! starts anew. Who uses a file holds a shared lock on it, and what is locked is not deleted to make room.
+//! A writer fills a file under a temporary name, locks it exclusively, and renames it once it is on disk.
+//! Workers that start meanwhile wait for it and share its memory. If the writer dies, its lock goes with it
+//! and the next worker starts over. Every user of a file holds a shared lock on it, and locked files are not
+//! deleted to make room.
 
 mod file;
 mod room;
@@ -23,11 +25,12 @@ use skein_node::clock;
 use skein_sys::filling::Filling;
 use skein_sys::mapped::{Bytes, MappedFile};
 
-/// Most bytes of a directory's packed weights; see [`room::make_room`].
+/// Most bytes of packed weights in a directory; see [`room::make_room`].
 pub const MOST_BYTES: u64 = 20 << 30;
-/// How long a worker waits for another one that makes what it needs; then it makes its own, in memory.
+/// How long a worker waits for another one that is packing the same weights before it packs its own, in
+/// memory.
 const WAIT_FOR_MAKER: Duration = Duration::from_secs(300);
-/// How often it looks.
+/// How often it checks.
 const POLL: Duration = Duration::from_millis(20);
 
 /// A directory of packed weights, or none.
@@ -38,19 +41,19 @@ pub struct PackedCache {
     wait_for_maker: Duration,
 }
 
-/// What [`PackedCache::find`] found.
+/// Result of [`PackedCache::find`].
 pub enum Found {
-    /// All the bytes, checked.
+    /// All the bytes, verified.
     Whole(Kept),
-    /// Nothing: the bytes are to be filled in.
+    /// Not found: the bytes have to be filled in.
     Blank(Blank),
 }
 
-/// Packed bytes that are only read.
+/// Packed bytes, read-only.
 #[derive(Debug)]
 pub struct Kept {
     map: Arc<MappedFile>,
-    /// Where the bytes lie in the file.
+    /// Range of the bytes in the file.
     range: Range<usize>,
 }
 
@@ -58,7 +61,7 @@ impl Kept {
     /// A part of the bytes.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If the range is out of bounds.
     pub fn bytes(&self, range: Range<usize>) -> Bytes {
         assert!(range.end <= self.range.len(), "there are {} bytes", self.range.len());
         let at = self.range.start;
@@ -66,16 +69,16 @@ impl Kept {
     }
 }
 
-/// Bytes to be filled.
+/// Bytes to be filled in.
 pub struct Blank {
-    /// Where they are kept; `None` = in memory only.
+    /// Where the file will be; `None` = in memory only.
     place: Option<Place>,
-    /// Holds the lock that `place` needs until it is dropped.
+    /// Holds the lock of `place` until it is dropped.
     filling: Filling,
     at: usize,
 }
 
-/// Where a file is made. Dropped, it takes the unfinished file away.
+/// An unfinished file. Dropping it deletes the file if it is still unfinished.
 struct Place {
     name: String,
     directory: PathBuf,
@@ -90,35 +93,35 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(self.unfinished()); // not there any more once it is finished
+        let _ = std::fs::remove_file(self.unfinished()); // already renamed if finished
     }
 }
 
-/// The name of a file while it is made.
+/// The temporary name of a file.
 fn unfinished(directory: &Path, name: &str) -> PathBuf {
     directory.join(format!("{name}{}", room::UNFINISHED))
 }
 
 impl PackedCache {
-    /// Nothing is kept.
+    /// A cache that keeps nothing.
     pub fn none() -> Self {
         Self { directory: None, most_bytes: MOST_BYTES, wait_for_maker: WAIT_FOR_MAKER }
     }
 
-    /// Packed weights are kept in `directory`, which is made when it is needed.
+    /// Keeps packed weights in `directory`, which is created when needed.
     pub fn at(directory: PathBuf) -> Self {
         Self { directory: Some(directory), ..Self::none() }
     }
 
-    /// Whether anything is kept.
+    /// Whether it keeps nothing.
     pub fn is_none(&self) -> bool {
         self.directory.is_none()
     }
 
-    /// What is kept as `name`, or a place to make it in, for at most `bytes` bytes.
+    /// The bytes kept as `name`, or room for at most `bytes` bytes to fill in.
     ///
     /// # Errors
-    /// When there is neither disk nor address space for it.
+    /// If there is neither disk nor address space for it.
     pub fn find(&self, cpu: &mut Cpu, name: &str, bytes: usize) -> io::Result<Found> {
         if let Some(directory) = &self.directory {
             match read(cpu, directory, name) {
@@ -126,14 +129,14 @@ impl PackedCache {
                 Ok(None) => {}
                 Err(reason) => {
                     let path = directory.join(name);
-                    tracing::warn!(path = %path.display(), "packed weights are made anew: {reason}");
+                    tracing::warn!(path = %path.display(), "rebuilding packed weights: {reason}");
                 }
             }
             match self.make(cpu, directory, name, bytes) {
                 Ok(found) => return Ok(found),
                 Err(error) => tracing::warn!(
                     directory = %directory.display(),
-                    "packed weights are not kept: {error}; every start makes them anew; give --packed-cache-dir a place \
+                    "packed weights are not kept: {error}; every start rebuilds them; point --packed-cache-dir to a place \
                      with {} MiB",
                     bytes >> 20
                 ),
@@ -142,7 +145,7 @@ impl PackedCache {
         Ok(Found::Blank(Blank { place: None, filling: Filling::in_memory(bytes)?, at: 0 }))
     }
 
-    /// A file to be filled, or what another worker has made meanwhile.
+    /// A file to be filled in, or the bytes if another worker has finished them meanwhile.
     fn make(&self, cpu: &mut Cpu, directory: &Path, name: &str, bytes: usize) -> io::Result<Found> {
         std::fs::create_dir_all(directory)?;
         let path = unfinished(directory, name);
@@ -159,13 +162,13 @@ impl PackedCache {
         Ok(Found::Blank(Blank { place: Some(place), filling, at }))
     }
 
-    /// The file at `path`, locked by us alone.
+    /// Opens the file at `path` and locks it exclusively.
     fn wait_for(&self, path: &Path) -> io::Result<File> {
         let started = clock::now();
         loop {
             let file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
             match file.try_lock() {
-                // Its maker may have renamed it between our opening and our lock.
+                // Its writer may have renamed it between our open and our lock.
                 Ok(()) if is_at(&file, path) => return Ok(file),
                 Ok(()) | Err(TryLockError::WouldBlock) => {}
                 Err(TryLockError::Error(error)) => return Err(error),
@@ -180,7 +183,7 @@ impl PackedCache {
     }
 }
 
-/// Whether `file` is what lies at `path`.
+/// Whether `file` is the file at `path`.
 fn is_at(file: &File, path: &Path) -> bool {
     let of = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
     match (file.metadata(), std::fs::metadata(path)) {
@@ -189,7 +192,7 @@ fn is_at(file: &File, path: &Path) -> bool {
     }
 }
 
-/// The whole file `name`, if it is there; what is wrong with it, if something is.
+/// The complete file `name`; `None` if it does not exist; an error if it is damaged.
 fn read(cpu: &mut Cpu, directory: &Path, name: &str) -> Result<Option<Kept>, String> {
     let path = directory.join(name);
     if !path.try_exists().unwrap_or(false) {
@@ -200,24 +203,23 @@ fn read(cpu: &mut Cpu, directory: &Path, name: &str) -> Result<Option<Kept>, Str
     room::note_use(&map);
     let range = file::check(cpu, &map, name)?;
     let took = clock::now().since(started);
-    tracing::info!(path = %path.display(), mib = range.len() >> 20, ?took, "packed weights are there");
+    tracing::info!(path = %path.display(), mib = range.len() >> 20, ?took, "packed weights loaded");
     Ok(Some(Kept { map: Arc::new(map), range }))
 }
 
 impl Blank {
-    /// What to fill, zeros at first.
+    /// The bytes to fill in, initially zero.
     pub fn bytes(&mut self) -> &mut [u8] {
         &mut self.filling[self.at..]
     }
 
-    /// Keeps the first `bytes` bytes of what was filled in. A disk that fails only means that it is made again at the next
-    /// start.
+    /// Keeps the first `bytes` bytes. If the disk fails, they are only rebuilt at the next start.
     ///
     /// # Errors
-    /// When the system does not let go of writing.
+    /// If the memory cannot be made read-only.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If `bytes` exceeds the room.
     pub fn keep(mut self, cpu: &mut Cpu, bytes: usize) -> io::Result<Kept> {
         let range = self.at..self.at + bytes;
         self.filling.shrink(range.end)?;
@@ -234,7 +236,7 @@ impl Blank {
             }
             Err(error) => tracing::warn!(path = %path.display(), "packed weights are not kept: {error}"),
         }
-        drop(place); // while the file is locked by us alone
+        drop(place); // while we still hold the exclusive lock
         let map = self.filling.freeze()?;
         room::note_use(&map);
         Ok(Kept { map: Arc::new(map), range })

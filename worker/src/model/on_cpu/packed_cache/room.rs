@@ -1,4 +1,4 @@
-//! How much disk packed weights take: those used longest ago go first, and none that is in use.
+//! Bounds the disk space of packed weights: the least recently used files are deleted first, and none in use.
 
 use std::fs::{DirEntry, File};
 use std::path::Path;
@@ -7,12 +7,12 @@ use std::time::{Duration, SystemTime};
 use skein_node::clock;
 use skein_sys::mapped::MappedFile;
 
-/// How files that are being made end, behind the name that they will have.
+/// Suffix of unfinished files, after their final name.
 pub(super) const UNFINISHED: &str = ".new";
-/// How files of packed weights end.
+/// Suffix of files of packed weights.
 const FINISHED: &str = ".packed";
 
-/// Locks `map`'s file for as long as it is mapped, and marks it as used now. Neither is needed to read it.
+/// Locks `map`'s file while it is mapped, and sets its time of last use. Reading works without either.
 pub(super) fn note_use(map: &MappedFile) {
     if let Some(file) = map.file() {
         let _ = file.try_lock_shared();
@@ -20,8 +20,8 @@ pub(super) fn note_use(map: &MappedFile) {
     }
 }
 
-/// Deletes packed weights in `directory` that nobody uses, those used longest ago first, until with `more` bytes there are
-/// at most `most`; and what makers left that died. `keep` stays in any case.
+/// Deletes unused packed weights in `directory`, least recently used first, until they take at most `most`
+/// bytes together with `more` new ones. Also deletes what dead writers left. Never deletes `keep`.
 pub(super) fn make_room(directory: &Path, keep: &str, most: u64, more: u64) {
     let Ok(entries) = std::fs::read_dir(directory) else { return };
     let mut files: Vec<(SystemTime, u64, DirEntry)> = Vec::new();
@@ -54,7 +54,7 @@ pub(super) fn make_room(directory: &Path, keep: &str, most: u64, more: u64) {
     }
 }
 
-/// Who uses or makes a file holds a lock on it.
+/// Every user and every writer of a file holds a lock on it.
 fn delete_if_unused(entry: &DirEntry) -> bool {
     let Ok(file) = File::open(entry.path()) else { return false };
     file.try_lock().is_ok() && std::fs::remove_file(entry.path()).is_ok()

@@ -3,9 +3,9 @@ use std::time::SystemTime;
 
 use super::*;
 
-/// Two slices and a bit, so that more than one checksum counts.
+/// Two slices and a bit, so that several checksums count.
 const BYTES: usize = (8 << 20) + 100;
-/// Two slices more, for there may be less than was thought.
+/// Two slices more, because less may be used than was reserved.
 const ROOM: usize = BYTES + (9 << 20);
 const NAME: &str = "0123-int8.packed";
 
@@ -18,7 +18,7 @@ fn is_whole(kept: &Kept) -> bool {
         && kept.bytes(0..BYTES).iter().enumerate().all(|(at, byte)| *byte == pattern(at))
 }
 
-/// Finds or makes the bytes; tells which it was.
+/// Finds or fills in the bytes; says which.
 fn find_or_make(cache: &PackedCache, name: &str) -> (Kept, bool) {
     let cpu = &mut Cpu::new(2);
     match cache.find(cpu, name, ROOM).unwrap() {
@@ -64,7 +64,7 @@ fn what_was_made_is_found_and_damage_is_seen() {
         std::fs::write(&path, foreign).unwrap();
         assert!(!find_or_make(&cache, NAME).1, "{} bytes", foreign.len());
     }
-    // The same content under another name is another model's.
+    // The same content under another name belongs to another model.
     std::fs::copy(&path, path.with_file_name("4567-int8.packed")).unwrap();
     assert!(!find_or_make(&cache, "4567-int8.packed").1);
     assert_eq!(files(&directory.path().join("below")), [NAME, "4567-int8.packed"]);
@@ -81,7 +81,7 @@ fn a_directory_that_cannot_be_written_costs_only_the_keeping() {
             assert!(!found && is_whole(&kept));
         }
     }
-    // More than the disk has; this much memory there may not be either.
+    // More than the disk has; there may not be this much memory either.
     let cache = PackedCache::at(directory.path().join("full"));
     if let Ok(Found::Blank(blank)) = cache.find(&mut Cpu::new(1), NAME, 1 << 46) {
         assert!(blank.place.is_none());
@@ -115,7 +115,7 @@ fn a_maker_that_died_or_gave_up_is_taken_over_from() {
     let cache = PackedCache::at(directory.path().to_owned());
     std::fs::write(directory.path().join(format!("{NAME}.new")), b"half of it").unwrap();
     let Ok(Found::Blank(blank)) = cache.find(&mut Cpu::new(1), NAME, ROOM) else { panic!("not there yet") };
-    // While it is being made, one with less patience goes on in memory.
+    // While it is being written, a worker with less patience continues in memory.
     let hasty = PackedCache { wait_for_maker: Duration::ZERO, ..cache.clone() };
     let Ok(Found::Blank(other)) = hasty.find(&mut Cpu::new(1), NAME, ROOM) else { panic!("not there yet") };
     assert!(blank.place.is_some() && other.place.is_none());
