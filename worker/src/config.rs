@@ -1,4 +1,4 @@
-//! What a worker is told at start.
+//! Settings of a worker.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -9,33 +9,34 @@ use std::time::Duration;
 pub struct WorkerConfig {
     /// Hugging Face model directory.
     pub model: PathBuf,
-    /// Name in block hashes and in `Info`; the directory's name by default.
+    /// Name in block hashes and in `Info`; by default that of the directory.
     pub served_model_name: String,
-    /// Where the gRPC service listens; port 0 lets the system choose.
+    /// Address of the gRPC service; port 0 lets the system choose.
     pub listen: SocketAddr,
-    /// Which backend computes.
+    /// The backend to use.
     pub backend: BackendKind,
-    /// What numbers are rounded to, on any device.
+    /// Number types, on any device.
     pub precision: Precision,
-    /// What only the CPU backend reads.
+    /// Settings of the CPU backend only.
     pub cpu: CpuConfig,
-    /// What only a CUDA backend reads.
+    /// Settings of CUDA backends only.
     pub cuda: CudaConfig,
-    /// Compute threads; 0 = one for each core this process may use. On a GPU they only read the weights.
+    /// Compute threads; 0 = one for each core that this process may use. A GPU worker only reads
+    /// weights with them.
     pub threads: usize,
-    /// Scheduler limits; [`WorkerConfig::scheduler_on`] says those of a device.
+    /// Limits of the scheduler; [`WorkerConfig::scheduler_on`] gives those for a device.
     pub scheduler: SchedulerConfig,
-    /// Limits of `scheduler` that nobody chose, and that a GPU therefore raises.
+    /// Limits of `scheduler` left at their defaults, which a GPU therefore raises.
     pub unset: UnsetLimits,
-    /// Bytes of KV cache; `None` = on the CPU what holds `max_num_seqs` sequences of moderate length, within free memory,
-    /// and on a GPU what [`CudaConfig::memory_utilization`] leaves.
+    /// Bytes of KV cache. `None` = on the CPU, room for `max_num_seqs` sequences of moderate length, within
+    /// free memory; on a GPU, whatever [`CudaConfig::memory_utilization`] leaves.
     pub kv_cache_memory_bytes: Option<u64>,
-    /// Workers that start on this machine together and share what memory is free; at least 1.
+    /// Workers that start on this machine together and share its free memory; at least 1.
     pub memory_sharers: u32,
-    /// How long requests that run may go on when the worker is told to end; what has not ended then is given back, and
-    /// its routers resume it elsewhere. 0 = at once.
+    /// How long running requests may continue after the worker is told to stop. Whatever has not ended then
+    /// is handed back, and its routers resume it elsewhere. 0 = hand back at once.
     pub drain_grace: Duration,
-    /// How long a drain may take in all; streams not read to their ends are cut then.
+    /// Longest drain; streams still unread then are cut.
     pub shutdown_timeout: Duration,
 }
 
@@ -60,7 +61,7 @@ impl WorkerConfig {
         }
     }
 
-    /// The scheduler's limits on a device: a GPU computes larger steps in the time of a small one.
+    /// The scheduler's limits on a device: a GPU computes larger steps in the time of small ones.
     pub fn scheduler_on(&self, device: DeviceKind) -> SchedulerConfig {
         let mut limits = self.scheduler.clone();
         if device == DeviceKind::Cuda {
@@ -75,16 +76,16 @@ impl WorkerConfig {
     }
 }
 
-/// Which limits are defaults.
+/// Limits that were not set and have their defaults.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct UnsetLimits {
-    /// [`SchedulerConfig::max_num_seqs`].
+    /// Whether [`SchedulerConfig::max_num_seqs`] is unset.
     pub max_num_seqs: bool,
-    /// [`SchedulerConfig::max_num_batched_tokens`].
+    /// Whether [`SchedulerConfig::max_num_batched_tokens`] is unset.
     pub max_num_batched_tokens: bool,
 }
 
-/// Default of [`WorkerConfig::drain_grace`]: short requests end by themselves, long ones move.
+/// Default of [`WorkerConfig::drain_grace`]: short requests finish, long ones move.
 pub const DRAIN_GRACE: Duration = Duration::from_secs(5);
 /// Default of [`WorkerConfig::shutdown_timeout`].
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(120);
@@ -94,54 +95,54 @@ pub const CUDA_MAX_NUM_SEQS: u32 = 256;
 /// Default of [`SchedulerConfig::max_num_batched_tokens`] on a GPU.
 pub const CUDA_MAX_NUM_BATCHED_TOKENS: u32 = 8192;
 
-/// What numbers are rounded to; vLLM's names. Not every device has every type: `service::precision` says which.
+/// Number types, by vLLM's names. Not every device has every type; see `service::precision`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Precision {
-    /// Type of activations.
+    /// Type of the activations.
     pub dtype: Dtype,
-    /// Converts the weights at load.
+    /// Conversion of the weights at load; `None` = as stored.
     pub quantization: Option<Quantization>,
     /// Type of cached keys and values.
     pub kv_cache_dtype: KvCacheDtype,
 }
 
-/// Type of activations.
+/// Type of the activations.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Dtype {
-    /// That of the weights; on the CPU `f32` where weights are not bfloat16.
+    /// That of the weights; on the CPU `f32` unless they are bfloat16.
     #[default]
     Auto,
-    /// `f32`: nothing is rounded between two weights.
+    /// `f32`: nothing is rounded between two matrices.
     Float32,
-    /// bfloat16 wherever activations meet weights in bfloat16.
+    /// bfloat16 wherever activations are multiplied by bfloat16 weights.
     Bfloat16,
 }
 
-/// What only the CPU backend reads.
+/// Settings of the CPU backend only.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CpuConfig {
-    /// Where weights that were converted at load are kept for the next start; `None` = nowhere.
+    /// Directory that keeps packed weights for the next start; `None` = do not keep them.
     pub packed_cache_dir: Option<PathBuf>,
 }
 
-/// What only a CUDA backend reads. vLLM's names where vLLM has the setting.
+/// Settings of CUDA backends only, by vLLM's names if vLLM has the setting.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CudaConfig {
-    /// Which of the visible devices.
+    /// Index among the visible devices.
     pub ordinal: u32,
-    /// Workers on that device together; each takes its share of the memory.
+    /// Workers that share the device; each takes its part of the memory.
     pub sharers: u32,
-    /// Share of the device's memory that is used, by all processes on it together.
+    /// Fraction of the device's memory that all its processes use together.
     pub memory_utilization: f64,
-    /// Where weights come from.
+    /// Where the weights come from.
     pub load_format: LoadFormat,
-    /// Logits do not depend on what else is in a batch.
+    /// Makes logits independent of the rest of the batch.
     pub batch_invariant: bool,
-    /// No CUDA graphs.
+    /// Disables CUDA graphs.
     pub enforce_eager: bool,
-    /// A step that takes longer means that the device is stuck.
+    /// Longest step; a longer one means that the device is stuck.
     pub step_timeout: Duration,
-    /// Times how long the device does nothing between steps, for benchmarks.
+    /// Measures how long the device idles between steps, for benchmarks.
     pub times_gaps: bool,
 }
 
@@ -163,67 +164,70 @@ impl Default for CudaConfig {
 /// Type of cached keys and values.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum KvCacheDtype {
-    /// That of the activations; on the CPU bfloat16 unless those are `f32` by choice or because the weights are.
+    /// That of the activations; on the CPU bfloat16, unless the activations were set to `f32` or
+    /// the weights are.
     #[default]
     Auto,
-    /// `f32`. On the CPU.
+    /// `f32`. CPU only.
     Float32,
-    /// bfloat16. On the CPU.
+    /// bfloat16. CPU only.
     Bfloat16,
-    /// IEEE half. On the CPU.
+    /// IEEE half precision. CPU only.
     Float16,
-    /// 8-bit integers, a scale for each token's key and value of each head. On the CPU.
+    /// 8-bit integers with a scale for each head's key and value of each token. CPU only.
     Int8,
-    /// FP8 e4m3: half the bytes. On a GPU.
+    /// FP8 e4m3: half the bytes. GPU only.
     Fp8,
 }
 
-/// Where weights come from.
+/// Where the weights come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LoadFormat {
-    /// The model directory.
+    /// From the model directory.
     Auto,
-    /// Random ones are made on the device: the directory needs only its configuration and tokenizer. For speed work.
+    /// Random weights, generated on the device. The directory needs only its configuration and tokenizer.
+    /// For performance work.
     Dummy,
 }
 
 /// How weights are converted at load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Quantization {
-    /// FP8 e4m3, one scale for each output channel. Embedding and head keep their type. On a GPU.
+    /// FP8 e4m3 with a scale for each output channel. Embedding and head keep their type. GPU only.
     Fp8,
-    /// 8-bit integers, one scale for each output channel. The embedding keeps its type. On the CPU.
+    /// 8-bit integers with a scale for each output channel. The embedding keeps its type. CPU only.
     Int8,
-    /// 4-bit integers, one scale for each group of 32 inputs; the head has 8 bits. The embedding keeps its type. On the CPU.
+    /// 4-bit integers with a scale for each group of 32 inputs; the head has 8 bits. The embedding keeps its
+    /// type. CPU only.
     Int4,
 }
 
-/// Which backend is to compute.
+/// The backend to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackendKind {
-    /// A CUDA device when there is one that can run the model, otherwise the CPU.
+    /// A CUDA device if one can run the model, otherwise the CPU.
     Auto,
-    /// The CPU kernels.
+    /// Always the CPU kernels.
     Cpu,
-    /// A CUDA device.
+    /// Always a CUDA device.
     Cuda,
-    /// No model: tokens are a hash of what the KV cache holds. For tests.
+    /// No model: tokens are a hash of the KV cache's content. For tests.
     Fake,
 }
 
-/// What a worker computes with, once that is decided.
+/// The device that a worker computes on, once decided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceKind {
-    /// The CPU kernels.
+    /// The CPU backend.
     Cpu,
     /// A CUDA device.
     Cuda,
-    /// Nothing; see [`BackendKind::Fake`].
+    /// None; see [`BackendKind::Fake`].
     Fake,
 }
 
 impl DeviceKind {
-    /// As `Info` and logs name it.
+    /// Name in `Info` and logs.
     pub fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
@@ -233,20 +237,21 @@ impl DeviceKind {
     }
 }
 
-/// Limits of the scheduler and the KV cache. vLLM's names.
+/// Limits of the scheduler and the KV cache, by vLLM's names.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SchedulerConfig {
     /// Tokens in a KV block.
     pub block_size: u32,
-    /// Longest sequence, prompt and output together; `None` = the model's, or what the KV cache holds if less.
+    /// Longest sequence, prompt and output together; `None` = the model's, or less if the KV
+    /// cache holds less.
     pub max_model_len: Option<u32>,
-    /// Sequences that run at once.
+    /// Most sequences running at once.
     pub max_num_seqs: u32,
     /// Token budget of one step.
     pub max_num_batched_tokens: u32,
-    /// Requests that wait here before a router is told to go elsewhere.
+    /// Most waiting requests; beyond it, routers are told to go elsewhere.
     pub max_num_queued_reqs: u32,
-    /// Reuse the blocks of equal prefixes.
+    /// Whether equal prefixes share blocks.
     pub enable_prefix_caching: bool,
 }
 

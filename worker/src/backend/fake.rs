@@ -1,6 +1,6 @@
 //! A backend without a model. Its KV cache holds numbers in place of keys and values, and each token is a
-//! hash of what is read back through the block table, so a wrong block, a lost copy or a stale hit changes
-//! the output.
+//! hash of what is read back through the block table, so a wrong block, a lost copy or a stale hit
+//! changes the output.
 //!
 //! It also checks every batch against the trait's contract, and takes the time that its cost model says.
 

@@ -1,5 +1,5 @@
-//! The backend trait and the batches that it runs. A backend sees rows, slots and block tables, never a
-//! request.
+//! The backend trait and the batches that it runs. A backend sees rows, slots and block tables,
+//! never a request.
 //!
 //! Several steps may be in flight, so that a device never waits for its host. A batch then contains tokens
 //! that the previous step is still drawing. The batch says where they belong ([`Batch::carried`]), and the
@@ -43,8 +43,8 @@ pub trait Backend: Send {
     /// steps in flight sleeps; the callback wakes it to check [`health`](Self::health). Only backends that
     /// work between steps need it.
     fn on_failure(&mut self, _alarm: Alarm) {}
-    /// The error that ended it, if no step in flight will report it. Called before each step, so it must be
-    /// cheap.
+    /// The error that ended it, if no step in flight will report it. Called before each step, so it
+    /// must be cheap.
     fn health(&mut self) -> Result<(), BackendError> {
         Ok(())
     }
@@ -57,8 +57,8 @@ pub type Alarm = Box<dyn FnOnce() + Send>;
 #[derive(Debug)]
 pub struct StepHandle(pub u64);
 
-/// One forward step over rows of many sequences. Row `i` is one token: `tokens[i]` at `positions[i]`, whose key
-/// and value are written to `slots[i]` before any row attends.
+/// One forward step over rows of many sequences. Row `i` is one token: `tokens[i]` at `positions[i]`, whose
+/// key and value are written to `slots[i]` before any row attends.
 #[derive(Debug, Clone, Default)]
 pub struct Batch {
     /// `[rows]` token ids; 0 where [`carried`](Self::carried) names the row.
@@ -150,9 +150,9 @@ pub struct BatchSequence {
 /// Copies one block's keys and values, all layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockCopy {
-    /// Source block.
+    /// Block to read.
     pub from: BlockId,
-    /// Destination block.
+    /// Block to write.
     pub to: BlockId,
 }
 
@@ -164,7 +164,7 @@ pub enum BackendError {
     Stopped {
         /// Name of the backend.
         backend: &'static str,
-        /// What happened.
+        /// What was observed.
         reason: String,
     },
     /// The weights produced NaN or infinite logits.

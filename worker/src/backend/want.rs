@@ -37,11 +37,13 @@ pub struct SampleRow {
     pub params: Arc<SamplingParams>,
     /// Index of the sample within the request.
     pub sample_index: u32,
-    /// Absolute position of the token to draw (the row's position + 1); with seed and index it keys the Philox draw.
+    /// Absolute position of the token to draw (the row's position + 1); with seed and index it keys
+    /// the Philox draw.
     pub position: u32,
     /// True while the output is shorter than `min_tokens`: stop tokens cannot be drawn.
     pub forbid_stop: bool,
-    /// The sequence's tokens so far in [`Batch::history`], prompt first; empty unless `params.needs_history()`.
+    /// The sequence's tokens so far in [`Batch::history`], prompt first; empty unless
+    /// `params.needs_history()`.
     pub history: Range<u32>,
     /// Prompt tokens in `history`.
     pub prompt_len: u32,
@@ -135,20 +137,20 @@ pub struct StepOutput {
 /// Result of one [`Want`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum Answer {
-    /// For [`Want::Sample`].
+    /// Answers a [`Want::Sample`].
     Sampled(Sampled),
-    /// For [`Want::Verify`]: the accepted draft tokens and the token after them. At least one.
+    /// Answers a [`Want::Verify`]: the accepted draft tokens and the token after them. At least one.
     Verified(Vec<Sampled>),
-    /// For [`Want::Score`].
+    /// Answers a [`Want::Score`].
     Scored(TokenLogprobs),
-    /// For [`Want::Pool`]: `[hidden size]`.
+    /// Answers a [`Want::Pool`]: `[hidden size]`.
     Pooled(Vec<f32>),
 }
 
 /// A drawn token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sampled {
-    /// The token.
+    /// The drawn token.
     pub token: TokenId,
     /// Present if the parameters ask for log-probabilities.
     pub logprobs: Option<TokenLogprobs>,

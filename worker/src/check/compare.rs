@@ -1,4 +1,4 @@
-//! The comparisons.
+//! The comparisons and their measures.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ const BATCHED: usize = 60;
 /// Name, measured value and allowed value of each comparison.
 type Results = Result<Vec<(String, f64, f64)>, String>;
 
-/// All comparisons.
+/// All comparisons, in order.
 pub(super) const ALL: [fn(&Subject<'_>) -> Results; 3] = [agreement, invariance, graphs];
 
 fn eager() -> CudaConfig {
@@ -123,8 +123,8 @@ fn centred(row: &[TokenLogprobs]) -> Vec<f64> {
     row.iter().map(|it| f64::from(it.logprob) - mean).collect()
 }
 
-/// Rows with a different best token although the CPU's leads by more than twice the largest error of that
-/// row.
+/// Rows with a different best token although the CPU's leads by more than twice the largest error
+/// of that row.
 fn differing_best(got: &[Vec<TokenLogprobs>], expected: &[Vec<TokenLogprobs>]) -> f64 {
     let differs = |(got, expected): &(&Vec<TokenLogprobs>, &Vec<TokenLogprobs>)| {
         let errors = got.iter().zip(*expected).map(|(a, b)| (a.logprob - b.logprob).abs());

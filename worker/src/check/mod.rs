@@ -44,7 +44,7 @@ pub struct Finding {
     pub measured: f64,
     /// Largest value that passes.
     pub allowed: f64,
-    /// Wall time.
+    /// Wall time of the comparison.
     pub took: Duration,
 }
 

@@ -14,7 +14,7 @@ pub const BLOCK_SIZE: u32 = 16;
 /// A sequence with its own blocks, partly computed.
 #[derive(Debug, Clone)]
 pub struct Sequence {
-    /// Known tokens.
+    /// All known tokens.
     pub tokens: Vec<u32>,
     /// Known tokens that have been computed.
     pub computed: usize,
@@ -37,8 +37,8 @@ pub struct Draw {
 }
 
 impl Sequence {
-    /// The `index`-th of several sequences with `blocks` blocks of `block_size` tokens each. Its blocks are
-    /// scattered.
+    /// The `index`-th of several sequences with `blocks` blocks of `block_size` tokens each. Its
+    /// blocks are scattered.
     pub fn new(tokens: Vec<u32>, index: u32, blocks: u32, block_size: u32) -> Self {
         assert!(!blocks.is_multiple_of(7), "blocks are distinct only if 7 does not divide their number");
         let blocks = (0..blocks).rev().map(|i| BlockId(i * 7 % blocks + index * blocks)).collect();

@@ -16,7 +16,7 @@ pub enum Broken {
     /// Something is left after everything ended.
     #[error("{blocks} blocks are held and {requests} requests are left, or streams are kept")]
     NotAtRest {
-        /// Held blocks.
+        /// Blocks still held.
         blocks: u32,
         /// Requests running or waiting.
         requests: usize,

@@ -42,13 +42,13 @@ pub enum SubmitError {
     /// A running request has this id.
     #[error("request_id {id:?} is running here; use another id or wait for its end")]
     Duplicate {
-        /// The id.
+        /// The request's id.
         id: String,
     },
     /// Its Release arrived before it did.
     #[error("request_id {id:?} was released before it arrived; use another id")]
     Released {
-        /// The id.
+        /// The request's id.
         id: String,
     },
     /// The scheduler refused it.
@@ -128,16 +128,16 @@ impl EngineHandle {
         answer.await.unwrap_or(Err(AttachError::Stopped))
     }
 
-    /// Removes the reader called `id` for good; without another one the request ends. False if there is no
-    /// such reader.
+    /// Removes the reader called `id` for good; without another one the request ends. False if there is
+    /// no such reader.
     pub async fn release(&self, id: String) -> bool {
         let (reply, answer) = oneshot::channel();
         let sent = self.commands.send(Command::Release { id, reply }).await;
         sent.is_ok() && answer.await.unwrap_or(false)
     }
 
-    /// Hands back every unfinished request, after all output computed so far, and refuses new ones from then
-    /// on.
+    /// Hands back every unfinished request, after all output computed so far, and refuses new ones
+    /// from then on.
     pub async fn hand_back(&self) {
         // An error means that the engine has ended, and every stream with it.
         let _ = self.commands.send(Command::HandBack).await;

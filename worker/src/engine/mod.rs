@@ -81,8 +81,8 @@ impl Engine {
         max_streams: u32,
     ) -> (Self, EngineHandle) {
         let (sender, commands) = mpsc::channel(COMMAND_QUEUE);
-        // Weak, so that the channel closes when all handles are gone. If the queue is full the loop is awake
-        // anyway.
+        // Weak, so that the channel closes when all handles are gone. If the queue is full the loop
+        // is awake anyway.
         let wakes = sender.downgrade();
         backend.on_failure(Box::new(move || {
             wakes.upgrade().inspect(|commands| drop(commands.try_send(Command::Failed)));

@@ -18,8 +18,8 @@ pub struct BlockCounts {
 
 /// All KV blocks of a backend. Every operation is O(1).
 ///
-/// The list is in the order of reuse: blank blocks first, then cached ones from the least to the most
-/// recently released.
+/// The list is in the order of reuse: blank blocks first, then cached ones from the least to the
+/// most recently released.
 #[derive(Debug)]
 pub struct BlockPool {
     blocks: Vec<Block>,

@@ -137,8 +137,8 @@ impl KvCache {
         )
     }
 
-    /// Makes positions `from..to` of `table` writable, as far as blocks last, and returns the end of the
-    /// writable positions.
+    /// Makes positions `from..to` of `table` writable, as far as blocks last, and returns the end of
+    /// the writable positions.
     ///
     /// A block that is shared or cached is copied before its first write. The copy goes to `copies` and must
     /// be done before the step that writes.

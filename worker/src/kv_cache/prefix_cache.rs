@@ -71,8 +71,8 @@ impl PrefixCache {
         }
     }
 
-    /// The cached block with this hash, parent, salt and content. All four are compared because 64-bit hashes
-    /// collide.
+    /// The cached block with this hash, parent, salt and content. All four are compared because
+    /// 64-bit hashes collide.
     pub fn find(
         &self,
         hash: BlockHash,

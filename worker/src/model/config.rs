@@ -78,8 +78,8 @@ fn check_is_plain(fields: &Fields<'_>) -> Result<(), LoadError> {
     fields.number("partial_rotary_factor", 1.0..=1.0, Some(1.0)).map(drop)
 }
 
-/// Base and scaling of the rotary embedding. Version 5 has `rope_parameters`, version 4 has `rope_theta` and
-/// `rope_scaling`.
+/// Base and scaling of the rotary embedding. Version 5 has `rope_parameters`, version 4 has
+/// `rope_theta` and `rope_scaling`.
 pub(super) fn rope(fields: &Fields<'_>) -> Result<Rope, LoadError> {
     let empty = Map::new();
     let nested = |field: &'static str| match fields.get(field) {

@@ -84,8 +84,8 @@ impl Spec {
         StepCost { weight_bytes, kv_bytes_per_token, ..self.cost(ValueBytes { layers: 0, head: 0, kv: 0 }) }
     }
 
-    /// The cost with values of these sizes. Norms, biases and looked-up embedding rows are left out as
-    /// negligible.
+    /// The cost with values of these sizes. Norms, biases and looked-up embedding rows are left
+    /// out as negligible.
     pub fn cost(&self, bytes: ValueBytes) -> StepCost {
         let tensors = tensors::all(self);
         let is_in_layer =

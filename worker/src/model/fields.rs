@@ -11,7 +11,7 @@ pub(super) const MAX_POSITIONS: usize = 1 << 24;
 pub struct Fields<'a> {
     /// Name of its file.
     pub(super) file: &'static str,
-    /// Its fields.
+    /// The object's fields.
     pub(super) object: &'a Map<String, Value>,
 }
 
@@ -38,8 +38,8 @@ impl Fields<'_> {
         Ok(self.size("max_position_embeddings", MAX_POSITIONS, None)? as u32)
     }
 
-    /// The result of `read` unless `field` is null: for fields with a default in transformers, null means
-    /// none.
+    /// The result of `read` unless `field` is null: for fields with a default in transformers,
+    /// null means none.
     pub(super) fn unless_null<T>(
         &self,
         field: &str,

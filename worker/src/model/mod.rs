@@ -1,5 +1,5 @@
-//! A model: its configuration, its weights, its forward pass. It knows batches, but neither requests nor
-//! scheduling.
+//! A model: its configuration, its weights, its forward pass. It knows batches, but neither
+//! requests nor scheduling.
 //!
 //! Everything read from a model directory is validated here, like any other input. Errors name the file,
 //! field, value and what is allowed.
@@ -26,7 +26,7 @@ pub enum LoadError {
     /// A required file cannot be read.
     #[error("cannot read {}: {source}; is this a Hugging Face model directory, completely downloaded?", path.display())]
     Read {
-        /// The file.
+        /// The unreadable file.
         path: PathBuf,
         /// The operating system's error.
         source: std::io::Error,
@@ -34,7 +34,7 @@ pub enum LoadError {
     /// A file does not have the content that its name promises.
     #[error("{} is damaged: {reason}; download it again", path.display())]
     Damaged {
-        /// The file.
+        /// The damaged file.
         path: PathBuf,
         /// What is wrong with it.
         reason: String,
@@ -48,15 +48,15 @@ pub enum LoadError {
         field: String,
         /// Its value as JSON, or "missing".
         got: String,
-        /// Allowed values.
+        /// The allowed values.
         allowed: String,
     },
     /// A tensor is missing.
     #[error("tensor {tensor} {expected} is in no weight file of {}; is the download complete?", dir.display())]
     MissingTensor {
-        /// Its name.
+        /// The tensor's name.
         tensor: String,
-        /// Expected shape.
+        /// Its expected shape.
         expected: String,
         /// The model directory.
         dir: PathBuf,
@@ -64,7 +64,7 @@ pub enum LoadError {
     /// A tensor does not match the configuration.
     #[error("tensor {tensor} in {} is {got}, but config.json makes it {expected}", path.display())]
     WrongTensor {
-        /// Its name.
+        /// The tensor's name.
         tensor: String,
         /// The file that contains it.
         path: PathBuf,
@@ -73,11 +73,11 @@ pub enum LoadError {
         /// Expected types and shape.
         expected: String,
     },
-    /// A tensor has values outside its format's range, or NaN or infinite values that would have to be
-    /// quantised.
+    /// A tensor has values outside its format's range, or NaN or infinite values that would have
+    /// to be quantised.
     #[error("tensor {tensor}: {source}")]
     UnpackedTensor {
-        /// Its name.
+        /// The tensor's name.
         tensor: String,
         /// The packing error.
         source: packed::PackError,
@@ -95,7 +95,7 @@ pub enum LoadError {
     /// The KV cache does not fit the address space.
     #[error("cannot allocate {bytes} bytes of KV cache: {source}; lower --kv-cache-memory-bytes")]
     KvCache {
-        /// Its size.
+        /// Size of the cache.
         bytes: u64,
         /// The operating system's error.
         source: std::io::Error,

@@ -32,9 +32,9 @@ pub struct Spec {
 /// Grouped-query attention (Ainslie et al. 2023) with rotary positions (Su et al. 2021).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionSpec {
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Key and value heads; divides `heads`.
+    /// Number of key and value heads; divides `heads`.
     pub kv_heads: usize,
     /// Values in a head; even.
     pub head_dim: usize,
@@ -48,11 +48,11 @@ pub struct AttentionSpec {
     pub has_output_bias: bool,
     /// Whether each head's query and key are normalised before rotation.
     pub has_qk_norm: bool,
-    /// Rotary positions.
+    /// The rotary position embedding.
     pub rope: Rope,
 }
 
-/// Rotary positions.
+/// Rotary position embedding (Su et al. 2021).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rope {
     /// Base of the frequencies.

@@ -43,11 +43,11 @@ pub enum Product {
     Qkv,
     /// The attention output projection.
     AttentionOutput,
-    /// Gate, up.
+    /// Gate and up.
     GateUp,
-    /// Down.
+    /// The down projection.
     Down,
-    /// The head.
+    /// The head, which gives logits.
     Logits,
 }
 
@@ -76,7 +76,7 @@ pub struct Tensor {
     pub name: String,
     /// Index of its layer; `None` outside the layers.
     pub layer: Option<usize>,
-    /// Its role.
+    /// Role in the model.
     pub role: Role,
     /// How it is used.
     pub kind: Kind,
@@ -170,7 +170,7 @@ pub fn head(tensors: &[Tensor]) -> &Tensor {
 pub struct ProductShape {
     /// Outputs: rows of all its matrices.
     pub rows: usize,
-    /// Inputs.
+    /// Inputs of its matrices.
     pub cols: usize,
     /// Whether any of its matrices has a bias.
     pub has_bias: bool,

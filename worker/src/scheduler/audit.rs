@@ -36,7 +36,7 @@ pub enum Broken {
     /// A waiting sequence still holds blocks.
     #[error("a waiting sequence of request {request} holds {blocks} blocks")]
     WaitingHolds {
-        /// The request.
+        /// The request's key.
         request: u64,
         /// Blocks in its table.
         blocks: usize,

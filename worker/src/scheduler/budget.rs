@@ -6,9 +6,9 @@ use super::Scheduler;
 use super::step::Step;
 use super::step_time::Work;
 
-/// Target duration of a step while only prompts wait: a request that arrives meanwhile waits for the step to
-/// finish. Shorter, down to [`STREAMING_STEP`], if the step's fixed cost (reading the weights) is amortised
-/// earlier.
+/// Target duration of a step while only prompts wait: a request that arrives meanwhile waits for the
+/// step to finish. Shorter, down to [`STREAMING_STEP`], if the step's fixed cost (reading the weights)
+/// is amortised earlier.
 const PROMPT_STEP: Duration = Duration::from_millis(500);
 
 /// Target duration while streams wait for their next tokens, down to [`CROWDED_STEP`] when many do. In
@@ -37,10 +37,10 @@ const FOLDED_REMAINDER: u32 = 8;
 const FIRST_STEP_TOKENS: u32 = 64;
 
 impl Scheduler {
-    /// Rows for a prompt with `pending` tokens left if the step has room for `most` of them. The last prompt
-    /// in rank is cut evenly, because nothing would fill its last step: a small remainder would read all
-    /// weights again for itself. If that saves a whole step and nothing streams, its steps may be slightly
-    /// longer.
+    /// Rows for a prompt with `pending` tokens left if the step has room for `most` of them. The last
+    /// prompt in rank is cut evenly, because nothing would fill its last step: a small remainder would
+    /// read all weights again for itself. If that saves a whole step and nothing streams, its steps may
+    /// be slightly longer.
     pub(super) fn chunk_rows(&self, pending: u32, most: u32, is_last: bool, step: &Step) -> u32 {
         let (steps, rest) = (pending / most, pending % most);
         if steps == 0 {
@@ -67,8 +67,8 @@ impl Scheduler {
         in_time.max(step.stream_rows + MIN_CHUNK).min(self.limits.max_num_batched_tokens)
     }
 
-    /// Prompt rows of a step in which an overtaking prompt has `rows`: those, and as many others as take
-    /// equally long.
+    /// Prompt rows of a step in which an overtaking prompt has `rows`: those, and as many others as
+    /// take equally long.
     pub(super) fn overtaking_step_rows(&self, rows: u32, step: &Step) -> u32 {
         let short = self.tokens_within(SHORT_STEP, step).unwrap_or(0).saturating_sub(step.stream_rows);
         rows.saturating_add(self.equivalent_rows(rows, step)).max(MIN_CHUNK).max(short)

@@ -20,8 +20,8 @@ pub(super) enum Pause {
     Forking,
     /// Its draft is being verified, so its length is not known.
     Verifying,
-    /// The next step needs a token that is still being drawn, but not by the step just before, so it cannot
-    /// be carried.
+    /// The next step needs a token that is still being drawn, but not by the step just before, so it
+    /// cannot be carried.
     Drawing,
     /// A hold has to be lifted first.
     Held(Hold),

@@ -7,18 +7,18 @@
 //! that a long prompt does not stall the streams. When blocks run out, the last sequence in rank is
 //! preempted: it gives its blocks back and is recomputed later.
 //!
-//! A step may be planned while earlier ones are in flight (the engine decides how many), so that the device
-//! has its next step when it finishes one. Commits follow in the order of the plans. A plan does not need the
-//! values of the tokens still being drawn, only their positions, whether `max_tokens` ends the sample with
-//! them, and whether they may be stop tokens. The batch says where they will come from
-//! ([`Batch::carried`](crate::backend::Batch::carried)). What a plan cannot foresee costs something: after a
-//! stop token, the sample still has a row in each step in flight, and those results are dropped. A sequence
-//! whose samples fork, or whose draft is being verified, waits for the result (`in_flight` lists the
-//! reasons).
+//! A step may be planned while earlier ones are in flight (the engine decides how many), so that the
+//! device has its next step when it finishes one. Commits follow in the order of the plans. A plan does
+//! not need the values of the tokens still being drawn, only their positions, whether `max_tokens` ends
+//! the sample with them, and whether they may be stop tokens. The batch says where they will come from
+//! ([`Batch::carried`](crate::backend::Batch::carried)). What a plan cannot foresee costs something:
+//! after a stop token, the sample still has a row in each step in flight, and those results are dropped.
+//! A sequence whose samples fork, or whose draft is being verified, waits for the result (`in_flight`
+//! lists the reasons).
 //!
-//! With [`Drafts`], a stream's rows continue past its last token. The backend verifies them and says how many
-//! are right, and the block table is cut back to those, so that blocks, cache and tokens equal those of plain
-//! decoding.
+//! With [`Drafts`], a stream's rows continue past its last token. The backend verifies them and says how
+//! many are right, and the block table is cut back to those, so that blocks, cache and tokens equal those
+//! of plain decoding.
 //!
 //! A released block is free at once, even if a step in flight still reads or writes it. That is safe because
 //! steps take effect in launch order: the block's next owner writes it in a later step. Within one step, no
@@ -226,9 +226,9 @@ impl Scheduler {
         }
     }
 
-    /// Plans no more rows for this sample until `hold` is lifted; its rows in flight and other samples go on.
-    /// False if it is not here. Samples that have not forked yet are held together; afterwards each is lifted
-    /// separately.
+    /// Plans no more rows for this sample until `hold` is lifted; its rows in flight and other samples go
+    /// on. False if it is not here. Samples that have not forked yet are held together; afterwards each
+    /// is lifted separately.
     pub fn hold(&mut self, request: RequestKey, sample: u32, hold: Hold) -> bool {
         let sequence = self.queues.rank_of(request, sample).and_then(|rank| self.queues.get_mut(rank));
         sequence.is_some_and(|sequence| {

@@ -24,8 +24,8 @@ impl Scheduler {
     /// Plans one step. `None` if there is nothing to compute, or if everything left waits for a step in
     /// flight or for a hold.
     ///
-    /// If steps are in flight, the batch may carry tokens over from the latest one and must be launched right
-    /// after it.
+    /// If steps are in flight, the batch may carry tokens over from the latest one and must be launched
+    /// right after it.
     pub fn plan(&mut self, now: Timestamp) -> Option<Plan> {
         let step = Step {
             number: self.planned_steps + 1,
@@ -146,8 +146,8 @@ impl Scheduler {
         overtaking
     }
 
-    /// Admits the sequence if it still waits. Returns its tokens left to compute, `None` if it could not be
-    /// admitted.
+    /// Admits the sequence if it still waits. Returns its tokens left to compute, `None` if it could
+    /// not be admitted.
     fn ensure_running(&mut self, rank: Rank, step: u64) -> Option<u32> {
         if self.queues.waiting.contains_key(&rank) && !self.admit(rank) {
             return None;

@@ -50,9 +50,9 @@ pub enum Refusal {
     /// The queue is full.
     #[error("{waiting} sequences wait, the limit is {limit}; retry elsewhere or in {} ms", RETRY_AFTER.as_millis())]
     QueueFull {
-        /// Waiting sequences.
+        /// Sequences waiting now.
         waiting: u32,
-        /// `max_num_queued_reqs`.
+        /// The limit, `max_num_queued_reqs`.
         limit: u32,
     },
     /// More fresh samples than may run at once.
@@ -60,7 +60,7 @@ pub enum Refusal {
     TooManySamples {
         /// Samples without delivered tokens.
         got: u32,
-        /// `max_num_seqs`.
+        /// The limit, `max_num_seqs`.
         limit: u32,
     },
 }
@@ -96,14 +96,14 @@ pub struct Accepted {
 pub enum RequestEvent {
     /// The request's first sequence to run was admitted. Comes before its other events.
     Started {
-        /// The request.
+        /// The request's key.
         request: RequestKey,
         /// Prompt tokens taken from the cache.
         cached_tokens: u32,
     },
     /// Prompt tokens were scored.
     PromptScored {
-        /// The request.
+        /// The request's key.
         request: RequestKey,
         /// Position of the first score.
         from: u32,
@@ -112,22 +112,22 @@ pub enum RequestEvent {
     },
     /// A token was drawn.
     Token {
-        /// The request.
+        /// The request's key.
         request: RequestKey,
-        /// The sample.
+        /// Index of the sample.
         sample: u32,
         /// Position in the sequence, prompt included.
         position: u32,
-        /// The token.
+        /// The drawn token.
         token: TokenId,
         /// Present if the request asked for log-probabilities.
         logprobs: Option<TokenLogprobs>,
     },
     /// A sample ended. Each does so exactly once, unless the request is cancelled.
     Finished {
-        /// The request.
+        /// The request's key.
         request: RequestKey,
-        /// The sample.
+        /// Index of the sample.
         sample: u32,
         /// Position after its last token.
         position: u32,

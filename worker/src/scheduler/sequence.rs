@@ -32,8 +32,8 @@ pub(super) struct Rank {
 pub(super) struct Sequence {
     pub rank: Rank,
     pub request: RequestKey,
-    /// Sample indices: one, or all fresh samples of the request until the first draw; they share every block
-    /// until then.
+    /// Sample indices: one, or all fresh samples of the request until the first draw; they share every
+    /// block until then.
     pub samples: Vec<u32>,
     pub tokens: Vec<TokenId>,
     pub prompt_len: u32,
@@ -62,8 +62,8 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    /// A sequence for `samples` that share the output tokens `delivered`. `first`: it is the one that scores
-    /// the prompt.
+    /// A sequence for `samples` that share the output tokens `delivered`. `first`: it is the one that
+    /// scores the prompt.
     pub fn new(
         request: &NewRequest,
         max_model_len: u32,
@@ -132,8 +132,8 @@ impl Sequence {
         }
     }
 
-    /// The prefix to look up in the cache. Empty while prompt tokens are to be scored, because scoring needs
-    /// their logits.
+    /// The prefix to look up in the cache. Empty while prompt tokens are to be scored, because scoring
+    /// needs their logits.
     pub fn cacheable_prefix(&self) -> Prefix<'_> {
         let hashes = if self.next_score < self.prompt_len { &[][..] } else { &self.hashes };
         Prefix { scope: &self.scope, tokens: &self.tokens, hashes }

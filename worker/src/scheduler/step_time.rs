@@ -11,8 +11,8 @@ pub(super) struct Work {
     pub attended: u64,
 }
 
-/// Fits `seconds = fixed + per_token * tokens + per_attended * attended` to the latest steps by weighted
-/// least squares.
+/// Fits `seconds = fixed + per_token * tokens + per_attended * attended` to the latest steps by
+/// weighted least squares.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct StepTime {
     /// Steps observed, including the first one, which is later discarded.
@@ -84,8 +84,8 @@ impl StepTime {
         Some(planned.tokens.saturating_add(cost.tokens_in(left, context)))
     }
 
-    /// Number of tokens starting at position `context` that take as long as `work`; `None` before the first
-    /// step.
+    /// Number of tokens starting at position `context` that take as long as `work`; `None` before
+    /// the first step.
     pub fn equivalent_tokens(&self, work: Work, context: u32) -> Option<u32> {
         let cost = self.cost()?;
         Some(cost.tokens_in(cost.of(work), context))
@@ -96,10 +96,10 @@ impl StepTime {
         self.cost().map_or(Duration::ZERO, |cost| Duration::try_from_secs_f64(cost.fixed).unwrap_or_default())
     }
 
-    /// The best model for the steps so far. The fixed cost must not be negative: if the best line would make
-    /// it so, the best fit through zero is used. Otherwise one slow step of many rows among fast small ones
-    /// would make rows look expensive, steps would stay small, and small steps would never correct the
-    /// estimate.
+    /// The best model for the steps so far. The fixed cost must not be negative: if the best line would
+    /// make it so, the best fit through zero is used. Otherwise one slow step of many rows among fast
+    /// small ones would make rows look expensive, steps would stay small, and small steps would never
+    /// correct the estimate.
     fn cost(&self) -> Option<Cost> {
         let fixed = |per_token: f64, per_attended: f64| {
             (self.seconds - per_token * self.tokens - per_attended * self.attended) / self.steps
@@ -190,7 +190,8 @@ mod tests {
     fn check_within(steps: &[(u32, u64)], limit_millis: u64, expected: Option<u32>) {
         let mut fit = StepTime::default();
         if !steps.is_empty() {
-            fit.observe(Work { tokens: 64, attended: 0 }, Duration::from_secs(10)); // the first one is discarded
+            // The first one is discarded.
+            fit.observe(Work { tokens: 64, attended: 0 }, Duration::from_secs(10));
         }
         for &(tokens, millis) in steps {
             fit.observe(Work { tokens, attended: 0 }, Duration::from_millis(millis));

@@ -1,5 +1,5 @@
-//! A worker without sockets, threads or a clock of its own, for a caller that owns all three, such as a
-//! simulator.
+//! A worker without sockets, threads or a clock of its own, for a caller that owns all three, such
+//! as a simulator.
 
 use super::load::LoadedBackend;
 use super::serve::{check_settings, prepare};

@@ -1,5 +1,5 @@
-//! Shutdown of a worker: refuse new requests, finish or hand back running ones, wait until every stream is
-//! written.
+//! Shutdown of a worker: refuse new requests, finish or hand back running ones, wait until every
+//! stream is written.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
-//! The gRPC service, and the only module of this crate that uses tonic and the protobuf types. It validates
-//! every field of every request, because the worker trusts no caller; behind it there are only validated
-//! values.
+//! The gRPC service, and the only module of this crate that uses tonic and the protobuf types. It
+//! validates every field of every request, because the worker trusts no caller; behind it there are
+//! only validated values.
 
 mod detached;
 mod drain;
@@ -38,8 +38,8 @@ use crate::engine::{EngineHandle, Submission, SubmitError};
 use crate::scheduler::Refusal;
 use crate::streams::{AttachError, StreamFault, TokenStream};
 
-/// Deltas queued between a request's stream and HTTP/2. Output beyond it is merged into longer deltas in the
-/// ring.
+/// Deltas queued between a request's stream and HTTP/2. Output beyond it is merged into longer deltas
+/// in the ring.
 const DELTA_QUEUE: usize = 4;
 
 /// Delay before a client should retry this worker.

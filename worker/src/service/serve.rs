@@ -36,7 +36,7 @@ pub enum WorkerError {
     Setting {
         /// Name of the setting.
         setting: &'static str,
-        /// Its value.
+        /// The configured value.
         got: u64,
         /// The allowed range.
         allowed: String,

@@ -1,5 +1,5 @@
-//! The number of KV blocks and the longest sequence that they allow. Pure, except for reading the free
-//! memory.
+//! The number of KV blocks and the longest sequence that they allow. Pure, except for reading
+//! the free memory.
 
 use super::WorkerError;
 use crate::config::SchedulerConfig;

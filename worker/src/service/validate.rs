@@ -136,8 +136,8 @@ fn samples(
     samples.into_iter().map(checked).collect()
 }
 
-/// The parameters with all tokens that end a sample: the request's own, and the model's unless it ignores
-/// them.
+/// The parameters with all tokens that end a sample: the request's own, and the model's unless
+/// it ignores them.
 fn sampling(params: wire::SamplingParams, facts: &ModelFacts) -> Result<SamplingParams, Invalid> {
     let mut params = SamplingParams::from(params);
     params.check(facts.info.vocab_size)?;

@@ -1,5 +1,5 @@
-//! Sends the log to one router: first the entries it missed, then new ones as they appear, with load reports
-//! in between.
+//! Sends the log to one router: first the entries it missed, then new ones as they appear, with load
+//! reports in between.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,8 +12,8 @@ use tonic::Status;
 
 use crate::engine::{self, EngineHandle};
 
-/// Events queued for a router. If it reads more slowly than the log moves, it falls behind and gets a
-/// snapshot.
+/// Events queued for a router. If it reads more slowly than the log moves, it falls behind and
+/// gets a snapshot.
 pub(super) const EVENT_QUEUE: usize = 64;
 
 /// Least time between load reports; a change waits for it.

@@ -20,7 +20,7 @@ pub enum Broken {
     /// A reader's name or a stream's key outlived its stream.
     #[error("request {request} is gone, and a name or a key leads to it")]
     Forgotten {
-        /// The request.
+        /// The request's key.
         request: u64,
     },
     /// A request was counted twice or not at all.
@@ -37,7 +37,7 @@ pub enum Broken {
     /// A stream outlived its linger.
     #[error("request {request} has no reader, its linger is over, and it is still here")]
     Orphan {
-        /// The request.
+        /// The request's key.
         request: u64,
     },
 }

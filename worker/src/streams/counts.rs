@@ -1,10 +1,10 @@
 //! Requests by outcome; their sum is conserved.
 
-/// Accepted requests by outcome, joins not included. Each accepted request is in exactly one of the other
-/// counts.
+/// Accepted requests by outcome, joins not included. Each accepted request is in exactly one of
+/// the other counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Requests accepted.
+    /// Requests accepted so far.
     pub accepted: u64,
     /// All samples ended.
     pub completed: u64,

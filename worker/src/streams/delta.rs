@@ -20,7 +20,7 @@ pub enum StreamFault {
         "{bytes} bytes of output wait unread, the limit is {MAX_UNREAD_BYTES}; read faster or ask for less"
     )]
     SlowReader {
-        /// Unread bytes.
+        /// Bytes left unread.
         bytes: usize,
     },
 }

@@ -47,7 +47,7 @@ pub enum AttachError {
     /// A current reader has this name.
     #[error("request_id {id:?} is reading here; use another id or wait for its end")]
     Duplicate {
-        /// The name.
+        /// The reader's name.
         id: String,
     },
     /// Too many streams are open, because clients do not read theirs to the end.
@@ -63,8 +63,8 @@ pub enum AttachError {
     Stopped,
 }
 
-/// The part of a request that decides its output. A request that has the same one may read the running
-/// stream.
+/// The part of a request that decides its output. A request that has the same one may read
+/// the running stream.
 #[derive(Debug, Clone)]
 pub(super) struct RequestIdentity {
     prompt_hash: u64,
@@ -83,8 +83,8 @@ impl RequestIdentity {
         }
     }
 
-    /// Whether `request` has the same output. Prompt scores do not count: once delivered they are not
-    /// requested again.
+    /// Whether `request` has the same output. Prompt scores do not count: once delivered they are
+    /// not requested again.
     pub fn matches(&self, request: &NewRequest) -> bool {
         let output = |of: &SamplingParams| SamplingParams { prompt_logprobs: None, ..of.clone() };
         self.prompt_len == request.prompt.len()

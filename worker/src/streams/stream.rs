@@ -142,7 +142,7 @@ impl Stream {
         self.lock().ring.agrees(index, delivered)
     }
 
-    /// Bytes held.
+    /// Bytes held now.
     pub fn bytes(&self) -> usize {
         self.lock().ring.bytes()
     }

@@ -41,7 +41,7 @@ pub struct CpuOptions {
     pub block_size: u32,
     /// Rows of the largest step, for which memory is allocated at once. A larger step still works.
     pub max_rows: u32,
-    /// Number types.
+    /// Number types to compute in.
     pub numbers: Numbers,
 }
 
@@ -49,8 +49,8 @@ pub struct CpuOptions {
 /// [`crate::model::fingerprint::computed_with`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Numbers {
-    /// Whether activations are rounded to bfloat16 when multiplied by bfloat16 weights; otherwise they are
-    /// `f32`.
+    /// Whether activations are rounded to bfloat16 when multiplied by bfloat16 weights; otherwise
+    /// they are `f32`.
     pub bf16: bool,
     /// Type of cached keys and values.
     pub kv: KvType,
@@ -109,8 +109,8 @@ impl CpuBackend {
         let (kv_blocks, weight_bytes) = (model.kv_blocks(), model.model.weight_bytes());
         // The engine keeps one step in flight. The device is the host, so a second one would hide only the
         // planning, cost a row for each stop token, and make a new request wait for two steps. If a second
-        // one is launched anyway, it waits here: this backend is the specification and defines what a carried
-        // token means.
+        // one is launched anyway, it waits here: this backend is the specification and defines what a
+        // carried token means.
         let (steps, inbox) = sync_channel::<Batch>(1);
         let (outbox, outputs) = sync_channel(1);
         let thread = std::thread::Builder::new().name("skein-compute-0".into()).spawn(move || {
@@ -185,11 +185,11 @@ pub struct CpuModel {
     model: Model,
     cache: KvCache,
     activations: Activations,
-    /// `[LOGIT_ROWS, vocab]`
+    /// Logits of one chunk: `[LOGIT_ROWS, vocab]`.
     logits: Aligned<f32>,
     draws: Draws,
-    /// A step's block tables, its rows by sequence, and its wanted rows by sequence; kept to reuse their
-    /// allocations.
+    /// A step's block tables, its rows by sequence, and its wanted rows by sequence; kept to
+    /// reuse their allocations.
     tables: Vec<u32>,
     sequences: Vec<Rows<'static>>,
     wanted: Vec<Rows<'static>>,
@@ -365,5 +365,6 @@ fn compute_on(threads: usize) -> ThreadPlacement {
 /// Reuses a list's allocation for elements of another lifetime.
 fn emptied<'a>(mut rows: Vec<Rows<'_>>) -> Vec<Rows<'a>> {
     rows.clear();
-    rows.into_iter().map(|_| unreachable!("it is empty")).collect() // in place: `tests/no_allocation.rs` would see
+    // Collects in place; `tests/no_allocation.rs` would notice if not.
+    rows.into_iter().map(|_| unreachable!("it is empty")).collect()
 }

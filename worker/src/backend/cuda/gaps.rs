@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use skein_kernels::cuda::{CudaError, Device, Event, Stream};
 
-/// Steps whose events are kept; more than can be in flight, so that no event is recorded again before it is
-/// read.
+/// Steps whose events are kept; more than can be in flight, so that no event is recorded again before
+/// it is read.
 const KEPT: usize = 8;
 /// Most unread gaps.
 const MAX_GAPS: usize = 1 << 20;

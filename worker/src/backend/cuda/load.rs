@@ -121,7 +121,8 @@ impl Loading<'_> {
         let (mut model, kv_blocks) = self.place::<T, K>()?;
         self.prepare(&mut model, progress).inspect_err(|error| {
             if let CudaLoadError::Cuda(error) = error {
-                self.opened.device.note(error); // before dropping the model, which would wait for a stuck device
+                // Before dropping the model, which would wait for a stuck device.
+                self.opened.device.note(error);
             }
         })?;
         self.report(&model, &arithmetic, kv_blocks)?;
@@ -177,9 +178,9 @@ impl Loading<'_> {
         Ok(())
     }
 
-    /// A text of what affects the bits of logits. If they may depend on the batch anyway, the device's
-    /// generation is left out: workers on different generations are then as interchangeable as one with
-    /// itself.
+    /// A text of what affects the bits of logits. If they may depend on the batch anyway, the
+    /// device's generation is left out: workers on different generations are then as interchangeable
+    /// as one with itself.
     fn arithmetic<T: Activation, K: KvElement>(&self) -> String {
         let cuda = &self.options.cuda;
         let weights = if self.options.fp8.weights { "e4m3" } else { T::SUFFIX };

@@ -85,7 +85,7 @@ pub(super) struct StepMemory {
     context_lens: DeviceSlice<u32>,
     block_tables: DeviceSlice<u32>,
     logit_rows: DeviceSlice<u32>,
-    /// `[pass.rows, vocab]`
+    /// Logits of a pass: `[pass.rows, vocab]`.
     pub logits: DeviceSlice<f32>,
     /// `[entries]`: tokens drawn in this step, pass by pass.
     pub sampled: DeviceSlice<u32>,

@@ -1,10 +1,10 @@
-//! The CUDA backend: weights on the device, all memory planned at start, steps queued on one stream with two
-//! in flight, decode steps replayed as graphs. It sees batches, never a request; the operations are in
-//! [`skein_kernels::cuda`].
+//! The CUDA backend: weights on the device, all memory planned at start, steps queued on one stream
+//! with two in flight, decode steps replayed as graphs. It sees batches, never a request; the
+//! operations are in [`skein_kernels::cuda`].
 //!
-//! A device that faults or hangs ends the backend ([`BackendError::Stopped`]) and with it the process: a CUDA
-//! context is lost after a fault, and only a new process gets a new one. Results of a failed step are never
-//! read.
+//! A device that faults or hangs ends the backend ([`BackendError::Stopped`]) and with it the process: a
+//! CUDA context is lost after a fault, and only a new process gets a new one. Results of a failed step
+//! are never read.
 //!
 //! Not yet run on a GPU: tested on `skein-cuda-emulation`.
 

@@ -16,12 +16,12 @@ pub(super) struct PassLimits {
     pub rows: usize,
     /// Words of histories and forbidden tokens.
     pub list_words: usize,
-    /// Logit biases.
+    /// Logit biases of all samples.
     pub biases: usize,
 }
 
-/// Rows drawn from and scored together. Nearly every step is one pass; long prompts with log-probabilities
-/// take more.
+/// Rows drawn from and scored together. Nearly every step is one pass; long prompts with
+/// log-probabilities take more.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct Pass {
     /// Batch rows, ascending: row `i` of the logits is batch row `rows[i]`.
@@ -193,8 +193,8 @@ fn carried_at(carried: &[Carried], at: u32) -> Option<u32> {
     carried.iter().find(|carried| carried.at == at).map(|carried| carried.want)
 }
 
-/// Splits copies into waves that can run in any order inside: no block written by one copy is used by
-/// another.
+/// Splits copies into waves that can run in any order inside: no block written by one copy is
+/// used by another.
 pub(super) fn copy_waves(copies: &[BlockCopy]) -> Vec<&[BlockCopy]> {
     let (mut waves, mut start) = (Vec::new(), 0);
     let touches = |copy: &BlockCopy, block: BlockId| copy.from == block || copy.to == block;

@@ -251,8 +251,8 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
         graph.upload(&self.stream)?;
         self.graphs.put(size, graph);
         if self.graphs.next_size().is_none() {
-            // Synchronise once, so that a device that does not survive this is noticed now and not by the
-            // next request.
+            // Synchronise once, so that a device that does not survive this is noticed now and not by
+            // the next request.
             self.stream.synchronize()?;
             let usage = self.arena.usage()?;
             tracing::info!(largest = size, %usage, "decode graphs captured");
@@ -261,8 +261,8 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
     }
 }
 
-/// Adds the copies to the message. Returns for each wave the offset of its count, which its pairs follow, and
-/// their number.
+/// Adds the copies to the message. Returns for each wave the offset of its count, which its pairs follow,
+/// and their number.
 fn pack_copies(message: &mut Message<'_>, copies: &[Copy]) -> Vec<(usize, usize)> {
     let pack = |wave: &[Copy]| {
         let at = message.list(&[wave.len() as u32]) as usize;

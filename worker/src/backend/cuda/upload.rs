@@ -34,8 +34,8 @@ pub(super) enum Dtype {
 }
 
 impl Dtype {
-    /// The type in which a checkpoint's weights are computed: their own 16-bit type, or bfloat16 for single
-    /// precision.
+    /// The type in which a checkpoint's weights are computed: their own 16-bit type, or bfloat16
+    /// for single precision.
     pub fn of(storage: &Storage) -> Self {
         match storage {
             Storage::F16(_) => Self::F16,

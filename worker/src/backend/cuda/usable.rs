@@ -25,9 +25,9 @@ pub enum NotUsable {
     Model {
         /// Name of the size.
         what: &'static str,
-        /// Its value.
+        /// The model's value.
         got: usize,
-        /// Allowed values.
+        /// The allowed values.
         allowed: String,
     },
     /// A setting that the kernels do not support.
@@ -35,9 +35,9 @@ pub enum NotUsable {
     Setting {
         /// Name of the setting.
         setting: &'static str,
-        /// Its value.
+        /// The configured value.
         got: usize,
-        /// Allowed values.
+        /// The allowed values.
         allowed: String,
     },
 }

@@ -1,5 +1,5 @@
-//! An engine driven by a test: it takes its turns when the test says so, in simulated time, and is audited
-//! after each.
+//! An engine driven by a test: it takes its turns when the test says so, in simulated time, and is
+//! audited after each.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

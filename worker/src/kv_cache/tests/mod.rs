@@ -38,8 +38,8 @@ fn compute(kv: &mut KvCache, scope: &CacheScope, tokens: &[TokenId]) -> Option<B
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Random sequences over a tiny alphabet: lookups agree with the runs, and the runs with a set of
-    /// prefixes.
+    /// Random sequences over a tiny alphabet: lookups agree with the runs, and the runs with a
+    /// set of prefixes.
     #[test]
     fn finds_exactly_the_prefixes_it_announced(
         blocks in 4u32..14,

@@ -1,8 +1,8 @@
-//! Llama (Touvron et al. 2023) and its relatives: Mistral, Qwen2 with its biases, Qwen3 with its normalised
-//! heads.
+//! Llama (Touvron et al. 2023) and its relatives: Mistral, Qwen2 with its biases, Qwen3 with
+//! its normalised heads.
 //!
-//! A pre-norm decoder: grouped-query attention with rotary positions, then a SwiGLU network, each added to the
-//! residual stream.
+//! A pre-norm decoder: grouped-query attention with rotary positions, then a SwiGLU network, each added to
+//! the residual stream.
 
 use super::{decoder, with_attention_bias};
 use crate::model::LoadError;

@@ -1,5 +1,5 @@
-//! Model families: each reads its config.json into a [`Spec`]. A family is a file here and a line of
-//! [`FAMILIES`].
+//! Model families: each reads its config.json into a [`Spec`]. A family is a file here and a
+//! line of [`FAMILIES`].
 
 mod gemma2;
 mod llama;
@@ -41,8 +41,8 @@ pub fn find(fields: &Fields<'_>) -> Result<&'static Family, LoadError> {
 }
 
 /// A pre-norm decoder with the properties that most families share: full attention, no biases. Families
-/// change what differs. `head_dim` is the default for a missing field; `None` = the hidden size divided by
-/// the heads.
+/// change what differs. `head_dim` is the default for a missing field; `None` = the hidden size divided
+/// by the heads.
 fn decoder(fields: &Fields<'_>, head_dim: Option<usize>) -> Result<Spec, LoadError> {
     let hidden_size = fields.size("hidden_size", 1 << 17, None)?;
     let attention = attention(fields, hidden_size, head_dim)?;

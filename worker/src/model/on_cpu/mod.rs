@@ -106,8 +106,8 @@ impl Model {
         activations
     }
 
-    /// Runs all layers over `step` and writes its keys and values to `cache`. Leaves the wanted rows for
-    /// [`Model::logits`].
+    /// Runs all layers over `step` and writes its keys and values to `cache`. Leaves the wanted
+    /// rows for [`Model::logits`].
     pub fn forward(
         &self,
         cpu: &mut Cpu,
@@ -152,6 +152,6 @@ impl Model {
     fn form(&self, stack: &[Linear<'_>]) -> Form {
         let mut forms = stack.iter().map(|linear| linear.weights.layout().format.form(self.bf16));
         let first = forms.next().unwrap_or_default();
-        if forms.all(|form| form == first) { first } else { Form::F32 } // integers are never mixed with others
+        if forms.all(|form| form == first) { first } else { Form::F32 } // integers are never mixed
     }
 }

@@ -18,7 +18,7 @@ pub enum Part {
     Products,
     /// Rotating queries and keys, and writing to the cache.
     Cache,
-    /// Attention.
+    /// Attention over the cache.
     Attention,
     /// The product with the head.
     Head,

@@ -20,16 +20,16 @@ use crate::model::spec::Spec;
 
 /// The rows of a forward step; see [`crate::backend::Batch`].
 pub struct ForwardStep<'a> {
-    /// `[rows]`
+    /// Token ids: `[rows]`.
     pub tokens: &'a [u32],
-    /// `[rows]`
+    /// Absolute positions: `[rows]`.
     pub positions: &'a [u32],
-    /// `[rows]`
+    /// Slot mapping: `[rows]`.
     pub slots: &'a [u32],
     /// The rows by sequence.
     pub sequences: &'a [Rows<'a>],
-    /// Rows whose logits are wanted, ascending. The others end in the last layer once their keys and values
-    /// are cached.
+    /// Rows whose logits are wanted, ascending. The others end in the last layer once their keys and
+    /// values are cached.
     pub wanted: &'a [u32],
     /// The wanted rows by sequence, numbered among the wanted ones.
     pub wanted_sequences: &'a [Rows<'a>],
@@ -46,7 +46,7 @@ pub struct Activations {
     gated: Input,
     /// `[rows, q | k | v]`
     qkv: Aligned<f32>,
-    /// `[rows, q]`
+    /// `[rows, q]`: the output of attention.
     attended: Aligned<f32>,
     /// `[rows, hidden]`: output to be normalised before it is added to the residual stream.
     added: Aligned<f32>,
@@ -80,8 +80,8 @@ pub(super) struct Running<'a> {
     step: &'a ForwardStep<'a>,
     cache: &'a mut KvCache,
     activations: &'a mut Activations,
-    /// Rows in progress: all, or only the wanted ones in the last layer once the others' keys and values are
-    /// cached.
+    /// Rows in progress: all, or only the wanted ones in the last layer once the others' keys and
+    /// values are cached.
     rows: usize,
     /// Those rows by sequence.
     sequences: &'a [Rows<'a>],
@@ -100,8 +100,8 @@ impl<'a> Running<'a> {
         Self { model, cpu, step, cache, activations, rows, sequences: step.sequences }
     }
 
-    /// In the last layer, continues with the wanted rows only, moved together: the others' results are never
-    /// read.
+    /// In the last layer, continues with the wanted rows only, moved together: the others' results
+    /// are never read.
     fn end_early(&mut self, layer: usize) {
         let wanted = self.step.wanted;
         if layer + 1 < self.model.layers.len() || wanted.len() == self.rows {

@@ -2,7 +2,7 @@
 //!
 //! | rows of a sequence | device | by |
 //! |---|---|---|
-//! | a full tile or more | capability 9.0, cache of the activations' type, heads of 64 or 128 values | [`PrefillSm90`] |
+//! | a full tile or more | sm_90, cache in the activations' type, `head_dim` 64 or 128 | [`PrefillSm90`] |
 //! | otherwise | any | [`Attention`] |
 //!
 //! Both see all sequences of a step, and each skips the other's rows. Which one computes a row depends on its

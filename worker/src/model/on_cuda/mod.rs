@@ -45,27 +45,27 @@ pub struct Model<T, K> {
     pub weights: DeviceWeights<T>,
     /// The cache of each layer.
     pub cache: Vec<KvLayer<K>>,
-    /// `[positions, head_dim]`
+    /// Rotary angles: `[positions, head_dim]`.
     pub angles: DeviceSlice<f32>,
-    /// The operations.
+    /// The operations' kernels.
     pub ops: Ops<T, K>,
 }
 
 /// The operations of the forward pass.
 pub struct Ops<T, K> {
-    /// Token embedding.
+    /// Looks up token embeddings.
     pub embed: Embed<T>,
     /// Residual addition and normalisation.
     pub norm: AddRmsNorm<T>,
     /// Rotation and KV write.
     pub rope: RopeKvWrite<T, K>,
-    /// Paged attention.
+    /// Paged attention, by window.
     pub attention: Windows<T, K>,
-    /// Projections.
+    /// Matrix products of projections.
     pub linear: Linear<T>,
     /// Gathers the rows whose logits are wanted.
     pub gather: GatherRows<T>,
-    /// Caps logits.
+    /// Caps the logits.
     pub softcap: Softcap,
 }
 

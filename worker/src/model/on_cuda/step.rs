@@ -20,11 +20,11 @@ use crate::model::tensors::{Product, Role};
 /// A step's rows in device memory, including padding.
 #[derive(Debug, Clone, Copy)]
 pub struct StepRows {
-    /// `[rows]`
+    /// Token ids: `[rows]`.
     pub tokens: DeviceSlice<u32>,
-    /// `[rows]`
+    /// Absolute positions: `[rows]`.
     pub positions: DeviceSlice<u32>,
-    /// `[rows]`
+    /// Slot mapping: `[rows]`.
     pub slots: DeviceSlice<u32>,
     /// The rows by sequence; `sequences.rows` is the number of rows.
     pub sequences: StepSequences,
@@ -35,15 +35,15 @@ pub struct StepRows {
 /// Activations and workspaces, for steps of a bounded number of rows.
 #[derive(Debug, Clone, Copy)]
 pub struct Activations<T> {
-    /// `[rows, hidden]`
+    /// `[rows, hidden]`: the residual stream.
     pub(super) residual: DeviceSlice<f32>,
     /// `[rows, hidden]`: normalised.
     pub(super) h: DeviceSlice<T>,
     /// `[rows, q | k | v]`
     pub(super) qkv: DeviceSlice<T>,
-    /// `[rows, q]`
+    /// `[rows, q]`: the output of attention.
     pub(super) attended: DeviceSlice<T>,
-    /// `[rows, inner]`
+    /// `[rows, inner]`: the gated activations.
     pub(super) gated: DeviceSlice<T>,
     /// `[rows, hidden]`: the last projection's output, not yet added to the residual stream.
     pub(super) delta: DeviceSlice<T>,

@@ -16,7 +16,7 @@ use crate::model::tensors::{self, Kind, Product, ProductShape, Role, Tensor};
 
 /// All weights. Matrices are `[outputs, inputs]` as in the checkpoint; those with the same input are stacked.
 pub struct DeviceWeights<T> {
-    /// `[vocab, hidden]`
+    /// `[vocab, hidden]`: the embedding table.
     pub embedding: DeviceSlice<T>,
     /// Layers in order.
     pub layers: Vec<LayerWeights<T>>,

@@ -471,8 +471,8 @@ fn short_of_blocks(mut world: World) {
     world.submit(growing);
     world.step();
     world.submit(prompt);
-    // Nine blocks: the prompt needs seven, and while it is computed two tokens a step, the other sequence
-    // grows.
+    // Nine blocks: the prompt needs seven, and while it is computed two tokens a step, the
+    // other sequence grows.
     let mut preempted = false;
     while world.step() {
         preempted |= world.scheduler.queues.waiting.values().any(|waiting| waiting.request == RequestKey(1));
@@ -514,8 +514,8 @@ fn a_long_prompt_comes(mut world: World) {
 fn a_prompt_alone_takes_few_steps_of_about_one_size() {
     let config = SchedulerConfig { max_num_batched_tokens: 512, ..roomy() };
     let params = SamplingParams { max_tokens: 1, ..SamplingParams::default() };
-    // 80 ms and 1.75 ms a token: 240 tokens take half a second; a smaller step would pay 80 ms for little
-    // work.
+    // 80 ms and 1.75 ms a token: 240 tokens take half a second; a smaller step would pay 80 ms
+    // for little work.
     let time = |rows: u32| Duration::from_micros(80_000 + 1750 * u64::from(rows));
     for (prompt, expected) in [(240, 1), (260, 1), (266, 1), (290, 2), (480, 2), (500, 2), (560, 3)] {
         let mut world = World::new(&config, 2048);

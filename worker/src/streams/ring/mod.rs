@@ -100,7 +100,7 @@ impl Ring {
         }
     }
 
-    /// Bytes held.
+    /// Bytes held now.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -187,8 +187,8 @@ impl Ring {
         delivered.iter().skip(forgotten).zip(&sample.tokens).all(|(ours, theirs)| ours == theirs)
     }
 
-    /// Reads everything after `cursor` and moves it to the end. The first delta of all reports the cached
-    /// tokens.
+    /// Reads everything after `cursor` and moves it to the end. The first delta of all reports
+    /// the cached tokens.
     pub fn read(&self, cursor: &mut Cursor) -> Vec<Delta> {
         let mut deltas = Vec::new();
         self.read_scores(cursor, &mut deltas);

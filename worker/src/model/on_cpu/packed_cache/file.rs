@@ -1,9 +1,9 @@
 //! The file format: a header, then the bytes.
 //!
 //! ```text
-//! magic [8] | XXH3 of the name | where the bytes start | their length | XXH3 of each slice of them … | XXH3 of all before
-//! zeros up to there, a multiple of a page
-//! the bytes
+//! magic [8] | XXH3 of the name | data offset | data length | XXH3 of each slice … | XXH3 of all before
+//! zeros up to the offset, a multiple of a page
+//! the data
 //! ```
 //!
 //! All numbers are 64 bits, little-endian. A slice has 4 MiB, so that all threads can check a file together.
@@ -37,8 +37,8 @@ pub(super) fn seal(cpu: &mut Cpu, file: &mut [u8], name: &str, at: usize) {
     file[..header.len()].copy_from_slice(&header);
 }
 
-/// The range of `name`'s data in `file` if it is complete and undamaged, else what is wrong. Brings all of it
-/// into memory.
+/// The range of `name`'s data in `file` if it is complete and undamaged, else what is wrong. Brings all of
+/// it into memory.
 pub(super) fn check(cpu: &mut Cpu, file: &MappedFile, name: &str) -> Result<Range<usize>, String> {
     let number = |index: usize| {
         let bytes = file.get(MAGIC.len() + 8 * index..)?.first_chunk()?;

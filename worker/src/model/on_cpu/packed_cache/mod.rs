@@ -1,6 +1,6 @@
-//! Packed weights on disk, so that the next start need not pack again. Losing them costs time, never a
-//! result: unreadable or damaged files are rebuilt, and if a file cannot be written the weights stay in
-//! memory.
+//! Packed weights on disk, so that the next start need not pack again. Losing them costs time, never
+//! a result: unreadable or damaged files are rebuilt, and if a file cannot be written the weights
+//! stay in memory.
 //!
 //! A writer fills a file under a temporary name, locks it exclusively, and renames it once it is on disk.
 //! Workers that start meanwhile wait for it and share its memory. If the writer dies, its lock goes with it
@@ -27,8 +27,8 @@ use skein_sys::mapped::{Bytes, MappedFile};
 
 /// Most bytes of packed weights in a directory; see [`room::make_room`].
 pub const MOST_BYTES: u64 = 20 << 30;
-/// How long a worker waits for another one that is packing the same weights before it packs its own, in
-/// memory.
+/// How long a worker waits for another one that is packing the same weights before it packs its
+/// own, in memory.
 const WAIT_FOR_MAKER: Duration = Duration::from_secs(300);
 /// How often it checks.
 const POLL: Duration = Duration::from_millis(20);
