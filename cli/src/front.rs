@@ -10,6 +10,7 @@ use skein_router::app::App;
 use skein_router::cluster::{Cluster, Tuning};
 use skein_router::config::RouterConfig;
 use skein_router::links::transport::{Connector, Grpc};
+use skein_router::text::TextError;
 use skein_router::text::model_text::ModelText;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -83,17 +84,30 @@ pub async fn start_with(
     changes: mpsc::Receiver<Change>,
     connector: Arc<dyn Connector>,
 ) -> Result<(App, Cluster), Failure> {
-    try_template(&config.model).await?;
-    let (model, names) = (config.model.clone(), config.served_model_names.clone());
-    let text = tokio::task::spawn_blocking(move || ModelText::load(&model, &names)).await;
+    try_template(&config.model, &config.text).await?;
+    let (model, names, sources) =
+        (config.model.clone(), config.served_model_names.clone(), config.text.clone());
+    let vocab_size = model::vocab_size(&config.model);
+    let load = move || {
+        let text = ModelText::load_with(&model, &names, &sources)?;
+        vocab_size.map_or(Ok(()), |vocab_size| text.check_vocabulary(vocab_size)).map(|()| text)
+    };
+    let text = tokio::task::spawn_blocking(load).await;
     let text = text.map_err(Failure::other)?.map_err(|error| bad_model(&config.model, &error))?;
     let name = text.name();
     let cluster = Cluster::start_with(&config, changes, &name, Tuning::default(), connector);
     Ok((App::new(Arc::new(text), Arc::new(cluster.clone()), config), cluster))
 }
 
-fn bad_model(model: &Path, error: &dyn std::fmt::Display) -> Failure {
-    Failure::new(MODEL, format!("{}: {error}", model.display()))
+/// Names the model's directory, unless the error names the file or the directory itself.
+fn bad_model(model: &Path, error: &TextError) -> Failure {
+    let message = match error {
+        TextError::Unreadable { .. } | TextError::TooLarge { .. } | TextError::NoTokenizer { .. } => {
+            error.to_string()
+        }
+        _ => format!("{}: {error}", model.display()),
+    };
+    Failure::new(MODEL, message)
 }
 
 /// Listens at `host:port`.

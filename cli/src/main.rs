@@ -1,6 +1,7 @@
 //! `skein`: every process of a Skein cluster in one binary. This file only wires: it parses the command line and
 //! hands over to the command.
 
+mod arguments;
 mod banner;
 mod bench;
 mod exit;
@@ -18,6 +19,7 @@ mod serve;
 mod settings;
 mod worker;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
@@ -56,7 +58,17 @@ const EXIT_CODES: &str = "Exit codes: 0 ended as asked, 1 failed, 2 wrong flags 
 fn main() -> ExitCode {
     // The clock starts with its first reading; "ready after" counts from here.
     skein_node::clock::now();
-    exit::code_of(dispatch(&command().get_matches()))
+    exit::code_of(dispatch(&command().get_matches_from(command_line())))
+}
+
+/// What was typed, as clap is to see it. Words that are no UTF-8 are clap's to refuse.
+fn command_line() -> Vec<OsString> {
+    let typed: Vec<OsString> = std::env::args_os().collect();
+    let words: Option<Vec<String>> = typed.iter().map(|word| word.to_str().map(str::to_owned)).collect();
+    let is_directory = |word: &str| std::path::Path::new(word).is_dir();
+    words.map_or(typed, |words| {
+        arguments::prepare(&command(), words, is_directory).into_iter().map(OsString::from).collect()
+    })
 }
 
 fn dispatch(matches: &ArgMatches) -> Result<(), Failure> {

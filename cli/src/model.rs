@@ -91,6 +91,14 @@ pub fn facts(model: &Path) -> Facts {
     facts
 }
 
+/// `vocab_size` of config.json, where it is there: the worker judges the file, this only compares it with the tokenizer.
+pub fn vocab_size(model: &Path) -> Option<u32> {
+    let config: Value =
+        serde_json::from_slice(&read_bounded(&model.join("config.json"), MAX_CONFIG_BYTES)?).ok()?;
+    let size = config["vocab_size"].as_u64().or_else(|| config["text_config"]["vocab_size"].as_u64());
+    size.and_then(|size| u32::try_from(size).ok())
+}
+
 /// The files that a worker would read, and no other: one file, or the shards that the index names.
 fn weight_files(model: &Path) -> Vec<PathBuf> {
     let single = model.join("model.safetensors");

@@ -7,12 +7,17 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use clap::{Arg, ArgMatches, value_parser};
+use skein_router::text::sources::TextSources;
 use tokio::process::Command;
 
 use crate::exit::{Failure, MODEL};
 
 /// The hidden command that the child runs.
 pub const PROBE: &str = "probe-template";
+/// Where the tokenizer's files are, if not in the model's directory.
+const TOKENIZER: &str = "tokenizer";
+/// A template that replaces the model's.
+const TEMPLATE: &str = "chat-template";
 /// Longest trial; an honest template takes milliseconds.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Address space of the child in KiB, of which its threads' stacks reserve some hundred MiB.
@@ -23,7 +28,9 @@ const NOT_STARTED: [i32; 2] = [126, 127];
 /// The child's command line.
 pub fn command() -> clap::Command {
     let model = Arg::new("MODEL").required(true).value_parser(value_parser!(PathBuf));
-    clap::Command::new(PROBE).hide(true).arg(model)
+    let tokenizer = Arg::new(TOKENIZER).long(TOKENIZER).value_parser(value_parser!(PathBuf));
+    let template = Arg::new(TEMPLATE).long(TEMPLATE).allow_hyphen_values(true);
+    clap::Command::new(PROBE).hide(true).arg(model).arg(tokenizer).arg(template)
 }
 
 /// The child: that it ends is the answer.
@@ -31,16 +38,22 @@ pub fn command() -> clap::Command {
 /// # Errors
 /// None.
 pub fn run(matches: &ArgMatches) -> Result<(), Failure> {
-    matches.get_one::<PathBuf>("MODEL").into_iter().for_each(|model| skein_router::text::probe::probe(model));
+    let sources = TextSources {
+        tokenizer: matches.get_one(TOKENIZER).cloned(),
+        chat_template: matches.get_one(TEMPLATE).cloned(),
+        ..TextSources::default()
+    };
+    let model = matches.get_one::<PathBuf>("MODEL");
+    model.into_iter().for_each(|model| skein_router::text::probe::probe(model, &sources));
     Ok(())
 }
 
-/// Tries the chat template of the model in `directory`.
+/// Tries the chat template of the model in `directory`, or the one that `sources` names.
 ///
 /// # Errors
 /// When the trial dies or does not end; exit code 3.
-pub async fn try_template(directory: &Path) -> Result<(), Failure> {
-    match tokio::time::timeout(TIMEOUT, trial(directory)).await {
+pub async fn try_template(directory: &Path, sources: &TextSources) -> Result<(), Failure> {
+    match tokio::time::timeout(TIMEOUT, trial(directory, sources)).await {
         Ok(Ok(status)) if status.success() => Ok(()),
         Ok(Ok(status)) if status.code().is_some_and(|code| NOT_STARTED.contains(&code)) => {
             tracing::warn!(%status, "cannot start a trial of the chat template; it is used untried");
@@ -56,10 +69,16 @@ pub async fn try_template(directory: &Path) -> Result<(), Failure> {
 }
 
 /// A system without limits on address space still runs the trial, which then ends by its time.
-async fn trial(directory: &Path) -> io::Result<ExitStatus> {
-    let limited = format!("ulimit -c 0; ulimit -v {ADDRESS_SPACE} 2>/dev/null; exec \"$0\" {PROBE} \"$1\"");
+async fn trial(directory: &Path, sources: &TextSources) -> io::Result<ExitStatus> {
+    let limited = format!("ulimit -c 0; ulimit -v {ADDRESS_SPACE} 2>/dev/null; exec \"$0\" {PROBE} \"$@\"");
     let mut shell = Command::new("sh");
     shell.arg("-c").arg(limited).arg(std::env::current_exe()?).arg(directory);
+    if let Some(tokenizer) = &sources.tokenizer {
+        shell.arg(format!("--{TOKENIZER}")).arg(tokenizer);
+    }
+    if let Some(template) = &sources.chat_template {
+        shell.arg(format!("--{TEMPLATE}={template}"));
+    }
     shell.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     shell.kill_on_drop(true).status().await
 }

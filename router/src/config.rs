@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::text::sources::TextSources;
+
 /// Effective settings of one router process.
 #[derive(Debug, Clone)]
 pub struct RouterConfig {
@@ -11,8 +13,12 @@ pub struct RouterConfig {
     pub listen: SocketAddr,
     /// Hugging Face directory with tokenizer.json, chat template and generation_config.json.
     pub model: PathBuf,
+    /// What of its text comes from elsewhere.
+    pub text: TextSources,
     /// Names that clients may use for the model; answers carry the first.
     pub served_model_names: Vec<String>,
+    /// A path below which the API is served too, for a proxy that passes it on; empty = none.
+    pub root_path: String,
     /// Keys that open the API; an empty list opens it to all.
     pub api_keys: Vec<String>,
     /// Bounds on all requests together.
@@ -42,6 +48,8 @@ impl RouterConfig {
             listen: ([127, 0, 0, 1], 0).into(),
             model: model.into(),
             served_model_names: served_model_names.into_iter().map(Into::into).collect(),
+            text: TextSources::default(),
+            root_path: String::new(),
             api_keys: Vec::new(),
             admission: AdmissionConfig::default(),
             limits: RequestLimits::default(),

@@ -21,6 +21,7 @@ use skein_router::app::App;
 use skein_router::cluster::Cluster;
 use skein_router::config::RouterConfig;
 use skein_router::refusal::Refusal;
+use skein_router::text::sources::TextSources;
 use tokio::sync::mpsc;
 
 use crate::exit::{Failure, OTHER, USAGE};
@@ -61,6 +62,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
         system: settings.value("system", text),
         raw: settings.switch("raw"),
     };
+    let text_sources = settings::text_sources(&mut settings);
     let engine = EngineSettings::read_for_one(&mut settings, SEQUENCES);
     let words: Vec<String> = matches.get_many(WORDS).into_iter().flatten().cloned().collect();
     let (model, prompt) = split_words(&mut settings, words);
@@ -79,7 +81,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let command = move |worker| launch.command(worker, "worker", &engine, threads);
     let (supervisor, reports) = Supervisor::start(1, command, &changes);
     let outcome = async {
-        let (app, cluster) = front::start(router_config(&served), seen).await?;
+        let (app, cluster) = front::start(router_config(&served, text_sources), seen).await?;
         wishes.raw |= app.text.chat_template.is_none();
         until_loaded(reports, &cluster).await?;
         converse(&app, wishes, prompt).await
@@ -129,9 +131,9 @@ fn piped_prompt() -> Result<String, Failure> {
     }
 }
 
-fn router_config(served: &Served) -> RouterConfig {
+fn router_config(served: &Served, text: TextSources) -> RouterConfig {
     let config = RouterConfig::new(&served.model, served.names.clone());
-    RouterConfig { shutdown_timeout: Duration::ZERO, ..config }
+    RouterConfig { shutdown_timeout: Duration::ZERO, text, ..config }
 }
 
 /// Shows how the worker loads until it serves.

@@ -5,17 +5,20 @@ mod discovery;
 mod precision;
 mod read;
 pub mod table;
+mod text_sources;
 
 use std::collections::BTreeSet;
 
 use clap::{Arg, ArgAction, ArgMatches, Command, parser::ValueSource};
 use skein_node::config::{ENV_PREFIX, Key, Kind, Schema, Settings, Sources};
 
+use crate::arguments::{REFUSED, TAKEN};
 use crate::exit::{Failure, USAGE};
 pub use discovery::{DiscoverySettings, RegistrationSettings};
 pub use precision::flags as precision_flags;
 pub use read::{EngineSettings, FrontSettings, log_options, model_argument, quiet_on_a_terminal};
 use table::{BENCH, FLAGS, Flag, GATEWAY, ROUTER, RUN, SERVE, WORKER};
+pub use text_sources::text_sources;
 
 /// Sections of the configuration file, each with its command.
 const SECTIONS: [(&str, u8); 6] = [
@@ -34,6 +37,8 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// Adds a command's flags to its clap definition.
 pub fn with_flags(command: Command, which: u8) -> Command {
+    let note = |name| Arg::new(name).long(name).hide(true).action(ArgAction::Append);
+    let command = command.args([REFUSED, TAKEN].map(note));
     flags_of(which).fold(command, |command, flag| {
         let name = flag.key.name;
         let help = match flag.key.default {
@@ -82,7 +87,11 @@ pub fn load(which: u8, matches: &ArgMatches) -> Result<Settings, Failure> {
         sections: &SECTIONS.map(|(name, _)| name),
         foreign_variables: &FOREIGN_VARIABLES,
     };
-    Ok(Settings::layer(&schema, &Sources { flags, environment, file }))
+    let mut settings = Settings::layer(&schema, &Sources { flags, environment, file });
+    let said = |name| matches.get_many::<String>(name).into_iter().flatten();
+    said(REFUSED).for_each(|problem| settings.problem(problem));
+    said(TAKEN).for_each(|note| settings.note(note));
+    Ok(settings)
 }
 
 /// Fails if any setting was invalid.
@@ -96,6 +105,9 @@ pub fn check(settings: &Settings) -> Result<(), Failure> {
 /// Logs the effective settings: those that were set at info level, defaults at debug level. Secrets are shown
 /// as stars.
 pub fn log_effective(settings: &Settings) {
+    for note in settings.notes() {
+        tracing::info!("{note}");
+    }
     for (name, value, origin) in settings.effective() {
         match origin.as_str() {
             "default" => tracing::debug!(name, value, origin, "setting"),

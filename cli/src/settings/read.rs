@@ -8,12 +8,14 @@ use std::time::Duration;
 use skein_node::config::{Origin, Settings, bytes, count, duration, number, one_of, text};
 use skein_node::telemetry::{self, LogFormat, LogOptions};
 use skein_router::config::{AdmissionConfig, RecoveryConfig, RequestLimits, RouterConfig};
+use skein_router::text::sources::TextSources;
 use skein_worker::config::{
     BackendKind, CpuConfig, CudaConfig, LoadFormat, Precision, SchedulerConfig, UnsetLimits, WorkerConfig,
 };
 
 use super::device_choice::DeviceChoice;
 use super::precision::precision;
+use super::text_sources::{root_path, text_sources};
 
 /// Upper bound for all durations.
 const A_DAY: Duration = Duration::from_secs(24 * 3600);
@@ -48,10 +50,14 @@ impl FrontSettings {
         let request_timeout = settings
             .value("request-timeout", duration(Duration::from_secs(1)..=A_DAY))
             .unwrap_or(defaults.limits.request_timeout);
+        let logprobs = small(settings, "max-logprobs", 0, defaults.limits.logprobs);
+        let logprobs = logprobs.unwrap_or(defaults.limits.logprobs);
         let router = RouterConfig {
             api_keys,
             admission,
-            limits: RequestLimits { request_timeout, ..defaults.limits },
+            limits: RequestLimits { request_timeout, logprobs, ..defaults.limits },
+            text: TextSources { seed: settings.value("seed", whole), ..text_sources(settings) },
+            root_path: settings.value("root-path", root_path).unwrap_or_default(),
             migration_limit: small(settings, "migration-limit", 0, 64).unwrap_or_default(),
             shutdown_timeout: shutdown_timeout(settings),
             recovery: recovery(settings),
@@ -253,6 +259,10 @@ fn recovery(settings: &mut Settings) -> RecoveryConfig {
             .value("max-index-bytes", bytes(1 << 20..=1 << 40))
             .map_or(defaults.max_index_bytes, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
     }
+}
+
+fn whole(given: &str) -> Result<i64, String> {
+    given.trim().parse().map_err(|_| format!("`{given}` is no whole number of 64 bits, such as 42"))
 }
 
 fn max_model_len(settings: &mut Settings) -> Option<u32> {

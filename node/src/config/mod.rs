@@ -112,6 +112,7 @@ impl Problems {
 pub struct Settings {
     entries: BTreeMap<&'static str, Entry>,
     problems: Vec<String>,
+    notes: Vec<String>,
 }
 
 #[derive(Debug)]
@@ -128,7 +129,7 @@ impl Settings {
             let values = key.default.map(str::to_owned).into_iter().collect();
             (key.name, Entry { key: *key, values, origin: Origin::Default })
         });
-        let mut settings = Self { entries: entries.collect(), problems: Vec::new() };
+        let mut settings = Self { entries: entries.collect(), problems: Vec::new(), notes: Vec::new() };
         settings.take_file(schema, sources);
         settings.take_environment(schema, sources);
         for (name, values) in &sources.flags {
@@ -169,6 +170,16 @@ impl Settings {
     /// Notes a problem that only shows when several settings are seen together.
     pub fn problem(&mut self, message: impl Into<String>) {
         self.problems.push(message.into());
+    }
+
+    /// Notes something that is no problem, for the log.
+    pub fn note(&mut self, message: impl Into<String>) {
+        self.notes.push(message.into());
+    }
+
+    /// What [`Settings::note`] was told.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// Name, value and origin of each setting, secrets as stars.

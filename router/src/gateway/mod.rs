@@ -33,6 +33,7 @@ use refused::Refused;
 /// the health routes and `open` needs one.
 pub fn router(app: App, guarded: Router, open: Router) -> Router {
     let keys = ApiKeys::new(&app.config.api_keys);
+    let root_path = app.config.root_path.clone();
     let api = Router::new()
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::retrieve))
@@ -53,7 +54,15 @@ pub fn router(app: App, guarded: Router, open: Router) -> Router {
         .method_not_allowed_fallback(method_not_allowed)
         .with_state(app)
         .merge(open);
-    health.merge(api).layer(from_fn(request_id::name))
+    below(&root_path, health.merge(api).layer(from_fn(request_id::name)))
+}
+
+/// `all`, and the same below `root_path`: a proxy may pass its own path on.
+fn below(root_path: &str, all: Router) -> Router {
+    match root_path {
+        "" => all,
+        path => Router::new().nest(path, all.clone()).fallback_service(all),
+    }
 }
 
 async fn not_found(request: Request) -> Refused {

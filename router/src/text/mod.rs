@@ -11,6 +11,7 @@ mod generation_defaults;
 pub mod model_text;
 pub mod probe;
 pub mod received;
+pub mod sources;
 pub mod stop;
 mod strftime;
 mod template_env;
@@ -30,6 +31,27 @@ pub enum TextError {
         path: PathBuf,
         /// What the system said.
         reason: std::io::Error,
+    },
+    /// There is no tokenizer.json.
+    #[error(
+        "{} has no tokenizer.json; copy it there from the model's repository, or name the directory that has it: \
+         --tokenizer DIR",
+        directory.display()
+    )]
+    NoTokenizer {
+        /// Where it was looked for.
+        directory: PathBuf,
+    },
+    /// The tokenizer has tokens that the model does not know.
+    #[error(
+        "tokenizer.json is another model's: its token ids go up to {largest}, and this model has {vocab_size} \
+         (vocab_size in config.json); put the right file there, or name its directory: --tokenizer DIR"
+    )]
+    OtherModel {
+        /// Largest id of its own vocabulary.
+        largest: u32,
+        /// Tokens of the model.
+        vocab_size: u32,
     },
     /// A file is larger than anything real.
     #[error("{} has {bytes} bytes, at most {limit} are read; is it the right file?", path.display())]

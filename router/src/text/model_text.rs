@@ -10,6 +10,7 @@ use super::TextError;
 use super::chat_template::ChatTemplate;
 use super::control::unused_mark;
 pub use super::generation_defaults::GenerationDefaults;
+use super::sources::TextSources;
 use super::tokenizer::Tokenizer;
 use crate::refusal::Refusal;
 use crate::request::Prompt;
@@ -17,7 +18,7 @@ use crate::request::Prompt;
 /// Largest tokenizer.json; those of public models end at about 35 MB.
 const MAX_TOKENIZER_BYTES: u64 = 64 * 1024 * 1024;
 /// Largest of the other files.
-const MAX_CONFIG_BYTES: u64 = 8 * 1024 * 1024;
+pub(super) const MAX_CONFIG_BYTES: u64 = 8 * 1024 * 1024;
 
 /// One model's text side. Immutable; shared by all requests.
 #[derive(Debug)]
@@ -28,24 +29,52 @@ pub struct ModelText {
     pub tokenizer: Tokenizer,
     /// `None` when the model has no chat template.
     pub chat_template: Option<ChatTemplate>,
-    /// From generation_config.json.
+    /// From generation_config.json, and the operator's own.
     pub defaults: GenerationDefaults,
+    /// Arguments of the chat template where a request gives no others.
+    pub template_kwargs: Map<String, Value>,
 }
 
 impl ModelText {
     /// Reads tokenizer.json, tokenizer_config.json, chat_template.jinja and generation_config.json of
     /// `directory`; only the first must be there.
     pub fn load(directory: &Path, served_names: &[String]) -> Result<Self, TextError> {
-        let tokenizer = read(&directory.join("tokenizer.json"), MAX_TOKENIZER_BYTES)?;
-        let config = read_json(directory, "tokenizer_config.json")?;
-        let generation = read_json(directory, "generation_config.json")?;
-        let template = template_file(directory)?;
+        Self::load_with(directory, served_names, &TextSources::default())
+    }
+
+    /// [`ModelText::load`] with what `sources` puts in the place of the directory's files.
+    pub fn load_with(
+        directory: &Path,
+        served_names: &[String],
+        sources: &TextSources,
+    ) -> Result<Self, TextError> {
+        let files = sources.tokenizer_directory(directory);
+        let tokenizer = read_if_there(&files.join("tokenizer.json"), MAX_TOKENIZER_BYTES)?;
+        let tokenizer = tokenizer.ok_or_else(|| TextError::NoTokenizer { directory: files.to_owned() })?;
+        let config = read_json(files, "tokenizer_config.json")?;
+        let generation = sources.generation(directory)?;
+        let template = sources.template(directory)?;
         let name = directory.file_name().map_or("model".into(), |name| name.to_string_lossy());
         let served_names = match served_names {
             [] => vec![Arc::from(&*name)],
             names => names.iter().map(|name| Arc::from(name.as_str())).collect(),
         };
-        Self::from_parts(served_names, &tokenizer, &config, template, &generation)
+        let mut text = Self::from_parts(served_names, &tokenizer, &config, template, &generation)?;
+        text.defaults.sampling.seed = sources.seed;
+        text.template_kwargs = sources.template_kwargs.clone();
+        Ok(text)
+    }
+
+    /// Refuses a tokenizer that is not the model's: one whose own tokens a model of `vocab_size` does not know. Tokens
+    /// added beside them may lie above, as some makers add padding that the model never sees.
+    ///
+    /// # Errors
+    /// Names the largest id.
+    pub fn check_vocabulary(&self, vocab_size: u32) -> Result<(), TextError> {
+        match self.tokenizer.largest_own_id() {
+            Some(largest) if largest >= vocab_size => Err(TextError::OtherModel { largest, vocab_size }),
+            _ => Ok(()),
+        }
     }
 
     /// From the contents of those files; `config` and `generation` may be null.
@@ -58,7 +87,8 @@ impl ModelText {
     ) -> Result<Self, TextError> {
         let defaults = GenerationDefaults::from_json(generation)?;
         let chat_template = compile(template, config)?;
-        Ok(Self { served_names, tokenizer: Tokenizer::from_json(tokenizer)?, chat_template, defaults })
+        let tokenizer = Tokenizer::from_json(tokenizer)?;
+        Ok(Self { served_names, tokenizer, chat_template, defaults, template_kwargs: Map::new() })
     }
 
     /// The name that answers carry.
@@ -78,7 +108,9 @@ impl ModelText {
             return Err(Refusal::invalid("messages", message));
         };
         let messages = Value::Array(prepare(prompt.messages, template.takes_parts())?);
-        let arguments = Value::Object(prompt.template_kwargs.clone());
+        let mut arguments = self.template_kwargs.clone();
+        arguments.extend(prompt.template_kwargs.clone());
+        let arguments = Value::Object(arguments);
         let control = self.tokenizer.control();
         let spelt = control.spelt_in(&messages) || control.spelt_in(&arguments);
         let mark = unused_mark(&[&messages, &arguments]).ok_or_else(|| {
@@ -126,14 +158,12 @@ impl<'a> ChatPrompt<'a> {
 }
 
 /// The compiled template of the model in `directory`, and nothing else of it.
-pub(super) fn chat_template_of(directory: &Path) -> Result<Option<ChatTemplate>, TextError> {
-    let config = read_json(directory, "tokenizer_config.json")?;
-    compile(template_file(directory)?, &config)
-}
-
-fn template_file(directory: &Path) -> Result<Option<String>, TextError> {
-    let template = read_if_there(&directory.join("chat_template.jinja"), MAX_CONFIG_BYTES)?;
-    Ok(template.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
+pub(super) fn chat_template_of(
+    directory: &Path,
+    sources: &TextSources,
+) -> Result<Option<ChatTemplate>, TextError> {
+    let config = read_json(sources.tokenizer_directory(directory), "tokenizer_config.json")?;
+    compile(sources.template(directory)?, &config)
 }
 
 fn compile(template: Option<String>, config: &Value) -> Result<Option<ChatTemplate>, TextError> {
@@ -248,7 +278,7 @@ fn special_strings(config: &Value) -> Vec<(String, String)> {
     names.iter().filter_map(|name| Some(((*name).to_owned(), spelling(&config[*name])?))).collect()
 }
 
-fn read(path: &Path, limit: u64) -> Result<Vec<u8>, TextError> {
+pub(super) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, TextError> {
     let unreadable = |reason| TextError::Unreadable { path: path.to_owned(), reason };
     let bytes = std::fs::metadata(path).map_err(unreadable)?.len();
     if bytes > limit {
@@ -257,7 +287,7 @@ fn read(path: &Path, limit: u64) -> Result<Vec<u8>, TextError> {
     std::fs::read(path).map_err(unreadable)
 }
 
-fn read_if_there(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, TextError> {
+pub(super) fn read_if_there(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, TextError> {
     match read(path, limit) {
         Err(TextError::Unreadable { reason, .. }) if reason.kind() == std::io::ErrorKind::NotFound => {
             Ok(None)
@@ -266,7 +296,7 @@ fn read_if_there(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, TextError> 
     }
 }
 
-fn read_json(directory: &Path, file: &'static str) -> Result<Value, TextError> {
+pub(super) fn read_json(directory: &Path, file: &'static str) -> Result<Value, TextError> {
     match read_if_there(&directory.join(file), MAX_CONFIG_BYTES)? {
         None => Ok(Value::Null),
         Some(bytes) => serde_json::from_slice(&bytes)

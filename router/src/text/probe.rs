@@ -7,11 +7,12 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::model_text::{chat_template_of, prepare};
+use super::sources::TextSources;
 
 /// Compiles the template of the model in `directory` and renders some conversations. Only whether this returns
 /// counts: a file that cannot be read and a template that refuses a conversation are not what it looks for.
-pub fn probe(directory: &Path) {
-    let Ok(Some(template)) = chat_template_of(directory) else { return };
+pub fn probe(directory: &Path, sources: &TextSources) {
+    let Ok(Some(template)) = chat_template_of(directory, sources) else { return };
     for messages in conversations() {
         if let Ok(messages) = prepare(&messages, template.takes_parts()) {
             let _ = template.render(&Value::Array(messages), true, &Map::new());
@@ -46,7 +47,7 @@ mod tests {
 
     #[test]
     fn an_honest_template_and_a_missing_one_pass() {
-        probe(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/skein-7m")));
-        probe(Path::new("/nowhere"));
+        probe(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/skein-7m")), &TextSources::default());
+        probe(Path::new("/nowhere"), &TextSources::default());
     }
 }

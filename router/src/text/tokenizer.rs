@@ -133,6 +133,11 @@ impl Tokenizer {
         &self.bytes
     }
 
+    /// The largest id of the vocabulary itself, without the tokens added to it.
+    pub fn largest_own_id(&self) -> Option<TokenId> {
+        self.inner.get_vocab(false).into_values().max()
+    }
+
     /// The control tokens.
     pub fn control(&self) -> &ControlTokens {
         &self.control

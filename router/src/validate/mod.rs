@@ -217,7 +217,7 @@ fn sampling(
     Ok(SamplingParams {
         temperature,
         top_k: top_k(draft.top_k.or(defaults.sampling.top_k).unwrap_or(0), model.vocab_size)?,
-        seed: draft.seed.map_or_else(|| seed_of(id), i64::cast_unsigned),
+        seed: draft.seed.or(defaults.sampling.seed).map_or_else(|| seed_of(id), i64::cast_unsigned),
         logit_bias: logit_bias(&draft.logit_bias, model.vocab_size, limits)?,
         max_tokens: whole("max_tokens", draft.max_tokens, 1, i64::from(u32::MAX))?.unwrap_or(1),
         min_tokens: 0,
@@ -296,7 +296,8 @@ fn check_bytes(name: &'static str, text: &str, most: usize) -> Result<(), Refusa
     Ok(())
 }
 
-/// The seed of a request that brings none: XXH3-64 of its id. A request repeated under its id gets the same
+/// The seed of a request that brings none, unless `--seed` sets one for all:
+/// XXH3-64 of its id. A request repeated under its id gets the same
 /// tokens, from any router and after any crash; generated ids are random, so answers still vary. Frozen:
 /// releases that run side by side must agree.
 fn seed_of(id: &str) -> u64 {

@@ -89,3 +89,21 @@ async fn a_model_without_template_points_to_completions() {
     assert_eq!(answer.status, 400);
     assert!(answer.body.contains("/v1/completions"), "{}", answer.body);
 }
+
+#[tokio::test]
+async fn a_root_path_serves_the_api_below_it_too_and_behind_the_same_key() {
+    let mut config = testing::config();
+    config.root_path = "/llm".to_owned();
+    config.api_keys = vec!["sesame".to_owned()];
+    let app = App::new(Arc::new(testing::model_text()), Arc::new(says("x")), config);
+    let status = async |path: &str, key: &str| {
+        let request = Request::builder().uri(path).header("authorization", format!("Bearer {key}"));
+        send(&app, request.body(Body::empty()).unwrap()).await.status
+    };
+    for path in ["/v1/models", "/llm/v1/models", "/llm/health", "/health"] {
+        assert_eq!(status(path, "sesame").await, 200, "{path}");
+    }
+    assert_eq!(status("/llm/v1/models", "wrong").await, 401);
+    assert_eq!(status("/other/v1/models", "sesame").await, 404);
+    assert_eq!(status("/llm/nope", "sesame").await, 404);
+}

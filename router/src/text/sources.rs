@@ -1,0 +1,162 @@
+//! Where a model's text comes from, and what overrides it: the model's directory, unless an operator names something else.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use super::TextError;
+use super::model_text::{MAX_CONFIG_BYTES, read, read_if_there, read_json};
+
+const GENERATION: &str = "generation_config.json";
+/// Fields of generation_config.json that count only with `do_sample: true`.
+const SAMPLED: [&str; 4] = ["temperature", "top_p", "top_k", "min_p"];
+
+/// What an operator names beside the model's directory.
+#[derive(Debug, Clone, Default)]
+pub struct TextSources {
+    /// Directory of tokenizer.json, tokenizer_config.json and chat_template.jinja.
+    pub tokenizer: Option<PathBuf>,
+    /// A file with a chat template, or the template itself.
+    pub chat_template: Option<String>,
+    /// Where defaults of sampling parameters come from.
+    pub generation: GenerationSource,
+    /// Fields that replace those of generation_config.json.
+    pub generation_overrides: Map<String, Value>,
+    /// Arguments of the chat template that a request may replace.
+    pub template_kwargs: Map<String, Value>,
+    /// The seed of requests that bring none.
+    pub seed: Option<i64>,
+}
+
+/// Where generation_config.json is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum GenerationSource {
+    /// In the model's directory.
+    #[default]
+    Model,
+    /// Nowhere: the API's own defaults.
+    None,
+    /// In another directory.
+    Directory(PathBuf),
+}
+
+impl TextSources {
+    /// The directory of the tokenizer's files.
+    pub(super) fn tokenizer_directory<'a>(&'a self, model: &'a Path) -> &'a Path {
+        self.tokenizer.as_deref().unwrap_or(model)
+    }
+
+    /// The chat template's source, before tokenizer_config.json is asked for one.
+    pub(super) fn template(&self, model: &Path) -> Result<Option<String>, TextError> {
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        match self.chat_template.as_deref() {
+            Some(template) if template.contains("{{") || template.contains("{%") => {
+                Ok(Some(template.to_owned()))
+            }
+            Some(file) => read(Path::new(file), MAX_CONFIG_BYTES).map(text).map(Some),
+            None => {
+                let file = self.tokenizer_directory(model).join("chat_template.jinja");
+                Ok(read_if_there(&file, MAX_CONFIG_BYTES)?.map(text))
+            }
+        }
+    }
+
+    /// generation_config.json with what overrides it; null when there is neither.
+    pub(super) fn generation(&self, model: &Path) -> Result<Value, TextError> {
+        let mut config = match &self.generation {
+            GenerationSource::Model => read_json(model, GENERATION)?,
+            GenerationSource::None => Value::Null,
+            // Named by the operator, so it must be there.
+            GenerationSource::Directory(directory) => {
+                read(&directory.join(GENERATION), MAX_CONFIG_BYTES)?;
+                read_json(directory, GENERATION)?
+            }
+        };
+        if !self.generation_overrides.is_empty() {
+            let mut fields = config.as_object().cloned().unwrap_or_default();
+            if SAMPLED.iter().any(|name| self.generation_overrides.contains_key(*name)) {
+                fields.insert("do_sample".to_owned(), Value::Bool(true));
+            }
+            fields.extend(self.generation_overrides.clone());
+            config = Value::Object(fields);
+        }
+        Ok(config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::model_text::ModelText;
+    use super::*;
+
+    fn shipped() -> &'static Path {
+        Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/skein-7m"))
+    }
+
+    fn load(sources: &TextSources) -> Result<ModelText, String> {
+        ModelText::load_with(shipped(), &[], sources).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_named_template_replaces_the_models_as_a_file_or_as_text() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("t.jinja");
+        std::fs::write(&file, "file {{ messages[0].content }}").unwrap();
+        let from = |template: &str| TextSources {
+            chat_template: Some(template.to_owned()),
+            ..TextSources::default()
+        };
+        for (template, expected) in [
+            (file.display().to_string(), "file hi"),
+            ("text {{ messages[0].content }}".to_owned(), "text hi"),
+        ] {
+            let text = load(&from(&template)).unwrap();
+            let template = text.chat_template.unwrap();
+            let messages = json!([{"role": "user", "content": "hi"}]);
+            assert_eq!(template.render(&messages, true, &Map::new()).unwrap(), expected);
+        }
+        assert!(load(&from("/nowhere.jinja")).unwrap_err().contains("cannot read /nowhere.jinja"));
+    }
+
+    #[test]
+    fn defaults_of_sampling_come_from_where_the_operator_says() {
+        let directory = tempfile::tempdir().unwrap();
+        let elsewhere = GenerationSource::Directory(directory.path().to_owned());
+        let overrides = json!({"temperature": 0.25}).as_object().cloned().unwrap();
+        let sources =
+            |generation: &GenerationSource, generation_overrides: &Map<String, Value>| TextSources {
+                generation: generation.clone(),
+                generation_overrides: generation_overrides.clone(),
+                seed: Some(7),
+                ..TextSources::default()
+            };
+        let none = load(&sources(&GenerationSource::None, &Map::new())).unwrap().defaults;
+        assert_eq!((none.sampling.temperature, none.sampling.seed), (None, Some(7)));
+        let changed = load(&sources(&GenerationSource::None, &overrides)).unwrap().defaults;
+        assert_eq!(changed.sampling.temperature, Some(0.25));
+        let missing = load(&sources(&elsewhere, &Map::new())).unwrap_err();
+        assert!(missing.contains("generation_config.json"), "{missing}");
+        std::fs::write(directory.path().join(GENERATION), r#"{"do_sample": true, "top_k": 5}"#).unwrap();
+        let other = load(&sources(&elsewhere, &Map::new())).unwrap().defaults;
+        assert_eq!(other.sampling.top_k, Some(5));
+    }
+
+    #[test]
+    fn a_missing_tokenizer_is_named_once_with_a_hint() {
+        let directory = tempfile::tempdir().unwrap();
+        let tokenizer = Some(directory.path().to_owned());
+        let said = load(&TextSources { tokenizer, ..TextSources::default() }).unwrap_err();
+        assert_eq!(said.matches(&directory.path().display().to_string()).count(), 1, "{said}");
+        assert!(said.contains("has no tokenizer.json") && said.contains("--tokenizer DIR"), "{said}");
+    }
+
+    #[test]
+    fn a_tokenizer_of_another_model_is_refused_at_start() {
+        let text = load(&TextSources::default()).unwrap();
+        assert!(text.check_vocabulary(4096).is_ok());
+        let said = text.check_vocabulary(4000).unwrap_err().to_string();
+        assert!(said.contains("4095") && said.contains("4000") && said.contains("--tokenizer"), "{said}");
+    }
+}
