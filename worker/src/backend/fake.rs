@@ -1,5 +1,5 @@
 //! A backend without a model. Its KV cache holds numbers in place of keys and values, and each token is a
-//! hash of what is read back through the block table, so a wrong block, a lost copy or a stale hit
+//! hash of what is read back through the block table. So a wrong block, a lost copy or a stale hit
 //! changes the output.
 //!
 //! It also checks every batch against the trait's contract, and takes the time that its cost model says.
@@ -133,11 +133,11 @@ impl FakeBackend {
     /// Each carried token fills one blank place and is carried once.
     fn check_carried(&self, batch: &Batch) {
         for (carried, into) in [(&batch.carried, &batch.tokens), (&batch.carried_history, &batch.history)] {
-            assert!(carried.is_sorted_by_key(|carried| carried.at), "places rise");
+            assert!(carried.is_sorted_by_key(|carried| carried.at), "places are ascending");
             assert!(carried.windows(2).all(|pair| pair[0].at != pair[1].at), "each place is filled once");
             for &Carried { at, want } in carried {
                 assert_eq!(into[at as usize], 0, "the place of a carried token is blank");
-                assert!((want as usize) < self.drawn.len(), "want {want} of the step before exists");
+                assert!((want as usize) < self.drawn.len(), "want {want} of the previous step exists");
             }
         }
         let mut sources: Vec<u32> = batch.carried.iter().map(|carried| carried.want).collect();
@@ -187,7 +187,7 @@ impl FakeBackend {
         for (position, row) in (start..sequence.context_len).zip(sequence.rows.clone()) {
             let row = row as usize;
             assert_eq!(batch.positions[row], position, "rows are consecutive and end at the context's end");
-            assert_eq!(batch.slots[row], slot_of(position), "a row writes the slot its block table names");
+            assert_eq!(batch.slots[row], slot_of(position), "a row writes to its slot in the block table");
             let token = batch.tokens[row];
             let key = mix(state, u64::from(token) + 1);
             self.slots[batch.slots[row] as usize] = Slot { token, key };

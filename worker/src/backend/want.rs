@@ -1,8 +1,8 @@
 //! The results that a batch asks for, in addition to the keys and values that it writes, and their answers.
 //!
 //! A draft is verified by comparison. A draw is a function of the logits, the parameters and its position
-//! (Philox keyed by seed, sample index and position), so the draw at each row of a draft equals the one that
-//! plain decoding makes there. A draft token is accepted if it equals that draw, so the output is exactly
+//! (Philox keyed by seed, sample index and position). So the draw at each row of a draft equals the one that
+//! plain decoding makes there. A draft token is accepted if it equals that draw, and the output is exactly
 //! that of plain decoding. A rejection sampler (Leviathan et al. 2023) would preserve only the distribution:
 //! do not add one.
 

@@ -38,7 +38,7 @@ pub struct Subject<'a> {
 /// Result of one comparison.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Finding {
-    /// Model and comparison.
+    /// Names of model and comparison.
     pub name: String,
     /// A relative norm, or the number of differing values.
     pub measured: f64,

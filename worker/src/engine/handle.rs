@@ -55,7 +55,7 @@ pub enum SubmitError {
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// Too many streams are open, because clients do not read theirs to the end.
-    #[error("{open} streams are open, finished ones not read to their end included; the limit is {limit}")]
+    #[error("{open} streams are open, including finished ones not read to the end; the limit is {limit}")]
     TooManyStreams {
         /// Streams held by readers.
         open: u32,
@@ -63,7 +63,7 @@ pub enum SubmitError {
         limit: u32,
     },
     /// The worker is shutting down.
-    #[error("this worker has given its requests back; another worker can take the request")]
+    #[error("this worker has handed its requests back; another worker can take the request")]
     HandedBack,
     /// The engine has ended.
     #[error("the engine has stopped; another worker can take the request")]

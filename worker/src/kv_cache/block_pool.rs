@@ -82,7 +82,7 @@ impl BlockPool {
     /// Marks the content of this held block as cached.
     pub fn mark_cached(&mut self, block: BlockId) {
         let entry = &mut self.blocks[block.0 as usize];
-        assert!(entry.holders > 0, "block {} was cached by nobody", block.0);
+        assert!(entry.holders > 0, "block {} is cached without a holder", block.0);
         entry.cached = true;
     }
 

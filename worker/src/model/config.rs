@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn both_generations_of_keys_are_read() {
+    fn keys_of_both_transformers_versions_are_read() {
         let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
             "original_max_position_embeddings": 8192, "rope_theta": 500000.0});
         let rope = |changes| parse(changes, json!({})).unwrap().spec.attention.rope;
@@ -207,14 +207,14 @@ mod tests {
         assert_eq!(
             window(json!({"model_type": "mistral", "sliding_window": 256})),
             None,
-            "all that there can be"
+            "it covers the longest sequence"
         );
         let unsaid = json!({"model_type": "mistral", "max_position_embeddings": 8192});
         assert_eq!(window(unsaid), Some(4096));
     }
 
     #[test]
-    fn generation_config_says_first_what_ends_a_sample() {
+    fn generation_config_takes_precedence_for_eos_tokens() {
         assert_eq!(parse(json!({}), json!({"eos_token_id": [7, 9]})).unwrap().eos_token_ids, [7, 9]);
         assert_eq!(
             parse(json!({"eos_token_id": null}), json!({})).unwrap().eos_token_ids,
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_served_is_refused_with_field_value_and_remedy() {
+    fn an_unsupported_model_is_refused_with_field_value_and_remedy() {
         check_refused(json!({"model_type": "gpt_oss"}), &["model_type", "gpt_oss", "llama", "qwen3"]);
         check_refused(json!({"model_type": null}), &["model_type", "null"]);
         check_refused(

@@ -62,7 +62,7 @@ pub enum LoadError {
         dir: PathBuf,
     },
     /// A tensor does not match the configuration.
-    #[error("tensor {tensor} in {} is {got}, but config.json makes it {expected}", path.display())]
+    #[error("tensor {tensor} in {} is {got}, but config.json says {expected}", path.display())]
     WrongTensor {
         /// The tensor's name.
         tensor: String,

@@ -9,9 +9,9 @@
 //!
 //! A step may be planned while earlier ones are in flight (the engine decides how many), so that the
 //! device has its next step when it finishes one. Commits follow in the order of the plans. A plan does
-//! not need the values of the tokens still being drawn, only their positions, whether `max_tokens` ends
-//! the sample with them, and whether they may be stop tokens. The batch says where they will come from
-//! ([`Batch::carried`](crate::backend::Batch::carried)). What a plan cannot foresee costs something:
+//! not need the values of tokens still being drawn. It needs only their positions, whether `max_tokens`
+//! ends the sample with them, and whether they may be stop tokens. The batch says where they will come
+//! from ([`Batch::carried`](crate::backend::Batch::carried)). What a plan cannot foresee costs something:
 //! after a stop token, the sample still has a row in each step in flight, and those results are dropped.
 //! A sequence whose samples fork, or whose draft is being verified, waits for the result (`in_flight`
 //! lists the reasons).
@@ -27,9 +27,9 @@
 //! sample never reach a cached block: they write behind the last known token, and only blocks before it are
 //! full. Code that moves blocks outside the steps must keep this order.
 //!
-//! Nothing waits forever: `Rank` is a total order, the first in rank may preempt every sequence that is not
-//! yet in the step, and one sequence alone always fits (`max_model_len` is at most what the pool holds). Only
-//! a [`Hold`] has no end of its own; whoever sets one must lift it.
+//! Nothing waits forever. `Rank` is a total order, and the first in rank may preempt every sequence that is
+//! not yet in the step. One sequence alone always fits, because `max_model_len` is at most what the pool
+//! holds. Only a [`Hold`] has no end of its own; its owner must lift it.
 
 mod audit;
 mod budget;

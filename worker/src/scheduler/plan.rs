@@ -43,7 +43,7 @@ impl Scheduler {
         self.plan_prefills(&mut plan);
         if plan.step.rows == 0 {
             let waits = self.planned_steps > self.committed_steps || self.holds_any();
-            assert!(waits || self.is_idle(), "somebody can always get on");
+            assert!(waits || self.is_idle(), "some sequence can always make progress");
             return None;
         }
         self.planned_steps = plan.step.number;

@@ -43,7 +43,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_follows_what_was_seen_last() {
+    fn a_rate_follows_the_latest_observations() {
         check(&[], 0.0..1e-9);
         check(&[(500, 500)], 999.0..1001.0);
         check(&[(500, 500), (8000, 1000)], 7800.0..8001.0);

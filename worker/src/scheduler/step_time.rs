@@ -158,8 +158,8 @@ struct Products {
 }
 
 impl Products {
-    /// Least share of the variance of tokens and positions that must be independent for them to be separable:
-    /// if they rise and fall together, their costs cannot be told apart.
+    /// Tokens and positions that rise and fall together cannot be told apart. At least this fraction of their
+    /// variance must be independent.
     const MIN_INDEPENDENCE: f64 = 1e-3;
 
     /// Seconds per token and per position; `None` if they are not separable or not positive.
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_steps_time_is_foreseen() {
+    fn a_steps_time_is_predicted() {
         check_within(&[], 100, None);
         // One size only: at most 2.5 ms a token.
         check_within(&[(8, 20), (8, 20), (8, 20)], 100, Some(40));

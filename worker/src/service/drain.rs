@@ -30,7 +30,7 @@ impl WorkerService {
         engine.hand_back().await;
         let rest = timeout.saturating_sub(clock::now().since(start)).max(LAST_WRITES);
         if !within(rest, || self.is_busy()).await {
-            tracing::warn!(timeout_s = timeout.as_secs(), "drain timed out: streams nobody reads are cut");
+            tracing::warn!(timeout_s = timeout.as_secs(), "drain timed out: unread streams are cut");
         }
     }
 }

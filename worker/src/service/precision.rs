@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_device_lacks_is_refused_with_the_flag_and_a_way_out() {
+    fn unsupported_types_are_refused_with_the_flag_and_a_way_out() {
         let fp8 = Precision { quantization: Some(Quantization::Fp8), ..Precision::default() };
         let fp8_cache = Precision { kv_cache_dtype: KvCacheDtype::Fp8, ..Precision::default() };
         let half = Precision { dtype: Dtype::Bfloat16, ..Precision::default() };

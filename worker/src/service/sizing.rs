@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cache_holds_what_was_given_or_what_is_sensible() {
+    fn the_cache_has_the_configured_size_or_a_sensible_one() {
         check(Some(16 * 100 * 7 + 5), 100, 4096, None, 7);
         check(Some(0), 100, 4096, None, 1);
         check(None, 100, 512, Some(1 << 40), 4 * 32);
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_beyond_the_models_is_refused_and_not_shortened_in_silence() {
+    fn a_length_beyond_the_models_is_refused_and_not_shortened_silently() {
         let check = |asked: Option<u32>, model_len: u32, expected: Option<&str>| {
             let config = SchedulerConfig { max_model_len: asked, ..SchedulerConfig::default() };
             let said = check_model_len(&config, model_len).err().map(|error| error.to_string());

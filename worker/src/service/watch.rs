@@ -146,7 +146,7 @@ mod tests {
     use crate::scheduler::Scheduler;
 
     #[tokio::test]
-    async fn a_drain_is_told_at_once_and_not_at_the_next_interval() {
+    async fn a_drain_is_reported_at_once_and_not_at_the_next_interval() {
         clock::simulate(Some(|| Duration::from_secs(1)));
         let scheduler = Scheduler::new(&SchedulerConfig::default(), 64, 512);
         let backend = FakeBackend::new(FakeOptions { kv_blocks: 64, ..FakeOptions::default() });
@@ -162,7 +162,7 @@ mod tests {
         follower.send_load().await.expect("somebody listens");
         assert_eq!((is_draining().await, follower.load_due_in()), (Some(false), LOAD_INTERVAL_MIN));
         engine.log().set_draining();
-        assert_eq!(follower.load_due_in(), Duration::ZERO, "this news waits for nothing");
+        assert_eq!(follower.load_due_in(), Duration::ZERO, "a drain is reported at once");
         follower.send_load().await.expect("somebody listens");
         assert_eq!((is_draining().await, follower.load_due_in()), (Some(true), LOAD_INTERVAL_MIN));
         clock::simulate(None);

@@ -10,7 +10,7 @@ use crate::scheduler::{RequestEvent, RequestKey};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Broken {
     /// A request is scheduled without a stream, or has a stream without being scheduled.
-    #[error("the scheduler has requests {scheduled:?}, the streams are of {streamed:?}")]
+    #[error("the scheduler has requests {scheduled:?}, the outbox has {streamed:?}")]
     Requests {
         /// Requests in the scheduler.
         scheduled: Vec<u64>,
@@ -18,7 +18,7 @@ pub enum Broken {
         streamed: Vec<u64>,
     },
     /// A reader's name or a stream's key outlived its stream.
-    #[error("request {request} is gone, and a name or a key leads to it")]
+    #[error("request {request} is gone, but a name or a key still leads to it")]
     Forgotten {
         /// The request's key.
         request: u64,

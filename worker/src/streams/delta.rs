@@ -17,7 +17,7 @@ pub enum StreamFault {
     Stopped,
     /// The reader left too much unread.
     #[error(
-        "{bytes} bytes of output wait unread, the limit is {MAX_UNREAD_BYTES}; read faster or ask for less"
+        "{bytes} bytes of output are unread, the limit is {MAX_UNREAD_BYTES}; read faster or request less"
     )]
     SlowReader {
         /// Bytes left unread.

@@ -51,7 +51,7 @@ pub enum AttachError {
         id: String,
     },
     /// Too many streams are open, because clients do not read theirs to the end.
-    #[error("{open} streams are open, finished ones not read to their end included; the limit is {limit}")]
+    #[error("{open} streams are open, including finished ones not read to the end; the limit is {limit}")]
     TooManyStreams {
         /// Streams held by readers.
         open: u32,

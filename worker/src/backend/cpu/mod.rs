@@ -342,7 +342,7 @@ fn keep_wanted<'a>(sequences: &[Rows<'a>], wanted: &[u32], to: &mut Vec<Rows<'a>
             });
         }
     }
-    assert!(left.next().is_none(), "wanted rows rise and are the batch's");
+    assert!(left.next().is_none(), "wanted rows are ascending and within the batch");
 }
 
 /// Chooses the threads and logs the choice.

@@ -9,7 +9,7 @@ use skein_kernels::cuda::{CudaError, Device, Event, Stream};
 /// Steps whose events are kept; more than can be in flight, so that no event is recorded again before
 /// it is read.
 const KEPT: usize = 8;
-/// Most unread gaps.
+/// Most gaps kept until they are read.
 const MAX_GAPS: usize = 1 << 20;
 
 /// Gaps between steps since the last read.

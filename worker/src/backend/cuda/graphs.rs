@@ -60,7 +60,7 @@ impl Graphs {
         self.count.store(self.captured.len(), Ordering::Release);
     }
 
-    /// The number of captured graphs, which keeps counting.
+    /// A shared counter of captured graphs.
     pub fn count(&self) -> Arc<AtomicUsize> {
         Arc::clone(&self.count)
     }

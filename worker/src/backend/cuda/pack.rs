@@ -88,7 +88,7 @@ fn unsupported(want: &'static str) -> BackendError {
     BackendError::Unsupported { backend: "cuda", want }
 }
 
-/// Words of lists and number of biases.
+/// Words of a sample's lists, and its number of biases.
 fn list_sizes(sample: &SampleRow) -> (usize, usize) {
     let params = &sample.params;
     let history = if params.needs_history() { sample.history.len() } else { 0 };
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_that_depend_on_each_other_are_apart() {
+    fn copies_that_depend_on_each_other_are_in_different_waves() {
         let copy = |from, to| BlockCopy { from: BlockId(from), to: BlockId(to) };
         let check = |copies: &[BlockCopy], expected: &[usize]| {
             let waves: Vec<usize> = copy_waves(copies).iter().map(|wave| wave.len()).collect();

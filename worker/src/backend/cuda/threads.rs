@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_wrong_is_said_and_a_hang_is_noticed() {
+    fn errors_are_reported_and_a_hang_is_noticed() {
         for (script, said) in [
             (FAILS, "illegal address"),
             (PANICS, "a broken invariant"),

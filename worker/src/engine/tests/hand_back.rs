@@ -123,7 +123,7 @@ async fn a_resume_at_every_position_of_every_case_is_exact() {
 }
 
 #[tokio::test]
-async fn orphans_are_given_back_as_well_and_who_comes_late_learns_it() {
+async fn orphans_are_handed_back_too_and_a_late_reader_learns_it() {
     let asked = request(SamplingParams { max_tokens: 100, ..SamplingParams::default() }, 1);
     let whole = undisturbed(asked.clone()).await.tokens(0);
     let mut scene = Scene::new(fake());

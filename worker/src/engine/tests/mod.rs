@@ -90,7 +90,7 @@ async fn stop(handle: EngineHandle, running: Running) {
 }
 
 #[tokio::test]
-async fn a_request_streams_to_its_end_and_the_log_tells_of_it() {
+async fn a_request_streams_to_its_end_and_is_logged() {
     let (handle, running) = start(FakeOptions::default(), 8);
     let mut stream = handle.submit(submission("a", 20)).await.expect("taken");
     let deltas = read(&mut stream).await.expect("no fault");
@@ -298,7 +298,7 @@ impl Backend for Dying {
 }
 
 #[tokio::test]
-async fn an_idle_engine_ends_when_its_backend_dies_and_still_when_nobody_holds_it() {
+async fn an_idle_engine_ends_when_its_backend_dies_or_its_handles_are_dropped() {
     let config = SchedulerConfig::default();
     for dies in [true, false] {
         let alarm = Arc::<Mutex<Option<Alarm>>>::default();

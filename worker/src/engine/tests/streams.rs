@@ -50,7 +50,7 @@ async fn an_orphan_goes_on_for_its_linger_and_no_longer() {
     let again = scene.attach("again", &[(0, PROMPT_LEN)]).await.expect("kept");
     scene.pass(LINGER * 100);
     scene.turn();
-    assert_eq!(scene.engine.counts().running, 1, "somebody reads");
+    assert_eq!(scene.engine.counts().running, 1, "it has a reader");
     drop(again);
     scene.turn();
     scene.pass(LINGER);
@@ -68,14 +68,14 @@ async fn a_linger_is_bounded_and_needs_a_key() {
     drop(scene.submit(forever).await.expect("taken"));
     drop(scene.submit(keyless).await.expect("taken"));
     scene.turn();
-    assert_eq!(scene.engine.counts().running, 1, "who could come for a stream without a key?");
+    assert_eq!(scene.engine.counts().running, 1, "no reader can find a stream without a key");
     scene.pass(MAX_LINGER);
     scene.turn();
     assert_eq!(scene.engine.counts().running, 0);
 }
 
 #[tokio::test]
-async fn the_last_readers_release_frees_all_blocks_in_the_very_turn_that_hears_it() {
+async fn the_last_readers_release_frees_all_blocks_in_the_same_turn() {
     let mut scene = Scene::new(fake());
     let blocks = scene.free_blocks();
     for round in 0..50 {
@@ -184,7 +184,7 @@ async fn a_repeated_request_joins_from_where_its_client_is() {
 }
 
 #[tokio::test]
-async fn what_is_not_the_same_request_is_computed_by_itself() {
+async fn a_different_request_with_the_same_key_is_computed_separately() {
     let mut scene = Scene::new(fake());
     let first = scene.submit(keyed("first", plain(60))).await.expect("taken");
     for _ in 0..10 {
@@ -236,7 +236,7 @@ async fn a_resumed_stream_is_kept_from_its_clients_first_token_on() {
 }
 
 #[tokio::test]
-async fn any_reader_can_abort_a_sample_and_its_end_comes_alone() {
+async fn any_reader_can_abort_a_sample_and_its_end_has_its_own_delta() {
     let mut scene = Scene::new(fake());
     let asked =
         request(SamplingParams { max_tokens: 40, seed: 3, temperature: 1.0, ..Default::default() }, 2);
@@ -260,7 +260,7 @@ async fn any_reader_can_abort_a_sample_and_its_end_comes_alone() {
 }
 
 #[tokio::test]
-async fn prompt_scores_are_kept_and_given_to_who_lacks_them() {
+async fn prompt_scores_are_kept_for_readers_that_lack_them() {
     let params = SamplingParams { max_tokens: 5, prompt_logprobs: Some(1), ..SamplingParams::default() };
     let asked = request(params.clone(), 1);
     let whole = undisturbed(asked.clone()).await;
@@ -307,7 +307,7 @@ async fn snapshots_name_the_newest_streams() {
 }
 
 #[tokio::test]
-async fn names_of_readers_that_come_and_go_do_not_pile_up() {
+async fn names_of_former_readers_do_not_pile_up() {
     let mut scene = Scene::new(fake());
     let first = scene.submit(keyed("first", plain(10_000))).await.expect("taken");
     for round in 0..500 {
@@ -332,7 +332,7 @@ async fn a_release_that_overtakes_its_request_counts() {
 }
 
 #[tokio::test]
-async fn what_is_kept_is_bounded_ended_streams_go_first_and_readers_lose_nothing() {
+async fn kept_output_is_bounded_ended_streams_go_first_and_readers_lose_nothing() {
     const LIMIT: usize = 4 * 1000;
     let whole = undisturbed(plain(400)).await.tokens(0);
     let mut scene = Scene::new(fake());
@@ -360,11 +360,11 @@ async fn what_is_kept_is_bounded_ended_streams_go_first_and_readers_lose_nothing
     assert_eq!(kept, [false, false, false, false, true], "the last one beside what only its reader holds");
     let mut got = Got::default();
     assert_eq!(got.read(&mut lazy), Some(Ok(())));
-    assert_eq!(got.tokens(0), whole, "what is unread is nobody's to forget");
+    assert_eq!(got.tokens(0), whole, "unread output is not dropped");
 }
 
 #[tokio::test]
-async fn a_running_streams_beginning_goes_when_there_is_no_room_for_it() {
+async fn a_running_streams_beginning_is_dropped_when_room_runs_out() {
     let mut scene = Scene::new(fake());
     scene.engine.outbox.set_limit(400);
     let mut stream = scene.submit(keyed("first", plain(400))).await.expect("taken");

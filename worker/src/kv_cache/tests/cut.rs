@@ -118,7 +118,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
     /// After any appends, cuts, shares and releases, a table leads to its sequence's tokens and to no other
-    /// block, and whatever the cache gives to a new sequence holds that sequence's tokens (`start` adopts it,
+    /// block. Whatever the cache gives to a new sequence holds that sequence's tokens (`start` adopts it,
     /// `check` reads it).
     #[test]
     fn a_table_that_is_cut_back_leads_to_its_tokens(

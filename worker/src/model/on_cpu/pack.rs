@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_matrix_whose_exponents_do_not_fold_stays_as_it_is_among_others() {
+    fn a_matrix_whose_exponents_do_not_fold_keeps_16_bits() {
         let bf16 = |value: &dyn Fn(usize) -> u16| {
             let bytes: Vec<u8> = (0..256 * 512).flat_map(|i| value(i).to_le_bytes()).collect();
             Matrix {
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_as_stored_are_kept_where_that_saves_time_and_are_the_same_afterwards() {
+    fn unquantised_weights_are_cached_if_large_and_read_back_unchanged() {
         let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m");
         let weights = Weights::open(&shipped).expect("the shipped model is there");
         let (directory, cpu) = (tempfile::tempdir().unwrap(), &mut Cpu::new(2));
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_weight_that_is_no_number_is_refused_by_its_tensors_name() {
+    fn a_weight_that_is_not_finite_is_refused_by_its_tensors_name() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let weights = matrix(40, 33, |i| if i == 39 * 33 { bad } else { 0.5 });
             let matrix = Matrix { tensor: "model.layers.3.x".into(), weights, is_head: false };

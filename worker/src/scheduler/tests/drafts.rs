@@ -63,7 +63,7 @@ fn a_right_draft_saves_steps_and_a_wrong_one_costs_rows() {
 }
 
 #[test]
-fn blocks_behind_a_wrong_draft_come_back() {
+fn blocks_of_a_wrong_draft_are_freed() {
     let mut world = World::new(&roomy(), 64);
     let propose = |_: &[TokenId], most: usize, draft: &mut Vec<TokenId>| draft.resize(most, VOCAB - 1);
     world.scheduler.set_drafts(Drafts::new(12, Box::new(propose)));

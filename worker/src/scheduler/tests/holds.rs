@@ -47,7 +47,7 @@ fn a_sequence_waits_for_its_masks_while_others_go_on() {
 }
 
 #[test]
-fn a_held_sample_can_be_aborted_and_a_held_head_keeps_nobody_out() {
+fn a_held_sample_can_be_aborted_and_a_held_head_blocks_no_other() {
     let mut world = World::new(&roomy(), 64);
     world.submit(request(1, vec![1; 8], SamplingParams::default()));
     world.scheduler.hold(RequestKey(1), 0, Hold::Loading);

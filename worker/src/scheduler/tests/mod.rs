@@ -266,7 +266,7 @@ impl World {
     fn run(&mut self) {
         while self.step() {}
         assert!(self.scheduler.is_idle());
-        assert_eq!(self.scheduler.kv.counts().held, 0, "nobody runs, nothing is held");
+        assert_eq!(self.scheduler.kv.counts().held, 0, "nothing runs, so nothing is held");
     }
 }
 

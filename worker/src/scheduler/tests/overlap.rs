@@ -26,7 +26,7 @@ fn only_an_unforeseen_end_costs_a_row() {
 }
 
 #[test]
-fn a_stream_keeps_a_step_under_way() {
+fn a_stream_keeps_a_step_in_flight() {
     let mut world = World::at_depth(2, &roomy(), 64);
     world.submit(request(1, vec![3; 10], SamplingParams { max_tokens: 30, ..SamplingParams::default() }));
     for _ in 0..30 {

@@ -189,7 +189,7 @@ fn order(config: &SchedulerConfig, kv_blocks: u32, lens: [usize; 3]) -> Vec<u64>
 }
 
 #[test]
-fn who_waits_for_room_or_a_seat_is_not_passed_by_those_who_need_less() {
+fn a_sequence_waiting_for_blocks_or_a_seat_is_not_passed_by_smaller_ones() {
     let config = SchedulerConfig { max_num_batched_tokens: 16, max_model_len: Some(100), ..roomy() };
     assert_eq!(order(&config, 64, [80, 40, 4]), [3, 2, 1], "with room for all the shortest is first");
     // 30 blocks of 4: two long prompts do not fit.

@@ -30,7 +30,7 @@ async fn watch(served: &mut Served) -> Streaming<wire::WorkerEvent> {
 }
 
 #[tokio::test]
-async fn a_drain_refuses_what_is_new_finishes_what_is_short_and_gives_the_rest_back() {
+async fn a_drain_refuses_new_requests_finishes_short_ones_and_hands_back_the_rest() {
     let config = WorkerConfig {
         drain_grace: Duration::from_millis(500),
         shutdown_timeout: Duration::from_secs(1),
@@ -63,7 +63,7 @@ async fn a_drain_refuses_what_is_new_finishes_what_is_short_and_gives_the_rest_b
 }
 
 #[tokio::test]
-async fn without_time_everything_goes_back_at_once_what_waits_and_what_nobody_reads_too() {
+async fn without_grace_everything_is_handed_back_at_once_even_waiting_and_unread_requests() {
     let config = WorkerConfig {
         drain_grace: Duration::ZERO,
         shutdown_timeout: Duration::from_millis(500),
@@ -91,7 +91,7 @@ async fn without_time_everything_goes_back_at_once_what_waits_and_what_nobody_re
 }
 
 #[tokio::test]
-async fn after_the_grace_a_worker_asks_to_be_rid_of_its_streams_and_keeps_those_that_stay() {
+async fn after_the_grace_a_worker_asks_routers_to_move_its_streams_and_keeps_those_that_stay() {
     let config =
         WorkerConfig { drain_grace: Duration::ZERO, shutdown_timeout: Duration::from_secs(60), ..config() };
     let mut served = serve_with(config, slow()).await;

@@ -198,7 +198,7 @@ async fn watchers_get_a_snapshot_and_then_every_change() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_is_named_with_its_limit() {
+async fn an_invalid_request_is_refused_with_field_and_limit() {
     let mut served = serve_fake(FakeOptions::default()).await;
     type Change = fn(&mut wire::GenerateRequest);
     fn set(request: &mut wire::GenerateRequest) -> &mut wire::SamplingParams {
@@ -304,7 +304,7 @@ async fn a_backend_that_fails_ends_the_worker_with_an_error() {
 }
 
 #[tokio::test]
-async fn health_follows_the_life_of_the_worker() {
+async fn health_follows_the_state_of_the_worker() {
     let (go, wait) = std::sync::mpsc::sync_channel::<()>(1);
     let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a port");
     let listen = listener.local_addr().expect("an address");

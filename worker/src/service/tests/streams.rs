@@ -87,7 +87,7 @@ async fn a_repeated_request_joins_its_own_stream_and_computes_nothing() {
 }
 
 #[tokio::test]
-async fn release_ends_at_once_what_nobody_else_reads() {
+async fn a_release_ends_a_stream_without_other_readers_at_once() {
     let mut served = serve_fake(slow()).await;
     let blocks = load_where(&mut served, |_| true).await.free_blocks;
     let release = |id: &str| wire::ReleaseRequest { request_id: id.into() };
@@ -108,7 +108,7 @@ async fn release_ends_at_once_what_nobody_else_reads() {
 }
 
 #[tokio::test]
-async fn what_is_not_kept_is_named() {
+async fn attaching_to_what_is_not_kept_says_why() {
     let mut served = serve_fake(slow()).await;
     let missing = served.client.attach(attach("a", 40)).await.expect_err("no such key");
     assert_eq!(missing.code(), Code::NotFound, "{missing}");
@@ -143,7 +143,7 @@ async fn what_is_not_kept_is_named() {
 }
 
 #[tokio::test]
-async fn routers_hear_under_which_key_a_stream_lives() {
+async fn watchers_are_told_the_keys_of_streams() {
     let mut served = serve_fake(slow()).await;
     let ask = wire::WatchRequest { epoch: 0, next_sequence: 0, router_id: 9 };
     let mut events = served.client.watch(ask).await.expect("taken").into_inner();

@@ -49,7 +49,7 @@ pub(super) fn make_room(directory: &Path, keep: &str, most: u64, more: u64) {
             let age = clock::unix_time()
                 .saturating_sub(used.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO));
             let days = age.as_secs() / (24 * 3600);
-            tracing::info!(path = %entry.path().display(), days, "deleted packed weights, to keep under {} GiB", most >> 30);
+            tracing::info!(path = %entry.path().display(), days, "deleted packed weights to stay under {} GiB", most >> 30);
         }
     }
 }

@@ -41,7 +41,7 @@ fn files(directory: &Path) -> Vec<String> {
 }
 
 #[test]
-fn what_was_made_is_found_and_damage_is_seen() {
+fn packed_weights_are_found_again_and_damage_is_detected() {
     let directory = tempfile::tempdir().unwrap();
     let cache = PackedCache::at(directory.path().join("below"));
     let path = directory.path().join("below").join(NAME);
@@ -58,7 +58,7 @@ fn what_was_made_is_found_and_damage_is_seen() {
         std::fs::write(&path, &damaged).unwrap();
         let (kept, found) = find_or_make(&cache, NAME);
         assert!(!found && is_whole(&kept), "byte {at} damaged");
-        assert_eq!(std::fs::read(&path).unwrap(), whole, "made anew");
+        assert_eq!(std::fs::read(&path).unwrap(), whole, "rebuilt");
     }
     for foreign in [&b""[..], b"not ours", &whole[..whole.len() - 1], &vec![0; whole.len()]] {
         std::fs::write(&path, foreign).unwrap();
@@ -71,7 +71,7 @@ fn what_was_made_is_found_and_damage_is_seen() {
 }
 
 #[test]
-fn a_directory_that_cannot_be_written_costs_only_the_keeping() {
+fn without_a_writable_directory_weights_are_packed_in_memory() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("in the way");
     std::fs::write(&file, b"a file").unwrap();
@@ -90,7 +90,7 @@ fn a_directory_that_cannot_be_written_costs_only_the_keeping() {
 }
 
 #[test]
-fn workers_that_start_together_make_one_file() {
+fn workers_that_start_together_write_one_file() {
     let directory = tempfile::tempdir().unwrap();
     let cache = PackedCache::at(directory.path().to_owned());
     let barrier = Arc::new(Barrier::new(4));
@@ -110,7 +110,7 @@ fn workers_that_start_together_make_one_file() {
 }
 
 #[test]
-fn a_maker_that_died_or_gave_up_is_taken_over_from() {
+fn a_writer_that_died_or_gave_up_is_replaced() {
     let directory = tempfile::tempdir().unwrap();
     let cache = PackedCache::at(directory.path().to_owned());
     std::fs::write(directory.path().join(format!("{NAME}.new")), b"half of it").unwrap();
@@ -126,7 +126,7 @@ fn a_maker_that_died_or_gave_up_is_taken_over_from() {
 }
 
 #[test]
-fn room_is_made_by_age_and_what_is_in_use_stays() {
+fn the_least_recently_used_files_are_deleted_and_those_in_use_stay() {
     let directory = tempfile::tempdir().unwrap();
     let two = (BYTES + ROOM + (2 << 16)) as u64;
     let cache = PackedCache { most_bytes: two, ..PackedCache::at(directory.path().to_owned()) };
