@@ -11,10 +11,10 @@ use super::step_time::Work;
 /// is amortised earlier.
 const PROMPT_STEP: Duration = Duration::from_millis(500);
 
-/// Target duration while streams wait for their next tokens, down to [`CROWDED_STEP`] when many do. In
-/// between, all streams together wait [`STREAMS_WAIT`] for a step: the more there are, the more a longer step
-/// costs them and the less it saves, because they need steps anyway. This also completes the first prompts of
-/// a burst before the last ones slow them down.
+/// Target duration of a step while streams wait for their next tokens, down to [`CROWDED_STEP`] when many do.
+/// In between, a step may make all streams together wait [`STREAMS_WAIT`]: with more streams, a long step
+/// delays more tokens and saves less, because they need steps anyway. This also completes the first prompts
+/// of a burst before the last ones slow them down.
 pub(super) const STREAMING_STEP: Duration = Duration::from_millis(250);
 const CROWDED_STEP: Duration = Duration::from_millis(125);
 const STREAMS_WAIT: Duration = Duration::from_secs(3);
