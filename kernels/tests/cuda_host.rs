@@ -16,7 +16,7 @@ use skein_kernels::cuda::blaslt::{Gemm, GemmKey, Scaling, WORKSPACE_BYTES};
 use skein_kernels::cuda::launch::{Args, Grid};
 use skein_kernels::cuda::tensor_map::Swizzle;
 use skein_kernels::cuda::{
-    BlasLt, CudaError, Device, DeviceBuffer, ErrorKind, Event, Graph, Kernels, PinnedBuffer, Stream,
+    BlasLt, CudaError, CudaEvent, Device, DeviceBuffer, ErrorKind, Graph, Kernels, PinnedBuffer, Stream,
     TensorMap, Waited,
 };
 
@@ -129,7 +129,7 @@ fn downloads_are_there_after_the_event() {
     buffer.upload(&bench.stream, &pinned, 0..1000).unwrap();
     let mut back = PinnedBuffer::new(&bench.device, values.len()).unwrap();
     buffer.download(&bench.stream, &mut back, 0..1000).unwrap();
-    let event = Event::untimed(&bench.device).unwrap();
+    let event = CudaEvent::untimed(&bench.device).unwrap();
     event.record(&bench.stream).unwrap();
     assert_eq!(event.wait(Duration::from_secs(10)).unwrap(), Waited::Done);
     assert_eq!(&*back, values.as_slice());
@@ -140,7 +140,7 @@ fn a_stream_waits_for_what_another_marked() {
     let Some(bench) = Bench::new() else { return };
     let other = Stream::new(&bench.device).unwrap();
     let (first, second) = (bench.buffer(&[0; 64]), bench.buffer(&[0; 64]));
-    let event = Event::untimed(&bench.device).unwrap();
+    let event = CudaEvent::untimed(&bench.device).unwrap();
     first.fill_bytes(&bench.stream, 2).unwrap();
     event.record(&bench.stream).unwrap();
     other.wait_for(&event).unwrap();
@@ -155,7 +155,7 @@ fn a_stuck_device_is_noticed() {
     let kernels = Kernels::load(&bench.device).unwrap();
     let read_all = kernels.get("read_all").unwrap();
     let (data, out) = (bench.buffer(&[1, 2, 4, 8]), bench.buffer(&[0]));
-    let event = Event::untimed(&bench.device).unwrap();
+    let event = CudaEvent::untimed(&bench.device).unwrap();
     inject(Fault::Hang(1));
     read_all.launch(&bench.stream, Grid::new(1, 32), &Args::new().slice(*out).slice(*data).u64(1)).unwrap();
     event.record(&bench.stream).unwrap();
@@ -352,7 +352,7 @@ fn a_machine_without_a_usable_device_says_what_it_has() {
     check(
         Some(&emulation),
         &[("EMU_DEVICES", "0")],
-        "the NVIDIA driver is there (CUDA 13.0), but no device is visible; see nvidia-smi and CUDA_VISIBLE_DEVICES",
+        "the NVIDIA driver works (CUDA 13.0), but no device is visible; see nvidia-smi and CUDA_VISIBLE_DEVICES",
     );
     check(
         Some(&emulation),

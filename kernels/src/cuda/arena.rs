@@ -1,44 +1,44 @@
-//! All device memory of a process: planned and printed, then allocated once, then only handed out.
+//! All device memory of a process: planned and printed, then allocated once and handed out.
 
 use std::fmt;
 use std::sync::Arc;
 
 use super::{CudaError, Device, DeviceBuffer, DeviceSlice, Element};
 
-/// Regions and what [`Carver`] hands out start at multiples of this: whole sectors of L2, more than TMA and
-/// cuBLASLt ask for.
+/// Alignment of regions and of the parts that [`Carver`] hands out, in bytes: whole sectors of L2, and more
+/// than TMA and cuBLASLt require.
 pub const ALIGNMENT: u64 = 256;
-/// Largest regions that an error names.
+/// Number of regions that an error names, largest first.
 const NAMED_IN_ERRORS: usize = 4;
 
-/// When a region is used. [`Phase::Load`] and [`Phase::Step`] share their memory.
+/// When a region is in use. [`Phase::Load`] and [`Phase::Step`] share memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// From the start to the end: weights, KV cache.
+    /// Throughout the process: weights, KV cache.
     Always,
-    /// Only while weights are loaded.
+    /// Only while weights are being loaded.
     Load,
     /// Only in steps, after loading: activations, workspaces.
     Step,
-    /// Not the arena's: what the driver and libraries will take themselves (code, graphs). It is planned, so
-    /// that it is left free.
+    /// Memory that the driver and libraries will allocate themselves (code, graphs). It is in the plan so
+    /// that it stays free.
     Reserved,
 }
 
 /// A planned part of device memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Region {
-    /// Its name: unique in the plan.
+    /// Name, unique in the plan.
     pub name: &'static str,
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
-    /// When it is used.
+    /// When the region is in use.
     pub phase: Phase,
-    /// What makes it smaller, for whom it does not fit: a flag, with a verb ("lower --max-num-seqs").
+    /// What to do if the plan does not fit, as a verb and a flag ("lower --max-num-seqs").
     pub shrink: &'static str,
 }
 
-/// What will be allocated.
+/// Regions to allocate.
 #[derive(Debug, Clone)]
 pub struct ArenaPlan {
     device: Arc<Device>,
@@ -47,14 +47,14 @@ pub struct ArenaPlan {
 }
 
 impl ArenaPlan {
-    /// An empty plan. Free memory is looked at now: kernels and libraries that are loaded later come out of
-    /// the reserves.
+    /// An empty plan. Reads the free memory now, so kernels and libraries that are loaded later are covered
+    /// by the reserves.
     pub fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
         let (free_before, _) = device.memory_info()?;
         Ok(Self { device: device.clone(), free_before, regions: Vec::new() })
     }
 
-    /// Adds a region of `len` values. `shrink` says what makes it smaller.
+    /// Adds a region of `len` values. `shrink` tells the user how to make it smaller.
     pub fn add<T: Element>(&mut self, name: &'static str, len: usize, phase: Phase, shrink: &'static str) {
         assert!(self.region(name).is_none(), "the plan has two regions called {name}");
         self.regions.push(Region { name, bytes: (len * size_of::<T>()) as u64, phase, shrink });
@@ -65,30 +65,30 @@ impl ArenaPlan {
         self.regions.iter().find(|region| region.name == name)
     }
 
-    /// All regions, in the order they were added.
+    /// All regions in the order in which they were added.
     pub fn regions(&self) -> &[Region] {
         &self.regions
     }
 
-    /// Bytes the arena will allocate.
+    /// Bytes that the arena will allocate.
     pub fn arena_bytes(&self) -> u64 {
         self.offset_of(Phase::Step, None)
             .max(self.offset_of(Phase::Load, None))
             .max(self.offset_of(Phase::Always, None))
     }
 
-    /// Bytes of everything, reserves included.
+    /// Bytes of all regions, reserves included.
     pub fn total_bytes(&self) -> u64 {
         self.arena_bytes() + self.sum(Phase::Reserved)
     }
 
-    /// Bytes free when the plan was begun.
+    /// Free bytes when the plan was created.
     pub fn free_bytes(&self) -> u64 {
         self.free_before
     }
 
-    /// Bytes still unplanned when the process may fill `utilization` (0 to 1) of the device's memory, of
-    /// which others hold some.
+    /// Bytes not yet planned if the process may fill `utilization` (0 to 1) of the device's memory, minus
+    /// what other processes hold.
     pub fn left(&self, utilization: f64) -> u64 {
         let total = self.device.memory_bytes;
         let others = total.saturating_sub(self.free_before);
@@ -101,7 +101,7 @@ impl ArenaPlan {
         of_phase.map(|region| region.bytes.next_multiple_of(ALIGNMENT)).sum()
     }
 
-    /// Where region `name` of `phase` starts, or where the phase ends. Regions of `Always` come first.
+    /// Offset of region `name` of `phase`, or of the phase's end. `Always` regions come first.
     fn offset_of(&self, phase: Phase, name: Option<&str>) -> u64 {
         let start = if phase == Phase::Always { 0 } else { self.sum(Phase::Always) };
         let before =
@@ -109,7 +109,7 @@ impl ArenaPlan {
         start + before.map(|region| region.bytes.next_multiple_of(ALIGNMENT)).sum::<u64>()
     }
 
-    /// Allocates it, in one piece.
+    /// Allocates all regions in one piece.
     pub fn allocate(self) -> Result<Arena, CudaError> {
         if self.total_bytes() > self.free_before {
             return Err(self.too_large());
@@ -167,19 +167,20 @@ impl fmt::Display for ArenaPlan {
     }
 }
 
-/// The device memory of a process.
+/// The allocated device memory of a process.
 #[derive(Debug)]
 pub struct Arena {
     plan: ArenaPlan,
     memory: DeviceBuffer<u8>,
 }
 
-/// What was planned and what has been taken.
+/// Planned and actual use of device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Usage {
     /// Planned, reserves included.
     pub planned_bytes: u64,
-    /// Of the device's free memory that is gone since the plan was begun: other processes count too.
+    /// Device memory that was free when the plan was created and no longer is, including what other processes
+    /// have taken.
     pub actual_bytes: u64,
 }
 
@@ -198,8 +199,10 @@ impl fmt::Display for Usage {
 }
 
 impl Arena {
-    /// The region called `name`, as values of `T`. Panics when the plan has none: names are constants of the
-    /// program.
+    /// The region called `name` as values of `T`.
+    ///
+    /// # Panics
+    /// If the plan has no such region; names are constants of the program.
     pub fn slice<T: Element>(&self, name: &str) -> DeviceSlice<T> {
         let region = self.plan.region(name).unwrap_or_else(|| panic!("no region called {name} was planned"));
         assert!(region.phase != Phase::Reserved, "region {name} is reserved, not allocated");
@@ -207,12 +210,12 @@ impl Arena {
         self.memory.slice(start..start + region.bytes as usize).cast()
     }
 
-    /// The plan it was made from.
+    /// The plan of this arena.
     pub fn plan(&self) -> &ArenaPlan {
         &self.plan
     }
 
-    /// Planned and actual use of the device, once everything runs.
+    /// Planned and actual use of the device. Call it once everything is loaded.
     pub fn usage(&self) -> Result<Usage, CudaError> {
         let (free, _) = self.plan.device.memory_info()?;
         let actual_bytes = self.plan.free_before.saturating_sub(free);
@@ -220,7 +223,7 @@ impl Arena {
     }
 }
 
-/// Hands out consecutive parts of a region: for the hundreds of tensors in one.
+/// Hands out consecutive parts of a region, for regions of many tensors.
 #[derive(Debug)]
 pub struct Carver {
     region: DeviceSlice<u8>,
@@ -228,17 +231,20 @@ pub struct Carver {
 }
 
 impl Carver {
-    /// From the start of `region` on.
+    /// Starts at the beginning of `region`.
     pub fn new(region: DeviceSlice<u8>) -> Self {
         Self { region, used: 0 }
     }
 
-    /// Bytes that `len` values of `T` take, for the plan.
+    /// Bytes that `len` values of `T` take; for the plan.
     pub fn bytes_for<T: Element>(len: usize) -> usize {
         (len * size_of::<T>()).next_multiple_of(ALIGNMENT as usize)
     }
 
-    /// The next `len` values. Panics when the region is too small: its size was computed from the same list.
+    /// The next `len` values.
+    ///
+    /// # Panics
+    /// If the region is too small; its size was computed from the same list.
     pub fn take<T: Element>(&mut self, len: usize) -> DeviceSlice<T> {
         let start = self.used;
         self.used += Self::bytes_for::<T>(len);
@@ -247,13 +253,13 @@ impl Carver {
         self.region.slice(start..start + len * size_of::<T>()).cast()
     }
 
-    /// Bytes handed out.
+    /// Bytes handed out so far.
     pub fn used(&self) -> usize {
         self.used
     }
 }
 
-/// Bytes for a reader: MiB below 1 GiB, GiB from there on.
+/// Formats bytes as MiB below 1 GiB, and as GiB from there on.
 struct Size(u64);
 
 impl fmt::Display for Size {

@@ -1,24 +1,24 @@
-//! Files that save work at the next start: compiled kernels, chosen algorithms. Losing them costs time, never
-//! a result, so nothing here fails: what cannot be read or is damaged is made again, what cannot be written
-//! is not kept.
+//! Files that save work at the next start: compiled kernels and chosen algorithms. Losing them costs time but
+//! never changes a result, so nothing here returns an error: damaged or unreadable files are created again,
+//! and failed writes are ignored.
 
 use std::path::{Path, PathBuf};
 
-/// Overrides where the files lie.
+/// Environment variable that overrides the directory of the files.
 pub const KERNEL_CACHE_VARIABLE: &str = "SKEIN_KERNEL_CACHE";
-/// Largest file that is read back.
+/// Largest file that is read back, in bytes.
 const MAX_BYTES: u64 = 256 << 20;
 const MAGIC: &[u8; 8] = b"skeincu1";
 
-/// A directory of files, each with a checksum.
+/// A directory of files with checksums.
 #[derive(Debug, Clone)]
 pub(crate) struct Cache {
     directory: Option<PathBuf>,
 }
 
 impl Cache {
-    /// `SKEIN_KERNEL_CACHE`, else `skein/cuda` in the user's cache directory (XDG Base Directory
-    /// Specification), else none.
+    /// The directory `SKEIN_KERNEL_CACHE`, else `skein/cuda` in the user's cache directory (XDG Base
+    /// Directory Specification), else none.
     pub(crate) fn of_user() -> Self {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let directory = variable(KERNEL_CACHE_VARIABLE).or_else(|| {
@@ -33,11 +33,11 @@ impl Cache {
         Self { directory: Some(directory) }
     }
 
-    /// What was stored as `name`, when it is whole.
+    /// The content stored as `name`, if the file is intact.
     pub(crate) fn read(&self, name: &str) -> Option<Vec<u8>> {
         let path = self.directory.as_ref()?.join(name);
         let metadata = std::fs::metadata(&path).ok()?;
-        // A pipe of that name would be waited for.
+        // Reading a pipe of that name would block.
         if !metadata.is_file() || metadata.len() > MAX_BYTES {
             return None;
         }
@@ -51,8 +51,8 @@ impl Cache {
         Some(bytes)
     }
 
-    /// Stores `content` as `name`. Other processes see all of it or nothing: it is written beside and
-    /// renamed.
+    /// Stores `content` as `name`, in a temporary file that is then renamed, so that other processes see all
+    /// of it or nothing.
     pub(crate) fn write(&self, name: &str, content: &[u8]) -> bool {
         let Some(directory) = &self.directory else {
             return false;
@@ -70,7 +70,7 @@ impl Cache {
         written.is_ok()
     }
 
-    /// Removes the oldest files whose names start with `prefix`, until `keep` are left.
+    /// Removes the oldest files whose names start with `prefix` until `keep` are left.
     pub(crate) fn prune(&self, prefix: &str, keep: usize) {
         let Some(entries) = self.directory.as_ref().and_then(|directory| std::fs::read_dir(directory).ok())
         else {
@@ -87,23 +87,23 @@ impl Cache {
         }
     }
 
-    /// Where the files lie, for logs.
+    /// The directory, for logs.
     pub(crate) fn directory(&self) -> Option<&Path> {
         self.directory.as_deref()
     }
 }
 
-/// FNV-1a, 64 bits, over the parts and their lengths: it tells versions apart, nobody attacks it.
+/// 64-bit FNV-1a over the parts and their lengths. It distinguishes versions; nobody attacks it.
 pub(crate) fn hash(parts: &[&[u8]]) -> u64 {
     const PRIME: u64 = 0x0000_0100_0000_01b3;
-    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(PRIME);
+    let add = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(PRIME);
     parts.iter().fold(0xcbf2_9ce4_8422_2325, |hash, part| {
         let length = (part.len() as u64).to_le_bytes();
-        part.iter().fold(length.iter().fold(hash, step), step)
+        part.iter().fold(length.iter().fold(hash, add), add)
     })
 }
 
-/// `text` as part of a file's name.
+/// Makes `text` usable as part of a file name.
 pub(crate) fn file_name(text: &str) -> String {
     text.chars().map(|c| if c.is_ascii_alphanumeric() || c == '.' { c } else { '_' }).collect()
 }
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stored_comes_back_and_damage_is_seen() {
+    fn stored_content_comes_back_and_damage_is_detected() {
         let directory = scratch("damage");
         let cache = Cache::at(directory.clone());
         assert_eq!(cache.read("a"), None);
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_cannot_be_made_is_no_error() {
+    fn a_directory_that_cannot_be_created_is_no_error() {
         let file = scratch("file");
         std::fs::write(&file, b"in the way").unwrap();
         let cache = Cache::at(file.join("below"));

@@ -10,48 +10,48 @@ use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 use super::error::check;
 use super::{CudaError, ErrorKind};
 
-/// The oldest driver that loads what this binary carries: that of CUDA 13.0.
+/// Oldest driver that can load the kernels of this binary: that of CUDA 13.0.
 pub const MIN_DRIVER: i32 = 13_000;
-/// The oldest compute capability with kernels.
+/// Oldest compute capability with kernels.
 pub const MIN_CAPABILITY: (u32, u32) = (8, 0);
 
-/// Why there is no CUDA device to use.
+/// Why no CUDA device can be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unavailable {
-    /// No `libcuda.so.1`.
+    /// `libcuda.so.1` was not found.
     #[error("no NVIDIA driver: libcuda.so.1 was not found")]
     NoDriver,
-    /// The driver does not start.
+    /// The driver failed to initialise.
     #[error("the NVIDIA driver does not start: {0}")]
     Broken(CudaError),
-    /// The driver is older than the kernels.
+    /// The driver is too old for the kernels.
     #[error("the NVIDIA driver supports CUDA {}.{}, and Skein needs 13.0 (driver 580) or newer; update the driver", found / 1000, found % 1000 / 10)]
     DriverTooOld {
-        /// `1000 * major + 10 * minor`.
+        /// CUDA version of the driver, `1000 * major + 10 * minor`.
         found: i32,
     },
-    /// A driver without a device.
-    #[error("the NVIDIA driver is there (CUDA {}.{}), but no device is visible; see nvidia-smi and CUDA_VISIBLE_DEVICES", driver / 1000, driver % 1000 / 10)]
+    /// The driver works, but no device is visible.
+    #[error("the NVIDIA driver works (CUDA {}.{}), but no device is visible; see nvidia-smi and CUDA_VISIBLE_DEVICES", driver / 1000, driver % 1000 / 10)]
     NoDevice {
-        /// `1000 * major + 10 * minor`.
+        /// CUDA version of the driver, `1000 * major + 10 * minor`.
         driver: i32,
     },
-    /// No such device.
-    #[error("CUDA device {asked} was asked for, and there are {count}: 0 to {}", count - 1)]
+    /// The device number is out of range.
+    #[error("there is no CUDA device {asked}, only 0 to {}", count - 1)]
     NoSuchDevice {
-        /// Asked for.
+        /// Requested device number.
         asked: u32,
-        /// Devices there are.
+        /// Number of visible devices.
         count: u32,
     },
-    /// A device older than the kernels.
+    /// The device is too old for the kernels.
     #[error("{name} has compute capability {major}.{minor}, and the kernels need 8.0 (Ampere) or newer")]
     TooOld {
-        /// The device.
+        /// Name of the device.
         name: String,
-        /// Of its compute capability.
+        /// Major compute capability.
         major: u32,
-        /// Of its compute capability.
+        /// Minor compute capability.
         minor: u32,
     },
 }
@@ -61,35 +61,35 @@ pub enum Unavailable {
 pub struct Device {
     context: sys::CUcontext,
     handle: sys::CUdevice,
-    /// Its number among the visible devices.
+    /// Number among the visible devices.
     pub ordinal: u32,
-    /// As `nvidia-smi` names it.
+    /// Name as in `nvidia-smi`.
     pub name: String,
     /// The driver's CUDA version, `1000 * major + 10 * minor`.
     pub driver: i32,
-    /// Compute capability.
+    /// Compute capability (major, minor).
     pub capability: (u32, u32),
-    /// Streaming multiprocessors.
+    /// Number of streaming multiprocessors.
     pub multiprocessors: u32,
-    /// L2 cache.
+    /// Size of the L2 cache.
     pub l2_bytes: u64,
-    /// Memory.
+    /// Size of the device's memory.
     pub memory_bytes: u64,
-    /// Shared memory a block can ask for.
+    /// Most shared memory that a block can request.
     pub shared_bytes_per_block: u32,
-    /// The most that a wait takes, once somebody has said it.
-    patience: OnceLock<Duration>,
-    /// Stuck, or faulted: see [`Self::abandon`].
+    /// Longest wait for the device's work, if limited.
+    wait_limit: OnceLock<Duration>,
+    /// Whether the device is stuck or has faulted, see [`Self::abandon`].
     is_abandoned: AtomicBool,
 }
 
-// SAFETY: contexts may be used from any thread once they are current there, and [`Device::bind`] makes them so.
+// SAFETY: a context may be used by any thread for which it is current, and [`Device::bind`] makes it so.
 unsafe impl Send for Device {}
 // SAFETY: as above; the driver API is thread-safe.
 unsafe impl Sync for Device {}
 
 impl Device {
-    /// Finds the driver, and opens device `ordinal`; the calling thread is bound to it.
+    /// Finds the driver, opens device `ordinal` and binds the calling thread to it.
     pub fn open(ordinal: u32) -> Result<Arc<Self>, Unavailable> {
         let driver = driver_version()?;
         let count = device_count().map_err(Unavailable::Broken)?;
@@ -111,7 +111,8 @@ impl Device {
         let (mut handle, mut context) = (0, std::ptr::null_mut());
         let mut memory_bytes = 0;
         let mut name = [0 as c_char; 256];
-        // SAFETY: out-pointers are valid for the call, the name's length is told, and the driver was initialised.
+        // SAFETY: out-pointers are valid for the call, the name's length is given, and the driver is
+        // initialised.
         unsafe {
             check("cuDeviceGet", sys::cuDeviceGet(&mut handle, ordinal as c_int))?;
             check("cuDeviceGetName", sys::cuDeviceGetName(name.as_mut_ptr(), name.len() as c_int, handle))?;
@@ -143,50 +144,50 @@ impl Device {
             shared_bytes_per_block: attribute(
                 Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
             )?,
-            patience: OnceLock::new(),
+            wait_limit: OnceLock::new(),
             is_abandoned: AtomicBool::new(false),
         };
         device.bind()?;
         Ok(device)
     }
 
-    /// Makes the device current for the calling thread. Every thread that calls CUDA does this once, first.
+    /// Makes the device current for the calling thread. Every thread must do this once before it calls CUDA.
     pub fn bind(&self) -> Result<(), CudaError> {
         // SAFETY: the context is retained as long as `self`.
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })
     }
 
-    /// Bounds every wait for the device's work: one that takes longer fails with [`CudaError::Stuck`]. Said once;
-    /// without it waits have no bound.
-    pub fn limit_waits(&self, patience: Duration) {
-        // A limit that is there already stays.
-        let _ = self.patience.set(patience);
+    /// Limits every wait for the device's work: a longer one fails with [`CudaError::Stuck`]. Only the first
+    /// call has an effect; without one, waits have no limit.
+    pub fn limit_waits(&self, wait_limit: Duration) {
+        let _ = self.wait_limit.set(wait_limit); // a limit that is already set stays
     }
 
-    /// The bound of waits.
-    pub(crate) fn patience(&self) -> Option<Duration> {
-        self.patience.get().copied()
+    /// The limit of waits; `None` = no limit.
+    pub(crate) fn wait_limit(&self) -> Option<Duration> {
+        self.wait_limit.get().copied()
     }
 
-    /// Gives the device up: nothing on it is freed from now on, in any thread. The driver's functions that free wait
-    /// for the device's work, and may wait for ever when it is stuck. What it holds goes with the process.
+    /// Gives up on the device: from now on no thread frees anything on it. The driver's functions for freeing
+    /// wait for the device's work, which takes for ever if it is stuck. The memory is released when the
+    /// process ends.
     pub fn abandon(&self) {
         self.is_abandoned.store(true, Ordering::Release);
     }
 
-    /// Whether nothing is to be freed.
+    /// Whether the device was given up, so that nothing may be freed.
     pub(crate) fn is_abandoned(&self) -> bool {
         self.is_abandoned.load(Ordering::Acquire)
     }
 
-    /// Abandons the device if `error` says that it is lost.
+    /// Abandons the device if `error` means that it is lost.
     pub fn note(&self, error: &CudaError) {
         if error.kind() == ErrorKind::DeviceFault {
             self.abandon();
         }
     }
 
-    /// (free, total) bytes of device memory, of all processes.
+    /// Free and total bytes of device memory, across all processes.
     pub fn memory_info(&self) -> Result<(u64, u64), CudaError> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: the out-pointers are valid for the call.
@@ -200,12 +201,13 @@ impl Drop for Device {
         if self.is_abandoned() {
             return;
         }
-        // SAFETY: retained once in `retain`. An error changes nothing: the process is done with the device.
+        // SAFETY: retained once in `retain`. Errors do not matter, because the process no longer uses the
+        // device.
         let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.handle) };
     }
 }
 
-/// The driver's CUDA version, `1000 * major + 10 * minor`, once it has started.
+/// CUDA version of the driver, `1000 * major + 10 * minor`, after initialising it.
 pub fn driver_version() -> Result<i32, Unavailable> {
     // SAFETY: only looks for the library.
     if !unsafe { sys::is_culib_present() } {
@@ -225,7 +227,7 @@ pub fn driver_version() -> Result<i32, Unavailable> {
     }
 }
 
-/// How many devices this process sees; none of them is opened.
+/// Number of devices that this process sees, without opening any.
 pub fn visible_devices() -> Result<u32, Unavailable> {
     let driver = driver_version()?;
     match device_count().map_err(Unavailable::Broken)? {

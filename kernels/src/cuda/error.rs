@@ -1,79 +1,79 @@
-//! What the driver said.
+//! Errors of CUDA calls.
 
 use cudarc::driver::sys;
 
-/// The CUDA version whose libraries are looked for.
+/// CUDA version of the libraries to look for.
 const MAJOR: u32 = 13;
 
 /// A CUDA call that failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CudaError {
-    /// The driver's answer to a call.
+    /// A driver call failed.
     #[error("{call} failed: {name} ({code}), {text}")]
     Driver {
-        /// The function, or the kernel for a launch.
+        /// The driver function, or the kernel of a launch.
         call: &'static str,
         /// `CUresult`.
         code: u32,
-        /// Its name.
+        /// Name of the code.
         name: String,
-        /// Its description.
+        /// Description of the code.
         text: String,
     },
-    /// Arguments that no launch may have.
+    /// Arguments that are invalid for every launch.
     #[error("{what}")]
     Invalid {
         /// What is wrong, with the values.
         what: String,
     },
-    /// cuBLASLt's answer to a call.
+    /// A cuBLASLt call failed.
     #[error("{call} failed: {name} ({code}){about}")]
     Blas {
-        /// The function.
+        /// The library function.
         call: &'static str,
         /// `cublasStatus_t`.
         code: u32,
-        /// Its name.
+        /// Name of the code.
         name: String,
-        /// The shape, or nothing.
+        /// The product's shape, or empty.
         about: String,
     },
-    /// A kernel's source that NVRTC refuses.
+    /// NVRTC rejected a kernel's source.
     #[error("NVRTC does not compile {file} for {target}:\n{log}")]
     Compile {
-        /// The source.
+        /// Source file.
         file: &'static str,
-        /// The architecture asked for.
+        /// Architecture to compile for.
         target: String,
-        /// What NVRTC wrote.
+        /// NVRTC's log.
         log: String,
     },
-    /// No way to get kernels.
+    /// There are neither embedded kernels nor a usable NVRTC.
     #[error(
         "this binary was built without CUDA kernels, and NVRTC, which would compile them, {why}; install CUDA \
          {major}'s libnvrtc.so.{major} where the loader finds it (LD_LIBRARY_PATH), or build with nvcc (set NVCC)",
         major = MAJOR
     )]
     NoCompiler {
-        /// What is wrong with NVRTC.
+        /// What is wrong with NVRTC, as a verb phrase.
         why: String,
     },
-    /// A plan that does not fit the device.
+    /// The plan does not fit the device.
     #[error("{what}")]
     OutOfMemory {
-        /// The plan, what is free, and what to change.
+        /// The plan, the free memory, and what to change.
         what: String,
     },
-    /// A wait that took longer than [`super::Device::limit_waits`] allows.
-    #[error("the device did not end its work within {within:?} (--step-timeout): it is stuck")]
+    /// A wait took longer than [`super::Device::limit_waits`] allows.
+    #[error("the device did not finish its work within {within:?} (--step-timeout); it is stuck")]
     Stuck {
         /// The limit.
         within: std::time::Duration,
     },
-    /// A kernel that the loaded images lack.
-    #[error("the kernel images have no {name}; the binary and its kernels do not fit together, build again")]
+    /// The loaded images do not contain a kernel.
+    #[error("the kernel images have no {name}; the binary and its kernels do not match, rebuild it")]
     NoKernel {
-        /// The kernel.
+        /// Name of the kernel.
         name: String,
     },
 }
@@ -83,29 +83,29 @@ pub enum CudaError {
 pub enum ErrorKind {
     /// Device or page-locked memory ran out; the context still works.
     OutOfMemory,
-    /// The context is lost: each later call fails too, and results of earlier ones cannot be trusted. Only a
+    /// The context is lost: each later call fails, too, and results of earlier ones cannot be trusted. Only a
     /// new process gets a new context.
     DeviceFault,
-    /// A call that is wrong, or that this device or driver does not know. The same call fails again.
+    /// The call is wrong, or this device or driver does not support it. The same call will fail again.
     Invalid,
-    /// What the call needs is not there now: no device, a device that another process holds, a library that
-    /// is missing.
+    /// Something that the call needs is not available now: no device, a device that another process holds, a
+    /// missing library.
     Unavailable,
 }
 
-/// `CUresult` after which the context is lost. The driver API's documentation says of each of these that "the
-/// process is left in an inconsistent state", or that the device has to be reset: uncorrectable ECC and
-/// NVLink errors, illegal addresses, launch timeouts, a destroyed context, device asserts, stack,
+/// `CUresult` values after which the context is lost. For each of them the driver API's documentation says
+/// that "the process is left in an inconsistent state", or that the device has to be reset: uncorrectable ECC
+/// and NVLink errors, illegal addresses, launch timeouts, a destroyed context, device asserts, stack,
 /// instruction, alignment, address space and program counter faults, unspecified launch failures, leaked
 /// tensor memory, lost external devices, and "unknown".
 const LOST: &[u32] = &[4, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 911, 999];
-/// `CUresult` when something is missing: driver stubs, no or busy devices, no JIT compiler, a system that is
-/// not ready, MPS.
+/// `CUresult` values that mean that something is missing: driver stubs, no device or a busy one, no JIT
+/// compiler, a system that is not ready, MPS.
 const MISSING: &[u32] =
     &[3, 34, 36, 46, 100, 101, 102, 221, 223, 802, 803, 804, 805, 806, 807, 808, 809, 810];
 
 impl CudaError {
-    /// What it means for the process.
+    /// Consequence of the error for the process.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Driver { code: 2, .. } => ErrorKind::OutOfMemory,
@@ -113,7 +113,7 @@ impl CudaError {
             Self::Driver { code, .. } if MISSING.contains(code) => ErrorKind::Unavailable,
             // CUBLAS_STATUS_ALLOC_FAILED
             Self::Blas { code: 3, .. } => ErrorKind::OutOfMemory,
-            // EXECUTION_FAILED and INTERNAL_ERROR: the driver's own error comes with its next call.
+            // EXECUTION_FAILED and INTERNAL_ERROR: the next driver call returns the driver's own error.
             Self::Blas { code: 13 | 14, .. } => ErrorKind::DeviceFault,
             Self::Stuck { .. } => ErrorKind::DeviceFault,
             Self::OutOfMemory { .. } => ErrorKind::OutOfMemory,
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_lost_context_is_a_fault_of_the_device() {
+    fn only_a_lost_context_is_a_device_fault() {
         let kind = |code| {
             let (name, text) = (String::new(), String::new());
             CudaError::Driver { call: "cuLaunchKernelEx", code, name, text }.kind()

@@ -1,20 +1,20 @@
-//! The kernels as they travel in the binary: the table that `build.rs` makes of `cu/`.
+//! The kernels embedded in the binary: the tables that `build.rs` generates from `cu/`.
 
-/// A header that kernels include.
+/// A header included by kernels.
 pub(super) struct Header {
-    /// As it is included.
+    /// File name, as in `#include`.
     pub(super) name: &'static str,
-    /// Its text.
+    /// Source text.
     pub(super) source: &'static str,
 }
 
 /// One `cu/*.cu`.
 pub(super) struct Image {
-    /// Its file's name.
+    /// File name.
     pub(super) name: &'static str,
-    /// Its text.
+    /// Source text.
     pub(super) source: &'static str,
-    /// What `cuModuleLoadData` takes: made by nvcc, or empty when there was none.
+    /// Compiled by nvcc, as `cuModuleLoadData` takes it; empty if the build had no nvcc.
     pub(super) fatbin: &'static [u8],
 }
 

@@ -1,4 +1,5 @@
-//! Launches: a kernel, its grid, and arguments whose sizes are checked against the kernel's.
+//! Kernel launches: a kernel, its grid, and arguments whose sizes are checked against the kernel's
+//! parameters.
 
 use std::ffi::c_void;
 
@@ -8,10 +9,10 @@ use super::error::check;
 use super::memory::Element;
 use super::{CudaError, DeviceSlice, Stream};
 
-/// Most parameters a kernel has.
+/// Most parameters of a kernel.
 const MAX_ARGS: usize = 32;
 
-/// A kernel of a loaded module; lives as long as [`super::Kernels`].
+/// A kernel of a loaded module. Valid as long as [`super::Kernels`] is alive.
 #[derive(Debug, Clone, Copy)]
 pub struct Kernel {
     function: sys::CUfunction,
@@ -25,43 +26,43 @@ unsafe impl Send for Kernel {}
 // SAFETY: as above.
 unsafe impl Sync for Kernel {}
 
-/// How many blocks, threads a block, and bytes of dynamic shared memory a block.
+/// Grid and block dimensions and dynamic shared memory of a launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grid {
     /// Blocks in x, y, z.
     pub blocks: [u32; 3],
     /// Threads in x, y, z.
     pub threads: [u32; 3],
-    /// Dynamic shared memory.
+    /// Bytes of dynamic shared memory per block.
     pub shared_bytes: u32,
-    /// May start while the grid before it ends (programmatic dependent launch); the kernel waits by itself
-    /// before it touches memory.
+    /// The kernel may start before the previous one ends (programmatic dependent launch); it waits itself
+    /// before it accesses memory.
     pub overlaps: bool,
 }
 
 impl Grid {
-    /// `blocks` blocks of `threads` threads.
+    /// `blocks` blocks of `threads` threads each, one-dimensional.
     pub fn new(blocks: u32, threads: u32) -> Self {
         Self::of([blocks, 1, 1], threads)
     }
 
-    /// The same in up to three dimensions.
+    /// Up to three-dimensional `blocks` of `threads` threads each.
     pub fn of(blocks: [u32; 3], threads: u32) -> Self {
         Self { blocks, threads: [threads, 1, 1], shared_bytes: 0, overlaps: false }
     }
 
-    /// With dynamic shared memory.
+    /// Adds dynamic shared memory.
     pub fn shared(self, shared_bytes: u32) -> Self {
         Self { shared_bytes, ..self }
     }
 
-    /// With programmatic dependent launch.
+    /// Allows programmatic dependent launch.
     pub fn overlapping(self) -> Self {
         Self { overlaps: true, ..self }
     }
 }
 
-/// A launch's arguments, in the order of the kernel's parameters. No allocation.
+/// Arguments of a launch, in the order of the kernel's parameters. Does not allocate.
 #[derive(Debug)]
 pub struct Args<'a> {
     values: [u64; MAX_ARGS],
@@ -94,7 +95,7 @@ impl<'a> Args<'a> {
         self.push(slice.address(), 8)
     }
 
-    /// An `i32`. Sizes are `usize` on the host: one that does not fit is a broken invariant.
+    /// An `i32` from a `usize`, the host's type for sizes. Panics if it does not fit.
     pub fn size(self, value: usize) -> Self {
         let value = i32::try_from(value).unwrap_or_else(|_| panic!("{value} does not fit a kernel's i32"));
         self.push(u64::from(value as u32), 4)
@@ -120,26 +121,26 @@ impl<'a> Args<'a> {
         self.push(u64::from(value.to_bits()), 4)
     }
 
-    /// A struct by value, as its bytes (a tensor map, say).
+    /// A struct by value, such as a tensor map, as its bytes.
     pub fn bytes(mut self, bytes: &'a [u8]) -> Self {
         self.large[self.count] = Some(bytes);
         let size = bytes.len() as u32;
         self.push(0, size)
     }
 
-    /// Sizes of the arguments, in bytes.
+    /// Sizes of the arguments in bytes.
     fn sizes(&self) -> &[u32] {
         &self.sizes[..self.count]
     }
 }
 
 impl Kernel {
-    /// `function`, with the sizes of its parameters.
+    /// Wraps `function` and queries the sizes of its parameters.
     pub(crate) fn new(function: sys::CUfunction, name: &'static str) -> Result<Self, CudaError> {
         let (mut sizes, mut count) = ([0; MAX_ARGS], 0);
         loop {
             let (mut offset, mut size) = (0, 0);
-            // SAFETY: the out-pointers are valid for the call, and the function lives.
+            // SAFETY: the out-pointers are valid for the call, and the function is alive.
             match unsafe { sys::cuFuncGetParamInfo(function, count, &mut offset, &mut size) } {
                 sys::CUresult::CUDA_ERROR_INVALID_VALUE => return Ok(Self { function, name, sizes, count }),
                 code => check("cuFuncGetParamInfo", code)?,
@@ -150,13 +151,16 @@ impl Kernel {
         }
     }
 
-    /// Its name.
+    /// Name of the kernel.
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// Queues the kernel on `stream`. The arguments are as many and as large as its parameters: anything else
-    /// would make the driver read past them.
+    /// Queues the kernel on `stream`.
+    ///
+    /// # Panics
+    /// If number or sizes of the arguments differ from the kernel's parameters: the driver would read past
+    /// them.
     pub fn launch(&self, stream: &Stream, grid: Grid, args: &Args<'_>) -> Result<(), CudaError> {
         assert_eq!(self.parameter_sizes(), args.sizes(), "arguments of {}", self.name);
         let mut pointers = [std::ptr::null_mut::<c_void>(); MAX_ARGS];
@@ -183,22 +187,22 @@ impl Kernel {
             attrs: &mut overlap,
             numAttrs: u32::from(grid.overlaps),
         };
-        // SAFETY: pointers to as many values as the kernel has parameters, each as large, read before the
-        // call returns. What the kernel does with device addresses cannot touch the host's memory.
+        // SAFETY: there are as many pointers as the kernel has parameters, to values of the right sizes, read
+        // before the call returns. The kernel's use of device addresses cannot affect the host's memory.
         check(self.name, unsafe {
             sys::cuLaunchKernelEx(&config, self.function, pointers.as_mut_ptr(), std::ptr::null_mut())
         })
     }
 
-    /// Bytes of each parameter.
+    /// Size of each parameter in bytes.
     pub fn parameter_sizes(&self) -> &[u32] {
         &self.sizes[..self.count]
     }
 
-    /// Allows launches with more than 48 KiB of dynamic shared memory.
+    /// Allows up to `bytes` of dynamic shared memory, beyond the default limit of 48 KiB.
     pub fn allow_shared(&self, bytes: u32) -> Result<(), CudaError> {
         let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        // SAFETY: the function lives.
+        // SAFETY: the function is alive.
         check("cuFuncSetAttribute", unsafe {
             sys::cuFuncSetAttribute(self.function, attribute, bytes as i32)
         })

@@ -10,27 +10,27 @@ use cudarc::driver::sys;
 use super::error::check;
 use super::{CudaError, Device, Stream};
 
-/// A plain value that may be copied to and from a device byte by byte.
+/// A plain value that may be copied between host and device byte by byte.
 ///
 /// # Safety
-/// Any bit pattern is a value, there is no padding, and there are no pointers into the host.
+/// Every bit pattern is valid, and there are neither padding nor pointers to the host.
 pub unsafe trait Element: Copy + Send + Sync + 'static {}
 
-/// FP8 e4m3 (OCP 8-bit floating point), as its bits.
+/// The bits of an FP8 e4m3 number (OCP 8-bit floating point).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct E4m3(pub u8);
 
 macro_rules! elements {
     ($($type:ty),*) => {$(
-        // SAFETY: a number without padding; every bit pattern is one.
+        // SAFETY: a number without padding; every bit pattern is valid.
         unsafe impl Element for $type {}
     )*};
 }
 elements!(u8, i8, u16, i32, u32, i64, u64, f32, half::bf16, half::f16, E4m3);
 
-/// Part of some device memory: an address and how many values lie there. It does not keep the memory: whoever
-/// owns the buffer keeps it while kernels use it.
+/// A range of device memory: an address and a number of values. It does not keep the memory alive; the
+/// buffer's owner has to keep it while kernels use it.
 #[derive(Debug)]
 pub struct DeviceSlice<T> {
     address: u64,
@@ -47,35 +47,38 @@ impl<T> Clone for DeviceSlice<T> {
 impl<T> Copy for DeviceSlice<T> {}
 
 impl<T: Element> DeviceSlice<T> {
-    /// No memory: what optional arguments are when absent.
+    /// No memory: an absent optional argument.
     pub const NONE: Self = Self { address: 0, len: 0, of: PhantomData };
 
-    /// `len` values at `address`, which is a multiple of the value's size.
+    /// `len` values at `address`, which must be a multiple of the value's size.
     pub fn from_raw(address: u64, len: usize) -> Self {
         Self { address, len, of: PhantomData }
     }
 
-    /// The device's address.
+    /// Device address.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// How many values.
+    /// Number of values.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether there are no values.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Bytes.
+    /// Size in bytes.
     pub fn bytes(&self) -> usize {
         self.len * size_of::<T>()
     }
 
-    /// The values in `range`, which must lie inside.
+    /// The values in `range`.
+    ///
+    /// # Panics
+    /// If `range` reaches past the end.
     pub fn slice(&self, range: Range<usize>) -> Self {
         assert!(
             range.start <= range.end && range.end <= self.len,
@@ -94,8 +97,8 @@ impl<T: Element> DeviceSlice<T> {
         DeviceSlice { address: self.address, len: self.bytes() / size_of::<U>(), of: PhantomData }
     }
 
-    /// Copies `values` here and returns before it is done: `values` is read in the stream's order, and must not change
-    /// until then.
+    /// Queues a copy of `values` to this slice and returns. The copy runs in stream order; `values` must not
+    /// change until then.
     pub fn upload(
         &self,
         stream: &Stream,
@@ -104,13 +107,14 @@ impl<T: Element> DeviceSlice<T> {
     ) -> Result<(), CudaError> {
         let values = &values[range];
         assert!(values.len() <= self.len, "{} values do not fit into {}", values.len(), self.len);
-        // SAFETY: source and destination hold that many bytes; pinned memory is freed by the driver after pending copies.
+        // SAFETY: source and destination have that many bytes; the driver frees pinned memory only after
+        // pending copies.
         check("cuMemcpyHtoDAsync", unsafe {
             sys::cuMemcpyHtoDAsync_v2(self.address, values.as_ptr().cast(), size_of_val(values), stream.raw())
         })
     }
 
-    /// Copies from here into `values` and returns before it is done; read them after an event or a synchronisation.
+    /// Queues a copy of this slice to `values` and returns. Read them after an event or a synchronisation.
     pub fn download(
         &self,
         stream: &Stream,
@@ -130,32 +134,34 @@ impl<T: Element> DeviceSlice<T> {
         })
     }
 
-    /// Copies `values`, which lie on the device, here; the two do not overlap.
+    /// Queues a copy of `values` on the device to this slice. The two must not overlap.
     pub fn copy_from(&self, stream: &Stream, values: DeviceSlice<T>) -> Result<(), CudaError> {
         assert!(values.len() <= self.len, "{} values do not fit into {}", values.len(), self.len);
-        // SAFETY: source and destination hold that many bytes of device memory.
+        // SAFETY: source and destination have that many bytes of device memory.
         check("cuMemcpyDtoDAsync", unsafe {
             sys::cuMemcpyDtoDAsync_v2(self.address, values.address, values.bytes(), stream.raw())
         })
     }
 
-    /// Copies `values` here, and waits for it: for tests and loading.
+    /// Copies `values` to this slice and waits for the copy; for tests and loading.
     pub fn write(&self, stream: &Stream, values: &[T]) -> Result<(), CudaError> {
         assert!(values.len() <= self.len, "{} values do not fit into {}", values.len(), self.len);
-        // A copy from pageable memory waits inside of the driver, where no bound holds: not for what came before.
+        // A copy from pageable memory waits inside the driver, where no limit applies, so wait for earlier
+        // work first.
         stream.synchronize()?;
-        // SAFETY: source and destination hold that many bytes, and the stream is waited for.
+        // SAFETY: source and destination have that many bytes, and the stream is waited for.
         check("cuMemcpyHtoDAsync", unsafe {
             sys::cuMemcpyHtoDAsync_v2(self.address, values.as_ptr().cast(), size_of_val(values), stream.raw())
         })?;
         stream.synchronize()
     }
 
-    /// All values, after the stream's work: for tests and loading.
+    /// Reads all values after the stream's work; for tests and loading.
     pub fn read(&self, stream: &Stream) -> Result<Vec<T>, CudaError> {
         stream.synchronize()?; // as in `write`
         let mut values = Vec::<T>::with_capacity(self.len);
-        // SAFETY: the vector holds that many bytes, the copy has ended when they are named, and any bits are a value.
+        // SAFETY: the vector has that many bytes, the copy is complete before the length is set, and every
+        // bit pattern is valid.
         unsafe {
             let to = values.as_mut_ptr().cast::<c_void>();
             check(
@@ -163,7 +169,7 @@ impl<T: Element> DeviceSlice<T> {
                 sys::cuMemcpyDtoHAsync_v2(to, self.address, self.bytes(), stream.raw()),
             )?;
             if let Err(error) = stream.synchronize() {
-                // A device that is stuck may still write there.
+                // A stuck device may still write to it.
                 std::mem::forget(values);
                 return Err(error);
             }
@@ -174,14 +180,14 @@ impl<T: Element> DeviceSlice<T> {
 
     /// Sets every byte to `byte`.
     pub fn fill_bytes(&self, stream: &Stream, byte: u8) -> Result<(), CudaError> {
-        // SAFETY: the destination holds that many bytes.
+        // SAFETY: the destination has that many bytes.
         check("cuMemsetD8Async", unsafe {
             sys::cuMemsetD8Async(self.address, byte, self.bytes(), stream.raw())
         })
     }
 }
 
-/// Device memory of its own.
+/// An allocation of device memory.
 #[derive(Debug)]
 pub struct DeviceBuffer<T: Element> {
     slice: DeviceSlice<T>,
@@ -189,7 +195,7 @@ pub struct DeviceBuffer<T: Element> {
 }
 
 impl<T: Element> DeviceBuffer<T> {
-    /// `len` values, not initialised.
+    /// `len` uninitialised values.
     pub fn new(device: &Arc<Device>, len: usize) -> Result<Self, CudaError> {
         let mut address = 0;
         let bytes = (len * size_of::<T>()).max(1);
@@ -198,7 +204,7 @@ impl<T: Element> DeviceBuffer<T> {
         Ok(Self { slice: DeviceSlice { address, len, of: PhantomData }, device: device.clone() })
     }
 
-    /// `values`, copied.
+    /// A copy of `values`.
     pub fn from_slice(device: &Arc<Device>, stream: &Stream, values: &[T]) -> Result<Self, CudaError> {
         let buffer = Self::new(device, values.len())?;
         buffer.write(stream, values)?;
@@ -220,12 +226,13 @@ impl<T: Element> Drop for DeviceBuffer<T> {
             return;
         }
         let _ = self.device.bind();
-        // SAFETY: allocated in `new`, freed once; the driver waits for work that uses it. Errors change nothing.
+        // SAFETY: allocated in `new` and freed once; the driver waits for work that uses it. Errors do not
+        // matter here.
         let _ = unsafe { sys::cuMemFree_v2(self.slice.address) };
     }
 }
 
-/// Page-locked host memory: what copies need to run beside the host.
+/// Page-locked host memory, which asynchronous copies require.
 #[derive(Debug)]
 pub struct PinnedBuffer<T: Element> {
     start: *mut T,
@@ -237,11 +244,11 @@ pub struct PinnedBuffer<T: Element> {
 unsafe impl<T: Element> Send for PinnedBuffer<T> {}
 
 impl<T: Element> PinnedBuffer<T> {
-    /// `len` values, all bytes zero.
+    /// `len` values with all bytes zero.
     pub fn new(device: &Arc<Device>, len: usize) -> Result<Self, CudaError> {
         let mut start = std::ptr::null_mut();
         let bytes = (len * size_of::<T>()).max(1);
-        // SAFETY: the out-pointer is valid for the call; then the memory is `bytes` long.
+        // SAFETY: the out-pointer is valid for the call, after which the memory is `bytes` long.
         unsafe {
             check("cuMemHostAlloc", sys::cuMemHostAlloc(&mut start, bytes, 0))?;
             start.cast::<u8>().write_bytes(0, bytes);
@@ -272,7 +279,7 @@ impl<T: Element> Drop for PinnedBuffer<T> {
             return;
         }
         let _ = self.device.bind();
-        // SAFETY: allocated in `new`, freed once. Errors change nothing.
+        // SAFETY: allocated in `new` and freed once. Errors do not matter here.
         let _ = unsafe { sys::cuMemFreeHost(self.start.cast()) };
     }
 }

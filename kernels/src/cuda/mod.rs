@@ -1,9 +1,9 @@
-//! The operations on CUDA devices. [`device`], [`memory`], [`stream`] and [`launch`] are the driver API with its
-//! errors made values; [`ops`] are typed launchers, one file per operation, beside `cu/*.cu`; the crate
-//! `skein-kernel-check` runs each of them against its CPU reference and times it.
+//! The operations on CUDA devices. [`device`], [`memory`], [`stream`] and [`launch`] wrap the driver API and
+//! return its errors as values. [`ops`] has typed launchers, one file per operation, beside `cu/*.cu`; the
+//! crate `skein-kernel-check` compares each with its CPU reference and times it.
 //!
-//! Nothing of CUDA is linked: the driver library is found at run time, and [`device::Device::open`] says what is missing.
-//! In tests the same calls reach `skein-cuda-emulation`, a driver whose device is the CPU.
+//! Nothing of CUDA is linked: the driver library is found at run time, and [`device::Device::open`] reports
+//! what is missing. In tests the same calls go to `skein-cuda-emulation`, a driver whose device is the CPU.
 
 pub mod arena;
 pub mod blaslt;
@@ -29,5 +29,5 @@ pub use error::{CudaError, ErrorKind};
 pub use graph::Graph;
 pub use memory::{DeviceBuffer, DeviceSlice, Element, PinnedBuffer};
 pub use module::{KernelSource, Kernels};
-pub use stream::{Event, Stream, Waited};
+pub use stream::{CudaEvent, Stream, Waited};
 pub use tensor_map::TensorMap;

@@ -1,4 +1,4 @@
-//! The kernels' images, loaded.
+//! Loads the kernels' images.
 
 use std::ffi::CString;
 use std::fmt;
@@ -14,20 +14,20 @@ use super::launch::Kernel;
 use super::nvrtc::Compiler;
 use super::{CudaError, Device};
 
-/// Where the loaded kernels came from.
+/// Origin of the loaded kernels.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KernelSource {
-    /// nvcc made them when this binary was built.
+    /// Compiled by nvcc when this binary was built.
     Embedded,
-    /// NVRTC made them on this machine, now or at an earlier start.
+    /// Compiled by NVRTC on this machine, now or at an earlier start.
     Compiled {
-        /// NVRTC's (major, minor).
+        /// NVRTC version (major, minor).
         version: (u32, u32),
-        /// Files of kernels.
+        /// Number of kernel files.
         files: usize,
-        /// Those that an earlier start had compiled.
+        /// Number of files that an earlier start had compiled.
         cached: usize,
-        /// Where they are kept, if anywhere.
+        /// Cache directory, if any.
         directory: Option<PathBuf>,
     },
 }
@@ -59,8 +59,8 @@ unsafe impl Send for Kernels {}
 unsafe impl Sync for Kernels {}
 
 impl Kernels {
-    /// Loads them on `device`: those of the build, or else compiled here. The latter takes seconds at the
-    /// first start.
+    /// Loads the kernels on `device`: those embedded in the binary, or else compiled here, which takes
+    /// seconds at the first start.
     pub fn load(device: &Arc<Device>) -> Result<Self, CudaError> {
         let (source, compiled) = if KERNELS.iter().all(|kernel| !kernel.fatbin.is_empty()) {
             (KernelSource::Embedded, None)
@@ -78,20 +78,20 @@ impl Kernels {
 
     fn load_image(&mut self, image: &[u8]) -> Result<(), CudaError> {
         let mut module = std::ptr::null_mut();
-        // SAFETY: an image that nvcc or NVRTC made, which tells its own length; the out-pointer is valid for
+        // SAFETY: an image made by nvcc or NVRTC, which contains its own length; the out-pointer is valid for
         // the call.
         check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&mut module, image.as_ptr().cast()) })?;
         self.modules.push(module);
         Ok(())
     }
 
-    /// The kernel called `name`. Its code is on the device afterwards, so that its first launch may be in a
+    /// The kernel called `name`. Loads its code to the device, so that even its first launch may be in a
     /// graph.
     pub fn get(&self, name: &'static str) -> Result<Kernel, CudaError> {
         let symbol = CString::new(name).map_err(|_| CudaError::NoKernel { name: name.into() })?;
         for module in &self.modules {
             let mut function = std::ptr::null_mut();
-            // SAFETY: the module lives; the name ends with NUL; the out-pointer is valid for the call.
+            // SAFETY: the module is alive; the name ends with NUL; the out-pointer is valid for the call.
             match unsafe { sys::cuModuleGetFunction(&mut function, *module, symbol.as_ptr()) } {
                 sys::CUresult::CUDA_ERROR_NOT_FOUND => {}
                 code => return check("cuModuleGetFunction", code).and_then(|()| Kernel::new(function, name)),
@@ -100,12 +100,12 @@ impl Kernels {
         Err(CudaError::NoKernel { name: name.into() })
     }
 
-    /// Where they came from, for logs.
+    /// Origin of the kernels, for logs.
     pub fn kernel_source(&self) -> &KernelSource {
         &self.source
     }
 
-    /// Their device.
+    /// The device of the kernels.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
@@ -131,7 +131,7 @@ impl Drop for Kernels {
         }
         let _ = self.device.bind();
         for module in &self.modules {
-            // SAFETY: loaded once, unloaded once. Errors change nothing.
+            // SAFETY: loaded once and unloaded once. Errors do not matter here.
             let _ = unsafe { sys::cuModuleUnload(*module) };
         }
     }

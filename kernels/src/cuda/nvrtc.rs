@@ -1,5 +1,5 @@
-//! Kernels compiled at first start, with NVRTC, for binaries that were built without nvcc. The result is kept
-//! on disk under everything it depends on: device, architecture, NVRTC, driver, source.
+//! Compiles kernels with NVRTC at the first start, for binaries that were built without nvcc. Results are
+//! kept on disk under a key of everything they depend on: device, architecture, NVRTC, driver, source.
 
 use std::ffi::{CStr, CString, c_char};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,37 +10,38 @@ use super::cache::{Cache, file_name, hash};
 use super::images::{HEADERS, Image};
 use super::{CudaError, Device};
 
-/// The oldest NVRTC that knows what the kernels use.
+/// Oldest NVRTC version that supports the kernels' language features.
 const MIN_VERSION: (u32, u32) = (12, 0);
 const FLAGS: &[&CStr] = &[c"--std=c++17"];
-/// Compiled kernels kept on disk, all versions of the binary and all devices together; the oldest go.
+/// Most compiled kernels to keep on disk, across all versions of the binary and all devices; the oldest are
+/// removed.
 const MAX_FILES: usize = 512;
 
-/// NVRTC, and what it compiles for.
+/// NVRTC and the architecture to compile for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Compiler {
-    /// (major, minor).
+    /// NVRTC version (major, minor).
     pub(super) version: (u32, u32),
     target: Target,
 }
 
-/// An architecture, and whether the result is a cubin for it or PTX that the driver compiles on.
+/// An architecture, and whether the result is a cubin for it or PTX for the driver to compile further.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Target {
     name: String,
     is_ptx: bool,
 }
 
-/// Compiled kernels, in the order asked for.
+/// Compiled kernels, in the requested order.
 #[derive(Debug)]
 pub(super) struct Compiled {
     pub(super) images: Vec<Vec<u8>>,
-    /// How many of them the cache had.
+    /// Number of images from the cache.
     pub(super) cached: usize,
 }
 
 impl Compiler {
-    /// NVRTC for `device`.
+    /// Finds NVRTC and the target for `device`.
     pub(super) fn for_device(device: &Device) -> Result<Self, CudaError> {
         // SAFETY: only looks for the library.
         if !unsafe { sys::is_culib_present() } {
@@ -57,7 +58,7 @@ impl Compiler {
         Ok(Self { version, target })
     }
 
-    /// `kernels` from the cache, or compiled, several at once.
+    /// Reads `kernels` from the cache or compiles them, several at once.
     pub(super) fn compile(
         &self,
         device: &Device,
@@ -93,7 +94,7 @@ impl Compiler {
         Ok(Compiled { images: made.into_iter().map(|(.., image)| image).collect(), cached })
     }
 
-    /// One kernel file's image, and whether the cache had it.
+    /// Image of one kernel file, and whether it came from the cache.
     fn image(
         &self,
         device: &Device,
@@ -121,9 +122,9 @@ impl Compiler {
 }
 
 impl Target {
-    /// For compute capability `capability` (major * 10 + minor), of what NVRTC knows. Own features (`a`)
-    /// where there are kernels for them; PTX of the newest older architecture when NVRTC is older than the
-    /// device.
+    /// Target for compute capability `capability` (major * 10 + minor) out of `supported`.
+    /// Architecture-specific features (`a`) where there are kernels for them; PTX of the newest older
+    /// architecture if NVRTC is older than the device.
     fn of(capability: u32, supported: &[u32]) -> Option<Self> {
         if supported.contains(&capability) {
             let own = if matches!(capability, 90 | 100) { "a" } else { "" };
@@ -134,17 +135,17 @@ impl Target {
     }
 
     fn compile(&self, kernel: &'static Image) -> Result<Vec<u8>, CudaError> {
-        let refused = |log: String| CudaError::Compile { file: kernel.name, target: self.name.clone(), log };
-        let program = Program::new(kernel).map_err(|code| refused(error_text(code)))?;
+        let failed = |log: String| CudaError::Compile { file: kernel.name, target: self.name.clone(), log };
+        let program = Program::new(kernel).map_err(|code| failed(error_text(code)))?;
         let architecture = CString::new(format!("--gpu-architecture={}", self.name)).unwrap_or_default();
         let options: Vec<*const c_char> =
             FLAGS.iter().copied().chain([architecture.as_c_str()]).map(CStr::as_ptr).collect();
-        // SAFETY: the program lives; the options are strings that outlive the call.
+        // SAFETY: the program is alive; the options are strings that outlive the call.
         let code = unsafe { sys::nvrtcCompileProgram(program.0, options.len() as i32, options.as_ptr()) };
         if code != sys::nvrtcResult::NVRTC_SUCCESS {
-            return Err(refused(format!("{}\n{}", error_text(code), program.log())));
+            return Err(failed(format!("{}\n{}", error_text(code), program.log())));
         }
-        let mut image = program.image(self.is_ptx).map_err(|code| refused(error_text(code)))?;
+        let mut image = program.image(self.is_ptx).map_err(|code| failed(error_text(code)))?;
         if self.is_ptx {
             image.push(0); // the driver reads PTX as a string
         }
@@ -152,7 +153,7 @@ impl Target {
     }
 }
 
-/// An NVRTC program, destroyed when dropped.
+/// An NVRTC program, destroyed on drop.
 struct Program(sys::nvrtcProgram);
 
 impl Program {
@@ -164,7 +165,8 @@ impl Program {
         let pointers = |texts: &[CString]| texts.iter().map(|text| text.as_ptr()).collect::<Vec<_>>();
         let (header_pointers, name_pointers) = (pointers(&headers), pointers(&names));
         let mut program = std::ptr::null_mut();
-        // SAFETY: the strings live until the call returns, which copies them; as many headers as names.
+        // SAFETY: the strings are alive until the call returns, which copies them; there are as many headers
+        // as names.
         let code = unsafe {
             sys::nvrtcCreateProgram(
                 &mut program,
@@ -180,12 +182,12 @@ impl Program {
 
     fn log(&self) -> String {
         let mut size = 0;
-        // SAFETY: the program lives; the out-pointer is valid for the call.
+        // SAFETY: the program is alive; the out-pointer is valid for the call.
         if ok(unsafe { sys::nvrtcGetProgramLogSize(self.0, &mut size) }).is_err() {
             return String::new();
         }
         let mut log = vec![0u8; size];
-        // SAFETY: as many bytes as the library asked for.
+        // SAFETY: the buffer has the size that the library reported.
         let code = unsafe { sys::nvrtcGetProgramLog(self.0, log.as_mut_ptr().cast()) };
         let end = log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
         if ok(code).is_ok() { String::from_utf8_lossy(&log[..end]).into_owned() } else { String::new() }
@@ -193,7 +195,7 @@ impl Program {
 
     fn image(&self, is_ptx: bool) -> Result<Vec<u8>, sys::nvrtcResult> {
         let mut size = 0;
-        // SAFETY: the program lives and is compiled; the out-pointer is valid for the call.
+        // SAFETY: the program is alive and compiled; the out-pointer is valid for the call.
         ok(unsafe {
             if is_ptx {
                 sys::nvrtcGetPTXSize(self.0, &mut size)
@@ -203,7 +205,7 @@ impl Program {
         })?;
         let mut image = vec![0u8; size];
         let to = image.as_mut_ptr().cast();
-        // SAFETY: as many bytes as the library asked for.
+        // SAFETY: the buffer has the size that the library reported.
         ok(unsafe { if is_ptx { sys::nvrtcGetPTX(self.0, to) } else { sys::nvrtcGetCUBIN(self.0, to) } })?;
         Ok(image)
     }
@@ -211,7 +213,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // SAFETY: created in `new`, destroyed once. Errors change nothing.
+        // SAFETY: created in `new` and destroyed once. Errors do not matter here.
         let _ = unsafe { sys::nvrtcDestroyProgram(&mut self.0) };
     }
 }
@@ -221,7 +223,7 @@ fn ok(code: sys::nvrtcResult) -> Result<(), sys::nvrtcResult> {
 }
 
 fn error_text(code: sys::nvrtcResult) -> String {
-    // SAFETY: takes any code, and returns a constant string.
+    // SAFETY: takes any code and returns a constant string.
     let text = unsafe { sys::nvrtcGetErrorString(code) };
     if text.is_null() {
         return format!("{code:?}");
@@ -230,10 +232,10 @@ fn error_text(code: sys::nvrtcResult) -> String {
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-/// The library's version; old ones are refused.
+/// Version of the library; an error if it is too old.
 fn version() -> Result<(u32, u32), CudaError> {
     let (mut major, mut minor) = (0, 0);
-    // SAFETY: the library is there; the out-pointers are valid for the call.
+    // SAFETY: the library is present; the out-pointers are valid for the call.
     let code = unsafe { sys::nvrtcVersion(&mut major, &mut minor) };
     ok(code)
         .map_err(|code| CudaError::NoCompiler { why: format!("does not start: {}", error_text(code)) })?;
@@ -244,16 +246,16 @@ fn version() -> Result<(u32, u32), CudaError> {
     Ok(version)
 }
 
-/// Architectures the library compiles for, as major * 10 + minor.
+/// Architectures that the library compiles for, as major * 10 + minor.
 fn supported() -> Result<Vec<u32>, CudaError> {
     let broken = |code| CudaError::NoCompiler {
         why: format!("does not name its architectures: {}", error_text(code)),
     };
     let mut count = 0;
-    // SAFETY: the library is there; the out-pointer is valid for the call.
+    // SAFETY: the library is present; the out-pointer is valid for the call.
     ok(unsafe { sys::nvrtcGetNumSupportedArchs(&mut count) }).map_err(broken)?;
     let mut all = vec![0i32; count.max(0) as usize];
-    // SAFETY: as many numbers as the library said.
+    // SAFETY: the buffer has the size that the library reported.
     ok(unsafe { sys::nvrtcGetSupportedArchs(all.as_mut_ptr()) }).map_err(broken)?;
     Ok(all.into_iter().map(|it| it.max(0) as u32).collect())
 }
@@ -278,7 +280,7 @@ mod tests {
         assert_eq!(Target::of(80, &[100, 120]), None);
     }
 
-    /// Needs NVIDIA's own NVRTC on `LD_LIBRARY_PATH`: `tests/cuda/compile` runs it.
+    /// Needs NVIDIA's NVRTC on `LD_LIBRARY_PATH`; `tests/cuda/compile` runs it.
     #[test]
     #[ignore = "needs NVRTC"]
     fn every_source_compiles_with_nvrtc() {

@@ -1,4 +1,4 @@
-//! What a device can do at most, measured: plain reading of its memory (`cu/roofline.cu`) and a large product.
+//! Measured upper bounds of a device: plain reading of its memory (`cu/roofline.cu`) and a large product.
 //!
 //! Not yet run on a GPU.
 
@@ -7,16 +7,16 @@ use half::bf16;
 use super::blaslt::{BlasLt, Gemm, WORKSPACE_BYTES};
 use super::launch::{Args, Grid, Kernel};
 use super::ops::random::FillNormal;
-use super::{CudaError, DeviceBuffer, DeviceSlice, Event, Kernels, Stream};
+use super::{CudaError, CudaEvent, DeviceBuffer, DeviceSlice, Kernels, Stream};
 
-/// Threads of a block.
+/// Threads per block.
 const THREADS: u32 = 512;
-/// Blocks for each multiprocessor: four of 512 threads fill it.
+/// Blocks per multiprocessor: four of 512 threads fill it.
 const BLOCKS_PER_MULTIPROCESSOR: u32 = 4;
-/// Reads that are timed; the median counts.
+/// Timed reads, of which the median counts.
 const ROUNDS: usize = 15;
 
-/// Reads memory and keeps nothing of it.
+/// Kernel that reads memory and only keeps a checksum.
 #[derive(Debug, Clone, Copy)]
 pub struct ReadAll {
     kernel: Kernel,
@@ -24,18 +24,18 @@ pub struct ReadAll {
 }
 
 impl ReadAll {
-    /// Finds the kernel.
+    /// Looks the kernel up.
     pub fn new(kernels: &Kernels) -> Result<Self, CudaError> {
         let blocks = kernels.device().multiprocessors * BLOCKS_PER_MULTIPROCESSOR;
         Ok(Self { kernel: kernels.get("read_all")?, blocks })
     }
 
-    /// Words that [`Self::launch`] writes: the xor of these is that of all words read.
+    /// Number of words that [`Self::launch`] writes. Their xor is that of all words read.
     pub fn words(&self) -> usize {
         self.blocks as usize
     }
 
-    /// Reads `data`, a multiple of 16 bytes; `out` has [`Self::words`].
+    /// Reads `data`, a multiple of 16 bytes. `out` needs [`Self::words`].
     pub fn launch(
         &self,
         stream: &Stream,
@@ -49,33 +49,34 @@ impl ReadAll {
     }
 }
 
-/// A smaller measurement that took this long says enough: what follows is larger, and a slow device (an emulated one,
-/// say) would take minutes.
-const LONG_ENOUGH_SECONDS: f64 = 0.005;
+/// A measurement that takes longer than this is not repeated at a larger size: a slow device, such as an
+/// emulated one, would take minutes.
+const STOP_AFTER_SECONDS: f64 = 0.005;
 
-/// Bytes a second of reading up to `most_bytes` of memory, allocated for the purpose: several times the L2 cache, or it
-/// measures that. The bits are random, as those of weights are.
+/// Bytes per second when reading up to `most_bytes` of memory, which is allocated here. Must be several times
+/// the L2 cache, or it measures that. The data is random, like weights.
 pub fn read_bandwidth(kernels: &Kernels, stream: &Stream, most_bytes: usize) -> Result<f64, CudaError> {
     let sizes = [1 << 20, 64 << 20, most_bytes].into_iter().filter(|bytes| *bytes <= most_bytes);
-    largest_quick(sizes, |bytes| {
+    measure_ascending(sizes, |bytes| {
         let rate = read_rate(kernels, stream, bytes)?;
         Ok((bytes as f64 / rate, rate))
     })
 }
 
-/// Operations a second of one bf16 product of up to `most` cubed on random values; `None` without cuBLASLt.
+/// Operations per second of one bf16 product of up to `most` cubed on random values; `None` without cuBLASLt.
 pub fn matmul_rate(kernels: &Kernels, stream: &Stream, most: usize) -> Result<Option<f64>, CudaError> {
     let Some(blas) = BlasLt::open(kernels.device())? else { return Ok(None) };
     let sizes = [128, 1024, most].into_iter().filter(|size| *size <= most);
-    let rate = largest_quick(sizes, |size| {
+    let rate = measure_ascending(sizes, |size| {
         let rate = product_rate(&blas, kernels, stream, size)?;
         Ok((2.0 * (size as f64).powi(3) / rate, rate))
     });
     rate.map(Some)
 }
 
-/// The result at the largest size, or at the first one that takes long. `measure` gives (seconds, result).
-fn largest_quick(
+/// Measures at ascending sizes and returns the last result; stops after a size that takes long. `measure`
+/// returns (seconds, result).
+fn measure_ascending(
     sizes: impl Iterator<Item = usize>,
     measure: impl Fn(usize) -> Result<(f64, f64), CudaError>,
 ) -> Result<f64, CudaError> {
@@ -83,7 +84,7 @@ fn largest_quick(
     for size in sizes {
         let seconds;
         (seconds, result) = measure(size)?;
-        if seconds > LONG_ENOUGH_SECONDS {
+        if seconds > STOP_AFTER_SECONDS {
             break;
         }
     }
@@ -94,7 +95,7 @@ fn read_rate(kernels: &Kernels, stream: &Stream, bytes: usize) -> Result<f64, Cu
     let device = kernels.device();
     let read = ReadAll::new(kernels)?;
     let data = DeviceBuffer::<u32>::new(device, bytes / 16 * 4)?;
-    // Random: hardware may move zeros faster.
+    // Random values, because hardware may move zeros faster.
     FillNormal::<bf16>::new(kernels)?.launch(stream, data.cast(), 1, 1.0)?;
     let out = DeviceBuffer::new(device, read.words())?;
     let seconds = median_seconds(stream, ROUNDS, || read.launch(stream, *out, *data))?;
@@ -114,13 +115,13 @@ fn product_rate(blas: &BlasLt, kernels: &Kernels, stream: &Stream, size: usize) 
     Ok(2.0 * (size as f64).powi(3) / seconds)
 }
 
-/// Median time of `rounds` runs of what `launch` queues, after one that warms up.
+/// Median time of `rounds` runs of the work that `launch` queues, after one warm-up run.
 pub fn median_seconds(
     stream: &Stream,
     rounds: usize,
     mut launch: impl FnMut() -> Result<(), CudaError>,
 ) -> Result<f64, CudaError> {
-    let (start, end) = (Event::new(stream.device())?, Event::new(stream.device())?);
+    let (start, end) = (CudaEvent::new(stream.device())?, CudaEvent::new(stream.device())?);
     launch()?;
     let mut seconds = Vec::with_capacity(rounds);
     for _ in 0..rounds {

@@ -1,4 +1,4 @@
-//! Queues of device work, and marks in them.
+//! Streams of device work, and events in them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use cudarc::driver::sys;
 use super::error::check;
 use super::{CudaError, Device};
 
-/// A queue of device work, done in order.
+/// A queue of device work, executed in order.
 #[derive(Debug)]
 pub struct Stream {
     raw: sys::CUstream,
@@ -28,25 +28,25 @@ impl Stream {
         Ok(Self { raw, device: device.clone() })
     }
 
-    /// Waits for all its work, as long as [`Device::limit_waits`] allows.
+    /// Waits for all work of the stream, as long as [`Device::limit_waits`] allows.
     pub fn synchronize(&self) -> Result<(), CudaError> {
-        if self.device.patience().is_some() {
-            let end = Event::untimed(&self.device)?;
+        if self.device.wait_limit().is_some() {
+            let end = CudaEvent::untimed(&self.device)?;
             end.record(self)?;
             return end.synchronize();
         }
-        // SAFETY: the stream lives.
+        // SAFETY: the stream is alive.
         let outcome = check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) });
         outcome.inspect_err(|error| self.device.note(error))
     }
 
-    /// Lets work that is queued from now on wait for what `event` marks; the host does not wait.
-    pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
-        // SAFETY: both live.
+    /// Makes work that is queued from now on wait for `event`; the host does not wait.
+    pub fn wait_for(&self, event: &CudaEvent) -> Result<(), CudaError> {
+        // SAFETY: both are alive.
         check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.raw, event.raw, 0) })
     }
 
-    /// Its device.
+    /// The device of the stream.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
@@ -62,45 +62,45 @@ impl Drop for Stream {
             return;
         }
         let _ = self.device.bind();
-        // SAFETY: created in `new`, destroyed once; pending work still runs. Errors change nothing.
+        // SAFETY: created in `new` and destroyed once; pending work still runs. Errors do not matter here.
         let _ = unsafe { sys::cuStreamDestroy_v2(self.raw) };
     }
 }
 
-/// A mark in a stream.
+/// A point in a stream's work that can be waited for.
 #[derive(Debug)]
-pub struct Event {
+pub struct CudaEvent {
     raw: sys::CUevent,
     device: Arc<Device>,
 }
 
 // SAFETY: events may be used from any thread that is bound to their device.
-unsafe impl Send for Event {}
+unsafe impl Send for CudaEvent {}
 // SAFETY: the driver API's functions on events are thread-safe.
-unsafe impl Sync for Event {}
+unsafe impl Sync for CudaEvent {}
 
-/// How a wait with a bound ended.
+/// Result of a wait with a timeout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Waited {
     /// The marked work is done.
     Done,
-    /// It is not: the device is stuck, or the bound was short.
+    /// It is not done: the device is stuck, or the timeout was too short.
     TimedOut,
 }
 
-/// Asked again at once for so long: short waits cost no sleep.
+/// How long a wait polls before it sleeps, so that short waits cost no sleep.
 const SPIN: Duration = Duration::from_micros(20);
-/// Then with sleeps of a sixteenth of the time waited, within these: late by a few percent, and asleep
-/// otherwise.
+/// Limits of the sleeps that follow, each a sixteenth of the time waited: late by a few percent, but mostly
+/// asleep.
 const SLEEP: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(1));
 
-impl Event {
-    /// An event that keeps time.
+impl CudaEvent {
+    /// An event that records the time.
     pub fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
         Self::with_flags(device, 0)
     }
 
-    /// An event without time: cheaper to record, for order only.
+    /// An event without time, which is cheaper to record; for ordering only.
     pub fn untimed(device: &Arc<Device>) -> Result<Self, CudaError> {
         Self::with_flags(device, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32)
     }
@@ -112,7 +112,7 @@ impl Event {
         Ok(Self { raw, device: device.clone() })
     }
 
-    /// Waits for the marked work, at most `timeout`: it comes back from a device that is stuck.
+    /// Waits at most `timeout` for the event, so that a stuck device cannot block the caller.
     pub fn wait(&self, timeout: Duration) -> Result<Waited, CudaError> {
         let start = now();
         loop {
@@ -131,24 +131,24 @@ impl Event {
         }
     }
 
-    /// Marks the work `stream` has now.
+    /// Records the event after all work that `stream` has now.
     pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
-        // SAFETY: both live.
+        // SAFETY: both are alive.
         check("cuEventRecord", unsafe { sys::cuEventRecord(self.raw, stream.raw()) })
     }
 
-    /// Whether the marked work is done.
+    /// Whether the work before the event is done.
     pub fn is_done(&self) -> Result<bool, CudaError> {
-        // SAFETY: the event lives.
+        // SAFETY: the event is alive.
         match unsafe { sys::cuEventQuery(self.raw) } {
             sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
             code => check("cuEventQuery", code).map(|()| true).inspect_err(|error| self.device.note(error)),
         }
     }
 
-    /// Waits for the marked work, as long as [`Device::limit_waits`] allows.
+    /// Waits for the event, as long as [`Device::limit_waits`] allows.
     pub fn synchronize(&self) -> Result<(), CudaError> {
-        if let Some(within) = self.device.patience() {
+        if let Some(within) = self.device.wait_limit() {
             return match self.wait(within)? {
                 Waited::Done => Ok(()),
                 Waited::TimedOut => {
@@ -157,15 +157,15 @@ impl Event {
                 }
             };
         }
-        // SAFETY: the event lives.
+        // SAFETY: the event is alive.
         let outcome = check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.raw) });
         outcome.inspect_err(|error| self.device.note(error))
     }
 
-    /// Milliseconds of device time since `earlier`; both are done.
-    pub fn since(&self, earlier: &Event) -> Result<f32, CudaError> {
+    /// Milliseconds of device time since `earlier`. Both events must be done.
+    pub fn since(&self, earlier: &CudaEvent) -> Result<f32, CudaError> {
         let mut milliseconds = 0.0;
-        // SAFETY: the out-pointer is valid for the call, and both events live.
+        // SAFETY: the out-pointer is valid for the call, and both events are alive.
         check("cuEventElapsedTime", unsafe {
             sys::cuEventElapsedTime_v2(&mut milliseconds, earlier.raw, self.raw)
         })?;
@@ -173,18 +173,18 @@ impl Event {
     }
 }
 
-impl Drop for Event {
+impl Drop for CudaEvent {
     fn drop(&mut self) {
         if self.device.is_abandoned() {
             return;
         }
         let _ = self.device.bind();
-        // SAFETY: created in `new`, destroyed once. Errors change nothing.
+        // SAFETY: created in `new` and destroyed once. Errors do not matter here.
         let _ = unsafe { sys::cuEventDestroy_v2(self.raw) };
     }
 }
 
-#[allow(clippy::disallowed_methods)] // a watchdog of the device measures real time, also in simulations
+#[allow(clippy::disallowed_methods)] // the device's watchdog measures real time, also in simulations
 fn now() -> Instant {
     Instant::now()
 }

@@ -1,4 +1,5 @@
-//! Tensor maps: what the copy engine of Hopper and later (TMA) needs to know of a tensor to move boxes of it.
+//! Tensor maps: descriptions of a tensor that the copy engine of Hopper and later (TMA) needs to copy boxes
+//! of it.
 
 use std::ffi::c_void;
 
@@ -8,12 +9,12 @@ use super::error::check;
 use super::memory::{E4m3, Element};
 use super::{CudaError, DeviceSlice};
 
-/// Most dimensions.
+/// Most dimensions of a tensor map.
 const MAX_RANK: usize = 5;
 
-/// Types that a map's tensor may have.
+/// Element types of a map's tensor.
 pub trait MapElement: Element {
-    /// The driver's name of it.
+    /// The driver's name of the type.
     const TYPE: DataType;
 }
 
@@ -33,11 +34,11 @@ impl MapElement for E4m3 {
     const TYPE: DataType = DataType::CU_TENSOR_MAP_DATA_TYPE_UINT8;
 }
 
-/// How the 16-byte chunks of a box's rows are permuted in shared memory; the inner dimension of the box is at
-/// most as wide.
+/// Permutation of the 16-byte chunks of a box's rows in shared memory. The box's inner dimension must not be
+/// wider than the swizzle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Swizzle {
-    /// As they come.
+    /// No permutation.
     None,
     /// Within 32 bytes.
     Bytes32,
@@ -57,7 +58,7 @@ impl Swizzle {
         }
     }
 
-    /// Bytes that a row of a box may have.
+    /// Most bytes of a box's row.
     fn span(self) -> usize {
         match self {
             Self::None => usize::MAX,
@@ -68,20 +69,19 @@ impl Swizzle {
     }
 }
 
-/// A tensor of two dimensions or more and the box that one copy moves, as 128 bytes that only the hardware
+/// A tensor of at least two dimensions and the box that one copy moves, as 128 bytes that only the hardware
 /// reads: a kernel's `const __grid_constant__` parameter, passed by [`super::launch::Args::bytes`]. It does
-/// not keep the memory.
+/// not keep the memory alive.
 ///
-/// Copies write zeros for what lies outside the tensor.
+/// Copies write zeros for the part of a box outside the tensor.
 #[derive(Debug, Clone, Copy)]
 pub struct TensorMap {
     map: sys::CUtensorMap,
 }
 
 impl TensorMap {
-    /// A map of a dense `tensor`; `dims` and `box_dims` are in values, the outermost dimension first, as its
-    /// shape is written. The driver's limits: an address that is a multiple of 16, rows of a multiple of 16
-    /// bytes, box dimensions up to 256.
+    /// A map of a dense `tensor`. `dims` and `box_dims` are in values, outermost dimension first. The driver
+    /// requires a 16-byte aligned address, rows of a multiple of 16 bytes, and box dimensions up to 256.
     pub fn new<T: MapElement>(
         tensor: DeviceSlice<T>,
         dims: &[usize],
@@ -96,8 +96,8 @@ impl TensorMap {
         Self::strided(tensor, dims, &strides[..rank], box_dims, swizzle)
     }
 
-    /// The same of a part of a larger tensor: `strides[i]` values lead from one index of `dims[i]` to the
-    /// next, multiples of 16 bytes except the last, which is 1.
+    /// A map of a part of a larger tensor: indices of `dims[i]` are `strides[i]` values apart. Strides are
+    /// multiples of 16 bytes except the last, which is 1.
     pub fn strided<T: MapElement>(
         tensor: DeviceSlice<T>,
         dims: &[usize],
@@ -109,7 +109,7 @@ impl TensorMap {
             let shape = format!("{dims:?}, strides {strides:?}, box {box_dims:?}, swizzle {swizzle:?}");
             CudaError::invalid(format!("tensor map of {shape}: {what}"))
         })?;
-        // The driver takes the innermost dimension first, and no stride of it.
+        // The driver takes the innermost dimension first, without its stride.
         let (rank, bytes) = (dims.len(), size_of::<T>() as u64);
         let (mut sizes, mut steps, mut boxes) = ([1u64; MAX_RANK], [0u64; MAX_RANK], [1u32; MAX_RANK]);
         for i in 0..rank {
@@ -120,8 +120,8 @@ impl TensorMap {
             }
         }
         let (mut map, ones) = (sys::CUtensorMap { opaque: [0; 16] }, [1u32; MAX_RANK]);
-        // SAFETY: the arrays hold `rank` values, and are read before the call returns; the map is aligned by
-        // its type.
+        // SAFETY: the arrays have `rank` values and are read before the call returns; the type aligns the
+        // map.
         check("cuTensorMapEncodeTiled", unsafe {
             sys::cuTensorMapEncodeTiled(
                 &mut map,
@@ -134,7 +134,7 @@ impl TensorMap {
                 ones.as_ptr(),
                 sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
                 swizzle.raw(),
-                // Neighbouring boxes are read soon: whole lines of L2 pay.
+                // Neighbouring boxes are read soon, so fetch whole lines of L2.
                 sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                 sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
             )
@@ -142,14 +142,15 @@ impl TensorMap {
         Ok(Self { map })
     }
 
-    /// Its bytes, where they lie aligned as the driver wants them.
+    /// The map's bytes, with the alignment that the driver requires.
     pub fn as_bytes(&self) -> &[u8] {
         // SAFETY: 128 initialised bytes without padding, borrowed with `self`.
         unsafe { std::slice::from_raw_parts((&raw const self.map).cast(), size_of::<sys::CUtensorMap>()) }
     }
 }
 
-/// What cuTensorMapEncodeTiled demands (driver API, tensor map objects), so that an error names the value.
+/// Checks the requirements of cuTensorMapEncodeTiled (driver API, tensor map objects), so that an error names
+/// the value.
 fn limits<T: Element>(
     tensor: DeviceSlice<T>,
     dims: &[usize],

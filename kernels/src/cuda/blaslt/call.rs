@@ -1,4 +1,4 @@
-//! cuBLASLt's objects, freed when dropped, and its answers as values.
+//! cuBLASLt's objects, which are freed on drop, and its status codes as errors.
 
 use std::ffi::{CStr, c_void};
 
@@ -9,7 +9,7 @@ use crate::cuda::CudaError;
 /// `cublasOperation_t`, which the bindings lack.
 const CUBLAS_OP_T: i32 = 1;
 
-/// `Ok` for `CUBLAS_STATUS_SUCCESS`; `about` says which product, for the error.
+/// `Ok` for `CUBLAS_STATUS_SUCCESS`. `about` describes the product for the error.
 pub(super) fn check(
     call: &'static str,
     status: sys::cublasStatus_t,
@@ -18,7 +18,7 @@ pub(super) fn check(
     if status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
         return Ok(());
     }
-    // SAFETY: takes any status, and returns a constant string or null.
+    // SAFETY: takes any status and returns a constant string or null.
     let name = unsafe { sys::cublasLtGetStatusName(status) };
     let name = if name.is_null() {
         format!("{status:?}")
@@ -36,7 +36,7 @@ pub(super) fn check(
 pub(super) struct Handle(pub(super) sys::cublasLtHandle_t);
 
 impl Handle {
-    /// The library is there. The device is bound.
+    /// Creates a handle. The library must be present and the device bound.
     pub(super) fn new() -> Result<Self, CudaError> {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the out-pointer is valid for the call.
@@ -47,12 +47,12 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // SAFETY: created in `new`, destroyed once. Errors change nothing.
+        // SAFETY: created in `new` and destroyed once. Errors do not matter here.
         let _ = unsafe { sys::cublasLtDestroy(self.0) };
     }
 }
 
-/// A matrix by columns: `rows` values lie together, `stride` values lead to the next column.
+/// A column-major matrix: `rows` adjacent values per column, columns `stride` values apart.
 #[derive(Debug)]
 pub(super) struct Layout(pub(super) sys::cublasLtMatrixLayout_t);
 
@@ -74,7 +74,7 @@ impl Layout {
 
     pub(super) fn set_columns(&self, columns: u32) -> Result<(), CudaError> {
         let columns = u64::from(columns);
-        // SAFETY: the layout lives; the attribute is a u64, read during the call.
+        // SAFETY: the layout is alive; the attribute is a u64, read during the call.
         let status = unsafe {
             sys::cublasLtMatrixLayoutSetAttribute(
                 self.0,
@@ -89,12 +89,12 @@ impl Layout {
 
 impl Drop for Layout {
     fn drop(&mut self) {
-        // SAFETY: created in `new`, destroyed once. Errors change nothing.
+        // SAFETY: created in `new` and destroyed once. Errors do not matter here.
         let _ = unsafe { sys::cublasLtMatrixLayoutDestroy(self.0) };
     }
 }
 
-/// What is computed: f32 sums of A^T B.
+/// Description of the computation: A^T B with f32 sums.
 #[derive(Debug)]
 pub(super) struct Operation(pub(super) sys::cublasLtMatmulDesc_t);
 
@@ -115,14 +115,14 @@ impl Operation {
         Ok(operation)
     }
 
-    /// `value` has the attribute's own type.
+    /// Sets an attribute; `value` must have the attribute's type.
     pub(super) fn set<V: Copy>(
         &self,
         attribute: sys::cublasLtMatmulDescAttributes_t,
         value: V,
     ) -> Result<(), CudaError> {
         let value = (&raw const value).cast::<c_void>();
-        // SAFETY: the description lives; as many bytes as are told are read during the call.
+        // SAFETY: the description is alive; the given number of bytes is read during the call.
         let status = unsafe { sys::cublasLtMatmulDescSetAttribute(self.0, attribute, value, size_of::<V>()) };
         check("cublasLtMatmulDescSetAttribute", status, || format!("{attribute:?}"))
     }
@@ -130,12 +130,12 @@ impl Operation {
 
 impl Drop for Operation {
     fn drop(&mut self) {
-        // SAFETY: created in `new`, destroyed once. Errors change nothing.
+        // SAFETY: created in `new` and destroyed once. Errors do not matter here.
         let _ = unsafe { sys::cublasLtMatmulDescDestroy(self.0) };
     }
 }
 
-/// What a search for algorithms may use.
+/// Constraints for the search for algorithms.
 #[derive(Debug)]
 pub(super) struct Preference(pub(super) sys::cublasLtMatmulPreference_t);
 
@@ -166,7 +166,7 @@ impl Preference {
         value: V,
     ) -> Result<(), CudaError> {
         let value = (&raw const value).cast::<c_void>();
-        // SAFETY: the preference lives; as many bytes as are told are read during the call.
+        // SAFETY: the preference is alive; the given number of bytes is read during the call.
         let status =
             unsafe { sys::cublasLtMatmulPreferenceSetAttribute(self.0, attribute, value, size_of::<V>()) };
         check("cublasLtMatmulPreferenceSetAttribute", status, || format!("{attribute:?}"))
@@ -175,7 +175,7 @@ impl Preference {
 
 impl Drop for Preference {
     fn drop(&mut self) {
-        // SAFETY: created in `new`, destroyed once. Errors change nothing.
+        // SAFETY: created in `new` and destroyed once. Errors do not matter here.
         let _ = unsafe { sys::cublasLtMatmulPreferenceDestroy(self.0) };
     }
 }

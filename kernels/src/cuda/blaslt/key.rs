@@ -1,4 +1,4 @@
-//! What a product's algorithm depends on.
+//! Keys that select a product's algorithm.
 
 use std::fmt;
 
@@ -6,9 +6,9 @@ use cudarc::cublaslt::sys::{self, cudaDataType_t as DataType};
 
 use crate::cuda::memory::{E4m3, Element};
 
-/// Types of a product's operands or results.
+/// Element types of a product's operands and results.
 pub trait BlasElement: Element {
-    /// As cuBLASLt names it.
+    /// cuBLASLt's name of the type.
     const TYPE: DataType;
 }
 
@@ -28,26 +28,26 @@ impl BlasElement for E4m3 {
     const TYPE: DataType = DataType::CUDA_R_8F_E4M3;
 }
 
-/// How e4m3 operands are scaled: a stored value times its scale is the value.
+/// How e4m3 operands are scaled. A value is the stored value times its scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scaling {
     /// No scales.
     None,
     /// One scale for `x`, one for the weight: `[1]` each.
     Tensor,
-    /// One for each row of `x`, `[rows]`, and of the weight, `[n]`. From cuBLAS 12.9 on.
+    /// One scale for each row of `x`, `[rows]`, and of the weight, `[n]`. Since cuBLAS 12.9.
     Outer,
-    /// `x`: one for 128 values of a row, `[ceil(k / 128), rows]`, rows consecutive. Weight: one for each
-    /// block of 128 x 128, `[ceil(n / 128), stride]`, where the stride is `ceil(k / 128)` rounded up to a
-    /// multiple of 4. `rows` is a multiple of 4. From cuBLAS 12.9 on.
+    /// `x`: one scale per 128 values of a row, `[ceil(k / 128), rows]`, with rows contiguous. Weight: one
+    /// scale per 128 x 128 block, `[ceil(n / 128), stride]`, where the stride is `ceil(k / 128)` rounded up
+    /// to a multiple of 4. `rows` must be a multiple of 4. Since cuBLAS 12.9.
     Block128,
 }
 
 impl Scaling {
-    /// All of them.
+    /// All kinds of scaling.
     pub const ALL: [Self; 4] = [Self::None, Self::Tensor, Self::Outer, Self::Block128];
 
-    /// (weight's, x's), as cuBLASLt names them; its A is the weight and its B is `x`.
+    /// cuBLASLt's modes for (weight, x), which are its A and B.
     pub(super) fn modes(self) -> (sys::cublasLtMatmulMatrixScale_t, sys::cublasLtMatmulMatrixScale_t) {
         use sys::cublasLtMatmulMatrixScale_t as Mode;
         match self {
@@ -65,7 +65,7 @@ impl Scaling {
         }
     }
 
-    /// Scales there must be: (weight's, x's).
+    /// Required numbers of scales (weight, x).
     pub fn counts(self, rows: usize, n: usize, k: usize) -> (usize, usize) {
         match self {
             Self::None => (0, 0),
@@ -79,28 +79,28 @@ impl Scaling {
     }
 }
 
-/// A product's kind. One algorithm is chosen for each and stays: the same product gives the same bits in each
-/// run on the same device with the same cuBLASLt.
+/// A kind of product. One algorithm is chosen for each key and kept, so the same product gives the same bits
+/// in every run on the same device with the same cuBLASLt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct GemmKey {
-    /// The most rows of its bucket: [`row_bucket`].
+    /// Largest number of rows of the bucket, see [`row_bucket`].
     pub rows: u32,
-    /// Columns of the result, rows of the weight.
+    /// Columns of the result, which are rows of the weight.
     pub n: u32,
-    /// Summed over.
+    /// Dimension that is summed over.
     pub k: u32,
-    /// Of `x` and the weight.
+    /// Type of `x` and the weight.
     pub input: DataType,
-    /// Of the result and the bias.
+    /// Type of the result and the bias.
     pub output: DataType,
-    /// Of e4m3 operands.
+    /// Scaling of e4m3 operands.
     pub scaling: Scaling,
     /// Whether a bias is added.
     pub bias: bool,
 }
 
 impl GemmKey {
-    /// The key of `rows` rows of `I` times an `[n, k]` weight, as `O`.
+    /// The key for `rows` rows of `I` times an `[n, k]` weight, with a result of `O`.
     pub fn new<I: BlasElement, O: BlasElement>(
         rows: usize,
         n: usize,
@@ -112,7 +112,7 @@ impl GemmKey {
         Self { rows, n, k, input: I::TYPE, output: O::TYPE, scaling, bias }
     }
 
-    /// As the file of chosen algorithms spells it.
+    /// The key as written in the file of chosen algorithms.
     pub(super) fn to_line(self) -> String {
         let Self { rows, n, k, input, output, scaling, bias } = self;
         format!("{rows} {n} {k} {} {} {} {}", input as u32, output as u32, scaling as u32, u32::from(bias))
@@ -126,8 +126,8 @@ impl fmt::Display for GemmKey {
     }
 }
 
-/// The bucket of `rows`: exact up to 16, then 24, 32, 48, 64, ... (powers of two and what lies half-way
-/// between them).
+/// Rounds `rows` up to a bucket: every number up to 16, then 24, 32, 48, 64, … (powers of two and the
+/// midpoints between them).
 pub fn row_bucket(rows: usize) -> usize {
     if rows <= 16 {
         return rows.max(1);
@@ -136,7 +136,7 @@ pub fn row_bucket(rows: usize) -> usize {
     if rows <= power / 4 * 3 { power / 4 * 3 } else { power }
 }
 
-/// All buckets up to the one of `max_rows`, ascending.
+/// All buckets up to that of `max_rows`, ascending.
 pub fn row_buckets(max_rows: usize) -> impl Iterator<Item = usize> {
     let last = row_bucket(max_rows);
     std::iter::successors(Some(1), |rows| Some(row_bucket(rows + 1))).take_while(move |rows| *rows <= last)

@@ -1,6 +1,6 @@
-//! Matrix products by cuBLASLt, found at run time. For each kind of product ([`GemmKey`]) one algorithm is
-//! chosen, by the library's heuristics or by timing, and kept: in memory, and on disk for the next start. So
-//! the same product is the same arithmetic each time, and choosing costs its microseconds once.
+//! Matrix products with cuBLASLt, which is found at run time. For each kind of product ([`GemmKey`]) one
+//! algorithm is chosen, by the library's heuristics or by timing, and kept in memory and on disk. So the same
+//! product always has the same arithmetic, and the microseconds to choose an algorithm are spent once.
 //!
 //! Not yet run on a GPU.
 
@@ -24,18 +24,18 @@ use plan::{ALIGNMENT, Operands, Plan};
 
 use super::{CudaError, Device, DeviceSlice, Stream};
 
-/// What products may use besides their operands: NVIDIA's advice for Hopper (cuBLAS documentation,
+/// Size of the workspace that a product may use: NVIDIA's recommendation for Hopper (cuBLAS documentation,
 /// "cublasSetWorkspace").
 pub const WORKSPACE_BYTES: usize = 32 << 20;
-/// The oldest library whose answers are understood.
+/// Oldest supported library version.
 const MIN_VERSION: usize = 120_000;
-/// `CUBLAS_STATUS_INVALID_VALUE` and `CUBLAS_STATUS_NOT_SUPPORTED`.
+/// The values of `CUBLAS_STATUS_INVALID_VALUE` and `CUBLAS_STATUS_NOT_SUPPORTED`.
 const INVALID_VALUE: u32 = 7;
 const NOT_SUPPORTED: u32 = 15;
-/// The oldest library with scales by row and by block.
+/// Oldest library version with scales per row and per block.
 const MIN_VERSION_VECTOR_SCALES: usize = 120_900;
 
-/// cuBLASLt on one device. Calls come from threads that are bound to it.
+/// cuBLASLt on one device. Calling threads must be bound to it.
 #[derive(Debug)]
 pub struct BlasLt {
     handle: Handle,
@@ -44,7 +44,7 @@ pub struct BlasLt {
     state: Mutex<State>,
 }
 
-// SAFETY: the library's handles may be used from any thread that is bound to the device; descriptions lie
+// SAFETY: the library's handles may be used from any thread that is bound to the device; descriptions are
 // behind the lock.
 unsafe impl Send for BlasLt {}
 // SAFETY: as above.
@@ -56,8 +56,8 @@ struct State {
     pinned: Pinned,
 }
 
-/// One product: `out[rows, n] = x[rows, k] * weight[n, k]^T (+ bias)`, f32 sums, rounded once to `O`. All
-/// row-major and dense.
+/// A product `out[rows, n] = x[rows, k] * weight[n, k]^T (+ bias)`, summed in f32 and rounded once to `O`.
+/// All matrices are row-major and dense.
 #[derive(Debug, Clone, Copy)]
 pub struct Gemm<I, O> {
     /// `[rows, n]`
@@ -66,24 +66,24 @@ pub struct Gemm<I, O> {
     pub x: DeviceSlice<I>,
     /// `[n, k]`
     pub weight: DeviceSlice<I>,
-    /// `[n]`, in the result's type, or [`DeviceSlice::NONE`].
+    /// `[n]` in the result's type, or [`DeviceSlice::NONE`].
     pub bias: DeviceSlice<O>,
-    /// Rows.
+    /// Rows of `x` and the result.
     pub rows: usize,
     /// Columns of the result.
     pub n: usize,
-    /// Summed over: a multiple of 8, of 16 for e4m3.
+    /// Dimension that is summed over: a multiple of 8, or of 16 for e4m3.
     pub k: usize,
-    /// How e4m3 operands are scaled.
+    /// Scaling of e4m3 operands.
     pub scaling: Scaling,
-    /// As [`Scaling`] says, or [`DeviceSlice::NONE`].
+    /// Scales of `x` as [`Scaling`] describes, or [`DeviceSlice::NONE`].
     pub x_scales: DeviceSlice<f32>,
-    /// As [`Scaling`] says, or [`DeviceSlice::NONE`].
+    /// Scales of the weight as [`Scaling`] describes, or [`DeviceSlice::NONE`].
     pub weight_scales: DeviceSlice<f32>,
 }
 
 impl<I: BlasElement, O: BlasElement> Gemm<I, O> {
-    /// Without bias and scales.
+    /// A product without bias and scales.
     pub fn new(
         out: DeviceSlice<O>,
         x: DeviceSlice<I>,
@@ -145,13 +145,13 @@ impl<I: BlasElement, O: BlasElement> Gemm<I, O> {
 }
 
 impl BlasLt {
-    /// The library, when there is one of a known version; the calling thread is bound to `device`.
+    /// Opens the library; `None` if it is missing or too old. The calling thread must be bound to `device`.
     pub fn open(device: &Arc<Device>) -> Result<Option<Self>, CudaError> {
         // SAFETY: only looks for the library.
         if !unsafe { sys::is_culib_present() } {
             return Ok(None);
         }
-        // SAFETY: the library is there, and each version has this function.
+        // SAFETY: the library is present, and every version has this function.
         let version = unsafe { sys::cublasLtGetVersion() };
         if version < MIN_VERSION {
             return Ok(None);
@@ -160,25 +160,25 @@ impl BlasLt {
         Ok(Some(Self { handle: Handle::new()?, version, device: device.clone(), state: Mutex::new(state) }))
     }
 
-    /// `10000 * major + 100 * minor + patch`.
+    /// Version of the library, `10000 * major + 100 * minor + patch`.
     pub fn version(&self) -> usize {
         self.version
     }
 
-    /// Its device.
+    /// The device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
-    /// Whether the library has a product of this kind on this device. Chooses its algorithm: call it once for
-    /// each kind before serving.
+    /// Whether the library supports this kind of product on this device. Also chooses its algorithm: call it
+    /// once for each kind before serving.
     pub fn supports(&self, key: GemmKey) -> Result<bool, CudaError> {
         Ok(self.state().plan(self, key)?.is_some())
     }
 
-    /// Queues a product. `workspace` has [`WORKSPACE_BYTES`], and no other stream uses it meanwhile. The
-    /// first product of its kind chooses the algorithm and loads its code; run each once before it is
-    /// captured in a graph.
+    /// Queues a product. `workspace` needs [`WORKSPACE_BYTES`], and no other stream may use it meanwhile. The
+    /// first product of a kind chooses the algorithm and loads its code, so run each kind once before
+    /// capturing it in a graph.
     pub fn matmul<I: BlasElement, O: BlasElement>(
         &self,
         stream: &Stream,
@@ -196,7 +196,8 @@ impl BlasLt {
         }
         let (key, operands) = (gemm.key(), gemm.operands(workspace));
         match self.run(stream, key, &operands) {
-            // The bucket's algorithm may refuse a smaller number of rows: that number then gets its own.
+            // The bucket's algorithm may reject a smaller number of rows. That number then gets its own
+            // algorithm.
             Err(CudaError::Blas { code: INVALID_VALUE | NOT_SUPPORTED, .. }) if key.rows != operands.rows => {
                 self.run(stream, GemmKey { rows: operands.rows, ..key }, &operands)
             }
@@ -219,13 +220,14 @@ impl BlasLt {
     }
 
     fn may_have(&self, scaling: Scaling) -> bool {
-        // Older libraries would answer an attribute they do not know with an error.
+        // Older libraries return an error for attributes that they do not know.
         !matches!(scaling, Scaling::Outer | Scaling::Block128) || self.version >= MIN_VERSION_VECTOR_SCALES
     }
 }
 
 impl State {
-    /// The plan of `key`: known, pinned on disk, or what the heuristics like best, which is then pinned.
+    /// The plan for `key`. An unknown key gets the algorithm pinned on disk, or else the heuristics' first
+    /// choice, which is then pinned.
     fn plan(&mut self, blas: &BlasLt, key: GemmKey) -> Result<Option<&Plan>, CudaError> {
         if !self.plans.contains_key(&key) {
             let plan = self.choose(blas, key)?;

@@ -1,4 +1,4 @@
-//! The chosen algorithms on disk, one file for each (device, version of the library).
+//! Chosen algorithms on disk, one file per device and library version.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use super::plan::Algorithm;
 use crate::cuda::Device;
 use crate::cuda::cache::{Cache, file_name};
 
-/// Chosen algorithms by the spelling of their keys.
+/// Chosen algorithms by key, spelled as [`GemmKey::to_line`].
 #[derive(Debug)]
 pub(super) struct Pinned {
     cache: Cache,
@@ -16,7 +16,7 @@ pub(super) struct Pinned {
 }
 
 impl Pinned {
-    /// What earlier processes chose on such a device with this version.
+    /// Loads what earlier processes chose on this kind of device with this version.
     pub(super) fn of_user(device: &Device, version: usize) -> Self {
         Self::load(Cache::of_user(), format!("blaslt-{}-{version}", file_name(&device.name)))
     }
@@ -31,7 +31,7 @@ impl Pinned {
         self.algorithms.get(&key.to_line()).copied()
     }
 
-    /// Keeps `algorithm`, here and on disk. Another process may have added some since: those stay.
+    /// Stores `algorithm` in memory and on disk, keeping what other processes have added since.
     pub(super) fn put(&mut self, key: GemmKey, algorithm: Algorithm) {
         let others = Self::load(self.cache.clone(), self.file.clone()).algorithms;
         for (key, algorithm) in others {
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_are_not_ours_are_left_out() {
+    fn malformed_lines_are_ignored() {
         for line in ["", "a", "a = ", "a = 1 2", "a = 1 2 3 4 5 6 7 8 9 a", "a = x 2 3 4 5 6 7 8 9"] {
             assert!(parse(line).is_none(), "{line:?}");
         }

@@ -1,4 +1,4 @@
-//! One kind of product, ready to run: its descriptions and its algorithm.
+//! A kind of product that is ready to run: its descriptions and its algorithm.
 
 use std::ffi::c_void;
 
@@ -8,20 +8,20 @@ use super::call::{Handle, Layout, Operation, Preference, check};
 use super::key::{GemmKey, Scaling};
 use crate::cuda::CudaError;
 
-/// Addresses of operands and results are multiples of this: what wide loads and TMA need. (The library's own
-/// default, 256, would be untrue of a row inside a matrix.)
+/// Alignment of operands and results in bytes, which wide loads and TMA require. (The library's default, 256,
+/// does not hold for a row inside a matrix.)
 pub(super) const ALIGNMENT: u32 = 16;
 
-/// Which algorithm, as the library's 64 opaque bytes: the same bytes choose the same algorithm in each
-/// process that has the same version of the library.
+/// An algorithm as the library's 64 opaque bytes. The same bytes select the same algorithm in every process
+/// with the same library version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Algorithm {
     pub(super) data: [u64; 8],
-    /// It needs this much.
+    /// Workspace that the algorithm needs.
     pub(super) workspace_bytes: usize,
 }
 
-/// Addresses of one product.
+/// Addresses of one product's operands.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Operands {
     pub(super) rows: u32,
@@ -35,9 +35,9 @@ pub(super) struct Operands {
     pub(super) workspace_bytes: usize,
 }
 
-/// The library knows matrices by columns. Row-major `x [rows, k]` is its B, `k` by `rows`; row-major weight
-/// `[n, k]` is its A, `k` by `n`, transposed; then D = A^T B, `n` by `rows`, is our row-major `[rows, n]`. It
-/// is also the one form FP8 has.
+/// The descriptions of a product. The library's matrices are column-major: row-major `x [rows, k]` is its B,
+/// `k` by `rows`; row-major weight `[n, k]` is its A, `k` by `n`, transposed; then D = A^T B, `n` by `rows`,
+/// is our row-major `[rows, n]`. It is also the only form that supports FP8.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) key: GemmKey,
@@ -48,11 +48,11 @@ pub(super) struct Plan {
     out: Layout,
 }
 
-// SAFETY: descriptions are plain memory of the library, used under the lock of their owner.
+// SAFETY: descriptions are plain memory of the library, used under the owner's lock.
 unsafe impl Send for Plan {}
 
 impl Plan {
-    /// Describes the product; `algorithm` is chosen afterwards.
+    /// Describes the product; the algorithm has to be set afterwards.
     pub(super) fn new(key: GemmKey) -> Result<Self, CudaError> {
         let operation = Operation::new()?;
         if key.bias {
@@ -66,8 +66,8 @@ impl Plan {
             operation.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, x_mode as i32)?;
         }
         if matches!(key.scaling, Scaling::Tensor | Scaling::Outer) {
-            // Sums stay in the tensor core's own registers (a few bits less than f32), as inference does
-            // everywhere.
+            // Sums stay in the tensor core's own registers (a few bits less than f32), as is usual for
+            // inference.
             operation.set(Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, 1i8)?;
         }
         let plan = Self {
@@ -82,8 +82,8 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Up to `most` algorithms for the bucket's own size, the library's favourite first. None: it has no such
-    /// product.
+    /// Up to `most` algorithms for the bucket's row count, the heuristics' favourite first. Empty if the
+    /// library does not support the product.
     pub(super) fn algorithms(
         &self,
         handle: &Handle,
@@ -94,7 +94,7 @@ impl Plan {
         // SAFETY: plain numbers, and zero is one of the status values.
         let mut found: Vec<sys::cublasLtMatmulHeuristicResult_t> = vec![unsafe { std::mem::zeroed() }; most];
         let mut count = 0;
-        // SAFETY: all descriptions live; `found` has room for as many as are asked for.
+        // SAFETY: all descriptions are alive; `found` has space for `most` results.
         let status = unsafe {
             sys::cublasLtMatmulAlgoGetHeuristic(
                 handle.0,
@@ -121,12 +121,12 @@ impl Plan {
             .collect())
     }
 
-    /// Whether the library would run `algorithm` on this product: asked of those that come from a file.
+    /// Whether the library can run `algorithm` on this product; used for algorithms read from a file.
     pub(super) fn accepts(&self, handle: &Handle, algorithm: &Algorithm, workspace_bytes: usize) -> bool {
         let algo = sys::cublasLtMatmulAlgo_t { data: algorithm.data };
         // SAFETY: plain numbers, and zero is one of the status values.
         let mut result: sys::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
-        // SAFETY: all descriptions live; the out-pointer is valid for the call.
+        // SAFETY: all descriptions are alive; the out-pointer is valid for the call.
         let status = unsafe {
             sys::cublasLtMatmulAlgoCheck(
                 handle.0,
@@ -144,7 +144,7 @@ impl Plan {
         status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS && fits
     }
 
-    /// Queues the product. Nothing is allocated.
+    /// Queues the product. Does not allocate.
     pub(super) fn run(
         &self,
         handle: &Handle,
@@ -156,8 +156,8 @@ impl Plan {
         self.set_pointers(operands)?;
         let (one, zero) = (1f32, 0f32);
         let algo = sys::cublasLtMatmulAlgo_t { data: self.algorithm.data };
-        // SAFETY: the descriptions live, and the caller's slices are as long as they say. C is D, which beta
-        // = 0 leaves unread.
+        // SAFETY: the descriptions are alive, and the caller's slices have the described sizes. C is D, which
+        // is not read because beta is 0.
         let status = unsafe {
             sys::cublasLtMatmul(
                 handle.0,
@@ -194,19 +194,19 @@ impl Plan {
 }
 
 impl Operands {
-    /// For questions about a product: the library looks at whether there are pointers and at their alignment,
-    /// not behind them.
+    /// Operands for queries about a product: the library checks whether pointers are set and how they are
+    /// aligned, but does not dereference them.
     fn placeholder(rows: u32) -> Self {
-        let some = 1 << 20;
+        let aligned = 1 << 20;
         Self {
             rows,
-            out: some,
-            x: some,
-            weight: some,
-            bias: some,
-            x_scales: some,
-            weight_scales: some,
-            workspace: some,
+            out: aligned,
+            x: aligned,
+            weight: aligned,
+            bias: aligned,
+            x_scales: aligned,
+            weight_scales: aligned,
+            workspace: aligned,
             workspace_bytes: 0,
         }
     }

@@ -1,33 +1,33 @@
-//! Choosing an algorithm by timing it.
+//! Chooses algorithms by timing them.
 
 use std::sync::Arc;
 
 use super::key::GemmKey;
 use super::plan::{Algorithm, Operands, Plan};
 use super::{BlasLt, WORKSPACE_BYTES};
-use crate::cuda::{CudaError, DeviceSlice, Event, Stream};
+use crate::cuda::{CudaError, CudaEvent, DeviceSlice, Stream};
 
-/// Candidates that are timed.
+/// Number of candidates to time.
 const CANDIDATES: usize = 8;
-/// Timed runs of each; the fastest counts, since what disturbs a run only makes it slower.
+/// Timed runs of each candidate. The fastest counts, because disturbances only make runs slower.
 const ROUNDS: usize = 5;
 
-/// How a product was tuned.
+/// Result of tuning a product.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Tuned {
-    /// Algorithms timed.
+    /// Number of algorithms timed.
     pub candidates: usize,
-    /// Of the heuristics' favourite.
+    /// Time of the heuristics' favourite.
     pub first_milliseconds: f32,
-    /// Of the chosen one.
+    /// Time of the chosen algorithm.
     pub best_milliseconds: f32,
 }
 
 impl BlasLt {
-    /// Times the library's candidates for `key` on `stream` and pins the fastest; the stream's work is waited
-    /// for. `scratch` is read as operands and overwritten as result: it has [`Self::tuning_bytes`], any
-    /// content. Products of this kind give other bits afterwards when another algorithm wins, and graphs
-    /// captured earlier keep theirs: tune before serving.
+    /// Times the library's candidates for `key` on `stream` and pins the fastest; waits for the stream.
+    /// `scratch` needs [`Self::tuning_bytes`] of any content; it is read as operands and overwritten with
+    /// results. If another algorithm wins, later products of this kind give other bits, while graphs captured
+    /// earlier keep the old algorithm: tune before serving.
     pub fn tune(
         &self,
         stream: &Stream,
@@ -60,19 +60,19 @@ impl BlasLt {
         Ok(Some(Tuned { candidates: timed.len(), first_milliseconds: first.0, best_milliseconds }))
     }
 
-    /// Scratch memory that [`Self::tune`] needs for `key`.
+    /// Bytes of scratch memory that [`Self::tune`] needs for `key`.
     pub fn tuning_bytes(key: &GemmKey) -> usize {
         let (rows, n, k) = (key.rows as usize, key.n as usize, key.k as usize);
         let (weight_scales, x_scales) = key.scaling.counts(rows, n, k);
-        // Four bytes cover every type; regions start at multiples of 256.
+        // Four bytes cover every type; regions are aligned to 256.
         let regions = [rows * n * 4, rows * k * 4, n * k * 4, n * 4, weight_scales * 4, x_scales * 4];
         regions.iter().map(|bytes| bytes.next_multiple_of(256)).sum::<usize>() + WORKSPACE_BYTES
     }
 
-    /// Milliseconds of the fastest run; `None` when the library refuses the algorithm after all.
+    /// Milliseconds of the fastest run; `None` if the library rejects the algorithm after all.
     fn time(&self, stream: &Stream, plan: &Plan, operands: &Operands) -> Result<Option<f32>, CudaError> {
         let device = Arc::clone(&self.device);
-        let (start, end) = (Event::new(&device)?, Event::new(&device)?);
+        let (start, end) = (CudaEvent::new(&device)?, CudaEvent::new(&device)?);
         let run = || plan.run(&self.handle, stream.raw().cast(), operands);
         match run() {
             Err(CudaError::Blas { .. }) => return Ok(None),

@@ -1,4 +1,4 @@
-//! The gate of a feed-forward network; `cu/activation.cu`.
+//! Gated linear units of feed-forward networks; `cu/activation.cu`.
 
 use std::marker::PhantomData;
 
@@ -7,12 +7,12 @@ use crate::cuda::launch::{Args, Grid, Kernel};
 use crate::cuda::{CudaError, DeviceSlice, Kernels, Stream};
 use crate::gate::Gate;
 
-/// Threads of a block.
+/// Threads per block.
 const THREADS: usize = 256;
-/// Values a thread takes at a time.
+/// Values per thread and iteration.
 const VALUES: usize = 8;
 
-/// `out = by(gate) * up`.
+/// `out = activation(gate) * up`.
 #[derive(Debug, Clone, Copy)]
 pub struct Glu<T> {
     kernel: Kernel,
@@ -24,23 +24,23 @@ pub struct Glu<T> {
 pub struct GateUp<T> {
     /// `[rows, inner]`
     pub out: DeviceSlice<T>,
-    /// `[rows, 2 * inner]`: each row its gate, then its up.
+    /// `[rows, 2 * inner]`: in each row the gate, then the up projection.
     pub gate_up: DeviceSlice<T>,
-    /// What the gate goes through.
+    /// Activation of the gate.
     pub by: Gate,
-    /// Rows.
+    /// Number of rows.
     pub rows: usize,
-    /// Values of a row of `out`, a multiple of 8.
+    /// Values per row of `out`, a multiple of 8.
     pub inner: usize,
 }
 
 impl<T: Activation> Glu<T> {
-    /// Finds the kernel.
+    /// Looks the kernel up.
     pub fn new(kernels: &Kernels) -> Result<Self, CudaError> {
         Ok(Self { kernel: kernel_for!(kernels, T, "glu")?, of: PhantomData })
     }
 
-    /// Queues it; at most 65,535 rows.
+    /// Queues the launch. At most 65,535 rows.
     pub fn launch(&self, stream: &Stream, gate_up: GateUp<T>) -> Result<(), CudaError> {
         let GateUp { out, gate_up, by, rows, inner } = gate_up;
         assert!(inner > 0 && inner.is_multiple_of(VALUES), "{inner} values are not a multiple of {VALUES}");

@@ -1,9 +1,9 @@
 //! Prefill attention for Hopper (wgmma, TMA) over the paged KV cache; `cu/attention_sm90.cu`. Not yet run on
 //! a GPU.
 //!
-//! It takes the sequences of a step that have many rows; those with few, decoding ones above all, are left to
-//! the attention that splits contexts ([`PrefillSm90::plan`]'s `min_rows` says which). A row's bits do not
-//! depend on its chunk or its batch-mates, but differ from those of the other attention.
+//! Handles a step's sequences with many rows. Sequences with few rows, above all decoding ones, are left to
+//! the attention kernels that divide contexts; [`PrefillSm90::plan`]'s `min_rows` is the threshold. A row's
+//! bits do not depend on its chunk or the rest of its batch, but they differ from those of the other kernels.
 
 use std::marker::PhantomData;
 
@@ -14,43 +14,43 @@ use crate::cuda::launch::{Args, Grid, Kernel};
 use crate::cuda::tensor_map::Swizzle;
 use crate::cuda::{CudaError, Device, DeviceSlice, Kernels, Stream, TensorMap};
 
-/// Query rows of a tile, times the heads of a group.
+/// Query rows times heads of a group in a tile.
 const TILE_ROWS: usize = 128;
-/// Positions of a KV tile.
+/// Positions in a KV tile.
 const TILE_KV: usize = 128;
 /// Values of a row that one copy moves: 128 bytes.
 const SLAB: usize = 64;
-/// One warpgroup copies, two multiply.
+/// One warpgroup copies and two multiply.
 const THREADS: u32 = 384;
 /// Words of the workspace before the planned tiles.
 const HEADER_WORDS: usize = 4;
 
-/// Whether `device` and these kernels can run `shape`: compute capability 9.0, head dimension 64 or 128.
-/// Whether it is batch-invariant is for the caller to look at: how long its chunk is decides which rows come here.
+/// Whether `device` and these kernels support `shape`: compute capability 9.0, head dimension 64 or 128. The
+/// caller has to check for batch invariance: chunk lengths decide which rows come here.
 pub fn is_supported(shape: &AttentionShape, device: &Device) -> bool {
     device.capability == (9, 0) && matches!(shape.head_dim, 64 | 128)
 }
 
-/// Memory of one [`PrefillSm90`] launch. Rows of sequences that were not planned are not touched.
+/// Memory of one [`PrefillSm90`] launch. Rows of sequences that were not planned are left unchanged.
 #[derive(Debug, Clone, Copy)]
 pub struct PrefillRows<'a, T> {
-    /// `[rows, q_stride]`: the query heads start each row.
+    /// `[rows, q_stride]`; a row starts with its query heads.
     pub q: DeviceSlice<T>,
-    /// Values between two rows of `q`: a multiple of 8.
+    /// Values from one row of `q` to the next, a multiple of 8.
     pub q_stride: usize,
     /// `[rows, heads * head_dim]`
     pub out: DeviceSlice<T>,
-    /// `[heads]`: a logit that takes part in the softmax and has no value; or [`DeviceSlice::NONE`].
+    /// `[heads]`: a logit that takes part in the softmax but has no value; or [`DeviceSlice::NONE`].
     pub sinks: DeviceSlice<f32>,
-    /// Keys and values, those of the step's rows included.
+    /// Keys and values, including those of the step's rows.
     pub layer: &'a PrefillLayer<T>,
-    /// The step's sequences, as planned.
+    /// The step's sequences, as passed to [`PrefillSm90::plan`].
     pub sequences: &'a StepSequences,
-    /// As planned.
+    /// The workspace passed to [`PrefillSm90::plan`].
     pub workspace: DeviceSlice<u32>,
 }
 
-/// One layer's keys and values, and how the copy engine finds them: made once, where the cache lies.
+/// One layer's keys and values with their tensor maps. Created once for each cache.
 #[derive(Debug, Clone, Copy)]
 pub struct PrefillLayer<T> {
     layer: KvLayer<T>,
@@ -59,7 +59,7 @@ pub struct PrefillLayer<T> {
 }
 
 impl<T: Activation> PrefillLayer<T> {
-    /// Describes `layer`, whose memory it does not keep.
+    /// Creates the tensor maps of `layer`, whose memory it does not keep alive.
     pub fn new(layer: KvLayer<T>) -> Result<Self, CudaError> {
         let KvLayer { block_size, head_dim, .. } = layer;
         assert!(block_size.is_power_of_two() && (8..=256).contains(&block_size), "block size {block_size}");
@@ -76,7 +76,7 @@ fn cache_rows<T>(layer: &KvLayer<T>) -> usize {
     layer.blocks * layer.kv_heads * layer.block_size
 }
 
-/// Attention of the rows of long chunks: [`Self::plan`] once a step, [`Self::launch`] once a layer.
+/// Prefill attention for long chunks: call [`Self::plan`] once per step and [`Self::launch`] once per layer.
 #[derive(Debug, Clone, Copy)]
 pub struct PrefillSm90<T> {
     plan: Kernel,
@@ -87,13 +87,13 @@ pub struct PrefillSm90<T> {
 }
 
 impl<T: Activation> PrefillSm90<T> {
-    /// Finds the kernels. Ask [`is_supported`] first.
+    /// Looks the kernels up. Check [`is_supported`] first.
     pub fn new(kernels: &Kernels, shape: AttentionShape) -> Result<Self, CudaError> {
         let AttentionShape { heads, kv_heads, head_dim, softcap, window, .. } = shape;
         if kv_heads == 0 || heads % kv_heads != 0 || heads == 0 || !is_supported(&shape, kernels.device()) {
             let (major, minor) = kernels.device().capability;
             return Err(CudaError::invalid(format!(
-                "prefill attention with wgmma takes head dimensions 64 and 128 on compute capability 9.0, and this is \
+                "prefill attention with wgmma supports head dimensions 64 and 128 on compute capability 9.0, not \
                  {heads} heads over {kv_heads} of {head_dim} on {major}.{minor}; use the other attention"
             )));
         }
@@ -110,12 +110,13 @@ impl<T: Activation> PrefillSm90<T> {
         Ok(Self { plan: kernels.get("attention_sm90_plan")?, prefill, shape, blocks, of: PhantomData })
     }
 
-    /// Words of the workspace for steps of up to so many rows and sequences: planned tiles, 8 bytes each.
+    /// Words of the workspace for steps of up to `max_rows` rows and `max_sequences` sequences. A planned
+    /// tile takes two.
     pub fn workspace_words(&self, max_rows: usize, max_sequences: usize) -> usize {
         HEADER_WORDS + 2 * (max_rows * self.shape.group() / TILE_ROWS + max_sequences)
     }
 
-    /// Queues the plan of a step: the tiles of the sequences that have at least `min_rows` rows, dearest
+    /// Queues the plan of a step: the tiles of all sequences with at least `min_rows` rows, most expensive
     /// first.
     pub fn plan(
         &self,
@@ -142,7 +143,7 @@ impl<T: Activation> PrefillSm90<T> {
         self.plan.launch(stream, Grid::new(1, 256).overlapping(), &args)
     }
 
-    /// Queues the attention of the planned rows with one layer.
+    /// Queues the attention of the planned rows in one layer.
     pub fn launch(&self, stream: &Stream, rows: PrefillRows<'_, T>) -> Result<(), CudaError> {
         let PrefillRows { q, q_stride, out, sinks, layer, sequences, workspace } = rows;
         let (shape, PrefillLayer { layer, keys, values }) = (&self.shape, layer);
@@ -188,7 +189,7 @@ impl<T: Activation> PrefillSm90<T> {
             .size(kv_heads)
             .size(shape.group())
             .size(block_size)
-            .size(cache_rows(layer)) // the row that is asked for where zeros are wanted
+            .size(cache_rows(layer)) // the row past the end, which reads as zeros
             .i32(shape.window.unwrap_or(0) as i32)
             .f32(shape.scale * layer.key_scale)
             .f32(shape.softcap.unwrap_or(0.0))
@@ -198,7 +199,7 @@ impl<T: Activation> PrefillSm90<T> {
     }
 }
 
-/// Two Q tiles of 64 rows, stages of K and of V tiles, and barriers; `Buffers::BYTES` of
+/// Shared memory for two Q tiles of 64 rows, stages of K and V tiles, and barriers; `Buffers::BYTES` in
 /// `cu/attention_sm90.cuh`.
 fn shared_bytes(head_dim: usize) -> u32 {
     let stages = if head_dim == 64 { 4 } else { 2 };
@@ -206,7 +207,7 @@ fn shared_bytes(head_dim: usize) -> u32 {
     (TILE_ROWS * row + 2 * stages * TILE_KV * row + (4 * stages + 1) * 8) as u32
 }
 
-/// The count, and the planned tiles.
+/// The words for the number of planned tiles and for the tiles themselves.
 fn parts(workspace: DeviceSlice<u32>) -> (DeviceSlice<u32>, DeviceSlice<u32>) {
     (workspace.slice(0..1), workspace.slice(HEADER_WORDS..workspace.len()))
 }

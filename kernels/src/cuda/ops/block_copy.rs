@@ -1,13 +1,13 @@
-//! Whole KV blocks from place to place; `cu/block_copy.cu`.
+//! Copies whole KV blocks; `cu/block_copy.cu`.
 
 use crate::cuda::launch::{Args, Grid, Kernel};
 use crate::cuda::{CudaError, DeviceSlice, Kernels, Stream};
 
-/// Threads of a block.
+/// Threads per block.
 const THREADS: u32 = 256;
-/// Pairs of one plane under way at once; with the planes of all layers that fills a device.
+/// Most pairs of one plane in flight; with the planes of all layers, that fills a device.
 const MAX_PARTS: usize = 16;
-/// Bytes a thread moves at a time.
+/// Bytes per thread and iteration.
 const VECTOR: usize = 16;
 
 /// Copies blocks of all layers, keys and values, in one launch.
@@ -16,44 +16,45 @@ pub struct BlockCopy {
     kernel: Kernel,
 }
 
-/// One cache: `planes` (the keys of a layer, or its values) of blocks, each plane `plane_bytes` after the one before.
+/// A cache as `planes` of blocks. A plane is the keys or the values of a layer, and planes are `plane_bytes`
+/// apart.
 ///
-/// Its memory is the device's, or page-locked host memory, which has a device address of its own.
+/// The memory may be page-locked host memory, which has a device address, too.
 #[derive(Debug, Clone, Copy)]
 pub struct BlockPlanes {
-    /// From the first plane's first block to the last one's end.
+    /// From the start of the first plane to the end of the last one.
     pub memory: DeviceSlice<u8>,
-    /// Between the starts of two planes.
+    /// Bytes from the start of one plane to the next.
     pub plane_bytes: usize,
-    /// Blocks of a plane.
+    /// Blocks per plane.
     pub blocks: usize,
 }
 
 /// One [`BlockCopy`] launch.
 #[derive(Debug, Clone, Copy)]
 pub struct BlockCopies {
-    /// Read.
+    /// Source of the copies.
     pub from: BlockPlanes,
-    /// Written. The same as `from` for copy-on-write.
+    /// Destination of the copies; the same as `from` for copy-on-write.
     pub to: BlockPlanes,
-    /// Planes: twice the layers.
+    /// Number of planes: twice the number of layers.
     pub planes: usize,
     /// Bytes of a block in one plane.
     pub block_bytes: usize,
-    /// `[capacity, 2]`: from, to. In any order: no `to` may be another pair's `from` or `to`. Blocks that are not there are
-    /// left alone.
+    /// `[capacity, 2]`: pairs of from and to, copied in any order, so no `to` may occur in another pair.
+    /// Pairs with blocks outside the caches are ignored.
     pub pairs: DeviceSlice<u32>,
-    /// `[1]`: how many pairs there are. Zero costs a launch and nothing else.
+    /// `[1]`: number of pairs. Zero costs no more than a launch.
     pub count: DeviceSlice<u32>,
 }
 
 impl BlockCopy {
-    /// Finds the kernel.
+    /// Looks the kernel up.
     pub fn new(kernels: &Kernels) -> Result<Self, CudaError> {
         Ok(Self { kernel: kernels.get("block_copy")? })
     }
 
-    /// Queues it.
+    /// Queues the launch.
     pub fn launch(&self, stream: &Stream, copies: BlockCopies) -> Result<(), CudaError> {
         let BlockCopies { from, to, planes, block_bytes, pairs, count } = copies;
         assert!(

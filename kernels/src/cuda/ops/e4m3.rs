@@ -1,5 +1,5 @@
 //! FP8 e4m3 on the host: four bits of exponent, three of mantissa, no infinity (OCP 8-bit Floating Point
-//! Specification, 2023). What kernels are compared with, and what converts scales' products at load.
+//! Specification, 2023). The reference for kernels; loading also uses it to convert scaled weights.
 
 use crate::cuda::memory::E4m3;
 
@@ -17,7 +17,8 @@ impl E4m3 {
         if magnitude >= MAX {
             return Self(sign | 0x7e);
         }
-        // Below the smallest normal value, 2^-6, the grid is 2^-9; above it three bits of mantissa are kept.
+        // Below the smallest normal value, 2^-6, values are multiples of 2^-9; above it three bits of
+        // mantissa are kept.
         if magnitude < 0.015_625 {
             return Self(sign | (magnitude * 512.0).round_ties_even() as u8);
         }
@@ -26,7 +27,7 @@ impl E4m3 {
         Self(sign | (rounded - (120 << 3)) as u8)
     }
 
-    /// Exact.
+    /// Widens exactly.
     pub fn to_f32(self) -> f32 {
         let (exponent, mantissa) = (i32::from(self.0 >> 3 & 15), f32::from(self.0 & 7));
         let magnitude = match (exponent, self.0 & 7) {
@@ -43,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_code_survives_and_everything_else_goes_to_the_nearest() {
+    fn every_code_survives_and_other_values_round_to_the_nearest() {
         let codes: Vec<E4m3> = (0..=255).map(E4m3).filter(|code| !code.to_f32().is_nan()).collect();
         assert_eq!(codes.len(), 254);
         assert!(codes.iter().all(|code| E4m3::from_f32(code.to_f32()) == *code));

@@ -1,4 +1,4 @@
-//! Embedding rows; `cu/embed.cu`.
+//! Embedding lookup; `cu/embed.cu`.
 
 use std::marker::PhantomData;
 
@@ -6,9 +6,9 @@ use super::{Activation, kernel_for};
 use crate::cuda::launch::{Args, Grid, Kernel};
 use crate::cuda::{CudaError, DeviceSlice, Kernels, Stream};
 
-/// Most threads that share a row.
+/// Most threads per row.
 const MAX_THREADS: usize = 1024;
-/// Values a thread takes at a time.
+/// Values per thread and iteration.
 const VALUES: usize = 4;
 
 /// `out[row] = scale * table[tokens[row]]`, widened to `f32`.
@@ -25,23 +25,23 @@ pub struct EmbedRows<T> {
     pub out: DeviceSlice<f32>,
     /// `[vocab, hidden]`
     pub table: DeviceSlice<T>,
-    /// `[rows]`; one outside the vocabulary takes row 0, so that what a row of padding holds is harmless.
+    /// `[rows]`; tokens outside the vocabulary read row 0, so that padding is harmless.
     pub tokens: DeviceSlice<u32>,
-    /// Rows.
+    /// Number of rows.
     pub rows: usize,
-    /// Values of a row, a multiple of 4.
+    /// Values per row, a multiple of 4.
     pub hidden: usize,
     /// Factor of all values; 1 changes no bit.
     pub scale: f32,
 }
 
 impl<T: Activation> Embed<T> {
-    /// Finds the kernel.
+    /// Looks the kernel up.
     pub fn new(kernels: &Kernels) -> Result<Self, CudaError> {
         Ok(Self { kernel: kernel_for!(kernels, T, "embed")?, of: PhantomData })
     }
 
-    /// Queues it.
+    /// Queues the launch.
     pub fn launch(&self, stream: &Stream, embed: EmbedRows<T>) -> Result<(), CudaError> {
         let EmbedRows { out, table, tokens, rows, hidden, scale } = embed;
         assert!(

@@ -9,27 +9,27 @@ use crate::cuda::memory::Element;
 use crate::cuda::{CudaError, Kernels, Stream};
 use crate::gate::Gate;
 
-/// k of a stage.
+/// Columns of k per stage.
 const STAGE_K: usize = 64;
-/// Bytes added to each row of results on their way through shared memory.
+/// Padding of each row of results in shared memory, in bytes.
 const ROW_PADDING: usize = 16;
 
-/// How a product is cut. The result has the same bits with any of them.
+/// Tile size of a product. Does not change the bits of the result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tile {
     /// 32 rows of the weight by 32 of `x`.
     Small,
     /// 64 by 64.
     Medium,
-    /// 128 by 128, by 64 with e4m3 weights.
+    /// 128 by 128, or by 64 with e4m3 weights.
     Large,
 }
 
 impl Tile {
-    /// All of them.
+    /// All tile sizes.
     pub const ALL: [Self; 3] = [Self::Small, Self::Medium, Self::Large];
 
-    /// (rows of the weight, rows of `x`, threads, stages).
+    /// Returns (rows of the weight, rows of `x`, threads, stages).
     fn shape(self, e4m3: bool) -> (usize, usize, u32, usize) {
         match (self, e4m3) {
             (Self::Small, _) => (32, 32, 128, 8),
@@ -67,7 +67,7 @@ pub struct Gemm<T> {
 }
 
 impl<T: Activation> Gemm<T> {
-    /// Finds the kernels.
+    /// Looks the kernels up.
     pub fn new(kernels: &Kernels) -> Result<Self, CudaError> {
         let names = match T::SUFFIX {
             "bf16" => product_names!("gemm_bf16", "small", "medium", "large"),
@@ -82,7 +82,8 @@ impl<T: Activation> Gemm<T> {
         Ok(Self { table, multiprocessors, of: PhantomData })
     }
 
-    /// The largest tile whose blocks still occupy every multiprocessor, and that `rows` about fill.
+    /// The largest tile whose blocks still occupy every multiprocessor, and at least half of which `rows`
+    /// fill.
     pub fn tile<O: Element>(&self, product: &Product<'_, T, O>) -> Tile {
         let e4m3 = matches!(product.weight.values, WeightValues::E4m3 { .. });
         let fits = |tile: &Tile| {
@@ -93,12 +94,12 @@ impl<T: Activation> Gemm<T> {
         Tile::ALL.into_iter().rev().find(fits).unwrap_or(Tile::Small)
     }
 
-    /// Queues it.
+    /// Queues the launch.
     pub fn launch<O: Element>(&self, stream: &Stream, product: &Product<'_, T, O>) -> Result<(), CudaError> {
         self.launch_tile(stream, product, self.tile(product))
     }
 
-    /// Queues it with this tile.
+    /// Queues the launch with the given tile size.
     pub fn launch_tile<O: Element>(
         &self,
         stream: &Stream,

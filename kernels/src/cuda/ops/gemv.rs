@@ -8,14 +8,14 @@ use crate::cuda::launch::Grid;
 use crate::cuda::memory::Element;
 use crate::cuda::{CudaError, Kernels, Stream};
 
-/// Most rows of a launch.
+/// Most rows per launch.
 pub const MAX_ROWS: usize = 16;
-/// Threads of a block.
+/// Threads per block.
 const THREADS: u32 = 256;
-/// (most rows, rows of the weight in a block) of each kernel.
+/// For each kernel: (most rows, rows of the weight per block).
 const TILES: [(usize, usize); 2] = [(8, 16), (16, 32)];
 
-/// `out = x weight^T` for up to [`MAX_ROWS`] rows, limited by reading the weight.
+/// `out = x weight^T` for up to [`MAX_ROWS`] rows; limited by the bandwidth for reading the weight.
 #[derive(Debug, Clone, Copy)]
 pub struct Gemv<T> {
     table: Table<2>,
@@ -23,7 +23,7 @@ pub struct Gemv<T> {
 }
 
 impl<T: Activation> Gemv<T> {
-    /// Finds the kernels.
+    /// Looks the kernels up.
     pub fn new(kernels: &Kernels) -> Result<Self, CudaError> {
         let names = match T::SUFFIX {
             "bf16" => product_names!("gemv_bf16", "rows8", "rows16"),
@@ -32,7 +32,7 @@ impl<T: Activation> Gemv<T> {
         Ok(Self { table: Table::new(kernels, &names)?, of: PhantomData })
     }
 
-    /// Queues it.
+    /// Queues the launch.
     pub fn launch<O: Element>(&self, stream: &Stream, product: &Product<'_, T, O>) -> Result<(), CudaError> {
         let rows = product.rows;
         assert!(rows <= MAX_ROWS, "{rows} rows: at most {MAX_ROWS}");

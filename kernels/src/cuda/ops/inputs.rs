@@ -1,4 +1,5 @@
-//! A step's message from the host, its expansion on the device, and the rows whose logits it wants; `cu/inputs.cu`.
+//! The step's message from the host, its expansion on the device, and the rows whose logits are requested;
+//! `cu/inputs.cu`.
 
 use std::marker::PhantomData;
 
@@ -8,9 +9,10 @@ use crate::cuda::launch::{Args, Grid, Kernel};
 use crate::cuda::memory::Element;
 use crate::cuda::{CudaError, DeviceSlice, Kernels, Stream};
 
-/// Set in a packed token: the rest is an index into the tokens that the step before sampled. Vocabularies end far below.
+/// Flag of a packed token: the other bits are an index into the tokens sampled by the previous step.
+/// Vocabularies are far smaller.
 pub const CARRIED: u32 = 1 << 31;
-/// Words before the first array.
+/// Words in the header, before the first array.
 pub const HEADER_WORDS: usize = 16;
 
 const THREADS: u32 = 256;
@@ -33,7 +35,7 @@ enum Header {
     LogitRowsAt,
 }
 
-/// A message under construction, in pinned memory: a header, then arrays back to back.
+/// A message under construction in pinned memory: a header, then arrays back to back.
 #[derive(Debug)]
 pub struct Message<'a> {
     words: &'a mut [u32],
@@ -41,32 +43,32 @@ pub struct Message<'a> {
 }
 
 impl<'a> Message<'a> {
-    /// An empty message that may grow to fill `words`.
+    /// An empty message that may grow up to the size of `words`.
     ///
     /// # Panics
-    /// If `words` has no room for the header; every other method panics when its array does not fit, for the
-    /// planner knows the largest step. [`Message::free`] says what fits.
+    /// If `words` is too small for the header. All other methods panic if their array does not fit, because
+    /// the planner knows the largest step; [`Message::free`] tells how much fits.
     pub fn new(words: &'a mut [u32]) -> Self {
         words[..HEADER_WORDS].fill(0);
         Self { words, used: HEADER_WORDS }
     }
 
-    /// Words so far.
+    /// Number of words so far.
     pub fn len(&self) -> usize {
         self.used
     }
 
-    /// Whether nothing but the header is in it.
+    /// Whether the message has nothing but the header.
     pub fn is_empty(&self) -> bool {
         self.used == HEADER_WORDS
     }
 
-    /// Words that still fit.
+    /// Number of words that still fit.
     pub fn free(&self) -> usize {
         self.words.len() - self.used
     }
 
-    /// The rows' tokens (a token, or [`CARRIED`] and an index), positions and slots, all of one length.
+    /// Adds the rows' tokens (a token, or [`CARRIED`] and an index), positions and slots, all of one length.
     pub fn rows(&mut self, tokens: impl ExactSizeIterator<Item = u32>, positions: &[u32], slots: &[u32]) {
         assert!(
             tokens.len() == positions.len() && tokens.len() == slots.len(),
@@ -81,7 +83,7 @@ impl<'a> Message<'a> {
         self.copied(Header::SlotsAt, slots);
     }
 
-    /// The sequences in row order: first row, context length, block table.
+    /// Adds the sequences in row order: first row, context length, block table.
     pub fn sequences<B: ExactSizeIterator<Item = u32>>(
         &mut self,
         sequences: impl ExactSizeIterator<Item = (u32, u32, B)> + Clone,
@@ -98,13 +100,14 @@ impl<'a> Message<'a> {
         self.array(Header::TablesAt, sequences.flat_map(|(_, _, table)| table));
     }
 
-    /// The rows whose logits are wanted.
+    /// Adds the rows whose logits are requested.
     pub fn logit_rows(&mut self, rows: &[u32]) {
         self.set(Header::LogitRows, rows.len());
         self.copied(Header::LogitRowsAt, rows);
     }
 
-    /// Some words that the device reads where they are; where they start, in words from the message's start.
+    /// Adds words that the device reads in place. Returns their offset in words from the start of the
+    /// message.
     pub fn list(&mut self, words: &[u32]) -> u32 {
         let start = self.used;
         self.words[start..start + words.len()].copy_from_slice(words);
@@ -112,22 +115,22 @@ impl<'a> Message<'a> {
         start as u32
     }
 
-    /// Values of a type that is made of whole words; where they start, as [`Message::list`] says it.
+    /// Adds values of a type that consists of whole words. Returns their offset like [`Message::list`].
     pub fn values<T: Element>(&mut self, values: &[T]) -> u32 {
         assert!(
             size_of::<T>().is_multiple_of(size_of::<u32>()) && align_of::<T>() <= align_of::<u32>(),
             "a value of {} bytes is not made of words",
             size_of::<T>()
         );
-        // SAFETY: elements have no padding, so their bytes are initialised; they are aligned to words and their size is
-        // a multiple of one; the borrow lasts as long as `values`.
+        // SAFETY: elements have no padding, so their bytes are initialised. Their alignment is at most that
+        // of a word, and their size is a multiple of a word. The borrow lasts as long as `values`.
         let words = unsafe {
             std::slice::from_raw_parts(values.as_ptr().cast::<u32>(), size_of_val(values) / size_of::<u32>())
         };
         self.list(words)
     }
 
-    /// The same of words that come one by one.
+    /// As [`Message::list`], for words from an iterator.
     pub fn list_of(&mut self, words: impl Iterator<Item = u32>) -> u32 {
         let start = self.used;
         for word in words {
@@ -152,40 +155,40 @@ impl<'a> Message<'a> {
     }
 }
 
-/// Lays a message out for the other kernels.
+/// Expands a message into the arrays that other kernels read.
 #[derive(Debug, Clone, Copy)]
 pub struct ExpandInputs {
     kernel: Kernel,
 }
 
-/// Memory of one [`ExpandInputs`] launch. Lengths of the outputs are the sizes they are padded to.
+/// Memory of one [`ExpandInputs`] launch. The outputs' lengths are the sizes to which they are padded.
 #[derive(Debug, Clone, Copy)]
 pub struct Inputs {
-    /// The message.
+    /// The message to expand.
     pub packed: DeviceSlice<u32>,
-    /// Tokens the step before sampled, in the order of its samples.
+    /// Tokens that the previous step sampled, in the order of its samples.
     pub sampled: DeviceSlice<u32>,
-    /// As long as `sampled`, out: a copy of it; [`DeviceSlice::NONE`] leaves it out.
+    /// Output: a copy of `sampled`, with the same length; [`DeviceSlice::NONE`] = no copy.
     pub previous: DeviceSlice<u32>,
-    /// `[rows]`, out.
+    /// Output, `[rows]`.
     pub tokens: DeviceSlice<u32>,
-    /// `[rows]`, out.
+    /// Output, `[rows]`.
     pub positions: DeviceSlice<u32>,
-    /// `[rows]`, out: [`super::kv::NO_SLOT`] in padding.
+    /// Output, `[rows]`; [`super::kv::NO_SLOT`] in padding.
     pub slots: DeviceSlice<u32>,
-    /// Out. Its `rows` is the rows' padded size; both are 0 for a message without rows.
+    /// Output. Its `rows` is the padded number of rows; rows and capacity are 0 for a message without rows.
     pub sequences: StepSequences,
-    /// `[logit rows]`, out: row 0 in padding.
+    /// Output, `[logit rows]`; row 0 in padding.
     pub logit_rows: DeviceSlice<u32>,
 }
 
 impl ExpandInputs {
-    /// Finds the kernel.
+    /// Looks the kernel up.
     pub fn new(kernels: &Kernels) -> Result<Self, CudaError> {
         Ok(Self { kernel: kernels.get("expand_inputs")? })
     }
 
-    /// Queues it.
+    /// Queues the launch.
     pub fn launch(&self, stream: &Stream, inputs: Inputs) -> Result<(), CudaError> {
         let Inputs { packed, sampled, previous, tokens, positions, slots, sequences, .. } = inputs;
         let StepSequences { row_starts, context_lens, block_tables, table_stride, capacity, rows } =
@@ -226,10 +229,10 @@ impl ExpandInputs {
     }
 }
 
-/// Values a thread takes at a time.
+/// Values per thread and iteration.
 const VALUES: usize = 4;
 
-/// `out[i] = residual[rows[i]] + delta[rows[i]]`, or without `delta`.
+/// `out[i] = residual[wanted[i]] + delta[wanted[i]]`; without `delta` just the residual.
 #[derive(Debug, Clone, Copy)]
 pub struct GatherRows<T> {
     kernel: Kernel,
@@ -243,21 +246,21 @@ pub struct Gather<T> {
     pub out: DeviceSlice<f32>,
     /// `[rows, hidden]`
     pub residual: DeviceSlice<f32>,
-    /// `[rows, hidden]`, or [`DeviceSlice::NONE`]: nothing is added.
+    /// `[rows, hidden]`, or [`DeviceSlice::NONE`] to add nothing.
     pub delta: DeviceSlice<T>,
-    /// Which rows; its length says how many.
+    /// Rows to gather.
     pub wanted: DeviceSlice<u32>,
-    /// Values of a row, a multiple of 4.
+    /// Values per row, a multiple of 4.
     pub hidden: usize,
 }
 
 impl<T: Activation> GatherRows<T> {
-    /// Finds the kernel.
+    /// Looks the kernel up.
     pub fn new(kernels: &Kernels) -> Result<Self, CudaError> {
         Ok(Self { kernel: kernel_for!(kernels, T, "gather_rows")?, of: PhantomData })
     }
 
-    /// Queues it.
+    /// Queues the launch.
     pub fn launch(&self, stream: &Stream, gather: Gather<T>) -> Result<(), CudaError> {
         let Gather { out, residual, delta, wanted, hidden } = gather;
         assert!(

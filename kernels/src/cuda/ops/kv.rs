@@ -1,14 +1,14 @@
-//! Where keys and values lie, and which sequences a step has: what several operations share.
+//! The KV cache's layout and a step's sequences, shared by several operations.
 
 use crate::cuda::memory::{E4m3, Element};
 use crate::cuda::{CudaError, DeviceSlice};
 
-/// Marks a row of padding: it writes no key and no value.
+/// Slot of a padding row, for which no key and value are written.
 pub const NO_SLOT: u32 = u32::MAX;
 
-/// Types that keys and values may be stored as.
+/// Element types of cached keys and values.
 pub trait KvElement: Element {
-    /// Part of the names of its kernels.
+    /// Part of the type's kernel names.
     const SUFFIX: &'static str;
 }
 
@@ -24,30 +24,30 @@ impl KvElement for E4m3 {
     const SUFFIX: &'static str = "e4m3";
 }
 
-/// One layer's part of the paged KV cache: keys and values each `[blocks, kv_heads, block_size, head_dim]`. Slot
-/// `block * block_size + offset` names a token's place.
+/// One layer's part of the paged KV cache: keys and values, each `[blocks, kv_heads, block_size, head_dim]`.
+/// A token's slot is `block * block_size + offset`.
 #[derive(Debug, Clone, Copy)]
 pub struct KvLayer<K> {
-    /// Keys.
+    /// Keys of the layer.
     pub keys: DeviceSlice<K>,
-    /// Values.
+    /// Values of the layer.
     pub values: DeviceSlice<K>,
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: usize,
-    /// Key and value heads.
+    /// Number of KV heads.
     pub kv_heads: usize,
-    /// Tokens in a block: a power of two from 8 to 256.
+    /// Tokens per block: a power of two from 8 to 256.
     pub block_size: usize,
-    /// Values of a head.
+    /// Dimensions of a head.
     pub head_dim: usize,
-    /// A stored key times this is the key (1 unless stored as e4m3).
+    /// Factor from stored keys to keys; 1 unless stored as e4m3.
     pub key_scale: f32,
-    /// The same of values.
+    /// Factor from stored values to values.
     pub value_scale: f32,
 }
 
 impl<K: KvElement> KvLayer<K> {
-    /// Checks the sizes once, where the cache is planned.
+    /// Checks the sizes; call it once, when the cache is planned.
     pub fn check(&self) -> Result<(), CudaError> {
         let Self { blocks, kv_heads, block_size, head_dim, .. } = *self;
         let values = blocks * kv_heads * block_size * head_dim;
@@ -68,21 +68,22 @@ impl<K: KvElement> KvLayer<K> {
     }
 }
 
-/// The sequences of a step, in device memory. Entries past the step's own sequences (a graph has room for a fixed number)
-/// have no rows and context length 0.
+/// The sequences of a step, in device memory. A graph has a fixed capacity; entries past the step's own
+/// sequences have no rows and context length 0.
 #[derive(Debug, Clone, Copy)]
 pub struct StepSequences {
-    /// `[capacity + 1]`: the rows of sequence `s` are `row_starts[s]..row_starts[s + 1]`, consecutive positions.
+    /// `[capacity + 1]`: sequence `s` has the rows `row_starts[s]..row_starts[s + 1]`, at consecutive
+    /// positions.
     pub row_starts: DeviceSlice<u32>,
-    /// `[capacity]`: tokens its last row attends to, itself included. Row `r` has position
+    /// `[capacity]`: tokens that the sequence's last row attends to, including itself. Row `r` has position
     /// `context_len - (row_starts[s + 1] - r)`.
     pub context_lens: DeviceSlice<u32>,
     /// `[capacity, table_stride]`: block ids.
     pub block_tables: DeviceSlice<u32>,
-    /// Entries between the tables of two sequences.
+    /// Entries from one sequence's table to the next.
     pub table_stride: usize,
-    /// Sequences there is room for.
+    /// Number of sequences that there is space for.
     pub capacity: usize,
-    /// Rows there is room for.
+    /// Number of rows that there is space for.
     pub rows: usize,
 }

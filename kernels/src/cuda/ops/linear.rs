@@ -1,14 +1,14 @@
-//! Linear layers: which kernel multiplies, by the number of rows and by what is there.
+//! Linear layers: selects the kernel by the number of rows and the available libraries.
 //!
-//! | rows | weights | by |
+//! | rows | weights | product |
 //! |---|---|---|
-//! | up to 16 | any | [`Gemv`]: time is reading the weight |
-//! | more | as activations are | cuBLASLt |
-//! | more | e4m3, a scale a row | cuBLASLt, activations quantised to e4m3 too, a scale for each of their rows |
-//! | more | otherwise | [`Gemm`] |
+//! | up to 16 | any | [`Gemv`], limited by reading the weight |
+//! | more | activations' type | cuBLASLt |
+//! | more | e4m3, one scale per row | cuBLASLt, with activations quantised to e4m3, one scale per row |
+//! | more | other | [`Gemm`] |
 //!
-//! Where cuBLASLt is not there, or has not that product, it is [`Gemm`]. Gemv and Gemm give the same bits for a row
-//! whatever its batch, so batch-invariant means: without cuBLASLt.
+//! If cuBLASLt is missing or lacks the product, [`Gemm`] is used. Gemv and Gemm give a row the same bits in
+//! every batch, so batch-invariant mode does without cuBLASLt.
 
 use std::sync::Arc;
 
@@ -24,19 +24,19 @@ use crate::cuda::memory::{E4m3, Element};
 use crate::cuda::{CudaError, DeviceSlice, Kernels, Stream};
 use crate::gate::Gate;
 
-/// What linear layers promise.
+/// Guarantees of linear layers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LinearOptions {
     /// A row's result has the same bits whatever its batch.
     pub batch_invariant: bool,
 }
 
-/// A gate and its up.
+/// The two products of a gated linear unit.
 #[derive(Debug, Clone, Copy)]
 pub struct Gated<'a, T> {
-    /// What the gate goes through.
+    /// Activation of the gate.
     pub by: Gate,
-    /// Gate over up, `[2 * inner, k]`, as stacked at load.
+    /// Gate and up projection stacked, `[2 * inner, k]`.
     pub weight: &'a LinearWeight<T>,
 }
 
@@ -50,22 +50,23 @@ pub struct Linear<T> {
     blas: Option<Arc<BlasLt>>,
 }
 
-/// What a product by cuBLASLt needs besides its operands, one after the other.
+/// Workspace of a cuBLASLt product, in consecutive parts.
 #[derive(Debug, Clone, Copy)]
 struct Workspace<T> {
     blas: DeviceSlice<u8>,
     /// x as e4m3, `[rows, k]`, and its scales, `[rows]`.
     codes: DeviceSlice<E4m3>,
     scales: DeviceSlice<f32>,
-    /// Gate and up, `[rows, n]`.
+    /// Gate and up projection, `[rows, n]`.
     whole: DeviceSlice<T>,
 }
 
-/// Parts of the workspace begin at multiples of this.
+/// Alignment of the workspace's parts, in bytes.
 const ALIGNMENT: usize = 256;
 
 impl<T: Activation> Workspace<T> {
-    /// `whole` columns of gate and up are kept between two launches; 0 = none are.
+    /// Sizes of the parts. `whole` is the number of gate and up columns kept between two launches, 0 for
+    /// none.
     fn bytes(rows: usize, whole: usize, k: usize) -> [usize; 4] {
         [WORKSPACE_BYTES, rows * k, rows * 4, rows * whole * size_of::<T>()]
             .map(|bytes| bytes.next_multiple_of(ALIGNMENT))
@@ -76,7 +77,7 @@ impl<T: Activation> Workspace<T> {
         let needed: usize = bytes.iter().sum();
         assert!(
             memory.len() >= needed,
-            "{rows} rows of {k} values, {whole} columns kept, need a workspace of {needed}, not {}",
+            "{rows} rows of {k} values with {whole} columns kept need a workspace of {needed} bytes, not {}",
             memory.len()
         );
         let part = |i: usize| {
@@ -88,7 +89,7 @@ impl<T: Activation> Workspace<T> {
 }
 
 impl<T: Activation + BlasElement> Linear<T> {
-    /// Finds the kernels. Without `blas` everything runs on them.
+    /// Looks the kernels up. Without `blas` all products use them.
     pub fn new(
         kernels: &Kernels,
         blas: Option<Arc<BlasLt>>,
@@ -100,13 +101,13 @@ impl<T: Activation + BlasElement> Linear<T> {
         Ok(Self { gemv, gemm, glu, quantize, blas })
     }
 
-    /// cuBLASLt, where it is used.
+    /// cuBLASLt, if it is used.
     pub fn blas(&self) -> Option<&BlasLt> {
         self.blas.as_deref()
     }
 
-    /// Bytes of the workspace that launches of up to `max_rows` rows need, with weights of these `[n, k]`. One serves all
-    /// launches of a stream.
+    /// Bytes of the workspace for launches of up to `max_rows` rows with weights of these `[n, k]`. All
+    /// launches of a stream can share one workspace.
     pub fn workspace_bytes(&self, max_rows: usize, shapes: &[(usize, usize)]) -> usize {
         if self.blas.is_none() || max_rows <= MAX_ROWS {
             return 0;
@@ -129,7 +130,7 @@ impl<T: Activation + BlasElement> Linear<T> {
         self.multiply(stream, &product, workspace)
     }
 
-    /// Queues the same with results in f32: logits.
+    /// As [`Self::launch`], with results in f32, for logits.
     pub fn launch_f32(
         &self,
         stream: &Stream,
@@ -142,7 +143,7 @@ impl<T: Activation + BlasElement> Linear<T> {
         self.multiply(stream, &Product { out, x, weight, rows, output: Output::F32 }, workspace)
     }
 
-    /// Queues `out[rows, inner] = by(gate) * up`.
+    /// Queues `out[rows, inner] = activation(gate) * up`.
     pub fn launch_gate_up(
         &self,
         stream: &Stream,
@@ -182,7 +183,8 @@ impl<T: Activation + BlasElement> Linear<T> {
         }
     }
 
-    /// cuBLASLt, when it takes this product. Its bias has the result's type, which ours has not when that is f32.
+    /// cuBLASLt, if it supports this product. Its bias has the type of the result, so f32 results cannot have
+    /// our bias.
     fn blas_for<O: BlasElement>(&self, product: &Product<'_, T, O>) -> Result<Option<&BlasLt>, CudaError> {
         let Product { weight, rows, output, .. } = *product;
         let Some(blas) = &self.blas else { return Ok(None) };
@@ -209,9 +211,9 @@ impl<T: Activation + BlasElement> Linear<T> {
     ) -> Result<(), CudaError> {
         let Product { out, x, weight, rows, .. } = *product;
         let LinearWeight { n, k, .. } = *weight;
-        // Nothing is kept: the head's many columns need no room here.
+        // No columns are kept: the many columns of the head need no space here.
         let workspace = Workspace::<T>::new(workspace, rows, 0, k);
-        let bias = weight.bias.cast::<O>(); // there is one only where O is T
+        let bias = weight.bias.cast::<O>(); // there is only a bias if O is T
         match weight.values {
             WeightValues::Same(values) => {
                 let gemm = blaslt::Gemm { bias, ..blaslt::Gemm::<T, O>::new(out, x, values, rows, n, k) };

@@ -1,4 +1,4 @@
-//! Typed launchers, one file per operation: shapes and types are checked on the host, then one launch is queued.
+//! Typed launchers, one file per operation. They check shapes and types on the host, then queue one launch.
 
 use super::tensor_map::MapElement;
 
@@ -22,13 +22,13 @@ pub mod sample;
 pub mod score;
 pub mod softcap;
 
-/// Types that activations may have.
+/// Element types of activations.
 pub trait Activation: MapElement + quantize::Quantized + random::Randomised {
-    /// Ends the names of its kernels.
+    /// Suffix of the type's kernel names.
     const SUFFIX: &'static str;
-    /// Rounded to nearest.
+    /// Rounds to nearest.
     fn from_f32(value: f32) -> Self;
-    /// Exact.
+    /// Widens exactly.
     fn to_f32(self) -> f32;
 }
 
@@ -52,7 +52,7 @@ impl Activation for half::f16 {
     }
 }
 
-/// The kernel of `$name` for an [`Activation`].
+/// The kernel called `$name` for an [`Activation`].
 macro_rules! kernel_for {
     ($kernels:expr, $t:ty, $name:literal) => {
         $kernels.get(match <$t as $crate::cuda::ops::Activation>::SUFFIX {

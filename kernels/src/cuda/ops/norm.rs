@@ -6,12 +6,12 @@ use super::{Activation, kernel_for};
 use crate::cuda::launch::{Args, Grid, Kernel};
 use crate::cuda::{CudaError, DeviceSlice, Kernels, Stream};
 
-/// Most threads that share a row.
+/// Most threads per row.
 const MAX_THREADS: usize = 1024;
-/// Values a thread takes at a time.
+/// Values per thread and iteration.
 const VALUES: usize = 4;
 
-/// `residual += delta`, normalised or as it is, then `out = residual / rms(residual) * weight`.
+/// `residual += delta`, optionally normalising `delta`, then `out = residual / rms(residual) * weight`.
 #[derive(Debug, Clone, Copy)]
 pub struct AddRmsNorm<T> {
     kernel: Kernel,
@@ -21,29 +21,29 @@ pub struct AddRmsNorm<T> {
 /// Memory of one [`AddRmsNorm`] launch. The hidden size is `weight`'s length, a multiple of 4.
 #[derive(Debug, Clone, Copy)]
 pub struct Norm<T> {
-    /// `[rows, hidden]`: normalised.
+    /// `[rows, hidden]`: the normalised residual.
     pub out: DeviceSlice<T>,
-    /// `[rows, hidden]`: read, and written when there is a `delta`.
+    /// `[rows, hidden]`: read; also written if there is a `delta`.
     pub residual: DeviceSlice<f32>,
-    /// `[rows, hidden]`, or [`DeviceSlice::NONE`]: nothing is added.
+    /// `[rows, hidden]`, or [`DeviceSlice::NONE`] to add nothing.
     pub delta: DeviceSlice<T>,
-    /// `[hidden]`: `delta` is normalised before it is added; or [`DeviceSlice::NONE`].
+    /// `[hidden]` to normalise `delta` before adding it, or [`DeviceSlice::NONE`].
     pub delta_weight: DeviceSlice<f32>,
     /// `[hidden]`
     pub weight: DeviceSlice<f32>,
-    /// Rows.
+    /// Number of rows.
     pub rows: usize,
     /// Added to the mean square.
     pub eps: f32,
 }
 
 impl<T: Activation> AddRmsNorm<T> {
-    /// Finds the kernel.
+    /// Looks the kernel up.
     pub fn new(kernels: &Kernels) -> Result<Self, CudaError> {
         Ok(Self { kernel: kernel_for!(kernels, T, "add_rms_norm")?, of: PhantomData })
     }
 
-    /// Queues it.
+    /// Queues the launch.
     pub fn launch(&self, stream: &Stream, norm: Norm<T>) -> Result<(), CudaError> {
         let Norm { out, residual, delta, delta_weight, weight, rows, eps } = norm;
         let hidden = weight.len();

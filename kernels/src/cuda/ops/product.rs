@@ -1,5 +1,5 @@
-//! What the kernels of `cu/gemv.cu` and `cu/gemm.cu` have in common: weights, arguments, and which kernel is which. Both
-//! do the arithmetic of `cu/linear.cuh`, so they give the same bits.
+//! Weights, arguments and kernel tables shared by `cu/gemv.cu` and `cu/gemm.cu`. Both use the arithmetic of
+//! `cu/linear.cuh`, so they give the same bits.
 
 use super::Activation;
 use crate::cuda::launch::{Args, Kernel};
@@ -7,48 +7,50 @@ use crate::cuda::memory::{E4m3, Element};
 use crate::cuda::{CudaError, DeviceSlice, Kernels};
 use crate::gate::Gate;
 
-/// A weight matrix on the device, `[n, k]`, row-major: row `n` holds the weights of output `n`.
+/// A weight matrix on the device, `[n, k]`, row-major: row `n` has the weights of output `n`.
 #[derive(Debug, Clone, Copy)]
 pub struct LinearWeight<T> {
-    /// Outputs.
+    /// Number of outputs.
     pub n: usize,
-    /// Inputs: a multiple of 8, of 16 for e4m3.
+    /// Number of inputs: a multiple of 8, or of 16 for e4m3.
     pub k: usize,
-    /// `[n]`, or [`DeviceSlice::NONE`].
+    /// `[n]` bias, or [`DeviceSlice::NONE`].
     pub bias: DeviceSlice<T>,
-    /// The values.
+    /// Values of the matrix.
     pub values: WeightValues<T>,
 }
 
-/// How a weight's values are stored.
+/// Storage of a weight's values.
 #[derive(Debug, Clone, Copy)]
 pub enum WeightValues<T> {
-    /// As activations are: `[n, k]`.
+    /// `[n, k]` in the activations' type.
     Same(DeviceSlice<T>),
-    /// As FP8: `[n, k]`; a stored value times its scale is the weight. No NaN: that code would count as 480.
+    /// `[n, k]` in FP8; a weight is the stored value times its scale. Must not contain NaN, which would count
+    /// as 480.
     E4m3 {
-        /// `[n, k]`
+        /// `[n, k]` values.
         values: DeviceSlice<E4m3>,
-        /// As the granularity says.
+        /// Scales, as many as the granularity requires.
         scales: DeviceSlice<f32>,
-        /// How many values share a scale.
+        /// Which weights share a scale.
         granularity: Granularity,
     },
 }
 
-/// How many weights share a scale.
+/// Which weights share a scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Granularity {
-    /// All: `[1]`. Stacked tensors that have a scale each are [`Self::Channel`].
+    /// All of them: `[1]`. Stacked tensors with a scale each are [`Self::Channel`].
     Tensor,
     /// A row: `[n]`.
     Channel,
-    /// A block of 128 x 128: `[ceil(n / 128), ceil(k / 128)]`. Stacked tensors begin at a multiple of 128 rows.
+    /// A block of 128 x 128: `[ceil(n / 128), ceil(k / 128)]`. Stacked tensors start at multiples of 128
+    /// rows.
     Block128,
 }
 
 impl Granularity {
-    /// Scales between two rows of blocks, and how many there are in all.
+    /// Scales from one row of blocks to the next, and their total number.
     pub fn stride_and_count(self, n: usize, k: usize) -> (usize, usize) {
         let stride = k.div_ceil(128);
         match self {
@@ -60,7 +62,7 @@ impl Granularity {
 }
 
 impl<T: Activation> LinearWeight<T> {
-    /// Checks the sizes once, where the weights are loaded.
+    /// Checks the sizes; call it once, when the weights are loaded.
     pub fn check(&self) -> Result<(), CudaError> {
         let Self { n, k, bias, values } = *self;
         let (len, multiple, address) = match values {
@@ -91,7 +93,7 @@ impl<T: Activation> LinearWeight<T> {
         (scales.len() < want).then_some((scales.len(), want))
     }
 
-    /// Bytes of the values.
+    /// Size of the values in bytes.
     pub fn bytes(&self) -> usize {
         match self.values {
             WeightValues::Same(_) => self.n * self.k * size_of::<T>(),
@@ -100,24 +102,25 @@ impl<T: Activation> LinearWeight<T> {
     }
 }
 
-/// What becomes of the sums.
+/// How results are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Output {
     /// `[rows, n]`, rounded to the activations' type.
     Plain,
-    /// `[rows, n]` in f32: logits.
+    /// `[rows, n]` in f32, for logits.
     F32,
-    /// The weight is gate over up, `[2 * inner, k]`; the function of the gate times up, `[rows, inner]`.
+    /// `[rows, inner]`: the activation of the gate times up. The weight is gate and up stacked, `[2 * inner,
+    /// k]`.
     Gated(Gate),
 }
 
 impl Output {
-    /// Whether the weight is gate over up.
+    /// Whether the weight is gate and up stacked.
     pub fn is_gated(self) -> bool {
         matches!(self, Self::Gated(_))
     }
 
-    /// Which of a [`Table`]'s kernels.
+    /// Index of the output in a [`Table`].
     fn index(self) -> usize {
         match self {
             Self::Plain => 0,
@@ -127,18 +130,18 @@ impl Output {
     }
 }
 
-/// One launch: `out = x weight^T (+ bias)`.
+/// A launch of `out = x weight^T (+ bias)`.
 #[derive(Debug, Clone, Copy)]
 pub struct Product<'a, T, O> {
     /// `[rows, n]`, or `[rows, n / 2]` when gated.
     pub out: DeviceSlice<O>,
     /// `[rows, k]`
     pub x: DeviceSlice<T>,
-    /// The weight.
+    /// Weight to multiply by.
     pub weight: &'a LinearWeight<T>,
-    /// Rows.
+    /// Number of rows.
     pub rows: usize,
-    /// What becomes of the sums.
+    /// How results are written.
     pub output: Output,
 }
 
@@ -148,7 +151,7 @@ impl<T: Activation, O: Element> Product<'_, T, O> {
         if self.output.is_gated() { self.weight.n / 2 } else { self.weight.n }
     }
 
-    /// Asserts that everything fits, and makes the kernels' arguments.
+    /// Asserts that all sizes fit, and returns the kernels' arguments.
     pub(super) fn args(&self) -> Args<'static> {
         let Self { out, x, weight, rows, output } = *self;
         let LinearWeight { n, k, bias, values } = *weight;
@@ -188,7 +191,7 @@ impl<T: Activation, O: Element> Product<'_, T, O> {
     }
 }
 
-/// The kernels of a file: by output, by whether weights are e4m3, by tile.
+/// The kernels of a file by output, by whether weights are e4m3, and by tile.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Table<const TILES: usize>([[[Kernel; TILES]; 2]; 3]);
 
@@ -217,7 +220,7 @@ impl<const TILES: usize> Table<TILES> {
     }
 }
 
-/// Names of a file's kernels, in a [`Table`]'s order.
+/// Names of a file's kernels in the order of a [`Table`].
 macro_rules! product_names {
     ($prefix:literal, $($tile:literal),*) => {[
         [[$(concat!($prefix, "_same_plain_", $tile)),*], [$(concat!($prefix, "_e4m3_plain_", $tile)),*]],

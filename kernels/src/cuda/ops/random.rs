@@ -1,4 +1,4 @@
-//! Random values made on the device, for weights of benches; `cu/random.cu`.
+//! Random values generated on the device, for benchmark weights; `cu/random.cu`.
 
 use crate::cpu::philox::philox4x32_10;
 use crate::cuda::launch::{Args, Grid, Kernel};
@@ -6,14 +6,14 @@ use crate::cuda::memory::{E4m3, Element};
 use crate::cuda::{CudaError, DeviceSlice, Kernels, Stream};
 use std::marker::PhantomData;
 
-/// Threads of a block.
+/// Threads per block.
 const THREADS: u32 = 256;
-/// Blocks a multiprocessor holds at once.
+/// Blocks that a multiprocessor runs at once.
 const BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
 
 /// Types that can be filled with random values.
 pub trait Randomised: Element {
-    /// The kernel's name.
+    /// Name of the type's kernel.
     const KERNEL: &'static str;
 }
 
@@ -33,7 +33,7 @@ impl Randomised for E4m3 {
     const KERNEL: &'static str = "fill_normal_e4m3";
 }
 
-/// Fills memory with about normally distributed values.
+/// Fills memory with approximately normally distributed values.
 #[derive(Debug, Clone, Copy)]
 pub struct FillNormal<T> {
     kernel: Kernel,
@@ -41,12 +41,12 @@ pub struct FillNormal<T> {
 }
 
 impl<T: Randomised> FillNormal<T> {
-    /// Finds the kernel.
+    /// Looks the kernel up.
     pub fn new(kernels: &Kernels) -> Result<Self, CudaError> {
         Ok(Self { kernel: kernels.get(T::KERNEL)?, of: PhantomData })
     }
 
-    /// Queues it: `out[i]` is [`normal`] of (`seed`, `i`), rounded to `T`.
+    /// Queues the launch: `out[i]` is [`normal`] of (`seed`, `i`), rounded to `T`.
     pub fn launch(
         &self,
         stream: &Stream,
@@ -65,15 +65,15 @@ impl<T: Randomised> FillNormal<T> {
     }
 }
 
-/// Value `index` under `seed`: a sum of eight uniform 16-bit values (Irwin-Hall), of mean 0 and the given deviation. The same
-/// bits as the device's.
+/// Value `index` under `seed`: a sum of eight uniform 16-bit values (Irwin-Hall), scaled to mean 0 and the
+/// given deviation. The device computes the same bits.
 pub fn normal(seed: u64, index: u64, deviation: f32) -> f32 {
     let words = philox4x32_10([index as u32, (index >> 32) as u32, 0, 1], [seed as u32, (seed >> 32) as u32]);
     let sum: i32 = words.iter().map(|word| (word & 0xffff) as i32 + (word >> 16) as i32).sum();
     (sum - 262_140) as f32 * scale(deviation)
 }
 
-/// The sum's deviation is sqrt(8 * (2^32 - 1) / 12).
+/// Factor that scales the sum to `deviation`; the sum's own is sqrt(8 * (2^32 - 1) / 12).
 fn scale(deviation: f32) -> f32 {
     (f64::from(deviation) / (8.0 * 4_294_967_295.0 / 12.0f64).sqrt()) as f32
 }

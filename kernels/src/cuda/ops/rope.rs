@@ -1,4 +1,4 @@
-//! Query and key norms, rotary embedding, and keys and values to the cache; `cu/rope.cu`.
+//! Query and key norms, rotary embedding, and writing keys and values to the cache; `cu/rope.cu`.
 
 use std::marker::PhantomData;
 
@@ -7,12 +7,12 @@ use super::kv::{KvElement, KvLayer};
 use crate::cuda::launch::{Args, Grid, Kernel};
 use crate::cuda::{CudaError, DeviceSlice, Kernels, Stream};
 
-/// Most threads of a row.
+/// Most threads per row.
 const MAX_THREADS: usize = 512;
-/// Values a thread takes at a time; half a head is a multiple.
+/// Values per thread and iteration; half a head is a multiple of it.
 const VALUES: usize = 4;
 
-/// Rotates queries in place, and writes rotated keys and values to their slots.
+/// Rotates queries in place and writes rotated keys, and values, to their slots.
 #[derive(Debug, Clone, Copy)]
 pub struct RopeKvWrite<T, K> {
     kernel: Kernel,
@@ -22,31 +22,32 @@ pub struct RopeKvWrite<T, K> {
 /// Memory of one [`RopeKvWrite`] launch.
 #[derive(Debug, Clone, Copy)]
 pub struct RopeRows<T, K> {
-    /// `[rows, (heads + 2 * kv_heads) * head_dim]`: query heads, key heads, value heads. Queries are rotated in place.
+    /// `[rows, (heads + 2 * kv_heads) * head_dim]`: query, key and value heads. Queries are rotated in place.
     pub qkv: DeviceSlice<T>,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// `[head_dim]`: RMS norm of each query head before it is rotated, or [`DeviceSlice::NONE`].
+    /// `[head_dim]` weights of an RMS norm of each query head before rotation, or [`DeviceSlice::NONE`].
     pub q_norm: DeviceSlice<f32>,
-    /// The same of key heads.
+    /// As `q_norm`, for key heads.
     pub k_norm: DeviceSlice<f32>,
     /// Added to a norm's mean square.
     pub norm_eps: f32,
-    /// `[positions, head_dim]`: cosines, then sines, of each pair's angle. Positions past the table take its last row.
+    /// `[positions, head_dim]`: cosines, then sines, of each pair's angle. Positions past the table use its
+    /// last row.
     pub angles: DeviceSlice<f32>,
-    /// `[rows]`
+    /// `[rows]` positions.
     pub positions: DeviceSlice<u32>,
-    /// `[rows]`; [`super::kv::NO_SLOT`] writes nothing.
+    /// `[rows]` slots; [`super::kv::NO_SLOT`] = write nothing.
     pub slots: DeviceSlice<u32>,
-    /// Where keys and values go. Values are divided by their scale (as a product with `1 / scale`) and rounded once;
-    /// e4m3 saturates.
+    /// Destination of keys and values. They are divided by their scale (multiplied by `1 / scale`) and
+    /// rounded once; e4m3 saturates.
     pub layer: KvLayer<K>,
-    /// Rows.
+    /// Number of rows.
     pub rows: usize,
 }
 
 impl<T: Activation, K: KvElement> RopeKvWrite<T, K> {
-    /// Finds the kernel; an error for a cache that mixes bf16 and f16 with the other.
+    /// Looks the kernel up. Fails if the cache is bf16 and activations are f16, or the reverse.
     pub fn new(kernels: &Kernels) -> Result<Self, CudaError> {
         let name = match (T::SUFFIX, K::SUFFIX) {
             ("bf16", "bf16") => "rope_kv_write_bf16_bf16",
@@ -55,14 +56,14 @@ impl<T: Activation, K: KvElement> RopeKvWrite<T, K> {
             ("f16", "e4m3") => "rope_kv_write_f16_e4m3",
             (activations, cache) => {
                 return Err(CudaError::invalid(format!(
-                    "a KV cache of {cache} beside activations of {activations}; use {activations} or e4m3"
+                    "a KV cache of {cache} does not work with activations of {activations}; use {activations} or e4m3"
                 )));
             }
         };
         Ok(Self { kernel: kernels.get(name)?, of: PhantomData })
     }
 
-    /// Queues it.
+    /// Queues the launch.
     pub fn launch(&self, stream: &Stream, rope: RopeRows<T, K>) -> Result<(), CudaError> {
         let RopeRows { qkv, heads, q_norm, k_norm, norm_eps, angles, positions, slots, layer, rows } = rope;
         let KvLayer { kv_heads, head_dim, block_size, blocks, .. } = layer;

@@ -1,27 +1,28 @@
-//! Tokens drawn on the device; `cu/sample.cu`. The same token that [`crate::cpu::sample::draw`] draws from the same logits.
+//! Sampling on the device; `cu/sample.cu`. Draws the same token as [`crate::cpu::sample::draw`] from the same
+//! logits.
 
 use crate::cpu::sample::{Controls, Sampling};
 use crate::cuda::launch::{Args, Grid, Kernel};
 use crate::cuda::memory::Element;
 use crate::cuda::{CudaError, DeviceSlice, Kernels, Stream};
 
-/// Threads of a block.
+/// Threads per block.
 pub(super) const THREADS: u32 = 256;
-/// Logits of a block.
+/// Logits per block.
 pub(super) const CHUNK: usize = 4096;
-/// Most tokens of a vocabulary: sums of weights are 64-bit integers.
+/// Largest vocabulary, because sums of weights are 64-bit integers.
 pub const MAX_VOCAB: usize = 1 << 19;
-/// Bins of a sample's histogram, and tokens of its list.
+/// Bins of a sample's histogram, and tokens in its list.
 const BINS: usize = 2048;
-/// Bytes of a sample's state, and of what a block finds.
+/// Bytes of a sample's state, and of a block's partial result.
 const STATE_BYTES: usize = 64;
 const PART_BYTES: usize = 24;
-/// In a field of [`SampleParams`]: there is none.
+/// Value of a field of [`SampleParams`] that means none.
 pub const NONE: u32 = u32::MAX;
 
-/// How to draw one token: [`crate::cpu::sample::Sampling`], as the device reads it.
+/// Parameters of one draw: [`crate::cpu::sample::Sampling`] as the device reads it.
 ///
-/// Lists are parts of arrays that all samples of a batch share. The entries of one bias list name distinct tokens.
+/// Lists are parts of arrays shared by all samples of a batch. The tokens in a bias list must be distinct.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[repr(C)]
 pub struct SampleParams {
@@ -29,34 +30,34 @@ pub struct SampleParams {
     pub row: u32,
     /// Temperature, cuts and penalties.
     pub controls: Controls,
-    /// Key of the random stream, its lower half.
+    /// Lower half of the random stream's key.
     pub seed_low: u32,
-    /// Its upper half.
+    /// Upper half of the random stream's key.
     pub seed_high: u32,
-    /// Which of a request's samples.
+    /// Index of the sample if a request has several.
     pub sample_index: u32,
     /// Absolute position of the token to draw.
     pub position: u32,
     /// First entry of the bias list in [`SampleBatch::bias_tokens`].
     pub bias_start: u32,
-    /// Its entries.
+    /// Length of the bias list.
     pub bias_len: u32,
     /// First forbidden token in [`SampleBatch::forbidden`].
     pub forbidden_start: u32,
-    /// How many.
+    /// Number of forbidden tokens.
     pub forbidden_len: u32,
-    /// First token of the history in [`SampleBatch::history`]; needed by penalties only.
+    /// First token of the history in [`SampleBatch::history`]; only penalties need it.
     pub history_start: u32,
-    /// Its tokens.
+    /// Length of the history.
     pub history_len: u32,
-    /// How many of them are prompt.
+    /// Number of prompt tokens at the start of the history.
     pub prompt_len: u32,
-    /// Entry of [`SampleBatch::previous`] that ends the history, as a token of the output that the host does not know
+    /// Entry of [`SampleBatch::previous`] that ends the history, an output token that the host does not know
     /// yet; or [`NONE`].
     pub carried: u32,
-    /// Row of [`SampleBatch::masks`], or [`NONE`]: tokens whose bit is 0 are forbidden.
+    /// Row of [`SampleBatch::masks`], where tokens with bit 0 are forbidden; or [`NONE`].
     pub mask: u32,
-    /// How many best tokens to score with the drawn one, or [`NONE`]: no log-probabilities.
+    /// Number of best tokens to score besides the drawn one, or [`NONE`] for no log-probabilities.
     pub logprobs: u32,
 }
 
@@ -64,7 +65,7 @@ pub struct SampleParams {
 unsafe impl Element for SampleParams {}
 
 impl SampleParams {
-    /// As `sampling` says, from `row`; where its lists begin is the caller's to say.
+    /// Parameters for `row` as in `sampling`. The caller sets where its lists start.
     pub fn of(row: u32, sampling: &Sampling<'_>) -> Self {
         Self {
             controls: sampling.controls,
@@ -80,7 +81,7 @@ impl SampleParams {
         }
     }
 
-    /// The best token of `row`.
+    /// Greedy decoding of `row`.
     pub const fn greedy(row: u32) -> Self {
         Self {
             row,
@@ -103,54 +104,54 @@ impl SampleParams {
     }
 }
 
-/// Memory of one [`Sampler`] launch. Contents may change from step to step; addresses and sizes are what a graph keeps.
+/// Memory of one [`Sampler`] launch. A captured graph fixes addresses and sizes; contents may change.
 #[derive(Debug, Clone, Copy)]
 pub struct SampleBatch {
-    /// `[rows, stride]`; not changed.
+    /// `[rows, stride]`; read only.
     pub logits: DeviceSlice<f32>,
-    /// Values between two rows of logits; a multiple of 4 makes for wide loads.
+    /// Values from one row of logits to the next; a multiple of 4 allows wide loads.
     pub stride: usize,
-    /// Tokens of the vocabulary, at most [`MAX_VOCAB`].
+    /// Size of the vocabulary, at most [`MAX_VOCAB`].
     pub vocab: usize,
-    /// `[capacity]`
+    /// `[capacity]` parameters.
     pub samples: DeviceSlice<SampleParams>,
-    /// `[1]`: how many samples there are; blocks of the others end at once.
+    /// `[1]`: number of samples; blocks of further ones end at once.
     pub count: DeviceSlice<u32>,
-    /// All bias lists' tokens; those outside the vocabulary are ignored.
+    /// Tokens of all bias lists; those outside the vocabulary are ignored.
     pub bias_tokens: DeviceSlice<u32>,
-    /// As many biases.
+    /// Bias of each of `bias_tokens`.
     pub bias_values: DeviceSlice<f32>,
-    /// All forbidden tokens.
+    /// Forbidden tokens of all samples.
     pub forbidden: DeviceSlice<u32>,
-    /// All histories.
+    /// Histories of all samples.
     pub history: DeviceSlice<u32>,
-    /// `[masks, ceil(vocab / 32)]`: bit `token % 32` of word `token / 32` is 1 where a token may be drawn.
+    /// `[masks, ceil(vocab / 32)]`: bit `token % 32` of word `token / 32` is 1 if the token may be drawn.
     pub masks: DeviceSlice<u32>,
-    /// Tokens of the step before, see [`SampleParams::carried`]. Not the memory of `tokens`.
+    /// Tokens of the previous step, see [`SampleParams::carried`]. Must not overlap `tokens`.
     pub previous: DeviceSlice<u32>,
-    /// `[capacity]`: the drawn tokens. Always tokens of the vocabulary.
+    /// Output, `[capacity]`: the drawn tokens, always inside the vocabulary.
     pub tokens: DeviceSlice<u32>,
-    /// `[capacity]`: 0, or 1 for a row that cannot be drawn from ([`crate::cpu::sample::is_usable`]).
+    /// Output, `[capacity]`: 0, or 1 for a row that cannot be drawn from ([`crate::cpu::sample::is_usable`]).
     pub status: DeviceSlice<u32>,
-    /// [`Sampler::workspace_bytes`], aligned to 8, filled with zeros once before its first launch.
+    /// [`Sampler::workspace_bytes`], aligned to 8; must be zeroed once before the first launch.
     pub workspace: DeviceSlice<u8>,
-    /// Which launches are needed.
+    /// Stages to launch.
     pub stages: Stages,
 }
 
-/// Launches of a draw. A stage that no sample needs may be left out; with it the result is the same.
+/// Stages of a draw. Skipping a stage that no sample needs does not change the result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stages {
-    /// Every temperature is 0.
+    /// For samples of temperature 0.
     Greedy,
-    /// And no sample has a top-k or a top-p.
+    /// Also for samples without top-k and top-p.
     Uncut,
-    /// All of them.
+    /// For all samples.
     All,
 }
 
 impl Stages {
-    /// Those that `sample` needs.
+    /// The stages that `sample` needs.
     pub fn of(sample: &SampleParams) -> Self {
         match sample.controls {
             Controls { temperature: 0.0, .. } => Self::Greedy,
@@ -159,7 +160,7 @@ impl Stages {
         }
     }
 
-    /// Those that either needs.
+    /// The stages that either needs.
     pub fn with(self, other: Self) -> Self {
         match (self, other) {
             (Self::All, _) | (_, Self::All) => Self::All,
@@ -169,10 +170,10 @@ impl Stages {
     }
 }
 
-/// As the kernels' parameter.
+/// The kernels' parameter.
 #[repr(C)]
 struct SampleArgs {
-    /// Addresses, in the kernels' order: logits to lists.
+    /// Addresses in the kernels' order, from logits to lists.
     memory: [u64; 16],
     /// vocab, stride, capacity, mask_words, history_len, previous_len
     sizes: [u32; 6],
@@ -187,7 +188,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Finds the kernels.
+    /// Looks the kernels up.
     pub fn new(kernels: &Kernels) -> Result<Self, CudaError> {
         Ok(Self {
             scan: kernels.get("sample_scan")?,
@@ -232,7 +233,7 @@ impl Sampler {
             return Ok(());
         }
         let args = Self::args(&batch, capacity);
-        // SAFETY: plain numbers without padding: 16 times 8 bytes, 6 times 4.
+        // SAFETY: plain numbers without padding: 16 of 8 bytes and 6 of 4.
         let bytes =
             unsafe { std::slice::from_raw_parts((&raw const args).cast::<u8>(), size_of::<SampleArgs>()) };
         let args = Args::new().bytes(bytes);
@@ -285,7 +286,7 @@ impl Sampler {
     }
 }
 
-/// Blocks of a row.
+/// Blocks per row.
 pub(super) fn parts(vocab: usize) -> usize {
     vocab.div_ceil(CHUNK)
 }

@@ -1,83 +1,84 @@
-//! Log-probabilities on the device; `cu/score.cu`. What [`crate::cpu::sample::score`] says of the same logits.
+//! Log-probabilities on the device; `cu/score.cu`. The same as [`crate::cpu::sample::score`] computes from
+//! the same logits.
 
 use super::sample::{MAX_VOCAB, SampleParams, THREADS, parts};
 use crate::cuda::launch::{Args, Grid, Kernel};
 use crate::cuda::memory::Element;
 use crate::cuda::{CudaError, DeviceSlice, Kernels, Stream};
 
-/// Most best tokens that are told.
+/// Most best tokens to report.
 pub const MAX_TOP: usize = 20;
-/// Bytes of what a block finds.
+/// Bytes of a block's partial result.
 const PART_BYTES: usize = 176;
 
-/// What to score.
+/// Parameters of one score.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct ScoreParams {
     /// Row of the logits.
     pub row: u32,
-    /// The token.
+    /// Token to score.
     pub target: u32,
-    /// How many best tokens to tell, at most [`MAX_TOP`].
+    /// Number of best tokens to report, at most [`MAX_TOP`].
     pub top: u32,
 }
 
 // SAFETY: three numbers without padding; every bit pattern is one.
 unsafe impl Element for ScoreParams {}
 
-/// What a distribution says of a token.
+/// A token's score under the raw distribution.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[repr(C)]
 pub struct Scored {
-    /// Its natural-log probability.
+    /// Natural-log probability of the token.
     pub logprob: f32,
-    /// Its rank, 1 = most probable.
+    /// Rank of the token, 1 = most probable.
     pub rank: u32,
-    /// 0, or 1 for a row that is not [`crate::cpu::sample::is_usable`].
+    /// 0, or 1 for a row that is not usable ([`crate::cpu::sample::is_usable`]).
     pub status: u32,
-    /// How many of the following there are.
+    /// Number of valid entries in the arrays below.
     pub top_len: u32,
     /// The best tokens, best first, the lower id first among equals.
     pub top_tokens: [u32; MAX_TOP],
-    /// Their log-probabilities.
+    /// Log-probabilities of the best tokens.
     pub top_logprobs: [f32; MAX_TOP],
 }
 
 // SAFETY: 44 numbers of four bytes, without padding; every bit pattern is one.
 unsafe impl Element for Scored {}
 
-/// Which tokens a launch scores.
+/// The tokens that a launch scores.
 #[derive(Debug, Clone, Copy)]
 pub enum Targets {
-    /// `[capacity]`: given ones.
+    /// `[capacity]`: given tokens.
     Given(DeviceSlice<ScoreParams>),
-    /// `[capacity]` each: those that were drawn, of samples with [`SampleParams::logprobs`].
+    /// `[capacity]` each: the drawn tokens of samples with [`SampleParams::logprobs`].
     Drawn(DeviceSlice<SampleParams>, DeviceSlice<u32>),
 }
 
 /// Memory of one [`Scorer`] launch.
 #[derive(Debug, Clone, Copy)]
 pub struct ScoreBatch {
-    /// `[rows, stride]`
+    /// `[rows, stride]` logits.
     pub logits: DeviceSlice<f32>,
-    /// Values between two rows of logits; a multiple of 4 makes for wide loads.
+    /// Values from one row of logits to the next; a multiple of 4 allows wide loads.
     pub stride: usize,
-    /// Tokens of the vocabulary, at most [`MAX_VOCAB`].
+    /// Size of the vocabulary, at most [`MAX_VOCAB`].
     pub vocab: usize,
-    /// What to score.
+    /// Tokens to score.
     pub targets: Targets,
-    /// `[1]`: how many entries there are.
+    /// `[1]`: number of entries.
     pub count: DeviceSlice<u32>,
-    /// `[capacity]`
+    /// Output, `[capacity]`.
     pub out: DeviceSlice<Scored>,
-    /// [`Scorer::workspace_bytes`], aligned to 8, filled with zeros once before its first launch.
+    /// [`Scorer::workspace_bytes`], aligned to 8; must be zeroed once before the first launch.
     pub workspace: DeviceSlice<u8>,
 }
 
-/// As the kernels' parameter.
+/// The kernels' parameter.
 #[repr(C)]
 struct ScoreArgs {
-    /// Addresses, in the kernels' order: logits to done.
+    /// Addresses in the kernels' order, from logits to done.
     memory: [u64; 8],
     /// vocab, stride
     sizes: [u32; 2],
@@ -91,7 +92,7 @@ pub struct Scorer {
 }
 
 impl Scorer {
-    /// Finds the kernels.
+    /// Looks the kernels up.
     pub fn new(kernels: &Kernels) -> Result<Self, CudaError> {
         Ok(Self { targets: kernels.get("score_targets")?, samples: kernels.get("score_samples")? })
     }
@@ -101,7 +102,7 @@ impl Scorer {
         capacity * (parts(vocab) * PART_BYTES + size_of::<u64>())
     }
 
-    /// Queues it.
+    /// Queues the launch.
     pub fn launch(&self, stream: &Stream, batch: ScoreBatch) -> Result<(), CudaError> {
         let ScoreBatch { logits, stride, vocab, count, out, workspace, .. } = batch;
         let (kernel, capacity, [given, samples, tokens]) = match batch.targets {
@@ -130,7 +131,7 @@ impl Scorer {
         let (logits, count, out) = (logits.address(), count.address(), out.address());
         let memory = [logits, given, samples, tokens, count, out, found, done];
         let args = ScoreArgs { memory, sizes: [vocab as u32, stride as u32] };
-        // SAFETY: plain numbers without padding: 8 times 8 bytes, 2 times 4.
+        // SAFETY: plain numbers without padding: 8 of 8 bytes and 2 of 4.
         let bytes =
             unsafe { std::slice::from_raw_parts((&raw const args).cast::<u8>(), size_of::<ScoreArgs>()) };
         let grid = Grid::of([parts(vocab) as u32, capacity as u32, 1], THREADS).overlapping();

@@ -1,11 +1,11 @@
-//! Softcap of logits; `cu/softcap.cu`.
+//! Softcapping of logits; `cu/softcap.cu`.
 
 use crate::cuda::launch::{Args, Grid, Kernel};
 use crate::cuda::{CudaError, DeviceSlice, Kernels, Stream};
 
-/// Threads of a block.
+/// Threads per block.
 const THREADS: usize = 256;
-/// Values a thread takes where there are many.
+/// Values per thread if there are many.
 const VALUES: usize = 8;
 
 /// `values = cap * tanh(values / cap)`.
@@ -15,12 +15,12 @@ pub struct Softcap {
 }
 
 impl Softcap {
-    /// Finds the kernel.
+    /// Looks the kernel up.
     pub fn new(kernels: &Kernels) -> Result<Self, CudaError> {
         Ok(Self { kernel: kernels.get("softcap")? })
     }
 
-    /// Queues it; at most 2^31 values.
+    /// Queues the launch. At most 2^31 values.
     pub fn launch(&self, stream: &Stream, values: DeviceSlice<f32>, cap: f32) -> Result<(), CudaError> {
         let count = values.len();
         assert!(count <= 1 << 31, "{count} values are more than 2^31");

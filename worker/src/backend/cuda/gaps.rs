@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use skein_kernels::cuda::{CudaError, Device, Event, Stream};
+use skein_kernels::cuda::{CudaError, CudaEvent, Device, Stream};
 
 /// Steps whose events are kept; more than can be in flight, so that no event is recorded again before
 /// it is read.
@@ -16,13 +16,13 @@ const MAX_GAPS: usize = 1 << 20;
 #[derive(Debug)]
 pub struct StepGaps {
     /// Start and end of step `i` at `i % KEPT`.
-    events: Vec<(Event, Event)>,
+    events: Vec<(CudaEvent, CudaEvent)>,
     seen: Mutex<Vec<Duration>>,
 }
 
 impl StepGaps {
     pub(super) fn new(device: &Arc<Device>) -> Result<Self, CudaError> {
-        let pair = |_| Ok((Event::new(device)?, Event::new(device)?));
+        let pair = |_| Ok((CudaEvent::new(device)?, CudaEvent::new(device)?));
         Ok(Self { events: (0..KEPT).map(pair).collect::<Result<_, CudaError>>()?, seen: Mutex::default() })
     }
 

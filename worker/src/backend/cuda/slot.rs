@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use skein_kernels::cuda::ops::score::Scored;
 use skein_kernels::cuda::stream::Waited;
-use skein_kernels::cuda::{CudaError, Device, Event, PinnedBuffer, Stream};
+use skein_kernels::cuda::{CudaError, CudaEvent, Device, PinnedBuffer, Stream};
 use skein_proto::logprobs::TokenLogprobs;
 
 use super::gaps::StepGaps;
@@ -25,7 +25,7 @@ pub(super) struct Slot {
     pub status: PinnedBuffer<u32>,
     pub drawn_scores: PinnedBuffer<Scored>,
     pub scores: PinnedBuffer<Scored>,
-    done: Event,
+    done: CudaEvent,
 }
 
 impl Slot {
@@ -37,7 +37,7 @@ impl Slot {
             status: PinnedBuffer::new(device, entries)?,
             drawn_scores: PinnedBuffer::new(device, entries)?,
             scores: PinnedBuffer::new(device, entries)?,
-            done: Event::untimed(device)?,
+            done: CudaEvent::untimed(device)?,
         })
     }
 

@@ -14,7 +14,7 @@ use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
 use skein_kernels::cuda::memory::E4m3;
 use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::quantize::{Granularity, Quantization, Quantize};
-use skein_kernels::cuda::{CudaError, Device, DeviceSlice, Event, PinnedBuffer, Stream};
+use skein_kernels::cuda::{CudaError, CudaEvent, Device, DeviceSlice, PinnedBuffer, Stream};
 
 /// Bytes of a pinned buffer; larger ones copy no faster.
 const CHUNK_BYTES: usize = 16 << 20;
@@ -180,7 +180,7 @@ impl Upload {
         let stream = Stream::new(device)?;
         let mut buffers = Vec::new();
         for _ in 0..2 {
-            buffers.push((PinnedBuffer::<u8>::new(device, largest)?, Event::new(device)?));
+            buffers.push((PinnedBuffer::<u8>::new(device, largest)?, CudaEvent::new(device)?));
         }
         let mut scratch = Vec::new();
         for turn in 0.. {

@@ -1,9 +1,9 @@
-//! Attention over the paged KV cache for any mix of decode rows and chunks; `cu/attention_*.cu`. Not yet run
-//! on a GPU.
+//! Attention over the paged KV cache for any mix of decode rows and prefill chunks; `cu/attention_*.cu`. Not
+//! yet run on a GPU.
 //!
-//! [`Attention::plan`] lists the step's work on the device, [`Attention::launch`] does it with one layer.
-//! Their launches are the same for a given room for rows and sequences, so a captured graph does for any
-//! contents.
+//! [`Attention::plan`] lists the step's work on the device, and [`Attention::launch`] computes it for one
+//! layer. The launches depend only on the capacities for rows and sequences, so one captured graph serves any
+//! content.
 
 use std::marker::PhantomData;
 
@@ -16,39 +16,39 @@ mod workspace;
 
 use workspace::{Tiles, Workspace};
 
-/// Threads of the plan and of the merge.
+/// Threads per block of the plan and merge kernels.
 const THREADS: u32 = 256;
-/// Blocks of the merge on a multiprocessor.
+/// Blocks of the merge kernel per multiprocessor.
 const MERGE_BLOCKS: u32 = 2;
-/// Positions of a part in batch-invariant mode: short enough that one sequence of 2,000 tokens keeps 64
-/// multiprocessors busy.
+/// Positions per part in batch-invariant mode: few enough that one sequence of 2,000 tokens occupies 64
+/// multiprocessors.
 const FIXED_PART: u32 = 256;
 
-/// What a step may hold.
+/// The rows that a step may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StepKind {
-    /// Each sequence has at most one row.
+    /// At most one row per sequence.
     Decode,
-    /// Any rows.
+    /// Any number of rows per sequence.
     Mixed,
 }
 
-/// What does not change from step to step.
+/// Parameters that are the same in every step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionShape {
-    /// Query heads; a multiple of the KV heads.
+    /// Number of query heads, a multiple of the KV heads.
     pub heads: usize,
-    /// Key and value heads.
+    /// Number of KV heads.
     pub kv_heads: usize,
-    /// Values of a head: 64, 96 or 128; also 16, 32 and 256 unless the cache is e4m3.
+    /// Dimensions of a head: 64, 96 or 128; also 16, 32 and 256 unless the cache is e4m3.
     pub head_dim: usize,
-    /// Factor of the scores, positive: `1 / sqrt(head_dim)` in most models.
+    /// Positive factor of the scores: `1 / sqrt(head_dim)` in most models.
     pub scale: f32,
-    /// A row sees its position and the `window - 1` before it.
+    /// A row sees its own position and the `window - 1` before it; `None`: all before it.
     pub window: Option<u32>,
-    /// Scores become `softcap * tanh(score / softcap)`.
+    /// If set, scores become `softcap * tanh(score / softcap)`.
     pub softcap: Option<f32>,
-    /// A row's bits depend on nothing but its sequence: contexts are cut at fixed positions.
+    /// A row's bits depend on its sequence alone: contexts are divided at fixed positions.
     pub batch_invariant: bool,
 }
 
@@ -74,25 +74,25 @@ impl AttentionShape {
 /// Memory of one [`Attention::launch`].
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionRows<'a, T, K> {
-    /// `[rows, q_stride]`: the query heads start each row. 16-byte aligned.
+    /// `[rows, q_stride]`, 16-byte aligned; a row starts with its query heads.
     pub q: DeviceSlice<T>,
-    /// Values between two rows of `q`: a multiple of 8.
+    /// Values from one row of `q` to the next, a multiple of 8.
     pub q_stride: usize,
-    /// `[rows, heads * head_dim]`; rows of no planned sequence are left as they are.
+    /// `[rows, heads * head_dim]`; rows that are in no planned sequence are left unchanged.
     pub out: DeviceSlice<T>,
-    /// `[heads]`: a logit that takes part in the softmax and has no value; or [`DeviceSlice::NONE`].
+    /// `[heads]`: a logit that takes part in the softmax but has no value; or [`DeviceSlice::NONE`].
     pub sinks: DeviceSlice<f32>,
-    /// Keys and values, those of the step's rows included. As e4m3 they hold no NaN.
+    /// Keys and values, including those of the step's rows. As e4m3 they must not contain NaN.
     pub layer: KvLayer<K>,
-    /// The step's sequences, as planned.
+    /// The step's sequences, as passed to [`Attention::plan`].
     pub sequences: &'a StepSequences,
-    /// As planned.
+    /// The workspace passed to [`Attention::plan`].
     pub workspace: DeviceSlice<u8>,
-    /// What the step may hold.
+    /// The rows that the step may have.
     pub kind: StepKind,
 }
 
-/// Paged attention: [`Self::plan`] once a step, [`Self::launch`] once a layer.
+/// Paged attention: call [`Self::plan`] once per step and [`Self::launch`] once per layer.
 #[derive(Debug, Clone, Copy)]
 pub struct Attention<T, K> {
     plan: Kernel,
@@ -104,7 +104,7 @@ pub struct Attention<T, K> {
     of: PhantomData<(T, K)>,
 }
 
-/// The kernel for tiles of one size.
+/// The kernel for one tile size.
 #[derive(Debug, Clone, Copy)]
 struct Family {
     kernel: Kernel,
@@ -113,14 +113,14 @@ struct Family {
 }
 
 impl<T: Activation, K: KvElement> Attention<T, K> {
-    /// Finds the kernels. An error for shapes without one.
+    /// Looks the kernels up. Fails if there is none for the shape.
     pub fn new(kernels: &Kernels, shape: AttentionShape) -> Result<Self, CudaError> {
         shape.check()?;
         let AttentionShape { head_dim, .. } = shape;
         let names = names::<T, K>(head_dim).ok_or_else(|| {
             CudaError::invalid(format!(
                 "attention has no kernel for heads of {head_dim} values of {} over a KV cache of {}; \
-                 there are 64, 96 and 128, and 16, 32 and 256 without e4m3 (--kv-cache-dtype auto)",
+                 supported are 64, 96 and 128, and without e4m3 also 16, 32 and 256 (--kv-cache-dtype auto)",
                 T::SUFFIX,
                 K::SUFFIX
             ))
@@ -137,9 +137,9 @@ impl<T: Activation, K: KvElement> Attention<T, K> {
         })
     }
 
-    /// Bytes of the workspace for steps of up to so many rows and sequences, of contexts of up to
-    /// `max_context` tokens (which is checked, and costs nothing: what partial results take is bounded by the
-    /// device's width).
+    /// Bytes of the workspace for steps of up to `max_rows` rows and `max_sequences` sequences with contexts
+    /// of up to `max_context` tokens. The context length is checked but does not affect the size: the
+    /// device's width bounds the number of partial results.
     pub fn workspace_bytes(&self, max_rows: usize, max_sequences: usize, max_context: usize) -> usize {
         let least = self.small.tiles.least_part as usize;
         assert!(
@@ -154,8 +154,8 @@ impl<T: Activation, K: KvElement> Attention<T, K> {
         Workspace::new([self.small.tiles, self.large.tiles], shape, shape.group(), rows, sequences)
     }
 
-    /// Queues the plan of a step. Sequences of `max_rows` rows and more are left out, and their rows of `out` as they
-    /// are: [`super::attention_sm90::PrefillSm90`] takes them. 0: none are left out.
+    /// Queues the plan of a step. Skips sequences of `max_rows` rows and more, leaving their rows of `out`
+    /// unchanged: they are for [`super::attention_sm90::PrefillSm90`]. 0 = skip none.
     pub fn plan(
         &self,
         stream: &Stream,
@@ -196,7 +196,7 @@ impl<T: Activation, K: KvElement> Attention<T, K> {
         self.plan.launch(stream, Grid::new(1, THREADS).overlapping(), &args)
     }
 
-    /// Queues the attention of the step's rows with one layer.
+    /// Queues the attention of the step's rows in one layer.
     pub fn launch(&self, stream: &Stream, rows: AttentionRows<'_, T, K>) -> Result<(), CudaError> {
         self.check(&rows);
         let parts = self.parts(rows.sequences.rows, rows.sequences.capacity);
@@ -315,8 +315,8 @@ impl Family {
         }
         let kernel = kernels.get(name)?;
         kernel.allow_shared(shared_bytes)?;
-        // A block takes 1 KiB more than it asks for, and a multiprocessor has 1 KiB more than one block can
-        // have.
+        // A block takes 1 KiB more than it requests, and a multiprocessor has 1 KiB more than one block may
+        // use.
         let by_shared = (device.shared_bytes_per_block + 1024) / (shared_bytes + 1024);
         let by_registers = if warps == 1 {
             8
@@ -330,14 +330,14 @@ impl Family {
     }
 }
 
-/// Queries, and two stages of keys and values; `Tile` of `cu/attention_tile.cuh`.
+/// Shared memory for the queries and two stages of keys and values; `Tile` in `cu/attention_tile.cuh`.
 fn shared_bytes<K>(head_dim: usize, warps: usize) -> u32 {
     let positions = if head_dim <= 128 { 64 } else { 32 };
     let (q_row, kv_row) = (head_dim * 2 + 16, head_dim * size_of::<K>() + 16);
     (warps * 16 * q_row + 4 * positions * kv_row) as u32
 }
 
-/// The kernels for small and large tiles.
+/// Names of the kernels for small and large tiles.
 fn names<T: Activation, K: KvElement>(head_dim: usize) -> Option<(&'static str, &'static str)> {
     macro_rules! table {
         ($($t:literal $k:literal: $($dim:literal)*;)*) => {

@@ -1,40 +1,39 @@
-//! What attention keeps between its launches, and where.
+//! Layout of the memory that attention keeps between its launches.
 
 use super::AttentionShape;
 use crate::cuda::DeviceSlice;
 
-/// Bytes of an `Item` of `cu/attention.cuh`.
+/// Size of an `Item` in `cu/attention.cuh`.
 const ITEM_BYTES: usize = 16;
-/// The header, with room around it.
+/// Space for the header.
 const HEADER_BYTES: usize = 256;
 
 /// Tiles of one size.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tiles {
-    /// Packed query rows.
+    /// Packed query rows per tile.
     pub(super) rows: u32,
-    /// Blocks of a launch.
+    /// Blocks per launch.
     pub(super) blocks: u32,
-    /// Fewest positions of a part.
+    /// Fewest positions per part.
     pub(super) least_part: u32,
-    /// About how many items there should be; see `cu/attention_plan.cu`.
+    /// Target number of items; see `cu/attention_plan.cu`.
     pub(super) wanted: u32,
-    /// Partial results there is room for.
+    /// Number of partial results that there is space for.
     pub(super) slots: u32,
 }
 
 impl Tiles {
-    /// Of `16 * warps` rows.
+    /// Tiles of `16 * warps` rows.
     pub(super) fn new(warps: u32, blocks: u32) -> Self {
-        // Small tiles are cheap to cut, and finer parts even out the last wave. A part of a large one writes
-        // and reads 64 rows of sums, as much as 128 positions of keys and values.
+        // Small tiles are cheap to divide, and finer parts even out the last wave. A part of a large tile
+        // writes and reads 64 rows of sums, as much memory as 128 positions of keys and values.
         let (least_part, wanted) = if warps == 1 { (128, 2 * blocks) } else { (512, blocks) };
         Self { rows: 16 * warps, blocks, least_part, wanted, slots: 2 * wanted }
     }
 }
 
-/// Where everything lies, for steps with room for so many rows and sequences: byte offsets from the
-/// workspace's start.
+/// Byte offsets in the workspace, for steps with capacity for some number of rows and sequences.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Workspace {
     items: [usize; 2],
@@ -42,7 +41,7 @@ pub(super) struct Workspace {
     partials: [usize; 2],
     sums: [usize; 2],
     folded: [usize; 2],
-    /// All of it.
+    /// Size of the workspace.
     pub(super) bytes: usize,
 }
 
@@ -60,7 +59,7 @@ impl Workspace {
             bytes += len.next_multiple_of(256);
             at
         };
-        // Each sequence rounds its rows up to whole tiles once; those cut into parts have slots.
+        // Each sequence rounds its rows up to whole tiles once; divided tiles have slots.
         let cut = tiles.map(|tiles| (tiles.slots as usize).div_ceil(shape.kv_heads));
         let whole = [sequences, rows * group / tiles[1].rows as usize + sequences];
         let values = |i: usize| tiles[i].rows as usize * size_of::<f32>();
@@ -75,7 +74,7 @@ impl Workspace {
         }
     }
 
-    /// That `memory` holds it.
+    /// Asserts that `memory` is large enough and aligned.
     pub(super) fn check(&self, memory: DeviceSlice<u8>) {
         let (have, need) = (memory.len(), self.bytes);
         assert!(have >= need, "a workspace of {have} bytes, {need} needed; ask workspace_bytes");
