@@ -1,10 +1,10 @@
-//! The binary as a shell sees it: what it prints and how it ends.
+//! The binary as seen from a shell: its output and exit codes.
 
 use std::io::Write;
 use std::net::TcpListener;
 use std::process::{Command, Output, Stdio};
 
-/// Runs `skein` with `arguments`, `input` on its standard input and only the `SKEIN_` variables named here.
+/// Runs `skein` with `arguments`, with `input` on standard input and only the given `SKEIN_` variables.
 fn skein(arguments: &[&str], input: &str, variables: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_skein"));
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("SKEIN_")) {
@@ -13,7 +13,7 @@ fn skein(arguments: &[&str], input: &str, variables: &[(&str, &str)]) -> Output 
     command.args(arguments).envs(variables.iter().copied());
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("the binary starts");
-    // A command that ends without reading its input closes it.
+    // The pipe breaks if the command ends without reading its input.
     let _ = child.stdin.take().expect("it is piped").write_all(input.as_bytes());
     child.wait_with_output().expect("it ends")
 }
@@ -79,7 +79,7 @@ fn a_damaged_model_is_one_clear_error() {
     assert!(said.contains("model.safetensors"), "{said}");
 }
 
-// Elsewhere a process cannot be limited in memory, and the trial would end by its time.
+// On other systems a process has no memory limit, and only the time limit would end the trial.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_chat_template_that_eats_memory_or_stack_is_refused_at_start() {

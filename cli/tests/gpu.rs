@@ -1,10 +1,10 @@
-//! The binary on the emulated GPU, and on machines without a GPU that works: what it prints and how it ends.
+//! The binary on the emulated GPU, and on machines without a usable GPU: its output and exit codes.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
-/// A machine without a usable GPU, what is said of it, and what makes the emulated machine that one.
+/// A machine without a usable GPU, the expected message, and the variable that makes the emulation behave so.
 type Machine = (&'static str, &'static str, Option<(&'static str, &'static str)>);
 
 const UNUSABLE: [Machine; 3] = [
@@ -13,7 +13,7 @@ const UNUSABLE: [Machine; 3] = [
     ("an old driver", "supports CUDA 12.4, and Skein needs 13.0", Some(("EMU_DRIVER", "12040"))),
 ];
 
-/// `skein` with `arguments`, where the emulation stands for NVIDIA's libraries; `None` without an emulation.
+/// `skein` with `arguments` and the emulation in place of NVIDIA's libraries; `None` without an emulation.
 fn on_emulation(arguments: &[&str]) -> Option<Command> {
     let Some(libraries) = skein_cuda_emulation::directory() else {
         eprintln!("SKIPPED: no CUDA emulation; install a C++ compiler (g++) and build again");
@@ -24,7 +24,7 @@ fn on_emulation(arguments: &[&str]) -> Option<Command> {
     Some(command)
 }
 
-/// `skein` with `arguments`, without NVIDIA's libraries and without settings of this environment.
+/// `skein` with `arguments`, without NVIDIA's libraries and without this environment's settings.
 fn skein(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_skein"));
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("SKEIN_")) {
@@ -44,7 +44,7 @@ fn passed(output: &Output) -> String {
     said
 }
 
-/// A directory with a tiny model without weights.
+/// A directory with the config of a tiny model, without weights.
 fn without_weights(dir: &tempfile::TempDir) -> PathBuf {
     let model = dir.path().join("tiny");
     let out = model.to_str().expect("a plain path");
@@ -67,7 +67,7 @@ fn kernels_are_checked_and_the_table_says_so() {
 
     let Some(mut nothing) = on_emulation(&["gpu-check", "kernels", "--only", "no such case"]) else { return };
     let output = nothing.output().expect("it ends");
-    assert_eq!(output.status.code(), Some(1), "what checks nothing has not passed");
+    assert_eq!(output.status.code(), Some(1), "a run without cases has not passed");
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn auto_says_why_and_serves_from_the_cpu() {
         });
         let ended = Command::new("kill").args(["-INT", &serving.id().to_string()]).status();
         assert!(ended.is_ok_and(|status| status.success()), "{machine}: {said}");
-        // What it says while it ends is read too, or it could wait for its reader.
+        // Read the rest too: the process could block on a full pipe while it shuts down.
         lines.map_while(Result::ok).for_each(drop);
         assert!(serving.wait().is_ok_and(|status| status.success()), "{machine}: {said}");
         assert!(is_ready, "{machine}: {said}");

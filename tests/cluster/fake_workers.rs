@@ -1,6 +1,6 @@
-//! The router's core over real workers with the fake backend, all in this process: resumes, cache hits and load
-//! as they are on the wire, without a model. The fake backend reads its tokens back through the block tables, so
-//! a token is wrong wherever either side is.
+//! The router's core with real workers on the fake backend, all in this process: resumes, cache hits and load
+//! reports over the real wire, without a model. The fake backend reads its tokens back through the block
+//! tables, so a mistake on either side shows as a wrong token.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use super::{Answer, MODEL, PATIENCE, fresh_id, next_of, router_config, wait_for_
 
 const VOCAB_SIZE: u32 = 1000;
 
-/// A worker on a runtime of its own: killed, its sockets close as those of a dead process do.
+/// A worker on its own runtime. Killing it closes its sockets like those of a dead process.
 struct Worker {
     address: SocketAddr,
     runtime: Option<tokio::runtime::Runtime>,
@@ -37,7 +37,7 @@ impl Worker {
             backend: BackendKind::Fake,
             threads: 1,
             scheduler: SchedulerConfig { max_num_batched_tokens: 128, ..SchedulerConfig::default() },
-            // Streams are to leave a draining worker at once, where they can.
+            // Streams should leave a draining worker at once if they can.
             drain_grace: Duration::ZERO,
             shutdown_timeout: PATIENCE,
             ..WorkerConfig::new("", MODEL)
@@ -61,7 +61,7 @@ impl Worker {
     }
 
     fn kill(&mut self) {
-        // Kept: a dropped sender would be a polite end.
+        // Leak the sender: dropping it would shut the worker down gracefully.
         std::mem::forget(self.shutdown.take());
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
@@ -144,7 +144,7 @@ pub async fn run(cluster: Cluster, request: TokenRequest) -> Result<Outcome, Ref
     Ok(Outcome { answer, cached_tokens, first_token_after, longest_gap })
 }
 
-/// Requests of six kinds: greedy, seeded, stop tokens, n = 3, log-probabilities of the output and of the prompt.
+/// Requests of six kinds: greedy, seeded, stop tokens, n = 3, output or prompt log-probabilities.
 pub fn request(index: u32, max_tokens: u32) -> TokenRequest {
     let kind = index % 6;
     let sampling = SamplingParams {
@@ -181,7 +181,7 @@ async fn killed_workers_change_no_stream() {
         tokio::time::sleep(Duration::from_millis(10 + 37 * round)).await;
         let victim = round as usize % 3;
         scene.workers[victim].kill();
-        // One in two rounds leaves a moment without it; the others have it back at once.
+        // In every second round the worker is missing for a moment; otherwise it is back at once.
         tokio::time::sleep(Duration::from_millis(50 * (round % 2))).await;
         scene.restart(victim).await;
         for (index, stream) in streams.into_iter().enumerate() {
@@ -226,7 +226,7 @@ async fn work_is_spread_and_follow_ups_stay_where_their_history_is() {
         ..StepCost::default()
     };
     let scene = Scene::new(3, cost).await;
-    // Twelve conversations of three turns at once, each turn with the history before it.
+    // Twelve concurrent conversations of three turns; each turn's prompt contains the history.
     let conversations: Vec<_> = (0..12u32)
         .map(|conversation| {
             let cluster = scene.cluster.clone();

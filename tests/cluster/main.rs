@@ -1,4 +1,4 @@
-//! The router over real workers, all of them in this process: everything but the processes is real.
+//! The router with real workers, all in this process.
 
 mod every_position;
 mod fake_workers;
@@ -18,7 +18,7 @@ use skein_router::refusal::Refusal;
 use skein_router::request::{TokenDelta, TokenRequest};
 
 const MODEL: &str = "m";
-/// No single wait takes longer, also on a busy machine.
+/// Limit for a single wait, on a busy machine too.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn router_config() -> RouterConfig {
@@ -34,23 +34,23 @@ async fn wait_for_ready(cluster: &Cluster, workers: usize) {
     }
 }
 
-/// An id that no other request of this process has.
+/// A request id that is unique in this process.
 fn fresh_id() -> String {
     static REQUESTS: AtomicU64 = AtomicU64::new(0);
     format!("r{}", REQUESTS.fetch_add(1, Ordering::Relaxed))
 }
 
-/// What comes next of an answer; `None` after its end.
+/// The next delta of an answer; `None` after its end.
 async fn next_of(
     stream: &mut (impl Stream<Item = Result<TokenDelta, Refusal>> + Unpin),
 ) -> Option<Result<TokenDelta, Refusal>> {
     tokio::time::timeout(PATIENCE, stream.next()).await.expect("news in time")
 }
 
-/// Tokens, their log-probabilities, and the end.
+/// Tokens, their log-probabilities and the finish reason.
 type Sample = (Vec<TokenId>, Vec<TokenLogprobs>, Option<FinishReason>);
 
-/// What must not depend on workers and time.
+/// The part of an answer that must not depend on workers and timing.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Answer {
     samples: Vec<Sample>,
@@ -58,12 +58,12 @@ struct Answer {
 }
 
 impl Answer {
-    /// The beginning of an answer to `request`.
+    /// The empty answer to `request`.
     fn to(request: &TokenRequest) -> Self {
         Self { samples: vec![Default::default(); request.n as usize], ..Self::default() }
     }
 
-    /// Takes in what comes next, which must follow what is there.
+    /// Appends a delta, which must continue where the answer ends.
     fn add(&mut self, request: &TokenRequest, delta: TokenDelta) {
         let (tokens, logprobs, finish) = &mut self.samples[delta.sample_index as usize];
         assert_eq!(delta.from_position as usize, request.prompt.len() + tokens.len(), "positions follow");

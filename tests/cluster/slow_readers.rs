@@ -13,13 +13,14 @@ use skein_worker::backend::fake::StepCost;
 use super::fake_workers::{Scene, request, run, wait_for_sequences};
 use super::fresh_id;
 
-/// Streams that nobody reads, and requests that come after them.
+/// Streams that nobody reads.
 const UNREAD: usize = 16;
+/// Requests that follow them.
 const NEW: u32 = 24;
-/// A new request takes milliseconds; the rest is for a busy machine.
+/// A new request takes milliseconds; the margin is for a busy machine.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
 
-/// Sixteen samples with twenty log-probabilities a token: more than half a megabyte on the wire.
+/// Sixteen samples with twenty log-probabilities per token: more than half a megabyte on the wire.
 fn wide() -> TokenRequest {
     let sampling = SamplingParams {
         temperature: 1.0,
@@ -40,7 +41,7 @@ async fn streams_that_nobody_reads_keep_no_other_request_waiting() {
         stream.next().await.expect("a delta").expect("no error");
         unread.push(stream);
     }
-    // All of it is computed; what was not read lies at the worker and in the connection.
+    // Everything is computed; unread output waits in the worker and in the connection.
     wait_for_sequences(&scene, |sequences| sequences == 0).await;
     let start = clock::now();
     let new = (0..NEW).map(|index| run(scene.cluster.clone(), request(index, 16)));
@@ -50,7 +51,7 @@ async fn streams_that_nobody_reads_keep_no_other_request_waiting() {
     let took = clock::now().since(start);
     println!("{UNREAD} unread streams: {right} of {NEW} new requests answered in {took:?}");
     assert_eq!(right, NEW as usize);
-    // And what lay unread is whole.
+    // The unread streams are still complete.
     for mut stream in unread {
         let mut ended = 0;
         while let Some(delta) = stream.next().await {

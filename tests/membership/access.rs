@@ -1,4 +1,4 @@
-//! Users and certificates.
+//! Authentication: users and certificates.
 
 use std::process::Command;
 
@@ -30,7 +30,7 @@ fn users_with_passwords() {
         );
         let (_a, mut router) = (Worker::start(&right, "a").await, Router::start(&right).await);
         router.hears_join("a", PATIENCE).await;
-        // The tokens of before mean nothing to the server after.
+        // After a restart the server does not accept its earlier tokens.
         etcd.kill();
         etcd.launch();
         etcd.wait_ready_as(&right, &prefix("test")).await;
@@ -52,7 +52,8 @@ async fn enable_users(admin: &mut etcd_client::Client) {
     admin.auth_enable().await.expect("etcd answers");
 }
 
-/// A directory with `ca.pem`, `other-ca.pem`, and certificates `server` and `client` that the former signed.
+/// A directory with `ca.pem`, `other-ca.pem`, and the certificates `server` and `client`, both signed by
+/// `ca.pem`.
 fn certificates() -> Option<tempfile::TempDir> {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let script = "set -e
@@ -99,11 +100,12 @@ fn certificates_on_both_sides() {
         let garbage = with("ca.pem", Some((read("client.pem"), read("client.pem"))));
         etcd.launch();
         etcd.wait_ready(&good).await;
-        // The server's refusal may be lost with the connection that it closes, so only one of them has its reason.
+        // The server's refusal may be lost when it closes the connection, so only the other error has a known
+        // text.
         assert!(client(&stranger).await.list("/").await.is_err(), "no certificate, no answer");
         let error = client(&distrustful).await.list("/").await.expect_err("it trusts another authority");
         assert!(error.to_string().contains("invalid peer certificate"), "{error}");
-        assert!(EtcdClient::new(garbage, 0).await.is_err(), "a certificate is no key");
+        assert!(EtcdClient::new(garbage, 0).await.is_err(), "a certificate in place of a key");
         let (_a, mut router) = (Worker::start(&good, "a").await, Router::start(&good).await);
         router.hears_join("a", PATIENCE).await;
     });

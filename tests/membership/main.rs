@@ -1,5 +1,5 @@
-//! Membership over real etcd servers: what a router hears while etcd stands still, dies, forgets, loses its leader. They
-//! skip, and say so, where there is no etcd.
+//! Membership with real etcd servers: what a router learns while etcd is stopped, killed, wiped or without a
+//! leader. Without an etcd the tests print that they are skipped.
 
 mod access;
 mod outages;
@@ -14,19 +14,19 @@ use skein_node::discovery::etcd::{
 };
 use skein_node::discovery::{Change, Member};
 use skein_node::shutdown::Shutdown;
-use skein_tests::etcd::{self, Etcd};
+use skein_tests::etcd::{self, Etcd, EtcdCluster, FAST_TIMING};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-/// Longest wait for something to happen that should take far less.
+/// Limit for waits that usually take far less.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// After etcd is back, joins are seen this soon; the machine may be busy.
+/// Joins are seen this soon once etcd is back, on a busy machine too.
 const SECONDS: Duration = Duration::from_secs(8);
-/// The shortest lease etcd grants with the tests' timing is about this.
+/// About the shortest lease that etcd grants with the tests' timing.
 const LEASE: Duration = Duration::from_secs(2);
-/// Long enough that nobody leaves by mistake on a busy machine, short enough to be waited for.
+/// Grace for a member whose entry is missing: long for a busy machine, short enough to wait for.
 const GRACE: Duration = Duration::from_secs(5);
-/// After this nobody leaves any more who was missing before.
+/// After this time every member whose entry was missing before has left.
 const PAST_GRACE: Duration = Duration::from_secs(6);
 
 fn block_on<F: Future>(future: F) {
@@ -39,7 +39,7 @@ fn block_on<F: Future>(future: F) {
         .expect("the test ends in time");
 }
 
-/// Runs `test` with the program of a server, if there is one.
+/// Runs `test` with the path of the etcd program, if there is one.
 fn with_etcd(test: impl AsyncFnOnce(&Path)) {
     if let Some(program) = etcd::binary() {
         block_on(test(&program));
@@ -50,12 +50,12 @@ async fn client(settings: &EtcdSettings) -> Arc<EtcdClient> {
     Arc::new(EtcdClient::new(settings.clone(), 0).await.expect("good settings"))
 }
 
-/// Talks to the server past our own code.
+/// A client of the server that is not our own code.
 async fn admin(etcd: &Etcd) -> etcd_client::Client {
     etcd_client::Client::connect([format!("http://{}", etcd.endpoint)], None).await.expect("etcd answers")
 }
 
-/// A worker that only registers.
+/// A worker that does nothing but register.
 struct Worker {
     stop: Shutdown,
     task: JoinHandle<()>,
@@ -73,13 +73,13 @@ impl Worker {
         Self { stop, task }
     }
 
-    /// As a drain begins.
+    /// Shuts down as a drain does.
     async fn leave(self) {
         self.stop.request();
         self.task.await.expect("no panic");
     }
 
-    /// As `kill -9` does it.
+    /// Ends without cleanup, as after `kill -9`.
     fn die(self) {
         self.task.abort();
     }
@@ -93,7 +93,7 @@ fn key(id: &str) -> String {
     format!("{}{id}", prefix("test"))
 }
 
-/// The router's end.
+/// The router's side: the changes that it receives.
 struct Router(mpsc::Receiver<Change>);
 
 impl Router {
@@ -125,7 +125,7 @@ impl Router {
     }
 }
 
-/// Asks until `holds`.
+/// Polls until `holds`.
 async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let waiting = async {
         while !holds().await {

@@ -1,4 +1,4 @@
-//! Joins, leaves, leases, compaction: an etcd that is well.
+//! Joins, leaves, leases and compaction with a healthy etcd.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ fn workers_join_leave_and_die() {
         let second = Worker::start(&settings, "b").await;
         router.hears_join("b", PATIENCE).await;
         first.leave().await;
-        // Long before any lease or grace ends.
+        // Long before any lease or grace expires.
         router.hears_leave("a", LEASE / 2).await;
         let gone = admin(&etcd).await.get(key("a"), None).await.expect("etcd answers");
         assert!(gone.kvs().is_empty(), "its entry went with it");
@@ -40,7 +40,7 @@ fn a_lease_that_is_revoked_is_taken_again_before_anybody_leaves() {
         router.hears_join("a", PATIENCE).await;
         let mut admin = admin(&etcd).await;
         let lease = lease_of(&mut admin, "a").await.expect("registered");
-        // As it looks to a worker that was stopped for longer than its lease.
+        // So it looks to a worker that was stopped for longer than its lease.
         admin.lease_revoke(lease).await.expect("etcd answers");
         assert_eq!(lease_of(&mut admin, "a").await, None);
         eventually("registered again", async || {
@@ -66,7 +66,7 @@ fn a_worker_takes_only_its_own_entry_with_it() {
         let second = lease_of(&mut admin, "a").await;
         old.leave().await;
         assert_eq!(lease_of(&mut admin, "a").await, second);
-        // The server compares leases as our own code believes it does.
+        // The server compares leases as our code assumes.
         let held = Compare::lease(key("a"), etcd_client::CompareOp::Equal, second.expect("held"));
         let answer = admin.txn(etcd_client::Txn::new().when([held])).await.expect("etcd answers");
         assert!(answer.succeeded());
@@ -78,7 +78,7 @@ async fn lease_of(admin: &mut etcd_client::Client, id: &str) -> Option<i64> {
     answer.kvs().first().map(|kv| kv.lease())
 }
 
-/// Lets lists through and holds watches back.
+/// Lets lists through and delays watches.
 struct Slow {
     etcd: EtcdClient,
     listed: Arc<Notify>,
@@ -137,7 +137,8 @@ fn a_router_whose_changes_were_compacted_lists_again() {
         let mut router = Router(receiver);
         router.hears_join("a", PATIENCE).await;
         listed.notified().await;
-        // While it is not listening: one comes, one goes, and etcd forgets how.
+        // While the router is not watching, one worker joins, one leaves, and etcd compacts both changes
+        // away.
         let _second = Worker::start(&settings, "b").await;
         first.leave().await;
         eventually("b registered", async || lease_of(&mut admin.clone(), "b").await.is_some()).await;

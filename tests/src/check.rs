@@ -1,24 +1,25 @@
-//! The history checker: a stream against its undisturbed run, token by token and byte by byte. Pure.
+//! Compares a stream with its undisturbed run, token by token and byte by byte. Pure.
 
 use crate::history::{Choice, History};
 
 /// How a stream differs from its undisturbed run.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Verdict {
-    /// It did not end as a stream should: an error, a lost connection, no end.
+    /// It ended with an error, lost its connection, or never ended.
     pub failed: bool,
     /// Tokens of the undisturbed run that are missing.
     pub lost: u64,
-    /// Tokens that came again.
+    /// Tokens that arrived more than once.
     pub duplicated: u64,
-    /// Tokens, and texts, log-probabilities, endings and counts of tokens, that are others.
+    /// Tokens that differ, plus one for each part that differs: text, log-probabilities, finish reason,
+    /// usage.
     pub altered: u64,
-    /// The first of it, in words.
+    /// Description of the first difference.
     pub first: Option<String>,
 }
 
 impl Verdict {
-    /// Nothing differs.
+    /// Whether the stream equals its undisturbed run.
     pub fn is_clean(&self) -> bool {
         *self == Self::default()
     }
@@ -28,13 +29,13 @@ impl Verdict {
     }
 }
 
-/// Compares.
+/// Compares what a client saw with the undisturbed run.
 pub fn compare(seen: &History, expected: &History) -> Verdict {
     let mut verdict = Verdict::default();
     if !seen.complete() {
         verdict.failed = true;
         verdict.note(|| {
-            format!("did not end whole: status {}, {:?}, {:?}", seen.status, seen.error, seen.breaches)
+            format!("did not complete: status {}, {:?}, {:?}", seen.status, seen.error, seen.violations)
         });
     }
     let nothing = Choice::default();
@@ -43,7 +44,7 @@ pub fn compare(seen: &History, expected: &History) -> Verdict {
     }
     for index in seen.choices.keys().filter(|index| !expected.choices.contains_key(index)) {
         verdict.altered += 1;
-        verdict.note(|| format!("choice {index} should not be"));
+        verdict.note(|| format!("choice {index} is unexpected"));
     }
     if !verdict.failed && counts(seen) != counts(expected) {
         verdict.altered += 1;
@@ -52,7 +53,7 @@ pub fn compare(seen: &History, expected: &History) -> Verdict {
     verdict
 }
 
-/// Cached tokens are left out: what a worker finds in its cache is not part of the answer.
+/// Leaves cached tokens out: a worker's cache hits are not part of the answer.
 fn counts(history: &History) -> Option<(String, String)> {
     let usage = history.usage.as_ref()?;
     Some((usage["prompt_tokens"].to_string(), usage["completion_tokens"].to_string()))
@@ -69,7 +70,8 @@ fn compare_choice(verdict: &mut Verdict, index: u64, seen: &Choice, expected: &C
         count(verdict, &seen.token_ids, &expected.token_ids);
     }
     let tokens_differ = before != (verdict.lost, verdict.duplicated, verdict.altered);
-    // What follows from other tokens is not counted again, and what a failed stream lacks is lost already.
+    // Differences that follow from other tokens are not counted twice, and a failed stream's missing parts
+    // are already counted as lost.
     if !tokens_differ && !verdict.failed {
         let parts =
             [seen.text != expected.text, seen.logprobs != expected.logprobs, seen.finish != expected.finish];
@@ -78,8 +80,8 @@ fn compare_choice(verdict: &mut Verdict, index: u64, seen: &Choice, expected: &C
     verdict.note(|| format!("choice {index}: expected {expected:?}\n    seen {seen:?}"));
 }
 
-/// The cheapest way from one sequence to the other: what it takes out is lost, what it puts in is there twice
-/// if it belongs to the sequence and is altered otherwise, what it changes is altered.
+/// Edit distance between the two sequences. Deleted tokens are lost, changed ones altered. An inserted token
+/// is a duplicate if it occurs in the expected sequence, else altered.
 fn count<T: PartialEq>(verdict: &mut Verdict, seen: &[T], expected: &[T]) {
     let width = seen.len() + 1;
     let mut cost = vec![0u32; (expected.len() + 1) * width];
@@ -112,9 +114,10 @@ fn count<T: PartialEq>(verdict: &mut Verdict, seen: &[T], expected: &[T]) {
             e -= 1;
         } else {
             s -= 1;
-            match expected.contains(&seen[s]) {
-                true => verdict.duplicated += 1,
-                false => verdict.altered += 1,
+            if expected.contains(&seen[s]) {
+                verdict.duplicated += 1;
+            } else {
+                verdict.altered += 1;
             }
         }
     }

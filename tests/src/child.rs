@@ -1,5 +1,5 @@
-//! One real process under test: started, signalled, ended and started again. Only processes started here are ever
-//! signalled, and none outlives the test: each has a guardian that kills it when this process is gone.
+//! One real process under test, which can be signalled, killed and restarted. Only processes started here are
+//! ever signalled. None outlives the test: a guardian shell kills each when the test process is gone.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom};
@@ -12,24 +12,24 @@ use skein_node::clock;
 
 use crate::process::send_signal;
 
-/// Between two looks at a log, a port or a process.
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+/// Interval at which a log, a port or a process is polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Names a directory to which all logs are copied in the end.
+/// Environment variable that names a directory for copies of all logs.
 const KEEP_LOGS: &str = "TEST_CHAOS_LOGS";
 
-/// How a process is started, every time it is.
+/// How to start a process, the first time and after every restart.
 #[derive(Debug, Clone, Default)]
 pub struct Spec {
-    /// What it is called in messages.
+    /// Name of the process in messages.
     pub name: String,
-    /// Words before the binary which execute it in the end, such as `prlimit --nofile=64:64`.
+    /// Command that executes the binary, such as `prlimit --nofile=64:64`; empty = none.
     pub prefix: Vec<String>,
-    /// The binary.
+    /// Path or name of the binary.
     pub binary: String,
-    /// Its arguments.
+    /// Arguments of the binary.
     pub arguments: Vec<String>,
-    /// Where its output goes; `None` = a file of our own, which [`Process::log`] reads.
+    /// File that takes its output; `None` = a temporary file, which [`Process::log`] reads.
     pub output: Option<PathBuf>,
 }
 
@@ -40,36 +40,41 @@ pub struct Process {
     child: Option<Child>,
     guardian: Option<Child>,
     log: PathBuf,
-    /// Where in the log the present life begins, bytes.
-    life_begins: u64,
+    /// Offset in the log at which the current run begins, in bytes.
+    run_begins: u64,
     directory: tempfile::TempDir,
 }
 
-/// The binary under test: `TEST_BINARY`, or else `binary`. Long runs want the release build.
+/// The binary under test: `TEST_BINARY`, else `binary`. Long runs should use the release build.
 pub fn binary_under_test(binary: &str) -> String {
     std::env::var("TEST_BINARY").unwrap_or_else(|_| binary.to_owned())
 }
 
 impl Process {
-    /// Starts what `spec` says.
+    /// Starts the process that `spec` describes.
     pub fn start(spec: Spec) -> Self {
-        let directory = tempfile::tempdir().expect("a temporary directory");
-        let log = spec.output.clone().unwrap_or_else(|| directory.path().join("log"));
-        let mut process = Self { spec, child: None, guardian: None, log, life_begins: 0, directory };
-        process.start_again();
+        let mut process = Self::prepare(spec);
+        process.restart();
         process
     }
 
-    /// Starts it once more, as the first time. What is still running is killed.
-    pub fn start_again(&mut self) {
+    /// A process that [`Process::restart`] will start.
+    pub fn prepare(spec: Spec) -> Self {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let log = spec.output.clone().unwrap_or_else(|| directory.path().join("log"));
+        Self { spec, child: None, guardian: None, log, run_begins: 0, directory }
+    }
+
+    /// Starts the process once more with the same `spec`. If it still runs, it is killed first.
+    pub fn restart(&mut self) {
         self.kill();
-        self.life_begins = std::fs::metadata(&self.log).map_or(0, |data| data.len());
+        self.run_begins = std::fs::metadata(&self.log).map_or(0, |data| data.len());
         let output = OpenOptions::new().create(true).append(true).open(&self.log).expect("a log file");
         let mut words = self.spec.prefix.iter().chain([&self.spec.binary]);
         let mut command = Command::new(words.next().expect("a binary"));
         command.args(words).args(&self.spec.arguments).stdin(Stdio::null());
         command.stderr(output.try_clone().expect("a second handle on the log")).stdout(output);
-        // What the test itself is told by its environment is not meant for the process.
+        // The test's own SKEIN_ variables are not meant for the process.
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("SKEIN_"))
         {
             command.env_remove(name);
@@ -79,66 +84,66 @@ impl Process {
         self.child = Some(child);
     }
 
-    /// What it is called.
+    /// The process's name in messages.
     pub fn name(&self) -> &str {
         &self.spec.name
     }
 
-    /// Its id; `None` once its end was seen.
+    /// Process id; `None` once the process has been seen to end.
     pub fn pid(&self) -> Option<u32> {
         self.child.as_ref().map(Child::id)
     }
 
     /// Sends a signal by name: "KILL", "TERM", "STOP", "CONT".
     pub fn signal(&self, signal: &str) {
-        // Until its end is seen here, the id cannot be another process's.
+        // The child has not been waited for, so no other process can have its id.
         if let Some(pid) = self.pid() {
             send_signal(pid, signal);
         }
     }
 
-    /// `kill -9`, and its end is seen.
+    /// Sends SIGKILL and waits for the process to end.
     pub fn kill(&mut self) {
         self.dismiss_guardian();
         if let Some(mut child) = self.child.take() {
-            // Already ended is as good as ended now.
+            // It may have ended already.
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 
-    /// Whether it runs (or is stopped); its end is seen by this.
+    /// Whether the process runs or is stopped.
     pub fn is_running(&mut self) -> bool {
         self.child.is_some() && self.ended().is_none()
     }
 
-    /// Waits for its end; returns its exit code, `None` when a signal ended it.
+    /// Waits for the process to end. Returns its exit code, or `None` if a signal ended it.
     ///
     /// # Panics
-    /// With its log when it does not end `within` that time.
+    /// With the log if the process does not end `within` that time.
     pub async fn wait_end(&mut self, within: Duration) -> Option<i32> {
         let start = clock::now();
         while clock::now().since(start) < within {
             if let Some(code) = self.ended() {
                 return code;
             }
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         panic!("{} did not end within {within:?}:\n{}", self.name(), self.log());
     }
 
-    /// Waits until the present life's log holds `sentence`.
+    /// Waits until the current run has logged `sentence`.
     ///
     /// # Panics
-    /// With its log when it ends before, or says nothing `within` that time.
+    /// With the log if the process ends first, or does not log it `within` that time.
     pub async fn wait_log(&mut self, sentence: &str, within: Duration) {
         let start = clock::now();
         while clock::now().since(start) < within {
-            if self.log_of_this_life().contains(sentence) {
+            if self.log_since_start().contains(sentence) {
                 return;
             }
             self.assert_running(&format!("it said {sentence:?}"));
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         panic!("{} did not say {sentence:?} within {within:?}:\n{}", self.name(), self.log());
     }
@@ -146,7 +151,7 @@ impl Process {
     /// Waits until something listens at `address`.
     ///
     /// # Panics
-    /// With its log when it ends before, or listens not `within` that time.
+    /// With the log if the process ends first, or does not listen `within` that time.
     pub async fn wait_port(&mut self, address: SocketAddr, within: Duration) {
         let start = clock::now();
         while clock::now().since(start) < within {
@@ -154,41 +159,41 @@ impl Process {
                 return;
             }
             self.assert_running(&format!("it listened at {address}"));
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         panic!("{} did not listen at {address} within {within:?}:\n{}", self.name(), self.log());
     }
 
-    /// Panics with the log when the process has ended before `what` happened.
+    /// Panics with the log if the process has ended before `what` happened.
     pub fn assert_running(&mut self, what: &str) {
         if let Some(code) = self.ended() {
             panic!("{} ended with {code:?} before {what}:\n{}", self.name(), self.log());
         }
     }
 
-    /// Everything that all its lives have printed.
+    /// The output of all runs of this process.
     pub fn log(&self) -> String {
         self.read_log(0)
     }
 
-    /// What it has printed since it was started the last time.
-    pub fn log_of_this_life(&self) -> String {
-        self.read_log(self.life_begins)
+    /// The output since the last start.
+    pub fn log_since_start(&self) -> String {
+        self.read_log(self.run_begins)
     }
 
     fn read_log(&self, from: u64) -> String {
         let mut bytes = Vec::new();
-        // Output that went elsewhere, /dev/full for instance, reads as nothing.
+        // Output that goes elsewhere, such as /dev/full, reads as empty.
         if let (None, Ok(mut file)) = (&self.spec.output, File::open(&self.log)) {
             let _ = file.seek(SeekFrom::Start(from)).and_then(|_| file.read_to_end(&mut bytes));
         }
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Its exit code if it has ended, seen now or before.
+    /// The exit code if the process has ended, now or earlier.
     fn ended(&mut self) -> Option<Option<i32>> {
         let Some(child) = &mut self.child else { return Some(None) };
-        // While the child is not waited for, its id stays its own, so the guardian goes first.
+        // Dismiss the guardian first: until the child is waited for, nothing else can have its id.
         let status = child.try_wait().expect("a child can be asked")?;
         self.child = None;
         self.dismiss_guardian();
@@ -197,7 +202,7 @@ impl Process {
 
     fn dismiss_guardian(&mut self) {
         if let Some(mut guardian) = self.guardian.take() {
-            // Killed, it cannot kill.
+            // A killed guardian cannot kill.
             let _ = guardian.kill();
             let _ = guardian.wait();
         }
@@ -209,7 +214,7 @@ impl Drop for Process {
         self.kill();
         if let Ok(directory) = std::env::var(KEEP_LOGS) {
             let name = self.spec.name.replace(' ', "-");
-            // Unique by the directory's random name. A log that cannot be kept is missing there, which shows.
+            // The directory's random name makes this one unique. A failed copy shows as a missing file.
             let unique = self.directory.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
             let _ = std::fs::copy(
                 &self.log,
@@ -219,7 +224,7 @@ impl Drop for Process {
     }
 }
 
-/// A shell that kills `pid` when its standard input closes: when this process has ended, however it did.
+/// A shell that kills `pid` when its standard input closes, which happens when this process ends in any way.
 fn guardian_of(pid: u32) -> Child {
     Command::new("sh")
         .args(["-c", "read _; kill -9 \"$1\"", "guardian", &pid.to_string()])
@@ -246,14 +251,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn lives_follow_each_other_and_their_logs_are_told_apart() {
-        let mut process = shell("echo life; exec sleep 600");
-        process.wait_log("life", PATIENCE).await;
+    async fn the_log_of_the_current_run_is_told_from_that_of_all_runs() {
+        let mut process = shell("echo up; exec sleep 600");
+        process.wait_log("up", PATIENCE).await;
         let first = process.pid();
-        process.start_again();
-        process.wait_log("life", PATIENCE).await;
+        process.restart();
+        process.wait_log("up", PATIENCE).await;
         assert_ne!(process.pid(), first);
-        assert_eq!((process.log().as_str(), process.log_of_this_life().as_str()), ("life\nlife\n", "life\n"));
+        assert_eq!((process.log().as_str(), process.log_since_start().as_str()), ("up\nup\n", "up\n"));
         process.signal("TERM");
         assert_eq!(process.wait_end(PATIENCE).await, None, "a signal ended it");
         assert!(!process.is_running());
@@ -267,7 +272,7 @@ mod tests {
     #[tokio::test]
     async fn a_guardian_kills_when_nobody_holds_its_input() {
         let mut process = shell("exec sleep 600");
-        // As it happens to all pipes of a process that is gone.
+        // The kernel closes all pipes of a process that ends.
         let guardian = process.guardian.as_mut().expect("a guardian");
         drop(guardian.stdin.take());
         assert_eq!(process.wait_end(PATIENCE).await, None);

@@ -1,5 +1,5 @@
-//! A streaming OpenAI client that writes down what it saw and when, and that goes to the next router when a
-//! connection is lost, as a careful client would.
+//! A streaming OpenAI client that records what it saw and when. Like a careful client, it reconnects to the
+//! next router when a connection is lost.
 
 use std::time::Duration;
 
@@ -10,26 +10,26 @@ use skein_node::clock;
 use crate::history::Reader;
 pub use crate::history::{Choice, History};
 
-/// A stream that has not ended by then hangs.
+/// A stream that has not ended after this time counts as hung.
 const STREAM_LIMIT: Duration = Duration::from_secs(240);
-/// So long a reconnecting client goes on trying while nothing comes.
+/// A reconnecting client gives up after this long without an answer.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(30);
-/// After all addresses have failed in turn, before the next turn.
+/// Pause after every address has failed once.
 const TURN_PAUSE: Duration = Duration::from_millis(50);
-/// Statuses by which a server says: not now, or not here.
+/// Statuses of a server that cannot serve the request now: try again, or elsewhere.
 const TRY_AGAIN: [u16; 4] = [429, 502, 503, 504];
 
-/// POSTs `body` (a streaming request) to `url` and follows it to its end.
+/// POSTs `body` (a streaming request) to `url` and follows the stream to its end.
 ///
 /// # Errors
-/// When the connection fails before or during the stream.
+/// If the connection fails before or during the stream.
 pub async fn stream(client: &reqwest::Client, url: &str, body: &Value) -> Result<History, reqwest::Error> {
     let mut reader = Reader::new();
     attempt(client, url, body, &mut reader).await?;
     Ok(reader.history)
 }
 
-/// The same, and whatever goes wrong stands in the history: a lost connection is an error, no end is one, too.
+/// The same, but records every failure in the history: a lost connection or a missing end is an error there.
 pub async fn stream_once(client: &reqwest::Client, url: &str, body: &Value) -> History {
     let failed = |why: String| History { error: Some(json!({"message": why})), ..History::default() };
     match tokio::time::timeout(STREAM_LIMIT, stream(client, url, body)).await {
@@ -39,8 +39,8 @@ pub async fn stream_once(client: &reqwest::Client, url: &str, body: &Value) -> H
     }
 }
 
-/// POSTs `body`, which carries a `request_id`, to one of `urls`, `first` being the one to begin with. When the
-/// connection is lost it goes to the next one with the same body and, once an event was seen, `Last-Event-ID`.
+/// POSTs `body`, which has a `request_id`, to one of `urls`, starting with number `first`. If the connection
+/// is lost, tries the next URL with the same body and, once an event was seen, with `Last-Event-ID`.
 pub async fn follow(
     client: &reqwest::Client,
     urls: &[String],
@@ -87,7 +87,7 @@ async fn follow_into(
             return;
         }
         if reader.history.has_content() && reader.last_event_id().is_none() {
-            let message = "the connection was lost, and no event had an id to go on from";
+            let message = "the connection was lost, and no event had an id to resume from";
             reader.history.error = Some(json!({"message": message}));
             return;
         }
@@ -98,7 +98,7 @@ async fn follow_into(
     }
 }
 
-/// One connection, to its end.
+/// Reads one connection to its end.
 async fn attempt(
     client: &reqwest::Client,
     url: &str,
@@ -113,7 +113,7 @@ async fn attempt(
     let response = request.send().await?;
     reader.history.status = response.status().as_u16();
     if reader.history.status != 200 {
-        // A body that is no JSON is an error all the same.
+        // A body that is not JSON is an error, too.
         let text = response.text().await?;
         let value: Value = serde_json::from_str(&text).unwrap_or_default();
         let error = value.get("error").cloned().unwrap_or(json!({"message": text}));

@@ -1,20 +1,26 @@
-//! Real etcd servers for tests: started, stopped, killed, wiped, alone or three together. Only processes started here
-//! are ever signalled.
+//! Real etcd servers, alone or as a cluster, that tests start, stop, kill, wipe and restart.
 
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use serde_json::{Value, json};
 use skein_node::clock;
 use skein_node::discovery::etcd::{EtcdApi, EtcdClient, EtcdSettings};
 
-/// How long a server may take until it answers.
-const READY_WITHIN: Duration = Duration::from_secs(30);
-/// Shorter than etcd's own defaults, so that leaders are elected and leases expire while a test waits.
-const TIMING: [&str; 4] = ["--heartbeat-interval", "50", "--election-timeout", "500"];
+use crate::child::{Process, Spec};
+use crate::nodes::lasting_address;
 
-/// The server's program: `TEST_ETCD`, else `etcd` in the path. `None` is said loudly: what was not run did not pass.
+/// How long a server may take until it answers, or a cluster until it has a leader.
+const READY_WITHIN: Duration = Duration::from_secs(60);
+/// A server that takes longer to report its status is stopped or cut off.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
+/// Interval at which a server is polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Arguments for tests that wait for elections and for leases to expire: half of etcd's defaults.
+pub const FAST_TIMING: [&str; 4] = ["--heartbeat-interval", "50", "--election-timeout", "500"];
+
+/// The server's program: `TEST_ETCD`, else `etcd` in the path. `None` prints that tests are skipped.
 pub fn binary() -> Option<PathBuf> {
     let named = std::env::var_os("TEST_ETCD").map(PathBuf::from);
     let in_path = || {
@@ -28,28 +34,24 @@ pub fn binary() -> Option<PathBuf> {
     found
 }
 
-/// One server; ended when dropped.
+/// One server; killed when dropped.
 #[derive(Debug)]
 pub struct Etcd {
-    command: Vec<String>,
-    program: PathBuf,
-    child: Option<Child>,
+    process: Process,
     /// `host:port` for clients.
     pub endpoint: String,
-    data: PathBuf,
-    log: PathBuf,
-    _dir: tempfile::TempDir,
+    data: tempfile::TempDir,
 }
 
 impl Etcd {
-    /// A server that is not started yet, with `extra` arguments; `scheme` is of its client address.
+    /// A single server with [`FAST_TIMING`] and `extra` arguments, not started yet. Clients use `scheme`.
     pub fn prepare(program: &Path, scheme: &str, extra: &[String]) -> Self {
-        let peer = free_address();
-        let cluster = format!("alone=http://{peer}");
-        Self::of_cluster(program, "alone", scheme, &free_address(), &peer, &cluster, extra)
+        let peer = peer_url();
+        let extra = [&FAST_TIMING.map(str::to_owned), extra].concat();
+        Self::member(program, "etcd", scheme, &peer, &format!("etcd={peer}"), &extra)
     }
 
-    /// A server that runs and answers.
+    /// A single server with [`FAST_TIMING`] that is ready.
     pub async fn start(program: &Path) -> Self {
         let mut etcd = Self::prepare(program, "http", &[]);
         etcd.launch();
@@ -57,122 +59,145 @@ impl Etcd {
         etcd
     }
 
-    /// Three servers that are one cluster, not started yet.
-    pub fn prepare_three(program: &Path) -> Vec<Self> {
-        let peers: Vec<String> = (0..3).map(|_| free_address()).collect();
-        let cluster: Vec<String> =
-            peers.iter().enumerate().map(|(index, peer)| format!("e{index}=http://{peer}")).collect();
-        let one = |(index, peer): (usize, &String)| {
-            let name = format!("e{index}");
-            Self::of_cluster(program, &name, "http", &free_address(), peer, &cluster.join(","), &[])
-        };
-        peers.iter().enumerate().map(one).collect()
-    }
-
-    fn of_cluster(
-        program: &Path,
-        name: &str,
-        scheme: &str,
-        client: &str,
-        peer: &str,
-        cluster: &str,
-        extra: &[String],
-    ) -> Self {
-        let dir = tempfile::tempdir().expect("a temporary directory");
-        let (data, log) = (dir.path().join("data"), dir.path().join("log"));
-        let (client_url, peer_url) = (format!("{scheme}://{client}"), format!("http://{peer}"));
-        let data_dir = data.display().to_string();
+    fn member(program: &Path, name: &str, scheme: &str, peer: &str, all: &str, extra: &[String]) -> Self {
+        let data = tempfile::tempdir().expect("a temporary directory");
+        let endpoint = lasting_address().to_string();
+        let (url, directory) = (format!("{scheme}://{endpoint}"), data.path().display().to_string());
         let arguments = [
             ["--name", name],
-            ["--data-dir", &data_dir],
-            ["--listen-client-urls", &client_url],
-            ["--advertise-client-urls", &client_url],
-            ["--listen-peer-urls", &peer_url],
-            ["--initial-advertise-peer-urls", &peer_url],
-            ["--initial-cluster", cluster],
+            ["--data-dir", &directory],
+            ["--listen-client-urls", &url],
+            ["--advertise-client-urls", &url],
+            ["--listen-peer-urls", peer],
+            ["--initial-advertise-peer-urls", peer],
+            ["--initial-cluster", all],
         ];
-        let mut command: Vec<String> =
-            arguments.concat().iter().map(|&argument| argument.to_owned()).collect();
-        command.extend(TIMING.map(str::to_owned));
-        command.extend_from_slice(extra);
-        let (program, endpoint) = (program.to_owned(), client.to_owned());
-        Self { command, program, child: None, endpoint, data, log, _dir: dir }
+        let arguments =
+            arguments.concat().into_iter().map(str::to_owned).chain(extra.iter().cloned()).collect();
+        let binary = program.display().to_string();
+        let process = Process::prepare(Spec { name: name.to_owned(), binary, arguments, ..Spec::default() });
+        Self { process, endpoint, data }
     }
 
-    /// How to reach it, without user and TLS.
+    /// How to reach this server, without user and TLS.
     pub fn settings(&self) -> EtcdSettings {
         EtcdSettings { endpoints: vec![self.endpoint.clone()], ..EtcdSettings::default() }
     }
 
-    /// Starts the process, for the first time or again with the data it has.
+    /// Starts the process, the first time or again with the data it has.
     pub fn launch(&mut self) {
-        let log = std::fs::File::options().create(true).append(true).open(&self.log).expect("a log file");
-        let child = Command::new(&self.program)
-            .args(&self.command)
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().expect("a second handle on the log"))
-            .stderr(log)
-            .spawn()
-            .expect("etcd starts");
-        self.child = Some(child);
+        self.process.restart();
     }
 
-    /// Waits until a linearizable read works.
+    /// Waits until a linearizable read succeeds.
     pub async fn wait_ready(&self, settings: &EtcdSettings) {
         self.wait_ready_as(settings, "/").await;
     }
 
-    /// The same for a user that may not read everything.
+    /// The same for a user who may only read `prefix`.
     pub async fn wait_ready_as(&self, settings: &EtcdSettings, prefix: &str) {
         let client = EtcdClient::new(settings.clone(), 0).await.expect("good settings");
         let start = clock::now();
-        loop {
-            let error = match client.list(prefix).await {
-                Ok(_) => return,
-                Err(error) => error,
-            };
-            let log = || std::fs::read_to_string(&self.log).unwrap_or_default();
-            assert!(clock::now().since(start) < READY_WITHIN, "etcd is not ready: {error}\n{}", log());
-            tokio::time::sleep(Duration::from_millis(50)).await;
+        while let Err(error) = client.list(prefix).await {
+            let waited = clock::now().since(start);
+            assert!(waited < READY_WITHIN, "etcd is not ready: {error}\n{}", self.process.log());
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
-    /// Stands still ("STOP") or goes on ("CONT").
+    /// Sends a signal by name: "STOP", "CONT".
     pub fn signal(&self, signal: &str) {
-        if let Some(child) = &self.child {
-            send(child.id(), signal);
-        }
+        self.process.signal(signal);
     }
 
-    /// `kill -9`.
+    /// Kills the process with SIGKILL; its data stays.
     pub fn kill(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            // Already ended is as good as ended now.
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        self.process.kill();
     }
 
-    /// Loses everything it knew; not while it runs.
+    /// Deletes the data of a server that does not run.
     pub fn wipe(&self) {
-        assert!(self.child.is_none(), "a running server keeps its data");
-        std::fs::remove_dir_all(&self.data).expect("its data can be removed");
+        assert_eq!(self.process.pid(), None, "a running server keeps its data");
+        std::fs::remove_dir_all(self.data.path()).expect("its data can be removed");
+    }
+
+    /// The server's own member id and its leader's, if it answers.
+    async fn status(&self, http: &reqwest::Client) -> Option<(String, String)> {
+        let url = format!("http://{}/v3/maintenance/status", self.endpoint);
+        let request = http.post(url).json(&json!({})).timeout(ANSWERS_WITHIN);
+        let answer: Value = request.send().await.ok()?.json().await.ok()?;
+        let id = answer["header"]["member_id"].as_str()?.to_owned();
+        Some((id, answer["leader"].as_str()?.to_owned()))
     }
 }
 
-impl Drop for Etcd {
-    fn drop(&mut self) {
-        self.kill();
+/// Several servers that form one cluster.
+#[derive(Debug)]
+pub struct EtcdCluster {
+    /// At least one.
+    pub servers: Vec<Etcd>,
+    http: reqwest::Client,
+}
+
+impl EtcdCluster {
+    /// Starts `count` servers with `extra` arguments and waits until they have a leader.
+    pub async fn start(program: &Path, count: usize, extra: &[&str]) -> Self {
+        let peers: Vec<String> = (0..count).map(|_| peer_url()).collect();
+        let named = peers.iter().enumerate().map(|(index, peer)| (format!("etcd-{index}"), peer));
+        let all: Vec<String> = named.clone().map(|(name, peer)| format!("{name}={peer}")).collect();
+        let extra: Vec<String> = extra.iter().map(|&argument| argument.to_owned()).collect();
+        let member = |(name, peer): (String, &String)| {
+            Etcd::member(program, &name, "http", peer, &all.join(","), &extra)
+        };
+        let mut cluster = Self { servers: named.map(member).collect(), http: reqwest::Client::new() };
+        cluster.servers.iter_mut().for_each(Etcd::launch);
+        cluster.wait_leader(None).await;
+        cluster
+    }
+
+    /// How to reach all servers, without user and TLS.
+    pub fn settings(&self) -> EtcdSettings {
+        let endpoints = self.servers.iter().map(|server| server.endpoint.clone()).collect();
+        EtcdSettings { endpoints, ..EtcdSettings::default() }
+    }
+
+    /// The value of `--discovery` for this cluster.
+    pub fn source(&self) -> String {
+        format!("etcd://{}", self.settings().endpoints.join(","))
+    }
+
+    /// Index of the server that a majority considers the leader, if there is one.
+    pub async fn leader(&self) -> Option<usize> {
+        let mut ids = Vec::new();
+        let mut votes = Vec::new();
+        for server in &self.servers {
+            let status = server.status(&self.http).await;
+            let (id, vote) = status.map_or((None, None), |(id, leader)| (Some(id), Some(leader)));
+            ids.push(id);
+            votes.extend(vote);
+        }
+        let majority = self.servers.len() / 2 + 1;
+        let leads = |id: &String| votes.iter().filter(|&vote| vote == id).count() >= majority;
+        ids.iter().position(|id| id.as_ref().is_some_and(leads))
+    }
+
+    /// Waits for a leader other than `not`.
+    ///
+    /// # Panics
+    /// With the logs if there is none in time.
+    pub async fn wait_leader(&self, not: Option<usize>) -> usize {
+        let start = clock::now();
+        while clock::now().since(start) < READY_WITHIN {
+            match self.leader().await {
+                Some(leader) if Some(leader) != not => return leader,
+                _ => tokio::time::sleep(POLL_INTERVAL).await,
+            }
+        }
+        let logs: Vec<String> = self.servers.iter().map(|server| server.process.log()).collect();
+        panic!("etcd has no leader after {READY_WITHIN:?}:\n{}", logs.join("\n\n"));
     }
 }
 
-fn send(pid: u32, signal: &str) {
-    let status = Command::new("kill").args([format!("-{signal}"), pid.to_string()]).status();
-    assert!(status.is_ok_and(|status| status.success()), "kill -{signal} {pid}");
-}
-
-/// `127.0.0.1:port`, free a moment ago.
-fn free_address() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
-    listener.local_addr().expect("a bound listener has an address").to_string()
+fn peer_url() -> String {
+    format!("http://{}", lasting_address())
 }

@@ -1,4 +1,4 @@
-//! What one stream said, put together from its events, and when.
+//! The content of one stream, assembled from its events, and its timing.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,68 +6,68 @@ use std::time::Duration;
 use serde_json::Value;
 use skein_node::clock::{self, Timestamp};
 
-/// What one choice of a stream said, put together.
+/// The content of one choice.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Choice {
-    /// All text.
+    /// The whole text.
     pub text: String,
-    /// All token ids (with `return_token_ids`).
+    /// All token ids (present with `return_token_ids`).
     pub token_ids: Vec<u64>,
-    /// All token log-probabilities, as their JSON text so that equality is bit equality.
+    /// All token log-probabilities, as JSON text, so that equality is bit equality.
     pub logprobs: Vec<String>,
-    /// `finish_reason`, once.
+    /// `finish_reason`, once received.
     pub finish: Option<String>,
 }
 
 /// A whole stream as its client saw it.
 #[derive(Debug, Clone, Default)]
 pub struct History {
-    /// By `index`.
+    /// The choices by `index`.
     pub choices: BTreeMap<u64, Choice>,
     /// The last usage object.
     pub usage: Option<Value>,
     /// The error object of an error chunk or error body.
     pub error: Option<Value>,
-    /// HTTP status.
+    /// Status code of the answer.
     pub status: u16,
-    /// `[DONE]` came.
+    /// Whether `[DONE]` arrived.
     pub done: bool,
-    /// Send to first content.
+    /// Time from sending to the first content.
     pub ttft: Option<Duration>,
-    /// Longest silence between two content chunks.
+    /// Longest time between two chunks with content.
     pub longest_gap: Duration,
     /// Connections after the first one.
     pub reconnects: u32,
-    /// What no server should send: a second `[DONE]`, words after a choice's end.
-    pub breaches: Vec<String>,
+    /// Protocol violations, such as a second `[DONE]` or content after a choice has finished.
+    pub violations: Vec<String>,
 }
 
 impl History {
-    /// Ended as a stream should: status 200, every choice finished once, `[DONE]`, no error.
+    /// Whether the stream ended properly: status 200, every choice finished once, `[DONE]`, no error.
     pub fn complete(&self) -> bool {
         self.status == 200
             && self.done
             && self.error.is_none()
-            && self.breaches.is_empty()
+            && self.violations.is_empty()
             && !self.choices.is_empty()
             && self.choices.values().all(|choice| choice.finish.is_some())
     }
 
-    /// No connection would bring more.
+    /// Whether another connection could bring nothing more.
     pub fn over(&self) -> bool {
         self.done || self.error.is_some()
     }
 
-    /// Some choice has said something.
+    /// Whether any choice has content.
     pub fn has_content(&self) -> bool {
         self.choices.values().any(|choice| !choice.text.is_empty() || !choice.token_ids.is_empty())
     }
 }
 
-/// Puts a history together from the bytes of one or several connections.
+/// Builds a history from the bytes of one or several connections.
 #[derive(Debug)]
 pub struct Reader {
-    /// So far.
+    /// The history so far.
     pub history: History,
     sent: Timestamp,
     last: Timestamp,
@@ -77,19 +77,19 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// The request is about to be sent.
+    /// Starts the clock: the request is about to be sent.
     pub fn new() -> Self {
         let now = clock::now();
         let history = History::default();
         Self { history, sent: now, last: now, pending: Vec::new(), events: 0, last_event_id: None }
     }
 
-    /// Half an event of a lost connection is none.
+    /// Drops the incomplete event of a lost connection.
     pub fn new_connection(&mut self) {
         self.pending.clear();
     }
 
-    /// Events with data, seen so far.
+    /// Number of events with data seen so far.
     pub fn events(&self) -> u64 {
         self.events
     }
@@ -99,10 +99,10 @@ impl Reader {
         self.last_event_id.as_deref()
     }
 
-    /// Takes the next bytes.
+    /// Processes the next bytes.
     ///
     /// # Panics
-    /// When they are no server-sent events of JSON.
+    /// If they are not server-sent events of JSON.
     pub fn read(&mut self, bytes: &[u8]) {
         self.pending.extend_from_slice(bytes);
         while let Some(end) = self.pending.windows(2).position(|two| two == b"\n\n") {
@@ -112,14 +112,14 @@ impl Reader {
                 self.events += 1;
                 self.take(data);
             }
-            // An event counts as seen, and its id with it, once all of it was read.
+            // An event, and its id, counts as seen only when all of it has been read.
             if let Some(id) = text.lines().find_map(|line| line.strip_prefix("id:")) {
                 self.last_event_id = Some(id.trim().to_owned());
             }
         }
     }
 
-    /// Takes a whole answer, of a request that was no stream. It has no gaps and no first token that a client sees.
+    /// Processes the whole answer of a request without streaming, which has no TTFT and no gaps.
     pub fn take_whole(&mut self, answer: &Value) {
         self.take_value(answer);
         self.history.ttft = None;
@@ -128,7 +128,7 @@ impl Reader {
 
     fn take(&mut self, data: &str) {
         if self.history.done {
-            self.history.breaches.push(format!("after [DONE] came {data}"));
+            self.history.violations.push(format!("{data} after [DONE]"));
             return;
         }
         if data == "[DONE]" {
@@ -163,7 +163,7 @@ impl Reader {
         }
         let entry = self.history.choices.entry(index).or_default();
         if entry.finish.is_some() {
-            self.history.breaches.push(format!("choice {index} went on after its end with {choice}"));
+            self.history.violations.push(format!("choice {index} continued after its finish: {choice}"));
         }
         entry.text.push_str(text);
         entry.token_ids.extend(ids);
@@ -220,7 +220,7 @@ mod tests {
         reader.read(b"data: {\"choices\":[{\"index\":0,\"text\":\"a\",\"finish_reason\":\"stop\"}]}\n\n");
         reader.read(event(1, "b", 1).as_bytes());
         reader.read(b"data: [DONE]\n\ndata: [DONE]\n\n");
-        assert_eq!(reader.history.breaches.len(), 2, "{:?}", reader.history.breaches);
+        assert_eq!(reader.history.violations.len(), 2, "{:?}", reader.history.violations);
         assert!(!reader.history.complete());
     }
 }

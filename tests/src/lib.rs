@@ -1,11 +1,10 @@
-//! What the tests over real processes share: the processes, a network that fails on command, a client that keeps
-//! a history, the checker that compares two histories, and the scenarios in which all of it meets.
+//! The harness for tests with real processes: the processes, a network that fails on command, a client that
+//! records a history, a checker that compares two histories, and the scenarios that combine them.
 
 pub mod check;
 pub mod child;
 pub mod client;
 pub mod etcd;
-pub mod etcd_process;
 pub mod history;
 pub mod load;
 pub mod nodes;

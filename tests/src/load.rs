@@ -1,5 +1,5 @@
-//! Streams without end, checked one by one as they end: arrivals that do not wait for answers (open loop), or clients
-//! that each have one request under way (closed loop).
+//! Load whose streams are checked one by one as they end. In an open loop arrivals do not wait for answers;
+//! in a closed loop each client has one request in flight.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,78 +13,78 @@ use crate::check::{Verdict, compare};
 use crate::client;
 use crate::history::History;
 use crate::requests::Corpus;
-use crate::seeded::Seeded;
+use crate::seeded::SeededRng;
 
-/// Most streams of an open loop at once; arrivals beyond it are counted and left out.
+/// Most concurrent streams of an open loop; further arrivals are counted and skipped.
 const MAX_RUNNING: usize = 400;
-/// Differences that are kept in words.
+/// Number of differences to keep descriptions of.
 const KEPT_DIFFERENCES: usize = 5;
 
-/// Where requests go.
+/// The servers that requests go to.
 #[derive(Debug, Clone)]
 pub struct Target {
-    /// `http://host:port`, one for each front; requests take them in turn.
+    /// `http://host:port` of each server; requests use them in turn.
     pub urls: Vec<String>,
-    /// Whether clients go to the next front when a connection is lost. If not, a lost connection is a failure.
+    /// Whether clients try the next server when a connection is lost. If not, a lost connection is a failure.
     pub reconnects: bool,
 }
 
 impl Target {
-    /// One front, no second try.
+    /// One server, no reconnects.
     pub fn plain(url: &str) -> Self {
         Self { urls: vec![url.to_owned()], reconnects: false }
     }
 }
 
-/// When requests come.
+/// The arrival process of requests.
 #[derive(Debug, Clone, Copy)]
 pub enum Arrivals {
-    /// So many a second, at random, whatever happens.
+    /// A Poisson process with this many requests per second, independent of answers.
     Open(f64),
-    /// So many clients, each with its next request when the last one has ended.
+    /// This many clients, each of which sends its next request when the last one has ended.
     Closed(usize),
 }
 
-/// A stream that has ended.
+/// Timing of a stream that has ended.
 #[derive(Debug, Clone)]
 pub struct Ended {
-    /// Its `request_id`.
+    /// The stream's `request_id`.
     pub id: String,
-    /// Send to first content.
+    /// Time from sending to the first content.
     pub ttft: Option<Duration>,
-    /// Longest silence after that.
+    /// Longest gap after the first content.
     pub longest_gap: Duration,
     /// Connections after the first one.
     pub reconnects: u32,
 }
 
 impl Ended {
-    /// The longest time in which nothing came, before the first token or after it.
+    /// The longest time without content, before the first token or after it.
     pub fn silence(&self) -> Duration {
         self.longest_gap.max(self.ttft.unwrap_or_default())
     }
 }
 
-/// What became of all streams.
+/// Results of all streams.
 #[derive(Debug, Clone, Default)]
 pub struct Tally {
-    /// Sent.
+    /// Streams started.
     pub begun: u64,
-    /// Did not end as a stream should.
+    /// Streams that did not end properly.
     pub failed: u64,
-    /// Tokens, summed over the streams.
+    /// Tokens missing, over all streams.
     pub lost: u64,
-    /// Tokens that came twice.
+    /// Tokens that arrived more than once.
     pub duplicated: u64,
-    /// Tokens and other parts that changed.
+    /// Tokens and other parts that differ.
     pub altered: u64,
     /// Tokens received.
     pub tokens: u64,
-    /// Arrivals that found [`MAX_RUNNING`] streams under way and were left out.
+    /// Arrivals skipped because [`MAX_RUNNING`] streams were in flight.
     pub left_out: u64,
     /// All streams that have ended.
     pub ended: Vec<Ended>,
-    /// The first differences, in words.
+    /// Descriptions of the first differences.
     pub differences: Vec<String>,
 }
 
@@ -105,7 +105,7 @@ impl Tally {
     }
 }
 
-/// A running load.
+/// A running load; [`Load::finish`] stops it.
 pub struct Load {
     state: Arc<State>,
     stop: watch::Sender<bool>,
@@ -117,50 +117,50 @@ struct State {
     target: Target,
     client: reqwest::Client,
     tag: String,
-    book: Mutex<Book>,
+    progress: Mutex<Progress>,
 }
 
-/// Held for moments.
 #[derive(Default)]
-struct Book {
+struct Progress {
     tally: Tally,
     running: BTreeSet<u64>,
 }
 
 impl Load {
-    /// Starts sending. `tag` begins every request id: two loads at the same cluster need different ones.
+    /// Starts sending. Every request id begins with `tag`; two loads on the same cluster need different ones.
     pub fn start(corpus: Arc<Corpus>, target: Target, arrivals: Arrivals, seed: u64, tag: &str) -> Self {
         let client = reqwest::Client::new();
-        let state = State { corpus, target, client, tag: format!("{tag}-{seed}"), book: Mutex::default() };
+        let state =
+            State { corpus, target, client, tag: format!("{tag}-{seed}"), progress: Mutex::default() };
         let state = Arc::new(state);
         let (stop, stopped) = watch::channel(false);
         let task = match arrivals {
             Arrivals::Open(per_second) => {
-                tokio::spawn(open_loop(state.clone(), per_second, Seeded::new(seed), stopped))
+                tokio::spawn(open_loop(state.clone(), per_second, SeededRng::new(seed), stopped))
             }
             Arrivals::Closed(clients) => tokio::spawn(closed_loop(state.clone(), clients, stopped)),
         };
         Self { state, stop, task }
     }
 
-    /// Streams begun and ended so far.
+    /// Number of streams begun and ended so far.
     pub fn counts(&self) -> (u64, u64) {
-        let book = self.state.book();
-        (book.tally.begun, book.tally.ended.len() as u64)
+        let progress = self.state.progress();
+        (progress.tally.begun, progress.tally.ended.len() as u64)
     }
 
-    /// Streams under way.
+    /// Number of streams in flight.
     pub fn running(&self) -> usize {
-        self.state.book().running.len()
+        self.state.progress().running.len()
     }
 
-    /// Waits until every stream begun before this call has ended; returns how long it took, `None` if longer than
-    /// `within`.
+    /// Waits until every stream begun before this call has ended. Returns how long it took, or `None` if
+    /// longer than `within`.
     pub async fn all_begun_have_ended(&self, within: Duration) -> Option<Duration> {
         let begun = self.counts().0;
         let start = clock::now();
         while clock::now().since(start) < within {
-            if self.state.book().running.first().is_none_or(|&first| first >= begun) {
+            if self.state.progress().running.first().is_none_or(|&first| first >= begun) {
                 return Some(clock::now().since(start));
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -168,49 +168,50 @@ impl Load {
         None
     }
 
-    /// Sends no more, and waits for what is under way.
+    /// Stops sending and waits for the streams in flight.
     pub async fn finish(self) -> Tally {
         self.stop.send_replace(true);
         self.task.await.expect("no stream panics");
-        self.state.book().tally.clone()
+        self.state.progress().tally.clone()
     }
 }
 
 impl State {
-    fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn begin(&self) -> u64 {
-        let mut book = self.book();
-        let number = book.tally.begun;
-        book.tally.begun += 1;
-        book.running.insert(number);
+        let mut progress = self.progress();
+        let number = progress.tally.begun;
+        progress.tally.begun += 1;
+        progress.running.insert(number);
         number
     }
 
-    /// One stream, from its sending to its judgement.
+    /// Sends one request, follows its stream and checks it.
     async fn run(&self, number: u64) {
         let id = format!("{}-{number}", self.tag);
         let (case, body) = self.corpus.request(number, &id);
         let Target { urls, reconnects } = &self.target;
         let first = number as usize % urls.len();
-        let history = match reconnects {
-            true => client::follow(&self.client, urls, case.path, &body, first).await,
-            false => client::stream_once(&self.client, &format!("{}{}", urls[first], case.path), &body).await,
+        let history = if *reconnects {
+            client::follow(&self.client, urls, case.path, &body, first).await
+        } else {
+            client::stream_once(&self.client, &format!("{}{}", urls[first], case.path), &body).await
         };
         let verdict = compare(&history, &case.expected);
-        let mut book = self.book();
-        book.running.remove(&number);
-        book.tally.add(id, &history, verdict);
+        let mut progress = self.progress();
+        progress.running.remove(&number);
+        progress.tally.add(id, &history, verdict);
     }
 }
 
-async fn open_loop(state: Arc<State>, per_second: f64, mut dice: Seeded, mut stop: watch::Receiver<bool>) {
+async fn open_loop(state: Arc<State>, per_second: f64, mut rng: SeededRng, mut stop: watch::Receiver<bool>) {
     let mut streams = JoinSet::new();
     let mut next = clock::now();
     loop {
-        next = next + dice.arrival(per_second);
+        next = next + rng.arrival(per_second);
         tokio::select! {
             () = tokio::time::sleep(next.since(clock::now())) => {}
             _ = stop.wait_for(|&stop| stop) => break,
@@ -219,7 +220,7 @@ async fn open_loop(state: Arc<State>, per_second: f64, mut dice: Seeded, mut sto
             ended.expect("no stream panics");
         }
         if streams.len() >= MAX_RUNNING {
-            state.book().tally.left_out += 1;
+            state.progress().tally.left_out += 1;
             continue;
         }
         let (number, state) = (state.begin(), state.clone());

@@ -1,5 +1,5 @@
-//! The processes of a cluster, one by one: workers, routers and gateways that a test starts, breaks and starts again at
-//! the same address.
+//! The processes of a cluster: workers, routers and gateways that a test starts, breaks and restarts at the
+//! same address.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -10,21 +10,21 @@ use skein_node::clock;
 use crate::child::{Process, Spec, binary_under_test};
 use crate::process::shipped_model;
 
-/// How long a process may take until it serves.
+/// How long a process may take to become ready.
 const READY_WITHIN: Duration = Duration::from_secs(60);
-/// What a worker says when it serves.
+/// What a ready worker logs.
 const WORKER_IS_READY: &str = "worker is ready at";
-/// Below the ports that the system gives to outgoing connections: while a process is down, nobody takes its port,
-/// and a connection to it cannot meet itself.
+/// Below the system's ephemeral ports. So no outgoing connection takes the port of a process that is down,
+/// and a connection to that port cannot connect to itself.
 const PORTS: std::ops::Range<u16> = 18_000..32_000;
-/// Tries to find one.
+/// Attempts to find a free port.
 const PORT_TRIES: u16 = 2000;
 
 static NEXT_PORT: AtomicU16 = AtomicU16::new(0);
 
-/// A loopback address that stays free while nobody listens there.
+/// A loopback address that stays free while nothing listens there.
 pub fn lasting_address() -> SocketAddr {
-    // Tests run in several processes at once: each begins somewhere else.
+    // Tests run in several processes at once, so each starts at a different port.
     let start = (std::process::id() % u32::from(PORTS.end - PORTS.start)) as u16;
     for _ in 0..PORT_TRIES {
         let step = NEXT_PORT.fetch_add(1, Ordering::Relaxed);
@@ -37,38 +37,38 @@ pub fn lasting_address() -> SocketAddr {
     panic!("no free port of {PORTS:?} in {PORT_TRIES} tries");
 }
 
-/// Extras of a process that a test wants to hurt.
+/// Additional settings of a process, for tests that make it fail.
 #[derive(Debug, Clone, Default)]
 pub struct Extras {
-    /// More flags.
+    /// Additional flags.
     pub flags: Vec<String>,
     /// See [`Spec::prefix`].
     pub prefix: Vec<String>,
     /// See [`Spec::output`].
     pub output: Option<std::path::PathBuf>,
-    /// Where it listens; `None` = a port of its own on loopback.
+    /// Address to listen at; `None` = a free port on loopback.
     pub listen: Option<SocketAddr>,
 }
 
 impl Extras {
-    /// Only flags.
+    /// Only additional flags.
     pub fn flags(flags: &[&str]) -> Self {
         Self { flags: flags.iter().map(|&flag| flag.to_owned()).collect(), ..Self::default() }
     }
 }
 
-/// `skein worker` with the model that ships.
+/// `skein worker` with the shipped model.
 #[derive(Debug)]
 pub struct Worker {
-    /// The process.
+    /// The running process.
     pub process: Process,
-    /// Where it listens.
+    /// Address that it listens at.
     pub address: SocketAddr,
     has_log: bool,
 }
 
 impl Worker {
-    /// Starts one and returns before it is ready.
+    /// Starts a worker; does not wait until it is ready.
     pub fn spawn(binary: &str, extras: &Extras) -> Self {
         let address = extras.listen.unwrap_or_else(lasting_address);
         let mut arguments = vec!["worker".to_owned(), model()];
@@ -77,60 +77,62 @@ impl Worker {
         Self { process, address, has_log: extras.output.is_none() }
     }
 
-    /// Starts one and waits until it serves.
+    /// Starts a worker and waits until it is ready.
     pub async fn start(binary: &str, extras: &Extras) -> Self {
         let mut worker = Self::spawn(binary, extras);
         worker.wait_ready().await;
         worker
     }
 
-    /// Waits until it serves.
+    /// Waits until the worker is ready.
     ///
     /// # Panics
-    /// With its log when it does not.
+    /// With its log if it is not ready in time.
     pub async fn wait_ready(&mut self) {
-        match self.has_log {
-            true => self.process.wait_log(WORKER_IS_READY, READY_WITHIN).await,
-            false => self.process.wait_port(self.address, READY_WITHIN).await,
+        if self.has_log {
+            self.process.wait_log(WORKER_IS_READY, READY_WITHIN).await;
+        } else {
+            self.process.wait_port(self.address, READY_WITHIN).await;
         }
     }
 
-    /// Whether it has said that it serves, in its present life.
+    /// Whether the worker has logged since its last start that it is ready.
     pub fn is_ready(&mut self) -> bool {
-        self.process.is_running() && self.process.log_of_this_life().contains(WORKER_IS_READY)
+        self.process.is_running() && self.process.log_since_start().contains(WORKER_IS_READY)
     }
 }
 
-/// `skein router`, or `skein gateway`: what clients talk to.
+/// `skein router` or `skein gateway`: a process that clients talk to.
 #[derive(Debug)]
 pub struct Front {
-    /// The process.
+    /// The running process.
     pub process: Process,
     /// `http://127.0.0.1:port`
     pub url: String,
-    /// Where it listens.
+    /// Address that it listens at.
     pub address: SocketAddr,
 }
 
 impl Front {
-    /// `skein router` over the workers at `workers`; returns before it is ready. No workers = the extras name a source.
+    /// `skein router` over `workers`; does not wait until it is ready. Without workers, the extra flags name
+    /// a source.
     pub fn spawn_router(binary: &str, workers: &[SocketAddr], extras: &Extras) -> Self {
         Self::spawn("router", "--workers", binary, workers, extras)
     }
 
-    /// `skein gateway` over the routers at `routers`; returns before it is ready.
+    /// `skein gateway` over `routers`; does not wait until it is ready.
     pub fn spawn_gateway(binary: &str, routers: &[SocketAddr], extras: &Extras) -> Self {
         Self::spawn("gateway", "--routers", binary, routers, extras)
     }
 
-    /// A router, once it serves.
+    /// Starts a router and waits until it is ready.
     pub async fn router(binary: &str, workers: &[SocketAddr], extras: &Extras) -> Self {
         let mut front = Self::spawn_router(binary, workers, extras);
         front.wait_ready().await;
         front
     }
 
-    /// A gateway, once it serves.
+    /// Starts a gateway and waits until it is ready.
     pub async fn gateway(binary: &str, routers: &[SocketAddr], extras: &Extras) -> Self {
         let mut front = Self::spawn_gateway(binary, routers, extras);
         front.wait_ready().await;
@@ -150,10 +152,10 @@ impl Front {
         Self { process, url: format!("http://{address}"), address }
     }
 
-    /// Waits until `/readyz` says so.
+    /// Waits until `/readyz` answers 200.
     ///
     /// # Panics
-    /// With its log when it does not.
+    /// With its log if it does not in time.
     pub async fn wait_ready(&mut self) {
         let client = reqwest::Client::new();
         let start = clock::now();

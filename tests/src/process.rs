@@ -1,4 +1,4 @@
-//! A real `skein` process, its workers, and its end. Only processes started here are ever signalled.
+//! A real `skein serve` process and its workers. Only processes started here are ever signalled.
 
 use std::io::Read;
 use std::net::TcpListener;
@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use skein_node::clock;
 
-/// How long a cluster may take until `/readyz` says 200.
+/// How long a cluster may take until `/readyz` answers 200.
 const READY_WITHIN: Duration = Duration::from_secs(60);
 
-/// A running `skein serve`; ended when dropped.
+/// A running `skein serve`; killed when dropped.
 pub struct Cluster {
     child: Child,
     /// `http://127.0.0.1:port`
@@ -20,22 +20,23 @@ pub struct Cluster {
     _log_dir: tempfile::TempDir,
 }
 
-/// The directory of the model that ships in the repository.
+/// The directory of the shipped model.
 pub fn shipped_model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m")
 }
 
-/// A port that was free a moment ago.
+/// A loopback port that is currently free.
 pub fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
     listener.local_addr().expect("a bound listener has an address").port()
 }
 
 impl Cluster {
-    /// Starts `binary serve` with `arguments` on a free port and waits until it is ready. The environment's
-    /// `TEST_BINARY` takes the place of `binary`: long runs want the release build.
+    /// Starts `binary serve` with `arguments` on a free port and waits until it is ready. `TEST_BINARY` in
+    /// the environment replaces `binary`: long runs should use the release build.
     ///
     /// # Panics
+    /// With the process's log if it does not become ready.
     /// With the process's log when it does not become ready.
     pub async fn serve(binary: &str, arguments: &[&str]) -> Self {
         let binary = std::env::var("TEST_BINARY").unwrap_or_else(|_| binary.to_owned());
@@ -78,7 +79,7 @@ impl Cluster {
         self.child.id()
     }
 
-    /// Process ids of the running workers: the supervisor's children.
+    /// Process ids of the running workers, which are children of the supervisor.
     pub fn worker_pids(&self) -> Vec<u32> {
         children_of(self.pid())
     }
@@ -87,13 +88,14 @@ impl Cluster {
     pub fn log(&self) -> String {
         let mut text = String::new();
         if let Ok(mut file) = std::fs::File::open(&self.log) {
-            // A log that cannot be read shows as what could be read of it.
+            // If reading fails, what was read so far is the log.
             let _ = file.read_to_string(&mut text);
         }
         text
     }
 
-    /// Sends `signal` ("TERM", "INT", "KILL") to the supervisor and waits for its end, at most `within`.
+    /// Sends `signal` ("TERM", "INT", "KILL") to the supervisor and waits at most `within` for it to end.
+    /// Returns its exit code, or `None` if a signal ended it.
     pub async fn end(mut self, signal: &str, within: Duration) -> Option<i32> {
         send_signal(self.pid(), signal);
         let start = clock::now();
@@ -110,7 +112,7 @@ impl Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         let workers = self.worker_pids();
-        // Already ended is as good as ended now.
+        // It may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
         for worker in workers {
@@ -121,11 +123,11 @@ impl Drop for Cluster {
 
 /// Sends a signal by name to a process that this test started.
 pub fn send_signal(pid: u32, signal: &str) {
-    // The process may have ended by itself meanwhile.
+    // The process may have ended in the meantime.
     let _ = Command::new("kill").args([format!("-{signal}"), pid.to_string()]).stderr(Stdio::null()).status();
 }
 
-/// Ids of the processes whose parent is `parent`, from /proc.
+/// Ids of the child processes of `parent`, from /proc.
 pub fn children_of(parent: u32) -> Vec<u32> {
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
     let mut children: Vec<u32> = entries
@@ -137,7 +139,7 @@ pub fn children_of(parent: u32) -> Vec<u32> {
     children
 }
 
-/// Parent process id and state letter from `/proc/<pid>/stat`, whose second field may hold spaces.
+/// Parent process id and state letter from `/proc/<pid>/stat`. Its second field may contain spaces.
 fn parent_and_state(pid: u32) -> Option<(u32, char)> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let rest = stat.rsplit_once(')')?.1;

@@ -1,4 +1,4 @@
-//! What a scenario has to say at its end: one table of counts and percentiles, and what is wrong with them.
+//! The report of a scenario: a table of counts and percentiles, and the requirements that failed.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,7 +12,7 @@ use crate::scenario::Plan;
 /// What a router says when a request leaves a worker behind.
 const MOVED: &str = "request goes on elsewhere";
 
-/// One scenario's result.
+/// The result of one scenario.
 #[derive(Debug, Clone)]
 pub struct Report {
     title: String,
@@ -21,34 +21,34 @@ pub struct Report {
 }
 
 impl Report {
-    /// Begins one.
+    /// An empty report.
     pub fn new(title: impl Into<String>) -> Self {
         Self { title: title.into(), lines: Vec::new(), broken: Vec::new() }
     }
 
-    /// Nothing was wrong.
+    /// Whether every requirement held.
     pub fn passed(&self) -> bool {
         self.broken.is_empty()
     }
 
-    /// Adds a line.
+    /// Adds a line to the table.
     pub fn say(&mut self, what: &str, value: impl fmt::Display) {
         self.lines.push((what.to_owned(), value.to_string()));
     }
 
-    /// What was said of `what`; empty when nothing was.
+    /// The value of line `what`; empty if there is none.
     pub fn value(&self, what: &str) -> &str {
         self.lines.iter().find(|(said, _)| said == what).map_or("", |(_, value)| value)
     }
 
-    /// What must hold, and the words for when it does not.
+    /// Records a failure, described by `otherwise`, unless `holds`.
     pub fn require(&mut self, holds: bool, otherwise: impl FnOnce() -> String) {
         if !holds {
             self.broken.push(otherwise());
         }
     }
 
-    /// Adds percentiles; `most` bounds the 99th.
+    /// Adds a line of percentiles; `most` bounds the 99th.
     pub fn gaps(&mut self, what: &str, mut gaps: Vec<Duration>, most: Option<Duration>) {
         gaps.sort_unstable();
         let (p50, p99) = (percentile(&gaps, 50), percentile(&gaps, 99));
@@ -65,7 +65,7 @@ impl Report {
         self.require(most.is_none_or(|most| p99 <= most), || format!("{what}: p99 {p99:?} is over {most:?}"));
     }
 
-    /// Adds what became of the streams that had to move, by `moves`.
+    /// Adds the results of the streams that moved between workers; `moves` counts moves by request id.
     pub fn moved(&mut self, moves: &HashMap<String, u32>, tally: &Tally, plan: &Plan) {
         let moved: Vec<&Ended> = tally.ended.iter().filter(|ended| moves.contains_key(&ended.id)).collect();
         self.say("streams moved", format!("{}, {} moves", moved.len(), moves.values().sum::<u32>()));
@@ -77,13 +77,13 @@ impl Report {
         self.require(within, || format!("a stream was silent for {silence:?}, over {:?}", plan.silence));
     }
 
-    /// The same, for what is of no worth when no stream had to move.
+    /// The same, and requires that some stream moved: otherwise the scenario tested nothing.
     pub fn must_have_moved(&mut self, moves: &HashMap<String, u32>, tally: &Tally, plan: &Plan) {
         self.moved(moves, tally, plan);
-        self.require(!moves.is_empty(), || "no stream was hit: this shows nothing".into());
+        self.require(!moves.is_empty(), || "no stream was hit, so this proves nothing".into());
     }
 
-    /// Adds what became of all streams; whatever was lost, repeated, altered or failed is wrong.
+    /// Adds the results of all streams. Lost, duplicated or altered tokens and failed streams are failures.
     pub fn streams(&mut self, tally: &Tally) {
         let Tally { begun, failed, lost, duplicated, altered, tokens, .. } = tally;
         self.say("streams", format!("{begun} ({tokens} tokens), {failed} failed"));
@@ -98,7 +98,7 @@ impl Report {
         self.gaps("first token, all", tally.ended.iter().filter_map(|ended| ended.ttft).collect(), None);
         let clean = failed + lost + duplicated + altered == 0;
         self.require(clean, || format!("streams changed:\n  {}", tally.differences.join("\n  ")));
-        self.require(*begun > 0, || "no stream ran: this shows nothing".into());
+        self.require(*begun > 0, || "no stream ran, so this proves nothing".into());
     }
 }
 
@@ -116,13 +116,13 @@ impl fmt::Display for Report {
     }
 }
 
-/// The value that `percent` of `sorted` do not exceed; zero of nothing.
+/// The smallest value that at least `percent` of `sorted` do not exceed; zero if empty.
 pub fn percentile(sorted: &[Duration], percent: usize) -> Duration {
     let rank = (sorted.len() * percent).div_ceil(100).max(1);
     sorted.get(rank - 1).copied().unwrap_or_default()
 }
 
-/// How often each request has moved, by a router's log of JSON lines.
+/// Number of moves by request id, from a router's log in JSON lines.
 pub fn moves(log: &str) -> HashMap<String, u32> {
     let mut moves = HashMap::new();
     for line in log.lines().filter(|line| line.contains(MOVED)) {

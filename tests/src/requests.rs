@@ -1,4 +1,4 @@
-//! Requests of every kind that must survive a cut, each with the history that it has when nothing disturbs it.
+//! Requests of every kind that must survive a fault, each with the history of an undisturbed run.
 
 use serde_json::{Value, json};
 
@@ -8,25 +8,26 @@ use crate::history::History;
 const COMPLETIONS: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
 
-/// One request, and its undisturbed run.
+/// One request and its undisturbed run.
 #[derive(Debug, Clone)]
 pub struct Case {
-    /// `/v1/...`
+    /// Path of the endpoint, `/v1/...`
     pub path: &'static str,
-    /// Without `request_id`.
+    /// The JSON body, without `request_id`.
     pub body: Value,
-    /// Undisturbed.
+    /// The undisturbed run.
     pub expected: History,
 }
 
-/// Requests that a load draws from.
+/// The requests that a load draws from.
 #[derive(Debug)]
 pub struct Corpus {
-    /// At least one.
+    /// At least one request.
     pub cases: Vec<Case>,
 }
 
-/// Greedy, seeded, penalties, n > 1, stop strings, log-probabilities, biases, chat: kind by kind as `index` counts.
+/// The request of kind `index` modulo 9: greedy, seeded, penalties, n > 1, stop strings, log-probabilities,
+/// biases, chat.
 pub fn mixed(index: usize, max_tokens: u32) -> (&'static str, Value) {
     let mut body = json!({
         "model": "skein-7m", "max_tokens": max_tokens, "stream": true,
@@ -38,7 +39,7 @@ pub fn mixed(index: usize, max_tokens: u32) -> (&'static str, Value) {
         CHAT => {
             json!({"messages": [{"role": "user", "content": format!("What does function_{index} return?")}]})
         }
-        // Every tenth prompt is long: its prefill may be cut, too.
+        // Every tenth prompt is long, so that a fault can hit its prefill.
         _ => {
             let context = "import os\nimport sys\n\n".repeat(if index.is_multiple_of(10) { 20 } else { 0 });
             json!({"prompt": format!("{context}def function_{index}(self, value):\n    \"\"\"Return the")})
@@ -71,12 +72,12 @@ pub fn mixed(index: usize, max_tokens: u32) -> (&'static str, Value) {
 }
 
 impl Corpus {
-    /// Runs `count` mixed requests of `max_tokens` undisturbed, a few at once, at `url`.
+    /// Runs `count` mixed requests of `max_tokens` undisturbed at `url`, a few at a time.
     ///
     /// # Panics
-    /// When one of them does not end whole.
+    /// If one of them does not complete.
     pub async fn record(url: &str, count: usize, max_tokens: u32) -> Self {
-        /// A recording should not be a load test.
+        /// Few enough that recording is no load test.
         const AT_ONCE: usize = 16;
         use futures::StreamExt;
         let client = reqwest::Client::new();
@@ -92,10 +93,11 @@ impl Corpus {
         Self { cases: futures::stream::iter(runs).buffered(AT_ONCE).collect().await }
     }
 
-    /// The case of the `number`th request of a load, with `request_id` in its body. Some ask for the whole answer at
-    /// once: a lost connection then loses all of it, and the same request has to bring it again.
+    /// The case of the load's request `number`, and its body with `request_id`. Some requests do not stream:
+    /// a lost connection then loses the whole answer, and the retry must return all of it.
     pub fn request(&self, number: u64, request_id: &str) -> (&Case, Value) {
-        /// One of so many; no divisor of the kinds' number, so that all kinds have their turn.
+        /// One request in this many does not stream. Coprime to the number of kinds, so that every kind gets
+        /// its turn.
         const WHOLE: u64 = 8;
         let case = &self.cases[number as usize % self.cases.len()];
         let mut body = case.body.clone();

@@ -1,40 +1,40 @@
-//! A small generator of numbers, so that a run's moments of death can be had again by its seed.
+//! A small random number generator: the seed of a run reproduces the times and victims of its faults.
 
 use std::time::Duration;
 
 use skein_node::random::SplitMix64;
 
-/// Moments and choices.
+/// Random numbers, times and choices.
 #[derive(Debug, Clone)]
-pub struct Seeded(SplitMix64);
+pub struct SeededRng(SplitMix64);
 
-impl Seeded {
-    /// Equal seeds give equal numbers.
+impl SeededRng {
+    /// Equal seeds give equal sequences.
     pub fn new(seed: u64) -> Self {
         Self(SplitMix64::new(seed))
     }
 
-    /// 64 even bits.
+    /// 64 uniform bits.
     pub fn bits(&mut self) -> u64 {
         self.0.next_u64()
     }
 
-    /// Even in [0, 1).
+    /// Uniform in [0, 1).
     pub fn unit(&mut self) -> f64 {
         self.0.unit()
     }
 
-    /// Even in 0..count; `count` > 0.
+    /// Uniform in 0..count; `count` > 0.
     pub fn below(&mut self, count: usize) -> usize {
         (self.unit() * count as f64) as usize
     }
 
-    /// Even between two times.
+    /// Uniform between two durations.
     pub fn between(&mut self, shortest: Duration, longest: Duration) -> Duration {
         shortest + (longest.saturating_sub(shortest)).mul_f64(self.unit())
     }
 
-    /// The time to the next arrival of a Poisson stream of `per_second`.
+    /// The time to the next arrival of a Poisson process with `per_second` arrivals.
     pub fn arrival(&mut self, per_second: f64) -> Duration {
         Duration::from_secs_f64(-(1.0 - self.unit()).ln() / per_second)
     }
@@ -46,7 +46,7 @@ mod tests {
 
     #[test]
     fn arrivals_come_at_their_rate() {
-        let mut seeded = Seeded::new(7);
+        let mut seeded = SeededRng::new(7);
         let total: Duration = (0..10_000).map(|_| seeded.arrival(50.0)).sum();
         assert!((190.0..210.0).contains(&total.as_secs_f64()), "{total:?} for 200 s");
         assert!((0..1000).all(|_| seeded.below(3) < 3));

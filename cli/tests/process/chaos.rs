@@ -1,8 +1,9 @@
-//! `kill -9` on workers in the middle of many streams: nothing lost, repeated or altered.
+//! `kill -9` on workers in the middle of many streams: no token is lost, duplicated or altered.
 //!
-//! Two rounds run in every test run;
-//! `TEST_BINARY=$PWD/target/release/skein TEST_CHAOS_ROUNDS=200 cargo test -p skein --test process chaos -- --nocapture`
-//! is the long form, which also judges the gap. Each round compares every stream with its undisturbed run, byte for byte.
+//! Each round compares every stream with its undisturbed run, byte for byte. Two rounds run by default. The long
+//! form also checks the gap:
+//! `TEST_BINARY=$PWD/target/release/skein TEST_CHAOS_ROUNDS=200 \
+//!   cargo test -p skein --test process chaos -- --nocapture`
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,10 +16,11 @@ use skein_tests::process::{Cluster, send_signal};
 use crate::{SKEIN, block_on};
 
 const STREAMS: usize = 50;
-/// The gap that the 99th percentile of streams may show when its worker is killed.
+/// Limit for the 99th percentile of the gaps of streams whose worker was killed.
 const GAP_P99: Duration = Duration::from_secs(2);
 
-/// Requests of every kind that must survive a cut: greedy, seeded, penalties, n > 1, stop strings, log-probabilities.
+/// Requests of every kind that must survive a kill: greedy, seeded, penalties, n > 1, stop strings,
+/// log-probabilities.
 fn request(index: usize) -> Value {
     let mut body = json!({
         "model": "skein-7m",
@@ -61,10 +63,10 @@ async fn run_all(client: &reqwest::Client, url: &str) -> Vec<History> {
     histories
 }
 
-/// Names the first difference between a stream and its undisturbed run.
+/// Describes the first difference between a stream and its undisturbed run.
 fn difference(index: usize, seen: &History, expected: &History) -> Option<String> {
     if !seen.complete() {
-        return Some(format!("stream {index} did not end whole: {:?} {:?}", seen.status, seen.error));
+        return Some(format!("stream {index} did not complete: {:?} {:?}", seen.status, seen.error));
     }
     if seen.choices != expected.choices {
         return Some(format!(
@@ -74,7 +76,7 @@ fn difference(index: usize, seen: &History, expected: &History) -> Option<String
     }
     let tokens = |history: &History| history.usage.as_ref().map(|usage| usage["completion_tokens"].clone());
     (tokens(seen) != tokens(expected))
-        .then(|| format!("stream {index} reports other usage: {:?}", seen.usage))
+        .then(|| format!("stream {index} reports different usage: {:?}", seen.usage))
 }
 
 #[test]
@@ -96,7 +98,7 @@ fn killing_a_worker_changes_no_stream() {
             let workers = wait_for_workers(&cluster, 3).await;
             let victim = workers[round % workers.len()];
             let (seen, ()) = tokio::join!(run_all(&client, &cluster.url), async {
-                // Spread over the length of an undisturbed run: prefill, early and late decoding.
+                // Spread over the duration of an undisturbed run: during prefill, early and late decode.
                 tokio::time::sleep(undisturbed * (5 + (round as u32 * 37) % 80) / 100).await;
                 send_signal(victim, "KILL");
             });
@@ -108,7 +110,7 @@ fn killing_a_worker_changes_no_stream() {
         gaps.sort_unstable();
         let p99 = gaps[gaps.len() * 99 / 100];
         let moved = cluster.log().matches("request goes on elsewhere").count();
-        assert!(moved > 0, "no kill hit a stream: this run shows nothing");
+        assert!(moved > 0, "no kill hit a stream, so this run proves nothing");
         println!(
             "{rounds} rounds, {} streams, {moved} moved to another worker: 0 lost, 0 duplicated, 0 altered; \
              longest gap p50 {:?} p99 {p99:?} max {:?}",
@@ -120,7 +122,7 @@ fn killing_a_worker_changes_no_stream() {
     });
 }
 
-/// Waits until the supervisor has restarted what was killed.
+/// Waits until the supervisor has restarted the killed worker.
 async fn wait_for_workers(cluster: &Cluster, count: usize) -> Vec<u32> {
     for _ in 0..500 {
         let workers = cluster.worker_pids();

@@ -1,64 +1,30 @@
-//! Stand-alone routers and workers that find each other in a real etcd: it comes late, stands still, and is the first to
-//! hear that a worker ends. Skipped, and said so, where there is no etcd.
+//! Standalone routers and workers that discover each other through a real etcd, which starts late, stops for
+//! a while, and must hear first when a worker shuts down. Without an etcd the tests print that they are
+//! skipped.
 
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use serde_json::json;
 use skein_node::clock;
 use skein_node::discovery::etcd::{EtcdApi, EtcdClient, prefix};
+use skein_tests::child::{Process, Spec};
 use skein_tests::client::{self, History};
 use skein_tests::etcd::{self, Etcd};
-use skein_tests::process::{free_port, send_signal, shipped_model};
+use skein_tests::process::{free_port, shipped_model};
 
 use crate::{SKEIN, block_on};
 
-/// Longest wait for something that should take far less; debug builds on busy machines.
+/// Limit for waits that usually take far less, also for debug builds on busy machines.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long etcd stands still; leases live for 2 s.
+/// How long etcd is stopped; leases expire after 2 s.
 const OUTAGE: Duration = Duration::from_secs(6);
 const STREAMS: usize = 8;
 
-/// One `skein` process; ended when dropped.
-struct Process {
-    child: Child,
-    log: PathBuf,
-    _dir: tempfile::TempDir,
-}
-
-impl Process {
-    fn start(command: &str, arguments: &[&str]) -> Self {
-        let dir = tempfile::tempdir().expect("a temporary directory");
-        let log = dir.path().join("log");
-        let out = std::fs::File::create(&log).expect("a log file");
-        let child = Command::new(SKEIN)
-            .arg(command)
-            .arg(shipped_model())
-            .args(arguments)
-            .stdin(Stdio::null())
-            .stdout(out.try_clone().expect("a second handle on the log"))
-            .stderr(out)
-            .spawn()
-            .expect("the skein binary starts");
-        Self { child, log, _dir: dir }
-    }
-
-    fn log(&self) -> String {
-        std::fs::read_to_string(&self.log).unwrap_or_default()
-    }
-
-    fn has_ended(&mut self) -> Option<Option<i32>> {
-        self.child.try_wait().expect("a child can be asked").map(|status| status.code())
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // Already ended is as good as ended now.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn start(command: &str, arguments: &[&str]) -> Process {
+    let model = shipped_model().display().to_string();
+    let arguments = [&[command, &model], arguments].concat().into_iter().map(str::to_owned).collect();
+    let (name, binary) = (command.to_owned(), SKEIN.to_owned());
+    Process::start(Spec { name, binary, arguments, ..Spec::default() })
 }
 
 async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
@@ -78,12 +44,12 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// A router and two workers, all before their etcd.
+    /// Starts a router and two workers, before etcd runs.
     fn start(program: &std::path::Path) -> Self {
         let etcd = Etcd::prepare(program, "http", &[]);
         let source = format!("etcd://{}/blue", etcd.endpoint);
         let port = free_port().to_string();
-        let router = Process::start("router", &["--discovery", &source, "--port", &port]);
+        let router = start("router", &["--discovery", &source, "--port", &port]);
         let mut cluster =
             Self { etcd, source, url: format!("http://127.0.0.1:{port}"), router, workers: Vec::new() };
         cluster.start_worker("w-0");
@@ -102,7 +68,7 @@ impl Cluster {
             "--worker-id",
             id,
         ];
-        self.workers.push(Process::start("worker", &[&arguments[..], &["--threads", "1"]].concat()));
+        self.workers.push(start("worker", &[&arguments[..], &["--threads", "1"]].concat()));
     }
 
     async fn registered(&self) -> Vec<String> {
@@ -159,7 +125,7 @@ fn a_cluster_finds_itself_in_etcd_and_outlives_it() {
         eventually("the outage is over", async || cluster.registered().await == ["w-0", "w-1", "w-2"]).await;
         println!("{served} requests while etcd stood still for {OUTAGE:?}, 0 failed");
         for process in cluster.workers.iter_mut().chain([&mut cluster.router]) {
-            assert_eq!(process.has_ended(), None, "nobody restarts because of etcd");
+            assert!(process.is_running(), "{} ended because of etcd", process.name());
         }
     });
 }
@@ -177,15 +143,15 @@ fn a_worker_that_is_told_to_end_leaves_etcd_before_it_drains() {
         let streams: Vec<_> =
             (0..STREAMS).map(|_| tokio::spawn(Cluster::stream(cluster.url.clone(), 900))).collect();
         tokio::time::sleep(Duration::from_millis(150)).await;
-        send_signal(cluster.workers[0].child.id(), "TERM");
+        cluster.workers[0].signal("TERM");
         eventually("it is out of etcd", async || cluster.registered().await == ["w-1"]).await;
         for stream in streams {
             let history = stream.await.expect("no panic");
             assert!(history.complete(), "{history:?}\n{}", cluster.logs());
             assert_eq!(history.choices, expected.choices, "{}", cluster.logs());
         }
-        eventually("it ends", async || cluster.workers[0].has_ended().is_some()).await;
-        assert_eq!(cluster.workers[0].has_ended(), Some(Some(0)), "{}", cluster.workers[0].log());
+        let code = cluster.workers[0].wait_end(PATIENCE).await;
+        assert_eq!(code, Some(0), "{}", cluster.workers[0].log());
         assert!(cluster.workers[0].log().contains("left etcd"), "{}", cluster.workers[0].log());
         assert!(Cluster::stream(cluster.url.clone(), 16).await.complete(), "the other one serves");
     });

@@ -1,5 +1,5 @@
-//! The short forms of the scenarios: real processes, broken in every way we know, under streams that are compared one by
-//! one with their undisturbed runs. `tests/chaos` runs the long forms.
+//! The short forms of the scenarios: real processes with every fault we know, under streams that are compared
+//! one by one with undisturbed runs. `tests/chaos` runs the long forms.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use skein_tests::scenario::{self, Plan};
 
 use crate::{SKEIN, block_on};
 
-/// Shows the table, and fails with it.
+/// Prints the report, and fails if it failed.
 fn judge(report: &Report) {
     println!("{report}");
     assert!(report.passed(), "{report}");
 }
 
-/// Shows the table, or says what was skipped and why.
+/// Prints the report, or what was skipped and why.
 fn judge_or_skip(report: Option<Report>, why: &str) {
     match report {
         Some(report) => judge(&report),

@@ -1,4 +1,4 @@
-//! Tests over real `skein` processes and real sockets: what a user sees, also when workers are killed.
+//! Tests with real `skein` processes and real sockets: what a user sees, also when workers are killed.
 
 mod chaos;
 mod etcd;
@@ -8,7 +8,7 @@ mod serving;
 /// The binary under test.
 const SKEIN: &str = env!("CARGO_BIN_EXE_skein");
 
-/// A current-thread runtime for one test.
+/// A runtime with one worker thread for one test.
 fn block_on<F: Future>(future: F) -> F::Output {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)

@@ -1,4 +1,4 @@
-//! What a user sees of one healthy cluster: answers, errors, cached tokens, an idle machine left alone.
+//! What a user sees of a healthy cluster: answers, errors, cached tokens, and an idle machine while it waits.
 
 use std::time::Duration;
 
@@ -81,7 +81,7 @@ fn bad_requests_get_clear_errors_and_disturb_nobody() {
 
 type Stream = tokio::task::JoinHandle<Result<client::History, reqwest::Error>>;
 
-/// A stream that has begun and has most of its tokens before it.
+/// A stream that has begun and has most of its tokens still to come.
 async fn stream_under_way(cluster: &Cluster) -> Stream {
     let url = format!("{}/v1/completions", cluster.url);
     let body = json!({"prompt": "def f():", "max_tokens": 900, "ignore_eos": true, "temperature": 0, "stream": true});
@@ -112,7 +112,7 @@ fn a_sigterm_to_the_whole_group_drains_without_a_word_of_alarm() {
     block_on(async {
         let cluster = Cluster::serve(SKEIN, &[]).await;
         let stream = stream_under_way(&cluster).await;
-        // As systemd and `timeout` do it; the workers first, which is the worse order.
+        // As systemd and `timeout` do. Workers first, which is the harder order.
         for pid in cluster.worker_pids().into_iter().chain([cluster.pid()]) {
             send_signal(pid, "TERM");
         }

@@ -1,15 +1,15 @@
-//! Exactness of resume, as a property: every kind of request, cut at every position in every way, ends as the undisturbed
-//! run did, bit for bit. The real router and real workers on the CPU backend with the model that ships; only the wire
-//! between them is ours.
+//! Exactness of resume: every kind of request, cut at every position in every way, ends bit for bit like the
+//! undisturbed run. Router and workers are real, on the CPU backend with the shipped model; only the
+//! transport between them is ours.
 
-mod scissors;
+mod cutter;
 
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 
+use cutter::{Cut, CuttingConnector};
 use futures::StreamExt;
-use scissors::{Cut, Scissors};
 use skein_node::discovery::{self, Change, Member};
 use skein_proto::sampling::SamplingParams;
 use skein_router::cluster::{Cluster, Tuning};
@@ -21,10 +21,10 @@ use tokio::sync::oneshot;
 
 use super::{Answer, MODEL, PATIENCE, fresh_id, next_of, router_config, wait_for_ready};
 
-/// Cut runs at once.
+/// Concurrent runs with a cut.
 const AT_ONCE: usize = 4;
 
-/// Starts a worker on this runtime, and says where it listens.
+/// Starts a worker on this runtime; returns the address that it listens at.
 async fn start_worker() -> SocketAddr {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m");
     let config = WorkerConfig {
@@ -42,11 +42,12 @@ async fn start_worker() -> SocketAddr {
     tokio::time::timeout(PATIENCE, address).await.expect("it loads in time").expect("it gets ready")
 }
 
-/// A router of its own over the workers: what one run did to its picture of them must not change the next.
-async fn start_router(workers: &[SocketAddr], scissors: Scissors) -> Cluster {
+/// A new router over the workers, so that one run cannot affect what the next one knows about them.
+async fn start_router(workers: &[SocketAddr], connector: CuttingConnector) -> Cluster {
     let config = router_config();
     let (changes, receiver) = discovery::in_process();
-    let cluster = Cluster::start_with(&config, receiver, MODEL, Tuning { seed: Some(1) }, Arc::new(scissors));
+    let cluster =
+        Cluster::start_with(&config, receiver, MODEL, Tuning { seed: Some(1) }, Arc::new(connector));
     for (index, address) in workers.iter().enumerate() {
         let member = Member { id: format!("w{index}"), address: address.to_string() };
         changes.send(Change::Join(member)).await.expect("the cluster listens");
@@ -56,7 +57,7 @@ async fn start_router(workers: &[SocketAddr], scissors: Scissors) -> Cluster {
 }
 
 async fn run(workers: &[SocketAddr], request: &TokenRequest, cut: Option<(Cut, usize)>) -> (Answer, Journey) {
-    let cluster = start_router(workers, Scissors::new(cut)).await;
+    let cluster = start_router(workers, CuttingConnector::new(cut)).await;
     let request = TokenRequest { id: fresh_id(), ..request.clone() };
     let mut answer = Answer::to(&request);
     let mut stream = cluster.submit(request.clone()).await.expect("it is taken");
@@ -66,7 +67,7 @@ async fn run(workers: &[SocketAddr], request: &TokenRequest, cut: Option<(Cut, u
     (answer, stream.journey())
 }
 
-/// Every kind of request whose exactness across a cut is promised, with its name.
+/// Every kind of request that promises exact resume, with its name.
 fn cases() -> Vec<(&'static str, TokenRequest)> {
     let case = |name: &'static str, n, change: fn(&mut SamplingParams)| {
         let mut sampling = SamplingParams {
@@ -77,7 +78,7 @@ fn cases() -> Vec<(&'static str, TokenRequest)> {
             ..SamplingParams::default()
         };
         change(&mut sampling);
-        // Longer than a block of the cache.
+        // Longer than a cache block.
         let prompt: Arc<[_]> = (0..19).map(|position| 300 + position * 7).collect();
         (name, TokenRequest { n, ..TokenRequest::new(name, MODEL, prompt, sampling) })
     };
@@ -120,7 +121,7 @@ fn cases() -> Vec<(&'static str, TokenRequest)> {
     ]
 }
 
-/// Tokens, log-probabilities of the prompt and ends: places at which a cut differs from the others.
+/// Number of distinct positions for a cut: output tokens, prompt log-probabilities and ends of samples.
 fn places(answer: &Answer) -> usize {
     let outputs: usize = answer.samples.iter().map(|(tokens, _, _)| tokens.len()).sum();
     answer.prompt_logprobs.len() + outputs + answer.samples.len()

@@ -1,4 +1,4 @@
-//! The long forms of the scenarios over real processes. `tests/chaos` builds and runs this.
+//! The long forms of the scenarios with real processes. `tests/chaos` builds and runs this.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -56,15 +56,15 @@ fn command() -> Command {
                 .arg(
                     rate.clone()
                         .conflicts_with("clients")
-                        .help("Streams that arrive in a second, whatever happens (open loop)"),
+                        .help("Streams that arrive per second, independent of answers (open loop)"),
                 )
                 .arg(number("clients", "Clients, each with one stream at a time (closed loop)"))
-                .arg(number("requests", "Requests to reach at least (rolling)"))
+                .arg(number("requests", "Send at least this many requests (rolling)"))
                 .arg(number("max-tokens", "Length of the streams"))
-                .arg(number("seed", "Decides on arrivals, victims and moments"))
-                .arg(number("outage-s", "How long etcd is away"))
-                .arg(number("gap-p99-ms", "Bound on the gap of streams that were hit, 99th percentile"))
-                .arg(number("silence-ms", "Bound on the longest silence of any stream that was hit"))
+                .arg(number("seed", "Seed of arrivals, victims and times"))
+                .arg(number("outage-s", "Length of the etcd outage in seconds"))
+                .arg(number("gap-p99-ms", "Limit for the 99th percentile of gaps of streams that were hit"))
+                .arg(number("silence-ms", "Limit for the longest silence of any stream that was hit"))
                 .arg(flags("front-flags", "More flags for routers and gateways, as one word"))
                 .arg(flags("worker-flags", "More flags for workers, as one word")),
         );
@@ -72,7 +72,7 @@ fn command() -> Command {
     command
 }
 
-/// The long form, with what the command line says otherwise.
+/// The scenario's long form, changed by the command line's flags.
 fn plan(name: &str, arguments: &ArgMatches) -> Plan {
     let base = Plan { arrivals: Arrivals::Open(8.0), cases: 54, ..Plan::short("skein") };
     let known = SCENARIOS.iter().find(|scenario| scenario.name == name);

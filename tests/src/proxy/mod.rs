@@ -1,5 +1,5 @@
-//! A TCP proxy that is a bad network on command: delay, bandwidth, stalls, silence in one direction or both, cut
-//! connections. What it does can be changed while it runs, for all connections or for one.
+//! A TCP proxy that simulates a bad network on command: delay, bandwidth, stalls, silence in one direction or
+//! both, cut connections. Its behaviour can change while it runs, for all connections or for one.
 
 mod connection;
 mod pump;
@@ -14,10 +14,10 @@ use tokio::net::TcpListener;
 use tokio::sync::{broadcast, watch};
 use tokio::task::JoinHandle;
 
-/// Orders to cut that a connection may be behind with.
+/// Cuts that may be queued for a connection.
 const ORDERS: usize = 16;
 
-/// Which way bytes go.
+/// Direction of bytes through the proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     /// From the side that connected.
@@ -29,32 +29,32 @@ pub enum Direction {
 /// Whether bytes arrive.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Flow {
-    /// They do.
+    /// Bytes arrive.
     #[default]
     Pass,
-    /// They wait until this is over, as TCP makes them wait out a partition: after it they arrive, late.
+    /// Bytes wait until the stall is over and then arrive late, as after a partition that TCP survives.
     Stall,
-    /// They are read and thrown away, the end of the stream too: half-open. A connection that has lost bytes stays
-    /// silent in that direction to its end, for they cannot be had back.
+    /// Bytes are read and dropped, end of stream included, as on a half-open connection. Once a connection
+    /// has lost bytes, that direction stays silent to its end, because the bytes cannot be recovered.
     Swallow,
 }
 
-/// What happens to bytes on their way in one direction.
+/// What happens to bytes in one direction.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Conduct {
-    /// Whether they arrive.
+pub struct Link {
+    /// Whether bytes arrive at all.
     pub flow: Flow,
-    /// Time on the way.
+    /// Latency of every byte.
     pub delay: Duration,
-    /// Bytes a second; `None` = as many as there are.
+    /// Bytes per second; `None` = unlimited.
     pub bandwidth: Option<u64>,
-    /// Share of chunks that are lost and sent again: all behind them waits for [`Conduct::resend_after`].
+    /// Fraction of chunks that are lost and resent. All later bytes wait for [`Link::resend_after`].
     pub loss: f64,
     /// How long TCP takes to notice and repair a loss.
     pub resend_after: Duration,
 }
 
-impl Conduct {
+impl Link {
     /// Bytes wait.
     pub const STALL: Self = Self { flow: Flow::Stall, ..Self::GOOD };
     /// Bytes vanish.
@@ -71,81 +71,82 @@ impl Conduct {
 
 /// Both directions of a connection.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Weather {
+pub struct Network {
     /// From the side that connected.
-    pub up: Conduct,
+    pub up: Link,
     /// To the side that connected.
-    pub down: Conduct,
+    pub down: Link,
 }
 
-impl Weather {
+impl Network {
     /// No faults.
-    pub const GOOD: Self = Self { up: Conduct::GOOD, down: Conduct::GOOD };
+    pub const GOOD: Self = Self { up: Link::GOOD, down: Link::GOOD };
 
     /// The same in both directions.
-    pub const fn both(conduct: Conduct) -> Self {
-        Self { up: conduct, down: conduct }
+    pub const fn both(link: Link) -> Self {
+        Self { up: link, down: link }
     }
 }
 
 /// How a connection is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cut {
-    /// Both sides get a reset.
+    /// Both sides see a reset.
     Reset,
-    /// Both sides get an end of stream, as if the other one had closed.
+    /// Both sides see end of stream, as if the other had closed.
     Finish,
 }
 
 /// One connection through a proxy.
 #[derive(Debug, Clone)]
 pub struct Connection {
-    /// Counts from 1 in the order of arrival.
+    /// Number of the connection, from 1 in order of arrival.
     pub id: u64,
-    weather: Arc<watch::Sender<Weather>>,
+    network: Arc<watch::Sender<Network>>,
     orders: broadcast::Sender<Cut>,
 }
 
 impl Connection {
-    /// Changes the weather of this connection alone.
-    pub fn set(&self, weather: Weather) {
-        self.weather.send_replace(weather);
+    /// Changes the network of this connection only.
+    pub fn set(&self, network: Network) {
+        self.network.send_replace(network);
     }
 
-    /// Cuts it.
+    /// Cuts this connection.
     pub fn cut(&self, cut: Cut) {
-        // It may have ended by itself.
+        // It may have ended already.
         let _ = self.orders.send(cut);
     }
 }
 
-/// What the proxy's tasks share.
+/// State shared by the proxy's tasks.
 #[derive(Debug)]
 struct Shared {
     upstream: SocketAddr,
-    weather: Mutex<Weather>,
+    network: Mutex<Network>,
     refusing: AtomicBool,
     open: Mutex<BTreeMap<u64, Connection>>,
     seed: AtomicU64,
 }
 
-/// A running proxy; its connections end with it.
+/// A running proxy; dropping it closes its connections.
 #[derive(Debug)]
 pub struct Proxy {
-    /// Where it listens.
+    /// Address that the proxy listens at.
     pub address: SocketAddr,
     shared: Arc<Shared>,
     accepting: JoinHandle<()>,
 }
 
 impl Proxy {
-    /// Listens on a port of its own in front of `upstream`, which need not be there yet. `seed` decides on losses.
+    /// Listens on a free port in front of `upstream`, which need not run yet. `seed` determines which chunks
+    /// are lost.
     pub async fn start(upstream: SocketAddr, seed: u64) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("loopback has a free port");
         let address = listener.local_addr().expect("a bound listener has an address");
         let shared = Arc::new(Shared {
             upstream,
-            weather: Mutex::new(Weather::GOOD),
+            network: Mutex::new(Network::GOOD),
             refusing: AtomicBool::new(false),
             open: Mutex::default(),
             seed: AtomicU64::new(seed),
@@ -154,39 +155,39 @@ impl Proxy {
         Self { address, shared, accepting }
     }
 
-    /// Sets the weather of all connections, those to come too.
-    pub fn set(&self, weather: Weather) {
-        *self.shared.weather.lock().unwrap_or_else(PoisonError::into_inner) = weather;
-        self.connections().iter().for_each(|connection| connection.set(weather));
+    /// Sets the network of all connections, future ones included.
+    pub fn set(&self, network: Network) {
+        *self.shared.network.lock().unwrap_or_else(PoisonError::into_inner) = network;
+        self.connections().iter().for_each(|connection| connection.set(network));
     }
 
-    /// The weather of one direction of all connections.
-    pub fn set_direction(&self, direction: Direction, conduct: Conduct) {
-        let mut weather = *self.shared.weather.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Sets one direction of all connections.
+    pub fn set_direction(&self, direction: Direction, link: Link) {
+        let mut network = *self.shared.network.lock().unwrap_or_else(PoisonError::into_inner);
         match direction {
-            Direction::Up => weather.up = conduct,
-            Direction::Down => weather.down = conduct,
+            Direction::Up => network.up = link,
+            Direction::Down => network.down = link,
         }
-        self.set(weather);
+        self.set(network);
     }
 
-    /// Cuts all connections that are open.
+    /// Cuts all open connections.
     pub fn cut(&self, cut: Cut) {
         self.connections().iter().for_each(|connection| connection.cut(cut));
     }
 
-    /// Resets whoever connects from now on; `false` ends that.
+    /// Whether to reset new connections from now on.
     pub fn refuse(&self, refuse: bool) {
         self.shared.refusing.store(refuse, Ordering::Relaxed);
     }
 
-    /// Good weather, and nobody is refused.
+    /// Removes all faults.
     pub fn heal(&self) {
         self.refuse(false);
-        self.set(Weather::GOOD);
+        self.set(Network::GOOD);
     }
 
-    /// The connections that are open.
+    /// The open connections.
     pub fn connections(&self) -> Vec<Connection> {
         let open = self.shared.open.lock().unwrap_or_else(PoisonError::into_inner);
         open.values().cloned().collect()
@@ -202,7 +203,7 @@ impl Drop for Proxy {
 
 async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     for id in 1.. {
-        // Without descriptors there is nothing to do but to try again.
+        // Out of file descriptors: all we can do is retry.
         let Ok((near, _)) = listener.accept().await else {
             tokio::time::sleep(Duration::from_millis(20)).await;
             continue;
@@ -211,10 +212,10 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
             connection::reset(near);
             continue;
         }
-        let weather = *shared.weather.lock().unwrap_or_else(PoisonError::into_inner);
-        let (weather, seen) = watch::channel(weather);
+        let network = *shared.network.lock().unwrap_or_else(PoisonError::into_inner);
+        let (network, seen) = watch::channel(network);
         let (orders, told) = broadcast::channel(ORDERS);
-        let connection = Connection { id, weather: Arc::new(weather), orders };
+        let connection = Connection { id, network: Arc::new(network), orders };
         shared.open.lock().unwrap_or_else(PoisonError::into_inner).insert(id, connection);
         let shared = shared.clone();
         tokio::spawn(async move {

@@ -1,4 +1,4 @@
-//! One direction of a connection: bytes are read, wait as the weather says, and are written in their order.
+//! One direction of a connection: reads bytes, delays them as configured and writes them in order.
 
 use std::collections::VecDeque;
 use std::io;
@@ -8,54 +8,55 @@ use skein_node::clock::{self, Timestamp};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
 
-use super::{Conduct, Flow, Weather};
-use crate::seeded::Seeded;
+use super::{Flow, Link, Network};
+use crate::seeded::SeededRng;
 
-/// Most bytes read at once.
+/// Most bytes per read.
 const CHUNK: usize = 16 * 1024;
-/// Most chunks under way; the sender waits while there are as many.
-const UNDER_WAY: usize = 256;
+/// Most chunks in flight. At this number the pump stops reading, which blocks the sender.
+const MAX_IN_FLIGHT: usize = 256;
 
-/// Bytes under way, and when they arrive; no bytes = the end of the stream.
+/// Arrival time and bytes of a chunk in flight; no bytes = end of stream.
 type Chunk = (Timestamp, Vec<u8>);
 
-/// Carries bytes until the end of the stream has arrived.
+/// Carries bytes until end of stream has arrived.
 ///
 /// # Errors
-/// Those of the sockets.
+/// I/O errors of the two sockets.
 pub async fn pump(
     from: &mut (impl AsyncRead + Unpin),
     to: &mut (impl AsyncWrite + Unpin),
-    mut weather: watch::Receiver<Weather>,
-    side: fn(&Weather) -> Conduct,
+    mut network: watch::Receiver<Network>,
+    side: fn(&Network) -> Link,
     seed: u64,
 ) -> io::Result<()> {
-    let mut road = Road { under_way: VecDeque::new(), free_at: clock::now(), dice: Seeded::new(seed) };
+    let mut transit =
+        Transit { in_flight: VecDeque::new(), free_at: clock::now(), rng: SeededRng::new(seed) };
     let mut buffer = vec![0; CHUNK];
     let (mut ended, mut poisoned) = (false, false);
     loop {
-        let conduct = side(&weather.borrow_and_update());
-        let swallows = poisoned || conduct.flow == Flow::Swallow;
+        let link = side(&network.borrow_and_update());
+        let swallows = poisoned || link.flow == Flow::Swallow;
         if swallows {
-            poisoned |= !road.under_way.is_empty();
-            road.under_way.clear();
+            poisoned |= !transit.in_flight.is_empty();
+            transit.in_flight.clear();
         }
-        let reads = !ended && road.under_way.len() < UNDER_WAY;
-        let first = road.under_way.front().map(|chunk| chunk.0);
+        let reads = !ended && transit.in_flight.len() < MAX_IN_FLIGHT;
+        let first = transit.in_flight.front().map(|chunk| chunk.0);
         tokio::select! {
-            // The sender has gone: the connection ends, and its tasks are about to.
-            changed = weather.changed() => if changed.is_err() { return Ok(()) },
+            // The proxy is gone, and this connection's tasks end with it.
+            changed = network.changed() => if changed.is_err() { return Ok(()) },
             count = from.read(&mut buffer), if reads => {
                 let count = count?;
                 ended = count == 0;
                 if swallows {
                     poisoned = true;
                 } else {
-                    road.enter(&conduct, &buffer[..count]);
+                    transit.enter(&link, &buffer[..count]);
                 }
             }
-            () = until(first), if first.is_some() && conduct.flow == Flow::Pass => {
-                let Some((_, bytes)) = road.under_way.pop_front() else { continue };
+            () = until(first), if first.is_some() && link.flow == Flow::Pass => {
+                let Some((_, bytes)) = transit.in_flight.pop_front() else { continue };
                 if bytes.is_empty() {
                     return to.shutdown().await;
                 }
@@ -65,26 +66,26 @@ pub async fn pump(
     }
 }
 
-/// The way that bytes take.
-struct Road {
-    under_way: VecDeque<Chunk>,
-    /// The last chunk is on the wire until then: no later one arrives before it.
+/// The chunks in flight.
+struct Transit {
+    in_flight: VecDeque<Chunk>,
+    /// The link is busy with the last chunk until then; no later chunk arrives earlier.
     free_at: Timestamp,
-    dice: Seeded,
+    rng: SeededRng,
 }
 
-impl Road {
-    fn enter(&mut self, conduct: &Conduct, bytes: &[u8]) {
+impl Transit {
+    fn enter(&mut self, link: &Link, bytes: &[u8]) {
         let start = self.free_at.max(clock::now());
         let mut on_the_wire = Duration::ZERO;
-        if let Some(bandwidth) = conduct.bandwidth {
+        if let Some(bandwidth) = link.bandwidth {
             on_the_wire = Duration::from_secs_f64(bytes.len() as f64 / bandwidth.max(1) as f64);
         }
-        if conduct.loss > 0.0 && self.dice.unit() < conduct.loss {
-            on_the_wire += conduct.resend_after;
+        if link.loss > 0.0 && self.rng.unit() < link.loss {
+            on_the_wire += link.resend_after;
         }
         self.free_at = start + on_the_wire;
-        self.under_way.push_back((self.free_at + conduct.delay, bytes.to_vec()));
+        self.in_flight.push_back((self.free_at + link.delay, bytes.to_vec()));
     }
 }
 

@@ -1,4 +1,4 @@
-//! The bad network by itself: an echo server behind the proxy, and what a client sees of it.
+//! The proxy alone: what a client sees of an echo server behind it.
 
 use std::io::ErrorKind;
 
@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 
 use super::*;
 
-/// Long enough that silence is silence, on a loaded machine too.
+/// Long enough that silence is no delay, on a loaded machine too.
 const SILENCE: Duration = Duration::from_millis(250);
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -52,7 +52,7 @@ async fn exchange(stream: &mut TcpStream, text: &str) {
 }
 
 #[tokio::test]
-async fn in_good_weather_all_bytes_pass_in_order_and_the_end_too() {
+async fn without_faults_all_bytes_and_the_end_pass_in_order() {
     let proxy = echo().await;
     let mut stream = connect(&proxy).await;
     let text = "0123456789abcdef".repeat(20_000);
@@ -70,7 +70,7 @@ async fn in_good_weather_all_bytes_pass_in_order_and_the_end_too() {
 async fn delay_is_paid_once_each_way_and_not_for_each_chunk() {
     let proxy = echo().await;
     let delay = Duration::from_millis(100);
-    proxy.set(Weather::both(Conduct { delay, ..Conduct::GOOD }));
+    proxy.set(Network::both(Link { delay, ..Link::GOOD }));
     let mut stream = connect(&proxy).await;
     let start = clock::now();
     for _ in 0..50 {
@@ -84,16 +84,16 @@ async fn delay_is_paid_once_each_way_and_not_for_each_chunk() {
 
 #[tokio::test]
 async fn bandwidth_and_losses_take_their_time() {
-    let check = async |conduct: Conduct, at_least: Duration| {
+    let check = async |link: Link, at_least: Duration| {
         let proxy = echo().await;
-        proxy.set_direction(Direction::Down, conduct);
+        proxy.set_direction(Direction::Down, link);
         let mut stream = connect(&proxy).await;
         let start = clock::now();
         exchange(&mut stream, &"x".repeat(10_000)).await;
         assert!(clock::now().since(start) >= at_least);
     };
-    check(Conduct { bandwidth: Some(50_000), ..Conduct::GOOD }, Duration::from_millis(150)).await;
-    check(Conduct { loss: 1.0, ..Conduct::GOOD }, Conduct::GOOD.resend_after).await;
+    check(Link { bandwidth: Some(50_000), ..Link::GOOD }, Duration::from_millis(150)).await;
+    check(Link { loss: 1.0, ..Link::GOOD }, Link::GOOD.resend_after).await;
 }
 
 #[tokio::test]
@@ -101,7 +101,7 @@ async fn what_stalls_arrives_late() {
     let proxy = echo().await;
     let mut stream = connect(&proxy).await;
     exchange(&mut stream, "before").await;
-    proxy.set(Weather::both(Conduct::STALL));
+    proxy.set(Network::both(Link::STALL));
     say(&mut stream, "late").await;
     hear_nothing(&mut stream).await;
     proxy.heal();
@@ -114,7 +114,7 @@ async fn what_is_swallowed_never_arrives_and_the_connection_stays_silent() {
         let proxy = echo().await;
         let mut stream = connect(&proxy).await;
         exchange(&mut stream, "before").await;
-        proxy.set_direction(direction, Conduct::SWALLOW);
+        proxy.set_direction(direction, Link::SWALLOW);
         say(&mut stream, "gone").await;
         hear_nothing(&mut stream).await;
         proxy.heal();
@@ -132,7 +132,7 @@ async fn one_connection_can_be_hurt_alone() {
     exchange(&mut second, "2").await;
     let connections = proxy.connections();
     assert_eq!(connections.len(), 2);
-    connections[0].set(Weather::both(Conduct::SWALLOW));
+    connections[0].set(Network::both(Link::SWALLOW));
     say(&mut first, "gone").await;
     exchange(&mut second, "here").await;
     hear_nothing(&mut first).await;

@@ -1,5 +1,5 @@
-//! What a machine runs out of: disk space where a process writes, and file descriptors. What was accepted ends whole,
-//! and when there is room again all is as before.
+//! Exhausted resources: disk space for logs, and file descriptors. Accepted requests complete, and once there
+//! is room again everything works as before.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,14 +12,14 @@ use crate::load::Target;
 use crate::nodes::{Extras, Front, Worker};
 use crate::report::Report;
 
-/// How long streams may take to end whole once all is well again.
+/// How long streams may take to complete once resources are back.
 const RECOVERS_WITHIN: Duration = Duration::from_secs(30);
-/// File descriptors of a process that is to run out of them: enough for its own and for some streams.
+/// Limit of file descriptors: enough for the process itself and for a few streams.
 const DESCRIPTORS: u32 = 64;
-/// Connections that use them up.
+/// Idle connections that use the descriptors up.
 const HOGS: usize = 100;
 
-/// All output of all processes goes to a device that is full.
+/// All output of all processes goes to a full device.
 pub async fn full_disk(plan: &Plan) -> Report {
     let full = |flags: &[String]| Extras {
         flags: [flags, &["--log-level".into(), "debug".into()]].concat(),
@@ -36,16 +36,17 @@ pub async fn full_disk(plan: &Plan) -> Report {
     let load = plan.load(&corpus, Target::plain(&router.url), "full-disk");
     for round in 0..plan.rounds as usize {
         tokio::time::sleep(plan.pause.1).await;
-        // Something to write about.
+        // Makes the processes log something.
         let victim = round % workers.len();
-        workers[victim].process.start_again();
+        workers[victim].process.restart();
         workers[victim].wait_ready().await;
     }
     report.streams(&load.finish().await);
     report
 }
 
-/// All output goes to a tiny file system, which fills up and is emptied again. `None` = mounting is not allowed here.
+/// All output goes to a tiny file system, which fills up and is emptied again. `None` if mounting is not
+/// permitted.
 pub async fn filling_disk(plan: &Plan) -> Option<Report> {
     let disk = TinyDisk::mount()?;
     let onto = |name: &str, flags: &[String]| Extras {
@@ -64,13 +65,13 @@ pub async fn filling_disk(plan: &Plan) -> Option<Report> {
     let load = plan.load(&corpus, Target::plain(&router.url), "filling-disk");
     tokio::time::sleep(plan.pause.1).await;
     disk.fill();
-    report.require(disk.is_full(), || "the file system did not fill up: this shows nothing".into());
-    // Something to write about, while there is no room and when there is room again.
-    workers[0].process.start_again();
+    report.require(disk.is_full(), || "the file system did not fill up, so this proves nothing".into());
+    // Makes the processes log something, first without room and then with room again.
+    workers[0].process.restart();
     workers[0].wait_ready().await;
     tokio::time::sleep(plan.pause.1).await;
     disk.empty();
-    workers[0].process.start_again();
+    workers[0].process.restart();
     let log = disk.path().join("router");
     let writes = || std::fs::metadata(&log).is_ok_and(|data| data.len() > 0);
     let speaks = wait_until(RECOVERS_WITHIN, writes).await;
@@ -79,7 +80,7 @@ pub async fn filling_disk(plan: &Plan) -> Option<Report> {
     Some(report)
 }
 
-/// A router, then a worker, has no file descriptor left for new connections; then it has again.
+/// First a router and then a worker runs out of file descriptors for new connections, and gets them back.
 pub async fn descriptors(plan: &Plan) -> Report {
     let few = |flags: &[String]| Extras {
         flags: flags.to_vec(),
@@ -98,7 +99,7 @@ pub async fn descriptors(plan: &Plan) -> Report {
         tokio::time::sleep(plan.pause.0).await;
         let mut hogs = Vec::new();
         for _ in 0..HOGS {
-            // Beyond the listener's backlog this waits, and that is as good.
+            // Once the listener's backlog is full this waits, which serves as well.
             let connecting = TcpStream::connect(address);
             if let Ok(Ok(hog)) = tokio::time::timeout(Duration::from_millis(20), connecting).await {
                 hogs.push(hog);
@@ -108,27 +109,27 @@ pub async fn descriptors(plan: &Plan) -> Report {
         let held = hogs.len();
         drop(hogs);
         let ended = load.all_begun_have_ended(RECOVERS_WITHIN).await;
-        report.require(ended.is_some(), || format!("{name}: streams hang after there are descriptors again"));
+        report.require(ended.is_some(), || format!("{name}: streams hang after descriptors were freed"));
         report.say(&format!("{name}: connections held"), held);
         report.streams(&load.finish().await);
     }
     for (name, log) in [("router", router.process.log()), ("worker", workers[0].process.log())] {
         let speaks = log.contains("Too many open files");
-        report.require(speaks, || format!("the {name} does not say that it is out of descriptors:\n{log}"));
+        report.require(speaks, || format!("the {name} does not log that it is out of descriptors:\n{log}"));
     }
     report
 }
 
-/// A file system of few bytes; unmounted when dropped.
+/// A tiny file system; unmounted when dropped.
 struct TinyDisk {
     directory: tempfile::TempDir,
 }
 
 impl TinyDisk {
-    /// Bytes.
+    /// Its size as a mount option.
     const SIZE: &'static str = "size=256k";
 
-    /// `None` where that is not allowed.
+    /// `None` if mounting is not permitted.
     fn mount() -> Option<Self> {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let mounted = Command::new("mount")
@@ -147,7 +148,7 @@ impl TinyDisk {
         self.path().join("hog")
     }
 
-    /// Takes all the room there is left.
+    /// Uses all remaining space.
     fn fill(&self) {
         let hog = std::fs::OpenOptions::new().create(true).append(true).open(self.hog());
         let mut hog = hog.expect("a file");
@@ -162,10 +163,10 @@ impl TinyDisk {
             .is_err()
     }
 
-    /// Gives all room back: the hog's and that of the logs so far.
+    /// Frees all space, including that of the logs so far.
     fn empty(&self) {
         for entry in std::fs::read_dir(self.path()).into_iter().flatten().flatten() {
-            // Appended to from its start, if a process has it open.
+            // A process that has the file open goes on appending, from offset 0.
             drop(std::fs::File::create(entry.path()));
         }
     }
@@ -173,7 +174,7 @@ impl TinyDisk {
 
 impl Drop for TinyDisk {
     fn drop(&mut self) {
-        // Lazily, since a process may still hold its log.
+        // Lazy, because a process may still have its log open.
         let _ = Command::new("umount").arg("-l").arg(self.path()).status();
     }
 }

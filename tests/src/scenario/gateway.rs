@@ -1,5 +1,5 @@
-//! `kill -9` on one of two routers behind a gateway. Its clients are plain ones and notice nothing: a connection
-//! that breaks would be a failure.
+//! `kill -9` on one of two routers behind a gateway. Its clients do not reconnect: a broken connection is a
+//! failure.
 
 use super::router_kill::{kill_in_turn, two_routers};
 use super::{Plan, addresses};
@@ -7,7 +7,7 @@ use crate::load::Target;
 use crate::nodes::Front;
 use crate::report::{Report, moves};
 
-/// Runs it.
+/// Runs the scenario.
 pub async fn run(plan: &Plan) -> Report {
     let workers = plan.start_workers().await;
     let mut routers = two_routers(plan, &addresses(&workers)).await;
@@ -22,7 +22,7 @@ pub async fn run(plan: &Plan) -> Report {
         Report::new(format!("router kill -9 behind a gateway, plain clients, seed {}", plan.seed));
     report.say("kills", format!("{} of {} routers", plan.rounds, routers.len()));
     report.streams(&tally);
-    // To a gateway a router is one large worker: it tells of moves in the same words.
+    // To a gateway a router is one large worker, and it logs moves with the same message.
     report.must_have_moved(&moves(&gateway.process.log()), &tally, plan);
     report
 }

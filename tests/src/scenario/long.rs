@@ -1,18 +1,18 @@
-//! The long forms: how much each scenario runs under `tests/chaos`, and how long that takes on two cores.
+//! The long forms of the scenarios for `tests/chaos`, with their duration on two cores.
 
 use std::time::Duration;
 
 use super::Plan;
 use crate::load::Arrivals;
 
-/// A scenario that `tests/chaos` can run.
+/// A scenario of `tests/chaos`.
 #[derive(Debug, Clone, Copy)]
 pub struct Scenario {
-    /// On the command line.
+    /// Name on the command line.
     pub name: &'static str,
-    /// One line of help, with the expected time.
+    /// One line of help, with the expected duration.
     pub help: &'static str,
-    /// Its long form.
+    /// Makes the long form from a default plan.
     pub plan: fn(Plan) -> Plan,
 }
 
@@ -25,7 +25,7 @@ fn router_kills(plan: Plan) -> Plan {
     Plan { rounds: 200, workers: 2, pause: millis(500, 2000), gap_p99, ..plan }
 }
 
-/// All of them, in the order of the help.
+/// All scenarios, in the order of the help text.
 pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "worker-kill",
@@ -40,17 +40,17 @@ pub const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "router-kill",
-        help: "200 times kill -9 on one of 2 routers; clients reconnect with Last-Event-ID; about 6 min",
+        help: "200 times kill -9 on one of 2 routers, clients reconnect with Last-Event-ID; about 6 min",
         plan: router_kills,
     },
     Scenario {
         name: "gateway",
-        help: "the same behind `skein gateway` with plain clients, which see no broken connection; about 6 min",
+        help: "the same behind `skein gateway` with clients that do not reconnect; about 6 min",
         plan: router_kills,
     },
     Scenario {
         name: "wedge",
-        help: "20 times SIGSTOP on a worker, SIGCONT once its streams went on elsewhere; about 4 min",
+        help: "20 times SIGSTOP on a worker, SIGCONT once its streams have moved; about 4 min",
         plan: |plan| Plan {
             rounds: 20,
             silence: Some(Duration::from_secs(5)),

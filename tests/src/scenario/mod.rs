@@ -1,5 +1,5 @@
-//! Scenarios: a cluster of real processes, a load whose streams are checked one by one, and what is done to the
-//! processes meanwhile. Each runs in a short form in the tests and in a long form under `tests/chaos`.
+//! Scenarios: a cluster of real processes, a load whose streams are checked one by one, and faults injected
+//! meanwhile. Each has a short form for the tests and a long form for `tests/chaos`.
 
 pub mod etcd;
 pub mod exhaustion;
@@ -24,50 +24,51 @@ use crate::load::{Arrivals, Load, Target};
 use crate::nodes::{Extras, Front, Worker};
 use crate::report::Report;
 use crate::requests::Corpus;
-use crate::seeded::Seeded;
+use crate::seeded::SeededRng;
 
-/// How much of a scenario to run, and how hard.
+/// Size and difficulty of a scenario.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// The `skein` binary; `TEST_BINARY` goes before it.
+    /// The `skein` binary; `TEST_BINARY` takes precedence.
     pub binary: String,
-    /// Decides on arrivals, victims and moments. The processes' own timing stays their own.
+    /// Determines arrivals, victims and times. The timing of the processes themselves is not reproducible.
     pub seed: u64,
-    /// Kills, stops, partitions or restarts.
+    /// Number of kills, stops, partitions or restarts.
     pub rounds: u32,
-    /// Worker processes.
+    /// Number of worker processes.
     pub workers: usize,
-    /// When requests come.
+    /// Arrivals of requests.
     pub arrivals: Arrivals,
-    /// Requests to reach at least, where a scenario goes on until then.
+    /// Minimum number of requests, for scenarios that run until they have sent enough.
     pub requests: u64,
-    /// Different requests.
+    /// Number of different requests.
     pub cases: usize,
-    /// Their `max_tokens`.
+    /// `max_tokens` of the requests.
     pub max_tokens: u32,
-    /// Time between two rounds, at random between these.
+    /// Shortest and longest time between two rounds.
     pub pause: (Duration, Duration),
-    /// How long etcd is away.
+    /// How long etcd is down.
     pub outage: Duration,
-    /// Bound on the 99th percentile of the gap of streams that were hit; `None` = it is told, not judged.
+    /// Limit for the 99th percentile of the gap of streams that were hit; `None` = only reported.
     pub gap_p99: Option<Duration>,
-    /// Bound on the longest silence, before the first token or after it, of any stream that was hit.
+    /// Limit for the longest silence of any stream that was hit, before its first token or later; `None` =
+    /// only reported.
     pub silence: Option<Duration>,
-    /// More flags for routers and gateways.
+    /// Additional flags for routers and gateways.
     pub front_flags: Vec<String>,
-    /// More flags for workers.
+    /// Additional flags for workers.
     pub worker_flags: Vec<String>,
 }
 
 impl Plan {
-    /// A plan whose numbers a scenario's short form changes as it needs.
+    /// Default numbers for a short form, which each scenario adjusts.
     pub fn short(binary: &str) -> Self {
         Self {
             binary: binary.to_owned(),
             seed: 1,
             rounds: 2,
             workers: 3,
-            // A closed loop: on a machine that others use too, an open one only piles up.
+            // A closed loop: with an open one, streams would pile up on a shared machine.
             arrivals: Arrivals::Closed(8),
             requests: 0,
             cases: 18,
@@ -112,18 +113,18 @@ fn addresses(workers: &[Worker]) -> Vec<SocketAddr> {
     workers.iter().map(|worker| worker.address).collect()
 }
 
-/// Streams that should be under way when something is broken that has to hit one.
-const UNDER_WAY: usize = 6;
-/// How long a load may take to have them.
-const UNDER_WAY_WITHIN: Duration = Duration::from_secs(20);
+/// Streams that should be in flight before a fault that has to hit one.
+const STREAMS_IN_FLIGHT: usize = 6;
+/// How long a load may take to reach that number.
+const IN_FLIGHT_WITHIN: Duration = Duration::from_secs(20);
 
-/// Waits at random as the plan says, and then for streams to hit.
-async fn wait_for_streams(plan: &Plan, load: &Load, dice: &mut Seeded) {
-    tokio::time::sleep(dice.between(plan.pause.0, plan.pause.1)).await;
-    wait_until(UNDER_WAY_WITHIN, || load.running() >= UNDER_WAY).await;
+/// Waits a random time as planned, and then until there are streams to hit.
+async fn wait_for_streams(plan: &Plan, load: &Load, rng: &mut SeededRng) {
+    tokio::time::sleep(rng.between(plan.pause.0, plan.pause.1)).await;
+    wait_until(IN_FLIGHT_WITHIN, || load.running() >= STREAMS_IN_FLIGHT).await;
 }
 
-/// Waits until `happened`; `false` when it has not `within` that time.
+/// Waits until `happened`; `false` if that takes longer than `within`.
 async fn wait_until(within: Duration, mut happened: impl FnMut() -> bool) -> bool {
     let start = clock::now();
     while clock::now().since(start) < within {
@@ -135,10 +136,10 @@ async fn wait_until(within: Duration, mut happened: impl FnMut() -> bool) -> boo
     happened()
 }
 
-/// Until the last worker serves alone: its breaker may still be open after what was done to it.
+/// How long the last worker may take to serve alone. The fault may have opened its breaker.
 const BACK_WITHIN: Duration = Duration::from_secs(30);
 
-/// Kills all workers but one and asks that one for a few streams: is it a full member again?
+/// Kills all workers but one and sends that one a few requests, to check that it is a full member again.
 async fn only_one_left(
     plan: &Plan,
     corpus: &Arc<Corpus>,
@@ -162,7 +163,7 @@ async fn only_one_left(
     report
 }
 
-/// How long it takes until a request is served; `None` if longer than [`BACK_WITHIN`].
+/// The time until a request is served; `None` if longer than [`BACK_WITHIN`].
 async fn wait_served(corpus: &Corpus, url: &str) -> Option<Duration> {
     let client = reqwest::Client::new();
     let start = clock::now();

@@ -1,5 +1,5 @@
-//! A worker in a network namespace of its own, so that its packets go through the system's real TCP: its link goes down,
-//! and nobody is told. Needs root.
+//! A worker in its own network namespace, so that its packets pass through the kernel's TCP. Its link goes
+//! down without any notification. Needs root.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Command, Stdio};
@@ -9,14 +9,14 @@ use super::{Plan, only_one_left, wait_for_streams};
 use crate::load::Target;
 use crate::nodes::{Extras, Front, Worker, lasting_address};
 use crate::report::{Report, moves};
-use crate::seeded::Seeded;
+use crate::seeded::SeededRng;
 
-/// A stream that waits longer than that for a worker behind a dead link waits for ever.
+/// A stream that waits longer than this for a worker behind a dead link counts as hung.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
-/// What repeated packets need to arrive, and the router to be back at the worker.
+/// Time for retransmissions to arrive and for the router to use the worker again.
 const AFTERMATH: Duration = Duration::from_secs(4);
 
-/// Runs it; `None` where namespaces are not allowed.
+/// Runs the scenario; `None` if namespaces are not permitted.
 pub async fn run(plan: &Plan) -> Option<Report> {
     let space = Namespace::new()?;
     let mut workers = vec![Worker::start(&plan.binary, &space.inside(plan)).await];
@@ -26,10 +26,10 @@ pub async fn run(plan: &Plan) -> Option<Report> {
     let router = Front::router(&plan.binary, &super::addresses(&workers), &plan.front_extras()).await;
     let corpus = plan.record(&router).await;
     let load = plan.load(&corpus, Target::plain(&router.url), "namespace");
-    let mut dice = Seeded::new(plan.seed ^ 0x6e65_746e);
+    let mut rng = SeededRng::new(plan.seed ^ 0x6e65_746e);
     let mut report = Report::new(format!("a network namespace whose link goes down, seed {}", plan.seed));
     for _ in 0..plan.rounds {
-        wait_for_streams(plan, &load, &mut dice).await;
+        wait_for_streams(plan, &load, &mut rng).await;
         space.link("down");
         let ended = load.all_begun_have_ended(LONGEST_WAIT).await;
         report.require(ended.is_some(), || format!("streams hang {LONGEST_WAIT:?} after the link went down"));
@@ -46,14 +46,14 @@ pub async fn run(plan: &Plan) -> Option<Report> {
     Some(report)
 }
 
-/// A network namespace, joined to this one by a pair of virtual links; gone when dropped.
+/// A network namespace with a pair of virtual links to ours; removed when dropped.
 struct Namespace {
     name: String,
     subnet: u8,
 }
 
 impl Namespace {
-    /// `None` where that is not allowed.
+    /// `None` if creating it is not permitted.
     fn new() -> Option<Self> {
         let subnet = (std::process::id() % 250) as u8;
         let space = Self { name: format!("skein{}", std::process::id()), subnet };
@@ -79,7 +79,7 @@ impl Namespace {
         format!("ski{}", std::process::id())
     }
 
-    /// How a worker is started in it.
+    /// Settings that start a worker inside the namespace.
     fn inside(&self, plan: &Plan) -> Extras {
         let address = Ipv4Addr::new(10, 213, self.subnet, 2);
         Extras {
@@ -89,7 +89,7 @@ impl Namespace {
         }
     }
 
-    /// The worker's end: this side's link and route stay, and packets vanish.
+    /// Changes the worker's end of the link. Our end and the route stay, and packets vanish.
     fn link(&self, state: &str) {
         assert!(ip(&["-n", &self.name, "link", "set", &self.inner(), state]), "a link of ours obeys");
     }
@@ -97,7 +97,7 @@ impl Namespace {
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        // Whatever of it was made.
+        // Creation may have failed half-way.
         ip(&["link", "del", &self.outer()]);
         ip(&["netns", "del", &self.name]);
     }

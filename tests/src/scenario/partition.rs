@@ -1,49 +1,49 @@
-//! The network between the router and a worker fails: silence in one direction or both, with the sockets open, or
-//! cuts and refusals. Streams go on elsewhere; after the network heals, late bytes change nothing and the worker
-//! serves again.
+//! The network between the router and a worker fails: silence in one direction or both with open sockets, or
+//! cut and refused connections. Streams move to other workers. After the network heals, late bytes change
+//! nothing and the worker serves again.
 
 use std::time::Duration;
 
 use super::{Plan, only_one_left, wait_for_streams};
 use crate::load::Target;
 use crate::nodes::Front;
-use crate::proxy::{Conduct, Cut, Proxy, Weather};
+use crate::proxy::{Cut, Link, Network, Proxy};
 use crate::report::{Report, moves};
-use crate::seeded::Seeded;
+use crate::seeded::SeededRng;
 
-/// A stream that waits longer than that for a worker behind a broken network waits for ever.
+/// A stream that waits longer than this for a worker behind a broken network counts as hung.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
-/// What late bytes need to arrive, and the router to be back at the worker.
+/// Time for late bytes to arrive and for the router to use the worker again.
 const AFTERMATH: Duration = Duration::from_secs(3);
 
-/// What goes wrong, one after the other.
+/// The faults, one after the other.
 const FAULTS: [Fault; 9] = [
-    Fault::Weather("partition, late bytes", Weather::both(Conduct::STALL)),
-    Fault::Weather("half-open, from the worker", Weather { down: Conduct::SWALLOW, ..Weather::GOOD }),
-    Fault::Weather("slow and lossy", Weather::both(POOR)),
+    Fault::Network("partition, late bytes", Network::both(Link::STALL)),
+    Fault::Network("half-open, from the worker", Network { down: Link::SWALLOW, ..Network::GOOD }),
+    Fault::Network("slow and lossy", Network::both(POOR)),
     Fault::Cut("reset, then refused", Cut::Reset),
-    Fault::Weather("half-open, both", Weather::both(Conduct::SWALLOW)),
-    Fault::Weather("one way, late bytes from the worker", Weather { down: Conduct::STALL, ..Weather::GOOD }),
+    Fault::Network("half-open, both", Network::both(Link::SWALLOW)),
+    Fault::Network("one way, late bytes from the worker", Network { down: Link::STALL, ..Network::GOOD }),
     Fault::Cut("closed, then refused", Cut::Finish),
-    Fault::Weather("half-open, to the worker", Weather { up: Conduct::SWALLOW, ..Weather::GOOD }),
-    Fault::Weather("one way, late bytes to the worker", Weather { up: Conduct::STALL, ..Weather::GOOD }),
+    Fault::Network("half-open, to the worker", Network { up: Link::SWALLOW, ..Network::GOOD }),
+    Fault::Network("one way, late bytes to the worker", Network { up: Link::STALL, ..Network::GOOD }),
 ];
 
-/// Nothing is lost on it, and nobody should lose patience with it.
-const POOR: Conduct =
-    Conduct { delay: Duration::from_millis(30), bandwidth: Some(500_000), loss: 0.02, ..Conduct::GOOD };
+/// Slow and lossy, but every byte arrives, so no stream should move.
+const POOR: Link =
+    Link { delay: Duration::from_millis(30), bandwidth: Some(500_000), loss: 0.02, ..Link::GOOD };
 
 #[derive(Debug, Clone, Copy)]
 enum Fault {
-    Weather(&'static str, Weather),
+    Network(&'static str, Network),
     Cut(&'static str, Cut),
 }
 
 impl Fault {
     fn strike(self, proxy: &Proxy) -> &'static str {
         match self {
-            Self::Weather(name, weather) => {
-                proxy.set(weather);
+            Self::Network(name, network) => {
+                proxy.set(network);
                 name
             }
             Self::Cut(name, cut) => {
@@ -55,7 +55,7 @@ impl Fault {
     }
 }
 
-/// Runs it.
+/// Runs the scenario.
 pub async fn run(plan: &Plan) -> Report {
     let mut workers = plan.start_workers().await;
     let mut proxies = Vec::new();
@@ -66,12 +66,12 @@ pub async fn run(plan: &Plan) -> Report {
     let router = Front::router(&plan.binary, &doors, &plan.front_extras()).await;
     let corpus = plan.record(&router).await;
     let load = plan.load(&corpus, Target::plain(&router.url), "partition");
-    let mut dice = Seeded::new(plan.seed ^ 0x7061_7274);
+    let mut rng = SeededRng::new(plan.seed ^ 0x7061_7274);
     let mut report = Report::new(format!("partition and half-open, seed {}", plan.seed));
     let mut victim = 0;
     for round in 0..plan.rounds as usize {
-        wait_for_streams(plan, &load, &mut dice).await;
-        victim = dice.below(workers.len());
+        wait_for_streams(plan, &load, &mut rng).await;
+        victim = rng.below(workers.len());
         let name = FAULTS[round % FAULTS.len()].strike(&proxies[victim]);
         let ended = load.all_begun_have_ended(LONGEST_WAIT).await;
         report.require(ended.is_some(), || format!("{name}: streams hang after {LONGEST_WAIT:?}"));

@@ -1,5 +1,5 @@
-//! A rolling restart: SIGTERM to one worker after the other, each started again when it has ended, under clients that
-//! always have a stream under way. No request fails.
+//! A rolling restart under load: SIGTERM to one worker after the other, each restarted when it has ended.
+//! Every client always has a stream in flight. No request fails.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use crate::load::Target;
 use crate::nodes::{Front, Worker};
 use crate::report::{Report, moves};
 
-/// How long a worker may take to end: its own drain has a deadline of 120 s.
+/// How long a worker may take to end; its own drain ends after 120 s.
 const ENDS_WITHIN: Duration = Duration::from_secs(130);
 
-/// Runs it: all workers once in each round, and more rounds until enough requests were sent.
+/// Runs the scenario: restarts every worker in each round, until enough requests were sent.
 pub async fn run(plan: &Plan) -> Report {
     let mut workers = plan.start_workers().await;
     let router = Front::router(&plan.binary, &addresses(&workers), &plan.front_extras()).await;
@@ -36,14 +36,14 @@ pub async fn run(plan: &Plan) -> Report {
     report
 }
 
-/// Ends a worker as an orchestrator does, and starts it again; returns how long the end took.
+/// Ends a worker as an orchestrator does and restarts it; returns how long it took to end.
 async fn restart(worker: &mut Worker, report: &mut Report) -> Duration {
     let start = skein_node::clock::now();
     worker.process.signal("TERM");
     let code = worker.process.wait_end(ENDS_WITHIN).await;
     let took = skein_node::clock::now().since(start);
     report.require(code == Some(0), || format!("a worker ended with {code:?} after SIGTERM, not with 0"));
-    worker.process.start_again();
+    worker.process.restart();
     worker.wait_ready().await;
     took
 }

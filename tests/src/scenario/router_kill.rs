@@ -1,5 +1,5 @@
-//! `kill -9` on one of two routers at random moments. Clients go to the other one with the id of the last event
-//! they have seen, and go on where they were.
+//! `kill -9` on one of two routers at random times. Clients reconnect to the other with the id of the last
+//! event they saw and continue from there.
 
 use std::net::SocketAddr;
 
@@ -7,9 +7,9 @@ use super::{Plan, addresses};
 use crate::load::{Tally, Target};
 use crate::nodes::Front;
 use crate::report::Report;
-use crate::seeded::Seeded;
+use crate::seeded::SeededRng;
 
-/// Runs it.
+/// Runs the scenario.
 pub async fn run(plan: &Plan) -> Report {
     let workers = plan.start_workers().await;
     let mut routers = two_routers(plan, &addresses(&workers)).await;
@@ -36,13 +36,13 @@ pub(super) async fn two_routers(plan: &Plan, workers: &[SocketAddr]) -> Vec<Fron
     routers
 }
 
-/// Kills one router after the other at random moments; each is back before the next one goes.
+/// Kills the routers in turn at random times; each is back before the next kill.
 pub(super) async fn kill_in_turn(plan: &Plan, routers: &mut [Front]) {
-    let mut dice = Seeded::new(plan.seed ^ 0x726f_7574);
+    let mut rng = SeededRng::new(plan.seed ^ 0x726f_7574);
     for _ in 0..plan.rounds {
-        tokio::time::sleep(dice.between(plan.pause.0, plan.pause.1)).await;
-        let victim = dice.below(routers.len());
-        routers[victim].process.start_again();
+        tokio::time::sleep(rng.between(plan.pause.0, plan.pause.1)).await;
+        let victim = rng.below(routers.len());
+        routers[victim].process.restart();
         routers[victim].wait_ready().await;
     }
 }
@@ -57,5 +57,5 @@ fn say_reconnects(report: &mut Report, plan: &Plan, tally: &Tally) {
         hit.iter().map(|ended| ended.longest_gap).collect(),
         plan.gap_p99,
     );
-    report.require(!hit.is_empty(), || "no kill hit a stream: this shows nothing".into());
+    report.require(!hit.is_empty(), || "no kill hit a stream, so this proves nothing".into());
 }

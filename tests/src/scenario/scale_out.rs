@@ -1,4 +1,4 @@
-//! Scale-out under load: a cluster of one worker gets others, and then loses the first one for good.
+//! Scale-out under load: a cluster of one worker gets more, and then loses the first one for good.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use crate::load::Target;
 use crate::nodes::{Extras, Front, Worker, lasting_address};
 use crate::report::{Report, moves};
 
-/// How long the router may take to see a worker that is ready.
+/// How soon the router must see a worker that is ready.
 const SEEN_WITHIN: Duration = Duration::from_secs(10);
 
-/// Runs it.
+/// Runs the scenario.
 pub async fn run(plan: &Plan) -> Report {
     let addresses: Vec<_> = (0..plan.workers).map(|_| lasting_address()).collect();
     let extras = |index: usize| Extras { listen: Some(addresses[index]), ..plan.worker_extras() };

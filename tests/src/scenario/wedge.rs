@@ -1,5 +1,5 @@
-//! SIGSTOP on a worker: it is there, its sockets are open, and nothing comes. Its streams go on elsewhere; when it is
-//! woken, what it then says too late changes nothing, and it serves again.
+//! SIGSTOP on a worker: its sockets stay open, and nothing arrives. Its streams move to other workers. After
+//! SIGCONT its late messages change nothing, and it serves again.
 
 use std::time::Duration;
 
@@ -7,25 +7,25 @@ use super::{Plan, addresses, only_one_left, wait_for_streams};
 use crate::load::Target;
 use crate::nodes::Front;
 use crate::report::{Report, moves};
-use crate::seeded::Seeded;
+use crate::seeded::SeededRng;
 
-/// A stream that waits for a stopped worker longer than that waits for ever.
+/// A stream that waits longer than this for a stopped worker counts as hung.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
-/// What late words need to arrive.
+/// Time for late messages to arrive.
 const AFTERMATH: Duration = Duration::from_secs(1);
 
-/// Runs it.
+/// Runs the scenario.
 pub async fn run(plan: &Plan) -> Report {
     let mut workers = plan.start_workers().await;
     let router = Front::router(&plan.binary, &addresses(&workers), &plan.front_extras()).await;
     let corpus = plan.record(&router).await;
     let load = plan.load(&corpus, Target::plain(&router.url), "wedge");
-    let mut dice = Seeded::new(plan.seed ^ 0x7374_6f70);
+    let mut rng = SeededRng::new(plan.seed ^ 0x7374_6f70);
     let mut report = Report::new(format!("worker SIGSTOP and SIGCONT, seed {}", plan.seed));
     let mut victim = 0;
     for _ in 0..plan.rounds {
-        wait_for_streams(plan, &load, &mut dice).await;
-        victim = dice.below(workers.len());
+        wait_for_streams(plan, &load, &mut rng).await;
+        victim = rng.below(workers.len());
         workers[victim].process.signal("STOP");
         let ended = load.all_begun_have_ended(LONGEST_WAIT).await;
         report.require(ended.is_some(), || format!("streams hang {LONGEST_WAIT:?} after a SIGSTOP"));

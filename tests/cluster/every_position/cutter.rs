@@ -1,5 +1,5 @@
-//! A way to workers that cuts a stream at one exact place: after so many tokens, log-probabilities of the prompt and
-//! ends of samples.
+//! A transport to workers that cuts a stream at an exact position, counted in tokens, prompt
+//! log-probabilities and ends of samples.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,40 +10,40 @@ use skein_proto::worker::v1 as wire;
 use skein_router::links::transport::{Call, Connector, Grpc, Messages, Transport};
 use tonic::Status;
 
-/// What happens at the cut.
+/// The fault at the cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cut {
-    /// The worker is gone, and with it all it kept.
+    /// The worker dies with everything it kept.
     Kill,
-    /// The connection breaks; the worker lives.
+    /// The connection breaks; the worker keeps running.
     Break,
-    /// The worker drains, and gives the rest back.
+    /// The worker drains and hands back the rest.
     HandBack,
 }
 
-/// Cuts the first stream that is opened through it.
+/// Cuts the first stream opened through it.
 #[derive(Debug, Clone)]
-pub struct Scissors {
+pub struct CuttingConnector {
     plan: Arc<Mutex<Option<(Cut, usize)>>>,
-    /// Addresses of workers that are gone.
+    /// Addresses of workers that died.
     dead: Arc<Mutex<HashSet<String>>>,
 }
 
-impl Scissors {
-    /// Cuts after `units`; without a plan they do nothing.
+impl CuttingConnector {
+    /// Cuts after `units`; without a plan it never cuts.
     pub fn new(plan: Option<(Cut, usize)>) -> Self {
         Self { plan: Arc::new(Mutex::new(plan)), dead: Arc::default() }
     }
 }
 
-impl Connector for Scissors {
+impl Connector for CuttingConnector {
     fn connect<'a>(&'a self, address: &'a str) -> BoxFuture<'a, Result<Arc<dyn Transport>, String>> {
         async move {
             if lock(&self.dead).contains(address) {
                 return Err("it is gone".into());
             }
             let inner = Grpc.connect(address).await?;
-            Ok(Arc::new(Cutting { inner, address: address.to_owned(), scissors: self.clone() }) as _)
+            Ok(Arc::new(Cutting { inner, address: address.to_owned(), connector: self.clone() }) as _)
         }
         .boxed()
     }
@@ -53,12 +53,12 @@ impl Connector for Scissors {
 struct Cutting {
     inner: Arc<dyn Transport>,
     address: String,
-    scissors: Scissors,
+    connector: CuttingConnector,
 }
 
 impl Cutting {
     fn alive(&self) -> Result<(), Status> {
-        let dead = lock(&self.scissors.dead).contains(&self.address);
+        let dead = lock(&self.connector.dead).contains(&self.address);
         if dead { Err(Status::unavailable("it is gone")) } else { Ok(()) }
     }
 
@@ -69,7 +69,7 @@ impl Cutting {
         how: Cut,
         after: usize,
     ) -> Messages<wire::GenerateDelta> {
-        let (dead, address) = (self.scissors.dead.clone(), self.address.clone());
+        let (dead, address) = (self.connector.dead.clone(), self.address.clone());
         let die = move || {
             lock(&dead).insert(address.clone());
         };
@@ -113,7 +113,7 @@ impl Transport for Cutting {
         async move {
             self.alive()?;
             let deltas = self.inner.generate(request).await?;
-            let plan = lock(&self.scissors.plan).take();
+            let plan = lock(&self.connector.plan).take();
             Ok(match plan {
                 Some((how, after)) => self.cut(deltas, how, after),
                 None => deltas,
@@ -143,12 +143,12 @@ impl Transport for Cutting {
     }
 }
 
-/// How much a delta brings: each of these can be the last thing before a cut.
+/// Number of units in a delta: a cut can follow each of them.
 pub fn units(delta: &wire::GenerateDelta) -> usize {
     delta.prompt_logprobs.len() + delta.token_ids.len() + usize::from(delta.finish.is_some())
 }
 
-/// The first `left` units of a delta that has more.
+/// The first `left` units of a larger delta.
 fn part(mut delta: wire::GenerateDelta, left: usize) -> wire::GenerateDelta {
     delta.finish = None;
     delta.prompt_logprobs.truncate(left);
