@@ -1,5 +1,5 @@
-//! Tasks of a process. In production they are tokio's. A simulator has many processes in one thread: there a task
-//! belongs to the process whose task spawned it, stands still while that process is stopped, and ends with it.
+//! Spawns tasks. In production these are tokio's. A simulator runs many processes in one thread: there a task
+//! belongs to the process whose task spawned it, pauses while that process is stopped, and ends with it.
 
 use std::cell::RefCell;
 use std::pin::Pin;
@@ -8,23 +8,23 @@ use std::task::{Context, Poll};
 
 use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 
-/// A simulated process, as its tasks see it.
+/// A simulated process that owns tasks.
 pub trait Owner: Send + Sync {
-    /// Asked before each poll of one of its tasks.
+    /// Called before each poll of one of its tasks.
     fn gate(&self, context: &mut Context<'_>) -> Gate;
 
-    /// One of its tasks was spawned: to be aborted when the process ends.
+    /// Called when one of its tasks is spawned; the process aborts it when it ends.
     fn spawned(&self, task: AbortHandle);
 }
 
-/// What a task may do.
+/// Whether a task may run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gate {
-    /// Go on.
+    /// It may run.
     Open,
-    /// Not now; the context's waker is called when it may.
+    /// It must wait; the context's waker is called when it may run.
     Shut,
-    /// Its process is gone: it is dropped where it stands.
+    /// Its process has ended: the task is dropped.
     Gone,
 }
 
@@ -32,7 +32,7 @@ thread_local! {
     static OWNER: RefCell<Option<Arc<dyn Owner>>> = const { RefCell::new(None) };
 }
 
-/// [`tokio::spawn`], for the process that calls it.
+/// [`tokio::spawn`] in the current process.
 pub fn spawn<F>(future: F) -> JoinHandle<F::Output>
 where
     F: Future<Output: Send + 'static> + Send + 'static,
@@ -43,7 +43,7 @@ where
     handle
 }
 
-/// [`JoinSet::spawn`], for the process that calls it.
+/// [`JoinSet::spawn`] in the current process.
 pub fn spawn_in<F, T>(set: &mut JoinSet<T>, future: F) -> AbortHandle
 where
     F: Future<Output = T> + Send + 'static,
@@ -58,12 +58,12 @@ where
 async fn owned<F: Future>(owner: Arc<dyn Owner>, future: F) -> F::Output {
     match Owned::new(owner, future).await {
         Some(output) => output,
-        // Whoever waits for it belongs to the process that is gone.
+        // Only tasks of the ended process wait for this one.
         None => std::future::pending().await,
     }
 }
 
-/// Runs `work` as part of the process `owner`, as far as what it spawns goes.
+/// Runs `work` as part of `owner`: the tasks it spawns belong to that process.
 pub fn within<T>(owner: &Arc<dyn Owner>, work: impl FnOnce() -> T) -> T {
     let _restored = Entered(OWNER.replace(Some(owner.clone())));
     work()
@@ -73,7 +73,7 @@ fn owner() -> Option<Arc<dyn Owner>> {
     OWNER.with_borrow(Clone::clone)
 }
 
-/// Gives the thread back to whoever had it.
+/// Restores the thread's previous owner when dropped.
 struct Entered(Option<Arc<dyn Owner>>);
 
 impl Drop for Entered {
@@ -82,14 +82,14 @@ impl Drop for Entered {
     }
 }
 
-/// A future that belongs to a simulated process; `None` when that ended first.
+/// A future that belongs to a simulated process. Resolves to `None` if the process ends first.
 pub struct Owned<F> {
     owner: Arc<dyn Owner>,
     future: Option<Pin<Box<F>>>,
 }
 
 impl<F: Future> Owned<F> {
-    /// `future` as a part of `owner`.
+    /// Makes `future` part of `owner`.
     pub fn new(owner: Arc<dyn Owner>, future: F) -> Self {
         Self { owner, future: Some(Box::pin(future)) }
     }
@@ -115,7 +115,7 @@ impl<F: Future> Future for Owned<F> {
 }
 
 impl<F> Drop for Owned<F> {
-    /// What its parts spawn as they go belongs to the process, too.
+    /// Drops the future within its process, so that tasks spawned by destructors belong to it.
     fn drop(&mut self) {
         drop_within(&self.owner, self.future.take());
     }
@@ -143,13 +143,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_task_spawns_ends_with_its_process() {
+    async fn nested_tasks_end_with_their_process() {
         let process = Arc::new(Process::default());
         let owner: Arc<dyn Owner> = process.clone();
         let (sender, mut receiver) = tokio::sync::mpsc::channel(1);
         within(&owner, || {
             spawn(async move {
-                // The grandchild holds the sender.
+                // The nested task holds the sender.
                 spawn(async move {
                     loop {
                         sender.send(()).await.unwrap();
@@ -158,7 +158,7 @@ mod tests {
                 });
             })
         });
-        assert!(owner_is_none(), "the thread is given back");
+        assert!(owner_is_none(), "the thread has no owner any more");
         assert_eq!(receiver.recv().await, Some(()));
         process.0.store(true, Ordering::Relaxed);
         while receiver.recv().await.is_some() {}

@@ -1,6 +1,5 @@
-//! Logging of one process, to standard error: lines for people on a terminal, JSON lines elsewhere.
-//!
-//! What is logged is ours to choose at each call; the rule of the house is that no prompt and no output ever is.
+//! Logging to standard error: readable lines on a terminal, JSON lines elsewhere. By convention, no call site
+//! logs prompts or output.
 
 use std::io::{IsTerminal, Write};
 
@@ -9,50 +8,50 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use crate::config::{one_of, text};
 
-/// How log lines look.
+/// Format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people when standard error is a terminal, else JSON.
+    /// Readable lines if standard error is a terminal, else JSON.
     Auto,
-    /// For people.
+    /// Readable lines.
     Human,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
 /// What to log, and how.
 #[derive(Debug, Clone)]
 pub struct LogOptions {
-    /// Look of the lines.
+    /// Format of the lines.
     pub format: LogFormat,
     /// `error`, `warn`, `info`, `debug`, `trace`, or a filter such as `info,skein_router=debug`.
     /// `None` = the variable `RUST_LOG`, else `info`.
     pub level: Option<String>,
-    /// Which process this is, for when several write to one place; empty = unnamed.
+    /// Name of this process, to tell several apart in one log; empty = none.
     pub process: String,
 }
 
-/// Logging could not start.
+/// Why logging could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
-    /// The filter does not parse.
-    #[error("`{filter}` is no log level: {reason}; write info, or info,skein_router=debug")]
+    /// The filter is invalid.
+    #[error("`{filter}` is not a log level: {reason}; write info, or info,skein_router=debug")]
     Filter {
-        /// As given.
+        /// The filter as given.
         filter: String,
-        /// Why not.
+        /// The parser's message.
         reason: String,
     },
-    /// Something else has set up logging in this process.
+    /// Logging has already been set up in this process.
     #[error("logging is already set up in this process")]
     AlreadySet,
 }
 
-/// A word that stands alone must be a level: the filter would take any other one for the name of a crate, and log
-/// nothing. Whoever means a crate writes `name=level`.
+/// Checks a log level or filter. A single word must be a level: a filter would take any other word for a
+/// crate's name and log nothing. To name a crate, write `name=level`.
 ///
 /// # Errors
-/// Names the level that was perhaps meant.
+/// A message that suggests the nearest level.
 pub fn level(given: &str) -> Result<String, String> {
     let given = text(given)?;
     if given.contains(['=', ',']) {
@@ -62,10 +61,10 @@ pub fn level(given: &str) -> Result<String, String> {
     one_of(&levels)(&given.to_lowercase()).map(str::to_owned)
 }
 
-/// Starts logging for the rest of this process's life.
+/// Starts logging for the lifetime of this process.
 ///
 /// # Errors
-/// When the level does not parse, or when it is called twice.
+/// If the level is invalid, or if logging was already set up.
 pub fn init(options: &LogOptions) -> Result<(), TelemetryError> {
     let filter =
         options.level.clone().or_else(|| std::env::var("RUST_LOG").ok()).unwrap_or_else(|| "info".into());
@@ -79,15 +78,16 @@ pub fn init(options: &LogOptions) -> Result<(), TelemetryError> {
     };
     let writer = Labelled { process: options.process.clone(), json };
     let builder = tracing_subscriber::fmt().with_env_filter(parsed).with_writer(writer).with_ansi(terminal);
-    let started = match json {
-        true => builder.json().flatten_event(true).with_current_span(false).try_init(),
-        false => builder.compact().with_target(false).try_init(),
+    let started = if json {
+        builder.json().flatten_event(true).with_current_span(false).try_init()
+    } else {
+        builder.compact().with_target(false).try_init()
     };
     started.map_err(|_| TelemetryError::AlreadySet)
 }
 
-/// A bare `debug` or `trace` means our own crates: the transport's frames drown everything else, and are there for
-/// whoever names them.
+/// Limits a bare `debug` or `trace` to our own crates. Otherwise the transport's frames bury everything else;
+/// name those crates in the filter to see them.
 fn quiet_libraries(filter: &str) -> String {
     match filter.trim() {
         level @ ("debug" | "trace") => {
@@ -99,7 +99,7 @@ fn quiet_libraries(filter: &str) -> String {
     }
 }
 
-/// Writes each event to standard error in one piece, marked with the process it came from.
+/// Writes each event to standard error in one piece, labelled with the process.
 struct Labelled {
     process: String,
     json: bool,
@@ -117,8 +117,8 @@ struct LabelledLine<'a>(&'a Labelled);
 impl Write for LabelledLine<'_> {
     fn write(&mut self, event: &[u8]) -> std::io::Result<usize> {
         let line = label(event, &self.0.process, self.0.json);
-        // A full disk must not end a server: told of the error, the subscriber would report it to standard error by a
-        // macro that panics when it cannot write.
+        // A full disk must not end a server. If the error were returned, the subscriber would report it with
+        // a macro that panics when it cannot write to standard error.
         let _ = std::io::stderr().write_all(&line);
         Ok(event.len())
     }
@@ -128,7 +128,7 @@ impl Write for LabelledLine<'_> {
     }
 }
 
-/// `event` with the process's name in it: as the first JSON field, or in front.
+/// `event` with the process's name as its first JSON field, or in front of the line.
 fn label(event: &[u8], process: &str, json: bool) -> Vec<u8> {
     match (process, json, event) {
         ("", _, _) => event.to_vec(),
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_that_is_no_level_does_not_start_a_silent_process() {
+    fn a_word_that_is_not_a_level_is_refused() {
         assert_eq!(level("INFO"), Ok("info".to_owned()));
         assert_eq!(level("warn,skein_router=debug"), Ok("warn,skein_router=debug".to_owned()));
         assert!(level("banana").is_err_and(|reason| reason.contains("error, warn, info, debug, trace")));

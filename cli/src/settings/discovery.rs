@@ -225,7 +225,7 @@ mod tests {
             "--discovery etcds://a:1 --etcd-ca Cargo.toml",
             &["contains no CERTIFICATE in PEM format"],
         );
-        check("127.0.0.1", "--discovery nowhere", &["is no source of membership"]);
+        check("127.0.0.1", "--discovery nowhere", &["is not a source of membership"]);
     }
 
     #[test]

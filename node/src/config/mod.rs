@@ -1,8 +1,8 @@
-//! Settings in layers: flag, then environment, then file, then default; the first that speaks wins, and each value
-//! remembers where it came from.
+//! Layered settings: a flag overrides the environment, which overrides the file, which overrides the default.
+//! Each value remembers its origin.
 //!
-//! Values stay text until a process reads them into its typed struct. Nothing fails at the first mistake: every
-//! problem is collected, with its fix, and [`Settings::finish`] hands all of them out together.
+//! Values stay text until a process reads them into its typed struct. Nothing fails at the first mistake:
+//! every problem is collected with its fix, and [`Settings::finish`] returns them all.
 
 mod parse;
 
@@ -15,16 +15,16 @@ pub use parse::{bytes, count, duration, number, one_of, text};
 /// Prefix of the environment variables that are settings: `--max-num-seqs` is `SKEIN_MAX_NUM_SEQS`.
 pub const ENV_PREFIX: &str = "SKEIN_";
 
-/// One setting: a flag, an environment variable and a key of the file, all by the same name.
+/// One setting: a flag, an environment variable and a key of the file under the same name.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Key {
-    /// As the flag is spelt, without the dashes in front: `max-num-seqs`.
+    /// The flag without its leading dashes: `max-num-seqs`.
     pub name: &'static str,
     /// How many values it takes.
     pub kind: Kind,
-    /// The value when nobody gives one, as a user would write it; `None` = unset.
+    /// The default, as a user would write it; `None` = unset.
     pub default: Option<&'static str>,
-    /// Shown as stars wherever settings are listed.
+    /// Whether listings show the value as stars.
     pub secret: bool,
 }
 
@@ -48,7 +48,7 @@ pub enum Origin {
     Environment(String),
     /// The configuration file.
     File(PathBuf),
-    /// Nobody gave one.
+    /// None was given.
     Default,
 }
 
@@ -63,10 +63,10 @@ impl fmt::Display for Origin {
     }
 }
 
-/// What the user gave, before it is looked at.
+/// The unparsed input of all layers.
 #[derive(Debug, Clone, Default)]
 pub struct Sources {
-    /// Flags by name with their values; a switch has `true` or `false`.
+    /// Flags with their values; the value of a switch is `true` or `false`.
     pub flags: Vec<(String, Vec<String>)>,
     /// Environment variables; those without [`ENV_PREFIX`] are ignored.
     pub environment: Vec<(String, String)>,
@@ -74,22 +74,22 @@ pub struct Sources {
     pub file: Option<(PathBuf, String)>,
 }
 
-/// What may be set, and for whom this process reads it.
+/// The known settings, and which of them this command reads.
 #[derive(Debug, Clone, Copy)]
 pub struct Schema<'a> {
-    /// Keys this command reads.
+    /// Settings that this command reads.
     pub keys: &'a [Key],
-    /// Names of keys that other commands read: a shared file or environment may hold them.
+    /// Names of settings that only other commands read; a shared file or environment may contain them.
     pub other_keys: &'a [&'a str],
-    /// The file's section for this command; its keys win over the file's top level.
+    /// The file's section for this command; it overrides the file's top level.
     pub section: &'a str,
-    /// All section names.
+    /// Names of all sections.
     pub sections: &'a [&'a str],
-    /// Environment variables with our prefix that are no settings.
+    /// Variables with our prefix that are not settings.
     pub foreign_variables: &'a [&'a str],
 }
 
-/// Everything that is wrong with the settings.
+/// All problems found in the settings.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}", self.render())]
 pub struct Problems(pub Vec<String>);
@@ -107,27 +107,27 @@ impl Problems {
     }
 }
 
-/// Layered values, read by name.
+/// The layered values by name, and the problems found so far.
 #[derive(Debug)]
 pub struct Settings {
-    entries: BTreeMap<&'static str, Entry>,
+    entries: BTreeMap<&'static str, Layered>,
     problems: Vec<String>,
     notes: Vec<String>,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct Layered {
     key: Key,
     values: Vec<String>,
     origin: Origin,
 }
 
 impl Settings {
-    /// Puts the layers on top of each other. Problems are kept for [`Settings::finish`].
+    /// Layers the sources. Problems are kept for [`Settings::finish`].
     pub fn layer(schema: &Schema<'_>, sources: &Sources) -> Self {
         let entries = schema.keys.iter().map(|key| {
             let values = key.default.map(str::to_owned).into_iter().collect();
-            (key.name, Entry { key: *key, values, origin: Origin::Default })
+            (key.name, Layered { key: *key, values, origin: Origin::Default })
         });
         let mut settings = Self { entries: entries.collect(), problems: Vec::new(), notes: Vec::new() };
         settings.take_file(schema, sources);
@@ -138,12 +138,12 @@ impl Settings {
         settings
     }
 
-    /// Reads a setting that takes one value; `None` when unset, or when it is a problem (then noted).
+    /// Parses a single-valued setting; `None` if it is unset or invalid, which is recorded as a problem.
     pub fn value<T>(&mut self, name: &'static str, parse: impl Fn(&str) -> Result<T, String>) -> Option<T> {
         self.list(name, parse).pop()
     }
 
-    /// Reads a setting that takes many values.
+    /// Parses a setting with any number of values; invalid ones are recorded as problems.
     pub fn list<T>(&mut self, name: &'static str, parse: impl Fn(&str) -> Result<T, String>) -> Vec<T> {
         let entry = self.entries.get(name).unwrap_or_else(|| panic!("`{name}` is in no table of settings"));
         let mut parsed = Vec::new();
@@ -156,7 +156,7 @@ impl Settings {
         parsed
     }
 
-    /// Reads a switch.
+    /// Parses a switch; false if it is invalid.
     pub fn switch(&mut self, name: &'static str) -> bool {
         let parse = one_of(&[("true", true), ("false", false), ("1", true), ("0", false)]);
         self.value(name, parse).unwrap_or_default()
@@ -167,37 +167,37 @@ impl Settings {
         self.entries.get(name).map_or(&Origin::Default, |entry| &entry.origin)
     }
 
-    /// Notes a problem that only shows when several settings are seen together.
+    /// Records a problem, for example one that involves several settings.
     pub fn problem(&mut self, message: impl Into<String>) {
         self.problems.push(message.into());
     }
 
-    /// Notes something that is no problem, for the log.
+    /// Records a note for the log that is not a problem.
     pub fn note(&mut self, message: impl Into<String>) {
         self.notes.push(message.into());
     }
 
-    /// What [`Settings::note`] was told.
+    /// The recorded notes.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// Name, value and origin of each setting, secrets as stars.
+    /// Name, value and origin of each setting; secrets are shown as stars.
     pub fn effective(&self) -> Vec<(&'static str, String, String)> {
         self.entries
             .values()
             .map(|entry| {
-                let shown = match entry.key.secret && !entry.values.is_empty() {
-                    true => "***".to_owned(),
-                    false => entry.values.join(", "),
-                };
+                let secret = entry.key.secret && !entry.values.is_empty();
+                let shown = if secret { "***".to_owned() } else { entry.values.join(", ") };
                 (entry.key.name, shown, entry.origin.to_string())
             })
             .collect()
     }
 
+    /// Returns all problems recorded so far.
+    ///
     /// # Errors
-    /// Every problem met so far.
+    /// If there are any.
     pub fn finish(&self) -> Result<(), Problems> {
         if self.problems.is_empty() { Ok(()) } else { Err(Problems(self.problems.clone())) }
     }
@@ -292,8 +292,8 @@ impl Settings {
     }
 }
 
-impl Entry {
-    /// How the user spelt this setting, for error messages.
+impl Layered {
+    /// How the user named this setting, for error messages.
     fn place(&self) -> String {
         match &self.origin {
             Origin::Flag | Origin::Default => format!("--{}", self.key.name),
@@ -313,12 +313,12 @@ impl Schema<'_> {
     }
 }
 
-/// The environment variable of the setting called `name`.
+/// The environment variable of a setting.
 fn variable_of(name: &str) -> String {
     format!("{ENV_PREFIX}{}", name.replace('-', "_").to_uppercase())
 }
 
-/// The text of a file's value; `None` for what no setting can be.
+/// The file's value as text; `None` for types that no setting has.
 fn file_values(value: &toml::Value) -> Option<Vec<String>> {
     match value {
         toml::Value::String(text) => Some(vec![text.clone()]),
@@ -333,8 +333,9 @@ fn file_values(value: &toml::Value) -> Option<Vec<String>> {
     }
 }
 
-/// Kubernetes puts `<SERVICE>_SERVICE_HOST`, `<SERVICE>_PORT_8000_TCP_ADDR` and the like into every pod's
-/// environment; with a service called `skein` they carry our prefix and are not meant for us.
+/// Whether the variable is one that Kubernetes sets in every pod for a service, such as
+/// `<SERVICE>_SERVICE_HOST` or `<SERVICE>_PORT_8000_TCP_ADDR`. For a service called `skein` these have our
+/// prefix.
 fn is_service_link(rest: &str) -> bool {
     let words: Vec<&str> = rest.split('_').collect();
     let is_number = |word: &&str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
@@ -342,7 +343,7 @@ fn is_service_link(rest: &str) -> bool {
         || words.windows(2).any(|pair| pair[0] == "PORT" && is_number(&pair[1]))
 }
 
-/// The known name that `written` most likely meant.
+/// The known name most similar to `written`, if any is similar enough.
 pub fn suggest<'a>(written: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     const SIMILAR: f64 = 0.8;
     known

@@ -1,12 +1,12 @@
-//! Readers of single values. Each error says what was given and what would do.
+//! Parsers of single values. Each error quotes the value and shows what is valid.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// Any text that is not empty.
+/// Parses text that is not empty.
 ///
 /// # Errors
-/// When it is empty.
+/// If it is empty.
 pub fn text(given: &str) -> Result<String, String> {
     match given.trim() {
         "" => Err("is empty; give a value or leave it out".to_owned()),
@@ -14,7 +14,7 @@ pub fn text(given: &str) -> Result<String, String> {
     }
 }
 
-/// A whole number in `range`; `1k` is 1000 and `1K` is 1024, as in vLLM, likewise `m` and `g`.
+/// Parses an integer in `range`; `1k` is 1000 and `1K` is 1024, as in vLLM, likewise `m` and `g`.
 pub fn count(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<u64, String> {
     move |given| {
         let (number, unit) = split_unit(given);
@@ -27,15 +27,15 @@ pub fn count(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<u64, String>
             "K" => 1 << 10,
             "M" => 1 << 20,
             "G" => 1 << 30,
-            _ => return Err(format!("`{given}` is no count; write it like 512, 8k or 1M")),
+            _ => return Err(format!("`{given}` is not a count; write it like 512, 8k or 1M")),
         };
-        let value =
-            scaled(number, scale).ok_or_else(|| format!("`{given}` is no count; write it like 512 or 8k"))?;
+        let value = scaled(number, scale)
+            .ok_or_else(|| format!("`{given}` is not a count; write it like 512 or 8k"))?;
         in_range(value, &range, |bound| bound.to_string())
     }
 }
 
-/// A size in `range` bytes: `2GiB`, `512MiB`, `3GB`, or a plain number of bytes.
+/// Parses a size in bytes, in `range`: `2GiB`, `512MiB`, `3GB`, or a plain number.
 pub fn bytes(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<u64, String> {
     move |given| {
         let (number, unit) = split_unit(given);
@@ -50,15 +50,15 @@ pub fn bytes(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<u64, String>
             "MB" => 1_000_000,
             "GB" => 1_000_000_000,
             "TB" => 1_000_000_000_000,
-            _ => return Err(format!("`{given}` is no size; write it like 512MiB or 2GiB")),
+            _ => return Err(format!("`{given}` is not a size; write it like 512MiB or 2GiB")),
         };
         let value =
-            scaled(number, scale).ok_or_else(|| format!("`{given}` is no size; write it like 2GiB"))?;
+            scaled(number, scale).ok_or_else(|| format!("`{given}` is not a size; write it like 2GiB"))?;
         in_range(value, &range, |bound| format!("{bound} bytes"))
     }
 }
 
-/// A time with its unit, in `range`: `500ms`, `120s`, `5m`, `1h`. Zero needs no unit.
+/// Parses a duration with its unit, in `range`: `500ms`, `120s`, `5m`, `1h`. Zero needs no unit.
 pub fn duration(range: RangeInclusive<Duration>) -> impl Fn(&str) -> Result<Duration, String> {
     move |given| {
         let (number, unit) = split_unit(given);
@@ -70,25 +70,25 @@ pub fn duration(range: RangeInclusive<Duration>) -> impl Fn(&str) -> Result<Dura
             "h" => 3_600_000,
             "" if number == "0" => 1,
             "" => return Err(format!("`{given}` has no unit; did you mean {given}s or {given}ms?")),
-            _ => return Err(format!("`{given}` is no time; write it like 500ms, 120s or 5m")),
+            _ => return Err(format!("`{given}` is not a duration; write it like 500ms, 120s or 5m")),
         };
         let value = scaled(number, millis)
             .map(Duration::from_millis)
-            .ok_or_else(|| format!("`{given}` is no time; write it like 500ms or 120s"))?;
+            .ok_or_else(|| format!("`{given}` is not a duration; write it like 500ms or 120s"))?;
         in_range(value, &range, |bound| time(*bound))
     }
 }
 
-/// A decimal number in `range`.
+/// Parses a decimal number in `range`.
 pub fn number(range: RangeInclusive<f64>) -> impl Fn(&str) -> Result<f64, String> {
     move |given| {
         let value: f64 =
-            given.trim().parse().map_err(|_| format!("`{given}` is no number; write it like 0.7"))?;
+            given.trim().parse().map_err(|_| format!("`{given}` is not a number; write it like 0.7"))?;
         in_range(value, &range, |bound| bound.to_string())
     }
 }
 
-/// One of a few words.
+/// Parses one of the words in `choices`.
 pub fn one_of<'a, T: Copy>(choices: &'a [(&'a str, T)]) -> impl Fn(&str) -> Result<T, String> + 'a {
     move |given| {
         let found = choices.iter().find(|(word, _)| *word == given.trim());
@@ -106,18 +106,14 @@ fn in_range<T: PartialOrd>(
     range: &RangeInclusive<T>,
     show: impl Fn(&T) -> String,
 ) -> Result<T, String> {
-    match range.contains(&value) {
-        true => Ok(value),
-        false => Err(format!(
-            "{} is out of range; it must be {} to {}",
-            show(&value),
-            show(range.start()),
-            show(range.end())
-        )),
+    if range.contains(&value) {
+        return Ok(value);
     }
+    let (low, high) = (show(range.start()), show(range.end()));
+    Err(format!("{} is out of range; it must be {low} to {high}", show(&value)))
 }
 
-/// The digits in front and the letters behind.
+/// Splits into leading number and trailing unit.
 fn split_unit(given: &str) -> (&str, &str) {
     let given = given.trim();
     let end = given.find(|letter: char| letter.is_ascii_alphabetic()).unwrap_or(given.len());
@@ -130,26 +126,29 @@ fn refuse_negative(given: &str, number: &str) -> Result<(), String> {
     if digits { Err(format!("`{given}` must not be negative")) } else { Ok(()) }
 }
 
-/// A time as [`duration`] reads it, in its largest unit that leaves a whole number.
+/// Formats a duration as [`duration`] parses it, in the largest unit that gives an integer.
 fn time(time: Duration) -> String {
     let seconds = time.as_secs();
     let whole = |unit: u64| time.subsec_nanos() == 0 && seconds >= unit && seconds.is_multiple_of(unit);
-    match () {
-        () if time.is_zero() => "0s".to_owned(),
-        () if whole(3600) => format!("{}h", seconds / 3600),
-        () if whole(60) => format!("{}m", seconds / 60),
-        () => format!("{time:?}"),
+    if time.is_zero() {
+        "0s".to_owned()
+    } else if whole(3600) {
+        format!("{}h", seconds / 3600)
+    } else if whole(60) {
+        format!("{}m", seconds / 60)
+    } else {
+        format!("{time:?}")
     }
 }
 
-/// `number * scale`, when that is a whole number that fits.
+/// `number * scale`, if that is an integer that fits.
 fn scaled(number: &str, scale: u64) -> Option<u64> {
     let plain: String = number.chars().filter(|letter| *letter != '_').collect();
     if let Ok(whole) = plain.parse::<u64>() {
         return whole.checked_mul(scale);
     }
     let value = plain.parse::<f64>().ok()? * scale as f64;
-    // 2^53: beyond it a float no longer names one whole number.
+    // From 2^53 on, a float no longer represents every integer exactly.
     let exact = value.is_finite() && value >= 0.0 && value.fract() == 0.0 && value < 9_007_199_254_740_992.0;
     (exact && scale > 1).then_some(value as u64)
 }

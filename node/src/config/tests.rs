@@ -43,7 +43,7 @@ fn flag_beats_environment_beats_section_beats_file_beats_default() {
 }
 
 #[test]
-fn every_problem_comes_out_at_once_with_its_fix() {
+fn all_problems_are_reported_at_once_with_their_fixes() {
     let file = "max-num-seq = 4\nshutdown-timeout = 30\n[serv]\nport = 1\n[worker]\nthread = 2";
     let environment = [
         ("SKEIN_PROT", "1"),
@@ -71,7 +71,7 @@ fn every_problem_comes_out_at_once_with_its_fix() {
 }
 
 #[test]
-fn broken_files_and_wrong_shapes_name_their_place() {
+fn broken_files_and_wrong_types_are_reported_with_their_place() {
     let check = |file: &str, expected: &str| {
         let problems = layer(&[], &[], file).finish().expect_err(file).to_string();
         assert!(problems.contains(expected), "{problems}");
@@ -124,7 +124,7 @@ fn values_carry_their_units() {
 }
 
 #[test]
-fn times_out_of_range_are_shown_as_they_are_written() {
+fn durations_out_of_range_are_shown_with_their_unit() {
     use std::time::Duration;
     let day = duration(Duration::from_secs(2)..=Duration::from_secs(86_400));
     let check = |given: &str, expected: &str| assert_eq!(day(given), Err(expected.to_owned()));
@@ -136,7 +136,7 @@ fn times_out_of_range_are_shown_as_they_are_written() {
 }
 
 #[test]
-fn negative_numbers_are_told_that_they_are() {
+fn negative_numbers_are_reported_as_such() {
     use std::time::Duration;
     let negative = |given: &str| Err(format!("`{given}` must not be negative"));
     let times = duration(Duration::ZERO..=Duration::MAX);
@@ -144,5 +144,5 @@ fn negative_numbers_are_told_that_they_are() {
     assert_eq!(times("-1.5s").map(drop), negative("-1.5s"));
     assert_eq!(count(0..=9)("-1").map(drop), negative("-1"));
     assert_eq!(bytes(0..=9)("-1GiB").map(drop), negative("-1GiB"));
-    assert!(times("-s").is_err_and(|reason| reason.contains("is no time")));
+    assert!(times("-s").is_err_and(|reason| reason.contains("is not a duration")));
 }

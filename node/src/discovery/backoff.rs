@@ -1,16 +1,16 @@
-//! Pauses between tries at something that is away: they double up to a limit, and are drawn at random, so that a
-//! thousand processes that lost one server together do not come back together.
+//! Exponential backoff with jitter, so that a thousand processes that lost the same server do not all return
+//! at once.
 
 use std::time::Duration;
 
 use crate::random::SplitMix64;
 
-/// Longest of the first pauses.
+/// Upper bound of the first pause.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// Longest of all. It bounds how late a process notices that what it waits for is back.
+/// Upper bound of all pauses, and thus of how late a process notices that the server is back.
 pub const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// The state between two tries.
+/// Backoff state between two attempts.
 #[derive(Debug, Clone)]
 pub(crate) struct Backoff {
     longest: Duration,
@@ -18,24 +18,24 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    /// Pauses that depend on `seed` and nothing else.
+    /// The pauses depend only on `seed`.
     pub(crate) fn new(seed: u64) -> Self {
         Self { longest: FIRST_PAUSE, draws: SplitMix64::new(seed) }
     }
 
-    /// What to wait before the next try: between half of the current limit and the limit.
+    /// The pause before the next attempt: between half the current bound and the bound. Doubles the bound.
     pub(crate) fn pause(&mut self) -> Duration {
         let longest = self.longest;
         self.longest = (longest * 2).min(LONGEST_PAUSE);
         self.jitter(longest)
     }
 
-    /// After a success: the next pause is a short one again.
+    /// Resets the bound after a success.
     pub(crate) fn reset(&mut self) {
         self.longest = FIRST_PAUSE;
     }
 
-    /// Between half of `longest` and `longest`.
+    /// A random duration between half of `longest` and `longest`.
     pub(crate) fn jitter(&mut self, longest: Duration) -> Duration {
         let share = self.draws.next_u64() as f64 / u64::MAX as f64;
         longest.mul_f64(0.5 + share / 2.0)

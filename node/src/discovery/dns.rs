@@ -1,10 +1,10 @@
-//! Membership by DNS: a name with one address a worker, as a Kubernetes headless service has. Each address is a member,
-//! named by it.
+//! Membership by DNS: a name with one address per worker, such as a Kubernetes headless service. Each address
+//! is a member, and also its id.
 //!
-//! DNS cannot say "nobody" in a way that differs from "I do not know": a service without ready pods, a resolver that
-//! is away and a name that was mistyped all look alike. So a lookup that fails or finds nothing changes nothing. One that
-//! finds something makes new addresses join at once, and addresses that were missing [`MISSES`] times running leave:
-//! answers may be shortened, and different servers of a name may be differently old.
+//! DNS cannot distinguish "no workers" from "unknown": a service without ready pods, an unreachable resolver
+//! and a mistyped name look alike. A lookup that fails or finds nothing therefore changes nothing. When a
+//! lookup finds addresses, new ones join at once, and those missing from [`MISSES`] answers in a row leave:
+//! answers may be truncated, and servers of a name may be out of date.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -15,27 +15,27 @@ use tokio::sync::mpsc;
 use super::backoff::Backoff;
 use super::{Change, Member};
 
-/// Default pause between two lookups.
+/// Default interval between lookups.
 pub const INTERVAL: Duration = Duration::from_secs(5);
-/// Lookups in a row that found others and not this address, until it leaves.
+/// Answers in a row without an address before it leaves.
 pub const MISSES: u32 = 3;
-/// Addresses that are taken from one answer.
+/// Most addresses taken from one answer.
 pub const MAX_ADDRESSES: usize = 1024;
-/// Longest wait for one lookup.
+/// Timeout of one lookup.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What is looked up, and how often.
+/// A name to look up, and how often.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DnsName {
-    /// The name; it may have many addresses.
+    /// The name, which may have many addresses.
     pub host: String,
     /// Port of every worker.
     pub port: u16,
-    /// Pause between two lookups; half to all of it, by chance.
+    /// Longest pause between lookups; the actual one is random, at least half of it.
     pub interval: Duration,
 }
 
-/// Sends the changes until nobody takes them any more. `seed` is of the jitter.
+/// Sends changes until the receiver is dropped. `seed` determines the jitter.
 pub async fn follow(name: DnsName, seed: u64, changes: mpsc::Sender<Change>) {
     let (host, port) = (name.host.clone(), name.port);
     follow_with(|| resolve(host.clone(), port), &name, seed, changes).await;
@@ -58,9 +58,8 @@ async fn follow_with<F: Future<Output = Result<Vec<SocketAddr>, String>>>(
     let mut answers = Answers::default();
     let mut failing = false;
     while !changes.is_closed() {
-        let found = resolve().await.and_then(|found| match found.is_empty() {
-            true => Err("it has no addresses".to_owned()),
-            false => Ok(found),
+        let found = resolve().await.and_then(|found| {
+            if found.is_empty() { Err("it has no addresses".to_owned()) } else { Ok(found) }
         });
         match found {
             Ok(found) => {
@@ -79,11 +78,7 @@ async fn follow_with<F: Future<Output = Result<Vec<SocketAddr>, String>>>(
             }
             Err(reason) => {
                 failing = true;
-                tracing::warn!(
-                    name = name.host,
-                    reason,
-                    "the name does not resolve; the workers known so far stay"
-                );
+                tracing::warn!(name = name.host, reason, "the name does not resolve; known workers stay");
             }
         }
         let pause = jitter.jitter(name.interval);
@@ -95,15 +90,15 @@ async fn follow_with<F: Future<Output = Result<Vec<SocketAddr>, String>>>(
     }
 }
 
-/// What the answers mean. Pure.
+/// Interprets the answers. Pure.
 #[derive(Debug, Default)]
 struct Answers {
-    /// Addresses known, and for how many answers running each was missing.
+    /// Known addresses, with the number of consecutive answers that lacked each.
     known: BTreeMap<SocketAddr, u32>,
 }
 
 impl Answers {
-    /// Takes in an answer with at least one address.
+    /// Applies an answer with at least one address; returns the changes.
     fn take(&mut self, found: &[SocketAddr]) -> Vec<Change> {
         let found = &found[..found.len().min(MAX_ADDRESSES)];
         let mut changes = Vec::new();
@@ -131,7 +126,7 @@ mod tests {
 
     use super::*;
 
-    /// `+1` = 10.0.0.1 joined, `-1` = it left.
+    /// Abbreviates a change: `1` = 10.0.0.1 joined, `-1` = it left.
     fn short(change: &Change) -> i32 {
         let last = |address: &str| address.split(['.', ':']).nth(3).unwrap().parse::<i32>().unwrap();
         match change {
@@ -145,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_missing_for_long_enough_leaves() {
+    fn an_address_missing_for_long_enough_leaves() {
         let mut answers = Answers::default();
         let mut check = |found: &[u8], expected: &[i32]| {
             let changes: Vec<i32> = answers.take(&addresses(found)).iter().map(short).collect();
@@ -161,7 +156,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_name_that_does_not_resolve_makes_nobody_leave() {
+    async fn a_name_that_does_not_resolve_removes_no_member() {
         let none = || Err("no such name".to_owned());
         let script =
             vec![none(), Ok(vec![]), Ok(addresses(&[1])), none(), Ok(vec![]), none(), none(), none()];

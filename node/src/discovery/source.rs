@@ -1,5 +1,5 @@
-//! Where a process learns who its cluster is, as one line of text: `etcd://h1:2379,h2:2379/cluster`, `etcds://…` for
-//! TLS, or `dns://name:port?interval=5s`.
+//! The source of membership as one line of text: `etcd://h1:2379,h2:2379/cluster`, `etcds://…` for TLS, or
+//! `dns://name:port?interval=5s`.
 
 use std::time::Duration;
 
@@ -8,41 +8,41 @@ use super::etcd::check_name;
 use super::is_host_and_port;
 use crate::config::duration;
 
-/// Cluster that is meant when none is named.
+/// Name of the cluster if none is given.
 pub const DEFAULT_CLUSTER: &str = "default";
-/// Servers that may be named.
+/// Most etcd servers in one source.
 pub const MAX_ENDPOINTS: usize = 16;
-/// DNS is asked this often, within limits.
+/// Valid intervals between DNS lookups.
 const INTERVALS: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
 const FORMS: &str =
     "write etcd://host:2379[,host:2379][/cluster], etcds://... for TLS, or dns://name:port[?interval=5s]";
 
-/// A source of membership outside of this process.
+/// A source of membership outside this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// Leases and watches.
+    /// An etcd cluster.
     Etcd {
         /// `host:port` of each server.
         endpoints: Vec<String>,
-        /// The part of etcd that is this cluster's.
+        /// Name of the cluster, under which its keys are stored.
         cluster: String,
-        /// Spoken to by TLS.
+        /// Whether to connect with TLS.
         tls: bool,
     },
-    /// A name that resolves to all workers.
+    /// A DNS name that resolves to all workers.
     Dns(DnsName),
 }
 
 impl Source {
-    /// Reads one.
+    /// Parses a source.
     ///
     /// # Errors
-    /// Says what is wrong and what would do.
+    /// A message that says what is wrong and what is valid.
     pub fn parse(given: &str) -> Result<Self, String> {
         match given.trim().split_once("://") {
             Some((scheme @ ("etcd" | "etcds"), rest)) => etcd(rest, scheme == "etcds"),
             Some(("dns", rest)) => dns_name(rest).map(Self::Dns),
-            _ => Err(format!("`{given}` is no source of membership; {FORMS}")),
+            _ => Err(format!("`{given}` is not a source of membership; {FORMS}")),
         }
     }
 }
@@ -53,8 +53,7 @@ fn etcd(rest: &str, tls: bool) -> Result<Source, String> {
     check_name(cluster).map_err(|reason| format!("the cluster's {reason}"))?;
     if servers.contains('@') {
         return Err(
-            "user and password do not belong into the address; use --etcd-user and --etcd-password-file"
-                .into(),
+            "user and password do not belong in the address; use --etcd-user and --etcd-password-file".into(),
         );
     }
     let endpoints: Vec<String> = servers.split(',').map(|server| server.trim().to_owned()).collect();
@@ -62,7 +61,7 @@ fn etcd(rest: &str, tls: bool) -> Result<Source, String> {
         return Err(format!("`{bad}` is not host:port; {FORMS}"));
     }
     if endpoints.len() > MAX_ENDPOINTS {
-        return Err(format!("{} servers are named, at most {MAX_ENDPOINTS} are taken", endpoints.len()));
+        return Err(format!("{} servers are listed; at most {MAX_ENDPOINTS} are allowed", endpoints.len()));
     }
     Ok(Source::Etcd { endpoints, cluster: cluster.to_owned(), tls })
 }
@@ -108,13 +107,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_source_says_what_would_be() {
+    fn an_invalid_source_is_refused_with_the_valid_forms() {
         let check = |given: &str, reason: &str| {
             let got = Source::parse(given).expect_err(given);
             assert!(got.contains(reason), "{given}: {got}");
         };
         check("a:2379", "write etcd://host:2379");
-        check("http://a:2379", "is no source of membership");
+        check("http://a:2379", "is not a source of membership");
         check("etcd://", "is not host:port");
         check("etcd://a", "is not host:port");
         check("etcd://a:2379,", "is not host:port");

@@ -1,30 +1,30 @@
-//! A fixed list of members, given at the start.
+//! A fixed list of members, given at start.
 
 use tokio::sync::mpsc;
 
 use super::{Change, Member, is_host_and_port};
 
-/// Members a static list may have.
+/// Most members of a static list.
 pub const MAX_STATIC_MEMBERS: usize = 1024;
 
-/// Why a list of members was not taken.
+/// Why a list of members was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DiscoveryError {
-    /// Not `host:port`.
+    /// The address is not `host:port`.
     #[error("worker address `{0}` is not host:port, for example 10.0.0.7:9000")]
     BadAddress(String),
-    /// Twice in the list.
+    /// The address is listed twice.
     #[error("worker address `{0}` is listed twice")]
     Duplicate(String),
-    /// None, or more than one router takes.
+    /// The list is empty or too long.
     #[error("{got} worker addresses are listed; give 1 to {MAX_STATIC_MEMBERS}")]
     Count {
-        /// Addresses in the list.
+        /// Number of addresses in the list.
         got: usize,
     },
 }
 
-/// A fixed list of `host:port`; each member is named by its address.
+/// A source from a fixed list of `host:port`; each member's id is its address.
 pub fn static_list<S: AsRef<str>>(addresses: &[S]) -> Result<mpsc::Receiver<Change>, DiscoveryError> {
     if addresses.is_empty() || addresses.len() > MAX_STATIC_MEMBERS {
         return Err(DiscoveryError::Count { got: addresses.len() });
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn a_static_list_joins_everybody_once() {
+    fn a_static_list_joins_each_member_once() {
         check(&["a:1", " b:2", "[::1]:9000"], Ok(&["a:1", "b:2", "[::1]:9000"]));
         check(&["a:1", "a:1"], Err(DiscoveryError::Duplicate("a:1".into())));
         check(&[], Err(DiscoveryError::Count { got: 0 }));

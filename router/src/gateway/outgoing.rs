@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::progress::Progress;
 use crate::refusal::Refusal;
-use crate::text::received::{Received, Rest};
+use crate::text::received::{Received, Remainder};
 use crate::text::text_stream::TextDelta;
 
 /// One server-sent event.
@@ -22,14 +22,14 @@ pub struct SseEvent {
 pub struct Outgoing {
     request_id: String,
     progress: Progress,
-    rests: Vec<Rest>,
+    rests: Vec<Remainder>,
 }
 
 impl Outgoing {
     /// For the stream of `request_id`, of which the client already `had` a part.
     pub fn new(request_id: &str, choices: usize, had: Option<Progress>) -> Self {
         let progress = had.unwrap_or_else(|| Progress::none(choices));
-        let rests = progress.choices.iter().map(|had| Rest::after(had.unwrap_or_default())).collect();
+        let rests = progress.choices.iter().map(|had| Remainder::after(had.unwrap_or_default())).collect();
         Self { request_id: request_id.to_owned(), progress, rests }
     }
 
@@ -50,7 +50,7 @@ impl Outgoing {
 
     /// An event with everything split off for a choice so far. It includes the finish only if `finished`.
     pub fn event(&mut self, choice: usize, finished: bool, object: Value) -> SseEvent {
-        let seen = self.rests.get(choice).map(Rest::seen).unwrap_or_default();
+        let seen = self.rests.get(choice).map(Remainder::seen).unwrap_or_default();
         if let Some(sent) = self.progress.choices.get_mut(choice) {
             *sent = Some(Received { finished, ..seen });
         }

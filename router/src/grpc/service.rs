@@ -14,7 +14,7 @@ use crate::app::{App, prompt_bytes};
 use crate::refusal::Refusal;
 use crate::request::Prompt;
 use crate::text::model_text::ChatPrompt;
-use crate::text::received::{Received, Rest};
+use crate::text::received::{Received, Remainder};
 use crate::text::text_stream::{TextDelta, TextStream};
 use crate::validate::{check_model, token_id};
 
@@ -140,7 +140,7 @@ fn responses(
     had: Vec<Received>,
     resumed: bool,
 ) -> impl Stream<Item = Result<v1::GenerateResponse, Status>> + Send {
-    let mut rests: Vec<Rest> = had.into_iter().map(Rest::after).collect();
+    let mut rests: Vec<Remainder> = had.into_iter().map(Remainder::after).collect();
     async_stream::try_stream! {
         // The first response carries the prompt's log-probabilities; a resuming client already has them.
         let mut first = !resumed;

@@ -1,19 +1,19 @@
-//! Jinja's filters and Python's methods that can make much out of little, each with a bound on its result that is
-//! checked before anything is allocated. The work itself is left to minijinja.
+//! Bounded versions of the Jinja filters and Python methods that can produce huge values from small ones.
+//! Each checks the size of its result before anything is allocated; minijinja does the actual work.
 
 use std::fmt::{self, Write};
 
 use minijinja::value::{Kwargs, Rest, StringInput, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value, escape_formatter, filters};
 
-/// Longest text that a template may make: a prompt, or a string on the way to it.
+/// Longest text that a template may produce, final or intermediate.
 pub const MAX_TEXT_BYTES: usize = 32 * 1024 * 1024;
-/// Most items of a list that a filter makes.
+/// Most items of a list that a filter may produce.
 const MAX_ITEMS: usize = 1_000_000;
-/// Deepest nesting of a value that is written; a namespace that contains itself has no end.
+/// Deepest nesting of a value that is printed; a namespace that contains itself never ends.
 const MAX_DEPTH: usize = 160;
 
-/// Replaces what `env` has by bounded versions.
+/// Replaces the unbounded functions of `env`.
 pub fn install(env: &mut Environment<'_>) {
     env.set_formatter(print);
     env.set_unknown_method_callback(method);
@@ -25,24 +25,24 @@ pub fn install(env: &mut Environment<'_>) {
     env.add_filter("format", format);
     env.add_filter("string", string);
     env.add_filter("pprint", pprint);
-    // Writes everything that the template knows, however deep; Jinja2 has it only as an extension.
+    // `debug` prints all variables at any depth. In Jinja2 it is only an extension.
     env.remove_global("debug");
 }
 
-/// Fails when `bytes` are more than a text may have.
+/// Fails if `bytes` exceeds the limit for a text.
 pub fn check_bytes(bytes: usize) -> Result<(), Error> {
     check(bytes, MAX_TEXT_BYTES, "bytes")
 }
 
 fn check(made: usize, most: usize, unit: &str) -> Result<(), Error> {
     if made > most {
-        let message = format!("it makes a value of over {most} {unit}");
+        let message = format!("it produces a value of over {most} {unit}");
         return Err(Error::new(ErrorKind::InvalidOperation, message));
     }
     Ok(())
 }
 
-/// What `{{ … }}` does.
+/// Prints the value of `{{ … }}`.
 fn print(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
     check_nesting(value, MAX_DEPTH, &mut 0)?;
     escape_formatter(out, state, value)
@@ -86,7 +86,7 @@ fn replace(
 }
 
 fn check_replaced(text: &str, from: &str, to: &str) -> Result<(), Error> {
-    // What shrinks needs no counting.
+    // A replacement that is not longer cannot exceed the limit.
     if to.len() <= from.len() {
         return Ok(());
     }
@@ -106,13 +106,13 @@ fn join(
         Some(attribute) => Some(attribute),
         None => options.get::<Option<&str>>("attribute")?,
     };
-    // Collected, because an iterator may be walked only once.
+    // Collected, because some iterators can be walked only once.
     let items: Vec<Value> = match value.try_iter() {
         Ok(items) => items.collect(),
         Err(_) => return filters::join(state, value, joiner, attribute, options),
     };
     let written = |item: &Value| match path {
-        // A path to what is not there is the filter's own error.
+        // A missing path is reported by the filter itself.
         Some(path) => item.get_item(&Value::from(path)).unwrap_or_default(),
         None => item.clone(),
     };
@@ -123,7 +123,7 @@ fn join(
 fn check_joined(items: impl Iterator<Item = Value>, joiner_bytes: usize) -> Result<(), Error> {
     let mut bytes = 0_usize;
     for item in items {
-        bytes = bytes.saturating_add(joiner_bytes).saturating_add(written_bytes(&item)?);
+        bytes = bytes.saturating_add(joiner_bytes).saturating_add(printed_bytes(&item)?);
         check_bytes(bytes)?;
     }
     Ok(())
@@ -135,13 +135,13 @@ fn format(state: &mut State<'_, '_>, text: &Value, arguments: Rest<ValueOrKwargs
     filters::format(state, text, Rest(arguments.into_iter().map(ValueOrKwargs::from).collect()))
 }
 
-/// A bound from above: every place for an argument may take the longest, and every number may be a width.
+/// An upper bound: every placeholder may take the longest argument, and every number may be a width.
 fn check_formatted(text: &str, place: char, arguments: &[Value]) -> Result<(), Error> {
     let mut longest = 0;
     let mut widths = 0_usize;
     for argument in arguments {
-        longest = longest.max(written_bytes(argument)?);
-        // A width of `*` is an argument.
+        longest = longest.max(printed_bytes(argument)?);
+        // With `*`, an argument is the width.
         widths = widths.saturating_add(usize::try_from(argument.clone()).unwrap_or(0));
     }
     if !text.contains('*') {
@@ -155,7 +155,7 @@ fn check_formatted(text: &str, place: char, arguments: &[Value]) -> Result<(), E
 }
 
 fn string(state: &State<'_, '_>, value: &Value) -> Result<Value, Error> {
-    written_bytes(value)?;
+    printed_bytes(value)?;
     filters::string(state, value)
 }
 
@@ -166,7 +166,7 @@ fn pprint(value: &Value) -> Result<String, Error> {
     Ok(out.text.unwrap_or_default())
 }
 
-/// Python's methods.
+/// Calls Python's methods on strings and other values.
 fn method(state: &mut State<'_, '_>, value: &Value, name: &str, arguments: &[Value]) -> Result<Value, Error> {
     if let Some(text) = value.as_str() {
         match (name, arguments) {
@@ -187,8 +187,8 @@ fn method(state: &mut State<'_, '_>, value: &Value, name: &str, arguments: &[Val
     minijinja_contrib::pycompat::unknown_method_callback(state, value, name, arguments)
 }
 
-/// How long `value` is when it is written; an error when that is too long.
-fn written_bytes(value: &Value) -> Result<usize, Error> {
+/// Length of `value` when printed; an error if that exceeds the limit.
+fn printed_bytes(value: &Value) -> Result<usize, Error> {
     if let Some(text) = value.as_str() {
         return Ok(text.len());
     }
@@ -198,15 +198,15 @@ fn written_bytes(value: &Value) -> Result<usize, Error> {
     Ok(out.bytes)
 }
 
-/// Fails when `value` is nested deeper than the stack of whoever writes it should bear, or has too many items;
-/// `items` counts them over the whole value, in which one list may occur many times.
+/// Fails if `value` is nested too deep to print on the stack, or has too many items. `items` counts over the
+/// whole value, in which one list may occur many times.
 fn check_nesting(value: &Value, depth: usize, items: &mut usize) -> Result<(), Error> {
     let kind = value.kind();
     if !matches!(kind, ValueKind::Seq | ValueKind::Map) {
         return Ok(());
     }
     if depth == 0 {
-        let message = format!("it writes a value that is nested deeper than {MAX_DEPTH}");
+        let message = format!("it prints a value nested deeper than {MAX_DEPTH}");
         return Err(Error::new(ErrorKind::InvalidOperation, message));
     }
     for item in value.try_iter()? {
@@ -220,7 +220,7 @@ fn check_nesting(value: &Value, depth: usize, items: &mut usize) -> Result<(), E
     Ok(())
 }
 
-/// Counts what is written, keeps it where it is wanted, and fails where it gets too long.
+/// Counts what is written, keeps it if `text` is set, and fails over the limit.
 struct Bounded {
     bytes: usize,
     text: Option<String>,
@@ -270,12 +270,12 @@ mod tests {
             "{% set a = ['x' * 10000000] %}{{ [a, a, a, a]|pprint }}",
         ] {
             let error = render(source).unwrap_err();
-            assert!(error.contains("it makes a value of over"), "{source}: {error}");
+            assert!(error.contains("it produces a value of over"), "{source}: {error}");
         }
     }
 
     #[test]
-    fn a_value_without_end_is_not_written() {
+    fn an_endless_value_is_not_printed() {
         for write in ["ns", "ns|string", "ns|pprint", "[ns]|join", "'{}'.format(ns)", "'%s'|format(ns)"] {
             let source = format!("{{% set ns = namespace() %}}{{% set ns.a = ns %}}{{{{ {write} }}}}");
             let error = render(&source).unwrap_err();
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn honest_expressions_work_as_before() {
+    fn normal_expressions_work_as_before() {
         for (source, expected) in [
             ("{{ [1, 2, 3]|batch(2, 0)|list }}", "[[1, 2], [3, 0]]"),
             ("{{ 'a\nb'|indent(2) }}{{ 'c'|indent(width=1, first=true) }}", "a\n  b c"),

@@ -1,10 +1,11 @@
-//! A model's chat template: messages in, the prompt's text out. The template is data from the model's directory
-//! and runs under limits of instructions, recursion and output; what it cannot do is an error for the client.
+//! A model's chat template: turns messages into the text of the prompt. The template is data from the model's
+//! directory and runs with limits on instructions, recursion and output; exceeding them is an error for the
+//! client.
 //!
-//! Some operations have no hook to bound them: `+`, `~`, `*`, `{% set %}` blocks, and walking a namespace that
-//! contains itself. A template that exhausts memory or stack with those is found at start, by the trial in
-//! [`probe`](super::probe); one that waits for a particular message to do so is not, and ends the process. Templates
-//! from strangers deserve a look before they are served.
+//! Some operations have no hook to bound them: `+`, `~`, `*`, `{% set %}` blocks, and walking a namespace
+//! that contains itself. If a template exhausts memory or stack with them, the trial in
+//! [`probe`](super::probe) finds out at start, unless it does so only for particular messages; then it ends
+//! the process. Read templates from unknown authors before you serve them.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -18,12 +19,12 @@ use super::deep_stack::on_deep_stack;
 use super::template_env::{self, RAISED, to_value};
 use crate::refusal::Refusal;
 
-/// Longest source of a template; those of public models end at about 40 KB. The compiler recurses over a chain of
-/// operators, of which a source of this length cannot have more than the deep stack bears.
+/// Longest template source; public models use at most about 40 KB. The compiler recurses over a chain of
+/// operators, and the deep stack suffices for any chain within this length.
 const MAX_SOURCE_BYTES: usize = 64 * 1024;
 const NAME: &str = "chat_template";
 
-/// A compiled template and the model's own strings that it may use.
+/// A compiled template and the model's own strings for it.
 #[derive(Debug)]
 pub struct ChatTemplate {
     env: Environment<'static>,
@@ -32,7 +33,7 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Compiles `source`; `own` are the variables that come with the model, such as `bos_token`.
+    /// Compiles `source`. `own` are variables that come with the model, such as `bos_token`.
     pub fn compile(
         source: &str,
         own: Vec<(String, String)>,
@@ -44,18 +45,19 @@ impl ChatTemplate {
         let failed = |error: Error| TextError::Template(first_line(&error));
         let mut env = template_env::environment(clock).map_err(failed)?;
         on_deep_stack(|| env.add_template_owned(NAME, source.to_owned()))
-            .map_err(|error| TextError::Template(format!("no thread for it: {error}")))?
+            .map_err(|error| TextError::Template(format!("cannot start a thread to compile it: {error}")))?
             .map_err(failed)?;
         Ok(Self { env, own, takes_parts: loops_over_content(source) })
     }
 
-    /// Whether the template wants `content` as a list of parts where a client sent one, not as one string.
+    /// Whether the template expects `content` as a list of parts, if the client sent one, instead of one
+    /// string.
     pub fn takes_parts(&self) -> bool {
         self.takes_parts
     }
 
-    /// Renders `messages`. `arguments` are extra variables; the model's and the request's own come after them,
-    /// so that no argument can take their place.
+    /// Renders `messages`. `arguments` are extra variables; they cannot override the model's and the
+    /// request's own.
     pub fn render(
         &self,
         messages: &serde_json::Value,
@@ -63,7 +65,7 @@ impl ChatTemplate {
         arguments: &Map<String, serde_json::Value>,
     ) -> Result<String, Refusal> {
         on_deep_stack(|| self.render_here(messages, add_generation_prompt, arguments)).map_err(|error| {
-            tracing::error!(%error, "no thread for the chat template");
+            tracing::error!(%error, "cannot start a thread for the chat template");
             Refusal::Internal
         })?
     }
@@ -98,20 +100,20 @@ fn refusal(error: &Error) -> Refusal {
             format!("The chat template writes over {MAX_TEXT_BYTES} bytes for these messages.")
         }
         _ => match detail.strip_prefix(RAISED) {
-            Some(raised) => format!("The chat template refuses these messages: {raised}"),
+            Some(raised) => format!("The chat template rejects these messages: {raised}"),
             None => format!("The chat template fails on these messages: {}", first_line(error)),
         },
     };
     Refusal::invalid("messages", message)
 }
 
-/// What went wrong and in which line, without the source that a debug build appends.
+/// The error and its line, without the source that a debug build appends.
 fn first_line(error: &Error) -> String {
     error.to_string().lines().next().unwrap_or_default().chars().take(300).collect()
 }
 
-/// Whether a `for` of the template walks over some `content`: then it takes parts. vLLM decides alike, from the
-/// syntax tree; here the text of the `for` tags is enough.
+/// Whether a `for` in the template loops over some `content`: then it expects parts. vLLM decides the same
+/// way from the syntax tree; the text of the `for` tags is enough here.
 fn loops_over_content(source: &str) -> bool {
     source.split("{%").skip(1).any(|tag| {
         let tag = tag.split("%}").next().unwrap_or_default();
@@ -124,7 +126,7 @@ fn loops_over_content(source: &str) -> bool {
     })
 }
 
-/// A buffer that takes at most [`MAX_TEXT_BYTES`].
+/// A buffer of at most [`MAX_TEXT_BYTES`].
 struct Bounded(Vec<u8>);
 
 impl Write for Bounded {
@@ -146,7 +148,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// The moment of the goldens, 2026-03-09 08:05:07.
+    /// The time of the golden files, 2026-03-09 08:05:07.
     fn clock() -> Duration {
         Duration::from_secs(1_773_043_507)
     }
@@ -191,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_templates_are_refused_and_end() {
+    fn hostile_templates_are_stopped_and_refused() {
         check_refused(
             "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
             "too many steps",
@@ -201,7 +203,7 @@ mod tests {
         check_refused("{{ messages[0].content.nope() }}", "fails on these messages");
         check_refused(
             "{{ raise_exception('roles must alternate') }}",
-            "refuses these messages: roles must alternate",
+            "rejects these messages: roles must alternate",
         );
         check_refused("{% include 'other' %}", "fails on these messages");
     }
@@ -210,16 +212,16 @@ mod tests {
     fn a_template_that_contains_itself_or_nests_without_end_is_refused() {
         check_refused(
             "{% set ns = namespace() %}{% set ns.a = ns %}{{ ns }}",
-            "writes a value that is nested deeper",
+            "prints a value nested deeper than",
         );
         check_refused(
             "{% set ns = namespace(a=[]) %}{% for i in range(10000) %}{% set ns.a = [ns.a] %}{% endfor %}{{ ns.a }}",
-            "writes a value that is nested deeper",
+            "prints a value nested deeper than",
         );
         check_refused(
             "{% set ns = namespace(a=['x']) %}{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}{% endfor %}\
              {{ ns.a|tojson }}",
-            "makes a value of over",
+            "produces a value of over",
         );
     }
 
@@ -229,13 +231,13 @@ mod tests {
             let links = link.repeat(50_000 / link.len());
             let last = if first.is_empty() { "1" } else { "" };
             let source = format!("{{% if false %}}{{{{ {first}{links}{last} }}}}{{% endif %}}");
-            // Compiled or refused, but over.
+            // It may compile or be refused, as long as it ends.
             let _ = ChatTemplate::compile(&source, Vec::new(), clock);
         }
     }
 
     #[test]
-    fn a_source_longer_than_any_real_one_is_refused() {
+    fn a_source_over_the_limit_is_refused() {
         let error = ChatTemplate::compile(&"x".repeat(70_000), Vec::new(), clock).unwrap_err();
         assert!(error.to_string().contains("over 65536 bytes"), "{error}");
     }

@@ -1,9 +1,10 @@
-//! Control tokens spelt in what a user wrote stay text.
+//! Keeps control tokens that a user wrote in a message as plain text.
 //!
-//! A chat template writes control tokens (`<|end|>`) as text between the users' words, and a tokenizer would
-//! read them wherever they stand. So before rendering, every control token spelt in a message is *shielded*: a
-//! mark, a noncharacter of Unicode that occurs nowhere in the messages, goes in after its first char. What reads
-//! as a control token after rendering was written by the template. The mark is taken out before encoding.
+//! A chat template writes control tokens (`<|end|>`) as text between the messages, and a tokenizer would
+//! recognise them wherever they stand. Before rendering, every control token spelled in a message is
+//! therefore *shielded*: a mark, a Unicode noncharacter that occurs nowhere in the messages, is inserted
+//! after its first character. Any control token found after rendering was written by the template. The mark
+//! is removed before encoding.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -24,7 +25,7 @@ struct Node {
 }
 
 impl ControlTokens {
-    /// Of (spelling, id).
+    /// Builds the trie from (text, id) pairs.
     pub fn new<'a>(tokens: impl IntoIterator<Item = (&'a str, TokenId)>) -> Self {
         let mut nodes = vec![Node::default()];
         for (spelling, id) in tokens {
@@ -59,24 +60,24 @@ impl ControlTokens {
         found
     }
 
-    /// Every char boundary of `text` where a control token begins, overlaps included.
+    /// Every position in `text` where a control token starts, overlaps included.
     fn starts<'a>(&'a self, text: &'a str) -> impl Iterator<Item = usize> + 'a {
         text.char_indices().map(|(at, _)| at).filter(|at| self.longest(&text.as_bytes()[*at..]).is_some())
     }
 
-    /// Whether any string in `value`, keys included, spells a control token.
-    pub fn spelt_in(&self, value: &Value) -> bool {
+    /// Whether any string in `value`, keys included, contains a control token.
+    pub fn contains_control(&self, value: &Value) -> bool {
         match value {
             Value::String(text) => self.starts(text).next().is_some(),
-            Value::Array(items) => items.iter().any(|item| self.spelt_in(item)),
+            Value::Array(items) => items.iter().any(|item| self.contains_control(item)),
             Value::Object(map) => {
-                map.iter().any(|(key, item)| self.starts(key).next().is_some() || self.spelt_in(item))
+                map.iter().any(|(key, item)| self.starts(key).next().is_some() || self.contains_control(item))
             }
             _ => false,
         }
     }
 
-    /// `value` with every control token in its strings shielded by `mark`.
+    /// A copy of `value` with every control token in its strings shielded by `mark`.
     pub fn shield(&self, value: &Value, mark: char) -> Value {
         match value {
             Value::String(text) => Value::String(self.shield_text(text, mark)),
@@ -101,7 +102,7 @@ impl ControlTokens {
         out
     }
 
-    /// The control tokens that stand unshielded in `text`, leftmost and longest, as (range, id).
+    /// The unshielded control tokens in `text`, leftmost and longest first, as (range, id).
     pub fn find(&self, text: &str, mark: char) -> Vec<(Range<usize>, TokenId)> {
         let mut found = Vec::new();
         let mut skip_to = 0;
@@ -110,7 +111,7 @@ impl ControlTokens {
                 continue;
             }
             if let Some((length, id)) = self.longest(&text.as_bytes()[at..])
-                // A control token of one char cannot be broken by its mark, only followed by it.
+                // A control token of one character cannot be split by the mark, only followed by it.
                 && !text[at + length..].starts_with(mark)
             {
                 found.push((at..at + length, id));
@@ -121,7 +122,7 @@ impl ControlTokens {
     }
 }
 
-/// A noncharacter of Unicode that none of `values` contains; `None` if they contain every one on offer.
+/// A Unicode noncharacter that none of `values` contains; `None` if all sixteen candidates occur.
 pub fn unused_mark(values: &[&Value]) -> Option<char> {
     ('\u{FDD0}'..='\u{FDDF}').find(|mark| !values.iter().any(|value| contains(value, *mark)))
 }
@@ -158,17 +159,17 @@ mod tests {
     #[test]
     fn a_shielded_token_is_text() {
         let message = json!({"role": "user", "content": ["x<|end|><|user|>§ <|end"], "<|end|>": 1});
-        assert!(tokens().spelt_in(&message));
+        assert!(tokens().contains_control(&message));
         let shielded = tokens().shield(&message, MARK);
         assert!(!shielded.to_string().contains("<|end|>"), "{shielded}");
         let text = shielded["content"][0].as_str().unwrap();
         assert_eq!(tokens().find(text, MARK), []);
         assert_eq!(text.replace(MARK, ""), "x<|end|><|user|>§ <|end");
-        assert!(!tokens().spelt_in(&json!("<|end")));
+        assert!(!tokens().contains_control(&json!("<|end")));
     }
 
     #[test]
-    fn the_mark_is_one_that_nobody_wrote() {
+    fn the_mark_does_not_occur_in_the_values() {
         assert_eq!(unused_mark(&[&json!(["\u{FDD0}", {"\u{FDD1}": 1}])]), Some('\u{FDD2}'));
         let all: String = ('\u{FDD0}'..='\u{FDDF}').collect();
         assert_eq!(unused_mark(&[&json!(all)]), None);

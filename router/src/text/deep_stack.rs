@@ -1,16 +1,16 @@
-//! A thread with room to recurse, for code whose recursion the data decides.
+//! A thread with a deep stack, for code whose recursion depth depends on data.
 
 use std::io;
 use std::panic::resume_unwind;
 use std::thread;
 
-/// Address space, not memory: only what is used of it becomes real.
+/// Stack size: address space, of which only the used part takes memory.
 const STACK_BYTES: usize = 256 * 1024 * 1024;
 
-/// Runs `work` on a thread of its own and waits for it.
+/// Runs `work` on its own thread and waits for it.
 ///
 /// # Errors
-/// When the system gives no thread.
+/// If the system cannot start the thread.
 pub fn on_deep_stack<T: Send>(work: impl FnOnce() -> T + Send) -> io::Result<T> {
     thread::scope(|scope| {
         let named = thread::Builder::new().name("chat-template".to_owned());

@@ -1,6 +1,6 @@
-//! Tokens to text, one token at a time: whole UTF-8 scalars only, each as early as it is certain, in time
-//! linear in the bytes. Broken bytes become U+FFFD, one for each maximal subpart, as the Unicode standard
-//! recommends.
+//! Incremental detokenizer: turns tokens into text, one token at a time. It emits only whole UTF-8 scalars,
+//! as early as they are certain, in linear time. Invalid bytes become U+FFFD, one per maximal subpart, as the
+//! Unicode standard recommends.
 
 use std::sync::Arc;
 
@@ -8,22 +8,22 @@ use skein_proto::TokenId;
 
 use super::token_bytes::TokenBytes;
 
-/// State of one sample's text.
+/// Detokenizer state of one sample.
 #[derive(Debug, Clone)]
 pub struct Detokenizer {
     table: Arc<TokenBytes>,
     skip_special_tokens: bool,
-    /// The beginning of a scalar whose other bytes have not come: at most 3 bytes.
+    /// The start of a scalar whose remaining bytes have not arrived: at most 3 bytes.
     pending: Vec<u8>,
 }
 
 impl Detokenizer {
-    /// Starts in mid-text: a space in front of the first token is kept.
+    /// Starts in the middle of a text: the first token keeps its leading space.
     pub fn new(table: Arc<TokenBytes>, skip_special_tokens: bool) -> Self {
         Self { table, skip_special_tokens, pending: Vec::new() }
     }
 
-    /// Appends to `out` the text that `token` makes certain.
+    /// Appends to `out` the text that `token` completes.
     pub fn push(&mut self, token: TokenId, out: &mut String) {
         if self.skip_special_tokens && self.table.is_special(token) {
             return;
@@ -56,7 +56,7 @@ impl Detokenizer {
         self.pending.drain(..self.pending.len() - kept);
     }
 
-    /// Appends what is left at the end: an unfinished scalar becomes U+FFFD.
+    /// Ends the text: an unfinished scalar becomes U+FFFD.
     pub fn finish(&mut self, out: &mut String) {
         if !std::mem::take(&mut self.pending).is_empty() {
             out.push(char::REPLACEMENT_CHARACTER);
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn special_tokens_are_skipped_or_spelt() {
+    fn special_tokens_are_skipped_or_written() {
         assert_eq!(pieces(&[0x61, 256, 0x62], true).concat(), "ab");
         assert_eq!(pieces(&[0x61, 256, 0x62], false).concat(), "a<|end|>b");
     }

@@ -1,5 +1,5 @@
-//! generation_config.json: how a model's makers would have it sample. Checked when it is read, by the ranges for
-//! requests: a bad value is the operator's error at start, not every client's later.
+//! generation_config.json: the sampling defaults of the model's authors. They are checked at start against
+//! the ranges for requests, so that a bad value fails for the operator and not later for every client.
 
 use serde_json::Value;
 use skein_proto::sampling::{Range, SamplingOptions};
@@ -10,22 +10,23 @@ use crate::refusal::Refusal;
 
 const FILE: &str = "generation_config.json";
 
-/// What generation_config.json says where a request says nothing.
+/// Defaults from generation_config.json, for fields that a request leaves out.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GenerationDefaults {
-    /// `repetition_penalty`, and with `do_sample: true` `temperature`, `top_p`, `top_k` and `min_p`, as in transformers.
+    /// `repetition_penalty`; with `do_sample: true` also `temperature`, `top_p`, `top_k` and `min_p`, as in
+    /// transformers.
     pub sampling: SamplingOptions,
-    /// Output tokens.
+    /// Most output tokens; `None` = as many as fit.
     pub max_new_tokens: Option<u32>,
 }
 
 impl GenerationDefaults {
-    /// Of the file's contents; null when there is none.
+    /// Parses the file's contents; null means that there is no file.
     pub fn from_json(config: &Value) -> Result<Self, TextError> {
         let sampled = read(config, "do_sample", "true or false", Value::as_bool)?.unwrap_or(false);
         let whole = |name| read(config, name, "a whole number", Value::as_i64);
         let real = |name| read(config, name, "a number", Value::as_f64);
-        // What does not count need not be in range, but it must be what its name says.
+        // Values that are not used need the right type but need not be in range.
         let in_range = |range: Range, counts: bool| {
             let value = real(range.name)?.filter(|_| counts);
             let check =
@@ -84,7 +85,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn defaults_count_when_sampling_is_on() {
+    fn defaults_apply_when_sampling_is_on() {
         let config = json!({"do_sample": true, "temperature": 0.7, "top_k": 20, "max_new_tokens": 9});
         let defaults = GenerationDefaults::from_json(&config).unwrap();
         assert_eq!(

@@ -1,6 +1,6 @@
-//! Text on the router's side: chat template and tokenizer on the way in, incremental detokenizer and stop
-//! strings on the way out. It knows no transport and no worker; what it reads comes from the model's directory
-//! and is data, never code (a chat template runs under limits).
+//! Text processing in the router: chat template and tokenizer for prompts, incremental detokenizer and stop
+//! strings for output. It depends on no transport and no worker. All it reads comes from the model's
+//! directory and is data, never code; a chat template runs with limits.
 
 mod bounded_filters;
 pub mod chat_template;
@@ -21,57 +21,57 @@ pub mod tokenizer;
 
 use std::path::PathBuf;
 
-/// Why a model's text files cannot be used. Seen at start, by the operator.
+/// Why a model's text files cannot be used; reported to the operator at start.
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
     /// A file is missing or unreadable.
     #[error("cannot read {}: {reason}", path.display())]
     Unreadable {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         reason: std::io::Error,
     },
-    /// There is no tokenizer.json.
+    /// The directory has no tokenizer.json.
     #[error(
-        "{} has no tokenizer.json; copy it there from the model's repository, or name the directory that has it: \
-         --tokenizer DIR",
+        "{} has no tokenizer.json; copy it there from the model's repository, or give the directory that has it \
+         with --tokenizer DIR",
         directory.display()
     )]
     NoTokenizer {
-        /// Where it was looked for.
+        /// The directory that was searched.
         directory: PathBuf,
     },
-    /// The tokenizer has tokens that the model does not know.
+    /// The tokenizer has tokens outside the model's vocabulary.
     #[error(
-        "tokenizer.json is another model's: its token ids go up to {largest}, and this model has {vocab_size} \
-         (vocab_size in config.json); put the right file there, or name its directory: --tokenizer DIR"
+        "tokenizer.json belongs to another model: its token ids go up to {largest}, but this model has {vocab_size} \
+         (vocab_size in config.json); replace the file, or give the right directory with --tokenizer DIR"
     )]
     OtherModel {
-        /// Largest id of its own vocabulary.
+        /// Largest id of the tokenizer's own vocabulary.
         largest: u32,
-        /// Tokens of the model.
+        /// Size of the model's vocabulary.
         vocab_size: u32,
     },
-    /// A file is larger than anything real.
+    /// A file is larger than any real one.
     #[error("{} has {bytes} bytes, at most {limit} are read; is it the right file?", path.display())]
     TooLarge {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Its size.
+        /// Its size, bytes.
         bytes: u64,
-        /// The bound.
+        /// Largest size, bytes.
         limit: u64,
     },
-    /// A file does not hold what its name says.
+    /// A file has unexpected contents.
     #[error("{file} is malformed: {reason}")]
     Malformed {
-        /// Its name.
+        /// Name of the file.
         file: &'static str,
-        /// What is wrong.
+        /// What is wrong with it.
         reason: String,
     },
-    /// The tokenizer works in a way that this release does not know.
+    /// tokenizer.json uses a feature that is not supported.
     #[error("tokenizer.json: {0} is not supported; byte-level BPE and SentencePiece-style decoders are")]
     UnsupportedDecoder(String),
     /// The chat template does not compile.

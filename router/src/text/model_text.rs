@@ -1,4 +1,4 @@
-//! All that a model's directory says about text: tokenizer, chat template, defaults for sampling. Loaded once.
+//! The text side of a model's directory: tokenizer, chat template, sampling defaults. Loaded once.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,34 +15,34 @@ use super::tokenizer::Tokenizer;
 use crate::refusal::Refusal;
 use crate::request::Prompt;
 
-/// Largest tokenizer.json; those of public models end at about 35 MB.
+/// Largest tokenizer.json, bytes; those of public models reach about 35 MB.
 const MAX_TOKENIZER_BYTES: u64 = 64 * 1024 * 1024;
-/// Largest of the other files.
+/// Largest other file, bytes.
 pub(super) const MAX_CONFIG_BYTES: u64 = 8 * 1024 * 1024;
 
-/// One model's text side. Immutable; shared by all requests.
+/// One model's text processing. Immutable, shared by all requests.
 #[derive(Debug)]
 pub struct ModelText {
-    /// Names clients may use; the first is the one answered with.
+    /// Names that clients may use for the model; answers carry the first.
     pub served_names: Vec<Arc<str>>,
-    /// Text to tokens and back.
+    /// Converts text to tokens and back.
     pub tokenizer: Tokenizer,
-    /// `None` when the model has no chat template.
+    /// `None` if the model has no chat template.
     pub chat_template: Option<ChatTemplate>,
-    /// From generation_config.json, and the operator's own.
+    /// Sampling defaults from generation_config.json and from the operator.
     pub defaults: GenerationDefaults,
-    /// Arguments of the chat template where a request gives no others.
+    /// Default arguments of the chat template; a request's own override them.
     pub template_kwargs: Map<String, Value>,
 }
 
 impl ModelText {
-    /// Reads tokenizer.json, tokenizer_config.json, chat_template.jinja and generation_config.json of
-    /// `directory`; only the first must be there.
+    /// Reads tokenizer.json, tokenizer_config.json, chat_template.jinja and generation_config.json from
+    /// `directory`. Only the first is required.
     pub fn load(directory: &Path, served_names: &[String]) -> Result<Self, TextError> {
         Self::load_with(directory, served_names, &TextSources::default())
     }
 
-    /// [`ModelText::load`] with what `sources` puts in the place of the directory's files.
+    /// [`ModelText::load`] with `sources` that replace some of the directory's files.
     pub fn load_with(
         directory: &Path,
         served_names: &[String],
@@ -65,11 +65,11 @@ impl ModelText {
         Ok(text)
     }
 
-    /// Refuses a tokenizer that is not the model's: one whose own tokens a model of `vocab_size` does not know. Tokens
-    /// added beside them may lie above, as some makers add padding that the model never sees.
+    /// Refuses a tokenizer of another model: one whose own vocabulary exceeds `vocab_size`. Added tokens may
+    /// lie above it, because some models add padding tokens that are never used.
     ///
     /// # Errors
-    /// Names the largest id.
+    /// [`TextError::OtherModel`] with the largest id.
     pub fn check_vocabulary(&self, vocab_size: u32) -> Result<(), TextError> {
         match self.tokenizer.largest_own_id() {
             Some(largest) if largest >= vocab_size => Err(TextError::OtherModel { largest, vocab_size }),
@@ -77,7 +77,7 @@ impl ModelText {
         }
     }
 
-    /// From the contents of those files; `config` and `generation` may be null.
+    /// Builds it from the contents of those files; `config` and `generation` may be null.
     pub fn from_parts(
         served_names: Vec<Arc<str>>,
         tokenizer: &[u8],
@@ -91,7 +91,7 @@ impl ModelText {
         Ok(Self { served_names, tokenizer, chat_template, defaults, template_kwargs: Map::new() })
     }
 
-    /// The name that answers carry.
+    /// The served name that answers carry.
     pub fn name(&self) -> Arc<str> {
         self.served_names.first().cloned().unwrap_or_else(|| Arc::from("model"))
     }
@@ -101,7 +101,7 @@ impl ModelText {
         self.tokenizer.encode(text, add_special_tokens)
     }
 
-    /// Token ids of a conversation. Control tokens spelt in a message stay text.
+    /// Token ids of a conversation. Control tokens spelled in a message stay text.
     pub fn encode_chat(&self, prompt: &ChatPrompt<'_>) -> Result<Vec<TokenId>, Refusal> {
         let Some(template) = &self.chat_template else {
             let message = "This model has no chat template; send a prompt to /v1/completions instead.";
@@ -112,13 +112,14 @@ impl ModelText {
         arguments.extend(prompt.template_kwargs.clone());
         let arguments = Value::Object(arguments);
         let control = self.tokenizer.control();
-        let spelt = control.spelt_in(&messages) || control.spelt_in(&arguments);
+        let contains_control = control.contains_control(&messages) || control.contains_control(&arguments);
         let mark = unused_mark(&[&messages, &arguments]).ok_or_else(|| {
             Refusal::invalid("messages", "messages must not contain the noncharacters U+FDD0 to U+FDDF.")
         })?;
-        let (messages, arguments) = match spelt {
-            true => (control.shield(&messages, mark), control.shield(&arguments, mark)),
-            false => (messages, arguments),
+        let (messages, arguments) = if contains_control {
+            (control.shield(&messages, mark), control.shield(&arguments, mark))
+        } else {
+            (messages, arguments)
         };
         let arguments = arguments.as_object().unwrap_or(prompt.template_kwargs);
         let opening = prompt.add_generation_prompt && !prompt.continue_final_message;
@@ -141,7 +142,7 @@ pub struct ChatPrompt<'a> {
 }
 
 impl<'a> ChatPrompt<'a> {
-    /// The chat in `prompt`, if it is one.
+    /// The chat in `prompt`; `None` for other forms.
     pub fn of(prompt: &'a Prompt) -> Option<Self> {
         match prompt {
             Prompt::Chat { messages, add_generation_prompt, continue_final_message, template_kwargs } => {
@@ -157,7 +158,7 @@ impl<'a> ChatPrompt<'a> {
     }
 }
 
-/// The compiled template of the model in `directory`, and nothing else of it.
+/// Loads and compiles only the chat template of the model in `directory`.
 pub(super) fn chat_template_of(
     directory: &Path,
     sources: &TextSources,
@@ -173,7 +174,7 @@ fn compile(template: Option<String>, config: &Value) -> Result<Option<ChatTempla
     source.map(compile).transpose()
 }
 
-/// Messages as a template reads them: checked, their text parts joined unless the template takes parts.
+/// Checks messages and converts them for a template: text parts are joined unless the template expects parts.
 pub(super) fn prepare(messages: &[Value], takes_parts: bool) -> Result<Vec<Value>, Refusal> {
     if messages.is_empty() {
         return Err(Refusal::invalid("messages", "messages must hold at least one message."));
@@ -186,7 +187,7 @@ fn prepare_message(at: usize, message: &Value, takes_parts: bool) -> Result<Valu
     let Some(fields) = message.as_object() else {
         return refuse(" must be an object with role and content.".to_owned());
     };
-    // A role is spelt into control tokens by some templates, so it must be a plain word.
+    // Some templates write the role into control tokens, so it must be a plain word.
     let plain = |role: &str| {
         (1..=64).contains(&role.len())
             && role.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-".contains(&b))
@@ -232,7 +233,7 @@ fn prepare_message(at: usize, message: &Value, takes_parts: bool) -> Result<Valu
     Ok(Value::Object(message))
 }
 
-/// The API carries a call's arguments as JSON in a string; templates expect the object.
+/// Parses a call's arguments: the API carries them as JSON in a string, templates expect the object.
 fn parse_arguments(call: &mut Value) {
     if let Some(arguments) = call.pointer_mut("/function/arguments")
         && let Some(parsed) = arguments.as_str().and_then(|text| serde_json::from_str::<Map<_, _>>(text).ok())
@@ -241,7 +242,7 @@ fn parse_arguments(call: &mut Value) {
     }
 }
 
-/// Where the last message's own text ends in the rendered prompt.
+/// Where the last message's text ends in the rendered prompt.
 fn end_of_final_message(text: &str, messages: &Value) -> Result<usize, Refusal> {
     let last = messages.as_array().and_then(|messages| messages.last());
     let content = last.and_then(|message| match &message["content"] {
@@ -249,7 +250,7 @@ fn end_of_final_message(text: &str, messages: &Value) -> Result<usize, Refusal> 
         Value::Array(parts) => parts.last().and_then(|part| part["text"].as_str()),
         _ => None,
     });
-    // A template may trim what it writes, so the bare text is what can be found again.
+    // A template may trim messages, so search for the trimmed text.
     let found = content.map(str::trim).filter(|content| !content.is_empty()).and_then(|content| {
         let at = text.rfind(content)?;
         Some(at + content.len())
@@ -260,7 +261,7 @@ fn end_of_final_message(text: &str, messages: &Value) -> Result<usize, Refusal> 
     })
 }
 
-/// `chat_template` of tokenizer_config.json: one string, or a list of named ones of which "default" counts.
+/// `chat_template` of tokenizer_config.json: a string, or a list of named ones from which "default" is taken.
 fn default_template(value: &Value) -> Option<String> {
     let named = |list: &'_ Vec<Value>| {
         list.iter()
@@ -271,7 +272,7 @@ fn default_template(value: &Value) -> Option<String> {
     value.as_str().map(str::to_owned).or_else(|| value.as_array().and_then(named))
 }
 
-/// `bos_token`, `eos_token` and the like, each a string or `{"content": …}`.
+/// `bos_token`, `eos_token` and so on, each a string or `{"content": …}`.
 fn special_strings(config: &Value) -> Vec<(String, String)> {
     let names = ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"];
     let spelling = |value: &Value| value.as_str().or_else(|| value["content"].as_str()).map(str::to_owned);
@@ -358,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_messages_are_refused_by_place() {
+    fn bad_messages_are_refused_with_their_index() {
         let text = shipped();
         let check = |messages: Value, expected: &str| {
             let refusal = chat(&text, messages, false).unwrap_err();

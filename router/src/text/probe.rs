@@ -1,6 +1,6 @@
-//! A trial of a chat template, in a process that may die of it. What no limit in the template engine bounds (see
-//! [`chat_template`](super::chat_template)), the system bounds for that process, and the start of a server waits
-//! for how it ends.
+//! A trial of a chat template in a process of its own, which may crash. The operating system limits that
+//! process where the template engine cannot (see [`chat_template`](super::chat_template)); the server waits
+//! for the result before it starts.
 
 use std::path::Path;
 
@@ -9,8 +9,8 @@ use serde_json::{Map, Value, json};
 use super::model_text::{chat_template_of, prepare};
 use super::sources::TextSources;
 
-/// Compiles the template of the model in `directory` and renders some conversations. Only whether this returns
-/// counts: a file that cannot be read and a template that refuses a conversation are not what it looks for.
+/// Compiles the template of the model in `directory` and renders some conversations. Only whether it returns
+/// matters: unreadable files and refused conversations are ignored.
 pub fn probe(directory: &Path, sources: &TextSources) {
     let Ok(Some(template)) = chat_template_of(directory, sources) else { return };
     for messages in conversations() {
@@ -20,7 +20,7 @@ pub fn probe(directory: &Path, sources: &TextSources) {
     }
 }
 
-/// One of each kind that clients send.
+/// One conversation of each kind that clients send.
 fn conversations() -> Vec<Vec<Value>> {
     let say = |role: &str, content: &str| json!({"role": role, "content": content});
     let parts = json!([{"type": "text", "text": "What is"}, {"type": "text", "text": "this?"}]);
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_honest_template_and_a_missing_one_pass() {
+    fn a_normal_template_and_a_missing_one_pass() {
         probe(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/skein-7m")), &TextSources::default());
         probe(Path::new("/nowhere"), &TextSources::default());
     }

@@ -1,26 +1,26 @@
-//! What a client has of a sample from an earlier connection, and what is new to it. A stream that is taken up again
-//! is generated from its beginning (by a worker that still keeps it, or anew: the tokens are the same), and what the
-//! client has is left out here, exactly: tokens by their number, text by its bytes. Text is a function of the tokens,
-//! however they were cut into deltas, so the two need not end at the same place.
+//! Splits a sample's output into what a client received on an earlier connection and what is new to it. A
+//! resumed stream is generated from its beginning (by a worker that still keeps it, or anew: the tokens are
+//! the same), and the received part is left out here: tokens by count, text by bytes. Text is a function of
+//! the tokens, however they were split into deltas, so the two counts need not end at the same place.
 
 use std::cmp::Ordering;
 
 use super::text_stream::TextDelta;
 use crate::refusal::Refusal;
 
-/// What a client has of one sample.
+/// How much of one sample a client has received.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Received {
-    /// Output tokens.
+    /// Number of output tokens.
     pub tokens: u32,
-    /// Bytes of output text (UTF-8).
+    /// Length of the output text in UTF-8 bytes.
     pub text_bytes: u64,
-    /// Its finish.
+    /// Whether the client received the finish.
     pub finished: bool,
 }
 
 impl Received {
-    /// Counts `delta` in.
+    /// Adds `delta` to the counts.
     pub fn add(&mut self, delta: &TextDelta) {
         self.tokens = self.tokens.saturating_add(u32::try_from(delta.tokens.len()).unwrap_or(u32::MAX));
         self.text_bytes = self.text_bytes.saturating_add(delta.text.len() as u64);
@@ -28,20 +28,20 @@ impl Received {
     }
 }
 
-/// Leaves out of one sample's deltas what its client has.
+/// The part of one sample that its client has not received.
 #[derive(Debug, Clone, Default)]
-pub struct Rest {
+pub struct Remainder {
     had: Received,
     seen: Received,
 }
 
-impl Rest {
-    /// Of a sample of which the client has `had`; nothing, for a fresh one.
+impl Remainder {
+    /// For a sample of which the client has `had`.
     pub fn after(had: Received) -> Self {
         Self { had, seen: Received::default() }
     }
 
-    /// What the client has when it has had everything up to here.
+    /// What the client has once everything up to here was sent.
     pub fn seen(&self) -> Received {
         Received {
             tokens: self.seen.tokens.max(self.had.tokens),
@@ -50,10 +50,11 @@ impl Rest {
         }
     }
 
-    /// Parts the next delta into what the client has and what is new to it.
+    /// Splits the next delta into the received part and the new part.
     ///
     /// # Errors
-    /// [`Refusal::NotContinued`] when the client has what this answer does not hold: it is not the same request.
+    /// [`Refusal::NotContinued`] if the client received something that this output does not contain: it
+    /// belongs to a different request.
     pub fn part(&mut self, mut delta: TextDelta) -> Result<(TextDelta, TextDelta), Refusal> {
         let tokens = self.had.tokens.saturating_sub(self.seen.tokens) as usize;
         let bytes = self.had.text_bytes.saturating_sub(self.seen.text_bytes);
@@ -73,8 +74,8 @@ impl Rest {
         };
         Ok((delta, new))
     }
-    /// Whether what was seen can be the answer that the client has a part of. The text that so many tokens make certain
-    /// is always the same, so neither count passes what the client has before the other one has reached it.
+    /// Whether the output so far can be what the client received part of. A number of tokens always completes
+    /// the same text, so neither count may pass the client's before the other has reached it.
     fn is_continued(&self) -> bool {
         let Self { had, seen } = self;
         let counts = (seen.tokens.cmp(&had.tokens), seen.text_bytes.cmp(&had.text_bytes));
@@ -98,12 +99,12 @@ mod tests {
         TextDelta { text: text.to_owned(), tokens: (0..tokens).collect(), finish, ..TextDelta::default() }
     }
 
-    fn had(tokens: u32, text_bytes: u64, finished: bool) -> Rest {
-        Rest::after(Received { tokens, text_bytes, finished })
+    fn had(tokens: u32, text_bytes: u64, finished: bool) -> Remainder {
+        Remainder::after(Received { tokens, text_bytes, finished })
     }
 
     #[test]
-    fn tokens_and_text_are_parted_each_at_its_own_place() {
+    fn tokens_and_text_are_split_independently() {
         let mut rest = had(3, 2, false);
         let (old, new) = rest.part(delta("a", 2, false)).unwrap();
         assert_eq!(
@@ -121,8 +122,8 @@ mod tests {
     }
 
     #[test]
-    fn another_answer_is_told_as_soon_as_it_shows() {
-        let refused = |mut rest: Rest, delta| matches!(rest.part(delta), Err(Refusal::NotContinued));
+    fn another_answer_is_detected_as_soon_as_it_differs() {
+        let refused = |mut rest: Remainder, delta| matches!(rest.part(delta), Err(Refusal::NotContinued));
         assert!(refused(had(3, 2, false), delta("abc", 2, false)), "more text of fewer tokens");
         assert!(refused(had(3, 2, false), delta("a", 4, false)), "less text of more tokens");
         assert!(refused(had(3, 2, false), delta("ab", 2, true)), "an end before what the client has");

@@ -1,10 +1,11 @@
-//! Stop strings over a stream of text, wherever it is cut: Knuth–Morris–Pratt, one state for each stop string.
+//! Finds stop strings in a stream of text, however it is split: Knuth–Morris–Pratt, with one state per stop
+//! string.
 //!
-//! Text that might be the beginning of a stop string is held back until it is certain. The stop string that
-//! ends first wins; of those that end together, the longest. So the result depends on the text alone and not on
-//! how it came in pieces.
+//! Text that may be the start of a stop string is held back until that is certain. The stop string that ends
+//! first wins; among those that end together, the longest. The result therefore depends only on the text, not
+//! on how it was split.
 
-/// The matcher of one sample.
+/// Stop-string state of one sample.
 #[derive(Debug, Clone)]
 pub struct StopMatcher {
     patterns: Vec<Pattern>,
@@ -15,21 +16,23 @@ pub struct StopMatcher {
 #[derive(Debug, Clone)]
 struct Pattern {
     text: String,
-    /// `borders[k]`: length of the longest proper prefix of the first `k` bytes that is also their suffix.
+    /// `borders[k]`: length of the longest proper prefix of the pattern's first `k` bytes that is also their
+    /// suffix.
     borders: Vec<usize>,
-    /// Bytes of the pattern that end the text so far.
+    /// Length of the longest prefix of the pattern that the text so far ends with.
     matched: usize,
 }
 
 impl StopMatcher {
-    /// Matches `stop` strings, none of them empty. With `include_stop` the one found stays in the text.
+    /// Matches the `stop` strings, which must not be empty. With `include_stop` the one found stays in the
+    /// text.
     pub fn new(stop: &[String], include_stop: bool) -> Self {
         let patterns = stop.iter().map(|text| Pattern::new(text)).collect();
         Self { patterns, include_stop, held: String::new() }
     }
 
-    /// Takes `text`, appends to `out` what is certain, and returns the stop string that ends the sample, if
-    /// any. One that ends in this piece counts only if `armed` (the sample has its `min_tokens`).
+    /// Processes `text`: appends to `out` what is certain, and returns the stop string that ends the sample,
+    /// if any. A stop string that ends in this piece counts only if `armed`: the sample has its `min_tokens`.
     pub fn push(&mut self, text: &str, armed: bool, out: &mut String) -> Option<String> {
         if self.patterns.is_empty() {
             out.push_str(text);
@@ -53,7 +56,7 @@ impl StopMatcher {
         None
     }
 
-    /// Appends the text still held back; the sample ended without a stop string.
+    /// Appends the text still held back, after a sample ended without a stop string.
     pub fn finish(&mut self, out: &mut String) {
         out.push_str(&std::mem::take(&mut self.held));
     }
@@ -74,7 +77,7 @@ impl Pattern {
         Self { text: text.to_owned(), borders, matched: 0 }
     }
 
-    /// Takes one byte of text; returns the pattern when it ends here.
+    /// Processes one byte; returns the pattern's text if it ends here.
     fn step(&mut self, byte: u8) -> Option<String> {
         let bytes = self.text.as_bytes();
         while self.matched > 0 && bytes[self.matched] != byte {
@@ -148,7 +151,7 @@ mod tests {
         assert_eq!(out, "abx");
     }
 
-    /// The specification: the earliest end, then the longest.
+    /// The specification: the stop string with the earliest end, then the longest.
     fn naive(stop: &[String], text: &str) -> (String, Option<String>) {
         for end in 1..=text.len() {
             let ending = stop.iter().filter(|stop| text.as_bytes()[..end].ends_with(stop.as_bytes()));
@@ -161,7 +164,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_cut_gives_the_same(
+        fn any_split_gives_the_same_result(
             stop in prop::collection::vec("[abé]{1,4}", 1..4),
             pieces in prop::collection::vec("[abcé]{0,5}", 0..12),
         ) {

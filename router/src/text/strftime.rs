@@ -1,4 +1,4 @@
-//! `strftime` for chat templates that print today's date: the C locale, always UTC.
+//! `strftime` for chat templates that print today's date: C locale, always UTC.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -19,7 +19,7 @@ const MONTHS: [&str; 12] = [
     "December",
 ];
 
-/// A moment, taken apart.
+/// A point in time, split into fields.
 struct Moment {
     year: i64,
     /// 1..=12
@@ -35,7 +35,7 @@ struct Moment {
     second: u32,
 }
 
-/// `since_1970` in `format`; a directive that is not known stays as it is, as in glibc.
+/// Formats `since_1970` by `format`. Unknown directives are copied unchanged, as in glibc.
 pub fn strftime(format: &str, since_1970: Duration) -> String {
     let moment = Moment::new(since_1970);
     let mut out = String::new();
@@ -112,8 +112,8 @@ impl Moment {
     }
 }
 
-/// Days since 1970 → (year, month, day), in the proleptic Gregorian calendar counted from 1 March of year 0, so
-/// that the leap day is a year's last.
+/// Days since 1970 → (year, month, day) in the proleptic Gregorian calendar. Years are counted from 1 March
+/// of year 0, so that the leap day comes last.
 fn civil(days: i64) -> (i64, u32, u32) {
     let days = days + 719_468;
     let (era, of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));

@@ -1,5 +1,5 @@
-//! Jinja as Hugging Face sets it up: block trimming, loop controls, Python's methods, its own `tojson`,
-//! `raise_exception` and `strftime_now`; and what it does not have, limits.
+//! The Jinja environment, set up like Hugging Face's: block trimming, loop controls, Python's methods,
+//! `tojson`, `raise_exception` and `strftime_now`; and with limits, which Hugging Face's lacks.
 
 use std::time::Duration;
 
@@ -10,21 +10,21 @@ use minijinja::{Environment, Error, ErrorKind, Value};
 use super::bounded_filters::{self, check_bytes};
 use super::strftime::strftime;
 
-/// Instructions of one rendering. Long conversations take some hundred thousand.
+/// Most instructions of one rendering. Long conversations take some hundred thousand.
 const FUEL: u64 = 5_000_000;
-/// Nested calls, loops and macros; well within a thread's stack.
+/// Most nested calls, loops and macros; well within a thread's stack.
 const RECURSION: usize = 160;
-/// Marks the message of `raise_exception`, which is the template's own sentence for the client.
+/// Prefix of messages from `raise_exception`, which the template addresses to the client.
 pub const RAISED: &str = "raised by the template: ";
 
-/// An environment without templates. `clock` gives the time since 1970.
+/// An environment without templates. `clock` returns the time since 1970.
 pub fn environment(clock: fn() -> Duration) -> Result<Environment<'static>, Error> {
     let mut env = Environment::new();
     env.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
     env.set_fuel(Some(FUEL));
     env.set_recursion_limit(RECURSION);
     env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-    // Otherwise an error of a debug build carries every variable, however large.
+    // Otherwise errors of a debug build would carry every variable, however large.
     env.set_debug(false);
     bounded_filters::install(&mut env);
     env.add_filter("tojson", tojson);
@@ -35,7 +35,7 @@ pub fn environment(clock: fn() -> Duration) -> Result<Environment<'static>, Erro
     Ok(env)
 }
 
-/// JSON as a template's variable.
+/// Converts JSON to a template variable.
 pub fn to_value(json: &serde_json::Value) -> Value {
     match json {
         serde_json::Value::Null => Value::from(()),
@@ -150,7 +150,7 @@ impl Writer {
     }
 
     fn string(&mut self, text: &str) {
-        // serde_json escapes what Python does when it keeps non-ASCII, in the same spelling.
+        // serde_json escapes the same characters as Python does with `ensure_ascii=False`, in the same form.
         self.out.push_str(&serde_json::Value::from(text).to_string());
     }
 }

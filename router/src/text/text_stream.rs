@@ -1,5 +1,5 @@
-//! A request's tokens as text: one detokenizer and one stop-string matcher for each sample, over the stream of
-//! all of them. Both APIs read this.
+//! Converts a request's token stream to text, with a detokenizer and a stop-string matcher per sample. Both
+//! APIs read this.
 
 use futures::StreamExt;
 use skein_proto::TokenId;
@@ -14,18 +14,18 @@ use crate::generator::TokenSource;
 use crate::refusal::Refusal;
 use crate::request::{Journey, TokenDelta, TokenRequest};
 
-/// What a request wants of its text; checked. The worker knows nothing of it.
+/// Validated text options of a request. The worker does not see them.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TextOptions {
-    /// None of them empty.
+    /// Stop strings, none of them empty.
     pub stop: Vec<String>,
-    /// Leave the stop string in the text.
+    /// Whether to keep the stop string in the text.
     pub include_stop_str_in_output: bool,
-    /// Leave control tokens out of the text.
+    /// Whether to leave control tokens out of the text.
     pub skip_special_tokens: bool,
 }
 
-/// The deltas of all samples of one request. Dropping it cancels the request.
+/// The text deltas of all samples of one request. Dropping it cancels the request.
 pub struct TextStream {
     source: Box<dyn TokenSource>,
     samples: Vec<Sample>,
@@ -37,18 +37,19 @@ pub struct TextStream {
     failed: bool,
 }
 
-/// New text of one sample, whole scalars, with the tokens that came. Text held back comes later than its token.
+/// New text of one sample, in whole scalars, and the new tokens. Text that was held back arrives later than
+/// its token.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TextDelta {
-    /// Which sample.
+    /// Index of the sample.
     pub sample_index: u32,
-    /// Absolute position of `tokens[0]`.
+    /// Absolute position of `tokens[0]`, counting prompt tokens.
     pub from_position: u32,
-    /// New text.
+    /// The new text.
     pub text: String,
-    /// New tokens; a stop token is not among them.
+    /// The new tokens, without a stop token.
     pub tokens: Vec<TokenId>,
-    /// One for each of `tokens` when asked for.
+    /// One for each of `tokens` if requested, else empty.
     pub logprobs: Vec<TokenLogprobs>,
     /// Set on the sample's last delta.
     pub finish: Option<TextFinish>,
@@ -57,23 +58,23 @@ pub struct TextDelta {
 /// Why a sample ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TextFinish {
-    /// The model or the request said stop.
+    /// A stop string, stop token or end-of-sequence token.
     Stop(StopCause),
-    /// `max_tokens` or the context's end.
+    /// `max_tokens` or the end of the context was reached.
     Length,
 }
 
 /// What stopped a sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StopCause {
-    /// A stop string.
+    /// This stop string.
     Text(String),
-    /// A stop or end-of-sequence token, when the worker named it.
+    /// A stop or end-of-sequence token; `None` if the worker did not name it.
     Token(Option<TokenId>),
 }
 
 impl TextFinish {
-    /// `finish_reason` in both APIs.
+    /// The value of `finish_reason` in both APIs.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Stop(_) => "stop",
@@ -82,12 +83,12 @@ impl TextFinish {
     }
 }
 
-/// Tokens counted so far.
+/// Token counts so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Of the prompt, once however many samples.
+    /// Prompt tokens, counted once for all samples.
     pub prompt_tokens: u32,
-    /// Of all samples.
+    /// Output tokens of all samples.
     pub completion_tokens: u32,
     /// Prompt tokens found in a prefix cache.
     pub cached_tokens: u32,
@@ -101,7 +102,7 @@ struct Sample {
 }
 
 impl TextStream {
-    /// The text of `source`, which answers `request`.
+    /// The text of `source`, the token stream of `request`.
     pub fn new(
         source: Box<dyn TokenSource>,
         request: &TokenRequest,
@@ -127,7 +128,7 @@ impl TextStream {
         }
     }
 
-    /// The next delta; `None` after the last sample's finish or after an error. Deltas may be without text.
+    /// The next delta, possibly without text; `None` after the last sample's finish or after an error.
     pub async fn next(&mut self) -> Option<Result<TextDelta, Refusal>> {
         while !self.failed && !self.is_done() {
             let item = tokio::select! {
@@ -135,7 +136,7 @@ impl TextStream {
                 () = self.lease.ended() => Some(Err(Refusal::Draining)),
                 item = self.source.next() => item,
             };
-            // A source that ends before its samples broke its promise.
+            // A source that ends before its samples is a bug.
             let taken = item.unwrap_or(Err(Refusal::Internal)).and_then(|delta| self.take(delta));
             match taken {
                 Ok(None) => {}
@@ -154,7 +155,7 @@ impl TextStream {
         self.samples.iter().all(|sample| sample.ended)
     }
 
-    /// Counts so far; complete when the stream has ended.
+    /// Counts so far; complete once the stream has ended.
     pub fn usage(&self) -> Usage {
         Usage {
             prompt_tokens: self.prompt_tokens,
@@ -163,12 +164,13 @@ impl TextStream {
         }
     }
 
-    /// How the request has fared so far; complete when the stream has ended.
+    /// The request's moves so far; complete once the stream has ended.
     pub fn journey(&self) -> Journey {
         self.source.journey()
     }
 
-    /// Log-probabilities of prompt positions 1.. when asked for; complete when the first delta has come.
+    /// Log-probabilities of prompt positions from 1 on, if requested; complete once the first delta has
+    /// arrived.
     pub fn prompt_logprobs(&self) -> &[TokenLogprobs] {
         &self.prompt_logprobs
     }
@@ -177,7 +179,7 @@ impl TextStream {
         self.prompt_logprobs.append(&mut delta.prompt_logprobs);
         self.cached_tokens = delta.cached_tokens.unwrap_or(self.cached_tokens);
         let Some(sample) = self.samples.get_mut(delta.sample_index as usize) else {
-            tracing::error!(sample_index = delta.sample_index, "a delta for a sample that was not asked for");
+            tracing::error!(sample_index = delta.sample_index, "a delta for a sample that was not requested");
             return Err(Refusal::Internal);
         };
         if sample.ended || (delta.tokens.is_empty() && delta.finish.is_none()) {
@@ -219,7 +221,7 @@ impl Sample {
         out
     }
 
-    /// The rest of the text when the worker has ended the sample.
+    /// Appends the remaining text after the worker has ended the sample.
     fn flush(&mut self, finish: FinishReason, min_tokens: u32, text: &mut String) -> TextFinish {
         let mut piece = String::new();
         self.detokenizer.finish(&mut piece);
@@ -258,7 +260,7 @@ mod tests {
         TextStream::new(source, &request, &options, &text, Drain::default().enter().unwrap())
     }
 
-    /// The text and the finish of sample 0, however its tokens are cut into deltas.
+    /// The text and the finish of sample 0, with its tokens split into deltas at `cuts`.
     async fn run(cuts: &[&[TokenId]], sampling: SamplingOptions) -> (String, Option<TextFinish>, u32) {
         let mut deltas: Vec<TokenDelta> =
             cuts.iter().map(|cut| TokenDelta { tokens: cut.to_vec(), ..TokenDelta::default() }).collect();
@@ -302,7 +304,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_source_that_breaks_off_is_an_error() {
+    async fn a_source_that_ends_early_is_an_error() {
         let mut stream = start(&Script::of([delta(0, "a")]), SamplingOptions::default()).await;
         assert!(stream.next().await.unwrap().is_ok());
         assert!(matches!(stream.next().await, Some(Err(Refusal::Internal))));
@@ -329,7 +331,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_cut_into_deltas_gives_the_same_text(
+        fn any_split_into_deltas_gives_the_same_text(
             text in "[ab😀é]{0,12}", stop in "[ab😀é]{1,3}", min_tokens in 0_i64..4, cut in 1_usize..6,
         ) {
             let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();

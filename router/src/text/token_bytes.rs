@@ -1,8 +1,8 @@
-//! The bytes each token stands for, all in one table, so that turning a token into text is a slice lookup.
+//! A table of the bytes of every token, so that turning a token into text is a slice lookup.
 //!
-//! Read from the `decoder` of tokenizer.json: byte-level (GPT-2's printable alphabet) or SentencePiece style
-//! (`▁` for a space, `<0xHH>` for a lone byte). The space that such a decoder strips from the start of a whole
-//! text is kept here: generated text continues a prompt.
+//! Built from the `decoder` of tokenizer.json: byte-level (GPT-2's printable alphabet) or SentencePiece style
+//! (`▁` for a space, `<0xHH>` for a single byte). Such a decoder strips the leading space of a whole text;
+//! the table keeps it, because generated text continues a prompt.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -12,17 +12,18 @@ use skein_proto::TokenId;
 
 use super::TextError;
 
-/// Bytes of every token id; ids without a token have none.
+/// The bytes of every token id; none for unused ids.
 #[derive(Debug)]
 pub struct TokenBytes {
     bytes: Vec<u8>,
-    /// `starts[id]..starts[id + 1]` of `bytes`.
+    /// The bytes of `id` are `bytes[starts[id]..starts[id + 1]]`.
     starts: Vec<u32>,
     special: Vec<bool>,
 }
 
 impl TokenBytes {
-    /// The table for ids `0..vocab_size`; `token` names an id's token, `special` says whether it is control.
+    /// Builds the table for ids `0..vocab_size`. `token` maps an id to its token; `special` says whether it
+    /// is a control token.
     pub fn new(
         decoder: &TokenDecoder,
         vocab_size: u32,
@@ -40,7 +41,7 @@ impl TokenBytes {
         table
     }
 
-    /// The bytes of `token`; none for an unknown id. They need not be whole UTF-8 scalars.
+    /// The bytes of `token`; empty for an unknown id. They need not be whole UTF-8 scalars.
     pub fn get(&self, token: TokenId) -> &[u8] {
         self.range(token).and_then(|range| self.bytes.get(range)).unwrap_or(&[])
     }
@@ -50,7 +51,7 @@ impl TokenBytes {
         self.special.get(token as usize).copied().unwrap_or(false)
     }
 
-    /// Ids in the table.
+    /// Number of ids in the table.
     pub fn vocab_size(&self) -> u32 {
         u32::try_from(self.special.len()).unwrap_or(u32::MAX)
     }
@@ -62,15 +63,15 @@ impl TokenBytes {
     }
 }
 
-/// How a token's spelling becomes bytes: the steps of tokenizer.json's `decoder`.
+/// Converts a token to bytes, by the steps of tokenizer.json's `decoder`.
 #[derive(Debug)]
-pub struct TokenDecoder(Vec<Step>);
+pub struct TokenDecoder(Vec<DecoderStep>);
 
 #[derive(Debug)]
-enum Step {
-    /// Each char is a byte, by GPT-2's alphabet; a token with any other char stands for itself.
+enum DecoderStep {
+    /// Each character is a byte in GPT-2's alphabet. A token with any other character is taken literally.
     ByteLevel(HashMap<char, u8>),
-    /// `<0xHH>` is that byte.
+    /// `<0xHH>` is the byte HH.
     ByteFallback,
     Replace(String, String),
 }
@@ -83,43 +84,45 @@ impl TokenDecoder {
         Ok(Self(steps))
     }
 
-    /// Appends the bytes of one token.
+    /// Appends the bytes of `token` to `out`.
     fn append(&self, token: &str, out: &mut Vec<u8>) {
         let mut text = token.to_owned();
         for step in &self.0 {
             match step {
-                Step::ByteLevel(alphabet) => {
+                DecoderStep::ByteLevel(alphabet) => {
                     let bytes: Option<Vec<u8>> = text.chars().map(|c| alphabet.get(&c).copied()).collect();
                     out.extend(bytes.unwrap_or_else(|| text.into_bytes()));
                     return;
                 }
-                Step::ByteFallback => {
+                DecoderStep::ByteFallback => {
                     if let Some(byte) = fallback_byte(&text) {
                         out.push(byte);
                         return;
                     }
                 }
-                Step::Replace(from, to) => text = text.replace(from.as_str(), to),
+                DecoderStep::Replace(from, to) => text = text.replace(from.as_str(), to),
             }
         }
         out.extend(text.into_bytes());
     }
 }
 
-fn add_steps(decoder: &Value, steps: &mut Vec<Step>) -> Result<(), TextError> {
+fn add_steps(decoder: &Value, steps: &mut Vec<DecoderStep>) -> Result<(), TextError> {
     let unsupported = |what: &str| Err(TextError::UnsupportedDecoder(what.to_owned()));
     let text = |name: &str| decoder[name].as_str().map(str::to_owned);
     match decoder["type"].as_str() {
-        Some("ByteLevel") => steps.push(Step::ByteLevel(byte_alphabet())),
-        Some("ByteFallback") => steps.push(Step::ByteFallback),
-        // Joins tokens, or strips the text's first space: neither changes what one token is in mid-text.
+        Some("ByteLevel") => steps.push(DecoderStep::ByteLevel(byte_alphabet())),
+        Some("ByteFallback") => steps.push(DecoderStep::ByteFallback),
+        // Joins tokens, or strips the text's leading space: neither changes a token in the middle of a text.
         Some("Fuse" | "Strip") => {}
         Some("Metaspace") => {
             let mark = text("replacement").unwrap_or_else(|| "▁".to_owned());
-            steps.push(Step::Replace(mark, " ".to_owned()));
+            steps.push(DecoderStep::Replace(mark, " ".to_owned()));
         }
         Some("Replace") => match (decoder["pattern"]["String"].as_str(), text("content")) {
-            (Some(from), Some(to)) if !from.is_empty() => steps.push(Step::Replace(from.to_owned(), to)),
+            (Some(from), Some(to)) if !from.is_empty() => {
+                steps.push(DecoderStep::Replace(from.to_owned(), to))
+            }
             _ => return unsupported("a Replace decoder with a regular expression"),
         },
         Some("Sequence") => {
@@ -139,7 +142,7 @@ fn fallback_byte(token: &str) -> Option<u8> {
     if hex.len() == 2 { u8::from_str_radix(hex, 16).ok() } else { None }
 }
 
-/// GPT-2's alphabet: printable Latin-1 stands for itself, the other 68 bytes for U+0100 and on, in order.
+/// GPT-2's alphabet: printable Latin-1 maps to itself, the other 68 bytes to U+0100 and up, in order.
 fn byte_alphabet() -> HashMap<char, u8> {
     let mut next = 0x100_u32;
     (0..=255_u8)

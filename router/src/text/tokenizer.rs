@@ -1,4 +1,5 @@
-//! tokenizer.json: text to token ids by Hugging Face's own library, token ids to bytes by our table.
+//! tokenizer.json: converts text to token ids with Hugging Face's library, and token ids to bytes with our
+//! table.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
@@ -11,25 +12,25 @@ use super::control::ControlTokens;
 use super::token_bytes::{TokenBytes, TokenDecoder};
 use crate::refusal::Refusal;
 
-/// Brackets the stand-in for a control token in [`Tokenizer::encode_shielded`].
+/// Encloses the stand-in for a control token in [`Tokenizer::encode_shielded`].
 const STAND_IN: char = '\u{FDEF}';
 
-/// Largest token id. Tables have a row for each id up to the largest, so one absurd id would cost gigabytes; the
-/// vocabularies of public models end at about 300,000.
+/// Largest token id accepted. Tables have a row for each id up to the largest, so an absurd id would cost
+/// gigabytes; vocabularies of public models end at about 300,000.
 const MAX_TOKEN_ID: u64 = 1 << 24;
 
-/// A loaded tokenizer; immutable, shared by all requests.
+/// A loaded tokenizer. Immutable, shared by all requests.
 #[derive(Debug)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
-    /// Made when first needed: most processes never see a control token spelt by a user.
+    /// Created when first needed: most processes never see a user write a control token.
     literal: OnceLock<LiteralTokenizer>,
     control: ControlTokens,
     control_tokens: Vec<(TokenId, AddedToken)>,
     bytes: Arc<TokenBytes>,
 }
 
-/// Reads control tokens as plain text, and a stand-in for each as the token itself.
+/// Reads control tokens as plain text, and the stand-in of each as the token itself.
 #[derive(Debug)]
 struct LiteralTokenizer {
     inner: tokenizers::Tokenizer,
@@ -45,7 +46,7 @@ impl Tokenizer {
             serde_json::from_slice(json).map_err(|error| malformed(error.to_string()))?;
         let decoder = TokenDecoder::from_json(&tree["decoder"])?;
         check_ids(&tree)?;
-        // The library may panic on files that no trainer makes; at start that is an error like another.
+        // The library may panic on malformed files; report that like any other error at start.
         let mut inner = catch_unwind(AssertUnwindSafe(|| tokenizers::Tokenizer::from_bytes(json)))
             .map_err(|_| malformed("the tokenizers library cannot read it".to_owned()))?
             .map_err(|error| malformed(error.to_string()))?;
@@ -65,14 +66,14 @@ impl Tokenizer {
         Ok(Self { inner, literal: OnceLock::new(), control, control_tokens, bytes })
     }
 
-    /// Token ids of `text`; control tokens spelt in it are read as such. With `add_special_tokens` the
-    /// tokenizer's post-processor adds its own (BOS).
+    /// Token ids of `text`, in which control tokens are recognised. With `add_special_tokens` the tokenizer's
+    /// post-processor adds its own (BOS).
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, Refusal> {
         encode(&self.inner, text, add_special_tokens)
     }
 
-    /// Token ids of a rendered chat. Control tokens in it are read as such, but not those broken by `mark`
-    /// (see [`ControlTokens::shield`]), which the user wrote: they become text.
+    /// Token ids of a rendered chat. Control tokens are recognised unless they contain `mark` (see
+    /// [`ControlTokens::shield`]): those were written by the user and become text.
     pub fn encode_shielded(&self, text: &str, mark: char) -> Result<Vec<TokenId>, Refusal> {
         if !text.contains(mark) {
             return self.encode(text, false);
@@ -123,27 +124,27 @@ impl Tokenizer {
         Ok(self.literal.get_or_init(|| LiteralTokenizer { inner, stand_ins }))
     }
 
-    /// The text of whole sequence `tokens`, as Hugging Face decodes it.
+    /// The text of a whole sequence, as Hugging Face decodes it.
     pub fn decode(&self, tokens: &[TokenId], skip_special_tokens: bool) -> Result<String, Refusal> {
         self.inner.decode(tokens, skip_special_tokens).map_err(|_| Refusal::Internal)
     }
 
-    /// What each token is in mid-text.
+    /// The bytes of each token within a text.
     pub fn bytes(&self) -> &Arc<TokenBytes> {
         &self.bytes
     }
 
-    /// The largest id of the vocabulary itself, without the tokens added to it.
+    /// The largest id of the vocabulary, without added tokens.
     pub fn largest_own_id(&self) -> Option<TokenId> {
         self.inner.get_vocab(false).into_values().max()
     }
 
-    /// The control tokens.
+    /// The tokenizer's control tokens.
     pub fn control(&self) -> &ControlTokens {
         &self.control
     }
 
-    /// The spelling of `token` in the vocabulary (`Ġhello`).
+    /// The token's form in the vocabulary (`Ġhello`); `None` for an unknown id.
     pub fn spelling(&self, token: TokenId) -> Option<String> {
         self.inner.id_to_token(token)
     }
@@ -160,7 +161,7 @@ fn stand_in(id: TokenId) -> String {
     format!("{STAND_IN}{id}{STAND_IN}")
 }
 
-/// Refuses ids over [`MAX_TOKEN_ID`] in the file itself, before the library reads it.
+/// Refuses ids over [`MAX_TOKEN_ID`] before the library reads the file.
 fn check_ids(tree: &serde_json::Value) -> Result<(), TextError> {
     let vocab = tree["model"]["vocab"].as_object().into_iter().flatten();
     let added = tree["added_tokens"].as_array().into_iter().flatten();
@@ -176,7 +177,7 @@ fn check_ids(tree: &serde_json::Value) -> Result<(), TextError> {
     }
 }
 
-/// One more than the largest id: a vocabulary may have holes.
+/// The largest id plus one: a vocabulary may have gaps.
 fn vocab_size(tokenizer: &tokenizers::Tokenizer) -> u32 {
     let largest = tokenizer.get_vocab(true).into_values().max();
     largest.map_or(0, |largest| largest.saturating_add(1))
@@ -271,7 +272,8 @@ mod tests {
         check("/added_tokens/0/id");
     }
 
-    /// SentencePiece style, as Llama 2 and Mistral have it: spaces are `▁`, unknown chars are bytes.
+    /// A tokenizer in SentencePiece style, like those of Llama 2 and Mistral: spaces are `▁`, unknown
+    /// characters are bytes.
     fn sentencepiece() -> Tokenizer {
         let mut vocab = serde_json::json!({"<unk>": 0, "<s>": 1, "</s>": 2, "▁": 259, "H": 260, "i": 261, "Hi": 262,
             "▁Hi": 263});

@@ -1,108 +1,109 @@
-//! The little of etcd that membership needs, in our own words: what the follower and the registrar are written
-//! against. [`super::EtcdClient`] speaks to real servers; a simulator implements the same few calls.
+//! The subset of etcd that membership needs, as a trait for the follower and the registrar.
+//! [`super::EtcdClient`] implements it over real servers; a simulator implements it in memory.
 //!
-//! Contract of every call: it ends within [`CALL_TIMEOUT`], with [`EtcdError::Unavailable`] when nothing came by then.
-//! Only [`EtcdWatch::next`] may wait for ever. All calls may be dropped at any await point.
+//! Every call ends within [`CALL_TIMEOUT`], with [`EtcdError::Unavailable`] if no answer arrived. Only
+//! [`EtcdWatch::next`] may wait forever. All calls may be dropped at any await point.
 
 use std::time::Duration;
 
-/// Longest wait for the answer to one call.
+/// Timeout of one call.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// A key and its value, as they are since `revision`.
+/// A key with its value.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
-    /// The whole key.
+pub struct KeyEntry {
+    /// The full key.
     pub key: String,
     /// Its value.
     pub value: Vec<u8>,
-    /// Of the store when the key was last written (`mod_revision`).
+    /// Revision of the store at which the key was last written (`mod_revision`).
     pub revision: i64,
 }
 
 /// All keys under a prefix at one revision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Which etcd cluster answered. A change means another store, whose revisions say nothing about ours.
+    /// Id of the etcd cluster. If it changes, the store is another one with unrelated revisions.
     pub cluster: u64,
-    /// The store's revision: a watch goes on from the next one.
+    /// Revision of the store; a watch continues from the next one.
     pub revision: i64,
-    /// In the order of their keys.
-    pub entries: Vec<Entry>,
+    /// The keys in order, with their values.
+    pub entries: Vec<KeyEntry>,
 }
 
-/// One change that a watch tells of.
+/// One change reported by a watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WatchEvent {
-    /// Written, for the first time or again.
-    Put(Entry),
-    /// Deleted, by somebody or because its lease ended.
+    /// The key was created or written again.
+    Put(KeyEntry),
+    /// The key was deleted, explicitly or because its lease ended.
     Delete {
-        /// The whole key.
+        /// The full key.
         key: String,
-        /// Of the store when it was deleted.
+        /// Revision of the store at which it was deleted.
         revision: i64,
     },
 }
 
-/// Names a lease.
+/// Id of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LeaseId(pub i64);
 
 /// A lease as it was granted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A granted lease.
 pub struct Lease {
-    /// Its name.
+    /// Its id.
     pub id: LeaseId,
-    /// Its time to live, which the server may have raised.
+    /// Its time to live; the server may have raised it.
     pub ttl: Duration,
 }
 
-/// Why etcd did not do what it was asked.
+/// Why a call to etcd failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EtcdError {
-    /// Nobody answers, or those who do have no leader. Passes by itself.
+    /// No server answers, or the servers have no leader. Temporary.
     #[error("etcd is away: {0}")]
     Unavailable(String),
-    /// It answers and will not: user, role, certificate or address are wrong. Somebody has to change something.
+    /// The server refuses the call: user, role, certificate or address is wrong. The operator must act.
     #[error("etcd refuses: {0}")]
     Refused(String),
-    /// The lease has ended, and the keys under it are gone.
+    /// The lease has ended and its keys are deleted.
     #[error("the lease has ended")]
     LeaseGone,
-    /// The changes asked for are no longer kept.
+    /// The requested changes have been compacted away.
     #[error("changes before revision {oldest} are compacted")]
     Compacted {
-        /// The oldest revision that is kept.
+        /// The oldest revision still kept.
         oldest: i64,
     },
 }
 
-/// Calls to etcd.
+/// The calls to etcd.
 pub trait EtcdApi: Send + Sync {
-    /// A running watch; dropping it ends it.
+    /// A running watch. Dropping it ends the watch.
     type Watch: EtcdWatch;
 
-    /// All keys under `prefix`, as the cluster's majority has them (a linearizable read).
+    /// Lists all keys under `prefix` with a linearizable read.
     fn list(&self, prefix: &str) -> impl Future<Output = Result<Snapshot, EtcdError>> + Send;
 
-    /// Starts to watch `prefix` from `revision` on, that one included. Returns once the server has it.
+    /// Starts to watch `prefix` from `revision` on, inclusive. Returns once the server has created the watch.
     ///
-    /// A server whose store has not come as far as `revision - 1` answers [`EtcdError::Unavailable`]: it lags behind,
-    /// or its data are gone, and a watch in the future would be silent for ever.
+    /// If the server's store has not reached `revision - 1`, this fails with [`EtcdError::Unavailable`]: the
+    /// server lags behind or has lost its data, and a watch in the future would stay silent forever.
     fn watch(
         &self,
         prefix: &str,
         revision: i64,
     ) -> impl Future<Output = Result<Self::Watch, EtcdError>> + Send;
 
-    /// A new lease of `ttl`, in whole seconds.
+    /// Creates a lease of `ttl`, in whole seconds.
     fn grant(&self, ttl: Duration) -> impl Future<Output = Result<Lease, EtcdError>> + Send;
 
-    /// Renews a lease. [`EtcdError::LeaseGone`] when it has ended.
+    /// Renews a lease. Fails with [`EtcdError::LeaseGone`] if it has ended.
     fn keep_alive(&self, lease: LeaseId) -> impl Future<Output = Result<(), EtcdError>> + Send;
 
-    /// Writes `key`; it goes when `lease` ends. [`EtcdError::LeaseGone`] when that has ended already.
+    /// Writes `key`, which is deleted when `lease` ends. Fails with [`EtcdError::LeaseGone`] if it already
+    /// has.
     fn put(
         &self,
         key: &str,
@@ -110,7 +111,7 @@ pub trait EtcdApi: Send + Sync {
         lease: LeaseId,
     ) -> impl Future<Output = Result<(), EtcdError>> + Send;
 
-    /// Writes `key` if it stands under `lease` now, and says whether it did.
+    /// Writes `key` if it is currently held by `lease`; returns whether it was.
     fn put_if_held(
         &self,
         key: &str,
@@ -118,13 +119,13 @@ pub trait EtcdApi: Send + Sync {
         lease: LeaseId,
     ) -> impl Future<Output = Result<bool, EtcdError>> + Send;
 
-    /// Ends a lease and deletes the keys under it. [`EtcdError::LeaseGone`] when it has ended already.
+    /// Ends a lease and deletes its keys. Fails with [`EtcdError::LeaseGone`] if it has already ended.
     fn revoke(&self, lease: LeaseId) -> impl Future<Output = Result<(), EtcdError>> + Send;
 }
 
 /// A running watch.
 pub trait EtcdWatch: Send {
-    /// The next changes, in the order of their revisions; an empty list is only a sign of life. After an error the
-    /// watch is over. Dropping the future loses nothing: the next call gives what it would have.
+    /// The next changes, in order of revision; an empty list only shows that the watch is alive. After an
+    /// error the watch is over. Dropping the future loses nothing: the next call returns the same changes.
     fn next(&mut self) -> impl Future<Output = Result<Vec<WatchEvent>, EtcdError>> + Send;
 }

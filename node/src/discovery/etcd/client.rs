@@ -1,5 +1,5 @@
-//! [`EtcdApi`] over real servers. One of them is spoken to at a time; when it fails a call, the next call goes to the
-//! next one. Spreading calls over all of them would keep hitting the one that is away.
+//! [`EtcdApi`] over real servers. It talks to one server at a time; after a failed call, the next call uses
+//! the next server. Spreading calls over all servers would keep hitting the one that is down.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -9,38 +9,41 @@ use etcd_client::{
     PutOptions, TlsOptions, Txn, TxnOp, WatchOptions, WatchResponse, WatchStream,
 };
 
-use super::api::{CALL_TIMEOUT, Entry, EtcdApi, EtcdError, EtcdWatch, Lease, LeaseId, Snapshot, WatchEvent};
+use super::api::{
+    CALL_TIMEOUT, EtcdApi, EtcdError, EtcdWatch, KeyEntry, Lease, LeaseId, Snapshot, WatchEvent,
+};
 
-/// Longest wait for a TCP and TLS connection, below [`CALL_TIMEOUT`] so that its error is the one that is seen.
+/// Timeout of a TCP and TLS connection; below [`CALL_TIMEOUT`], so that its error is the one reported.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// A connection with a watch on it is pinged this often. Servers by default take more than one ping in 5 s for abuse.
+/// Interval of pings on a connection with a watch. By default, servers treat more than one ping in 5 s as
+/// abuse.
 const PING_EVERY: Duration = Duration::from_secs(7);
-/// A ping without an answer for this long means that the server is away.
+/// A server that does not answer a ping within this time is considered down.
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
-/// Keys read at once; what is beyond is not seen. Well over the members a cluster may have.
+/// Most keys read at once; further ones are ignored. Far more than a cluster's members.
 const MAX_LISTED: i64 = 4096;
 
-/// Where etcd is, and how to get in.
+/// Servers and credentials of etcd.
 #[derive(Clone, Default)]
 pub struct EtcdSettings {
     /// `host:port` of each server, at least one.
     pub endpoints: Vec<String>,
-    /// Name and password, where etcd has users.
+    /// Name and password, if etcd has users.
     pub user: Option<(String, String)>,
     /// TLS instead of plain TCP.
     pub tls: Option<Tls>,
 }
 
-/// How TLS is spoken, all PEM.
+/// TLS settings, all PEM.
 #[derive(Clone)]
 pub struct Tls {
-    /// Who may have signed the servers' certificates.
+    /// Authority that signed the servers' certificates.
     pub ca: Vec<u8>,
-    /// Our certificate and its key, where servers ask for one.
+    /// Client certificate and its key, if servers require one.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
 }
 
-/// Without the password and the key.
+/// Leaves out the password and the key.
 impl std::fmt::Debug for EtcdSettings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let user = self.user.as_ref().map(|(name, _)| name);
@@ -52,21 +55,21 @@ impl std::fmt::Debug for EtcdSettings {
     }
 }
 
-/// Speaks to etcd.
+/// A client of an etcd cluster.
 #[derive(Debug)]
 pub struct EtcdClient {
     settings: EtcdSettings,
     session: Arc<Session>,
 }
 
-/// The connection in use. Shared with the watches on it, which see first when it dies.
+/// The current connection. Shared with its watches, which are the first to notice when it fails.
 #[derive(Default)]
 struct Session(Mutex<Slot>);
 
 #[derive(Default)]
 struct Slot {
     client: Option<Client>,
-    /// Connections given up so far: also says which endpoint is next.
+    /// Number of connections abandoned so far; also selects the endpoint.
     generation: usize,
 }
 
@@ -78,11 +81,11 @@ impl std::fmt::Debug for Session {
 
 impl Session {
     fn slot(&self) -> std::sync::MutexGuard<'_, Slot> {
-        // What it holds is right after every step, so a panic elsewhere does not matter.
+        // The slot is consistent after every statement, so a panic elsewhere does not matter.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives up connection `generation`, if it is still the one in use.
+    /// Abandons connection `generation`, if it is still the current one.
     fn lost(&self, generation: usize) {
         let mut slot = self.slot();
         if slot.generation == generation {
@@ -92,22 +95,23 @@ impl Session {
 }
 
 impl EtcdClient {
-    /// Connects at the first call and not before, so that an etcd that is away keeps nobody from starting. `seed` says
-    /// which endpoint is the first, so that not all processes begin with the same one.
+    /// Connects at the first call, so that an outage of etcd does not keep a process from starting. `seed`
+    /// selects the first endpoint, so that processes start with different ones.
     ///
     /// # Errors
-    /// When an endpoint is no address, or a certificate cannot be read.
+    /// If an endpoint is not an address, or a certificate cannot be parsed.
     pub async fn new(settings: EtcdSettings, seed: u64) -> Result<Self, EtcdError> {
         let count = settings.endpoints.len().max(1);
         let slot = Slot { client: None, generation: seed as usize % count };
-        // Without a user this only looks at the settings.
+        // Without a user this does not connect but checks the settings.
         let options = options(&EtcdSettings { user: None, ..settings.clone() });
         let urls: Vec<String> = (0..count).map(|index| settings.url(index)).collect();
         Client::connect(urls, Some(options)).await.map_err(|error| EtcdError::Refused(describe(&error)))?;
         Ok(Self { settings, session: Arc::new(Session(Mutex::new(slot))) })
     }
 
-    /// Runs one call within [`CALL_TIMEOUT`]; a call that fails for more than its own reasons costs the connection.
+    /// Runs one call within [`CALL_TIMEOUT`]. If the connection or server is at fault, the connection is
+    /// abandoned.
     async fn call<T>(
         &self,
         call: impl AsyncFnOnce(Client) -> Result<T, etcd_client::Error>,
@@ -153,9 +157,9 @@ fn options(settings: &EtcdSettings) -> ConnectOptions {
     let mut options = ConnectOptions::new()
         .with_connect_timeout(CONNECT_TIMEOUT)
         .with_keep_alive(PING_EVERY, PING_TIMEOUT)
-        // Servers take pings of a connection without a stream for abuse, too.
+        // Servers also treat pings on a connection without a stream as abuse.
         .with_keep_alive_while_idle(false)
-        // A server without a leader says so, instead of keeping a watch that hears nothing.
+        // A server without a leader then fails the watch instead of keeping it silent.
         .with_require_leader(true)
         .with_auto_token_refresh(true);
     if let Some((name, password)) = &settings.user {
@@ -208,7 +212,7 @@ impl EtcdApi for EtcdClient {
         Ok(Lease { id: LeaseId(answer.id()), ttl: Duration::from_secs(answer.ttl().max(1).unsigned_abs()) })
     }
 
-    /// A stream for each sign of life: one that is kept open can go deaf.
+    /// Opens a stream for each renewal, because a long-lived stream can break unnoticed.
     async fn keep_alive(&self, lease: LeaseId) -> Result<(), EtcdError> {
         self.call(async |mut client: Client| client.lease_keep_alive(lease.0).await).await.map(drop)
     }
@@ -231,7 +235,7 @@ impl EtcdApi for EtcdClient {
     }
 }
 
-/// A watch on a real server.
+/// A watch at a real server.
 #[derive(Debug)]
 pub struct ClientWatch {
     stream: WatchStream,
@@ -278,16 +282,16 @@ fn event(event: &etcd_client::Event) -> Option<WatchEvent> {
     })
 }
 
-fn entry(kv: &KeyValue) -> Entry {
-    Entry { key: key(kv), value: kv.value().to_vec(), revision: kv.mod_revision() }
+fn entry(kv: &KeyValue) -> KeyEntry {
+    KeyEntry { key: key(kv), value: kv.value().to_vec(), revision: kv.mod_revision() }
 }
 
-/// A key that is no text is no worker's; it is passed on so that somebody complains about it.
+/// A key that is not UTF-8 belongs to no worker; it is passed on so that a warning is logged.
 fn key(kv: &KeyValue) -> String {
     String::from_utf8_lossy(kv.key()).into_owned()
 }
 
-/// What a failure means for membership. gRPC codes as etcd's `rpctypes` uses them.
+/// Translates a failure, with gRPC codes as in etcd's `rpctypes`.
 fn translate(error: &etcd_client::Error, endpoint: &str) -> EtcdError {
     use etcd_client::Error;
     let text = format!("{endpoint}: {}", describe(error));
@@ -310,7 +314,7 @@ fn translate(error: &etcd_client::Error, endpoint: &str) -> EtcdError {
     }
 }
 
-/// gRPC status codes that mean something here.
+/// The gRPC status codes that are distinguished.
 mod grpc {
     pub(super) const INVALID_ARGUMENT: i32 = 3;
     pub(super) const NOT_FOUND: i32 = 5;
@@ -321,7 +325,7 @@ mod grpc {
     pub(super) const UNAUTHENTICATED: i32 = 16;
 }
 
-/// An error with its causes: the texts of the outermost ones stop at "transport error".
+/// An error with its causes; the outermost texts say only "transport error".
 fn describe(error: &etcd_client::Error) -> String {
     use etcd_client::Error;
     use std::error::Error as _;

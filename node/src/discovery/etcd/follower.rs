@@ -1,16 +1,17 @@
-//! Follows the cluster's workers in etcd: list, watch from the next revision, and list again whenever the watch ends.
+//! Follows the cluster's workers in etcd: list, watch from the next revision, and list again whenever the
+//! watch ends.
 //!
-//! Each new watch starts from a list, also after a mere disconnect: a list is one small read, and it is right whatever
-//! happened meanwhile: compaction, another leader, a restored backup, a store that began anew.
+//! Every watch starts from a new list, even after a mere disconnect: it is one small read, and correct after
+//! anything that may have happened, such as a compaction, a new leader, a restored backup or an empty store.
 
 use std::time::Duration;
 
 use tokio::sync::mpsc;
 
 use super::api::{EtcdApi, EtcdError, EtcdWatch};
+use super::outage_log::OutageLog;
 use super::record;
 use super::roster::{GRACE, Roster, RosterConfig};
-use super::standing::Standing;
 use crate::clock::{self, Timestamp};
 use crate::discovery::Change;
 use crate::discovery::backoff::{Backoff, LONGEST_PAUSE};
@@ -18,29 +19,29 @@ use crate::discovery::backoff::{Backoff, LONGEST_PAUSE};
 /// Default of [`FollowerConfig::resync`].
 pub const RESYNC: Duration = Duration::from_secs(60);
 
-/// What a follower is told at its start.
+/// Settings of a follower.
 #[derive(Debug, Clone)]
 pub struct FollowerConfig {
-    /// Whose workers.
+    /// The cluster whose workers to follow.
     pub cluster: String,
-    /// How long a worker may be missing before it counts as gone; [`GRACE`].
+    /// How long a worker may be missing before it leaves; [`GRACE`].
     pub grace: Duration,
-    /// A watch is begun anew at least this often, so that one that went deaf unnoticed is deaf no longer than this;
-    /// [`RESYNC`].
+    /// How often a watch is restarted at the latest, to bound the time that a silently broken one goes
+    /// unnoticed; [`RESYNC`].
     pub resync: Duration,
-    /// Of the jitter.
+    /// Seed of the jitter.
     pub seed: u64,
 }
 
 impl FollowerConfig {
-    /// The defaults, for `cluster`.
+    /// The defaults for `cluster`.
     pub fn new(cluster: &str, seed: u64) -> Self {
         Self { cluster: cluster.to_owned(), grace: GRACE, resync: RESYNC, seed }
     }
 }
 
-/// Sends the changes of the cluster's membership until nobody takes them any more. An etcd that is away changes
-/// nothing: this waits for it, for as long as it takes.
+/// Sends membership changes until the receiver is dropped. An outage of etcd changes nothing; this waits
+/// until it ends.
 pub async fn follow<A: EtcdApi>(api: &A, config: FollowerConfig, changes: mpsc::Sender<Change>) {
     let prefix = record::prefix(&config.cluster);
     let roster_config = RosterConfig { prefix: prefix.clone(), grace: config.grace };
@@ -50,14 +51,14 @@ pub async fn follow<A: EtcdApi>(api: &A, config: FollowerConfig, changes: mpsc::
         resync: config.resync,
         roster: Roster::new(roster_config),
         backoff: Backoff::new(config.seed),
-        standing: Standing::new("the workers known so far stay"),
+        outage_log: OutageLog::new("known workers stay"),
         changes,
         watching: None,
     };
     while !follower.changes.is_closed() {
         match follower.round().await {
             Ok(()) => {}
-            Err(Ended::Unheard) => return,
+            Err(Ended::ReceiverDropped) => return,
             Err(Ended::Etcd(error)) => follower.pause(error).await,
         }
     }
@@ -69,16 +70,16 @@ struct Follower<'a, A> {
     resync: Duration,
     roster: Roster,
     backoff: Backoff,
-    standing: Standing,
+    outage_log: OutageLog,
     changes: mpsc::Sender<Change>,
-    /// Since when the running watch runs.
+    /// When the running watch started.
     watching: Option<Timestamp>,
 }
 
-/// Why a watch is over before its time.
+/// Why a watch ended early.
 enum Ended {
-    /// Nobody takes the changes.
-    Unheard,
+    /// The receiver of changes was dropped.
+    ReceiverDropped,
     Etcd(EtcdError),
 }
 
@@ -89,22 +90,22 @@ impl From<EtcdError> for Ended {
 }
 
 impl<A: EtcdApi> Follower<'_, A> {
-    /// From a list to the end of its watch.
+    /// Lists, then watches until the watch ends.
     async fn round(&mut self) -> Result<(), Ended> {
         let snapshot = self.api.list(&self.prefix).await?;
         let changes = self.roster.list(clock::now(), &snapshot);
-        self.tell(changes).await?;
+        self.send(changes).await?;
         let mut watch = self.api.watch(&self.prefix, self.roster.next_revision()).await?;
         self.watching = Some(clock::now());
-        self.standing.works(clock::now());
+        self.outage_log.works(clock::now());
         let resync = self.backoff.jitter(self.resync);
         let mut resync = std::pin::pin!(tokio::time::sleep(resync));
         loop {
             let wait = self.roster.due().map(|due| due.since(clock::now()));
             let events = tokio::select! {
-                // In this order, always: a simulator replays it.
+                // In fixed order, so that a simulator can replay it.
                 biased;
-                () = self.changes.closed() => return Err(Ended::Unheard),
+                () = self.changes.closed() => return Err(Ended::ReceiverDropped),
                 () = &mut resync => return Ok(()),
                 () = tokio::time::sleep(wait.unwrap_or_default()), if wait.is_some() => Vec::new(),
                 events = watch.next() => events?,
@@ -113,13 +114,13 @@ impl<A: EtcdApi> Follower<'_, A> {
             let mut changes: Vec<Change> =
                 events.iter().filter_map(|event| self.roster.event(now, event)).collect();
             changes.extend(self.roster.expire(now));
-            self.tell(changes).await?;
+            self.send(changes).await?;
         }
     }
 
     async fn pause(&mut self, error: EtcdError) {
         self.roster.lost();
-        // A watch that ends as soon as it began is no reason to hurry.
+        // Do not reset if the watch ended as soon as it began.
         if self.watching.take().is_some_and(|since| clock::now().since(since) >= LONGEST_PAUSE) {
             self.backoff.reset();
         }
@@ -127,7 +128,7 @@ impl<A: EtcdApi> Follower<'_, A> {
             EtcdError::Compacted { oldest } => {
                 tracing::debug!(oldest, "the watch fell behind what etcd keeps; listing again");
             }
-            error => self.standing.failed(clock::now(), error),
+            error => self.outage_log.failed(clock::now(), error),
         }
         let pause = self.backoff.pause();
         tokio::select! {
@@ -137,10 +138,10 @@ impl<A: EtcdApi> Follower<'_, A> {
         }
     }
 
-    async fn tell(&self, changes: Vec<Change>) -> Result<(), Ended> {
+    async fn send(&self, changes: Vec<Change>) -> Result<(), Ended> {
         for change in changes {
             tracing::info!(?change, "membership");
-            self.changes.send(change).await.map_err(|_| Ended::Unheard)?;
+            self.changes.send(change).await.map_err(|_| Ended::ReceiverDropped)?;
         }
         Ok(())
     }

@@ -1,47 +1,47 @@
-//! What a worker writes about itself, and where: JSON under `/skein/<cluster>/workers/<id>`.
+//! What a worker stores about itself: JSON under `/skein/<cluster>/workers/<id>`.
 
 use serde::{Deserialize, Serialize};
 
-use super::api::Entry;
+use super::api::KeyEntry;
 use crate::discovery::{Member, is_host_and_port};
 
-/// Longest name of a cluster or a worker.
+/// Longest name of a cluster or a worker, bytes.
 pub const MAX_NAME_BYTES: usize = 128;
-/// Longest value that is looked at.
+/// Longest value that is parsed, bytes.
 const MAX_VALUE_BYTES: usize = 4096;
 
-/// A worker's entry. Fields that this release does not know are ignored, so that a later one can add some.
+/// A worker's registration. Unknown fields are ignored, so that later releases can add some.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     /// The last part of the key.
     pub id: String,
     /// `host:port` of its gRPC service, as routers reach it.
     pub address: String,
-    /// What it serves; for people who look into etcd.
+    /// The served model; for people who read etcd.
     #[serde(default)]
     pub model: String,
-    /// Which life of the worker wrote this, where it is known.
+    /// The worker's epoch, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<u64>,
-    /// Release that wrote this; for people who look into etcd.
+    /// The release that wrote this; for people who read etcd.
     #[serde(default)]
     pub version: String,
-    /// It is about to go, of its own will: routers need not wait whether it comes back.
+    /// The worker is about to exit deliberately, so routers need not wait for its return.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub leaving: bool,
 }
 
 impl Record {
-    /// As it is stored.
+    /// The JSON form.
     pub fn encode(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("a struct of strings and numbers is valid JSON")
     }
 
-    /// Reads the entry of a worker whose keys begin with `prefix`.
+    /// Parses the registration of a worker whose keys start with `prefix`.
     ///
     /// # Errors
-    /// Says what is wrong with it.
-    pub fn decode(prefix: &str, entry: &Entry) -> Result<Self, String> {
+    /// A message that says what is wrong with it.
+    pub fn decode(prefix: &str, entry: &KeyEntry) -> Result<Self, String> {
         if entry.value.len() > MAX_VALUE_BYTES {
             return Err(format!(
                 "its value has {} bytes, at most {MAX_VALUE_BYTES} are read",
@@ -59,30 +59,30 @@ impl Record {
         Ok(record)
     }
 
-    /// What the cluster needs to know of it.
+    /// The member that it describes.
     pub fn member(&self) -> Member {
         Member { id: self.id.clone(), address: self.address.clone() }
     }
 }
 
-/// Where the workers of `cluster` write themselves; each key is this and the worker's id.
+/// Prefix of the keys of `cluster`'s workers; the rest of a key is the worker's id.
 pub fn prefix(cluster: &str) -> String {
     format!("/skein/{cluster}/workers/")
 }
 
-/// Whether `name` can be a cluster's or a worker's: part of a key, and of a line in a log.
+/// Checks the name of a cluster or a worker, which becomes part of a key and of log lines.
 ///
 /// # Errors
-/// Says what to write instead.
+/// A message that says what is allowed.
 pub fn check_name(name: &str) -> Result<(), String> {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"._-:[]".contains(&byte);
-    match !name.is_empty() && name.len() <= MAX_NAME_BYTES && name.bytes().all(fits) {
-        true => Ok(()),
-        false => Err(format!(
-            "name `{}` does not do; write 1 to {MAX_NAME_BYTES} of letters, digits and . _ - : [ ]",
-            name.chars().take(MAX_NAME_BYTES).collect::<String>().escape_debug()
-        )),
+    if !name.is_empty() && name.len() <= MAX_NAME_BYTES && name.bytes().all(fits) {
+        return Ok(());
     }
+    Err(format!(
+        "name `{}` is not valid; write 1 to {MAX_NAME_BYTES} letters, digits and . _ - : [ ]",
+        name.chars().take(MAX_NAME_BYTES).collect::<String>().escape_debug()
+    ))
 }
 
 #[cfg(test)]
@@ -92,11 +92,11 @@ mod tests {
     const PREFIX: &str = "/skein/default/workers/";
 
     fn decode(key: &str, value: &str) -> Result<Record, String> {
-        Record::decode(PREFIX, &Entry { key: format!("{PREFIX}{key}"), value: value.into(), revision: 1 })
+        Record::decode(PREFIX, &KeyEntry { key: format!("{PREFIX}{key}"), value: value.into(), revision: 1 })
     }
 
     #[test]
-    fn records_read_back_and_later_releases_may_add_fields() {
+    fn records_round_trip_and_unknown_fields_are_ignored() {
         let record = Record {
             id: "w-1".into(),
             address: "[fd00::1]:9000".into(),
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_record_says_why() {
+    fn an_invalid_record_is_refused_with_the_reason() {
         let check = |key: &str, value: &str, reason: &str| {
             let got = decode(key, value).expect_err(value);
             assert!(got.contains(reason), "{value}: {got}");

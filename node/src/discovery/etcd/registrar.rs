@@ -1,46 +1,47 @@
-//! Keeps one worker written in etcd: a lease, the worker's record under it, and a sign of life every third of the
-//! lease's time. What etcd does meanwhile never ends or restarts the process.
+//! Keeps one worker registered in etcd: holds a lease, stores the worker's record under it, and renews it
+//! every third of its time. No failure of etcd ends or restarts the process.
 
 use std::time::Duration;
 
-use super::api::{Entry, EtcdApi, EtcdError, LeaseId};
+use super::api::{EtcdApi, EtcdError, KeyEntry, LeaseId};
+use super::outage_log::OutageLog;
 use super::record::{self, Record};
-use super::standing::Standing;
 use crate::clock::{self, Timestamp};
 use crate::discovery::backoff::Backoff;
 
 /// Default of [`Registration::ttl`].
 pub const LEASE_TTL: Duration = Duration::from_secs(10);
-/// Signs of life within the time of a lease.
+/// Renewals within a lease's time.
 const RENEWALS: u32 = 3;
-/// How often the record is looked at: somebody may have deleted it, or written another one over it.
-const LOOK_EVERY: Duration = Duration::from_secs(30);
-/// Longest time that saying goodbye may take; a drain waits behind it.
+/// How often the stored record is checked: it may have been deleted or overwritten.
+const CHECK_EVERY: Duration = Duration::from_secs(30);
+/// Longest time to unregister; a drain waits for it.
 pub const LEAVE_WITHIN: Duration = Duration::from_secs(2);
 
-/// What a registrar is told at its start.
+/// Settings of a registrar.
 #[derive(Debug, Clone)]
 pub struct Registration {
-    /// To which cluster the worker belongs.
+    /// The worker's cluster.
     pub cluster: String,
-    /// What is written.
+    /// The record to store.
     pub record: Record,
-    /// How long the record outlives the worker's last sign of life; whole seconds. [`LEASE_TTL`].
+    /// How long the record survives without a renewal, in whole seconds; [`LEASE_TTL`].
     pub ttl: Duration,
-    /// Of the jitter.
+    /// Seed of the jitter.
     pub seed: u64,
 }
 
-/// Keeps the record in etcd until `stop`, then takes it out: marked as leaving, so that routers let go at once, and
-/// with its lease. Returns within [`LEAVE_WITHIN`] of `stop`; what etcd has not heard by then its lease ends.
+/// Keeps the record in etcd until `stop`, then marks it as leaving, so that routers remove the worker at
+/// once, and revokes the lease. Returns within [`LEAVE_WITHIN`] of `stop`; if etcd does not answer by then,
+/// the lease expires by itself.
 pub async fn register<A: EtcdApi>(api: &A, registration: Registration, stop: impl Future<Output = ()>) {
     let prefix = record::prefix(&registration.cluster);
     let key = format!("{prefix}{}", registration.record.id);
     let rival = Rival::new(prefix);
     let backoff = Backoff::new(registration.seed);
-    let standing = Standing::new("this worker serves whoever knows it");
+    let outage_log = OutageLog::new("this worker keeps serving");
     let mut registrar =
-        Registrar { api, registration, key, rival, lease: None, written: None, backoff, standing };
+        Registrar { api, registration, key, rival, lease: None, written: None, backoff, outage_log };
     tokio::select! {
         biased;
         () = stop => {}
@@ -49,7 +50,7 @@ pub async fn register<A: EtcdApi>(api: &A, registration: Registration, stop: imp
     if tokio::time::timeout(LEAVE_WITHIN, registrar.leave()).await.is_err() {
         tracing::warn!(
             ttl_s = registrar.registration.ttl.as_secs(),
-            "etcd did not hear the goodbye in time; the lease ends it"
+            "etcd did not confirm the removal in time; the lease will expire"
         );
     }
 }
@@ -60,10 +61,10 @@ struct Registrar<'a, A> {
     key: String,
     rival: Rival,
     lease: Option<Held>,
-    /// When the record was last known to stand under the lease.
+    /// When the record was last known to be stored under the lease.
     written: Option<Timestamp>,
     backoff: Backoff,
-    standing: Standing,
+    outage_log: OutageLog,
 }
 
 #[derive(Clone, Copy)]
@@ -78,7 +79,7 @@ impl<A: EtcdApi> Registrar<'_, A> {
             let pause = match self.renew().await {
                 Ok(held) => {
                     self.backoff.reset();
-                    self.standing.works(clock::now());
+                    self.outage_log.works(clock::now());
                     held.renew_every
                 }
                 Err(error) => self.failed(error),
@@ -87,7 +88,7 @@ impl<A: EtcdApi> Registrar<'_, A> {
         }
     }
 
-    /// One sign of life, and whatever is missing for the record to stand.
+    /// Renews the lease, and restores whatever is missing.
     async fn renew(&mut self) -> Result<Held, EtcdError> {
         let held = match self.lease {
             Some(held) => {
@@ -97,8 +98,8 @@ impl<A: EtcdApi> Registrar<'_, A> {
             None => self.take_lease().await?,
         };
         match self.written {
-            Some(looked) if clock::now().since(looked) < LOOK_EVERY => return Ok(held),
-            Some(_) => self.look(held).await?,
+            Some(checked) if clock::now().since(checked) < CHECK_EVERY => return Ok(held),
+            Some(_) => self.check(held).await?,
             None => self.write(held).await?,
         }
         self.written = Some(clock::now());
@@ -118,38 +119,36 @@ impl<A: EtcdApi> Registrar<'_, A> {
         Ok(())
     }
 
-    /// The record may have been deleted while its lease lives on. One of another worker is left alone: two that write
-    /// over each other would be worse than one that is not found.
-    async fn look(&mut self, held: Held) -> Result<(), EtcdError> {
+    /// Checks the stored record, which may have been deleted while its lease lives on. Another worker's
+    /// record is left alone: two workers that overwrite each other would be worse than one that is not found.
+    async fn check(&mut self, held: Held) -> Result<(), EtcdError> {
         let snapshot = self.api.list(&self.key).await?;
         let found = snapshot.entries.iter().find(|entry| entry.key == self.key);
         let ours = &self.registration.record;
-        if let Some(other) = self.rival.look(ours, found) {
+        if let Some(other) = self.rival.check(ours, found) {
             let (name, address) = (&ours.id, &ours.address);
             tracing::warn!(
-                "another worker took the name {name}: {other}; routers do not find this one, {address}, until each \
+                "another worker registered as {name}: {other}; routers cannot find this one, {address}, until each \
                  has its own --worker-id"
             );
         }
-        match found {
-            None => self.write(held).await,
-            Some(_) => Ok(()),
-        }
+        if found.is_none() { self.write(held).await } else { Ok(()) }
     }
 
-    /// What to wait before the next try.
+    /// Handles a failure; returns the pause before the next attempt.
     fn failed(&mut self, error: EtcdError) -> Duration {
         match error {
             EtcdError::LeaseGone => {
                 tracing::info!(key = self.key, "the lease has ended; registering again");
                 (self.lease, self.written) = (None, None);
             }
-            error => self.standing.failed(clock::now(), error),
+            error => self.outage_log.failed(clock::now(), error),
         }
         self.backoff.pause()
     }
 
-    /// The record goes with its lease, and only if it is ours: a successor under the same id has its own lease.
+    /// Removes the record with its lease, and only if it is ours: a successor under the same id has its own
+    /// lease.
     async fn leave(&mut self) {
         let Some(held) = self.lease.take() else { return };
         let leaving = Record { leaving: true, ..self.registration.record.clone() };
@@ -159,16 +158,16 @@ impl<A: EtcdApi> Registrar<'_, A> {
         };
         match marked.and(self.api.revoke(held.id).await) {
             Ok(()) | Err(EtcdError::LeaseGone) => tracing::info!(key = self.key, "left etcd"),
-            Err(error) => tracing::warn!(%error, "could not leave etcd; the lease ends the entry"),
+            Err(error) => tracing::warn!(%error, "could not unregister from etcd; the lease will expire"),
         }
     }
 }
 
-/// Who else stands in etcd under a worker's name.
+/// Another worker registered under the same name.
 #[derive(Debug)]
 struct Rival {
     prefix: String,
-    /// As said last.
+    /// Its address when last checked.
     address: Option<String>,
 }
 
@@ -177,8 +176,8 @@ impl Rival {
         Self { prefix, address: None }
     }
 
-    /// Takes in what stands under the name; returns the other worker's address when there is a new one.
-    fn look(&mut self, ours: &Record, found: Option<&Entry>) -> Option<String> {
+    /// Checks the record found under our name; returns the other worker's address if it is new.
+    fn check(&mut self, ours: &Record, found: Option<&KeyEntry>) -> Option<String> {
         let before = self.address.take();
         self.address = found.and_then(|entry| match Record::decode(&self.prefix, entry) {
             Ok(other) => (other.address != ours.address).then_some(other.address),
@@ -193,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_worker_under_our_name_is_said_once() {
+    fn another_worker_under_our_name_is_reported_once() {
         let record = |address: &str| Record {
             id: "w".into(),
             address: address.into(),
@@ -202,17 +201,17 @@ mod tests {
             version: "1".into(),
             leaving: false,
         };
-        let entry = |value: Vec<u8>| Entry { key: "/skein/c/workers/w".into(), value, revision: 1 };
+        let entry = |value: Vec<u8>| KeyEntry { key: "/skein/c/workers/w".into(), value, revision: 1 };
         let ours = record("a:1");
         let mut rival = Rival::new(record::prefix("c"));
-        let mut look = |found: Option<Vec<u8>>| rival.look(&ours, found.map(&entry).as_ref());
-        assert_eq!(look(Some(ours.encode())), None);
-        assert_eq!(look(Some(Record { version: "2".into(), ..ours.clone() }.encode())), None);
-        assert_eq!(look(Some(record("b:1").encode())).as_deref(), Some("b:1"));
-        assert_eq!(look(Some(record("b:1").encode())), None, "said before");
-        assert_eq!(look(Some(record("c:1").encode())).as_deref(), Some("c:1"));
-        assert_eq!(look(None), None);
-        assert_eq!(look(Some(record("c:1").encode())).as_deref(), Some("c:1"), "it came back");
-        assert!(look(Some(b"rubbish".to_vec())).is_some_and(|other| other.contains("unreadable")));
+        let mut check = |found: Option<Vec<u8>>| rival.check(&ours, found.map(&entry).as_ref());
+        assert_eq!(check(Some(ours.encode())), None);
+        assert_eq!(check(Some(Record { version: "2".into(), ..ours.clone() }.encode())), None);
+        assert_eq!(check(Some(record("b:1").encode())).as_deref(), Some("b:1"));
+        assert_eq!(check(Some(record("b:1").encode())), None, "said before");
+        assert_eq!(check(Some(record("c:1").encode())).as_deref(), Some("c:1"));
+        assert_eq!(check(None), None);
+        assert_eq!(check(Some(record("c:1").encode())).as_deref(), Some("c:1"), "it came back");
+        assert!(check(Some(b"rubbish".to_vec())).is_some_and(|other| other.contains("unreadable")));
     }
 }

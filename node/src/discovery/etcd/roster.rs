@@ -1,59 +1,59 @@
-//! What the answers of etcd mean for the cluster. Pure: answers and time go in, changes come out.
+//! Interprets etcd's answers. Pure: answers and time go in, changes come out.
 //!
-//! A worker joins at once. It leaves at once when it said that it goes; one that is merely no longer listed has
-//! [`RosterConfig::grace`] to come back, for its lease may have ended while etcd stood still, or etcd may have lost
-//! its data. That a worker is dead the router sees sooner and better on its own connection to it.
+//! A worker joins at once, and leaves at once if its record is marked as leaving. One that is merely no
+//! longer listed has [`RosterConfig::grace`] to return: its lease may have ended while etcd was down, or etcd
+//! may have lost its data. If the worker is dead, the router's own connection shows it sooner.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::api::{Entry, Snapshot, WatchEvent};
+use super::api::{KeyEntry, Snapshot, WatchEvent};
 use super::record::Record;
 use crate::clock::Timestamp;
 use crate::discovery::{Change, Member};
 
-/// Workers that one cluster may have; more are left out.
+/// Most workers of a cluster; further ones are ignored.
 pub const MAX_MEMBERS: usize = 1024;
-/// Keys without a record that are complained about; beyond that they are left out in silence.
+/// Most invalid keys that are remembered and logged; further ones are ignored silently.
 const MAX_REJECTED: usize = 64;
-/// Default of [`RosterConfig::grace`]: several tries of a worker that has to find etcd again.
+/// Default of [`RosterConfig::grace`]: several attempts of a worker that must find etcd again.
 pub const GRACE: Duration = Duration::from_secs(15);
 
-/// What a roster is told at its start.
+/// Settings of a roster.
 #[derive(Debug, Clone)]
 pub struct RosterConfig {
-    /// Keys of workers begin with it.
+    /// Prefix of the workers' keys.
     pub prefix: String,
-    /// How long a worker may be missing before it counts as gone.
+    /// How long a worker may be missing before it leaves.
     pub grace: Duration,
 }
 
-/// Who belongs to the cluster, as far as etcd has said.
+/// The cluster's members according to etcd.
 #[derive(Debug)]
 pub struct Roster {
     config: RosterConfig,
     members: BTreeMap<String, Member>,
     /// Members that are no longer listed, and when they leave.
     missing: BTreeMap<String, Timestamp>,
-    /// Keys that hold no record, with the revision that was complained about.
+    /// Keys without a valid record, with the revision for which that was logged.
     rejected: BTreeMap<String, i64>,
-    /// Of the last list: what a watch says of it or of earlier ones is known.
+    /// Revision of the last list; events up to it are already included.
     listed: i64,
 }
 
 impl Roster {
-    /// Nobody, so far.
+    /// A roster without members.
     pub fn new(config: RosterConfig) -> Self {
         let (members, missing, rejected) = Default::default();
         Self { config, members, missing, rejected, listed: 0 }
     }
 
-    /// From where a watch goes on.
+    /// The revision from which to watch.
     pub fn next_revision(&self) -> i64 {
         self.listed + 1
     }
 
-    /// Takes in a full list. Says only what differs from what was known.
+    /// Applies a full list; returns the differences.
     pub fn list(&mut self, now: Timestamp, snapshot: &Snapshot) -> Vec<Change> {
         self.listed = snapshot.revision;
         let keys: std::collections::BTreeSet<&str> =
@@ -65,7 +65,7 @@ impl Roster {
         snapshot.entries.iter().filter_map(|entry| self.written(entry)).collect()
     }
 
-    /// Takes in what a watch told.
+    /// Applies an event of a watch.
     pub fn event(&mut self, now: Timestamp, event: &WatchEvent) -> Option<Change> {
         match event {
             WatchEvent::Put(entry) if entry.revision > self.listed => self.written(entry),
@@ -81,24 +81,24 @@ impl Roster {
         }
     }
 
-    /// The watch is over: whoever is missing now may come back unseen, so the next list decides anew.
+    /// Handles the end of the watch: a missing member may return unseen, so the next list decides.
     pub fn lost(&mut self) {
         self.missing.clear();
     }
 
-    /// When [`Roster::expire`] has something to say.
+    /// When [`Roster::expire`] must be called next; `None` if no member is missing.
     pub fn due(&self) -> Option<Timestamp> {
         self.missing.values().min().copied()
     }
 
-    /// Lets go of those who were missing for too long.
+    /// Removes members that have been missing for too long.
     pub fn expire(&mut self, now: Timestamp) -> Vec<Change> {
         let gone: Vec<String> =
             self.missing.iter().filter(|(_, until)| **until <= now).map(|(id, _)| id.clone()).collect();
         gone.iter().filter_map(|id| self.remove(id)).collect()
     }
 
-    fn written(&mut self, entry: &Entry) -> Option<Change> {
+    fn written(&mut self, entry: &KeyEntry) -> Option<Change> {
         let record = match Record::decode(&self.config.prefix, entry) {
             Ok(record) => record,
             Err(reason) => {
@@ -131,13 +131,13 @@ impl Roster {
         key.strip_prefix(self.config.prefix.as_str())
     }
 
-    /// Once for each version of a key: a list comes every minute.
-    fn complain(&mut self, entry: &Entry, reason: &str) {
+    /// Logs once per revision of a key, because a list arrives every minute.
+    fn complain(&mut self, entry: &KeyEntry, reason: &str) {
         if self.rejected.len() >= MAX_REJECTED && !self.rejected.contains_key(&entry.key) {
             return;
         }
         if self.rejected.insert(entry.key.clone(), entry.revision) != Some(entry.revision) {
-            tracing::warn!(key = entry.key, reason, "left out: this key of etcd is no worker of ours");
+            tracing::warn!(key = entry.key, reason, "ignored a key in etcd that is not a valid worker");
         }
     }
 }
@@ -152,15 +152,15 @@ mod tests {
         Timestamp::ZERO + SECOND * seconds
     }
 
-    fn entry(id: &str, value: &str, revision: i64) -> Entry {
-        Entry { key: format!("p/{id}"), value: value.into(), revision }
+    fn entry(id: &str, value: &str, revision: i64) -> KeyEntry {
+        KeyEntry { key: format!("p/{id}"), value: value.into(), revision }
     }
 
-    fn worker(id: &str, address: &str, revision: i64) -> Entry {
+    fn worker(id: &str, address: &str, revision: i64) -> KeyEntry {
         entry(id, &format!(r#"{{"id":"{id}","address":"{address}"}}"#), revision)
     }
 
-    fn leaving(id: &str, revision: i64) -> Entry {
+    fn leaving(id: &str, revision: i64) -> KeyEntry {
         entry(id, &format!(r#"{{"id":"{id}","address":"a:1","leaving":true}}"#), revision)
     }
 
@@ -172,12 +172,12 @@ mod tests {
         Change::Leave(id.into())
     }
 
-    fn list(roster: &mut Roster, seconds: u32, revision: i64, entries: Vec<Entry>, expected: &[Change]) {
+    fn list(roster: &mut Roster, seconds: u32, revision: i64, entries: Vec<KeyEntry>, expected: &[Change]) {
         let changes = roster.list(at(seconds), &Snapshot { cluster: 1, revision, entries });
         assert_eq!(changes, expected, "list of revision {revision}");
     }
 
-    fn put(roster: &mut Roster, entry: Entry, expected: Option<Change>) {
+    fn put(roster: &mut Roster, entry: KeyEntry, expected: Option<Change>) {
         assert_eq!(roster.event(at(0), &WatchEvent::Put(entry.clone())), expected, "{entry:?}");
     }
 
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_says_so_leaves_at_once_and_may_come_again() {
+    fn a_worker_marked_as_leaving_leaves_at_once_and_may_return() {
         let mut roster = roster();
         list(&mut roster, 0, 10, vec![worker("a", "a:1", 3)], &[join("a", "a:1")]);
         put(&mut roster, leaving("a", 11), Some(leave("a")));
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_whose_lease_ended_has_its_grace_and_no_more() {
+    fn a_worker_whose_lease_ended_leaves_after_the_grace() {
         let mut roster = roster();
         list(
             &mut roster,
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_lost_everything_makes_nobody_leave_who_comes_back() {
+    fn workers_that_return_after_the_store_was_lost_do_not_leave() {
         let mut roster = roster();
         list(
             &mut roster,
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_leaves_while_etcd_cannot_be_asked() {
+    fn no_worker_leaves_during_an_outage() {
         let mut roster = roster();
         list(&mut roster, 0, 10, vec![worker("a", "a:1", 3)], &[join("a", "a:1")]);
         delete(&mut roster, 0, "a", 11);
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_watch_repeats_of_a_list_is_dropped() {
+    fn events_already_included_in_a_list_are_ignored() {
         let mut roster = roster();
         list(&mut roster, 0, 10, vec![worker("a", "a:2", 9)], &[join("a", "a:2")]);
         put(&mut roster, worker("a", "a:1", 8), None);
@@ -277,11 +277,11 @@ mod tests {
     }
 
     #[test]
-    fn junk_is_left_out_and_does_not_unseat_a_worker() {
+    fn invalid_records_are_ignored_and_remove_no_worker() {
         let mut roster = roster();
         list(&mut roster, 0, 10, vec![worker("a", "a:1", 3), entry("x", "junk", 4)], &[join("a", "a:1")]);
         put(&mut roster, entry("a", "junk", 11), None);
-        put(&mut roster, Entry { key: "elsewhere".into(), ..worker("a", "a:9", 12) }, None);
+        put(&mut roster, KeyEntry { key: "elsewhere".into(), ..worker("a", "a:9", 12) }, None);
         put(&mut roster, worker("a", "a:2", 13), Some(join("a", "a:2")));
         for index in 0..MAX_REJECTED as i64 * 2 {
             put(&mut roster, entry(&format!("junk-{index}"), "", 20 + index), None);
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_has_a_largest_size() {
+    fn a_cluster_has_a_maximum_size() {
         let mut roster = roster();
         for index in 0..MAX_MEMBERS {
             let (id, address) = (format!("w{index}"), format!("h{index}:1"));

@@ -1,4 +1,4 @@
-//! Follower and registrar over a store in memory that fails when told to.
+//! Follower and registrar over a store in memory that fails on command.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -9,13 +9,13 @@ use tokio::sync::{mpsc, watch};
 use super::*;
 use crate::discovery::{Change, Member};
 
-/// An etcd of one key space; cheap to clone, every clone is the same store.
+/// An etcd with one key space. Clones are the same store.
 #[derive(Clone)]
 struct Store(Arc<(Mutex<State>, watch::Sender<i64>)>);
 
 #[derive(Default)]
 struct State {
-    keys: BTreeMap<String, (Entry, LeaseId)>,
+    keys: BTreeMap<String, (KeyEntry, LeaseId)>,
     history: Vec<WatchEvent>,
     revision: i64,
     compacted: i64,
@@ -35,7 +35,7 @@ impl Store {
         self.0.0.lock().unwrap()
     }
 
-    /// Away or back; watches that run hear of the former.
+    /// Starts or ends an outage; its start ends running watches.
     fn set_away(&self, away: bool) {
         self.state().away = away;
         self.0.1.send_modify(|_| {});
@@ -63,7 +63,7 @@ impl Store {
     fn write(&self, key: &str, value: &[u8], lease: LeaseId) {
         let mut state = self.state();
         state.revision += 1;
-        let entry = Entry { key: key.into(), value: value.into(), revision: state.revision };
+        let entry = KeyEntry { key: key.into(), value: value.into(), revision: state.revision };
         state.keys.insert(key.into(), (entry.clone(), lease));
         state.history.push(WatchEvent::Put(entry));
         let revision = state.revision;
@@ -163,7 +163,7 @@ fn registration(id: &str) -> Registration {
     Registration { cluster: "c".into(), record, ttl: LEASE_TTL, seed: 7 }
 }
 
-/// Starts a registrar; dropping or sending on what it returns stops it.
+/// Starts a registrar. Sending on the returned channel, or dropping it, stops the registrar.
 fn start_worker(store: &Store, id: &str) -> (tokio::sync::oneshot::Sender<()>, tokio::task::JoinHandle<()>) {
     let (stop, stopped) = tokio::sync::oneshot::channel();
     let (store, registration) = (store.clone(), registration(id));
@@ -185,7 +185,7 @@ fn joined(id: &str) -> Option<Change> {
     Some(Change::Join(Member { id: id.into(), address: format!("{id}:1") }))
 }
 
-/// Lets everything that can run do so; time is paused, so a second costs nothing.
+/// Lets everything run that can; time is paused, so a second costs nothing.
 async fn settle() {
     tokio::time::sleep(Duration::from_secs(5)).await;
 }
@@ -205,7 +205,7 @@ async fn workers_join_when_they_register_and_leave_when_they_stop() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_etcd_that_is_away_at_the_start_is_waited_for() {
+async fn an_etcd_that_is_down_at_start_is_waited_for() {
     let store = Store::new();
     store.set_away(true);
     let (_keep, _task) = start_worker(&store, "a");
@@ -218,7 +218,7 @@ async fn an_etcd_that_is_away_at_the_start_is_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_ended_is_taken_again_and_nobody_notices() {
+async fn an_ended_lease_is_replaced_unnoticed() {
     let store = Store::new();
     let (_keep, _task) = start_worker(&store, "a");
     let mut changes = start_follower(&store);
@@ -239,7 +239,7 @@ async fn a_watch_behind_a_compaction_lists_again() {
     assert_eq!(changes.recv().await, joined("a"));
     let lists = store.state().lists;
     {
-        // Both at once, as for a watcher that was too slow: what it would have heard is gone.
+        // Both at once, as for a watcher that was too slow: the changes it missed are compacted.
         let lease = store.lease_of("a").expect("registered");
         store.write(
             &format!("{}b", prefix("c")),
@@ -255,7 +255,7 @@ async fn a_watch_behind_a_compaction_lists_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_worker_that_leaves_does_not_take_its_successor_with_it() {
+async fn a_leaving_worker_does_not_remove_its_successor() {
     let store = Store::new();
     let (stop, task) = start_worker(&store, "a");
     settle().await;
@@ -270,7 +270,7 @@ async fn a_worker_that_leaves_does_not_take_its_successor_with_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_worker_that_stops_while_etcd_is_away_does_not_wait_for_it() {
+async fn a_worker_that_stops_during_an_outage_does_not_wait() {
     let store = Store::new();
     let (stop, task) = start_worker(&store, "a");
     settle().await;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skein_node::discovery::etcd::{
-    CALL_TIMEOUT, Entry, EtcdApi, EtcdError, EtcdWatch, Lease, LeaseId, Snapshot, WatchEvent,
+    CALL_TIMEOUT, EtcdApi, EtcdError, EtcdWatch, KeyEntry, Lease, LeaseId, Snapshot, WatchEvent,
 };
 use tokio::time::Instant;
 
@@ -166,7 +166,7 @@ impl Watch {
             () if self.next < store.oldest => Err(EtcdError::Compacted { oldest: store.oldest }),
             () => {
                 let news = store.history.iter().filter(|(revision, event)| {
-                    let (WatchEvent::Put(Entry { key, .. }) | WatchEvent::Delete { key, .. }) = event;
+                    let (WatchEvent::Put(KeyEntry { key, .. }) | WatchEvent::Delete { key, .. }) = event;
                     *revision >= self.next && key.starts_with(&self.prefix)
                 });
                 Ok((news.map(|(_, event)| event.clone()).collect(), store.revision + 1))

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 pub use link::{Link, Watch};
-use skein_node::discovery::etcd::{Entry, EtcdError, LeaseId, WatchEvent};
+use skein_node::discovery::etcd::{EtcdError, KeyEntry, LeaseId, WatchEvent};
 use skein_node::signal::Signal;
 use tokio::time::Instant;
 
@@ -30,7 +30,7 @@ pub struct Etcd {
 struct Store {
     cluster: u64,
     revision: i64,
-    keys: BTreeMap<String, (Entry, LeaseId)>,
+    keys: BTreeMap<String, (KeyEntry, LeaseId)>,
     leases: BTreeMap<LeaseId, (Duration, Instant)>,
     last_lease: i64,
     history: Vec<(i64, WatchEvent)>,
@@ -60,7 +60,7 @@ impl Store {
 
     fn put(&mut self, key: &str, value: &[u8], lease: LeaseId) {
         self.revision += 1;
-        let entry = Entry { key: key.to_owned(), value: value.to_vec(), revision: self.revision };
+        let entry = KeyEntry { key: key.to_owned(), value: value.to_vec(), revision: self.revision };
         self.keys.insert(key.to_owned(), (entry.clone(), lease));
         self.history.push((self.revision, WatchEvent::Put(entry)));
     }
