@@ -7,8 +7,9 @@ use skein_node::clock;
 use tokio::sync::Semaphore;
 
 use crate::config::RouterConfig;
-use crate::drain::Drain;
+use crate::drain::{Drain, Lease};
 use crate::generator::Generator;
+use crate::metrics::{Metered, Metrics};
 use crate::refusal::Refusal;
 use crate::request::{Draft, ModelLimits, Prompt, TokenRequest};
 use crate::text::model_text::ModelText;
@@ -25,6 +26,8 @@ pub struct App {
     pub text: Arc<ModelText>,
     /// Generates tokens: the cluster, or a script in tests.
     pub generator: Arc<dyn Generator>,
+    /// Counts and times requests.
+    pub metrics: Arc<Metrics>,
     /// The effective settings.
     pub config: Arc<RouterConfig>,
     /// Tracks running requests and refuses new ones during shutdown.
@@ -47,9 +50,11 @@ impl App {
     /// An app that accepts requests at once.
     pub fn new(text: Arc<ModelText>, generator: Arc<dyn Generator>, config: RouterConfig) -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let metrics = Arc::new(Metrics::new(&text.name()));
         Self {
             text,
-            generator,
+            generator: Arc::new(Metered::new(generator, metrics.clone())),
+            metrics,
             config: Arc::new(config),
             drain: Drain::default(),
             created: clock::unix_time().as_secs(),
@@ -59,12 +64,19 @@ impl App {
 
     /// Validates `draft`, tokenises it and starts it.
     pub async fn start(&self, draft: Draft) -> Result<Started, Refusal> {
+        let (lease, request, options) =
+            self.prepared(draft).await.inspect_err(|refusal| self.metrics.refused(refusal))?;
+        let source = self.generator.submit(request.clone()).await?; // counts its refusals itself
+        let stream = TextStream::new(source, &request, &options, &self.text, lease);
+        Ok(Started { request, stream })
+    }
+
+    async fn prepared(&self, draft: Draft) -> Result<(Lease, TokenRequest, TextOptions), Refusal> {
+        let arrived = Some(clock::now());
         let lease = self.drain.enter()?;
         let limits = self.generator.model_limits()?;
         let (request, options) = self.checked(draft, limits).await?;
-        let source = self.generator.submit(request.clone()).await?;
-        let stream = TextStream::new(source, &request, &options, &self.text, lease);
-        Ok(Started { request, stream })
+        Ok((lease, TokenRequest { arrived, ..request }, options))
     }
 
     /// Fails if a request would be refused now.

@@ -82,6 +82,8 @@ impl Capacity {
 
 #[cfg(test)]
 mod tests {
+    use skein_proto::load::Load;
+
     use super::*;
     use crate::fleet::Refused;
     use crate::fleet::ledger::CurrentLoad;
@@ -109,7 +111,15 @@ mod tests {
             decode_tokens_per_second: 1.0,
         };
         let (id, address) = ("w".to_owned(), String::new());
-        WorkerStatus { id, address, refuses, info: Some(info), load, cached_blocks: 0 }
+        WorkerStatus {
+            id,
+            address,
+            refuses,
+            info: Some(info),
+            load,
+            reported: Load::default(),
+            cached_blocks: 0,
+        }
     }
 
     #[test]

@@ -168,6 +168,14 @@ impl Generator for Cluster {
         Capacity::of(&self.snapshot().workers).ok_or_else(|| self.workers.none_ready())
     }
 
+    fn workers(&self) -> Vec<WorkerStatus> {
+        self.workers.with_fleet(|fleet| fleet.status(clock::now()))
+    }
+
+    fn running(&self) -> Running {
+        self.admission.running()
+    }
+
     fn leave(&self) {
         Cluster::leave(self);
     }

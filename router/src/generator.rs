@@ -6,7 +6,9 @@
 use futures::Stream;
 use futures::future::BoxFuture;
 
+use crate::admission::Running;
 use crate::capacity::Capacity;
+use crate::fleet::WorkerStatus;
 use crate::refusal::Refusal;
 use crate::request::{Journey, ModelLimits, TokenDelta, TokenRequest};
 
@@ -20,6 +22,14 @@ pub trait Generator: Send + Sync + 'static {
     fn ready(&self) -> Result<(), Refusal>;
     /// Capacity as if it were one large worker; an error while no worker is ready.
     fn capacity(&self) -> Result<Capacity, Refusal>;
+    /// State of its workers, for metrics.
+    fn workers(&self) -> Vec<WorkerStatus> {
+        Vec::new()
+    }
+    /// Requests in flight, for metrics.
+    fn running(&self) -> Running {
+        Running::default()
+    }
     /// Prepares for the exit of this process: streams dropped from now on are not ended at their workers, so
     /// that clients can resume them through another router.
     fn leave(&self) {}

@@ -3,8 +3,8 @@
 //! `gateway` (OpenAI HTTP) and `grpc` (skein.v1) parse requests and send answers; both hand a
 //! [`request::Draft`] to the one validator. `text` converts it to tokens and tokens back to text. `fleet` is
 //! the live state of the workers and chooses among them, purely; `links` connect to them. `dispatch` opens a
-//! stream on one of them and resumes it on another if that worker is lost. This crate does not use the
-//! worker's code.
+//! stream on one of them and resumes it on another if that worker is lost. `metrics` counts and times
+//! requests. This crate does not use the worker's code.
 
 pub mod admission;
 pub mod app;
@@ -19,6 +19,7 @@ pub mod gateway;
 pub mod generator;
 pub mod grpc;
 pub mod links;
+pub mod metrics;
 pub(crate) mod ranges;
 pub mod refusal;
 pub mod request;

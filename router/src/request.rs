@@ -80,6 +80,8 @@ pub struct TokenRequest {
     pub cache_salt: Arc<str>,
     /// Lower values run first, -100..=100.
     pub priority: i32,
+    /// When this router received it; `None` = when it is submitted.
+    pub arrived: Option<Timestamp>,
     /// When the request times out; `None` = never.
     pub deadline: Option<Timestamp>,
     /// The stream's key if a gateway set it; `None` = derived from the request.
@@ -104,6 +106,7 @@ impl TokenRequest {
             n: 1,
             cache_salt: "".into(),
             priority: 0,
+            arrived: None,
             deadline: None,
             stream_key: None,
             resume: None,

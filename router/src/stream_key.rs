@@ -24,6 +24,7 @@ impl TokenRequest {
             n,
             cache_salt,
             priority: _,
+            arrived: _,
             deadline: _,
             stream_key: _,
             resume: _,

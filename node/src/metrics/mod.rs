@@ -43,12 +43,17 @@ impl Registry {
 
     /// A counter for each of `values` of `label`.
     pub fn counters(&self, name: &str, help: &str, label: &str, values: &[&str]) -> IntCounterVec {
-        debug_assert!(name.ends_with("_total"), "{name}");
-        let counters = self.register(IntCounterVec::new(Opts::new(name, help), &[label]).expect(VALID));
+        let counters = self.counter_vec(name, help, &[label]);
         for value in values {
             counters.with_label_values(&[value]);
         }
         counters
+    }
+
+    /// Counters by several labels, each made when it first counts.
+    pub fn counter_vec(&self, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
+        debug_assert!(name.ends_with("_total"), "{name}");
+        self.register(IntCounterVec::new(Opts::new(name, help), labels).expect(VALID))
     }
 
     /// A number that goes up and down.

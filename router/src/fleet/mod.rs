@@ -255,6 +255,7 @@ impl Fleet {
             refuses: worker.refuses(now, &self.limits),
             info: worker.info.clone(),
             load: worker.ledger.current(),
+            reported: worker.ledger.last_report().load,
             cached_blocks: self.index.blocks(id),
         };
         self.workers.iter().map(status).collect()

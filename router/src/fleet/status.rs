@@ -1,6 +1,7 @@
 //! State of the workers, for people and gateways.
 
 use skein_proto::info::WorkerInfo;
+use skein_proto::load::Load;
 
 use super::ledger::CurrentLoad;
 use super::worker::Refused;
@@ -18,6 +19,8 @@ pub struct WorkerStatus {
     pub info: Option<WorkerInfo>,
     /// Its estimated load.
     pub load: CurrentLoad,
+    /// Its load as last reported.
+    pub reported: Load,
     /// Blocks in its prefix cache, as far as this router knows.
     pub cached_blocks: usize,
 }

@@ -7,6 +7,7 @@ mod completions;
 mod fields;
 mod logprobs;
 mod merged;
+mod metrics;
 mod models;
 mod outgoing;
 mod progress;
@@ -51,10 +52,12 @@ pub fn router(app: App, guarded: Router, open: Router) -> Router {
         .route("/health", get(models::ready))
         .route("/readyz", get(models::ready))
         .route("/livez", get(models::live))
+        .route("/metrics", get(metrics::scrape))
         .method_not_allowed_fallback(method_not_allowed)
-        .with_state(app)
+        .with_state(app.clone())
         .merge(open);
-    below(&root_path, health.merge(api).layer(from_fn(request_id::name)))
+    let all = health.merge(api).layer(from_fn_with_state(app, metrics::count));
+    below(&root_path, all.layer(from_fn(request_id::name)))
 }
 
 /// `all`, and the same below `root_path`: a proxy may pass its own path on.

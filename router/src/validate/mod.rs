@@ -62,6 +62,7 @@ pub fn validate(
         n,
         cache_salt: draft.cache_salt.into(),
         priority,
+        arrived: None,
         deadline: Some(deadline),
         stream_key: None,
         resume: None,

@@ -3,6 +3,7 @@
 
 mod answers;
 mod errors;
+mod metrics;
 mod requests;
 mod resume;
 mod scores;

@@ -49,6 +49,7 @@ pub fn token_request(
         n,
         cache_salt: request.cache_salt.into(),
         priority: request.priority,
+        arrived: None,
         deadline: time_left.map(|left| now + left),
         stream_key: StreamKey::from_wire(&request.stream_key),
         resume,

@@ -1,0 +1,89 @@
+//! What a scrape says after requests of every kind.
+
+use super::*;
+
+/// The value of a series, named with the labels that are its own.
+fn value(text: &str, name: &str, labels: &str) -> f64 {
+    let line = text.lines().find(|line| {
+        line.split(['{', ' ']).next() == Some(name) && labels.split(',').all(|label| line.contains(label))
+    });
+    line.unwrap_or_else(|| panic!("{name} {labels}: {text}")).rsplit_once(' ').unwrap().1.parse().unwrap()
+}
+
+fn body(body: Value) -> Request<Body> {
+    post_bytes(COMPLETIONS, body.to_string())
+}
+
+async fn scrape(app: &App) -> String {
+    let answer = send(app, Request::get("/metrics").body(Body::empty()).unwrap()).await;
+    assert_eq!(
+        (answer.status, answer.header("content-type")),
+        (200, "text/plain; version=0.0.4; charset=utf-8")
+    );
+    answer.body
+}
+
+#[tokio::test]
+async fn a_whole_answer_counts_its_tokens_and_its_end() {
+    let mut script = says("three");
+    script.journey = Journey { moves: 2, ..Journey::default() };
+    let app = testing::app(script);
+    send(&app, body(json!({"prompt": "ab", "max_tokens": 9}))).await;
+    let text = scrape(&app).await;
+    for (name, labels, expected) in [
+        ("skein_requests_total", "", 1.0),
+        ("skein_request_outcomes_total", "outcome=\"completed\"", 1.0),
+        ("skein_requests_lost_total", "", 0.0),
+        ("skein_requests_moved_total", "", 1.0),
+        ("skein_request_moves_total", "", 2.0),
+        ("vllm:request_success_total", "finished_reason=\"stop\",model_name=\"test\",engine=\"0\"", 1.0),
+        ("vllm:prompt_tokens_total", "", 3.0), // with <|bos|>
+        ("vllm:prefix_cache_hits_total", "", 1.0),
+        ("vllm:generation_tokens_total", "", 5.0),
+        ("vllm:time_to_first_token_seconds_count", "", 1.0),
+        ("vllm:e2e_request_latency_seconds_count", "", 1.0),
+        ("vllm:request_generation_tokens_sum", "", 5.0),
+        ("vllm:num_requests_running", "", 0.0),
+        ("http_requests_total", "handler=\"/v1/completions\",method=\"POST\",status=\"2xx\"", 1.0),
+    ] {
+        assert_eq!(value(&text, name, labels), expected, "{name} {labels}");
+    }
+}
+
+#[tokio::test]
+async fn a_lost_request_is_counted_as_lost_and_a_refused_one_as_refused() {
+    let lost = Refusal::WorkersLost { moves: 3, reason: "gone".into() };
+    let app = testing::app(Script { say: vec![Say::Fail(lost)], ..Script::default() });
+    send(&app, body(json!({"prompt": "ab"}))).await;
+    send(&app, body(json!({"prompt": "ab", "temperature": -1}))).await;
+    send(&app, Request::get("/never/heard/of").body(Body::empty()).unwrap()).await;
+    let text = scrape(&app).await;
+    assert_eq!(value(&text, "skein_requests_lost_total", ""), 1.0);
+    assert_eq!(value(&text, "skein_request_outcomes_total", "outcome=\"failed\""), 1.0);
+    assert_eq!(value(&text, "vllm:request_success_total", "finished_reason=\"error\""), 1.0);
+    assert_eq!(value(&text, "skein_requests_refused_total", "code=\"invalid_request\""), 1.0);
+    assert_eq!(value(&text, "http_requests_total", "handler=\"none\",status=\"4xx\""), 1.0);
+    assert!(!text.contains("never"), "no label holds what a client wrote: {text}");
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_counts_as_cancelled() {
+    let app = testing::app(Script { say: vec![Say::Delta(delta(0, "a")), Say::Hang], ..Script::default() });
+    let asked = json!({"prompt": "ab", "stream": true});
+    let response = routes(app.clone()).oneshot(body(asked)).await.unwrap();
+    drop(response);
+    let text = scrape(&app).await;
+    assert_eq!(value(&text, "skein_request_outcomes_total", "outcome=\"cancelled\""), 1.0);
+    assert_eq!(value(&text, "vllm:request_success_total", "finished_reason=\"abort\""), 1.0);
+    assert_eq!(value(&text, "skein_requests_lost_total", ""), 0.0);
+}
+
+#[tokio::test]
+async fn a_stop_string_ends_a_sample_with_stop() {
+    let app = testing::app(Script { say: vec![Say::Delta(delta(0, "abc")), Say::Hang], ..Script::default() });
+    send(&app, body(json!({"prompt": "ab", "stop": "b"}))).await;
+    let text = scrape(&app).await;
+    assert_eq!(value(&text, "vllm:request_success_total", "finished_reason=\"stop\""), 1.0);
+    assert_eq!(value(&text, "vllm:request_success_total", "finished_reason=\"abort\""), 0.0);
+    assert_eq!(value(&text, "skein_request_outcomes_total", "outcome=\"completed\""), 1.0);
+}

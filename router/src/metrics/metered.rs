@@ -1,0 +1,236 @@
+//! A generator whose requests are observed: when their tokens come, and how they end.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use futures::Stream;
+use futures::future::BoxFuture;
+use skein_node::clock::{self, Timestamp};
+use skein_proto::finish::FinishReason;
+
+use super::{Metrics, Outcome};
+use crate::admission::Running;
+use crate::capacity::Capacity;
+use crate::fleet::WorkerStatus;
+use crate::generator::{Generator, TokenSource};
+use crate::refusal::Refusal;
+use crate::request::{Journey, ModelLimits, TokenDelta, TokenRequest};
+
+/// Observes every request of `inner`.
+pub struct Metered {
+    inner: Arc<dyn Generator>,
+    metrics: Arc<Metrics>,
+}
+
+impl Metered {
+    /// `inner`, observed.
+    pub fn new(inner: Arc<dyn Generator>, metrics: Arc<Metrics>) -> Self {
+        Self { inner, metrics }
+    }
+}
+
+impl Generator for Metered {
+    fn submit(&self, request: TokenRequest) -> BoxFuture<'_, Result<Box<dyn TokenSource>, Refusal>> {
+        let mut answer = Answer::new(&request, self.metrics.clone());
+        let submitted = self.inner.submit(request);
+        Box::pin(async move {
+            match submitted.await {
+                Ok(source) => {
+                    answer.accepted();
+                    Ok(Box::new(Observed { source, answer }) as Box<dyn TokenSource>)
+                }
+                Err(refusal) => {
+                    answer.metrics.refused(&refusal);
+                    Err(refusal)
+                }
+            }
+        })
+    }
+
+    fn model_limits(&self) -> Result<ModelLimits, Refusal> {
+        self.inner.model_limits()
+    }
+
+    fn ready(&self) -> Result<(), Refusal> {
+        self.inner.ready()
+    }
+
+    fn capacity(&self) -> Result<Capacity, Refusal> {
+        self.inner.capacity()
+    }
+
+    fn workers(&self) -> Vec<WorkerStatus> {
+        self.inner.workers()
+    }
+
+    fn running(&self) -> Running {
+        self.inner.running()
+    }
+
+    fn leave(&self) {
+        self.inner.leave();
+    }
+}
+
+/// A stream and what was observed of it.
+struct Observed {
+    source: Box<dyn TokenSource>,
+    answer: Answer,
+}
+
+impl Stream for Observed {
+    type Item = Result<TokenDelta, Refusal>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let item = ready!(Pin::new(&mut self.source).poll_next(context));
+        match &item {
+            Some(Ok(delta)) => self.answer.delta(delta, clock::now()),
+            Some(Err(refusal)) => self.answer.failed(refusal),
+            None => self.answer.end(Outcome::Completed),
+        }
+        Poll::Ready(item)
+    }
+}
+
+impl TokenSource for Observed {
+    fn abort_sample(&mut self, sample_index: u32) {
+        // The router itself saw a stop string.
+        self.answer.finish(sample_index, "stop");
+        self.source.abort_sample(sample_index);
+    }
+
+    fn journey(&self) -> Journey {
+        self.source.journey()
+    }
+}
+
+impl Drop for Observed {
+    fn drop(&mut self) {
+        let Journey { moves, .. } = self.source.journey();
+        self.answer.metrics.moves.inc_by(moves.into());
+        self.answer.metrics.moved.inc_by((moves > 0).into());
+        self.answer.dropped();
+    }
+}
+
+/// What was observed of one request.
+struct Answer {
+    metrics: Arc<Metrics>,
+    arrived: Timestamp,
+    prompt_tokens: u64,
+    resumes: bool,
+    has_begun: bool,
+    has_ended: bool,
+    samples: Vec<Sample>,
+}
+
+#[derive(Clone, Default)]
+struct Sample {
+    tokens: u64,
+    first: Option<Timestamp>,
+    latest: Option<Timestamp>,
+    finished: bool,
+}
+
+impl Answer {
+    fn new(request: &TokenRequest, metrics: Arc<Metrics>) -> Self {
+        Self {
+            metrics,
+            arrived: request.arrived.unwrap_or_else(clock::now),
+            prompt_tokens: request.prompt.len() as u64,
+            resumes: request.resume.is_some(),
+            has_begun: false,
+            has_ended: false,
+            samples: vec![Sample::default(); request.n as usize],
+        }
+    }
+
+    fn accepted(&mut self) {
+        self.metrics.requests.inc();
+        self.metrics.resumed.inc_by(self.resumes.into());
+        // Samples that a resume does not name ended before it, and end nothing here.
+    }
+
+    fn delta(&mut self, delta: &TokenDelta, now: Timestamp) {
+        if !std::mem::replace(&mut self.has_begun, true) {
+            self.metrics.prompt_tokens.inc_by(self.prompt_tokens);
+            self.metrics.request_prompt_tokens.observe(self.prompt_tokens as f64);
+        }
+        if let Some(cached) = delta.cached_tokens {
+            self.metrics.prefix_queries.inc_by(self.prompt_tokens);
+            self.metrics.prefix_hits.inc_by(cached.into());
+            self.metrics.cached_tokens.inc_by(cached.into());
+        }
+        self.tokens(delta.sample_index, delta.tokens.len() as u64, now);
+        if let Some(finish) = delta.finish {
+            let reason = match finish {
+                FinishReason::Stop(_) | FinishReason::Abort => "stop",
+                FinishReason::Length => "length",
+            };
+            self.finish(delta.sample_index, reason);
+        }
+    }
+
+    fn tokens(&mut self, sample_index: u32, count: u64, now: Timestamp) {
+        if count == 0 {
+            return;
+        }
+        // Of a resumed answer nobody here knows when its first token came.
+        let is_first = !self.resumes && self.samples.iter().all(|sample| sample.first.is_none());
+        let Some(sample) = self.samples.get_mut(sample_index as usize) else { return };
+        if is_first {
+            self.metrics.time_to_first_token.observe(now.since(self.arrived).as_secs_f64());
+        }
+        sample.first.get_or_insert(now);
+        if let Some(latest) = sample.latest.replace(now) {
+            let gap = now.since(latest).as_secs_f64() / count as f64;
+            (0..count).for_each(|_| self.metrics.inter_token_latency.observe(gap));
+        }
+        sample.tokens += count;
+        self.metrics.generation_tokens.inc_by(count);
+    }
+
+    /// The end of one sample; the first reason counts.
+    fn finish(&mut self, sample_index: u32, reason: &str) {
+        let Some(sample) = self.samples.get_mut(sample_index as usize).filter(|sample| !sample.finished)
+        else {
+            return;
+        };
+        sample.finished = true;
+        self.metrics.success.with_label_values(&[reason]).inc();
+        self.metrics.request_generation_tokens.observe(sample.tokens as f64);
+        if let (Some(first), Some(latest)) = (sample.first, sample.latest)
+            && sample.tokens > 1
+        {
+            let mean = latest.since(first).as_secs_f64() / (sample.tokens - 1) as f64;
+            self.metrics.time_per_output_token.observe(mean);
+        }
+    }
+
+    fn failed(&mut self, refusal: &Refusal) {
+        self.metrics.lost.inc_by(matches!(refusal, Refusal::WorkersLost { .. } | Refusal::Internal).into());
+        self.finish_all("error");
+        self.end(Outcome::Failed);
+    }
+
+    fn dropped(&mut self) {
+        if !self.has_ended {
+            // A stop string ends a sample without a word from its worker.
+            let is_whole = self.has_begun && self.samples.iter().all(|sample| sample.finished);
+            self.finish_all("abort");
+            self.end(if is_whole { Outcome::Completed } else { Outcome::Cancelled });
+        }
+    }
+
+    fn finish_all(&mut self, reason: &str) {
+        (0..self.samples.len() as u32).for_each(|index| self.finish(index, reason));
+    }
+
+    fn end(&mut self, outcome: Outcome) {
+        if !std::mem::replace(&mut self.has_ended, true) {
+            self.metrics.outcomes.with_label_values(&[outcome.label()]).inc();
+            self.metrics.e2e_latency.observe(clock::now().since(self.arrived).as_secs_f64());
+        }
+    }
+}

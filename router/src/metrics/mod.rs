@@ -1,0 +1,184 @@
+//! What a router measures, each metric with its name, unit and help. Requests are observed where they pass from the edges to
+//! the cluster ([`Metered`]); how the workers stand is read when somebody scrapes. No label holds anything that a client
+//! wrote.
+
+mod metered;
+mod workers;
+
+use skein_node::metrics::{Format, Histogram, IntCounter, IntCounterVec, IntGauge, Registry, buckets};
+
+pub use metered::Metered;
+
+use crate::admission::Running;
+use crate::fleet::WorkerStatus;
+use crate::refusal::Refusal;
+use workers::WorkerGauges;
+
+/// The metrics of one router or gateway.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    requests: IntCounter,
+    refused: IntCounterVec,
+    outcomes: IntCounterVec,
+    lost: IntCounter,
+    resumed: IntCounter,
+    moved: IntCounter,
+    moves: IntCounter,
+    success: IntCounterVec,
+    prompt_tokens: IntCounter,
+    cached_tokens: IntCounter,
+    prefix_queries: IntCounter,
+    prefix_hits: IntCounter,
+    generation_tokens: IntCounter,
+    request_prompt_tokens: Histogram,
+    request_generation_tokens: Histogram,
+    time_to_first_token: Histogram,
+    inter_token_latency: Histogram,
+    time_per_output_token: Histogram,
+    e2e_latency: Histogram,
+    answers: IntCounterVec,
+    in_flight: IntGauge,
+    in_flight_tokens: IntGauge,
+    workers: WorkerGauges,
+}
+
+/// How a request that was let in ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    /// Every sample to its end.
+    Completed,
+    /// The client went away, or ended it.
+    Cancelled,
+    /// With an error.
+    Failed,
+}
+
+impl Outcome {
+    fn label(self) -> &'static str {
+        match self {
+            Self::Completed => "completed",
+            Self::Cancelled => "cancelled",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// Values of vLLM's `finished_reason` that occur here.
+const FINISHED: [&str; 4] = ["stop", "length", "abort", "error"];
+
+impl Metrics {
+    /// The metrics of a router for `model_name`, all of them zero.
+    pub fn new(model_name: &str) -> Self {
+        // vLLM's labels; a cluster is one engine to its clients.
+        let registry = Registry::new(&[("model_name", model_name), ("engine", "0")]);
+        registry.process();
+        let r = &registry;
+        let seconds = |name: &str, help: &str, buckets: &[f64]| r.histogram(name, help, buckets);
+        Self {
+            requests: r.counter("skein_requests_total", "Requests accepted."),
+            refused: r.counters(
+                "skein_requests_refused_total",
+                "Requests refused before they began, by error code.",
+                "code",
+                &["invalid_request", "queue_full", "no_ready_worker"],
+            ),
+            outcomes: r.counters(
+                "skein_request_outcomes_total",
+                "Accepted requests by how they ended.",
+                "outcome",
+                &[Outcome::Completed, Outcome::Cancelled, Outcome::Failed].map(Outcome::label),
+            ),
+            lost: r.counter(
+                "skein_requests_lost_total",
+                "Accepted requests that ended because no worker could finish them. Anything but 0 deserves an alert.",
+            ),
+            resumed: r.counter(
+                "skein_requests_resumed_total",
+                "Requests that continue an answer that the client has a part of.",
+            ),
+            moved: r.counter("skein_requests_moved_total", "Requests that moved to another worker at least once."),
+            moves: r.counter("skein_request_moves_total", "Moves of running requests to another worker."),
+            success: r.counters(
+                "vllm:request_success_total",
+                "Samples by the reason why they ended.",
+                "finished_reason",
+                &FINISHED,
+            ),
+            prompt_tokens: r.counter("vllm:prompt_tokens_total", "Prompt tokens, cached ones included."),
+            cached_tokens: r.counter("vllm:prompt_tokens_cached_total", "Prompt tokens found in a prefix cache."),
+            prefix_queries: r.counter(
+                "vllm:prefix_cache_queries_total",
+                "Prompt tokens looked up in a prefix cache.",
+            ),
+            prefix_hits: r.counter("vllm:prefix_cache_hits_total", "Prompt tokens found in a prefix cache."),
+            generation_tokens: r.counter("vllm:generation_tokens_total", "Output tokens."),
+            request_prompt_tokens: r.histogram(
+                "vllm:request_prompt_tokens",
+                "Prompt tokens of a request.",
+                buckets::REQUEST_TOKENS,
+            ),
+            request_generation_tokens: r.histogram(
+                "vllm:request_generation_tokens",
+                "Output tokens of a sample.",
+                buckets::REQUEST_TOKENS,
+            ),
+            time_to_first_token: seconds(
+                "vllm:time_to_first_token_seconds",
+                "From a request's arrival to its first output token, tokenisation and queues included.",
+                buckets::TIME_TO_FIRST_TOKEN,
+            ),
+            inter_token_latency: seconds(
+                "vllm:inter_token_latency_seconds",
+                "Between two output tokens of a sample; tokens that come together share the time.",
+                buckets::INTER_TOKEN_LATENCY,
+            ),
+            time_per_output_token: seconds(
+                "vllm:request_time_per_output_token_seconds",
+                "Mean time between the output tokens of a sample.",
+                buckets::INTER_TOKEN_LATENCY,
+            ),
+            e2e_latency: seconds(
+                "vllm:e2e_request_latency_seconds",
+                "From a request's arrival to its end.",
+                buckets::REQUEST_LATENCY,
+            ),
+            answers: r.counter_vec(
+                "http_requests_total",
+                "HTTP answers by route, method and class of status; streams count when they begin.",
+                &["handler", "method", "status"],
+            ),
+            in_flight: r.gauge("skein_requests_in_flight", "Accepted requests that have not ended."),
+            in_flight_tokens: r.gauge(
+                "skein_admitted_tokens",
+                "Uncached prompt tokens and expected output tokens of the requests in flight.",
+            ),
+            workers: WorkerGauges::new(r),
+            registry,
+        }
+    }
+
+    /// Counts a request that was refused before it began.
+    pub fn refused(&self, refusal: &Refusal) {
+        let code = refusal.http().code.unwrap_or("invalid_request");
+        self.refused.with_label_values(&[code]).inc();
+    }
+
+    /// Counts an HTTP answer; `handler` is the pattern of a route.
+    pub fn answered(&self, handler: &str, method: &str, status: u16) {
+        let class = match status / 100 {
+            1 | 2 => "2xx",
+            3 => "3xx",
+            4 => "4xx",
+            _ => "5xx",
+        };
+        self.answers.with_label_values(&[handler, method, class]).inc();
+    }
+
+    /// All of it as of now, in `format`.
+    pub fn encode(&self, format: Format, workers: &[WorkerStatus], running: Running) -> String {
+        self.in_flight.set(running.requests.into());
+        self.in_flight_tokens.set(running.tokens.try_into().unwrap_or(i64::MAX));
+        self.workers.encode(workers, || self.registry.encode(format))
+    }
+}
