@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use skein_node::clock;
-use tokio::sync::Semaphore;
 
 use crate::config::RouterConfig;
 use crate::drain::{Drain, Lease};
@@ -14,10 +13,8 @@ use crate::refusal::Refusal;
 use crate::request::{Draft, ModelLimits, Prompt, TokenRequest};
 use crate::text::model_text::ModelText;
 use crate::text::text_stream::{TextOptions, TextStream};
+use crate::text_work::TextWork;
 use crate::validate::validate;
-
-/// A prompt of up to this many bytes is tokenised on the async thread: about a millisecond.
-const INLINE_PROMPT_BYTES: usize = 4096;
 
 /// State of the APIs; cheap to clone.
 #[derive(Clone)]
@@ -34,8 +31,8 @@ pub struct App {
     pub drain: Drain,
     /// When this process started, seconds since 1970; `created` of the model.
     pub created: u64,
-    /// Limits long prompts tokenised at once to the number of processors.
-    tokenizing: Arc<Semaphore>,
+    /// How much text is worked on at once.
+    text_work: TextWork,
 }
 
 /// A request that was started.
@@ -49,7 +46,6 @@ pub struct Started {
 impl App {
     /// An app that accepts requests at once.
     pub fn new(text: Arc<ModelText>, generator: Arc<dyn Generator>, config: RouterConfig) -> Self {
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let metrics = Arc::new(Metrics::new(&text.name()));
         Self {
             text,
@@ -58,7 +54,7 @@ impl App {
             config: Arc::new(config),
             drain: Drain::default(),
             created: clock::unix_time().as_secs(),
-            tokenizing: Arc::new(Semaphore::new(processors)),
+            text_work: TextWork::default(),
         }
     }
 
@@ -98,20 +94,16 @@ impl App {
         self.text_work(size, check).await
     }
 
-    /// Runs `work` over `bytes` of text: inline if short, else on a blocking thread.
+    /// [`TextWork::run`].
+    ///
+    /// # Errors
+    /// As there.
     pub async fn text_work<T: Send + 'static>(
         &self,
         bytes: usize,
         work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
     ) -> Result<T, Refusal> {
-        if bytes <= INLINE_PROMPT_BYTES {
-            return work();
-        }
-        let _permit = self.tokenizing.acquire().await.map_err(|_| Refusal::Internal)?;
-        tokio::task::spawn_blocking(work).await.unwrap_or_else(|failed| {
-            tracing::error!(%failed, "tokenisation panicked");
-            Err(Refusal::Internal)
-        })
+        self.text_work.run(bytes, work).await
     }
 }
 

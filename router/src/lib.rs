@@ -28,4 +28,5 @@ pub mod stream_key;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod text;
+pub mod text_work;
 pub mod validate;

@@ -32,6 +32,18 @@ pub enum Refusal {
         /// `messages` or `prompt`.
         param: &'static str,
     },
+    /// So long that not all of it was tokenised.
+    #[error(
+        "This model's maximum context length is {max} tokens. However, your prompt of {bytes} bytes has far more. Please reduce the length of the prompt."
+    )]
+    PromptTooLong {
+        /// Longest sequence, tokens.
+        max: u32,
+        /// Of the prompt, as the tokenizer gets it.
+        bytes: usize,
+        /// `messages` or `prompt`.
+        param: &'static str,
+    },
     /// No served model has this name.
     #[error("The model `{0}` does not exist.")]
     ModelNotFound(String),
@@ -122,7 +134,7 @@ impl Refusal {
         match self {
             Self::Invalid { .. } => shape(400, "invalid_request_error", None),
             Self::InvalidJson(_) => shape(400, "invalid_request_error", Some("invalid_json")),
-            Self::ContextLength { .. } => {
+            Self::ContextLength { .. } | Self::PromptTooLong { .. } => {
                 shape(400, "invalid_request_error", Some("context_length_exceeded"))
             }
             Self::ModelNotFound(_) => shape(404, "invalid_request_error", Some("model_not_found")),
@@ -148,7 +160,7 @@ impl Refusal {
     pub fn param(&self) -> Option<&'static str> {
         match self {
             Self::Invalid { param, .. } => *param,
-            Self::ContextLength { param, .. } => Some(param),
+            Self::ContextLength { param, .. } | Self::PromptTooLong { param, .. } => Some(param),
             Self::ModelNotFound(_) => Some("model"),
             _ => None,
         }
@@ -171,6 +183,7 @@ impl Refusal {
             Self::Invalid { .. }
             | Self::InvalidJson(_)
             | Self::ContextLength { .. }
+            | Self::PromptTooLong { .. }
             | Self::UnsupportedMediaType(_)
             | Self::TooLarge { .. } => tonic::Code::InvalidArgument,
             Self::ModelNotFound(_) | Self::NotFound(_) => tonic::Code::NotFound,

@@ -6,5 +6,6 @@
 pub mod allocations;
 pub mod filling;
 pub mod mapped;
+pub mod memory;
 pub mod process;
 pub mod threads;

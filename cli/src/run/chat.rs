@@ -99,7 +99,7 @@ impl Chat {
                 self.messages.push(json!({"role": "user", "content": prompt}));
                 self.messages.push(json!({"role": "assistant", "content": answer.text}));
             }
-            Err(refusal @ Refusal::ContextLength { .. }) => {
+            Err(refusal @ (Refusal::ContextLength { .. } | Refusal::PromptTooLong { .. })) => {
                 eprintln!("{refusal}\n/clear starts a new conversation.")
             }
             Err(refusal) => eprintln!("{refusal}"),

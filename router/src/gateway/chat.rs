@@ -30,7 +30,7 @@ pub async fn create(
     request: Request,
 ) -> Result<Response, Refused> {
     let headers = request.headers().clone();
-    let fields = Fields::read(request, app.config.limits.body_bytes).await?;
+    let fields = Fields::read(request, &app).await?;
     let (call, draft) = GenerationCall::parse(fields, &headers, &id, &app.config.limits)?;
     let (ignored, id, wants) = (call.ignored.clone(), call.id.clone(), call.wants.clone());
     if wants.has_all() {

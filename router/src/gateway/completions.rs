@@ -34,7 +34,7 @@ pub async fn create(
     request: Request,
 ) -> Result<Response, Refused> {
     let headers = request.headers().clone();
-    let fields = Fields::read(request, app.config.limits.body_bytes).await?;
+    let fields = Fields::read(request, &app).await?;
     let (call, drafts) = GenerationCall::parse(fields, &headers, &id, &app.config)?;
     let (ignored, id, wants) = (call.ignored.clone(), call.id.clone(), call.wants.clone());
     if wants.has_all() {
@@ -102,7 +102,7 @@ impl GenerationCall {
             logprobs: sampling.logprobs.is_some(),
             prompt_logprobs,
             skip_special_tokens: sampling.skip_special_tokens.unwrap_or(true),
-            texts: prompts.iter().map(text_of).collect(),
+            texts: if echo { prompts.iter().map(text_of).collect() } else { Vec::new() },
             ignored: fields.ignored(),
             id: id.clone(),
         };

@@ -10,6 +10,7 @@ use http::{HeaderMap, HeaderValue};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde_json::{Map, Value};
 
+use crate::app::App;
 use crate::refusal::Refusal;
 
 /// How long a body may take to arrive.
@@ -24,16 +25,16 @@ const MAX_IGNORED: usize = 32;
 pub struct Fields(Map<String, Value>);
 
 impl Fields {
-    /// Reads the body of `request`, at most `limit` bytes.
-    pub async fn read(request: Request, limit: usize) -> Result<Self, Refusal> {
+    /// Reads the body of `request`, within the bounds of `app`.
+    pub async fn read(request: Request, app: &App) -> Result<Self, Refusal> {
         let (parts, body) = request.into_parts();
         check_content_type(&parts.headers)?;
-        let body = read_body(body, limit).await?;
+        let body = read_body(body, app.config.limits.body_bytes).await?;
         if body.len() <= INLINE_BODY_BYTES {
             return Self::parse(&body);
         }
-        let parsed = tokio::task::spawn_blocking(move || Self::parse(&body));
-        parsed.await.unwrap_or(Err(Refusal::Internal))
+        // Parsed, a list of numbers takes some forty times its bytes.
+        app.text_work(body.len(), move || Self::parse(&body)).await
     }
 
     /// Parses a JSON object. serde_json limits the depth to 128.

@@ -12,11 +12,11 @@ use crate::app::{App, prompt_bytes};
 use crate::refusal::Refusal;
 use crate::request::Prompt;
 use crate::text::model_text::ChatPrompt;
-use crate::validate::{check_model, token_id};
+use crate::validate::{check_model, most_to_tokenize, token_id};
 
 /// `{prompt | messages, add_special_tokens, return_token_strs}` → `{tokens, count, max_model_len}`
 pub async fn tokenize(State(app): State<App>, request: Request) -> Result<Json<Value>, Refused> {
-    let mut fields = Fields::read(request, app.config.limits.body_bytes).await?;
+    let mut fields = Fields::read(request, &app).await?;
     check_model(fields.string("model")?.as_deref(), &app.text)?;
     let limits = app.generator.model_limits()?;
     let return_token_strs = fields.bool("return_token_strs")?;
@@ -25,11 +25,11 @@ pub async fn tokenize(State(app): State<App>, request: Request) -> Result<Json<V
         None => chat_prompt(&mut fields)?,
     };
     let add_special_tokens = fields.optional_bool("add_special_tokens")?;
-    let text = app.text.clone();
+    let (text, most) = (app.text.clone(), most_to_tokenize(&limits));
     let tokens = app
         .text_work(prompt_bytes(&prompt), move || match (&prompt, ChatPrompt::of(&prompt)) {
-            (Prompt::Text(prompt), _) => text.encode_text(prompt, add_special_tokens.unwrap_or(true)),
-            (_, Some(chat)) => text.encode_chat(&chat),
+            (Prompt::Text(prompt), _) => text.encode_text(prompt, add_special_tokens.unwrap_or(true), most),
+            (_, Some(chat)) => text.encode_chat(&chat, most),
             _ => Err(Refusal::Internal),
         })
         .await?;
@@ -42,7 +42,7 @@ pub async fn tokenize(State(app): State<App>, request: Request) -> Result<Json<V
 
 /// `{tokens}` → `{prompt}`
 pub async fn detokenize(State(app): State<App>, request: Request) -> Result<Json<Value>, Refused> {
-    let mut fields = Fields::read(request, app.config.limits.body_bytes).await?;
+    let mut fields = Fields::read(request, &app).await?;
     check_model(fields.string("model")?.as_deref(), &app.text)?;
     let tokens = fields.integers("tokens")?;
     let tokens =

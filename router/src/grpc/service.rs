@@ -16,7 +16,7 @@ use crate::request::Prompt;
 use crate::text::model_text::ChatPrompt;
 use crate::text::received::{Received, Remainder};
 use crate::text::text_stream::{TextDelta, TextStream};
-use crate::validate::{check_model, token_id};
+use crate::validate::{check_model, most_to_tokenize, token_id};
 
 /// skein.v1.Inference over an [`App`].
 pub struct InferenceService {
@@ -102,9 +102,10 @@ impl InferenceService {
             Some(v1::tokenize_request::Input::Chat(chat)) => convert::chat(chat),
         };
         let (bytes, text) = (prompt_bytes(&prompt), self.app.text.clone());
+        let most = most_to_tokenize(&limits);
         let work = move || match (&prompt, ChatPrompt::of(&prompt)) {
-            (Prompt::Text(prompt), _) => text.encode_text(prompt, add_special_tokens),
-            (_, Some(chat)) => text.encode_chat(&chat),
+            (Prompt::Text(prompt), _) => text.encode_text(prompt, add_special_tokens, most),
+            (_, Some(chat)) => text.encode_chat(&chat, most),
             _ => Err(Refusal::Internal),
         };
         let token_ids = self.app.text_work(bytes, work).await?;

@@ -18,6 +18,7 @@ mod template_env;
 pub mod text_stream;
 pub mod token_bytes;
 pub mod tokenizer;
+mod too_long;
 
 use std::path::PathBuf;
 

@@ -12,6 +12,7 @@ use super::control::unused_mark;
 pub use super::generation_defaults::GenerationDefaults;
 use super::sources::TextSources;
 use super::tokenizer::Tokenizer;
+use super::too_long::refuse_far_too_long;
 use crate::refusal::Refusal;
 use crate::request::Prompt;
 
@@ -96,13 +97,20 @@ impl ModelText {
         self.served_names.first().cloned().unwrap_or_else(|| Arc::from("model"))
     }
 
-    /// Token ids of a text; see [`Tokenizer::encode`].
-    pub fn encode_text(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, Refusal> {
+    /// Token ids of a text; see [`Tokenizer::encode`]. One with far more than `most_tokens` is refused before it is all
+    /// tokenised.
+    pub fn encode_text(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+        most_tokens: u32,
+    ) -> Result<Vec<TokenId>, Refusal> {
+        refuse_far_too_long(&self.tokenizer, text, most_tokens, "prompt")?;
         self.tokenizer.encode(text, add_special_tokens)
     }
 
-    /// Token ids of a conversation. Control tokens spelled in a message stay text.
-    pub fn encode_chat(&self, prompt: &ChatPrompt<'_>) -> Result<Vec<TokenId>, Refusal> {
+    /// Token ids of a conversation, under the same bound. Control tokens spelled in a message stay text.
+    pub fn encode_chat(&self, prompt: &ChatPrompt<'_>, most_tokens: u32) -> Result<Vec<TokenId>, Refusal> {
         let Some(template) = &self.chat_template else {
             let message = "This model has no chat template; send a prompt to /v1/completions instead.";
             return Err(Refusal::invalid("messages", message));
@@ -127,6 +135,7 @@ impl ModelText {
         if prompt.continue_final_message {
             text.truncate(end_of_final_message(&text, &messages)?);
         }
+        refuse_far_too_long(&self.tokenizer, &text, most_tokens, "messages")?;
         self.tokenizer.encode_shielded(&text, mark)
     }
 }
@@ -322,7 +331,7 @@ mod tests {
             continue_final_message: continued,
             template_kwargs: &Map::new(),
         };
-        text.tokenizer.decode(&text.encode_chat(&prompt)?, false)
+        text.tokenizer.decode(&text.encode_chat(&prompt, 1024)?, false)
     }
 
     #[test]
@@ -352,7 +361,7 @@ mod tests {
             continue_final_message: false,
             template_kwargs: &Map::new(),
         };
-        let ids = text.encode_chat(&prompt).unwrap();
+        let ids = text.encode_chat(&prompt, 1024).unwrap();
         let control: Vec<TokenId> = ids.iter().copied().filter(|id| *id <= 6).collect();
         assert_eq!(control, [0, 4, 6, 5], "bos, user, end, assistant: the template's and no others");
         assert!(text.tokenizer.decode(&ids, false).unwrap().contains("x<|end|><|assistant|>y"));

@@ -20,6 +20,8 @@ use crate::text::text_stream::TextOptions;
 
 /// Longest `request_id` and `cache_salt`, bytes.
 const MAX_ID_BYTES: usize = 128;
+/// A text to tokenise that no model is to read may have this many tokens, or as many as the model takes.
+const TOKENIZE_TOKENS: u32 = 128 * 1024;
 /// Temperatures below this are greedy: dividing logits by them would overflow.
 const GREEDY_BELOW: f64 = 1e-5;
 /// `logit_bias` values are clamped to ±this.
@@ -99,14 +101,16 @@ pub fn prompt_tokens(
     model: &ModelLimits,
 ) -> Result<Vec<TokenId>, Refusal> {
     let tokens = match prompt {
-        Prompt::Text(prompt) => text.encode_text(prompt, add_special_tokens)?,
+        Prompt::Text(prompt) => text.encode_text(prompt, add_special_tokens, model.max_model_len)?,
         Prompt::Tokens(tokens) => {
+            // A million ids that do not fit are not gone through.
+            fits(u32::try_from(tokens.len()).unwrap_or(u32::MAX), 1, "prompt", model)?;
             let checked: Result<_, _> =
                 tokens.iter().map(|token| token_id("prompt", *token, model.vocab_size)).collect();
             checked?
         }
         Prompt::Chat { .. } => match ChatPrompt::of(prompt) {
-            Some(chat) => text.encode_chat(&chat)?,
+            Some(chat) => text.encode_chat(&chat, model.max_model_len)?,
             None => Vec::new(),
         },
     };
@@ -115,6 +119,11 @@ pub fn prompt_tokens(
     }
     check_known_to_model(&tokens, prompt_param(prompt), text, model.vocab_size)?;
     Ok(tokens)
+}
+
+/// About how many tokens a text may have that is only tokenised.
+pub fn most_to_tokenize(model: &ModelLimits) -> u32 {
+    model.max_model_len.max(TOKENIZE_TOKENS)
 }
 
 /// Checks `tokens` against the model's vocabulary, which may be smaller than the tokenizer's.
@@ -150,11 +159,15 @@ pub fn is_request_id(id: &str) -> bool {
 fn room(draft: &Draft, prompt: usize, model: &ModelLimits) -> Result<u32, Refusal> {
     let prompt = u32::try_from(prompt).unwrap_or(u32::MAX);
     let output = draft.sampling.max_tokens.and_then(|count| u32::try_from(count).ok()).unwrap_or(1);
+    fits(prompt, output, prompt_param(&draft.prompt), model)?;
+    Ok(model.max_model_len - prompt)
+}
+
+fn fits(prompt: u32, output: u32, param: &'static str, model: &ModelLimits) -> Result<(), Refusal> {
     if u64::from(prompt) + u64::from(output) > u64::from(model.max_model_len) {
-        let param = prompt_param(&draft.prompt);
         return Err(Refusal::ContextLength { max: model.max_model_len, prompt, output, param });
     }
-    Ok(model.max_model_len - prompt)
+    Ok(())
 }
 
 fn prompt_param(prompt: &Prompt) -> &'static str {

@@ -1,0 +1,50 @@
+//! Who a request belongs to, as far as others must not notice it: the API key it came under. Pure.
+
+use std::sync::Arc;
+
+use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
+
+/// Begins what is hashed; another layout gets another name.
+const LAYOUT: &str = "skein.tenant.1";
+
+/// Those who share request ids, streams and cached prefixes: all who have one key. Where there are no keys, everybody.
+///
+/// Its name is a hash of the key, so that all routers agree on it, and as secret as the key: who does not have it can
+/// neither attach to a stream nor find out what is cached.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Tenant(Arc<str>);
+
+impl Tenant {
+    /// Those who have this key.
+    pub fn of_key(key: &str) -> Self {
+        Self(format!("{:032x}", xxh3_128(format!("{LAYOUT}\0{key}").as_bytes())).into())
+    }
+
+    /// What separates prefix caches: the tenant, and within it what a request brings itself.
+    pub fn cache_salt(&self, own: &str) -> Arc<str> {
+        if self.0.is_empty() { own.into() } else { format!("{}/{own}", self.0).into() }
+    }
+
+    /// Names one call of a client, whose prompts share its places at a worker.
+    pub fn call(&self, id: &str) -> u64 {
+        xxh3_64(format!("{}/{id}", self.0).as_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_has_a_name_of_its_own_and_no_key_has_none() {
+        let (one, other, nobody) = (Tenant::of_key("one"), Tenant::of_key("other"), Tenant::default());
+        assert_eq!(one, Tenant::of_key("one"));
+        assert_ne!(one.cache_salt("s"), other.cache_salt("s"));
+        assert_ne!(one.call("a"), other.call("a"));
+        assert_ne!(one.call("a"), one.call("b"));
+        assert!(one.cache_salt("s").ends_with("/s") && !one.cache_salt("").contains("one"));
+        assert_eq!(&*nobody.cache_salt("s"), "s", "as before there were keys");
+        // Routers of two releases must agree: a change here needs another name of the layout.
+        assert_eq!(&*one.cache_salt(""), "");
+    }
+}

@@ -1,0 +1,81 @@
+//! Whether a text is far too long for a model, before all of it is tokenised.
+//!
+//! The tokenizer's library takes some two hundred bytes of memory for each byte of text. So a text that is long for its
+//! model is first counted in pieces, one after another, and refused as soon as they hold twice the tokens that fit. (A
+//! bound by the vocabulary's longest token would be simpler. It is 128 spaces in many models: more than a megabyte of text
+//! for each 10,000 tokens of context, and no bound at all where a normaliser drops text.)
+
+use super::tokenizer::Tokenizer;
+use crate::refusal::Refusal;
+
+/// A text of up to this many bytes a token that fits is tokenised without a count. Languages and code have two to five.
+const BYTES_A_TOKEN: usize = 8;
+/// A piece that is counted at once, bytes.
+const PIECE_BYTES: usize = 64 * 1024;
+/// A text whose pieces have this many times the tokens that fit is refused. A cut can only change the few tokens around
+/// it, so that the pieces of a text that fits never have twice its tokens.
+const CERTAINLY: usize = 2;
+
+/// Refuses a text that has far more than `most` tokens. One that passes may still be too long.
+///
+/// # Errors
+/// [`Refusal::PromptTooLong`], for `param`; what the tokenizer refuses.
+pub fn refuse_far_too_long(
+    tokenizer: &Tokenizer,
+    text: &str,
+    most: u32,
+    param: &'static str,
+) -> Result<(), Refusal> {
+    let fits = most as usize;
+    if text.len() <= PIECE_BYTES.max(fits.saturating_mul(BYTES_A_TOKEN)) {
+        return Ok(());
+    }
+    let (mut rest, mut tokens) = (text, 0_usize);
+    while !rest.is_empty() {
+        let (piece, after) = rest.split_at(rest.floor_char_boundary(PIECE_BYTES));
+        tokens += tokenizer.encode(piece, false)?.len();
+        if tokens > fits.saturating_mul(CERTAINLY) {
+            return Err(Refusal::PromptTooLong { max: most, bytes: text.len(), param });
+        }
+        rest = after;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shipped() -> Tokenizer {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/skein-7m/tokenizer.json");
+        Tokenizer::from_json(&std::fs::read(path).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_text_far_over_the_context_is_refused_after_its_first_piece() {
+        let tokenizer = shipped();
+        for text in ["The quick brown fox. ", "é", " "] {
+            let text = text.repeat(4 * 1024 * 1024 / text.len());
+            let refused = refuse_far_too_long(&tokenizer, &text, 1024, "prompt").unwrap_err();
+            let expected = format!(
+                "maximum context length is 1024 tokens. However, your prompt of {} bytes",
+                text.len()
+            );
+            assert!(refused.to_string().contains(&expected), "{refused}");
+            assert_eq!(refused.http().code, Some("context_length_exceeded"));
+        }
+    }
+
+    #[test]
+    fn what_may_fit_is_never_refused_here() {
+        let tokenizer = shipped();
+        let words = ["word ", "été ", "\n", "  x", "深", "{\"a\": 1}, "];
+        let text: String = (0..60_000_usize).map(|at| words[at * at % 7 % words.len()]).collect();
+        assert!(text.len() > 2 * PIECE_BYTES);
+        let tokens = u32::try_from(tokenizer.encode(&text, false).unwrap().len()).unwrap();
+        refuse_far_too_long(&tokenizer, &text, tokens, "prompt").unwrap();
+        // Few bytes a token: not even counted; and counted, but not twice as many.
+        refuse_far_too_long(&tokenizer, &text, tokens * 3 / 5, "prompt").unwrap();
+        assert!(refuse_far_too_long(&tokenizer, &text, 1024, "prompt").is_err());
+    }
+}
