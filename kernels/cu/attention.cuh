@@ -1,33 +1,32 @@
-// attention.cuh: what the kernels of the attention room share: planned work, its place in memory, and how
-// parts of one row's softmax are put together. Included by attention_plan.cu, attention_merge.cu and
-// attention_tile.cuh.
+// attention.cuh: shared by the attention kernels: planned work, the layout of the workspace, and how parts of
+// a row's softmax are merged. Included by attention_plan.cu, attention_merge.cu and attention_tile.cuh.
 #pragma once
 #include "device.cuh"
 
 constexpr float LOG2_E = 1.4426950408889634f;
 
 // Query rows of a tile are packed: row `token * group + head` for the `group` query heads of one KV head, so
-// that keys and values are read once for the group. Small tiles have 16 rows (decode), large ones 64
-// (chunks).
+// that keys and values are read once for the group. Small tiles have 16 rows (decode), large ones 64 (prefill
+// chunks).
 constexpr u32 SMALL_ROWS = 16, LARGE_ROWS = 64;
 
-// One tile of query rows with one part of its context; the same for each KV head.
+// One tile of query rows and one part of its context; the same for every KV head.
 struct alignas(16) Item {
   u32 sequence;
   u32 tile;      // first packed row / rows of a tile
-  u32 part;      // this part | parts of the tile << 16
-  u32 slot;      // of part 0 with KV head 0, where there are several; see slot_of
+  u32 part;      // number of this part | number of the tile's parts << 16
+  u32 slot;      // slot of part 0 and KV head 0 if there are several parts; see slot_of
 };
 
-// The workspace's first words.
+// The first words of the workspace.
 struct Header {
-  u32 items[2];   // planned, small and large tiles
-  u32 groups[2];  // tiles in several parts: what is merged
-  u32 next[2];    // items handed out beyond the first one of each block; 0 between launches
+  u32 items[2];   // planned items of small and of large tiles
+  u32 groups[2];  // tiles with several parts, which are merged
+  u32 next[2];    // items handed out after each block's first; 0 between launches
   u32 length[2];  // positions of a part
 };
 
-// Where a part's results lie: slot * rows of a tile + row.
+// Index of a part's results: slot * rows of a tile + row.
 __device__ __forceinline__ u32 slot_of(const Item& item, u32 kv_head, u32 part) {
   return item.slot + kv_head * (item.part >> 16) + part;
 }
@@ -38,7 +37,7 @@ struct Sequences {
   const u32* context_lens;
 };
 
-// Rows and context of one of them.
+// Rows and context length of one sequence.
 struct Span {
   u32 first_row, rows, context, group;
 
@@ -48,7 +47,7 @@ struct Span {
     context = sequences.context_lens[sequence];
   }
   __device__ __forceinline__ u32 packed() const { return rows * group; }
-  // Position of a packed row; those past the last one count as its token's successors.
+  // Position of a packed row. Rows past the last one continue its positions.
   __device__ __forceinline__ u32 position(u32 row) const { return context - rows + row / group; }
   // First position that a packed row sees.
   __device__ __forceinline__ u32 first_seen(u32 row, u32 window) const {
@@ -57,14 +56,15 @@ struct Span {
   }
 };
 
-// Part of a row's softmax: the highest score, in units of ln 2 (-inf: no position seen), and the sum of the
-// weights.
+// Part of a row's softmax: the highest score, in units of ln 2 (-inf if no position is visible), and the sum
+// of the weights.
 struct Partial {
   float top, sum;
 };
 
-// Factors that bring two parts to one maximum; `a` becomes both. Not contracted by the compiler: kernels that
-// fold in registers and those that fold from memory give the same bits, and folding nothing in changes none.
+// Factors that rescale two parts to their common maximum; `a` becomes the merged part. Uses intrinsics that
+// the compiler cannot contract, so that kernels that merge in registers and those that merge from memory give
+// the same bits. Merging an empty part changes no bit.
 struct Fold {
   float keep, add;
 
@@ -79,8 +79,8 @@ struct Fold {
   }
 };
 
-// What a row's weighted sums are multiplied with at the end. `sink` is a logit that takes part in the softmax
-// and has no value, or null.
+// Factor of a row's weighted sums at the end. `sink` is a logit that takes part in the softmax but has no
+// value, or null.
 __device__ __forceinline__ float last_factor(Partial row, const float* sink, float value_scale) {
   float factor = 1.f;
   if (sink) {

@@ -1,4 +1,4 @@
-// attention_bf16.cu: paged attention with activations of bf16; see attention_kernel.cuh.
+// attention_bf16.cu: paged attention with bf16 activations; see attention_kernel.cuh.
 #include "attention_kernel.cuh"
 
 ATTENTION_BOTH(bf16, bf16, 16)

@@ -1,4 +1,4 @@
-// attention_f16.cu: paged attention with activations of f16; see attention_kernel.cuh.
+// attention_f16.cu: paged attention with f16 activations; see attention_kernel.cuh.
 #include "attention_kernel.cuh"
 
 ATTENTION_BOTH(f16, f16, 16)

@@ -3,7 +3,7 @@
 #pragma once
 #include "attention_tile.cuh"
 
-// What a launch is given.
+// The parameters of a launch.
 template <class T, class K> struct Task {
   T* out;
   const T* q;
@@ -14,22 +14,22 @@ template <class T, class K> struct Task {
   const u32* block_tables;
   Header* header;
   const Item* items;
-  float* sums;         // of parts
-  Partial* partials;   // of parts
+  float* sums;         // [slots, rows of a tile, HD]
+  Partial* partials;   // [slots, rows of a tile]
   float* folded;       // [blocks, rows of a tile, HD]: sums of earlier parts, in batch-invariant mode
   u32 q_stride, table_stride, kv_heads, group, block_shift, window;
   u32 fixed;           // positions after which parts are folded, or 0
   float scale, softcap, value_scale;
 };
 
-// One item with one KV head.
+// One item and one KV head.
 struct Work {
   Span span;
   u32 sequence, kv_head, first_packed;
-  u32 begin, end;  // positions; `begin` is a multiple of a tile's
-  u32 seen_from;   // the first position that any row sees
+  u32 begin, end;  // positions; `begin` is a multiple of TILE
+  u32 seen_from;   // first position that any row sees
   u32 parts;
-  size_t slot;  // where several parts' results go, rows of a tile each
+  size_t slot;  // of the results if there are several parts
 };
 
 template <class T, class K, int HD, int WARPS> struct Attention {
@@ -74,8 +74,8 @@ template <class T, class K, int HD, int WARPS> struct Attention {
                 parts, slot_of(item, kv_head, part)};
   }
 
-  // Queries of the tile to shared memory; rows past the sequence's are zeros. Sixteen dims a time: see
-  // `widen` for the order.
+  // Copies the tile's queries to shared memory, sixteen dims at a time; rows past the sequence's are zeros.
+  // `widen` explains the order of narrow values.
   __device__ __forceinline__ void load_q(const Work& work) const {
     for (u32 i = threadIdx.x; i < ROWS * HD / 16; i += THREADS) {
       u32 row = i / (HD / 16), dims = i % (HD / 16) * 16, packed = work.first_packed + row;
@@ -100,15 +100,15 @@ template <class T, class K, int HD, int WARPS> struct Attention {
     }
   }
 
-  // This lane's block of the tile that starts at `first`: entry `lane` of those the tile touches.
+  // The block table entry for this lane: entry `lane` of those that the tile starting at `first` touches.
   __device__ __forceinline__ u32 block_of(const Work& work, u32 first) const {
     u32 index = (first >> task.block_shift) + lane;
     bool touched = index << task.block_shift < work.end && lane << task.block_shift < TILE;
     return touched ? task.block_tables[(size_t)work.sequence * task.table_stride + index] : 0;
   }
 
-  // Starts the copies of keys and values of positions first .. first + TILE; those that no row sees become
-  // zeros, whatever lies there: a weight of 0 times NaN would be NaN.
+  // Starts copying the keys and values of positions first .. first + TILE. Positions that no row sees become
+  // zeros whatever the memory contains, because a weight of 0 times NaN would be NaN.
   __device__ __forceinline__ void load_kv(const Work& work, u32 first, u32 stage, u32 block) const {
     u8 *to_keys = keys(stage), *to_values = values(stage);
     u32 offset = (1u << task.block_shift) - 1;
@@ -126,7 +126,7 @@ template <class T, class K, int HD, int WARPS> struct Attention {
     ptx::cp_async_commit();
   }
 
-  // Brings a row's sums to one value over the four lanes that share it; the highest score in units of ln 2.
+  // Sums a row's weights over the four lanes that share it; converts its highest score to units of ln 2.
   __device__ __forceinline__ Partial close(const Softmax& rows, int r, float unit) const {
     float sum = rows.sum[r];
     sum = __fadd_rn(sum, __shfl_xor_sync(FULL_WARP, sum, 1));
@@ -134,8 +134,7 @@ template <class T, class K, int HD, int WARPS> struct Attention {
     return Partial{rows.top[r] == NEG_INF ? NEG_INF : __fmul_rn(rows.top[r], unit), sum};
   }
 
-  // Folds the part that has ended into the ones before it. Those lie in memory, each thread's in its own
-  // order.
+  // Merges the part that has ended into the earlier ones, which are in memory in each thread's own order.
   __device__ __forceinline__ void fold(float (&o)[HD / 8][4], Softmax& rows, Partial (&all)[2], bool is_first,
                                        bool is_last, float unit) const {
     float* mine = task.folded + (size_t)blockIdx.x * ROWS * HD + threadIdx.x;
@@ -166,8 +165,8 @@ template <class T, class K, int HD, int WARPS> struct Attention {
     }
   }
 
-  // Which dims a thread's four values of columns 2 * d and 2 * d + 1 are: `first` and `first + 1`, `second`
-  // and `second + 1`. Narrow values come out as 4t, 4t + 2 and 4t + 1, 4t + 3.
+  // The values of columns 2 * d and 2 * d + 1 in ascending order of dims: `first`, `first + 1`, `second`,
+  // `second + 1`. Narrow values come out of the mma as 4t, 4t + 2 and 4t + 1, 4t + 3.
   __device__ __forceinline__ static void in_order(float (&x)[4], const float (&o)[HD / 8][4], int d, int r) {
     x[0] = o[2 * d][2 * r];
     x[1] = Size::NARROW ? o[2 * d + 1][2 * r] : o[2 * d][2 * r + 1];
@@ -178,7 +177,7 @@ template <class T, class K, int HD, int WARPS> struct Attention {
     return Size::NARROW ? d * 16 + lane % 4 * 4 + pair * 2 : d * 16 + pair * 8 + lane % 4 * 2;
   }
 
-  // Writes the rows: to `out`, or as one part of several.
+  // Writes the rows to `out`, or to the workspace if there are several parts.
   __device__ __forceinline__ void store(const Work& work, const float (&o)[HD / 8][4], const Partial (&all)[2]) const {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -227,8 +226,8 @@ template <class T, class K, int HD, int WARPS> struct Attention {
     }
     u32 first_row = work.first_packed + warp * 16 + lane / 4;
     u32 position[2] = {work.span.position(first_row), work.span.position(first_row + 8)};
-    // Without masks: tiles that all rows of the warp see, from the last one's first position to the first
-    // one's own.
+    // No mask is needed for tiles that all rows of the warp see: from the last row's first visible position
+    // to the first row's own position.
     u32 seen_by_all = work.span.position(work.first_packed + warp * 16) + 1;
     u32 seen_from = work.span.first_seen(work.first_packed + warp * 16 + 15, task.window);
     float o[HD / 8][4];
@@ -266,15 +265,15 @@ template <class T, class K, int HD, int WARPS> struct Attention {
       }
       sync();
     }
-    if (is_first) {  // a part that no row of the tile sees
+    if (is_first) {  // no row of the tile sees this part
       all[0] = all[1] = Partial{NEG_INF, 0.f};
-      ptx::cp_async_wait<0>();  // the copies begun must not land on those of the next item
+      ptx::cp_async_wait<0>();  // pending copies must not overwrite those of the next item
     }
     store(work, o, all);
   }
 
-  // The first item is the block's number; the others are handed out, so that blocks with short items take
-  // more.
+  // A block starts with the item of its own number. The others are handed out one by one, so that blocks with
+  // short items take more.
   __device__ __forceinline__ void run_all() const {
     u32& handed_out = *(u32*)(shared + HD * 2);  // the first query row's padding
     u32 count = task.header->items[LARGE] * task.kv_heads;
@@ -291,30 +290,29 @@ template <class T, class K, int HD, int WARPS> struct Attention {
 // attention_{T}_{K}_{head_dim}_{small, large}: softmax(q k^T * scale) v for the planned tiles of 16 (small)
 // or 64 packed rows.
 //   out           [rows, heads * HD]  T
-//   q             [rows, q_stride]    T: the query heads start each row; 16-byte aligned
+//   q             [rows, q_stride]    T: a row starts with its query heads; 16-byte aligned
 //   keys, values  [blocks, kv_heads, 1 << block_shift, HD]  K = T or e4m3; blocks of 8 to 256 tokens
-//   sinks         [heads]  f32 or null: a logit that takes part in the softmax and has no value
-//   sequences, block_tables, table_stride: see ops/kv.rs. header, items: of attention_plan
+//   sinks         [heads]  f32 or null: a logit that takes part in the softmax but has no value
+//   sequences, block_tables, table_stride: see ops/kv.rs. header, items: from attention_plan
 //   sums, partials, folded   workspace; see attention_merge.cu and Task
-//   window        a row sees its position and the window - 1 before it; 0: all
-//   scale         of scores; those are softcap * tanh(scale * q k / softcap), or scale * q k where softcap is
-//     0
-// Grid: as many blocks as fit the device, whatever the step; 32 threads (small) or 128 (large).
+//   window        a row sees its own position and the window - 1 before it; 0: all before it
+//   scale         of scores, which are softcap * tanh(scale * q k / softcap), or scale * q k if softcap is 0
+// Grid: as many blocks as fit the device, in every step; 32 threads (small) or 128 (large).
 //
-// A row's result is made in one order: tiles of 64 positions (32 for HD 256) from a multiple of that on, each
-// by one warp. Tiles that a row does not see change nothing, so its bits depend on its position and on where
-// its context was cut alone; with `fixed` those places are fixed too, and the result is the same as decode,
-// as part of a chunk, and whatever else is in the batch. Small tiles take one warp a block, so that decode
-// has this order as well: a warp needs no other one, and three to six blocks a multiprocessor hide each
+// Each row is computed in one order: tiles of 64 positions (32 for HD 256), starting at a multiple of that,
+// each by one warp. Tiles that a row does not see change nothing. So a row's bits only depend on its position
+// and on where its context was divided. With `fixed` those places are fixed, too, and a row has the same bits
+// in decode, as part of a chunk, and in every batch. Small tiles have one warp per block, so that decode has
+// this order as well: a warp needs no other warp, and three to six blocks per multiprocessor hide each
 // other's latency.
 //
-// Bytes, decode: 2 * sizeof(K) * context * kv_heads * HD a sequence (4 * ... for bf16), read once; HD 128
-// bf16: 74 KB of shared memory a block, 3 blocks, 96 KB in flight a multiprocessor where 4.3 TB/s * 1 us /
-// 132 asks for 33. A tile of 32 KB is 128 mma and some 1200 instructions of one warp, about 3000 cycles: 33
-// bytes a cycle and multiprocessor, of 19 that memory gives. Goal 85% of bandwidth.
-// Large tiles: 4 * 64 * 64 * HD FLOPs a tile of positions; 87 KB, 2 blocks, 8 warps a multiprocessor. Goal
-// 55% of mma.sync's peak. Not yet run on a GPU. Reference: check/attention.rs, in f64: |diff| <= 4e-3 +
-// 1.6e-2 * |ref| (bf16).
+// Bytes, decode: 2 * sizeof(K) * context * kv_heads * HD per sequence (4 * ... for bf16), read once. HD 128,
+// bf16: 74 KB of shared memory per block, 3 blocks, 96 KB in flight per multiprocessor, where 4.3 TB/s * 1 us
+// / 132 requires 33. A tile of 32 KB takes 128 mma and some 1200 instructions of one warp, about 3000 cycles:
+// 33 bytes per cycle and multiprocessor, of which memory supplies 19. Target: 85% of the bandwidth.
+// Large tiles: 4 * 64 * 64 * HD FLOPs per tile of positions; 87 KB, 2 blocks, 8 warps per multiprocessor.
+// Target: 55% of mma.sync's peak. Not yet run on a GPU. Reference: check/attention.rs, in f64: |diff| <= 4e-3
+// + 1.6e-2 * |ref| (bf16).
 #define ATTENTION(T, K, HD, WARPS, NAME)                                                                        \
   extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) NAME(                                             \
       T* out, const T* q, const K* keys, const K* values, const float* sinks, const u32* row_starts,            \

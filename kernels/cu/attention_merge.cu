@@ -1,4 +1,4 @@
-// attention_merge.cu: puts together the parts of the tiles whose context was cut.
+// attention_merge.cu: merges the parts of tiles whose context was divided.
 #include "attention.cuh"
 
 struct Merge {
@@ -12,7 +12,7 @@ struct Merge {
   float value_scale;
 };
 
-// One row of a tile, by one warp; part after part, ascending.
+// One row of a tile, by one warp; parts in ascending order.
 template <class T>
 __device__ __forceinline__ void merge_row(T* out, const Merge& merge, u32 large, const Item& item, u32 kv_head,
                                           u32 row) {
@@ -47,14 +47,14 @@ __device__ __forceinline__ void merge_row(T* out, const Merge& merge, u32 large,
   }
 }
 
-// attention_merge_{T}: writes the rows of the tiles that were computed in parts, and readies the header for
-// the next layer.
+// attention_merge_{T}: writes the rows of tiles that were computed in parts, and prepares the header for the
+// next layer.
 //   out       [rows, heads * head_dim]  T; head_dim at most 256
 //   sums      [slots, rows of a tile, head_dim]  f32, small and large tiles: weighted sums of values
 //   partials  [slots, rows of a tile]  Partial
-// Grid: fixed, a warp a row, block 256. Reads 4 * (head_dim + 2) bytes a row, head and part, from L2 mostly;
-// with nothing to merge it ends at once. Reference: check/attention.rs, and bits equal to
-// attention_tile.cuh's folding in registers.
+// Grid: fixed, one warp per row, block 256. Reads 4 * (head_dim + 2) bytes per row, head and part, mostly
+// from L2; ends at once if there is nothing to merge. Reference: check/attention.rs, and bits equal to
+// merging in registers (attention_kernel.cuh).
 template <class T> __device__ __forceinline__ void attention_merge(T* out, Header* header, const Merge& merge) {
   ptx::grid_dependency_wait();
   u32 warps = gridDim.x * blockDim.x / 32, warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32;

@@ -1,10 +1,10 @@
-// attention_plan.cu: the list of work for attention, made on the device once a step, so that a captured graph
-// does for any contents.
+// attention_plan.cu: lists attention's work on the device, once per step, so that one captured graph serves
+// any content.
 #include "attention.cuh"
 
 constexpr u32 THREADS = 256;
 
-// Sum of `v` over the threads before this one; `total` over all.
+// Sum of `v` over the threads before this one; `total` is the sum over all.
 __device__ __forceinline__ u32 scan(u32 v, u32& total) {
   __shared__ u32 sums[THREADS / 32];
   u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, inclusive = v;
@@ -26,17 +26,17 @@ __device__ __forceinline__ u32 scan(u32 v, u32& total) {
   return before + inclusive - v;
 }
 
-// What is the same for all sequences.
+// Parameters that are the same for all sequences.
 struct Plan {
   Sequences sequences;
   u32 capacity, group, window;
-  u32 max_rows;  // sequences of this many rows and more are another kernel's; 0: none are
+  u32 max_rows;  // sequences with this many rows or more are for another kernel; 0: none
 };
 
-// One sequence's share.
+// One sequence's tiles.
 struct Share {
-  u32 large, tiles;  // 0: small tiles; how many
-  u32 first, seen;   // first position of the first part; positions from there
+  u32 large, tiles;  // size (0 = small); number
+  u32 first, seen;   // first position of the first part; number of positions
 
   __device__ __forceinline__ Share(const Plan& plan, u32 sequence, u32 align)
       : large(0), tiles(0), first(0), seen(0) {
@@ -51,8 +51,8 @@ struct Share {
   }
 };
 
-// Writes the items of one sequence and the groups to merge. Called by whole warps; later tiles come first,
-// since they see most.
+// Writes the items of one sequence and the groups to merge. Called by whole warps. Later tiles come first,
+// because they see most positions.
 __device__ __forceinline__ void write_items(const Share& share, u32 sequence, u32 parts, u32 slot, u32 kv_heads,
                                             Item* items, Item* groups, u32* group_count) {
   for (u32 i = threadIdx.x % 32; i < share.tiles * parts; i += 32) {
@@ -63,21 +63,22 @@ __device__ __forceinline__ void write_items(const Share& share, u32 sequence, u3
   }
 }
 
-// attention_plan: lists the tiles of a step, cut into parts of the context where there would be too few of
-// them.
+// attention_plan: lists the tiles of a step. Divides their contexts into parts if there would be too few
+// items.
 //   header        Header
-//   items_small, items_large, groups_small, groups_large   room for as many as ops/attention computes
+//   items_small, items_large, groups_small, groups_large   sized by ops/attention
 //   row_starts    [capacity + 1]  u32
 //   context_lens  [capacity]      u32
-// Grid (1), block 256. Sequences whose rows, times `group`, are at most 16 get one small tile, others large
-// ones. Parts have max(least, positions of all tiles / wanted) positions, a multiple of 64: then no item is
-// longer than a fair share, and the parts of tiles that are cut need at most 2 * wanted slots. With `fixed`
-// they always have that many, counted from position 0; a tile that finds no slots is one item, which folds
-// its parts by itself in the same order.
-// Sequences of `max_rows` rows and more get no tiles: attention_sm90 takes them. 0: all get theirs.
-// Order: sequences as they come, later tiles first. Reads and writes a few KiB; predicted 3 to 6 us a step
-// (not yet run on a GPU).
-// Reference: every (row, head) is computed exactly once, by check/attention.rs through the whole path.
+// Grid (1), block 256. A sequence gets one small tile if its rows, times `group`, are at most 16, and large
+// tiles otherwise. Parts have max(least, positions of all tiles / wanted) positions, a multiple of 64: so no
+// item is longer than a fair share, and the parts of divided tiles need at most 2 * wanted slots. With
+// `fixed`, parts always have that many positions, counted from position 0; a tile that finds no slots becomes
+// one item, which merges its parts itself in the same order.
+// Sequences with `max_rows` rows or more get no tiles, because attention_sm90 handles them; 0: all sequences
+// get tiles.
+// Order: sequences as given, later tiles first. Reads and writes a few KiB; predicted 3 to 6 us per step (not
+// yet run on a GPU).
+// Reference: check/attention.rs checks through the whole path that every (row, head) is computed once.
 extern "C" __global__ void __launch_bounds__(256)
     attention_plan(Header* header, Item* items_small, Item* items_large, Item* groups_small, Item* groups_large,
                    const u32* row_starts, const u32* context_lens, u32 capacity, u32 kv_heads, u32 group, u32 window,
@@ -109,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(256)
     u32 s = start + threadIdx.x;
     Share share(plan, s, align);
     u32 most = length[share.large], parts = share.tiles ? (share.seen + most - 1) / most : 0, slot = 0, first = 0;
-    // Large tiles of batch-invariant mode fold by themselves: there are many of them.
+    // In batch-invariant mode large tiles merge their parts themselves, because there are many of them.
     if (fixed && share.large && parts > 1) parts = 1;
 #pragma unroll
     for (u32 size = 0; size < 2; size++) {

@@ -1,13 +1,13 @@
-// attention_sm90.cu: prefill attention for Hopper, over the paged KV cache. FlashAttention-3 (Shah et al.
+// attention_sm90.cu: prefill attention for Hopper over the paged KV cache. FlashAttention-3 (Shah et al.
 // 2024) with packed query heads: one warpgroup copies, two multiply.
 #include "attention_sm90.cuh"
 
-// attention_sm90_plan: which tiles of 128 query rows there are, dearest first.
+// attention_sm90_plan: lists the tiles of 128 query rows, most expensive first.
 //   items         [max_items]  uint2, out: sequence, tile
 //   count         [1]          u32, out
 //   row_starts    [capacity + 1], context_lens [capacity]  u32: see ops/kv.rs
-// Sequences with fewer than min_rows rows have none. A query row is (token, head of the group). One block of
-// 256 threads: a counting sort by quarter octaves of the cost; the order within one is whatever it is, and no
+// Skips sequences with fewer than min_rows rows. A query row is (token, head of the group). One block of 256
+// threads: a counting sort by quarter octaves of the cost. The order within a bucket is arbitrary, and no
 // result depends on it.
 extern "C" __global__ void __launch_bounds__(256)
     attention_sm90_plan(uint2* items, u32* count, const u32* row_starts, const u32* context_lens,
@@ -44,33 +44,33 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 EXPORT(attention_sm90_plan)
 
-// attention_sm90_{T}_{head_dim}: softmax(q k^T * scale) v for the rows of the planned tiles; the others are
-// left alone.
+// attention_sm90_{T}_{head_dim}: softmax(q k^T * scale) v for the rows of the planned tiles; leaves other
+// rows unchanged.
 //   out           [rows, heads * HD]  T
-//   q             [rows, q_stride]    T: the query heads start each row, 16-byte aligned
+//   q             [rows, q_stride]    T: a row starts with its query heads; 16-byte aligned
 //   keys, values  tensor maps over [blocks * kv_heads * block_size, HD] T, 128-byte swizzle, boxes of
 //                 min(block_size, 128) rows x 64 values
-//   sinks         [heads]  f32 or null: a logit that takes part in the softmax and has no value
-//   row_starts .. table_stride        see ops/kv.rs; count, items: of attention_sm90_plan
-//   scale, softcap: scores are softcap * tanh(scale * q k / softcap), or scale * q k where softcap is 0
-//   window        a row sees its position and the window - 1 before it; 0: all
+//   sinks         [heads]  f32 or null: a logit that takes part in the softmax but has no value
+//   row_starts .. table_stride        see ops/kv.rs; count, items: from attention_sm90_plan
+//   scale, softcap: scores are softcap * tanh(scale * q k / softcap), or scale * q k if softcap is 0
+//   window        a row sees its own position and the window - 1 before it; 0: all before it
 //   value_scale   factor of the result
-// Grid: one block a multiprocessor, whatever the step; block b takes the planned tiles b, 2 * blocks - 1 - b
-// and so on. 384 threads, Buffers<HD>::BYTES of dynamic shared memory.
+// Grid: one block per multiprocessor in every step; block b takes the planned tiles b, 2 * blocks - 1 - b and
+// so on. 384 threads, Buffers<HD>::BYTES of dynamic shared memory.
 //
-// Why packed heads: the rows of a tile are (token, head) for the heads of one KV head, so that K and V are
-// copied once for the group, and a short chunk still fills tiles. Heads one by one with multicast would need
-// clusters and, for groups of 4 to 8, the same bytes from L2.
-// One order for every row: KV tiles of 128 positions, counted from position 0, ascending. A masked tile
-// changes nothing, bit for bit, so a row's bits do not depend on the chunk it came in or on its batch-mates.
+// Why packed heads: the rows of a tile are (token, head) for the heads of one KV head, so K and V are copied
+// once for the group, and even a short chunk fills tiles. Separate heads with multicast would need clusters
+// and, for groups of 4 to 8, read the same bytes from L2.
+// All rows have one order of computation: KV tiles of 128 positions, counted from position 0, ascending. A
+// masked tile changes no bit, so a row's bits do not depend on its chunk or the rest of its batch.
 //
-// Work of a tile of 128 rows and 128 positions: 4 * 128 * 128 * HD FLOPs, 8.4 M for HD 128: 1.4 us at 790
-// TFLOP/s / 132; its 16384 exponentials take 0.6 us of the special function units, hidden behind the other
-// warpgroup's products (named barriers make the two take turns). Copies: 64 KiB in that time, 6 TB/s over all
-// multiprocessors, which is about what L2 gives.
+// Work per tile of 128 rows and 128 positions: 4 * 128 * 128 * HD FLOPs, 8.4 M for HD 128: 1.4 us at 790
+// TFLOP/s / 132. Its 16384 exponentials take 0.6 us of the special function units, hidden behind the other
+// warpgroup's product (named barriers make the two take turns). Copies: 64 KiB in that time, 6 TB/s over all
+// multiprocessors, about what L2 delivers.
 // Prediction: 70% of 790 TFLOP/s for long prompts (FA3 reports 650 to 740 non-causal and 550 to 620 causal on
-// an H100), 60% causal at 2k; pages of 16 tokens cost 32 small copies a tile, the most likely reason for
-// less. Not yet run on a GPU. Reference: a naive f64 one, check/attention_sm90.rs.
+// an H100), 60% causal at 2k. Pages of 16 tokens cost 32 small copies per tile, the most likely reason for
+// less. Not yet run on a GPU. Reference: a naive f64 implementation, check/attention_sm90.rs.
 template <class T, int HD> static __device__ __forceinline__ void attention_sm90(const Task<T>& task) {
 #ifdef HAS_SM90
   DYN_SHARED(u8, shared);

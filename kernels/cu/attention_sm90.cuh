@@ -1,17 +1,16 @@
-// attention_sm90.cuh: the parts of attention_sm90.cu. Span: which tiles a sequence's rows see. Buffers:
-// shared memory and its
-// barriers. produce: the copying warp. consume: a multiplying warpgroup.
+// attention_sm90.cuh: the parts of attention_sm90.cu. Span: the tiles that a sequence's rows see. Buffers:
+// shared memory and its barriers. produce: the copying warp. consume: a multiplying warpgroup.
 #pragma once
 #include "device.cuh"
 #include "ptx_sm90.cuh"
 
-// Internal: other attention files use these names for things of their own.
+// Internal, because other attention files use the same names.
 namespace {
 
-constexpr i32 TILE_ROWS = 128;  // query rows of a tile, 64 a warpgroup
+constexpr i32 TILE_ROWS = 128;  // query rows of a tile, 64 per warpgroup
 constexpr i32 TILE_KV = 128;    // positions of a KV tile
 constexpr i32 SLAB = 64;        // values in the 128 bytes that a swizzle permutes
-constexpr i32 WARPGROUPS = 2;   // that multiply
+constexpr i32 WARPGROUPS = 2;   // multiplying
 constexpr float LOG2_E = 1.44269504088896341f;
 
 // Rows of one sequence, packed: row r is token r / group with head r % group of the KV head.
@@ -46,14 +45,14 @@ template <class T> struct Task {
   float scale, softcap, value_scale;
 };
 
-// One tile of query rows with one KV head.
+// One tile of query rows and one KV head.
 struct Work {
   Span span;
-  i32 sequence, tile, head, first_row;  // first_row: of the sequence, in the step
+  i32 sequence, tile, head, first_row;  // first_row: the sequence's first row in the step
 };
 
-// This block's work number `round`; false when there is none left. Every other round goes backwards, so that
-// the block with the dearest tile of one round has the cheapest of the next.
+// This block's work number `round`; false if none is left. Every other round goes backwards, so that the
+// block with the most expensive tile of one round gets the cheapest of the next.
 template <class T> __device__ __forceinline__ bool find_work(const Task<T>& task, i32 round, Work& work) {
   i32 block = round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
   i32 index = round * gridDim.x + block, heads = task.kv_heads;
@@ -71,7 +70,7 @@ template <class T> __device__ __forceinline__ bool find_work(const Task<T>& task
 
 #ifdef HAS_SM90
 
-// A ring of stages: which one is next, and the parity of its phase.
+// A ring of stages: the next stage and the parity of its phase.
 template <int STAGES> struct Ring {
   u32 stage = 0, parity = 0;
   __device__ __forceinline__ void next() {
@@ -82,8 +81,8 @@ template <int STAGES> struct Ring {
   }
 };
 
-// Shared memory: [2][Q of a warpgroup], [STAGES][K tile], [STAGES][V tile], barriers. A matrix lies as HD /
-// 64 slabs of [rows][64 values], 128-byte swizzle.
+// Shared memory: [2][Q of a warpgroup], [STAGES][K tile], [STAGES][V tile], barriers. A matrix consists of HD
+// / 64 slabs of [rows][64 values] with a 128-byte swizzle.
 template <int HD> struct Buffers {
   static constexpr u32 STAGES = HD == 64 ? 4 : 2;
   static constexpr u32 SLABS = HD / SLAB;
@@ -106,7 +105,7 @@ template <int HD> struct Buffers {
 
   __device__ __forceinline__ void init_barriers() const {
     for (u32 i = 0; i < 2 * STAGES; i++) ptx::mbarrier_init(barrier(i), 1);
-    // One lane of each warp says that it has read.
+    // One lane per warp reports that the warp has read the stage.
     for (u32 i = 2 * STAGES; i < 4 * STAGES; i++) ptx::mbarrier_init(barrier(i), WARPGROUPS * 4);
     ptx::mbarrier_init(tail(), 1);
     ptx::mbarrier_init_fence();

@@ -1,11 +1,11 @@
-// attention_sm90_consume.cuh: a warpgroup that multiplies 64 packed query rows with the tiles of the rings.
+// attention_sm90_consume.cuh: a warpgroup that multiplies 64 packed query rows by the tiles of the rings.
 // Part of attention_sm90.cuh.
 #pragma once
 
 namespace {
 
-// Named barriers: 1, 2 among the threads of a warpgroup; 3, 4 give the warpgroups their turns at the tensor
-// cores.
+// Named barriers: 1 and 2 synchronise the threads of a warpgroup; with 3 and 4 the warpgroups take turns at
+// the tensor cores.
 __device__ __forceinline__ void meet_warpgroup(u32 warpgroup) { ptx::named_barrier_sync(1 + warpgroup, 128); }
 __device__ __forceinline__ void await_turn(u32 warpgroup) { ptx::named_barrier_sync(3 + warpgroup, 256); }
 __device__ __forceinline__ void pass_turn(u32 warpgroup) { ptx::named_barrier_arrive(4 - warpgroup, 256); }
@@ -30,14 +30,14 @@ __device__ __forceinline__ void load_q(const Task<T>& task, const Work& work, u8
   }
 }
 
-// The state of a thread's two rows, r and r + 8, in the softmax: the highest score, and its own columns' part
-// of the sum.
+// Softmax state of a thread's two rows, r and r + 8: the highest score, and the sum over the thread's own
+// columns.
 struct Rows {
   float top[2], sum[2];
   i32 position[2];
 };
 
-// Scores of positions that a row does not see become -inf.
+// Sets scores of positions that a row does not see to -inf.
 __device__ __forceinline__ void mask(float (&s)[64], const Rows& rows, i32 first, i32 window) {
 #pragma unroll
   for (int i = 0; i < 64; i++) {
@@ -55,8 +55,8 @@ __device__ __forceinline__ void cap(float (&s)[64], float softcap, float inner) 
   }
 }
 
-// Online softmax (Milakov & Gimelshein 2018): scores become 2^(unit * (s - top)). Returns by `shrink` what
-// earlier sums are to be multiplied with.
+// Online softmax (Milakov & Gimelshein 2018): turns scores into 2^(unit * (s - top)). Returns in `shrink` the
+// factors for earlier sums.
 __device__ __forceinline__ void soften(float (&s)[64], Rows& rows, float unit, float (&shrink)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; r++) {
@@ -65,8 +65,8 @@ __device__ __forceinline__ void soften(float (&s)[64], Rows& rows, float unit, f
     for (int i = 0; i < 16; i++) top = fmaxf(top, fmaxf(s[i * 4 + r * 2], s[i * 4 + r * 2 + 1]));
     top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, 1));
     top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, 2));
-    float base = top == NEG_INF ? 0.f : __fmul_rn(top, unit);  // nothing seen so far: all weights 0, not NaN
-    // From base to base, not from the exact product: where the top stays, this must be 1 to the bit.
+    float base = top == NEG_INF ? 0.f : __fmul_rn(top, unit);  // nothing visible yet: weights 0, not NaN
+    // Subtract rounded bases, not the exact product: if the top is unchanged, this must be exactly 1.
     shrink[r] = ptx::exp2_approx(__fadd_rn(__fmul_rn(rows.top[r], unit), -base));
     rows.top[r] = top;
     float sum = 0.f;
@@ -81,7 +81,7 @@ __device__ __forceinline__ void soften(float (&s)[64], Rows& rows, float unit, f
   }
 }
 
-// Lane q of four gives w[i], its two columns of column group i, and gets the eight columns of group q.
+// Lane q of four passes in w[i], its two columns of column group i, and gets the eight columns of group q.
 __device__ __forceinline__ void transpose_quad(u32 (&w)[4]) {
   bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
   u32 a = __shfl_xor_sync(FULL_WARP, odd ? w[0] : w[1], 1);
@@ -98,7 +98,7 @@ __device__ __forceinline__ void transpose_quad(u32 (&w)[4]) {
   w[3] = high ? w[3] : b;
 }
 
-// Divides by the softmax's sums and writes the rows, 16 bytes a thread.
+// Divides by the softmax's sums and writes the rows, 16 bytes per thread.
 template <class T, int HD>
 __device__ __forceinline__ void store_rows(const Task<T>& task, const Work& work, const float (&o)[HD / 2],
                                            const Rows& rows, i32 first_packed, float unit) {
@@ -131,7 +131,7 @@ __device__ __forceinline__ void store_rows(const Task<T>& task, const Work& work
   }
 }
 
-// s = Q K^T, started.
+// Starts s = Q K^T.
 template <class T, int HD>
 __device__ __forceinline__ void start_scores(float (&s)[64], const u8* q, const u8* keys) {
   u64 a = ptx::matrix_descriptor(q, 16, 1024, ptx::SWIZZLE_128B);
@@ -144,7 +144,7 @@ __device__ __forceinline__ void start_scores(float (&s)[64], const u8* q, const 
   ptx::wgmma_commit();
 }
 
-// o += P V, started.
+// Starts o += P V.
 template <class T, int HD>
 __device__ __forceinline__ void start_outputs(float (&o)[HD / 2], const u32 (&p)[32], const u8* values) {
   u64 b = ptx::matrix_descriptor(values, TILE_KV * 128, 1024, ptx::SWIZZLE_128B);
@@ -156,7 +156,7 @@ __device__ __forceinline__ void start_outputs(float (&o)[HD / 2], const u32 (&p)
 template <class T, int HD>
 __device__ __forceinline__ void consume(const Task<T>& task, const Buffers<HD>& buffers) {
   u32 warpgroup = threadIdx.x / 128 - 1;
-  bool speaks = threadIdx.x % 32 == 0;  // for its warp
+  bool speaks = threadIdx.x % 32 == 0;  // reports for its warp
   float unit = task.softcap == 0.f ? task.scale * LOG2_E : LOG2_E;
   float inner = task.softcap == 0.f ? 0.f : 2.f * LOG2_E * task.scale / task.softcap;
   Ring<Buffers<HD>::STAGES> keys, values;
@@ -172,7 +172,7 @@ __device__ __forceinline__ void consume(const Task<T>& task, const Buffers<HD>& 
     u32 p[32];
 #pragma unroll
     for (int i = 0; i < HD / 2; i++) o[i] = 0.f;
-    meet_warpgroup(warpgroup);  // all have read the Q before
+    meet_warpgroup(warpgroup);  // all threads have read the previous Q
     load_q<T, HD>(task, work, buffers.q(warpgroup), first_packed);
     ptx::fence_proxy_async();  // the first turn is a barrier besides
 
@@ -199,8 +199,8 @@ __device__ __forceinline__ void consume(const Task<T>& task, const Buffers<HD>& 
     keys.next();
     weigh(tile);
     pack();
-    // The next tile's scores are on their way while this one's outputs are summed, and its weights are made
-    // meanwhile.
+    // While this tile's outputs are being computed, the next tile's scores are in flight and its weights are
+    // made.
     for (tile++; tile < end; tile++) {
       ptx::mbarrier_wait(buffers.full_keys(keys.stage), keys.parity);
       await_turn(warpgroup);
@@ -232,7 +232,7 @@ __device__ __forceinline__ void consume(const Task<T>& task, const Buffers<HD>& 
     values.next();
     store_rows<T, HD>(task, work, o, rows, first_packed, unit);
   }
-  if (warpgroup == 0) await_turn(warpgroup);  // takes the turn that nobody will use
+  if (warpgroup == 0) await_turn(warpgroup);  // takes the last turn, which is not used
 }
 
 }  // namespace

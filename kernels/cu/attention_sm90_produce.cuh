@@ -3,8 +3,8 @@
 
 namespace {
 
-// Queues the copies of one tile's pages; all lanes, one box each. Pages that no row of the work sees, be it
-// behind the window or past the context, are read from beyond the tensor: zeros.
+// Queues the copies of one tile's pages by all lanes, one box each. Pages that no row sees, before the window
+// or past the context, are read from outside the tensor, as zeros.
 template <class T, int HD>
 __device__ __forceinline__ void copy_tile(const Task<T>& task, const Work& work, const ptx::TensorMap* map,
                                           i32 tile, u8* to, u64* barrier) {
@@ -26,8 +26,8 @@ __device__ __forceinline__ void copy_tile(const Task<T>& task, const Work& work,
   }
 }
 
-// Zeros the rows of a V tile from `valid` on: what lies in slots that were never written may be NaN, and 0 *
-// NaN is not 0. Keys need no such care: their scores are replaced.
+// Zeros the rows of a V tile from `valid` on: slots that were never written may contain NaN, and 0 * NaN is
+// not 0. Keys need no zeroing, because their scores are replaced.
 template <int HD> __device__ __forceinline__ void zero_rows(u8* values, i32 valid) {
   for (i32 i = threadIdx.x % 32; i < (TILE_KV - valid) * (HD / 8); i += 32) {
     i32 row = valid + i / (HD / 8), chunk = i % (HD / 8);
@@ -37,7 +37,8 @@ template <int HD> __device__ __forceinline__ void zero_rows(u8* values, i32 vali
   __syncwarp();
 }
 
-// Copies a V tile; where the context ends inside a page, the consumers get it once the rest of it is zeros.
+// Copies a V tile. If the context ends inside a page, the consumers get the tile after its rest has been
+// zeroed.
 template <class T, int HD>
 __device__ __forceinline__ void copy_values(const Task<T>& task, const Work& work, const Buffers<HD>& buffers,
                                             i32 tile, u32 stage, u32& tail_parity) {
@@ -54,7 +55,7 @@ __device__ __forceinline__ void copy_values(const Task<T>& task, const Work& wor
   if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(full);
 }
 
-// In the order in which the consumers ask: the keys of the next tile come before the values of this one.
+// Copies in the order in which the consumers need the tiles: the next tile's keys before this tile's values.
 template <class T, int HD>
 __device__ __forceinline__ void produce(const Task<T>& task, const Buffers<HD>& buffers) {
   Ring<Buffers<HD>::STAGES> keys, values;

@@ -1,4 +1,4 @@
-// attention_tile.cuh: a warp's 16 packed query rows with one tile of keys and values in shared memory: the
+// attention_tile.cuh: a warp's 16 packed query rows against one tile of keys and values in shared memory: the
 // two products by mma.sync, and the online softmax between them (Dao 2023, FlashAttention-2). Included by
 // attention_kernel.cuh.
 #pragma once
@@ -11,21 +11,22 @@ template <class T> struct IsSame<T, T> {
   static constexpr bool value = true;
 };
 
-// Sizes of one kernel. Rows in shared memory are 16 bytes longer than their values: then the eight rows that
-// ldmatrix reads together lie in different banks for every head size that is a multiple of 16.
+// Sizes of a kernel. Rows in shared memory are padded by 16 bytes, so that the eight rows that ldmatrix reads
+// together are in different banks for every head size that is a multiple of 16.
 template <class T, class K, int HD> struct Tile {
   static constexpr bool NARROW = !IsSame<T, K>::value;  // e4m3
   static constexpr int POSITIONS = HD <= 128 ? 64 : 32;
   static constexpr int KV_ROW = HD * (int)sizeof(K) + 16, Q_ROW = HD * 2 + 16;
   static constexpr int KV_BYTES = POSITIONS * KV_ROW;
   static constexpr int STAGES = 2;
-  // Widening e4m3 needs registers of its own: beyond these sizes Q is loaded again for each tile, or ptxas spills.
+  // Widening e4m3 needs extra registers: for larger heads Q is loaded again for each tile, or ptxas would
+  // spill.
   static constexpr bool Q_IN_REGISTERS = HD <= (NARROW ? 96 : 128);
 };
 
-// Four e4m3 values, bytes 0 and 2 of `bytes >> 8` (that is 1 and 3 of `bytes`), as a pair of T. The bits are
-// moved to T's places, which makes them too small by 2^8 or 2^120; the product is exact. The cache holds no
-// NaN: writes saturate.
+// Four e4m3 values as two pairs of T: this returns bytes 0 and 2 of `bytes >> 8`, which are 1 and 3 of
+// `bytes`. The bits are moved to T's positions, which makes the values too small by 2^8 or 2^120; the product
+// that corrects this is exact. The cache contains no NaN, because writes saturate.
 __device__ __forceinline__ u32 widen_pair(f16, u32 bytes) {
   return ptx::fma_pair(f16{}, (bytes & 0x80008000) | (bytes & 0x7f007f00) >> 1, 0x5c005c00, 0x80008000);
 }
@@ -40,8 +41,8 @@ template <class T> __device__ __forceinline__ void widen(u32 (&pairs)[2], u32 by
   pairs[1] = widen_pair(T{}, bytes);
 }
 
-// The state of a thread's rows, r and r + 8 of its warp's: the highest score so far, and its own columns'
-// part of the sum.
+// Softmax state of a thread's rows, r and r + 8 of its warp: the highest score so far, and the sum over the
+// thread's own columns.
 struct Softmax {
   float top[2], sum[2];
 
@@ -51,7 +52,7 @@ struct Softmax {
   }
 };
 
-// s = Q K^T. `q` are the fragments of all dims (Q_IN_REGISTERS), or loaded here.
+// s = Q K^T. `q` has the fragments of all dims if Q_IN_REGISTERS; otherwise they are loaded here.
 template <class T, class K, int HD, int COLUMNS>
 __device__ __forceinline__ void scores(float (&s)[COLUMNS][4], const u32 (&q)[HD / 16][4], const u8* q_rows,
                                        const u8* keys) {
@@ -92,7 +93,7 @@ __device__ __forceinline__ void scores(float (&s)[COLUMNS][4], const u32 (&q)[HD
   }
 }
 
-// o += P V, where `s` are the weights of 16 * i positions.
+// o += P V, where `s` has the weights of 16 * i positions.
 template <class T, class K, int HD, int COLUMNS>
 __device__ __forceinline__ void outputs(float (&o)[HD / 8][4], const float (&s)[COLUMNS][4], const u8* values) {
   using Size = Tile<T, K, HD>;
@@ -133,7 +134,7 @@ __device__ __forceinline__ void outputs(float (&o)[HD / 8][4], const float (&s)[
   }
 }
 
-// Scores that a row does not see become -inf. `first`: position of the tile's first column.
+// Sets scores that a row does not see to -inf. `first` is the position of the tile's first column.
 template <int COLUMNS>
 __device__ __forceinline__ void mask(float (&s)[COLUMNS][4], u32 first, const u32 (&position)[2], u32 window) {
 #pragma unroll
@@ -153,9 +154,9 @@ template <int COLUMNS> __device__ __forceinline__ void cap(float (&s)[COLUMNS][4
   }
 }
 
-// Scores become weights 2^(unit * (s - top)), and earlier outputs are brought to the new maximum (Milakov &
-// Gimelshein 2018). A tile that a row sees nothing of changes none of the row's bits. Nothing here may be
-// contracted: kernels differ in what surrounds it, not in results.
+// Turns scores into weights 2^(unit * (s - top)) and rescales earlier outputs to the new maximum (Milakov &
+// Gimelshein 2018). A tile of which a row sees nothing changes none of the row's bits. The compiler must not
+// contract anything here: kernels differ in the surrounding code but must agree in results.
 template <int COLUMNS, int DIMS>
 __device__ __forceinline__ void soften(float (&s)[COLUMNS][4], float (&o)[DIMS][4], Softmax& rows, float unit) {
 #pragma unroll
@@ -165,8 +166,8 @@ __device__ __forceinline__ void soften(float (&s)[COLUMNS][4], float (&o)[DIMS][
     for (int n = 0; n < COLUMNS; n++) top = fmaxf(top, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
     top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, 1));
     top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, 2));
-    float base = top == NEG_INF ? 0.f : __fmul_rn(top, -unit);  // nothing seen so far: weights 0, not NaN
-    // From base to base, not from the exact product: where the top stays, this must be 1 to the bit.
+    float base = top == NEG_INF ? 0.f : __fmul_rn(top, -unit);  // nothing visible yet: weights 0, not NaN
+    // Subtract rounded bases, not the exact product: if the top is unchanged, this must be exactly 1.
     float shrink = ptx::exp2_approx(__fadd_rn(__fmul_rn(rows.top[r], unit), base)), sum = 0.f;
     rows.top[r] = top;
 #pragma unroll

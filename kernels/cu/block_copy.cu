@@ -1,14 +1,14 @@
-// block_copy.cu: whole KV blocks from place to place: copy-on-write, and swaps to page-locked host memory and
+// block_copy.cu: copies whole KV blocks, for copy-on-write and for swapping to page-locked host memory and
 // back.
 #include "device.cuh"
 
 // block_copy: for each pair and plane, block `from` of one cache becomes block `to` of another (or the same).
-//   from, to      planes of blocks: plane p starts p * plane_bytes after the first; a block has block_bytes
-//   pairs         [capacity, 2]  u32: from, to. Pairs with a block that is not there are left out
-//   count         [1]  u32: pairs there are, in device memory, so that a graph can be replayed with none
-// Grid (planes, parts), any block; block_bytes is a multiple of 16, and so are all addresses. Pairs run in
-// any order: no `to` is another pair's `from` or `to`. Either side may be host memory (it is mapped into the
-// device's addresses). 2 * planes * block_bytes a pair. Reference: a byte copy.
+//   from, to      planes of blocks: plane p starts p * plane_bytes after the first; blocks have block_bytes
+//   pairs         [capacity, 2]  u32: from, to. Pairs with a block outside the cache are ignored
+//   count         [1]  u32: number of pairs, in device memory, so that a graph can be replayed with none
+// Grid (planes, parts), any block; block_bytes and all addresses are multiples of 16. Pairs run in any order,
+// so no `to` may be another pair's `from` or `to`. Either side may be host memory mapped into the device's
+// address space. 2 * planes * block_bytes per pair. Reference: a byte copy.
 extern "C" __global__ void __launch_bounds__(256)
     block_copy(u8* to, const u8* from, u64 to_plane_bytes, u64 from_plane_bytes, u64 block_bytes,
                u32 to_blocks, u32 from_blocks, const u32* pairs, const u32* count, i32 capacity) {

@@ -1,5 +1,5 @@
-// check_math.cu: the functions of math.cuh over given inputs, so that a check can compare them bit by bit
-// with the CPU's.
+// check_math.cu: the functions of math.cuh for given inputs, so that a check can compare them bit by bit with
+// the CPU's.
 #include "math.cuh"
 
 // check_math: exps[i] = exact_exp(x[i]); logs[i] = bits of exact_log1p of -(words[i] + 0.5) / 2^32.

@@ -1,9 +1,9 @@
-// device.cuh: what every kernel file includes. Number types and their conversions, reductions, and EXPORT.
+// device.cuh: included by every kernel file. Number types and their conversions, reductions, and EXPORT.
 //
-// The same source is compiled by nvcc (ahead of time), by NVRTC (at first start, so no header of the host or
-// of CUDA is included here) and by g++ against the emulation in kernels/emulation (for tests without a GPU).
-// Rules: arithmetic in f32, the small types only for storage; no inline PTX outside ptx.cuh; dynamic shared
-// memory by DYN_SHARED; every kernel is extern "C" __global__ and followed by EXPORT(name).
+// The same source is compiled by nvcc (ahead of time), by NVRTC (at first start, so no host or CUDA header is
+// included here) and by g++ with the emulation in kernels/emulation (for tests without a GPU). Rules:
+// arithmetic in f32, small types only for storage; no inline PTX outside ptx.cuh; dynamic shared memory by
+// DYN_SHARED; every kernel is extern "C" __global__ and followed by EXPORT(name).
 #pragma once
 
 typedef unsigned char u8;
@@ -51,7 +51,7 @@ template <> __device__ __forceinline__ bf16 from_f32<bf16>(float x) { return bf1
 template <> __device__ __forceinline__ f16 from_f32<f16>(float x) { return f16{ptx::f32_to_f16(x)}; }
 template <> __device__ __forceinline__ e4m3 from_f32<e4m3>(float x) { return e4m3{ptx::f32_to_e4m3(x)}; }
 
-// N values moved as one access; N * sizeof(T) is 4, 8 or 16 bytes and so is the address's alignment.
+// N values moved in one access; N * sizeof(T) is 4, 8 or 16 bytes, and the address has that alignment.
 template <class T, int N> struct alignas(sizeof(T) * N) Pack {
   T v[N];
 };
@@ -68,8 +68,8 @@ __device__ __forceinline__ float warp_max(float v) {
   return v;
 }
 
-// Sum over a block of up to 32 whole warps; every thread gets it. The order of sums depends on the block's
-// size only.
+// Sum over a block of up to 32 whole warps; every thread gets it. The order of summation only depends on the
+// block's size.
 __device__ __forceinline__ float block_sum(float v) {
   __shared__ float part[33];
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;

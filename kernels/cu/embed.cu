@@ -1,14 +1,13 @@
-// embed.cu: rows of the embedding table become the residual stream.
+// embed.cu: embedding lookup, which starts the residual stream.
 #include "device.cuh"
 
 // embed: out[row] = scale * table[tokens[row]], widened.
 //   out     [rows, hidden]   f32
 //   table   [vocab, hidden]  T
-//   tokens  [rows]           u32; one that is not below vocab takes row 0: the host has checked what requests
-//           bring, and
-//                            what a graph reads in rows of padding must not fault
-// Grid (rows), block a multiple of 32; hidden is a multiple of 4. 2 bytes read and 4 written a value: with
-// 8,192 rows of 4,096 values 0.2 GB, 47 us at 4.3 TB/s (predicted, not yet run on a GPU). Reference:
+//   tokens  [rows]           u32; tokens that are not below vocab read row 0: the host has checked requests,
+//                            and padding rows of a graph must not fault
+// Grid (rows), block a multiple of 32; hidden is a multiple of 4. Reads 2 and writes 4 bytes a value: 8,192
+// rows of 4,096 values are 0.2 GB, 47 us at 4.3 TB/s (predicted, not yet run on a GPU). Reference:
 // cpu::embed::embed, exact.
 template <class T>
 __device__ void embed(float* out, const T* table, const u32* tokens, i32 hidden, u32 vocab, float scale) {

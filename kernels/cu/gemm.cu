@@ -1,31 +1,31 @@
-// gemm.cu: out = x w^T for many rows, by mma m16n8k16 out of shared memory: the path without cuBLASLt, the
-// batch-invariant one, and that of e4m3 weights.
+// gemm.cu: out = x w^T for many rows, by mma m16n8k16 from shared memory. Used without cuBLASLt, in
+// batch-invariant mode, and for e4m3 weights.
 //
 //   out     [rows, n]          T, or f32 for logits
 //   x       [rows, k]          T, k a multiple of 8 (16 with e4m3 weights)
 //   w       [n, k]             T or e4m3; GATED: [2 n, k], gate over up, and out = function(gate) * up
 //   scales                     f32, of e4m3 weights: see linear.cuh
 //   bias    [n], GATED [2 n]   T or null
-//   function                   of the gate: see gate.cuh
+//   function                   activation of the gate: see gate.cuh
 // Grid (ceil(rows / BM) * ceil(n / outputs)), outputs = BN (GATED: BN / 2). Block: 32 WARPS. Dynamic shared
 // memory: max(STAGES * (BN * 64 * sizeof(W) + BM * 128), BM * (outputs * sizeof(out) + 16)) bytes. Sums as in
-// linear.cuh: the bits are those of gemv.cu, whatever the tile. Reference: cpu::matmul.
+// linear.cuh: the bits are those of gemv.cu, for any tile. Reference: cpu::matmul.
 //
-// A stage is 64 k: rows of 128 bytes (e4m3 weights: 64), brought by cp.async, STAGES - 1 ahead. A lane reads
-// 16 bytes of row lane / 4 (linear.cuh says which), so a quarter of a warp reads half of two neighbouring
-// rows: with the chunks of odd rows exchanged in pairs of halves, all 32 banks once. ldmatrix would read as
-// many bytes in as many instructions, and in another order of k than gemv.cu.
+// A stage is 64 k: rows of 128 bytes (e4m3 weights: 64), copied by cp.async STAGES - 1 ahead. A lane reads 16
+// bytes of row lane / 4 (linear.cuh says which), so a quarter of a warp reads half of two neighbouring rows.
+// With the chunks of odd rows swapped (swizzle), that touches all 32 banks once. ldmatrix would read as many
+// bytes in as many instructions, but in another order of k than gemv.cu.
 //
-// Blocks go through rows first, GROUP row tiles at a time: what runs together shares weights, and x stays in
-// L2. The sum of a slice and that of all are both in registers: 128 of them in the 128 x 128 tile, one block
-// an SM. Tensor work 128 * 128 * 64 a stage against 32 KB from L2: 64 flops a byte. Not yet run on a GPU;
-// mma.sync reaches about 60% of what wgmma does on Hopper.
+// Blocks advance through rows first, GROUP row tiles at a time, so that blocks that run together share
+// weights, and x stays in L2. The sums of a slice and the total are both in registers: 128 of them in the 128
+// x 128 tile, one block per SM. Tensor work is 128 * 128 * 64 per stage against 32 KB from L2: 64 flops a
+// byte. Not yet run on a GPU; mma.sync reaches about 60% of wgmma's rate on Hopper.
 #include "linear.cuh"
 
 constexpr int STAGE_K = 64;
 constexpr int GROUP = 16;
 
-// Where chunk c (16 bytes) of a row of 128 bytes lies. A quarter-warp reads chunks i..i + 3 (T), or every
+// Position of chunk c (16 bytes) in a row of 128 bytes. A quarter-warp reads chunks i..i + 3 (T), or every
 // other chunk (e4m3's x), of an even row and the next.
 template <bool EVERY_OTHER> __device__ __forceinline__ int swizzle(int row, int c) {
   return c ^ (EVERY_OTHER ? row & 1 : (row & 1) << 2);
@@ -49,7 +49,7 @@ template <class T, class W, class Out, Mode M, int BN, int BM, int WN, int WM, i
     return stage + W_BYTES + (r * X_CHUNKS + swizzle<Of::SCALED>(r, c)) * 16;
   }
 
-  // What this thread brings: chunk w_chunk of rows w_row + i * W_ROWS, and the same of x. Addresses are of
+  // What this thread copies: chunk w_chunk of rows w_row + i * W_ROWS, and the same of x. The pointers are to
   // those chunks.
   static constexpr int W_ROWS = THREADS / W_CHUNKS, X_ROWS = THREADS / X_CHUNKS;
   const W* w[BN / W_ROWS];
@@ -65,7 +65,7 @@ template <class T, class W, class Out, Mode M, int BN, int BM, int WN, int WM, i
     }
   }
 
-  // Rows past the end are the last once more: they are computed and not written.
+  // Rows past the end repeat the last one: they are computed but not written.
   __device__ __forceinline__ void find_x(const T* from, int first_row, int rows) {
 #pragma unroll
     for (int i = 0; i < BM / X_ROWS; i++) {
@@ -74,7 +74,7 @@ template <class T, class W, class Out, Mode M, int BN, int BM, int WN, int WM, i
     }
   }
 
-  // k from `at` on; zeros past the end.
+  // Loads k from `at` on; zeros past the end.
   __device__ __forceinline__ void load_w(u8* stage, int at) const {
     bool there = at + (int)threadIdx.x % W_CHUNKS * Of::CHUNK < k;
 #pragma unroll
@@ -91,7 +91,7 @@ template <class T, class W, class Out, Mode M, int BN, int BM, int WN, int WM, i
                       x[i] + (there ? at : 0), there);
   }
 
-  // d += the warp's part of one stage; its weights start at row wn, its rows at wm.
+  // d += the warp's part of one stage; its weights start at row wn and its rows of x at wm.
   static __device__ __forceinline__ void multiply(u8* stage, int wn, int wm, float (*d)[TM][4]) {
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
@@ -195,9 +195,9 @@ __device__ void gemm(Out* out, const T* x, const W* w, Scales scales, const T* b
       in_slice = 0;
     }
   }
-  join<TN, TM>(sum, slice);  // the last slice may be short; an empty one adds 0 and changes nothing
+  join<TN, TM>(sum, slice);  // the last slice may be short; an empty one adds 0
 
-  // Through shared memory, to write whole lines.
+  // Write through shared memory, so that whole lines are written.
   constexpr int STRIDE = Of::OUTPUTS + 16 / sizeof(Out);
   Out* staged = (Out*)shared;
   ptx::cp_async_wait<0>();

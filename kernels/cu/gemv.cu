@@ -1,43 +1,43 @@
-// gemv.cu: out = x w^T for few rows (1 to 16), where all the time is reading w once.
+// gemv.cu: out = x w^T for few rows (1 to 16), limited by reading w once.
 //
 //   out     [rows, n]          T, or f32 for logits
 //   x       [rows, k]          T, k a multiple of 8 (16 with e4m3 weights)
 //   w       [n, k]             T or e4m3; GATED: [2 n, k], gate over up, and out = function(gate) * up
 //   scales                     f32, of e4m3 weights: see linear.cuh
 //   bias    [n], GATED [2 n]   T or null
-//   function                   of the gate: see gate.cuh
-// Grid (ceil(n / tile)), tile = 16 TILES (GATED: 8 TILES) outputs; block 256: each warp takes all outputs of
-// the tile and one of the 8 slices of k, so a block ends with one sum over shared memory and there is no
-// second launch. Sums as in linear.cuh, for any number of rows. Reference: cpu::matmul.
+//   function                   activation of the gate: see gate.cuh
+// Grid (ceil(n / tile)), tile = 16 TILES (GATED: 8 TILES) outputs; block 256: each warp computes all outputs
+// of the tile for one of the 8 slices of k, so a block ends with one sum through shared memory, and no second
+// launch is needed. Sums as in linear.cuh, for any number of rows. Reference: cpu::matmul.
 //
-// Why tensor cores even for one row: 16 x 16 weights are 512 bytes and one instruction for up to 8 rows;
-// multiply-adds would be 8 for every 16 bytes, after 8 to widen them, and again for each row. An SM of an
-// H200 gets 18 bytes a clock at 4.3 TB/s: an instruction every 28 clocks, of about 2 it needs.
+// Why tensor cores even for one row: 16 x 16 weights are 512 bytes and one instruction for up to 8 rows.
+// Multiply-adds would take 8 instructions for every 16 bytes, after 8 to widen them, and again for each row.
+// An SM of an H200 gets 18 bytes a clock at 4.3 TB/s: one instruction every 28 clocks, and it needs about 2.
 //
-// Bytes in flight: a lane has one stage (64 bytes a tile) in use and one on its way. 4.3 TB/s * 0.6 us = 2.6
-// MB, 20 KB an SM of 132. Blocks an SM: up to 8 rows 4 (64 registers; e4m3 2), 16 rows 2 (e4m3 1): 64 and 64
-// KB on the way, e4m3 32 KB. Every block of a grid of n = 4096 (256 blocks of 16) or 6144 (384) runs at once;
-// larger grids go in waves that overlap. Bytes are those of w, and of x from L2 rows / 16 (more than 8 rows:
-// rows / 32) times as many.
+// Bytes in flight: a lane has one stage (64 bytes a tile) in use and one in flight. 4.3 TB/s * 0.6 us = 2.6
+// MB, 20 KB per SM of 132. Blocks per SM: 4 for up to 8 rows (64 registers; e4m3: 2), 2 for 16 rows (e4m3:
+// 1), with 64 KB in flight (e4m3: 32 KB). All blocks of a grid for n = 4096 (256 blocks of 16) or 6144 (384)
+// run at once; larger grids run in waves that overlap. Bytes read: w once, and x from L2 rows / 16 times (for
+// more than 8 rows: rows / 32).
 //
-// Predicted at 90% of 4.3 TB/s with bf16 weights, not yet run on a GPU (e4m3: half):
+// Predicted at 90% of 4.3 TB/s with bf16 weights (e4m3: half), not yet run on a GPU:
 //   8B: qkv 6144x4096 13 us, o 4096x4096 8.7, gate_up 28672x4096 61, down 4096x14336 30, logits 128256x4096
 //       271: 3.9 ms a token for 32 layers
 //   1B: 3072x2048 3.3 us, 2048x2048 2.2, 16384x2048 17, 2048x8192 8.7, logits 136: 0.64 ms for 16 layers
-// Small matrices are one wave of blocks whose start and end (about 2 us) weigh more there: what the early
-// loads hide.
+// Small matrices are a single wave of blocks, whose start and end (about 2 us) weigh more; the early loads
+// hide that.
 //
-// e4m3 costs 40 integer instructions for 16 weights (no instruction makes bf16 of it): half of what an SM can
-// issue at full bandwidth, so 16 warps an SM are still enough.
+// e4m3 costs 40 integer instructions per 16 weights, because no instruction converts it to bf16. That is half
+// of what an SM can issue at full bandwidth, so 16 warps per SM are still enough.
 //
-// Weights do not depend on the kernel before: the first two stages go to registers and the next four to L2
-// before this grid waits for it.
+// Weights do not depend on the previous kernel, so before this grid waits for it, it loads the first two
+// stages to registers and the next four to L2.
 #include "linear.cuh"
 
 constexpr int STAGES_AHEAD = 4;
 
-// One warp's part: outputs of TILES tiles, rows of 8 * NT, one slice of k. Addresses are this lane's, and
-// move along.
+// One warp's part: outputs of TILES tiles, rows of 8 * NT, one slice of k. The pointers are this lane's and
+// advance.
 template <class T, class W, Mode M, int NT, int TILES> struct Part {
   using Of = Weight<T, W>;
   static constexpr int STAGE = 2 * Of::STEP;
@@ -48,7 +48,7 @@ template <class T, class W, Mode M, int NT, int TILES> struct Part {
   Words weights[2][2][TILES][2];
   float sum[TILES][NT][4];
 
-  // Weights `ahead` stages from here, into buffer b.
+  // Loads weights `ahead` stages from here into buffer b.
   __device__ __forceinline__ void load(int ahead, int b) {
 #pragma unroll
     for (int step = 0; step < 2; step++) {
@@ -64,14 +64,14 @@ template <class T, class W, Mode M, int NT, int TILES> struct Part {
     }
   }
 
-  // 8 values of x, k from here; rows that are not there are zero.
+  // 8 values of x, k from here; missing rows are zero.
   __device__ __forceinline__ Words load_x(int nt, int k) const {
     Words got{};
     if (x[nt] && k < left) got = words(*(const uint4*)(x[nt] + k));
     return got;
   }
 
-  // The stage in buffer b, which is `ahead` stages from here; its first k is in block `at` of 128.
+  // Multiplies the stage in buffer b, which is `ahead` stages from here; its first k is in block `at` of 128.
   __device__ __forceinline__ void multiply(int ahead, int b, int at, const Scales& scales,
                                            const int (*rows)[2]) {
     float block[TILES][NT][4] = {};
@@ -110,7 +110,7 @@ template <class T, class W, Mode M, int NT, int TILES> struct Part {
       if (x[nt]) x[nt] += stages * STAGE;
   }
 
-  // Joins the sums of 128 k to the slice's.
+  // Adds the sums of 128 k, scaled, to the slice's.
   __device__ __forceinline__ void add_scaled(const float (*block)[NT][4], int at, const Scales& scales,
                                              const int (*rows)[2]) {
 #pragma unroll

@@ -1,9 +1,9 @@
-// histogram.cuh: how many tokens and how much weight lie in each of 2,048 bins, best bin first, and which bin
-// a cut falls in.
+// histogram.cuh: number and weight of the tokens in each of 2,048 bins, best bin first, and the bin that
+// contains a cut.
 #pragma once
 #include "sample.cuh"
 
-// In shared memory. A mass is a 64-bit sum in two words: shared memory adds 32 bits at once and no more.
+// In shared memory. A mass is a 64-bit sum in two words, because shared memory only adds 32 bits at once.
 struct Histogram {
   u32 counts[BINS], lows[BINS], highs[BINS];
 };
@@ -22,13 +22,13 @@ __device__ __forceinline__ void add(Histogram& h, u32 bin, u64 mass) {
   if (high) atomicAdd(&h.highs[bin], high);
 }
 
-// Where a cut falls: a bin, and what lies in the bins before it.
+// Position of a cut: a bin, and the contents of the bins before it.
 struct Place {
   u32 bin, count_before, count;
   u64 mass_before;
 };
 
-// Sums from the best bin on. Each thread has those before its own eight bins.
+// Running sums from the best bin on. Each thread has the sums before its own eight bins.
 struct Scan {
   static constexpr int OWN = BINS / SAMPLE_THREADS;
   const Histogram& h;
@@ -37,7 +37,7 @@ struct Scan {
 
   __device__ __forceinline__ u64 mass_in(u32 bin) const { return (u64)h.highs[bin] << 32 | h.lows[bin]; }
 
-  // Every thread of the block calls it, after a barrier that ends the adding.
+  // All threads of the block must call it, after a barrier that ends the counting.
   __device__ __forceinline__ explicit Scan(const Histogram& h) : h(h), count_before(0), mass_before(0) {
     __shared__ u32 counts[WARPS];
     __shared__ u64 masses[WARPS];
@@ -79,8 +79,8 @@ struct Scan {
     }
   }
 
-  // The first bin with tokens by whose end `reached(count, mass)` holds; the last one, if none does. There is
-  // a token.
+  // The first bin with tokens at whose end `reached(count, mass)` holds; the last such bin if it never does.
+  // There must be a token.
   template <class Reached> __device__ __forceinline__ Place find(Reached reached) const {
     __shared__ Place place;
     __syncthreads();

@@ -1,22 +1,23 @@
-// inputs.cu: from a step's packed message to the arrays that the other kernels read.
+// inputs.cu: expands a step's packed message into the arrays that other kernels read.
 #include "device.cuh"
 
-// expand_inputs: one copy brings a step's message to the device; this kernel lays it out at addresses that
-// never change, so that a captured graph replays over any contents, and pads it to the graph's size.
+// expand_inputs: one copy brings a step's message to the device. This kernel expands it to addresses that
+// never change, so that a captured graph can be replayed with any content, and pads it to the graph's size.
 //   packed       message: HEADER words, then the arrays it points to (word offsets); see ops/inputs.rs
-//   sampled      [token_capacity]         u32, tokens of the step before, in the order of its samples
-//   previous     [token_capacity]         u32, out: a copy, for history while `sampled` is written anew
-//   tokens       [row_capacity]           u32, out: a packed token, or the sampled one its top bit names
+//   sampled      [token_capacity]         u32, tokens of the previous step, in the order of its samples
+//   previous     [token_capacity]         u32, out: a copy, for history while `sampled` is overwritten
+//   tokens       [row_capacity]           u32, out: a packed token, or the sampled one if its top bit is set
 //   positions    [row_capacity]           u32, out
 //   slots        [row_capacity]           u32, out; 0xffffffff in padding rows
 //   row_starts   [sequence_capacity + 1]  u32, out; padding sequences have no rows
 //   context_lens [sequence_capacity]      u32, out; 0 in padding sequences
-//   block_tables [sequence_capacity, table_stride]  u32, out; past a sequence's blocks as they were
+//   block_tables [sequence_capacity, table_stride]  u32, out; unchanged past a sequence's blocks
 //   logit_rows   [logit_capacity]         u32, out; 0 in padding
-// What only the sampler reads stays in the message: it is launched after the graph. A message without rows
-// leaves tokens ... block_tables alone: capacities 0. Grid: any number of blocks of 256 threads; every loop
-// strides over the grid, tables go one to a block at a time. Bytes: twice the message's. No reference on the
-// CPU: the CPU backend reads the batch itself; check/inputs.rs has one. Not yet run on a GPU.
+// Data that only the sampler reads stays in the message, because the sampler is launched after the graph.
+// With a message without rows, capacities are 0 and tokens ... block_tables are left unchanged. Grid: any
+// number of blocks of 256 threads; all loops stride over the grid, tables one per block at a time. Bytes:
+// twice the message's. Reference: check/inputs.rs; the CPU backend has none, because it reads the batch
+// itself. Not yet run on a GPU.
 
 constexpr u32 CARRIED = 0x80000000u;
 constexpr u32 NO_SLOT = 0xffffffffu;
@@ -71,10 +72,11 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 EXPORT(expand_inputs)
 
-// gather_rows: the rows of the residual stream whose logits are wanted, the last layer's output added.
+// gather_rows: the rows of the residual stream whose logits are requested, with the last layer's output
+// added.
 //   out       [n, hidden]     f32
 //   residual  [rows, hidden]  f32
-//   delta     [rows, hidden]  T, or null: nothing is added
+//   delta     [rows, hidden]  T, or null to add nothing
 //   wanted    [n]             u32, rows
 // Grid (n). hidden is a multiple of 4. Reads 6 and writes 4 bytes a value. Reference: check/inputs.rs. Not
 // yet run on a GPU.

@@ -1,20 +1,21 @@
-// linear.cuh: the arithmetic of gemv.cu and gemm.cu, so that a row has the same bits whichever runs it.
+// linear.cuh: the arithmetic shared by gemv.cu and gemm.cu, so that a row has the same bits in both.
 //
 //   out[r, n] = sum over k of x[r, k] * w[n, k]
 //
-// Order of sums, for any number of rows and any tile:
-//  1. K is cut into SLICES slices of slice_length(K), a multiple of 128; those past the end of K are empty.
-//  2. A slice's sum starts at 0 and takes its k ascending, 16 at a time, by mma m16n8k16. Weights are the
-//     operand A (16 outputs), x is B (8 rows): a row of x is a column of the instruction, so its batch-mates
-//     cannot touch it. With e4m3 weights each 128 k have a sum of their own, which joins the slice's as
-//     fma(scale, sum, slice).
-//  3. The result starts at 0 and takes the slices' sums ascending; then the bias; then it is rounded.
+// Order of summation, for any number of rows and any tile:
+// 1. K is divided into SLICES slices of slice_length(K), a multiple of 128; slices past the end of K are
+//    empty.
+// 2. A slice's sum starts at 0 and adds its k ascending, 16 at a time, by mma m16n8k16. Weights are the
+//    operand A (16 outputs), x is B (8 rows): a row of x is a column of the instruction, so other rows of the
+//    batch cannot affect it. With e4m3 weights, each 128 k have a sum of their own, which is added to the
+//    slice's as fma(scale, sum, slice).
+// 3. The result starts at 0 and adds the slices' sums ascending, then the bias; then it is rounded.
 //
-// Which 16 k: lane (g, t) = (lane / 4, lane % 4) of a warp holds of row g of A the values 2t, 2t+1, 2t+8,
-// 2t+9, and the same values of column g of B. A sum over k does not mind in which order k are named, if A and
-// B name them alike. So the lane takes 16 consecutive bytes of a weight row, which is what the memory likes,
-// and calls them its values of 2 (T) or 4 (e4m3) instructions: no shuffle, no shared memory. Of x it takes
-// the same k, also 16 bytes at a time.
+// Which 16 k: lane (g, t) = (lane / 4, lane % 4) of a warp holds the values 2t, 2t+1, 2t+8, 2t+9 of row g of
+// A, and the same values of column g of B. The order of k within an instruction does not matter if A and B
+// agree on it. So the lane loads 16 consecutive bytes of a weight row, as memory prefers, and uses them as
+// its values of 2 (T) or 4 (e4m3) instructions: no shuffle, no shared memory. It loads the same k of x, also
+// 16 bytes at a time.
 #pragma once
 #include "gate.cuh"
 
@@ -22,10 +23,10 @@ constexpr int SLICES = 8;
 
 __device__ __forceinline__ int slice_length(int k) { return (k + SLICES * 128 - 1) / (SLICES * 128) * 128; }
 
-// What becomes of the sums.
+// How sums become results.
 enum Mode { PLAIN, GATED };
 
-// 16 bytes, in registers.
+// 16 bytes in registers.
 struct Words {
   u32 v[4];
 };
@@ -43,13 +44,13 @@ template <class T, class W> struct Weight {
   static constexpr bool SCALED = sizeof(W) == 1;
 };
 
-// Two e4m3 in the upper bytes of the halves of v, as bf16: exact. Exponent and mantissa, moved to their
-// places, are too small by 2^120. (The code for NaN becomes 480: weights with NaN are refused where they are
-// loaded.)
+// Two e4m3 in the upper bytes of the halves of v, as bf16; exact. Exponent and mantissa, moved to their
+// positions, are too small by 2^120. (The code for NaN becomes 480; weights with NaN are rejected when they
+// are loaded.)
 __device__ __forceinline__ u32 widen_pair(bf16 t, u32 v) {
   return ptx::fma_pair(t, ((v >> 4) & 0x07f007f0u) | (v & 0x80008000u), 0x7b807b80u, 0x80008000u);
 }
-// The same as f16: too small by 2^8.
+// As above, to f16: too small by 2^8.
 __device__ __forceinline__ u32 widen_pair(f16 t, u32 v) {
   return ptx::fma_pair(t, ((v >> 1) & 0x3f803f80u) | (v & 0x80008000u), 0x5c005c00u, 0x80008000u);
 }
@@ -80,9 +81,9 @@ __device__ __forceinline__ void fragment(T, e4m3, const Words& l, const Words& h
   operand_a_e4m3<T>(l, h, i, a);
 }
 
-// Scales of e4m3 weights: that of row n and k in [128 b, 128 b + 128) is values[(n >> row_shift) * row_stride
-// + b * k_stride]. One for all: (31, 0, 0). One a row: (0, 1, 0). One a block of 128 x 128: (7, ceil(K /
-// 128), 1).
+// Scales of e4m3 weights: row n and k in [128 b, 128 b + 128) have the scale values[(n >> row_shift) *
+// row_stride + b * k_stride]. One for all: (31, 0, 0). One per row: (0, 1, 0). One per block of 128 x 128:
+// (7, ceil(K / 128), 1).
 struct Scales {
   const float* values;
   i32 row_shift, row_stride, k_stride;
@@ -91,15 +92,15 @@ struct Scales {
   }
 };
 
-// Which weight row is row r of tile `tile` (16 rows). GATED: gate and up are stacked [2 * n, K]; a tile has 8
+// Weight row of row r of tile `tile` (16 rows). GATED: gate and up are stacked [2 * n, K], and a tile has 8
 // rows of each, so that a lane's sums of rows g and g + 8 are a gate and its up. Rows past the end repeat the
-// last: they are computed and not written.
+// last one: they are computed but not written.
 template <Mode M> __device__ __forceinline__ int weight_row(int tile, int r, int n) {
   if (M == PLAIN) return min(tile * 16 + r, n - 1);
   return min(tile * 8 + r % 8, n - 1) + (r < 8 ? 0 : n);
 }
 
-// What a gate and its up become; `function` as in gate.cuh.
+// The result of a gate and its up; `function` as in gate.cuh.
 __device__ __forceinline__ float gated(u32 function, float gate, float up) {
   return gate / (1.f + expf(-gate_logit(function, gate))) * up;
 }

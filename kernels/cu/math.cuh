@@ -1,13 +1,13 @@
 // math.cuh: functions whose bits must equal those of the CPU kernels: exp and ln(1 + x), and Philox.
 //
-// Every operation is one that IEEE 754 rounds in one way, written as the intrinsic of its rounding, so that
-// no compiler contracts a product and a sum into something else.
+// Every operation is correctly rounded by IEEE 754 and written as the intrinsic for its rounding, so that no
+// compiler contracts a product and a sum.
 #pragma once
 #include "device.cuh"
 
 // e^x: cpu::math::exp, operation by operation. Zero below -87.3; NaN stays NaN.
 __device__ __forceinline__ float exact_exp(float x) {
-  constexpr float ROUND = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer, held in the low bits
+  constexpr float ROUND = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
   float clamped = x < -87.3f ? -87.3f : x > 88.f ? 88.f : x;
   float rounded = __fmaf_rn(clamped, 1.44269504088896340736f, ROUND);
   float n = __fadd_rn(rounded, -ROUND);

@@ -1,7 +1,7 @@
-// norm.cu: root mean square normalisation (Zhang & Sennrich 2019), with the residual addition before it.
+// norm.cu: root mean square normalisation (Zhang & Sennrich 2019) after the residual addition.
 #include "device.cuh"
 
-// 1 / rms(x), by the whole block.
+// 1 / rms(x), computed by the whole block.
 template <class T> __device__ __forceinline__ float per_rms(const T* x, i32 hidden, float eps) {
   float squares = 0.f;
   for (int i = threadIdx.x * 4; i < hidden; i += blockDim.x * 4) {
@@ -15,11 +15,11 @@ template <class T> __device__ __forceinline__ float per_rms(const T* x, i32 hidd
 // add_rms_norm: residual += delta; out = residual / rms(residual) * weight.
 //   out           [rows, hidden]  T
 //   residual      [rows, hidden]  f32, in and out
-//   delta         [rows, hidden]  T, or null: nothing is added
-//   delta_weight  [hidden]        f32, or null; with it, delta / rms(delta) * delta_weight is added
+//   delta         [rows, hidden]  T, or null to add nothing
+//   delta_weight  [hidden]        f32, or null; if given, delta / rms(delta) * delta_weight is added
 //   weight        [hidden]        f32
-// Grid (rows), block a multiple of 32. hidden is a multiple of 4. Reads residual once more from L1/L2 for the
-// second pass: 4 + 4 + 2 + 2 bytes a value, and delta once more if it is normalised. References: cpu::norm::rms_norm
+// Grid (rows), block a multiple of 32. hidden is a multiple of 4. The second pass reads residual again from
+// L1/L2: 4 + 4 + 2 + 2 bytes a value, and delta again if it is normalised. References: cpu::norm::rms_norm
 // and rms_norm_add.
 template <class T>
 __device__ void add_rms_norm(T* out, float* residual, const T* delta, const float* delta_weight,

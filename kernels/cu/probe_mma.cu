@@ -1,8 +1,8 @@
-// probe_mma.cu: one warp's matrix instructions and number conversions on random bits, to see that hardware,
-// emulation and the references on the host mean the same by them. Not yet run on a GPU.
+// probe_mma.cu: one warp's matrix instructions and number conversions on random bits, to check that hardware,
+// emulation and the references on the host agree. Not yet run on a GPU.
 #include "device.cuh"
 
-// probe_mma: d = a * b + c by one m16n8k16, registers as they are.
+// probe_mma: d = a * b + c by one m16n8k16, with unconverted registers.
 //   d, c  [32, 4]  f32, a lane's registers
 //   a     [32, 4]  u32, two values each
 //   b     [32, 2]  u32
@@ -28,8 +28,8 @@ EXPORT(probe_mma_f16)
 // probe_ldmatrix: four 8x8 matrices of 16-bit values through shared memory, plain and transposed.
 //   out  [2, 32, 4]  u32, a lane's registers: plain, then transposed
 //   in   [32, 8]     u16, row i % 8 of matrix i / 8
-//   rows [32]        u32, where in shared memory each row lies, in rows: a permutation
-// One block of 32 threads. The rows arrive by cp.async; a predicate leaves every fifth row zero.
+//   rows [32]        u32, position of each row in shared memory, in rows: a permutation
+// One block of 32 threads. The rows are copied by cp.async; a predicate zeros every fifth row.
 extern "C" __global__ void __launch_bounds__(32) probe_ldmatrix(u32* out, const u16* in, const u32* rows) {
   __shared__ __align__(16) u16 shared[32][8];
   int lane = threadIdx.x;
@@ -45,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(32) probe_ldmatrix(u32* out, const 
 }
 EXPORT(probe_ldmatrix)
 
-// probe_convert: conversions of every kind.
+// probe_convert: conversions between all number types.
 //   widened   [3, count]  f32: bits[i] read as bf16, as f16, as e4m3 (its low byte)
 //   narrowed  [3, count]  u32: values[i] rounded to bf16, f16, e4m3
 //   bits      [count]     u32

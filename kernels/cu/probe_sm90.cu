@@ -1,6 +1,6 @@
-// probe_sm90.cu: Hopper's asynchronous instructions one by one, on random data: wgmma with every layout,
-// tensor copies with every swizzle, mbarriers and named barriers. Run first on a new machine, it says in a
-// second whether the hardware and the documents that the emulation follows agree. Not yet run on a GPU.
+// probe_sm90.cu: each of Hopper's asynchronous instructions on random data: wgmma with every layout, tensor
+// copies with every swizzle, mbarriers and named barriers. Run first on a new machine: within a second it
+// shows whether the hardware agrees with the documents that the emulation follows. Not yet run on a GPU.
 // Reference: check/sm90.rs.
 #include "device.cuh"
 #include "ptx_sm90.cuh"
@@ -8,7 +8,7 @@
 #ifdef HAS_SM90
 namespace {
 
-// What one wgmma does: operands lie at byte offsets of the image, as their descriptors say.
+// Parameters of one wgmma; operands are at byte offsets of the image.
 struct Probe {
   u32 a_at, b_at, leading, stride, swizzle, from_registers, mn_major_b, accumulate;
 };
@@ -43,8 +43,8 @@ __device__ __forceinline__ void probe_any(float* out, const u8* image, const u32
 
 // probe_wgmma_{T}: one wgmma of n = 64 or 128 columns.
 //   out          [128, n / 2]  f32: each thread's sums; they start as 0.25 * index
-//   image        [bytes / 16]  uint4: goes to shared memory as it is
-//   a_registers  [128, 4]      u32: A where it comes from registers
+//   image        [bytes / 16]  uint4: copied to shared memory as it is
+//   a_registers  [128, 4]      u32: A if it comes from registers
 // Grid (1), 128 threads, `bytes` of dynamic shared memory.
 template <class T>
 __device__ void probe_wgmma(u8* shared, float* out, const uint4* image, const u32* a_registers, i32 bytes,
@@ -77,7 +77,7 @@ __device__ void probe_wgmma(u8* shared, float* out, const uint4* image, const u3
 PROBE_WGMMA(bf16)
 PROBE_WGMMA(f16)
 
-// probe_tensor_load: one box at column x, row y, as it lies in shared memory.
+// probe_tensor_load: one box at column x, row y, as it arrives in shared memory.
 //   out  [bytes]  u8
 // Grid (1), 32 threads, bytes + 16 of dynamic shared memory.
 extern "C" __global__ void __launch_bounds__(32)
@@ -98,9 +98,9 @@ extern "C" __global__ void __launch_bounds__(32)
 }
 EXPORT(probe_tensor_load)
 
-// probe_barriers: one warp hands `rounds` lines of 32 words to another through a ring of two, first by
-// mbarriers, then by named barriers.
-//   out   [2, 32]          u32: per lane, a hash of the words it took
+// probe_barriers: one warp passes `rounds` lines of 32 words to another through a ring of two, first with
+// mbarriers, then with named barriers.
+//   out   [2, 32]          u32: per lane, a hash of the words it received
 //   data  [rounds, 32]     u32
 // Grid (1), 64 threads, 512 bytes of dynamic shared memory.
 extern "C" __global__ void __launch_bounds__(64) probe_barriers(u32* out, const u32* data, i32 rounds) {

@@ -1,5 +1,5 @@
-// ptx.cuh: every PTX instruction the kernels use, wrapped. Under g++ the emulation's ptx_emulated.h takes its
-// place, function by function. Source: PTX ISA 9.0.
+// ptx.cuh: wrappers for all PTX instructions of the kernels. Under g++, the emulation's ptx_emulated.h
+// replaces it, function by function. Source: PTX ISA 9.0.
 #pragma once
 #ifdef SKEIN_EMULATED
 #include "ptx_emulated.h"
@@ -24,7 +24,7 @@ __device__ __forceinline__ u16 f32_to_f16(float x) {
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
   return y;
 }
-// Exact: e4m3's exponent and mantissa moved to f32's places are too small by 2^120.
+// Exact: e4m3's exponent and mantissa, moved to f32's positions, are too small by 2^120.
 __device__ __forceinline__ float e4m3_to_f32(u8 x) {
   float y = __uint_as_float((u32)(x & 0x7f) << 20) * 0x1p120f;
   y = (x & 0x7f) == 0x7f ? __uint_as_float(0x7fffffffu) : y;
@@ -36,7 +36,8 @@ __device__ __forceinline__ u8 f32_to_e4m3(float x) {
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(y) : "f"(0.f), "f"(x));
   return (u8)y;
 #else
-  // Below the smallest normal value, 2^-6, the grid is 2^-9; elsewhere three bits of mantissa are kept.
+  // Below the smallest normal value, 2^-6, values are multiples of 2^-9; above it three bits of mantissa are
+  // kept.
   u32 sign = (__float_as_uint(x) >> 24) & 0x80;
   float a = fabsf(x);
   if (!(a <= 448.f)) return (u8)(sign | (a != a ? 0x7f : 0x7e));
@@ -49,7 +50,7 @@ __device__ __forceinline__ u8 f32_to_e4m3(float x) {
 }
 
 // ---- cp.async -------------------------------------------------------------------------------
-// Copies 16 bytes to shared memory, or writes zeros where `pred` is false. Lands by cp_async_wait.
+// Copies 16 bytes to shared memory, or writes zeros if `pred` is false. Complete after cp_async_wait.
 __device__ __forceinline__ void cp_async16(void* s, const void* g, bool pred = true) {
   int n = pred ? 16 : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(s)), "l"(g), "r"(n)
@@ -74,7 +75,7 @@ __device__ __forceinline__ void mma_m16n8k16(f16, float* d, const u32* a, const 
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-// Lane i names row i % 8 of matrix i / 8 (8x8 values of 16 bits); the address is 16-byte aligned.
+// Lane i gives the address of row i % 8 of matrix i / 8 (8x8 values of 16 bits), 16-byte aligned.
 __device__ __forceinline__ void ldmatrix_x4(u32* r, const void* p) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -89,7 +90,7 @@ __device__ __forceinline__ void ldmatrix_x4_trans(u32* r, const void* p) {
 }
 
 // ---- softmax --------------------------------------------------------------------------------
-// 2^x, to 2 units in the last place; results below the normal numbers are 0.
+// 2^x to 2 ulp; subnormal results become 0.
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -108,8 +109,8 @@ __device__ __forceinline__ u32 round_pair(f16, float low, float high) {
 }
 
 // ---- streaming loads ------------------------------------------------------------------------
-// 16 bytes that no kernel in flight writes and nobody reads again soon: past L1, and L2 fetches the 128-byte
-// line. Volatile keeps the program's order, so that loads meant to be in flight early are.
+// Loads 16 bytes that no kernel in flight writes and that are not read again soon: bypasses L1, and L2
+// fetches the whole 128-byte line. Volatile keeps the program's order, so that early loads are issued early.
 __device__ __forceinline__ uint4 load_stream16(const void* p) {
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -134,8 +135,8 @@ __device__ __forceinline__ u32 fma_pair(f16, u32 a, u32 b, u32 c) {
 }
 
 // ---- programmatic dependent launch ----------------------------------------------------------
-// Waits until the grids this one depends on have ended (a no-op in an ordinary launch). Comes before the
-// first read of what they wrote, and before the first write of what they read.
+// Waits until the grids that this one depends on have ended (no-op in an ordinary launch). Must precede the
+// first read of their output and the first write to their input.
 __device__ __forceinline__ void grid_dependency_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -1,10 +1,10 @@
 // ptx_sm90.cuh: Hopper's asynchronous instructions (sm_90a): mbarrier, bulk tensor copies (TMA), wgmma, named
-// barriers, setmaxnreg. Under g++ the emulation's ptx_sm90_emulated.h takes its place, function by function.
+// barriers, setmaxnreg. Under g++, the emulation's ptx_sm90_emulated.h replaces it, function by function.
 // Include after device.cuh. Source: PTX ISA 9.0, 9.7.13.15 (mbarrier), 9.7.9.25.5 (cp.async.bulk.tensor),
 // 9.7.15 (wgmma), 9.7.13.1 (bar), 9.7.19.5 (setmaxnreg). Not yet run on a GPU.
 //
-// HAS_SM90 is defined where they exist; kernels are empty elsewhere, and their launchers ask for capability
-// 9.0 first.
+// HAS_SM90 is defined if the target has these instructions. Otherwise the kernels are empty, and their
+// launchers check for capability 9.0 first.
 #pragma once
 
 #if defined(SKEIN_EMULATED) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -13,14 +13,14 @@
 
 namespace ptx {
 
-// A tensor map as the driver's cuTensorMapEncodeTiled writes it: a `const __grid_constant__` parameter of a
+// A tensor map as written by the driver's cuTensorMapEncodeTiled; a `const __grid_constant__` parameter of a
 // kernel.
 struct alignas(64) TensorMap {
   u64 words[16];
 };
 
-// How the 16-byte chunks of a matrix in shared memory are permuted: the XOR of address bits 4.. with bits
-// 7.., so that eight rows of a matrix lie in different banks. The numbers are those of wgmma's descriptor.
+// Permutation of a matrix's 16-byte chunks in shared memory: address bits 4.. are XORed with bits 7.., so
+// that eight rows of a matrix are in different banks. The numbers are those of wgmma's descriptor.
 enum Swizzle { SWIZZLE_NONE = 0, SWIZZLE_128B = 1, SWIZZLE_64B = 2, SWIZZLE_32B = 3 };
 
 }  // namespace ptx
@@ -31,13 +31,12 @@ enum Swizzle { SWIZZLE_NONE = 0, SWIZZLE_128B = 1, SWIZZLE_64B = 2, SWIZZLE_32B 
 namespace ptx {
 
 // ---- mbarrier -------------------------------------------------------------------------------
-// A phase ends when `count` arrivals and all bytes announced have come; then the next one starts by itself.
+// A phase ends after `count` arrivals and all announced bytes; the next one then starts by itself.
 __device__ __forceinline__ void mbarrier_init(u64* barrier, u32 count) {
   u32 at = shared_address(barrier);
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
 }
-// Makes the inits of this thread visible to the copy engine. Other threads need a barrier of the block
-// besides.
+// Makes this thread's inits visible to the copy engine. Other threads also need a block barrier.
 __device__ __forceinline__ void mbarrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -45,15 +44,15 @@ __device__ __forceinline__ void mbarrier_arrive(u64* barrier) {
   u32 at = shared_address(barrier);
   asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared::cta.b64 state, [%0];\n}" ::"r"(at) : "memory");
 }
-// Announces `bytes` to this phase, then arrives.
+// Announces `bytes` for this phase, then arrives.
 __device__ __forceinline__ void mbarrier_arrive_expect(u64* barrier, u32 bytes) {
   u32 at = shared_address(barrier);
   asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;\n}" ::"r"(at),
                "r"(bytes)
                : "memory");
 }
-// Waits for the end of the phase with this parity: 0 for the first one. On a fresh barrier, waiting for
-// parity 1 returns.
+// Waits for the end of the phase with this parity, which is 0 for the first. On a fresh barrier, waiting for
+// parity 1 returns at once.
 __device__ __forceinline__ void mbarrier_wait(u64* barrier, u32 parity) {
   u32 done;
   do {
@@ -69,8 +68,8 @@ __device__ __forceinline__ void mbarrier_wait(u64* barrier, u32 parity) {
 __device__ __forceinline__ void tensor_map_prefetch(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
-// Copies the map's box at column x, row y to shared memory; its bytes count at `barrier`. What lies outside
-// the tensor is zeros, and counts too. `to` is a multiple of 128 bytes.
+// Copies the map's box at column x, row y to shared memory, which must be 128-byte aligned; its bytes count
+// towards `barrier`. Parts outside the tensor are written as zeros and count, too.
 __device__ __forceinline__ void tensor_load_2d(void* to, const TensorMap* map, i32 x, i32 y, u64* barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
@@ -78,23 +77,23 @@ __device__ __forceinline__ void tensor_load_2d(void* to, const TensorMap* map, i
       "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y)
       : "memory");
 }
-// Ordinary stores to shared memory of this thread come before what wgmma and the copy engine do after the
+// Orders this thread's earlier stores to shared memory before accesses by wgmma and the copy engine after the
 // next barrier.
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-// An ordinary store of 16 bytes that wgmma will read: a fence_proxy_async of this thread follows.
+// An ordinary store of 16 bytes that wgmma will read; the thread must call fence_proxy_async afterwards.
 __device__ __forceinline__ void store_for_async(void* to, uint4 x) { *(uint4*)to = x; }
 
 // ---- named barriers and registers -----------------------------------------------------------
-// Barriers 1 to 15, for `threads` threads (a multiple of 32, those that only arrive included).
+// Barriers 1 to 15 for `threads` threads, a multiple of 32 that includes threads that only arrive.
 __device__ __forceinline__ void named_barrier_sync(u32 id, u32 threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 __device__ __forceinline__ void named_barrier_arrive(u32 id, u32 threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-// Registers a thread of this warpgroup may use from here on.
+// Sets the registers per thread that this warpgroup may use from here on.
 template <int N> __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
@@ -103,19 +102,20 @@ template <int N> __device__ __forceinline__ void take_registers() {
 }
 
 // ---- wgmma ----------------------------------------------------------------------------------
-// A matrix of 16-bit values in shared memory as wgmma's descriptor (9.7.15.5.1.2). With a swizzle of W bytes
-// the unit is an atom of 8 rows of W bytes, W * 8 bytes aligned (`p` may point 32, 64, ... bytes into the
-// rows of an atom):
+// Descriptor of a matrix of 16-bit values in shared memory for wgmma (9.7.15.5.1.2). With a swizzle of W
+// bytes, the unit is an atom of 8 rows of W bytes, aligned to W * 8 bytes (`p` may point 32, 64, ... bytes
+// into the rows of an atom):
 //   K-major (rows along M or N, each with W bytes of K): `stride` is from 8 rows to the next 8; `leading` is
-//   not used; MN-major (rows along K, each with W bytes of M or N): `stride` is from 8 rows to the next 8
-//   along K, `leading` from W bytes of M or N to the next.
-// Without a swizzle the unit is 8 rows of 16 bytes: K-major has `stride` along M or N and `leading` along K,
-// MN-major the other way round. Adding b >> 4 to a descriptor moves it by b bytes.
+//   not used.
+//   MN-major (rows along K, each with W bytes of M or N): `stride` is from 8 rows to the next 8 along K,
+//   `leading` from W bytes of M or N to the next.
+// Without a swizzle, the unit is 8 rows of 16 bytes: K-major has `stride` along M or N and `leading` along K,
+// MN-major the reverse. Adding b >> 4 to a descriptor moves it by b bytes.
 __device__ __forceinline__ u64 matrix_descriptor(const void* p, u32 leading, u32 stride, Swizzle swizzle) {
   return (u64)((shared_address(p) & 0x3ffff) >> 4) | (u64)(leading >> 4) << 16 | (u64)(stride >> 4) << 32 |
          (u64)swizzle << 62;
 }
-// Before the first wgmma after registers of it (sums, or A) were touched.
+// Required before the first wgmma after its registers (sums, or A) were accessed.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
@@ -124,15 +124,15 @@ __device__ __forceinline__ void wgmma_commit() {
 template <int N> __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
-// Keeps the compiler from moving registers across: after the wait whose sums they are.
+// Keeps the compiler from moving register accesses across; call it after the wait for these sums.
 template <int N> __device__ __forceinline__ void wgmma_pin(float (&d)[N]) {
 #pragma unroll
   for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// d (64 x 2R values over a warpgroup) = a (64 x 16) * b (16 x 2R), plus d where `accumulate`. Sums in f32,
-// 9.7.15.5.1.1: thread t holds, of columns 8j + 2 (t % 4) and the next, d[4j], d[4j + 1] of row t / 32 * 16 +
-// t % 32 / 4 and d[4j + 2], d[4j + 3] of that row + 8. MN_MAJOR_B: b's rows lie along K.
+// d (64 x 2R values over a warpgroup) = a (64 x 16) * b (16 x 2R), plus d if `accumulate`. Sums in f32,
+// layout as in 9.7.15.5.1.1: for columns 8j + 2 (t % 4) and the next, thread t holds d[4j], d[4j + 1] of row
+// t / 32 * 16 + t % 32 / 4, and d[4j + 2], d[4j + 3] of that row + 8. MN_MAJOR_B: b's rows are along K.
 #define SUMS_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define SUMS_16(d, i) SUMS_4(d, i), SUMS_4(d, i + 4), SUMS_4(d, i + 8), SUMS_4(d, i + 12)
 #define SUMS_32(d) SUMS_16(d, 0), SUMS_16(d, 16)
@@ -146,7 +146,7 @@ template <int N> __device__ __forceinline__ void wgmma_pin(float (&d)[N]) {
   "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, " \
   "%59, %60, %61, %62, %63"
 
-// One overload: N columns, S = N / 2 sums a thread; TYPE as in the instruction's name. Operands after the
+// One overload: N columns, S = N / 2 sums per thread; TYPE as in the instruction's name. Operands after the
 // sums are numbered from S.
 #define WGMMA(T, TYPE, N, S, A0, A1, A2, A3, A4, A5, A6)                                                    \
   template <int MN_MAJOR_B>                                                                                 \

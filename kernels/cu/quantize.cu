@@ -1,6 +1,6 @@
-// quantize.cu: values to FP8 e4m3 with a scale for each tensor, row, row group of 128 or 128 x 128 block. A
-// stored value times its scale is the value; a scale is the largest magnitude / 448, or 1 where all values
-// are zero. Where one is a NaN or infinite the scale is infinite, so that no product hides it.
+// quantize.cu: quantises values to FP8 e4m3 with one scale per tensor, row, row group of 128 or 128 x 128
+// block. A value is the stored value times its scale. A scale is the largest magnitude / 448, 1 if all values
+// are zero, or infinite if any is NaN or infinite, so that no product hides that.
 #include "device.cuh"
 
 constexpr float E4M3_MAX = 448.f;
@@ -20,16 +20,16 @@ __device__ __forceinline__ float block_max(float v) {
   return part[32];
 }
 
-// Rounded in one way each, so that a host computes the same bits. The least scale is 2^-126: its reciprocal
-// is finite.
+// Correctly rounded operations, so that a host computes the same bits. The smallest scale is 2^-126, whose
+// reciprocal is finite.
 __device__ __forceinline__ float scale_of(float largest) {
   return largest > 0.f ? fmaxf(__fdiv_rn(largest, E4M3_MAX), 0x1p-126f) : 1.f;
 }
 __device__ __forceinline__ float times_of(float scale) { return __fdiv_rn(1.f, scale); }
 
-// Infinite where there is a NaN, which a maximum would leave out.
+// The largest magnitude; infinite if there is a NaN, which fmaxf would ignore.
 template <class T> __device__ __forceinline__ float largest_of(const Pack<T, 4>& p) {
-  // In this order: finite values whose sum overflows make no NaN.
+  // Adding in this order: finite values whose sum overflows do not give NaN.
   float sum = to_f32(p.v[0]) + to_f32(p.v[1]) + to_f32(p.v[2]) + to_f32(p.v[3]);
   float a = fmaxf(fabsf(to_f32(p.v[0])), fabsf(to_f32(p.v[1])));
   a = fmaxf(a, fmaxf(fabsf(to_f32(p.v[2])), fabsf(to_f32(p.v[3]))));
@@ -43,9 +43,9 @@ template <class T> __device__ __forceinline__ Pack<e4m3, 4> quantized(const Pack
   return y;
 }
 
-// largest_magnitude: bits[0] = max(bits[0], bits of the largest |x|). Bits of floats that are not negative
-// order as they do.
-//   x  [len]  T, a multiple of 4; bits [1] u32, zero before
+// largest_magnitude: bits[0] = max(bits[0], bits of the largest |x|). Non-negative floats sort like their
+// bits.
+//   x  [len]  T, a multiple of 4; bits [1] u32, zeroed before the launch
 // Any grid, block a multiple of 32. sizeof(T) bytes a value.
 template <class T> __device__ void largest_magnitude(u32* bits, const T* x, u64 len) {
   ptx::grid_dependency_wait();
@@ -59,7 +59,7 @@ template <class T> __device__ void largest_magnitude(u32* bits, const T* x, u64 
   if (threadIdx.x == 0) atomicMax(bits, __float_as_uint(largest));
 }
 
-// quantize_tensor: one scale for all. The second pass: `bits` is what largest_magnitude left.
+// quantize_tensor: one scale for all values. Second pass: `bits` is the result of largest_magnitude.
 //   out [len] e4m3, scale [1] f32, x [len] T
 // Any grid and block. sizeof(T) + 1 bytes a value.
 template <class T>
@@ -74,10 +74,10 @@ __device__ void quantize_tensor(e4m3* out, float* scale, const u32* bits, const 
   }
 }
 
-// quantize_rows: one scale a row: output channels of weights, tokens of activations.
+// quantize_rows: one scale per row: output channels of weights, tokens of activations.
 //   out [rows, cols] e4m3, scales [rows] f32, x [rows, cols] T; cols is a multiple of 4
-// Grid (rows), block a multiple of 32. The row is read again from L1 or L2: sizeof(T) + 1 bytes a value of
-// HBM.
+// Grid (rows), block a multiple of 32. The second pass reads the row from L1 or L2: sizeof(T) + 1 bytes of
+// HBM a value.
 template <class T> __device__ void quantize_rows(e4m3* out, float* scales, const T* x, i32 cols) {
   ptx::grid_dependency_wait();
   ptx::grid_dependency_launch();
@@ -93,10 +93,10 @@ template <class T> __device__ void quantize_rows(e4m3* out, float* scales, const
   }
 }
 
-// quantize_blocks: one scale for each block_rows x 128 values: 128 rows for weights, 1 for activations.
+// quantize_blocks: one scale per block_rows x 128 values: 128 rows for weights, 1 for activations.
 //   out [rows, cols] e4m3, scales [ceil(rows / block_rows), ceil(cols / 128)] f32, x [rows, cols] T; cols is
 //   a multiple of 4
-// Grid (ceil(cols / 128), ceil(rows / block_rows)), 256 threads: a warp takes 128 values of a row.
+// Grid (ceil(cols / 128), ceil(rows / block_rows)), 256 threads: a warp processes 128 values of a row.
 template <class T>
 __device__ void quantize_blocks(e4m3* out, float* scales, const T* x, i32 rows, i32 cols, i32 block_rows) {
   ptx::grid_dependency_wait();

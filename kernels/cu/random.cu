@@ -1,10 +1,10 @@
-// random.cu: random values made on the device, for weights of benches.
+// random.cu: random values generated on the device, for benchmark weights.
 #include "math.cuh"
 
-// fill_normal: out[i] = about normal, mean 0, a function of (seed, i): the sum of the eight 16-bit halves of
-// Philox at counter (i, 0, 0, 1), centred, times `scale` (the host divides the deviation by that of the sum).
-// A sum of uniform values (Irwin-Hall) needs no logarithm, so a CPU makes the same bits; it reaches 4.9
-// deviations.
+// fill_normal: out[i] = approximately normal with mean 0, a function of (seed, i): the sum of the eight
+// 16-bit halves of Philox at counter (i, 0, 0, 1), centred, times `scale` (the host divides the deviation by
+// that of the sum). A sum of uniform values (Irwin-Hall) needs no logarithm, so a CPU computes the same bits;
+// it reaches 4.9 deviations.
 //   out  [len]  T
 // Any grid and block. 80 integer operations and sizeof(T) bytes a value: about 70 ms for 8 billion bf16
 // values (predicted, not yet run on a GPU). Reference: ops::random::normal, exact.
@@ -16,7 +16,7 @@ template <class T> __device__ void fill_normal(T* out, u64 len, u64 seed, float 
     uint4 words = philox(make_uint4((u32)i, (u32)(i >> 32), 0, 1), key);
     u32 low = (words.x & 0xffff) + (words.y & 0xffff) + (words.z & 0xffff) + (words.w & 0xffff);
     u32 high = (words.x >> 16) + (words.y >> 16) + (words.z >> 16) + (words.w >> 16);
-    // Eight times 32767.5 is the mean; below 2^20, so exact in f32.
+    // The mean is eight times 32767.5. Values are below 2^20, so exact in f32.
     out[i] = from_f32<T>(__fmul_rn((float)((i32)(low + high) - 262140), scale));
   }
 }

@@ -1,11 +1,11 @@
-// roofline.cu: plain reading, to hold the memory-bound kernels against.
+// roofline.cu: plain reading, to compare memory-bound kernels with.
 #include "device.cuh"
 
 // read_all: out[block] = xor of every word that the block read.
 //   out   [blocks]  u32
 //   data  [count]   uint4, 16 bytes each
-// Grid: a few blocks a multiprocessor; every thread keeps eight 16-byte loads under way, a block's loads are
-// consecutive. Reads 16 * count bytes once, keeps none of them. Reference: the xor on the host.
+// Grid: a few blocks per multiprocessor; every thread keeps eight 16-byte loads in flight, and a block's
+// loads are consecutive. Reads 16 * count bytes once and only keeps the xor. Reference: the xor on the host.
 constexpr int LOADS = 8;
 
 extern "C" __global__ void __launch_bounds__(512) read_all(u32* out, const uint4* data, u64 count) {

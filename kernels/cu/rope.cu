@@ -1,9 +1,9 @@
-// rope.cu: what happens between the QKV product and attention, in one pass over its rows: an optional RMS
-// norm of each query and key head (Qwen3), rotary embedding (Su et al. 2021, halves rotated), and keys and
+// rope.cu: everything between the QKV product and attention in one pass over the rows: an optional RMS norm
+// of each query and key head (Qwen3), rotary embedding (Su et al. 2021, halves rotated), and writing keys and
 // values to their slots.
 #include "device.cuh"
 
-// What all heads of a row share.
+// Parameters that all heads of a row share.
 struct RopeHead {
   const float* angles;  // cosines of the position, then sines
   float eps;
@@ -17,7 +17,7 @@ __device__ __forceinline__ float head_sum(float v, int lanes) {
   return v;
 }
 
-// 1 / rms of a head. Called by whole warps; without a head (`x` null) it adds nothing.
+// 1 / rms of a head. Called by whole warps; lanes without a head (`x` null) add nothing.
 template <class T> __device__ __forceinline__ float head_scale(const T* x, const RopeHead& head, int lane) {
   float squares = 0.f;
   for (int i = lane * 4; x && i < 2 * head.half; i += head.lanes * 4) {
@@ -28,7 +28,7 @@ template <class T> __device__ __forceinline__ float head_scale(const T* x, const
   return rsqrtf(head_sum(squares, head.lanes) / (float)(2 * head.half) + head.eps);
 }
 
-// to = rotate(x * scale * weight) * times; `weight` is null where heads are not normalised. `to` may be `x`.
+// to = rotate(x * scale * weight) * times; `weight` is null if heads are not normalised. `to` may be `x`.
 template <class T, class U>
 __device__ __forceinline__ void rotate_head(U* to, const T* x, const float* weight, float scale, float times,
                                             const RopeHead& head, int lane) {
@@ -54,22 +54,20 @@ __device__ __forceinline__ void rotate_head(U* to, const T* x, const float* weig
   }
 }
 
-// rope_kv_write: queries are rotated where they are; keys are rotated and values copied to the cache.
+// rope_kv_write: rotates queries in place, and writes rotated keys, and values, to the cache.
 //   qkv        [rows, (heads + 2 * kv_heads) * head_dim]  T: query heads | key heads | value heads
 //   keys       [blocks, kv_heads, block_size, head_dim]   K, one layer; values likewise
-//   q_norm     [head_dim] f32, or null: not normalised; k_norm likewise
-//   angles     [angle_rows, head_dim]  f32: cosines of a position, then sines; later positions take the last
-//              row
+//   q_norm     [head_dim] f32, or null for no normalisation; k_norm likewise
+//   angles     [angle_rows, head_dim]  f32: cosines of a position, then sines; later positions use the last
 //   positions  [rows]  u32
-//   slots      [rows]  u32: block * block_size + offset. One that is not below slot_count (NO_SLOT) writes no
-//              key and value
-//   *_times    what keys and values are multiplied by before they are stored (1 / scale for e4m3, which
-//              saturates)
+//   slots      [rows]  u32: block * block_size + offset. Slots that are not below slot_count (NO_SLOT) are
+//              skipped
+//   *_times    factors of keys and values before they are stored (1 / scale for e4m3, which saturates)
 // Grid (rows), block a multiple of 32; head_dim is a multiple of 8, block_size is 1 << block_shift. Keys and
-// values in the activations are left as they were. Bytes a row: 2 * 2 * heads * head_dim for queries, (2 +
-// sizeof(K)) * 2 * kv_heads * head_dim for keys and values, and the angles from L2: at 8,192 rows of
-// Llama-3.1-8B 0.2 GB a layer, 48 us at 4.3 TB/s (predicted, not yet run on a GPU). Reference:
-// cpu::norm::rms_norm and cpu::rope::rotate over f32.
+// values in the activations are left unchanged. Bytes per row: 2 * 2 * heads * head_dim for queries, (2 +
+// sizeof(K)) * 2 * kv_heads * head_dim for keys and values, and the angles from L2: 0.2 GB per layer at 8,192
+// rows of Llama-3.1-8B, 48 us at 4.3 TB/s (predicted, not yet run on a GPU). Reference: cpu::norm::rms_norm
+// and cpu::rope::rotate over f32.
 template <class T, class K>
 __device__ void rope_kv_write(T* qkv, K* keys, K* values, const float* q_norm, const float* k_norm,
                               const float* angles, const u32* positions, const u32* slots, i32 heads,
@@ -84,8 +82,8 @@ __device__ void rope_kv_write(T* qkv, K* keys, K* values, const float* q_norm, c
   size_t block = slot >> block_shift, offset = slot & ((1u << block_shift) - 1);
   int lane = threadIdx.x % lanes, all = slot < slot_count ? heads + 2 * kv_heads : heads;
   int step = blockDim.x / lanes, first = threadIdx.x / lanes;
-  // Whole warps stay together, since normalising needs all lanes: those past the last head only take part in
-  // sums.
+  // Whole warps stay together, because normalising needs all lanes; lanes past the last head only take part
+  // in sums.
   for (int start = 0; start < all; start += step) {
     int h = start + first;
     bool is_query = h < heads, is_key = !is_query && h < heads + kv_heads;

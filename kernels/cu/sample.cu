@@ -1,28 +1,26 @@
-// sample.cu: from logits to tokens, on the device. Three launches, each over (parts of the vocabulary,
-// samples):
-//   sample_scan   is the row usable, its best adjusted logit; greedy samples are decided here
+// sample.cu: from logits to tokens, on the device. Three launches over (parts of the vocabulary, samples):
+//   sample_scan   checks that the row is usable and finds the best adjusted logit; decides greedy samples
 //   sample_weigh  samples without cuts run their race here; the others count tokens and weight by distance
 //                 from the best
-//   sample_cut    tokens above the cut's bin race; those in it are sorted by the last block, which finds the
-//                 cut
-// Nothing is sorted but the few tokens of one bin, and no adjusted copy of the logits is kept: each launch
-// applies bias, forbidden tokens and penalties to its own 4,096 logits in shared memory.
-// Grid (ceil(vocab / 4096), samples there is room for), 256 threads. How many samples there are is in device
-// memory, so that a graph can be replayed; the other blocks end at once. Each launch reads 4 bytes a logit:
-// 16 rows of 128,256 are 8 MB, from L2 2 us a launch, and with launches and the last blocks' work about 12 us
-// in all (predicted, not yet run on a GPU). Reference: cpu::sample::draw, the same token.
+//   sample_cut    tokens above the cut's bin race; the last block sorts those in the bin and finds the cut
+// Only the few tokens of one bin are sorted, and no adjusted copy of the logits is kept: each launch applies
+// bias, forbidden tokens and penalties to its own 4,096 logits in shared memory.
+// Grid (ceil(vocab / 4096), capacity for samples), 256 threads. The number of samples is in device memory, so
+// that a graph can be replayed; further blocks end at once. Each launch reads 4 bytes a logit: 16 rows of
+// 128,256 are 8 MB, 2 us per launch from L2, and about 12 us in all with launches and the last blocks' work
+// (predicted, not yet run on a GPU). Reference: cpu::sample::draw, the same token.
 #include "histogram.cuh"
 
-// The state a later launch finds, and the token of samples that are decided.
+// Writes the state that later launches read, and the token of samples that are decided already.
 __device__ __forceinline__ void decide_scan(const SampleArgs& a, const SampleParams& p, u32 s, u64 best,
                                             u64 raw, float least, u32 flags) {
   SampleState& state = a.states[s];
   bool is_usable = flags == HAS_FINITE;
   float highest = logit_of(best);
   u32 token = highest == NEG_INF || !is_usable ? token_of(raw)
-                                               : token_of(best);  // where all were forbidden, the best of all
+                                               : token_of(best);  // if all are forbidden, the best of all
   bool is_decided = !is_usable || highest == NEG_INF || p.temperature == 0.f;
-  // Beyond 87.3 temperatures there are no weights.
+  // Tokens more than 87.3 temperatures below the best have no weight.
   float range = fminf(highest - least, 87.3f * p.temperature);
   state.highest = highest;
   state.bins_per_unit = fminf(__fdividef((float)BINS, range), 1e30f);
@@ -61,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS) sample_scan(SampleA
   }
   best = block_max_u64(best);
   raw = block_max_u64(raw);
-  // The least of a block is the greatest of the flipped keys.
+  // The minimum of a block is the maximum of the flipped keys.
   least = from_ordered(~(u32)block_max_u64(~ordered(least)));
   u32 all = __syncthreads_or(flags & HAS_FINITE) ? HAS_FINITE : 0;
   all |= __syncthreads_or(flags & HAS_BAD) ? HAS_BAD : 0;
@@ -108,19 +106,19 @@ __device__ __forceinline__ SamplePart leader_of(const Race& race) {
   return SamplePart{(u64)__double_as_longlong(race.time), race.token, 0.f, 0};
 }
 
-// The winner, or the best token where none has a weight (a min-p above 1).
+// The winner, or the best token if none has a weight (a min-p above 1).
 __device__ __forceinline__ void announce(const SampleArgs& a, u32 s, const Race& race) {
   if (threadIdx.x == 0) a.tokens[s] = race.token != NONE ? race.token : a.states[s].best;
 }
 
 // ---- histogram ------------------------------------------------------------------------------
-// The bin of a logit: by its distance from the highest, so that a higher logit is never in a later bin.
+// The bin of a logit by its distance from the highest; a higher logit is never in a later bin.
 __device__ __forceinline__ u32 bin_of(float logit, const SampleState& state) {
   float distance = __fmul_rn(__fadd_rn(state.highest, -logit), state.bins_per_unit);
   return (u32)fminf(distance, (float)(BINS - 1));
 }
 
-// Counts the thread's tokens, in shared memory and then in the sample's own histogram.
+// Counts the thread's tokens in shared memory, then adds the counts to the sample's histogram.
 __device__ __forceinline__ void count_tokens(const SampleArgs& a, const float* v, const float* weights, u32 s,
                                              bool has_top_p, const SampleState& state, Histogram& h) {
   clear(h);
@@ -136,8 +134,8 @@ __device__ __forceinline__ void count_tokens(const SampleArgs& a, const float* v
   }
 }
 
-// Which bins are sorted, and how many tokens and how much mass are to be kept. A goal below zero is top_p
-// times the mass of what top-k leaves of the list.
+// Chooses the bins to sort, and how many tokens and how much mass to keep. A negative goal means top_p times
+// the mass of the tokens that top-k keeps of the list.
 __device__ __forceinline__ void place_cut(const SampleArgs& a, const SampleParams& p, u32 s, Histogram& h) {
   SampleState& state = a.states[s];
   __syncthreads();
@@ -152,14 +150,14 @@ __device__ __forceinline__ void place_cut(const SampleArgs& a, const SampleParam
   u32 keep = p.top_k && p.top_k < scan.count ? p.top_k : scan.count;
   bool cuts_count = keep < scan.count, cuts_mass = p.top_p < 1.f;
   if (scan.count == 0 || !(cuts_count || cuts_mass)) {
-    // No token, or all of them: no bin is listed, and every token of weight races.
+    // No token is cut, or there is none: no bin is listed, and every token with a weight races.
     if (threadIdx.x == 0) state.first_listed = state.last_listed = BINS;
     return;
   }
   double goal = cuts_count ? -1.0 : __dmul_rn((double)scan.mass, (double)p.top_p);
   Place place = cuts_count ? scan.find([=](u32 count, u64) { return count >= keep; })
                            : scan.find([=](u32, u64 mass) { return (double)mass >= goal; });
-  bool lists_all = cuts_count && cuts_mass;  // the goal is only known once the k-th token is
+  bool lists_all = cuts_count && cuts_mass;  // the goal is only known when the k-th token is
   u32 listed = place.count + (lists_all ? place.count_before : 0);
   if (threadIdx.x != 0) return;
   state.first_listed = lists_all ? 0 : place.bin;
@@ -204,8 +202,8 @@ extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS) sample_weigh(Sample
 EXPORT(sample_weigh)
 
 // ---- the cut --------------------------------------------------------------------------------
-// The thread's adjusted logits, left in shared memory, where an index need not be a constant: the loops over
-// them are long and not worth unrolling. A thread reads what it wrote.
+// The thread's adjusted logits in shared memory, where indices need not be constants: the loops over them are
+// long and not worth unrolling. A thread only reads what it wrote.
 __device__ __forceinline__ void load_to_shared(const SampleArgs& a, const SampleParams& p, u32 start,
                                                u32* words) {
   float v[VALUES];
@@ -217,7 +215,7 @@ __device__ __forceinline__ float shared_logit(const u32* words, int i) {
   return __uint_as_float(words[chunk_offset(i)]);
 }
 
-// Sorts keys in shared memory, greatest first: a bitonic network over the next power of two.
+// Sorts keys in shared memory in descending order: a bitonic network over the next power of two.
 __device__ __forceinline__ void sort_descending(u64* keys, u32 count) {
   u32 size = 2;
   while (size < count) size *= 2;
@@ -239,7 +237,7 @@ __device__ __forceinline__ void sort_descending(u64* keys, u32 count) {
   __syncthreads();
 }
 
-// How many of the sorted `keys` are kept.
+// Number of the sorted `keys` to keep.
 __device__ __forceinline__ u32 cut_list(const SampleParams& p, const SampleState& state,
                                         const Weigher& weigher, const u64* keys, u32 count, Histogram& h) {
   u32 keep = state.keep < count ? state.keep : count;
@@ -258,8 +256,8 @@ __device__ __forceinline__ u32 cut_list(const SampleParams& p, const SampleState
   return scan.find([=](u32, u64 mass) { return (double)(before + mass) >= goal; }).bin + 1;
 }
 
-// The last of the kept keys, digit by digit over the whole row: for cuts that fall among more equal or nearly
-// equal logits than can be sorted. `least` bounds the keys that are looked at.
+// The last of the kept keys, found digit by digit over the whole row, for cuts among more equal or nearly
+// equal logits than can be sorted. `least` is a lower bound of the keys to consider.
 __device__ __forceinline__ u64 descend(const SampleArgs& a, const SampleParams& p, const Weigher& weigher,
                                        u64 least, bool by_mass, u32* words, Histogram& h) {
   u64 prefix = 0, mass_before = 0;
@@ -291,7 +289,7 @@ __device__ __forceinline__ u64 descend(const SampleArgs& a, const SampleParams& 
   return prefix;
 }
 
-// One block cuts and races the whole row.
+// One block cuts the whole row and runs its race.
 __device__ __forceinline__ void cut_slowly(const SampleArgs& a, const SampleParams& p,
                                            const SampleState& state, u32* words, Histogram& h, Race& race) {
   Weigher weigher(p, state.highest);
@@ -313,7 +311,7 @@ __device__ __forceinline__ void cut_slowly(const SampleArgs& a, const SamplePara
   race.finish();
 }
 
-// Tokens better than the listed bins race; those in them go to the list.
+// Tokens better than the listed bins race; those in the listed bins go to the list.
 __device__ __forceinline__ void divide(const SampleArgs& a, const SampleParams& p, u32 s, u32 start,
                                        u32* words, Race& race) {
   SampleState& state = a.states[s];
@@ -338,7 +336,7 @@ __device__ __forceinline__ void divide(const SampleArgs& a, const SampleParams& 
 extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS, 2) sample_cut(SampleArgs a) {
   __shared__ u64 keys[LISTED];
   __shared__ Histogram h;
-  u32* words = (u32*)keys;  // a chunk's logits, until the list is sorted in their place
+  u32* words = (u32*)keys;  // a chunk's logits; later the list is sorted in the same memory
   ptx::grid_dependency_wait();
   ptx::grid_dependency_launch();
   u32 s = blockIdx.y;

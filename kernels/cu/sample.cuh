@@ -1,26 +1,25 @@
-// sample.cuh: what the sampler's kernels share: parameters, logits as a draw sees them, weights, and the
-// race.
+// sample.cuh: shared by the sampler's kernels: parameters, adjusted logits, weights, and the race.
 //
-// A draw must give the token that cpu::sample::draw gives for the same logits, so everything that decides is
-// exact or rounded in one way: adjusted logits and weights are the CPU's bit for bit; sums of weights are
-// fixed-point integers, and the race's times are compared as the CPU compares them. No result depends on an
-// order of atomics.
+// A draw must give the same token as cpu::sample::draw for the same logits, so everything that decides is
+// exact or correctly rounded. Adjusted logits and weights equal the CPU's bit for bit, sums of weights are
+// fixed-point integers, and the race's times are compared as on the CPU. No result depends on the order of
+// atomics.
 #pragma once
 #include "math.cuh"
 
 constexpr u32 NONE = 0xffffffffu;
 constexpr int SAMPLE_THREADS = 256;
 constexpr int VALUES = 16;  // logits of a thread, in groups of four consecutive tokens
-// Logits of a block; fixed, so that sums do not depend on a batch.
+// Logits per block; fixed, so that sums do not depend on the batch.
 constexpr u32 CHUNK = SAMPLE_THREADS * VALUES;
 constexpr u32 BINS = 2048;                             // of a histogram
 constexpr u32 LISTED = 2048;                           // tokens at a cut that are sorted in shared memory
-constexpr u32 MAX_TOP = 20;                            // best tokens whose log-probabilities are told
+constexpr u32 MAX_TOP = 20;                            // best tokens whose log-probabilities are reported
 static_assert(LISTED * sizeof(u64) >= CHUNK * sizeof(u32) && LISTED <= BINS,
               "sample_cut uses one memory for both");
 constexpr int WARPS = SAMPLE_THREADS / 32;
 
-// As the host's SampleParams (ops/sample.rs); what each field means is said there.
+// Must match the host's SampleParams (ops/sample.rs), which documents the fields.
 struct SampleParams {
   u32 row;
   float temperature, top_p;
@@ -31,7 +30,7 @@ struct SampleParams {
   u32 carried, mask, logprobs;
 };
 
-// What one part of a row found: the best adjusted and the best raw logit, or the race's leader.
+// Result of one part of a row: the best adjusted and the best raw logit, or the race's leader.
 struct SamplePart {
   u64 best, raw;
   float least;  // the lowest finite adjusted logit
@@ -39,10 +38,10 @@ struct SamplePart {
 };
 constexpr u32 HAS_FINITE = 1, HAS_BAD = 2;
 
-// What a later launch needs to know of a sample.
+// State of a sample between launches.
 struct SampleState {
   u64 mass_before;     // of the bins before the first listed one
-  double goal;         // mass that top-p keeps, where the list alone does not say
+  double goal;         // mass that top-p keeps, if the list alone does not determine it
   float highest;       // adjusted logit
   float bins_per_unit;  // of distance from the highest logit
   u32 best;            // its token
@@ -51,7 +50,7 @@ struct SampleState {
   u32 keep;            // tokens that top-k keeps of the listed ones
   u32 positive;        // tokens with a weight
   u32 listed;          // how many are in the list
-  u32 done[3];         // parts that have ended, by launch; wraps to zero
+  u32 done[3];         // finished parts of each launch; wraps to zero
 };
 constexpr u32 DECIDED = 0, RACE = 1, CUT = 2, CUT_SLOWLY = 3;
 static_assert(sizeof(SampleParams) == 88 && sizeof(SamplePart) == 24 && sizeof(SampleState) == 64,
@@ -79,7 +78,7 @@ struct SampleArgs {
 };
 
 // ---- order ----------------------------------------------------------------------------------
-// Maps a float to a number so that numbers compare as floats do in IEEE 754's total order (f32::total_cmp).
+// Maps a float to a number with the order of IEEE 754's totalOrder (f32::total_cmp).
 __device__ __forceinline__ u32 ordered(float x) {
   u32 bits = __float_as_uint(x);
   return bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
@@ -87,13 +86,13 @@ __device__ __forceinline__ u32 ordered(float x) {
 __device__ __forceinline__ float from_ordered(u32 key) {
   return __uint_as_float(key ^ (key >> 31 ? 0x80000000u : 0xffffffffu));
 }
-// Greater is better: by logit, the lower token first among equals.
+// Greater is better: by logit, then by lower token.
 __device__ __forceinline__ u64 rank_key(float logit, u32 token) {
   return (u64)ordered(logit) << 32 | (u32)~token;
 }
 __device__ __forceinline__ u32 token_of(u64 key) { return ~(u32)key; }
 __device__ __forceinline__ float logit_of(u64 key) { return from_ordered((u32)(key >> 32)); }
-// The same for argmax, where zeros of both signs are equal and NaN is not looked at.
+// As rank_key, for argmax: zeros of both signs are equal, and NaN counts as -inf.
 __device__ __forceinline__ u64 best_key(float logit, u32 token) {
   return rank_key(logit == logit ? __fadd_rn(logit, 0.f) : NEG_INF, token);
 }
@@ -113,8 +112,8 @@ __device__ __forceinline__ u64 block_max_u64(u64 v) {
   return v;
 }
 
-// True in the block that ends last of those that share `counter`; it sees what the others wrote before. Every
-// thread calls it. The counter is back at zero then.
+// True in the last block to finish of those that share `counter`; it sees what the others wrote before. Every
+// thread must call it. The counter is zero again afterwards.
 __device__ __forceinline__ bool is_last_part(u32* counter, u32 parts) {
   __shared__ u32 before;
   __threadfence();
@@ -126,12 +125,12 @@ __device__ __forceinline__ bool is_last_part(u32* counter, u32 parts) {
 }
 
 // ---- logits as a draw sees them ---------------------------------------------------------------
-// The token of a thread's value i in the chunk that starts at `start`.
+// Offset of a thread's value i in a chunk.
 __device__ __forceinline__ u32 chunk_offset(int i) {
   return (i / 4 * SAMPLE_THREADS + threadIdx.x) * 4 + i % 4;
 }
 
-// The thread's raw logits of a chunk; -inf past the vocabulary.
+// Loads the thread's raw logits of a chunk; -inf past the vocabulary.
 __device__ __forceinline__ void load_raw(float* v, const float* row, u32 start, u32 vocab) {
   if (((u64)row & 15) == 0 && start + CHUNK <= vocab) {
 #pragma unroll
@@ -151,7 +150,7 @@ __device__ __forceinline__ void load_raw(float* v, const float* row, u32 start, 
   }
 }
 
-// Bias, then forbidden tokens. `words` holds the chunk meanwhile.
+// Applies bias, then forbidden tokens. `words` is scratch for the chunk.
 __device__ __forceinline__ void apply_lists(float* v, const SampleArgs& a, const SampleParams& p, u32 start,
                                             u32* words) {
   float* logits = (float*)words;
@@ -173,7 +172,8 @@ __device__ __forceinline__ void apply_lists(float* v, const SampleArgs& a, const
   for (int i = 0; i < VALUES; i++) v[i] = logits[chunk_offset(i)];
 }
 
-// The highest bit of a count says that a token was seen in the prompt, the others how often in the output.
+// Bit of a count that is set if a token occurred in the prompt. The other bits count occurrences in the
+// output.
 constexpr u32 SEEN = 0x80000000u;
 
 __device__ __forceinline__ float penalised(float logit, u32 count, const SampleParams& p) {
@@ -186,8 +186,8 @@ __device__ __forceinline__ float penalised(float logit, u32 count, const SampleP
   return logit != logit ? NEG_INF : logit < MAX_FLOAT ? logit : MAX_FLOAT;
 }
 
-// Repetition, presence and frequency. Every block reads the whole history and counts the tokens of its own
-// chunk.
+// Applies repetition, presence and frequency penalties. Every block reads the whole history and counts the
+// tokens of its own chunk.
 __device__ __forceinline__ void penalise(float* v, const SampleArgs& a, const SampleParams& p, u32 start,
                                          u32* counts) {
   __syncthreads();
@@ -212,7 +212,7 @@ __device__ __forceinline__ void penalise(float* v, const SampleArgs& a, const Sa
   }
 }
 
-// The CPU's steps in the CPU's order: bias, forbidden tokens, penalties. `words` is CHUNK words of shared
+// Adjusts logits in the CPU's order: bias, forbidden tokens, penalties. `words` is CHUNK words of shared
 // memory.
 __device__ __forceinline__ void adjust(float* v, const SampleArgs& a, const SampleParams& p, u32 start,
                                        u32* words) {
@@ -234,13 +234,13 @@ __device__ __forceinline__ void load_adjusted(float* v, const SampleArgs& a, con
   adjust(v, a, p, start, words);
 }
 
-// Whether top-k or top-p may cut anything.
+// Whether top-k or top-p may cut any token.
 __device__ __forceinline__ bool is_cut(const SampleParams& p, u32 vocab) {
   return (p.top_k && p.top_k < vocab) || p.top_p < 1.f;
 }
 
 // ---- weights --------------------------------------------------------------------------------
-// Probability at the temperature, relative to the most probable token's; zero below min-p.
+// Probability at the temperature, relative to the most probable token; zero below min-p.
 struct Weigher {
   float highest, per_degree, min_p;
   __device__ __forceinline__ Weigher(const SampleParams& p, float highest)
@@ -252,23 +252,24 @@ struct Weigher {
   }
 };
 
-// A weight as a whole number of 2^-44: sums are exact, whatever their order, up to 2^19 tokens. The CPU adds
-// the same numbers (cpu/sample/cut.rs), so a cut falls at the same token.
+// A weight as an integer in units of 2^-44. Sums of up to 2^19 tokens are exact in any order. The CPU adds
+// the same integers (cpu/sample/cut.rs), so the cut is at the same token.
 __device__ __forceinline__ u64 mass_of(float weight) { return __float2ull_rn(weight * 0x1p44f); }
 
 // ---- the race -------------------------------------------------------------------------------
-// Every token starts with an exponentially distributed time, divided by its weight; the first wins.
+// Exponential race: every token gets an exponentially distributed time divided by its weight; the earliest
+// wins.
 struct Race {
   uint2 key;
   u32 position, sample_index;
   double time;
-  u32 token;  // NONE without a leader
+  u32 token;  // NONE if there is no leader
 
   __device__ __forceinline__ explicit Race(const SampleParams& p)
       : key(make_uint2(p.seed_low, p.seed_high)), position(p.position), sample_index(p.sample_index),
         time((double)-NEG_INF), token(NONE) {}
 
-  // Words of tokens 4 * four ... 4 * four + 3.
+  // Random words of tokens 4 * four ... 4 * four + 3.
   __device__ __forceinline__ uint4 words(u32 four) const {
     return philox(make_uint4(four, position, sample_index, 0), key);
   }
@@ -283,12 +284,12 @@ struct Race {
   __device__ __forceinline__ void challenge(u32 candidate, u32 word, float weight) {
     if (!(weight > 0.f)) return;
     double uniform = __dmul_rn(__dadd_rn((double)word, 0.5), 0x1p-32);
-    // -ln(1 - u) >= u, and by more than rounding: whoever cannot win with u cannot win.
+    // -ln(1 - u) >= u, by more than rounding: a token that cannot win with time u cannot win at all.
     if (uniform > __dmul_rn(time, (double)weight)) return;
     lead(__ddiv_rn(-exact_log1p(-uniform), (double)weight), candidate);
   }
 
-  // Four tokens that share a counter; `weights` may be zero.
+  // Enters four tokens that share a counter; `weights` may be zero.
   __device__ __forceinline__ void challenge_four(u32 first, const float* weights) {
     if (!(weights[0] > 0.f || weights[1] > 0.f || weights[2] > 0.f || weights[3] > 0.f)) return;
     uint4 w = words(first / 4);
@@ -304,7 +305,7 @@ struct Race {
     challenge(candidate, i == 0 ? w.x : i == 1 ? w.y : i == 2 ? w.z : w.w, weight);
   }
 
-  // The leader of all threads of the block, in every thread.
+  // The leader among all threads of the block, returned in every thread.
   __device__ __forceinline__ void finish() {
     __shared__ double times[WARPS];
     __shared__ u32 tokens[WARPS];

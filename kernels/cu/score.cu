@@ -1,15 +1,15 @@
 // score.cu: log-probabilities of the raw distribution: of drawn tokens, and of prompt tokens.
 #include "sample.cuh"
 
-// What one part of a row says of it.
+// Result of one part of a row.
 struct ScorePart {
   u64 top[MAX_TOP];  // best keys, best first; zero past the last one
-  float highest, sum;  // the part's highest logit, and the sum of exp(logit - highest)
+  float highest, sum;  // highest logit of the part, and sum of exp(logit - highest)
   u32 ahead;           // tokens that rank before the scored one
   u32 flags;
 };
 
-// As the host's Scored.
+// Must match the host's Scored.
 struct Scored {
   float logprob;
   u32 rank, status, top_len;
@@ -17,14 +17,14 @@ struct Scored {
   float top_logprobs[MAX_TOP];
 };
 
-// What to score. As the host's ScoreParams.
+// Parameters of one score. Must match the host's ScoreParams.
 struct ScoreParams {
   u32 row, target, top;
 };
 static_assert(sizeof(ScorePart) == 176 && sizeof(Scored) == 176 && sizeof(ScoreParams) == 12,
               "as on the host");
 
-// The kernels' parameter, by value. Either `targets` or both of `samples` and `tokens`.
+// The kernels' parameter, by value. Has either `targets`, or both `samples` and `tokens`.
 struct ScoreArgs {
   const float* logits;  // [rows, stride]
   const ScoreParams* targets;
@@ -37,7 +37,8 @@ struct ScoreArgs {
   u32 vocab, stride;
 };
 
-// The `count` greatest of COUNT keys a lane, greatest first. Lanes keep the best of what they have left.
+// The `count` greatest of COUNT keys per lane, in descending order. Each lane repeatedly offers its best
+// remaining key.
 template <int COUNT> __device__ __forceinline__ void warp_top(u64* keys, u32 count, u64* out) {
   u32 lane = threadIdx.x % 32;
   for (u32 i = 0; i < count; i++) {
@@ -51,13 +52,13 @@ template <int COUNT> __device__ __forceinline__ void warp_top(u64* keys, u32 cou
       best = other > best ? other : best;
     }
     if (lane == 0) out[i] = best;
-    // Keys are distinct, zeros aside.
+    // Keys are distinct except for zeros.
 #pragma unroll
     for (int j = 0; j < COUNT; j++) keys[j] = keys[j] == best ? 0 : keys[j];
   }
 }
 
-// The best of what each warp found, in the first warp.
+// Merges the warps' best keys in the first warp.
 __device__ __forceinline__ void merge_warps(const u64 (*found)[MAX_TOP], u32 top, u64* out) {
   __syncthreads();
   if (threadIdx.x >= 32) return;
@@ -79,14 +80,14 @@ __device__ __forceinline__ double warp_sum_f64(double v) {
   return v;
 }
 
-// Merges the parts of one row; the first warp writes the answer.
+// Merges the parts of one row; the first warp writes the result.
 __device__ __forceinline__ void merge_parts(const ScoreArgs& a, u32 entry, u32 token, float own, u32 top) {
   __shared__ u64 found[WARPS][MAX_TOP];
   __shared__ u64 best[MAX_TOP];
   const ScorePart* parts = a.parts + (size_t)entry * gridDim.x;
   u32 count = gridDim.x;
   if (top) {
-    // Each warp takes the lists of every eighth part: at most 16 of them, 320 keys.
+    // Each warp merges the lists of every eighth part: at most 16 of them, 320 keys.
     constexpr int COUNT = 10;
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     u64 keys[COUNT];
@@ -132,10 +133,10 @@ __device__ __forceinline__ void merge_parts(const ScoreArgs& a, u32 entry, u32 t
   }
 }
 
-// score: the log-probability and the rank of a token, and the best tokens, in one pass over the raw logits.
-// Blocks take parts of 4,096 logits; the one that ends last merges them.
-// Grid (ceil(vocab / 4096), entries there is room for), 256 threads. 4 bytes a logit. Reference:
-// cpu::sample::score, rank and best tokens equal, |difference| <= 1e-4 in log-probabilities.
+// score: the log-probability and rank of a token, and the best tokens, in one pass over the raw logits.
+// Blocks process parts of 4,096 logits, and the last one to finish merges them.
+// Grid (ceil(vocab / 4096), capacity for entries), 256 threads. 4 bytes a logit. Reference:
+// cpu::sample::score, with equal rank and best tokens and |difference| <= 1e-4 in log-probabilities.
 __device__ __forceinline__ void score(const ScoreArgs& a, u32 entry, u32 row, u32 token, u32 top) {
   __shared__ u64 found[WARPS][MAX_TOP];
   u32 start = blockIdx.x * CHUNK;
@@ -181,7 +182,7 @@ __device__ __forceinline__ void score(const ScoreArgs& a, u32 entry, u32 row, u3
   if (is_last_part(&a.done[entry], gridDim.x)) merge_parts(a, entry, token, own, top);
 }
 
-// Prompt tokens.
+// Scores prompt tokens.
 extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS, 4) score_targets(ScoreArgs a) {
   ptx::grid_dependency_wait();
   ptx::grid_dependency_launch();
@@ -191,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS, 4) score_targets(Sc
 }
 EXPORT(score_targets)
 
-// Drawn tokens, of samples that ask for it.
+// Scores the drawn tokens of samples that request it.
 extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS, 4) score_samples(ScoreArgs a) {
   ptx::grid_dependency_wait();
   ptx::grid_dependency_launch();
