@@ -162,8 +162,8 @@ impl EngineHandle {
         answer.await.ok()
     }
 
-    /// Ends the engine without waiting for the steps in flight; running requests end with
-    /// [`StreamFault::Stopped`].
+    /// Ends the engine without waiting for the steps in flight. Running requests end with
+    /// [`Stopped`](crate::streams::StreamFault::Stopped).
     pub async fn stop(&self) {
         // An error means that the engine has already ended.
         let _ = self.commands.send(Command::Stop).await;

@@ -140,7 +140,8 @@ impl BlockPool {
             NIL => self.tail = before,
             after => self.blocks[after as usize].before = before,
         }
-        *if cached { &mut self.counts.cached } else { &mut self.counts.free } -= 1;
+        let count = if cached { &mut self.counts.cached } else { &mut self.counts.free };
+        *count -= 1;
         self.counts.held += 1;
     }
 }

@@ -119,7 +119,7 @@ impl Tensor {
     /// The values of a vector as they are applied: norms with their offset.
     ///
     /// # Errors
-    /// As [`Tensor::find`].
+    /// Those of [`Tensor::find`].
     pub fn read(&self, spec: &Spec, weights: &Weights) -> Result<Vec<f32>, LoadError> {
         let mut values = weights.vector(&self.name, self.rows)?;
         if self.kind == Kind::Norm && spec.norm.offset != 0.0 {

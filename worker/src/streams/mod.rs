@@ -146,7 +146,8 @@ impl Outbox {
             }
         }
         for &(key, was_slow) in &over {
-            *if was_slow { &mut self.counts.errored } else { &mut self.counts.cancelled } += 1;
+            let count = if was_slow { &mut self.counts.errored } else { &mut self.counts.cancelled };
+            *count += 1;
             let run = self.running.remove(&key);
             run.into_iter().for_each(|run| self.forget(key, run));
         }

@@ -39,7 +39,7 @@ pub(super) trait InFlight: Send {
     fn finish(self) -> Result<StepOutput, BackendError>;
 }
 
-/// A backend over a [`Launcher`].
+/// A backend over a `Launcher` and its two threads.
 pub struct CudaBackend {
     kv_blocks: u32,
     launched: u64,

@@ -64,7 +64,7 @@ pub struct OpenDevice {
 /// Opens device `ordinal` and checks that it can run `model`.
 ///
 /// # Errors
-/// See [`NotUsable`].
+/// No usable device, or an unsupported model; see [`NotUsable`].
 pub fn open(ordinal: u32, model: &ModelConfig, block_size: u32) -> Result<OpenDevice, NotUsable> {
     let device = Device::open(ordinal)?;
     check_model(model, block_size)?;

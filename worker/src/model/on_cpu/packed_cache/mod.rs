@@ -25,7 +25,7 @@ use skein_node::clock;
 use skein_sys::filling::Filling;
 use skein_sys::mapped::{Bytes, MappedFile};
 
-/// Most bytes of packed weights in a directory; see [`room::make_room`].
+/// Most bytes of packed weights in a directory; `room::make_room` deletes older ones.
 pub const MOST_BYTES: u64 = 20 << 30;
 /// How long a worker waits for another one that is packing the same weights before it packs its
 /// own, in memory.
