@@ -1,50 +1,50 @@
-//! What `skein serve` says once it serves: what runs, how much fits, where it listens, and a line to try it.
+//! The banner of `skein serve`, printed once it serves: model, capacity, address, and a command to try it.
 
 use std::fmt::Write;
 use std::net::SocketAddr;
 
 use crate::model::Facts;
 
-/// Everything the banner says.
+/// Contents of the banner.
 #[derive(Debug, Clone)]
 pub struct Banner {
-    /// Served name.
+    /// The served name.
     pub model: String,
-    /// The model's sizes.
+    /// Size and type of the model.
     pub facts: Facts,
-    /// Worker processes.
+    /// Number of worker processes.
     pub workers: usize,
-    /// Compute threads of each.
+    /// Compute threads of each worker.
     pub threads: usize,
-    /// What computes: "cpu", "cuda", "fake".
+    /// The backend: "cpu", "cuda" or "fake".
     pub backend: String,
-    /// What the workers hold, once they have said so.
+    /// Capacity of one worker; `None` if not known yet.
     pub capacity: Option<Capacity>,
-    /// Where the API listens.
+    /// Address of the API.
     pub listen: SocketAddr,
-    /// Whether a key is needed.
+    /// Whether the API requires a key.
     pub has_key: bool,
-    /// From the start of the process until a worker was ready, in seconds.
+    /// Seconds from the start of the process until a worker was ready.
     pub seconds: f64,
 }
 
-/// Room in one worker.
+/// Capacity of one worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacity {
-    /// KV blocks.
+    /// KV blocks of the worker.
     pub kv_blocks: u32,
-    /// Tokens in one.
+    /// Tokens in a KV block.
     pub block_size: u32,
-    /// Longest sequence.
+    /// Longest sequence, tokens.
     pub max_model_len: u32,
 }
 
 impl Banner {
-    /// The text, at most 12 lines.
+    /// The banner as text, at most 12 lines.
     pub fn text(&self) -> String {
         let Facts { family, parameters, dtype, bytes } = &self.facts;
         let mut out = String::new();
-        // Writing to a String cannot fail; here and below.
+        // Writing to a String cannot fail, here and below.
         let _ = writeln!(out, "\n  skein {} is ready ({:.1} s)\n", env!("CARGO_PKG_VERSION"), self.seconds);
         let size = format!("{} parameters, {family}, {dtype}, {}", short(*parameters), bytes_text(*bytes));
         let _ = writeln!(out, "  model    {}: {size}", self.model);
@@ -56,7 +56,7 @@ impl Banner {
         if let Some(capacity) = self.capacity {
             let _ = writeln!(out, "  KV       {}", capacity.text(self.workers));
         }
-        let auth = if self.has_key { "key needed" } else { "no key" };
+        let auth = if self.has_key { "key required" } else { "no key" };
         let _ = writeln!(out, "  API      http://{}/v1 (gRPC on the same port; {auth})\n", self.listen);
         let key = if self.has_key { " -H 'authorization: Bearer KEY'" } else { "" };
         let _ = writeln!(
@@ -74,7 +74,7 @@ impl Capacity {
         let tokens = u64::from(self.kv_blocks) * u64::from(self.block_size);
         let sequences = workers as u64 * (tokens / u64::from(self.max_model_len.max(1)));
         format!(
-            "{} tokens a worker: fits {sequences} sequences of {} tokens",
+            "{} tokens per worker: fits {sequences} sequences of {} tokens",
             short(tokens),
             self.max_model_len
         )
@@ -127,13 +127,13 @@ mod tests {
             "is ready (0.4 s)",
             "model    skein-7m: 7.0M parameters, llama, bf16, 13 MiB",
             "workers  2 on the CPU, 1 thread each",
-            "KV       65.5k tokens a worker: fits 128 sequences of 1024 tokens",
+            "KV       65.5k tokens per worker: fits 128 sequences of 1024 tokens",
             "API      http://127.0.0.1:8000/v1 (gRPC on the same port; no key)",
             "curl -N http://127.0.0.1:8000/v1/completions -H",
         ] {
             assert!(text.contains(expected), "{expected} is not in {text}");
         }
         let with_key = Banner { has_key: true, ..banner }.text();
-        assert!(with_key.contains("key needed") && with_key.contains("Bearer KEY"));
+        assert!(with_key.contains("key required") && with_key.contains("Bearer KEY"));
     }
 }

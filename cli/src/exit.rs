@@ -1,48 +1,48 @@
-//! How a command ends when it cannot go on: one sentence that says what to do, and a code that scripts can tell apart.
+//! How a command fails: one sentence that says what to do, and an exit code for scripts.
 
 use std::fmt;
 use std::process::ExitCode;
 
 use skein_node::supervisor::Failed;
 
-/// Wrong flags or settings.
+/// Exit code: invalid flags or settings.
 pub const USAGE: u8 = 2;
-/// The model directory.
+/// Exit code: the model cannot be served.
 pub const MODEL: u8 = 3;
-/// The device that was asked for.
+/// Exit code: the requested device cannot be used.
 pub const DEVICE: u8 = 4;
-/// The address to listen on.
+/// Exit code: the address cannot be listened on.
 pub const ADDRESS: u8 = 5;
-/// Anything else.
+/// Exit code: any other failure.
 pub const OTHER: u8 = 1;
 
-/// Why a command ended.
+/// Why a command failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
     /// Exit code of the process.
     pub code: u8,
-    /// What was wrong and what to do next.
+    /// What went wrong and what to do.
     pub message: String,
 }
 
 impl Failure {
-    /// A failure with one of the codes above.
+    /// A failure with one of the exit codes above.
     pub fn new(code: u8, message: impl Into<String>) -> Self {
         Self { code, message: message.into() }
     }
 
-    /// A failure without a code of its own.
+    /// A failure with exit code [`OTHER`].
     pub fn other(message: impl fmt::Display) -> Self {
         Self::new(OTHER, message.to_string())
     }
 
-    /// What a supervised worker tells its supervisor.
+    /// The form in which a supervised worker reports the failure.
     pub fn for_supervisor(&self) -> Failed {
         let permanent = [USAGE, MODEL, DEVICE].contains(&self.code);
         Failed { code: self.code, message: self.message.clone(), permanent }
     }
 
-    /// What a supervised worker told.
+    /// Converts a supervised worker's report.
     pub fn of_worker(Failed { code, message, .. }: Failed) -> Self {
         Self { code, message }
     }
@@ -56,7 +56,7 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// Prints a failure, if it is one, and gives the process its code.
+/// Prints a failure, if any, and returns the exit code.
 pub fn code_of(outcome: Result<(), Failure>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

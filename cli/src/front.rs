@@ -1,4 +1,5 @@
-//! What `serve`, `router` and `run` share: the router's configuration, its listener, its text and its cluster.
+//! Shared by `serve`, `router`, `gateway` and `run`: the router's configuration, listener, text processing
+//! and cluster.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -20,30 +21,30 @@ use crate::model;
 use crate::probe::try_template;
 use crate::settings::FrontSettings;
 
-/// The model that is served, by directory and by the names clients use.
+/// The served model: its directory, and its names for clients.
 #[derive(Debug, Clone)]
 pub struct Served {
     /// Model directory.
     pub model: PathBuf,
-    /// At least one.
+    /// Names for clients, at least one.
     pub names: Vec<String>,
 }
 
 impl Served {
-    /// From `--model` and `--served-model-name`.
+    /// Resolves `--model` and `--served-model-name`.
     ///
     /// # Errors
-    /// When there is no such model.
+    /// If there is no such model.
     pub fn find(given: Option<&str>, names: Vec<String>) -> Result<Self, Failure> {
         let model = model::find(given)?;
         let names = if names.is_empty() { vec![model::default_name(&model)] } else { names };
         Ok(Self { model, names })
     }
 
-    /// The same, read from the settings.
+    /// Resolves the model from the settings.
     ///
     /// # Errors
-    /// When there is no such model, or a name is empty.
+    /// If there is no such model, or a name is empty.
     pub fn from_settings(settings: &mut Settings) -> Result<Self, Failure> {
         let given = crate::settings::model_argument(settings);
         let names = settings.list("served-model-name", text);
@@ -51,7 +52,7 @@ impl Served {
         Self::find(given.as_deref(), names)
     }
 
-    /// The name that answers carry and that workers must serve.
+    /// The name that answers carry and workers must serve.
     pub fn name(&self) -> &str {
         self.names.first().map_or("model", String::as_str)
     }
@@ -67,15 +68,15 @@ pub fn router_config(front: FrontSettings, served: &Served, listen: SocketAddr) 
     }
 }
 
-/// Starts the core of a router over `changes`. Returns the cluster too, for its status.
+/// Starts a router's core over `changes`. Also returns the cluster, for its status.
 ///
 /// # Errors
-/// When the model's tokenizer or chat template cannot be used.
+/// If the model's tokenizer or chat template cannot be used.
 pub async fn start(config: RouterConfig, changes: mpsc::Receiver<Change>) -> Result<(App, Cluster), Failure> {
     start_with(config, changes, Arc::new(Grpc)).await
 }
 
-/// [`start`] with another way to the members.
+/// [`start`] with another transport to the members.
 ///
 /// # Errors
 /// As [`start`].
@@ -99,7 +100,7 @@ pub async fn start_with(
     Ok((App::new(Arc::new(text), Arc::new(cluster.clone()), config), cluster))
 }
 
-/// Names the model's directory, unless the error names the file or the directory itself.
+/// Adds the model's directory to an error that names no path.
 fn bad_model(model: &Path, error: &TextError) -> Failure {
     let message = match error {
         TextError::Unreadable { .. } | TextError::TooLarge { .. } | TextError::NoTokenizer { .. } => {
@@ -110,10 +111,10 @@ fn bad_model(model: &Path, error: &TextError) -> Failure {
     Failure::new(MODEL, message)
 }
 
-/// Listens at `host:port`.
+/// Binds `host:port`.
 ///
 /// # Errors
-/// When the name does not resolve or the address cannot be had; exit code 5.
+/// If the name does not resolve or the address cannot be used; exit code 5.
 pub async fn bind(host: &str, port: u16) -> Result<(TcpListener, SocketAddr), Failure> {
     let failed = |message: String| Failure::new(ADDRESS, message);
     let bare = host.trim_matches(['[', ']']);
@@ -128,10 +129,10 @@ pub async fn bind(host: &str, port: u16) -> Result<(TcpListener, SocketAddr), Fa
                  for any free one"
             ),
             std::io::ErrorKind::PermissionDenied => {
-                format!("may not listen on port {port}: ports below 1024 need privileges; choose another with --port")
+                format!("not allowed to listen on port {port}: ports below 1024 need privileges; choose another with --port")
             }
             std::io::ErrorKind::AddrNotAvailable => {
-                format!("{host} is no address of this machine; use 127.0.0.1, or 0.0.0.0 for all of them")
+                format!("{host} is not an address of this machine; use 127.0.0.1, or 0.0.0.0 for all addresses")
             }
             _ => format!("cannot listen on {address}: {error}"),
         })
@@ -140,12 +141,12 @@ pub async fn bind(host: &str, port: u16) -> Result<(TcpListener, SocketAddr), Fa
     Ok((listener, address))
 }
 
-/// Says once that the API is open to the network without a key.
+/// Warns if the API is open to the network without a key.
 pub fn warn_if_exposed(front: &FrontSettings) {
     if !front.is_loopback() && front.router.api_keys.is_empty() {
         tracing::warn!(
             host = front.host,
-            "the API is open to everybody who can reach this machine; set --api-key"
+            "the API is open to everyone who can reach this machine; set --api-key"
         );
     }
 }

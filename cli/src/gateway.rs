@@ -1,4 +1,4 @@
-//! `skein gateway`: the same API in front of routers that run elsewhere. It is a router whose workers are routers.
+//! `skein gateway`: the same API in front of several routers. It is a router whose workers are routers.
 
 use std::sync::Arc;
 
@@ -13,10 +13,10 @@ use crate::exit::{Failure, USAGE};
 use crate::front::{self, Served};
 use crate::settings::{self, FrontSettings, table};
 
-/// Runs until told to end.
+/// Runs the gateway until shutdown.
 ///
 /// # Errors
-/// Bad settings, an unusable model directory, an address that cannot be had.
+/// Invalid settings, an unusable model directory, or an address that cannot be used.
 pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let mut settings = settings::load(table::GATEWAY, matches)?;
     let log = settings::log_options(&mut settings, "gateway", None);
@@ -45,18 +45,16 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     skein_router::serve::serve(listener, app, shutdown.requested()).await.map_err(Failure::other)
 }
 
-/// The way to the routers, with the key that they ask for.
+/// The transport to the routers, with the key that they require.
 fn connector(keys: &[String]) -> Result<Arc<dyn Connector>, String> {
     match keys {
         [] => Ok(Arc::new(Grpc)),
         [key] => match GrpcWithKey::new(key) {
             Some(connector) => Ok(Arc::new(connector)),
-            None => {
-                Err("--router-api-key must be printable ASCII, as --api-key of the routers is".to_owned())
-            }
+            None => Err("--router-api-key must be printable ASCII, like --api-key of the routers".to_owned()),
         },
         several => Err(format!(
-            "--router-api-key: one key opens all routers, got {}; give them one in common",
+            "--router-api-key: one key must open all routers, got {}; give the routers a common key",
             several.len()
         )),
     }

@@ -1,5 +1,5 @@
-//! `skein`: every process of a Skein cluster in one binary. This file only wires: it parses the command line and
-//! hands over to the command.
+//! `skein`: every process of a Skein cluster in one binary. This file only parses the command line and calls
+//! the command.
 
 mod arguments;
 mod banner;
@@ -27,7 +27,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use exit::Failure;
 use settings::{table, with_flags};
 
-/// Threads for a worker's gRPC: the computing is done elsewhere.
+/// Threads for a worker's gRPC; computation has its own threads.
 const WORKER_IO_THREADS: usize = 2;
 
 const ABOUT: &str = "Skein serves large language models from a cluster, and from any laptop.
@@ -38,13 +38,13 @@ Start here:
   skein run              talk to a model in the terminal";
 
 const SETTINGS: &str = "Each flag can also be set in the environment (--max-num-seqs is SKEIN_MAX_NUM_SEQS) or in a TOML \
-file (max-num-seqs = 64, or in a section such as [serve]). A flag wins over the environment, that over the file.";
+file (max-num-seqs = 64, at the top or in a section such as [serve]). A flag overrides the environment, which overrides the file.";
 
 const GATEWAY: &str = "Stand in front of several routers, so that streams survive a router's death.
 
-It serves the same API as a router, and treats each router as one large worker: a request goes to the router with the \
-least to do, and when that router dies, its stream goes on through another one, from its last token. Routers find the \
-stream at the worker that runs it. With one router a gateway gains nothing; clients that reconnect with Last-Event-ID \
+It serves the same API as a router and treats each router as one large worker: a request goes to the least busy router, \
+and if that router dies, its stream continues through another one from its last token. Routers find the stream at the \
+worker that runs it. With one router a gateway gains nothing; clients that reconnect with Last-Event-ID \
 need none.
 
   skein worker MODEL --listen 127.0.0.1:9001
@@ -52,16 +52,16 @@ need none.
   skein router MODEL --workers 127.0.0.1:9001 --port 8002
   skein gateway MODEL --routers 127.0.0.1:8001,127.0.0.1:8002";
 
-const EXIT_CODES: &str = "Exit codes: 0 ended as asked, 1 failed, 2 wrong flags or settings, 3 model cannot be served, \
-4 no such device, 5 address cannot be had.";
+const EXIT_CODES: &str = "Exit codes: 0 success, 1 failure, 2 invalid flags or settings, 3 model cannot be served, \
+4 device not usable, 5 address not usable.";
 
 fn main() -> ExitCode {
-    // The clock starts with its first reading; "ready after" counts from here.
+    // The clock starts when it is first read; "ready after" counts from here.
     skein_node::clock::now();
     exit::code_of(dispatch(&command().get_matches_from(command_line())))
 }
 
-/// What was typed, as clap is to see it. Words that are no UTF-8 are clap's to refuse.
+/// The command line, prepared for clap. Words that are not UTF-8 are left for clap to refuse.
 fn command_line() -> Vec<OsString> {
     let typed: Vec<OsString> = std::env::args_os().collect();
     let words: Option<Vec<String>> = typed.iter().map(|word| word.to_str().map(str::to_owned)).collect();
@@ -89,7 +89,7 @@ fn dispatch(matches: &ArgMatches) -> Result<(), Failure> {
             print_version(matches.get_flag("json"));
             Ok(())
         }
-        _ => unreachable!("clap asks for one of the commands above"),
+        _ => unreachable!("clap requires one of the commands above"),
     }
 }
 
@@ -103,7 +103,7 @@ fn command() -> Command {
     let hidden_number = |name| Arg::new(name).long(name).hide(true).value_parser(clap::value_parser!(u32));
     let hidden = [worker::MEMORY_SHARERS, worker::GPU_ORDINAL, worker::GPU_SHARERS].map(hidden_number);
     let words = Arg::new(run::WORDS).value_name("MODEL|PROMPT").num_args(0..);
-    let words = words.help("A model directory, a prompt, or both; without a prompt it is a chat");
+    let words = words.help("A model directory, a prompt, or both; without a prompt, starts a chat");
     let json = Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
     Command::new("skein")
         .version(env!("CARGO_PKG_VERSION"))
@@ -150,14 +150,12 @@ fn command() -> Command {
         .subcommand(bench::command())
         .subcommand(gpu_check::command())
         .subcommand(
-            Command::new("config").about("Look at settings").subcommand_required(true).subcommand(
-                with_flags(
-                    Command::new("show")
-                        .about("The effective settings of `skein serve`, and where each came from")
-                        .arg(model()),
-                    table::SERVE,
-                ),
-            ),
+            Command::new("config").about("Show settings").subcommand_required(true).subcommand(with_flags(
+                Command::new("show")
+                    .about("The effective settings of `skein serve`, and where each came from")
+                    .arg(model()),
+                table::SERVE,
+            )),
         )
         .subcommand(probe::command())
         .subcommands(reference::commands())

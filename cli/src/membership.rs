@@ -1,5 +1,5 @@
-//! How a process of the command line takes part in its cluster: a router follows a source, a worker writes itself into
-//! etcd when it is ready and takes itself out before it drains.
+//! Takes part in a cluster: a router follows a source of members; a worker registers in etcd when it is
+//! ready, and unregisters before it drains.
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
@@ -16,10 +16,10 @@ use tokio::task::JoinHandle;
 use crate::exit::{Failure, USAGE};
 use crate::settings::{DiscoverySettings, RegistrationSettings};
 
-/// Starts to follow `source`. It being away is no error: this waits for it.
+/// Starts to follow `source`. An outage of the source is not an error: this waits for its end.
 ///
 /// # Errors
-/// When an address or a certificate cannot be used.
+/// If an address or a certificate cannot be used.
 pub async fn follow(source: Source, settings: EtcdSettings) -> Result<mpsc::Receiver<Change>, Failure> {
     let (changes, receiver) = in_process();
     let seed = draw_seed();
@@ -34,16 +34,16 @@ pub async fn follow(source: Source, settings: EtcdSettings) -> Result<mpsc::Rece
     Ok(receiver)
 }
 
-/// A worker's place in etcd; nothing when it has none.
+/// A worker's registration in etcd, if it has one.
 #[derive(Debug, Default)]
 pub struct Presence {
-    entry: Option<Entry>,
+    entry: Option<EtcdEntry>,
     stop: Shutdown,
     task: Mutex<Option<JoinHandle<()>>>,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct EtcdEntry {
     client: Arc<EtcdClient>,
     cluster: String,
     model: String,
@@ -51,10 +51,10 @@ struct Entry {
 }
 
 impl Presence {
-    /// Prepares one; only etcd takes entries.
+    /// Prepares the registration; does nothing for sources other than etcd.
     ///
     /// # Errors
-    /// When an address or a certificate cannot be used.
+    /// If an address or a certificate cannot be used.
     pub async fn prepare(
         discovery: DiscoverySettings,
         settings: RegistrationSettings,
@@ -62,16 +62,16 @@ impl Presence {
     ) -> Result<Self, Failure> {
         let Some(Source::Etcd { cluster, .. }) = discovery.source else { return Ok(Self::default()) };
         let client = Arc::new(connect(discovery.etcd, draw_seed()).await?);
-        let entry = Some(Entry { client, cluster, model: model.to_owned(), settings });
+        let entry = Some(EtcdEntry { client, cluster, model: model.to_owned(), settings });
         Ok(Self { entry, ..Self::default() })
     }
 
-    /// Whether it is of no consequence.
+    /// Whether the worker registers nowhere.
     pub fn is_none(&self) -> bool {
         self.entry.is_none()
     }
 
-    /// The worker can serve at `address`: routers may know.
+    /// Registers the worker, which serves at `address`.
     pub fn enter(&self, address: SocketAddr) {
         let Some(entry) = &self.entry else { return };
         let registration = entry.registration(address);
@@ -80,32 +80,32 @@ impl Presence {
         *self.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
     }
 
-    /// Takes the worker out; soon over, whether etcd is there or not. The second time there is nothing to do.
+    /// Unregisters the worker, within a short time even if etcd is down. Calling it again does nothing.
     pub async fn leave(&self) {
         self.stop.request();
         let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(task) = task
             && let Err(error) = task.await
         {
-            tracing::error!(%error, "the registration ended in a panic; this is a bug");
+            tracing::error!(%error, "the registration panicked; this is a bug");
         }
     }
 
-    /// What a worker waits for before it drains: by then no router finds it any more.
+    /// Waits for `shutdown` and then unregisters: afterwards no router finds the worker, and it can drain.
     pub async fn leave_after(&self, shutdown: impl Future<Output = ()>) {
         shutdown.await;
         self.leave().await;
     }
 }
 
-impl Entry {
+impl EtcdEntry {
     fn registration(&self, listening: SocketAddr) -> Registration {
         let settings = &self.settings;
         let address = settings.advertise.clone().unwrap_or_else(|| listening.to_string());
         if settings.advertise.is_none() && listening.ip().is_loopback() {
             tracing::warn!(
                 address,
-                "only this machine's routers reach this worker; see --listen and --advertise"
+                "only routers on this machine can reach this worker; see --listen and --advertise"
             );
         }
         let record = Record {
@@ -125,7 +125,7 @@ async fn connect(settings: EtcdSettings, seed: u64) -> Result<EtcdClient, Failur
     connected.map_err(|error| Failure::new(USAGE, format!("--discovery: {error}")))
 }
 
-/// Another one for each process: std seeds every `RandomState` from the system's generator.
+/// A random seed: the standard library seeds each `RandomState` randomly.
 fn draw_seed() -> u64 {
     RandomState::new().hash_one(std::process::id())
 }

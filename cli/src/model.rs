@@ -1,5 +1,5 @@
-//! Finds the model directory and reads what the banner says about it. The worker is who really judges a model; here
-//! only mistakes are caught that are better said at once.
+//! Finds the model directory and reads what the banner shows. Only mistakes that should be reported at once
+//! are checked here; the worker checks the rest.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -10,17 +10,17 @@ use serde_json::Value;
 
 use crate::exit::{Failure, MODEL};
 
-/// The model that ships with Skein, below an ancestor of the binary or of the current directory.
+/// Path of the shipped model below an ancestor of the binary or of the current directory.
 const SHIPPED: &str = "models/skein-7m";
-/// A safetensors header larger than this is broken.
+/// Largest safetensors header that is read, bytes; larger ones are broken.
 const MAX_HEADER_BYTES: u64 = 100 << 20;
-/// Configuration files of a model are small.
+/// Largest configuration file that is read, bytes.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
-/// The directory of the model `given`, or of the shipped one.
+/// The directory of the model `given`, or of the shipped model.
 ///
 /// # Errors
-/// When there is no such directory or it holds no model.
+/// If there is no such directory or it contains no model.
 pub fn find(given: Option<&str>) -> Result<PathBuf, Failure> {
     let Some(given) = given else { return shipped() };
     let path = PathBuf::from(given);
@@ -28,8 +28,8 @@ pub fn find(given: Option<&str>) -> Result<PathBuf, Failure> {
         return Err(Failure::new(
             MODEL,
             format!(
-                "`{given}` is no directory. Give a Hugging Face model directory (config.json, *.safetensors, \
-                 tokenizer.json); Skein downloads nothing. Without a name it serves the model it ships with"
+                "`{given}` is not a directory. Give a Hugging Face model directory (config.json, *.safetensors, \
+                 tokenizer.json); Skein downloads nothing. Without MODEL it serves the shipped model"
             ),
         ));
     }
@@ -37,33 +37,33 @@ pub fn find(given: Option<&str>) -> Result<PathBuf, Failure> {
         return Err(Failure::new(
             MODEL,
             format!(
-                "`{given}` has no config.json, so it is no model directory; is it one level further down?"
+                "`{given}` has no config.json, so it is not a model directory; is the model one level further down?"
             ),
         ));
     }
     Ok(path)
 }
 
-/// The name clients use when nobody gives one: the directory's.
+/// The default name for clients: the directory's.
 pub fn default_name(model: &Path) -> String {
     let full = model.canonicalize().unwrap_or_else(|_| model.to_owned());
     full.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
-/// What a banner says about a model.
+/// Size and type of a model, for the banner.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
     /// `model_type`.
     pub family: String,
-    /// Numbers in all tensors.
+    /// Number of values in all tensors.
     pub parameters: u64,
     /// Element type of the largest tensor.
     pub dtype: String,
-    /// Bytes of weights.
+    /// Bytes of all weights.
     pub bytes: u64,
 }
 
-/// Reads configuration and weight headers of a model. What cannot be read stays empty: the worker says why.
+/// Reads a model's configuration and weight headers. What cannot be read stays empty; the worker reports it.
 pub fn facts(model: &Path) -> Facts {
     let config: Value = read_bounded(&model.join("config.json"), MAX_CONFIG_BYTES)
         .and_then(|bytes| serde_json::from_slice(&bytes).ok())
@@ -91,7 +91,8 @@ pub fn facts(model: &Path) -> Facts {
     facts
 }
 
-/// `vocab_size` of config.json, where it is there: the worker judges the file, this only compares it with the tokenizer.
+/// `vocab_size` of config.json, if present, to compare it with the tokenizer. The worker checks the file
+/// itself.
 pub fn vocab_size(model: &Path) -> Option<u32> {
     let config: Value =
         serde_json::from_slice(&read_bounded(&model.join("config.json"), MAX_CONFIG_BYTES)?).ok()?;
@@ -99,7 +100,7 @@ pub fn vocab_size(model: &Path) -> Option<u32> {
     size.and_then(|size| u32::try_from(size).ok())
 }
 
-/// The files that a worker would read, and no other: one file, or the shards that the index names.
+/// The weight files that a worker would read: the single file, or the shards that the index lists.
 fn weight_files(model: &Path) -> Vec<PathBuf> {
     let single = model.join("model.safetensors");
     if single.exists() {
@@ -109,7 +110,7 @@ fn weight_files(model: &Path) -> Vec<PathBuf> {
         .and_then(|bytes| serde_json::from_slice(&bytes).ok())
         .unwrap_or_default();
     let names = index["weight_map"].as_object().into_iter().flatten().filter_map(|(_, file)| file.as_str());
-    // An index must not lead out of its directory.
+    // An index must not point outside its directory.
     let names: BTreeSet<&str> = names.filter(|name| !name.contains('/')).collect();
     names.into_iter().map(|name| model.join(name)).collect()
 }
@@ -126,7 +127,7 @@ fn shipped() -> Result<PathBuf, Failure> {
         Failure::new(
             MODEL,
             format!(
-                "the shipped model ({SHIPPED}) is neither above {} nor above {}; name a model directory: skein serve DIR",
+                "the shipped model ({SHIPPED}) is neither above {} nor above {}; give a model directory: skein serve DIR",
                 here.display(),
                 binary.display()
             ),
@@ -181,7 +182,7 @@ mod tests {
         };
         assert_eq!(facts(&out), expected);
         assert_eq!(default_name(&out), "made");
-        // The same weights by another name, as some makers add them, are no second model.
+        // The same weights under a second name, as some publishers add them, count once.
         let whole = out.join("model.safetensors");
         std::fs::copy(&whole, out.join("consolidated.safetensors")).expect("a copy");
         assert_eq!(facts(&out), expected);
@@ -192,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_that_lies_about_its_size_does_not_panic_the_banner() {
+    fn a_header_with_false_sizes_does_not_panic() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let tensor = format!(r#"{{"dtype":"F32","shape":[{0},2],"data_offsets":[0,{0}]}}"#, u64::MAX);
         let header = format!(r#"{{"a":{tensor},"b":{tensor}}}"#);
@@ -203,14 +204,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_model_is_refused_with_a_next_step() {
+    fn a_missing_model_is_refused_with_a_next_step() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let check = |given: &str, expected: &str| {
             let failure = find(Some(given)).expect_err(given);
             assert_eq!(failure.code, MODEL);
             assert!(failure.message.contains(expected), "{failure}");
         };
-        check("/nowhere/at/all", "is no directory");
+        check("/nowhere/at/all", "is not a directory");
         check(&dir.path().display().to_string(), "has no config.json");
         assert!(find(None).is_ok(), "the shipped model is found from the source tree");
     }

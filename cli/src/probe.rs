@@ -1,5 +1,5 @@
-//! Tries a model's chat template in a child process with little memory, before this process compiles it: a template
-//! is a program, and some of what it can do no limit inside a process bounds.
+//! Tries a model's chat template in a child process with little memory before this process compiles it: a
+//! template is a program, and not everything it can do is limited within a process.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,15 +14,15 @@ use crate::exit::{Failure, MODEL};
 
 /// The hidden command that the child runs.
 pub const PROBE: &str = "probe-template";
-/// Where the tokenizer's files are, if not in the model's directory.
+/// Flag: directory of the tokenizer's files, if not the model's.
 const TOKENIZER: &str = "tokenizer";
-/// A template that replaces the model's.
+/// Flag: a template that replaces the model's.
 const TEMPLATE: &str = "chat-template";
-/// Longest trial; an honest template takes milliseconds.
+/// Longest trial; a normal template takes milliseconds.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Address space of the child in KiB, of which its threads' stacks reserve some hundred MiB.
 const ADDRESS_SPACE: u64 = 1024 * 1024;
-/// What a shell says when it cannot start the command.
+/// Exit codes of a shell that cannot start the command.
 const NOT_STARTED: [i32; 2] = [126, 127];
 
 /// The child's command line.
@@ -33,7 +33,7 @@ pub fn command() -> clap::Command {
     clap::Command::new(PROBE).hide(true).arg(model).arg(tokenizer).arg(template)
 }
 
-/// The child: that it ends is the answer.
+/// The child's work. Only whether it exits normally matters.
 ///
 /// # Errors
 /// None.
@@ -48,19 +48,19 @@ pub fn run(matches: &ArgMatches) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Tries the chat template of the model in `directory`, or the one that `sources` names.
+/// Tries the chat template of the model in `directory`, or the one in `sources`.
 ///
 /// # Errors
-/// When the trial dies or does not end; exit code 3.
+/// If the trial crashes or does not end; exit code 3.
 pub async fn try_template(directory: &Path, sources: &TextSources) -> Result<(), Failure> {
     match tokio::time::timeout(TIMEOUT, trial(directory, sources)).await {
         Ok(Ok(status)) if status.success() => Ok(()),
         Ok(Ok(status)) if status.code().is_some_and(|code| NOT_STARTED.contains(&code)) => {
-            tracing::warn!(%status, "cannot start a trial of the chat template; it is used untried");
+            tracing::warn!(%status, "cannot start the trial of the chat template; using it untested");
             Ok(())
         }
         Ok(Err(error)) => {
-            tracing::warn!(%error, "no shell for a trial of the chat template; it is used untried");
+            tracing::warn!(%error, "no shell for the trial of the chat template; using it untested");
             Ok(())
         }
         Ok(Ok(status)) => Err(unusable(directory, &format!("the trial ended with {status}"))),
@@ -68,7 +68,7 @@ pub async fn try_template(directory: &Path, sources: &TextSources) -> Result<(),
     }
 }
 
-/// A system without limits on address space still runs the trial, which then ends by its time.
+/// Runs the trial. On systems that cannot limit address space, only the timeout limits it.
 async fn trial(directory: &Path, sources: &TextSources) -> io::Result<ExitStatus> {
     let limited = format!("ulimit -c 0; ulimit -v {ADDRESS_SPACE} 2>/dev/null; exec \"$0\" {PROBE} \"$@\"");
     let mut shell = Command::new("sh");
@@ -85,8 +85,8 @@ async fn trial(directory: &Path, sources: &TextSources) -> io::Result<ExitStatus
 
 fn unusable(directory: &Path, how: &str) -> Failure {
     let message = format!(
-        "{}: the chat template needs too much memory, stack or time ({how}); fix it or remove it: without one \
-         /v1/completions works and chats are refused",
+        "{}: the chat template needs too much memory, stack or time ({how}); fix it or remove it (without one \
+         /v1/completions works and chats are refused)",
         directory.display()
     );
     Failure::new(MODEL, message)

@@ -1,10 +1,10 @@
-//! Shows how far the weights of several workers have loaded: a bar on a terminal, else a log line every tenth.
+//! Shows how far the weights of all workers have loaded: a bar on a terminal, else a log line per tenth.
 
 use std::io::IsTerminal;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// The workers' progress, added up.
+/// Progress of all workers together.
 #[derive(Debug)]
 pub struct LoadProgress {
     workers: Vec<(u64, u64)>,
@@ -13,7 +13,7 @@ pub struct LoadProgress {
 }
 
 impl LoadProgress {
-    /// For `workers` workers.
+    /// Starts at zero for each of `workers`.
     pub fn new(workers: usize) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let style = ProgressStyle::with_template(
@@ -24,13 +24,13 @@ impl LoadProgress {
         Self { workers: vec![(0, 0); workers], bar, tenths: 0 }
     }
 
-    /// Takes in that `worker` has read `done` of `total` bytes.
+    /// Records that `worker` has read `done` of `total` bytes.
     pub fn update(&mut self, worker: usize, done: u64, total: u64) {
         if let Some(slot) = self.workers.get_mut(worker) {
             *slot = (done, total);
         }
         let done: u64 = self.workers.iter().map(|(done, _)| done).sum();
-        // All workers load the same model, so one that has not spoken yet has as much before it as the others.
+        // All workers load the same model, so one that has not reported yet has the same total.
         let most = self.workers.iter().map(|(_, total)| *total).max().unwrap_or(0);
         let total = most.saturating_mul(self.workers.len() as u64);
         if let Some(bar) = &self.bar {
@@ -42,7 +42,7 @@ impl LoadProgress {
         }
     }
 
-    /// Removes the bar.
+    /// Removes the bar from the terminal.
     pub fn finish(self) {
         if let Some(bar) = self.bar {
             bar.finish_and_clear();
@@ -50,7 +50,7 @@ impl LoadProgress {
     }
 }
 
-/// The tenths done, when they are more than the `last` ones said.
+/// The tenths done, if more than `last`.
 fn passed_a_tenth(last: u64, done: u64, total: u64) -> Option<u64> {
     let tenths = done.saturating_mul(10).checked_div(total)?;
     (tenths > last).then_some(tenths)
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_tenth_is_said_once() {
+    fn each_tenth_is_reported_once() {
         let mut said = Vec::new();
         for done in 0..=1000 {
             said.extend(passed_a_tenth(said.last().copied().unwrap_or(0), done, 1000));

@@ -1,4 +1,4 @@
-//! What the command line writes about itself: shell completions, man pages, and the manual's page of flags.
+//! The command line's reference: shell completions, man pages, and the manual's page of flags.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -11,15 +11,15 @@ use skein_node::config::{Key, Kind};
 use crate::exit::Failure;
 use crate::settings::table::{self, FLAGS, Flag};
 
-/// Prints completions for a shell.
+/// Command that prints completions for a shell.
 pub const COMPLETIONS: &str = "completions";
-/// Prints the man page, or writes one page for each command.
+/// Command that prints the man page, or writes one page per command.
 pub const MAN: &str = "man";
-/// Hidden: prints `docs/src/flags.md`.
+/// Hidden command that prints `docs/src/flags.md`.
 pub const FLAGS_PAGE: &str = "flags-page";
 
 const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Zsh, Shell::Fish];
-/// Commands that read the table of settings, in the order of the page.
+/// Commands that read the table of settings, in the page's order.
 const COMMANDS: [(&str, u8); 6] = [
     ("serve", table::SERVE),
     ("router", table::ROUTER),
@@ -36,7 +36,7 @@ from the code, and a test fails when the two differ. [Configuration](configurati
 and units. \"bench\" stands for `skein bench latency` and `skein bench throughput`.
 ";
 
-/// The three commands' command lines.
+/// Definitions of the three commands for clap.
 pub fn commands() -> [Command; 3] {
     let shell = Arg::new("SHELL").required(true).value_parser(SHELLS.map(|shell| shell.to_string()));
     let out = Arg::new("out").long("out").value_name("DIR").value_parser(value_parser!(PathBuf));
@@ -52,7 +52,7 @@ pub fn commands() -> [Command; 3] {
 /// Prints completions of `skein` for the shell that `matches` names.
 ///
 /// # Errors
-/// When standard output cannot be written.
+/// If standard output cannot be written.
 pub fn completions(mut skein: Command, matches: &ArgMatches) -> Result<(), Failure> {
     let named = matches.get_one::<String>("SHELL").map_or("", String::as_str);
     let Some(shell) = SHELLS.into_iter().find(|shell| shell.to_string() == named) else { return Ok(()) };
@@ -64,7 +64,7 @@ pub fn completions(mut skein: Command, matches: &ArgMatches) -> Result<(), Failu
 /// Prints the man page of `skein`, or writes all pages into the directory of `--out`.
 ///
 /// # Errors
-/// When the pages cannot be written.
+/// If the pages cannot be written.
 pub fn man(skein: Command, matches: &ArgMatches) -> Result<(), Failure> {
     let skein = with_short_about(skein);
     let Some(directory) = matches.get_one::<PathBuf>("out") else {
@@ -78,7 +78,8 @@ pub fn man(skein: Command, matches: &ArgMatches) -> Result<(), Failure> {
     clap_mangen::generate_to(skein, directory).map_err(failed)
 }
 
-/// A man page's NAME is one line: what follows the first one moves to its description.
+/// Shortens the about text to one line, as a man page's NAME section requires; the rest goes to the
+/// description.
 fn with_short_about(skein: Command) -> Command {
     let about = skein.get_about().map(ToString::to_string).unwrap_or_default();
     let first = about.lines().next().unwrap_or_default().to_owned();
@@ -88,7 +89,7 @@ fn with_short_about(skein: Command) -> Command {
 /// Prints the manual's page of flags.
 ///
 /// # Errors
-/// When standard output cannot be written.
+/// If standard output cannot be written.
 pub fn flags_page(skein: Command) -> Result<(), Failure> {
     print(page(skein).as_bytes())
 }
@@ -97,7 +98,7 @@ fn print(bytes: &[u8]) -> Result<(), Failure> {
     std::io::stdout().write_all(bytes).map_err(Failure::other)
 }
 
-/// `docs/src/flags.md`: the settings by group, then what single commands take besides.
+/// `docs/src/flags.md`: the settings by group, then the flags of single commands.
 fn page(mut skein: Command) -> String {
     skein.build();
     let mut groups: Vec<&str> = Vec::new();
@@ -141,7 +142,7 @@ fn setting_row(flag: &Flag) -> String {
     format!("| `{spelt}` | {} | {takers} | {} |\n", cell(&default), cell(help))
 }
 
-/// A flag that is no setting: settings stand below a heading of the help text.
+/// Whether the flag is not a setting: settings have a help heading.
 fn is_own(arg: &Arg) -> bool {
     let is_automatic = matches!(arg.get_id().as_str(), "help" | "version");
     arg.get_help_heading().is_none() && !arg.is_positional() && !arg.is_hide_set() && !is_automatic
@@ -165,7 +166,7 @@ fn own_row(arg: &Arg) -> String {
     format!("| `{spelt}` | {} | {} |\n", cell(&default), cell(help))
 }
 
-/// Help without its last "[default: ...]", and what that says.
+/// Splits a trailing "[default: ...]" off a help text.
 fn split_default(help: &str) -> (&str, Option<&str>) {
     let split = help.strip_suffix(']').and_then(|help| help.rsplit_once(" [default: "));
     split.map_or((help, None), |(help, default)| (help, Some(default)))
@@ -175,7 +176,7 @@ fn cell(text: &str) -> String {
     text.replace('|', "\\|").replace('<', "&lt;")
 }
 
-/// Visible commands without subcommands, each by its whole name.
+/// Visible commands without subcommands, each with its full name.
 fn leaves<'a>(command: &'a Command, name: &str) -> Vec<(String, &'a Command)> {
     let visible = command.get_subcommands().filter(|command| !command.is_hide_set());
     let below: Vec<_> =
@@ -190,7 +191,7 @@ mod tests {
     const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/src/flags.md");
 
     #[test]
-    fn the_manuals_page_of_flags_is_the_codes() {
+    fn the_manuals_page_of_flags_matches_the_code() {
         let written = std::fs::read_to_string(PAGE).unwrap_or_default();
         let fresh = page(crate::command());
         assert!(
@@ -200,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn every_setting_and_every_command_of_its_own_flags_is_on_the_page() {
+    fn every_setting_and_every_commands_own_flags_are_on_the_page() {
         let page = page(crate::command());
         for flag in FLAGS {
             assert!(page.contains(flag.key.name), "--{} is missing", flag.key.name);

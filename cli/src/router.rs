@@ -1,4 +1,4 @@
-//! `skein router`: gateway and router in front of workers that run elsewhere.
+//! `skein router`: a router in front of workers that run elsewhere.
 
 use clap::ArgMatches;
 use skein_node::config::{Origin, Settings, text};
@@ -11,10 +11,10 @@ use crate::front::{self, Served};
 use crate::membership;
 use crate::settings::{self, DiscoverySettings, FrontSettings, table};
 
-/// Runs until told to end.
+/// Runs the router until shutdown.
 ///
 /// # Errors
-/// Bad settings, an unusable model directory, an address that cannot be had.
+/// Invalid settings, an unusable model directory, or an address that cannot be used.
 pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let mut settings = settings::load(table::ROUTER, matches)?;
     let log = settings::log_options(&mut settings, "router", None);
@@ -42,9 +42,11 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
 fn check_one_source(settings: &mut Settings) {
     let given = |name| settings.origin(name) != &Origin::Default;
     match (given("workers"), given("discovery")) {
-        (true, true) => settings.problem("--workers and --discovery: both say who the workers are; leave one of them out"),
+        (true, true) => {
+            settings.problem("--workers and --discovery: both define the workers; leave one of them out")
+        }
         (false, false) => settings.problem(
-            "--workers: name at least one worker as host:port, or say where to find them with --discovery; start one \
+            "--workers: name at least one worker as host:port, or use --discovery to find them; start one \
              with `skein worker MODEL`",
         ),
         _ => {}

@@ -27,21 +27,21 @@ use crate::worker::Launch;
 
 /// Most workers on one machine.
 const MAX_WORKERS: u64 = 64;
-/// Workers on a machine without a GPU: one dies, the other serves on.
+/// Workers on a machine without a GPU: if one dies, the other serves on.
 const CPU_WORKERS: usize = 2;
-/// How long the router may take to see a worker that says it is ready.
+/// How long the router may take to see a worker that has reported ready.
 const SEEN_WITHIN: Duration = Duration::from_secs(10);
 
-/// Runs until told to end.
+/// Runs the cluster until shutdown.
 ///
 /// # Errors
-/// Bad settings, a model that cannot be served, an address that cannot be had.
+/// Invalid settings, a model that cannot be served, or an address that cannot be used.
 pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let mut settings = settings::load(table::SERVE, matches)?;
     let log = settings::log_options(&mut settings, "serve", settings::quiet_on_a_terminal());
     let front = FrontSettings::read(&mut settings);
     let engine = Arc::new(EngineSettings::read(&mut settings));
-    let asked_workers = worker_count(&mut settings);
+    let worker_count_setting = worker_count(&mut settings);
     settings::check(&settings)?;
     let served = Served::from_settings(&mut settings)?;
     telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
@@ -52,7 +52,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     front::warn_if_exposed(&front);
     let (changes, seen) = discovery::in_process();
     let gpus = visible_gpus(&engine);
-    let workers = asked_workers.unwrap_or(default_workers(&engine, gpus));
+    let workers = worker_count_setting.unwrap_or(default_workers(&engine, gpus));
     let threads = threads_each(&engine, workers);
     let launch = Launch { gpus, ..launch(&served, workers, &log)? };
     let command = move |worker| launch.command(worker, &format!("worker-{worker}"), &engine, threads);
@@ -74,7 +74,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     tokio::select! {
         failure = welcome.follow(reports, &cluster) => outcome = Err(failure),
         early = &mut server => ended = Some(early),
-        () = shutdown.requested() => say_good_bye(),
+        () = shutdown.requested() => announce_shutdown(),
     }
     shutdown.request();
     let ended = match ended {
@@ -90,7 +90,7 @@ fn worker_count(settings: &mut Settings) -> Option<usize> {
     settings.value("workers", count(1..=MAX_WORKERS)).map(|count| count as usize)
 }
 
-/// GPUs that the workers may use; the driver is not asked when they use none.
+/// GPUs that the workers may use. Does not load the driver if they use none.
 pub fn visible_gpus(engine: &EngineSettings) -> usize {
     match engine.worker.backend {
         BackendKind::Auto | BackendKind::Cuda => skein_worker::visible_gpus() as usize,
@@ -98,7 +98,7 @@ pub fn visible_gpus(engine: &EngineSettings) -> usize {
     }
 }
 
-/// One worker for each GPU, since two on one would share its memory and read the weights twice.
+/// One worker per GPU: two on one would share its memory and read the weights twice.
 fn default_workers(engine: &EngineSettings, gpus: usize) -> usize {
     match (gpus, engine.device.ordinal) {
         (0, _) => CPU_WORKERS,
@@ -107,14 +107,16 @@ fn default_workers(engine: &EngineSettings, gpus: usize) -> usize {
     }
 }
 
-/// For whoever pressed Ctrl-C; the router's log has its own line.
-fn say_good_bye() {
+/// Tells the user who pressed Ctrl-C what happens; the router logs its own line.
+fn announce_shutdown() {
     if std::io::stderr().is_terminal() {
-        eprintln!("\nending: running requests finish, new ones are refused; Ctrl-C again ends at once");
+        eprintln!(
+            "\nshutting down: running requests finish, new ones are refused; Ctrl-C again exits at once"
+        );
     }
 }
 
-/// An even share of the cores for each worker, unless somebody chose.
+/// `--threads`, or an even share of the cores for each worker.
 pub fn threads_each(engine: &EngineSettings, workers: usize) -> usize {
     let machine = ThreadPlacement::of_this_machine(0);
     match (engine.worker.threads, workers) {
@@ -124,10 +126,10 @@ pub fn threads_each(engine: &EngineSettings, workers: usize) -> usize {
     }
 }
 
-/// How this process starts its `workers`, which log like itself.
+/// How to start `workers` workers, which log like this process.
 ///
 /// # Errors
-/// When the system does not say which binary this is.
+/// If the system cannot tell the path of this binary.
 pub fn launch(served: &Served, workers: usize, log: &LogOptions) -> Result<Launch, Failure> {
     Ok(Launch {
         binary: std::env::current_exe().map_err(Failure::other)?,
@@ -144,7 +146,7 @@ pub fn launch(served: &Served, workers: usize, log: &LogOptions) -> Result<Launc
     })
 }
 
-/// Everything to say while the cluster starts.
+/// What to print while the cluster starts.
 struct Welcome {
     served: Served,
     workers: usize,
@@ -154,8 +156,8 @@ struct Welcome {
 }
 
 impl Welcome {
-    /// Shows how the workers load, says where to go once the first of them serves, and goes on listening; returns
-    /// only when a worker says that it can never serve.
+    /// Shows the workers' loading progress and prints the banner once the first worker serves; returns only
+    /// if a worker reports that it can never serve.
     async fn follow(&self, mut reports: mpsc::Receiver<Report>, cluster: &Cluster) -> Failure {
         let mut progress = Some(LoadProgress::new(self.workers));
         while let Some(report) = reports.recv().await {
@@ -169,7 +171,7 @@ impl Welcome {
                     tracing::debug!(worker, address, "worker is ready");
                     if let Some(progress) = progress.take() {
                         progress.finish();
-                        self.say(cluster).await;
+                        self.print_banner(cluster).await;
                     }
                 }
                 Report::Hopeless(failed) => {
@@ -180,13 +182,13 @@ impl Welcome {
                 }
             }
         }
-        // The supervisor's lanes end only when they are stopped or hopeless.
+        // The supervisor's tasks end only when stopped, or after such a report.
         std::future::pending().await
     }
 
-    async fn say(&self, cluster: &Cluster) {
+    async fn print_banner(&self, cluster: &Cluster) {
         if let Err(refusal) = cluster.wait_ready(SEEN_WITHIN).await {
-            tracing::warn!(%refusal, "a worker is ready, but the router does not see it yet");
+            tracing::warn!(%refusal, "a worker is ready, but the router has not seen it yet");
         }
         let info = cluster.snapshot().workers.into_iter().find_map(|worker| worker.info);
         let backend = info.as_ref().map_or("cpu".into(), |info| info.backend.clone());

@@ -1,4 +1,4 @@
-//! `skein worker`: one model replica as a process of its own, alone or under a supervisor.
+//! `skein worker`: one model replica in its own process, alone or under a supervisor.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -20,36 +20,37 @@ use crate::membership::Presence;
 use crate::settings::{self, DiscoverySettings, EngineSettings, RegistrationSettings, table};
 use crate::{model, progress::LoadProgress};
 
-/// The hidden flag that names a supervised worker.
+/// Hidden flag: name of a supervised worker.
 pub const SUPERVISED: &str = "supervised";
-/// The hidden flag that says how many supervised workers share this machine's memory.
+/// Hidden flag: number of supervised workers that share this machine's memory.
 pub const MEMORY_SHARERS: &str = "memory-sharers";
-/// The hidden flag that says which GPU a supervised worker takes when it takes one.
+/// Hidden flag: the GPU that a supervised worker uses, if it uses one.
 pub const GPU_ORDINAL: &str = "gpu-ordinal";
-/// The hidden flag that says how many supervised workers share that GPU.
+/// Hidden flag: number of supervised workers that share that GPU.
 pub const GPU_SHARERS: &str = "gpu-sharers";
-/// Drain of a worker whose supervisor has closed its input: the router has drained before, so nothing should run.
+/// Drain time of a worker whose supervisor has closed its input. The router has drained before, so nothing
+/// should be running.
 const SUPERVISED_DRAIN: Duration = Duration::from_secs(5);
-/// Of it, what runs may go on for so long; then it is given back, and the rest of the time is for writing that.
+/// Part of it in which requests may continue; then they are handed back, which takes the rest of the time.
 const SUPERVISED_GRACE: Duration = Duration::from_secs(2);
 /// Longest `--drain-grace`.
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// Runs until told to end.
+/// Runs the worker until shutdown.
 ///
 /// # Errors
-/// Bad settings, a model that cannot be served, an address that cannot be used.
+/// Invalid settings, a model that cannot be served, or an address that cannot be used.
 pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let supervised = matches.get_one::<String>(SUPERVISED).cloned();
     let outcome = serve(matches, supervised.as_deref()).await;
     if let Err(failure) = &outcome {
         match &supervised {
-            // The supervisor says it, once for all its workers.
+            // The supervisor prints it, once for all its workers.
             Some(_) => Lifecycle::Failed(failure.for_supervisor()).emit(),
             None => eprintln!("error: {failure}"),
         }
-        // A thread may hang in a call to a stuck GPU's driver, and so may the driver's exit handlers. A supervisor
-        // must see the end at once, so that streams go on elsewhere.
+        // A thread may hang in the driver of a stuck GPU, and the driver's exit handlers may hang, too. The
+        // supervisor must see the exit at once, so that streams continue on other workers.
         skein_sys::process::exit_without_handlers(failure.code.into())
     }
     outcome
@@ -84,7 +85,7 @@ async fn serve(matches: &ArgMatches, supervised: Option<&str>) -> Result<(), Fai
     outcome.map_err(|error| failure(&error))
 }
 
-/// A worker without a supervisor: found in etcd from ready until it is told to end.
+/// Runs a worker without a supervisor. It is registered in etcd from ready until shutdown.
 async fn serve_alone(
     config: WorkerConfig,
     presence: &Presence,
@@ -94,22 +95,23 @@ async fn serve_alone(
     let progress = move |done, total| bar.update(0, done, total);
     let ready = |address: SocketAddr| {
         presence.enter(address);
-        let next = match presence.is_none() {
-            true => format!("; name it to a router: skein router --workers {address}"),
-            false => String::new(),
+        let next = if presence.is_none() {
+            format!("; add it to a router: skein router --workers {address}")
+        } else {
+            String::new()
         };
-        // Not `eprintln`, which panics where there is no room for the line: the log's disk may be full.
+        // Not `eprintln`, which panics if the line cannot be written: the log's disk may be full.
         let _ = writeln!(std::io::stderr(), "worker is ready at {address}{next}");
     };
     let outcome = service::serve(config, progress, ready, presence.leave_after(shutdown.requested())).await;
-    // One that ends by itself is not to be found either.
+    // Also unregister a worker that stopped by itself.
     presence.leave().await;
     outcome
 }
 
 fn listen_address(settings: &mut Settings) -> SocketAddr {
     let listen = settings.value("listen", |given| {
-        given.parse::<SocketAddr>().map_err(|_| format!("`{given}` is no address like 127.0.0.1:9000"))
+        given.parse::<SocketAddr>().map_err(|_| format!("`{given}` is not an address such as 127.0.0.1:9000"))
     });
     listen.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 0)))
 }
@@ -126,10 +128,10 @@ fn configure(settings: &mut Settings) -> Result<WorkerConfig, Failure> {
     })
 }
 
-/// A worker without a socket, as benchmarks run one.
+/// The configuration of a worker without a socket, for benchmarks.
 ///
 /// # Errors
-/// Bad settings, no model.
+/// Invalid settings, or no model.
 pub fn configure_local(settings: &mut Settings) -> Result<WorkerConfig, Failure> {
     let engine = EngineSettings::read_compute(settings);
     config_of(engine, settings)
@@ -142,7 +144,7 @@ fn config_of(engine: EngineSettings, settings: &mut Settings) -> Result<WorkerCo
     Ok(WorkerConfig { served_model_name: model::default_name(&model), model, ..engine.worker })
 }
 
-/// What a user is told, and with which exit code.
+/// A worker's error as the user sees it, with its exit code.
 pub fn failure(error: &WorkerError) -> Failure {
     Failure::new(exit_code(error), error.to_string())
 }
@@ -159,7 +161,7 @@ fn exit_code(error: &WorkerError) -> u8 {
                 };
             }
             match why.downcast_ref::<CudaLoadError>() {
-                // A fault of the device may be gone after a restart, so a supervisor tries again.
+                // A device fault may be gone after a restart, so a supervisor retries.
                 Some(error) if error.is_device_fault() => OTHER,
                 Some(CudaLoadError::Cuda(_) | CudaLoadError::Step(_)) => DEVICE,
                 Some(CudaLoadError::TooSmall { .. }) => USAGE,
@@ -171,28 +173,28 @@ fn exit_code(error: &WorkerError) -> u8 {
     }
 }
 
-/// How a supervisor starts its workers.
+/// How to start supervised workers.
 #[derive(Debug, Clone)]
 pub struct Launch {
-    /// The binary.
+    /// Path of the binary.
     pub binary: PathBuf,
     /// Model directory.
     pub model: PathBuf,
-    /// What workers call the model.
+    /// The name that workers use for the model.
     pub served_model_name: String,
-    /// How many of them there are: each takes its share of the free memory.
+    /// Number of workers; each takes its share of the free memory.
     pub workers: usize,
-    /// GPUs that this process sees; workers are dealt out to them in turn.
+    /// Number of visible GPUs, which are assigned to the workers in turn.
     pub gpus: usize,
-    /// `--log-level`, when somebody gave one.
+    /// `--log-level`, if set.
     pub log_level: Option<String>,
     /// `--log-format`.
     pub log_format: &'static str,
 }
 
 impl Launch {
-    /// The command for worker `index`, called `name`. All that matters is said by flags: nothing of the environment or
-    /// of a configuration file reaches the worker a second time.
+    /// The command for worker `index`, called `name`. All settings are passed as flags, so that the worker
+    /// does not apply the environment or a configuration file a second time.
     pub fn command(&self, index: usize, name: &str, engine: &EngineSettings, threads: usize) -> Command {
         let mut command = Command::new(&self.binary);
         for (variable, _) in std::env::vars_os() {
@@ -259,7 +261,7 @@ impl Launch {
         }
         command
     }
-    /// The GPU of worker `index`, and how many workers share it. All share the one that was named.
+    /// The GPU of worker `index`, and how many workers share it. If a GPU was `named`, all share that one.
     fn gpu_of(&self, index: usize, named: Option<u32>) -> (u32, usize) {
         let gpus = self.gpus.max(1);
         match named {
@@ -284,7 +286,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn workers_are_dealt_out_to_the_gpus_in_turn() {
+    fn workers_are_assigned_to_the_gpus_in_turn() {
         let check = |workers, gpus, named, expected: &[(u32, usize)]| {
             let launch = Launch {
                 binary: PathBuf::new(),
@@ -295,8 +297,8 @@ mod tests {
                 log_level: None,
                 log_format: "auto",
             };
-            let dealt: Vec<_> = (0..workers).map(|index| launch.gpu_of(index, named)).collect();
-            assert_eq!(dealt, expected);
+            let assigned: Vec<_> = (0..workers).map(|index| launch.gpu_of(index, named)).collect();
+            assert_eq!(assigned, expected);
         };
         check(1, 0, None, &[(0, 1)]);
         check(2, 2, None, &[(0, 1), (1, 1)]);

@@ -1,6 +1,6 @@
-//! A command line on its way to clap, for commands that read settings: flags of `vllm serve` get their answer, several
-//! words after one flag become several flags, and everything that is wrong with the flags' names is noted, so that it
-//! comes out together with what is wrong with their values. Pure.
+//! Prepares a command line for clap, for commands that read settings. Flags of `vllm serve` are translated or
+//! answered, several values after one flag become several flags, and problems with flag names are recorded,
+//! so that they are reported together with problems of values. Pure.
 
 mod vllm;
 
@@ -11,16 +11,16 @@ use skein_node::config::suggest;
 
 use vllm::{Answer, LISTS, Row, TABLE, Takes, VALUES};
 
-/// Hidden flag: a problem that was found here, for the list that the settings make.
+/// Hidden flag: carries a problem found here to the list that the settings report.
 pub const REFUSED: &str = "flag-refused";
-/// Hidden flag: a note for the log, on a flag that was taken without an effect.
+/// Hidden flag: carries a note for the log about a flag that was accepted without effect.
 pub const TAKEN: &str = "flag-taken";
 
 /// Commands whose flags are settings.
 const COMMANDS: [&[&str]; 6] =
     [&["serve"], &["router"], &["gateway"], &["worker"], &["run"], &["config", "show"]];
 
-/// `words` as clap is to see them; `is_directory` says which words can be a model.
+/// Converts `words` for clap. `is_directory` tells which words can be a model.
 pub fn prepare(skein: &Command, words: Vec<String>, is_directory: impl Fn(&str) -> bool) -> Vec<String> {
     let after =
         |path: &&&[&str]| words.len() > path.len() && words[1..].iter().zip(**path).all(|(a, b)| a == b);
@@ -38,7 +38,7 @@ pub fn prepare(skein: &Command, words: Vec<String>, is_directory: impl Fn(&str) 
 }
 
 struct Reading<'a> {
-    /// Flags of the command, and whether a value follows.
+    /// Flags of the command, with whether each takes a value.
     known: BTreeMap<String, bool>,
     rest: std::collections::VecDeque<&'a str>,
     is_directory: &'a dyn Fn(&str) -> bool,
@@ -100,7 +100,7 @@ impl<'a> Reading<'a> {
         }
     }
 
-    /// A flag of ours: with its values, each of them after a flag of its own.
+    /// Handles a flag of ours; each of several values gets its own flag.
     fn own(&mut self, name: &str, value: Option<&str>, takes_value: bool) {
         if !takes_value {
             let value = value.map_or(String::new(), |value| format!("={value}"));
@@ -129,7 +129,7 @@ impl<'a> Reading<'a> {
         self.out.push(format!("--{name}={}", row.map_or(value, |row| row.ours)));
     }
 
-    /// A flag of vLLM's; `is_off` = in its `--no-` form.
+    /// Handles a flag of vLLM's; `is_off` = its `--no-` form.
     fn foreign(&mut self, row: &Row, spelt: &str, value: Option<&str>, is_off: bool) {
         let mut values: Vec<&str> = value.into_iter().collect();
         while value.is_none()
@@ -171,7 +171,7 @@ impl<'a> Reading<'a> {
     }
 }
 
-/// The row of a flag, by its name: `--speculative-config.method` is part of `--speculative-config`, `-O3` is `-O 3`.
+/// Finds a flag's row. `--speculative-config.method` is part of `--speculative-config`, `-O3` is `-O 3`.
 fn find(name: &str) -> Option<&'static Row> {
     let whole = name.split('.').next().unwrap_or(name);
     let of_level = whole.strip_prefix("-O").filter(|level| level.bytes().all(|byte| byte.is_ascii_digit()));

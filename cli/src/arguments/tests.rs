@@ -13,7 +13,7 @@ fn read(line: &str) -> Vec<String> {
     read[1..].to_vec()
 }
 
-/// What is passed on, and the notes of one kind.
+/// The words passed on, and the notes of one kind.
 fn notes(line: &str, kind: &str) -> Vec<String> {
     let start = format!("--{kind}=");
     read(line).iter().filter_map(|word| word.strip_prefix(&start).map(str::to_owned)).collect()
@@ -113,7 +113,7 @@ fn flags_are_taken_or_refused_by_name_form_and_value() {
 }
 
 #[test]
-fn all_unknown_flags_of_a_line_come_out_together() {
+fn all_unknown_flags_of_a_line_are_reported_together() {
     let refused = notes("serve --prot 1 DIR --hots a --bananas", REFUSED);
     assert_eq!(
         refused,
@@ -127,7 +127,7 @@ fn all_unknown_flags_of_a_line_come_out_together() {
 }
 
 #[test]
-fn a_negative_time_reaches_its_setting_and_gets_no_wrong_tip() {
+fn a_negative_time_reaches_its_setting_without_a_wrong_hint() {
     assert_eq!(read("serve --request-timeout -3s"), ["serve", "--request-timeout=-3s"]);
     let line = "skein serve --request-timeout=-3s".split(' ');
     let matches = crate::command().try_get_matches_from(line).expect("clap takes it");

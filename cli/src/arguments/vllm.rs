@@ -1,10 +1,10 @@
-//! What `skein` says to each flag of `vllm serve` that is no setting of its own. Data: `mod.rs` reads it. Checked against
-//! the names that three releases of vLLM publish (`cli/tests/vllm`).
+//! How `skein` handles each flag of `vllm serve` that is not one of its own settings. A table, applied by
+//! `mod.rs` and checked against the names that three releases of vLLM publish (`cli/tests/vllm`).
 
-/// Words that follow a flag.
+/// The values that follow a flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Takes {
-    /// None; there is a `--no-` form too.
+    /// None; the flag also has a `--no-` form.
     Nothing,
     /// One value.
     Value,
@@ -12,27 +12,28 @@ pub enum Takes {
     Values,
 }
 
-/// What happens to a flag.
+/// How a flag is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
-    /// It is another name of this setting.
+    /// The flag is another name of this setting.
     Means(&'static str),
-    /// It is taken, and changes nothing: what it asks for is so already. The text says how.
+    /// Accepted without effect, because Skein already does it. The text says how.
     Taken(&'static str),
-    /// Taken with one of these values, since that is how it is here; any other value is refused with the text.
+    /// Accepted with one of these values, which match what Skein does; any other value is refused with the
+    /// text.
     Only(&'static [&'static str], &'static str),
-    /// Refused: the text says why, and what is near.
+    /// Refused. The text says why and names alternatives.
     Refused(&'static str),
 }
 
-/// Flags with the same answer, spelt without their first two dashes; one-dash flags keep theirs.
+/// Flags that are handled alike. Names lack the two leading dashes; one-dash flags keep theirs.
 #[derive(Debug, Clone, Copy)]
 pub struct Row {
-    /// Their names.
+    /// Names of the flags.
     pub names: &'static [&'static str],
-    /// Words that follow each.
+    /// The values that follow each.
     pub takes: Takes,
-    /// What happens.
+    /// How they are handled.
     pub answer: Answer,
 }
 
@@ -43,17 +44,16 @@ const fn row(names: &'static [&'static str], takes: Takes, answer: Answer) -> Ro
 use Answer::{Means, Only, Refused, Taken};
 use Takes::{Nothing, Value, Values};
 
-const ONE_DEVICE: &str =
-    "a worker computes on one device and is not split; --workers N runs N whole replicas";
+const ONE_DEVICE: &str = "a worker computes on one device and is not split; --workers N runs N full replicas";
 const OTHER_MACHINES: &str =
-    "for several machines start `skein worker` on each, and `skein router` before them";
+    "for several machines start `skein worker` on each, and `skein router` in front of them";
 const NO_RAY: &str = "workers are plain processes, Ray is not used; leave it out";
 const TEXT_ONLY: &str = "Skein serves text only: no images, sound or video; leave it out";
 const NO_LORA: &str = "LoRA adapters are not served; merge the adapter into the weights";
 const NO_MOE: &str = "mixture-of-experts models are not served; leave it out";
 const NO_MAMBA: &str =
     "only attention models are served, none with Mamba or linear-attention layers; leave it out";
-const NO_DRAFTS: &str = "speculative decoding is not there; leave it out";
+const NO_DRAFTS: &str = "speculative decoding is not supported; leave it out";
 const NO_TOOLS: &str = "tool calls and reasoning are not parsed: answers come as text; leave it out";
 const NO_GRAMMAR: &str = "output is not constrained by a grammar or schema; leave it out";
 const NO_TRANSFER: &str =
@@ -65,12 +65,12 @@ const NO_PYTHON: &str =
     "there is no Python in Skein, so no Python class or plugin can be loaded; leave it out";
 const NO_DOWNLOAD: &str = "Skein downloads nothing: give the model as a local directory";
 const LOCAL_FILES: &str =
-    "Skein downloads nothing, so there are no revisions: check the right one out into the model's directory";
-const NO_TLS: &str = "Skein speaks plain HTTP; let a proxy in front of it end TLS";
-const NO_SLEEP: &str = "a worker keeps its weights while it lives; end it to free the device";
+    "Skein downloads nothing, so there are no revisions: put the right one into the model's directory";
+const NO_TLS: &str = "Skein speaks plain HTTP; let a proxy in front of it terminate TLS";
+const NO_SLEEP: &str = "a worker keeps its weights while it runs; stop it to free the device";
 const SAFETENSORS: &str = "safetensors files are mapped and read in parallel by --threads threads";
 const OWN_KERNELS: &str =
-    "each device has one set of kernels, chosen by its properties; nothing is to be selected";
+    "each device has one set of kernels, chosen by its properties; there is nothing to select";
 const NO_COMPILER: &str = "the model is not compiled at start; CUDA graphs are recorded for the batch sizes in use, and \
                            --enforce-eager turns them off";
 const SCHEDULER: &str = "steps are planned from their measured cost; --max-num-batched-tokens bounds them";
@@ -84,7 +84,7 @@ const USAGE: &str = "usage with prompt and cached tokens is in every answer, and
                      (stream_options.include_usage)";
 const REQUEST_IDS: &str = "every answer has an X-Request-Id header";
 
-/// All of them, by subject.
+/// All flags, by subject.
 pub const TABLE: &[Row] = &[
     // Other names of settings.
     row(&["data-parallel-size", "-dp"], Value, Means("workers")),
@@ -416,7 +416,7 @@ pub const TABLE: &[Row] = &[
     row(
         &["diffusion-config", "-dc", "engram-config"],
         Value,
-        Refused("models that write token by token are served, and no others; leave it out"),
+        Refused("only models that generate token by token are served; leave it out"),
     ),
     row(
         &[
@@ -511,7 +511,7 @@ pub const TABLE: &[Row] = &[
     row(
         &["chat-template-content-format"],
         Value,
-        Only(&["auto"], "whether a template takes strings or parts is found out from the template"),
+        Only(&["auto"], "whether a template takes strings or parts is detected from the template"),
     ),
     row(
         &["trust-request-chat-template"],
@@ -525,7 +525,11 @@ pub const TABLE: &[Row] = &[
         Only(&["raw_logprobs"], "log-probabilities are the model's own, before penalties and temperature"),
     ),
     row(&["return-tokens-as-token-ids"], Nothing, Refused("answers have tokens as text; leave it out")),
-    row(&["return-sampling-mask", "tokens-only"], Nothing, Refused("there is no such answer; leave it out")),
+    row(
+        &["return-sampling-mask", "tokens-only"],
+        Nothing,
+        Refused("answers have no such field; leave it out"),
+    ),
     row(
         &["enable-auto-tool-choice", "exclude-tools-when-tool-choice-none", "enable-reasoning"],
         Nothing,
@@ -554,7 +558,11 @@ pub const TABLE: &[Row] = &[
         Refused(NO_GRAMMAR),
     ),
     row(&["logits-processors"], Values, Refused(NO_PYTHON)),
-    row(&["aux-output-config", "watermark-config"], Value, Refused("there is no such answer; leave it out")),
+    row(
+        &["aux-output-config", "watermark-config"],
+        Value,
+        Refused("answers have no such field; leave it out"),
+    ),
     row(&["enable-prompt-tokens-details", "enable-force-include-usage"], Nothing, Taken(USAGE)),
     row(&["enable-request-id-headers"], Nothing, Taken(REQUEST_IDS)),
     row(
@@ -565,12 +573,12 @@ pub const TABLE: &[Row] = &[
     row(
         &["sse-keep-alive-interval"],
         Value,
-        Only(&["0"], "streams carry no keep-alive lines; a cut stream goes on with Last-Event-ID"),
+        Only(&["15"], "a silent stream gets a comment every 15 s, which cannot be changed"),
     ),
     row(
         &["fingerprint-mode", "fingerprint-value"],
         Value,
-        Refused("answers have no system_fingerprint; leave it out"),
+        Refused("system_fingerprint is Skein's version and cannot be changed; leave it out"),
     ),
     row(
         &["enable-tokenizer-info-endpoint"],
@@ -613,7 +621,7 @@ pub const TABLE: &[Row] = &[
     row(
         &["enable-fault-tolerance"],
         Nothing,
-        Taken("a request always survives the death of its worker, and a worker that dies is started again"),
+        Taken("a request always survives the death of its worker, and a worker that dies is restarted"),
     ),
     row(
         &["fault-tolerance-config", "watchdog-config"],
@@ -668,19 +676,19 @@ pub const TABLE: &[Row] = &[
 /// A value of vLLM's for one of our settings.
 #[derive(Debug, Clone, Copy)]
 pub struct ValueRow {
-    /// The setting.
+    /// Name of the setting.
     pub name: &'static str,
-    /// As vLLM spells it.
+    /// vLLM's spellings of the value.
     pub given: &'static [&'static str],
-    /// As we spell it.
+    /// Our spelling.
     pub ours: &'static str,
-    /// What to know about it; empty when the two mean the same.
+    /// A note for the log; empty if the values mean the same.
     pub note: &'static str,
 }
 
 const WEIGHTS_TYPE: &str = "activations follow the weights' own type; nothing is converted to float16";
 
-/// All of those.
+/// All values that differ.
 pub const VALUES: &[ValueRow] = &[
     ValueRow { name: "dtype", given: &["half", "float16"], ours: "auto", note: WEIGHTS_TYPE },
     ValueRow { name: "dtype", given: &["float"], ours: "float32", note: "" },
@@ -691,5 +699,5 @@ pub const VALUES: &[ValueRow] = &[
     ValueRow { name: "log-level", given: &["warning"], ours: "warn", note: "" },
 ];
 
-/// Settings of ours that take several words after one flag, as vLLM's do.
+/// Our settings that take several values after one flag, as in vLLM.
 pub const LISTS: [&str; 2] = ["served-model-name", "api-key"];

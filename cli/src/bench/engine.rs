@@ -1,4 +1,4 @@
-//! `skein bench latency` and `skein bench throughput`: an engine in this process, without HTTP in front.
+//! `skein bench latency` and `skein bench throughput`: measure an engine in this process, without HTTP.
 
 use std::time::Duration;
 
@@ -21,22 +21,17 @@ use crate::worker;
 
 /// Flags of `bench latency`.
 #[derive(Debug, Args)]
-#[allow(missing_docs)] // the help texts are beside the fields
+#[allow(missing_docs)] // the help texts document the fields
 pub struct Latency {
-    #[arg(long, default_value_t = 128, value_name = "TOKENS", help = "Prompt of each sequence")]
+    #[arg(long, default_value_t = 128, value_name = "TOKENS", help = "Prompt length of each sequence")]
     input_len: u32,
-    #[arg(long, default_value_t = 128, value_name = "TOKENS", help = "Answer of each sequence")]
+    #[arg(long, default_value_t = 128, value_name = "TOKENS", help = "Output length of each sequence")]
     output_len: u32,
-    #[arg(long, default_values_t = [1], num_args = 1.., value_name = "N", help = "Sequences that run together; several are measured in turn")]
+    #[arg(long, default_values_t = [1], num_args = 1.., value_name = "N", help = "Batch sizes to measure, one after another")]
     batch_size: Vec<usize>,
-    #[arg(long, default_value_t = 1, value_name = "N", help = "Batches before the clock starts")]
+    #[arg(long, default_value_t = 1, value_name = "N", help = "Warm-up batches, not measured")]
     num_iters_warmup: usize,
-    #[arg(
-        long,
-        default_value_t = 5,
-        value_name = "N",
-        help = "Batches that are measured; the median counts"
-    )]
+    #[arg(long, default_value_t = 5, value_name = "N", help = "Measured batches; the median is reported")]
     num_iters: usize,
     #[arg(long, help = "Print JSON instead of the table")]
     json: bool,
@@ -44,21 +39,21 @@ pub struct Latency {
 
 /// Flags of `bench throughput`.
 #[derive(Debug, Args)]
-#[allow(missing_docs)] // as above
+#[allow(missing_docs)] // the help texts document the fields
 pub struct Throughput {
-    #[arg(long, default_value_t = 1000, value_name = "TOKENS", help = "Prompt of each request")]
+    #[arg(long, default_value_t = 1000, value_name = "TOKENS", help = "Prompt length of each request")]
     input_len: u32,
-    #[arg(long, default_value_t = 1000, value_name = "TOKENS", help = "Answer of each request")]
+    #[arg(long, default_value_t = 1000, value_name = "TOKENS", help = "Output length of each request")]
     output_len: u32,
-    #[arg(long, default_value_t = 1000, value_name = "N", help = "Requests, all sent at once")]
+    #[arg(long, default_value_t = 1000, value_name = "N", help = "Number of requests, all sent at once")]
     num_prompts: usize,
-    #[arg(long, default_value_t = 1, value_name = "N", help = "Requests before the clock starts")]
+    #[arg(long, default_value_t = 1, value_name = "N", help = "Warm-up requests, not measured")]
     num_warmups: usize,
     #[arg(long, help = "Print JSON instead of the table")]
     json: bool,
 }
 
-/// The positional model, as `serve` takes it.
+/// The positional model argument, as in `serve`.
 pub fn model() -> Arg {
     Arg::new("MODEL")
         .help("Model directory [default: the model that ships with Skein]")
@@ -68,7 +63,7 @@ pub fn model() -> Arg {
 /// Runs `bench latency`.
 ///
 /// # Errors
-/// Bad settings, a model that cannot be served, a request that did not end whole.
+/// Invalid settings, a model that cannot be served, or a request that did not finish.
 pub async fn latency(flags: &Latency, matches: &ArgMatches) -> Result<(), Failure> {
     if flags.num_iters == 0 || flags.batch_size.contains(&0) {
         return Err(Failure::new(USAGE, "--num-iters and --batch-size must be at least 1"));
@@ -102,7 +97,7 @@ pub async fn latency(flags: &Latency, matches: &ArgMatches) -> Result<(), Failur
                 reads.push(read_bytes_per_second);
                 iterations.push((measured, Ceiling { read_bytes_per_second, ..ceiling }));
             } else if let Some(gaps) = &worker.gaps {
-                gaps.take(); // of the warm-up
+                gaps.take(); // discard those of the warm-up
             }
         }
         results.push((batch, LatencyReport::of(&iterations, cost)));
@@ -135,7 +130,7 @@ pub async fn latency(flags: &Latency, matches: &ArgMatches) -> Result<(), Failur
             let (least, most) = (range.0 / 1e9, range.1 / 1e9);
             let line = ceiling_line(&ceiling, cost.product);
             let line = format!(
-                "{line} (reading from {least:.1} to {most:.1}; shares are of what was before and after)"
+                "{line} (read bandwidth {least:.1} to {most:.1}; shares are of the measurements before and after)"
             );
             print!("{}", latency_table(&name, (flags.input_len, flags.output_len), &line, &results));
             for (batch, gap) in gaps.iter().filter_map(|(batch, gap)| Some((batch, gap.as_ref()?))) {
@@ -150,7 +145,7 @@ pub async fn latency(flags: &Latency, matches: &ArgMatches) -> Result<(), Failur
 /// Runs `bench throughput`.
 ///
 /// # Errors
-/// Bad settings, a model that cannot be served, no request that ended whole.
+/// Invalid settings, a model that cannot be served, or no request that finished.
 pub async fn throughput(flags: &Throughput, matches: &ArgMatches) -> Result<(), Failure> {
     if flags.num_prompts == 0 {
         return Err(Failure::new(USAGE, "--num-prompts is 0; ask for at least one"));
@@ -207,12 +202,12 @@ pub async fn throughput(flags: &Throughput, matches: &ArgMatches) -> Result<(), 
     }
     if report.completed == 0 {
         let first = records.iter().find_map(Record::failure).unwrap_or_else(|| "none was sent".to_owned());
-        return Err(Failure::other(format!("no request ended whole; the first one: {first}")));
+        return Err(Failure::other(format!("no request finished; the first one: {first}")));
     }
     worker.stop().await.map_err(Failure::other)
 }
 
-/// What a bench runs on.
+/// What a benchmark runs on.
 struct Started {
     config: WorkerConfig,
     worker: LocalWorker,
@@ -220,7 +215,7 @@ struct Started {
     ceiling: Ceiling,
 }
 
-/// Measures what the device can do, then loads the engine, which must take `requests` of this length at once.
+/// Measures the device's limits, then loads an engine that can run `requests` of this length at once.
 fn start(matches: &ArgMatches, requests: usize, input_len: u32, output_len: u32) -> Result<Started, Failure> {
     let mut settings = settings::load(table::BENCH, matches)?;
     let log = settings::log_options(&mut settings, "", Some("warn"));

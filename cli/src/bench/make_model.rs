@@ -1,4 +1,4 @@
-//! `skein bench make-model`: models of real shapes with random weights.
+//! `skein bench make-model`: writes models of real sizes with random weights.
 
 use std::path::PathBuf;
 
@@ -11,21 +11,21 @@ use crate::model;
 
 /// Flags of `bench make-model`.
 #[derive(Debug, Args)]
-#[allow(missing_docs)] // the help texts are beside the fields
+#[allow(missing_docs)] // the help texts document the fields
 pub struct MakeModel {
-    #[arg(long, value_name = "NAME", value_parser = shape_names(), help = "Whose shape")]
+    #[arg(long, value_name = "NAME", value_parser = shape_names(), help = "Known model whose shape to use")]
     shape: String,
     #[arg(long, default_value = "bf16", help = "Element type of the weights")]
     dtype: DtypeName,
-    #[arg(long, value_name = "DIR", help = "Where to write the model")]
+    #[arg(long, value_name = "DIR", help = "Directory to write the model to")]
     out: PathBuf,
-    #[arg(long, value_name = "DIR", help = "Model whose tokenizer is copied [default: the shipped one]")]
+    #[arg(long, value_name = "DIR", help = "Model whose tokenizer to copy [default: the shipped one]")]
     tokenizer: Option<PathBuf>,
     #[arg(long, default_value_t = 0, value_name = "N", help = "Seed of the weights")]
     seed: u64,
-    #[arg(long, help = "Only configuration and tokenizer, for --load-format dummy")]
+    #[arg(long, help = "Write only configuration and tokenizer, for --load-format dummy")]
     no_weights: bool,
-    #[arg(long, help = "Replace the model that is there")]
+    #[arg(long, help = "Replace an existing model")]
     force: bool,
 }
 
@@ -36,10 +36,10 @@ enum DtypeName {
     F32,
 }
 
-/// Runs it.
+/// Runs `bench make-model`.
 ///
 /// # Errors
-/// An unknown shape, files that cannot be read or written.
+/// An unknown shape, or files that cannot be read or written.
 pub fn run(flags: &MakeModel) -> Result<(), Failure> {
     let shape = SHAPES.iter().find(|shape| shape.name == flags.shape);
     let shape = shape.ok_or_else(|| Failure::new(USAGE, format!("no shape is called {}", flags.shape)))?;

@@ -1,5 +1,5 @@
-//! `skein bench`: load over HTTP, an engine in this process, start-up, and models to measure. vLLM's flags and JSON keys,
-//! so that scripts carry over.
+//! `skein bench`: measures a server over HTTP, an engine in this process, or start-up; and makes models to
+//! measure. Flags and JSON keys follow vLLM, so that scripts carry over.
 
 mod engine;
 mod make_model;
@@ -15,22 +15,22 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::exit::Failure;
 use crate::settings::{table, with_flags};
 
-/// Benchmarks.
+/// The benchmarks. The doc lines are help texts.
 #[derive(Debug, Subcommand)]
 pub enum Bench {
-    /// Load on a running server, over the OpenAI API: latencies, throughput, goodput
+    /// Put load on a running server over the OpenAI API: latency, throughput, goodput
     Serve(Box<serve::Serve>),
-    /// A batch that runs alone, on an engine in this process: time of a step, share of the device's limits
+    /// Run one batch alone on an engine in this process: time per step, share of the device's limits
     Latency(engine::Latency),
-    /// As many requests as fit at once, on an engine in this process: tokens a second
+    /// Run as many requests as fit at once on an engine in this process: tokens a second
     Throughput(engine::Throughput),
     /// Time from exec to ready and to the first token of a server
     Startup(startup::Startup),
-    /// Write a model of a real shape with random weights, for speed work
+    /// Write a model of a real size with random weights, for benchmarks
     MakeModel(make_model::MakeModel),
 }
 
-/// The command with its subcommands; those that run an engine take a worker's flags too.
+/// The command with its subcommands; those that run an engine also take a worker's flags.
 pub fn command() -> Command {
     let command = Bench::augment_subcommands(Command::new("bench").subcommand_required(true));
     let command = command.about("Measure a server or an engine, or make a model to measure");
@@ -42,7 +42,8 @@ pub fn command() -> Command {
 /// Runs `skein bench`.
 ///
 /// # Errors
-/// Bad flags, an unreachable server, a model that cannot be served, files that cannot be read or written.
+/// Invalid flags, an unreachable server, a model that cannot be served, or files that cannot be read or
+/// written.
 pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let bench = Bench::from_arg_matches(matches).map_err(|error| error.exit())?;
     let flags = matches.subcommand().map_or(matches, |(_, flags)| flags);

@@ -1,4 +1,4 @@
-//! `skein bench serve`: load over HTTP. vLLM's flags and JSON keys, so that scripts carry over.
+//! `skein bench serve`: load over HTTP. Flags and JSON keys follow vLLM, so that scripts carry over.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,26 +16,26 @@ use crate::exit::{Failure, USAGE};
 
 /// Flags of `bench serve`.
 #[derive(Debug, Args)]
-#[allow(missing_docs)] // the help texts are beside the fields
+#[allow(missing_docs)] // the help texts document the fields
 pub struct Serve {
-    #[arg(long, value_name = "URL", help = "Server [default: http://HOST:PORT]")]
+    #[arg(long, value_name = "URL", help = "Server's URL [default: http://HOST:PORT]")]
     base_url: Option<String>,
     #[arg(long, default_value = "127.0.0.1", help = "Server's host")]
     host: String,
     #[arg(long, default_value_t = 8000, help = "Server's port")]
     port: u16,
-    #[arg(long, value_name = "NAME", help = "Model [default: the first that the server names]")]
+    #[arg(long, value_name = "NAME", help = "Model name [default: the first that the server lists]")]
     model: Option<String>,
     #[arg(long, env = "OPENAI_API_KEY", hide_env_values = true, value_name = "KEY", help = "API key")]
     api_key: Option<String>,
-    #[arg(long, default_value_t = 1000, value_name = "N", help = "Requests")]
+    #[arg(long, default_value_t = 1000, value_name = "N", help = "Number of requests")]
     num_prompts: usize,
-    #[arg(long, default_value_t = 1, value_name = "N", help = "Requests before the clock starts")]
+    #[arg(long, default_value_t = 1, value_name = "N", help = "Warm-up requests, not measured")]
     num_warmups: usize,
     #[arg(
         long,
         value_name = "R",
-        help = "Requests (multi-turn: conversations) a second, sent whether or not the server keeps up; inf = all at once [default: inf]"
+        help = "Requests (multi-turn: conversations) a second, whether or not the server keeps up; inf = all at once [default: inf]"
     )]
     request_rate: Option<f64>,
     #[arg(
@@ -45,11 +45,11 @@ pub struct Serve {
         help = "1 = Poisson arrivals, below 1 = in bursts, above 1 = evenly"
     )]
     burstiness: f64,
-    #[arg(long, value_name = "N", help = "Requests under way at once, at most")]
+    #[arg(long, value_name = "N", help = "Most requests in flight at once")]
     max_concurrency: Option<usize>,
     #[arg(long, default_value_t = 0, value_name = "N", help = "Seed of prompts and arrivals")]
     seed: u64,
-    #[arg(long, default_value = "random", value_name = "NAME", help = "What is sent")]
+    #[arg(long, default_value = "random", value_name = "NAME", help = "Kind of requests")]
     dataset_name: Dataset,
     #[arg(
         long,
@@ -60,20 +60,20 @@ pub struct Serve {
     #[arg(
         long,
         value_name = "TOKENS",
-        help = "random, multi-turn: new prompt tokens [default: 1024, or what the model's context holds]"
+        help = "random, multi-turn: new prompt tokens [default: 1024, or what fits the model's context]"
     )]
     random_input_len: Option<u32>,
     #[arg(
         long,
         value_name = "TOKENS",
-        help = "random, shared-prefix, multi-turn: output tokens [default: 128, or what the context holds]"
+        help = "random, shared-prefix, multi-turn: output tokens [default: 128, or what fits the context]"
     )]
     random_output_len: Option<u32>,
     #[arg(
         long,
         default_value_t = 0,
         value_name = "TOKENS",
-        help = "random, multi-turn: prefix that all prompts share"
+        help = "random, multi-turn: tokens of a prefix that all prompts share"
     )]
     random_prefix_len: u32,
     #[arg(
@@ -87,7 +87,7 @@ pub struct Serve {
         long,
         value_name = "TOKENS",
         alias = "prefix-repetition-prefix-len",
-        help = "shared-prefix: tokens in a prefix [default: 512, or what the context holds]"
+        help = "shared-prefix: tokens in a prefix [default: 512, or what fits the context]"
     )]
     prefix_len: Option<u32>,
     #[arg(
@@ -95,7 +95,7 @@ pub struct Serve {
         default_value_t = 128,
         value_name = "TOKENS",
         alias = "prefix-repetition-suffix-len",
-        help = "shared-prefix: tokens after it"
+        help = "shared-prefix: tokens after the prefix"
     )]
     suffix_len: u32,
     #[arg(
@@ -103,10 +103,10 @@ pub struct Serve {
         default_value_t = 8,
         value_name = "N",
         alias = "prefix-repetition-num-prefixes",
-        help = "shared-prefix: different prefixes"
+        help = "shared-prefix: number of prefixes"
     )]
     num_prefixes: u32,
-    #[arg(long, default_value_t = 4, value_name = "N", help = "multi-turn: turns of a conversation")]
+    #[arg(long, default_value_t = 4, value_name = "N", help = "multi-turn: turns per conversation")]
     turns: u32,
     #[arg(
         long,
@@ -121,29 +121,29 @@ pub struct Serve {
         help = "mooncake: shrink all prompts in proportion until the longest has this many"
     )]
     max_input_len: Option<u64>,
-    #[arg(long, value_name = "TOKENS", help = "mooncake: longest output")]
+    #[arg(long, value_name = "TOKENS", help = "mooncake: most output tokens")]
     max_output_len: Option<u32>,
-    #[arg(long, default_value_t = 4000, value_name = "N", help = "Token ids stay below this")]
+    #[arg(long, default_value_t = 4000, value_name = "N", help = "Random token ids are below this")]
     vocab_size: u32,
-    #[arg(long, num_args = 1.., value_name = "NAME:MS", help = "Targets of goodput: ttft:200 tpot:50 e2el:3000")]
+    #[arg(long, num_args = 1.., value_name = "NAME:MS", help = "Targets of goodput, for example ttft:200 tpot:50 e2el:3000")]
     goodput: Vec<String>,
     #[arg(long, value_name = "JSON", help = "More request fields, as a JSON object")]
     extra_body: Option<String>,
-    #[arg(long, default_value_t = 600, value_name = "SECONDS", help = "Longest request")]
+    #[arg(long, default_value_t = 600, value_name = "SECONDS", help = "Timeout of a request")]
     request_timeout: u64,
-    #[arg(long, help = "Write the result as JSON")]
+    #[arg(long, help = "Write the result to a JSON file")]
     save_result: bool,
-    #[arg(long, help = "Write every request's figures too")]
+    #[arg(long, help = "Include the figures of every request")]
     save_detailed: bool,
-    #[arg(long, value_name = "DIR", default_value = ".", help = "Where to write it")]
+    #[arg(long, value_name = "DIR", default_value = ".", help = "Directory of the file")]
     result_dir: PathBuf,
-    #[arg(long, value_name = "FILE", help = "File to write [default: skein-RATEqps-MODEL-TIME.json]")]
+    #[arg(long, value_name = "FILE", help = "Name of the file [default: skein-RATEqps-MODEL-TIME.json]")]
     result_filename: Option<String>,
     #[arg(long, help = "Print JSON instead of the table")]
     json: bool,
 }
 
-/// Lengths in tokens when nobody gives them.
+/// Lengths in tokens if none are given.
 const INPUT_LEN: u32 = 1024;
 const OUTPUT_LEN: u32 = 128;
 const PREFIX_LEN: u32 = 512;
@@ -155,16 +155,16 @@ enum Dataset {
     /// Prompts that share a few prefixes
     #[value(alias = "prefix_repetition")]
     SharedPrefix,
-    /// Conversations: each turn continues the last answer
+    /// Conversations, each turn of which continues the last answer
     MultiTurn,
-    /// A trace in the form Mooncake published
+    /// A trace in Mooncake's published format
     Mooncake,
 }
 
-/// Runs it.
+/// Runs `bench serve`.
 ///
 /// # Errors
-/// Bad flags, an unreachable server, a result that cannot be written, no request that ended whole.
+/// Invalid flags, an unreachable server, a result that cannot be written, or no request that finished.
 pub async fn run(flags: &Serve) -> Result<(), Failure> {
     let (mut workload, targets, extra) = flags.check().map_err(|message| Failure::new(USAGE, message))?;
     let base_url = flags.base_url.clone().unwrap_or_else(|| format!("http://{}:{}", flags.host, flags.port));
@@ -196,7 +196,7 @@ pub async fn run(flags: &Serve) -> Result<(), Failure> {
         result.extend(detail(&records));
     }
     let result = format!("{:#}\n", Value::Object(result));
-    // Shown before it is saved: a disk that is full must not cost the run.
+    // Print before saving, so that a full disk does not lose the run.
     match flags.json {
         true => print!("{result}"),
         false => print!("{}", report::table(&flags.title(server.model()), &report)),
@@ -209,7 +209,7 @@ pub async fn run(flags: &Serve) -> Result<(), Failure> {
     match report.completed {
         0 => {
             let first = first_failure(&records).unwrap_or_else(|| "none was sent".to_owned());
-            Err(Failure::other(format!("no request ended whole; the first one: {first}")))
+            Err(Failure::other(format!("no request finished; the first one: {first}")))
         }
         _ => Ok(()),
     }
@@ -219,7 +219,7 @@ fn first_failure(records: &[Record]) -> Option<String> {
     records.iter().find_map(Record::failure)
 }
 
-/// Other prompts than the measured ones, so that nothing measured is cached already.
+/// Sends prompts other than the measured ones, so that none of those is cached yet.
 async fn warm_up(flags: &Serve, server: &Server, workload: &Workload) -> Result<(), Failure> {
     let mut sessions = workload.sessions(flags.num_warmups, flags.vocab_size, !flags.seed);
     sessions.iter_mut().for_each(|session| session.at = None);
@@ -305,10 +305,10 @@ impl Serve {
         self.random_output_len.unwrap_or(OUTPUT_LEN)
     }
 
-    /// Shortens the lengths that nobody chose until the longest request fits into the model's `context`; returns
-    /// what to say about it.
+    /// Shortens lengths that were not given until the longest request fits the model's `context`; returns a
+    /// notice if it did.
     fn fit(&self, workload: &mut Workload, context: u32) -> Option<String> {
-        // What input and output together may have.
+        // Sum of input and output.
         let (input, output, room, chosen) = match workload {
             Workload::Random { input_len, output_len, prefix_len, range_ratio } => {
                 let room = f64::from(context.saturating_sub(*prefix_len)) / (1.0 + *range_ratio);
@@ -337,7 +337,9 @@ impl Serve {
             shorten("prompts", input, room.saturating_sub(*output));
         }
         let shortened = shortened.join(", ");
-        let notice = format!("the model's context is {context} tokens; shortened, as not given: {shortened}");
+        let notice = format!(
+            "the model's context is {context} tokens; shortened lengths that were not given: {shortened}"
+        );
         (!shortened.is_empty()).then_some(notice)
     }
 
@@ -363,7 +365,7 @@ impl Serve {
         format!("{model}, {dataset}: {pace}")
     }
 
-    /// What was run, by vLLM's key names.
+    /// Parameters of the run, under vLLM's key names.
     fn context(&self, server: &Server, pace: &Pace) -> Map<String, Value> {
         let mut map = Map::new();
         let rate = pace.request_rate.map_or_else(|| json!("inf"), |rate| json!(rate));
@@ -387,17 +389,19 @@ impl Serve {
         map
     }
 
-    /// Where the result goes, if anywhere; looked at before the run, which may take hours.
+    /// The file for the result, if any; checked before the run, which may take hours.
     fn result_file(&self, model: &str) -> Result<Option<PathBuf>, Failure> {
         if !(self.save_result || self.save_detailed || self.result_filename.is_some()) {
             return Ok(None);
         }
         let path = self.result_dir.join(self.filename(model));
         let dir = path.parent().unwrap_or(&self.result_dir);
-        // `--result-dir ''` is the current directory.
+        // `--result-dir ''` means the current directory.
         if !dir.as_os_str().is_empty() && !dir.is_dir() {
-            let message =
-                format!("{} is no directory, so no result could be saved; see --result-dir", shown(dir));
+            let message = format!(
+                "{} is not a directory, so the result could not be saved; see --result-dir",
+                shown(dir)
+            );
             return Err(Failure::new(USAGE, message));
         }
         Ok(Some(path))
@@ -411,7 +415,7 @@ impl Serve {
     }
 }
 
-/// Per-request figures, by vLLM's key names; seconds.
+/// Figures of every request in seconds, under vLLM's key names.
 fn detail(records: &[Record]) -> Map<String, Value> {
     let seconds = |time: Option<Duration>| time.map_or(0.0, |time| time.as_secs_f64());
     let mut map = Map::new();
@@ -455,7 +459,7 @@ mod tests {
                 Workload::Random { input_len, output_len, .. }
                 | Workload::MultiTurn { input_len, output_len, .. } => (input_len, output_len),
                 Workload::SharedPrefix { prefix_len, output_len, .. } => (prefix_len, output_len),
-                Workload::Mooncake { .. } => panic!("not asked for"),
+                Workload::Mooncake { .. } => panic!("not requested"),
             };
             assert_eq!(said.is_some(), expected.is_some(), "{line}: {said:?}");
             assert_eq!(lengths, expected.unwrap_or(lengths), "{line}");
@@ -470,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_that_could_not_be_saved_stops_the_run_before_it_starts() {
+    fn a_result_that_cannot_be_saved_stops_the_run_at_start() {
         let failure =
             parse("--save-result --result-dir /nonexistent").result_file("m").expect_err("no directory");
         assert!(failure.code == USAGE && failure.message.contains("/nonexistent"), "{failure}");

@@ -1,4 +1,4 @@
-//! `skein bench startup`: how long a server takes from exec to ready and to its first token.
+//! `skein bench startup`: measures the time from exec until a server is ready and until its first token.
 
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -16,22 +16,22 @@ use tokio::process::{Child, Command};
 
 use crate::exit::{Failure, USAGE};
 
-/// How often the server is asked whether it is ready: also the resolution of what is measured.
+/// How often readiness is polled, which is also the resolution of the measurement.
 const POLL: Duration = Duration::from_millis(2);
-/// How long a server may take to end once it was asked to.
+/// How long a server may take to exit after it was told to.
 const END_WITHIN: Duration = Duration::from_secs(30);
 
 /// Flags of `bench startup`.
 #[derive(Debug, Args)]
-#[allow(missing_docs)] // the help texts are beside the fields
+#[allow(missing_docs)] // the help texts document the fields
 pub struct Startup {
     #[arg(value_name = "MODEL", help = "Model directory [default: the model that ships with Skein]")]
     model: Option<PathBuf>,
-    #[arg(long, default_value_t = 5, value_name = "N", help = "Starts that are measured")]
+    #[arg(long, default_value_t = 5, value_name = "N", help = "Measured starts")]
     num_iters: usize,
-    #[arg(long, default_value_t = 1, value_name = "N", help = "Starts before them, to warm the page cache")]
+    #[arg(long, default_value_t = 1, value_name = "N", help = "Warm-up starts, to fill the page cache")]
     num_iters_warmup: usize,
-    #[arg(long, default_value_t = 600, value_name = "SECONDS", help = "Longest start")]
+    #[arg(long, default_value_t = 600, value_name = "SECONDS", help = "Timeout of a start")]
     timeout: u64,
     #[arg(long, help = "Print JSON instead of the table")]
     json: bool,
@@ -39,16 +39,16 @@ pub struct Startup {
     serve: Vec<String>,
 }
 
-/// One start.
+/// Times of one start.
 struct Start {
     ready: Duration,
     first_token: Duration,
 }
 
-/// Runs it.
+/// Runs `bench startup`.
 ///
 /// # Errors
-/// A server that does not start or answer.
+/// A server that does not start or does not answer.
 pub async fn run(flags: &Startup) -> Result<(), Failure> {
     if flags.num_iters == 0 {
         return Err(Failure::new(USAGE, "--num-iters is 0; ask for at least one".to_owned()));
@@ -84,7 +84,7 @@ async fn once(flags: &Startup) -> Result<Start, Failure> {
     let outcome = tokio::select! {
         outcome = measure(flags, port, started) => outcome,
         status = server.wait() => Err(Failure::other(match status {
-            Ok(status) => format!("the server ended before it answered ({status}); its words are above"),
+            Ok(status) => format!("the server exited before it answered ({status}); its output is above"),
             Err(error) => format!("cannot wait for the server: {error}"),
         })),
     };
@@ -123,10 +123,10 @@ async fn measure(flags: &Startup, port: u16, started: clock::Timestamp) -> Resul
     Ok(Start { ready, first_token: sent + first })
 }
 
-/// Ends `server`, which this command started, as Ctrl-C would.
+/// Stops `server`, which this command started, as Ctrl-C would.
 async fn end(mut server: Child) {
     if let Some(id) = server.id() {
-        // A server that has gone already is what was wanted.
+        // Ignore the error of a server that has already exited.
         let _ = Command::new("kill").args(["-INT", &id.to_string()]).status().await;
     }
     if tokio::time::timeout(END_WITHIN, server.wait()).await.is_err() {

@@ -1,4 +1,4 @@
-//! The kernel table.
+//! The speed of the kernels.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use skein_kernels::cuda::{CudaError, Device};
 
 use super::Asked;
 
-/// Measures, then prints the table: shares are of what the same run measured.
+/// Measures the kernels and prints the table. Shares refer to limits measured in the same run.
 pub(super) fn run(
     device: &Arc<Device>,
     asked: &Asked,

@@ -1,4 +1,4 @@
-//! Every kernel against its CPU reference.
+//! Checks every kernel against its CPU reference.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use skein_kernels::cuda::{CudaError, Device};
 
 use super::Asked;
 
-/// Prints each case as it ends; returns how many did not pass.
+/// Prints each case as it finishes; returns the number that failed.
 pub(super) fn run(
     device: &Arc<Device>,
     asked: &Asked,
@@ -26,13 +26,13 @@ pub(super) fn run(
         result.failures().for_each(show);
     }
     let outcomes = result.outcomes.iter().map(|outcome| {
-        // JSON has no infinity: what is not a number of that size did not pass.
+        // JSON has no infinity, so an error that is not finite is written as null.
         let error = outcome.error.is_finite().then_some(outcome.error);
         json!({"name": outcome.name, "passed": outcome.passed(), "of_allowed": error,
             "ms": outcome.took.as_secs_f64() * 1e3})
     });
     report.insert("kernels".into(), outcomes.collect());
-    // A filter that nothing matches checks nothing.
+    // A filter that matches nothing checks nothing, so it counts as a failure.
     Ok(failed + usize::from(cases == 0))
 }
 

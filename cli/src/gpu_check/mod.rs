@@ -1,5 +1,5 @@
-//! `skein gpu-check`: whether a GPU computes what the CPU computes, and how fast. Needs this binary and NVIDIA's driver,
-//! nothing else.
+//! `skein gpu-check`: checks that a GPU computes what the CPU computes, and how fast. Needs only this binary
+//! and NVIDIA's driver.
 
 mod bench;
 mod kernels;
@@ -14,11 +14,11 @@ use skein_kernels::cuda::{BlasLt, CudaError, Device, Kernels};
 
 use crate::exit::{DEVICE, Failure};
 
-/// The command.
+/// Name of the command.
 pub const GPU_CHECK: &str = "gpu-check";
 const STAGES: [&str; 3] = ["kernels", "models", "bench"];
 
-/// What was asked for.
+/// The command's flags.
 struct Asked {
     scale: Scale,
     only: String,
@@ -27,30 +27,34 @@ struct Asked {
     as_json: bool,
 }
 
-/// Its command line.
+/// Its definition for clap.
 pub fn command() -> Command {
     let value = |name: &'static str, default: &'static str| {
         Arg::new(name).long(name).default_value(default).value_name("N")
     };
     Command::new(GPU_CHECK)
         .about("Check a GPU: kernels and models against the CPU, then the kernels' speed")
-        .arg(Arg::new("STAGE").value_parser(STAGES).help("Only this stage [default: all of them]"))
+        .arg(Arg::new("STAGE").value_parser(STAGES).help("Run only this stage [default: all]"))
         .arg(
             value("scale", "small")
                 .value_parser(["small", "full"])
                 .value_name("SCALE")
-                .help("Shapes: small ones, or those of real models"),
+                .help("Sizes of the cases: small, or full as in real models"),
         )
-        .arg(Arg::new("only").long("only").value_name("TEXT").help("Only cases whose name contains this"))
+        .arg(Arg::new("only").long("only").value_name("TEXT").help("Run only cases whose name contains this"))
         .arg(value("seed", "1").value_parser(value_parser!(u64)).help("Seed of the inputs"))
-        .arg(value("device", "0").value_parser(value_parser!(u32)).help("Which of the visible GPUs"))
+        .arg(
+            value("device", "0")
+                .value_parser(value_parser!(u32))
+                .help("Number of the GPU, among the visible ones"),
+        )
         .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON instead of tables"))
 }
 
-/// Runs it.
+/// Runs the check.
 ///
 /// # Errors
-/// No device that works (exit code 4), a case that did not pass.
+/// No usable device (exit code 4), or a case that failed.
 pub fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let text = |name: &str| matches.get_one::<String>(name).map_or("", String::as_str);
     let asked = Asked {
@@ -77,15 +81,14 @@ pub fn run(matches: &ArgMatches) -> Result<(), Failure> {
     if asked.as_json {
         println!("{:#}", Value::Object(report));
     }
-    match failed {
-        0 => Ok(()),
-        failed => {
-            Err(Failure::other(format!("{failed} cases did not pass; --seed {} replays them", asked.seed)))
-        }
+    if failed > 0 {
+        let message = format!("{failed} cases failed; --seed {} replays them", asked.seed);
+        return Err(Failure::other(message));
     }
+    Ok(())
 }
 
-/// One line about the device and where its kernels come from.
+/// Prints one line about the device and its kernels; returns the same as JSON.
 fn describe(device: &Arc<Device>, as_json: bool) -> Result<Map<String, Value>, CudaError> {
     let source = Kernels::load(device)?.kernel_source().to_string();
     let blas = BlasLt::open(device)?.map(|blas| blas.version());
@@ -108,7 +111,7 @@ fn describe(device: &Arc<Device>, as_json: bool) -> Result<Map<String, Value>, C
     Ok(Map::from_iter([("device".to_owned(), description)]))
 }
 
-/// A device that has no kernels to run is as good as none.
+/// Without kernels that it can run, a device counts as missing.
 fn failure(error: &CudaError) -> Failure {
     match error {
         CudaError::NoCompiler { .. } => Failure::new(DEVICE, error.to_string()),

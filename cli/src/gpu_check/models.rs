@@ -1,4 +1,4 @@
-//! Whole models against the CPU backend.
+//! Checks whole models against the CPU backend.
 
 use std::path::PathBuf;
 
@@ -10,12 +10,12 @@ use skein_worker::check::{Finding, Subject, check};
 use super::Asked;
 use crate::exit::{Failure, OTHER};
 
-/// Shape, prompts, and random batches of one model.
+/// Shape, prompts and random batches of one model.
 type Case = (&'static str, &'static [usize], usize);
 
-/// For the emulation.
+/// Cases for the emulator.
 const SMALL: &[Case] = &[("tiny-llama", &[5, 20], 1), ("tiny-qwen3", &[17], 0)];
-/// The last one has the width of a real model.
+/// Cases for a GPU. The last has the width of a real model.
 const FULL: &[Case] = &[
     ("tiny-llama", &[1, 7, 64, 300, 511], 1000),
     ("tiny-qwen2", &[1, 33, 450], 20),
@@ -23,22 +23,22 @@ const FULL: &[Case] = &[
     ("qwen3-0.6b", &[7, 64, 300], 20),
 ];
 
-/// A directory that is gone when this is.
+/// A directory that is removed when this is dropped.
 struct Scratch(PathBuf);
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What cannot be removed is in the system's directory for such things.
+        // If it cannot be removed, it stays in the system's temporary directory.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-/// Makes each model with random weights and compares it; returns how many comparisons did not pass.
+/// Makes each model with random weights and compares it; returns the number of comparisons that failed.
 pub(super) fn run(asked: &Asked, report: &mut Map<String, Value>) -> Result<usize, Failure> {
     let cases = if asked.scale == Scale::Full { FULL } else { SMALL };
     let scratch = Scratch(std::env::temp_dir().join(format!("skein-gpu-check-{}", std::process::id())));
     let tokenizer = scratch.0.join("tokenizer");
-    // No text is read here, so that nothing beside the binary is needed.
+    // The check reads no text, so it needs nothing but the binary.
     std::fs::create_dir_all(&tokenizer)
         .and_then(|()| std::fs::write(tokenizer.join("tokenizer.json"), "{}"))
         .map_err(Failure::other)?;

@@ -11,13 +11,13 @@ use super::chat_command::{HELP, Line};
 use super::{Wishes, generate, sampling};
 use crate::exit::Failure;
 
-/// Lines that the arrow keys bring back.
+/// Lines kept in the history.
 const HISTORY_LINES: usize = 500;
 
-/// Talks until `/bye`.
+/// Runs the chat until `/bye`.
 ///
 /// # Errors
-/// When the terminal cannot be read.
+/// If the terminal cannot be read.
 pub async fn talk(app: &App, wishes: Wishes) -> Result<(), Failure> {
     let config = Config::builder().max_history_size(HISTORY_LINES).map_err(Failure::other)?.build();
     let mut editor = DefaultEditor::with_config(config).map_err(Failure::other)?;
@@ -31,7 +31,7 @@ pub async fn talk(app: &App, wishes: Wishes) -> Result<(), Failure> {
                 if chat.take(app, &line).await? {
                     return Ok(());
                 }
-                // A line that is not remembered is no loss.
+                // A failure to remember the line does not matter.
                 let _ = editor.add_history_entry(line);
             }
             Err(ReadlineError::Interrupted) => eprintln!("(/bye or Ctrl-D ends)"),
@@ -41,7 +41,7 @@ pub async fn talk(app: &App, wishes: Wishes) -> Result<(), Failure> {
     }
 }
 
-/// Reads a line on a thread that may block.
+/// Reads a line on a blocking thread.
 async fn read_line(
     mut editor: DefaultEditor,
 ) -> Result<(DefaultEditor, Result<String, ReadlineError>), Failure> {
@@ -59,7 +59,7 @@ struct Chat {
 }
 
 impl Chat {
-    /// Does what a line says; true = the chat is over.
+    /// Handles a line; returns true if the chat is over.
     async fn take(&mut self, app: &App, line: &str) -> Result<bool, Failure> {
         match Line::parse(line) {
             Line::Empty => {}
@@ -73,7 +73,7 @@ impl Chat {
                     eprintln!("{reason}");
                 }
             }
-            Line::Unknown(line) => eprintln!("`{line}` is no command; /help lists them"),
+            Line::Unknown(line) => eprintln!("`{line}` is not a command; /help lists them"),
             Line::Say(prompt) => self.say(app, prompt).await?,
         }
         Ok(false)
@@ -81,12 +81,12 @@ impl Chat {
 
     async fn say(&mut self, app: &App, prompt: String) -> Result<(), Failure> {
         let draft = generate::draft(&self.wishes, &self.messages, &prompt);
-        // While an answer is printed Ctrl-C stops the answer, not the chat.
+        // While an answer is printed, Ctrl-C stops the answer, not the chat.
         let stop = Shutdown::default();
-        let asked = stop.clone();
+        let interrupted = stop.clone();
         let interrupt = tokio::spawn(async move {
             if tokio::signal::ctrl_c().await.is_ok() {
-                asked.request();
+                interrupted.request();
             }
         });
         let outcome = generate::answer(app, draft, &stop).await;

@@ -1,29 +1,29 @@
-//! What a line typed in a chat means. Pure.
+//! Parses a line typed in a chat. Pure.
 
-/// A line of the user's.
+/// A parsed line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Line {
-    /// Nothing.
+    /// A blank line.
     Empty,
-    /// Something to answer.
+    /// A prompt to answer.
     Say(String),
     /// `/bye`
     Bye,
     /// `/help`
     Help,
-    /// `/clear`: forget the conversation.
+    /// `/clear`: forgets the conversation.
     Clear,
-    /// `/stats`: show or hide the figures after each turn.
+    /// `/stats`: shows or hides the figures after each turn.
     Stats,
-    /// `/system TEXT`; without text there is none.
+    /// `/system TEXT`; `None` removes the system message.
     System(Option<String>),
     /// `/set NAME VALUE`
     Set(String, String),
-    /// Something else with a slash.
+    /// An unknown command.
     Unknown(String),
 }
 
-/// The commands, for `/help`.
+/// The text of `/help`.
 pub const HELP: &str = "\
 /set NAME VALUE   a sampling parameter: temperature, top-p, top-k, seed, max-tokens, ...
 /system TEXT      the system message; without TEXT there is none
@@ -32,7 +32,7 @@ pub const HELP: &str = "\
 /bye              end (also Ctrl-D); Ctrl-C stops an answer";
 
 impl Line {
-    /// Reads a line. A leading double slash says a line that begins with a slash.
+    /// Parses a line. A leading double slash stands for a prompt that starts with a slash.
     pub fn parse(line: &str) -> Self {
         let line = line.trim();
         if let Some(said) = line.strip_prefix("//") {
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_mean_what_they_say() {
+    fn lines_are_parsed() {
         let check = |line: &str, expected: Line| assert_eq!(Line::parse(line), expected, "{line}");
         check("  ", Line::Empty);
         check("hello /there ", Line::Say("hello /there".into()));

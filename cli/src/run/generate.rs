@@ -1,4 +1,4 @@
-//! One answer: a draft goes into the router's core, text comes out as it is drawn.
+//! Generates one answer with the router's core and prints it as it arrives.
 
 use std::io::Write;
 use std::time::Duration;
@@ -12,25 +12,25 @@ use skein_router::request::{Draft, Prompt};
 
 use super::Wishes;
 
-/// An answer, printed already.
+/// An answer, already printed.
 #[derive(Debug, Clone, Default)]
 pub struct Answer {
-    /// All of it.
+    /// The whole text.
     pub text: String,
-    /// Output tokens.
+    /// Number of output tokens.
     pub tokens: u32,
-    /// Prompt tokens.
+    /// Number of prompt tokens.
     pub prompt_tokens: u32,
-    /// Prompt tokens that were cached from earlier turns.
+    /// Prompt tokens found in the cache from earlier turns.
     pub cached_tokens: u32,
-    /// From the request to the first text.
+    /// Time from the request to the first text.
     pub first: Duration,
-    /// From the first text to the end.
+    /// Time from the first text to the end.
     pub rest: Duration,
 }
 
 impl Answer {
-    /// What it cost, in one line.
+    /// Token counts and speed in one line.
     pub fn stats(&self) -> String {
         let Self { tokens, prompt_tokens, cached_tokens, first, .. } = self;
         let rate = f64::from(tokens.saturating_sub(1)) / self.rest.as_secs_f64().max(1e-9);
@@ -61,10 +61,10 @@ pub fn draft(wishes: &Wishes, history: &[Value], prompt: &str) -> Draft {
     Draft { prompt, sampling: wishes.sampling.clone(), ..Draft::default() }
 }
 
-/// Prints the answer to `draft` as it comes, until its end or until `stop` is requested.
+/// Prints the answer to `draft` as it arrives, until its end or until `stop` is requested.
 ///
 /// # Errors
-/// When the request is refused or cannot be finished.
+/// If the request is refused or fails.
 pub async fn answer(app: &App, draft: Draft, stop: &Shutdown) -> Result<Answer, Refusal> {
     let sent = clock::now();
     let mut answer = Answer::default();
@@ -91,7 +91,7 @@ pub async fn answer(app: &App, draft: Draft, stop: &Shutdown) -> Result<Answer, 
     Ok(answer)
 }
 
-/// Writes to standard output at once. A reader that has gone away ends the process, as pipes do.
+/// Writes to standard output at once. If the reader has closed the pipe, the process ends.
 fn show(text: &str) {
     let mut out = std::io::stdout().lock();
     if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() {
@@ -112,7 +112,7 @@ mod tests {
         let history = [json!({"role": "user", "content": "a"}), json!({"role": "assistant", "content": "b"})];
         let Prompt::Chat { messages, add_generation_prompt: true, .. } = draft(&wishes, &history, "c").prompt
         else {
-            panic!("a chat was asked for");
+            panic!("a chat was requested");
         };
         let contents: Vec<_> = messages.iter().filter_map(|message| message["content"].as_str()).collect();
         assert_eq!(contents, ["Be brief.", "a", "b", "c"]);

@@ -1,5 +1,5 @@
-//! `skein run`: one prompt, or a chat in the terminal. The router's core runs in this process over one worker; there
-//! is no port and no HTTP between, and otherwise it is the same path that a served request takes.
+//! `skein run`: answers one prompt, or chats in the terminal. The router's core runs in this process over one
+//! worker, without a port or HTTP; otherwise a request takes the same path as a served one.
 
 mod chat;
 mod chat_command;
@@ -30,30 +30,30 @@ use crate::progress::LoadProgress;
 use crate::serve::{launch, threads_each};
 use crate::settings::{self, EngineSettings, table};
 
-/// The positional words: a model directory, a prompt, or both.
+/// The positional arguments: a model directory, a prompt, or both.
 pub const WORDS: &str = "WORDS";
-/// Longest prompt read from standard input.
+/// Longest prompt read from standard input, bytes.
 const MAX_PIPED_BYTES: u64 = 8 << 20;
-/// Sequences at once: one person talks.
+/// Sequences that run at once: there is one user.
 const SEQUENCES: u32 = 4;
-/// How long the router may take to see the worker that says it is ready.
+/// How long the router may take to see a worker that has reported ready.
 const SEEN_WITHIN: Duration = Duration::from_secs(10);
 
-/// What the user wants of every answer.
+/// Options for every answer.
 #[derive(Debug, Clone)]
 pub struct Wishes {
-    /// How to draw tokens.
+    /// Sampling parameters.
     pub sampling: SamplingOptions,
-    /// System message.
+    /// System message, if any.
     pub system: Option<String>,
-    /// Without the chat template.
+    /// Whether to leave out the chat template.
     pub raw: bool,
 }
 
 /// Runs one prompt or a chat to its end.
 ///
 /// # Errors
-/// Bad settings, a model that cannot be served, a request that is refused.
+/// Invalid settings, a model that cannot be served, or a refused request.
 pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let mut settings = settings::load(table::RUN, matches)?;
     let log = settings::log_options(&mut settings, "", Some("warn"));
@@ -102,13 +102,13 @@ async fn converse(app: &App, wishes: Wishes, prompt: Option<String>) -> Result<(
     }
 }
 
-/// What the validator calls invalid came from a flag.
+/// A refusal as a failure. Invalid values came from flags, so they are usage errors.
 fn refused(refusal: &Refusal) -> Failure {
     let code = if matches!(refusal, Refusal::Invalid { .. }) { USAGE } else { OTHER };
     Failure::new(code, refusal.to_string())
 }
 
-/// The first word is the model when it is a directory; the rest is the prompt.
+/// Splits the positional arguments: the first is the model if it is a directory; the rest is the prompt.
 fn split_words(settings: &mut Settings, words: Vec<String>) -> (Option<String>, Option<String>) {
     let given = settings::model_argument(settings);
     let first_is_model =
@@ -124,7 +124,7 @@ fn piped_prompt() -> Result<String, Failure> {
     let mut bytes = Vec::new();
     std::io::stdin().lock().take(MAX_PIPED_BYTES).read_to_end(&mut bytes).map_err(Failure::other)?;
     let prompt =
-        String::from_utf8(bytes).map_err(|_| Failure::new(USAGE, "standard input is no UTF-8 text"))?;
+        String::from_utf8(bytes).map_err(|_| Failure::new(USAGE, "standard input is not UTF-8 text"))?;
     match prompt.trim_end_matches('\n') {
         "" => Err(Failure::new(USAGE, "no prompt: standard input is empty; skein run \"your prompt\"")),
         prompt => Ok(prompt.to_owned()),
@@ -136,7 +136,7 @@ fn router_config(served: &Served, text: TextSources) -> RouterConfig {
     RouterConfig { shutdown_timeout: Duration::ZERO, text, ..config }
 }
 
-/// Shows how the worker loads until it serves.
+/// Shows the worker's loading progress until it serves.
 async fn until_loaded(mut reports: mpsc::Receiver<Report>, cluster: &Cluster) -> Result<(), Failure> {
     let mut progress = LoadProgress::new(1);
     while let Some(report) = reports.recv().await {

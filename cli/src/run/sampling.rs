@@ -1,10 +1,10 @@
-//! Sampling parameters as words: from flags at start, from `/set` in a chat. Types are checked here, ranges by the
-//! validator that every request passes.
+//! Sampling parameters as text, from flags at start and from `/set` in a chat. Types are checked here, ranges
+//! by the validator that checks every request.
 
 use skein_node::config::{Settings, text};
 use skein_proto::sampling::SamplingOptions;
 
-/// Parameters that take one value, by their flag names.
+/// Names of the single-valued parameters.
 pub const NAMES: [&str; 9] = [
     "temperature",
     "top-p",
@@ -17,14 +17,14 @@ pub const NAMES: [&str; 9] = [
     "max-tokens",
 ];
 
-/// Reads the sampling flags; problems are noted in `settings`.
+/// Reads the sampling flags; problems are recorded in `settings`.
 pub fn read(settings: &mut Settings) -> SamplingOptions {
     let mut sampling = SamplingOptions {
         stop: settings.list("stop", |stop| Ok(stop.to_owned())),
         ..SamplingOptions::default()
     };
     for name in NAMES {
-        // Parsed twice: once for the problem, once for the effect.
+        // Parsed twice: once to record a problem, once to set the value.
         if let Some(value) = settings.value(name, |value| {
             set(&mut SamplingOptions::default(), name, value)?;
             text(value)
@@ -36,21 +36,22 @@ pub fn read(settings: &mut Settings) -> SamplingOptions {
     sampling
 }
 
-/// Sets one parameter from text; underscores do as well as dashes.
+/// Sets one parameter from text. Names may use underscores instead of dashes.
 ///
 /// # Errors
-/// When there is no such parameter or the value is of the wrong type.
+/// If there is no such parameter or the value has the wrong type.
 pub fn set(sampling: &mut SamplingOptions, name: &str, value: &str) -> Result<(), String> {
-    let float = || value.parse::<f64>().map(Some).map_err(|_| format!("`{value}` is no number, such as 0.7"));
+    let float =
+        || value.parse::<f64>().map(Some).map_err(|_| format!("`{value}` is not a number such as 0.7"));
     let whole =
-        || value.parse::<i64>().map(Some).map_err(|_| format!("`{value}` is no whole number, such as 40"));
+        || value.parse::<i64>().map(Some).map_err(|_| format!("`{value}` is not an integer such as 40"));
     match name.replace('-', "_").as_str() {
         "top_k" => sampling.top_k = whole()?,
         "seed" => sampling.seed = whole()?,
         "max_tokens" => sampling.max_tokens = whole()?,
         field => match sampling.number_mut(field) {
             Some(number) => *number = float()?,
-            None => return Err(format!("`{name}` is none of {}", NAMES.join(", "))),
+            None => return Err(format!("`{name}` is not one of {}", NAMES.join(", "))),
         },
     }
     Ok(())
@@ -68,7 +69,7 @@ mod tests {
         }
         assert_eq!((sampling.top_p, sampling.top_k, sampling.max_tokens), (Some(1.0), Some(1), Some(1)));
         assert_eq!(set(&mut sampling, "top_k", "7"), Ok(()));
-        assert!(set(&mut sampling, "top-k", "7.5").is_err_and(|reason| reason.contains("no whole number")));
+        assert!(set(&mut sampling, "top-k", "7.5").is_err_and(|reason| reason.contains("not an integer")));
         assert!(set(&mut sampling, "warmth", "1").is_err_and(|reason| reason.contains("temperature")));
     }
 }

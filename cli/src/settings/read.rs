@@ -262,7 +262,7 @@ fn recovery(settings: &mut Settings) -> RecoveryConfig {
 }
 
 fn whole(given: &str) -> Result<i64, String> {
-    given.trim().parse().map_err(|_| format!("`{given}` is no whole number of 64 bits, such as 42"))
+    given.trim().parse().map_err(|_| format!("`{given}` is not a 64-bit integer such as 42"))
 }
 
 fn max_model_len(settings: &mut Settings) -> Option<u32> {

@@ -85,7 +85,7 @@ pub const FLAGS: &[Flag] = &[
         "JSON",
         MODEL,
         FRONT | RUN,
-        "Arguments of the chat template where a request gives no others, for example {\"enable_thinking\": false}",
+        "Default arguments of the chat template, for example {\"enable_thinking\": false}; a request's own override them",
     ),
     one(
         "generation-config",
@@ -118,7 +118,7 @@ pub const FLAGS: &[Flag] = &[
         "PATH",
         API,
         FRONT,
-        "Serve the API below this path, too, for a proxy that passes its own path on",
+        "Also serve the API under this path, for a proxy that forwards its own path",
     ),
     one(
         "listen",
@@ -385,7 +385,7 @@ pub const FLAGS: &[Flag] = &[
         "N",
         LIMITS,
         FRONT,
-        "Most log-probabilities a token that a request may ask for",
+        "Most log-probabilities per token that a request may ask for",
     ),
     one("request-timeout", Some("1h"), "TIME", LIMITS, FRONT, "Longest time a request may take"),
     one(
@@ -432,7 +432,7 @@ pub const FLAGS: &[Flag] = &[
         "N",
         MODEL,
         FRONT,
-        "Seed of requests that bring none: the same request gets the same answer [default: drawn for each request]",
+        "Seed of requests without one: equal requests get equal answers [default: random for each request]",
     ),
     one("max-tokens", None, "N", SAMPLING, RUN, "Longest answer, in tokens [default: what fits]"),
     many("stop", "TEXT", SAMPLING, RUN, "End the answer at this text; may be given several times"),

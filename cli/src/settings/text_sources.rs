@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 use skein_node::config::{Settings, text};
 use skein_router::text::sources::{GenerationSource, TextSources};
 
-/// Reads them; problems are noted in `settings`. The seed is read where it means a server's.
+/// Reads the settings; problems are recorded in `settings`. `seed` is left to the caller, because it is a server-wide default only for some commands.
 pub fn text_sources(settings: &mut Settings) -> TextSources {
     let generation = settings.value("generation-config", text);
     TextSources {
@@ -25,16 +25,16 @@ fn directory(given: &str) -> Result<String, String> {
     let given = text(given)?;
     match std::path::Path::new(&given).is_dir() {
         true => Ok(given),
-        false => Err(format!("`{given}` is no directory; name the one that has tokenizer.json")),
+        false => Err(format!("`{given}` is not a directory; give the one that has tokenizer.json")),
     }
 }
 
-/// A JSON object.
+/// Parses a JSON object.
 fn object(given: &str) -> Result<Map<String, Value>, String> {
-    serde_json::from_str(given).map_err(|error| format!("`{given}` is no JSON object: {error}"))
+    serde_json::from_str(given).map_err(|error| format!("`{given}` is not a JSON object: {error}"))
 }
 
-/// A path below which the API is served.
+/// Parses a path under which the API is served.
 pub fn root_path(given: &str) -> Result<String, String> {
     let path = given.trim().trim_end_matches('/');
     let plain = |letter: char| letter.is_ascii_alphanumeric() || "/-_.~".contains(letter);
@@ -43,7 +43,7 @@ pub fn root_path(given: &str) -> Result<String, String> {
         path if path.starts_with('/') && path.chars().all(plain) && !path.contains("//") => {
             Ok(path.to_owned())
         }
-        _ => Err(format!("`{given}` is no path; write it like /llm")),
+        _ => Err(format!("`{given}` is not a path; write it like /llm")),
     }
 }
 
@@ -63,6 +63,6 @@ mod tests {
     #[test]
     fn objects_are_json_and_errors_quote_what_was_given() {
         assert_eq!(object(r#"{"a": 1}"#).map(|fields| fields.len()), Ok(1));
-        assert!(object("[1]").is_err_and(|reason| reason.starts_with("`[1]` is no JSON object")));
+        assert!(object("[1]").is_err_and(|reason| reason.starts_with("`[1]` is not a JSON object")));
     }
 }
