@@ -61,7 +61,7 @@ impl Product {
 pub enum Kind {
     /// The embedding table: rows are looked up, and it is also the head of a tied model.
     Table,
-    /// A matrix of a product, starting at this output of it.
+    /// A matrix of a product; its first row is this output of the product.
     Matrix(Product, usize),
     /// Bias of the matrix with the same role.
     Bias(Product, usize),

@@ -6,7 +6,7 @@ use super::rate::Rate;
 use super::step::Step;
 use super::step_time::StepTime;
 
-/// Tokens after which a measured rate has forgotten half: a few steps' worth of each.
+/// Tokens after which an observation has lost half its weight: a few steps' worth of each.
 const PREFILL_RATE_HALF_LIFE: f64 = 4096.0;
 const DECODE_RATE_HALF_LIFE: f64 = 256.0;
 

@@ -228,8 +228,8 @@ impl Scheduler {
         true
     }
 
-    /// Whether there are free seats for its samples and blocks for all its tokens, after setting aside what
-    /// the running sequences still need: blocks for their tokens and one more each to grow.
+    /// Whether there are free seats for its samples and blocks for all its tokens. Sets aside what the
+    /// running sequences still need: blocks for their tokens and one more each to grow.
     fn fits(&self, sequence: &Sequence) -> bool {
         let held = self.kv.match_prefix(sequence.cacheable_prefix()).held;
         let needed = self.kv.blocks_for(sequence.len()) - held;

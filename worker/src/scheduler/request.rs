@@ -21,7 +21,7 @@ pub struct RequestKey(pub u64);
 pub struct NewRequest {
     /// Unique among the requests that run or wait.
     pub key: RequestKey,
-    /// At least one token, and room for another below `max_model_len`.
+    /// At least one token, at most `max_model_len - 1`.
     pub prompt: Vec<TokenId>,
     /// Sampling parameters of all its samples.
     pub params: Arc<SamplingParams>,

@@ -292,7 +292,7 @@ impl CpuModel {
         all
     }
 
-    /// Runs all layers; the last ones only for the wanted rows.
+    /// Runs all layers. Rows that are not wanted leave the last one once their keys and values are cached.
     fn forward(&mut self, batch: &Batch, wanted: &[u32]) {
         for copy in &batch.copies {
             self.cache.copy_block(copy.from.0 as usize, copy.to.0 as usize);
