@@ -52,9 +52,10 @@ pub async fn run(
     let (sender, mut receiver) = mpsc::channel(RECORDS_IN_FLIGHT);
     let timed = pace.request_rate.is_some() || sessions.iter().any(|session| session.at.is_some());
     let total: usize = sessions.iter().map(|session| session.turns.len()).sum();
-    let driver = match timed {
-        true => tokio::spawn(open_loop(server.clone(), sessions, pace, start, sender)),
-        false => tokio::spawn(closed_loop(server.clone(), sessions, pace, start, sender)),
+    let driver = if timed {
+        tokio::spawn(open_loop(server.clone(), sessions, pace, start, sender))
+    } else {
+        tokio::spawn(closed_loop(server.clone(), sessions, pace, start, sender))
     };
     let mut on_done = on_done;
     let mut records = Vec::with_capacity(total);

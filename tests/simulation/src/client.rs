@@ -1,4 +1,5 @@
-//! One client: it asks a router, reads, comes back under the same id when its router dies, and goes away when it likes.
+//! One client: it sends a request to a router and reads the answer. If its router dies it retries with the
+//! same id. It may also cancel.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,34 +21,34 @@ use crate::served::{Ask, Served, Tokens};
 use crate::workload;
 use crate::world::World;
 
-/// Faults that the router may need to give a request up: each move takes one.
+/// Number of faults after which a router may give a request up: each move is caused by one.
 const FAULTS_TO_LOSE: usize = 4;
-/// For so long a fault may be felt: an engine that got stuck, a link that was blocked.
+/// How long the effects of a fault last: a stuck engine, a blocked link.
 const FAULTS_LAST: Duration = Duration::from_secs(40);
-/// After the last fault everybody is up, connected and trusted again within this time.
+/// This long after the last fault every process is up, connected and trusted again.
 pub const SETTLED_AFTER: Duration = Duration::from_secs(75);
 
-/// How a client fared.
+/// Final result of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// It has its whole answer.
+    /// It received the whole answer.
     Completed,
-    /// It went away.
+    /// It cancelled.
     Cancelled,
     /// Its deadline passed.
     TooLate,
 }
 
-/// What ended one try.
+/// Why an attempt ended.
 enum Ended {
     Done(Outcome),
-    /// The router refused, or gave up.
+    /// The router refused or gave up.
     Refused(Refusal),
-    /// The way to the router broke.
+    /// The connection to the router broke.
     Broken(String),
 }
 
-/// One client, from its first try to its end.
+/// One client, from its first attempt to its outcome.
 pub struct Client {
     world: Arc<World>,
     spec: workload::Client,
@@ -55,21 +56,21 @@ pub struct Client {
     process: Process,
     answer: Answer,
     started: Instant,
-    /// When nothing is disturbed any more.
+    /// When the last fault is over.
     calm_at: Instant,
 }
 
 impl Client {
-    /// A client that begins now.
+    /// A client that starts now.
     pub async fn new(world: Arc<World>, spec: workload::Client, random: Random, calm_at: Instant) -> Self {
         let answer = reference::answer(&world.plan, &spec.ask.request).await;
-        // Clients live as long as their world.
+        // A client's process never dies.
         let process = Process::new(Random::new(0, "client"), 0);
         Self { world, spec, random, process, answer, started: Instant::now(), calm_at }
     }
 
-    /// Asks until it has its answer.
-    pub async fn live(self) -> Outcome {
+    /// Retries until the client has its answer.
+    pub async fn run(self) -> Outcome {
         let cancel = self.spec.cancels_after;
         let outcome = tokio::select! {
             biased;
@@ -92,7 +93,7 @@ impl Client {
             match self.try_once(&mut reading).await {
                 Ended::Done(outcome) => return outcome,
                 Ended::Refused(Refusal::DeadlineExceeded { .. }) if self.time_left().is_some() => {
-                    // It may be refused ahead of time, when it is clear that it comes too late.
+                    // A request that would come too late may be refused before its deadline.
                     return Outcome::TooLate;
                 }
                 Ended::Refused(refusal) => {
@@ -165,11 +166,11 @@ impl Client {
         self.spec.patience.map(|patience| patience.saturating_sub(self.started.elapsed()))
     }
 
-    /// Which refusals a client may get, and when.
+    /// Checks that a client may get this refusal at this time.
     fn judge(&self, refusal: &Refusal, asked_at: Duration) {
         let calm = Instant::now() >= self.calm_at + SETTLED_AFTER;
         let allowed = match refusal {
-            // Load is no fault.
+            // Overload needs no fault.
             Refusal::Overloaded { .. } => true,
             Refusal::NoReadyWorker { .. } => !calm,
             Refusal::WorkersLost { .. } => {
@@ -192,7 +193,7 @@ impl Client {
     }
 }
 
-/// A refusal is an answer like another: the network carries it.
+/// A refusal travels over the network like any answer.
 pub(crate) async fn answers(served: Arc<Served>, ask: Ask) -> Incoming<Result<TokenDelta, Refusal>> {
     let refused = |refusal| futures::stream::iter([Err(refusal)]).boxed();
     let tokens: Tokens = match &served.front {

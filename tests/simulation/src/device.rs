@@ -1,5 +1,5 @@
-//! A worker's device: the fake backend, which checks every batch, with a step-time model and faults. It never sleeps:
-//! whoever turns the engine asks how long the step took.
+//! A worker's device: the fake backend, which checks every batch, with a model of step times and with faults.
+//! It never sleeps; the task that drives the engine waits for the time that the steps took.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,14 +13,14 @@ use tokio::time::Instant;
 use crate::report::Log;
 use crate::workload::LAST_STOP_TOKEN;
 
-/// What the simulator does to a device and hears of it.
+/// Faults for a device, and the time that it owes.
 #[derive(Debug)]
 pub struct Device {
-    /// Nanoseconds of the steps launched and not yet waited for.
+    /// Nanoseconds of the launched steps that nobody has waited for yet.
     owed: AtomicU64,
-    /// Steps take so many times as long.
+    /// Factor on the duration of steps.
     pub slowness: AtomicU32,
-    /// The next launch fails.
+    /// Whether the next launch fails.
     pub fails: AtomicBool,
     stuck_until: Mutex<Option<Instant>>,
 }
@@ -38,17 +38,17 @@ impl Default for Device {
 }
 
 impl Device {
-    /// How long the steps launched since the last call take.
+    /// Duration of the steps launched since the last call.
     pub fn take_time(&self) -> Duration {
         Duration::from_nanos(self.owed.swap(0, Ordering::Relaxed))
     }
 
-    /// No step is done before then.
+    /// Keeps any step from finishing before `until`.
     pub fn stick(&self, until: Instant) {
         *self.stuck_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
     }
 
-    /// Waits while it is stuck.
+    /// Waits while the device is stuck.
     pub async fn unstuck(&self) {
         let until = *self.stuck_until.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(until) = until {
@@ -57,12 +57,12 @@ impl Device {
     }
 }
 
-/// See the module's description.
+/// A fake backend with step times and faults.
 pub struct SimulatedBackend {
     fake: FakeBackend,
     cost: StepCost,
     limits: SchedulerConfig,
-    /// Its tokens are not those of the others.
+    /// Whether its tokens differ from those of the other workers.
     other_weights: bool,
     device: Arc<Device>,
     log: Arc<Log>,
@@ -70,7 +70,7 @@ pub struct SimulatedBackend {
 }
 
 impl SimulatedBackend {
-    /// A device of `options`; its steps cost what those say, and stay within `limits`.
+    /// A backend that reports violations of `limits`; `cost` gives the duration of steps.
     pub fn new(
         host: &'static str,
         options: FakeOptions,
@@ -106,7 +106,8 @@ impl Backend for SimulatedBackend {
     }
 
     fn steps_in_flight(&self) -> usize {
-        // The fake itself carries tokens from one step to the next, and knows nothing of other weights.
+        // Only the fake knows the tokens that it carries from one step to the next, so other weights allow
+        // one step.
         if self.other_weights { 1 } else { self.fake.steps_in_flight() }
     }
 
@@ -123,7 +124,7 @@ impl Backend for SimulatedBackend {
     fn collect(&mut self, step: StepHandle) -> Result<StepOutput, BackendError> {
         let mut output = self.fake.collect(step)?;
         if self.other_weights {
-            // Stop tokens stay: min_tokens forbids them.
+            // Stop tokens stay as they are, because min_tokens may forbid them.
             for answer in &mut output.answers {
                 if let Answer::Sampled(sampled) = answer
                     && sampled.token > LAST_STOP_TOKEN + 1

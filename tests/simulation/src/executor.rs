@@ -1,5 +1,5 @@
-//! Time and tasks. One thread runs everything; time stands still while anything can run, and jumps to the next timer
-//! when nothing can. Nothing else decides what comes next, so a seed has one life.
+//! Simulated time and tasks on one thread. Time stands still while any task can run, and otherwise jumps to
+//! the next timer. Nothing else affects the order, so a seed always gives the same run.
 
 use std::cell::{Cell, RefCell};
 use std::panic;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use skein_node::clock;
 use tokio::time::Instant;
 
-/// What a simulation's clock shows at its start: no code may take the first moment for "never".
+/// Reading of the clock at the start, so that no code can take the first moment for "never".
 const CLOCK_AT_START: Duration = Duration::from_secs(1000);
 
 thread_local! {
@@ -17,7 +17,7 @@ thread_local! {
     static PANICKED: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Runs `life` to its end in simulated time. Every task it left behind is dropped.
+/// Runs `life` to its end in simulated time, then drops all tasks that are left.
 pub fn run<T>(life: impl Future<Output = T>) -> T {
     catch_panics_of_tasks();
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -36,12 +36,12 @@ pub fn run<T>(life: impl Future<Output = T>) -> T {
     ended
 }
 
-/// Simulated time since the life began.
+/// Simulated time since the start.
 pub fn elapsed() -> Duration {
     STARTED.get().map_or(Duration::ZERO, |started| Instant::now() - started)
 }
 
-/// What the first panic of any task said, if there was one.
+/// Message of the first panic in any task, if there was one.
 pub fn take_panic() -> Option<String> {
     PANICKED.take()
 }
@@ -55,7 +55,7 @@ fn since_start() -> Duration {
     CLOCK_AT_START + elapsed()
 }
 
-/// A panic inside a task ends that task and nothing else; here it must end the life.
+/// A panic normally ends only its task; here it must end the whole run.
 fn catch_panics_of_tasks() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

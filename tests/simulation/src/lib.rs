@@ -1,30 +1,31 @@
-//! A whole cluster in one thread: the product's routers, workers, engines, membership, with simulated time, network,
-//! etcd, devices and deaths. One seed is one life, and lives it again byte for byte.
+//! A whole cluster in one thread: the product's routers, workers, engines and membership, with simulated
+//! time, network, etcd, devices and crashes. A seed determines one run, and reproduces it byte for byte.
 //!
-//! # How a seed lives
+//! # How a seed runs
 //!
-//! [`life::live`] draws a [`plan`] from the seed: one to four workers, one to three routers, how large, how fast, which
-//! kinds of [`faults`] this life has. The [`executor`] runs it all in one thread, where time jumps to the next timer
-//! whenever nothing can run.
+//! [`run::run_seed`] draws a [`plan`] from the seed: one to four workers, one to three routers, their sizes
+//! and speeds, and the kinds of [`faults`]. The [`executor`] runs everything in one thread. When no task can
+//! run, time jumps to the next timer.
 //!
-//! The [`world`] starts a [`process`] for each: a [`worker`] is the product's service and engine over a [`device`] that
-//! never computes for real, a [`router`] the product's cluster. What they spawn belongs to their process, stands still
-//! when that is stopped, and is dropped wherever it stands when that is killed. They reach each other over the
-//! [`network`], which delays, holds back and loses, and find each other through an [`etcd`] that may be away.
+//! The [`world`] starts a [`process`] for each member. A [`worker`] is the product's service and engine over
+//! a [`device`] that computes nothing; a [`router`] is the product's cluster. The tasks that they spawn
+//! belong to their process: they stand still while it is stopped, and are dropped at any await point when it
+//! is killed. Processes talk over the [`network`], which delays, blocks and loses messages, and discover each
+//! other through an [`etcd`] that may be down.
 //!
-//! Each [`client`] has a request from the [`workload`] and its whole answer from the [`reference`], computed alone
-//! beforehand. It checks every message against it ([`reading`]): each position once, in order, the same token. When its
-//! router dies it comes back under the same id. When the faults are over and the clients are gone, [`quiescence`] looks
-//! whether anything is left.
+//! Each [`client`] has a request from the [`workload`] and the expected answer from the [`reference`], which
+//! computed it alone beforehand. [`reading`] checks every message against it: each position once, in order,
+//! with the same token. If its router dies, the client retries with the same id. When the faults are over and
+//! the clients are done, [`quiescence`] checks that nothing is left.
 //!
-//! Everything that happens is a line of the [`report`]. What does not hold ends the life, and its seed is the bug's name.
+//! Every event is a line of the [`report`]. A violated invariant ends the run, and its seed reproduces the
+//! bug.
 
 pub mod client;
 pub mod device;
 pub mod etcd;
 pub mod executor;
 pub mod faults;
-pub mod life;
 pub mod names;
 pub mod network;
 pub mod plan;
@@ -36,6 +37,7 @@ pub mod reading;
 pub mod reference;
 pub mod report;
 pub mod router;
+pub mod run;
 pub mod served;
 pub mod worker;
 pub mod workload;

@@ -1,4 +1,4 @@
-//! What a seed decides before its life begins: how many take part, how large they are, how they are disturbed.
+//! What a seed determines before the run: the members, their sizes and their faults.
 
 use std::time::Duration;
 
@@ -7,41 +7,41 @@ use skein_worker::backend::fake::StepCost;
 use skein_worker::config::{BackendKind, SchedulerConfig, WorkerConfig};
 
 use crate::faults::Fault;
-use crate::network::{Host, Shape};
+use crate::network::{Host, NetworkSpec};
 use crate::random::Random;
 use crate::{names, workload};
 
-/// The model that everybody serves.
+/// The model that all workers serve.
 pub const MODEL: &str = "m";
 
-/// One life, planned.
+/// The plan of one run.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// Which.
+    /// The seed it was drawn from.
     pub seed: u64,
-    /// Who takes part.
+    /// Hosts of the workers.
     pub workers: Vec<Host>,
-    /// In front of them.
+    /// Hosts of the routers.
     pub routers: Vec<Host>,
-    /// The wires.
-    pub network: Shape,
-    /// A worker.
+    /// Delays and limits of the network.
+    pub network: NetworkSpec,
+    /// Settings of every worker.
     pub worker: WorkerConfig,
-    /// Its blocks.
+    /// KV blocks of every worker.
     pub kv_blocks: u32,
-    /// What its steps cost.
+    /// Cost model of its steps.
     pub cost: StepCost,
-    /// A router.
+    /// Settings of every router.
     pub router: RouterConfig,
-    /// Once in so many polls a task is put off.
+    /// One poll of a task in this many is deferred.
     pub put_off: u64,
-    /// How long faults happen and requests come.
+    /// How long faults and requests keep coming.
     pub busy_for: Duration,
-    /// Requests.
+    /// Number of requests.
     pub requests: u32,
-    /// What they are like.
+    /// Properties of the requests.
     pub flavour: workload::Flavour,
-    /// What goes wrong.
+    /// Kinds of faults in this run.
     pub faults: Vec<Fault>,
     /// Longest pause between two faults.
     pub fault_pause: Duration,
@@ -77,20 +77,20 @@ impl Plan {
     }
 }
 
-/// A few kinds of faults each time: all at once hide each other.
+/// A few kinds of faults per run, because all of them at once would hide each other.
 fn faults(random: &Random) -> Vec<Fault> {
     let chance = random.pick(&[2, 3, 6]);
     let mut faults: Vec<Fault> = Fault::ALL.iter().copied().filter(|_| random.once_in(chance)).collect();
-    // A router takes the first weights it sees for the right ones.
+    // A router takes the first weights that it sees as the right ones.
     if faults.contains(&Fault::KillRouter) || faults.contains(&Fault::KillRouterAtAnAwait) {
         faults.retain(|&fault| fault != Fault::OtherWeights);
     }
     faults
 }
 
-fn network(random: &Random) -> Shape {
+fn network(random: &Random) -> NetworkSpec {
     let longest = random.millis(1, 60);
-    Shape {
+    NetworkSpec {
         delay: (Duration::from_millis(1), longest),
         window: random.between(1, 32) as usize,
         keepalive: true,

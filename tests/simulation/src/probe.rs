@@ -1,4 +1,5 @@
-//! A client that goes away: its blocks are free as soon as the worker can have heard of it, not when it has lingered.
+//! Checks that a cancelled request's blocks are freed as soon as the worker can know of it, not after its
+//! linger time.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,14 +19,14 @@ use crate::random::Random;
 use crate::served::Ask;
 use crate::world::World;
 
-/// Steps are slowed down to at least this, so that the request would run for long.
+/// Steps are slowed down to at least this long, so that the request would run for a long time.
 const STEP: Duration = Duration::from_millis(200);
-/// Within this time the word of the client's leave has come to the worker, and the step under way has ended.
+/// Within this time the worker has heard that the client left, and has finished its current step.
 const HEARD_WITHIN: Duration = Duration::from_secs(2);
-/// Most of what a request's first token may take on an idle cluster.
+/// Limit for the first token on an idle cluster.
 const FIRST_TOKEN_WITHIN: Duration = Duration::from_secs(60);
 
-/// Lets a client go away at each router.
+/// Sends a request to each router and cancels it.
 pub async fn check(world: &Arc<World>) {
     let fixed = world.plan.cost.fixed.as_millis().max(1) as u32;
     let slowness = STEP.as_millis() as u32 / fixed + 1;
@@ -37,10 +38,10 @@ pub async fn check(world: &Arc<World>) {
         }
         tokio::time::sleep(HEARD_WITHIN).await;
         for &host in &world.plan.workers {
-            let Some(life) = world.worker(host) else { continue };
-            let Some(load) = load(&life).await else { continue };
+            let Some(run) = world.worker(host) else { continue };
+            let Some(load) = load(&run).await else { continue };
             if load.running + load.waiting > 0 {
-                world.log.violated(host, format_args!("still computes what nobody reads: {load:?}"));
+                world.log.violated(host, format_args!("still computes a cancelled request: {load:?}"));
             }
         }
     }
@@ -49,7 +50,7 @@ pub async fn check(world: &Arc<World>) {
 
 fn set_slowness(world: &World, slowness: u32) {
     for &host in &world.plan.workers {
-        world.worker(host).inspect(|life| life.device.slowness.store(slowness, Ordering::Relaxed));
+        world.worker(host).inspect(|run| run.device.slowness.store(slowness, Ordering::Relaxed));
     }
 }
 
@@ -64,13 +65,13 @@ async fn ask_and_leave(world: &Arc<World>, router: Host) {
         return world.log.violated(router, format_args!("does not answer"));
     };
     match messages.next().await {
-        Some(Ok(Ok(_))) => world.log.say(router, format_args!("the probe has its first token, and leaves")),
+        Some(Ok(Ok(_))) => world.log.say(router, format_args!("the probe has its first token and cancels")),
         Some(Ok(Err(refusal))) => world.log.violated(router, format_args!("refuses a probe: {refusal}")),
         _ => world.log.violated(router, format_args!("gives no token")),
     }
 }
 
-/// As long as the model allows.
+/// A request with the longest output that the model allows.
 fn long_request(router: Host) -> TokenRequest {
     let sampling = SamplingParams { max_tokens: 1000, ignore_eos: true, ..SamplingParams::default() };
     TokenRequest::new(format!("probe-{router}"), MODEL, [1, 2, 3], sampling)

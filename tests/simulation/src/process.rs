@@ -1,5 +1,5 @@
-//! A simulated process: the tasks it owns, which stand still while it is stopped and end wherever they stand when it
-//! is killed. It may be killed at the n-th poll of its tasks, which is any await point of any of them.
+//! A simulated process and its tasks. They stand still while it is stopped, and are dropped when it is
+//! killed. It can be killed at the n-th poll of its tasks, which may be any await point of any of them.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Waker};
@@ -10,19 +10,19 @@ use tokio::task::AbortHandle;
 
 use crate::random::Random;
 
-/// Finished tasks are forgotten when so many more have been spawned.
+/// Finished tasks are removed from the list after this many spawns.
 const FORGET_EVERY: usize = 64;
 
-/// One life of a process. Cheap to clone.
+/// One run of a process. Cheap to clone.
 #[derive(Clone)]
-pub struct Process(Arc<Life>);
+pub struct Process(Arc<Inner>);
 
-struct Life {
+struct Inner {
     state: Mutex<State>,
-    /// Wakes who waits for the end.
+    /// Wakes tasks that wait for the process to end.
     ended: Notify,
     random: Random,
-    /// One poll in so many is put off behind whatever else can run; 0 = none.
+    /// One poll in this many is deferred until other tasks have run; 0 = none.
     put_off: u64,
 }
 
@@ -30,7 +30,7 @@ struct Life {
 struct State {
     gone: bool,
     stopped: bool,
-    /// Polls left to live.
+    /// Polls left until the process is killed.
     polls_left: Option<u64>,
     tasks: Vec<AbortHandle>,
     asleep: Vec<Waker>,
@@ -39,7 +39,7 @@ struct State {
 impl Process {
     /// A process without tasks.
     pub fn new(random: Random, put_off: u64) -> Self {
-        Self(Arc::new(Life { state: Mutex::default(), ended: Notify::new(), random, put_off }))
+        Self(Arc::new(Inner { state: Mutex::default(), ended: Notify::new(), random, put_off }))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -55,23 +55,23 @@ impl Process {
         self.0.spawned(handle.abort_handle());
     }
 
-    /// Does `work` as a part of this process, as far as what it spawns goes.
+    /// Runs `work` so that the tasks it spawns belong to this process.
     pub fn within<T>(&self, work: impl FnOnce() -> T) -> T {
         let owner: Arc<dyn Owner> = self.0.clone();
         task::within(&owner, work)
     }
 
-    /// Ends it at once: nothing of it runs again, not even what its parts do when they are dropped.
+    /// Ends the process at once: none of its code runs again, not even destructors.
     pub fn kill(&self) {
         self.0.kill();
     }
 
-    /// Lets it live for `polls` more polls of its tasks; `None` = for good.
+    /// Kills the process after `polls` more polls of its tasks; `None` = never.
     pub fn kill_after(&self, polls: Option<u64>) {
         self.lock().polls_left = polls;
     }
 
-    /// Stops its tasks, as SIGSTOP does, or lets them go on.
+    /// Stops its tasks, as SIGSTOP does, or continues them.
     pub fn stop(&self, stopped: bool) {
         let woken = {
             let state = &mut *self.lock();
@@ -81,22 +81,22 @@ impl Process {
         woken.into_iter().for_each(Waker::wake);
     }
 
-    /// Whether it has ended.
+    /// Whether the process has ended.
     pub fn is_gone(&self) -> bool {
         self.lock().gone
     }
 
-    /// Whether it is stopped.
+    /// Whether the process is stopped.
     pub fn is_stopped(&self) -> bool {
         self.lock().stopped
     }
 
-    /// Whether this is the same life of the same process.
+    /// Whether this is the same run of the same process.
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Waits for its end.
+    /// Waits until the process has ended.
     pub async fn ended(&self) {
         loop {
             let mut told = std::pin::pin!(self.0.ended.notified());
@@ -109,7 +109,7 @@ impl Process {
     }
 }
 
-impl Life {
+impl Inner {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -120,13 +120,13 @@ impl Life {
             state.gone = true;
             std::mem::take(&mut state.tasks)
         };
-        // Each is dropped when the executor comes to it, and not in the middle of its own poll.
+        // The executor drops each task later, never in the middle of its own poll.
         tasks.iter().for_each(AbortHandle::abort);
         self.ended.notify_waiters();
     }
 }
 
-impl Owner for Life {
+impl Owner for Inner {
     fn gate(&self, context: &mut Context<'_>) -> Gate {
         let mut state = self.lock();
         if state.gone {

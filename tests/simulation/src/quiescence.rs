@@ -1,5 +1,5 @@
-//! When all clients are gone and nothing is disturbed, nothing is left: no request in a router's books, no sequence at
-//! a worker, no block held.
+//! When all clients are done and the faults are over, nothing may be left: no request at a router, no
+//! sequence in a worker, no block in use.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,69 +13,69 @@ use wire::worker_event::Event;
 
 use crate::network::Direct;
 use crate::probe;
-use crate::router::RouterLife;
-use crate::worker::WorkerLife;
+use crate::router::RouterRun;
+use crate::worker::WorkerRun;
 use crate::world::World;
 
-/// Every bound on what outlives a request is shorter than this.
+/// Longer than any limit on what may outlive a request.
 const EVERYTHING_ENDS_WITHIN: Duration = Duration::from_secs(20);
-/// A worker tells its state at least this often.
+/// A worker reports its load at least this often.
 const STATE_WITHIN: Duration = Duration::from_secs(5);
 
-/// Waits until everything should have ended, and looks whether it has.
+/// Waits until everything should have ended, and checks that it has.
 pub async fn check(world: &Arc<World>) {
     tokio::time::sleep(EVERYTHING_ENDS_WITHIN).await;
     probe::check(world).await;
     for &host in &world.plan.routers {
         match world.router(host) {
-            Some(life) => check_router(world, &life),
+            Some(run) => check_router(world, &run),
             None => world.log.violated(host, format_args!("it is not running")),
         }
     }
     for &host in &world.plan.workers {
         match world.worker(host) {
-            Some(life) => check_worker(world, &life).await,
+            Some(run) => check_worker(world, &run).await,
             None => world.log.violated(host, format_args!("it is not running")),
         }
     }
 }
 
-fn check_router(world: &World, life: &RouterLife) {
-    let Some(cluster) = life.cluster() else { return };
+fn check_router(world: &World, run: &RouterRun) {
+    let Some(cluster) = run.cluster() else { return };
     let snapshot = cluster.snapshot();
     let log = &world.log;
     if snapshot.running != Running::default() {
-        log.violated(life.host, format_args!("still lets in {:?}", snapshot.running));
+        log.violated(run.host, format_args!("still admits {:?}", snapshot.running));
     }
     if snapshot.workers.len() != world.plan.workers.len() {
-        log.violated(life.host, format_args!("knows {} workers", snapshot.workers.len()));
+        log.violated(run.host, format_args!("knows {} workers", snapshot.workers.len()));
     }
     for worker in snapshot.workers {
         if !worker.is_ready() {
-            log.violated(life.host, format_args!("{} is {}", worker.id, worker.state()));
+            log.violated(run.host, format_args!("{} is {}", worker.id, worker.state()));
         }
         if worker.load.sequences != 0 || worker.load.queued_uncached_tokens != 0 {
-            log.violated(life.host, format_args!("{} still carries {:?}", worker.id, worker.load));
+            log.violated(run.host, format_args!("{} still has load {:?}", worker.id, worker.load));
         }
     }
 }
 
-async fn check_worker(world: &World, life: &WorkerLife) {
-    // To tell its state it takes a turn, and looks.
-    life.at_rest.store(true, Ordering::Relaxed);
-    let wait = tokio::time::timeout(STATE_WITHIN, load(life));
+async fn check_worker(world: &World, run: &WorkerRun) {
+    // To report its load the worker takes a turn, which audits the engine.
+    run.at_rest.store(true, Ordering::Relaxed);
+    let wait = tokio::time::timeout(STATE_WITHIN, load(run));
     let Ok(Some(load)) = wait.await else {
-        return world.log.violated(life.host, format_args!("does not tell its state"));
+        return world.log.violated(run.host, format_args!("does not tell its state"));
     };
     let all = world.plan.kv_blocks;
     if (load.running, load.waiting, load.free_blocks) != (0, 0, all) {
-        world.log.violated(life.host, format_args!("is idle with {load:?}; it has {all} blocks"));
+        world.log.violated(run.host, format_args!("is idle with {load:?}; it has {all} blocks"));
     }
 }
 
-/// What a worker says of itself.
-pub(crate) async fn load(life: &WorkerLife) -> Option<wire::Load> {
-    let worker = Direct(life.service.clone());
+/// The load that a worker reports.
+pub(crate) async fn load(run: &WorkerRun) -> Option<wire::Load> {
+    let worker = Direct(run.service.clone());
     let request = wire::WatchRequest { epoch: 0, next_sequence: 0, router_id: 0 };
     let mut events = worker.watch(request).await.ok()?;
     loop {

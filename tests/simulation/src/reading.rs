@@ -1,5 +1,5 @@
-//! A client's copy of its answer, checked as it comes: every position once and in order, every value as the reference
-//! has it.
+//! A client's copy of its answer, checked message by message: every position once and in order, every value
+//! equal to the reference.
 
 use skein_proto::TokenId;
 use skein_proto::finish::FinishReason;
@@ -8,15 +8,15 @@ use skein_router::request::{Resume, ResumeSample, TokenDelta};
 use crate::reference::Answer;
 use crate::served::Ask;
 
-/// What a client has so far.
+/// The part of the answer that a client has received.
 #[derive(Debug, Clone)]
 pub struct Reading {
     prompt_len: u32,
     wants_logprobs: bool,
-    /// By sample.
+    /// Indexed by sample.
     samples: Vec<Progress>,
     prompt_logprobs: usize,
-    /// All of them, or none were asked for.
+    /// Whether all of them have arrived, or none were requested.
     has_prompt_logprobs: bool,
     told_cached: bool,
 }
@@ -29,7 +29,7 @@ struct Progress {
 }
 
 impl Reading {
-    /// Nothing yet.
+    /// Nothing received yet.
     pub fn new(ask: &Ask) -> Self {
         let progress = |&stop_after: &Option<u32>| Progress { stop_after, ..Progress::default() };
         Self {
@@ -42,7 +42,7 @@ impl Reading {
         }
     }
 
-    /// A new try begins, which goes on from here.
+    /// Starts a new attempt, which continues from here.
     pub fn resume(&mut self) {
         self.told_cached = false;
         if !self.has_prompt_logprobs {
@@ -50,7 +50,7 @@ impl Reading {
         }
     }
 
-    /// What a router has to know to go on from here.
+    /// What a router must know to continue from here.
     pub fn resume_from(&self, answer: &Answer) -> Resume {
         let wanted = self.samples.iter().enumerate().filter(|(_, sample)| !sample.ended);
         let sample = |(index, sample): (usize, &Progress)| ResumeSample {
@@ -60,7 +60,7 @@ impl Reading {
         Resume { samples: wanted.map(sample).collect(), prompt_logprobs_done: self.has_prompt_logprobs }
     }
 
-    /// Tokens of each sample so far.
+    /// Number of tokens received, by sample.
     pub fn tokens_by_sample(&self) -> Vec<u32> {
         self.samples.iter().map(|sample| sample.tokens as u32).collect()
     }
@@ -70,27 +70,27 @@ impl Reading {
         self.samples.iter().all(|sample| sample.ended)
     }
 
-    /// Tokens so far, all samples together.
+    /// Number of tokens received, all samples together.
     pub fn tokens(&self) -> usize {
         self.samples.iter().map(|sample| sample.tokens).sum()
     }
 
-    /// Takes in what came; the error says in what it is wrong.
+    /// Appends a delta; the error says how it differs from the expected answer.
     pub fn take(&mut self, delta: &TokenDelta, answer: &Answer) -> Result<(), String> {
         self.take_prompt(delta, answer)?;
         let index = delta.sample_index as usize;
         let (Some(sample), Some(whole)) = (self.samples.get_mut(index), answer.samples.get(index)) else {
-            return Err(format!("tokens of sample {index}, which was not asked for"));
+            return Err(format!("tokens of sample {index}, which was not requested"));
         };
         if delta.tokens.is_empty() && delta.finish.is_none() {
             return Ok(());
         }
         if sample.ended {
-            return Err(format!("sample {index} goes on after its end"));
+            return Err(format!("sample {index} continues after its end"));
         }
         let next = self.prompt_len + sample.tokens as u32;
         if delta.from_position != next {
-            return Err(format!("sample {index} goes on at position {}, not {next}", delta.from_position));
+            return Err(format!("sample {index} continues at position {}, not {next}", delta.from_position));
         }
         let range = sample.tokens..sample.tokens + delta.tokens.len();
         let expected: &[TokenId] = whole.tokens.get(range.clone()).unwrap_or_default();
@@ -98,7 +98,7 @@ impl Reading {
             return Err(format!("sample {index} from {next}: {:?} instead of {expected:?}", delta.tokens));
         }
         if self.wants_logprobs && whole.logprobs.get(range) != Some(&delta.logprobs) {
-            return Err(format!("sample {index} from {next}: other log-probabilities"));
+            return Err(format!("sample {index} from {next}: log-probabilities differ"));
         }
         sample.tokens += delta.tokens.len();
         let Some(finish) = delta.finish else { return Ok(()) };
@@ -117,17 +117,20 @@ impl Reading {
 
     fn take_prompt(&mut self, delta: &TokenDelta, answer: &Answer) -> Result<(), String> {
         if delta.cached_tokens.is_some() && std::mem::replace(&mut self.told_cached, true) {
-            return Err("the cache hit is told twice".to_owned());
+            return Err("the cache hit is reported twice".to_owned());
         }
         let range = self.prompt_logprobs..self.prompt_logprobs + delta.prompt_logprobs.len();
         if answer.prompt_logprobs.get(range.clone()) != Some(&delta.prompt_logprobs) {
-            return Err(format!("other log-probabilities of the prompt, from entry {}", range.start));
+            return Err(format!("log-probabilities of the prompt differ from entry {}", range.start));
         }
         self.prompt_logprobs = range.end;
         let all = answer.prompt_logprobs.len();
         self.has_prompt_logprobs |= range.end == all;
         if self.prompt_logprobs < all && !(delta.tokens.is_empty() && delta.finish.is_none()) {
-            return Err(format!("output after {} of {all} of the prompt's scores", self.prompt_logprobs));
+            return Err(format!(
+                "output after {} of {all} of the prompt's log-probabilities",
+                self.prompt_logprobs
+            ));
         }
         Ok(())
     }

@@ -1,5 +1,5 @@
-//! What a request's answer is: computed once, alone, on a worker of its own that nothing disturbs and that shares
-//! nothing.
+//! The expected answer of a request, computed once on a worker of its own, without faults, other requests or
+//! a cache.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -25,30 +25,30 @@ use crate::plan::Plan;
 use crate::report::Log;
 use crate::worker;
 
-/// Turns of an engine that one request may take: more means that it does not end.
+/// Most engine turns for one request; more means that it hangs.
 const MOST_TURNS: u32 = 100_000;
 
-/// The whole answer.
+/// The whole answer to a request.
 #[derive(Debug, Clone, Default)]
 pub struct Answer {
-    /// By sample.
+    /// Indexed by sample.
     pub samples: Vec<Sample>,
-    /// For prompt positions 1.., when asked for.
+    /// For prompt positions 1 and up, if requested.
     pub prompt_logprobs: Vec<TokenLogprobs>,
 }
 
-/// One sample's answer.
+/// The expected output of one sample.
 #[derive(Debug, Clone, Default)]
 pub struct Sample {
-    /// All of them.
+    /// All output tokens.
     pub tokens: Vec<TokenId>,
-    /// One for each token when asked for.
+    /// One for each token, if requested.
     pub logprobs: Vec<TokenLogprobs>,
-    /// Why it ends there.
+    /// Why the sample ends after these tokens.
     pub finish: Option<FinishReason>,
 }
 
-/// The answer to `request`. Takes no simulated time.
+/// Computes the answer to `request`. Takes no simulated time.
 pub async fn answer(plan: &Plan, request: &TokenRequest) -> Answer {
     let mut config = plan.worker.clone();
     config.scheduler.enable_prefix_caching = false;
@@ -66,7 +66,7 @@ pub async fn answer(plan: &Plan, request: &TokenRequest) -> Answer {
         drive(&mut engine, client.generate(request, attempt)).await.expect("it takes the request");
     let mut answer = Answer { samples: vec![Sample::default(); request.n as usize], ..Answer::default() };
     while let Some(delta) = drive(&mut engine, deltas.next()).await {
-        answer.add(delta.expect("nothing disturbs it"));
+        answer.add(delta.expect("there are no faults"));
     }
     answer
 }
@@ -97,11 +97,11 @@ async fn alone(plan: &Plan, config: &WorkerConfig, n: u32) -> (WorkerClient, Eng
 async fn drive<T>(engine: &mut Engine, work: impl Future<Output = T>) -> T {
     let mut work = pin!(work);
     for _ in 0..MOST_TURNS {
-        // Whoever it waits for runs in this thread, and comes to run below.
+        // The tasks that `work` waits for run on this thread, below.
         if let Poll::Ready(done) = work.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             return done;
         }
-        engine.turn().expect("nothing disturbs it");
+        engine.turn().expect("there are no faults");
         tokio::task::yield_now().await;
     }
     panic!("the reference does not end");

@@ -1,4 +1,4 @@
-//! What happened: every event in one line, a hash over all of them, and the last ones in full for people.
+//! The log of a run: one line per event, a hash of all lines, and the last lines in full.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,10 +8,10 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::executor;
 
-/// Lines kept for a failure's report.
+/// Lines kept for the report of a failure.
 const TAIL_LINES: usize = 400;
 
-/// The log of one life.
+/// The log of one run.
 #[derive(Default)]
 pub struct Log(Mutex<Inner>);
 
@@ -21,14 +21,14 @@ struct Inner {
     lines: u64,
     hash: Xxh3,
     violation: Option<String>,
-    /// When something went wrong.
+    /// Times of the faults.
     disturbances: Vec<Duration>,
-    /// Prints every line at once: for a replay.
+    /// Whether to print every line at once, for a replay.
     loud: bool,
 }
 
 impl Log {
-    /// A log that also prints.
+    /// A log that also prints its lines.
     pub fn loud() -> Self {
         let log = Self::default();
         log.lock().loud = true;
@@ -39,7 +39,7 @@ impl Log {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Something happened to `who`.
+    /// Logs an event at `who`.
     pub fn say(&self, who: &str, what: std::fmt::Arguments<'_>) {
         let line = format!("{:>9.3} {who:<4} {what}", executor::elapsed().as_secs_f64());
         let inner = &mut *self.lock();
@@ -55,35 +55,35 @@ impl Log {
         inner.tail.push_back(line);
     }
 
-    /// An invariant does not hold. The first one ends the life.
+    /// Logs a violated invariant. The first one ends the run.
     pub fn violated(&self, who: &str, what: std::fmt::Arguments<'_>) {
         self.say(who, format_args!("VIOLATED: {what}"));
         self.lock().violation.get_or_insert_with(|| format!("{who}: {what}"));
     }
 
-    /// Something is made to go wrong.
+    /// Counts a fault.
     pub fn disturbed(&self) {
         self.lock().disturbances.push(executor::elapsed());
     }
 
-    /// How often something went wrong since then.
+    /// Number of faults since then.
     pub fn disturbances_since(&self, since: Duration) -> usize {
         let inner = self.lock();
         inner.disturbances.len() - inner.disturbances.partition_point(|&at| at < since)
     }
 
-    /// What does not hold, if something does not.
+    /// The first violated invariant, if any.
     pub fn violation(&self) -> Option<String> {
         self.lock().violation.clone()
     }
 
-    /// The hash of all lines, and their number.
+    /// Hash and number of all lines.
     pub fn digest(&self) -> (u64, u64) {
         let inner = self.lock();
         (inner.hash.digest(), inner.lines)
     }
 
-    /// The last lines.
+    /// The last lines, oldest first.
     pub fn tail(&self) -> Vec<String> {
         self.lock().tail.iter().cloned().collect()
     }

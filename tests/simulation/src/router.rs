@@ -1,5 +1,5 @@
-//! A router's process: the product's cluster over the simulated network, its members from the simulated etcd. What the
-//! gateway does with text is left out; a stop string is a number of tokens here, as it is a function of them.
+//! A router's process: the product's cluster over the simulated network, with membership from the simulated
+//! etcd. There is no text here. A stop string is modelled as a number of tokens, of which it is a function.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -19,22 +19,22 @@ use crate::process::Process;
 use crate::served::{Ask, Front, Served, Tokens};
 use crate::world::World;
 
-/// One life of a router.
-pub struct RouterLife {
-    /// Which machine.
+/// One run of a router's process.
+pub struct RouterRun {
+    /// Host that it runs on.
     pub host: Host,
-    /// Its tasks.
+    /// The process that owns its tasks.
     pub process: Process,
     cluster: Mutex<Option<Cluster>>,
 }
 
-impl RouterLife {
-    /// Its cluster, while it lives.
+impl RouterRun {
+    /// Its cluster, while the process runs.
     pub fn cluster(&self) -> Option<Cluster> {
         self.cluster.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Lets go of what the dead process held.
+    /// Drops what the dead process held.
     pub fn bury(&self) {
         let cluster = self.cluster.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.process.within(|| drop(cluster));
@@ -42,7 +42,7 @@ impl RouterLife {
 }
 
 /// Starts a router at `host`.
-pub fn start(world: &Arc<World>, host: Host) -> Arc<RouterLife> {
+pub fn start(world: &Arc<World>, host: Host) -> Arc<RouterRun> {
     let (process, seed) = world.new_process();
     world.log.say(host, format_args!("starts as router"));
     let (changes, members) = in_process();
@@ -54,7 +54,7 @@ pub fn start(world: &Arc<World>, host: Host) -> Arc<RouterLife> {
     world.network.listen(host, &process, Served { worker: None, front: Some(front) });
     let etcd = world.etcd.link(host);
     process.spawn(async move { follow(&etcd, FollowerConfig::new(MODEL, seed), changes).await });
-    Arc::new(RouterLife { host, process, cluster: Mutex::new(Some(cluster)) })
+    Arc::new(RouterRun { host, process, cluster: Mutex::new(Some(cluster)) })
 }
 
 struct RouterFront(Cluster);
@@ -78,7 +78,7 @@ impl Front for RouterFront {
     }
 }
 
-/// Where tokens become text, which may end a sample.
+/// Stands for the layer that turns tokens into text and can end a sample at a stop string.
 struct Edge {
     stream: TokenStream,
     texts: Vec<Text>,
@@ -100,7 +100,7 @@ impl Edge {
         None
     }
 
-    /// What the client gets of a delta.
+    /// The part of a delta that the client receives.
     fn cut(&mut self, mut delta: TokenDelta) -> Option<TokenDelta> {
         let sample = delta.sample_index;
         let Some(text) = self.texts.get_mut(sample as usize) else { return Some(delta) };

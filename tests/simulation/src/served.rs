@@ -1,4 +1,4 @@
-//! What a process answers to: the worker's protocol, a client's requests, or both.
+//! What a process serves: the worker's protocol, client requests, or both.
 
 use std::sync::Arc;
 
@@ -8,31 +8,31 @@ use skein_router::links::transport::Transport;
 use skein_router::refusal::Refusal;
 use skein_router::request::{TokenDelta, TokenRequest};
 
-/// Tokens on their way to a client, or what ended them.
+/// A stream of tokens to a client, or the refusal that ended it.
 pub type Tokens = BoxStream<'static, Result<TokenDelta, Refusal>>;
 
 /// A request as a client sends it.
 #[derive(Debug, Clone)]
 pub struct Ask {
-    /// The request.
+    /// The request itself.
     pub request: TokenRequest,
-    /// By sample: after so many tokens a stop string would have been seen; its text ends there.
+    /// By sample: number of tokens after which a stop string ends its text.
     pub stop_after: Vec<Option<u32>>,
-    /// By sample: tokens the client has already.
+    /// By sample: number of tokens that the client already has.
     pub has: Vec<u32>,
 }
 
-/// The front of a router, as the gateway would serve it.
+/// The part of a router that clients call; stands for the gateway.
 pub trait Front: Send + Sync {
     /// Starts a request.
     fn submit(&self, ask: Ask) -> BoxFuture<'static, Result<Tokens, Refusal>>;
 }
 
-/// See the module's description.
+/// The services of one process.
 #[derive(Default)]
 pub struct Served {
-    /// `skein.worker.v1.Worker`.
+    /// The protocol `skein.worker.v1.Worker`.
     pub worker: Option<Arc<dyn Transport>>,
-    /// What clients call.
+    /// The service for clients.
     pub front: Option<Arc<dyn Front>>,
 }

@@ -1,4 +1,5 @@
-//! A worker's process: the product's service and engine over a simulated device, registered in the simulated etcd.
+//! A worker's process: the product's service and engine over a simulated device, registered in the simulated
+//! etcd.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,29 +23,29 @@ use crate::served::Served;
 use crate::workload::VOCAB_SIZE;
 use crate::world::World;
 
-/// What a server waits at its end for connections to close by themselves.
+/// How long a server that shuts down waits for connections to close.
 const CLOSE_WITHIN: Duration = Duration::from_secs(1);
 
-/// One life of a worker.
-pub struct WorkerLife {
-    /// Which machine.
+/// One run of a worker's process.
+pub struct WorkerRun {
+    /// Host that it runs on.
     pub host: Host,
-    /// Its tasks.
+    /// The process that owns its tasks.
     pub process: Process,
-    /// What it computes on.
+    /// The simulated device.
     pub device: Arc<Device>,
-    /// What it serves.
+    /// The worker's gRPC service.
     pub service: WorkerService,
-    /// SIGTERM.
+    /// Delivers SIGTERM.
     pub told_to_end: Arc<Notify>,
-    /// Its model is another one of the same name.
+    /// Whether it serves a different model under the same name.
     pub other_weights: bool,
-    /// Nothing may be left in its engine when that is idle.
+    /// Whether an idle engine must be empty.
     pub at_rest: Arc<AtomicBool>,
 }
 
 /// Starts a worker at `host`.
-pub fn start(world: &Arc<World>, host: Host) -> Arc<WorkerLife> {
+pub fn start(world: &Arc<World>, host: Host) -> Arc<WorkerRun> {
     let (process, epoch) = world.new_process();
     let device = Arc::new(Device::default());
     let other_weights = world.takes_other_weights(host);
@@ -60,34 +61,34 @@ pub fn start(world: &Arc<World>, host: Host) -> Arc<WorkerLife> {
     let served = Served { worker: Some(Arc::new(Direct(service.clone()))), front: None };
     world.network.listen(host, &process, served);
     let (told_to_end, at_rest) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(false)));
-    let life = WorkerLife { host, process, device, service, told_to_end, other_weights, at_rest };
+    let run = WorkerRun { host, process, device, service, told_to_end, other_weights, at_rest };
     let turning = Turning {
         engine,
-        device: life.device.clone(),
-        at_rest: life.at_rest.clone(),
+        device: run.device.clone(),
+        at_rest: run.at_rest.clone(),
         host,
         log: world.log.clone(),
     };
-    life.process.spawn(turning.work(life.process.clone()));
-    life.process.spawn(serve(world.clone(), host, epoch, life.service.clone(), life.told_to_end.clone()));
-    Arc::new(life)
+    run.process.spawn(turning.work(run.process.clone()));
+    run.process.spawn(serve(world.clone(), host, epoch, run.service.clone(), run.told_to_end.clone()));
+    Arc::new(run)
 }
 
-/// What kind of worker.
+/// Settings of a worker to build.
 pub struct Make<'a> {
-    /// Where.
+    /// Host that it runs on.
     pub host: Host,
-    /// Of which life.
+    /// Plan of the run.
     pub plan: &'a Plan,
-    /// Its settings.
+    /// Settings of the worker itself.
     pub config: &'a WorkerConfig,
-    /// Its blocks.
+    /// Number of KV blocks.
     pub kv_blocks: u32,
-    /// Its model is another one of the same name.
+    /// Whether it serves a different model under the same name.
     pub other_weights: bool,
 }
 
-/// A worker that nobody turns yet.
+/// A worker whose engine nobody drives yet.
 pub fn build(make: &Make<'_>, epoch: u64, device: &Arc<Device>, log: &Arc<Log>) -> (WorkerService, Engine) {
     let &Make { host, plan, config, kv_blocks, other_weights } = make;
     let limits = config.scheduler.clone();
@@ -119,7 +120,7 @@ impl Turning {
             match &turn {
                 Ok(Turn::Worked) => self.audit(false),
                 Ok(Turn::Idle) => self.audit(true),
-                // An engine that has ended lets go of nothing any more.
+                // An engine that has ended no longer frees anything.
                 _ => {}
             }
             match turn {
@@ -133,7 +134,7 @@ impl Turning {
                 }
             }
         }
-        // What it said before its end gets out.
+        // Lets its last messages out.
         tokio::time::sleep(CLOSE_WITHIN).await;
         process.kill();
     }
@@ -147,7 +148,7 @@ impl Turning {
     }
 }
 
-/// The life of the process beside its engine, as the command has it: registered until it is told to end, then drained.
+/// The process apart from its engine, like the worker command: registered until SIGTERM, then drained.
 async fn serve(world: Arc<World>, host: Host, epoch: u64, service: WorkerService, told_to_end: Arc<Notify>) {
     stay_registered(world.etcd.link(host), host, epoch, told_to_end.notified()).await;
     world.log.say(host, format_args!("drains"));

@@ -1,4 +1,4 @@
-//! What clients ask for: every kind of request, small enough that one worker holds a few of them.
+//! The requests of clients: every kind of request, small enough that one worker holds several.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,32 +15,32 @@ use crate::served::Ask;
 /// Small, so that stop tokens are drawn.
 pub const VOCAB_SIZE: u32 = 100;
 
-/// No stop token is above this one.
+/// The highest stop token.
 pub const LAST_STOP_TOKEN: u32 = 17;
 
-/// What the requests of one life have in common.
+/// Properties shared by the requests of one run.
 #[derive(Debug, Clone)]
 pub struct Flavour {
-    /// Longest prompt, tokens.
+    /// Longest prompt in tokens.
     pub longest_prompt: u32,
-    /// Most tokens of a sample.
+    /// Most output tokens of a sample.
     pub longest_output: u32,
     /// Most samples of a request.
     pub most_samples: u32,
-    /// Prompts begin with one of so many beginnings.
+    /// Number of distinct prefixes of prompts.
     pub beginnings: u32,
-    /// One client in so many cancels.
+    /// One client in this many cancels.
     pub cancels: u64,
-    /// One client in so many reads slowly.
+    /// One client in this many reads slowly.
     pub slow_readers: u64,
-    /// One request in so many has a deadline.
+    /// One request in this many has a deadline.
     pub deadlines: u64,
-    /// One client in so many takes its stream up again where it was, instead of from its beginning.
+    /// One client in this many resumes its stream instead of reading it from the start.
     pub resumes: u64,
 }
 
 impl Flavour {
-    /// Requests that fit `limits`.
+    /// Properties that fit `limits`.
     pub fn new(random: &Random, limits: &SchedulerConfig) -> Self {
         let longest = limits.max_model_len.unwrap_or(64);
         Self {
@@ -56,22 +56,22 @@ impl Flavour {
     }
 }
 
-/// One client.
+/// The plan of one client.
 #[derive(Debug, Clone)]
 pub struct Client {
-    /// What it asks for.
+    /// The request that it sends.
     pub ask: Ask,
-    /// How long it waits in all, if it has a deadline. Each try tells what is left.
+    /// Its deadline from the first attempt, if it has one. Each attempt carries what is left.
     pub patience: Option<Duration>,
-    /// When it goes away.
+    /// Time after which it cancels.
     pub cancels_after: Option<Duration>,
-    /// What it does between two messages.
+    /// Pause after each message.
     pub reads_every: Option<Duration>,
-    /// Whether it says what it has when it comes back.
+    /// Whether a retry says which tokens the client has.
     pub resumes: bool,
 }
 
-/// The client number `number`.
+/// The client with this number.
 pub fn client(random: &Random, flavour: &Flavour, number: u32) -> Client {
     let n = random.small(1, flavour.most_samples);
     let sampling = sampling(random, flavour);
@@ -102,9 +102,12 @@ fn prompt(random: &Random, flavour: &Flavour) -> Arc<[TokenId]> {
     let length = random.small(1, flavour.longest_prompt);
     let shared = random.small(0, length);
     let beginning = random.small(0, flavour.beginnings - 1);
-    let token = |position| match position < shared {
-        true => (position * 7 + beginning * 13) % VOCAB_SIZE,
-        false => random.small(0, VOCAB_SIZE - 1),
+    let token = |position| {
+        if position < shared {
+            (position * 7 + beginning * 13) % VOCAB_SIZE
+        } else {
+            random.small(0, VOCAB_SIZE - 1)
+        }
     };
     (0..length).map(token).collect()
 }

@@ -1,4 +1,4 @@
-//! One life: everybody who takes part, and who watches over them.
+//! One run: all members and the supervisor that restarts them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,42 +11,42 @@ use crate::plan::Plan;
 use crate::process::Process;
 use crate::random::Random;
 use crate::report::Log;
-use crate::router::RouterLife;
-use crate::worker::WorkerLife;
+use crate::router::RouterRun;
+use crate::worker::WorkerRun;
 use crate::{router, worker};
 
-/// Everything of one life.
+/// Everything in one run.
 pub struct World {
-    /// What was decided before.
+    /// The plan drawn from the seed.
     pub plan: Plan,
-    /// What happens.
+    /// The log of the run.
     pub log: Arc<Log>,
-    /// The wires.
+    /// The simulated network.
     pub network: Arc<Network>,
-    /// The store of who belongs.
+    /// The simulated etcd.
     pub etcd: Arc<Etcd>,
-    /// Draws of what happens to processes.
+    /// Randomness for processes.
     pub random: Random,
-    people: Mutex<People>,
-    /// Lives begun so far: each worker's life has another epoch.
-    lives: AtomicU64,
+    members: Mutex<Members>,
+    /// Number of processes started; a worker's epoch is its number.
+    started: AtomicU64,
 }
 
 #[derive(Default)]
-struct People {
-    workers: BTreeMap<Host, Arc<WorkerLife>>,
-    routers: BTreeMap<Host, Arc<RouterLife>>,
+struct Members {
+    workers: BTreeMap<Host, Arc<WorkerRun>>,
+    routers: BTreeMap<Host, Arc<RouterRun>>,
     downtimes: BTreeMap<Host, Downtime>,
-    /// Their next life has other weights.
+    /// Hosts whose next run has other weights.
     other_weights: BTreeSet<Host>,
 }
 
-/// What follows a process's end.
+/// What follows the end of a process.
 #[derive(Debug, Clone, Copy)]
 pub struct Downtime {
-    /// Until it is started anew.
+    /// Time until it is started again.
     pub lasts: Duration,
-    /// Its machine has lost power: its peers are not told.
+    /// Whether its machine lost power, so that its peers are not told.
     pub dark: bool,
 }
 
@@ -57,17 +57,17 @@ impl Default for Downtime {
 }
 
 impl World {
-    /// Everybody is off.
+    /// A world in which nothing runs yet.
     pub fn new(plan: Plan, log: Arc<Log>) -> Arc<Self> {
         let random = |name| Random::new(plan.seed, name);
         let network = Network::new(plan.network.clone(), random("network"), log.clone());
         let etcd = Etcd::new(network.clone(), log.clone());
         let random = random("processes");
-        let (people, lives) = Default::default();
-        Arc::new(Self { plan, log, network, etcd, random, people, lives })
+        let (members, started) = Default::default();
+        Arc::new(Self { plan, log, network, etcd, random, members, started })
     }
 
-    /// Starts everybody, and starts them again whenever they end.
+    /// Starts all processes, and restarts those that end.
     pub fn start(self: &Arc<Self>) {
         self.etcd.start();
         for &host in &self.plan.workers {
@@ -78,78 +78,78 @@ impl World {
         }
     }
 
-    fn people(&self) -> MutexGuard<'_, People> {
-        self.people.lock().unwrap_or_else(PoisonError::into_inner)
+    fn members(&self) -> MutexGuard<'_, Members> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The life of the worker at `host`, if it runs.
-    pub fn worker(&self, host: Host) -> Option<Arc<WorkerLife>> {
-        self.people().workers.get(host).cloned()
+    /// The worker at `host`, if it runs.
+    pub fn worker(&self, host: Host) -> Option<Arc<WorkerRun>> {
+        self.members().workers.get(host).cloned()
     }
 
-    /// The life of the router at `host`, if it runs.
-    pub fn router(&self, host: Host) -> Option<Arc<RouterLife>> {
-        self.people().routers.get(host).cloned()
+    /// The router at `host`, if it runs.
+    pub fn router(&self, host: Host) -> Option<Arc<RouterRun>> {
+        self.members().routers.get(host).cloned()
     }
 
     /// The process at `host`, if it runs.
     pub fn process(&self, host: Host) -> Option<Process> {
-        let people = self.people();
-        let worker = people.workers.get(host).map(|life| life.process.clone());
-        worker.or_else(|| people.routers.get(host).map(|life| life.process.clone()))
+        let members = self.members();
+        let worker = members.workers.get(host).map(|run| run.process.clone());
+        worker.or_else(|| members.routers.get(host).map(|run| run.process.clone()))
     }
 
-    /// What is to follow the next end of the process at `host`.
+    /// Sets what follows the next end of the process at `host`.
     pub fn plan_downtime(&self, host: Host, downtime: Downtime) {
-        self.people().downtimes.insert(host, downtime);
+        self.members().downtimes.insert(host, downtime);
     }
 
-    /// The next life of the worker at `host` has other weights.
+    /// Gives the next run of the worker at `host` other weights.
     pub fn swap_weights(&self, host: Host) {
-        self.people().other_weights.insert(host);
+        self.members().other_weights.insert(host);
     }
 
-    /// All lives that begin from now on have the right weights.
+    /// Gives all later runs the right weights.
     pub fn right_weights(&self) {
-        self.people().other_weights.clear();
+        self.members().other_weights.clear();
     }
 
-    /// Whether the life that begins now at `host` has other weights.
+    /// Whether the run that starts now at `host` has other weights.
     pub fn takes_other_weights(&self, host: Host) -> bool {
-        self.people().other_weights.remove(host)
+        self.members().other_weights.remove(host)
     }
 
-    /// A process for a new life.
+    /// A new process and its number.
     pub fn new_process(&self) -> (Process, u64) {
-        let life = self.lives.fetch_add(1, Ordering::Relaxed) + 1;
-        let random = Random::new(self.plan.seed ^ life.rotate_left(32), "process");
-        (Process::new(random, self.plan.put_off), life)
+        let run = self.started.fetch_add(1, Ordering::Relaxed) + 1;
+        let random = Random::new(self.plan.seed ^ run.rotate_left(32), "process");
+        (Process::new(random, self.plan.put_off), run)
     }
 
     async fn supervise_worker(self: Arc<Self>, host: Host) {
         loop {
-            let life = worker::start(&self, host);
-            self.people().workers.insert(host, life.clone());
-            life.process.ended().await;
-            self.people().workers.remove(host);
-            self.bury(host, &life.process).await;
+            let run = worker::start(&self, host);
+            self.members().workers.insert(host, run.clone());
+            run.process.ended().await;
+            self.members().workers.remove(host);
+            self.bury(host, &run.process).await;
         }
     }
 
     async fn supervise_router(self: Arc<Self>, host: Host) {
         loop {
-            let life = router::start(&self, host);
-            self.people().routers.insert(host, life.clone());
-            life.process.ended().await;
-            self.people().routers.remove(host);
-            life.bury();
-            self.bury(host, &life.process).await;
+            let run = router::start(&self, host);
+            self.members().routers.insert(host, run.clone());
+            run.process.ended().await;
+            self.members().routers.remove(host);
+            run.bury();
+            self.bury(host, &run.process).await;
         }
     }
 
     async fn bury(self: &Arc<Self>, host: Host, process: &Process) {
         self.log.disturbed();
-        let Downtime { lasts, dark } = self.people().downtimes.remove(host).unwrap_or_default();
+        let Downtime { lasts, dark } = self.members().downtimes.remove(host).unwrap_or_default();
         self.log.say(host, format_args!("has ended{}", if dark { ", and its machine with it" } else { "" }));
         self.network.process_ended(host, process, dark);
         tokio::time::sleep(lasts).await;

@@ -1,15 +1,15 @@
-//! Thousands of lives. `TEST_SIM_SEED=n` lives one aloud; `TEST_SIM_SEEDS=n` lives the first n, `TEST_SIM_FIRST=n`
-//! begins with another one.
+//! Runs thousands of seeds. `TEST_SIM_SEED=n` runs one and prints its log; `TEST_SIM_SEEDS=n` runs n seeds,
+//! starting at `TEST_SIM_FIRST=n`.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use skein_simulation::life::{Summary, live};
+use skein_simulation::run::{Summary, run_seed};
 
-/// Seeds of a plain test run.
+/// Seeds in a normal test run.
 const SEEDS: u64 = 2000;
-/// Simulated time runs at least so many times as fast as real time.
+/// Simulated time must run at least this many times as fast as real time.
 const SPEED: f64 = 1000.0;
 
 fn setting(name: &str) -> Option<u64> {
@@ -22,17 +22,17 @@ fn fail(summary: &Summary) -> ! {
     }
     let Summary { seed, hash, violation, .. } = summary;
     let violation = violation.as_deref().unwrap_or_default();
-    panic!("seed {seed} (log {hash:016x}): {violation}\nTEST_SIM_SEED={seed} lives it again");
+    panic!("seed {seed} (log {hash:016x}): {violation}\nTEST_SIM_SEED={seed} reproduces it");
 }
 
 #[test]
-#[allow(clippy::disallowed_methods)] // how fast it is in real time is what is measured
-fn nothing_is_lost_in_any_life() {
+#[allow(clippy::disallowed_methods)] // real time is what this test measures
+fn nothing_is_lost_in_any_run() {
     if let Some(seed) = setting("TEST_SIM_SEED") {
-        // What the product itself says, between the simulator's own lines: RUST_LOG=debug.
+        // Prints the product's own log between the simulator's lines: RUST_LOG=debug.
         let filter = tracing_subscriber::EnvFilter::from_default_env();
         tracing_subscriber::fmt().with_env_filter(filter).without_time().with_ansi(false).init();
-        let summary = live(seed, true);
+        let summary = run_seed(seed, true);
         println!("log {:016x}, {} lines", summary.hash, summary.lines);
         if summary.violation.is_some() {
             fail(&summary);
@@ -51,7 +51,7 @@ fn nothing_is_lost_in_any_life() {
                     if number >= count {
                         break;
                     }
-                    let summary = live(first + number, false);
+                    let summary = run_seed(first + number, false);
                     stop.fetch_or(summary.violation.is_some(), Ordering::Relaxed);
                     sums.lock().expect("no thread panics with it").add(summary);
                 }
@@ -104,9 +104,9 @@ impl Sums {
 }
 
 #[test]
-fn a_seed_lives_the_same_life_twice() {
+fn a_seed_gives_the_same_run_twice() {
     for seed in 0..20 {
-        let (one, other) = (live(seed, false), live(seed, false));
+        let (one, other) = (run_seed(seed, false), run_seed(seed, false));
         assert_eq!((one.hash, one.lines), (other.hash, other.lines), "seed {seed}");
     }
 }

@@ -102,12 +102,11 @@ fn linear(
     let (x, out) = (rig.random::<bf16>(rows * k)?, rig.zeros::<bf16>(rows * n)?);
     rig.measure(name, products::work(rows, n, k, 2), weights.copies, |stream, copy| {
         let weight = weights.get(copy);
-        match is_gated {
-            true => {
-                let gated = Gated { by: Gate::Silu, weight: &weight };
-                linear.launch_gate_up(stream, *out, *x, gated, rows, *workspace)
-            }
-            false => linear.launch(stream, *out, *x, &weight, rows, *workspace),
+        if is_gated {
+            let gated = Gated { by: Gate::Silu, weight: &weight };
+            linear.launch_gate_up(stream, *out, *x, gated, rows, *workspace)
+        } else {
+            linear.launch(stream, *out, *x, &weight, rows, *workspace)
         }
     })
 }

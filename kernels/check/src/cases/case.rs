@@ -142,10 +142,10 @@ impl Bench {
 
     /// Which of `len` results are compared with a reference that takes long: all, or [`COMPARED`] drawn at random.
     pub fn compared(&mut self, len: usize) -> Vec<usize> {
-        match len <= COMPARED {
-            true => (0..len).collect(),
-            false => (0..COMPARED).map(|_| self.below(len as u32) as usize).collect(),
+        if len <= COMPARED {
+            return (0..len).collect();
         }
+        (0..COMPARED).map(|_| self.below(len as u32) as usize).collect()
     }
 
     /// `values` on the device.

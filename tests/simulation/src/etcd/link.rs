@@ -1,4 +1,4 @@
-//! How a process reaches etcd: the product's own trait, over the simulated network.
+//! A process's connection to etcd: the product's own trait over the simulated network.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use super::{Etcd, Store};
 use crate::names::ETCD;
 use crate::network::Host;
 
-/// A watch whose pings get no answer for this long is over at its client.
+/// A client ends a watch whose pings are unanswered for this long.
 const WATCH_KEEPALIVE: Duration = Duration::from_secs(12);
 
-/// A process's way to etcd.
+/// A process's connection to etcd.
 #[derive(Clone)]
 pub struct Link {
     pub(super) etcd: Arc<Etcd>,
@@ -38,7 +38,7 @@ impl Link {
     fn act<T>(&self, act: impl FnOnce(&mut Store) -> Result<T, EtcdError>) -> Result<T, EtcdError> {
         let mut store = self.etcd.lock();
         if store.away {
-            return Err(EtcdError::Unavailable("it is away".to_owned()));
+            return Err(EtcdError::Unavailable("it is down".to_owned()));
         }
         store.end_old_leases();
         let before = store.revision;
@@ -69,13 +69,15 @@ impl EtcdApi for Link {
     }
 
     async fn watch(&self, prefix: &str, revision: i64) -> Result<Watch, EtcdError> {
-        let open = |store: &mut Store| match () {
-            () if store.revision + 1 < revision => Err(EtcdError::Unavailable("it lags behind".to_owned())),
-            () if revision < store.oldest => Err(EtcdError::Compacted { oldest: store.oldest }),
-            () => {
-                store.watches += 1;
-                Ok((store.cluster, store.watches))
+        let open = |store: &mut Store| {
+            if store.revision + 1 < revision {
+                return Err(EtcdError::Unavailable("it lags behind".to_owned()));
             }
+            if revision < store.oldest {
+                return Err(EtcdError::Compacted { oldest: store.oldest });
+            }
+            store.watches += 1;
+            Ok((store.cluster, store.watches))
         };
         let (cluster, number) = self.call(open).await?;
         Ok(Watch { link: self.clone(), prefix: prefix.to_owned(), cluster, number, next: revision })
@@ -145,7 +147,7 @@ impl EtcdWatch for Watch {
                 if tokio::time::timeout(WATCH_KEEPALIVE, way).await.is_err() {
                     return Err(EtcdError::Unavailable("no answer to pings".to_owned()));
                 }
-                // Only now: who drops this future while events are on their way gets them again.
+                // Only now: if this future is dropped while events are in flight, they are delivered again.
                 self.next = next;
                 return Ok(events);
             }
@@ -155,22 +157,22 @@ impl EtcdWatch for Watch {
 }
 
 impl Watch {
-    /// The changes from the next revision on, and the one after them.
+    /// The changes from the next revision on, and the revision after them.
     fn look(&self) -> Result<(Vec<WatchEvent>, i64), EtcdError> {
         let store = self.link.etcd.lock();
-        match () {
-            () if store.away || store.cluster != self.cluster => {
-                Err(EtcdError::Unavailable("the server ended the watch".to_owned()))
-            }
-            () if self.number <= store.deaf => Ok((Vec::new(), self.next)),
-            () if self.next < store.oldest => Err(EtcdError::Compacted { oldest: store.oldest }),
-            () => {
-                let news = store.history.iter().filter(|(revision, event)| {
-                    let (WatchEvent::Put(KeyEntry { key, .. }) | WatchEvent::Delete { key, .. }) = event;
-                    *revision >= self.next && key.starts_with(&self.prefix)
-                });
-                Ok((news.map(|(_, event)| event.clone()).collect(), store.revision + 1))
-            }
+        if store.away || store.cluster != self.cluster {
+            return Err(EtcdError::Unavailable("the server ended the watch".to_owned()));
         }
+        if self.number <= store.deaf {
+            return Ok((Vec::new(), self.next));
+        }
+        if self.next < store.oldest {
+            return Err(EtcdError::Compacted { oldest: store.oldest });
+        }
+        let news = store.history.iter().filter(|(revision, event)| {
+            let (WatchEvent::Put(KeyEntry { key, .. }) | WatchEvent::Delete { key, .. }) = event;
+            *revision >= self.next && key.starts_with(&self.prefix)
+        });
+        Ok((news.map(|(_, event)| event.clone()).collect(), store.revision + 1))
     }
 }

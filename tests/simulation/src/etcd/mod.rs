@@ -1,5 +1,5 @@
-//! A simulated etcd: one store with revisions, leases and watches, behind the product's own trait. It can be away,
-//! compact its history, lose its data, and go deaf to those who watch.
+//! A simulated etcd: one store with revisions, leases and watches, behind the product's own trait. It can be
+//! down, compact its history, lose its data, and stop sending events to watches.
 
 mod link;
 
@@ -16,10 +16,10 @@ use crate::names::ETCD;
 use crate::network::{Host, Network};
 use crate::report::Log;
 
-/// How often leases are looked at.
+/// Interval at which leases are checked.
 const LEASE_TICK: Duration = Duration::from_millis(500);
 
-/// See the module's description.
+/// The simulated server and its store.
 pub struct Etcd {
     network: Arc<Network>,
     log: Arc<Log>,
@@ -37,7 +37,7 @@ struct Store {
     /// The oldest revision whose changes are kept.
     oldest: i64,
     away: bool,
-    /// Watches opened so far, and those of them, from the first on, that hear nothing any more.
+    /// Watches opened so far. The first `deaf` of them receive nothing any more.
     watches: u64,
     deaf: u64,
 }
@@ -96,7 +96,7 @@ impl Etcd {
         Arc::new(Self { network, log, store, changed: Signal::default() })
     }
 
-    /// Begins to end leases.
+    /// Starts the expiry of leases.
     pub fn start(self: &Arc<Self>) {
         let etcd = self.clone();
         tokio::spawn(async move {
@@ -122,12 +122,13 @@ impl Etcd {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How a process at `host` reaches it.
+    /// The connection of a process at `host`.
     pub fn link(self: &Arc<Self>, host: Host) -> Link {
         Link { etcd: self.clone(), host }
     }
 
-    /// It does not answer, or answers again. `kept`: leases begin anew when it is back, as a new leader does it.
+    /// Takes it down, or up again. `kept`: leases start anew on its return, as after the election of a new
+    /// leader.
     pub fn set_away(&self, away: bool, kept: bool) {
         let mut store = self.lock();
         if store.away && !away && kept {
@@ -139,13 +140,13 @@ impl Etcd {
         self.changed.send();
     }
 
-    /// The watches that run hear nothing any more; nobody is told.
+    /// Stops sending events to the current watches, silently.
     pub fn deafen(&self) {
         let mut store = self.lock();
         store.deaf = store.watches;
     }
 
-    /// Forgets the history.
+    /// Discards the history.
     pub fn compact(&self) {
         let mut store = self.lock();
         store.oldest = store.revision + 1;
@@ -154,7 +155,7 @@ impl Etcd {
         self.changed.send();
     }
 
-    /// Loses everything, and is another store from now on.
+    /// Loses all data and becomes a new store.
     pub fn wipe(&self) {
         let mut store = self.lock();
         let Store { away, watches, deaf, .. } = *store;

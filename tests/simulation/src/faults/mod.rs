@@ -1,4 +1,4 @@
-//! What goes wrong, when, and that it ends.
+//! The faults: which, when, and how they end.
 
 mod processes;
 mod wires;
@@ -14,9 +14,9 @@ use crate::network::Host;
 use crate::random::Random;
 use crate::world::World;
 
-/// A kind of disturbance.
+/// A kind of fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs)] // each is what its name says, and `strike` says how
+#[allow(missing_docs)] // named for the fault; `strike` shows how it works
 pub enum Fault {
     KillWorker,
     KillRouter,
@@ -41,7 +41,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// All kinds.
+    /// All kinds of faults.
     pub const ALL: [Self; 20] = [
         Self::KillWorker,
         Self::KillRouter,
@@ -66,7 +66,7 @@ impl Fault {
     ];
 }
 
-/// Disturbs until `until`, then puts everything right.
+/// Injects faults until `until`, then repairs everything.
 pub async fn disturb(world: Arc<World>, random: Random, until: Instant) {
     let nemesis = Nemesis { world, random };
     if !nemesis.world.plan.faults.is_empty() {
@@ -102,7 +102,7 @@ impl Nemesis {
         self.random.pick(&self.world.plan.routers)
     }
 
-    /// Two that talk to each other.
+    /// Two hosts that talk to each other.
     fn a_pair(&self) -> (Host, Host) {
         match self.random.between(0, 5) {
             0 => (CLIENT, self.a_router()),
@@ -112,7 +112,7 @@ impl Nemesis {
         }
     }
 
-    /// How long something lasts: as often short as long.
+    /// A random duration; short ones are as likely as long ones.
     fn a_while(&self) -> Duration {
         self.random.millis(20, 15_000)
     }
@@ -163,7 +163,7 @@ impl Nemesis {
         }
     }
 
-    /// Everything is as it should be; processes that are down come back in their own time.
+    /// Ends all faults. Processes that are down return after their downtime.
     fn mend(&self) {
         let World { plan, network, etcd, .. } = &*self.world;
         self.say("all", format_args!("the faults are over"));

@@ -1,4 +1,4 @@
-//! What happens to processes and their devices.
+//! Faults of processes and their devices.
 
 use std::sync::atomic::Ordering;
 
@@ -75,12 +75,12 @@ impl Nemesis {
         let host = self.a_worker();
         let Some(worker) = self.world.worker(host) else { return };
         let lasts = self.random.millis(50, 10_000);
-        self.say(host, format_args!("is told to end, and is away for {} ms", lasts.as_millis()));
+        self.say(host, format_args!("is told to end, and is down for {} ms", lasts.as_millis()));
         self.world.plan_downtime(host, Downtime { lasts, dark: false });
         worker.told_to_end.notify_one();
     }
 
-    /// The worker comes back as another model of the same name, at once.
+    /// Kills the worker and restarts it at once with a different model of the same name.
     pub(super) fn swap_weights(&self) {
         let host = self.a_worker();
         let Some(worker) = self.world.worker(host) else { return };
@@ -93,10 +93,10 @@ impl Nemesis {
         worker.process.kill();
     }
 
-    /// A router takes the first weights it sees for the right ones.
+    /// A router takes the first weights that it sees as the right ones.
     fn everybody_knows_the_weights(&self) -> bool {
         let knows = |&host: &Host| {
-            let cluster = self.world.router(host).and_then(|life| life.cluster());
+            let cluster = self.world.router(host).and_then(|run| run.cluster());
             cluster.is_some_and(|cluster| cluster.ready().is_ok())
         };
         self.world.plan.routers.iter().all(knows)

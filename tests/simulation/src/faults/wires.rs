@@ -1,4 +1,4 @@
-//! What happens to the wires, and to etcd behind them.
+//! Faults of the network, and of etcd.
 
 use super::Nemesis;
 use crate::names::ETCD;
@@ -41,7 +41,7 @@ impl Nemesis {
     pub(super) fn etcd_away(&self) {
         let lasts = self.random.millis(100, 30_000);
         let kept = self.random.once_in(2);
-        self.say(ETCD, format_args!("is away for {} ms", lasts.as_millis()));
+        self.say(ETCD, format_args!("is down for {} ms", lasts.as_millis()));
         let etcd = self.world.etcd.clone();
         etcd.set_away(true, kept);
         tokio::spawn(async move {

@@ -1,5 +1,5 @@
-//! A call over a connection: a request goes one way, an answer and a stream of messages come back. Its halves know of
-//! each other only what the network carries: a client that drops its half is heard of at the server later, or never.
+//! A call over a connection: a request one way, an answer and a stream of messages back. Its halves learn of
+//! each other only through the network: when a client drops its half, the server hears of it later, or never.
 
 use std::sync::Arc;
 
@@ -13,14 +13,14 @@ use tonic::Status;
 use super::{Abuse, Connection, Network};
 use crate::served::Served;
 
-/// Messages as they come.
+/// Messages as they arrive.
 pub type Incoming<M> = BoxStream<'static, Result<M, Status>>;
-/// What a server answers with.
+/// What a server answers.
 pub type Answer<M> = Result<Incoming<M>, Status>;
-/// What a server does for a request.
+/// A server's handler of one request.
 pub type Start<M> = Box<dyn FnOnce(Arc<Served>) -> BoxFuture<'static, Answer<M>> + Send>;
 
-/// One message on its way, with the time of its arrival.
+/// A message in flight, with its time of arrival.
 struct Sent<M>(Instant, Body<M>);
 
 enum Body<M> {
@@ -29,7 +29,8 @@ enum Body<M> {
 }
 
 impl Network {
-    /// Calls the server of `connection`. `abusable`: whether single messages may be lost, doubled, swapped.
+    /// Calls the server of `connection`. `abusable`: whether single messages may be lost, duplicated or
+    /// swapped.
     pub(crate) async fn call<M: Clone + Send + Sync + 'static>(
         self: &Arc<Self>,
         connection: Arc<Connection>,
@@ -37,7 +38,7 @@ impl Network {
         start: Start<M>,
     ) -> Answer<M> {
         let (head, answered) = oneshot::channel();
-        let (messages, incoming) = mpsc::channel(self.shape.window);
+        let (messages, incoming) = mpsc::channel(self.spec.window);
         let (reset, hung_up) = oneshot::channel();
         let sent = self.arrival();
         let server = ServerHalf { network: self.clone(), connection: connection.clone(), messages, abusable };
@@ -115,10 +116,10 @@ impl<M: Clone + Send + Sync + 'static> ServerHalf<M> {
         self.send(&mut last, Body::End).await;
     }
 
-    /// Messages of a stream come in the order in which they were sent.
+    /// Messages of a stream arrive in the order in which they were sent.
     async fn send(&self, last: &mut Instant, body: Body<M>) {
         *last = self.network.arrival().max(*last);
-        // An error: the client's half is gone; the network will say so in its own time.
+        // An error means that the client's half is gone; the network reports that in its own time.
         drop(self.messages.send(Sent(*last, body)).await);
     }
 
@@ -133,7 +134,7 @@ struct ClientHalf<M> {
     network: Arc<Network>,
     connection: Arc<Connection>,
     incoming: mpsc::Receiver<Sent<M>>,
-    /// Tells the server's half to stop; taken once the stream is over.
+    /// Tells the server's half to stop; `None` once the stream is over.
     reset: Option<oneshot::Sender<()>>,
 }
 
@@ -160,11 +161,11 @@ impl<M: Send + 'static> ClientHalf<M> {
     }
 
     async fn next(&mut self) -> Option<Result<M, Status>> {
-        // Taken: an error was the last message.
+        // `None`: the last message was an error.
         self.reset.as_ref()?;
         let connection = self.connection.clone();
         let message = async {
-            // Without an end the server's half has just vanished: what is left is to hear of it.
+            // Without an end of stream the server's half just vanished. The client must still hear of that.
             let Some(Sent(at, body)) = self.incoming.recv().await else {
                 return std::future::pending().await;
             };
@@ -191,7 +192,7 @@ impl<M: Send + 'static> ClientHalf<M> {
 }
 
 impl<M> Drop for ClientHalf<M> {
-    /// The kernel tells the server, as far as the network carries it.
+    /// The kernel tells the server, if the network carries the message.
     fn drop(&mut self) {
         let Some(reset) = self.reset.take() else { return };
         if self.connection.client.dead().is_some() || tokio::runtime::Handle::try_current().is_err() {

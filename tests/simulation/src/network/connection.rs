@@ -1,4 +1,4 @@
-//! A connection: two ends, each of which lives until it hears otherwise. They need not agree.
+//! A connection and its two ends. Each is open until it learns otherwise, so they may disagree.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,7 +8,7 @@ use super::{CONNECT_TIMEOUT, Host, Network};
 use crate::process::Process;
 use crate::served::Served;
 
-/// From one process to another.
+/// A connection from one process to another.
 pub struct Connection {
     pub(super) client: End,
     pub(super) server: End,
@@ -27,18 +27,18 @@ impl End {
         Self { host, process, dead: Mutex::default(), told: Notify::new() }
     }
 
-    /// Why it is dead, if it is.
+    /// Why this end is dead; `None` = it is not.
     pub(super) fn dead(&self) -> Option<&'static str> {
         *self.dead.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The connection is over at this end.
+    /// Closes the connection at this end.
     pub(super) fn die(&self, why: &'static str) {
         self.dead.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(why);
         self.told.notify_waiters();
     }
 
-    /// Waits for its death.
+    /// Waits until this end is dead.
     pub(super) async fn died(&self) -> &'static str {
         loop {
             let mut told = std::pin::pin!(self.told.notified());
@@ -52,7 +52,7 @@ impl End {
 }
 
 impl Connection {
-    /// Whether it joins these two hosts.
+    /// Whether it connects these two hosts.
     pub(super) fn joins(&self, one: Host, other: Host) -> bool {
         let ends = (self.client.host, self.server.host);
         ends == (one, other) || ends == (other, one)
@@ -90,7 +90,7 @@ impl Connection {
         }
     }
 
-    /// A machine that has lost its power answers with resets once it is back.
+    /// After a power failure, the machine answers with resets once it is up again.
     pub(super) fn tell_orphans(self: &Arc<Self>, network: &Arc<Network>) {
         if self.client.process.is_gone() {
             self.client_dies(network, "its process ended");
@@ -102,7 +102,7 @@ impl Connection {
 }
 
 impl Network {
-    /// Opens a connection; the error says in words why there is none.
+    /// Opens a connection; the error says why it failed.
     pub async fn connect(
         self: &Arc<Self>,
         from: Host,

@@ -1,9 +1,10 @@
-//! The wires between processes: messages take time, wait behind a partition, and are lost when their connection dies.
+//! The network between processes: messages take time, wait behind a partition, and are lost when their
+//! connection dies.
 //!
-//! A link between two hosts may be blocked in one direction or both. Nobody is told: bytes wait, as TCP keeps
-//! sending them, and whoever pings notices after a while. A process that dies leaves resets behind; a machine that
-//! loses its power leaves nothing. Beyond what TCP would do, single messages of a stream may be dropped, doubled or
-//! swapped ([`Abuse`]): the protocol's positions and numbers have to catch that.
+//! A link between two hosts may be blocked in one direction or both, silently: bytes wait, as TCP keeps
+//! retransmitting them, and pings detect it after a while. A process that dies leaves resets behind; a
+//! machine that loses power leaves nothing. Beyond what TCP permits, single messages of a stream may be
+//! dropped, duplicated or swapped ([`Abuse`]), which the protocol's positions and numbers must catch.
 
 mod call;
 mod connection;
@@ -24,53 +25,53 @@ pub use call::Incoming;
 pub use connection::Connection;
 pub use transport::{Direct, SimConnector};
 
-/// A machine's name.
+/// Name of a machine.
 pub type Host = &'static str;
 
-/// Silence after which a router gives a connection up: its ping and the wait for the answer.
+/// Silence after which a router gives a connection up: ping interval plus time for the answer.
 const CLIENT_KEEPALIVE: Duration = Duration::from_secs(5);
-/// The same at a worker.
+/// The same for a worker.
 const SERVER_KEEPALIVE: Duration = Duration::from_secs(20);
 /// How long a connection may take to open.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What a network is like.
+/// Delays and limits of the network.
 #[derive(Debug, Clone)]
-pub struct Shape {
-    /// Shortest and longest time of a message on its way.
+pub struct NetworkSpec {
+    /// Shortest and longest delay of a message.
     pub delay: (Duration, Duration),
-    /// Messages of a stream on their way at once; its sender waits beyond that.
+    /// Messages of a stream in flight at once; beyond that its sender waits.
     pub window: usize,
-    /// Whether silent connections are noticed by pings.
+    /// Whether pings detect silent connections.
     pub keepalive: bool,
 }
 
-/// Faults that TCP hides and this network does not. One message in so many; 0 = none.
+/// Faults that TCP would hide. Each affects one message in the given number; 0 = none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Abuse {
-    /// Lost.
+    /// One message in this many is lost.
     pub dropped: u64,
-    /// Comes twice.
+    /// One message in this many arrives twice.
     pub doubled: u64,
-    /// Comes after the next one.
+    /// One message in this many arrives after the next one.
     pub swapped: u64,
 }
 
-/// See the module's description.
+/// The simulated network: listeners, connections and their faults.
 pub struct Network {
-    shape: Shape,
+    spec: NetworkSpec,
     random: Random,
     log: Arc<Log>,
     state: Mutex<State>,
-    /// A link was blocked or opened.
+    /// Notified when a link is blocked or opened.
     changed: Signal,
 }
 
 #[derive(Default)]
 struct State {
-    /// By direction, since when.
+    /// Since when each direction is blocked.
     blocked: BTreeMap<(Host, Host), Instant>,
-    /// Processes that do not answer pings, since when.
+    /// Since when a stopped process answers no pings.
     mute: BTreeMap<Host, Instant>,
     dark: BTreeMap<Host, Instant>,
     listeners: BTreeMap<Host, Listener>,
@@ -85,27 +86,27 @@ struct Listener {
 }
 
 impl Network {
-    /// A network on which all is well.
-    pub fn new(shape: Shape, random: Random, log: Arc<Log>) -> Arc<Self> {
-        Arc::new(Self { shape, random, log, state: Mutex::default(), changed: Signal::default() })
+    /// A network without faults.
+    pub fn new(spec: NetworkSpec, random: Random, log: Arc<Log>) -> Arc<Self> {
+        Arc::new(Self { spec, random, log, state: Mutex::default(), changed: Signal::default() })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on connections to `host` find `served`.
+    /// Makes new connections to `host` reach `served`.
     pub fn listen(&self, host: Host, process: &Process, served: Served) {
         let listener = Listener { process: process.clone(), served: Arc::new(served) };
         self.lock().listeners.insert(host, listener);
     }
 
-    /// Nobody new gets in at `host`; open connections stay.
+    /// Refuses new connections to `host`; open ones stay.
     pub fn stop_listening(&self, host: Host) {
         self.lock().listeners.remove(host);
     }
 
-    /// Blocks what goes `from` one host `to` another, or opens it again.
+    /// Blocks messages `from` one host `to` another, or opens the link again.
     pub fn block(self: &Arc<Self>, from: Host, to: Host, blocked: bool) {
         {
             let state = &mut *self.lock();
@@ -119,7 +120,7 @@ impl Network {
         self.watch_silence();
     }
 
-    /// Opens every link, and ends the abuse.
+    /// Opens every link and ends [`Abuse`].
     pub fn heal(self: &Arc<Self>) {
         {
             let state = &mut *self.lock();
@@ -129,7 +130,7 @@ impl Network {
         self.changed.send();
     }
 
-    /// `host` is stopped and answers no pings, or goes on.
+    /// Makes `host` ignore pings because it is stopped, or answer them again.
     pub fn mute(self: &Arc<Self>, host: Host, mute: bool) {
         {
             let state = &mut *self.lock();
@@ -142,12 +143,12 @@ impl Network {
         self.watch_silence();
     }
 
-    /// Messages of streams between routers and workers are abused from now on.
+    /// Applies `abuse` to messages of streams between routers and workers.
     pub fn abuse(&self, abuse: Abuse) {
         self.lock().abuse = abuse;
     }
 
-    /// Breaks every connection between two hosts, and tells both ends.
+    /// Breaks every connection between two hosts and tells both ends.
     pub fn cut(self: &Arc<Self>, one: Host, other: Host) {
         for connection in self.connections() {
             if connection.joins(one, other) {
@@ -157,7 +158,7 @@ impl Network {
         }
     }
 
-    /// A process has ended. Its kernel tells its peers, unless the machine is `dark`: then nobody does.
+    /// Reports the end of a process. Its kernel tells its peers, unless the machine is `dark`.
     pub fn process_ended(self: &Arc<Self>, host: Host, process: &Process, dark: bool) {
         {
             let state = &mut *self.lock();
@@ -175,7 +176,7 @@ impl Network {
         self.watch_silence();
     }
 
-    /// The machine has power again: whoever still talks to its old life is told.
+    /// The machine has power again, so peers that still talk to its previous run are told.
     pub fn lit(self: &Arc<Self>, host: Host) {
         self.lock().dark.remove(host);
         for connection in self.connections() {
@@ -183,7 +184,7 @@ impl Network {
         }
     }
 
-    /// Connections with an end that lives.
+    /// Connections with at least one open end.
     fn connections(&self) -> Vec<Arc<Connection>> {
         let state = &mut *self.lock();
         state.connections.retain(|connection| connection.strong_count() > 0);
@@ -192,12 +193,12 @@ impl Network {
 
     /// When a message sent now arrives.
     pub(crate) fn arrival(&self) -> Instant {
-        let (shortest, longest) = self.shape.delay;
+        let (shortest, longest) = self.spec.delay;
         let delay = self.random.millis(shortest.as_millis() as u64, longest.as_millis() as u64);
         Instant::now() + delay
     }
 
-    /// Waits until a message that should arrive `at` some time gets through.
+    /// Waits until `at`, and then until the link is open.
     pub(crate) async fn arrive(&self, from: Host, to: Host, at: Instant) {
         tokio::time::sleep_until(at).await;
         loop {
@@ -209,9 +210,9 @@ impl Network {
         }
     }
 
-    /// Looks again when pings that are sent now have had their time.
+    /// Checks again when pings sent now have timed out.
     fn watch_silence(self: &Arc<Self>) {
-        if !self.shape.keepalive {
+        if !self.spec.keepalive {
             return;
         }
         for limit in [CLIENT_KEEPALIVE, SERVER_KEEPALIVE] {
@@ -235,7 +236,7 @@ impl Network {
         }
     }
 
-    /// How long pings of one host to another have had no answer.
+    /// For how long pings from one host to another have gone unanswered.
     fn silent_for(&self, from: Host, to: Host) -> Duration {
         let state = self.lock();
         let since = [

@@ -1,4 +1,4 @@
-//! The product's seam to the wire, over this network.
+//! The product's transport traits over this network.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,11 +17,11 @@ use crate::served::Served;
 /// Opens connections for one process.
 #[derive(Clone)]
 pub struct SimConnector {
-    /// Over this.
+    /// The network to use.
     pub network: Arc<Network>,
-    /// From here.
+    /// Host of the client's end.
     pub host: Host,
-    /// For it.
+    /// Process of the client's end.
     pub process: Process,
 }
 
@@ -43,8 +43,8 @@ impl Connector for SimConnector {
     }
 }
 
-/// As the product has it: token streams have a connection of their own, and a connection that died is opened anew by
-/// the next call, to whoever listens there by then.
+/// As in the product, token streams have their own connection. If a connection dies, the next call opens a
+/// new one to whatever listens there by then.
 #[derive(Debug)]
 struct Wires {
     control: Line,
@@ -131,7 +131,7 @@ impl Transport for Wires {
     }
 }
 
-/// A worker's service, called without any wire: what a server's end of a connection calls, and the reference.
+/// A worker's service called without a network: by a server's end of a connection, and by the reference.
 pub struct Direct<S>(pub S);
 
 impl<S> fmt::Debug for Direct<S> {

@@ -1,4 +1,4 @@
-//! One seed's life from its first process to its last check.
+//! The run of one seed, from the first process to the last check.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,42 +14,42 @@ use crate::report::Log;
 use crate::world::World;
 use crate::{executor, faults, quiescence, workload};
 
-/// Before the first request.
+/// Time before the first request.
 const WARM_UP: Duration = Duration::from_secs(1);
-/// After the faults are over every client that still waits gets its answer within this time.
+/// How long after the faults every waiting client must have its answer.
 const CLIENTS_END_WITHIN: Duration = Duration::from_secs(600);
-/// One request in so many is asked for twice at once, under one id.
+/// One request in this many is sent twice at the same time with the same id.
 const TWINS: u64 = 8;
-/// What is added to the number of a client that asks for the same again.
+/// Added to the client's number for the second of two such requests.
 const TWIN: u32 = 1_000_000;
-/// How often the life is looked at.
+/// Interval of checks for violations and panics.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// What came of a seed.
+/// Result of a seed.
 #[derive(Debug, Clone)]
 pub struct Summary {
-    /// Which.
+    /// The seed that was run.
     pub seed: u64,
-    /// Over the whole log; equal for equal lives.
+    /// Hash of the whole log; equal runs have equal hashes.
     pub hash: u64,
-    /// Lines in the log.
+    /// Number of lines in the log.
     pub lines: u64,
-    /// How long the life was.
+    /// Simulated duration.
     pub simulated: Duration,
-    /// Requests.
+    /// Number of requests.
     pub requests: u32,
-    /// Those that got all of their answer.
+    /// Requests that got their whole answer.
     pub completed: u32,
-    /// What went wrong around them.
+    /// Faults injected.
     pub disturbances: u64,
-    /// What does not hold, if something does not.
+    /// The violated invariant, if any.
     pub violation: Option<String>,
-    /// The end of the log, when something does not hold.
+    /// The end of the log, if an invariant was violated.
     pub tail: Vec<String>,
 }
 
-/// Lives the life of `seed`; `loud` prints it as it goes.
-pub fn live(seed: u64, loud: bool) -> Summary {
+/// Runs `seed`; `loud` prints the log as it grows.
+pub fn run_seed(seed: u64, loud: bool) -> Summary {
     let log = Arc::new(if loud { Log::loud() } else { Log::default() });
     let plan = Plan::new(seed);
     log.say("plan", format_args!("{plan:?}"));
@@ -73,7 +73,7 @@ pub fn live(seed: u64, loud: bool) -> Summary {
     Summary { seed, hash, lines, simulated, requests, completed, disturbances, violation, tail }
 }
 
-/// Waits until something does not hold.
+/// Waits for a violation or a panic.
 async fn until_wrong(log: &Log) {
     while log.violation().is_none() && !executor::has_panicked() {
         tokio::time::sleep(LOOK_EVERY).await;
@@ -91,7 +91,7 @@ async fn act(world: &Arc<World>) -> BTreeMap<u32, Outcome> {
     outcomes
 }
 
-/// Lets all clients come, and waits for the last one.
+/// Starts all clients and waits for the last one.
 async fn serve_clients(world: &Arc<World>, calm_at: Instant) -> BTreeMap<u32, Outcome> {
     let random = Random::new(world.plan.seed, "clients");
     let busy_ms = world.plan.busy_for.as_millis() as u64;
@@ -108,7 +108,7 @@ async fn serve_clients(world: &Arc<World>, calm_at: Instant) -> BTreeMap<u32, Ou
             let (world, spec) = (world.clone(), spec.clone());
             clients.spawn(async move {
                 tokio::time::sleep(comes_after).await;
-                (number, Client::new(world, spec, own, calm_at).await.live().await)
+                (number, Client::new(world, spec, own, calm_at).await.run().await)
             });
         }
     }
