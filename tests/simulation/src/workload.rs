@@ -85,6 +85,7 @@ pub fn client(random: &Random, flavour: &Flavour, number: u32) -> Client {
         n,
         cache_salt: if random.once_in(5) { "salt".into() } else { "".into() },
         priority: if random.once_in(4) { random.small(0, 4) as i32 - 2 } else { 0 },
+        arrived: None,
         deadline: None,
         stream_key: None,
         resume: None,
