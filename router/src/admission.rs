@@ -35,6 +35,8 @@ pub struct Candidate {
     pub tokens: u64,
     /// Predicted time to the first token on the best worker; `None` while no rate has been measured.
     pub first_token_after: Option<Duration>,
+    /// Predicted time of the prefill alone on an idle worker; `None` as above.
+    pub prefill_takes: Option<Duration>,
     /// Time until the request's deadline.
     pub time_left: Option<Duration>,
 }
@@ -54,12 +56,16 @@ impl Admission {
 
     /// Admits the request or refuses it at once.
     ///
-    /// A deadline causes an early refusal only if even the best worker would miss it. A request larger than
-    /// the whole token limit is admitted when nothing else runs: it could never be served otherwise.
+    /// A deadline causes an early refusal only if even the best worker would miss it: as too short if an idle
+    /// worker would miss it too, otherwise as overload. A request larger than the whole token limit is
+    /// admitted when nothing else runs: it could never be served otherwise.
     pub fn admit(&self, candidate: Candidate) -> Result<Permit, Refusal> {
         if let (Some(wait), Some(left)) = (candidate.first_token_after, candidate.time_left)
             && wait > left
         {
+            if let Some(needed) = candidate.prefill_takes.filter(|needed| *needed > left) {
+                return Err(Refusal::DeadlineTooShort { needed, left });
+            }
             let reason = format!(
                 "the first token is due in {} ms, the deadline in {} ms",
                 wait.as_millis(),
@@ -109,7 +115,7 @@ mod tests {
     use super::*;
 
     fn ask(tokens: u64) -> Candidate {
-        Candidate { tokens, first_token_after: None, time_left: None }
+        Candidate { tokens, first_token_after: None, prefill_takes: None, time_left: None }
     }
 
     fn gate(max_num_queued_reqs: u32, max_num_queued_tokens: u64) -> Admission {
@@ -137,12 +143,37 @@ mod tests {
     fn a_deadline_refuses_early_only_if_the_best_worker_would_miss_it() {
         let gate = gate(9, 1000);
         let seconds = Duration::from_secs;
-        let ask = |wait, left| Candidate { tokens: 1, first_token_after: wait, time_left: left };
+        let ask = |wait, left| Candidate {
+            tokens: 1,
+            first_token_after: wait,
+            prefill_takes: None,
+            time_left: left,
+        };
         assert!(gate.admit(ask(Some(seconds(2)), Some(seconds(2)))).is_ok());
         assert!(gate.admit(ask(None, Some(seconds(2)))).is_ok(), "nothing measured, nothing known");
         assert!(gate.admit(ask(Some(seconds(99)), None)).is_ok());
         let refusal = gate.admit(ask(Some(seconds(5)), Some(seconds(2)))).expect_err("too late");
         assert_eq!(refusal.retry_after(), Some(seconds(3)));
         assert_eq!(refusal.http().status, 429);
+    }
+
+    #[test]
+    fn a_deadline_that_an_idle_worker_would_miss_is_no_overload() {
+        let gate = gate(9, 1000);
+        let ms = |ms| Some(Duration::from_millis(ms));
+        let refused = |prefill, wait, left| {
+            let ask = Candidate {
+                tokens: 1,
+                first_token_after: ms(wait),
+                prefill_takes: ms(prefill),
+                time_left: ms(left),
+            };
+            gate.admit(ask).expect_err("too late")
+        };
+        let alone = refused(40, 50, 5);
+        assert_eq!((alone.http().status, alone.retry_after()), (504, None));
+        let message = "The first token would take 40 ms and the deadline is in 5 ms; allow more time.";
+        assert_eq!(alone.to_string(), message);
+        assert_eq!(refused(40, 500, 45).http().status, 429, "the queue is to blame");
     }
 }

@@ -25,6 +25,10 @@ pub struct RouterConfig {
     pub admission: AdmissionConfig,
     /// Bounds on what one client may send.
     pub limits: RequestLimits,
+    /// Refuse request fields that no API has, rather than list them in `x-ignored-params`.
+    pub refuse_unknown_fields: bool,
+    /// Origins whose web pages may call the API; `*` = all.
+    pub allowed_origins: Vec<String>,
     /// Most consecutive moves of a request without progress before it fails.
     pub migration_limit: u32,
     /// How long a shutdown waits for running streams before it ends them with an error.
@@ -53,6 +57,8 @@ impl RouterConfig {
             api_keys: Vec::new(),
             admission: AdmissionConfig::default(),
             limits: RequestLimits::default(),
+            refuse_unknown_fields: false,
+            allowed_origins: Vec::new(),
             migration_limit: MIGRATION_LIMIT,
             shutdown_timeout: SHUTDOWN_TIMEOUT,
             recovery: RecoveryConfig::default(),
@@ -111,6 +117,8 @@ pub struct RequestLimits {
     pub body_bytes: usize,
     /// Prompts in one completions call.
     pub prompts: usize,
+    /// Prompts times `n` in one call.
+    pub choices: usize,
     /// Largest `n`.
     pub n: u32,
     /// Number of stop strings.
@@ -132,7 +140,8 @@ impl Default for RequestLimits {
         Self {
             body_bytes: 8 * 1024 * 1024,
             prompts: 128,
-            n: 16,
+            choices: 2048,
+            n: 128,
             stop_strings: 16,
             stop_string_bytes: 256,
             stop_token_ids: 128,

@@ -14,6 +14,7 @@ pub mod cluster;
 pub mod config;
 pub mod dispatch;
 pub mod drain;
+pub(crate) mod faults;
 pub mod fleet;
 pub mod gateway;
 pub mod generator;

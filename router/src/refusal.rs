@@ -1,6 +1,7 @@
 //! All the ways in which a request can fail. Two exhaustive matches, [`Refusal::http`] and
 //! [`Refusal::grpc_code`], decide what a client sees.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Why a request was not answered, or not completely.
@@ -44,9 +45,27 @@ pub enum Refusal {
         /// `messages` or `prompt`.
         param: &'static str,
     },
+    /// The prompt fits, but not with `max_tokens`.
+    #[error(
+        "max_tokens is too large: {output}. This model's maximum context length is {max} tokens and the prompt has {prompt}; ask for at most {} tokens.",
+        max - prompt
+    )]
+    OutputLength {
+        /// Longest sequence.
+        max: u32,
+        /// Prompt tokens, fewer than `max`.
+        prompt: u32,
+        /// Output tokens asked for.
+        output: u32,
+    },
     /// No served model has this name.
-    #[error("The model `{0}` does not exist.")]
-    ModelNotFound(String),
+    #[error("The model `{asked}` does not exist; this server has `{served}`.")]
+    ModelNotFound {
+        /// The name in the request.
+        asked: String,
+        /// The name that answers show.
+        served: Arc<str>,
+    },
     /// The path does not exist.
     #[error("{0}")]
     NotFound(String),
@@ -56,6 +75,9 @@ pub enum Refusal {
     /// The content type is not JSON.
     #[error("Unsupported content-type `{0}`; send application/json.")]
     UnsupportedMediaType(String),
+    /// The body is compressed.
+    #[error("The body is compressed (content-encoding `{0}`); send it as it is.")]
+    CompressedBody(String),
     /// The body is too large.
     #[error("The request body is over {limit} bytes; send a smaller one.")]
     TooLarge {
@@ -98,6 +120,17 @@ pub enum Refusal {
         /// The request's time limit.
         timeout: Duration,
     },
+    /// Even an idle worker would miss the client's deadline.
+    #[error(
+        "The first token would take {} ms and the deadline is in {} ms; allow more time.",
+        needed.as_millis(), left.as_millis()
+    )]
+    DeadlineTooShort {
+        /// Predicted time to the first token on an idle worker.
+        needed: Duration,
+        /// Until the client's deadline.
+        left: Duration,
+    },
     /// The request failed on every worker tried.
     #[error("The request could not be finished after {moves} moves to another worker: the workers failed.")]
     WorkersLost {
@@ -134,13 +167,13 @@ impl Refusal {
         match self {
             Self::Invalid { .. } => shape(400, "invalid_request_error", None),
             Self::InvalidJson(_) => shape(400, "invalid_request_error", Some("invalid_json")),
-            Self::ContextLength { .. } | Self::PromptTooLong { .. } => {
+            Self::ContextLength { .. } | Self::PromptTooLong { .. } | Self::OutputLength { .. } => {
                 shape(400, "invalid_request_error", Some("context_length_exceeded"))
             }
-            Self::ModelNotFound(_) => shape(404, "invalid_request_error", Some("model_not_found")),
+            Self::ModelNotFound { .. } => shape(404, "invalid_request_error", Some("model_not_found")),
             Self::NotFound(_) => shape(404, "invalid_request_error", Some("not_found")),
             Self::MethodNotAllowed(_) => shape(405, "invalid_request_error", Some("method_not_allowed")),
-            Self::UnsupportedMediaType(_) => {
+            Self::UnsupportedMediaType(_) | Self::CompressedBody(_) => {
                 shape(415, "invalid_request_error", Some("unsupported_media_type"))
             }
             Self::TooLarge { .. } => shape(413, "invalid_request_error", Some("request_too_large")),
@@ -150,7 +183,9 @@ impl Refusal {
             Self::Overloaded { .. } => shape(429, "overloaded_error", Some("queue_full")),
             Self::NoReadyWorker { .. } => shape(503, "service_unavailable", Some("no_ready_worker")),
             Self::Draining => shape(503, "service_unavailable", Some("draining")),
-            Self::DeadlineExceeded { .. } => shape(504, "timeout_error", Some("deadline_exceeded")),
+            Self::DeadlineExceeded { .. } | Self::DeadlineTooShort { .. } => {
+                shape(504, "timeout_error", Some("deadline_exceeded"))
+            }
             Self::WorkersLost { .. } => shape(500, "server_error", Some("engine_error")),
             Self::Internal => shape(500, "server_error", Some("internal_error")),
         }
@@ -161,7 +196,8 @@ impl Refusal {
         match self {
             Self::Invalid { param, .. } => *param,
             Self::ContextLength { param, .. } | Self::PromptTooLong { param, .. } => Some(param),
-            Self::ModelNotFound(_) => Some("model"),
+            Self::OutputLength { .. } => Some("max_tokens"),
+            Self::ModelNotFound { .. } => Some("model"),
             _ => None,
         }
     }
@@ -184,16 +220,18 @@ impl Refusal {
             | Self::InvalidJson(_)
             | Self::ContextLength { .. }
             | Self::PromptTooLong { .. }
+            | Self::OutputLength { .. }
             | Self::UnsupportedMediaType(_)
+            | Self::CompressedBody(_)
             | Self::TooLarge { .. } => tonic::Code::InvalidArgument,
-            Self::ModelNotFound(_) | Self::NotFound(_) => tonic::Code::NotFound,
+            Self::ModelNotFound { .. } | Self::NotFound(_) => tonic::Code::NotFound,
             Self::MethodNotAllowed(_) => tonic::Code::Unimplemented,
             Self::Unauthorized => tonic::Code::Unauthenticated,
             Self::DuplicateId(_) => tonic::Code::AlreadyExists,
             Self::NotContinued => tonic::Code::FailedPrecondition,
             Self::Overloaded { .. } => tonic::Code::ResourceExhausted,
             Self::NoReadyWorker { .. } | Self::Draining => tonic::Code::Unavailable,
-            Self::DeadlineExceeded { .. } => tonic::Code::DeadlineExceeded,
+            Self::DeadlineExceeded { .. } | Self::DeadlineTooShort { .. } => tonic::Code::DeadlineExceeded,
             Self::WorkersLost { .. } | Self::Internal => tonic::Code::Internal,
         }
     }

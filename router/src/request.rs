@@ -26,12 +26,23 @@ pub struct Draft {
     pub part: Option<usize>,
     /// Whether the tokenizer adds its own tokens (BOS) to a text; default true.
     pub add_special_tokens: Option<bool>,
+    /// How a long prompt is truncated; absent = it is refused.
+    pub truncation: Option<Truncation>,
     /// Requests with different salts share no prefix cache.
     pub cache_salt: String,
     /// Lower values run first.
     pub priority: i64,
     /// Time limit, milliseconds.
     pub timeout_ms: Option<u64>,
+}
+
+/// How a long prompt is truncated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Truncation {
+    /// Most tokens of the prompt; -1 = as many as fit beside `max_tokens`.
+    pub tokens: i64,
+    /// Keep the beginning of the prompt instead of its end.
+    pub keep_first: bool,
 }
 
 /// The prompt, in one of the forms that the APIs accept.
@@ -74,7 +85,7 @@ pub struct TokenRequest {
     /// Parameters for the worker, all in range. A missing seed is derived from `id`, so that a resumed or
     /// repeated request draws the same tokens.
     pub sampling: Arc<SamplingParams>,
-    /// Number of samples, 1..=16.
+    /// Number of samples, 1..=128.
     pub n: u32,
     /// Mixed into the block hashes.
     pub cache_salt: Arc<str>,

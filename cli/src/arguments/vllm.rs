@@ -597,11 +597,6 @@ pub const TABLE: &[Row] = &[
     row(&["middleware"], Values, Refused(NO_PYTHON)),
     row(&["worker-cls", "worker-extension-cls", "additional-config"], Value, Refused(NO_PYTHON)),
     row(
-        &["allowed-origins"],
-        Values,
-        Refused("pages of other origins cannot ask; put a proxy with CORS in front"),
-    ),
-    row(
         &["allow-credentials"],
         Nothing,
         Refused("browsers send the key in the Authorization header; cookies are not read"),
@@ -700,4 +695,4 @@ pub const VALUES: &[ValueRow] = &[
 ];
 
 /// Our settings that take several values after one flag, as in vLLM.
-pub const LISTS: [&str; 2] = ["served-model-name", "api-key"];
+pub const LISTS: [&str; 3] = ["served-model-name", "api-key", "allowed-origins"];

@@ -213,6 +213,18 @@ mod tests {
         assert!(!settings.switch("enable-prefix-caching"));
         assert_eq!(settings.value("port", count(0..=9)), Some(1));
         assert_eq!(settings.list("api-key", skein_node::config::text), ["a", "b"]);
+        for given in ["https://a.example,http://b:3000", r#"["https://a.example", "http://b:3000"]"#] {
+            let mut settings =
+                load(SERVE, &parse(SERVE, &["--allowed-origins", given])).expect("nothing to read");
+            let front = FrontSettings::read(&mut settings);
+            assert_eq!(front.router.allowed_origins, ["https://a.example", "http://b:3000"]);
+        }
+        for given in ["a.example", "https://a/b", "https://*.example", ""] {
+            let mut settings =
+                load(SERVE, &parse(SERVE, &["--allowed-origins", given])).expect("nothing to read");
+            FrontSettings::read(&mut settings);
+            assert!(check(&settings).is_err(), "{given}");
+        }
         let matches = parse(ROUTER, &["--workers", "a:1,b:2"]);
         let mut settings = load(ROUTER, &matches).expect("nothing to read");
         assert_eq!(settings.list("workers", skein_node::config::text), ["a:1", "b:2"]);

@@ -54,6 +54,8 @@ impl FrontSettings {
         let logprobs = logprobs.unwrap_or(defaults.limits.logprobs);
         let router = RouterConfig {
             api_keys,
+            allowed_origins: settings.list("allowed-origins", origins).concat(),
+            refuse_unknown_fields: settings.switch("refuse-unknown-fields"),
             admission,
             limits: RequestLimits { request_timeout, logprobs, ..defaults.limits },
             text: TextSources { seed: settings.value("seed", whole), ..text_sources(settings) },
@@ -90,6 +92,25 @@ impl FrontSettings {
             );
             settings.problem(message);
         }
+    }
+}
+
+/// Origins of web pages: one, several separated by commas, or vLLM's JSON list.
+fn origins(given: &str) -> Result<Vec<String>, String> {
+    let given = given.trim();
+    let given = given.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(given);
+    given.split(',').map(|part| origin(part.trim().trim_matches('"'))).collect()
+}
+
+fn origin(given: &str) -> Result<String, String> {
+    let host = given.strip_prefix("https://").or_else(|| given.strip_prefix("http://"));
+    let is_host =
+        |host: &str| !host.is_empty() && host.bytes().all(|b| b.is_ascii_graphic() && !b"/?#*".contains(&b));
+    match host.is_some_and(is_host) || given == "*" {
+        true => Ok(given.to_owned()),
+        false => Err(format!(
+            "`{given}` is no origin; say *, or scheme, host and port as in https://chat.example.org"
+        )),
     }
 }
 

@@ -112,6 +112,20 @@ pub const FLAGS: &[Flag] = &[
         FRONT,
         "Key that clients must send; may be given several times [default: open to all]",
     )),
+    many(
+        "allowed-origins",
+        "ORIGIN",
+        API,
+        FRONT,
+        "Origins whose web pages may call the API, for example https://chat.example.org; * = all [default: none]",
+    ),
+    switch(
+        "refuse-unknown-fields",
+        "false",
+        API,
+        FRONT,
+        "Refuse request fields that no API has, rather than list them in the answer's x-ignored-params",
+    ),
     one(
         "root-path",
         None,

@@ -9,7 +9,7 @@ mod options;
 mod range;
 
 pub use options::SamplingOptions;
-pub use range::{OutOfRange, Range};
+pub use range::{OutOfRange, Range, shown};
 
 use crate::TokenId;
 use crate::same_fields::same_fields;

@@ -35,21 +35,24 @@ impl SamplingOptions {
     /// The numeric parameters. An absent one is taken from `defaults`, else it is neutral. All other
     /// parameters keep their own defaults.
     ///
-    /// # Errors
-    /// The first number out of its range.
-    pub fn numbers(&self, defaults: &Self) -> Result<SamplingParams, OutOfRange> {
-        let number = |range: Range, of: fn(&Self) -> Option<f64>, neutral: f64| {
-            range.check(of(self).or_else(|| of(defaults)).unwrap_or(neutral))
+    /// One that is out of its range goes to `refused` and reads as neutral.
+    pub fn numbers(&self, defaults: &Self, mut refused: impl FnMut(OutOfRange)) -> SamplingParams {
+        let mut number = |range: Range, of: fn(&Self) -> Option<f64>, neutral: f32| {
+            let Some(value) = of(self).or_else(|| of(defaults)) else { return neutral };
+            range.check(value).unwrap_or_else(|error| {
+                refused(error);
+                neutral
+            })
         };
-        Ok(SamplingParams {
-            temperature: number(Range::TEMPERATURE, |it| it.temperature, 1.0)?,
-            top_p: number(Range::TOP_P, |it| it.top_p, 1.0)?,
-            min_p: number(Range::MIN_P, |it| it.min_p, 0.0)?,
-            repetition_penalty: number(Range::REPETITION_PENALTY, |it| it.repetition_penalty, 1.0)?,
-            presence_penalty: number(Range::PRESENCE_PENALTY, |it| it.presence_penalty, 0.0)?,
-            frequency_penalty: number(Range::FREQUENCY_PENALTY, |it| it.frequency_penalty, 0.0)?,
+        SamplingParams {
+            temperature: number(Range::TEMPERATURE, |it| it.temperature, 1.0),
+            top_p: number(Range::TOP_P, |it| it.top_p, 1.0),
+            min_p: number(Range::MIN_P, |it| it.min_p, 0.0),
+            repetition_penalty: number(Range::REPETITION_PENALTY, |it| it.repetition_penalty, 1.0),
+            presence_penalty: number(Range::PRESENCE_PENALTY, |it| it.presence_penalty, 0.0),
+            frequency_penalty: number(Range::FREQUENCY_PENALTY, |it| it.frequency_penalty, 0.0),
             ..SamplingParams::default()
-        })
+        }
     }
 
     /// The numeric field called `name`, if there is one; see [`Range::name`].

@@ -71,14 +71,21 @@ impl fmt::Display for Range {
 /// A number out of its parameter's range.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 #[error(
-    "{} must be in {}{}, {}], got {value}.",
-    range.name, if range.above_low { '(' } else { '[' }, range.low, range.high
+    "{} must be in {}{}, {}], got {}.",
+    range.name, if range.above_low { '(' } else { '[' }, range.low, range.high, shown(*value)
 )]
 pub struct OutOfRange {
     /// The parameter's range.
     pub range: Range,
     /// The value that was refused.
     pub value: f64,
+}
+
+/// `value` in few characters: with an exponent where its digits would be a row of zeros.
+pub fn shown(value: f64) -> impl fmt::Display {
+    const PLAIN: std::ops::Range<f64> = 1e-4..1e16;
+    let is_plain = value == 0.0 || !value.is_finite() || PLAIN.contains(&value.abs());
+    fmt::from_fn(move |f| if is_plain { write!(f, "{value}") } else { write!(f, "{value:e}") })
 }
 
 #[cfg(test)]
@@ -101,5 +108,15 @@ mod tests {
         let refused = |range: Range| range.check(11.0).expect_err("too high").to_string();
         assert_eq!(refused(Range::MIN_P), "min_p must be in [0, 1], got 11.");
         assert_eq!(refused(Range::REPETITION_PENALTY), "repetition_penalty must be in (0, 10], got 11.");
+    }
+
+    #[test]
+    fn a_tiny_or_huge_value_is_told_in_few_characters() {
+        let told = |value: f64| Range::TOP_P.check(value).expect_err("out of range").to_string();
+        assert_eq!(told(1e-320), "top_p must be in (0, 1], got 1e-320.");
+        assert_eq!(told(-1e30), "top_p must be in (0, 1], got -1e30.");
+        assert_eq!(told(0.0), "top_p must be in (0, 1], got 0.");
+        assert_eq!(told(-0.25), "top_p must be in (0, 1], got -0.25.");
+        assert_eq!(told(f64::NAN), "top_p must be in (0, 1], got NaN.");
     }
 }

@@ -71,6 +71,8 @@ pub struct Pick {
     pub worker: WorkerId,
     /// Predicted time to the first token.
     pub first_token_after: Duration,
+    /// Predicted time of the prefill alone, on an idle worker.
+    pub prefill_takes: Duration,
     /// Prompt tokens expected in its cache.
     pub hit_tokens: u32,
 }
@@ -95,18 +97,20 @@ pub fn pick(demand: &Demand, fleet: &[WorkerView], rng: &mut impl Rng) -> Option
     let mut draw = || fleet.iter().filter(tied).nth(rng.random_range(0..ties));
     let (one, other) = (draw()?, draw()?);
     let chosen = if other.load.sequences < one.load.sequences { other } else { one };
+    let duration = |seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
     Some(Pick {
         worker: chosen.id,
-        first_token_after: Duration::try_from_secs_f64(seconds(chosen)).unwrap_or(Duration::MAX),
+        first_token_after: duration(seconds(chosen)),
+        prefill_takes: duration(uncached(demand, chosen) / prefill_rate(chosen, fallback)),
         hit_tokens: chosen.hit_tokens,
     })
 }
 
 fn seconds_to_first_token(demand: &Demand, worker: &WorkerView, fallback: Rates) -> f64 {
     let load = &worker.load;
-    let prefill_rate = measured(load.prefill_tokens_per_second).unwrap_or(fallback.prefill);
+    let prefill_rate = prefill_rate(worker, fallback);
     let decode_rate = measured(load.decode_tokens_per_second).unwrap_or(fallback.decode);
-    let uncached = f64::from(demand.prompt_tokens.saturating_sub(worker.hit_tokens));
+    let uncached = uncached(demand, worker);
     let prefill = (load.queued_uncached_tokens as f64 + uncached) / prefill_rate;
 
     // Blocks are freed about as fast as running streams end, which is at least as fast as they generate
@@ -126,6 +130,14 @@ fn seconds_to_first_token(demand: &Demand, worker: &WorkerView, fallback: Rates)
     let step = running / decode_rate;
     let slowdown = SLOWDOWN_WEIGHT * (running / f64::from(seats)) * uncached / prefill_rate;
     prefill + block_wait + seat_wait + step + slowdown
+}
+
+fn uncached(demand: &Demand, worker: &WorkerView) -> f64 {
+    f64::from(demand.prompt_tokens.saturating_sub(worker.hit_tokens))
+}
+
+fn prefill_rate(worker: &WorkerView, fallback: Rates) -> f64 {
+    measured(worker.load.prefill_tokens_per_second).unwrap_or(fallback.prefill)
 }
 
 fn measured(rate: f32) -> Option<f64> {

@@ -9,7 +9,8 @@ use serde_json::{Map, Value, json};
 use skein_node::clock;
 
 use super::fields::{Fields, wrong};
-use super::logprobs;
+use super::known_fields::take_unserved;
+use super::logprobs::{self, Names};
 use super::merged::Merged;
 use super::outgoing::{Outgoing, SseEvent};
 use super::refused::Refused;
@@ -18,7 +19,7 @@ use super::sampling_fields::{self, Wants};
 use super::shapes::{self, Gathered, Heading};
 use super::sse;
 use crate::app::App;
-use crate::config::RequestLimits;
+use crate::config::{RequestLimits, RouterConfig};
 use crate::refusal::Refusal;
 use crate::request::{Draft, Prompt};
 use crate::text::text_stream::TextDelta;
@@ -31,17 +32,14 @@ pub async fn create(
 ) -> Result<Response, Refused> {
     let headers = request.headers().clone();
     let fields = Fields::read(request, &app).await?;
-    let (call, draft) = GenerationCall::parse(fields, &headers, &id, &app.config.limits)?;
+    let (call, draft) = GenerationCall::parse(fields, &headers, &id, &app.config)?;
     let (ignored, id, wants) = (call.ignored.clone(), call.id.clone(), call.wants.clone());
-    if wants.has_all() {
-        return Ok(shapes::finish_response(sse::nothing_left(), &id, ignored));
-    }
     let mut merged = Merged::start(&app, vec![draft]).await?;
     let answer = Answer::new(app, call);
     let response = if wants.stream {
         merged.wait_for_first().await?;
         let outgoing = Outgoing::new(&id, answer.choices(&merged), wants.had);
-        sse::response(answer.chunks(merged, outgoing))
+        sse::response(sse::checked(answer.chunks(merged, outgoing)).await?)
     } else {
         Json(answer.whole(merged).await?).into_response()
     };
@@ -49,31 +47,43 @@ pub async fn create(
 }
 
 /// Takes `messages` and the fields that control how they are rendered.
-pub fn chat_prompt(fields: &mut Fields) -> Result<Prompt, Refusal> {
+pub fn chat_prompt(fields: &mut Fields) -> Prompt {
     let messages = match fields.take("messages") {
-        Some(Value::Array(messages)) => messages,
-        Some(other) => return Err(wrong("messages", "a list of messages", &other)),
-        None => return Err(Refusal::invalid("messages", "messages is required: a list of messages.")),
+        Some(Value::Array(messages)) => Ok(messages),
+        Some(other) => Err(wrong("messages", "a list of messages", &other)),
+        None => Err(Refusal::invalid("messages", "messages is required: a list of messages.")),
     };
-    // A template in a request would be untrusted code.
-    fields.unsupported("chat_template", |_| false)?;
-    fields.unsupported("documents", |value| value.as_array().is_some_and(Vec::is_empty))?;
-    if fields.bool("add_special_tokens")? {
+    let messages = fields.value_of(messages);
+    if fields.bool("add_special_tokens") {
         let message = "add_special_tokens must be false for messages: the chat template writes them itself.";
-        return Err(Refusal::invalid("add_special_tokens", message));
+        fields.note(Refusal::invalid("add_special_tokens", message));
     }
-    let continue_final_message = fields.bool("continue_final_message")?;
-    let add_generation_prompt = fields.optional_bool("add_generation_prompt")?;
+    let continue_final_message = fields.bool("continue_final_message");
+    let add_generation_prompt = fields.optional_bool("add_generation_prompt");
     if continue_final_message && add_generation_prompt == Some(true) {
         let message = "continue_final_message and add_generation_prompt cannot both be true.";
-        return Err(Refusal::invalid("continue_final_message", message));
+        fields.note(Refusal::invalid("continue_final_message", message));
     }
-    Ok(Prompt::Chat {
+    if continue_final_message {
+        check_final_message(fields, messages.last());
+    }
+    Prompt::Chat {
         messages,
         add_generation_prompt: add_generation_prompt.unwrap_or(!continue_final_message),
         continue_final_message,
-        template_kwargs: fields.object("chat_template_kwargs")?.unwrap_or_default(),
-    })
+        template_kwargs: fields.object("chat_template_kwargs").unwrap_or_default(),
+    }
+}
+
+/// The model can only continue a message of its own.
+fn check_final_message(fields: &mut Fields, last: Option<&Value>) {
+    let role = last.and_then(|message| message["role"].as_str());
+    if let Some(role) = role.filter(|role| *role != "assistant") {
+        let role: String = role.escape_default().take(40).collect();
+        let message =
+            format!("continue_final_message needs a last message of the assistant, got one of `{role}`.");
+        fields.note(Refusal::invalid("continue_final_message", message));
+    }
 }
 
 /// The parts of a request that its `Draft` does not hold.
@@ -90,49 +100,37 @@ impl GenerationCall {
         mut fields: Fields,
         headers: &HeaderMap,
         id: &str,
-        limits: &RequestLimits,
+        config: &RouterConfig,
     ) -> Result<(Self, Draft), Refusal> {
         let (mut draft, had) = sampling_fields::draft(&mut fields, headers, id)?;
-        draft.sampling = sampling_fields::sampling(&mut fields)?;
-        sampling_fields::check_choices(had.as_ref(), 1, draft.sampling.n)?;
-        let wants = sampling_fields::wants(&mut fields, &draft.sampling, had)?;
-        let older = fields.i64("max_tokens")?;
-        draft.sampling.max_tokens = fields.i64("max_completion_tokens")?.or(older);
-        draft.sampling.logprobs = logprobs_wanted(&mut fields, limits)?;
-        draft.prompt = chat_prompt(&mut fields)?;
-        refuse_unsupported(&mut fields)?;
+        draft.sampling = sampling_fields::sampling(&mut fields);
+        let choices = sampling_fields::check_choices(had.as_ref(), 1, draft.sampling.n);
+        fields.value_of(choices);
+        let wants = sampling_fields::wants(&mut fields, &draft.sampling, had);
+        let older = fields.i64("max_tokens");
+        draft.sampling.max_tokens = fields.i64("max_completion_tokens").or(older);
+        draft.sampling.logprobs = logprobs_wanted(&mut fields, &config.limits);
+        draft.prompt = chat_prompt(&mut fields);
+        take_unserved(&mut fields);
         let call = Self {
             id: draft.request_id.clone().unwrap_or_default(),
             wants,
             logprobs: draft.sampling.logprobs.is_some(),
             prompt_logprobs: draft.sampling.prompt_logprobs.is_some(),
-            ignored: fields.ignored(),
+            ignored: fields.finish(config.refuse_unknown_fields)?,
         };
         Ok((call, draft))
     }
 }
 
-fn logprobs_wanted(fields: &mut Fields, limits: &RequestLimits) -> Result<Option<i64>, Refusal> {
-    let wanted = fields.bool("logprobs")?;
-    let top = fields.i64("top_logprobs")?;
-    check_logprobs("top_logprobs", top, limits)?;
+fn logprobs_wanted(fields: &mut Fields, limits: &RequestLimits) -> Option<i64> {
+    let wanted = fields.bool("logprobs");
+    let top = fields.i64("top_logprobs");
+    fields.value_of(check_logprobs("top_logprobs", top, limits));
     if !wanted && top.is_some_and(|top| top > 0) {
-        return Err(Refusal::invalid("top_logprobs", "top_logprobs is allowed only with logprobs: true."));
+        fields.note(Refusal::invalid("top_logprobs", "top_logprobs is allowed only with logprobs: true."));
     }
-    Ok(wanted.then(|| top.unwrap_or(0)))
-}
-
-fn refuse_unsupported(fields: &mut Fields) -> Result<(), Refusal> {
-    let empty: fn(&Value) -> bool = |value| value.as_array().is_some_and(Vec::is_empty);
-    fields.unsupported("tools", empty)?;
-    fields.unsupported("functions", empty)?;
-    fields.unsupported("tool_choice", |value| value == "none" || value == "auto")?;
-    fields.unsupported("function_call", |value| value == "none" || value == "auto")?;
-    fields.unsupported("modalities", |value| *value == json!(["text"]))?;
-    for name in ["audio", "prediction", "web_search_options"] {
-        fields.unsupported(name, |_| false)?;
-    }
-    sampling_fields::refuse_unsupported(fields)
+    wanted.then(|| top.unwrap_or(0))
 }
 
 /// Builds the JSON objects of one answer.
@@ -179,8 +177,7 @@ impl Answer {
     }
 
     fn choice(&self, index: usize, gathered: Gathered) -> Value {
-        let bytes = self.app.text.tokenizer.bytes();
-        let logprobs = self.call.logprobs.then(|| logprobs::chat(bytes, &gathered.logprobs));
+        let logprobs = self.call.logprobs.then(|| logprobs::chat(self.names(), &gathered.logprobs));
         let mut choice = json!({
             "index": index,
             "message": {"role": "assistant", "content": gathered.text, "refusal": null},
@@ -192,6 +189,10 @@ impl Answer {
             choice["token_ids"] = gathered.tokens.into();
         }
         choice
+    }
+
+    fn names(&self) -> Names<'_> {
+        Names { bytes: self.app.text.tokenizer.bytes(), as_ids: self.call.wants.tokens_as_ids }
     }
 
     fn choices(&self, merged: &Merged) -> usize {
@@ -253,8 +254,7 @@ impl Answer {
         if delta.text.is_empty() && (delta.tokens.is_empty() || !shows_tokens) {
             return None;
         }
-        let bytes = self.app.text.tokenizer.bytes();
-        let logprobs = self.call.logprobs.then(|| logprobs::chat(bytes, &delta.logprobs));
+        let logprobs = self.call.logprobs.then(|| logprobs::chat(self.names(), &delta.logprobs));
         let mut choice = json!({
             "index": delta.sample_index, "delta": {"content": delta.text}, "logprobs": logprobs,
             "finish_reason": null,

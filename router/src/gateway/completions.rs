@@ -10,7 +10,8 @@ use skein_node::clock;
 use skein_proto::logprobs::TokenLogprobs;
 
 use super::fields::{Fields, integers, wrong};
-use super::logprobs::{self, CompletionLogprobs, ScoredToken};
+use super::known_fields::take_unserved;
+use super::logprobs::{self, CompletionLogprobs, Names, ScoredToken};
 use super::merged::Merged;
 use super::outgoing::{Outgoing, SseEvent};
 use super::refused::Refused;
@@ -25,9 +26,6 @@ use crate::request::{Draft, Prompt, TokenRequest};
 use crate::text::detokenizer::Detokenizer;
 use crate::text::text_stream::TextDelta;
 
-/// OpenAI's default for completions, tokens.
-const DEFAULT_MAX_TOKENS: i64 = 16;
-
 pub async fn create(
     State(app): State<App>,
     Extension(RequestId(id)): Extension<RequestId>,
@@ -37,15 +35,12 @@ pub async fn create(
     let fields = Fields::read(request, &app).await?;
     let (call, drafts) = GenerationCall::parse(fields, &headers, &id, &app.config)?;
     let (ignored, id, wants) = (call.ignored.clone(), call.id.clone(), call.wants.clone());
-    if wants.has_all() {
-        return Ok(shapes::finish_response(sse::nothing_left(), &id, ignored));
-    }
     let mut merged = Merged::start(&app, drafts).await?;
     let answer = Answer::new(app, call, &merged);
     let response = if wants.stream {
         merged.wait_for_first().await?;
         let outgoing = Outgoing::new(&id, answer.choices.len(), wants.had);
-        sse::response(answer.chunks(merged, outgoing))
+        sse::response(sse::checked(answer.chunks(merged, outgoing)).await?)
     } else {
         Json(answer.whole(merged).await?).into_response()
     };
@@ -75,12 +70,12 @@ impl GenerationCall {
         config: &RouterConfig,
     ) -> Result<(Self, Vec<Draft>), Refusal> {
         let (mut base, had) = sampling_fields::draft(&mut fields, headers, id)?;
-        let mut sampling = sampling_fields::sampling(&mut fields)?;
-        let wants = sampling_fields::wants(&mut fields, &sampling, had)?;
+        let mut sampling = sampling_fields::sampling(&mut fields);
+        let wants = sampling_fields::wants(&mut fields, &sampling, had);
         let prompt_logprobs = sampling.prompt_logprobs.is_some();
-        let echo = fields.bool("echo")?;
-        sampling.max_tokens = fields.i64("max_tokens")?.or(Some(DEFAULT_MAX_TOKENS));
-        sampling.logprobs = fields.i64("logprobs")?;
+        let echo = fields.bool("echo");
+        sampling.max_tokens = fields.i64("max_tokens");
+        sampling.logprobs = fields.i64("logprobs");
         let drop_output = echo && sampling.max_tokens == Some(0);
         if drop_output {
             sampling.max_tokens = Some(1);
@@ -88,11 +83,15 @@ impl GenerationCall {
         if echo && sampling.logprobs.is_some() {
             sampling.prompt_logprobs = sampling.prompt_logprobs.max(sampling.logprobs);
         }
-        fields.unsupported("suffix", |value| value == "")?;
-        let prompts = prompts(&mut fields, most_prompts(config))?;
-        sampling_fields::check_choices(wants.had.as_ref(), prompts.len(), sampling.n)?;
-        base.add_special_tokens = fields.optional_bool("add_special_tokens")?;
-        sampling_fields::refuse_unsupported(&mut fields)?;
+        let prompts = prompts(fields.take("prompt"), most_prompts(config));
+        let prompts = fields.value_of(prompts);
+        if !prompts.is_empty() {
+            let choices = sampling_fields::check_choices(wants.had.as_ref(), prompts.len(), sampling.n);
+            fields.value_of(choices);
+        }
+        fields.value_of(check_count(prompts.len(), sampling.n, config.limits.choices));
+        base.add_special_tokens = fields.optional_bool("add_special_tokens");
+        take_unserved(&mut fields);
 
         let id = base.request_id.take().unwrap_or_default();
         let call = Self {
@@ -102,8 +101,12 @@ impl GenerationCall {
             logprobs: sampling.logprobs.is_some(),
             prompt_logprobs,
             skip_special_tokens: sampling.skip_special_tokens.unwrap_or(true),
-            texts: if echo { prompts.iter().map(text_of).collect() } else { Vec::new() },
-            ignored: fields.ignored(),
+            // A truncated prompt is echoed as truncated, so from its tokens.
+            texts: match echo && base.truncation.is_none() {
+                true => prompts.iter().map(text_of).collect(),
+                false => Vec::new(),
+            },
+            ignored: fields.finish(config.refuse_unknown_fields)?,
             id: id.clone(),
         };
         base.sampling = sampling;
@@ -124,15 +127,25 @@ fn most_prompts(config: &RouterConfig) -> usize {
     config.limits.prompts.min(at_once.max(1))
 }
 
+/// Limits prompts times samples; each factor has its own limit too.
+fn check_count(prompts: usize, n: Option<i64>, most: usize) -> Result<(), Refusal> {
+    let choices = prompts.saturating_mul(n.and_then(|n| usize::try_from(n).ok()).unwrap_or(1));
+    if prompts > 1 && choices > most {
+        let message = format!("prompts times n must be at most {most}, got {choices}; send fewer prompts.");
+        return Err(Refusal::invalid("n", message));
+    }
+    Ok(())
+}
+
 /// Parses `prompt`: text, token ids, or a list of either.
-fn prompts(fields: &mut Fields, most: usize) -> Result<Vec<Prompt>, Refusal> {
+fn prompts(field: Option<Value>, most: usize) -> Result<Vec<Prompt>, Refusal> {
     let expected = "a string, a list of strings, a list of token ids or a list of lists of token ids";
     let one = |item: Value| match item {
         Value::String(text) => Ok(Prompt::Text(text)),
         Value::Array(ids) => integers("prompt", &ids).map(Prompt::Tokens),
         other => Err(wrong("prompt", expected, &other)),
     };
-    let prompts = match fields.take("prompt") {
+    let prompts = match field {
         None => return Err(Refusal::invalid("prompt", format!("prompt is required: {expected}."))),
         Some(Value::Array(items)) if items.is_empty() => {
             return Err(Refusal::invalid("prompt", "prompt must not be an empty list."));
@@ -289,7 +302,8 @@ impl Answer {
             && !had.tokens.is_empty()
             && let Some(choice) = self.choices.get_mut(index)
         {
-            choice.logprobs.next(self.app.text.tokenizer.bytes(), ("", &[]), &scored_output(had));
+            let names = names(&self.app, &self.call);
+            choice.logprobs.next(names, ("", &[]), &scored_output(had));
         }
     }
 
@@ -305,8 +319,8 @@ impl Answer {
             let shown =
                 if echo { scored_prompt(&prompt.request, &prompt.prompt_logprobs) } else { Vec::new() };
             let output = scored_output(&delta);
-            let bytes = self.app.text.tokenizer.bytes();
-            self.choices.get_mut(index).map(|choice| choice.logprobs.next(bytes, (&text, &shown), &output))
+            let names = names(&self.app, &self.call);
+            self.choices.get_mut(index).map(|choice| choice.logprobs.next(names, (&text, &shown), &output))
         });
         text.push_str(&delta.text);
         let mut choice = json!({
@@ -343,6 +357,10 @@ impl Answer {
         }
         shapes::usage(usage)
     }
+}
+
+fn names<'a>(app: &'a App, call: &GenerationCall) -> Names<'a> {
+    Names { bytes: app.text.tokenizer.bytes(), as_ids: call.wants.tokens_as_ids }
 }
 
 fn scored_output(delta: &TextDelta) -> Vec<ScoredToken<'_>> {

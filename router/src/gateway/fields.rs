@@ -1,16 +1,19 @@
-//! A JSON body, read field by field. Each field is taken once, with the type the API documents; an error
-//! names the field. Unknown fields are listed, not refused.
+//! A JSON body, read field by field. Each field is taken once, with the type the API documents. A field of the
+//! wrong type counts as absent, and [`Fields::finish`] reports all faults of the body together. Unknown fields
+//! are listed, or refused if the operator says so.
 
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::Request;
-use http::header::CONTENT_TYPE;
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde_json::{Map, Value};
+use skein_proto::sampling::shown;
 
 use crate::app::App;
+use crate::faults::Faults;
 use crate::refusal::Refusal;
 
 /// How long a body may take to arrive.
@@ -19,17 +22,25 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 const INLINE_BODY_BYTES: usize = 128 * 1024;
 /// Most unknown fields that the answer's header lists.
 const MAX_IGNORED: usize = 32;
+/// Longest name of an unknown field that the header lists, bytes.
+const MAX_IGNORED_NAME_BYTES: usize = 64;
 
-/// The fields of a body that have not been taken yet.
+/// The fields of a body that have not been taken yet, and the faults of those that have.
 #[derive(Debug)]
-pub struct Fields(Map<String, Value>);
+pub struct Fields {
+    untaken: Map<String, Value>,
+    faults: Faults,
+}
 
 impl Fields {
     /// Reads the body of `request`, within the bounds of `app`.
     pub async fn read(request: Request, app: &App) -> Result<Self, Refusal> {
         let (parts, body) = request.into_parts();
         check_content_type(&parts.headers)?;
-        let body = read_body(body, app.config.limits.body_bytes).await?;
+        check_content_encoding(&parts.headers)?;
+        let limit = app.config.limits.body_bytes;
+        check_content_length(&parts.headers, limit)?;
+        let body = read_body(body, limit).await?;
         if body.len() <= INLINE_BODY_BYTES {
             return Self::parse(&body);
         }
@@ -46,7 +57,7 @@ impl Fields {
             )));
         }
         match serde_json::from_slice(body) {
-            Ok(Value::Object(map)) => Ok(Self(map)),
+            Ok(Value::Object(untaken)) => Ok(Self { untaken, faults: Faults::default() }),
             Ok(other) => {
                 Err(Refusal::InvalidJson(format!("The body must be a JSON object, got {}.", kind(&other))))
             }
@@ -60,95 +71,114 @@ impl Fields {
 
     /// Takes a field; null counts as absent.
     pub fn take(&mut self, name: &str) -> Option<Value> {
-        self.0.shift_remove(name).filter(|value| !value.is_null())
+        self.untaken.shift_remove(name).filter(|value| !value.is_null())
+    }
+
+    /// Adds a fault for [`Fields::finish`] to report.
+    pub fn note(&mut self, fault: Refusal) {
+        self.faults.note(fault);
+    }
+
+    /// The value; on an error adds it and returns the default.
+    pub fn value_of<T: Default>(&mut self, checked: Result<T, Refusal>) -> T {
+        self.faults.value_of(checked)
+    }
+
+    fn typed<T>(
+        &mut self,
+        name: &'static str,
+        expected: &str,
+        convert: impl FnOnce(&Value) -> Option<T>,
+    ) -> Option<T> {
+        let value = self.take(name)?;
+        let converted = convert(&value);
+        if converted.is_none() {
+            self.note(wrong(name, expected, &value));
+        }
+        converted
     }
 
     /// Takes a number; `None` if absent.
-    pub fn f64(&mut self, name: &'static str) -> Result<Option<f64>, Refusal> {
-        self.take(name).map(|value| value.as_f64().ok_or_else(|| wrong(name, "a number", &value))).transpose()
+    pub fn f64(&mut self, name: &'static str) -> Option<f64> {
+        self.typed(name, "a number", Value::as_f64)
     }
 
     /// Takes an integer; `None` if absent.
-    pub fn i64(&mut self, name: &'static str) -> Result<Option<i64>, Refusal> {
-        self.take(name)
-            .map(|value| whole(&value).ok_or_else(|| wrong(name, "a 64-bit integer", &value)))
-            .transpose()
+    pub fn i64(&mut self, name: &'static str) -> Option<i64> {
+        self.typed(name, "a 64-bit integer", whole)
     }
 
     /// Takes a boolean; absent is false.
-    pub fn bool(&mut self, name: &'static str) -> Result<bool, Refusal> {
-        Ok(self.optional_bool(name)?.unwrap_or(false))
+    pub fn bool(&mut self, name: &'static str) -> bool {
+        self.optional_bool(name).unwrap_or(false)
     }
 
     /// Takes a boolean; `None` if absent.
-    pub fn optional_bool(&mut self, name: &'static str) -> Result<Option<bool>, Refusal> {
-        self.take(name)
-            .map(|value| value.as_bool().ok_or_else(|| wrong(name, "true or false", &value)))
-            .transpose()
+    pub fn optional_bool(&mut self, name: &'static str) -> Option<bool> {
+        self.typed(name, "true or false", Value::as_bool)
     }
 
     /// Takes a string; `None` if absent.
-    pub fn string(&mut self, name: &'static str) -> Result<Option<String>, Refusal> {
-        match self.take(name) {
-            None => Ok(None),
-            Some(Value::String(text)) => Ok(Some(text)),
-            Some(other) => Err(wrong(name, "a string", &other)),
-        }
+    pub fn string(&mut self, name: &'static str) -> Option<String> {
+        self.typed(name, "a string", |value| value.as_str().map(str::to_owned))
     }
 
     /// Takes a string or a list of strings; empty if absent.
-    pub fn strings(&mut self, name: &'static str) -> Result<Vec<String>, Refusal> {
+    pub fn strings(&mut self, name: &'static str) -> Vec<String> {
         let text = |value| match value {
             Value::String(text) => Ok(text),
             other => Err(wrong(name, "a string or a list of strings", &other)),
         };
-        match self.take(name) {
+        let texts = match self.take(name) {
             None => Ok(Vec::new()),
             Some(Value::Array(items)) => items.into_iter().map(text).collect(),
-            Some(other) => Ok(vec![text(other)?]),
-        }
+            Some(other) => text(other).map(|text| vec![text]),
+        };
+        self.value_of(texts)
     }
 
     /// Takes a list of integers; `None` if absent.
-    pub fn integers(&mut self, name: &'static str) -> Result<Option<Vec<i64>>, Refusal> {
-        match self.take(name) {
-            None => Ok(None),
-            Some(Value::Array(items)) => integers(name, &items).map(Some),
-            Some(other) => Err(wrong(name, "a list of integers", &other)),
-        }
+    pub fn integers(&mut self, name: &'static str) -> Option<Vec<i64>> {
+        let items = match self.take(name)? {
+            Value::Array(items) => integers(name, &items).map(Some),
+            other => Err(wrong(name, "a list of integers", &other)),
+        };
+        self.value_of(items)
     }
 
     /// Takes an object; `None` if absent.
-    pub fn object(&mut self, name: &'static str) -> Result<Option<Map<String, Value>>, Refusal> {
-        match self.take(name) {
-            None => Ok(None),
-            Some(Value::Object(map)) => Ok(Some(map)),
-            Some(other) => Err(wrong(name, "an object", &other)),
-        }
+    pub fn object(&mut self, name: &'static str) -> Option<Map<String, Value>> {
+        self.typed(name, "an object", |value| value.as_object().cloned())
     }
 
-    /// Takes a field that would change the answer and is not supported; values that are `harmless` pass.
-    pub fn unsupported(&mut self, name: &'static str, harmless: fn(&Value) -> bool) -> Result<(), Refusal> {
-        match self.take(name) {
-            Some(value) if !harmless(&value) => {
-                Err(Refusal::invalid(name, format!("{name} is not supported yet; leave it out.")))
+    /// Adds `name` to the unknown fields: a field inside one that was taken.
+    pub fn leave(&mut self, name: String) {
+        self.untaken.insert(name, Value::Bool(true));
+    }
+
+    /// The names of the fields that were not taken, as a header value. With `refuse_unknown` each is a fault.
+    ///
+    /// # Errors
+    /// All faults in one refusal.
+    pub fn finish(mut self, refuse_unknown: bool) -> Result<Option<HeaderValue>, Refusal> {
+        if refuse_unknown {
+            for name in std::mem::take(&mut self.untaken).into_iter().map(|(name, _)| name) {
+                let name: String = name.escape_default().take(MAX_IGNORED_NAME_BYTES).collect();
+                let message = format!("`{name}` is no field of this API; leave it out.");
+                self.faults.note(Refusal::Invalid { param: None, message });
             }
-            _ => Ok(()),
         }
-    }
-
-    /// The names of the fields that were not taken, as a header value.
-    pub fn ignored(self) -> Option<HeaderValue> {
+        self.faults.check()?;
         let printable = |name: &String| {
-            !name.is_empty() && name.len() <= 64 && name.bytes().all(|b| b.is_ascii_graphic())
+            (1..=MAX_IGNORED_NAME_BYTES).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_graphic())
         };
         let names: Vec<String> =
-            self.0.into_iter().map(|(name, _)| name).filter(printable).take(MAX_IGNORED).collect();
-        if names.is_empty() { None } else { HeaderValue::from_str(&names.join(", ")).ok() }
+            self.untaken.into_iter().map(|(name, _)| name).filter(printable).take(MAX_IGNORED).collect();
+        Ok(if names.is_empty() { None } else { HeaderValue::from_str(&names.join(", ")).ok() })
     }
 }
 
-/// The refusal of a value of the wrong type. It does not repeat the value.
+/// The refusal of a value of the wrong type. It repeats the value only if that is a number.
 pub fn wrong(name: &'static str, expected: &str, got: &Value) -> Refusal {
     Refusal::invalid(name, format!("{name} must be {expected}, got {}.", kind(got)))
 }
@@ -169,28 +199,58 @@ fn whole(value: &Value) -> Option<i64> {
     })
 }
 
-fn kind(value: &Value) -> &'static str {
-    match value {
+/// A number itself, anything else by its type. serde_json reads integers over 64 bits as floats, so 2^64 is
+/// shown as `1.8446744073709552e19`.
+fn kind(value: &Value) -> String {
+    let kind = match value {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",
-        Value::Number(number) if number.is_f64() => "a fractional number",
-        Value::Number(_) => "a number",
+        Value::Number(number) => {
+            return match number.as_f64().filter(|_| number.is_f64()) {
+                Some(float) => shown(float).to_string(),
+                None => number.to_string(),
+            };
+        }
         Value::String(_) => "a string",
         Value::Array(_) => "a list",
         Value::Object(_) => "an object",
-    }
+    };
+    kind.to_owned()
 }
 
 fn check_content_type(headers: &HeaderMap) -> Result<(), Refusal> {
     let Some(value) = headers.get(CONTENT_TYPE) else { return Ok(()) };
-    let value = String::from_utf8_lossy(value.as_bytes()).to_ascii_lowercase();
-    let kind = value.split(';').next().unwrap_or_default().trim();
+    let kind = lower(value);
+    let kind = kind.split(';').next().unwrap_or_default().trim();
     if kind == "application/json" || (kind.starts_with("application/") && kind.ends_with("+json")) {
         return Ok(());
     }
-    // Escape before cutting: 100 characters of escaped text are 100 bytes, so the answer cannot outgrow the
-    // header.
-    Err(Refusal::UnsupportedMediaType(kind.escape_default().take(100).collect()))
+    Err(Refusal::UnsupportedMediaType(quotable(kind)))
+}
+
+/// A compressed body's size is unknown until it is unpacked, so none is accepted.
+fn check_content_encoding(headers: &HeaderMap) -> Result<(), Refusal> {
+    let encodings = headers.get_all(CONTENT_ENCODING).iter().map(lower);
+    let refused = encodings.filter(|encoding| !matches!(encoding.trim(), "" | "identity")).next();
+    refused.map_or(Ok(()), |encoding| Err(Refusal::CompressedBody(quotable(encoding.trim()))))
+}
+
+/// Refuses a body by its `Content-Length`, before any of it arrives.
+fn check_content_length(headers: &HeaderMap, limit: usize) -> Result<(), Refusal> {
+    let announced = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    match announced {
+        Some(length) if length > limit as u64 => Err(Refusal::TooLarge { limit }),
+        _ => Ok(()),
+    }
+}
+
+fn lower(value: &HeaderValue) -> String {
+    String::from_utf8_lossy(value.as_bytes()).to_ascii_lowercase()
+}
+
+/// Escapes before cutting: 100 characters of escaped text are 100 bytes, so the answer cannot outgrow the header.
+fn quotable(text: &str) -> String {
+    text.escape_default().take(100).collect()
 }
 
 async fn read_body(body: Body, limit: usize) -> Result<bytes::Bytes, Refusal> {
@@ -230,36 +290,106 @@ mod tests {
         check(format!("{{\"a\": {}", "[".repeat(100_000)).as_bytes(), "recursion limit");
     }
 
-    #[test]
-    fn wrong_types_name_the_field() {
-        let fields = || {
-            Fields::parse(br#"{"a": "x", "b": 1.5, "c": [1, "2"], "d": 16.0, "e": 18446744073709551615}"#)
-                .unwrap()
-        };
-        assert_eq!(fields().f64("a").unwrap_err().to_string(), "a must be a number, got a string.");
-        assert_eq!(
-            fields().i64("b").unwrap_err().to_string(),
-            "b must be a 64-bit integer, got a fractional number."
-        );
-        assert_eq!(
-            fields().strings("c").unwrap_err().to_string(),
-            "c must be a string or a list of strings, got a number."
-        );
-        assert_eq!(
-            fields().integers("c").unwrap_err().to_string(),
-            "c must be a list of integers, got a string."
-        );
-        assert_eq!(fields().bool("d").unwrap_err().param(), Some("d"));
-        assert_eq!(fields().i64("d").unwrap(), Some(16));
-        assert!(fields().i64("e").is_err());
+    /// The refusal after `take` has taken fields of a body of many types.
+    fn refused(take: impl FnOnce(&mut Fields)) -> String {
+        let body = br#"{"a": "x", "b": 1.5, "c": [1, "2"], "d": 16.0, "e": 18446744073709551615,
+            "f": 18446744073709551616, "g": -1e30}"#;
+        let mut fields = Fields::parse(body).unwrap();
+        take(&mut fields);
+        fields.finish(false).unwrap_err().to_string()
     }
 
     #[test]
-    fn unknown_fields_are_listed() {
-        let mut fields =
-            Fields::parse("{\"a\": 1, \"zig\": 2, \"n\": null, \"é\\n\": 3}".as_bytes()).unwrap();
-        assert_eq!(fields.i64("a").unwrap(), Some(1));
-        assert_eq!(fields.i64("n").unwrap(), None);
-        assert_eq!(fields.ignored().unwrap(), "zig");
+    fn wrong_types_name_the_field() {
+        let check = |take: fn(&mut Fields), expected: &str| assert_eq!(refused(take), expected);
+        check(
+            |it| {
+                it.f64("a");
+            },
+            "a must be a number, got a string.",
+        );
+        check(
+            |it| {
+                it.i64("b");
+            },
+            "b must be a 64-bit integer, got 1.5.",
+        );
+        check(
+            |it| {
+                it.strings("c");
+            },
+            "c must be a string or a list of strings, got 1.",
+        );
+        check(
+            |it| {
+                it.integers("c");
+            },
+            "c must be a list of integers, got a string.",
+        );
+        check(
+            |it| {
+                it.bool("d");
+            },
+            "d must be true or false, got 16.",
+        );
+        check(
+            |it| {
+                it.object("a");
+            },
+            "a must be an object, got a string.",
+        );
+        assert_eq!(Fields::parse(br#"{"d": 16.0}"#).unwrap().i64("d"), Some(16));
+    }
+
+    #[test]
+    fn a_whole_number_beyond_64_bits_is_not_called_fractional() {
+        let check = |take: fn(&mut Fields), expected: &str| assert_eq!(refused(take), expected);
+        check(
+            |it| {
+                it.i64("e");
+            },
+            "e must be a 64-bit integer, got 18446744073709551615.",
+        );
+        check(
+            |it| {
+                it.i64("f");
+            },
+            "f must be a 64-bit integer, got 1.8446744073709552e19.",
+        );
+        check(
+            |it| {
+                it.i64("g");
+            },
+            "g must be a 64-bit integer, got -1e30.",
+        );
+    }
+
+    #[test]
+    fn several_faults_of_one_body_are_told_at_once() {
+        let told = refused(|fields| {
+            fields.f64("a");
+            fields.i64("b");
+            fields.note(Refusal::invalid("z", "z is not supported."));
+        });
+        assert_eq!(
+            told,
+            "a must be a number, got a string. b must be a 64-bit integer, got 1.5. z is not supported."
+        );
+    }
+
+    #[test]
+    fn what_nobody_took_is_listed_or_refused() {
+        let fields = || {
+            let body = "{\"a\": 1, \"zig\": 2, \"n\": null, \"é\\n\": 3}";
+            let mut fields = Fields::parse(body.as_bytes()).unwrap();
+            assert_eq!((fields.i64("a"), fields.i64("n")), (Some(1), None));
+            fields
+        };
+        assert_eq!(fields().finish(false).unwrap().unwrap(), "zig");
+        let refused = fields().finish(true).unwrap_err().to_string();
+        assert_eq!(
+            refused,
+            "`zig` is no field of this API; leave it out. `\\u{e9}\\n` is no field of this API; leave it out."
+        );
     }
 }

@@ -12,9 +12,24 @@ use crate::text::token_bytes::TokenBytes;
 /// Stands for negative infinity, which JSON lacks. vLLM sends the same value.
 const IMPOSSIBLE: f32 = -9999.0;
 
+/// How tokens are named in log-probabilities.
+#[derive(Debug, Clone, Copy)]
+pub struct Names<'a> {
+    /// Each token's bytes.
+    pub bytes: &'a Arc<TokenBytes>,
+    /// `token_id:7` instead of the text (vLLM's `return_tokens_as_token_ids`).
+    pub as_ids: bool,
+}
+
+impl Names<'_> {
+    fn of(&self, token: TokenId) -> String {
+        if self.as_ids { format!("token_id:{token}") } else { spelling(self.bytes, token) }
+    }
+}
+
 /// The `logprobs` of a chat choice.
-pub fn chat(bytes: &TokenBytes, logprobs: &[TokenLogprobs]) -> Value {
-    let entry = |token: TokenId, logprob: f32| json!({"token": spelling(bytes, token), "logprob": finite(logprob), "bytes": bytes.get(token)});
+pub fn chat(names: Names<'_>, logprobs: &[TokenLogprobs]) -> Value {
+    let entry = |token: TokenId, logprob: f32| json!({"token": names.of(token), "logprob": finite(logprob), "bytes": names.bytes.get(token)});
     let content = logprobs.iter().map(|at| {
         let mut chosen = entry(at.token, at.logprob);
         chosen["top_logprobs"] = at.top.iter().map(|(token, logprob)| entry(*token, *logprob)).collect();
@@ -42,14 +57,9 @@ impl CompletionLogprobs {
 
     /// The lists for an echoed prompt (its text and tokens) followed by new output. A token without
     /// log-probabilities (the prompt's first) has null.
-    pub fn next(
-        &mut self,
-        bytes: &Arc<TokenBytes>,
-        echo: (&str, &[ScoredToken]),
-        output: &[ScoredToken],
-    ) -> Value {
+    pub fn next(&mut self, names: Names<'_>, echo: (&str, &[ScoredToken]), output: &[ScoredToken]) -> Value {
         let (text, prompt) = echo;
-        let mut offsets = offsets_in(text, prompt, bytes);
+        let mut offsets = offsets_in(text, prompt, names.bytes);
         self.offset += text.chars().count();
         for (token, _) in output {
             offsets.push(self.offset);
@@ -60,9 +70,9 @@ impl CompletionLogprobs {
         let all = || prompt.iter().chain(output);
         let list = |of: &dyn Fn(&ScoredToken) -> Value| all().map(of).collect::<Value>();
         json!({
-            "tokens": list(&|(token, _)| spelling(bytes, *token).into()),
+            "tokens": list(&|(token, _)| names.of(*token).into()),
             "token_logprobs": list(&|(_, logprobs)| logprobs.map(|at| finite(at.logprob)).into()),
-            "top_logprobs": list(&|(_, logprobs)| logprobs.map(|at| top(bytes, at)).into()),
+            "top_logprobs": list(&|(_, logprobs)| logprobs.map(|at| top(names, at)).into()),
             "text_offset": offsets,
         })
     }
@@ -105,11 +115,11 @@ pub fn prompt(bytes: &TokenBytes, logprobs: &[TokenLogprobs]) -> Value {
 }
 
 /// The best tokens by their text, and the chosen one if it is not among them.
-fn top(bytes: &TokenBytes, at: &TokenLogprobs) -> Value {
+fn top(names: Names<'_>, at: &TokenLogprobs) -> Value {
     let mut map = Map::new();
     for (token, logprob) in at.top.iter().chain([&(at.token, at.logprob)]) {
         // Tokens of invalid UTF-8 can have the same text; the better one stays.
-        map.entry(spelling(bytes, *token)).or_insert_with(|| finite(*logprob));
+        map.entry(names.of(*token)).or_insert_with(|| finite(*logprob));
     }
     map.into()
 }

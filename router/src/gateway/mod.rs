@@ -4,7 +4,9 @@
 mod auth;
 mod chat;
 mod completions;
+mod cors;
 mod fields;
+mod known_fields;
 mod logprobs;
 mod merged;
 mod metrics;
@@ -19,6 +21,7 @@ mod sse;
 #[cfg(test)]
 mod tests;
 mod tokenize;
+mod welcome;
 
 use axum::Router;
 use axum::extract::Request;
@@ -31,10 +34,11 @@ pub use auth::ApiKeys;
 use refused::Refused;
 
 /// All HTTP routes, with the gRPC routes `guarded` and `open` merged in. When keys are set, everything except
-/// the health routes and `open` needs one.
+/// the health routes, the page at `/` and `open` needs one.
 pub fn router(app: App, guarded: Router, open: Router) -> Router {
     let keys = ApiKeys::new(&app.config.api_keys);
     let root_path = app.config.root_path.clone();
+    let cors = cors::layer(&app.config.allowed_origins);
     let api = Router::new()
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::retrieve))
@@ -49,6 +53,7 @@ pub fn router(app: App, guarded: Router, open: Router) -> Router {
         .method_not_allowed_fallback(method_not_allowed)
         .layer(from_fn_with_state(keys, auth::require_key));
     let health = Router::new()
+        .route("/", get(welcome::page))
         .route("/health", get(models::ready))
         .route("/readyz", get(models::ready))
         .route("/livez", get(models::live))
@@ -56,8 +61,14 @@ pub fn router(app: App, guarded: Router, open: Router) -> Router {
         .method_not_allowed_fallback(method_not_allowed)
         .with_state(app.clone())
         .merge(open);
-    let all = health.merge(api).layer(from_fn_with_state(app, metrics::count));
-    below(&root_path, all.layer(from_fn(request_id::name)))
+    let all =
+        health.merge(api).layer(from_fn_with_state(app, metrics::count)).layer(from_fn(request_id::name));
+    // Outside the key check: a browser's preflight carries no key.
+    let all = match cors {
+        Some(cors) => all.layer(cors),
+        None => all,
+    };
+    below(&root_path, all)
 }
 
 /// `all`, and the same below `root_path`: a proxy may pass its own path on.

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::refused::Refused;
 use crate::app::App;
 use crate::refusal::Refusal;
+use crate::validate::check_model;
 
 pub async fn list(State(app): State<App>) -> Json<Value> {
     let data: Vec<Value> = app.text.served_names.iter().map(|name| model(&app, name)).collect();
@@ -20,10 +21,8 @@ pub async fn retrieve(
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, Refused> {
     let Path(id) = id.map_err(|_| Refusal::invalid("model", "The model's name in the path is not UTF-8."))?;
-    match app.text.served_names.iter().find(|name| ***name == *id) {
-        Some(name) => Ok(Json(model(&app, name))),
-        None => Err(Refusal::ModelNotFound(id.chars().take(200).collect()).into()),
-    }
+    check_model(Some(&id), &app.text)?;
+    Ok(Json(model(&app, &id)))
 }
 
 pub async fn version() -> Json<Value> {

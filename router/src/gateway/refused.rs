@@ -3,7 +3,7 @@
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
-use http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
+use http::header::{ACCEPT_ENCODING, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use serde_json::{Value, json};
 
@@ -59,6 +59,9 @@ impl IntoResponse for Refused {
             let ms = u64::try_from(after.as_millis()).unwrap_or(u64::MAX).max(1);
             headers.insert(RETRY_AFTER_MS, HeaderValue::from(ms));
             headers.insert(RETRY_AFTER, HeaderValue::from(ms.div_ceil(1000)));
+        }
+        if matches!(self.refusal, Refusal::CompressedBody(_)) {
+            headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         }
         if matches!(self.refusal, Refusal::Unauthorized) {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

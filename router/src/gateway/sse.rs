@@ -14,6 +14,8 @@ use super::outgoing::SseEvent;
 use super::refused::error_object;
 use crate::refusal::Refusal;
 
+/// How long the status line may wait for the first event.
+const FIRST_EVENT_WAIT: Duration = Duration::from_secs(2);
 /// Silence after which a comment keeps proxies from closing the connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Sent before a connection is cut. `retry` is how long the client waits before it reconnects, milliseconds.
@@ -33,9 +35,18 @@ pub fn response(events: impl Stream<Item = Result<SseEvent, Refusal>> + Send + '
     (headers, [("x-accel-buffering", "no")], body).into_response()
 }
 
-/// The end of a stream whose client has everything but `[DONE]`.
-pub fn nothing_left() -> Response {
-    response(futures::stream::empty())
+/// Waits briefly for the first event, so that an early refusal is a status and not an event. A resumed stream is
+/// silent until it reaches what its client lacks, hence the limit.
+pub async fn checked<S>(events: S) -> Result<impl Stream<Item = Result<SseEvent, Refusal>> + Send, Refusal>
+where
+    S: Stream<Item = Result<SseEvent, Refusal>> + Send + 'static,
+{
+    let mut events = events.boxed();
+    let first = match tokio::time::timeout(FIRST_EVENT_WAIT, events.next()).await {
+        Ok(Some(first)) => Some(Ok(first?)),
+        Ok(None) | Err(_) => None,
+    };
+    Ok(futures::stream::iter(first).chain(events))
 }
 
 fn bytes(

@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use skein_proto::TokenId;
 
 use super::chat::chat_prompt;
-use super::fields::Fields;
+use super::fields::{Fields, wrong};
+use super::known_fields::take_unserved;
 use super::refused::Refused;
 use crate::app::{App, prompt_bytes};
 use crate::refusal::Refusal;
@@ -17,14 +18,17 @@ use crate::validate::{check_model, most_to_tokenize, token_id};
 /// `{prompt | messages, add_special_tokens, return_token_strs}` → `{tokens, count, max_model_len}`
 pub async fn tokenize(State(app): State<App>, request: Request) -> Result<Json<Value>, Refused> {
     let mut fields = Fields::read(request, &app).await?;
-    check_model(fields.string("model")?.as_deref(), &app.text)?;
+    check_model(fields.string("model").as_deref(), &app.text)?;
     let limits = app.generator.model_limits()?;
-    let return_token_strs = fields.bool("return_token_strs")?;
-    let prompt = match fields.string("prompt")? {
-        Some(text) => Prompt::Text(text),
-        None => chat_prompt(&mut fields)?,
+    let return_token_strs = fields.bool("return_token_strs");
+    let prompt = match fields.take("prompt") {
+        Some(Value::String(text)) => Prompt::Text(text),
+        Some(other) => return Err(wrong("prompt", "a string", &other).into()),
+        None => chat_prompt(&mut fields),
     };
-    let add_special_tokens = fields.optional_bool("add_special_tokens")?;
+    let add_special_tokens = fields.optional_bool("add_special_tokens");
+    take_unserved(&mut fields);
+    fields.finish(app.config.refuse_unknown_fields)?;
     let (text, most) = (app.text.clone(), most_to_tokenize(&limits));
     let tokens = app
         .text_work(prompt_bytes(&prompt), move || match (&prompt, ChatPrompt::of(&prompt)) {
@@ -43,8 +47,9 @@ pub async fn tokenize(State(app): State<App>, request: Request) -> Result<Json<V
 /// `{tokens}` → `{prompt}`
 pub async fn detokenize(State(app): State<App>, request: Request) -> Result<Json<Value>, Refused> {
     let mut fields = Fields::read(request, &app).await?;
-    check_model(fields.string("model")?.as_deref(), &app.text)?;
-    let tokens = fields.integers("tokens")?;
+    check_model(fields.string("model").as_deref(), &app.text)?;
+    let tokens = fields.integers("tokens");
+    fields.finish(app.config.refuse_unknown_fields)?;
     let tokens =
         tokens.ok_or_else(|| Refusal::invalid("tokens", "tokens is required: a list of token ids."))?;
     let vocab_size = app.text.tokenizer.bytes().vocab_size();

@@ -193,12 +193,11 @@ impl Workers {
         }
         let hit_tokens = pick.as_ref().map_or(0, |pick| pick.hit_tokens);
         let uncached = u64::from(job.demand.prompt_tokens.saturating_sub(hit_tokens));
+        let predicted = pick.as_ref().filter(|_| fleet.has_measured());
         let permit = admission.admit(Candidate {
             tokens: uncached + u64::from(job.demand.expected_output_tokens),
-            first_token_after: pick
-                .as_ref()
-                .filter(|_| fleet.has_measured())
-                .map(|pick| pick.first_token_after),
+            first_token_after: predicted.map(|pick| pick.first_token_after),
+            prefill_takes: predicted.map(|pick| pick.prefill_takes),
             time_left,
         })?;
         let place = pick.filter(|_| !is_running && job.demand.sequences > 0).and_then(|pick| {

@@ -1,6 +1,8 @@
 //! The one validator: turns a request from either API into a checked [`TokenRequest`], or a refusal that
 //! names the field, the limit and the value. Pure, except that it draws a request id if none is given.
 
+mod truncate;
+
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +14,7 @@ use uuid::Uuid;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::config::RequestLimits;
+use crate::faults::Faults;
 use crate::ranges::{top_k, whole};
 use crate::refusal::Refusal;
 use crate::request::{Draft, ModelLimits, Prompt, TokenRequest};
@@ -30,7 +33,7 @@ const MAX_BIAS: f64 = 100.0;
 /// Checks `draft` against the model and the limits and turns its prompt into tokens.
 ///
 /// # Errors
-/// The first broken rule. Cheap rules are checked before tokenisation.
+/// All broken rules among the cheap ones, which are checked before tokenisation; then the first broken rule.
 pub fn validate(
     mut draft: Draft,
     text: &ModelText,
@@ -39,15 +42,18 @@ pub fn validate(
     now: Timestamp,
 ) -> Result<(TokenRequest, TextOptions), Refusal> {
     check_model(draft.model.as_deref(), text)?;
-    let id = request_id(draft.request_id.take(), draft.part)?;
-    let priority = check_priority(draft.priority)?;
-    check_bytes("cache_salt", &draft.cache_salt, MAX_ID_BYTES)?;
-    let deadline = now + timeout(draft.timeout_ms, limits.request_timeout)?;
-    let n = whole("n", draft.sampling.n, 1, i64::from(limits.n))?.unwrap_or(1);
-    let mut sampling = sampling(&draft.sampling, n, &id, &text.defaults, model, limits)?;
-    let stop = stop_strings(&draft.sampling.stop, limits)?;
+    let mut faults = Faults::default();
+    let id = faults.value_of(request_id(draft.request_id.take(), draft.part));
+    let priority = faults.value_of(check_priority(draft.priority));
+    faults.value_of(check_bytes("cache_salt", &draft.cache_salt, MAX_ID_BYTES));
+    let deadline = now + faults.value_of(timeout(draft.timeout_ms, limits.request_timeout));
+    let n = faults.value_of(whole("n", draft.sampling.n, 1, i64::from(limits.n))).unwrap_or(1);
+    let mut sampling = sampling(&draft.sampling, n, &id, &text.defaults, model, limits, &mut faults);
+    let stop = faults.value_of(stop_strings(&draft.sampling.stop, limits));
+    faults.value_of(truncate::check(draft.truncation));
+    faults.check()?;
 
-    let prompt = prompt_tokens(&draft.prompt, draft.add_special_tokens.unwrap_or(true), text, model)?;
+    let prompt = prompt_tokens(&draft, text, model)?;
     let room = room(&draft, prompt.len(), model)?;
     sampling.max_tokens = match draft.sampling.max_tokens {
         Some(_) => sampling.max_tokens,
@@ -87,36 +93,37 @@ pub fn validate(
 pub fn check_model(model: Option<&str>, text: &ModelText) -> Result<(), Refusal> {
     match model {
         Some(name) if !text.served_names.iter().any(|served| **served == *name) => {
-            Err(Refusal::ModelNotFound(name.chars().take(200).collect()))
+            Err(Refusal::ModelNotFound { asked: name.chars().take(200).collect(), served: text.name() })
         }
         _ => Ok(()),
     }
 }
 
 /// Converts a prompt of any form to token ids: at least one, all within the vocabulary.
-pub fn prompt_tokens(
-    prompt: &Prompt,
-    add_special_tokens: bool,
-    text: &ModelText,
-    model: &ModelLimits,
-) -> Result<Vec<TokenId>, Refusal> {
+fn prompt_tokens(draft: &Draft, text: &ModelText, model: &ModelLimits) -> Result<Vec<TokenId>, Refusal> {
+    let prompt = &draft.prompt;
+    // What will be truncated may be longer than the context.
+    let most = if draft.truncation.is_some() { most_to_tokenize(model) } else { model.max_model_len };
     let tokens = match prompt {
-        Prompt::Text(prompt) => text.encode_text(prompt, add_special_tokens, model.max_model_len)?,
+        Prompt::Text(prompt) => text.encode_text(prompt, draft.add_special_tokens.unwrap_or(true), most)?,
         Prompt::Tokens(tokens) => {
             // A million ids that do not fit are not gone through.
-            fits(u32::try_from(tokens.len()).unwrap_or(u32::MAX), 1, "prompt", model)?;
+            if draft.truncation.is_none() {
+                fits(u32::try_from(tokens.len()).unwrap_or(u32::MAX), 1, "prompt", model)?;
+            }
             let checked: Result<_, _> =
                 tokens.iter().map(|token| token_id("prompt", *token, model.vocab_size)).collect();
             checked?
         }
         Prompt::Chat { .. } => match ChatPrompt::of(prompt) {
-            Some(chat) => text.encode_chat(&chat, model.max_model_len)?,
+            Some(chat) => text.encode_chat(&chat, most)?,
             None => Vec::new(),
         },
     };
     if tokens.is_empty() {
         return Err(Refusal::invalid(prompt_param(prompt), "The prompt is empty; send at least one token."));
     }
+    let tokens = truncate::truncate(tokens, draft, text, model)?;
     check_known_to_model(&tokens, prompt_param(prompt), text, model.vocab_size)?;
     Ok(tokens)
 }
@@ -164,8 +171,12 @@ fn room(draft: &Draft, prompt: usize, model: &ModelLimits) -> Result<u32, Refusa
 }
 
 fn fits(prompt: u32, output: u32, param: &'static str, model: &ModelLimits) -> Result<(), Refusal> {
-    if u64::from(prompt) + u64::from(output) > u64::from(model.max_model_len) {
-        return Err(Refusal::ContextLength { max: model.max_model_len, prompt, output, param });
+    let max = model.max_model_len;
+    if prompt >= max {
+        return Err(Refusal::ContextLength { max, prompt, output, param });
+    }
+    if u64::from(prompt) + u64::from(output) > u64::from(max) {
+        return Err(Refusal::OutputLength { max, prompt, output });
     }
     Ok(())
 }
@@ -181,9 +192,12 @@ fn prompt_param(prompt: &Prompt) -> &'static str {
 fn request_id(id: Option<String>, part: Option<usize>) -> Result<String, Refusal> {
     let id = id.unwrap_or_else(|| Uuid::now_v7().to_string());
     if !is_request_id(&id) {
+        let got = match id.len() {
+            1..=MAX_ID_BYTES => format!("`{}`", id.escape_default()),
+            bytes => format!("{bytes} bytes"),
+        };
         let message = format!(
-            "request_id must be 1 to {MAX_ID_BYTES} printable ASCII bytes without spaces, got {} bytes.",
-            id.len()
+            "request_id must be 1 to {MAX_ID_BYTES} printable ASCII bytes without spaces, got {got}."
         );
         return Err(Refusal::invalid("request_id", message));
     }
@@ -212,8 +226,9 @@ fn sampling(
     defaults: &GenerationDefaults,
     model: &ModelLimits,
     limits: &RequestLimits,
-) -> Result<SamplingParams, Refusal> {
-    let numbers = draft.numbers(&defaults.sampling)?;
+    faults: &mut Faults,
+) -> SamplingParams {
+    let numbers = draft.numbers(&defaults.sampling, |fault| faults.note(fault));
     let greedy = f64::from(numbers.temperature) < GREEDY_BELOW;
     let temperature = if greedy { 0.0 } else { numbers.temperature };
     if let Some(best_of) = draft.best_of
@@ -222,25 +237,23 @@ fn sampling(
         let message = format!(
             "best_of must equal n ({n}), got {best_of}; choosing the best of more samples is not supported."
         );
-        return Err(Refusal::invalid("best_of", message));
+        faults.note(Refusal::invalid("best_of", message));
     }
-    if temperature == 0.0 && n > 1 {
-        let message = format!("n must be 1 when temperature is 0 (greedy samples are identical), got {n}.");
-        return Err(Refusal::invalid("n", message));
-    }
-    Ok(SamplingParams {
+    let top_k = top_k(draft.top_k.or(defaults.sampling.top_k).unwrap_or(0), model.vocab_size);
+    let max_tokens = whole("max_tokens", draft.max_tokens, 1, i64::from(u32::MAX));
+    SamplingParams {
         temperature,
-        top_k: top_k(draft.top_k.or(defaults.sampling.top_k).unwrap_or(0), model.vocab_size)?,
+        top_k: faults.value_of(top_k),
         seed: draft.seed.or(defaults.sampling.seed).map_or_else(|| seed_of(id), i64::cast_unsigned),
-        logit_bias: logit_bias(&draft.logit_bias, model.vocab_size, limits)?,
-        max_tokens: whole("max_tokens", draft.max_tokens, 1, i64::from(u32::MAX))?.unwrap_or(1),
+        logit_bias: faults.value_of(logit_bias(&draft.logit_bias, model.vocab_size, limits)),
+        max_tokens: faults.value_of(max_tokens).unwrap_or(1),
         min_tokens: 0,
-        stop_token_ids: stop_token_ids(&draft.stop_token_ids, model.vocab_size, limits)?,
+        stop_token_ids: faults.value_of(stop_token_ids(&draft.stop_token_ids, model.vocab_size, limits)),
         ignore_eos: draft.ignore_eos,
-        logprobs: check_logprobs("logprobs", draft.logprobs, limits)?,
-        prompt_logprobs: check_logprobs("prompt_logprobs", draft.prompt_logprobs, limits)?,
+        logprobs: faults.value_of(check_logprobs("logprobs", draft.logprobs, limits)),
+        prompt_logprobs: faults.value_of(check_logprobs("prompt_logprobs", draft.prompt_logprobs, limits)),
         ..numbers
-    })
+    }
 }
 
 fn logit_bias(

@@ -42,9 +42,8 @@ fn each_rule_names_field_limit_and_value() {
     check(SamplingOptions { repetition_penalty: Some(0.0), ..some() }, "repetition_penalty", "repetition_penalty must be in (0, 10], got 0.");
     check(SamplingOptions { presence_penalty: Some(-2.1), ..some() }, "presence_penalty", "presence_penalty must be in [-2, 2], got -2.1.");
     check(SamplingOptions { frequency_penalty: Some(9.0), ..some() }, "frequency_penalty", "frequency_penalty must be in [-2, 2], got 9.");
-    check(SamplingOptions { n: Some(1_000_000), ..some() }, "n", "n must be in [1, 16], got 1000000.");
-    check(SamplingOptions { n: Some(0), ..some() }, "n", "n must be in [1, 16], got 0.");
-    check(SamplingOptions { n: Some(3), temperature: Some(0.0), ..some() }, "n", "n must be 1 when temperature is 0 (greedy samples are identical), got 3.");
+    check(SamplingOptions { n: Some(1_000_000), ..some() }, "n", "n must be in [1, 128], got 1000000.");
+    check(SamplingOptions { n: Some(0), ..some() }, "n", "n must be in [1, 128], got 0.");
     check(SamplingOptions { best_of: Some(4), ..some() }, "best_of", "best_of must equal n (1), got 4; choosing the best of more samples is not supported.");
     check(SamplingOptions { max_tokens: Some(0), ..some() }, "max_tokens", "max_tokens must be in [1, 4294967295], got 0.");
     check(SamplingOptions { max_tokens: Some(4), min_tokens: Some(5), ..some() }, "min_tokens", "min_tokens must be in [0, 4], got 5.");
@@ -59,13 +58,13 @@ fn each_rule_names_field_limit_and_value() {
     check(SamplingOptions { logit_bias: vec![(1, f64::NAN)], ..some() }, "logit_bias", "logit_bias of token 1 must be a number.");
     check_draft(Draft { priority: 101, ..draft(some()) }, "priority", "priority must be in [-100, 100], got 101.");
     check_draft(Draft { timeout_ms: Some(0), ..draft(some()) }, "timeout_ms", "timeout_ms must be at least 1, got 0.");
-    check_draft(Draft { request_id: Some("a b".to_owned()), ..draft(some()) }, "request_id", "request_id must be 1 to 128 printable ASCII bytes without spaces, got 3 bytes.");
+    check_draft(Draft { request_id: Some("a b".to_owned()), ..draft(some()) }, "request_id", "request_id must be 1 to 128 printable ASCII bytes without spaces, got `a b`.");
     check_draft(Draft { prompt: Prompt::Tokens(Vec::new()), ..draft(some()) }, "prompt", "The prompt is empty; send at least one token.");
     check_draft(Draft { prompt: Prompt::Tokens(vec![300]), ..draft(some()) }, "prompt", "prompt: token id 300 is not in the vocabulary (0..300).");
 }
 
 #[test]
-fn a_prompt_one_token_too_long_gets_vllms_error_text() {
+fn a_prompt_too_long_is_told_in_the_known_sentence_and_an_output_too_long_by_its_own_name() {
     let prompt = |tokens, max_tokens| Draft {
         prompt: Prompt::Tokens(vec![1; tokens]),
         sampling: SamplingOptions { max_tokens, ..some() },
@@ -80,8 +79,8 @@ fn a_prompt_one_token_too_long_gets_vllms_error_text() {
     );
     check_draft(
         prompt(61, Some(4)),
-        "prompt",
-        "This model's maximum context length is 64 tokens. However, you requested 65 tokens (61 in the prompt, 4 for the output). Please reduce the length of the prompt or of the output.",
+        "max_tokens",
+        "max_tokens is too large: 4. This model's maximum context length is 64 tokens and the prompt has 61; ask for at most 3 tokens.",
     );
 }
 
@@ -106,6 +105,20 @@ fn a_text_with_tokens_outside_the_models_vocabulary_is_refused_by_the_router() {
         template_kwargs: serde_json::Map::new(),
     };
     assert_eq!(run(chat).unwrap_err().param(), Some("messages"));
+}
+
+#[test]
+fn several_values_out_of_range_are_told_at_once() {
+    let wrong = SamplingOptions { temperature: Some(3.0), top_p: Some(0.0), n: Some(0), ..some() };
+    let told =
+        "n must be in [1, 128], got 0. temperature must be in [0, 2], got 3. top_p must be in (0, 1], got 0.";
+    check(wrong, "n", told);
+}
+
+#[test]
+fn many_greedy_samples_are_allowed() {
+    let greedy = SamplingOptions { n: Some(128), temperature: Some(0.0), ..some() };
+    assert_eq!(run(draft(greedy)).unwrap().0.n, 128);
 }
 
 #[test]

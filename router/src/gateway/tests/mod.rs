@@ -3,6 +3,7 @@
 
 mod answers;
 mod errors;
+mod known_fields;
 mod metrics;
 mod requests;
 mod resume;

@@ -177,8 +177,8 @@ async fn each_prompt_of_a_call_resumes_where_it_was() {
 }
 
 #[tokio::test]
-async fn a_client_that_lacks_only_done_gets_done() {
-    let app = testing::app(Script { refuse: Some(Refusal::Internal), ..Script::default() });
+async fn a_client_that_has_all_but_the_word_that_it_is_over_gets_that_word() {
+    let app = testing::app(says("a"));
     let ask = async |id: &str, extra: &[(&str, Value)]| {
         let (path, body) = wants(true, extra);
         let request = Request::post(path).header("last-event-id", id);
@@ -190,7 +190,23 @@ async fn a_client_that_lacks_only_done_gets_done() {
         assert_eq!((answer.status, answer.body.as_str()), (200, "data: [DONE]\n\n"));
         assert_eq!(answer.header("x-request-id"), "t");
     }
-    assert_eq!(ask("t/1.1f", &usage).await.status, 500, "its usage is still owed");
+    let owed = ask("t/1.1f", &usage).await;
+    assert_eq!(owed.events().len(), 2, "its usage is still owed: {}", owed.body);
+}
+
+#[tokio::test]
+async fn a_forged_finish_or_usage_in_an_id_does_not_end_a_stream_early() {
+    let ask = async |id: &str| {
+        let (path, body) = wants(true, &[("stream_options", json!({"include_usage": true}))]);
+        let request = Request::post(path).header("last-event-id", id);
+        send(&testing::app(says("abc")), request.body(body.to_string().into()).unwrap()).await
+    };
+    for id in ["t/1.1f", "t/1.1f+"] {
+        let answer = ask(id).await;
+        assert_eq!((answer.status, &answer.json()["error"]["code"]), (409, &json!("not_continued")), "{id}");
+    }
+    let answer = ask("t/1.1+").await;
+    assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!("Last-Event-ID")));
 }
 
 #[tokio::test]
@@ -212,7 +228,7 @@ async fn ids_that_do_not_fit_the_body_are_refused() {
     // error.
     for id in ["t/9.9", "t/1.1f", "t/9.1", "t/1.9"] {
         let usage = [("stream_options", json!({"include_usage": true}))];
-        check(id, &usage, 200, r#"data: {"error":{"message":"The answer under this request id is not"#).await;
+        check(id, &usage, 409, r#"{"error":{"message":"The answer under this request id is not"#).await;
     }
 }
 

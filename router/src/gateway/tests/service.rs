@@ -35,13 +35,66 @@ async fn everything_but_health_needs_the_key() {
         }
         assert_ne!(status(method, path, Some("sesame")).await.status, 401, "{path}");
     }
-    for path in ["/health", "/livez", "/readyz"] {
+    for path in ["/", "/health", "/livez", "/readyz"] {
         assert_eq!(status("GET", path, None).await.status, 200, "{path}");
     }
 }
 
 #[tokio::test]
-async fn models_and_version_are_listed() {
+async fn the_servers_address_answers_with_a_page_of_links_that_lead_somewhere() {
+    let page = get(says("x"), "/").await;
+    assert_eq!((page.status, page.header("content-type")), (200, "text/html; charset=utf-8"));
+    let links: Vec<&str> =
+        page.body.split("href=\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+    let own: Vec<&&str> = links.iter().filter(|link| !link.starts_with("https:")).collect();
+    assert!(own.len() > 2, "{links:?}");
+    for link in own {
+        assert_eq!(get(says("x"), &format!("/{link}")).await.status, 200, "{link}");
+    }
+}
+
+/// What a page of `origin` is told, and by a preflight before.
+async fn browsed(allowed: &[&str], origin: &str) -> (Answer, Answer) {
+    let mut config = testing::config();
+    config.api_keys = vec!["sesame".to_owned()];
+    config.allowed_origins = allowed.iter().map(|origin| (*origin).to_owned()).collect();
+    let app = App::new(Arc::new(testing::model_text()), Arc::new(says("x")), config);
+    let preflight = Request::options(CHAT)
+        .header("origin", origin)
+        .header("access-control-request-method", "POST")
+        .header("access-control-request-headers", "authorization,content-type,x-stainless-os")
+        .body(Body::empty());
+    let request = Request::post(CHAT).header("origin", origin).header("authorization", "Bearer sesame");
+    let request = request.body(chat(json!({})).to_string().into());
+    (send(&app, preflight.unwrap()).await, send(&app, request.unwrap()).await)
+}
+
+#[tokio::test]
+async fn pages_of_allowed_origins_may_call_and_no_others() {
+    let page = "https://chat.example.org";
+    for (allowed, told) in [(&[page][..], page), (&["*"][..], "*")] {
+        let (preflight, answer) = browsed(allowed, page).await;
+        assert_eq!(preflight.status, 200, "before any key is sent");
+        assert_eq!(preflight.header("access-control-allow-origin"), told);
+        assert_eq!(
+            preflight.header("access-control-allow-headers"),
+            "authorization,content-type,x-stainless-os"
+        );
+        assert!(preflight.header("access-control-allow-methods").contains("POST"));
+        assert_eq!((answer.status, answer.header("access-control-allow-origin")), (200, told));
+        assert!(answer.header("access-control-expose-headers").contains("x-request-id"));
+        assert_eq!(answer.header("access-control-allow-credentials"), "");
+    }
+    for allowed in [&[][..], &["https://other.example.org"][..]] {
+        let (preflight, answer) = browsed(allowed, page).await;
+        for answer in [preflight, answer] {
+            assert_eq!(answer.header("access-control-allow-origin"), "", "{allowed:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn models_and_version_are_told() {
     let models = get(says("x"), "/v1/models").await.json();
     assert_eq!((&models["object"], &models["data"][0]["id"]), (&json!("list"), &json!("test")));
     assert_eq!(models["data"][0]["max_model_len"], testing::MAX_MODEL_LEN);

@@ -16,7 +16,7 @@ use crate::request::{Resume, ResumeSample, TokenDelta, TokenRequest};
 use crate::validate::is_request_id;
 
 /// Most samples of a request; sample indices are below this.
-const MAX_SAMPLES: u32 = 64;
+const MAX_SAMPLES: u32 = 128;
 
 /// Converts a request for the cluster. The worker that gets it checks the sampling parameters.
 ///

@@ -1,0 +1,40 @@
+//! Which web pages may call the API from a browser (CORS, Fetch Standard). By default none of another origin.
+
+use std::time::Duration;
+
+use http::{HeaderName, HeaderValue, Method};
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
+
+/// How long a browser may cache the answer to a preflight.
+const PREFLIGHT_AGE: Duration = Duration::from_secs(3600);
+
+/// Response headers that pages may read, beyond those that browsers always expose.
+const EXPOSED: [HeaderName; 5] = [
+    HeaderName::from_static("x-request-id"),
+    HeaderName::from_static("x-ignored-params"),
+    HeaderName::from_static("x-should-retry"),
+    HeaderName::from_static("retry-after"),
+    HeaderName::from_static("retry-after-ms"),
+];
+
+/// The layer for `origins`; `*` allows every origin. `None` if no origin is allowed.
+///
+/// Credentials are never allowed: a page sends its key in a header.
+pub fn layer(origins: &[String]) -> Option<CorsLayer> {
+    if origins.is_empty() {
+        return None;
+    }
+    let allowed = match origins.iter().any(|origin| origin == "*") {
+        true => AllowOrigin::any(),
+        false => AllowOrigin::list(origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok())),
+    };
+    Some(
+        CorsLayer::new()
+            .allow_origin(allowed)
+            .allow_methods([Method::GET, Method::POST])
+            // SDKs send many headers of their own, and the wildcard does not cover Authorization.
+            .allow_headers(AllowHeaders::mirror_request())
+            .expose_headers(EXPOSED)
+            .max_age(PREFLIGHT_AGE),
+    )
+}

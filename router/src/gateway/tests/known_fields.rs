@@ -1,0 +1,128 @@
+//! No field that OpenAI's or vLLM's requests have is dropped silently.
+
+use super::*;
+
+/// Of OpenAI's chat and completions, as its API reference lists them.
+const OPENAI: &str = "audio best_of echo frequency_penalty function_call functions logit_bias logprobs \
+    max_completion_tokens max_tokens messages metadata modalities model n parallel_tool_calls prediction \
+    presence_penalty prompt prompt_cache_key prompt_cache_retention reasoning_effort response_format \
+    safety_identifier seed service_tier stop store stream stream_options suffix temperature tool_choice tools \
+    top_logprobs top_p user verbosity web_search_options";
+
+/// Of vLLM's `ChatCompletionRequest` and `CompletionRequest` beyond those, the ones that later releases dropped
+/// included.
+const VLLM: &str = "add_generation_prompt add_special_tokens allowed_token_ids bad_words cache_salt chat_template \
+    chat_template_kwargs continue_final_message documents early_stopping ec_transfer_params guided_choice \
+    guided_decoding_backend guided_grammar guided_json guided_regex guided_whitespace_pattern ignore_eos \
+    include_reasoning include_stop_str_in_output kv_transfer_params length_penalty logits_processors \
+    logprob_token_ids media_io_kwargs min_p min_tokens mm_processor_kwargs priority prompt_embeds prompt_logprobs \
+    repetition_detection repetition_penalty request_id return_mm_kwargs return_prompt_text return_token_ids \
+    return_token_offsets return_tokens_as_token_ids routed_experts_prompt_start session_id skip_special_tokens \
+    spaces_between_special_tokens stop_token_ids stream_interval structural_tag structured_outputs \
+    thinking_token_budget top_k truncate_prompt_tokens truncation_side use_beam_search vllm_xargs watermarking";
+
+/// Whatever they say, an answer is the same.
+const WITHOUT_EFFECT: &str = "media_io_kwargs metadata mm_processor_kwargs parallel_tool_calls prompt_cache_key \
+    prompt_cache_retention return_mm_kwargs safety_identifier service_tier session_id store user";
+
+fn plain(path: &str) -> Value {
+    if path == CHAT { chat(json!({})) } else { json!({"prompt": "a"}) }
+}
+
+#[tokio::test]
+async fn a_known_field_is_never_silently_ignored() {
+    let without_effect: Vec<&str> = WITHOUT_EFFECT.split_whitespace().collect();
+    for path in [CHAT, COMPLETIONS] {
+        for name in OPENAI.split_whitespace().chain(VLLM.split_whitespace()) {
+            // A value that no field takes: whoever reads it says so.
+            let mut body = plain(path);
+            body[name] = json!([{"no": "such"}]);
+            let answer = send(&testing::app(says("x")), post_bytes(path, body.to_string())).await;
+            let expected = if without_effect.contains(&name) { 200 } else { 400 };
+            let expected =
+                if name == "model" || name == "messages" && path == CHAT { answer.status } else { expected };
+            assert_eq!(answer.status, expected, "{path} {name}: {}", answer.body);
+            assert_eq!(answer.header("x-ignored-params"), "", "{path} {name}");
+            if answer.status == 400 {
+                let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
+                assert!(message.contains(name), "{path} {name}: {message}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn values_that_change_nothing_are_taken() {
+    let neutral = json!({"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "bad_words": [],
+        "use_beam_search": false, "length_penalty": 1.0, "modalities": ["text"], "reasoning_effort": "none",
+        "include_reasoning": true, "suffix": "", "stream_interval": 1, "thinking_token_budget": -1, "vllm_xargs": {},
+        "logprob_token_ids": null, "verbosity": "medium", "allowed_token_ids": null, "truncate_prompt_tokens": null,
+        "best_of": 1, "return_tokens_as_token_ids": false, "zig": 1});
+    for path in [CHAT, COMPLETIONS] {
+        let mut body = plain(path);
+        body.as_object_mut().unwrap().extend(neutral.as_object().unwrap().clone());
+        let answer = send(&testing::app(says("x")), post_bytes(path, body.to_string())).await;
+        assert_eq!((answer.status, answer.header("x-ignored-params")), (200, "zig"), "{}", answer.body);
+    }
+}
+
+#[tokio::test]
+async fn unknown_fields_are_refused_where_the_operator_says_so() {
+    let mut config = testing::config();
+    config.refuse_unknown_fields = true;
+    let app = App::new(Arc::new(testing::model_text()), Arc::new(says("x")), config);
+    let ask = async |body: Value| send(&app, post_bytes(COMPLETIONS, body.to_string())).await;
+    let message = "`zig` is no field of this API; leave it out. `stream_options.zag` is no field of this API; leave it out.";
+    let answer = ask(json!({"prompt": "a", "zig": 1, "stream": true, "stream_options": {"zag": true}})).await;
+    assert_eq!((answer.status, &answer.json()["error"]["message"]), (400, &json!(message)));
+    assert_eq!(ask(json!({"prompt": "a", "user": "u"})).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_long_prompt_is_cut_where_the_client_asks_for_it() {
+    let prompt = async |path: &str, extra: Value| {
+        let mut body = plain(path);
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        let (requests, answer) = asked(path, &body, "trace").await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        (requests[0].prompt.to_vec(), answer)
+    };
+    let (tokens, answer) =
+        prompt(COMPLETIONS, json!({"prompt": "abcd", "truncate_prompt_tokens": 3, "echo": true})).await;
+    assert_eq!(tokens, [0, 103, 104], "BOS and the end");
+    assert_eq!(answer.json()["choices"][0]["text"], "cdx", "what is left is echoed");
+    let long = json!({"prompt": "a".repeat(1000), "truncate_prompt_tokens": -1, "max_tokens": 6,
+        "truncation_side": "right"});
+    assert_eq!(prompt(COMPLETIONS, long).await.0.len(), 250);
+    assert_eq!(prompt(CHAT, json!({"truncate_prompt_tokens": 2})).await.0.len(), 2);
+}
+
+#[tokio::test]
+async fn tokens_of_logprobs_may_be_named_by_id() {
+    let extra = json!({"logprobs": 1, "return_tokens_as_token_ids": true, "prompt": "a"});
+    let logprobs = post(says("x"), COMPLETIONS, extra).await.json()["choices"][0]["logprobs"].clone();
+    assert_eq!(logprobs["tokens"], json!(["token_id:124"]));
+    assert!(logprobs["top_logprobs"][0].get("token_id:124").is_some(), "{logprobs}");
+    let extra = json!({"logprobs": true, "top_logprobs": 1, "return_tokens_as_token_ids": true});
+    let logprobs = post(says("x"), CHAT, chat(extra)).await.json()["choices"][0]["logprobs"].clone();
+    assert_eq!(logprobs["content"][0]["token"], "token_id:124");
+    assert_eq!(logprobs["content"][0]["top_logprobs"][0]["token"], "token_id:124");
+    assert_eq!(logprobs["content"][0]["bytes"], json!([120]), "its bytes stay");
+}
+
+#[tokio::test]
+async fn many_prompts_of_many_samples_each_are_bounded_together() {
+    let ask = async |prompts: usize, n: u32| {
+        post(says("x"), COMPLETIONS, json!({"prompt": vec!["a"; prompts], "n": n})).await
+    };
+    let message = "prompts times n must be at most 2048, got 2176; send fewer prompts.";
+    check_error(ask(17, 128).await, 400, &invalid("n", message)).await;
+}
+
+#[tokio::test]
+async fn without_max_tokens_an_answer_may_take_what_is_left_of_the_context() {
+    for (path, prompt) in [(COMPLETIONS, 2), (CHAT, 6)] {
+        let (requests, _) = asked(path, &plain(path), "trace").await;
+        assert_eq!(requests[0].sampling.max_tokens, testing::MAX_MODEL_LEN - prompt);
+    }
+}

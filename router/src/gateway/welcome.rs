@@ -1,0 +1,20 @@
+//! `GET /`: a page for whoever opens the server's address in a browser. It says what is here, not what is served.
+
+use axum::response::Html;
+
+/// The page. Links relative to `/`, so that it works behind a proxy's path, too.
+pub async fn page() -> Html<String> {
+    let links =
+        [("v1/models", "the models"), ("health", "whether requests are taken"), ("version", "the release")];
+    let links: String = links
+        .iter()
+        .map(|(path, what)| format!("<li><a href=\"{path}\">/{path}</a>: {what}</li>\n"))
+        .collect();
+    let version = env!("CARGO_PKG_VERSION");
+    Html(format!(
+        "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>Skein</title>\n\
+         <h1>Skein {version}</h1>\n<p>An OpenAI-compatible server of a language model. Point a client at <code>/v1</code> \
+         of this address.</p>\n<ul>\n{links}</ul>\n\
+         <p>The manual: <a href=\"https://github.com/skein-serve/skein/blob/main/docs/src/api.md\">the API</a>.</p>\n"
+    ))
+}
