@@ -2,7 +2,7 @@
 //! in front. It knows neither the router nor HTTP nor text.
 //!
 //! Dependencies point inward:
-//! `service → engine → {streams → scheduler → kv_cache, backend → model → kernels}`. The scheduler never sees
+//! `service → engine → {metrics, streams → scheduler → kv_cache, backend → model → kernels}`. The scheduler never sees
 //! a tensor, the backend never sees a request, and protobuf stops in `service`.
 
 pub mod backend;
@@ -10,6 +10,7 @@ pub mod check;
 pub mod config;
 pub mod engine;
 pub mod kv_cache;
+pub mod metrics;
 pub mod model;
 pub mod scheduler;
 pub mod service;

@@ -27,7 +27,8 @@ pub use handle::{EngineHandle, Snapshot, Submission, SubmitError};
 pub use log::{LogEntry, StateLog};
 
 use crate::backend::{Backend, BackendError, StepHandle};
-use crate::scheduler::{Scheduler, Step};
+use crate::metrics::Observer;
+use crate::scheduler::{RequestKey, Scheduler, Step};
 use crate::streams::{Outbox, StreamFault};
 use handle::Command;
 
@@ -51,6 +52,7 @@ pub struct Engine {
     max_streams: u32,
     hand_back: HandBack,
     stopped: bool,
+    observer: Option<Observer>,
 }
 
 /// Whether running requests are handed back to their routers.
@@ -104,8 +106,14 @@ impl Engine {
             max_streams,
             hand_back: HandBack::No,
             stopped: false,
+            observer: None,
         };
         (engine, handle)
+    }
+
+    /// From now on `observer` sees all that happens.
+    pub fn observe(&mut self, observer: Observer) {
+        self.observer = Some(observer);
     }
 
     /// Runs until told to stop or until the backend fails; every stream has ended by then.
@@ -170,7 +178,7 @@ impl Engine {
             self.collect_oldest()?;
         }
         for key in self.outbox.hand_back() {
-            self.scheduler.cancel(key);
+            self.cancel(key);
         }
         self.hand_back = HandBack::Done;
         self.publish();
@@ -200,7 +208,13 @@ impl Engine {
     fn collect_oldest(&mut self) -> Result<bool, BackendError> {
         let Some((step, running)) = self.in_flight.pop_front() else { return Ok(false) };
         let output = self.backend.collect(running)?;
-        self.outbox.extend(self.scheduler.commit(step, &output, clock::now()));
+        let (rows, planned, now) = (step.rows(), step.started(), clock::now());
+        let events = self.scheduler.commit(step, &output, now);
+        if let Some(observer) = &mut self.observer {
+            observer.step(rows, planned, now);
+            observer.events(&events, planned, now);
+        }
+        self.outbox.extend(events);
         self.steps += 1;
         Ok(true)
     }
@@ -257,7 +271,14 @@ impl Engine {
     /// Cancels requests that nobody reads any more, and drops expired streams.
     fn sweep_streams(&mut self) {
         for key in self.outbox.sweep(clock::now()) {
-            self.scheduler.cancel(key);
+            self.cancel(key);
+        }
+    }
+
+    fn cancel(&mut self, key: RequestKey) {
+        self.scheduler.cancel(key);
+        if let Some(observer) = &mut self.observer {
+            observer.gone(key);
         }
     }
 
@@ -271,7 +292,11 @@ impl Engine {
     }
 
     fn publish_load(&self) {
-        self.log.set_counts(self.outbox.counts());
-        self.log.set_load(self.scheduler.load(), self.steps);
+        let (counts, load) = (self.outbox.counts(), self.scheduler.load());
+        self.log.set_counts(counts);
+        self.log.set_load(load, self.steps);
+        if let Some(observer) = &self.observer {
+            observer.state(load, counts, self.scheduler.preemptions());
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! Handles submits, attaches, releases and aborts, between two steps.
 
+use skein_node::clock;
 use skein_proto::block_hash::BlockHash;
 use skein_proto::placement::Placement;
 use skein_proto::stream_key::StreamKey;
@@ -35,7 +36,16 @@ impl Engine {
         request.key = RequestKey(self.last_key);
         let opening = Opening::of(&request, stream_key, linger);
         let key = request.key;
-        let accepted = self.scheduler.submit(request)?;
+        let now = clock::now();
+        if let Some(observer) = &mut self.observer {
+            observer.submitted(&request, now);
+        }
+        let accepted = self.scheduler.submit(request).inspect_err(|_| {
+            self.observer.as_mut().into_iter().for_each(|observer| observer.refused(key));
+        })?;
+        if let Some(observer) = &mut self.observer {
+            observer.events(&accepted.events, now, now);
+        }
         let stream = self.outbox.open(key, id, opening);
         self.outbox.extend(accepted.events);
         self.log_admitted(placement, accepted.cached_blocks, accepted.uncached_hashes, stream_key);
@@ -85,7 +95,7 @@ impl Engine {
     pub(super) fn release(&mut self, id: &str) -> bool {
         let Some(over) = self.outbox.release(id) else { return false };
         if let Some(key) = over {
-            self.scheduler.cancel(key);
+            self.cancel(key);
             self.publish_load();
         }
         true
@@ -94,6 +104,10 @@ impl Engine {
     pub(super) fn abort(&mut self, id: &str, sample: u32) -> bool {
         let event = self.outbox.running(id).and_then(|key| self.scheduler.abort(key, sample));
         let found = event.is_some();
+        if let Some(observer) = &mut self.observer {
+            let now = clock::now();
+            observer.events(event.as_slice(), now, now);
+        }
         self.outbox.extend(event);
         self.outbox.flush();
         found

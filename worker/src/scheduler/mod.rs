@@ -81,6 +81,8 @@ pub struct Scheduler {
     committed_steps: u64,
     /// A sequence was preempted in this step, so none is admitted.
     short_of_blocks: bool,
+    /// Sequences preempted since the start.
+    preemptions: u64,
     share_prefixes: bool,
 }
 
@@ -122,6 +124,7 @@ impl Scheduler {
             planned_steps: 0,
             committed_steps: 0,
             short_of_blocks: false,
+            preemptions: 0,
             share_prefixes: config.enable_prefix_caching,
         }
     }
@@ -250,6 +253,11 @@ impl Scheduler {
     /// Most samples running at once: the configured limit, but at most one for each token of a step.
     pub fn max_num_seqs(&self) -> u32 {
         self.limits.max_num_seqs
+    }
+
+    /// Sequences preempted since the start.
+    pub fn preemptions(&self) -> u64 {
+        self.preemptions
     }
 
     /// True if nothing runs and nothing waits.

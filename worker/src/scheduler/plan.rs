@@ -261,6 +261,7 @@ impl Scheduler {
         sequence.reports_hit |= sequence.unreported_hit.take().is_some();
         sequence.extend_hashes(self.limits.block_size);
         self.short_of_blocks = true;
+        self.preemptions += 1;
         self.enqueue(sequence);
     }
 }

@@ -23,6 +23,16 @@ pub struct Step {
 }
 
 impl Step {
+    /// Tokens that it computes.
+    pub fn rows(&self) -> u32 {
+        self.rows
+    }
+
+    /// When it was planned.
+    pub fn started(&self) -> Timestamp {
+        self.started
+    }
+
     /// Rows over prompts and recomputed tokens.
     pub(super) fn prompt_rows(&self) -> u32 {
         self.rows - self.stream_rows

@@ -3,6 +3,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::pin::pin;
+use std::sync::Arc;
 
 use skein_node::clock;
 use skein_proto::info::WorkerInfo;
@@ -15,6 +16,7 @@ use super::{ModelFacts, Ready, WorkerService, sizing};
 use crate::backend::BackendError;
 use crate::config::{SchedulerConfig, WorkerConfig};
 use crate::engine::Engine;
+use crate::metrics::{Metrics, Observer};
 use crate::scheduler::Scheduler;
 
 /// Why a worker could not start, or ended before it was told to.
@@ -84,7 +86,8 @@ pub async fn serve_backend(
     check_settings(&config.scheduler)?;
     let mut shutdown = pin!(shutdown);
     let service = WorkerService::default();
-    let server = Server::start(&config, service.clone()).await?;
+    let metrics = Arc::new(Metrics::new(&config.served_model_name));
+    let server = Server::start(&config, service.clone(), metrics.clone()).await?;
     let loading = on_thread("model loader", load)?;
     let loaded = tokio::select! {
         loaded = loading => loaded.unwrap_or(Err(WorkerError::Panicked("model loader")))?,
@@ -94,7 +97,9 @@ pub async fn serve_backend(
             return Ok(());
         }
     };
-    let (ready, engine) = prepare(&config, loaded)?;
+    let (ready, mut engine) = prepare(&config, loaded)?;
+    metrics.loaded(&ready.facts.info);
+    engine.observe(Observer::new(metrics));
     let handle = ready.engine.clone();
     let mut engine = on_thread("engine", move || engine.run())?;
     assert!(service.ready.set(ready).is_ok(), "a worker loads once");

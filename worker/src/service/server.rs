@@ -1,20 +1,29 @@
 //! The gRPC server around the service: health, reflection, limits, and a graceful stop.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::http::header::{ACCEPT, CONTENT_TYPE};
+use axum::response::IntoResponse;
+use axum::routing::get;
+use skein_node::metrics::Format;
 use skein_proto::worker::v1::worker_server::WorkerServer;
 use skein_proto::{FILE_DESCRIPTOR_SET, MAX_MESSAGE_BYTES};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio_stream::{Stream, StreamExt};
+use tonic::service::Routes;
 use tonic::transport::server::TcpIncoming;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 use super::{WorkerError, WorkerService};
 use crate::config::WorkerConfig;
+use crate::metrics::Metrics;
 
 /// A connection silent for this long is pinged, and closed if the ping is not answered within the same time.
 const KEEPALIVE: Duration = Duration::from_secs(10);
@@ -56,9 +65,19 @@ fn connections(listener: TcpListener) -> impl Stream<Item = std::io::Result<TcpS
     })
 }
 
+/// `GET /metrics`
+async fn scrape(State(metrics): State<Arc<Metrics>>, headers: HeaderMap) -> impl IntoResponse {
+    let format = Format::accepted(headers.get(ACCEPT).and_then(|accept| accept.to_str().ok()));
+    ([(CONTENT_TYPE, format.content_type())], metrics.encode(format))
+}
+
 impl Server {
     /// Listens at once; health says NOT_SERVING.
-    pub async fn start(config: &WorkerConfig, service: WorkerService) -> Result<Self, WorkerError> {
+    pub async fn start(
+        config: &WorkerConfig,
+        service: WorkerService,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self, WorkerError> {
         let failed = |source| WorkerError::Listen { address: config.listen, source };
         let listener = TcpListener::bind(config.listen).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
@@ -71,6 +90,9 @@ impl Server {
         let worker = WorkerServer::new(service)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
+        let routes = Routes::new(worker).add_service(health_service).add_service(reflection);
+        let routes =
+            Routes::from(routes.into_axum_router().route("/metrics", get(scrape).with_state(metrics)));
         let (stop, stopped) = oneshot::channel::<()>();
         let streams = config.scheduler.max_num_queued_reqs + config.scheduler.max_num_seqs + SPARE_STREAMS;
         let serving = tonic::transport::Server::builder()
@@ -79,9 +101,9 @@ impl Server {
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             .max_concurrent_streams(streams)
-            .add_service(worker)
-            .add_service(health_service)
-            .add_service(reflection)
+            // For Prometheus, which speaks HTTP/1.1.
+            .accept_http1(true)
+            .add_routes(routes)
             .serve_with_incoming_shutdown(connections(listener), async {
                 // A dropped sender means stop, too.
                 let _ = stopped.await;

@@ -1,6 +1,7 @@
 //! A worker over loopback, with the fake backend.
 
 mod drain;
+mod metrics;
 mod streams;
 
 use std::net::SocketAddr;

@@ -1,0 +1,151 @@
+//! What a worker measures, each metric with its name, unit and help. The engine's thread reports to an [`Observer`]; the
+//! service's `GET /metrics` reads.
+
+mod observer;
+
+use skein_node::metrics::{Format, Gauge, Histogram, IntCounter, IntCounterVec, IntGauge, Registry, buckets};
+use skein_proto::info::WorkerInfo;
+
+pub use observer::Observer;
+
+/// The metrics of one worker.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    running: IntGauge,
+    waiting: IntGauge,
+    kv_usage: Gauge,
+    kv_blocks: IntGauge,
+    free_blocks: IntGauge,
+    prefix_queries: IntCounter,
+    prefix_hits: IntCounter,
+    preemptions: IntCounter,
+    prompt_tokens: IntCounter,
+    cached_tokens: IntCounter,
+    generation_tokens: IntCounter,
+    success: IntCounterVec,
+    request_prompt_tokens: Histogram,
+    request_generation_tokens: Histogram,
+    iteration_tokens: Histogram,
+    time_to_first_token: Histogram,
+    inter_token_latency: Histogram,
+    queue_time: Histogram,
+    prefill_time: Histogram,
+    decode_time: Histogram,
+    inference_time: Histogram,
+    e2e_latency: Histogram,
+    steps: IntCounter,
+    step_time: Histogram,
+    streams: IntGauge,
+    outcomes: IntCounterVec,
+}
+
+/// Values of `outcome`, in the order of [`Counts`](crate::streams::Counts).
+const OUTCOMES: [&str; 4] = ["completed", "errored", "cancelled", "handed_back"];
+
+impl Metrics {
+    /// The metrics of a worker that serves `model_name`, all of them zero.
+    pub fn new(model_name: &str) -> Self {
+        let registry = Registry::new(&[("model_name", model_name), ("engine", "0")]);
+        registry.process();
+        let r = &registry;
+        let phase = |name: &str, help: &str| r.histogram(name, help, buckets::REQUEST_LATENCY);
+        Self {
+            running: r.gauge("vllm:num_requests_running", "Sequences that run."),
+            waiting: r.gauge("vllm:num_requests_waiting", "Sequences that wait."),
+            kv_usage: r.ratio("vllm:kv_cache_usage_perc", "Used part of the KV cache, from 0 to 1."),
+            kv_blocks: r.gauge("skein_worker_kv_blocks", "Blocks of the KV cache."),
+            free_blocks: r.gauge("skein_worker_free_blocks", "Blocks that a new request could get."),
+            prefix_queries: r
+                .counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache."),
+            prefix_hits: r
+                .counter("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache."),
+            preemptions: r.counter(
+                "vllm:num_preemptions_total",
+                "Sequences that gave their blocks back and were computed again.",
+            ),
+            prompt_tokens: r.counter("vllm:prompt_tokens_total", "Prompt tokens, cached ones included."),
+            cached_tokens: r
+                .counter("vllm:prompt_tokens_cached_total", "Prompt tokens found in the prefix cache."),
+            generation_tokens: r.counter("vllm:generation_tokens_total", "Output tokens."),
+            success: r.counters(
+                "vllm:request_success_total",
+                "Samples by the reason why they ended.",
+                "finished_reason",
+                &["stop", "length", "abort"],
+            ),
+            request_prompt_tokens: r.histogram(
+                "vllm:request_prompt_tokens",
+                "Prompt tokens of a request.",
+                buckets::REQUEST_TOKENS,
+            ),
+            request_generation_tokens: r.histogram(
+                "vllm:request_generation_tokens",
+                "Output tokens of a sample.",
+                buckets::REQUEST_TOKENS,
+            ),
+            iteration_tokens: r.histogram(
+                "vllm:iteration_tokens_total",
+                "Tokens computed in an engine step.",
+                buckets::ITERATION_TOKENS,
+            ),
+            time_to_first_token: r.histogram(
+                "vllm:time_to_first_token_seconds",
+                "From a request's arrival at this worker to its first output token.",
+                buckets::TIME_TO_FIRST_TOKEN,
+            ),
+            inter_token_latency: r.histogram(
+                "vllm:inter_token_latency_seconds",
+                "Between two output tokens of a sample.",
+                buckets::INTER_TOKEN_LATENCY,
+            ),
+            queue_time: phase(
+                "vllm:request_queue_time_seconds",
+                "From a request's arrival to the start of its first step.",
+            ),
+            prefill_time: phase(
+                "vllm:request_prefill_time_seconds",
+                "From the start of a request's first step to its first output token.",
+            ),
+            decode_time: phase(
+                "vllm:request_decode_time_seconds",
+                "From a request's first output token to its end.",
+            ),
+            inference_time: phase(
+                "vllm:request_inference_time_seconds",
+                "From the start of a request's first step to its end.",
+            ),
+            e2e_latency: phase("vllm:e2e_request_latency_seconds", "From a request's arrival to its end."),
+            steps: r.counter("skein_engine_steps_total", "Engine steps."),
+            step_time: r.histogram(
+                "skein_engine_step_seconds",
+                "From the plan of an engine step to its result.",
+                buckets::STEP,
+            ),
+            streams: r.gauge("skein_worker_streams", "Requests in progress, waiting ones included."),
+            outcomes: r.counters(
+                "skein_worker_request_outcomes_total",
+                "Requests by how they ended at this worker.",
+                "outcome",
+                &OUTCOMES,
+            ),
+            registry,
+        }
+    }
+
+    /// Sets what is known once the model is loaded.
+    pub fn loaded(&self, info: &WorkerInfo) {
+        self.kv_blocks.set(info.kv_blocks.into());
+        let (block_size, blocks) = (info.block_size.to_string(), info.kv_blocks.to_string());
+        self.registry.info(
+            "vllm:cache_config_info",
+            "Configuration of the KV cache.",
+            &[("block_size", &block_size), ("num_gpu_blocks", &blocks)],
+        );
+    }
+
+    /// All of it in `format`.
+    pub fn encode(&self, format: Format) -> String {
+        self.registry.encode(format)
+    }
+}
