@@ -7,6 +7,7 @@
 pub enum Gate {
     /// `x / (1 + exp(-x))`: SwiGLU.
     Silu,
-    /// GELU by tanh, `0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))` (Hendrycks & Gimpel 2016): GeGLU.
+    /// GELU by tanh, `0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))` (Hendrycks & Gimpel 2016),
+    /// for GeGLU.
     GeluTanh,
 }

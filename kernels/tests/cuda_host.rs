@@ -136,7 +136,7 @@ fn downloads_are_there_after_the_event() {
 }
 
 #[test]
-fn a_stream_waits_for_what_another_marked() {
+fn a_stream_waits_for_another_streams_event() {
     let Some(bench) = Bench::new() else { return };
     let other = Stream::new(&bench.device).unwrap();
     let (first, second) = (bench.buffer(&[0; 64]), bench.buffer(&[0; 64]));
@@ -187,7 +187,7 @@ fn a_fault_is_a_fault_for_every_later_call() {
 }
 
 #[test]
-fn an_arena_hands_out_what_was_planned() {
+fn an_arena_hands_out_the_planned_regions() {
     let Some(bench) = Bench::new() else { return };
     let mut plan = ArenaPlan::new(&bench.device).unwrap();
     plan.add::<u8>("weights", 3_000_001, Phase::Always, "take a smaller model");

@@ -43,7 +43,7 @@ impl Filling {
     /// # Panics
     /// If there are fewer than `bytes`.
     pub fn shrink(&mut self, bytes: usize) -> io::Result<()> {
-        assert!(bytes <= self.map.len(), "there are {} bytes", self.map.len());
+        assert!(bytes <= self.map.len(), "cannot shrink {} bytes to {bytes}", self.map.len());
         if let Some(file) = &self.file {
             file.set_len(bytes as u64)?;
         }
@@ -99,7 +99,7 @@ impl DerefMut for Filling {
 fn reserve(file: &File, bytes: usize) -> io::Result<()> {
     use std::os::fd::AsRawFd;
     let len = libc::off_t::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
-    // SAFETY: the descriptor is open for as long as `file` is borrowed, and the call touches no memory of ours.
+    // SAFETY: the descriptor is open while `file` is borrowed, and the call touches no memory of ours.
     match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, len) } {
         0 => Ok(()),
         error => Err(io::Error::from_raw_os_error(error)),
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_filled_is_read_and_is_in_the_file() {
+    fn filled_bytes_are_read_back_and_are_in_the_file() {
         let path = std::env::temp_dir().join(format!("skein-filling-{}", std::process::id()));
         std::fs::write(&path, b"what was there before").unwrap();
         let open = || File::options().read(true).write(true).open(&path).unwrap();

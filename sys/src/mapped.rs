@@ -114,7 +114,7 @@ pub struct ZeroedBytes {
 }
 
 impl ZeroedBytes {
-    /// `len` zeros.
+    /// Allocates `len` bytes of zero.
     pub fn new(len: usize) -> io::Result<Self> {
         let map = MmapMut::map_anon(len.max(1))?;
         #[cfg(target_os = "linux")]

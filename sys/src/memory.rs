@@ -1,13 +1,13 @@
-//! What the allocator keeps of freed memory.
+//! Returns freed memory from the allocator to the system.
 
-/// Gives memory that is free in the allocator back to the system. It walks over the whole heap: a millisecond or so a
-/// hundred MiB.
+/// Returns the allocator's free memory to the system. Walks the whole heap, which takes about a millisecond
+/// per hundred MiB.
 ///
-/// glibc keeps what was freed below something that is still in use, in each thread's arena: after a burst of large requests
-/// that is nearly all of it. Other allocators are left to themselves.
+/// glibc keeps freed memory that is below memory still in use, in each thread's arena. After a burst of large
+/// requests that is nearly all of it. Does nothing with other allocators.
 pub fn give_back() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: the call takes a number, and touches nothing but the allocator's own free memory, under its locks.
+    // SAFETY: takes a number, and only touches the allocator's own free memory, under its locks.
     unsafe {
         libc::malloc_trim(0);
     }
@@ -26,7 +26,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_freed_below_what_is_in_use_goes_back() {
+    fn memory_freed_below_memory_in_use_goes_back() {
         const PIECES: usize = 100_000;
         let before = resident();
         let mut pieces: Vec<Vec<u8>> = (0..PIECES).map(|_| vec![1; 1000]).collect();

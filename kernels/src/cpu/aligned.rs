@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn they_start_at_a_line_and_keep_what_is_there_unless_they_grow() {
+    fn buffers_are_aligned_and_keep_their_values_unless_they_grow() {
         fn check<T: Copy + Default + PartialEq + std::fmt::Debug>(one: T) {
             let mut values = Aligned::<T>::default();
             assert!(values.is_empty());

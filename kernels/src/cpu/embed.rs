@@ -1,4 +1,4 @@
-//! Embedding lookup.
+//! Looks tokens up in the embedding table.
 
 use super::disjoint::DisjointMut;
 use super::matrix::WeightMatrix;
@@ -14,7 +14,7 @@ pub fn embed(cpu: &mut Cpu, table: &WeightMatrix, tokens: &[u32], scale: f32, ou
     let out = DisjointMut::new(out);
     for_each_row_of(cpu, tokens.len(), width, |row, _| {
         let token = tokens[row] as usize;
-        assert!(token < table.rows(), "token {token} is one of the vocabulary's {}", table.rows());
+        assert!(token < table.rows(), "token {token} is outside the vocabulary of {}", table.rows());
         // SAFETY: each row is in one task.
         let out = unsafe { out.part(row * width, width) };
         table.widen_row(token, out);

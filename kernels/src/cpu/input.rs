@@ -14,7 +14,7 @@ pub const GROUP: usize = 32;
 /// How activations are encoded for a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Form {
-    /// As computed.
+    /// `f32`, not rounded.
     #[default]
     F32,
     /// Rounded to bfloat16, ties to even; subnormals become zero.
@@ -248,7 +248,7 @@ impl EncodedRows<'_> {
     /// Encodes columns `at..` of a row. Not for [`Form::Int8`].
     ///
     /// # Safety
-    /// No other task accesses these columns meanwhile.
+    /// No other task accesses these columns at the same time.
     #[inline(always)]
     unsafe fn put<S: Simd>(&self, s: S, row: usize, at: usize, values: &[f32]) {
         assert!(at + values.len() <= self.width, "columns of a row");
@@ -272,7 +272,7 @@ impl EncodedRows<'_> {
     /// Writes the zeros after a row's last column. Not for [`Form::Int8`].
     ///
     /// # Safety
-    /// No other task accesses the padding meanwhile.
+    /// No other task accesses the padding at the same time.
     #[inline(never)]
     unsafe fn pad(&self, row: usize) {
         let (from, count) = (row * self.stride + self.width, self.stride - self.width);

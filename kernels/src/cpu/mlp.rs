@@ -12,7 +12,7 @@ pub(super) trait Activation {
     fn logit(x: f32) -> f32;
 }
 
-/// [`Gate::Silu`].
+/// The function of [`Gate::Silu`].
 pub(super) struct Silu;
 
 impl Activation for Silu {

@@ -96,7 +96,7 @@ pub fn rotate(cpu: &mut Cpu, x: &mut [f32], stride: usize, heads: usize, cos: &[
 pub struct Projected<'a> {
     /// `[rows, (heads + 2 * kv_heads) * head_dim]`: queries, keys, values.
     pub qkv: &'a mut [f32],
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
     /// Cosines `[rows, head_dim / 2]`, see [`angles`].
     pub cos: &'a [f32],

@@ -93,7 +93,7 @@ impl Cache {
     }
 }
 
-/// 64-bit FNV-1a over the parts and their lengths. It distinguishes versions; nobody attacks it.
+/// 64-bit FNV-1a over the parts and their lengths. Distinguishes versions; not meant to resist attacks.
 pub(crate) fn hash(parts: &[&[u8]]) -> u64 {
     const PRIME: u64 = 0x0000_0100_0000_01b3;
     let add = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(PRIME);

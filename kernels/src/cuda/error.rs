@@ -13,7 +13,7 @@ pub enum CudaError {
     Driver {
         /// The driver function, or the kernel of a launch.
         call: &'static str,
-        /// `CUresult`.
+        /// Numeric value of the `CUresult`.
         code: u32,
         /// Name of the code.
         name: String,
@@ -31,7 +31,7 @@ pub enum CudaError {
     Blas {
         /// The library function.
         call: &'static str,
-        /// `cublasStatus_t`.
+        /// Numeric value of the `cublasStatus_t`.
         code: u32,
         /// Name of the code.
         name: String,
@@ -41,11 +41,11 @@ pub enum CudaError {
     /// NVRTC rejected a kernel's source.
     #[error("NVRTC does not compile {file} for {target}:\n{log}")]
     Compile {
-        /// Source file.
+        /// Name of the source file.
         file: &'static str,
         /// Architecture to compile for.
         target: String,
-        /// NVRTC's log.
+        /// Log written by NVRTC.
         log: String,
     },
     /// There are neither embedded kernels nor a usable NVRTC.
@@ -67,7 +67,7 @@ pub enum CudaError {
     /// A wait took longer than [`super::Device::limit_waits`] allows.
     #[error("the device did not finish its work within {within:?} (--step-timeout); it is stuck")]
     Stuck {
-        /// The limit.
+        /// Limit that was exceeded.
         within: std::time::Duration,
     },
     /// The loaded images do not contain a kernel.
@@ -126,7 +126,7 @@ impl CudaError {
         }
     }
 
-    /// An [`CudaError::Invalid`].
+    /// Makes an [`CudaError::Invalid`].
     pub fn invalid(what: impl Into<String>) -> Self {
         Self::Invalid { what: what.into() }
     }

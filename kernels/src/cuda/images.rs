@@ -4,15 +4,15 @@
 pub(super) struct Header {
     /// File name, as in `#include`.
     pub(super) name: &'static str,
-    /// Source text.
+    /// Text of the header.
     pub(super) source: &'static str,
 }
 
-/// One `cu/*.cu`.
+/// A kernel file of `cu/`.
 pub(super) struct Image {
-    /// File name.
+    /// Name of the file.
     pub(super) name: &'static str,
-    /// Source text.
+    /// Text of the file.
     pub(super) source: &'static str,
     /// Compiled by nvcc, as `cuModuleLoadData` takes it; empty if the build had no nvcc.
     pub(super) fatbin: &'static [u8],

@@ -101,22 +101,22 @@ impl<'a> Args<'a> {
         self.push(u64::from(value as u32), 4)
     }
 
-    /// A `u32`.
+    /// Adds a `u32`.
     pub fn u32(self, value: u32) -> Self {
         self.push(u64::from(value), 4)
     }
 
-    /// An `i32`.
+    /// Adds an `i32`.
     pub fn i32(self, value: i32) -> Self {
         self.push(u64::from(value as u32), 4)
     }
 
-    /// A `u64`.
+    /// Adds a `u64`.
     pub fn u64(self, value: u64) -> Self {
         self.push(value, 8)
     }
 
-    /// An `f32`.
+    /// Adds an `f32`.
     pub fn f32(self, value: f32) -> Self {
         self.push(u64::from(value.to_bits()), 4)
     }

@@ -55,7 +55,7 @@ impl<T: Element> DeviceSlice<T> {
         Self { address, len, of: PhantomData }
     }
 
-    /// Device address.
+    /// Address in device memory.
     pub fn address(&self) -> u64 {
         self.address
     }

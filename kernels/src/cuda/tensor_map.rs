@@ -38,7 +38,7 @@ impl MapElement for E4m3 {
 /// wider than the swizzle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Swizzle {
-    /// No permutation.
+    /// The chunks stay in order.
     None,
     /// Within 32 bytes.
     Bytes32,

@@ -84,7 +84,8 @@ fn operation(state: u64) -> u64 {
 // joined. Only helpers that joined an open operation read it. Joining and leaving are acquire and release on
 // `state`.
 unsafe impl Sync for Common {}
-// SAFETY: the pointer in `job` is used only while `Threads::run`, which borrowed its target, has not returned.
+// SAFETY: the pointer in `job` is only used while `Threads::run`, which borrowed its target, has not
+// returned.
 unsafe impl Send for Common {}
 
 impl Threads {
@@ -229,7 +230,7 @@ impl Common {
             }
         }));
         if let Err(panic) = result {
-            self.tasks.give_up();
+            self.tasks.discard();
             self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
         }
     }
@@ -356,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panicking_task_reaches_the_caller_and_hangs_nobody() {
+    fn a_panic_in_a_task_reaches_the_caller_and_nothing_hangs() {
         let mut threads = Threads::new(3);
         for round in 0..20 {
             let run = catch_unwind(AssertUnwindSafe(|| {

@@ -233,7 +233,7 @@ mod tests {
         laptop.check("0-7", 3, 0, 3, None);
         laptop.check("0,4,1", 3, 0, 2, None);
         laptop.check("4-7", 4, 0, 4, None); // no siblings among them
-        laptop.check("0-7", 8, 6, 6, None); // whoever asks gets
+        laptop.check("0-7", 8, 6, 6, None); // an explicit number wins
         laptop.check("0-7", 2, 6, 6, None);
         let plain = Machine::new("plain", &["0", "1"], &["0-1"]);
         plain.check("0-1", 2, 0, 2, None);

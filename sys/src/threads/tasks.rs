@@ -51,7 +51,7 @@ impl Tasks {
     }
 
     /// Discards the remaining tasks.
-    pub(super) fn give_up(&self) {
+    pub(super) fn discard(&self) {
         self.parts.iter().for_each(|part| part.0.store(0, Ordering::Relaxed));
     }
 }
@@ -90,11 +90,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_up_is_taken_by_nobody() {
+    fn discarded_tasks_are_not_taken() {
         let tasks = Tasks::new(2);
         tasks.share_out(100);
         assert_eq!([tasks.take(0), tasks.take(1), tasks.take(0)], [Some(0), Some(50), Some(1)]);
-        tasks.give_up();
+        tasks.discard();
         assert_eq!([tasks.take(0), tasks.take(1)], [None, None]);
         tasks.share_out(1);
         assert_eq!([tasks.take(0), tasks.take(1)], [Some(0), None]);

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_cover_what_windows_show_and_little_more() {
+    fn pieces_cover_windows_and_little_more() {
         let batch = [rows(0, 100, 0), rows(100, 1, 5000), rows(101, 64, 700), rows(165, 3, 9000)];
         for (threads, window) in
             [1, 2, 8].into_iter().flat_map(|t| [1, 2, 255, 256, 257, 4096].map(|w| (t, w)))

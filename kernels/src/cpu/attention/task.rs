@@ -36,7 +36,7 @@ pub(super) struct Task<'a> {
 pub(super) struct ThreadScratch {
     /// Encoded queries, `[queries, width]`.
     queries: Vec<f32>,
-    /// `[MAX_QUERIES, SCORE_STRIDE]`
+    /// Scores `[MAX_QUERIES, SCORE_STRIDE]` of the queries in progress.
     scores: Vec<f32>,
     states: Vec<f32>,
     /// Contiguous tiles of a chunk, for block sizes that are not a multiple of [`TILE`].

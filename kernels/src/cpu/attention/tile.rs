@@ -366,7 +366,7 @@ unsafe fn load<S: Simd, E: Element, const W: usize>(s: S, at: *const u8) -> [E::
 /// highest score and sum of weights, with position `p` added to lane `p % 16`. Weights of invisible positions
 /// in the first and last vector become zero.
 struct Softmax<'a, E, const N: usize> {
-    /// `[N, SCORE_STRIDE]`
+    /// Scores `[N, SCORE_STRIDE]`, replaced by weights.
     scores: &'a mut [f32],
     visible: &'a [usize; MAX_QUERIES],
     hidden: &'a [usize; MAX_QUERIES],

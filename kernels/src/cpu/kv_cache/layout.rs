@@ -14,7 +14,7 @@ pub(in super::super) const TILE: usize = LANES;
 /// multiplies them: keys `[width / 2][16][2]`, values `[8][width][2]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) struct Layout {
-    /// Number type.
+    /// Type of the cached numbers.
     pub kind: KvType,
     /// Dimensions of a head, rounded up to whole vectors. The padding is zero.
     pub width: usize,

@@ -17,7 +17,7 @@ use skein_sys::mapped::ZeroedBytes;
 /// Number type of cached keys and values. Roundings are to nearest, ties to even.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum KvType {
-    /// As computed.
+    /// `f32`, not rounded.
     #[default]
     F32,
     /// bfloat16; magnitudes below 2^-55 become zero. Attention rounds queries and softmax weights likewise.
@@ -52,7 +52,7 @@ pub struct KvShape {
     pub block_size: usize,
     /// Number of blocks.
     pub blocks: usize,
-    /// Number type.
+    /// Type of the cached numbers.
     pub kind: KvType,
 }
 
@@ -110,7 +110,7 @@ impl KvCache {
 
     /// Byte offset of a layer.
     fn layer_start(&self, layer: usize) -> usize {
-        assert!(layer < self.shape.layers, "the cache has layer {layer}");
+        assert!(layer < self.shape.layers, "layer {layer} is outside the cache");
         layer * self.tiles * self.tile_bytes()
     }
 

@@ -22,7 +22,7 @@ impl Slots<'_> {
     /// A kernel that writes `x`, the keys of all heads and then the values, to a slot.
     ///
     /// # Safety
-    /// No other task accesses this slot meanwhile.
+    /// No other task accesses this slot at the same time.
     #[inline]
     pub(in super::super) unsafe fn write<'a>(&'a self, slot: u32, x: &'a [f32]) -> WriteSlot<'a> {
         let (slot, width) = (slot as usize, self.kv_heads * self.head_dim);
@@ -83,7 +83,7 @@ impl WriteSlot<'_> {
 /// Encodes a row, sixteen values at a time. Returns its scale.
 ///
 /// # Safety
-/// `places` are the row's offsets in `tile`, and nothing else accesses them meanwhile.
+/// `places` are the row's offsets in `tile`, and nothing else accesses them at the same time.
 #[inline(always)]
 unsafe fn write_row<N: Number>(row: &[f32], tile: *mut u8, places: Places) -> f32 {
     let (scale, per_unit) = if N::SCALED { int8_scale(row) } else { (0.0, 0.0) };

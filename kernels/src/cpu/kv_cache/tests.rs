@@ -36,7 +36,7 @@ fn tolerance(kind: KvType) -> f32 {
 }
 
 #[test]
-fn what_is_written_is_read_back_rounded_and_equal_on_every_instruction_set() {
+fn slots_read_back_rounded_and_equal_on_every_instruction_set() {
     for (kind, head_dim, block_size) in KvType::ALL
         .into_iter()
         .flat_map(|kind| [(kind, 10, 16), (kind, 64, 16), (kind, 24, 5), (kind, 16, 32)])
@@ -101,7 +101,7 @@ impl<T: Clone> CopyWithin for Vec<T> {
 }
 
 #[test]
-fn bytes_of_a_block_are_what_its_tiles_take() {
+fn a_blocks_bytes_are_those_of_its_tiles() {
     for kind in KvType::ALL {
         for (head_dim, block_size) in [(64, 16), (80, 32), (10, 16)] {
             let shape = shape(kind, head_dim, block_size);

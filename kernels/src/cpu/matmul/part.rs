@@ -17,7 +17,7 @@ use super::unpacked::{PanelsKey, UnpackBuffers};
 pub struct Linear<'a> {
     /// `[rows, cols]` weights.
     pub weights: &'a Packed,
-    /// `[rows]` bias.
+    /// Bias of each output, `[rows]`.
     pub bias: Option<&'a [f32]>,
 }
 
@@ -26,7 +26,7 @@ impl Linear<'_> {
     pub(super) fn check(&self, x: &Input) {
         let Layout { format, cols, rows } = self.weights.layout();
         assert!(cols > 0 && x.width() == cols, "x is [m, cols]");
-        assert!(format.form(x.form() == Form::Bf16) == x.form(), "x has the form the weights take");
+        assert!(format.form(x.form() == Form::Bf16) == x.form(), "x has the form that the weights require");
         assert!(self.bias.is_none_or(|bias| bias.len() == rows), "a bias for each row");
     }
 

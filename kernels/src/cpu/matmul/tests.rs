@@ -33,8 +33,12 @@ fn stored(format: usize, values: &[f32]) -> Storage {
 /// Packs `[n, k]` in the format in which it is stored.
 fn packed(format: usize, values: &[f32], n: usize, k: usize) -> Packed {
     let matrix = WeightMatrix::new(stored(format, values), n, k);
-    Packed::of(&mut Cpu::new(1), &matrix, *Format::keeping(matrix.storage()).last().expect("there is one"))
-        .expect("the format is lossless")
+    Packed::of(
+        &mut Cpu::new(1),
+        &matrix,
+        *Format::keeping(matrix.storage()).last().expect("every storage has a lossless format"),
+    )
+    .expect("the format is lossless")
 }
 
 /// Multiplies `x` `[m, k]` by the matrices in `stack`.

@@ -38,7 +38,7 @@ pub enum PackError {
         row: usize,
         /// Input of the weight.
         col: usize,
-        /// The code.
+        /// Value of the code.
         code: u8,
         /// The format's largest code.
         most: u8,

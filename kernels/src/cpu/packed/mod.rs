@@ -107,7 +107,7 @@ impl Inserted {
 
 /// The kind of a format's weights, and how to read one.
 pub(super) enum Weights {
-    /// Floating-point numbers.
+    /// Weights are floating-point numbers.
     Values {
         /// Reads the value of an output and column.
         value: fn(&Packed, usize, usize) -> f32,
@@ -211,7 +211,7 @@ impl std::fmt::Debug for Format {
 /// Format and shape of a packed matrix, which determine where its parts are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
-    /// Storage format.
+    /// Storage format of the weights.
     pub format: Format,
     /// Number of outputs.
     pub rows: usize,
@@ -364,7 +364,7 @@ impl Packed {
         &self.bytes[..self.layout.panels() * self.layout.panel_bytes()]
     }
 
-    /// Scales `[panels][panel_scales][scale_bytes]`.
+    /// The scales, `[panels][panel_scales][scale_bytes]`.
     pub(super) fn scales(&self) -> &[u8] {
         let bytes = self.layout.panels() * self.layout.panel_scales() * self.layout.scale_bytes();
         &self.bytes[self.layout.scales_at()..][..bytes]

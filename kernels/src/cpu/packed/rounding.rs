@@ -37,7 +37,7 @@ impl<'a> Panel<'a> {
     /// The parts of panel `panel` of the matrix in `to`.
     ///
     /// # Safety
-    /// Nothing else uses this panel meanwhile.
+    /// Nothing else uses this panel at the same time.
     pub(super) unsafe fn of(to: &'a DisjointMut<'_, u8>, layout: &Layout, panel: usize) -> Self {
         let scale_bytes = layout.panel_scales() * layout.scale_bytes();
         let zeros = layout.panel_zeros();

@@ -169,7 +169,7 @@ pub(super) struct Steps {
     pub(super) zero: Lanes,
 }
 
-/// Range of codes minus zero point, such that codes fit 4 bits, and 8 bits when multiplied.
+/// Range of codes minus zero point in which codes fit 4 bits, and 8 bits when multiplied.
 struct Bounds {
     per_unit: Lanes,
     lowest: Lanes,

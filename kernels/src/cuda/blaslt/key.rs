@@ -31,7 +31,7 @@ impl BlasElement for E4m3 {
 /// How e4m3 operands are scaled. A value is the stored value times its scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scaling {
-    /// No scales.
+    /// No scales, for types other than e4m3.
     None,
     /// One scale for `x`, one for the weight: `[1]` each.
     Tensor,

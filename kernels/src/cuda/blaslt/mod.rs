@@ -60,11 +60,11 @@ struct State {
 /// All matrices are row-major and dense.
 #[derive(Debug, Clone, Copy)]
 pub struct Gemm<I, O> {
-    /// `[rows, n]`
+    /// Result, `[rows, n]`.
     pub out: DeviceSlice<O>,
-    /// `[rows, k]`
+    /// Left operand, `[rows, k]`.
     pub x: DeviceSlice<I>,
-    /// `[n, k]`
+    /// Right operand, `[n, k]`.
     pub weight: DeviceSlice<I>,
     /// `[n]` in the result's type, or [`DeviceSlice::NONE`].
     pub bias: DeviceSlice<O>,
@@ -165,7 +165,7 @@ impl BlasLt {
         self.version
     }
 
-    /// The device.
+    /// The device that products run on.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }

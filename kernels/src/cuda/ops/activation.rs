@@ -22,7 +22,7 @@ pub struct Glu<T> {
 /// Memory of one [`Glu`] launch.
 #[derive(Debug, Clone, Copy)]
 pub struct GateUp<T> {
-    /// `[rows, inner]`
+    /// Result, `[rows, inner]`.
     pub out: DeviceSlice<T>,
     /// `[rows, 2 * inner]`: in each row the gate, then the up projection.
     pub gate_up: DeviceSlice<T>,

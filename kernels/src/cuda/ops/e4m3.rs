@@ -27,7 +27,7 @@ impl E4m3 {
         Self(sign | (rounded - (120 << 3)) as u8)
     }
 
-    /// Widens exactly.
+    /// Widens without rounding.
     pub fn to_f32(self) -> f32 {
         let (exponent, mantissa) = (i32::from(self.0 >> 3 & 15), f32::from(self.0 & 7));
         let magnitude = match (exponent, self.0 & 7) {

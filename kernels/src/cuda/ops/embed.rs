@@ -21,9 +21,9 @@ pub struct Embed<T> {
 /// Memory of one [`Embed`] launch.
 #[derive(Debug, Clone, Copy)]
 pub struct EmbedRows<T> {
-    /// `[rows, hidden]`
+    /// Result, `[rows, hidden]`.
     pub out: DeviceSlice<f32>,
-    /// `[vocab, hidden]`
+    /// Embedding table, `[vocab, hidden]`.
     pub table: DeviceSlice<T>,
     /// `[rows]`; tokens outside the vocabulary read row 0, so that padding is harmless.
     pub tokens: DeviceSlice<u32>,

@@ -170,9 +170,9 @@ pub struct Inputs {
     pub sampled: DeviceSlice<u32>,
     /// Output: a copy of `sampled`, with the same length; [`DeviceSlice::NONE`] = no copy.
     pub previous: DeviceSlice<u32>,
-    /// Output, `[rows]`.
+    /// Output, `[rows]`: each row's token.
     pub tokens: DeviceSlice<u32>,
-    /// Output, `[rows]`.
+    /// Output, `[rows]`: each row's position.
     pub positions: DeviceSlice<u32>,
     /// Output, `[rows]`; [`super::kv::NO_SLOT`] in padding.
     pub slots: DeviceSlice<u32>,
@@ -242,9 +242,9 @@ pub struct GatherRows<T> {
 /// Memory of one [`GatherRows`] launch.
 #[derive(Debug, Clone, Copy)]
 pub struct Gather<T> {
-    /// `[wanted, hidden]`
+    /// Result, `[wanted, hidden]`.
     pub out: DeviceSlice<f32>,
-    /// `[rows, hidden]`
+    /// Residual stream, `[rows, hidden]`.
     pub residual: DeviceSlice<f32>,
     /// `[rows, hidden]`, or [`DeviceSlice::NONE`] to add nothing.
     pub delta: DeviceSlice<T>,

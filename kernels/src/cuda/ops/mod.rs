@@ -28,7 +28,7 @@ pub trait Activation: MapElement + quantize::Quantized + random::Randomised {
     const SUFFIX: &'static str;
     /// Rounds to nearest.
     fn from_f32(value: f32) -> Self;
-    /// Widens exactly.
+    /// Widens without rounding.
     fn to_f32(self) -> f32;
 }
 

@@ -29,7 +29,7 @@ pub struct Norm<T> {
     pub delta: DeviceSlice<T>,
     /// `[hidden]` to normalise `delta` before adding it, or [`DeviceSlice::NONE`].
     pub delta_weight: DeviceSlice<f32>,
-    /// `[hidden]`
+    /// Weights of the norm, `[hidden]`.
     pub weight: DeviceSlice<f32>,
     /// Number of rows.
     pub rows: usize,

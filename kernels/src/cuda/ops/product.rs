@@ -135,7 +135,7 @@ impl Output {
 pub struct Product<'a, T, O> {
     /// `[rows, n]`, or `[rows, n / 2]` when gated.
     pub out: DeviceSlice<O>,
-    /// `[rows, k]`
+    /// Activations, `[rows, k]`.
     pub x: DeviceSlice<T>,
     /// Weight to multiply by.
     pub weight: &'a LinearWeight<T>,

@@ -75,11 +75,11 @@ pub struct Quantize<T> {
 /// Memory of one [`Quantize`] launch.
 #[derive(Debug, Clone, Copy)]
 pub struct Quantization<T> {
-    /// `[rows, cols]`
+    /// Codes, `[rows, cols]`.
     pub out: DeviceSlice<E4m3>,
-    /// [`Granularity::scales`] scales.
+    /// As many scales as [`Granularity::scales`] says.
     pub scales: DeviceSlice<f32>,
-    /// `[rows, cols]`
+    /// Values to quantise, `[rows, cols]`.
     pub x: DeviceSlice<T>,
     /// Number of rows, at most 65,535 with groups.
     pub rows: usize,

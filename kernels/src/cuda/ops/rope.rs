@@ -35,7 +35,7 @@ pub struct RopeRows<T, K> {
     /// `[positions, head_dim]`: cosines, then sines, of each pair's angle. Positions past the table use its
     /// last row.
     pub angles: DeviceSlice<f32>,
-    /// `[rows]` positions.
+    /// Position of each row, `[rows]`.
     pub positions: DeviceSlice<u32>,
     /// `[rows]` slots; [`super::kv::NO_SLOT`] = write nothing.
     pub slots: DeviceSlice<u32>,

@@ -113,7 +113,7 @@ pub struct SampleBatch {
     pub stride: usize,
     /// Size of the vocabulary, at most [`MAX_VOCAB`].
     pub vocab: usize,
-    /// `[capacity]` parameters.
+    /// Parameters of each sample, `[capacity]`.
     pub samples: DeviceSlice<SampleParams>,
     /// `[1]`: number of samples; blocks of further ones end at once.
     pub count: DeviceSlice<u32>,

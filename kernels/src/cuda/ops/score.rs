@@ -69,7 +69,7 @@ pub struct ScoreBatch {
     pub targets: Targets,
     /// `[1]`: number of entries.
     pub count: DeviceSlice<u32>,
-    /// Output, `[capacity]`.
+    /// Output, `[capacity]`: a score for each entry.
     pub out: DeviceSlice<Scored>,
     /// [`Scorer::workspace_bytes`], aligned to 8; must be zeroed once before the first launch.
     pub workspace: DeviceSlice<u8>,
@@ -80,11 +80,11 @@ pub struct ScoreBatch {
 struct ScoreArgs {
     /// Addresses in the kernels' order, from logits to done.
     memory: [u64; 8],
-    /// vocab, stride
+    /// Vocabulary size and stride of the logits.
     sizes: [u32; 2],
 }
 
-/// Scores tokens.
+/// Computes log-probabilities and ranks of tokens.
 #[derive(Debug, Clone, Copy)]
 pub struct Scorer {
     targets: Kernel,

@@ -125,8 +125,8 @@ impl TileInputs<'_> {
     fn sums<S: Simd, A: Arithmetic, const MR: usize, const NR: usize>(&self, s: S) -> [[S::V; NR]; MR] {
         let steps = self.panel_bytes / A::WEIGHT_BYTES;
         let apart = self.apart;
-        assert!((MR - 1) * self.stride + steps * A::X_BYTES <= self.x.len(), "x has its rows");
-        assert!((NR - 1) * apart + self.panel_bytes <= self.w.len(), "there are as many panels");
+        assert!((MR - 1) * self.stride + steps * A::X_BYTES <= self.x.len(), "x contains all rows");
+        assert!((NR - 1) * apart + self.panel_bytes <= self.w.len(), "the weights contain all panels");
         let mut sums = [[s.zero(); NR]; MR];
         let (mut x, mut w) = (self.x.as_ptr(), self.w.as_ptr());
         let issues = steps / STEPS_PER_PREFETCH;

@@ -14,7 +14,7 @@ use crate::cpu::matrix::Storage;
 use crate::cpu::simd::integer::IntegerIsa;
 use crate::cpu::simd::{Isa, Kernel, LANES, Simd};
 
-/// Adjacent columns.
+/// Number of adjacent columns.
 const PAIR: usize = 2;
 
 pub(super) const FORMAT: Format = Format(&SPEC);

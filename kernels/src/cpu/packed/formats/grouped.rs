@@ -39,7 +39,7 @@ trait Coded: Rounding {
     const FORMAT: Format;
     const BITS: u32;
     const HAS_ZEROS: bool;
-    /// See [`Spec::head`].
+    /// The value of [`Spec::head`].
     const HEAD: Option<Format>;
 }
 

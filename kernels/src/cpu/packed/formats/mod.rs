@@ -31,9 +31,9 @@ const TABLE: [(Format, Multiply); 8] = [
 ];
 
 impl Format {
-    /// IEEE single.
+    /// 32-bit floats, without loss.
     pub const F32: Self = f32::FORMAT;
-    /// IEEE half.
+    /// IEEE half, without loss.
     pub const F16: Self = f16::FORMAT;
     /// bfloat16; subnormals become zero, as in `VDPBF16PS`.
     pub const BF16: Self = bf16::FORMAT;
@@ -51,7 +51,7 @@ impl Format {
     /// `Q4_0`.
     pub const INT4_ZERO: Self = grouped::INT4_ZERO;
 
-    /// All formats.
+    /// All formats, in the order of the table.
     pub fn all() -> impl Iterator<Item = Self> {
         TABLE.iter().map(|(format, _)| *format)
     }

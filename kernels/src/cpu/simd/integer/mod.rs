@@ -38,7 +38,8 @@ pub const SMALL_COLUMNS: usize = super::super::input::GROUP;
 
 /// An instruction set for integer dot products. A value of such a type proves that this machine has it.
 ///
-/// Methods are `inline(always)`: they must end up inside a function compiled for that set, see [`IntegerIsa::run`].
+/// Methods are `inline(always)`: they must end up inside a function compiled for the set, see
+/// [`IntegerIsa::run`].
 pub trait Integers: Copy + Send + Sync {
     /// Matching instruction set for sixteen `f32`.
     type Floats: Simd;

@@ -148,9 +148,12 @@ impl<A: OfPairs, const MR: usize, const NR: usize> FoldedBlock<'_, A, MR, NR> {
     fn check(&self) {
         let from = self.from;
         let x_bytes = self.units() * Self::STEPS * A::X_BYTES;
-        assert!((MR - 1) * self.stride + x_bytes <= self.x.len(), "x has its rows");
-        assert!(((NR - 1) * from.apart + 1) * from.panel_bytes <= from.w.len(), "there are as many panels");
-        assert!(((NR - 1) * from.apart + 1) * TABLE <= from.tables.len(), "and as many tables");
+        assert!((MR - 1) * self.stride + x_bytes <= self.x.len(), "x contains all rows");
+        assert!(
+            ((NR - 1) * from.apart + 1) * from.panel_bytes <= from.w.len(),
+            "the weights contain all panels"
+        );
+        assert!(((NR - 1) * from.apart + 1) * TABLE <= from.tables.len(), "the tables contain all panels");
     }
 
     #[inline(always)]
