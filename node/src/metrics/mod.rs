@@ -1,5 +1,6 @@
-//! Metrics of a process: a registry, the two text formats that Prometheus reads, and the buckets of vLLM's histograms, so
-//! that dashboards made for vLLM read ours. What is measured, and under which name, is in one file a process.
+//! Metrics of a process: a registry, the two text formats that Prometheus reads, and the buckets of vLLM's
+//! histograms, so that dashboards made for vLLM work here. Each process lists its metrics in one file,
+//! `metrics/mod.rs` of its crate.
 
 pub mod buckets;
 mod encode;
@@ -14,12 +15,12 @@ use prometheus::{HistogramOpts, Opts};
 pub use encode::{Format, encode};
 pub use prometheus::{Gauge, GaugeVec, Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
-/// The metrics of one process, or of one of several that share a process in a test. Every metric is made at start, so that a
-/// scrape names it before its first event.
+/// The metrics of one process; in tests several registries share one. Metrics are registered at start, so
+/// that a scrape shows each before its first event.
 #[derive(Debug, Clone)]
 pub struct Registry(prometheus::Registry);
 
-/// How a name could be wrong: it is a constant of this binary.
+/// Names are constants of this binary, so a wrong one is a bug.
 const VALID: &str = "names and labels of metrics are valid, and each is registered once";
 
 impl Registry {
@@ -83,8 +84,8 @@ impl Registry {
         self.register(Histogram::with_opts(opts).expect(VALID))
     }
 
-    /// Version, memory, processor time, open files and start time of this process, by the names that all of Prometheus' client
-    /// libraries use.
+    /// Version, memory, processor time, open files and start time of this process, under the names that
+    /// Prometheus' client libraries use.
     pub fn process(&self) {
         self.info("skein_build_info", "Version of this process.", &[("version", env!("CARGO_PKG_VERSION"))]);
         self.0.register(Box::new(process::ProcessCollector::new())).expect(VALID);

@@ -1,11 +1,11 @@
-//! What this process uses, from `/proc/self` (proc(5)). On a system without it there are no such metrics.
+//! Resources of this process from `/proc/self` (proc(5)). A system without it has no such metrics.
 
 use std::fs;
 
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Metric, MetricFamily, MetricType};
 
-/// Clock ticks in a second, in which `/proc` counts: `USER_HZ`, 100 on every architecture that Linux supports today.
+/// Clock ticks per second in `/proc`: `USER_HZ`, 100 on every architecture that Linux supports today.
 const TICKS_PER_SECOND: f64 = 100.0;
 /// Bytes of the unit of `/proc/self/status`.
 const KIB: f64 = 1024.0;

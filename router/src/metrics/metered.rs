@@ -1,4 +1,4 @@
-//! A generator whose requests are observed: when their tokens come, and how they end.
+//! A generator that observes its requests: when tokens arrive, and how each request ends.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -73,7 +73,7 @@ impl Generator for Metered {
     }
 }
 
-/// A stream and what was observed of it.
+/// A stream with its observations.
 struct Observed {
     source: Box<dyn TokenSource>,
     answer: Answer,
@@ -95,7 +95,7 @@ impl Stream for Observed {
 
 impl TokenSource for Observed {
     fn abort_sample(&mut self, sample_index: u32) {
-        // The router itself saw a stop string.
+        // This router saw a stop string.
         self.answer.finish(sample_index, "stop");
         self.source.abort_sample(sample_index);
     }
@@ -114,7 +114,7 @@ impl Drop for Observed {
     }
 }
 
-/// What was observed of one request.
+/// Observations of one request.
 struct Answer {
     metrics: Arc<Metrics>,
     arrived: Timestamp,
@@ -149,7 +149,6 @@ impl Answer {
     fn accepted(&mut self) {
         self.metrics.requests.inc();
         self.metrics.resumed.inc_by(self.resumes.into());
-        // Samples that a resume does not name ended before it, and end nothing here.
     }
 
     fn delta(&mut self, delta: &TokenDelta, now: Timestamp) {
@@ -176,7 +175,7 @@ impl Answer {
         if count == 0 {
             return;
         }
-        // Of a resumed answer nobody here knows when its first token came.
+        // The first token of a resumed answer came from another router.
         let is_first = !self.resumes && self.samples.iter().all(|sample| sample.first.is_none());
         let Some(sample) = self.samples.get_mut(sample_index as usize) else { return };
         if is_first {
@@ -216,7 +215,7 @@ impl Answer {
 
     fn dropped(&mut self) {
         if !self.has_ended {
-            // A stop string ends a sample without a word from its worker.
+            // After a stop string the worker does not report the sample's end.
             let is_whole = self.has_begun && self.samples.iter().all(|sample| sample.finished);
             self.finish_all("abort");
             self.end(if is_whole { Outcome::Completed } else { Outcome::Cancelled });

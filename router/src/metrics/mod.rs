@@ -1,6 +1,6 @@
-//! What a router measures, each metric with its name, unit and help. Requests are observed where they pass from the edges to
-//! the cluster ([`Metered`]); how the workers stand is read when somebody scrapes. No label holds anything that a client
-//! wrote.
+//! The metrics of a router: name, labels and help of each. [`Metered`] observes requests between the edges
+//! and the cluster; the state of the workers is read at each scrape. No label holds anything that a client
+//! sent.
 
 mod metered;
 mod workers;
@@ -43,7 +43,7 @@ pub struct Metrics {
     workers: WorkerGauges,
 }
 
-/// How a request that was let in ended.
+/// How an accepted request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     /// Every sample to its end.
@@ -64,7 +64,7 @@ impl Outcome {
     }
 }
 
-/// Values of vLLM's `finished_reason` that occur here.
+/// Values of vLLM's label `finished_reason` that are in use.
 const FINISHED: [&str; 4] = ["stop", "length", "abort", "error"];
 
 impl Metrics {

@@ -1,4 +1,4 @@
-//! How the workers stand: sums under vLLM's names, and each worker under our own.
+//! State of the workers: sums under vLLM's names, and each worker under our own.
 
 use std::sync::{Mutex, PoisonError};
 

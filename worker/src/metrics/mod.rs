@@ -1,5 +1,5 @@
-//! What a worker measures, each metric with its name, unit and help. The engine's thread reports to an [`Observer`]; the
-//! service's `GET /metrics` reads.
+//! The metrics of a worker: name, labels and help of each. The engine's thread reports to an [`Observer`];
+//! `GET /metrics` of the service reads them.
 
 mod observer;
 

@@ -1,4 +1,4 @@
-//! What the engine's thread reports, turned into times. One entry for each request that runs or waits.
+//! Turns the engine's reports into times. It keeps one entry for each running or waiting request.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -89,7 +89,7 @@ impl Observer {
         }
     }
 
-    /// Requests that were cancelled or handed back.
+    /// The request was cancelled or handed back.
     pub fn gone(&mut self, key: RequestKey) {
         if let Some(request) = self.requests.remove(&key) {
             self.metrics.success.with_label_values(&["abort"]).inc_by(request.samples.len() as u64);
@@ -167,7 +167,7 @@ fn reason_label(reason: FinishReason) -> &'static str {
     }
 }
 
-/// Brings a counter up to a count that somebody else keeps.
+/// Raises a counter to a total that is counted elsewhere.
 fn raise(counter: &IntCounter, count: u64) {
     counter.inc_by(count.saturating_sub(counter.get()));
 }

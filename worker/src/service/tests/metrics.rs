@@ -1,4 +1,4 @@
-//! What a scrape over HTTP/1.1, on the port of gRPC, says.
+//! A scrape over HTTP/1.1 on the gRPC port.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
