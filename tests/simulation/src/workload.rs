@@ -89,7 +89,6 @@ pub fn client(random: &Random, flavour: &Flavour, number: u32) -> Client {
         deadline: None,
         stream_key: None,
         resume: None,
-        arrived: None,
     };
     Client {
         ask: Ask { request, stop_after, has: vec![0; n as usize] },
