@@ -31,7 +31,7 @@ pub struct App {
     pub drain: Drain,
     /// When this process started, seconds since 1970; `created` of the model.
     pub created: u64,
-    /// How much text is worked on at once.
+    /// Runs tokenisation, within limits for all requests together.
     text_work: TextWork,
 }
 
@@ -94,10 +94,10 @@ impl App {
         self.text_work(size, check).await
     }
 
-    /// [`TextWork::run`].
+    /// Runs text work; see [`TextWork::run`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`TextWork::run`].
     pub async fn text_work<T: Send + 'static>(
         &self,
         bytes: usize,

@@ -33,14 +33,14 @@ pub enum Refusal {
         /// `messages` or `prompt`.
         param: &'static str,
     },
-    /// So long that not all of it was tokenised.
+    /// The prompt is far too long and was not fully tokenised.
     #[error(
         "This model's maximum context length is {max} tokens. However, your prompt of {bytes} bytes has far more. Please reduce the length of the prompt."
     )]
     PromptTooLong {
         /// Longest sequence, tokens.
         max: u32,
-        /// Of the prompt, as the tokenizer gets it.
+        /// Length of the prompt as passed to the tokenizer.
         bytes: usize,
         /// `messages` or `prompt`.
         param: &'static str,

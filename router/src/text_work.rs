@@ -1,5 +1,5 @@
-//! Work over clients' text, off the async threads: so much at once and no more, and the memory that it took goes back to
-//! the system. The tokenizer's library takes some two hundred bytes for each byte of text.
+//! Work on clients' text, off the async threads. The amount in progress is bounded, and the memory that it
+//! used is returned to the system: the tokenizer's library uses about two hundred bytes per byte of text.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,23 +10,24 @@ use tokio::sync::Semaphore;
 
 use crate::refusal::Refusal;
 
-/// Work over up to this many bytes is done where the request runs: about a millisecond of tokenising.
+/// Work on up to this many bytes is done inline: about a millisecond of tokenising.
 const INLINE_BYTES: usize = 4096;
-/// Bytes of text worked on at once, all requests together; more waits. One longer text is worked on alone.
+/// Bytes of text in progress at once over all requests; more waits. A longer text is processed alone.
 const BYTES_AT_ONCE: usize = 4 * 1024 * 1024;
-/// Work over at least this many bytes leaves memory behind that is worth giving back.
+/// Work on at least this many bytes frees enough memory to return some to the system.
 const LARGE_BYTES: usize = 128 * 1024;
-/// From the end of large work to giving memory back: work that follows shares one walk over the heap.
+/// Delay from the end of large work until memory is returned, so that work that follows shares one walk over
+/// the heap.
 const GIVE_BACK_AFTER: Duration = Duration::from_secs(1);
 
-/// The bounds on text work; clones share them.
+/// The limits of text work. Clones share them.
 #[derive(Debug, Clone)]
 pub struct TextWork {
-    /// More at once would only share the processors.
+    /// One permit per processor: more work at once would only share them.
     threads: Arc<Semaphore>,
-    /// [`BYTES_AT_ONCE`].
+    /// One permit per byte of [`BYTES_AT_ONCE`].
     bytes: Arc<Semaphore>,
-    /// Memory is about to be given back.
+    /// Whether a return of memory is scheduled.
     giving_back: Arc<AtomicBool>,
 }
 
@@ -42,10 +43,11 @@ impl Default for TextWork {
 }
 
 impl TextWork {
-    /// Runs work over `bytes` of text, off the async threads if it may take long. Those who wait are let in as they came.
+    /// Runs `work` on `bytes` of text, off the async threads if it may take long. Waiting work starts in
+    /// order of arrival.
     ///
     /// # Errors
-    /// What `work` says; [`Refusal::Internal`] when it panics.
+    /// The error of `work`, or [`Refusal::Internal`] if it panics.
     pub async fn run<T: Send + 'static>(
         &self,
         bytes: usize,
@@ -57,23 +59,23 @@ impl TextWork {
         let thread = self.threads.clone().acquire_owned().await.map_err(|_| Refusal::Internal)?;
         let permits = u32::try_from(bytes.min(BYTES_AT_ONCE)).unwrap_or(u32::MAX);
         let room = self.bytes.clone().acquire_many_owned(permits).await.map_err(|_| Refusal::Internal)?;
-        // Held by the work: it goes on, and takes memory, when its client has left.
+        // Held by the work, because it continues and uses memory even if its client has left.
         let done = tokio::task::spawn_blocking(move || {
             let _held = (thread, room);
             work()
         });
         let done = done.await.unwrap_or_else(|failed| {
-            tracing::error!(%failed, "text work did not end");
+            tracing::error!(%failed, "tokenisation panicked");
             Err(Refusal::Internal)
         });
         if bytes >= LARGE_BYTES {
-            self.give_back_soon();
+            self.schedule_give_back();
         }
         done
     }
 
-    /// Freed memory goes back to the system a moment from now, when the request has dropped its own, too.
-    fn give_back_soon(&self) {
+    /// Schedules the return of freed memory, after the request has dropped its own data as well.
+    fn schedule_give_back(&self) {
         if self.giving_back.swap(true, Ordering::Relaxed) {
             return;
         }
@@ -81,7 +83,7 @@ impl TextWork {
         task::spawn(async move {
             tokio::time::sleep(GIVE_BACK_AFTER).await;
             giving_back.store(false, Ordering::Relaxed);
-            // It walks over the whole heap.
+            // On a blocking thread, because it walks the whole heap.
             drop(tokio::task::spawn_blocking(skein_sys::memory::give_back).await);
         });
     }
@@ -93,7 +95,7 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
 
     #[tokio::test]
-    async fn so_many_bytes_are_worked_on_at_once_and_no_more() {
+    async fn bytes_in_progress_are_bounded() {
         let work = TextWork { threads: Arc::new(Semaphore::new(64)), ..TextWork::default() };
         let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let bytes = BYTES_AT_ONCE / 4 + 1;
@@ -115,12 +117,12 @@ mod tests {
         }
         let most = most.load(Ordering::SeqCst);
         assert!((bytes..=BYTES_AT_ONCE).contains(&most), "{most} bytes at once");
-        // One that is longer than all the room is not kept out.
+        // A text longer than the limit still runs.
         work.run(2 * BYTES_AT_ONCE, || Ok(())).await.unwrap();
     }
 
     #[tokio::test]
-    async fn work_goes_on_holding_its_bytes_when_its_client_leaves() {
+    async fn work_holds_its_bytes_after_its_client_leaves() {
         let work = TextWork::default();
         let (started, begun) = std::sync::mpsc::sync_channel(1);
         let (end, ended) = std::sync::mpsc::sync_channel::<()>(1);

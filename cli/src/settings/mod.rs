@@ -102,8 +102,8 @@ pub fn check(settings: &Settings) -> Result<(), Failure> {
     settings.finish().map_err(|problems| Failure::new(USAGE, problems.to_string()))
 }
 
-/// Logs the effective settings: those that were set at info level, defaults at debug level. Secrets are shown
-/// as stars.
+/// Logs the effective settings, with secrets as stars: those that were set at info level, defaults at debug
+/// level.
 pub fn log_effective(settings: &Settings) {
     for note in settings.notes() {
         tracing::info!("{note}");

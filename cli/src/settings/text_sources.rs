@@ -4,7 +4,8 @@ use serde_json::{Map, Value};
 use skein_node::config::{Settings, text};
 use skein_router::text::sources::{GenerationSource, TextSources};
 
-/// Reads the settings; problems are recorded in `settings`. `seed` is left to the caller, because it is a server-wide default only for some commands.
+/// Reads the settings; problems are recorded in `settings`. `seed` is left to the caller, because only
+/// servers have a default seed.
 pub fn text_sources(settings: &mut Settings) -> TextSources {
     let generation = settings.value("generation-config", text);
     TextSources {

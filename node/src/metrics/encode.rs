@@ -1,4 +1,4 @@
-//! Prometheus' text format 0.0.4 and OpenMetrics 1.0.
+//! Encodes metrics in Prometheus' text format 0.0.4 and in OpenMetrics 1.0.
 //!
 //! <https://prometheus.io/docs/instrumenting/exposition_formats/>,
 //! <https://github.com/prometheus/OpenMetrics/blob/main/specification/OpenMetrics.md>
@@ -17,7 +17,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// OpenMetrics where the `Accept` header names it, else plain text, which every scraper reads.
+    /// OpenMetrics if the `Accept` header names it, else plain text, which every scraper reads.
     pub fn accepted(accept: Option<&str>) -> Self {
         match accept {
             Some(accept) if accept.contains("application/openmetrics-text") => Self::OpenMetrics,
@@ -33,7 +33,7 @@ impl Format {
         }
     }
 
-    /// A bucket's upper bound, which OpenMetrics wants as a float.
+    /// A bucket's upper bound; OpenMetrics requires a float.
     fn bound(self, bound: f64) -> String {
         match self {
             Self::Text => bound.to_string(),
@@ -42,7 +42,7 @@ impl Format {
     }
 }
 
-/// `families` as text.
+/// Encodes `families` as text.
 pub fn encode(families: &[MetricFamily], format: Format) -> String {
     let mut text = String::new();
     for family in families {
@@ -61,7 +61,7 @@ fn encode_family(text: &mut String, family: &MetricFamily, format: Format) {
         MetricType::HISTOGRAM => "histogram",
         _ => "gauge",
     };
-    // OpenMetrics names a counter's family without the suffix of its samples.
+    // In OpenMetrics, a counter family's name lacks the suffix of its samples.
     let family_name = match format {
         Format::OpenMetrics if kind == "counter" => name.strip_suffix("_total").unwrap_or(name),
         _ => name,
@@ -102,7 +102,7 @@ fn encode_family(text: &mut String, family: &MetricFamily, format: Format) {
     }
 }
 
-/// `{name="value",…}` ordered by name, with the bound of a bucket behind the others; nothing without labels.
+/// `{name="value",…}` sorted by name, with a bucket's bound last; empty without labels.
 fn labels(pairs: &[LabelPair], bound: Option<&str>) -> String {
     let mut pairs: Vec<(&str, &str)> = pairs.iter().map(|pair| (pair.name(), pair.value())).collect();
     pairs.sort_unstable();
@@ -112,7 +112,7 @@ fn labels(pairs: &[LabelPair], bound: Option<&str>) -> String {
     if pairs.is_empty() { String::new() } else { format!("{{{}}}", pairs.join(",")) }
 }
 
-/// A help text of format 0.0.4 keeps its quotes.
+/// Escapes a value; help texts of format 0.0.4 keep their quotes.
 fn escaped(value: &str, quotes: bool) -> String {
     let value = value.replace('\\', "\\\\").replace('\n', "\\n");
     if quotes { value.replace('"', "\\\"") } else { value }

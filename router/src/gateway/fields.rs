@@ -33,7 +33,7 @@ pub struct Fields {
 }
 
 impl Fields {
-    /// Reads the body of `request`, within the bounds of `app`.
+    /// Reads the body of `request`, within the limits of `app`.
     pub async fn read(request: Request, app: &App) -> Result<Self, Refusal> {
         let (parts, body) = request.into_parts();
         check_content_type(&parts.headers)?;
@@ -44,7 +44,7 @@ impl Fields {
         if body.len() <= INLINE_BODY_BYTES {
             return Self::parse(&body);
         }
-        // Parsed, a list of numbers takes some forty times its bytes.
+        // A parsed list of numbers takes about forty times its bytes.
         app.text_work(body.len(), move || Self::parse(&body)).await
     }
 

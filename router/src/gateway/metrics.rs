@@ -1,4 +1,4 @@
-//! `GET /metrics`, and the count of all answers.
+//! `GET /metrics`, and the counting of all answers.
 
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::header::{ACCEPT, CONTENT_TYPE};
@@ -9,14 +9,14 @@ use skein_node::metrics::Format;
 
 use crate::app::App;
 
-/// `GET /metrics`, open like the health routes: it tells counts and times, and nothing that a client wrote.
+/// `GET /metrics`, open like the health routes: it contains counts and times, nothing that a client sent.
 pub async fn scrape(State(app): State<App>, headers: HeaderMap) -> impl IntoResponse {
     let format = Format::accepted(headers.get(ACCEPT).and_then(|accept| accept.to_str().ok()));
     let text = app.metrics.encode(format, &app.generator.workers(), app.generator.running());
     ([(CONTENT_TYPE, format.content_type())], text)
 }
 
-/// Counts answers by route, method and class of status. Paths and methods that are not ours count together.
+/// Counts answers by route, method and status class. Unknown paths and methods are counted together.
 pub async fn count(State(app): State<App>, request: Request, next: Next) -> Response {
     let handler = request.extensions().get::<MatchedPath>().map_or("none", MatchedPath::as_str).to_owned();
     let method = match *request.method() {

@@ -97,8 +97,7 @@ impl ModelText {
         self.served_names.first().cloned().unwrap_or_else(|| Arc::from("model"))
     }
 
-    /// Token ids of a text; see [`Tokenizer::encode`]. One with far more than `most_tokens` is refused before it is all
-    /// tokenised.
+    /// Token ids of a text; see [`Tokenizer::encode`]. Far more than `most_tokens` are refused early.
     pub fn encode_text(
         &self,
         text: &str,
@@ -109,7 +108,7 @@ impl ModelText {
         self.tokenizer.encode(text, add_special_tokens)
     }
 
-    /// Token ids of a conversation, under the same bound. Control tokens spelled in a message stay text.
+    /// Token ids of a conversation, with the same limit. Control tokens spelled in a message stay text.
     pub fn encode_chat(&self, prompt: &ChatPrompt<'_>, most_tokens: u32) -> Result<Vec<TokenId>, Refusal> {
         let Some(template) = &self.chat_template else {
             let message = "This model has no chat template; send a prompt to /v1/completions instead.";

@@ -1,4 +1,4 @@
-//! Where a model's text comes from, and what overrides it: the model's directory, unless an operator names something else.
+//! The sources of a model's text files: the model's directory, and the operator's overrides.
 
 use std::path::{Path, PathBuf};
 
@@ -8,35 +8,35 @@ use super::TextError;
 use super::model_text::{MAX_CONFIG_BYTES, read, read_if_there, read_json};
 
 const GENERATION: &str = "generation_config.json";
-/// Fields of generation_config.json that count only with `do_sample: true`.
+/// Fields of generation_config.json that apply only with `do_sample: true`.
 const SAMPLED: [&str; 4] = ["temperature", "top_p", "top_k", "min_p"];
 
-/// What an operator names beside the model's directory.
+/// The operator's overrides of the model's files.
 #[derive(Debug, Clone, Default)]
 pub struct TextSources {
     /// Directory of tokenizer.json, tokenizer_config.json and chat_template.jinja.
     pub tokenizer: Option<PathBuf>,
-    /// A file with a chat template, or the template itself.
+    /// Path of a chat template, or the template itself.
     pub chat_template: Option<String>,
-    /// Where defaults of sampling parameters come from.
+    /// Source of the default sampling parameters.
     pub generation: GenerationSource,
     /// Fields that replace those of generation_config.json.
     pub generation_overrides: Map<String, Value>,
-    /// Arguments of the chat template that a request may replace.
+    /// Default arguments of the chat template; a request's own override them.
     pub template_kwargs: Map<String, Value>,
-    /// The seed of requests that bring none.
+    /// Seed of requests without one; `None` = derived from the request's id.
     pub seed: Option<i64>,
 }
 
-/// Where generation_config.json is.
+/// Source of generation_config.json.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum GenerationSource {
-    /// In the model's directory.
+    /// The model's directory.
     #[default]
     Model,
-    /// Nowhere: the API's own defaults.
+    /// None: the API's defaults apply.
     None,
-    /// In another directory.
+    /// Another directory.
     Directory(PathBuf),
 }
 
@@ -46,7 +46,7 @@ impl TextSources {
         self.tokenizer.as_deref().unwrap_or(model)
     }
 
-    /// The chat template's source, before tokenizer_config.json is asked for one.
+    /// The chat template's source; `None` = it may be in tokenizer_config.json.
     pub(super) fn template(&self, model: &Path) -> Result<Option<String>, TextError> {
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         match self.chat_template.as_deref() {
@@ -61,12 +61,12 @@ impl TextSources {
         }
     }
 
-    /// generation_config.json with what overrides it; null when there is neither.
+    /// generation_config.json with its overrides; null if there are neither.
     pub(super) fn generation(&self, model: &Path) -> Result<Value, TextError> {
         let mut config = match &self.generation {
             GenerationSource::Model => read_json(model, GENERATION)?,
             GenerationSource::None => Value::Null,
-            // Named by the operator, so it must be there.
+            // The operator named the directory, so the file must exist.
             GenerationSource::Directory(directory) => {
                 read(&directory.join(GENERATION), MAX_CONFIG_BYTES)?;
                 read_json(directory, GENERATION)?
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_named_template_replaces_the_models_as_a_file_or_as_text() {
+    fn a_given_template_replaces_the_models_as_a_file_or_as_text() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("t.jinja");
         std::fs::write(&file, "file {{ messages[0].content }}").unwrap();
@@ -144,19 +144,19 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_tokenizer_is_named_once_with_a_hint() {
+    fn a_missing_tokenizer_is_reported_once_with_a_hint() {
         let directory = tempfile::tempdir().unwrap();
         let tokenizer = Some(directory.path().to_owned());
-        let said = load(&TextSources { tokenizer, ..TextSources::default() }).unwrap_err();
-        assert_eq!(said.matches(&directory.path().display().to_string()).count(), 1, "{said}");
-        assert!(said.contains("has no tokenizer.json") && said.contains("--tokenizer DIR"), "{said}");
+        let error = load(&TextSources { tokenizer, ..TextSources::default() }).unwrap_err();
+        assert_eq!(error.matches(&directory.path().display().to_string()).count(), 1, "{error}");
+        assert!(error.contains("has no tokenizer.json") && error.contains("--tokenizer DIR"), "{error}");
     }
 
     #[test]
     fn a_tokenizer_of_another_model_is_refused_at_start() {
         let text = load(&TextSources::default()).unwrap();
         assert!(text.check_vocabulary(4096).is_ok());
-        let said = text.check_vocabulary(4000).unwrap_err().to_string();
-        assert!(said.contains("4095") && said.contains("4000") && said.contains("--tokenizer"), "{said}");
+        let error = text.check_vocabulary(4000).unwrap_err().to_string();
+        assert!(error.contains("4095") && error.contains("4000") && error.contains("--tokenizer"), "{error}");
     }
 }

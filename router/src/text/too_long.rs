@@ -1,25 +1,27 @@
-//! Whether a text is far too long for a model, before all of it is tokenised.
+//! Detects a text that is far too long for a model without tokenising all of it.
 //!
-//! The tokenizer's library takes some two hundred bytes of memory for each byte of text. So a text that is long for its
-//! model is first counted in pieces, one after another, and refused as soon as they hold twice the tokens that fit. (A
-//! bound by the vocabulary's longest token would be simpler. It is 128 spaces in many models: more than a megabyte of text
-//! for each 10,000 tokens of context, and no bound at all where a normaliser drops text.)
+//! The tokenizer's library uses about two hundred bytes of memory per byte of text. A text that is long for
+//! its model is therefore first counted in pieces, one after another, and refused as soon as they contain
+//! twice the tokens that fit. (A bound from the vocabulary's longest token would be simpler. But that is 128
+//! spaces in many models, which means more than a megabyte of text per 10,000 tokens of context, and there is
+//! no such bound if a normaliser drops text.)
 
 use super::tokenizer::Tokenizer;
 use crate::refusal::Refusal;
 
-/// A text of up to this many bytes a token that fits is tokenised without a count. Languages and code have two to five.
+/// Bytes per token that fits, up to which a text is tokenised without counting. Languages and code have two
+/// to five.
 const BYTES_A_TOKEN: usize = 8;
-/// A piece that is counted at once, bytes.
+/// Size of a counted piece, bytes.
 const PIECE_BYTES: usize = 64 * 1024;
-/// A text whose pieces have this many times the tokens that fit is refused. A cut can only change the few tokens around
-/// it, so that the pieces of a text that fits never have twice its tokens.
-const CERTAINLY: usize = 2;
+/// A text whose pieces contain this many times the tokens that fit is refused. Cutting changes only the few
+/// tokens around a cut, so the pieces of a text that fits never contain that many.
+const REFUSE_FROM_FACTOR: usize = 2;
 
-/// Refuses a text that has far more than `most` tokens. One that passes may still be too long.
+/// Refuses a text with far more than `most` tokens. A text that passes may still be too long.
 ///
 /// # Errors
-/// [`Refusal::PromptTooLong`], for `param`; what the tokenizer refuses.
+/// [`Refusal::PromptTooLong`] for `param`, or the tokenizer's refusal.
 pub fn refuse_far_too_long(
     tokenizer: &Tokenizer,
     text: &str,
@@ -34,7 +36,7 @@ pub fn refuse_far_too_long(
     while !rest.is_empty() {
         let (piece, after) = rest.split_at(rest.floor_char_boundary(PIECE_BYTES));
         tokens += tokenizer.encode(piece, false)?.len();
-        if tokens > fits.saturating_mul(CERTAINLY) {
+        if tokens > fits.saturating_mul(REFUSE_FROM_FACTOR) {
             return Err(Refusal::PromptTooLong { max: most, bytes: text.len(), param });
         }
         rest = after;
@@ -67,14 +69,14 @@ mod tests {
     }
 
     #[test]
-    fn what_may_fit_is_never_refused_here() {
+    fn a_text_that_may_fit_is_never_refused() {
         let tokenizer = shipped();
         let words = ["word ", "été ", "\n", "  x", "深", "{\"a\": 1}, "];
         let text: String = (0..60_000_usize).map(|at| words[at * at % 7 % words.len()]).collect();
         assert!(text.len() > 2 * PIECE_BYTES);
         let tokens = u32::try_from(tokenizer.encode(&text, false).unwrap().len()).unwrap();
         refuse_far_too_long(&tokenizer, &text, tokens, "prompt").unwrap();
-        // Few bytes a token: not even counted; and counted, but not twice as many.
+        // So few bytes per token that it is not counted; counted, but below the factor; refused.
         refuse_far_too_long(&tokenizer, &text, tokens * 3 / 5, "prompt").unwrap();
         assert!(refuse_far_too_long(&tokenizer, &text, 1024, "prompt").is_err());
     }

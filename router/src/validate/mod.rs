@@ -23,7 +23,7 @@ use crate::text::text_stream::TextOptions;
 
 /// Longest `request_id` and `cache_salt`, bytes.
 const MAX_ID_BYTES: usize = 128;
-/// A text to tokenise that no model is to read may have this many tokens, or as many as the model takes.
+/// Most tokens of a text for `/tokenize`, unless the model's limit is higher.
 const TOKENIZE_TOKENS: u32 = 128 * 1024;
 /// Temperatures below this are greedy: dividing logits by them would overflow.
 const GREEDY_BELOW: f64 = 1e-5;
@@ -102,12 +102,12 @@ pub fn check_model(model: Option<&str>, text: &ModelText) -> Result<(), Refusal>
 /// Converts a prompt of any form to token ids: at least one, all within the vocabulary.
 fn prompt_tokens(draft: &Draft, text: &ModelText, model: &ModelLimits) -> Result<Vec<TokenId>, Refusal> {
     let prompt = &draft.prompt;
-    // What will be truncated may be longer than the context.
+    // A prompt to be truncated may be longer than the context.
     let most = if draft.truncation.is_some() { most_to_tokenize(model) } else { model.max_model_len };
     let tokens = match prompt {
         Prompt::Text(prompt) => text.encode_text(prompt, draft.add_special_tokens.unwrap_or(true), most)?,
         Prompt::Tokens(tokens) => {
-            // A million ids that do not fit are not gone through.
+            // Refuse early: a million ids that do not fit need no check one by one.
             if draft.truncation.is_none() {
                 fits(u32::try_from(tokens.len()).unwrap_or(u32::MAX), 1, "prompt", model)?;
             }
@@ -128,7 +128,7 @@ fn prompt_tokens(draft: &Draft, text: &ModelText, model: &ModelLimits) -> Result
     Ok(tokens)
 }
 
-/// About how many tokens a text may have that is only tokenised.
+/// Approximate limit of a text that is only tokenised, tokens.
 pub fn most_to_tokenize(model: &ModelLimits) -> u32 {
     model.max_model_len.max(TOKENIZE_TOKENS)
 }

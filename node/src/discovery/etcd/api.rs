@@ -49,8 +49,8 @@ pub enum WatchEvent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LeaseId(pub i64);
 
-/// A lease as it was granted.
 /// A granted lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lease {
     /// Its id.
     pub id: LeaseId,

@@ -1,8 +1,8 @@
-//! What a scrape says after requests of every kind.
+//! The metrics after requests of every kind.
 
 use super::*;
 
-/// The value of a series, named with the labels that are its own.
+/// The value of a series, given by its name and its own labels.
 fn value(text: &str, name: &str, labels: &str) -> f64 {
     let line = text.lines().find(|line| {
         line.split(['{', ' ']).next() == Some(name) && labels.split(',').all(|label| line.contains(label))
@@ -24,7 +24,7 @@ async fn scrape(app: &App) -> String {
 }
 
 #[tokio::test]
-async fn a_whole_answer_counts_its_tokens_and_its_end() {
+async fn a_finished_answer_counts_its_tokens_and_its_end() {
     let mut script = says("three");
     script.journey = Journey { moves: 2, ..Journey::default() };
     let app = testing::app(script);
