@@ -4,6 +4,7 @@
 //! Values stay text until a process reads them into its typed struct. Nothing fails at the first mistake:
 //! every problem is collected with its fix, and [`Settings::finish`] returns them all.
 
+mod kubernetes;
 mod parse;
 
 use std::collections::BTreeMap;
@@ -212,9 +213,14 @@ impl Settings {
     fn take_environment(&mut self, schema: &Schema<'_>, sources: &Sources) {
         let mut variables: Vec<_> = sources.environment.iter().collect();
         variables.sort();
+        let mut ignored = Vec::new();
         for (variable, value) in variables {
             let Some(rest) = variable.strip_prefix(ENV_PREFIX) else { continue };
-            if schema.foreign_variables.contains(&variable.as_str()) || is_service_link(rest) {
+            if schema.foreign_variables.contains(&variable.as_str()) {
+                continue;
+            }
+            if kubernetes::is_service_link(rest, value) {
+                ignored.push(variable.as_str());
                 continue;
             }
             let name = rest.to_lowercase().replace('_', "-");
@@ -229,6 +235,10 @@ impl Settings {
                     .map(|near| format!("; did you mean {}?", variable_of(near)));
                 self.problem(format!("{variable}: no such setting{}", hint.unwrap_or_default()));
             }
+        }
+        if !ignored.is_empty() {
+            let names = ignored.join(", ");
+            self.note(format!("ignored {names}: Kubernetes sets these for a Service, they are not settings"));
         }
     }
 
@@ -331,16 +341,6 @@ fn file_values(value: &toml::Value) -> Option<Vec<String>> {
         }
         toml::Value::Datetime(_) | toml::Value::Table(_) => None,
     }
-}
-
-/// Whether the variable is one that Kubernetes sets in every pod for a service, such as
-/// `<SERVICE>_SERVICE_HOST` or `<SERVICE>_PORT_8000_TCP_ADDR`. For a service called `skein` these have our
-/// prefix.
-fn is_service_link(rest: &str) -> bool {
-    let words: Vec<&str> = rest.split('_').collect();
-    let is_number = |word: &&str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
-    words.windows(2).any(|pair| pair == ["SERVICE", "HOST"] || pair == ["SERVICE", "PORT"])
-        || words.windows(2).any(|pair| pair[0] == "PORT" && is_number(&pair[1]))
 }
 
 /// The known name most similar to `written`, if any is similar enough.

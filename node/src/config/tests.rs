@@ -146,3 +146,24 @@ fn negative_numbers_are_reported_as_such() {
     assert_eq!(bytes(0..=9)("-1GiB").map(drop), negative("-1GiB"));
     assert!(times("-s").is_err_and(|reason| reason.contains("is not a duration")));
 }
+
+#[test]
+fn variables_of_a_kubernetes_service_called_skein_are_ignored_with_one_line() {
+    let link = [
+        ("SKEIN_PORT", "tcp://10.96.1.7:8000"),
+        ("SKEIN_PORT_8000_TCP", "tcp://10.96.1.7:8000"),
+        ("SKEIN_PORT_8000_TCP_ADDR", "10.96.1.7"),
+        ("SKEIN_PORT_8000_TCP_PORT", "8000"),
+        ("SKEIN_PORT_8000_TCP_PROTO", "tcp"),
+        ("SKEIN_SERVICE_HOST", "10.96.1.7"),
+        ("SKEIN_SERVICE_PORT", "8000"),
+        ("SKEIN_SERVICE_PORT_HTTP", "8000"),
+    ];
+    let mut settings = layer(&[], &link, "port = 7000");
+    assert_eq!(settings.value("port", count(0..=65535)), Some(7000), "the file's, not the Service's");
+    assert_eq!(settings.finish(), Ok(()));
+    let [note] = settings.notes() else { panic!("one line: {:?}", settings.notes()) };
+    assert!(link.iter().all(|(name, _)| note.contains(name)), "{note}");
+    let settings = layer(&[], &[("SKEIN_SERVICE_HOST", "somewhere")], "");
+    assert!(settings.finish().is_err(), "that is no Service's");
+}
