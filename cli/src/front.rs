@@ -5,12 +5,14 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use futures::future::BoxFuture;
 use skein_node::config::{Settings, text};
 use skein_node::discovery::Change;
+use skein_node::supervisor::{Secrets, Supervisor};
 use skein_router::app::App;
 use skein_router::cluster::{Cluster, Tuning};
 use skein_router::config::RouterConfig;
-use skein_router::links::transport::{Connector, Grpc};
+use skein_router::links::transport::{Connector, Grpc, GrpcWithKey, Transport};
 use skein_router::text::TextError;
 use skein_router::text::model_text::ModelText;
 use tokio::net::TcpListener;
@@ -76,6 +78,21 @@ pub async fn start(config: RouterConfig, changes: mpsc::Receiver<Change>) -> Res
     start_with(config, changes, Arc::new(Grpc)).await
 }
 
+/// Starts the core of a router over the workers of `supervisor`, which replaces those that the router gives up.
+///
+/// # Errors
+/// As [`start`].
+pub async fn start_over(
+    supervisor: &Supervisor,
+    config: RouterConfig,
+    changes: mpsc::Receiver<Change>,
+) -> Result<(App, Cluster), Failure> {
+    let connector = SupervisedWorkers { secrets: supervisor.secrets() };
+    let (app, cluster) = start_with(config, changes, Arc::new(connector)).await?;
+    cluster.report_lost(supervisor.on_lost());
+    Ok((app, cluster))
+}
+
 /// [`start`] with another transport to the members.
 ///
 /// # Errors
@@ -98,6 +115,23 @@ pub async fn start_with(
     let name = text.name();
     let cluster = Cluster::start_with(&config, changes, &name, Tuning::default(), connector);
     Ok((App::new(Arc::new(text), Arc::new(cluster.clone()), config), cluster))
+}
+
+/// Connects to the workers that this process has started, each with its secret.
+#[derive(Debug)]
+struct SupervisedWorkers {
+    secrets: Secrets,
+}
+
+impl Connector for SupervisedWorkers {
+    fn connect<'a>(&'a self, address: &'a str) -> BoxFuture<'a, Result<Arc<dyn Transport>, String>> {
+        Box::pin(async move {
+            let gone = || "the worker there has ended".to_owned();
+            let secret = self.secrets.of(address).ok_or_else(gone)?;
+            let way = GrpcWithKey::new(secret.expose()).ok_or("its secret is not printable ASCII")?;
+            way.connect(address).await
+        })
+    }
 }
 
 /// Adds the model's directory to an error that names no path.

@@ -57,9 +57,10 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let launch = Launch { gpus, ..launch(&served, workers, &log)? };
     let command = move |worker| launch.command(worker, &format!("worker-{worker}"), &engine, threads);
     let (supervisor, reports) = Supervisor::start(workers, command, &changes);
+    supervisor.kill_after(shutdown.forced());
 
     let has_key = !front.router.api_keys.is_empty();
-    let started = front::start(front::router_config(front, &served, listen), seen).await;
+    let started = front::start_over(&supervisor, front::router_config(front, &served, listen), seen).await;
     let (app, cluster) = match started {
         Ok(started) => started,
         Err(failure) => {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::ArgMatches;
 use skein_node::config::{Settings, duration, text};
 use skein_node::shutdown::Shutdown;
-use skein_node::supervisor::{Lifecycle, end_with_supervisor};
+use skein_node::supervisor::{Lifecycle, Secret, end_with_supervisor};
 use skein_node::telemetry;
 use skein_worker::backend::cuda::{CudaLoadError, NotUsable};
 use skein_worker::config::{BackendKind, CudaConfig, DRAIN_GRACE, LoadFormat, WorkerConfig};
@@ -69,6 +69,7 @@ async fn serve(matches: &ArgMatches, supervised: Option<&str>) -> Result<(), Fai
     telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
     let outcome = match supervised {
         Some(_) => {
+            config.secret = Some(Secret::from_supervisor().map_err(Failure::other)?);
             let shutdown = Shutdown::supervised().map_err(Failure::other)?;
             end_with_supervisor(shutdown.clone()).map_err(Failure::other)?;
             let progress = |done, total| Lifecycle::Progress { done, total }.emit();

@@ -1,23 +1,41 @@
 //! A process's shutdown: requested once, seen by every task that waits for it.
 
+use std::time::Duration;
+
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
-/// Exit code after a second interrupt, during a shutdown (128 + SIGINT).
-const FORCED_EXIT_CODE: i32 = 130;
+use crate::clock::{self, Timestamp};
+
+/// Exit codes after a second signal, during a shutdown: 128 + SIGINT, 128 + SIGTERM.
+const INTERRUPTED_EXIT_CODE: i32 = 130;
+const TERMINATED_EXIT_CODE: i32 = 143;
+/// `timeout` signals its child and then its whole process group: a signal this soon after the first is that one.
+const SAME_SIGNAL_WITHIN: Duration = Duration::from_millis(100);
+/// How long a forced shutdown waits for child processes to be killed.
+const FORCED_GRACE: Duration = Duration::from_millis(100);
 
 /// A shutdown request; clones share it.
 #[derive(Debug, Clone)]
-pub struct Shutdown(watch::Sender<bool>);
+pub struct Shutdown(watch::Sender<Stage>);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    Running,
+    /// To end in order: drain first.
+    Requested,
+    /// To end at once.
+    Forced,
+}
 
 impl Default for Shutdown {
     fn default() -> Self {
-        Self(watch::Sender::new(false))
+        Self(watch::Sender::new(Stage::Running))
     }
 }
 
 impl Shutdown {
-    /// Requested by SIGINT or SIGTERM. A second SIGINT exits at once.
+    /// Requested by SIGINT or SIGTERM. A second one of either exits at once.
     ///
     /// # Errors
     /// If the signal handlers cannot be installed.
@@ -45,21 +63,39 @@ impl Shutdown {
 
     /// Requests the shutdown.
     pub fn request(&self) {
-        self.0.send_replace(true);
+        self.raise_to(Stage::Requested);
+    }
+
+    /// Requests an end without a drain.
+    pub fn force(&self) {
+        self.raise_to(Stage::Forced);
+    }
+
+    fn raise_to(&self, stage: Stage) {
+        self.0.send_modify(|now| *now = stage.max(*now));
     }
 
     /// Whether the shutdown has been requested.
     pub fn is_requested(&self) -> bool {
-        *self.0.borrow()
+        *self.0.borrow() >= Stage::Requested
     }
 
     /// Waits for the request. The future owns its state, so it can be passed to a server.
     pub fn requested(&self) -> impl Future<Output = ()> + Send + 'static {
+        self.reaches(Stage::Requested)
+    }
+
+    /// Waits for [`Shutdown::force`], likewise.
+    pub fn forced(&self) -> impl Future<Output = ()> + Send + 'static {
+        self.reaches(Stage::Forced)
+    }
+
+    fn reaches(&self, stage: Stage) -> impl Future<Output = ()> + Send + 'static {
         let mut receiver = self.0.subscribe();
         let keep = self.clone();
         async move {
             // Cannot fail: `keep` holds the sender.
-            let _ = receiver.wait_for(|requested| *requested).await;
+            let _ = receiver.wait_for(|now| *now >= stage).await;
             drop(keep);
         }
     }
@@ -74,17 +110,22 @@ async fn request_at_second(shutdown: Shutdown, mut terminate: Signal) {
 }
 
 async fn watch_signals(shutdown: Shutdown, mut interrupt: Signal, mut terminate: Signal) {
+    let mut first: Option<Timestamp> = None;
     loop {
-        tokio::select! {
-            _ = interrupt.recv() => {
-                if shutdown.is_requested() {
-                    tracing::warn!("interrupted again: exiting now, running requests are lost");
-                    std::process::exit(FORCED_EXIT_CODE);
-                }
-                shutdown.request();
-            }
-            _ = terminate.recv() => shutdown.request(),
+        let exit_code = tokio::select! {
+            _ = interrupt.recv() => INTERRUPTED_EXIT_CODE,
+            _ = terminate.recv() => TERMINATED_EXIT_CODE,
+        };
+        let now = clock::now();
+        let is_same = first.is_some_and(|first| now.since(first) < SAME_SIGNAL_WITHIN);
+        first.get_or_insert(now);
+        if shutdown.is_requested() && !is_same {
+            tracing::warn!("signalled again: exiting now, running requests are lost");
+            shutdown.force();
+            tokio::time::sleep(FORCED_GRACE).await;
+            std::process::exit(exit_code);
         }
+        shutdown.request();
     }
 }
 

@@ -13,7 +13,7 @@ use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use skein_node::discovery::Change;
+use skein_node::discovery::{Change, Member};
 use skein_node::{clock, task};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -119,7 +119,14 @@ impl Cluster {
         self.workers.errands.leave();
     }
 
-    /// Limits that every ready worker accepts; an error while none is ready.
+    /// Calls `on_lost` for each worker that becomes lost, so that a supervisor can replace it. Only the first
+    /// callback is kept.
+    pub fn report_lost(&self, on_lost: impl Fn(Member) + Send + Sync + 'static) {
+        self.workers.report_lost(Box::new(on_lost));
+    }
+
+    /// Limits that every ready worker accepts. While none is ready, those of the last ones; an error if there
+    /// never was one.
     pub fn model_limits(&self) -> Result<ModelLimits, Refusal> {
         let limits = self.workers.with_fleet(|fleet| fleet.limits(clock::now()));
         limits.ok_or_else(|| self.workers.none_ready())

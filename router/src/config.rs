@@ -77,7 +77,7 @@ pub struct RecoveryConfig {
     /// How long a stream continues at its worker, and can be resumed, after its reader disconnected without a
     /// release; zero = it ends at once.
     pub stream_linger: Duration,
-    /// How long an accepted request waits while no worker is ready.
+    /// How long a request waits while no worker is ready. A new request waits only if one was ready before.
     pub patience: Duration,
     /// Memory limit of the prefix index, bytes.
     pub max_index_bytes: usize,

@@ -16,7 +16,8 @@ use crate::request::{Journey, ModelLimits, TokenDelta, TokenRequest};
 pub trait Generator: Send + Sync + 'static {
     /// Admits, places and starts a request. On an error nothing was started.
     fn submit(&self, request: TokenRequest) -> BoxFuture<'_, Result<Box<dyn TokenSource>, Refusal>>;
-    /// Limits that every ready worker accepts; an error while none is ready.
+    /// Limits that every ready worker accepts. While none is ready, those of the last ones; an error if there
+    /// never was one.
     fn model_limits(&self) -> Result<ModelLimits, Refusal>;
     /// Fails if no worker would accept a request now.
     fn ready(&self) -> Result<(), Refusal>;

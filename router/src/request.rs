@@ -97,6 +97,9 @@ pub struct TokenRequest {
     pub deadline: Option<Timestamp>,
     /// The stream's key if a gateway set it; `None` = derived from the request.
     pub stream_key: Option<StreamKey>,
+    /// Whether it waits while no worker is ready, if one was ready before. A gateway's request does not wait,
+    /// because another router may have a worker.
+    pub waits_for_worker: bool,
     /// How much of the answer the client already has; `None` = nothing.
     pub resume: Option<Arc<Resume>>,
 }
@@ -120,6 +123,7 @@ impl TokenRequest {
             arrived: None,
             deadline: None,
             stream_key: None,
+            waits_for_worker: true,
             resume: None,
         }
     }

@@ -27,6 +27,7 @@ impl TokenRequest {
             arrived: _,
             deadline: _,
             stream_key: _,
+            waits_for_worker: _,
             resume: _,
         } = self;
         let mut encoding = Encoding::begin();

@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use skein_node::supervisor::Secret;
+
 /// Effective settings of one worker process.
 #[derive(Debug, Clone)]
 pub struct WorkerConfig {
@@ -13,6 +15,8 @@ pub struct WorkerConfig {
     pub served_model_name: String,
     /// Address of the gRPC service; port 0 lets the system choose.
     pub listen: SocketAddr,
+    /// Bearer token that every call must carry; `None` = anyone who reaches the port may call.
+    pub secret: Option<Secret>,
     /// The backend to use.
     pub backend: BackendKind,
     /// Number types, on any device.
@@ -47,6 +51,7 @@ impl WorkerConfig {
             model: model.into(),
             served_model_name: served_model_name.into(),
             listen: ([127, 0, 0, 1], 0).into(),
+            secret: None,
             backend: BackendKind::Auto,
             precision: Precision::default(),
             cpu: CpuConfig::default(),

@@ -81,7 +81,8 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let command = move |worker| launch.command(worker, "worker", &engine, threads);
     let (supervisor, reports) = Supervisor::start(1, command, &changes);
     let outcome = async {
-        let (app, cluster) = front::start(router_config(&served, text_sources), seen).await?;
+        let config = router_config(&served, text_sources);
+        let (app, cluster) = front::start_over(&supervisor, config, seen).await?;
         wishes.raw |= app.text.chat_template.is_none();
         until_loaded(reports, &cluster).await?;
         converse(&app, wishes, prompt).await

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Time between a worker's exit and its next start: doubles from 100 ms to 5 s, and resets after a healthy
-/// run.
+/// The pause before a worker's next start. A worker that had been ready restarts at once, because requests
+/// wait for it. One that dies before it is ready would die again, so the pause doubles from 100 ms to 5 s.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Backoff {
     next: Duration,
@@ -12,13 +12,18 @@ pub(super) struct Backoff {
 impl Backoff {
     const FIRST: Duration = Duration::from_millis(100);
     const LONGEST: Duration = Duration::from_secs(5);
-    const HEALTHY_RUN: Duration = Duration::from_secs(10);
+    /// Shortest time between two starts of one worker, so that one that dies as soon as it is ready does not
+    /// keep a processor busy.
+    const BETWEEN_STARTS: Duration = Duration::from_millis(200);
 
-    /// The pause after a worker that ran for `run`.
-    pub(super) fn after(&mut self, run: Duration) -> Duration {
-        if run >= Self::HEALTHY_RUN {
-            self.next = Self::FIRST;
-        }
+    /// The pause after a worker that had been ready and ran for `run`.
+    pub(super) fn after_ready(&mut self, run: Duration) -> Duration {
+        self.next = Self::FIRST;
+        Self::BETWEEN_STARTS.saturating_sub(run)
+    }
+
+    /// The pause after a worker that died before it was ready.
+    pub(super) fn before_ready(&mut self) -> Duration {
         let pause = self.next;
         self.next = (pause * 2).min(Self::LONGEST);
         pause
@@ -36,12 +41,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_double_to_a_bound_and_reset_after_a_healthy_run() {
+    fn pauses_double_to_a_bound_and_reset_once_a_worker_was_ready() {
         let mut backoff = Backoff::default();
-        let short = Duration::from_secs(1);
-        let pauses: Vec<u128> = (0..8).map(|_| backoff.after(short).as_millis()).collect();
+        let pauses: Vec<u128> = (0..8).map(|_| backoff.before_ready().as_millis()).collect();
         assert_eq!(pauses, [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
-        assert_eq!(backoff.after(Duration::from_secs(10)).as_millis(), 100);
-        assert_eq!(backoff.after(short).as_millis(), 200);
+        backoff.after_ready(Duration::from_secs(1));
+        assert_eq!(backoff.before_ready().as_millis(), 100);
+    }
+
+    #[test]
+    fn a_worker_that_was_ready_restarts_at_once_however_often_it_is_killed() {
+        let mut backoff = Backoff::default();
+        for _ in 0..200 {
+            assert_eq!(backoff.after_ready(Duration::from_millis(500)), Duration::ZERO);
+        }
+        let dies_when_ready = backoff.after_ready(Duration::from_millis(50));
+        assert_eq!(dies_when_ready.as_millis(), 150, "starts are 200 ms apart");
     }
 }

@@ -1,6 +1,6 @@
 //! What a supervised worker reports to its supervisor: one JSON object a line on standard output. In the
-//! other direction there is one signal: standard input closes, which means "drain and exit", whether the
-//! supervisor wants it or has died.
+//! other direction the first line is the worker's [`Secret`](super::Secret). After it there is one signal:
+//! standard input closes, which means "drain and exit", whether the supervisor wants it or has died.
 
 use std::io::{Read, Write};
 use std::time::Duration;
@@ -61,7 +61,7 @@ impl Lifecycle {
     }
 }
 
-/// Requests `shutdown` when standard input closes. Nothing is ever written to it.
+/// Requests `shutdown` when standard input closes. Nothing is ever written to it after the secret.
 ///
 /// # Errors
 /// If the reader thread cannot be started.

@@ -1,30 +1,32 @@
 //! Keeps a number of worker processes alive: starts them, reports joins and leaves to discovery, restarts
-//! crashed ones with backoff, and stops them all.
+//! crashed ones, kills and restarts those that the router reports as lost, and stops them all.
 //!
 //! A worker's standard input is its leash: it closes when the supervisor stops the worker and also when the
-//! supervisor dies for any reason, so no worker is left behind.
+//! supervisor dies for any reason, so no worker is left behind. Its first line is the worker's secret.
 
 mod backoff;
 mod lifecycle;
+mod secret;
+mod slot;
 
-use std::process::Stdio;
 use std::time::Duration;
 
-use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
-use tokio::sync::mpsc;
+use tokio::sync::{broadcast, mpsc};
 use tokio::task::JoinSet;
 
-use crate::clock;
 use crate::discovery::{Change, Member};
 use crate::shutdown::Shutdown;
-use backoff::Backoff;
 pub use lifecycle::{Failed, Lifecycle, end_with_supervisor};
+pub use secret::{Secret, Secrets};
+use slot::WorkerSlot;
 
 /// How long a worker may take to exit once its input is closed.
 pub const END_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most reports queued for the terminal.
 const REPORTS_IN_FLIGHT: usize = 256;
+/// Most reports of lost workers queued.
+const LOST_IN_FLIGHT: usize = 256;
 
 /// News of one worker, for the terminal.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,6 +56,8 @@ pub enum Report {
 pub struct Supervisor {
     tasks: JoinSet<()>,
     stop: Shutdown,
+    lost: broadcast::Sender<Member>,
+    secrets: Secrets,
 }
 
 impl Supervisor {
@@ -64,14 +68,41 @@ impl Supervisor {
         changes: &mpsc::Sender<Change>,
     ) -> (Self, mpsc::Receiver<Report>) {
         let (reports, receiver) = mpsc::channel(REPORTS_IN_FLIGHT);
-        let (mut tasks, stop) = (JoinSet::new(), Shutdown::default());
+        let (lost, _) = broadcast::channel(LOST_IN_FLIGHT);
+        let (mut tasks, stop, secrets) = (JoinSet::new(), Shutdown::default(), Secrets::default());
         for worker in 0..count {
-            let slot =
-                WorkerSlot { worker, changes: changes.clone(), reports: reports.clone(), stop: stop.clone() };
-            let command = command.clone();
-            tasks.spawn(async move { slot.keep_alive(|| command(worker)).await });
+            let slot = WorkerSlot {
+                worker,
+                changes: changes.clone(),
+                reports: reports.clone(),
+                stop: stop.clone(),
+                secrets: secrets.clone(),
+            };
+            let (command, lost) = (command.clone(), lost.subscribe());
+            tasks.spawn(async move { slot.keep_alive(|| command(worker), lost).await });
         }
-        (Self { tasks, stop }, receiver)
+        (Self { tasks, stop, lost, secrets }, receiver)
+    }
+
+    /// The secrets of the running workers.
+    pub fn secrets(&self) -> Secrets {
+        self.secrets.clone()
+    }
+
+    /// Kills all workers when `forced` ends; they are not drained.
+    pub fn kill_after(&self, forced: impl Future<Output = ()> + Send + 'static) {
+        let stop = self.stop.clone();
+        tokio::spawn(async move {
+            forced.await;
+            stop.force();
+        });
+    }
+
+    /// A callback for lost workers: silent ones, and those whose engine is stuck. They are killed and restarted.
+    pub fn on_lost(&self) -> impl Fn(Member) + Send + Sync + 'static {
+        let lost = self.lost.clone();
+        // Fails if all workers have been stopped.
+        move |member| drop(lost.send(member))
     }
 
     /// Stops all workers and waits until they have exited, at most [`END_TIMEOUT`] each.
@@ -81,129 +112,10 @@ impl Supervisor {
     }
 }
 
-/// How one run of a worker ended.
-enum End {
-    /// The supervisor stopped it.
-    Stopped,
-    /// It reported that it can never work.
-    Hopeless(Failed),
-    /// It exited by itself or by a signal.
-    Died(String),
-}
-
-/// The slot of one worker; its process may be replaced.
-struct WorkerSlot {
-    worker: usize,
-    changes: mpsc::Sender<Change>,
-    reports: mpsc::Sender<Report>,
-    stop: Shutdown,
-}
-
-impl WorkerSlot {
-    fn id(&self) -> String {
-        format!("worker-{}", self.worker)
-    }
-
-    async fn keep_alive(self, command: impl Fn() -> Command) {
-        let mut backoff = Backoff::default();
-        let mut served_once = false;
-        loop {
-            let started = clock::now();
-            let mut ready = false;
-            let end = self.run_once(command(), &mut ready).await;
-            served_once |= ready;
-            if ready {
-                // The channel is closed if the router is gone.
-                let _ = self.changes.send(Change::Leave(self.id())).await;
-            }
-            let why = match end {
-                End::Stopped => return,
-                End::Hopeless(failure) if !served_once => {
-                    let _ = self.reports.send(Report::Hopeless(failure)).await;
-                    return;
-                }
-                End::Hopeless(failure) => failure.message,
-                End::Died(why) => why,
-            };
-            let pause = backoff.after(clock::now().since(started));
-            tracing::warn!(
-                worker = self.worker,
-                why,
-                pause_ms = pause.as_millis() as u64,
-                "worker ended; restarting it"
-            );
-            tokio::select! {
-                () = tokio::time::sleep(pause) => {}
-                () = self.stop.requested() => return,
-            }
-        }
-    }
-
-    async fn run_once(&self, mut command: Command, ready: &mut bool) -> End {
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit()).kill_on_drop(true);
-        let mut child = match command.spawn() {
-            Ok(child) => child,
-            Err(error) => return End::Died(format!("cannot be started: {error}")),
-        };
-        // Held because `wait` would close it, and the worker would exit.
-        let leash = child.stdin.take();
-        let mut lines = child.stdout.take().map(|out| BufReader::new(out).lines());
-        let mut last_report = None;
-        loop {
-            let line = async {
-                match &mut lines {
-                    Some(lines) => lines.next_line().await.ok().flatten(),
-                    None => std::future::pending().await,
-                }
-            };
-            tokio::select! {
-                // Lines first, so that a worker's last report is read before its exit is handled.
-                biased;
-                line = line => match line {
-                    Some(line) => last_report = self.handle(&line, ready).await.or(last_report),
-                    None => lines = None,
-                },
-                status = child.wait() => return match (last_report, status) {
-                    (Some(failure), _) => End::Hopeless(failure),
-                    (None, Ok(status)) => End::Died(status.to_string()),
-                    (None, Err(error)) => End::Died(error.to_string()),
-                },
-                () = self.stop.requested() => break,
-            }
-        }
-        drop(leash);
-        if tokio::time::timeout(END_TIMEOUT, child.wait()).await.is_err() {
-            tracing::warn!(worker = self.worker, "worker did not end in {END_TIMEOUT:?}; killing it");
-            // This fails if it exited at this very moment.
-            let _ = child.kill().await;
-        }
-        End::Stopped
-    }
-
-    /// Handles one line; returns the failure if the worker reports that it can never work.
-    async fn handle(&self, line: &str, ready: &mut bool) -> Option<Failed> {
-        let worker = self.worker;
-        // As above, a closed channel means that nothing listens any more.
-        match Lifecycle::parse(line) {
-            Some(Lifecycle::Progress { done, total }) => {
-                let _ = self.reports.try_send(Report::Progress { worker, done, total });
-            }
-            Some(Lifecycle::Ready { address }) => {
-                *ready = true;
-                let _ =
-                    self.changes.send(Change::Join(Member { id: self.id(), address: address.clone() })).await;
-                let _ = self.reports.send(Report::Ready { worker, address }).await;
-            }
-            Some(Lifecycle::Failed(failed)) => return failed.permanent.then_some(failed),
-            None => tracing::debug!(worker, line, "other output of a worker"),
-        }
-        None
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock;
 
     /// A shell script in place of a worker.
     fn script(text: &'static str) -> impl Fn(usize) -> Command + Clone + Send + Sync + 'static {
@@ -229,7 +141,8 @@ mod tests {
     #[tokio::test]
     async fn a_worker_ends_when_its_input_closes() {
         let (changes, mut seen) = mpsc::channel(16);
-        let text = r#"echo '{"event":"ready","address":"127.0.0.1:7"}'; cat >/dev/null; exit 0"#;
+        let text =
+            r#"read -r secret; echo '{"event":"ready","address":"127.0.0.1:7"}'; cat >/dev/null; exit 0"#;
         let (supervisor, _reports) = Supervisor::start(1, script(text), &changes);
         assert!(matches!(seen.recv().await, Some(Change::Join(_))));
         let before = clock::now();
@@ -247,5 +160,42 @@ mod tests {
         let failed = Failed { code: 3, message: "no config.json".into(), permanent: true };
         assert_eq!(reports.recv().await, Some(Report::Hopeless(failed)));
         assert!(supervisor.tasks.join_next().await.is_some());
+    }
+
+    #[tokio::test]
+    async fn a_frozen_worker_is_killed_and_replaced_when_it_is_lost() {
+        let (changes, mut seen) = mpsc::channel(16);
+        let text = r#"echo "{\"event\":\"ready\",\"address\":\"127.0.0.1:$$\"}"; kill -STOP $$"#;
+        let (supervisor, _reports) = Supervisor::start(1, script(text), &changes);
+        let lost = supervisor.on_lost();
+        let Some(Change::Join(first)) = seen.recv().await else { panic!("it joins") };
+        lost(Member { id: first.id.clone(), address: "127.0.0.1:0".into() });
+        lost(Member { id: "worker-1".into(), address: first.address.clone() });
+        lost(first.clone());
+        assert_eq!(seen.recv().await, Some(Change::Leave(first.id.clone())));
+        let Some(Change::Join(second)) = seen.recv().await else { panic!("it joins again") };
+        assert_ne!(second.address, first.address, "another process");
+        lost(first);
+        assert!(seen.try_recv().is_err(), "what is said of a dead process does not hit its successor");
+        lost(second);
+        assert!(matches!(seen.recv().await, Some(Change::Leave(_))));
+    }
+
+    #[tokio::test]
+    async fn every_process_has_a_secret_of_its_own_until_it_ends() {
+        let (changes, mut seen) = mpsc::channel(16);
+        let text = r#"read -r secret; echo "{\"event\":\"ready\",\"address\":\"$secret\"}"; exec sleep 600"#;
+        let (supervisor, _reports) = Supervisor::start(2, script(text), &changes);
+        let (secrets, mut members) = (supervisor.secrets(), Vec::new());
+        for _ in 0..2 {
+            let Some(Change::Join(member)) = seen.recv().await else { panic!("it joins") };
+            assert_eq!(secrets.of(&member.address).expect("it runs").expose(), member.address);
+            members.push(member);
+        }
+        assert_ne!(members[0].address, members[1].address);
+        supervisor.on_lost()(members[0].clone());
+        assert_eq!(seen.recv().await, Some(Change::Leave(members[0].id.clone())));
+        assert_eq!(secrets.of(&members[0].address), None, "a dead worker's secret is void");
+        assert!(secrets.of(&members[1].address).is_some());
     }
 }

@@ -98,6 +98,8 @@ pub struct Delivery {
     progressed: bool,
     /// A worker accepted the request once, or failed while trying, so the client has been promised an answer.
     accepted: bool,
+    /// Whether it waits for a worker before it is accepted.
+    waits_for_worker: bool,
     moves: u32,
     moves_in_a_row: u32,
     /// Workers that reported being full since one last accepted the request.
@@ -126,7 +128,7 @@ struct OpenedStream {
 pub struct Limits {
     /// Most consecutive moves without progress.
     pub migration_limit: u32,
-    /// How long an accepted request waits for a worker.
+    /// How long a request waits for a worker.
     pub patience: Duration,
 }
 
@@ -159,6 +161,7 @@ impl Delivery {
             progressed: false,
             // A resumed client was promised an answer before.
             accepted: resume.is_some(),
+            waits_for_worker: request.waits_for_worker,
             moves: 0,
             moves_in_a_row: 0,
             full: Vec::new(),
@@ -432,18 +435,27 @@ impl Delivery {
             return self.wait(now, Wait::FleetChange);
         }
         let retry_after = self.retry_after.unwrap_or(Duration::from_secs(1));
-        if self.full.is_empty() {
-            return self.fail(Refusal::NoReadyWorker { reason: "none accepts requests".into(), retry_after });
+        if !self.full.is_empty() {
+            return self.fail(Refusal::Overloaded { reason: "every worker is full".into(), retry_after });
         }
-        self.fail(Refusal::Overloaded { reason: "every worker is full".into(), retry_after })
+        if self.waits_for_worker && self.has_patience(now) {
+            return vec![Action::Open(Wait::FleetChange)];
+        }
+        let reason = match self.waits_for_worker {
+            true => format!("none accepted requests for {} s", self.patience.as_secs_f32()),
+            false => "none accepts requests".into(),
+        };
+        self.fail(Refusal::NoReadyWorker { reason, retry_after })
     }
 
     fn wait(&mut self, now: Timestamp, wait: Wait) -> Vec<Action> {
+        if self.has_patience(now) { vec![Action::Open(wait)] } else { self.lost() }
+    }
+
+    /// Whether it may wait longer. Patience counts from the first wait since the last progress.
+    fn has_patience(&mut self, now: Timestamp) -> bool {
         let since = *self.waiting_since.get_or_insert(now);
-        if now.since(since) >= self.patience {
-            return self.lost();
-        }
-        vec![Action::Open(wait)]
+        now.since(since) < self.patience
     }
 
     fn lost(&mut self) -> Vec<Action> {

@@ -95,6 +95,7 @@ impl Driver {
             job: &job(workers, &request, &delivery),
             stream_key,
             resumes: request.resume.is_some(),
+            waits: request.waits_for_worker,
             time_left: request.deadline.map(|deadline| deadline.since(now)),
         };
         let (permit, place) = workers.admit(&arrival, admission)?;

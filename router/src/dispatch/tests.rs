@@ -347,8 +347,6 @@ fn a_new_request_is_refused_when_all_are_full_and_an_accepted_one_waits() {
     assert!(matches!(last[..], [Action::Open(Wait::No)]), "another worker is tried: {last:?}");
     let last = last_actions(&request, vec![refused(1), refused(2), (0, RequestEvent::NobodyReady)]);
     assert!(matches!(last[..], [Action::Fail(Refusal::Overloaded { .. })]), "{last:?}");
-    let last = last_actions(&request, vec![(0, RequestEvent::NobodyReady)]);
-    assert!(matches!(last[..], [Action::Fail(Refusal::NoReadyWorker { .. })]), "{last:?}");
 
     let accepted = || vec![(0, RequestEvent::Opened(worker_at(1))), (0, token(5)), (0, broken())];
     let with =
@@ -360,6 +358,24 @@ fn a_new_request_is_refused_when_all_are_full_and_an_accepted_one_waits() {
     let too_long = PATIENCE.as_millis() as u64;
     let last = with(vec![(0, RequestEvent::NobodyReady), (too_long, RequestEvent::NobodyReady)]);
     assert!(matches!(last[..], [Action::Fail(Refusal::WorkersLost { .. })]), "{last:?}");
+}
+
+#[test]
+fn a_new_request_waits_for_a_worker_that_restarts_and_not_for_ever() {
+    let too_long = PATIENCE.as_millis() as u64;
+    let request = request(1, 10, None, None);
+    let last = last_actions(
+        &request,
+        vec![(0, RequestEvent::NobodyReady), (too_long - 1, RequestEvent::NobodyReady)],
+    );
+    assert!(matches!(last[..], [Action::Open(Wait::FleetChange)]), "{last:?}");
+    let last =
+        last_actions(&request, vec![(0, RequestEvent::NobodyReady), (too_long, RequestEvent::NobodyReady)]);
+    assert!(matches!(last[..], [Action::Fail(Refusal::NoReadyWorker { .. })]), "{last:?}");
+    // A gateway's goes to another router instead.
+    let impatient = TokenRequest { waits_for_worker: false, ..request };
+    let last = last_actions(&impatient, vec![(0, RequestEvent::NobodyReady)]);
+    assert!(matches!(last[..], [Action::Fail(Refusal::NoReadyWorker { .. })]), "{last:?}");
 }
 
 #[test]

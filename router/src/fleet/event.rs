@@ -1,6 +1,6 @@
 //! Inputs and outputs of the fleet.
 
-use skein_node::discovery::Change;
+use skein_node::discovery::{Change, Member};
 use skein_proto::info::WorkerInfo;
 use skein_proto::watch::WatchEvent;
 
@@ -49,6 +49,8 @@ pub enum Action {
     /// A worker is lost, for now or for good, or hands its streams back: its streams should check
     /// [`super::Fleet::is_stuck`] and [`super::Fleet::should_leave`].
     Recheck(WorkerId),
+    /// A worker is silent, cannot be reached, or its engine is stuck: its supervisor, if any, should replace it.
+    Lost(Member),
     /// Write this to the log.
     Log(Notice),
 }

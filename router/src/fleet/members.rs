@@ -77,6 +77,9 @@ impl Fleet {
                 worker.excuse(now);
             }
             let lost = worker.is_lost(now, &self.limits);
+            if lost && !worker.lost {
+                actions.push(Action::Lost(worker.member.clone()));
+            }
             if lost && !worker.lost && worker.info.is_some() {
                 actions.push(Action::Log(Notice::Lost(worker.member.id.clone())));
                 actions.push(Action::Recheck(id));

@@ -58,6 +58,8 @@ pub struct Fleet {
     workers: BTreeMap<WorkerId, Worker>,
     index: PrefixIndex,
     streams: StreamDirectory,
+    /// Limits of the workers that were ready last.
+    known_limits: Option<ModelLimits>,
     ticked_at: Option<Timestamp>,
     next_id: u32,
 }
@@ -68,7 +70,18 @@ impl Fleet {
         let (members, workers) = (HashMap::new(), BTreeMap::new());
         let model = Model { name: model.to_owned(), fingerprint: None };
         let streams = StreamDirectory::default();
-        Self { model, router_id, limits, members, workers, index, streams, ticked_at: None, next_id: 0 }
+        Self {
+            model,
+            router_id,
+            limits,
+            members,
+            workers,
+            index,
+            streams,
+            known_limits: None,
+            ticked_at: None,
+            next_id: 0,
+        }
     }
 
     /// This router's id on the wire.
@@ -217,15 +230,17 @@ impl Fleet {
         self.workers.contains_key(&id)
     }
 
-    /// Limits that every ready worker accepts; `None` if there are none.
+    /// Limits that every ready worker accepts. While none is ready, those of the last ones; `None` if there
+    /// never was one.
     pub fn limits(&self, now: Timestamp) -> Option<ModelLimits> {
         let limits = self
             .ready(now)
             .map(|info| ModelLimits { max_model_len: info.max_model_len, vocab_size: info.vocab_size });
-        limits.reduce(|one, other| ModelLimits {
+        let common = limits.reduce(|one, other| ModelLimits {
             max_model_len: one.max_model_len.min(other.max_model_len),
             vocab_size: one.vocab_size.min(other.vocab_size),
-        })
+        });
+        common.or(self.known_limits)
     }
 
     /// Whether any worker accepts requests.
@@ -298,6 +313,7 @@ impl Fleet {
         let before = takes(self);
         let mut actions = change(self);
         if !before && takes(self) {
+            self.known_limits = self.limits(now);
             actions.push(Action::Wake);
         }
         actions

@@ -344,7 +344,9 @@ fn a_silent_worker_is_the_last_choice_and_then_lost() {
     for ms in (0..6000).step_by(250) {
         scene.watch(ms, 1, 1, load(1, rated(0, 0)));
         let lost = tick(&mut scene, ms);
-        let said = [Action::Log(Notice::Lost("w0".into())), Action::Recheck(scene.ids[0])];
+        let member = Member { id: "w0".into(), address: "host:1".into() };
+        let said =
+            [Action::Lost(member), Action::Log(Notice::Lost("w0".into())), Action::Recheck(scene.ids[0])];
         assert_eq!(lost, if ms == 5000 { said.to_vec() } else { vec![] }, "{ms} ms");
         assert!(ms < 2500 || scene.choice(ms, &[1]).expect("a worker").worker == scene.ids[1]);
     }
@@ -407,6 +409,9 @@ fn a_member_that_leaves_is_kept_while_it_reports() {
     assert_eq!(scene.fleet.handle(at(100), Event::Member(Change::Leave("w1".into()))), []);
     let mut actions = Vec::new();
     (250..6000).step_by(250).for_each(|ms| actions.extend(scene.fleet.handle(at(ms), Event::Tick)));
+    let lost = actions.iter().filter(|action| matches!(action, Action::Lost(member) if member.id == "w1"));
+    assert_eq!(lost.count(), 1, "it is to be replaced");
+    actions.retain(|action| !matches!(action, Action::Lost(_)));
     let said = Action::Log(Notice::Lost("w1".into()));
     assert_eq!(actions, [said, Action::Recheck(other), Action::Unfollow(other), Action::Recheck(other)]);
     assert!(scene.fleet.status(at(6000)).is_empty());

@@ -54,6 +54,7 @@ pub(crate) async fn follow_members(workers: Arc<Workers>, mut changes: mpsc::Rec
                 | Action::Reconnect(_)
                 | Action::Wake
                 | Action::Recheck(_)
+                | Action::Lost(_)
                 | Action::Log(_) => {}
             }
         }
@@ -144,6 +145,7 @@ async fn session(
                     | Action::Unfollow(_)
                     | Action::Hurry(_)
                     | Action::Recheck(_)
+                    | Action::Lost(_)
                     | Action::Log(_) => {}
                 }
             }

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use rand::rngs::StdRng;
 use skein_node::clock;
+use skein_node::discovery::Member;
 use skein_node::signal::{Listener, Signal};
 use skein_proto::TokenId;
 use skein_proto::block_hash;
@@ -24,6 +25,9 @@ use crate::request::TokenRequest;
 /// Retry time for clients while no worker is ready.
 const RETRY_WHEN_NONE_READY: Duration = Duration::from_secs(1);
 
+/// Callback for a lost worker, with its name and address.
+pub(crate) type OnLost = Box<dyn Fn(Member) + Send + Sync>;
+
 /// State shared by links and requests.
 pub(crate) struct Workers {
     state: Mutex<State>,
@@ -33,6 +37,8 @@ pub(crate) struct Workers {
     changes: Signal,
     rechecks: Signal,
     attempts: AtomicU64,
+    /// Called for each worker that becomes lost.
+    on_lost: OnceLock<OnLost>,
     model: String,
     /// How long a stream continues without a reader.
     pub(crate) linger: Duration,
@@ -54,6 +60,8 @@ pub(crate) struct Arrival<'a> {
     pub stream_key: StreamKey,
     /// Whether its client already has part of the answer.
     pub resumes: bool,
+    /// Whether it waits for a worker if one was ready before.
+    pub waits: bool,
     /// Time until the client's deadline.
     pub time_left: Option<Duration>,
 }
@@ -92,6 +100,7 @@ impl Workers {
             changes: Signal::default(),
             rechecks: Signal::default(),
             attempts: AtomicU64::new(0),
+            on_lost: OnceLock::new(),
             model: model.to_owned(),
             linger,
             connector,
@@ -118,11 +127,18 @@ impl Workers {
             self.rechecks.send();
         }
         for action in &actions {
-            if let Action::Log(notice) = action {
-                log(notice);
+            match (action, self.on_lost.get()) {
+                (Action::Log(notice), _) => log(notice),
+                (Action::Lost(member), Some(on_lost)) => on_lost(member.clone()),
+                _ => {}
             }
         }
         actions
+    }
+
+    /// From now on `on_lost` hears of workers that are lost; only the first one given does.
+    pub(crate) fn report_lost(&self, on_lost: OnLost) {
+        let _ = self.on_lost.set(on_lost);
     }
 
     pub(crate) fn with_fleet<T>(&self, look: impl FnOnce(&mut Fleet) -> T) -> T {
@@ -183,12 +199,14 @@ impl Workers {
         admission: &Admission,
     ) -> Result<(Permit, Option<Place>), Refusal> {
         let now = clock::now();
-        let Arrival { job, stream_key, resumes, time_left } = *arrival;
+        let Arrival { job, stream_key, resumes, waits, time_left } = *arrival;
         let State { fleet, clients, rng } = &mut *self.lock();
         let pick = fleet.choose(now, job, &[], rng);
         let is_running = fleet.find_stream(now, stream_key).is_some();
+        // A worker was ready before, so it is most likely restarting.
+        let waits = waits && fleet.limits(now).is_some();
         // A client with part of its answer is not refused, nor one whose stream already runs.
-        if pick.is_none() && !resumes && !is_running {
+        if pick.is_none() && !resumes && !is_running && !waits {
             return Err(none_ready(fleet));
         }
         let hit_tokens = pick.as_ref().map_or(0, |pick| pick.hit_tokens);

@@ -73,6 +73,7 @@ pub fn validate(
         arrived: None,
         deadline: Some(deadline),
         stream_key: None,
+        waits_for_worker: true,
         resume: None,
     };
     let options = TextOptions {

@@ -270,8 +270,9 @@ async fn an_accepted_request_waits_for_its_only_worker_to_come_back() {
     });
     wait_for("the loss to be seen", || scene.ready() == 0).await;
     assert!(matches!(scene.cluster.ready(), Err(Refusal::NoReadyWorker { .. })));
-    let refused = scene.submit(TokenRequest { id: "new".into(), ..request }).await;
-    assert!(matches!(refused, Err(Refusal::NoReadyWorker { .. })), "a new one is not let in");
+    let of_a_gateway = TokenRequest { id: "new".into(), waits_for_worker: false, ..request };
+    let refused = scene.submit(of_a_gateway).await;
+    assert!(matches!(refused, Err(Refusal::NoReadyWorker { .. })), "it asks another router");
     // Elsewhere and by the same name, as a supervisor does it; the old address is void.
     scene.workers[0] = Mock::start(0, 200, ANY_PORT, &scene.script);
     assert_ne!(scene.workers[0].address, address);
@@ -279,6 +280,46 @@ async fn an_accepted_request_waits_for_its_only_worker_to_come_back() {
     let rest = rest.await.expect("no panic");
     assert_eq!(rest.error, None);
     assert_eq!([first.tokens, rest.samples[0].0.clone()].concat(), expected.samples[0].0);
+}
+
+#[tokio::test]
+async fn a_request_that_comes_while_the_only_worker_restarts_waits_for_it() {
+    let mut scene = Scene::new(1).await;
+    let request = request("early", 0..9, 12);
+    let expected = scene.run(request.clone()).await;
+    scene.workers[0].kill();
+    scene.changes.send(Change::Leave("w0".into())).await.expect("the cluster listens");
+    wait_for("the loss to be seen", || scene.cluster.snapshot().workers.is_empty()).await;
+    let (cluster, asked) = (scene.cluster.clone(), request.clone());
+    let waiting = tokio::spawn(async move { cluster.submit(asked).await });
+    wait_for("the request to wait", || scene.cluster.snapshot().running.requests == 1).await;
+    scene.workers[0] = Mock::start(0, 200, ANY_PORT, &scene.script);
+    scene.join(0, scene.workers[0].address).await;
+    let stream = waiting.await.expect("no panic").expect("it is taken");
+    assert_eq!(collect(&request, stream).await.samples, expected.samples);
+}
+
+#[tokio::test]
+async fn what_waits_for_a_worker_is_bounded_in_number_and_in_time() {
+    let admission = AdmissionConfig { max_num_queued_reqs: 3, ..AdmissionConfig::default() };
+    let recovery = RecoveryConfig { patience: Duration::from_millis(300), ..RecoveryConfig::default() };
+    let never_ready = Scene::recovering(0, admission.clone(), recovery.clone()).await;
+    let refused = never_ready.submit(request("first", 0..9, 5)).await;
+    assert!(matches!(refused, Err(Refusal::NoReadyWorker { .. })), "there is nothing to wait for yet");
+
+    let mut scene = Scene::recovering(1, admission, recovery).await;
+    scene.workers[0].kill();
+    wait_for("the loss to be seen", || scene.ready() == 0).await;
+    let start = clock::now();
+    let asked = (0..8).map(|index| scene.submit(request(&format!("w{index}"), 0..9, 5)));
+    let answers = futures::future::join_all(asked).await;
+    let count = |which: fn(&Refusal) -> bool| {
+        answers.iter().filter(|answer| answer.as_ref().is_err_and(which)).count()
+    };
+    assert_eq!(count(|refusal| matches!(refusal, Refusal::Overloaded { .. })), 5, "429, at once");
+    assert_eq!(count(|refusal| matches!(refusal, Refusal::NoReadyWorker { .. })), 3, "503, in the end");
+    assert!(clock::now().since(start) >= Duration::from_millis(300));
+    assert_eq!(scene.cluster.snapshot().running.requests, 0, "every place is given back");
 }
 
 #[tokio::test]
@@ -451,5 +492,8 @@ async fn readiness_follows_the_workers() {
     scene.workers.iter_mut().for_each(Mock::kill);
     wait_for("both to be gone", || scene.cluster.snapshot().workers.is_empty()).await;
     assert!(scene.cluster.ready().is_err());
-    assert!(scene.cluster.model_limits().is_err());
+    assert!(
+        scene.cluster.model_limits().is_ok(),
+        "a request that waits for the next worker is checked already"
+    );
 }

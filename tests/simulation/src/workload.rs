@@ -88,6 +88,7 @@ pub fn client(random: &Random, flavour: &Flavour, number: u32) -> Client {
         arrived: None,
         deadline: None,
         stream_key: None,
+        waits_for_worker: true,
         resume: None,
     };
     Client {

@@ -10,14 +10,16 @@ use axum::http::header::{ACCEPT, CONTENT_TYPE};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use skein_node::metrics::Format;
+use skein_node::supervisor::Secret;
 use skein_proto::worker::v1::worker_server::WorkerServer;
 use skein_proto::{FILE_DESCRIPTOR_SET, MAX_MESSAGE_BYTES};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio_stream::{Stream, StreamExt};
-use tonic::service::Routes;
+use tonic::service::{InterceptorLayer, Routes};
 use tonic::transport::server::TcpIncoming;
+use tonic::{Request, Status};
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
@@ -71,6 +73,16 @@ async fn scrape(State(metrics): State<Arc<Metrics>>, headers: HeaderMap) -> impl
     ([(CONTENT_TYPE, format.content_type())], metrics.encode(format))
 }
 
+/// Accepts a call that carries the secret as a bearer token. Applies to all services, health and reflection too.
+fn with_secret(secret: &Secret, call: Request<()>) -> Result<Request<()>, Status> {
+    let given = call.metadata().get("authorization").map(|value| value.as_bytes());
+    let given = given.and_then(|value| value.strip_prefix(b"Bearer ")).unwrap_or_default();
+    if secret.is(given) {
+        return Ok(call);
+    }
+    Err(Status::unauthenticated("this worker answers only the router that started it; ask the router"))
+}
+
 impl Server {
     /// Listens at once; health says NOT_SERVING.
     pub async fn start(
@@ -95,7 +107,12 @@ impl Server {
             Routes::from(routes.into_axum_router().route("/metrics", get(scrape).with_state(metrics)));
         let (stop, stopped) = oneshot::channel::<()>();
         let streams = config.scheduler.max_num_queued_reqs + config.scheduler.max_num_seqs + SPARE_STREAMS;
+        let secret = config.secret.clone();
         let serving = tonic::transport::Server::builder()
+            .layer(InterceptorLayer::new(move |call| match &secret {
+                Some(secret) => with_secret(secret, call),
+                None => Ok(call),
+            }))
             .http2_keepalive_interval(Some(KEEPALIVE))
             .http2_keepalive_timeout(Some(KEEPALIVE))
             .initial_stream_window_size(STREAM_WINDOW_BYTES)

@@ -52,6 +52,7 @@ pub fn token_request(
         arrived: None,
         deadline: time_left.map(|left| now + left),
         stream_key: StreamKey::from_wire(&request.stream_key),
+        waits_for_worker: false,
         resume,
     })
 }

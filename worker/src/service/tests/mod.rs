@@ -2,6 +2,7 @@
 
 mod drain;
 mod metrics;
+mod secret;
 mod streams;
 
 use std::net::SocketAddr;

@@ -1,0 +1,189 @@
+//! The slot of one worker; its process may be replaced.
+
+use std::process::Stdio;
+
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{Child, ChildStdin, Command};
+use tokio::sync::{broadcast, mpsc};
+
+use super::backoff::Backoff;
+use super::secret::{Secret, Secrets};
+use super::{END_TIMEOUT, Failed, Lifecycle, Report};
+use crate::clock;
+use crate::discovery::{Change, Member};
+use crate::shutdown::Shutdown;
+
+/// How one run of a worker ended.
+enum End {
+    /// The supervisor stopped it.
+    Stopped,
+    /// It reported that it can never work.
+    Hopeless(Failed),
+    /// It exited by itself, by a signal, or because it was lost.
+    Died(String),
+}
+
+pub(super) struct WorkerSlot {
+    pub worker: usize,
+    pub changes: mpsc::Sender<Change>,
+    pub reports: mpsc::Sender<Report>,
+    pub stop: Shutdown,
+    pub secrets: Secrets,
+}
+
+impl WorkerSlot {
+    fn id(&self) -> String {
+        format!("worker-{}", self.worker)
+    }
+
+    /// Starts the worker and restarts it until stopped; `lost` names workers that the router has given up.
+    pub async fn keep_alive(self, command: impl Fn() -> Command, mut lost: broadcast::Receiver<Member>) {
+        let mut backoff = Backoff::default();
+        let mut served_once = false;
+        loop {
+            let started = clock::now();
+            let mut address = None;
+            let end = self.run_once(command(), &mut lost, &mut address).await;
+            let was_ready = address.is_some();
+            served_once |= was_ready;
+            if let Some(address) = address {
+                self.secrets.forget(&address);
+                // The channel is closed if the router is gone.
+                let _ = self.changes.send(Change::Leave(self.id())).await;
+            }
+            let why = match end {
+                End::Stopped => return,
+                End::Hopeless(failure) if !served_once => {
+                    let _ = self.reports.send(Report::Hopeless(failure)).await;
+                    return;
+                }
+                End::Hopeless(failure) => failure.message,
+                End::Died(why) => why,
+            };
+            let run = clock::now().since(started);
+            let pause = if was_ready { backoff.after_ready(run) } else { backoff.before_ready() };
+            let pause_ms = pause.as_millis() as u64;
+            tracing::warn!(worker = self.worker, why, pause_ms, "worker ended; restarting it");
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = self.stop.requested() => return,
+            }
+        }
+    }
+
+    /// Runs one process from its start to its end. `ready` becomes its address once it serves.
+    async fn run_once(
+        &self,
+        mut command: Command,
+        lost: &mut broadcast::Receiver<Member>,
+        ready: &mut Option<String>,
+    ) -> End {
+        let id = self.id();
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit()).kill_on_drop(true);
+        let (mut child, secret) = match command.spawn().and_then(|child| Ok((child, Secret::draw()?))) {
+            Ok(started) => started,
+            Err(error) => return End::Died(format!("cannot be started: {error}")),
+        };
+        // Held because `wait` would close it, and the worker would exit.
+        let leash = hand_over(&secret, child.stdin.take()).await;
+        let mut lines = child.stdout.take().map(|out| BufReader::new(out).lines());
+        let mut last_report = None;
+        loop {
+            let line = async {
+                match &mut lines {
+                    Some(lines) => lines.next_line().await.ok().flatten(),
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                // Lines first, so that a worker's last report is read before its exit is handled.
+                biased;
+                line = line => match line {
+                    Some(line) => last_report = self.handle(&line, &secret, ready).await.or(last_report),
+                    None => lines = None,
+                },
+                status = child.wait() => return match (last_report, status) {
+                    (Some(failure), _) => End::Hopeless(failure),
+                    (None, Ok(status)) => End::Died(status.to_string()),
+                    (None, Err(error)) => End::Died(error.to_string()),
+                },
+                () = is_lost(lost, &id, ready.as_deref()) => {
+                    self.kill(&mut child).await;
+                    return End::Died("silent, or its engine was stuck; killed".into());
+                }
+                () = self.stop.requested() => break,
+            }
+        }
+        drop(leash);
+        self.see_end(&mut child).await;
+        End::Stopped
+    }
+
+    /// Waits for the end of a worker whose input has closed, and kills it if there is no time for that.
+    async fn see_end(&self, child: &mut Child) {
+        tokio::select! {
+            _ = child.wait() => return,
+            () = self.stop.forced() => {}
+            () = tokio::time::sleep(END_TIMEOUT) => {
+                tracing::warn!(worker = self.worker, "worker did not end in {END_TIMEOUT:?}; killing it");
+            }
+        }
+        self.kill(child).await;
+    }
+
+    /// Kills a process. One that a driver holds in the kernel may outlive this.
+    async fn kill(&self, child: &mut Child) {
+        // This fails if it exited at this very moment.
+        let _ = child.start_kill();
+        if tokio::time::timeout(END_TIMEOUT, child.wait()).await.is_err() {
+            let pid = child.id();
+            tracing::error!(
+                worker = self.worker,
+                pid,
+                "a killed worker is still there after {END_TIMEOUT:?}"
+            );
+        }
+    }
+
+    /// Handles one line; returns the failure if the worker reports that it can never work.
+    async fn handle(&self, line: &str, secret: &Secret, ready: &mut Option<String>) -> Option<Failed> {
+        let worker = self.worker;
+        // As above, a closed channel means that nothing listens any more.
+        match Lifecycle::parse(line) {
+            Some(Lifecycle::Progress { done, total }) => {
+                let _ = self.reports.try_send(Report::Progress { worker, done, total });
+            }
+            Some(Lifecycle::Ready { address }) => {
+                *ready = Some(address.clone());
+                self.secrets.keep(&address, secret.clone());
+                let _ =
+                    self.changes.send(Change::Join(Member { id: self.id(), address: address.clone() })).await;
+                let _ = self.reports.send(Report::Ready { worker, address }).await;
+            }
+            Some(Lifecycle::Failed(failed)) => return failed.permanent.then_some(failed),
+            None => tracing::debug!(worker, line, "other output of a worker"),
+        }
+        None
+    }
+}
+
+/// Writes the secret to the worker. Its input stays open until the returned value is dropped.
+async fn hand_over(secret: &Secret, input: Option<ChildStdin>) -> Option<ChildStdin> {
+    let mut input = input?;
+    let line = format!("{}\n", secret.expose());
+    // This fails if the worker has exited, which is handled below.
+    let _ = input.write_all(line.as_bytes()).await;
+    Some(input)
+}
+
+/// Waits until the router gives up the process at `address`. Reports about an earlier process of this slot, which
+/// had another address, are ignored.
+async fn is_lost(lost: &mut broadcast::Receiver<Member>, id: &str, address: Option<&str>) {
+    loop {
+        match lost.recv().await {
+            Ok(member) if member.id == id && Some(member.address.as_str()) == address => return,
+            Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => {}
+            Err(broadcast::error::RecvError::Closed) => return std::future::pending().await,
+        }
+    }
+}
