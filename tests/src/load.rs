@@ -72,6 +72,8 @@ pub struct Tally {
     pub begun: u64,
     /// Streams that did not end properly.
     pub failed: u64,
+    /// Of those, answered with 429 or 503.
+    pub refused: u64,
     /// Tokens missing, over all streams.
     pub lost: u64,
     /// Tokens that arrived more than once.
@@ -91,6 +93,7 @@ pub struct Tally {
 impl Tally {
     fn add(&mut self, id: String, history: &History, verdict: Verdict) {
         self.failed += u64::from(verdict.failed);
+        self.refused += u64::from(matches!(history.status, 429 | 503));
         self.lost += verdict.lost;
         self.duplicated += verdict.duplicated;
         self.altered += verdict.altered;

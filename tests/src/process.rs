@@ -121,6 +121,14 @@ impl Drop for Cluster {
     }
 }
 
+/// Resident memory of a process in bytes; 0 if it has exited.
+pub fn resident_bytes(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
+}
+
 /// Sends a signal by name to a process that this test started.
 pub fn send_signal(pid: u32, signal: &str) {
     // The process may have ended in the meantime.

@@ -85,8 +85,8 @@ impl Report {
 
     /// Adds the results of all streams. Lost, duplicated or altered tokens and failed streams are failures.
     pub fn streams(&mut self, tally: &Tally) {
-        let Tally { begun, failed, lost, duplicated, altered, tokens, .. } = tally;
-        self.say("streams", format!("{begun} ({tokens} tokens), {failed} failed"));
+        let Tally { begun, failed, refused, lost, duplicated, altered, tokens, .. } = tally;
+        self.say("streams", format!("{begun} ({tokens} tokens), {failed} failed, {refused} of them refused"));
         self.say("tokens", format!("{lost} lost, {duplicated} duplicated, {altered} altered"));
         if tally.left_out > 0 {
             self.say(

@@ -3,6 +3,7 @@
 mod chaos;
 mod etcd;
 mod faults;
+mod replaced;
 mod serving;
 
 /// The binary under test.

@@ -62,6 +62,7 @@ fn command() -> Command {
                 .arg(number("requests", "Send at least this many requests (rolling)"))
                 .arg(number("max-tokens", "Length of the streams"))
                 .arg(number("seed", "Seed of arrivals, victims and times"))
+                .arg(number("lasts-s", "Shortest run in seconds (serve-kill, serve-freeze, soak)"))
                 .arg(number("outage-s", "Length of the etcd outage in seconds"))
                 .arg(number("gap-p99-ms", "Limit for the 99th percentile of gaps of streams that were hit"))
                 .arg(number("silence-ms", "Limit for the longest silence of any stream that was hit"))
@@ -86,6 +87,7 @@ fn plan(name: &str, arguments: &ArgMatches) -> Plan {
     plan.max_tokens = number("max-tokens").map_or(plan.max_tokens, |tokens| tokens as u32);
     plan.seed = number("seed").unwrap_or(plan.seed);
     plan.arrivals = arguments.get_one("per-second").map_or(plan.arrivals, |&rate| Arrivals::Open(rate));
+    plan.lasts = number("lasts-s").map_or(plan.lasts, Duration::from_secs);
     plan.outage = number("outage-s").map_or(plan.outage, Duration::from_secs);
     plan.gap_p99 = number("gap-p99-ms").map(Duration::from_millis).or(plan.gap_p99);
     plan.silence = number("silence-ms").map(Duration::from_millis).or(plan.silence);
@@ -97,6 +99,8 @@ fn plan(name: &str, arguments: &ArgMatches) -> Plan {
 async fn run(name: &str, plan: &Plan) -> Option<Report> {
     Some(match name {
         "worker-kill" => scenario::worker_kill::run(plan).await,
+        "serve-kill" | "soak" => scenario::serve::kills(plan).await,
+        "serve-freeze" => scenario::serve::freezes(plan).await,
         "router-kill" => scenario::router_kill::run(plan).await,
         "gateway" => scenario::gateway::run(plan).await,
         "wedge" => scenario::wedge::run(plan).await,

@@ -39,6 +39,34 @@ pub const SCENARIOS: &[Scenario] = &[
         },
     },
     Scenario {
+        name: "serve-kill",
+        help: "200 times kill -9 on one of 3 workers of `skein serve`, or of --workers 1; about 6 min",
+        plan: |plan| Plan { rounds: 200, pause: millis(500, 3000), arrivals: Arrivals::Closed(8), ..plan },
+    },
+    Scenario {
+        name: "serve-freeze",
+        help: "20 times SIGSTOP on all workers of `skein serve`, never woken; about 4 min",
+        plan: |plan| Plan {
+            rounds: 20,
+            workers: 2,
+            pause: millis(1000, 3000),
+            arrivals: Arrivals::Closed(8),
+            silence: Some(Duration::from_secs(15)),
+            ..plan
+        },
+    },
+    Scenario {
+        name: "soak",
+        help: "kill -9 on a worker of `skein serve` every 0.5 to 30 s; no memory may be lost; 15 min",
+        plan: |plan| Plan {
+            rounds: 1,
+            lasts: Duration::from_secs(900),
+            pause: millis(500, 30_000),
+            arrivals: Arrivals::Closed(8),
+            ..plan
+        },
+    },
+    Scenario {
         name: "router-kill",
         help: "200 times kill -9 on one of 2 routers, clients reconnect with Last-Event-ID; about 6 min",
         plan: router_kills,

@@ -10,6 +10,7 @@ pub mod partition;
 pub mod rolling;
 pub mod router_kill;
 pub mod scale_out;
+pub mod serve;
 pub mod wedge;
 pub mod worker_kill;
 
@@ -35,6 +36,8 @@ pub struct Plan {
     pub seed: u64,
     /// Number of kills, stops, partitions or restarts.
     pub rounds: u32,
+    /// Shortest run, for scenarios that also count by time.
+    pub lasts: Duration,
     /// Number of worker processes.
     pub workers: usize,
     /// Arrivals of requests.
@@ -67,6 +70,7 @@ impl Plan {
             binary: binary.to_owned(),
             seed: 1,
             rounds: 2,
+            lasts: Duration::ZERO,
             workers: 3,
             // A closed loop: with an open one, streams would pile up on a shared machine.
             arrivals: Arrivals::Closed(8),
