@@ -9,7 +9,7 @@ use std::hint::black_box;
 
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::aligned::Aligned;
-use skein_kernels::cpu::input::{Form, Input};
+use skein_kernels::cpu::input::{Encoding, Input};
 use skein_kernels::cpu::matmul::{Gated, Write, gated_matmul, matmul};
 use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
 use skein_kernels::cpu::packed::{Format, Packed};
@@ -113,11 +113,11 @@ fn one_round(
     format: Format,
     m: usize,
 ) -> [f64; PRODUCTS.len()] {
-    let form = if format.is_integer() { Form::Int8 } else { Form::Bf16 };
+    let encoding = if format.is_integer() { Encoding::Int8 } else { Encoding::Bf16 };
     let (mut x, mut gated) = (Input::default(), Input::default());
     let values: Vec<f32> = (0..m * shape.hidden).map(|i| (i % 997) as f32 * 0.003 - 1.5).collect();
-    x.set(cpu, form, &values, shape.hidden);
-    gated.set(cpu, form, &vec![0.0; m * shape.inner], shape.inner);
+    x.set(cpu, encoding, &values, shape.hidden);
+    gated.set(cpu, encoding, &vec![0.0; m * shape.inner], shape.inner);
     let (mut qkv, mut hidden) = (Aligned::zeros(m * shape.qkv), Aligned::zeros(m * shape.hidden));
     let mut seconds = [0.0; PRODUCTS.len()];
     for layer in layers {
@@ -127,7 +127,7 @@ fn one_round(
         matmul(cpu, &x, &[(&layer.o).into()], &mut hidden, Write::Add);
         let after_o = clock::now();
         let both = Gated { activation: Gate::Silu, gate: (&layer.gate).into(), up: (&layer.up).into() };
-        gated_matmul(cpu, &x, both, form, &mut gated);
+        gated_matmul(cpu, &x, both, encoding, &mut gated);
         let after_gated = clock::now();
         matmul(cpu, &gated, &[(&layer.down).into()], &mut hidden, Write::Add);
         let moments = [start, after_qkv, after_o, after_gated, clock::now()];

@@ -8,7 +8,7 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use skein_kernels::cpu::Cpu;
-use skein_kernels::cpu::input::{Form, Input};
+use skein_kernels::cpu::input::{Encoding, Input};
 use skein_kernels::cpu::matmul::{Write, matmul};
 use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
 use skein_kernels::cpu::packed::{Format, Layout, Packed, pack};
@@ -109,7 +109,7 @@ fn one_shape(cpu: &mut Cpu, layout: Layout, read: f64, peak: f64) {
     for m in BATCHES {
         let mut x = Input::default();
         let values: Vec<f32> = (0..m * layout.cols).map(|i| (i % 37) as f32 - 18.0).collect();
-        x.set(cpu, Form::Int8, &values, layout.cols);
+        x.set(cpu, Encoding::Int8, &values, layout.cols);
         let mut y = vec![0.0; m * layout.rows];
         let operations = 2.0 * (m * layout.rows * layout.cols) as f64;
         // All copies where reading counts, else as many as take about a tenth of a second.

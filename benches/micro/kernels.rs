@@ -11,7 +11,7 @@ use std::path::Path;
 
 use skein_bench::best_of;
 use skein_kernels::cpu::Cpu;
-use skein_kernels::cpu::input::{Form, Input};
+use skein_kernels::cpu::input::{Encoding, Input};
 use skein_kernels::cpu::matmul::{Write, matmul};
 use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
 use skein_kernels::cpu::packed::{Format, Packed};
@@ -45,9 +45,9 @@ fn main() {
         None => {
             for (name, rows, cols) in shapes::SHAPES {
                 let copies = copies(cpu, rows, cols);
-                for (form, peak) in [(Form::F32, peaks[0]), (Form::Bf16, peaks[1])] {
-                    print!("{name:>13} [{rows}, {cols}] {form:?}:");
-                    one_shape(cpu, &copies, form, bandwidth, peak);
+                for (encoding, peak) in [(Encoding::F32, peaks[0]), (Encoding::Bf16, peaks[1])] {
+                    print!("{name:>13} [{rows}, {cols}] {encoding:?}:");
+                    one_shape(cpu, &copies, encoding, bandwidth, peak);
                 }
             }
         }
@@ -117,11 +117,11 @@ fn copies(cpu: &mut Cpu, rows: usize, cols: usize) -> Vec<Packed> {
 }
 
 /// One matrix at several batch sizes.
-fn one_shape(cpu: &mut Cpu, copies: &[Packed], form: Form, bandwidth: f64, peak: f64) {
+fn one_shape(cpu: &mut Cpu, copies: &[Packed], encoding: Encoding, bandwidth: f64, peak: f64) {
     let (rows, cols) = (copies[0].rows(), copies[0].cols());
     for m in [1, 2, 4, 8, 16, 32, 128, 512] {
         let mut x = Input::default();
-        x.set(cpu, form, &vec![0.01; m * cols], cols);
+        x.set(cpu, encoding, &vec![0.01; m * cols], cols);
         let mut y = vec![0.0; m * rows];
         // All copies at small m; at large m as many as take about a second.
         let used = copies.len().min((150_000_000_000 / (2 * m * rows * cols)).max(1));

@@ -13,7 +13,7 @@ pub const GROUP: usize = 32;
 
 /// How activations are encoded for a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Form {
+pub enum Encoding {
     /// `f32`, not rounded.
     #[default]
     F32,
@@ -29,21 +29,21 @@ pub enum Form {
 /// different cache sets whatever the width, and reading past a row's end finds zeros.
 #[derive(Debug, Default)]
 pub struct Input {
-    form: Form,
-    /// Whether [`Form::Bf16`] is stored as bfloat16. Otherwise it is stored as `f32` of the same value, for
-    /// machines that multiply those faster.
+    encoding: Encoding,
+    /// Whether [`Encoding::Bf16`] is stored as bfloat16. Otherwise it is stored as `f32` of the same value,
+    /// for machines that multiply those faster.
     has_halves: bool,
     rows: usize,
     width: usize,
     /// Values not yet encoded: one row or some columns per thread, or all rows.
     unencoded: Aligned<f32>,
-    /// `[rows, padded]`, for [`Form::F32`], and for [`Form::Bf16`] unless `has_halves`.
+    /// `[rows, padded]`, for [`Encoding::F32`], and for [`Encoding::Bf16`] unless `has_halves`.
     values: Aligned<f32>,
-    /// `[rows, padded]` bfloat16 bits, for [`Form::Bf16`] if `has_halves`.
+    /// `[rows, padded]` bfloat16 bits, for [`Encoding::Bf16`] if `has_halves`.
     halves: Aligned<u16>,
-    /// `[rows, padded]`, for [`Form::Int8`].
+    /// `[rows, padded]`, for [`Encoding::Int8`].
     codes: Aligned<i8>,
-    /// `[rows]`, for [`Form::Int8`].
+    /// `[rows]`, for [`Encoding::Int8`].
     scales: Aligned<f32>,
     /// `[rows, padded / GROUP]`: sum of each group's codes.
     sums: Aligned<i32>,
@@ -57,23 +57,23 @@ fn padded<T>(width: usize) -> usize {
 }
 
 impl Input {
-    /// Sets `rows` rows of `width` values in `form`; `row(i, out)` computes row `i`.
+    /// Sets `rows` rows of `width` values in `encoding`; `row(i, out)` computes row `i`.
     pub fn fill(
         &mut self,
         cpu: &mut Cpu,
-        form: Form,
+        encoding: Encoding,
         rows: usize,
         width: usize,
         row: impl Fn(usize, &mut [f32]) + Sync,
     ) {
         self.unencoded.grow(cpu.threads.count() * width);
         let isa = cpu.isa;
-        let (unencoded, encoded) = self.reshape(isa, form, rows, width);
+        let (unencoded, encoded) = self.reshape(isa, encoding, rows, width);
         let unencoded = DisjointMut::new(unencoded);
         for_each_row_of(cpu, rows, width, |i, participant| {
             // SAFETY: each row is in one task, and a participant computes one row at a time.
             unsafe {
-                if form == Form::F32 {
+                if encoding == Encoding::F32 {
                     let (values, padding) =
                         encoded.values.part(i * encoded.stride, encoded.stride).split_at_mut(width);
                     row(i, values);
@@ -91,16 +91,16 @@ impl Input {
     pub(super) fn fill_columns(
         &mut self,
         cpu: &mut Cpu,
-        form: Form,
+        encoding: Encoding,
         (rows, width): (usize, usize),
         (tasks, scratch_len): (usize, usize),
         task: impl Fn(usize, &mut [f32], &Columns<'_>) + Sync,
     ) {
         // A row's scale is only known once the whole row is.
-        let whole = if form == Form::Int8 { (rows * width).next_multiple_of(LANES) } else { 0 };
+        let whole = if encoding == Encoding::Int8 { (rows * width).next_multiple_of(LANES) } else { 0 };
         self.unencoded.grow(whole + cpu.threads.count() * scratch_len);
         let isa = cpu.isa;
-        let (unencoded, encoded) = self.reshape(isa, form, rows, width);
+        let (unencoded, encoded) = self.reshape(isa, encoding, rows, width);
         let (whole, scratch) = unencoded.split_at_mut(whole);
         let (columns, scratch) =
             (Columns { whole: DisjointMut::new(whole), encoded }, DisjointMut::new(scratch));
@@ -108,7 +108,7 @@ impl Input {
             // SAFETY: participants are distinct among concurrent calls.
             task(i, unsafe { scratch.part(participant * scratch_len, scratch_len) }, &columns);
         });
-        if form == Form::Int8 {
+        if encoding == Encoding::Int8 {
             let Columns { whole, encoded } = &columns;
             for_each_row_of(cpu, rows, width, |row, _| {
                 // SAFETY: all columns have been put, and each row is in one task.
@@ -118,26 +118,32 @@ impl Input {
     }
 
     /// Prepares for rows of this shape; returns the buffer for unencoded values and the encoded rows.
-    fn reshape(&mut self, isa: Isa, form: Form, rows: usize, width: usize) -> (&mut [f32], EncodedRows<'_>) {
-        self.has_halves = form == Form::Bf16 && isa.has_dot();
-        (self.form, self.rows, self.width) = (form, rows, width);
-        let stride = match form {
-            Form::Int8 => padded::<i8>(width),
-            Form::Bf16 if self.has_halves => padded::<u16>(width),
-            Form::F32 | Form::Bf16 => padded::<f32>(width),
+    fn reshape(
+        &mut self,
+        isa: Isa,
+        encoding: Encoding,
+        rows: usize,
+        width: usize,
+    ) -> (&mut [f32], EncodedRows<'_>) {
+        self.has_halves = encoding == Encoding::Bf16 && isa.has_dot();
+        (self.encoding, self.rows, self.width) = (encoding, rows, width);
+        let stride = match encoding {
+            Encoding::Int8 => padded::<i8>(width),
+            Encoding::Bf16 if self.has_halves => padded::<u16>(width),
+            Encoding::F32 | Encoding::Bf16 => padded::<f32>(width),
         };
-        match form {
-            Form::Int8 => {
+        match encoding {
+            Encoding::Int8 => {
                 self.codes.grow(rows * stride);
                 self.scales.grow(rows);
                 self.sums.grow(rows * stride / GROUP);
                 self.totals.grow(rows);
             }
-            Form::Bf16 if self.has_halves => self.halves.grow(rows * stride),
-            Form::F32 | Form::Bf16 => self.values.grow(rows * stride),
+            Encoding::Bf16 if self.has_halves => self.halves.grow(rows * stride),
+            Encoding::F32 | Encoding::Bf16 => self.values.grow(rows * stride),
         }
         let encoded = EncodedRows {
-            form,
+            encoding,
             has_halves: self.has_halves,
             width,
             stride,
@@ -155,14 +161,16 @@ impl Input {
     ///
     /// # Panics
     /// If `x` is not `[rows, width]`.
-    pub fn set(&mut self, cpu: &mut Cpu, form: Form, x: &[f32], width: usize) {
+    pub fn set(&mut self, cpu: &mut Cpu, encoding: Encoding, x: &[f32], width: usize) {
         assert!(width > 0 && x.len().is_multiple_of(width), "x is [rows, width]");
-        self.fill(cpu, form, x.len() / width, width, |i, out| out.copy_from_slice(&x[i * width..][..width]));
+        self.fill(cpu, encoding, x.len() / width, width, |i, out| {
+            out.copy_from_slice(&x[i * width..][..width])
+        });
     }
 
     /// How the rows are encoded.
-    pub fn form(&self) -> Form {
-        self.form
+    pub fn encoding(&self) -> Encoding {
+        self.encoding
     }
 
     /// Number of rows.
@@ -181,13 +189,13 @@ impl Input {
         self.has_halves
     }
 
-    /// `f32` rows, and the stride between rows in values. For [`Form::F32`], and for bfloat16 stored as
+    /// `f32` rows, and the stride between rows in values. For [`Encoding::F32`], and for bfloat16 stored as
     /// `f32`.
     ///
     /// # Panics
     /// If the rows are stored differently.
     pub(super) fn values(&self) -> (&[f32], usize) {
-        assert!(self.form != Form::Int8 && !self.has_halves, "rows are f32");
+        assert!(self.encoding != Encoding::Int8 && !self.has_halves, "rows are f32");
         let stride = padded::<f32>(self.width);
         (&self.values[..self.rows * stride], stride)
     }
@@ -207,7 +215,7 @@ impl Input {
         padded::<i8>(self.width)
     }
 
-    /// Sum of each row's codes, for [`Form::Int8`].
+    /// Sum of each row's codes, for [`Encoding::Int8`].
     pub(super) fn totals(&self) -> &[i32] {
         &self.totals[..self.rows]
     }
@@ -218,7 +226,7 @@ impl Input {
     }
 
     /// Codes `[rows, code_stride]`, scales `[rows]` and group sums `[rows, code_stride / GROUP]`, for
-    /// [`Form::Int8`].
+    /// [`Encoding::Int8`].
     pub(super) fn codes(&self) -> (&[i8], &[f32], &[i32]) {
         let stride = self.code_stride();
         (
@@ -231,10 +239,10 @@ impl Input {
 
 /// The encoded rows, for several tasks to write.
 struct EncodedRows<'a> {
-    form: Form,
+    encoding: Encoding,
     has_halves: bool,
     width: usize,
-    /// Values from one row to the next, in whichever buffer the form uses.
+    /// Values from one row to the next, in whichever buffer the encoding uses.
     stride: usize,
     values: DisjointMut<'a, f32>,
     halves: DisjointMut<'a, u16>,
@@ -245,7 +253,7 @@ struct EncodedRows<'a> {
 }
 
 impl EncodedRows<'_> {
-    /// Encodes columns `at..` of a row. Not for [`Form::Int8`].
+    /// Encodes columns `at..` of a row. Not for [`Encoding::Int8`].
     ///
     /// # Safety
     /// No other task accesses these columns at the same time.
@@ -259,7 +267,7 @@ impl EncodedRows<'_> {
                 return to_bf16(s, values, self.halves.part(from, values.len()));
             }
             let to = self.values.part(from, values.len());
-            if self.form == Form::F32 {
+            if self.encoding == Encoding::F32 {
                 to.copy_from_slice(values);
             } else {
                 for (to, value) in to.iter_mut().zip(values) {
@@ -269,7 +277,7 @@ impl EncodedRows<'_> {
         }
     }
 
-    /// Writes the zeros after a row's last column. Not for [`Form::Int8`].
+    /// Writes the zeros after a row's last column. Not for [`Encoding::Int8`].
     ///
     /// # Safety
     /// No other task accesses the padding at the same time.
@@ -289,7 +297,7 @@ impl EncodedRows<'_> {
 
 /// Rows to which each task adds its own columns.
 pub(super) struct Columns<'a> {
-    /// Unencoded rows `[rows, width]`, for [`Form::Int8`].
+    /// Unencoded rows `[rows, width]`, for [`Encoding::Int8`].
     whole: DisjointMut<'a, f32>,
     encoded: EncodedRows<'a>,
 }
@@ -301,21 +309,21 @@ impl Columns<'_> {
     /// Only one task puts a column.
     #[inline(always)]
     pub(super) unsafe fn put_vector<S: Simd>(&self, s: S, row: usize, at: usize, values: [f32; LANES]) {
-        let EncodedRows { form, has_halves, width, stride, .. } = self.encoded;
+        let EncodedRows { encoding, has_halves, width, stride, .. } = self.encoded;
         assert!(at + LANES <= width, "columns of a row");
         // SAFETY: guaranteed by the caller; the pointers' ranges are checked.
         unsafe {
             let vector = s.load(values.as_ptr());
-            match form {
-                Form::Bf16 if has_halves => {
+            match encoding {
+                Encoding::Bf16 if has_halves => {
                     s.store_bf16(vector, self.encoded.halves.pointer(row * stride + at, LANES));
                 }
-                Form::Bf16 => {
+                Encoding::Bf16 => {
                     let rounded = s.store_bf16(vector, [0; LANES].as_mut_ptr());
                     s.store(rounded, self.encoded.values.pointer(row * stride + at, LANES));
                 }
-                Form::F32 => s.store(vector, self.encoded.values.pointer(row * stride + at, LANES)),
-                Form::Int8 => s.store(vector, self.whole.pointer(row * width + at, LANES)),
+                Encoding::F32 => s.store(vector, self.encoded.values.pointer(row * stride + at, LANES)),
+                Encoding::Int8 => s.store(vector, self.whole.pointer(row * width + at, LANES)),
             }
         }
     }
@@ -328,7 +336,7 @@ impl Columns<'_> {
     pub(super) unsafe fn put<S: Simd>(&self, s: S, row: usize, at: usize, values: &[f32]) {
         // SAFETY: guaranteed by the caller.
         unsafe {
-            if self.encoded.form == Form::Int8 {
+            if self.encoded.encoding == Encoding::Int8 {
                 self.whole.part(row * self.encoded.width + at, values.len()).copy_from_slice(values);
             } else {
                 self.encoded.put(s, row, at, values);
@@ -342,7 +350,7 @@ impl Columns<'_> {
     /// Only the task that puts the last column calls this.
     #[inline(always)]
     pub(super) unsafe fn end(&self, rows: Range<usize>, columns_end: usize) {
-        if columns_end == self.encoded.width && self.encoded.form != Form::Int8 {
+        if columns_end == self.encoded.width && self.encoded.encoding != Encoding::Int8 {
             // SAFETY: guaranteed by the caller.
             rows.for_each(|row| unsafe { self.encoded.pad(row) });
         }
@@ -365,7 +373,7 @@ impl Kernel for EncodeRow<'_> {
         let Self { to, row, values } = self;
         // SAFETY: no other task accesses the row.
         unsafe {
-            if to.form != Form::Int8 {
+            if to.encoding != Encoding::Int8 {
                 to.put(s, row, 0, values);
                 return to.pad(row);
             }
@@ -450,23 +458,23 @@ mod tests {
     use crate::cpu::simd::Isa;
 
     #[test]
-    fn every_form_is_within_its_rounding_and_the_same_on_every_instruction_set() {
+    fn every_encoding_is_within_its_rounding_and_the_same_on_every_instruction_set() {
         let (rows, width) = (11, 77);
         let x: Vec<f32> = (0..rows * width).map(|i| ((i * 71 % 997) as f32 - 498.0) * 0.013).collect();
-        for form in [Form::F32, Form::Bf16, Form::Int8] {
+        for encoding in [Encoding::F32, Encoding::Bf16, Encoding::Int8] {
             let mut first = None;
             for isa in Isa::available() {
                 let mut input = Input::default();
-                input.set(&mut Cpu::with_isa(2, isa), form, &x, width);
-                assert_eq!((input.rows(), input.width(), input.form()), (rows, width, form));
-                let (codes, scales, sums) = match form {
-                    Form::Int8 => input.codes(),
+                input.set(&mut Cpu::with_isa(2, isa), encoding, &x, width);
+                assert_eq!((input.rows(), input.width(), input.encoding()), (rows, width, encoding));
+                let (codes, scales, sums) = match encoding {
+                    Encoding::Int8 => input.codes(),
                     _ => Default::default(),
                 };
                 // The encoded floats as bits of `f32`.
-                let (floats, float_stride) = match form {
-                    Form::Int8 => (Vec::new(), width),
-                    Form::Bf16 if isa.has_dot() => {
+                let (floats, float_stride) = match encoding {
+                    Encoding::Int8 => (Vec::new(), width),
+                    Encoding::Bf16 if isa.has_dot() => {
                         let (halves, stride) = input.halves();
                         (halves.iter().map(|half| u32::from(*half) << 16).collect(), stride)
                     }
@@ -484,7 +492,7 @@ mod tests {
                     .collect();
                 for (got, x) in floats.iter().zip(&x) {
                     let round = |x: f32| half::bf16::from_f32(x).to_f32();
-                    let expected = if form == Form::Bf16 { round(*x) } else { *x };
+                    let expected = if encoding == Encoding::Bf16 { round(*x) } else { *x };
                     assert_eq!(*got, expected.to_bits(), "{x}");
                 }
                 let stride = input.code_stride();
@@ -509,7 +517,7 @@ mod tests {
         let x: Vec<f32> = (-254..=254).map(|i| i as f32 / 2.0).collect();
         for isa in Isa::available() {
             let mut input = Input::default();
-            input.set(&mut Cpu::with_isa(1, isa), Form::Int8, &x, x.len());
+            input.set(&mut Cpu::with_isa(1, isa), Encoding::Int8, &x, x.len());
             let (codes, _, _) = input.codes();
             for (code, x) in codes.iter().zip(&x) {
                 assert_eq!(f32::from(*code), x.round_ties_even(), "{}", isa.name());
@@ -525,7 +533,7 @@ mod tests {
         let mut input = Input::default();
         input.set(
             &mut Cpu::new(1),
-            Form::Int8,
+            Encoding::Int8,
             &[0.0, 0.0, 1.0, f32::NAN, 1e-44, 0.0, f32::NEG_INFINITY, 1.0],
             2,
         );

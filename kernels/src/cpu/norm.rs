@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::disjoint::DisjointMut;
-use super::input::{Form, Input};
+use super::input::{Encoding, Input};
 use super::simd::{Kernel, LANES, Simd};
 use super::{Cpu, for_each_row};
 
@@ -29,10 +29,17 @@ pub fn rms_norm(cpu: &mut Cpu, x: &[f32], weight: &[f32], eps: f32, out: &mut [f
 ///
 /// # Panics
 /// If `x` is not `[rows, weight.len()]`.
-pub fn rms_norm_into(cpu: &mut Cpu, x: &[f32], weight: &[f32], eps: f32, form: Form, out: &mut Input) {
+pub fn rms_norm_into(
+    cpu: &mut Cpu,
+    x: &[f32],
+    weight: &[f32],
+    eps: f32,
+    encoding: Encoding,
+    out: &mut Input,
+) {
     let (width, isa) = (weight.len(), cpu.isa);
     assert!(x.len().is_multiple_of(width), "x is [rows, width]");
-    out.fill(cpu, form, x.len() / width, width, |row, out| {
+    out.fill(cpu, encoding, x.len() / width, width, |row, out| {
         isa.run(Row { x: &x[row * width..][..width], weight, eps, out });
     });
 }

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 
 use super::super::Cpu;
 use super::super::disjoint::DisjointMut;
-use super::super::input::{self, Form, Input};
+use super::super::input::{self, Encoding, Input};
 use super::super::mlp::{Activation, GeluTanh, Silu, gate_in_place};
 use super::super::packed::PANEL;
 use super::super::packed::formats::multiply;
@@ -26,12 +26,12 @@ pub struct Gated<'a> {
     pub up: Linear<'a>,
 }
 
-/// `activation(x * gate) * (x * up)`, encoded in `form`. `x` is `[m, cols]` in the form that the weights'
-/// format requires; `out` becomes `[m, rows]`.
+/// `activation(x * gate) * (x * up)`, written in `encoding`. `x` is `[m, cols]` in the encoding that the
+/// weights' format requires; `out` becomes `[m, rows]`.
 ///
 /// # Panics
 /// If the shapes disagree.
-pub fn gated_matmul(cpu: &mut Cpu, x: &Input, gated: Gated<'_>, form: Form, out: &mut Input) {
+pub fn gated_matmul(cpu: &mut Cpu, x: &Input, gated: Gated<'_>, encoding: Encoding, out: &mut Input) {
     let Gated { activation, gate, up } = gated;
     assert_eq!(gate.weights.rows(), up.weights.rows(), "gate and up are [rows, cols]");
     [gate, up].iter().for_each(|linear| linear.check(x));
@@ -41,7 +41,7 @@ pub fn gated_matmul(cpu: &mut Cpu, x: &Input, gated: Gated<'_>, form: Form, out:
     let tasks = if m == 0 { 0 } else { shares.tasks() };
     let (isa, integers, product) = (cpu.isa, cpu.isa.integers(), ProductId::new());
     let scratch_len = 2 * shares.highest(m) * shares.widest() * PANEL;
-    out.fill_columns(cpu, form, (m, rows), (tasks, scratch_len), |task, scratch, columns| {
+    out.fill_columns(cpu, encoding, (m, rows), (tasks, scratch_len), |task, scratch, columns| {
         let Task { panels, pass, .. } = shares.task(task);
         let key = (product, panels.start);
         let (first, x_rows) = (panels.start * PANEL, pass.rows(m));

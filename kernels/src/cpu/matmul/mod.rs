@@ -25,7 +25,7 @@ use shares::{Shares, Task};
 use unpacked::ProductId;
 
 /// Multiplies `x` `[m, cols]` by the matrices in `stack`, whose outputs are adjacent in `y` `[m, sum of
-/// rows]`. `x` has the form that the weights' format requires.
+/// rows]`. `x` has the encoding that the weights' format requires.
 ///
 /// # Panics
 /// If the shapes disagree.

@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use super::super::disjoint::DisjointMut;
-use super::super::input::{Form, Input};
+use super::super::input::{Encoding, Input};
 use super::super::packed::{Layout, PANEL, Packed};
 use super::super::prefetch;
 use super::super::simd::{LANES, Simd};
@@ -26,7 +26,10 @@ impl Linear<'_> {
     pub(super) fn check(&self, x: &Input) {
         let Layout { format, cols, rows } = self.weights.layout();
         assert!(cols > 0 && x.width() == cols, "x is [m, cols]");
-        assert!(format.form(x.form() == Form::Bf16) == x.form(), "x has the form that the weights require");
+        assert!(
+            format.encoding(x.encoding() == Encoding::Bf16) == x.encoding(),
+            "x has the encoding that the weights require"
+        );
         assert!(self.bias.is_none_or(|bias| bias.len() == rows), "a bias for each row");
     }
 

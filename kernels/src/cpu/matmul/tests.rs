@@ -5,7 +5,7 @@ use super::super::simd::Isa;
 use super::shares::Cut;
 use super::tiles::Streams;
 use super::*;
-use crate::cpu::input::Form;
+use crate::cpu::input::Encoding;
 use crate::cpu::matrix::{Storage, WeightMatrix};
 use crate::cpu::mlp::glu;
 use crate::gate::Gate;
@@ -42,9 +42,9 @@ fn packed(format: usize, values: &[f32], n: usize, k: usize) -> Packed {
 }
 
 /// Multiplies `x` `[m, k]` by the matrices in `stack`.
-fn multiply(cpu: &mut Cpu, form: Form, x: &[f32], stack: &[Linear<'_>], y: &mut [f32], write: Write) {
+fn multiply(cpu: &mut Cpu, encoding: Encoding, x: &[f32], stack: &[Linear<'_>], y: &mut [f32], write: Write) {
     let mut input = Input::default();
-    input.set(cpu, form, x, stack[0].weights.cols());
+    input.set(cpu, encoding, x, stack[0].weights.cols());
     matmul(cpu, &input, stack, y, write);
 }
 
@@ -59,11 +59,11 @@ proptest! {
     fn it_agrees_with_f64_and_every_way_to_compute_it_gives_the_same_bits(
         m in 1usize..90, n in 1usize..60, k in 1usize..150, format in 0usize..4, seed: u32, with_bias: bool, add: bool,
     ) {
-        let (form, format) = if format == 3 { (Form::Bf16, 0) } else { (Form::F32, format) };
+        let (encoding, format) = if format == 3 { (Encoding::Bf16, 0) } else { (Encoding::F32, format) };
         let (x, w, bias) = (values(m * k, seed), values(n * k, !seed), values(n, seed ^ 77));
         // Factor with many digits, so that sums round and their order shows.
         let mut x: Vec<f32> = x.iter().map(|value| value * 0.377_123_4).collect();
-        if form == Form::Bf16 {
+        if encoding == Encoding::Bf16 {
             x.iter_mut().for_each(|value| *value = half::bf16::from_f32(*value).to_f32());
         }
         let matrix = packed(format, &w, n, k);
@@ -79,7 +79,7 @@ proptest! {
             for threads in [1, 3] {
                 let cpu = &mut Cpu::with_isa(threads, isa);
                 let mut y = before.clone();
-                multiply(cpu, form, &x, &[linear], &mut y, write);
+                multiply(cpu, encoding, &x, &[linear], &mut y, write);
                 if expected.is_empty() {
                     for (i, got) in y.iter().enumerate() {
                         let (row, col) = (i / n, i % n);
@@ -95,7 +95,7 @@ proptest! {
         // Each row alone.
         for row in 0..m {
             let mut y = before[row * n..][..n].to_vec();
-            multiply(&mut Cpu::new(1), form, &x[row * k..][..k], &[linear], &mut y, write);
+            multiply(&mut Cpu::new(1), encoding, &x[row * k..][..k], &[linear], &mut y, write);
             prop_assert_eq!(&bits(&y), &expected[row * n..][..n], "row {} alone", row);
         }
     }
@@ -108,11 +108,11 @@ fn stacked_matrices_lie_side_by_side() {
     let parts = [(100, 0), (7, 1), (40, 2)].map(|(n, format)| packed(format, &values(n * k, 9), n, k));
     let cpu = &mut Cpu::new(2);
     let mut together = vec![0.0; m * 147];
-    multiply(cpu, Form::F32, &x, &parts.each_ref().map(Linear::from), &mut together, Write::Set);
+    multiply(cpu, Encoding::F32, &x, &parts.each_ref().map(Linear::from), &mut together, Write::Set);
     let mut column = 0;
     for part in &parts {
         let mut alone = vec![0.0; m * part.rows()];
-        multiply(cpu, Form::F32, &x, &[part.into()], &mut alone, Write::Set);
+        multiply(cpu, Encoding::F32, &x, &[part.into()], &mut alone, Write::Set);
         for row in 0..m {
             let n = part.rows();
             assert_eq!(together[row * 147 + column..][..n], alone[row * n..][..n]);
@@ -141,20 +141,23 @@ fn sums_are_in_the_order_they_are_defined_in_whatever_the_tile() {
         // Values that round, and whose second half nearly cancels the sum of the first.
         let x: Vec<f32> =
             x.iter().enumerate().map(|(i, x)| if i % k < k / 2 { x * 97.3 } else { x * -0.731 }).collect();
-        for (form, format) in [(Form::F32, 0), (Form::F32, 1), (Form::F32, 2), (Form::Bf16, 0)] {
+        for (encoding, format) in
+            [(Encoding::F32, 0), (Encoding::F32, 1), (Encoding::F32, 2), (Encoding::Bf16, 0)]
+        {
             let matrix = packed(format, &w, n, k);
             for isa in Isa::available() {
                 let cpu = &mut Cpu::with_isa(2, isa);
                 let mut y = vec![0.0; m * n];
-                multiply(cpu, form, &x, &[(&matrix).into()], &mut y, Write::Set);
-                let round = |x: &f32| if form == Form::Bf16 { half::bf16::from_f32(*x).to_f32() } else { *x };
+                multiply(cpu, encoding, &x, &[(&matrix).into()], &mut y, Write::Set);
+                let round =
+                    |x: &f32| if encoding == Encoding::Bf16 { half::bf16::from_f32(*x).to_f32() } else { *x };
                 let x: Vec<f32> = x.iter().map(round).collect();
                 for (i, got) in y.iter().enumerate() {
                     let expected = defined(format == 0, &x[i / n * k..][..k], &w[i % n * k..][..k]);
                     assert_eq!(
                         got.to_bits(),
                         expected.to_bits(),
-                        "{form:?} {format} [{m}, {n}, {k}] {i} {}",
+                        "{encoding:?} {format} [{m}, {n}, {k}] {i} {}",
                         isa.name()
                     );
                 }
@@ -181,18 +184,18 @@ fn folded_weights_give_the_same_bits() {
     for (m, n, k) in few.chain([(1, 1000, 1100), (8, 300, 263), (33, 170, 1111), (71, 170, 300)]) {
         let (matrix, x) = (foldable(n, k), values(m * k, 3));
         let x: Vec<f32> = x.iter().map(|x| x * 0.377_123_4).collect();
-        for (form, isa) in [Form::F32, Form::Bf16]
+        for (encoding, isa) in [Encoding::F32, Encoding::Bf16]
             .into_iter()
-            .flat_map(|form| Isa::available().into_iter().map(move |isa| (form, isa)))
+            .flat_map(|encoding| Isa::available().into_iter().map(move |isa| (encoding, isa)))
         {
             let cpu = &mut Cpu::with_isa(2, isa);
             let [folded, unfolded] = [Format::BF16_FOLDED, Format::BF16].map(|format| {
                 let packed = Packed::of(cpu, &matrix, format).unwrap();
                 let mut y = vec![0.0; m * n];
-                multiply(cpu, form, &x, &[(&packed).into()], &mut y, Write::Set);
+                multiply(cpu, encoding, &x, &[(&packed).into()], &mut y, Write::Set);
                 bits(&y)
             });
-            assert!(folded == unfolded, "{form:?} [{m}, {n}, {k}] {}", isa.name());
+            assert!(folded == unfolded, "{encoding:?} [{m}, {n}, {k}] {}", isa.name());
         }
     }
 }
@@ -200,14 +203,14 @@ fn folded_weights_give_the_same_bits() {
 /// The encoded content of `input`, as bits.
 fn encoded(input: &Input) -> Vec<u32> {
     let halves = |(halves, _): (&[u16], usize)| halves.iter().map(|half| u32::from(*half) << 16).collect();
-    match input.form() {
-        Form::Int8 => {
+    match input.encoding() {
+        Encoding::Int8 => {
             let (codes, scales, sums) = input.codes();
             let integers = sums.iter().chain(input.totals()).map(|sum| *sum as u32);
             codes.iter().map(|code| *code as u32).chain(bits(scales)).chain(integers).collect()
         }
-        Form::Bf16 if input.has_halves() => halves(input.halves()),
-        Form::Bf16 | Form::F32 => bits(input.values().0),
+        Encoding::Bf16 if input.has_halves() => halves(input.halves()),
+        Encoding::Bf16 | Encoding::F32 => bits(input.values().0),
     }
 }
 
@@ -217,13 +220,13 @@ fn a_gated_product_is_the_gate_of_two_products() {
     for (m, n, k) in [(0, 40, 64), (1, 7, 33), (1, 700, 96), (9, 150, 32), (70, 333, 65)] {
         let (x, w) = (values(m * k, 1), values(2 * n * k, 2));
         let biases = [values(n, 3), values(n, 4)];
-        for (form, to) in [Form::F32, Form::Bf16, Form::Int8]
+        for (encoding, to) in [Encoding::F32, Encoding::Bf16, Encoding::Int8]
             .into_iter()
-            .flat_map(|form| [Form::F32, Form::Bf16, Form::Int8].map(|to| (form, to)))
+            .flat_map(|encoding| [Encoding::F32, Encoding::Bf16, Encoding::Int8].map(|to| (encoding, to)))
         {
-            let format = match form {
-                Form::Int8 => Format::INT4_ZERO,
-                Form::F32 | Form::Bf16 => Format::BF16,
+            let format = match encoding {
+                Encoding::Int8 => Format::INT4_ZERO,
+                Encoding::F32 | Encoding::Bf16 => Format::BF16,
             };
             let [gate, up] = [&w[..n * k], &w[n * k..]].map(|w| {
                 let matrix = WeightMatrix::new(stored(0, w), n, k);
@@ -235,21 +238,21 @@ fn a_gated_product_is_the_gate_of_two_products() {
                 for threads in [1, 3] {
                     let cpu = &mut Cpu::with_isa(threads, isa);
                     let mut input = Input::default();
-                    input.set(cpu, form, &x, k);
+                    input.set(cpu, encoding, &x, k);
                     let (mut both, mut gated) = (vec![0.0; m * 2 * n], vec![0.0; m * n]);
                     matmul(cpu, &input, &[gate, up], &mut both, Write::Set);
                     let activation = [Gate::Silu, Gate::GeluTanh][threads / 2];
                     glu(cpu, activation, &both, n, &mut gated);
                     let (mut expected, mut got) = (Input::default(), Input::default());
                     expected.set(cpu, to, &gated, n);
-                    // Leftovers: rows of another shape and form.
-                    got.set(cpu, Form::F32, &vec![f32::NAN; (m + 1) * (n + 50)], n + 50);
+                    // Leftovers: rows of another shape and encoding.
+                    got.set(cpu, Encoding::F32, &vec![f32::NAN; (m + 1) * (n + 50)], n + 50);
                     got.set(cpu, to, &vec![7.0; (m + 1) * (n + 50)], n + 50);
                     gated_matmul(cpu, &input, Gated { activation, gate, up }, to, &mut got);
-                    assert_eq!((got.rows(), got.width(), got.form()), (m, n, to));
+                    assert_eq!((got.rows(), got.width(), got.encoding()), (m, n, to));
                     assert!(
                         encoded(&got) == encoded(&expected),
-                        "[{m}, {n}, {k}] {form:?} {to:?} {}",
+                        "[{m}, {n}, {k}] {encoding:?} {to:?} {}",
                         isa.name()
                     );
                 }

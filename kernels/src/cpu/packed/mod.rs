@@ -32,7 +32,7 @@ pub use error::{NotFinite, PackError};
 pub use given::{GivenCodes, pack_codes};
 
 use super::Cpu;
-use super::input::{Form, GROUP};
+use super::input::{Encoding, GROUP};
 use super::matrix::WeightMatrix;
 use skein_sys::mapped::Bytes;
 
@@ -163,13 +163,13 @@ impl Format {
         matches!(self.0.weights, Weights::Codes { .. })
     }
 
-    /// The form that activations must have for a product with these weights. If weights are bfloat16, `bf16`
+    /// Encoding that activations must have for a product with these weights. If weights are bfloat16, `bf16`
     /// selects whether activations are rounded to bfloat16, too.
-    pub const fn form(self, bf16: bool) -> Form {
+    pub const fn encoding(self, bf16: bool) -> Encoding {
         match self.0.weights {
-            Weights::Codes { .. } => Form::Int8,
-            Weights::Values { is_bf16: true, .. } if bf16 => Form::Bf16,
-            Weights::Values { .. } => Form::F32,
+            Weights::Codes { .. } => Encoding::Int8,
+            Weights::Values { is_bf16: true, .. } if bf16 => Encoding::Bf16,
+            Weights::Values { .. } => Encoding::F32,
         }
     }
 

@@ -314,7 +314,7 @@ fn given_codes_are_multiplied_like_the_weights_they_encode_on_every_instruction_
             assert_eq!(got, weights, "{format:?} [{rows}, {cols}]");
             for isa in Isa::available() {
                 let (cpu, mut x) = (&mut Cpu::with_isa(2, isa), Input::default());
-                x.set(cpu, Form::Int8, &super::tests::weights(m * cols), cols);
+                x.set(cpu, Encoding::Int8, &super::tests::weights(m * cols), cols);
                 let mut y = vec![0.0; m * rows];
                 matmul(cpu, &x, &[(&packed).into()], &mut y, Write::Set);
                 let (codes, scales, _) = x.codes();

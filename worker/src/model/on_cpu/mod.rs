@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use half::bf16;
 use skein_kernels::cpu::Cpu;
-use skein_kernels::cpu::input::Form;
+use skein_kernels::cpu::input::Encoding;
 use skein_kernels::cpu::kv_cache::KvCache;
 use skein_kernels::cpu::matmul::{Linear, Write, matmul};
 use skein_kernels::cpu::matrix::WeightMatrix;
@@ -133,7 +133,7 @@ impl Model {
         let x = &x[rows.start * hidden..rows.end * hidden];
         let stack = [(&self.head).into()];
         profile.start();
-        rms_norm_into(cpu, x, &self.norm, self.spec.norm.eps, self.form(&stack), input);
+        rms_norm_into(cpu, x, &self.norm, self.spec.norm.eps, self.encoding(&stack), input);
         profile.mark(Part::Encode);
         matmul(cpu, input, &stack, logits, Write::Set);
         if let Some(cap) = self.spec.logits_softcap {
@@ -148,10 +148,11 @@ impl Model {
         if self.bf16 { bf16::from_f32(scale).to_f32() } else { scale }
     }
 
-    /// The input form that all of `stack` accept.
-    fn form(&self, stack: &[Linear<'_>]) -> Form {
-        let mut forms = stack.iter().map(|linear| linear.weights.layout().format.form(self.bf16));
-        let first = forms.next().unwrap_or_default();
-        if forms.all(|form| form == first) { first } else { Form::F32 } // integers are never mixed
+    /// The input encoding that all of `stack` accept.
+    fn encoding(&self, stack: &[Linear<'_>]) -> Encoding {
+        let mut encodings = stack.iter().map(|linear| linear.weights.layout().format.encoding(self.bf16));
+        let first = encodings.next().unwrap_or_default();
+        // Integer formats are never mixed with others.
+        if encodings.all(|encoding| encoding == first) { first } else { Encoding::F32 }
     }
 }

@@ -40,7 +40,7 @@ pub struct ForwardStep<'a> {
 pub struct Activations {
     /// `[rows, hidden]`: the residual stream.
     pub(super) x: Aligned<f32>,
-    /// `[rows, hidden]` normalised, or `[rows, q]` from attention, in the form that the next product reads.
+    /// `[rows, hidden]` normalised, or `[rows, q]` from attention, in the next product's encoding.
     pub(super) input: Input,
     /// `[rows, inner]`, likewise.
     gated: Input,
@@ -137,7 +137,7 @@ impl Operations for Running<'_> {
         let (heads, kv_heads, width) = (attention.heads, attention.kv_heads, attention.qkv_width());
         let (x, qkv) = (&x[..*rows * spec.hidden_size], &mut qkv[..*rows * width]);
         let stack = [&layer.q, &layer.k, &layer.v].map(Projection::linear);
-        rms_norm_into(cpu, x, &layer.attention_norm, eps, model.form(&stack), input);
+        rms_norm_into(cpu, x, &layer.attention_norm, eps, model.encoding(&stack), input);
         profile.mark(Part::Encode);
         matmul(cpu, input, &stack, qkv, Write::Set);
         profile.mark(Part::Products);
@@ -179,7 +179,7 @@ impl Operations for Running<'_> {
         let Activations { x, input, attended, added, profile, .. } = &mut **activations;
         let (spec, layer, width) = (&model.spec, &model.layers[index], model.spec.attention.q_width());
         let o = layer.o.linear();
-        input.set(cpu, model.form(&[o]), &attended[..*rows * width], width);
+        input.set(cpu, model.encoding(&[o]), &attended[..*rows * width], width);
         profile.mark(Part::Encode);
         let residual = Residual { x: &mut x[..*rows * spec.hidden_size], added, eps: spec.norm.eps };
         residual.add(cpu, input, o, layer.o_norm.as_deref());
@@ -193,10 +193,10 @@ impl Operations for Running<'_> {
         let (spec, layer) = (&model.spec, &model.layers[index]);
         let (x, eps) = (&mut x[..*rows * spec.hidden_size], spec.norm.eps);
         let [gate, up, down] = [&layer.gate, &layer.up, &layer.down].map(Projection::linear);
-        rms_norm_into(cpu, x, &layer.feed_forward_norm, eps, model.form(&[gate, up]), input);
+        rms_norm_into(cpu, x, &layer.feed_forward_norm, eps, model.encoding(&[gate, up]), input);
         profile.mark(Part::Encode);
         let by = spec.layers[index].feed_forward.activation;
-        gated_matmul(cpu, input, Gated { activation: by, gate, up }, model.form(&[down]), gated);
+        gated_matmul(cpu, input, Gated { activation: by, gate, up }, model.encoding(&[down]), gated);
         profile.mark(Part::Products);
         Residual { x, added, eps }.add(cpu, gated, down, layer.down_norm.as_deref());
         profile.mark(Part::Products);

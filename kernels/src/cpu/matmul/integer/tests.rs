@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::super::super::Cpu;
-use super::super::super::input::{Form, GROUP, Input};
+use super::super::super::input::{Encoding, GROUP, Input};
 use super::super::super::packed::formats::int4::step_at;
 use super::super::super::packed::{Layout, Packed};
 use super::super::super::simd::integer::IntegerIsa;
@@ -74,7 +74,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 fn input(cpu: &mut Cpu, m: usize, cols: usize, seed: u32) -> Input {
     let x: Vec<f32> = (0..m * cols).map(|i| hash(i, seed) as f32 / 1e9 - 2.1).collect();
     let mut input = Input::default();
-    input.set(cpu, Form::Int8, &x, cols);
+    input.set(cpu, Encoding::Int8, &x, cols);
     input
 }
 
@@ -141,7 +141,7 @@ fn sums_of_many_columns_do_not_overflow() {
         }
         let (packed, cpu) = (&Packed::new(layout, weights.into()), &mut Cpu::new(1));
         let mut x = Input::default();
-        x.set(cpu, Form::Int8, &vec![-1.0; cols], cols);
+        x.set(cpu, Encoding::Int8, &vec![-1.0; cols], cols);
         for isa in IntegerIsa::available() {
             let mut y = [0.0];
             matmul_on(cpu, isa, &x, &[packed.into()], &mut y, Write::Set);

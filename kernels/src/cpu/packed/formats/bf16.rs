@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 
 use super::super::values::{self, Value};
 use super::super::{Format, PANEL, Spec, Weights};
-use crate::cpu::input::{Form, Input};
+use crate::cpu::input::{Encoding, Input};
 use crate::cpu::matmul::float::all_tiles;
 use crate::cpu::matmul::float::arithmetic::{Arithmetic, OfPairs, bytes_of, values as f32_rows};
 use crate::cpu::matmul::part::Part;
@@ -71,8 +71,8 @@ pub(super) trait Tiled {
 
 /// Multiplies some rows of one matrix by all rows of `x`.
 pub(super) fn multiply_pairs<T: Tiled>(part: &Part<'_>, isa: Isa) {
-    match part.x.form() {
-        Form::Bf16 => isa.run(PairProduct::<T> { part, tiled: PhantomData }),
+    match part.x.encoding() {
+        Encoding::Bf16 => isa.run(PairProduct::<T> { part, tiled: PhantomData }),
         _ => isa.run(Product::<T> { part, tiled: PhantomData }),
     }
 }

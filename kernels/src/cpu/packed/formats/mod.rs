@@ -15,7 +15,7 @@ use crate::cpu::matrix::Storage;
 use crate::cpu::simd::Isa;
 use crate::cpu::simd::integer::IntegerIsa;
 
-/// Multiplies the outputs of a part by its rows of `x`, which have the form that the format requires.
+/// Multiplies the outputs of a part by its rows of `x`, which have the encoding that the format requires.
 type Multiply = fn(&Part<'_>, Isa, IntegerIsa);
 
 /// All formats with their kernels.
