@@ -26,7 +26,7 @@ use crate::settings::FrontSettings;
 /// The served model: its directory, and its names for clients.
 #[derive(Debug, Clone)]
 pub struct Served {
-    /// Model directory.
+    /// Directory of the model.
     pub model: PathBuf,
     /// Names for clients, at least one.
     pub names: Vec<String>,

@@ -53,7 +53,7 @@ pub fn default_name(model: &Path) -> String {
 /// Size and type of a model, for the banner.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
-    /// `model_type`.
+    /// `model_type` of config.json.
     pub family: String,
     /// Number of values in all tensors.
     pub parameters: u64,

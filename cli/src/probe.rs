@@ -36,7 +36,7 @@ pub fn command() -> clap::Command {
 /// The child's work. Only whether it exits normally matters.
 ///
 /// # Errors
-/// None.
+/// None; all commands return a `Result`.
 pub fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let sources = TextSources {
         tokenizer: matches.get_one(TOKENIZER).cloned(),

@@ -33,7 +33,7 @@ pub const GPU_SHARERS: &str = "gpu-sharers";
 const SUPERVISED_DRAIN: Duration = Duration::from_secs(5);
 /// Part of it in which requests may continue; then they are handed back, which takes the rest of the time.
 const SUPERVISED_GRACE: Duration = Duration::from_secs(2);
-/// Longest `--drain-grace`.
+/// Upper bound of `--drain-grace`.
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// Runs the worker until shutdown.
@@ -179,7 +179,7 @@ fn exit_code(error: &WorkerError) -> u8 {
 pub struct Launch {
     /// Path of the binary.
     pub binary: PathBuf,
-    /// Model directory.
+    /// Directory of the model.
     pub model: PathBuf,
     /// The name that workers use for the model.
     pub served_model_name: String,
@@ -189,7 +189,7 @@ pub struct Launch {
     pub gpus: usize,
     /// `--log-level`, if set.
     pub log_level: Option<String>,
-    /// `--log-format`.
+    /// Value of `--log-format`.
     pub log_format: &'static str,
 }
 

@@ -13,7 +13,7 @@ use crate::config::{one_of, text};
 pub enum LogFormat {
     /// Readable lines if standard error is a terminal, else JSON.
     Auto,
-    /// Readable lines.
+    /// Always readable lines.
     Human,
     /// One JSON object per line.
     Json,

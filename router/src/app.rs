@@ -39,7 +39,7 @@ pub struct App {
 pub struct Started {
     /// The validated request, in tokens.
     pub request: TokenRequest,
-    /// Its output.
+    /// Text of the request's samples.
     pub stream: TextStream,
 }
 

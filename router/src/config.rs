@@ -13,7 +13,7 @@ pub struct RouterConfig {
     pub listen: SocketAddr,
     /// Hugging Face directory with tokenizer.json, chat template and generation_config.json.
     pub model: PathBuf,
-    /// What of its text comes from elsewhere.
+    /// Sources of the model's text that replace its own files.
     pub text: TextSources,
     /// Names that clients may use for the model; answers carry the first.
     pub served_model_names: Vec<String>,
@@ -119,7 +119,7 @@ pub struct RequestLimits {
     pub prompts: usize,
     /// Prompts times `n` in one call.
     pub choices: usize,
-    /// Largest `n`.
+    /// Largest `n` of a request.
     pub n: u32,
     /// Number of stop strings.
     pub stop_strings: usize,

@@ -134,7 +134,7 @@ pub enum Refusal {
     /// The request failed on every worker tried.
     #[error("The request could not be finished after {moves} moves to another worker: the workers failed.")]
     WorkersLost {
-        /// Moves made.
+        /// Number of moves made.
         moves: u32,
         /// The last fault, for the log only: a worker's error text is not for clients.
         reason: String,
@@ -149,9 +149,9 @@ pub enum Refusal {
 pub struct HttpShape {
     /// HTTP status code.
     pub status: u16,
-    /// `error.type`.
+    /// `type` of the error object.
     pub kind: &'static str,
-    /// `error.code`.
+    /// `code` of the error object.
     pub code: Option<&'static str>,
 }
 

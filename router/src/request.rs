@@ -18,7 +18,7 @@ pub struct Draft {
     pub model: Option<String>,
     /// The prompt to continue.
     pub prompt: Prompt,
-    /// Sampling parameters.
+    /// Sampling parameters, not validated.
     pub sampling: SamplingOptions,
     /// The client's own request id.
     pub request_id: Option<String>,

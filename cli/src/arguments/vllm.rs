@@ -6,7 +6,7 @@
 pub enum Takes {
     /// None; the flag also has a `--no-` form.
     Nothing,
-    /// One value.
+    /// The flag takes one value.
     Value,
     /// Values up to the next flag.
     Values,
@@ -675,7 +675,7 @@ pub struct ValueRow {
     pub name: &'static str,
     /// vLLM's spellings of the value.
     pub given: &'static [&'static str],
-    /// Our spelling.
+    /// Skein's spelling of it.
     pub ours: &'static str,
     /// A note for the log; empty if the values mean the same.
     pub note: &'static str,

@@ -7,9 +7,9 @@ pub enum Line {
     Empty,
     /// A prompt to answer.
     Say(String),
-    /// `/bye`
+    /// `/bye`: ends the chat.
     Bye,
-    /// `/help`
+    /// `/help`: prints the commands.
     Help,
     /// `/clear`: forgets the conversation.
     Clear,

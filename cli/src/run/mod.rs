@@ -42,7 +42,7 @@ const SEEN_WITHIN: Duration = Duration::from_secs(10);
 /// Options for every answer.
 #[derive(Debug, Clone)]
 pub struct Wishes {
-    /// Sampling parameters.
+    /// Sampling parameters of every request.
     pub sampling: SamplingOptions,
     /// System message, if any.
     pub system: Option<String>,

@@ -109,7 +109,7 @@ fn origin(given: &str) -> Result<String, String> {
     match host.is_some_and(is_host) || given == "*" {
         true => Ok(given.to_owned()),
         false => Err(format!(
-            "`{given}` is no origin; say *, or scheme, host and port as in https://chat.example.org"
+            "`{given}` is not an origin; give *, or scheme, host and port as in https://chat.example.org"
         )),
     }
 }

@@ -34,7 +34,7 @@ pub struct Key {
 pub enum Kind {
     /// `true` or `false`; as flags `--name` and `--no-name`.
     Switch,
-    /// One value.
+    /// Exactly one value.
     One,
     /// A list: the flag repeated, an array in the file, commas in the environment.
     Many,

@@ -70,7 +70,7 @@ pub enum Action {
 pub enum Wait {
     /// Open at once.
     No,
-    /// A pause.
+    /// Pause for this long.
     For(Duration),
     /// A change in the fleet.
     FleetChange,

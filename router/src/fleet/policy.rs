@@ -49,7 +49,7 @@ impl Demand {
     }
 }
 
-/// A candidate.
+/// A worker that may be picked.
 #[derive(Debug, Clone, Copy)]
 pub struct WorkerView {
     /// Id of the worker.

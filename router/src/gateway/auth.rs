@@ -16,7 +16,7 @@ use crate::refusal::Refusal;
 pub struct ApiKeys(Arc<[String]>);
 
 impl ApiKeys {
-    /// Copies `keys`.
+    /// Accepts any of `keys`, or everyone if there are none.
     pub fn new(keys: &[String]) -> Self {
         Self(keys.into())
     }

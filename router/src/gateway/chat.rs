@@ -1,4 +1,4 @@
-//! `POST /v1/chat/completions`.
+//! `POST /v1/chat/completions`: one conversation.
 
 use axum::Json;
 use axum::extract::{Extension, Request, State};

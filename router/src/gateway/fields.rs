@@ -1,6 +1,6 @@
-//! A JSON body, read field by field. Each field is taken once, with the type the API documents. A field of the
-//! wrong type counts as absent, and [`Fields::finish`] reports all faults of the body together. Unknown fields
-//! are listed, or refused if the operator says so.
+//! A JSON body, read field by field. Each field is taken once, with the type that the API documents. A field
+//! of the wrong type counts as absent, and [`Fields::finish`] reports all faults of the body together.
+//! Unknown fields are listed, or refused if the operator says so.
 
 use std::time::Duration;
 
@@ -248,7 +248,7 @@ fn lower(value: &HeaderValue) -> String {
     String::from_utf8_lossy(value.as_bytes()).to_ascii_lowercase()
 }
 
-/// Escapes before cutting: 100 characters of escaped text are 100 bytes, so the answer cannot outgrow the header.
+/// Escapes before cutting: 100 characters of escaped text are 100 bytes, so the answer stays small.
 fn quotable(text: &str) -> String {
     text.escape_default().take(100).collect()
 }

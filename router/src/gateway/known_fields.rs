@@ -1,5 +1,5 @@
-//! Fields of OpenAI's and vLLM's requests that this release does not support. None is dropped silently: a neutral
-//! value is accepted, any other is refused by name.
+//! Fields of OpenAI's and vLLM's requests that are not supported. None is dropped silently: a neutral value
+//! is accepted, any other is refused by name.
 
 use serde_json::{Value, json};
 

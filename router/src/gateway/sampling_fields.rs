@@ -128,7 +128,8 @@ pub fn wants(fields: &mut Fields, sampling: &SamplingOptions, had: Option<Progre
     }
 }
 
-/// `include_usage` and `continuous_usage_stats`. OpenAI's `include_obfuscation` has no effect: events are not padded.
+/// Reads `include_usage` and `continuous_usage_stats`. OpenAI's `include_obfuscation` has no effect: events
+/// are not padded.
 fn stream_options(fields: &mut Fields, stream: bool) -> (bool, bool) {
     let Some(mut options) = fields.object("stream_options") else { return (false, false) };
     if !stream {

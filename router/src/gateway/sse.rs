@@ -35,8 +35,8 @@ pub fn response(events: impl Stream<Item = Result<SseEvent, Refusal>> + Send + '
     (headers, [("x-accel-buffering", "no")], body).into_response()
 }
 
-/// Waits briefly for the first event, so that an early refusal is a status and not an event. A resumed stream is
-/// silent until it reaches what its client lacks, hence the limit.
+/// Waits briefly for the first event, so that an early refusal is a status and not an event. The wait is
+/// limited because a resumed stream is silent until it reaches what its client lacks.
 pub async fn checked<S>(events: S) -> Result<impl Stream<Item = Result<SseEvent, Refusal>> + Send, Refusal>
 where
     S: Stream<Item = Result<SseEvent, Refusal>> + Send + 'static,

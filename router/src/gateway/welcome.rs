@@ -1,4 +1,5 @@
-//! `GET /`: a page for whoever opens the server's address in a browser. It says what is here, not what is served.
+//! `GET /`: a page for people who open the server's address in a browser. It describes the API, not the
+//! model.
 
 use axum::response::Html;
 

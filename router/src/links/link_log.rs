@@ -20,9 +20,9 @@ const LOADING: &str = "the model is loading";
 /// How far a session with a worker got.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Reached {
-    /// No connection.
+    /// No connection was made.
     Nothing,
-    /// Connected.
+    /// A connection was made.
     Process,
     /// Its info was read.
     Worker,

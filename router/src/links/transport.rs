@@ -34,17 +34,17 @@ pub type Messages<T> = BoxStream<'static, Result<T, Status>>;
 /// A connection to one worker. Dropping a stream of messages tells the worker, if the network allows, that
 /// nothing reads it any more.
 pub trait Transport: Debug + Send + Sync + 'static {
-    /// `Worker.Info`.
+    /// `Worker.Info`: reads what the worker serves.
     fn info(&self) -> Call<'_, wire::InfoResponse>;
     /// `Worker.Generate`; when it returns, the worker has accepted the request.
     fn generate(&self, request: wire::GenerateRequest) -> Call<'_, Messages<wire::GenerateDelta>>;
-    /// `Worker.Attach`.
+    /// `Worker.Attach`: reads a stream that already runs.
     fn attach(&self, request: wire::AttachRequest) -> Call<'_, Messages<wire::GenerateDelta>>;
-    /// `Worker.Abort`.
+    /// `Worker.Abort`: ends one sample early.
     fn abort(&self, request: wire::AbortRequest) -> Call<'_, wire::AbortResponse>;
-    /// `Worker.Release`.
+    /// `Worker.Release`: a reader is done with its stream.
     fn release(&self, request: wire::ReleaseRequest) -> Call<'_, wire::ReleaseResponse>;
-    /// `Worker.Watch`.
+    /// `Worker.Watch`: follows the worker's log.
     fn watch(&self, request: wire::WatchRequest) -> Call<'_, Messages<wire::WorkerEvent>>;
 }
 

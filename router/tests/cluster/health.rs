@@ -14,7 +14,8 @@ async fn a_worker_that_stands_still_is_left() {
     wait_for("the other worker alone to take requests", || scene.ready() <= 1).await;
 }
 
-/// Cuts a wire under a stream and says how long the stream then stood still. Two workers, the first behind the wire.
+/// Cuts a wire under a stream and returns how long the stream then stood still. Two workers, the first behind
+/// the wire.
 async fn gap_after(flow: Flow, worker_timeout: Duration) -> Duration {
     let recovery = RecoveryConfig { worker_timeout, ..RecoveryConfig::default() };
     let mut scene = Scene::recovering(2, AdmissionConfig::default(), recovery).await;

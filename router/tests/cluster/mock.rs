@@ -495,8 +495,8 @@ pub enum Flow {
     None,
 }
 
-/// A wire to a worker that can be cut, whole or one way, without either end being told: as by a stopped process, a dead
-/// switch or half a firewall.
+/// A wire to a worker that can be cut, completely or one way, without either end noticing: as by a stopped
+/// process, a dead switch or half a firewall.
 pub struct Wire {
     pub address: SocketAddr,
     flow: tokio::sync::watch::Sender<Flow>,
@@ -531,7 +531,7 @@ impl Wire {
     }
 }
 
-/// Copies one way while the wire carries anything that way; what comes later is lost, and the sockets stay open.
+/// Copies one way while the wire carries that way; what arrives later is lost, and the sockets stay open.
 async fn carry(
     mut from: tokio::net::tcp::OwnedReadHalf,
     mut to: tokio::net::tcp::OwnedWriteHalf,

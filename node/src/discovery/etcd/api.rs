@@ -14,7 +14,7 @@ pub const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 pub struct KeyEntry {
     /// The full key.
     pub key: String,
-    /// Its value.
+    /// Value of the key.
     pub value: Vec<u8>,
     /// Revision of the store at which the key was last written (`mod_revision`).
     pub revision: i64,
@@ -52,7 +52,7 @@ pub struct LeaseId(pub i64);
 /// A granted lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lease {
-    /// Its id.
+    /// Id of the lease.
     pub id: LeaseId,
     /// Its time to live; the server may have raised it.
     pub ttl: Duration,

@@ -9,8 +9,8 @@ const OPENAI: &str = "audio best_of echo frequency_penalty function_call functio
     safety_identifier seed service_tier stop store stream stream_options suffix temperature tool_choice tools \
     top_logprobs top_p user verbosity web_search_options";
 
-/// Of vLLM's `ChatCompletionRequest` and `CompletionRequest` beyond those, the ones that later releases dropped
-/// included.
+/// Further fields of vLLM's `ChatCompletionRequest` and `CompletionRequest`, including those that later
+/// releases dropped.
 const VLLM: &str = "add_generation_prompt add_special_tokens allowed_token_ids bad_words cache_salt chat_template \
     chat_template_kwargs continue_final_message documents early_stopping ec_transfer_params guided_choice \
     guided_decoding_backend guided_grammar guided_json guided_regex guided_whitespace_pattern ignore_eos \
@@ -21,7 +21,7 @@ const VLLM: &str = "add_generation_prompt add_special_tokens allowed_token_ids b
     spaces_between_special_tokens stop_token_ids stream_interval structural_tag structured_outputs \
     thinking_token_budget top_k truncate_prompt_tokens truncation_side use_beam_search vllm_xargs watermarking";
 
-/// Whatever they say, an answer is the same.
+/// Fields whose value never changes an answer.
 const WITHOUT_EFFECT: &str = "media_io_kwargs metadata mm_processor_kwargs parallel_tool_calls prompt_cache_key \
     prompt_cache_retention return_mm_kwargs safety_identifier service_tier session_id store user";
 
@@ -34,7 +34,7 @@ async fn a_known_field_is_never_silently_ignored() {
     let without_effect: Vec<&str> = WITHOUT_EFFECT.split_whitespace().collect();
     for path in [CHAT, COMPLETIONS] {
         for name in OPENAI.split_whitespace().chain(VLLM.split_whitespace()) {
-            // A value that no field takes: whoever reads it says so.
+            // A value of a type that no field has, so the handler that reads the field refuses it.
             let mut body = plain(path);
             body[name] = json!([{"no": "such"}]);
             let answer = send(&testing::app(says("x")), post_bytes(path, body.to_string())).await;

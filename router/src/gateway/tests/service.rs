@@ -53,7 +53,7 @@ async fn the_servers_address_answers_with_a_page_of_links_that_lead_somewhere() 
     }
 }
 
-/// What a page of `origin` is told, and by a preflight before.
+/// The CORS headers for a page of `origin`: of the answer, and of a preflight before it.
 async fn browsed(allowed: &[&str], origin: &str) -> (Answer, Answer) {
     let mut config = testing::config();
     config.api_keys = vec!["sesame".to_owned()];
