@@ -78,7 +78,8 @@ pub async fn start(config: RouterConfig, changes: mpsc::Receiver<Change>) -> Res
     start_with(config, changes, Arc::new(Grpc)).await
 }
 
-/// Starts the core of a router over the workers of `supervisor`, which replaces those that the router gives up.
+/// Starts the core of a router over the workers of `supervisor`, which replaces those that the router gives
+/// up.
 ///
 /// # Errors
 /// As [`start`].

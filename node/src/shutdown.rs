@@ -10,7 +10,8 @@ use crate::clock::{self, Timestamp};
 /// Exit codes after a second signal, during a shutdown: 128 + SIGINT, 128 + SIGTERM.
 const INTERRUPTED_EXIT_CODE: i32 = 130;
 const TERMINATED_EXIT_CODE: i32 = 143;
-/// `timeout` signals its child and then its whole process group: a signal this soon after the first is that one.
+/// `timeout` signals its child and then its whole process group: a signal this soon after the first is that
+/// one.
 const SAME_SIGNAL_WITHIN: Duration = Duration::from_millis(100);
 /// How long a forced shutdown waits for child processes to be killed.
 const FORCED_GRACE: Duration = Duration::from_millis(100);

@@ -1,5 +1,5 @@
-//! Kubernetes adds variables for each Service to every pod's environment. Those of a Service called `skein` have
-//! our prefix and are not settings.
+//! Kubernetes adds variables for each Service to every pod's environment. Those of a Service called `skein`
+//! have our prefix and are not settings.
 //!
 //! <https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables>
 
@@ -7,8 +7,8 @@
 const PROTOCOLS: [&str; 3] = ["tcp", "udp", "sctp"];
 
 /// Whether `SKEIN_<rest>` has the name and the value of a Service variable. The names are `SERVICE_HOST`,
-/// `SERVICE_PORT`, `SERVICE_PORT_<NAME>`, `PORT`, and `PORT_<number>_TCP` without a suffix or with `_PROTO`, `_PORT` or
-/// `_ADDR`; the rest of the Service's name may stand before them.
+/// `SERVICE_PORT`, `SERVICE_PORT_<NAME>`, `PORT`, and `PORT_<number>_TCP` without a suffix or with `_PROTO`,
+/// `_PORT` or `_ADDR`; the rest of the Service's name may precede them.
 pub(super) fn is_service_link(rest: &str, value: &str) -> bool {
     let words: Vec<&str> = rest.split('_').collect();
     (0..words.len()).any(|start| is_link(&words[start..], value))

@@ -98,7 +98,8 @@ impl Supervisor {
         });
     }
 
-    /// A callback for lost workers: silent ones, and those whose engine is stuck. They are killed and restarted.
+    /// A callback for lost workers: silent ones, and those whose engine is stuck. They are killed and
+    /// restarted.
     pub fn on_lost(&self) -> impl Fn(Member) + Send + Sync + 'static {
         let lost = self.lost.clone();
         // Fails if all workers have been stopped.

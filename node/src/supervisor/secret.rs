@@ -1,8 +1,9 @@
-//! The bearer token that a supervised worker and its router share, so that no other user's process can call the
-//! worker.
+//! The bearer token that a supervised worker and its router share, so that no other user's process can call
+//! the worker.
 //!
-//! Each worker process has its own. It is passed through the worker's standard input, never through arguments or the
-//! environment, and expires with the process: a process that takes a dead worker's port cannot use what it is sent.
+//! Each worker process has its own. It is passed through the worker's standard input, never through arguments
+//! or the environment, and expires with the process: a process that takes a dead worker's port cannot use
+//! what it is sent.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};

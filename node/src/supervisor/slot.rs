@@ -176,8 +176,8 @@ async fn hand_over(secret: &Secret, input: Option<ChildStdin>) -> Option<ChildSt
     Some(input)
 }
 
-/// Waits until the router gives up the process at `address`. Reports about an earlier process of this slot, which
-/// had another address, are ignored.
+/// Waits until the router gives up the process at `address`. Reports about an earlier process of this slot,
+/// which had another address, are ignored.
 async fn is_lost(lost: &mut broadcast::Receiver<Member>, id: &str, address: Option<&str>) {
     loop {
         match lost.recv().await {

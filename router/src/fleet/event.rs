@@ -49,7 +49,8 @@ pub enum Action {
     /// A worker is lost, for now or for good, or hands its streams back: its streams should check
     /// [`super::Fleet::is_stuck`] and [`super::Fleet::should_leave`].
     Recheck(WorkerId),
-    /// A worker is silent, cannot be reached, or its engine is stuck: its supervisor, if any, should replace it.
+    /// A worker is silent, cannot be reached, or its engine is stuck: its supervisor, if any, should replace
+    /// it.
     Lost(Member),
     /// Write this to the log.
     Log(Notice),
