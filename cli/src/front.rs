@@ -4,10 +4,12 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::future::BoxFuture;
+use skein_node::clock;
 use skein_node::config::{Settings, text};
-use skein_node::discovery::Change;
+use skein_node::discovery::{self, Change};
 use skein_node::supervisor::{Secrets, Supervisor};
 use skein_router::app::App;
 use skein_router::cluster::{Cluster, Tuning};
@@ -43,21 +45,53 @@ impl Served {
         Ok(Self { model, names })
     }
 
-    /// Resolves the model from the settings.
-    ///
-    /// # Errors
-    /// If there is no such model, or a name is empty.
-    pub fn from_settings(settings: &mut Settings) -> Result<Self, Failure> {
-        let given = crate::settings::model_argument(settings);
-        let names = settings.list("served-model-name", text);
-        crate::settings::check(settings)?;
-        Self::find(given.as_deref(), names)
-    }
-
     /// The name that answers carry and workers must serve.
     pub fn name(&self) -> &str {
         self.names.first().map_or("model", String::as_str)
     }
+}
+
+/// A model as the settings name it, before it is looked for.
+#[derive(Debug)]
+pub struct Named {
+    given: Option<String>,
+    names: Vec<String>,
+}
+
+impl Named {
+    /// Reads `--model` and `--served-model-name`; problems are noted in `settings`.
+    pub fn read(settings: &mut Settings) -> Self {
+        let given = crate::settings::model_argument(settings);
+        Self { given, names: settings.list("served-model-name", text) }
+    }
+
+    /// Looks for the model.
+    ///
+    /// # Errors
+    /// When there is no such model.
+    pub fn find(self) -> Result<Served, Failure> {
+        Served::find(self.given.as_deref(), self.names)
+    }
+}
+
+/// The members that `--{flag}` lists; `None` when there are none, or when they are a problem, which is then noted.
+pub fn listed(settings: &mut Settings, flag: &str, addresses: &[String]) -> Option<mpsc::Receiver<Change>> {
+    if addresses.is_empty() {
+        return None;
+    }
+    let listed = discovery::static_list(addresses);
+    listed.map_err(|error| settings.problem(format!("--{flag}: {error}"))).ok()
+}
+
+/// Logs a line once the first member of `cluster` takes requests: its URL is what clients need.
+pub fn say_when_ready(cluster: &Cluster, model: &str, listen: SocketAddr) {
+    let (cluster, model) = (cluster.clone(), model.to_owned());
+    tokio::spawn(async move {
+        if cluster.wait_ready(Duration::MAX).await.is_ok() {
+            let seconds = clock::now().since_start().as_secs_f64();
+            tracing::info!(model, url = %format_args!("http://{listen}/v1"), seconds, "ready");
+        }
+    });
 }
 
 /// The router's configuration.

@@ -10,7 +10,7 @@ use skein_node::telemetry;
 use skein_router::links::transport::{Connector, Grpc, GrpcWithKey};
 
 use crate::exit::{Failure, USAGE};
-use crate::front::{self, Served};
+use crate::front::{self, Named};
 use crate::settings::{self, FrontSettings, table};
 
 /// Runs the gateway until shutdown.
@@ -27,21 +27,25 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
             "--routers: name at least one router as host:port; start one with `skein router MODEL --workers ...`",
         );
     }
+    let listed = front::listed(&mut settings, "routers", &routers);
     let connector = connector(&settings.list("router-api-key", text));
     let connector = connector.map_err(|problem| settings.problem(problem));
+    let named = Named::read(&mut settings);
     settings::check(&settings)?;
+    let served = named.find()?;
     telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
     settings::log_effective(&settings);
-    let changes = discovery::static_list(&routers)
-        .map_err(|error| Failure::new(USAGE, format!("--routers: {error}")))?;
-    let served = Served::from_settings(&mut settings)?;
+    // Without a list the settings had a problem.
+    let changes = listed.unwrap_or_else(|| discovery::in_process().1);
     let shutdown = Shutdown::on_signals().map_err(Failure::other)?;
     let (listener, listen) = front::bind(&front.host, front.port).await?;
     front::warn_if_exposed(&front);
     let connector = connector.unwrap_or_else(|()| Arc::new(Grpc));
     let config = front::router_config(front, &served, listen);
-    let (app, _cluster) = front::start_with(config, changes, connector).await?;
-    tracing::info!(%listen, model = served.name(), routers = routers.len(), "gateway is listening");
+    let (app, cluster) = front::start_with(config, changes, connector).await?;
+    let url = format!("http://{listen}/v1");
+    tracing::info!(url, model = served.name(), routers = routers.len(), "gateway is listening");
+    front::say_when_ready(&cluster, served.name(), listen);
     skein_router::serve::serve(listener, app, shutdown.requested()).await.map_err(Failure::other)
 }
 

@@ -1,6 +1,8 @@
 //! `skein`: every process of a Skein cluster in one binary. This file only parses the command line and calls
 //! the command.
 
+#[macro_use]
+mod out;
 mod arguments;
 mod banner;
 mod bench;
@@ -17,6 +19,7 @@ mod router;
 mod run;
 mod serve;
 mod settings;
+mod shipped;
 mod worker;
 
 use std::ffi::OsString;
@@ -24,7 +27,7 @@ use std::process::ExitCode;
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
-use exit::Failure;
+use exit::{Failure, USAGE};
 use settings::{table, with_flags};
 
 /// Threads for a worker's gRPC; computation has its own threads.
@@ -53,7 +56,8 @@ need none.
   skein gateway MODEL --routers 127.0.0.1:8001,127.0.0.1:8002";
 
 const EXIT_CODES: &str = "Exit codes: 0 success, 1 failure, 2 invalid flags or settings, 3 model cannot be served, \
-4 device not usable, 5 address not usable.";
+4 device not usable, 5 address not usable, \
+141 output closed by its reader.";
 
 fn main() -> ExitCode {
     // The clock starts when it is first read; "ready after" counts from here.
@@ -84,6 +88,7 @@ fn dispatch(matches: &ArgMatches) -> Result<(), Failure> {
         Some((reference::COMPLETIONS, matches)) => reference::completions(command(), matches),
         Some((reference::MAN, matches)) => reference::man(command(), matches),
         Some((reference::FLAGS_PAGE, _)) => reference::flags_page(command()),
+        Some(("help", matches)) => help(matches),
         Some(("config", matches)) => show_config(matches),
         Some(("version", matches)) => {
             print_version(matches.get_flag("json"));
@@ -104,6 +109,7 @@ fn command() -> Command {
     let hidden = [worker::MEMORY_SHARERS, worker::GPU_ORDINAL, worker::GPU_SHARERS].map(hidden_number);
     let words = Arg::new(run::WORDS).value_name("MODEL|PROMPT").num_args(0..);
     let words = words.help("A model directory, a prompt, or both; without a prompt, starts a chat");
+    let of_command = Arg::new("COMMAND").num_args(0..).help("For example: serve, or bench latency");
     let json = Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
     Command::new("skein")
         .version(env!("CARGO_PKG_VERSION"))
@@ -159,6 +165,7 @@ fn command() -> Command {
         )
         .subcommand(probe::command())
         .subcommands(reference::commands())
+        .subcommand(Command::new("help").about("Print the help of a command").arg(of_command))
         .subcommand(Command::new("version").about("Print the version").arg(json))
 }
 
@@ -168,25 +175,37 @@ fn runtime(threads: Option<usize>) -> Result<tokio::runtime::Runtime, Failure> {
     builder.enable_all().build().map_err(Failure::other)
 }
 
+/// `skein help bench latency` is `skein bench latency --help`.
+fn help(matches: &ArgMatches) -> Result<(), Failure> {
+    let mut skein = command();
+    skein.build();
+    let mut found = &mut skein;
+    for name in matches.get_many::<String>("COMMAND").into_iter().flatten() {
+        let unknown = || Failure::new(USAGE, format!("there is no command `{name}`; skein help lists them"));
+        found = found.find_subcommand_mut(name).ok_or_else(unknown)?;
+    }
+    out!("{}", found.render_long_help());
+    Ok(())
+}
+
 fn show_config(matches: &ArgMatches) -> Result<(), Failure> {
     let Some(("show", matches)) = matches.subcommand() else { return Ok(()) };
     let mut settings = settings::load(table::SERVE, matches)?;
-    settings::FrontSettings::read(&mut settings);
-    settings::EngineSettings::read(&mut settings);
+    serve::ServeSettings::read(&mut settings);
     settings::check(&settings)?;
-    print!("{}", settings::show(&settings));
+    out!("{}", settings::show(&settings));
     Ok(())
 }
 
 fn print_version(json: bool) {
     let version = env!("CARGO_PKG_VERSION");
     match json {
-        true => println!(
+        true => outln!(
             "{}",
             serde_json::json!({"name": "skein", "version": version, "os": std::env::consts::OS,
             "arch": std::env::consts::ARCH})
         ),
-        false => println!("skein {version} ({}, {})", std::env::consts::OS, std::env::consts::ARCH),
+        false => outln!("skein {version} ({}, {})", std::env::consts::OS, std::env::consts::ARCH),
     }
 }
 
@@ -230,6 +249,8 @@ mod tests {
         check("skein gpu-check nothing", false);
         check("skein config show --port 1", true);
         check("skein version --json", true);
+        check("skein help", true);
+        check("skein help bench latency", true);
         check("skein completions fish", true);
         check("skein completions csh", false);
         check("skein man --out dir", true);

@@ -9,9 +9,8 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::exit::{Failure, MODEL};
+use crate::shipped;
 
-/// Path of the shipped model below an ancestor of the binary or of the current directory.
-const SHIPPED: &str = "models/skein-7m";
 /// Largest safetensors header that is read, bytes; larger ones are broken.
 const MAX_HEADER_BYTES: u64 = 100 << 20;
 /// Largest configuration file that is read, bytes.
@@ -22,7 +21,7 @@ const MAX_CONFIG_BYTES: u64 = 16 << 20;
 /// # Errors
 /// If there is no such directory or it contains no model.
 pub fn find(given: Option<&str>) -> Result<PathBuf, Failure> {
-    let Some(given) = given else { return shipped() };
+    let Some(given) = given else { return shipped::find() };
     let path = PathBuf::from(given);
     if !path.is_dir() {
         return Err(Failure::new(
@@ -113,26 +112,6 @@ fn weight_files(model: &Path) -> Vec<PathBuf> {
     // An index must not point outside its directory.
     let names: BTreeSet<&str> = names.filter(|name| !name.contains('/')).collect();
     names.into_iter().map(|name| model.join(name)).collect()
-}
-
-fn shipped() -> Result<PathBuf, Failure> {
-    let binary = std::env::current_exe().unwrap_or_default();
-    let here = std::env::current_dir().unwrap_or_default();
-    let mut places: Vec<PathBuf> =
-        here.ancestors().chain(binary.ancestors().skip(1)).map(|place| place.join(SHIPPED)).collect();
-    if cfg!(debug_assertions) {
-        places.push(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(SHIPPED));
-    }
-    places.into_iter().find(|place| place.join("config.json").is_file()).ok_or_else(|| {
-        Failure::new(
-            MODEL,
-            format!(
-                "the shipped model ({SHIPPED}) is neither above {} nor above {}; give a model directory: skein serve DIR",
-                here.display(),
-                binary.display()
-            ),
-        )
-    })
 }
 
 /// The JSON header of a safetensors file.

@@ -1,15 +1,21 @@
-//! Shows how far the weights of all workers have loaded: a bar on a terminal, else a log line per tenth.
+//! Shows how far the weights of several workers have loaded: a bar on a terminal, elsewhere one log line, and another one
+//! for each half minute that loading takes.
 
 use std::io::IsTerminal;
+use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use skein_node::clock::{self, Timestamp};
+
+/// Time between two log lines.
+const LINE_EVERY: Duration = Duration::from_secs(30);
 
 /// Progress of all workers together.
 #[derive(Debug)]
 pub struct LoadProgress {
     workers: Vec<(u64, u64)>,
     bar: Option<ProgressBar>,
-    tenths: u64,
+    last_line: Option<Timestamp>,
 }
 
 impl LoadProgress {
@@ -21,7 +27,7 @@ impl LoadProgress {
             );
             ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
         });
-        Self { workers: vec![(0, 0); workers], bar, tenths: 0 }
+        Self { workers: vec![(0, 0); workers], bar, last_line: None }
     }
 
     /// Records that `worker` has read `done` of `total` bytes.
@@ -36,9 +42,8 @@ impl LoadProgress {
         if let Some(bar) = &self.bar {
             bar.set_length(total);
             bar.set_position(done);
-        } else if let Some(tenths) = passed_a_tenth(self.tenths, done, total) {
-            self.tenths = tenths;
-            tracing::info!(percent = tenths * 10, bytes = done, of_bytes = total, "loading weights");
+        } else if is_due(&mut self.last_line, clock::now()) {
+            tracing::info!(workers = self.workers.len(), bytes = done, of_bytes = total, "loading weights");
         }
     }
 
@@ -50,10 +55,13 @@ impl LoadProgress {
     }
 }
 
-/// The tenths done, if more than `last`.
-fn passed_a_tenth(last: u64, done: u64, total: u64) -> Option<u64> {
-    let tenths = done.saturating_mul(10).checked_div(total)?;
-    (tenths > last).then_some(tenths)
+/// Whether a line is due `now`; if so, it counts as written.
+fn is_due(last: &mut Option<Timestamp>, now: Timestamp) -> bool {
+    let is_due = last.is_none_or(|last| now.since(last) >= LINE_EVERY);
+    if is_due {
+        *last = Some(now);
+    }
+    is_due
 }
 
 #[cfg(test)]
@@ -61,12 +69,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_tenth_is_reported_once() {
-        let mut said = Vec::new();
-        for done in 0..=1000 {
-            said.extend(passed_a_tenth(said.last().copied().unwrap_or(0), done, 1000));
-        }
-        assert_eq!(said, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
-        assert_eq!(passed_a_tenth(0, 0, 0), None);
+    fn a_short_load_is_one_line_and_a_long_one_speaks_every_half_minute() {
+        let start = clock::now();
+        let mut last = None;
+        let lines = (0..=65).filter(|second| is_due(&mut last, start + Duration::from_secs(*second)));
+        assert_eq!(lines.collect::<Vec<_>>(), [0, 30, 60]);
     }
 }

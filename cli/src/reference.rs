@@ -1,7 +1,6 @@
 //! The command line's reference: shell completions, man pages, and the manual's page of flags.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
@@ -95,7 +94,8 @@ pub fn flags_page(skein: Command) -> Result<(), Failure> {
 }
 
 fn print(bytes: &[u8]) -> Result<(), Failure> {
-    std::io::stdout().write_all(bytes).map_err(Failure::other)
+    out!("{}", String::from_utf8_lossy(bytes));
+    Ok(())
 }
 
 /// `docs/src/flags.md`: the settings by group, then the flags of single commands.

@@ -7,7 +7,7 @@ use skein_node::shutdown::Shutdown;
 use skein_node::telemetry;
 
 use crate::exit::{Failure, USAGE};
-use crate::front::{self, Served};
+use crate::front::{self, Named};
 use crate::membership;
 use crate::settings::{self, DiscoverySettings, FrontSettings, table};
 
@@ -22,20 +22,24 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let workers = settings.list("workers", text);
     let discovery = DiscoverySettings::read(&mut settings);
     check_one_source(&mut settings);
+    let listed = front::listed(&mut settings, "workers", &workers);
+    let named = Named::read(&mut settings);
     settings::check(&settings)?;
+    let served = named.find()?;
     telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
     settings::log_effective(&settings);
-    let changes = match discovery.source {
-        Some(source) => membership::follow(source, discovery.etcd).await?,
-        None => discovery::static_list(&workers)
-            .map_err(|error| Failure::new(USAGE, format!("--workers: {error}")))?,
+    let changes = match (discovery.source, listed) {
+        (Some(source), _) => membership::follow(source, discovery.etcd).await?,
+        (None, Some(listed)) => listed,
+        // Without either the settings had a problem.
+        (None, None) => discovery::in_process().1,
     };
-    let served = Served::from_settings(&mut settings)?;
     let shutdown = Shutdown::on_signals().map_err(Failure::other)?;
     let (listener, listen) = front::bind(&front.host, front.port).await?;
     front::warn_if_exposed(&front);
-    let (app, _cluster) = front::start(front::router_config(front, &served, listen), changes).await?;
-    tracing::info!(%listen, model = served.name(), "router is listening");
+    let (app, cluster) = front::start(front::router_config(front, &served, listen), changes).await?;
+    tracing::info!(url = %format_args!("http://{listen}/v1"), model = served.name(), "router is listening");
+    front::say_when_ready(&cluster, served.name(), listen);
     skein_router::serve::serve(listener, app, shutdown.requested()).await.map_err(Failure::other)
 }
 

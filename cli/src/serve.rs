@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 
 use crate::banner::{Banner, Capacity};
 use crate::exit::{Failure, USAGE};
-use crate::front::{self, Served};
+use crate::front::{self, Named, Served};
 use crate::model;
 use crate::progress::LoadProgress;
 use crate::settings::{self, EngineSettings, FrontSettings, table};
@@ -32,18 +32,40 @@ const CPU_WORKERS: usize = 2;
 /// How long the router may take to see a worker that has reported ready.
 const SEEN_WITHIN: Duration = Duration::from_secs(10);
 
+/// All that `skein serve` is told; `skein config show` reads the same, and so finds the same problems.
+#[derive(Debug)]
+pub struct ServeSettings {
+    log: LogOptions,
+    front: FrontSettings,
+    engine: EngineSettings,
+    workers: Option<usize>,
+    named: Named,
+}
+
+impl ServeSettings {
+    /// Reads them; problems are noted in `settings`.
+    pub fn read(settings: &mut Settings) -> Self {
+        Self {
+            log: settings::log_options(settings, "serve", settings::quiet_on_a_terminal()),
+            front: FrontSettings::read(settings),
+            engine: EngineSettings::read(settings),
+            workers: worker_count(settings),
+            named: Named::read(settings),
+        }
+    }
+}
+
 /// Runs the cluster until shutdown.
 ///
 /// # Errors
 /// Invalid settings, a model that cannot be served, or an address that cannot be used.
 pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let mut settings = settings::load(table::SERVE, matches)?;
-    let log = settings::log_options(&mut settings, "serve", settings::quiet_on_a_terminal());
-    let front = FrontSettings::read(&mut settings);
-    let engine = Arc::new(EngineSettings::read(&mut settings));
-    let worker_count_setting = worker_count(&mut settings);
+    let ServeSettings { log, front, engine, workers: worker_count_setting, named } =
+        ServeSettings::read(&mut settings);
     settings::check(&settings)?;
-    let served = Served::from_settings(&mut settings)?;
+    let engine = Arc::new(engine);
+    let served = named.find()?;
     telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
     settings::log_effective(&settings);
 
@@ -140,7 +162,6 @@ pub fn launch(served: &Served, workers: usize, log: &LogOptions) -> Result<Launc
         gpus: 0,
         log_level: log.level.clone(),
         log_format: match log.format {
-            LogFormat::Auto => "auto",
             LogFormat::Human => "human",
             LogFormat::Json => "json",
         },
@@ -211,7 +232,7 @@ impl Welcome {
                 has_key: self.has_key,
                 seconds,
             };
-            print!("{}", banner.text());
+            out!("{}", banner.text());
         } else {
             let (model, workers, listen) = (self.served.name(), self.workers, self.listen);
             tracing::info!(model, workers, url = %format_args!("http://{listen}/v1"), seconds, "ready");

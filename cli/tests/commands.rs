@@ -61,6 +61,115 @@ fn mistakes_end_with_their_own_code_and_a_next_step() {
 }
 
 #[test]
+fn a_line_written_for_vllm_gets_all_its_answers_at_once() {
+    let line = [
+        "serve",
+        "--trust-remote-code",
+        "-tp",
+        "2",
+        "--prot",
+        "1",
+        "--port",
+        "99999",
+        "--request-timeout",
+        "-3s",
+    ];
+    let output = skein(&line, "", &[]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    for expected in [
+        "5 problems",
+        "--trust-remote-code: Skein never runs code",
+        "-tp 2: a worker computes on one device",
+        "--prot: no such flag; did you mean --port?",
+        "--port: 99999 is out of range",
+        "--request-timeout: `-3s` must not be negative",
+    ] {
+        assert!(said.contains(expected), "{expected}: {said}");
+    }
+}
+
+#[test]
+fn a_bad_router_address_is_not_called_a_worker_address() {
+    let output = skein(&["gateway", "--routers", "x", "--port", "99999"], "", &[]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("--routers: `x` is not host:port") && said.contains("--port: 99999"), "{said}");
+}
+
+#[test]
+fn config_show_and_serve_find_the_same_problems_with_their_section() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let file = dir.path().join("skein.toml");
+    let text = "log-level = 'banana'\nblock-size = ''\n[serve]\nworkers = 0\nserved-model-name = ['']\nshutdown-timeout = '5'\n";
+    std::fs::write(&file, text).expect("it is ours");
+    let path = file.to_str().expect("a plain path");
+    let said = |arguments: &[&str]| {
+        let output = skein(arguments, "", &[("SKEIN_CONFIG", path)]);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let (shown, served) = (said(&["config", "show"]), said(&["serve"]));
+    assert_eq!(shown, served);
+    for expected in
+        ["5 problems", "[serve] workers: 0 is out of range", "skein.toml: block-size: is empty; give a value"]
+    {
+        assert!(shown.contains(expected), "{expected}: {shown}");
+    }
+}
+
+#[test]
+fn a_cache_that_no_machine_holds_is_refused_with_numbers_before_loading() {
+    for size in ["500TiB", "1PiB"] {
+        let output =
+            skein(&["serve", "--port", "0", "--device", "cpu", "--kv-cache-memory-bytes", size], "", &[]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(
+            said.contains("for each of 2 worker(s) does not fit") && said.contains("is left for"),
+            "{said}"
+        );
+        assert!(!said.contains("loading weights"), "{said}");
+    }
+}
+
+#[test]
+fn help_is_a_command_and_a_reader_that_goes_away_is_no_error_message() {
+    let help = skein(&["help", "bench", "latency"], "", &[]);
+    assert!(help.status.success() && String::from_utf8_lossy(&help.stdout).contains("--input-len"));
+    assert_eq!(skein(&["help", "nothing"], "", &[]).status.code(), Some(2));
+    let closed = std::process::Command::new(env!("CARGO_BIN_EXE_skein"))
+        .arg("help")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut child = closed.expect("the binary starts");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(141), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn a_binary_alone_serves_the_shipped_model_from_any_directory() {
+    let home = tempfile::tempdir().expect("a temporary directory");
+    let binary = home.path().join("skein");
+    std::fs::copy(env!("CARGO_BIN_EXE_skein"), &binary).expect("it is readable");
+    let mut command = Command::new(&binary);
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("SKEIN_")) {
+        command.env_remove(name);
+    }
+    command.env("XDG_CACHE_HOME", home.path().join("cache")).current_dir(home.path());
+    command
+        .args(["run", "--raw", "--temperature", "0", "--max-tokens", "4", "def main"])
+        .stdin(Stdio::null());
+    let output = command.output().expect("it ends");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.stdout.len() > 1, "it says something");
+    assert!(home.path().join("cache/skein/models").is_dir(), "it was unpacked");
+}
+
+#[test]
 fn a_damaged_model_is_one_clear_error() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let made = dir.path().join("made");

@@ -1,4 +1,4 @@
-//! Logging to standard error: readable lines on a terminal, JSON lines elsewhere. By convention, no call site
+//! Logging to standard error: readable lines, or JSON lines with `--log-format json`. By convention, no call site
 //! logs prompts or output.
 
 use std::io::{IsTerminal, Write};
@@ -11,9 +11,7 @@ use crate::config::{one_of, text};
 /// Format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
-    /// Readable lines if standard error is a terminal, else JSON.
-    Auto,
-    /// Always readable lines.
+    /// Readable lines.
     Human,
     /// One JSON object per line.
     Json,
@@ -71,11 +69,7 @@ pub fn init(options: &LogOptions) -> Result<(), TelemetryError> {
     let parsed = EnvFilter::try_new(quiet_libraries(&filter))
         .map_err(|error| TelemetryError::Filter { filter, reason: error.to_string() })?;
     let terminal = std::io::stderr().is_terminal();
-    let json = match options.format {
-        LogFormat::Auto => !terminal,
-        LogFormat::Human => false,
-        LogFormat::Json => true,
-    };
+    let json = options.format == LogFormat::Json;
     let writer = Labelled { process: options.process.clone(), json };
     let builder = tracing_subscriber::fmt().with_env_filter(parsed).with_writer(writer).with_ansi(terminal);
     let started = if json {
@@ -170,7 +164,7 @@ mod tests {
     #[test]
     fn a_bad_level_is_refused_with_an_example() {
         let options =
-            LogOptions { format: LogFormat::Auto, level: Some("a=b=c".into()), process: String::new() };
+            LogOptions { format: LogFormat::Human, level: Some("a=b=c".into()), process: String::new() };
         let error = init(&options).expect_err("no such level").to_string();
         assert!(error.contains("`a=b=c`") && error.contains("info,skein_router=debug"), "{error}");
     }

@@ -7,5 +7,6 @@ pub mod allocations;
 pub mod filling;
 pub mod mapped;
 pub mod memory;
+pub mod memory_limit;
 pub mod process;
 pub mod threads;

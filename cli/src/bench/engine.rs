@@ -41,10 +41,18 @@ pub struct Latency {
 #[derive(Debug, Args)]
 #[allow(missing_docs)] // the help texts document the fields
 pub struct Throughput {
-    #[arg(long, default_value_t = 1000, value_name = "TOKENS", help = "Prompt length of each request")]
-    input_len: u32,
-    #[arg(long, default_value_t = 1000, value_name = "TOKENS", help = "Output length of each request")]
-    output_len: u32,
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        help = "Prompt length of each request [default: 1000, or half of what a shorter model holds]"
+    )]
+    input_len: Option<u32>,
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        help = "Output length of each request [default: 1000, or half of what a shorter model holds]"
+    )]
+    output_len: Option<u32>,
     #[arg(long, default_value_t = 1000, value_name = "N", help = "Number of requests, all sent at once")]
     num_prompts: usize,
     #[arg(long, default_value_t = 1, value_name = "N", help = "Warm-up requests, not measured")]
@@ -69,8 +77,8 @@ pub async fn latency(flags: &Latency, matches: &ArgMatches) -> Result<(), Failur
         return Err(Failure::new(USAGE, "--num-iters and --batch-size must be at least 1"));
     }
     let most = flags.batch_size.iter().copied().max().unwrap_or(1);
-    let Started { config, worker, on, mut ceiling } =
-        start(matches, most, flags.input_len, flags.output_len)?;
+    let Started { config, worker, on, mut ceiling, .. } =
+        start(matches, most, Some(flags.input_len), Some(flags.output_len))?;
     let cost = worker.cost;
     let mut reads = Vec::new();
     let (mut results, mut gaps) = (Vec::new(), Vec::new());
@@ -124,7 +132,7 @@ pub async fn latency(flags: &Latency, matches: &ArgMatches) -> Result<(), Failur
             all.insert("input_len".into(), json!(flags.input_len));
             all.insert("output_len".into(), json!(flags.output_len));
             all.insert("results".into(), Value::Array(entries));
-            println!("{:#}", Value::Object(all));
+            outln!("{:#}", Value::Object(all));
         }
         false => {
             let (least, most) = (range.0 / 1e9, range.1 / 1e9);
@@ -132,10 +140,10 @@ pub async fn latency(flags: &Latency, matches: &ArgMatches) -> Result<(), Failur
             let line = format!(
                 "{line} (read bandwidth {least:.1} to {most:.1}; shares are of the measurements before and after)"
             );
-            print!("{}", latency_table(&name, (flags.input_len, flags.output_len), &line, &results));
+            out!("{}", latency_table(&name, (flags.input_len, flags.output_len), &line, &results));
             for (batch, gap) in gaps.iter().filter_map(|(batch, gap)| Some((batch, gap.as_ref()?))) {
                 let (median, most) = (gap.p50 * 1e3, gap.p99 * 1e3);
-                println!("device gap per step, batch {batch}: p50 {median:.1} us, p99 {most:.1} us");
+                outln!("device gap per step, batch {batch}: p50 {median:.1} us, p99 {most:.1} us");
             }
         }
     }
@@ -150,13 +158,13 @@ pub async fn throughput(flags: &Throughput, matches: &ArgMatches) -> Result<(), 
     if flags.num_prompts == 0 {
         return Err(Failure::new(USAGE, "--num-prompts is 0; ask for at least one"));
     }
-    let Started { config, worker, on, mut ceiling } =
+    let Started { config, worker, on, mut ceiling, input_len, output_len } =
         start(matches, flags.num_prompts, flags.input_len, flags.output_len)?;
     let job = |requests, seed| Job {
         requests,
         at_once: requests,
-        input_len: flags.input_len,
-        output_len: flags.output_len,
+        input_len,
+        output_len,
         vocab_size: worker.vocab_size,
         seed,
     };
@@ -171,7 +179,7 @@ pub async fn throughput(flags: &Throughput, matches: &ArgMatches) -> Result<(), 
     let report = Report::of(&records, &Targets::default());
     let limits = config.scheduler_on(worker.device);
     let asked = (report.completed as u64, u64::from(limits.max_num_seqs));
-    let least = Least::of_requests(asked, (flags.input_len, flags.output_len), worker.cost, &ceiling);
+    let least = Least::of_requests(asked, (input_len, output_len), worker.cost, &ceiling);
     let shares = least.shares(Duration::from_secs_f64(report.duration_s));
     match flags.json {
         true => {
@@ -180,7 +188,7 @@ pub async fn throughput(flags: &Throughput, matches: &ArgMatches) -> Result<(), 
             all.insert("bandwidth_share".into(), json!(shares.reading));
             all.insert("multiply_share".into(), json!(shares.multiplying));
             all.insert("roofline_share".into(), json!(shares.roofline()));
-            println!("{:#}", Value::Object(all));
+            outln!("{:#}", Value::Object(all));
         }
         false => {
             let title = format!(
@@ -188,11 +196,11 @@ pub async fn throughput(flags: &Throughput, matches: &ArgMatches) -> Result<(), 
                 config.served_model_name,
                 worker.device.name(),
                 flags.num_prompts,
-                flags.input_len,
-                flags.output_len
+                input_len,
+                output_len
             );
-            print!("{}", report::table(&title, &report));
-            println!(
+            out!("{}", report::table(&title, &report));
+            outln!(
                 "\n{}; the run used {:.1}% of reading, {:.1}% of multiplying",
                 ceiling_line(&ceiling, worker.cost.product),
                 shares.reading * 100.0,
@@ -213,10 +221,20 @@ struct Started {
     worker: LocalWorker,
     on: On,
     ceiling: Ceiling,
+    input_len: u32,
+    output_len: u32,
 }
 
+/// Default of `bench throughput --input-len` and `--output-len`, as in vLLM, in tokens.
+const THROUGHPUT_LEN: u32 = 1000;
+
 /// Measures the device's limits, then loads an engine that can run `requests` of this length at once.
-fn start(matches: &ArgMatches, requests: usize, input_len: u32, output_len: u32) -> Result<Started, Failure> {
+fn start(
+    matches: &ArgMatches,
+    requests: usize,
+    input_len: Option<u32>,
+    output_len: Option<u32>,
+) -> Result<Started, Failure> {
     let mut settings = settings::load(table::BENCH, matches)?;
     let log = settings::log_options(&mut settings, "", Some("warn"));
     let mut config = worker::configure_local(&mut settings)?;
@@ -236,6 +254,7 @@ fn start(matches: &ArgMatches, requests: usize, input_len: u32, output_len: u32)
     };
     let ceiling = measure(on).map_err(|error| Failure::new(DEVICE, error))?;
     let worker = LocalWorker::start(&config, |_, _| {}).map_err(|error| worker::failure(&error))?;
+    let (input_len, output_len) = lengths(input_len, output_len, worker.max_model_len);
     let needed = input_len.saturating_add(output_len);
     if input_len == 0 || output_len == 0 || needed > worker.max_model_len {
         let message = format!(
@@ -245,5 +264,31 @@ fn start(matches: &ArgMatches, requests: usize, input_len: u32, output_len: u32)
         );
         return Err(Failure::new(USAGE, message));
     }
-    Ok(Started { config, worker, on, ceiling })
+    Ok(Started { config, worker, on, ceiling, input_len, output_len })
+}
+
+/// Lengths that fit into `max_model_len` together, for those that nobody gave.
+fn lengths(input_len: Option<u32>, output_len: Option<u32>, max_model_len: u32) -> (u32, u32) {
+    let beside = |other: Option<u32>| match other {
+        Some(other) => THROUGHPUT_LEN.min(max_model_len.saturating_sub(other)),
+        None => THROUGHPUT_LEN.min(max_model_len / 2),
+    };
+    (input_len.unwrap_or_else(|| beside(output_len)), output_len.unwrap_or_else(|| beside(input_len)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn throughput_fits_the_shipped_model_by_default() {
+        assert_eq!(lengths(None, None, 1024), (512, 512));
+        assert_eq!(lengths(None, None, 131_072), (1000, 1000));
+        assert_eq!(lengths(Some(1000), None, 1024), (1000, 24));
+        assert_eq!(
+            lengths(Some(9000), Some(9), 1024),
+            (9000, 9),
+            "what was asked for is refused later, not changed"
+        );
+    }
 }

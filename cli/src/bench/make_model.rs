@@ -58,8 +58,8 @@ pub fn run(flags: &MakeModel) -> Result<(), Failure> {
     if flags.no_weights {
         let made =
             make_model::make_without_weights(shape, dtype, &tokenizer, &flags.out).map_err(Failure::other)?;
-        println!("{}: {:.1}M parameters, no weights", flags.out.display(), made.parameters as f64 / 1e6);
-        println!("serve it: skein serve {} --device cuda --load-format dummy", shown(&flags.out));
+        outln!("{}: {:.1}M parameters, no weights", flags.out.display(), made.parameters as f64 / 1e6);
+        outln!("serve it: skein serve {} --device cuda --load-format dummy", shown(&flags.out));
         return Ok(());
     }
     let bar = progress_bar(1000, "  writing {bar:32} {percent}% ({eta} left)");
@@ -68,8 +68,8 @@ pub fn run(flags: &MakeModel) -> Result<(), Failure> {
     bar.finish_and_clear();
     let made = made.map_err(Failure::other)?;
     let (millions, mib) = (made.parameters as f64 / 1e6, made.bytes >> 20);
-    println!("{}: {millions:.1}M parameters, {mib} MiB", flags.out.display());
-    println!("serve it: skein serve {}", shown(&flags.out));
+    outln!("{}: {millions:.1}M parameters, {mib} MiB", flags.out.display());
+    outln!("serve it: skein serve {}", shown(&flags.out));
     Ok(())
 }
 

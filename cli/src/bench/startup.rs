@@ -64,15 +64,15 @@ pub async fn run(flags: &Startup) -> Result<(), Failure> {
     let first_token = Summary::of(starts.iter().map(|start| start.first_token));
     if flags.json {
         let of = |it: &Summary| json!({"p50": it.p50, "max": it.max, "mean": it.mean});
-        println!(
+        outln!(
             "{:#}",
             json!({"ready_ms": of(&ready), "first_token_ms": of(&first_token), "starts": starts.len()})
         );
         return Ok(());
     }
-    println!("{} starts, ms from exec     p50       max", starts.len());
+    outln!("{} starts, ms from exec     p50       max", starts.len());
     for (name, it) in [("health says ready", ready), ("first token received", first_token)] {
-        println!("{name:<22}{:>10.1}{:>10.1}", it.p50, it.max);
+        outln!("{name:<22}{:>10.1}{:>10.1}", it.p50, it.max);
     }
     Ok(())
 }

@@ -16,7 +16,7 @@ pub(super) fn run(
 ) -> Result<(), CudaError> {
     let (ceilings, measured) = bench::run(device, asked.scale, &asked.only, |_| {}, |_| {})?;
     if !asked.as_json {
-        print!("{}", table(ceilings, &measured));
+        out!("{}", table(ceilings, &measured));
     }
     let rows = measured.iter().map(|it| {
         json!({"name": it.name, "us": it.seconds * 1e6, "bytes": it.bytes, "operations": it.operations,

@@ -15,14 +15,14 @@ pub(super) fn run(
     report: &mut Map<String, Value>,
 ) -> Result<usize, CudaError> {
     if !asked.as_json {
-        println!("{:<100} {:>10} {:>8}", "kernel and shape", "of allowed", "ms");
+        outln!("{:<100} {:>10} {:>8}", "kernel and shape", "of allowed", "ms");
     }
     let show = if asked.as_json { ignore } else { show };
     let result = cases::run(device, asked.scale, asked.seed, &asked.only, show)?;
     let failed = result.failures().count();
     let cases = result.outcomes.len();
     if !asked.as_json {
-        println!("\nkernels: {} of {cases} cases passed, seed {}\n", cases - failed, asked.seed);
+        outln!("\nkernels: {} of {cases} cases passed, seed {}\n", cases - failed, asked.seed);
         result.failures().for_each(show);
     }
     let outcomes = result.outcomes.iter().map(|outcome| {
@@ -38,12 +38,7 @@ pub(super) fn run(
 
 fn show(outcome: &Outcome) {
     let failed = if outcome.passed() { "" } else { "  FAILED" };
-    println!(
-        "{:<100} {:>10.3} {:>8.1}{failed}",
-        outcome.name,
-        outcome.error,
-        outcome.took.as_secs_f64() * 1e3
-    );
+    outln!("{:<100} {:>10.3} {:>8.1}{failed}", outcome.name, outcome.error, outcome.took.as_secs_f64() * 1e3);
 }
 
 fn ignore(_: &Outcome) {}

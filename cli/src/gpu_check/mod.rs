@@ -79,7 +79,7 @@ pub fn run(matches: &ArgMatches) -> Result<(), Failure> {
         bench::run(&device, &asked, &mut report).map_err(|error| failure(&error))?;
     }
     if asked.as_json {
-        println!("{:#}", Value::Object(report));
+        outln!("{:#}", Value::Object(report));
     }
     if failed > 0 {
         let message = format!("{failed} cases failed; --seed {} replays them", asked.seed);
@@ -95,7 +95,7 @@ fn describe(device: &Arc<Device>, as_json: bool) -> Result<Map<String, Value>, C
     let (major, minor) = device.capability;
     let driver = format!("{}.{}", device.driver / 1000, device.driver % 1000 / 10);
     if !as_json {
-        println!(
+        outln!(
             "{}: compute capability {major}.{minor}, {} multiprocessors, {:.1} GiB, driver for CUDA {driver}, kernels \
              {source}, cuBLASLt {}\n",
             device.name,

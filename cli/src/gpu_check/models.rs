@@ -55,7 +55,7 @@ pub(super) fn run(asked: &Asked, report: &mut Map<String, Value>) -> Result<usiz
     }
     let failed = findings.iter().filter(|finding| !finding.passed()).count();
     if !asked.as_json {
-        println!("\nmodels: {} of {} comparisons passed\n", findings.len() - failed, findings.len());
+        outln!("\nmodels: {} of {} comparisons passed\n", findings.len() - failed, findings.len());
     }
     let values = findings.iter().map(|it| {
         json!({"name": it.name, "passed": it.passed(), "measured": it.measured, "allowed": it.allowed,
@@ -68,5 +68,5 @@ pub(super) fn run(asked: &Asked, report: &mut Map<String, Value>) -> Result<usiz
 fn show(finding: &Finding) {
     let failed = if finding.passed() { "" } else { "  FAILED" };
     let Finding { name, measured, allowed, took } = finding;
-    println!("{name:<80} {measured:>10.5} of {allowed:<6} {:>8.1} s{failed}", took.as_secs_f64());
+    outln!("{name:<80} {measured:>10.5} of {allowed:<6} {:>8.1} s{failed}", took.as_secs_f64());
 }

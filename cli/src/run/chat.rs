@@ -7,7 +7,7 @@ use skein_node::shutdown::Shutdown;
 use skein_router::app::App;
 use skein_router::refusal::Refusal;
 
-use super::chat_command::{HELP, Line};
+use super::chat_command::{Block, HELP, Line};
 use super::{Wishes, generate, sampling};
 use crate::exit::Failure;
 
@@ -23,18 +23,34 @@ pub async fn talk(app: &App, wishes: Wishes) -> Result<(), Failure> {
     let mut editor = DefaultEditor::with_config(config).map_err(Failure::other)?;
     let mut chat = Chat { wishes, messages: Vec::new(), stats: true };
     eprintln!("{}; /help lists commands, /bye ends", app.text.name());
+    let mut block: Option<Block> = None;
     loop {
-        let (returned, line) = read_line(editor).await?;
+        let prompt = if block.is_some() { "... " } else { ">>> " };
+        let (returned, line) = read_line(editor, prompt).await?;
         editor = returned;
         match line {
             Ok(line) => {
-                if chat.take(app, &line).await? {
+                match &mut block {
+                    Some(block) => block.push(&line),
+                    None => block = Block::begin(&line),
+                }
+                let said = block.as_ref().map(Block::text);
+                let meant = match said {
+                    None => Line::parse(&line),
+                    Some(None) => continue,
+                    Some(Some(text)) => Line::Say(text),
+                };
+                block = None;
+                if chat.take(app, meant).await? {
                     return Ok(());
                 }
                 // A failure to remember the line does not matter.
                 let _ = editor.add_history_entry(line);
             }
-            Err(ReadlineError::Interrupted) => eprintln!("(/bye or Ctrl-D ends)"),
+            Err(ReadlineError::Interrupted) => {
+                block = None;
+                eprintln!("(/bye or Ctrl-D ends)");
+            }
             Err(ReadlineError::Eof) => return Ok(()),
             Err(error) => return Err(Failure::other(error)),
         }
@@ -44,9 +60,10 @@ pub async fn talk(app: &App, wishes: Wishes) -> Result<(), Failure> {
 /// Reads a line on a blocking thread.
 async fn read_line(
     mut editor: DefaultEditor,
+    prompt: &'static str,
 ) -> Result<(DefaultEditor, Result<String, ReadlineError>), Failure> {
     let read = move || {
-        let line = editor.readline(">>> ");
+        let line = editor.readline(prompt);
         (editor, line)
     };
     tokio::task::spawn_blocking(read).await.map_err(Failure::other)
@@ -60,8 +77,8 @@ struct Chat {
 
 impl Chat {
     /// Handles a line; returns true if the chat is over.
-    async fn take(&mut self, app: &App, line: &str) -> Result<bool, Failure> {
-        match Line::parse(line) {
+    async fn take(&mut self, app: &App, line: Line) -> Result<bool, Failure> {
+        match line {
             Line::Empty => {}
             Line::Bye => return Ok(true),
             Line::Help => eprintln!("{HELP}"),
@@ -69,7 +86,7 @@ impl Chat {
             Line::Stats => self.stats = !self.stats,
             Line::System(text) => self.wishes.system = text,
             Line::Set(name, value) => {
-                if let Err(reason) = sampling::set(&mut self.wishes.sampling, &name, &value) {
+                if let Err(reason) = sampling::set_checked(&mut self.wishes.sampling, &name, &value) {
                     eprintln!("{reason}");
                 }
             }

@@ -25,11 +25,42 @@ pub enum Line {
 
 /// The text of `/help`.
 pub const HELP: &str = "\
+\"\"\"               begins and ends a text of several lines
 /set NAME VALUE   a sampling parameter: temperature, top-p, top-k, seed, max-tokens, ...
 /system TEXT      the system message; without TEXT there is none
 /clear            forget the conversation
 /stats            show or hide tokens/s after each turn
 /bye              end (also Ctrl-D); Ctrl-C stops an answer";
+
+/// What begins and ends a text of several lines.
+const FENCE: &str = "\"\"\"";
+
+/// A text of several lines while it is typed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Block(Vec<String>);
+
+impl Block {
+    /// Begins one, if `line` does.
+    pub fn begin(line: &str) -> Option<Self> {
+        let mut block = Self(Vec::new());
+        let rest = line.trim_start().strip_prefix(FENCE)?;
+        block.0.push(rest.to_owned());
+        Some(block)
+    }
+
+    /// The whole text, once its last line has its end.
+    pub fn text(&self) -> Option<String> {
+        let (last, before) = self.0.split_last()?;
+        let last = last.trim_end().strip_suffix(FENCE)?;
+        let lines = before.iter().map(String::as_str).chain([last]);
+        Some(lines.collect::<Vec<_>>().join("\n").trim_matches('\n').to_owned())
+    }
+
+    /// Takes the next line.
+    pub fn push(&mut self, line: &str) {
+        self.0.push(line.to_owned());
+    }
+}
 
 impl Line {
     /// Parses a line. A leading double slash stands for a prompt that starts with a slash.
@@ -61,6 +92,21 @@ impl Line {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn three_quotes_hold_many_lines() {
+        let check = |lines: &[&str], expected: Option<&str>| {
+            let mut block = Block::begin(lines[0]).expect("it begins");
+            lines[1..].iter().for_each(|line| block.push(line));
+            assert_eq!(block.text().as_deref(), expected, "{lines:?}");
+        };
+        check(&["\"\"\""], None);
+        check(&["\"\"\"", "a", "  /b"], None);
+        check(&["\"\"\"", "a", "  /b", "\"\"\""], Some("a\n  /b"));
+        check(&["\"\"\"a", "", "b\"\"\" "], Some("a\n\nb"));
+        check(&["\"\"\"one line\"\"\""], Some("one line"));
+        assert_eq!(Block::begin("no quotes"), None);
+    }
 
     #[test]
     fn lines_are_parsed() {

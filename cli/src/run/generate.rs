@@ -1,6 +1,5 @@
 //! Generates one answer with the router's core and prints it as it arrives.
 
-use std::io::Write;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
@@ -78,9 +77,9 @@ pub async fn answer(app: &App, draft: Draft, stop: &Shutdown) -> Result<Answer, 
         let Some(delta) = delta.transpose()? else { break };
         first.get_or_insert_with(clock::now);
         answer.text.push_str(&delta.text);
-        show(&delta.text);
+        out!("{}", delta.text);
     }
-    show("\n");
+    outln!();
     let first = first.unwrap_or_else(clock::now);
     let usage = stream.usage();
     answer.tokens = usage.completion_tokens;
@@ -89,14 +88,6 @@ pub async fn answer(app: &App, draft: Draft, stop: &Shutdown) -> Result<Answer, 
     answer.first = first.since(sent);
     answer.rest = clock::now().since(first);
     Ok(answer)
-}
-
-/// Writes to standard output at once. If the reader has closed the pipe, the process ends.
-fn show(text: &str) {
-    let mut out = std::io::stdout().lock();
-    if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() {
-        std::process::exit(i32::from(crate::exit::OTHER));
-    }
 }
 
 #[cfg(test)]

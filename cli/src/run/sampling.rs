@@ -57,9 +57,45 @@ pub fn set(sampling: &mut SamplingOptions, name: &str, value: &str) -> Result<()
     Ok(())
 }
 
+/// [`set`] for a value that is used at once: its range is checked, too, and nothing changes when it is wrong.
+///
+/// # Errors
+/// As [`set`], and when the value is out of its range.
+pub fn set_checked(sampling: &mut SamplingOptions, name: &str, value: &str) -> Result<(), String> {
+    let mut changed = sampling.clone();
+    set(&mut changed, name, value)?;
+    changed.numbers(&SamplingOptions::default()).map_err(|error| error.to_string())?;
+    if let Some(count @ ..=-2) = changed.top_k {
+        return Err(format!("top_k must be -1 or 0 (off) or at least 1, got {count}."));
+    }
+    if let Some(count @ ..=0) = changed.max_tokens {
+        return Err(format!("max_tokens must be at least 1, got {count}."));
+    }
+    *sampling = changed;
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_value_out_of_range_is_told_when_it_is_typed_and_changes_nothing() {
+        let mut sampling = SamplingOptions { temperature: Some(0.5), ..SamplingOptions::default() };
+        for (name, value, expected) in [
+            ("temperature", "9", "temperature must be in [0, 2], got 9"),
+            ("top-p", "0", "top_p must be in (0, 1]"),
+            ("top-k", "-7", "top_k must be -1 or 0"),
+            ("max-tokens", "0", "max_tokens must be at least 1"),
+            ("temperature", "warm", "`warm` is not a number"),
+        ] {
+            let said = set_checked(&mut sampling, name, value).expect_err(name);
+            assert!(said.contains(expected), "{said}");
+        }
+        assert_eq!(sampling.temperature, Some(0.5));
+        assert_eq!(set_checked(&mut sampling, "temperature", "0"), Ok(()));
+        assert_eq!(sampling.temperature, Some(0.0));
+    }
 
     #[test]
     fn every_name_can_be_set_and_mistakes_are_explained() {

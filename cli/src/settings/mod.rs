@@ -16,7 +16,7 @@ use crate::arguments::{REFUSED, TAKEN};
 use crate::exit::{Failure, USAGE};
 pub use discovery::{DiscoverySettings, RegistrationSettings};
 pub use precision::flags as precision_flags;
-pub use read::{EngineSettings, FrontSettings, log_options, model_argument, quiet_on_a_terminal};
+pub use read::{EngineSettings, FrontSettings, log_options, model_argument, quiet_on_a_terminal, user_cache};
 use table::{BENCH, FLAGS, Flag, GATEWAY, ROUTER, RUN, SERVE, WORKER};
 pub use text_sources::text_sources;
 

@@ -225,7 +225,8 @@ fn cpu(settings: &mut Settings) -> CpuConfig {
     CpuConfig { packed_cache_dir }
 }
 
-fn user_cache() -> Option<PathBuf> {
+/// The user's cache directory (XDG Base Directory Specification); `None` without a home.
+pub fn user_cache() -> Option<PathBuf> {
     let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     variable("XDG_CACHE_HOME").or_else(|| variable("HOME").map(|home| home.join(".cache")))
 }
@@ -253,11 +254,12 @@ pub fn quiet_on_a_terminal() -> Option<&'static str> {
 /// Log settings of the process called `process`. `default_level` applies if neither a flag nor `RUST_LOG`
 /// sets one.
 pub fn log_options(settings: &mut Settings, process: &str, default_level: Option<&str>) -> LogOptions {
-    let formats = [("auto", LogFormat::Auto), ("human", LogFormat::Human), ("json", LogFormat::Json)];
+    // `auto` is of before, when files and pipes got JSON.
+    let formats = [("human", LogFormat::Human), ("json", LogFormat::Json), ("auto", LogFormat::Human)];
     let rust_log = std::env::var_os("RUST_LOG").is_some();
     let default_level = default_level.filter(|_| !rust_log).map(str::to_owned);
     LogOptions {
-        format: settings.value("log-format", one_of(&formats)).unwrap_or(LogFormat::Auto),
+        format: settings.value("log-format", one_of(&formats)).unwrap_or(LogFormat::Human),
         level: settings.value("log-level", telemetry::level).or(default_level),
         process: process.to_owned(),
     }

@@ -461,7 +461,7 @@ pub const FLAGS: &[Flag] = &[
         ALL,
         "error, warn, info, debug, trace or a filter [default: RUST_LOG, else info, on a terminal warn]",
     ),
-    one("log-format", Some("auto"), "FORMAT", PROCESS, ALL, "auto, human or json"),
+    one("log-format", Some("human"), "FORMAT", PROCESS, ALL, "human or json"),
 ];
 
 const fn one(

@@ -7,7 +7,7 @@
 mod kubernetes;
 mod parse;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
 
@@ -121,6 +121,8 @@ struct Layered {
     key: Key,
     values: Vec<String>,
     origin: Origin,
+    /// Section of the file that it came from; empty = none.
+    section: String,
 }
 
 impl Settings {
@@ -128,7 +130,7 @@ impl Settings {
     pub fn layer(schema: &Schema<'_>, sources: &Sources) -> Self {
         let entries = schema.keys.iter().map(|key| {
             let values = key.default.map(str::to_owned).into_iter().collect();
-            (key.name, Layered { key: *key, values, origin: Origin::Default })
+            (key.name, Layered { key: *key, values, origin: Origin::Default, section: String::new() })
         });
         let mut settings = Self { entries: entries.collect(), problems: Vec::new(), notes: Vec::new() };
         settings.take_file(schema, sources);
@@ -200,7 +202,11 @@ impl Settings {
     /// # Errors
     /// If there are any.
     pub fn finish(&self) -> Result<(), Problems> {
-        if self.problems.is_empty() { Ok(()) } else { Err(Problems(self.problems.clone())) }
+        // Two readers of one setting find the same problem.
+        let mut said = BTreeSet::new();
+        let problems: Vec<_> =
+            self.problems.iter().filter(|problem| said.insert(*problem)).cloned().collect();
+        if problems.is_empty() { Ok(()) } else { Err(Problems(problems)) }
     }
 
     fn set(&mut self, name: &str, values: Vec<String>, origin: Origin) {
@@ -292,6 +298,9 @@ impl Settings {
         match file_values(value) {
             Some(values) if values.len() == 1 || entry.key.kind == Kind::Many => {
                 self.set(&name, values, Origin::File(path.to_owned()));
+                if let Some(entry) = self.entries.get_mut(name.as_str()) {
+                    section.clone_into(&mut entry.section);
+                }
             }
             Some(values) => {
                 self.problem(format!("{place}: takes one value, got a list of {}", values.len()));
@@ -308,7 +317,8 @@ impl Layered {
         match &self.origin {
             Origin::Flag | Origin::Default => format!("--{}", self.key.name),
             Origin::Environment(name) => name.clone(),
-            Origin::File(path) => format!("{}: {}", path.display(), self.key.name),
+            Origin::File(path) if self.section.is_empty() => format!("{}: {}", path.display(), self.key.name),
+            Origin::File(path) => format!("{}: [{}] {}", path.display(), self.section, self.key.name),
         }
     }
 }

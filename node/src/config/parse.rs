@@ -17,6 +17,7 @@ pub fn text(given: &str) -> Result<String, String> {
 /// Parses an integer in `range`; `1k` is 1000 and `1K` is 1024, as in vLLM, likewise `m` and `g`.
 pub fn count(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<u64, String> {
     move |given| {
+        let given = &text(given)?;
         let (number, unit) = split_unit(given);
         refuse_negative(given, number)?;
         let scale = match unit {
@@ -38,6 +39,7 @@ pub fn count(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<u64, String>
 /// Parses a size in bytes, in `range`: `2GiB`, `512MiB`, `3GB`, or a plain number.
 pub fn bytes(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<u64, String> {
     move |given| {
+        let given = &text(given)?;
         let (number, unit) = split_unit(given);
         refuse_negative(given, number)?;
         let scale = match unit {
@@ -46,21 +48,24 @@ pub fn bytes(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<u64, String>
             "M" | "MiB" => 1 << 20,
             "G" | "GiB" => 1 << 30,
             "T" | "TiB" => 1 << 40,
+            "P" | "PiB" => 1 << 50,
             "kB" | "KB" => 1_000,
             "MB" => 1_000_000,
             "GB" => 1_000_000_000,
             "TB" => 1_000_000_000_000,
+            "PB" => 1_000_000_000_000_000,
             _ => return Err(format!("`{given}` is not a size; write it like 512MiB or 2GiB")),
         };
         let value =
             scaled(number, scale).ok_or_else(|| format!("`{given}` is not a size; write it like 2GiB"))?;
-        in_range(value, &range, |bound| format!("{bound} bytes"))
+        in_range(value, &range, |bound| size(*bound))
     }
 }
 
 /// Parses a duration with its unit, in `range`: `500ms`, `120s`, `5m`, `1h`. Zero needs no unit.
 pub fn duration(range: RangeInclusive<Duration>) -> impl Fn(&str) -> Result<Duration, String> {
     move |given| {
+        let given = &text(given)?;
         let (number, unit) = split_unit(given);
         refuse_negative(given, number)?;
         let millis = match unit {
@@ -82,6 +87,7 @@ pub fn duration(range: RangeInclusive<Duration>) -> impl Fn(&str) -> Result<Dura
 /// Parses a decimal number in `range`.
 pub fn number(range: RangeInclusive<f64>) -> impl Fn(&str) -> Result<f64, String> {
     move |given| {
+        let given = &text(given)?;
         let value: f64 =
             given.trim().parse().map_err(|_| format!("`{given}` is not a number; write it like 0.7"))?;
         in_range(value, &range, |bound| bound.to_string())
@@ -91,6 +97,7 @@ pub fn number(range: RangeInclusive<f64>) -> impl Fn(&str) -> Result<f64, String
 /// Parses one of the words in `choices`.
 pub fn one_of<'a, T: Copy>(choices: &'a [(&'a str, T)]) -> impl Fn(&str) -> Result<T, String> + 'a {
     move |given| {
+        let given = &text(given)?;
         let found = choices.iter().find(|(word, _)| *word == given.trim());
         found.map(|(_, value)| *value).ok_or_else(|| {
             let words: Vec<&str> = choices.iter().map(|(word, _)| *word).collect();
@@ -139,6 +146,13 @@ fn time(time: Duration) -> String {
     } else {
         format!("{time:?}")
     }
+}
+
+/// A size as [`bytes`] reads it, in its largest unit that leaves a whole number.
+fn size(bytes: u64) -> String {
+    let units = [("PiB", 50), ("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    let whole = units.iter().find(|(_, bits)| bytes > 0 && bytes.is_multiple_of(1 << bits));
+    whole.map_or(format!("{bytes} bytes"), |(unit, bits)| format!("{}{unit}", bytes >> bits))
 }
 
 /// `number * scale`, if that is an integer that fits.

@@ -11,13 +11,13 @@ pub const MAX_STATIC_MEMBERS: usize = 1024;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DiscoveryError {
     /// The address is not `host:port`.
-    #[error("worker address `{0}` is not host:port, for example 10.0.0.7:9000")]
+    #[error("`{0}` is not host:port, for example 10.0.0.7:9000")]
     BadAddress(String),
     /// The address is listed twice.
-    #[error("worker address `{0}` is listed twice")]
+    #[error("`{0}` is listed twice")]
     Duplicate(String),
     /// The list is empty or too long.
-    #[error("{got} worker addresses are listed; give 1 to {MAX_STATIC_MEMBERS}")]
+    #[error("{got} addresses are listed; give 1 to {MAX_STATIC_MEMBERS}")]
     Count {
         /// Number of addresses in the list.
         got: usize,

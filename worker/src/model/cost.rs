@@ -78,6 +78,11 @@ impl Spec {
         (2 * self.layers.len() * kv_heads * kind.head_bytes(head_dim)) as u64
     }
 
+    /// Bytes of all products' weights with so many bits each. A table of rows to look up stays in its file.
+    pub fn cpu_weight_bytes(&self, bits_per_weight: u64) -> u64 {
+        self.cost(ValueBytes { layers: 0, head: 0, kv: 0 }).weights.saturating_mul(bits_per_weight) / 8
+    }
+
     /// The cost on the CPU if a step reads `weight_bytes` bytes of weights.
     pub fn cpu_cost(&self, weight_bytes: u64, kv: KvType) -> StepCost {
         let kv_bytes_per_token = self.kv_bytes_per_token(kv);

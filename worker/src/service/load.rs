@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
+use skein_kernels::cpu::matrix::Storage;
+
+use super::memory_plan::Needs;
 use super::{WorkerError, precision, sizing};
 use crate::TokenId;
 use crate::backend::Backend;
-use crate::backend::cpu::{CpuBackend, CpuOptions};
+use crate::backend::cpu::{CpuBackend, CpuOptions, Numbers};
 use crate::backend::cuda::{self, CudaOptions, NotUsable, OpenDevice, StepGaps};
 use crate::backend::fake::{FakeBackend, FakeOptions};
 use crate::config::{BackendKind, DeviceKind, KvCacheDtype, LoadFormat, Quantization, WorkerConfig};
@@ -175,6 +178,7 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
         threads: config.threads,
         kv_blocks: kv_blocks(
             config,
+            model.spec.cpu_weight_bytes(bits_per_weight(&numbers, embedding.storage())),
             model.spec.kv_bytes_per_token(numbers.kv),
             model.max_position_embeddings,
         )?,
@@ -203,19 +207,39 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
     })
 }
 
+/// Bits of a weight in memory, scales included.
+fn bits_per_weight(numbers: &Numbers, stored: &Storage) -> u64 {
+    numbers.weights.map_or(8 * stored.value_bytes() as u64, |format| u64::from(format.bits()) + 1)
+}
+
 fn load_fake(config: &WorkerConfig) -> Result<LoadedBackend, WorkerError> {
     let options = FakeOptions {
         vocab_size: FAKE_VOCAB_SIZE,
         block_size: config.scheduler.block_size,
-        kv_blocks: kv_blocks(config, FAKE_KV_BYTES_PER_TOKEN, FAKE_MODEL_LEN)?,
+        kv_blocks: kv_blocks(config, 0, FAKE_KV_BYTES_PER_TOKEN, FAKE_MODEL_LEN)?,
         ..FakeOptions::default()
     };
     Ok(LoadedBackend::fake(FakeBackend::new(options), FAKE_VOCAB_SIZE, FAKE_MODEL_LEN))
 }
 
-fn kv_blocks(config: &WorkerConfig, bytes_per_token: u64, model_len: u32) -> Result<u32, WorkerError> {
+/// Blocks of the KV cache beside `weight_bytes`, once it is clear that both fit.
+fn kv_blocks(
+    config: &WorkerConfig,
+    weight_bytes: u64,
+    bytes_per_token: u64,
+    model_len: u32,
+) -> Result<u32, WorkerError> {
     sizing::check_model_len(&config.scheduler, model_len)?;
-    let available = sizing::available_memory().map(|bytes| bytes / u64::from(config.memory_sharers.max(1)));
     let given = config.kv_cache_memory_bytes;
-    Ok(sizing::kv_blocks(&config.scheduler, given, bytes_per_token, model_len, available))
+    let needs = Needs {
+        weight_bytes,
+        kv_bytes: given,
+        least_kv_bytes: bytes_per_token * u64::from(config.scheduler.block_size),
+        workers: u64::from(config.memory_sharers.max(1)),
+    };
+    let memory = skein_sys::memory_limit::of_this_process();
+    memory.as_ref().map_or(Ok(()), |memory| needs.check(memory))?;
+    let available = memory.as_ref().map(|memory| memory.available / needs.workers);
+    let left = memory.as_ref().map_or(u64::MAX, |memory| needs.left(memory));
+    Ok(sizing::kv_blocks(&config.scheduler, given, bytes_per_token, model_len, available, left))
 }

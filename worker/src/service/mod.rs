@@ -6,6 +6,7 @@ mod detached;
 mod drain;
 mod load;
 mod local;
+mod memory_plan;
 mod precision;
 mod serve;
 mod server;

@@ -1,5 +1,4 @@
-//! The number of KV blocks and the longest sequence that they allow. Pure, except for reading
-//! the free memory.
+//! The number of KV blocks and the longest sequence that they allow. Pure.
 
 use super::WorkerError;
 use crate::config::SchedulerConfig;
@@ -33,13 +32,14 @@ pub(super) fn check_model_len(config: &SchedulerConfig, model_len: u32) -> Resul
 }
 
 /// Blocks for the KV cache: the configured bytes, or else `max_num_seqs` sequences of moderate length, but at
-/// most a share of the `available` bytes. At least one block.
+/// most a share of the `available` bytes, and what is `left` of them beside the weights. At least one block.
 pub(super) fn kv_blocks(
     config: &SchedulerConfig,
     kv_cache_memory_bytes: Option<u64>,
     bytes_per_token: u64,
     model_len: u32,
     available: Option<u64>,
+    left: u64,
 ) -> u32 {
     let bytes_per_block = (bytes_per_token * u64::from(config.block_size)).max(1);
     let blocks = match kv_cache_memory_bytes {
@@ -51,7 +51,7 @@ pub(super) fn kv_blocks(
             // At least one sequence of full length, if memory allows.
             let wanted = wanted.max(u64::from(longest.div_ceil(config.block_size)));
             let share = available.unwrap_or(UNKNOWN_MEMORY) / 100 * MEMORY_SHARE_PERCENT;
-            wanted.min(share / bytes_per_block)
+            wanted.min(share.min(left) / bytes_per_block)
         }
     };
     // Slot numbers have 32 bits.
@@ -72,22 +72,6 @@ pub(super) fn max_model_len(config: &SchedulerConfig, model_len: u32, kv_blocks:
     asked.min(held)
 }
 
-/// Bytes that this process may still use: the system's, or its control group's if that is less.
-pub(super) fn available_memory() -> Option<u64> {
-    let read = |path: &str| std::fs::read_to_string(path).ok();
-    let number = |path: &str| read(path)?.trim().parse::<u64>().ok();
-    let system = read("/proc/meminfo").and_then(|text| mem_available(&text));
-    let limit = number("/sys/fs/cgroup/memory.max");
-    let group = limit.map(|limit| limit.saturating_sub(number("/sys/fs/cgroup/memory.current").unwrap_or(0)));
-    system.into_iter().chain(group).min()
-}
-
-fn mem_available(meminfo: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib * 1024)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -100,7 +84,7 @@ mod tests {
         expected: u32,
     ) {
         let config = SchedulerConfig { max_num_seqs: 4, block_size: 16, ..SchedulerConfig::default() };
-        assert_eq!(kv_blocks(&config, given, bytes_per_token, model_len, available), expected);
+        assert_eq!(kv_blocks(&config, given, bytes_per_token, model_len, available, u64::MAX), expected);
     }
 
     #[test]
@@ -111,6 +95,14 @@ mod tests {
         check(None, 100, 100_000, Some(1 << 40), 6250); // one whole sequence is more than four moderate ones
         check(None, 1 << 20, 4096, Some(100 << 20), 2);
         check(Some(u64::MAX), 1, 4096, None, i32::MAX as u32 / 16);
+    }
+
+    #[test]
+    fn the_default_cache_leaves_room_for_the_weights() {
+        let config = SchedulerConfig { max_num_seqs: 4, block_size: 16, ..SchedulerConfig::default() };
+        let blocks = |left| kv_blocks(&config, None, 100, 512, Some(1 << 40), left);
+        assert_eq!(blocks(16 * 100 * 9), 9);
+        assert_eq!(blocks(0), 1);
     }
 
     #[test]
@@ -134,11 +126,5 @@ mod tests {
         assert_eq!(max_model_len(&config, 1000, 10), 160);
         let asked = SchedulerConfig { max_model_len: Some(64), ..config };
         assert_eq!(max_model_len(&asked, 1000, 10), 64);
-    }
-
-    #[test]
-    fn meminfo_is_read() {
-        assert_eq!(mem_available("MemTotal: 8 kB\nMemAvailable:    123 kB\n"), Some(123 * 1024));
-        assert_eq!(mem_available("nonsense"), None);
     }
 }

@@ -1,0 +1,120 @@
+//! Whether a model fits into this machine or its memory limit, told with numbers before anything is loaded. Pure.
+
+use skein_sys::memory_limit::Memory;
+
+use super::WorkerError;
+
+/// Bytes of a worker beside weights and KV cache: code, stacks, one step's activations and logits.
+const WORKER_BYTES: u64 = 48 << 20;
+
+/// What one worker of several needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Needs {
+    /// Weights; all workers of a machine map the same files.
+    pub weight_bytes: u64,
+    /// The KV cache that was asked for.
+    pub kv_bytes: Option<u64>,
+    /// The smallest that can serve.
+    pub least_kv_bytes: u64,
+    /// Workers that share the memory.
+    pub workers: u64,
+}
+
+impl Needs {
+    /// Refuses what can never fit. It is held against the limit and not against what is free at the moment, so that a
+    /// worker that starts again beside others gets the same answer.
+    pub fn check(&self, memory: &Memory) -> Result<(), WorkerError> {
+        let Self { weight_bytes, kv_bytes, workers, .. } = *self;
+        let fixed = weight_bytes.saturating_add(workers.saturating_mul(WORKER_BYTES));
+        let left = memory.limit.saturating_sub(fixed) / workers.max(1);
+        let wanted = kv_bytes.unwrap_or(self.least_kv_bytes);
+        if fixed.saturating_add(wanted.saturating_mul(workers)) <= memory.limit {
+            return Ok(());
+        }
+        let of = format!("{} has {}", memory.of, size(memory.limit));
+        let taken =
+            format!("weights take {}, {workers} worker(s) {} each", size(weight_bytes), size(WORKER_BYTES));
+        Err(WorkerError::Unsuitable(match kv_bytes {
+            Some(asked) => format!(
+                "--kv-cache-memory-bytes {} for each of {workers} worker(s) does not fit: {of}, {taken}, so at most {} \
+                 is left for the KV cache of each; lower it",
+                size(asked),
+                size(left)
+            ),
+            None => format!(
+                "the model does not fit: {of}, {taken}, and the KV cache of each at least {}; raise the limit, start fewer \
+                 --workers, or take --quantization int8 or int4",
+                size(self.least_kv_bytes)
+            ),
+        }))
+    }
+
+    /// What is left for the KV cache of one worker once all weights are loaded.
+    pub fn left(&self, memory: &Memory) -> u64 {
+        let workers = self.workers.max(1);
+        let fixed = self.weight_bytes.saturating_add(workers.saturating_mul(WORKER_BYTES));
+        memory.available.saturating_sub(fixed) / workers
+    }
+}
+
+/// Bytes in their largest unit, for reading.
+pub(super) fn size(bytes: u64) -> String {
+    const UNITS: [(&str, u32); 5] = [("PiB", 50), ("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    let unit = UNITS.iter().find(|(_, bits)| bytes >= 1 << bits);
+    unit.map_or(format!("{bytes} bytes"), |(name, bits)| {
+        let value = bytes as f64 / (1_u64 << bits) as f64;
+        if value.fract() == 0.0 { format!("{value:.0} {name}") } else { format!("{value:.1} {name}") }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use skein_sys::memory_limit::Limit;
+
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn memory(available: u64, limit: u64) -> Memory {
+        Memory { available, limit, of: Limit::Group("/sys/fs/cgroup/pod".into()) }
+    }
+
+    fn needs(weight_bytes: u64, kv_bytes: Option<u64>, workers: u64) -> Needs {
+        Needs { weight_bytes, kv_bytes, least_kv_bytes: 1 << 20, workers }
+    }
+
+    #[test]
+    fn a_limit_too_small_is_refused_with_numbers() {
+        let check = |needs: Needs, limit: u64, expected: &[&str]| {
+            let said = needs.check(&memory(limit, limit)).err().map(|error| error.to_string());
+            assert_eq!(said.is_some(), !expected.is_empty(), "{said:?}");
+            let said = said.unwrap_or_default();
+            expected.iter().for_each(|expected| assert!(said.contains(expected), "{said}"));
+        };
+        check(needs(GIB, None, 2), 2 * GIB, &[]);
+        let group = "the control group /sys/fs/cgroup/pod has 1 GiB";
+        check(needs(GIB, None, 2), GIB, &["the model does not fit", group, "weights take 1 GiB"]);
+        check(needs(0, Some(500 << 40), 2), GIB, &["500 TiB for each of 2", group, "at most 464 MiB"]);
+        check(needs(GIB, Some(GIB / 2), 2), 3 * GIB, &[]);
+        check(needs(u64::MAX, Some(u64::MAX), 2), GIB, &["does not fit"]);
+    }
+
+    #[test]
+    fn the_cache_is_planned_within_what_the_weights_leave() {
+        assert_eq!(needs(GIB, None, 2).left(&memory(3 * GIB, 4 * GIB)), GIB - WORKER_BYTES);
+        assert_eq!(needs(GIB, None, 2).left(&memory(GIB, 4 * GIB)), 0);
+    }
+
+    #[test]
+    fn sizes_are_read_at_a_glance() {
+        for (bytes, expected) in [
+            (7, "7 bytes"),
+            (500 << 40, "500 TiB"),
+            (1 << 50, "1 PiB"),
+            (3 << 29, "1.5 GiB"),
+            (13 << 20, "13 MiB"),
+        ] {
+            assert_eq!(size(bytes), expected);
+        }
+    }
+}
