@@ -64,7 +64,11 @@ pub fn set(sampling: &mut SamplingOptions, name: &str, value: &str) -> Result<()
 pub fn set_checked(sampling: &mut SamplingOptions, name: &str, value: &str) -> Result<(), String> {
     let mut changed = sampling.clone();
     set(&mut changed, name, value)?;
-    changed.numbers(&SamplingOptions::default()).map_err(|error| error.to_string())?;
+    let mut refused = None;
+    changed.numbers(&SamplingOptions::default(), |error| refused = Some(error.to_string()));
+    if let Some(refused) = refused {
+        return Err(refused);
+    }
     if let Some(count @ ..=-2) = changed.top_k {
         return Err(format!("top_k must be -1 or 0 (off) or at least 1, got {count}."));
     }
