@@ -1,8 +1,9 @@
-//! Attention of one layer against what this machine reads and multiplies at most, all measured in one run.
+//! Attention of one layer, compared with this machine's read bandwidth and multiply rate, measured in the
+//! same run.
 //!
-//! `cargo bench -p skein-bench --bench attention [-- f32|bf16|f16|int8] [--threads N]`. Blocks are scattered over caches of
-//! several layers used in turn, so that keys and values come from memory as in a step. Best of several: what a
-//! quiet machine would do.
+//! `cargo bench -p skein-bench --bench attention [-- f32|bf16|f16|int8] [--threads N]`. Blocks are scattered
+//! over the caches of several layers used in turn, so that keys and values come from memory as in a real
+//! step. Reports the best of several rounds, as on an idle machine.
 
 use std::hint::black_box;
 
@@ -12,18 +13,18 @@ use skein_kernels::cpu::kv_cache::{KvCache, KvShape, KvType};
 use skein_kernels::cpu::rope::{Projected, rotate_and_write};
 use skein_kernels::cpu::{Cpu, roofline};
 
-/// Tokens in a KV block.
+/// Tokens per KV block.
 const BLOCK_SIZE: usize = 16;
-/// Bytes of keys and values to go through at least: more than any cache.
+/// Minimum bytes of keys and values to read: more than any cache.
 const CACHED_BYTES: u64 = 256 << 20;
-/// Layers that are used in turn at most, so that small contexts do not take long to write.
+/// Most layers, so that small contexts do not take long to fill.
 const MOST_LAYERS: usize = 24;
 const READ_BYTES: usize = 1 << 30;
 const ROUNDS: usize = 3;
 
-/// Name, query heads, KV heads, values of a head.
+/// Name, query heads, KV heads, values per head.
 const MODELS: [(&str, usize, usize, usize); 2] = [("0.5b", 14, 2, 64), ("1b", 32, 8, 64)];
-/// Sequences, rows of each, context with them.
+/// Sequences, rows of each, context including these rows.
 const STEPS: [(usize, usize, usize); 6] =
     [(32, 1, 256), (32, 1, 2048), (1, 1, 4096), (1, 1, 32_768), (1, 512, 512), (1, 512, 4608)];
 
@@ -49,7 +50,7 @@ fn main() {
     }
 }
 
-/// The types of cached numbers to measure, and how many threads; all of both unless told.
+/// Types of cached values and number of threads to measure; all of both by default.
 fn arguments() -> (Vec<KvType>, usize) {
     let (mut kinds, mut threads) = (Vec::new(), std::thread::available_parallelism().map_or(1, |n| n.get()));
     let mut arguments = std::env::args().skip(1);
@@ -88,7 +89,7 @@ fn measure(
     let Ok(mut cache) = KvCache::new(shape) else { return println!("no memory for {name} {kind:?}") };
     let stride = (heads + 2 * kv_heads) * head_dim;
     fill(cpu, &mut cache, stride);
-    // The blocks of a sequence are scattered: a step of an odd number, coprime to their count or nearly so.
+    // Scatters the blocks of a sequence with an odd stride, nearly coprime to their number.
     let table = |i: usize| ((i * 1009) % shape.blocks) as u32;
     let tables: Vec<u32> = (0..shape.blocks).map(table).collect();
     let batch: Vec<Rows<'_>> = (0..sequences)
@@ -134,7 +135,7 @@ fn measure(
     );
 }
 
-/// Writes something to every slot.
+/// Writes values to every slot.
 fn fill(cpu: &mut Cpu, cache: &mut KvCache, stride: usize) {
     const ROWS: usize = 512;
     let shape = cache.shape();

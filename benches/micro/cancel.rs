@@ -1,8 +1,8 @@
-//! How long blocks stay taken after their reader has left: from `Release` until the worker's load says that they are
-//! free, over the shipped model, while other streams decode beside it.
+//! How long blocks stay taken after their reader has left: from `Release` until the worker's load shows them
+//! free, with the shipped model, while other streams decode.
 //!
-//! `cargo bench -p skein-bench --bench cancel [-- RELEASES]`. A release takes effect between two steps, so the step under
-//! way is the floor; it is measured in the same run.
+//! `cargo bench -p skein-bench --bench cancel [-- RELEASES]`. A release takes effect between two steps, so
+//! the current step is the lower bound; it is measured in the same run.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use skein_worker::scheduler::{NewRequest, NewSample, RequestKey};
 use skein_worker::service::LocalWorker;
 use skein_worker::streams::TokenStream;
 
-/// Streams that decode all the while.
+/// Streams that decode throughout.
 const STREAMS: usize = 16;
 const RELEASES: usize = 1000;
 const PROMPT_TOKENS: u32 = 32;
@@ -41,7 +41,7 @@ async fn measure(engine: &EngineHandle, releases: usize) {
     let (begun, steps) = (clock::now(), engine.log().step());
     let mut times = Vec::with_capacity(releases);
     for number in STREAMS..STREAMS + releases {
-        // Streams that are about to end by themselves would free blocks that nobody released.
+        // A stream that is about to end would free blocks without a release.
         let (name, stream) = streams.remove(0);
         let cancelled = engine.counts().cancelled;
         let sent = clock::now();
@@ -61,7 +61,7 @@ async fn measure(engine: &EngineHandle, releases: usize) {
     println!("p99 in steps: {:.1}", at(0.99) / (step.as_secs_f64() * 1e3));
 }
 
-/// A stream that decodes.
+/// Starts a stream and waits for its first token.
 async fn start(engine: &EngineHandle, number: usize) -> (String, TokenStream) {
     let params = SamplingParams { max_tokens: OUTPUT_TOKENS, ..SamplingParams::default() };
     let request = NewRequest {

@@ -1,9 +1,11 @@
-//! One layer's products with its weights in several formats, in turn in one process: so all meet the same minutes, and
-//! differences of one percent show, where separate starts differ by six.
+//! The products of one layer with its weights in several formats, alternating in one process. All formats see
+//! the same conditions, so differences of one percent show, whereas separate runs differ by six.
 //!
-//! `cargo bench -p skein-bench --bench formats [-- 0.5b|1b] [FORMAT...] [--rows M]... [--rounds N] [--threads N] [--isa NAME]` with
-//! formats `bf16`, `folded`, `int8`, `int4`; the first two unless told. Prints medians, and each format's time in parts of the
-//! first one's. Weights are normal, as a model's nearly are; activations have the form that each format takes.
+//! `cargo bench -p skein-bench --bench formats [-- 0.5b|1b] [FORMAT...] [--rows M]... [--rounds N] [--threads
+//! N] [--isa NAME]`
+//! with formats `bf16`, `folded`, `int8`, `int4`; default: the first two. Prints medians, and each format's
+//! time relative to the first. Weights are normal, similar to a real model's; activations have the form that
+//! each format takes.
 
 use std::hint::black_box;
 
@@ -17,14 +19,14 @@ use skein_kernels::cpu::simd::Isa;
 use skein_kernels::gate::Gate;
 use skein_node::clock;
 
-/// Weights of a format that are gone through in turn: more than any cache of one core holds.
+/// Bytes of weights per format, used in turn: more than any cache of one core.
 const BUFFER_BYTES: usize = 256 << 20;
 const FORMATS: [(&str, Format); 4] =
     [("bf16", Format::BF16), ("folded", Format::BF16_FOLDED), ("int8", Format::INT8), ("int4", Format::INT4)];
 const PRODUCTS: [&str; 4] = ["qkv", "o", "gated", "down"];
 
-/// Widths of a layer.
-struct Shape {
+/// Widths of a layer's products.
+struct ProductShape {
     name: &'static str,
     hidden: usize,
     /// Of q, k and v together.
@@ -32,9 +34,9 @@ struct Shape {
     inner: usize,
 }
 
-const SHAPES: [Shape; 2] = [
-    Shape { name: "0.5b", hidden: 896, qkv: 1152, inner: 4864 },
-    Shape { name: "1b", hidden: 2048, qkv: 3072, inner: 8192 },
+const SHAPES: [ProductShape; 2] = [
+    ProductShape { name: "0.5b", hidden: 896, qkv: 1152, inner: 4864 },
+    ProductShape { name: "1b", hidden: 2048, qkv: 3072, inner: 8192 },
 ];
 
 struct Layer {
@@ -46,8 +48,8 @@ struct Layer {
 }
 
 impl Layer {
-    fn new(cpu: &mut Cpu, shape: &Shape, format: Format) -> Self {
-        let Shape { hidden, qkv, inner, .. } = *shape;
+    fn new(cpu: &mut Cpu, shape: &ProductShape, format: Format) -> Self {
+        let ProductShape { hidden, qkv, inner, .. } = *shape;
         let mut packed =
             |rows, cols| Packed::of(cpu, &normal(rows, cols), format).expect("they are finite, and fold");
         Self {
@@ -63,7 +65,7 @@ impl Layer {
 fn main() {
     let options = Options::parse();
     let cpu = &mut Cpu::with_isa(options.threads, options.isa);
-    let Shape { hidden, qkv, inner, name } = *options.shape;
+    let ProductShape { hidden, qkv, inner, name } = *options.shape;
     let weights = hidden * (qkv + hidden + 3 * inner);
     let layers: Vec<Vec<Layer>> = options
         .formats
@@ -105,10 +107,10 @@ fn main() {
     }
 }
 
-/// Seconds that each product takes, all layers together.
+/// Seconds of each product, all layers together.
 fn one_round(
     cpu: &mut Cpu,
-    shape: &Shape,
+    shape: &ProductShape,
     layers: &[Layer],
     format: Format,
     m: usize,
@@ -144,7 +146,7 @@ fn median(mut seconds: Vec<f64>) -> f64 {
     seconds[seconds.len() / 2]
 }
 
-/// Normal weights (Box and Muller 1958), in bfloat16.
+/// Normally distributed weights (Box and Muller 1958), in bfloat16.
 fn normal(rows: usize, cols: usize) -> WeightMatrix {
     let mut state = 1u64;
     let mut uniform = || {
@@ -160,7 +162,7 @@ fn normal(rows: usize, cols: usize) -> WeightMatrix {
 }
 
 struct Options {
-    shape: &'static Shape,
+    shape: &'static ProductShape,
     formats: Vec<(&'static str, Format)>,
     rows: Vec<usize>,
     rounds: usize,

@@ -1,8 +1,10 @@
-//! Packed weights times coded activations, against what this machine reads and multiplies at most, all in one run.
+//! Packed weights times quantised activations, compared with this machine's read bandwidth and multiply rate,
+//! measured in the same run.
 //!
-//! `cargo bench -p skein-bench --bench integers [-- FORMAT...] [--threads N]` with formats `int8`, `int8-group`, `int4`,
-//! `int4-zero`; all unless told. The roof is the longer of the times that reading the weights, scales included, and
-//! multiplying them take. Best of several: what a quiet machine would do.
+//! `cargo bench -p skein-bench --bench integers [-- FORMAT...] [--threads N]` with formats `int8`,
+//! `int8-group`, `int4`, `int4-zero`; default: all. The roofline is the longer of the times of reading the
+//! weights, scales included, and of multiplying them. Reports the best of several rounds, as on an idle
+//! machine.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -17,13 +19,13 @@ use skein_node::clock;
 
 mod shapes;
 
-/// Weights are spread over more memory than any cache of one core holds.
+/// Bytes over which weights are spread: more than any cache of one core.
 const BUFFER_BYTES: usize = 512 << 20;
-/// Rows of activations.
+/// Numbers of activation rows.
 const BATCHES: [usize; 6] = [1, 2, 8, 32, 128, 512];
-/// A measurement is repeated for this long.
+/// How long a measurement is repeated.
 const MEASURED: Duration = Duration::from_millis(300);
-/// Rounds of products that the peak is measured with.
+/// Rounds of products for measuring the peak.
 const PEAK_STEPS: usize = 500_000;
 const FORMATS: [(&str, Format); 4] = [
     ("int8", Format::INT8),
@@ -56,7 +58,7 @@ fn main() {
     }
 }
 
-/// Formats, and how many threads; all processors unless told.
+/// Formats and number of threads; default: all processors.
 fn arguments() -> (Vec<String>, usize) {
     let mut threads = std::thread::available_parallelism().map_or(1, |count| count.get());
     let (mut chosen, mut arguments) = (Vec::new(), std::env::args().skip(1));
@@ -70,7 +72,7 @@ fn arguments() -> (Vec<String>, usize) {
     (chosen, threads)
 }
 
-/// Seconds of the fastest run, of as many as fit.
+/// Seconds of the fastest run within the time limit.
 fn best(mut run: impl FnMut()) -> f64 {
     let (begin, mut best) = (clock::now(), f64::INFINITY);
     while clock::now().since(begin) < MEASURED || best == f64::INFINITY {
@@ -99,7 +101,7 @@ fn packing(cpu: &mut Cpu, name: &str, format: Format) {
     println!("{name:>10} packs {:.2} G weights a second", 2048.0 * 2048.0 / seconds / 1e9);
 }
 
-/// One matrix at several batch sizes. Copies of it are used in turn, so that its weights come from memory.
+/// One matrix at several batch sizes. Its copies are used in turn, so that the weights come from memory.
 fn one_shape(cpu: &mut Cpu, layout: Layout, read: f64, peak: f64) {
     let mut bytes = vec![0; layout.bytes()];
     pack(cpu, &weights(layout.rows, layout.cols), layout, &mut bytes).expect("all weights are finite");
@@ -112,7 +114,7 @@ fn one_shape(cpu: &mut Cpu, layout: Layout, read: f64, peak: f64) {
         x.set(cpu, Encoding::Int8, &values, layout.cols);
         let mut y = vec![0.0; m * layout.rows];
         let operations = 2.0 * (m * layout.rows * layout.cols) as f64;
-        // All copies where reading counts, else as many as take about a tenth of a second.
+        // All copies if reading dominates, else as many as take about a tenth of a second.
         let used = copies.len().min((2e10 / operations) as usize).max(1);
         let seconds = best(|| {
             for matrix in &copies[..used] {

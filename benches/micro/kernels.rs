@@ -1,10 +1,11 @@
-//! The CPU kernels against what this machine can do at most, all measured in one run.
+//! The CPU kernels compared with the limits of this machine, measured in the same run.
 //!
-//! `cargo bench -p skein-bench --bench kernels [-- DIR] [--threads N]`; with a model directory (`skein bench make-model`
-//! makes one of any shape) its whole steps are measured, also with `--dtype float32|bfloat16`, `--quantization int8|int4` and
-//! `--kv-cache-dtype float32|bfloat16|float16|int8` as a worker takes them; without one single matrices, with activations in
-//! both forms, and with `--isa avx512|avx2+fma|plain` as on a machine that has no more. A product's roof is the longer of
-//! the times that reading its weights and multiplying take. Best of several: what a quiet machine would do.
+//! `cargo bench -p skein-bench --bench kernels [-- DIR] [--threads N]`. With a model directory (`skein bench
+//! make-model` makes one) it measures whole steps, optionally with `--dtype float32|bfloat16`,
+//! `--quantization int8|int4` and `--kv-cache-dtype float32|bfloat16|float16|int8` like a worker. Without one
+//! it measures single matrices with both forms of activations; `--isa avx512|avx2+fma|plain` limits the
+//! instructions. A product's roofline is the longer of the times of reading its weights and of multiplying.
+//! Reports the best of several rounds, as on an idle machine.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -23,7 +24,7 @@ use skein_worker::backend::cpu::Numbers;
 mod shapes;
 mod steps;
 
-/// Weights are spread over more memory than any cache of one core holds.
+/// Bytes over which weights are spread: more than any cache of one core.
 const BUFFER_BYTES: usize = 1 << 30;
 
 fn main() {
@@ -54,7 +55,7 @@ fn main() {
     }
 }
 
-/// A model directory, how many threads, all processors unless told, what numbers are rounded to, and the instruction set.
+/// Model directory, number of threads (default: all processors), rounding of numbers, and instruction set.
 fn arguments() -> (Option<String>, usize, Numbers, Isa) {
     let mut isa = Isa::best();
     let (mut model, mut threads, mut numbers) =
@@ -108,11 +109,11 @@ fn giga_operations(cpu: &mut Cpu, kind: Kind) -> f64 {
     operations as f64 / seconds / 1e9
 }
 
-/// So many copies of a matrix that its weights come from memory when they are used in turn.
+/// Enough copies of a matrix that its weights come from memory if they are used in turn.
 fn copies(cpu: &mut Cpu, rows: usize, cols: usize) -> Vec<Packed> {
     let bytes = rows * cols * 2;
     let matrix = WeightMatrix::new(Storage::Bf16(noise(bytes).into()), rows, cols);
-    // Numbers are laid out as they are: nothing can fail.
+    // Values are not rounded, so this cannot fail.
     (0..(BUFFER_BYTES / bytes).clamp(1, 300)).flat_map(|_| Packed::of(cpu, &matrix, Format::BF16)).collect()
 }
 

@@ -1,4 +1,4 @@
-//! Whole steps of a model: prefill and decode, and where their time goes.
+//! Whole steps of a model: prefill and decode, with the time of each part.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ const BLOCK_SIZE: u32 = 16;
 const CONTEXT: u32 = 256;
 const STEPS: u32 = 16;
 
-/// What numbers are rounded to, by the worker's flags; `None` if it is not a flag of this kind, or not such a value.
+/// Rounding according to the worker's flags; `None` if the flag or its value is unknown.
 pub fn numbers(numbers: Numbers, flag: &str, value: &str) -> Option<Numbers> {
     match (flag, value) {
         ("--dtype", "float32") => Some(Numbers { bf16: false, ..numbers }),
@@ -39,7 +39,7 @@ pub fn numbers(numbers: Numbers, flag: &str, value: &str) -> Option<Numbers> {
     }
 }
 
-/// Measures decode steps at several batch sizes, and prefill of one chunk.
+/// Measures decode steps at several batch sizes, and the prefill of one chunk.
 pub fn measure(dir: &Path, threads: usize, bandwidth: f64, numbers: Numbers) {
     let options = CpuOptions {
         threads,
@@ -67,7 +67,8 @@ pub fn measure(dir: &Path, threads: usize, bandwidth: f64, numbers: Numbers) {
     }
     for sequences in [1, 8, 32] {
         let mut best = f64::INFINITY;
-        run(&mut model, &batch(sequences, CONTEXT - 1, 1, &greedy)); // the system gives pages of the cache at first use
+        // The system allocates pages of the cache on first use.
+        run(&mut model, &batch(sequences, CONTEXT - 1, 1, &greedy));
         model.profile();
         for step in 0..STEPS {
             let batch = batch(sequences, CONTEXT - STEPS + step, 1, &greedy);
@@ -92,14 +93,14 @@ pub fn measure(dir: &Path, threads: usize, bandwidth: f64, numbers: Numbers) {
     }
 }
 
-/// One step.
+/// Runs one step.
 fn run(model: &mut CpuModel, batch: &Batch) {
     if let Err(error) = model.run(batch) {
         println!("{error}");
     }
 }
 
-/// Where the time went since the last call.
+/// Prints the time of each part since the last call.
 fn parts(model: &mut CpuModel) -> String {
     let profile = model.profile();
     let total = profile.total().as_secs_f64();
@@ -111,7 +112,7 @@ fn parts(model: &mut CpuModel) -> String {
     text
 }
 
-/// The next `count` tokens of each sequence, after `computed` ones, and a draw for each.
+/// The next `count` tokens of each sequence after `computed` ones, with one sample for each sequence.
 fn batch(sequences: u32, computed: u32, count: u32, params: &Arc<SamplingParams>) -> Batch {
     let mut batch = Batch::default();
     for sequence in 0..sequences {

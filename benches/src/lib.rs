@@ -1,5 +1,5 @@
-//! Benchmarks: load over HTTP (behind `skein bench serve`), an engine without HTTP (`latency`, `throughput`), and
-//! models of real shapes to run them on. The kernels' own benchmarks are in `micro/`.
+//! Benchmarks: load over HTTP (`skein bench serve`), an engine without HTTP (`latency`, `throughput`), and
+//! models of real sizes for them. Benchmarks of kernels are in `micro/`.
 
 pub mod engine;
 pub mod load;
@@ -7,7 +7,7 @@ pub mod make_model;
 
 use skein_node::clock;
 
-/// Seconds of the fastest of `rounds` runs.
+/// Duration of the fastest of `rounds` runs, in seconds.
 pub fn best_of(rounds: usize, mut run: impl FnMut()) -> f64 {
     let seconds = (0..rounds).map(|_| {
         let start = clock::now();

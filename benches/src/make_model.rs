@@ -1,5 +1,5 @@
-//! Models of real shapes with random weights, for speed work: written as safetensors straight to disk, so that the
-//! memory needed does not grow with the model.
+//! Models of real sizes with random weights, for benchmarks. They are written as safetensors directly to
+//! disk, so that the memory needed does not grow with the model.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -14,16 +14,16 @@ use skein_worker::model::tensors::{self, Kind, Tensor};
 
 /// Spread of the weights: a uniform distribution of this half-width has the usual 0.02 standard deviation.
 const HALF_WIDTH: f32 = 0.034_641;
-/// Values written at once.
+/// Values per write.
 const CHUNK_VALUES: usize = 1 << 16;
-/// Files beside the weights that are taken from another model.
+/// Files that are copied from another model.
 const TOKENIZER_FILES: [&str; 4] =
     ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json"];
 
-/// A model's architecture, as far as sizes and speed depend on it.
+/// The parts of a model's architecture that determine its size and speed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs)] // named as in config.json
-pub struct Shape {
+pub struct ModelShape {
     pub name: &'static str,
     pub model_type: &'static str,
     pub hidden_size: usize,
@@ -40,7 +40,7 @@ pub struct Shape {
     pub qkv_bias: bool,
 }
 
-const LLAMA: Shape = Shape {
+const LLAMA: ModelShape = ModelShape {
     name: "tiny-llama",
     model_type: "llama",
     hidden_size: 64,
@@ -57,7 +57,7 @@ const LLAMA: Shape = Shape {
     qkv_bias: false,
 };
 
-const LLAMA3: Shape = Shape {
+const LLAMA3: ModelShape = ModelShape {
     num_key_value_heads: 8,
     head_dim: 128,
     vocab_size: 128_256,
@@ -67,7 +67,7 @@ const LLAMA3: Shape = Shape {
     ..LLAMA
 };
 
-const QWEN3: Shape = Shape {
+const QWEN3: ModelShape = ModelShape {
     model_type: "qwen3",
     num_key_value_heads: 8,
     head_dim: 128,
@@ -78,12 +78,12 @@ const QWEN3: Shape = Shape {
     ..LLAMA
 };
 
-/// The shapes that can be made: tiny ones for tests, the others as their makers published them.
-pub const SHAPES: &[Shape] = &[
+/// The models that can be made: tiny ones for tests, the others as published.
+pub const SHAPES: &[ModelShape] = &[
     LLAMA,
-    Shape { name: "tiny-qwen2", model_type: "qwen2", tied: true, qkv_bias: true, ..LLAMA },
-    Shape { name: "tiny-qwen3", model_type: "qwen3", ..LLAMA },
-    Shape {
+    ModelShape { name: "tiny-qwen2", model_type: "qwen2", tied: true, qkv_bias: true, ..LLAMA },
+    ModelShape { name: "tiny-qwen3", model_type: "qwen3", ..LLAMA },
+    ModelShape {
         name: "llama-3.2-1b",
         hidden_size: 2048,
         intermediate_size: 8192,
@@ -93,7 +93,7 @@ pub const SHAPES: &[Shape] = &[
         tied: true,
         ..LLAMA3
     },
-    Shape {
+    ModelShape {
         name: "llama-3.1-8b",
         hidden_size: 4096,
         intermediate_size: 14_336,
@@ -101,7 +101,7 @@ pub const SHAPES: &[Shape] = &[
         num_attention_heads: 32,
         ..LLAMA3
     },
-    Shape {
+    ModelShape {
         name: "qwen2.5-0.5b",
         model_type: "qwen2",
         hidden_size: 896,
@@ -117,7 +117,7 @@ pub const SHAPES: &[Shape] = &[
         qkv_bias: true,
         ..LLAMA
     },
-    Shape {
+    ModelShape {
         name: "qwen3-0.6b",
         hidden_size: 1024,
         intermediate_size: 3072,
@@ -125,7 +125,7 @@ pub const SHAPES: &[Shape] = &[
         num_attention_heads: 16,
         ..QWEN3
     },
-    Shape {
+    ModelShape {
         name: "qwen3-4b",
         hidden_size: 2560,
         intermediate_size: 9728,
@@ -133,7 +133,7 @@ pub const SHAPES: &[Shape] = &[
         num_attention_heads: 32,
         ..QWEN3
     },
-    Shape {
+    ModelShape {
         name: "llama-3.1-70b",
         hidden_size: 8192,
         intermediate_size: 28_672,
@@ -148,9 +148,9 @@ pub const SHAPES: &[Shape] = &[
 pub enum Dtype {
     /// bfloat16.
     Bf16,
-    /// IEEE half.
+    /// IEEE half precision.
     F16,
-    /// IEEE single.
+    /// IEEE single precision.
     F32,
 }
 
@@ -162,7 +162,7 @@ impl Dtype {
         }
     }
 
-    /// Safetensors' name and torch's.
+    /// Names used by safetensors and by torch.
     fn names(self) -> (&'static str, &'static str) {
         match self {
             Self::Bf16 => ("BF16", "bfloat16"),
@@ -180,21 +180,21 @@ impl Dtype {
     }
 }
 
-/// Why no model was made.
+/// Why a model could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum MakeModelError {
-    /// A file.
+    /// A file could not be written.
     #[error("cannot write {path}: {source}")]
     Write {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why not.
+        /// The I/O error.
         source: std::io::Error,
     },
-    /// There is a model already.
+    /// The directory already holds a model.
     #[error("{0} holds a model already; give another --out, or --force to replace it")]
     Occupied(PathBuf),
-    /// No worker would serve it.
+    /// The worker would refuse the model.
     #[error("no such model can be served: {0}")]
     Shape(#[source] LoadError),
     /// The directory to take the tokenizer from has none.
@@ -202,17 +202,19 @@ pub enum MakeModelError {
     NoTokenizer(PathBuf),
 }
 
-/// What was made.
+/// Size of the model that was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Made {
-    /// Numbers in the model.
+    /// Number of parameters.
     pub parameters: u64,
     /// Bytes of weights.
     pub bytes: u64,
 }
 
+/// Checks that `dir` is free.
+///
 /// # Errors
-/// When `dir` holds a model's configuration or weights, which somebody may want to keep.
+/// If `dir` already holds a model's configuration or weights.
 pub fn check_free(dir: &Path) -> Result<(), MakeModelError> {
     let mut files = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
     let is_model = |path: PathBuf| {
@@ -221,14 +223,14 @@ pub fn check_free(dir: &Path) -> Result<(), MakeModelError> {
     if files.any(is_model) { Err(MakeModelError::Occupied(dir.to_owned())) } else { Ok(()) }
 }
 
-/// Writes a model directory of `shape` to `out`; `progress` hears the share of bytes written, 0 to 1.
-/// Replaces what is there, file by file, so that a worker that has the old weights mapped keeps them. The
-/// configuration comes last: without it a half-made directory is no model.
+/// Writes a model directory of `shape` to `out`. Calls `progress` with the fraction of bytes written, 0 to 1.
+/// Replaces existing files one by one, so that a worker that has the old weights mapped keeps them. The
+/// configuration comes last: without it an incomplete directory is not a model.
 ///
 /// # Errors
-/// When a file cannot be written, or `tokenizer_from` has no tokenizer.
+/// If a file cannot be written, or `tokenizer_from` has no tokenizer.
 pub fn make_model(
-    shape: &Shape,
+    shape: &ModelShape,
     dtype: Dtype,
     seed: u64,
     tokenizer_from: &Path,
@@ -244,12 +246,12 @@ pub fn make_model(
     Ok(Made { parameters, bytes: parameters * dtype.bytes() as u64 })
 }
 
-/// The same without weights, for workers that make their own (`--load-format dummy`): kilobytes for any shape.
+/// The same without weights, for workers that create their own (`--load-format dummy`): a few kilobytes.
 ///
 /// # Errors
 /// As [`make_model`].
 pub fn make_without_weights(
-    shape: &Shape,
+    shape: &ModelShape,
     dtype: Dtype,
     tokenizer_from: &Path,
     out: &Path,
@@ -274,7 +276,7 @@ fn make_tokenizer(tokenizer_from: &Path, out: &Path) -> Result<(), MakeModelErro
     Ok(())
 }
 
-fn make_configuration(shape: &Shape, dtype: Dtype, out: &Path) -> Result<(), MakeModelError> {
+fn make_configuration(shape: &ModelShape, dtype: Dtype, out: &Path) -> Result<(), MakeModelError> {
     for (name, value) in
         [("generation_config.json", generation_config()), ("config.json", config(shape, dtype))]
     {
@@ -283,19 +285,19 @@ fn make_configuration(shape: &Shape, dtype: Dtype, out: &Path) -> Result<(), Mak
     Ok(())
 }
 
-/// Lets `write` make a file beside `path` and moves it there once it is whole.
+/// Lets `write` make a file beside `path` and renames it once it is complete.
 fn replace(path: &Path, write: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<(), MakeModelError> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let partial = path.with_file_name(format!(".{name}.partial"));
     write(&partial).and_then(|()| std::fs::rename(&partial, path)).map_err(|source| {
-        // What could not be written is of no use; if it cannot be removed either, that is the smaller trouble.
+        // The incomplete file is useless. Failing to remove it matters less than the error itself.
         let _ = std::fs::remove_file(&partial);
         MakeModelError::Write { path: path.to_owned(), source }
     })
 }
 
-/// All tensors of the model, as the worker that will serve it lists them.
-fn tensors(shape: &Shape, dtype: Dtype) -> Result<Vec<Tensor>, MakeModelError> {
+/// All tensors of the model, as listed by the worker that will serve it.
+fn tensors(shape: &ModelShape, dtype: Dtype) -> Result<Vec<Tensor>, MakeModelError> {
     let object = |value: Value| match value {
         Value::Object(object) => object,
         _ => Map::new(),
@@ -304,7 +306,7 @@ fn tensors(shape: &Shape, dtype: Dtype) -> Result<Vec<Tensor>, MakeModelError> {
     Ok(tensors::all(&model.map_err(MakeModelError::Shape)?.spec))
 }
 
-/// Numbers in all of them.
+/// Total number of values.
 fn parameters(tensors: &[Tensor]) -> u64 {
     tensors.iter().map(|tensor| tensor.len() as u64).sum()
 }
@@ -363,7 +365,7 @@ fn noise(random: &mut SplitMix64) -> f32 {
     (2.0 * unit - 1.0) * HALF_WIDTH
 }
 
-fn config(shape: &Shape, dtype: Dtype) -> Value {
+fn config(shape: &ModelShape, dtype: Dtype) -> Value {
     let architecture = match shape.model_type {
         "qwen2" => "Qwen2ForCausalLM",
         "qwen3" => "Qwen3ForCausalLM",

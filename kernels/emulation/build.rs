@@ -1,15 +1,16 @@
-//! Compiles the kernels with the C++ compiler, and links them with the emulated driver into `libcuda.so.1`; beside it,
-//! `libcublasLt.so.13` and `libnvrtc.so.13`.
+//! Compiles the kernels with a C++ compiler and links them with the emulated driver to `libcuda.so.1`. Also
+//! builds `libcublasLt.so.13` and `libnvrtc.so.13`.
 //!
-//! Without a C++ compiler the crate still builds, and its users skip what needs it. `EMU_FLAGS` adds flags
-//! (sanitizers). A file is compiled again when it or what it includes has changed, as the compiler's `-MMD` tells.
+//! Without a C++ compiler the crate still builds, and its users skip the tests that need it. `EMU_FLAGS` adds
+//! flags (sanitizers). A file is recompiled if it or a file that it includes has changed, according to
+//! `-MMD`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::SystemTime;
 
-/// Folder of C++ sources, library, and what it is linked with.
+/// Folders of C++ sources, library, and link arguments.
 const LIBRARIES: [(&[&str], &str, &[&str]); 3] = [
     (&["../cu", "cpp/emulation", "cpp/driver", "cpp/selftest"], "libcuda.so.1", &[]),
     (&["cpp/cublaslt"], "libcublasLt.so.13", &["-l:libcuda.so.1", "-Wl,-rpath,$ORIGIN"]),
@@ -67,7 +68,7 @@ fn object_of(source: &Path, out: &Path) -> PathBuf {
     out.join(format!("{folder}_{}.o", source.file_stem().unwrap_or_default().to_string_lossy()))
 }
 
-/// Kernels that do not compile are then not found, which fails every check that launches one.
+/// A kernel that does not compile is missing from the library, which fails every check that launches it.
 fn compile_all(compiler: &str, sources: &[PathBuf], out: &Path) {
     let next = AtomicUsize::new(0);
     let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
@@ -103,8 +104,9 @@ fn compile(compiler: &str, source: &Path, object: &Path) {
     }
 }
 
-/// Makes everything inside an object local that it does not export. Device functions are inline: the linker would take one
-/// file's for all that have a function of that name, and nvcc compiles each file for itself.
+/// Makes all symbols that an object does not export local. Device functions are inline, and the linker would
+/// use one file's for all files that have a function of that name, whereas nvcc compiles each file for
+/// itself.
 fn isolate(object: &Path) -> Result<(), String> {
     let joined = object.with_extension("joined");
     run(Command::new("ld").args(["-r", "--force-group-allocation", "-o"]).arg(&joined).arg(object))?;
@@ -112,7 +114,7 @@ fn isolate(object: &Path) -> Result<(), String> {
     std::fs::remove_file(joined).map_err(|error| error.to_string())
 }
 
-/// Whether everything that went into `object` is older than it.
+/// Whether everything that `object` was built from is older than it.
 fn is_fresh(object: &Path) -> bool {
     let (Some(made), Ok(rule)) = (modified(object), std::fs::read_to_string(object.with_extension("d")))
     else {
@@ -123,7 +125,7 @@ fn is_fresh(object: &Path) -> bool {
     inputs.all(|input| modified(Path::new(input)).is_some_and(|changed| changed < made))
 }
 
-/// Removes the objects of sources that are gone, or all of them.
+/// Removes the objects of deleted sources, or all objects.
 fn remove_objects(out: &Path, keep_current: bool) -> Result<(), String> {
     let folders = LIBRARIES.iter().flat_map(|(folders, ..)| folders.iter());
     let sources = folders.map(|folder| sources_in(folder)).collect::<Result<Vec<_>, _>>()?.concat();

@@ -1,5 +1,5 @@
-//! A device that hangs, faults or is full: the backend ends with an error that names it. One test, since a fault is
-//! the whole process's.
+//! A device that hangs, faults or is full: the backend ends with an error that names the cause. There is one
+//! test because a fault affects the whole process.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 #[path = "cuda_model/models.rs"]
@@ -23,7 +23,7 @@ use models::LLAMA;
 use runs::{eager, limits, on_cuda, prompt, sample, sequence_of, step, try_cuda};
 use skein_proto::sampling::SamplingParams;
 
-/// Longer than anything here takes.
+/// Longer than anything in this test takes.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn batch(sequence: &mut Sequence, count: usize) -> Batch {
@@ -55,7 +55,7 @@ fn what_a_device_can_do_to_a_backend() {
     }
 }
 
-/// Loading waits no longer than a step may take, and nothing that is dropped waits for the device.
+/// Loading waits no longer than a step may take, and dropping never waits for the device.
 fn a_start_ends(dir: &std::path::Path, fault: Fault, words: &[&str]) {
     let dir = dir.to_owned();
     inject(fault);
@@ -63,7 +63,7 @@ fn a_start_ends(dir: &std::path::Path, fault: Fault, words: &[&str]) {
         let cuda = CudaConfig { step_timeout: Duration::from_millis(300), ..eager() };
         match try_cuda(&dir, cuda, limits(), Some(4 << 20)) {
             Err(error) if error.is_device_fault() => error.to_string(),
-            Err(error) => panic!("{fault:?} is the device's: {error}"),
+            Err(error) => panic!("{fault:?} is a device error: {error}"),
             Ok(_) => panic!("{fault:?} strikes during the start"),
         }
     });
@@ -71,7 +71,7 @@ fn a_start_ends(dir: &std::path::Path, fault: Fault, words: &[&str]) {
     reset();
 }
 
-/// Graphs are captured while nobody computes: a device that dies of it is noticed then.
+/// Graphs are captured between steps, so a device failure during capture is noticed without a step.
 fn fails_between_steps(dir: &std::path::Path, fault: Fault) {
     let timeout = Duration::from_millis(300);
     let mut backend = on_cuda(dir, CudaConfig { step_timeout: timeout, enforce_eager: false, ..eager() });
@@ -85,7 +85,7 @@ fn fails_between_steps(dir: &std::path::Path, fault: Fault) {
     reset();
 }
 
-/// What `work` answers, which must not hang.
+/// The result of `work`, which must not hang.
 fn within_patience<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (answer, answered) = sync_channel(1);
     std::thread::spawn(move || answer.send(work()));

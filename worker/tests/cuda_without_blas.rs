@@ -1,4 +1,5 @@
-//! The whole model without cuBLASLt: our own kernels multiply. A process of its own, since a library once found stays.
+//! The whole model without cuBLASLt: our own kernels multiply. Its own process, because a loaded library
+//! stays.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 #[path = "cuda_model/models.rs"]
@@ -36,7 +37,7 @@ fn a_model_runs_without_cublaslt() {
     fp8_weights_stay_near();
 }
 
-/// Weights in three bits of mantissa, activations as they are.
+/// Weights with three bits of mantissa, activations unchanged.
 fn fp8_weights_stay_near() {
     let dir = LLAMA.make(7);
     let expected = scores(&mut on_cpu(dir.path()), &[39], false);

@@ -1,5 +1,5 @@
-//! A warm step of the CPU model allocates nothing but the vector of its results. A binary of its own: it counts what all
-//! threads allocate.
+//! A warm step of the CPU model allocates nothing but the vector of its results. Its own binary, because it
+//! counts allocations of all threads.
 
 #![allow(clippy::unwrap_used)] // a test may fail
 
@@ -21,13 +21,14 @@ static ALLOCATOR: Counting = Counting::new();
 const SEQUENCES: u32 = 12;
 const PROMPT: usize = 30;
 
-/// The vector of samples.
+/// Allocations of a warm step: the vector of samples.
 const ALLOWED: u64 = 1;
-/// Steps that may allocate more: where a context grows into another block, or a thread does what it never did.
+/// Steps that may allocate more, because a context grows into another block or a thread runs a path for the
+/// first time.
 const GROWING: usize = 6;
 const STEPS: usize = 60;
 
-/// Every way of drawing that needs no log-probabilities.
+/// Every way to sample without log-probabilities.
 fn ways() -> Vec<Arc<SamplingParams>> {
     let greedy = SamplingParams::default();
     let warm = SamplingParams { temperature: 1.0, seed: 7, ..greedy.clone() };

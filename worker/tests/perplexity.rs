@@ -1,5 +1,5 @@
-//! What rounding costs: perplexity of the shipped model over text it was not trained on, for each format of weights and of
-//! cached keys and values, against the model computed exactly. `models/skein-7m/held_out.py` made the text.
+//! Cost of rounding: perplexity of the shipped model on text outside its training data, for each format of
+//! weights and KV cache, relative to exact arithmetic. `models/skein-7m/held_out.py` made the text.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::path::PathBuf;
@@ -13,12 +13,12 @@ use skein_worker::backend::{Batch, BatchSequence, ScoreRow, Want};
 use skein_worker::model::on_cpu::packed_cache::PackedCache;
 
 const BLOCK_SIZE: u32 = 16;
-/// Tokens of a window in `held_out.bin`; the first of them is given.
+/// Tokens of a window in `held_out.bin`; the first one is not predicted.
 const WINDOW: usize = 513;
-/// Rows of a step: windows are computed in two chunks, so that cached keys and values count.
+/// Rows per step. Each window is computed in two chunks, so that the KV cache matters.
 const CHUNK: usize = 256;
 
-/// How much more perplexity than exact arithmetic a format may have, in percent.
+/// Largest increase of perplexity over exact arithmetic, in percent, by format.
 const BF16_PERCENT: f64 = 0.1;
 const INT8_PERCENT: f64 = 0.5;
 const INT4_PERCENT: f64 = 3.0;
@@ -38,7 +38,7 @@ fn windows() -> Vec<Vec<u32>> {
     tokens.chunks(WINDOW).map(ids).collect()
 }
 
-/// exp of the mean loss, in nats a token, of all tokens but each window's first.
+/// exp of the mean loss per token, in nats, without the first token of each window.
 fn perplexity(numbers: Numbers) -> f64 {
     let options = CpuOptions {
         threads: 2,
@@ -62,7 +62,7 @@ fn perplexity(numbers: Numbers) -> f64 {
     (nats / count as f64).exp()
 }
 
-/// Tokens `first..end` of a window, each of which scores its successor.
+/// Tokens `first..end` of a window; each row scores the next token.
 fn chunk(window: &[u32], first: usize, end: usize, blocks: u32) -> Batch {
     let positions: Vec<u32> = (first as u32..end as u32).collect();
     let score = |at: usize| ScoreRow { row: (at - first) as u32, target: window[at + 1], top: 0 };
@@ -81,7 +81,7 @@ fn chunk(window: &[u32], first: usize, end: usize, blocks: u32) -> Batch {
     }
 }
 
-/// Perplexity with nothing rounded.
+/// Perplexity without rounding.
 fn exact() -> f64 {
     static EXACT: OnceLock<f64> = OnceLock::new();
     *EXACT.get_or_init(|| {
@@ -91,7 +91,7 @@ fn exact() -> f64 {
     })
 }
 
-/// Each of these costs at most so many percent. Less than exact is chance, as long as it is little.
+/// Each format may cost at most `percent`. A small decrease is chance and allowed.
 fn check(cases: &[(&str, Numbers, f64)]) {
     let mut failed = Vec::new();
     for (name, numbers, percent) in cases {

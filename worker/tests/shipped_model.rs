@@ -1,5 +1,5 @@
-//! A whole worker over loopback with the model in the repository: streams together equal streams alone, and a
-//! resume at any position continues them, whatever the sampling parameters.
+//! A whole worker over loopback with the shipped model: concurrent streams equal streams that ran alone, and
+//! a resume at any position continues them exactly, for all kinds of sampling parameters.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -56,7 +56,7 @@ impl Served {
     }
 }
 
-/// What a stream brought for each of its samples.
+/// The output of a stream for each of its samples.
 type Samples = std::collections::BTreeMap<u32, (Vec<u32>, Vec<wire::TokenLogprobs>, Option<wire::Finish>)>;
 
 async fn read(mut stream: Streaming<wire::GenerateDelta>) -> (Samples, u32) {
@@ -73,7 +73,7 @@ async fn read(mut stream: Streaming<wire::GenerateDelta>) -> (Samples, u32) {
     (samples, cached)
 }
 
-/// Prompts of many lengths and parameters of every kind; number `at` is always the same.
+/// A request with a prompt and parameters that depend on `at` only.
 fn request(at: u32) -> wire::GenerateRequest {
     let neutral = wire::SamplingParams {
         top_p: 1.0,
@@ -113,7 +113,7 @@ async fn together_and_resumed_streams_equal_streams_alone() {
         expected.push(read(stream).await.0);
     }
     alone.stop().await;
-    // Steps so small that prompts are cut in many chunks, beside others that decode.
+    // Steps so small that prompts are cut into many chunks, beside decoding sequences.
     let tight =
         SchedulerConfig { max_num_batched_tokens: 24, max_num_seqs: 12, ..SchedulerConfig::default() };
     let mut together = serve_shipped_model(tight).await;

@@ -1,4 +1,5 @@
-//! What a device can do at most, measured in the run that is held against it: plain reading, plain multiplication.
+//! The limits of a device, measured in the same run as the result that is compared with them: plain reads and
+//! plain multiplication.
 
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::roofline::{self, Kind};
@@ -6,35 +7,35 @@ use skein_kernels::cuda::{self, Device};
 use skein_node::clock;
 use skein_worker::model::cost::Product;
 
-/// Read once a round on the CPU: several times any cache.
+/// Bytes read per round on the CPU: several times any cache.
 const CPU_READ_BYTES: usize = 512 << 20;
-/// Rounds of multiply-adds: some tens of milliseconds.
+/// Multiply-adds per round: some tens of milliseconds.
 const CPU_MULTIPLY_STEPS: usize = 20_000_000;
-/// Rounds on the CPU; the best counts, for neighbours only slow it down.
+/// Rounds on the CPU. The best one counts, because other processes only slow it down.
 const CPU_ROUNDS: usize = 5;
-/// Read once a round on a GPU: many times its cache.
+/// Bytes read per round on a GPU: many times its cache.
 const GPU_READ_BYTES: usize = 4 << 30;
-/// Rows and columns of the product.
+/// Rows and columns of the product on a GPU.
 const GPU_MATMUL_SIZE: usize = 8192;
-/// Of free memory, reading takes at most this part.
+/// Reading takes at most this fraction (1 / n) of free memory.
 const GPU_READ_SHARE: u64 = 4;
 
-/// What the device can do at most, measured in the same run.
+/// The limits of the device, measured in the same run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Ceiling {
-    /// Bytes a second of plain reading.
+    /// Bytes per second of plain reads.
     pub read_bytes_per_second: f64,
-    /// Operations a second (two for each multiply-add) of plain multiplication of `f32`; `None`, here and below, where there
-    /// is nothing to measure it with.
+    /// Operations per second (two per multiply-add) of plain `f32` multiplication. `None`, here and below, if
+    /// it cannot be measured.
     pub f32: Option<f64>,
-    /// The same of bfloat16, where the device has an instruction for it.
+    /// The same for bfloat16, if the device has an instruction for it.
     pub bf16: Option<f64>,
-    /// The same of 8-bit integers.
+    /// The same for 8-bit integers.
     pub int8: Option<f64>,
 }
 
 impl Ceiling {
-    /// Operations a second of `product`, by whichever instruction is fastest: all numbers can be widened to `f32`.
+    /// Operations per second of `product` with the fastest instruction: all types can be widened to `f32`.
     pub fn flops(&self, product: Product) -> Option<f64> {
         let own = match product {
             Product::F32 => None,
@@ -45,25 +46,25 @@ impl Ceiling {
     }
 }
 
-/// What is measured.
+/// The device to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum On {
-    /// This machine's processors, so many threads of them.
+    /// The processors of this machine.
     Cpu {
-        /// 0 = all that this process may use.
+        /// Number of threads; 0 = all processors that this process may use.
         threads: usize,
     },
     /// A CUDA device.
     Cuda {
-        /// Its number.
+        /// Number of the device.
         ordinal: u32,
     },
 }
 
-/// Measures. Nothing else should run meanwhile: before a model is loaded.
+/// Measures the limits. Run it before a model is loaded, with nothing else running.
 ///
 /// # Errors
-/// A device that is not there or fails, in words.
+/// If the device is missing or fails.
 pub fn measure(on: On) -> Result<Ceiling, String> {
     match on {
         On::Cpu { threads } => Ok(on_cpu(threads)),
@@ -74,8 +75,8 @@ pub fn measure(on: On) -> Result<Ceiling, String> {
     }
 }
 
-/// Measures what changes by the minute again, at once: how fast memory is read, which on a shared machine is what others
-/// leave of it. A run is held against what was measured before and after it.
+/// Quickly measures again what changes from minute to minute: the bandwidth that other users of a shared
+/// machine leave. A run is compared with the measurements before and after it.
 pub fn measure_again(on: On, ceiling: &mut Ceiling) {
     if let On::Cpu { threads } = on {
         ceiling.read_bytes_per_second = read_rate(&mut cpu(threads), 1);
@@ -114,7 +115,7 @@ fn on_cpu(threads: usize) -> Ceiling {
     }
 }
 
-/// What the fastest round of `work` did in a second; it returns how much it did.
+/// Amount per second in the fastest round; `work` returns the amount of a round.
 fn fastest(rounds: usize, mut work: impl FnMut() -> u64) -> f64 {
     let mut best = 0f64;
     for _ in 0..rounds {

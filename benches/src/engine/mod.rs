@@ -1,5 +1,5 @@
-//! A worker's engine without HTTP in front, as `skein bench latency` and `skein bench throughput` run it: what the
-//! scheduler, the backend and the device do, and nothing else.
+//! A worker's engine without HTTP, for `skein bench latency` and `skein bench throughput`: scheduler, backend
+//! and device alone.
 
 pub mod ceiling;
 pub mod report;
@@ -20,24 +20,24 @@ use tokio::task::JoinSet;
 
 use crate::load::metrics::Record;
 
-/// Requests of one size, greedy, that run to their last token.
+/// Greedy requests of one size that run to their last token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Job {
-    /// How many.
+    /// Number of requests.
     pub requests: usize,
-    /// Of these, at most so many at once.
+    /// Most requests at once.
     pub at_once: usize,
-    /// Prompt tokens of each.
+    /// Prompt tokens per request.
     pub input_len: u32,
-    /// Output tokens of each.
+    /// Output tokens per request.
     pub output_len: u32,
-    /// Prompt tokens are drawn below this.
+    /// Prompt tokens are below this.
     pub vocab_size: u32,
     /// Seed of the prompts.
     pub seed: u64,
 }
 
-/// Runs `job` on `engine`; times count from its start. `on_done` is called after each request.
+/// Runs `job` on `engine`. Times count from the start of this call. Calls `on_done` after each request.
 pub async fn run(engine: &EngineHandle, job: Job, mut on_done: impl FnMut(&Record)) -> Vec<Record> {
     let start = clock::now();
     let seats = Arc::new(Semaphore::new(job.at_once.max(1)));
@@ -134,7 +134,7 @@ mod tests {
             assert_eq!((record.output_tokens, &record.error), (7, &None));
             assert!(record.first_token.is_some_and(|first| first >= record.sent && first <= record.end));
         }
-        // A second seed finds nothing of the first in the cache.
+        // A second seed shares nothing with the first in the cache.
         let again = run(&handle, Job { seed: 4, ..job }, |_| {}).await;
         assert!(again.iter().all(|record| record.cached_tokens == 0));
         handle.stop().await;

@@ -1,4 +1,4 @@
-//! What runs on an engine add up to, beside what the device could do at most.
+//! Totals of runs on an engine, beside the limits of the device.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -10,29 +10,29 @@ use super::ceiling::Ceiling;
 use super::shares::{Least, Shares};
 use crate::load::metrics::{Record, Summary, percentile};
 
-/// One batch that ran alone from its first prompt token to its last output token.
+/// One batch that ran alone, from its first prompt token to its last output token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Iteration {
-    /// Sequences in it.
+    /// Number of sequences.
     pub batch: usize,
-    /// First submission to last token.
+    /// From the first submission to the last token.
     pub latency: Duration,
-    /// First submission to the last of the first tokens: prefill of the whole batch.
+    /// From the first submission to the last of the first tokens: the prefill of the whole batch.
     pub prefill: Duration,
-    /// Time of a step while all sequences decoded: prompts may take several steps, and who was first is done first. `None` if
-    /// there was no such step.
+    /// Duration of a step while all sequences decoded; `None` if there was no such step. Prompts may take
+    /// several steps, so sequences that start first also finish first.
     pub decode_step: Option<Duration>,
-    /// Output tokens of one sequence.
+    /// Output tokens per sequence.
     pub output_len: u32,
-    /// Prompt tokens of one sequence.
+    /// Prompt tokens per sequence.
     pub input_len: u32,
 }
 
 impl Iteration {
-    /// From a batch's records; an error names the first request that failed.
+    /// Computes it from the records of a batch.
     ///
     /// # Errors
-    /// A request that did not end whole.
+    /// Names the first request that failed.
     pub fn of(records: &[Record], input_len: u32, output_len: u32) -> Result<Self, String> {
         if let Some(failure) = records.iter().find_map(Record::failure) {
             return Err(failure);
@@ -58,7 +58,8 @@ impl Iteration {
     }
 }
 
-/// Time of a step between the last first token and the first end, by the tokens that the sequence which began last got in between.
+/// Duration of a step between the last first token and the first end: that time divided by the tokens that
+/// the last sequence to start received in it.
 fn step_of_all(records: &[Record]) -> Option<Duration> {
     let last = records.iter().max_by_key(|record| record.first_token)?;
     let (begin, first_end) = (last.first_token?, records.iter().map(|record| record.end).min()?);
@@ -69,33 +70,34 @@ fn step_of_all(records: &[Record]) -> Option<Duration> {
         }
         (now, chunks) = (now + *gap, chunks + 1);
     }
-    // A chunk brings a token, unless the reader was late.
+    // A chunk is a token, unless the reader was late.
     let tokens =
         f64::from(chunks) * last.output_tokens.saturating_sub(1) as f64 / last.gaps.len().max(1) as f64;
     (chunks > 0).then(|| (now - begin).div_f64(tokens.max(1.0)))
 }
 
-/// Iterations of one shape, summed up.
+/// Summary of iterations of one size.
 #[derive(Debug, Clone)]
 pub struct LatencyReport {
-    /// Whole iterations.
+    /// Duration of whole iterations.
     pub latency: Summary,
-    /// Median output tokens a second while decoding, all sequences together.
+    /// Median output tokens per second during decode, all sequences together.
     pub decode_tokens_per_second: f64,
-    /// Median prompt tokens a second while prefilling.
+    /// Median prompt tokens per second during prefill.
     pub prefill_tokens_per_second: f64,
-    /// Median time of a decode step.
+    /// Median duration of a decode step.
     pub decode_step: Duration,
     /// Bytes that a decode step must read: weights, and keys and values at the mean context.
     pub bytes_per_step: u64,
-    /// A decode step's part of the device's limits.
+    /// Fractions of the device's limits used by a decode step.
     pub decode: Shares,
-    /// Prefill's.
+    /// Fractions of the device's limits used by prefill.
     pub prefill: Shares,
 }
 
 impl LatencyReport {
-    /// Sums `measured` up (at least one, all of one shape): iterations and what the device could do at the time.
+    /// Summarises `measured`: at least one iteration, all of one size, each with the limits measured at the
+    /// time.
     pub fn of(measured: &[(Iteration, Ceiling)], cost: StepCost) -> Self {
         let median_of = |value: &dyn Fn(&(Iteration, Ceiling)) -> f64| {
             let mut values: Vec<f64> = measured.iter().map(value).collect();
@@ -129,9 +131,10 @@ impl LatencyReport {
         }
     }
 
-    /// As JSON: vLLM's keys (`avg_latency` and `percentiles` of whole batches, in seconds), then ours. Shares are fractions
-    /// of what was measured in the same run, see [`super::shares`]: `bandwidth_share`, `decode_multiply_share` and
-    /// `decode_roofline_share` (the larger of the two) of a decode step, `matmul_share` of prefill.
+    /// As JSON: vLLM's keys (`avg_latency` and `percentiles` of whole batches, in seconds), then ours. Shares
+    /// are fractions of the limits measured in the same run, see [`super::shares`]: `bandwidth_share`,
+    /// `decode_multiply_share` and `decode_roofline_share` (the larger of the two) of a decode step,
+    /// `matmul_share` of prefill.
     pub fn to_json(&self) -> Map<String, Value> {
         let seconds = |millis: f64| json!(millis / 1000.0);
         let pairs = [
@@ -153,8 +156,9 @@ impl LatencyReport {
     }
 }
 
-/// What was measured, as JSON: `read_bytes_per_second`, `product` (the kind of multiplication that the weights' format
-/// allows), `flops_per_second` of it, and `multiply_per_second` of each kind the device has.
+/// The measured limits as JSON: `read_bytes_per_second`, `product` (the kind of multiplication that the
+/// format of the weights permits), its `flops_per_second`, and `multiply_per_second` of each kind that the
+/// device has.
 pub fn ceiling_json(ceiling: &Ceiling, product: Product) -> Map<String, Value> {
     let pairs = [
         ("read_bytes_per_second", json!(ceiling.read_bytes_per_second)),
@@ -165,7 +169,7 @@ pub fn ceiling_json(ceiling: &Ceiling, product: Product) -> Map<String, Value> {
     pairs.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// What was measured, as a line.
+/// The measured limits as one line.
 pub fn ceiling_line(ceiling: &Ceiling, product: Product) -> String {
     let read = ceiling.read_bytes_per_second / 1e9;
     let multiplied = match ceiling.flops(product) {
@@ -175,7 +179,7 @@ pub fn ceiling_line(ceiling: &Ceiling, product: Product) -> String {
     format!("measured in this run: reading {read:.1} GB/s, {multiplied}")
 }
 
-/// Reports of several batch sizes as a table.
+/// Reports for several batch sizes as a table.
 pub fn latency_table(
     title: &str,
     (input_len, output_len): (u32, u32),
@@ -230,7 +234,7 @@ mod tests {
         };
         let iteration = Iteration::of(&[record(60), record(110)], 50, 10).expect("both ended whole");
         assert_eq!((iteration.latency, iteration.prefill), (ms(190), ms(100)));
-        // Who began first ends amid the other's steps: four of them were steps of both.
+        // The sequence that started first ends before the other; four steps had both.
         assert_eq!(iteration.decode_step, Some(ms(10)));
         let slow_alone = Record { gaps: [[ms(20); 4].as_slice(), &[ms(5); 5]].concat(), ..record(60) };
         let both = Iteration::of(&[slow_alone, Record { end: ms(140), ..record(20) }], 50, 10);

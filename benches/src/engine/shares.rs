@@ -1,9 +1,10 @@
-//! What part of the device's limits a run used: how long its work takes at least, at the speeds measured in the same
-//! run, over how long it took.
+//! The fraction of the device's limits that a run used: the shortest possible time, at the speeds measured in
+//! the same run, divided by the actual time.
 //!
-//! At least means: every step reads all weights once and the keys and values of its tokens once, and multiplies every
-//! token with the weights; whichever of the two takes longer is the roofline, for both can happen at once.
-//! Attention's operations, norms, draws and activations count as nothing, so that long contexts look worse than they are.
+//! For the shortest time, every step reads all weights and the keys and values of its tokens once, and
+//! multiplies every token with the weights. The longer of the two is the roofline, because both can overlap.
+//! Attention's operations, norms, sampling and activations count as zero, so long contexts look worse than
+//! they are.
 
 use std::time::Duration;
 
@@ -11,30 +12,30 @@ use skein_worker::model::cost::StepCost;
 
 use super::ceiling::Ceiling;
 
-/// Times at the device's limits.
+/// Shortest times at the device's limits.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Least {
     /// Seconds of reading.
     pub reading: f64,
-    /// Seconds of multiplying; 0 where the device's rate is not known.
+    /// Seconds of multiplying; 0 if the device's rate is unknown.
     pub multiplying: f64,
 }
 
 impl Least {
-    /// Of a decode step of `batch` sequences with `context` tokens each.
+    /// For a decode step of `batch` sequences with `context` tokens each.
     pub fn of_decode(batch: u64, context: f64, cost: StepCost, ceiling: &Ceiling) -> Self {
         let bytes = cost.weight_bytes as f64 + batch as f64 * context * cost.kv_bytes_per_token as f64;
         Self::of(bytes, cost.operations(batch, batch), cost, ceiling)
     }
 
-    /// Of the prefill of `batch` prompts of `input_len` tokens, in as few steps as can be: one.
+    /// For the prefill of `batch` prompts of `input_len` tokens in one step.
     pub fn of_prefill(batch: u64, input_len: u32, cost: StepCost, ceiling: &Ceiling) -> Self {
         let operations = cost.operations(batch * u64::from(input_len), batch);
         Self::of(cost.weight_bytes as f64, operations, cost, ceiling)
     }
 
-    /// Of `requests` whole requests of one size, at most `at_once` together: as many decode steps as the last of them
-    /// has tokens, for each group that can run together.
+    /// For `requests` whole requests of one size, at most `at_once` together: each group needs as many decode
+    /// steps as a request has tokens.
     pub fn of_requests(
         (requests, at_once): (u64, u64),
         (input_len, output_len): (u32, u32),
@@ -45,7 +46,7 @@ impl Least {
         let steps = requests.div_ceil(at_once.max(1)) * output;
         let context = f64::from(input_len) + f64::from(output_len) / 2.0;
         let kv_bytes = (requests * output * cost.kv_bytes_per_token) as f64 * context;
-        // The last token of each is drawn and never computed.
+        // The last token of each request is sampled but not computed.
         let computed = requests * (input + output.saturating_sub(1));
         let bytes = (steps * cost.weight_bytes) as f64 + kv_bytes;
         Self::of(bytes, cost.operations(computed, requests * output), cost, ceiling)
@@ -59,24 +60,24 @@ impl Least {
         }
     }
 
-    /// What `took` is held against.
+    /// The fractions that a run of duration `took` used.
     pub fn shares(self, took: Duration) -> Shares {
         let share = |least: f64| if took.is_zero() { 0.0 } else { least / took.as_secs_f64() };
         Shares { reading: share(self.reading), multiplying: share(self.multiplying) }
     }
 }
 
-/// Fractions of a device's limits; 1 is all it can do, 0 is not known.
+/// Fractions of a device's limits; 1 = all of it, 0 = unknown.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Shares {
-    /// Of plain reading.
+    /// Fraction of plain reading.
     pub reading: f64,
-    /// Of plain multiplication, of the kind that the weights' format allows.
+    /// Fraction of plain multiplication of the kind that the format of the weights permits.
     pub multiplying: f64,
 }
 
 impl Shares {
-    /// Of the limit that is reached first.
+    /// The fraction of the limit that is reached first.
     pub fn roofline(self) -> f64 {
         self.reading.max(self.multiplying)
     }
@@ -114,7 +115,7 @@ mod tests {
         check(decode(1), 0.011, 0.0025, ms(22), 0.5);
         // 1000 + 40 * 100 bytes, 40 * 1000 operations.
         check(decode(40), 0.05, 0.1, ms(125), 0.8);
-        // The head sees one token of a prompt.
+        // The head computes only one token of each prompt.
         check(
             Least::of_prefill(2, 10, COST, &ceiling()),
             0.01,

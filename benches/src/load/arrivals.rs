@@ -1,4 +1,4 @@
-//! When requests are meant to be sent: an open loop does not wait for answers.
+//! The times at which requests should be sent: an open loop does not wait for answers.
 
 use std::f64::consts::TAU;
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub struct Arrivals {
 }
 
 impl Arrivals {
-    /// `rate` requests a second, both numbers above zero; equal seeds give equal times.
+    /// `rate` requests per second; both numbers are above zero. Equal seeds give equal times.
     pub fn new(rate: f64, burstiness: f64, seed: u64) -> Self {
         assert!(rate > 0.0 && burstiness > 0.0, "rate and burstiness are checked where flags are read");
         Self {

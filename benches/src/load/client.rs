@@ -11,9 +11,9 @@ use super::sse::StreamReader;
 
 /// How long to wait for a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Of a refusal's body so much is read,
+/// Most bytes read of a refusal's body.
 const MAX_REFUSAL_BYTES: usize = 64 << 10;
-/// and of its message so much is shown.
+/// Most characters shown of a refusal's message.
 const MAX_REFUSAL_CHARS: usize = 200;
 
 /// The server under load.
@@ -26,30 +26,30 @@ pub struct Server {
     extra: Value,
 }
 
-/// The server did not answer as an OpenAI-compatible one does.
+/// The server does not answer like an OpenAI-compatible one.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// No connection, or no JSON.
+    /// No connection, or the answer is not JSON.
     #[error("{url} does not answer: {reason}; is the server running there? Start one with `skein serve`")]
     Unreachable {
-        /// What was asked.
+        /// The URL that was requested.
         url: String,
-        /// Why not.
+        /// The cause of the failure.
         reason: String,
     },
-    /// An answer without a model.
+    /// An answer that names no model.
     #[error("{url} answered {status} and names no model; give --model and check --api-key")]
     NoModel {
-        /// What was asked.
+        /// The URL that was requested.
         url: String,
-        /// HTTP status.
+        /// The HTTP status.
         status: u16,
     },
 }
 
 impl Server {
     /// Asks the server which model it serves, unless `model` names one.
-    ///
+    /// Connects and asks the server for its model, unless `model` names one.
     /// # Errors
     /// When the server cannot be reached or names no model.
     pub async fn connect(
@@ -81,18 +81,18 @@ impl Server {
         Ok(server)
     }
 
-    /// Whether `GET /health` answers 200: requests are served.
+    /// Whether `GET /health` answers 200, so requests are served.
     pub async fn is_healthy(base_url: &str) -> bool {
         let url = format!("{}/health", base_url.trim_end_matches('/'));
         reqwest::get(url).await.is_ok_and(|answer| answer.status().is_success())
     }
 
-    /// The model's name.
+    /// Name of the model.
     pub fn model(&self) -> &str {
         &self.model
     }
 
-    /// The longest prompt and output together, where the server says it.
+    /// Most tokens in a sequence, prompt and output together, if the server reports it.
     pub async fn max_model_len(&self) -> Option<u32> {
         let (_, body) = self.models().await.ok()?;
         let card = body["data"].as_array()?.iter().find(|card| card["id"] == self.model.as_str())?;
@@ -105,8 +105,8 @@ impl Server {
         Ok((response.status().as_u16(), response.json().await.unwrap_or_default()))
     }
 
-    /// Sends `prompt` and follows the stream to its end. Also returns the output's token ids, where the server
-    /// names them.
+    /// Sends `prompt` and follows the stream to its end. Also returns the output's token ids, if the server
+    /// sends them.
     pub async fn complete(
         &self,
         prompt: &[u32],
@@ -168,7 +168,7 @@ impl Server {
     }
 }
 
-/// The message of an OpenAI error object, cut to a length for people.
+/// The message of an OpenAI error object, truncated.
 async fn refusal(mut response: reqwest::Response) -> Option<String> {
     let mut body = Vec::new();
     while let Some(chunk) = response.chunk().await.ok()? {
@@ -197,7 +197,7 @@ fn kind_of(error: &reqwest::Error) -> &'static str {
     }
 }
 
-/// The innermost reason: "connection refused" says more than "error sending request".
+/// The innermost cause: "connection refused" says more than "error sending request".
 fn root_cause(error: &reqwest::Error) -> String {
     let mut cause: &dyn std::error::Error = error;
     while let Some(inner) = cause.source() {

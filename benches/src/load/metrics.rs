@@ -1,4 +1,4 @@
-//! What was measured, request by request, and what it adds up to. Pure: times come in as durations since the start.
+//! Measurements of each request, and their totals. Pure: times are durations since the start.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,31 +8,31 @@ use serde_json::{Map, Value, json};
 /// One request as its client saw it. Times count from the start of the run.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Record {
-    /// When the workload wanted it sent. In an open loop it may be sent later, and the client's own delay is then
+    /// When the workload wanted it sent. In an open loop the client may send it later, and that delay is a
     /// part of what a user would have waited.
     pub intended: Duration,
     /// When it was sent.
     pub sent: Duration,
-    /// When its first token came.
+    /// When its first token arrived.
     pub first_token: Option<Duration>,
-    /// Silences between the chunks that brought tokens.
+    /// Times between chunks with tokens.
     pub gaps: Vec<Duration>,
-    /// When its last token came.
+    /// When its last token arrived.
     pub end: Duration,
-    /// Prompt tokens, as the server counted them when it did.
+    /// Prompt tokens, by the server's count if it reports one.
     pub prompt_tokens: u64,
     /// Prompt tokens that the server found in a cache.
     pub cached_tokens: u64,
-    /// Output tokens.
+    /// Number of output tokens.
     pub output_tokens: u64,
-    /// What went wrong, in one word for counting; `None` = it ended whole.
+    /// Kind of failure, in one word for counting; `None` = it completed.
     pub error: Option<String>,
-    /// The server's own words about it, when it had any.
+    /// The server's error message, if it sent one.
     pub refusal: Option<String>,
 }
 
 impl Record {
-    /// What went wrong, with the server's words.
+    /// The kind of failure with the server's message.
     pub fn failure(&self) -> Option<String> {
         let kind = self.error.as_ref()?;
         Some(match &self.refusal {
@@ -60,14 +60,14 @@ impl Record {
     }
 }
 
-/// Latency targets that a request must all meet to count as good; `None` = no target.
+/// Latency targets, all of which a good request must meet; `None` = no target.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Targets {
     /// Time to first token.
     pub ttft: Option<Duration>,
     /// Time per output token.
     pub tpot: Option<Duration>,
-    /// Whole request.
+    /// Duration of the whole request.
     pub e2el: Option<Duration>,
 }
 
@@ -110,27 +110,27 @@ impl Targets {
     }
 }
 
-/// A set of durations, summed up in milliseconds.
+/// Summary of durations, in milliseconds.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Summary {
-    /// How many.
+    /// Number of durations.
     pub count: usize,
-    /// Mean.
+    /// Arithmetic mean.
     pub mean: f64,
     /// Standard deviation.
     pub std: f64,
-    /// Percentiles 50, 90 and 99.
+    /// Percentile 50, the median.
     pub p50: f64,
-    /// Percentile 90.
+    /// Percentile 90 of the durations.
     pub p90: f64,
-    /// Percentile 99.
+    /// Percentile 99 of the durations.
     pub p99: f64,
-    /// The longest.
+    /// The longest duration.
     pub max: f64,
 }
 
 impl Summary {
-    /// Sums up `durations`; all zeros when there are none.
+    /// Summarises `durations`; all zeros if there are none.
     pub fn of(durations: impl Iterator<Item = Duration>) -> Self {
         let mut millis: Vec<f64> = durations.map(|duration| duration.as_secs_f64() * 1000.0).collect();
         millis.sort_unstable_by(f64::total_cmp);
@@ -167,7 +167,7 @@ impl Summary {
     }
 }
 
-/// The value below which `percent` of the sorted values lie, between two values in proportion (as numpy does).
+/// The value below which `percent` of the sorted values lie, interpolated linearly like numpy.
 pub fn percentile(sorted: &[f64], percent: f64) -> f64 {
     let Some(last) = sorted.len().checked_sub(1) else { return 0.0 };
     let rank = percent / 100.0 * last as f64;
@@ -175,7 +175,7 @@ pub fn percentile(sorted: &[f64], percent: f64) -> f64 {
     sorted[low] + (sorted[high] - sorted[low]) * (rank - low as f64)
 }
 
-/// Everything a run adds up to.
+/// The totals of a run.
 #[derive(Debug, Clone, Default)]
 #[allow(missing_docs)] // the names of the JSON keys, which are vLLM's
 pub struct Report {
@@ -199,8 +199,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// Adds up `records`. Latencies are those of requests that ended whole; the run lasts to the last end, drain
-    /// included.
+    /// Totals of `records`. Latencies are those of completed requests; the run lasts until the last end,
+    /// including the drain.
     pub fn of(records: &[Record], targets: &Targets) -> Self {
         let whole: Vec<&Record> = records.iter().filter(|record| record.error.is_none()).collect();
         let duration_s = records.iter().map(|record| record.end).max().unwrap_or_default().as_secs_f64();
@@ -233,7 +233,7 @@ impl Report {
         }
     }
 
-    /// Share of prompt tokens that came from a cache, 0 to 1.
+    /// Fraction of prompt tokens found in a cache, 0 to 1.
     pub fn cached_token_share(&self) -> f64 {
         if self.total_input_tokens == 0 {
             0.0
@@ -242,7 +242,7 @@ impl Report {
         }
     }
 
-    /// As JSON, by vLLM's key names.
+    /// As JSON with vLLM's key names.
     pub fn to_json(&self) -> Map<String, Value> {
         let mut map = Map::new();
         let plain = [

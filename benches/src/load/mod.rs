@@ -1,8 +1,8 @@
-//! Load over HTTP, as `skein bench serve` runs it: sessions from a workload, sent in a closed loop (so many at once)
-//! or an open one (at times that do not wait for the server), and what came of them.
+//! Load over HTTP, for `skein bench serve`: sessions of a workload, sent in a closed loop (a fixed number at
+//! once) or an open one (at times that do not depend on the server), and the results.
 //!
-//! An open loop reports latency from the *intended* send time as well: a client that falls behind must not make a
-//! slow server look fast (coordinated omission).
+//! An open loop also reports latency from the *intended* send time: a client that falls behind must not make
+//! a slow server look fast (coordinated omission).
 
 pub mod arrivals;
 pub mod client;
@@ -23,25 +23,25 @@ use client::Server;
 use metrics::Record;
 use workload::Session;
 
-/// Sessions under way at once in an open loop without `max_concurrency`; a bound for this machine's sockets.
+/// Most concurrent sessions of an open loop without `max_concurrency`; protects this machine's sockets.
 const OPEN_LOOP_SESSIONS: usize = 8192;
-/// Finished records that wait to be gathered.
+/// Finished records that wait to be collected.
 const RECORDS_IN_FLIGHT: usize = 1024;
 
-/// How requests are spread over time.
+/// Distribution of requests over time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pace {
-    /// Sessions a second; `None` = as fast as `max_concurrency` lets them.
+    /// Sessions per second; `None` = as fast as `max_concurrency` permits.
     pub request_rate: Option<f64>,
-    /// Shape of the gaps, see [`Arrivals`].
+    /// Shape parameter of the gaps, see [`Arrivals`].
     pub burstiness: f64,
-    /// Sessions under way at once; `None` = all.
+    /// Most sessions at once; `None` = all.
     pub max_concurrency: Option<usize>,
     /// Seed of the arrival times.
     pub seed: u64,
 }
 
-/// Runs `sessions` against `server`; `on_done` is called after each request.
+/// Runs `sessions` against `server`; calls `on_done` after each request.
 pub async fn run(
     server: &Server,
     sessions: Vec<Session>,
@@ -63,12 +63,12 @@ pub async fn run(
         on_done(&record);
         records.push(record);
     }
-    // The channel is closed only once the driver and all its sessions have let go of it.
+    // The channel closes only when the driver and all its sessions have dropped it.
     let _ = driver.await;
     records
 }
 
-/// Sends each session at its time, whatever the server does.
+/// Sends each session at its time, regardless of the server.
 async fn open_loop(
     server: Server,
     sessions: Vec<Session>,
@@ -94,7 +94,7 @@ async fn open_loop(
     }
 }
 
-/// Keeps `max_concurrency` sessions under way until none is left.
+/// Keeps `max_concurrency` sessions running until none is left.
 async fn closed_loop(
     server: Server,
     sessions: Vec<Session>,
@@ -115,7 +115,7 @@ async fn closed_loop(
     }
 }
 
-/// Sends the turns one after another, each continuing what was said before.
+/// Sends the turns one after another, each with the conversation so far.
 async fn run_session(
     server: &Server,
     session: Session,
@@ -127,7 +127,7 @@ async fn run_session(
     let mut intended = intended;
     for turn in session.turns {
         prompt.extend(turn.tokens);
-        // Only a session's first turn has a time of its own; later ones follow the answer.
+        // Only a session's first turn has an intended time; later ones follow the answer.
         let meant = intended.take().unwrap_or_else(|| clock::now().since(start));
         let (record, answer) = server.complete(&prompt, turn.output_tokens, meant, start).await;
         prompt.extend(answer);

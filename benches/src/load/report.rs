@@ -1,10 +1,10 @@
-//! A run for people: one table.
+//! The report of a run as a table.
 
 use std::fmt::Write;
 
 use super::metrics::{Report, Summary};
 
-/// The report as a table, `title` on top.
+/// The report as a table with `title` above it.
 pub fn table(title: &str, report: &Report) -> String {
     let mut out = String::new();
     line(&mut out, title, "");

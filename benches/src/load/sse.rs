@@ -1,5 +1,5 @@
-//! Reads a completions stream: bytes into events, events into a [`Record`]. Pure, so that any cut of the bytes can
-//! be tested.
+//! Reads a completions stream: bytes to events, events to a [`Record`]. Pure, so that tests can split the
+//! bytes anywhere.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use serde_json::Value;
 
 use super::metrics::Record;
 
-/// Most bytes of one event; a server that sends more is not speaking this protocol.
+/// Most bytes of one event; a server that sends more does not speak this protocol.
 const MAX_EVENT_BYTES: usize = 16 * 1024 * 1024;
 
-/// A stream on its way in.
+/// A stream that is being read.
 #[derive(Debug, Default)]
 pub struct StreamReader {
     pending: Vec<u8>,
@@ -19,12 +19,12 @@ pub struct StreamReader {
     chunks: u64,
     usage_output: Option<u64>,
     last_token: Option<Duration>,
-    /// Output token ids, where the server names them.
+    /// Output token ids, if the server sends them.
     pub token_ids: Vec<u32>,
 }
 
 impl StreamReader {
-    /// Takes bytes that arrived at `now` (since the start of the run).
+    /// Processes bytes that arrived at `now` (since the start of the run).
     pub fn take(&mut self, bytes: &[u8], now: Duration, record: &mut Record) {
         self.pending.extend_from_slice(bytes);
         let mut start = 0;
@@ -41,7 +41,7 @@ impl StreamReader {
         }
     }
 
-    /// The stream is over: settles the counts and says whether it ended as a stream should.
+    /// At the end of the stream: sets the counts, and an error if it did not end properly.
     pub fn finish(&self, record: &mut Record) {
         let counted = if self.token_ids.is_empty() { self.chunks } else { self.token_ids.len() as u64 };
         record.output_tokens = self.usage_output.unwrap_or(counted);
@@ -117,7 +117,7 @@ mod tests {
         "data: [DONE]\n\n",
     );
 
-    /// Feeds `stream` cut into pieces of `size` bytes that arrive at 1, 2, 3, ... ms.
+    /// Reads `stream` in pieces of `size` bytes that arrive at 1, 2, 3, ... ms.
     fn read(stream: &str, size: usize) -> (StreamReader, Record) {
         let (mut reader, mut record) = (StreamReader::default(), Record::default());
         for (index, piece) in stream.as_bytes().chunks(size).enumerate() {

@@ -1,4 +1,5 @@
-//! The loops against a small server of our own: one token every so often, and a count of who is there at once.
+//! The loops against a small server of our own, which sends tokens at intervals and counts concurrent
+//! requests.
 
 use std::sync::Mutex;
 
@@ -17,8 +18,8 @@ struct Seen {
     prompts: Vec<Vec<u64>>,
 }
 
-/// A server that answers every completion with two tokens, 503 to a prompt that begins with token 0, and 400
-/// with words to one that begins with token 1.
+/// A server that answers every completion with two tokens, a prompt that begins with token 0 with 503, and
+/// one that begins with token 1 with 400 and a message.
 async fn server() -> (Server, Arc<Mutex<Seen>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback has a port");
     let url = format!("http://{}", listener.local_addr().expect("it is bound"));
@@ -109,7 +110,7 @@ async fn an_open_loop_charges_its_own_lateness_to_the_intended_time() {
     let records = run(&server, sessions(8, 1), pace, |_| {}).await;
     let report = metrics::Report::of(&records, &metrics::Targets::default());
     assert_eq!(report.completed, 8);
-    // One at a time at 40 ms each against 2 ms between arrivals: the last one waited for the seven before it.
+    // One at a time at 40 ms each, with 2 ms between arrivals: the last one waits for the seven before it.
     assert!(report.ttft_from_intended.max > report.ttft.p50 + 5.0 * 2.0 * 20.0, "{report:?}");
 }
 

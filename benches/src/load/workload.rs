@@ -1,4 +1,4 @@
-//! What is sent: sessions of one or more turns, as token ids, the same for the same seed.
+//! The requests to send: sessions of one or more turns as token ids, reproducible by seed.
 
 use std::path::Path;
 use std::time::Duration;
@@ -9,30 +9,30 @@ use serde::Deserialize;
 
 /// Lowest token id used: ids below are often control tokens.
 const FIRST_TOKEN: u32 = 32;
-/// Tokens behind one hash of a Mooncake trace.
+/// Tokens per hash in a Mooncake trace.
 const MOONCAKE_BLOCK_TOKENS: u64 = 512;
-/// Longest trace line and most lines read, so that a wrong file is refused and not loaded.
+/// Most bytes of a trace file, so that a wrong file is refused instead of loaded.
 const MAX_TRACE_BYTES: u64 = 1 << 30;
 
-/// Requests of one user, one after another.
+/// Consecutive requests of one user.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Session {
-    /// When a trace wants it started; `None` = when the arrival process says.
+    /// Start time from a trace; `None` = from the arrival process.
     pub at: Option<Duration>,
-    /// The turns; each is sent when the one before has been answered.
+    /// The turns; each is sent after the answer to the one before.
     pub turns: Vec<Turn>,
 }
 
-/// One request. Its prompt is the session so far (prompts and answers) and these tokens.
+/// One request. Its prompt is the session so far (prompts and answers) followed by these tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Turn {
-    /// What the user adds.
+    /// Tokens that the user adds.
     pub tokens: Vec<u32>,
-    /// Tokens asked for.
+    /// Number of output tokens to request.
     pub output_tokens: u32,
 }
 
-/// Which workload, and its lengths in tokens.
+/// The kind of workload, with lengths in tokens.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)] // the flags of `skein bench serve`, described there
 pub enum Workload {
@@ -42,36 +42,36 @@ pub enum Workload {
     Mooncake { trace: Vec<TraceLine>, speedup: f64, max_input_len: Option<u64>, max_output_len: Option<u32> },
 }
 
-/// One line of a trace in the form that Mooncake published.
+/// One line of a trace in Mooncake's published format.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct TraceLine {
-    /// Milliseconds since the trace began.
+    /// Milliseconds since the start of the trace.
     pub timestamp: f64,
-    /// Prompt tokens.
+    /// Number of prompt tokens.
     pub input_length: u64,
-    /// Output tokens.
+    /// Number of output tokens.
     pub output_length: u64,
-    /// One id for each block of 512 prompt tokens; equal ids are equal blocks.
+    /// One id for each block of 512 prompt tokens; equal ids mean equal blocks.
     pub hash_ids: Vec<u64>,
 }
 
 /// A trace that cannot be replayed.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// The file.
+    /// The file could not be read.
     #[error("cannot read the trace {path}: {reason}")]
     Unreadable {
-        /// Which file.
+        /// Path of the trace file.
         path: String,
-        /// Why.
+        /// The I/O error or the exceeded limit.
         reason: String,
     },
-    /// A line of it.
+    /// A line could not be parsed.
     #[error("line {line} of the trace is not {{timestamp, input_length, output_length, hash_ids}}: {reason}")]
     BadLine {
-        /// Counted from 1.
+        /// Number of the line, from 1.
         line: usize,
-        /// Why.
+        /// The parse error.
         reason: String,
     },
 }
@@ -79,7 +79,7 @@ pub enum TraceError {
 /// Reads a trace, at most `limit` lines.
 ///
 /// # Errors
-/// When the file cannot be read or a line is no request.
+/// If the file cannot be read or a line is not a request.
 pub fn read_trace(path: &Path, limit: usize) -> Result<Vec<TraceLine>, TraceError> {
     let unreadable = |reason: String| TraceError::Unreadable { path: path.display().to_string(), reason };
     let size = std::fs::metadata(path).map_err(|error| unreadable(error.to_string()))?.len();
@@ -101,7 +101,7 @@ fn parse_trace(text: &str, limit: usize) -> Result<Vec<TraceLine>, TraceError> {
 }
 
 impl Workload {
-    /// The sessions of a run of about `requests` requests, with token ids below `vocab_size`.
+    /// The sessions of a run with about `requests` requests and token ids below `vocab_size`.
     pub fn sessions(&self, requests: usize, vocab_size: u32, seed: u64) -> Vec<Session> {
         let mut tokens = Tokens { rng: StdRng::seed_from_u64(seed), seed, vocab_size };
         match self {
@@ -156,7 +156,7 @@ fn single(tokens: Vec<u32>, output_tokens: u32) -> Session {
     Session { at: None, turns: vec![Turn { tokens, output_tokens }] }
 }
 
-/// Where token ids come from.
+/// Generator of token ids.
 struct Tokens {
     rng: StdRng,
     seed: u64,
@@ -175,7 +175,7 @@ impl Tokens {
         self.rng.random_range(length.saturating_sub(spread)..=length.saturating_add(spread)).max(1)
     }
 
-    /// The tokens that always stand behind `hash_id`.
+    /// The tokens that `hash_id` stands for; always the same.
     fn block(&self, hash_id: u64, count: u64) -> Vec<u32> {
         let mut rng = StdRng::seed_from_u64(self.seed ^ hash_id.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let range = FIRST_TOKEN..self.vocab_size.max(FIRST_TOKEN + 1);
@@ -183,7 +183,7 @@ impl Tokens {
     }
 }
 
-/// Shrinks a whole trace by one factor, so that its longest prompt fits and shared prefixes stay shared.
+/// Scales a whole trace by one factor, so that its longest prompt fits and shared prefixes stay shared.
 struct Scale {
     factor: f64,
     block_tokens: u64,
@@ -204,7 +204,7 @@ impl Scale {
         for hash_id in &line.hash_ids {
             prompt.extend(tokens.block(*hash_id, self.block_tokens));
         }
-        // Rounding can leave the blocks a little short; the tail belongs to this request alone.
+        // Rounding can leave the blocks a little short; the rest is unique to this request.
         let missing = (length as u64).saturating_sub(prompt.len() as u64);
         prompt.extend(tokens.block(line.timestamp.to_bits() ^ line.input_length, missing));
         prompt.truncate(length);

@@ -1,5 +1,5 @@
-//! Every CUDA kernel against its CPU reference, on the emulation. `TEST_SEED` chooses the inputs, `TEST_FILTER` the
-//! cases (those whose name contains it), `EMU_SEED` the order of threads.
+//! Every CUDA kernel against its CPU reference, on the emulation. `TEST_SEED` chooses the inputs,
+//! `TEST_FILTER` the cases (those whose name contains it), `EMU_SEED` the order of threads.
 
 use skein_kernel_check::cases::{Scale, run};
 use skein_kernels::cuda::Device;

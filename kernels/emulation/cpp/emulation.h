@@ -1,5 +1,5 @@
-// emulation.h: CUDA on the CPU, for kernels compiled with g++ -DSKEIN_EMULATED. Included by device.cuh in
-// place of what nvcc has built in; ptx_emulated.h beside it takes the place of ptx.cuh.
+// emulation.h: CUDA on the CPU, for kernels compiled with g++ -DSKEIN_EMULATED. device.cuh includes it in
+// place of nvcc's built-ins; ptx_emulated.h replaces ptx.cuh.
 #pragma once
 #include "emulation/types.h"
 #include "emulation/collectives.h"

@@ -30,7 +30,7 @@ inline float e4m3_to_f32(u8 x) {
   float a = exponent ? ldexpf(1.f + (float)mantissa / 8.f, (int)exponent - 7) : ldexpf((float)mantissa, -9);
   return x & 0x80 ? -a : a;
 }
-// By search over all codes: slow, and independent of the arithmetic it checks.
+// Searches all codes: slow, but independent of the arithmetic that it checks.
 inline u8 f32_to_e4m3(float x) {
   u8 sign = __float_as_uint(x) >> 24 & 0x80;
   float a = fabsf(x);
@@ -154,11 +154,12 @@ inline uint4 load_stream16(const void* p) {
   memcpy(&v, p, 16);
   return v;
 }
-// Reads a byte, so that a sanitizer sees a prefetch of memory that is not there.
+// Reads a byte, so that a sanitizer detects a prefetch of unmapped memory.
 inline void prefetch_l2(const void* p) { (void)*(const volatile u8*)p; }
 
 // ---- packed pairs ---------------------------------------------------------------------------
-// Products of two such values and their sum with a third of like size are exact in f64, so it rounds once.
+// The product of two such values, plus a third of similar size, is exact in f64, so the result is rounded
+// once.
 inline u32 fma_pair(bf16, u32 a, u32 b, u32 c) {
   auto half = [](u32 x, u32 y, u32 z) {
     auto value = [](u32 w) { return (double)__uint_as_float(w << 16); };

@@ -1,6 +1,6 @@
-// ptx_sm90_emulated.h: the functions of ptx_sm90.cuh, on the CPU. What is asynchronous on the device happens
-// here as late as it may (or, by EMU_SEED, at random moments between the earliest and the latest), and what
-// may not be read meanwhile is NaN. Semantics and layouts as in the PTX ISA; sections as in ptx_sm90.cuh.
+// ptx_sm90_emulated.h: the functions of ptx_sm90.cuh on the CPU. Asynchronous operations run as late as
+// possible (or with EMU_SEED at a random time between the earliest and the latest), and values that may not
+// be read before then are NaN. Semantics and layouts as in the PTX ISA; sections as in ptx_sm90.cuh.
 #pragma once
 #include <deque>
 #include <utility>
@@ -11,7 +11,7 @@
 namespace emu {
 
 inline bool coin() { return rt().random && random_bits() >> 13 & 1; }
-// A warp may fall behind anywhere: with EMU_SEED, others run for a while, at times for long.
+// A warp may fall behind anywhere: with EMU_SEED, others run first, sometimes for long.
 inline void stall() {
   if (!rt().random) return;
   u64 bits = random_bits() >> 20;
@@ -68,8 +68,8 @@ struct Sm90 {  // of the block that runs
     unsigned arrived = 0, threads = 0, round = 0;
   } named[16];
   WarpMatmuls warps[32];
-  // Stores that no fence.proxy.async has followed: which chunks of 16 bytes each thread stored, how many
-  // stored each.
+  // Stores that no fence.proxy.async has followed: the 16-byte chunks that each thread stored, and how many
+  // threads stored each chunk.
   std::vector<u32> unfenced[1024];
   std::vector<u16> unfenced_stores;
 };
@@ -171,7 +171,7 @@ inline void read_operands(Matmul& m) {
     }
   }
 }
-// The sums lane `lane` holds, with their places in [16][columns]; 9.7.15.5.1.1.
+// The sums that lane `lane` holds, with their positions in [16][columns]; 9.7.15.5.1.1.
 template <class Visit> inline void each_sum(unsigned lane, unsigned columns, Visit visit) {
   for (unsigned i = 0; i < columns / 2; i++) {
     unsigned row = lane / 4 + (i % 4 >= 2 ? 8 : 0), col = i / 4 * 8 + lane % 4 * 2 + i % 2;
@@ -225,7 +225,7 @@ inline unsigned find_chain(WarpMatmuls& w, float* const d[32], unsigned columns)
   w.chains.push_back(std::move(chain));
   return (unsigned)w.chains.size() - 1;
 }
-// Every lane of the warp calls it; lane 0 keeps the books for all.
+// Every lane of the warp calls it; lane 0 does the bookkeeping for all.
 inline void start_matmul(Matmul m, float* d, const u32* a) {
   struct Mine {
     float* d;

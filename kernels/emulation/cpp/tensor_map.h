@@ -1,5 +1,5 @@
-// tensor_map.h: what the emulated cuTensorMapEncodeTiled writes into the 128 opaque bytes of a CUtensorMap,
-// and what the emulated TMA copies read from it. Fields have the meaning, and the limits, of the driver API's
+// tensor_map.h: the contents that the emulated cuTensorMapEncodeTiled writes to the 128 opaque bytes of a
+// CUtensorMap, and that the emulated TMA copies read. Fields have the meaning and limits of the driver API's
 // cuTensorMapEncodeTiled (CUDA 13.0); the innermost dimension comes first.
 #pragma once
 #include <cstdint>

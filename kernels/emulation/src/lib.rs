@@ -1,11 +1,12 @@
-//! NVIDIA's libraries over kernels that run on the CPU, so that everything that talks to a GPU is tested without one.
+//! NVIDIA's libraries with kernels that run on the CPU, to test everything that talks to a GPU without one.
 //!
-//! `cpp/emulation` runs the unchanged `kernels/cu/*.cu`, one fiber a CUDA thread; `cpp/driver` is a `libcuda.so.1` around
-//! them, `cpp/cublaslt` a `libcublasLt.so.13`, `cpp/nvrtc` a `libnvrtc.so.13`. A process that finds them in place of
-//! NVIDIA's runs the same Rust code, call by call.
+//! `cpp/emulation` runs the unchanged `kernels/cu/*.cu` with one fiber per CUDA thread; `cpp/driver` is a
+//! `libcuda.so.1` around it, `cpp/cublaslt` a `libcublasLt.so.13`, `cpp/nvrtc` a `libnvrtc.so.13`. A process
+//! that finds them in place of NVIDIA's runs the same Rust code, call by call.
 //!
-//! Work on streams is *late*: it is done when a call waits for it, so that a host that reads a result too early, or
-//! changes what a copy still has to read, is caught. What the environment decides, read when the driver starts:
+//! Work on streams runs *late*, only when a call waits for it. That catches a host that reads a result too
+//! early or changes the source of a pending copy. These environment variables are read when the driver
+//! starts:
 //!
 //! | variable | meaning |
 //! |---|---|
@@ -31,7 +32,8 @@ use libloading::Library;
 static DRIVER: OnceLock<Option<Library>> = OnceLock::new();
 static OTHERS: OnceLock<bool> = OnceLock::new();
 
-/// Where the libraries lie: for `LD_LIBRARY_PATH` of other processes. `None` when there was no C++ compiler.
+/// The directory of the libraries, for `LD_LIBRARY_PATH` of other processes. `None` if there was no C++
+/// compiler.
 pub fn directory() -> Option<PathBuf> {
     if let Some(other) = std::env::var_os("EMU_LIBRARIES") {
         return Some(other.into());
@@ -40,13 +42,13 @@ pub fn directory() -> Option<PathBuf> {
     (!directory.is_empty()).then(|| directory.into())
 }
 
-/// Makes this process find the emulation in place of the driver, cuBLASLt and NVRTC. Says why not and returns false when
-/// there is none.
+/// Makes this process load the emulation in place of the driver, cuBLASLt and NVRTC. If there is none, prints
+/// why and returns false.
 pub fn load() -> bool {
     load_only_driver()
         && *OTHERS.get_or_init(|| {
             for name in ["libcublasLt.so.13", "libnvrtc.so.13"] {
-                // A library once loaded is found by its name from then on; it stays for the process's life.
+                // Once loaded, a library is found by its name; it stays loaded until the process ends.
                 std::mem::forget(open(name));
             }
             true
@@ -85,20 +87,20 @@ fn open(name: &str) -> Library {
         .unwrap_or_else(|error| panic!("the CUDA emulation does not load: {}: {error}", path.display()))
 }
 
-/// What the emulated device does wrong, and when.
+/// A fault of the emulated device, and when it occurs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// The `n`-th kernel that runs from now on, from 1, never ends.
+    /// The `n`-th kernel to run from now on, counted from 1, never ends.
     Hang(u32),
-    /// It ends with `CUDA_ERROR_ILLEGAL_ADDRESS`, and so does every later call.
+    /// That kernel ends with `CUDA_ERROR_ILLEGAL_ADDRESS`, and so does every later call.
     IllegalAddress(u32),
     /// The same with `CUDA_ERROR_ECC_UNCORRECTABLE`.
     EccUncorrectable(u32),
-    /// The `n`-th device allocation from now on, from 1, fails.
+    /// The `n`-th device allocation from now on, counted from 1, fails.
     NoMemory(u32),
 }
 
-/// Arms `fault`. The driver is loaded.
+/// Arms `fault`. Requires that the driver is loaded.
 pub fn inject(fault: Fault) {
     let (kind, at) = match fault {
         Fault::Hang(at) => (0, at),
@@ -110,13 +112,14 @@ pub fn inject(fault: Fault) {
     unsafe { call::<unsafe extern "C" fn(i32, u32), _>(b"skein_emulation_inject", |inject| inject(kind, at)) }
 }
 
-/// Ends every fault, and drops all queued work: as a new process would find the device. Memory and handles stay.
+/// Ends every fault and drops all queued work, so that the device looks as it does to a new process. Memory
+/// and handles stay.
 pub fn reset() {
     // SAFETY: the symbol has this type.
     unsafe { call::<unsafe extern "C" fn(), _>(b"skein_emulation_reset", |reset| reset()) }
 }
 
-/// What the device printed about its latest fault; empty if there was none.
+/// The device's message for its latest fault; empty if there was none.
 pub fn last_fault() -> String {
     // SAFETY: the symbol has this type; it returns a string that lives until the next fault, copied at once.
     unsafe {

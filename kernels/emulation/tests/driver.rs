@@ -1,4 +1,4 @@
-//! The emulated driver keeps the real one's promises, and no more than those: work is late, errors stick.
+//! The emulated driver behaves as the real one promises and no better: work is late, errors persist.
 #![allow(clippy::undocumented_unsafe_blocks)] // the calls are what is tested
 
 mod common;

@@ -1,4 +1,4 @@
-//! What a kernel must not do ends its launch with an error that says where.
+//! A kernel's illegal operation ends its launch with an error that says where.
 #![allow(clippy::undocumented_unsafe_blocks)] // the calls are what is tested
 
 mod common;
@@ -9,7 +9,7 @@ use skein_cuda_emulation::last_fault;
 const ILLEGAL_ADDRESS: u32 = 700;
 const LAUNCH_FAILED: u32 = 719;
 
-/// Runs `kernel` and returns the stream's error and what was said.
+/// Runs `kernel`; returns the stream's error and the message.
 fn fault(kernel: &str, threads: u32, args: &[Arg]) -> Option<(u32, String)> {
     let device = device()?;
     let stream = device.stream();

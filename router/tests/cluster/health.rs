@@ -1,4 +1,4 @@
-//! Workers that stop without saying so: frozen, silent, cut off whole or one way.
+//! Workers that stop without notice: frozen, silent, or cut off in one direction or both.
 
 use super::mock::{Flow, Wire};
 use super::*;
@@ -14,7 +14,7 @@ async fn a_worker_that_stands_still_is_left() {
     wait_for("the other worker alone to take requests", || scene.ready() <= 1).await;
 }
 
-/// Cuts a wire under a stream and returns how long the stream then stood still. Two workers, the first behind
+/// Cuts a wire under a stream and returns how long the stream then paused. Two workers; the first is behind
 /// the wire.
 async fn gap_after(flow: Flow, worker_timeout: Duration) -> Duration {
     let recovery = RecoveryConfig { worker_timeout, ..RecoveryConfig::default() };
@@ -26,7 +26,7 @@ async fn gap_after(flow: Flow, worker_timeout: Duration) -> Duration {
     wait_for("the new address", || scene.ready() == 2).await;
     scene.workers[1].kill();
     wait_for("the new address alone", || scene.ready() == 1).await;
-    // A pace that lets the cut fall into the stream.
+    // Slow enough that the cut hits the middle of the stream.
     scene.script.pace_ms.store(5, Ordering::SeqCst);
     let mut stream = scene.submit(request.clone()).await.expect("it is taken");
     let first = stream.next().await.expect("a delta").expect("no error");
@@ -50,7 +50,7 @@ async fn a_worker_behind_a_dead_wire_is_left_within_seconds() {
         println!("{flow:?}, worker timeout {worker_timeout:?}: {gap:?}");
         assert!(gap < worker_timeout + Duration::from_secs(3), "{flow:?}: {gap:?}");
     }
-    // Requests are lost, answers come: what runs ends undisturbed.
+    // Requests are lost but answers arrive: the running stream ends undisturbed.
     let gap = gap_after(Flow::FromWorker, Duration::from_secs(5)).await;
     assert!(gap < Duration::from_secs(8), "{gap:?}");
 }

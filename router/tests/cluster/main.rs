@@ -1,5 +1,5 @@
-//! The cluster core over real sockets, against workers that fail by script: a client sees every token once,
-//! whatever happens behind.
+//! The cluster core over real sockets, with workers that fail by script: a client sees every token once,
+//! whatever fails.
 
 mod health;
 mod mock;
@@ -27,7 +27,7 @@ use skein_router::request::{ModelLimits, TokenRequest};
 use tokio::sync::mpsc;
 
 const ANY_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
-/// No test waits longer for anything.
+/// Limit for every wait.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 struct Scene {
@@ -38,7 +38,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// A cluster of `workers`, all ready.
+    /// A cluster of `workers` workers, all ready.
     async fn new(workers: u32) -> Self {
         Self::with(workers, AdmissionConfig::default(), None).await
     }
@@ -80,7 +80,7 @@ impl Scene {
         tokio::time::timeout(PATIENCE, self.cluster.submit(request)).await.expect("an answer in time")
     }
 
-    /// Runs a request under an id of its own: under one that was used its stream would be found again.
+    /// Runs a request under a unique id: under a used id its earlier stream would be found.
     async fn run(&self, request: TokenRequest) -> Outcome {
         static RUNS: AtomicU64 = AtomicU64::new(0);
         let id = format!("{}.{}", request.id, RUNS.fetch_add(1, Ordering::Relaxed));
@@ -105,7 +105,7 @@ async fn wait_for(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// What a client gets.
+/// What a client receives.
 #[derive(Debug, Default, Clone, PartialEq)]
 struct Outcome {
     samples: Vec<(Vec<TokenId>, Vec<TokenLogprobs>, Option<FinishReason>)>,
@@ -243,7 +243,7 @@ async fn a_killed_worker_is_replaced_without_a_trace() {
     tokio::time::sleep(Duration::from_millis(30)).await;
     scene.workers[1].kill();
     tokio::time::sleep(Duration::from_millis(10)).await;
-    // And back, as another process at the same address.
+    // And back, as a new process at the same address.
     let back = Mock::start(1, 201, scene.workers[1].address, &scene.script);
     scene.workers[1] = back;
     for (index, stream) in streams.into_iter().enumerate() {
@@ -273,7 +273,7 @@ async fn an_accepted_request_waits_for_its_only_worker_to_come_back() {
     let of_a_gateway = TokenRequest { id: "new".into(), waits_for_worker: false, ..request };
     let refused = scene.submit(of_a_gateway).await;
     assert!(matches!(refused, Err(Refusal::NoReadyWorker { .. })), "it asks another router");
-    // Elsewhere and by the same name, as a supervisor does it; the old address is void.
+    // At a new address under the same name, as a supervisor does; the old address is void.
     scene.workers[0] = Mock::start(0, 200, ANY_PORT, &scene.script);
     assert_ne!(scene.workers[0].address, address);
     scene.join(0, scene.workers[0].address).await;
@@ -333,7 +333,7 @@ async fn a_full_worker_is_passed_over_and_a_full_cluster_refuses() {
     let refused = scene.submit(request.clone()).await;
     assert!(matches!(refused, Err(Refusal::Overloaded { .. })));
     assert_eq!(scene.ready(), 2, "backpressure is no fault");
-    // Once it was accepted it waits: broken off after two tokens, then both are full for a moment.
+    // An accepted request waits: its stream breaks after two tokens, then both workers are full for a moment.
     scene.script.faults([Fault::Break(2), Fault::Full, Fault::Full]);
     assert_eq!(scene.run(request).await.samples, expected.samples);
     assert_eq!(scene.cluster.snapshot().running.requests, 0, "every place is given back");
@@ -401,7 +401,7 @@ async fn a_prefix_stays_with_its_holder() {
     }
     let counts: Vec<usize> = (0..3).map(|worker| scene.script.calls_to(worker)).collect();
     assert_eq!(counts.iter().max(), Some(&21), "{counts:?}");
-    // Two at once, the first one not cached yet: the second still follows it.
+    // Two at once, the first not cached yet: the second still goes to the same worker.
     scene.script.pace_ms.store(20, Ordering::SeqCst);
     lock(&scene.script.calls).clear();
     let other = || (0..4000).map(|token| (token * 7) % VOCAB_SIZE);
@@ -447,7 +447,7 @@ async fn an_aborted_sample_is_aborted_at_the_worker_and_the_other_goes_on() {
     wait_for("the abort", || lock(&scene.script.aborts).len() == 1).await;
     let (id, sample) = lock(&scene.script.aborts)[0].clone();
     assert!(id.starts_with("pair#") && sample == 0, "{id} {sample}");
-    // All samples aborted: the request is over, and the stream is dropped at the worker.
+    // With all samples aborted the request is over, and the stream is dropped at the worker.
     let cancelled = scene.script.cancelled.load(Ordering::SeqCst);
     let mut stream = scene.submit(request.clone()).await.expect("it is taken");
     stream.abort_sample(0);
@@ -487,7 +487,7 @@ async fn readiness_follows_the_workers() {
     for name in ["w0", "w1"] {
         scene.changes.send(Change::Leave(name.into())).await.expect("the cluster listens");
     }
-    // Discovery may be wrong about one that talks: it serves on until its link is lost.
+    // Discovery may be wrong about a worker that still talks: it serves until its link is lost.
     assert_eq!(scene.run(request("on", 0..9, 3)).await.error, None);
     scene.workers.iter_mut().for_each(Mock::kill);
     wait_for("both to be gone", || scene.cluster.snapshot().workers.is_empty()).await;

@@ -1,5 +1,6 @@
-//! A worker made of nothing but its contract: tokens are a hash of what came before, and what goes wrong is
-//! scripted. Each runs on a runtime of its own, so that killing it closes its sockets as a dead process does.
+//! A worker that implements only the contract: its tokens are a hash of the preceding ones, and its faults
+//! are scripted. Each runs on its own runtime, so that killing it closes its sockets like those of a dead
+//! process.
 
 use std::collections::{HashSet, VecDeque};
 use std::net::SocketAddr;
@@ -19,50 +20,50 @@ pub const MODEL: &str = "m";
 pub const BLOCK_SIZE: usize = 4;
 pub const VOCAB_SIZE: u32 = 1000;
 
-/// What goes wrong with one Generate call, after so many of its deltas.
+/// A fault of one Generate call, after the given number of deltas.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Fault {
-    /// The stream breaks.
+    /// The stream breaks with an error.
     Break(usize),
-    /// The stream ends as if all were well.
+    /// The stream ends early without an error.
     End(usize),
-    /// A delta comes twice.
+    /// A delta is sent twice.
     Twice(usize),
-    /// A delta is lost.
+    /// A delta is missing.
     Hole(usize),
-    /// A delta is of another epoch.
+    /// A delta carries another epoch.
     OtherEpoch(usize),
-    /// Nothing comes any more, and the engine's steps stand still.
+    /// No more deltas, and the engine's step counter stops.
     Hang(usize),
-    /// Not taken.
+    /// The call is refused with UNAVAILABLE.
     Unavailable,
-    /// Not taken: full.
+    /// The call is refused because the worker is full.
     Full,
-    /// Not taken: the request is wrong.
+    /// The call is refused because the request is invalid.
     Invalid,
-    /// The connection breaks; what is computed stays, for who attaches.
+    /// The connection breaks; the output stays readable by Attach.
     Drop(usize),
-    /// The worker gives the rest back.
+    /// The worker hands the rest back.
     HandBack(usize),
 }
 
-/// What all workers of a scene share.
+/// Faults and records shared by the workers of a scene.
 #[derive(Debug, Default)]
 pub struct Script {
     faults: Mutex<VecDeque<Fault>>,
-    /// Every Generate call: worker, request.
+    /// Every Generate call: worker and request.
     pub calls: Mutex<Vec<(u32, wire::GenerateRequest)>>,
-    /// Every Attach call, as above, and whether the stream was there.
+    /// Every Attach call: worker, request, and whether the stream was found.
     pub attaches: Mutex<Vec<(u32, wire::AttachRequest, bool)>>,
-    /// Readers released, and by whom they were held.
+    /// Released readers: worker and request id.
     pub releases: Mutex<Vec<(u32, String)>>,
     pub aborts: Mutex<Vec<(String, u32)>>,
     pub watches: Mutex<Vec<wire::WatchRequest>>,
-    /// Streams dropped by the router before their end.
+    /// Streams that the router dropped before their end.
     pub cancelled: AtomicU32,
-    /// Time from one delta to the next, ms.
+    /// Milliseconds between deltas.
     pub pace_ms: AtomicU32,
-    /// Workers that start from now on do not promise equal bits after a resume.
+    /// Workers started from now on do not promise an exact resume.
     pub inexact: AtomicBool,
 }
 
@@ -80,7 +81,7 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("no test thread panics while it holds this")
 }
 
-/// A running worker.
+/// A running mock worker.
 pub struct Mock {
     pub address: SocketAddr,
     pub state: Arc<State>,
@@ -91,15 +92,15 @@ pub struct State {
     name: u32,
     epoch: u64,
     script: Arc<Script>,
-    /// The log: entry n is at n - 1; `None` is lost on the way.
+    /// The event log: event n is at index n - 1; `None` is never sent.
     log: Mutex<Vec<Option<Event>>>,
     stored: Mutex<Vec<wire::RunStored>>,
-    /// Streams that can be attached to, by key: the request that began each, oldest first.
+    /// Streams that Attach can find, oldest first: their key, and the request that started them.
     kept: Mutex<Vec<(Vec<u8>, wire::GenerateRequest)>>,
     lose_next: AtomicBool,
     frozen: AtomicBool,
     pub draining: AtomicBool,
-    /// It asks for its streams to be taken elsewhere.
+    /// Whether it asks routers to move its streams elsewhere.
     pub giving_back: AtomicBool,
     running: AtomicU32,
     changed: tokio::sync::watch::Sender<u64>,
@@ -140,7 +141,7 @@ impl Mock {
         Self { address, state, runtime: Some(runtime) }
     }
 
-    /// As `kill -9` does: its sockets close, nothing is said.
+    /// Like `kill -9`: its sockets close without any message.
     pub fn kill(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
@@ -155,7 +156,7 @@ impl Drop for Mock {
 }
 
 impl State {
-    /// The next entry of the log is numbered, and never sent.
+    /// Makes the next event of the log consume a number without being sent.
     pub fn lose_next_event(&self) {
         self.lose_next.store(true, Ordering::SeqCst);
     }
@@ -166,7 +167,7 @@ impl State {
         self.changed.send_modify(|version| *version += 1);
     }
 
-    /// Takes a prompt into the cache; says how many of its tokens were there.
+    /// Adds a prompt to the cache; returns how many of its tokens were there.
     fn cache(&self, request: &wire::GenerateRequest) -> u32 {
         let root = block_hash::root(MODEL, "", &request.cache_salt);
         let hashes = block_hash::chain(root, &request.prompt_token_ids, BLOCK_SIZE);
@@ -181,7 +182,7 @@ impl State {
             stream_key: request.stream_key.clone(),
         };
         self.append(Event::Admitted(admitted));
-        // Prompts in these tests share nothing or all of their blocks: a new run starts a sequence.
+        // Prompts in these tests share either no blocks or all of them, so a new run starts at depth 0.
         if held == 0 && !missing.is_empty() {
             let handle = lock(&self.stored).len() as u64 + 1;
             let run = wire::RunStored { handle, parent: 0, depth: 0, hashes: missing };
@@ -302,7 +303,7 @@ impl Worker for Service {
     }
 }
 
-/// The log from where a router asks, and the load every now and then.
+/// The log from the position that a router asks for, with load reports in between.
 fn follow(
     state: Arc<State>,
     request: wire::WatchRequest,
@@ -330,7 +331,7 @@ fn follow(
             }
             step += 1;
             yield event(next, state.load(step));
-            // A timeout is as good a reason to look as a change.
+            // Look again after a change or a timeout.
             let _ = tokio::time::timeout(Duration::from_millis(50), changed.changed()).await;
         }
     }
@@ -418,7 +419,7 @@ fn next_token(seed: u64, sample: u32, history: &[u32]) -> u32 {
     (block_hash::extend(root, history) % u64::from(VOCAB_SIZE)) as u32
 }
 
-/// All deltas of a request, a token each, its samples in turn. Tokens that are multiples of 41 end a sample.
+/// All deltas of a request, one token each, its samples interleaved. Multiples of 41 end a sample.
 fn deltas(request: &wire::GenerateRequest, epoch: u64, cached_tokens: u32) -> Vec<wire::GenerateDelta> {
     let sampling = request.sampling.clone().unwrap_or_default();
     let prompt = &request.prompt_token_ids;
@@ -466,7 +467,7 @@ fn deltas(request: &wire::GenerateRequest, epoch: u64, cached_tokens: u32) -> Ve
     deltas
 }
 
-/// What a reader still wants of a stream's deltas.
+/// The deltas of a stream that a reader still wants.
 fn attached(
     request: &wire::AttachRequest,
     deltas: Vec<wire::GenerateDelta>,
@@ -486,7 +487,7 @@ fn attached(
     Ok(deltas.into_iter().filter(wanted).collect())
 }
 
-/// Which way a [`Wire`] still carries anything.
+/// Directions in which a [`Wire`] carries bytes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Flow {
     Both,
@@ -495,8 +496,8 @@ pub enum Flow {
     None,
 }
 
-/// A wire to a worker that can be cut, completely or one way, without either end noticing: as by a stopped
-/// process, a dead switch or half a firewall.
+/// A connection to a worker that can be cut in one direction or both, unnoticed by its ends, as by a stopped
+/// process, a dead switch or an asymmetric firewall.
 pub struct Wire {
     pub address: SocketAddr,
     flow: tokio::sync::watch::Sender<Flow>,
@@ -531,7 +532,8 @@ impl Wire {
     }
 }
 
-/// Copies one way while the wire carries that way; what arrives later is lost, and the sockets stay open.
+/// Copies bytes in one direction while the wire is open that way. Later bytes are lost, and the sockets stay
+/// open.
 async fn carry(
     mut from: tokio::net::tcp::OwnedReadHalf,
     mut to: tokio::net::tcp::OwnedWriteHalf,

@@ -1,4 +1,4 @@
-//! Streams that outlive what carried them: a connection, a drain, a router, a client.
+//! Streams that outlive a connection, a drain, a router or a client.
 
 use skein_router::links::transport::Grpc;
 use skein_router::request::{Journey, Resume, ResumeSample};
@@ -24,7 +24,7 @@ impl Scene {
         lock(&self.script.calls).len()
     }
 
-    /// How many attached, and how many found their stream.
+    /// Number of Attach calls, and how many of them found their stream.
     fn attaches(&self) -> (usize, usize) {
         let attaches = lock(&self.script.attaches);
         (attaches.len(), attaches.iter().filter(|(_, _, found)| *found).count())
@@ -61,13 +61,13 @@ async fn a_stream_that_cannot_be_attached_to_is_computed_anew() {
     let scene = Scene::new(2).await;
     let request = request("anew", 0..9, 12);
     let expected = scene.run(request.clone()).await;
-    // Attached, and it gives nothing: once is enough.
+    // Attached, but the stream gives nothing: Attach is tried only once.
     let generates = scene.generates();
     scene.script.faults([Fault::Drop(3), Fault::Drop(0)]);
     let again = TokenRequest { id: "again".into(), ..request.clone() };
     assert_eq!(scene.run(again).await.samples, expected.samples);
     assert_eq!((scene.generates(), scene.attaches()), (generates + 2, (1, 1)));
-    // The worker has lost it.
+    // The worker no longer has the stream.
     wait_for("a sign of life", || scene.ready() == 2).await;
     scene.script.faults([Fault::Break(3)]);
     let lost = TokenRequest { id: "lost".into(), ..request };
@@ -114,7 +114,7 @@ async fn the_same_request_again_joins_its_own_stream() {
     let second = scene.submit(request.clone()).await.expect("it joins");
     assert_eq!((scene.generates(), scene.attaches()), (1, (1, 1)));
     assert_eq!(scene.cluster.snapshot().running.requests, 2);
-    // The first reader leaves, the second one has everything.
+    // The first reader leaves; the second receives everything.
     drop(first);
     let got = collect(&request, second).await;
     assert_eq!(got.error, None);
@@ -138,7 +138,7 @@ async fn a_client_comes_back_through_another_router() {
         let delta = stream.next().await.expect("a delta").expect("no error");
         delivered[delta.sample_index as usize].extend(delta.tokens);
     }
-    // The first router leaves without a word to the worker.
+    // The first router leaves without telling the worker.
     scene.cluster.leave();
     drop(stream);
     let sample = |(index, delivered)| ResumeSample { index: index as u32, delivered };
@@ -166,7 +166,7 @@ async fn a_resume_that_finds_nothing_is_computed_from_what_is_delivered() {
     let request = sampled(request("late", 0..9, 30), 2, |_| {});
     let expected = scene.run(TokenRequest { id: "undisturbed".into(), ..request.clone() }).await;
     for have in 0..expected.samples[1].0.len() {
-        // Sample 0 is not wanted any more.
+        // Sample 0 is no longer wanted.
         let delivered = expected.samples[1].0[..have].to_vec();
         let resume =
             Resume { samples: vec![ResumeSample { index: 1, delivered }], prompt_logprobs_done: false };

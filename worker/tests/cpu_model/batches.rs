@@ -1,4 +1,4 @@
-//! Batches by hand, over one pool of blocks.
+//! Hand-made batches over one pool of blocks.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use skein_worker::model::on_cpu::packed_cache::PackedCache;
 use skein_worker::scheduler::Scheduler;
 
 pub const BLOCK_SIZE: u32 = 16;
-/// Tokens of a block where blocks should run out.
+/// Tokens per block in tests where blocks should run out.
 pub const SMALL_BLOCK: u32 = 4;
 const MAX_MODEL_LEN: u32 = 64;
 
-/// An engine's thread.
+/// The thread of an engine.
 pub type Running = JoinHandle<Result<(), BackendError>>;
 
-/// A model directory of the repository's goldens.
+/// A model directory among the repository's goldens.
 pub fn golden(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models").join(name)
 }
@@ -42,19 +42,19 @@ pub fn sequence_of(tokens: Vec<u32>, index: u32, block_size: u32) -> Sequence {
     Sequence::new(tokens, index, 128u32.div_ceil(block_size), block_size)
 }
 
-/// Asks `batch` for the token after the last row of `sequence`, which must have been put last.
+/// Adds to `batch` a sample from the last row of `sequence`, which must be the last one added.
 pub fn sample(sequence: &Sequence, batch: &mut Batch, params: &Arc<SamplingParams>, prompt_len: u32) {
     sequence.sample(batch, params, Draw { prompt_len, ..Draw::default() });
 }
 
-/// The CPU backend over a golden model, exact, with `kv_blocks` blocks of [`SMALL_BLOCK`] tokens.
+/// The CPU backend with a golden model in exact arithmetic and `kv_blocks` blocks of [`SMALL_BLOCK`] tokens.
 pub fn small_backend(kv_blocks: u32) -> CpuBackend {
     let options =
         CpuOptions { threads: 2, kv_blocks, block_size: SMALL_BLOCK, max_rows: 64, numbers: Numbers::EXACT };
     CpuBackend::load(&golden("llama-gqa"), options, &mut |_, _| {}).unwrap()
 }
 
-/// An engine over `backend` that takes up to 64 tokens a sequence, in small steps.
+/// An engine over `backend` with small steps and sequences of up to 64 tokens.
 pub fn start(
     backend: impl Backend + 'static,
     share_prefixes: bool,

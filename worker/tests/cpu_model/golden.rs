@@ -1,4 +1,4 @@
-//! What transformers computed with a model: see `tests/golden/README.md`.
+//! Values that transformers computed with a model; see `tests/golden/README.md`.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Against Hugging Face transformers in float32: the files under tests/golden, which Skein did not make.
+//! Agreement with Hugging Face transformers in float32: the files under tests/golden.
 
 use serde_json::Value;
 use skein_kernels::cpu::packed::Format;
@@ -8,7 +8,7 @@ use skein_worker::backend::cpu::{CpuBackend, CpuOptions, Numbers};
 use crate::batches::{BLOCK_SIZE, golden, load, sequence_of};
 use crate::golden::Golden;
 
-/// Greatest difference of a logit. Logits of these models spread over several units.
+/// Greatest difference of a logit; the logits of these models range over several units.
 const TOLERANCE: f32 = 1e-4;
 
 fn assert_close(got: &[f32], expected: &[f32], what: &str) {
@@ -17,7 +17,7 @@ fn assert_close(got: &[f32], expected: &[f32], what: &str) {
     assert!(worst <= TOLERANCE, "{what}: logits differ by {worst}");
 }
 
-/// Prompt logits, then 64 greedy tokens and the logits that chose them.
+/// Checks prompt logits, then 64 greedy tokens and the logits that chose them.
 fn check(name: &str) {
     let golden = Golden::read(&golden(name));
     let mut model = load(name, 2, BLOCK_SIZE);
@@ -86,7 +86,7 @@ fn gemma2_in_both_config_styles() {
     check("gemma2-v5");
 }
 
-/// The model that ships, against `tests/golden/skein-7m.json`; remake that file when the model changes.
+/// The shipped model against `tests/golden/skein-7m.json`. Remake that file when the model changes.
 #[test]
 fn the_shipped_model() {
     let json: Value = serde_json::from_slice(&std::fs::read(golden("../skein-7m.json")).unwrap()).unwrap();
@@ -132,7 +132,7 @@ fn weights_that_are_no_numbers_are_refused_at_load() {
     bytes[data..].fill(0xff); // NaN in f32
     std::fs::write(&path, bytes).unwrap();
     let rounded = Numbers { weights: Some(Format::INT8), ..Numbers::EXACT };
-    // What is rounded is refused before it is, by the name of its tensor.
+    // Weights to be rounded are refused before rounding, with the name of their tensor.
     for (numbers, expected) in [
         (Numbers::EXACT, "not finite"),
         (rounded, "tensor model.layers.0.self_attn.q_proj.weight: the weight of output 0"),

@@ -1,4 +1,4 @@
-//! Logits of a row have the same bits alone and in any company.
+//! A row's logits have the same bits alone and in any batch.
 
 use skein_worker::backend::Batch;
 use skein_worker::backend::BlockCopy;
@@ -17,7 +17,7 @@ fn bits(logits: &[f32]) -> Vec<u32> {
     logits.iter().map(|logit| logit.to_bits()).collect()
 }
 
-/// Logits of all positions, computed in these chunks, beside `others` that go along in chunks of their own.
+/// Logits of all positions, computed in these chunks, beside `others` sequences with chunks of their own.
 fn run(model: &mut CpuModel, block_size: u32, chunks: &[usize], others: u32) -> Vec<Vec<u32>> {
     let mut sequence = sequence_of(tokens(1), 1, block_size);
     let mut company: Vec<Sequence> =
@@ -112,7 +112,7 @@ fn a_forked_sequence_goes_on_in_a_copy_of_its_last_block() {
     let mut batch = Batch::default();
     parent.put(&mut batch, 20);
     model.logits(&batch, &[]);
-    // The fork shares the first block and copies the second, which the parent then goes on to overwrite.
+    // The fork shares the first block and copies the second, which the parent then overwrites.
     let mut fork = parent.clone();
     fork.blocks = sequence_of(Vec::new(), 10, BLOCK_SIZE).blocks;
     fork.blocks[0] = parent.blocks[0];

@@ -1,4 +1,5 @@
-//! The model on the CPU backend: it agrees with transformers, and no batch, chunk or thread count changes a bit.
+//! The model on the CPU backend: it agrees with transformers, and batch, chunks and threads never change a
+//! bit.
 
 #![allow(clippy::unwrap_used)] // a test may fail
 

@@ -1,5 +1,5 @@
-//! Whole requests through the engine: with the next step launched before the last one's tokens are read, every bit is
-//! that of one step at a time.
+//! Whole requests through the engine. Launching the next step before the last one's tokens are read changes
+//! no bit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,11 +16,11 @@ use skein_worker::scheduler::{NewRequest, NewSample, RequestKey};
 
 use crate::batches::{small_backend, start};
 
-/// Two of the longest sequences, and a little: most requests wait, and some lose their blocks.
+/// Enough for two of the longest sequences: most requests wait, and some are preempted.
 const KV_BLOCKS: u32 = 36;
 const SAMPLES: u32 = 3;
 
-/// The CPU backend with so many steps under way, counting what it is told to carry from step to step.
+/// The CPU backend with `depth` steps in flight. Counts the tokens and histories carried from step to step.
 struct Watched {
     backend: CpuBackend,
     depth: usize,
@@ -63,7 +63,7 @@ fn bits(logprobs: TokenLogprobs) -> Bits {
     (logprobs.token, logprobs.logprob.to_bits(), logprobs.rank, top)
 }
 
-/// Everything a request may ask for, in turns.
+/// Requests with every kind of parameter, by `index`.
 fn request(index: u32) -> NewRequest {
     let mut params = SamplingParams { max_tokens: 10 + index, ..SamplingParams::default() };
     if index % 2 == 1 {
@@ -81,7 +81,7 @@ fn request(index: u32) -> NewRequest {
     let prompt_len = 3 + index * 5 % 29;
     NewRequest {
         key: RequestKey(0),
-        // Some begin alike.
+        // Some prompts share a prefix.
         prompt: (0..prompt_len).map(|at| (at * at + 7 * at + index % 3 * 31) % 250 + 2).collect(),
         params: Arc::new(params),
         samples: (0..1 + index % SAMPLES).map(|index| NewSample { index, delivered: Vec::new() }).collect(),
@@ -91,7 +91,7 @@ fn request(index: u32) -> NewRequest {
     }
 }
 
-/// What became of `requests` that came all at once, and how many rows and histories were carried.
+/// Outputs of `requests` that arrive together, and the number of rows and histories carried.
 async fn serve(
     depth: usize,
     share_prefixes: bool,
@@ -122,7 +122,7 @@ async fn serve(
         }
         outputs.push((samples, scores));
     }
-    handle.snapshot().await.unwrap(); // after this the load is that of all ends
+    handle.snapshot().await.unwrap(); // all ends are in the load after this
     let free = handle.log().load().free_blocks;
     assert_eq!(free, KV_BLOCKS, "nobody runs, nothing is held");
     handle.stop().await;

@@ -28,7 +28,7 @@ fn backend() -> CpuBackend {
     backend
 }
 
-/// Draws `count` tokens after the prompt, alone or after others in the batch.
+/// Draws `count` tokens after the prompt, alone or behind others in the batch.
 fn generate(
     backend: &mut CpuBackend,
     params: SamplingParams,
@@ -103,7 +103,7 @@ fn scores_and_samples_are_read_from_their_rows() {
     let mut sequence = sequence_of(PROMPT.repeat(5), 0, BLOCK_SIZE);
     sequence.put(&mut batch, 45);
     let reference = load("llama-gqa", 1, BLOCK_SIZE).logits(&batch, &(0..45).collect::<Vec<_>>());
-    // More rows than are held at a time, out of order, some twice.
+    // More rows than fit in memory at once, out of order, some repeated.
     let rows = (0..44u32).rev().chain([3, 3]);
     let scores: Vec<ScoreRow> =
         rows.map(|row| ScoreRow { row, target: sequence.tokens[row as usize + 1], top: row % 3 }).collect();

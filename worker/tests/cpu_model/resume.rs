@@ -1,5 +1,5 @@
-//! Cut at every position and resumed on another engine: every token, every bit of every log-probability and every end
-//! is that of the request that nobody cut.
+//! Cut at every position and resumed on another engine, a request gives every token, every bit of its
+//! log-probabilities and every finish reason of the uninterrupted one.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::batches::{small_backend, start};
 const KV_BLOCKS: u32 = 200;
 const MAX_TOKENS: u32 = 14;
 
-/// One sample: its tokens, the bits of their log-probabilities, its end.
+/// One sample: its tokens, the bits of their log-probabilities, its finish reason.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Output {
     tokens: Vec<TokenId>,
@@ -25,7 +25,7 @@ struct Output {
     finish: Option<FinishReason>,
 }
 
-/// A log-probability, its rank, and the best ones.
+/// A log-probability, its rank, and the most probable tokens.
 type Bits = (u32, u32, Vec<(TokenId, u32)>);
 
 impl Output {
@@ -36,7 +36,7 @@ impl Output {
         }));
     }
 
-    /// What follows its first `count` tokens.
+    /// The part after the first `count` tokens.
     fn after(&self, count: usize) -> Self {
         let logprobs = self.logprobs.get(count..).unwrap_or_default().to_vec();
         Self { tokens: self.tokens[count..].to_vec(), logprobs, finish: self.finish }
@@ -126,8 +126,8 @@ async fn a_request_cut_at_any_position_goes_on_elsewhere_bit_for_bit() {
     }
 }
 
-/// The samples to resume, each cut somewhere else, and what they are to give. Those that had ended by then are not
-/// asked for.
+/// The samples to resume, each cut at a different position, and their expected output. Samples that have
+/// ended by then are left out.
 fn cut_at(cut: usize, n: u32, whole: &[Output]) -> (Vec<NewSample>, Vec<Output>) {
     let had = |index: u32| (cut + 3 * index as usize) % MAX_TOKENS as usize;
     let mut samples = Vec::new();

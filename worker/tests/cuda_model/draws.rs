@@ -1,4 +1,4 @@
-//! Drawn tokens: those of the CPU, carried from step to step on the device, replayed by graphs.
+//! Sampled tokens: equal to the CPU's, carried from step to step on the device, and replayed by graphs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use skein_worker::config::CudaConfig;
 use crate::models::LLAMA;
 use crate::runs::{eager, on_cpu, on_cuda, prompt, sample, sequence_of, step};
 
-/// One of each way to draw.
+/// One of each way to sample.
 fn ways() -> Vec<Arc<SamplingParams>> {
     let plain = SamplingParams { logprobs: Some(3), ..SamplingParams::default() };
     let seeded = SamplingParams { temperature: 0.9, seed: 5, ..SamplingParams::default() };
@@ -34,8 +34,8 @@ fn ways() -> Vec<Arc<SamplingParams>> {
     [plain, seeded, cut, penalties, biased].into_iter().map(Arc::new).collect()
 }
 
-/// Draws `count` tokens for each way in one batch, prompts at once and then token by token. Tokens are fed back as
-/// `feed` says them, or as they were drawn.
+/// Draws `count` tokens for each way in one batch: first the prompts, then one token per step. The next input
+/// is the token in `feed`, or else the token drawn.
 fn generate(backend: &mut dyn Backend, count: usize, feed: Option<&[Vec<Sampled>]>) -> Vec<Vec<Sampled>> {
     let ways = ways();
     let mut sequences: Vec<Sequence> =
@@ -106,7 +106,8 @@ fn tokens_are_those_of_the_cpu() {
             }
         }
     }
-    // Rounding to bf16 decides where two tokens are nearly equal; a wrong seed or a lost penalty differs nearly always.
+    // Rounding to bf16 decides between nearly equal tokens. A wrong seed or a lost penalty would differ
+    // almost always.
     assert!(differing.iter().all(|differing| *differing <= 3), "of {TURNS} draws each: {differing:?} differ");
 }
 

@@ -1,5 +1,5 @@
-//! Whole requests through the engine: two steps under way, graphs, prefixes shared, blocks taken away and computed
-//! again. In batch-invariant mode none of it shows in a token.
+//! Whole requests through the engine: two steps in flight, graphs, shared prefixes, preemption and
+//! recomputation. In batch-invariant mode none of this changes a token.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::runs::{eager, limits, prompt, try_cuda};
 const REQUESTS: u32 = 10;
 const SAMPLES: u32 = 2;
 const MAX_MODEL_LEN: u32 = 128;
-/// Keys and values of a token in the tiny model: 2 layers, 2 heads of 64, bf16.
+/// Bytes of a token's keys and values in the tiny model: 2 layers, 2 heads of 64, bf16.
 const TOKEN_BYTES: u64 = 2 * 2 * 2 * 64 * 2;
 
 fn request(index: u32) -> NewRequest {
@@ -40,7 +40,7 @@ fn request(index: u32) -> NewRequest {
     }
 }
 
-/// The tokens of all samples of all requests, that came all at once.
+/// The tokens of all samples of all requests, which arrive together.
 async fn serve(dir: &std::path::Path, kv_tokens: u64, enforce_eager: bool) -> Vec<Vec<Vec<TokenId>>> {
     let cuda = CudaConfig { batch_invariant: true, enforce_eager, ..eager() };
     let limits = SchedulerConfig { max_model_len: Some(MAX_MODEL_LEN), ..limits() };
@@ -65,7 +65,7 @@ async fn serve(dir: &std::path::Path, kv_tokens: u64, enforce_eager: bool) -> Ve
         }
         outputs.push(samples);
     }
-    handle.snapshot().await.unwrap(); // after this the load is that of all ends
+    handle.snapshot().await.unwrap(); // all ends are in the load after this
     assert_eq!(handle.log().load().free_blocks, kv_blocks, "nobody runs, nothing is held");
     handle.stop().await;
     running.join().unwrap().unwrap();
@@ -80,6 +80,6 @@ async fn no_token_shows_what_else_ran_or_what_was_computed_again() {
     let dir = LLAMA.make(13);
     let expected = serve(dir.path(), 2048, true).await;
     assert!(expected.iter().flatten().all(|tokens| tokens.len() >= 20));
-    // Two of the longest sequences: some lose their blocks.
+    // Room for two of the longest sequences, so some are preempted.
     assert_eq!(serve(dir.path(), 256, false).await, expected);
 }

@@ -1,4 +1,5 @@
-//! The CUDA backend against Hugging Face transformers: the files under tests/golden, which were computed in float32.
+//! Agreement of the CUDA backend with Hugging Face transformers: the files under tests/golden, made in
+//! float32.
 
 use std::path::Path;
 
@@ -6,10 +7,11 @@ use crate::golden::Golden;
 use crate::runs::{eager, on_cuda};
 use crate::scores::{TOLERANCE, scores_of};
 
-/// Of any one log-probability: those of unlikely tokens differ by more than the mean, which is within [`TOLERANCE`].
+/// Limit for a single log-probability; the mean must be within [`TOLERANCE`]. Unlikely tokens differ more.
 const MOST: f32 = 4.0 * TOLERANCE;
 
-/// Log-probabilities of a prompt and of 64 greedy tokens, computed in chunks, where the goldens have all logits.
+/// Log-probabilities of a prompt and of 64 greedy tokens, computed in chunks, compared with the golden
+/// logits.
 fn check(name: &str) {
     if !skein_cuda_emulation::load() {
         return;

@@ -1,4 +1,4 @@
-//! Tiny models with seeded weights, made where the test runs.
+//! Tiny models with seeded weights, created by the tests.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use skein_node::random::SplitMix64;
 use skein_worker::model::config::ModelConfig;
 use skein_worker::model::tensors::{self, Kind, Tensor};
 
-/// What kind of tiny model.
+/// Architecture and sizes of a tiny model.
 #[derive(Debug, Clone, Copy)]
 pub struct Tiny {
     pub model_type: &'static str,
@@ -35,16 +35,16 @@ pub const LLAMA: Tiny = Tiny {
     inner: 192,
     vocab: 300,
 };
-/// With heads of 128 values, four to a KV head.
+/// With heads of 128 values, four per KV head.
 pub const GROUPED: Tiny = Tiny { heads: 8, head_dim: 128, ..LLAMA };
-/// With biases of queries, keys and values, tied, in half precision.
+/// Biases on queries, keys and values, tied embeddings, half precision.
 pub const QWEN2: Tiny = Tiny { model_type: "qwen2", dtype: "F16", tied: true, kv_heads: 1, ..LLAMA };
-/// In single precision: converted at load.
+/// In single precision, which is converted at load.
 pub const WIDE: Tiny = Tiny { dtype: "F32", heads: 2, kv_heads: 2, ..LLAMA };
 /// With normalised heads.
 pub const QWEN3: Tiny = Tiny { model_type: "qwen3", vocab: 301, ..LLAMA };
 
-/// A value from -1 to 1.
+/// A uniform value in [-1, 1).
 fn even(random: &mut SplitMix64) -> f32 {
     (random.next_u64() >> 40) as f32 / (1 << 23) as f32 - 1.0
 }
@@ -68,7 +68,7 @@ impl Tiny {
         })
     }
 
-    /// Makes the first value of a tensor of the bfloat16 model in `dir` a NaN.
+    /// Sets the first value of a tensor to NaN in the bfloat16 model in `dir`.
     pub fn spoil(dir: &Path, tensor: &str) {
         let path = dir.join("model.safetensors");
         let mut file = std::fs::read(&path).unwrap();
@@ -99,7 +99,7 @@ impl Tiny {
         std::fs::write(path, file).unwrap();
     }
 
-    /// Name, shape, and the range of the values.
+    /// Name, shape and range of values of each tensor.
     fn tensors(&self) -> Vec<(String, Vec<usize>, f32, f32)> {
         let config = self.config();
         let spec = ModelConfig::parse(config.as_object().unwrap(), &serde_json::Map::new()).unwrap().spec;

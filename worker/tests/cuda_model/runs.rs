@@ -1,4 +1,4 @@
-//! Backends, and sequences over one pool of blocks that any of them computes.
+//! Backends, and sequences over one pool of blocks that any backend can compute.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,12 +25,12 @@ pub fn limits() -> SchedulerConfig {
     }
 }
 
-/// The CUDA backend over the model in `dir`, on the emulation.
+/// The CUDA backend with the model in `dir`, on the emulation.
 pub fn on_cuda(dir: &Path, config: CudaConfig) -> CudaBackend {
     on_cuda_in(dir, config, Fp8::default()).unwrap()
 }
 
-/// The same with some numbers in FP8.
+/// The same with some values in FP8.
 pub fn on_cuda_in(dir: &Path, config: CudaConfig, fp8: Fp8) -> Result<CudaBackend, cuda::CudaLoadError> {
     let (cuda, limits, kv_cache_memory_bytes) = (config, limits(), Some(4 << 20));
     load(dir, CudaOptions { cuda, fp8, limits, kv_cache_memory_bytes, readers: 2 })
@@ -80,12 +80,12 @@ pub fn step(backend: &mut dyn Backend, batch: Batch) -> StepOutput {
     backend.collect(step).unwrap()
 }
 
-/// The `index`-th sequence, of up to 128 tokens.
+/// Sequence number `index`, of up to 128 tokens.
 pub fn sequence_of(tokens: Vec<u32>, index: u32) -> Sequence {
     Sequence::new(tokens, index, 8, BLOCK_SIZE)
 }
 
-/// Asks `batch` for the token after the last row of `sequence`, which must have been put last.
+/// Adds to `batch` a sample from the last row of `sequence`, which must be the last one added.
 pub fn sample(
     sequence: &Sequence,
     batch: &mut Batch,
@@ -97,7 +97,7 @@ pub fn sample(
     sequence.sample(batch, params, Draw { index, carried, forbid_stop, prompt_len: 5 });
 }
 
-/// Some tokens of the vocabulary of 300.
+/// Tokens from the vocabulary of 300.
 pub fn prompt(seed: u32, len: usize) -> Vec<u32> {
     (0..len as u32).map(|i| (i * i * 7 + 31 * i + seed * 97) % 290 + 2).collect()
 }

@@ -10,10 +10,10 @@ use skein_kernels::cuda::ops::attention_sm90::{PrefillLayer, PrefillRows, Prefil
 use skein_kernels::cuda::ops::kv::{KvLayer, StepSequences};
 use skein_kernels::cuda::{CudaError, DeviceBuffer, DeviceSlice};
 
-/// Tokens of a block of the cache.
+/// Tokens per cache block.
 const BLOCK: usize = 16;
 
-/// Sequences of one length with a cache behind them: copies of one layer.
+/// Sequences of equal length with a cache: several copies of one layer.
 pub(super) struct Cached {
     keys: DeviceBuffer<bf16>,
     values: DeviceBuffer<bf16>,
@@ -24,7 +24,7 @@ pub(super) struct Cached {
     table_stride: usize,
     model: Model,
     rows: usize,
-    /// How many layers.
+    /// Number of copies.
     pub copies: usize,
 }
 
@@ -41,7 +41,7 @@ impl Cached {
         let blocks = batch * table_stride;
         let len = blocks * BLOCK * model.kv_heads * model.head_dim;
         let copies = rig.copies(2 * len * size_of::<bf16>());
-        // Neighbouring blocks of a sequence lie apart, as they do after a while of serving.
+        // Neighbouring blocks of a sequence lie apart, as they do after some time of serving.
         let tables: Vec<u32> =
             (0..blocks).map(|i| (i % table_stride * batch + i / table_stride) as u32).collect();
         let starts: Vec<u32> = (0..=batch).map(|i| (i * rows) as u32).collect();
@@ -93,7 +93,7 @@ impl Cached {
     }
 }
 
-/// Keys and values of `tokens` tokens, one layer.
+/// Bytes of the keys and values of `tokens` tokens in one layer.
 fn kv_bytes(model: &Model, tokens: usize) -> usize {
     2 * tokens * model.kv_heads * model.head_dim * size_of::<bf16>()
 }
@@ -127,7 +127,7 @@ pub(super) fn decode_work(model: &Model, batch: usize, context: usize) -> Work {
     Work { bytes: kv_bytes(model, batch * context) + 4 * batch * model.q_width(), operations }
 }
 
-/// A prompt of `rows` tokens by mma.sync, and by wgmma where the device has it.
+/// A prompt of `rows` tokens with mma.sync, and with wgmma if the device has it.
 pub(super) fn prefill(rig: &mut Rig<'_>, model: &Model, rows: usize) -> Result<(), CudaError> {
     let name = format!("attention {} prefill of {rows}", model.name);
     if !rig.wants(&name, Cached::bytes(rig, model, 1, rows))? {
@@ -145,7 +145,7 @@ fn prefill_work(model: &Model, rows: usize) -> Work {
     Work { bytes: kv_bytes(model, rows) + 4 * rows * model.q_width(), operations }
 }
 
-/// The attention that the backend launches.
+/// The attention kernel that the backend launches.
 pub(super) fn over_cache(
     rig: &mut Rig<'_>,
     name: &str,
@@ -212,7 +212,7 @@ fn by_hopper(rig: &mut Rig<'_>, name: &str, cached: &Cached, work: Work) -> Resu
     })
 }
 
-/// Queries as they lie in the rows of the stacked projection, room for results, and values between two rows.
+/// Queries laid out as in the stacked projection, memory for results, and the stride between rows.
 fn queries<T: Element + skein_kernels::cuda::ops::random::Randomised>(
     rig: &mut Rig<'_>,
     cached: &Cached,

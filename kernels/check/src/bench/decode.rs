@@ -1,4 +1,4 @@
-//! Every operation of a step as the backend runs it, one after the other: a decode step, or with many rows a prompt.
+//! Every operation of a step as the backend runs it, in sequence: a decode step, or with many rows a prompt.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use skein_kernels::cuda::ops::rope::{RopeKvWrite, RopeRows};
 use skein_kernels::cuda::{CudaError, DeviceSlice};
 use skein_kernels::gate::Gate;
 
-/// Rows from which on a step is a prompt: only its last row has logits.
+/// From this many rows on a step is a prompt: only its last row has logits.
 const PROMPT: usize = 1024;
 
 /// `rows` sequences of one row over `context` tokens, or one prompt of `rows` tokens.
@@ -64,7 +64,7 @@ fn norm(rig: &mut Rig<'_>, of: &str, model: &Model, rows: usize) -> Result<(), C
     if !rig.wants(&name, 8 * len)? {
         return Ok(());
     }
-    // The residual grows by delta each time, and stays small enough.
+    // The residual grows by delta each time, but stays small enough.
     let (residual, delta) = (rig.random::<f32>(len)?, rig.random::<bf16>(len)?);
     let (out, weight) = (rig.zeros::<bf16>(len)?, rig.random::<f32>(hidden)?);
     let norm = AddRmsNorm::<bf16>::new(rig.kernels())?;
@@ -84,7 +84,7 @@ fn norm(rig: &mut Rig<'_>, of: &str, model: &Model, rows: usize) -> Result<(), C
     })
 }
 
-/// One projection, by whatever [`Linear`] chooses; gate and up with the SiLU behind them.
+/// One projection with the kernel that [`Linear`] chooses; gate and up include the SiLU.
 fn linear(
     rig: &mut Rig<'_>,
     name: &str,

@@ -1,8 +1,8 @@
-//! How long each kernel takes at the shapes of real models, beside what the device can do at most: plain reading and a
-//! large product, measured in the same run (`skein gpu-check bench`).
+//! The time of each kernel at the shapes of real models, beside the device's limits: the bandwidth of plain
+//! reads and the speed of a large product, measured in the same run (`skein gpu-check bench`).
 //!
-//! Each row of the table is one operation, replayed from a graph so that launch gaps do not count, over enough copies of
-//! its weights or cache that the L2 cache does not serve them.
+//! Each row of the table is one operation. It is replayed from a graph, so that launch gaps do not count,
+//! over enough copies of its weights or cache that the L2 cache cannot hold them.
 //!
 //! Not yet run on a GPU.
 
@@ -20,22 +20,22 @@ use crate::cases::Scale;
 
 pub use time::{Measured, Rig};
 
-/// Sizes of a model, as far as its kernels are concerned.
+/// Sizes of a model that matter to its kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Model {
-    /// In the table.
+    /// Name in the table.
     pub name: &'static str,
-    /// Residual stream.
+    /// Width of the residual stream.
     pub hidden: usize,
-    /// Of the MLP.
+    /// Width of the MLP.
     pub inner: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Key and value heads.
+    /// Number of key and value heads.
     pub kv_heads: usize,
-    /// Values of a head.
+    /// Values per head.
     pub head_dim: usize,
-    /// Tokens.
+    /// Tokens in the vocabulary.
     pub vocab: usize,
 }
 
@@ -52,26 +52,26 @@ impl Model {
 const LLAMA_8B: Model =
     Model { name: "8b", hidden: 4096, inner: 14_336, heads: 32, kv_heads: 8, head_dim: 128, vocab: 128_256 };
 const LLAMA_1B: Model = Model { name: "1b", hidden: 2048, inner: 8192, head_dim: 64, ..LLAMA_8B };
-/// For the emulation, whose times mean nothing.
+/// For the emulation, where times are meaningless.
 const TINY: Model =
     Model { name: "tiny", hidden: 64, inner: 96, heads: 4, kv_heads: 2, head_dim: 64, vocab: 300 };
 
-/// What the device can do at most.
+/// Measured limits of the device.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Ceilings {
-    /// Bytes a second of plain reading.
+    /// Bytes per second of plain reads.
     pub read_bytes_per_second: f64,
-    /// Operations a second of a large bf16 product; `None` without cuBLASLt.
+    /// Operations per second of a large bf16 product; `None` without cuBLASLt.
     pub flops_per_second: Option<f64>,
 }
 
-/// Sizes of one run.
+/// Sizes for one run.
 struct Sizes {
     models: &'static [Model],
     decode_rows: &'static [usize],
     product_rows: &'static [usize],
     prefill_rows: usize,
-    /// Context of the decode table.
+    /// Context length of the decode table.
     context: usize,
     contexts: &'static [usize],
     batches: &'static [usize],
@@ -106,8 +106,8 @@ const SMALL: Sizes = Sizes {
     matmul: 64,
 };
 
-/// Measures every operation whose name contains `filter`. `on_ceilings` hears of what the device can do at most, then
-/// `on_measured` of each operation.
+/// Measures every operation whose name contains `filter`. Calls `on_ceilings` with the device's limits, then
+/// `on_measured` for each operation.
 pub fn run(
     device: &Arc<Device>,
     scale: Scale,

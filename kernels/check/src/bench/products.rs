@@ -1,5 +1,5 @@
-//! Projections: the kernel for few rows, cuBLASLt and the kernel for many, side by side, so that the table says from how
-//! many rows on each is the fastest.
+//! Projections with the kernel for few rows, the kernel for many, and cuBLASLt: the table shows from how many
+//! rows on each is the fastest.
 
 use half::bf16;
 
@@ -30,13 +30,13 @@ pub(super) fn work(rows: usize, n: usize, k: usize, weight_bytes: usize) -> Work
     Work { bytes: n * k * weight_bytes + 2 * rows * (n + k), operations }
 }
 
-/// Copies of one weight, one after the other.
+/// Consecutive copies of one weight.
 pub(super) struct Weights<T: Randomised> {
     values: DeviceBuffer<T>,
     scales: DeviceBuffer<f32>,
     n: usize,
     k: usize,
-    /// How many.
+    /// Number of copies.
     pub copies: usize,
 }
 
@@ -66,7 +66,7 @@ impl Weights<E4m3> {
     }
 }
 
-/// Each projection with each kernel, for each number of rows.
+/// Times each projection with each kernel, for each number of rows.
 pub(super) fn by_rows(rig: &mut Rig<'_>, model: &Model, rows: &[usize]) -> Result<(), CudaError> {
     for (name, n, k) in shapes(model) {
         let name = format!("product {} {name} {n}x{k}", model.name);

@@ -1,11 +1,11 @@
-//! Drawing tokens from logits.
+//! Sampling of tokens from logits.
 
 use super::time::{Rig, Work};
 use skein_kernels::cpu::sample::Controls;
 use skein_kernels::cuda::ops::sample::{SampleBatch, SampleParams, Sampler, Stages};
 use skein_kernels::cuda::{CudaError, DeviceSlice};
 
-/// Its name, a row's parameters, and the launches they need.
+/// Name, parameters of a row, and the launches that they need.
 type Kind = (&'static str, fn(u32) -> SampleParams, Stages);
 
 fn warm(row: u32) -> SampleParams {
@@ -18,7 +18,7 @@ fn cut(row: u32) -> SampleParams {
     SampleParams { controls: Controls { top_k: 50, top_p: 0.95, ..warm.controls }, ..warm }
 }
 
-/// Greedy, at a temperature, and with top-k and top-p, from `rows` rows.
+/// Greedy, with temperature, and with top-k and top-p, from `rows` rows.
 pub(super) fn run(rig: &mut Rig<'_>, vocab: usize, rows: usize) -> Result<(), CudaError> {
     let kinds: [Kind; 3] = [
         ("greedy", SampleParams::greedy, Stages::Greedy),

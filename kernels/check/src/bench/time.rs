@@ -1,4 +1,4 @@
-//! The stopwatch, and memory that is not in the cache.
+//! Timing of launches over memory that is not in the cache.
 
 use crate::cases::Scale;
 use skein_kernels::cuda::memory::Element;
@@ -6,20 +6,20 @@ use skein_kernels::cuda::ops::random::{FillNormal, Randomised};
 use skein_kernels::cuda::roofline::median_seconds;
 use skein_kernels::cuda::{CudaError, DeviceBuffer, Graph, Kernels, Stream};
 
-/// Copies of what is read go on until they are so many times the L2 cache.
+/// Inputs are copied until they are this many times the size of the L2 cache.
 const L2_TIMES: u64 = 3;
-/// Most copies.
+/// Most copies of an input.
 const MAX_COPIES: usize = 64;
-/// A graph's replays take about so long.
+/// Approximate duration of a graph, in seconds.
 const GRAPH_SECONDS: f64 = 2e-3;
-/// Most launches of a graph.
+/// Most launches in a graph.
 const MAX_LAUNCHES: usize = 512;
-/// Replays that are timed; the median counts.
+/// Timed replays; the result is their median.
 const ROUNDS: usize = 11;
-/// Of free memory, one measurement takes at most this part.
+/// A measurement takes at most this fraction (1 / n) of free memory.
 const MEMORY_SHARE: u64 = 2;
 
-/// One operation's time.
+/// The time of one operation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Measured {
     /// Operation, model and shape.
@@ -28,11 +28,11 @@ pub struct Measured {
     pub seconds: f64,
     /// Bytes it must move: each input read once, each output written once.
     pub bytes: f64,
-    /// Multiplications and additions of its products; 0 where there are none.
+    /// Multiplications and additions of its products; 0 if there are none.
     pub operations: f64,
 }
 
-/// The least work that an operation can be.
+/// The minimum of work that an operation has to do.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Work {
     /// See [`Measured::bytes`].
@@ -41,7 +41,7 @@ pub struct Work {
     pub operations: f64,
 }
 
-/// Where operations are timed.
+/// Times operations on one stream.
 #[derive(Debug)]
 pub struct Rig<'a> {
     kernels: &'a Kernels,
@@ -65,23 +65,23 @@ impl<'a> Rig<'a> {
         Ok(Self { kernels, stream, scale, filter, drawn: 0, measured, on_measured })
     }
 
-    /// The device's kernels.
+    /// The kernels of the device.
     pub fn kernels(&self) -> &'a Kernels {
         self.kernels
     }
 
-    /// All work goes here.
+    /// The stream of all work.
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
 
-    /// Whether the operation called `name`, which needs `bytes` of memory, is to be measured.
+    /// Whether to measure the operation `name`, which needs `bytes` of memory.
     pub(super) fn wants(&self, name: &str, bytes: usize) -> Result<bool, CudaError> {
         let (free, _) = self.kernels.device().memory_info()?;
         Ok(name.contains(&self.filter) && bytes as u64 <= free / MEMORY_SHARE)
     }
 
-    /// How many copies of `bytes` are read in turn, so that none is in the cache when its turn comes.
+    /// Number of copies of `bytes` to read in turn, so that none is still cached when it is read again.
     pub(super) fn copies(&self, bytes: usize) -> usize {
         let wanted = (L2_TIMES * self.kernels.device().l2_bytes) as usize;
         match self.scale {
@@ -90,7 +90,7 @@ impl<'a> Rig<'a> {
         }
     }
 
-    /// Random values: hardware may move and multiply zeros faster.
+    /// Random values; hardware may move and multiply zeros faster.
     pub(super) fn random<T: Randomised>(&mut self, len: usize) -> Result<DeviceBuffer<T>, CudaError> {
         let buffer = DeviceBuffer::new(self.kernels.device(), len)?;
         self.drawn += 1;
@@ -98,19 +98,19 @@ impl<'a> Rig<'a> {
         Ok(buffer)
     }
 
-    /// Memory of zeros.
+    /// Memory filled with zeros.
     pub(super) fn zeros<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>, CudaError> {
         let buffer = DeviceBuffer::new(self.kernels.device(), len)?;
         buffer.fill_bytes(&self.stream, 0)?;
         Ok(buffer)
     }
 
-    /// `values` on the device.
+    /// Copies `values` to the device.
     pub(super) fn upload<T: Element>(&self, values: &[T]) -> Result<DeviceBuffer<T>, CudaError> {
         DeviceBuffer::from_slice(self.kernels.device(), &self.stream, values)
     }
 
-    /// Times `launch`, which queues the operation over the copy it is told, of `copies`.
+    /// Times `launch`, which queues the operation over the copy with the given number, for `copies` copies.
     pub(super) fn measure(
         &mut self,
         name: &str,
@@ -133,7 +133,7 @@ impl<'a> Rig<'a> {
     ) -> Result<f64, CudaError> {
         let stream = &self.stream;
         let all = || (0..copies).try_for_each(|copy| launch(stream, copy));
-        // Also loads code and chooses algorithms, which a capture may not do.
+        // The first call also loads code and chooses algorithms, which is not allowed during capture.
         let once = median_seconds(stream, 1, all)? / copies as f64;
         let (launches, rounds) = match self.scale {
             Scale::Small => (copies, 1),
@@ -145,7 +145,7 @@ impl<'a> Rig<'a> {
         Ok(median_seconds(stream, rounds, || graph.launch(stream))? / launches as f64)
     }
 
-    /// Everything that was measured.
+    /// All measurements.
     pub(super) fn finish(self) -> Vec<Measured> {
         self.measured
     }

@@ -29,7 +29,7 @@ fn case<T: Activation>(bench: &mut Bench, by: Gate, rows: usize, inner: usize) -
         return Ok(());
     }
     let mut values = bench.normal(2 * rows * inner);
-    // Gates whose exponential overflows or vanishes.
+    // Gates whose exponential overflows or underflows.
     (values[0], values[1], values[2]) = (-200.0, 200.0, -88.5);
     let gate_up: Vec<T> = values.into_iter().map(T::from_f32).collect();
     let out = bench.output::<T>(rows * inner)?;

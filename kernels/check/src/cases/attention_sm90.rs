@@ -106,8 +106,8 @@ fn shape_of(case: &Case) -> AttentionShape {
     AttentionShape { heads, kv_heads, head_dim, scale: 0.11, window, softcap, batch_invariant }
 }
 
-/// One step's inputs on the host.
-struct Step<T> {
+/// Inputs of one step, on the host.
+struct PrefillInputs<T> {
     q: Vec<T>,
     keys: Vec<T>,
     values: Vec<T>,
@@ -119,8 +119,8 @@ struct Step<T> {
     blocks: usize,
 }
 
-impl<T: Activation> Step<T> {
-    /// Blocks lie in a shuffled order, with unused ones between; slots that no context reaches hold NaN.
+impl<T: Activation> PrefillInputs<T> {
+    /// Blocks are in random order with unused ones between them. Slots beyond every context hold NaN.
     fn draw(bench: &mut Bench, case: &Case) -> Self {
         let &Case { kv_heads, group, head_dim, block_size, lengths, .. } = case;
         let table_stride =
@@ -175,7 +175,7 @@ impl<T: Activation> Step<T> {
         (table[position / case.block_size] as usize, position % case.block_size)
     }
 
-    /// What the kernel should write; NaN where it should not.
+    /// The expected output; NaN for rows that the kernel must not write.
     fn reference(&self, case: &Case) -> Vec<f32> {
         let AttentionShape { heads, kv_heads, head_dim, scale, window, softcap, .. } = shape_of(case);
         let sinks = case.sinks.then_some(&self.sinks[..]);
@@ -196,7 +196,7 @@ impl<T: Activation> Step<T> {
         out
     }
 
-    /// Keys and then values of a position, all heads.
+    /// All heads' keys and then values of a position.
     fn kv(&self, case: &Case, sequence: usize, position: usize) -> impl Iterator<Item = f32> {
         let (block, offset) = self.slot(case, sequence, position);
         [&self.keys, &self.values].into_iter().flat_map(move |values| {
@@ -208,7 +208,7 @@ impl<T: Activation> Step<T> {
     }
 }
 
-/// Query, key and value heads of a row lie together, as after the projection.
+/// Query, key and value heads of a row are adjacent, as after the projection.
 fn stride(case: &Case) -> usize {
     (case.group + 2) * case.kv_heads * case.head_dim
 }
@@ -216,7 +216,7 @@ fn stride(case: &Case) -> usize {
 fn compute<T: Activation + KvElement + MapElement>(
     bench: &Bench,
     case: &Case,
-    step: &Step<T>,
+    step: &PrefillInputs<T>,
 ) -> Result<Vec<f32>, CudaError> {
     let shape = shape_of(case);
     let (rows, capacity) = (step.q.len() / stride(case), case.lengths.len());
@@ -273,10 +273,10 @@ fn check<T: Activation + KvElement + MapElement>(bench: &mut Bench, case: Case) 
     if !bench.wants(&name) {
         return Ok(());
     }
-    let step = Step::<T>::draw(bench, &case);
+    let step = PrefillInputs::<T>::draw(bench, &case);
     let got = compute(bench, &case, &step)?;
     let reference = step.reference(&case);
-    // Rows that were not planned keep their poison; the others are compared.
+    // Rows that were not planned must keep their poison; the others are compared.
     let kept = reference.iter().zip(&got).filter(|(reference, _)| reference.is_nan());
     let untouched = kept.filter(|(_, got)| !got.is_nan()).count() == 0;
     bench.compare_exact(&format!("{name}, rows left alone"), &[untouched], &[true]);
@@ -287,8 +287,7 @@ fn check<T: Activation + KvElement + MapElement>(bench: &mut Bench, case: Case) 
     Ok(())
 }
 
-/// The bits of a row are the same whether its sequence came in one chunk or in several, alone or beside
-/// others.
+/// A row has the same bits whether its sequence comes in one chunk or several, alone or beside others.
 fn rows_do_not_depend_on_their_chunk<T: Activation + KvElement + MapElement>(
     bench: &mut Bench,
 ) -> Result<(), CudaError> {
@@ -297,18 +296,18 @@ fn rows_do_not_depend_on_their_chunk<T: Activation + KvElement + MapElement>(
         return Ok(());
     }
     let whole = Case { head_dim: 64, kv_heads: 2, lengths: &[(260, 260)], min_rows: 1, ..PLAIN };
-    let mut step = Step::<T>::draw(bench, &whole);
-    // All scores far from 0 by about as much: then a sum that is scaled once more or less is rounded otherwise.
+    let mut step = PrefillInputs::<T>::draw(bench, &whole);
+    // All scores are equally far from 0, so that one rescaling more or less changes the rounding of a sum.
     step.q.iter_mut().step_by(64).for_each(|q| *q = T::from_f32(16.0));
     step.keys.iter_mut().step_by(64).for_each(|key| *key = T::from_f32(4.0));
     let expected = compute(bench, &whole, &step)?;
     let mut got = Vec::new();
-    // Tiles of 32 tokens whose last ones see a KV tile that the others do not.
+    // Tiles of 32 tokens, of which the last sees a KV tile that the others do not.
     let chunks: [Lengths; 4] = [&[(1, 1)], &[(96, 97)], &[(100, 197)], &[(63, 260)]];
     for lengths in chunks {
         let (rows, context) = lengths[0];
         let q = step.q[(context - rows) * stride(&whole)..context * stride(&whole)].to_vec();
-        let part = Step {
+        let part = PrefillInputs {
             q,
             keys: step.keys.clone(),
             values: step.values.clone(),

@@ -1,5 +1,5 @@
-//! Cases of [`skein_kernels::cuda::blaslt`]: each kind of operand, result and scaling that the library says it has. Without
-//! the library there are none.
+//! Cases of [`skein_kernels::cuda::blaslt`]: every operand type, result type and scaling that the library
+//! claims to support. Without the library there are none.
 
 use super::Scale;
 use super::case::{Bench, CHEAP, DEAR, Tolerance, each};
@@ -8,7 +8,7 @@ use skein_kernels::cuda::memory::E4m3;
 use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::{CudaError, DeviceBuffer, DeviceSlice};
 
-/// What a case needs of an operand's type.
+/// Properties of an operand type.
 trait Operand: BlasElement {
     const NAME: &'static str;
     fn round(value: f32) -> Self;

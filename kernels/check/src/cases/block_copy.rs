@@ -5,11 +5,11 @@ use super::case::Bench;
 use skein_kernels::cuda::ops::block_copy::{BlockCopies, BlockCopy, BlockPlanes};
 use skein_kernels::cuda::{CudaError, DeviceSlice, PinnedBuffer};
 
-/// (planes, blocks, bytes of a block, pairs, room for pairs)
-type Shape = (usize, usize, usize, usize, usize);
+/// (planes, blocks, bytes per block, pairs, capacity for pairs)
+type CopyShape = (usize, usize, usize, usize, usize);
 
 pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
-    let shapes: &[Shape] = match bench.scale {
+    let shapes: &[CopyShape] = match bench.scale {
         Scale::Small => &[(4, 13, 48, 5, 8), (2, 70, 1024, 33, 33), (3, 6, 5008, 0, 4)],
         Scale::Full => &[(4, 13, 48, 5, 8), (64, 300, 32_768, 130, 256), (3, 6, 5008, 0, 4)],
     };
@@ -20,22 +20,22 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
     Ok(())
 }
 
-/// `pairs` pairs of distinct blocks, and more that must not be looked at.
-fn pairs(bench: &mut Bench, (_, blocks, _, pairs, capacity): Shape) -> Vec<u32> {
+/// `pairs` pairs of distinct blocks, followed by pairs that must be ignored.
+fn pairs(bench: &mut Bench, (_, blocks, _, pairs, capacity): CopyShape) -> Vec<u32> {
     let mut ids: Vec<u32> = (0..blocks as u32).collect();
     for i in (1..ids.len()).rev() {
         ids.swap(i, bench.below(i as u32 + 1) as usize);
     }
     ids.truncate(2 * pairs);
     if pairs > 2 {
-        ids[1] = blocks as u32; // a block that is not there
+        ids[1] = blocks as u32; // a block that does not exist
     }
     ids.resize(2 * capacity, 0);
     ids
 }
 
-/// What the kernel should make of `to`.
-fn copied(from: &[u8], to: &mut [u8], pairs: &[u32], (planes, blocks, bytes, count, _): Shape) {
+/// The expected contents of `to`.
+fn copied(from: &[u8], to: &mut [u8], pairs: &[u32], (planes, blocks, bytes, count, _): CopyShape) {
     let plane = from.len() / planes;
     for pair in pairs[..2 * count].chunks(2) {
         let (source, target) = (pair[0] as usize, pair[1] as usize);
@@ -45,7 +45,7 @@ fn copied(from: &[u8], to: &mut [u8], pairs: &[u32], (planes, blocks, bytes, cou
     }
 }
 
-fn within_a_cache(bench: &mut Bench, shape: Shape) -> Result<(), CudaError> {
+fn within_a_cache(bench: &mut Bench, shape: CopyShape) -> Result<(), CudaError> {
     let name = format!("block_copy {shape:?}");
     if !bench.wants(&name) {
         return Ok(());
@@ -66,7 +66,7 @@ fn within_a_cache(bench: &mut Bench, shape: Shape) -> Result<(), CudaError> {
     Ok(())
 }
 
-fn to_the_host_and_back(bench: &mut Bench, shape: Shape) -> Result<(), CudaError> {
+fn to_the_host_and_back(bench: &mut Bench, shape: CopyShape) -> Result<(), CudaError> {
     let name = format!("block_copy to the host and back {shape:?}");
     if !bench.wants(&name) {
         return Ok(());

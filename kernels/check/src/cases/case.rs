@@ -1,4 +1,4 @@
-//! What cases share: device memory with poison in it, random inputs, and the comparison.
+//! Common parts of the cases: poisoned device memory, random inputs, comparison.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,43 +8,43 @@ use skein_kernels::cpu::philox::philox4x32_10;
 use skein_kernels::cuda::memory::Element;
 use skein_kernels::cuda::{CudaError, Device, DeviceBuffer, Kernels, Stream};
 
-/// Outputs are filled with this: NaN in every float type, a wild number in the others.
+/// Byte that fills outputs: NaN in every float type, an implausible number in the others.
 const POISON: u8 = 0xff;
 
-/// Values of a few nanoseconds each that are worth a thread.
+/// Smallest number of values worth a thread if each takes a few nanoseconds.
 pub const CHEAP: usize = 1 << 16;
-/// References of microseconds each that are.
+/// Smallest number of references worth a thread if each takes microseconds.
 pub const DEAR: usize = 64;
-/// Most results of a case that are compared with sums in f64.
+/// Most results per case that are compared with sums in f64.
 pub const COMPARED: usize = 4096;
 
-/// What became of a case.
+/// Result of one case.
 #[derive(Debug, Clone)]
 pub struct Outcome {
     /// Kernel and shape.
     pub name: String,
-    /// Largest of |difference| / (absolute + relative * |reference|); at most 1 passes, NaN does not.
+    /// Largest |difference| / (absolute + relative * |reference|); at most 1 passes, NaN does not.
     pub error: f64,
     /// Wall time, reference included.
     pub took: Duration,
 }
 
 impl Outcome {
-    /// Whether it passed.
+    /// Whether the error is within tolerance.
     pub fn passed(&self) -> bool {
         self.error <= 1.0
     }
 }
 
-/// What became of all cases.
+/// Results of all cases.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
-    /// In the order they ran.
+    /// Results in the order the cases ran.
     pub outcomes: Vec<Outcome>,
 }
 
 impl Report {
-    /// Those that did not pass.
+    /// The failed cases.
     pub fn failures(&self) -> impl Iterator<Item = &Outcome> {
         self.outcomes.iter().filter(|outcome| !outcome.passed())
     }
@@ -53,20 +53,20 @@ impl Report {
 /// Largest allowed difference: `absolute + relative * |reference|`.
 #[derive(Debug, Clone, Copy)]
 pub struct Tolerance {
-    /// In the result's unit.
+    /// Part of the limit in the result's unit.
     pub absolute: f64,
-    /// Times the reference.
+    /// Part of the limit relative to the reference.
     pub relative: f64,
 }
 
-/// Where cases run.
+/// Runs the cases on one device.
 #[derive(Debug)]
 pub struct Bench {
-    /// The device's kernels.
+    /// The kernels of the device.
     pub kernels: Kernels,
-    /// All work goes here.
+    /// The stream of all work.
     pub stream: Stream,
-    /// How large the shapes are.
+    /// Size of the shapes.
     pub scale: Scale,
     filter: String,
     seed: u64,
@@ -77,7 +77,7 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// A bench on `device`; inputs are drawn from `seed`. `on_outcome` hears of each case as it ends.
+    /// A bench on `device` with inputs drawn from `seed`. Calls `on_outcome` after each case.
     pub fn new(
         device: &Arc<Device>,
         scale: Scale,
@@ -98,13 +98,13 @@ impl Bench {
         })
     }
 
-    /// Whether the case called `name` is wanted; starts its clock.
+    /// Whether to run the case `name`; starts its clock.
     pub fn wants(&mut self, name: &str) -> bool {
         self.started = now();
         name.contains(&self.filter)
     }
 
-    /// All outcomes.
+    /// The results of all cases.
     pub fn finish(self) -> Report {
         self.report
     }
@@ -118,12 +118,12 @@ impl Bench {
         words[((self.drawn - 1) % 4) as usize]
     }
 
-    /// A whole number below `end`.
+    /// A random integer below `end`.
     pub fn below(&mut self, end: u32) -> u32 {
         ((u64::from(self.bits()) * u64::from(end)) >> 32) as u32
     }
 
-    /// Values from a normal distribution of mean 0 and deviation 1 (about: a sum of four uniform ones).
+    /// Values with mean 0 and deviation 1, approximately normal (a sum of four uniform values).
     pub fn normal(&mut self, len: usize) -> Vec<f32> {
         let key = [self.bits(), self.bits()];
         each(len, CHEAP, |i| {
@@ -132,7 +132,7 @@ impl Bench {
         })
     }
 
-    /// Random bytes.
+    /// `len` random bytes.
     pub fn bytes(&mut self, len: usize) -> Vec<u8> {
         let key = [self.bits(), self.bits()];
         let blocks =
@@ -140,7 +140,8 @@ impl Bench {
         blocks.into_iter().flatten().flat_map(u32::to_le_bytes).take(len).collect()
     }
 
-    /// Which of `len` results are compared with a reference that takes long: all, or [`COMPARED`] drawn at random.
+    /// Indices to compare if the reference of each result is slow: all of them, or [`COMPARED`] chosen at
+    /// random.
     pub fn compared(&mut self, len: usize) -> Vec<usize> {
         if len <= COMPARED {
             return (0..len).collect();
@@ -148,7 +149,7 @@ impl Bench {
         (0..COMPARED).map(|_| self.below(len as u32) as usize).collect()
     }
 
-    /// `values` on the device.
+    /// Copies `values` to the device.
     pub fn upload<T: Element>(&self, values: &[T]) -> Result<DeviceBuffer<T>, CudaError> {
         DeviceBuffer::from_slice(self.kernels.device(), &self.stream, values)
     }
@@ -160,7 +161,7 @@ impl Bench {
         Ok(buffer)
     }
 
-    /// Notes how far `got` is from `reference`.
+    /// Records how far `got` is from `reference`.
     pub fn compare(&mut self, name: &str, got: &[f32], reference: &[f32], tolerance: Tolerance) {
         assert_eq!(got.len(), reference.len(), "{name}: as many results as references");
         let mut error = 0f64;
@@ -173,7 +174,7 @@ impl Bench {
         self.note(name, error);
     }
 
-    /// Notes whether `got` is `reference`, value for value.
+    /// Records whether `got` equals `reference`.
     pub fn compare_exact<T: PartialEq>(&mut self, name: &str, got: &[T], reference: &[T]) {
         assert_eq!(got.len(), reference.len(), "{name}: as many results as references");
         let differing = got.iter().zip(reference).filter(|(a, b)| a != b).count();
@@ -187,7 +188,7 @@ impl Bench {
     }
 }
 
-/// `of(0)`, `of(1)` and so on to `of(len - 1)`, computed by all processors, each of which takes `grain` values or more.
+/// `of(0)` to `of(len - 1)`, computed on all processors in parts of at least `grain` values.
 pub fn each<T: Send>(len: usize, grain: usize, of: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
     let threads = (len / grain).clamp(1, processors);

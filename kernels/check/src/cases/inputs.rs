@@ -1,4 +1,5 @@
-//! Cases of [`skein_kernels::cuda::ops::inputs`]: messages are laid out, padded, carried tokens and wanted rows are found.
+//! Cases of [`skein_kernels::cuda::ops::inputs`]: layout and padding of messages, carried tokens, wanted
+//! rows.
 
 use super::Scale;
 use super::case::Bench;
@@ -7,20 +8,27 @@ use skein_kernels::cuda::ops::inputs::{CARRIED, ExpandInputs, Gather, GatherRows
 use skein_kernels::cuda::ops::kv::{NO_SLOT, StepSequences};
 use skein_kernels::cuda::{CudaError, DeviceSlice};
 
-/// What every output holds before: memory that is not written stays so.
+/// Initial value of every output, kept where nothing is written.
 const POISON: u32 = u32::MAX;
 
 pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
-    let shapes: &[Shape] = match bench.scale {
+    let shapes: &[InputsShape] = match bench.scale {
         Scale::Small => &[
-            Shape { rows: 1, sequences: 1, samples: 1, row_capacity: 1, capacity: 1, stride: 1 },
-            Shape { rows: 13, sequences: 3, samples: 2, row_capacity: 64, capacity: 8, stride: 5 },
-            Shape { rows: 300, sequences: 20, samples: 9, row_capacity: 300, capacity: 20, stride: 40 },
-            Shape { rows: 0, sequences: 0, samples: 7, row_capacity: 0, capacity: 0, stride: 0 },
+            InputsShape { rows: 1, sequences: 1, samples: 1, row_capacity: 1, capacity: 1, stride: 1 },
+            InputsShape { rows: 13, sequences: 3, samples: 2, row_capacity: 64, capacity: 8, stride: 5 },
+            InputsShape { rows: 300, sequences: 20, samples: 9, row_capacity: 300, capacity: 20, stride: 40 },
+            InputsShape { rows: 0, sequences: 0, samples: 7, row_capacity: 0, capacity: 0, stride: 0 },
         ],
         Scale::Full => &[
-            Shape { rows: 256, sequences: 256, samples: 256, row_capacity: 256, capacity: 256, stride: 8192 },
-            Shape {
+            InputsShape {
+                rows: 256,
+                sequences: 256,
+                samples: 256,
+                row_capacity: 256,
+                capacity: 256,
+                stride: 8192,
+            },
+            InputsShape {
                 rows: 8192,
                 sequences: 300,
                 samples: 300,
@@ -62,7 +70,7 @@ fn gather_case<T: Activation>(
 }
 
 #[derive(Debug)]
-struct Shape {
+struct InputsShape {
     rows: usize,
     sequences: usize,
     samples: usize,
@@ -71,8 +79,8 @@ struct Shape {
     stride: usize,
 }
 
-/// Random inputs, as the host knows them.
-struct Step {
+/// Random inputs, on the host.
+struct StepInputs {
     tokens: Vec<u32>,
     positions: Vec<u32>,
     slots: Vec<u32>,
@@ -83,8 +91,8 @@ struct Step {
     sampled: Vec<u32>,
 }
 
-fn case(bench: &mut Bench, shape: &Shape) -> Result<(), CudaError> {
-    let Shape { rows, sequences, samples, row_capacity, capacity, .. } = shape;
+fn case(bench: &mut Bench, shape: &InputsShape) -> Result<(), CudaError> {
+    let InputsShape { rows, sequences, samples, row_capacity, capacity, .. } = shape;
     let name = format!(
         "expand_inputs {rows} rows in {row_capacity}, {sequences} sequences in {capacity}, {samples} samples"
     );
@@ -131,15 +139,15 @@ fn case(bench: &mut Bench, shape: &Shape) -> Result<(), CudaError> {
     Ok(())
 }
 
-fn draw(bench: &mut Bench, shape: &Shape) -> Step {
-    let &Shape { rows, sequences, samples, stride, .. } = shape;
+fn draw(bench: &mut Bench, shape: &InputsShape) -> StepInputs {
+    let &InputsShape { rows, sequences, samples, stride, .. } = shape;
     let words = |bench: &mut Bench, len: usize| (0..len).map(|_| bench.bits() >> 1).collect::<Vec<u32>>();
     let sampled = words(bench, 11);
     let token = |bench: &mut Bench| match bench.below(2) {
         0 => bench.bits() & !CARRIED,
         _ => CARRIED | bench.below(11),
     };
-    Step {
+    StepInputs {
         tokens: (0..rows).map(|_| token(bench)).collect(),
         positions: words(bench, rows),
         slots: words(bench, rows),
@@ -156,7 +164,7 @@ fn draw(bench: &mut Bench, shape: &Shape) -> Step {
     }
 }
 
-fn pack(step: &Step, words: &mut [u32]) -> usize {
+fn pack(step: &StepInputs, words: &mut [u32]) -> usize {
     let mut message = Message::new(words);
     if !step.tokens.is_empty() {
         message.rows(step.tokens.iter().copied(), &step.positions, &step.slots);
@@ -169,8 +177,8 @@ fn pack(step: &Step, words: &mut [u32]) -> usize {
     message.len()
 }
 
-/// All outputs one after another, as the kernel's contract says.
-fn reference(step: &Step, shape: &Shape) -> Vec<u32> {
+/// All expected outputs in sequence, per the kernel's contract.
+fn reference(step: &StepInputs, shape: &InputsShape) -> Vec<u32> {
     let padded = |values: &[u32], len: usize, pad: u32| {
         let mut values = values.to_vec();
         values.resize(len, pad);

@@ -1,4 +1,4 @@
-//! Cases of [`skein_kernels::cuda::ops::gemv`], [`skein_kernels::cuda::ops::gemm`] and [`skein_kernels::cuda::ops::linear`].
+//! Cases of the `gemv`, `gemm` and `linear` modules of [`skein_kernels::cuda::ops`].
 
 use std::sync::Arc;
 
@@ -16,12 +16,13 @@ use skein_kernels::cuda::ops::product::{Granularity, LinearWeight, Output, Produ
 use skein_kernels::cuda::{CudaError, DeviceBuffer, DeviceSlice};
 use skein_kernels::gate::Gate;
 
-/// Weights of so many values or more come with one kernel of each kind and one type only: drawing them takes longest.
+/// Weights with at least this many values run with one kernel of each kind and one type, because drawing them
+/// is slow.
 const LARGE: usize = 1 << 26;
 /// Rows of NaN after the last row of `x`.
 const ROWS_BEYOND: usize = 3;
 
-/// What to run: the kernel for few rows, that for many with a tile, or what [`Linear`] chooses.
+/// The kernel to run: the one for few rows, the one for many with a given tile, or the choice of [`Linear`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum By {
     Gemv,
@@ -41,13 +42,13 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
     let granularities =
         [None, Some(Granularity::Tensor), Some(Granularity::Channel), Some(Granularity::Block128)];
     let small = bench.scale == Scale::Small;
-    // Odd n, k that ends inside a step, a stage and a slice, more k than eight slices of 128.
-    let few: &[Shape] = if small {
+    // Odd n; k that ends inside a step, a stage and a slice; more than eight slices of 128.
+    let few: &[ProductShape] = if small {
         &[(1, 37, 64), (3, 24, 1360), (8, 16, 1040), (13, 50, 272)]
     } else {
         &[(1, 37, 64), (1, 4096, 4096), (1, 4096, 14336), (5, 6144, 4096), (8, 28672, 4096), (16, 8192, 2048)]
     };
-    let many: &[Shape] = if small {
+    let many: &[ProductShape] = if small {
         &[(33, 40, 208)]
     } else {
         &[(17, 37, 208), (33, 4096, 4096), (150, 6144, 4096), (512, 4096, 14336), (2049, 28672, 4096)]
@@ -78,16 +79,16 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
 const OUTPUTS: [Output; 4] =
     [Output::Plain, Output::F32, Output::Gated(Gate::Silu), Output::Gated(Gate::GeluTanh)];
 /// Rows, n (results in a row), k.
-type Shape = (usize, usize, usize);
+type ProductShape = (usize, usize, usize);
 
-/// Operands, on both sides.
+/// Operands on host and device.
 struct Operands<T: Element> {
     x: Vec<T>,
     weight: Vec<f32>,
     bias: Vec<T>,
     x_device: DeviceBuffer<T>,
     linear: LinearWeight<T>,
-    // What `linear` points into.
+    // Memory that `linear` points to.
     _bias: DeviceBuffer<T>,
     _same: DeviceBuffer<T>,
     _e4m3: DeviceBuffer<E4m3>,
@@ -97,7 +98,7 @@ struct Operands<T: Element> {
 impl<T: Activation> Operands<T> {
     fn new(
         bench: &mut Bench,
-        (rows, n, k): Shape,
+        (rows, n, k): ProductShape,
         output: Output,
         granularity: Option<Granularity>,
         with_bias: bool,
@@ -152,7 +153,7 @@ impl<T: Activation> Operands<T> {
         })
     }
 
-    /// Result `column` of row `row`, in f64.
+    /// The result at `row` and `column`, in f64.
     fn exact(&self, row: usize, column: usize, output: Output) -> f64 {
         let k = self.linear.k;
         let dot = |column: usize| -> f64 {
@@ -174,7 +175,7 @@ impl<T: Activation> Operands<T> {
     }
 }
 
-/// Runs one product; results as f32.
+/// Runs one product; returns the results as f32.
 fn multiply<T: Activation + BlasElement>(
     bench: &mut Bench,
     by: By,
@@ -215,7 +216,7 @@ fn by_linear<T: Activation + BlasElement, O: Element>(
     let Product { out, x, weight, rows, output } = *product;
     let blas = BlasLt::open(bench.kernels.device())?.map(Arc::new);
     let linear = Linear::<T>::new(&bench.kernels, blas, options)?;
-    // Only gate and up need room for their columns: a head's many must not.
+    // Only gate and up need memory for their columns; the many columns of a head must not take any.
     let columns = if output.is_gated() { weight.n } else { 0 };
     let workspace = bench.output::<u8>(linear.workspace_bytes(rows, &[(columns, weight.k)]))?;
     let stream = &bench.stream;
@@ -226,13 +227,13 @@ fn by_linear<T: Activation + BlasElement, O: Element>(
             linear.launch_gate_up(stream, out.cast(), x, Gated { by, weight }, rows, *workspace)
         }
     }?;
-    stream.synchronize() // the workspace goes
+    stream.synchronize() // the workspace is freed on return
 }
 
 fn accuracy<T: Activation + BlasElement>(
     bench: &mut Bench,
     by: By,
-    (rows, n, k): Shape,
+    (rows, n, k): ProductShape,
     output: Output,
     granularity: Option<Granularity>,
 ) -> Result<(), CudaError> {
@@ -240,7 +241,7 @@ fn accuracy<T: Activation + BlasElement>(
     if !bench.wants(&name) {
         return Ok(());
     }
-    // Through cuBLASLt, logits have no bias.
+    // With cuBLASLt, logits have no bias.
     let by_kernel = !matches!(by, By::Linear { .. });
     let with_bias = by_kernel || output != Output::F32;
     let operands = Operands::<T>::new(bench, (rows, n, k), output, granularity, with_bias)?;
@@ -251,14 +252,14 @@ fn accuracy<T: Activation + BlasElement>(
     let reference: Vec<f32> =
         each(compared.len(), DEAR, |i| operands.exact(compared[i] / n, compared[i] % n, output) as f32);
     let got: Vec<f32> = compared.iter().map(|i| got[*i]).collect();
-    // Sums are good to about 1e-5; then half of the last of 8 or 11 bits.
+    // Sums are accurate to about 1e-5; add half of the last of 8 or 11 bits.
     let tolerance = match (output, T::SUFFIX) {
-        // Activations may be rounded to 4 bits there: sums of k errors of 3% of x times w.
+        // Activations may be rounded to 4 bits here, which gives sums of k errors of 3% of x times w.
         _ if !by_kernel && granularity == Some(Granularity::Channel) => {
             Tolerance { absolute: 0.5, relative: 0.05 }
         }
         (Output::F32, _) => Tolerance { absolute: 1e-4, relative: 1e-4 },
-        // Beside cuBLASLt, gate and up are rounded too.
+        // With cuBLASLt, gate and up are rounded as well.
         (Output::Gated(_), "bf16") if !by_kernel => Tolerance { absolute: 1e-3, relative: 1.6e-2 },
         (Output::Gated(_), _) if !by_kernel => Tolerance { absolute: 1e-3, relative: 2e-3 },
         (_, "bf16") => Tolerance { absolute: 1e-4, relative: 4e-3 },
@@ -271,7 +272,7 @@ fn accuracy<T: Activation + BlasElement>(
 /// A row has the same bits alone, in any batch and with any tile.
 fn invariance<T: Activation + BlasElement>(
     bench: &mut Bench,
-    (rows, n, k): Shape,
+    (rows, n, k): ProductShape,
     granularity: Option<Granularity>,
 ) -> Result<(), CudaError> {
     let name = format!("linear bits {} {rows}x{n}x{k} e4m3 {granularity:?}", T::SUFFIX);

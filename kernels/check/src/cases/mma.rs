@@ -1,6 +1,6 @@
-//! Warp matrix instructions and number conversions, as hardware or emulation has them, against the tables of PTX ISA 9.0.
-//! Kernels build on these; when only this fails, the machine means something else by an instruction than the
-//! kernels do. `cu/probe_mma.cu`.
+//! Warp matrix instructions and conversions, on hardware or emulated, against the tables of PTX ISA 9.0.
+//! Kernels build on them: if only these cases fail, the device interprets an instruction differently from the
+//! kernels. See `cu/probe_mma.cu`.
 
 use half::{bf16, f16};
 
@@ -11,7 +11,7 @@ use skein_kernels::cuda::launch::{Args, Grid};
 use skein_kernels::cuda::ops::Activation;
 
 const LANES: usize = 32;
-/// Rows and columns of the product, and what is summed over.
+/// Rows and columns of the product, and the length of its sums.
 const SHAPE: (usize, usize, usize) = (16, 8, 16);
 
 pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
@@ -21,18 +21,19 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
     convert(bench)
 }
 
-/// (row, k) of value `half` in register `register` of A's fragment: ISA 9.7.14.5.8, table for `.f16` and `.bf16`.
+/// (row, k) of value `half` in register `register` of A's fragment: ISA 9.7.14.5.8, tables of `.f16` and
+/// `.bf16`.
 fn place_in_a(lane: usize, register: usize, half: usize) -> (usize, usize) {
     let (group, in_group) = (lane / 4, lane % 4);
     (group + 8 * (register % 2), 2 * in_group + half + 8 * (register / 2))
 }
 
-/// (k, column) of B's.
+/// (row, k) as above, for B: returns (k, column).
 fn place_in_b(lane: usize, register: usize, half: usize) -> (usize, usize) {
     (2 * (lane % 4) + half + 8 * register, lane / 4)
 }
 
-/// (row, column) of C's and D's.
+/// (row, column) for C and D.
 fn place_in_d(lane: usize, register: usize) -> (usize, usize) {
     (lane / 4 + 8 * (register / 2), 2 * (lane % 4) + register % 2)
 }
@@ -99,7 +100,8 @@ fn ldmatrix(bench: &mut Bench) -> Result<(), CudaError> {
     let args = Args::new().slice(*out).slice(*on_device).slice(*rows);
     bench.kernels.get("probe_ldmatrix")?.launch(&bench.stream, Grid::new(1, LANES as u32), &args)?;
 
-    // Register m of a lane: row lane / 4, columns 2 * (lane % 4) and the next, of matrix m; or rows and columns exchanged.
+    // Register m of a lane holds row lane / 4, columns 2 * (lane % 4) and the next, of matrix m, or the
+    // transpose.
     let value = |matrix: usize, row: usize, column: usize| {
         let row = matrix * 8 + row;
         if row.is_multiple_of(5) { 0 } else { u32::from(values[row * 8 + column]) }
@@ -126,7 +128,7 @@ fn convert(bench: &mut Bench) -> Result<(), CudaError> {
         Scale::Full => 1 << 20,
     };
     let bits: Vec<u32> = (0..count as u32).map(|i| i & 0xffff).collect();
-    // Every second value lies where all three types round; the others are any bits at all.
+    // Every second value is in the range where all three types round; the others have random bits.
     let mut draw = |i: usize| {
         let bits = bench.bits();
         let near = f32::from_bits((bits & 0x80ff_ffff) | (112 + bits % 24) << 23);
@@ -146,7 +148,7 @@ fn convert(bench: &mut Bench) -> Result<(), CudaError> {
                    widen: &dyn Fn(u32) -> f32,
                    narrow: &dyn Fn(f32) -> u32| {
         let range = kind * count..(kind + 1) * count;
-        // NaN has many spellings, all of them right.
+        // NaN has many bit patterns; accept any.
         let same = |x: f32| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() };
         let got: Vec<u32> = widened[range.clone()].iter().map(|x| same(*x)).collect();
         let reference: Vec<u32> = bits.iter().map(|bits| same(widen(*bits))).collect();
@@ -175,8 +177,8 @@ fn e4m3_to_f32(code: u8) -> f32 {
     if code & 0x80 == 0 { size } else { -size }
 }
 
-/// The nearest of all codes; of two as near the even one; beyond the largest that one. `sizes` are those of the codes
-/// that are not negative, ascending.
+/// The nearest code. Ties go to the even code; values beyond the largest are clamped. `sizes` holds the
+/// values of the non-negative codes in ascending order.
 fn f32_to_e4m3(sizes: &[f32], value: f32) -> u8 {
     let sign = if value.is_sign_negative() { 0x80 } else { 0 };
     if value.is_nan() {

@@ -1,5 +1,5 @@
-//! Every kernel against its CPU reference: fresh random inputs, poisoned outputs, a grid of shapes. The same cases run
-//! under the emulation (in tests) and on a real device (`skein gpu-check`).
+//! Every kernel against its CPU reference: random inputs, poisoned outputs, a grid of shapes. The same cases
+//! run on the emulation (in tests) and on a real device (`skein gpu-check`).
 
 mod activation;
 mod attention;
@@ -25,10 +25,10 @@ pub use case::{Bench, Outcome, Report};
 use skein_kernels::cuda::{CudaError, Device};
 use std::sync::Arc;
 
-/// Runs every case whose name contains `filter`; `on_outcome` hears of each as it ends.
+/// Runs every case whose name contains `filter`; calls `on_outcome` after each.
 ///
-/// At [`Scale::Full`] a case whose reference would take minutes compares a random part of its results with it, and of
-/// the others only that they were written.
+/// At [`Scale::Full`], if a case's reference would take minutes, a random part of its results is compared,
+/// and the others are only checked to have been written.
 pub fn run(
     device: &Arc<Device>,
     scale: Scale,
@@ -57,7 +57,7 @@ pub fn run(
     Ok(bench.finish())
 }
 
-/// How large the shapes are.
+/// Size of the shapes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scale {
     /// For the emulation: each case takes milliseconds.

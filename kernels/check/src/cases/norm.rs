@@ -24,7 +24,7 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
     Ok(())
 }
 
-/// What is added before the norm.
+/// The values added before the norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Delta {
     None,

@@ -22,7 +22,7 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
     what_is_no_number_shows(bench)
 }
 
-/// Rows with a NaN or an infinite value have an infinite scale; the others keep theirs.
+/// Rows with NaN or infinite values get an infinite scale; other rows keep theirs.
 fn what_is_no_number_shows(bench: &mut Bench) -> Result<(), CudaError> {
     let name = "quantize_f32 rows with a NaN or an infinite value";
     if !bench.wants(name) {
@@ -33,7 +33,7 @@ fn what_is_no_number_shows(bench: &mut Bench) -> Result<(), CudaError> {
     for (row, value) in [(1, f32::NAN), (3, f32::NEG_INFINITY), (4, -f32::NAN)] {
         x[row * cols + bench.below(cols as u32) as usize] = value;
     }
-    // Finite, though their sum is not.
+    // Finite values whose sum is not finite.
     x[2 * cols..2 * cols + 4].copy_from_slice(&[f32::MAX, f32::MAX, f32::MIN, f32::MIN]);
     let (_, scales) = quantized(bench, &x, rows, cols, Granularity::Row)?;
     let finite: Vec<bool> = scales.into_iter().map(f32::is_finite).collect();
@@ -41,7 +41,7 @@ fn what_is_no_number_shows(bench: &mut Bench) -> Result<(), CudaError> {
     Ok(())
 }
 
-/// Values and scales that the device makes of `x`.
+/// Values and scales that the device computes from `x`.
 fn quantized<T: Quantized>(
     bench: &Bench,
     x: &[T],
@@ -78,7 +78,7 @@ fn case<T: Quantized>(
         return Ok(());
     }
     let mut x: Vec<T> = bench.normal(rows * cols).into_iter().map(narrow).collect();
-    // A row of zeros has a scale too.
+    // A row of zeros needs a scale, too.
     x[(rows / 2) * cols..][..cols].fill(narrow(0.0));
     let (got, got_scales) = quantized(bench, &x, rows, cols, granularity)?;
 

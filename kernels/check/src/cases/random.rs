@@ -1,4 +1,4 @@
-//! Cases of [`skein_kernels::cuda::ops::random`], and of the functions whose bits must be the CPU's.
+//! Cases of [`skein_kernels::cuda::ops::random`] and of functions whose bits must equal the CPU's.
 
 use super::Scale;
 use super::case::Bench;
@@ -47,7 +47,7 @@ fn fill<T: Randomised>(
     Ok(())
 }
 
-/// exp over the whole range and past its ends; ln(1 - u) for the least, the greatest and random words.
+/// exp over its whole range and beyond; ln(1 - u) for the smallest, the largest and random words.
 fn exact_math(bench: &mut Bench) -> Result<(), CudaError> {
     let name = "check_math, bit by bit";
     if !bench.wants(name) {
@@ -57,7 +57,7 @@ fn exact_math(bench: &mut Bench) -> Result<(), CudaError> {
     let mut x: Vec<f32> = (0..len).map(|_| bench.bits() as f32 / u32::MAX as f32 * 190.0 - 95.0).collect();
     let ends = [0.0, -0.0, -87.3, -87.300_01, -87.299_99, 88.0, 88.1, f32::NEG_INFINITY, 1e-20, -1e-20];
     x[..ends.len()].copy_from_slice(&ends);
-    // Uniform words say little of small ones, so each is shifted by a random count.
+    // Uniform words are rarely small, so each is shifted by a random count.
     let mut words: Vec<u32> = (0..len)
         .map(|i| {
             let word = bench.bits() >> (bench.below(32) * u32::from(i % 2 == 0));

@@ -16,7 +16,7 @@ const POSITIONS: u32 = 300;
 const BLOCK: usize = 16;
 
 #[derive(Debug, Clone, Copy)]
-struct Shape {
+struct RopeShape {
     rows: usize,
     heads: usize,
     kv_heads: usize,
@@ -24,7 +24,7 @@ struct Shape {
 }
 
 pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
-    let shape = |rows, heads, kv_heads, head_dim| Shape { rows, heads, kv_heads, head_dim };
+    let shape = |rows, heads, kv_heads, head_dim| RopeShape { rows, heads, kv_heads, head_dim };
     let shapes = match bench.scale {
         Scale::Small => {
             vec![shape(3, 4, 2, 64), shape(5, 3, 1, 80), shape(2, 7, 7, 128), shape(2, 2, 1, 256)]
@@ -46,7 +46,7 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
 
 fn case<T: Activation, K: KvElement>(
     bench: &mut Bench,
-    shape: Shape,
+    shape: RopeShape,
     with_norm: bool,
     widen: fn(K) -> f32,
     scale: f32,
@@ -55,7 +55,7 @@ fn case<T: Activation, K: KvElement>(
     if !bench.wants(&name) {
         return Ok(());
     }
-    let Shape { rows, heads, kv_heads, head_dim } = shape;
+    let RopeShape { rows, heads, kv_heads, head_dim } = shape;
     let stride = (heads + 2 * kv_heads) * head_dim;
     let qkv: Vec<T> = bench.normal(rows * stride).into_iter().map(T::from_f32).collect();
     let norms = [bench.normal(head_dim), bench.normal(head_dim)];
@@ -134,7 +134,7 @@ fn case<T: Activation, K: KvElement>(
     Ok(())
 }
 
-/// A slot for each row; about one in eight has none.
+/// A slot for each row; about one row in eight has none.
 fn distinct_slots(bench: &mut Bench, rows: usize, count: usize) -> Vec<u32> {
     let mut slots: Vec<u32> = (0..count as u32).collect();
     for i in (1..count).rev() {
@@ -153,15 +153,15 @@ fn table(frequencies: &[f32]) -> Vec<f32> {
     cos.chunks(half).zip(sin.chunks(half)).flat_map(|(cos, sin)| [cos, sin].concat()).collect()
 }
 
-/// The rows, queries and keys normalised and rotated.
+/// The rows with queries and keys normalised and rotated.
 fn reference(
-    shape: Shape,
+    shape: RopeShape,
     mut rows: Vec<f32>,
     norms: Option<&[Vec<f32>; 2]>,
     positions: &[u32],
     frequencies: &[f32],
 ) -> Vec<f32> {
-    let Shape { heads, kv_heads, head_dim, .. } = shape;
+    let RopeShape { heads, kv_heads, head_dim, .. } = shape;
     let (cpu, stride) = (&mut Cpu::new(1), (heads + 2 * kv_heads) * head_dim);
     for row in rows.chunks_mut(stride) {
         let Some([q_norm, k_norm]) = norms else { break };
@@ -178,9 +178,9 @@ fn reference(
     rows
 }
 
-/// What lies in the slots, in row order; and of all other slots, whether each value is still poison.
-fn gather(cache: &[f32], slots: &[u32], shape: Shape) -> (Vec<f32>, Vec<bool>) {
-    let Shape { kv_heads, head_dim, .. } = shape;
+/// The values in the slots, in row order; for all other slots, whether each value is still poison.
+fn gather(cache: &[f32], slots: &[u32], shape: RopeShape) -> (Vec<f32>, Vec<bool>) {
+    let RopeShape { kv_heads, head_dim, .. } = shape;
     let place =
         |slot: usize, head: usize| ((slot / BLOCK * kv_heads + head) * BLOCK + slot % BLOCK) * head_dim;
     let head_of = |slot: usize, head: usize| &cache[place(slot, head)..][..head_dim];

@@ -1,7 +1,6 @@
 //! Cases of `cu/probe_sm90.cu`: Hopper's asynchronous instructions against the layouts of the PTX ISA (9.0:
-//! 9.7.15.5.1,
-//! 9.7.15.5.1.2, and 5.5.6 for swizzles). The reference puts matrices into memory; the kernel reads them
-//! through descriptors.
+//! 9.7.15.5.1, 9.7.15.5.1.2, and 5.5.6 for swizzles). The reference writes matrices to memory; the kernel
+//! reads them through descriptors.
 
 use half::{bf16, f16};
 
@@ -12,10 +11,10 @@ use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::tensor_map::{Swizzle, TensorMap};
 use skein_kernels::cuda::{CudaError, DeviceBuffer};
 
-/// Bytes of shared memory that matrices lie in: A from the start, B behind.
+/// Bytes of shared memory for the matrices: A at the start, B at [`B_AT`].
 const IMAGE: usize = 64 << 10;
 const B_AT: usize = 16 << 10;
-/// Of one wgmma.
+/// Rows of A in one wgmma.
 const ROWS: usize = 64;
 const DEPTH: usize = 16;
 
@@ -37,16 +36,16 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
     barriers(bench)
 }
 
-/// Where the values of A and B lie.
+/// Layout of A and B in memory.
 #[derive(Debug, Clone, Copy)]
 struct Layout {
     columns: usize,
-    /// Bytes that a swizzle permutes; 0 for none.
+    /// Bytes that a swizzle permutes; 0 = no swizzle.
     span: usize,
     mn_major_b: bool,
     from_registers: bool,
     accumulate: bool,
-    /// K-major with a swizzle only: which 16 values of the atom's rows.
+    /// Only K-major with a swizzle: index of the 16 values along k in the atom's rows.
     step: usize,
     leading: usize,
     stride: usize,
@@ -58,7 +57,7 @@ fn layouts(scale: Scale) -> Vec<Layout> {
         for span in [0, 32, 64, 128] {
             for mn_major_b in [false, true] {
                 for from_registers in [false, true] {
-                    // The emulation takes every second combination.
+                    // On the emulation, every second combination.
                     if scale == Scale::Small && (i + span / 32 + usize::from(from_registers)) % 2 == 1 {
                         continue;
                     }
@@ -89,14 +88,14 @@ fn layouts(scale: Scale) -> Vec<Layout> {
 }
 
 impl Layout {
-    /// Where value (mn, k) of a K-major or MN-major matrix lies, from its first atom on.
+    /// Offset of value (mn, k) in a K-major or MN-major matrix, from its first atom.
     fn place(&self, mn_major: bool, mn: usize, k: usize) -> usize {
         let (span, leading, stride) = (self.span, self.leading, self.stride);
         if span == 0 {
             let (row, col) = if mn_major { (k % 8, mn % 8) } else { (mn % 8, k % 8) };
             return mn / 8 * stride + k / 8 * leading + row * 16 + col * 2;
         }
-        // An atom's rows of `span` bytes; its 16-byte chunks are permuted by the row's number.
+        // An atom has rows of `span` bytes, whose 16-byte chunks are permuted by the row's number.
         let (atom, row, at) = if mn_major {
             let per_span = span / 2;
             (mn / per_span * leading + k / 8 * stride, k % 8, mn % per_span)
@@ -106,13 +105,13 @@ impl Layout {
         atom + row * span + permuted(at / 8, row, span) * 16 + at % 8 * 2
     }
 
-    /// Where the descriptor starts: inside the first row for a later step of a K-major matrix.
+    /// Start of the descriptor: inside the first row for later steps of a K-major matrix.
     fn start(&self, mn_major: bool) -> usize {
         if mn_major || self.span == 0 { 0 } else { self.step * DEPTH * 2 }
     }
 }
 
-/// Where chunk `chunk` of row `row` of an atom goes, in units of 16 bytes.
+/// Position of chunk `chunk` in row `row` of an atom, in units of 16 bytes.
 fn permuted(chunk: usize, row: usize, span: usize) -> usize {
     match span {
         128 => chunk ^ row,

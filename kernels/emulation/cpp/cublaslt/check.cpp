@@ -1,5 +1,4 @@
-// check.cpp: which products there are. Follows the tables of the cuBLAS documentation for cublasLtMatmul
-// (13.0).
+// check.cpp: the supported products, per the tables in the cuBLAS documentation of cublasLtMatmul (13.0).
 #include <cstdlib>
 #include <initializer_list>
 

@@ -1,4 +1,4 @@
-// compute.cpp: the product itself, f32 sums. Algorithms differ in the order of their sums, so that a product
+// compute.cpp: the product itself, with f32 sums. Algorithms differ in the order of their sums, so a product
 // whose algorithm is not pinned shows it in its bits.
 #include <cmath>
 #include <cstring>
@@ -79,8 +79,8 @@ float dot(const float* a, const float* b, uint64_t from, uint64_t to) {
   return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
 }
 
-// Where scales by blocks of 128 lie: of a vector, consecutive vectors together; of a 128x128 block, a row of
-// blocks together, its length rounded up to 4.
+// Location of the scales of blocks of 128. For vectors, those of consecutive vectors are adjacent; for
+// 128x128 blocks, those of a row of blocks, with its length rounded up to 4.
 float block_scale(const Scales& scales, uint64_t vector, uint64_t vectors, uint64_t block, uint64_t blocks) {
   const float* values = (const float*)scales.address;
   if (scales.mode == BLOCK_128) return values[vector / 128 * ((blocks + 3) / 4 * 4) + block];

@@ -55,11 +55,11 @@ constexpr uint64_t MAGIC = 0x736b65696e626c61, ALGORITHMS = 3;
 size_t bytes_of(int type);
 // Whether a device with compute capability 9.0 has such a product.
 Status check(const Product& product);
-// Of everything but the sizes: an algorithm fits the products that it was made for.
+// Everything but the sizes: an algorithm fits only the products that it was made for.
 uint64_t signature(const Product& product);
-// What algorithm `number` needs.
+// The workspace that algorithm `number` needs.
 size_t workspace_bytes(const Product& product, uint64_t number);
-// Nonzero if it touches memory that is not there.
+// Nonzero if it touches unallocated memory.
 int compute(const Product& product);
 
 }  // namespace blas

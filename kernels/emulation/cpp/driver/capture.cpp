@@ -1,5 +1,5 @@
-// capture.cpp: graphs by stream capture. The nodes keep the order in which they were issued, which respects
-// every dependency; what is tracked is whether the origin stream has waited for all of them.
+// capture.cpp: graphs by stream capture. Nodes keep the order in which they were issued, which respects every
+// dependency. Only whether the origin stream has waited for all of them is tracked.
 #include <cstring>
 
 #include "state.h"

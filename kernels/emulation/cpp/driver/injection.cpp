@@ -5,7 +5,7 @@ namespace driver {
 
 namespace {
 
-// Launches or allocations until it strikes; 0: not armed.
+// Launches or allocations until the fault occurs; 0: not armed.
 unsigned countdown[INJECTIONS];
 
 }  // namespace

@@ -1,5 +1,5 @@
-// memory.cpp: device and page-locked memory, fills and copies. Every address is checked against what is
-// allocated.
+// memory.cpp: device and page-locked memory, fills and copies. Every address is checked against the
+// allocations.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -11,7 +11,7 @@ namespace driver {
 
 namespace {
 
-// Fresh memory holds NaN; of very large allocations only the start, so that a test's arena costs no second.
+// Fresh memory holds NaN. Only the start of very large allocations is filled, to keep tests fast.
 constexpr size_t POISONED_BYTES = 64 << 20;
 constexpr size_t ALIGNMENT = 256;
 constexpr unsigned char POISON = 0xff;
@@ -134,7 +134,7 @@ API cuMemAlloc_v2(uint64_t* address, size_t bytes) {
   *address = (uint64_t)start;
   return SUCCESS;
 }
-// Waits for all work, as the driver does: what still uses the memory has ended.
+// Waits for all work, as the driver does, so that no work still uses the memory.
 API cuMemFree_v2(uint64_t address) {
   driver::Call call(driver::Call::CONTEXT);
   if (call.error && call.error != state().sticky) return call.error;
@@ -184,7 +184,7 @@ API cuPointerGetAttribute(void* data, int attribute, uint64_t address) {
   return SUCCESS;
 }
 
-// Pageable memory is read before the call returns; page-locked memory when the copy's turn comes.
+// Pageable memory is read before the call returns, page-locked memory when the copy runs.
 API cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* handle) {
   ENTER(CONTEXT);
   std::shared_ptr<Stream> stream = find_stream(handle);
@@ -200,8 +200,8 @@ API cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* hand
   auto run = [=] { return copy_now("cuMemcpyHtoD", to, (uintptr_t)staged->data(), bytes, true, false); };
   return enqueue(*stream, Operation{Operation::COPY, run, nullptr, nullptr, 0});
 }
-// Into pageable memory the copy is done when the call returns; page-locked memory holds poison until its turn
-// comes.
+// A copy to pageable memory is done when the call returns. Page-locked memory holds poison until the copy
+// runs.
 API cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* handle) {
   ENTER(CONTEXT);
   std::shared_ptr<Stream> stream = find_stream(handle);
@@ -232,7 +232,7 @@ API cuMemcpyAsync(uint64_t to, uint64_t from, size_t bytes, void* handle) {
 API cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* handle) {
   return cuMemcpyAsync(to, from, bytes, handle);
 }
-// Without a stream: done at once, and nothing that other streams still have to do is waited for.
+// Without a stream: runs at once and does not wait for the pending work of other streams.
 API cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t bytes) {
   ENTER(CONTEXT);
   if (Result result = refuse_while_capturing("cuMemcpyHtoD")) return result;

@@ -31,7 +31,7 @@ const emu::Kernel* as_kernel(const void* function) {
   return nullptr;
 }
 
-// A launch as it was asked for, with its arguments copied.
+// A launch with its arguments copied.
 struct Launch {
   const emu::Kernel* kernel;
   dim3 grid, block;
@@ -91,7 +91,7 @@ struct Config {
   unsigned attribute_count;
 };
 
-// As cuLaunchKernelEx refuses: null if the launch is one that a device would take.
+// The checks of cuLaunchKernelEx: null if a device would accept the launch.
 const char* why_not(const Config& config, const void* kernel) {
   const unsigned *grid = config.grid, *block = config.block;
   for (int i = 0; i < 3; i++) {
@@ -206,7 +206,7 @@ API cuFuncGetParamInfo(void* function, size_t index, size_t* offset, size_t* siz
   *size = *bytes;
   return SUCCESS;
 }
-// By threads and shared memory alone: the emulation knows no registers.
+// From threads and shared memory alone: the emulation has no registers.
 API cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void* function, int threads,
                                                 size_t shared_bytes) {
   ENTER(CONTEXT);

@@ -1,4 +1,4 @@
-// state.cpp: the one state, and how calls enter it.
+// state.cpp: the driver's single state, and how calls enter it.
 #include "state.h"
 
 #include <cstdio>

@@ -1,7 +1,7 @@
-// state.h: what the emulated driver knows: memory, streams of work not yet done, events, captures.
+// state.h: the state of the emulated driver: memory, streams with pending work, events, captures.
 //
-// Each API call holds one lock. Work on a stream runs, in some thread that waits for it, when a call needs it
-// done.
+// Each API call holds one lock. Work on a stream runs when a call needs its result, on a thread that waits
+// for it.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -51,7 +51,7 @@ enum Result {
 
 struct Stream;
 
-struct Event {
+struct CudaEvent {
   uint64_t recorded = 0, completed = 0;  // how often; the latest record is done when they are equal
   int64_t nanoseconds = 0;
   bool keeps_time = true;
@@ -66,7 +66,7 @@ struct Operation {
   enum Kind { KERNEL, COPY, FILL, HOST, GRAPH, RECORD, WAIT } kind;
   std::function<Result()> run;
   const void* function = nullptr;  // a kernel's, to compare graphs by
-  std::shared_ptr<Event> event;    // of RECORD and WAIT
+  std::shared_ptr<CudaEvent> event;    // of RECORD and WAIT
   uint64_t record = 0;             // which of the event's records
 };
 
@@ -94,7 +94,7 @@ struct State {
   size_t used_bytes = 0;
   std::unordered_map<void*, std::shared_ptr<Stream>> streams;
   std::vector<std::shared_ptr<Stream>> abandoned;  // destroyed with work left
-  std::unordered_map<void*, std::shared_ptr<Event>> events;
+  std::unordered_map<void*, std::shared_ptr<CudaEvent>> events;
   std::shared_ptr<Stream> default_stream = std::make_shared<Stream>();
   std::vector<std::weak_ptr<Capture>> captures;
 };
@@ -115,9 +115,9 @@ Result complain(Result result, const std::string& why);
 std::shared_ptr<Stream> find_stream(void* handle);
 // Queues the operation, or adds it to the stream's capture.
 Result enqueue(Stream& stream, Operation operation);
-// Does up to `most` operations.
+// Runs up to `most` operations.
 Result proceed(Stream& stream, size_t most);
-// Does everything there is. Waits forever, without the lock, if the device hangs.
+// Runs all operations. Waits forever, without the lock, if the device hangs.
 Result drain(Call& call, Stream& stream);
 Result drain_all(Call& call);
 Result fail(Result result, const std::string& why);
@@ -136,7 +136,7 @@ Result check_guards(const char* kernel);
 // ---- injection.cpp --------------------------------------------------------------------------
 enum Injection { HANG, FAULT_ADDRESS, FAULT_ECC, NO_MEMORY, INJECTIONS };
 void arm_from_environment();
-// Counts one launch or allocation: whether it is the one.
+// Counts one launch or allocation; returns whether the fault occurs at it.
 bool strikes(Injection injection);
 
 }  // namespace driver

@@ -1,4 +1,4 @@
-// stream.cpp: streams, whose work is done as late as a call allows, and events.
+// stream.cpp: events, and streams whose work runs as late as a call allows.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -9,7 +9,7 @@ namespace driver {
 
 namespace {
 
-// A launch queue's length: further work waits for the first to be done, as on a device.
+// Length of a launch queue: like a device, further launches wait until the first have run.
 constexpr size_t MAX_QUEUED = 1024;
 
 int64_t now() {
@@ -25,7 +25,7 @@ uint64_t random_bits() {
   return bits;
 }
 
-// How far a device may have come when it is asked: one operation, or with EMU_SEED any few, none included.
+// Progress of the device at a query: one operation, or with EMU_SEED a random small number, possibly none.
 size_t progress() {
   static const bool is_seeded = setting("EMU_SEED", 0) != 0;
   return is_seeded ? random_bits() % 4 : 1;
@@ -76,7 +76,7 @@ Result enqueue(Stream& stream, Operation operation) {
   static const bool eager = setting("EMU_EAGER", 0) != 0;
   if (stream.capture) return add_node(stream, std::move(operation));
   stream.queue.push_back(std::move(operation));
-  // What fails here is told by the next call, as on a device.
+  // Errors here are reported by the next call, as on a device.
   if (eager) proceed(stream, SIZE_MAX);
   else if (stream.queue.size() - stream.next > MAX_QUEUED) proceed(stream, 1);
   return SUCCESS;
@@ -84,7 +84,7 @@ Result enqueue(Stream& stream, Operation operation) {
 
 Result proceed(Stream& stream, size_t most) {
   while (most-- > 0 && !stream.is_idle() && !state().hangs) {
-    // Moved out: running it may drop the whole queue.
+    // Moved out because running it may destroy the whole queue.
     Operation operation = std::move(stream.queue[stream.next]);
     Result result = run_one(stream, operation);
     if (result) return state().sticky ? state().sticky : fail(result, "");
@@ -136,7 +136,7 @@ using namespace driver;
 #define EVENT(name, handle)                                       \
   auto found_##name = state().events.find(handle);                \
   if (found_##name == state().events.end()) return complain(INVALID_HANDLE, "an event that does not exist"); \
-  std::shared_ptr<Event> name = found_##name->second
+  std::shared_ptr<CudaEvent> name = found_##name->second
 
 API cuStreamCreateWithPriority(void** handle, unsigned flags, int) {
   ENTER(CONTEXT);
@@ -191,7 +191,7 @@ API cuLaunchHostFunc(void* handle, void (*function)(void*), void* data) {
 
 API cuEventCreate(void** handle, unsigned flags) {
   ENTER(CONTEXT);
-  auto event = std::make_shared<Event>();
+  auto event = std::make_shared<CudaEvent>();
   event->keeps_time = !(flags & 2);
   *handle = event.get();
   state().events[event.get()] = event;

@@ -1,4 +1,4 @@
-// collectives.h: barriers and warp collectives. Each is a meeting of fibers.
+// collectives.h: barriers and warp collectives, at which fibers wait for each other.
 #pragma once
 #include <cstring>
 
@@ -34,7 +34,7 @@ inline Meeting& meeting_of(Warp& warp, uint32_t mask) {
   for (Meeting& meeting : warp.meetings) {
     if (meeting.mask == mask) return meeting;
   }
-  // A returned reference outlives a switch: what is there never moves.
+  // A returned reference survives a switch: its target never moves.
   if (warp.meetings.capacity() == 0) warp.meetings.reserve(MAX_MASKS);
   if (warp.meetings.size() == MAX_MASKS) die("too many different masks in one warp");
   warp.meetings.emplace_back();
@@ -42,8 +42,8 @@ inline Meeting& meeting_of(Warp& warp, uint32_t mask) {
   return warp.meetings.back();
 }
 
-// Every lane of `mask` brings `bytes` bytes; when all have come, the last one turns them into what the lanes
-// take away by `combine(slots)`. Returns all 32 slots.
+// Every lane of `mask` passes `bytes` bytes. The last one to arrive turns them into the lanes' results with
+// `combine(slots)`. Returns all 32 slots.
 template <class Combine>
 inline const Slot* meet(uint32_t mask, const void* mine, size_t bytes, Combine combine) {
   Runtime& r = rt();

@@ -18,8 +18,8 @@ int position(int signal) { return signal == SIGSEGV ? 0 : 1; }
 
 [[noreturn]] void land() { die("illegal address"); }
 
-// Continues the faulting fiber in `land`, which switches away from it for good. Outside of kernels, what was
-// there before.
+// Continues the faulting fiber in `land`, which switches away from it for good. Outside of kernels, calls the
+// previous handler.
 void on_signal(int signal, siginfo_t*, void* context) {
   if (!runtime.current) {
     sigaction(signal, &before[position(signal)], nullptr);

@@ -1,12 +1,12 @@
-// fault.h: what becomes of a kernel that does what it must not.
+// fault.h: reports illegal operations of kernels.
 #pragma once
 #include <string>
 
 namespace emu {
 
-// `what`, with the kernel, block and thread that are running.
+// `what`, with the running kernel, block and thread.
 std::string describe(const char* what);
-// From here on a kernel's access to memory that is not there ends the launch, not the process.
+// From now on a kernel's access to unmapped memory ends its launch, not the process.
 void catch_bad_addresses();
 
 }  // namespace emu

@@ -1,4 +1,4 @@
-// fibers.cpp: switching between fibers, scheduling a block's, running a grid's blocks.
+// fibers.cpp: switches between fibers, schedules those of a block, and runs the blocks of a grid.
 #include "fibers.h"
 
 #include <sys/mman.h>
@@ -103,7 +103,7 @@ void fiber_main() {
 #endif
   Runtime& r = runtime;
   r.entry(r.arguments);
-  // A thread that has returned no longer counts at barriers. Copies it did not wait for never land.
+  // A thread that has returned no longer counts at barriers. Copies that it did not wait for never arrive.
   Fiber* fiber = r.current;
   fiber->state = DONE;
   r.live--;
@@ -167,7 +167,7 @@ void report(const std::string& what) {
   fprintf(stderr, "emulated device: %s\n", fault.c_str());
 }
 
-// One piece of asynchronous work happens.
+// Runs one piece of asynchronous work.
 void deliver() {
   Runtime& r = runtime;
   size_t which = random_bits() % r.pending.size();
@@ -176,7 +176,7 @@ void deliver() {
   work();
 }
 
-// Lets every thread run once that can; whether any did more than poll.
+// Runs every thread that can run; returns whether any did more than poll.
 bool pass() {
   Runtime& r = runtime;
   r.progress = false;

@@ -1,8 +1,8 @@
-// fibers.h: one fiber a CUDA thread, and the block that they make up.
+// fibers.h: one fiber per CUDA thread, and the block that they form.
 //
-// Blocks run one after the other; within a block every thread is a fiber that runs until it waits for others.
+// Blocks run one after the other. Within a block every thread is a fiber that runs until it waits for others.
 // EMU_SEED shuffles the order of threads and of blocks, so that a missing barrier shows. Not modelled: blocks
-// that wait for one another, clusters, weak memory, bank conflicts.
+// that wait for each other, clusters, weak memory, bank conflicts.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -33,12 +33,13 @@ struct Fiber {
   std::vector<unsigned> commits;  // ends of the committed groups in `copies`
 };
 
-// What a lane brings to a warp collective, and takes away.
+// Input and result of a lane in a warp collective.
 struct alignas(16) Slot {
   unsigned char bytes[64];
 };
 
-// Lanes that meet: one per mask. Two buffers, because a lane may come again before another has read.
+// Lanes that wait for each other, one set per mask. Two buffers, because a lane may return before another has
+// read.
 struct Meeting {
   uint32_t mask = 0, arrived = 0;
   unsigned round = 0;
@@ -77,21 +78,22 @@ struct Runtime {
   bool faulted = false;
 };
 
-// Hidden, so that kernels reach it without a detour through the linker's tables.
+// Hidden visibility, so that kernels access it without the linker's tables.
 __attribute__((visibility("hidden"))) extern Runtime runtime;
 inline Runtime& rt() { return runtime; }
 
-// Ends the launch with a fault: prints what happened and where, and never returns.
+// Ends the launch with a fault: prints it with its location and never returns.
 [[noreturn]] void die(const char* what);
-// Lets other threads run; the caller has set its state, unless it goes on as READY.
+// Lets other threads run. The caller has set its state; READY means that it can continue.
 void yield();
 // Random bits; 0 without EMU_SEED.
 uint64_t random_bits();
-// Work the hardware does by itself, as late as it may: when no thread can go on without, or with EMU_SEED at
-// random.
+// Asynchronous work of the hardware, run as late as possible: when no thread can continue without it, or with
+// EMU_SEED at random times.
 void later(std::function<void()> work);
 
-// Waits until `is_done()`: mbarriers, say. A wait that nothing can end is reported as a deadlock.
+// Waits until `is_done()`, for example at an mbarrier. If nothing can end the wait, it is reported as a
+// deadlock.
 template <class Condition> inline void wait_until(Condition is_done) {
   while (!is_done()) {
     rt().current->state = POLLING;
@@ -105,7 +107,7 @@ inline Warp& warp() { return rt().warps[rt().current->index / 32]; }
 inline void wake(Fiber& fiber, State from) {
   if (fiber.state == from) fiber.state = READY;
 }
-// The barrier opens when all threads that have not returned are there.
+// The barrier opens when all threads that have not returned have arrived.
 inline void open_barrier_if_all_came() {
   Runtime& r = rt();
   if (r.live == 0 || r.barrier.arrived != r.live) return;
@@ -114,7 +116,7 @@ inline void open_barrier_if_all_came() {
   for (Fiber& fiber : r.fibers) wake(fiber, WAIT_BLOCK);
 }
 
-// Runs the grid; false if it faulted, and then last_fault() says why.
+// Runs the grid. Returns false if it faulted; last_fault() then says why.
 struct Launch {
   const char* kernel;
   dim3 grid, block;

@@ -1,4 +1,4 @@
-// launch.h: from the driver's view of a launch, an array of pointers to arguments, to a C++ call in every
+// launch.h: converts the driver's form of a launch, an array of pointers to arguments, to a C++ call in every
 // fiber.
 #pragma once
 #include <type_traits>
@@ -27,7 +27,7 @@ inline bool launch_packed(const char* name, void (*kernel)(A...), dim3 grid, dim
   return run(Launch{name, grid, block, shared, entry, &call});
 }
 
-// A kernel as the driver finds it: sizes of its parameters end with 0.
+// A kernel as the driver finds it; the list of parameter sizes ends with 0.
 struct Kernel {
   const char* name;
   bool (*launch)(dim3 grid, dim3 block, size_t shared, void** args);

@@ -1,5 +1,5 @@
-// nvrtc.cpp: libnvrtc.so.13 that compiles nothing. It checks what NVRTC checks first (headers, options,
-// #error), and answers with an image that names the source's hash, which the emulated driver takes.
+// nvrtc.cpp: a libnvrtc.so.13 that compiles nothing. It performs NVRTC's first checks (headers, options,
+// #error) and returns an image with the hash of the source, which the emulated driver accepts.
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -24,7 +24,7 @@ uint64_t fnv1a(const std::string& text, uint64_t hash = 0xcbf29ce484222325) {
   return hash;
 }
 
-// Follows #include "..." and stops at an #error that no #if encloses. Returns false with a log.
+// Follows #include "..." and stops at an #error outside of any #if. Returns false with a log.
 bool check_text(Program& program, const std::string& text, const std::string& file, int depth) {
   std::istringstream lines(text);
   int number = 0, conditions = 0;

@@ -1,7 +1,7 @@
-// selftest.cu: kernels that tests of the emulation itself launch: well-behaved ones, and each kind of fault.
+// selftest.cu: kernels for tests of the emulation itself: correct ones, and one for each kind of fault.
 #include "device.cuh"
 
-// out[i] = i + value, and one more each time.
+// Writes out[i] = i + value, and one more on each repetition.
 extern "C" __global__ void selftest_count(u32* out, u32 value, i32 count) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < count) out[i] = (i + value) + (out[i] == 0xffffffffu ? 0 : out[i]);
@@ -40,7 +40,7 @@ extern "C" __global__ void selftest_past_end(u32* out, i32 count) {
 }
 EXPORT(selftest_past_end)
 
-// Sums what a kernel with no barrier between writing and reading would see: right only in the order of the
+// Sums the values that a kernel reads without a barrier after the writes: correct only in the order of the
 // threads.
 extern "C" __global__ void selftest_race(u32* out) {
   DYN_SHARED(u32, shared);
@@ -49,7 +49,7 @@ extern "C" __global__ void selftest_race(u32* out) {
 }
 EXPORT(selftest_race)
 
-// Dynamic shared memory that nobody has written.
+// Uninitialised dynamic shared memory.
 extern "C" __global__ void selftest_fresh_shared(u32* out) {
   DYN_SHARED(u32, shared);
   out[threadIdx.x] = shared[threadIdx.x];

@@ -1,12 +1,13 @@
-//! The driver API as these tests call it: codes are values, handles are kept until the test ends.
-#![allow(dead_code, clippy::undocumented_unsafe_blocks)] // each test file uses a part; the calls are what is tested
+//! The driver API for these tests: result codes are values, and handles live until the test ends.
+// Each test file uses a part of this module, and the unsafe calls are what is tested.
+#![allow(dead_code, clippy::undocumented_unsafe_blocks)]
 
 use std::ffi::{CString, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::{self, CUresult};
 
-/// `CUresult` as its number.
+/// `CUDA_SUCCESS` as a number.
 pub const OK: u32 = 0;
 
 /// The emulated device, for one test at a time.
@@ -15,7 +16,7 @@ pub struct Emulated {
     _alone: MutexGuard<'static, ()>,
 }
 
-/// `None` without a C++ compiler; the reason was printed.
+/// `None` without a C++ compiler, after printing the reason.
 pub fn device() -> Option<Emulated> {
     static ONE_TEST: Mutex<()> = Mutex::new(());
     let alone = ONE_TEST.lock().unwrap_or_else(PoisonError::into_inner);
@@ -70,7 +71,7 @@ impl Emulated {
         address
     }
 
-    /// Page-locked.
+    /// Page-locked host memory.
     pub fn pinned(&self, words: usize) -> &'static mut [u32] {
         let mut start = std::ptr::null_mut();
         unsafe {
@@ -119,7 +120,7 @@ impl Emulated {
         code(unsafe { sys::cuLaunchKernelEx(&config, function, pointers.as_mut_ptr(), std::ptr::null_mut()) })
     }
 
-    /// `out[i] = i + value` over fresh memory, more over used memory.
+    /// Writes `out[i] = i + value` in fresh memory, more in used memory.
     pub fn count(&self, out: u64, value: u32, words: usize, stream: sys::CUstream) -> u32 {
         let args = [Arg::Address(out), Arg::Word(value.into()), Arg::Word(words as u64)];
         self.launch("selftest_count", Launch::of(words.div_ceil(32) as u32, 32), &args, stream)

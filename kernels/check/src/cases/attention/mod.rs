@@ -10,7 +10,7 @@ use super::case::{Bench, Tolerance};
 use skein_kernels::cuda::CudaError;
 use skein_kernels::cuda::memory::E4m3;
 use skein_kernels::cuda::ops::attention::{AttentionShape, StepKind};
-use step::{Case, PLAIN, Step, Stored, compute};
+use step::{AttentionStep, Case, PLAIN, Stored, compute};
 
 pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
     for case in cases(bench.scale) {
@@ -26,7 +26,7 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
     }
     check::<bf16, E4m3>(bench, Case { head_dim: 96, lengths: &[(1, 70), (9, 33)], ..PLAIN })?;
     for case in [
-        // Across a tile's end, which some rows of a chunk see and others do not.
+        // Across a tile boundary that only some rows of a chunk see.
         Case { lengths: &[(37, 590)], ..PLAIN },
         Case { lengths: &[(40, 340)], window: Some(77), sinks: true, ..PLAIN },
     ] {
@@ -77,7 +77,7 @@ fn check<T: Stored, K: Stored>(bench: &mut Bench, case: Case) -> Result<(), Cuda
     if !bench.wants(&name) {
         return Ok(());
     }
-    let step = Step::<T, K>::draw(bench, &case);
+    let step = AttentionStep::<T, K>::draw(bench, &case);
     let got = compute(bench, &case, &step)?;
     let tolerance = match T::NAME {
         "f16" => Tolerance { absolute: 1e-3, relative: 4e-3 },
@@ -103,8 +103,8 @@ fn name<T: Stored, K: Stored>(case: &Case) -> String {
     )
 }
 
-/// The bits of a row are the same whether its sequence comes in one chunk, in several, or token by token;
-/// alone or beside others.
+/// A row has the same bits whether its sequence comes in one chunk, several, or token by token, alone or
+/// beside others.
 fn rows_do_not_depend_on_their_batch<T: Stored, K: Stored>(
     bench: &mut Bench,
     case: Case,
@@ -114,14 +114,14 @@ fn rows_do_not_depend_on_their_batch<T: Stored, K: Stored>(
     if !bench.wants(&name) {
         return Ok(());
     }
-    let step = Step::<T, K>::draw(bench, &whole).shifted(&whole);
+    let step = AttentionStep::<T, K>::draw(bench, &whole).shifted(&whole);
     let expected = compute(bench, &whole, &step)?;
     let (rows, context) = whole.lengths[0];
     let width = whole.shape().heads * whole.head_dim;
     let mut differing = 0;
     for chunk in [1, 7, 16, 64] {
-        // The chunks of a sequence as sequences of one step, each with the context up to its end: batch-mates
-        // of another kind.
+        // The chunks of a sequence as separate sequences of one step, each with the context up to its end, so
+        // that batch-mates differ.
         let lengths: Vec<(usize, usize)> = (0..rows)
             .step_by(chunk)
             .map(|start| (chunk.min(rows - start), context - rows + (start + chunk).min(rows)))

@@ -1,13 +1,13 @@
-//! What the attention kernels should write: the CPU's attention over the same numbers, widened.
+//! The expected result of the attention kernels: the CPU's attention over the same values in f32.
 
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::attention::{Attention, Rows, Scratch, attend};
 use skein_kernels::cpu::kv_cache::{KvCache, KvShape, KvType};
 
-/// Slots of a block of the CPU's cache.
+/// Slots per block of the CPU's cache.
 const BLOCK_SIZE: usize = 16;
 
-/// How rows attend, whatever the sequence.
+/// Parameters of attention that are the same for all sequences.
 pub(crate) struct Reference<'a> {
     pub(crate) kv_heads: usize,
     pub(crate) group: usize,
@@ -19,8 +19,8 @@ pub(crate) struct Reference<'a> {
 }
 
 impl Reference<'_> {
-    /// The last rows of a sequence: `q` is `[rows, heads * head_dim]`, `kv` `[context, 2 * kv_heads * head_dim]`, each position
-    /// its keys and then its values.
+    /// The last rows of a sequence: `q` is `[rows, heads * head_dim]`, `kv` `[context, 2 * kv_heads *
+    /// head_dim]`, each position its keys and then its values.
     pub(crate) fn attend(&self, q: &[f32], kv: &[f32]) -> Vec<f32> {
         let &Self { kv_heads, head_dim, scale, window, softcap, sinks, .. } = self;
         let (heads, kv_width) = (kv_heads * self.group, 2 * kv_heads * head_dim);

@@ -1,4 +1,4 @@
-//! One step's inputs, what the kernels make of them, and what they should.
+//! The inputs of one step, and its actual and expected results.
 
 use half::{bf16, f16};
 
@@ -10,7 +10,7 @@ use skein_kernels::cuda::ops::attention::{Attention, AttentionRows, AttentionSha
 use skein_kernels::cuda::ops::kv::{KvElement, KvLayer, StepSequences};
 use skein_kernels::cuda::{CudaError, DeviceSlice};
 
-/// Values between the queries of two rows that are not queries.
+/// Number of values between the queries of two rows.
 const GAP: usize = 24;
 
 #[derive(Debug, Clone, Copy)]
@@ -19,7 +19,7 @@ pub(super) struct Case {
     pub(super) group: usize,
     pub(super) head_dim: usize,
     pub(super) block_size: usize,
-    /// Rows and context of each sequence.
+    /// Rows and context length of each sequence.
     pub(super) lengths: &'static [(usize, usize)],
     pub(super) window: Option<u32>,
     pub(super) softcap: Option<f32>,
@@ -67,9 +67,10 @@ impl Case {
 /// Types of queries, keys and values.
 pub(super) trait Stored: KvElement {
     const NAME: &'static str;
-    /// What a stored value times this is.
+    /// Scale of stored values.
     const SCALE: f32;
-    /// What stands where nothing may be read. The kernels take e4m3 to hold no NaN: its largest value there.
+    /// Value of slots that must not be read. The kernels assume that e4m3 holds no NaN, so there it is the
+    /// largest.
     fn poison() -> Self;
     fn round(value: f32) -> Self;
     fn widen(self) -> f32;
@@ -96,9 +97,9 @@ stored!(bf16, "bf16", 1.0, bf16::NAN);
 stored!(f16, "f16", 1.0, f16::NAN);
 stored!(E4m3, "e4m3", 0.25, E4m3(0x7e));
 
-/// The inputs on the host.
+/// The inputs, on the host.
 #[derive(Clone)]
-pub(super) struct Step<T, K> {
+pub(super) struct AttentionStep<T, K> {
     q: Vec<T>,
     keys: Vec<K>,
     values: Vec<K>,
@@ -110,8 +111,8 @@ pub(super) struct Step<T, K> {
     blocks: usize,
 }
 
-impl<T: Stored, K: Stored> Step<T, K> {
-    /// Blocks lie in a shuffled order, with unused ones between; slots that no row sees are poisoned.
+impl<T: Stored, K: Stored> AttentionStep<T, K> {
+    /// Blocks are in random order with unused ones between them. Slots that no row sees are poisoned.
     pub(super) fn draw(bench: &mut Bench, case: &Case) -> Self {
         let &Case { kv_heads, group, head_dim, block_size, lengths, .. } = case;
         let longest = lengths.iter().map(|(_, context)| context.div_ceil(block_size)).max();
@@ -149,7 +150,7 @@ impl<T: Stored, K: Stored> Step<T, K> {
         }
     }
 
-    /// The step's only sequence as several, `case.lengths`, that share its blocks.
+    /// The step's only sequence split into `case.lengths` sequences that share its blocks.
     pub(super) fn split(&self, case: &Case) -> Self {
         let mut split = self.clone();
         split.set_lengths(case.lengths);
@@ -187,7 +188,7 @@ impl<T: Stored, K: Stored> Step<T, K> {
         (table[position / case.block_size] as usize, position % case.block_size)
     }
 
-    /// With all scores far from 0 by about as much: then a sum that is scaled once more or less is rounded otherwise.
+    /// With all scores equally far from 0, so that one rescaling more or less changes the rounding of a sum.
     pub(super) fn shifted(mut self, case: &Case) -> Self {
         self.keys.iter_mut().step_by(case.head_dim).for_each(|key| *key = K::round(4.0));
         for row in (0..self.q.len()).step_by(case.stride()) {
@@ -196,7 +197,7 @@ impl<T: Stored, K: Stored> Step<T, K> {
         self
     }
 
-    /// What the kernels should write.
+    /// The expected output.
     pub(super) fn reference(&self, case: &Case) -> Vec<f32> {
         let AttentionShape { kv_heads, head_dim, scale, window, softcap, .. } = case.shape();
         let sinks = case.sinks.then_some(&self.sinks[..]);
@@ -212,7 +213,7 @@ impl<T: Stored, K: Stored> Step<T, K> {
         out
     }
 
-    /// Keys and then values of a position, all heads.
+    /// All heads' keys and then values of a position.
     fn kv(&self, case: &Case, sequence: usize, position: usize) -> impl Iterator<Item = f32> {
         let (block, offset) = self.slot(case, sequence, position);
         [&self.keys, &self.values].into_iter().flat_map(move |values| {
@@ -228,12 +229,12 @@ fn first_seen(case: &Case, position: usize) -> usize {
     case.window.map_or(0, |window| (position + 1).saturating_sub(window as usize))
 }
 
-/// Plans once and runs two layers, of which the first one's result is thrown away: the second finds
-/// everything as the first did.
+/// Plans once and runs two layers. The first result is discarded: the second layer must find everything
+/// unchanged.
 pub(super) fn compute<T: Stored, K: Stored>(
     bench: &mut Bench,
     case: &Case,
-    step: &Step<T, K>,
+    step: &AttentionStep<T, K>,
 ) -> Result<Vec<f32>, CudaError> {
     match T::NAME {
         "f16" => {
@@ -247,7 +248,7 @@ fn launch<A: Activation, K: Stored>(
     bench: &mut Bench,
     case: &Case,
     queries: Vec<A>,
-    step: &Step<impl Stored, K>,
+    step: &AttentionStep<impl Stored, K>,
 ) -> Result<Vec<f32>, CudaError> {
     let shape = case.shape();
     let attention = Attention::<A, K>::new(&bench.kernels, shape)?;

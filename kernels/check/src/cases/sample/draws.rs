@@ -1,11 +1,11 @@
-//! Random batches of samples, and each of them as the CPU takes it.
+//! Random batches of samples, and each sample in the CPU's form.
 
 use super::super::case::Bench;
-use super::Shape;
+use super::BatchShape;
 use skein_kernels::cpu::sample::{Controls, Sampling};
 use skein_kernels::cuda::ops::sample::{NONE, SampleParams};
 
-/// A batch, on the host.
+/// A batch on the host.
 pub(super) struct Draws {
     vocab: usize,
     stride: usize,
@@ -20,8 +20,8 @@ pub(super) struct Draws {
 }
 
 impl Draws {
-    /// `count` samples over `rows` rows: every kind of logits, every parameter in and out of use.
-    pub(super) fn random(bench: &mut Bench, shape: Shape) -> Self {
+    /// `count` samples over `rows` rows: every kind of logits, every parameter on and off.
+    pub(super) fn random(bench: &mut Bench, shape: BatchShape) -> Self {
         let (vocab, stride, rows, count, _) = shape;
         let logits = (0..rows).flat_map(|_| row(bench, vocab, stride)).collect();
         let mut draws = Self::over(bench, logits, shape);
@@ -32,9 +32,9 @@ impl Draws {
         draws
     }
 
-    /// Rounded logits, so that a cut falls among many equal ones, and below others that are all kept: top-k from 2 to 50,
-    /// alone and with top-p, and top-p alone.
-    pub(super) fn tied(bench: &mut Bench, shape: Shape) -> Self {
+    /// Rounded logits, so that a cut-off falls among many ties and below others that are all kept: top-k from
+    /// 2 to 50, alone and with top-p, and top-p alone.
+    pub(super) fn tied(bench: &mut Bench, shape: BatchShape) -> Self {
         let (vocab, stride, rows, count, _) = shape;
         let logits = (0..rows).flat_map(|_| tied_row(bench, vocab, stride)).collect();
         let mut draws = Self::over(bench, logits, shape);
@@ -56,8 +56,8 @@ impl Draws {
         draws
     }
 
-    /// No samples yet.
-    fn over(bench: &mut Bench, logits: Vec<f32>, (vocab, stride, ..): Shape) -> Self {
+    /// A batch without samples.
+    fn over(bench: &mut Bench, logits: Vec<f32>, (vocab, stride, ..): BatchShape) -> Self {
         let masks = (0..4 * vocab.div_ceil(32)).map(|i| mask_word(bench, i / vocab.div_ceil(32))).collect();
         let previous = (0..8).map(|_| bench.below(vocab as u32)).collect();
         Self {
@@ -148,7 +148,7 @@ impl Draws {
         sample.carried = [NONE, bench.below(8)][bench.below(2) as usize];
     }
 
-    /// The same samples backwards, with other seeds and positions.
+    /// The same samples in reverse order with other seeds and positions.
     pub(super) fn reseed(&mut self, bench: &mut Bench) {
         self.samples.reverse();
         for sample in &mut self.samples {
@@ -161,7 +161,7 @@ impl Draws {
         &self.logits[self.samples[i].row as usize * self.stride..][..self.vocab]
     }
 
-    /// Calls `then` with sample `i` as the CPU takes it.
+    /// Calls `then` with sample `i` in the CPU's form.
     pub(super) fn with_sampling<R>(&self, i: usize, then: impl FnOnce(&Sampling<'_>) -> R) -> R {
         let sample = self.samples[i];
         let part = |start: u32, len: u32| start as usize..(start + len) as usize;
@@ -209,7 +209,7 @@ fn tied_row(bench: &mut Bench, vocab: usize, stride: usize) -> Vec<f32> {
     logits
 }
 
-/// One row of logits, of a random kind; what lies between two rows is NaN.
+/// One row of logits of a random kind. The values between rows are NaN.
 fn row(bench: &mut Bench, vocab: usize, stride: usize) -> Vec<f32> {
     let scale = [0.01, 1.0, 3.0, 10.0, 50.0][bench.below(5) as usize];
     let mut logits: Vec<f32> = bench.normal(vocab).into_iter().map(|value| value * scale).collect();
@@ -220,12 +220,12 @@ fn row(bench: &mut Bench, vocab: usize, stride: usize) -> Vec<f32> {
         1 => logits.fill(scale),
         // Zeros of both signs.
         2 => logits.iter_mut().for_each(|logit| *logit *= 0.0),
-        // Tokens that are never meant.
+        // Tokens that are effectively excluded.
         3 => logits[place..].fill(-1e30),
         4 => logits.iter_mut().step_by(3).for_each(|logit| *logit = f32::NEG_INFINITY),
-        // One token only.
+        // One dominant token.
         5 => logits[place] = 10.0 * scale,
-        // Unusable ones.
+        // Unusable values.
         6 => logits[place] = [f32::NAN, f32::INFINITY][bench.below(2) as usize],
         7 if bench.below(2) == 0 => logits.fill(f32::NEG_INFINITY),
         _ => {}

@@ -1,5 +1,5 @@
-//! Cases of [`skein_kernels::cuda::ops::sample`] and [`skein_kernels::cuda::ops::score`]: random parameters over random logits, the CPU's
-//! token and the CPU's log-probabilities.
+//! Cases of the `sample` and `score` modules of [`skein_kernels::cuda::ops`]: random parameters and logits,
+//! compared with the CPU's tokens and log-probabilities.
 
 mod draws;
 
@@ -13,11 +13,11 @@ use skein_kernels::cuda::graph::Graph;
 use skein_kernels::cuda::ops::sample::{NONE, SampleBatch, SampleParams, Sampler, Stages};
 use skein_kernels::cuda::ops::score::{MAX_TOP, ScoreBatch, ScoreParams, Scored, Scorer, Targets};
 
-/// (vocabulary, values between two rows, rows, samples, batches)
-type Shape = (usize, usize, usize, usize, usize);
+/// (vocabulary, values from row to row, rows, samples, batches)
+type BatchShape = (usize, usize, usize, usize, usize);
 
 pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
-    let shapes: &[Shape] = match bench.scale {
+    let shapes: &[BatchShape] = match bench.scale {
         Scale::Small => {
             &[(7, 7, 5, 40, 2), (300, 301, 9, 60, 4), (4096, 4096, 3, 24, 1), (9001, 9004, 3, 20, 1)]
         }
@@ -34,19 +34,19 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
         draws(bench, shape, "", Draws::random)?;
         scores(bench, shape)?;
     }
-    let tied: &[Shape] = match bench.scale {
+    let tied: &[BatchShape] = match bench.scale {
         Scale::Small => &[(60, 64, 6, 60, 2), (300, 301, 6, 60, 2), (9001, 9004, 4, 40, 1)],
         Scale::Full => &[(60, 64, 16, 200, 20), (9001, 9004, 16, 200, 20), (128_256, 128_256, 16, 100, 10)],
     };
     tied.iter().try_for_each(|&shape| draws(bench, shape, ", cuts among ties", Draws::tied))
 }
 
-/// Batches that `draw` makes; `kind` goes into the case's name.
+/// Batches made by `draw`; `kind` is a part of the case's name.
 fn draws(
     bench: &mut Bench,
-    shape: Shape,
+    shape: BatchShape,
     kind: &str,
-    draw: fn(&mut Bench, Shape) -> Draws,
+    draw: fn(&mut Bench, BatchShape) -> Draws,
 ) -> Result<(), CudaError> {
     let (vocab, stride, rows, count, batches) = shape;
     let name = format!("sample {vocab} tokens, {count} samples of {rows} rows{kind}");
@@ -87,7 +87,8 @@ fn draws(
             workspace: *workspace,
             stages,
         };
-        // Captured once, and replayed over other samples, fewer of them: all that changes lies in device memory.
+        // Captured once and replayed with other and fewer samples: everything that changes is in device
+        // memory.
         let graph = Graph::capture(&bench.stream, || sampler.launch(&bench.stream, batch))?;
         for count in [count, count - 1] {
             if count < draws.samples.len() {
@@ -118,7 +119,7 @@ fn draws(
     Ok(())
 }
 
-fn scores(bench: &mut Bench, shape: Shape) -> Result<(), CudaError> {
+fn scores(bench: &mut Bench, shape: BatchShape) -> Result<(), CudaError> {
     let (vocab, stride, rows, count, _) = shape;
     let name = format!("score {vocab} tokens, {count} of {rows} rows");
     if !bench.wants(&name) {
@@ -132,7 +133,7 @@ fn scores(bench: &mut Bench, shape: Shape) -> Result<(), CudaError> {
             top: [0, 1, 5, MAX_TOP as u32][bench.below(4) as usize],
         })
         .collect();
-    // The same entries as if they had been drawn; the last one asks for nothing.
+    // The same entries as if they had been sampled; the last one wants no log-probabilities.
     let tokens: Vec<u32> = targets.iter().map(|target| target.target).collect();
     let mut samples = draws.samples.clone();
     samples.iter_mut().zip(&targets).for_each(|(sample, target)| sample.logprobs = target.top);
