@@ -13,7 +13,9 @@ const KIB: f64 = 1024.0;
 pub(super) struct ProcessCollector(Vec<Desc>);
 
 /// Name, help, and how it is read; counters end in `_total`.
-const METRICS: [(&str, &str, fn() -> Option<f64>); 6] = [
+type Metric = (&'static str, &'static str, fn() -> Option<f64>);
+
+const METRICS: [Metric; 6] = [
     (
         "process_cpu_seconds_total",
         "Processor time of this process, user and system, in seconds.",
