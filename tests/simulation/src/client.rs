@@ -170,8 +170,8 @@ impl Client {
     fn judge(&self, refusal: &Refusal, asked_at: Duration) {
         let calm = Instant::now() >= self.calm_at + SETTLED_AFTER;
         let allowed = match refusal {
-            // Overload needs no fault.
-            Refusal::Overloaded { .. } => true,
+            // Overload and a short deadline need no fault.
+            Refusal::Overloaded { .. } | Refusal::DeadlineTooShort { .. } => true,
             Refusal::NoReadyWorker { .. } => !calm,
             Refusal::WorkersLost { .. } => {
                 let since = asked_at.saturating_sub(FAULTS_LAST);
