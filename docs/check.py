@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the documents against the tree: links, headings, the manual's table of contents, the example program.
+"""Checks the documents against the tree: links, headings, the manual's table of contents, the example.
 
     python3 docs/check.py
 

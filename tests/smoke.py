@@ -1,4 +1,4 @@
-"""Starts `skein serve`, times the first token from exec, then reads the idle cluster's CPU time from /proc."""
+"""Starts `skein serve`, times the first token from exec, then reads the idle cluster's CPU time in /proc."""
 
 import json
 import os
@@ -10,7 +10,8 @@ import time
 import urllib.error
 import urllib.request
 
-# Targets are printed beside what was measured. What fails is an order of magnitude: a busy machine is no defect.
+# Targets are only printed beside the measurement. A failure is an order of magnitude: a busy machine is no
+# defect.
 FIRST_TOKEN_TARGET_S, FIRST_TOKEN_LIMIT_S = 2.0, 20.0
 IDLE_TARGET, IDLE_LIMIT = 0.02, 0.2
 IDLE_WATCH_S = 10.0

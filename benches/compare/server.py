@@ -1,4 +1,5 @@
-"""`skein serve` as a context: starts it on a free port, waits until it is ready, ends it by SIGINT."""
+"""`skein serve` as a context manager: starts it on a free port, waits until it is ready, ends it by
+SIGINT."""
 
 import contextlib
 import os
@@ -16,7 +17,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 @contextlib.contextmanager
 def serve(binary: str, model: str | None, flags: list[str], cpu: int | None = None):
-    """Yields the process and its URL. `cpu` pins the router, which is the process itself, to one processor."""
+    """Yields the process and its URL. `cpu` pins the router, which is this process, to one processor."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -47,7 +48,7 @@ def wait_until_ready(server: subprocess.Popen, url: str) -> None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of one process, its children not counted."""
+    """Processor time of one process, without its children."""
     with open(f"/proc/{pid}/stat") as stat:
         fields = stat.read().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / TICKS

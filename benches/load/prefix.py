@@ -1,8 +1,8 @@
-"""What a cached prefix saves, and that it is one worker's business.
+"""Measures the time that a cached prefix saves, and checks that only one worker does the work.
 
 Usage: python3 benches/load/prefix.py path/to/skein MODEL_DIR
-Starts two workers, sends a prompt of 800 tokens cold, three times again, and once with another end; prints time to
-first token, cached tokens as `usage` reports them, and the CPU seconds that each worker spent.
+Starts two workers, sends a prompt of 800 tokens cold, three times again, and once with a different end.
+Prints TTFT, cached tokens as `usage` reports them, and the CPU seconds of each worker.
 """
 
 import json

@@ -1,10 +1,11 @@
-"""Whether a short request waits for a long prompt, and whether equal prompts get their first tokens one after another.
+"""Measures whether a short request waits for a long prompt, and whether equal prompts get first tokens in
+turn.
 
 Usage: python3 benches/load/short_behind_long.py path/to/skein MODEL_DIR [--longs N] [serve's flags...]
-Starts one worker. Asks with prompts of 64 tokens alone; then, while a prompt of 4,000 tokens prefills, with one such
-prompt after another, each at a random moment; then 32 prompts of 128 tokens at once. All tokens are random, so that
-nothing is cached. Prints times to first token beside the bounds that the scheduler promises: twice the time alone and
-one step for the short ones, half of the last one's time for the median of the equal ones. Exits with 1 if one is broken.
+Starts one worker. Sends prompts of 64 tokens alone; then while prompts of 4,000 tokens prefill, at random
+times; then 32 prompts of 128 tokens at once. All tokens are random, so nothing is cached. Prints TTFT beside
+the bounds that the scheduler promises: for short prompts twice the time alone plus one step, for the equal
+ones a median of half the last one's time. Exits 1 if a bound is exceeded.
 """
 
 import json
@@ -20,12 +21,13 @@ import urllib.request
 
 SHORT, LONG = 64, 4000
 EQUAL, EQUAL_TOKENS, EQUAL_ANSWER = 32, 128, 64
-# What the scheduler plans a step for while only prompts run, in seconds: who comes meanwhile waits for its end.
+# The scheduler's planned length of a step, in seconds, while only prompts run: a new request waits for its
+# end.
 STEP = 0.5
 ALONE_RUNS = 7
 READY_SECONDS = 60
 REQUEST_SECONDS = 180
-# First tokens that come within this of each other came from one step.
+# First tokens that arrive within this time of each other came from one step.
 SAME_STEP = 0.005
 
 

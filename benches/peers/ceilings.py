@@ -1,5 +1,5 @@
-"""What the hardware allows, by the rates that `skein bench` measures in the same run: each weight is read once a step
-and multiplied once a token. Attention counts for nothing, so the real ceiling is a little lower.
+"""The limits of the hardware, by the rates that `skein bench` measures in the same run: each weight is read
+once per step and multiplied once per token. Attention counts as zero, so the real limit is a little lower.
 """
 
 import json
@@ -24,7 +24,7 @@ class Shape:
         self.head = self.vocab_size * hidden
 
     def weight_bytes(self, width: int) -> float:
-        """Of one step. At 4 bits the head is what GGUF's Q4_0 makes of it: the smallest that anybody reads."""
+        """Of one step. At 4 bits the head has GGUF's Q4_0 size, the smallest in use."""
         head_bits = Q6_K_BITS if width == 4 and self.hidden % Q6_K_GROUP == 0 else HEAD_BITS[width]
         return (self.layers * LAYER_BITS[width] + self.head * head_bits) / 8
 

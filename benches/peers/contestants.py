@@ -1,4 +1,5 @@
-"""Who is measured: Skein by `skein bench latency`, a process for each measurement; peers by processes that stay.
+"""The contestants: Skein by `skein bench latency`, a new process per measurement; peers in processes that
+stay.
 
 Every contestant answers `measure(question)` with tokens a second, or None with the reason in `trouble`.
 """
@@ -41,7 +42,8 @@ class Skein:
         tokens = question["batch"] * question["input"]
         shape = ["--batch-size", question["batch"], "--input-len", question["input"],
                  "--output-len", question["output"], "--max-num-seqs", max(question["batch"], 1),
-                 # The whole batch in one step, as the peers prefill it: decode steps are then whole batches only.
+                 # The whole batch in one step, as the peers prefill it, so that decode steps have the whole
+                 # batch.
                  "--max-num-batched-tokens", max(tokens, 512)]
         ran = subprocess.run([*self.command, *map(str, shape)], check=False, capture_output=True, text=True,
                              timeout=ANSWER_LIMIT_S)
@@ -51,7 +53,7 @@ class Skein:
         report = json.loads(ran.stdout)
         self.rates = report["read_bytes_per_second"], report["flops_per_second"]
         kind = "prefill" if question["measure"] == "prefill" else "decode"
-        # Without a step of the whole batch there is no figure: who was first was done before the last one began.
+        # Without a step of the whole batch there is no figure: the first was done before the last began.
         return report["results"][0][f"{kind}_tokens_per_second"] or None
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""How much of the machine others used during a measurement: a figure taken beside a compiler is worth nothing."""
+"""How much of the machine other processes used: a figure measured beside a compiler is worthless."""
 
 import os
 import time

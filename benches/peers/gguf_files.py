@@ -2,9 +2,9 @@
 
 Usage: gguf_files.py MODEL_DIR OUT_DIR TYPE...   (TYPE: bf16, f16, q8_0, q4_0)
 
-The bf16 file holds the very weights of the model; the others are what llama.cpp's own quantiser makes of it, with its
-own choice of types (under Q4_0 the tied head stays Q6_K or Q8_0). The tokenizer is a dummy that loads: prompts are
-token ids. Qwen2 and Llama only, weights in one bf16 file, as `skein bench make-model` writes them.
+The bf16 file holds exactly the model's weights; llama.cpp's own quantiser makes the others, with its own
+choice of types (under Q4_0 the tied head stays Q6_K or Q8_0). The tokenizer is a dummy that loads: prompts
+are token ids. Only Qwen2 and Llama, with weights in one bf16 file, as `skein bench make-model` writes them.
 """
 
 import json
@@ -48,7 +48,7 @@ def gguf_name(name: str) -> str:
 
 
 def interleaved(weights: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of a rotated projection in llama.cpp's order for Llama: pairs beside each other, not half a head apart."""
+    """Rows of a rotated projection in llama.cpp's order for Llama: pairs adjacent, not half a head apart."""
     rows = weights.shape[0]
     return weights.reshape(heads, 2, rows // heads // 2, *weights.shape[1:]).swapaxes(1, 2).reshape(weights.shape)
 

@@ -1,7 +1,7 @@
 """What the peers' processes have in common: they load once, then measure what standard input asks for.
 
-A question is a JSON line {"measure": "prefill" | "decode" | "greedy", "batch": B, "input": P, "output": N, "seed": S};
-the answer is one too. Libraries that print to standard output cannot disturb: theirs goes to standard error.
+A question is a JSON line {"measure": "prefill" | "decode" | "greedy", "batch": B, "input": P, "output": N,
+"seed": S}; so is the answer. Whatever libraries print to standard output is redirected to standard error.
 """
 
 import json
@@ -18,8 +18,8 @@ def prompts(question: dict, vocab_size: int) -> list[list[int]]:
 
 
 def answer_questions(load) -> None:
-    """`load()` gives (description, vocab_size, generate); `generate(prompts, output)` yields after each step of the
-    batch, the first time when every sequence has its first token, and what it yields are the tokens of sequence 0."""
+    """`load()` returns (description, vocab_size, generate). `generate(prompts, output)` yields the tokens of
+    sequence 0 after each step of the batch, for the first time when every sequence has its first token."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     start = time.perf_counter()

@@ -1,8 +1,8 @@
 """OpenVINO GenAI as a peer: its continuous batching pipeline over a GGUF file, which it reads itself.
 
 Usage: peer_openvino.py FILE.gguf THREADS MAX_SEQUENCES MAX_CONTEXT
-PEER_OV_PROPERTIES: JSON of device properties beside the number of threads. Without it everything is at its default, so
-the pipeline chooses inference precision and cache type by the processor.
+PEER_OV_PROPERTIES: JSON of device properties beside the number of threads. Default: the pipeline chooses
+inference precision and cache type by the processor.
 """
 
 import json

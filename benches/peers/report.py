@@ -15,7 +15,8 @@ def median(samples: list[float | None]) -> float | None:
 
 
 def cell(result: dict) -> str:
-    """`ours / best peer with its letter / ratio by rounds / share of the ceiling`; what is not known is a dash."""
+    """`ours / best peer with its letter / ratio by rounds / share of the ceiling`; unknown values are a
+    dash."""
     ours, peers = median(result["samples"].get("S", [])), {}
     for letter, samples in result["samples"].items():
         if letter != "S" and known(samples):
@@ -32,7 +33,7 @@ def cell(result: dict) -> str:
 
 
 def by_rounds(samples: dict) -> float | None:
-    """Ours over the fastest peer's of the same round, the median of the rounds: what changes from minute to minute meets both."""
+    """Ours over the fastest peer's of the same round, median over rounds: both see the same conditions."""
     rounds = zip(samples.get("S", []), *(samples[letter] for letter in samples if letter != "S"))
     return median([ours / max(known(theirs)) for ours, *theirs in rounds if ours and known(theirs)])
 

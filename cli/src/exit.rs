@@ -16,7 +16,8 @@ pub const ADDRESS: u8 = 5;
 /// Exit code: any other failure.
 pub const OTHER: u8 = 1;
 
-/// Exit code: standard output was closed by its reader; what a shell reports for a process that SIGPIPE ended.
+/// Exit code: standard output was closed by its reader; what a shell reports for a process that SIGPIPE
+/// ended.
 pub const PIPE_CLOSED: u8 = 141;
 
 /// Why a command failed.

@@ -74,7 +74,8 @@ impl Named {
     }
 }
 
-/// The members that `--{flag}` lists; `None` when there are none, or when they are a problem, which is then noted.
+/// The members that `--{flag}` lists; `None` when there are none, or when they are a problem, which is then
+/// noted.
 pub fn listed(settings: &mut Settings, flag: &str, addresses: &[String]) -> Option<mpsc::Receiver<Change>> {
     if addresses.is_empty() {
         return None;

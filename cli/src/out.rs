@@ -1,5 +1,5 @@
-//! Standard output. Its reader may stop reading (`skein run ... | head`): that ends the process quietly, with the code that
-//! a shell reports for it.
+//! Standard output. Its reader may stop reading (`skein run ... | head`): that ends the process quietly, with
+//! the code that a shell reports for it.
 
 use std::fmt;
 use std::io::Write;

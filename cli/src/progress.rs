@@ -1,5 +1,5 @@
-//! Shows how far the weights of several workers have loaded: a bar on a terminal, elsewhere one log line, and another one
-//! for each half minute that loading takes.
+//! Shows how far the weights of several workers have loaded: a bar on a terminal, elsewhere one log line, and
+//! another one for each half minute that loading takes.
 
 use std::io::IsTerminal;
 use std::time::Duration;

@@ -1,5 +1,6 @@
-//! The model that ships with Skein: beside the binary where an archive or a package puts it, else inside the binary, from
-//! where it is unpacked once into the user's cache directory. So a binary alone can serve from any directory.
+//! The model that ships with Skein: beside the binary where an archive or a package puts it, else inside the
+//! binary, from where it is unpacked once into the user's cache directory. So a binary alone can serve from
+//! any directory.
 
 use std::fs;
 use std::io;
@@ -59,7 +60,8 @@ fn places(binary: &Path) -> Vec<PathBuf> {
     beside.chain(shared).collect()
 }
 
-/// Writes the files that are not there as they should be. Each appears whole: others may unpack or read meanwhile.
+/// Writes the files that are not there as they should be. Each appears whole: others may unpack or read
+/// meanwhile.
 fn unpack(directory: &Path) -> io::Result<()> {
     fs::create_dir_all(directory)?;
     for (name, content) in FILES {

@@ -6,8 +6,8 @@
 
 Starts `skein serve` with three workers and the shipped model, opens 64 streams, and kills the busiest worker,
 twice. Then every request runs again, undisturbed, and its answer must be the same, byte by byte. Writes JSON
-lines: a header, then `[seconds, kind, value]` for the counters, the kills, and the text of one stream, the one
-that moved most often. Standard library only.
+lines: a header, then `[seconds, kind, value]` for the counters, the kills, and the text of one stream, the
+one that moved most often. Standard library only.
 """
 
 import concurrent.futures

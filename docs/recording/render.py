@@ -3,8 +3,8 @@
 
     python3 docs/recording/render.py docs/recording/kill.jsonl > docs/src/images/kill.svg
 
-The animation runs at the speed of the recording. Without animation (`prefers-reduced-motion`, or a viewer that
-has none) the picture shows the end. Standard library only.
+The animation runs at the speed of the recording. Without animation (`prefers-reduced-motion`, or a viewer
+that has none) the picture shows the end. Standard library only.
 """
 
 import html

@@ -1,15 +1,16 @@
 """The training text of skein-7m: the standard library of the Python that runs this script.
 
-All of it is under the PSF licence except the few lines in `EXERCISES` and `SMALL_TALK`, which were written for this
-repository:
+All of it is under the PSF licence except the few lines in `EXERCISES` and `SMALL_TALK`, which were written
+for this repository:
 
 - `lib`: the library's own .py files, and the language reference that pydoc ships (`pydoc_data.topics`);
 - `tests`: its test suite;
 - `chat`: conversations made from signatures, docstrings and short functions of `lib`;
-- `asked`: what people ask a demonstration first: the modules of `POPULAR` in several phrasings, exercises, small talk.
+- `asked`: what people ask a demonstration first: modules of `POPULAR` in several phrasings, exercises, small
+talk.
 
-Whole files are held out by a hash of their path; a conversation about a held-out file is held out with it. Nothing of
-`asked` is held out: those answers are meant to be known by heart.
+Whole files are held out by a hash of their path, together with the conversations about them. Nothing of
+`asked` is held out: those answers should be memorised.
 """
 
 import ast
@@ -152,7 +153,8 @@ def is_test(name: str) -> bool:
 
 
 def sections():
-    """Returns {kind: {"train": [text], "held_out": [text]}}; a text of `chat` and `asked` is a list of messages."""
+    """Returns {kind: {"train": [text], "held_out": [text]}}; texts of `chat` and `asked` are lists of
+    messages."""
     out = {kind: {"train": [], "held_out": []} for kind in ("lib", "tests", "chat", "asked")}
     rng = random.Random(7)
     for name, text in library_files():
@@ -258,7 +260,7 @@ def popular_conversations(rng: random.Random):
             if not isinstance(thing, type):
                 try:
                     call = f"`{names[0]}{inspect.signature(thing)}`"
-                    if " at 0x" not in call:  # a default that is an object prints its address: different every run
+                    if " at 0x" not in call:  # the address of a default object, different each run
                         yield turns(rng.choice(SIGNATURE_QUESTIONS).format(names[0]), call, rng)
                 except (ValueError, TypeError):
                     pass

@@ -2,8 +2,9 @@
 
     python evaluate.py [--model DIR] [--samples]
 
-Weights are widened to float32 and computed in float32, as Skein's CPU backend does. For each length, the held-out
-files are cut into windows of that many tokens, each after a `<|bos|>`; perplexity is exp of the mean loss.
+Weights are widened to float32 and computed in float32, as in Skein's CPU backend. For each length, the
+held-out files are cut into windows of that many tokens, each after a `<|bos|>`; perplexity is exp of the mean
+loss.
 """
 
 import argparse

@@ -2,9 +2,10 @@
 
     python held_out.py
 
-16 windows of 513 tokens, 16-bit little-endian ids, one after another. A window opens with `<|bos|>`; the others follow it in a
-stream of the files that `corpus.held_out` keeps from training, library and its tests in turn, each stream in the order of the
-paths and cut where a window ends. Needs Python 3.11.7, whose standard library is the text (PSF licence), and tokenizers.
+16 consecutive windows of 513 tokens, 16-bit little-endian ids. A window starts with `<|bos|>`, followed by a
+stretch of the files that `corpus.held_out` keeps from training, alternately from the library and its tests,
+in the order of the paths. Needs Python 3.11.7, whose standard library is the text (PSF licence), and
+tokenizers.
 """
 
 import pathlib

@@ -3,9 +3,9 @@
     pip install -r requirements.txt
     python train.py --minutes 90
 
-The schedule is a share of the wall clock, not a step count: the learning rate, the context length and the end
-follow from the minutes gone by, so that a run on a busy machine still ends on time with its learning rate at the
-bottom. It also means that two runs never give the same weights. `--resume` goes on from the last checkpoint.
+The schedule is a fraction of the wall clock, not a step count: learning rate, context length and end depend
+on the minutes passed, so a run on a busy machine still ends on time with its learning rate at the bottom. So
+two runs never give the same weights. `--resume` continues from the last checkpoint.
 """
 
 import argparse
@@ -33,7 +33,8 @@ TOKENS_PER_STEP = 4096
 PEAK_LR, WARMUP_SHARE, FLOOR = 2e-3, 0.02, 0.02
 # From this share of the time on, train at this context length.
 CONTEXTS = [(0.0, 256), (0.55, 512), (0.85, 1024)]
-# From this share of the time on, the shares of every batch's rows: first to learn to write, then also to answer.
+# From this fraction of the time on, the mix of every batch's rows: first to learn to write, then also to
+# answer.
 MIXES = [(0.0, {"lib": 0.62, "tests": 0.26, "chat": 0.08, "asked": 0.04}),
          (0.5, {"lib": 0.50, "tests": 0.18, "chat": 0.10, "asked": 0.22})]
 CHAT_TEMPLATE = (

@@ -1,5 +1,5 @@
-//! Logging to standard error: readable lines, or JSON lines with `--log-format json`. By convention, no call site
-//! logs prompts or output.
+//! Logging to standard error: readable lines, or JSON lines with `--log-format json`. By convention, no call
+//! site logs prompts or output.
 
 use std::io::{IsTerminal, Write};
 

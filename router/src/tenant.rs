@@ -7,10 +7,11 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 /// Begins what is hashed; another layout gets another name.
 const LAYOUT: &str = "skein.tenant.1";
 
-/// Those who share request ids, streams and cached prefixes: all who have one key. Where there are no keys, everybody.
+/// Those who share request ids, streams and cached prefixes: all who have one key. Where there are no keys,
+/// everybody.
 ///
-/// Its name is a hash of the key, so that all routers agree on it, and as secret as the key: who does not have it can
-/// neither attach to a stream nor find out what is cached.
+/// Its name is a hash of the key, so that all routers agree on it, and as secret as the key: who does not
+/// have it can neither attach to a stream nor find out what is cached.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Tenant(Arc<str>);
 

@@ -1,5 +1,6 @@
-//! How much memory this process may still take: what the machine has, or less where a control group sets a limit. All
-//! groups from the process's own up to the root count, in version 1 and version 2 of the interface (cgroups(7)).
+//! How much memory this process may still take: what the machine has, or less where a control group sets a
+//! limit. All groups from the process's own up to the root count, in version 1 and version 2 of the interface
+//! (cgroups(7)).
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -38,7 +39,8 @@ pub fn of_this_process() -> Option<Memory> {
     memory(|path| std::fs::read_to_string(path).ok())
 }
 
-/// [`of_this_process`] with the files that `read` returns: the smallest numbers over the machine and all groups.
+/// [`of_this_process`] with the files that `read` returns: the smallest numbers over the machine and all
+/// groups.
 fn memory(read: impl Fn(&Path) -> Option<String>) -> Option<Memory> {
     let machine = read(Path::new("/proc/meminfo")).and_then(|text| of_machine(&text));
     let membership = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
@@ -75,7 +77,8 @@ const VERSION_2: Files = Files {
     file_pages: ["inactive_file ", "active_file "],
 };
 
-/// Each hierarchy that accounts memory: its files' names, the directory where it is mounted, the process's own directory.
+/// Each hierarchy that accounts memory: its files' names, the directory where it is mounted, the process's
+/// own directory.
 fn hierarchies(membership: &str, mounts: &str) -> Vec<(Files, PathBuf, PathBuf)> {
     let own = |wanted: &dyn Fn(&str) -> bool| {
         membership.lines().find_map(|line| {
@@ -103,8 +106,8 @@ fn hierarchies(membership: &str, mounts: &str) -> Vec<(Files, PathBuf, PathBuf)>
         .collect()
 }
 
-/// The directory of group `path` in a hierarchy of which `root` is mounted at `top`. In a container only the container's
-/// part is mounted; what lies outside it cannot be seen, and its own top is the nearest that can.
+/// The directory of group `path` in a hierarchy of which `root` is mounted at `top`. In a container only the
+/// container's part is mounted; what lies outside it cannot be seen, and its own top is the nearest that can.
 fn below(top: &str, root: &str, path: &str) -> PathBuf {
     match Path::new(path).strip_prefix(root) {
         Ok(relative) if relative.components().next().is_some() && !relative.starts_with("..") => {

@@ -1,4 +1,5 @@
-"""Remakes the golden files. By hand, after `pip install -r requirements.txt`; README.md says what each one is.
+"""Remakes the golden files. Run by hand after `pip install -r requirements.txt`; README.md describes each
+one.
 
     python make.py                  everything
     python make.py models text      some of: models, skein-7m, text, templates, vectors

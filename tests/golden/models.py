@@ -1,7 +1,7 @@
 """Tiny random models as Hugging Face directories, and what transformers computes with them in float32.
 
-Weights are drawn so that a mistake shows: norm weights and biases are random, attention is far from uniform, and
-logits spread by more than one. A seed is taken only if, along the greedy path, the best token always beats the
+Weights are drawn so that a mistake shows: norm weights and biases are random, attention is far from uniform,
+and logits spread by more than one. A seed is used only if the best token on the greedy path always beats the
 second by MIN_MARGIN, so that rounding in another implementation cannot change a token.
 """
 
@@ -41,8 +41,8 @@ GEMMA2 = {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "hidde
           "sliding_window": 24, "rms_norm_eps": 1e-6, "mlp_bias": ABSENT, "tie_word_embeddings": ABSENT,
           "pad_token_id": 0, "bos_token_id": 2, "cache_implementation": "hybrid"}
 
-# name: (stored as, safetensors files, config over BASE). Configs of both generations of transformers: version 4
-# wrote rope_theta, rope_scaling and torch_dtype; version 5 writes rope_parameters and dtype.
+# name: (stored as, safetensors files, config over BASE). Configs of both generations of transformers: version
+# 4 wrote rope_theta, rope_scaling and torch_dtype; version 5 writes rope_parameters and dtype.
 MODELS = {
     "llama-gqa": ("float32", 1, {"rope_theta": 10000.0, "rope_scaling": None, "torch_dtype": "float32"}),
     "llama-mha-tied": ("float32", 2, {
@@ -72,8 +72,8 @@ MODELS = {
 
 
 def draw(name: str, shape, generator, is_gemma: bool) -> torch.Tensor:
-    """A weight whose size suits its place. Gemma adds 1 to the weights of its norms. Its layers get large outputs, or
-    the scaled embedding and the tied head would repeat one token."""
+    """A weight of a size that suits its place. Gemma adds 1 to its norm weights. Its layers get large
+    outputs; otherwise the scaled embedding and the tied head would repeat one token."""
     if "norm" in name:
         values = 0.5 + torch.rand(shape, generator=generator)
         return values if not is_gemma else 8 * values - 1 if "post_" in name else values - 1
@@ -117,7 +117,7 @@ def save(tensors, path: pathlib.Path):
 
 @torch.no_grad()
 def compute(path: pathlib.Path, seed: int, vocab: int):
-    """Runs the model, weights widened to float32: (prompt, its logits, greedy tokens, their logits, attention entropy)."""
+    """Runs the model in float32: (prompt, its logits, greedy tokens, their logits, attention entropy)."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
     assert next(model.parameters()).dtype == torch.float32
     prompt = torch.randint(2, vocab, (1, PROMPT_TOKENS), generator=torch.Generator().manual_seed(seed + 1000))
@@ -189,7 +189,7 @@ PROMPTS = {
 
 @torch.no_grad()
 def make_skein_7m():
-    """Greedy text of the repository's own model, each run cut before its first near tie, its stop token included."""
+    """Greedy text of the shipped model, each run cut before its first near tie, its stop token included."""
     quiet()
     tokenizer = Tokenizer.from_file(str(SKEIN_7M / "tokenizer.json"))
     model = AutoModelForCausalLM.from_pretrained(SKEIN_7M, dtype=torch.float32, attn_implementation="eager").eval()

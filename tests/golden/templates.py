@@ -1,7 +1,8 @@
-"""Chat templates in the manner of public families, each written for this repository, and what Jinja makes of them.
+"""Chat templates in the style of public model families, written for this repository, and their output in
+Jinja.
 
-Rendered by transformers itself, so in its environment: trim_blocks and lstrip_blocks on, loop controls, a `tojson`
-that keeps UTF-8, `raise_exception`, and `strftime_now` (here of a fixed moment).
+Rendered by transformers itself, so in its environment: trim_blocks and lstrip_blocks on, loop controls, a
+`tojson` that keeps UTF-8, `raise_exception`, and `strftime_now` (here of a fixed time).
 """
 
 import datetime
@@ -250,7 +251,7 @@ TEMPLATES = {"headers": HEADERS, "chatml": CHATML, "chatml-tools": CHATML_TOOLS,
              "blocks": BLOCKS, "methods": METHODS}
 
 
-# Cases whose content is a list: only for the templates that look at its type. Others would show Python's own repr.
+# Cases whose content is a list, only for templates that check its type. Others would show Python's own repr.
 LISTS, TAKES_LISTS = {"content parts", "image part"}, {"turns", "chatml-tools", "skein-7m"}
 
 

@@ -44,8 +44,9 @@ def byte_tokens(tokenizer):
 def certain(raw: bytes):
     """(text, bytes held back): the text of `raw` as far as later bytes cannot change it.
 
-    A broken run of bytes is one U+FFFD, each maximal one, as the Unicode standard recommends and Rust's
-    `from_utf8_lossy` does. Python's own incremental decoder says the same later: it waits on a surrogate's second byte.
+    A broken run of bytes is one U+FFFD per maximal subpart, as the Unicode standard recommends and Rust's
+    `from_utf8_lossy` does. Python's incremental decoder agrees, but later: it waits for a surrogate's second
+    byte.
     """
     text = ""
     while raw:
@@ -60,7 +61,7 @@ def certain(raw: bytes):
 
 
 def pieces_of(tokenizer, ids, alphabet, special):
-    """The text each token adds, told as early as it is certain, and what is left at the end. Special tokens add nothing."""
+    """The text that each token adds, as early as it is certain, and the rest. Special tokens add nothing."""
     pieces, held = [], b""
     for token in ids:
         raw = b"" if token in special else bytes(alphabet[c] for c in tokenizer.id_to_token(token))

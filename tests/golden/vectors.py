@@ -1,4 +1,5 @@
-"""Vectors of pure functions: the block hash (proto/testdata/block_hash.json) and Philox4x32-10 (philox.json)."""
+"""Vectors of pure functions: the block hash (proto/testdata/block_hash.json) and Philox4x32-10
+(philox.json)."""
 
 import json
 import pathlib
@@ -11,7 +12,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 BLOCK_HASH = HERE.parents[1] / "proto" / "testdata" / "block_hash.json"
 BLOCK_SIZE = 16
 
-# Known answers of Random123 (Salmon et al. 2011), its kat_vectors file: counter, key, output of philox4x32 10 rounds.
+# Known answers of Random123 (Salmon et al. 2011) in its kat_vectors file: counter, key, output of 10 rounds.
 PHILOX = [
     ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
     ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
@@ -43,7 +44,8 @@ def make_philox():
 
 
 def block_hashes(model: str, adapter: str, cache_salt: str, tokens):
-    """(root, chain): one hash a full block, each seeded with the one before; a last partial block has none."""
+    """(root, chain): one hash per full block, each seeded with the previous; a partial last block has
+    none."""
     root = xxhash.xxh3_64_intdigest(b"".join(part.encode() + b"\0" for part in (model, adapter)) + cache_salt.encode(), seed=0)
     chain, previous = [], root
     for at in range(0, len(tokens) - BLOCK_SIZE + 1, BLOCK_SIZE):
@@ -63,7 +65,7 @@ def make_block_hash():
         ("skein-7m", "", "tenant-a", list(range(16))),  # a salt changes every hash
         ("skein-7m", "lora-1", "", list(range(16))),
         ("meta-llama/Llama-3.1-8B-Instruct", "", "", shared),
-        ("meta-llama/Llama-3.1-8B-Instruct", "", "", shared[:32] + [7] * 20),  # shares two blocks; 4 tokens over
+        ("meta-llama/Llama-3.1-8B-Instruct", "", "", shared[:32] + [7] * 20),  # two shared blocks, then 4
         ("modèle-模型", "", "sel \u00e9", [0, 0xFFFFFFFF, 1, 2 ** 31] * 8),
         ("a", "b", "", [0] * 64),
         ("a", "", "b", [0] * 64),  # the separators keep these two apart

@@ -1,9 +1,9 @@
-"""What others reach on the same device, in the same run, at the same shapes: floors and peers for Skein's figures.
+"""What others reach on the same device, in the same run, with the same sizes, for comparison with Skein.
 
-    python3 peers.py MODEL_DIR [--only ceilings,floor,transformers,vllm] [--input 128] [--output 256] [--batch 1 32 256]
+    python3 peers.py MODEL_DIR [--only ceilings,floor,transformers,vllm] [--input N] [--output N] [--batch N]
 
-MODEL_DIR needs config.json only; weights are random. Each line printed is one JSON object. A peer that is not installed
-says so and is left out; a peer that fails says why. Needs torch.
+MODEL_DIR needs only config.json; weights are random. Each printed line is one JSON object. A peer that is not
+installed is skipped with a message; a peer that fails says why. Needs torch.
 """
 
 import argparse
@@ -82,7 +82,7 @@ def ceilings(_):
 
 @torch.no_grad()
 def floor(args):
-    """All products of a step and its attention, nothing else, in one CUDA graph: what plain torch cannot beat."""
+    """All products of a step and its attention in one CUDA graph: what plain torch cannot beat."""
     shape = Shape(args.model)
     layers = [[torch.randn(n, k, device="cuda", dtype=BF16) * 0.02 for n, k in shape.linears()] for _ in range(shape.layers)]
     head = torch.randn(shape.vocab, shape.hidden, device="cuda", dtype=BF16) * 0.02

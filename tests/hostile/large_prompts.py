@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """usage: large_prompts.py SKEIN [KIND]...
 
-Sends prompts of 8 MB to a model with a context of 1,024 tokens, one and then sixteen at once, as text, as a chat, as token
-ids and to /tokenize. Each must be refused or answered, and the router's resident memory must come back to at most 1.5 times
-what it was.
+Sends prompts of 8 MB to a model with a context of 1,024 tokens, one and then sixteen at once, as text, as a
+chat, as token ids and to /tokenize. Each must be refused or answered, and the router's resident memory must
+come back to at most 1.5 times what it was.
 """
 
 import sys

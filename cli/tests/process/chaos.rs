@@ -1,7 +1,7 @@
 //! `kill -9` on workers in the middle of many streams: no token is lost, duplicated or altered.
 //!
-//! Each round compares every stream with its undisturbed run, byte for byte. Two rounds run by default. The long
-//! form also checks the gap:
+//! Each round compares every stream with its undisturbed run, byte for byte. Two rounds run by default. The
+//! long form also checks the gap:
 //! `TEST_BINARY=$PWD/target/release/skein TEST_CHAOS_ROUNDS=200 \
 //!   cargo test -p skein --test process chaos -- --nocapture`
 

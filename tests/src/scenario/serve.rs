@@ -1,5 +1,5 @@
-//! `skein serve` whose workers are killed or frozen at random times. The supervisor replaces them, streams continue,
-//! and new requests wait.
+//! `skein serve` whose workers are killed or frozen at random times. The supervisor replaces them, streams
+//! continue, and new requests wait.
 
 use std::time::Duration;
 
@@ -14,7 +14,8 @@ use crate::seeded::SeededRng;
 
 /// Time limit for the supervisor to have all its workers running again.
 const BACK_WITHIN: Duration = Duration::from_secs(60);
-/// A stream that waits longer than this counts as hung: `--worker-timeout` and a start take about 6 s together.
+/// A stream that waits longer than this counts as hung: `--worker-timeout` and a start take about 6 s
+/// together.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// Most memory of the router in the last quarter of a run, percent of the first quarter's.
 const GROWTH_PERCENT: u64 = 125;

@@ -1,4 +1,5 @@
-//! Whether a model fits into this machine or its memory limit, told with numbers before anything is loaded. Pure.
+//! Whether a model fits into this machine or its memory limit, told with numbers before anything is loaded.
+//! Pure.
 
 use skein_sys::memory_limit::Memory;
 
@@ -21,8 +22,8 @@ pub(super) struct Needs {
 }
 
 impl Needs {
-    /// Refuses what can never fit. It is held against the limit and not against what is free at the moment, so that a
-    /// worker that starts again beside others gets the same answer.
+    /// Refuses what can never fit. It is held against the limit and not against what is free at the moment,
+    /// so that a worker that starts again beside others gets the same answer.
     pub fn check(&self, memory: &Memory) -> Result<(), WorkerError> {
         let Self { weight_bytes, kv_bytes, workers, .. } = *self;
         let fixed = weight_bytes.saturating_add(workers.saturating_mul(WORKER_BYTES));

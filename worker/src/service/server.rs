@@ -73,7 +73,8 @@ async fn scrape(State(metrics): State<Arc<Metrics>>, headers: HeaderMap) -> impl
     ([(CONTENT_TYPE, format.content_type())], metrics.encode(format))
 }
 
-/// Accepts a call that carries the secret as a bearer token. Applies to all services, health and reflection too.
+/// Accepts a call that carries the secret as a bearer token. Applies to all services, health and reflection
+/// too.
 fn with_secret(secret: &Secret, call: Request<()>) -> Result<Request<()>, Status> {
     let given = call.metadata().get("authorization").map(|value| value.as_bytes());
     let given = given.and_then(|value| value.strip_prefix(b"Bearer ")).unwrap_or_default();
