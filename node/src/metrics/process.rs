@@ -13,9 +13,9 @@ const KIB: f64 = 1024.0;
 pub(super) struct ProcessCollector(Vec<Desc>);
 
 /// Name, help, and how it is read; counters end in `_total`.
-type Metric = (&'static str, &'static str, fn() -> Option<f64>);
+type ProcessMetric = (&'static str, &'static str, fn() -> Option<f64>);
 
-const METRICS: [Metric; 6] = [
+const METRICS: [ProcessMetric; 6] = [
     (
         "process_cpu_seconds_total",
         "Processor time of this process, user and system, in seconds.",
