@@ -17,7 +17,7 @@ use skein_router::config::RouterConfig;
 use skein_router::links::transport::{Connector, Grpc, GrpcWithKey, Transport};
 use skein_router::text::TextError;
 use skein_router::text::model_text::ModelText;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::mpsc;
 
 use crate::exit::{ADDRESS, Failure, MODEL};
@@ -181,6 +181,17 @@ fn bad_model(model: &Path, error: &TextError) -> Failure {
     Failure::new(MODEL, message)
 }
 
+/// Connections that the system queues until they are accepted; `net.core.somaxconn` may lower it.
+const LISTEN_BACKLOG: u32 = 4096;
+
+/// tokio's `bind` with a longer backlog, so that a burst of clients is not turned away.
+fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(LISTEN_BACKLOG)
+}
+
 /// Binds `host:port`.
 ///
 /// # Errors
@@ -192,7 +203,7 @@ pub async fn bind(host: &str, port: u16) -> Result<(TcpListener, SocketAddr), Fa
         .await
         .map_err(|error| failed(format!("--host {host} does not resolve: {error}")))?;
     let address = found.next().ok_or_else(|| failed(format!("--host {host} has no address")))?;
-    let listener = TcpListener::bind(address).await.map_err(|error| {
+    let listener = listen(address).map_err(|error| {
         failed(match error.kind() {
             std::io::ErrorKind::AddrInUse => format!(
                 "port {port} on {host} is in use, perhaps by another skein; choose another with --port, or --port 0 \

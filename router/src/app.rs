@@ -60,9 +60,14 @@ impl App {
 
     /// Validates `draft`, tokenises it and starts it.
     pub async fn start(&self, draft: Draft) -> Result<Started, Refusal> {
-        let (lease, request, options) =
-            self.prepared(draft).await.inspect_err(|refusal| self.metrics.refused(refusal))?;
-        let source = self.generator.submit(request.clone()).await?; // counts its refusals itself
+        let id = draft.request_id.clone().unwrap_or_default();
+        let (lease, request, options) = self.prepared(draft).await.inspect_err(|refusal| {
+            self.metrics.refused(refusal);
+            refusal.log(&id);
+        })?;
+        // The generator counts its refusals itself.
+        let submitted = self.generator.submit(request.clone()).await;
+        let source = submitted.inspect_err(|refusal| refusal.log(&request.id))?;
         let stream = TextStream::new(source, &request, &options, &self.text, lease);
         Ok(Started { request, stream })
     }

@@ -108,9 +108,9 @@ impl Cluster {
         let new = NewRequest { request, stream_key, claim, aborts: aborts_in };
         let mut driver = Driver::admit(&self.workers, &self.admission, self.limits, new)?;
         driver.start().await?;
-        let journey = driver.journey();
+        let (journey, worker) = (driver.journey(), driver.worker());
         let deltas = futures::stream::unfold(driver, async |mut driver| Some((driver.next().await?, driver)));
-        Ok(TokenStream { deltas: Box::pin(deltas), journey, aborts, aborted: HashSet::new() })
+        Ok(TokenStream { deltas: Box::pin(deltas), journey, worker, aborts, aborted: HashSet::new() })
     }
 
     /// Prepares for the exit of this process: streams dropped from now on continue at their workers for a
@@ -192,6 +192,7 @@ impl Generator for Cluster {
 pub struct TokenStream {
     deltas: BoxStream<'static, Result<TokenDelta, Refusal>>,
     journey: Arc<Mutex<Journey>>,
+    worker: Arc<Mutex<Option<Arc<str>>>>,
     aborts: mpsc::Sender<u32>,
     aborted: HashSet<u32>,
 }
@@ -211,6 +212,10 @@ impl TokenSource for TokenStream {
             // is ignored.
             let _ = self.aborts.try_send(sample_index);
         }
+    }
+
+    fn worker(&self) -> Option<Arc<str>> {
+        self.worker.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn journey(&self) -> Journey {

@@ -3,6 +3,8 @@
 //! `Cluster` implements it over workers, the tests of the APIs with a script. Nothing behind it handles text,
 //! JSON or protobuf.
 
+use std::sync::Arc;
+
 use futures::Stream;
 use futures::future::BoxFuture;
 
@@ -43,6 +45,10 @@ pub trait TokenSource: Stream<Item = Result<TokenDelta, Refusal>> + Send + Unpin
     /// [`crate::request::FinishReason::Abort`] or nothing more; the others continue. Unknown and ended
     /// samples are ignored.
     fn abort_sample(&mut self, sample_index: u32);
+    /// The name of the worker that generates now, or generated last.
+    fn worker(&self) -> Option<Arc<str>> {
+        None
+    }
     /// The request's moves so far; complete once the stream has ended.
     fn journey(&self) -> Journey {
         Journey::default()

@@ -161,6 +161,12 @@ impl Refusal {
         Self::Invalid { param: Some(param), message: message.into() }
     }
 
+    /// The line in the log of a request that was not started. The message stays out: it may quote the client.
+    pub fn log(&self, request: &str) {
+        let HttpShape { status, code, .. } = self.http();
+        tracing::info!(request, status, code, param = self.param(), "request refused");
+    }
+
     /// The HTTP form.
     pub fn http(&self) -> HttpShape {
         let shape = |status, kind, code| HttpShape { status, kind, code };

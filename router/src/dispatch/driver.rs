@@ -41,6 +41,8 @@ pub(crate) struct Driver {
     /// Whether the last worker that generated promises exact resumes.
     pub(super) exact_so_far: bool,
     journey: Arc<Mutex<Journey>>,
+    /// The name of the worker that generates now.
+    worker: Arc<Mutex<Option<Arc<str>>>>,
     outbox: VecDeque<Result<TokenDelta, Refusal>>,
     aborts: mpsc::Receiver<u32>,
     pub(super) fleet_changes: Listener,
@@ -111,6 +113,7 @@ impl Driver {
             aborted: false,
             exact_so_far: true,
             journey: Arc::default(),
+            worker: Arc::default(),
             outbox: VecDeque::new(),
             aborts,
             fleet_changes,
@@ -312,6 +315,16 @@ impl Driver {
 
     pub(super) fn report_for(&self, at: WorkerEpoch, outcome: Outcome) {
         self.workers.handle(fleet::Event::Dispatched(at, outcome));
+    }
+
+    /// The name of the worker that generates, as it changes.
+    pub(crate) fn worker(&self) -> Arc<Mutex<Option<Arc<str>>>> {
+        self.worker.clone()
+    }
+
+    /// Records the name of the worker whose stream is read.
+    pub(super) fn set_worker(&self, name: Option<Arc<str>>) {
+        *self.worker.lock().unwrap_or_else(PoisonError::into_inner) = name;
     }
 
     pub(super) fn with_journey(&self, change: impl FnOnce(&mut Journey)) {

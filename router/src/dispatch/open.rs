@@ -54,6 +54,8 @@ impl Driver {
         match watch.wait(std::pin::pin!(call), None).await {
             Waited::Answer(Ok(Ok(deltas))) => {
                 reader.opened(deltas);
+                let name = self.workers.with_fleet(|fleet| fleet.name(placement.at.worker));
+                self.set_worker(name);
                 self.state = State::Streaming(OpenStream::new(reader, placed));
                 tracing::debug!(request = self.request.id, worker = placement.at.worker.0, "attached");
                 Some(RequestEvent::Attached(placement.at))
@@ -129,10 +131,11 @@ impl Driver {
     /// Records that a worker generates from now on: whether the resume is exact, and where other readers find
     /// the stream.
     fn generated_by(&mut self, at: WorkerEpoch) {
-        let exact = self.workers.with_fleet(|fleet| {
+        let (exact, name) = self.workers.with_fleet(|fleet| {
             fleet.stream_opened(self.stream_key, at);
-            fleet.resumes_exactly(at.worker)
+            (fleet.resumes_exactly(at.worker), fleet.name(at.worker))
         });
+        self.set_worker(name);
         if self.delivery.has_delivered() && !(exact && self.exact_so_far) {
             self.with_journey(|journey| journey.resume_exact = false);
         }

@@ -18,6 +18,7 @@ mod worker;
 mod worker_id;
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rand::Rng;
@@ -228,6 +229,11 @@ impl Fleet {
     /// Whether a worker is a member.
     pub fn has(&self, id: WorkerId) -> bool {
         self.workers.contains_key(&id)
+    }
+
+    /// A worker's name in discovery.
+    pub fn name(&self, id: WorkerId) -> Option<Arc<str>> {
+        self.workers.get(&id).map(|worker| Arc::from(worker.member.id.as_str()))
     }
 
     /// Limits that every ready worker accepts. While none is ready, those of the last ones; `None` if there

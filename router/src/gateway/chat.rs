@@ -31,8 +31,9 @@ pub async fn create(
     request: Request,
 ) -> Result<Response, Refused> {
     let headers = request.headers().clone();
-    let fields = Fields::read(request, &app).await?;
-    let (call, draft) = GenerationCall::parse(fields, &headers, &id, &app.config)?;
+    let fields = Fields::read(request, &app).await.inspect_err(|refusal| refusal.log(&id))?;
+    let (call, draft) =
+        GenerationCall::parse(fields, &headers, &id, &app.config).inspect_err(|refusal| refusal.log(&id))?;
     let (ignored, id, wants) = (call.ignored.clone(), call.id.clone(), call.wants.clone());
     let mut merged = Merged::start(&app, vec![draft]).await?;
     let answer = Answer::new(app, call);

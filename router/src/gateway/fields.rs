@@ -151,6 +151,11 @@ impl Fields {
         self.typed(name, "an object", |value| value.as_object().cloned())
     }
 
+    /// Adds a field, as if it stood in the body.
+    pub fn put(&mut self, name: &str, value: Value) {
+        self.untaken.insert(name.to_owned(), value);
+    }
+
     /// Adds `name` to the unknown fields: a field inside one that was taken.
     pub fn leave(&mut self, name: String) {
         self.untaken.insert(name, Value::Bool(true));

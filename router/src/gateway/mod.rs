@@ -11,6 +11,7 @@ mod logprobs;
 mod merged;
 mod metrics;
 mod models;
+mod ollama;
 mod outgoing;
 mod progress;
 mod refused;
@@ -47,6 +48,7 @@ pub fn router(app: App, guarded: Router, open: Router) -> Router {
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .route("/version", get(models::version))
+        .merge(ollama::routes())
         .with_state(app.clone())
         .merge(guarded)
         .fallback(not_found)

@@ -37,10 +37,9 @@ pub fn response(events: impl Stream<Item = Result<SseEvent, Refusal>> + Send + '
 
 /// Waits briefly for the first event, so that an early refusal is a status and not an event. The wait is
 /// limited because a resumed stream is silent until it reaches what its client lacks.
-pub async fn checked<S>(events: S) -> Result<impl Stream<Item = Result<SseEvent, Refusal>> + Send, Refusal>
-where
-    S: Stream<Item = Result<SseEvent, Refusal>> + Send + 'static,
-{
+pub async fn checked<T: Send + 'static>(
+    events: impl Stream<Item = Result<T, Refusal>> + Send + 'static,
+) -> Result<impl Stream<Item = Result<T, Refusal>> + Send, Refusal> {
     let mut events = events.boxed();
     let first = match tokio::time::timeout(FIRST_EVENT_WAIT, events.next()).await {
         Ok(Some(first)) => Some(Ok(first?)),

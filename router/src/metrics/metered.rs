@@ -17,6 +17,9 @@ use crate::generator::{Generator, TokenSource};
 use crate::refusal::Refusal;
 use crate::request::{Journey, ModelLimits, TokenDelta, TokenRequest};
 
+/// What the log shows for a client that left before the end, as nginx does.
+const CLIENT_CLOSED_REQUEST: u16 = 499;
+
 /// Observes every request of `inner`.
 pub struct Metered {
     inner: Arc<dyn Generator>,
@@ -84,6 +87,9 @@ impl Stream for Observed {
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let item = ready!(Pin::new(&mut self.source).poll_next(context));
+        if !matches!(item, Some(Ok(_))) {
+            self.answer.worker = self.source.worker();
+        }
         match &item {
             Some(Ok(delta)) => self.answer.delta(delta, clock::now()),
             Some(Err(refusal)) => self.answer.failed(refusal),
@@ -100,6 +106,10 @@ impl TokenSource for Observed {
         self.source.abort_sample(sample_index);
     }
 
+    fn worker(&self) -> Option<Arc<str>> {
+        self.source.worker()
+    }
+
     fn journey(&self) -> Journey {
         self.source.journey()
     }
@@ -110,6 +120,8 @@ impl Drop for Observed {
         let Journey { moves, .. } = self.source.journey();
         self.answer.metrics.moves.inc_by(moves.into());
         self.answer.metrics.moved.inc_by((moves > 0).into());
+        self.answer.worker = self.source.worker();
+        self.answer.moves = moves;
         self.answer.dropped();
     }
 }
@@ -117,6 +129,12 @@ impl Drop for Observed {
 /// Observations of one request.
 struct Answer {
     metrics: Arc<Metrics>,
+    id: String,
+    /// What the log says of it.
+    status: u16,
+    worker: Option<Arc<str>>,
+    moves: u32,
+    cached_tokens: u32,
     arrived: Timestamp,
     prompt_tokens: u64,
     resumes: bool,
@@ -137,6 +155,11 @@ impl Answer {
     fn new(request: &TokenRequest, metrics: Arc<Metrics>) -> Self {
         Self {
             metrics,
+            id: request.id.clone(),
+            status: 200,
+            worker: None,
+            moves: 0,
+            cached_tokens: 0,
             arrived: request.arrived.unwrap_or_else(clock::now),
             prompt_tokens: request.prompt.len() as u64,
             resumes: request.resume.is_some(),
@@ -157,6 +180,7 @@ impl Answer {
             self.metrics.request_prompt_tokens.observe(self.prompt_tokens as f64);
         }
         if let Some(cached) = delta.cached_tokens {
+            self.cached_tokens = cached;
             self.metrics.prefix_queries.inc_by(self.prompt_tokens);
             self.metrics.prefix_hits.inc_by(cached.into());
             self.metrics.cached_tokens.inc_by(cached.into());
@@ -208,6 +232,7 @@ impl Answer {
     }
 
     fn failed(&mut self, refusal: &Refusal) {
+        self.status = refusal.http().status;
         self.metrics.lost.inc_by(matches!(refusal, Refusal::WorkersLost { .. } | Refusal::Internal).into());
         self.finish_all("error");
         self.end(Outcome::Failed);
@@ -218,8 +243,30 @@ impl Answer {
             // After a stop string the worker does not report the sample's end.
             let is_whole = self.has_begun && self.samples.iter().all(|sample| sample.finished);
             self.finish_all("abort");
+            if !is_whole {
+                self.status = CLIENT_CLOSED_REQUEST;
+            }
             self.end(if is_whole { Outcome::Completed } else { Outcome::Cancelled });
         }
+    }
+
+    /// The request's line in the log: nothing of what its client wrote but its id.
+    fn log(&self, outcome: Outcome) {
+        let first = self.samples.iter().filter_map(|sample| sample.first).min();
+        let ms = |until: Timestamp| until.since(self.arrived).as_millis() as u64;
+        tracing::info!(
+            request = self.id,
+            status = self.status,
+            outcome = outcome.label(),
+            prompt_tokens = self.prompt_tokens,
+            cached_tokens = self.cached_tokens,
+            output_tokens = self.samples.iter().map(|sample| sample.tokens).sum::<u64>(),
+            ttft_ms = first.map(ms),
+            total_ms = ms(clock::now()),
+            worker = self.worker.as_deref(),
+            moves = self.moves,
+            "request"
+        );
     }
 
     fn finish_all(&mut self, reason: &str) {
@@ -230,6 +277,7 @@ impl Answer {
         if !std::mem::replace(&mut self.has_ended, true) {
             self.metrics.outcomes.with_label_values(&[outcome.label()]).inc();
             self.metrics.e2e_latency.observe(clock::now().since(self.arrived).as_secs_f64());
+            self.log(outcome);
         }
     }
 }

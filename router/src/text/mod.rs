@@ -13,7 +13,7 @@ pub mod probe;
 pub mod received;
 pub mod sources;
 pub mod stop;
-mod strftime;
+pub(crate) mod strftime;
 mod template_env;
 pub mod text_stream;
 pub mod token_bytes;

@@ -5,6 +5,7 @@ mod answers;
 mod errors;
 mod known_fields;
 mod metrics;
+mod ollama;
 mod requests;
 mod resume;
 mod scores;

@@ -1,0 +1,315 @@
+//! Ollama's API, so that tools written for it connect: `/api/chat`, `/api/generate`, `/api/tags`, `/api/show` and
+//! `/api/version`. A thin face over the same draft; answers stream as lines of JSON.
+
+use axum::body::Body;
+use axum::extract::{Extension, Request, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use bytes::Bytes;
+use futures::{Stream, StreamExt};
+use http::header::CONTENT_TYPE;
+use serde_json::{Value, json};
+use skein_node::clock::{self, Timestamp};
+use skein_proto::sampling::SamplingOptions;
+
+use super::fields::Fields;
+use super::refused::Refused;
+use super::request_id::RequestId;
+use super::sse;
+use crate::app::{App, Started};
+use crate::refusal::Refusal;
+use crate::request::{Draft, Prompt};
+use crate::text::strftime::strftime;
+use crate::text::text_stream::{TextDelta, TextFinish};
+use crate::validate::check_model;
+
+/// The version of Ollama whose requests and answers these are. Clients compare it with what they need.
+const API_VERSION: &str = "0.6.4";
+/// Ollama's names end in a tag; this one says nothing.
+const DEFAULT_TAG: &str = ":latest";
+
+/// The routes.
+pub fn routes() -> Router<App> {
+    Router::new()
+        .route("/api/chat", post(chat))
+        .route("/api/generate", post(generate))
+        .route("/api/tags", get(tags))
+        .route("/api/show", post(show))
+        .route("/api/version", get(async || Json(json!({"version": API_VERSION}))))
+}
+
+/// A refusal in Ollama's form: the message alone.
+struct Failure(Refusal);
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Self {
+        Self(refusal)
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let body = json!({"error": self.0.to_string()}).to_string();
+        Refused::from(self.0).into_response().map(|_| Body::from(body))
+    }
+}
+
+async fn tags(State(app): State<App>) -> Json<Value> {
+    let modified_at = strftime("%Y-%m-%dT%H:%M:%SZ", std::time::Duration::from_secs(app.created));
+    let model = |name: &std::sync::Arc<str>| {
+        let name = &**name;
+        json!({"name": name, "model": name, "modified_at": modified_at, "size": 0, "digest": "", "details": details()})
+    };
+    let models: Vec<Value> = app.text.served_names.iter().map(model).collect();
+    Json(json!({"models": models}))
+}
+
+async fn show(State(app): State<App>, request: Request) -> Result<Json<Value>, Failure> {
+    let mut fields = Fields::read(request, &app).await?;
+    let name = fields.string("model").or_else(|| fields.string("name"));
+    check_model(name.as_deref().map(untagged), &app.text)?;
+    let context = app.generator.model_limits().ok().map(|limits| limits.max_model_len);
+    Ok(Json(json!({
+        "modelfile": "", "parameters": "", "template": "", "details": details(), "capabilities": ["completion"],
+        "model_info": {"general.architecture": "skein", "skein.context_length": context},
+    })))
+}
+
+fn details() -> Value {
+    json!({"parent_model": "", "format": "", "family": "", "families": [], "parameter_size": "", "quantization_level": ""})
+}
+
+fn untagged(name: &str) -> &str {
+    name.strip_suffix(DEFAULT_TAG).unwrap_or(name)
+}
+
+async fn chat(
+    State(app): State<App>,
+    Extension(RequestId(id)): Extension<RequestId>,
+    request: Request,
+) -> Result<Response, Failure> {
+    let mut fields = Fields::read(request, &app).await?;
+    let messages = match fields.take("messages") {
+        Some(Value::Array(messages)) => messages,
+        None => Vec::new(),
+        Some(_) => return Err(Refusal::invalid("messages", "messages must be a list of messages.").into()),
+    };
+    let has_images = |message: &Value| message["images"].as_array().is_some_and(|images| !images.is_empty());
+    if messages.iter().any(has_images) {
+        fields.note(Refusal::invalid("images", "images are not supported: the model reads text only."));
+    }
+    let prompt = (!messages.is_empty()).then(|| conversation(messages));
+    answer(app, fields, id, Kind::Chat, prompt).await
+}
+
+async fn generate(
+    State(app): State<App>,
+    Extension(RequestId(id)): Extension<RequestId>,
+    request: Request,
+) -> Result<Response, Failure> {
+    let mut fields = Fields::read(request, &app).await?;
+    let text = fields.string("prompt").filter(|text| !text.is_empty());
+    let system = fields.string("system").filter(|text| !text.is_empty());
+    let is_plain = fields.bool("raw") || app.text.chat_template.is_none();
+    if is_plain && system.is_some() {
+        let message = "system needs a chat template: leave it out where raw is true or the model has none.";
+        fields.note(Refusal::invalid("system", message));
+    }
+    let prompt = text.map(|text| match is_plain {
+        true => Prompt::Text(text),
+        false => {
+            let system = system.map(|text| json!({"role": "system", "content": text}));
+            conversation(system.into_iter().chain([json!({"role": "user", "content": text})]).collect())
+        }
+    });
+    answer(app, fields, id, Kind::Generate, prompt).await
+}
+
+fn conversation(messages: Vec<Value>) -> Prompt {
+    Prompt::Chat {
+        messages,
+        add_generation_prompt: true,
+        continue_final_message: false,
+        template_kwargs: serde_json::Map::new(),
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Chat,
+    Generate,
+}
+
+async fn answer(
+    app: App,
+    mut fields: Fields,
+    id: String,
+    kind: Kind,
+    prompt: Option<Prompt>,
+) -> Result<Response, Failure> {
+    let asked_at = clock::now();
+    let model = fields.string("model");
+    let stream = fields.optional_bool("stream").unwrap_or(true);
+    let sampling = sampling(&mut fields);
+    take_unserved(&mut fields);
+    fields.finish(app.config.refuse_unknown_fields)?;
+    let name = untagged(model.as_deref().unwrap_or_default()).to_owned();
+    let shown = model.unwrap_or_else(|| app.text.name().to_string());
+    let Some(prompt) = prompt else {
+        // A request without a prompt asks Ollama to load the model. It is loaded.
+        check_model(Some(&name).filter(|name| !name.is_empty()).map(String::as_str), &app.text)?;
+        let line = Lines { kind, model: shown, asked_at, first_at: None };
+        return Ok(Json(line.last("load", "", (0, 0))).into_response());
+    };
+    let draft = Draft {
+        model: Some(name).filter(|name| !name.is_empty()),
+        prompt,
+        sampling,
+        request_id: Some(id),
+        ..Draft::default()
+    };
+    let started = app.start(draft).await?;
+    let lines = Lines { kind, model: shown, asked_at, first_at: None };
+    if stream {
+        let lines = sse::checked(lines.all(started)).await?;
+        let bytes = lines.map(|line| {
+            let line = line.unwrap_or_else(|refusal| json!({"error": refusal.to_string()}));
+            Ok::<_, std::convert::Infallible>(Bytes::from(format!("{line}\n")))
+        });
+        return Ok(([(CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(bytes)).into_response());
+    }
+    Ok(Json(lines.whole(started).await?).into_response())
+}
+
+/// Takes `options`, under OpenAI's names.
+fn sampling(fields: &mut Fields) -> SamplingOptions {
+    let Some(options) = fields.object("options") else { return SamplingOptions::default() };
+    for (name, value) in options {
+        // What sets up Ollama's own engine changes no answer here.
+        let ours = match name.as_str() {
+            "num_ctx" | "num_keep" | "num_batch" | "num_gpu" | "main_gpu" | "num_thread" | "numa"
+            | "low_vram" | "use_mmap" | "use_mlock" | "f16_kv" | "vocab_only" | "logits_all" => continue,
+            "num_predict" => "num_predict",
+            "repeat_penalty" => "repetition_penalty",
+            "temperature" | "top_p" | "top_k" | "min_p" | "seed" | "stop" | "presence_penalty"
+            | "frequency_penalty" | "mirostat" | "typical_p" | "tfs_z" | "repeat_last_n" => name.as_str(),
+            _ => {
+                fields.leave(format!("options.{name}"));
+                continue;
+            }
+        };
+        fields.put(ours, value);
+    }
+    SamplingOptions {
+        // -1 and -2 are Ollama's words for no limit.
+        max_tokens: fields.i64("num_predict").filter(|count| *count >= 0),
+        temperature: fields.f64("temperature"),
+        top_p: fields.f64("top_p"),
+        top_k: fields.i64("top_k"),
+        min_p: fields.f64("min_p"),
+        seed: fields.i64("seed"),
+        stop: fields.strings("stop"),
+        repetition_penalty: fields.f64("repetition_penalty"),
+        presence_penalty: fields.f64("presence_penalty"),
+        frequency_penalty: fields.f64("frequency_penalty"),
+        ..SamplingOptions::default()
+    }
+}
+
+/// Refuses what would change an answer and is not supported, unless its value is neutral.
+fn take_unserved(fields: &mut Fields) {
+    fields.take("keep_alive");
+    let is_off = |value: &Value| match value {
+        Value::Bool(flag) => !flag,
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        number => number.as_f64() == Some(0.0),
+    };
+    for name in
+        ["format", "tools", "images", "think", "template", "suffix", "context", "logprobs", "mirostat"]
+    {
+        if fields.take(name).is_some_and(|value| !is_off(&value)) {
+            fields.note(Refusal::invalid(name, format!("{name} is not supported yet; leave it out.")));
+        }
+    }
+    for name in ["typical_p", "tfs_z"] {
+        if fields.take(name).is_some_and(|value| value.as_f64() != Some(1.0)) {
+            fields.note(Refusal::invalid(name, format!("{name} is not supported; leave it out.")));
+        }
+    }
+    if fields.take("repeat_last_n").is_some_and(|value| value != -1) {
+        let message = "repeat_last_n must be -1: repetition_penalty looks at all tokens.";
+        fields.note(Refusal::invalid("repeat_last_n", message));
+    }
+}
+
+/// Makes the objects of one answer.
+struct Lines {
+    kind: Kind,
+    model: String,
+    asked_at: Timestamp,
+    first_at: Option<Timestamp>,
+}
+
+impl Lines {
+    fn all(mut self, mut started: Started) -> impl Stream<Item = Result<Value, Refusal>> + Send {
+        async_stream::try_stream! {
+            let mut reason = "stop";
+            while let Some(delta) = started.stream.next().await {
+                let TextDelta { text, finish, .. } = delta?;
+                self.first_at.get_or_insert_with(clock::now);
+                reason = finish.as_ref().map_or(reason, TextFinish::reason);
+                if !text.is_empty() {
+                    yield self.line(&text);
+                }
+            }
+            let usage = started.stream.usage();
+            yield self.last(reason, "", (usage.prompt_tokens, usage.completion_tokens));
+        }
+    }
+
+    async fn whole(mut self, mut started: Started) -> Result<Value, Refusal> {
+        let (mut all, mut reason) = (String::new(), "stop");
+        while let Some(delta) = started.stream.next().await {
+            let TextDelta { text, finish, .. } = delta?;
+            self.first_at.get_or_insert_with(clock::now);
+            reason = finish.as_ref().map_or(reason, TextFinish::reason);
+            all.push_str(&text);
+        }
+        let usage = started.stream.usage();
+        Ok(self.last(reason, &all, (usage.prompt_tokens, usage.completion_tokens)))
+    }
+
+    fn line(&self, text: &str) -> Value {
+        let mut line = json!({"model": self.model, "created_at": now()});
+        match self.kind {
+            Kind::Chat => line["message"] = json!({"role": "assistant", "content": text}),
+            Kind::Generate => line["response"] = text.into(),
+        }
+        line["done"] = false.into();
+        line
+    }
+
+    /// The last line, with counts and nanoseconds.
+    fn last(&self, reason: &str, text: &str, (prompt_tokens, output_tokens): (u32, u32)) -> Value {
+        let mut line = self.line(text);
+        let end = clock::now();
+        let first = self.first_at.unwrap_or(end);
+        let nanos =
+            |from: Timestamp, to: Timestamp| u64::try_from(to.since(from).as_nanos()).unwrap_or(u64::MAX);
+        line["done"] = true.into();
+        line["done_reason"] = reason.into();
+        line["total_duration"] = nanos(self.asked_at, end).into();
+        line["load_duration"] = 0.into();
+        line["prompt_eval_count"] = prompt_tokens.into();
+        line["prompt_eval_duration"] = nanos(self.asked_at, first).into();
+        line["eval_count"] = output_tokens.into();
+        line["eval_duration"] = nanos(first, end).into();
+        line
+    }
+}
+
+fn now() -> String {
+    strftime("%Y-%m-%dT%H:%M:%SZ", clock::unix_time())
+}
