@@ -235,8 +235,8 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), Refusal> {
 
 /// A compressed body's size is unknown until it is unpacked, so none is accepted.
 fn check_content_encoding(headers: &HeaderMap) -> Result<(), Refusal> {
-    let encodings = headers.get_all(CONTENT_ENCODING).iter().map(lower);
-    let refused = encodings.filter(|encoding| !matches!(encoding.trim(), "" | "identity")).next();
+    let mut encodings = headers.get_all(CONTENT_ENCODING).iter().map(lower);
+    let refused = encodings.find(|encoding| !matches!(encoding.trim(), "" | "identity"));
     refused.map_or(Ok(()), |encoding| Err(Refusal::CompressedBody(quotable(encoding.trim()))))
 }
 
