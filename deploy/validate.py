@@ -1,0 +1,281 @@
+"""Renders and checks the manifests and the chart; deploy/validate fetches what this needs and runs it.
+
+- Every document is valid, strictly, in the schemas of three Kubernetes versions; custom resources in theirs.
+- What schemas cannot know: selectors find pods, ports exist, grace exceeds drain, pods are locked down.
+- The chart renders what kustomize renders.
+- The checks notice mistakes that are planted.
+"""
+
+import copy
+import importlib.machinery
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import kubernetes_validate
+import yaml
+
+DEPLOY = pathlib.Path(__file__).resolve().parent
+ROOT = DEPLOY.parent
+CHART = DEPLOY / "helm/skein"
+# The oldest that has `preStop: sleep`, the one of kubectl, the newest with a schema.
+VERSIONS = ["1.30", "1.34", "1.37"]
+CUSTOM = ("keda.sh/", "monitoring.coreos.com/")
+# Renderings: a name, the directory, components, and the chart's flags that give the same.
+RENDERINGS = [
+    ("base", "base", [], []),
+    ("cpu-demo", "overlays/cpu-demo", [], ["--values", "cpu-demo"]),
+    ("gpu-single-node", "overlays/gpu-single-node", [], ["--values", "gpu-single-node"]),
+    ("hpa", "base", ["hpa"], ["--set", "autoscaling.kind=hpa"]),
+    ("keda", "base", ["keda"], ["--set", "autoscaling.kind=keda"]),
+    ("monitoring", "base", ["monitoring"], ["--set", "monitoring.enabled=true"]),
+    ("cpu-demo with hpa and monitoring", "overlays/cpu-demo", ["hpa", "monitoring"],
+     ["--values", "cpu-demo", "--set", "autoscaling.kind=hpa,monitoring.enabled=true"]),
+    ("etcd", "base", ["etcd"], None),
+    ("gpu-single-node with etcd", "overlays/gpu-single-node", ["etcd"], None),
+]  # fmt: skip
+
+
+def module(path):
+    """A script without a suffix, as a module."""
+    loader = importlib.machinery.SourceFileLoader(path.stem, str(path))
+    loaded = importlib.util.module_from_spec(importlib.util.spec_from_loader(path.stem, loader))
+    loader.exec_module(loaded)
+    return loaded
+
+
+generate = module(DEPLOY / "helm/generate")
+check = module(DEPLOY / "check.py")
+
+
+def named(document):
+    return f"{document['kind']}/{document['metadata']['name']}"
+
+
+def invalid(documents):
+    """What schemas say."""
+    ours = [document for document in documents if document["apiVersion"].startswith(CUSTOM)]
+    for document in documents:
+        for version in VERSIONS if document not in ours else []:
+            try:
+                kubernetes_validate.validate(document, version, strict=True)
+            except kubernetes_validate.ValidationError as error:
+                yield f"{named(document)} in Kubernetes {version}: {'.'.join(map(str, error.path))}: {error.message}"
+    if ours:
+        lines = "\n".join(map(json.dumps, ours))
+        command = ["node", str(DEPLOY / "crds.mjs")]
+        done = subprocess.run(command, input=lines, cwd=os.environ["MODELS"], capture_output=True, text=True)
+        if done.returncode:
+            yield from (done.stdout or done.stderr).splitlines()
+
+
+def selects(selector, labels):
+    return selector and all(labels.get(key) == value for key, value in selector.items())
+
+
+def unlocked(pod):
+    """What a pod lacks of the `restricted` Pod Security Standard and our own rules."""
+    inner, security = pod["containers"][0], pod.get("securityContext", {})
+    own = inner.get("securityContext", {})
+    wanted = {
+        "automountServiceAccountToken: false": pod.get("automountServiceAccountToken") is False,
+        "enableServiceLinks: false": pod.get("enableServiceLinks") is False,
+        "runAsNonRoot": security.get("runAsNonRoot") is True and security.get("runAsUser", 0) > 0,
+        "seccompProfile RuntimeDefault": security.get("seccompProfile") == {"type": "RuntimeDefault"},
+        "allowPrivilegeEscalation: false": own.get("allowPrivilegeEscalation") is False,
+        "readOnlyRootFilesystem": own.get("readOnlyRootFilesystem") is True,
+        "drop ALL": own.get("capabilities") == {"drop": ["ALL"]},
+        "requests and a memory limit": "requests" in inner["resources"] and "memory" in inner["resources"]["limits"],
+        "topologySpreadConstraints": bool(pod.get("topologySpreadConstraints")),
+        "an image with a version": re.search(r"[:@][\w.:-]*\d[\w.:-]*$", inner["image"]),
+    }
+    return [what for what, holds in wanted.items() if not holds]
+
+
+def drain(pod):
+    """Grace must exceed preStop and --shutdown-timeout together."""
+    inner = pod["containers"][0]
+    timeouts = [re.fullmatch(r"--shutdown-timeout=(\d+)s", arg) for arg in inner["args"]]
+    seconds = sum(int(found.group(1)) for found in timeouts if found)
+    seconds += inner.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+    grace = pod.get("terminationGracePeriodSeconds", 30)
+    return [] if any(timeouts) and grace > seconds else [f"{grace} s of grace for {seconds} s of drain"]
+
+
+def probes(pod):
+    inner = pod["containers"][0]
+    asks = [{key: value for key, value in inner.get(f"{name}Probe", {}).items() if key in ("grpc", "httpGet")}
+            for name in ("readiness", "liveness", "startup")]  # fmt: skip
+    ports = {port["name"]: port["containerPort"] for port in inner["ports"]}
+    for ask in asks:
+        port = ask.get("grpc", ask.get("httpGet", {})).get("port")
+        if ports.get(port, port) not in ports.values():
+            yield f"a probe asks port {port}, the container has {ports}"
+    if asks[0] == asks[1]:
+        yield "liveness is readiness: a worker that drains, or a router without workers, would be killed"
+    startup = inner["startupProbe"]
+    if startup["periodSeconds"] * startup["failureThreshold"] < 120:
+        yield "the startup probe gives up within two minutes"
+
+
+def arguments(pod):
+    """The command line is one that `skein` takes, without a flag twice."""
+    command, *rest = pod["containers"][0]["args"]
+    given = [arg.removeprefix("--").split("=")[0] for arg in rest if arg.startswith("--")]
+    for flag in given:
+        if flag not in check.flags()[command]:
+            yield f"`skein {command}` has no flag --{flag}"
+        if given.count(flag) > 1:
+            yield f"--{flag} is given twice"
+    mounts = [mount["mountPath"] for mount in pod["containers"][0].get("volumeMounts", [])]
+    if not rest[0].startswith("/models/skein-7m") and rest[0] not in mounts:
+        yield f"the model {rest[0]} is neither in the image nor mounted at {mounts}"
+    volumes = {volume["name"] for volume in pod.get("volumes", [])}
+    if volumes != {mount["name"] for mount in pod["containers"][0].get("volumeMounts", [])}:
+        yield "volumes and mounts differ"
+
+
+def unfounded(documents):
+    """References from one document to another that lead nowhere."""
+    of = lambda *kinds: [document for document in documents if document["kind"] in kinds]
+    names = set(map(named, documents))
+    pods = [workload["spec"]["template"] for workload in of("StatefulSet", "Deployment")]
+    labels = [pod["metadata"]["labels"] for pod in pods]
+    selectors = [(d, d["spec"]["selector"]) for d in of("Service")]
+    selectors += [(d, d["spec"]["selector"]["matchLabels"]) for d in of("PodDisruptionBudget", "PodMonitor")]
+    selectors += [(d, d["spec"]["podSelector"]["matchLabels"]) for d in of("NetworkPolicy")]
+    for document, selector in selectors:
+        if sum(selects(selector, pod) for pod in labels) != 1:
+            yield f"{named(document)}: selects the pods of another number of workloads than one: {selector}"
+    for workload in of("StatefulSet", "Deployment"):
+        if f"ServiceAccount/{workload['spec']['template']['spec']['serviceAccountName']}" not in names:
+            yield f"{named(workload)}: no such service account"
+        service = workload["spec"].get("serviceName")
+        if service and f"Service/{service}" not in names:
+            yield f"{named(workload)}: no Service {service}"
+        for dns, port in re.findall(r"dns://([\w-]+):(\d+)", " ".join(workload["spec"]["template"]["spec"]["containers"][0]["args"])):
+            headless = [d["spec"] for d in of("Service") if d["metadata"]["name"] == dns]
+            if not headless or headless[0].get("clusterIP") != "None" or headless[0]["ports"][0]["port"] != int(port):
+                yield f"{named(workload)}: {dns}:{port} is no headless Service"
+    for scaler in of("HorizontalPodAutoscaler", "ScaledObject"):
+        target = scaler["spec"]["scaleTargetRef"]
+        if f"{target['kind']}/{target['name']}" not in names:
+            yield f"{named(scaler)}: scales {target['name']}, which is not there"
+        if any("replicas" in workload["spec"] for workload in of("StatefulSet")):
+            yield f"{named(scaler)}: the manifest sets replicas, too"
+
+
+def queries(text):
+    """Metrics that autoscalers ask for exist in the worker's code."""
+    code = (ROOT / "worker/src/metrics/mod.rs").read_text("utf-8")
+    for metric in set(re.findall(r"vllm[:_][a-z_]+", text)):
+        if f'"{metric.replace("vllm_", "vllm:")}"' not in code:
+            yield f"workers have no metric {metric}"
+
+
+def faults(documents):
+    """Everything wrong with one rendering."""
+    yield from invalid(documents)
+    yield from unfounded(documents)
+    yield from queries(yaml.safe_dump_all(documents))
+    for workload in documents:
+        if workload["kind"] in ("StatefulSet", "Deployment"):
+            pod = workload["spec"]["template"]["spec"]
+            for fault in [*map("lacks {}".format, unlocked(pod)), *drain(pod), *probes(pod), *arguments(pod)]:
+                yield f"{named(workload)}: {fault}"
+
+
+def helm(*arguments):
+    return subprocess.run([os.environ["HELM"], *arguments], capture_output=True, text=True)
+
+
+def chart(release, flags):
+    """The chart's documents."""
+    files = [str(DEPLOY / f"helm/values/{flag}.yaml") if before == "--values" else flag
+             for before, flag in zip([None, *flags], flags)]  # fmt: skip
+    done = helm("template", release, str(CHART), *files)
+    assert done.returncode == 0, done.stderr
+    return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+
+def in_order(documents):
+    """For comparison: by name, and variables and volumes of pods by theirs."""
+    documents = sorted(copy.deepcopy(documents), key=named)
+    for document in documents:
+        pod = document.get("spec", {}).get("template", {}).get("spec", {})
+        inner = pod.get("containers", [{}])[0]
+        for value in (inner.get("env"), pod.get("volumes"), inner.get("volumeMounts")):
+            if value:
+                value.sort(key=lambda entry: entry["name"])
+    return documents
+
+
+def differences(name, documents, flags):
+    ours = {named(document): document for document in in_order(documents)}
+    theirs = {named(document): document for document in in_order(chart("skein", flags))}
+    for key in sorted(ours.keys() | theirs.keys()):
+        if ours.get(key) != theirs.get(key):
+            texts = [yaml.safe_dump(side.get(key)).splitlines() for side in (ours, theirs)]
+            lines = [line for line in [*texts[0], *texts[1]] if (line in texts[0]) != (line in texts[1])]
+            yield f"{name}: chart and kustomize differ in {key}: {lines[:6]}"
+
+
+def chart_faults():
+    linted = helm("lint", "--strict", str(CHART))
+    if linted.returncode:
+        yield linted.stdout + linted.stderr
+    for flags in (["--set", "router.replica=3"], ["--set", "autoscaling.kind=vpa"], ["--set", "worker.replicas=two"]):
+        if helm("template", "skein", str(CHART), *flags).returncode == 0:
+            yield f"the chart accepts {flags[1]}"
+    other = chart("blue", ["--set", "autoscaling.kind=keda,monitoring.enabled=true,worker.extraArgs={--max-num-seqs=8}"])
+    yield from faults(other)
+    if re.search(r"(?<!replacement: )skein-(worker|router)\b", yaml.safe_dump_all(other)) or "--max-num-seqs=8" not in str(other):
+        yield "another release's name, or further arguments, do not reach all documents"
+
+
+def planted(documents):
+    """Mistakes that the checks must notice: one edit each of the base."""
+    find = lambda copied, kind: next(d for d in copied if d["kind"] == kind)
+    pod = lambda copied, kind: find(copied, kind)["spec"]["template"]["spec"]
+    edits = {
+        "a misspelt field": lambda c: find(c, "StatefulSet")["spec"].update(replicaz=2),
+        "a string for a number": lambda c: find(c, "Deployment")["spec"].update(replicas="2"),
+        "an unknown flag": lambda c: pod(c, "StatefulSet")["containers"][0]["args"].append("--etcd=x"),
+        "grace below drain": lambda c: pod(c, "Deployment").update(terminationGracePeriodSeconds=124),
+        "a writable root": lambda c: pod(c, "Deployment")["containers"][0]["securityContext"].pop("readOnlyRootFilesystem"),
+        "a selector without pods": lambda c: find(c, "Service")["spec"]["selector"].update({"app.kubernetes.io/component": "x"}),
+        "a probe of no port": lambda c: pod(c, "StatefulSet")["containers"][0]["readinessProbe"]["grpc"].update(port=9001),
+        "liveness that asks readiness": lambda c: pod(c, "Deployment")["containers"][0]["livenessProbe"]["httpGet"].update(path="/readyz"),
+        "a Service that is not headless": lambda c: [d["spec"].pop("clusterIP", 0) for d in c if d["kind"] == "Service"],
+        "a monitor's misspelt field": lambda c: find(c, "PodMonitor")["spec"]["podMetricsEndpoints"][0].update(intervall="1s"),
+        "a scaler of nothing": lambda c: find(c, "ScaledObject")["spec"]["scaleTargetRef"].update(name="x"),
+        "a metric that nobody has": lambda c: find(c, "ScaledObject")["spec"]["triggers"][0]["metadata"].update(query="vllm:no_such"),
+    }  # fmt: skip
+    for name, edit in edits.items():
+        copied = copy.deepcopy(documents)
+        edit(copied)
+        if not any(faults(copied)):
+            yield f"planted, and not noticed: {name}"
+
+
+def main():
+    found, checked = [], 0
+    for name, base, components, flags in RENDERINGS:
+        documents = generate.kustomize(*components, base=base)
+        checked += len(documents)
+        found += [f"{name}: {fault}" for fault in faults(documents)]
+        found += differences(name, documents, flags) if flags is not None else []
+    found += chart_faults()
+    found += planted(generate.kustomize("keda", "monitoring"))
+    if generate.main(["--check"]):
+        found.append("the chart's templates are out of date; run deploy/helm/generate")
+    print("\n".join(found) or f"{len(RENDERINGS)} renderings, {checked} documents, valid for Kubernetes {', '.join(VERSIONS)}")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
