@@ -78,6 +78,7 @@ fn generate() -> GenerateRequest {
         placement: Some(Placement { router_id: 0xfeed, sequence: 12 }),
         stream_key: Vec::new(),
         linger_ms: 0,
+        call: 7,
     }
 }
 

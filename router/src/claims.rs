@@ -1,4 +1,4 @@
-//! The ids of running requests, as given by clients. A repeated request joins its own stream; a different
+//! The ids of running requests, as given by clients, each tenant's by themselves. A repeated request joins its own stream; a different
 //! request under a running id is refused.
 
 use std::collections::HashMap;
@@ -7,10 +7,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use skein_proto::stream_key::StreamKey;
 
 use crate::refusal::Refusal;
+use crate::tenant::Tenant;
 
 /// The ids in use. Clones share them.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct RunningIds(Arc<Mutex<HashMap<String, Running>>>);
+pub(crate) struct RunningIds(Arc<Mutex<HashMap<(Tenant, String), Running>>>);
 
 #[derive(Debug)]
 struct Running {
@@ -22,20 +23,21 @@ struct Running {
 /// Reserves an id while its request runs.
 #[derive(Debug)]
 pub(crate) struct Claim {
-    id: String,
+    id: (Tenant, String),
     ids: RunningIds,
 }
 
 impl RunningIds {
     /// Claims an id, or joins the readers that hold it for the same stream.
-    pub fn claim(&self, id: &str, stream_key: StreamKey) -> Result<Claim, Refusal> {
+    pub fn claim(&self, tenant: &Tenant, id: &str, stream_key: StreamKey) -> Result<Claim, Refusal> {
+        let key = (tenant.clone(), id.to_owned());
         let mut ids = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let running = ids.entry(id.to_owned()).or_insert(Running { stream_key, claims: 0 });
+        let running = ids.entry(key.clone()).or_insert(Running { stream_key, claims: 0 });
         if running.stream_key != stream_key {
             return Err(Refusal::DuplicateId(id.to_owned()));
         }
         running.claims += 1;
-        Ok(Claim { id: id.to_owned(), ids: self.clone() })
+        Ok(Claim { id: key, ids: self.clone() })
     }
 }
 
@@ -58,15 +60,16 @@ mod tests {
     #[test]
     fn an_id_belongs_to_one_stream_until_its_last_reader_is_gone() {
         let key = |byte| StreamKey::from_wire(&[byte; 16]).expect("sixteen bytes");
-        let ids = RunningIds::default();
-        let first = ids.claim("a", key(1)).expect("it is free");
-        let second = ids.claim("a", key(1)).expect("it is the same stream");
-        assert!(matches!(ids.claim("a", key(2)), Err(Refusal::DuplicateId(_))));
-        ids.claim("b", key(2)).expect("another id");
+        let (ids, nobody) = (RunningIds::default(), Tenant::default());
+        let first = ids.claim(&nobody, "a", key(1)).expect("it is free");
+        let second = ids.claim(&nobody, "a", key(1)).expect("it is the same stream");
+        assert!(matches!(ids.claim(&nobody, "a", key(2)), Err(Refusal::DuplicateId(_))));
+        ids.claim(&nobody, "b", key(2)).expect("another id");
+        ids.claim(&Tenant::of_key("k"), "a", key(2)).expect("an id of another tenant");
         drop(first);
-        assert!(ids.claim("a", key(2)).is_err(), "the second reader still holds it");
+        assert!(ids.claim(&nobody, "a", key(2)).is_err(), "the second reader still holds it");
         drop(second);
-        ids.claim("a", key(2)).expect("it is free again");
+        ids.claim(&nobody, "a", key(2)).expect("it is free again");
         assert!(ids.0.lock().expect("no panic").is_empty());
     }
 }

@@ -103,7 +103,7 @@ impl Cluster {
             return Err(Refusal::DeadlineExceeded { timeout: Duration::ZERO });
         }
         let stream_key = request.stream_key();
-        let claim = self.running.claim(&request.id, stream_key)?;
+        let claim = self.running.claim(&request.tenant, &request.id, stream_key)?;
         let (aborts, aborts_in) = mpsc::channel(request.n.max(1) as usize);
         let new = NewRequest { request, stream_key, claim, aborts: aborts_in };
         let mut driver = Driver::admit(&self.workers, &self.admission, self.limits, new)?;

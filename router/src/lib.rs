@@ -26,6 +26,7 @@ pub mod refusal;
 pub mod request;
 pub mod serve;
 pub mod stream_key;
+pub mod tenant;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod text;

@@ -10,6 +10,8 @@ use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::sampling::{SamplingOptions, SamplingParams};
 use skein_proto::stream_key::StreamKey;
 
+use crate::tenant::Tenant;
+
 /// A request from either API, before validation. Numbers are wide and optional, so that the validator and not
 /// a parser reports what is out of range.
 #[derive(Debug, Clone, Default)]
@@ -28,6 +30,8 @@ pub struct Draft {
     pub add_special_tokens: Option<bool>,
     /// How a long prompt is truncated; absent = it is refused.
     pub truncation: Option<Truncation>,
+    /// The API key it came under; tenants share no ids, streams or prefix cache.
+    pub tenant: Tenant,
     /// Requests with different salts share no prefix cache.
     pub cache_salt: String,
     /// Lower values run first.
@@ -76,7 +80,7 @@ impl Default for Prompt {
 /// A validated request in tokens: what admission, policy and dispatch see.
 #[derive(Debug, Clone)]
 pub struct TokenRequest {
-    /// Unique; the client's own id or a UUIDv7.
+    /// Unique within its tenant; the client's own id or a UUIDv7.
     pub id: String,
     /// Served name of the model.
     pub model: Arc<str>,
@@ -87,7 +91,11 @@ pub struct TokenRequest {
     pub sampling: Arc<SamplingParams>,
     /// Number of samples, 1..=128.
     pub n: u32,
-    /// Mixed into the block hashes.
+    /// Within which `id` is unique.
+    pub tenant: Tenant,
+    /// Requests of one client call have the same number: they share its places at a worker. 0 = it is alone.
+    pub call: u64,
+    /// Mixed into the block hashes; the tenant is part of it.
     pub cache_salt: Arc<str>,
     /// Lower values run first, -100..=100.
     pub priority: i32,
@@ -118,6 +126,8 @@ impl TokenRequest {
             prompt: prompt.into(),
             sampling: Arc::new(sampling),
             n: 1,
+            tenant: Tenant::default(),
+            call: 0,
             cache_salt: "".into(),
             priority: 0,
             arrived: None,

@@ -23,6 +23,9 @@ impl TokenRequest {
             sampling,
             n,
             cache_salt,
+            // Part of the salt.
+            tenant: _,
+            call: _,
             priority: _,
             arrived: _,
             deadline: _,

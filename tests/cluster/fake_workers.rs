@@ -15,6 +15,7 @@ use skein_router::fleet::Refused;
 use skein_router::generator::TokenSource;
 use skein_router::refusal::Refusal;
 use skein_router::request::TokenRequest;
+use skein_router::tenant::Tenant;
 use skein_worker::backend::fake::{FakeBackend, FakeOptions, StepCost};
 use skein_worker::config::{BackendKind, SchedulerConfig, WorkerConfig};
 use skein_worker::service::{LoadedBackend, serve_backend};
@@ -216,6 +217,26 @@ async fn a_repeated_prompt_hits_the_cache_and_leaves_the_other_worker_alone() {
     let blocks: Vec<usize> =
         scene.cluster.snapshot().workers.iter().map(|worker| worker.cached_blocks).collect();
     assert_eq!(blocks.iter().filter(|&&blocks| blocks == 0).count(), 1, "{blocks:?}");
+}
+
+#[tokio::test]
+async fn tenants_share_no_id_and_no_cached_prefix() {
+    let cost = StepCost { fixed: Duration::from_millis(2), ..StepCost::default() };
+    let scene = Scene::new(1, cost).await;
+    let of = |key: &str| {
+        let tenant = Tenant::of_key(key);
+        let prompt: Arc<[_]> = (0..800).map(|token| token % VOCAB_SIZE).collect();
+        TokenRequest { prompt, cache_salt: tenant.cache_salt(""), tenant, ..request(1, 40) }
+    };
+    let cached = async |key: &str| run(scene.cluster.clone(), of(key)).await.expect("it ends").cached_tokens;
+    assert_eq!(cached("one").await, Some(0));
+    assert!(cached("one").await >= Some(784), "its own prefix");
+    assert_eq!(cached("other").await, Some(0), "another tenant's prefix tells nothing");
+    // The same id at the same time: neither refused nor joined.
+    let order = |key: &str| TokenRequest { id: "order-1001".into(), ..of(key) };
+    let one = scene.cluster.submit(order("one")).await.expect("it is taken");
+    let other = scene.cluster.submit(order("other")).await.expect("the id is free for another tenant");
+    drop((one, other));
 }
 
 #[tokio::test]

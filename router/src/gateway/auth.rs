@@ -10,27 +10,30 @@ use http::header::AUTHORIZATION;
 
 use super::refused::Refused;
 use crate::refusal::Refusal;
+use crate::tenant::Tenant;
 
 /// The keys that open the API; an empty list opens it to all.
 #[derive(Clone)]
-pub struct ApiKeys(Arc<[String]>);
+pub struct ApiKeys(Arc<[(String, Tenant)]>);
 
 impl ApiKeys {
     /// Accepts any of `keys`, or everyone if there are none.
     pub fn new(keys: &[String]) -> Self {
-        Self(keys.into())
+        Self(keys.iter().map(|key| (key.clone(), Tenant::of_key(key))).collect())
     }
 
-    /// Whether a request with `headers` may pass.
-    pub fn admit(&self, headers: &HeaderMap) -> bool {
+    /// The tenant that a request with `headers` belongs to; `None` = it may not pass.
+    pub fn admit(&self, headers: &HeaderMap) -> Option<Tenant> {
         if self.0.is_empty() {
-            return true;
+            return Some(Tenant::default());
         }
-        let Some(value) = headers.get(AUTHORIZATION).map(http::HeaderValue::as_bytes) else { return false };
-        let Some((scheme, given)) = value.split_at_checked(7) else { return false };
+        let (scheme, given) = headers.get(AUTHORIZATION)?.as_bytes().split_at_checked(7)?;
         // Compare every key, so that timing reveals neither which key matched nor how much of it.
-        let known = self.0.iter().fold(false, |known, key| known | equal(key.as_bytes(), given.trim_ascii()));
-        scheme.eq_ignore_ascii_case(b"bearer ") && known
+        let known = self.0.iter().fold(None, |known, (key, tenant)| {
+            let same = equal(key.as_bytes(), given.trim_ascii());
+            if same { Some(tenant) } else { known }
+        });
+        known.filter(|_| scheme.eq_ignore_ascii_case(b"bearer ")).cloned()
     }
 }
 
@@ -44,9 +47,10 @@ fn equal(key: &[u8], given: &[u8]) -> bool {
     difference == 0
 }
 
-/// Refuses a request without a valid key with 401.
-pub async fn require_key(State(keys): State<ApiKeys>, request: Request, next: Next) -> Response {
-    if keys.admit(request.headers()) {
+/// Refuses a request without a valid key with 401, and tells handlers whose the others are.
+pub async fn require_key(State(keys): State<ApiKeys>, mut request: Request, next: Next) -> Response {
+    if let Some(tenant) = keys.admit(request.headers()) {
+        request.extensions_mut().insert(tenant);
         next.run(request).await
     } else {
         Refused::new(request.headers(), Refusal::Unauthorized).into_response()
@@ -62,7 +66,7 @@ mod tests {
         let keys = ApiKeys::new(&["sesame".to_owned(), "second".to_owned()]);
         let check = |value: &str, expected: bool| {
             let headers = HeaderMap::from_iter([(AUTHORIZATION, value.parse().unwrap())]);
-            assert_eq!(keys.admit(&headers), expected, "{value}");
+            assert_eq!(keys.admit(&headers).is_some(), expected, "{value}");
         };
         check("Bearer sesame", true);
         check("bearer second", true);
@@ -71,10 +75,10 @@ mod tests {
         check("Bearer ", false);
         check("Basic sesame", false);
         check("", false);
-        assert!(!keys.admit(&HeaderMap::new()));
-        assert!(ApiKeys::new(&[]).admit(&HeaderMap::new()));
+        assert!(keys.admit(&HeaderMap::new()).is_none());
+        assert!(ApiKeys::new(&[]).admit(&HeaderMap::new()).is_some());
         assert!(
-            !ApiKeys::new(&[String::new()]).admit(&HeaderMap::new()),
+            ApiKeys::new(&[String::new()]).admit(&HeaderMap::new()).is_none(),
             "an empty key opens nothing by absence"
         );
     }

@@ -22,12 +22,14 @@ use crate::app::App;
 use crate::config::{RequestLimits, RouterConfig};
 use crate::refusal::Refusal;
 use crate::request::{Draft, Prompt};
+use crate::tenant::Tenant;
 use crate::text::text_stream::TextDelta;
 use crate::validate::check_logprobs;
 
 pub async fn create(
     State(app): State<App>,
     Extension(RequestId(id)): Extension<RequestId>,
+    Extension(tenant): Extension<Tenant>,
     request: Request,
 ) -> Result<Response, Refused> {
     let headers = request.headers().clone();
@@ -35,7 +37,7 @@ pub async fn create(
     let (call, draft) =
         GenerationCall::parse(fields, &headers, &id, &app.config).inspect_err(|refusal| refusal.log(&id))?;
     let (ignored, id, wants) = (call.ignored.clone(), call.id.clone(), call.wants.clone());
-    let mut merged = Merged::start(&app, vec![draft]).await?;
+    let mut merged = Merged::start(&app, &tenant, vec![draft]).await?;
     let answer = Answer::new(app, call);
     let response = if wants.stream {
         merged.wait_for_first().await?;

@@ -23,12 +23,14 @@ use crate::app::App;
 use crate::config::RouterConfig;
 use crate::refusal::Refusal;
 use crate::request::{Draft, Prompt, TokenRequest};
+use crate::tenant::Tenant;
 use crate::text::detokenizer::Detokenizer;
 use crate::text::text_stream::TextDelta;
 
 pub async fn create(
     State(app): State<App>,
     Extension(RequestId(id)): Extension<RequestId>,
+    Extension(tenant): Extension<Tenant>,
     request: Request,
 ) -> Result<Response, Refused> {
     let headers = request.headers().clone();
@@ -36,7 +38,7 @@ pub async fn create(
     let (call, drafts) =
         GenerationCall::parse(fields, &headers, &id, &app.config).inspect_err(|refusal| refusal.log(&id))?;
     let (ignored, id, wants) = (call.ignored.clone(), call.id.clone(), call.wants.clone());
-    let mut merged = Merged::start(&app, drafts).await?;
+    let mut merged = Merged::start(&app, &tenant, drafts).await?;
     let answer = Answer::new(app, call, &merged);
     let response = if wants.stream {
         merged.wait_for_first().await?;

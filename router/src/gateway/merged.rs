@@ -11,6 +11,7 @@ use skein_proto::logprobs::TokenLogprobs;
 use crate::app::{App, Started};
 use crate::refusal::Refusal;
 use crate::request::{Draft, Journey, TokenRequest};
+use crate::tenant::Tenant;
 use crate::text::text_stream::{TextDelta, TextStream, Usage};
 
 /// How long to hold back the HTTP status for the first delta, so that an early refusal is a status and not a
@@ -40,11 +41,11 @@ pub struct Prompted {
 
 impl Merged {
     /// Starts `drafts`. If one is refused, the others are cancelled.
-    pub async fn start(app: &App, drafts: Vec<Draft>) -> Result<Self, Refusal> {
+    pub async fn start(app: &App, tenant: &Tenant, drafts: Vec<Draft>) -> Result<Self, Refusal> {
         let mut merged =
             Self { prompts: Vec::new(), running: FuturesUnordered::new(), waiting: VecDeque::new() };
         for draft in drafts {
-            let Started { request, stream } = app.start(draft).await?;
+            let Started { request, stream } = app.start(Draft { tenant: tenant.clone(), ..draft }).await?;
             let at = merged.prompts.len();
             let (usage, journey) = (stream.usage(), stream.journey());
             merged.prompts.push(Prompted { request, usage, journey, prompt_logprobs: Vec::new() });

@@ -12,7 +12,8 @@ use tonic::{Request, Response, Status};
 use super::{convert, status};
 use crate::app::{App, prompt_bytes};
 use crate::refusal::Refusal;
-use crate::request::Prompt;
+use crate::request::{Draft, Prompt};
+use crate::tenant::Tenant;
 use crate::text::model_text::ChatPrompt;
 use crate::text::received::{Received, Remainder};
 use crate::text::text_stream::{TextDelta, TextStream};
@@ -39,8 +40,9 @@ impl Inference for InferenceService {
     async fn generate(&self, request: Request<v1::GenerateRequest>) -> Result<Response<Responses>, Status> {
         let timeout = request.metadata().get("grpc-timeout").and_then(|value| value.to_str().ok());
         let timeout = timeout.and_then(convert::timeout);
+        let tenant = request.extensions().get::<Tenant>().cloned().unwrap_or_default();
         let request = request.into_inner();
-        let responses = self.generated(request, timeout).await.map_err(|refusal| status(&refusal))?;
+        let responses = self.generated(request, tenant, timeout).await.map_err(|refusal| status(&refusal))?;
         Ok(Response::new(responses))
     }
 
@@ -77,6 +79,7 @@ impl InferenceService {
     async fn generated(
         &self,
         request: v1::GenerateRequest,
+        tenant: Tenant,
         timeout: Option<Duration>,
     ) -> Result<Responses, Refusal> {
         let n = request.sampling.as_ref().and_then(|sampling| sampling.n).unwrap_or(1);
@@ -87,7 +90,7 @@ impl InferenceService {
         }
         let return_token_ids = request.return_token_ids;
         let resumed = !request.resume_from.is_empty();
-        let started = self.app.start(convert::draft(request, timeout)?).await?;
+        let started = self.app.start(Draft { tenant, ..convert::draft(request, timeout)? }).await?;
         let shown = Shown { app: self.app.clone(), id: started.request.id.clone(), return_token_ids };
         Ok(Box::pin(responses(shown, started.stream, had, resumed)))
     }

@@ -202,6 +202,7 @@ fn generate_request(request: &TokenRequest, attempt: Attempt) -> wire::GenerateR
         placement: Some(placement.into()),
         stream_key: stream_key.to_wire(),
         linger_ms: millis(linger),
+        call: request.call,
     }
 }
 

@@ -43,7 +43,9 @@ pub fn validate(
 ) -> Result<(TokenRequest, TextOptions), Refusal> {
     check_model(draft.model.as_deref(), text)?;
     let mut faults = Faults::default();
-    let id = faults.value_of(request_id(draft.request_id.take(), draft.part));
+    let own_id = faults.value_of(request_id(draft.request_id.take()));
+    let call = draft.tenant.call(&own_id);
+    let id = draft.part.map_or_else(|| own_id.clone(), |part| format!("{own_id}-{part}"));
     let priority = faults.value_of(check_priority(draft.priority));
     faults.value_of(check_bytes("cache_salt", &draft.cache_salt, MAX_ID_BYTES));
     let deadline = now + faults.value_of(timeout(draft.timeout_ms, limits.request_timeout));
@@ -68,7 +70,9 @@ pub fn validate(
         prompt: prompt.into(),
         sampling: Arc::new(sampling),
         n,
-        cache_salt: draft.cache_salt.into(),
+        cache_salt: draft.tenant.cache_salt(&draft.cache_salt),
+        tenant: draft.tenant,
+        call,
         priority,
         arrived: None,
         deadline: Some(deadline),
@@ -190,7 +194,7 @@ fn prompt_param(prompt: &Prompt) -> &'static str {
 }
 
 /// The length limit applies to what the client sent; the prompt's number is appended after it.
-fn request_id(id: Option<String>, part: Option<usize>) -> Result<String, Refusal> {
+fn request_id(id: Option<String>) -> Result<String, Refusal> {
     let id = id.unwrap_or_else(|| Uuid::now_v7().to_string());
     if !is_request_id(&id) {
         let got = match id.len() {
@@ -202,7 +206,7 @@ fn request_id(id: Option<String>, part: Option<usize>) -> Result<String, Refusal
         );
         return Err(Refusal::invalid("request_id", message));
     }
-    Ok(part.map_or_else(|| id.clone(), |part| format!("{id}-{part}")))
+    Ok(id)
 }
 
 fn check_priority(priority: i64) -> Result<i32, Refusal> {

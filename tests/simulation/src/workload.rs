@@ -77,19 +77,15 @@ pub fn client(random: &Random, flavour: &Flavour, number: u32) -> Client {
     let sampling = sampling(random, flavour);
     let stops = |_| random.once_in(6).then(|| random.small(1, sampling.max_tokens));
     let stop_after: Vec<Option<u32>> = (0..n).map(stops).collect();
+    let prompt = prompt(random, flavour);
     let request = TokenRequest {
-        id: format!("q{number}"),
-        model: MODEL.into(),
-        prompt: prompt(random, flavour),
-        sampling: Arc::new(sampling),
         n,
+        // Some clients' requests belong together.
+        call: u64::from(number % 3),
         cache_salt: if random.once_in(5) { "salt".into() } else { "".into() },
         priority: if random.once_in(4) { random.small(0, 4) as i32 - 2 } else { 0 },
-        arrived: None,
-        deadline: None,
-        stream_key: None,
         waits_for_worker: true,
-        resume: None,
+        ..TokenRequest::new(format!("q{number}"), MODEL, prompt, sampling)
     };
     Client {
         ask: Ask { request, stop_after, has: vec![0; n as usize] },

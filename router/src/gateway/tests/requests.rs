@@ -150,3 +150,24 @@ async fn an_idempotency_key_is_the_id_of_a_request_whose_body_has_none() {
     refused(&"k".repeat(129), json!({"prompt": "a"})).await;
     refused("key", json!({"prompt": "a", "request_id": "body"})).await;
 }
+
+#[tokio::test]
+async fn keys_share_no_request_id_and_no_prefix_cache() {
+    let script = Arc::new(says("x"));
+    let config =
+        crate::config::RouterConfig { api_keys: vec!["one".into(), "other".into()], ..testing::config() };
+    let app = App::new(Arc::new(testing::model_text()), script.clone(), config);
+    for key in ["one", "other"] {
+        let body = json!({"prompt": "hi", "request_id": "order-1001", "cache_salt": "s"});
+        let request = Request::post(COMPLETIONS).header("authorization", format!("Bearer {key}"));
+        let request = request.body(Body::from(body.to_string())).unwrap();
+        assert_eq!(send(&app, request).await.status, 200);
+    }
+    let requests = script.requests.lock().unwrap().clone();
+    let [one, other] = &requests[..] else { panic!("{} requests", requests.len()) };
+    assert_eq!((&*one.id, &*other.id), ("order-1001", "order-1001"));
+    assert_ne!(one.tenant, other.tenant);
+    assert_ne!(one.cache_salt, other.cache_salt);
+    assert_ne!(one.stream_key(), other.stream_key());
+    assert_ne!(one.call, other.call);
+}

@@ -13,6 +13,7 @@ use skein_proto::worker::v1 as wire;
 use crate::capacity::Capacity;
 use crate::refusal::Refusal;
 use crate::request::{Resume, ResumeSample, TokenDelta, TokenRequest};
+use crate::tenant::Tenant;
 use crate::validate::is_request_id;
 
 /// Most samples of a request; sample indices are below this.
@@ -47,6 +48,9 @@ pub fn token_request(
         prompt: request.prompt_token_ids.into(),
         sampling: Arc::new(sampling.into()),
         n,
+        // A gateway has put the tenant into the salt.
+        tenant: Tenant::default(),
+        call: request.call,
         cache_salt: request.cache_salt.into(),
         priority: request.priority,
         arrived: None,
