@@ -70,6 +70,7 @@ async fn start(engine: &EngineHandle, number: usize) -> (String, TokenStream) {
         params: Arc::new(params),
         samples: vec![NewSample::default()],
         scope: CacheScope::new("bench", &number.to_string()),
+        call: None,
         priority: 0,
         deadline: None,
     };

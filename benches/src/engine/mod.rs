@@ -71,6 +71,7 @@ fn submission(job: &Job, number: usize, prompt: Vec<u32>) -> Submission {
         samples: vec![NewSample::default()],
         // A scope of its own for each seed: no run finds another's prompts in the cache.
         scope: CacheScope::new("bench", &job.seed.to_string()),
+        call: None,
         priority: 0,
         deadline: None,
     };

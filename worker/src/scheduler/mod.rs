@@ -35,6 +35,7 @@ mod audit;
 mod budget;
 mod commit;
 mod drafts;
+mod fair_share;
 mod in_flight;
 mod overtake;
 mod pace;

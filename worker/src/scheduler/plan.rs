@@ -6,6 +6,7 @@ use skein_node::clock::Timestamp;
 
 use super::Scheduler;
 use super::budget::{attended, even_chunk};
+use super::fair_share::FairShare;
 use super::overtake::{Overtaking, Room, shorter};
 use super::sequence::{Rank, Sequence};
 use super::step::Step;
@@ -39,8 +40,9 @@ impl Scheduler {
         let mut plan = Plan { batch: Batch::default(), step };
         self.short_of_blocks = false;
         self.make_room_for_higher_priority();
+        let fair = self.share_seats();
         self.plan_decodes(&mut plan);
-        self.plan_prefills(&mut plan);
+        self.plan_prefills(fair, &mut plan);
         if plan.step.rows == 0 {
             let waits = self.planned_steps > self.committed_steps || self.holds_any();
             assert!(waits || self.is_idle(), "some sequence can always make progress");
@@ -81,7 +83,7 @@ impl Scheduler {
 
     /// Gives prompts rows in rank order, running and waiting alike. Each takes as much of the budget as it
     /// can, except the rows reserved for prompts that overtake.
-    fn plan_prefills(&mut self, plan: &mut Plan) {
+    fn plan_prefills(&mut self, mut fair: Option<FairShare>, plan: &mut Plan) {
         plan.step.budget = self.budget_in_time(&plan.step);
         let overtaking = self.plan_overtaking(plan);
         let mut admitting = true;
@@ -94,10 +96,11 @@ impl Scheduler {
             };
             let next = self.queues.running.iter().position(wants);
             let may_enter = admitting && !self.short_of_blocks && open > 0;
-            let head = self.queues.waiting.keys().next().copied().filter(|_| may_enter);
+            let head = may_enter.then(|| self.next_to_admit(fair.as_ref())).flatten();
             let head = head.filter(|head| next.is_none_or(|next| *head < self.queues.running[next].rank));
             if let Some(head) = head {
                 admitting = self.admit(head);
+                fair.iter_mut().for_each(|fair| self.seated(head, fair));
                 continue;
             }
             let Some(next) = next else { break };
@@ -214,7 +217,7 @@ impl Scheduler {
     }
 
     /// Moves a waiting sequence to the running ones, with its cached prefix, if it fits.
-    fn admit(&mut self, rank: Rank) -> bool {
+    pub(super) fn admit(&mut self, rank: Rank) -> bool {
         if !self.queues.waiting.get(&rank).is_some_and(|sequence| self.fits(sequence)) {
             return false;
         }
@@ -230,7 +233,7 @@ impl Scheduler {
 
     /// Whether there are free seats for its samples and blocks for all its tokens. Sets aside what the
     /// running sequences still need: blocks for their tokens and one more each to grow.
-    fn fits(&self, sequence: &Sequence) -> bool {
+    pub(super) fn fits(&self, sequence: &Sequence) -> bool {
         let held = self.kv.match_prefix(sequence.cacheable_prefix()).held;
         let needed = self.kv.blocks_for(sequence.len()) - held;
         let seats = self.queues.seats_taken(self.planned_steps + 1) + sequence.samples.len();
@@ -239,7 +242,7 @@ impl Scheduler {
     }
 
     /// Seats and blocks left for waiting sequences.
-    fn room(&self) -> Room {
+    pub(super) fn room(&self) -> Room {
         if self.short_of_blocks {
             return Room::default();
         }
@@ -252,7 +255,7 @@ impl Scheduler {
 
     /// Preempts the running sequence at `index`: takes all its blocks and queues it to be recomputed. Tokens
     /// that a step in flight draws for it are dropped, since no client has seen them, and drawn again.
-    fn preempt(&mut self, index: usize) {
+    pub(super) fn preempt(&mut self, index: usize) {
         let mut sequence = self.queues.running.remove(index);
         assert!(!sequence.is_in(self.planned_steps + 1), "blocks of this step's rows stay where they are");
         self.kv.release(std::mem::take(&mut sequence.table));

@@ -11,6 +11,7 @@ use skein_proto::block_hash::{self, BlockHash};
 use skein_proto::finish::FinishReason;
 use skein_proto::sampling::SamplingParams;
 
+use super::fair_share::Call;
 use super::planned_rows::PlannedRows;
 use super::request::{Hold, NewRequest, RequestEvent, RequestKey};
 use crate::TokenId;
@@ -32,6 +33,7 @@ pub(super) struct Rank {
 pub(super) struct Sequence {
     pub rank: Rank,
     pub request: RequestKey,
+    pub call: Call,
     /// Sample indices: one, or all fresh samples of the request until the first draw; they share every
     /// block until then.
     pub samples: Vec<u32>,
@@ -85,6 +87,7 @@ impl Sequence {
                 sample: samples[0],
             },
             request: request.key,
+            call: request.call.map_or(Call::Alone(request.key), Call::Named),
             samples,
             tokens,
             prompt_len,
@@ -144,6 +147,7 @@ impl Sequence {
         Self {
             rank: Rank { sample, ..self.rank },
             request: self.request,
+            call: self.call,
             samples: vec![sample],
             tokens: self.tokens.clone(),
             prompt_len: self.prompt_len,

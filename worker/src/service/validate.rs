@@ -67,6 +67,7 @@ pub(super) fn request(
         params: Arc::new(params),
         samples,
         scope: CacheScope::new(&facts.info.model, &request.cache_salt),
+        call: (request.call != 0).then_some(request.call),
         priority: request.priority,
         deadline: (!timeout.is_zero() && timeout <= MAX_TIMEOUT).then(|| now + timeout),
     })

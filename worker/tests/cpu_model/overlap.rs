@@ -86,6 +86,7 @@ fn request(index: u32) -> NewRequest {
         params: Arc::new(params),
         samples: (0..1 + index % SAMPLES).map(|index| NewSample { index, delivered: Vec::new() }).collect(),
         scope: CacheScope::new("model", ""),
+        call: None,
         priority: (index % 4 == 3).into(),
         deadline: None,
     }

@@ -73,6 +73,7 @@ fn request(params: &SamplingParams, samples: Vec<NewSample>) -> NewRequest {
         params: Arc::new(params.clone()),
         samples,
         scope: CacheScope::new("model", ""),
+        call: None,
         priority: 0,
         deadline: None,
     }

@@ -35,6 +35,7 @@ fn request(index: u32) -> NewRequest {
         params: Arc::new(params),
         samples: (0..1 + index % SAMPLES).map(|index| NewSample { index, delivered: Vec::new() }).collect(),
         scope: CacheScope::new("model", ""),
+        call: None,
         priority: 0,
         deadline: None,
     }

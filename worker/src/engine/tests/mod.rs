@@ -53,6 +53,7 @@ fn submission(id: &str, max_tokens: u32) -> Submission {
         params: Arc::new(SamplingParams { max_tokens, ..SamplingParams::default() }),
         samples: vec![NewSample::default()],
         scope: CacheScope::new("model", ""),
+        call: None,
         priority: 0,
         deadline: None,
     };

@@ -3,6 +3,7 @@
 //! steps planned and launched ahead.
 
 mod drafts;
+mod fair_share;
 mod holds;
 mod overlap;
 mod overtake;
@@ -296,6 +297,7 @@ fn request(key: u64, prompt: Vec<TokenId>, params: SamplingParams) -> NewRequest
         params: Arc::new(params),
         samples: vec![NewSample::default()],
         scope: CacheScope::new("model", ""),
+        call: None,
         priority: 0,
         deadline: None,
     }
@@ -324,6 +326,7 @@ fn random_request(rng: &mut Rng, key: u64, longest: u32) -> NewRequest {
     };
     let salt = if rng.chance(15) { "other" } else { "" };
     NewRequest {
+        call: (key % 2 == 0).then_some(key % 3),
         priority: rng.within(0..=2) as i32 - 1,
         deadline: rng.chance(30).then(|| Timestamp::from_start(Duration::from_millis(rng.next() % 500))),
         scope: CacheScope::new("model", salt),

@@ -49,6 +49,7 @@ fn request(logprobs: bool, delivered: usize) -> NewRequest {
         params: params.into(),
         samples: (0..SAMPLES).map(sample).collect(),
         scope: CacheScope::new("model", ""),
+        call: None,
         priority: 0,
         deadline: None,
     };

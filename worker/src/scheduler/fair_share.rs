@@ -1,0 +1,157 @@
+//! How many sequences one call may run while others wait.
+//!
+//! A client's call may hold 128 prompts of many samples each, all of which come before whatever arrives later: in rank order
+//! alone somebody else's short question waits for all of them. So while another call waits, a call has at most its share of
+//! the seats: an even part, and an eighth in any case. What it runs beyond that gives way, last in rank first, and what it
+//! has waiting lets others pass. Alone it may have all seats.
+//!
+//! Nobody waits forever by this: a call never gives way below its share, nor with its only sequence. Priorities come first:
+//! those who wait in vain for a place of their own priority get none of a better one.
+
+use std::collections::HashMap;
+
+use super::Scheduler;
+use super::request::RequestKey;
+use super::sequence::{Rank, Sequence};
+
+/// The least share of the seats, as a part of them; among more calls than that the earlier ones run first. A smaller one
+/// would tear the samples of an ordinary request apart.
+const LEAST_SHARE: usize = 8;
+
+/// The client's call that a sequence belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Call {
+    /// Requests of this name belong together.
+    Named(u64),
+    /// One request.
+    Alone(RequestKey),
+}
+
+/// Seats by call, while more than one call wants some.
+#[derive(Debug)]
+pub(super) struct FairShare {
+    /// Seats that each call may have.
+    share: usize,
+    held: HashMap<Call, usize>,
+}
+
+impl FairShare {
+    /// Of what runs and what waits in the best priority; `None` when nobody waits, or only one call wants anything.
+    fn of(scheduler: &Scheduler) -> Option<Self> {
+        let queues = &scheduler.queues;
+        let priority = queues.waiting.keys().next()?.priority;
+        let mut held: HashMap<Call, usize> = HashMap::new();
+        for running in &queues.running {
+            *held.entry(running.call).or_default() += running.samples.len();
+        }
+        for waiting in queues.waiting.values().take_while(|waiting| waiting.rank.priority == priority) {
+            held.entry(waiting.call).or_default();
+        }
+        let seats = scheduler.limits.max_num_seqs as usize;
+        let share = (seats / held.len().max(1)).max(seats / LEAST_SHARE).max(1);
+        (held.len() > 1).then_some(Self { share, held })
+    }
+
+    fn held(&self, call: Call) -> usize {
+        self.held.get(&call).copied().unwrap_or(0)
+    }
+
+    /// Whether some call has more than its share.
+    fn is_exceeded(&self) -> bool {
+        self.held.values().any(|&held| held > self.share)
+    }
+
+    /// Whether its call may have it, too.
+    fn has_room_for(&self, waiting: &Sequence) -> bool {
+        let held = self.held(waiting.call);
+        held == 0 || held + waiting.samples.len() <= self.share
+    }
+
+    /// Whether it gives way to those of `rank`: its call has its share without it.
+    fn gives_way(&self, running: &Sequence, rank: Rank) -> bool {
+        let others = self.held(running.call).saturating_sub(running.samples.len());
+        others >= self.share && running.rank.priority >= rank.priority && !running.is_ending()
+    }
+
+    /// It runs from now on.
+    pub fn seat(&mut self, sequence: &Sequence) {
+        *self.held.entry(sequence.call).or_default() += sequence.samples.len();
+    }
+
+    fn unseat(&mut self, sequence: &Sequence) {
+        let held = self.held.entry(sequence.call).or_default();
+        *held = held.saturating_sub(sequence.samples.len());
+    }
+}
+
+impl Scheduler {
+    /// Lets in what waits of calls that have less than their share, in the place of what other calls run beyond theirs.
+    pub(super) fn share_seats(&mut self) -> Option<FairShare> {
+        let mut fair = FairShare::of(self)?;
+        while fair.is_exceeded()
+            && let Some(rank) = self.first_in_share(&fair)
+            && self.make_way(rank, &mut fair)
+            && self.admit(rank)
+        {
+            self.seated(rank, &mut fair);
+        }
+        self.short_of_blocks = false;
+        Some(fair)
+    }
+
+    /// Who comes in next: the first in rank of a call that has less than its share, or else the first in rank.
+    pub(super) fn next_to_admit(&self, fair: Option<&FairShare>) -> Option<Rank> {
+        let in_share = fair.and_then(|fair| self.first_in_share(fair));
+        in_share.or_else(|| self.queues.waiting.keys().next().copied())
+    }
+
+    /// Notes that this one was let in.
+    pub(super) fn seated(&self, rank: Rank, fair: &mut FairShare) {
+        if let Some(index) = self.queues.index_of(rank) {
+            fair.seat(&self.queues.running[index]);
+        }
+    }
+
+    fn first_in_share(&self, fair: &FairShare) -> Option<Rank> {
+        let waiting = &self.queues.waiting;
+        let priority = waiting.keys().next()?.priority;
+        let mut ranked = waiting.values().take_while(|sequence| sequence.rank.priority == priority);
+        ranked.find(|sequence| fair.has_room_for(sequence)).map(|sequence| sequence.rank)
+    }
+
+    /// Takes places from calls that have more than their share until the waiting one fits; whether it does. Nobody gives way
+    /// in vain.
+    fn make_way(&mut self, rank: Rank, fair: &mut FairShare) -> bool {
+        while let Some(waiting) = self.queues.waiting.get(&rank) {
+            if self.fits(waiting) {
+                return true;
+            }
+            if !self.would_fit(waiting, fair) {
+                return false;
+            }
+            let gives_way = |running: &Sequence| fair.gives_way(running, rank);
+            let Some(victim) = self.queues.running.iter().rposition(gives_way) else { return false };
+            fair.unseat(&self.queues.running[victim]);
+            self.preempt(victim);
+        }
+        false
+    }
+
+    /// Whether it would fit if all gave way that can. Blocks that they share with others count as theirs.
+    fn would_fit(&self, waiting: &Sequence, fair: &FairShare) -> bool {
+        let (mut seats, mut blocks, mut held) = (0, 0, fair.held.clone());
+        for running in
+            self.queues.running.iter().rev().filter(|running| fair.gives_way(running, waiting.rank))
+        {
+            let left = held.entry(running.call).or_default();
+            if *left >= fair.share + running.samples.len() {
+                *left -= running.samples.len();
+                seats += running.samples.len();
+                blocks += running.table.blocks().len() as u32 + running.blocks_to_grow(&self.limits);
+            }
+        }
+        let room = self.room();
+        waiting.samples.len() <= room.seats + seats
+            && self.kv.blocks_for(waiting.len()) <= room.blocks + blocks
+    }
+}
