@@ -10,8 +10,8 @@ use crate::clock::{self, Timestamp};
 /// Exit codes after a second signal, during a shutdown: 128 + SIGINT, 128 + SIGTERM.
 const INTERRUPTED_EXIT_CODE: i32 = 130;
 const TERMINATED_EXIT_CODE: i32 = 143;
-/// `timeout` signals its child and then its whole process group: a signal this soon after the first is that
-/// one.
+/// A second signal this soon after the first is ignored: `timeout` signals its child and then the whole
+/// process group, so that the child gets one signal twice.
 const SAME_SIGNAL_WITHIN: Duration = Duration::from_millis(100);
 /// How long a forced shutdown waits for child processes to be killed.
 const FORCED_GRACE: Duration = Duration::from_millis(100);
@@ -23,9 +23,9 @@ pub struct Shutdown(watch::Sender<Stage>);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
     Running,
-    /// To end in order: drain first.
+    /// Drain, then exit.
     Requested,
-    /// To end at once.
+    /// Exit at once.
     Forced,
 }
 
@@ -36,7 +36,7 @@ impl Default for Shutdown {
 }
 
 impl Shutdown {
-    /// Requested by SIGINT or SIGTERM. A second one of either exits at once.
+    /// Requested by SIGINT or SIGTERM. A second signal of either kind exits at once.
     ///
     /// # Errors
     /// If the signal handlers cannot be installed.
@@ -86,7 +86,7 @@ impl Shutdown {
         self.reaches(Stage::Requested)
     }
 
-    /// Waits for [`Shutdown::force`], likewise.
+    /// As [`Shutdown::requested`], for [`Shutdown::force`].
     pub fn forced(&self) -> impl Future<Output = ()> + Send + 'static {
         self.reaches(Stage::Forced)
     }

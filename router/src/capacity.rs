@@ -1,11 +1,11 @@
-//! The cluster's capacity as if it were one large worker, for gateways in front of several routers. Pure.
+//! The capacity of all ready workers together, for gateways in front of several routers. Pure.
 
 use skein_proto::info::WorkerInfo;
 
 use crate::fleet::WorkerStatus;
 use crate::request::ModelLimits;
 
-/// What the ready workers can do and carry together.
+/// Limits, sizes and load of the ready workers, as if they were one large worker.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Capacity {
     /// Limits that every ready worker accepts.

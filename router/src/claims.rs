@@ -9,7 +9,7 @@ use skein_proto::stream_key::StreamKey;
 use crate::refusal::Refusal;
 use crate::tenant::Tenant;
 
-/// The ids in use. Clones share them.
+/// The ids of all running requests. Clones share one map.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RunningIds(Arc<Mutex<HashMap<(Tenant, String), Running>>>);
 

@@ -10,13 +10,13 @@ use std::path::{Path, PathBuf};
 pub struct Memory {
     /// Bytes that may still be taken. File pages count as free, since the kernel takes them back.
     pub available: u64,
-    /// Bytes that it and its neighbours may ever have together.
+    /// Most bytes that it and its neighbours may have together.
     pub limit: u64,
-    /// Who sets that limit.
+    /// What sets that limit.
     pub of: Limit,
 }
 
-/// Who bounds memory.
+/// What limits the memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Limit {
     /// The machine.
@@ -70,7 +70,7 @@ const VERSION_1: Files = Files {
     usage: "memory.usage_in_bytes",
     file_pages: ["total_inactive_file ", "total_active_file "],
 };
-/// Above `memory.high` a process is slowed down so much that it is no room to plan with.
+/// `memory.high` counts as a limit, because the kernel slows a process above it down to a crawl.
 const VERSION_2: Files = Files {
     limits: &["memory.max", "memory.high"],
     usage: "memory.current",
@@ -106,8 +106,9 @@ fn hierarchies(membership: &str, mounts: &str) -> Vec<(Files, PathBuf, PathBuf)>
         .collect()
 }
 
-/// The directory of group `path` in a hierarchy of which `root` is mounted at `top`. In a container only the
-/// container's part is mounted; what lies outside it cannot be seen, and its own top is the nearest that can.
+/// The directory of group `path` in a hierarchy whose group `root` is mounted at `top`. A container mounts
+/// only its own part. If `path` lies outside that part, its directory is not visible, and `top` is the
+/// nearest one that is.
 fn below(top: &str, root: &str, path: &str) -> PathBuf {
     match Path::new(path).strip_prefix(root) {
         Ok(relative) if relative.components().next().is_some() && !relative.starts_with("..") => {

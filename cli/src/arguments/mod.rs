@@ -100,7 +100,7 @@ impl<'a> Reading<'a> {
         }
     }
 
-    /// Handles a flag of ours; each of several values gets its own flag.
+    /// Handles a flag of Skein's. Each further value becomes a flag of its own.
     fn own(&mut self, name: &str, value: Option<&str>, takes_value: bool) {
         if !takes_value {
             let value = value.map_or(String::new(), |value| format!("={value}"));
@@ -129,7 +129,7 @@ impl<'a> Reading<'a> {
         self.out.push(format!("--{name}={}", row.map_or(value, |row| row.ours)));
     }
 
-    /// Handles a flag of vLLM's; `is_off` = its `--no-` form.
+    /// Handles a flag of vLLM's. `is_off`: it was given in its `--no-` form.
     fn foreign(&mut self, row: &Row, spelt: &str, value: Option<&str>, is_off: bool) {
         let mut values: Vec<&str> = value.into_iter().collect();
         while value.is_none()

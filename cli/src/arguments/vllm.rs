@@ -668,7 +668,7 @@ pub const TABLE: &[Row] = &[
     ),
 ];
 
-/// A value of vLLM's for one of our settings.
+/// A value of one of Skein's settings that vLLM spells differently.
 #[derive(Debug, Clone, Copy)]
 pub struct ValueRow {
     /// Name of the setting.
@@ -683,7 +683,7 @@ pub struct ValueRow {
 
 const WEIGHTS_TYPE: &str = "activations follow the weights' own type; nothing is converted to float16";
 
-/// All values that differ.
+/// All values that vLLM spells differently.
 pub const VALUES: &[ValueRow] = &[
     ValueRow { name: "dtype", given: &["half", "float16"], ours: "auto", note: WEIGHTS_TYPE },
     ValueRow { name: "dtype", given: &["float"], ours: "float32", note: "" },

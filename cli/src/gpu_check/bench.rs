@@ -8,7 +8,8 @@ use skein_kernels::cuda::{CudaError, Device};
 
 use super::Asked;
 
-/// Measures the kernels and prints the table. Shares refer to limits measured in the same run.
+/// Measures the kernels and prints the table. Shares are fractions of the device's limits, measured in the
+/// same run.
 pub(super) fn run(
     device: &Arc<Device>,
     asked: &Asked,

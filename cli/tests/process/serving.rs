@@ -112,7 +112,7 @@ fn a_sigterm_to_the_whole_group_drains_without_a_word_of_alarm() {
     block_on(async {
         let cluster = Cluster::serve(SKEIN, &[]).await;
         let stream = stream_under_way(&cluster).await;
-        // As systemd and `timeout` do. Workers first, which is the harder order.
+        // Signals every process, as systemd and `timeout` do. Workers come first, which is the harder order.
         for pid in cluster.worker_pids().into_iter().chain([cluster.pid()]) {
             send_signal(pid, "TERM");
         }

@@ -133,7 +133,8 @@ fn refuse_negative(given: &str, number: &str) -> Result<(), String> {
     if digits { Err(format!("`{given}` must not be negative")) } else { Ok(()) }
 }
 
-/// Formats a duration as [`duration`] parses it, in the largest unit that gives an integer.
+/// Formats a duration for a message: in hours or minutes if they are whole, otherwise as `Duration` is
+/// printed.
 fn time(time: Duration) -> String {
     let seconds = time.as_secs();
     let whole = |unit: u64| time.subsec_nanos() == 0 && seconds >= unit && seconds.is_multiple_of(unit);
@@ -148,7 +149,7 @@ fn time(time: Duration) -> String {
     }
 }
 
-/// A size as [`bytes`] reads it, in its largest unit that leaves a whole number.
+/// Formats a size for a message, in the largest binary unit that gives an integer.
 fn size(bytes: u64) -> String {
     let units = [("PiB", 50), ("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
     let whole = units.iter().find(|(_, bits)| bytes > 0 && bytes.is_multiple_of(1 << bits));

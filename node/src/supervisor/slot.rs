@@ -19,7 +19,7 @@ enum End {
     Stopped,
     /// It reported that it can never work.
     Hopeless(Failed),
-    /// It exited by itself, by a signal, or because it was lost.
+    /// It did not start, it exited, or it was killed: by a signal, or because the router gave it up.
     Died(String),
 }
 
@@ -84,7 +84,7 @@ impl WorkerSlot {
             Ok(started) => started,
             Err(error) => return End::Died(format!("cannot be started: {error}")),
         };
-        // Held because `wait` would close it, and the worker would exit.
+        // Taken out of `child`, because `wait` would close it, and a worker whose input closes exits.
         let leash = hand_over(&secret, child.stdin.take()).await;
         let mut lines = child.stdout.take().map(|out| BufReader::new(out).lines());
         let mut last_report = None;
@@ -131,9 +131,9 @@ impl WorkerSlot {
         self.kill(child).await;
     }
 
-    /// Kills a process. One that a driver holds in the kernel may outlive this.
+    /// Kills a process. If a driver holds it in the kernel, it may still exist afterwards.
     async fn kill(&self, child: &mut Child) {
-        // This fails if it exited at this very moment.
+        // This fails if the process has just exited.
         let _ = child.start_kill();
         if tokio::time::timeout(END_TIMEOUT, child.wait()).await.is_err() {
             let pid = child.id();

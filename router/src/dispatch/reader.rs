@@ -65,8 +65,9 @@ impl Reader {
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        // With no linger time, a worker ends the stream when it is dropped. An unreachable worker is not told
-        // either: the message would only hold up others, and its streams end when their linger time is over.
+        // Without a linger time the worker needs no message: it ends the stream at the disconnect. An
+        // unreachable worker gets none either: its message would only hold up others, and its streams end
+        // after their linger time.
         if self.forgotten || self.workers.linger.is_zero() {
             return;
         }

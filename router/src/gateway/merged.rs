@@ -14,13 +14,13 @@ use crate::request::{Draft, Journey, TokenRequest};
 use crate::tenant::Tenant;
 use crate::text::text_stream::{TextDelta, TextStream, Usage};
 
-/// How long to hold back the HTTP status for the first delta, so that an early refusal is a status and not a
-/// chunk.
+/// How long the HTTP status waits for the first delta, so that an early refusal is sent as a status and not
+/// as a chunk.
 const FIRST_DELTA_WAIT: Duration = Duration::from_secs(2);
 
 type Item = Option<Result<TextDelta, Refusal>>;
 
-/// The prompts of one call, being answered. Dropping it cancels them all.
+/// The merged streams of one call, one for each prompt. Dropping it cancels all of them.
 pub struct Merged {
     prompts: Vec<Prompted>,
     running: FuturesUnordered<BoxFuture<'static, (usize, TextStream, Item)>>,
@@ -29,11 +29,11 @@ pub struct Merged {
 
 /// One prompt of the call.
 pub struct Prompted {
-    /// The request as it was started.
+    /// The validated request.
     pub request: TokenRequest,
     /// Tokens up to the latest delta.
     pub usage: Usage,
-    /// Moves up to the latest delta.
+    /// The moves of its request up to the latest delta.
     pub journey: Journey,
     /// Complete once the first delta has arrived.
     pub prompt_logprobs: Vec<TokenLogprobs>,
@@ -62,7 +62,7 @@ impl Merged {
         Ok(())
     }
 
-    /// The next delta and the index of its prompt; after an error, `None`.
+    /// The next delta and the index of its prompt; `None` at the end of the call, and after an error.
     pub async fn next(&mut self) -> Option<Result<(usize, TextDelta), Refusal>> {
         if let Some(waiting) = self.waiting.pop_front() {
             return Some(Ok(waiting));
@@ -103,7 +103,7 @@ impl Merged {
         })
     }
 
-    /// Moves summed over all prompts; exact only if every prompt's resumes were.
+    /// Moves summed over all prompts; `resume_exact` only if it holds for every prompt.
     pub fn journey(&self) -> Journey {
         self.prompts.iter().fold(Journey::default(), |sum, prompt| Journey {
             moves: sum.moves.saturating_add(prompt.journey.moves),

@@ -10,17 +10,17 @@ use tokio::sync::mpsc;
 
 use super::worker_client::{CallError, WorkerClient, WorkerDeltas};
 
-/// Most queued messages. Further ones are dropped: an unreleased stream ends by itself after its linger time.
+/// Most queued messages. Further ones are dropped: an unreleased stream ends after its linger time.
 const MAX_WAITING: usize = 8192;
 /// Most messages in flight.
 const MAX_RUNNING: usize = 256;
 /// Longest time for one message; a worker that does not answer by then is probably failing.
 const RUN_WITHIN: Duration = Duration::from_secs(1);
-/// A release may overtake its request, which uses another connection. If the reader is unknown, it is sent
-/// once more after this time.
+/// A release may overtake its request, which uses another connection. If the worker does not know the reader
+/// yet, the release is sent once more after this time.
 const RESEND_AFTER: Duration = Duration::from_millis(100);
 
-/// The queue of messages. Cheap to share.
+/// The queue of messages.
 #[derive(Debug)]
 pub(crate) struct Errands {
     sender: mpsc::Sender<Errand>,

@@ -4,8 +4,8 @@
 //!
 //! Some operations have no hook to bound them: `+`, `~`, `*`, `{% set %}` blocks, and walking a namespace
 //! that contains itself. If a template exhausts memory or stack with them, the trial in
-//! [`probe`](super::probe) finds out at start, unless it does so only for particular messages; then it ends
-//! the process. Read templates from unknown authors before you serve them.
+//! [`probe`](super::probe) finds out at start. A template that does so only for particular messages ends the
+//! process when they arrive. Read templates from unknown authors before you serve them.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -50,8 +50,8 @@ impl ChatTemplate {
         Ok(Self { env, own, takes_parts: loops_over_content(source) })
     }
 
-    /// Whether the template expects `content` as a list of parts, if the client sent one, instead of one
-    /// string.
+    /// Whether a list of content parts is passed to the template as it is. Otherwise its texts are joined
+    /// into one string.
     pub fn takes_parts(&self) -> bool {
         self.takes_parts
     }
@@ -112,8 +112,8 @@ fn first_line(error: &Error) -> String {
     error.to_string().lines().next().unwrap_or_default().chars().take(300).collect()
 }
 
-/// Whether a `for` in the template loops over some `content`: then it expects parts. vLLM decides the same
-/// way from the syntax tree; the text of the `for` tags is enough here.
+/// Whether a `for` in the template loops over some `content`, so that the template expects parts. vLLM
+/// decides the same from the syntax tree; the text of the `for` tags is enough here.
 fn loops_over_content(source: &str) -> bool {
     source.split("{%").skip(1).any(|tag| {
         let tag = tag.split("%}").next().unwrap_or_default();

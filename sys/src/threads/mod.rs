@@ -270,8 +270,8 @@ impl Common {
             }
             self.leave();
             if slice.is_over() {
-                // Nothing waits for this thread now. If the operation is still open afterwards, it joins
-                // again.
+                // Yield here, because nothing waits for a helper that has left. `last` stays as it was, so
+                // that this helper joins the same operation again if it is still open.
                 std::thread::yield_now();
                 slice = TimeSlice::begin();
             } else {

@@ -24,7 +24,7 @@ pub struct Submission {
     /// Key by which other readers find the stream. If a stream with this key is running or kept here, it is
     /// read instead of being computed again.
     pub stream_key: Option<StreamKey>,
-    /// How long it goes on, and stays readable, without a reader; at most
+    /// How long the stream goes on, and stays readable, without a reader; at most
     /// [`MAX_LINGER`](crate::streams::MAX_LINGER), and zero without a key.
     pub linger: Duration,
 }
@@ -128,8 +128,8 @@ impl EngineHandle {
         answer.await.unwrap_or(Err(AttachError::Stopped))
     }
 
-    /// Removes the reader called `id` for good; without another one the request ends. False if there is
-    /// no such reader.
+    /// Removes the reader called `id` for good. If it was the last reader, the request ends. False if there
+    /// is no such reader.
     pub async fn release(&self, id: String) -> bool {
         let (reply, answer) = oneshot::channel();
         let sent = self.commands.send(Command::Release { id, reply }).await;

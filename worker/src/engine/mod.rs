@@ -2,8 +2,8 @@
 //!
 //! One std thread owns scheduler and backend, so neither needs a lock. The rest of the worker reaches it
 //! through a bounded channel of commands ([`EngineHandle`]), a ring of output for each request
-//! ([`TokenStream`](crate::streams::TokenStream)), and the log for routers ([`StateLog`]). It never waits for
-//! a reader, and sleeps when there is nothing to compute.
+//! ([`TokenStream`](crate::streams::TokenStream)), and the log for routers ([`StateLog`]). The thread never
+//! waits for a reader, and sleeps when there is nothing to compute.
 //!
 //! With [`Backend::steps_in_flight`] above 1, a step is planned and launched before the previous one's tokens
 //! are read. Planning, accounting and streaming then happen while the device computes, and the device never

@@ -9,11 +9,11 @@ use super::step_time::Work;
 pub struct Step {
     /// Counted from 1.
     pub(super) number: u64,
-    /// All rows: those over prompts (or recomputed tokens) and those of streams.
+    /// All rows: prefill (prompt and recomputed tokens) and decode.
     pub(super) rows: u32,
     /// Sequences decoding in this step.
     pub(super) streams: u32,
-    /// Rows of those: one each, plus one for each draft token.
+    /// Rows of these sequences: one for each sequence and one for each draft token.
     pub(super) stream_rows: u32,
     /// Positions attended to, summed over all rows.
     pub(super) attended: u64,
@@ -23,7 +23,7 @@ pub struct Step {
 }
 
 impl Step {
-    /// Tokens that it computes.
+    /// Rows of the step, one for each token that it computes.
     pub fn rows(&self) -> u32 {
         self.rows
     }

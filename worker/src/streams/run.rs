@@ -17,7 +17,8 @@ use crate::scheduler::NewRequest;
 /// Longest time that a request goes on, or its output stays readable, without a reader.
 pub const MAX_LINGER: Duration = Duration::from_secs(300);
 
-/// Readers of one request that can be released by name; the oldest gone ones are forgotten.
+/// Names kept of one request's readers, for releases. Beyond this many, the oldest readers that have left are
+/// forgotten.
 const MAX_NAMED_READERS: usize = 64;
 
 /// A request to read a stream that another reader started.
@@ -41,7 +42,7 @@ pub enum AttachError {
     /// The stream was never here or has expired.
     #[error("no such stream is kept here; resume with Generate and the delivered tokens")]
     NotFound,
-    /// The stream does not reach back, or forward, to these positions.
+    /// The stream does not hold these positions: they were dropped, never computed here, or lie past its end.
     #[error("{0}; resume with Generate and the delivered tokens")]
     OutOfRange(#[from] OutOfRange),
     /// A current reader has this name.
@@ -115,7 +116,8 @@ pub(super) struct Run {
     pub linger: Duration,
     /// When it lost its last reader; `None` while it has one.
     pub orphaned: Option<Timestamp>,
-    /// Names of its readers, oldest first. Includes gone ones, because their release still counts.
+    /// Names of its readers, oldest first. Includes readers that have left, because their release still
+    /// counts.
     pub names: Vec<(String, ReaderNumber)>,
 }
 

@@ -26,8 +26,8 @@ pub struct FollowerConfig {
     pub cluster: String,
     /// How long a worker may be missing before it leaves; [`GRACE`].
     pub grace: Duration,
-    /// How often a watch is restarted at the latest, to bound the time that a silently broken one goes
-    /// unnoticed; [`RESYNC`].
+    /// Longest time that a watch runs before it is restarted, because one can break without an error;
+    /// [`RESYNC`].
     pub resync: Duration,
     /// Seed of the jitter.
     pub seed: u64,

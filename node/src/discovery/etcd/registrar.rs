@@ -1,5 +1,5 @@
 //! Keeps one worker registered in etcd: holds a lease, stores the worker's record under it, and renews it
-//! every third of its time. No failure of etcd ends or restarts the process.
+//! three times per TTL. No failure of etcd ends or restarts the process.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::discovery::backoff::Backoff;
 
 /// Default of [`Registration::ttl`].
 pub const LEASE_TTL: Duration = Duration::from_secs(10);
-/// Renewals within a lease's time.
+/// Renewals within one TTL of the lease.
 const RENEWALS: u32 = 3;
 /// How often the stored record is checked: it may have been deleted or overwritten.
 const CHECK_EVERY: Duration = Duration::from_secs(30);
@@ -33,7 +33,7 @@ pub struct Registration {
 
 /// Keeps the record in etcd until `stop`, then marks it as leaving, so that routers remove the worker at
 /// once, and revokes the lease. Returns within [`LEAVE_WITHIN`] of `stop`; if etcd does not answer by then,
-/// the lease expires by itself.
+/// the lease is left to expire.
 pub async fn register<A: EtcdApi>(api: &A, registration: Registration, stop: impl Future<Output = ()>) {
     let prefix = record::prefix(&registration.cluster);
     let key = format!("{prefix}{}", registration.record.id);
@@ -88,7 +88,7 @@ impl<A: EtcdApi> Registrar<'_, A> {
         }
     }
 
-    /// Renews the lease, and restores whatever is missing.
+    /// Renews the lease. If the lease or the record is missing, restores it.
     async fn renew(&mut self) -> Result<Held, EtcdError> {
         let held = match self.lease {
             Some(held) => {

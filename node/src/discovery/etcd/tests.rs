@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, watch};
 use super::*;
 use crate::discovery::{Change, Member};
 
-/// An etcd with one key space. Clones are the same store.
+/// An etcd in memory, with one key space. Clones share it.
 #[derive(Clone)]
 struct Store(Arc<(Mutex<State>, watch::Sender<i64>)>);
 

@@ -39,7 +39,7 @@ pub struct CpuOptions {
     pub kv_blocks: u32,
     /// Tokens in a KV block.
     pub block_size: u32,
-    /// Rows of the largest step, for which memory is allocated at once. A larger step still works.
+    /// Rows of the largest expected step; memory for it is allocated at the start. A larger step still works.
     pub max_rows: u32,
     /// Number types to compute in.
     pub numbers: Numbers,
@@ -107,10 +107,10 @@ impl CpuBackend {
     /// Starts the compute thread.
     pub fn start(mut model: CpuModel) -> std::io::Result<Self> {
         let (kv_blocks, weight_bytes) = (model.kv_blocks(), model.model.weight_bytes());
-        // The engine keeps one step in flight. The device is the host, so a second one would hide only the
-        // planning, cost a row for each stop token, and make a new request wait for two steps. If a second
-        // one is launched anyway, it waits here: this backend is the specification and defines what a
-        // carried token means.
+        // The engine keeps one step in flight. Here the device is the host, so a second step in flight would
+        // overlap nothing but the planning. It would waste a row after each stop token, and a new request
+        // would wait for two steps. If a second one is launched anyway, it waits in this channel: this
+        // backend is the specification, so it must define what a carried token means.
         let (steps, inbox) = sync_channel::<Batch>(1);
         let (outbox, outputs) = sync_channel(1);
         let thread = std::thread::Builder::new().name("skein-compute-0".into()).spawn(move || {
@@ -234,7 +234,7 @@ impl CpuModel {
         Ok(Self { cpu, model, cache, activations, logits, draws, tables, sequences, wanted })
     }
 
-    /// Runs one step over token 0. If its logits are not finite, no request's would be.
+    /// Runs one step over token 0. If its logits are not finite, those of no request would be.
     fn gives_finite_logits(&mut self) -> bool {
         self.logits(&Batch::of_one_row(Vec::new()), &[0])
             .iter()
@@ -292,7 +292,8 @@ impl CpuModel {
         all
     }
 
-    /// Runs all layers. Rows that are not wanted leave the last one once their keys and values are cached.
+    /// Runs all layers. In the last one, rows that are not wanted are dropped once their keys and values are
+    /// cached.
     fn forward(&mut self, batch: &Batch, wanted: &[u32]) {
         for copy in &batch.copies {
             self.cache.copy_block(copy.from.0 as usize, copy.to.0 as usize);
