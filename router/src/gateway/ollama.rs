@@ -20,6 +20,7 @@ use super::sse;
 use crate::app::{App, Started};
 use crate::refusal::Refusal;
 use crate::request::{Draft, Prompt};
+use crate::tenant::Tenant;
 use crate::text::strftime::strftime;
 use crate::text::text_stream::{TextDelta, TextFinish};
 use crate::validate::check_model;
@@ -87,6 +88,7 @@ fn untagged(name: &str) -> &str {
 async fn chat(
     State(app): State<App>,
     Extension(RequestId(id)): Extension<RequestId>,
+    Extension(tenant): Extension<Tenant>,
     request: Request,
 ) -> Result<Response, Failure> {
     let mut fields = Fields::read(request, &app).await?;
@@ -100,12 +102,13 @@ async fn chat(
         fields.note(Refusal::invalid("images", "images are not supported: the model reads text only."));
     }
     let prompt = (!messages.is_empty()).then(|| conversation(messages));
-    answer(app, fields, id, Kind::Chat, prompt).await
+    answer(app, tenant, fields, id, Kind::Chat, prompt).await
 }
 
 async fn generate(
     State(app): State<App>,
     Extension(RequestId(id)): Extension<RequestId>,
+    Extension(tenant): Extension<Tenant>,
     request: Request,
 ) -> Result<Response, Failure> {
     let mut fields = Fields::read(request, &app).await?;
@@ -123,7 +126,7 @@ async fn generate(
             conversation(system.into_iter().chain([json!({"role": "user", "content": text})]).collect())
         }
     });
-    answer(app, fields, id, Kind::Generate, prompt).await
+    answer(app, tenant, fields, id, Kind::Generate, prompt).await
 }
 
 fn conversation(messages: Vec<Value>) -> Prompt {
@@ -143,6 +146,7 @@ enum Kind {
 
 async fn answer(
     app: App,
+    tenant: Tenant,
     mut fields: Fields,
     id: String,
     kind: Kind,
@@ -167,6 +171,7 @@ async fn answer(
         prompt,
         sampling,
         request_id: Some(id),
+        tenant,
         ..Draft::default()
     };
     let started = app.start(draft).await?;
