@@ -89,7 +89,7 @@ fn measure(
     let Ok(mut cache) = KvCache::new(shape) else { return println!("no memory for {name} {kind:?}") };
     let stride = (heads + 2 * kv_heads) * head_dim;
     fill(cpu, &mut cache, stride);
-    // Scatters the blocks of a sequence with an odd stride, nearly coprime to their number.
+    // Scatters the blocks of a sequence over the cache. The stride is a prime, so that no block occurs twice.
     let table = |i: usize| ((i * 1009) % shape.blocks) as u32;
     let tables: Vec<u32> = (0..shape.blocks).map(table).collect();
     let batch: Vec<Rows<'_>> = (0..sequences)

@@ -41,7 +41,7 @@ async fn measure(engine: &EngineHandle, releases: usize) {
     let (begun, steps) = (clock::now(), engine.log().step());
     let mut times = Vec::with_capacity(releases);
     for number in STREAMS..STREAMS + releases {
-        // A stream that is about to end would free blocks without a release.
+        // Release the oldest stream: if it reached its end, it would free its blocks without a release.
         let (name, stream) = streams.remove(0);
         let cancelled = engine.counts().cancelled;
         let sent = clock::now();

@@ -18,7 +18,7 @@ const BLOCK_SIZE: u32 = 16;
 const CONTEXT: u32 = 256;
 const STEPS: u32 = 16;
 
-/// Rounding according to the worker's flags; `None` if the flag or its value is unknown.
+/// `numbers` as changed by one of the worker's flags; `None` if the flag or its value is unknown.
 pub fn numbers(numbers: Numbers, flag: &str, value: &str) -> Option<Numbers> {
     match (flag, value) {
         ("--dtype", "float32") => Some(Numbers { bf16: false, ..numbers }),

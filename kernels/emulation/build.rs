@@ -68,7 +68,8 @@ fn object_of(source: &Path, out: &Path) -> PathBuf {
     out.join(format!("{folder}_{}.o", source.file_stem().unwrap_or_default().to_string_lossy()))
 }
 
-/// A kernel that does not compile is missing from the library, which fails every check that launches it.
+/// Compiles all sources. A kernel that does not compile is missing from the library, so every check that
+/// launches it fails.
 fn compile_all(compiler: &str, sources: &[PathBuf], out: &Path) {
     let next = AtomicUsize::new(0);
     let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
@@ -104,9 +105,9 @@ fn compile(compiler: &str, source: &Path, object: &Path) {
     }
 }
 
-/// Makes all symbols that an object does not export local. Device functions are inline, and the linker would
-/// use one file's for all files that have a function of that name, whereas nvcc compiles each file for
-/// itself.
+/// Makes every symbol of an object local unless the object exports it. nvcc compiles each file on its own,
+/// but here device functions are inline: if two files have one of the same name, the linker would use one of
+/// them for both files.
 fn isolate(object: &Path) -> Result<(), String> {
     let joined = object.with_extension("joined");
     run(Command::new("ld").args(["-r", "--force-group-allocation", "-o"]).arg(&joined).arg(object))?;
@@ -114,7 +115,7 @@ fn isolate(object: &Path) -> Result<(), String> {
     std::fs::remove_file(joined).map_err(|error| error.to_string())
 }
 
-/// Whether everything that `object` was built from is older than it.
+/// Whether `object` is newer than every file that it was built from.
 fn is_fresh(object: &Path) -> bool {
     let (Some(made), Ok(rule)) = (modified(object), std::fs::read_to_string(object.with_extension("d")))
     else {

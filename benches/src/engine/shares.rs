@@ -34,8 +34,8 @@ impl Least {
         Self::of(cost.weight_bytes as f64, operations, cost, ceiling)
     }
 
-    /// For `requests` whole requests of one size, at most `at_once` together: each group needs as many decode
-    /// steps as a request has tokens.
+    /// For `requests` whole requests of one size, in groups of `at_once`: each group needs as many decode
+    /// steps as a request has output tokens.
     pub fn of_requests(
         (requests, at_once): (u64, u64),
         (input_len, output_len): (u32, u32),

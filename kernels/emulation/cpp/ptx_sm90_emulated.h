@@ -28,7 +28,7 @@ inline u32 shared_offset(const void* p) {
 
 // ---- mbarrier --------------------------------------------------------------------------------
 struct Mbarrier {  // its eight bytes
-  i32 bytes;       // announced and not yet arrived (negative when the bytes were faster)
+  i32 bytes;       // announced and not yet arrived; negative if bytes arrived before they were announced
   u16 count;
   u16 pending : 10, phase : 1, magic : 5;
 };

@@ -62,7 +62,7 @@ fn a_missing_barrier_depends_on_the_order_of_threads() {
     let (stream, memory) = (device.stream(), device.alloc(64));
     let mut seen = Vec::new();
     for seed in ["0", "1", "2"] {
-        // SAFETY: tests of this file run one at a time, and nothing else reads the environment meanwhile.
+        // SAFETY: tests of this file run one at a time, and no other thread reads the environment.
         unsafe { std::env::set_var("EMU_SEED", seed) };
         let mut got = [0; 64];
         let launch = Launch { blocks: 1, threads: 64, shared_bytes: 256 };

@@ -40,11 +40,11 @@ impl MapElement for E4m3 {
 pub enum Swizzle {
     /// The chunks stay in order.
     None,
-    /// Within 32 bytes.
+    /// Chunks are permuted within 32 bytes.
     Bytes32,
-    /// Within 64 bytes.
+    /// Chunks are permuted within 64 bytes.
     Bytes64,
-    /// Within 128 bytes.
+    /// Chunks are permuted within 128 bytes.
     Bytes128,
 }
 

@@ -37,7 +37,7 @@ async fn start_worker() -> SocketAddr {
     };
     let (ready, address) = oneshot::channel();
     let on_ready = |address| ready.send(address).expect("the test waits for it");
-    // Ends with the runtime.
+    // The worker has no shutdown signal; it ends when the runtime is dropped.
     tokio::spawn(service::serve(config, |_, _| {}, on_ready, std::future::pending()));
     tokio::time::timeout(PATIENCE, address).await.expect("it loads in time").expect("it gets ready")
 }

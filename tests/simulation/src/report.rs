@@ -66,7 +66,7 @@ impl Log {
         self.lock().disturbances.push(executor::elapsed());
     }
 
-    /// Number of faults since then.
+    /// Number of faults at or after the time `since`.
     pub fn disturbances_since(&self, since: Duration) -> usize {
         let inner = self.lock();
         inner.disturbances.len() - inner.disturbances.partition_point(|&at| at < since)

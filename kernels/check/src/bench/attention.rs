@@ -24,7 +24,7 @@ pub(super) struct Cached {
     table_stride: usize,
     model: Model,
     rows: usize,
-    /// Number of copies.
+    /// Number of copies; launches use them in turn, so that none is read from L2.
     pub copies: usize,
 }
 
@@ -41,7 +41,7 @@ impl Cached {
         let blocks = batch * table_stride;
         let len = blocks * BLOCK * model.kv_heads * model.head_dim;
         let copies = rig.copies(2 * len * size_of::<bf16>());
-        // Neighbouring blocks of a sequence lie apart, as they do after some time of serving.
+        // Consecutive blocks of a sequence are not adjacent in memory, as after some time of serving.
         let tables: Vec<u32> =
             (0..blocks).map(|i| (i % table_stride * batch + i / table_stride) as u32).collect();
         let starts: Vec<u32> = (0..=batch).map(|i| (i * rows) as u32).collect();

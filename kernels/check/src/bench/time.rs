@@ -1,4 +1,4 @@
-//! Timing of launches over memory that is not in the cache.
+//! Timing of launches over memory that is not in the L2 cache.
 
 use crate::cases::Scale;
 use skein_kernels::cuda::memory::Element;
@@ -81,7 +81,8 @@ impl<'a> Rig<'a> {
         Ok(name.contains(&self.filter) && bytes as u64 <= free / MEMORY_SHARE)
     }
 
-    /// Number of copies of `bytes` to read in turn, so that none is still cached when it is read again.
+    /// Number of copies of `bytes` to read in turn. At full scale there are enough that none is still in L2
+    /// when it is read again, up to [`MAX_COPIES`].
     pub(super) fn copies(&self, bytes: usize) -> usize {
         let wanted = (L2_TIMES * self.kernels.device().l2_bytes) as usize;
         match self.scale {
@@ -110,7 +111,8 @@ impl<'a> Rig<'a> {
         DeviceBuffer::from_slice(self.kernels.device(), &self.stream, values)
     }
 
-    /// Times `launch`, which queues the operation over the copy with the given number, for `copies` copies.
+    /// Times an operation. `launch` queues it once; its argument, below `copies`, is the copy of the inputs
+    /// to use.
     pub(super) fn measure(
         &mut self,
         name: &str,

@@ -118,7 +118,8 @@ fn case<I: Operand, O: Operand>(
     let compared = bench.compared(got.len());
     let reference = each(compared.len(), DEAR, |i| exact(compared[i] / n, compared[i] % n));
     let got: Vec<f32> = compared.iter().map(|i| got[*i]).collect();
-    // Sums of k products of deviation 1; FP8 adds in the tensor core's own shorter registers.
+    // Sums of k products of standard deviation 1. For FP8, tensor cores accumulate in fewer bits than f32
+    // has.
     let absolute = (k as f64).sqrt() * if I::NAME == "e4m3" { 2e-2 } else { 1e-3 };
     bench.compare(&name, &got, &reference, Tolerance { absolute, relative: 1e-2 });
     Ok(())

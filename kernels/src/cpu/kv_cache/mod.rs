@@ -24,8 +24,8 @@ pub enum KvType {
     Bf16,
     /// IEEE half; finite values outside its range become ±65504, its largest.
     F16,
-    /// 8-bit integers with one `f32` scale, `max|x| / 127`, for each token's key and for its value in each
-    /// head.
+    /// 8-bit integers. In each head, a token's key has one `f32` scale, `max|x| / 127`, and its value
+    /// another.
     Int8,
 }
 
@@ -72,7 +72,7 @@ impl KvShape {
 
 /// The KV cache. A block takes memory once it is written.
 ///
-/// Slots are grouped in tiles of sixteen, whatever the block size: `[layers][tiles][kv_heads]`, each tile as
+/// Slots are grouped in tiles of sixteen at any block size: `[layers][tiles][kv_heads]`, each tile as
 /// [`Layout`] describes. If the block size is a multiple of sixteen, a block consists of whole tiles.
 pub struct KvCache {
     memory: ZeroedBytes,

@@ -2,7 +2,7 @@
 //!
 //! Tokens rank by descending logit, and equal logits by ascending id; tokens of weight zero are excluded.
 //! Only a few tokens are examined: those whose logit reaches a floor that enough tokens are known to reach.
-//! Only for flat distributions does top-p keep thousands; `flat` handles those.
+//! Top-p keeps thousands of tokens only if the distribution is flat; `flat` handles those.
 //!
 //! Top-p adds weights as integers in units of 2^-44. Such sums are exact and so independent of order, and a
 //! device that adds in any other order finds the same cut. Rounding a weight changes it by at most 2^-45; for
@@ -14,7 +14,8 @@ use super::super::simd::Isa;
 use super::peaks::Peaks;
 use super::weigh::{Weigh, Weighting, mass};
 
-/// Most block maxima that bound the first attempt at top-p. Few distributions need more tokens than it finds.
+/// The first attempt at top-p takes the tokens whose logit reaches the block maximum of this rank (in small
+/// vocabularies, of a lower one). That suffices for most distributions.
 const FIRST_ATTEMPT_BLOCKS: usize = 256;
 
 /// Tokens that can be drawn, best first, and their weights.
@@ -85,8 +86,8 @@ impl Kept {
         }
     }
 
-    /// Keeps the best tokens that reach `goal` together. Returns false if the first few blocks' best tokens
-    /// do not reach it.
+    /// Keeps the fewest best tokens whose mass together reaches `goal`. Returns false if the tokens of the
+    /// first attempt do not reach it; see [`FIRST_ATTEMPT_BLOCKS`].
     pub(super) fn take_mass(&mut self, view: LogitView<'_>, peaks: &mut Peaks, goal: f64) -> bool {
         let floor = peaks.floor(FIRST_ATTEMPT_BLOCKS.min(peaks.blocks() / 8));
         self.take_reaching(view, peaks, floor);

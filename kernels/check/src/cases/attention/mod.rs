@@ -26,7 +26,7 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
     }
     check::<bf16, E4m3>(bench, Case { head_dim: 96, lengths: &[(1, 70), (9, 33)], ..PLAIN })?;
     for case in [
-        // Across a tile boundary that only some rows of a chunk see.
+        // The chunk crosses a tile boundary: only its later rows see the last tile.
         Case { lengths: &[(37, 590)], ..PLAIN },
         Case { lengths: &[(40, 340)], window: Some(77), sinks: true, ..PLAIN },
     ] {

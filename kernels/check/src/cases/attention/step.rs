@@ -69,8 +69,8 @@ pub(super) trait Stored: KvElement {
     const NAME: &'static str;
     /// Scale of stored values.
     const SCALE: f32;
-    /// Value of slots that must not be read. The kernels assume that e4m3 holds no NaN, so there it is the
-    /// largest.
+    /// Value of slots that must not be read: NaN, or the largest value of e4m3, because the kernels assume
+    /// that e4m3 holds no NaN.
     fn poison() -> Self;
     fn round(value: f32) -> Self;
     fn widen(self) -> f32;
@@ -150,7 +150,7 @@ impl<T: Stored, K: Stored> AttentionStep<T, K> {
         }
     }
 
-    /// The step's only sequence split into `case.lengths` sequences that share its blocks.
+    /// This step with its only sequence split into `case.lengths` sequences that share its blocks.
     pub(super) fn split(&self, case: &Case) -> Self {
         let mut split = self.clone();
         split.set_lengths(case.lengths);
@@ -188,7 +188,8 @@ impl<T: Stored, K: Stored> AttentionStep<T, K> {
         (table[position / case.block_size] as usize, position % case.block_size)
     }
 
-    /// With all scores equally far from 0, so that one rescaling more or less changes the rounding of a sum.
+    /// The same step with one large number added to every score, so that a different number of rescalings
+    /// changes how a sum is rounded.
     pub(super) fn shifted(mut self, case: &Case) -> Self {
         self.keys.iter_mut().step_by(case.head_dim).for_each(|key| *key = K::round(4.0));
         for row in (0..self.q.len()).step_by(case.stride()) {

@@ -32,8 +32,8 @@ impl Draws {
         draws
     }
 
-    /// Rounded logits, so that a cut-off falls among many ties and below others that are all kept: top-k from
-    /// 2 to 50, alone and with top-p, and top-p alone.
+    /// Rounded logits, so that many tokens tie at the cut-off, and others above it are all kept. Top-k from 2
+    /// to 50, alone and with top-p, and top-p alone.
     pub(super) fn tied(bench: &mut Bench, shape: BatchShape) -> Self {
         let (vocab, stride, rows, count, _) = shape;
         let logits = (0..rows).flat_map(|_| tied_row(bench, vocab, stride)).collect();
