@@ -237,6 +237,26 @@ def chart_faults():
         yield "another release's name, or further arguments, do not reach all documents"
 
 
+def compose_faults(services):
+    """Our services of the compose file: flags, drain, and what their pods have of confinement."""
+    for name, service in services.items():
+        if not service["image"].startswith("localhost/skein/"):
+            continue
+        pod = {"containers": [{"args": service["command"]}]}
+        pod["terminationGracePeriodSeconds"] = int(service["stop_grace_period"].removesuffix("s"))
+        known = check.flags()[service["command"][0]]
+        for arg in service["command"][2:]:
+            if arg.removeprefix("--").split("=")[0] not in known:
+                yield f"compose.yaml: {name}: no flag {arg}"
+        yield from (f"compose.yaml: {name}: {fault}" for fault in drain(pod))
+        locked = [service.get("read_only"), service.get("cap_drop") == ["ALL"], service.get("user") == "65532:65532"]
+        if not all(locked):
+            yield f"compose.yaml: {name} may write its root, keeps capabilities or runs as another user"
+        for peer in re.findall(r"([\w-]+):9000", " ".join(service["command"])):
+            if peer not in services and peer != "0":
+                yield f"compose.yaml: {name} asks {peer}, which is no service"
+
+
 def planted(documents):
     """Mistakes that the checks must notice: one edit each of the base."""
     find = lambda copied, kind: next(d for d in copied if d["kind"] == kind)
@@ -270,6 +290,7 @@ def main():
         found += [f"{name}: {fault}" for fault in faults(documents)]
         found += differences(name, documents, flags) if flags is not None else []
     found += chart_faults()
+    found += compose_faults(yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))["services"])
     found += planted(generate.kustomize("keda", "monitoring"))
     if generate.main(["--check"]):
         found.append("the chart's templates are out of date; run deploy/helm/generate")
