@@ -30,7 +30,7 @@ SERVICE_VARIABLES = {"WORKER_PORT", "ROUTER_PORT"}
 PROGRAMS = {"validate", "generate", "on-empty-root", "rolling-restart"}
 # Flags of docker, kubectl, helm, kind, systemctl and cargo that occur in deploy/.
 FOREIGN = {
-    "build", "build-arg", "chown", "create-namespace", "delete-emptydir-data", "from", "from-literal", "help",
+    "build", "build-arg", "chown", "create-namespace", "delete-emptydir-data", "from", "from-file", "from-literal", "help",
     "ignore-daemonsets", "locked", "mount", "namespace", "no-install-recommends", "now", "release", "replicas", "set",
     "target", "values",
 }  # fmt: skip
