@@ -49,7 +49,7 @@ fn bad_requests_get_clear_errors_and_disturb_nobody() {
     let cases = [
         (json!({"model": "nope", "prompt": "x"}), 404, Value::from("model"), "does not exist"),
         (json!({"prompt": "x", "temperature": 3}), 400, Value::from("temperature"), "[0, 2]"),
-        (json!({"prompt": "x", "n": 1_000_000}), 400, Value::from("n"), "16"),
+        (json!({"prompt": "x", "n": 1_000_000}), 400, Value::from("n"), "[1, 128]"),
         (json!({"prompt": "x ".repeat(20_000)}), 400, Value::from("prompt"), "maximum context length is"),
         (json!({"prompt": "x", "stop": "y".repeat(1_000_000)}), 400, Value::from("stop"), "256"),
         (json!({"prompt": [1, 2, 99_999_999]}), 400, Value::from("prompt"), "99999999"),
