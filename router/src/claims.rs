@@ -1,5 +1,5 @@
-//! The ids of running requests, as given by clients, each tenant's by themselves. A repeated request joins its own stream; a different
-//! request under a running id is refused.
+//! The ids of running requests, as given by clients. Each tenant has its own ids. A repeated request joins
+//! its own stream; a different request under a running id is refused.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,7 +9,7 @@ use skein_proto::stream_key::StreamKey;
 use crate::refusal::Refusal;
 use crate::tenant::Tenant;
 
-/// The ids of all running requests. Clones share one map.
+/// The ids of all running requests, by tenant. Clones share one map.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RunningIds(Arc<Mutex<HashMap<(Tenant, String), Running>>>);
 

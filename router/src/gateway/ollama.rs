@@ -1,5 +1,6 @@
-//! Ollama's API, so that tools written for it connect: `/api/chat`, `/api/generate`, `/api/tags`, `/api/show` and
-//! `/api/version`. A thin face over the same draft; answers stream as lines of JSON.
+//! Ollama's API, for tools written for it: `/api/chat`, `/api/generate`, `/api/tags`, `/api/show` and
+//! `/api/version`. Translates to and from the same [`Draft`] as the OpenAI API; answers stream as lines of
+//! JSON.
 
 use axum::body::Body;
 use axum::extract::{Extension, Request, State};

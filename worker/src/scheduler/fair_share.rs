@@ -1,12 +1,13 @@
 //! How many sequences one call may run while others wait.
 //!
-//! A client's call may hold 128 prompts of many samples each, all of which come before whatever arrives later: in rank order
-//! alone somebody else's short question waits for all of them. So while another call waits, a call has at most its share of
-//! the seats: an even part, and an eighth in any case. What it runs beyond that gives way, last in rank first, and what it
-//! has waiting lets others pass. Alone it may have all seats.
+//! A client's call may hold 128 prompts of many samples each, and all of them rank before a request that
+//! arrives later. In rank order alone, another client's short request would wait for all of them. So while
+//! another call waits, a call has at most its share of the seats (`max_num_seqs`): an even part, but at least
+//! an eighth. The sequences that it runs beyond its share are preempted, last in rank first, and its waiting
+//! ones let those of other calls pass. A call that competes with no other may have all seats.
 //!
-//! Nobody waits forever by this: a call never gives way below its share, nor with its only sequence. Priorities come first:
-//! those who wait in vain for a place of their own priority get none of a better one.
+//! This starves no call: preemption never leaves a call with less than its share, and never takes its only
+//! sequence. Priorities come first: a waiting sequence never preempts one of a better priority.
 
 use std::collections::HashMap;
 
@@ -14,8 +15,8 @@ use super::Scheduler;
 use super::request::RequestKey;
 use super::sequence::{Rank, Sequence};
 
-/// The least share of the seats, as a part of them; among more calls than that the earlier ones run first. A smaller one
-/// would tear the samples of an ordinary request apart.
+/// The smallest share of a call is this part (1 / n) of the seats. With more than n calls, the earlier ones
+/// run first: smaller shares would not hold the samples of an ordinary request together.
 const LEAST_SHARE: usize = 8;
 
 /// The client's call that a sequence belongs to.
@@ -36,7 +37,8 @@ pub(super) struct FairShare {
 }
 
 impl FairShare {
-    /// Of what runs and what waits in the best priority; `None` when nobody waits, or only one call wants anything.
+    /// The shares among the calls that run sequences or have some waiting at the best waiting priority.
+    /// `None` if nothing waits or there is only one such call.
     fn of(scheduler: &Scheduler) -> Option<Self> {
         let queues = &scheduler.queues;
         let priority = queues.waiting.keys().next()?.priority;
@@ -61,19 +63,20 @@ impl FairShare {
         self.held.values().any(|&held| held > self.share)
     }
 
-    /// Whether its call may have it, too.
+    /// Whether the sequence fits into its call's share. The first sequence of a call always does.
     fn has_room_for(&self, waiting: &Sequence) -> bool {
         let held = self.held(waiting.call);
         held == 0 || held + waiting.samples.len() <= self.share
     }
 
-    /// Whether it gives way to those of `rank`: its call has its share without it.
+    /// Whether `running` may be preempted for a sequence of `rank`: without it, its call still has a full
+    /// share.
     fn gives_way(&self, running: &Sequence, rank: Rank) -> bool {
         let others = self.held(running.call).saturating_sub(running.samples.len());
         others >= self.share && running.rank.priority >= rank.priority && !running.is_ending()
     }
 
-    /// It runs from now on.
+    /// Counts the seats of a sequence that was admitted.
     pub fn seat(&mut self, sequence: &Sequence) {
         *self.held.entry(sequence.call).or_default() += sequence.samples.len();
     }
@@ -85,7 +88,8 @@ impl FairShare {
 }
 
 impl Scheduler {
-    /// Lets in what waits of calls that have less than their share, in the place of what other calls run beyond theirs.
+    /// Admits waiting sequences that fit into their call's share, while other calls exceed theirs. Preempts
+    /// what those run beyond it.
     pub(super) fn share_seats(&mut self) -> Option<FairShare> {
         let mut fair = FairShare::of(self)?;
         while fair.is_exceeded()
@@ -99,13 +103,14 @@ impl Scheduler {
         Some(fair)
     }
 
-    /// Who comes in next: the first in rank of a call that has less than its share, or else the first in rank.
+    /// The sequence to admit next: the first in rank that fits into its call's share, or else the first in
+    /// rank.
     pub(super) fn next_to_admit(&self, fair: Option<&FairShare>) -> Option<Rank> {
         let in_share = fair.and_then(|fair| self.first_in_share(fair));
         in_share.or_else(|| self.queues.waiting.keys().next().copied())
     }
 
-    /// Notes that this one was let in.
+    /// Counts the sequence of `rank`, if it was admitted.
     pub(super) fn seated(&self, rank: Rank, fair: &mut FairShare) {
         if let Some(index) = self.queues.index_of(rank) {
             fair.seat(&self.queues.running[index]);
@@ -119,8 +124,8 @@ impl Scheduler {
         ranked.find(|sequence| fair.has_room_for(sequence)).map(|sequence| sequence.rank)
     }
 
-    /// Takes places from calls that have more than their share until the waiting one fits; whether it does. Nobody gives way
-    /// in vain.
+    /// Preempts sequences of calls that exceed their share until the waiting one fits, and only if that makes
+    /// enough room. Returns whether it fits.
     fn make_way(&mut self, rank: Rank, fair: &mut FairShare) -> bool {
         while let Some(waiting) = self.queues.waiting.get(&rank) {
             if self.fits(waiting) {
@@ -137,7 +142,8 @@ impl Scheduler {
         false
     }
 
-    /// Whether it would fit if all gave way that can. Blocks that they share with others count as theirs.
+    /// Whether `waiting` would fit if every sequence that can give way were preempted. Assumes that this
+    /// frees all their blocks, including those that other sequences share.
     fn would_fit(&self, waiting: &Sequence, fair: &FairShare) -> bool {
         let (mut seats, mut blocks, mut held) = (0, 0, fair.held.clone());
         for running in

@@ -1,8 +1,9 @@
-//! A small request beside a call of many sequences: how long it waits, and that both end as they would have alone.
+//! A small request beside a call of many sequences: how long it waits, and that both produce the tokens that
+//! they would produce alone.
 
 use super::*;
 
-/// A step of the shipped model on a laptop, about.
+/// Approximate duration of a step of the shipped model on a laptop.
 fn duration_of_step(rows: u32) -> Duration {
     Duration::from_micros(2_000 + 150 * u64::from(rows))
 }
@@ -29,7 +30,7 @@ fn small(key: u64) -> NewRequest {
     part_of(key, key, 1, 8)
 }
 
-/// Steps until `request` ends; how long that took.
+/// Steps until request `key` ends; returns the time that this took.
 fn time_to_end(world: &mut World, key: u64) -> Duration {
     let start = world.now;
     while world.streams[&(RequestKey(key), 0)].finish.is_none() {
