@@ -1,5 +1,6 @@
 """A small cluster under load, and a Prometheus that scrapes it each second. Standard library only."""
 
+import http.client
 import json
 import os
 import signal
@@ -125,8 +126,8 @@ class Load:
                     text = answer.read().decode()
                 is_whole = '"finish_reason":"length"' in text and text.endswith("data: [DONE]\n\n")
                 problem = None if is_whole else text[-300:]
-            except OSError as error:
-                problem = str(error)
+            except (OSError, http.client.HTTPException) as error:  # the latter: the answer was cut off
+                problem = repr(error)
             with self.lock:
                 self.finished += 1
                 self.failures += [problem] if problem else []

@@ -144,7 +144,7 @@ ROUTING = [
 def variable(name, label, query, several):
     return {
         "name": name, "label": label, "type": "query", "datasource": DATASOURCE, "refresh": 2, "sort": 1,
-        "query": {"query": query, "refId": name}, "definition": query,
+        "query": {"query": query, "refId": name},
         "multi": several, "includeAll": several, **({"allValue": ".*"} if several else {}),
         "current": {"selected": True, "text": "All", "value": "$__all"} if several else {},
     }
