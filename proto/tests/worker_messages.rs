@@ -62,7 +62,7 @@ fn sampling() -> SamplingParams {
     }
 }
 
-/// As sent by releases before stream keys.
+/// As sent by releases without stream keys and calls.
 fn generate() -> GenerateRequest {
     GenerateRequest {
         request_id: "client#router.1".into(),
@@ -78,7 +78,7 @@ fn generate() -> GenerateRequest {
         placement: Some(Placement { router_id: 0xfeed, sequence: 12 }),
         stream_key: Vec::new(),
         linger_ms: 0,
-        call: 7,
+        call: 0,
     }
 }
 
@@ -109,6 +109,7 @@ fn requests_and_their_output() {
         "generate.stream_key",
         GenerateRequest { stream_key: (0..16).collect(), linger_ms: 10_000, ..generate() },
     );
+    check("generate.call", GenerateRequest { call: 7, ..generate() });
     check("delta", delta());
     let place = GenerateDelta { epoch: 77, sample_index: 1, from_position: 9, ..GenerateDelta::default() };
     check("delta.hand_back", GenerateDelta { hand_back: true, ..place });
