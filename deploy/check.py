@@ -4,8 +4,8 @@
     deploy/check.py
 
 Every `--flag`, `SKEIN_` variable and key of a TOML file in deploy/ and in docs/src/kubernetes.md must be in
-docs/src/flags.md, for the command that gets it where that is known. Standard library only; deploy/validate adds
-what needs other programs.
+docs/src/flags.md, for the command that gets it where that is known. Standard library only; deploy/validate
+adds what needs other programs.
 """
 
 import pathlib
@@ -37,7 +37,7 @@ FOREIGN = {
 
 
 def flags():
-    """What each command takes: {command: {flag}}, from the manual's page that a test compares with the code."""
+    """Flags of each command, {command: {flag}}, from the manual's page that a test compares with the code."""
     page = (ROOT / "docs/src/flags.md").read_text("utf-8")
     takes = {command: set() for command in COMMANDS}
     for negated, name, commands in ROW.findall(page):
@@ -99,7 +99,7 @@ def wrong_unit(path, text):
 
 
 def wrong_dockerfile(text):
-    """Every file that an image copies from the tree must exist, every image must have a user other than root."""
+    """Every file that an image copies must exist; every image must have a user other than root."""
     for stage in re.split(r"^FROM ", text, flags=re.MULTILINE)[1:]:
         name = re.match(r"\S+ AS (\S+)", stage).group(1)
         for names in re.findall(r"^COPY (?!--from)(.+) \S+$", stage, re.MULTILINE):

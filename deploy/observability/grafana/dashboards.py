@@ -4,7 +4,8 @@
     deploy/observability/grafana/dashboards.py            # writes them
     deploy/observability/grafana/dashboards.py --check    # fails if a file is not what this would write
 
-tests/observability/run sends every query to a Prometheus that scrapes a running cluster. Standard library only.
+tests/observability/run sends every query to a Prometheus that scrapes a running cluster. Standard library
+only.
 """
 
 import json
