@@ -326,7 +326,7 @@ fn random_request(rng: &mut Rng, key: u64, longest: u32) -> NewRequest {
     };
     let salt = if rng.chance(15) { "other" } else { "" };
     NewRequest {
-        call: (key % 2 == 0).then_some(key % 3),
+        call: key.is_multiple_of(2).then_some(key % 3),
         priority: rng.within(0..=2) as i32 - 1,
         deadline: rng.chance(30).then(|| Timestamp::from_start(Duration::from_millis(rng.next() % 500))),
         scope: CacheScope::new("model", salt),
