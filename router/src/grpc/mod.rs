@@ -10,7 +10,8 @@ mod worker_face;
 
 use axum::Router;
 use axum::body::Body;
-use axum::response::IntoResponse;
+use axum::middleware::map_response;
+use axum::response::{IntoResponse, Response};
 use http::Request;
 use tonic::metadata::MetadataValue;
 use tonic::server::NamedService;
@@ -24,6 +25,14 @@ use tonic_health::pb::health_server::HealthServer;
 
 /// Largest message sent. A delta with 20 log-probabilities per prompt token is far smaller.
 const MAX_ENCODED_BYTES: usize = skein_proto::MAX_MESSAGE_BYTES;
+
+/// How tonic's codec begins the message of a status about an undecodable request, percent-encoded.
+const MALFORMED: [&str; 4] = [
+    "failed%20to%20decode%20Protobuf",
+    "Error,%20decoded%20message%20length",
+    "protocol%20error:%20received%20message%20with%20",
+    "Missing%20request%20message",
+];
 
 /// The services that need a key.
 ///
@@ -46,7 +55,19 @@ pub fn guarded(app: &App) -> Result<Router, tonic_reflection::server::Error> {
         .max_encoding_message_size(skein_proto::MAX_MESSAGE_BYTES);
     let router = add(add(Router::new(), inference), face);
     // Tools still use both versions of reflection.
-    Ok(add(add(router, reflection().build_v1()?), reflection().build_v1alpha()?))
+    let router = add(add(router, reflection().build_v1()?), reflection().build_v1alpha()?);
+    Ok(router.layer(map_response(malformed_as_invalid)))
+}
+
+/// Answers INVALID_ARGUMENT for a request that is no protobuf or is too large. tonic's codec answers
+/// INTERNAL, which clients count as a fault of the server, and OUT_OF_RANGE.
+async fn malformed_as_invalid(mut response: Response) -> Response {
+    let headers = response.headers_mut();
+    let message = headers.get("grpc-message").and_then(|message| message.to_str().ok()).unwrap_or_default();
+    if MALFORMED.iter().any(|start| message.starts_with(start)) {
+        headers.insert("grpc-status", (tonic::Code::InvalidArgument as i32).into());
+    }
+    response
 }
 
 /// The services that answer without a key.

@@ -283,3 +283,27 @@ async fn a_drain_lets_running_streams_end_and_refuses_new_ones() {
     assert_eq!(stream.message().await.unwrap_err().code(), Code::Unavailable);
     served.await.unwrap().unwrap();
 }
+
+#[tokio::test]
+async fn malformed_messages_are_the_clients_fault() {
+    let frame =
+        |flag: u8, length: u32, message: &[u8]| [&[flag][..], &length.to_be_bytes(), message].concat();
+    let cases = [
+        ("no protobuf", frame(0, 2, &[0xff, 0xff])),
+        ("longer than allowed", frame(0, u32::MAX, b"garbage")),
+        ("no such compression", frame(9, 1, b"x")),
+        ("no message", Vec::new()),
+    ];
+    for (case, body) in cases {
+        let call = http::Request::post("/skein.v1.Inference/Generate")
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .body(axum::body::Body::from(body))
+            .unwrap();
+        let services = super::guarded(&testing::app(Script::default())).unwrap();
+        let response = tower::ServiceExt::oneshot(services, call).await.unwrap();
+        let header = |name: &str| response.headers().get(name).map_or("", |value| value.to_str().unwrap());
+        let (status, message) = (header("grpc-status"), header("grpc-message"));
+        assert_eq!(status, "3", "{case}: {message}");
+    }
+}
