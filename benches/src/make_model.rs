@@ -146,7 +146,7 @@ pub const SHAPES: &[ModelShape] = &[
 /// Element type of the weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dtype {
-    /// bfloat16.
+    /// 16 bits with float32's exponent.
     Bf16,
     /// IEEE half precision.
     F16,

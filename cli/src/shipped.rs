@@ -18,7 +18,7 @@ macro_rules! shipped {
     };
 }
 
-/// Its files.
+/// Name and content of each file of the model's directory.
 const FILES: [(&str, &[u8]); 5] = [
     shipped!("config.json"),
     shipped!("generation_config.json"),

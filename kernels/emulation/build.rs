@@ -62,7 +62,7 @@ fn sources_in(folder: &str) -> Result<Vec<PathBuf>, String> {
     Ok(sources)
 }
 
-/// `out/<folder>_<name>.o`
+/// Path of the object file: `out/<folder>_<name>.o`.
 fn object_of(source: &Path, out: &Path) -> PathBuf {
     let folder = source.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
     out.join(format!("{folder}_{}.o", source.file_stem().unwrap_or_default().to_string_lossy()))

@@ -11,7 +11,7 @@ use crate::config::{one_of, text};
 /// Format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
-    /// Readable lines.
+    /// Lines for people to read.
     Human,
     /// One JSON object per line.
     Json,

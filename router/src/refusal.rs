@@ -51,7 +51,7 @@ pub enum Refusal {
         max - prompt
     )]
     OutputLength {
-        /// Longest sequence.
+        /// Tokens of the longest sequence.
         max: u32,
         /// Prompt tokens, fewer than `max`.
         prompt: u32,

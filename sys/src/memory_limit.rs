@@ -19,7 +19,7 @@ pub struct Memory {
 /// What limits the memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Limit {
-    /// The machine.
+    /// The memory of the machine.
     Machine,
     /// A control group, by the directory of its files.
     Group(PathBuf),

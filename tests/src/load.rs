@@ -68,7 +68,7 @@ impl Ended {
 /// Results of all streams.
 #[derive(Debug, Clone, Default)]
 pub struct Tally {
-    /// Streams started.
+    /// Streams that were started.
     pub begun: u64,
     /// Streams that did not end properly.
     pub failed: u64,
@@ -80,7 +80,7 @@ pub struct Tally {
     pub duplicated: u64,
     /// Tokens and other parts that differ.
     pub altered: u64,
-    /// Tokens received.
+    /// Tokens received over all streams.
     pub tokens: u64,
     /// Arrivals skipped because [`MAX_RUNNING`] streams were in flight.
     pub left_out: u64,

@@ -40,11 +40,11 @@ pub fn lasting_address() -> SocketAddr {
 /// Additional settings of a process, for tests that make it fail.
 #[derive(Debug, Clone, Default)]
 pub struct Extras {
-    /// Additional flags.
+    /// Flags beside those that the harness sets.
     pub flags: Vec<String>,
-    /// See [`Spec::prefix`].
+    /// Words before the command, as in [`Spec::prefix`].
     pub prefix: Vec<String>,
-    /// See [`Spec::output`].
+    /// File for its output, as in [`Spec::output`].
     pub output: Option<std::path::PathBuf>,
     /// Address to listen at; `None` = a free port on loopback.
     pub listen: Option<SocketAddr>,
@@ -107,7 +107,7 @@ impl Worker {
 pub struct Front {
     /// The running process.
     pub process: Process,
-    /// `http://127.0.0.1:port`
+    /// Base URL, `http://127.0.0.1:port`.
     pub url: String,
     /// Address that it listens at.
     pub address: SocketAddr,

@@ -115,9 +115,9 @@ impl Targets {
 pub struct Summary {
     /// Number of durations.
     pub count: usize,
-    /// Arithmetic mean.
+    /// Arithmetic mean of the durations.
     pub mean: f64,
-    /// Standard deviation.
+    /// Standard deviation of the durations.
     pub std: f64,
     /// Percentile 50, the median.
     pub p50: f64,

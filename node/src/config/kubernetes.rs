@@ -30,7 +30,7 @@ fn is_link(words: &[&str], value: &str) -> bool {
     }
 }
 
-/// `tcp://10.0.0.1:8000`, `tcp://[fd00::1]:8000`.
+/// Whether this is a Service's URL, such as `tcp://10.0.0.1:8000` or `tcp://[fd00::1]:8000`.
 fn is_url(value: &str) -> bool {
     let Some((protocol, place)) = value.split_once("://") else { return false };
     let Some((host, port)) = place.rsplit_once(':') else { return false };

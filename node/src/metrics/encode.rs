@@ -10,9 +10,9 @@ use prometheus::proto::{LabelPair, MetricFamily, MetricType};
 /// A text format for metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// Prometheus 0.0.4.
+    /// Prometheus' text format, version 0.0.4.
     Text,
-    /// OpenMetrics 1.0.
+    /// OpenMetrics' text format, version 1.0.
     OpenMetrics,
 }
 

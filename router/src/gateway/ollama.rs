@@ -31,7 +31,7 @@ const API_VERSION: &str = "0.6.4";
 /// Ollama's names end in a tag; this one says nothing.
 const DEFAULT_TAG: &str = ":latest";
 
-/// The routes.
+/// The routes below `/api`.
 pub fn routes() -> Router<App> {
     Router::new()
         .route("/api/chat", post(chat))

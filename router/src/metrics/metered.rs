@@ -27,7 +27,7 @@ pub struct Metered {
 }
 
 impl Metered {
-    /// `inner`, observed.
+    /// Reports the requests of `inner` to `metrics`.
     pub fn new(inner: Arc<dyn Generator>, metrics: Arc<Metrics>) -> Self {
         Self { inner, metrics }
     }

@@ -36,7 +36,7 @@ pub enum GenerationSource {
     Model,
     /// None: the API's defaults apply.
     None,
-    /// Another directory.
+    /// A directory other than the model's.
     Directory(PathBuf),
 }
 

@@ -22,13 +22,13 @@ const MONTHS: [&str; 12] = [
 /// A point in time, split into fields.
 struct Moment {
     year: i64,
-    /// 1..=12
+    /// January is 1.
     month: u32,
-    /// 1..=31
+    /// Counted from 1.
     day: u32,
     /// 0 = Sunday
     weekday: u32,
-    /// 1..=366
+    /// The first of January is 1.
     day_of_year: u32,
     hour: u32,
     minute: u32,

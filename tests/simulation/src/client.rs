@@ -33,7 +33,7 @@ pub const SETTLED_AFTER: Duration = Duration::from_secs(75);
 pub enum Outcome {
     /// It received the whole answer.
     Completed,
-    /// It cancelled.
+    /// It cancelled its request.
     Cancelled,
     /// Its deadline passed.
     TooLate,

@@ -34,13 +34,13 @@ pub struct Summary {
     pub hash: u64,
     /// Number of lines in the log.
     pub lines: u64,
-    /// Simulated duration.
+    /// Duration on the simulated clock.
     pub simulated: Duration,
     /// Number of requests.
     pub requests: u32,
     /// Requests that got their whole answer.
     pub completed: u32,
-    /// Faults injected.
+    /// Faults that were injected.
     pub disturbances: u64,
     /// The violated invariant, if any.
     pub violation: Option<String>,

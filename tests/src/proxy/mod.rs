@@ -29,7 +29,7 @@ pub enum Direction {
 /// Whether bytes arrive.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Flow {
-    /// Bytes arrive.
+    /// Bytes are passed on.
     #[default]
     Pass,
     /// Bytes wait until the stall is over and then arrive late, as after a partition that TCP survives.
@@ -55,9 +55,9 @@ pub struct Link {
 }
 
 impl Link {
-    /// Bytes wait.
+    /// Bytes are kept until the link is good again.
     pub const STALL: Self = Self { flow: Flow::Stall, ..Self::GOOD };
-    /// Bytes vanish.
+    /// Bytes are thrown away.
     pub const SWALLOW: Self = Self { flow: Flow::Swallow, ..Self::GOOD };
     /// A network without faults.
     pub const GOOD: Self = Self {
@@ -79,7 +79,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// No faults.
+    /// Both directions pass bytes on.
     pub const GOOD: Self = Self { up: Link::GOOD, down: Link::GOOD };
 
     /// The same in both directions.

@@ -24,7 +24,7 @@ const LEAST_SHARE: usize = 8;
 pub(super) enum Call {
     /// Requests of this name belong together.
     Named(u64),
-    /// One request.
+    /// A request that belongs to no call.
     Alone(RequestKey),
 }
 

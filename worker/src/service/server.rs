@@ -67,7 +67,7 @@ fn connections(listener: TcpListener) -> impl Stream<Item = std::io::Result<TcpS
     })
 }
 
-/// `GET /metrics`
+/// Answers `GET /metrics`.
 async fn scrape(State(metrics): State<Arc<Metrics>>, headers: HeaderMap) -> impl IntoResponse {
     let format = Format::accepted(headers.get(ACCEPT).and_then(|accept| accept.to_str().ok()));
     ([(CONTENT_TYPE, format.content_type())], metrics.encode(format))

@@ -35,9 +35,9 @@ pub struct Measured {
 /// The minimum of work that an operation has to do.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Work {
-    /// See [`Measured::bytes`].
+    /// Bytes of one run, as in [`Measured::bytes`].
     pub bytes: usize,
-    /// See [`Measured::operations`].
+    /// Operations of one run, as in [`Measured::operations`].
     pub operations: f64,
 }
 
@@ -147,7 +147,7 @@ impl<'a> Rig<'a> {
         Ok(median_seconds(stream, rounds, || graph.launch(stream))? / launches as f64)
     }
 
-    /// All measurements.
+    /// The measurements, in the order in which they were taken.
     pub(super) fn finish(self) -> Vec<Measured> {
         self.measured
     }

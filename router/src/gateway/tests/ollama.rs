@@ -1,4 +1,4 @@
-//! Ollama's face.
+//! Ollama's API over the scripted generator.
 
 use super::*;
 
