@@ -1,5 +1,6 @@
-// Checks custom resources against their published definitions: reads JSON documents, one a line, from standard
-// input; prints what is wrong. Run by deploy/validate.py in a directory with the packages of @kubernetes-models.
+// Checks custom resources against their published definitions. Reads JSON documents, one a line, from
+// standard input and prints what is wrong. deploy/validate.py runs it where the packages of
+// @kubernetes-models are.
 //
 // The packages' validators accept unknown fields, so every key must also occur in the packages' types.
 import { readFileSync, readdirSync } from "node:fs";

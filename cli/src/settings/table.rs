@@ -383,7 +383,7 @@ pub const FLAGS: &[Flag] = &[
         "TIME",
         LIMITS,
         FRONT,
-        "How long a request waits while no worker is ready; then it gets 503",
+        "How long a request waits while no worker is ready, once one has been; then it gets 503",
     ),
     one(
         "max-index-bytes",

@@ -441,9 +441,10 @@ impl Delivery {
         if self.waits_for_worker && self.has_patience(now) {
             return vec![Action::Open(Wait::FleetChange)];
         }
-        let reason = match self.waits_for_worker {
-            true => format!("none accepted requests for {} s", self.patience.as_secs_f32()),
-            false => "none accepts requests".into(),
+        let reason = if self.waits_for_worker {
+            format!("none accepted requests for {} s", self.patience.as_secs_f32())
+        } else {
+            "none accepts requests".into()
         };
         self.fail(Refusal::NoReadyWorker { reason, retry_after })
     }

@@ -120,12 +120,12 @@ async fn generate(
         let message = "system needs a chat template: leave it out where raw is true or the model has none.";
         fields.note(Refusal::invalid("system", message));
     }
-    let prompt = text.map(|text| match is_plain {
-        true => Prompt::Text(text),
-        false => {
-            let system = system.map(|text| json!({"role": "system", "content": text}));
-            conversation(system.into_iter().chain([json!({"role": "user", "content": text})]).collect())
+    let prompt = text.map(|text| {
+        if is_plain {
+            return Prompt::Text(text);
         }
+        let system = system.map(|text| json!({"role": "system", "content": text}));
+        conversation(system.into_iter().chain([json!({"role": "user", "content": text})]).collect())
     });
     answer(app, tenant, fields, id, Kind::Generate, prompt).await
 }

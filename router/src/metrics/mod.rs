@@ -98,7 +98,7 @@ impl Metrics {
                 "Requests that continue an answer that the client has a part of.",
             ),
             moved: r.counter("skein_requests_moved_total", "Requests that moved to another worker at least once."),
-            moves: r.counter("skein_request_moves_total", "Moves of requests to another worker, counted when the request ends."),
+            moves: r.counter("skein_request_moves_total", "Moves to another worker, counted as requests end."),
             success: r.counters(
                 "vllm:request_success_total",
                 "Samples by the reason why they ended.",
