@@ -3,7 +3,8 @@
 //!
 //! `cargo bench -p skein-bench --bench formats [-- 0.5b|1b] [FORMAT...] [--rows M]... [--rounds N] [--threads
 //! N] [--isa NAME]`
-//! with formats `bf16`, `folded`, `int8`, `int4`; default: the first two. Prints medians, and each format's
+//! with formats `bf16`, `folded`, `int8`, `int4`; default: the first two. `bf16/1` sums in
+//! one leaf where a model has several (o and down). Prints medians, and each format's
 //! time relative to the first. Weights are normal, similar to a real model's; activations have the form that
 //! each format takes.
 
@@ -11,12 +12,13 @@ use std::hint::black_box;
 
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::aligned::Aligned;
-use skein_kernels::cpu::input::{Encoding, Input};
+use skein_kernels::cpu::input::Input;
 use skein_kernels::cpu::matmul::{Gated, Write, gated_matmul, matmul};
 use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
-use skein_kernels::cpu::packed::{Format, Packed};
+use skein_kernels::cpu::packed::{Format, Layout, Packed};
 use skein_kernels::cpu::simd::Isa;
 use skein_kernels::gate::Gate;
+use skein_kernels::leaves;
 use skein_node::clock;
 
 /// Bytes of weights per format, used in turn: more than any cache of one core.
@@ -31,12 +33,13 @@ struct ProductShape {
     hidden: usize,
     /// Of q, k and v together.
     qkv: usize,
+    head: usize,
     inner: usize,
 }
 
 const SHAPES: [ProductShape; 2] = [
-    ProductShape { name: "0.5b", hidden: 896, qkv: 1152, inner: 4864 },
-    ProductShape { name: "1b", hidden: 2048, qkv: 3072, inner: 8192 },
+    ProductShape { name: "0.5b", hidden: 896, qkv: 1152, head: 64, inner: 4864 },
+    ProductShape { name: "1b", hidden: 2048, qkv: 3072, head: 64, inner: 8192 },
 ];
 
 struct Layer {
@@ -48,54 +51,70 @@ struct Layer {
 }
 
 impl Layer {
-    fn new(cpu: &mut Cpu, shape: &ProductShape, format: Format) -> Self {
-        let ProductShape { hidden, qkv, inner, .. } = *shape;
-        let mut packed =
-            |rows, cols| Packed::of(cpu, &normal(rows, cols), format).expect("they are finite, and fold");
+    fn new(cpu: &mut Cpu, shape: &ProductShape, choice: &Choice) -> Self {
+        let ProductShape { hidden, qkv, head, inner, .. } = *shape;
+        let mut packed = |rows, cols, leaves: usize| {
+            let leaves = if choice.one_leaf { 1 } else { leaves };
+            let layout = Layout { leaves, ..Layout::new(choice.format, rows, cols) };
+            Packed::in_layout(cpu, &normal(rows, cols), layout).expect("they are finite, and fold")
+        };
         Self {
-            qkv: packed(qkv, hidden),
-            o: packed(hidden, hidden),
-            gate: packed(inner, hidden),
-            up: packed(inner, hidden),
-            down: packed(hidden, inner),
+            qkv: packed(qkv, hidden, 1),
+            o: packed(hidden, hidden, leaves::count(hidden, head)),
+            gate: packed(inner, hidden, 1),
+            up: packed(inner, hidden, 1),
+            down: packed(hidden, inner, leaves::count(inner, 1)),
         }
+    }
+}
+
+/// A format to measure.
+#[derive(Clone)]
+struct Choice {
+    name: String,
+    format: Format,
+    /// Whether sums have one leaf, whatever the model's have.
+    one_leaf: bool,
+}
+
+impl Choice {
+    fn parse(name: &str) -> Option<Self> {
+        let (format, one_leaf) = name.strip_suffix("/1").map_or((name, false), |format| (format, true));
+        let (_, format) = FORMATS.iter().find(|known| known.0 == format)?;
+        Some(Self { name: name.to_owned(), format: *format, one_leaf })
     }
 }
 
 fn main() {
     let options = Options::parse();
     let cpu = &mut Cpu::with_isa(options.threads, options.isa);
-    let ProductShape { hidden, qkv, inner, name } = *options.shape;
+    let ProductShape { hidden, qkv, inner, name, .. } = *options.shape;
     let weights = hidden * (qkv + hidden + 3 * inner);
     let layers: Vec<Vec<Layer>> = options
         .formats
         .iter()
-        .map(|(_, format)| {
-            let first = Layer::new(cpu, options.shape, *format);
-            let count = (BUFFER_BYTES / (weights * format.bits() as usize / 8)).max(2);
-            std::iter::once(first)
-                .chain((1..count).map(|_| Layer::new(cpu, options.shape, *format)))
-                .collect()
+        .map(|choice| {
+            let first = Layer::new(cpu, options.shape, choice);
+            let count = (BUFFER_BYTES / (weights * choice.format.bits() as usize / 8)).max(2);
+            std::iter::once(first).chain((1..count).map(|_| Layer::new(cpu, options.shape, choice))).collect()
         })
         .collect();
     println!("{name}, {} threads, {}, {} rounds", options.threads, options.isa.name(), options.rounds);
     for m in options.rows {
         let mut times = vec![[const { Vec::new() }; PRODUCTS.len()]; options.formats.len()];
         for _ in 0..options.rounds {
-            for ((layers, times), (_, format)) in layers.iter().zip(&mut times).zip(&options.formats) {
-                for (times, seconds) in
-                    times.iter_mut().zip(one_round(cpu, options.shape, layers, *format, m))
-                {
+            for (layers, times) in layers.iter().zip(&mut times) {
+                for (times, seconds) in times.iter_mut().zip(one_round(cpu, options.shape, layers, m)) {
                     times.push(seconds / layers.len() as f64);
                 }
             }
         }
         let medians: Vec<[f64; PRODUCTS.len()]> = times.into_iter().map(|times| times.map(median)).collect();
         let operations = [qkv, hidden, 2 * inner, inner].map(|width| 2.0 * (m * hidden * width) as f64);
-        for ((format, _), seconds) in options.formats.iter().zip(&medians) {
+        for (Choice { name, .. }, seconds) in options.formats.iter().zip(&medians) {
             let all: f64 = seconds.iter().sum();
             print!(
-                "{m:>4} rows {format:>6}: {:7.3} ms a layer, {:4.2} of the first;",
+                "{m:>4} rows {name:>8}: {:7.3} ms a layer, {:4.2} of the first;",
                 all * 1e3,
                 all / medians[0].iter().sum::<f64>()
             );
@@ -108,28 +127,26 @@ fn main() {
 }
 
 /// Seconds of each product, all layers together.
-fn one_round(
-    cpu: &mut Cpu,
-    shape: &ProductShape,
-    layers: &[Layer],
-    format: Format,
-    m: usize,
-) -> [f64; PRODUCTS.len()] {
-    let encoding = if format.is_integer() { Encoding::Int8 } else { Encoding::Bf16 };
-    let (mut x, mut gated) = (Input::default(), Input::default());
+fn one_round(cpu: &mut Cpu, shape: &ProductShape, layers: &[Layer], m: usize) -> [f64; PRODUCTS.len()] {
+    let [for_qkv, for_o, for_gate, for_down] =
+        [&layers[0].qkv, &layers[0].o, &layers[0].gate, &layers[0].down]
+            .map(|weights| weights.layout().encoding(true));
+    let (mut x, mut attended, mut gated) = (Input::default(), Input::default(), Input::default());
+    assert_eq!(for_qkv, for_gate, "they read the same rows");
     let values: Vec<f32> = (0..m * shape.hidden).map(|i| (i % 997) as f32 * 0.003 - 1.5).collect();
-    x.set(cpu, encoding, &values, shape.hidden);
-    gated.set(cpu, encoding, &vec![0.0; m * shape.inner], shape.inner);
+    x.set(cpu, for_qkv, &values, shape.hidden);
+    attended.set(cpu, for_o, &values, shape.hidden);
+    gated.set(cpu, for_down, &vec![0.0; m * shape.inner], shape.inner);
     let (mut qkv, mut hidden) = (Aligned::zeros(m * shape.qkv), Aligned::zeros(m * shape.hidden));
     let mut seconds = [0.0; PRODUCTS.len()];
     for layer in layers {
         let start = clock::now();
         matmul(cpu, &x, &[(&layer.qkv).into()], &mut qkv, Write::Set);
         let after_qkv = clock::now();
-        matmul(cpu, &x, &[(&layer.o).into()], &mut hidden, Write::Add);
+        matmul(cpu, &attended, &[(&layer.o).into()], &mut hidden, Write::Add);
         let after_o = clock::now();
         let both = Gated { activation: Gate::Silu, gate: (&layer.gate).into(), up: (&layer.up).into() };
-        gated_matmul(cpu, &x, both, encoding, &mut gated);
+        gated_matmul(cpu, &x, both, for_down, &mut gated);
         let after_gated = clock::now();
         matmul(cpu, &gated, &[(&layer.down).into()], &mut hidden, Write::Add);
         let moments = [start, after_qkv, after_o, after_gated, clock::now()];
@@ -163,7 +180,7 @@ fn normal(rows: usize, cols: usize) -> WeightMatrix {
 
 struct Options {
     shape: &'static ProductShape,
-    formats: Vec<(&'static str, Format)>,
+    formats: Vec<Choice>,
     rows: Vec<usize>,
     rounds: usize,
     threads: usize,
@@ -200,18 +217,15 @@ impl Options {
                     });
                 }
                 "--bench" => {} // cargo passes it
-                name => match (
-                    SHAPES.iter().find(|shape| shape.name == name),
-                    FORMATS.iter().find(|known| known.0 == name),
-                ) {
+                name => match (SHAPES.iter().find(|shape| shape.name == name), Choice::parse(name)) {
                     (Some(shape), _) => options.shape = shape,
-                    (_, Some(format)) => options.formats.push(*format),
+                    (_, Some(format)) => options.formats.push(format),
                     _ => panic!("{name}: neither a shape (0.5b, 1b) nor a format (bf16, folded, int8, int4)"),
                 },
             }
         }
         if options.formats.is_empty() {
-            options.formats = FORMATS[..2].to_vec();
+            options.formats = FORMATS[..2].iter().filter_map(|(name, _)| Choice::parse(name)).collect();
         }
         if options.rows.is_empty() {
             options.rows = vec![1, 8, 32, 512];

@@ -53,7 +53,7 @@ fn main() {
         packing(cpu, name, format);
         for (shape, rows, cols) in shapes::SHAPES {
             print!("{name:>10} {shape:>13} [{rows}, {cols}]:");
-            one_shape(cpu, Layout { format, rows, cols }, read, peak);
+            one_shape(cpu, Layout::new(format, rows, cols), read, peak);
         }
     }
 }
@@ -95,7 +95,7 @@ fn weights(rows: usize, cols: usize) -> WeightMatrix {
 }
 
 fn packing(cpu: &mut Cpu, name: &str, format: Format) {
-    let layout = Layout { format, rows: 2048, cols: 2048 };
+    let layout = Layout::new(format, 2048, 2048);
     let (from, mut to) = (weights(2048, 2048), vec![0; layout.bytes()]);
     let seconds = best(|| pack(cpu, &from, layout, &mut to).expect("all weights are finite"));
     println!("{name:>10} packs {:.2} G weights a second", 2048.0 * 2048.0 / seconds / 1e9);
@@ -111,7 +111,7 @@ fn one_shape(cpu: &mut Cpu, layout: Layout, read: f64, peak: f64) {
     for m in BATCHES {
         let mut x = Input::default();
         let values: Vec<f32> = (0..m * layout.cols).map(|i| (i % 37) as f32 - 18.0).collect();
-        x.set(cpu, Encoding::Int8, &values, layout.cols);
+        x.set(cpu, Encoding::INT8, &values, layout.cols);
         let mut y = vec![0.0; m * layout.rows];
         let operations = 2.0 * (m * layout.rows * layout.cols) as f64;
         // All copies if reading dominates, else as many as take about a tenth of a second.

@@ -6,3 +6,4 @@
 pub mod cpu;
 pub mod cuda;
 pub mod gate;
+pub mod leaves;

@@ -7,6 +7,7 @@ use super::aligned::{Aligned, LINE_BYTES};
 use super::disjoint::DisjointMut;
 use super::simd::{Isa, Kernel, LANES, Simd, nearest_bf16};
 use super::{Cpu, for_each_row_of};
+use crate::leaves::UNIT;
 
 /// Columns that share a scale in grouped formats. Inputs keep a sum of codes for each group.
 pub const GROUP: usize = 32;
@@ -19,8 +20,25 @@ pub enum Encoding {
     F32,
     /// Rounded to bfloat16, ties to even; subnormals become zero.
     Bf16,
-    /// One `f32` scale per row, `max|x| / 127`, and codes `x / scale` from -127 to 127, ties to even.
-    Int8,
+    /// One `f32` scale per row and leaf, `max|x| / 127`, and codes `x / scale` from -127 to 127, ties to
+    /// even.
+    Int8 {
+        /// Leaves of the product's sums: see [`leaves`](crate::leaves).
+        leaves: usize,
+    },
+}
+
+impl Encoding {
+    /// 8 bits for a product whose sums have one leaf.
+    pub const INT8: Self = Self::Int8 { leaves: 1 };
+
+    /// Leaves with a scale each; `None` if it has no scales.
+    const fn scaled_leaves(self) -> Option<usize> {
+        match self {
+            Self::Int8 { leaves } => Some(leaves),
+            Self::F32 | Self::Bf16 => None,
+        }
+    }
 }
 
 /// Rows of activations `[rows, width]`. Reused between steps; grows to the largest size seen.
@@ -43,11 +61,11 @@ pub struct Input {
     halves: Aligned<u16>,
     /// `[rows, padded]`, for [`Encoding::Int8`].
     codes: Aligned<i8>,
-    /// `[rows]`, for [`Encoding::Int8`].
+    /// `[rows, leaves]`, for [`Encoding::Int8`].
     scales: Aligned<f32>,
     /// `[rows, padded / GROUP]`: sum of each group's codes.
     sums: Aligned<i32>,
-    /// `[rows]`: sum of a row's codes.
+    /// `[rows, leaves]`: sum of the codes of a row's leaf.
     totals: Aligned<i32>,
 }
 
@@ -96,8 +114,9 @@ impl Input {
         (tasks, scratch_len): (usize, usize),
         task: impl Fn(usize, &mut [f32], &Columns<'_>) + Sync,
     ) {
-        // A row's scale is only known once the whole row is.
-        let whole = if encoding == Encoding::Int8 { (rows * width).next_multiple_of(LANES) } else { 0 };
+        // A row's scales are only known once the whole row is.
+        let is_scaled = encoding.scaled_leaves().is_some();
+        let whole = if is_scaled { (rows * width).next_multiple_of(LANES) } else { 0 };
         self.unencoded.grow(whole + cpu.threads.count() * scratch_len);
         let isa = cpu.isa;
         let (unencoded, encoded) = self.reshape(isa, encoding, rows, width);
@@ -108,7 +127,7 @@ impl Input {
             // SAFETY: participants are distinct among concurrent calls.
             task(i, unsafe { scratch.part(participant * scratch_len, scratch_len) }, &columns);
         });
-        if encoding == Encoding::Int8 {
+        if is_scaled {
             let Columns { whole, encoded } = &columns;
             for_each_row_of(cpu, rows, width, |row, _| {
                 // SAFETY: all columns have been put, and each row is in one task.
@@ -128,16 +147,18 @@ impl Input {
         self.has_halves = encoding == Encoding::Bf16 && isa.has_dot();
         (self.encoding, self.rows, self.width) = (encoding, rows, width);
         let stride = match encoding {
-            Encoding::Int8 => padded::<i8>(width),
+            Encoding::Int8 { .. } => padded::<i8>(width),
             Encoding::Bf16 if self.has_halves => padded::<u16>(width),
             Encoding::F32 | Encoding::Bf16 => padded::<f32>(width),
         };
         match encoding {
-            Encoding::Int8 => {
+            Encoding::Int8 { leaves } => {
+                let is_cut = leaves == 1 || (leaves > 0 && width.is_multiple_of(leaves * UNIT));
+                assert!(is_cut, "{width} values are cut into {leaves} leaves of whole units");
                 self.codes.grow(rows * stride);
-                self.scales.grow(rows);
+                self.scales.grow(rows * leaves);
                 self.sums.grow(rows * stride / GROUP);
-                self.totals.grow(rows);
+                self.totals.grow(rows * leaves);
             }
             Encoding::Bf16 if self.has_halves => self.halves.grow(rows * stride),
             Encoding::F32 | Encoding::Bf16 => self.values.grow(rows * stride),
@@ -195,7 +216,7 @@ impl Input {
     /// # Panics
     /// If the rows are stored differently.
     pub(super) fn values(&self) -> (&[f32], usize) {
-        assert!(self.encoding != Encoding::Int8 && !self.has_halves, "rows are f32");
+        assert!(self.encoding.scaled_leaves().is_none() && !self.has_halves, "rows are f32");
         let stride = padded::<f32>(self.width);
         (&self.values[..self.rows * stride], stride)
     }
@@ -215,9 +236,9 @@ impl Input {
         padded::<i8>(self.width)
     }
 
-    /// Sum of each row's codes, for [`Encoding::Int8`].
+    /// Sum of the codes of each row's leaves `[rows, leaves]`, for [`Encoding::Int8`].
     pub(super) fn totals(&self) -> &[i32] {
-        &self.totals[..self.rows]
+        &self.totals[..self.rows * self.encoding.scaled_leaves().unwrap_or_default()]
     }
 
     /// Group sums per row.
@@ -225,13 +246,13 @@ impl Input {
         self.code_stride() / GROUP
     }
 
-    /// Codes `[rows, code_stride]`, scales `[rows]` and group sums `[rows, code_stride / GROUP]`, for
+    /// Codes `[rows, code_stride]`, scales `[rows, leaves]` and group sums `[rows, code_stride / GROUP]`, for
     /// [`Encoding::Int8`].
     pub(super) fn codes(&self) -> (&[i8], &[f32], &[i32]) {
         let stride = self.code_stride();
         (
             &self.codes[..self.rows * stride],
-            &self.scales[..self.rows],
+            &self.scales[..self.rows * self.encoding.scaled_leaves().unwrap_or_default()],
             &self.sums[..self.rows * stride / GROUP],
         )
     }
@@ -323,7 +344,7 @@ impl Columns<'_> {
                     s.store(rounded, self.encoded.values.pointer(row * stride + at, LANES));
                 }
                 Encoding::F32 => s.store(vector, self.encoded.values.pointer(row * stride + at, LANES)),
-                Encoding::Int8 => s.store(vector, self.whole.pointer(row * width + at, LANES)),
+                Encoding::Int8 { .. } => s.store(vector, self.whole.pointer(row * width + at, LANES)),
             }
         }
     }
@@ -336,7 +357,7 @@ impl Columns<'_> {
     pub(super) unsafe fn put<S: Simd>(&self, s: S, row: usize, at: usize, values: &[f32]) {
         // SAFETY: guaranteed by the caller.
         unsafe {
-            if self.encoded.encoding == Encoding::Int8 {
+            if self.encoded.encoding.scaled_leaves().is_some() {
                 self.whole.part(row * self.encoded.width + at, values.len()).copy_from_slice(values);
             } else {
                 self.encoded.put(s, row, at, values);
@@ -350,7 +371,7 @@ impl Columns<'_> {
     /// Only the task that puts the last column calls this.
     #[inline(always)]
     pub(super) unsafe fn end(&self, rows: Range<usize>, columns_end: usize) {
-        if columns_end == self.encoded.width && self.encoded.encoding != Encoding::Int8 {
+        if columns_end == self.encoded.width && self.encoded.encoding.scaled_leaves().is_none() {
             // SAFETY: guaranteed by the caller.
             rows.for_each(|row| unsafe { self.encoded.pad(row) });
         }
@@ -373,15 +394,21 @@ impl Kernel for EncodeRow<'_> {
         let Self { to, row, values } = self;
         // SAFETY: no other task accesses the row.
         unsafe {
-            if to.encoding != Encoding::Int8 {
+            let Some(leaves) = to.encoding.scaled_leaves() else {
                 to.put(s, row, 0, values);
                 return to.pad(row);
+            };
+            let width = to.width / leaves;
+            for leaf in 0..leaves {
+                // The padding of a row belongs to its last leaf.
+                let end = if leaf + 1 == leaves { to.stride } else { (leaf + 1) * width };
+                let (at, count) = (row * to.stride + leaf * width, end - leaf * width);
+                let codes = to.codes.part(at, count);
+                let sums = to.sums.part(at / GROUP, count / GROUP);
+                let (scale, total) = ToInt8 { values: &values[leaf * width..][..width], codes, sums }.run(s);
+                to.scales.part(row * leaves + leaf, 1)[0] = scale;
+                to.totals.part(row * leaves + leaf, 1)[0] = total;
             }
-            let codes = to.codes.part(row * to.stride, to.stride);
-            let sums = to.sums.part(row * to.stride / GROUP, to.stride / GROUP);
-            let (scale, total) = ToInt8 { values, codes, sums }.run(s);
-            to.scales.part(row, 1)[0] = scale;
-            to.totals.part(row, 1)[0] = total;
         }
     }
 }
@@ -461,19 +488,19 @@ mod tests {
     fn every_encoding_is_within_its_rounding_and_the_same_on_every_instruction_set() {
         let (rows, width) = (11, 77);
         let x: Vec<f32> = (0..rows * width).map(|i| ((i * 71 % 997) as f32 - 498.0) * 0.013).collect();
-        for encoding in [Encoding::F32, Encoding::Bf16, Encoding::Int8] {
+        for encoding in [Encoding::F32, Encoding::Bf16, Encoding::INT8] {
             let mut first = None;
             for isa in Isa::available() {
                 let mut input = Input::default();
                 input.set(&mut Cpu::with_isa(2, isa), encoding, &x, width);
                 assert_eq!((input.rows(), input.width(), input.encoding()), (rows, width, encoding));
                 let (codes, scales, sums) = match encoding {
-                    Encoding::Int8 => input.codes(),
+                    Encoding::Int8 { .. } => input.codes(),
                     _ => Default::default(),
                 };
                 // The encoded floats as bits of `f32`.
                 let (floats, float_stride) = match encoding {
-                    Encoding::Int8 => (Vec::new(), width),
+                    Encoding::Int8 { .. } => (Vec::new(), width),
                     Encoding::Bf16 if isa.has_dot() => {
                         let (halves, stride) = input.halves();
                         (halves.iter().map(|half| u32::from(*half) << 16).collect(), stride)
@@ -517,7 +544,7 @@ mod tests {
         let x: Vec<f32> = (-254..=254).map(|i| i as f32 / 2.0).collect();
         for isa in Isa::available() {
             let mut input = Input::default();
-            input.set(&mut Cpu::with_isa(1, isa), Encoding::Int8, &x, x.len());
+            input.set(&mut Cpu::with_isa(1, isa), Encoding::INT8, &x, x.len());
             let (codes, _, _) = input.codes();
             for (code, x) in codes.iter().zip(&x) {
                 assert_eq!(f32::from(*code), x.round_ties_even(), "{}", isa.name());
@@ -533,7 +560,7 @@ mod tests {
         let mut input = Input::default();
         input.set(
             &mut Cpu::new(1),
-            Encoding::Int8,
+            Encoding::INT8,
             &[0.0, 0.0, 1.0, f32::NAN, 1e-44, 0.0, f32::NEG_INFINITY, 1.0],
             2,
         );

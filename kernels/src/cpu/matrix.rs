@@ -1,14 +1,21 @@
 //! Weight matrices as stored in a checkpoint. Embeddings are looked up in them; for products they are
 //! [packed](super::packed).
 
+use std::ops::Range;
+
 use skein_sys::mapped::Bytes;
 
-/// A weight matrix `[rows, cols]`, row-major: row `n` holds the weights of output `n`.
+/// A weight matrix `[rows, cols]`, row-major: row `n` holds the weights of output `n`. It may be a part of a
+/// stored matrix; then the rest of the storage is never read.
 #[derive(Debug, Clone)]
 pub struct WeightMatrix {
     storage: Storage,
     rows: usize,
     cols: usize,
+    /// Byte offset of the first value in the storage.
+    start: usize,
+    /// Bytes from one row to the next.
+    stride: usize,
 }
 
 /// Element type and bytes of a matrix.
@@ -68,7 +75,19 @@ impl WeightMatrix {
     pub fn new(storage: Storage, rows: usize, cols: usize) -> Self {
         let expected = rows.checked_mul(cols).and_then(|values| values.checked_mul(storage.value_bytes()));
         assert_eq!(Some(storage.bytes().len()), expected, "a [{rows}, {cols}] matrix fills its bytes");
-        Self { storage, rows, cols }
+        let stride = cols * storage.value_bytes();
+        Self { storage, rows, cols, start: 0, stride }
+    }
+
+    /// Some rows and columns of it, not copied.
+    ///
+    /// # Panics
+    /// If there are no such rows and columns.
+    pub fn part(&self, rows: Range<usize>, cols: Range<usize>) -> Self {
+        assert!(rows.start <= rows.end && rows.end <= self.rows, "{rows:?} of {} rows", self.rows);
+        assert!(cols.start <= cols.end && cols.end <= self.cols, "{cols:?} of {} columns", self.cols);
+        let start = self.start + rows.start * self.stride + cols.start * self.storage.value_bytes();
+        Self { storage: self.storage.clone(), rows: rows.len(), cols: cols.len(), start, ..*self }
     }
 
     /// Number of rows, which are outputs.
@@ -81,7 +100,7 @@ impl WeightMatrix {
         self.cols
     }
 
-    /// Element type and bytes.
+    /// Element type and bytes, of which a part of a matrix has only some.
     pub fn storage(&self) -> &Storage {
         &self.storage
     }
@@ -91,10 +110,37 @@ impl WeightMatrix {
         self.cols * self.storage.value_bytes()
     }
 
+    /// Bytes of all rows.
+    pub fn len_bytes(&self) -> usize {
+        self.rows * self.row_bytes()
+    }
+
+    /// Bytes of row `row`.
+    pub fn row(&self, row: usize) -> &[u8] {
+        assert!(row < self.rows, "row {row} of {}", self.rows);
+        &self.storage.bytes()[self.start + row * self.stride..][..self.row_bytes()]
+    }
+
     /// Widens row `row` into `to`, which has `cols` values.
     pub fn widen_row(&self, row: usize, to: &mut [f32]) {
         assert_eq!(to.len(), self.cols, "a row has as many values as the matrix has columns");
-        let bytes = &self.storage.bytes()[row * self.row_bytes()..][..self.row_bytes()];
-        self.storage.widen(bytes, to);
+        self.storage.widen(self.row(row), to);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_a_part_has_its_rows_and_columns() {
+        let bytes: Vec<u8> = (0..60).flat_map(|i| half::f16::from_f32(i as f32).to_le_bytes()).collect();
+        let whole = WeightMatrix::new(Storage::F16(bytes.into()), 6, 10);
+        let part = whole.part(1..5, 2..9).part(1..3, 3..6);
+        let mut row = [0.0; 3];
+        part.widen_row(0, &mut row);
+        assert_eq!((part.rows(), part.cols(), row), (2, 3, [25.0, 26.0, 27.0]));
+        part.widen_row(1, &mut row);
+        assert_eq!((row, part.len_bytes()), ([35.0, 36.0, 37.0], 12));
     }
 }

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 
 use skein_kernels::cpu::matrix::WeightMatrix;
+use skein_kernels::leaves;
 
 use super::LoadError;
 use super::checkpoint::Weights;
@@ -92,6 +93,16 @@ impl Tensor {
         match self.kind {
             Kind::Table | Kind::Matrix(..) => vec![self.rows, self.cols],
             Kind::Bias(..) | Kind::Norm => vec![self.rows],
+        }
+    }
+
+    /// Leaves of the sums over its inputs: several if ranks may share the matrix by its inputs, which they
+    /// divide by whole heads.
+    pub fn leaves(&self, spec: &Spec) -> usize {
+        match self.kind {
+            Kind::Matrix(Product::AttentionOutput, _) => leaves::count(self.cols, spec.attention.head_dim),
+            Kind::Matrix(Product::Down, _) => leaves::count(self.cols, 1),
+            _ => 1,
         }
     }
 

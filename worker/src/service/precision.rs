@@ -3,6 +3,7 @@
 use skein_kernels::cpu::kv_cache::KvType;
 use skein_kernels::cpu::matrix::Storage;
 use skein_kernels::cpu::packed::{self, Format};
+use skein_kernels::leaves::MAX_LEAVES;
 
 use super::WorkerError;
 use crate::backend::cpu::Numbers;
@@ -11,7 +12,7 @@ use crate::config::{Dtype, KvCacheDtype, Precision, Quantization};
 
 /// Raise it whenever a change alters the bits of a logit: workers of different versions must not continue
 /// each other's requests.
-const CPU_ARITHMETIC: u32 = 5;
+const CPU_ARITHMETIC: u32 = 6;
 
 /// The CPU's number types for a model with weights stored like `weights`.
 ///
@@ -81,7 +82,7 @@ pub(super) fn on_cuda(asked: Precision) -> Result<Fp8, WorkerError> {
 pub(super) fn cpu_arithmetic(numbers: &Numbers) -> String {
     let Numbers { bf16, kv, weights } = numbers;
     let (version, packing) = (CPU_ARITHMETIC, packed::VERSION);
-    format!("cpu {version} bf16 {bf16} kv {kv:?} weights {weights:?} packing {packing}")
+    format!("cpu {version} bf16 {bf16} kv {kv:?} weights {weights:?} packing {packing} leaves {MAX_LEAVES}")
 }
 
 fn unsuitable(why: &str) -> WorkerError {

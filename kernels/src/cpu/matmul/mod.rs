@@ -1,8 +1,9 @@
 //! Matrix multiplication: `y[m, n] = sum over k of x[m, k] * w[n, k]`.
 //!
 //! Each `(m, n)` is summed in one order, whatever the batch, the tile, the threads or the instruction set;
-//! [`float`] and [`integer`] define it. So a row's result has the same bits alone and in any batch. This
-//! module divides the work; the weights' format has the kernel ([`formats`](super::packed::formats)).
+//! [`float`] and [`integer`] define it for a leaf, and [`leaves`](crate::leaves) how leaves are joined. So a
+//! row's result has the same bits alone and in any batch. This module divides the work; the weights' format
+//! has the kernel ([`formats`](super::packed::formats)).
 
 pub(super) mod float;
 mod gated;
@@ -10,6 +11,7 @@ pub(super) mod integer;
 pub(super) mod part;
 mod shares;
 pub(super) mod tiles;
+pub(super) mod tree;
 pub(super) mod unpacked;
 
 use super::Cpu;
@@ -88,5 +90,7 @@ fn matmul_on(
     }
 }
 
+#[cfg(test)]
+mod leaf_tests;
 #[cfg(test)]
 mod tests;

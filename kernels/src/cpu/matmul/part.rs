@@ -24,10 +24,10 @@ pub struct Linear<'a> {
 impl Linear<'_> {
     /// Asserts that the matrix can be multiplied by `x`.
     pub(super) fn check(&self, x: &Input) {
-        let Layout { format, cols, rows } = self.weights.layout();
+        let layout @ Layout { cols, rows, .. } = self.weights.layout();
         assert!(cols > 0 && x.width() == cols, "x is [m, cols]");
         assert!(
-            format.encoding(x.encoding() == Encoding::Bf16) == x.encoding(),
+            layout.encoding(x.encoding() == Encoding::Bf16) == x.encoding(),
             "x has the encoding that the weights require"
         );
         assert!(self.bias.is_none_or(|bias| bias.len() == rows), "a bias for each row");

@@ -36,7 +36,7 @@ pub fn pack_codes(
     layout: Layout,
     to: &mut [u8],
 ) -> Result<(), PackError> {
-    let Layout { format, rows, cols } = layout;
+    let Layout { format, rows, cols, .. } = layout;
     let groups = layout.groups();
     assert!(format.scales() == Some(Scales::Groups), "the format has one scale per group");
     assert!(given.zeros.is_some() == (layout.panel_zeros() > 0), "zero points, if the format stores them");
@@ -44,6 +44,7 @@ pub fn pack_codes(
     assert_eq!(given.scales.len(), rows * groups, "scales are [rows, groups]");
     assert!(given.zeros.is_none_or(|zeros| zeros.len() == rows * groups), "zero points are [rows, groups]");
     assert_eq!(to.len(), layout.bytes(), "a packed matrix fills its bytes");
+    layout.check();
     let most = u8::MAX >> (8 - format.bits());
     let (to, first_bad) = (DisjointMut::new(to), AtomicUsize::new(usize::MAX));
     cpu.threads.run(layout.panels(), |panel, _| {

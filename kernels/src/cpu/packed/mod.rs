@@ -9,9 +9,13 @@
 //! values  [panels][columns][16 outputs], or as the format's file says
 //! codes   8 bits: [panels][columns / 4][16 outputs][4 columns]: `VPDPBUSD` multiplies four bytes of a lane
 //!         4 bits: [panels][columns / 8][16 outputs][4]: column j low, column j + 4 high
-//! scales  one for each output: f32 [panels][16]; for each group of 32 columns: f16 [panels][groups][16]
+//! scales  one for each output and leaf: f32 [panels][leaves][16]
+//!         or for each group of 32 columns: f16 [panels][groups][16]
 //! zeros   u8 [panels][groups][16], in formats that have them
 //! ```
+//!
+//! A matrix with several [leaves](crate::leaves) is cut at them: nothing but the scales of outputs changes,
+//! and a rank that packs only its leaves gets the same numbers.
 //!
 //! An integer weight is `scale * (code - zero)` with unsigned codes. In formats without zero points, zero is
 //! 128.
@@ -34,11 +38,12 @@ pub use given::{GivenCodes, pack_codes};
 use super::Cpu;
 use super::input::{Encoding, GROUP};
 use super::matrix::WeightMatrix;
+use crate::leaves::{MAX_LEAVES, UNIT};
 use skein_sys::mapped::Bytes;
 
 /// Version of the packed layouts; part of the key of cached packed weights. Increase it whenever the same
 /// weights would be packed to other bytes.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// Zero point of codes as they are multiplied, in formats that do not store zero points.
 pub(super) const ZERO: u8 = 128;
 /// Outputs in a panel.
@@ -128,7 +133,7 @@ pub(super) enum Weights {
 /// Granularity of scales.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scales {
-    /// One per output, in single precision.
+    /// One per output and leaf, in single precision.
     Outputs,
     /// One per output and group of 32 columns, in half precision.
     Groups,
@@ -163,11 +168,10 @@ impl Format {
         matches!(self.0.weights, Weights::Codes { .. })
     }
 
-    /// Encoding that activations must have for a product with these weights. If weights are bfloat16, `bf16`
-    /// selects whether activations are rounded to bfloat16, too.
-    pub const fn encoding(self, bf16: bool) -> Encoding {
+    /// See [`Layout::encoding`].
+    const fn encoding(self, bf16: bool, leaves: usize) -> Encoding {
         match self.0.weights {
-            Weights::Codes { .. } => Encoding::Int8,
+            Weights::Codes { .. } => Encoding::Int8 { leaves },
             Weights::Values { is_bf16: true, .. } if bf16 => Encoding::Bf16,
             Weights::Values { .. } => Encoding::F32,
         }
@@ -217,9 +221,39 @@ pub struct Layout {
     pub rows: usize,
     /// Number of inputs.
     pub cols: usize,
+    /// Leaves of the sums over the inputs; see [`leaves`](crate::leaves).
+    pub leaves: usize,
 }
 
 impl Layout {
+    /// A layout whose sums have one leaf.
+    pub fn new(format: Format, rows: usize, cols: usize) -> Self {
+        Self { format, rows, cols, leaves: 1 }
+    }
+
+    /// Asserts that the inputs can be cut into the leaves.
+    fn check(&self) {
+        let Self { cols, leaves, .. } = *self;
+        let is_cut = leaves.is_power_of_two() && leaves <= MAX_LEAVES && cols.is_multiple_of(leaves * UNIT);
+        assert!(leaves == 1 || is_cut, "{cols} inputs are cut into {leaves} leaves of whole units");
+    }
+
+    /// Encoding that activations must have for a product with these weights. If weights are bfloat16, `bf16`
+    /// selects whether activations are rounded to bfloat16, too.
+    pub fn encoding(&self, bf16: bool) -> Encoding {
+        self.format.encoding(bf16, self.leaves)
+    }
+
+    /// Inputs in a leaf.
+    pub fn leaf_cols(&self) -> usize {
+        self.cols / self.leaves
+    }
+
+    /// Groups of 32 columns in a leaf.
+    pub(super) fn leaf_groups(&self) -> usize {
+        self.leaf_cols().div_ceil(GROUP)
+    }
+
     /// Panels of sixteen outputs; the last one may be partial.
     pub fn panels(&self) -> usize {
         self.rows.div_ceil(PANEL)
@@ -241,7 +275,7 @@ impl Layout {
     pub fn panel_scales(&self) -> usize {
         match self.format.scales() {
             None => 0,
-            Some(Scales::Outputs) => PANEL,
+            Some(Scales::Outputs) => self.leaves * PANEL,
             Some(Scales::Groups) => self.groups() * PANEL,
         }
     }
@@ -303,6 +337,7 @@ impl Layout {
 pub fn pack(cpu: &mut Cpu, from: &WeightMatrix, layout: Layout, to: &mut [u8]) -> Result<(), PackError> {
     assert_eq!((from.rows(), from.cols()), (layout.rows, layout.cols), "the layout has the matrix's shape");
     assert_eq!(to.len(), layout.bytes(), "a packed matrix fills its bytes");
+    layout.check();
     (layout.format.0.pack)(cpu, from, layout, to)
 }
 
@@ -320,6 +355,7 @@ impl Packed {
     /// If `bytes` does not have the layout's size.
     pub fn new(layout: Layout, bytes: Bytes) -> Self {
         assert_eq!(bytes.len(), layout.bytes(), "a packed matrix fills its bytes");
+        layout.check();
         Self { bytes, layout }
     }
 
@@ -328,7 +364,17 @@ impl Packed {
     /// # Errors
     /// See [`pack`].
     pub fn of(cpu: &mut Cpu, from: &WeightMatrix, format: Format) -> Result<Self, PackError> {
-        let layout = Layout { format, rows: from.rows(), cols: from.cols() };
+        Self::in_layout(cpu, from, Layout::new(format, from.rows(), from.cols()))
+    }
+
+    /// Packs `from` in `layout`, in memory.
+    ///
+    /// # Errors
+    /// See [`pack`].
+    ///
+    /// # Panics
+    /// See [`pack`].
+    pub fn in_layout(cpu: &mut Cpu, from: &WeightMatrix, layout: Layout) -> Result<Self, PackError> {
         let mut bytes = vec![0; layout.bytes()];
         pack(cpu, from, layout, &mut bytes)?;
         Ok(Self::new(layout, bytes.into()))
@@ -383,7 +429,7 @@ impl Packed {
     /// Scale and zero point that belong to [`Packed::code`] of an output and column.
     pub(super) fn scale_zero(&self, row: usize, col: usize) -> (f32, u8) {
         let has_groups = self.layout.format.scales() == Some(Scales::Groups);
-        let group = if has_groups { col / GROUP } else { 0 };
+        let group = col / if has_groups { GROUP } else { self.layout.leaf_cols() };
         let index = row / PANEL * self.layout.panel_scales() + group * PANEL + row % PANEL;
         let scale = &self.scales()[index * self.layout.scale_bytes()..];
         let scale = if has_groups {

@@ -16,6 +16,9 @@ use super::super::simd::{Kernel, LANES, Simd};
 use super::scale::{Lanes, Weights, largest};
 use super::{Layout, NotFinite, PANEL, PackError, Scales};
 
+/// Bytes of the scales of a panel's leaf, in formats with one per output.
+const SCALES_BYTES: usize = PANEL * size_of::<f32>();
+
 /// Codes of a group's weights, `[columns][outputs]`.
 pub(super) type Codes = [[u32; LANES]; GROUP];
 
@@ -111,7 +114,7 @@ impl<R: Rounding> Kernel for Quantise<'_, R> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) -> Option<usize> {
-        let Layout { format, rows, cols } = self.layout;
+        let Layout { format, rows, cols, leaves } = self.layout;
         let stride = self.layout.groups() * GROUP;
         let mut wide = vec![0.0f32; PANEL * stride];
         for lane in 0..PANEL.min(rows - self.first) {
@@ -121,17 +124,21 @@ impl<R: Rounding> Kernel for Quantise<'_, R> {
                 return Some(self.first + lane);
             }
         }
-        let mut scale = [0.0; LANES];
-        if format.scales() == Some(Scales::Outputs) {
-            for lane in 0..LANES {
-                scale[lane] = largest(&wide[lane * stride..][..stride]) / 127.0;
+        let groups = self.layout.leaf_groups();
+        for leaf in 0..leaves {
+            let mut scale = [0.0; LANES];
+            if format.scales() == Some(Scales::Outputs) {
+                for lane in 0..LANES {
+                    let weights = &wide[lane * stride + leaf * groups * GROUP..][..groups * GROUP];
+                    scale[lane] = largest(weights) / 127.0;
+                }
+                store_f32(&scale, &mut self.to.scales[leaf * SCALES_BYTES..][..SCALES_BYTES]);
             }
-            store_f32(&scale, self.to.scales);
-        }
-        for group in 0..self.layout.groups() {
-            let weights = transpose(&wide[group * GROUP..], stride);
-            let codes = R::round(&weights, &scale, group, &mut self.to);
-            self.to.put_codes(&self.layout, group, &codes);
+            for group in leaf * groups..(leaf + 1) * groups {
+                let weights = transpose(&wide[group * GROUP..], stride);
+                let codes = R::round(&weights, &scale, group, &mut self.to);
+                self.to.put_codes(&self.layout, group, &codes);
+            }
         }
         None
     }
@@ -166,7 +173,7 @@ fn widen<S: Simd>(s: S, from: &WeightMatrix, row: usize, to: &mut [f32]) {
     let bytes = from.row_bytes();
     let width = bytes / to.len();
     let whole = to.len() / LANES * LANES;
-    let values = &from.storage().bytes()[row * bytes..][..bytes];
+    let values = from.row(row);
     for at in (0..whole).step_by(LANES) {
         let part = &values[at * width..][..LANES * width];
         let lanes = &mut to[at..][..LANES];

@@ -187,7 +187,7 @@ fn weights_that_are_not_finite_are_reported() {
         (exact[37 * 40 + 39], exact[45 * 40]) = (value, value);
         let matrix = matrix(&exact, 40, stored);
         for format in integer_formats() {
-            let layout = Layout { format, rows: 50, cols: 40 };
+            let layout = Layout::new(format, 50, 40);
             let got = pack(&mut Cpu::new(2), &matrix, layout, &mut vec![0; layout.bytes()]);
             let Err(PackError::NotFinite(NotFinite { row, col, value: got })) = got else {
                 panic!("a weight is not finite")
@@ -251,7 +251,7 @@ fn folding_keeps_infinities_and_nan() {
 
 #[test]
 fn weights_of_many_exponents_are_not_folded_but_single_panels_may_have_many() {
-    let layout = Layout { format: Format::BF16_FOLDED, rows: 320, cols: 256 };
+    let layout = Layout::new(Format::BF16_FOLDED, 320, 256);
     let pack = |is_rare: &dyn Fn(usize) -> bool| {
         let matrix = stored_halves(&halves(320 * 256, is_rare), 256);
         pack(&mut Cpu::new(2), &matrix, layout, &mut vec![0; layout.bytes()])
@@ -304,7 +304,7 @@ impl Given {
 fn given_codes_are_multiplied_like_the_weights_they_encode_on_every_instruction_set() {
     for format in [Format::INT8_GROUP, Format::INT4_ZERO] {
         for (m, rows, cols) in [(1, 1, 1), (1, 37, 100), (5, 48, 65), (9, 100, 256), (40, 33, 95)] {
-            let layout = Layout { format, rows, cols };
+            let layout = Layout::new(format, rows, cols);
             let (given, mut bytes) = (Given::new(&layout), vec![0; layout.bytes()]);
             pack_codes(&mut Cpu::new(2), given.borrowed(), layout, &mut bytes).expect("codes fit");
             let packed = Packed::new(layout, bytes.into());
@@ -314,7 +314,7 @@ fn given_codes_are_multiplied_like_the_weights_they_encode_on_every_instruction_
             assert_eq!(got, weights, "{format:?} [{rows}, {cols}]");
             for isa in Isa::available() {
                 let (cpu, mut x) = (&mut Cpu::with_isa(2, isa), Input::default());
-                x.set(cpu, Encoding::Int8, &super::tests::weights(m * cols), cols);
+                x.set(cpu, Encoding::INT8, &super::tests::weights(m * cols), cols);
                 let mut y = vec![0.0; m * rows];
                 matmul(cpu, &x, &[(&packed).into()], &mut y, Write::Set);
                 let (codes, scales, _) = x.codes();
@@ -340,7 +340,7 @@ fn given_codes_are_multiplied_like_the_weights_they_encode_on_every_instruction_
 
 #[test]
 fn a_code_that_is_too_large_for_the_format_is_reported() {
-    let layout = Layout { format: Format::INT4_ZERO, rows: 50, cols: 40 };
+    let layout = Layout::new(Format::INT4_ZERO, 50, 40);
     let mut given = Given::new(&layout);
     (given.codes[37 * 40 + 39], given.codes[45 * 40]) = (16, 255);
     let got = pack_codes(&mut Cpu::new(2), given.borrowed(), layout, &mut vec![0; layout.bytes()]);
@@ -362,6 +362,6 @@ fn names_of_packed_files_do_not_change() {
         "Int4Zero int4-zero",
     ];
     assert_eq!(names, expected);
-    let layout = Layout { format: Format::INT4, rows: 5, cols: 40 };
-    assert_eq!(format!("{layout:?}"), "Layout { format: Int4, rows: 5, cols: 40 }");
+    let layout = Layout::new(Format::INT4, 5, 40);
+    assert_eq!(format!("{layout:?}"), "Layout { format: Int4, rows: 5, cols: 40, leaves: 1 }");
 }

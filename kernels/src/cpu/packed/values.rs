@@ -70,11 +70,11 @@ impl<V: Value> Kernel for PackPanel<'_, V> {
         const VECTOR: usize = LANES * WORD;
         let row_bytes = self.from.row_bytes();
         let rows = PANEL.min(self.from.rows() - self.first);
-        let values = &self.from.storage().bytes()[self.first * row_bytes..][..rows * row_bytes];
         for (step, to) in self.to.chunks_mut(VECTOR * LANES).enumerate() {
             let part = step * VECTOR..row_bytes.min((step + 1) * VECTOR);
             let mut vectors = [s.zero(); LANES];
-            for (row, values) in values.chunks_exact(row_bytes).enumerate() {
+            for row in 0..rows {
+                let values = self.from.row(self.first + row);
                 let mut padded = [0u8; VECTOR];
                 let mut from = values[part.clone()].as_ptr();
                 if part.len() < VECTOR {

@@ -66,7 +66,8 @@ impl Model {
         let multiplied: Vec<_> = tensors.iter().filter(is_multiplied).chain([head]).collect();
         let matrix = |tensor: &&tensors::Tensor| {
             let weights = tensor.find(weights)?;
-            Ok(Matrix { tensor: tensor.name.clone(), weights, is_head: tensor.role == head.role })
+            let leaves = tensor.leaves(&spec);
+            Ok(Matrix { tensor: tensor.name.clone(), weights, is_head: tensor.role == head.role, leaves })
         };
         let matrices = multiplied.iter().map(matrix).collect::<Result<Vec<_>, LoadError>>()?;
         let embedding = tensors::embedding(&spec).find(weights)?;
@@ -150,7 +151,7 @@ impl Model {
 
     /// The input encoding that all of `stack` accept.
     fn encoding(&self, stack: &[Linear<'_>]) -> Encoding {
-        let mut encodings = stack.iter().map(|linear| linear.weights.layout().format.encoding(self.bf16));
+        let mut encodings = stack.iter().map(|linear| linear.weights.layout().encoding(self.bf16));
         let first = encodings.next().unwrap_or_default();
         // Integer formats are never mixed with others.
         if encodings.all(|encoding| encoding == first) { first } else { Encoding::F32 }

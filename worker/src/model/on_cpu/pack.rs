@@ -26,6 +26,8 @@ pub struct Matrix {
     pub weights: WeightMatrix,
     /// Whether it is the head.
     pub is_head: bool,
+    /// Leaves of its product's sums.
+    pub leaves: usize,
 }
 
 impl Matrix {
@@ -37,7 +39,8 @@ impl Matrix {
             Some(format) => vec![format],
             None => Format::keeping(self.weights.storage()).to_vec(),
         };
-        let layout = |format| Layout { format, rows: self.weights.rows(), cols: self.weights.cols() };
+        let (rows, cols, leaves) = (self.weights.rows(), self.weights.cols(), self.leaves);
+        let layout = |format| Layout { format, rows, cols, leaves };
         formats.into_iter().map(layout).collect()
     }
 }
@@ -135,7 +138,7 @@ pub fn pack(
 
 /// Bytes of the matrices as stored.
 fn stored_bytes(matrices: &[Matrix]) -> u64 {
-    matrices.iter().map(|matrix| matrix.weights.storage().bytes().len() as u64).sum()
+    matrices.iter().map(|matrix| matrix.weights.len_bytes() as u64).sum()
 }
 
 /// Packs all matrices one after another and returns the bytes used.
@@ -153,7 +156,7 @@ fn fill(
         let (chosen, bytes) = pack_one(cpu, matrix, layouts, &mut to[end.next_multiple_of(PART_ALIGN)..])?;
         (to[i], end) = (chosen, part_after(end, bytes).end);
         weights.release(); // not read again, so free it while the packed weights grow
-        done += matrix.weights.storage().bytes().len() as u64;
+        done += matrix.weights.len_bytes() as u64;
         progress(done, all);
     }
     Ok(end)
@@ -208,8 +211,8 @@ mod tests {
     fn the_head_has_8_bits_and_parts_do_not_overlap() {
         let [layer, head] = [matrix(5, 40, |i| i as f32), matrix(3, 8, |i| -(i as f32))];
         let matrices = [
-            Matrix { tensor: "layer".into(), weights: layer, is_head: false },
-            Matrix { tensor: "head".into(), weights: head, is_head: true },
+            Matrix { tensor: "layer".into(), weights: layer, is_head: false, leaves: 1 },
+            Matrix { tensor: "head".into(), weights: head, is_head: true, leaves: 1 },
         ];
         let plan = Plan::new(&matrices, Some(Format::INT4));
         let parts = plan.parts(&[0, 0]).expect("each has a layout");
@@ -233,6 +236,7 @@ mod tests {
                 tensor: "layer".into(),
                 weights: WeightMatrix::new(Storage::Bf16(bytes.into()), 256, 512),
                 is_head: false,
+                leaves: 1,
             }
         };
         let folds = |i: usize| 0x3c00 | (i * 7 % 0x1ff) as u16;
@@ -270,7 +274,7 @@ mod tests {
             let bytes: Vec<u8> =
                 (0..rows * cols).flat_map(|i| [i as u8, 0x3c | (i >> 9) as u8 & 0x83]).collect();
             let stored = WeightMatrix::new(Storage::Bf16(bytes.into()), rows, cols);
-            let matrices = [Matrix { tensor: "head".into(), weights: stored, is_head: true }];
+            let matrices = [Matrix { tensor: "head".into(), weights: stored, is_head: true, leaves: 1 }];
             let mut kept = Vec::new();
             for start in 0..2 {
                 let packed = pack(cpu, &matrices, None, &weights, (&cache, 7), &mut |_, _| {}).unwrap();
@@ -292,8 +296,8 @@ mod tests {
     fn a_weight_that_is_not_finite_is_refused_by_its_tensors_name() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let weights = matrix(40, 33, |i| if i == 39 * 33 { bad } else { 0.5 });
-            let matrix = Matrix { tensor: "model.layers.3.x".into(), weights, is_head: false };
-            let layout = Layout { format: Format::INT8, rows: 40, cols: 33 };
+            let matrix = Matrix { tensor: "model.layers.3.x".into(), weights, is_head: false, leaves: 1 };
+            let layout = Layout::new(Format::INT8, 40, 33);
             let rounded = pack_one(&mut Cpu::new(2), &matrix, &[layout], &mut vec![0; layout.bytes()]);
             let said = rounded.unwrap_err().to_string();
             assert!(said.contains("model.layers.3.x") && said.contains("only finite weights"), "{said}");

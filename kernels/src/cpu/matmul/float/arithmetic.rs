@@ -1,4 +1,4 @@
-//! Order of summation of floating-point products, for each format of weights.
+//! Order of summation of floating-point products within a [leaf](crate::leaves), for each format of weights.
 //!
 //! - Weights in bfloat16 ([`OfPairs`]): columns in pairs, pairs ascending, the odd column of a pair first.
 //!   Each product is added by fused multiply-add. Activations are `f32`, which may have been rounded to

@@ -1,6 +1,6 @@
 //! Products with floating-point weights, packed in panels ([`super::super::packed`]).
 //!
-//! [`arithmetic`] defines the order of summation. Rows of `x` are read in place.
+//! [`arithmetic`] defines the order of summation of a leaf. Rows of `x` are read in place.
 
 #![allow(clippy::needless_range_loop)] // m and n index several arrays, as in the formula
 
@@ -12,6 +12,7 @@ use super::super::packed::PANEL;
 use super::super::simd::{Kernel, LANES, Simd};
 use super::part::Part;
 use super::tiles::{Prefetch, Registers, Tile};
+use super::tree::Tree;
 use arithmetic::Arithmetic;
 
 /// Steps of columns between prefetches.
@@ -73,7 +74,8 @@ pub(in crate::cpu) const fn registers<S: Simd>() -> Registers {
 #[inline(always)]
 pub(in crate::cpu) fn all_tiles<S: Simd, A: Arithmetic>(s: S, part: &Part<'_>) {
     let (x, stride) = A::rows(part.x);
-    let (panel_bytes, weights) = (part.linear.weights.layout().panel_bytes(), part.weights());
+    let (layout, weights) = (part.linear.weights.layout(), part.weights());
+    let (panel_bytes, leaves) = (layout.panel_bytes(), layout.leaves);
     part.for_each_tile(const { registers::<S>() }, |tile| {
         let from = TileInputs {
             x: &x[(part.rows.start + tile.first) * stride..],
@@ -82,6 +84,7 @@ pub(in crate::cpu) fn all_tiles<S: Simd, A: Arithmetic>(s: S, part: &Part<'_>) {
             panel_bytes,
             apart: tile.apart * panel_bytes,
             prefetch: &tile.prefetch,
+            leaves,
         };
         let (tile, from) = (&tile, &from);
         for_size!(s, S, tile, Block<A> { part, tile, from });
@@ -99,6 +102,8 @@ pub(in crate::cpu) struct TileInputs<'a> {
     pub(in crate::cpu) panel_bytes: usize,
     pub(in crate::cpu) apart: usize,
     pub(in crate::cpu) prefetch: &'a Prefetch,
+    /// Leaves of the sums.
+    pub(in crate::cpu) leaves: usize,
 }
 
 /// A tile of `MR` rows of `x` by `NR` panels.
@@ -127,24 +132,29 @@ impl TileInputs<'_> {
         let apart = self.apart;
         assert!((MR - 1) * self.stride + steps * A::X_BYTES <= self.x.len(), "x contains all rows");
         assert!((NR - 1) * apart + self.panel_bytes <= self.w.len(), "the weights contain all panels");
-        let mut sums = [[s.zero(); NR]; MR];
         let (mut x, mut w) = (self.x.as_ptr(), self.w.as_ptr());
-        let issues = steps / STEPS_PER_PREFETCH;
-        let mut prefetch = self.prefetch.cursor(issues);
-        for _ in 0..issues {
-            prefetch.issue::<S, NR>(s, w, apart, STEPS_PER_PREFETCH * A::WEIGHT_BYTES);
-            for _ in 0..STEPS_PER_PREFETCH {
+        let mut prefetch = self.prefetch.cursor(steps / STEPS_PER_PREFETCH);
+        let steps = steps / self.leaves;
+        let mut tree = Tree::<S, MR, NR>::new(self.leaves);
+        loop {
+            let mut sums = [[s.zero(); NR]; MR];
+            for _ in 0..steps / STEPS_PER_PREFETCH {
+                prefetch.issue::<S, NR>(s, w, apart, STEPS_PER_PREFETCH * A::WEIGHT_BYTES);
+                for _ in 0..STEPS_PER_PREFETCH {
+                    // SAFETY: this many steps remain.
+                    sums = unsafe { step_of::<S, A, MR, NR>(s, (x, self.stride), (w, apart), sums) };
+                    (x, w) = (x.wrapping_add(A::X_BYTES), w.wrapping_add(A::WEIGHT_BYTES));
+                }
+            }
+            for _ in 0..steps % STEPS_PER_PREFETCH {
                 // SAFETY: this many steps remain.
                 sums = unsafe { step_of::<S, A, MR, NR>(s, (x, self.stride), (w, apart), sums) };
                 (x, w) = (x.wrapping_add(A::X_BYTES), w.wrapping_add(A::WEIGHT_BYTES));
             }
+            if let Some(sums) = tree.put(s, sums) {
+                return sums;
+            }
         }
-        for _ in 0..steps % STEPS_PER_PREFETCH {
-            // SAFETY: this many steps remain.
-            sums = unsafe { step_of::<S, A, MR, NR>(s, (x, self.stride), (w, apart), sums) };
-            (x, w) = (x.wrapping_add(A::X_BYTES), w.wrapping_add(A::WEIGHT_BYTES));
-        }
-        sums
     }
 }
 

@@ -2,11 +2,13 @@
 //! codes, too.
 //!
 //! The products `(code - zero) * activation code` of a group of 32 columns, or of up to [`SEGMENT`] columns
-//! if an output has one scale, are summed exactly, as integers. Then, group by group in ascending order, that
-//! sum, as f32, times the scale is added to the result by fused multiply-add. At the end the result is
-//! multiplied by the row's scale.
+//! of a [leaf](crate::leaves) if an output has one scale a leaf, are summed exactly, as integers. Then, group
+//! by group in ascending order, that sum, as f32, times the scale is added to the leaf's result by fused
+//! multiply-add. The result is multiplied by the scale of the row's leaf, and leaves are joined as a tree.
 //!
 //! Zero points are free in the inner loop: a sum starts at `-zero * sum of the activations' codes`.
+
+#![allow(clippy::needless_range_loop)] // m and n index several arrays, as in the formula
 
 pub(in crate::cpu) mod tile;
 
@@ -17,6 +19,7 @@ use super::super::simd::integer::{IntegerKernel, Integers};
 use super::super::simd::{LANES, Simd};
 use super::part::Part;
 use super::tiles::{Registers, Tile};
+use super::tree::Tree;
 use tile::{IntegerTileInputs, Kind};
 
 /// Columns whose products fit 32 bits when summed: `255 * 127 * SEGMENT < 2^31`.
@@ -94,15 +97,25 @@ impl<K: Kind, const MR: usize, const NR: usize> IntegerKernel for Block<'_, K, M
     fn run<S: Integers>(self, s: S) {
         let (part, f) = (self.part, s.floats());
         part.prefetch_results::<S::Floats, MR, NR>(f, self.tile);
-        // SAFETY: the inputs have `MR` rows and `NR` panels.
-        let mut sums = unsafe { K::sums::<S, MR, NR>(s, self.from) };
-        let (_, scales, _) = part.x.codes();
-        for (m, sums) in sums.iter_mut().enumerate() {
-            let scale = f.splat(scales[part.rows.start + self.tile.first + m]);
-            for sum in sums {
-                *sum = f.mul(*sum, scale);
+        self.from.check(MR, NR);
+        let (layout, (_, scales, _)) = (self.from.layout, part.x.codes());
+        let scales = &scales[(part.rows.start + self.tile.first) * layout.leaves..];
+        let mut prefetch = self.from.prefetch.cursor(layout.groups());
+        let mut tree = Tree::<S::Floats, MR, NR>::new(layout.leaves);
+        let sums = loop {
+            let leaf = tree.leaf();
+            // SAFETY: checked above; the tree counts the layout's leaves.
+            let mut sums = unsafe { K::sums::<S, MR, NR>(s, self.from, leaf, &mut prefetch) };
+            for m in 0..MR {
+                let scale = f.splat(scales[m * layout.leaves + leaf]);
+                for n in 0..NR {
+                    sums[m][n] = f.mul(sums[m][n], scale);
+                }
             }
-        }
+            if let Some(sums) = tree.put(f, sums) {
+                break sums;
+            }
+        };
         part.put_tile(f, self.tile, sums);
     }
 }

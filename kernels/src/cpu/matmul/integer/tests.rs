@@ -51,18 +51,25 @@ fn fit_steps(layout: Layout, bytes: &mut [u8]) {
 fn reference(x: &Input, packed: &Packed) -> Vec<f32> {
     let (layout, stride) = (packed.layout(), x.code_stride());
     let (codes, scales, _) = x.codes();
-    let width = if layout.panel_scales() == PANEL { SEGMENT } else { GROUP };
-    let output = |m: usize, row: usize| {
-        let codes = &codes[m * stride..][..layout.cols];
+    let width = if layout.scale_bytes() == 4 { SEGMENT } else { GROUP };
+    let leaf_sum = |m: usize, row: usize, leaf: usize| {
+        let first = leaf * layout.leaf_cols();
+        let codes = &codes[m * stride + first..][..layout.leaf_cols()];
         let mut sum = 0f32;
         for (group, codes) in codes.chunks(width).enumerate() {
-            let (scale, zero) = packed.scale_zero(row, group * width);
-            let products = codes.iter().enumerate().map(|(i, code)| {
-                (i32::from(packed.code(row, group * width + i)) - i32::from(zero)) * i32::from(*code)
-            });
+            let at = first + group * width;
+            let (scale, zero) = packed.scale_zero(row, at);
+            let products = codes
+                .iter()
+                .enumerate()
+                .map(|(i, code)| (i32::from(packed.code(row, at + i)) - i32::from(zero)) * i32::from(*code));
             sum = (products.sum::<i32>() as f32).mul_add(scale, sum);
         }
-        sum * scales[m]
+        sum * scales[m * layout.leaves + leaf]
+    };
+    let output = |m: usize, row: usize| {
+        let sums: Vec<f32> = (0..layout.leaves).map(|leaf| leaf_sum(m, row, leaf)).collect();
+        tree(&sums)
     };
     (0..x.rows()).flat_map(|m| (0..layout.rows).map(move |row| output(m, row))).collect()
 }
@@ -71,17 +78,29 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-fn input(cpu: &mut Cpu, m: usize, cols: usize, seed: u32) -> Input {
+/// A balanced tree over `sums`.
+fn tree(sums: &[f32]) -> f32 {
+    match sums {
+        [sum] => *sum,
+        _ => {
+            let (left, right) = sums.split_at(sums.len() / 2);
+            tree(left) + tree(right)
+        }
+    }
+}
+
+fn input(cpu: &mut Cpu, m: usize, cols: usize, leaves: usize, seed: u32) -> Input {
     let x: Vec<f32> = (0..m * cols).map(|i| hash(i, seed) as f32 / 1e9 - 2.1).collect();
     let mut input = Input::default();
-    input.set(cpu, Encoding::Int8, &x, cols);
+    input.set(cpu, Encoding::Int8 { leaves }, &x, cols);
     input
 }
 
 /// Compares every instruction set and several numbers of threads with the formula.
-fn check(m: usize, rows: usize, cols: usize, format: Format, seed: u32, with_bias: bool, add: bool) {
-    let weights = packed(Layout { format, rows, cols }, seed);
-    let x = input(&mut Cpu::new(1), m, cols, !seed);
+fn check(m: usize, layout: Layout, seed: u32, with_bias: bool, add: bool) {
+    let Layout { rows, cols, leaves, .. } = layout;
+    let weights = packed(layout, seed);
+    let x = input(&mut Cpu::new(1), m, cols, leaves, !seed);
     let bias: Vec<f32> = (0..rows).map(|i| hash(i, seed ^ 5) as f32 / 1e8).collect();
     let before: Vec<f32> = (0..m * rows).map(|i| hash(i, seed ^ 9) as f32 / 1e8).collect();
     let expected: Vec<f32> = reference(&x, &weights)
@@ -100,7 +119,7 @@ fn check(m: usize, rows: usize, cols: usize, format: Format, seed: u32, with_bia
             assert_eq!(
                 bits(&y),
                 bits(&expected),
-                "{format:?} [{m}, {cols}] x {rows} on {} with {threads} threads",
+                "[{m}, {cols}] x {layout:?} on {} with {threads} threads",
                 isa.name()
             );
         }
@@ -115,15 +134,27 @@ proptest! {
         m in 1usize..40, rows in 1usize..150, cols in 1usize..200, format: prop::sample::Index, seed: u32,
         with_bias: bool, add: bool,
     ) {
-        check(m, rows, cols, *format.get(&formats()), seed, with_bias, add);
+        check(m, Layout::new(*format.get(&formats()), rows, cols), seed, with_bias, add);
+    }
+
+    #[test]
+    fn leaves_are_joined_as_a_tree(
+        m in 1usize..40, rows in 1usize..100, level in 1u32..4, units in 1usize..6, format: prop::sample::Index, seed: u32,
+        with_bias: bool, add: bool,
+    ) {
+        let leaves = 1 << level;
+        let layout = Layout { leaves, ..Layout::new(*format.get(&formats()), rows, leaves * units * GROUP) };
+        check(m, layout, seed, with_bias, add);
     }
 }
 
 #[test]
 fn products_divided_among_threads_agree_too() {
     for (i, format) in formats().into_iter().enumerate() {
-        check(1, 1000, 352, format, i as u32, true, true);
-        check(13, 700, 96, format, i as u32, false, false);
+        check(1, Layout::new(format, 1000, 352), i as u32, true, true);
+        check(13, Layout::new(format, 700, 96), i as u32, false, false);
+        check(1, Layout { leaves: 4, ..Layout::new(format, 1000, 384) }, i as u32, true, true);
+        check(13, Layout { leaves: 8, ..Layout::new(format, 700, 256) }, i as u32, false, true);
     }
 }
 
@@ -131,9 +162,10 @@ fn products_divided_among_threads_agree_too() {
 fn sums_of_many_columns_do_not_overflow() {
     let cols = SEGMENT + 40;
     for format in formats() {
-        check(2, 3, cols, format, 3, false, false);
+        check(2, Layout::new(format, 3, cols), 3, false, false);
+        check(2, Layout { leaves: 2, ..Layout::new(format, 3, 2 * (SEGMENT + 32)) }, 3, false, false);
         // The largest codes of both, so that every product has the largest magnitude.
-        let layout = Layout { format, rows: 1, cols };
+        let layout = Layout::new(format, 1, cols);
         let mut weights = packed(layout, 1).bytes().to_vec();
         weights[..layout.panels() * layout.panel_bytes()].fill(255);
         if format == Format::INT4 {
@@ -141,7 +173,7 @@ fn sums_of_many_columns_do_not_overflow() {
         }
         let (packed, cpu) = (&Packed::new(layout, weights.into()), &mut Cpu::new(1));
         let mut x = Input::default();
-        x.set(cpu, Encoding::Int8, &vec![-1.0; cols], cols);
+        x.set(cpu, Encoding::INT8, &vec![-1.0; cols], cols);
         for isa in IntegerIsa::available() {
             let mut y = [0.0];
             matmul_on(cpu, isa, &x, &[packed.into()], &mut y, Write::Set);

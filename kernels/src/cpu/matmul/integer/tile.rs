@@ -12,7 +12,7 @@ use super::super::super::packed::{Format, Layout, PANEL, ZERO};
 use super::super::super::simd::Simd;
 use super::super::super::simd::integer::Integers;
 use super::super::part::Part;
-use super::super::tiles::{Prefetch, Tile};
+use super::super::tiles::{Prefetch, PrefetchCursor, Tile};
 
 /// Bytes of four columns of 8-bit codes, or of eight columns of 4-bit codes, in a panel.
 pub(in crate::cpu) const VECTOR: usize = 4 * PANEL;
@@ -26,7 +26,7 @@ pub(in crate::cpu) struct IntegerTileInputs<'a> {
     /// Sums of groups; rows are `sum_stride` apart.
     pub(in crate::cpu) sums: &'a [i32],
     pub(in crate::cpu) sum_stride: usize,
-    /// Sums of rows.
+    /// Sums of rows' leaves, `[rows][leaves]`.
     pub(in crate::cpu) totals: &'a [i32],
     pub(in crate::cpu) weights: &'a [u8],
     pub(in crate::cpu) scales: &'a [u8],
@@ -45,13 +45,15 @@ pub(in crate::cpu) type Floats<S, const MR: usize, const NR: usize> =
 pub(in crate::cpu) trait Kind {
     const FORMAT: Format;
 
-    /// The results of `MR` rows and `NR` panels, without the rows' scales.
+    /// The sums over one leaf of `MR` rows and `NR` panels, without the rows' scales.
     ///
     /// # Safety
-    /// The tile has `MR` rows and `NR` panels.
+    /// [`IntegerTileInputs::check`] has passed for `MR` rows and `NR` panels, and there is such a leaf.
     unsafe fn sums<S: Integers, const MR: usize, const NR: usize>(
         s: S,
         t: &IntegerTileInputs<'_>,
+        leaf: usize,
+        prefetch: &mut PrefetchCursor,
     ) -> Floats<S, MR, NR>;
 }
 
@@ -65,7 +67,7 @@ impl<'a> IntegerTileInputs<'a> {
         Self {
             codes: &codes[row * x.code_stride()..],
             sums: &sums[row * x.sum_stride()..],
-            totals: &x.totals()[row..],
+            totals: &x.totals()[row * layout.leaves..],
             code_stride: x.code_stride(),
             sum_stride: x.sum_stride(),
             weights: &packed.values()[panel * layout.panel_bytes()..],
@@ -85,23 +87,25 @@ impl<'a> IntegerTileInputs<'a> {
         assert!(columns <= self.code_stride && columns / GROUP <= self.sum_stride, "rows have all columns");
         assert!(self.codes.len() >= rows * self.code_stride, "codes of all rows");
         assert!(self.sums.len() >= rows * self.sum_stride, "sums of all rows");
+        assert!(self.totals.len() >= rows * self.layout.leaves, "sums of all leaves");
         assert!(self.weights.len() >= last * self.layout.panel_bytes(), "codes of all panels");
         let scales = last * self.layout.panel_scales();
         assert!(self.scales.len() >= scales * self.layout.scale_bytes(), "scales of all panels");
         assert!(self.zeros.len() >= last * self.layout.panel_zeros(), "zero points of all panels");
     }
 
-    /// Initial sums of products with 8-bit codes, for the columns of some groups.
+    /// Initial sums of products with 8-bit codes, for the columns of some groups of a leaf.
     #[inline(always)]
     pub(in crate::cpu) fn bytes_begin<S: Integers, const MR: usize, const NR: usize>(
         &self,
         s: S,
+        leaf: usize,
         groups: Range<usize>,
     ) -> [[S::Sums; NR]; MR] {
         let mut sums = [[s.splat(0); NR]; MR];
         for m in 0..MR {
-            let sum: i32 = if groups.len() == self.layout.groups() {
-                self.totals[m]
+            let sum: i32 = if groups.len() == self.layout.leaf_groups() {
+                self.totals[m * self.layout.leaves + leaf]
             } else {
                 self.sums[m * self.sum_stride..][groups.clone()].iter().sum()
             };
@@ -110,21 +114,24 @@ impl<'a> IntegerTileInputs<'a> {
         sums
     }
 
-    /// Adds integer sums times their outputs' scales.
+    /// Adds a leaf's integer sums times their outputs' scales.
     ///
     /// # Safety
-    /// [`IntegerTileInputs::check`] has passed for `NR` panels, and the format has one scale per output.
+    /// [`IntegerTileInputs::check`] has passed for `NR` panels, there is such a leaf, and the format has one
+    /// scale per output and leaf.
     #[inline(always)]
     pub(in crate::cpu) unsafe fn add_scaled<S: Integers, const MR: usize, const NR: usize>(
         &self,
         s: S,
+        leaf: usize,
         mut results: Floats<S, MR, NR>,
         sums: [[S::Sums; NR]; MR],
     ) -> Floats<S, MR, NR> {
         let f = s.floats();
         for n in 0..NR {
+            let scale = (n * self.apart * self.layout.leaves + leaf) * PANEL * 4;
             // SAFETY: guaranteed by the caller.
-            let scale = unsafe { f.load(self.scales.as_ptr().add(n * self.apart * PANEL * 4).cast()) };
+            let scale = unsafe { f.load(self.scales.as_ptr().add(scale).cast()) };
             for m in 0..MR {
                 results[m][n] = f.fma(s.to_floats(sums[m][n]), scale, results[m][n]);
             }

@@ -16,7 +16,7 @@ use crate::cpu::input::GROUP;
 use crate::cpu::matmul::integer::Product;
 use crate::cpu::matmul::integer::tile::{Floats, IntegerTileInputs, Kind, eight_bits, four_bits};
 use crate::cpu::matmul::part::Part;
-use crate::cpu::matmul::tiles::Prefetch;
+use crate::cpu::matmul::tiles::{Prefetch, PrefetchCursor};
 use crate::cpu::simd::integer::{IntegerIsa, Integers};
 use crate::cpu::simd::{Isa, LANES, Simd};
 
@@ -99,19 +99,22 @@ impl<C: Coded> Kind for Grouped<C> {
     unsafe fn sums<S: Integers, const MR: usize, const NR: usize>(
         s: S,
         t: &IntegerTileInputs<'_>,
+        leaf: usize,
+        prefetch: &mut PrefetchCursor,
     ) -> Floats<S, MR, NR> {
-        t.check(MR, NR);
         let f = s.floats();
-        let (groups, apart) = (t.layout.groups(), t.apart * t.layout.panel_bytes());
+        let (groups, apart) = (t.layout.leaf_groups(), t.apart * t.layout.panel_bytes());
         let scales_apart = t.apart * t.layout.panel_scales();
-        let mut prefetch = t.prefetch.cursor(groups);
+        let (first, group_bytes) = (leaf * groups, GROUP * PANEL * C::BITS as usize / 8);
         let mut results = [[f.zero(); NR]; MR];
         let mut zeros = [s.splat_zeros(ZERO); NR];
         // SAFETY: checked above; a group of all rows and panels is inside.
         unsafe {
-            let (mut x, mut w) = (t.codes.as_ptr(), t.weights.as_ptr());
-            let (mut scales, mut zero_points) = (t.scales.as_ptr(), t.zeros.as_ptr());
-            for group in 0..groups {
+            let (mut x, mut w) =
+                (t.codes.as_ptr().add(first * GROUP), t.weights.as_ptr().add(first * group_bytes));
+            let mut scales = t.scales.as_ptr().add(first * PANEL * 2);
+            let mut zero_points = t.zeros.as_ptr().wrapping_add(first * PANEL);
+            for group in first..first + groups {
                 let row_sums = t.sums.as_ptr().add(group);
                 if C::HAS_ZEROS {
                     for n in 0..NR {
@@ -148,7 +151,6 @@ impl<C: Coded> Kind for Grouped<C> {
                         results[m][n] = f.fma(s.to_floats(sums[m][n]), scale, results[m][n]);
                     }
                 }
-                let group_bytes = GROUP * PANEL * C::BITS as usize / 8;
                 if let Prefetch::Near(bytes @ 1..) = *t.prefetch {
                     for n in 0..NR {
                         f.prefetch(scales.wrapping_add(n * scales_apart * 2 + bytes / 8));

@@ -11,6 +11,7 @@ use crate::cpu::input::GROUP;
 use crate::cpu::matmul::integer::tile::{Floats, IntegerTileInputs, Kind, eight_bits};
 use crate::cpu::matmul::integer::{Product, SEGMENT};
 use crate::cpu::matmul::part::Part;
+use crate::cpu::matmul::tiles::PrefetchCursor;
 use crate::cpu::simd::integer::{IntegerIsa, Integers};
 use crate::cpu::simd::{Isa, LANES, Simd};
 
@@ -42,16 +43,16 @@ impl Kind for Int8 {
     unsafe fn sums<S: Integers, const MR: usize, const NR: usize>(
         s: S,
         t: &IntegerTileInputs<'_>,
+        leaf: usize,
+        prefetch: &mut PrefetchCursor,
     ) -> Floats<S, MR, NR> {
-        t.check(MR, NR);
         let f = s.floats();
-        let (columns, apart) = (t.layout.groups() * GROUP, t.apart * t.layout.panel_bytes());
-        let mut prefetch = t.prefetch.cursor(t.layout.groups());
+        let (columns, apart) = (t.layout.leaf_groups() * GROUP, t.apart * t.layout.panel_bytes());
         let mut results = [[f.zero(); NR]; MR];
-        let mut from = 0;
-        while from < columns {
-            let to = columns.min(from + SEGMENT);
-            let mut sums = t.bytes_begin::<S, MR, NR>(s, from / GROUP..to / GROUP);
+        let (mut from, end) = (leaf * columns, (leaf + 1) * columns);
+        while from < end {
+            let to = end.min(from + SEGMENT);
+            let mut sums = t.bytes_begin::<S, MR, NR>(s, leaf, from / GROUP..to / GROUP);
             // SAFETY: checked above; a group of columns of all rows and panels is inside.
             unsafe {
                 let mut x = t.codes.as_ptr().add(from);
@@ -62,7 +63,7 @@ impl Kind for Int8 {
                     sums = eight_bits::<S, MR, NR>(s, t, x, w, apart, sums);
                     (x, w) = (x.add(GROUP), w.add(GROUP * PANEL));
                 }
-                results = t.add_scaled(s, results, sums);
+                results = t.add_scaled(s, leaf, results, sums);
             }
             from = to;
         }

@@ -11,6 +11,7 @@ use crate::cpu::matmul::float::arithmetic::OfPairs;
 use crate::cpu::matmul::float::{Block, TileInputs, for_size, registers, step_of};
 use crate::cpu::matmul::part::Part;
 use crate::cpu::matmul::tiles::{MAX_STREAMS, Prefetch, Tile};
+use crate::cpu::matmul::tree::Tree;
 use crate::cpu::matmul::unpacked::with_unpack_buffers;
 use crate::cpu::simd::integer::IntegerIsa;
 use crate::cpu::simd::{Isa, Kernel, Simd};
@@ -34,6 +35,7 @@ impl Tiled for Unfolding {
             const { registers::<S>() },
             part.linear.weights.layout().panel_bytes() / UNIT_BYTES * UNFOLDED_BYTES,
         );
+        let leaves = part.linear.weights.layout().leaves;
         let is_kept = part.rows.len() > MAX_TILES_WITHOUT_BUFFER * registers.highest();
         with_unpack_buffers(|buffers| {
             part.for_each_tile(registers, |tile| {
@@ -42,7 +44,7 @@ impl Tiled for Unfolding {
                     if is_kept { part.buffer(buffers, &tile, panel_bytes) } else { (&mut [][..], false) };
                 if is_filled {
                     let (w, prefetch) = (&*to, &tile.prefetch);
-                    let from = TileInputs { x, stride, w, panel_bytes, apart: panel_bytes, prefetch };
+                    let from = TileInputs { x, stride, w, panel_bytes, apart: panel_bytes, prefetch, leaves };
                     let (tile, from) = (&tile, &from);
                     return for_size!(s, S, tile, Block<A> { part, tile, from });
                 }
@@ -68,6 +70,8 @@ struct Folded<'a> {
     patches: [Option<Patches<'a>>; MAX_STREAMS],
     apart: usize,
     prefetch: &'a Prefetch,
+    /// Leaves of the sums.
+    leaves: usize,
 }
 
 impl<'a> Folded<'a> {
@@ -86,6 +90,7 @@ impl<'a> Folded<'a> {
             patches,
             apart: tile.apart,
             prefetch: &tile.prefetch,
+            leaves: weights.layout().leaves,
         }
     }
 }
@@ -158,43 +163,48 @@ impl<A: OfPairs, const MR: usize, const NR: usize> FoldedBlock<'_, A, MR, NR> {
 
     #[inline(always)]
     fn in_registers<S: Simd>(&self, s: S) -> [[S::V; NR]; MR] {
-        let mut sums = [[s.zero(); NR]; MR];
         self.check();
+        let (units, mut tree) = (self.units() / self.from.leaves, Tree::<S, MR, NR>::new(self.from.leaves));
         let (from, mut patches) = (self.from, TilePatches::<NR>::of(self.from));
         let (apart, tables_apart) = (from.apart * from.panel_bytes, from.apart * TABLE);
         let (mut x, mut w, tables) = (self.x.as_ptr(), from.w.as_ptr(), from.tables.as_ptr());
         let mut prefetch = from.prefetch.cursor(self.units());
-        for unit in 0..self.units() {
-            prefetch.issue::<S, NR>(s, w, apart, UNIT_BYTES);
-            // SAFETY: checked above; all rows and panels have this unit.
-            unsafe {
-                let mut weights = [s.unfold(w, tables); NR];
-                for n in 0..NR {
-                    weights[n] = s.unfold(w.add(n * apart), tables.add(n * tables_apart));
-                    if patches.next[n] == unit {
-                        let mut unpacked = Unfolded([0; UNFOLDED_BYTES]);
-                        store(s, weights[n], unpacked.0.as_mut_ptr());
-                        patches.apply(n, unit, &mut unpacked.0);
-                        for vector in 0..4 {
-                            weights[n][vector] = s.load_pairs(unpacked.0.as_ptr().add(vector * VECTOR));
+        loop {
+            let mut sums = [[s.zero(); NR]; MR];
+            for unit in tree.leaf() * units..(tree.leaf() + 1) * units {
+                prefetch.issue::<S, NR>(s, w, apart, UNIT_BYTES);
+                // SAFETY: checked above; all rows and panels have this unit.
+                unsafe {
+                    let mut weights = [s.unfold(w, tables); NR];
+                    for n in 0..NR {
+                        weights[n] = s.unfold(w.add(n * apart), tables.add(n * tables_apart));
+                        if patches.next[n] == unit {
+                            let mut unpacked = Unfolded([0; UNFOLDED_BYTES]);
+                            store(s, weights[n], unpacked.0.as_mut_ptr());
+                            patches.apply(n, unit, &mut unpacked.0);
+                            for vector in 0..4 {
+                                weights[n][vector] = s.load_pairs(unpacked.0.as_ptr().add(vector * VECTOR));
+                            }
                         }
                     }
-                }
-                for step in 0..Self::STEPS {
-                    for part in 0..A::PARTS {
-                        for m in 0..MR {
-                            let x = A::x(s, x.add(m * self.stride + step * A::X_BYTES), part);
-                            for n in 0..NR {
-                                let weights = A::of_pairs(s, weights[n][step], part);
-                                sums[m][n] = A::add(s, x, weights, sums[m][n]);
+                    for step in 0..Self::STEPS {
+                        for part in 0..A::PARTS {
+                            for m in 0..MR {
+                                let x = A::x(s, x.add(m * self.stride + step * A::X_BYTES), part);
+                                for n in 0..NR {
+                                    let weights = A::of_pairs(s, weights[n][step], part);
+                                    sums[m][n] = A::add(s, x, weights, sums[m][n]);
+                                }
                             }
                         }
                     }
                 }
+                (x, w) = (x.wrapping_add(Self::STEPS * A::X_BYTES), w.wrapping_add(UNIT_BYTES));
             }
-            (x, w) = (x.wrapping_add(Self::STEPS * A::X_BYTES), w.wrapping_add(UNIT_BYTES));
+            if let Some(sums) = tree.put(s, sums) {
+                return sums;
+            }
         }
-        sums
     }
 
     /// Writes units to memory, `to_apart` bytes from panel to panel and `further` from unit to unit, and
@@ -206,36 +216,41 @@ impl<A: OfPairs, const MR: usize, const NR: usize> FoldedBlock<'_, A, MR, NR> {
         (mut to, to_apart): (*mut u8, usize),
         further: usize,
     ) -> [[S::V; NR]; MR] {
-        let mut sums = [[s.zero(); NR]; MR];
         self.check();
+        let (units, mut tree) = (self.units() / self.from.leaves, Tree::<S, MR, NR>::new(self.from.leaves));
         let (from, mut patches) = (self.from, TilePatches::<NR>::of(self.from));
         let (apart, tables_apart) = (from.apart * from.panel_bytes, from.apart * TABLE);
         let (mut x, mut w, tables) = (self.x.as_ptr(), from.w.as_ptr(), from.tables.as_ptr());
         let mut prefetch = from.prefetch.cursor(self.units());
-        for unit in 0..self.units() {
-            prefetch.issue::<S, NR>(s, w, apart, UNIT_BYTES);
-            // SAFETY: checked above; all rows and panels have this unit, and the buffer has space for it.
-            unsafe {
-                for n in 0..NR {
-                    let to = to.add(n * to_apart);
-                    store(s, s.unfold(w.add(n * apart), tables.add(n * tables_apart)), to);
-                    if patches.next[n] == unit {
-                        patches.apply(n, unit, &mut *to.cast());
+        loop {
+            let mut sums = [[s.zero(); NR]; MR];
+            for unit in tree.leaf() * units..(tree.leaf() + 1) * units {
+                prefetch.issue::<S, NR>(s, w, apart, UNIT_BYTES);
+                // SAFETY: checked above; all rows and panels have this unit, and the buffer has space for it.
+                unsafe {
+                    for n in 0..NR {
+                        let to = to.add(n * to_apart);
+                        store(s, s.unfold(w.add(n * apart), tables.add(n * tables_apart)), to);
+                        if patches.next[n] == unit {
+                            patches.apply(n, unit, &mut *to.cast());
+                        }
+                    }
+                    for step in 0..Self::STEPS {
+                        sums = step_of::<S, A, MR, NR>(
+                            s,
+                            (x, self.stride),
+                            (to.add(step * A::WEIGHT_BYTES), to_apart),
+                            sums,
+                        );
+                        x = x.wrapping_add(A::X_BYTES);
                     }
                 }
-                for step in 0..Self::STEPS {
-                    sums = step_of::<S, A, MR, NR>(
-                        s,
-                        (x, self.stride),
-                        (to.add(step * A::WEIGHT_BYTES), to_apart),
-                        sums,
-                    );
-                    x = x.wrapping_add(A::X_BYTES);
-                }
+                (w, to) = (w.wrapping_add(UNIT_BYTES), to.wrapping_add(further));
             }
-            (w, to) = (w.wrapping_add(UNIT_BYTES), to.wrapping_add(further));
+            if let Some(sums) = tree.put(s, sums) {
+                return sums;
+            }
         }
-        sums
     }
 }
 

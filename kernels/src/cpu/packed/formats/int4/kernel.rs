@@ -12,6 +12,7 @@ use crate::cpu::input::GROUP;
 use crate::cpu::matmul::integer::tile::{Floats, IntegerTileInputs, Kind, VECTOR, eight_bits, four_bits};
 use crate::cpu::matmul::integer::{SEGMENT, all_tiles, one_tile, registers};
 use crate::cpu::matmul::part::Part;
+use crate::cpu::matmul::tiles::PrefetchCursor;
 use crate::cpu::matmul::unpacked::with_unpack_buffers;
 use crate::cpu::simd::integer::{IntegerIsa, IntegerKernel, Integers};
 use crate::cpu::simd::{Isa, Simd};
@@ -106,26 +107,25 @@ impl Kind for Int4 {
     unsafe fn sums<S: Integers, const MR: usize, const NR: usize>(
         s: S,
         t: &IntegerTileInputs<'_>,
+        leaf: usize,
+        prefetch: &mut PrefetchCursor,
     ) -> Floats<S, MR, NR> {
-        t.check(MR, NR);
-        let (f, groups) = (s.floats(), t.layout.groups());
+        let (f, groups) = (s.floats(), t.layout.leaf_groups());
         let apart = t.apart * t.layout.panel_bytes();
-        let mut prefetch = t.prefetch.cursor(groups);
         let mut results = [[f.zero(); NR]; MR];
         let widens = S::HAS_DOT && MR > MAX_ROWS_IN_4_BITS;
         let mut unpacked = [const { UnpackedGroup(MaybeUninit::uninit()) }; NR];
-        let mut from = 0;
-        while from < groups {
-            let to = groups.min(from + SEGMENT / GROUP);
+        let (mut from, end) = (leaf * groups, (leaf + 1) * groups);
+        while from < end {
+            let to = end.min(from + SEGMENT / GROUP);
             let mut sums = [[s.splat(0); NR]; MR];
             if widens {
-                sums = t.bytes_begin::<S, MR, NR>(s, from..to);
+                sums = t.bytes_begin::<S, MR, NR>(s, leaf, from..to);
             }
             // SAFETY: checked above; a group of all rows and panels is inside.
             unsafe {
                 let mut x = t.codes.as_ptr().add(from * GROUP);
-                let mut w = t.weights.as_ptr().add(from / STEP_GROUPS * STEP_LINE_BYTES);
-                let mut steps = w;
+                let (mut w, mut steps) = before_group(t.weights.as_ptr(), from);
                 for group in from..to {
                     (w, steps) = next_group(group, w, steps);
                     prefetch.issue::<_, NR>(f, w, apart, GROUP_BYTES);
@@ -141,7 +141,7 @@ impl Kind for Int4 {
                     }
                     (x, w) = (x.add(GROUP), w.add(GROUP_BYTES));
                 }
-                results = t.add_scaled(s, results, sums);
+                results = t.add_scaled(s, leaf, results, sums);
             }
             from = to;
         }
@@ -152,6 +152,16 @@ impl Kind for Int4 {
 /// The 8-bit codes of a panel's group.
 #[repr(align(64))]
 struct UnpackedGroup(MaybeUninit<[u8; GROUP * PANEL]>);
+
+/// Addresses to call [`next_group`] with for `group` of the panel at `panel`.
+#[inline(always)]
+fn before_group(panel: *const u8, group: usize) -> (*const u8, *const u8) {
+    let line = panel.wrapping_add(group / STEP_GROUPS * STEP_LINE_BYTES);
+    match group % STEP_GROUPS {
+        0 => (line, line),
+        nth => (line.wrapping_add(STEP_BYTES + nth * GROUP_BYTES), line.wrapping_add((nth - 1) * PANEL)),
+    }
+}
 
 /// Addresses of the codes and the steps of `group`, if the previous group's codes end at `w` and its steps
 /// are at `steps`. A line of steps comes before each [`STEP_GROUPS`] groups.
