@@ -16,11 +16,13 @@ pub mod stop;
 pub(crate) mod strftime;
 mod template_env;
 pub mod text_stream;
-pub mod token_bytes;
 pub mod tokenizer;
 mod too_long;
 
 use std::path::PathBuf;
+
+pub use skein_grammar::token_bytes;
+use skein_grammar::token_bytes::UnsupportedDecoder;
 
 /// Why a model's text files cannot be used; reported to the operator at start.
 #[derive(Debug, thiserror::Error)]
@@ -78,4 +80,10 @@ pub enum TextError {
     /// The chat template does not compile.
     #[error("the chat template does not compile: {0}")]
     Template(String),
+}
+
+impl From<UnsupportedDecoder> for TextError {
+    fn from(UnsupportedDecoder(what): UnsupportedDecoder) -> Self {
+        Self::UnsupportedDecoder(what)
+    }
 }

@@ -10,7 +10,13 @@ use std::ops::Range;
 use serde_json::Value;
 use skein_proto::TokenId;
 
-use super::TextError;
+/// A tokenizer.json whose tokens cannot be turned into bytes: what it uses.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the tokenizer uses {0}, which is not supported")]
+pub struct UnsupportedDecoder(pub String);
+
+/// Largest token id in [`TokenBytes::from_tokenizer_json`]. Vocabularies of public models end at about 300,000.
+const MAX_TOKEN_ID: u64 = 1 << 24;
 
 /// The bytes of every token id; none for unused ids.
 #[derive(Debug)]
@@ -39,6 +45,38 @@ impl TokenBytes {
             table.special.push(special(id));
         }
         table
+    }
+
+    /// Builds the table from the contents of a tokenizer.json, for a process that tokenizes nothing.
+    ///
+    /// # Errors
+    /// [`UnsupportedDecoder`] if its tokens cannot be turned into bytes.
+    pub fn from_tokenizer_json(tree: &Value) -> Result<Self, UnsupportedDecoder> {
+        let decoder = TokenDecoder::from_json(&tree["decoder"])?;
+        let id = |id: &Value| id.as_u64().filter(|id| *id <= MAX_TOKEN_ID).map(|id| id as TokenId);
+        let mut tokens: HashMap<TokenId, (&str, bool)> = HashMap::new();
+        for (token, at) in tree["model"]["vocab"].as_object().into_iter().flatten() {
+            tokens.extend(id(at).map(|at| (at, (token.as_str(), false))));
+        }
+        // Unigram models have a list of tokens and scores.
+        for (at, entry) in tree["model"]["vocab"].as_array().into_iter().flatten().enumerate() {
+            tokens.extend(entry[0].as_str().map(|token| (at as TokenId, (token, false))));
+        }
+        for added in tree["added_tokens"].as_array().into_iter().flatten() {
+            let special = added["special"] == true;
+            tokens.extend(id(&added["id"]).zip(added["content"].as_str().map(|token| (token, special))));
+        }
+        let vocab_size = tokens.keys().max().map_or(0, |largest| largest + 1);
+        let spelling = |id| tokens.get(&id).map(|(token, _)| (*token).to_owned());
+        Ok(Self::new(&decoder, vocab_size, spelling, |id| {
+            tokens.get(&id).is_some_and(|(_, special)| *special)
+        }))
+    }
+
+    /// A vocabulary of the 256 bytes, for tests and for models without text.
+    pub fn of_bytes() -> Self {
+        let bytes: Vec<u8> = (0..=255).collect();
+        Self { bytes, starts: (0..=256).collect(), special: vec![false; 256] }
     }
 
     /// The bytes of `token`; empty for an unknown id. They need not be whole UTF-8 scalars.
@@ -78,7 +116,7 @@ enum DecoderStep {
 
 impl TokenDecoder {
     /// Reads the `decoder` object of tokenizer.json.
-    pub fn from_json(decoder: &Value) -> Result<Self, TextError> {
+    pub fn from_json(decoder: &Value) -> Result<Self, UnsupportedDecoder> {
         let mut steps = Vec::new();
         add_steps(decoder, &mut steps)?;
         Ok(Self(steps))
@@ -107,8 +145,8 @@ impl TokenDecoder {
     }
 }
 
-fn add_steps(decoder: &Value, steps: &mut Vec<DecoderStep>) -> Result<(), TextError> {
-    let unsupported = |what: &str| Err(TextError::UnsupportedDecoder(what.to_owned()));
+fn add_steps(decoder: &Value, steps: &mut Vec<DecoderStep>) -> Result<(), UnsupportedDecoder> {
+    let unsupported = |what: &str| Err(UnsupportedDecoder(what.to_owned()));
     let text = |name: &str| decoder[name].as_str().map(str::to_owned);
     match decoder["type"].as_str() {
         Some("ByteLevel") => steps.push(DecoderStep::ByteLevel(byte_alphabet())),

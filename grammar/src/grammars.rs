@@ -1,0 +1,93 @@
+//! The grammars of one model: compiles sources, and keeps what it compiled.
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use xxhash_rust::xxh3::Xxh3Default;
+
+use crate::cache::Cache;
+use crate::error::Refused;
+use crate::library::{Compiled, Library, VERSION};
+use crate::limits::MAX_CACHE_BYTES;
+use crate::source::Source;
+use crate::token_bytes::TokenBytes;
+
+/// Version of everything here that decides which tokens are allowed: limits, options, notations. Changes with
+/// them.
+const RULES: &str = "skein.grammar.1";
+
+/// Gives the bytes of the model's tokens when they are first needed.
+type Load = Box<dyn Fn() -> Result<Arc<TokenBytes>, String> + Send + Sync>;
+
+/// Compiles the grammars of one model. Its vocabulary is prepared for the first of them, because most
+/// processes never see one.
+pub struct Grammars {
+    load: Load,
+    vocab_size: u32,
+    fingerprint: u64,
+    library: OnceLock<Result<Library, Refused>>,
+    cache: Mutex<Cache>,
+}
+
+impl std::fmt::Debug for Grammars {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Grammars").field("fingerprint", &self.fingerprint).finish_non_exhaustive()
+    }
+}
+
+impl Grammars {
+    /// The grammars of a model with `vocab_size` tokens, whose bytes `load` gives. `tokenizer` is the content
+    /// of its tokenizer.json, by which processes know that they mean the same tokens.
+    pub fn new(
+        tokenizer: &[u8],
+        vocab_size: u32,
+        load: impl Fn() -> Result<Arc<TokenBytes>, String> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            load: Box::new(load),
+            vocab_size,
+            fingerprint: fingerprint(tokenizer),
+            library: OnceLock::new(),
+            cache: Mutex::new(Cache::new(MAX_CACHE_BYTES)),
+        }
+    }
+
+    /// Equal for processes that allow the same tokens for the same sources. Never 0.
+    pub fn fingerprint(&self) -> u64 {
+        self.fingerprint
+    }
+
+    /// Compiles `source`, or finds it compiled. Takes milliseconds, and the first time up to a second: not
+    /// for a thread that others wait for.
+    ///
+    /// # Errors
+    /// [`Refused`] with what is wrong.
+    pub fn compile(&self, source: &Source) -> Result<Arc<Compiled>, Refused> {
+        if let Some(compiled) = self.cache().get(source.text()) {
+            return Ok(compiled);
+        }
+        let compiled = Arc::new(self.library()?.compile(source)?);
+        self.cache().insert(source.text(), compiled.clone());
+        Ok(compiled)
+    }
+
+    fn cache(&self) -> std::sync::MutexGuard<'_, Cache> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn library(&self) -> Result<&Library, Refused> {
+        let library = self.library.get_or_init(|| {
+            let bytes = (self.load)().map_err(|reason| Refused::Unavailable { reason })?;
+            Library::new(&bytes, self.vocab_size)
+        });
+        library.as_ref().map_err(Clone::clone)
+    }
+}
+
+fn fingerprint(tokenizer: &[u8]) -> u64 {
+    let mut hash = Xxh3Default::new();
+    for part in [RULES.as_bytes(), VERSION.as_bytes(), tokenizer] {
+        hash.update(&(part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    hash.digest().max(1)
+}

@@ -1,0 +1,201 @@
+//! Compiles grammars and follows answers through them with the llguidance library. The only file that calls
+//! it: elsewhere there are sources, masks and matchers.
+//!
+//! The library sees bytes, so a grammar allows every spelling of its text in tokens. It forces nothing: every
+//! token is drawn from the model's distribution over the tokens that are allowed.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use llguidance::api::{ParserLimits, StopReason, TopLevelGrammar};
+use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{Logger, ParserFactory};
+use skein_proto::TokenId;
+
+use crate::error::{Refused, Stuck};
+use crate::limits::{
+    COMPILE_FUEL, MASK_FUEL, MASK_ITEMS, MAX_ALTERNATIVES, MAX_GRAMMAR_SYMBOLS, MAX_LEXER_STATES,
+};
+use crate::mask::Mask;
+use crate::source::Source;
+use crate::token_bytes::TokenBytes;
+
+/// Name and version of the library. Different versions may allow different tokens, so it is part of what
+/// workers must agree on. A test compares it with Cargo.lock.
+pub const VERSION: &str = "llguidance 1.9.1";
+
+/// Marks the bytes of control tokens, so that no text matches them.
+const CONTROL: u8 = TokTrie::SPECIAL_TOKEN_MARKER;
+
+/// The library over one vocabulary.
+pub struct Library {
+    factory: ParserFactory,
+    /// Tokens of the model; the library has one more, which stands for the end.
+    vocab_size: u32,
+}
+
+impl std::fmt::Debug for Library {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Library").field("vocab_size", &self.vocab_size).finish_non_exhaustive()
+    }
+}
+
+impl Library {
+    /// The library for a model with `vocab_size` tokens, of which `bytes` are known. Takes a second for a
+    /// large vocabulary.
+    ///
+    /// # Errors
+    /// [`Refused::Unavailable`] with the library's reason.
+    pub fn new(bytes: &TokenBytes, vocab_size: u32) -> Result<Self, Refused> {
+        let word = |token: TokenId| match (bytes.is_special(token), bytes.get(token)) {
+            (_, []) => Vec::new(),
+            (false, bytes) => bytes.to_vec(),
+            (true, bytes) => [&[CONTROL], bytes].concat(),
+        };
+        let mut words: Vec<Vec<u8>> = (0..vocab_size).map(word).collect();
+        words.push([&[CONTROL][..], b"<end>"].concat());
+        let info = TokRxInfo::new(vocab_size + 1, vocab_size);
+        let trie = TokTrie::from(&info, &words);
+        let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+        let mut factory = ParserFactory::new_simple(&environment)
+            .map_err(|error| Refused::Unavailable { reason: first_line(&error.to_string()) })?;
+        *factory.limits_mut() = limits();
+        factory.quiet();
+        Ok(Self { factory, vocab_size })
+    }
+
+    /// Compiles `source`. Its work is bounded by [`crate::limits`].
+    ///
+    /// # Errors
+    /// [`Refused`] with what is wrong.
+    pub fn compile(&self, source: &Source) -> Result<Compiled, Refused> {
+        let refused = |error: String| source.refused(&first_line(&error));
+        let grammar = TopLevelGrammar::from_lark(source.text().to_owned());
+        let parser = self.factory.create_parser_from_init_ext(
+            llguidance::api::GrammarInit::Serialized(grammar),
+            Logger::new(0, 0),
+            InferenceCapabilities::default(),
+            limits(),
+        );
+        let parser = parser.map_err(|error| refused(format!("{error:#}")))?;
+        let bytes = parser.parser.lexer_stats().num_bytes + source.text().len();
+        let mut matcher = llguidance::Matcher::new(Ok(parser));
+        // Finds out whether the grammar allows anything at all.
+        matcher.consume_tokens(&[]).map_err(|error| refused(error.to_string()))?;
+        Ok(Compiled { pristine: Mutex::new(matcher), vocab_size: self.vocab_size, bytes })
+    }
+}
+
+fn limits() -> ParserLimits {
+    ParserLimits {
+        max_items_in_row: MAX_ALTERNATIVES,
+        initial_lexer_fuel: COMPILE_FUEL,
+        step_lexer_fuel: MASK_FUEL,
+        step_max_items: MASK_ITEMS,
+        max_lexer_states: MAX_LEXER_STATES,
+        max_grammar_size: MAX_GRAMMAR_SYMBOLS,
+        precompute_large_lexemes: true,
+        verbose_errors: false,
+    }
+}
+
+/// The library's messages continue with positions in its own grammar and, after a panic, a backtrace.
+fn first_line(error: &str) -> String {
+    error.lines().next().unwrap_or_default().trim().chars().take(300).collect()
+}
+
+/// `pattern` as Lark writes it between slashes.
+pub(crate) fn regex_to_lark(pattern: &str) -> String {
+    llguidance::regex_to_lark(pattern, "")
+}
+
+/// A compiled grammar, at its start. Shared by all answers that follow it.
+pub struct Compiled {
+    pristine: Mutex<llguidance::Matcher>,
+    vocab_size: u32,
+    bytes: usize,
+}
+
+impl std::fmt::Debug for Compiled {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Compiled").field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+impl Compiled {
+    /// A matcher at the beginning of an answer. It shares nothing with others, so that what it allows, and
+    /// which limits it meets, depends on its own answer only.
+    pub fn matcher(&self) -> Matcher {
+        let pristine = self.pristine.lock().unwrap_or_else(PoisonError::into_inner);
+        Matcher { inner: pristine.deep_clone(), vocab_size: self.vocab_size }
+    }
+
+    /// Its size in memory.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// An answer on its way through a grammar: a function of the grammar and the answer's tokens.
+pub struct Matcher {
+    inner: llguidance::Matcher,
+    vocab_size: u32,
+}
+
+impl std::fmt::Debug for Matcher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Matcher").field("is_done", &self.is_done()).finish_non_exhaustive()
+    }
+}
+
+impl Matcher {
+    /// Follows one token of the answer.
+    ///
+    /// # Errors
+    /// [`Stuck`] if the token does not fit or a limit is met. The matcher is of no use afterwards.
+    pub fn advance(&mut self, token: TokenId) -> Result<(), Stuck> {
+        self.inner.consume_token(token).map_err(stuck)
+    }
+
+    /// Whether the answer is complete and nothing may follow it.
+    pub fn is_done(&self) -> bool {
+        self.inner.is_stopped() && !self.inner.is_error()
+    }
+
+    /// The tokens that may come next, and whether the answer may also end here. The mask is empty exactly if
+    /// the answer must end.
+    ///
+    /// # Errors
+    /// [`Stuck`] if no token of the vocabulary continues the answer, or a limit is met.
+    pub fn next(&mut self) -> Result<Next, Stuck> {
+        if self.is_done() {
+            return Ok(Next { mask: Mask::none(self.vocab_size), may_end: true });
+        }
+        let set = match self.inner.compute_mask() {
+            Ok(set) => set,
+            Err(_) if self.inner.stop_reason() == StopReason::NoExtensionBias => {
+                return Err(Stuck { reason: "no token of the model continues it".to_owned() });
+            }
+            Err(error) => return Err(stuck(error)),
+        };
+        let mask = Mask::from_words(set.as_slice(), self.vocab_size);
+        Ok(Next { mask, may_end: set.is_allowed(self.vocab_size) })
+    }
+
+    /// A copy that shares nothing with it.
+    pub fn fork(&self) -> Self {
+        Self { inner: self.inner.deep_clone(), vocab_size: self.vocab_size }
+    }
+}
+
+fn stuck(error: impl std::fmt::Display) -> Stuck {
+    Stuck { reason: first_line(&error.to_string()) }
+}
+
+/// What may follow an answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Next {
+    /// Tokens that may be drawn.
+    pub mask: Mask,
+    /// Whether the answer may end here.
+    pub may_end: bool,
+}

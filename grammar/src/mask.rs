@@ -1,0 +1,91 @@
+//! A set of tokens, as the sampler reads it.
+
+use skein_proto::TokenId;
+
+/// Tokens in a word of a mask.
+const WORD: usize = 32;
+
+/// The tokens that may be drawn. Bit `t % 32` of word `t / 32` says whether token `t` may.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mask {
+    words: Vec<u32>,
+    vocab_size: u32,
+}
+
+impl Mask {
+    /// No token of `vocab_size`.
+    pub fn none(vocab_size: u32) -> Self {
+        Self { words: vec![0; (vocab_size as usize).div_ceil(WORD)], vocab_size }
+    }
+
+    /// The first `vocab_size` bits of `words`.
+    pub(crate) fn from_words(words: &[u32], vocab_size: u32) -> Self {
+        let mut mask = Self::none(vocab_size);
+        let count = mask.words.len().min(words.len());
+        mask.words[..count].copy_from_slice(&words[..count]);
+        let rest = vocab_size as usize % WORD;
+        if rest > 0
+            && let Some(last) = mask.words.last_mut()
+        {
+            *last &= (1 << rest) - 1;
+        }
+        mask
+    }
+
+    /// The words, `vocab_size / 32` rounded up.
+    pub fn words(&self) -> &[u32] {
+        &self.words
+    }
+
+    /// Whether `token` may be drawn.
+    pub fn allows(&self, token: TokenId) -> bool {
+        let word = self.words.get(token as usize / WORD);
+        word.is_some_and(|word| word & (1 << (token as usize % WORD)) != 0)
+    }
+
+    /// Allows `token`, if it is in the vocabulary.
+    pub fn allow(&mut self, token: TokenId) {
+        if token < self.vocab_size {
+            self.words[token as usize / WORD] |= 1 << (token as usize % WORD);
+        }
+    }
+
+    /// Forbids `token`.
+    pub fn forbid(&mut self, token: TokenId) {
+        if let Some(word) = self.words.get_mut(token as usize / WORD) {
+            *word &= !(1 << (token as usize % WORD));
+        }
+    }
+
+    /// Whether no token may be drawn.
+    pub fn is_empty(&self) -> bool {
+        self.words.iter().all(|word| *word == 0)
+    }
+
+    /// Number of tokens that may be drawn.
+    pub fn count(&self) -> u32 {
+        self.words.iter().map(|word| word.count_ones()).sum()
+    }
+
+    /// The tokens that may be drawn, ascending.
+    pub fn tokens(&self) -> impl Iterator<Item = TokenId> + '_ {
+        (0..self.vocab_size).filter(|token| self.allows(*token))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mask_is_the_set_of_its_tokens() {
+        let mut mask = Mask::from_words(&[u32::MAX, u32::MAX, u32::MAX], 40);
+        assert_eq!((mask.count(), mask.words().len()), (40, 2));
+        mask.forbid(39);
+        assert!(mask.allows(38) && !mask.allows(39) && !mask.allows(64), "bits past the vocabulary are off");
+        let mut mask = Mask::none(40);
+        assert!(mask.is_empty());
+        [0, 31, 32, 39, 40].into_iter().for_each(|token| mask.allow(token));
+        assert_eq!(mask.tokens().collect::<Vec<_>>(), [0, 31, 32, 39]);
+    }
+}

@@ -1,0 +1,242 @@
+//! Checks a JSON schema before it is compiled: everything that cannot be enforced is refused by its place and
+//! name. An ignored keyword would promise an answer that the schema does not accept.
+
+use std::collections::HashSet;
+
+use serde_json::{Map, Value, json};
+
+use crate::error::{Refused, check_size};
+use crate::limits::{MAX_DEPTH, MAX_SCHEMA_BYTES, MAX_WHITESPACE};
+
+/// Keywords that constrain values and that cannot be enforced, with what to do instead.
+const UNSUPPORTED: [(&str, &str); 21] = [
+    ("not", "negation cannot be enforced; list what is allowed"),
+    ("if", "conditions cannot be enforced; use anyOf with one branch a case"),
+    ("then", "conditions cannot be enforced; use anyOf with one branch a case"),
+    ("else", "conditions cannot be enforced; use anyOf with one branch a case"),
+    ("contains", NO_ITEM_COUNT),
+    ("minContains", NO_ITEM_COUNT),
+    ("maxContains", NO_ITEM_COUNT),
+    ("uniqueItems", "equal items cannot be prevented; leave it out and check the answer"),
+    ("propertyNames", "names cannot be enforced so; use patternProperties"),
+    ("dependentSchemas", DEPENDENT),
+    ("dependentRequired", DEPENDENT),
+    ("dependencies", DEPENDENT),
+    ("unevaluatedProperties", "use additionalProperties"),
+    ("unevaluatedItems", "use items"),
+    ("$dynamicRef", NO_DYNAMIC),
+    ("$dynamicAnchor", NO_DYNAMIC),
+    ("$recursiveRef", NO_DYNAMIC),
+    ("$recursiveAnchor", NO_DYNAMIC),
+    ("extends", "it belongs to draft 3; use allOf"),
+    ("disallow", "it belongs to draft 3; list what is allowed"),
+    ("x-guidance", "options of the library are not the client's to set; leave it out"),
+];
+
+const NO_ITEM_COUNT: &str = "items cannot be counted by their content; use prefixItems or items";
+const DEPENDENT: &str =
+    "dependencies between properties cannot be enforced; use anyOf with one branch a case";
+const NO_DYNAMIC: &str = "dynamic references are not followed; use $ref";
+
+/// Formats that are enforced. Others are refused, because JSON Schema lets them mean anything.
+const FORMATS: [&str; 11] =
+    ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"];
+
+/// Keywords whose value is a schema.
+const SCHEMA: [&str; 5] = ["items", "additionalItems", "additionalProperties", "contains", "not"];
+/// Keywords whose value is a list of schemas.
+const LISTS: [&str; 5] = ["anyOf", "allOf", "oneOf", "prefixItems", "items"];
+/// Keywords whose value is an object of schemas.
+const MAPS: [&str; 2] = ["properties", "patternProperties"];
+
+/// Checks `schema` and the parts of it that it refers to. Returns the places of its `oneOf`s: those whose
+/// branches may overlap are refused when it is compiled.
+///
+/// # Errors
+/// The first keyword that cannot be enforced, or a size.
+pub fn check(schema: &Value) -> Result<Vec<String>, Refused> {
+    check_size("JSON schema", schema.to_string().len(), "bytes", MAX_SCHEMA_BYTES)?;
+    check_size("JSON schema", depth(schema, 0), "nested levels", MAX_DEPTH)?;
+    if !schema.is_object() && !schema.is_boolean() {
+        let reason = "a schema is an object".to_owned();
+        return Err(Refused::Unusable { what: "JSON schema", reason });
+    }
+    let mut check = Check { root: schema, seen: HashSet::new(), left: Vec::new(), one_ofs: Vec::new() };
+    check.left.push(String::new());
+    while let Some(pointer) = check.left.pop() {
+        check.schema_at(&pointer)?;
+    }
+    check.one_ofs.sort();
+    Ok(check.one_ofs)
+}
+
+/// The schema's text for the library, with bounded white space.
+pub fn with_whitespace(schema: &Value) -> String {
+    let mut fields = match schema {
+        Value::Object(fields) => fields.clone(),
+        // `true` accepts anything; `false` is refused by the library.
+        Value::Bool(true) => Map::new(),
+        _ => return schema.to_string(),
+    };
+    let pattern = format!(r"[\x20\x0A\x0D\x09]{{1,{MAX_WHITESPACE}}}");
+    fields.insert("x-guidance".to_owned(), json!({"whitespace_pattern": pattern}));
+    Value::Object(fields).to_string()
+}
+
+/// Deepest nesting of brackets in a text, those in strings included: a bound for recursive parsers.
+pub fn nesting(text: &str) -> usize {
+    let (mut now, mut most) = (0usize, 0);
+    for byte in text.bytes() {
+        match byte {
+            b'(' | b'[' | b'{' => now += 1,
+            b')' | b']' | b'}' => now = now.saturating_sub(1),
+            _ => {}
+        }
+        most = most.max(now);
+    }
+    most
+}
+
+/// Deepest nesting of `value`. Stops soon after the limit.
+fn depth(value: &Value, above: usize) -> usize {
+    if above > MAX_DEPTH {
+        return above;
+    }
+    let inner: Box<dyn Iterator<Item = &Value>> = match value {
+        Value::Array(items) => Box::new(items.iter()),
+        Value::Object(fields) => Box::new(fields.values()),
+        _ => return above,
+    };
+    inner.map(|inner| depth(inner, above + 1)).max().unwrap_or(above + 1)
+}
+
+struct Check<'a> {
+    root: &'a Value,
+    seen: HashSet<String>,
+    /// Pointers to schemas that are still to be checked.
+    left: Vec<String>,
+    one_ofs: Vec<String>,
+}
+
+impl Check<'_> {
+    fn schema_at(&mut self, pointer: &str) -> Result<(), Refused> {
+        if !self.seen.insert(pointer.to_owned()) {
+            return Ok(());
+        }
+        let Some(Value::Object(fields)) = self.root.pointer(pointer) else { return Ok(()) };
+        let refuse = |keyword: &str, reason: String| {
+            Err(Refused::Keyword { pointer: pointer.to_owned(), keyword: keyword.to_owned(), reason })
+        };
+        for (keyword, reason) in UNSUPPORTED {
+            if fields.contains_key(keyword) {
+                return refuse(keyword, reason.to_owned());
+            }
+        }
+        if let Some(format) = fields.get("format").and_then(Value::as_str)
+            && !FORMATS.contains(&format)
+        {
+            let known = FORMATS[..FORMATS.len() - 1].join(", ");
+            return refuse(
+                "format",
+                format!("the format `{format}` is not enforced; use one of {known}, or pattern"),
+            );
+        }
+        if let Some(reference) = fields.get("$ref").and_then(Value::as_str) {
+            match self.local(reference) {
+                Some(target) => self.left.push(target),
+                None => {
+                    return refuse("$ref", format!("`{reference}` is not in this schema; use #/$defs/…"));
+                }
+            }
+        }
+        self.add_inner(pointer, fields);
+        Ok(())
+    }
+
+    /// The pointer that a reference within the schema names. References by `$id` and `$anchor` are the
+    /// library's to follow; their targets are checked when the whole schema is.
+    fn local(&self, reference: &str) -> Option<String> {
+        let pointer = reference.strip_prefix('#')?;
+        let decoded = percent_decoded(pointer)?;
+        if decoded.is_empty() || self.root.pointer(&decoded).is_some() { Some(decoded) } else { None }
+    }
+
+    fn add_inner(&mut self, pointer: &str, fields: &Map<String, Value>) {
+        for keyword in SCHEMA {
+            self.left.extend(fields.get(keyword).map(|_| format!("{pointer}/{keyword}")));
+        }
+        for keyword in LISTS {
+            let count = fields.get(keyword).and_then(Value::as_array).map_or(0, Vec::len);
+            self.left.extend((0..count).map(|at| format!("{pointer}/{keyword}/{at}")));
+        }
+        for keyword in MAPS {
+            let inner = fields.get(keyword).and_then(Value::as_object).into_iter().flatten();
+            let escaped = inner.map(|(name, _)| name.replace('~', "~0").replace('/', "~1"));
+            self.left.extend(escaped.map(|name| format!("{pointer}/{keyword}/{name}")));
+        }
+        if fields.contains_key("oneOf") {
+            self.one_ofs.push(pointer.to_owned());
+        }
+    }
+}
+
+/// `%2F` → `/`; `None` if it is not UTF-8.
+fn percent_decoded(text: &str) -> Option<String> {
+    let mut bytes = Vec::new();
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        let digits = (byte == b'%').then(|| (rest.next(), rest.next()));
+        match digits {
+            None => bytes.push(byte),
+            Some((Some(high), Some(low))) => {
+                let hex = [high, low];
+                bytes.push(u8::from_str_radix(std::str::from_utf8(&hex).ok()?, 16).ok()?);
+            }
+            Some(_) => return None,
+        }
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_enforced_is_refused_by_pointer_and_keyword() {
+        let check = |schema: Value, at: &str, name: &str| match check(&schema) {
+            Err(Refused::Keyword { pointer, keyword, .. }) => assert_eq!((&*pointer, &*keyword), (at, name)),
+            other => panic!("{schema}: {other:?}"),
+        };
+        check(json!({"not": {}}), "", "not");
+        check(json!({"properties": {"a/b": {"uniqueItems": true}}}), "/properties/a~1b", "uniqueItems");
+        check(json!({"anyOf": [{}, {"if": {}}]}), "/anyOf/1", "if");
+        check(json!({"items": {"format": "regex"}}), "/items", "format");
+        check(json!({"$ref": "http://example.org/a.json"}), "", "$ref");
+        check(json!({"$ref": "#/$defs/missing"}), "", "$ref");
+        check(json!({"$ref": "#/$defs/a", "$defs": {"a": {"contains": {}}}}), "/$defs/a", "contains");
+        check(json!({"x-guidance": {"lenient": true}}), "", "x-guidance");
+    }
+
+    #[test]
+    fn names_and_constants_are_not_keywords() {
+        let check = |schema: Value| assert_eq!(check(&schema).map(|found| found.len()), Ok(0), "{schema}");
+        check(json!({"properties": {"not": {"type": "string"}}}));
+        check(json!({"const": {"not": 1}}));
+        check(json!({"enum": [{"if": 1}], "description": "x", "x-vendor": true}));
+        check(json!({"$ref": "#", "$defs": {"unused": {"not": {}}}}));
+        check(json!({"$ref": "#/$defs/a%2Fb".replace("%2F", "~1"), "$defs": {"a/b": {}}}));
+    }
+
+    #[test]
+    fn sizes_are_limited() {
+        let mut deep = json!({});
+        for _ in 0..MAX_DEPTH + 1 {
+            deep = json!({"items": deep});
+        }
+        let refused = check(&deep).unwrap_err().to_string();
+        assert!(refused.contains("nested levels, the limit is 64"), "{refused}");
+        let refused = check(&json!({"const": "x".repeat(MAX_SCHEMA_BYTES)})).unwrap_err().to_string();
+        assert!(refused.contains("the limit is 65536"), "{refused}");
+    }
+}

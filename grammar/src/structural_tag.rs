@@ -1,0 +1,118 @@
+//! Structural tags: free text in which certain beginnings oblige the answer to a content and an end. Both of
+//! the notations that clients of vLLM send, as Lark.
+
+use serde_json::Value;
+
+use crate::error::{Refused, check_size};
+use crate::lark::quoted;
+use crate::limits::MAX_CHOICES;
+use crate::schema;
+
+const WHAT: &str = "structural tag";
+
+/// One tag: `begin`, content that a schema accepts, `end`.
+struct Tag<'a> {
+    begin: &'a str,
+    content: String,
+    end: &'a str,
+}
+
+/// The grammar of `tag`: either `{"type": "structural_tag", "structures": […], "triggers": […]}` or
+/// `{"type": "structural_tag", "format": {"type": "triggered_tags", …}}`.
+///
+/// # Errors
+/// [`Refused`] for other forms and for contents that cannot be enforced.
+pub fn to_lark(tag: &Value) -> Result<String, Refused> {
+    let format = &tag["format"];
+    if format.is_null() {
+        let tags = list(tag, "structures")?.iter().map(|one| {
+            let text = |name: &str| string(one, name);
+            Ok(Tag { begin: text("begin")?, content: json(&one["schema"])?, end: text("end")? })
+        });
+        let tags = tags.collect::<Result<Vec<_>, Refused>>()?;
+        return free_text(&strings(list(tag, "triggers")?)?, &tags, false);
+    }
+    if format["type"] != "triggered_tags" {
+        let got = format["type"].as_str().unwrap_or("none").chars().take(40).collect::<String>();
+        return Err(unusable(format!("format.type is `{got}`; only triggered_tags is supported")));
+    }
+    for (name, value) in
+        [("stop_after_first", &format["stop_after_first"]), ("excludes", &format["excludes"])]
+    {
+        let is_neutral = value.is_null() || *value == false || value.as_array().is_some_and(Vec::is_empty);
+        if !is_neutral {
+            return Err(unusable(format!("format.{name} is not supported; leave it out")));
+        }
+    }
+    let tags = list(format, "tags")?.iter().map(|one| {
+        let content = &one["content"];
+        if content["type"] != "json_schema" {
+            let message = "the content of a tag must be {\"type\": \"json_schema\", \"json_schema\": …}";
+            return Err(unusable(message.to_owned()));
+        }
+        Ok(Tag {
+            begin: string(one, "begin")?,
+            content: json(&content["json_schema"])?,
+            end: string(one, "end")?,
+        })
+    });
+    let tags = tags.collect::<Result<Vec<_>, Refused>>()?;
+    free_text(&strings(list(format, "triggers")?)?, &tags, format["at_least_one"] == true)
+}
+
+/// Text in which each of `triggers` obliges to one of the tags that begin with it.
+fn free_text(triggers: &[&str], tags: &[Tag<'_>], at_least_one: bool) -> Result<String, Refused> {
+    check_size(WHAT, tags.len(), "tags", MAX_CHOICES)?;
+    let mut lark = String::new();
+    let mut names = Vec::new();
+    for (at, trigger) in triggers.iter().enumerate() {
+        let follow = |tag: &Tag<'_>| {
+            let rest = tag.begin.strip_prefix(trigger)?;
+            let text = |text: &str| if text.is_empty() { String::new() } else { quoted(text) };
+            Some(format!("{} %json {} {}", text(rest), tag.content, text(tag.end)))
+        };
+        let tags: Vec<String> = tags.iter().filter_map(follow).collect();
+        if trigger.is_empty() || tags.is_empty() {
+            return Err(unusable(format!("no tag begins with the trigger {trigger:?}")));
+        }
+        lark += &format!("until_{at}[lazy]: /(?s:.*)/ {}\n", quoted(trigger));
+        lark += &format!("tag_{at}: until_{at} ({})\n", tags.join(" | "));
+        names.push(format!("tag_{at}"));
+    }
+    let all_are_triggered = |tag: &Tag<'_>| triggers.iter().any(|trigger| tag.begin.starts_with(trigger));
+    if let Some(tag) = tags.iter().find(|tag| !all_are_triggered(tag)) {
+        return Err(unusable(format!("the tag {:?} begins with no trigger", tag.begin)));
+    }
+    if names.is_empty() {
+        return Err(unusable("it needs at least one trigger".to_owned()));
+    }
+    let count = if at_least_one { "+" } else { "*" };
+    Ok(format!("start: ({}){count} rest\nrest: /(?s:.*)/\n{lark}", names.join(" | ")))
+}
+
+/// A schema of a tag's content, checked and as text.
+fn json(content: &Value) -> Result<String, Refused> {
+    schema::check(content)?;
+    Ok(schema::with_whitespace(content))
+}
+
+fn list<'a>(value: &'a Value, name: &str) -> Result<&'a [Value], Refused> {
+    let list = value[name].as_array().map(Vec::as_slice);
+    list.ok_or_else(|| unusable(format!("`{name}` must be a list")))
+}
+
+fn string<'a>(value: &'a Value, name: &str) -> Result<&'a str, Refused> {
+    value[name].as_str().ok_or_else(|| unusable(format!("`{name}` must be a string")))
+}
+
+fn strings(values: &[Value]) -> Result<Vec<&str>, Refused> {
+    let text = |value: &'_ Value| value.as_str().map(str::len).is_some();
+    if values.iter().all(text) {
+        return Ok(values.iter().filter_map(Value::as_str).collect());
+    }
+    Err(unusable("`triggers` must be strings".to_owned()))
+}
+
+fn unusable(reason: String) -> Refused {
+    Refused::Unusable { what: WHAT, reason }
+}

@@ -1,0 +1,191 @@
+//! Each kind of constraint, followed by random answers and judged by another validator.
+
+mod walk;
+
+use serde_json::{Value, json};
+use skein_grammar::{Refused, Source};
+use walk::{Random, Walk, compile, vocabulary, walk};
+
+/// Whether the constraint accepts exactly `text`, byte by byte where no longer token is needed.
+fn accepts(source: &Source, text: &str) -> bool {
+    let mut matcher = compile(source).unwrap_or_else(|error| panic!("{error}\n{}", source.text())).matcher();
+    let bytes = &vocabulary().0;
+    let single = |byte: u8| (0..bytes.vocab_size()).find(|token| bytes.get(*token) == [byte]).unwrap();
+    for byte in text.bytes() {
+        if !matcher.next().is_ok_and(|next| next.mask.allows(single(byte))) {
+            return false;
+        }
+        matcher.advance(single(byte)).unwrap();
+    }
+    matcher.next().unwrap().may_end
+}
+
+fn check(source: Result<Source, Refused>, good: &[&str], bad: &[&str]) {
+    let source = source.unwrap();
+    for text in good {
+        assert!(accepts(&source, text), "{text:?} by {}", source.text());
+    }
+    for text in bad {
+        assert!(!accepts(&source, text), "{text:?} by {}", source.text());
+    }
+}
+
+#[test]
+fn each_kind_accepts_what_it_says() {
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer", "minimum": 3, "maximum": 5}},
+        "required": ["a"], "additionalProperties": false});
+    check(
+        Source::json_schema(&schema),
+        &["{\"a\":3}", "{ \"a\" : 5 }"],
+        &["{}", "{\"a\":6}", "{\"b\":3}", " {\"a\":3}"],
+    );
+    check(Source::json_object(), &["{}", "{\"x\": [1, {\"y\": null}]}"], &["[]", "1", "{"]);
+    check(Source::regex("^[a-c]+/\\d{2}$"), &["abc/12"], &["abc/1", "d/12", "abc/123"]);
+    check(Source::choice(&["yes", "no", "not \"now\""]), &["yes", "not \"now\""], &["maybe", "ye", "now"]);
+    check(Source::grammar("start: \"(\" start \")\" | \"x\""), &["x", "((x))"], &["(x", "x)"]);
+    check(
+        Source::grammar(
+            "root ::= \"[\" item (\",\" item)* \"]\"\nitem ::= root | [0-9]+ [a-z]? | \"a\"* \"ab\"",
+        ),
+        &["[1]", "[12,[3b],aab,ab]"],
+        &["[]", "[1,]", "1"],
+    );
+}
+
+#[test]
+fn both_notations_of_structural_tags_oblige_to_what_follows_a_trigger() {
+    let schema = json!({"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"],
+        "additionalProperties": false});
+    let old = json!({"type": "structural_tag", "triggers": ["<function="],
+        "structures": [{"begin": "<function=f>", "schema": schema, "end": "</function>"}]});
+    let new = json!({"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": ["<function="],
+        "tags": [{"begin": "<function=f>", "content": {"type": "json_schema", "json_schema": schema},
+                  "end": "</function>"}]}});
+    let call = "<function=f>{\"city\": \"Rome\"}</function>";
+    for tag in [&old, &new] {
+        check(
+            Source::structural_tag(tag),
+            &["", "just text", call, &format!("Well.\n{call} and {call} so.")],
+            &[
+                "<function=g>",
+                "<function=f>{\"city\": \"Bonn\"}</function>",
+                "<function=f>{}",
+                "a <function=f>",
+            ],
+        );
+    }
+    let mut needed = new;
+    needed["format"]["at_least_one"] = json!(true);
+    check(Source::structural_tag(&needed), &[&format!("x {call}")], &["", "just text"]);
+    needed["format"]["stop_after_first"] = json!(true);
+    let told = Source::structural_tag(&needed).unwrap_err().to_string();
+    assert!(told.contains("stop_after_first is not supported"), "{told}");
+}
+
+/// Schemas of the kinds that clients send; every one can end in a few dozen tokens.
+fn schemas() -> Vec<Value> {
+    vec![
+        json!({"type": "object", "properties": {"name": {"type": "string", "maxLength": 12},
+            "age": {"type": "integer", "minimum": 0, "maximum": 150}}, "required": ["name", "age"]}),
+        json!({"type": "array", "items": {"anyOf": [{"type": "null"}, {"type": "boolean"},
+            {"type": "number", "multipleOf": 0.5}]}, "maxItems": 4}),
+        json!({"enum": ["red", 3, null, {"a": [1]}]}),
+        json!({"$ref": "#/$defs/tree", "$defs": {"tree": {"type": "object", "properties": {
+            "left": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/tree"}]}}, "additionalProperties": false}}}),
+        json!({"type": "string", "format": "date"}),
+        json!({"type": "string", "pattern": "^[A-Z]{3}-[0-9]{2,4}$"}),
+        json!({"oneOf": [{"type": "integer"}, {"type": "string", "enum": ["x", "y"]}]}),
+        json!({"allOf": [{"type": "object", "properties": {"k": {"const": "v"}}, "required": ["k"]},
+            {"properties": {"n": {"exclusiveMinimum": -1, "type": "integer"}}}], "additionalProperties": false,
+            "properties": {"k": {}, "n": {}}}),
+        json!({"type": "object", "patternProperties": {"^x[0-9]$": {"type": "integer"}},
+            "additionalProperties": false, "maxProperties": 2}),
+    ]
+}
+
+#[test]
+fn random_answers_validate() {
+    let mut ended = 0;
+    for schema in schemas() {
+        let source = Source::json_schema(&schema).unwrap();
+        let compiled = compile(&source).unwrap_or_else(|error| panic!("{schema}: {error}"));
+        let judge = jsonschema::validator_for(&schema).unwrap();
+        for seed in 0..40 {
+            let answer = walk(&mut compiled.matcher(), &mut Random(seed), 300, |_| false);
+            if let Walk::Ended(text) = answer {
+                let value: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
+                assert!(judge.is_valid(&value), "seed {seed}: {text} for {schema}");
+                ended += 1;
+            }
+        }
+    }
+    assert!(ended > 9 * 40 / 2, "only {ended} answers ended");
+}
+
+#[test]
+fn a_model_that_prefers_white_space_still_ends() {
+    let source = Source::json_schema(&schemas()[0]).unwrap();
+    let compiled = compile(&source).unwrap();
+    let blank = |bytes: &[u8]| !bytes.is_empty() && bytes.iter().all(u8::is_ascii_whitespace);
+    for seed in 0..10 {
+        match walk(&mut compiled.matcher(), &mut Random(seed), 400, blank) {
+            Walk::Ended(text) => {
+                let longest = text.split(|c: char| !c.is_whitespace()).map(str::len).max();
+                assert!(longest <= Some(skein_grammar::limits::MAX_WHITESPACE), "{longest:?}: {text:?}");
+            }
+            Walk::Cut(text) => assert!(text.contains('"'), "it is within a string: {text:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_replayed_matcher_allows_what_the_running_one_allows() {
+    let mut positions = 0;
+    for (seed, schema) in schemas().into_iter().cycle().enumerate().take(60) {
+        let compiled = compile(&Source::json_schema(&schema).unwrap()).unwrap();
+        let (mut running, mut random, mut tokens) = (compiled.matcher(), Random(seed as u64), Vec::new());
+        for _ in 0..30 {
+            let next = running.next().unwrap();
+            let mut replayed = compiled.matcher();
+            tokens.iter().for_each(|token| replayed.advance(*token).unwrap());
+            assert_eq!(replayed.next().unwrap(), next, "after {} tokens of {schema}", tokens.len());
+            assert_eq!(replayed.is_done(), running.is_done());
+            positions += 1;
+            let all: Vec<u32> = next.mask.tokens().collect();
+            if all.is_empty() {
+                break;
+            }
+            tokens.push(all[random.below(all.len() as u64) as usize]);
+            running.advance(*tokens.last().unwrap()).unwrap();
+        }
+    }
+    assert!(positions > 500, "{positions}");
+}
+
+#[test]
+fn a_token_that_does_not_fit_is_an_error_and_not_a_panic() {
+    let compiled = compile(&Source::choice(&["a"]).unwrap()).unwrap();
+    let bytes = &vocabulary().0;
+    let b = (0..bytes.vocab_size()).find(|token| bytes.get(*token) == b"b").unwrap();
+    for token in [b, 0, 1 << 20] {
+        let mut matcher = compiled.matcher();
+        assert!(matcher.advance(token).is_err(), "{token}");
+        assert!(matcher.next().is_err() && !matcher.is_done());
+    }
+}
+
+#[test]
+fn control_tokens_match_no_text() {
+    let mut matcher = compile(&Source::regex("(?s:.*)").unwrap()).unwrap().matcher();
+    let next = matcher.next().unwrap();
+    let bytes = &vocabulary().0;
+    assert!((0..bytes.vocab_size()).all(|token| !(bytes.is_special(token) && next.mask.allows(token))));
+    assert!(next.may_end && next.mask.count() > 3000);
+}
+
+#[test]
+fn the_version_is_that_of_the_lock_file() {
+    let lock = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.lock")).unwrap();
+    let (name, version) = skein_grammar::VERSION.split_once(' ').unwrap();
+    assert!(lock.contains(&format!("name = \"{name}\"\nversion = \"{version}\"\n")));
+}
