@@ -3,6 +3,7 @@
 //!
 //! With `sys`, the only crate of the product where `unsafe` may live.
 
+pub mod collective;
 pub mod cpu;
 pub mod cuda;
 pub mod gate;

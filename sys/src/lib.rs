@@ -1,5 +1,6 @@
-//! The operating system: mapped files, memory that is filled once and then shared, compute threads and the
-//! processors they run on, and ending a process. Has no notion of tensors or models.
+//! The operating system: mapped files, memory that is filled once and then shared, memory that processes
+//! exchange data through, compute threads and the processors they run on, and ending a process. Has no notion
+//! of tensors or models.
 //!
 //! With `kernels`, the only crate of the product where `unsafe` may live.
 
@@ -9,4 +10,5 @@ pub mod mapped;
 pub mod memory;
 pub mod memory_limit;
 pub mod process;
+pub mod shared_memory;
 pub mod threads;

@@ -1,0 +1,265 @@
+//! Exchange between the ranks that share a model, through host memory.
+//!
+//! Ranks exchange bytes and never add: each rank gets what all of them gave and computes the same sum from it,
+//! in one order. So all ranks have equal bits, whatever the message's size.
+//!
+//! Every wait has a deadline. A rank that fails an exchange cannot take part in the next one: its group ends.
+
+mod alone;
+mod faulty;
+mod shared;
+mod threads;
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+pub use alone::Alone;
+pub use faulty::{Fault, Faulty};
+pub use shared::{End, Shared};
+pub use threads::Threads;
+
+/// Most ranks of a group.
+pub const MAX_RANKS: usize = 64;
+
+/// One rank's connection to all ranks of its group.
+pub trait Ranks: Send {
+    /// This rank, from 0.
+    fn rank(&self) -> usize;
+    /// Number of ranks.
+    fn count(&self) -> usize;
+    /// Exchanges `mine`: `all` becomes the bytes of every rank, in the order of the ranks. All ranks call it
+    /// with the same number of bytes, in the same order of calls.
+    ///
+    /// # Errors
+    /// A rank did not answer in time, has ended, or gave another number of bytes.
+    ///
+    /// # Panics
+    /// If `all` is not [`count`](Self::count) times as long as `mine`.
+    fn gather(&mut self, mine: &[u8], all: &mut [u8]) -> Result<(), Lost>;
+
+    /// [`gather`](Self::gather) for values.
+    ///
+    /// # Errors
+    /// As for [`gather`](Self::gather).
+    fn gather_values(&mut self, mine: &[f32], all: &mut [f32]) -> Result<(), Lost> {
+        // SAFETY: every `f32` is four initialised bytes, and bytes have no alignment.
+        let mine = unsafe { std::slice::from_raw_parts(mine.as_ptr().cast(), size_of_val(mine)) };
+        let length = size_of_val(all);
+        // SAFETY: as above; four bytes of any value are an `f32`, and `all` is borrowed uniquely.
+        let all = unsafe { std::slice::from_raw_parts_mut(all.as_mut_ptr().cast(), length) };
+        self.gather(mine, all)
+    }
+}
+
+/// An exchange that failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("rank {rank} {how} in {doing}, after {} ms", after.as_millis())]
+pub struct Lost {
+    /// Rank that did not do its part.
+    pub rank: usize,
+    /// What it did instead.
+    pub how: How,
+    /// The exchange.
+    pub doing: Exchange,
+    /// Time since the exchange began.
+    pub after: Duration,
+}
+
+/// One exchange, as this rank sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Exchange {
+    /// Number of the exchange, from 1. A long message takes several.
+    pub number: u64,
+    /// Bytes that each rank gives.
+    pub bytes: usize,
+}
+
+impl fmt::Display for Exchange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "exchange {} of {} bytes", self.number, self.bytes)
+    }
+}
+
+/// How a rank failed an exchange.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum How {
+    /// It did not answer before the deadline.
+    Silent,
+    /// It has ended, or the group has been told to end because of it.
+    Ended,
+    /// It gave this many bytes: the ranks do not run the same program.
+    Differs(u64),
+}
+
+impl fmt::Display for How {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Silent => write!(f, "did not answer"),
+            Self::Ended => write!(f, "ended"),
+            Self::Differs(bytes) => write!(f, "gave {bytes} bytes"),
+        }
+    }
+}
+
+/// An exchange under way.
+#[derive(Debug, Clone, Copy)]
+struct Begun {
+    doing: Exchange,
+    at: Instant,
+    patience: Duration,
+}
+
+impl Begun {
+    #[allow(clippy::disallowed_methods)] // deadlines of waits between threads and processes
+    fn new(number: u64, bytes: usize, patience: Duration) -> Self {
+        Self { doing: Exchange { number, bytes }, at: Instant::now(), patience }
+    }
+
+    fn left(&self) -> Duration {
+        self.patience.saturating_sub(self.at.elapsed())
+    }
+
+    fn lost(&self, rank: usize, how: How) -> Lost {
+        Lost { rank, how, doing: self.doing, after: self.at.elapsed() }
+    }
+}
+
+/// # Panics
+/// If `all` has not the place of `count` ranks' bytes.
+fn check_lengths(mine: &[u8], all: &[u8], count: usize) {
+    assert_eq!(all.len(), mine.len() * count, "{count} ranks give {} bytes each", mine.len());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs `work` as every rank of `ranks`, and returns the results in order.
+    fn on_all<R: Ranks + 'static, T: Send + 'static>(
+        ranks: Vec<R>,
+        work: impl Fn(&mut R) -> T + Clone + Send + 'static,
+    ) -> Vec<T> {
+        let run = |mut rank: R| {
+            let work = work.clone();
+            std::thread::spawn(move || work(&mut rank))
+        };
+        let running: Vec<_> = ranks.into_iter().map(run).collect();
+        running.into_iter().map(|thread| thread.join().unwrap()).collect()
+    }
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+    /// For exchanges that fail.
+    const IMPATIENT: Duration = Duration::from_millis(100);
+
+    /// What `rank` gives in a round: its length depends on the round only.
+    fn message(rank: usize, round: usize) -> Vec<u8> {
+        let length = [0, 1, 8, 13, 200, 1000][round % 6];
+        (0..length).map(|i| (i * 7 + rank * 31 + round * 3) as u8).collect()
+    }
+
+    fn exchange_many<R: Ranks>(ranks: &mut R) {
+        for round in 0..300 {
+            let mine = message(ranks.rank(), round);
+            let mut all = vec![0xee; mine.len() * ranks.count()];
+            ranks.gather(&mine, &mut all).unwrap();
+            let expected: Vec<u8> = (0..ranks.count()).flat_map(|rank| message(rank, round)).collect();
+            assert_eq!(all, expected, "rank {} in round {round}", ranks.rank());
+        }
+    }
+
+    #[test]
+    fn every_rank_gets_what_all_gave_in_the_order_of_ranks() {
+        exchange_many(&mut Alone);
+        for count in [1, 2, 3, 4] {
+            on_all(Threads::new(count, PATIENCE), exchange_many);
+            for capacity in [64, 4096] {
+                on_all(Shared::in_one_process(count, capacity, PATIENCE).unwrap(), exchange_many);
+            }
+        }
+    }
+
+    #[test]
+    fn values_keep_their_bits() {
+        let results = on_all(Threads::new(2, PATIENCE), |ranks| {
+            let mine = [-0.0, f32::from_bits(0x7fc0_1234), ranks.rank() as f32];
+            let mut all = [0.0; 6];
+            ranks.gather_values(&mine, &mut all).unwrap();
+            all.map(f32::to_bits)
+        });
+        let expected = [-0.0, f32::from_bits(0x7fc0_1234), 0.0, -0.0, f32::from_bits(0x7fc0_1234), 1.0];
+        assert_eq!(results, [expected.map(f32::to_bits); 2]);
+    }
+
+    /// What each rank sees in the third exchange, when `fault` hits rank 1 there.
+    fn with_fault<R: Ranks + 'static>(ranks: Vec<R>, fault: Fault) -> Vec<Result<Vec<u8>, Lost>> {
+        let ranks = ranks.into_iter().map(|inner| {
+            let fault = if inner.rank() == 1 { Some((3, fault)) } else { None };
+            Faulty::new(inner, fault)
+        });
+        on_all(ranks.collect(), |ranks| {
+            let mut all = vec![0; 4 * ranks.count()];
+            for round in 1..=3 {
+                ranks.gather(&[round, 0, 0, ranks.rank() as u8], &mut all)?;
+            }
+            Ok(all)
+        })
+    }
+
+    fn both(fault: Fault, patience: Duration, check: impl Fn(Vec<Result<Vec<u8>, Lost>>)) {
+        check(with_fault(Threads::new(3, patience), fault));
+        check(with_fault(Shared::in_one_process(3, 64, patience).unwrap(), fault));
+    }
+
+    const GOOD: [u8; 12] = [3, 0, 0, 0, 3, 0, 0, 1, 3, 0, 0, 2];
+
+    #[test]
+    fn a_late_rank_is_waited_for() {
+        both(Fault::Delay(Duration::from_millis(30)), PATIENCE, |results| {
+            assert_eq!(results, vec![Ok(GOOD.to_vec()); 3]);
+        });
+    }
+
+    #[test]
+    fn wrong_bytes_arrive_as_they_are() {
+        both(Fault::WrongBytes, PATIENCE, |results| {
+            for result in results {
+                let all = result.unwrap();
+                assert_ne!(all, GOOD);
+                assert_eq!((&all[..4], &all[8..]), (&GOOD[..4], &GOOD[8..]));
+            }
+        });
+    }
+
+    #[test]
+    fn a_rank_that_hangs_or_dies_or_fails_is_named_in_time() {
+        for fault in [Fault::Hang(3 * IMPATIENT), Fault::Die, Fault::Error] {
+            both(fault, IMPATIENT, |results| {
+                for (rank, result) in results.into_iter().enumerate().filter(|(rank, _)| *rank != 1) {
+                    let lost = result.unwrap_err();
+                    assert_eq!(
+                        (lost.rank, lost.doing.number, lost.doing.bytes),
+                        (1, 3, 4),
+                        "{rank} {fault:?}"
+                    );
+                    assert!(lost.after < 2 * IMPATIENT + Duration::from_secs(2), "{lost}");
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn a_rank_that_gives_another_number_of_bytes_is_named() {
+        fn differ<R: Ranks>(ranks: &mut R) -> Result<(), Lost> {
+            let mine = vec![0; 8 * (1 + ranks.rank())];
+            ranks.gather(&mine, &mut vec![0; 2 * mine.len()])
+        }
+        let check = |results: Vec<Result<(), Lost>>| {
+            let lost = results[0].unwrap_err();
+            assert_eq!((lost.rank, lost.how), (1, How::Differs(16)));
+            assert!(lost.to_string().starts_with("rank 1 gave 16 bytes in exchange 1 of 8 bytes, after "));
+            assert_eq!(results[1].unwrap_err().how, How::Differs(8));
+        };
+        check(on_all(Threads::new(2, PATIENCE), differ));
+        check(on_all(Shared::in_one_process(2, 64, PATIENCE).unwrap(), differ));
+    }
+}
