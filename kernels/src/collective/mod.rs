@@ -1,7 +1,7 @@
 //! Exchange between the ranks that share a model, through host memory.
 //!
-//! Ranks exchange bytes and never add: each rank gets what all of them gave and computes the same sum from it,
-//! in one order. So all ranks have equal bits, whatever the message's size.
+//! Ranks exchange bytes and never add: each rank gets what all of them gave, and computes the same sum from
+//! it in one order. So all ranks have equal bits, whatever the message's size.
 //!
 //! Every wait has a deadline. A rank that fails an exchange cannot take part in the next one: its group ends.
 

@@ -5,9 +5,9 @@
 //! for each rank:  stamp · sleepers · slot 0: length, bytes · slot 1: length, bytes
 //! ```
 //!
-//! A rank writes its bytes to slot `n % 2`, then stores `n` as its stamp. Once a peer's stamp is `n`, its slot
-//! is read. Two slots suffice: a rank writes for exchange `n + 2` only after it has seen every stamp `n + 1`,
-//! and a rank stores `n + 1` only after it has read all of exchange `n`.
+//! A rank writes its bytes to slot `n % 2`, then stores `n` as its stamp. Once a peer's stamp is `n`, its
+//! slot is read. Two slots suffice: a rank writes for exchange `n + 2` only after it has seen every stamp
+//! `n + 1`, and a rank stores `n + 1` only after it has read all of exchange `n`.
 
 use std::hint::spin_loop;
 use std::io;
