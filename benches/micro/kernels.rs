@@ -19,7 +19,7 @@ use skein_kernels::cpu::packed::{Format, Packed};
 use skein_kernels::cpu::roofline::{self, Kind};
 use skein_kernels::cpu::simd::Isa;
 use skein_sys::threads::ThreadPlacement;
-use skein_worker::backend::cpu::Numbers;
+use skein_worker::backend::cpu::NumberTypes;
 
 mod shapes;
 mod steps;
@@ -56,10 +56,10 @@ fn main() {
 }
 
 /// Model directory, number of threads (default: all processors), rounding of numbers, and instruction set.
-fn arguments() -> (Option<String>, usize, Numbers, Isa) {
+fn arguments() -> (Option<String>, usize, NumberTypes, Isa) {
     let mut isa = Isa::best();
     let (mut model, mut threads, mut numbers) =
-        (None, ThreadPlacement::of_this_machine(0).threads, Numbers::EXACT);
+        (None, ThreadPlacement::of_this_machine(0).threads, NumberTypes::EXACT);
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {

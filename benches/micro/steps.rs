@@ -9,7 +9,7 @@ use skein_kernels::cpu::packed::Format;
 use skein_node::clock;
 use skein_proto::sampling::SamplingParams;
 use skein_worker::BlockId;
-use skein_worker::backend::cpu::{CpuModel, CpuOptions, Numbers};
+use skein_worker::backend::cpu::{CpuModel, CpuOptions, NumberTypes};
 use skein_worker::backend::{Batch, BatchSequence, SampleRow, Want};
 use skein_worker::model::on_cpu::packed_cache::PackedCache;
 use skein_worker::model::on_cpu::profile::Part;
@@ -19,10 +19,10 @@ const CONTEXT: u32 = 256;
 const STEPS: u32 = 16;
 
 /// `numbers` as changed by one of the worker's flags; `None` if the flag or its value is unknown.
-pub fn numbers(numbers: Numbers, flag: &str, value: &str) -> Option<Numbers> {
+pub fn numbers(numbers: NumberTypes, flag: &str, value: &str) -> Option<NumberTypes> {
     match (flag, value) {
-        ("--dtype", "float32") => Some(Numbers { bf16: false, ..numbers }),
-        ("--dtype", "bfloat16") => Some(Numbers { bf16: true, ..numbers }),
+        ("--dtype", "float32") => Some(NumberTypes { bf16: false, ..numbers }),
+        ("--dtype", "bfloat16") => Some(NumberTypes { bf16: true, ..numbers }),
         ("--kv-cache-dtype", kind) => {
             let kv = match kind {
                 "float32" => KvType::F32,
@@ -31,16 +31,16 @@ pub fn numbers(numbers: Numbers, flag: &str, value: &str) -> Option<Numbers> {
                 "int8" => KvType::Int8,
                 _ => return None,
             };
-            Some(Numbers { kv, ..numbers })
+            Some(NumberTypes { kv, ..numbers })
         }
-        ("--quantization", "int8") => Some(Numbers { weights: Some(Format::INT8), ..numbers }),
-        ("--quantization", "int4") => Some(Numbers { weights: Some(Format::INT4), ..numbers }),
+        ("--quantization", "int8") => Some(NumberTypes { weights: Some(Format::INT8), ..numbers }),
+        ("--quantization", "int4") => Some(NumberTypes { weights: Some(Format::INT4), ..numbers }),
         _ => None,
     }
 }
 
 /// Measures decode steps at several batch sizes, and the prefill of one chunk.
-pub fn measure(dir: &Path, threads: usize, bandwidth: f64, numbers: Numbers) {
+pub fn measure(dir: &Path, threads: usize, bandwidth: f64, numbers: NumberTypes) {
     let options = CpuOptions {
         threads,
         kv_blocks: 64 * CONTEXT / BLOCK_SIZE,

@@ -199,13 +199,14 @@ fn show_config(matches: &ArgMatches) -> Result<(), Failure> {
 
 fn print_version(json: bool) {
     let version = env!("CARGO_PKG_VERSION");
-    match json {
-        true => outln!(
+    if json {
+        outln!(
             "{}",
             serde_json::json!({"name": "skein", "version": version, "os": std::env::consts::OS,
             "arch": std::env::consts::ARCH})
-        ),
-        false => outln!("skein {version} ({}, {})", std::env::consts::OS, std::env::consts::ARCH),
+        );
+    } else {
+        outln!("skein {version} ({}, {})", std::env::consts::OS, std::env::consts::ARCH);
     }
 }
 

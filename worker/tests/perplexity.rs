@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use skein_kernels::cpu::kv_cache::KvType;
 use skein_kernels::cpu::packed::Format;
 use skein_worker::BlockId;
-use skein_worker::backend::cpu::{CpuModel, CpuOptions, Numbers};
+use skein_worker::backend::cpu::{CpuModel, CpuOptions, NumberTypes};
 use skein_worker::backend::{Batch, BatchSequence, ScoreRow, Want};
 use skein_worker::model::on_cpu::packed_cache::PackedCache;
 
@@ -39,7 +39,7 @@ fn windows() -> Vec<Vec<u32>> {
 }
 
 /// exp of the mean loss per token, in nats, without the first token of each window.
-fn perplexity(numbers: Numbers) -> f64 {
+fn perplexity(numbers: NumberTypes) -> f64 {
     let options = CpuOptions {
         threads: 2,
         kv_blocks: WINDOW.div_ceil(BLOCK_SIZE as usize) as u32,
@@ -85,14 +85,14 @@ fn chunk(window: &[u32], first: usize, end: usize, blocks: u32) -> Batch {
 fn exact() -> f64 {
     static EXACT: OnceLock<f64> = OnceLock::new();
     *EXACT.get_or_init(|| {
-        let exact = perplexity(Numbers::EXACT);
+        let exact = perplexity(NumberTypes::EXACT);
         println!("{:<24}{exact:.4}", "exact");
         exact
     })
 }
 
 /// Each format may cost at most `percent`. A small decrease is chance and allowed.
-fn check(cases: &[(&str, Numbers, f64)]) {
+fn check(cases: &[(&str, NumberTypes, f64)]) {
     let mut failed = Vec::new();
     for (name, numbers, percent) in cases {
         let rounded = perplexity(*numbers);
@@ -109,12 +109,12 @@ fn check(cases: &[(&str, Numbers, f64)]) {
 fn the_text_is_the_models_kind_and_bf16_activations_cost_nearly_nothing() {
     let exact = exact();
     assert!((11.0..16.0).contains(&exact), "{exact}: README.md of the model says 12.96 to 15.01");
-    check(&[("bf16 activations", Numbers { bf16: true, ..Numbers::EXACT }, BF16_PERCENT)]);
+    check(&[("bf16 activations", NumberTypes { bf16: true, ..NumberTypes::EXACT }, BF16_PERCENT)]);
 }
 
 #[test]
 fn rounded_weights_cost_little() {
-    let weights = |format| Numbers { weights: Some(format), ..Numbers::EXACT };
+    let weights = |format| NumberTypes { weights: Some(format), ..NumberTypes::EXACT };
     check(&[
         ("int8", weights(Format::INT8), INT8_PERCENT),
         ("int8 by groups", weights(Format::INT8_GROUP), INT8_PERCENT),
@@ -125,14 +125,14 @@ fn rounded_weights_cost_little() {
 
 #[test]
 fn rounded_keys_and_values_cost_little() {
-    let cached = |kv| Numbers { kv, ..Numbers::EXACT };
+    let cached = |kv| NumberTypes { kv, ..NumberTypes::EXACT };
     check(&[
         ("bf16 KV", cached(KvType::Bf16), KV_BF16_PERCENT),
         ("f16 KV", cached(KvType::F16), KV_F16_PERCENT),
         ("int8 KV", cached(KvType::Int8), KV_INT8_PERCENT),
         (
             "int8 and int8 KV",
-            Numbers { weights: Some(Format::INT8), ..cached(KvType::Int8) },
+            NumberTypes { weights: Some(Format::INT8), ..cached(KvType::Int8) },
             INT8_PERCENT + KV_INT8_PERCENT,
         ),
     ]);

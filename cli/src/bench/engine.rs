@@ -115,36 +115,33 @@ pub async fn latency(flags: &Latency, matches: &ArgMatches) -> Result<(), Failur
     let range = (reads[0], reads[reads.len() - 1]);
     ceiling.read_bytes_per_second = reads[reads.len() / 2];
     let name = format!("{} on {}", config.served_model_name, worker.device.name());
-    match flags.json {
-        true => {
-            let entries = results.iter().map(|(batch, report)| {
-                let mut entry: Map<String, Value> = report.to_json();
-                entry.insert("batch_size".into(), json!(batch));
-                if let Some((_, Some(gap))) = gaps.iter().find(|(of, _)| of == batch) {
-                    entry.insert("device_gap_us".into(), json!({"50": gap.p50 * 1e3, "99": gap.p99 * 1e3}));
-                }
-                Value::Object(entry)
-            });
-            let entries: Vec<Value> = entries.collect();
-            let mut all = ceiling_json(&ceiling, cost.product);
-            all.insert("read_range".into(), json!([range.0, range.1]));
-            all.insert("model".into(), json!(name));
-            all.insert("input_len".into(), json!(flags.input_len));
-            all.insert("output_len".into(), json!(flags.output_len));
-            all.insert("results".into(), Value::Array(entries));
-            outln!("{:#}", Value::Object(all));
-        }
-        false => {
-            let (least, most) = (range.0 / 1e9, range.1 / 1e9);
-            let line = ceiling_line(&ceiling, cost.product);
-            let line = format!(
-                "{line} (read bandwidth {least:.1} to {most:.1}; shares are of the measurements before and after)"
-            );
-            out!("{}", latency_table(&name, (flags.input_len, flags.output_len), &line, &results));
-            for (batch, gap) in gaps.iter().filter_map(|(batch, gap)| Some((batch, gap.as_ref()?))) {
-                let (median, most) = (gap.p50 * 1e3, gap.p99 * 1e3);
-                outln!("device gap per step, batch {batch}: p50 {median:.1} us, p99 {most:.1} us");
+    if flags.json {
+        let entries = results.iter().map(|(batch, report)| {
+            let mut entry: Map<String, Value> = report.to_json();
+            entry.insert("batch_size".into(), json!(batch));
+            if let Some((_, Some(gap))) = gaps.iter().find(|(of, _)| of == batch) {
+                entry.insert("device_gap_us".into(), json!({"50": gap.p50 * 1e3, "99": gap.p99 * 1e3}));
             }
+            Value::Object(entry)
+        });
+        let entries: Vec<Value> = entries.collect();
+        let mut all = ceiling_json(&ceiling, cost.product);
+        all.insert("read_range".into(), json!([range.0, range.1]));
+        all.insert("model".into(), json!(name));
+        all.insert("input_len".into(), json!(flags.input_len));
+        all.insert("output_len".into(), json!(flags.output_len));
+        all.insert("results".into(), Value::Array(entries));
+        outln!("{:#}", Value::Object(all));
+    } else {
+        let (least, most) = (range.0 / 1e9, range.1 / 1e9);
+        let line = ceiling_line(&ceiling, cost.product);
+        let line = format!(
+            "{line} (read bandwidth {least:.1} to {most:.1}; shares are of the measurements before and after)"
+        );
+        out!("{}", latency_table(&name, (flags.input_len, flags.output_len), &line, &results));
+        for (batch, gap) in gaps.iter().filter_map(|(batch, gap)| Some((batch, gap.as_ref()?))) {
+            let (median, most) = (gap.p50 * 1e3, gap.p99 * 1e3);
+            outln!("device gap per step, batch {batch}: p50 {median:.1} us, p99 {most:.1} us");
         }
     }
     worker.stop().await.map_err(Failure::other)
@@ -181,32 +178,29 @@ pub async fn throughput(flags: &Throughput, matches: &ArgMatches) -> Result<(), 
     let asked = (report.completed as u64, u64::from(limits.max_num_seqs));
     let least = Least::of_requests(asked, (input_len, output_len), worker.cost, &ceiling);
     let shares = least.shares(Duration::from_secs_f64(report.duration_s));
-    match flags.json {
-        true => {
-            let mut all = report.to_json();
-            all.extend(ceiling_json(&ceiling, worker.cost.product));
-            all.insert("bandwidth_share".into(), json!(shares.reading));
-            all.insert("multiply_share".into(), json!(shares.multiplying));
-            all.insert("roofline_share".into(), json!(shares.roofline()));
-            outln!("{:#}", Value::Object(all));
-        }
-        false => {
-            let title = format!(
-                "{} on {}, {} requests of {} + {} tokens at once",
-                config.served_model_name,
-                worker.device.name(),
-                flags.num_prompts,
-                input_len,
-                output_len
-            );
-            out!("{}", report::table(&title, &report));
-            outln!(
-                "\n{}; the run used {:.1}% of reading, {:.1}% of multiplying",
-                ceiling_line(&ceiling, worker.cost.product),
-                shares.reading * 100.0,
-                shares.multiplying * 100.0
-            );
-        }
+    if flags.json {
+        let mut all = report.to_json();
+        all.extend(ceiling_json(&ceiling, worker.cost.product));
+        all.insert("bandwidth_share".into(), json!(shares.reading));
+        all.insert("multiply_share".into(), json!(shares.multiplying));
+        all.insert("roofline_share".into(), json!(shares.roofline()));
+        outln!("{:#}", Value::Object(all));
+    } else {
+        let title = format!(
+            "{} on {}, {} requests of {} + {} tokens at once",
+            config.served_model_name,
+            worker.device.name(),
+            flags.num_prompts,
+            input_len,
+            output_len
+        );
+        out!("{}", report::table(&title, &report));
+        outln!(
+            "\n{}; the run used {:.1}% of reading, {:.1}% of multiplying",
+            ceiling_line(&ceiling, worker.cost.product),
+            shares.reading * 100.0,
+            shares.multiplying * 100.0
+        );
     }
     if report.completed == 0 {
         let first = records.iter().find_map(Record::failure).unwrap_or_else(|| "none was sent".to_owned());
@@ -248,10 +242,8 @@ fn start(
         BackendKind::Auto => skein_worker::visible_gpus() > 0,
         BackendKind::Cpu | BackendKind::Fake => false,
     };
-    let on = match on_gpu {
-        true => On::Cuda { ordinal: config.cuda.ordinal },
-        false => On::Cpu { threads: config.threads },
-    };
+    let on =
+        if on_gpu { On::Cuda { ordinal: config.cuda.ordinal } } else { On::Cpu { threads: config.threads } };
     let ceiling = measure(on).map_err(|error| Failure::new(DEVICE, error))?;
     let worker = LocalWorker::start(&config, |_, _| {}).map_err(|error| worker::failure(&error))?;
     let (input_len, output_len) = lengths(input_len, output_len, worker.max_model_len);

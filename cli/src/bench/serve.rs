@@ -197,9 +197,10 @@ pub async fn run(flags: &Serve) -> Result<(), Failure> {
     }
     let result = format!("{:#}\n", Value::Object(result));
     // Print before saving, so that a full disk does not lose the run.
-    match flags.json {
-        true => out!("{result}"),
-        false => out!("{}", report::table(&flags.title(server.model()), &report)),
+    if flags.json {
+        out!("{result}");
+    } else {
+        out!("{}", report::table(&flags.title(server.model()), &report));
     }
     if let Some(path) = result_file {
         std::fs::write(&path, result)

@@ -44,17 +44,16 @@ impl Answer {
 
 /// A request for the next turn after `history`.
 pub fn draft(wishes: &Wishes, history: &[Value], prompt: &str) -> Draft {
-    let prompt = match wishes.raw {
-        true => Prompt::Text(prompt.to_owned()),
-        false => {
-            let system = wishes.system.iter().map(|system| json!({"role": "system", "content": system}));
-            let turn = json!({"role": "user", "content": prompt});
-            Prompt::Chat {
-                messages: system.chain(history.iter().cloned()).chain([turn]).collect(),
-                add_generation_prompt: true,
-                continue_final_message: false,
-                template_kwargs: Map::new(),
-            }
+    let prompt = if wishes.raw {
+        Prompt::Text(prompt.to_owned())
+    } else {
+        let system = wishes.system.iter().map(|system| json!({"role": "system", "content": system}));
+        let turn = json!({"role": "user", "content": prompt});
+        Prompt::Chat {
+            messages: system.chain(history.iter().cloned()).chain([turn]).collect(),
+            add_generation_prompt: true,
+            continue_final_message: false,
+            template_kwargs: Map::new(),
         }
     };
     Draft { prompt, sampling: wishes.sampling.clone(), ..Draft::default() }

@@ -114,10 +114,8 @@ fn split_words(settings: &mut Settings, words: Vec<String>) -> (Option<String>, 
     let given = settings::model_argument(settings);
     let first_is_model =
         given.is_none() && words.first().is_some_and(|word| std::path::Path::new(word).is_dir());
-    let (model, rest) = match first_is_model {
-        true => (words.first().cloned(), &words[1..]),
-        false => (given, &words[..]),
-    };
+    let (model, rest) =
+        if first_is_model { (words.first().cloned(), &words[1..]) } else { (given, &words[..]) };
     (model, (!rest.is_empty()).then(|| rest.join(" ")))
 }
 

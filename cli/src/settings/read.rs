@@ -106,11 +106,12 @@ fn origin(given: &str) -> Result<String, String> {
     let host = given.strip_prefix("https://").or_else(|| given.strip_prefix("http://"));
     let is_host =
         |host: &str| !host.is_empty() && host.bytes().all(|b| b.is_ascii_graphic() && !b"/?#*".contains(&b));
-    match host.is_some_and(is_host) || given == "*" {
-        true => Ok(given.to_owned()),
-        false => Err(format!(
+    if host.is_some_and(is_host) || given == "*" {
+        Ok(given.to_owned())
+    } else {
+        Err(format!(
             "`{given}` is not an origin; give *, or scheme, host and port as in https://chat.example.org"
-        )),
+        ))
     }
 }
 

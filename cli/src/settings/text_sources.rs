@@ -24,9 +24,10 @@ pub fn text_sources(settings: &mut Settings) -> TextSources {
 
 fn directory(given: &str) -> Result<String, String> {
     let given = text(given)?;
-    match std::path::Path::new(&given).is_dir() {
-        true => Ok(given),
-        false => Err(format!("`{given}` is not a directory; give the one that has tokenizer.json")),
+    if std::path::Path::new(&given).is_dir() {
+        Ok(given)
+    } else {
+        Err(format!("`{given}` is not a directory; give the one that has tokenizer.json"))
     }
 }
 

@@ -23,7 +23,7 @@ pub enum Unavailable {
     NoDriver,
     /// The driver failed to initialise.
     #[error("the NVIDIA driver does not start: {0}")]
-    Broken(CudaError),
+    DriverFailed(CudaError),
     /// The driver is too old for the kernels.
     #[error("the NVIDIA driver supports CUDA {}.{}, and Skein needs 13.0 (driver 580) or newer; update the driver", found / 1000, found % 1000 / 10)]
     DriverTooOld {
@@ -92,14 +92,14 @@ impl Device {
     /// Finds the driver, opens device `ordinal` and binds the calling thread to it.
     pub fn open(ordinal: u32) -> Result<Arc<Self>, Unavailable> {
         let driver = driver_version()?;
-        let count = device_count().map_err(Unavailable::Broken)?;
+        let count = device_count().map_err(Unavailable::DriverFailed)?;
         if count == 0 {
             return Err(Unavailable::NoDevice { driver });
         }
         if ordinal >= count {
             return Err(Unavailable::NoSuchDevice { asked: ordinal, count });
         }
-        let device = Self::retain(ordinal, driver).map_err(Unavailable::Broken)?;
+        let device = Self::retain(ordinal, driver).map_err(Unavailable::DriverFailed)?;
         if device.capability < MIN_CAPABILITY {
             let (major, minor) = device.capability;
             return Err(Unavailable::TooOld { name: device.name.clone(), major, minor });
@@ -216,21 +216,21 @@ pub fn driver_version() -> Result<i32, Unavailable> {
     let mut version = 0;
     // SAFETY: the library is there; the out-pointer is valid for the call. This call needs no cuInit.
     check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut version) })
-        .map_err(Unavailable::Broken)?;
+        .map_err(Unavailable::DriverFailed)?;
     if version < MIN_DRIVER {
         return Err(Unavailable::DriverTooOld { found: version });
     }
     // SAFETY: the library is there.
     match unsafe { sys::cuInit(0) } {
         sys::CUresult::CUDA_ERROR_NO_DEVICE => Err(Unavailable::NoDevice { driver: version }),
-        code => check("cuInit", code).map_err(Unavailable::Broken).map(|()| version),
+        code => check("cuInit", code).map_err(Unavailable::DriverFailed).map(|()| version),
     }
 }
 
 /// Number of devices that this process sees, without opening any.
 pub fn visible_devices() -> Result<u32, Unavailable> {
     let driver = driver_version()?;
-    match device_count().map_err(Unavailable::Broken)? {
+    match device_count().map_err(Unavailable::DriverFailed)? {
         0 => Err(Unavailable::NoDevice { driver }),
         count => Ok(count),
     }

@@ -105,9 +105,10 @@ impl GenerationCall {
             prompt_logprobs,
             skip_special_tokens: sampling.skip_special_tokens.unwrap_or(true),
             // A truncated prompt is echoed as truncated, so from its tokens.
-            texts: match echo && base.truncation.is_none() {
-                true => prompts.iter().map(text_of).collect(),
-                false => Vec::new(),
+            texts: if echo && base.truncation.is_none() {
+                prompts.iter().map(text_of).collect()
+            } else {
+                Vec::new()
             },
             ignored: fields.finish(config.refuse_unknown_fields)?,
             id: id.clone(),

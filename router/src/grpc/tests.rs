@@ -103,9 +103,10 @@ async fn a_stream_resumes_after_any_response() {
     let script = |whole: bool| {
         let length = |index| finish(index, FinishReason::Length);
         let journey = crate::request::Journey { moves: 1, resume_exact: true };
-        let deltas = match whole {
-            true => vec![delta(1, "éx"), length(1), delta(0, "a😀ENb"), length(0)],
-            false => vec![
+        let deltas = if whole {
+            vec![delta(1, "éx"), length(1), delta(0, "a😀ENb"), length(0)]
+        } else {
+            vec![
                 delta(0, "a"),
                 delta(1, "é"),
                 delta(0, "😀E"),
@@ -113,7 +114,7 @@ async fn a_stream_resumes_after_any_response() {
                 length(0),
                 delta(1, "x"),
                 length(1),
-            ],
+            ]
         };
         Script { journey, ..Script::of(deltas) }
     };

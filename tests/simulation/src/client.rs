@@ -45,7 +45,7 @@ enum Ended {
     /// The router refused or gave up.
     Refused(Refusal),
     /// The connection to the router broke.
-    Broken(String),
+    Disconnected(String),
 }
 
 /// One client, from its first attempt to its outcome.
@@ -100,7 +100,7 @@ impl Client {
                     self.say(format_args!("is refused: {refusal:?}"));
                     self.judge(&refusal, asked_at);
                 }
-                Ended::Broken(why) => self.say(format_args!("is cut off: {why}")),
+                Ended::Disconnected(why) => self.say(format_args!("is cut off: {why}")),
             }
             tokio::time::sleep(self.random.millis(10, 1000)).await;
         }
@@ -123,12 +123,12 @@ impl Client {
         let network = &self.world.network;
         let connection = match network.connect(CLIENT, &self.process, router).await {
             Ok(connection) => connection,
-            Err(why) => return Ended::Broken(why),
+            Err(why) => return Ended::Disconnected(why),
         };
         let start = move |served| async move { Ok(answers(served, ask).await) }.boxed();
         match network.call(connection, false, Box::new(start)).await {
             Ok(messages) => self.read(reading, messages).await,
-            Err(status) => Ended::Broken(status.to_string()),
+            Err(status) => Ended::Disconnected(status.to_string()),
         }
     }
 
@@ -151,7 +151,7 @@ impl Client {
                     }
                 }
                 Some(Ok(Err(refusal))) => return Ended::Refused(refusal),
-                Some(Err(status)) => return Ended::Broken(status.to_string()),
+                Some(Err(status)) => return Ended::Disconnected(status.to_string()),
                 None if reading.is_whole() => return Ended::Done(Outcome::Completed),
                 None => {
                     self.violated(format_args!("its stream ends early, after {} tokens", reading.tokens()));

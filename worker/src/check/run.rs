@@ -8,7 +8,7 @@ use skein_proto::logprobs::TokenLogprobs;
 
 use super::Subject;
 use super::sequence::{BLOCK_SIZE, Sequence, prompt};
-use crate::backend::cpu::{CpuBackend, CpuOptions, Numbers};
+use crate::backend::cpu::{CpuBackend, CpuOptions, NumberTypes};
 use crate::backend::cuda::{self, CudaBackend, CudaOptions, Fp8};
 use crate::backend::{Backend, Batch, ScoreRow, StepOutput, Want};
 use crate::config::{CudaConfig, SchedulerConfig};
@@ -53,7 +53,7 @@ pub fn on_cpu(subject: &Subject<'_>) -> Result<CpuBackend, String> {
         kv_blocks: SEQUENCES * BLOCKS_EACH,
         block_size: BLOCK_SIZE,
         max_rows: STEP_ROWS as u32,
-        numbers: Numbers::EXACT,
+        numbers: NumberTypes::EXACT,
     };
     CpuBackend::load(subject.dir, options, &mut |_, _| {}).map_err(|error| error.to_string())
 }

@@ -6,13 +6,13 @@ use crate::streams::{self, Counts};
 
 /// A broken invariant: a bug in this crate.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Broken {
+pub enum Violation {
     /// An invariant of blocks or queues.
     #[error(transparent)]
-    Scheduler(#[from] scheduler::Broken),
+    Scheduler(#[from] scheduler::Violation),
     /// An invariant of requests and their output.
     #[error(transparent)]
-    Streams(#[from] streams::Broken),
+    Streams(#[from] streams::Violation),
     /// Something is left after everything ended.
     #[error("{blocks} blocks are held and {requests} requests are left, or streams are kept")]
     NotAtRest {
@@ -30,7 +30,7 @@ impl Engine {
     ///
     /// # Errors
     /// The first broken invariant.
-    pub fn audit(&self) -> Result<(), Broken> {
+    pub fn audit(&self) -> Result<(), Violation> {
         self.scheduler.audit()?;
         Ok(self.outbox.audit(&self.scheduler.requests())?)
     }
@@ -40,14 +40,14 @@ impl Engine {
     ///
     /// # Errors
     /// What is left.
-    pub fn audit_at_rest(&self) -> Result<(), Broken> {
+    pub fn audit_at_rest(&self) -> Result<(), Violation> {
         self.audit()?;
         let (blocks, requests) = (self.scheduler.blocks_held(), self.scheduler.requests().len());
         let empty = self.outbox.is_empty() && self.in_flight.is_empty();
         if empty && blocks == 0 && requests == 0 {
             return Ok(());
         }
-        Err(Broken::NotAtRest { blocks, requests })
+        Err(Violation::NotAtRest { blocks, requests })
     }
 
     /// Requests by outcome.

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use skein_node::clock;
 use tokio::sync::mpsc;
 
-pub use audit::Broken;
+pub use audit::Violation;
 pub use handle::{EngineHandle, Snapshot, Submission, SubmitError};
 pub use log::{LogEntry, StateLog};
 

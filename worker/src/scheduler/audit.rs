@@ -7,7 +7,7 @@ use crate::BlockId;
 
 /// A broken invariant: a bug in this crate.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Broken {
+pub enum Violation {
     /// A block is in no state, or in two.
     #[error("{free} free + {cached} cached + {held} held blocks are not all {total}")]
     BlockStates {
@@ -48,25 +48,26 @@ impl Scheduler {
     ///
     /// # Errors
     /// The first broken invariant.
-    pub fn audit(&self) -> Result<(), Broken> {
+    pub fn audit(&self) -> Result<(), Violation> {
         let (counts, total) = (self.kv.counts(), self.kv.total());
         if counts.free + counts.cached + counts.held != total {
             let (free, cached, held) = (counts.free, counts.cached, counts.held);
-            return Err(Broken::BlockStates { free, cached, held, total });
+            return Err(Violation::BlockStates { free, cached, held, total });
         }
         self.audit_holders(total)?;
         if !self.queues.running.is_sorted_by_key(|sequence| sequence.rank) {
-            return Err(Broken::Order);
+            return Err(Violation::Order);
         }
         match self.queues.waiting.values().find(|sequence| !sequence.table.blocks().is_empty()) {
-            Some(waiting) => {
-                Err(Broken::WaitingHolds { request: waiting.request.0, blocks: waiting.table.blocks().len() })
-            }
+            Some(waiting) => Err(Violation::WaitingHolds {
+                request: waiting.request.0,
+                blocks: waiting.table.blocks().len(),
+            }),
             None => Ok(()),
         }
     }
 
-    fn audit_holders(&self, total: u32) -> Result<(), Broken> {
+    fn audit_holders(&self, total: u32) -> Result<(), Violation> {
         let mut holders = vec![0; total as usize];
         for block in self.queues.running.iter().flat_map(|sequence| sequence.table.blocks()) {
             holders[block.0 as usize] += 1;
@@ -74,7 +75,7 @@ impl Scheduler {
         for (block, holders) in (0..total).zip(holders) {
             let counted = self.kv.holders(BlockId(block));
             if counted != holders {
-                return Err(Broken::Holders { block, counted, holders });
+                return Err(Violation::Holders { block, counted, holders });
             }
         }
         let held = (0..total).filter(|&block| self.kv.holders(BlockId(block)) > 0).count() as u32;
@@ -83,7 +84,7 @@ impl Scheduler {
             return Ok(());
         }
         let (free, cached) = (counts.free, counts.cached);
-        Err(Broken::BlockStates { free, cached, held, total })
+        Err(Violation::BlockStates { free, cached, held, total })
     }
 
     /// Blocks in block tables.

@@ -56,7 +56,7 @@ use skein_proto::finish::FinishReason;
 use skein_proto::load::Load;
 use skein_proto::runs::{CacheChange, RunStored};
 
-pub use audit::Broken;
+pub use audit::Violation;
 pub use drafts::{Drafts, Propose};
 pub use plan::Plan;
 pub use request::{Accepted, Hold, NewRequest, NewSample, Refusal, RequestEvent, RequestKey};

@@ -8,7 +8,7 @@ use super::memory_plan::Needs;
 use super::{WorkerError, precision, sizing};
 use crate::TokenId;
 use crate::backend::Backend;
-use crate::backend::cpu::{CpuBackend, CpuOptions, Numbers};
+use crate::backend::cpu::{CpuBackend, CpuOptions, NumberTypes};
 use crate::backend::cuda::{self, CudaOptions, NotUsable, OpenDevice, StepGaps};
 use crate::backend::fake::{FakeBackend, FakeOptions};
 use crate::config::{BackendKind, DeviceKind, KvCacheDtype, LoadFormat, Quantization, WorkerConfig};
@@ -208,7 +208,7 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
 }
 
 /// Bits of a weight in memory, scales included.
-fn bits_per_weight(numbers: &Numbers, stored: &Storage) -> u64 {
+fn bits_per_weight(numbers: &NumberTypes, stored: &Storage) -> u64 {
     numbers.weights.map_or(8 * stored.value_bytes() as u64, |format| u64::from(format.bits()) + 1)
 }
 

@@ -6,7 +6,7 @@ use skein_kernels::cpu::packed::{self, Format};
 use skein_kernels::leaves::MAX_LEAVES;
 
 use super::WorkerError;
-use crate::backend::cpu::Numbers;
+use crate::backend::cpu::NumberTypes;
 use crate::backend::cuda::Fp8;
 use crate::config::{Dtype, KvCacheDtype, Precision, Quantization};
 
@@ -18,7 +18,7 @@ const CPU_ARITHMETIC: u32 = 6;
 ///
 /// # Errors
 /// Types that only a GPU has, and bfloat16 for a model without it.
-pub(super) fn on_cpu(asked: Precision, weights: &Storage) -> Result<Numbers, WorkerError> {
+pub(super) fn on_cpu(asked: Precision, weights: &Storage) -> Result<NumberTypes, WorkerError> {
     let packed = match asked.quantization {
         None => None,
         Some(Quantization::Int8) => Some(Format::INT8),
@@ -50,7 +50,7 @@ pub(super) fn on_cpu(asked: Precision, weights: &Storage) -> Result<Numbers, Wor
             ));
         }
     };
-    Ok(Numbers { bf16: bf16 && packed.is_none(), kv, weights: packed })
+    Ok(NumberTypes { bf16: bf16 && packed.is_none(), kv, weights: packed })
 }
 
 /// The parts that a GPU keeps in FP8; the rest has the model's 16-bit type.
@@ -79,8 +79,8 @@ pub(super) fn on_cuda(asked: Precision) -> Result<Fp8, WorkerError> {
 
 /// Everything but the model that affects the bits of logits, for
 /// [`crate::model::fingerprint::computed_with`]. Instruction sets are left out because they change no bit.
-pub(super) fn cpu_arithmetic(numbers: &Numbers) -> String {
-    let Numbers { bf16, kv, weights } = numbers;
+pub(super) fn cpu_arithmetic(numbers: &NumberTypes) -> String {
+    let NumberTypes { bf16, kv, weights } = numbers;
     let (version, packing) = (CPU_ARITHMETIC, packed::VERSION);
     format!("cpu {version} bf16 {bf16} kv {kv:?} weights {weights:?} packing {packing} leaves {MAX_LEAVES}")
 }
@@ -107,7 +107,7 @@ mod tests {
         let check = |weights, dtype, quantization, kv_cache_dtype, bf16, kv, packed| {
             let asked = Precision { dtype, quantization, kv_cache_dtype };
             let numbers = on_cpu(asked, &stored(weights)).unwrap();
-            assert_eq!(numbers, Numbers { bf16, kv, weights: packed }, "{weights} {asked:?}");
+            assert_eq!(numbers, NumberTypes { bf16, kv, weights: packed }, "{weights} {asked:?}");
         };
         use Quantization::{Int4, Int8};
         check("bf16", Dtype::Auto, None, KvCacheDtype::Auto, true, KvType::Bf16, None);
@@ -148,12 +148,12 @@ mod tests {
     #[test]
     fn everything_that_changes_bits_changes_the_arithmetic() {
         let mut texts: Vec<String> = [
-            Numbers::EXACT,
-            Numbers { bf16: true, ..Numbers::EXACT },
-            Numbers { kv: KvType::Bf16, ..Numbers::EXACT },
-            Numbers { kv: KvType::Int8, ..Numbers::EXACT },
-            Numbers { weights: Some(Format::INT8), ..Numbers::EXACT },
-            Numbers { weights: Some(Format::INT4), ..Numbers::EXACT },
+            NumberTypes::EXACT,
+            NumberTypes { bf16: true, ..NumberTypes::EXACT },
+            NumberTypes { kv: KvType::Bf16, ..NumberTypes::EXACT },
+            NumberTypes { kv: KvType::Int8, ..NumberTypes::EXACT },
+            NumberTypes { weights: Some(Format::INT8), ..NumberTypes::EXACT },
+            NumberTypes { weights: Some(Format::INT4), ..NumberTypes::EXACT },
         ]
         .iter()
         .map(cpu_arithmetic)

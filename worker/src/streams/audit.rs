@@ -8,7 +8,7 @@ use crate::scheduler::{RequestEvent, RequestKey};
 
 /// A broken invariant: a bug in this crate.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Broken {
+pub enum Violation {
     /// A request is scheduled without a stream, or has a stream without being scheduled.
     #[error("the scheduler has requests {scheduled:?}, the outbox has {streamed:?}")]
     Requests {
@@ -44,19 +44,19 @@ pub enum Broken {
 
 impl Outbox {
     /// Checks the streams against the scheduler's requests.
-    pub fn audit(&self, scheduled: &BTreeSet<RequestKey>) -> Result<(), Broken> {
+    pub fn audit(&self, scheduled: &BTreeSet<RequestKey>) -> Result<(), Violation> {
         self.audit_requests(scheduled)?;
         self.audit_names()?;
         self.audit_bytes()?;
         self.audit_lingers()?;
         match self.counts() {
             counts if counts.is_conserved() => Ok(()),
-            counts => Err(Broken::Counts(counts)),
+            counts => Err(Violation::Counts(counts)),
         }
     }
 
     /// Every scheduled request has a stream, and every stream is scheduled or about to report its end.
-    fn audit_requests(&self, scheduled: &BTreeSet<RequestKey>) -> Result<(), Broken> {
+    fn audit_requests(&self, scheduled: &BTreeSet<RequestKey>) -> Result<(), Violation> {
         let ends = |event: &&RequestEvent| matches!(event, RequestEvent::Finished { .. });
         let ending: BTreeSet<RequestKey> =
             self.events.iter().filter(ends).map(RequestEvent::request).collect();
@@ -66,34 +66,34 @@ impl Outbox {
             return Ok(());
         }
         let scheduled = scheduled.iter().map(|key| key.0).collect();
-        Err(Broken::Requests { scheduled, streamed: self.running.keys().map(|key| key.0).collect() })
+        Err(Violation::Requests { scheduled, streamed: self.running.keys().map(|key| key.0).collect() })
     }
 
     /// Names and keys lead to streams that exist.
-    fn audit_names(&self) -> Result<(), Broken> {
+    fn audit_names(&self) -> Result<(), Violation> {
         let kept: BTreeSet<RequestKey> = self.kept.iter().map(|(key, _)| key).collect();
         let named = self.by_key.values().copied().chain(self.by_name.values().map(|(key, _)| *key));
         let lost = |key: &RequestKey| !kept.contains(key) && !self.running.contains_key(key);
-        named.filter(lost).min().map_or(Ok(()), |key| Err(Broken::Forgotten { request: key.0 }))
+        named.filter(lost).min().map_or(Ok(()), |key| Err(Violation::Forgotten { request: key.0 }))
     }
 
-    fn audit_bytes(&self) -> Result<(), Broken> {
+    fn audit_bytes(&self) -> Result<(), Violation> {
         let runs = self.running.values().chain(self.kept.iter().map(|(_, run)| run));
         let held: usize = runs.map(|run| run.stream.bytes()).sum();
         let counted = self.budget.bytes();
         // Readers may hold streams that the outbox no longer has.
         let exact = Arc::strong_count(&self.open) == 1;
         let ok = if exact { held == counted } else { held <= counted };
-        if ok { Ok(()) } else { Err(Broken::OutputBytes { held, counted }) }
+        if ok { Ok(()) } else { Err(Violation::OutputBytes { held, counted }) }
     }
 
     /// Everything that had expired at the last sweep is gone.
-    fn audit_lingers(&self) -> Result<(), Broken> {
+    fn audit_lingers(&self) -> Result<(), Violation> {
         let over = self.running.iter().find_map(|(&key, run)| {
             run.orphaned.filter(|&since| self.last_sweep.since(since) >= run.linger).map(|_| key)
         });
         let expired = self.kept.next_expiry().filter(|(expiry, _)| *expiry <= self.last_sweep);
-        over.or(expired.map(|(_, key)| key)).map_or(Ok(()), |key| Err(Broken::Orphan { request: key.0 }))
+        over.or(expired.map(|(_, key)| key)).map_or(Ok(()), |key| Err(Violation::Orphan { request: key.0 }))
     }
 
     /// Bytes held by all streams.

@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use skein_node::clock::{self, Timestamp};
 
-pub use audit::Broken;
+pub use audit::Violation;
 pub use budget::OUTPUT_BYTES;
 pub use counts::Counts;
 pub use delta::{MAX_UNREAD_BYTES, StreamFault};

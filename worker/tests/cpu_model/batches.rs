@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use skein_proto::sampling::SamplingParams;
-use skein_worker::backend::cpu::{CpuBackend, CpuModel, CpuOptions, Numbers};
+use skein_worker::backend::cpu::{CpuBackend, CpuModel, CpuOptions, NumberTypes};
 use skein_worker::backend::{Backend, BackendError, Batch};
 use skein_worker::check::{Draw, Sequence};
 use skein_worker::config::SchedulerConfig;
@@ -32,7 +32,7 @@ pub fn load(name: &str, threads: usize, block_size: u32) -> CpuModel {
         kv_blocks: 4096 / block_size,
         block_size,
         max_rows: 64,
-        numbers: Numbers::EXACT,
+        numbers: NumberTypes::EXACT,
     };
     CpuModel::load(&golden(name), options, &PackedCache::none(), &mut |_, _| {}).unwrap()
 }
@@ -49,8 +49,13 @@ pub fn sample(sequence: &Sequence, batch: &mut Batch, params: &Arc<SamplingParam
 
 /// The CPU backend with a golden model in exact arithmetic and `kv_blocks` blocks of [`SMALL_BLOCK`] tokens.
 pub fn small_backend(kv_blocks: u32) -> CpuBackend {
-    let options =
-        CpuOptions { threads: 2, kv_blocks, block_size: SMALL_BLOCK, max_rows: 64, numbers: Numbers::EXACT };
+    let options = CpuOptions {
+        threads: 2,
+        kv_blocks,
+        block_size: SMALL_BLOCK,
+        max_rows: 64,
+        numbers: NumberTypes::EXACT,
+    };
     CpuBackend::load(&golden("llama-gqa"), options, &mut |_, _| {}).unwrap()
 }
 

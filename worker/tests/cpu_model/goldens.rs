@@ -3,7 +3,7 @@
 use serde_json::Value;
 use skein_kernels::cpu::packed::Format;
 use skein_worker::backend::Batch;
-use skein_worker::backend::cpu::{CpuBackend, CpuOptions, Numbers};
+use skein_worker::backend::cpu::{CpuBackend, CpuOptions, NumberTypes};
 
 use crate::batches::{BLOCK_SIZE, golden, load, sequence_of};
 use crate::golden::Golden;
@@ -131,10 +131,10 @@ fn weights_that_are_no_numbers_are_refused_at_load() {
     let data = 8 + u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
     bytes[data..].fill(0xff); // NaN in f32
     std::fs::write(&path, bytes).unwrap();
-    let rounded = Numbers { weights: Some(Format::INT8), ..Numbers::EXACT };
+    let rounded = NumberTypes { weights: Some(Format::INT8), ..NumberTypes::EXACT };
     // Weights to be rounded are refused before rounding, with the name of their tensor.
     for (numbers, expected) in [
-        (Numbers::EXACT, "not finite"),
+        (NumberTypes::EXACT, "not finite"),
         (rounded, "tensor model.layers.0.self_attn.q_proj.weight: the weight of output 0"),
     ] {
         let options = CpuOptions { threads: 1, kv_blocks: 4, block_size: BLOCK_SIZE, max_rows: 8, numbers };

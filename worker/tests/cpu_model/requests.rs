@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use skein_proto::sampling::SamplingParams;
-use skein_worker::backend::cpu::{CpuBackend, CpuOptions, Numbers};
+use skein_worker::backend::cpu::{CpuBackend, CpuOptions, NumberTypes};
 use skein_worker::backend::{Backend, BackendError, Batch, PoolRow, ScoreRow, VerifyRows, Want};
 use skein_worker::check::Sequence;
 
@@ -17,7 +17,7 @@ fn backend() -> CpuBackend {
         kv_blocks: 256,
         block_size: BLOCK_SIZE,
         max_rows: 64,
-        numbers: Numbers::EXACT,
+        numbers: NumberTypes::EXACT,
     };
     let mut last = None;
     let backend =

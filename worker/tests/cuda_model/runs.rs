@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skein_proto::sampling::SamplingParams;
-use skein_worker::backend::cpu::{CpuBackend, CpuOptions, Numbers};
+use skein_worker::backend::cpu::{CpuBackend, CpuOptions, NumberTypes};
 use skein_worker::backend::cuda::{self, CudaBackend, CudaOptions, Fp8};
 use skein_worker::backend::{Backend, Batch, StepOutput};
 use skein_worker::check::{Draw, Sequence};
@@ -70,7 +70,7 @@ pub fn on_cpu(dir: &Path) -> CpuBackend {
         kv_blocks: KV_BLOCKS,
         block_size: BLOCK_SIZE,
         max_rows: 48,
-        numbers: Numbers::EXACT,
+        numbers: NumberTypes::EXACT,
     };
     CpuBackend::load(dir, options, &mut |_, _| {}).unwrap()
 }

@@ -128,9 +128,10 @@ impl Client {
 }
 
 fn wants(chat: bool, extra: &[(&str, Value)]) -> (&'static str, Value) {
-    let (path, mut body) = match chat {
-        true => (CHAT, json!({"messages": [{"role": "user", "content": "hi"}]})),
-        false => (COMPLETIONS, json!({"prompt": "hé"})),
+    let (path, mut body) = if chat {
+        (CHAT, json!({"messages": [{"role": "user", "content": "hi"}]}))
+    } else {
+        (COMPLETIONS, json!({"prompt": "hé"}))
     };
     body["stream"] = json!(true);
     for (name, value) in extra {

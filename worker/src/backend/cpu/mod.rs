@@ -42,13 +42,13 @@ pub struct CpuOptions {
     /// Rows of the largest expected step; memory for it is allocated at the start. A larger step still works.
     pub max_rows: u32,
     /// Number types to compute in.
-    pub numbers: Numbers,
+    pub numbers: NumberTypes,
 }
 
 /// Number types of the CPU backend. A request's tokens depend on them: see
 /// [`crate::model::fingerprint::computed_with`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Numbers {
+pub struct NumberTypes {
     /// Whether activations are rounded to bfloat16 when multiplied by bfloat16 weights; otherwise
     /// they are `f32`.
     pub bf16: bool,
@@ -58,7 +58,7 @@ pub struct Numbers {
     pub weights: Option<Format>,
 }
 
-impl Numbers {
+impl NumberTypes {
     /// Nothing is rounded beyond what the model stores: the specification.
     pub const EXACT: Self = Self { bf16: false, kv: KvType::F32, weights: None };
 }
@@ -207,7 +207,7 @@ impl CpuModel {
         let spec = ModelConfig::from_dir(model_dir)?.spec;
         let weights = Weights::open(model_dir)?;
         let source = if cache.is_none() { 0 } else { fingerprint::source(model_dir, &weights)? };
-        let Numbers { bf16, weights: rounded, .. } = options.numbers;
+        let NumberTypes { bf16, weights: rounded, .. } = options.numbers;
         let model = Model::load(spec, &weights, bf16, |matrices| {
             pack(&mut cpu, matrices, rounded, &weights, (cache, source), progress)
         })?;

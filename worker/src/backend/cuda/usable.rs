@@ -47,7 +47,7 @@ impl NotUsable {
     /// at the next start.
     pub fn is_fault(&self) -> bool {
         match self {
-            Self::Device(Unavailable::Broken(_)) => true,
+            Self::Device(Unavailable::DriverFailed(_)) => true,
             Self::Device(_) | Self::Model { .. } | Self::Setting { .. } => false,
             Self::Kernels(error) => !matches!(error, CudaError::NoCompiler { .. }),
         }
