@@ -17,6 +17,7 @@ mod progress;
 mod reference;
 mod router;
 mod run;
+mod run_batch;
 mod serve;
 mod settings;
 mod shipped;
@@ -82,6 +83,7 @@ fn dispatch(matches: &ArgMatches) -> Result<(), Failure> {
         Some(("gateway", matches)) => runtime(None)?.block_on(gateway::run(matches)),
         Some(("worker", matches)) => runtime(Some(WORKER_IO_THREADS))?.block_on(worker::run(matches)),
         Some(("run", matches)) => runtime(None)?.block_on(run::run(matches)),
+        Some((run_batch::RUN_BATCH, matches)) => runtime(None)?.block_on(run_batch::run(matches)),
         Some(("bench", matches)) => runtime(None)?.block_on(bench::run(matches)),
         Some((gpu_check::GPU_CHECK, matches)) => gpu_check::run(matches),
         Some((probe::PROBE, matches)) => probe::run(matches),
@@ -153,6 +155,7 @@ fn command() -> Command {
                 .after_help(SETTINGS),
             table::WORKER,
         ))
+        .subcommand(run_batch::command())
         .subcommand(bench::command())
         .subcommand(gpu_check::command())
         .subcommand(

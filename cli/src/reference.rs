@@ -19,13 +19,14 @@ pub const FLAGS_PAGE: &str = "flags-page";
 
 const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Zsh, Shell::Fish];
 /// Commands that read the table of settings, in the page's order.
-const COMMANDS: [(&str, u8); 6] = [
+const COMMANDS: [(&str, u8); 7] = [
     ("serve", table::SERVE),
     ("router", table::ROUTER),
     ("gateway", table::GATEWAY),
     ("worker", table::WORKER),
     ("run", table::RUN),
     ("bench", table::BENCH),
+    ("run-batch", table::RUN_BATCH),
 ];
 
 const PAGE_HEAD: &str = "# Flags

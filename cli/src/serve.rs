@@ -26,7 +26,7 @@ use crate::settings::{self, EngineSettings, FrontSettings, table};
 use crate::worker::Launch;
 
 /// Most workers on one machine.
-const MAX_WORKERS: u64 = 64;
+pub const MAX_WORKERS: u64 = 64;
 /// Workers on a machine without a GPU: if one dies, the other serves on.
 const CPU_WORKERS: usize = 2;
 /// How long the router may take to see a worker that has reported ready.

@@ -8,6 +8,7 @@
 
 pub mod admission;
 pub mod app;
+pub mod batch;
 pub mod capacity;
 pub(crate) mod claims;
 pub mod cluster;

@@ -37,7 +37,6 @@ impl Cluster {
     ///
     /// # Panics
     /// With the process's log if it does not become ready.
-    /// With the process's log when it does not become ready.
     pub async fn serve(binary: &str, arguments: &[&str]) -> Self {
         let binary = std::env::var("TEST_BINARY").unwrap_or_else(|_| binary.to_owned());
         let log_dir = tempfile::tempdir().expect("a temporary directory");

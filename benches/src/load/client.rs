@@ -48,8 +48,8 @@ pub enum ServerError {
 }
 
 impl Server {
-    /// Asks the server which model it serves, unless `model` names one.
     /// Connects and asks the server for its model, unless `model` names one.
+    ///
     /// # Errors
     /// When the server cannot be reached or names no model.
     pub async fn connect(

@@ -17,17 +17,18 @@ use crate::exit::{Failure, USAGE};
 pub use discovery::{DiscoverySettings, RegistrationSettings};
 pub use precision::flags as precision_flags;
 pub use read::{EngineSettings, FrontSettings, log_options, model_argument, quiet_on_a_terminal, user_cache};
-use table::{BENCH, FLAGS, Flag, GATEWAY, ROUTER, RUN, SERVE, WORKER};
+use table::{BENCH, FLAGS, Flag, GATEWAY, ROUTER, RUN, RUN_BATCH, SERVE, WORKER};
 pub use text_sources::text_sources;
 
 /// Sections of the configuration file, each with its command.
-const SECTIONS: [(&str, u8); 6] = [
+const SECTIONS: [(&str, u8); 7] = [
     ("serve", SERVE),
     ("router", ROUTER),
     ("worker", WORKER),
     ("run", RUN),
     ("bench", BENCH),
     ("gateway", GATEWAY),
+    ("run-batch", RUN_BATCH),
 ];
 /// Variables with our prefix that are not settings; workers inherit them. Test variables have other prefixes:
 /// `TEST_`, and `EMU_` for the emulated GPU.

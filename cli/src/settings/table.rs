@@ -12,7 +12,8 @@ pub struct Flag {
     pub value: &'static str,
     /// Heading in help texts.
     pub group: &'static str,
-    /// Bits of the commands that read it: [`SERVE`], [`ROUTER`], [`WORKER`], [`RUN`], [`BENCH`], [`GATEWAY`].
+    /// Bits of the commands that read it: [`SERVE`], [`ROUTER`], [`WORKER`], [`RUN`], [`BENCH`], [`GATEWAY`],
+    /// [`RUN_BATCH`].
     pub commands: u8,
     /// One line of help.
     pub help: &'static str,
@@ -30,10 +31,12 @@ pub const RUN: u8 = 8;
 pub const BENCH: u8 = 16;
 /// Bit of `skein gateway`.
 pub const GATEWAY: u8 = 32;
+/// Bit of `skein run-batch`.
+pub const RUN_BATCH: u8 = 64;
 
 const FRONT: u8 = SERVE | ROUTER | GATEWAY;
-const COMPUTE: u8 = SERVE | WORKER | BENCH;
-const ALL: u8 = SERVE | ROUTER | WORKER | RUN | BENCH | GATEWAY;
+const COMPUTE: u8 = SERVE | WORKER | BENCH | RUN_BATCH;
+const ALL: u8 = SERVE | ROUTER | WORKER | RUN | BENCH | GATEWAY | RUN_BATCH;
 
 const API: &str = "API";
 const MODEL: &str = "Model";
@@ -52,7 +55,7 @@ pub const FLAGS: &[Flag] = &[
         "served-model-name",
         "NAME",
         MODEL,
-        FRONT | WORKER,
+        FRONT | WORKER | RUN_BATCH,
         "Model name that clients use [default: the directory's name]",
     ),
     one(
@@ -68,7 +71,7 @@ pub const FLAGS: &[Flag] = &[
         None,
         "DIR",
         MODEL,
-        FRONT | RUN,
+        FRONT | RUN | RUN_BATCH,
         "Directory of tokenizer.json and the chat template [default: the model's]",
     ),
     one(
@@ -76,7 +79,7 @@ pub const FLAGS: &[Flag] = &[
         None,
         "FILE",
         MODEL,
-        FRONT | RUN,
+        FRONT | RUN | RUN_BATCH,
         "File with a chat template, or the template itself [default: the model's]",
     ),
     one(
@@ -84,7 +87,7 @@ pub const FLAGS: &[Flag] = &[
         None,
         "JSON",
         MODEL,
-        FRONT | RUN,
+        FRONT | RUN | RUN_BATCH,
         "Default arguments of the chat template, for example {\"enable_thinking\": false}; a request's own override them",
     ),
     one(
@@ -92,7 +95,7 @@ pub const FLAGS: &[Flag] = &[
         Some("auto"),
         "SOURCE",
         MODEL,
-        FRONT | RUN,
+        FRONT | RUN | RUN_BATCH,
         "Defaults of sampling parameters: auto (the model's generation_config.json), none, or another directory",
     ),
     one(
@@ -100,7 +103,7 @@ pub const FLAGS: &[Flag] = &[
         None,
         "JSON",
         MODEL,
-        FRONT | RUN,
+        FRONT | RUN | RUN_BATCH,
         "Fields that replace those of generation_config.json, for example {\"temperature\": 0.5}",
     ),
     one("host", Some("127.0.0.1"), "HOST", API, FRONT, "Address to listen on"),
@@ -147,7 +150,7 @@ pub const FLAGS: &[Flag] = &[
         None,
         "N",
         ENGINE,
-        SERVE,
+        SERVE | RUN_BATCH,
         "Number of worker processes [default: 2; with GPUs, one per GPU]",
     ),
     many(

@@ -1,0 +1,78 @@
+//! Sends the requests of a batch to a server over HTTP.
+
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use skein_router::batch::local::{MAX_ANSWER_BYTES, answer};
+use skein_router::batch::{Answer, Answerer, Call};
+
+use crate::exit::{Failure, USAGE};
+
+/// How long to wait for a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a server may be silent inside an answer. An answer comes whole, so this bounds a generation, too.
+const READ_TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// An OpenAI-compatible server.
+pub struct Remote {
+    http: reqwest::Client,
+    base_url: String,
+    api_key: Option<String>,
+}
+
+impl Remote {
+    /// The server at `url`, with or without `/v1` at the end.
+    ///
+    /// # Errors
+    /// If `url` is not an HTTP URL.
+    pub fn new(url: &str, api_key: Option<String>) -> Result<Self, Failure> {
+        let base_url = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
+        if !base_url.starts_with("http://") {
+            return Err(Failure::new(
+                USAGE,
+                format!(
+                    "--server {url} must be an http:// URL, for example http://127.0.0.1:8000; for https, put a proxy that ends TLS on this machine"
+                ),
+            ));
+        }
+        let http = reqwest::Client::builder()
+            .connect_timeout(CONNECT_TIMEOUT)
+            .read_timeout(READ_TIMEOUT)
+            .tcp_nodelay(true)
+            .build()
+            .map_err(Failure::other)?;
+        Ok(Self { http, base_url, api_key })
+    }
+
+    async fn send(&self, call: &Call, key: &str) -> reqwest::Result<Answer> {
+        let url = format!("{}{}", self.base_url, call.endpoint.path());
+        let request =
+            self.http.post(url).header("idempotency-key", key).header("x-request-id", key).json(&call.body);
+        let request = match &self.api_key {
+            Some(api_key) => request.bearer_auth(api_key),
+            None => request,
+        };
+        let mut response = request.send().await?;
+        let mut body = Vec::new();
+        while let Some(chunk) = response.chunk().await? {
+            if body.len() + chunk.len() > MAX_ANSWER_BYTES {
+                break;
+            }
+            body.extend_from_slice(&chunk);
+        }
+        Ok(answer(response.status().as_u16(), response.headers(), &body))
+    }
+}
+
+impl Answerer for Remote {
+    fn answer<'a>(&'a self, call: &'a Call, key: &'a str) -> BoxFuture<'a, Result<Answer, String>> {
+        let sent = self.send(call, key);
+        async move { sent.await.map_err(|error| root_cause(&error)) }.boxed()
+    }
+}
+
+/// The innermost error: reqwest's own says only that sending failed.
+fn root_cause(error: &dyn std::error::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), root_cause)
+}

@@ -1,0 +1,147 @@
+//! `skein run-batch` as a process: killed and restarted, and through a server that is killed and restarted.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use skein_tests::process::free_port;
+
+/// Lines of a batch.
+const LINES: usize = 120;
+/// Longest that a run may take on a busy machine.
+const WITHIN: Duration = Duration::from_secs(120);
+
+fn skein(arguments: &[&str]) -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_skein"));
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    command.spawn().expect("the binary starts")
+}
+
+fn run_to_end(arguments: &[&str], code: i32) -> String {
+    let output = skein(arguments).wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
+    said
+}
+
+fn write_input(path: &Path) {
+    let line = |n: usize| {
+        let (url, mut body) = match n % 2 {
+            0 => ("/v1/completions", json!({"prompt": format!("Story {n}: once")})),
+            _ => (
+                "/v1/chat/completions",
+                json!({"messages": [{"role": "user", "content": format!("Story {n}")}]}),
+            ),
+        };
+        body["model"] = "skein-7m".into();
+        body["max_tokens"] = (8 + n % 40).into();
+        if n % 30 == 7 {
+            body["temperature"] = 9.into();
+        }
+        json!({"custom_id": format!("r-{n}"), "method": "POST", "url": url, "body": body}).to_string() + "\n"
+    };
+    std::fs::write(path, (0..LINES).map(line).collect::<String>()).expect("it can be written");
+}
+
+/// The answers by id, without the time and what the cache held. Each id must be there once.
+fn answers(path: &Path) -> BTreeMap<String, Value> {
+    let text = std::fs::read_to_string(path).expect("it exists");
+    let mut answers = BTreeMap::new();
+    for line in text.lines() {
+        let mut line: Value = serde_json::from_str(line).expect("a line is JSON");
+        if let Some(body) = line["response"]["body"].as_object_mut() {
+            body.remove("created");
+            body.get_mut("usage")
+                .and_then(Value::as_object_mut)
+                .map(|usage| usage.remove("prompt_tokens_details"));
+        }
+        let id = line["custom_id"].as_str().expect("a line has an id").to_owned();
+        assert!(answers.insert(id.clone(), line).is_none(), "{id} is answered twice");
+    }
+    answers
+}
+
+#[test]
+fn a_killed_batch_goes_on_and_ends_as_if_undisturbed() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = |name: &str| directory.path().join(name).to_str().expect("it is UTF-8").to_owned();
+    let (input, calm, killed) = (file("in.jsonl"), file("calm.jsonl"), file("killed.jsonl"));
+    write_input(Path::new(&input));
+    run_to_end(&["run-batch", "--device", "cpu", "-i", &input, "-o", &calm], 0);
+    let expected = answers(Path::new(&calm));
+    assert_eq!(expected.len(), LINES);
+    let refused = expected.values().filter(|line| !line["error"].is_null()).count();
+    assert_eq!(refused, LINES / 30, "only the bad lines are refused");
+
+    let lines =
+        || std::fs::read(&killed).map_or(0, |text| text.iter().filter(|byte| **byte == b'\n').count());
+    for part in 1..4 {
+        let mut run = skein(&["run-batch", "--device", "cpu", "-i", &input, "-o", &killed]);
+        let start = Instant::now();
+        while lines() < part * LINES / 5 && start.elapsed() < WITHIN {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        run.kill().expect("it runs");
+        run.wait().expect("it ends");
+        assert!(lines() < LINES, "the kill came too late to show anything");
+    }
+    run_to_end(&["run-batch", "--device", "cpu", "-i", &input, "-o", &killed], 0);
+    assert_eq!(answers(Path::new(&killed)), expected);
+
+    // Once more changes nothing.
+    run_to_end(&["run-batch", "--device", "cpu", "-i", &input, "-o", &killed], 0);
+    assert_eq!(lines(), LINES);
+}
+
+#[test]
+fn a_batch_outlives_its_server() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = |name: &str| directory.path().join(name).to_str().expect("it is UTF-8").to_owned();
+    let (input, calm, moved) = (file("in.jsonl"), file("calm.jsonl"), file("moved.jsonl"));
+    write_input(Path::new(&input));
+    run_to_end(&["run-batch", "--device", "cpu", "-i", &input, "-o", &calm], 0);
+    let port = free_port().to_string();
+    let url = format!("http://127.0.0.1:{port}/v1");
+    let serve = || skein(&["serve", "--device", "cpu", "--port", &port]);
+    let mut server = serve();
+    let run = skein(&["run-batch", "-i", &input, "-o", &moved, "--server", &url, "--max-concurrency", "8"]);
+    let lines = || std::fs::read(&moved).map_or(0, |text| text.iter().filter(|byte| **byte == b'\n').count());
+    let start = Instant::now();
+    while lines() < LINES / 4 && start.elapsed() < WITHIN {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    server.kill().expect("it runs");
+    server.wait().expect("it ends");
+    assert!(lines() < LINES, "the kill came too late to show anything");
+    let mut server = serve();
+    let output = run.wait_with_output().expect("it ends");
+    server.kill().expect("it runs");
+    server.wait().expect("it ends");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(answers(Path::new(&moved)), answers(Path::new(&calm)));
+}
+
+#[test]
+fn mistakes_are_told_before_anything_runs() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = |name: &str| directory.path().join(name).to_str().expect("it is UTF-8").to_owned();
+    let (input, output) = (file("in.jsonl"), file("out.jsonl"));
+    let said = |text: &str, more: &[&str], code| {
+        std::fs::write(&input, text).expect("it can be written");
+        let given = ["run-batch", "-i", &input, "-o", &output].into_iter().chain(more.iter().copied());
+        run_to_end(&given.collect::<Vec<_>>(), code)
+    };
+    let line = r#"{"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "x"}}"#;
+    assert!(said("not json", &[], 2).contains("line 1 of the input is not a request"));
+    assert!(
+        said(&format!("{line}\n{line}"), &[], 2).contains("line 2 of the input repeats the custom_id `a`")
+    );
+    assert!(said(line, &["--server", "https://example.org"], 2).contains("must be an http:// URL"));
+    let away = format!("http://127.0.0.1:{}", free_port());
+    assert!(said(line, &["--server", &away, "--retry-for", "0"], 1).contains("run the same command again"));
+    let missing = run_to_end(&["run-batch", "-i", "/nowhere", "-o", &output], 2);
+    assert!(missing.contains("/nowhere: No such file"), "{missing}");
+    assert_eq!(std::fs::read(&output).map_or(0, |text| text.len()), 0);
+}

@@ -1,0 +1,44 @@
+//! Runs a file of requests in OpenAI's batch format: one JSON object a line with `custom_id`, `method`, `url`
+//! and `body`, one line of output for each. `input` reads lines, `output` is the file of answers and the record
+//! of what is done, `runner` keeps a bounded number of requests in flight, and an [`Answerer`] sends them.
+
+pub mod input;
+pub mod local;
+pub mod output;
+pub mod runner;
+
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use serde_json::Value;
+
+pub use input::{Call, Endpoint};
+
+/// What a server said to one request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Answer {
+    /// HTTP status.
+    pub status: u16,
+    /// `x-request-id` of the answer; empty if it had none.
+    pub request_id: String,
+    /// When the server asks to be tried again.
+    pub retry_after: Option<Duration>,
+    /// The body; a string if it was not JSON.
+    pub body: Value,
+}
+
+impl Answer {
+    /// Whether the same request may succeed later: the server is full, starting or gone.
+    pub fn is_transient(&self) -> bool {
+        matches!(self.status, 408 | 409 | 429 | 502 | 503 | 504)
+    }
+}
+
+/// Sends requests: to a router in this process, or over HTTP.
+pub trait Answerer: Send + Sync {
+    /// Sends `call` under the idempotency key `key`.
+    ///
+    /// # Errors
+    /// The cause, if no whole answer came.
+    fn answer<'a>(&'a self, call: &'a Call, key: &'a str) -> BoxFuture<'a, Result<Answer, String>>;
+}
