@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
+use skein_node::clock;
 use skein_tests::process::free_port;
 
 /// Lines of a batch.
@@ -79,8 +80,8 @@ fn a_killed_batch_goes_on_and_ends_as_if_undisturbed() {
         || std::fs::read(&killed).map_or(0, |text| text.iter().filter(|byte| **byte == b'\n').count());
     for part in 1..4 {
         let mut run = skein(&["run-batch", "--device", "cpu", "-i", &input, "-o", &killed]);
-        let start = Instant::now();
-        while lines() < part * LINES / 5 && start.elapsed() < WITHIN {
+        let start = clock::now();
+        while lines() < part * LINES / 5 && clock::now().since(start) < WITHIN {
             std::thread::sleep(Duration::from_millis(2));
         }
         run.kill().expect("it runs");
@@ -108,8 +109,8 @@ fn a_batch_outlives_its_server() {
     let mut server = serve();
     let run = skein(&["run-batch", "-i", &input, "-o", &moved, "--server", &url, "--max-concurrency", "8"]);
     let lines = || std::fs::read(&moved).map_or(0, |text| text.iter().filter(|byte| **byte == b'\n').count());
-    let start = Instant::now();
-    while lines() < LINES / 4 && start.elapsed() < WITHIN {
+    let start = clock::now();
+    while lines() < LINES / 4 && clock::now().since(start) < WITHIN {
         std::thread::sleep(Duration::from_millis(2));
     }
     server.kill().expect("it runs");

@@ -1,6 +1,6 @@
-//! Runs a file of requests in OpenAI's batch format: one JSON object a line with `custom_id`, `method`, `url`
-//! and `body`, one line of output for each. `input` reads lines, `output` is the file of answers and the record
-//! of what is done, `runner` keeps a bounded number of requests in flight, and an [`Answerer`] sends them.
+//! Runs a file of requests in OpenAI's batch format: one JSON object a line with `custom_id`, `method`,
+//! `url` and `body`, one line of output for each. `input` reads lines, `output` is the file of answers and
+//! the record of what is done, `runner` bounds the requests in flight, and an [`Answerer`] sends them.
 
 pub mod input;
 pub mod local;
