@@ -1,4 +1,4 @@
-//! Ending a process whose threads may be stuck.
+//! Ending a process whose threads may be stuck, or whose parent has ended.
 
 /// Ends this process at once: no exit handlers, no destructors, no wait for other threads.
 ///
@@ -8,4 +8,18 @@ pub fn exit_without_handlers(code: i32) -> ! {
     // SAFETY: takes a number and does not return; the system reclaims memory and files as it does after a
     // signal.
     unsafe { libc::_exit(code) }
+}
+
+/// Makes the system kill this process when `parent`, the process that started it, ends. Returns false if it
+/// has ended already.
+///
+/// A stopped process dies, too, which nothing else in it could arrange. The parent must have started this
+/// process from a thread that lives as long as the parent.
+pub fn die_with_parent(parent: u32) -> bool {
+    #[cfg(target_os = "linux")]
+    // SAFETY: takes numbers only.
+    unsafe {
+        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong);
+    }
+    std::os::unix::process::parent_id() == parent
 }

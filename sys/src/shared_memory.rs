@@ -135,6 +135,25 @@ impl SharedMemory {
         fence(Ordering::Acquire);
     }
 
+    /// [`put`](Self::put) for words of four bytes.
+    ///
+    /// # Panics
+    /// As [`put`](Self::put).
+    pub fn put_words(&self, at: usize, words: &[u32]) {
+        // SAFETY: every word is four initialised bytes, and bytes have no alignment.
+        self.put(at, unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), size_of_val(words)) });
+    }
+
+    /// [`get`](Self::get) for words of four bytes.
+    ///
+    /// # Panics
+    /// As [`get`](Self::get).
+    pub fn get_words(&self, at: usize, words: &mut [u32]) {
+        let length = size_of_val(words);
+        // SAFETY: as in `put_words`; any four bytes are a word, and `words` is borrowed uniquely.
+        self.get(at, unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), length) });
+    }
+
     /// The words that hold `bytes` bytes from `at`.
     fn longs(&self, at: usize, bytes: usize) -> &[AtomicU64] {
         let count = bytes.div_ceil(WORD);

@@ -2,13 +2,14 @@
 //! in front. It knows neither the router nor HTTP nor text.
 //!
 //! Dependencies point inward:
-//! `service → engine → {metrics, streams → scheduler → kv_cache, backend → model → kernels}`. The scheduler
+//! `service → engine → {metrics, streams → scheduler → kv_cache, group → backend → model → kernels}`. The scheduler
 //! never sees a tensor, the backend never sees a request, and protobuf stops in `service`.
 
 pub mod backend;
 pub mod check;
 pub mod config;
 pub mod engine;
+pub mod group;
 pub mod kv_cache;
 pub mod metrics;
 pub mod model;

@@ -1,0 +1,60 @@
+//! The loop of every rank but the leader: obeys frames until told to stop.
+
+use super::frame::{Disagreement, Frame, FrameError, Sequence, agree};
+use super::memory::{GroupMemory, RingError};
+use crate::backend::{Backend, BackendError};
+
+/// Why a rank ended without being told to.
+#[derive(Debug, thiserror::Error)]
+pub enum RankError {
+    /// The group ended.
+    #[error(transparent)]
+    Ring(#[from] RingError),
+    /// A frame cannot be obeyed.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    /// The leader ran a step before the check of the model.
+    #[error("the leader began with a step")]
+    Unchecked,
+    /// A step failed here.
+    #[error(transparent)]
+    Step(#[from] BackendError),
+    /// This rank and others may not go on together.
+    #[error(transparent)]
+    Disagreement(#[from] Disagreement),
+    /// The model does not pass its check.
+    #[error("{0}")]
+    Check(String),
+}
+
+/// Obeys the leader as `rank`. `check` checks the loaded model together with all ranks, and returns what runs
+/// steps.
+///
+/// # Errors
+/// If this rank cannot go on, or the group ends.
+pub fn follow<B: Backend>(
+    memory: &GroupMemory,
+    (rank, epoch): (usize, u64),
+    check: impl FnOnce() -> Result<B, String>,
+) -> Result<(), RankError> {
+    let (mut frames, mut reports) = (memory.reader(rank), memory.reports(rank));
+    let (mut sequence, mut words) = (Sequence { epoch, step: 0 }, Vec::new());
+    let mut check = Some(check);
+    let mut backend = None;
+    loop {
+        frames.read(&mut words)?;
+        match (sequence.read(&words)?, &mut backend) {
+            (Frame::Stop, _) => return Ok(()),
+            (Frame::Check, backend) => {
+                let check = check.take().ok_or(FrameError::Unknown(words.len()))?;
+                *backend = Some(check().map_err(RankError::Check)?);
+            }
+            (Frame::Run(_), None) => return Err(RankError::Unchecked),
+            (Frame::Run(batch), Some(backend)) => {
+                let step = backend.launch(batch)?;
+                let output = backend.collect(step)?;
+                agree(&mut reports, sequence.step, &output)?;
+            }
+        }
+    }
+}

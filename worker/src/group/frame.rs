@@ -1,0 +1,203 @@
+//! Frames, by which the leader makes all other ranks do what it does, and their answers.
+
+use skein_kernels::collective::{Lost, Ranks, Shared};
+use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
+
+use super::memory::REPORT_BYTES;
+use super::words::{self, Malformed};
+use crate::backend::{Batch, StepOutput};
+
+/// Words before a frame's content: kind, epoch, step, digest of the content; all but the kind have two.
+const HEADER: usize = 7;
+/// Kinds of frames.
+const CHECK: u32 = 1;
+const RUN: u32 = 2;
+const STOP: u32 = 3;
+
+/// What all ranks do next.
+#[derive(Debug, Clone)]
+pub enum Frame {
+    /// Run the check of a loaded model.
+    Check,
+    /// Run a step.
+    Run(Batch),
+    /// End.
+    Stop,
+}
+
+/// A frame that cannot be obeyed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// It is shorter than its header, or of no known kind.
+    #[error("a frame of {0} words is none of this program's")]
+    Unknown(usize),
+    /// It is for the group's processes before a restart.
+    #[error("a frame of epoch {got:016x} in epoch {own:016x}")]
+    Epoch {
+        /// Epoch of the frame.
+        got: u64,
+        /// Epoch of this rank.
+        own: u64,
+    },
+    /// A frame is missing or came twice.
+    #[error("frame {got} instead of frame {expected}")]
+    Step {
+        /// Number of the frame.
+        got: u64,
+        /// Number of the next frame.
+        expected: u64,
+    },
+    /// Its content has changed on the way.
+    #[error("frame {0} has changed on its way")]
+    Digest(u64),
+    /// Its content is no step.
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+}
+
+/// Where a rank is in its group's sequence of frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sequence {
+    /// Drawn at each start of the group.
+    pub epoch: u64,
+    /// Frames so far.
+    pub step: u64,
+}
+
+impl Sequence {
+    /// Writes the next frame to `words`, replacing what they held.
+    pub fn write(&mut self, frame: &Frame, words: &mut Vec<u32>) {
+        self.step += 1;
+        words.clear();
+        let kind = match frame {
+            Frame::Check => CHECK,
+            Frame::Run(_) => RUN,
+            Frame::Stop => STOP,
+        };
+        words.extend([kind, low(self.epoch), high(self.epoch), low(self.step), high(self.step), 0, 0]);
+        if let Frame::Run(batch) = frame {
+            words::write(batch, words);
+        }
+        let digest = digest(&words[HEADER..]);
+        words[5..HEADER].copy_from_slice(&[low(digest), high(digest)]);
+    }
+
+    /// Reads the next frame.
+    ///
+    /// # Errors
+    /// If it is not the next frame of this epoch, or has changed.
+    pub fn read(&mut self, words: &[u32]) -> Result<Frame, FrameError> {
+        let unknown = FrameError::Unknown(words.len());
+        let (header, content) = words.split_first_chunk::<HEADER>().ok_or(unknown)?;
+        let &[kind, epoch, epoch_high, step, step_high, sum, sum_high] = header;
+        let (got, own) = (long(epoch, epoch_high), self.epoch);
+        if got != own {
+            return Err(FrameError::Epoch { got, own });
+        }
+        let (got, expected) = (long(step, step_high), self.step + 1);
+        if got != expected {
+            return Err(FrameError::Step { got, expected });
+        }
+        if digest(content) != long(sum, sum_high) {
+            return Err(FrameError::Digest(got));
+        }
+        self.step = got;
+        match kind {
+            CHECK => Ok(Frame::Check),
+            RUN => Ok(Frame::Run(words::read(content)?)),
+            STOP => Ok(Frame::Stop),
+            _ => Err(unknown),
+        }
+    }
+}
+
+fn low(value: u64) -> u32 {
+    value as u32
+}
+
+fn high(value: u64) -> u32 {
+    (value >> 32) as u32
+}
+
+fn long(low: u32, high: u32) -> u64 {
+    u64::from(low) | u64::from(high) << 32
+}
+
+/// A sum that one changed bit changes. Not the words' bytes: a fold over words needs no copy.
+fn digest(words: &[u32]) -> u64 {
+    let mut all = Xxh3Default::new();
+    let mut bytes = [0; 4096];
+    for words in words.chunks(bytes.len() / 4) {
+        for (to, word) in bytes.chunks_exact_mut(4).zip(words) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+        all.update(&bytes[..4 * words.len()]);
+    }
+    all.digest()
+}
+
+/// Why ranks may not go on together after a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Disagreement {
+    /// A rank did not report.
+    #[error(transparent)]
+    Lost(#[from] Lost),
+    /// Ranks drew different tokens.
+    #[error(
+        "rank {rank} drew other tokens than rank 0 in step {step} (its step {its_step}): memory or a device is broken"
+    )]
+    Tokens {
+        /// The rank.
+        rank: usize,
+        /// Step of this rank.
+        step: u64,
+        /// Step that the rank reports.
+        its_step: u64,
+    },
+}
+
+/// Exchanges what was drawn in the step `step`, and compares.
+///
+/// # Errors
+/// If a rank does not report in time, or reports something else than rank 0.
+pub fn agree(reports: &mut Shared, step: u64, output: &StepOutput) -> Result<(), Disagreement> {
+    let drawn: Vec<u8> = output.drawn().flat_map(|sampled| sampled.token.to_le_bytes()).collect();
+    let mut mine = [0; REPORT_BYTES];
+    mine[..8].copy_from_slice(&step.to_le_bytes());
+    mine[8..].copy_from_slice(&xxh3_64(&drawn).to_le_bytes());
+    let mut all = vec![0; REPORT_BYTES * reports.count()];
+    reports.gather(&mine, &mut all)?;
+    let (reports, _) = all.as_chunks::<REPORT_BYTES>();
+    match reports.iter().position(|report| *report != reports[0]) {
+        None => Ok(()),
+        Some(rank) => {
+            let its_step = reports[rank].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+            Err(Disagreement::Tokens { rank, step, its_step })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_obeyed_once_in_order_and_only_in_their_epoch() {
+        let (mut writer, mut reader) = (Sequence { epoch: 7, step: 0 }, Sequence { epoch: 7, step: 0 });
+        let mut words = Vec::new();
+        writer.write(&Frame::Check, &mut words);
+        assert!(matches!(reader.read(&words), Ok(Frame::Check)));
+        assert_eq!(reader.read(&words).unwrap_err(), FrameError::Step { got: 1, expected: 2 });
+        writer.write(&Frame::Run(Batch::of_one_row(Vec::new())), &mut words);
+        let mut late = Sequence { epoch: 8, step: 1 };
+        assert_eq!(late.read(&words).unwrap_err(), FrameError::Epoch { got: 7, own: 8 });
+        let mut changed = words.clone();
+        changed[HEADER + 1] ^= 1;
+        assert_eq!(reader.read(&changed).unwrap_err(), FrameError::Digest(2));
+        let frame = reader.read(&words);
+        assert!(matches!(&frame, Ok(Frame::Run(batch)) if batch.tokens == [0]), "{frame:?}");
+        writer.write(&Frame::Stop, &mut words);
+        assert!(matches!(reader.read(&words), Ok(Frame::Stop)));
+        assert_eq!(reader.read(&[]).unwrap_err(), FrameError::Unknown(0));
+    }
+}

@@ -1,0 +1,104 @@
+//! The leader's side of a group: a [`Backend`] that makes all ranks run each step, and compares what they drew.
+
+use std::collections::VecDeque;
+
+use skein_kernels::collective::Shared;
+
+use super::frame::{Frame, Sequence, agree};
+use super::memory::{FrameWriter, GroupMemory};
+use super::watch::Watch;
+use crate::backend::{Alarm, Backend, BackendError, Batch, StepHandle, StepOutput};
+
+/// Rank 0 of a group.
+pub struct Leader<B> {
+    inner: B,
+    frames: FrameWriter,
+    reports: Shared,
+    sequence: Sequence,
+    /// Frames of the steps in flight, oldest first.
+    in_flight: VecDeque<u64>,
+    words: Vec<u32>,
+    watch: Watch,
+}
+
+impl<B: Backend> Leader<B> {
+    /// Leads the ranks over `memory`, which `watch` watches. Their model is checked at once: `inner` loads or
+    /// checks this rank's, which takes part in the others' check.
+    ///
+    /// # Errors
+    /// If a rank is lost, or `inner` fails.
+    pub fn start<E: From<BackendError>>(
+        memory: &GroupMemory,
+        epoch: u64,
+        watch: Watch,
+        inner: impl FnOnce() -> Result<B, E>,
+    ) -> Result<Self, E> {
+        let (mut frames, mut words) = (memory.writer(), Vec::new());
+        let mut sequence = Sequence { epoch, step: 0 };
+        sequence.write(&Frame::Check, &mut words);
+        frames.write(&words).map_err(|error| stopped(&watch, &error))?;
+        let inner = inner()?;
+        let reports = memory.reports(0);
+        Ok(Self { inner, frames, reports, sequence, in_flight: VecDeque::new(), words, watch })
+    }
+
+    fn write(&mut self, frame: &Frame) -> Result<(), BackendError> {
+        self.sequence.write(frame, &mut self.words);
+        self.frames.write(&self.words).map_err(|error| stopped(&self.watch, &error))
+    }
+}
+
+/// The group's failure: what the watch saw, or else `error`, which then ends the group.
+fn stopped(watch: &Watch, error: &dyn std::fmt::Display) -> BackendError {
+    let reason = watch.fail(error.to_string());
+    BackendError::Stopped { backend: "group", reason }
+}
+
+impl<B: Backend> Backend for Leader<B> {
+    fn kv_blocks(&self) -> u32 {
+        self.inner.kv_blocks()
+    }
+
+    fn steps_in_flight(&self) -> usize {
+        self.inner.steps_in_flight()
+    }
+
+    fn verifies(&self) -> bool {
+        self.inner.verifies()
+    }
+
+    fn launch(&mut self, batch: Batch) -> Result<StepHandle, BackendError> {
+        let frame = Frame::Run(batch);
+        self.write(&frame)?;
+        self.in_flight.push_back(self.sequence.step);
+        let Frame::Run(batch) = frame else { unreachable!("it is a step") };
+        self.inner.launch(batch)
+    }
+
+    fn collect(&mut self, step: StepHandle) -> Result<StepOutput, BackendError> {
+        let output = self.inner.collect(step).map_err(|error| stopped(&self.watch, &error))?;
+        let step = self.in_flight.pop_front().unwrap_or_default();
+        // No token is used before all ranks have drawn the same.
+        agree(&mut self.reports, step, &output).map_err(|error| stopped(&self.watch, &error))?;
+        Ok(output)
+    }
+
+    fn on_failure(&mut self, alarm: Alarm) {
+        self.watch.on_failure(alarm);
+    }
+
+    fn health(&mut self) -> Result<(), BackendError> {
+        match self.watch.failure() {
+            None => self.inner.health(),
+            Some(reason) => Err(BackendError::Stopped { backend: "group", reason }),
+        }
+    }
+}
+
+impl<B> Drop for Leader<B> {
+    fn drop(&mut self) {
+        self.sequence.write(&Frame::Stop, &mut self.words);
+        // Fails if the group has failed.
+        let _ = self.frames.write(&self.words);
+    }
+}

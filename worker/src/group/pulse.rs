@@ -1,0 +1,71 @@
+//! Tells which rank has been silent for too long. Pure.
+
+use std::time::Duration;
+
+use skein_node::clock::Timestamp;
+
+/// Time between two beats of a rank.
+pub const BEAT: Duration = Duration::from_millis(250);
+/// A rank without a beat for this long is lost.
+pub const SILENCE: Duration = Duration::from_secs(3);
+/// If this long passes between two looks, this process was stopped itself, and cannot judge.
+const OWN_PAUSE: Duration = Duration::from_secs(1);
+
+/// The last beat seen of each watched rank.
+#[derive(Debug)]
+pub struct Pulse {
+    last: Vec<(u32, Timestamp)>,
+    looked: Timestamp,
+}
+
+impl Pulse {
+    /// Begins to watch `ranks` ranks.
+    pub fn new(ranks: usize, now: Timestamp) -> Self {
+        Self { last: vec![(0, now); ranks], looked: now }
+    }
+
+    /// Looks at the beats; returns the index of a rank that is lost, and how long it has been silent.
+    pub fn look(&mut self, now: Timestamp, beats: impl Iterator<Item = u32>) -> Option<(usize, Duration)> {
+        let was_stopped = now.since(self.looked) > OWN_PAUSE;
+        self.looked = now;
+        for ((last, at), beat) in self.last.iter_mut().zip(beats) {
+            if *last != beat || was_stopped {
+                (*last, *at) = (beat, now);
+            }
+        }
+        let silent = self.last.iter().map(|(_, at)| now.since(*at)).enumerate();
+        silent.max_by_key(|(_, silent)| *silent).filter(|(_, silent)| *silent > SILENCE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: u64) -> Timestamp {
+        Timestamp::from_start(Duration::from_millis(ms))
+    }
+
+    #[test]
+    fn only_a_silent_rank_is_lost() {
+        let mut pulse = Pulse::new(2, at(0));
+        for beat in 1..=40 {
+            assert_eq!(pulse.look(at(250 * u64::from(beat)), [beat, beat].into_iter()), None);
+        }
+        for beat in 41..=52 {
+            assert_eq!(pulse.look(at(250 * u64::from(beat)), [beat, 40].into_iter()), None, "{beat}");
+        }
+        assert_eq!(pulse.look(at(250 * 53), [53, 40].into_iter()), Some((1, Duration::from_millis(3250))));
+    }
+
+    #[test]
+    fn a_process_that_was_stopped_itself_blames_nobody() {
+        let mut pulse = Pulse::new(1, at(0));
+        assert_eq!(pulse.look(at(60_000), [0].into_iter()), None);
+        assert_eq!(pulse.look(at(60_900), [0].into_iter()), None);
+        for ms in [61_500, 62_000, 62_500, 63_000] {
+            assert_eq!(pulse.look(at(ms), [0].into_iter()), None);
+        }
+        assert!(pulse.look(at(63_250), [0].into_iter()).is_some());
+    }
+}

@@ -1,0 +1,159 @@
+//! Groups of threads over fake models.
+
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use skein_node::clock;
+
+use super::*;
+use crate::backend::fake::{FakeBackend, FakeOptions};
+use crate::backend::{Backend, BackendError, Batch, SampleRow, Sampled, StepHandle, StepOutput, Want};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const EPOCH: u64 = 5;
+
+/// A fake model that lies about a token.
+struct Lying(FakeBackend, u64);
+
+impl Backend for Lying {
+    fn kv_blocks(&self) -> u32 {
+        self.0.kv_blocks()
+    }
+
+    fn launch(&mut self, batch: Batch) -> Result<StepHandle, BackendError> {
+        self.0.launch(batch)
+    }
+
+    fn collect(&mut self, step: StepHandle) -> Result<StepOutput, BackendError> {
+        let lies = step.0 == self.1;
+        let mut output = self.0.collect(step)?;
+        if lies
+            && let Some(crate::backend::Answer::Sampled(Sampled { token, .. })) = output.answers.first_mut()
+        {
+            *token ^= 1;
+        }
+        Ok(output)
+    }
+}
+
+fn options() -> FakeOptions {
+    FakeOptions { kv_blocks: 64, steps_in_flight: 1, ..FakeOptions::default() }
+}
+
+type Follower = JoinHandle<Result<(), RankError>>;
+
+/// A group of `ranks` threads, whose rank 1 lies in step `lie`.
+fn group(ranks: usize, lie: u64, patience: Duration) -> (Leader<FakeBackend>, GroupMemory, Vec<Follower>) {
+    let memory = GroupMemory::create(ranks, patience).unwrap();
+    let followers = (1..ranks).map(|rank| {
+        let memory = memory.clone();
+        let lie = if rank == 1 { lie } else { 0 };
+        let start = move || Ok(Lying(FakeBackend::new(options()), lie));
+        std::thread::spawn(move || follow(&memory, (rank, EPOCH), start))
+    });
+    let followers = followers.collect();
+    let watch = Watch::new(memory.clone(), || ());
+    let leader = Leader::start(&memory, EPOCH, watch, || Ok::<_, BackendError>(FakeBackend::new(options())));
+    (leader.unwrap(), memory, followers)
+}
+
+/// A sequence's step `number`, which draws one token.
+fn step(number: u32) -> Batch {
+    let sample = SampleRow {
+        row: 0,
+        params: Default::default(),
+        sample_index: 0,
+        position: number + 1,
+        forbid_stop: false,
+        history: 0..0,
+        prompt_len: 0,
+    };
+    Batch {
+        tokens: vec![number],
+        positions: vec![number],
+        slots: vec![number],
+        sequences: vec![crate::backend::BatchSequence {
+            rows: 0..1,
+            context_len: number + 1,
+            blocks: 0..number / 16 + 1,
+        }],
+        block_tables: (0..=number / 16).map(crate::BlockId).collect(),
+        wants: vec![Want::Sample(sample)],
+        ..Batch::default()
+    }
+}
+
+fn run(backend: &mut dyn Backend, number: u32) -> Result<StepOutput, BackendError> {
+    let launched = backend.launch(step(number))?;
+    backend.collect(launched)
+}
+
+#[test]
+fn a_group_draws_what_one_rank_draws() {
+    let mut alone = FakeBackend::new(options());
+    let expected: Vec<_> = (0..40).map(|number| run(&mut alone, number).unwrap().answers).collect();
+    for ranks in [2, 3] {
+        let (mut leader, _, followers) = group(ranks, 0, PATIENCE);
+        assert_eq!((leader.kv_blocks(), leader.steps_in_flight()), (64, 1));
+        for (number, expected) in expected.iter().enumerate() {
+            assert_eq!(&run(&mut leader, number as u32).unwrap().answers, expected, "{ranks} ranks");
+        }
+        leader.health().unwrap();
+        drop(leader);
+        followers.into_iter().for_each(|follower| follower.join().unwrap().unwrap());
+    }
+}
+
+#[test]
+fn a_differing_token_ends_the_group_before_it_is_used() {
+    let (mut leader, memory, followers) = group(3, 3, PATIENCE);
+    (0..2).for_each(|number| drop(run(&mut leader, number).unwrap()));
+    let error = run(&mut leader, 2).unwrap_err().to_string();
+    assert!(error.contains("rank 1 drew other tokens than rank 0 in step 4"), "{error}");
+    assert_eq!(leader.health().unwrap_err().to_string(), error, "it stays failed");
+    assert_eq!(memory.cause(), Some(0));
+    for follower in followers {
+        assert!(follower.join().unwrap().is_err(), "all ranks end");
+    }
+}
+
+#[test]
+fn a_late_step_ends_the_group_and_names_the_rank() {
+    let patience = Duration::from_millis(100);
+    let (mut leader, memory, followers) = group(2, 0, patience);
+    drop(run(&mut leader, 0).unwrap());
+    memory.end_because_of(1); // the follower leaves
+    assert!(followers.into_iter().all(|follower| follower.join().unwrap().is_err()));
+    let error = run(&mut leader, 1).unwrap_err().to_string();
+    assert!(error.contains("rank 1"), "{error}");
+}
+
+#[test]
+fn a_rank_that_never_reports_is_named_within_the_patience() {
+    let patience = Duration::from_millis(100);
+    let memory = GroupMemory::create(2, patience).unwrap();
+    let watch = Watch::new(memory.clone(), || ());
+    let inner = || Ok::<_, BackendError>(FakeBackend::new(options()));
+    let mut leader = Leader::start(&memory, EPOCH, watch, inner).unwrap();
+    let began = clock::now();
+    let error = run(&mut leader, 0).unwrap_err().to_string();
+    assert!(error.contains("rank 1 did not answer in exchange 1 of 16 bytes"), "{error}");
+    assert!(clock::now().since(began) < patience + Duration::from_secs(2));
+}
+
+#[test]
+fn silence_fires_the_alarm_once_and_kills_the_ranks() {
+    let memory = GroupMemory::create(2, PATIENCE).unwrap();
+    let (killed, kills) = std::sync::mpsc::sync_channel(4);
+    let (alarm, alarms) = std::sync::mpsc::sync_channel(4);
+    let watch = Watch::new(memory, move || killed.send(()).unwrap());
+    watch.on_failure(Box::new(move || alarm.send(()).unwrap()));
+    watch.listen().unwrap(); // nobody beats for rank 1
+    let began = clock::now();
+    alarms.recv_timeout(SILENCE + Duration::from_secs(5)).expect("rank 1 is silent");
+    kills.recv_timeout(Duration::from_secs(5)).expect("the ranks are killed first");
+    assert!(clock::now().since(began) > SILENCE);
+    assert!(watch.failure().unwrap().starts_with("rank 1 has been silent for "));
+    assert!(watch.fail("a later fault".into()).starts_with("rank 1"), "the first cause stays");
+    assert!(alarms.try_recv().is_err() && kills.try_recv().is_err(), "once");
+}

@@ -1,0 +1,341 @@
+//! A step as the words that all ranks read: everything in a [`Batch`], with no pointer in it.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use skein_proto::sampling::SamplingParams;
+
+use crate::BlockId;
+use crate::backend::{
+    Batch, BatchSequence, BlockCopy, Carried, PoolRow, SampleRow, ScoreRow, VerifyRows, Want,
+};
+
+/// Words that are no step: the ranks do not run the same program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the words are no step, at word {at} of {of}")]
+pub struct Malformed {
+    at: usize,
+    of: usize,
+}
+
+/// Kinds of wants.
+const SAMPLE: u32 = 0;
+const VERIFY: u32 = 1;
+const SCORE: u32 = 2;
+const POOL: u32 = 3;
+
+/// Appends `batch` to `words`.
+pub fn write(batch: &Batch, words: &mut Vec<u32>) {
+    // The pattern names every field, so that a new one does not compile until it is added here.
+    let Batch {
+        tokens,
+        positions,
+        slots,
+        sequences,
+        block_tables,
+        copies,
+        wants,
+        history,
+        carried,
+        carried_history,
+    } = batch;
+    for list in [tokens, positions, slots, history] {
+        put_list(words, list);
+    }
+    words.push(block_tables.len() as u32);
+    words.extend(block_tables.iter().map(|block| block.0));
+    words.push(sequences.len() as u32);
+    for BatchSequence { rows, context_len, blocks } in sequences {
+        words.extend([rows.start, rows.end, *context_len, blocks.start, blocks.end]);
+    }
+    words.push(copies.len() as u32);
+    words.extend(copies.iter().flat_map(|copy| [copy.from.0, copy.to.0]));
+    for list in [carried, carried_history] {
+        words.push(list.len() as u32);
+        words.extend(list.iter().flat_map(|carried| [carried.at, carried.want]));
+    }
+    words.push(wants.len() as u32);
+    for want in wants {
+        put_want(words, want);
+    }
+}
+
+fn put_list(words: &mut Vec<u32>, list: &[u32]) {
+    words.push(list.len() as u32);
+    words.extend_from_slice(list);
+}
+
+fn put_want(words: &mut Vec<u32>, want: &Want) {
+    match want {
+        Want::Sample(sample) => {
+            let SampleRow { row, params, sample_index, position, forbid_stop, history, prompt_len } = sample;
+            words.extend([SAMPLE, *row, *sample_index, *position, u32::from(*forbid_stop)]);
+            words.extend([history.start, history.end, *prompt_len]);
+            put_params(words, params);
+        }
+        Want::Verify(verify) => {
+            let VerifyRows { rows, params, sample_index, position, stop_from, history, prompt_len } = verify;
+            words.extend([VERIFY, rows.start, rows.end, *sample_index, *position, *stop_from]);
+            words.extend([history.start, history.end, *prompt_len]);
+            put_params(words, params);
+        }
+        Want::Score(ScoreRow { row, target, top }) => words.extend([SCORE, *row, *target, *top]),
+        Want::Pool(PoolRow { row }) => words.extend([POOL, *row]),
+    }
+}
+
+fn put_params(words: &mut Vec<u32>, params: &SamplingParams) {
+    let SamplingParams {
+        temperature,
+        top_p,
+        top_k,
+        min_p,
+        repetition_penalty,
+        presence_penalty,
+        frequency_penalty,
+        seed,
+        logit_bias,
+        max_tokens,
+        min_tokens,
+        stop_token_ids,
+        ignore_eos,
+        logprobs,
+        prompt_logprobs,
+    } = params;
+    let floats = [temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty];
+    words.extend(floats.map(|value| value.to_bits()));
+    words.extend([
+        *top_k,
+        *max_tokens,
+        *min_tokens,
+        u32::from(*ignore_eos),
+        *seed as u32,
+        (*seed >> 32) as u32,
+    ]);
+    for optional in [logprobs, prompt_logprobs] {
+        words.extend([u32::from(optional.is_some()), optional.unwrap_or(0)]);
+    }
+    put_list(words, stop_token_ids);
+    words.push(logit_bias.len() as u32);
+    words.extend(logit_bias.iter().flat_map(|(token, bias)| [*token, bias.to_bits()]));
+}
+
+/// Reads the step that [`write`] has written.
+///
+/// # Errors
+/// If the words are too few, too many, or of an unknown kind.
+pub fn read(words: &[u32]) -> Result<Batch, Malformed> {
+    let mut reader = Reader { words, at: 0 };
+    let batch = reader.batch()?;
+    if reader.at == words.len() { Ok(batch) } else { Err(reader.malformed()) }
+}
+
+struct Reader<'a> {
+    words: &'a [u32],
+    at: usize,
+}
+
+impl Reader<'_> {
+    fn malformed(&self) -> Malformed {
+        Malformed { at: self.at, of: self.words.len() }
+    }
+
+    fn take<const N: usize>(&mut self) -> Result<[u32; N], Malformed> {
+        let taken = self.words[self.at..].first_chunk().ok_or(self.malformed())?;
+        self.at += N;
+        Ok(*taken)
+    }
+
+    /// A list of items of `N` words.
+    fn list<const N: usize, T>(&mut self, item: impl Fn([u32; N]) -> T) -> Result<Vec<T>, Malformed> {
+        let [count] = self.take()?;
+        if (self.words.len() - self.at) / N < count as usize {
+            return Err(self.malformed());
+        }
+        (0..count).map(|_| self.take().map(&item)).collect()
+    }
+
+    fn words(&mut self) -> Result<Vec<u32>, Malformed> {
+        let [count] = self.take()?;
+        let list = self.words[self.at..].get(..count as usize).ok_or(self.malformed())?;
+        self.at += list.len();
+        Ok(list.to_vec())
+    }
+
+    fn batch(&mut self) -> Result<Batch, Malformed> {
+        let (tokens, positions, slots, history) =
+            (self.words()?, self.words()?, self.words()?, self.words()?);
+        let block_tables = self.list(|[block]| BlockId(block))?;
+        let sequences = self.list(|[start, end, context_len, first, last]| BatchSequence {
+            rows: start..end,
+            context_len,
+            blocks: first..last,
+        })?;
+        let copies = self.list(|[from, to]| BlockCopy { from: BlockId(from), to: BlockId(to) })?;
+        let carried = self.list(|[at, want]| Carried { at, want })?;
+        let carried_history = self.list(|[at, want]| Carried { at, want })?;
+        let [wants] = self.take()?;
+        let wants = (0..wants).map(|_| self.want()).collect::<Result<_, _>>()?;
+        Ok(Batch {
+            tokens,
+            positions,
+            slots,
+            sequences,
+            block_tables,
+            copies,
+            wants,
+            history,
+            carried,
+            carried_history,
+        })
+    }
+
+    fn want(&mut self) -> Result<Want, Malformed> {
+        match self.take()? {
+            [SAMPLE] => {
+                let [row, sample_index, position, forbid_stop] = self.take()?;
+                let (history, prompt_len) = self.history()?;
+                let (params, forbid_stop) = (Arc::new(self.params()?), forbid_stop != 0);
+                Ok(Want::Sample(SampleRow {
+                    row,
+                    params,
+                    sample_index,
+                    position,
+                    forbid_stop,
+                    history,
+                    prompt_len,
+                }))
+            }
+            [VERIFY] => {
+                let [start, end, sample_index, position, stop_from] = self.take()?;
+                let (history, prompt_len) = self.history()?;
+                let (params, rows) = (Arc::new(self.params()?), start..end);
+                Ok(Want::Verify(VerifyRows {
+                    rows,
+                    params,
+                    sample_index,
+                    position,
+                    stop_from,
+                    history,
+                    prompt_len,
+                }))
+            }
+            [SCORE] => self.take().map(|[row, target, top]| Want::Score(ScoreRow { row, target, top })),
+            [POOL] => self.take().map(|[row]| Want::Pool(PoolRow { row })),
+            [_] => Err(self.malformed()),
+        }
+    }
+
+    fn history(&mut self) -> Result<(Range<u32>, u32), Malformed> {
+        self.take().map(|[start, end, prompt_len]| (start..end, prompt_len))
+    }
+
+    fn params(&mut self) -> Result<SamplingParams, Malformed> {
+        let floats = self.take::<6>()?.map(f32::from_bits);
+        let [temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty] = floats;
+        let [top_k, max_tokens, min_tokens, ignore_eos, low, high] = self.take()?;
+        let [logprobs, prompt_logprobs] = [self.optional()?, self.optional()?];
+        Ok(SamplingParams {
+            temperature,
+            top_p,
+            top_k,
+            min_p,
+            repetition_penalty,
+            presence_penalty,
+            frequency_penalty,
+            seed: u64::from(low) | u64::from(high) << 32,
+            max_tokens,
+            min_tokens,
+            ignore_eos: ignore_eos != 0,
+            logprobs,
+            prompt_logprobs,
+            stop_token_ids: self.words()?,
+            logit_bias: self.list(|[token, bias]| (token, f32::from_bits(bias)))?,
+        })
+    }
+
+    fn optional(&mut self) -> Result<Option<u32>, Malformed> {
+        self.take().map(|[is_some, value]| (is_some != 0).then_some(value))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn params() -> Arc<SamplingParams> {
+        Arc::new(SamplingParams {
+            temperature: 0.5,
+            seed: 0x1234_5678_9abc_def0,
+            logit_bias: vec![(3, -1.5)],
+            stop_token_ids: vec![1, 2],
+            ignore_eos: true,
+            logprobs: Some(0),
+            ..SamplingParams::default()
+        })
+    }
+
+    /// A step with something in every field.
+    fn full() -> Batch {
+        let sample = SampleRow {
+            row: 1,
+            params: params(),
+            sample_index: 2,
+            position: 7,
+            forbid_stop: true,
+            history: 0..3,
+            prompt_len: 2,
+        };
+        let verify = VerifyRows {
+            rows: 0..2,
+            params: Arc::new(SamplingParams { min_p: 0.25, ..SamplingParams::default() }),
+            sample_index: 0,
+            position: 9,
+            stop_from: 11,
+            history: 1..3,
+            prompt_len: 1,
+        };
+        Batch {
+            tokens: vec![5, 6],
+            positions: vec![1, 6],
+            slots: vec![17, 22],
+            sequences: vec![BatchSequence { rows: 0..2, context_len: 7, blocks: 0..2 }],
+            block_tables: vec![BlockId(1), BlockId(4)],
+            copies: vec![BlockCopy { from: BlockId(2), to: BlockId(3) }],
+            wants: vec![
+                Want::Sample(sample),
+                Want::Verify(verify),
+                Want::Score(ScoreRow { row: 0, target: 9, top: 4 }),
+                Want::Pool(PoolRow { row: 1 }),
+            ],
+            history: vec![7, 8, 9],
+            carried: vec![Carried { at: 1, want: 0 }],
+            carried_history: vec![Carried { at: 2, want: 3 }],
+        }
+    }
+
+    #[test]
+    fn a_step_is_read_back() {
+        for batch in [full(), Batch::default(), Batch::of_one_row(Vec::new())] {
+            let mut words = Vec::new();
+            write(&batch, &mut words);
+            assert_eq!(format!("{:?}", read(&words)), format!("{:?}", Ok::<_, Malformed>(batch)));
+        }
+    }
+
+    #[test]
+    fn words_cut_or_changed_are_an_error_and_never_a_panic() {
+        let mut words = Vec::new();
+        write(&full(), &mut words);
+        for length in 0..words.len() {
+            assert!(read(&words[..length]).is_err(), "{length} of {} words", words.len());
+        }
+        for at in 0..words.len() {
+            let mut changed = words.clone();
+            changed[at] = u32::MAX;
+            let _ = read(&changed); // ids and numbers may be anything; lengths and kinds are checked
+        }
+        words.push(0);
+        assert_eq!(read(&words).unwrap_err().at, words.len() - 1);
+    }
+}
