@@ -27,7 +27,7 @@ OTHER_VARIABLES = {"KERNEL_CACHE", "CONFIG"}
 # Kubernetes' own, named in a comment.
 SERVICE_VARIABLES = {"WORKER_PORT", "ROUTER_PORT"}
 # Their flags are their own.
-PROGRAMS = {"validate", "generate", "on-empty-root", "rolling-restart"}
+PROGRAMS = {"prometheus-rule", "validate", "generate", "on-empty-root", "rolling-restart"}
 # Flags of docker, kubectl, helm, kind, systemctl and cargo that occur in deploy/.
 FOREIGN = {
     "build", "build-arg", "chown", "create-namespace", "delete-emptydir-data", "from", "from-file", "from-literal", "help",

@@ -10,6 +10,7 @@ import { pathToFileURL } from "node:url";
 const packages = {
   "keda.sh/v1alpha1": "@kubernetes-models/keda",
   "monitoring.coreos.com/v1": "@kubernetes-models/prometheus-operator",
+  "gateway.networking.k8s.io/v1": "@kubernetes-models/gateway-api",
 };
 const modules = join(process.cwd(), "node_modules");
 
@@ -20,7 +21,7 @@ function types(name, version) {
 }
 
 // Maps of the user's, and Kubernetes' own types, which are in another package.
-const opaque = ["metadata", "selector", "behavior"];
+const opaque = ["metadata", "selector", "behavior", "labels", "annotations"];
 
 function keys(value) {
   if (Array.isArray(value)) return value.flatMap(keys);

@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 
+import jsonschema
 import kubernetes_validate
 import yaml
 
@@ -24,7 +25,10 @@ ROOT = DEPLOY.parent
 CHART = DEPLOY / "helm/skein"
 # The oldest that has `preStop: sleep`, the one of kubectl, the newest with a schema.
 VERSIONS = ["1.30", "1.34", "1.37"]
-CUSTOM = ("keda.sh/", "monitoring.coreos.com/")
+# Checked by crds.mjs; by schemas/, which is for those that no package publishes.
+PUBLISHED = ("keda.sh/", "monitoring.coreos.com/", "gateway.networking.k8s.io/")
+OWN = ("InferencePool", "LeaderWorkerSet")
+WORKLOADS = ("StatefulSet", "Deployment", "LeaderWorkerSet")
 # Renderings: a name, the directory, components, and the chart's flags that give the same.
 RENDERINGS = [
     ("base", "base", [], []),
@@ -37,6 +41,10 @@ RENDERINGS = [
      ["--values", "cpu-demo", "--set", "autoscaling.kind=hpa,monitoring.enabled=true"]),
     ("etcd", "base", ["etcd"], None),
     ("gpu-single-node with etcd", "overlays/gpu-single-node", ["etcd"], None),
+    ("gpu-groups", "overlays/gpu-groups", [], None),
+    ("dashboards", "base", ["dashboards"], None),
+    ("inference-gateway", "base", ["inference-gateway", "hpa", "monitoring"], None),
+    ("inference-gateway with a claim", "overlays/gpu-single-node", ["inference-gateway", "inference-gateway-claim"], None),
 ]  # fmt: skip
 
 
@@ -58,13 +66,16 @@ def named(document):
 
 def invalid(documents):
     """What schemas say."""
-    ours = [document for document in documents if document["apiVersion"].startswith(CUSTOM)]
+    ours = [document for document in documents if document["apiVersion"].startswith(PUBLISHED)]
     for document in documents:
-        for version in VERSIONS if document not in ours else []:
-            try:
-                kubernetes_validate.validate(document, version, strict=True)
-            except kubernetes_validate.ValidationError as error:
-                yield f"{named(document)} in Kubernetes {version}: {'.'.join(map(str, error.path))}: {error.message}"
+        if document["kind"] in OWN:
+            yield from invalid_by_own_schema(document)
+        elif document not in ours:
+            yield from invalid_in_kubernetes(document)
+        if document["kind"] == "LeaderWorkerSet":
+            pod = {"apiVersion": "v1", "kind": "Pod", **copy.deepcopy(template(document))}
+            pod["metadata"]["name"] = f"{document['metadata']['name']}-0"
+            yield from invalid_in_kubernetes(pod)
     if ours:
         lines = "\n".join(map(json.dumps, ours))
         command = ["node", str(DEPLOY / "crds.mjs")]
@@ -73,13 +84,33 @@ def invalid(documents):
             yield from (done.stdout or done.stderr).splitlines()
 
 
+def invalid_in_kubernetes(document):
+    for version in VERSIONS:
+        try:
+            kubernetes_validate.validate(document, version, strict=True)
+        except kubernetes_validate.ValidationError as error:
+            yield f"{named(document)} in Kubernetes {version}: {'.'.join(map(str, error.path))}: {error.message}"
+
+
+def invalid_by_own_schema(document):
+    schema = json.loads((DEPLOY / f"schemas/{document['kind']}.json").read_text("utf-8"))
+    for error in jsonschema.Draft202012Validator(schema).iter_errors(document):
+        yield f"{named(document)}: {'.'.join(map(str, error.path))}: {error.message}"
+
+
+def template(workload):
+    """The pod that a workload makes."""
+    spec = workload["spec"]
+    return spec["leaderWorkerTemplate"]["workerTemplate"] if workload["kind"] == "LeaderWorkerSet" else spec["template"]
+
+
 def selects(selector, labels):
     return selector and all(labels.get(key) == value for key, value in selector.items())
 
 
-def unlocked(pod):
-    """What a pod lacks of the `restricted` Pod Security Standard and our own rules."""
-    inner, security = pod["containers"][0], pod.get("securityContext", {})
+def unlocked(pod, inner):
+    """What a container lacks of the `restricted` Pod Security Standard and our own rules."""
+    security = pod.get("securityContext", {})
     own = inner.get("securityContext", {})
     wanted = {
         "automountServiceAccountToken: false": pod.get("automountServiceAccountToken") is False,
@@ -96,9 +127,8 @@ def unlocked(pod):
     return [what for what, holds in wanted.items() if not holds]
 
 
-def drain(pod):
+def drain(pod, inner):
     """Grace must exceed preStop and --shutdown-timeout together."""
-    inner = pod["containers"][0]
     timeouts = [re.fullmatch(r"--shutdown-timeout=(\d+)s", arg) for arg in inner["args"]]
     seconds = sum(int(found.group(1)) for found in timeouts if found)
     seconds += inner.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
@@ -106,8 +136,7 @@ def drain(pod):
     return [] if any(timeouts) and grace > seconds else [f"{grace} s of grace for {seconds} s of drain"]
 
 
-def probes(pod):
-    inner = pod["containers"][0]
+def probes(_pod, inner):
     asks = [{key: value for key, value in inner.get(f"{name}Probe", {}).items() if key in ("grpc", "httpGet")}
             for name in ("readiness", "liveness", "startup")]  # fmt: skip
     ports = {port["name"]: port["containerPort"] for port in inner["ports"]}
@@ -122,20 +151,20 @@ def probes(pod):
         yield "the startup probe gives up within two minutes"
 
 
-def arguments(pod):
+def arguments(pod, inner):
     """The command line is one that `skein` takes, without a flag twice."""
-    command, *rest = pod["containers"][0]["args"]
+    command, *rest = inner["args"]
     given = [arg.removeprefix("--").split("=")[0] for arg in rest if arg.startswith("--")]
     for flag in given:
         if flag not in check.flags()[command]:
             yield f"`skein {command}` has no flag --{flag}"
         if given.count(flag) > 1:
             yield f"--{flag} is given twice"
-    mounts = [mount["mountPath"] for mount in pod["containers"][0].get("volumeMounts", [])]
+    mounts = [mount["mountPath"] for mount in inner.get("volumeMounts", [])]
     if not rest[0].startswith("/models/skein-7m") and rest[0] not in mounts:
         yield f"the model {rest[0]} is neither in the image nor mounted at {mounts}"
     volumes = {volume["name"] for volume in pod.get("volumes", [])}
-    if volumes != {mount["name"] for mount in pod["containers"][0].get("volumeMounts", [])}:
+    if volumes != {mount["name"] for one in pod["containers"] for mount in one.get("volumeMounts", [])}:
         yield "volumes and mounts differ"
 
 
@@ -143,21 +172,22 @@ def unfounded(documents):
     """References from one document to another that lead nowhere."""
     of = lambda *kinds: [document for document in documents if document["kind"] in kinds]
     names = set(map(named, documents))
-    pods = [workload["spec"]["template"] for workload in of("StatefulSet", "Deployment")]
+    pods = [template(workload) for workload in of(*WORKLOADS)]
     labels = [pod["metadata"]["labels"] for pod in pods]
     selectors = [(d, d["spec"]["selector"]) for d in of("Service")]
     selectors += [(d, d["spec"]["selector"]["matchLabels"]) for d in of("PodDisruptionBudget", "PodMonitor")]
     selectors += [(d, d["spec"]["podSelector"]["matchLabels"]) for d in of("NetworkPolicy")]
+    selectors += [(d, d["spec"]["selector"]["matchLabels"]) for d in of("InferencePool")]
     for document, selector in selectors:
         if sum(selects(selector, pod) for pod in labels) != 1:
             yield f"{named(document)}: selects the pods of another number of workloads than one: {selector}"
-    for workload in of("StatefulSet", "Deployment"):
-        if f"ServiceAccount/{workload['spec']['template']['spec']['serviceAccountName']}" not in names:
+    for workload in of(*WORKLOADS):
+        if f"ServiceAccount/{template(workload)['spec']['serviceAccountName']}" not in names:
             yield f"{named(workload)}: no such service account"
         service = workload["spec"].get("serviceName")
         if service and f"Service/{service}" not in names:
             yield f"{named(workload)}: no Service {service}"
-        for dns, port in re.findall(r"dns://([\w-]+):(\d+)", " ".join(workload["spec"]["template"]["spec"]["containers"][0]["args"])):
+        for dns, port in re.findall(r"dns://([\w-]+):(\d+)", arguments_of(workload)):
             headless = [d["spec"] for d in of("Service") if d["metadata"]["name"] == dns]
             if not headless or headless[0].get("clusterIP") != "None" or headless[0]["ports"][0]["port"] != int(port):
                 yield f"{named(workload)}: {dns}:{port} is no headless Service"
@@ -167,6 +197,46 @@ def unfounded(documents):
             yield f"{named(scaler)}: scales {target['name']}, which is not there"
         if any("replicas" in workload["spec"] for workload in of("StatefulSet")):
             yield f"{named(scaler)}: the manifest sets replicas, too"
+
+
+def arguments_of(workload):
+    return " ".join(arg for inner in template(workload)["spec"]["containers"] for arg in inner["args"])
+
+
+def unpicked(documents):
+    """An inference pool whose parts do not fit: picker, ports, endpoints."""
+    of = lambda *kinds: [document for document in documents if document["kind"] in kinds]
+    for pool in of("InferencePool"):
+        [port] = [port["number"] for port in pool["spec"]["targetPorts"]]
+        wanted_labels = pool["spec"]["selector"]["matchLabels"]
+        members = [w for w in of(*WORKLOADS) if selects(wanted_labels, template(w)["metadata"]["labels"])]
+        for member in members:
+            if f"--port={port}" not in arguments_of(member) or "--follow-picks" not in arguments_of(member):
+                yield f"{named(pool)}: {named(member)} has no router on port {port} that follows picks"
+        wanted = pool["spec"]["endpointPickerRef"]
+        for service in of("Service"):
+            ports = [port["port"] for port in service["spec"]["ports"]]
+            if service["metadata"]["name"] == wanted["name"] and wanted["port"]["number"] in ports:
+                labels = service["spec"]["selector"]
+                pickers = [w for w in of("Deployment") if selects(labels, template(w)["metadata"]["labels"])]
+                if not pickers or any(f"--endpoint-port={port}" not in arguments_of(picker) for picker in pickers):
+                    yield f"{named(pool)}: its picker does not answer with port {port}"
+                break
+        else:
+            yield f"{named(pool)}: no Service {wanted['name']} with port {wanted['port']['number']}"
+    for route in of("HTTPRoute"):
+        for backend in route["spec"]["rules"][0]["backendRefs"]:
+            if f"{backend['kind']}/{backend['name']}" not in map(named, documents):
+                yield f"{named(route)}: no {backend['kind']} {backend['name']}"
+
+
+def groups_differ():
+    """The pods of the overlay of groups are those of the overlay it is made of."""
+    render = lambda base: generate.kustomize(base=f"overlays/{base}")
+    pods = [template(w) for base in ("gpu-single-node", "gpu-groups") for w in render(base)
+            if w["metadata"]["name"] == "skein-worker" and w["kind"] in WORKLOADS]  # fmt: skip
+    if pods[0] != pods[1]:
+        yield "gpu-groups: its pods are not those of gpu-single-node"
 
 
 def queries(text):
@@ -181,12 +251,15 @@ def faults(documents):
     """Everything wrong with one rendering."""
     yield from invalid(documents)
     yield from unfounded(documents)
-    yield from queries(yaml.safe_dump_all(documents))
+    scalers = [d for d in documents if d["kind"] in ("HorizontalPodAutoscaler", "ScaledObject")]
+    yield from queries(yaml.safe_dump_all(scalers))
+    yield from unpicked(documents)
     for workload in documents:
-        if workload["kind"] in ("StatefulSet", "Deployment"):
-            pod = workload["spec"]["template"]["spec"]
-            for fault in [*map("lacks {}".format, unlocked(pod)), *drain(pod), *probes(pod), *arguments(pod)]:
-                yield f"{named(workload)}: {fault}"
+        pod = template(workload)["spec"] if workload["kind"] in WORKLOADS else {}
+        for inner in pod.get("containers", []):
+            unlocks = map("lacks {}".format, unlocked(pod, inner))
+            for fault in [*unlocks, *drain(pod, inner), *probes(pod, inner), *arguments(pod, inner)]:
+                yield f"{named(workload)}: {inner['name']}: {fault}"
 
 
 def helm(*arguments):
@@ -248,7 +321,7 @@ def compose_faults(services):
         for arg in service["command"][2:]:
             if arg.removeprefix("--").split("=")[0] not in known:
                 yield f"compose.yaml: {name}: no flag {arg}"
-        yield from (f"compose.yaml: {name}: {fault}" for fault in drain(pod))
+        yield from (f"compose.yaml: {name}: {fault}" for fault in drain(pod, pod["containers"][0]))
         locked = [service.get("read_only"), service.get("cap_drop") == ["ALL"], service.get("user") == "65532:65532"]
         if not all(locked):
             yield f"compose.yaml: {name} may write its root, keeps capabilities or runs as another user"
@@ -273,6 +346,11 @@ def planted(documents):
         "a Service that is not headless": lambda c: [d["spec"].pop("clusterIP", 0) for d in c if d["kind"] == "Service"],
         "a monitor's misspelt field": lambda c: find(c, "PodMonitor")["spec"]["podMetricsEndpoints"][0].update(intervall="1s"),
         "a scaler of nothing": lambda c: find(c, "ScaledObject")["spec"]["scaleTargetRef"].update(name="x"),
+        "a pool's misspelt field": lambda c: find(c, "InferencePool")["spec"].update(targetPort=8000),
+        "a pool without its picker": lambda c: find(c, "InferencePool")["spec"]["endpointPickerRef"].update(name="x"),
+        "endpoints on another port": lambda c: find(c, "InferencePool")["spec"]["targetPorts"][0].update(number=9000),
+        "a route's misspelt field": lambda c: find(c, "HTTPRoute")["spec"].update(parentRefz=[]),
+        "a neighbour with a writable root": lambda c: pod(c, "StatefulSet")["containers"][1]["securityContext"].pop("readOnlyRootFilesystem"),
         "a metric that nobody has": lambda c: find(c, "ScaledObject")["spec"]["triggers"][0]["metadata"].update(query="vllm:no_such"),
     }  # fmt: skip
     for name, edit in edits.items():
@@ -291,7 +369,10 @@ def main():
         found += differences(name, documents, flags) if flags is not None else []
     found += chart_faults()
     found += compose_faults(yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))["services"])
-    found += planted(generate.kustomize("keda", "monitoring"))
+    found += planted(generate.kustomize("keda", "monitoring", "inference-gateway"))
+    found += groups_differ()
+    if module(DEPLOY / "observability/prometheus-rule").main(["--check"]):
+        found.append("prometheus-rule.yaml is out of date; run deploy/observability/prometheus-rule")
     if generate.main(["--check"]):
         found.append("the chart's templates are out of date; run deploy/helm/generate")
     print("\n".join(found) or f"{len(RENDERINGS)} renderings, {checked} documents, valid for Kubernetes {', '.join(VERSIONS)}")

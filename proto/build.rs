@@ -3,7 +3,11 @@
 use prost::Message;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let files = ["proto/skein/v1/inference.proto", "proto/skein/worker/v1/worker.proto"];
+    let files = [
+        "proto/skein/v1/inference.proto",
+        "proto/skein/worker/v1/worker.proto",
+        "proto/envoy/service/ext_proc/v3/external_processor.proto",
+    ];
     for file in files {
         println!("cargo:rerun-if-changed={file}");
     }
@@ -11,6 +15,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let out = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
     // Served by gRPC reflection on every process.
     std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
-    tonic_prost_build::configure().compile_fds(descriptors)?;
+    // Envoy's bodies pass through without a copy.
+    tonic_prost_build::configure().bytes(".envoy").compile_fds(descriptors)?;
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! `skein router`: a router in front of workers that run elsewhere.
 
 use clap::ArgMatches;
-use skein_node::config::{Origin, Settings, text};
+use skein_node::config::{Origin, Settings, count, text};
 use skein_node::discovery;
 use skein_node::shutdown::Shutdown;
 use skein_node::telemetry;
@@ -18,7 +18,9 @@ use crate::settings::{self, DiscoverySettings, FrontSettings, table};
 pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let mut settings = settings::load(table::ROUTER, matches)?;
     let log = settings::log_options(&mut settings, "router", None);
-    let front = FrontSettings::read(&mut settings);
+    let mut front = FrontSettings::read(&mut settings);
+    front.router.endpoint_port = settings.value("endpoint-port", count(1..=65_535)).map(|port| port as u16);
+    front.router.follow_picks = settings.switch("follow-picks");
     let workers = settings.list("workers", text);
     let discovery = DiscoverySettings::read(&mut settings);
     check_one_source(&mut settings);

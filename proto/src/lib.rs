@@ -43,7 +43,43 @@ pub mod worker {
     }
 }
 
-/// The encoded `FileDescriptorSet` of both packages, for gRPC reflection.
+/// The part of Envoy's API that an endpoint picker speaks: external processing (`ext_proc`). The modules
+/// follow the packages, because generated code refers to them by path.
+#[allow(missing_docs, clippy::all)]
+pub mod envoy {
+    pub mod config {
+        pub mod core {
+            pub mod v3 {
+                tonic::include_proto!("envoy.config.core.v3");
+            }
+        }
+    }
+    pub mod extensions {
+        pub mod filters {
+            pub mod http {
+                pub mod ext_proc {
+                    pub mod v3 {
+                        tonic::include_proto!("envoy.extensions.filters.http.ext_proc.v3");
+                    }
+                }
+            }
+        }
+    }
+    pub mod service {
+        pub mod ext_proc {
+            pub mod v3 {
+                tonic::include_proto!("envoy.service.ext_proc.v3");
+            }
+        }
+    }
+    pub mod r#type {
+        pub mod v3 {
+            tonic::include_proto!("envoy.r#type.v3");
+        }
+    }
+}
+
+/// The encoded `FileDescriptorSet` of all packages, for gRPC reflection.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
 /// Largest gRPC message between Skein's processes, in bytes. A prompt of a million tokens fits.

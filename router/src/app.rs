@@ -4,11 +4,13 @@
 use std::sync::Arc;
 
 use skein_node::clock;
+use skein_proto::sampling::SamplingParams;
 
 use crate::config::RouterConfig;
 use crate::drain::{Drain, Lease};
 use crate::generator::Generator;
 use crate::metrics::{Metered, Metrics};
+use crate::picks::{Endpoints, Picked};
 use crate::refusal::Refusal;
 use crate::request::{Draft, ModelLimits, Prompt, TokenRequest};
 use crate::text::model_text::ModelText;
@@ -70,6 +72,20 @@ impl App {
         let source = submitted.inspect_err(|refusal| refusal.log(&request.id))?;
         let stream = TextStream::new(source, &request, &options, &self.text, lease);
         Ok(Started { request, stream })
+    }
+
+    /// Validates `draft`, tokenises it and picks an endpoint for it; it is not started.
+    pub async fn pick(&self, draft: Draft, from: &Endpoints) -> Result<Picked, Refusal> {
+        let (_lease, request, _) = self.prepared(draft).await?;
+        self.generator.pick(&request, from)
+    }
+
+    /// Picks an endpoint for a request of which nothing is known but that it comes.
+    pub fn pick_by_load(&self, from: &Endpoints) -> Result<Picked, Refusal> {
+        let _lease = self.drain.enter()?;
+        let sampling = SamplingParams { max_tokens: 1, ..SamplingParams::default() };
+        let unknown = TokenRequest::new(String::new(), self.text.name(), [0], sampling);
+        self.generator.pick(&unknown, from)
     }
 
     async fn prepared(&self, draft: Draft) -> Result<(Lease, TokenRequest, TextOptions), Refusal> {

@@ -31,6 +31,7 @@ use crate::links::errands::{self, Errands};
 use crate::links::follow;
 use crate::links::transport::{Connector, Grpc};
 use crate::links::workers::Workers;
+use crate::picks::{Endpoints, Picked};
 use crate::refusal::Refusal;
 use crate::request::{Journey, ModelLimits, TokenDelta, TokenRequest};
 
@@ -161,6 +162,10 @@ impl Cluster {
 impl Generator for Cluster {
     fn submit(&self, request: TokenRequest) -> BoxFuture<'_, Result<Box<dyn TokenSource>, Refusal>> {
         Box::pin(async move { Ok(Box::new(Cluster::submit(self, request).await?) as Box<dyn TokenSource>) })
+    }
+
+    fn pick(&self, request: &TokenRequest, from: &Endpoints) -> Result<Picked, Refusal> {
+        Picked::now(&self.workers, &self.admission, request, from)
     }
 
     fn model_limits(&self) -> Result<ModelLimits, Refusal> {

@@ -29,6 +29,11 @@ pub struct RouterConfig {
     pub refuse_unknown_fields: bool,
     /// Origins whose web pages may call the API; `*` = all.
     pub allowed_origins: Vec<String>,
+    /// Answers Envoy as endpoint picker: endpoints are the workers' hosts with this port. `None` = it does
+    /// not.
+    pub endpoint_port: Option<u16>,
+    /// Runs requests at the worker that an endpoint picker has named in a header.
+    pub follow_picks: bool,
     /// Most consecutive moves of a request without progress before it fails.
     pub migration_limit: u32,
     /// How long a shutdown waits for running streams before it ends them with an error.
@@ -59,6 +64,8 @@ impl RouterConfig {
             limits: RequestLimits::default(),
             refuse_unknown_fields: false,
             allowed_origins: Vec::new(),
+            endpoint_port: None,
+            follow_picks: false,
             migration_limit: MIGRATION_LIMIT,
             shutdown_timeout: SHUTDOWN_TIMEOUT,
             recovery: RecoveryConfig::default(),

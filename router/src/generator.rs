@@ -11,6 +11,7 @@ use futures::future::BoxFuture;
 use crate::admission::Running;
 use crate::capacity::Capacity;
 use crate::fleet::WorkerStatus;
+use crate::picks::{Endpoints, Picked};
 use crate::refusal::Refusal;
 use crate::request::{Journey, ModelLimits, TokenDelta, TokenRequest};
 
@@ -18,6 +19,11 @@ use crate::request::{Journey, ModelLimits, TokenDelta, TokenRequest};
 pub trait Generator: Send + Sync + 'static {
     /// Admits, places and starts a request. On an error nothing was started.
     fn submit(&self, request: TokenRequest) -> BoxFuture<'_, Result<Box<dyn TokenSource>, Refusal>>;
+    /// Picks a worker for a request that another process will send there: the choice that
+    /// [`submit`](Self::submit) would make now.
+    fn pick(&self, _request: &TokenRequest, _from: &Endpoints) -> Result<Picked, Refusal> {
+        Err(Refusal::Internal)
+    }
     /// Limits that every ready worker accepts. While none is ready, those of the last ones; an error if there
     /// never was one.
     fn model_limits(&self) -> Result<ModelLimits, Refusal>;

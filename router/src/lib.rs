@@ -22,6 +22,7 @@ pub mod generator;
 pub mod grpc;
 pub mod links;
 pub mod metrics;
+pub mod picks;
 pub(crate) mod ranges;
 pub mod refusal;
 pub mod request;

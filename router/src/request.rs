@@ -38,6 +38,8 @@ pub struct Draft {
     pub priority: i64,
     /// Time limit, milliseconds.
     pub timeout_ms: Option<u64>,
+    /// The worker that an endpoint picker has chosen for it.
+    pub picked_worker: Option<Arc<str>>,
 }
 
 /// How a long prompt is truncated.
@@ -110,6 +112,9 @@ pub struct TokenRequest {
     pub waits_for_worker: bool,
     /// How much of the answer the client already has; `None` = nothing.
     pub resume: Option<Arc<Resume>>,
+    /// The worker that an endpoint picker has chosen, by its name in discovery. It runs there first, if that
+    /// worker accepts requests.
+    pub picked_worker: Option<Arc<str>>,
 }
 
 impl TokenRequest {
@@ -135,6 +140,7 @@ impl TokenRequest {
             stream_key: None,
             waits_for_worker: true,
             resume: None,
+            picked_worker: None,
         }
     }
 }

@@ -32,6 +32,7 @@ impl TokenRequest {
             stream_key: _,
             waits_for_worker: _,
             resume: _,
+            picked_worker: _,
         } = self;
         let mut encoding = Encoding::begin();
         encoding.bytes(id.as_bytes());

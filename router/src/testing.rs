@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::{FutureExt, Stream};
@@ -15,6 +16,7 @@ use skein_proto::logprobs::TokenLogprobs;
 
 use crate::capacity::Capacity;
 use crate::generator::{Generator, TokenSource};
+use crate::picks::{Endpoints, Picked};
 use crate::refusal::Refusal;
 use crate::request::{Journey, ModelLimits, TokenDelta, TokenRequest};
 use crate::text::model_text::ModelText;
@@ -142,6 +144,18 @@ impl Generator for Script {
         };
         self.requests.lock().unwrap().push(request);
         async move { answer }.boxed()
+    }
+
+    fn pick(&self, request: &TokenRequest, from: &Endpoints) -> Result<Picked, Refusal> {
+        self.requests.lock().unwrap().push(request.clone());
+        let none = || Refusal::NoReadyWorker {
+            reason: "none has joined".to_owned(),
+            retry_after: Duration::from_secs(1),
+        };
+        match (&self.refuse, from.of("10.0.0.7:9000")) {
+            (Some(refusal), _) => Err(refusal.clone()),
+            (None, endpoint) => Ok(Picked::without_place("10.0.0.7:9000", endpoint.ok_or_else(none)?)),
+        }
     }
 
     fn model_limits(&self) -> Result<ModelLimits, Refusal> {

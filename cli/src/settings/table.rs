@@ -130,6 +130,21 @@ pub const FLAGS: &[Flag] = &[
         "Refuse request fields that no API has, rather than list them in the answer's x-ignored-params",
     ),
     one(
+        "endpoint-port",
+        None,
+        "PORT",
+        API,
+        ROUTER,
+        "Be an endpoint picker for Envoy (ext_proc): answer with the workers' addresses and this port [default: be none]",
+    ),
+    switch(
+        "follow-picks",
+        "false",
+        API,
+        ROUTER,
+        "Run requests at the worker that an endpoint picker has named in their header x-skein-worker",
+    ),
+    one(
         "root-path",
         None,
         "PATH",

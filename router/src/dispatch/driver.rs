@@ -99,6 +99,7 @@ impl Driver {
             resumes: request.resume.is_some(),
             waits: request.waits_for_worker,
             time_left: request.deadline.map(|deadline| deadline.since(now)),
+            without: &[],
         };
         let (permit, place) = workers.admit(&arrival, admission)?;
         let state = if delivery.is_over() { State::Over } else { State::Opening(Wait::No) };

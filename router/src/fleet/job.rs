@@ -1,5 +1,7 @@
 //! A request as the fleet sees it: its cost and the blocks it could share; and its placement at a worker.
 
+use std::sync::Arc;
+
 use skein_proto::TokenId;
 use skein_proto::block_hash::{self, BlockHash};
 
@@ -15,6 +17,8 @@ pub struct Job {
     pub cacheable: bool,
     /// Its block hashes, for each block size in the fleet.
     pub chains: Vec<(u32, Vec<BlockHash>)>,
+    /// The worker that an endpoint picker has chosen for it; taken if it accepts requests.
+    pub picked: Option<Arc<str>>,
 }
 
 /// A request placed at a worker.
@@ -44,7 +48,7 @@ impl Job {
         demand: Demand,
     ) -> Self {
         let chain = |&size: &u32| (size, chain(root, prompt, delivered, size as usize));
-        Self { demand, cacheable: true, chains: block_sizes.iter().map(chain).collect() }
+        Self { demand, cacheable: true, chains: block_sizes.iter().map(chain).collect(), picked: None }
     }
 
     /// The block hashes for a worker with this block size.

@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use rand::Rng;
 use skein_node::clock::Timestamp;
-use skein_node::discovery::Change;
+use skein_node::discovery::{Change, Member};
 use skein_proto::info::WorkerInfo;
 use skein_proto::stream_key::StreamKey;
 use skein_proto::watch::{Admitted, Snapshot, WatchBody, WatchEvent};
@@ -123,10 +123,12 @@ impl Fleet {
         // A worker that may soon count as lost gets requests only if there is no other.
         let doubtful = |worker: &Worker| worker.is_silent(now, self.limits.worker_timeout / 2);
         let all_doubtful = takers.iter().all(|(_, worker)| doubtful(worker));
-        let views: Vec<WorkerView> = takers
-            .into_iter()
-            .filter(|(_, worker)| all_doubtful || !doubtful(worker))
-            .filter_map(|(&id, worker)| self.view(id, worker, job))
+        let good = || takers.iter().filter(|(_, worker)| all_doubtful || !doubtful(worker));
+        let picked = |worker: &Worker| job.picked.as_deref() == Some(worker.member.id.as_str());
+        let was_picked = good().any(|(_, worker)| picked(worker));
+        let views: Vec<WorkerView> = good()
+            .filter(|(_, worker)| !was_picked || picked(worker))
+            .filter_map(|&(&id, worker)| self.view(id, worker, job))
             .collect();
         policy::pick(&job.demand, &views, rng)
     }
@@ -229,6 +231,17 @@ impl Fleet {
     /// Whether a worker is a member.
     pub fn has(&self, id: WorkerId) -> bool {
         self.workers.contains_key(&id)
+    }
+
+    /// The workers at addresses that `is_wanted` refuses.
+    pub fn at_other_addresses(&self, is_wanted: impl Fn(&str) -> bool) -> Vec<WorkerId> {
+        let others = self.workers.iter().filter(|(_, worker)| !is_wanted(&worker.member.address));
+        others.map(|(&id, _)| id).collect()
+    }
+
+    /// A worker as its member in discovery.
+    pub fn member(&self, id: WorkerId) -> Option<&Member> {
+        self.workers.get(&id).map(|worker| &worker.member)
     }
 
     /// A worker's name in discovery.

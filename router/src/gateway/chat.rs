@@ -49,6 +49,16 @@ pub async fn create(
     Ok(shapes::finish_response(response, &id, ignored))
 }
 
+/// What a body asks for.
+pub fn drafts(
+    fields: Fields,
+    headers: &HeaderMap,
+    id: &str,
+    config: &RouterConfig,
+) -> Result<Vec<Draft>, Refusal> {
+    GenerationCall::parse(fields, headers, id, config).map(|(_, draft)| vec![draft])
+}
+
 /// Takes `messages` and the fields that control how they are rendered.
 pub fn chat_prompt(fields: &mut Fields) -> Prompt {
     let messages = match fields.take("messages") {
@@ -105,7 +115,7 @@ impl GenerationCall {
         id: &str,
         config: &RouterConfig,
     ) -> Result<(Self, Draft), Refusal> {
-        let (mut draft, had) = sampling_fields::draft(&mut fields, headers, id)?;
+        let (mut draft, had) = sampling_fields::draft(&mut fields, headers, id, config)?;
         draft.sampling = sampling_fields::sampling(&mut fields);
         let choices = sampling_fields::check_choices(had.as_ref(), 1, draft.sampling.n);
         fields.value_of(choices);

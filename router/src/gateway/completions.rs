@@ -50,6 +50,16 @@ pub async fn create(
     Ok(shapes::finish_response(response, &id, ignored))
 }
 
+/// What a body asks for: a draft for each prompt.
+pub fn drafts(
+    fields: Fields,
+    headers: &HeaderMap,
+    id: &str,
+    config: &RouterConfig,
+) -> Result<Vec<Draft>, Refusal> {
+    GenerationCall::parse(fields, headers, id, config).map(|(_, drafts)| drafts)
+}
+
 /// The parts of a request that its drafts do not hold.
 struct GenerationCall {
     id: String,
@@ -72,7 +82,7 @@ impl GenerationCall {
         id: &str,
         config: &RouterConfig,
     ) -> Result<(Self, Vec<Draft>), Refusal> {
-        let (mut base, had) = sampling_fields::draft(&mut fields, headers, id)?;
+        let (mut base, had) = sampling_fields::draft(&mut fields, headers, id, config)?;
         let mut sampling = sampling_fields::sampling(&mut fields);
         let wants = sampling_fields::wants(&mut fields, &sampling, had);
         let prompt_logprobs = sampling.prompt_logprobs.is_some();

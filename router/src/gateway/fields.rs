@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::Request;
+use bytes::Bytes;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
@@ -17,7 +18,7 @@ use crate::faults::Faults;
 use crate::refusal::Refusal;
 
 /// How long a body may take to arrive.
-const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+pub const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 /// A larger body is parsed off the async threads, so that it delays no stream.
 const INLINE_BODY_BYTES: usize = 128 * 1024;
 /// Most unknown fields that the answer's header lists.
@@ -40,7 +41,17 @@ impl Fields {
         check_content_encoding(&parts.headers)?;
         let limit = app.config.limits.body_bytes;
         check_content_length(&parts.headers, limit)?;
-        let body = read_body(body, limit).await?;
+        Self::of_body(read_body(body, limit).await?, app).await
+    }
+
+    /// Parses a body that has arrived otherwise, with the `headers` that came with it.
+    pub async fn of_other(headers: &HeaderMap, body: Bytes, app: &App) -> Result<Self, Refusal> {
+        check_content_type(headers)?;
+        check_content_encoding(headers)?;
+        Self::of_body(body, app).await
+    }
+
+    async fn of_body(body: Bytes, app: &App) -> Result<Self, Refusal> {
         if body.len() <= INLINE_BODY_BYTES {
             return Self::parse(&body);
         }
@@ -258,7 +269,7 @@ fn quotable(text: &str) -> String {
     text.escape_default().take(100).collect()
 }
 
-async fn read_body(body: Body, limit: usize) -> Result<bytes::Bytes, Refusal> {
+async fn read_body(body: Body, limit: usize) -> Result<Bytes, Refusal> {
     let collected = tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, limit).collect());
     match collected.await {
         Ok(Ok(collected)) => Ok(collected.to_bytes()),

@@ -13,6 +13,7 @@ mod metrics;
 mod models;
 mod ollama;
 mod outgoing;
+pub mod picked;
 mod progress;
 mod refused;
 mod request_id;
@@ -32,7 +33,9 @@ use axum::routing::{get, post};
 use crate::app::App;
 use crate::refusal::Refusal;
 pub use auth::ApiKeys;
+pub use fields::BODY_TIMEOUT;
 use refused::Refused;
+pub use refused::{error_object, headers as refusal_headers};
 
 /// All HTTP routes, with the gRPC routes `guarded` and `open` merged in. When keys are set, everything except
 /// the health routes, the page at `/` and `open` needs one.

@@ -48,24 +48,26 @@ impl IntoResponse for Refused {
         }
         let status =
             StatusCode::from_u16(self.refusal.http().status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let mut response = (status, Json(error_object(&self.refusal))).into_response();
-        let headers = response.headers_mut();
-        let retry_after = self.refusal.retry_after();
-        headers.insert(
-            SHOULD_RETRY,
-            HeaderValue::from_static(if retry_after.is_some() { "true" } else { "false" }),
-        );
-        if let Some(after) = retry_after {
-            let ms = u64::try_from(after.as_millis()).unwrap_or(u64::MAX).max(1);
-            headers.insert(RETRY_AFTER_MS, HeaderValue::from(ms));
-            headers.insert(RETRY_AFTER, HeaderValue::from(ms.div_ceil(1000)));
-        }
-        if matches!(self.refusal, Refusal::CompressedBody(_)) {
-            headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-        }
-        if matches!(self.refusal, Refusal::Unauthorized) {
-            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-        }
-        response
+        (status, headers(&self.refusal), Json(error_object(&self.refusal))).into_response()
     }
+}
+
+/// The headers of a refusal over HTTP, besides those of the body.
+pub fn headers(refusal: &Refusal) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    let retry_after = refusal.retry_after();
+    headers
+        .insert(SHOULD_RETRY, HeaderValue::from_static(if retry_after.is_some() { "true" } else { "false" }));
+    if let Some(after) = retry_after {
+        let ms = u64::try_from(after.as_millis()).unwrap_or(u64::MAX).max(1);
+        headers.insert(RETRY_AFTER_MS, HeaderValue::from(ms));
+        headers.insert(RETRY_AFTER, HeaderValue::from(ms.div_ceil(1000)));
+    }
+    if matches!(refusal, Refusal::CompressedBody(_)) {
+        headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    }
+    if matches!(refusal, Refusal::Unauthorized) {
+        headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    headers
 }

@@ -1,12 +1,15 @@
 //! The request fields that completions and chat share.
 
-use http::HeaderMap;
+use std::sync::Arc;
+
+use http::{HeaderMap, HeaderName};
 use serde_json::Value;
 use skein_proto::sampling::SamplingOptions;
 
 use super::fields::{Fields, wrong};
 use super::progress::Progress;
 use super::request_id::{Asked, X_REQUEST_ID, asked};
+use crate::config::RouterConfig;
 use crate::refusal::Refusal;
 use crate::request::{Draft, Truncation};
 
@@ -27,6 +30,10 @@ pub struct Wants {
     pub had: Option<Progress>,
 }
 
+/// Header in which an endpoint picker names the worker that it has chosen.
+pub const PICKED_WORKER: HeaderName = HeaderName::from_static("x-skein-worker");
+/// Longest name of a worker, bytes: a host and a port.
+const MAX_WORKER_NAME_BYTES: usize = 256 + 6;
 /// Header for a request's timeout in milliseconds; OpenAI has no field for it.
 const TIMEOUT_HEADER: &str = "x-request-timeout-ms";
 
@@ -63,6 +70,7 @@ pub fn draft(
     fields: &mut Fields,
     headers: &HeaderMap,
     request_id: &str,
+    config: &RouterConfig,
 ) -> Result<(Draft, Option<Progress>), Refusal> {
     let Asked { id, had } = asked(headers, fields.string("request_id"), request_id)?;
     if let Some(given) = headers.get(X_REQUEST_ID) {
@@ -76,9 +84,16 @@ pub fn draft(
         priority: fields.i64("priority").unwrap_or(0),
         truncation: truncation(fields),
         timeout_ms,
+        picked_worker: if config.follow_picks { picked_worker(headers) } else { None },
         ..Draft::default()
     };
     Ok((draft, had))
+}
+
+/// The worker that an endpoint picker has chosen. A value that names none is as good as no header.
+fn picked_worker(headers: &HeaderMap) -> Option<Arc<str>> {
+    let name = headers.get(PICKED_WORKER)?.to_str().ok()?;
+    (name.len() <= MAX_WORKER_NAME_BYTES).then(|| name.into())
 }
 
 fn timeout_ms(headers: &HeaderMap) -> Result<Option<u64>, Refusal> {

@@ -14,7 +14,12 @@ use crate::app::App;
 /// How often a watch checks readiness.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Health of the router as a whole; the only named service is `skein.v1.Inference`.
+/// Services that are healthy when the router is ready. The last two, and `liveness`, are names that the
+/// protocol of endpoint pickers asks for.
+const SERVICES: [&str; 4] =
+    ["", "skein.v1.Inference", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"];
+
+/// Health of the router as a whole.
 pub struct HealthService {
     app: App,
 }
@@ -33,7 +38,8 @@ impl Health for HealthService {
         request: Request<HealthCheckRequest>,
     ) -> Result<Response<HealthCheckResponse>, Status> {
         match request.get_ref().service.as_str() {
-            "" | "skein.v1.Inference" => Ok(Response::new(answer(serving(&self.app)))),
+            "liveness" => Ok(Response::new(answer(ServingStatus::Serving))),
+            service if SERVICES.contains(&service) => Ok(Response::new(answer(serving(&self.app)))),
             _ => Err(Status::not_found("service not registered")),
         }
     }
@@ -44,7 +50,7 @@ impl Health for HealthService {
         &self,
         request: Request<HealthCheckRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
-        let known = matches!(request.get_ref().service.as_str(), "" | "skein.v1.Inference");
+        let known = SERVICES.contains(&request.get_ref().service.as_str());
         let app = self.app.clone();
         Ok(Response::new(Box::pin(async_stream::stream! {
             let mut last = None;

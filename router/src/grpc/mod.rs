@@ -2,6 +2,7 @@
 //! messages to and from the router's own request types; the rules are in `validate`.
 
 mod convert;
+mod endpoint_picker;
 mod health;
 mod service;
 #[cfg(test)]
@@ -19,12 +20,16 @@ use tower::Service;
 
 use crate::app::App;
 use crate::refusal::Refusal;
+use skein_proto::envoy::service::ext_proc::v3::external_processor_server::ExternalProcessorServer;
 use skein_proto::v1::inference_server::InferenceServer;
 use skein_proto::worker::v1::worker_server::WorkerServer;
 use tonic_health::pb::health_server::HealthServer;
 
 /// Largest message sent. A delta with 20 log-probabilities per prompt token is far smaller.
 const MAX_ENCODED_BYTES: usize = skein_proto::MAX_MESSAGE_BYTES;
+
+/// What surrounds a body in one of Envoy's messages.
+const ENVELOPE_BYTES: usize = 64 * 1024;
 
 /// How tonic's codec begins the message of a status about an undecodable request, percent-encoded.
 const MALFORMED: [&str; 4] = [
@@ -43,12 +48,16 @@ pub fn guarded(app: &App) -> Result<Router, tonic_reflection::server::Error> {
         .max_decoding_message_size(app.config.limits.body_bytes)
         .max_encoding_message_size(MAX_ENCODED_BYTES);
     let reflection = || {
-        tonic_reflection::server::Builder::configure()
+        let builder = tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(skein_proto::FILE_DESCRIPTOR_SET)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
             .with_service_name("skein.v1.Inference")
             .with_service_name("skein.worker.v1.Worker")
-            .with_service_name("grpc.health.v1.Health")
+            .with_service_name("grpc.health.v1.Health");
+        match app.config.endpoint_port {
+            Some(_) => builder.with_service_name("envoy.service.ext_proc.v3.ExternalProcessor"),
+            None => builder,
+        }
     };
     let face = WorkerServer::new(worker_face::WorkerFace::new(app.clone()))
         .max_decoding_message_size(skein_proto::MAX_MESSAGE_BYTES)
@@ -72,7 +81,13 @@ async fn malformed_as_invalid(mut response: Response) -> Response {
 
 /// The services that answer without a key.
 pub fn open(app: &App) -> Router {
-    add(Router::new(), HealthServer::new(health::HealthService::new(app.clone())))
+    let router = add(Router::new(), HealthServer::new(health::HealthService::new(app.clone())));
+    let Some(port) = app.config.endpoint_port else { return router };
+    let largest = app.config.limits.body_bytes + ENVELOPE_BYTES;
+    let picker = ExternalProcessorServer::new(endpoint_picker::EndpointPicker::new(app.clone(), port))
+        .max_decoding_message_size(largest)
+        .max_encoding_message_size(largest);
+    add(router, picker)
 }
 
 /// A refusal as a gRPC status, with `retry-after-ms` in the metadata if retrying helps.

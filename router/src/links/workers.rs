@@ -64,6 +64,8 @@ pub(crate) struct Arrival<'a> {
     pub waits: bool,
     /// Time until the client's deadline.
     pub time_left: Option<Duration>,
+    /// Workers that it must not go to.
+    pub without: &'a [WorkerId],
 }
 
 /// A placement, and the connection to its worker.
@@ -185,7 +187,8 @@ impl Workers {
         let output_tokens_left = request.sampling.max_tokens.saturating_sub(delivered.len() as u32);
         let demand = Demand::new(request.prompt.len() + delivered.len(), output_tokens_left, sequences);
         let root = block_hash::root(&self.model, "", &request.cache_salt);
-        Job::new(root, &request.prompt, delivered, &block_sizes, demand)
+        let job = Job::new(root, &request.prompt, delivered, &block_sizes, demand);
+        Job { picked: request.picked_worker.clone(), ..job }
     }
 
     /// Admits a request or refuses it, and places it at the worker that admission counted on, under one lock,
@@ -199,9 +202,9 @@ impl Workers {
         admission: &Admission,
     ) -> Result<(Permit, Option<Place>), Refusal> {
         let now = clock::now();
-        let Arrival { job, stream_key, resumes, waits, time_left } = *arrival;
+        let Arrival { job, stream_key, resumes, waits, time_left, without } = *arrival;
         let State { fleet, clients, rng } = &mut *self.lock();
-        let pick = fleet.choose(now, job, &[], rng);
+        let pick = fleet.choose(now, job, without, rng);
         let is_running = fleet.find_stream(now, stream_key).is_some();
         // A worker was ready before, so it is most likely restarting.
         let waits = waits && fleet.limits(now).is_some();

@@ -14,6 +14,7 @@ use crate::admission::Running;
 use crate::capacity::Capacity;
 use crate::fleet::WorkerStatus;
 use crate::generator::{Generator, TokenSource};
+use crate::picks::{Endpoints, Picked};
 use crate::refusal::Refusal;
 use crate::request::{Journey, ModelLimits, TokenDelta, TokenRequest};
 
@@ -49,6 +50,10 @@ impl Generator for Metered {
                 }
             }
         })
+    }
+
+    fn pick(&self, request: &TokenRequest, from: &Endpoints) -> Result<Picked, Refusal> {
+        self.inner.pick(request, from)
     }
 
     fn model_limits(&self) -> Result<ModelLimits, Refusal> {

@@ -11,6 +11,7 @@ pub use metered::Metered;
 
 use crate::admission::Running;
 use crate::fleet::WorkerStatus;
+use crate::picks::Picked;
 use crate::refusal::Refusal;
 use workers::WorkerGauges;
 
@@ -22,6 +23,7 @@ pub struct Metrics {
     refused: IntCounterVec,
     outcomes: IntCounterVec,
     lost: IntCounter,
+    picks: IntCounterVec,
     resumed: IntCounter,
     moved: IntCounter,
     moves: IntCounter,
@@ -64,6 +66,9 @@ impl Outcome {
     }
 }
 
+/// What became of a proxy's request for a pick.
+const PICKS: [&str; 2] = ["picked", "refused"];
+
 /// Values of vLLM's label `finished_reason` that are in use.
 const FINISHED: [&str; 4] = ["stop", "length", "abort", "error"];
 
@@ -92,6 +97,12 @@ impl Metrics {
             lost: r.counter(
                 "skein_requests_lost_total",
                 "Accepted requests that ended because no worker could finish them. Anything but 0 deserves an alert.",
+            ),
+            picks: r.counters(
+                "skein_picks_total",
+                "Requests of a proxy for which an endpoint was picked or that were refused.",
+                "outcome",
+                &PICKS,
             ),
             resumed: r.counter(
                 "skein_requests_resumed_total",
@@ -162,6 +173,13 @@ impl Metrics {
     pub fn refused(&self, refusal: &Refusal) {
         let code = refusal.http().code.unwrap_or("invalid_request");
         self.refused.with_label_values(&[code]).inc();
+    }
+
+    /// Counts a pick for a proxy.
+    pub fn picked(&self, picked: &Result<Picked, Refusal>) {
+        let [is_picked, is_refused] = PICKS;
+        let outcome = if picked.is_ok() { is_picked } else { is_refused };
+        self.picks.with_label_values(&[outcome]).inc();
     }
 
     /// Counts an HTTP answer; `handler` is the pattern of a route.

@@ -79,6 +79,7 @@ pub fn validate(
         stream_key: None,
         waits_for_worker: true,
         resume: None,
+        picked_worker: draft.picked_worker,
     };
     let options = TextOptions {
         stop,

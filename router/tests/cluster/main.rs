@@ -3,6 +3,7 @@
 
 mod health;
 mod mock;
+mod picks;
 mod resume;
 
 use std::net::SocketAddr;

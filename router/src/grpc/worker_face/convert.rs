@@ -58,6 +58,7 @@ pub fn token_request(
         stream_key: StreamKey::from_wire(&request.stream_key),
         waits_for_worker: false,
         resume,
+        picked_worker: None,
     })
 }
 

@@ -1,0 +1,37 @@
+//! What an endpoint picker reads of a request that another process will send on: the same fields as the
+//! handlers, and the same refusals.
+
+use bytes::Bytes;
+use http::HeaderMap;
+use uuid::Uuid;
+
+use super::fields::Fields;
+use super::{chat, completions};
+use crate::app::App;
+use crate::refusal::Refusal;
+use crate::request::Draft;
+
+pub use super::sampling_fields::PICKED_WORKER;
+
+/// The request that a body makes, of several prompts the first; `None` for paths that generate nothing, or in
+/// a form that is not read here.
+///
+/// # Errors
+/// Those of the handler.
+pub async fn draft(
+    app: &App,
+    path: &str,
+    headers: &HeaderMap,
+    body: Bytes,
+) -> Result<Option<Draft>, Refusal> {
+    let path = path.split('?').next().unwrap_or_default();
+    let path = path.strip_prefix(app.config.root_path.as_str()).unwrap_or(path);
+    let drafts = match path {
+        "/v1/chat/completions" => chat::drafts,
+        "/v1/completions" => completions::drafts,
+        _ => return Ok(None),
+    };
+    let fields = Fields::of_other(headers, body, app).await?;
+    let drafts = drafts(fields, headers, &Uuid::now_v7().to_string(), &app.config)?;
+    Ok(drafts.into_iter().next())
+}
