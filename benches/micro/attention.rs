@@ -112,6 +112,8 @@ fn measure(
                 q: &qkv,
                 stride,
                 heads,
+                group: heads / kv_heads,
+                skipped: 0,
                 scale: 0.125,
                 window,
                 softcap,

@@ -9,6 +9,7 @@
 //! each format takes.
 
 use std::hint::black_box;
+use std::sync::Mutex;
 
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::aligned::Aligned;
@@ -163,8 +164,13 @@ fn median(mut seconds: Vec<f64>) -> f64 {
     seconds[seconds.len() / 2]
 }
 
-/// Normally distributed weights (Box and Muller 1958), in bfloat16.
+/// Normally distributed weights (Box and Muller 1958), in bfloat16; those of one shape are made once.
 fn normal(rows: usize, cols: usize) -> WeightMatrix {
+    static MADE: Mutex<Vec<WeightMatrix>> = Mutex::new(Vec::new());
+    let mut made = MADE.lock().expect("no thread panics with it");
+    if let Some(matrix) = made.iter().find(|matrix| (matrix.rows(), matrix.cols()) == (rows, cols)) {
+        return matrix.clone();
+    }
     let mut state = 1u64;
     let mut uniform = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -175,7 +181,8 @@ fn normal(rows: usize, cols: usize) -> WeightMatrix {
         half::bf16::from_f32(0.02 * radius * (uniform() * std::f32::consts::TAU).cos())
     };
     let bytes: Vec<u8> = (0..rows * cols).flat_map(|_| weight().to_le_bytes()).collect();
-    WeightMatrix::new(Storage::Bf16(bytes.into()), rows, cols)
+    made.push(WeightMatrix::new(Storage::Bf16(bytes.into()), rows, cols));
+    made[made.len() - 1].clone()
 }
 
 struct Options {

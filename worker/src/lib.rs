@@ -15,6 +15,7 @@ pub mod metrics;
 pub mod model;
 pub mod scheduler;
 pub mod service;
+pub mod shard;
 pub mod streams;
 
 pub use backend::cuda::visible_gpus;

@@ -9,14 +9,34 @@ use super::{Cpu, for_each_row_of};
 /// # Panics
 /// If a token is not a row of the table, or the shapes disagree.
 pub fn embed(cpu: &mut Cpu, table: &WeightMatrix, tokens: &[u32], scale: f32, out: &mut [f32]) {
+    let outside = tokens.iter().find(|token| **token as usize >= table.rows());
+    assert!(outside.is_none(), "token {outside:?} is outside the vocabulary of {}", table.rows());
+    embed_part(cpu, table, 0, tokens, scale, out);
+}
+
+/// [`embed`] for a table whose first row is that of token `first`. The rows of tokens that it lacks become
+/// zeros.
+///
+/// # Panics
+/// If the shapes disagree.
+pub fn embed_part(
+    cpu: &mut Cpu,
+    table: &WeightMatrix,
+    first: usize,
+    tokens: &[u32],
+    scale: f32,
+    out: &mut [f32],
+) {
     let width = table.cols();
     assert_eq!(out.len(), tokens.len() * width, "out is [tokens, width]");
     let out = DisjointMut::new(out);
     for_each_row_of(cpu, tokens.len(), width, |row, _| {
-        let token = tokens[row] as usize;
-        assert!(token < table.rows(), "token {token} is outside the vocabulary of {}", table.rows());
         // SAFETY: each row is in one task.
         let out = unsafe { out.part(row * width, width) };
+        let token = match (tokens[row] as usize).checked_sub(first) {
+            Some(token) if token < table.rows() => token,
+            _ => return out.fill(0.0),
+        };
         table.widen_row(token, out);
         if scale != 1.0 {
             out.iter_mut().for_each(|value| *value *= scale);
@@ -38,5 +58,8 @@ mod tests {
         assert_eq!(out, [9.0, 10.0, 11.0, 3.0, 4.0, 5.0]);
         embed(&mut Cpu::new(1), &table, &[3, 1], 1.5, &mut out);
         assert_eq!(out, [13.5, 15.0, 16.5, 4.5, 6.0, 7.5]);
+        let mut out = [f32::NAN; 9];
+        embed_part(&mut Cpu::new(1), &table.part(1..3, 0..3), 1, &[3, 2, 0], 1.0, &mut out);
+        assert_eq!(out, [0.0, 0.0, 0.0, 6.0, 7.0, 8.0, 0.0, 0.0, 0.0]);
     }
 }

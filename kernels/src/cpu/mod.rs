@@ -8,6 +8,7 @@ pub mod aligned;
 pub mod attention;
 pub mod embed;
 pub mod input;
+pub mod join;
 pub mod kv_cache;
 pub mod math;
 pub mod matmul;

@@ -13,6 +13,8 @@ mod want;
 
 use std::ops::Range;
 
+use skein_kernels::collective::Lost;
+
 pub use want::{Answer, Draw, PoolRow, SampleRow, Sampled, ScoreRow, StepOutput, VerifyRows, Want};
 
 use crate::{BlockId, TokenId};
@@ -167,6 +169,9 @@ pub enum BackendError {
         /// What was observed.
         reason: String,
     },
+    /// Another rank of the group did not do its part.
+    #[error("the group has failed: {0}")]
+    Lost(#[from] Lost),
     /// The weights produced NaN or infinite logits.
     #[error("row {row} has no finite logit: the weights or the kernels are broken")]
     NotFinite {

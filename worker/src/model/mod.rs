@@ -18,7 +18,10 @@ pub mod tensors;
 
 use std::path::PathBuf;
 
+use skein_kernels::collective::Lost;
 use skein_kernels::cpu::packed;
+
+use crate::shard::Indivisible;
 
 /// Why a model directory cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -106,6 +109,12 @@ pub enum LoadError {
         /// The model directory.
         dir: PathBuf,
     },
+    /// The model cannot be divided among so many ranks.
+    #[error(transparent)]
+    Indivisible(#[from] Indivisible),
+    /// Another rank of the group did not do its part of the check at load.
+    #[error("the group has failed: {0}")]
+    Lost(#[from] Lost),
     /// The compute thread could not be started.
     #[error("cannot start the compute thread: {0}")]
     Thread(std::io::Error),

@@ -8,5 +8,6 @@ mod golden;
 mod goldens;
 mod invariance;
 mod overlap;
+mod ranks;
 mod requests;
 mod resume;

@@ -53,8 +53,13 @@ pub struct Attention<'a> {
     pub q: &'a [f32],
     /// Values from one row of `q` to the next.
     pub stride: usize,
-    /// Number of query heads, a multiple of the number of KV heads.
+    /// Number of query heads.
     pub heads: usize,
+    /// Query heads per KV head.
+    pub group: usize,
+    /// Query heads of the first KV head that another rank computes; they are not in `q`. The last KV head's
+    /// group may lack its end, too.
+    pub skipped: usize,
     /// Factor of the scores: `1 / sqrt(head_dim)` in most models.
     pub scale: f32,
     /// A row sees its own position and the `window - 1` before it; `None`: all before it.
@@ -63,6 +68,14 @@ pub struct Attention<'a> {
     pub softcap: Option<f32>,
     /// `[heads]`: a logit that takes part in the softmax but has no value.
     pub sinks: Option<&'a [f32]>,
+}
+
+impl Attention<'_> {
+    /// The query heads of a KV head, numbered as in `q`.
+    fn heads_of(&self, kv_head: usize) -> Range<usize> {
+        let first = (kv_head * self.group).saturating_sub(self.skipped);
+        first..((kv_head + 1) * self.group - self.skipped).min(self.heads)
+    }
 }
 
 /// Buffers of [`attend`], reused between calls. They grow to the largest size seen.
@@ -88,10 +101,12 @@ pub fn attend(
     scratch: &mut Scratch,
 ) {
     let shape = a.cache.shape();
-    let group = a.heads / shape.kv_heads;
+    let group = a.group;
     let width = a.heads * shape.head_dim;
     let rows = a.q.len() / a.stride;
-    assert!(group * shape.kv_heads == a.heads && width <= a.stride, "query heads share KV heads evenly");
+    let end = a.skipped + a.heads;
+    let is_covered = a.skipped < group && end.div_ceil(group.max(1)) == shape.kv_heads;
+    assert!(is_covered && width <= a.stride, "every KV head has query heads, and every query head a KV head");
     assert!(a.q.len() == rows * a.stride && out.len() == rows * width, "q and out have the same rows");
     for sequence in sequences {
         let context = sequence.position + sequence.rows.len();
@@ -119,8 +134,9 @@ pub fn attend(
         let scratch = unsafe { &mut buffers.part(participant, 1)[0] };
         // Only a guess: another thread's part of the tasks may begin here.
         let next = plan.pieces().get(task + 1);
+        let heads = a.heads_of(piece.kv_head);
         let task =
-            Task { a, sequences, piece, next, plan, group, window, out: &out, states: &states, scratch };
+            Task { a, sequences, piece, next, plan, heads, window, out: &out, states: &states, scratch };
         if shape.kind == KvType::Bf16 { isa.run(PairTask(task)) } else { isa.run(task) }
     });
 }

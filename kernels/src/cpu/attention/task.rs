@@ -1,6 +1,7 @@
 //! Computes one piece of a plan: the queries of its rows against its chunks.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use super::super::disjoint::DisjointMut;
 use super::super::kv_cache::{KvType, TILE};
@@ -20,9 +21,9 @@ pub(super) struct Task<'a> {
     /// The piece that this thread will probably compute next.
     pub(super) next: Option<&'a Piece>,
     pub(super) plan: &'a Plan,
-    /// Query heads per KV head. Query `i` of the piece is row `i / group` and query head `i % group` of the
-    /// KV head.
-    pub(super) group: usize,
+    /// Query heads of the piece's KV head. Query `i` of the piece is row `i / heads.len()` and the KV head's
+    /// query head `i % heads.len()`.
+    pub(super) heads: Range<usize>,
     /// Most positions that a row sees, including its own.
     pub(super) window: usize,
     pub(super) out: &'a DisjointMut<'a, f32>,
@@ -75,7 +76,7 @@ impl<'a> Task<'a> {
     fn with<S: Simd, E: Element>(self, s: S) {
         let scratch = std::mem::take(self.scratch); // put back at the end
         let ThreadScratch { mut queries, mut scores, states: mut own, mut gathered } = scratch;
-        let (layout, count) = (self.a.cache.layout(), self.piece.rows.len() * self.group);
+        let (layout, count) = (self.a.cache.layout(), self.piece.rows.len() * self.heads.len());
         let stride = States::stride(layout);
         self.encode_queries::<S, E>(s, &mut queries);
         grow(&mut scores, MAX_QUERIES * SCORE_STRIDE);
@@ -118,7 +119,7 @@ impl<'a> Task<'a> {
     /// Context length of query `i`: its own position and all before it.
     #[inline(always)]
     fn context(&self, i: usize) -> usize {
-        self.rows().position + self.piece.rows.start + i / self.group + 1
+        self.rows().position + self.piece.rows.start + i / self.heads.len() + 1
     }
 
     /// First position that query `i` sees.
@@ -136,14 +137,14 @@ impl<'a> Task<'a> {
     /// Batch row and query head of query `i`.
     #[inline(always)]
     fn row_and_head(&self, i: usize) -> (usize, usize) {
-        let row = self.rows().rows.start + self.piece.rows.start + i / self.group;
-        (row, self.piece.kv_head * self.group + i % self.group)
+        let row = self.rows().rows.start + self.piece.rows.start + i / self.heads.len();
+        (row, self.heads.start + i % self.heads.len())
     }
 
     #[inline(always)]
     fn encode_queries<S: Simd, E: Element>(&self, s: S, queries: &mut Vec<f32>) {
         let (width, head_dim) = (self.a.cache.layout().width, self.a.cache.shape().head_dim);
-        let count = self.piece.rows.len() * self.group;
+        let count = self.piece.rows.len() * self.heads.len();
         grow(queries, count * width);
         for (i, to) in queries.chunks_exact_mut(width).take(count).enumerate() {
             let (row, head) = self.row_and_head(i);
@@ -242,9 +243,9 @@ impl<'a> Task<'a> {
         let width = chunk.layout.width;
         let (position, rows) = (self.rows().position + self.piece.rows.start, self.piece.rows.len());
         // Skip rows before the chunk, and rows whose window starts after it.
-        let mut first = chunk.start.saturating_sub(position).min(rows) * self.group;
+        let mut first = chunk.start.saturating_sub(position).min(rows) * self.heads.len();
         let last_position = (chunk.start + CHUNK).saturating_add(self.window - 1);
-        let all = last_position.saturating_sub(position).min(rows) * self.group;
+        let all = last_position.saturating_sub(position).min(rows) * self.heads.len();
         let mut prefetch_next = true;
         while first < all {
             let count = at_once::<S>(all - first);

@@ -104,6 +104,8 @@ impl Case {
                 q: &x,
                 stride,
                 heads,
+                group: heads / kv_heads,
+                skipped: 0,
                 scale: 0.37,
                 window,
                 softcap,

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
+use skein_kernels::collective::{Alone, Lost, Ranks};
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::aligned::Aligned;
 use skein_kernels::cpu::attention::Rows;
@@ -25,6 +26,7 @@ use crate::model::on_cpu::pack::pack;
 use crate::model::on_cpu::packed_cache::PackedCache;
 use crate::model::on_cpu::profile::{Part, Profile};
 use crate::model::on_cpu::{Activations, ForwardStep, Model};
+use crate::shard::Shard;
 use draws::Draws;
 
 /// Most rows of logits in memory at a time: 32 rows of a vocabulary of 150k take 19 MB.
@@ -93,7 +95,7 @@ impl CpuBackend {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, LoadError> {
         let mut model = CpuModel::load(model_dir, options, cache, progress)?;
-        if !model.gives_finite_logits() {
+        if !model.gives_finite_logits()? {
             return Err(LoadError::NotFinite { dir: model_dir.to_owned() });
         }
         Self::start(model).map_err(LoadError::Thread)
@@ -182,6 +184,7 @@ impl Drop for CpuBackend {
 /// The model with everything needed to run a batch; owned by the backend's thread.
 pub struct CpuModel {
     cpu: Cpu,
+    ranks: Box<dyn Ranks>,
     model: Model,
     cache: KvCache,
     activations: Activations,
@@ -203,19 +206,37 @@ impl CpuModel {
         cache: &PackedCache,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, LoadError> {
+        Self::load_rank(model_dir, options, cache, Box::new(Alone), progress)
+    }
+
+    /// Loads one rank's part of the model in `model_dir`. From then on all ranks make the same calls that
+    /// compute, in the same order and with the same batches.
+    pub fn load_rank(
+        model_dir: &Path,
+        options: CpuOptions,
+        cache: &PackedCache,
+        ranks: Box<dyn Ranks>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self, LoadError> {
         let mut cpu = Cpu::on(&compute_on(options.threads));
         let spec = ModelConfig::from_dir(model_dir)?.spec;
+        let shard = Shard::new(&spec, ranks.rank(), ranks.count())?;
         let weights = Weights::open(model_dir)?;
         let source = if cache.is_none() { 0 } else { fingerprint::source(model_dir, &weights)? };
         let NumberTypes { bf16, weights: rounded, .. } = options.numbers;
-        let model = Model::load(spec, &weights, bf16, |matrices| {
+        let model = Model::load(&spec, shard, &weights, bf16, |matrices| {
             pack(&mut cpu, matrices, rounded, &weights, (cache, source), progress)
         })?;
-        Self::new(model, cpu, options)
+        Self::new(model, cpu, ranks, options)
     }
 
-    /// A model that runs on `cpu`.
-    pub fn new(model: Model, cpu: Cpu, options: CpuOptions) -> Result<Self, LoadError> {
+    /// A model that runs on `cpu`, with other ranks if it is a part of one.
+    pub fn new(
+        model: Model,
+        cpu: Cpu,
+        ranks: Box<dyn Ranks>,
+        options: CpuOptions,
+    ) -> Result<Self, LoadError> {
         let (spec, vocab) = (model.spec(), model.spec().vocab_size as usize);
         let shape = KvShape {
             layers: spec.layers.len(),
@@ -231,14 +252,16 @@ impl CpuModel {
         let logits = Aligned::zeros(LOGIT_ROWS * vocab);
         let draws = Draws::new(cpu.threads.count(), vocab);
         let (tables, sequences, wanted) = (Vec::new(), Vec::new(), Vec::new());
-        Ok(Self { cpu, model, cache, activations, logits, draws, tables, sequences, wanted })
+        Ok(Self { cpu, ranks, model, cache, activations, logits, draws, tables, sequences, wanted })
     }
 
     /// Runs one step over token 0. If its logits are not finite, those of no request would be.
-    fn gives_finite_logits(&mut self) -> bool {
-        self.logits(&Batch::of_one_row(Vec::new()), &[0])
-            .iter()
-            .all(|row| sample::is_usable(self.cpu.isa, row))
+    ///
+    /// # Errors
+    /// If another rank is lost.
+    pub fn gives_finite_logits(&mut self) -> Result<bool, Lost> {
+        let logits = self.try_logits(&Batch::of_one_row(Vec::new()), &[0])?;
+        Ok(logits.iter().all(|row| sample::is_usable(self.cpu.isa, row)))
     }
 
     /// Blocks in the KV cache.
@@ -258,13 +281,15 @@ impl CpuModel {
     pub fn run(&mut self, batch: &Batch) -> Result<StepOutput, BackendError> {
         self.draws.start(batch)?;
         let rows = std::mem::take(&mut self.draws.rows);
-        self.forward(batch, &rows);
+        let result = self.forward(batch, &rows);
         self.draws.rows = rows;
+        result?;
         let (vocab, mut first) = (self.model.spec().vocab_size as usize, 0);
         while first < self.draws.rows.len() {
             let count = LOGIT_ROWS.min(self.draws.rows.len() - first);
             let logits = &mut self.logits[..count * vocab];
-            self.model.logits(&mut self.cpu, first..first + count, &mut self.activations, logits);
+            let (rows, ranks) = (first..first + count, &mut *self.ranks);
+            self.model.logits(&mut self.cpu, rows, &mut self.activations, ranks, logits)?;
             self.draws.draw(&mut self.cpu, batch, first, logits, vocab)?;
             self.activations.profile.mark(Part::Sample);
             first += count;
@@ -277,24 +302,37 @@ impl CpuModel {
         std::mem::replace(&mut self.activations.profile, Profile::measuring())
     }
 
-    /// Runs one step and returns the logits of `rows` (ascending) instead of tokens, for the check at load,
-    /// tests and measurements.
+    /// Runs one step and returns the logits of `rows` (ascending) instead of tokens, for tests and
+    /// measurements.
+    ///
+    /// # Panics
+    /// If another rank is lost.
     pub fn logits(&mut self, batch: &Batch, rows: &[u32]) -> Vec<Vec<f32>> {
-        self.forward(batch, rows);
+        self.try_logits(batch, rows).unwrap_or_else(|lost| panic!("{lost}"))
+    }
+
+    fn try_logits(&mut self, batch: &Batch, rows: &[u32]) -> Result<Vec<Vec<f32>>, Lost> {
+        self.forward(batch, rows)?;
         let vocab = self.model.spec().vocab_size as usize;
         let mut all = Vec::new();
         for first in (0..rows.len()).step_by(LOGIT_ROWS) {
             let rows = first..rows.len().min(first + LOGIT_ROWS);
             let logits = &mut self.logits[..rows.len() * vocab];
-            self.model.logits(&mut self.cpu, rows, &mut self.activations, logits);
+            self.model.logits(&mut self.cpu, rows, &mut self.activations, &mut *self.ranks, logits)?;
             all.extend(logits.chunks(vocab).map(<[f32]>::to_vec));
         }
-        all
+        Ok(all)
+    }
+
+    /// Bytes of the KV cache, which has the rank's KV heads only.
+    pub fn kv_bytes(&self) -> u64 {
+        let shape = self.cache.shape();
+        shape.block_bytes().unwrap_or(u64::MAX).saturating_mul(shape.blocks as u64)
     }
 
     /// Runs all layers. In the last one, rows that are not wanted are dropped once their keys and values are
     /// cached.
-    fn forward(&mut self, batch: &Batch, wanted: &[u32]) {
+    fn forward(&mut self, batch: &Batch, wanted: &[u32]) -> Result<(), Lost> {
         for copy in &batch.copies {
             self.cache.copy_block(copy.from.0 as usize, copy.to.0 as usize);
         }
@@ -318,9 +356,11 @@ impl CpuModel {
             wanted,
             wanted_sequences: &wanted_sequences,
         };
-        self.model.forward(&mut self.cpu, &step, &mut self.cache, &mut self.activations);
+        let (cache, activations, ranks) = (&mut self.cache, &mut self.activations, &mut *self.ranks);
+        let result = self.model.forward(&mut self.cpu, &step, cache, activations, ranks);
         self.sequences = emptied(sequences);
         self.wanted = emptied(wanted_sequences);
+        result
     }
 }
 

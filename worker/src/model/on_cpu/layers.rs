@@ -9,6 +9,7 @@ use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
 use crate::model::spec::Spec;
 use crate::model::tensors::{Kind, Role, Tensor};
+use crate::shard::Shard;
 
 /// One layer's weights.
 pub(super) struct Layer {
@@ -74,8 +75,13 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// Reads all vectors among `tensors`.
-    pub fn read(spec: &Spec, tensors: &[Tensor], weights: &Weights) -> Result<Self, LoadError> {
+    /// Reads the rank's part of all vectors among `tensors`.
+    pub fn read(
+        spec: &Spec,
+        shard: &Shard,
+        tensors: &[Tensor],
+        weights: &Weights,
+    ) -> Result<Self, LoadError> {
         let mut parts = Self { matrices: HashMap::new(), biases: HashMap::new(), norms: HashMap::new() };
         for tensor in tensors {
             let to = match tensor.kind {
@@ -83,7 +89,8 @@ impl Parts {
                 Kind::Bias(..) => &mut parts.biases,
                 Kind::Norm => &mut parts.norms,
             };
-            to.insert((tensor.layer, tensor.role), tensor.read(spec, weights)?);
+            let values = tensor.read(spec, weights)?[shard.part(spec, tensor).rows].to_vec();
+            to.insert((tensor.layer, tensor.role), values);
         }
         Ok(parts)
     }

@@ -1,5 +1,6 @@
 //! Models on the CPU: weights packed for its kernels, and the operations over them.
 
+mod exchange;
 mod layers;
 pub mod pack;
 pub mod packed_cache;
@@ -8,10 +9,10 @@ mod step;
 
 pub use step::{Activations, ForwardStep};
 
-use std::convert::Infallible;
 use std::ops::Range;
 
 use half::bf16;
+use skein_kernels::collective::{Lost, Ranks};
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::input::Encoding;
 use skein_kernels::cpu::kv_cache::KvCache;
@@ -30,10 +31,13 @@ use crate::model::checkpoint::Weights;
 use crate::model::operations;
 use crate::model::spec::Spec;
 use crate::model::tensors::{self, Kind, Role};
+use crate::shard::Shard;
 
-/// A model's weights and its forward pass.
+/// A model's weights and its forward pass, or one rank's part of them.
 pub struct Model {
+    /// What this rank computes.
     spec: Spec,
+    shard: Shard,
     embedding: WeightMatrix,
     layers: Vec<Layer>,
     norm: Vec<f32>,
@@ -47,31 +51,36 @@ pub struct Model {
 }
 
 impl Model {
-    /// Finds and validates every weight. `pack` packs the matrices that steps multiply with, in this order:
-    /// the layers', then the head. The embedding is used as stored for lookups, even if it is also the head.
-    /// `bf16`: activations are rounded to bfloat16 before products with bfloat16 weights.
+    /// Finds and validates every weight, and takes the part of `shard`. `pack` packs the matrices that steps
+    /// multiply with, in this order: the layers', then the head. The embedding is used as stored for lookups,
+    /// even if it is also the head. `bf16`: activations are rounded to bfloat16 before products with bfloat16
+    /// weights.
     ///
     /// # Errors
     /// A weight that is missing or has another shape, and the errors of `pack`.
     pub fn load(
-        spec: Spec,
+        spec: &Spec,
+        shard: Shard,
         weights: &Weights,
         bf16: bool,
         pack: impl FnOnce(&[Matrix]) -> Result<Vec<Packed>, LoadError>,
     ) -> Result<Self, LoadError> {
-        let tensors = tensors::all(&spec);
+        let tensors = tensors::all(spec);
         let head = tensors::head(&tensors);
         let is_multiplied =
             |tensor: &&tensors::Tensor| matches!(tensor.kind, Kind::Matrix(..)) && tensor.role != head.role;
         let multiplied: Vec<_> = tensors.iter().filter(is_multiplied).chain([head]).collect();
         let matrix = |tensor: &&tensors::Tensor| {
-            let weights = tensor.find(weights)?;
-            let leaves = tensor.leaves(&spec);
-            Ok(Matrix { tensor: tensor.name.clone(), weights, is_head: tensor.role == head.role, leaves })
+            let (whole, part) = (tensor.find(weights)?, shard.part(spec, tensor));
+            let part_at = (part.len() < tensor.len()).then_some((part.rows.start, part.cols.start));
+            let (weights, leaves) = (whole.part(part.rows, part.cols), part.leaves);
+            let (tensor, is_head) = (tensor.name.clone(), tensor.role == head.role);
+            Ok(Matrix { tensor, weights, part_at, is_head, leaves })
         };
         let matrices = multiplied.iter().map(matrix).collect::<Result<Vec<_>, LoadError>>()?;
-        let embedding = tensors::embedding(&spec).find(weights)?;
-        let mut parts = Parts::read(&spec, &tensors, weights)?;
+        let embedding = tensors::embedding(spec).find(weights)?;
+        let embedding = embedding.part(shard.vocabulary.clone(), 0..embedding.cols());
+        let mut parts = Parts::read(spec, &shard, &tensors, weights)?;
         let packed = pack(&matrices)?;
         assert_eq!(packed.len(), matrices.len(), "every matrix is packed");
         let weight_bytes = packed.iter().map(|packed| packed.read_bytes() as u64).sum();
@@ -86,7 +95,8 @@ impl Model {
             bf16,
             frequencies: inverse_frequencies(spec.attention.head_dim, rope.theta, rope.scaling),
             weight_bytes,
-            spec,
+            spec: shard.spec(spec),
+            shard,
         })
     }
 
@@ -95,7 +105,7 @@ impl Model {
         self.weight_bytes
     }
 
-    /// What the model computes.
+    /// What the model computes, on this rank.
     pub fn spec(&self) -> &Spec {
         &self.spec
     }
@@ -108,39 +118,52 @@ impl Model {
     }
 
     /// Runs all layers over `step` and writes its keys and values to `cache`. Leaves the wanted
-    /// rows for [`Model::logits`].
+    /// rows for [`Model::logits`]. All ranks run the same step.
+    ///
+    /// # Errors
+    /// If another rank is lost.
     pub fn forward(
         &self,
         cpu: &mut Cpu,
         step: &ForwardStep<'_>,
         cache: &mut KvCache,
         activations: &mut Activations,
-    ) {
-        let mut running = step::Running::new(self, cpu, step, cache, activations);
-        let result: Result<(), Infallible> = operations::forward(&self.spec, &mut running);
-        let Ok(()) = result;
+        ranks: &mut dyn Ranks,
+    ) -> Result<(), Lost> {
+        let mut running = step::Running::new(self, cpu, step, cache, activations, ranks);
+        operations::forward(&self.spec, &mut running)
     }
 
-    /// Logits of some of the last step's wanted rows: `[rows, vocab]`.
+    /// Logits of some of the last step's wanted rows: `[rows, vocab]`, on every rank.
+    ///
+    /// # Errors
+    /// If another rank is lost.
     pub fn logits(
         &self,
         cpu: &mut Cpu,
         rows: Range<usize>,
         activations: &mut Activations,
+        ranks: &mut dyn Ranks,
         logits: &mut [f32],
-    ) {
-        let Activations { x, input, profile, .. } = activations;
+    ) -> Result<(), Lost> {
+        let Activations { x, input, shared, profile, .. } = activations;
         let hidden = self.spec.hidden_size;
         let x = &x[rows.start * hidden..rows.end * hidden];
         let stack = [(&self.head).into()];
         profile.start();
         rms_norm_into(cpu, x, &self.norm, self.spec.norm.eps, self.encoding(&stack), input);
         profile.mark(Part::Encode);
-        matmul(cpu, input, &stack, logits, Write::Set);
+        let shard = &self.shard;
+        if shard.ranks == 1 {
+            matmul(cpu, input, &stack, logits, Write::Set);
+        } else {
+            shared.logits(ranks, shard, logits, |own| matmul(cpu, input, &stack, own, Write::Set))?;
+        }
         if let Some(cap) = self.spec.logits_softcap {
             softcap(cpu, logits, cap);
         }
         profile.mark(Part::Head);
+        Ok(())
     }
 
     /// Factor for embedding rows, rounded to bfloat16 if activations are.

@@ -22,8 +22,10 @@ const LEAST_KEPT_BYTES: usize = 64 << 20;
 pub struct Matrix {
     /// Name of its tensor.
     pub tensor: String,
-    /// The stored matrix.
+    /// The part of the stored matrix that is packed.
     pub weights: WeightMatrix,
+    /// Its first row and column in the stored matrix; `None` = it is all of it.
+    pub part_at: Option<(usize, usize)>,
     /// Whether it is the head.
     pub is_head: bool,
     /// Leaves of its product's sums.
@@ -85,7 +87,7 @@ impl Plan {
         hash.update(&source.to_le_bytes());
         hash.update(&packed::VERSION.to_le_bytes());
         for (matrix, layouts) in matrices.iter().zip(&self.layouts) {
-            hash.update(format!("{} {layouts:?}\n", matrix.tensor).as_bytes());
+            hash.update(format!("{} {:?} {layouts:?}\n", matrix.tensor, matrix.part_at).as_bytes());
         }
         hash.digest()
     }
@@ -150,7 +152,9 @@ fn fill(
     to: &mut [u8],
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<usize, LoadError> {
-    weights.will_need();
+    if matrices.iter().all(|matrix| matrix.part_at.is_none()) {
+        weights.will_need(); // other ranks read the rest
+    }
     let (mut end, mut done, all) = (plan.start(), 0, stored_bytes(matrices));
     for (i, (matrix, layouts)) in matrices.iter().zip(&plan.layouts).enumerate() {
         let (chosen, bytes) = pack_one(cpu, matrix, layouts, &mut to[end.next_multiple_of(PART_ALIGN)..])?;
@@ -211,8 +215,8 @@ mod tests {
     fn the_head_has_8_bits_and_parts_do_not_overlap() {
         let [layer, head] = [matrix(5, 40, |i| i as f32), matrix(3, 8, |i| -(i as f32))];
         let matrices = [
-            Matrix { tensor: "layer".into(), weights: layer, is_head: false, leaves: 1 },
-            Matrix { tensor: "head".into(), weights: head, is_head: true, leaves: 1 },
+            Matrix { tensor: "layer".into(), weights: layer, part_at: None, is_head: false, leaves: 1 },
+            Matrix { tensor: "head".into(), weights: head, part_at: None, is_head: true, leaves: 1 },
         ];
         let plan = Plan::new(&matrices, Some(Format::INT4));
         let parts = plan.parts(&[0, 0]).expect("each has a layout");
@@ -235,6 +239,7 @@ mod tests {
             Matrix {
                 tensor: "layer".into(),
                 weights: WeightMatrix::new(Storage::Bf16(bytes.into()), 256, 512),
+                part_at: None,
                 is_head: false,
                 leaves: 1,
             }
@@ -274,7 +279,8 @@ mod tests {
             let bytes: Vec<u8> =
                 (0..rows * cols).flat_map(|i| [i as u8, 0x3c | (i >> 9) as u8 & 0x83]).collect();
             let stored = WeightMatrix::new(Storage::Bf16(bytes.into()), rows, cols);
-            let matrices = [Matrix { tensor: "head".into(), weights: stored, is_head: true, leaves: 1 }];
+            let matrices =
+                [Matrix { tensor: "head".into(), weights: stored, part_at: None, is_head: true, leaves: 1 }];
             let mut kept = Vec::new();
             for start in 0..2 {
                 let packed = pack(cpu, &matrices, None, &weights, (&cache, 7), &mut |_, _| {}).unwrap();
@@ -296,7 +302,13 @@ mod tests {
     fn a_weight_that_is_not_finite_is_refused_by_its_tensors_name() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let weights = matrix(40, 33, |i| if i == 39 * 33 { bad } else { 0.5 });
-            let matrix = Matrix { tensor: "model.layers.3.x".into(), weights, is_head: false, leaves: 1 };
+            let matrix = Matrix {
+                tensor: "model.layers.3.x".into(),
+                weights,
+                part_at: None,
+                is_head: false,
+                leaves: 1,
+            };
             let layout = Layout::new(Format::INT8, 40, 33);
             let rounded = pack_one(&mut Cpu::new(2), &matrix, &[layout], &mut vec![0; layout.bytes()]);
             let said = rounded.unwrap_err().to_string();

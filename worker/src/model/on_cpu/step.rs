@@ -1,11 +1,10 @@
 //! One forward step: its rows, its activations, and the operations over them.
 
-use std::convert::Infallible;
-
+use skein_kernels::collective::{Lost, Ranks};
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::aligned::Aligned;
 use skein_kernels::cpu::attention::{self, Attention, Rows, attend};
-use skein_kernels::cpu::embed::embed;
+use skein_kernels::cpu::embed::{embed, embed_part};
 use skein_kernels::cpu::input::Input;
 use skein_kernels::cpu::kv_cache::KvCache;
 use skein_kernels::cpu::matmul::{Gated, Linear, Write, gated_matmul, matmul};
@@ -13,6 +12,7 @@ use skein_kernels::cpu::norm::{rms_norm_add, rms_norm_heads, rms_norm_into};
 use skein_kernels::cpu::rope::{Projected, angles, rotate_and_write};
 
 use super::Model;
+use super::exchange::Shared;
 use super::layers::Projection;
 use super::profile::{Part, Profile};
 use crate::model::operations::Operations;
@@ -53,6 +53,7 @@ pub struct Activations {
     cos: Aligned<f32>,
     sin: Aligned<f32>,
     scores: attention::Scratch,
+    pub(super) shared: Shared,
     /// Time by part; off by default.
     pub(crate) profile: Profile,
 }
@@ -80,6 +81,7 @@ pub(super) struct Running<'a> {
     step: &'a ForwardStep<'a>,
     cache: &'a mut KvCache,
     activations: &'a mut Activations,
+    ranks: &'a mut dyn Ranks,
     /// Rows in progress: all, or only the wanted ones in the last layer once the others' keys and
     /// values are cached.
     rows: usize,
@@ -94,10 +96,11 @@ impl<'a> Running<'a> {
         step: &'a ForwardStep<'a>,
         cache: &'a mut KvCache,
         activations: &'a mut Activations,
+        ranks: &'a mut dyn Ranks,
     ) -> Self {
         let rows = step.tokens.len();
         activations.grow(&model.spec, rows);
-        Self { model, cpu, step, cache, activations, rows, sequences: step.sequences }
+        Self { model, cpu, step, cache, activations, ranks, rows, sequences: step.sequences }
     }
 
     /// In the last layer, continues with the wanted rows only, moved together: the others' results
@@ -114,22 +117,30 @@ impl<'a> Running<'a> {
 }
 
 impl Operations for Running<'_> {
-    type Error = Infallible;
+    type Error = Lost;
 
-    fn embed(&mut self) -> Result<(), Infallible> {
-        let Self { model, cpu, step, activations, rows, .. } = self;
-        let Activations { x, cos, sin, profile, .. } = &mut **activations;
+    fn embed(&mut self) -> Result<(), Lost> {
+        let Self { model, cpu, step, activations, ranks, rows, .. } = self;
+        let Activations { x, cos, sin, shared, profile, .. } = &mut **activations;
         let half = model.spec.attention.head_dim / 2;
         profile.start();
         let scale = model.embedding_scale();
-        embed(cpu, &model.embedding, step.tokens, scale, &mut x[..*rows * model.spec.hidden_size]);
+        let (table, shard, x) = (&model.embedding, &model.shard, &mut x[..*rows * model.spec.hidden_size]);
+        if shard.ranks == 1 {
+            embed(cpu, table, step.tokens, scale, x);
+        } else {
+            let first = shard.vocabulary.start;
+            shared.embeddings(*ranks, shard, step.tokens, x, |own| {
+                embed_part(cpu, table, first, step.tokens, scale, own);
+            })?;
+        }
         let (cos, sin) = (&mut cos[..*rows * half], &mut sin[..*rows * half]);
         angles(cpu, &model.frequencies, step.positions, cos, sin);
         profile.mark(Part::Embed);
         Ok(())
     }
 
-    fn attention_input(&mut self, index: usize) -> Result<(), Infallible> {
+    fn attention_input(&mut self, index: usize) -> Result<(), Lost> {
         let Self { model, cpu, step, cache, activations, rows, .. } = self;
         let Activations { x, input, qkv, cos, sin, profile, .. } = &mut **activations;
         let (spec, layer) = (&model.spec, &model.layers[index]);
@@ -153,7 +164,7 @@ impl Operations for Running<'_> {
         Ok(())
     }
 
-    fn attend(&mut self, layer: usize) -> Result<(), Infallible> {
+    fn attend(&mut self, layer: usize) -> Result<(), Lost> {
         let Self { model, cpu, cache, activations, rows, sequences, .. } = self;
         let Activations { qkv, attended, scores, profile, .. } = &mut **activations;
         let attention = &model.spec.attention;
@@ -164,6 +175,8 @@ impl Operations for Running<'_> {
             q: &qkv[..*rows * stride],
             stride,
             heads,
+            group: model.shard.group,
+            skipped: model.shard.skipped_heads(),
             scale,
             window: model.spec.layers[layer].window,
             softcap: attention.softcap,
@@ -174,22 +187,23 @@ impl Operations for Running<'_> {
         Ok(())
     }
 
-    fn attention_output(&mut self, index: usize) -> Result<(), Infallible> {
-        let Self { model, cpu, activations, rows, .. } = self;
-        let Activations { x, input, attended, added, profile, .. } = &mut **activations;
+    fn attention_output(&mut self, index: usize) -> Result<(), Lost> {
+        let Self { model, cpu, activations, ranks, rows, .. } = self;
+        let Activations { x, input, attended, added, shared, profile, .. } = &mut **activations;
         let (spec, layer, width) = (&model.spec, &model.layers[index], model.spec.attention.q_width());
         let o = layer.o.linear();
         input.set(cpu, model.encoding(&[o]), &attended[..*rows * width], width);
         profile.mark(Part::Encode);
-        let residual = Residual { x: &mut x[..*rows * spec.hidden_size], added, eps: spec.norm.eps };
-        residual.add(cpu, input, o, layer.o_norm.as_deref());
+        let x = &mut x[..*rows * spec.hidden_size];
+        let residual = Residual { x, added, shared, ranks: *ranks, eps: spec.norm.eps };
+        residual.add(cpu, input, o, layer.o_norm.as_deref())?;
         profile.mark(Part::Products);
         Ok(())
     }
 
-    fn feed_forward(&mut self, index: usize) -> Result<(), Infallible> {
-        let Self { model, cpu, activations, rows, .. } = self;
-        let Activations { x, input, gated, added, profile, .. } = &mut **activations;
+    fn feed_forward(&mut self, index: usize) -> Result<(), Lost> {
+        let Self { model, cpu, activations, ranks, rows, .. } = self;
+        let Activations { x, input, gated, added, shared, profile, .. } = &mut **activations;
         let (spec, layer) = (&model.spec, &model.layers[index]);
         let (x, eps) = (&mut x[..*rows * spec.hidden_size], spec.norm.eps);
         let [gate, up, down] = [&layer.gate, &layer.up, &layer.down].map(Projection::linear);
@@ -198,7 +212,8 @@ impl Operations for Running<'_> {
         let by = spec.layers[index].feed_forward.activation;
         gated_matmul(cpu, input, Gated { activation: by, gate, up }, model.encoding(&[down]), gated);
         profile.mark(Part::Products);
-        Residual { x, added, eps }.add(cpu, gated, down, layer.down_norm.as_deref());
+        let residual = Residual { x, added, shared, ranks: *ranks, eps };
+        residual.add(cpu, gated, down, layer.down_norm.as_deref())?;
         profile.mark(Part::Products);
         Ok(())
     }
@@ -209,17 +224,39 @@ struct Residual<'a> {
     x: &'a mut [f32],
     /// The output, if it is normalised before it is added.
     added: &'a mut Aligned<f32>,
+    shared: &'a mut Shared,
+    ranks: &'a mut dyn Ranks,
     eps: f32,
 }
 
 impl Residual<'_> {
-    /// Adds a product to it, normalised if there is a `norm`.
-    fn add(self, cpu: &mut Cpu, input: &Input, linear: Linear<'_>, norm: Option<&[f32]>) {
-        let Some(norm) = norm else { return matmul(cpu, input, &[linear], self.x, Write::Add) };
-        let added = &mut self.added[..self.x.len()];
-        matmul(cpu, input, &[linear], added, Write::Set);
-        rms_norm_add(cpu, added, norm, self.eps, self.x);
+    /// Adds a product that ranks share by its inputs, normalised if there is a `norm`.
+    fn add(self, cpu: &mut Cpu, input: &Input, linear: Linear<'_>, norm: Option<&[f32]>) -> Result<(), Lost> {
+        let Self { x, added, shared, ranks, eps } = self;
+        let Some(norm) = norm else { return product(cpu, shared, ranks, input, linear, (x, Write::Add)) };
+        let added = &mut added[..x.len()];
+        product(cpu, shared, ranks, input, linear, (added, Write::Set))?;
+        rms_norm_add(cpu, added, norm, eps, x);
+        Ok(())
     }
+}
+
+/// A product that ranks share by its inputs: the sum of all ranks' leaves, then the bias, then `y`.
+fn product(
+    cpu: &mut Cpu,
+    shared: &mut Shared,
+    ranks: &mut dyn Ranks,
+    input: &Input,
+    linear: Linear<'_>,
+    (y, write): (&mut [f32], Write),
+) -> Result<(), Lost> {
+    if ranks.count() == 1 {
+        matmul(cpu, input, &[linear], y, write);
+        return Ok(());
+    }
+    let own = Linear { bias: None, ..linear };
+    let sum = |cpu: &mut Cpu, to: &mut [f32]| matmul(cpu, input, &[own], to, Write::Set);
+    shared.sum(cpu, ranks, linear.bias, (y, linear.weights.rows(), write), sum)
 }
 
 /// Moves some rows of `values` `[any, width]` to its start; `rows` is ascending.

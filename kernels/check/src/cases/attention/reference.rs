@@ -37,7 +37,20 @@ impl Reference<'_> {
         let slots: Vec<u32> = (0..context as u32).collect();
         cache.write(cpu, 0, kv, kv_width, 0, &slots);
         let table: Vec<u32> = (0..blocks as u32).collect();
-        let a = Attention { cache: &cache, layer: 0, q, stride, heads, scale, window, softcap, sinks };
+        let (group, skipped) = (heads / kv_heads, 0);
+        let a = Attention {
+            cache: &cache,
+            layer: 0,
+            q,
+            stride,
+            heads,
+            group,
+            skipped,
+            scale,
+            window,
+            softcap,
+            sinks,
+        };
         let mut out = vec![0.0; q.len()];
         let rows = Rows { rows: 0..rows, position: context - rows, blocks: &table };
         attend(cpu, &a, &[rows], &mut out, &mut Scratch::default());

@@ -1,0 +1,208 @@
+//! One rank, two, four and eight give the same bits: every family, number type and format.
+
+use std::path::Path;
+use std::time::Duration;
+
+use half::{bf16, f16};
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+use serde_json::{Value, json};
+use skein_kernels::collective::Threads;
+use skein_kernels::cpu::kv_cache::KvType;
+use skein_kernels::cpu::packed::Format;
+use skein_worker::backend::Batch;
+use skein_worker::backend::cpu::{CpuModel, CpuOptions, NumberTypes};
+use skein_worker::check::prompt;
+use skein_worker::model::config::ModelConfig;
+use skein_worker::model::on_cpu::packed_cache::PackedCache;
+use skein_worker::model::tensors;
+
+use crate::batches::{BLOCK_SIZE, golden, sample, sequence_of};
+
+/// Longest wait for another rank.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// More than a rank's 64 rows of the vocabulary, and no multiple of it: of eight ranks, three have none.
+const VOCAB: u32 = 300;
+
+/// A model like the golden `name`, of a size that eight ranks can share, with random weights.
+fn make(name: &str, stored: Dtype, changes: Value) -> tempfile::TempDir {
+    let text = std::fs::read_to_string(golden(name).join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&text).unwrap();
+    let size = json!({"hidden_size": 64, "intermediate_size": 512, "num_attention_heads": 8,
+        "num_key_value_heads": 2, "head_dim": 32, "vocab_size": VOCAB, "num_hidden_layers": 2});
+    for (field, value) in size.as_object().unwrap().iter().chain(changes.as_object().unwrap()) {
+        config[field] = value.clone();
+    }
+    config.as_object_mut().unwrap().remove("layer_types"); // as many as layers
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("config.json"), config.to_string()).unwrap();
+    write_weights(directory.path(), stored);
+    directory
+}
+
+fn write_weights(directory: &Path, stored: Dtype) {
+    let spec = ModelConfig::from_dir(directory).unwrap().spec;
+    let data: Vec<_> = tensors::all(&spec)
+        .into_iter()
+        .enumerate()
+        .map(|(seed, tensor)| {
+            let noise = |i: usize| {
+                let hash = (i as u32 ^ (seed as u32) << 20).wrapping_mul(0x9E37_79B1).rotate_left(13);
+                (hash.wrapping_mul(0x85EB_CA6B) >> 8) as f32 / (1 << 23) as f32 - 1.0
+            };
+            let values = (0..tensor.len()).map(|i| noise(i) * 0.3);
+            let bytes: Vec<u8> = match stored {
+                Dtype::BF16 => values.flat_map(|value| bf16::from_f32(value).to_le_bytes()).collect(),
+                Dtype::F16 => values.flat_map(|value| f16::from_f32(value).to_le_bytes()).collect(),
+                _ => values.flat_map(f32::to_le_bytes).collect(),
+            };
+            (tensor, bytes)
+        })
+        .collect();
+    let views = data.iter().map(|(tensor, bytes)| {
+        (tensor.name.clone(), TensorView::new(stored, tensor.shape(), bytes).unwrap())
+    });
+    safetensors::serialize_to_file(views, None, &directory.join("model.safetensors")).unwrap();
+}
+
+/// Runs `work` on each of `count` ranks; returns the results in order.
+fn on_ranks<T: Send>(
+    directory: &Path,
+    numbers: NumberTypes,
+    count: usize,
+    work: impl Fn(&mut CpuModel) -> T + Sync,
+) -> Vec<T> {
+    let options = CpuOptions {
+        threads: 1,
+        kv_blocks: 4096 / BLOCK_SIZE,
+        block_size: BLOCK_SIZE,
+        max_rows: 64,
+        numbers,
+    };
+    std::thread::scope(|scope| {
+        let ranks = Threads::new(count, PATIENCE).into_iter().map(|rank| {
+            let work = &work;
+            scope.spawn(move || {
+                let (cache, rank) = (PackedCache::none(), Box::new(rank));
+                work(&mut CpuModel::load_rank(directory, options, &cache, rank, &mut |_, _| {}).unwrap())
+            })
+        });
+        ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+fn bits(logits: &[Vec<f32>]) -> Vec<Vec<u32>> {
+    logits.iter().map(|row| row.iter().map(|logit| logit.to_bits()).collect()).collect()
+}
+
+/// Prompts in chunks beside each other, a prompt whose first block is another's, then decode steps.
+fn steps(model: &mut CpuModel) -> Vec<Vec<u32>> {
+    let mut sequences: Vec<_> =
+        (0..3).map(|i| sequence_of(prompt(u64::from(i), 60, VOCAB), i, BLOCK_SIZE)).collect();
+    let prefix = sequences[0].tokens[..BLOCK_SIZE as usize].to_vec();
+    sequences[2].tokens[..BLOCK_SIZE as usize].copy_from_slice(&prefix);
+    let mut all = Vec::new();
+    for counts in [[40, 0, 0], [1, 17, 0], [1, 30, 20], [1, 1, 1], [1, 1, 1]] {
+        let (mut batch, mut rows) = (Batch::default(), Vec::new());
+        if counts[2] == 20 {
+            let first = sequences[0].blocks[0];
+            (sequences[2].blocks[0], sequences[2].computed) = (first, BLOCK_SIZE as usize);
+        }
+        for (sequence, count) in sequences.iter_mut().zip(counts).filter(|(_, count)| *count > 0) {
+            sequence.put(&mut batch, count);
+            rows.push(batch.tokens.len() as u32 - 1);
+        }
+        all.extend(bits(&model.logits(&batch, &rows)));
+    }
+    // A prompt of which every row is wanted, and a drawn token.
+    let mut sequence = sequence_of(prompt(9, 33, VOCAB), 4, BLOCK_SIZE);
+    let mut batch = Batch::default();
+    sequence.put(&mut batch, 33);
+    all.extend(bits(&model.logits(&batch, &(0..33).collect::<Vec<_>>())));
+    sample(&sequence, &mut batch, &Default::default(), 33);
+    let answers = format!("{:?}", model.run(&batch).unwrap().answers);
+    all.push(answers.bytes().map(u32::from).collect());
+    all
+}
+
+/// Checks that every rank of any number of ranks has the logits of one rank, bit for bit.
+fn check(directory: &Path, numbers: NumberTypes, what: &str, counts: &[usize]) {
+    let expected = on_ranks(directory, numbers, 1, steps).remove(0);
+    assert!(expected.iter().flatten().all(|bits| f32::from_bits(*bits).is_finite()), "{what}");
+    for count in counts {
+        for (rank, got) in on_ranks(directory, numbers, *count, steps).into_iter().enumerate() {
+            assert!(got == expected, "{what}, {numbers:?}: rank {rank} of {count} has other bits");
+        }
+    }
+}
+
+#[test]
+fn every_family_gives_the_same_bits_on_any_number_of_ranks() {
+    let mistral = json!({"sliding_window": 24, "num_key_value_heads": 8});
+    // Eight ranks of three heads each; KV heads have four, so that some are on two ranks.
+    let uneven = json!({"num_attention_heads": 24, "num_key_value_heads": 6, "attention_bias": true, "mlp_bias": true});
+    for (name, stored, changes) in [
+        ("llama-gqa", Dtype::F32, json!({})),
+        ("llama3-rope", Dtype::BF16, uneven),
+        ("mistral-window", Dtype::BF16, mistral),
+        ("qwen2", Dtype::F16, json!({"num_key_value_heads": 1})),
+        ("qwen3-bias-v5", Dtype::F16, json!({})),
+        ("gemma2", Dtype::BF16, json!({})),
+    ] {
+        let model = make(name, stored, changes);
+        check(model.path(), NumberTypes::EXACT, name, &[2, 4, 8]);
+    }
+}
+
+#[test]
+fn every_number_type_and_format_gives_the_same_bits_on_any_number_of_ranks() {
+    let model = make("qwen2-tied-v5", Dtype::BF16, json!({}));
+    let kv = [KvType::F32, KvType::Bf16, KvType::F16, KvType::Int8];
+    let numbers = kv.map(|kv| NumberTypes { kv, bf16: kv != KvType::F32, weights: None });
+    let formats = [Format::INT8, Format::INT8_GROUP, Format::INT4, Format::INT4_ZERO];
+    let rounded = formats.map(|format| NumberTypes { weights: Some(format), ..NumberTypes::EXACT });
+    for numbers in numbers.into_iter().chain(rounded) {
+        check(model.path(), numbers, "qwen2", &[2, 8]);
+    }
+}
+
+#[test]
+fn the_shipped_model_gives_the_same_bits_on_two_ranks() {
+    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m");
+    check(&shipped, NumberTypes { bf16: true, kv: KvType::Bf16, weights: None }, "skein-7m", &[2]);
+}
+
+#[test]
+fn a_rank_has_the_keys_and_values_of_its_own_heads_only() {
+    let model = make("llama-gqa", Dtype::F32, json!({"num_key_value_heads": 8}));
+    let whole = on_ranks(model.path(), NumberTypes::EXACT, 1, |model| model.kv_bytes()).remove(0);
+    for count in [2, 4, 8] {
+        let own = on_ranks(model.path(), NumberTypes::EXACT, count, |model| model.kv_bytes());
+        assert_eq!(own, vec![whole / count as u64; count], "{count} ranks");
+    }
+}
+
+#[test]
+fn a_lost_rank_ends_the_others_steps_with_its_number() {
+    let model = make("llama-gqa", Dtype::F32, json!({}));
+    let options = CpuOptions {
+        threads: 1,
+        kv_blocks: 8,
+        block_size: BLOCK_SIZE,
+        max_rows: 8,
+        numbers: NumberTypes::EXACT,
+    };
+    let [first, second] = <[_; 2]>::try_from(Threads::new(2, PATIENCE)).unwrap();
+    let load = |rank| {
+        CpuModel::load_rank(model.path(), options, &PackedCache::none(), Box::new(rank), &mut |_, _| {})
+            .unwrap()
+    };
+    let (mut left, gone) = (load(first), load(second));
+    drop(gone);
+    let mut sequence = sequence_of(prompt(1, 5, VOCAB), 0, BLOCK_SIZE);
+    let mut batch = Batch::default();
+    sequence.put(&mut batch, 5);
+    sample(&sequence, &mut batch, &Default::default(), 5);
+    let said = left.run(&batch).unwrap_err().to_string();
+    assert!(said.contains("the group has failed: rank 1 ended"), "{said}");
+}
