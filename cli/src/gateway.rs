@@ -6,12 +6,12 @@ use clap::ArgMatches;
 use skein_node::config::text;
 use skein_node::discovery;
 use skein_node::shutdown::Shutdown;
-use skein_node::telemetry;
+use skein_node::telemetry::{self, LogOptions};
 use skein_router::links::transport::{Connector, Grpc, GrpcWithKey};
 
 use crate::exit::{Failure, USAGE};
 use crate::front::{self, Named};
-use crate::settings::{self, FrontSettings, table};
+use crate::settings::{self, FrontSettings, OtlpSettings, table};
 
 /// Runs the gateway until shutdown.
 ///
@@ -19,7 +19,8 @@ use crate::settings::{self, FrontSettings, table};
 /// Invalid settings, an unusable model directory, or an address that cannot be used.
 pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let mut settings = settings::load(table::GATEWAY, matches)?;
-    let log = settings::log_options(&mut settings, "gateway", None);
+    let otlp = OtlpSettings::read(&mut settings, "skein-gateway", "").options;
+    let log = LogOptions { otlp, ..settings::log_options(&mut settings, "gateway", None) };
     let front = FrontSettings::read(&mut settings);
     let routers = settings.list("routers", text);
     if routers.is_empty() {

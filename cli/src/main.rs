@@ -63,7 +63,9 @@ const EXIT_CODES: &str = "Exit codes: 0 success, 1 failure, 2 invalid flags or s
 fn main() -> ExitCode {
     // The clock starts when it is first read; "ready after" counts from here.
     skein_node::clock::now();
-    exit::code_of(dispatch(&command().get_matches_from(command_line())))
+    let outcome = dispatch(&command().get_matches_from(command_line()));
+    skein_node::trace::flush(settings::FLUSH_TRACES);
+    exit::code_of(outcome)
 }
 
 /// The command line, prepared for clap. Words that are not UTF-8 are left for clap to refuse.

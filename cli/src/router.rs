@@ -4,12 +4,12 @@ use clap::ArgMatches;
 use skein_node::config::{Origin, Settings, count, text};
 use skein_node::discovery;
 use skein_node::shutdown::Shutdown;
-use skein_node::telemetry;
+use skein_node::telemetry::{self, LogOptions};
 
 use crate::exit::{Failure, USAGE};
 use crate::front::{self, Named};
 use crate::membership;
-use crate::settings::{self, DiscoverySettings, FrontSettings, table};
+use crate::settings::{self, DiscoverySettings, FrontSettings, OtlpSettings, table};
 
 /// Runs the router until shutdown.
 ///
@@ -17,7 +17,8 @@ use crate::settings::{self, DiscoverySettings, FrontSettings, table};
 /// Invalid settings, an unusable model directory, or an address that cannot be used.
 pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let mut settings = settings::load(table::ROUTER, matches)?;
-    let log = settings::log_options(&mut settings, "router", None);
+    let otlp = OtlpSettings::read(&mut settings, "skein-router", "").options;
+    let log = LogOptions { otlp, ..settings::log_options(&mut settings, "router", None) };
     let mut front = FrontSettings::read(&mut settings);
     front.router.endpoint_port = settings.value("endpoint-port", count(1..=65_535)).map(|port| port as u16);
     front.router.follow_picks = settings.switch("follow-picks");

@@ -22,7 +22,7 @@ use crate::exit::{Failure, USAGE};
 use crate::front::{self, Named, Served};
 use crate::model;
 use crate::progress::LoadProgress;
-use crate::settings::{self, EngineSettings, FrontSettings, table};
+use crate::settings::{self, EngineSettings, FrontSettings, OtlpSettings, table};
 use crate::worker::Launch;
 
 /// Most workers on one machine.
@@ -36,6 +36,7 @@ const SEEN_WITHIN: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct ServeSettings {
     log: LogOptions,
+    otlp_flags: Vec<(&'static str, String)>,
     front: FrontSettings,
     engine: EngineSettings,
     workers: Option<usize>,
@@ -45,8 +46,11 @@ pub struct ServeSettings {
 impl ServeSettings {
     /// Reads them; problems are noted in `settings`.
     pub fn read(settings: &mut Settings) -> Self {
+        let otlp = OtlpSettings::read(settings, "skein-router", "");
+        let log = settings::log_options(settings, "serve", settings::quiet_on_a_terminal());
         Self {
-            log: settings::log_options(settings, "serve", settings::quiet_on_a_terminal()),
+            log: LogOptions { otlp: otlp.options, ..log },
+            otlp_flags: otlp.flags,
             front: FrontSettings::read(settings),
             engine: EngineSettings::read(settings),
             workers: worker_count(settings),
@@ -61,7 +65,7 @@ impl ServeSettings {
 /// Invalid settings, a model that cannot be served, or an address that cannot be used.
 pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let mut settings = settings::load(table::SERVE, matches)?;
-    let ServeSettings { log, front, engine, workers: worker_count_setting, named } =
+    let ServeSettings { log, otlp_flags, front, engine, workers: worker_count_setting, named } =
         ServeSettings::read(&mut settings);
     settings::check(&settings)?;
     let engine = Arc::new(engine);
@@ -76,7 +80,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let gpus = visible_gpus(&engine);
     let workers = worker_count_setting.unwrap_or(default_workers(&engine, gpus));
     let threads = threads_each(&engine, workers);
-    let launch = Launch { gpus, ..launch(&served, workers, &log)? };
+    let launch = Launch { gpus, otlp_flags, ..launch(&served, workers, &log)? };
     let command = move |worker| launch.command(worker, &format!("worker-{worker}"), &engine, threads);
     let (supervisor, reports) = Supervisor::start(workers, command, &changes);
     supervisor.kill_after(shutdown.forced());
@@ -160,6 +164,7 @@ pub fn launch(served: &Served, workers: usize, log: &LogOptions) -> Result<Launc
         served_model_name: served.name().to_owned(),
         workers,
         gpus: 0,
+        otlp_flags: Vec::new(),
         log_level: log.level.clone(),
         log_format: match log.format {
             LogFormat::Human => "human",

@@ -9,7 +9,8 @@ use clap::ArgMatches;
 use skein_node::config::{Settings, duration, text};
 use skein_node::shutdown::Shutdown;
 use skein_node::supervisor::{Lifecycle, Secret, end_with_supervisor};
-use skein_node::telemetry;
+use skein_node::telemetry::{self, LogOptions};
+use skein_node::trace;
 use skein_worker::backend::cuda::{CudaLoadError, NotUsable};
 use skein_worker::config::{BackendKind, CudaConfig, DRAIN_GRACE, LoadFormat, WorkerConfig};
 use skein_worker::service::{self, WorkerError};
@@ -17,7 +18,7 @@ use tokio::process::Command;
 
 use crate::exit::{ADDRESS, DEVICE, Failure, MODEL, OTHER, USAGE};
 use crate::membership::Presence;
-use crate::settings::{self, DiscoverySettings, EngineSettings, RegistrationSettings, table};
+use crate::settings::{self, DiscoverySettings, EngineSettings, OtlpSettings, RegistrationSettings, table};
 use crate::{model, progress::LoadProgress};
 
 /// Hidden flag: name of a supervised worker.
@@ -49,6 +50,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
             Some(_) => Lifecycle::Failed(failure.for_supervisor()).emit(),
             None => eprintln!("error: {failure}"),
         }
+        trace::flush(settings::FLUSH_TRACES);
         // A thread may hang in the driver of a stuck GPU, and the driver's exit handlers may hang, too. The
         // supervisor must see the exit at once, so that streams continue on other workers.
         skein_sys::process::exit_without_handlers(failure.code.into())
@@ -58,7 +60,9 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
 
 async fn serve(matches: &ArgMatches, supervised: Option<&str>) -> Result<(), Failure> {
     let mut settings = settings::load(table::WORKER, matches)?;
-    let log = settings::log_options(&mut settings, supervised.unwrap_or_default(), None);
+    let name = supervised.unwrap_or_default();
+    let otlp = OtlpSettings::read(&mut settings, "skein-worker", name).without_metrics().options;
+    let log = LogOptions { otlp, ..settings::log_options(&mut settings, name, None) };
     let memory_sharers = matches.get_one(MEMORY_SHARERS).copied().unwrap_or(1);
     let discovery = DiscoverySettings::read(&mut settings);
     let listen = listen_address(&mut settings);
@@ -191,6 +195,8 @@ pub struct Launch {
     pub log_level: Option<String>,
     /// Value of `--log-format`.
     pub log_format: &'static str,
+    /// Flags about traces, as they were given.
+    pub otlp_flags: Vec<(&'static str, String)>,
 }
 
 impl Launch {
@@ -235,6 +241,9 @@ impl Launch {
         flag("drain-grace", &format_args!("{}s", SUPERVISED_GRACE.as_secs()));
         flag("shutdown-timeout", &format_args!("{}s", SUPERVISED_DRAIN.as_secs()));
         flag("log-format", &self.log_format);
+        for (name, value) in &self.otlp_flags {
+            flag(name, value);
+        }
         for (name, value) in [
             ("max-model-len", scheduler.max_model_len.map(u64::from)),
             ("max-num-seqs", (!config.unset.max_num_seqs).then(|| scheduler.max_num_seqs.into())),
@@ -297,6 +306,7 @@ mod tests {
                 gpus,
                 log_level: None,
                 log_format: "auto",
+                otlp_flags: Vec::new(),
             };
             let assigned: Vec<_> = (0..workers).map(|index| launch.gpu_of(index, named)).collect();
             assert_eq!(assigned, expected);

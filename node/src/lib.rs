@@ -11,3 +11,4 @@ pub mod signal;
 pub mod supervisor;
 pub mod task;
 pub mod telemetry;
+pub mod trace;

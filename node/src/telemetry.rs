@@ -3,10 +3,17 @@
 
 use std::io::{IsTerminal, Write};
 
+use tracing::{Event, Subscriber};
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::filter::{FilterExt, filter_fn};
+use tracing_subscriber::fmt::format::{self, FormatFields, JsonFields, Writer};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, MakeWriter};
+use tracing_subscriber::layer::{Layer, SubscriberExt};
+use tracing_subscriber::registry::{LookupSpan, Registry};
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::config::{one_of, text};
+use crate::trace;
 
 /// Format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +34,8 @@ pub struct LogOptions {
     pub level: Option<String>,
     /// Name of this process, to tell several apart in one log; empty = none.
     pub process: String,
+    /// Where traces and metrics go; `None` = they are off.
+    pub otlp: Option<trace::Options>,
 }
 
 /// Why logging could not start.
@@ -40,6 +49,9 @@ pub enum TelemetryError {
         /// The parser's message.
         reason: String,
     },
+    /// Traces could not start.
+    #[error(transparent)]
+    Traces(#[from] trace::StartError),
     /// Logging has already been set up in this process.
     #[error("logging is already set up in this process")]
     AlreadySet,
@@ -59,18 +71,24 @@ pub fn level(given: &str) -> Result<String, String> {
     one_of(&levels)(&given.to_lowercase()).map(str::to_owned)
 }
 
-/// Starts logging for the lifetime of this process.
+/// Starts logging, and traces and metrics by OTLP if they are on, for the lifetime of this process.
 ///
 /// # Errors
-/// If the level is invalid, or if logging was already set up.
+/// If the level is invalid, an endpoint cannot be used, or logging was already set up.
 pub fn init(options: &LogOptions) -> Result<(), TelemetryError> {
     let filter =
         options.level.clone().or_else(|| std::env::var("RUST_LOG").ok()).unwrap_or_else(|| "info".into());
     let parsed = EnvFilter::try_new(quiet_libraries(&filter))
         .map_err(|error| TelemetryError::Filter { filter, reason: error.to_string() })?;
+    options.otlp.as_ref().map(trace::start).transpose()?;
     let terminal = std::io::stderr().is_terminal();
     let json = options.format == LogFormat::Json;
     let writer = Labelled { process: options.process.clone(), json };
+    if let Some(spans) = trace::layer() {
+        let lines = lines_with_ids(writer, terminal, json, parsed);
+        let started = Registry::default().with(lines).with(spans).try_init();
+        return started.map_err(|_| TelemetryError::AlreadySet);
+    }
     let builder = tracing_subscriber::fmt().with_env_filter(parsed).with_writer(writer).with_ansi(terminal);
     let started = if json {
         builder.json().flatten_event(true).with_current_span(false).try_init()
@@ -78,6 +96,59 @@ pub fn init(options: &LogOptions) -> Result<(), TelemetryError> {
         builder.compact().with_target(false).try_init()
     };
     started.map_err(|_| TelemetryError::AlreadySet)
+}
+
+/// Log lines that carry the ids of the request at work. The requests' own spans are not shown.
+fn lines_with_ids(
+    writer: Labelled,
+    terminal: bool,
+    json: bool,
+    filter: EnvFilter,
+) -> Box<dyn Layer<Registry> + Send + Sync> {
+    let filter = filter.and(filter_fn(|metadata| metadata.target() != trace::TARGET));
+    let layer = tracing_subscriber::fmt::layer().with_writer(writer).with_ansi(terminal);
+    if json {
+        let format = format::json().flatten_event(true).with_current_span(false);
+        let layer = layer.fmt_fields(JsonFields::new()).event_format(WithIds { format, json });
+        return layer.with_filter(filter).boxed();
+    }
+    let format = format::format().compact().with_target(false);
+    layer.event_format(WithIds { format, json }).with_filter(filter).boxed()
+}
+
+/// Adds `trace_id` and `span_id` of the current request to each line.
+struct WithIds<F> {
+    format: F,
+    json: bool,
+}
+
+impl<S, N, F> FormatEvent<S, N> for WithIds<F>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+    F: FormatEvent<S, N>,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> std::fmt::Result {
+        let Some((trace_id, span_id)) = trace::current().ids() else {
+            return self.format.format_event(context, writer, event);
+        };
+        let mut line = String::new();
+        self.format.format_event(context, Writer::new(&mut line), event)?;
+        writer.write_str(&with_ids(&line, &trace_id, &span_id, self.json))
+    }
+}
+
+/// `line` with the ids as its first JSON fields, or at its end.
+fn with_ids(line: &str, trace_id: &str, span_id: &str, json: bool) -> String {
+    match line.strip_prefix('{') {
+        Some(rest) if json => format!("{{\"trace_id\":\"{trace_id}\",\"span_id\":\"{span_id}\",{rest}"),
+        _ => format!("{} trace_id={trace_id} span_id={span_id}\n", line.trim_end_matches('\n')),
+    }
 }
 
 /// Limits a bare `debug` or `trace` to our own crates. Otherwise the transport's frames bury everything else;
@@ -163,8 +234,12 @@ mod tests {
 
     #[test]
     fn a_bad_level_is_refused_with_an_example() {
-        let options =
-            LogOptions { format: LogFormat::Human, level: Some("a=b=c".into()), process: String::new() };
+        let options = LogOptions {
+            format: LogFormat::Human,
+            level: Some("a=b=c".into()),
+            process: String::new(),
+            otlp: None,
+        };
         let error = init(&options).expect_err("no such level").to_string();
         assert!(error.contains("`a=b=c`") && error.contains("info,skein_router=debug"), "{error}");
     }

@@ -642,7 +642,6 @@ pub const TABLE: &[Row] = &[
     row(
         &[
             "show-hidden-metrics-for-version",
-            "otlp-traces-endpoint",
             "kv-cache-metrics-sample",
             "custom-histogram-buckets",
             "profiler-config",
@@ -651,7 +650,7 @@ pub const TABLE: &[Row] = &[
         Value,
         Refused(NO_PROFILE),
     ),
-    row(&["collect-detailed-traces"], Values, Refused(NO_PROFILE)),
+    row(&["collect-detailed-traces"], Values, Taken("a traced request always has the spans of its phases")),
     row(
         &[
             "kv-cache-metrics",

@@ -2,6 +2,7 @@
 
 mod device_choice;
 mod discovery;
+mod otlp;
 mod precision;
 mod read;
 pub mod table;
@@ -15,6 +16,7 @@ use skein_node::config::{ENV_PREFIX, Key, Kind, Schema, Settings, Sources};
 use crate::arguments::{REFUSED, TAKEN};
 use crate::exit::{Failure, USAGE};
 pub use discovery::{DiscoverySettings, RegistrationSettings};
+pub use otlp::{FLUSH_TRACES, OtlpSettings};
 pub use precision::flags as precision_flags;
 pub use read::{EngineSettings, FrontSettings, log_options, model_argument, quiet_on_a_terminal, user_cache};
 use table::{BENCH, FLAGS, Flag, GATEWAY, ROUTER, RUN, RUN_BATCH, SERVE, WORKER};

@@ -263,6 +263,7 @@ pub fn log_options(settings: &mut Settings, process: &str, default_level: Option
         format: settings.value("log-format", one_of(&formats)).unwrap_or(LogFormat::Human),
         level: settings.value("log-level", telemetry::level).or(default_level),
         process: process.to_owned(),
+        otlp: None,
     }
 }
 

@@ -36,6 +36,7 @@ pub const RUN_BATCH: u8 = 64;
 
 const FRONT: u8 = SERVE | ROUTER | GATEWAY;
 const COMPUTE: u8 = SERVE | WORKER | BENCH | RUN_BATCH;
+const TRACED: u8 = SERVE | ROUTER | WORKER | GATEWAY;
 const ALL: u8 = SERVE | ROUTER | WORKER | RUN | BENCH | GATEWAY | RUN_BATCH;
 
 const API: &str = "API";
@@ -46,6 +47,7 @@ const CLUSTER: &str = "Cluster";
 const GPU: &str = "GPU";
 const LIMITS: &str = "Limits";
 const PROCESS: &str = "Process";
+const TRACES: &str = "Traces";
 const SAMPLING: &str = "Sampling";
 
 /// The table, in the order of the help texts.
@@ -480,6 +482,46 @@ pub const FLAGS: &[Flag] = &[
         "error, warn, info, debug, trace or a filter [default: RUST_LOG, else info, on a terminal warn]",
     ),
     one("log-format", Some("human"), "FORMAT", PROCESS, ALL, "human or json"),
+    one(
+        "otlp-endpoint",
+        None,
+        "URL",
+        TRACES,
+        TRACED,
+        "OTLP collector of traces and gen_ai metrics [default: OTEL_EXPORTER_OTLP_ENDPOINT, else none]",
+    ),
+    one(
+        "otlp-traces-endpoint",
+        None,
+        "URL",
+        TRACES,
+        TRACED,
+        "OTLP collector of traces only, with the whole path",
+    ),
+    one(
+        "otlp-protocol",
+        None,
+        "PROTOCOL",
+        TRACES,
+        TRACED,
+        "grpc or http/protobuf [default: OTEL_EXPORTER_OTLP_PROTOCOL, else grpc]",
+    ),
+    one(
+        "trace-ratio",
+        None,
+        "RATIO",
+        TRACES,
+        TRACED,
+        "Sampled part of the requests whose caller does not decide, 0 to 1 [default: OTEL_TRACES_SAMPLER, else 0.05]",
+    ),
+    one(
+        "trace-slow",
+        Some("10s"),
+        "TIME",
+        TRACES,
+        TRACED,
+        "Keep the trace of a request that waits this long for a token, sampled or not",
+    ),
 ];
 
 const fn one(

@@ -91,6 +91,13 @@ impl Registry {
         self.0.register(Box::new(process::ProcessCollector::new())).expect(VALID);
     }
 
+    /// Spans exported and lost by this process.
+    pub fn traces(&self) {
+        let counters = crate::trace::counters();
+        self.register(counters.dropped.clone());
+        self.register(counters.exported.clone());
+    }
+
     /// Everything as of now, ordered by name.
     pub fn gather(&self) -> Vec<MetricFamily> {
         self.0.gather()

@@ -1,0 +1,269 @@
+//! Where traces and metrics go: our flags, and OpenTelemetry's own environment variables where no flag is
+//! given. A supervised worker inherits the variables and gets the flags.
+
+use std::time::Duration;
+
+use skein_node::config::{Settings, duration, number, one_of, text};
+use skein_node::trace::{Endpoint, Options, Protocol, Sampling};
+
+/// Part of the requests that are sampled unless a caller or a setting decides.
+const DEFAULT_RATIO: f64 = 0.05;
+const LEAST_SLOW: Duration = Duration::from_millis(1);
+const MOST_SLOW: Duration = Duration::from_secs(24 * 3600);
+/// How long a process that ends tries to send its last spans.
+pub const FLUSH_TRACES: Duration = Duration::from_secs(2);
+/// The flags, which supervised workers get as they were given.
+const FLAGS: [&str; 5] =
+    ["otlp-endpoint", "otlp-traces-endpoint", "otlp-protocol", "trace-ratio", "trace-slow"];
+
+/// OTLP settings of a command.
+#[derive(Debug)]
+pub struct OtlpSettings {
+    /// What to start; `None` = traces and metrics are off.
+    pub options: Option<Options>,
+    /// The flags that were given, for supervised workers.
+    pub flags: Vec<(&'static str, String)>,
+}
+
+impl OtlpSettings {
+    /// Reads flags and environment; problems are noted in `settings`. `service` is the default of
+    /// `service.name`, `instance` the process's name in its log.
+    pub fn read(settings: &mut Settings, service: &'static str, instance: &str) -> Self {
+        let flags = FLAGS.iter().filter_map(|&name| Some((name, settings.value(name, text)?))).collect();
+        let environment = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let given = Given {
+            both: settings.value("otlp-endpoint", url),
+            traces: settings.value("otlp-traces-endpoint", url),
+            protocol: settings.value("otlp-protocol", protocol),
+            ratio: settings.value("trace-ratio", number(0.0..=1.0)),
+        };
+        let slow_after = settings.value("trace-slow", duration(LEAST_SLOW..=MOST_SLOW)).unwrap_or(MOST_SLOW);
+        let options = match given.resolve(environment) {
+            Ok((traces, metrics, sampling)) if traces.is_some() || metrics.is_some() => Some(Options {
+                traces,
+                metrics,
+                sampling,
+                slow_after,
+                service,
+                instance: instance.to_owned(),
+            }),
+            Ok(_) => None,
+            Err(problem) => {
+                settings.problem(problem);
+                None
+            }
+        };
+        Self { options, flags }
+    }
+
+    /// For a process that exports traces but no metrics.
+    #[must_use]
+    pub fn without_metrics(mut self) -> Self {
+        self.options.as_mut().into_iter().for_each(|options| options.metrics = None);
+        self.options = self.options.filter(|options| options.traces.is_some());
+        self
+    }
+}
+
+/// The flags that were given.
+#[derive(Debug, Default)]
+struct Given {
+    both: Option<String>,
+    traces: Option<String>,
+    protocol: Option<Protocol>,
+    ratio: Option<f64>,
+}
+
+type Resolved = (Option<Endpoint>, Option<Endpoint>, Sampling);
+
+impl Given {
+    /// What the flags say, then what `environment` says.
+    fn resolve(self, environment: impl Fn(&str) -> Option<String>) -> Result<Resolved, String> {
+        let sampling = self.sampling(&environment)?;
+        if environment("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
+            return Ok((None, None, sampling));
+        }
+        let by_variable = |name: &str| {
+            environment(name)
+                .map(|value| url(&value).map_err(|problem| format!("{name}: {problem}")))
+                .transpose()
+        };
+        let both = match &self.both {
+            Some(both) => Some(both.clone()),
+            None => by_variable("OTEL_EXPORTER_OTLP_ENDPOINT")?,
+        };
+        let traces = match &self.traces {
+            Some(traces) => Some(traces.clone()),
+            None => by_variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")?,
+        };
+        let metrics = by_variable("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")?;
+        let traces = self.endpoint(&environment, "TRACES", traces, both.as_ref(), "/v1/traces")?;
+        let metrics = self.endpoint(&environment, "METRICS", metrics, both.as_ref(), "/v1/metrics")?;
+        Ok((traces, metrics, sampling))
+    }
+
+    /// The endpoint of one signal: its own URL as it is, else the common one with the signal's path.
+    fn endpoint(
+        &self,
+        environment: &impl Fn(&str) -> Option<String>,
+        signal: &str,
+        own: Option<String>,
+        both: Option<&String>,
+        path: &str,
+    ) -> Result<Option<Endpoint>, String> {
+        let exporter = format!("OTEL_{signal}_EXPORTER");
+        match environment(&exporter).as_deref() {
+            None | Some("otlp") => {}
+            Some("none") => return Ok(None),
+            Some(other) => {
+                return Err(format!("{exporter}: `{other}` is not supported; use otlp or none"));
+            }
+        }
+        let named =
+            [format!("OTEL_EXPORTER_OTLP_{signal}_PROTOCOL"), "OTEL_EXPORTER_OTLP_PROTOCOL".to_owned()];
+        let by_variable = named.iter().find_map(|name| Some((name, environment(name)?)));
+        let protocol = match (self.protocol, by_variable) {
+            (Some(protocol), _) => protocol,
+            (None, Some((name, value))) => {
+                protocol(&value).map_err(|problem| format!("{name}: {problem}"))?
+            }
+            (None, None) => Protocol::Grpc,
+        };
+        Ok(match (own, both, protocol) {
+            (Some(url), _, protocol) => Some(Endpoint { url, protocol }),
+            (None, Some(base), Protocol::Grpc) => Some(Endpoint { url: base.clone(), protocol }),
+            (None, Some(base), Protocol::Http) => {
+                Some(Endpoint { url: format!("{}{path}", base.trim_end_matches('/')), protocol })
+            }
+            (None, None, _) => None,
+        })
+    }
+
+    fn sampling(&self, environment: &impl Fn(&str) -> Option<String>) -> Result<Sampling, String> {
+        if let Some(ratio) = self.ratio {
+            return Ok(Sampling { follows_parent: true, ratio });
+        }
+        let argument = || match environment("OTEL_TRACES_SAMPLER_ARG") {
+            None => Ok(1.0),
+            Some(given) => {
+                number(0.0..=1.0)(&given).map_err(|problem| format!("OTEL_TRACES_SAMPLER_ARG: {problem}"))
+            }
+        };
+        let sampling = |follows_parent, ratio| Ok(Sampling { follows_parent, ratio });
+        match environment("OTEL_TRACES_SAMPLER").as_deref() {
+            None => sampling(true, DEFAULT_RATIO),
+            Some("always_on") => sampling(false, 1.0),
+            Some("always_off") => sampling(false, 0.0),
+            Some("traceidratio") => sampling(false, argument()?),
+            Some("parentbased_always_on") => sampling(true, 1.0),
+            Some("parentbased_always_off") => sampling(true, 0.0),
+            Some("parentbased_traceidratio") => sampling(true, argument()?),
+            Some(other) => Err(format!(
+                "OTEL_TRACES_SAMPLER: `{other}` is not supported; use parentbased_traceidratio, traceidratio, \
+                 always_on, always_off, parentbased_always_on or parentbased_always_off"
+            )),
+        }
+    }
+}
+
+fn protocol(given: &str) -> Result<Protocol, String> {
+    one_of(&[("grpc", Protocol::Grpc), ("http/protobuf", Protocol::Http)])(given)
+}
+
+fn url(given: &str) -> Result<String, String> {
+    let given = text(given)?;
+    let bad = |why: &str| Err(format!("`{given}` {why}; write it like http://localhost:4317"));
+    if given.starts_with("https://") {
+        return Err(format!(
+            "`{given}`: Skein speaks plain HTTP; run a collector beside it, or a proxy that adds TLS"
+        ));
+    }
+    let Some(rest) = given.strip_prefix("http://") else { return bad("is not an http:// URL") };
+    let host = rest.split('/').next().unwrap_or_default();
+    if host.is_empty() || !given.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return bad("names no host");
+    }
+    Ok(given)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resolve(given: Given, variables: &[(&str, &str)]) -> Result<Resolved, String> {
+        let value = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| *value);
+        given.resolve(|name| value(name).map(str::to_owned))
+    }
+
+    fn endpoint(url: &str, protocol: Protocol) -> Option<Endpoint> {
+        Some(Endpoint { url: url.to_owned(), protocol })
+    }
+
+    const PARENT: Sampling = Sampling { follows_parent: true, ratio: DEFAULT_RATIO };
+
+    #[test]
+    fn nothing_is_exported_by_default() {
+        assert_eq!(resolve(Given::default(), &[]), Ok((None, None, PARENT)));
+    }
+
+    #[test]
+    fn the_standard_variables_are_read() {
+        let base = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318/");
+        let http = ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf");
+        let traces = endpoint("http://c:4318/v1/traces", Protocol::Http);
+        let metrics = endpoint("http://c:4318/v1/metrics", Protocol::Http);
+        assert_eq!(resolve(Given::default(), &[base, http]), Ok((traces, metrics, PARENT)));
+        let own = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://t:1/x");
+        let off = ("OTEL_METRICS_EXPORTER", "none");
+        let traces = endpoint("http://t:1/x", Protocol::Grpc);
+        assert_eq!(resolve(Given::default(), &[base, own, off]), Ok((traces, None, PARENT)));
+        let disabled = ("OTEL_SDK_DISABLED", "true");
+        assert_eq!(resolve(Given::default(), &[base, disabled]), Ok((None, None, PARENT)));
+    }
+
+    #[test]
+    fn flags_override_variables() {
+        let given = Given {
+            both: Some("http://flag:1".to_owned()),
+            protocol: Some(Protocol::Grpc),
+            ratio: Some(0.5),
+            ..Given::default()
+        };
+        let variables = [
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://variable:1"),
+            ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"),
+            ("OTEL_TRACES_SAMPLER", "always_off"),
+        ];
+        let flag = endpoint("http://flag:1", Protocol::Grpc);
+        let half = Sampling { follows_parent: true, ratio: 0.5 };
+        assert_eq!(resolve(given, &variables), Ok((flag.clone(), flag, half)));
+        let vllm = Given { traces: Some("http://t:1".to_owned()), ..Given::default() };
+        assert_eq!(resolve(vllm, &[]), Ok((endpoint("http://t:1", Protocol::Grpc), None, PARENT)));
+    }
+
+    #[test]
+    fn samplers_have_their_standard_names() {
+        let sampling = |name, argument| {
+            let variables = [("OTEL_TRACES_SAMPLER", name), ("OTEL_TRACES_SAMPLER_ARG", argument)];
+            resolve(Given::default(), &variables)
+                .map(|(_, _, Sampling { follows_parent, ratio })| (follows_parent, ratio))
+        };
+        assert_eq!(sampling("always_on", "0.2"), Ok((false, 1.0)));
+        assert_eq!(sampling("traceidratio", "0.2"), Ok((false, 0.2)));
+        assert_eq!(sampling("parentbased_traceidratio", "0.2"), Ok((true, 0.2)));
+        assert_eq!(sampling("parentbased_always_off", "0.2"), Ok((true, 0.0)));
+        assert!(sampling("jaeger_remote", "").is_err_and(|problem| problem.contains("`jaeger_remote`")));
+        assert!(sampling("traceidratio", "2").is_err_and(|problem| problem.contains("SAMPLER_ARG")));
+    }
+
+    #[test]
+    fn a_bad_url_is_refused_with_an_example() {
+        for bad in ["localhost:4317", "http://", "http:///v1", "ftp://c", "http://c d"] {
+            assert!(url(bad).is_err_and(|problem| problem.contains("http://localhost:4317")), "{bad}");
+        }
+        assert!(url("https://c").is_err_and(|problem| problem.contains("proxy")));
+        assert_eq!(url("http://[::1]:4317"), Ok("http://[::1]:4317".to_owned()));
+        let variable = [("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4317")];
+        assert!(resolve(Given::default(), &variable).is_err_and(|problem| problem.starts_with("OTEL_")));
+    }
+}

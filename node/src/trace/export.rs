@@ -1,0 +1,214 @@
+//! Sends spans to the collector from a thread of its own. Nothing waits for it: a full queue drops, and what
+//! the collector does not take is dropped, both by count.
+
+use std::sync::{LazyLock, OnceLock};
+use std::time::Duration;
+
+use opentelemetry::InstrumentationScope;
+use opentelemetry_sdk::trace::{SpanData, SpanExporter};
+use prometheus::{IntCounter, IntCounterVec, Opts};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+
+/// Spans that can wait for the exporter: some seconds of a busy process, at about a kilobyte each.
+const QUEUE_SPANS: usize = 16_384;
+/// Most spans in one message.
+pub(super) const BATCH_SPANS: usize = 512;
+/// How long a span waits for others at most. A process that dies loses these.
+const BATCH_DELAY: Duration = Duration::from_secs(1);
+/// Longest time for one message, retries included.
+pub(super) const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Pause after a failed message, so that a collector that refuses is not asked in a loop.
+const FAILED_PAUSE: Duration = Duration::from_secs(1);
+/// Failures are logged at most this often.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Name of the counter of lost spans; its label is `reason`.
+pub const SPANS_DROPPED: &str = "skein_trace_spans_dropped_total";
+/// Its help.
+pub const SPANS_DROPPED_HELP: &str = "Spans that were not exported, by reason.";
+/// Name of the counter of exported spans.
+pub const SPANS_EXPORTED: &str = "skein_trace_spans_exported_total";
+/// Its help.
+pub const SPANS_EXPORTED_HELP: &str = "Spans that the collector took.";
+
+/// Why a span was lost.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Lost {
+    /// The queue was full: the collector is slower than the spans come.
+    QueueFull,
+    /// The collector was unreachable, refused, or did not answer in time.
+    Export,
+    /// The request has too many spans.
+    TooMany,
+}
+
+impl Lost {
+    const ALL: [Self; 3] = [Self::QueueFull, Self::Export, Self::TooMany];
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::QueueFull => "queue_full",
+            Self::Export => "export_failed",
+            Self::TooMany => "too_many",
+        }
+    }
+}
+
+/// Counts of this process, for every registry in it.
+pub(crate) struct Counters {
+    pub dropped: IntCounterVec,
+    pub exported: IntCounter,
+}
+
+/// The counters; zero while traces are off.
+pub(crate) fn counters() -> &'static Counters {
+    const VALID: &str = "the names are valid";
+    static COUNTERS: LazyLock<Counters> = LazyLock::new(|| {
+        let opts = Opts::new(SPANS_DROPPED, SPANS_DROPPED_HELP);
+        let dropped = IntCounterVec::new(opts, &["reason"]).expect(VALID);
+        for lost in Lost::ALL {
+            dropped.with_label_values(&[lost.label()]);
+        }
+        Counters { dropped, exported: IntCounter::new(SPANS_EXPORTED, SPANS_EXPORTED_HELP).expect(VALID) }
+    });
+    &COUNTERS
+}
+
+pub(super) fn dropped(why: Lost, count: usize) {
+    counters().dropped.with_label_values(&[why.label()]).inc_by(count as u64);
+}
+
+/// What spans go through; set once.
+static QUEUE: OnceLock<mpsc::Sender<SpanData>> = OnceLock::new();
+static FLUSHES: OnceLock<mpsc::Sender<oneshot::Sender<()>>> = OnceLock::new();
+
+/// The scope of all our spans and metrics.
+pub(super) fn scope() -> InstrumentationScope {
+    InstrumentationScope::builder("skein").with_version(env!("CARGO_PKG_VERSION")).build()
+}
+
+/// Queues a span, or drops it by count.
+pub(super) fn push(span: SpanData) {
+    let Some(queue) = QUEUE.get() else { return };
+    if queue.try_send(span).is_err() {
+        dropped(Lost::QueueFull, 1);
+    }
+}
+
+/// Waits until what is queued now has been sent or dropped.
+pub(super) async fn flush() {
+    let Some(flushes) = FLUSHES.get() else { return };
+    let (done, flushed) = oneshot::channel();
+    if flushes.send(done).await.is_ok() {
+        // An error means that the thread has ended.
+        let _ = flushed.await;
+    }
+}
+
+/// The thread's end of the queue.
+pub(super) struct Sending<E> {
+    exporter: E,
+    spans: mpsc::Receiver<SpanData>,
+    flushes: mpsc::Receiver<oneshot::Sender<()>>,
+    trouble: Trouble,
+}
+
+impl<E: SpanExporter> Sending<E> {
+    /// Opens the queue to `exporter`; `None` if this process has one.
+    pub fn open(exporter: E) -> Option<Self> {
+        let (sender, spans) = mpsc::channel(QUEUE_SPANS);
+        let (flush, flushes) = mpsc::channel(1);
+        QUEUE.set(sender).ok()?;
+        FLUSHES.set(flush).ok()?;
+        Some(Self { exporter, spans, flushes, trouble: Trouble::default() })
+    }
+
+    /// Sends until the process ends.
+    pub async fn run(mut self) {
+        loop {
+            let mut batch = Vec::new();
+            tokio::select! {
+                count = self.spans.recv_many(&mut batch, BATCH_SPANS) => {
+                    if count == 0 {
+                        return;
+                    }
+                    let flush = self.gather(&mut batch).await;
+                    self.send(batch).await;
+                    if let Some(done) = flush {
+                        self.drain(done).await;
+                    }
+                }
+                Some(done) = self.flushes.recv() => self.drain(done).await,
+            }
+        }
+    }
+
+    /// Fills `batch` for [`BATCH_DELAY`] at most; returns a flush that asked to hurry.
+    async fn gather(&mut self, batch: &mut Vec<SpanData>) -> Option<oneshot::Sender<()>> {
+        let until = Instant::now() + BATCH_DELAY;
+        while batch.len() < BATCH_SPANS {
+            let room = BATCH_SPANS - batch.len();
+            tokio::select! {
+                count = self.spans.recv_many(batch, room) => if count == 0 { return None },
+                Some(done) = self.flushes.recv() => return Some(done),
+                () = tokio::time::sleep_until(until) => return None,
+            }
+        }
+        None
+    }
+
+    async fn drain(&mut self, done: oneshot::Sender<()>) {
+        let mut left = self.spans.len();
+        while left > 0 {
+            let mut batch = Vec::new();
+            let count = self.spans.recv_many(&mut batch, left.min(BATCH_SPANS)).await;
+            left -= count.min(left);
+            self.send(batch).await;
+        }
+        // Nobody may wait for it any more.
+        let _ = done.send(());
+    }
+
+    async fn send(&mut self, batch: Vec<SpanData>) {
+        let count = batch.len();
+        let sent = tokio::time::timeout(EXPORT_TIMEOUT, self.exporter.export(batch)).await;
+        let failure = match sent {
+            Ok(Ok(())) => {
+                counters().exported.inc_by(count as u64);
+                return self.trouble.over();
+            }
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("no answer within {} s", EXPORT_TIMEOUT.as_secs()),
+        };
+        dropped(Lost::Export, count);
+        self.trouble.failed(count, &failure);
+        tokio::time::sleep(FAILED_PAUSE).await;
+    }
+}
+
+/// Failures since the last line about them.
+#[derive(Debug, Default)]
+struct Trouble {
+    said: Option<Instant>,
+    unsaid: usize,
+}
+
+impl Trouble {
+    fn failed(&mut self, spans: usize, error: &str) {
+        self.unsaid += spans;
+        if self.said.is_some_and(|at| at.elapsed() < LOG_INTERVAL) {
+            return;
+        }
+        tracing::warn!(spans = self.unsaid, error, "the OTLP collector did not take spans; they are dropped");
+        *self = Self { said: Some(Instant::now()), unsaid: 0 };
+    }
+
+    /// The collector takes spans again.
+    fn over(&mut self) {
+        if self.said.is_some() {
+            tracing::info!(dropped_since = self.unsaid, "the OTLP collector takes spans again");
+            *self = Self::default();
+        }
+    }
+}

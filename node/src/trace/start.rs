@@ -1,0 +1,255 @@
+//! Starts the export of traces and metrics, and ends it with the process.
+
+use std::pin::Pin;
+use std::sync::OnceLock;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use opentelemetry::KeyValue;
+use opentelemetry::metrics::{Meter, MeterProvider};
+use opentelemetry::trace::TracerProvider;
+use opentelemetry_otlp::{MetricExporter, SpanExporter, WithExportConfig};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::error::OTelSdkResult;
+use opentelemetry_sdk::metrics::data::ResourceMetrics;
+use opentelemetry_sdk::metrics::exporter::PushMetricExporter;
+use opentelemetry_sdk::metrics::{PeriodicReader, SdkMeterProvider, Temporality};
+use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider, SpanExporter as _};
+use tokio::runtime::{Builder, Handle};
+use tracing::Subscriber;
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::registry::LookupSpan;
+
+use super::export::{self, EXPORT_TIMEOUT, Sending};
+use super::options::{Endpoint, Options, Protocol};
+use super::sampler::{RecordAll, Requests};
+use super::{SLOW_AFTER, TARGET};
+
+/// Most warnings that one server span records.
+const MAX_EVENTS: u32 = 32;
+
+/// Why traces could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The exporter refuses its settings.
+    #[error("the OTLP endpoint {url} cannot be used: {reason}")]
+    Endpoint {
+        /// The endpoint's URL.
+        url: String,
+        /// The exporter's message.
+        reason: String,
+    },
+    /// The thread could not be started.
+    #[error("cannot start the telemetry thread: {0}")]
+    Thread(#[from] std::io::Error),
+    /// They have started before in this process.
+    #[error("traces have already started in this process")]
+    AlreadyStarted,
+}
+
+static TRACER: OnceLock<(SdkTracerProvider, SdkTracer)> = OnceLock::new();
+static METERS: OnceLock<SdkMeterProvider> = OnceLock::new();
+
+pub(super) fn is_on() -> bool {
+    TRACER.get().is_some()
+}
+
+/// A request that waits longer for a token is kept.
+pub fn slow_after() -> Duration {
+    SLOW_AFTER.get().copied().unwrap_or(Duration::MAX)
+}
+
+pub(super) fn meter() -> Option<Meter> {
+    METERS.get().map(|meters| meters.meter_with_scope(export::scope()))
+}
+
+/// Starts what `options` turn on, for the lifetime of this process.
+///
+/// # Errors
+/// If an endpoint cannot be used, or traces have started before.
+pub fn start(options: &Options) -> Result<(), StartError> {
+    if options.traces.is_none() && options.metrics.is_none() {
+        return Ok(());
+    }
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let handle = runtime.handle().clone();
+    let resource = resource(options);
+    let sending = options.traces.as_ref().map(|endpoint| {
+        let _entered = handle.enter();
+        let mut exporter = span_exporter(endpoint)?;
+        exporter.set_resource(&resource);
+        Sending::open(exporter).ok_or(StartError::AlreadyStarted)
+    });
+    let sending = sending.transpose()?;
+    let meters = options.metrics.as_ref().map(|endpoint| meters(endpoint, resource, &handle)).transpose()?;
+    std::thread::Builder::new().name("telemetry".into()).spawn(move || {
+        runtime.block_on(async {
+            match sending {
+                Some(sending) => sending.run().await,
+                // The metrics' connection is driven by this thread.
+                None => std::future::pending().await,
+            }
+        });
+    })?;
+    if let Some(meters) = meters {
+        METERS.set(meters).map_err(|_| StartError::AlreadyStarted)?;
+    }
+    if options.traces.is_some() {
+        let provider = SdkTracerProvider::builder()
+            .with_sampler(RecordAll::new(options.sampling))
+            .with_max_events_per_span(MAX_EVENTS)
+            .with_span_processor(Requests)
+            .build();
+        let tracer = provider.tracer_with_scope(export::scope());
+        TRACER.set((provider, tracer)).map_err(|_| StartError::AlreadyStarted)?;
+        SLOW_AFTER.set(options.slow_after).map_err(|_| StartError::AlreadyStarted)?;
+    }
+    Ok(())
+}
+
+/// The layer that makes the server spans; `None` while traces are off. Warnings become their events.
+pub(crate) fn layer<S>() -> Option<impl Layer<S>>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+{
+    let (_, tracer) = TRACER.get()?;
+    let layer = tracing_opentelemetry::layer()
+        .with_tracer(tracer.clone())
+        .with_context_activation(false)
+        .with_tracked_inactivity(false)
+        .with_location(false)
+        .with_threads(false)
+        .with_target(false);
+    let ours = filter_fn(|metadata| {
+        let is_warning =
+            || *metadata.level() <= tracing::Level::WARN && metadata.target().starts_with("skein");
+        if metadata.is_span() { metadata.target() == TARGET } else { is_warning() }
+    });
+    Some(layer.with_filter(ours))
+}
+
+/// Sends what is queued, for at most `at_most`. Call it before the process ends.
+pub fn flush(at_most: Duration) {
+    if !is_on() && METERS.get().is_none() {
+        return;
+    }
+    let (done, flushed) = std::sync::mpsc::sync_channel(1);
+    // On a thread, because the metrics' provider may block for longer.
+    let flushing = std::thread::Builder::new().name("telemetry flush".into()).spawn(move || {
+        if let Ok(runtime) = Builder::new_current_thread().enable_all().build() {
+            runtime.block_on(export::flush());
+        }
+        if let Some(meters) = METERS.get() {
+            // A collector that does not take them has been logged by then.
+            let _ = meters.force_flush();
+        }
+        let _ = done.send(());
+    });
+    if flushing.is_ok() {
+        let _ = flushed.recv_timeout(at_most);
+    }
+}
+
+/// `OTEL_RESOURCE_ATTRIBUTES` and `OTEL_SERVICE_NAME` override ours.
+fn resource(options: &Options) -> Resource {
+    let instance = match options.instance.as_str() {
+        "" => format!("{}-{}", host_name(), std::process::id()),
+        name => format!("{}-{name}", host_name()),
+    };
+    let ours = Resource::builder_empty()
+        .with_service_name(options.service)
+        .with_attributes([
+            KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
+            KeyValue::new("service.instance.id", instance),
+        ])
+        .build();
+    let given = Resource::builder_empty()
+        .with_detector(Box::new(opentelemetry_sdk::resource::EnvResourceDetector::new()))
+        .build();
+    let mut builder = Resource::builder_empty().with_attributes(pairs(&ours)).with_attributes(pairs(&given));
+    if let Some(name) = std::env::var("OTEL_SERVICE_NAME").ok().filter(|name| !name.is_empty()) {
+        builder = builder.with_service_name(name);
+    }
+    builder.build()
+}
+
+fn pairs(resource: &Resource) -> Vec<KeyValue> {
+    resource.iter().map(|(key, value)| KeyValue::new(key.clone(), value.clone())).collect()
+}
+
+fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    if name.trim().is_empty() { "localhost".to_owned() } else { name.trim().to_owned() }
+}
+
+fn span_exporter(endpoint: &Endpoint) -> Result<SpanExporter, StartError> {
+    let url = endpoint.url.clone();
+    let built = match endpoint.protocol {
+        Protocol::Grpc => {
+            SpanExporter::builder().with_tonic().with_endpoint(url).with_timeout(EXPORT_TIMEOUT).build()
+        }
+        Protocol::Http => {
+            SpanExporter::builder().with_http().with_endpoint(url).with_timeout(EXPORT_TIMEOUT).build()
+        }
+    };
+    built.map_err(|error| StartError::Endpoint { url: endpoint.url.clone(), reason: error.to_string() })
+}
+
+fn meters(endpoint: &Endpoint, resource: Resource, handle: &Handle) -> Result<SdkMeterProvider, StartError> {
+    let _entered = handle.enter();
+    let url = endpoint.url.clone();
+    let built = match endpoint.protocol {
+        Protocol::Grpc => {
+            MetricExporter::builder().with_tonic().with_endpoint(url).with_timeout(EXPORT_TIMEOUT).build()
+        }
+        Protocol::Http => {
+            MetricExporter::builder().with_http().with_endpoint(url).with_timeout(EXPORT_TIMEOUT).build()
+        }
+    };
+    let exporter = built
+        .map_err(|error| StartError::Endpoint { url: endpoint.url.clone(), reason: error.to_string() })?;
+    let reader = PeriodicReader::builder(OnRuntime { exporter, handle: handle.clone() }).build();
+    Ok(SdkMeterProvider::builder().with_resource(resource).with_reader(reader).build())
+}
+
+/// Exports metrics within a runtime: the reader calls it from a thread that has none.
+#[derive(Debug)]
+struct OnRuntime {
+    exporter: MetricExporter,
+    handle: Handle,
+}
+
+impl PushMetricExporter for OnRuntime {
+    async fn export(&self, metrics: &ResourceMetrics) -> OTelSdkResult {
+        InRuntime { handle: &self.handle, future: Box::pin(self.exporter.export(metrics)) }.await
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        self.exporter.force_flush()
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.exporter.shutdown_with_timeout(timeout)
+    }
+
+    fn temporality(&self) -> Temporality {
+        self.exporter.temporality()
+    }
+}
+
+/// A future that is polled within a runtime.
+struct InRuntime<'a, F> {
+    handle: &'a Handle,
+    future: Pin<Box<F>>,
+}
+
+impl<F: Future> Future for InRuntime<'_, F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let handle = self.handle;
+        let _entered = handle.enter();
+        self.future.as_mut().poll(context)
+    }
+}
