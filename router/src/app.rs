@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use skein_node::clock;
+use skein_node::trace::{self, Part};
 use skein_proto::sampling::SamplingParams;
 
 use crate::config::RouterConfig;
@@ -65,6 +66,7 @@ impl App {
         let id = draft.request_id.clone().unwrap_or_default();
         let (lease, request, options) = self.prepared(draft).await.inspect_err(|refusal| {
             self.metrics.refused(refusal);
+            refusal.trace(&trace::current());
             refusal.log(&id);
         })?;
         // The generator counts its refusals itself.
@@ -92,8 +94,18 @@ impl App {
         let arrived = Some(clock::now());
         let lease = self.drain.enter()?;
         let limits = self.generator.model_limits()?;
-        let (request, options) = self.checked(draft, limits).await?;
-        Ok((lease, TokenRequest { arrived, ..request }, options))
+        let trace = trace::current();
+        let (bytes, from) = (prompt_bytes(&draft.prompt), clock::now());
+        let checked = self.checked(draft, limits).await;
+        trace.add(|| {
+            let part = Part::new("tokenize", from, clock::now()).count("skein.prompt_bytes", bytes as u64);
+            match &checked {
+                Ok((request, _)) => part.count("skein.prompt_tokens", request.prompt.len() as u64),
+                Err(_) => part,
+            }
+        });
+        let (request, options) = checked?;
+        Ok((lease, TokenRequest { arrived, trace, ..request }, options))
     }
 
     /// Fails if a request would be refused now.

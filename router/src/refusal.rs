@@ -4,6 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use skein_node::trace;
+
 /// Why a request was not answered, or not completely.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Refusal {
@@ -165,6 +167,16 @@ impl Refusal {
     pub fn log(&self, request: &str) {
         let HttpShape { status, code, .. } = self.http();
         tracing::info!(request, status, code, param = self.param(), "request refused");
+    }
+
+    /// Marks `trace` as failed if the fault is ours. A request that its client must change is no error here.
+    pub fn trace(&self, trace: &trace::Request) {
+        let HttpShape { status, code, .. } = self.http();
+        if status >= 500 {
+            trace.fail(code.unwrap_or("internal_error"));
+        } else if let Some(code) = code {
+            trace.set("error.type", code);
+        }
     }
 
     /// The HTTP form.

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use skein_node::clock::Timestamp;
+use skein_node::trace;
 use skein_proto::TokenId;
 use skein_proto::finish::FinishReason;
 use skein_proto::logprobs::TokenLogprobs;
@@ -115,6 +116,10 @@ pub struct TokenRequest {
     /// The worker that an endpoint picker has chosen, by its name in discovery. It runs there first, if that
     /// worker accepts requests.
     pub picked_worker: Option<Arc<str>>,
+    /// What the client asked for, in OpenTelemetry's words: `chat`, `text_completion`, `generate_content`.
+    pub operation: &'static str,
+    /// Its span in this process.
+    pub trace: trace::Request,
 }
 
 impl TokenRequest {
@@ -141,6 +146,8 @@ impl TokenRequest {
             waits_for_worker: true,
             resume: None,
             picked_worker: None,
+            operation: "generate_content",
+            trace: trace::Request::default(),
         }
     }
 }

@@ -33,6 +33,8 @@ impl TokenRequest {
             waits_for_worker: _,
             resume: _,
             picked_worker: _,
+            operation: _,
+            trace: _,
         } = self;
         let mut encoding = Encoding::begin();
         encoding.bytes(id.as_bytes());

@@ -8,6 +8,7 @@ pub mod etcd;
 pub mod history;
 pub mod load;
 pub mod nodes;
+pub mod otlp;
 pub mod process;
 pub mod proxy;
 pub mod report;

@@ -5,6 +5,7 @@ mod etcd;
 mod faults;
 mod replaced;
 mod serving;
+mod traces;
 
 /// The binary under test.
 const SKEIN: &str = env!("CARGO_BIN_EXE_skein");

@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use skein_node::clock;
 use skein_node::signal::Listener;
+use skein_node::trace::Part;
 use skein_proto::stream_key::StreamKey;
 use tokio::sync::mpsc;
 
+use super::attempts::{Attempts, Ended};
 use super::delivery::{Action, Delivery, Limits, RequestEvent, Wait};
 use super::reader::Reader;
 use super::watch::{Waited, Watch, until};
@@ -47,6 +49,7 @@ pub(crate) struct Driver {
     aborts: mpsc::Receiver<u32>,
     pub(super) fleet_changes: Listener,
     pub(super) rechecks: Listener,
+    pub(super) attempts: Attempts,
     _permit: Permit,
     _claim: Claim,
 }
@@ -90,6 +93,7 @@ impl Driver {
     ) -> Result<Self, Refusal> {
         let NewRequest { request, stream_key, claim, aborts } = new;
         let now = clock::now();
+        let attempts = Attempts::new(request.trace.clone());
         let delivery = Delivery::new(&request, limits, now);
         // Subscribe before placing, so that the loss of a worker from here on is noticed.
         let (fleet_changes, rechecks) = (workers.fleet_changes(), workers.rechecks());
@@ -101,7 +105,17 @@ impl Driver {
             time_left: request.deadline.map(|deadline| deadline.since(now)),
             without: &[],
         };
-        let (permit, place) = workers.admit(&arrival, admission)?;
+        let admitted = workers.admit(&arrival, admission);
+        request.trace.add(|| {
+            let part = Part::new("admit", now, clock::now())
+                .count("skein.prompt_tokens", arrival.job.demand.prompt_tokens);
+            match &admitted {
+                Ok(_) => part,
+                Err(refusal) => part.failed(refusal.http().code.unwrap_or("invalid_request")),
+            }
+        });
+        let (permit, place) = admitted?;
+        route_span(&attempts, workers, now, place.as_ref());
         let state = if delivery.is_over() { State::Over } else { State::Opening(Wait::No) };
         Ok(Self {
             workers: workers.clone(),
@@ -119,6 +133,7 @@ impl Driver {
             aborts,
             fleet_changes,
             rechecks,
+            attempts,
             _permit: permit,
             _claim: claim,
         })
@@ -169,12 +184,27 @@ impl Driver {
             RequestEvent::HandedBack => "its worker drains".into(),
             _ => String::new(),
         };
+        let ended = Ended::of(&event);
         for action in self.delivery.handle(clock::now(), event) {
             self.perform(action);
         }
+        self.end_attempt(ended);
         if self.delivery.moves() > moves {
+            self.attempts.moved();
             self.with_journey(|journey| journey.moves = moves + 1);
             tracing::info!(request = self.request.id, moves = moves + 1, lost, "request goes on elsewhere");
+        }
+    }
+
+    /// Ends the span of the call that has ended, for the reason given or the one that the state tells.
+    fn end_attempt(&mut self, ended: Option<Ended>) {
+        let by_state = match (&self.state, self.delivery.is_over()) {
+            (State::Streaming(_), _) => None,
+            (_, true) => Some(Ended::Completed),
+            (_, false) => Some(Ended::Fault),
+        };
+        if let Some(ended) = ended.or(by_state) {
+            self.attempts.end(ended);
         }
     }
 
@@ -300,6 +330,7 @@ impl Driver {
     }
 
     fn report_progress(&mut self, delta: &TokenDelta) {
+        self.attempts.tokens(delta.tokens.len());
         if let State::Streaming(source) = &mut self.state
             && !delta.tokens.is_empty()
             && !std::mem::replace(&mut source.gave_tokens, true)
@@ -330,6 +361,20 @@ impl Driver {
 
     pub(super) fn with_journey(&self, change: impl FnOnce(&mut Journey)) {
         change(&mut self.journey.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// Records the choice of a worker that began at `from`.
+pub(super) fn route_span(
+    attempts: &Attempts,
+    workers: &Workers,
+    from: clock::Timestamp,
+    place: Option<&Place>,
+) {
+    if attempts.is_on() {
+        let pick = place.and_then(|place| place.pick.as_ref());
+        let worker = pick.and_then(|pick| workers.with_fleet(|fleet| fleet.name(pick.worker)));
+        attempts.routed(from, pick, worker.as_deref());
     }
 }
 

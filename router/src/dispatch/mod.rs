@@ -2,8 +2,9 @@
 //!
 //! [`delivery`] decides, purely: what the client has, what to drop, when to move. `driver` holds the stream
 //! and carries out the decisions, `open` opens it, `reader` is the router's end of it, `watch` ends a wait
-//! that has become pointless.
+//! that has become pointless, `attempts` makes the spans of the calls.
 
+mod attempts;
 pub mod delivery;
 pub(crate) mod driver;
 mod open;

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use skein_node::clock;
 
+use super::attempts::Ended;
 use super::delivery::RequestEvent;
-use super::driver::{Driver, OpenStream, State, job, outcome_of};
+use super::driver::{Driver, OpenStream, State, job, outcome_of, route_span};
 use super::reader::Reader;
 use super::watch::{Waited, Watch};
-use crate::fleet::{WorkerEpoch, WorkerPlacement};
+use crate::fleet::{WorkerEpoch, WorkerId, WorkerPlacement};
 use crate::links::worker_client::{Attachment, Attempt, CallError, WorkerClient};
 use crate::links::workers::Place;
 
@@ -37,10 +38,12 @@ impl Driver {
         if !self.delivery.may_attach() || self.place.is_some() {
             return None;
         }
-        let Place { placed, client } = self.workers.holder(self.stream_key, self.delivery.broken())?;
+        let Place { placed, client, .. } = self.workers.holder(self.stream_key, self.delivery.broken())?;
         let placement = placed.placement;
         let mut reader = self.reader(placement, client);
+        let trace = self.begin_attempt("attach", placement.at.worker);
         let attachment = Attachment {
+            trace,
             id: reader.id.clone(),
             stream_key: self.stream_key,
             samples: self.delivery.positions().collect(),
@@ -62,6 +65,7 @@ impl Driver {
             }
             Waited::Deadline => Some(RequestEvent::Deadline),
             refused => {
+                self.attempts.end(Ended::NotAttached);
                 if let Waited::Answer(Ok(Err(error))) = refused {
                     tracing::debug!(request = self.request.id, %error, "not attached");
                     reader.forget();
@@ -74,12 +78,13 @@ impl Driver {
 
     /// Has a worker generate the rest.
     async fn generate(&mut self) -> RequestEvent {
-        let Some(Place { placed, client }) = self.place.take().or_else(|| self.another_place()) else {
+        let Some(Place { placed, client, .. }) = self.place.take().or_else(|| self.another_place()) else {
             return RequestEvent::NobodyReady;
         };
         let placement = placed.placement;
         let mut reader = self.reader(placement, client);
-        let attempt = self.attempt(&reader);
+        let trace = self.begin_attempt("generate", placement.at.worker);
+        let attempt = Attempt { trace, ..self.attempt(&reader) };
         let client = reader.client();
         let opened = {
             let call = client.generate(&self.request, attempt);
@@ -109,8 +114,20 @@ impl Driver {
 
     /// Has the fleet choose a worker for the rest.
     fn another_place(&self) -> Option<Place> {
+        let from = clock::now();
         let job = job(&self.workers, &self.request, &self.delivery);
-        self.workers.place(&job, self.delivery.full_workers())
+        let place = self.workers.place(&job, self.delivery.full_workers());
+        if place.is_some() {
+            route_span(&self.attempts, &self.workers, from, place.as_ref());
+        }
+        place
+    }
+
+    /// Begins the span of a call to `worker`; returns the headers that name it.
+    fn begin_attempt(&mut self, name: &'static str, worker: WorkerId) -> Option<(String, String)> {
+        let is_on = self.attempts.is_on();
+        let worker = is_on.then(|| self.workers.with_fleet(|fleet| fleet.name(worker))).flatten();
+        self.attempts.begin(name, worker)
     }
 
     fn attempt(&self, reader: &Reader) -> Attempt {
@@ -125,6 +142,7 @@ impl Driver {
             time_left: self.request.deadline.map(|deadline| deadline.since(clock::now())),
             stream_key: self.stream_key,
             linger: self.workers.linger,
+            trace: None,
         }
     }
 

@@ -75,6 +75,8 @@ pub struct Pick {
     pub prefill_takes: Duration,
     /// Prompt tokens expected in its cache.
     pub hit_tokens: u32,
+    /// Number of workers that it was chosen from.
+    pub candidates: u32,
 }
 
 /// Rates in tokens a second, for workers that have not measured their own.
@@ -103,6 +105,7 @@ pub fn pick(demand: &Demand, fleet: &[WorkerView], rng: &mut impl Rng) -> Option
         first_token_after: duration(seconds(chosen)),
         prefill_takes: duration(uncached(demand, chosen) / prefill_rate(chosen, fallback)),
         hit_tokens: chosen.hit_tokens,
+        candidates: fleet.len() as u32,
     })
 }
 

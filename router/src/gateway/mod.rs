@@ -23,6 +23,7 @@ mod sse;
 #[cfg(test)]
 mod tests;
 mod tokenize;
+mod traced;
 mod welcome;
 
 use axum::Router;
@@ -68,6 +69,7 @@ pub fn router(app: App, guarded: Router, open: Router) -> Router {
         .merge(open);
     let all =
         health.merge(api).layer(from_fn_with_state(app, metrics::count)).layer(from_fn(request_id::name));
+    let all = all.layer(from_fn(traced::trace));
     // Outside the key check: a browser's preflight carries no key.
     let all = match cors {
         Some(cors) => all.layer(cors),

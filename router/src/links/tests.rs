@@ -10,7 +10,7 @@ use skein_proto::sampling::SamplingOptions;
 use skein_proto::worker::v1 as wire;
 use skein_proto::worker::v1::worker_event::Event;
 use tokio::sync::mpsc;
-use tonic::Status;
+use tonic::{Request, Status};
 
 use super::transport::{Call, Connector, Messages, Transport};
 use crate::app::App;
@@ -59,16 +59,16 @@ impl Transport for OneToken {
         async { Ok(info) }.boxed()
     }
 
-    fn generate(&self, request: wire::GenerateRequest) -> Call<'_, Messages<wire::GenerateDelta>> {
+    fn generate(&self, request: Request<wire::GenerateRequest>) -> Call<'_, Messages<wire::GenerateDelta>> {
         only(wire::GenerateDelta {
             epoch: 1,
-            from_position: request.prompt_token_ids.len() as u32,
+            from_position: request.get_ref().prompt_token_ids.len() as u32,
             token_ids: testing::tokens("a"),
             ..wire::GenerateDelta::default()
         })
     }
 
-    fn attach(&self, _: wire::AttachRequest) -> Call<'_, Messages<wire::GenerateDelta>> {
+    fn attach(&self, _: Request<wire::AttachRequest>) -> Call<'_, Messages<wire::GenerateDelta>> {
         async { Err(Status::not_found("it keeps nothing")) }.boxed()
     }
 

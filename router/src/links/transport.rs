@@ -36,10 +36,11 @@ pub type Messages<T> = BoxStream<'static, Result<T, Status>>;
 pub trait Transport: Debug + Send + Sync + 'static {
     /// `Worker.Info`: reads what the worker serves.
     fn info(&self) -> Call<'_, wire::InfoResponse>;
-    /// `Worker.Generate`; when it returns, the worker has accepted the request.
-    fn generate(&self, request: wire::GenerateRequest) -> Call<'_, Messages<wire::GenerateDelta>>;
+    /// `Worker.Generate`; when it returns, the worker has accepted the request. The metadata carries the
+    /// trace.
+    fn generate(&self, request: Request<wire::GenerateRequest>) -> Call<'_, Messages<wire::GenerateDelta>>;
     /// `Worker.Attach`: reads a stream that already runs.
-    fn attach(&self, request: wire::AttachRequest) -> Call<'_, Messages<wire::GenerateDelta>>;
+    fn attach(&self, request: Request<wire::AttachRequest>) -> Call<'_, Messages<wire::GenerateDelta>>;
     /// `Worker.Abort`: ends one sample early.
     fn abort(&self, request: wire::AbortRequest) -> Call<'_, wire::AbortResponse>;
     /// `Worker.Release`: a reader is done with its stream.
@@ -114,7 +115,10 @@ struct GrpcTransport {
 
 impl GrpcTransport {
     fn call<T>(&self, message: T) -> Request<T> {
-        let mut request = Request::new(message);
+        self.authorized(Request::new(message))
+    }
+
+    fn authorized<T>(&self, mut request: Request<T>) -> Request<T> {
         if let Some(authorization) = &self.authorization {
             request.metadata_mut().insert("authorization", authorization.clone());
         }
@@ -129,14 +133,14 @@ impl Transport for GrpcTransport {
         Box::pin(async move { Ok(control.info(call).await?.into_inner()) })
     }
 
-    fn generate(&self, request: wire::GenerateRequest) -> Call<'_, Messages<wire::GenerateDelta>> {
-        let call = self.call(request);
+    fn generate(&self, request: Request<wire::GenerateRequest>) -> Call<'_, Messages<wire::GenerateDelta>> {
+        let call = self.authorized(request);
         let mut data = self.data.clone();
         Box::pin(async move { Ok(data.generate(call).await?.into_inner().boxed()) })
     }
 
-    fn attach(&self, request: wire::AttachRequest) -> Call<'_, Messages<wire::GenerateDelta>> {
-        let call = self.call(request);
+    fn attach(&self, request: Request<wire::AttachRequest>) -> Call<'_, Messages<wire::GenerateDelta>> {
+        let call = self.authorized(request);
         let mut data = self.data.clone();
         Box::pin(async move { Ok(data.attach(call).await?.into_inner().boxed()) })
     }

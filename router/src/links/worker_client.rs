@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
+use skein_node::trace::{TRACEPARENT, TRACESTATE};
 use skein_proto::TokenId;
 use skein_proto::delta::WorkerDelta;
 use skein_proto::info::WorkerInfo;
@@ -15,7 +16,7 @@ use skein_proto::sampling::SamplingParams;
 use skein_proto::stream_key::StreamKey;
 use skein_proto::watch::WatchEvent;
 use skein_proto::worker::v1 as wire;
-use tonic::{Code, Status};
+use tonic::{Code, Request, Status};
 
 use super::transport::{Connector, Transport, error_chain};
 use crate::request::TokenRequest;
@@ -39,6 +40,8 @@ pub struct Attempt {
     pub stream_key: StreamKey,
     /// How long the stream continues without a reader.
     pub linger: Duration,
+    /// Headers that name the span of this call, if the request is traced.
+    pub trace: Option<(String, String)>,
 }
 
 /// One attempt to read a stream that is already running.
@@ -54,6 +57,8 @@ pub struct Attachment {
     pub from_prompt_position: u32,
     /// How long the stream continues without a reader.
     pub linger: Duration,
+    /// Headers that name the span of this call, if the request is traced.
+    pub trace: Option<(String, String)>,
 }
 
 /// Why a call to a worker failed or its stream ended.
@@ -126,16 +131,19 @@ impl WorkerClient {
     pub async fn generate(
         &self,
         request: &TokenRequest,
-        attempt: Attempt,
+        mut attempt: Attempt,
     ) -> Result<WorkerDeltas, CallError> {
-        let call = self.transport.generate(generate_request(request, attempt));
+        let trace = attempt.trace.take();
+        let call = self.transport.generate(traced(generate_request(request, attempt), trace));
         let stream = call.await.map_err(call_error)?;
         Ok(stream.map(|delta| delta.map_err(call_error).and_then(worker_delta)).boxed())
     }
 
     /// Attaches to a stream that runs or is kept at the worker.
-    pub async fn attach(&self, attachment: Attachment) -> Result<WorkerDeltas, CallError> {
-        let stream = self.transport.attach(attach_request(attachment)).await.map_err(call_error)?;
+    pub async fn attach(&self, mut attachment: Attachment) -> Result<WorkerDeltas, CallError> {
+        let trace = attachment.trace.take();
+        let call = self.transport.attach(traced(attach_request(attachment), trace));
+        let stream = call.await.map_err(call_error)?;
         Ok(stream.map(|delta| delta.map_err(call_error).and_then(worker_delta)).boxed())
     }
 
@@ -150,6 +158,19 @@ impl WorkerClient {
         bounded(self.transport.abort(wire::AbortRequest { request_id: id, sample_index })).await?;
         Ok(())
     }
+}
+
+/// Puts the trace context into a call's metadata.
+fn traced<T>(message: T, trace: Option<(String, String)>) -> Request<T> {
+    let mut request = Request::new(message);
+    if let Some((parent, state)) = trace {
+        for (name, value) in [(TRACEPARENT, parent), (TRACESTATE, state)] {
+            if let Some(value) = value.parse().ok().filter(|_| !value.is_empty()) {
+                request.metadata_mut().insert(name, value);
+            }
+        }
+    }
+    request
 }
 
 async fn bounded<T>(call: impl Future<Output = Result<T, Status>>) -> Result<T, CallError> {
@@ -185,7 +206,7 @@ fn retry_after(status: &Status) -> Option<Duration> {
 }
 
 fn generate_request(request: &TokenRequest, attempt: Attempt) -> wire::GenerateRequest {
-    let Attempt { id, samples, prompt_logprobs, placement, time_left, stream_key, linger } = attempt;
+    let Attempt { id, samples, prompt_logprobs, placement, time_left, stream_key, linger, .. } = attempt;
     let mut sampling = SamplingParams::clone(&request.sampling);
     sampling.prompt_logprobs = sampling.prompt_logprobs.filter(|_| prompt_logprobs);
     let samples =
@@ -207,7 +228,7 @@ fn generate_request(request: &TokenRequest, attempt: Attempt) -> wire::GenerateR
 }
 
 fn attach_request(attachment: Attachment) -> wire::AttachRequest {
-    let Attachment { id, stream_key, samples, from_prompt_position, linger } = attachment;
+    let Attachment { id, stream_key, samples, from_prompt_position, linger, .. } = attachment;
     let position = |(index, from_position)| wire::SamplePosition { index, from_position };
     wire::AttachRequest {
         request_id: id,

@@ -18,7 +18,7 @@ use super::transport::Connector;
 use super::worker_client::WorkerClient;
 use crate::admission::{Admission, Candidate, Permit};
 use crate::fleet::policy::Demand;
-use crate::fleet::{self, Action, Fleet, Job, Notice, WorkerEpoch, WorkerId, WorkerPlacement};
+use crate::fleet::{self, Action, Fleet, Job, Notice, Pick, WorkerEpoch, WorkerId, WorkerPlacement};
 use crate::refusal::Refusal;
 use crate::request::TokenRequest;
 
@@ -72,6 +72,8 @@ pub(crate) struct Arrival<'a> {
 pub(crate) struct Place {
     pub placed: Placed,
     pub client: WorkerClient,
+    /// Why this worker; `None` for one that has the stream already.
+    pub pick: Option<Pick>,
 }
 
 /// A placement in a worker's ledger; dropping it removes it from the ledger.
@@ -223,7 +225,7 @@ impl Workers {
         })?;
         let place = pick.filter(|_| !is_running && job.demand.sequences > 0).and_then(|pick| {
             let client = clients.get(&pick.worker)?.clone();
-            Some(self.placed(fleet.place(now, job, &pick)?, client))
+            Some(self.placed(fleet.place(now, job, &pick)?, client, Some(pick)))
         });
         Ok((permit, place))
     }
@@ -234,7 +236,7 @@ impl Workers {
         let State { fleet, clients, rng } = &mut *self.lock();
         let pick = fleet.choose(now, job, without, rng)?;
         let client = clients.get(&pick.worker)?.clone();
-        Some(self.placed(fleet.place(now, job, &pick)?, client))
+        Some(self.placed(fleet.place(now, job, &pick)?, client, Some(pick)))
     }
 
     /// The worker to attach to: the one whose stream broke, if only the connection may have failed, else the
@@ -245,15 +247,21 @@ impl Workers {
         let at = broken
             .filter(|&at| !self.linger.is_zero() && fleet.may_have_kept(now, at))
             .or_else(|| fleet.find_stream(now, key))?;
-        Some(self.placed(WorkerPlacement::outside_ledger(at), clients.get(&at.worker)?.clone()))
+        let client = clients.get(&at.worker)?.clone();
+        Some(self.placed(WorkerPlacement::outside_ledger(at), client, None))
     }
 
     pub(crate) fn none_ready(&self) -> Refusal {
         self.with_fleet(|fleet| none_ready(fleet))
     }
 
-    fn placed(self: &Arc<Self>, placement: WorkerPlacement, client: WorkerClient) -> Place {
-        Place { placed: Placed { workers: self.clone(), placement }, client }
+    fn placed(
+        self: &Arc<Self>,
+        placement: WorkerPlacement,
+        client: WorkerClient,
+        pick: Option<Pick>,
+    ) -> Place {
+        Place { placed: Placed { workers: self.clone(), placement }, client, pick }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -3,12 +3,15 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use futures::Stream;
 use futures::future::BoxFuture;
 use skein_node::clock::{self, Timestamp};
+use skein_node::trace::{self, Observation};
 use skein_proto::finish::FinishReason;
 
+use super::span::{AnswerSpan, Counts};
 use super::{Metrics, Outcome};
 use crate::admission::Running;
 use crate::capacity::Capacity;
@@ -37,7 +40,8 @@ impl Metered {
 impl Generator for Metered {
     fn submit(&self, request: TokenRequest) -> BoxFuture<'_, Result<Box<dyn TokenSource>, Refusal>> {
         let mut answer = Answer::new(&request, self.metrics.clone());
-        let submitted = self.inner.submit(request);
+        let trace = request.trace.clone();
+        let submitted = trace::within(trace.clone(), self.inner.submit(request));
         Box::pin(async move {
             match submitted.await {
                 Ok(source) => {
@@ -46,6 +50,7 @@ impl Generator for Metered {
                 }
                 Err(refusal) => {
                     answer.metrics.refused(&refusal);
+                    refusal.trace(&trace);
                     Err(refusal)
                 }
             }
@@ -91,9 +96,12 @@ impl Stream for Observed {
     type Item = Result<TokenDelta, Refusal>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let trace = self.answer.span.request.clone();
+        let _entered = trace.enter();
         let item = ready!(Pin::new(&mut self.source).poll_next(context));
         if !matches!(item, Some(Ok(_))) {
             self.answer.worker = self.source.worker();
+            self.answer.moves = self.source.journey().moves;
         }
         match &item {
             Some(Ok(delta)) => self.answer.delta(delta, clock::now()),
@@ -123,6 +131,8 @@ impl TokenSource for Observed {
 impl Drop for Observed {
     fn drop(&mut self) {
         let Journey { moves, .. } = self.source.journey();
+        let trace = self.answer.span.request.clone();
+        let _entered = trace.enter();
         self.answer.metrics.moves.inc_by(moves.into());
         self.answer.metrics.moved.inc_by((moves > 0).into());
         self.answer.worker = self.source.worker();
@@ -146,6 +156,9 @@ struct Answer {
     has_begun: bool,
     has_ended: bool,
     samples: Vec<Sample>,
+    span: AnswerSpan,
+    /// Code of the error that ended it.
+    error: Option<&'static str>,
 }
 
 #[derive(Clone, Default)]
@@ -154,6 +167,14 @@ struct Sample {
     first: Option<Timestamp>,
     latest: Option<Timestamp>,
     finished: bool,
+}
+
+impl Sample {
+    /// Mean time between its tokens.
+    fn per_token(&self) -> Option<Duration> {
+        let (first, latest) = (self.first?, self.latest?);
+        (self.tokens > 1).then(|| latest.since(first).div_f64((self.tokens - 1) as f64))
+    }
 }
 
 impl Answer {
@@ -171,6 +192,8 @@ impl Answer {
             has_begun: false,
             has_ended: false,
             samples: vec![Sample::default(); request.n as usize],
+            span: AnswerSpan::new(request),
+            error: None,
         }
     }
 
@@ -205,6 +228,7 @@ impl Answer {
             return;
         }
         // The first token of a resumed answer came from another router.
+        self.span.tokens(self.arrived, now);
         let is_first = !self.resumes && self.samples.iter().all(|sample| sample.first.is_none());
         let Some(sample) = self.samples.get_mut(sample_index as usize) else { return };
         if is_first {
@@ -220,24 +244,24 @@ impl Answer {
     }
 
     /// The end of one sample; the first reason counts.
-    fn finish(&mut self, sample_index: u32, reason: &str) {
+    fn finish(&mut self, sample_index: u32, reason: &'static str) {
         let Some(sample) = self.samples.get_mut(sample_index as usize).filter(|sample| !sample.finished)
         else {
             return;
         };
         sample.finished = true;
+        self.span.finished(reason);
         self.metrics.success.with_label_values(&[reason]).inc();
         self.metrics.request_generation_tokens.observe(sample.tokens as f64);
-        if let (Some(first), Some(latest)) = (sample.first, sample.latest)
-            && sample.tokens > 1
-        {
-            let mean = latest.since(first).as_secs_f64() / (sample.tokens - 1) as f64;
-            self.metrics.time_per_output_token.observe(mean);
+        if let Some(mean) = sample.per_token() {
+            self.metrics.time_per_output_token.observe(mean.as_secs_f64());
         }
     }
 
     fn failed(&mut self, refusal: &Refusal) {
         self.status = refusal.http().status;
+        self.error = Some(refusal.http().code.unwrap_or("invalid_request"));
+        refusal.trace(&self.span.request);
         self.metrics.lost.inc_by(matches!(refusal, Refusal::WorkersLost { .. } | Refusal::Internal).into());
         self.finish_all("error");
         self.end(Outcome::Failed);
@@ -257,7 +281,6 @@ impl Answer {
 
     /// The request's line in the log: nothing of what its client wrote but its id.
     fn log(&self, outcome: Outcome) {
-        let first = self.samples.iter().filter_map(|sample| sample.first).min();
         let ms = |until: Timestamp| until.since(self.arrived).as_millis() as u64;
         tracing::info!(
             request = self.id,
@@ -265,8 +288,8 @@ impl Answer {
             outcome = outcome.label(),
             prompt_tokens = self.prompt_tokens,
             cached_tokens = self.cached_tokens,
-            output_tokens = self.samples.iter().map(|sample| sample.tokens).sum::<u64>(),
-            ttft_ms = first.map(ms),
+            output_tokens = self.output_tokens(),
+            ttft_ms = self.first_token().map(|after| after.as_millis() as u64),
             total_ms = ms(clock::now()),
             worker = self.worker.as_deref(),
             moves = self.moves,
@@ -274,14 +297,47 @@ impl Answer {
         );
     }
 
-    fn finish_all(&mut self, reason: &str) {
+    fn output_tokens(&self) -> u64 {
+        self.samples.iter().map(|sample| sample.tokens).sum()
+    }
+
+    /// From its arrival to its first token.
+    fn first_token(&self) -> Option<Duration> {
+        let first = self.samples.iter().filter_map(|sample| sample.first).min();
+        first.map(|first| first.since(self.arrived))
+    }
+
+    /// The metrics by OTLP, if they are on.
+    fn record_gen_ai(&self, now: Timestamp) {
+        let Some(gen_ai) = &self.metrics.gen_ai else { return };
+        let longest = self.samples.iter().max_by_key(|sample| sample.tokens);
+        gen_ai.record(&Observation {
+            operation: self.span.operation,
+            duration: now.since(self.arrived),
+            first_token: self.first_token().filter(|_| !self.resumes),
+            per_token: longest.and_then(Sample::per_token),
+            error: self.error,
+        });
+    }
+
+    fn finish_all(&mut self, reason: &'static str) {
         (0..self.samples.len() as u32).for_each(|index| self.finish(index, reason));
     }
 
     fn end(&mut self, outcome: Outcome) {
         if !std::mem::replace(&mut self.has_ended, true) {
             self.metrics.outcomes.with_label_values(&[outcome.label()]).inc();
-            self.metrics.e2e_latency.observe(clock::now().since(self.arrived).as_secs_f64());
+            let now = clock::now();
+            self.metrics.e2e_latency.observe(now.since(self.arrived).as_secs_f64());
+            self.span.end(&Counts {
+                outcome: outcome.label(),
+                moves: self.moves,
+                prompt_tokens: self.prompt_tokens,
+                cached_tokens: self.cached_tokens,
+                output_tokens: self.output_tokens(),
+                first_token: self.first_token(),
+            });
+            self.record_gen_ai(now);
             self.log(outcome);
         }
     }

@@ -3,9 +3,11 @@
 //! sent.
 
 mod metered;
+mod span;
 mod workers;
 
 use skein_node::metrics::{Format, Histogram, IntCounter, IntCounterVec, IntGauge, Registry, buckets};
+use skein_node::trace::GenAi;
 
 pub use metered::Metered;
 
@@ -43,6 +45,8 @@ pub struct Metrics {
     in_flight: IntGauge,
     in_flight_tokens: IntGauge,
     workers: WorkerGauges,
+    /// By OTLP, if that is on.
+    gen_ai: Option<GenAi>,
 }
 
 /// How an accepted request ended.
@@ -78,6 +82,7 @@ impl Metrics {
         // vLLM's labels; a cluster is one engine to its clients.
         let registry = Registry::new(&[("model_name", model_name), ("engine", "0")]);
         registry.process();
+        registry.traces();
         let r = &registry;
         let seconds = |name: &str, help: &str, buckets: &[f64]| r.histogram(name, help, buckets);
         Self {
@@ -165,6 +170,7 @@ impl Metrics {
                 "Uncached prompt tokens and expected output tokens of the requests in flight.",
             ),
             workers: WorkerGauges::new(r),
+            gen_ai: GenAi::new(model_name),
             registry,
         }
     }

@@ -1,7 +1,11 @@
 //! Converts a request's token stream to text, with a detokenizer and a stop-string matcher per sample. Both
 //! APIs read this.
 
+use std::time::Duration;
+
 use futures::StreamExt;
+use skein_node::clock::{self, Timestamp};
+use skein_node::trace::{self, Part};
 use skein_proto::TokenId;
 use skein_proto::finish::FinishReason;
 use skein_proto::logprobs::TokenLogprobs;
@@ -35,6 +39,7 @@ pub struct TextStream {
     prompt_logprobs: Vec<TokenLogprobs>,
     lease: Lease,
     failed: bool,
+    detokenizing: Detokenizing,
 }
 
 /// New text of one sample, in whole scalars, and the new tokens. Text that was held back arrives later than
@@ -125,6 +130,7 @@ impl TextStream {
             prompt_logprobs: Vec::new(),
             lease,
             failed: false,
+            detokenizing: Detokenizing::new(&request.trace),
         }
     }
 
@@ -186,11 +192,47 @@ impl TextStream {
             return Ok(None);
         }
         let sample_index = delta.sample_index;
+        let detokenizing = self.detokenizing.begin();
         let out = sample.take(delta, self.min_tokens);
+        self.detokenizing.done(detokenizing);
         if matches!(out.finish, Some(TextFinish::Stop(StopCause::Text(_)))) {
             self.source.abort_sample(sample_index);
         }
         Ok(Some(out))
+    }
+}
+
+/// Times the text work of a sampled request.
+struct Detokenizing {
+    trace: trace::Request,
+    first: Option<Timestamp>,
+    busy: Duration,
+}
+
+impl Detokenizing {
+    fn new(trace: &trace::Request) -> Self {
+        let trace = if trace.is_sampled() { trace.clone() } else { trace::Request::default() };
+        Self { trace, first: None, busy: Duration::ZERO }
+    }
+
+    fn begin(&self) -> Option<Timestamp> {
+        self.trace.is_on().then(clock::now)
+    }
+
+    fn done(&mut self, begun: Option<Timestamp>) {
+        if let Some(begun) = begun {
+            self.first.get_or_insert(begun);
+            self.busy += clock::now().since(begun);
+        }
+    }
+}
+
+impl Drop for Detokenizing {
+    fn drop(&mut self) {
+        if let Some(first) = self.first {
+            let busy = self.busy;
+            self.trace.add(|| Part::new("detokenize", first, clock::now()).seconds("skein.busy_time", busy));
+        }
     }
 }
 

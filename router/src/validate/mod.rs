@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skein_node::clock::Timestamp;
+use skein_node::trace;
 use skein_proto::TokenId;
 use skein_proto::sampling::{SamplingOptions, SamplingParams};
 use uuid::Uuid;
@@ -80,6 +81,8 @@ pub fn validate(
         waits_for_worker: true,
         resume: None,
         picked_worker: draft.picked_worker,
+        operation: operation(&draft.prompt),
+        trace: trace::Request::default(),
     };
     let options = TextOptions {
         stop,
@@ -93,6 +96,14 @@ pub fn validate(
         request.stream_key = Some(key);
     }
     Ok((request, options))
+}
+
+/// OpenTelemetry's name for what a prompt asks for.
+fn operation(prompt: &Prompt) -> &'static str {
+    match prompt {
+        Prompt::Text(_) | Prompt::Tokens(_) => "text_completion",
+        Prompt::Chat { .. } => "chat",
+    }
 }
 
 /// Refuses a model that is not served. `None` means the served one.

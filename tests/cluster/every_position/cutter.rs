@@ -8,7 +8,7 @@ use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, stream};
 use skein_proto::worker::v1 as wire;
 use skein_router::links::transport::{Call, Connector, Grpc, Messages, Transport};
-use tonic::Status;
+use tonic::{Request, Status};
 
 /// The fault at the cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,7 +109,7 @@ impl Transport for Cutting {
         self.inner.info()
     }
 
-    fn generate(&self, request: wire::GenerateRequest) -> Call<'_, Messages<wire::GenerateDelta>> {
+    fn generate(&self, request: Request<wire::GenerateRequest>) -> Call<'_, Messages<wire::GenerateDelta>> {
         async move {
             self.alive()?;
             let deltas = self.inner.generate(request).await?;
@@ -122,7 +122,7 @@ impl Transport for Cutting {
         .boxed()
     }
 
-    fn attach(&self, request: wire::AttachRequest) -> Call<'_, Messages<wire::GenerateDelta>> {
+    fn attach(&self, request: Request<wire::AttachRequest>) -> Call<'_, Messages<wire::GenerateDelta>> {
         async move {
             self.alive()?;
             self.inner.attach(request).await

@@ -61,6 +61,7 @@ pub async fn answer(plan: &Plan, request: &TokenRequest) -> Answer {
         time_left: None,
         stream_key: request.stream_key(),
         linger: Duration::ZERO,
+        trace: None,
     };
     let mut deltas =
         drive(&mut engine, client.generate(request, attempt)).await.expect("it takes the request");

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use skein_node::trace;
 use skein_proto::placement::Placement;
 use skein_proto::runs::RunStored;
 use skein_proto::stream_key::StreamKey;
@@ -27,12 +28,21 @@ pub struct Submission {
     /// How long the stream goes on, and stays readable, without a reader; at most
     /// [`MAX_LINGER`](crate::streams::MAX_LINGER), and zero without a key.
     pub linger: Duration,
+    /// Its span in this process.
+    pub trace: trace::Request,
 }
 
 impl Submission {
     /// A request without router, stream key and linger.
     pub fn alone(id: impl Into<String>, request: NewRequest) -> Self {
-        Self { id: id.into(), request, placement: None, stream_key: None, linger: Duration::ZERO }
+        Self {
+            id: id.into(),
+            request,
+            placement: None,
+            stream_key: None,
+            linger: Duration::ZERO,
+            trace: trace::Request::default(),
+        }
     }
 }
 

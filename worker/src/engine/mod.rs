@@ -210,8 +210,10 @@ impl Engine {
         let output = self.backend.collect(running)?;
         let (rows, planned, now) = (step.rows(), step.started(), clock::now());
         let events = self.scheduler.commit(step, &output, now);
+        let notes = self.scheduler.take_notes();
         if let Some(observer) = &mut self.observer {
             observer.step(rows, planned, now);
+            observer.notes(&notes);
             observer.events(&events, planned, now);
         }
         self.outbox.extend(events);
@@ -278,7 +280,7 @@ impl Engine {
     fn cancel(&mut self, key: RequestKey) {
         self.scheduler.cancel(key);
         if let Some(observer) = &mut self.observer {
-            observer.gone(key);
+            observer.gone(key, clock::now());
         }
     }
 

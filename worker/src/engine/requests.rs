@@ -12,7 +12,7 @@ use crate::streams::{AttachError, Attachment, Join, Opening, TokenStream};
 
 impl Engine {
     pub(super) fn submit(&mut self, submission: Submission) -> Result<TokenStream, SubmitError> {
-        let Submission { id, mut request, placement, mut stream_key, linger } = submission;
+        let Submission { id, mut request, placement, mut stream_key, linger, trace } = submission;
         self.sweep_streams();
         self.outbox.flush();
         self.check_submission(&id)?;
@@ -34,11 +34,11 @@ impl Engine {
         }
         self.last_key += 1;
         request.key = RequestKey(self.last_key);
-        let opening = Opening::of(&request, stream_key, linger);
+        let opening = Opening::of(&request, stream_key, linger).traced(trace.link());
         let key = request.key;
         let now = clock::now();
         if let Some(observer) = &mut self.observer {
-            observer.submitted(&request, now);
+            observer.submitted(&request, trace, now);
         }
         let accepted = self.scheduler.submit(request).inspect_err(|_| {
             self.observer.as_mut().into_iter().for_each(|observer| observer.refused(key));

@@ -2,6 +2,7 @@
 //! `GET /metrics` of the service reads them.
 
 mod observer;
+mod phases;
 
 use skein_node::metrics::{Format, Gauge, Histogram, IntCounter, IntCounterVec, IntGauge, Registry, buckets};
 use skein_proto::info::WorkerInfo;
@@ -48,6 +49,7 @@ impl Metrics {
     pub fn new(model_name: &str) -> Self {
         let registry = Registry::new(&[("model_name", model_name), ("engine", "0")]);
         registry.process();
+        registry.traces();
         let r = &registry;
         let phase = |name: &str, help: &str| r.histogram(name, help, buckets::REQUEST_LATENCY);
         Self {

@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use skein_node::clock::Timestamp;
 use skein_node::metrics::IntCounter;
+use skein_node::trace;
 use skein_proto::finish::FinishReason;
 use skein_proto::load::Load;
 
+use super::phases::{Phases, Times};
 use super::{Metrics, OUTCOMES};
-use crate::scheduler::{NewRequest, RequestEvent, RequestKey};
+use crate::scheduler::{NewRequest, Note, RequestEvent, RequestKey};
 use crate::streams::Counts;
 
 /// The engine's end of the metrics.
@@ -27,6 +29,7 @@ struct Request {
     started: Option<Timestamp>,
     first_token: Option<Timestamp>,
     samples: Vec<Sample>,
+    span: Phases,
 }
 
 #[derive(Debug)]
@@ -43,7 +46,7 @@ impl Observer {
     }
 
     /// The scheduler took `request`.
-    pub fn submitted(&mut self, request: &NewRequest, now: Timestamp) {
+    pub fn submitted(&mut self, request: &NewRequest, trace: trace::Request, now: Timestamp) {
         let sample = |index| Sample { index, tokens: 0, latest: None };
         let entry = Request {
             arrived: now,
@@ -51,6 +54,7 @@ impl Observer {
             started: None,
             first_token: None,
             samples: request.samples.iter().map(|new| sample(new.index)).collect(),
+            span: Phases::new(trace),
         };
         self.requests.insert(request.key, entry);
     }
@@ -65,6 +69,16 @@ impl Observer {
         self.metrics.steps.inc();
         self.metrics.iteration_tokens.observe(rows.into());
         self.metrics.step_time.observe(seconds(planned, now));
+    }
+
+    /// Work that no event tells.
+    pub fn notes(&mut self, notes: &[Note]) {
+        for note in notes {
+            let (Note::Prefilled { request, .. } | Note::Preempted { request }) = note;
+            if let Some(request) = self.requests.get_mut(request) {
+                request.span.note(*note);
+            }
+        }
     }
 
     /// What happened in a step that was planned at `planned`.
@@ -82,7 +96,9 @@ impl Observer {
                     request.finish(*sample, reason_label(*reason), &self.metrics);
                     if request.samples.is_empty() {
                         request.end(now, &self.metrics);
-                        self.requests.remove(&key);
+                        if let Some(request) = self.requests.remove(&key) {
+                            request.into_span("completed", now);
+                        }
                     }
                 }
             }
@@ -90,9 +106,10 @@ impl Observer {
     }
 
     /// The request was cancelled or handed back.
-    pub fn gone(&mut self, key: RequestKey) {
+    pub fn gone(&mut self, key: RequestKey, now: Timestamp) {
         if let Some(request) = self.requests.remove(&key) {
             self.metrics.success.with_label_values(&["abort"]).inc_by(request.samples.len() as u64);
+            request.into_span("ended_early", now);
         }
     }
 
@@ -114,7 +131,13 @@ impl Observer {
 }
 
 impl Request {
+    fn into_span(self, outcome: &'static str, now: Timestamp) {
+        let Self { arrived, started, first_token, prompt_tokens, span, .. } = self;
+        span.end(&Times { arrived, started, first_token, ended: now }, prompt_tokens, outcome);
+    }
+
     fn start(&mut self, planned: Timestamp, cached_tokens: u32, metrics: &Metrics) {
+        self.span.cached_tokens = cached_tokens;
         self.started = Some(planned);
         metrics.queue_time.observe(seconds(self.arrived, planned));
         metrics.prompt_tokens.inc_by(self.prompt_tokens.into());
@@ -126,6 +149,7 @@ impl Request {
 
     fn token(&mut self, index: u32, now: Timestamp, metrics: &Metrics) {
         metrics.generation_tokens.inc();
+        self.span.token(self.arrived, now);
         if self.first_token.is_none() {
             self.first_token = Some(now);
             metrics.time_to_first_token.observe(seconds(self.arrived, now));

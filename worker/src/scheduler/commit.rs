@@ -5,7 +5,7 @@ use skein_node::clock::Timestamp;
 use super::planned_rows::Draws;
 use super::sequence::Sequence;
 use super::step::Step;
-use super::{RequestEvent, Scheduler};
+use super::{Note, RequestEvent, Scheduler};
 use crate::backend::{Answer, StepOutput};
 use crate::kv_cache::Prefix;
 
@@ -46,6 +46,9 @@ impl Scheduler {
         let Some(planned) = sequence.take_planned(step.number) else { return };
         // How much of the draft is right is known only after verification.
         let drafted = if let Draws::Verify { len, .. } = planned.draws { len } else { 0 };
+        if !sequence.is_streaming() {
+            self.notes.push(Note::Prefilled { request: sequence.request, rows: planned.rows });
+        }
         sequence.computed += planned.rows - drafted;
         self.register(sequence);
         let request = sequence.request;

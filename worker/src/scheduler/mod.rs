@@ -59,7 +59,7 @@ use skein_proto::runs::{CacheChange, RunStored};
 pub use audit::Violation;
 pub use drafts::{Drafts, Propose};
 pub use plan::Plan;
-pub use request::{Accepted, Hold, NewRequest, NewSample, Refusal, RequestEvent, RequestKey};
+pub use request::{Accepted, Hold, NewRequest, NewSample, Note, Refusal, RequestEvent, RequestKey};
 pub use step::Step;
 
 use crate::TokenId;
@@ -84,6 +84,8 @@ pub struct Scheduler {
     short_of_blocks: bool,
     /// Sequences preempted since the start.
     preemptions: u64,
+    /// Since they were last taken; at most one for each running sequence and step.
+    notes: Vec<Note>,
     share_prefixes: bool,
 }
 
@@ -126,6 +128,7 @@ impl Scheduler {
             committed_steps: 0,
             short_of_blocks: false,
             preemptions: 0,
+            notes: Vec::new(),
             share_prefixes: config.enable_prefix_caching,
         }
     }
@@ -254,6 +257,11 @@ impl Scheduler {
     /// Most samples running at once: the configured limit, but at most one for each token of a step.
     pub fn max_num_seqs(&self) -> u32 {
         self.limits.max_num_seqs
+    }
+
+    /// What happened since the last call that no event says.
+    pub fn take_notes(&mut self) -> Vec<Note> {
+        std::mem::take(&mut self.notes)
     }
 
     /// Sequences preempted since the start.

@@ -4,12 +4,12 @@ use std::ops::Range;
 
 use skein_node::clock::Timestamp;
 
-use super::Scheduler;
 use super::budget::{attended, even_chunk};
 use super::fair_share::FairShare;
 use super::overtake::{Overtaking, Room, shorter};
 use super::sequence::{Rank, Sequence};
 use super::step::Step;
+use super::{Note, Scheduler};
 use crate::backend::Batch;
 
 /// A planned step: the batch for the backend and the record that [`Scheduler::commit`] needs afterwards.
@@ -265,6 +265,7 @@ impl Scheduler {
         sequence.extend_hashes(self.limits.block_size);
         self.short_of_blocks = true;
         self.preemptions += 1;
+        self.notes.push(Note::Preempted { request: sequence.request });
         self.enqueue(sequence);
     }
 }

@@ -138,6 +138,23 @@ pub enum RequestEvent {
     },
 }
 
+/// Work for a request that its readers do not see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Note {
+    /// A step computed a chunk of its prompt, or of what it recomputes.
+    Prefilled {
+        /// The request.
+        request: RequestKey,
+        /// Tokens of the chunk.
+        rows: u32,
+    },
+    /// A sequence of it gave its blocks back.
+    Preempted {
+        /// The request.
+        request: RequestKey,
+    },
+}
+
 impl RequestEvent {
     /// The request that the event belongs to.
     pub fn request(&self) -> RequestKey {

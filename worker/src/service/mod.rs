@@ -19,7 +19,7 @@ mod watch;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use skein_node::{clock, task};
+use skein_node::{clock, task, trace};
 use skein_proto::delta::WorkerDelta;
 use skein_proto::info::WorkerInfo;
 use skein_proto::invalid::Invalid;
@@ -27,6 +27,7 @@ use skein_proto::placement::Placement;
 use skein_proto::worker::v1 as wire;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::metadata::MetadataMap;
 use tonic::{Code, Request, Response, Status};
 
 pub use detached::detached;
@@ -106,6 +107,7 @@ impl wire::worker_server::Worker for WorkerService {
         let Ready { engine, facts } = self.ready()?;
         // Counted before the drain flag is checked, because the drain waits for it.
         let open = self.requests.0.clone();
+        let trace = begin_trace("generate", request.metadata(), facts);
         let request = request.into_inner();
         let placement = request.placement.map(Placement::from);
         let checked = admit(request, placement, engine, facts);
@@ -113,9 +115,15 @@ impl wire::worker_server::Worker for WorkerService {
             // The engine will not see it, but the router must learn that it arrived.
             engine.log().saw(placement);
         }
-        let submission = checked?;
-        let stream = engine.submit(submission).await.map_err(refused)?;
-        Ok(send(stream, facts.info.epoch, open))
+        let submitted = match checked {
+            Ok(submission) => {
+                let submission = Submission { trace: trace.clone(), ..submission };
+                engine.submit(submission).await.map_err(refused)
+            }
+            Err(status) => Err(status),
+        };
+        let stream = submitted.inspect_err(|status| refused_span(&trace, status))?;
+        Ok(send(stream, facts.info.epoch, open, trace))
     }
 
     async fn attach(
@@ -124,9 +132,11 @@ impl wire::worker_server::Worker for WorkerService {
     ) -> Result<Response<Self::AttachStream>, Status> {
         let Ready { engine, facts } = self.ready()?;
         let open = self.requests.0.clone();
+        let trace = begin_trace("attach", request.metadata(), facts);
         let attachment = validate::attachment(request.into_inner()).map_err(invalid)?;
-        let stream = engine.attach(attachment).await.map_err(not_attached)?;
-        Ok(send(stream, facts.info.epoch, open))
+        let attached = engine.attach(attachment).await.map_err(not_attached);
+        let stream = attached.inspect_err(|status| refused_span(&trace, status))?;
+        Ok(send(stream, facts.info.epoch, open, trace))
     }
 
     async fn release(
@@ -171,7 +181,24 @@ fn admit(
     let linger = Duration::from_millis(request.linger_ms);
     let id = request.request_id.clone();
     let request = validate::request(request, facts, clock::now()).map_err(invalid)?;
-    Ok(Submission { id, request, placement, stream_key, linger })
+    Ok(Submission { id, request, placement, stream_key, linger, trace: trace::Request::default() })
+}
+
+/// Begins the server span of a call: `name` is what it does.
+fn begin_trace(name: &str, metadata: &MetadataMap, facts: &ModelFacts) -> trace::Request {
+    let header = |name: &str| metadata.get(name).and_then(|value| value.to_str().ok());
+    let trace = trace::Request::begin(trace::Remote::read(header));
+    trace.name(|| format!("{name} {}", facts.info.model));
+    trace
+}
+
+/// Notes why a call was refused. A full worker or an unknown stream is no failure.
+fn refused_span(trace: &trace::Request, status: &Status) {
+    let code = status.code();
+    match code {
+        Code::Internal | Code::Unknown | Code::DataLoss => trace.fail(&format!("{code:?}")),
+        _ => trace.set("error.type", format!("{code:?}")),
+    }
 }
 
 fn invalid(invalid: Invalid) -> Status {
@@ -179,13 +206,21 @@ fn invalid(invalid: Invalid) -> Status {
 }
 
 /// Turns a stream into a response written by its own task; `open` counts it until it is fully written.
-fn send(stream: TokenStream, epoch: u64, open: Arc<()>) -> Response<Deltas> {
+fn send(stream: TokenStream, epoch: u64, open: Arc<()>, trace: trace::Request) -> Response<Deltas> {
     let (sender, receiver) = mpsc::channel(DELTA_QUEUE);
+    let traceparent = trace.traceparent().and_then(|value| value.parse().ok());
+    // Another reader's request generates: this one goes on from it.
+    let origin = stream.origin().filter(|origin| trace.is_on() && trace.link().as_ref() != Some(origin));
+    origin.cloned().into_iter().for_each(|origin| trace.link_to(origin));
     task::spawn(async move {
-        forward(stream, epoch, sender).await;
+        forward(stream, epoch, sender, &trace).await;
         drop(open);
     });
-    Response::new(ReceiverStream::new(receiver))
+    let mut response = Response::new(ReceiverStream::new(receiver));
+    if let Some(traceparent) = traceparent {
+        response.metadata_mut().insert(trace::TRACEPARENT, traceparent);
+    }
+    response
 }
 
 /// Sends output until it ends or the client disconnects, which leaves the request to its linger.
@@ -193,6 +228,7 @@ async fn forward(
     mut stream: TokenStream,
     epoch: u64,
     sender: mpsc::Sender<Result<wire::GenerateDelta, Status>>,
+    trace: &trace::Request,
 ) {
     loop {
         let taken = tokio::select! {
@@ -202,7 +238,10 @@ async fn forward(
         };
         let deltas = match taken {
             Some(Ok(deltas)) => deltas,
-            Some(Err(fault)) => return drop(sender.send(Err(cut(&fault))).await),
+            Some(Err(fault)) => {
+                trace.fail(fault_kind(&fault));
+                return drop(sender.send(Err(cut(&fault))).await);
+            }
             None => return,
         };
         for delta in deltas {
@@ -244,6 +283,15 @@ fn with_retry_after(mut status: Status) -> Status {
         status.metadata_mut().insert("retry-after-ms", retry_after);
     }
     status
+}
+
+/// A fault as an attribute: its text may be long and varied.
+fn fault_kind(fault: &StreamFault) -> &'static str {
+    match fault {
+        StreamFault::Failed { .. } => "engine_failed",
+        StreamFault::Stopped => "stopped",
+        StreamFault::SlowReader { .. } => "slow_reader",
+    }
 }
 
 fn cut(fault: &StreamFault) -> Status {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skein_node::clock;
+use skein_node::trace::Link;
 use skein_proto::stream_key::StreamKey;
 
 use super::Outbox;
@@ -21,6 +22,7 @@ pub(crate) struct Opening {
     samples: Vec<SamplePosition>,
     first_score: u32,
     linger: Duration,
+    origin: Option<Link>,
 }
 
 impl Opening {
@@ -32,7 +34,13 @@ impl Opening {
             samples: positions(request),
             first_score: first_score(request),
             linger: if key.is_some() { linger.min(MAX_LINGER) } else { Duration::ZERO },
+            origin: None,
         }
+    }
+
+    /// `origin` is the span that generates; later readers are linked to it.
+    pub fn traced(self, origin: Option<Link>) -> Self {
+        Self { origin, ..self }
     }
 }
 
@@ -50,9 +58,9 @@ pub(crate) enum Join {
 impl Outbox {
     /// Adds a new request and its first reader.
     pub fn open(&mut self, key: RequestKey, name: String, opening: Opening) -> TokenStream {
-        let Opening { ring, run_key, samples, first_score, linger } = opening;
+        let Opening { ring, run_key, samples, first_score, linger, origin } = opening;
         let keeps = !linger.is_zero();
-        let stream = Arc::new(Stream::new(ring, keeps, self.budget.clone()));
+        let stream = Arc::new(Stream::new(ring, keeps, self.budget.clone(), origin));
         let opened = stream.read_from(&samples, first_score, keeps, &self.open);
         let (number, reader) = opened.expect("a new ring reaches back to what was delivered");
         if let Some((stream_key, _)) = &run_key {

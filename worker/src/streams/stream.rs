@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use skein_node::trace::Link;
 use skein_proto::delta::Delta;
 use tokio::sync::Notify;
 
@@ -71,6 +72,8 @@ pub(super) struct Stream {
     /// Wakes all readers when something happened.
     ready: Notify,
     budget: Arc<Budget>,
+    /// The span that generates, if it is traced.
+    origin: Option<Link>,
 }
 
 /// Result of a sweep over a stream's readers.
@@ -83,10 +86,10 @@ pub(super) struct Readers {
 }
 
 impl Stream {
-    pub fn new(ring: Ring, keeps: bool, budget: Arc<Budget>) -> Self {
+    pub fn new(ring: Ring, keeps: bool, budget: Arc<Budget>, origin: Option<Link>) -> Self {
         budget.changed(0, ring.bytes());
         let inner = Inner { ring, readers: Vec::new(), last_reader: 0, cut: None, keeps, full: RING_BYTES };
-        Self { inner: Mutex::new(inner), ready: Notify::new(), budget }
+        Self { inner: Mutex::new(inner), ready: Notify::new(), budget, origin }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -254,6 +257,11 @@ pub struct TokenStream {
 }
 
 impl TokenStream {
+    /// The span that generates, if it is traced.
+    pub fn origin(&self) -> Option<&Link> {
+        self.stream.origin.as_ref()
+    }
+
     /// Waits for at least one delta and returns all there are. `None` after the end of the last sample, an
     /// error if the engine ended first.
     pub async fn next(&mut self) -> Option<Result<Vec<Delta>, StreamFault>> {

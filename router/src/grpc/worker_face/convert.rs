@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skein_node::clock::Timestamp;
+use skein_node::trace;
 use skein_proto::delta::{Delta, WorkerDelta};
 use skein_proto::info::WorkerInfo;
 use skein_proto::stream_key::StreamKey;
@@ -59,6 +60,8 @@ pub fn token_request(
         waits_for_worker: false,
         resume,
         picked_worker: None,
+        operation: "generate_content",
+        trace: trace::current(),
     })
 }
 

@@ -11,7 +11,7 @@ use skein_proto::stream_key::StreamKey;
 use skein_proto::worker::v1 as wire;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
-use tonic::Code;
+use tonic::{Code, Request};
 
 use crate::app::App;
 use crate::cluster::{Cluster, Tuning};
@@ -80,7 +80,8 @@ async fn a_request_passes_through_with_its_key_and_delivered_tokens() {
     let router = Router::start(script, &[]).await;
     let transport = router.connect().await;
     let samples = vec![wire::Sample { index: 1, delivered_token_ids: vec![8] }];
-    let mut stream = transport.generate(wire::GenerateRequest { samples, ..request("r", 0) }).await.unwrap();
+    let mut stream =
+        transport.generate(Request::new(wire::GenerateRequest { samples, ..request("r", 0) })).await.unwrap();
     let first = stream.next().await.unwrap().unwrap();
     assert_eq!((first.sample_index, first.token_ids), (1, testing::tokens("ab")));
     let last = stream.next().await.unwrap().unwrap();
@@ -96,9 +97,9 @@ async fn a_request_passes_through_with_its_key_and_delivered_tokens() {
 async fn a_release_ends_the_stream_and_a_disconnect_holds_it() {
     let router = Router::start(talks(), &[]).await;
     let transport = router.connect().await;
-    let mut stream = transport.generate(request("left", 60_000)).await.unwrap();
+    let mut stream = transport.generate(Request::new(request("left", 60_000))).await.unwrap();
     stream.next().await.unwrap().unwrap();
-    let again = transport.generate(request("left", 0)).await.err().unwrap();
+    let again = transport.generate(Request::new(request("left", 0))).await.err().unwrap();
     assert_eq!(again.code(), Code::AlreadyExists);
     let release = |name: &str| wire::ReleaseRequest { request_id: name.to_owned() };
     assert!(transport.release(release("left")).await.unwrap().found);
@@ -107,11 +108,11 @@ async fn a_release_ends_the_stream_and_a_disconnect_holds_it() {
     assert!(!transport.release(release("left")).await.unwrap().found);
 
     // With no linger time, a broken stream ends.
-    drop(transport.generate(request("plain", 0)).await.unwrap());
+    drop(transport.generate(Request::new(request("plain", 0))).await.unwrap());
     router.open_is(0).await;
     // With one, the stream waits until it is released or the time is over.
-    drop(transport.generate(request("released", 60_000)).await.unwrap());
-    drop(transport.generate(request("forgotten", 100)).await.unwrap());
+    drop(transport.generate(Request::new(request("released", 60_000))).await.unwrap());
+    drop(transport.generate(Request::new(request("forgotten", 100))).await.unwrap());
     router.open_is(1).await;
     assert!(transport.release(release("released")).await.unwrap().found);
     router.open_is(0).await;
@@ -121,7 +122,7 @@ async fn a_release_ends_the_stream_and_a_disconnect_holds_it() {
 async fn samples_are_aborted_and_streams_are_not_kept() {
     let router = Router::start(talks(), &[]).await;
     let transport = router.connect().await;
-    let mut stream = transport.generate(request("r", 0)).await.unwrap();
+    let mut stream = transport.generate(Request::new(request("r", 0))).await.unwrap();
     stream.next().await.unwrap().unwrap();
     let abort = |name: &str| wire::AbortRequest { request_id: name.to_owned(), sample_index: 0 };
     assert!(transport.abort(abort("r")).await.unwrap().found);
@@ -129,7 +130,7 @@ async fn samples_are_aborted_and_streams_are_not_kept() {
     while *router.script.aborted.lock().unwrap() != [0] {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    let attach = transport.attach(wire::AttachRequest::default()).await.err().unwrap();
+    let attach = transport.attach(Request::new(wire::AttachRequest::default())).await.err().unwrap();
     assert_eq!(attach.code(), Code::NotFound);
 }
 
@@ -137,7 +138,7 @@ async fn samples_are_aborted_and_streams_are_not_kept() {
 async fn a_router_reports_its_load_and_hands_streams_back_at_shutdown() {
     let mut router = Router::start(talks(), &[]).await;
     let transport = router.connect().await;
-    let mut stream = transport.generate(request("r", 60_000)).await.unwrap();
+    let mut stream = transport.generate(Request::new(request("r", 60_000))).await.unwrap();
     stream.next().await.unwrap().unwrap();
     let mut events =
         transport.watch(wire::WatchRequest { router_id: 7, ..Default::default() }).await.unwrap();
@@ -167,7 +168,7 @@ async fn a_router_without_workers_is_not_at_fault() {
     let refuse =
         Some(Refusal::NoReadyWorker { reason: "x".to_owned(), retry_after: Duration::from_millis(40) });
     let router = Router::start(Script { refuse, ..Script::default() }, &[]).await;
-    let status = router.connect().await.generate(request("r", 0)).await.err().unwrap();
+    let status = router.connect().await.generate(Request::new(request("r", 0))).await.err().unwrap();
     assert_eq!(status.code(), Code::ResourceExhausted);
     assert_eq!(status.metadata().get("retry-after-ms").unwrap(), "40");
     assert!(!router.app.drain.is_draining());

@@ -105,13 +105,13 @@ impl Transport for Wires {
         self.control.unary(move |worker| async move { worker.info().await }.boxed()).boxed()
     }
 
-    fn generate(&self, request: wire::GenerateRequest) -> Call<'_, Messages<wire::GenerateDelta>> {
+    fn generate(&self, request: Request<wire::GenerateRequest>) -> Call<'_, Messages<wire::GenerateDelta>> {
         let call =
             move |served: Arc<Served>| async move { worker_of(&served)?.generate(request).await }.boxed();
         self.data.stream(Box::new(call)).boxed()
     }
 
-    fn attach(&self, request: wire::AttachRequest) -> Call<'_, Messages<wire::GenerateDelta>> {
+    fn attach(&self, request: Request<wire::AttachRequest>) -> Call<'_, Messages<wire::GenerateDelta>> {
         let call =
             move |served: Arc<Served>| async move { worker_of(&served)?.attach(request).await }.boxed();
         self.data.stream(Box::new(call)).boxed()
@@ -145,12 +145,12 @@ impl<S: Worker> Transport for Direct<S> {
         async move { Ok(self.0.info(Request::new(wire::InfoRequest {})).await?.into_inner()) }.boxed()
     }
 
-    fn generate(&self, request: wire::GenerateRequest) -> Call<'_, Messages<wire::GenerateDelta>> {
-        async move { Ok(messages(self.0.generate(Request::new(request)).await?)) }.boxed()
+    fn generate(&self, request: Request<wire::GenerateRequest>) -> Call<'_, Messages<wire::GenerateDelta>> {
+        async move { Ok(messages(self.0.generate(request).await?)) }.boxed()
     }
 
-    fn attach(&self, request: wire::AttachRequest) -> Call<'_, Messages<wire::GenerateDelta>> {
-        async move { Ok(messages(self.0.attach(Request::new(request)).await?)) }.boxed()
+    fn attach(&self, request: Request<wire::AttachRequest>) -> Call<'_, Messages<wire::GenerateDelta>> {
+        async move { Ok(messages(self.0.attach(request).await?)) }.boxed()
     }
 
     fn abort(&self, request: wire::AbortRequest) -> Call<'_, wire::AbortResponse> {

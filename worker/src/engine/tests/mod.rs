@@ -58,7 +58,14 @@ fn submission(id: &str, max_tokens: u32) -> Submission {
         deadline: None,
     };
     let placement = Some(Placement { router: 7, sequence: 3 });
-    Submission { id: id.into(), request, placement, stream_key: None, linger: Duration::ZERO }
+    Submission {
+        id: id.into(),
+        request,
+        placement,
+        stream_key: None,
+        linger: Duration::ZERO,
+        trace: Default::default(),
+    }
 }
 
 /// Reads a stream to its end and checks that its positions have no gaps.

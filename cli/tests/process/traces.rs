@@ -1,0 +1,320 @@
+//! Traces and metrics by OTLP, as a collector sees them, and what requests see of a bad collector: nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use futures::StreamExt;
+use serde_json::{Value, json};
+use skein_node::clock;
+use skein_tests::nodes::{Extras, Front, Worker};
+use skein_tests::otlp::{Mood, Receiver, Span};
+use skein_tests::process::{Cluster, free_port};
+
+use crate::{SKEIN, block_on};
+
+/// Generous, for a busy machine.
+const WITHIN: Duration = Duration::from_secs(60);
+const TRACE_ID: &str = "0af7651916cd43dd8448eb211c80319c";
+const CLIENT_SPAN: &str = "b7ad6b7169203331";
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Spans of one service with this first word of the name, in order of their start.
+fn named<'a>(spans: &'a [Span], service: &str, name: &str) -> Vec<&'a Span> {
+    let first = |span: &Span| span.span.name.split(' ').next() == Some(name);
+    let mut found: Vec<_> = spans.iter().filter(|span| span.service == service && first(span)).collect();
+    found.sort_by_key(|span| span.span.start_time_unix_nano);
+    found
+}
+
+fn only<'a>(spans: &'a [Span], service: &str, name: &str) -> &'a Span {
+    let found = named(spans, service, name);
+    assert_eq!(found.len(), 1, "{service} {name}");
+    found[0]
+}
+
+/// `child` is a part of `parent`, or the server's side of it. The server may end later than the client.
+fn assert_below(parent: &Span, child: &Span) {
+    let names = (&parent.span.name, &child.span.name);
+    assert_eq!(hex(&child.span.parent_span_id), hex(&parent.span.span_id), "{names:?}");
+    assert!(parent.has_begun_before(child), "{names:?}");
+    assert!(parent.service != child.service || parent.ends_after(child), "{names:?}");
+}
+
+/// Number of a worker that runs a request.
+async fn busy(workers: &[Worker]) -> usize {
+    let client = reqwest::Client::new();
+    let start = clock::now();
+    while clock::now().since(start) < WITHIN {
+        for (number, worker) in workers.iter().enumerate() {
+            let Ok(answer) = client.get(format!("http://{}/metrics", worker.address)).send().await else {
+                continue;
+            };
+            let text = answer.text().await.unwrap_or_default();
+            let running = text.lines().find(|line| line.starts_with("vllm:num_requests_running{"));
+            if running.is_some_and(|line| !line.ends_with(" 0")) {
+                return number;
+            }
+        }
+    }
+    panic!("no worker runs anything");
+}
+
+#[test]
+fn one_request_that_moves_twice_is_one_trace_with_its_parents_and_links() {
+    block_on(async {
+        let receiver = Receiver::start(Mood::Willing).await;
+        let with = |flags: &[&str]| {
+            let prefix = ["env".to_owned(), format!("OTEL_EXPORTER_OTLP_ENDPOINT={}", receiver.grpc)];
+            Extras { prefix: prefix.to_vec(), ..Extras::flags(flags) }
+        };
+        let mut workers = Vec::new();
+        for _ in 0..3 {
+            workers.push(Worker::start(SKEIN, &with(&["--drain-grace=1ms"])).await);
+        }
+        let addresses: Vec<_> = workers.iter().map(|worker| worker.address).collect();
+        let mut router = Front::router(SKEIN, &addresses, &with(&[])).await;
+        let mut gateway = Front::gateway(SKEIN, &[router.address], &with(&["--trace-ratio=0"])).await;
+
+        let body = json!({"model": "skein-7m", "prompt": "a secret prompt", "max_tokens": 900, "n": 8,
+                          "seed": 5, "temperature": 1, "ignore_eos": true, "stream": true});
+        let sent = reqwest::Client::new()
+            .post(format!("{}/v1/completions", gateway.url))
+            .header("traceparent", format!("00-{TRACE_ID}-{CLIENT_SPAN}-01"))
+            .header("tracestate", "vendor=1")
+            .json(&body);
+        let answer = sent.send().await.expect("the gateway answers");
+        assert_eq!(answer.status(), 200);
+        let traceparent = answer.headers()["traceparent"].to_str().expect("ASCII").to_owned();
+        assert!(answer.headers().contains_key("x-request-id"));
+        let reading = tokio::spawn(answer.text());
+        for signal in ["KILL", "TERM"] {
+            let number = busy(&workers).await;
+            let mut gone = workers.swap_remove(number);
+            gone.process.signal(signal);
+            gone.process.wait_end(WITHIN).await;
+        }
+        let text = reading.await.expect("the reader ends").expect("the stream ends");
+        assert!(text.contains("data: [DONE]"), "{text}");
+
+        let whole = |spans: &[Span]| {
+            let worker_requests = named(spans, "skein-worker", "generate").len();
+            let router_requests = spans.iter().filter(|span| span.service == "skein-router").count();
+            worker_requests == 2
+                && router_requests >= 8
+                && !named(spans, "skein-gateway", "text_completion").is_empty()
+        };
+        let spans = receiver.wait_spans(WITHIN, whole).await;
+        assert!(spans.iter().all(|span| hex(&span.span.trace_id) == TRACE_ID), "one trace");
+        let ids: BTreeSet<_> = spans.iter().map(|span| hex(&span.span.span_id)).collect();
+        assert_eq!(ids.len(), spans.len(), "each span comes once");
+        assert!(spans.iter().all(|span| span.span.trace_state == "vendor=1"));
+
+        let at_gateway = only(&spans, "skein-gateway", "text_completion");
+        assert_eq!(hex(&at_gateway.span.parent_span_id), CLIENT_SPAN);
+        assert_eq!(traceparent, format!("00-{TRACE_ID}-{}-01", hex(&at_gateway.span.span_id)));
+        for name in ["tokenize", "admit", "route", "generate", "detokenize"] {
+            assert_below(at_gateway, only(&spans, "skein-gateway", name));
+        }
+        let at_router = only(&spans, "skein-router", "generate_content");
+        assert_below(only(&spans, "skein-gateway", "generate"), at_router);
+        assert_eq!(at_router.attribute("skein.moves").as_deref(), Some("2"));
+        assert_eq!(at_router.attribute("gen_ai.usage.output_tokens").as_deref(), Some("7200"));
+
+        let calls = named(&spans, "skein-router", "generate");
+        assert_eq!(calls.len(), 3, "one call for each worker");
+        calls.iter().for_each(|call| assert_below(at_router, call));
+        let outcomes: Vec<_> = calls.iter().filter_map(|call| call.attribute("skein.outcome")).collect();
+        assert_eq!(outcomes, ["fault", "handed_back", "completed"]);
+        let links: Vec<Vec<String>> = calls
+            .iter()
+            .map(|call| call.span.links.iter().map(|link| hex(&link.span_id)).collect())
+            .collect();
+        let chain = |at: usize| vec![hex(&calls[at].span.span_id)];
+        assert_eq!(links, [vec![], chain(0), chain(1)], "each goes on from the one before");
+        let routes = named(&spans, "skein-router", "route");
+        let candidates: Vec<_> =
+            routes.iter().filter_map(|route| route.attribute("skein.route.candidates")).collect();
+        assert_eq!(candidates.first().map(String::as_str), Some("3"));
+        assert_eq!(routes.len(), 3);
+
+        // The killed worker took its spans with it.
+        for (call, at_worker) in calls[1..].iter().zip(named(&spans, "skein-worker", "generate")) {
+            assert_below(call, at_worker);
+            let own = |name| {
+                let parts = named(&spans, "skein-worker", name).into_iter();
+                parts.filter(|part| part.span.parent_span_id == at_worker.span.span_id).collect::<Vec<_>>()
+            };
+            for name in ["queue", "prefill", "decode"] {
+                let [part] = own(name)[..] else { panic!("one {name} at each worker") };
+                assert_below(at_worker, part);
+            }
+            let chunks = own("prefill")[0].attribute("skein.prefill.chunks");
+            assert!(chunks.is_some_and(|chunks| chunks.parse::<u32>().is_ok_and(|chunks| chunks >= 1)));
+        }
+        let everything = format!("{spans:?}");
+        assert!(!everything.contains("secret prompt"), "prompts are in no span");
+        for (front, span) in [(&gateway, at_gateway), (&router, at_router)] {
+            let log = front.process.log();
+            let line = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+            let line =
+                line.into_iter().find(|line| line["message"] == "request").expect("the request's line");
+            assert_eq!(line["trace_id"], TRACE_ID, "{line}");
+            assert_eq!(line["span_id"], hex(&span.span.span_id), "{line}");
+        }
+        router.process.kill();
+        gateway.process.kill();
+    });
+}
+
+/// Sends `count` requests, `at_once` at a time; all must succeed. Returns the longest time of one.
+async fn load(url: &str, count: usize, at_once: usize) -> Duration {
+    let client = reqwest::Client::new();
+    let body = json!({"prompt": [1, 2, 3, 4], "max_tokens": 2, "temperature": 0, "ignore_eos": true});
+    let one = |_| {
+        let sent = client.post(format!("{url}/v1/completions")).json(&body).send();
+        async move {
+            let start = clock::now();
+            let answer = sent.await.expect("the server answers");
+            assert_eq!(answer.status(), 200);
+            answer.bytes().await.expect("the answer is whole");
+            clock::now().since(start)
+        }
+    };
+    let times = futures::stream::iter(0..count).map(one).buffer_unordered(at_once);
+    times.fold(Duration::ZERO, async |longest, time| longest.max(time)).await
+}
+
+#[test]
+fn no_span_of_a_thousand_requests_is_lost() {
+    const REQUESTS: usize = 1000;
+    /// Of the router and of the worker.
+    const SPANS: usize = 6 + 4;
+    block_on(async {
+        let receiver = Receiver::start(Mood::Willing).await;
+        let endpoint = format!("--otlp-endpoint={}", receiver.http);
+        let flags =
+            ["--workers=1", "--device=fake", "--otlp-protocol=http/protobuf", "--trace-ratio=1", &endpoint];
+        let cluster = Cluster::serve(SKEIN, &flags).await;
+        load(&cluster.url, REQUESTS, 16).await;
+        let spans = receiver.wait_spans(WITHIN, |spans| spans.len() >= REQUESTS * SPANS).await;
+        let mut traces = BTreeMap::<_, Vec<&str>>::new();
+        for span in &spans {
+            traces.entry(span.span.trace_id.clone()).or_default().push(&span.span.name);
+        }
+        assert_eq!(traces.len(), REQUESTS);
+        for names in traces.values() {
+            assert_eq!(names.len(), SPANS, "{names:?}");
+        }
+        assert_eq!(dropped(&cluster.url).await, 0);
+    });
+}
+
+/// The router's count of lost spans.
+async fn dropped(url: &str) -> u64 {
+    let text = reqwest::get(format!("{url}/metrics")).await.expect("a scrape").text().await.expect("text");
+    let lines = text.lines().filter(|line| line.starts_with("skein_trace_spans_dropped_total{"));
+    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
+}
+
+#[test]
+fn requests_do_not_notice_a_collector_that_is_gone_slow_or_refuses() {
+    block_on(async {
+        let slow = Receiver::start(Mood::Slow).await;
+        let refusing = Receiver::start(Mood::Refusing).await;
+        let gone = format!("http://127.0.0.1:{}", free_port());
+        let cases = [
+            (gone.clone(), "grpc"),
+            (gone, "http/protobuf"),
+            (slow.grpc.clone(), "grpc"),
+            (slow.http.clone(), "http/protobuf"),
+            (refusing.grpc.clone(), "grpc"),
+            (refusing.http.clone(), "http/protobuf"),
+        ];
+        for (url, protocol) in cases {
+            let endpoint = format!("--otlp-endpoint={url}");
+            let protocol = format!("--otlp-protocol={protocol}");
+            let flags = ["--workers=1", "--device=fake", "--trace-ratio=1", &endpoint, &protocol];
+            let cluster = Cluster::serve(SKEIN, &flags).await;
+            let longest = load(&cluster.url, 100, 4).await;
+            assert!(longest < Duration::from_secs(2), "{url}: {longest:?}");
+            let start = clock::now();
+            while dropped(&cluster.url).await < 600 {
+                assert!(clock::now().since(start) < WITHIN, "{url}: spans are dropped by count");
+                load(&cluster.url, 1, 1).await;
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            let log = cluster.log();
+            let router = |line: &&str| line.contains("did not take spans") && !line.contains("[worker");
+            assert_eq!(log.lines().filter(router).count(), 1, "one line, not one for each failure:\n{log}");
+        }
+    });
+}
+
+#[test]
+fn errors_are_kept_and_the_rest_is_not_when_nothing_is_sampled() {
+    block_on(async {
+        let receiver = Receiver::start(Mood::Willing).await;
+        let endpoint = format!("--otlp-traces-endpoint={}", receiver.grpc);
+        let flags = ["--workers=1", "--device=fake", "--trace-ratio=0", &endpoint];
+        let cluster = Cluster::serve(SKEIN, &flags).await;
+        load(&cluster.url, 20, 4).await;
+        let late = json!({"prompt": [1, 2, 3], "max_tokens": 200, "ignore_eos": true});
+        let sent = reqwest::Client::new().post(format!("{}/v1/completions", cluster.url));
+        let sent = sent.header("traceparent", format!("00-{TRACE_ID}-{CLIENT_SPAN}-00"));
+        let answer = sent.header("x-request-timeout-ms", "1").json(&late).send().await.expect("an answer");
+        assert_eq!(answer.status(), 504);
+        let spans = receiver.wait_spans(WITHIN, |spans| !spans.is_empty()).await;
+        assert!(spans.iter().all(|span| hex(&span.span.trace_id) == TRACE_ID), "only the error: {spans:?}");
+        let root = spans.iter().find(|span| span.attribute("skein.kept").is_some()).expect("the server span");
+        assert_eq!(root.attribute("skein.kept").as_deref(), Some("error"));
+        assert_eq!(hex(&root.span.parent_span_id), CLIENT_SPAN);
+        assert!(root.attribute("error.type").is_some());
+    });
+}
+
+#[test]
+fn gen_ai_metrics_arrive_with_the_conventions_names_and_buckets() {
+    block_on(async {
+        let receiver = Receiver::start(Mood::Willing).await;
+        for (url, protocol) in [(&receiver.grpc, "grpc"), (&receiver.http, "http/protobuf")] {
+            let worker = Worker::start(SKEIN, &Extras::flags(&["--device=fake"])).await;
+            let variables = [
+                format!("OTEL_EXPORTER_OTLP_ENDPOINT={url}"),
+                format!("OTEL_EXPORTER_OTLP_PROTOCOL={protocol}"),
+            ];
+            let prefix =
+                [vec!["env".to_owned(), "OTEL_METRIC_EXPORT_INTERVAL=200".to_owned()], variables.to_vec()];
+            let extras = Extras { prefix: prefix.concat(), ..Extras::default() };
+            let router = Front::router(SKEIN, &[worker.address], &extras).await;
+            load(&router.url, 10, 2).await;
+            let known = receiver.points().len();
+            let start = clock::now();
+            let point = |name: &str| {
+                let points = receiver.points();
+                points.into_iter().skip(known).rfind(|point| point.name == name && point.point.count == 10)
+            };
+            for (name, first, bounds) in [
+                ("gen_ai.server.request.duration", 0.01, 14),
+                ("gen_ai.server.time_to_first_token", 0.001, 16),
+                ("gen_ai.server.time_per_output_token", 0.01, 13),
+            ] {
+                let found = loop {
+                    if let Some(found) = point(name) {
+                        break found;
+                    }
+                    assert!(clock::now().since(start) < WITHIN, "{protocol}: no {name} of 10 requests");
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                };
+                assert_eq!(found.unit, "s");
+                assert_eq!(found.point.explicit_bounds.len(), bounds);
+                assert_eq!(found.point.explicit_bounds[0], first);
+                let labels: BTreeSet<_> =
+                    found.point.attributes.iter().map(|label| label.key.as_str()).collect();
+                assert!(labels.contains("gen_ai.request.model") && labels.contains("gen_ai.operation.name"));
+            }
+        }
+    });
+}

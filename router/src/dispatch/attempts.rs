@@ -1,0 +1,159 @@
+//! The spans of one request's calls to workers: each choice of a worker, each call, and how it ended. A call
+//! that goes on where another stopped is linked to it. Does nothing for a request that is not traced.
+
+use std::sync::Arc;
+
+use skein_node::clock::{self, Timestamp};
+use skein_node::trace::{self, Kept, Link, Part};
+
+use super::delivery::RequestEvent;
+use crate::fleet::Pick;
+use crate::links::worker_client::CallError;
+
+/// How a call ended, as its span says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// Every sample ended.
+    Completed,
+    /// The client left, or the request's time was over.
+    Cancelled,
+    /// The worker drains; another one goes on.
+    HandedBack,
+    /// The worker has no such stream.
+    NotAttached,
+    /// The worker is full.
+    Full,
+    /// The worker, or the way to it, failed.
+    Fault,
+    /// The worker refused the request itself.
+    Rejected,
+}
+
+impl Ended {
+    fn label(self) -> &'static str {
+        match self {
+            Self::Completed => "completed",
+            Self::Cancelled => "cancelled",
+            Self::HandedBack => "handed_back",
+            Self::NotAttached => "not_attached",
+            Self::Full => "full",
+            Self::Fault => "fault",
+            Self::Rejected => "rejected",
+        }
+    }
+
+    fn is_error(self) -> bool {
+        matches!(self, Self::Full | Self::Fault | Self::Rejected)
+    }
+
+    /// What `event` says of the open call; `None` if it goes on.
+    pub fn of(event: &RequestEvent) -> Option<Self> {
+        match event {
+            RequestEvent::Ended(error) => Some(error.as_ref().map_or(Self::Fault, Self::by)),
+            RequestEvent::NotOpened(_, error) => Some(Self::by(error)),
+            RequestEvent::HandedBack => Some(Self::HandedBack),
+            RequestEvent::Delta(sent) if sent.delta.hand_back => Some(Self::HandedBack),
+            RequestEvent::Deadline => Some(Self::Cancelled),
+            _ => None,
+        }
+    }
+
+    fn by(error: &CallError) -> Self {
+        match error {
+            CallError::Fault(_) => Self::Fault,
+            CallError::Backpressure { .. } => Self::Full,
+            CallError::Rejected(_) => Self::Rejected,
+        }
+    }
+}
+
+/// The calls of one request.
+pub(super) struct Attempts {
+    trace: trace::Request,
+    open: Option<Open>,
+    /// The call that the next one goes on from.
+    previous: Option<Link>,
+    count: u64,
+}
+
+struct Open {
+    ids: trace::Attempt,
+    name: &'static str,
+    worker: Option<Arc<str>>,
+    since: Timestamp,
+    tokens: u64,
+}
+
+impl Attempts {
+    pub fn new(trace: trace::Request) -> Self {
+        Self { trace, open: None, previous: None, count: 0 }
+    }
+
+    pub fn is_on(&self) -> bool {
+        self.trace.is_on()
+    }
+
+    /// A worker was chosen, or none; the choice began at `from`.
+    pub fn routed(&self, from: Timestamp, pick: Option<&Pick>, worker: Option<&str>) {
+        self.trace.add(|| {
+            let part = Part::new("route", from, clock::now());
+            let Some(pick) = pick else { return part.count("skein.route.candidates", 0_u32) };
+            let part = part
+                .count("skein.route.candidates", pick.candidates)
+                .count("skein.route.overlap_tokens", pick.hit_tokens)
+                .seconds("skein.route.predicted_ttft", pick.first_token_after);
+            match worker {
+                Some(worker) => part.with("skein.worker", worker.to_owned()),
+                None => part,
+            }
+        });
+    }
+
+    /// A call begins; the headers name its span. `name` is `generate` or `attach`.
+    pub fn begin(&mut self, name: &'static str, worker: Option<Arc<str>>) -> Option<(String, String)> {
+        let ids = self.trace.attempt()?;
+        let headers = ids.headers();
+        self.count += 1;
+        self.open = Some(Open { ids, name, worker, since: clock::now(), tokens: 0 });
+        Some(headers)
+    }
+
+    /// The open call brought tokens.
+    pub fn tokens(&mut self, count: usize) {
+        if let Some(open) = &mut self.open {
+            open.tokens += count as u64;
+        }
+    }
+
+    /// The request moves to another worker.
+    pub fn moved(&self) {
+        self.trace.keep(Kept::Moved);
+    }
+
+    /// The open call, if there is one, ends.
+    pub fn end(&mut self, how: Ended) {
+        let Some(open) = self.open.take() else { return };
+        let (number, previous) = (self.count, self.previous.take());
+        // A call that never had the stream is not what the next one goes on from.
+        let goes_on = if how == Ended::NotAttached { previous.clone() } else { Some(open.ids.link()) };
+        self.previous = goes_on;
+        self.trace.add(|| {
+            let part = Part::call(open.name, &open.ids, open.since, clock::now())
+                .count("skein.attempt", number)
+                .count("skein.tokens", open.tokens)
+                .with("skein.outcome", how.label())
+                .linked(previous);
+            let part = match open.worker {
+                Some(worker) => part.with("skein.worker", worker.to_string()),
+                None => part,
+            };
+            if how.is_error() { part.failed(how.label()) } else { part }
+        });
+    }
+}
+
+impl Drop for Attempts {
+    fn drop(&mut self) {
+        self.end(Ended::Cancelled);
+    }
+}

@@ -1,0 +1,49 @@
+//! The server span of each request that generates, over HTTP and gRPC alike: the caller's trace context in,
+//! this span's out.
+
+use axum::extract::Request;
+use axum::middleware::Next;
+use axum::response::Response;
+use http::{HeaderName, HeaderValue, Method};
+use skein_node::trace::{self, Remote};
+
+const TRACEPARENT: HeaderName = HeaderName::from_static(trace::TRACEPARENT);
+
+/// Traces a request of [`GENERATING`]; others pass through.
+pub async fn trace(request: Request, next: Next) -> Response {
+    let Some(path) = generating(&request) else { return next.run(request).await };
+    let header = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok());
+    let span = trace::Request::begin(Remote::read(header));
+    let Some(traceparent) = span.traceparent() else { return next.run(request).await };
+    span.name(|| format!("POST {path}"));
+    span.set("http.request.method", "POST");
+    span.set("url.path", path);
+    let mut response = trace::within(span.clone(), next.run(request)).await;
+    let status = response.status();
+    span.set("http.response.status_code", i64::from(status.as_u16()));
+    if status.is_server_error() {
+        span.fail(status.as_str());
+    }
+    if let Ok(value) = HeaderValue::from_str(&traceparent) {
+        response.headers_mut().insert(TRACEPARENT, value);
+    }
+    response
+}
+
+/// Paths of requests that generate.
+const GENERATING: [&str; 6] = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/api/chat",
+    "/api/generate",
+    "/skein.v1.Inference/Generate",
+    "/skein.worker.v1.Worker/Generate",
+];
+
+/// The path, as a constant, if the request generates.
+fn generating(request: &Request) -> Option<&'static str> {
+    let path = request.uri().path();
+    // Below a root path, too.
+    let known = GENERATING.into_iter().find(|known| path.ends_with(known));
+    known.filter(|_| request.method() == Method::POST)
+}

@@ -1,0 +1,96 @@
+//! What a request's server span says of its answer, in the words of OpenTelemetry's GenAI conventions.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use skein_node::clock::Timestamp;
+use skein_node::trace::{self, Kept};
+
+use crate::request::TokenRequest;
+use skein_proto::sampling::SamplingParams;
+
+/// The answer's part of a server span.
+pub(super) struct AnswerSpan {
+    pub request: trace::Request,
+    pub operation: &'static str,
+    model: Arc<str>,
+    id: Option<String>,
+    sampling: Arc<SamplingParams>,
+    finish_reasons: Vec<&'static str>,
+    latest: Option<Timestamp>,
+    longest_wait: Duration,
+}
+
+/// Counts at the end of an answer.
+pub(super) struct Counts {
+    pub outcome: &'static str,
+    pub moves: u32,
+    pub prompt_tokens: u64,
+    pub cached_tokens: u32,
+    pub output_tokens: u64,
+    pub first_token: Option<Duration>,
+}
+
+impl AnswerSpan {
+    pub fn new(request: &TokenRequest) -> Self {
+        Self {
+            request: request.trace.clone(),
+            operation: request.operation,
+            model: request.model.clone(),
+            id: request.trace.is_on().then(|| request.id.clone()),
+            sampling: request.sampling.clone(),
+            finish_reasons: Vec::new(),
+            latest: None,
+            longest_wait: Duration::ZERO,
+        }
+    }
+
+    /// Tokens came at `now`.
+    pub fn tokens(&mut self, arrived: Timestamp, now: Timestamp) {
+        if !self.request.is_on() {
+            return;
+        }
+        let since = self.latest.replace(now).unwrap_or(arrived);
+        self.longest_wait = self.longest_wait.max(now.since(since));
+    }
+
+    /// A sample ended.
+    pub fn finished(&mut self, reason: &'static str) {
+        if self.request.is_on() {
+            self.finish_reasons.push(reason);
+        }
+    }
+
+    /// The answer ended.
+    pub fn end(&mut self, counts: &Counts) {
+        if !self.request.is_on() {
+            return;
+        }
+        if self.longest_wait >= trace::slow_after() {
+            self.request.keep(Kept::Slow);
+        }
+        self.request.name(|| format!("{} {}", self.operation, self.model));
+        self.request.set_all(|| {
+            [
+                ("gen_ai.operation.name", self.operation.into()),
+                ("gen_ai.provider.name", "skein".into()),
+                ("gen_ai.request.model", self.model.to_string().into()),
+                ("gen_ai.response.model", self.model.to_string().into()),
+                ("gen_ai.request.max_tokens", i64::from(self.sampling.max_tokens).into()),
+                ("gen_ai.request.temperature", f64::from(self.sampling.temperature).into()),
+                ("gen_ai.request.top_p", f64::from(self.sampling.top_p).into()),
+                ("gen_ai.response.finish_reasons", trace::texts(self.finish_reasons.iter().copied())),
+                ("gen_ai.response.id", self.id.take().unwrap_or_default().into()),
+                ("skein.outcome", counts.outcome.into()),
+                ("skein.longest_wait", self.longest_wait.as_secs_f64().into()),
+            ]
+        });
+        if let Some(after) = counts.first_token {
+            self.request.set("gen_ai.latency.time_to_first_token", after.as_secs_f64());
+        }
+        self.request.sum("gen_ai.usage.input_tokens", counts.prompt_tokens);
+        self.request.sum("gen_ai.usage.output_tokens", counts.output_tokens);
+        self.request.sum("gen_ai.usage.cache_read.input_tokens", counts.cached_tokens.into());
+        self.request.sum("skein.moves", counts.moves.into());
+    }
+}
