@@ -16,7 +16,7 @@ import tomllib
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DEPLOY = ROOT / "deploy"
 COMMANDS = ["serve", "router", "gateway", "worker"]
-ROW = re.compile(r"^\| `--(\[no-\])?([a-z0-9-]+)[^`]*` \|[^|]*\| ([a-z, ]+) \|", re.MULTILINE)
+ROW = re.compile(r"^\| `--(\[no-\])?([a-z0-9-]+)[^`]*` \|[^|]*\| ([a-z, -]+) \|", re.MULTILINE)
 # `skein worker --flag` on one line, or a list of arguments that starts with the command.
 ON_A_LINE = re.compile(r"\bskein (serve|router|gateway|worker)\b([^#\n|]*)")
 IN_A_LIST = re.compile(r"^ +- (serve|router|gateway|worker)\n((?: +- (?:[-/$].*)\n)+)", re.MULTILINE)
@@ -27,12 +27,12 @@ OTHER_VARIABLES = {"KERNEL_CACHE", "CONFIG"}
 # Kubernetes' own, named in a comment.
 SERVICE_VARIABLES = {"WORKER_PORT", "ROUTER_PORT"}
 # Their flags are their own.
-PROGRAMS = {"prometheus-rule", "validate", "generate", "on-empty-root", "rolling-restart"}
-# Flags of docker, kubectl, helm, kind, systemctl and cargo that occur in deploy/.
+PROGRAMS = {"prometheus-rule", "sbom", "validate", "generate", "on-empty-root", "rolling-restart"}
+# Flags of docker, kubectl, helm, kind, systemctl, cargo and benches/autoscaling that occur in deploy/.
 FOREIGN = {
     "build", "build-arg", "chown", "create-namespace", "delete-emptydir-data", "from", "from-file", "from-literal", "help",
-    "ignore-daemonsets", "locked", "mount", "namespace", "no-install-recommends", "now", "release", "replicas", "set",
-    "target", "values",
+    "ignore-daemonsets", "locked", "mount", "namespace", "no-install-recommends", "now", "only", "release", "replicas", "set",
+    "target", "trace", "values",
 }  # fmt: skip
 
 

@@ -72,6 +72,11 @@ impl Registry {
         self.register(IntGaugeVec::new(Opts::new(name, help), labels).expect(VALID))
     }
 
+    /// A gauge of fractions for each combination of labels; as [`gauges`](Self::gauges).
+    pub fn ratios(&self, name: &str, help: &str, labels: &[&str]) -> GaugeVec {
+        self.register(GaugeVec::new(Opts::new(name, help), labels).expect(VALID))
+    }
+
     /// A gauge that is always 1; its labels are the message.
     pub fn info(&self, name: &str, help: &str, labels: &[(&str, &str)]) {
         let (names, values): (Vec<&str>, Vec<&str>) = labels.iter().copied().unzip();

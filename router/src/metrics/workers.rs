@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use skein_node::metrics::{Gauge, IntGauge, IntGaugeVec, Registry};
+use skein_node::metrics::{Gauge, GaugeVec, IntGauge, IntGaugeVec, Registry};
 
 use crate::fleet::WorkerStatus;
 
@@ -23,6 +23,8 @@ pub(super) struct WorkerGauges {
     worker_free_blocks: IntGaugeVec,
     worker_kv_blocks: IntGaugeVec,
     worker_indexed_blocks: IntGaugeVec,
+    pressure: Gauge,
+    worker_pressure: GaugeVec,
 }
 
 impl WorkerGauges {
@@ -49,6 +51,15 @@ impl WorkerGauges {
                 "skein_worker_indexed_blocks",
                 "Blocks of a worker's prefix cache that this router's index knows.",
             ),
+            pressure: r.ratio(
+                "skein_pressure",
+                "Mean pressure of the ready workers; 0 is idle, 1 is full, more is too much.",
+            ),
+            worker_pressure: r.ratios(
+                "skein_worker_pressure",
+                "The fullest of a worker's seats, KV blocks and one second of prefill; 1 is full.",
+                &["worker"],
+            ),
         }
     }
 
@@ -64,7 +75,13 @@ impl WorkerGauges {
         for gauges in self.of_each() {
             gauges.reset(); // a worker that has left is gone from the scrape, too
         }
+        self.worker_pressure.reset();
+        let ready = workers.iter().filter(|worker| worker.is_ready());
+        let (sum, count_ready) =
+            ready.fold((0.0, 0), |(sum, count), worker| (sum + pressure(worker), count + 1));
+        self.pressure.set(if count_ready == 0 { 0.0 } else { sum / f64::from(count_ready) });
         for worker in workers {
+            self.worker_pressure.with_label_values(&[&worker.id]).set(pressure(worker));
             let set = |gauges: &IntGaugeVec, value: i64| gauges.with_label_values(&[&worker.id]).set(value);
             set(&self.worker_ready, i64::from(worker.is_ready()));
             set(&self.worker_running, worker.reported.running.into());
@@ -93,6 +110,20 @@ impl WorkerGauges {
     }
 }
 
+/// How full a worker is, by what runs out first: seats, KV blocks, or a second of prefill that waits. Unlike
+/// the number of waiting requests it rises from the first request on, and unlike a share of time it goes
+/// beyond 1, so an autoscaler can compute from it how many workers are missing.
+fn pressure(worker: &WorkerStatus) -> f64 {
+    let Some(info) = &worker.info else { return 0.0 };
+    let load = &worker.load;
+    let part = |used: f64, all: f64| if all > 0.0 { used / all } else { 0.0 };
+    let seats = part(load.sequences.into(), info.max_num_seqs.into());
+    let blocks = part(info.kv_blocks.saturating_sub(load.free_blocks).into(), info.kv_blocks.into());
+    // Without a measured rate nothing is known about prefill.
+    let prefill = part(load.queued_uncached_tokens as f64, load.prefill_tokens_per_second.into());
+    seats.max(blocks).max(prefill)
+}
+
 /// 0 while no worker has connected.
 fn kv_usage(workers: &[WorkerStatus]) -> f64 {
     let connected = || workers.iter().filter_map(|worker| Some((worker, worker.info.as_ref()?)));
@@ -100,4 +131,93 @@ fn kv_usage(workers: &[WorkerStatus]) -> f64 {
     let free: f64 =
         connected().map(|(worker, info)| f64::from(worker.reported.free_blocks.min(info.kv_blocks))).sum();
     if blocks == 0.0 { 0.0 } else { 1.0 - free / blocks }
+}
+
+#[cfg(test)]
+mod tests {
+    use skein_proto::info::WorkerInfo;
+    use skein_proto::load::Load;
+
+    use super::*;
+    use crate::fleet::ledger::CurrentLoad;
+
+    /// A worker with 8 seats, 100 blocks and 1,000 tokens of prefill a second.
+    fn worker(id: &str, sequences: u32, free_blocks: u32, queued_uncached_tokens: u64) -> WorkerStatus {
+        let info = WorkerInfo {
+            epoch: 1,
+            model: "m".into(),
+            max_model_len: 1000,
+            vocab_size: 300,
+            block_size: 16,
+            kv_blocks: 100,
+            max_num_seqs: 8,
+            max_num_batched_tokens: 512,
+            resume_exact: true,
+            version: String::new(),
+            backend: "fake".into(),
+            fingerprint: 7,
+        };
+        let load = CurrentLoad {
+            queued_uncached_tokens,
+            sequences,
+            free_blocks,
+            prefill_tokens_per_second: 1000.0,
+            decode_tokens_per_second: 100.0,
+        };
+        WorkerStatus {
+            id: id.to_owned(),
+            address: String::new(),
+            refuses: None,
+            info: Some(info),
+            load,
+            reported: Load::default(),
+            cached_blocks: 0,
+        }
+    }
+
+    #[test]
+    fn pressure_is_what_runs_out_first_and_has_no_ceiling() {
+        let check = |sequences, free, queued, expected: f64| {
+            let got = pressure(&worker("w", sequences, free, queued));
+            assert!((got - expected).abs() < 1e-9, "{got} for {sequences}, {free}, {queued}");
+        };
+        check(0, 100, 0, 0.0);
+        check(2, 90, 100, 0.25);
+        check(2, 40, 100, 0.6);
+        check(2, 90, 700, 0.7);
+        check(24, 90, 0, 3.0);
+        check(1, 100, 5_000, 5.0);
+        let mut unmeasured = worker("w", 4, 100, 5_000);
+        unmeasured.load.prefill_tokens_per_second = 0.0;
+        assert_eq!(pressure(&unmeasured), 0.5);
+        assert_eq!(pressure(&WorkerStatus { info: None, ..worker("w", 4, 0, 0) }), 0.0);
+    }
+
+    #[test]
+    fn the_mean_is_over_ready_workers() {
+        let registry = Registry::new(&[]);
+        let gauges = WorkerGauges::new(&registry);
+        let full = WorkerStatus { refuses: Some(crate::fleet::Refused::Draining), ..worker("c", 8, 0, 0) };
+        let workers = [worker("a", 2, 100, 0), worker("b", 6, 100, 0), full];
+        let text = gauges.encode(&workers, || registry.encode(skein_node::metrics::Format::Text));
+        assert!(text.contains("\nskein_pressure 0.5\n"), "{text}");
+        assert!(text.contains("\nskein_worker_pressure{worker=\"c\"} 1\n"), "{text}");
+    }
+
+    #[test]
+    fn sixty_four_workers_have_a_bounded_number_of_series_and_those_that_left_have_none() {
+        let registry = Registry::new(&[]);
+        let gauges = WorkerGauges::new(&registry);
+        let series = |workers: &[WorkerStatus]| {
+            let text = gauges.encode(workers, || registry.encode(skein_node::metrics::Format::Text));
+            text.lines().filter(|line| !line.starts_with('#')).count()
+        };
+        let none = series(&[]);
+        for round in 0..100 {
+            let workers: Vec<_> =
+                (0..64).map(|at| worker(&format!("w{}", round * 64 + at), 1, 50, 0)).collect();
+            assert_eq!(series(&workers), none + 64 * 8, "round {round}");
+        }
+        assert_eq!(series(&[]), none);
+    }
 }
