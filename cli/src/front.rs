@@ -22,7 +22,7 @@ use tokio::sync::mpsc;
 
 use crate::exit::{ADDRESS, Failure, MODEL};
 use crate::model;
-use crate::probe::try_template;
+use crate::probe::try_text;
 use crate::settings::FrontSettings;
 
 /// The served model: its directory, and its names for clients.
@@ -138,7 +138,7 @@ pub async fn start_with(
     changes: mpsc::Receiver<Change>,
     connector: Arc<dyn Connector>,
 ) -> Result<(App, Cluster), Failure> {
-    try_template(&config.model, &config.text).await?;
+    try_text(&config.model, &config.text).await?;
     let (model, names, sources) =
         (config.model.clone(), config.served_model_names.clone(), config.text.clone());
     let vocab_size = model::vocab_size(&config.model);

@@ -17,6 +17,10 @@ pub struct UnsupportedDecoder(pub String);
 
 /// Largest token id in [`TokenBytes::from_tokenizer_json`]. Vocabularies of public models end at about 300,000.
 const MAX_TOKEN_ID: u64 = 1 << 24;
+/// Most steps of a decoder; those of public models have at most about five.
+const MAX_STEPS: usize = 64;
+/// How much longer a decoder may make a token, a factor.
+const MAX_GROWTH_FACTOR: usize = 24;
 
 /// The bytes of every token id; none for unused ids.
 #[derive(Debug)]
@@ -119,6 +123,7 @@ impl TokenDecoder {
     pub fn from_json(decoder: &Value) -> Result<Self, UnsupportedDecoder> {
         let mut steps = Vec::new();
         add_steps(decoder, &mut steps)?;
+        check_growth(&steps)?;
         Ok(Self(steps))
     }
 
@@ -143,6 +148,24 @@ impl TokenDecoder {
         }
         out.extend(text.into_bytes());
     }
+}
+
+/// Refuses steps that could make a token far longer: a few replacements in a row suffice for terabytes.
+fn check_growth(steps: &[DecoderStep]) -> Result<(), UnsupportedDecoder> {
+    let factor = |step: &DecoderStep| match step {
+        DecoderStep::Replace(from, to) => to.len().div_ceil(from.len()).max(1),
+        DecoderStep::ByteLevel(_) | DecoderStep::ByteFallback => 1,
+    };
+    let growth = steps.iter().map(factor).fold(1, usize::saturating_mul);
+    if growth > MAX_GROWTH_FACTOR || steps.len() > MAX_STEPS {
+        let what = format!(
+            "a decoder of {} steps that may make a token {growth} times as long (at most {MAX_STEPS} steps and \
+             {MAX_GROWTH_FACTOR} times)",
+            steps.len()
+        );
+        return Err(UnsupportedDecoder(what));
+    }
+    Ok(())
 }
 
 fn add_steps(decoder: &Value, steps: &mut Vec<DecoderStep>) -> Result<(), UnsupportedDecoder> {

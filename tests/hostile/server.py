@@ -2,7 +2,7 @@
 
 import http.client
 import json
-import os
+import pathlib
 import signal
 import socket
 import subprocess
@@ -10,6 +10,8 @@ import sys
 import time
 
 START_TIMEOUT_S = 120
+# The shipped model.
+MODEL = pathlib.Path(__file__).resolve().parents[2] / "models" / "skein-7m"
 
 
 class Server:

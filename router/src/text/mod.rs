@@ -3,11 +3,13 @@
 //! directory and is data, never code; a chat template runs with limits.
 
 mod bounded_filters;
+mod bounded_steps;
 pub mod chat_template;
 pub mod control;
 mod deep_stack;
 pub mod detokenizer;
 mod generation_defaults;
+mod growth;
 pub mod model_text;
 pub mod probe;
 pub mod received;

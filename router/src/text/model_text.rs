@@ -50,8 +50,7 @@ impl ModelText {
         sources: &TextSources,
     ) -> Result<Self, TextError> {
         let files = sources.tokenizer_directory(directory);
-        let tokenizer = read_if_there(&files.join("tokenizer.json"), MAX_TOKENIZER_BYTES)?;
-        let tokenizer = tokenizer.ok_or_else(|| TextError::NoTokenizer { directory: files.to_owned() })?;
+        let tokenizer = tokenizer_json(files)?;
         let config = read_json(files, "tokenizer_config.json")?;
         let generation = sources.generation(directory)?;
         let template = sources.template(directory)?;
@@ -164,6 +163,16 @@ impl<'a> ChatPrompt<'a> {
             Prompt::Text(_) | Prompt::Tokens(_) => None,
         }
     }
+}
+
+/// Loads only the tokenizer of the model in `directory`.
+pub(super) fn tokenizer_of(directory: &Path, sources: &TextSources) -> Result<Tokenizer, TextError> {
+    Tokenizer::from_json(&tokenizer_json(sources.tokenizer_directory(directory))?)
+}
+
+fn tokenizer_json(directory: &Path) -> Result<Vec<u8>, TextError> {
+    let json = read_if_there(&directory.join("tokenizer.json"), MAX_TOKENIZER_BYTES)?;
+    json.ok_or_else(|| TextError::NoTokenizer { directory: directory.to_owned() })
 }
 
 /// Loads and compiles only the chat template of the model in `directory`.

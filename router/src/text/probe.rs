@@ -1,12 +1,12 @@
-//! A trial of a chat template in a process of its own, which may crash. The operating system limits that
-//! process where the template engine cannot (see [`chat_template`](super::chat_template)); the server waits
-//! for the result before it starts.
+//! Trials of a chat template and of a tokenizer in a process of their own, which may crash. The operating
+//! system limits that process where the template engine and the tokenizer's library cannot (see
+//! [`chat_template`](super::chat_template)); the server waits for the results before it starts.
 
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::model_text::{chat_template_of, prepare};
+use super::model_text::{chat_template_of, prepare, tokenizer_of};
 use super::sources::TextSources;
 
 /// Compiles the template of the model in `directory` and renders some conversations. Only whether it returns
@@ -18,6 +18,14 @@ pub fn probe(directory: &Path, sources: &TextSources) {
             let _ = template.render(&Value::Array(messages), true, &Map::new());
         }
     }
+}
+
+/// Loads the tokenizer of the model in `directory` and tokenizes hard texts. An unreadable file is ignored.
+///
+/// # Errors
+/// Which text the tokenizer fails on.
+pub fn probe_tokenizer(directory: &Path, sources: &TextSources) -> Result<(), String> {
+    tokenizer_of(directory, sources).map_or(Ok(()), |tokenizer| tokenizer.try_out())
 }
 
 /// One conversation of each kind that clients send.
@@ -49,5 +57,6 @@ mod tests {
     fn a_normal_template_and_a_missing_one_pass() {
         probe(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/skein-7m")), &TextSources::default());
         probe(Path::new("/nowhere"), &TextSources::default());
+        assert_eq!(probe_tokenizer(Path::new("/nowhere"), &TextSources::default()), Ok(()));
     }
 }

@@ -5,10 +5,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
 use skein_proto::TokenId;
-use tokenizers::AddedToken;
+use tokenizers::{
+    AddedToken, DecoderWrapper, ModelWrapper, PostProcessor, PostProcessorWrapper, TokenizerImpl,
+};
 
 use super::TextError;
+use super::bounded_steps::{BoundedNormalizer, BoundedPreTokenizer};
 use super::control::ControlTokens;
+use super::growth::{self, TooMuchGrowth};
 use super::token_bytes::{TokenBytes, TokenDecoder};
 use crate::refusal::Refusal;
 
@@ -19,10 +23,46 @@ const STAND_IN: char = '\u{FDEF}';
 /// gigabytes; vocabularies of public models end at about 300,000.
 const MAX_TOKEN_ID: u64 = 1 << 24;
 
+/// Most tokens that the post-processor may add to a text.
+const MAX_SPECIAL_TOKENS: usize = 1024;
+
+/// Units of which the texts of a trial consist: letters (of which some are longer in other normal forms),
+/// digits, punctuation, spaces, marks that join what follows.
+const TRIAL_UNITS: [&str; 20] = [
+    "a",
+    "x",
+    "word ",
+    "0",
+    ".",
+    "<|",
+    " ",
+    "\t",
+    "\n",
+    "\r\n",
+    "\0",
+    "é",
+    "深",
+    "ﷺ",
+    "İ",
+    "\u{301}",
+    "👩\u{200d}",
+    "\u{FFFD}",
+    "▁",
+    "Ġ",
+];
+/// Longest tokens that are tried as units, too.
+const TRIAL_TOKENS: usize = 4;
+/// Length of a trial's text.
+const TRIAL_BYTES: usize = 16 * 1024;
+
+/// The library's tokenizer, with limits on how much longer it makes a text.
+type Bounded =
+    TokenizerImpl<ModelWrapper, BoundedNormalizer, BoundedPreTokenizer, PostProcessorWrapper, DecoderWrapper>;
+
 /// A loaded tokenizer. Immutable, shared by all requests.
 #[derive(Debug)]
 pub struct Tokenizer {
-    inner: tokenizers::Tokenizer,
+    inner: Bounded,
     /// Created when first needed: most processes never see a user write a control token.
     literal: OnceLock<LiteralTokenizer>,
     control: ControlTokens,
@@ -33,7 +73,7 @@ pub struct Tokenizer {
 /// Reads control tokens as plain text, and the stand-in of each as the token itself.
 #[derive(Debug)]
 struct LiteralTokenizer {
-    inner: tokenizers::Tokenizer,
+    inner: Bounded,
     /// (id of the stand-in, id of the control token)
     stand_ins: Vec<(TokenId, TokenId)>,
 }
@@ -47,7 +87,10 @@ impl Tokenizer {
         let decoder = TokenDecoder::from_json(&tree["decoder"])?;
         check_ids(&tree)?;
         // The library may panic on malformed files; report that like any other error at start.
-        let mut inner = catch_unwind(AssertUnwindSafe(|| tokenizers::Tokenizer::from_bytes(json)))
+        // It normalises the added tokens.
+        let read = || catch_unwind(AssertUnwindSafe(|| Bounded::from_bytes(json)));
+        let mut inner = growth::limited(json.len(), read)
+            .map_err(|error| malformed(error.to_string()))?
             .map_err(|_| malformed("the tokenizers library cannot read it".to_owned()))?
             .map_err(|error| malformed(error.to_string()))?;
         inner.with_padding(None);
@@ -63,6 +106,12 @@ impl Tokenizer {
             |id| inner.id_to_token(id),
             |id| control_tokens.binary_search_by_key(&id, |(id, _)| *id).is_ok(),
         ));
+        let special = inner.get_post_processor().map_or(0, |processor| processor.added_tokens(false));
+        if special > MAX_SPECIAL_TOKENS {
+            let reason =
+                format!("its post_processor adds {special} tokens, at most {MAX_SPECIAL_TOKENS} are allowed");
+            return Err(malformed(reason));
+        }
         Ok(Self { inner, literal: OnceLock::new(), control, control_tokens, bytes })
     }
 
@@ -114,7 +163,9 @@ impl Tokenizer {
                 .lstrip(token.lstrip)
                 .rstrip(token.rstrip)
         });
-        inner.add_tokens(tokens).map_err(|_| Refusal::Internal)?;
+        // The stand-ins are not normalised, the tokens that were there are once more.
+        let added = growth::limited(usize::MAX, || inner.add_tokens(tokens)).map_err(too_much_growth)?;
+        added.map_err(|_| Refusal::Internal)?;
         let mut stand_ins: Vec<(TokenId, TokenId)> = self
             .control_tokens
             .iter()
@@ -144,17 +195,50 @@ impl Tokenizer {
         &self.control
     }
 
+    /// Tokenizes texts that are hard for tokenizers: long runs of one character, of one word, of the longest
+    /// tokens. A caller limits memory and time, which no step of the library does.
+    ///
+    /// # Errors
+    /// Which text failed, and how.
+    pub fn try_out(&self) -> Result<(), String> {
+        let mut units: Vec<String> = TRIAL_UNITS.iter().map(|unit| (*unit).to_owned()).collect();
+        let mut tokens: Vec<String> = self.inner.get_vocab(true).into_keys().collect();
+        tokens.sort_by_key(|token| (std::cmp::Reverse(token.len()), token.clone()));
+        units.extend(tokens.into_iter().take(TRIAL_TOKENS));
+        for unit in units.iter().filter(|unit| !unit.is_empty()) {
+            let text = unit.repeat(TRIAL_BYTES.div_ceil(unit.len()));
+            self.encode(&text, true).map_err(|refusal| {
+                let shown: String = unit.chars().take(20).collect();
+                format!("a text of {} bytes of {shown:?}: {refusal}", text.len())
+            })?;
+        }
+        Ok(())
+    }
+
     /// The token's form in the vocabulary (`Ġhello`); `None` for an unknown id.
     pub fn spelling(&self, token: TokenId) -> Option<String> {
         self.inner.id_to_token(token)
     }
 }
 
-fn encode(tokenizer: &tokenizers::Tokenizer, text: &str, add_special: bool) -> Result<Vec<TokenId>, Refusal> {
-    tokenizer.encode_fast(text, add_special).map(|encoding| encoding.get_ids().to_vec()).map_err(|error| {
-        tracing::warn!(%error, "the tokenizer failed on a prompt");
-        Refusal::Internal
-    })
+fn encode(tokenizer: &Bounded, text: &str, add_special: bool) -> Result<Vec<TokenId>, Refusal> {
+    // Some malformed files make the library panic when they meet certain characters.
+    let work = || catch_unwind(AssertUnwindSafe(|| tokenizer.encode_fast(text, add_special)));
+    match growth::limited(text.len(), work).map_err(too_much_growth)? {
+        Ok(Ok(encoding)) => Ok(encoding.get_ids().to_vec()),
+        Ok(Err(error)) => {
+            tracing::warn!(%error, "the tokenizer failed on a prompt");
+            Err(Refusal::Internal)
+        }
+        Err(_) => {
+            tracing::warn!("the tokenizer panicked on a prompt; is its tokenizer.json damaged?");
+            Err(Refusal::Internal)
+        }
+    }
+}
+
+fn too_much_growth(error: TooMuchGrowth) -> Refusal {
+    Refusal::invalid("prompt", format!("This text cannot be tokenized: {error}."))
 }
 
 fn stand_in(id: TokenId) -> String {
@@ -178,7 +262,7 @@ fn check_ids(tree: &serde_json::Value) -> Result<(), TextError> {
 }
 
 /// The largest id plus one: a vocabulary may have gaps.
-fn vocab_size(tokenizer: &tokenizers::Tokenizer) -> u32 {
+fn vocab_size(tokenizer: &Bounded) -> u32 {
     let largest = tokenizer.get_vocab(true).into_values().max();
     largest.map_or(0, |largest| largest.saturating_add(1))
 }
@@ -256,6 +340,36 @@ mod tests {
             let error = Tokenizer::from_json(json.as_bytes()).unwrap_err().to_string();
             assert!(error.contains("tokenizer.json"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_text_that_grows_without_end_is_refused() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/skein-7m/tokenizer.json");
+        let mut tree: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        let tenfold =
+            serde_json::json!({"type": "Replace", "pattern": {"String": "x"}, "content": "xxxxxxxxxx"});
+        tree["normalizer"] =
+            serde_json::json!({"type": "Sequence", "normalizers": vec![tenfold.clone(); 12]});
+        let tokenizer = Tokenizer::from_json(tree.to_string().as_bytes()).unwrap();
+        let refused = tokenizer.encode("x", true).unwrap_err().to_string();
+        assert!(refused.contains("the tokenizer makes a text over 24 times as long"), "{refused}");
+        assert!(tokenizer.encode("no such letter", true).is_ok());
+        let reason = tokenizer.try_out().unwrap_err();
+        assert!(reason.starts_with("a text of 16384 bytes of \"x\": "), "{reason}");
+        // An added token is normalised while the file is read.
+        tree["added_tokens"][0]["content"] = "xxx".into();
+        tree["added_tokens"][0]["normalized"] = true.into();
+        let error = Tokenizer::from_json(tree.to_string().as_bytes()).unwrap_err().to_string();
+        assert!(error.contains("over 24 times as long"), "{error}");
+        tree["decoder"] = serde_json::json!({"type": "Sequence", "decoders": vec![tenfold; 12]});
+        let error = Tokenizer::from_json(tree.to_string().as_bytes()).unwrap_err().to_string();
+        assert!(error.contains("a token 1000000000000 times as long"), "{error}");
+    }
+
+    #[test]
+    fn the_shipped_tokenizer_and_one_in_sentencepiece_style_pass_their_trial() {
+        assert_eq!(shipped().try_out(), Ok(()));
+        assert_eq!(sentencepiece().try_out(), Ok(()));
     }
 
     #[test]
