@@ -217,7 +217,9 @@ impl Welcome {
         if let Err(refusal) = cluster.wait_ready(SEEN_WITHIN).await {
             tracing::warn!(%refusal, "a worker is ready, but the router has not seen it yet");
         }
-        let info = cluster.snapshot().workers.into_iter().find_map(|worker| worker.info);
+        let seen = cluster.snapshot().workers;
+        let workers_ready = seen.iter().filter(|worker| worker.is_ready()).count();
+        let info = seen.into_iter().find_map(|worker| worker.info);
         let backend = info.as_ref().map_or("cpu".into(), |info| info.backend.clone());
         let capacity = info.map(|info| Capacity {
             kv_blocks: info.kv_blocks,
@@ -240,7 +242,7 @@ impl Welcome {
             out!("{}", banner.text());
         } else {
             let (model, workers, listen) = (self.served.name(), self.workers, self.listen);
-            tracing::info!(model, workers, url = %format_args!("http://{listen}/v1"), seconds, "ready");
+            tracing::info!(model, workers_ready, workers, url = %format_args!("http://{listen}/v1"), seconds, "ready");
         }
     }
 }

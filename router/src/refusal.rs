@@ -86,7 +86,10 @@ pub enum Refusal {
         /// Largest body, bytes.
         limit: usize,
     },
-    /// The API key is missing or wrong.
+    /// The request carries no API key.
+    #[error("No API key was sent and this server needs one; send the header `Authorization: Bearer KEY`.")]
+    MissingKey,
+    /// The API key is wrong.
     #[error("Incorrect API key provided.")]
     Unauthorized,
     /// A different request runs under this id.
@@ -195,7 +198,9 @@ impl Refusal {
                 shape(415, "invalid_request_error", Some("unsupported_media_type"))
             }
             Self::TooLarge { .. } => shape(413, "invalid_request_error", Some("request_too_large")),
-            Self::Unauthorized => shape(401, "invalid_request_error", Some("invalid_api_key")),
+            Self::MissingKey | Self::Unauthorized => {
+                shape(401, "invalid_request_error", Some("invalid_api_key"))
+            }
             Self::DuplicateId(_) => shape(409, "invalid_request_error", Some("duplicate_request_id")),
             Self::NotContinued => shape(409, "invalid_request_error", Some("not_continued")),
             Self::Overloaded { .. } => shape(429, "overloaded_error", Some("queue_full")),
@@ -244,7 +249,7 @@ impl Refusal {
             | Self::TooLarge { .. } => tonic::Code::InvalidArgument,
             Self::ModelNotFound { .. } | Self::NotFound(_) => tonic::Code::NotFound,
             Self::MethodNotAllowed(_) => tonic::Code::Unimplemented,
-            Self::Unauthorized => tonic::Code::Unauthenticated,
+            Self::MissingKey | Self::Unauthorized => tonic::Code::Unauthenticated,
             Self::DuplicateId(_) => tonic::Code::AlreadyExists,
             Self::NotContinued => tonic::Code::FailedPrecondition,
             Self::Overloaded { .. } => tonic::Code::ResourceExhausted,

@@ -38,7 +38,7 @@ impl FrontSettings {
     pub fn read(settings: &mut Settings) -> Self {
         let defaults = RouterConfig::new("", Vec::<String>::new());
         let host = settings.value("host", text).unwrap_or_default();
-        let port = settings.value("port", count(0..=65_535)).unwrap_or(0) as u16;
+        let port = settings.value("port", port).unwrap_or(0);
         let api_keys = settings.list("api-key", text);
         let admission = AdmissionConfig {
             max_num_queued_reqs: small(settings, "max-num-queued-reqs", 1, 1_000_000)
@@ -93,6 +93,19 @@ impl FrontSettings {
             settings.problem(message);
         }
     }
+}
+
+/// A TCP port; 0 = any free one.
+fn port(given: &str) -> Result<u16, String> {
+    let digits = given.trim();
+    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    digits.parse().map_err(|_| {
+        if is_number {
+            format!("{digits} is out of range; it must be 0 to 65535")
+        } else {
+            format!("`{given}` is not a port; give a number from 0 to 65535 (0 = any free one)")
+        }
+    })
 }
 
 /// Origins of web pages: one, several separated by commas, or vLLM's JSON list.
@@ -300,4 +313,20 @@ fn shutdown_timeout(settings: &mut Settings) -> Duration {
 
 fn small(settings: &mut Settings, name: &'static str, least: u32, most: u32) -> Option<u32> {
     settings.value(name, count(u64::from(least)..=u64::from(most))).map(|value| value as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_is_not_told_as_a_count() {
+        assert_eq!((port("8000"), port(" 0 ")), (Ok(8000), Ok(0)));
+        for given in ["18432x", "8k", "-1", ""] {
+            let expected =
+                format!("`{given}` is not a port; give a number from 0 to 65535 (0 = any free one)");
+            assert_eq!(port(given), Err(expected));
+        }
+        assert_eq!(port("99999"), Err("99999 is out of range; it must be 0 to 65535".to_owned()));
+    }
 }

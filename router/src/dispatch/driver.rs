@@ -185,6 +185,7 @@ impl Driver {
             _ => String::new(),
         };
         let ended = Ended::of(&event);
+        let is_fault = matches!(event, RequestEvent::Ended(_) | RequestEvent::NotOpened(..));
         for action in self.delivery.handle(clock::now(), event) {
             self.perform(action);
         }
@@ -192,7 +193,12 @@ impl Driver {
         if self.delivery.moves() > moves {
             self.attempts.moved();
             self.with_journey(|journey| journey.moves = moves + 1);
-            tracing::info!(request = self.request.id, moves = moves + 1, lost, "request goes on elsewhere");
+            let (request, moves) = (&self.request.id, moves + 1);
+            if is_fault {
+                tracing::warn!(request, moves, lost, "request goes on elsewhere");
+            } else {
+                tracing::info!(request, moves, lost, "request goes on elsewhere");
+            }
         }
     }
 

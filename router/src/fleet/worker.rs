@@ -42,7 +42,7 @@ pub enum Refused {
     /// Its model does not match, for this reason.
     #[error("{0}")]
     Mismatch(Arc<str>),
-    #[error("not reporting")]
+    #[error("starting or out of contact")]
     NotHeardFrom,
     #[error("silent")]
     Silent,

@@ -47,13 +47,15 @@ fn equal(key: &[u8], given: &[u8]) -> bool {
     difference == 0
 }
 
-/// Refuses a request without a valid key with 401, and tells handlers whose the others are.
+/// Refuses a request without a valid key with 401, and gives handlers the tenant of the others.
 pub async fn require_key(State(keys): State<ApiKeys>, mut request: Request, next: Next) -> Response {
     if let Some(tenant) = keys.admit(request.headers()) {
         request.extensions_mut().insert(tenant);
         next.run(request).await
     } else {
-        Refused::new(request.headers(), Refusal::Unauthorized).into_response()
+        let sent = request.headers().contains_key(AUTHORIZATION);
+        let refusal = if sent { Refusal::Unauthorized } else { Refusal::MissingKey };
+        Refused::to(&request, refusal).into_response()
     }
 }
 

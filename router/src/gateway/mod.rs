@@ -46,6 +46,7 @@ pub fn router(app: App, guarded: Router, open: Router) -> Router {
     let cors = cors::layer(&app.config.allowed_origins);
     let api = Router::new()
         .route("/v1/models", get(models::list))
+        .route("/v1/models/", get(models::list))
         .route("/v1/models/{*id}", get(models::retrieve))
         .route("/v1/completions", post(completions::create))
         .route("/v1/chat/completions", post(chat::create))
@@ -88,11 +89,11 @@ fn below(root_path: &str, all: Router) -> Router {
 
 async fn not_found(request: Request) -> Refused {
     let path: String = request.uri().path().chars().take(200).collect();
-    Refused::new(request.headers(), Refusal::NotFound(format!("There is no path `{path}` here.")))
+    Refused::to(&request, Refusal::NotFound(format!("There is no path `{path}` here.")))
 }
 
 async fn method_not_allowed(request: Request) -> Refused {
     let path: String = request.uri().path().chars().take(200).collect();
     let message = format!("{} is not allowed on `{path}`.", request.method());
-    Refused::new(request.headers(), Refusal::MethodNotAllowed(message))
+    Refused::to(&request, Refusal::MethodNotAllowed(message))
 }

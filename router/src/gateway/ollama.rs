@@ -52,8 +52,7 @@ impl From<Refusal> for Failure {
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
-        let body = json!({"error": self.0.to_string()}).to_string();
-        Refused::from(self.0).into_response().map(|_| Body::from(body))
+        Refused::ollama(self.0).into_response()
     }
 }
 

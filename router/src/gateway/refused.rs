@@ -1,7 +1,8 @@
-//! Turns a refusal into a response: OpenAI's error object with the retry headers that SDKs read, or a gRPC
-//! status if the request was gRPC.
+//! Turns a refusal into a response: OpenAI's or Ollama's error object with the retry headers that SDKs
+//! read, or a gRPC status.
 
 use axum::Json;
+use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use http::header::{ACCEPT_ENCODING, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
@@ -16,20 +17,40 @@ const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 #[derive(Debug)]
 pub struct Refused {
     refusal: Refusal,
-    grpc: bool,
+    protocol: Protocol,
+}
+
+/// Protocols with an error format of their own.
+#[derive(Debug, Clone, Copy)]
+enum Protocol {
+    OpenAi,
+    Ollama,
+    Grpc,
 }
 
 impl Refused {
-    /// Takes the protocol from the request's `headers`.
-    pub fn new(headers: &HeaderMap, refusal: Refusal) -> Self {
-        let content_type = headers.get(CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
-        Self { refusal, grpc: content_type.starts_with(b"application/grpc") }
+    /// The answer to `request`, in the protocol of its content type or path.
+    pub fn to(request: &Request, refusal: Refusal) -> Self {
+        let content_type = request.headers().get(CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
+        let protocol = if content_type.starts_with(b"application/grpc") {
+            Protocol::Grpc
+        } else if request.uri().path().starts_with("/api/") {
+            Protocol::Ollama
+        } else {
+            Protocol::OpenAi
+        };
+        Self { refusal, protocol }
+    }
+
+    /// The answer to a request of Ollama's API.
+    pub fn ollama(refusal: Refusal) -> Self {
+        Self { refusal, protocol: Protocol::Ollama }
     }
 }
 
 impl From<Refusal> for Refused {
     fn from(refusal: Refusal) -> Self {
-        Self { refusal, grpc: false }
+        Self { refusal, protocol: Protocol::OpenAi }
     }
 }
 
@@ -43,12 +64,16 @@ pub fn error_object(refusal: &Refusal) -> Value {
 
 impl IntoResponse for Refused {
     fn into_response(self) -> Response {
-        if self.grpc {
-            return crate::grpc::status(&self.refusal).into_http::<axum::body::Body>().into_response();
-        }
+        let body = match self.protocol {
+            Protocol::OpenAi => error_object(&self.refusal),
+            Protocol::Ollama => json!({"error": self.refusal.to_string()}),
+            Protocol::Grpc => {
+                return crate::grpc::status(&self.refusal).into_http::<axum::body::Body>().into_response();
+            }
+        };
         let status =
             StatusCode::from_u16(self.refusal.http().status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        (status, headers(&self.refusal), Json(error_object(&self.refusal))).into_response()
+        (status, headers(&self.refusal), Json(body)).into_response()
     }
 }
 
@@ -66,7 +91,7 @@ pub fn headers(refusal: &Refusal) -> HeaderMap {
     if matches!(refusal, Refusal::CompressedBody(_)) {
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     }
-    if matches!(refusal, Refusal::Unauthorized) {
+    if matches!(refusal, Refusal::MissingKey | Refusal::Unauthorized) {
         headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
     headers

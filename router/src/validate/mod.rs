@@ -257,7 +257,10 @@ fn sampling(
         faults.note(Refusal::invalid("best_of", message));
     }
     let top_k = top_k(draft.top_k.or(defaults.sampling.top_k).unwrap_or(0), model.vocab_size);
-    let max_tokens = whole("max_tokens", draft.max_tokens, 1, i64::from(u32::MAX));
+    // A valid count that does not fit the context is refused later, with the prompt's length.
+    let is_count = draft.max_tokens.is_some_and(|count| count > 0 && u32::try_from(count).is_ok());
+    let most = if is_count { u32::MAX } else { model.max_model_len };
+    let max_tokens = whole("max_tokens", draft.max_tokens, 1, i64::from(most));
     SamplingParams {
         temperature,
         top_k: faults.value_of(top_k),

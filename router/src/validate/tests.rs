@@ -45,7 +45,7 @@ fn each_rule_names_field_limit_and_value() {
     check(SamplingOptions { n: Some(1_000_000), ..some() }, "n", "n must be in [1, 128], got 1000000.");
     check(SamplingOptions { n: Some(0), ..some() }, "n", "n must be in [1, 128], got 0.");
     check(SamplingOptions { best_of: Some(4), ..some() }, "best_of", "best_of must equal n (1), got 4; choosing the best of more samples is not supported.");
-    check(SamplingOptions { max_tokens: Some(0), ..some() }, "max_tokens", "max_tokens must be in [1, 4294967295], got 0.");
+    check(SamplingOptions { max_tokens: Some(0), ..some() }, "max_tokens", "max_tokens must be in [1, 64], got 0.");
     check(SamplingOptions { max_tokens: Some(4), min_tokens: Some(5), ..some() }, "min_tokens", "min_tokens must be in [0, 4], got 5.");
     check(SamplingOptions { logprobs: Some(21), ..some() }, "logprobs", "logprobs must be in [0, 20], got 21.");
     check(SamplingOptions { prompt_logprobs: Some(-1), ..some() }, "prompt_logprobs", "prompt_logprobs must be in [0, 20], got -1.");

@@ -58,7 +58,7 @@ async fn bad_fields_are_named() {
         COMPLETIONS,
         json!({"prompt": "a", "max_tokens": 0}),
         "max_tokens",
-        "max_tokens must be in [1, 4294967295], got 0.",
+        &format!("max_tokens must be in [1, {}], got 0.", testing::MAX_MODEL_LEN),
     )
     .await;
     check(

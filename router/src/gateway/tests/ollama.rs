@@ -106,3 +106,17 @@ async fn an_error_in_mid_answer_is_the_last_line() {
     assert_eq!((answer.status, lines.len()), (200, 2));
     assert!(lines[1]["error"].is_string(), "{}", answer.body);
 }
+
+#[tokio::test]
+async fn an_unknown_path_below_api_is_refused_in_ollamas_form() {
+    let (_, answer) = ask("/api/nothing", json!({})).await;
+    assert_eq!(
+        (answer.status, answer.json()),
+        (404, json!({"error": "There is no path `/api/nothing` here."}))
+    );
+    let (_, answer) = ask("/api/tags", json!({})).await;
+    assert_eq!(
+        (answer.status, answer.json()),
+        (405, json!({"error": "POST is not allowed on `/api/tags`."}))
+    );
+}

@@ -31,7 +31,10 @@ async fn everything_but_health_needs_the_key() {
         for key in [None, Some("wrong")] {
             let answer = status(method, path, key).await;
             assert_eq!((answer.status, answer.header("www-authenticate")), (401, "Bearer"), "{path}");
-            assert_eq!(answer.json()["error"]["code"], "invalid_api_key");
+            let error = &answer.json()["error"];
+            assert_eq!(error["code"], "invalid_api_key");
+            let message = error["message"].as_str().unwrap();
+            assert_eq!(message.starts_with("No API key was sent"), key.is_none(), "{message}");
         }
         assert_ne!(status(method, path, Some("sesame")).await.status, 401, "{path}");
     }
@@ -98,6 +101,7 @@ async fn models_and_version_are_told() {
     let models = get(says("x"), "/v1/models").await.json();
     assert_eq!((&models["object"], &models["data"][0]["id"]), (&json!("list"), &json!("test")));
     assert_eq!(models["data"][0]["max_model_len"], testing::MAX_MODEL_LEN);
+    assert_eq!(get(says("x"), "/v1/models/").await.json(), models, "a slash at the end changes nothing");
     assert_eq!(get(says("x"), "/v1/models/test").await.json()["object"], "model");
     assert_eq!(get(says("x"), "/v1/models/org/other").await.json()["error"]["code"], "model_not_found");
     assert_eq!(get(says("x"), "/version").await.json(), json!({"version": env!("CARGO_PKG_VERSION")}));
