@@ -160,7 +160,7 @@ fn exit_code(error: &WorkerError) -> u8 {
         WorkerError::Load(why) => {
             if let Some(why) = why.downcast_ref::<NotUsable>() {
                 return match why {
-                    NotUsable::Model { .. } => MODEL,
+                    NotUsable::Model { .. } | NotUsable::Part { .. } => MODEL,
                     NotUsable::Setting { .. } => USAGE,
                     NotUsable::Device(_) | NotUsable::Kernels(_) => DEVICE,
                 };

@@ -41,6 +41,19 @@ GEMMA2 = {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "hidde
           "sliding_window": 24, "rms_norm_eps": 1e-6, "mlp_bias": ABSENT, "tie_word_embeddings": ABSENT,
           "pad_token_id": 0, "bos_token_id": 2, "cache_implementation": "hybrid"}
 
+LONG = {"rope_type": "longrope", "short_factor": [1.0 + 0.1 * i for i in range(6)],
+        "long_factor": [1.5 + 0.9 * i for i in range(6)]}
+PHI3 = {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "attention_bias": ABSENT, "mlp_bias": ABSENT,
+        "pad_token_id": 0, "rope_theta": 10000.0}
+GEMMA3 = {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_act": ABSENT, "mlp_bias": ABSENT,
+          "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 96, "num_hidden_layers": 4, "head_dim": 32,
+          "query_pre_attn_scalar": 24, "sliding_window": 11, "rms_norm_eps": 1e-6, "tie_word_embeddings": ABSENT,
+          "pad_token_id": 0, "bos_token_id": 2}
+GLM = {"hidden_act": "silu", "head_dim": 32, "attention_bias": True, "mlp_bias": ABSENT, "pad_token_id": 0, "rms_norm_eps": 1.5e-7}
+COHERE = {"rms_norm_eps": ABSENT, "layer_norm_eps": 1e-5, "mlp_bias": ABSENT,
+          "pad_token_id": 0, "logit_scale": 1.5}
+MOE = {"mlp_bias": ABSENT, "num_experts_per_tok": 2, "output_router_logits": False, "num_hidden_layers": 3}
+
 # name: (stored as, safetensors files, config over BASE). Configs of both generations of transformers: version
 # 4 wrote rope_theta, rope_scaling and torch_dtype; version 5 writes rope_parameters and dtype.
 MODELS = {
@@ -68,12 +81,82 @@ MODELS = {
         "tie_word_embeddings": True, "dtype": "float16",
         "layer_types": ["sliding_attention", "full_attention", "full_attention", "sliding_attention"],
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+    "rope-linear": ("bfloat16", 1, {"rope_theta": 10000.0, "rope_scaling": {"type": "linear", "factor": 4.0}}),
+    "rope-dynamic": ("bfloat16", 1, {"rope_theta": 500.0, "rope_scaling": {"type": "dynamic", "factor": 4.0}}),
+    "rope-yarn": ("bfloat16", 1, QWEN2 | {"head_dim": 16, "rope_theta": 10000.0, "rope_scaling": {
+        "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}}),
+    "rope-yarn-v5": ("bfloat16", 1, QWEN3 | {"rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 32, "beta_fast": 6.0,
+        "beta_slow": 0.5, "truncate": False, "mscale": 1.0, "mscale_all_dim": 0.4}}),
+    "qwen2-window": ("bfloat16", 1, QWEN2 | {"num_hidden_layers": 3, "use_sliding_window": True, "sliding_window": 13,
+        "max_window_layers": 1, "rope_theta": 10000.0}),
+    "phi3-long": ("bfloat16", 1, PHI3 | {"partial_rotary_factor": 0.75, "tie_word_embeddings": True,
+        "original_max_position_embeddings": 32, "sliding_window": None, "rope_scaling": LONG}),
+    "phi3-v5": ("float16", 1, PHI3 | {"rope_theta": ABSENT, "sliding_window": 21, "original_max_position_embeddings": 256,
+        "rope_parameters": LONG | {"rope_theta": 10000.0, "partial_rotary_factor": 0.75}}),
+    "gemma3": ("bfloat16", 1, GEMMA3 | {"rope_theta": 100000.0, "rope_local_base_freq": 1000.0, "sliding_window_pattern": 3,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
+    "gemma3-v5": ("float16", 1, GEMMA3 | {
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 50000.0},
+                            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0}}}),
+    "glm": ("bfloat16", 1, GLM | {"architectures": ["GlmForCausalLM"], "model_type": "glm", "partial_rotary_factor": 0.5,
+        "rope_theta": 10000.0}),
+    "glm4-v5": ("bfloat16", 1, GLM | {"architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "rope_parameters": {
+        "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75}}),
+    "granite": ("bfloat16", 1, {"architectures": ["GraniteForCausalLM"], "model_type": "granite", "rope_theta": 10000.0,
+        "num_hidden_layers": 3, "embedding_multiplier": 1.5, "residual_multiplier": 0.6, "attention_multiplier": 0.3,
+        "logits_scaling": 2.0}),
+    "smollm3": ("float16", 1, {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "num_hidden_layers": 5,
+        "pad_token_id": 0, "rope_theta": 10000.0}),
+    "olmo2": ("bfloat16", 1, {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "num_hidden_layers": 3,
+        "pad_token_id": 0, "mlp_bias": ABSENT, "rope_theta": 500.0}),
+    "starcoder2": ("bfloat16", 1, {"architectures": ["Starcoder2ForCausalLM"], "model_type": "starcoder2", "mlp_bias": ABSENT,
+        "hidden_act": "gelu_pytorch_tanh", "attention_bias": ABSENT, "rms_norm_eps": ABSENT, "norm_epsilon": 1e-5,
+        "use_bias": True, "sliding_window": 19, "rope_theta": 10000.0}),
+    "cohere": ("bfloat16", 1, COHERE | {"architectures": ["CohereForCausalLM"], "model_type": "cohere", "rope_theta": 10000.0,
+        "use_qk_norm": False}),
+    "cohere2-v5": ("float16", 1, COHERE | {"architectures": ["Cohere2ForCausalLM"], "model_type": "cohere2",
+        "num_hidden_layers": 4, "sliding_window": 10, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]}),
+    "mixtral": ("bfloat16", 2, MOE | {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
+        "num_local_experts": 4, "sliding_window": None, "rope_theta": 10000.0}),
+    "mixtral-v5": ("bfloat16", 1, MOE | {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
+        "num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 17,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+    "olmoe": ("bfloat16", 1, MOE | {"architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "num_experts": 8,
+        "norm_topk_prob": False, "num_experts_per_tok": 3, "intermediate_size": 48, "pad_token_id": 0, "rope_theta": 10000.0}),
+    "qwen3-moe": ("bfloat16", 1, MOE | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "head_dim": 32,
+        "num_experts": 6, "moe_intermediate_size": 48, "norm_topk_prob": True, "mlp_only_layers": [1],
+        "decoder_sparse_step": 1, "rope_theta": 10000.0}),
 }
+
+# Models whose checkpoints have a tensor for each expert, with these names of block, gate, up and down; the
+# others have the fused tensors of version 5.
+APART = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2"), "qwen3-moe": ("mlp", "gate_proj", "up_proj", "down_proj")}
+
+
+def apart(name: str, tensors: dict) -> dict:
+    """The tensors under the names of APART."""
+    block, gate, up, down = APART[name]
+    split = {}
+    for key, tensor in tensors.items():
+        prefix, _, kind = key.partition(".mlp.experts.")
+        if not kind:
+            split[key.replace(".mlp.gate.", f".{block}.gate.")] = tensor
+            continue
+        for expert, weights in enumerate(tensor):
+            halves = weights.chunk(2) if kind == "gate_up_proj" else [weights]
+            for part, half in zip((gate, up) if kind == "gate_up_proj" else (down,), halves):
+                split[f"{prefix}.{block}.experts.{expert}.{part}.weight"] = half.contiguous()
+    return split
 
 
 def draw(name: str, shape, generator, is_gemma: bool) -> torch.Tensor:
     """A weight of a size that suits its place. Gemma adds 1 to its norm weights. Its layers get large
     outputs; otherwise the scaled embedding and the tied head would repeat one token."""
+    if name.endswith("norm.bias"):
+        return 0.1 * torch.randn(shape, generator=generator)
     if "norm" in name:
         values = 0.5 + torch.rand(shape, generator=generator)
         return values if not is_gemma else 8 * values - 1 if "post_" in name else values - 1
@@ -83,7 +166,9 @@ def draw(name: str, shape, generator, is_gemma: bool) -> torch.Tensor:
     if "embed_tokens" in name:
         return 0.35 * values  # also the head where it is tied: 0.35 * sqrt(64) is a logit's spread
     scores = 3.0 if is_gemma else 1.6  # as large as Gemma's softcap
-    gain = scores if ("q_proj" in name or "k_proj" in name) else 3.0 if "lm_head" in name else 1.3
+    if "mlp.gate.weight" in name or "mlp.gate_weight" in name:
+        return 3.0 / shape[-1] ** 0.5 * values  # experts of clearly different weight
+    gain = scores if ("q_proj" in name or "k_proj" in name or "qkv_proj" in name) else 3.0 if "lm_head" in name else 1.3
     return gain / shape[-1] ** 0.5 * values
 
 
@@ -99,6 +184,8 @@ def write_model(path: pathlib.Path, config: dict, dtype: str, files: int, seed: 
     for name, like in sorted(empty.state_dict().items()):
         if not (name == "lm_head.weight" and empty.config.tie_word_embeddings):
             tensors[name] = draw(name, like.shape, generator, is_gemma).to(getattr(torch, dtype))
+    if path.name in APART:
+        tensors = apart(path.name, tensors)
     if files == 1:
         save(tensors, path / "model.safetensors")
         return
@@ -170,10 +257,12 @@ def quiet():
     torch.use_deterministic_algorithms(True)
 
 
-def make():
+def make(only=()):
+    """All models, or those named."""
     quiet()
     for name, (dtype, files, over) in MODELS.items():
-        make_one(name, dtype, files, over)
+        if not only or name in only:
+            make_one(name, dtype, files, over)
 
 
 SKEIN_7M = HERE.parents[1] / "models" / "skein-7m"

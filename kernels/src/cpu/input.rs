@@ -189,6 +189,17 @@ impl Input {
         });
     }
 
+    /// Copies the rows to `to`, without their padding.
+    ///
+    /// # Panics
+    /// If they are not stored as `f32`, or `to` has another size.
+    pub fn copy_to(&self, to: &mut [f32]) {
+        let (values, stride) = self.values();
+        assert_eq!(to.len(), self.rows * self.width, "to is [rows, width]");
+        let rows = values.chunks_exact(stride).zip(to.chunks_exact_mut(self.width));
+        rows.for_each(|(row, to)| to.copy_from_slice(&row[..self.width]));
+    }
+
     /// How the rows are encoded.
     pub fn encoding(&self) -> Encoding {
         self.encoding

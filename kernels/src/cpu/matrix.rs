@@ -90,6 +90,31 @@ impl WeightMatrix {
         Self { storage: self.storage.clone(), rows: rows.len(), cols: cols.len(), start, ..*self }
     }
 
+    /// A copy with its rows in another order; row `i` is row `from(i)` of this one.
+    pub fn with_rows(&self, from: impl Fn(usize) -> usize) -> Self {
+        let bytes = (0..self.rows).flat_map(|row| self.row(from(row))).copied().collect();
+        self.copied(bytes)
+    }
+
+    /// A copy with its columns in another order; column `i` is column `from(i)` of this one.
+    pub fn with_columns(&self, from: impl Fn(usize) -> usize) -> Self {
+        let size = self.storage.value_bytes();
+        let value = |row, column| &self.row(row)[column * size..][..size];
+        let columns = |row| (0..self.cols).map(move |column| (row, column));
+        let bytes = (0..self.rows).flat_map(columns).flat_map(|(row, column)| value(row, from(column)));
+        self.copied(bytes.copied().collect())
+    }
+
+    /// A matrix of the same shape and type with other bytes.
+    fn copied(&self, bytes: Vec<u8>) -> Self {
+        let storage = match self.storage {
+            Storage::Bf16(_) => Storage::Bf16(bytes.into()),
+            Storage::F16(_) => Storage::F16(bytes.into()),
+            Storage::F32(_) => Storage::F32(bytes.into()),
+        };
+        Self::new(storage, self.rows, self.cols)
+    }
+
     /// Number of rows, which are outputs.
     pub fn rows(&self) -> usize {
         self.rows
@@ -142,5 +167,8 @@ mod tests {
         assert_eq!((part.rows(), part.cols(), row), (2, 3, [25.0, 26.0, 27.0]));
         part.widen_row(1, &mut row);
         assert_eq!((row, part.len_bytes()), ([35.0, 36.0, 37.0], 12));
+        let turned = part.with_rows(|row| 1 - row).with_columns(|column| [2, 0, 1][column]);
+        turned.widen_row(1, &mut row);
+        assert_eq!((turned.rows(), row), (2, [27.0, 25.0, 26.0]));
     }
 }

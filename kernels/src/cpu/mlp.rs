@@ -1,6 +1,7 @@
-//! Gated linear units of feed-forward networks, with one of several activations (Shazeer 2020).
+//! Activations of feed-forward networks, and gated linear units with them (Shazeer 2020).
 
 use super::disjoint::DisjointMut;
+use super::input::{Encoding, Input};
 use super::math::exp;
 use super::simd::{Kernel, Simd};
 use super::{Cpu, for_each_row};
@@ -49,6 +50,51 @@ pub fn glu(cpu: &mut Cpu, activation: Gate, gate_up: &[f32], width: usize, out: 
         // SAFETY: each row is in one task.
         isa.run(Row { activation, gate, up, out: unsafe { out.part(row * width, width) } });
     });
+}
+
+/// `activation(x)`, encoded as the input of a product, for networks without a gate. `x` is `[rows, width]`.
+///
+/// # Panics
+/// If `x` is not whole rows.
+pub fn activate_into(
+    cpu: &mut Cpu,
+    activation: Gate,
+    x: &[f32],
+    width: usize,
+    encoding: Encoding,
+    out: &mut Input,
+) {
+    assert!(x.len().is_multiple_of(width), "x is [rows, width]");
+    let isa = cpu.isa;
+    out.fill(cpu, encoding, x.len() / width, width, |row, out| {
+        isa.run(Ungated { activation, x: &x[row * width..][..width], out });
+    });
+}
+
+struct Ungated<'a> {
+    activation: Gate,
+    x: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl Kernel for Ungated<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        match self.activation {
+            Gate::Silu => activate::<Silu>(self.x, self.out),
+            Gate::GeluTanh => activate::<GeluTanh>(self.x, self.out),
+        }
+    }
+}
+
+/// Sets `out` to `activation(x)`.
+#[inline(always)]
+fn activate<F: Activation>(x: &[f32], out: &mut [f32]) {
+    for (out, x) in out.iter_mut().zip(x) {
+        *out = *x / (1.0 + exp(-F::logit(*x)));
+    }
 }
 
 struct Row<'a> {
@@ -103,6 +149,14 @@ mod tests {
             }
             assert!(first.is_empty() || first == out, "{}", isa.name());
             first = out;
+            // Without a gate: as if the up projection were 1.
+            let alone: Vec<f32> = gate_up.chunks(2 * width).flat_map(|row| &row[..width]).copied().collect();
+            let ones = alone.chunks(width).flat_map(|row| [row, &[1.0; 53]].concat()).collect::<Vec<_>>();
+            let (mut expected, mut got) = (vec![0.0; rows * width], Input::default());
+            glu(&mut Cpu::with_isa(2, isa), activation, &ones, width, &mut expected);
+            activate_into(&mut Cpu::with_isa(2, isa), activation, &alone, width, Encoding::F32, &mut got);
+            let (values, stride) = got.values();
+            assert!(values.chunks(stride).flat_map(|row| &row[..width]).eq(&expected), "{}", isa.name());
         }
     }
 

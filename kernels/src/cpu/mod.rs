@@ -7,9 +7,11 @@
 pub mod aligned;
 pub mod attention;
 pub mod embed;
+pub mod experts;
 pub mod input;
 pub mod join;
 pub mod kv_cache;
+pub mod layer_norm;
 pub mod math;
 pub mod matmul;
 pub mod matrix;

@@ -7,9 +7,6 @@ use super::input::{Encoding, Input};
 use super::simd::{Kernel, LANES, Simd};
 use super::{Cpu, for_each_row};
 
-/// Largest head size that [`rms_norm_heads`] takes; model configurations allow no larger one.
-const MAX_HEAD: usize = 4096;
-
 /// `out = x / sqrt(mean(x²) + eps) * weight`, row by row; `x` and `out` are `[rows, weight.len()]`.
 ///
 /// # Panics
@@ -76,13 +73,9 @@ pub fn rms_norm_heads(
     assert!(x.len().is_multiple_of(stride) && heads.end * width <= stride, "x is [rows, stride] of heads");
     let (rows, isa, x) = (x.len() / stride, cpu.isa, DisjointMut::new(x));
     for_each_row(cpu, rows, |row| {
-        let mut before = [0.0; MAX_HEAD];
         for head in heads.clone() {
             // SAFETY: each row is in one task, and a head is borrowed once at a time.
-            let out = unsafe { x.part(row * stride + head * width, width) };
-            let before = &mut before[..width];
-            before.copy_from_slice(out);
-            isa.run(Row { x: before, weight, eps, out });
+            isa.run(RowInPlace { x: unsafe { x.part(row * stride + head * width, width) }, weight, eps });
         }
     });
 }
@@ -103,6 +96,22 @@ impl Kernel for Row<'_> {
         for ((out, x), weight) in self.out.iter_mut().zip(self.x).zip(self.weight) {
             *out = x * scale * weight;
         }
+    }
+}
+
+struct RowInPlace<'a> {
+    x: &'a mut [f32],
+    weight: &'a [f32],
+    eps: f32,
+}
+
+impl Kernel for RowInPlace<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let scale = per_rms(s, self.x, self.eps);
+        self.x.iter_mut().zip(self.weight).for_each(|(x, weight)| *x = *x * scale * weight);
     }
 }
 

@@ -3,16 +3,18 @@
 use std::path::Path;
 
 use serde_json::{Map, Value};
-use skein_kernels::cpu::rope::RopeScaling;
 
 use super::fields::Fields;
-use super::spec::{Rope, Spec};
+use super::rope::object;
+use super::spec::Spec;
 use super::{LoadError, families};
 use crate::TokenId;
 
 /// Largest configuration or index file that is read.
 pub(super) const MAX_JSON_BYTES: u64 = 64 << 20;
 const CONFIG: &str = "config.json";
+/// Field with the configuration of the text model in a model that also takes images.
+const TEXT_CONFIG: &str = "text_config";
 const GENERATION: &str = "generation_config.json";
 
 /// A model's configuration, as far as requests and the forward pass need it. All values are validated.
@@ -39,8 +41,12 @@ impl ModelConfig {
 
     /// Validates the content of config.json and generation_config.json.
     pub fn parse(config: &Map<String, Value>, generation: &Map<String, Value>) -> Result<Self, LoadError> {
-        let fields = Fields { file: CONFIG, object: config };
-        let family = families::find(&fields)?;
+        let mut config = text_model(config)?;
+        let family = families::find(&Fields { file: CONFIG, object: &config })?;
+        for (field, size) in family.sizes {
+            config.entry(*field).or_insert_with(|| (*size).into());
+        }
+        let fields = Fields { file: CONFIG, object: &config };
         check_is_plain(&fields)?;
         let spec = (family.spec)(&fields)?;
         let generation = Fields { file: GENERATION, object: generation };
@@ -64,58 +70,29 @@ pub(crate) fn read_object(path: &Path) -> Result<Map<String, Value>, LoadError> 
     serde_json::from_slice(&text).map_err(|error| damaged(format!("not a JSON object: {error}")))
 }
 
+/// The configuration of the text model. In models that also take images it is nested in `text_config`; what
+/// it leaves out is outside.
+fn text_model(config: &Map<String, Value>) -> Result<Map<String, Value>, LoadError> {
+    let fields = Fields { file: CONFIG, object: config };
+    let Some(text) = object(&fields, TEXT_CONFIG)? else { return Ok(config.clone()) };
+    let mut merged = config.clone();
+    merged.extend(text.iter().map(|(field, value)| (field.clone(), value.clone())));
+    Ok(merged)
+}
+
 /// Refuses features that the forward pass lacks, so that none is ignored.
 fn check_is_plain(fields: &Fields<'_>) -> Result<(), LoadError> {
     if let Some(architecture) =
         fields.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str)
         && !architecture.ends_with("ForCausalLM")
+        && !(architecture.ends_with("ForConditionalGeneration") && !fields.is_absent(TEXT_CONFIG))
     {
         return Err(fields.wrong("architectures", "a causal language model (…ForCausalLM)".into()));
     }
     if !fields.is_absent("quantization_config") {
         return Err(fields.wrong("quantization_config", "absent: weights in bf16, f16 or f32".into()));
     }
-    fields.number("partial_rotary_factor", 1.0..=1.0, Some(1.0)).map(drop)
-}
-
-/// Base and scaling of the rotary embedding. Version 5 has `rope_parameters`, version 4 has
-/// `rope_theta` and `rope_scaling`.
-pub(super) fn rope(fields: &Fields<'_>) -> Result<Rope, LoadError> {
-    let empty = Map::new();
-    let nested = |field: &'static str| match fields.get(field) {
-        None | Some(Value::Null) => Ok(None),
-        Some(Value::Object(object)) => Ok(Some(object)),
-        Some(_) => Err(fields.wrong(field, "an object or null".into())),
-    };
-    let scaling = match nested("rope_parameters")? {
-        Some(object) => Some(object),
-        None => nested("rope_scaling")?,
-    };
-    let scaling = Fields { file: fields.file, object: scaling.unwrap_or(&empty) };
-    let theta = if scaling.is_absent("rope_theta") { fields } else { &scaling };
-    let theta = theta.number("rope_theta", 1.0..=1e15, Some(10_000.0))?;
-    scaling.number("partial_rotary_factor", 1.0..=1.0, Some(1.0))?;
-    let kind = if scaling.is_absent("rope_type") { "type" } else { "rope_type" };
-    let factor = || scaling.number("factor", 1.0..=1e6, None);
-    let scaling = match scaling.one_of(kind, &["default", "linear", "llama3"], Some("default"))?.as_str() {
-        "linear" => RopeScaling::Linear(factor()?),
-        "llama3" => {
-            let low_freq_factor = scaling.number("low_freq_factor", 1e-6..=1e6, None)?;
-            let high_freq_factor = scaling.number("high_freq_factor", 1e-6..=1e6, None)?;
-            if high_freq_factor <= low_freq_factor {
-                return Err(scaling
-                    .wrong("high_freq_factor", format!("more than low_freq_factor, {low_freq_factor}")));
-            }
-            RopeScaling::Llama3 {
-                factor: factor()?,
-                low_freq_factor,
-                high_freq_factor,
-                original_context: scaling.number("original_max_position_embeddings", 1.0..=1e9, None)?,
-            }
-        }
-        _ => RopeScaling::None,
-    };
-    Ok(Rope { theta, scaling })
+    Ok(())
 }
 
 /// End-of-sequence tokens, a number or a list; generation_config.json takes precedence.
@@ -137,8 +114,10 @@ fn eos(config: &Fields<'_>, generation: &Fields<'_>, vocab_size: u32) -> Result<
 mod tests {
     use serde_json::json;
     use skein_kernels::cpu::kv_cache::KvType;
+    use skein_kernels::cpu::rope::Rotation;
 
     use super::*;
+    use crate::model::spec::QkNorm;
 
     fn base() -> Value {
         json!({
@@ -168,8 +147,8 @@ mod tests {
     fn defaults_are_those_of_transformers() {
         let config = parse(json!({}), json!({})).unwrap();
         let attention = config.spec.attention;
-        let rope = Rope { theta: 10_000.0, scaling: RopeScaling::None };
-        assert_eq!((attention.kv_heads, attention.head_dim, attention.rope), (4, 16, rope));
+        assert_eq!((attention.kv_heads, attention.head_dim, attention.pairs.rotated), (4, 16, 16));
+        assert_eq!(config.spec.rotations, [Rotation::plain(16, 10_000.0)]);
         assert!(!config.spec.is_tied && !attention.has_bias);
         assert_eq!(config.eos_token_ids, [1]);
         let kv_bytes = [KvType::F32, KvType::Bf16, KvType::F16, KvType::Int8]
@@ -181,11 +160,13 @@ mod tests {
     fn keys_of_both_transformers_versions_are_read() {
         let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
             "original_max_position_embeddings": 8192, "rope_theta": 500000.0});
-        let rope = |changes| parse(changes, json!({})).unwrap().spec.attention.rope;
+        let rope = |changes| parse(changes, json!({})).unwrap().spec.rotations.remove(0);
         let old = rope(json!({"rope_theta": 500000.0, "rope_scaling": llama3}));
         assert_eq!(old, rope(json!({"rope_parameters": llama3, "dtype": "bfloat16"})));
         let legacy = rope(json!({"rope_scaling": {"type": "linear", "factor": 4.0}}));
-        assert_eq!(legacy.scaling, RopeScaling::Linear(4.0));
+        assert_eq!(legacy.frequencies[0], 0.25);
+        let dynamic = rope(json!({"rope_scaling": {"type": "dynamic", "factor": 4.0}}));
+        assert_eq!(dynamic, rope(json!({})), "up to max_position_embeddings it scales nothing");
     }
 
     #[test]
@@ -194,7 +175,7 @@ mod tests {
         let qwen2 = attention(json!({"model_type": "qwen2"}));
         assert!(qwen2.has_bias && !qwen2.has_output_bias);
         let qwen3 = attention(json!({"model_type": "qwen3"}));
-        assert!(qwen3.has_qk_norm && !qwen3.has_bias && qwen3.head_dim == 128);
+        assert!(qwen3.qk_norm == QkNorm::Heads && !qwen3.has_bias && qwen3.head_dim == 128);
         let biased = attention(json!({"model_type": "qwen3", "attention_bias": true}));
         assert!(biased.has_bias && biased.has_output_bias);
         let biased = parse(json!({"attention_bias": true, "mlp_bias": true}), json!({})).unwrap().spec;
@@ -214,6 +195,24 @@ mod tests {
     }
 
     #[test]
+    fn the_text_model_of_a_model_with_images_is_read() {
+        let nested = json!({
+            "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "eos_token_id": [1, 106],
+            "text_config": {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34,
+                "intermediate_size": 10240, "sliding_window": 1024,
+                "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+        });
+        let config = ModelConfig::parse(nested.as_object().unwrap(), &Map::new()).unwrap();
+        let (spec, attention) = (config.spec.clone(), config.spec.attention);
+        assert_eq!((attention.heads, attention.kv_heads, attention.head_dim), (8, 4, 256), "the defaults");
+        assert_eq!((config.model_type, config.eos_token_ids.as_slice()), ("gemma3_text", &[1, 106][..]));
+        let windows: Vec<_> = spec.layers[..7].iter().map(|layer| layer.window).collect();
+        assert_eq!(windows, [[Some(1024); 5].as_slice(), &[None, Some(1024)]].concat());
+        assert_eq!((spec.layers[4].rotation, spec.layers[5].rotation), (1, 0));
+        assert_eq!((spec.rotations[0].frequencies[0], spec.rotations[1].frequencies[0]), (0.125, 1.0));
+    }
+
+    #[test]
     fn generation_config_takes_precedence_for_eos_tokens() {
         assert_eq!(parse(json!({}), json!({"eos_token_id": [7, 9]})).unwrap().eos_token_ids, [7, 9]);
         assert_eq!(
@@ -230,7 +229,16 @@ mod tests {
 
     #[test]
     fn an_unsupported_model_is_refused_with_field_value_and_remedy() {
-        check_refused(json!({"model_type": "gpt_oss"}), &["model_type", "gpt_oss", "llama", "qwen3"]);
+        check_refused(
+            json!({"model_type": "gpt_oss"}),
+            &["model_type", "gpt_oss, LlamaFor", "llama", "qwen3"],
+        );
+        check_refused(json!({"model_type": "qwen3_next"}), &["qwen3_next", "the nearest is qwen3)"]);
+        check_refused(
+            json!({"model_type": "mllama"}),
+            &["mllama, LlamaForCausalLM is not supported; supported: cohere"],
+        );
+        check_refused(json!({"model_type": 7}), &["model_type", "7", "llama"]);
         check_refused(json!({"model_type": null}), &["model_type", "null"]);
         check_refused(
             json!({"architectures": ["LlamaForSequenceClassification"]}),
@@ -245,7 +253,6 @@ mod tests {
             json!({"model_type": "mistral", "sliding_window": 0}),
             &["sliding_window", "0", "from 1"],
         );
-        check_refused(json!({"model_type": "qwen2", "use_sliding_window": true}), &["use_sliding_window"]);
         check_refused(json!({"num_attention_heads": 0}), &["num_attention_heads", "0", "from 1"]);
         check_refused(json!({"num_attention_heads": 5}), &["hidden_size", "64", "multiple"]);
         check_refused(json!({"num_key_value_heads": 3}), &["num_key_value_heads", "3", "divisor"]);
@@ -257,14 +264,45 @@ mod tests {
         check_refused(json!({"head_dim": 1}), &["head_dim", "even"]);
         check_refused(json!({"rms_norm_eps": -1.0}), &["rms_norm_eps", "-1"]);
         check_refused(json!({"eos_token_id": 256}), &["eos_token_id", "256"]);
+        check_refused(json!({"rope_scaling": {"rope_type": "ntk"}}), &["rope_type", "ntk", "llama3"]);
         check_refused(
-            json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
-            &["rope_type", "yarn", "llama3"],
+            json!({"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}}),
+            &["short_factor", "[1.0]", "a list of 8 numbers"],
+        );
+        check_refused(
+            json!({"rope_scaling": {"type": "yarn", "factor": 2.0, "beta_fast": 1.0, "beta_slow": 2.0}}),
+            &["beta_fast", "at least beta_slow, 2"],
         );
         check_refused(json!({"rope_scaling": {"rope_type": "linear"}}), &["factor", "missing"]);
         check_refused(json!({"rope_scaling": {"rope_type": "linear", "factor": 0.0}}), &["factor", "0"]);
         check_refused(json!({"rope_parameters": 3}), &["rope_parameters", "3", "object"]);
-        check_refused(json!({"partial_rotary_factor": 0.5}), &["partial_rotary_factor", "0.5"]);
+        check_refused(
+            json!({"partial_rotary_factor": 0.2}),
+            &["partial_rotary_factor", "0.2", "even number"],
+        );
+        check_refused(json!({"text_config": 3}), &["text_config", "3", "object"]);
+        check_refused(
+            json!({"model_type": "gemma2", "layer_types": ["full_attention"]}),
+            &["layer_types", "each layer"],
+        );
+        check_refused(
+            json!({"model_type": "mixtral", "num_local_experts": 1}),
+            &["num_experts_per_tok", "missing", "at most num_local_experts, 1"],
+        );
+        check_refused(json!({"model_type": "cohere", "use_qk_norm": true}), &["use_qk_norm", "true"]);
+        check_refused(json!({"model_type": "olmoe", "clip_qkv": 8.0}), &["clip_qkv", "8.0"]);
+        check_refused(
+            json!({"model_type": "granite", "residual_multiplier": 0}),
+            &["residual_multiplier", "0"],
+        );
+        check_refused(
+            json!({"model_type": "smollm3", "no_rope_layers": [1]}),
+            &["no_rope_layers", "2 layers"],
+        );
+        check_refused(
+            json!({"model_type": "qwen3_moe", "mlp_only_layers": "all"}),
+            &["mlp_only_layers", "all"],
+        );
         check_refused(json!({"tie_word_embeddings": "yes"}), &["tie_word_embeddings", "yes"]);
     }
 }

@@ -8,7 +8,7 @@ use super::tensors::{self, Kind, Tensor};
 /// Bytes and operations that no implementation can avoid.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StepCost {
-    /// Bytes of weights read by every step.
+    /// Bytes of weights read by every step; with experts, by a step of one token.
     pub weight_bytes: u64,
     /// Weights that every drawn token is multiplied with: two operations each.
     pub weights: u64,
@@ -80,7 +80,11 @@ impl Spec {
 
     /// Bytes of all products' weights with so many bits each. A table of rows to look up stays in its file.
     pub fn cpu_weight_bytes(&self, bits_per_weight: u64) -> u64 {
-        self.cost(ValueBytes { layers: 0, head: 0, kv: 0 }).weights.saturating_mul(bits_per_weight) / 8
+        let tensors = tensors::all(self);
+        let in_layers = tensors.iter().filter(|tensor| tensor.layer.is_some());
+        let in_layers = in_layers.filter(|tensor| matches!(tensor.kind, Kind::Matrix(..)));
+        let weights: u64 = in_layers.chain([tensors::head(&tensors)]).map(|tensor| tensor.len() as u64).sum();
+        weights.saturating_mul(bits_per_weight) / 8
     }
 
     /// The cost on the CPU if a step reads `weight_bytes` bytes of weights.
@@ -95,7 +99,14 @@ impl Spec {
         let tensors = tensors::all(self);
         let is_in_layer =
             |tensor: &&Tensor| tensor.layer.is_some() && matches!(tensor.kind, Kind::Matrix(..));
-        let in_layers: u64 = tensors.iter().filter(is_in_layer).map(|tensor| tensor.len() as u64).sum();
+        // A token uses some of the experts; all have the same size.
+        let is_used = |tensor: &&Tensor| {
+            let experts = tensor.layer.and_then(|layer| self.layers[layer].feed_forward.experts);
+            let used = experts.map_or(usize::MAX, |experts| experts.routing.per_token);
+            tensor.expert.is_none_or(|expert| expert < used)
+        };
+        let used = tensors.iter().filter(is_in_layer).filter(is_used);
+        let in_layers: u64 = used.map(|tensor| tensor.len() as u64).sum();
         let in_head = tensors::head(&tensors).len() as u64;
         StepCost {
             weight_bytes: in_layers * bytes.layers + in_head * bytes.head,

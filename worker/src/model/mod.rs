@@ -13,6 +13,7 @@ pub mod fingerprint;
 pub mod on_cpu;
 pub mod on_cuda;
 pub mod operations;
+mod rope;
 pub mod spec;
 pub mod tensors;
 
@@ -53,6 +54,21 @@ pub enum LoadError {
         got: String,
         /// The allowed values.
         allowed: String,
+    },
+    /// No family has the model's name.
+    #[error(
+        "{file}: model_type {model_type} is not supported{}; supported: {supported}",
+        near.map_or(String::new(), |near| format!(" (the nearest is {near})"))
+    )]
+    Architecture {
+        /// config.json.
+        file: &'static str,
+        /// Its `model_type`, with the architecture if there is one.
+        model_type: String,
+        /// The supported family with the most similar name.
+        near: Option<&'static str>,
+        /// All supported families.
+        supported: String,
     },
     /// A tensor is missing.
     #[error("tensor {tensor} {expected} is in no weight file of {}; is the download complete?", dir.display())]

@@ -33,8 +33,14 @@ pub fn forward<O: Operations>(spec: &Spec, on: &mut O) -> Result<(), O::Error> {
     for layer in 0..spec.layers.len() {
         on.attention_input(layer)?;
         on.attend(layer)?;
-        on.attention_output(layer)?;
-        on.feed_forward(layer)?;
+        if spec.is_parallel {
+            // Before the attention's output changes the rows that both read.
+            on.feed_forward(layer)?;
+            on.attention_output(layer)?;
+        } else {
+            on.attention_output(layer)?;
+            on.feed_forward(layer)?;
+        }
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use skein_kernels::leaves;
 
 use super::LoadError;
 use super::checkpoint::Weights;
-use super::spec::{AttentionSpec, FeedForwardSpec, Spec};
+use super::spec::{AttentionSpec, FeedForwardSpec, NormKind, QkNorm, Spec};
 
 /// Role of a tensor in the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -24,9 +24,13 @@ pub enum Role {
     AttentionOutput,
     AttentionOutputNorm,
     FeedForwardNorm,
+    Router,
     Gate,
     Up,
     Down,
+    ExpertGate,
+    ExpertUp,
+    ExpertDown,
     FeedForwardOutputNorm,
     LastNorm,
     Head,
@@ -50,6 +54,8 @@ pub enum Product {
     Down,
     /// The head, which gives logits.
     Logits,
+    /// The choice of experts.
+    Router,
 }
 
 impl Product {
@@ -68,15 +74,19 @@ pub enum Kind {
     Bias(Product, usize),
     /// Weights of a normalisation, stored without [`super::spec::NormSpec::offset`].
     Norm,
+    /// Biases of a layer normalisation.
+    NormBias,
 }
 
 /// A tensor of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tensor {
-    /// Name in the checkpoint.
+    /// Its first name.
     pub name: String,
     /// Index of its layer; `None` outside the layers.
     pub layer: Option<usize>,
+    /// Index of its expert; `None` outside the experts.
+    pub expert: Option<usize>,
     /// Role in the model.
     pub role: Role,
     /// How it is used.
@@ -85,15 +95,27 @@ pub struct Tensor {
     pub rows: usize,
     /// Inputs of a matrix; 1 for a vector.
     pub cols: usize,
+    /// Where it may be in a checkpoint; the first that exists is used.
+    pub stored: Vec<Stored>,
+    /// Index in the checkpoint of each value of a head; `None` if the order is the same.
+    pub order: Option<Vec<usize>>,
+}
+
+/// A place in a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stored {
+    /// Name of the stored tensor.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// First of the rows that are meant. The stored tensor may have more.
+    pub first_row: usize,
 }
 
 impl Tensor {
-    /// Shape in the checkpoint.
+    /// Shape of the first stored tensor.
     pub fn shape(&self) -> Vec<usize> {
-        match self.kind {
-            Kind::Table | Kind::Matrix(..) => vec![self.rows, self.cols],
-            Kind::Bias(..) | Kind::Norm => vec![self.rows],
-        }
+        self.stored[0].shape.clone()
     }
 
     /// Leaves of the sums over its inputs: several if ranks may share the matrix by its inputs, which they
@@ -116,25 +138,48 @@ impl Tensor {
         self.len() == 0
     }
 
-    /// Finds it in `weights`: a matrix, or a vector as one row.
+    /// Finds it in `weights`: a matrix, or a vector as one row. Heads have the checkpoint's order.
+    ///
+    /// # Errors
+    /// If it is missing, or has another type or shape.
+    pub fn find_stored(&self, weights: &Weights) -> Result<WeightMatrix, LoadError> {
+        let exists = self.stored.iter().find(|stored| weights.contains(&stored.name));
+        let Stored { name, shape, first_row } = exists.unwrap_or(&self.stored[0]);
+        let storage = weights.rows(name, shape, *first_row..*first_row + self.rows)?;
+        Ok(match self.kind {
+            Kind::Table | Kind::Matrix(..) => WeightMatrix::new(storage, self.rows, self.cols),
+            Kind::Bias(..) | Kind::Norm | Kind::NormBias => WeightMatrix::new(storage, 1, self.rows),
+        })
+    }
+
+    /// As [`Tensor::find_stored`], with heads in the device's order. This copies those of other orders.
     ///
     /// # Errors
     /// If it is missing, or has another type or shape.
     pub fn find(&self, weights: &Weights) -> Result<WeightMatrix, LoadError> {
-        match self.kind {
-            Kind::Table | Kind::Matrix(..) => weights.matrix(&self.name, self.rows, self.cols),
-            Kind::Bias(..) | Kind::Norm => weights.row(&self.name, self.rows),
-        }
+        self.find_stored(weights).map(|stored| self.in_order(stored))
     }
 
-    /// The values of a vector as they are applied: norms with their offset.
+    /// `stored` with heads in the device's order.
+    pub fn in_order(&self, stored: WeightMatrix) -> WeightMatrix {
+        let Some(order) = &self.order else { return stored };
+        let from = |row: usize| row / order.len() * order.len() + order[row % order.len()];
+        if matches!(self.kind, Kind::Matrix(..)) { stored.with_rows(from) } else { stored.with_columns(from) }
+    }
+
+    /// The values of a vector as they are applied: norms with their offset, the last one with the logits'
+    /// factor.
     ///
     /// # Errors
     /// Those of [`Tensor::find`].
     pub fn read(&self, spec: &Spec, weights: &Weights) -> Result<Vec<f32>, LoadError> {
-        let mut values = weights.vector(&self.name, self.rows)?;
+        let mut values = vec![0.0; self.rows];
+        self.find(weights)?.widen_row(0, &mut values);
         if self.kind == Kind::Norm && spec.norm.offset != 0.0 {
             values.iter_mut().for_each(|value| *value += spec.norm.offset);
+        }
+        if self.role == Role::LastNorm && spec.logits_scale != 1.0 {
+            values.iter_mut().for_each(|value| *value *= spec.logits_scale);
         }
         Ok(values)
     }
@@ -142,7 +187,7 @@ impl Tensor {
 
 /// All tensors of a model, in the order of a forward pass.
 pub fn all(spec: &Spec) -> Vec<Tensor> {
-    let mut list = List { spec, layer: None, tensors: Vec::new() };
+    let mut list = List::new(spec);
     let (vocab, hidden) = (spec.vocab_size as usize, spec.hidden_size);
     list.embedding();
     for layer in 0..spec.layers.len() {
@@ -153,14 +198,14 @@ pub fn all(spec: &Spec) -> Vec<Tensor> {
     list.layer = None;
     list.norm(Role::LastNorm, hidden);
     if !spec.is_tied {
-        list.add(Role::Head, Kind::Matrix(Product::Logits, 0), vocab, hidden);
+        list.product(Product::Logits, &[Part::new(Role::Head, vocab)], hidden, false);
     }
     list.tensors
 }
 
 /// The embedding table, whose type is taken as the checkpoint's.
 pub fn embedding(spec: &Spec) -> Tensor {
-    let mut list = List { spec, layer: None, tensors: Vec::new() };
+    let mut list = List::new(spec);
     list.embedding();
     list.tensors.remove(0)
 }
@@ -199,7 +244,7 @@ pub fn products(tensors: &[Tensor]) -> HashMap<(Option<usize>, Product), Product
             Kind::Bias(product, _) => {
                 products.entry((tensor.layer, product)).or_default().has_bias = true;
             }
-            Kind::Table | Kind::Norm => {}
+            Kind::Table | Kind::Norm | Kind::NormBias => {}
         }
     }
     products
@@ -209,66 +254,147 @@ pub fn products(tensors: &[Tensor]) -> HashMap<(Option<usize>, Product), Product
 struct List<'a> {
     spec: &'a Spec,
     layer: Option<usize>,
+    expert: Option<usize>,
     tensors: Vec<Tensor>,
 }
 
-impl List<'_> {
+/// One of the matrices of a product.
+#[derive(Clone, Copy)]
+struct Part {
+    role: Role,
+    rows: usize,
+    /// Whether its rows are those of heads that are rotated.
+    is_rotated: bool,
+}
+
+impl Part {
+    fn new(role: Role, rows: usize) -> Self {
+        Self { role, rows, is_rotated: false }
+    }
+}
+
+impl<'a> List<'a> {
+    fn new(spec: &'a Spec) -> Self {
+        Self { spec, layer: None, expert: None, tensors: Vec::new() }
+    }
+
     fn embedding(&mut self) {
-        self.add(Role::Embedding, Kind::Table, self.spec.vocab_size as usize, self.spec.hidden_size);
+        let (rows, cols) = (self.spec.vocab_size as usize, self.spec.hidden_size);
+        self.add(Part::new(Role::Embedding, rows), Kind::Table, cols, &[]);
     }
 
     fn attention(&mut self, attention: &AttentionSpec) {
         let (q_width, kv_width, hidden) = (attention.q_width(), attention.kv_width(), self.spec.hidden_size);
-        self.norm(Role::AttentionNorm, hidden);
-        let inputs = [(Role::Query, q_width), (Role::Key, kv_width), (Role::Value, kv_width)];
-        self.product(Product::Qkv, &inputs, hidden, attention.has_bias);
-        if attention.has_qk_norm {
-            self.norm(Role::QueryNorm, attention.head_dim);
-            self.norm(Role::KeyNorm, attention.head_dim);
+        let place = self.spec.norm.place;
+        if place.has_inputs() {
+            self.norm(Role::AttentionNorm, hidden);
         }
-        let output = [(Role::AttentionOutput, hidden)];
+        let rotated = |role, rows| Part { role, rows, is_rotated: true };
+        let inputs =
+            [rotated(Role::Query, q_width), rotated(Role::Key, kv_width), Part::new(Role::Value, kv_width)];
+        self.product(Product::Qkv, &inputs, hidden, attention.has_bias);
+        let of_heads = match attention.qk_norm {
+            QkNorm::None => None,
+            QkNorm::Heads => Some((attention.head_dim, attention.head_dim)),
+            QkNorm::Row => Some((q_width, kv_width)),
+        };
+        if let Some((query, key)) = of_heads {
+            self.add(rotated(Role::QueryNorm, query), Kind::Norm, 1, &[]);
+            self.add(rotated(Role::KeyNorm, key), Kind::Norm, 1, &[]);
+        }
+        let output = [Part::new(Role::AttentionOutput, hidden)];
         self.product(Product::AttentionOutput, &output, q_width, attention.has_output_bias);
-        self.output_norm(Role::AttentionOutputNorm);
+        if place.has_outputs() {
+            self.norm(Role::AttentionOutputNorm, hidden);
+        }
     }
 
     fn feed_forward(&mut self, network: &FeedForwardSpec) {
-        let (inner, hidden) = (network.inner_size, self.spec.hidden_size);
-        self.norm(Role::FeedForwardNorm, hidden);
-        self.product(Product::GateUp, &[(Role::Gate, inner), (Role::Up, inner)], hidden, network.has_bias);
-        self.product(Product::Down, &[(Role::Down, hidden)], inner, network.has_bias);
-        self.output_norm(Role::FeedForwardOutputNorm);
-    }
-
-    fn output_norm(&mut self, role: Role) {
-        if self.spec.norm.is_sandwich {
-            self.norm(role, self.spec.hidden_size);
+        let (hidden, inner, has_bias) = (self.spec.hidden_size, network.inner_size, network.has_bias);
+        let place = self.spec.norm.place;
+        if place.has_inputs() && !self.spec.is_parallel {
+            self.norm(Role::FeedForwardNorm, hidden);
+        }
+        if let Some(experts) = network.experts {
+            self.product(Product::Router, &[Part::new(Role::Router, experts.count)], hidden, false);
+            for expert in 0..experts.count {
+                self.expert = Some(expert);
+                let inputs = [Role::ExpertGate, Role::ExpertUp].map(|role| Part::new(role, inner));
+                self.product(Product::GateUp, &inputs, hidden, false);
+                self.product(Product::Down, &[Part::new(Role::ExpertDown, hidden)], inner, false);
+            }
+            self.expert = None;
+        } else {
+            let inputs = [Role::Gate, Role::Up].map(|role| Part::new(role, inner));
+            let inputs = if network.is_gated { &inputs[..] } else { &inputs[1..] };
+            self.product(Product::GateUp, inputs, hidden, has_bias);
+            self.product(Product::Down, &[Part::new(Role::Down, hidden)], inner, has_bias);
+        }
+        if place.has_outputs() {
+            self.norm(Role::FeedForwardOutputNorm, hidden);
         }
     }
 
     fn norm(&mut self, role: Role, len: usize) {
-        self.add(role, Kind::Norm, len, 1);
-    }
-
-    /// Adds matrices of these outputs, with their biases.
-    fn product(&mut self, product: Product, parts: &[(Role, usize)], cols: usize, has_bias: bool) {
-        let mut first = 0;
-        for &(role, rows) in parts {
-            self.add(role, Kind::Matrix(product, first), rows, cols);
-            if has_bias {
-                self.add(role, Kind::Bias(product, first), rows, 1);
-            }
-            first += rows;
+        self.add(Part::new(role, len), Kind::Norm, 1, &[]);
+        if self.spec.norm.kind == (NormKind::Layer { has_bias: true }) {
+            self.add(Part::new(role, len), Kind::NormBias, 1, &[]);
         }
     }
 
-    fn add(&mut self, role: Role, kind: Kind, rows: usize, cols: usize) {
-        let end = if matches!(kind, Kind::Bias(..)) { "bias" } else { "weight" };
-        let name = (self.spec.name)(role);
-        let name = match self.layer {
-            Some(layer) => format!("model.layers.{layer}.{name}.{end}"),
-            None => format!("{name}.{end}"),
-        };
-        self.tensors.push(Tensor { name, layer: self.layer, role, kind, rows, cols });
+    /// Adds the matrices of a product, with their biases.
+    fn product(&mut self, product: Product, parts: &[Part], cols: usize, has_bias: bool) {
+        let mut first = 0;
+        for part in parts {
+            self.add(*part, Kind::Matrix(product, first), cols, parts);
+            if has_bias {
+                self.add(*part, Kind::Bias(product, first), 1, parts);
+            }
+            first += part.rows;
+        }
+    }
+
+    /// Adds a tensor of `part`, which is one of the `stack` of its product.
+    fn add(&mut self, part: Part, kind: Kind, cols: usize, stack: &[Part]) {
+        let stored: Vec<Stored> = (self.spec.names)(part.role)
+            .iter()
+            .map(|name| self.stored(name, part, kind, cols, stack))
+            .collect();
+        let attention = &self.spec.attention;
+        let order = if part.is_rotated { attention.pairs.order(attention.head_dim) } else { None };
+        let (layer, expert, Part { role, rows, .. }) = (self.layer, self.expert, part);
+        let name = stored[0].name.clone();
+        self.tensors.push(Tensor { name, layer, expert, role, kind, rows, cols, stored, order });
+    }
+
+    /// Where `part` is if its tensor has this name. Parts of the same name are rows of one tensor, one after
+    /// the other, and without `{}` in the name of an expert's tensor, all experts are.
+    fn stored(&self, name: &str, part: Part, kind: Kind, cols: usize, stack: &[Part]) -> Stored {
+        let has_name = |other: &&Part| (self.spec.names)(other.role).contains(&name);
+        let together = || stack.iter().filter(has_name);
+        let rows_of = |parts: &mut dyn Iterator<Item = &Part>| parts.map(|part| part.rows).sum::<usize>();
+        let all = rows_of(&mut together()).max(part.rows);
+        let before = rows_of(&mut together().take_while(|other| other.role != part.role));
+        let end = if matches!(kind, Kind::Bias(..) | Kind::NormBias) { ".bias" } else { ".weight" };
+        let is_vector = matches!(kind, Kind::Bias(..) | Kind::NormBias | Kind::Norm);
+        let of_rows = |rows| if is_vector { vec![rows] } else { vec![rows, cols] };
+        let prefix = self.layer.map_or(String::new(), |layer| format!("model.layers.{layer}."));
+        match (
+            self.expert,
+            self.spec.layers.get(self.layer.unwrap_or_default()).and_then(|it| it.feed_forward.experts),
+        ) {
+            (Some(expert), Some(experts)) if !name.contains("{}") => Stored {
+                name: format!("{prefix}{name}"),
+                shape: vec![experts.count, all, cols],
+                first_row: expert * all + before,
+            },
+            (Some(expert), _) => Stored {
+                name: format!("{prefix}{}{end}", name.replace("{}", &expert.to_string())),
+                shape: of_rows(all),
+                first_row: before,
+            },
+            _ => Stored { name: format!("{prefix}{name}{end}"), shape: of_rows(all), first_row: before },
+        }
     }
 }
 
@@ -319,6 +445,43 @@ mod tests {
         let outside: Vec<_> =
             list.iter().filter(|tensor| tensor.layer.is_none()).map(|it| &*it.name).collect();
         assert_eq!(outside, ["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"]);
+    }
+
+    #[test]
+    fn experts_are_found_one_by_one_or_all_in_one_tensor() {
+        let list = tensors(&[
+            ("model_type", json!("mixtral")),
+            ("num_local_experts", json!(3)),
+            ("num_experts_per_tok", json!(2)),
+        ]);
+        let of = |role, expert| {
+            list.iter().find(|it| (it.layer, it.expert, it.role) == (Some(1), Some(expert), role))
+        };
+        let up = &of(Role::ExpertUp, 2).unwrap().stored;
+        let stored = |name: &str, shape: &[usize], first_row| Stored {
+            name: name.into(),
+            shape: shape.to_vec(),
+            first_row,
+        };
+        assert_eq!(up[0], stored("model.layers.1.block_sparse_moe.experts.2.w3.weight", &[80, 64], 0));
+        assert_eq!(up[1], stored("model.layers.1.mlp.experts.gate_up_proj", &[3, 160, 64], 2 * 160 + 80));
+        let down = &of(Role::ExpertDown, 1).unwrap().stored;
+        assert_eq!(down[1], stored("model.layers.1.mlp.experts.down_proj", &[3, 64, 80], 64));
+    }
+
+    #[test]
+    fn fused_projections_are_rows_of_one_tensor() {
+        let list = tensors(&[("model_type", json!("phi3"))]);
+        let of = |role| &list.iter().find(|it| it.layer == Some(0) && it.role == role).unwrap().stored[0];
+        let rows = [Role::Query, Role::Key, Role::Value, Role::Gate, Role::Up].map(|role| {
+            let stored = of(role);
+            (stored.name.strip_prefix("model.layers.0.").unwrap(), stored.shape[0], stored.first_row)
+        });
+        let (qkv, gate_up) = ("self_attn.qkv_proj.weight", "mlp.gate_up_proj.weight");
+        assert_eq!(
+            rows,
+            [(qkv, 256, 0), (qkv, 256, 128), (qkv, 256, 192), (gate_up, 160, 0), (gate_up, 160, 80)]
+        );
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use skein_kernels::leaves;
 
-use crate::model::spec::Spec;
+use crate::model::spec::{QkNorm, Spec};
 use crate::model::tensors::{self, Kind, Product, Role, Tensor};
 
 /// Rows of the vocabulary are divided in multiples of this.
@@ -63,16 +63,38 @@ impl Part {
 
 /// Why a model cannot be divided.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{ranks} ranks cannot share this model: {tensor} sums {inputs} inputs in {leaves} leaves, so it can have 1 to {leaves} \
-     ranks, a power of two"
-)]
-pub struct Indivisible {
-    ranks: usize,
-    /// The product with the fewest leaves.
-    tensor: String,
-    inputs: usize,
-    leaves: usize,
+pub enum Indivisible {
+    /// Its products have fewer leaves than there are ranks.
+    #[error(
+        "{ranks} ranks cannot share this model: {tensor} sums {inputs} inputs in {leaves} leaves, so it can have 1 to \
+         {leaves} ranks, a power of two"
+    )]
+    Leaves {
+        /// Number of ranks.
+        ranks: usize,
+        /// The product with the fewest leaves.
+        tensor: String,
+        /// Its inputs.
+        inputs: usize,
+        /// Its leaves.
+        leaves: usize,
+    },
+    /// A part of it cannot be computed by several ranks yet.
+    #[error("{ranks} ranks cannot share this model: it has {part}, which run on one rank only")]
+    Part {
+        /// Number of ranks.
+        ranks: usize,
+        /// The part.
+        part: &'static str,
+    },
+}
+
+/// A part of a model that several ranks cannot compute yet, in words.
+fn undivided(spec: &Spec) -> Option<&'static str> {
+    if spec.experts().0 > 0 {
+        return Some("experts");
+    }
+    (spec.attention.qk_norm == QkNorm::Row).then_some("queries and keys normalised over all heads")
 }
 
 impl Shard {
@@ -84,19 +106,23 @@ impl Shard {
     /// The part of `rank`, one of `ranks`.
     ///
     /// # Errors
-    /// If the model's products have fewer leaves than there are ranks, or the ranks are no power of two.
+    /// If the model's products have fewer leaves than there are ranks, the ranks are no power of two, or a
+    /// part of the model runs on one rank only.
     ///
     /// # Panics
     /// If there is no such rank.
     pub fn new(spec: &Spec, rank: usize, ranks: usize) -> Result<Self, Indivisible> {
         assert!(rank < ranks, "rank {rank} of {ranks}");
         if ranks > 1 {
+            if let Some(part) = undivided(spec) {
+                return Err(Indivisible::Part { ranks, part });
+            }
             let all = tensors::all(spec);
             let by_inputs = all.iter().filter(|tensor| is_divided_by_inputs(tensor));
             let fewest = by_inputs.min_by_key(|tensor| tensor.leaves(spec));
             if let Some(tensor) = fewest.filter(|tensor| !tensor.leaves(spec).is_multiple_of(ranks)) {
                 let (tensor, inputs, leaves) = (tensor.name.clone(), tensor.cols, tensor.leaves(spec));
-                return Err(Indivisible { ranks, tensor, inputs, leaves });
+                return Err(Indivisible::Leaves { ranks, tensor, inputs, leaves });
             }
         }
         Ok(Self::divided(spec, rank, ranks))

@@ -117,6 +117,8 @@ fn ranks_that_a_model_cannot_have_are_refused_with_the_reason() {
     for word in ["2 ranks", "model.layers.0.mlp.down_proj.weight", "80 inputs", "1 leaves"] {
         assert!(small.contains(word), "{small:?} says {word:?}");
     }
+    assert!(refused(&[("model_type", json!("mixtral"))], 2).contains("it has experts"));
+    assert!(refused(&[("model_type", json!("olmo2"))], 2).contains("normalised over all heads"));
     for ranks in [3, 6, 16] {
         assert!(refused(&[], ranks).contains("8 leaves"), "{ranks} ranks");
     }

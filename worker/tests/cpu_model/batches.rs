@@ -26,6 +26,15 @@ pub fn golden(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models").join(name)
 }
 
+/// Names of all golden models.
+pub fn goldens() -> Vec<String> {
+    let entries = std::fs::read_dir(golden("")).unwrap();
+    let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort_unstable();
+    assert!(names.len() >= 20, "{names:?}");
+    names
+}
+
 pub fn load(name: &str, threads: usize, block_size: u32) -> CpuModel {
     let options = CpuOptions {
         threads,
@@ -47,8 +56,11 @@ pub fn sample(sequence: &Sequence, batch: &mut Batch, params: &Arc<SamplingParam
     sequence.sample(batch, params, Draw { prompt_len, ..Draw::default() });
 }
 
+/// Models whose layers differ: dense, with windows and two rotations, with experts.
+pub const KINDS: [&str; 3] = ["llama-gqa", "gemma3", "mixtral-v5"];
+
 /// The CPU backend with a golden model in exact arithmetic and `kv_blocks` blocks of [`SMALL_BLOCK`] tokens.
-pub fn small_backend(kv_blocks: u32) -> CpuBackend {
+pub fn small_backend(model: &str, kv_blocks: u32) -> CpuBackend {
     let options = CpuOptions {
         threads: 2,
         kv_blocks,
@@ -56,7 +68,7 @@ pub fn small_backend(kv_blocks: u32) -> CpuBackend {
         max_rows: 64,
         numbers: NumberTypes::EXACT,
     };
-    CpuBackend::load(&golden("llama-gqa"), options, &mut |_, _| {}).unwrap()
+    CpuBackend::load(&golden(model), options, &mut |_, _| {}).unwrap()
 }
 
 /// An engine over `backend` with small steps and sequences of up to 64 tokens.

@@ -5,7 +5,7 @@ use skein_kernels::cpu::packed::Format;
 use skein_worker::backend::Batch;
 use skein_worker::backend::cpu::{CpuBackend, CpuOptions, NumberTypes};
 
-use crate::batches::{BLOCK_SIZE, golden, load, sequence_of};
+use crate::batches::{BLOCK_SIZE, golden, goldens, load, sequence_of};
 use crate::golden::Golden;
 
 /// Greatest difference of a logit; the logits of these models range over several units.
@@ -43,47 +43,8 @@ fn check(name: &str) {
 }
 
 #[test]
-fn llama_with_grouped_queries() {
-    check("llama-gqa");
-}
-
-#[test]
-fn llama_with_tied_head_in_two_files() {
-    check("llama-mha-tied");
-}
-
-#[test]
-fn llama3_rope_in_both_config_styles() {
-    check("llama3-rope");
-    check("llama3-rope-v5");
-}
-
-#[test]
-fn mistral() {
-    check("mistral");
-}
-
-#[test]
-fn qwen2_with_biases() {
-    check("qwen2");
-    check("qwen2-tied-v5");
-}
-
-#[test]
-fn qwen3_with_normalised_heads() {
-    check("qwen3");
-    check("qwen3-bias-v5");
-}
-
-#[test]
-fn mistral_with_a_window() {
-    check("mistral-window");
-}
-
-#[test]
-fn gemma2_in_both_config_styles() {
-    check("gemma2");
-    check("gemma2-v5");
+fn every_model_agrees_with_transformers() {
+    goldens().iter().for_each(|name| check(name));
 }
 
 /// The shipped model against `tests/golden/skein-7m.json`. Remake that file when the model changes.

@@ -5,7 +5,7 @@ use skein_worker::backend::BlockCopy;
 use skein_worker::backend::cpu::CpuModel;
 use skein_worker::check::Sequence;
 
-use crate::batches::{BLOCK_SIZE, load, sequence_of};
+use crate::batches::{BLOCK_SIZE, goldens, load, sequence_of};
 
 const LENGTH: usize = 45;
 
@@ -85,23 +85,8 @@ fn rows_have_the_same_logits_whichever_others_are_asked_for() {
 }
 
 #[test]
-fn llama_with_grouped_queries() {
-    check("llama-gqa");
-}
-
-#[test]
-fn qwen2_in_half_precision_with_biases() {
-    check("qwen2");
-}
-
-#[test]
-fn qwen3_with_normalised_heads() {
-    check("qwen3");
-}
-
-#[test]
-fn mistral_in_bfloat16() {
-    check("mistral");
+fn logits_of_no_model_depend_on_batch_chunks_threads_or_blocks() {
+    goldens().iter().for_each(|name| check(name));
 }
 
 #[test]

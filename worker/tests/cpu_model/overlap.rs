@@ -14,7 +14,7 @@ use skein_worker::engine::Submission;
 use skein_worker::kv_cache::CacheScope;
 use skein_worker::scheduler::{NewRequest, NewSample, RequestKey};
 
-use crate::batches::{small_backend, start};
+use crate::batches::{KINDS, small_backend, start};
 
 /// Enough for two of the longest sequences: most requests wait, and some are preempted.
 const KV_BLOCKS: u32 = 36;
@@ -94,11 +94,12 @@ fn request(index: u32) -> NewRequest {
 
 /// Outputs of `requests` that arrive together, and the number of rows and histories carried.
 async fn serve(
+    model: &str,
     depth: usize,
     share_prefixes: bool,
     requests: u32,
 ) -> (Vec<(Vec<Output>, Vec<Bits>)>, [usize; 2]) {
-    let backend = small_backend(KV_BLOCKS);
+    let backend = small_backend(model, KV_BLOCKS);
     let [carried, carried_history] = [(); 2].map(|()| Arc::new(AtomicUsize::new(0)));
     let counters = [carried.clone(), carried_history.clone()];
     let backend = Watched { backend, depth, carried, carried_history };
@@ -133,16 +134,22 @@ async fn serve(
 
 #[tokio::test]
 async fn overlapped_steps_give_every_bit_of_steps_one_by_one() {
+    for model in KINDS {
+        check(model).await;
+    }
+}
+
+async fn check(model: &str) {
     const REQUESTS: u32 = 40;
-    let (expected, carried) = serve(1, true, REQUESTS).await;
+    let (expected, carried) = serve(model, 1, true, REQUESTS).await;
     assert_eq!(carried, [0, 0], "one step at a time knows all its tokens");
     let outputs = || expected.iter().flat_map(|(samples, _)| samples);
     assert!(outputs().any(|output| matches!(output.finish, Some(FinishReason::Stop(_)))));
     assert!(outputs().any(|output| output.finish == Some(FinishReason::Length)));
     for share_prefixes in [true, false] {
-        let (got, [carried, carried_history]) = serve(2, share_prefixes, REQUESTS).await;
+        let (got, [carried, carried_history]) = serve(model, 2, share_prefixes, REQUESTS).await;
         for (index, (got, expected)) in got.iter().zip(&expected).enumerate() {
-            assert_eq!(got, expected, "request {index}, prefixes shared: {share_prefixes}");
+            assert_eq!(got, expected, "{model}, request {index}, prefixes shared: {share_prefixes}");
         }
         assert!(
             carried > 500 && carried_history > 100,

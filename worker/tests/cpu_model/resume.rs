@@ -12,7 +12,7 @@ use skein_worker::kv_cache::CacheScope;
 use skein_worker::scheduler::{NewRequest, NewSample, RequestKey};
 use skein_worker::streams::TokenStream;
 
-use crate::batches::{small_backend, start};
+use crate::batches::{KINDS, small_backend, start};
 
 const KV_BLOCKS: u32 = 200;
 const MAX_TOKENS: u32 = 14;
@@ -94,7 +94,13 @@ async fn read(mut stream: TokenStream, n: usize) -> Vec<Output> {
 
 #[tokio::test]
 async fn a_request_cut_at_any_position_goes_on_elsewhere_bit_for_bit() {
-    let (handle, running) = start(small_backend(KV_BLOCKS), true, 1000);
+    for model in KINDS {
+        check(model).await;
+    }
+}
+
+async fn check(model: &str) {
+    let (handle, running) = start(small_backend(model, KV_BLOCKS), true, 1000);
     let mut wholes = Vec::new();
     for (name, n, params) in cases() {
         let samples = (0..n).map(|index| NewSample { index, delivered: Vec::new() }).collect();
@@ -104,9 +110,9 @@ async fn a_request_cut_at_any_position_goes_on_elsewhere_bit_for_bit() {
     handle.stop().await;
     running.join().unwrap().unwrap();
     let all = || wholes.iter().flatten();
-    assert!(all().any(|output| matches!(output.finish, Some(FinishReason::Stop(_)))));
+    assert!(all().any(|output| matches!(output.finish, Some(FinishReason::Stop(_)))), "{model}");
     for share_prefixes in [true, false] {
-        let (handle, running) = start(small_backend(KV_BLOCKS), share_prefixes, 1000);
+        let (handle, running) = start(small_backend(model, KV_BLOCKS), share_prefixes, 1000);
         let mut cuts = Vec::new();
         for ((name, n, params), whole) in cases().into_iter().zip(&wholes) {
             for cut in 0..MAX_TOKENS as usize {
@@ -120,7 +126,7 @@ async fn a_request_cut_at_any_position_goes_on_elsewhere_bit_for_bit() {
         }
         for (id, stream, expected) in cuts {
             let got = read(stream, expected.len()).await;
-            assert_eq!(got, expected, "{id}, prefixes shared: {share_prefixes}");
+            assert_eq!(got, expected, "{model}, {id}, prefixes shared: {share_prefixes}");
         }
         handle.stop().await;
         running.join().unwrap().unwrap();

@@ -3,7 +3,7 @@
 use super::Scale;
 use super::case::{Bench, Tolerance};
 use skein_kernels::cpu::norm::rms_norm;
-use skein_kernels::cpu::rope::{RopeScaling, angles, inverse_frequencies, rotate};
+use skein_kernels::cpu::rope::{Rotation, angles, rotate};
 use skein_kernels::cpu::{Cpu, rope};
 use skein_kernels::cuda::memory::E4m3;
 use skein_kernels::cuda::ops::Activation;
@@ -62,8 +62,8 @@ fn case<T: Activation, K: KvElement>(
     let positions: Vec<u32> = (0..rows).map(|_| bench.below(POSITIONS)).collect();
     let blocks = rows.div_ceil(BLOCK) + 1;
     let slots = distinct_slots(bench, rows, blocks * BLOCK);
-    let frequencies = inverse_frequencies(head_dim, 10_000.0, RopeScaling::None);
-    let table = table(&frequencies);
+    let rotation = Rotation::plain(head_dim, 10_000.0);
+    let table = table(&rotation);
 
     let on_device = bench.upload(&qkv)?;
     let len = blocks * BLOCK * kv_heads * head_dim;
@@ -97,7 +97,7 @@ fn case<T: Activation, K: KvElement>(
     RopeKvWrite::<T, K>::new(&bench.kernels)?.launch(&bench.stream, rope)?;
 
     let wide: Vec<f32> = qkv.iter().map(|value| value.to_f32()).collect();
-    let reference = reference(shape, wide, with_norm.then_some(&norms), &positions, &frequencies);
+    let reference = reference(shape, wide, with_norm.then_some(&norms), &positions, &rotation);
     let got: Vec<f32> = on_device.read(&bench.stream)?.into_iter().map(T::to_f32).collect();
     let part = |of: &[f32], from: usize, heads: usize| -> Vec<f32> {
         of.chunks(stride).flat_map(|row| row[from * head_dim..][..heads * head_dim].to_vec()).collect()
@@ -145,11 +145,11 @@ fn distinct_slots(bench: &mut Bench, rows: usize, count: usize) -> Vec<u32> {
     slots.into_iter().map(pick).collect()
 }
 
-fn table(frequencies: &[f32]) -> Vec<f32> {
+fn table(rotation: &Rotation) -> Vec<f32> {
     let positions: Vec<u32> = (0..POSITIONS).collect();
-    let half = frequencies.len();
+    let half = rotation.frequencies.len();
     let (mut cos, mut sin) = (vec![0.0; positions.len() * half], vec![0.0; positions.len() * half]);
-    rope::angles(&mut Cpu::new(1), frequencies, &positions, &mut cos, &mut sin);
+    rope::angles(&mut Cpu::new(1), rotation, &positions, &mut cos, &mut sin);
     cos.chunks(half).zip(sin.chunks(half)).flat_map(|(cos, sin)| [cos, sin].concat()).collect()
 }
 
@@ -159,7 +159,7 @@ fn reference(
     mut rows: Vec<f32>,
     norms: Option<&[Vec<f32>; 2]>,
     positions: &[u32],
-    frequencies: &[f32],
+    rotation: &Rotation,
 ) -> Vec<f32> {
     let RopeShape { heads, kv_heads, head_dim, .. } = shape;
     let (cpu, stride) = (&mut Cpu::new(1), (heads + 2 * kv_heads) * head_dim);
@@ -171,9 +171,9 @@ fn reference(
             rms_norm(cpu, &before, weight, EPS, part);
         }
     }
-    let half = frequencies.len();
+    let half = rotation.frequencies.len();
     let (mut cos, mut sin) = (vec![0.0; positions.len() * half], vec![0.0; positions.len() * half]);
-    angles(cpu, frequencies, positions, &mut cos, &mut sin);
+    angles(cpu, rotation, positions, &mut cos, &mut sin);
     rotate(cpu, &mut rows, stride, heads + kv_heads, &cos, &sin);
     rows
 }

@@ -6,7 +6,7 @@ use std::sync::mpsc::sync_channel;
 
 use half::{bf16, f16};
 use skein_kernels::cpu::Cpu;
-use skein_kernels::cpu::rope::{angles, inverse_frequencies};
+use skein_kernels::cpu::rope::{Rotation, angles};
 use skein_kernels::cuda::arena::{Arena, ArenaPlan, Carver, Phase};
 use skein_kernels::cuda::blaslt::BlasElement;
 use skein_kernels::cuda::memory::E4m3;
@@ -145,7 +145,9 @@ impl Loading<'_> {
             Some(weights) => self.upload(model, weights, progress)?,
             None => self.make_up(model, progress)?,
         }
-        self.upload_angles(model.model.angles, &model.stream)?;
+        for (rotation, to) in self.config.spec.rotations.iter().zip(&model.model.angles) {
+            upload_angles(rotation, *to, &model.stream)?;
+        }
         model.draw.clear(&model.stream)?;
         model.stream.synchronize()?;
         let (rows, pass_rows) = (model.sizes.rows, model.sizes.pass.rows);
@@ -215,7 +217,8 @@ impl Loading<'_> {
         };
         let place_always = |memory: &mut Carver| {
             let weights = DeviceWeights::<T>::place(spec, is_quantised, memory);
-            (weights, memory.take::<f32>(positions * spec.attention.head_dim))
+            let mut angles = |_| memory.take::<f32>(positions * spec.attention.head_dim);
+            (weights, spec.rotations.iter().map(&mut angles).collect::<Vec<_>>())
         };
         let vocab = spec.vocab_size as usize;
         let place_step = |memory: &mut Carver| -> Result<_, CudaError> {
@@ -369,20 +372,6 @@ impl Loading<'_> {
         Ok(())
     }
 
-    /// `[positions, cos | sin]`, bit-equal to the CPU backend's.
-    fn upload_angles(&self, to: DeviceSlice<f32>, stream: &Stream) -> Result<(), CudaError> {
-        let AttentionSpec { head_dim, rope, .. } = self.config.spec.attention;
-        let half = head_dim / 2;
-        let frequencies = inverse_frequencies(head_dim, rope.theta, rope.scaling);
-        let positions: Vec<u32> = (0..(to.len() / head_dim) as u32).collect();
-        let (mut cos, mut sin) = (vec![0.0; positions.len() * half], vec![0.0; positions.len() * half]);
-        let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
-        angles(&mut Cpu::new(threads), &frequencies, &positions, &mut cos, &mut sin);
-        let rows = cos.chunks_exact(half).zip(sin.chunks_exact(half));
-        let table: Vec<f32> = rows.flat_map(|(cos, sin)| cos.iter().chain(sin).copied()).collect();
-        to.write(stream, &table)
-    }
-
     /// Runs one step over token 0. If its logits are not finite, no request's would be.
     fn check<T, K>(&self, model: &mut CudaModel<T, K>) -> Result<(), CudaLoadError>
     where
@@ -406,6 +395,18 @@ impl Loading<'_> {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// Writes `[positions, cos | sin]`, bit-equal to the CPU backend's.
+fn upload_angles(rotation: &Rotation, to: DeviceSlice<f32>, stream: &Stream) -> Result<(), CudaError> {
+    let half = rotation.frequencies.len();
+    let positions: Vec<u32> = (0..(to.len() / (2 * half)) as u32).collect();
+    let (mut cos, mut sin) = (vec![0.0; positions.len() * half], vec![0.0; positions.len() * half]);
+    let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
+    angles(&mut Cpu::new(threads), rotation, &positions, &mut cos, &mut sin);
+    let rows = cos.chunks_exact(half).zip(sin.chunks_exact(half));
+    let table: Vec<f32> = rows.flat_map(|(cos, sin)| cos.iter().chain(sin).copied()).collect();
+    to.write(stream, &table)
 }
 
 /// The whole KV cache, with `block_bytes` bytes for each block in each plane.

@@ -27,7 +27,7 @@ pub use error::CudaLoadError;
 pub use gaps::StepGaps;
 pub use load::{CudaOptions, Fp8, load};
 pub use threads::CudaBackend;
-pub use usable::{NotUsable, OpenDevice, open};
+pub use usable::{NotUsable, OpenDevice, check_model, open};
 
 use skein_kernels::cuda::{CudaError, Device};
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use skein_kernels::cuda::{CudaError, Device, Kernels, Unavailable};
 
 use crate::model::config::ModelConfig;
+use crate::model::spec::{NormKind, QkNorm, Spec};
 
 /// Head dimensions for which there are attention kernels.
 const HEAD_DIMS: [usize; 6] = [16, 32, 64, 96, 128, 256];
@@ -30,6 +31,14 @@ pub enum NotUsable {
         /// The allowed values.
         allowed: String,
     },
+    /// A part of the model has no kernel.
+    #[error("the CUDA kernels cannot run this model: {family} has {part}; serve it with --device cpu")]
+    Part {
+        /// The model's family.
+        family: &'static str,
+        /// The part.
+        part: &'static str,
+    },
     /// A setting that the kernels do not support.
     #[error("{setting} is {got}; allowed: {allowed}")]
     Setting {
@@ -48,7 +57,7 @@ impl NotUsable {
     pub fn is_fault(&self) -> bool {
         match self {
             Self::Device(Unavailable::DriverFailed(_)) => true,
-            Self::Device(_) | Self::Model { .. } | Self::Setting { .. } => false,
+            Self::Device(_) | Self::Model { .. } | Self::Part { .. } | Self::Setting { .. } => false,
             Self::Kernels(error) => !matches!(error, CudaError::NoCompiler { .. }),
         }
     }
@@ -73,7 +82,35 @@ pub fn open(ordinal: u32, model: &ModelConfig, block_size: u32) -> Result<OpenDe
     Ok(OpenDevice { device, kernels })
 }
 
-fn check_model(model: &ModelConfig, block_size: u32) -> Result<(), NotUsable> {
+/// A part of the model that has no kernel yet, in words.
+fn part_without_kernel(spec: &Spec) -> Option<&'static str> {
+    let networks = || spec.layers.iter().map(|layer| layer.feed_forward);
+    if networks().any(|network| network.experts.is_some()) {
+        return Some("a mixture of experts");
+    }
+    if networks().any(|network| !network.is_gated) {
+        return Some("feed-forward networks without a gate");
+    }
+    if spec.norm.kind != NormKind::Rms {
+        return Some("layer normalisation");
+    }
+    if !spec.norm.place.has_inputs() {
+        return Some("inputs of layers that are not normalised");
+    }
+    if spec.attention.qk_norm == QkNorm::Row {
+        return Some("queries and keys that are normalised over all heads");
+    }
+    spec.is_parallel.then_some("attention beside the feed-forward network")
+}
+
+/// Checks that there are kernels for `model`.
+///
+/// # Errors
+/// Names the part of the model or the setting that has none.
+pub fn check_model(model: &ModelConfig, block_size: u32) -> Result<(), NotUsable> {
+    if let Some(part) = part_without_kernel(&model.spec) {
+        return Err(NotUsable::Part { family: model.model_type, part });
+    }
     let refuse = |what, got, allowed: String| Err(NotUsable::Model { what, got, allowed });
     let spec = &model.spec;
     let head_dim = spec.attention.head_dim;

@@ -1,12 +1,13 @@
 //! Weights mapped from safetensors files: one `model.safetensors`, or shards with an index.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use safetensors::tensor::{Dtype, Metadata, SafeTensors, TensorInfo};
 use serde_json::Value;
-use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
+use skein_kernels::cpu::matrix::Storage;
 use skein_sys::mapped::{Bytes, MappedFile};
 
 use crate::model::LoadError;
@@ -111,42 +112,40 @@ impl Weights {
         }
     }
 
-    /// A matrix `[rows, cols]`, mapped, not copied.
-    pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<WeightMatrix, LoadError> {
-        Ok(WeightMatrix::new(self.tensor(name, &[rows, cols])?, rows, cols))
+    /// Whether a tensor has this name.
+    pub fn contains(&self, name: &str) -> bool {
+        self.place(name).is_some()
     }
 
-    /// A vector of `len` values as one row, mapped, not copied.
-    pub fn row(&self, name: &str, len: usize) -> Result<WeightMatrix, LoadError> {
-        Ok(WeightMatrix::new(self.tensor(name, &[len])?, 1, len))
-    }
-
-    /// A vector of `len` values, widened to f32.
-    pub fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, LoadError> {
-        let matrix = self.row(name, len)?;
-        let mut values = vec![0.0; len];
-        matrix.widen_row(0, &mut values);
-        Ok(values)
-    }
-
-    /// A tensor's bytes, with type and shape checked. Some files omit the prefix `model.`.
-    fn tensor(&self, name: &str, shape: &[usize]) -> Result<Storage, LoadError> {
-        let names = [name, name.strip_prefix("model.").unwrap_or(name)];
+    /// Some rows of a tensor of this shape, mapped, not copied. The rows of a tensor of three dimensions are
+    /// those of all its matrices.
+    pub fn rows(&self, name: &str, shape: &[usize], rows: Range<usize>) -> Result<Storage, LoadError> {
         let missing = || LoadError::MissingTensor {
             tensor: name.to_owned(),
             expected: format!("{shape:?}"),
             dir: self.dir.clone(),
         };
-        let place = names.iter().find_map(|name| Some((*name, *self.places.get(*name)?)));
-        let (name, file) = place.ok_or_else(missing)?;
-        let file = &self.files[file];
-        let info = file.header.info(name).ok_or_else(missing)?;
-        file.storage(info, shape).ok_or_else(|| LoadError::WrongTensor {
+        let (file, info) = self.place(name).ok_or_else(missing)?;
+        file.storage(info, shape, rows).ok_or_else(|| LoadError::WrongTensor {
             tensor: name.to_owned(),
             path: file.path.clone(),
             got: format!("{:?} {:?}", info.dtype, info.shape),
             expected: format!("BF16, F16 or F32 {shape:?}"),
         })
+    }
+
+    /// The file of a tensor, and its entry there. Some files omit the prefix `model.`. In models that also
+    /// take images the language model has a prefix of its own.
+    fn place(&self, name: &str) -> Option<(&WeightFile, &TensorInfo)> {
+        let find = |name: &str| {
+            let file = &self.files[*self.places.get(name)?];
+            Some((file, file.header.info(name)?))
+        };
+        let short = name.strip_prefix("model.").unwrap_or(name);
+        find(name)
+            .or_else(|| find(short))
+            .or_else(|| find(&format!("language_model.{name}")))
+            .or_else(|| find(&format!("model.language_model.{short}")))
     }
 }
 
@@ -169,12 +168,20 @@ impl WeightFile {
         }
     }
 
-    /// A tensor's bytes, if it has a supported type and that shape.
-    fn storage(&self, info: &TensorInfo, shape: &[usize]) -> Option<Storage> {
+    /// Bytes of some rows of a tensor, if it has a supported type, that shape and those rows.
+    fn storage(&self, info: &TensorInfo, shape: &[usize], rows: Range<usize>) -> Option<Storage> {
         let (start, end) = info.data_offsets;
-        let bytes = || Bytes::mapped(Arc::clone(&self.map), self.data + start..self.data + end);
+        let outer = if shape.len() > 1 { &shape[..shape.len() - 1] } else { shape };
+        let all: usize = outer.iter().product();
+        if info.shape != shape || rows.end > all || all == 0 {
+            return None;
+        }
+        let row_bytes = (end - start) / all;
+        let from = self.data + start;
+        let bytes = || {
+            Bytes::mapped(Arc::clone(&self.map), from + rows.start * row_bytes..from + rows.end * row_bytes)
+        };
         match info.dtype {
-            _ if info.shape != shape => None,
             Dtype::BF16 => Some(Storage::Bf16(bytes())),
             Dtype::F16 => Some(Storage::F16(bytes())),
             Dtype::F32 => Some(Storage::F32(bytes())),
@@ -226,16 +233,22 @@ mod tests {
     fn tensors_are_read_and_checked() {
         let (_dir, weights) = with(&[("model.safetensors", &good())]);
         let weights = weights.unwrap();
-        let a = weights.matrix("model.a", 2, 3).unwrap();
-        assert_eq!((a.rows(), a.cols(), a.storage().bytes()), (2, 3, &(0..12).collect::<Vec<u8>>()[..]));
-        assert_eq!(weights.vector("model.b", 2).unwrap()[0], f32::from_le_bytes([12, 13, 14, 15]));
-        let message = weights.matrix("model.a", 3, 2).unwrap_err().to_string();
+        let a = weights.rows("model.a", &[2, 3], 0..2).unwrap();
+        assert_eq!(a.bytes(), (0..12).collect::<Vec<u8>>());
+        assert_eq!(weights.rows("model.a", &[2, 3], 1..2).unwrap().bytes(), (6..12).collect::<Vec<u8>>());
+        assert_eq!(weights.rows("model.b", &[2], 0..1).unwrap().bytes(), [12, 13, 14, 15]);
+        assert!(weights.rows("model.a", &[2, 3], 1..3).is_err(), "there is no third row");
+        let message = weights.rows("model.a", &[3, 2], 0..3).unwrap_err().to_string();
         for word in ["model.a", "model.safetensors", "BF16 [2, 3]", "[3, 2]"] {
             assert!(message.contains(word), "{message}");
         }
-        assert!(weights.vector("c", 1).unwrap_err().to_string().contains("I32"));
+        assert!(weights.rows("c", &[1], 0..1).unwrap_err().to_string().contains("I32"));
         assert!(
-            weights.vector("d", 1).unwrap_err().to_string().contains("tensor d [1] is in no weight file")
+            weights
+                .rows("d", &[1], 0..1)
+                .unwrap_err()
+                .to_string()
+                .contains("tensor d [1] is in no weight file")
         );
     }
 
@@ -244,8 +257,8 @@ mod tests {
         let index = br#"{"weight_map": {"model.a": "one.safetensors", "b": "one.safetensors", "gone": "one.safetensors"}}"#;
         let (_dir, weights) = with(&[("one.safetensors", &good()), ("model.safetensors.index.json", index)]);
         let weights = weights.unwrap();
-        assert!(weights.matrix("model.a", 2, 3).is_ok() && weights.vector("b", 2).is_ok());
-        assert!(weights.vector("gone", 2).is_err(), "the index promises what the file lacks");
+        assert!(weights.contains("model.a") && weights.contains("b"));
+        assert!(weights.rows("gone", &[2], 0..2).is_err(), "the index promises what the file lacks");
         for (index, word) in [
             (r#"{"weight_map": {"a": "../one.safetensors"}}"#, "directory"),
             (r#"{"weight_map": {"a": "/etc/passwd"}}"#, "directory"),

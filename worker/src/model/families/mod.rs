@@ -1,15 +1,32 @@
 //! Model families: each reads its config.json into a [`Spec`]. A family is a file here and a
 //! line of [`FAMILIES`].
 
+mod cohere;
 mod gemma2;
+mod gemma3;
+mod glm;
+mod granite;
 mod llama;
+mod mixtral;
+mod olmo2;
+mod olmoe;
+mod phi3;
+mod qwen;
+mod qwen3_moe;
+mod smollm3;
+mod starcoder2;
 
+use serde_json::Value;
+use skein_kernels::cpu::experts::Routing;
 use skein_kernels::gate::Gate;
 
 use super::LoadError;
-use super::config::rope;
-use super::fields::Fields;
-use super::spec::{AttentionSpec, FeedForwardSpec, LayerSpec, NormSpec, Spec};
+use super::fields::{Fields, MAX_POSITIONS};
+use super::rope::{RopeDefaults, rope};
+use super::spec::{
+    AttentionSpec, ExpertsSpec, FeedForwardSpec, HeadPairs, LayerSpec, NormKind, NormPlace, NormSpec, QkNorm,
+    Spec,
+};
 
 /// A family of models.
 #[derive(Debug)]
@@ -18,62 +35,161 @@ pub struct Family {
     pub model_type: &'static str,
     /// Reads and validates its fields.
     pub spec: fn(&Fields<'_>) -> Result<Spec, LoadError>,
+    /// Sizes that its configurations may leave out.
+    pub sizes: &'static [(&'static str, u32)],
+}
+
+impl Family {
+    const fn new(model_type: &'static str, spec: fn(&Fields<'_>) -> Result<Spec, LoadError>) -> Self {
+        Self { model_type, spec, sizes: &[] }
+    }
 }
 
 /// All supported families.
 pub const FAMILIES: &[Family] = &[
-    Family { model_type: "gemma2", spec: gemma2::gemma2 },
-    Family { model_type: "llama", spec: llama::llama },
-    Family { model_type: "mistral", spec: llama::mistral },
-    Family { model_type: "qwen2", spec: llama::qwen2 },
-    Family { model_type: "qwen3", spec: llama::qwen3 },
+    Family::new("cohere", cohere::cohere),
+    Family::new("cohere2", cohere::cohere2),
+    Family::new("gemma2", gemma2::gemma2),
+    Family { sizes: gemma3::SIZES, ..Family::new("gemma3_text", gemma3::gemma3) },
+    Family::new("glm", glm::glm),
+    Family::new("glm4", glm::glm4),
+    Family::new("granite", granite::granite),
+    Family::new("llama", llama::llama),
+    Family::new("mistral", llama::mistral),
+    Family::new("mixtral", mixtral::mixtral),
+    Family::new("olmo2", olmo2::olmo2),
+    Family::new("olmoe", olmoe::olmoe),
+    Family::new("phi3", phi3::phi3),
+    Family::new("qwen2", qwen::qwen2),
+    Family::new("qwen3", qwen::qwen3),
+    Family::new("qwen3_moe", qwen3_moe::qwen3_moe),
+    Family::new("smollm3", smollm3::smollm3),
+    Family::new("starcoder2", starcoder2::starcoder2),
 ];
+
+/// Most experts of a layer.
+const MAX_EXPERTS: usize = 4096;
+/// Least letters that two names share at their start if one is to be called near the other.
+const NEAR_LETTERS: usize = 3;
 
 /// The family named by `model_type`.
 ///
 /// # Errors
 /// If no family has that name.
 pub fn find(fields: &Fields<'_>) -> Result<&'static Family, LoadError> {
-    let known: Vec<_> = FAMILIES.iter().map(|family| family.model_type).collect();
-    let named = fields.one_of("model_type", &known, None)?;
-    let family = FAMILIES.iter().find(|family| family.model_type == named);
-    Ok(family.unwrap_or_else(|| unreachable!("it is one of the known")))
+    let name = fields.get("model_type").and_then(Value::as_str);
+    let name = name.ok_or_else(|| fields.wrong("model_type", supported()))?;
+    FAMILIES.iter().find(|family| family.model_type == name).ok_or_else(|| {
+        let architecture = fields.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
+        let architecture = architecture.map_or(String::new(), |architecture| format!(", {architecture}"));
+        let shown: String = format!("{name}{architecture}").chars().take(200).collect();
+        LoadError::Architecture {
+            file: fields.file,
+            model_type: shown,
+            near: near(name),
+            supported: supported(),
+        }
+    })
+}
+
+/// Names of all families.
+fn supported() -> String {
+    FAMILIES.iter().map(|family| family.model_type).collect::<Vec<_>>().join(", ")
+}
+
+/// The family whose name has the longest start in common with `name`.
+fn near(name: &str) -> Option<&'static str> {
+    let shared = |family: &&Family| {
+        let same = family.model_type.chars().zip(name.chars()).take_while(|(known, letter)| known == letter);
+        same.filter(|(letter, _)| letter.is_alphanumeric()).count()
+    };
+    // Of equally near names the shortest: without the suffix of a variant.
+    let nearest = FAMILIES.iter().max_by_key(|family| (shared(family), usize::MAX - family.model_type.len()));
+    nearest.filter(|family| shared(family) >= NEAR_LETTERS).map(|family| family.model_type)
+}
+
+/// What a family assumes where the configuration says nothing.
+#[derive(Clone, Copy)]
+struct Defaults {
+    /// `None` = the hidden size divided by the heads.
+    head_dim: Option<usize>,
+    /// The name of the field that holds the normalisations' eps.
+    eps_field: &'static str,
+    eps: f64,
+    is_tied: bool,
+    rope: RopeDefaults,
+    is_interleaved: bool,
+}
+
+impl Defaults {
+    const USUAL: Self = Self {
+        head_dim: None,
+        eps_field: "rms_norm_eps",
+        eps: 1e-6,
+        is_tied: false,
+        rope: RopeDefaults::USUAL,
+        is_interleaved: false,
+    };
 }
 
 /// A pre-norm decoder with the properties that most families share: full attention, no biases. Families
-/// change what differs. `head_dim` is the default for a missing field; `None` = the hidden size divided
-/// by the heads.
-fn decoder(fields: &Fields<'_>, head_dim: Option<usize>) -> Result<Spec, LoadError> {
+/// change what differs.
+fn decoder(fields: &Fields<'_>, defaults: Defaults) -> Result<Spec, LoadError> {
     let hidden_size = fields.size("hidden_size", 1 << 17, None)?;
-    let attention = attention(fields, hidden_size, head_dim)?;
-    let layers = fields.size("num_hidden_layers", 4096, None)?;
+    let (heads, kv_heads, head_dim) = heads(fields, hidden_size, defaults.head_dim)?;
+    let (rotation, rotated) = rope(fields, head_dim, defaults.rope)?;
     let feed_forward = FeedForwardSpec {
         activation: Gate::Silu,
+        is_gated: true,
         inner_size: fields.size("intermediate_size", 1 << 20, None)?,
         has_bias: false,
+        experts: None,
     };
+    let layer = LayerSpec { window: None, rotation: 0, feed_forward };
     Ok(Spec {
         vocab_size: fields.size("vocab_size", 1 << 24, None)? as u32,
         hidden_size,
         embedding_scale: 1.0,
-        attention,
-        layers: vec![LayerSpec { window: None, feed_forward }; layers],
-        norm: NormSpec {
-            eps: fields.number("rms_norm_eps", 0.0..=1.0, Some(1e-6))? as f32,
-            offset: 0.0,
-            is_sandwich: false,
+        rounds_embedding_scale: false,
+        attention: AttentionSpec {
+            heads,
+            kv_heads,
+            head_dim,
+            scale: 1.0 / (head_dim as f32).sqrt(),
+            softcap: None,
+            has_bias: false,
+            has_output_bias: false,
+            qk_norm: QkNorm::None,
+            pairs: HeadPairs { rotated, is_interleaved: defaults.is_interleaved },
         },
-        is_tied: fields.flag("tie_word_embeddings", false)?,
+        rotations: vec![rotation],
+        layers: vec![layer; fields.size("num_hidden_layers", 4096, None)?],
+        norm: NormSpec {
+            kind: NormKind::Rms,
+            eps: fields.number(defaults.eps_field, 0.0..=1.0, Some(defaults.eps))? as f32,
+            offset: 0.0,
+            place: NormPlace::Inputs,
+        },
+        is_parallel: false,
+        is_tied: fields.flag("tie_word_embeddings", defaults.is_tied)?,
+        logits_scale: 1.0,
         logits_softcap: None,
-        name: llama::name,
+        names: llama::names,
     })
 }
 
-fn attention(
+/// A [`decoder`] whose gate is SiLU.
+fn silu_decoder(fields: &Fields<'_>, defaults: Defaults) -> Result<Spec, LoadError> {
+    fields.one_of("hidden_act", &["silu"], Some("silu"))?;
+    decoder(fields, defaults)
+}
+
+/// Query heads, KV heads, and values in a head.
+fn heads(
     fields: &Fields<'_>,
     hidden_size: usize,
     head_dim: Option<usize>,
-) -> Result<AttentionSpec, LoadError> {
+) -> Result<(usize, usize, usize), LoadError> {
     let heads = fields.size("num_attention_heads", 4096, None)?;
     let kv_heads = fields.size("num_key_value_heads", heads, Some(heads))?;
     if !heads.is_multiple_of(kv_heads) {
@@ -87,17 +203,7 @@ fn attention(
     if head_dim == 0 || !head_dim.is_multiple_of(2) {
         return Err(fields.wrong("head_dim", format!("an even number from 2; {head_dim} cannot be rotated")));
     }
-    Ok(AttentionSpec {
-        heads,
-        kv_heads,
-        head_dim,
-        scale: 1.0 / (head_dim as f32).sqrt(),
-        softcap: None,
-        has_bias: false,
-        has_output_bias: false,
-        has_qk_norm: false,
-        rope: rope(fields)?,
-    })
+    Ok((heads, kv_heads, head_dim))
 }
 
 /// Adds attention biases if the configuration has them.
@@ -105,4 +211,49 @@ fn with_attention_bias(fields: &Fields<'_>, spec: Spec) -> Result<Spec, LoadErro
     let has_bias = fields.flag("attention_bias", false)?;
     let attention = AttentionSpec { has_bias, has_output_bias: has_bias, ..spec.attention };
     Ok(Spec { attention, ..spec })
+}
+
+/// The window in `sliding_window`; `None` if it is null, or covers the longest sequence.
+fn window(fields: &Fields<'_>, default: Option<usize>) -> Result<Option<u32>, LoadError> {
+    if fields.is_absent("sliding_window") && (default.is_none() || fields.get("sliding_window").is_some()) {
+        return Ok(None);
+    }
+    let window = fields.size("sliding_window", MAX_POSITIONS, default)? as u32;
+    let longest = fields.max_positions()?;
+    Ok(Some(window).filter(|window| *window < longest))
+}
+
+/// Which of `layers` have a window: those that `layer_types` names, or without it those that `or` says.
+fn windowed(fields: &Fields<'_>, layers: usize, or: impl Fn(usize) -> bool) -> Result<Vec<bool>, LoadError> {
+    if fields.is_absent("layer_types") {
+        return Ok((0..layers).map(or).collect());
+    }
+    let wrong = || fields.wrong("layer_types", "sliding_attention or full_attention for each layer".into());
+    let types = fields.get("layer_types").and_then(Value::as_array).ok_or_else(wrong)?;
+    let has_window = |layer: usize| match types.get(layer).and_then(Value::as_str) {
+        Some("sliding_attention") => Ok(true),
+        Some("full_attention") => Ok(false),
+        _ => Err(wrong()),
+    };
+    (0..layers).map(has_window).collect()
+}
+
+/// Whether each of `layers` is in a group of `interval`, but not its last.
+fn in_groups(interval: usize) -> impl Fn(usize) -> bool {
+    move |layer| !(layer + 1).is_multiple_of(interval)
+}
+
+/// Reads a mixture of experts.
+fn experts(
+    fields: &Fields<'_>,
+    count_field: &str,
+    default: (usize, usize),
+    renormalises: bool,
+) -> Result<ExpertsSpec, LoadError> {
+    let count = fields.size(count_field, MAX_EXPERTS, Some(default.0))?;
+    let per_token = fields.size("num_experts_per_tok", MAX_EXPERTS, Some(default.1))?;
+    if per_token > count {
+        return Err(fields.wrong("num_experts_per_tok", format!("at most {count_field}, {count}")));
+    }
+    Ok(ExpertsSpec { count, routing: Routing { per_token, renormalises } })
 }

@@ -2,32 +2,48 @@
 
 use std::collections::HashMap;
 
+use skein_kernels::cpu::layer_norm::LayerNorm;
 use skein_kernels::cpu::matmul::Linear;
 use skein_kernels::cpu::packed::Packed;
 
 use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
-use crate::model::spec::Spec;
+use crate::model::spec::{FeedForwardSpec, Spec};
 use crate::model::tensors::{Kind, Role, Tensor};
 use crate::shard::Shard;
 
 /// One layer's weights.
 pub(super) struct Layer {
-    pub attention_norm: Vec<f32>,
+    /// `None` if the input is not normalised.
+    pub attention_norm: Option<Norm>,
     pub q: Projection,
     pub k: Projection,
     pub v: Projection,
-    /// `[head_dim]` each: normalise queries and keys head by head.
+    /// Normalise queries and keys: `[head_dim]` each for head by head, or the widths of all heads.
     pub qk_norm: Option<(Vec<f32>, Vec<f32>)>,
     pub o: Projection,
     /// Normalises the output before it is added to the residual stream.
     pub o_norm: Option<Vec<f32>>,
-    pub feed_forward_norm: Vec<f32>,
+    /// `None` if the input is not normalised, or as for attention.
+    pub feed_forward_norm: Option<Norm>,
+    pub feed_forward: FeedForward,
+    /// Normalises the output before it is added to the residual stream.
+    pub down_norm: Option<Vec<f32>>,
+}
+
+/// The weights of a feed-forward network.
+pub(super) enum FeedForward {
+    Gated(GatedNetwork),
+    /// `up` and `down`, without a gate.
+    Plain(Projection, Projection),
+    /// The router, and the experts.
+    Experts(Projection, Vec<GatedNetwork>),
+}
+
+pub(super) struct GatedNetwork {
     pub gate: Projection,
     pub up: Projection,
     pub down: Projection,
-    /// Normalises the output before it is added to the residual stream.
-    pub down_norm: Option<Vec<f32>>,
 }
 
 /// A matrix and its bias.
@@ -42,30 +58,62 @@ impl Projection {
     }
 }
 
+/// Weights of a normalisation of rows.
+pub(super) struct Norm {
+    pub weight: Vec<f32>,
+    /// Layer normalisations may have one.
+    pub bias: Option<Vec<f32>>,
+}
+
+impl Norm {
+    pub fn as_layer_norm(&self, eps: f32) -> LayerNorm<'_> {
+        LayerNorm { weight: &self.weight, bias: self.bias.as_deref(), eps }
+    }
+}
+
 impl Layer {
     /// Takes the layer's weights out of `parts`.
-    pub fn new(parts: &mut Parts, layer: usize) -> Self {
-        let at = Some(layer);
-        let qk_norm = parts.optional_norm(at, Role::QueryNorm).zip(parts.optional_norm(at, Role::KeyNorm));
+    pub fn new(parts: &mut Parts, spec: &Spec, layer: usize) -> Self {
+        let mut vector = |role| parts.vector(layer, role);
+        let qk_norm = vector(Role::QueryNorm).zip(vector(Role::KeyNorm));
+        let (o_norm, down_norm) = (vector(Role::AttentionOutputNorm), vector(Role::FeedForwardOutputNorm));
         Self {
-            attention_norm: parts.norm(at, Role::AttentionNorm),
+            attention_norm: parts.norm(Some(layer), Role::AttentionNorm),
             q: parts.projection(layer, Role::Query),
             k: parts.projection(layer, Role::Key),
             v: parts.projection(layer, Role::Value),
             qk_norm,
             o: parts.projection(layer, Role::AttentionOutput),
-            o_norm: parts.optional_norm(at, Role::AttentionOutputNorm),
-            feed_forward_norm: parts.norm(at, Role::FeedForwardNorm),
-            gate: parts.projection(layer, Role::Gate),
-            up: parts.projection(layer, Role::Up),
-            down: parts.projection(layer, Role::Down),
-            down_norm: parts.optional_norm(at, Role::FeedForwardOutputNorm),
+            o_norm,
+            feed_forward_norm: parts.norm(Some(layer), Role::FeedForwardNorm),
+            feed_forward: FeedForward::new(parts, &spec.layers[layer].feed_forward, layer),
+            down_norm,
         }
     }
 }
 
-/// A layer, `None` outside the layers, and a role.
-type At = (Option<usize>, Role);
+impl FeedForward {
+    fn new(parts: &mut Parts, spec: &FeedForwardSpec, layer: usize) -> Self {
+        if let Some(experts) = spec.experts {
+            let mut expert = |expert| {
+                let mut take = |role| parts.projection_at((Some(layer), Some(expert), role));
+                let (gate, up) = (take(Role::ExpertGate), take(Role::ExpertUp));
+                GatedNetwork { gate, up, down: take(Role::ExpertDown) }
+            };
+            let experts = (0..experts.count).map(&mut expert).collect();
+            return Self::Experts(parts.projection(layer, Role::Router), experts);
+        }
+        let (up, down) = (parts.projection(layer, Role::Up), parts.projection(layer, Role::Down));
+        if spec.is_gated {
+            Self::Gated(GatedNetwork { gate: parts.projection(layer, Role::Gate), up, down })
+        } else {
+            Self::Plain(up, down)
+        }
+    }
+}
+
+/// A layer, `None` outside the layers, an expert, `None` outside the experts, and a role.
+type At = (Option<usize>, Option<usize>, Role);
 
 /// Weights that were read but not yet assigned to a layer.
 pub(super) struct Parts {
@@ -86,39 +134,48 @@ impl Parts {
         for tensor in tensors {
             let to = match tensor.kind {
                 Kind::Table | Kind::Matrix(..) => continue,
-                Kind::Bias(..) => &mut parts.biases,
+                Kind::Bias(..) | Kind::NormBias => &mut parts.biases,
                 Kind::Norm => &mut parts.norms,
             };
             let values = tensor.read(spec, weights)?[shard.part(spec, tensor).rows].to_vec();
-            to.insert((tensor.layer, tensor.role), values);
+            to.insert(at(tensor), values);
         }
         Ok(parts)
     }
 
     /// Adds the packed form of `tensors`.
     pub fn add(&mut self, tensors: &[&Tensor], packed: Vec<Packed>) {
-        self.matrices.extend(tensors.iter().map(|tensor| (tensor.layer, tensor.role)).zip(packed));
+        self.matrices.extend(tensors.iter().map(|tensor| at(tensor)).zip(packed));
     }
 
     pub fn matrix(&mut self, layer: Option<usize>, role: Role) -> Packed {
-        listed(self.matrices.remove(&(layer, role)))
+        self.matrix_at((layer, None, role))
     }
 
-    pub fn norm(&mut self, layer: Option<usize>, role: Role) -> Vec<f32> {
-        listed(self.optional_norm(layer, role))
+    /// The weights of a normalisation, if there is one.
+    pub fn norm(&mut self, layer: Option<usize>, role: Role) -> Option<Norm> {
+        let at = (layer, None, role);
+        Some(Norm { weight: self.norms.remove(&at)?, bias: self.biases.remove(&at) })
     }
 
-    fn optional_norm(&mut self, layer: Option<usize>, role: Role) -> Option<Vec<f32>> {
-        self.norms.remove(&(layer, role))
+    fn vector(&mut self, layer: usize, role: Role) -> Option<Vec<f32>> {
+        self.norms.remove(&(Some(layer), None, role))
     }
 
     fn projection(&mut self, layer: usize, role: Role) -> Projection {
-        let weights = self.matrix(Some(layer), role);
-        Projection { weights, bias: self.biases.remove(&(Some(layer), role)) }
+        self.projection_at((Some(layer), None, role))
+    }
+
+    fn projection_at(&mut self, at: At) -> Projection {
+        Projection { weights: self.matrix_at(at), bias: self.biases.remove(&at) }
+    }
+
+    /// A matrix that the model has, because [`crate::model::tensors::all`] lists it.
+    fn matrix_at(&mut self, at: At) -> Packed {
+        self.matrices.remove(&at).unwrap_or_else(|| unreachable!("it is in the list of tensors"))
     }
 }
 
-/// Unwraps a part that every model has, because [`crate::model::tensors::all`] lists it.
-fn listed<T>(part: Option<T>) -> T {
-    part.unwrap_or_else(|| unreachable!("it is in the list of tensors"))
+fn at(tensor: &Tensor) -> At {
+    (tensor.layer, tensor.expert, tensor.role)
 }

@@ -1,6 +1,7 @@
 //! Models on the CPU: weights packed for its kernels, and the operations over them.
 
 mod exchange;
+mod feed_forward;
 mod layers;
 pub mod pack;
 pub mod packed_cache;
@@ -14,22 +15,22 @@ use std::ops::Range;
 use half::bf16;
 use skein_kernels::collective::{Lost, Ranks};
 use skein_kernels::cpu::Cpu;
-use skein_kernels::cpu::input::Encoding;
+use skein_kernels::cpu::input::{Encoding, Input};
 use skein_kernels::cpu::kv_cache::KvCache;
+use skein_kernels::cpu::layer_norm::layer_norm_into;
 use skein_kernels::cpu::matmul::{Linear, Write, matmul};
 use skein_kernels::cpu::matrix::WeightMatrix;
 use skein_kernels::cpu::norm::rms_norm_into;
 use skein_kernels::cpu::packed::Packed;
-use skein_kernels::cpu::rope::inverse_frequencies;
 use skein_kernels::cpu::softcap::softcap;
 
-use self::layers::{Layer, Parts};
-use self::pack::Matrix;
+use self::layers::{Layer, Norm, Parts};
+use self::pack::{Matrix, Use};
 use self::profile::Part;
 use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
 use crate::model::operations;
-use crate::model::spec::Spec;
+use crate::model::spec::{NormKind, Spec};
 use crate::model::tensors::{self, Kind, Role};
 use crate::shard::Shard;
 
@@ -40,13 +41,11 @@ pub struct Model {
     shard: Shard,
     embedding: WeightMatrix,
     layers: Vec<Layer>,
-    norm: Vec<f32>,
+    norm: Option<Norm>,
     head: Packed,
     /// Whether activations are rounded to bfloat16 before products with bfloat16 weights.
     bf16: bool,
-    /// Rotary angle of each pair of values, per position.
-    frequencies: Vec<f32>,
-    /// Bytes of packed weights that a step reads.
+    /// Bytes of packed weights that a step of one token reads.
     weight_bytes: u64,
 }
 
@@ -71,11 +70,15 @@ impl Model {
             |tensor: &&tensors::Tensor| matches!(tensor.kind, Kind::Matrix(..)) && tensor.role != head.role;
         let multiplied: Vec<_> = tensors.iter().filter(is_multiplied).chain([head]).collect();
         let matrix = |tensor: &&tensors::Tensor| {
-            let (whole, part) = (tensor.find(weights)?, shard.part(spec, tensor));
+            let for_use = match tensor.role {
+                Role::Router => Use::Router,
+                role if role == head.role => Use::Head,
+                _ => Use::Layer,
+            };
+            let (whole, part) = (tensor.find_stored(weights)?, shard.part(spec, tensor));
             let part_at = (part.len() < tensor.len()).then_some((part.rows.start, part.cols.start));
             let (weights, leaves) = (whole.part(part.rows, part.cols), part.leaves);
-            let (tensor, is_head) = (tensor.name.clone(), tensor.role == head.role);
-            Ok(Matrix { tensor, weights, part_at, is_head, leaves })
+            Ok(Matrix { tensor: (*tensor).clone(), weights, part_at, for_use, leaves })
         };
         let matrices = multiplied.iter().map(matrix).collect::<Result<Vec<_>, LoadError>>()?;
         let embedding = tensors::embedding(spec).find(weights)?;
@@ -83,24 +86,24 @@ impl Model {
         let mut parts = Parts::read(spec, &shard, &tensors, weights)?;
         let packed = pack(&matrices)?;
         assert_eq!(packed.len(), matrices.len(), "every matrix is packed");
-        let weight_bytes = packed.iter().map(|packed| packed.read_bytes() as u64).sum();
+        let is_used = |tensor: &tensors::Tensor| tensor.expert.is_none_or(|expert| expert < spec.experts().1);
+        let used = multiplied.iter().zip(&packed).filter(|(tensor, _)| is_used(tensor));
+        let weight_bytes = used.map(|(_, packed)| packed.read_bytes() as u64).sum();
         parts.add(&multiplied, packed);
-        let layers = (0..spec.layers.len()).map(|layer| Layer::new(&mut parts, layer)).collect();
-        let rope = spec.attention.rope;
+        let layers = (0..spec.layers.len()).map(|layer| Layer::new(&mut parts, spec, layer)).collect();
         Ok(Self {
             embedding,
             layers,
             norm: parts.norm(None, Role::LastNorm),
             head: parts.matrix(None, head.role),
             bf16,
-            frequencies: inverse_frequencies(spec.attention.head_dim, rope.theta, rope.scaling),
             weight_bytes,
             spec: shard.spec(spec),
             shard,
         })
     }
 
-    /// Bytes of weights that every step reads.
+    /// Bytes of weights that every step reads; with experts, a step of one token.
     pub fn weight_bytes(&self) -> u64 {
         self.weight_bytes
     }
@@ -151,7 +154,7 @@ impl Model {
         let x = &x[rows.start * hidden..rows.end * hidden];
         let stack = [(&self.head).into()];
         profile.start();
-        rms_norm_into(cpu, x, &self.norm, self.spec.norm.eps, self.encoding(&stack), input);
+        self.normalise_into(cpu, x, self.norm.as_ref(), self.encoding(&stack), input);
         profile.mark(Part::Encode);
         let shard = &self.shard;
         if shard.ranks == 1 {
@@ -166,10 +169,29 @@ impl Model {
         Ok(())
     }
 
-    /// Factor for embedding rows, rounded to bfloat16 if activations are.
+    /// Factor for embedding rows; some models round it to bfloat16 if activations are.
     fn embedding_scale(&self) -> f32 {
         let scale = self.spec.embedding_scale;
-        if self.bf16 { bf16::from_f32(scale).to_f32() } else { scale }
+        if self.bf16 && self.spec.rounds_embedding_scale { bf16::from_f32(scale).to_f32() } else { scale }
+    }
+
+    /// Encodes the rows of `x`, normalised if there is a `norm`.
+    fn normalise_into(
+        &self,
+        cpu: &mut Cpu,
+        x: &[f32],
+        norm: Option<&Norm>,
+        encoding: Encoding,
+        out: &mut Input,
+    ) {
+        let eps = self.spec.norm.eps;
+        match (norm, self.spec.norm.kind) {
+            (None, _) => out.set(cpu, encoding, x, self.spec.hidden_size),
+            (Some(norm), NormKind::Rms) => rms_norm_into(cpu, x, &norm.weight, eps, encoding, out),
+            (Some(norm), NormKind::Layer { .. }) => {
+                layer_norm_into(cpu, x, norm.as_layer_norm(eps), encoding, out);
+            }
+        }
     }
 
     /// The input encoding that all of `stack` accept.

@@ -12,6 +12,7 @@ use xxhash_rust::xxh3::Xxh3Default;
 use super::packed_cache::{Found, PackedCache};
 use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
+use crate::model::tensors::Tensor;
 
 /// Matrices start at multiples of a page.
 const PART_ALIGN: usize = 4096;
@@ -20,26 +21,37 @@ const LEAST_KEPT_BYTES: usize = 64 << 20;
 
 /// A matrix of a model, as stored.
 pub struct Matrix {
-    /// Name of its tensor.
-    pub tensor: String,
-    /// The part of the stored matrix that is packed.
+    /// Its tensor.
+    pub tensor: Tensor,
+    /// The part of the stored matrix that is packed; its heads are reordered then.
     pub weights: WeightMatrix,
     /// Its first row and column in the stored matrix; `None` = it is all of it.
     pub part_at: Option<(usize, usize)>,
-    /// Whether it is the head.
-    pub is_head: bool,
+    /// What it is multiplied for, which decides how it may be quantised.
+    pub for_use: Use,
     /// Leaves of its product's sums.
     pub leaves: usize,
+}
+
+/// What a matrix is multiplied for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Use {
+    /// Layers' activations.
+    Layer,
+    /// The choice of experts: its weights are never quantised.
+    Router,
+    /// Logits.
+    Head,
 }
 
 impl Matrix {
     /// Its candidate layouts when weights are quantised to `rounded`, best first; the best one may not be
     /// able to hold the matrix.
     fn layouts(&self, rounded: Option<Format>) -> Vec<Layout> {
-        let formats = match rounded {
-            Some(format) if self.is_head => vec![format.of_head()],
-            Some(format) => vec![format],
-            None => Format::keeping(self.weights.storage()).to_vec(),
+        let formats = match (rounded, self.for_use) {
+            (Some(format), Use::Head) => vec![format.of_head()],
+            (Some(format), Use::Layer) => vec![format],
+            (None, _) | (_, Use::Router) => Format::keeping(self.weights.storage()).to_vec(),
         };
         let (rows, cols, leaves) = (self.weights.rows(), self.weights.cols(), self.leaves);
         let layout = |format| Layout { format, rows, cols, leaves };
@@ -87,7 +99,8 @@ impl Plan {
         hash.update(&source.to_le_bytes());
         hash.update(&packed::VERSION.to_le_bytes());
         for (matrix, layouts) in matrices.iter().zip(&self.layouts) {
-            hash.update(format!("{} {:?} {layouts:?}\n", matrix.tensor, matrix.part_at).as_bytes());
+            let (Tensor { name, stored, .. }, part_at) = (&matrix.tensor, matrix.part_at);
+            hash.update(format!("{name} {} {part_at:?} {layouts:?}\n", stored[0].first_row).as_bytes());
         }
         hash.digest()
     }
@@ -174,21 +187,22 @@ fn pack_one(
     to: &mut [u8],
 ) -> Result<(u8, usize), LoadError> {
     let mut chosen = 0;
+    let weights = matrix.tensor.in_order(matrix.weights.clone());
     loop {
         let layout = layouts[chosen];
         let to = &mut to[..layout.bytes()];
-        match packed::pack(cpu, &matrix.weights, layout, to) {
+        match packed::pack(cpu, &weights, layout, to) {
             Ok(()) => return Ok((chosen as u8, layout.bytes())),
             Err(PackError::ManyExponents { .. }) if chosen + 1 < layouts.len() => {
                 tracing::debug!(
-                    tensor = matrix.tensor,
+                    tensor = matrix.tensor.name,
                     "its exponents do not fold; it takes 16 bits a weight"
                 );
                 to.fill(0);
                 chosen += 1;
             }
             Err(source) => {
-                return Err(LoadError::UnpackedTensor { tensor: matrix.tensor.clone(), source });
+                return Err(LoadError::UnpackedTensor { tensor: matrix.tensor.name.clone(), source });
             }
         }
     }
@@ -205,19 +219,34 @@ mod tests {
     use skein_kernels::cpu::matrix::Storage;
 
     use super::*;
+    use crate::model::tensors::{Kind, Product, Role, Stored};
 
     fn matrix(rows: usize, cols: usize, value: impl Fn(usize) -> f32) -> WeightMatrix {
         let bytes: Vec<u8> = (0..rows * cols).flat_map(|i| value(i).to_le_bytes()).collect();
         WeightMatrix::new(Storage::F32(bytes.into()), rows, cols)
     }
 
+    /// A matrix of layer 3.
+    fn of(weights: WeightMatrix, for_use: Use) -> Matrix {
+        let (name, shape) = ("model.layers.3.mlp.up_proj.weight", vec![weights.rows(), weights.cols()]);
+        let tensor = Tensor {
+            name: name.into(),
+            layer: Some(3),
+            expert: None,
+            role: Role::Up,
+            kind: Kind::Matrix(Product::GateUp, 0),
+            rows: weights.rows(),
+            cols: weights.cols(),
+            stored: vec![Stored { name: name.into(), shape, first_row: 0 }],
+            order: None,
+        };
+        Matrix { tensor, weights, part_at: None, for_use, leaves: 1 }
+    }
+
     #[test]
     fn the_head_has_8_bits_and_parts_do_not_overlap() {
         let [layer, head] = [matrix(5, 40, |i| i as f32), matrix(3, 8, |i| -(i as f32))];
-        let matrices = [
-            Matrix { tensor: "layer".into(), weights: layer, part_at: None, is_head: false, leaves: 1 },
-            Matrix { tensor: "head".into(), weights: head, part_at: None, is_head: true, leaves: 1 },
-        ];
+        let matrices = [of(layer, Use::Layer), of(head, Use::Head)];
         let plan = Plan::new(&matrices, Some(Format::INT4));
         let parts = plan.parts(&[0, 0]).expect("each has a layout");
         let formats: Vec<_> = parts.iter().map(|(layout, _)| layout.format).collect();
@@ -236,13 +265,7 @@ mod tests {
     fn a_matrix_whose_exponents_do_not_fold_keeps_16_bits() {
         let bf16 = |value: &dyn Fn(usize) -> u16| {
             let bytes: Vec<u8> = (0..256 * 512).flat_map(|i| value(i).to_le_bytes()).collect();
-            Matrix {
-                tensor: "layer".into(),
-                weights: WeightMatrix::new(Storage::Bf16(bytes.into()), 256, 512),
-                part_at: None,
-                is_head: false,
-                leaves: 1,
-            }
+            of(WeightMatrix::new(Storage::Bf16(bytes.into()), 256, 512), Use::Layer)
         };
         let folds = |i: usize| 0x3c00 | (i * 7 % 0x1ff) as u16;
         let spread = |i: usize| 0x0100 + (i * 0x311 % 0x7000) as u16;
@@ -279,8 +302,7 @@ mod tests {
             let bytes: Vec<u8> =
                 (0..rows * cols).flat_map(|i| [i as u8, 0x3c | (i >> 9) as u8 & 0x83]).collect();
             let stored = WeightMatrix::new(Storage::Bf16(bytes.into()), rows, cols);
-            let matrices =
-                [Matrix { tensor: "head".into(), weights: stored, part_at: None, is_head: true, leaves: 1 }];
+            let matrices = [of(stored, Use::Head)];
             let mut kept = Vec::new();
             for start in 0..2 {
                 let packed = pack(cpu, &matrices, None, &weights, (&cache, 7), &mut |_, _| {}).unwrap();
@@ -302,17 +324,14 @@ mod tests {
     fn a_weight_that_is_not_finite_is_refused_by_its_tensors_name() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let weights = matrix(40, 33, |i| if i == 39 * 33 { bad } else { 0.5 });
-            let matrix = Matrix {
-                tensor: "model.layers.3.x".into(),
-                weights,
-                part_at: None,
-                is_head: false,
-                leaves: 1,
-            };
+            let matrix = of(weights, Use::Layer);
             let layout = Layout::new(Format::INT8, 40, 33);
             let rounded = pack_one(&mut Cpu::new(2), &matrix, &[layout], &mut vec![0; layout.bytes()]);
             let said = rounded.unwrap_err().to_string();
-            assert!(said.contains("model.layers.3.x") && said.contains("only finite weights"), "{said}");
+            assert!(
+                said.contains("model.layers.3.mlp.up_proj.weight") && said.contains("only finite weights"),
+                "{said}"
+            );
         }
     }
 }

@@ -7,16 +7,17 @@ use skein_kernels::cpu::attention::{self, Attention, Rows, attend};
 use skein_kernels::cpu::embed::{embed, embed_part};
 use skein_kernels::cpu::input::Input;
 use skein_kernels::cpu::kv_cache::KvCache;
-use skein_kernels::cpu::matmul::{Gated, Linear, Write, gated_matmul, matmul};
-use skein_kernels::cpu::norm::{rms_norm_add, rms_norm_heads, rms_norm_into};
+use skein_kernels::cpu::matmul::{Linear, Write, matmul};
+use skein_kernels::cpu::norm::{rms_norm_add, rms_norm_heads};
 use skein_kernels::cpu::rope::{Projected, angles, rotate_and_write};
 
 use super::Model;
 use super::exchange::Shared;
-use super::layers::Projection;
+use super::feed_forward::{Inner, Mixture, Network};
+use super::layers::{FeedForward, Layer, Projection};
 use super::profile::{Part, Profile};
 use crate::model::operations::Operations;
-use crate::model::spec::Spec;
+use crate::model::spec::{QkNorm, Spec};
 
 /// The rows of a forward step; see [`crate::backend::Batch`].
 pub struct ForwardStep<'a> {
@@ -44,13 +45,16 @@ pub struct Activations {
     pub(super) input: Input,
     /// `[rows, inner]`, likewise.
     gated: Input,
+    inner: Inner,
     /// `[rows, q | k | v]`
     qkv: Aligned<f32>,
     /// `[rows, q]`: the output of attention.
     attended: Aligned<f32>,
     /// `[rows, hidden]`: output to be normalised before it is added to the residual stream.
     added: Aligned<f32>,
+    /// `[rotations, rows, head_dim / 2]`
     cos: Aligned<f32>,
+    /// As `cos`.
     sin: Aligned<f32>,
     scores: attention::Scratch,
     pub(super) shared: Shared,
@@ -65,12 +69,13 @@ impl Activations {
             (&mut self.x, spec.hidden_size),
             (&mut self.qkv, attention.qkv_width()),
             (&mut self.attended, attention.q_width()),
-            (&mut self.added, if spec.norm.is_sandwich { spec.hidden_size } else { 0 }),
-            (&mut self.cos, attention.head_dim / 2),
-            (&mut self.sin, attention.head_dim / 2),
+            (&mut self.added, if spec.norm.place.has_outputs() { spec.hidden_size } else { 0 }),
+            (&mut self.cos, spec.rotations.len() * attention.head_dim / 2),
+            (&mut self.sin, spec.rotations.len() * attention.head_dim / 2),
         ] {
             values.grow(rows * width);
         }
+        self.inner.grow(spec, rows);
     }
 }
 
@@ -134,8 +139,11 @@ impl Operations for Running<'_> {
                 embed_part(cpu, table, first, step.tokens, scale, own);
             })?;
         }
-        let (cos, sin) = (&mut cos[..*rows * half], &mut sin[..*rows * half]);
-        angles(cpu, &model.frequencies, step.positions, cos, sin);
+        let count = *rows * half;
+        for (i, rotation) in model.spec.rotations.iter().enumerate() {
+            let of_rotation = i * count..(i + 1) * count;
+            angles(cpu, rotation, step.positions, &mut cos[of_rotation.clone()], &mut sin[of_rotation]);
+        }
         profile.mark(Part::Embed);
         Ok(())
     }
@@ -144,21 +152,18 @@ impl Operations for Running<'_> {
         let Self { model, cpu, step, cache, activations, rows, .. } = self;
         let Activations { x, input, qkv, cos, sin, profile, .. } = &mut **activations;
         let (spec, layer) = (&model.spec, &model.layers[index]);
-        let (attention, eps) = (&spec.attention, spec.norm.eps);
-        let (heads, kv_heads, width) = (attention.heads, attention.kv_heads, attention.qkv_width());
+        let (attention, width) = (&spec.attention, spec.attention.qkv_width());
         let (x, qkv) = (&x[..*rows * spec.hidden_size], &mut qkv[..*rows * width]);
         let stack = [&layer.q, &layer.k, &layer.v].map(Projection::linear);
-        rms_norm_into(cpu, x, &layer.attention_norm, eps, model.encoding(&stack), input);
+        model.normalise_into(cpu, x, layer.attention_norm.as_ref(), model.encoding(&stack), input);
         profile.mark(Part::Encode);
         matmul(cpu, input, &stack, qkv, Write::Set);
         profile.mark(Part::Products);
-        if let Some((q_norm, k_norm)) = &layer.qk_norm {
-            rms_norm_heads(cpu, qkv, width, 0..heads, q_norm, eps);
-            rms_norm_heads(cpu, qkv, width, heads..heads + kv_heads, k_norm, eps);
-        }
-        let half = *rows * attention.head_dim / 2;
-        let (cos, sin, slots) = (&cos[..half], &sin[..half], step.slots);
-        rotate_and_write(cpu, cache, index, Projected { qkv, heads, cos, sin, slots });
+        normalise_heads(cpu, spec, layer, qkv);
+        let (count, rotation) = (*rows * attention.head_dim / 2, spec.layers[index].rotation);
+        let of_rotation = rotation * count..(rotation + 1) * count;
+        let (cos, sin, slots) = (&cos[of_rotation.clone()], &sin[of_rotation], step.slots);
+        rotate_and_write(cpu, cache, index, Projected { qkv, heads: attention.heads, cos, sin, slots });
         self.end_early(index);
         self.activations.profile.mark(Part::Cache);
         Ok(())
@@ -203,20 +208,42 @@ impl Operations for Running<'_> {
 
     fn feed_forward(&mut self, index: usize) -> Result<(), Lost> {
         let Self { model, cpu, activations, ranks, rows, .. } = self;
-        let Activations { x, input, gated, added, shared, profile, .. } = &mut **activations;
-        let (spec, layer) = (&model.spec, &model.layers[index]);
-        let (x, eps) = (&mut x[..*rows * spec.hidden_size], spec.norm.eps);
-        let [gate, up, down] = [&layer.gate, &layer.up, &layer.down].map(Projection::linear);
-        rms_norm_into(cpu, x, &layer.feed_forward_norm, eps, model.encoding(&[gate, up]), input);
-        profile.mark(Part::Encode);
-        let by = spec.layers[index].feed_forward.activation;
-        gated_matmul(cpu, input, Gated { activation: by, gate, up }, model.encoding(&[down]), gated);
-        profile.mark(Part::Products);
-        let residual = Residual { x, added, shared, ranks: *ranks, eps };
-        residual.add(cpu, gated, down, layer.down_norm.as_deref())?;
+        let Activations { x, input, gated, inner, added, shared, profile, .. } = &mut **activations;
+        let (model_spec, layer) = (&model.spec, &model.layers[index]);
+        let (x, eps) = (&mut x[..*rows * model_spec.hidden_size], model_spec.norm.eps);
+        let spec = &model_spec.layers[index].feed_forward;
+        let norm =
+            if model_spec.is_parallel { &layer.attention_norm } else { &layer.feed_forward_norm }.as_ref();
+        if let (FeedForward::Experts(router, networks), Some(experts)) = (&layer.feed_forward, spec.experts) {
+            let mixture = Mixture { model, spec, experts, norm, router, networks };
+            mixture.add(cpu, x, gated, inner);
+            profile.mark(Part::Products);
+            return Ok(());
+        }
+        let network = Network { model, spec, norm, x };
+        if let Some(down) = network.run_dense(cpu, &layer.feed_forward, (input, inner), gated) {
+            profile.mark(Part::Products);
+            let residual = Residual { x, added, shared, ranks: *ranks, eps };
+            residual.add(cpu, gated, down.linear(), layer.down_norm.as_deref())?;
+        }
         profile.mark(Part::Products);
         Ok(())
     }
+}
+
+/// Normalises queries and keys, `[rows, q | k | v]`, in place.
+fn normalise_heads(cpu: &mut Cpu, spec: &Spec, layer: &Layer, qkv: &mut [f32]) {
+    let Some((q_norm, k_norm)) = &layer.qk_norm else { return };
+    let (attention, eps) = (&spec.attention, spec.norm.eps);
+    let (heads, kv_heads, stride) = (attention.heads, attention.kv_heads, attention.qkv_width());
+    // Norms of whole rows see the queries as one head, and the keys as the head that follows as many of its
+    // own width.
+    let (queries, keys) = match attention.qk_norm {
+        QkNorm::Row => (0..1, heads / kv_heads..heads / kv_heads + 1),
+        QkNorm::Heads | QkNorm::None => (0..heads, heads..heads + kv_heads),
+    };
+    rms_norm_heads(cpu, qkv, stride, queries, q_norm, eps);
+    rms_norm_heads(cpu, qkv, stride, keys, k_norm, eps);
 }
 
 /// The residual stream.

@@ -45,8 +45,8 @@ pub struct Model<T, K> {
     pub weights: DeviceWeights<T>,
     /// The cache of each layer.
     pub cache: Vec<KvLayer<K>>,
-    /// Rotary angles: `[positions, head_dim]`.
-    pub angles: DeviceSlice<f32>,
+    /// Angles of each rotation: `[positions, head_dim]`.
+    pub angles: Vec<DeviceSlice<f32>>,
     /// The operations' kernels.
     pub ops: Ops<T, K>,
 }
@@ -118,7 +118,7 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
         logits: DeviceSlice<f32>,
     ) -> Result<(), CudaError> {
         // In sandwich models the last layer has already added its output.
-        let mut delta = if self.spec.norm.is_sandwich { DeviceSlice::NONE } else { a.delta };
+        let mut delta = if self.spec.norm.place.has_outputs() { DeviceSlice::NONE } else { a.delta };
         let mut residual = a.residual;
         if let Some(wanted) = wanted {
             let (hidden, wanted) = (self.spec.hidden_size, wanted.slice(0..rows));

@@ -152,13 +152,14 @@ impl<T: Activation + BlasElement, K: KvElement> Operations for Running<'_, T, K>
 
     fn embed(&mut self) -> Result<(), CudaError> {
         let Self { model, stream, step, a, .. } = *self;
+        let scale = model.spec.embedding_scale;
         let embedding = EmbedRows {
             out: a.residual,
             table: model.weights.embedding,
             tokens: step.tokens,
             rows: self.rows(),
             hidden: model.spec.hidden_size,
-            scale: T::from_f32(model.spec.embedding_scale).to_f32(),
+            scale: if model.spec.rounds_embedding_scale { T::from_f32(scale).to_f32() } else { scale },
         };
         model.ops.embed.launch(stream, embedding)?;
         model.ops.attention.plan(stream, &step.sequences, step.kind, a.attention)
@@ -175,7 +176,7 @@ impl<T: Activation + BlasElement, K: KvElement> Operations for Running<'_, T, K>
             q_norm: layer.norm(Role::QueryNorm),
             k_norm: layer.norm(Role::KeyNorm),
             norm_eps: model.spec.norm.eps,
-            angles: model.angles,
+            angles: model.angles[model.spec.layers[index].rotation],
             positions: step.positions,
             slots: step.slots,
             layer: model.cache[index],
@@ -217,7 +218,7 @@ impl<T: Activation + BlasElement, K: KvElement> Operations for Running<'_, T, K>
         self.delta = Delta { values: a.delta, weight: weights.norm(Role::FeedForwardOutputNorm) };
         // Logits need a few rows only, and gathering adds the delta without normalising it. So sandwich
         // models add it here.
-        if layer + 1 == model.spec.layers.len() && model.spec.norm.is_sandwich {
+        if layer + 1 == model.spec.layers.len() && model.spec.norm.place.has_outputs() {
             self.normalise(model.weights.norm)?;
         }
         Ok(())

@@ -1,6 +1,10 @@
 //! Rotary position embeddings (Su et al. 2021). The halves of a head are rotated, as in Hugging Face
 //! checkpoints.
 
+mod frequencies;
+
+pub use frequencies::{RopeScaling, Rotation};
+
 use super::disjoint::DisjointMut;
 use super::kv_cache::{KvCache, TILE};
 use super::simd::{Kernel, Simd};
@@ -9,57 +13,9 @@ use super::{Cpu, for_each_row, for_each_row_of, for_each_run};
 /// Rows per task if there are many: one tile of slots.
 const ROWS_PER_TASK: usize = TILE;
 
-/// How a model scales its rotation for longer contexts.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum RopeScaling {
-    /// Frequencies as they are.
-    None,
-    /// All frequencies are divided by this factor.
-    Linear(f64),
-    /// Llama 3: low frequencies are divided, high ones kept, and those between interpolated.
-    Llama3 {
-        /// Divides the low frequencies.
-        factor: f64,
-        /// Wavelengths above `original_context / low_freq_factor` are low frequencies.
-        low_freq_factor: f64,
-        /// Wavelengths below `original_context / high_freq_factor` are high frequencies.
-        high_freq_factor: f64,
-        /// Context length of the first training.
-        original_context: f64,
-    },
-}
-
-/// Angle per position of each pair, `theta^(-2i / head_dim)`, scaled; in f32, rounded in Hugging Face's
-/// order.
-pub fn inverse_frequencies(head_dim: usize, theta: f64, scaling: RopeScaling) -> Vec<f32> {
-    let plain = (0..head_dim / 2).map(|i| {
-        let exponent = (2 * i) as f32 / head_dim as f32;
-        1.0 / libm::pow(theta, f64::from(exponent)) as f32
-    });
-    plain.map(|frequency| scaled(frequency, scaling)).collect()
-}
-
-fn scaled(frequency: f32, scaling: RopeScaling) -> f32 {
-    match scaling {
-        RopeScaling::None => frequency,
-        RopeScaling::Linear(factor) => frequency / factor as f32,
-        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
-            let wavelength = 2.0 * std::f32::consts::PI / frequency;
-            if wavelength > (original_context / low_freq_factor) as f32 {
-                return frequency / factor as f32;
-            }
-            if wavelength < (original_context / high_freq_factor) as f32 {
-                return frequency;
-            }
-            let range = (high_freq_factor - low_freq_factor) as f32;
-            let smooth = (original_context as f32 / wavelength - low_freq_factor as f32) / range;
-            (1.0 - smooth) * frequency / factor as f32 + smooth * frequency
-        }
-    }
-}
-
 /// Writes the cosines and sines of each row's position, `[rows, head_dim / 2]` each.
-pub fn angles(cpu: &mut Cpu, frequencies: &[f32], positions: &[u32], cos: &mut [f32], sin: &mut [f32]) {
+pub fn angles(cpu: &mut Cpu, rotation: &Rotation, positions: &[u32], cos: &mut [f32], sin: &mut [f32]) {
+    let Rotation { frequencies, amplitude } = rotation;
     let half = frequencies.len();
     assert!(
         cos.len() == positions.len() * half && sin.len() == cos.len(),
@@ -70,8 +26,11 @@ pub fn angles(cpu: &mut Cpu, frequencies: &[f32], positions: &[u32], cos: &mut [
         // SAFETY: each row is in one task.
         let (cos, sin) = unsafe { (cos.part(row * half, half), sin.part(row * half, half)) };
         for i in 0..half {
-            let angle = positions[row] as f32 * frequencies[i];
-            (cos[i], sin[i]) = (libm::cosf(angle), libm::sinf(angle));
+            (cos[i], sin[i]) = (1.0, 0.0);
+            if frequencies[i] != 0.0 {
+                let angle = positions[row] as f32 * frequencies[i];
+                (cos[i], sin[i]) = (libm::cosf(angle) * amplitude, libm::sinf(angle) * amplitude);
+            }
         }
     });
 }
@@ -168,10 +127,10 @@ mod tests {
     #[test]
     fn a_rotation_keeps_lengths_and_depends_on_distance_only() {
         let cpu = &mut Cpu::new(1);
-        let frequencies = inverse_frequencies(8, 10_000.0, RopeScaling::None);
+        let rotation = Rotation::plain(8, 10_000.0);
         let rotated = |cpu: &mut Cpu, x: [f32; 8], position: u32| {
             let (mut x, mut cos, mut sin) = (x, [0.0; 4], [0.0; 4]);
-            angles(cpu, &frequencies, &[position], &mut cos, &mut sin);
+            angles(cpu, &rotation, &[position], &mut cos, &mut sin);
             rotate(cpu, &mut x, 8, 1, &cos, &sin);
             x
         };
@@ -186,19 +145,14 @@ mod tests {
     }
 
     #[test]
-    fn llama3_keeps_high_frequencies_and_divides_low_ones() {
-        let scaling = RopeScaling::Llama3 {
-            factor: 8.0,
-            low_freq_factor: 1.0,
-            high_freq_factor: 4.0,
-            original_context: 8192.0,
-        };
-        let plain = inverse_frequencies(128, 500_000.0, RopeScaling::None);
-        let scaled = inverse_frequencies(128, 500_000.0, scaling);
-        assert_eq!((plain[0], scaled[0]), (1.0, 1.0));
-        assert_eq!(scaled[63], plain[63] / 8.0);
-        assert!(scaled.iter().zip(&plain).all(|(scaled, plain)| (plain / 8.0..=*plain).contains(scaled)));
-        assert_eq!(inverse_frequencies(4, 100.0, RopeScaling::Linear(4.0)), [0.25, 0.025]);
+    fn only_rotated_pairs_have_the_amplitude() {
+        let rotation = Rotation { frequencies: vec![0.5, 0.0], amplitude: 2.0 };
+        let (mut cos, mut sin) = ([0.0; 4], [0.0; 4]);
+        angles(&mut Cpu::new(1), &rotation, &[0, 3], &mut cos, &mut sin);
+        assert_eq!(
+            (cos, sin),
+            ([2.0, 1.0, 2.0 * libm::cosf(1.5), 1.0], [0.0, 0.0, 2.0 * libm::sinf(1.5), 0.0])
+        );
     }
 
     #[test]
@@ -209,8 +163,8 @@ mod tests {
         let x: Vec<f32> = (0..rows * stride).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.07).collect();
         let slots: Vec<u32> = (0..rows as u32).map(|row| row * 5 % 48).collect();
         let (mut cos, mut sin) = (vec![0.0; rows * 10], vec![0.0; rows * 10]);
-        let frequencies = inverse_frequencies(20, 10_000.0, RopeScaling::None);
-        angles(&mut Cpu::new(1), &frequencies, &slots, &mut cos, &mut sin);
+        let rotation = Rotation::plain(20, 10_000.0);
+        angles(&mut Cpu::new(1), &rotation, &slots, &mut cos, &mut sin);
         let mut expected = x.clone();
         rotate(&mut Cpu::new(1), &mut expected, stride, heads + 2, &cos, &sin);
         let mut written = KvCache::new(shape).unwrap();

@@ -1,0 +1,277 @@
+//! Routing of rows to experts (Shazeer et al. 2017), and the sum of what the experts return.
+//!
+//! A row's choice depends on its own logits alone, and its experts' outputs are added in the order of its
+//! choice. So a row's result has the same bits whichever rows are beside it.
+
+use std::ops::Range;
+
+use super::disjoint::DisjointMut;
+use super::math::exp;
+use super::simd::{Kernel, Simd};
+use super::{Cpu, for_each_row_of};
+
+/// How a row's experts are chosen and weighted. All weights come from a softmax over all experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Routing {
+    /// Experts for each row.
+    pub per_token: usize,
+    /// Whether the weights of the chosen experts are divided by their sum.
+    pub renormalises: bool,
+}
+
+/// The experts of each row of a step, and the rows of each expert. Reused between steps.
+///
+/// The pairs of a row and one of its experts are numbered expert by expert, rows ascending, so that the rows
+/// of an expert are adjacent in its input and output.
+#[derive(Debug, Default)]
+pub struct Choices {
+    per_token: usize,
+    /// `[rows, per_token]`, best first.
+    experts: Vec<u32>,
+    /// `[rows, per_token]`
+    weights: Vec<f32>,
+    /// `[rows, per_token]`: number of each pair.
+    numbers: Vec<u32>,
+    /// `[pairs]`: row of each pair.
+    rows: Vec<u32>,
+    /// `[experts + 1]`: first pair of each expert.
+    starts: Vec<u32>,
+}
+
+impl Choices {
+    /// Chooses experts for each row of `logits`, `[rows, experts]`. Of equal logits, the lower expert wins.
+    ///
+    /// # Panics
+    /// If there are fewer experts than each row needs, or `logits` are not whole rows.
+    pub fn route(&mut self, cpu: &mut Cpu, logits: &[f32], experts: usize, routing: Routing) {
+        let per_token = routing.per_token;
+        assert!(logits.len().is_multiple_of(experts), "logits are [rows, experts]");
+        assert!((1..=experts).contains(&per_token), "{per_token} of {experts} experts are chosen");
+        let rows = logits.len() / experts;
+        self.per_token = per_token;
+        self.experts.resize(rows * per_token, 0);
+        self.weights.resize(rows * per_token, 0.0);
+        let (chosen, weights) = (DisjointMut::new(&mut self.experts), DisjointMut::new(&mut self.weights));
+        for_each_row_of(cpu, rows, experts, |row, _| {
+            // SAFETY: each row is in one task.
+            let (chosen, weights) = unsafe {
+                (chosen.part(row * per_token, per_token), weights.part(row * per_token, per_token))
+            };
+            choose(&logits[row * experts..][..experts], chosen);
+            weigh(&logits[row * experts..][..experts], chosen, routing, weights);
+        });
+        self.sort(experts);
+    }
+
+    /// Numbers the pairs expert by expert.
+    fn sort(&mut self, experts: usize) {
+        self.starts.clear();
+        self.starts.resize(experts + 1, 0);
+        self.experts.iter().for_each(|expert| self.starts[*expert as usize + 1] += 1);
+        for expert in 0..experts {
+            self.starts[expert + 1] += self.starts[expert];
+        }
+        self.numbers.resize(self.experts.len(), 0);
+        self.rows.resize(self.experts.len(), 0);
+        for (pair, expert) in self.experts.iter().enumerate() {
+            let next = &mut self.starts[*expert as usize];
+            self.numbers[pair] = *next;
+            self.rows[*next as usize] = (pair / self.per_token) as u32;
+            *next += 1;
+        }
+        // Each start has moved to the next expert's.
+        self.starts.rotate_right(1);
+        self.starts[0] = 0;
+    }
+
+    /// Number of pairs: rows times experts for each.
+    pub fn pairs(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Experts that at least one row chose, ascending, with their pairs.
+    pub fn chosen(&self) -> impl Iterator<Item = (usize, Range<usize>)> {
+        let pairs = self.starts.windows(2).map(|ends| ends[0] as usize..ends[1] as usize);
+        pairs.enumerate().filter(|(_, pairs)| !pairs.is_empty())
+    }
+
+    /// Rows of some pairs.
+    pub fn rows(&self, pairs: Range<usize>) -> &[u32] {
+        &self.rows[pairs]
+    }
+
+    /// Adds to each row of `x`, `[rows, width]`, the weighted outputs of its experts, in the order of its
+    /// choice. `outputs` is `[pairs, width]`.
+    ///
+    /// # Panics
+    /// If the shapes disagree.
+    pub fn add_outputs(&self, cpu: &mut Cpu, outputs: &[f32], width: usize, x: &mut [f32]) {
+        let (per_token, rows) = (self.per_token, x.len() / width);
+        assert!(x.len() == rows * width && rows * per_token == self.pairs(), "x is [rows, width]");
+        assert!(outputs.len() == self.pairs() * width, "outputs are [pairs, width]");
+        let (isa, x) = (cpu.isa, DisjointMut::new(x));
+        for_each_row_of(cpu, rows, width * per_token, |row, _| {
+            let of_row = row * per_token..(row + 1) * per_token;
+            // SAFETY: each row is in one task.
+            let x = unsafe { x.part(row * width, width) };
+            let (numbers, weights) = (&self.numbers[of_row.clone()], &self.weights[of_row]);
+            isa.run(AddRow { outputs, numbers, weights, x });
+        });
+    }
+}
+
+/// Puts the experts with the highest logits into `chosen`, best first.
+fn choose(logits: &[f32], chosen: &mut [u32]) {
+    for slot in 0..chosen.len() {
+        let (before, rest) = chosen.split_at_mut(slot);
+        let mut best: Option<usize> = None;
+        for (expert, logit) in logits.iter().enumerate() {
+            let is_better = best.is_none_or(|best| logit.total_cmp(&logits[best]).is_gt());
+            if is_better && !before.contains(&(expert as u32)) {
+                best = Some(expert);
+            }
+        }
+        rest[0] = best.unwrap_or_else(|| unreachable!("there are as many experts as slots")) as u32;
+    }
+}
+
+/// The weights of the `chosen` experts. The first has the highest logit.
+fn weigh(logits: &[f32], chosen: &[u32], routing: Routing, weights: &mut [f32]) {
+    let highest = logits[chosen[0] as usize];
+    let of = |logit: f32| exp(logit - highest);
+    for (weight, expert) in weights.iter_mut().zip(chosen) {
+        *weight = of(logits[*expert as usize]);
+    }
+    let sum: f32 = match routing.renormalises {
+        true => weights.iter().sum(),
+        false => logits.iter().map(|logit| of(*logit)).sum(),
+    };
+    weights.iter_mut().for_each(|weight| *weight /= sum);
+}
+
+struct AddRow<'a> {
+    outputs: &'a [f32],
+    numbers: &'a [u32],
+    weights: &'a [f32],
+    x: &'a mut [f32],
+}
+
+impl Kernel for AddRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        const STRIP: usize = 64; // columns that stay in registers while the experts are added
+        let Self { outputs, numbers, weights, x } = self;
+        let width = x.len();
+        for (strip, x) in x.chunks_mut(STRIP).enumerate() {
+            let mut sums = [0.0f32; STRIP];
+            for (number, weight) in numbers.iter().zip(weights) {
+                let output = &outputs[*number as usize * width + strip * STRIP..][..x.len()];
+                sums.iter_mut().zip(output).for_each(|(sum, output)| *sum += weight * output);
+            }
+            x.iter_mut().zip(sums).for_each(|(x, sum)| *x += sum);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::simd::Isa;
+
+    const EXPERTS: usize = 6;
+
+    fn logits(rows: usize) -> Vec<f32> {
+        (0..rows * EXPERTS).map(|i| ((i * 71 % 97) as f32 - 48.0) * 0.05).collect()
+    }
+
+    fn routed(logits: &[f32], routing: Routing) -> Choices {
+        let mut choices = Choices::default();
+        choices.route(&mut Cpu::new(2), logits, EXPERTS, routing);
+        choices
+    }
+
+    #[test]
+    fn the_best_experts_are_chosen_and_of_equal_ones_the_lower() {
+        let routing = Routing { per_token: 3, renormalises: true };
+        let choices = routed(&[0.5, 2.0, 0.5, 2.0, -1.0, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0], routing);
+        assert_eq!(choices.experts, [1, 3, 0, 0, 1, 2]);
+        assert_eq!(choices.weights[3..], [1.0f32 / 3.0; 3]);
+        let sum: f32 = choices.weights[..3].iter().sum();
+        assert!((sum - 1.0).abs() < 1e-6 && choices.weights[0] == choices.weights[1]);
+    }
+
+    #[test]
+    fn weights_are_those_of_a_softmax_over_all_experts() {
+        let logits = logits(5);
+        for per_token in [1, 2, EXPERTS] {
+            let kept = routed(&logits, Routing { per_token, renormalises: false });
+            let divided = routed(&logits, Routing { per_token, renormalises: true });
+            for (row, logits) in logits.chunks(EXPERTS).enumerate() {
+                let all: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
+                let of_row = row * per_token..(row + 1) * per_token;
+                let probability = |expert: &u32| f64::from(logits[*expert as usize]).exp() / all;
+                let chosen: f64 = kept.experts[of_row.clone()].iter().map(probability).sum();
+                for pair in of_row {
+                    let probability = probability(&kept.experts[pair]);
+                    assert!((f64::from(kept.weights[pair]) - probability).abs() < 1e-6);
+                    assert!((f64::from(divided.weights[pair]) - probability / chosen).abs() < 1e-6);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_pair_is_numbered_once_and_the_rows_of_an_expert_are_adjacent() {
+        let (rows, per_token) = (40, 2);
+        let choices = routed(&logits(rows), Routing { per_token, renormalises: true });
+        let mut seen = 0;
+        for (expert, pairs) in choices.chosen() {
+            assert_eq!(pairs.start, seen);
+            seen = pairs.end;
+            let of_expert = choices.rows(pairs.clone());
+            assert!(of_expert.is_sorted());
+            for (number, row) in pairs.zip(of_expert) {
+                let of_row = *row as usize * per_token..(*row as usize + 1) * per_token;
+                let slot =
+                    choices.numbers[of_row.clone()].iter().position(|of_slot| *of_slot as usize == number);
+                assert_eq!(choices.experts[of_row][slot.unwrap()] as usize, expert);
+            }
+        }
+        assert_eq!((seen, choices.pairs()), (rows * per_token, rows * per_token));
+    }
+
+    #[test]
+    fn a_rows_sum_has_the_same_bits_alone_and_in_any_batch() {
+        let (rows, width, routing) = (23, 100, Routing { per_token: 3, renormalises: false });
+        let logits = logits(rows);
+        // The output of an expert for a row depends on both.
+        let output = |row: usize, expert: usize, column: usize| {
+            ((row * 31 + expert * 17 + column * 7) % 101) as f32 * 0.013 - 0.6
+        };
+        let run = |isa, first: usize, count: usize| {
+            let cpu = &mut Cpu::with_isa(2, isa);
+            let mut choices = Choices::default();
+            choices.route(cpu, &logits[first * EXPERTS..][..count * EXPERTS], EXPERTS, routing);
+            let mut outputs = vec![0.0; choices.pairs() * width];
+            for (expert, pairs) in choices.chosen() {
+                for (number, row) in pairs.clone().zip(choices.rows(pairs)) {
+                    let to = &mut outputs[number * width..][..width];
+                    let row = first + *row as usize;
+                    to.iter_mut().enumerate().for_each(|(column, to)| *to = output(row, expert, column));
+                }
+            }
+            let mut x = vec![1.0; count * width];
+            choices.add_outputs(cpu, &outputs, width, &mut x);
+            x
+        };
+        let whole = run(Isa::best(), 0, rows);
+        for isa in Isa::available() {
+            assert_eq!(run(isa, 0, rows), whole, "{}", isa.name());
+            for (row, expected) in whole.chunks(width).enumerate() {
+                assert_eq!(run(isa, row, 1), expected, "row {row} alone on {}", isa.name());
+            }
+        }
+    }
+}

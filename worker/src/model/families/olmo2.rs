@@ -1,0 +1,27 @@
+//! OLMo 2 (OLMo Team 2024): Llama that normalises the outputs of attention and feed-forward network instead
+//! of their inputs, and all heads of queries and of keys together.
+
+use super::{Defaults, llama, silu_decoder, with_attention_bias};
+use crate::model::LoadError;
+use crate::model::fields::Fields;
+use crate::model::spec::{NormPlace, QkNorm, Spec};
+use crate::model::tensors::Role;
+
+/// Default of transformers' `Olmo2Config`.
+const EPS: f64 = 1e-5;
+
+pub fn olmo2(fields: &Fields<'_>) -> Result<Spec, LoadError> {
+    let spec = silu_decoder(fields, Defaults { eps: EPS, ..Defaults::USUAL })?;
+    let mut spec = with_attention_bias(fields, spec)?;
+    spec.attention.qk_norm = QkNorm::Row;
+    spec.norm.place = NormPlace::Outputs;
+    Ok(Spec { names, ..spec })
+}
+
+fn names(role: Role) -> &'static [&'static str] {
+    match role {
+        Role::AttentionOutputNorm => &["post_attention_layernorm"],
+        Role::FeedForwardOutputNorm => &["post_feedforward_layernorm"],
+        role => llama::names(role),
+    }
+}

@@ -1,0 +1,23 @@
+//! OLMoE (Muennighoff et al. 2024): Llama with a mixture of experts that normalises all heads of queries and
+//! of keys together.
+
+use super::{Defaults, experts, silu_decoder, with_attention_bias};
+use crate::model::LoadError;
+use crate::model::fields::Fields;
+use crate::model::spec::{QkNorm, Spec};
+
+// Defaults of transformers' `OlmoeConfig` for missing fields.
+const EPS: f64 = 1e-5;
+const EXPERTS: (usize, usize) = (64, 8);
+
+pub fn olmoe(fields: &Fields<'_>) -> Result<Spec, LoadError> {
+    if !fields.is_absent("clip_qkv") {
+        return Err(fields.wrong("clip_qkv", "null: clipped queries and keys are not supported".into()));
+    }
+    let spec = silu_decoder(fields, Defaults { eps: EPS, ..Defaults::USUAL })?;
+    let mut spec = with_attention_bias(fields, spec)?;
+    spec.attention.qk_norm = QkNorm::Row;
+    let experts = experts(fields, "num_experts", EXPERTS, fields.flag("norm_topk_prob", false)?)?;
+    spec.layers.iter_mut().for_each(|layer| layer.feed_forward.experts = Some(experts));
+    Ok(spec)
+}

@@ -1,0 +1,28 @@
+//! Phi-3, Phi-4 and Phi-4-mini (Abdin et al. 2024).
+//!
+//! Llama with fused projections and, in models of long contexts, LongRoPE and a rotation of a part of each
+//! head.
+
+use super::{Defaults, llama, silu_decoder, window};
+use crate::model::LoadError;
+use crate::model::fields::Fields;
+use crate::model::spec::Spec;
+use crate::model::tensors::Role;
+
+/// Default of transformers' `Phi3Config`.
+const EPS: f64 = 1e-5;
+
+pub fn phi3(fields: &Fields<'_>) -> Result<Spec, LoadError> {
+    let mut spec = silu_decoder(fields, Defaults { eps: EPS, ..Defaults::USUAL })?;
+    let window = window(fields, None)?;
+    spec.layers.iter_mut().for_each(|layer| layer.window = window);
+    Ok(Spec { names, ..spec })
+}
+
+fn names(role: Role) -> &'static [&'static str] {
+    match role {
+        Role::Query | Role::Key | Role::Value => &["self_attn.qkv_proj"],
+        Role::Gate | Role::Up => &["mlp.gate_up_proj"],
+        role => llama::names(role),
+    }
+}
