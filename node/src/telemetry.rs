@@ -5,7 +5,7 @@ use std::io::{IsTerminal, Write};
 
 use tracing::{Event, Subscriber};
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::{FilterExt, filter_fn};
+use tracing_subscriber::filter::{FilterExt, LevelFilter, filter_fn};
 use tracing_subscriber::fmt::format::{self, FormatFields, JsonFields, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, MakeWriter};
 use tracing_subscriber::layer::{Layer, SubscriberExt};
@@ -105,7 +105,10 @@ fn lines_with_ids(
     json: bool,
     filter: EnvFilter,
 ) -> Box<dyn Layer<Registry> + Send + Sync> {
-    let filter = filter.and(filter_fn(|metadata| metadata.target() != trace::TARGET));
+    // Without the hint every `trace!` of the libraries would be evaluated.
+    let level = filter.max_level_hint().unwrap_or(LevelFilter::TRACE);
+    let not_ours = filter_fn(|metadata| metadata.target() != trace::TARGET).with_max_level_hint(level);
+    let filter = filter.and(not_ours);
     let layer = tracing_subscriber::fmt::layer().with_writer(writer).with_ansi(terminal);
     if json {
         let format = format::json().flatten_event(true).with_current_span(false);

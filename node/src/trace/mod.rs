@@ -228,7 +228,9 @@ impl Request {
     pub fn enter(&self) -> Option<Entered<'_>> {
         let live = self.0.as_ref()?;
         let previous = CURRENT.replace(self.clone());
-        Some(Entered { _span: live.span.enter(), previous })
+        // Only a sampled request records its warnings: entering a span at each poll costs more than the rest.
+        let span = live.own.is_sampled().then(|| live.span.enter());
+        Some(Entered { _span: span, previous })
     }
 
     fn change(&self, change: impl FnOnce(&mut State)) {
@@ -276,7 +278,7 @@ pub fn current() -> Request {
 /// Restores the previous current request when dropped.
 pub struct Entered<'a> {
     previous: Request,
-    _span: tracing::span::Entered<'a>,
+    _span: Option<tracing::span::Entered<'a>>,
 }
 
 impl Drop for Entered<'_> {

@@ -18,7 +18,7 @@ use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider, SpanExporter as _};
 use tokio::runtime::{Builder, Handle};
 use tracing::Subscriber;
 use tracing_subscriber::Layer;
-use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::filter::{LevelFilter, filter_fn};
 use tracing_subscriber::registry::LookupSpan;
 
 use super::export::{self, EXPORT_TIMEOUT, Sending};
@@ -126,7 +126,7 @@ where
             || *metadata.level() <= tracing::Level::WARN && metadata.target().starts_with("skein");
         if metadata.is_span() { metadata.target() == TARGET } else { is_warning() }
     });
-    Some(layer.with_filter(ours))
+    Some(layer.with_filter(ours.with_max_level_hint(LevelFilter::INFO)))
 }
 
 /// Sends what is queued, for at most `at_most`. Call it before the process ends.

@@ -1,0 +1,127 @@
+"""Measures what traces and metrics by OTLP cost: throughput and processor time of a request, with and without.
+
+Usage: python3 benches/load/traces.py path/to/skein [--rounds N] [--requests N] [--ratio R]
+Runs two clusters of a router and one fake worker, in turn: one exports R of the traces (default 0.05) and the
+metrics to a sink in this process, one exports nothing. Both have metrics for Prometheus, which are always on.
+`skein bench serve` makes the load. Prints the ratios of the medians; exits 1 if one is below 0.98. Needs a
+machine that does nothing else: with other load only the processor time means anything.
+"""
+
+import argparse
+import http.server
+import os
+import re
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+
+TARGET = 0.98
+CONCURRENCY = 32
+READY_SECONDS = 60
+BENCH_SECONDS = 300
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Sink(http.server.BaseHTTPRequestHandler):
+    """Takes everything, as a collector beside the process would."""
+
+    taken = 0
+
+    def do_POST(self) -> None:
+        Sink.taken += len(self.rfile.read(int(self.headers["content-length"])))
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing: it would be a line for each batch."""
+
+
+class Cluster:
+    def __init__(self, binary: str, flags: list[str]) -> None:
+        self.binary = binary
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        command = [binary, "serve", "--workers", "1", "--device", "fake", "--port", str(port)]
+        self.process = subprocess.Popen(
+            [*command, "--log-level", "warn", *flags], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
+        deadline = time.monotonic() + READY_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                urllib.request.urlopen(f"{self.url}/readyz", timeout=1)
+                return
+            except OSError:
+                assert self.process.poll() is None, "skein ended before it was ready"
+                time.sleep(0.05)
+        raise TimeoutError(f"not ready after {READY_SECONDS} s")
+
+    def processor_seconds(self) -> float:
+        """Of the router and its worker."""
+        pid = self.process.pid
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            family = [pid, *map(int, file.read().split())]
+        fields = [open(f"/proc/{member}/stat").read().rsplit(")", 1)[1].split() for member in family]
+        return sum(int(of[11]) + int(of[12]) for of in fields) / TICKS
+
+    def run(self, requests: int) -> tuple[float, float]:
+        """Requests a second, and requests a second of processor time."""
+        command = [self.binary, "bench", "serve", "--base-url", self.url, "--num-prompts", str(requests)]
+        shape = ["--random-input-len", "64", "--random-output-len", "16", "--max-concurrency", str(CONCURRENCY)]
+        before = self.processor_seconds()
+        done = subprocess.run([*command, *shape], capture_output=True, text=True, timeout=BENCH_SECONDS)
+        used = self.processor_seconds() - before
+        found = re.search(r"Requests/s\s+([0-9.]+)", done.stdout)
+        assert found, done.stdout + done.stderr
+        return float(found[1]), requests / used
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(timeout=READY_SECONDS)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("binary")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--ratio", type=float, default=0.05)
+    given = parser.parse_args()
+    sink = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Sink)
+    threading.Thread(target=sink.serve_forever, daemon=True).start()
+    exporting = [f"--otlp-endpoint=http://127.0.0.1:{sink.server_port}", "--otlp-protocol=http/protobuf"]
+    clusters = {
+        "without": Cluster(given.binary, []),
+        "with": Cluster(given.binary, [*exporting, f"--trace-ratio={given.ratio}"]),
+    }
+    measured: dict[str, list[tuple[float, float]]] = {name: [] for name in clusters}
+    try:
+        for cluster in clusters.values():
+            cluster.run(given.requests)
+        for number in range(given.rounds):
+            # In turn, and each goes first equally often.
+            order = list(clusters.items()) if number % 2 == 0 else list(clusters.items())[::-1]
+            for name, cluster in order:
+                measured[name].append(cluster.run(given.requests))
+    finally:
+        for cluster in clusters.values():
+            cluster.stop()
+    assert Sink.taken > 0, "nothing was exported"
+    print(f"load average {os.getloadavg()[0]:.1f}; {Sink.taken} bytes exported")
+    ratios = []
+    for at, unit in enumerate(["requests a second", "requests a second of processor time"]):
+        median = {name: statistics.median(run[at] for run in runs) for name, runs in measured.items()}
+        ratios.append(median["with"] / median["without"])
+        print(f"{unit}: with {median['with']:.1f}, without {median['without']:.1f}, ratio {ratios[-1]:.3f}")
+    sys.exit(min(ratios) < TARGET)
+
+
+if __name__ == "__main__":
+    main()
