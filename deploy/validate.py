@@ -43,6 +43,7 @@ RENDERINGS = [
     ("gpu-single-node with etcd", "overlays/gpu-single-node", ["etcd"], None),
     ("gpu-groups", "overlays/gpu-groups", [], None),
     ("dashboards", "base", ["dashboards"], None),
+    ("traces", "base", ["traces"], None),
     ("inference-gateway", "base", ["inference-gateway", "hpa", "monitoring"], None),
     ("inference-gateway with a claim", "overlays/gpu-single-node", ["inference-gateway", "inference-gateway-claim"], None),
 ]  # fmt: skip

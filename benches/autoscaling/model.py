@@ -1,4 +1,4 @@
-"""A worker, as far as waiting and load go: prefill and decode share its steps, seats and KV cache bound it."""
+"""A worker, as far as load and waiting go: prefill and decode share its steps; seats and KV bound it."""
 
 import collections
 import heapq

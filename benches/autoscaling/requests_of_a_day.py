@@ -29,7 +29,7 @@ def drawn(rng):
 
 
 def traced(path):
-    """Sizes in the trace's order, over and over. A block seen before is cached, as if all workers shared it."""
+    """Sizes in the trace's order, over and over. A block seen before is cached, as if caches were one."""
     seen, sizes = set(), []
     with open(path, encoding="utf-8") as lines:
         for line in lines:

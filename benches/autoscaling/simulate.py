@@ -2,11 +2,12 @@
 """A day of requests against workers that an autoscaler adds and removes: which signal to scale on?
 
     benches/autoscaling/simulate.py                    # a made day: quiet night, busy day, three bursts
-    benches/autoscaling/simulate.py --trace FILE       # its sizes and prefixes from a trace in Mooncake's format
+    benches/autoscaling/simulate.py --trace FILE       # sizes and prefixes from a trace in Mooncake's format
     benches/autoscaling/simulate.py --only pressure --target 0.3
 
-The workers are a small model (model.py), the autoscaler follows Kubernetes' algorithm (hpa.py). Prints a table:
-replicas are the cost, the time to the first token is what clients see. Standard library only; takes minutes.
+The workers are a small model (model.py), the autoscaler follows Kubernetes' algorithm (hpa.py). Prints a
+table: replicas are the cost, the time to the first token is what clients see. Standard library only; takes
+minutes.
 """
 
 import argparse
