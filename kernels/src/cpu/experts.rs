@@ -142,10 +142,8 @@ fn weigh(logits: &[f32], chosen: &[u32], routing: Routing, weights: &mut [f32]) 
     for (weight, expert) in weights.iter_mut().zip(chosen) {
         *weight = of(logits[*expert as usize]);
     }
-    let sum: f32 = match routing.renormalises {
-        true => weights.iter().sum(),
-        false => logits.iter().map(|logit| of(*logit)).sum(),
-    };
+    let sum: f32 =
+        if routing.renormalises { weights.iter().sum() } else { logits.iter().map(|logit| of(*logit)).sum() };
     weights.iter_mut().for_each(|weight| *weight /= sum);
 }
 

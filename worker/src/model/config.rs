@@ -85,7 +85,7 @@ fn check_is_plain(fields: &Fields<'_>) -> Result<(), LoadError> {
     if let Some(architecture) =
         fields.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str)
         && !architecture.ends_with("ForCausalLM")
-        && !(architecture.ends_with("ForConditionalGeneration") && !fields.is_absent(TEXT_CONFIG))
+        && (!architecture.ends_with("ForConditionalGeneration") || fields.is_absent(TEXT_CONFIG))
     {
         return Err(fields.wrong("architectures", "a causal language model (…ForCausalLM)".into()));
     }
