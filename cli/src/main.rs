@@ -84,6 +84,7 @@ fn dispatch(matches: &ArgMatches) -> Result<(), Failure> {
         Some(("router", matches)) => runtime(None)?.block_on(router::run(matches)),
         Some(("gateway", matches)) => runtime(None)?.block_on(gateway::run(matches)),
         Some(("worker", matches)) => runtime(Some(WORKER_IO_THREADS))?.block_on(worker::run(matches)),
+        Some((worker::RANK, _)) => runtime(Some(WORKER_IO_THREADS))?.block_on(worker::run_rank()),
         Some(("run", matches)) => runtime(None)?.block_on(run::run(matches)),
         Some((run_batch::RUN_BATCH, matches)) => runtime(None)?.block_on(run_batch::run(matches)),
         Some(("bench", matches)) => runtime(None)?.block_on(bench::run(matches)),
@@ -169,6 +170,7 @@ fn command() -> Command {
             )),
         )
         .subcommand(probe::command())
+        .subcommand(Command::new(worker::RANK).hide(true))
         .subcommands(reference::commands())
         .subcommand(Command::new("help").about("Print the help of a command").arg(of_command))
         .subcommand(Command::new("version").about("Print the version").arg(json))

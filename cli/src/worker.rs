@@ -13,6 +13,7 @@ use skein_node::telemetry::{self, LogOptions};
 use skein_node::trace;
 use skein_worker::backend::cuda::{CudaLoadError, NotUsable};
 use skein_worker::config::{BackendKind, CudaConfig, DRAIN_GRACE, LoadFormat, WorkerConfig};
+use skein_worker::group;
 use skein_worker::service::{self, WorkerError};
 use tokio::process::Command;
 
@@ -21,6 +22,8 @@ use crate::membership::Presence;
 use crate::settings::{self, DiscoverySettings, EngineSettings, OtlpSettings, RegistrationSettings, table};
 use crate::{model, progress::LoadProgress};
 
+/// Hidden command: a rank of a worker's group. Only a worker starts it, and tells it everything.
+pub const RANK: &str = "rank";
 /// Hidden flag: name of a supervised worker.
 pub const SUPERVISED: &str = "supervised";
 /// Hidden flag: number of supervised workers that share this machine's memory.
@@ -58,6 +61,23 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     outcome
 }
 
+/// Runs a rank until its leader ends it.
+///
+/// # Errors
+/// Why it cannot go on; its leader knows by then.
+pub async fn run_rank() -> Result<(), Failure> {
+    // Signals to the whole process group are for the leader, which drains first.
+    let _signals = Shutdown::supervised().map_err(Failure::other)?;
+    let outcome = tokio::task::spawn_blocking(service::run_rank).await;
+    match outcome.map_err(|error| error.to_string()).flatten() {
+        Ok(()) => Ok(()),
+        Err(why) => {
+            let _ = writeln!(std::io::stderr(), "error: a rank ends: {why}");
+            skein_sys::process::exit_without_handlers(OTHER.into())
+        }
+    }
+}
+
 async fn serve(matches: &ArgMatches, supervised: Option<&str>) -> Result<(), Failure> {
     let mut settings = settings::load(table::WORKER, matches)?;
     let name = supervised.unwrap_or_default();
@@ -70,6 +90,7 @@ async fn serve(matches: &ArgMatches, supervised: Option<&str>) -> Result<(), Fai
     let mut config = WorkerConfig { memory_sharers, listen, ..configure(&mut settings)? };
     config.cuda.ordinal = matches.get_one(GPU_ORDINAL).copied().unwrap_or(config.cuda.ordinal);
     config.cuda.sharers = matches.get_one(GPU_SHARERS).copied().unwrap_or(1);
+    config.ranks.command = Some(group::this_binary(&[RANK]).map_err(Failure::other)?);
     telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
     let outcome = match supervised {
         Some(_) => {
@@ -222,6 +243,7 @@ impl Launch {
         flag("served-model-name", &self.served_model_name);
         flag("listen", &"127.0.0.1:0");
         flag("threads", &threads);
+        flag("tensor-parallel-size", &config.ranks.tensor_parallel);
         flag("device", &engine.device.text());
         if matches!(config.backend, BackendKind::Auto | BackendKind::Cuda) {
             let (ordinal, sharers) = self.gpu_of(index, engine.device.ordinal);

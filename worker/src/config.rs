@@ -4,7 +4,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use skein_node::supervisor::Secret;
+
+use crate::group::RankCommand;
 
 /// Effective settings of one worker process.
 #[derive(Debug, Clone)]
@@ -21,6 +24,8 @@ pub struct WorkerConfig {
     pub backend: BackendKind,
     /// Number types, on any device.
     pub precision: Precision,
+    /// Ranks that share the model.
+    pub ranks: RanksConfig,
     /// Settings of the CPU backend only.
     pub cpu: CpuConfig,
     /// Settings of CUDA backends only.
@@ -54,6 +59,7 @@ impl WorkerConfig {
             secret: None,
             backend: BackendKind::Auto,
             precision: Precision::default(),
+            ranks: RanksConfig::default(),
             cpu: CpuConfig::default(),
             cuda: CudaConfig::default(),
             threads: 0,
@@ -101,7 +107,7 @@ pub const CUDA_MAX_NUM_SEQS: u32 = 256;
 pub const CUDA_MAX_NUM_BATCHED_TOKENS: u32 = 8192;
 
 /// Number types, by vLLM's names. Not every device has every type; see `service::precision`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Precision {
     /// Type of the activations.
     pub dtype: Dtype,
@@ -112,7 +118,7 @@ pub struct Precision {
 }
 
 /// Type of the activations.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Dtype {
     /// That of the weights; on the CPU `f32` unless they are bfloat16.
     #[default]
@@ -121,6 +127,21 @@ pub enum Dtype {
     Float32,
     /// bfloat16 wherever activations are multiplied by bfloat16 weights.
     Bfloat16,
+}
+
+/// Ranks that share the model, a process each.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RanksConfig {
+    /// Number of ranks, this process included.
+    pub tensor_parallel: u32,
+    /// How the other ranks are started; not used with one rank.
+    pub command: Option<RankCommand>,
+}
+
+impl Default for RanksConfig {
+    fn default() -> Self {
+        Self { tensor_parallel: 1, command: None }
+    }
 }
 
 /// Settings of the CPU backend only.
@@ -167,7 +188,7 @@ impl Default for CudaConfig {
 }
 
 /// Type of cached keys and values.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KvCacheDtype {
     /// That of the activations; on the CPU bfloat16, unless the activations were set to `f32` or
     /// the weights are.
@@ -196,7 +217,7 @@ pub enum LoadFormat {
 }
 
 /// How weights are converted at load.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Quantization {
     /// FP8 e4m3 with a scale for each output channel. Embedding and head keep their type. GPU only.
     Fp8,

@@ -2,8 +2,8 @@
 //! in front. It knows neither the router nor HTTP nor text.
 //!
 //! Dependencies point inward:
-//! `service → engine → {metrics, streams → scheduler → kv_cache, group → backend → model → kernels}`. The scheduler
-//! never sees a tensor, the backend never sees a request, and protobuf stops in `service`.
+//! `service → engine → {metrics, streams → scheduler → kv_cache, group → backend → model → kernels}`. The
+//! scheduler never sees a tensor, the backend never sees a request, and protobuf stops in `service`.
 
 pub mod backend;
 pub mod check;

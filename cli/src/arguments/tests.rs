@@ -98,9 +98,11 @@ fn flags_are_taken_or_refused_by_name_form_and_value() {
     check("serve --no-enable-chunked-prefill", REFUSED, &["--no-enable-chunked-prefill: prompts are always"]);
     check("serve --trust-remote-code", REFUSED, &["--trust-remote-code: Skein never runs code"]);
     check("serve --no-enable-lora", TAKEN, &["--no-enable-lora: it is never on"]);
-    check("serve -tp 1", TAKEN, &["-tp: a worker computes on one device"]);
-    check("serve -tp 2", REFUSED, &["-tp 2: a worker computes on one device"]);
-    check("serve --tensor-parallel-size=2", REFUSED, &["--tensor-parallel-size 2: a worker"]);
+    check("serve -tp 2", REFUSED, &[]);
+    check("serve --tensor-parallel-size=2", REFUSED, &[]);
+    check("gateway -tp 2", REFUSED, &["-tp: is --tensor-parallel-size of skein serve"]);
+    check("serve -pp 1", TAKEN, &["-pp: a worker computes on one device"]);
+    check("serve --pipeline-parallel-size=2", REFUSED, &["--pipeline-parallel-size 2: a worker"]);
     check("serve --dtype half", TAKEN, &["--dtype half: activations follow"]);
     check(
         "serve -O3 --compilation-config.level 3",

@@ -44,7 +44,7 @@ const fn row(names: &'static [&'static str], takes: Takes, answer: Answer) -> Ro
 use Answer::{Means, Only, Refused, Taken};
 use Takes::{Nothing, Value, Values};
 
-const ONE_DEVICE: &str = "a worker computes on one device and is not split; --workers N runs N full replicas";
+const ONE_DEVICE: &str = "a worker computes on one device, or on the CPU with --tensor-parallel-size; --workers N runs N full replicas";
 const OTHER_MACHINES: &str =
     "for several machines start `skein worker` on each, and `skein router` in front of them";
 const NO_RAY: &str = "workers are plain processes, Ray is not used; leave it out";
@@ -91,7 +91,7 @@ pub const TABLE: &[Row] = &[
     row(&["device-memory-utilization"], Value, Means("gpu-memory-utilization")),
     row(&["-q"], Value, Means("quantization")),
     // One device, one machine.
-    row(&["tensor-parallel-size", "-tp"], Value, Only(&["1"], ONE_DEVICE)),
+    row(&["-tp"], Value, Means("tensor-parallel-size")),
     row(&["pipeline-parallel-size", "-pp"], Value, Only(&["1"], ONE_DEVICE)),
     row(&["decode-context-parallel-size", "-dcp"], Value, Only(&["1"], ONE_DEVICE)),
     row(&["prefill-context-parallel-size", "-pcp"], Value, Only(&["1"], ONE_DEVICE)),
@@ -153,7 +153,11 @@ pub const TABLE: &[Row] = &[
     row(&["distributed-executor-backend"], Value, Only(&["mp", "uni"], NO_RAY)),
     row(&["data-parallel-backend", "-dpb"], Value, Only(&["mp"], NO_RAY)),
     row(&["ray-workers-use-nsight"], Nothing, Refused(NO_RAY)),
-    row(&["disable-custom-all-reduce"], Nothing, Taken("workers exchange no tensors")),
+    row(
+        &["disable-custom-all-reduce"],
+        Nothing,
+        Taken("ranks exchange through shared memory and add in one fixed order"),
+    ),
     row(&["disable-nccl-for-dp-synchronization"], Nothing, Taken("replicas run on their own, without NCCL")),
     row(&["enable-nccl-comm-suspend"], Nothing, Refused(ONE_DEVICE)),
     row(&["numa-bind"], Nothing, Taken("compute threads are placed on neighbouring cores")),

@@ -5,6 +5,7 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use skein_kernels::leaves::MAX_LEAVES;
 use skein_node::config::{Origin, Settings, bytes, count, duration, number, one_of, text};
 use skein_node::telemetry::{self, LogFormat, LogOptions};
 use skein_router::config::{AdmissionConfig, RecoveryConfig, RequestLimits, RouterConfig};
@@ -144,6 +145,8 @@ impl EngineSettings {
         let queued = &mut engine.worker.scheduler.max_num_queued_reqs;
         *queued = small(settings, "max-num-queued-reqs", 1, 1_000_000).unwrap_or(*queued);
         engine.worker.shutdown_timeout = shutdown_timeout(settings);
+        let ranks = small(settings, "tensor-parallel-size", 1, MAX_LEAVES as u32).unwrap_or(1);
+        engine.worker.ranks.tensor_parallel = ranks;
         engine
     }
 

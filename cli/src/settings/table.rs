@@ -244,12 +244,20 @@ pub const FLAGS: &[Flag] = &[
     ),
     one("etcd-key", None, "FILE", CLUSTER, ROUTER | WORKER, "Private key of --etcd-cert (PEM)"),
     one(
+        "tensor-parallel-size",
+        Some("1"),
+        "N",
+        ENGINE,
+        SERVE | WORKER | RUN_BATCH,
+        "Ranks, a process each, that share a worker's model; a power of two, with --device cpu",
+    ),
+    one(
         "threads",
         None,
         "N",
         ENGINE,
         COMPUTE | RUN,
-        "Compute threads of each worker; 0 = the default [default: an even share of the cores]",
+        "Compute threads of each worker, shared by its ranks; 0 = the default [default: an even share of the cores]",
     ),
     one(
         "device",

@@ -15,7 +15,7 @@ use skein_tests::process::{Cluster, send_signal};
 
 use crate::{SKEIN, block_on};
 
-const STREAMS: usize = 50;
+pub const STREAMS: usize = 50;
 /// Limit for the 99th percentile of the gaps of streams whose worker was killed.
 const GAP_P99: Duration = Duration::from_secs(2);
 
@@ -47,7 +47,7 @@ fn request(index: usize) -> Value {
     body
 }
 
-async fn run_all(client: &reqwest::Client, url: &str) -> Vec<History> {
+pub async fn run_all(client: &reqwest::Client, url: &str) -> Vec<History> {
     let url: Arc<str> = format!("{url}/v1/completions").into();
     let tasks: Vec<_> = (0..STREAMS)
         .map(|index| {
@@ -64,7 +64,7 @@ async fn run_all(client: &reqwest::Client, url: &str) -> Vec<History> {
 }
 
 /// Describes the first difference between a stream and its undisturbed run.
-fn difference(index: usize, seen: &History, expected: &History) -> Option<String> {
+pub fn difference(index: usize, seen: &History, expected: &History) -> Option<String> {
     if !seen.complete() {
         return Some(format!("stream {index} did not complete: {:?} {:?}", seen.status, seen.error));
     }

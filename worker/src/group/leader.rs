@@ -98,6 +98,7 @@ impl<B: Backend> Backend for Leader<B> {
 impl<B> Drop for Leader<B> {
     fn drop(&mut self) {
         self.sequence.write(&Frame::Stop, &mut self.words);
+        self.watch.stop();
         // Fails if the group has failed.
         let _ = self.frames.write(&self.words);
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use skein_kernels::cpu::matrix::Storage;
 
 use super::memory_plan::Needs;
-use super::{WorkerError, precision, sizing};
+use super::{WorkerError, precision, ranks, sizing};
 use crate::TokenId;
 use crate::backend::Backend;
 use crate::backend::cpu::{CpuBackend, CpuOptions, NumberTypes};
@@ -72,6 +72,12 @@ pub(super) fn load(
     config: &WorkerConfig,
     mut progress: impl FnMut(u64, u64),
 ) -> Result<LoadedBackend, WorkerError> {
+    if config.ranks.tensor_parallel > 1 && config.backend != BackendKind::Cpu {
+        let got = config.ranks.tensor_parallel;
+        return Err(WorkerError::Unsuitable(format!(
+            "--tensor-parallel-size {got} needs --device cpu: GPUs do not share a model yet"
+        )));
+    }
     match config.backend {
         BackendKind::Auto => load_auto(config, &mut progress),
         BackendKind::Cuda => {
@@ -174,12 +180,13 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
     let model = ModelConfig::from_dir(&config.model)?;
     let embedding = tensors::embedding(&model.spec).find(&Weights::open(&config.model)?)?;
     let numbers = precision::on_cpu(config.precision, embedding.storage())?;
+    let is_group = config.ranks.tensor_parallel > 1;
     let options = CpuOptions {
-        threads: config.threads,
+        threads: if is_group { ranks::threads_each(config) } else { config.threads },
         kv_blocks: kv_blocks(
             config,
             model.spec.cpu_weight_bytes(bits_per_weight(&numbers, embedding.storage())),
-            model.spec.kv_bytes_per_token(numbers.kv),
+            ranks::kv_bytes_per_token(config, &model.spec, numbers.kv)?,
             model.max_position_embeddings,
         )?,
         block_size: config.scheduler.block_size,
@@ -189,15 +196,22 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
     let arithmetic = precision::cpu_arithmetic(&numbers);
     let fingerprint = computed_with(fingerprint(&config.model)?, &arithmetic);
     tracing::info!(arithmetic, "computing on the CPU");
-    let cache = config.cpu.packed_cache_dir.clone().map_or(PackedCache::none(), PackedCache::at);
-    let backend = CpuBackend::load_with(&config.model, options, &cache, progress)?;
+    let (backend, weight_bytes): (Box<dyn Backend>, u64) = if is_group {
+        let (group, weight_bytes) = ranks::lead(config, options, progress)?;
+        (Box::new(group), weight_bytes)
+    } else {
+        let cache = config.cpu.packed_cache_dir.clone().map_or(PackedCache::none(), PackedCache::at);
+        let backend = CpuBackend::load_with(&config.model, options, &cache, progress)?;
+        let weight_bytes = backend.weight_bytes();
+        (Box::new(backend), weight_bytes)
+    };
     Ok(LoadedBackend {
         cost: StepCost {
             product: Product::on_cpu(numbers.bf16, numbers.weights.is_some()),
-            ..model.spec.cpu_cost(backend.weight_bytes(), numbers.kv)
+            ..model.spec.cpu_cost(weight_bytes, numbers.kv)
         },
         fingerprint,
-        backend: Box::new(backend),
+        backend,
         vocab_size: model.spec.vocab_size,
         model_len: model.max_position_embeddings,
         eos_token_ids: model.eos_token_ids,
@@ -235,7 +249,8 @@ fn kv_blocks(
         weight_bytes,
         kv_bytes: given,
         least_kv_bytes: bytes_per_token * u64::from(config.scheduler.block_size),
-        workers: u64::from(config.memory_sharers.max(1)),
+        // Each rank has a cache of this size; together, the ranks have the weights once.
+        workers: u64::from(config.memory_sharers.max(1)) * u64::from(config.ranks.tensor_parallel.max(1)),
     };
     let memory = skein_sys::memory_limit::of_this_process();
     memory.as_ref().map_or(Ok(()), |memory| needs.check(memory))?;

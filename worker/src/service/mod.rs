@@ -8,6 +8,7 @@ mod load;
 mod local;
 mod memory_plan;
 mod precision;
+mod ranks;
 mod serve;
 mod server;
 mod sizing;
@@ -33,6 +34,7 @@ use tonic::{Code, Request, Response, Status};
 pub use detached::detached;
 pub use load::LoadedBackend;
 pub use local::LocalWorker;
+pub use ranks::run_rank;
 pub use serve::{WorkerError, serve, serve_backend};
 
 use crate::TokenId;

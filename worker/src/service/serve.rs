@@ -179,7 +179,7 @@ fn max_streams(config: &SchedulerConfig) -> u32 {
 }
 
 /// A random epoch, different at each start: std seeds every `RandomState` from the system's generator.
-fn draw_epoch() -> u64 {
+pub(super) fn draw_epoch() -> u64 {
     RandomState::new().hash_one((std::process::id(), clock::unix_time())).max(1)
 }
 

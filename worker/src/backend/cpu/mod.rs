@@ -324,6 +324,11 @@ impl CpuModel {
         Ok(all)
     }
 
+    /// Bytes of weights that every step of this rank reads.
+    pub fn weight_bytes(&self) -> u64 {
+        self.model.weight_bytes()
+    }
+
     /// Bytes of the KV cache, which has the rank's KV heads only.
     pub fn kv_bytes(&self) -> u64 {
         let shape = self.cache.shape();
