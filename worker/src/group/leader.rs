@@ -1,4 +1,5 @@
-//! The leader's side of a group: a [`Backend`] that makes all ranks run each step, and compares what they drew.
+//! The leader's side of a group: a [`Backend`] that makes all ranks run each step, and compares what they
+//! drew.
 
 use std::collections::VecDeque;
 

@@ -4,8 +4,8 @@
 //! exchange of steps · exchange of reports · a beat for each rank · ring: writes, reads of each rank, bytes
 //! ```
 //!
-//! The ring carries frames from the leader to every other rank: it is written once, and each rank reads at its
-//! own pace.
+//! The ring carries frames from the leader to every other rank: it is written once, and each rank reads at
+//! its own pace.
 
 use std::io;
 use std::sync::atomic::Ordering;
