@@ -66,7 +66,9 @@ impl<R: Ranks> Ranks for Faulty<R> {
         let mut wrong = Vec::new();
         if fault == Some(Fault::WrongBytes) {
             wrong.extend_from_slice(mine);
-            wrong.first_mut().map(|byte| *byte ^= 0x10);
+            if let Some(byte) = wrong.first_mut() {
+                *byte ^= 0x10;
+            }
         }
         inner.gather(if wrong.is_empty() { mine } else { &wrong }, all)
     }
