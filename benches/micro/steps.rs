@@ -138,6 +138,7 @@ fn batch(sequences: u32, computed: u32, count: u32, params: &Arc<SamplingParams>
             forbid_stop: false,
             history: 0..0,
             prompt_len: 0,
+            mask: None,
         }));
     }
     batch

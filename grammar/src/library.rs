@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use llguidance::api::{ParserLimits, StopReason, TopLevelGrammar};
+use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Logger, ParserFactory};
 use skein_proto::TokenId;
@@ -170,13 +170,7 @@ impl Matcher {
         if self.is_done() {
             return Ok(Next { mask: Mask::none(self.vocab_size), may_end: true });
         }
-        let set = match self.inner.compute_mask() {
-            Ok(set) => set,
-            Err(_) if self.inner.stop_reason() == StopReason::NoExtensionBias => {
-                return Err(Stuck { reason: "no token of the model continues it".to_owned() });
-            }
-            Err(error) => return Err(stuck(error)),
-        };
+        let set = self.inner.compute_mask().map_err(stuck)?;
         let mask = Mask::from_words(set.as_slice(), self.vocab_size);
         Ok(Next { mask, may_end: set.is_allowed(self.vocab_size) })
     }
@@ -188,7 +182,11 @@ impl Matcher {
 }
 
 fn stuck(error: impl std::fmt::Display) -> Stuck {
-    Stuck { reason: first_line(&error.to_string()) }
+    let reason = first_line(&error.to_string());
+    // The library's name for an empty mask.
+    let reason =
+        if reason == "NoExtensionBias" { "no token of the model continues it".into() } else { reason };
+    Stuck { reason }
 }
 
 /// What may follow an answer.

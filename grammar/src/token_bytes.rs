@@ -15,7 +15,8 @@ use skein_proto::TokenId;
 #[error("the tokenizer uses {0}, which is not supported")]
 pub struct UnsupportedDecoder(pub String);
 
-/// Largest token id in [`TokenBytes::from_tokenizer_json`]. Vocabularies of public models end at about 300,000.
+/// Largest token id in [`TokenBytes::from_tokenizer_json`]. Vocabularies of public models end at about
+/// 300,000.
 const MAX_TOKEN_ID: u64 = 1 << 24;
 /// Most steps of a decoder; those of public models have at most about five.
 const MAX_STEPS: usize = 64;

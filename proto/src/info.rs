@@ -19,13 +19,14 @@ pub struct WorkerInfo {
     pub version: String,
     pub backend: String,
     pub fingerprint: u64,
+    pub grammar_fingerprint: u64,
 }
 
 impl From<WorkerInfo> for wire::InfoResponse {
     fn from(info: WorkerInfo) -> Self {
         same_fields!(info:
             epoch, model, max_model_len, vocab_size, kv_blocks, max_num_seqs, max_num_batched_tokens, resume_exact, version,
-            backend;
+            backend, grammar_fingerprint;
             block_size: info.block_size, model_fingerprint: info.fingerprint
         )
     }
@@ -37,7 +38,7 @@ impl From<wire::InfoResponse> for WorkerInfo {
         let block_size = info.block_size.max(1);
         same_fields!(info:
             epoch, model, max_model_len, vocab_size, kv_blocks, max_num_seqs, max_num_batched_tokens, resume_exact, version,
-            backend;
+            backend, grammar_fingerprint;
             block_size: block_size, fingerprint: info.model_fingerprint
         )
     }

@@ -59,6 +59,7 @@ fn sampling() -> SamplingParams {
         ignore_eos: true,
         logprobs: Some(0),
         prompt_logprobs: Some(2),
+        grammar: None,
     }
 }
 
@@ -110,6 +111,9 @@ fn requests_and_their_output() {
         GenerateRequest { stream_key: (0..16).collect(), linger_ms: 10_000, ..generate() },
     );
     check("generate.call", GenerateRequest { call: 7, ..generate() });
+    let grammar = Some(Grammar { text: "start: \"a\"\n".into(), fingerprint: 0xfeed });
+    let held = SamplingParams { grammar, ..sampling() };
+    check("generate.grammar", GenerateRequest { sampling: Some(held), ..generate() });
     check("delta", delta());
     let place = GenerateDelta { epoch: 77, sample_index: 1, from_position: 9, ..GenerateDelta::default() };
     check("delta.hand_back", GenerateDelta { hand_back: true, ..place });
@@ -137,23 +141,23 @@ fn requests_and_their_output() {
 
 #[test]
 fn what_a_worker_says_of_itself() {
-    check(
-        "info",
-        InfoResponse {
-            epoch: 77,
-            model: "tiny".into(),
-            max_model_len: 4096,
-            vocab_size: 32_000,
-            block_size: 16,
-            kv_blocks: 1000,
-            max_num_seqs: 64,
-            max_num_batched_tokens: 512,
-            resume_exact: true,
-            version: "0.1.0".into(),
-            backend: "cpu".into(),
-            model_fingerprint: 0xabcd,
-        },
-    );
+    let info = InfoResponse {
+        epoch: 77,
+        model: "tiny".into(),
+        max_model_len: 4096,
+        vocab_size: 32_000,
+        block_size: 16,
+        kv_blocks: 1000,
+        max_num_seqs: 64,
+        max_num_batched_tokens: 512,
+        resume_exact: true,
+        version: "0.1.0".into(),
+        backend: "cpu".into(),
+        model_fingerprint: 0xabcd,
+        grammar_fingerprint: 0,
+    };
+    check("info", info.clone());
+    check("info.grammars", InfoResponse { grammar_fingerprint: 0xfeed, ..info });
     check("watch", WatchRequest { epoch: 77, next_sequence: 5, router_id: 0xfeed });
     let event = |event| WorkerEvent { epoch: 77, sequence: 5, event: Some(event) };
     let run = RunStored { handle: 4, parent: 2, depth: 1, hashes: vec![0x1111, 0x2222] };

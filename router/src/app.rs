@@ -121,7 +121,7 @@ impl App {
         draft: Draft,
         limits: ModelLimits,
     ) -> Result<(TokenRequest, TextOptions), Refusal> {
-        let size = prompt_bytes(&draft.prompt);
+        let size = prompt_bytes(&draft.prompt) + draft.constraint.as_ref().map_or(0, |_| CONSTRAINT_BYTES);
         let app = self.clone();
         let check = move || validate(draft, &app.text, &limits, &app.config.limits, clock::now());
         self.text_work(size, check).await
@@ -139,6 +139,9 @@ impl App {
         self.text_work.run(bytes, work).await
     }
 }
+
+/// Compiling a constraint takes as long as tokenising this many bytes, or longer.
+const CONSTRAINT_BYTES: usize = 16 * 1024;
 
 /// Approximate bytes of text to render and tokenise.
 pub fn prompt_bytes(prompt: &Prompt) -> usize {

@@ -12,6 +12,8 @@ pub struct Capacity {
     pub limits: ModelLimits,
     /// Fingerprint of the model, the same on all workers.
     pub fingerprint: u64,
+    /// Fingerprint of the grammars, if it is the same on all workers; else 0.
+    pub grammar_fingerprint: u64,
     /// Whether every worker resumes requests bit for bit.
     pub resume_exact: bool,
     /// Smallest KV block size, tokens.
@@ -46,6 +48,7 @@ impl Capacity {
         Self {
             limits: ModelLimits { max_model_len: info.max_model_len, vocab_size: info.vocab_size },
             fingerprint: info.fingerprint,
+            grammar_fingerprint: info.grammar_fingerprint,
             resume_exact: info.resume_exact,
             block_size: info.block_size,
             kv_blocks: info.kv_blocks,
@@ -66,6 +69,11 @@ impl Capacity {
                 vocab_size: self.limits.vocab_size.min(other.limits.vocab_size),
             },
             fingerprint: self.fingerprint,
+            grammar_fingerprint: if self.grammar_fingerprint == other.grammar_fingerprint {
+                self.grammar_fingerprint
+            } else {
+                0
+            },
             resume_exact: self.resume_exact && other.resume_exact,
             block_size: self.block_size.min(other.block_size),
             kv_blocks: self.kv_blocks.saturating_add(other.kv_blocks),
@@ -102,6 +110,7 @@ mod tests {
             version: String::new(),
             backend: "fake".into(),
             fingerprint: 7,
+            grammar_fingerprint: 9,
         };
         let load = CurrentLoad {
             queued_uncached_tokens: 5,

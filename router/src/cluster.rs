@@ -103,6 +103,7 @@ impl Cluster {
         if request.deadline.is_some_and(|deadline| deadline.since(clock::now()).is_zero()) {
             return Err(Refusal::DeadlineExceeded { timeout: Duration::ZERO });
         }
+        self.check_grammar(&request)?;
         let stream_key = request.stream_key();
         let claim = self.running.claim(&request.tenant, &request.id, stream_key)?;
         let (aborts, aborts_in) = mpsc::channel(request.n.max(1) as usize);
@@ -112,6 +113,18 @@ impl Cluster {
         let (journey, worker) = (driver.journey(), driver.worker());
         let deltas = futures::stream::unfold(driver, async |mut driver| Some((driver.next().await?, driver)));
         Ok(TokenStream { deltas: Box::pin(deltas), journey, worker, aborts, aborted: HashSet::new() })
+    }
+
+    /// Refuses a grammar that no worker could follow.
+    fn check_grammar(&self, request: &TokenRequest) -> Result<(), Refusal> {
+        let Some(grammar) = &request.sampling.grammar else { return Ok(()) };
+        let lacking = |fleet: &crate::fleet::Fleet| fleet.lacks_grammars(clock::now(), grammar.fingerprint);
+        if !self.workers.with_fleet(|fleet| lacking(fleet)) {
+            return Ok(());
+        }
+        let message = "No worker can hold this answer to a format: workers on a GPU cannot yet, and others need \
+                       this router's release and tokenizer.json.";
+        Err(Refusal::invalid("response_format", message))
     }
 
     /// Prepares for the exit of this process: streams dropped from now on continue at their workers for a

@@ -29,6 +29,8 @@ pub struct Draft {
     pub part: Option<usize>,
     /// Whether the tokenizer adds its own tokens (BOS) to a text; default true.
     pub add_special_tokens: Option<bool>,
+    /// What the answer is held to.
+    pub constraint: Option<Constraint>,
     /// How a long prompt is truncated; absent = it is refused.
     pub truncation: Option<Truncation>,
     /// The API key it came under; tenants share no ids, streams or prefix cache.
@@ -41,6 +43,15 @@ pub struct Draft {
     pub timeout_ms: Option<u64>,
     /// The worker that an endpoint picker has chosen for it.
     pub picked_worker: Option<Arc<str>>,
+}
+
+/// What an answer is held to, not compiled yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Constraint {
+    /// The constraint.
+    pub source: skein_grammar::Source,
+    /// The field of the request that has it, for errors.
+    pub field: &'static str,
 }
 
 /// How a long prompt is truncated.

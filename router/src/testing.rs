@@ -169,6 +169,7 @@ impl Generator for Script {
         Ok(Capacity {
             limits: self.model_limits()?,
             fingerprint: 7,
+            grammar_fingerprint: 0,
             resume_exact: true,
             block_size: 16,
             kv_blocks: 100,

@@ -55,7 +55,7 @@ const NO_MAMBA: &str =
     "only attention models are served, none with Mamba or linear-attention layers; leave it out";
 const NO_DRAFTS: &str = "speculative decoding is not supported; leave it out";
 const NO_TOOLS: &str = "tool calls and reasoning are not parsed: answers come as text; leave it out";
-const NO_GRAMMAR: &str = "output is not constrained by a grammar or schema; leave it out";
+const NO_GRAMMAR: &str = "answers follow schemas and grammars without it, by one library; leave it out";
 const NO_TRANSFER: &str =
     "KV cache is not moved between workers: a request that moves is computed again; leave it out";
 const NO_OFFLOAD: &str = "weights and KV cache stay on their device; for less memory see --quantization, \

@@ -11,6 +11,8 @@ mod range;
 pub use options::SamplingOptions;
 pub use range::{OutOfRange, Range, shown};
 
+use std::sync::Arc;
+
 use crate::TokenId;
 use crate::same_fields::same_fields;
 use crate::stream_key::Encoding;
@@ -49,6 +51,17 @@ pub struct SamplingParams {
     pub logprobs: Option<u32>,
     /// The same for the tokens of the prompt.
     pub prompt_logprobs: Option<u32>,
+    /// Only answers of this grammar are drawn.
+    pub grammar: Option<Arc<Grammar>>,
+}
+
+/// What an answer is held to. Which tokens it allows is a function of both fields.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Grammar {
+    /// In the notation of the crate for constraints.
+    pub text: String,
+    /// Identifies tokenizer, library and limits; workers refuse another than their own.
+    pub fingerprint: u64,
 }
 
 impl Default for SamplingParams {
@@ -70,6 +83,7 @@ impl Default for SamplingParams {
             ignore_eos: false,
             logprobs: None,
             prompt_logprobs: None,
+            grammar: None,
         }
     }
 }
@@ -99,6 +113,7 @@ impl SamplingParams {
             ignore_eos,
             logprobs,
             prompt_logprobs,
+            grammar,
         } = self;
         for value in [temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty] {
             encoding.number(u64::from(value.to_bits()));
@@ -112,6 +127,11 @@ impl SamplingParams {
         encoding.list(stop_token_ids.iter().copied());
         encoding.optional(*logprobs);
         encoding.optional(*prompt_logprobs);
+        // The last part, and only if there is one: streams without a grammar keep their keys.
+        if let Some(grammar) = grammar {
+            encoding.bytes(grammar.text.as_bytes());
+            encoding.number(grammar.fingerprint);
+        }
     }
 
     /// The numeric parameters, each with its range.
@@ -134,7 +154,8 @@ impl From<wire::SamplingParams> for SamplingParams {
         same_fields!(params:
             temperature, top_p, top_k, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed, max_tokens,
             min_tokens, stop_token_ids, ignore_eos, logprobs, prompt_logprobs;
-            logit_bias: logit_bias
+            logit_bias: logit_bias,
+            grammar: params.grammar.map(|grammar| Arc::new(Grammar { text: grammar.text, fingerprint: grammar.fingerprint }))
         )
     }
 }
@@ -146,7 +167,11 @@ impl From<SamplingParams> for wire::SamplingParams {
         same_fields!(params:
             temperature, top_p, top_k, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed, max_tokens,
             min_tokens, stop_token_ids, ignore_eos, logprobs, prompt_logprobs;
-            logit_bias: logit_bias
+            logit_bias: logit_bias,
+            grammar: params.grammar.map(|grammar| wire::Grammar {
+                text: grammar.text.clone(),
+                fingerprint: grammar.fingerprint,
+            })
         )
     }
 }
@@ -159,7 +184,7 @@ mod tests {
 
     #[test]
     fn every_parameter_changes_the_key_of_a_stream() {
-        let changes: [fn(&mut SamplingParams); 16] = [
+        let changes: [fn(&mut SamplingParams); 18] = [
             |params| params.temperature = 0.5,
             |params| params.top_p = 0.5,
             |params| params.min_p = 0.5,
@@ -176,6 +201,8 @@ mod tests {
             |params| params.ignore_eos = true,
             |params| params.logprobs = Some(0),
             |params| params.prompt_logprobs = Some(0),
+            |params| params.grammar = Some(Arc::new(Grammar { text: "a".into(), fingerprint: 1 })),
+            |params| params.grammar = Some(Arc::new(Grammar { text: "a".into(), fingerprint: 2 })),
         ];
         let key = |change: fn(&mut SamplingParams)| {
             let (mut params, mut encoding) = (SamplingParams::default(), Encoding::begin());

@@ -15,6 +15,8 @@ pub struct Job {
     pub demand: Demand,
     /// Whether its prefix may come from a cache: not if the prompt's log-probabilities are requested.
     pub cacheable: bool,
+    /// What its worker's grammars must be; 0 = any, because it has no grammar.
+    pub grammar_fingerprint: u64,
     /// Its block hashes, for each block size in the fleet.
     pub chains: Vec<(u32, Vec<BlockHash>)>,
     /// The worker that an endpoint picker has chosen for it; taken if it accepts requests.
@@ -48,7 +50,13 @@ impl Job {
         demand: Demand,
     ) -> Self {
         let chain = |&size: &u32| (size, chain(root, prompt, delivered, size as usize));
-        Self { demand, cacheable: true, chains: block_sizes.iter().map(chain).collect(), picked: None }
+        Self {
+            demand,
+            cacheable: true,
+            grammar_fingerprint: 0,
+            chains: block_sizes.iter().map(chain).collect(),
+            picked: None,
+        }
     }
 
     /// The block hashes for a worker with this block size.

@@ -296,6 +296,12 @@ impl Fleet {
         self.workers.iter().map(status).collect()
     }
 
+    /// Whether workers accept requests, and none of them has the grammars of `fingerprint`.
+    pub fn lacks_grammars(&self, now: Timestamp, fingerprint: u64) -> bool {
+        let mut ready = self.ready(now).peekable();
+        ready.peek().is_some() && !ready.any(|info| info.grammar_fingerprint == fingerprint)
+    }
+
     fn ready(&self, now: Timestamp) -> impl Iterator<Item = &WorkerInfo> {
         self.takers(now).filter_map(|(_, worker)| worker.info.as_ref())
     }
@@ -312,6 +318,9 @@ impl Fleet {
 
     fn view(&self, id: WorkerId, worker: &Worker, job: &Job) -> Option<WorkerView> {
         let info = worker.info.as_ref()?;
+        if ![0, info.grammar_fingerprint].contains(&job.grammar_fingerprint) {
+            return None;
+        }
         let chain = if job.cacheable { job.chain(info.block_size) } else { None };
         let blocks = chain.map_or(0, |chain| self.index.leading_blocks(id, chain)) as u32;
         // The last prompt token is always computed, because its logits give the first output token.

@@ -32,6 +32,7 @@ fn info(epoch: u64) -> WorkerInfo {
         version: String::new(),
         backend: "fake".into(),
         fingerprint: 1,
+        grammar_fingerprint: 9,
     }
 }
 

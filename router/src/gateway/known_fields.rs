@@ -35,7 +35,8 @@ const fn unserved(name: &'static str, is_neutral: fn(&Value) -> bool, hint: &'st
 }
 
 const LEAVE_OUT: &str = "is not supported yet; leave it out";
-const NO_GRAMMAR: &str = "is not supported yet: answers cannot be held to a format; leave it out";
+const NO_GRAMMAR: &str =
+    "is not supported; hold answers to a format with response_format or structured_outputs";
 const OF_CHAT: &str = "is a field of /v1/chat/completions; leave it out";
 const OF_COMPLETIONS: &str = "is a field of /v1/completions; leave it out";
 
@@ -47,17 +48,10 @@ const UNSERVED: &[Unserved] = &[
     unserved("tool_choice", is_auto, LEAVE_OUT),
     unserved("function_call", is_auto, LEAVE_OUT),
     unserved(
-        "response_format",
-        |value| value["type"] == "text",
-        "is not supported yet except {\"type\": \"text\"}; leave it out",
+        "guided_whitespace_pattern",
+        never,
+        "is not supported: up to 32 characters of white space are allowed between tokens; leave it out",
     ),
-    unserved("structured_outputs", is_empty, NO_GRAMMAR),
-    unserved("guided_json", never, NO_GRAMMAR),
-    unserved("guided_regex", never, NO_GRAMMAR),
-    unserved("guided_choice", never, NO_GRAMMAR),
-    unserved("guided_grammar", never, NO_GRAMMAR),
-    unserved("guided_decoding_backend", never, NO_GRAMMAR),
-    unserved("guided_whitespace_pattern", never, NO_GRAMMAR),
     unserved("structural_tag", never, NO_GRAMMAR),
     unserved("regex", never, NO_GRAMMAR),
     unserved("ebnf", never, NO_GRAMMAR),

@@ -4,6 +4,7 @@
 mod auth;
 mod chat;
 mod completions;
+mod constraint_fields;
 mod cors;
 mod fields;
 mod known_fields;

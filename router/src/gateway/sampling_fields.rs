@@ -6,6 +6,7 @@ use http::{HeaderMap, HeaderName};
 use serde_json::Value;
 use skein_proto::sampling::SamplingOptions;
 
+use super::constraint_fields;
 use super::fields::{Fields, wrong};
 use super::progress::Progress;
 use super::request_id::{Asked, X_REQUEST_ID, asked};
@@ -83,6 +84,7 @@ pub fn draft(
         cache_salt: fields.string("cache_salt").unwrap_or_default(),
         priority: fields.i64("priority").unwrap_or(0),
         truncation: truncation(fields),
+        constraint: constraint_fields::constraint(fields),
         timeout_ms,
         picked_worker: if config.follow_picks { picked_worker(headers) } else { None },
         ..Draft::default()

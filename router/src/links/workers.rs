@@ -189,8 +189,9 @@ impl Workers {
         let output_tokens_left = request.sampling.max_tokens.saturating_sub(delivered.len() as u32);
         let demand = Demand::new(request.prompt.len() + delivered.len(), output_tokens_left, sequences);
         let root = block_hash::root(&self.model, "", &request.cache_salt);
+        let grammar_fingerprint = request.sampling.grammar.as_ref().map_or(0, |grammar| grammar.fingerprint);
         let job = Job::new(root, &request.prompt, delivered, &block_sizes, demand);
-        Job { picked: request.picked_worker.clone(), ..job }
+        Job { grammar_fingerprint, picked: request.picked_worker.clone(), ..job }
     }
 
     /// Admits a request or refuses it, and places it at the worker that admission counted on, under one lock,

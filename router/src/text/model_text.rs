@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
+use skein_grammar::Grammars;
 use skein_proto::TokenId;
 
 use super::TextError;
@@ -32,6 +33,8 @@ pub struct ModelText {
     pub chat_template: Option<ChatTemplate>,
     /// Sampling defaults from generation_config.json and from the operator.
     pub defaults: GenerationDefaults,
+    /// Compiles what answers are held to.
+    pub grammars: Grammars,
     /// Default arguments of the chat template; a request's own override them.
     pub template_kwargs: Map<String, Value>,
 }
@@ -87,8 +90,11 @@ impl ModelText {
     ) -> Result<Self, TextError> {
         let defaults = GenerationDefaults::from_json(generation)?;
         let chat_template = compile(template, config)?;
-        let tokenizer = Tokenizer::from_json(tokenizer)?;
-        Ok(Self { served_names, tokenizer, chat_template, defaults, template_kwargs: Map::new() })
+        let json = tokenizer;
+        let tokenizer = Tokenizer::from_json(json)?;
+        let bytes = tokenizer.bytes().clone();
+        let grammars = Grammars::new(json, bytes.vocab_size(), move || Ok(bytes.clone()));
+        Ok(Self { served_names, tokenizer, chat_template, defaults, grammars, template_kwargs: Map::new() })
     }
 
     /// The served name that answers carry.

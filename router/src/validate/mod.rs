@@ -7,10 +7,11 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use skein_grammar::Refused;
 use skein_node::clock::Timestamp;
 use skein_node::trace;
 use skein_proto::TokenId;
-use skein_proto::sampling::{SamplingOptions, SamplingParams};
+use skein_proto::sampling::{Grammar, SamplingOptions, SamplingParams};
 use uuid::Uuid;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -18,7 +19,7 @@ use crate::config::RequestLimits;
 use crate::faults::Faults;
 use crate::ranges::{top_k, whole};
 use crate::refusal::Refusal;
-use crate::request::{Draft, ModelLimits, Prompt, TokenRequest};
+use crate::request::{Constraint, Draft, ModelLimits, Prompt, TokenRequest};
 use crate::text::model_text::{ChatPrompt, GenerationDefaults, ModelText};
 use crate::text::text_stream::TextOptions;
 
@@ -52,6 +53,7 @@ pub fn validate(
     let deadline = now + faults.value_of(timeout(draft.timeout_ms, limits.request_timeout));
     let n = faults.value_of(whole("n", draft.sampling.n, 1, i64::from(limits.n))).unwrap_or(1);
     let mut sampling = sampling(&draft.sampling, n, &id, &text.defaults, model, limits, &mut faults);
+    sampling.grammar = faults.value_of(grammar(draft.constraint.as_ref(), text));
     let stop = faults.value_of(stop_strings(&draft.sampling.stop, limits));
     faults.value_of(truncate::check(draft.truncation));
     faults.check()?;
@@ -274,6 +276,15 @@ fn sampling(
         prompt_logprobs: faults.value_of(check_logprobs("prompt_logprobs", draft.prompt_logprobs, limits)),
         ..numbers
     }
+}
+
+/// Compiles the constraint, so that one that no worker could follow is refused here.
+fn grammar(constraint: Option<&Constraint>, text: &ModelText) -> Result<Option<Arc<Grammar>>, Refusal> {
+    let Some(Constraint { source, field }) = constraint else { return Ok(None) };
+    let refuse = |refused: Refused| Refusal::invalid(field, format!("{field}: {refused}."));
+    text.grammars.compile(source).map_err(refuse)?;
+    let (text, fingerprint) = (source.text().to_owned(), text.grammars.fingerprint());
+    Ok(Some(Arc::new(Grammar { text, fingerprint })))
 }
 
 fn logit_bias(

@@ -234,6 +234,7 @@ impl Worker for Service {
             version: "0".into(),
             backend: "mock".into(),
             model_fingerprint: 1,
+            grammar_fingerprint: 0,
         }))
     }
 

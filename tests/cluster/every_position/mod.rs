@@ -5,13 +5,17 @@
 mod cutter;
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cutter::{Cut, CuttingConnector};
 use futures::StreamExt;
+use serde_json::{Value, json};
+use skein_grammar::token_bytes::TokenBytes;
+use skein_grammar::{Refused, Source};
 use skein_node::discovery::{self, Change, Member};
-use skein_proto::sampling::SamplingParams;
+use skein_proto::finish::FinishReason;
+use skein_proto::sampling::{Grammar, SamplingParams};
 use skein_router::cluster::{Cluster, Tuning};
 use skein_router::generator::TokenSource;
 use skein_router::request::{Journey, TokenRequest};
@@ -26,14 +30,13 @@ const AT_ONCE: usize = 4;
 
 /// Starts a worker on this runtime; returns the address that it listens at.
 async fn start_worker() -> SocketAddr {
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m");
     let config = WorkerConfig {
         backend: BackendKind::Cpu,
         threads: 1,
         kv_cache_memory_bytes: Some(64 << 20),
         drain_grace: PATIENCE,
         shutdown_timeout: PATIENCE,
-        ..WorkerConfig::new(model, MODEL)
+        ..WorkerConfig::new(model(), MODEL)
     };
     let (ready, address) = oneshot::channel();
     let on_ready = |address| ready.send(address).expect("the test waits for it");
@@ -118,7 +121,68 @@ fn cases() -> Vec<(&'static str, TokenRequest)> {
             sampling.logit_bias = vec![(301, 3.0), (400, 2.0)];
             sampling.stop_token_ids = (0..128).map(|token| token * 8).collect();
         }),
+        case("held to a schema", 1, |sampling| {
+            hold(sampling, Source::json_schema(&schema()));
+        }),
+        case("held to a schema with penalties and log-probabilities, n = 3", 3, |sampling| {
+            hold(sampling, Source::json_schema(&schema()));
+            (sampling.repetition_penalty, sampling.presence_penalty) = (1.3, 0.7);
+            (sampling.logprobs, sampling.seed) = (Some(2), 5);
+        }),
+        case("held to an expression, greedy", 1, |sampling| {
+            hold(sampling, Source::regex("[a-z ]{3,30}(!|\\?)"));
+            sampling.temperature = 0.0;
+        }),
+        case("held to a grammar with min_tokens", 2, |sampling| {
+            hold(
+                sampling,
+                Source::grammar("start: \"[\" (item (\",\" item)*)? \"]\"\nitem: /[0-9]{1,3}/ | start"),
+            );
+            (sampling.min_tokens, sampling.ignore_eos) = (5, false);
+        }),
     ]
+}
+
+fn schema() -> Value {
+    json!({"type": "object", "properties": {"mood": {"enum": ["glad", "sad", "so so"]}, "of": {"type": "integer"}},
+        "required": ["mood", "of"], "additionalProperties": false})
+}
+
+fn model() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m")
+}
+
+/// Holds answers to `source`, as a router of the shipped model does.
+fn hold(sampling: &mut SamplingParams, source: Result<Source, Refused>) {
+    let grammars = service::grammars(&model(), 4096).expect("it has a tokenizer");
+    let (text, fingerprint) = (source.expect("it can be enforced").text().to_owned(), grammars.fingerprint());
+    sampling.grammar = Some(Arc::new(Grammar { text, fingerprint }));
+    sampling.max_tokens = 40;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_held_to_a_schema_is_valid_whatever_the_model_would_write() {
+    let workers = [start_worker().await];
+    let tree = serde_json::from_slice(&std::fs::read(model().join("tokenizer.json")).unwrap()).unwrap();
+    let bytes = TokenBytes::from_tokenizer_json(&tree).unwrap();
+    let mut ended = 0;
+    for seed in 0..12 {
+        let mut sampling = SamplingParams { temperature: 1.5, seed, ..SamplingParams::default() };
+        hold(&mut sampling, Source::json_schema(&schema()));
+        sampling.max_tokens = 120;
+        let prompt: Arc<[_]> = (0..19).map(|position| 300 + position * 7).collect();
+        let (answer, _) = run(&workers, &TokenRequest::new("held", MODEL, prompt, sampling), None).await;
+        let (tokens, _, finish) = &answer.samples[0];
+        let text: Vec<u8> = tokens.iter().flat_map(|token| bytes.get(*token).to_vec()).collect();
+        let text = String::from_utf8_lossy(&text).into_owned();
+        if matches!(finish, Some(FinishReason::Stop(_))) {
+            let value: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+            assert!(["glad", "sad", "so so"].contains(&value["mood"].as_str().unwrap()), "{text}");
+            assert!(value["of"].is_i64() || value["of"].is_u64() || value["of"].is_number(), "{text}");
+            ended += 1;
+        }
+    }
+    assert!(ended >= 6, "only {ended} of 12 answers ended by themselves");
 }
 
 /// Number of distinct positions for a cut: output tokens, prompt log-probabilities and ends of samples.

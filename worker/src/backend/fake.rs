@@ -111,7 +111,7 @@ impl FakeBackend {
     fn answer(&self, batch: &Batch, want: &Want, states: &[u64]) -> Answer {
         let draw = |draw: Draw<'_>| self.draw(batch, &draw, states[draw.row as usize]);
         match want {
-            Want::Sample(sample) => Answer::Sampled(draw(sample.draw(batch))),
+            Want::Sample(sample) => self.sample(batch, &sample.draw(batch), states),
             Want::Verify(verify) => {
                 check_verify(batch, verify);
                 let drawn = (0..verify.rows.len() as u32).map(|nth| draw(verify.draw(batch, nth)));
@@ -120,6 +120,18 @@ impl FakeBackend {
             Want::Score(score) => Answer::Scored(self.score(score, states[score.row as usize])),
             Want::Pool(pool) => Answer::Pooled(vec![(states[pool.row as usize] >> 40) as f32]),
         }
+    }
+
+    /// A draw; under a grammar it is one of the allowed tokens, each as probable as the others.
+    fn sample(&self, batch: &Batch, draw: &Draw<'_>, states: &[u64]) -> Answer {
+        let drawn = self.draw(batch, draw, states[draw.row as usize]);
+        let Some(mask) = draw.mask else { return Answer::Sampled(drawn) };
+        // The token without a grammar depends on everything that it should, so it picks the token with one.
+        let token = mask.wait().nth(mix(u64::from(drawn.token), u64::from(draw.position)));
+        token.map_or(Answer::Undrawn, |token| {
+            let logprobs = drawn.logprobs.map(|scored| TokenLogprobs { token, ..scored });
+            Answer::Sampled(Sampled { token, logprobs })
+        })
     }
 
     fn copy_blocks(&mut self, batch: &Batch) {

@@ -8,6 +8,7 @@
 pub mod cpu;
 pub mod cuda;
 pub mod fake;
+mod mask;
 mod sampling;
 mod want;
 
@@ -15,6 +16,7 @@ use std::ops::Range;
 
 use skein_kernels::collective::Lost;
 
+pub use mask::{Allowed, MaskSlot};
 pub use want::{Answer, Draw, PoolRow, SampleRow, Sampled, ScoreRow, StepOutput, VerifyRows, Want};
 
 use crate::{BlockId, TokenId};

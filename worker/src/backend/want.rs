@@ -12,7 +12,7 @@ use std::sync::Arc;
 use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::sampling::SamplingParams;
 
-use super::Batch;
+use super::{Batch, MaskSlot};
 use crate::TokenId;
 
 /// One result requested from a step.
@@ -47,6 +47,8 @@ pub struct SampleRow {
     pub history: Range<u32>,
     /// Prompt tokens in `history`.
     pub prompt_len: u32,
+    /// What the sample's grammar allows; `None` if it has none.
+    pub mask: Option<MaskSlot>,
 }
 
 /// A draft to verify: one token is drawn from the logits of each of `rows`. The first row is the sequence's
@@ -105,14 +107,18 @@ pub struct Draw<'a> {
     pub history: &'a [TokenId],
     /// Prompt tokens in `history`.
     pub prompt_len: u32,
+    /// What the sample's grammar allows; `None` if it has none.
+    pub mask: Option<&'a MaskSlot>,
 }
 
 impl SampleRow {
     /// Its draw, as part of `batch`.
     pub fn draw<'a>(&'a self, batch: &'a Batch) -> Draw<'a> {
-        let Self { row, ref params, sample_index, position, forbid_stop, ref history, prompt_len } = *self;
+        let Self { row, ref params, sample_index, position, forbid_stop, ref history, prompt_len, ref mask } =
+            *self;
         let history = if params.needs_history() { batch.history_in(history) } else { &[] };
-        Draw { row, params, sample_index, position, forbid_stop, history, prompt_len }
+        let mask = mask.as_ref();
+        Draw { row, params, sample_index, position, forbid_stop, history, prompt_len, mask }
     }
 }
 
@@ -123,7 +129,16 @@ impl VerifyRows {
         let (row, position) = (rows.start + nth, self.position + nth);
         let history = if params.needs_history() { batch.history_in(history) } else { &[] };
         let history = &history[..history.len().min(position as usize)];
-        Draw { row, params, sample_index, position, forbid_stop: position < stop_from, history, prompt_len }
+        Draw {
+            row,
+            params,
+            sample_index,
+            position,
+            forbid_stop: position < stop_from,
+            history,
+            prompt_len,
+            mask: None,
+        }
     }
 }
 
@@ -139,6 +154,8 @@ pub struct StepOutput {
 pub enum Answer {
     /// Answers a [`Want::Sample`].
     Sampled(Sampled),
+    /// Answers a [`Want::Sample`] whose grammar allows no token.
+    Undrawn,
     /// Answers a [`Want::Verify`]: the accepted draft tokens and the token after them. At least one.
     Verified(Vec<Sampled>),
     /// Answers a [`Want::Score`].
@@ -174,7 +191,7 @@ impl Answer {
         match self {
             Self::Sampled(sampled) => std::slice::from_ref(sampled),
             Self::Verified(drawn) => drawn,
-            Self::Scored(_) | Self::Pooled(_) => &[],
+            Self::Undrawn | Self::Scored(_) | Self::Pooled(_) => &[],
         }
     }
 
@@ -200,7 +217,7 @@ impl StepOutput {
         tokens.clear();
         tokens.extend(self.answers.iter().map(|answer| match answer {
             Answer::Sampled(sampled) => sampled.token,
-            Answer::Verified(_) | Answer::Scored(_) | Answer::Pooled(_) => 0,
+            Answer::Undrawn | Answer::Verified(_) | Answer::Scored(_) | Answer::Pooled(_) => 0,
         }));
     }
 }
@@ -250,6 +267,7 @@ mod tests {
             forbid_stop: true,
             history: 1..4,
             prompt_len: 1,
+            mask: None,
         };
         assert_eq!(plain.draw(&batch).history, draws[1].history);
     }

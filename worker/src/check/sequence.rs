@@ -102,6 +102,7 @@ impl Sequence {
             forbid_stop: draw.forbid_stop,
             history: start..batch.history.len() as u32,
             prompt_len: draw.prompt_len,
+            mask: None,
         }));
     }
 }

@@ -9,6 +9,7 @@ use skein_proto::runs::RunStored;
 use skein_proto::stream_key::StreamKey;
 use tokio::sync::{mpsc, oneshot};
 
+use super::constraints::Constraint;
 use super::log::StateLog;
 use crate::scheduler::{NewRequest, Refusal};
 use crate::streams::{AttachError, Attachment, Counts, TokenStream};
@@ -30,6 +31,8 @@ pub struct Submission {
     pub linger: Duration,
     /// Its span in this process.
     pub trace: trace::Request,
+    /// The matchers of its grammar; present exactly if its parameters have one.
+    pub constraint: Option<Constraint>,
 }
 
 impl Submission {
@@ -42,6 +45,7 @@ impl Submission {
             stream_key: None,
             linger: Duration::ZERO,
             trace: trace::Request::default(),
+            constraint: None,
         }
     }
 }

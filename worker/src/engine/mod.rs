@@ -10,6 +10,7 @@
 //! waits for this thread; see [`crate::scheduler`].
 
 mod audit;
+mod constraints;
 mod handle;
 mod log;
 mod requests;
@@ -19,17 +20,21 @@ mod tests;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use skein_grammar::Stuck;
 use skein_node::clock;
+use skein_proto::finish::FinishReason;
 use tokio::sync::mpsc;
 
 pub use audit::Violation;
+pub use constraints::Constraint;
 pub use handle::{EngineHandle, Snapshot, Submission, SubmitError};
 pub use log::{LogEntry, StateLog};
 
 use crate::backend::{Backend, BackendError, StepHandle};
 use crate::metrics::Observer;
-use crate::scheduler::{RequestKey, Scheduler, Step};
+use crate::scheduler::{RequestEvent, RequestKey, Scheduler, Step};
 use crate::streams::{Outbox, StreamFault};
+use constraints::{Constraints, Followed};
 use handle::Command;
 
 /// Commands that can wait for the current turn to end.
@@ -46,6 +51,7 @@ pub struct Engine {
     in_flight: VecDeque<(Step, StepHandle)>,
     commands: mpsc::Receiver<Command>,
     outbox: Outbox,
+    constraints: Constraints,
     log: Arc<StateLog>,
     last_key: u64,
     steps: u64,
@@ -100,6 +106,7 @@ impl Engine {
             in_flight,
             commands,
             outbox,
+            constraints: Constraints::default(),
             log,
             last_key: 0,
             steps: 0,
@@ -209,16 +216,59 @@ impl Engine {
         let Some((step, running)) = self.in_flight.pop_front() else { return Ok(false) };
         let output = self.backend.collect(running)?;
         let (rows, planned, now) = (step.rows(), step.started(), clock::now());
-        let events = self.scheduler.commit(step, &output, now);
+        let mut events = self.scheduler.commit(step, &output, now);
         let notes = self.scheduler.take_notes();
+        let failed = self.follow_grammars(&mut events);
         if let Some(observer) = &mut self.observer {
             observer.step(rows, planned, now);
             observer.notes(&notes);
             observer.events(&events, planned, now);
         }
         self.outbox.extend(events);
+        self.fail(failed);
         self.steps += 1;
         Ok(true)
+    }
+
+    /// Moves grammars on by the tokens among `events`, and ends samples whose answers are complete: their
+    /// last events are added. Returns the requests whose grammars cannot be followed.
+    fn follow_grammars(&mut self, events: &mut Vec<RequestEvent>) -> Vec<(RequestKey, Stuck)> {
+        if self.constraints.is_empty() {
+            return Vec::new();
+        }
+        let mut followed = self.constraints.follow(events, &mut self.scheduler);
+        followed.extend(self.constraints.closed());
+        self.end_followed(followed, events)
+    }
+
+    fn end_followed(
+        &mut self,
+        followed: Vec<Followed>,
+        events: &mut Vec<RequestEvent>,
+    ) -> Vec<(RequestKey, Stuck)> {
+        let mut failed = Vec::new();
+        let mut ends = Vec::new();
+        for followed in followed {
+            match followed {
+                Followed::Done(key, sample) => {
+                    ends.extend(self.scheduler.end(key, sample, FinishReason::Stop(None)));
+                }
+                Followed::Failed(key, stuck) => failed.push((key, stuck)),
+            }
+        }
+        // Nothing is left to do for these but to forget them.
+        self.constraints.follow(&mut ends, &mut self.scheduler);
+        events.extend(ends);
+        failed
+    }
+
+    /// Ends requests whose grammars cannot be followed further, after their output.
+    fn fail(&mut self, failed: Vec<(RequestKey, Stuck)>) {
+        for (key, stuck) in failed {
+            if self.outbox.fail(key, &StreamFault::Unfollowable { reason: stuck.to_string() }) {
+                self.cancel(key);
+            }
+        }
     }
 
     /// Handles at most one queue's worth, so that a flood of commands cannot hold up the steps.
@@ -279,6 +329,7 @@ impl Engine {
 
     fn cancel(&mut self, key: RequestKey) {
         self.scheduler.cancel(key);
+        self.constraints.remove(key);
         if let Some(observer) = &mut self.observer {
             observer.gone(key, clock::now());
         }

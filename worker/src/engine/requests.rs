@@ -1,18 +1,21 @@
 //! Handles submits, attaches, releases and aborts, between two steps.
 
+use skein_grammar::Stuck;
 use skein_node::clock;
 use skein_proto::block_hash::BlockHash;
+use skein_proto::finish::FinishReason;
 use skein_proto::placement::Placement;
 use skein_proto::stream_key::StreamKey;
 use skein_proto::watch::Admitted;
 
-use super::{Engine, HandBack, LogEntry, Submission, SubmitError};
-use crate::scheduler::RequestKey;
+use super::constraints::Followed;
+use super::{Constraint, Engine, HandBack, LogEntry, Submission, SubmitError};
+use crate::scheduler::{NewRequest, RequestEvent, RequestKey};
 use crate::streams::{AttachError, Attachment, Join, Opening, TokenStream};
 
 impl Engine {
     pub(super) fn submit(&mut self, submission: Submission) -> Result<TokenStream, SubmitError> {
-        let Submission { id, mut request, placement, mut stream_key, linger, trace } = submission;
+        let Submission { id, mut request, placement, mut stream_key, linger, trace, constraint } = submission;
         self.sweep_streams();
         self.outbox.flush();
         self.check_submission(&id)?;
@@ -40,16 +43,38 @@ impl Engine {
         if let Some(observer) = &mut self.observer {
             observer.submitted(&request, trace, now);
         }
-        let accepted = self.scheduler.submit(request).inspect_err(|_| {
+        let held_to = constraint.map(|constraint| (request.clone(), constraint));
+        let mut accepted = self.scheduler.submit(request).inspect_err(|_| {
             self.observer.as_mut().into_iter().for_each(|observer| observer.refused(key));
         })?;
+        let failed = self.hold_to(held_to, &mut accepted.events);
         if let Some(observer) = &mut self.observer {
             observer.events(&accepted.events, now, now);
         }
         let stream = self.outbox.open(key, id, opening);
         self.outbox.extend(accepted.events);
+        self.fail(failed);
         self.log_admitted(placement, accepted.cached_blocks, accepted.uncached_hashes, stream_key);
         Ok(stream)
+    }
+
+    /// Holds a request's samples to their grammar. A sample that was delivered to its end, complete, has
+    /// stopped.
+    fn hold_to(
+        &mut self,
+        held_to: Option<(NewRequest, Constraint)>,
+        events: &mut Vec<RequestEvent>,
+    ) -> Vec<(RequestKey, Stuck)> {
+        let Some((request, constraint)) = held_to else { return Vec::new() };
+        let followed = self.constraints.open(&request, constraint, &mut self.scheduler);
+        for event in events.iter_mut() {
+            if let RequestEvent::Finished { request, sample, reason, .. } = event
+                && followed.contains(&Followed::Done(*request, *sample))
+            {
+                *reason = FinishReason::Stop(None);
+            }
+        }
+        self.end_followed(followed, events)
     }
 
     fn check_submission(&mut self, id: &str) -> Result<(), SubmitError> {
@@ -103,6 +128,9 @@ impl Engine {
 
     pub(super) fn abort(&mut self, id: &str, sample: u32) -> bool {
         let event = self.outbox.running(id).and_then(|key| self.scheduler.abort(key, sample));
+        if let Some(event) = event.clone() {
+            self.constraints.follow(&mut [event], &mut self.scheduler);
+        }
         let found = event.is_some();
         if let Some(observer) = &mut self.observer {
             let now = clock::now();

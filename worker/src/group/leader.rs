@@ -8,7 +8,7 @@ use skein_kernels::collective::Shared;
 use super::frame::{Frame, Sequence, agree};
 use super::memory::{FrameWriter, GroupMemory};
 use super::watch::Watch;
-use crate::backend::{Alarm, Backend, BackendError, Batch, StepHandle, StepOutput};
+use crate::backend::{Alarm, Backend, BackendError, Batch, SampleRow, StepHandle, StepOutput, Want};
 
 /// Rank 0 of a group.
 pub struct Leader<B> {
@@ -69,6 +69,10 @@ impl<B: Backend> Backend for Leader<B> {
     }
 
     fn launch(&mut self, batch: Batch) -> Result<StepHandle, BackendError> {
+        if batch.wants.iter().any(|want| matches!(want, Want::Sample(SampleRow { mask: Some(_), .. }))) {
+            // Masks would have to reach every rank. A worker over a group therefore offers no grammars.
+            return Err(BackendError::Unsupported { backend: "group", want: "follow grammars" });
+        }
         let frame = Frame::Run(batch);
         self.write(&frame)?;
         self.in_flight.push_back(self.sequence.step);

@@ -67,6 +67,7 @@ fn step(number: u32) -> Batch {
         forbid_stop: false,
         history: 0..0,
         prompt_len: 0,
+        mask: None,
     };
     Batch {
         tokens: vec![number],

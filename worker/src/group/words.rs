@@ -68,7 +68,9 @@ fn put_list(words: &mut Vec<u32>, list: &[u32]) {
 fn put_want(words: &mut Vec<u32>, want: &Want) {
     match want {
         Want::Sample(sample) => {
-            let SampleRow { row, params, sample_index, position, forbid_stop, history, prompt_len } = sample;
+            // The leader refuses masks.
+            let SampleRow { row, params, sample_index, position, forbid_stop, history, prompt_len, mask: _ } =
+                sample;
             words.extend([SAMPLE, *row, *sample_index, *position, u32::from(*forbid_stop)]);
             words.extend([history.start, history.end, *prompt_len]);
             put_params(words, params);
@@ -101,6 +103,8 @@ fn put_params(words: &mut Vec<u32>, params: &SamplingParams) {
         ignore_eos,
         logprobs,
         prompt_logprobs,
+        // Only the engine reads it.
+        grammar: _,
     } = params;
     let floats = [temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty];
     words.extend(floats.map(|value| value.to_bits()));
@@ -204,6 +208,7 @@ impl Reader<'_> {
                     forbid_stop,
                     history,
                     prompt_len,
+                    mask: None,
                 }))
             }
             [VERIFY] => {
@@ -251,6 +256,7 @@ impl Reader<'_> {
             prompt_logprobs,
             stop_token_ids: self.words()?,
             logit_bias: self.list(|[token, bias]| (token, f32::from_bits(bias)))?,
+            grammar: None,
         })
     }
 
@@ -285,6 +291,7 @@ mod tests {
             forbid_stop: true,
             history: 0..3,
             prompt_len: 2,
+            mask: None,
         };
         let verify = VerifyRows {
             rows: 0..2,

@@ -75,7 +75,8 @@ impl Sequence {
             Draws::Fork { .. } => Some(Pause::Forking),
             Draws::Verify { .. } => Some(Pause::Verifying),
             // A history may end with one unknown token, and only the step just before can supply it.
-            Draws::Next { .. } if drawn_in + 1 < step => Some(Pause::Drawing),
+            // The next mask depends on the token.
+            Draws::Next { .. } if drawn_in + 1 < step || self.is_constrained() => Some(Pause::Drawing),
             Draws::Next { .. } if self.params.needs_history() && self.draws_in_flight() > 1 => {
                 Some(Pause::Drawing)
             }

@@ -63,6 +63,7 @@ pub use request::{Accepted, Hold, NewRequest, NewSample, Note, Refusal, RequestE
 pub use step::Step;
 
 use crate::TokenId;
+use crate::backend::MaskSlot;
 use crate::config::SchedulerConfig;
 use crate::kv_cache::{KvCache, Prefix};
 use pace::Pace;
@@ -210,6 +211,11 @@ impl Scheduler {
     /// Ends one sample; `None` if it is not here. Its blocks are free at once, and whatever a step in flight
     /// draws for it is dropped.
     pub fn abort(&mut self, request: RequestKey, sample: u32) -> Option<RequestEvent> {
+        self.end(request, sample, FinishReason::Abort)
+    }
+
+    /// Ends one sample for `reason`; otherwise like [`abort`](Self::abort).
+    pub fn end(&mut self, request: RequestKey, sample: u32, reason: FinishReason) -> Option<RequestEvent> {
         let rank = self.queues.rank_of(request, sample)?;
         let sequence = self.queues.get_mut(rank)?;
         let position = sequence.len();
@@ -219,7 +225,7 @@ impl Scheduler {
         {
             self.kv.release(sequence.table);
         }
-        Some(RequestEvent::Finished { request, sample, position, reason: FinishReason::Abort })
+        Some(RequestEvent::Finished { request, sample, position, reason })
     }
 
     /// Drops a whole request without events, because no client reads it any more.
@@ -231,6 +237,17 @@ impl Scheduler {
                 self.kv.release(sequence.table);
             }
         }
+    }
+
+    /// Sets the mask for the next draw of a sample that follows a grammar; needed before each of its draws is
+    /// planned. False if the sample is not here.
+    pub fn set_mask(&mut self, request: RequestKey, sample: u32, mask: MaskSlot) -> bool {
+        let sequence = self.queues.rank_of(request, sample).and_then(|rank| self.queues.get_mut(rank));
+        sequence.is_some_and(|sequence| {
+            sequence.masks.retain(|(of, _)| *of != sample);
+            sequence.masks.push((sample, mask));
+            true
+        })
     }
 
     /// Plans no more rows for this sample until `hold` is lifted; its rows in flight and other samples go

@@ -172,8 +172,11 @@ impl Scheduler {
         if known == start {
             return false;
         }
-        let drafted = if decoding { self.make_draft(index, known, most - 1, plan) } else { 0 };
-        let draft = self.drafts.as_ref().map(|drafts| drafts.latest(drafted));
+        // Each token of a draft would need a mask of its own.
+        let constrained = self.queues.running[index].is_constrained();
+        let takes_draft = decoding && !constrained;
+        let drafted = if takes_draft { self.make_draft(index, known, most - 1, plan) } else { 0 };
+        let draft = self.drafts.as_ref().filter(|_| !constrained).map(|drafts| drafts.latest(drafted));
         let rows = known + drafted - start;
         let sequence = &mut self.queues.running[index];
         sequence.plan_rows(number, rows, draft, self.limits.block_size, &mut plan.batch);

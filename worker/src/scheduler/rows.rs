@@ -79,6 +79,7 @@ impl Sequence {
                 sample_index,
                 position: end,
                 forbid_stop: end - self.prompt_len < self.params.min_tokens,
+                mask: self.mask_of(sample_index),
                 history: history.clone(),
                 prompt_len: self.prompt_len,
             })

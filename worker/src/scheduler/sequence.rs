@@ -15,7 +15,7 @@ use super::fair_share::Call;
 use super::planned_rows::PlannedRows;
 use super::request::{Hold, NewRequest, RequestEvent, RequestKey};
 use crate::TokenId;
-use crate::backend::Sampled;
+use crate::backend::{MaskSlot, Sampled};
 use crate::kv_cache::{BlockTable, CacheScope, Prefix};
 
 /// Order of admission, prefill and preemption: lower priority, then nearer deadline, then earlier arrival. It
@@ -58,6 +58,8 @@ pub(super) struct Sequence {
     pub reports_hit: bool,
     /// Its rows in the steps in flight and in the one being planned, oldest first.
     pub planned: VecDeque<PlannedRows>,
+    /// Masks of the samples that follow a grammar, for their next draws.
+    pub masks: Vec<(u32, MaskSlot)>,
     /// What it waits for other than a step.
     pub hold: Option<Hold>,
     pub finished: bool,
@@ -102,6 +104,7 @@ impl Sequence {
             uncached: 0,
             reports_hit: true,
             planned: VecDeque::new(),
+            masks: Vec::new(),
             hold: None,
             finished: false,
         }
@@ -123,6 +126,18 @@ impl Sequence {
     /// Streaming: the prompt is done and, as far as is known, it is one row away from its next token.
     pub fn is_streaming(&self) -> bool {
         self.uncomputed() == 1 && self.output_len() > 0
+    }
+
+    /// Whether its draws are held to a grammar.
+    pub fn is_constrained(&self) -> bool {
+        self.params.grammar.is_some()
+    }
+
+    /// The mask for the next draw of `sample`; `None` if it follows no grammar.
+    pub fn mask_of(&self, sample: u32) -> Option<MaskSlot> {
+        let found = self.masks.iter().find(|(of, _)| *of == sample).map(|(_, slot)| slot.clone());
+        assert!(found.is_some() || !self.is_constrained(), "a draw under a grammar has its mask");
+        found
     }
 
     /// Hashes the full blocks that have no hash yet.
@@ -162,6 +177,7 @@ impl Sequence {
             uncached: 0,
             reports_hit: false,
             planned: VecDeque::new(),
+            masks: Vec::new(),
             hold: self.hold,
             finished: false,
         }
@@ -170,7 +186,9 @@ impl Sequence {
     /// Appends a drawn token and ends the sample if it was the last.
     pub fn accept(&mut self, drawn: &Sampled, events: &mut Vec<RequestEvent>) {
         if self.params.stop_token_ids.contains(&drawn.token) {
-            assert!(self.output_len() >= self.params.min_tokens, "a stop token was drawn before min_tokens");
+            // A grammar that allows nothing else goes before `min_tokens`.
+            let late = self.output_len() >= self.params.min_tokens || self.is_constrained();
+            assert!(late, "a stop token was drawn before min_tokens");
             return self.finish(FinishReason::Stop(Some(drawn.token)), events);
         }
         events.push(RequestEvent::Token {

@@ -1,7 +1,10 @@
 //! From a configuration to a loaded backend.
 
+use std::path::Path;
 use std::sync::Arc;
 
+use skein_grammar::Grammars;
+use skein_grammar::token_bytes::TokenBytes;
 use skein_kernels::cpu::matrix::Storage;
 
 use super::memory_plan::Needs;
@@ -46,6 +49,8 @@ pub struct LoadedBackend {
     pub fingerprint: u64,
     /// Least cost of a step.
     pub cost: StepCost,
+    /// Compiles grammars; `None` if answers cannot be held to one.
+    pub grammars: Option<Arc<Grammars>>,
     /// Idle times of the device between steps, if they are measured.
     pub gaps: Option<Arc<StepGaps>>,
 }
@@ -62,6 +67,7 @@ impl LoadedBackend {
             resume_exact: true,
             fingerprint: 0,
             cost: StepCost::default(),
+            grammars: None,
             gaps: None,
         }
     }
@@ -165,6 +171,8 @@ fn load_cuda(
             })
         },
         fingerprint: computed_with(fingerprint, &arithmetic),
+        // The device's sampler takes no masks yet.
+        grammars: None,
         gaps: backend.gaps(),
         backend: Box::new(backend),
         vocab_size: model.spec.vocab_size,
@@ -216,6 +224,7 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
         model_len: model.max_position_embeddings,
         eos_token_ids: model.eos_token_ids,
         device: DeviceKind::Cpu,
+        grammars: grammars(&config.model, model.spec.vocab_size),
         gaps: None,
         resume_exact: true,
     })
@@ -233,7 +242,22 @@ fn load_fake(config: &WorkerConfig) -> Result<LoadedBackend, WorkerError> {
         kv_blocks: kv_blocks(config, 0, FAKE_KV_BYTES_PER_TOKEN, FAKE_MODEL_LEN)?,
         ..FakeOptions::default()
     };
-    Ok(LoadedBackend::fake(FakeBackend::new(options), FAKE_VOCAB_SIZE, FAKE_MODEL_LEN))
+    let loaded = LoadedBackend::fake(FakeBackend::new(options), FAKE_VOCAB_SIZE, FAKE_MODEL_LEN);
+    Ok(LoadedBackend { grammars: grammars(&config.model, FAKE_VOCAB_SIZE), ..loaded })
+}
+
+/// The grammars of the model in `directory`, whose tokens are read when the first one is used. `None` without
+/// a tokenizer.json: token ids alone say nothing about text.
+pub fn grammars(directory: &Path, vocab_size: u32) -> Option<Arc<Grammars>> {
+    let path = directory.join("tokenizer.json");
+    let json = std::fs::read(&path).ok()?;
+    let load = move || {
+        let json =
+            std::fs::read(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        let tree = serde_json::from_slice(&json).map_err(|error| format!("{}: {error}", path.display()))?;
+        TokenBytes::from_tokenizer_json(&tree).map(Arc::new).map_err(|error| error.to_string())
+    };
+    Some(Arc::new(Grammars::new(&json, vocab_size, load)))
 }
 
 /// Blocks of the KV cache beside `weight_bytes`, once it is clear that both fit.

@@ -2,6 +2,7 @@
 //! validates every field of every request, because the worker trusts no caller; behind it there are
 //! only validated values.
 
+mod constraint;
 mod detached;
 mod drain;
 mod load;
@@ -20,6 +21,7 @@ mod watch;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use skein_grammar::Grammars;
 use skein_node::{clock, task, trace};
 use skein_proto::delta::WorkerDelta;
 use skein_proto::info::WorkerInfo;
@@ -32,7 +34,7 @@ use tonic::metadata::MetadataMap;
 use tonic::{Code, Request, Response, Status};
 
 pub use detached::detached;
-pub use load::LoadedBackend;
+pub use load::{LoadedBackend, grammars};
 pub use local::LocalWorker;
 pub use ranks::run_rank;
 pub use serve::{WorkerError, serve, serve_backend};
@@ -65,6 +67,8 @@ pub(crate) struct ModelFacts {
 pub(crate) struct Ready {
     pub engine: EngineHandle,
     pub facts: ModelFacts,
+    /// `None` if answers cannot be held to a grammar.
+    pub grammars: Option<Arc<Grammars>>,
 }
 
 /// Counts open requests by the clones of its `Arc`.
@@ -106,7 +110,7 @@ impl wire::worker_server::Worker for WorkerService {
         &self,
         request: Request<wire::GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
-        let Ready { engine, facts } = self.ready()?;
+        let Ready { engine, facts, grammars } = self.ready()?;
         // Counted before the drain flag is checked, because the drain waits for it.
         let open = self.requests.0.clone();
         let trace = begin_trace("generate", request.metadata(), facts);
@@ -117,7 +121,7 @@ impl wire::worker_server::Worker for WorkerService {
             // The engine will not see it, but the router must learn that it arrived.
             engine.log().saw(placement);
         }
-        let submitted = match checked {
+        let submitted = match held(checked, placement, engine, grammars.as_ref()).await {
             Ok(submission) => {
                 let submission = Submission { trace: trace.clone(), ..submission };
                 engine.submit(submission).await.map_err(refused)
@@ -132,7 +136,7 @@ impl wire::worker_server::Worker for WorkerService {
         &self,
         request: Request<wire::AttachRequest>,
     ) -> Result<Response<Self::AttachStream>, Status> {
-        let Ready { engine, facts } = self.ready()?;
+        let Ready { engine, facts, .. } = self.ready()?;
         let open = self.requests.0.clone();
         let trace = begin_trace("attach", request.metadata(), facts);
         let attachment = validate::attachment(request.into_inner()).map_err(invalid)?;
@@ -162,7 +166,7 @@ impl wire::worker_server::Worker for WorkerService {
         &self,
         request: Request<wire::WatchRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
-        let Ready { engine, facts } = self.ready()?;
+        let Ready { engine, facts, .. } = self.ready()?;
         let (sender, receiver) = mpsc::channel(watch::EVENT_QUEUE);
         task::spawn(watch::follow(engine.clone(), facts.info.epoch, request.into_inner(), sender));
         Ok(Response::new(ReceiverStream::new(receiver)))
@@ -183,7 +187,32 @@ fn admit(
     let linger = Duration::from_millis(request.linger_ms);
     let id = request.request_id.clone();
     let request = validate::request(request, facts, clock::now()).map_err(invalid)?;
-    Ok(Submission { id, request, placement, stream_key, linger, trace: trace::Request::default() })
+    Ok(Submission {
+        id,
+        request,
+        placement,
+        stream_key,
+        linger,
+        trace: trace::Request::default(),
+        constraint: None,
+    })
+}
+
+/// Adds the matchers of its grammar to a valid request.
+async fn held(
+    checked: Result<Submission, Status>,
+    placement: Option<Placement>,
+    engine: &EngineHandle,
+    grammars: Option<&Arc<Grammars>>,
+) -> Result<Submission, Status> {
+    let submission = checked?;
+    match constraint::prepare(&submission.request, grammars).await {
+        Ok(constraint) => Ok(Submission { constraint, ..submission }),
+        Err(refused) => {
+            placement.inspect(|&placement| engine.log().saw(placement));
+            Err(invalid(refused))
+        }
+    }
 }
 
 /// Begins the server span of a call: `name` is what it does.
@@ -293,6 +322,7 @@ fn fault_kind(fault: &StreamFault) -> &'static str {
         StreamFault::Failed { .. } => "engine_failed",
         StreamFault::Stopped => "stopped",
         StreamFault::SlowReader { .. } => "slow_reader",
+        StreamFault::Unfollowable { .. } => "unfollowable_grammar",
     }
 }
 
@@ -300,6 +330,8 @@ fn cut(fault: &StreamFault) -> Status {
     let code = match fault {
         StreamFault::Failed { .. } | StreamFault::Stopped => Code::Unavailable,
         StreamFault::SlowReader { .. } => Code::ResourceExhausted,
+        // It would fail on any other worker, too.
+        StreamFault::Unfollowable { .. } => Code::FailedPrecondition,
     };
     Status::new(code, fault.to_string())
 }

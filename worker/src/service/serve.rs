@@ -159,6 +159,7 @@ pub(super) fn prepare(config: &WorkerConfig, loaded: LoadedBackend) -> Result<(R
         version: env!("CARGO_PKG_VERSION").to_owned(),
         backend: loaded.device.name().to_owned(),
         fingerprint: loaded.fingerprint,
+        grammar_fingerprint: loaded.grammars.as_ref().map_or(0, |grammars| grammars.fingerprint()),
     };
     tracing::info!(
         model = info.model,
@@ -171,7 +172,7 @@ pub(super) fn prepare(config: &WorkerConfig, loaded: LoadedBackend) -> Result<(R
         "ready"
     );
     let facts = ModelFacts { info, eos_token_ids: loaded.eos_token_ids };
-    Ok((Ready { engine: handle, facts }, engine))
+    Ok((Ready { engine: handle, facts, grammars: loaded.grammars }, engine))
 }
 
 fn max_streams(config: &SchedulerConfig) -> u32 {

@@ -15,6 +15,12 @@ pub enum StreamFault {
     /// The engine was told to stop.
     #[error("this worker has stopped; the request can be resumed on another worker")]
     Stopped,
+    /// Its grammar meets a limit, or no token continues it. It does so on every worker.
+    #[error("{reason}; a simpler grammar or schema avoids it")]
+    Unfollowable {
+        /// Why.
+        reason: String,
+    },
     /// The reader left too much unread.
     #[error(
         "{bytes} bytes of output are unread, the limit is {MAX_UNREAD_BYTES}; read faster or request less"

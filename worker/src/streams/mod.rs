@@ -167,6 +167,16 @@ impl Outbox {
         keys
     }
 
+    /// Ends one stream, after the output it already has; false if it has ended before.
+    pub fn fail(&mut self, key: RequestKey, fault: &StreamFault) -> bool {
+        self.flush();
+        let Some(run) = self.running.remove(&key) else { return false };
+        run.stream.cut(Cut::Fault(fault.clone()));
+        self.counts.errored += 1;
+        self.forget(key, run);
+        true
+    }
+
     /// Ends every unfinished stream, after the output it already has.
     pub fn end_all(&mut self, fault: &StreamFault) {
         self.flush();

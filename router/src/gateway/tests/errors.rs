@@ -85,9 +85,32 @@ async fn bad_fields_are_named() {
     .await;
     check(
         CHAT,
-        chat(json!({"response_format": {"type": "json_object"}})),
+        chat(json!({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema":
+            {"type": "object", "properties": {"b": {"uniqueItems": true}}}}}})),
         "response_format",
-        "response_format is not supported yet except {\"type\": \"text\"}; leave it out.",
+        "response_format: the schema has `uniqueItems` at \"/properties/b\": equal items cannot be prevented; \
+         leave it out and check the answer.",
+    )
+    .await;
+    check(
+        CHAT,
+        chat(json!({"response_format": {"type": "json_object"}, "guided_choice": ["a"]})),
+        "response_format",
+        "only one of the fields may hold the answer to a format, got response_format, guided_choice.",
+    )
+    .await;
+    check(
+        CHAT,
+        chat(json!({"structured_outputs": {"regex": "(a"}})),
+        "structured_outputs",
+        "structured_outputs: the regular expression is not usable:",
+    )
+    .await;
+    check(
+        CHAT,
+        chat(json!({"structured_outputs": {"whitespace_pattern": " "}})),
+        "structured_outputs",
+        "structured_outputs.whitespace_pattern is not supported; leave it out.",
     )
     .await;
     check(
@@ -264,10 +287,10 @@ async fn a_huge_content_length_is_refused_before_the_body_arrives() {
 
 #[tokio::test]
 async fn several_faults_of_one_body_are_named_in_one_answer() {
-    let body = json!({"prompt": "a", "temperature": "hot", "n": 1.5, "suffix": "b", "guided_json": {}});
+    let body = json!({"prompt": "a", "temperature": "hot", "n": 1.5, "suffix": "b", "guided_json": 3});
     let error = post(says("x"), COMPLETIONS, body).await.json()["error"].clone();
     let message = "n must be a 64-bit integer, got 1.5. temperature must be a number, got a string. \
-        guided_json is not supported yet: answers cannot be held to a format; leave it out. \
+        guided_json: the JSON schema is not usable: a schema is an object. \
         suffix is not supported: no model here fills in the middle; leave it out.";
     assert_eq!((&error["param"], &error["message"]), (&json!("n"), &json!(message)));
 }

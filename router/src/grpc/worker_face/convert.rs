@@ -149,6 +149,7 @@ pub fn info(capacity: &Capacity, epoch: u64, model: String) -> WorkerInfo {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         backend: "router".to_owned(),
         fingerprint: capacity.fingerprint,
+        grammar_fingerprint: capacity.grammar_fingerprint,
     }
 }
 

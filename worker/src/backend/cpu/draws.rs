@@ -9,7 +9,7 @@ use skein_kernels::cpu::simd::Isa;
 use skein_proto::logprobs::TokenLogprobs;
 
 use super::super::sampling::sampling;
-use super::super::{Answer, BackendError, Batch, Sampled, ScoreRow, StepOutput, Want};
+use super::super::{Answer, BackendError, Batch, MaskSlot, Sampled, ScoreRow, StepOutput, Want};
 
 /// A step's draws and scores, and the memory for them.
 pub(super) struct Draws {
@@ -20,7 +20,14 @@ pub(super) struct Draws {
     /// Result of each task.
     done: Vec<OnceLock<Answer>>,
     /// One for each thread.
-    scratch: Vec<Mutex<sample::Scratch>>,
+    scratch: Vec<Mutex<Scratch>>,
+}
+
+/// Memory of one thread.
+struct Scratch {
+    sample: sample::Scratch,
+    /// Logits under a grammar's mask. Takes memory once a grammar is used.
+    masked: Vec<f32>,
 }
 
 /// One draw or score.
@@ -36,7 +43,9 @@ struct Task {
 impl Draws {
     /// Memory for draws on `threads` threads from `vocab` logits.
     pub(super) fn new(threads: usize, vocab: usize) -> Self {
-        let scratch = (0..threads).map(|_| Mutex::new(sample::Scratch::for_vocab(vocab))).collect();
+        let of_thread =
+            |_| Mutex::new(Scratch { sample: sample::Scratch::for_vocab(vocab), masked: Vec::new() });
+        let scratch = (0..threads).map(of_thread).collect();
         Self { rows: Vec::new(), tasks: Vec::new(), done: Vec::new(), scratch }
     }
 
@@ -110,7 +119,8 @@ impl Draws {
 }
 
 /// The result of `task` on its row's `logits`.
-fn answer(isa: Isa, batch: &Batch, task: &Task, logits: &[f32], scratch: &mut sample::Scratch) -> Answer {
+fn answer(isa: Isa, batch: &Batch, task: &Task, logits: &[f32], scratch: &mut Scratch) -> Answer {
+    let Scratch { sample: scratch, masked } = scratch;
     let score = |token, top: u32, scratch: &mut sample::Scratch| {
         logprobs(sample::score(isa, logits, token, top as usize, scratch), token)
     };
@@ -120,7 +130,17 @@ fn answer(isa: Isa, batch: &Batch, task: &Task, logits: &[f32], scratch: &mut sa
         Want::Score(ScoreRow { target, top, .. }) => return Answer::Scored(score(*target, *top, scratch)),
         Want::Pool(_) => unreachable!("no task pools"),
     };
-    let token = sample::draw(isa, logits, &sampling(&draw), scratch);
+    // The mask comes before everything else that changes logits, so that nothing can undo it.
+    // Log-probabilities are those of the model.
+    let allowed = draw.mask.map(MaskSlot::wait);
+    let drawn_from = match &allowed {
+        None => logits,
+        Some(allowed) => match allowed.mask_logits(logits, masked) {
+            Some(masked) => masked,
+            None => return Answer::Undrawn,
+        },
+    };
+    let token = sample::draw(isa, drawn_from, &sampling(&draw), scratch);
     let logprobs = draw.params.logprobs.map(|top| score(token, top, scratch));
     Answer::Sampled(Sampled { token, logprobs })
 }

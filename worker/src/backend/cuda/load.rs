@@ -386,6 +386,7 @@ impl Loading<'_> {
             forbid_stop: false,
             history: 0..0,
             prompt_len: 1,
+            mask: None,
         };
         match model.launch(&Batch::of_one_row(vec![Want::Sample(sample)]))?.finish() {
             Ok(_) => Ok(()),

@@ -229,6 +229,7 @@ mod tests {
             forbid_stop: false,
             history,
             prompt_len: 1,
+            mask: None,
         }
     }
 

@@ -1,5 +1,6 @@
 //! The engine loop over the fake backend: here on its own thread, in the submodules turn by turn.
 
+mod constraints;
 mod drafts;
 mod hand_back;
 mod scene;
@@ -65,6 +66,7 @@ fn submission(id: &str, max_tokens: u32) -> Submission {
         stream_key: None,
         linger: Duration::ZERO,
         trace: Default::default(),
+        constraint: None,
     }
 }
 

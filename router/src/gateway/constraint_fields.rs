@@ -1,0 +1,129 @@
+//! The fields that hold an answer to a format: OpenAI's `response_format`, vLLM's `structured_outputs` and the
+//! older `guided_*`.
+
+use serde_json::{Map, Value};
+use skein_grammar::{Refused, Source};
+
+use super::fields::{Fields, wrong};
+use crate::refusal::Refusal;
+use crate::request::Constraint;
+
+/// Takes the fields. At most one of them may hold the answer to something.
+pub fn constraint(fields: &mut Fields) -> Option<Constraint> {
+    let response_format = fields.take("response_format");
+    let structured = fields.object("structured_outputs").unwrap_or_default();
+    let guided = GUIDED.map(|(field, kind)| (field, kind, fields.take(field)));
+    // Which library to use is not the client's to choose; it has no effect, as in vLLM today.
+    fields.take("guided_decoding_backend");
+    let mut found: Vec<Result<Constraint, Refusal>> = Vec::new();
+    found.extend(response_format.and_then(|format| of_response_format(&format).transpose()));
+    found.extend(of_structured_outputs(structured));
+    for (field, kind, value) in guided {
+        found.extend(value.and_then(|value| source(field, kind, &value).transpose()));
+    }
+    if found.len() > 1 {
+        let fields_found: Vec<&str> =
+            found.iter().map(|one| one.as_ref().map_or("an unusable one", |one| one.field)).collect();
+        let message = format!(
+            "only one of the fields may hold the answer to a format, got {}.",
+            fields_found.join(", ")
+        );
+        fields.note(Refusal::invalid("response_format", message));
+        return None;
+    }
+    match found.pop()? {
+        Ok(constraint) => Some(constraint),
+        Err(refusal) => {
+            fields.note(refusal);
+            None
+        }
+    }
+}
+
+/// The older fields, each with its name in `structured_outputs`.
+const GUIDED: [(&str, &str); 4] = [
+    ("guided_json", "json"),
+    ("guided_regex", "regex"),
+    ("guided_choice", "choice"),
+    ("guided_grammar", "grammar"),
+];
+
+/// What `structured_outputs` may contain.
+const KINDS: [&str; 6] = ["json", "regex", "choice", "grammar", "json_object", "structural_tag"];
+
+fn of_structured_outputs(mut fields: Map<String, Value>) -> Vec<Result<Constraint, Refusal>> {
+    let field = "structured_outputs";
+    let mut found = Vec::new();
+    for kind in KINDS {
+        let value = fields.shift_remove(kind);
+        found.extend(value.and_then(|value| source(field, kind, &value).transpose()));
+    }
+    // Hints to vLLM's backends that are neutral here.
+    for hint in
+        ["disable_any_whitespace", "disable_fallback", "disable_additional_properties", "whitespace_pattern"]
+    {
+        if fields.get(hint).is_some_and(|value| value.is_null() || *value == false) {
+            fields.shift_remove(hint);
+        }
+    }
+    if let Some((name, _)) = fields.into_iter().next() {
+        let name: String = name.chars().take(64).collect();
+        let message = format!("structured_outputs.{name} is not supported; leave it out.");
+        found.push(Err(Refusal::invalid(field, message)));
+    }
+    found
+}
+
+/// OpenAI's field. `strict: false` is held to the schema all the same.
+fn of_response_format(format: &Value) -> Result<Option<Constraint>, Refusal> {
+    let field = "response_format";
+    match format["type"].as_str() {
+        None if format.is_null() => Ok(None),
+        Some("text") => Ok(None),
+        Some("json_object") => source(field, "json_object", &Value::Bool(true)),
+        Some("json_schema") => match format["json_schema"].get("schema") {
+            Some(schema) => source(field, "json", schema),
+            None => Err(Refusal::invalid(field, "response_format.json_schema.schema is required.")),
+        },
+        Some("structural_tag") => source(field, "structural_tag", format),
+        _ => {
+            let message =
+                "response_format.type must be `text`, `json_object`, `json_schema` or `structural_tag`.";
+            Err(Refusal::invalid(field, message))
+        }
+    }
+}
+
+/// The constraint of `kind` that `value` says; `None` if it says none.
+fn source(field: &'static str, kind: &str, value: &Value) -> Result<Option<Constraint>, Refusal> {
+    if value.is_null() {
+        return Ok(None);
+    }
+    let text = || value.as_str().ok_or_else(|| wrong(field, "a string", value));
+    // vLLM takes JSON as an object or in a string.
+    let parsed = || match value {
+        Value::String(text) => serde_json::from_str(text)
+            .map_err(|error| Refusal::invalid(field, format!("{field}: the text is not JSON: {error}."))),
+        other => Ok(other.clone()),
+    };
+    let source = match kind {
+        "json" => Source::json_schema(&parsed()?),
+        "structural_tag" => Source::structural_tag(&parsed()?),
+        "regex" => Source::regex(text()?),
+        "grammar" => Source::grammar(text()?),
+        "json_object" if *value == false => return Ok(None),
+        "json_object" => Source::json_object(),
+        _ => {
+            let choices = value.as_array().into_iter().flatten().map(Value::as_str);
+            let choices: Option<Vec<&str>> = choices.collect();
+            let choices = choices.filter(|_| value.is_array());
+            Source::choice(&choices.ok_or_else(|| wrong(field, "a list of strings", value))?)
+        }
+    };
+    source.map(|source| Some(Constraint { source, field })).map_err(|refused| refusal(field, &refused))
+}
+
+/// The refusal of a constraint in `field`.
+fn refusal(field: &'static str, refused: &Refused) -> Refusal {
+    Refusal::invalid(field, format!("{field}: {refused}."))
+}

@@ -1,0 +1,165 @@
+//! What a sample's grammar allows next. Computed on another thread while the forward pass runs, and read by
+//! the backend before it draws.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use skein_grammar::{Mask, Matcher, Next, Stuck};
+use skein_proto::sampling::SamplingParams;
+
+use crate::TokenId;
+
+/// What a grammar says about one draw.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Allowed {
+    /// These tokens; at least one.
+    Tokens(Mask),
+    /// None: the answer is complete.
+    End,
+    /// The grammar cannot be followed further: the request fails.
+    Stuck(Stuck),
+}
+
+impl Allowed {
+    /// Combines a grammar's `next` with the tokens that end a sample. They may be drawn where the answer may
+    /// end, and not before `min_tokens` unless nothing else is allowed. Ordinary text among them ends the
+    /// sample wherever the grammar allows it.
+    pub fn new(next: Result<Next, Stuck>, params: &SamplingParams, forbid_stop: bool) -> Self {
+        let Next { mut mask, may_end } = match next {
+            Ok(next) => next,
+            Err(stuck) => return Self::Stuck(stuck),
+        };
+        if mask.is_empty() {
+            return Self::End;
+        }
+        if forbid_stop {
+            let mut others = mask.clone();
+            params.stop_token_ids.iter().for_each(|stop| others.forbid(*stop));
+            if !others.is_empty() {
+                return Self::Tokens(others);
+            }
+        }
+        if may_end {
+            params.stop_token_ids.iter().for_each(|stop| mask.allow(*stop));
+        }
+        Self::Tokens(mask)
+    }
+
+    /// Copies `logits` to `out`, with -∞ for the tokens that are not allowed. `None` if no token is. If all
+    /// allowed ones have -∞ themselves, the first of them gets a finite value.
+    pub fn mask_logits<'a>(&self, logits: &[f32], out: &'a mut Vec<f32>) -> Option<&'a [f32]> {
+        let Self::Tokens(mask) = self else { return None };
+        out.clear();
+        let mut finite = false;
+        for (logits, word) in logits.chunks(u32::BITS as usize).zip(mask.words()) {
+            for (bit, logit) in logits.iter().enumerate() {
+                let logit = if word & (1 << bit) != 0 { *logit } else { f32::NEG_INFINITY };
+                finite |= logit != f32::NEG_INFINITY;
+                out.push(logit);
+            }
+        }
+        if !finite {
+            let first = mask.tokens().next()? as usize;
+            *out.get_mut(first)? = 0.0;
+        }
+        Some(out)
+    }
+
+    /// The `nth` allowed token, counted around; `None` if no token is allowed.
+    pub(super) fn nth(&self, nth: u64) -> Option<TokenId> {
+        let Self::Tokens(mask) = self else { return None };
+        mask.tokens().nth((nth % u64::from(mask.count().max(1))) as usize)
+    }
+}
+
+/// Where one draw's [`Allowed`] is put. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct MaskSlot(Arc<Slot>);
+
+#[derive(Debug, Default)]
+struct Slot {
+    state: Mutex<State>,
+    filled: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    allowed: Option<Arc<Allowed>>,
+    /// Comes back with the result, for the next token.
+    matcher: Option<Matcher>,
+}
+
+impl MaskSlot {
+    /// Puts the result.
+    pub fn fill(&self, allowed: Allowed, matcher: Matcher) {
+        let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        *state = State { allowed: Some(Arc::new(allowed)), matcher: Some(matcher) };
+        drop(state);
+        self.0.filled.notify_all();
+    }
+
+    /// The result. Waits for it: the library's limits bound the wait.
+    pub fn wait(&self) -> Arc<Allowed> {
+        let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(allowed) = &state.allowed {
+                return allowed.clone();
+            }
+            state = self.0.filled.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// The result, if it is there.
+    pub fn peek(&self) -> Option<Arc<Allowed>> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner).allowed.clone()
+    }
+
+    /// Takes the matcher, after [`wait`](Self::wait); `None` if it was taken before.
+    pub fn take_matcher(&self) -> Option<Matcher> {
+        self.wait();
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner).matcher.take()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn next(tokens: &[TokenId], may_end: bool) -> Result<Next, Stuck> {
+        let mut mask = Mask::none(40);
+        tokens.iter().for_each(|token| mask.allow(*token));
+        Ok(Next { mask, may_end })
+    }
+
+    #[test]
+    fn stop_tokens_may_be_drawn_where_the_answer_may_end() {
+        let params = SamplingParams { stop_token_ids: vec![1, 39], ..SamplingParams::default() };
+        let check = |tokens: &[TokenId], may_end, forbid_stop, expected: &[TokenId]| match Allowed::new(
+            next(tokens, may_end),
+            &params,
+            forbid_stop,
+        ) {
+            Allowed::Tokens(mask) => assert_eq!(mask.tokens().collect::<Vec<_>>(), expected),
+            other => panic!("{other:?}"),
+        };
+        check(&[5, 7], false, false, &[5, 7]);
+        check(&[5, 7], true, false, &[1, 5, 7, 39]);
+        check(&[5, 7], true, true, &[5, 7]);
+        check(&[1, 5], false, true, &[5]);
+        check(&[1], false, true, &[1]);
+        check(&[1], true, true, &[1, 39]);
+        assert_eq!(Allowed::new(next(&[], true), &params, true), Allowed::End);
+    }
+
+    #[test]
+    fn logits_of_other_tokens_are_minus_infinity() {
+        let mut out = Vec::new();
+        let logits: Vec<f32> = (0..40).map(|at| at as f32).collect();
+        let allowed = Allowed::new(next(&[3, 35], false), &SamplingParams::default(), false);
+        let masked = allowed.mask_logits(&logits, &mut out).unwrap();
+        let left: Vec<usize> = (0..40).filter(|at| masked[*at].is_finite()).collect();
+        assert_eq!((left, masked.len()), (vec![3, 35], 40));
+        let none = allowed.mask_logits(&[f32::NEG_INFINITY; 40], &mut out).unwrap();
+        assert_eq!(none.iter().position(|logit| logit.is_finite()), Some(3));
+        assert_eq!(Allowed::End.mask_logits(&logits, &mut out), None);
+    }
+}
