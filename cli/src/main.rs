@@ -114,6 +114,11 @@ fn command() -> Command {
     let hidden = [worker::MEMORY_SHARERS, worker::GPU_ORDINAL, worker::GPU_SHARERS].map(hidden_number);
     let words = Arg::new(run::WORDS).value_name("MODEL|PROMPT").num_args(0..);
     let words = words.help("A model directory, a prompt, or both; without a prompt, starts a chat");
+    let url = Arg::new(run::URL).long(run::URL).value_name("URL");
+    let url = url
+        .help("Talk to a running server, for example http://127.0.0.1:8000; --model names one of its models");
+    let api_key = Arg::new(run::API_KEY).long(run::API_KEY).value_name("KEY").requires(run::URL);
+    let api_key = api_key.help("API key for --url");
     let of_command = Arg::new("COMMAND").num_args(0..).help("For example: serve, or bench latency");
     let json = Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
     Command::new("skein")
@@ -131,7 +136,11 @@ fn command() -> Command {
             table::SERVE,
         ))
         .subcommand(with_flags(
-            Command::new("run").about("Talk to a model in the terminal").arg(words).after_help(SETTINGS),
+            Command::new("run")
+                .about("Talk to a model in the terminal")
+                .arg(words)
+                .args([url, api_key])
+                .after_help(SETTINGS),
             table::RUN,
         ))
         .subcommand(with_flags(

@@ -4,7 +4,7 @@
 
 mod vllm;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use clap::Command;
 use skein_node::config::suggest;
@@ -40,6 +40,8 @@ pub fn prepare(skein: &Command, words: Vec<String>, is_directory: impl Fn(&str) 
 struct Reading<'a> {
     /// Flags of the command, with whether each takes a value.
     known: BTreeMap<String, bool>,
+    /// Flags of the command that may be given several times.
+    repeated: BTreeSet<String>,
     rest: std::collections::VecDeque<&'a str>,
     is_directory: &'a dyn Fn(&str) -> bool,
     has_model: bool,
@@ -51,9 +53,12 @@ struct Reading<'a> {
 impl<'a> Reading<'a> {
     fn new(command: &Command, rest: &'a [String], is_directory: &'a dyn Fn(&str) -> bool) -> Self {
         let long = |arg: &clap::Arg| Some((arg.get_long()?.to_owned(), arg.get_action().takes_values()));
+        let repeated =
+            command.get_arguments().filter(|arg| matches!(arg.get_action(), clap::ArgAction::Append));
         let automatic = [("help".to_owned(), false), ("version".to_owned(), false)];
         Self {
             known: command.get_arguments().filter_map(long).chain(automatic).collect(),
+            repeated: repeated.filter_map(|arg| arg.get_long().map(str::to_owned)).collect(),
             rest: rest.iter().map(String::as_str).collect(),
             is_directory,
             has_model: rest.iter().any(|word| word == "--model" || word.starts_with("--model=")),
@@ -109,7 +114,7 @@ impl<'a> Reading<'a> {
         let first = value.or_else(|| self.rest.pop_front_if(|word| is_value(word)));
         let Some(first) = first else { return self.out.push(format!("--{name}")) };
         self.push(name, first);
-        while LISTS.contains(&name) && value.is_none() {
+        while LISTS.contains(&name) && self.repeated.contains(name) && value.is_none() {
             let Some(next) = self.rest.pop_front_if(|word| !is_flag(word)) else { return };
             let is_last = self.rest.front().is_none_or(|word| is_flag(word));
             let others = self.rest.iter().any(|word| !is_flag(word));

@@ -78,6 +78,7 @@ fn flags_that_mean_the_same_are_passed_on() {
     check("serve --served-model-name a b DIR", "serve --served-model-name=a --served-model-name=b DIR");
     check("serve DIR --served-model-name a DIR", "serve DIR --served-model-name=a --served-model-name=DIR");
     check("serve --api-key a b --port 1", "serve --api-key=a --api-key=b --port=1");
+    check("run --url u --api-key a hello", "run --url=u --api-key=a hello");
     check("serve --no-enable-prefix-caching", "serve --no-enable-prefix-caching");
     check("run --temperature 0 -- --not-a-flag", "run --temperature=0 -- --not-a-flag");
     check("bench serve --whatever 1", "bench serve --whatever 1");

@@ -4,10 +4,10 @@ use rustyline::error::ReadlineError;
 use rustyline::{Config, DefaultEditor};
 use serde_json::{Value, json};
 use skein_node::shutdown::Shutdown;
-use skein_router::app::App;
 use skein_router::refusal::Refusal;
 
 use super::chat_command::{Block, HELP, Line};
+use super::generate::{Target, Unanswered};
 use super::{Wishes, generate, sampling};
 use crate::exit::Failure;
 
@@ -18,11 +18,11 @@ const HISTORY_LINES: usize = 500;
 ///
 /// # Errors
 /// If the terminal cannot be read.
-pub async fn talk(app: &App, wishes: Wishes) -> Result<(), Failure> {
+pub async fn talk(target: &Target, wishes: Wishes) -> Result<(), Failure> {
     let config = Config::builder().max_history_size(HISTORY_LINES).map_err(Failure::other)?.build();
     let mut editor = DefaultEditor::with_config(config).map_err(Failure::other)?;
     let mut chat = Chat { wishes, messages: Vec::new(), stats: true };
-    eprintln!("{}; /help lists commands, /bye ends", app.text.name());
+    eprintln!("{}; /help lists commands, /bye ends", target.model());
     let mut block: Option<Block> = None;
     loop {
         let prompt = if block.is_some() { "... " } else { ">>> " };
@@ -41,7 +41,7 @@ pub async fn talk(app: &App, wishes: Wishes) -> Result<(), Failure> {
                     Some(Some(text)) => Line::Say(text),
                 };
                 block = None;
-                if chat.take(app, meant).await? {
+                if chat.take(target, meant).await? {
                     return Ok(());
                 }
                 // A failure to remember the line does not matter.
@@ -77,7 +77,7 @@ struct Chat {
 
 impl Chat {
     /// Handles a line; returns true if the chat is over.
-    async fn take(&mut self, app: &App, line: Line) -> Result<bool, Failure> {
+    async fn take(&mut self, target: &Target, line: Line) -> Result<bool, Failure> {
         match line {
             Line::Empty => {}
             Line::Bye => return Ok(true),
@@ -91,12 +91,12 @@ impl Chat {
                 }
             }
             Line::Unknown(line) => eprintln!("`{line}` is not a command; /help lists them"),
-            Line::Say(prompt) => self.say(app, prompt).await?,
+            Line::Say(prompt) => self.say(target, prompt).await?,
         }
         Ok(false)
     }
 
-    async fn say(&mut self, app: &App, prompt: String) -> Result<(), Failure> {
+    async fn say(&mut self, target: &Target, prompt: String) -> Result<(), Failure> {
         let draft = generate::draft(&self.wishes, &self.messages, &prompt);
         // While an answer is printed, Ctrl-C stops the answer, not the chat.
         let stop = Shutdown::default();
@@ -106,7 +106,7 @@ impl Chat {
                 interrupted.request();
             }
         });
-        let outcome = generate::answer(app, draft, &stop).await;
+        let outcome = generate::answer(target, draft, &stop).await;
         interrupt.abort();
         match outcome {
             Ok(answer) => {
@@ -116,7 +116,9 @@ impl Chat {
                 self.messages.push(json!({"role": "user", "content": prompt}));
                 self.messages.push(json!({"role": "assistant", "content": answer.text}));
             }
-            Err(refusal @ (Refusal::ContextLength { .. } | Refusal::PromptTooLong { .. })) => {
+            Err(Unanswered::Refused(
+                refusal @ (Refusal::ContextLength { .. } | Refusal::PromptTooLong { .. }),
+            )) => {
                 eprintln!("{refusal}\n/clear starts a new conversation.")
             }
             Err(refusal) => eprintln!("{refusal}"),

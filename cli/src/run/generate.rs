@@ -1,5 +1,6 @@
-//! Generates one answer with the router's core and prints it as it arrives.
+//! Generates one answer, with the router's core or at a server, and prints it as it arrives.
 
+use std::fmt;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
@@ -10,6 +11,7 @@ use skein_router::refusal::Refusal;
 use skein_router::request::{Draft, Prompt};
 
 use super::Wishes;
+use super::remote::Remote;
 
 /// An answer, already printed.
 #[derive(Debug, Clone, Default)]
@@ -59,11 +61,54 @@ pub fn draft(wishes: &Wishes, history: &[Value], prompt: &str) -> Draft {
     Draft { prompt, sampling: wishes.sampling.clone(), ..Draft::default() }
 }
 
+/// Where answers come from.
+pub enum Target {
+    /// The router's core in this process.
+    Here(Box<App>),
+    /// A running server.
+    Server(Remote),
+}
+
+impl Target {
+    /// Name of the model.
+    pub fn model(&self) -> String {
+        match self {
+            Self::Here(app) => app.text.name().to_string(),
+            Self::Server(remote) => remote.model.clone(),
+        }
+    }
+}
+
+/// Why there is no answer.
+#[derive(Debug)]
+pub enum Unanswered {
+    /// The router in this process refused the request.
+    Refused(Refusal),
+    /// What the server said, or why it could not be reached.
+    Server(String),
+}
+
+impl fmt::Display for Unanswered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused(refusal) => refusal.fmt(f),
+            Self::Server(message) => f.write_str(message),
+        }
+    }
+}
+
 /// Prints the answer to `draft` as it arrives, until its end or until `stop` is requested.
 ///
 /// # Errors
 /// If the request is refused or fails.
-pub async fn answer(app: &App, draft: Draft, stop: &Shutdown) -> Result<Answer, Refusal> {
+pub async fn answer(target: &Target, draft: Draft, stop: &Shutdown) -> Result<Answer, Unanswered> {
+    match target {
+        Target::Here(app) => answer_here(app, draft, stop).await.map_err(Unanswered::Refused),
+        Target::Server(remote) => remote.answer(&draft, stop).await,
+    }
+}
+
+async fn answer_here(app: &App, draft: Draft, stop: &Shutdown) -> Result<Answer, Refusal> {
     let sent = clock::now();
     let mut answer = Answer::default();
     let mut stream = app.start(draft).await?.stream;

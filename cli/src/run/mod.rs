@@ -1,10 +1,13 @@
 //! `skein run`: answers one prompt, or chats in the terminal. The router's core runs in this process over one
-//! worker, without a port or HTTP; otherwise a request takes the same path as a served one.
+//! worker, without a port or HTTP; otherwise a request takes the same path as a served one. With `--url` a running
+//! server answers instead.
 
 mod chat;
 mod chat_command;
 mod generate;
+mod remote;
 mod sampling;
+mod server_events;
 
 use std::io::{IsTerminal, Read};
 use std::sync::Arc;
@@ -17,12 +20,14 @@ use skein_node::shutdown::Shutdown;
 use skein_node::supervisor::{Report, Supervisor};
 use skein_node::telemetry;
 use skein_proto::sampling::SamplingOptions;
-use skein_router::app::App;
 use skein_router::cluster::Cluster;
 use skein_router::config::RouterConfig;
 use skein_router::refusal::Refusal;
 use skein_router::text::sources::TextSources;
 use tokio::sync::mpsc;
+
+use generate::{Target, Unanswered};
+use remote::Remote;
 
 use crate::exit::{Failure, OTHER, USAGE};
 use crate::front::{self, Served};
@@ -32,6 +37,10 @@ use crate::settings::{self, EngineSettings, table};
 
 /// The positional arguments: a model directory, a prompt, or both.
 pub const WORDS: &str = "WORDS";
+/// Flag: URL of a running server.
+pub const URL: &str = "url";
+/// Flag: API key for that server.
+pub const API_KEY: &str = "api-key";
 /// Longest prompt read from standard input, bytes.
 const MAX_PIPED_BYTES: u64 = 8 << 20;
 /// Sequences that run at once: there is one user.
@@ -65,12 +74,21 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let text_sources = settings::text_sources(&mut settings);
     let engine = EngineSettings::read_for_one(&mut settings, SEQUENCES);
     let words: Vec<String> = matches.get_many(WORDS).into_iter().flatten().cloned().collect();
-    let (model, prompt) = split_words(&mut settings, words);
+    let url = matches.get_one::<String>(URL);
+    let (model, prompt) = match url {
+        Some(_) => (settings::model_argument(&mut settings), (!words.is_empty()).then(|| words.join(" "))),
+        None => split_words(&mut settings, words),
+    };
     settings::check(&settings)?;
     let prompt = match prompt {
         None if !std::io::stdin().is_terminal() => Some(piped_prompt()?),
         prompt => prompt,
     };
+    if let Some(url) = url {
+        let api_key = matches.get_one::<String>(API_KEY).cloned();
+        let remote = Remote::connect(url, api_key, model).await?;
+        return converse(&Target::Server(remote), wishes, prompt).await;
+    }
     let served = Served::find(model.as_deref(), Vec::new())?;
     telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
 
@@ -85,28 +103,28 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
         let (app, cluster) = front::start_over(&supervisor, config, seen).await?;
         wishes.raw |= app.text.chat_template.is_none();
         until_loaded(reports, &cluster).await?;
-        converse(&app, wishes, prompt).await
+        converse(&Target::Here(Box::new(app)), wishes, prompt).await
     };
     let outcome = outcome.await;
     supervisor.stop().await;
     outcome
 }
 
-async fn converse(app: &App, wishes: Wishes, prompt: Option<String>) -> Result<(), Failure> {
+async fn converse(target: &Target, wishes: Wishes, prompt: Option<String>) -> Result<(), Failure> {
     match prompt {
-        None => chat::talk(app, wishes).await,
+        None => chat::talk(target, wishes).await,
         Some(prompt) => {
             let shutdown = Shutdown::on_signals().map_err(Failure::other)?;
             let draft = generate::draft(&wishes, &[], &prompt);
-            generate::answer(app, draft, &shutdown).await.map(drop).map_err(|refusal| refused(&refusal))
+            generate::answer(target, draft, &shutdown).await.map(drop).map_err(|error| unanswered(&error))
         }
     }
 }
 
-/// A refusal as a failure. Invalid values came from flags, so they are usage errors.
-fn refused(refusal: &Refusal) -> Failure {
-    let code = if matches!(refusal, Refusal::Invalid { .. }) { USAGE } else { OTHER };
-    Failure::new(code, refusal.to_string())
+/// Why there is no answer, as a failure. Invalid values came from flags, so they are usage errors.
+fn unanswered(error: &Unanswered) -> Failure {
+    let is_usage = matches!(error, Unanswered::Refused(Refusal::Invalid { .. }));
+    Failure::new(if is_usage { USAGE } else { OTHER }, error.to_string())
 }
 
 /// Splits the positional arguments: the first is the model if it is a directory; the rest is the prompt.

@@ -1,6 +1,7 @@
 //! Sampling parameters as text, from flags at start and from `/set` in a chat. Types are checked here, ranges
 //! by the validator that checks every request.
 
+use serde_json::{Map, Value};
 use skein_node::config::{Settings, text};
 use skein_proto::sampling::SamplingOptions;
 
@@ -34,6 +35,25 @@ pub fn read(settings: &mut Settings) -> SamplingOptions {
         }
     }
     sampling
+}
+
+/// The given parameters as fields of OpenAI's API.
+pub fn to_json(sampling: &SamplingOptions) -> Map<String, Value> {
+    let mut given = sampling.clone();
+    let mut fields = Map::new();
+    for name in NAMES.map(|name| name.replace('-', "_")) {
+        let value = match name.as_str() {
+            "top_k" => given.top_k.map(Value::from),
+            "seed" => given.seed.map(Value::from),
+            "max_tokens" => given.max_tokens.map(Value::from),
+            _ => given.number_mut(&name).and_then(|number| *number).map(Value::from),
+        };
+        fields.extend(value.map(|value| (name, value)));
+    }
+    if !given.stop.is_empty() {
+        fields.insert("stop".into(), given.stop.into());
+    }
+    fields
 }
 
 /// Sets one parameter from text. Names may use underscores instead of dashes.
@@ -99,6 +119,22 @@ mod tests {
         assert_eq!(sampling.temperature, Some(0.5));
         assert_eq!(set_checked(&mut sampling, "temperature", "0"), Ok(()));
         assert_eq!(sampling.temperature, Some(0.0));
+    }
+
+    #[test]
+    fn a_server_gets_what_was_set_and_nothing_else() {
+        let mut sampling = SamplingOptions::default();
+        assert_eq!(to_json(&sampling), Map::new());
+        for name in NAMES {
+            assert_eq!(set(&mut sampling, name, "1"), Ok(()), "{name}");
+        }
+        sampling.stop = vec!["x".into()];
+        let fields = to_json(&sampling);
+        assert_eq!(
+            (fields.len(), &fields["min_p"], &fields["seed"]),
+            (10, &Value::from(1.0), &Value::from(1))
+        );
+        assert_eq!(fields["stop"], serde_json::json!(["x"]));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! `skein run-batch`: answers a file of requests in OpenAI's batch format, with workers of its own or through
 //! a running server. The file of answers is also the record of progress, so a run that was ended goes on.
 
-mod remote;
+pub mod remote;
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};

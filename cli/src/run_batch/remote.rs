@@ -27,15 +27,7 @@ impl Remote {
     /// # Errors
     /// If `url` is not an HTTP URL.
     pub fn new(url: &str, api_key: Option<String>) -> Result<Self, Failure> {
-        let base_url = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
-        if !base_url.starts_with("http://") {
-            return Err(Failure::new(
-                USAGE,
-                format!(
-                    "--server {url} must be an http:// URL, for example http://127.0.0.1:8000; for https, put a proxy that ends TLS on this machine"
-                ),
-            ));
-        }
+        let base_url = base_url("--server", url)?;
         let http = reqwest::Client::builder()
             .connect_timeout(CONNECT_TIMEOUT)
             .read_timeout(READ_TIMEOUT)
@@ -72,7 +64,23 @@ impl Answerer for Remote {
     }
 }
 
+/// `url`, which `flag` gave, without `/v1` at its end.
+///
+/// # Errors
+/// If it is not an HTTP URL.
+pub fn base_url(flag: &str, url: &str) -> Result<String, Failure> {
+    let base_url = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
+    if base_url.starts_with("http://") {
+        return Ok(base_url);
+    }
+    let message = format!(
+        "{flag} {url} must be an http:// URL, for example http://127.0.0.1:8000; for https, put a proxy that ends TLS \
+         on this machine"
+    );
+    Err(Failure::new(USAGE, message))
+}
+
 /// The innermost error: reqwest's own says only that sending failed.
-fn root_cause(error: &dyn std::error::Error) -> String {
+pub fn root_cause(error: &dyn std::error::Error) -> String {
     error.source().map_or_else(|| error.to_string(), root_cause)
 }

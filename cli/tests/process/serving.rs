@@ -1,10 +1,14 @@
 //! What a user sees of a healthy cluster: answers, errors, cached tokens, and an idle machine while it waits.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use skein_tests::client;
 use skein_tests::process::{Cluster, send_signal};
+use tokio::io::AsyncReadExt;
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::{SKEIN, block_on};
 
@@ -42,6 +46,59 @@ fn a_fresh_cluster_answers_repeats_itself_and_shares_prefixes() {
         assert!(history.complete(), "{history:?}");
         assert_eq!(history.choices[&0].text, first["choices"][0]["text"].as_str().unwrap_or_default());
     });
+}
+
+#[test]
+fn run_talks_to_a_running_server_and_resumes_when_the_connection_breaks() {
+    block_on(async {
+        let cluster = Cluster::serve(SKEIN, &["--workers", "1", "--api-key", "sesame"]).await;
+        let run = |url: String, more: &'static [&'static str]| async move {
+            let mut command = tokio::process::Command::new(SKEIN);
+            command.args(["run", "--url", &url, "--temperature", "0", "--max-tokens", "200"]).args(more);
+            let output = command.stdin(std::process::Stdio::null()).output().await.expect("skein runs");
+            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+            (output.status.code(), text(&output.stdout), text(&output.stderr))
+        };
+        let body = json!({"messages": [{"role": "user", "content": "Write a loop"}], "temperature": 0, "max_tokens": 200});
+        let request = reqwest::Client::new().post(format!("{}/v1/chat/completions", cluster.url));
+        let answer: Value =
+            request.bearer_auth("sesame").json(&body).send().await.unwrap().json().await.unwrap();
+        let whole = answer["choices"][0]["message"]["content"].as_str().expect("an answer").to_owned();
+
+        let told = run(cluster.url.clone(), &["--api-key", "sesame", "Write a loop"]).await;
+        assert_eq!(told, (Some(0), format!("{whole}\n"), String::new()));
+        let (proxy, cuts) = breaking_proxy(cluster.url.trim_start_matches("http://").to_owned()).await;
+        let told = run(proxy, &["--api-key", "sesame", "--model", "skein-7m", "Write a loop"]).await;
+        assert_eq!(told, (Some(0), format!("{whole}\n"), String::new()));
+        assert!(cuts.load(Ordering::SeqCst) > 1, "the connection broke");
+
+        let (code, _, error) = run(cluster.url.clone(), &["Write a loop"]).await;
+        assert!(code == Some(1) && error.contains("No API key was sent"), "{code:?} {error}");
+        let (code, _, error) = run("https://127.0.0.1:1".to_owned(), &["x"]).await;
+        assert!(code == Some(2) && error.contains("must be an http:// URL"), "{code:?} {error}");
+    });
+}
+
+/// A proxy to `server` that closes each connection after some bytes of the answer, later every time. Returns
+/// its URL and the number of connections so far.
+async fn breaking_proxy(server: String) -> (String, Arc<AtomicU64>) {
+    const FIRST_CUT_BYTES: u64 = 1500;
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("http://{}", listener.local_addr().expect("bound"));
+    let connections = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&connections);
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let nth = counted.fetch_add(1, Ordering::SeqCst) + 1;
+            let (server, (mut from, mut to)) = (TcpStream::connect(&server).await, client.into_split());
+            let (back, mut forth) = server.expect("the server accepts").into_split();
+            let upstream = tokio::spawn(async move { tokio::io::copy(&mut from, &mut forth).await });
+            // Fails if the client has gone, which ends this connection, too.
+            let _ = tokio::io::copy(&mut back.take(FIRST_CUT_BYTES * nth), &mut to).await;
+            upstream.abort();
+        }
+    });
+    (url, connections)
 }
 
 #[test]
