@@ -1,4 +1,4 @@
-"""Measures what traces and metrics by OTLP cost: throughput and processor time of a request, with and without.
+"""Measures what traces and metrics by OTLP cost: throughput and processor time per request, with and without.
 
 Usage: python3 benches/load/traces.py path/to/skein [--rounds N] [--requests N] [--ratio R]
 Runs two clusters of a router and one fake worker, in turn: one exports R of the traces (default 0.05) and the

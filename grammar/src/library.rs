@@ -166,7 +166,7 @@ impl Matcher {
     ///
     /// # Errors
     /// [`Stuck`] if no token of the vocabulary continues the answer, or a limit is met.
-    pub fn next(&mut self) -> Result<Next, Stuck> {
+    pub fn next_tokens(&mut self) -> Result<Next, Stuck> {
         if self.is_done() {
             return Ok(Next { mask: Mask::none(self.vocab_size), may_end: true });
         }

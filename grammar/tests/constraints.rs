@@ -1,5 +1,7 @@
 //! Each kind of constraint, followed by random answers and judged by another validator.
 
+#![allow(clippy::unwrap_used)] // helpers of tests panic like tests
+
 mod walk;
 
 use serde_json::{Value, json};
@@ -12,12 +14,12 @@ fn accepts(source: &Source, text: &str) -> bool {
     let bytes = &vocabulary().0;
     let single = |byte: u8| (0..bytes.vocab_size()).find(|token| bytes.get(*token) == [byte]).unwrap();
     for byte in text.bytes() {
-        if !matcher.next().is_ok_and(|next| next.mask.allows(single(byte))) {
+        if !matcher.next_tokens().is_ok_and(|next| next.mask.allows(single(byte))) {
             return false;
         }
         matcher.advance(single(byte)).unwrap();
     }
-    matcher.next().unwrap().may_end
+    matcher.next_tokens().unwrap().may_end
 }
 
 fn check(source: Result<Source, Refused>, good: &[&str], bad: &[&str]) {
@@ -145,10 +147,10 @@ fn a_replayed_matcher_allows_what_the_running_one_allows() {
         let compiled = compile(&Source::json_schema(&schema).unwrap()).unwrap();
         let (mut running, mut random, mut tokens) = (compiled.matcher(), Random(seed as u64), Vec::new());
         for _ in 0..30 {
-            let next = running.next().unwrap();
+            let next = running.next_tokens().unwrap();
             let mut replayed = compiled.matcher();
             tokens.iter().for_each(|token| replayed.advance(*token).unwrap());
-            assert_eq!(replayed.next().unwrap(), next, "after {} tokens of {schema}", tokens.len());
+            assert_eq!(replayed.next_tokens().unwrap(), next, "after {} tokens of {schema}", tokens.len());
             assert_eq!(replayed.is_done(), running.is_done());
             positions += 1;
             let all: Vec<u32> = next.mask.tokens().collect();
@@ -170,14 +172,14 @@ fn a_token_that_does_not_fit_is_an_error_and_not_a_panic() {
     for token in [b, 0, 1 << 20] {
         let mut matcher = compiled.matcher();
         assert!(matcher.advance(token).is_err(), "{token}");
-        assert!(matcher.next().is_err() && !matcher.is_done());
+        assert!(matcher.next_tokens().is_err() && !matcher.is_done());
     }
 }
 
 #[test]
 fn control_tokens_match_no_text() {
     let mut matcher = compile(&Source::regex("(?s:.*)").unwrap()).unwrap().matcher();
-    let next = matcher.next().unwrap();
+    let next = matcher.next_tokens().unwrap();
     let bytes = &vocabulary().0;
     assert!((0..bytes.vocab_size()).all(|token| !(bytes.is_special(token) && next.mask.allows(token))));
     assert!(next.may_end && next.mask.count() > 3000);

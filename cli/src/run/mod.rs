@@ -1,6 +1,6 @@
 //! `skein run`: answers one prompt, or chats in the terminal. The router's core runs in this process over one
-//! worker, without a port or HTTP; otherwise a request takes the same path as a served one. With `--url` a running
-//! server answers instead.
+//! worker, without a port or HTTP; otherwise a request takes the same path as a served one. With `--url` a
+//! running server answers instead.
 
 mod chat;
 mod chat_command;

@@ -52,7 +52,7 @@ pub fn walk(
     let bytes = &vocabulary().0;
     let mut text = Vec::new();
     for _ in 0..most {
-        let next = matcher.next().expect("a random answer meets no limit");
+        let next = matcher.next_tokens().expect("a random answer meets no limit");
         if next.mask.is_empty() || (next.may_end && random.below(2) == 0) {
             assert!(next.may_end);
             return Walk::Ended(String::from_utf8(text).expect("whole characters"));

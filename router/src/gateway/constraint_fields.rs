@@ -1,5 +1,5 @@
-//! The fields that hold an answer to a format: OpenAI's `response_format`, vLLM's `structured_outputs` and the
-//! older `guided_*`.
+//! The fields that hold an answer to a format: OpenAI's `response_format`, vLLM's `structured_outputs` and
+//! the older `guided_*`.
 
 use serde_json::{Map, Value};
 use skein_grammar::{Refused, Source};

@@ -156,6 +156,7 @@ mod tests {
             version: String::new(),
             backend: "fake".into(),
             fingerprint: 7,
+            grammar_fingerprint: 0,
         };
         let load = CurrentLoad {
             queued_uncached_tokens,

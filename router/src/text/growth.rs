@@ -1,8 +1,8 @@
 //! How much longer a tokenizer may make a text. Normalisers come from the model's tokenizer.json, and a few
 //! replacements in a row can turn one kilobyte into a terabyte. Each step asks here before it allocates.
 //!
-//! The allowance belongs to the thread, because the tokenizer's library offers its steps no other way to share
-//! a count over one text; and it drops their errors, so that an excess is also recorded here.
+//! The allowance belongs to the thread, because the tokenizer's library offers its steps no other way to
+//! share a count over one text. It drops their errors, so that an excess is also recorded here.
 
 use std::cell::Cell;
 

@@ -51,7 +51,7 @@ struct Job {
 impl Job {
     fn run(self) {
         let Self { mut matcher, params, forbid_stop, slot } = self;
-        let allowed = Allowed::new(matcher.next(), &params, forbid_stop);
+        let allowed = Allowed::new(matcher.next_tokens(), &params, forbid_stop);
         slot.fill(allowed, matcher);
     }
 }

@@ -15,6 +15,8 @@ const RUN: u32 = 2;
 const STOP: u32 = 3;
 
 /// What all ranks do next.
+// A rank has one frame at a time, so a box would save nothing.
+#[allow(clippy::large_enum_variant)]
 #[derive(Debug, Clone)]
 pub enum Frame {
     /// Run the check of a loaded model.

@@ -88,9 +88,8 @@ pub(super) fn lead(
     let watch = processes.loaded().map_err(stopped)?;
     let watching = watch.clone();
     let leader = Leader::start(&memory, epoch, watch, || checked(model, &config.model));
-    let leader = leader.map_err(|error| {
+    let leader = leader.inspect_err(|error| {
         watching.fail(error.to_string());
-        error
     })?;
     Ok((leader, weight_bytes))
 }

@@ -79,7 +79,7 @@ async fn answers_follow_their_grammar_and_end_with_it() {
                         submission_of("judge", &held(&source, SamplingParams::default(), 1), 257);
                     let mut matcher = matcher.constraint.take().unwrap().matchers.remove(0).1;
                     text.bytes().for_each(|byte| matcher.advance(byte.into()).expect("it is allowed"));
-                    assert!(matcher.next().unwrap().may_end, "{text:?} is complete");
+                    assert!(matcher.next_tokens().unwrap().may_end, "{text:?} is complete");
                 }
             }
             // Drafts of other tokens change nothing.
