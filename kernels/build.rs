@@ -37,7 +37,7 @@ fn main() {
         Some(nvcc) => compile_all(nvcc, &sources, &out).unwrap_or_else(|why| fail(&why)),
         None => sources.kernels.iter().for_each(|kernel| write(&fatbin(&out, kernel), b"")),
     }
-    write(&out.join("images.rs"), table(&sources, &out).as_bytes());
+    write(&out.join("images.rs"), table(&sources).as_bytes());
 }
 
 /// Ends the build with one line instead of a panic's backtrace.
@@ -79,20 +79,20 @@ fn fatbin(out: &Path, kernel: &Path) -> PathBuf {
     out.join(stem(kernel)).with_extension("fatbin")
 }
 
-/// Rust source of the two tables included by `src/cuda/images.rs`.
-fn table(sources: &Sources, out: &Path) -> String {
+/// Rust source of the two tables included by `src/cuda/images.rs`. Folders are named by variables, which
+/// rustc tracks, so that a target directory can be used from another checkout.
+fn table(sources: &Sources) -> String {
+    let source = |name: &str| format!(r#"include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/cu/{name}"))"#);
     let mut text = String::from("pub(super) const HEADERS: &[Header] = &[\n");
     for header in &sources.headers {
         let name = format!("{}.cuh", stem(header));
-        let _ = writeln!(text, "    Header {{ name: {name:?}, source: include_str!({header:?}) }},");
+        let _ = writeln!(text, "    Header {{ name: {name:?}, source: {} }},", source(&name));
     }
     text += "];\npub(super) const KERNELS: &[Image] = &[\n";
     for kernel in &sources.kernels {
-        let (name, image) = (format!("{}.cu", stem(kernel)), fatbin(out, kernel));
-        let _ = writeln!(
-            text,
-            "    Image {{ name: {name:?}, source: include_str!({kernel:?}), fatbin: include_bytes!({image:?}) }},"
-        );
+        let name = format!("{}.cu", stem(kernel));
+        let image = format!(r#"include_bytes!(concat!(env!("OUT_DIR"), "/{}.fatbin"))"#, stem(kernel));
+        let _ = writeln!(text, "    Image {{ name: {name:?}, source: {}, fatbin: {image} }},", source(&name));
     }
     text + "];\n"
 }

@@ -65,7 +65,7 @@ fn a_line_written_for_vllm_gets_all_its_answers_at_once() {
     let line = [
         "serve",
         "--trust-remote-code",
-        "-tp",
+        "-pp",
         "2",
         "--prot",
         "1",
@@ -80,7 +80,7 @@ fn a_line_written_for_vllm_gets_all_its_answers_at_once() {
     for expected in [
         "5 problems",
         "--trust-remote-code: Skein never runs code",
-        "-tp 2: a worker computes on one device",
+        "-pp 2: ",
         "--prot: no such flag; did you mean --port?",
         "--port: 99999 is out of range",
         "--request-timeout: `-3s` must not be negative",

@@ -100,7 +100,7 @@ fn limits() -> ParserLimits {
 
 /// The library's messages continue with positions in its own grammar and, after a panic, a backtrace.
 fn first_line(error: &str) -> String {
-    error.lines().next().unwrap_or_default().trim().chars().take(300).collect()
+    error.lines().next().unwrap_or_default().trim().trim_end_matches(':').chars().take(300).collect()
 }
 
 /// `pattern` as Lark writes it between slashes.

@@ -103,7 +103,7 @@ async fn bad_fields_are_named() {
         CHAT,
         chat(json!({"structured_outputs": {"regex": "(a"}})),
         "structured_outputs",
-        "structured_outputs: the regular expression is not usable:",
+        "structured_outputs: the regular expression is not usable: at 1(8): invalid regex \"(a\" (in regex): regex parse error.",
     )
     .await;
     check(
@@ -289,10 +289,10 @@ async fn a_huge_content_length_is_refused_before_the_body_arrives() {
 async fn several_faults_of_one_body_are_named_in_one_answer() {
     let body = json!({"prompt": "a", "temperature": "hot", "n": 1.5, "suffix": "b", "guided_json": 3});
     let error = post(says("x"), COMPLETIONS, body).await.json()["error"].clone();
-    let message = "n must be a 64-bit integer, got 1.5. temperature must be a number, got a string. \
-        guided_json: the JSON schema is not usable: a schema is an object. \
+    let message = "guided_json: the JSON schema is not usable: a schema is an object. \
+        n must be a 64-bit integer, got 1.5. temperature must be a number, got a string. \
         suffix is not supported: no model here fills in the middle; leave it out.";
-    assert_eq!((&error["param"], &error["message"]), (&json!("n"), &json!(message)));
+    assert_eq!((&error["param"], &error["message"]), (&json!("guided_json"), &json!(message)));
 }
 
 #[tokio::test]
