@@ -90,6 +90,7 @@ fn dispatch(matches: &ArgMatches) -> Result<(), Failure> {
         Some(("bench", matches)) => runtime(None)?.block_on(bench::run(matches)),
         Some((gpu_check::GPU_CHECK, matches)) => gpu_check::run(matches),
         Some((probe::PROBE, matches)) => probe::run(matches),
+        Some((probe::RENDER, matches)) => probe::render(matches),
         Some((reference::COMPLETIONS, matches)) => reference::completions(command(), matches),
         Some((reference::MAN, matches)) => reference::man(command(), matches),
         Some((reference::FLAGS_PAGE, _)) => reference::flags_page(command()),
@@ -179,6 +180,7 @@ fn command() -> Command {
             )),
         )
         .subcommand(probe::command())
+        .subcommand(probe::render_command())
         .subcommand(Command::new(worker::RANK).hide(true))
         .subcommands(reference::commands())
         .subcommand(Command::new("help").about("Print the help of a command").arg(of_command))
