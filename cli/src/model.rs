@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::exit::{Failure, MODEL};
+#[cfg(feature = "worker")]
 use crate::shipped;
 
 /// Largest safetensors header that is read, bytes; larger ones are broken.
@@ -21,7 +22,7 @@ const MAX_CONFIG_BYTES: u64 = 16 << 20;
 /// # Errors
 /// If there is no such directory or it contains no model.
 pub fn find(given: Option<&str>) -> Result<PathBuf, Failure> {
-    let Some(given) = given else { return shipped::find() };
+    let Some(given) = given else { return without_name() };
     let path = PathBuf::from(given);
     if !path.is_dir() {
         return Err(Failure::new(
@@ -41,6 +42,18 @@ pub fn find(given: Option<&str>) -> Result<PathBuf, Failure> {
         ));
     }
     Ok(path)
+}
+
+#[cfg(feature = "worker")]
+fn without_name() -> Result<PathBuf, Failure> {
+    shipped::find()
+}
+
+/// A router's own binary carries no model.
+#[cfg(not(feature = "worker"))]
+fn without_name() -> Result<PathBuf, Failure> {
+    let message = "name a model directory (config.json, tokenizer.json): this build carries no model";
+    Err(Failure::new(MODEL, message.to_owned()))
 }
 
 /// The default name for clients: the directory's.
