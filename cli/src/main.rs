@@ -114,6 +114,7 @@ fn dispatch(matches: &ArgMatches) -> Result<(), Failure> {
         #[cfg(feature = "worker")]
         Some((gpu_check::GPU_CHECK, matches)) => gpu_check::run(matches),
         Some((probe::PROBE, matches)) => probe::run(matches),
+        Some((probe::RENDER, matches)) => probe::render(matches),
         Some((reference::COMPLETIONS, matches)) => reference::completions(command(), matches),
         Some((reference::MAN, matches)) => reference::man(command(), matches),
         Some((reference::FLAGS_PAGE, _)) => reference::flags_page(command()),
@@ -161,6 +162,7 @@ fn command() -> Command {
             #[cfg(feature = "worker")]
             config_command(),
             probe::command(),
+            probe::render_command(),
             #[cfg(feature = "worker")]
             Command::new(worker::RANK).hide(true),
         ])

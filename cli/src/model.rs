@@ -7,6 +7,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+pub use skein_router::text::model_text::Facts;
 
 use crate::exit::{Failure, MODEL};
 #[cfg(feature = "worker")]
@@ -60,19 +61,6 @@ fn without_name() -> Result<PathBuf, Failure> {
 pub fn default_name(model: &Path) -> String {
     let full = model.canonicalize().unwrap_or_else(|_| model.to_owned());
     full.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
-}
-
-/// Size and type of a model, for the banner.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Facts {
-    /// `model_type` of config.json.
-    pub family: String,
-    /// Number of values in all tensors.
-    pub parameters: u64,
-    /// Element type of the largest tensor.
-    pub dtype: String,
-    /// Bytes of all weights.
-    pub bytes: u64,
 }
 
 /// Reads a model's configuration and weight headers. What cannot be read stays empty; the worker reports it.

@@ -2,6 +2,7 @@
 //! site logs prompts or output.
 
 use std::io::{IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tracing::{Event, Subscriber};
 use tracing_subscriber::EnvFilter;
@@ -165,6 +166,15 @@ fn quiet_libraries(filter: &str) -> String {
     }
 }
 
+/// Set for the last moment of a process that ends without a drain.
+static IS_SILENT: AtomicBool = AtomicBool::new(false);
+
+/// Ends the log: a process that exits now has nothing more to say. Its tasks see their connections break, and
+/// would tell of what will not happen, such as a stream that goes on elsewhere.
+pub(crate) fn silence() {
+    IS_SILENT.store(true, Ordering::Relaxed);
+}
+
 /// Writes each event to standard error in one piece, labelled with the process.
 struct Labelled {
     process: String,
@@ -182,6 +192,9 @@ struct LabelledLine<'a>(&'a Labelled);
 
 impl Write for LabelledLine<'_> {
     fn write(&mut self, event: &[u8]) -> std::io::Result<usize> {
+        if IS_SILENT.load(Ordering::Relaxed) {
+            return Ok(event.len());
+        }
         let line = label(event, &self.0.process, self.0.json);
         // A full disk must not end a server. If the error were returned, the subscriber would report it with
         // a macro that panics when it cannot write to standard error.

@@ -116,13 +116,7 @@ async fn session(
     *reached = Reached::Process;
     let info = client.info().await?;
     *reached = Reached::Worker;
-    tracing::info!(
-        worker = worker.0,
-        address,
-        backend = info.backend,
-        version = info.version,
-        "worker connected"
-    );
+    let (backend, version) = (info.backend.clone(), info.version.clone());
     workers.connect(worker, client.clone());
     workers.handle(Event::Connected(worker, info));
     let mut subscriptions = 0u32;
@@ -136,11 +130,17 @@ async fn session(
             if let WatchBody::Load(_, totals) = &mut event.body {
                 workers.totals.report(worker, event.epoch, std::mem::take(totals));
             }
-            if *reached == Reached::Worker {
+            let is_first = *reached == Reached::Worker;
+            if is_first {
                 *reached = Reached::Watch;
                 log_recovered(worker, address, log);
             }
-            for action in workers.handle(Event::Watched(worker, event)) {
+            let actions = workers.handle(Event::Watched(worker, event));
+            if is_first {
+                // Not before: until its first report it takes no requests.
+                tracing::info!(worker = worker.0, address, backend, version, "worker connected");
+            }
+            for action in actions {
                 match action {
                     Action::Resubscribe(_) => continue 'subscribe,
                     Action::Reconnect(_) => return Ok(()),
