@@ -10,6 +10,7 @@ use serde_json::Value;
 pub use skein_router::text::model_text::Facts;
 
 use crate::exit::{Failure, MODEL};
+#[cfg(feature = "worker")]
 use crate::shipped;
 
 /// Largest safetensors header that is read, bytes; larger ones are broken.
@@ -22,7 +23,7 @@ const MAX_CONFIG_BYTES: u64 = 16 << 20;
 /// # Errors
 /// If there is no such directory or it contains no model.
 pub fn find(given: Option<&str>) -> Result<PathBuf, Failure> {
-    let Some(given) = given else { return shipped::find() };
+    let Some(given) = given else { return without_name() };
     let path = PathBuf::from(given);
     if !path.is_dir() {
         return Err(Failure::new(
@@ -42,6 +43,18 @@ pub fn find(given: Option<&str>) -> Result<PathBuf, Failure> {
         ));
     }
     Ok(path)
+}
+
+#[cfg(feature = "worker")]
+fn without_name() -> Result<PathBuf, Failure> {
+    shipped::find()
+}
+
+/// A router's own binary carries no model.
+#[cfg(not(feature = "worker"))]
+fn without_name() -> Result<PathBuf, Failure> {
+    let message = "name a model directory (config.json, tokenizer.json): this build carries no model";
+    Err(Failure::new(MODEL, message.to_owned()))
 }
 
 /// The default name for clients: the directory's.

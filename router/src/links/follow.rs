@@ -10,6 +10,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use skein_node::discovery::Change;
 use skein_node::{clock, task};
+use skein_proto::watch::WatchBody;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::{AbortHandle, JoinSet};
 
@@ -125,7 +126,10 @@ async fn session(
         subscriptions += 1;
         let mut events = client.watch(workers.router_id, workers.watch_from(worker)).await?;
         while let Some(event) = events.next().await {
-            let event = event?;
+            let mut event = event?;
+            if let WatchBody::Load(_, totals) = &mut event.body {
+                workers.totals.report(worker, event.epoch, std::mem::take(totals));
+            }
             let is_first = *reached == Reached::Worker;
             if is_first {
                 *reached = Reached::Watch;
