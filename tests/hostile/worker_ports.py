@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """usage: worker_ports.py SKEIN
 
-With an API key set, another user of the machine calls every method of the workers that `skein serve` has started,
-with and without a guess of their secret. Each call must be refused, and the secret must stand in no place that another
-user can read. Needs a curl with HTTP/2.
+With an API key set, another user of the machine calls every method of the workers that `skein serve` has
+started, with and without a guess of their secret. Each call must be refused, and the secret must stand in no
+place that another user can read. Needs a curl with HTTP/2.
 """
 
 import re

@@ -40,8 +40,8 @@ pub fn check_bad_words(words: &[String]) -> Result<(), Refusal> {
     })
 }
 
-/// The tokens of checked `words`, spelt as vLLM does: without a space in front; and with one, if that has as many
-/// tokens and begins with another one. A space in front of the word itself does not count.
+/// The tokens of checked `words`, spelt as vLLM does: without a space in front; and with one, if that has as
+/// many tokens and begins with another one. A space in front of the word itself does not count.
 pub fn bad_words(
     words: &[String],
     tokenizer: &Tokenizer,
