@@ -10,6 +10,7 @@ use skein_node::metrics::{Format, Histogram, IntCounter, IntCounterVec, IntGauge
 use skein_node::trace::GenAi;
 
 pub use metered::Metered;
+pub(crate) use workers::pressure;
 
 use crate::admission::Running;
 use crate::fleet::WorkerStatus;
