@@ -7,6 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use skein_node::clock;
 use tokio::sync::Notify;
+use uuid::Uuid;
 
 use super::log::{Entry, Log, LogError, State};
 use super::record::{FileRecord, Job, NewJob, Purpose, Status};
@@ -276,7 +277,7 @@ impl Store {
 }
 
 fn drawn_id() -> String {
-    format!("{:032x}", rand::random::<u128>())
+    Uuid::now_v7().simple().to_string()
 }
 
 /// A file that is being written.
