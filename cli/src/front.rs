@@ -149,8 +149,8 @@ pub async fn start_with(
     };
     let text = tokio::task::spawn_blocking(load).await;
     let text = text.map_err(Failure::other)?.map_err(|error| bad_model(&config.model, &error))?;
-    let render_processes = Some(render_processes(&config.model, &config.text));
-    let text = ModelText { render_processes, facts: model::facts(&config.model), ..text };
+    let text = text.rendered_by(render_processes(&config.model, &config.text));
+    let text = ModelText { facts: model::facts(&config.model), ..text };
     let name = text.name();
     let batches = config.batch_dir.as_deref().map(Store::open).transpose();
     let batches = batches.map_err(|error| Failure::new(USAGE, error.to_string()))?;
