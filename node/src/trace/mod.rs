@@ -1,13 +1,13 @@
 //! Traces: what happened to one request, as OpenTelemetry spans, exported by OTLP. Off unless an endpoint is
-//! set; then nothing here allocates or reads a clock.
+//! set; then no request allocates or reads a clock here.
 //!
 //! Each process has one server span a request, [`Request`]. When the request arrives, its ids are drawn and
 //! the decision to sample is taken from its caller or made. From then on it is a record: attributes, and
 //! [`Part`]s, the spans below it, made from times that are known afterwards. When the request ends, it is
 //! known whether it failed, moved or was slow. Only then, and only for a sampled or kept request, do spans
 //! exist: the record of any other request is freed, which is why it must be cheap
-//! (`node/tests/trace_cost.rs`). That is also why `tracing-opentelemetry` is not used: it makes its spans
-//! when a request begins. Nothing that a client wrote or received may become an attribute.
+//! (`node/tests/trace_cost.rs`). `tracing-opentelemetry` makes spans when something begins, so it makes only
+//! those of the [`process`] itself. Nothing that a client wrote or received may become an attribute.
 
 mod attribute;
 mod context;
@@ -16,6 +16,7 @@ mod export;
 mod gen_ai;
 mod options;
 mod part;
+mod process;
 mod request;
 mod sampling;
 mod start;
@@ -28,11 +29,13 @@ pub use export::{SPANS_DROPPED, SPANS_DROPPED_HELP, SPANS_EXPORTED, SPANS_EXPORT
 pub use gen_ai::{GenAi, Observation};
 pub use options::{Endpoint, Options, Protocol, Sampling};
 pub use part::{Attempt, Part};
+pub use process::{Connecting, PROCESS, fail};
 pub use request::Request;
 pub use start::{StartError, flush, slow_after, start};
 
 pub(crate) use current::current_link;
 pub(crate) use export::counters;
+pub(crate) use process::layer as process_layer;
 pub(crate) use warnings::layer;
 
 /// Attribute of a kept span whose trace is not sampled: why it is kept.

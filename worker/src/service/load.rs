@@ -6,6 +6,9 @@ use std::sync::Arc;
 use skein_grammar::Grammars;
 use skein_grammar::token_bytes::TokenBytes;
 use skein_kernels::cpu::matrix::Storage;
+use skein_node::trace::PROCESS;
+use tracing::field::Empty;
+use tracing::info_span;
 
 use super::memory_plan::Needs;
 use super::{WorkerError, precision, ranks, sizing};
@@ -78,6 +81,15 @@ pub(super) fn load(
     config: &WorkerConfig,
     mut progress: impl FnMut(u64, u64),
 ) -> Result<LoadedBackend, WorkerError> {
+    let span = info_span!(target: PROCESS, "load", skein.device = Empty, skein.kv_blocks = Empty);
+    let loaded = span.in_scope(|| load_on(config, &mut progress))?;
+    span.record("skein.device", loaded.device.name());
+    span.record("skein.kv_blocks", loaded.backend.kv_blocks());
+    Ok(loaded)
+}
+
+/// Loads on the device of `config`.
+fn load_on(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result<LoadedBackend, WorkerError> {
     if config.ranks.tensor_parallel > 1 && config.backend != BackendKind::Cpu {
         let got = config.ranks.tensor_parallel;
         return Err(WorkerError::Unsuitable(format!(
@@ -85,12 +97,12 @@ pub(super) fn load(
         )));
     }
     match config.backend {
-        BackendKind::Auto => load_auto(config, &mut progress),
+        BackendKind::Auto => load_auto(config, progress),
         BackendKind::Cuda => {
             let opened = open_cuda(config)?.map_err(|why| WorkerError::Load(Box::new(why)))?;
-            load_cuda(config, opened, &mut progress)
+            load_cuda(config, opened, progress)
         }
-        BackendKind::Cpu => load_cpu(config, &mut progress),
+        BackendKind::Cpu => load_cpu(config, progress),
         BackendKind::Fake => load_fake(config),
     }
 }
@@ -128,6 +140,7 @@ fn load_auto(
 
 /// Opens the device and its kernels, or says why it cannot be used for the model.
 fn open_cuda(config: &WorkerConfig) -> Result<Result<OpenDevice, NotUsable>, WorkerError> {
+    let _opening = info_span!(target: PROCESS, "open device").entered();
     let model = ModelConfig::from_dir(&config.model)?;
     match cuda::open(config.cuda.ordinal, &model, config.scheduler.block_size) {
         // A wrong flag must not turn a GPU worker into a CPU worker.
@@ -184,6 +197,7 @@ fn load_cuda(
 }
 
 fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result<LoadedBackend, WorkerError> {
+    let reading = info_span!(target: PROCESS, "read checkpoint").entered();
     // The header comes first: the size of the KV cache depends on the weights' type.
     let model = ModelConfig::from_dir(&config.model)?;
     let embedding = tensors::embedding(&model.spec).find(&Weights::open(&config.model)?)?;
@@ -203,6 +217,7 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
     };
     let arithmetic = precision::cpu_arithmetic(&numbers);
     let fingerprint = computed_with(fingerprint(&config.model)?, &arithmetic);
+    drop(reading);
     tracing::info!(arithmetic, "computing on the CPU");
     let (backend, weight_bytes): (Box<dyn Backend>, u64) = if is_group {
         let (group, weight_bytes) = ranks::lead(config, options, progress)?;
