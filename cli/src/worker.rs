@@ -16,10 +16,14 @@ use skein_worker::config::{BackendKind, CudaConfig, DRAIN_GRACE, LoadFormat, Wor
 use skein_worker::group;
 use skein_worker::service::{self, WorkerError};
 use tokio::process::Command;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 
 use crate::exit::{ADDRESS, DEVICE, Failure, MODEL, OTHER, USAGE};
 use crate::membership::Presence;
-use crate::settings::{self, DiscoverySettings, EngineSettings, OtlpSettings, RegistrationSettings, table};
+use crate::settings::{
+    self, DiscoverySettings, EngineSettings, FakeSettings, OtlpSettings, RegistrationSettings, table,
+};
 use crate::{model, progress::LoadProgress};
 
 /// Hidden command: a rank of a worker's group. Only a worker starts it, and tells it everything.
@@ -87,7 +91,8 @@ async fn serve(matches: &ArgMatches, supervised: Option<&str>) -> Result<(), Fai
     let discovery = DiscoverySettings::read(&mut settings);
     let listen = listen_address(&mut settings);
     let registration = RegistrationSettings::read(&mut settings, discovery.source.as_ref(), listen.ip());
-    let mut config = WorkerConfig { memory_sharers, listen, ..configure(&mut settings)? };
+    let (config, fakes) = configure(&mut settings)?;
+    let mut config = WorkerConfig { memory_sharers, listen, ..config };
     config.cuda.ordinal = matches.get_one(GPU_ORDINAL).copied().unwrap_or(config.cuda.ordinal);
     config.cuda.sharers = matches.get_one(GPU_SHARERS).copied().unwrap_or(1);
     config.ranks.command = Some(group::this_binary(&[RANK]).map_err(Failure::other)?);
@@ -104,6 +109,10 @@ async fn serve(matches: &ArgMatches, supervised: Option<&str>) -> Result<(), Fai
         None => {
             settings::log_effective(&settings);
             let shutdown = Shutdown::on_signals().map_err(Failure::other)?;
+            if fakes > 1 {
+                check_fakes(&discovery, listen, fakes)?;
+                return serve_fakes(config, fakes, &shutdown).await.map_err(|error| failure(&error));
+            }
             let presence = Presence::prepare(discovery, registration, &config.served_model_name).await?;
             serve_alone(config, &presence, &shutdown).await
         }
@@ -135,6 +144,55 @@ async fn serve_alone(
     outcome
 }
 
+/// Several workers register nowhere, and their ports follow each other.
+fn check_fakes(discovery: &DiscoverySettings, listen: SocketAddr, count: u16) -> Result<(), Failure> {
+    if discovery.source.is_some() {
+        return Err(Failure::new(USAGE, "--fake-workers cannot be used with --discovery".to_owned()));
+    }
+    if listen.port() == 0 || listen.port().checked_add(count - 1).is_none() {
+        let message = format!(
+            "--fake-workers {count} needs a first port of 1 to {} in --listen, got {}",
+            u16::MAX - (count - 1),
+            listen.port()
+        );
+        return Err(Failure::new(USAGE, message));
+    }
+    Ok(())
+}
+
+/// Serves `count` workers, at the port of `--listen` and those after it. One that fails ends all.
+async fn serve_fakes(config: WorkerConfig, count: u16, shutdown: &Shutdown) -> Result<(), WorkerError> {
+    let first = config.listen;
+    let (ready, mut all_ready) = mpsc::channel(usize::from(count));
+    let mut workers = JoinSet::new();
+    for index in 0..count {
+        let listen = SocketAddr::new(first.ip(), first.port() + index);
+        let config = WorkerConfig { listen, ..config.clone() };
+        let (ready, stop) = (ready.clone(), shutdown.requested());
+        let told = move |_: SocketAddr| drop(ready.try_send(()));
+        workers.spawn(service::serve(config, |_, _| (), told, stop));
+    }
+    drop(ready);
+    let told = async {
+        for _ in 0..count {
+            all_ready.recv().await;
+        }
+        let last = first.port() + (count - 1);
+        let _ = writeln!(std::io::stderr(), "{count} fake workers are ready at {first} to port {last}");
+        std::future::pending().await
+    };
+    let ended = async {
+        while let Some(ended) = workers.join_next().await {
+            ended.unwrap_or(Err(WorkerError::Panicked("worker")))?;
+        }
+        Ok(())
+    };
+    tokio::select! {
+        ended = ended => ended,
+        () = told => Ok(()),
+    }
+}
+
 fn listen_address(settings: &mut Settings) -> SocketAddr {
     let listen = settings.value("listen", |given| {
         given.parse::<SocketAddr>().map_err(|_| format!("`{given}` is not an address such as 127.0.0.1:9000"))
@@ -142,16 +200,20 @@ fn listen_address(settings: &mut Settings) -> SocketAddr {
     listen.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 0)))
 }
 
-fn configure(settings: &mut Settings) -> Result<WorkerConfig, Failure> {
+/// The configuration, and the number of workers in this process.
+fn configure(settings: &mut Settings) -> Result<(WorkerConfig, u16), Failure> {
     let engine = EngineSettings::read(settings);
+    let fake = FakeSettings::read(settings, engine.worker.backend);
     let drain_grace = settings.value("drain-grace", duration(Duration::ZERO..=DAY));
     let names = settings.list("served-model-name", text);
     let config = config_of(engine, settings)?;
-    Ok(WorkerConfig {
+    let config = WorkerConfig {
         drain_grace: drain_grace.unwrap_or(DRAIN_GRACE),
         served_model_name: names.first().cloned().unwrap_or(config.served_model_name),
+        fake: fake.config,
         ..config
-    })
+    };
+    Ok((config, fake.workers))
 }
 
 /// The configuration of a worker without a socket, for benchmarks.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use skein_node::supervisor::Secret;
 
+use crate::backend::fake::StepCost;
 use crate::group::RankCommand;
 
 /// Effective settings of one worker process.
@@ -30,6 +31,8 @@ pub struct WorkerConfig {
     pub cpu: CpuConfig,
     /// Settings of CUDA backends only.
     pub cuda: CudaConfig,
+    /// Settings of the fake backend only.
+    pub fake: FakeConfig,
     /// Compute threads; 0 = one for each core that this process may use. A GPU worker only reads
     /// weights with them.
     pub threads: usize,
@@ -62,6 +65,7 @@ impl WorkerConfig {
             ranks: RanksConfig::default(),
             cpu: CpuConfig::default(),
             cuda: CudaConfig::default(),
+            fake: FakeConfig::default(),
             threads: 0,
             scheduler: SchedulerConfig::default(),
             unset: UnsetLimits::default(),
@@ -149,6 +153,22 @@ impl Default for RanksConfig {
 pub struct CpuConfig {
     /// Directory that keeps packed weights for the next start; `None` = do not keep them.
     pub packed_cache_dir: Option<PathBuf>,
+}
+
+/// Settings of the fake backend only.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct FakeConfig {
+    /// Duration of a step.
+    pub cost: StepCost,
+    /// Blocks of the cache; `None` = as many as a small model would have.
+    pub kv_blocks: Option<u32>,
+}
+
+impl FakeConfig {
+    /// Whether it stands in for a device in measurements, so that it must cost little itself.
+    pub fn is_clock(&self) -> bool {
+        *self != Self::default()
+    }
 }
 
 /// Settings of CUDA backends only, by vLLM's names if vLLM has the setting.

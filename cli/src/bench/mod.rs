@@ -1,8 +1,9 @@
-//! `skein bench`: measures a server over HTTP, an engine in this process, or start-up; and makes models to
-//! measure. Flags and JSON keys follow vLLM, so that scripts carry over.
+//! `skein bench`: measures a server over HTTP, an engine in this process, start-up, or routing policies; and
+//! makes models to measure. Flags and JSON keys follow vLLM, so that scripts carry over.
 
 mod engine;
 mod make_model;
+mod policy;
 mod serve;
 mod startup;
 
@@ -26,6 +27,8 @@ pub enum Bench {
     Throughput(engine::Throughput),
     /// Time from exec to ready and to the first token of a server
     Startup(startup::Startup),
+    /// Replay a trace over simulated workers, by each routing policy and by an oracle: hits, time to first token
+    Policy(policy::PolicyBench),
     /// Write a model of a real size with random weights, for benchmarks
     MakeModel(make_model::MakeModel),
 }
@@ -52,6 +55,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
         Bench::Latency(latency) => engine::latency(&latency, flags).await,
         Bench::Throughput(throughput) => engine::throughput(&throughput, flags).await,
         Bench::Startup(startup) => startup::run(&startup).await,
+        Bench::Policy(flags) => policy::run(&flags),
         Bench::MakeModel(flags) => make_model::run(&flags),
     }
 }

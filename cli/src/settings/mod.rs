@@ -2,6 +2,7 @@
 
 mod device_choice;
 mod discovery;
+mod fake;
 mod otlp;
 mod precision;
 mod read;
@@ -16,6 +17,7 @@ use skein_node::config::{ENV_PREFIX, Key, Kind, Schema, Settings, Sources};
 use crate::arguments::{REFUSED, TAKEN};
 use crate::exit::{Failure, USAGE};
 pub use discovery::{DiscoverySettings, RegistrationSettings};
+pub use fake::FakeSettings;
 pub use otlp::{FLUSH_TRACES, OtlpSettings};
 pub use precision::flags as precision_flags;
 pub use read::{EngineSettings, FrontSettings, log_options, model_argument, quiet_on_a_terminal, user_cache};

@@ -9,6 +9,7 @@ use skein_kernels::leaves::MAX_LEAVES;
 use skein_node::config::{Origin, Settings, bytes, count, duration, number, one_of, text};
 use skein_node::telemetry::{self, LogFormat, LogOptions};
 use skein_router::config::{AdmissionConfig, RecoveryConfig, RequestLimits, RouterConfig};
+use skein_router::fleet::Policy;
 use skein_router::text::sources::TextSources;
 use skein_worker::config::{
     BackendKind, CpuConfig, CudaConfig, LoadFormat, Precision, SchedulerConfig, UnsetLimits, WorkerConfig,
@@ -61,6 +62,7 @@ impl FrontSettings {
             limits: RequestLimits { request_timeout, logprobs, ..defaults.limits },
             text: TextSources { seed: settings.value("seed", whole), ..text_sources(settings) },
             root_path: settings.value("root-path", root_path).unwrap_or_default(),
+            policy: settings.value("policy", one_of(&Policy::ALL)).unwrap_or_default(),
             migration_limit: small(settings, "migration-limit", 0, 64).unwrap_or_default(),
             shutdown_timeout: shutdown_timeout(settings),
             recovery: recovery(settings),

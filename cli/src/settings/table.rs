@@ -45,6 +45,7 @@ const ENGINE: &str = "Workers";
 const ROUTERS: &str = "Routers";
 const CLUSTER: &str = "Cluster";
 const GPU: &str = "GPU";
+const FAKE: &str = "Fake device";
 const LIMITS: &str = "Limits";
 const PROCESS: &str = "Process";
 const TRACES: &str = "Traces";
@@ -145,6 +146,14 @@ pub const FLAGS: &[Flag] = &[
         API,
         ROUTER,
         "Run requests at the worker that an endpoint picker has named in their header x-skein-worker",
+    ),
+    one(
+        "policy",
+        Some("first_token"),
+        "NAME",
+        CLUSTER,
+        FRONT,
+        "How workers are picked: first_token (least predicted time to it), product, least_load, power_of_two, round_robin, consistent_hash",
     ),
     one(
         "root-path",
@@ -356,6 +365,46 @@ pub const FLAGS: &[Flag] = &[
         GPU,
         COMPUTE | RUN,
         "A step that takes longer means a stuck GPU: the worker is restarted, its requests continue on others",
+    ),
+    one(
+        "fake-step-time",
+        None,
+        "TIME",
+        FAKE,
+        WORKER,
+        "With --device fake: time of any step, for example 5ms [default: none]",
+    ),
+    one(
+        "fake-token-time",
+        None,
+        "TIME",
+        FAKE,
+        WORKER,
+        "With --device fake: time of each token of a step, for example 40us [default: none]",
+    ),
+    one(
+        "fake-context-time",
+        None,
+        "TIME",
+        FAKE,
+        WORKER,
+        "With --device fake: time of each thousand tokens of context that a step reads [default: none]",
+    ),
+    one(
+        "fake-kv-blocks",
+        None,
+        "N",
+        FAKE,
+        WORKER,
+        "With --device fake: blocks of the KV cache [default: those of a small model]",
+    ),
+    one(
+        "fake-workers",
+        Some("1"),
+        "N",
+        FAKE,
+        WORKER,
+        "With --device fake: workers in this process, at the port of --listen and those after it",
     ),
     one(
         "max-num-queued-reqs",

@@ -98,7 +98,7 @@ impl Scene {
         Job::new(block_hash::root("m", "", ""), tokens, &[], &[4], demand)
     }
 
-    fn choice(&self, ms: u64, tokens: &[TokenId]) -> Option<Pick> {
+    fn choice(&mut self, ms: u64, tokens: &[TokenId]) -> Option<Pick> {
         self.fleet.choose(at(ms), &Self::job(tokens), &[], &mut StdRng::seed_from_u64(ms))
     }
 
@@ -238,13 +238,13 @@ fn an_open_breaker_keeps_requests_away_only_while_there_is_a_better_worker() {
     for worker in 0..2 {
         scene.watch(100, worker, 1, load(1, rated(0, 0)));
     }
-    let chosen = |scene: &Scene| scene.choice(200, &[1, 2, 3]).map(|pick| pick.worker);
-    assert_eq!(chosen(&scene), Some(scene.ids[1]));
+    let chosen = |scene: &mut Scene| scene.choice(200, &[1, 2, 3]).map(|pick| pick.worker);
+    assert_eq!(chosen(&mut scene), Some(scene.ids[1]));
     scene.fleet.handle(at(200), Event::Lost(scene.ids[1]));
-    assert_eq!(chosen(&scene), Some(scene.ids[0]), "better than nobody");
+    assert_eq!(chosen(&mut scene), Some(scene.ids[0]), "better than nobody");
     assert!(scene.fleet.is_ready(at(200)));
     scene.fleet.handle(at(200), Event::Lost(scene.ids[0]));
-    assert_eq!(chosen(&scene), None);
+    assert_eq!(chosen(&mut scene), None);
 }
 
 #[test]
@@ -288,26 +288,29 @@ fn a_prefix_follows_its_first_request_before_it_is_cached() {
     let placement = scene.fleet.place(at(1), &job, &first).expect("it is there");
     assert_eq!(first.hit_tokens, 0);
     // Placed only: the other worker would start from nothing, while this one is busy with this very prompt.
-    let hits = |scene: &Scene| -> Vec<u32> {
-        let view = |&id: &WorkerId| {
-            scene.fleet.view(id, &scene.fleet.workers[&id], &job).map(|view| view.hit_tokens)
-        };
-        scene.ids.iter().filter_map(view).collect()
+    let hits = |scene: &mut Scene| -> Vec<u32> {
+        let mut hits = Hits::default();
+        scene.fleet.index.search(&job.chains[0].1, &mut hits);
+        let standings: Vec<_> = scene.fleet.standings.takers(at(3)).copied().collect();
+        standings
+            .iter()
+            .map(|standing| standing.seen(at(3), hits.blocks(standing.seat), 400).hit_tokens)
+            .collect()
     };
     let holder = scene.ids.iter().position(|&id| id == first.worker).expect("one of them");
     let mut expected = vec![0, 0];
     expected[holder] = 399;
-    assert_eq!(hits(&scene), expected);
+    assert_eq!(hits(&mut scene), expected);
     // Admitted: the worker has reported it, also to routers that did not place it.
     let hashes = job.chains[0].1.clone();
     let admitted = admitted(ROUTER, placement.sequence, hashes, None);
     scene.watch(2, holder, 1, (1, admitted));
-    assert_eq!(hits(&scene), expected);
+    assert_eq!(hits(&mut scene), expected);
     // Prefilled: its queue is no longer a reason to choose another worker.
     scene.fleet.handle(at(3), Event::FirstToken(placement));
     assert_eq!(scene.choice(3, &tokens).expect("a worker").worker, first.worker);
     scene.fleet.ended(placement);
-    assert_eq!(hits(&scene), expected, "what was admitted stays expected");
+    assert_eq!(hits(&mut scene), expected, "what was admitted stays expected");
 }
 
 #[test]

@@ -8,9 +8,14 @@ use skein_node::discovery::Member;
 use skein_proto::info::WorkerInfo;
 use skein_proto::load::LoadReport;
 use skein_proto::watch::{WatchBody, WatchEvent};
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::breaker::{Breaker, Outcome};
 use super::ledger::Ledger;
+use super::policy::WorkerView;
+use super::standing::Standing;
+use super::worker_id::WorkerId;
+use crate::request::ModelLimits;
 
 /// After a stream broke, reports within this time may have been sent before and do not prove the worker
 /// alive.
@@ -60,6 +65,8 @@ pub enum Refused {
 #[derive(Debug)]
 pub(super) struct Worker {
     pub member: Member,
+    /// Hash of its name, equal in every router.
+    name_hash: u64,
     pub info: Option<WorkerInfo>,
     /// Why its model cannot be used; `None` = it can.
     mismatch: Option<Arc<str>>,
@@ -79,6 +86,8 @@ pub(super) struct Worker {
     /// When its step counter last changed or it last had no work.
     stepped_at: Timestamp,
     heard_at: Timestamp,
+    /// When its load was last reported.
+    reported_at: Timestamp,
     /// Silence is counted from this time at the earliest.
     excused_at: Timestamp,
 }
@@ -134,6 +143,7 @@ impl Model {
 impl Worker {
     pub fn new(member: Member, now: Timestamp) -> Self {
         Self {
+            name_hash: xxh3_64(member.id.as_bytes()),
             member,
             info: None,
             mismatch: None,
@@ -147,6 +157,7 @@ impl Worker {
             suspect_since: None,
             stepped_at: now,
             heard_at: now,
+            reported_at: now,
             excused_at: now,
         }
     }
@@ -174,20 +185,27 @@ impl Worker {
 
     /// Why the worker cannot serve a request now, apart from its breaker; `None` = it can.
     pub fn cannot(&self, now: Timestamp, limits: &HealthLimits) -> Option<Refused> {
+        let silent = || self.is_silent(now, limits.worker_timeout).then_some(Refused::Silent);
+        let frozen = || self.is_frozen(now, limits).then_some(Refused::StandsStill);
+        match self.is_out() {
+            Some(out @ (Refused::Draining | Refused::StreamBroke)) => silent().or(Some(out)),
+            Some(out) => Some(out),
+            None => silent().or_else(frozen),
+        }
+    }
+
+    /// Why it cannot serve a request, whatever the time is.
+    fn is_out(&self) -> Option<Refused> {
         if self.info.is_none() {
             Some(Refused::Connecting)
         } else if let Some(mismatch) = &self.mismatch {
             Some(Refused::Mismatch(mismatch.clone()))
         } else if !self.watching {
             Some(Refused::NotHeardFrom)
-        } else if self.is_silent(now, limits.worker_timeout) {
-            Some(Refused::Silent)
         } else if self.handed_back || self.ledger.last_report().draining {
             Some(Refused::Draining)
         } else if self.suspect_since.is_some() {
             Some(Refused::StreamBroke)
-        } else if self.is_frozen(now, limits) {
-            Some(Refused::StandsStill)
         } else {
             None
         }
@@ -243,7 +261,38 @@ impl Worker {
         if report.load.running == 0 || report.step != self.ledger.last_report().step {
             self.stepped_at = now;
         }
+        self.reported_at = now;
         self.ledger.report(report);
+    }
+
+    /// What a choice needs to know of it; `None` before its info was read.
+    pub fn standing(&self, id: WorkerId, seat: u32, limits: &HealthLimits) -> Option<Standing> {
+        let info = self.info.as_ref()?;
+        let heard = self.heard_at.max(self.excused_at);
+        let silent_at = heard + limits.worker_timeout;
+        let frozen_at = self.stepped_at + self.wedge_limit(limits);
+        let has_work = self.ledger.last_report().load.running > 0;
+        let able_until = if has_work { silent_at.min(frozen_at) } else { silent_at };
+        let (reported_tokens, prefilled_tokens) = self.ledger.reported_tokens();
+        Some(Standing {
+            view: WorkerView {
+                id,
+                name_hash: self.name_hash,
+                hit_tokens: 0,
+                load: self.ledger.current(),
+                max_num_seqs: info.max_num_seqs,
+                block_size: info.block_size,
+            },
+            seat,
+            grammar_fingerprint: info.grammar_fingerprint,
+            limits: ModelLimits { max_model_len: info.max_model_len, vocab_size: info.vocab_size },
+            able_until: if self.is_out().is_some() { Timestamp::ZERO } else { able_until },
+            doubtful_at: heard + limits.worker_timeout / 2,
+            open_at: self.breaker.open_at(),
+            reported_at: self.reported_at,
+            reported_tokens,
+            prefilled_tokens,
+        })
     }
 
     pub fn dispatched(&mut self, now: Timestamp, epoch: u64, outcome: Outcome) {

@@ -14,9 +14,10 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::link_log::{LinkLog, Reached};
+use super::snapshot_parts;
 use super::worker_client::{CallError, WorkerClient};
 use super::workers::Workers;
-use crate::fleet::{Action, Event, TICK, WorkerId};
+use crate::fleet::{Action, Event, TICK, WorkerEpoch, WorkerId};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
@@ -136,7 +137,16 @@ async fn session(
                 *reached = Reached::Watch;
                 log_recovered(worker, address, log);
             }
-            for action in workers.handle(Event::Watched(worker, event)) {
+            let mut rest = snapshot_parts::split(event);
+            let mut actions = workers.handle(Event::Watched(worker, rest.event));
+            let reopens = |action: &Action| matches!(action, Action::Resubscribe(_) | Action::Reconnect(_));
+            while let Some(runs) = rest.parts.next().filter(|_| !actions.iter().any(reopens)) {
+                // Between two parts other tasks may use the fleet.
+                tokio::task::yield_now().await;
+                let at = WorkerEpoch { worker, epoch: rest.epoch };
+                actions.extend(workers.handle(Event::SnapshotPart(at, runs)));
+            }
+            for action in actions {
                 match action {
                     Action::Resubscribe(_) => continue 'subscribe,
                     Action::Reconnect(_) => return Ok(()),

@@ -210,7 +210,7 @@ impl Workers {
         let pick = fleet.choose(now, job, without, rng);
         let is_running = fleet.find_stream(now, stream_key).is_some();
         // A worker was ready before, so it is most likely restarting.
-        let waits = waits && fleet.limits(now).is_some();
+        let waits = waits && fleet.was_ready(now);
         // A client with part of its answer is not refused, nor one whose stream already runs.
         if pick.is_none() && !resumes && !is_running && !waits {
             return Err(none_ready(fleet));
@@ -274,8 +274,8 @@ impl Workers {
 
 fn none_ready(fleet: &Fleet) -> Refusal {
     // Limited, because a big fleet that is all down repeats the same state.
-    let workers = fleet.status(clock::now()).into_iter().take(4);
-    let states: Vec<String> = workers.map(|worker| format!("one is {}", worker.state())).collect();
+    let states = fleet.states(clock::now()).take(4);
+    let states: Vec<String> = states.map(|state| format!("one is {state}")).collect();
     let reason = if states.is_empty() { "none has joined".to_owned() } else { states.join(", ") };
     Refusal::NoReadyWorker { reason, retry_after: RETRY_WHEN_NONE_READY }
 }

@@ -28,6 +28,10 @@ const DUMMY: &str = "--load-format dummy (on the CPU, make a model with skein be
 /// Vocabulary and context length of the fake backend when it is served.
 const FAKE_VOCAB_SIZE: u32 = 32_000;
 const FAKE_MODEL_LEN: u32 = 8192;
+/// Context length of the fake backend with a clock: requests of any recorded trace fit.
+const CLOCK_MODEL_LEN: u32 = 131_072;
+/// Fingerprint of the fake backend with a clock, whose tokens differ from those of the checking one.
+const CLOCK_FINGERPRINT: u64 = 1;
 /// Cache bytes a token of a model with half a billion parameters, to size the cache realistically.
 const FAKE_KV_BYTES_PER_TOKEN: u64 = 12 * 1024;
 
@@ -236,14 +240,30 @@ fn bits_per_weight(numbers: &NumberTypes, stored: &Storage) -> u64 {
 }
 
 fn load_fake(config: &WorkerConfig) -> Result<LoadedBackend, WorkerError> {
+    let is_clock = config.fake.is_clock();
+    let model_len = if is_clock { CLOCK_MODEL_LEN } else { FAKE_MODEL_LEN };
+    // Ids beyond the model's vocabulary would have no text.
+    let of_model = || ModelConfig::from_dir(&config.model).ok().map(|model| model.spec.vocab_size);
+    let vocab_size = is_clock.then(of_model).flatten().unwrap_or(FAKE_VOCAB_SIZE);
+    sizing::check_model_len(&config.scheduler, model_len)?;
+    let kv_blocks = match config.fake.kv_blocks {
+        Some(blocks) => blocks,
+        None => kv_blocks(config, 0, FAKE_KV_BYTES_PER_TOKEN, model_len)?,
+    };
     let options = FakeOptions {
-        vocab_size: FAKE_VOCAB_SIZE,
+        vocab_size,
         block_size: config.scheduler.block_size,
-        kv_blocks: kv_blocks(config, 0, FAKE_KV_BYTES_PER_TOKEN, FAKE_MODEL_LEN)?,
+        kv_blocks,
+        cost: config.fake.cost,
+        reads_context: !is_clock,
         ..FakeOptions::default()
     };
-    let loaded = LoadedBackend::fake(FakeBackend::new(options), FAKE_VOCAB_SIZE, FAKE_MODEL_LEN);
-    Ok(LoadedBackend { grammars: grammars(&config.model, FAKE_VOCAB_SIZE), ..loaded })
+    let loaded = LoadedBackend::fake(FakeBackend::new(options), vocab_size, model_len);
+    Ok(LoadedBackend {
+        grammars: grammars(&config.model, vocab_size),
+        fingerprint: if is_clock { CLOCK_FINGERPRINT } else { loaded.fingerprint },
+        ..loaded
+    })
 }
 
 /// The grammars of the model in `directory`, whose tokens are read when the first one is used. `None` without
