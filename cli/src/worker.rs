@@ -169,7 +169,9 @@ async fn serve_fakes(config: WorkerConfig, count: u16, shutdown: &Shutdown) -> R
         let listen = SocketAddr::new(first.ip(), first.port() + index);
         let config = WorkerConfig { listen, ..config.clone() };
         let (ready, stop) = (ready.clone(), shutdown.requested());
-        let told = move |_: SocketAddr| drop(ready.try_send(()));
+        let told = move |_: SocketAddr| {
+            let _ = ready.try_send(());
+        };
         workers.spawn(service::serve(config, |_, _| (), told, stop));
     }
     drop(ready);

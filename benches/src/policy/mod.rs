@@ -69,7 +69,7 @@ mod tests {
     /// Conversations of several turns that arrive between each other.
     fn conversations() -> Vec<Recorded> {
         let turn = |index: u64| {
-            let (who, turn) = (index % 40, index / 40);
+            let (who, turn) = (index % 39, index / 39);
             let blocks: Vec<u64> = (0..(turn + 1) * 20).map(|block| 1 + who * 1000 + block).collect();
             Recorded {
                 at: index * 12_000_000,
@@ -78,7 +78,7 @@ mod tests {
                 blocks,
             }
         };
-        (0..200).map(turn).collect()
+        (0..195).map(turn).collect()
     }
 
     #[test]

@@ -242,7 +242,9 @@ impl<'a> Simulation<'a> {
     fn ended(&mut self, request: usize) {
         self.left -= 1;
         self.workers[self.replay.served[request].worker].ended();
-        self.placements[request].take().into_iter().for_each(|placement| self.fleet.ended(placement));
+        if let Some(placement) = self.placements[request].take() {
+            self.fleet.ended(placement);
+        }
     }
 }
 

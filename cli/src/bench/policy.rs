@@ -50,15 +50,19 @@ pub struct PolicyBench {
     speed: f64,
     #[arg(long, value_name = "N", default_value_t = 8000, value_parser = clap::value_parser!(u32).range(1..=1 << 24), help = "Blocks of 16 tokens in each worker's cache")]
     blocks: u32,
-    #[arg(long, value_name = "TIME", default_value = "40us", value_parser = duration(Duration::ZERO..=A_SECOND), help = "Prefill of a token")]
+    #[arg(long, value_name = "TIME", default_value = "40us", value_parser = token_time, help = "Prefill of a token")]
     prefill_time: Duration,
-    #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = duration(Duration::ZERO..=A_SECOND), help = "Time between two tokens of an answer")]
+    #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = token_time, help = "Time between two tokens of an answer")]
     token_time: Duration,
     #[arg(long, value_name = "N", default_value_t = 256, help = "Sequences that a worker runs at once")]
     max_num_seqs: u32,
 }
 
 const ORACLE: &str = "oracle";
+
+fn token_time(given: &str) -> Result<Duration, String> {
+    duration(Duration::ZERO..=A_SECOND)(given)
+}
 
 fn names() -> PossibleValuesParser {
     PossibleValuesParser::new(Policy::ALL.iter().map(|(name, _)| *name).chain([ORACLE]))

@@ -460,7 +460,7 @@ pub const FLAGS: &[Flag] = &[
         "TIME",
         LIMITS,
         FRONT,
-        "How long a request waits while no worker is ready, once one has been; then it gets 503",
+        "How long a request waits while no worker is ready, once one has been, or while all are full; then it gets 503 or 429",
     ),
     one(
         "max-index-bytes",

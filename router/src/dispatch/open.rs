@@ -52,8 +52,8 @@ impl Driver {
         };
         let client = reader.client();
         let call = tokio::time::timeout(ATTACH_WITHIN, client.attach(attachment));
-        let (deadline, rechecks) = (self.request.deadline, &mut self.rechecks);
-        let watch = Watch { workers: &self.workers, placement, deadline, rechecks };
+        let (deadline, rechecks, timer) = (self.request.deadline, &mut self.rechecks, &mut self.timer);
+        let watch = Watch { workers: &self.workers, placement, deadline, rechecks, timer };
         match watch.wait(std::pin::pin!(call), None).await {
             Waited::Answer(Ok(Ok(deltas))) => {
                 reader.opened(deltas);
@@ -79,7 +79,8 @@ impl Driver {
     /// Has a worker generate the rest.
     async fn generate(&mut self) -> RequestEvent {
         let Some(Place { placed, client, .. }) = self.place.take().or_else(|| self.another_place()) else {
-            return RequestEvent::NobodyReady;
+            let is_full = self.must_wait() || self.workers.with_fleet(|fleet| fleet.is_full(clock::now()));
+            return if is_full { RequestEvent::AllFull } else { RequestEvent::NobodyReady };
         };
         let placement = placed.placement;
         let mut reader = self.reader(placement, client);
@@ -88,8 +89,8 @@ impl Driver {
         let client = reader.client();
         let opened = {
             let call = client.generate(&self.request, attempt);
-            let (deadline, rechecks) = (self.request.deadline, &mut self.rechecks);
-            let watch = Watch { workers: &self.workers, placement, deadline, rechecks };
+            let (deadline, rechecks, timer) = (self.request.deadline, &mut self.rechecks, &mut self.timer);
+            let watch = Watch { workers: &self.workers, placement, deadline, rechecks, timer };
             watch.wait(std::pin::pin!(call), None).await
         };
         let error = match opened {
@@ -97,6 +98,8 @@ impl Driver {
                 reader.opened(deltas);
                 self.generated_by(placement.at);
                 self.state = State::Streaming(OpenStream::new(reader, placed));
+                // There may be more than one free seat; the first refusal ends this.
+                self.workers.seats.call();
                 return RequestEvent::Opened(placement.at);
             }
             Waited::Deadline | Waited::Abort(_) => return RequestEvent::Deadline,
@@ -112,8 +115,18 @@ impl Driver {
         RequestEvent::NotOpened(placement.at.worker, error)
     }
 
+    /// Whether others wait for a seat that came before. Who has part of an answer goes first.
+    fn must_wait(&self) -> bool {
+        self.request.waits_for_worker
+            && !self.delivery.has_delivered()
+            && self.workers.seats.is_behind(&self.ticket)
+    }
+
     /// Has the fleet choose a worker for the rest.
     fn another_place(&self) -> Option<Place> {
+        if self.must_wait() {
+            return None;
+        }
         let from = clock::now();
         let job = job(&self.workers, &self.request, &self.delivery);
         let place = self.workers.place(&job, self.delivery.full_workers());

@@ -61,6 +61,8 @@ pub enum Action {
     Hurry(WorkerId),
     /// A worker has become ready: wake the waiting requests.
     Wake,
+    /// A worker that was full has a free seat: call a request that waits for one.
+    SeatFree,
     /// A worker is lost, for now or for good, or hands its streams back: its streams should check
     /// [`super::Fleet::is_stuck`] and [`super::Fleet::should_leave`].
     Recheck(WorkerId),

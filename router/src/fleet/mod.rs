@@ -157,7 +157,8 @@ impl Fleet {
         for ((_, chain), hits) in job.chains.iter().zip(&mut *hits) {
             index.search(if job.cacheable { chain } else { &[] }, hits);
         }
-        let takers = standings.takers(now).filter(|standing| !without.contains(&standing.view.id));
+        let takers = standings.takers(now).filter(|standing| now >= standing.full_until);
+        let takers = takers.filter(|standing| !without.contains(&standing.view.id));
         // A worker that may soon count as lost gets requests only if there is no other.
         let all_doubtful = takers.clone().all(|standing| standing.is_doubtful(now));
         let good = takers.filter(|standing| all_doubtful || !standing.is_doubtful(now));
@@ -201,16 +202,20 @@ impl Fleet {
         Some(WorkerPlacement { at, sequence })
     }
 
-    /// Removes a placement that ended, in whatever way.
-    pub fn ended(&mut self, placement: WorkerPlacement) {
+    /// Removes a placement that ended, in whatever way; returns whether its worker has a free seat now.
+    pub fn ended(&mut self, placement: WorkerPlacement) -> bool {
         let worker_id = placement.at.worker;
-        let Some(worker) = self.workers.get_mut(&worker_id) else { return };
+        let Some(worker) = self.workers.get_mut(&worker_id) else { return false };
         // The prefix of a request that sent tokens is cached, even if the worker's report is still on its
         // way.
-        if !worker.ledger.end(placement.sequence) {
+        let was_running = worker.ledger.end(placement.sequence);
+        if was_running {
+            worker.seat_freed();
+        } else {
             self.index.withdraw(worker_id, placement.sequence);
         }
         self.refresh(worker_id);
+        was_running
     }
 
     /// Whether a stream silent since `silent_since` will stay silent: its worker is gone or silent, makes no
@@ -312,6 +317,11 @@ impl Fleet {
         self.standings.takers(now).next().is_some()
     }
 
+    /// Whether all workers that accept requests are full.
+    pub fn is_full(&self, now: Timestamp) -> bool {
+        self.is_ready(now) && self.standings.takers(now).all(|standing| now < standing.full_until)
+    }
+
     /// Whether any worker accepts requests, or ever did.
     pub fn was_ready(&self, now: Timestamp) -> bool {
         self.known_limits.is_some() || self.is_ready(now)
@@ -379,6 +389,7 @@ impl Fleet {
         let before = takes(self);
         let mut actions = change(self);
         if !before && takes(self) {
+            self.refresh(id);
             self.known_limits = self.limits(now);
             actions.push(Action::Wake);
         }
@@ -425,12 +436,17 @@ impl Fleet {
             worker.watching = false;
             return vec![Action::Reconnect(id)];
         }
+        let was_full = worker.is_full(now);
         let applied = match worker.follow(now, &event) {
             LogFit::Old => Ok(()),
             LogFit::Gap => Err(Desync { handle: 0 }),
             LogFit::Next => self.apply(now, WorkerEpoch { worker: id, epoch: event.epoch }, event.body),
         };
-        applied.map_or_else(|desync| self.out_of_step(id, desync), |()| Vec::new())
+        let is_free = was_full && self.workers.get(&id).is_some_and(|worker| !worker.is_full(now));
+        match applied {
+            Ok(()) => is_free.then_some(Action::SeatFree).into_iter().collect(),
+            Err(desync) => self.out_of_step(id, desync),
+        }
     }
 
     /// Adds runs to a snapshot. If they do not fit, or the worker has restarted since, another one comes.

@@ -29,6 +29,8 @@ pub(super) struct Standing {
     pub doubtful_at: Timestamp,
     /// Its breaker lets requests through from then on.
     pub open_at: Timestamp,
+    /// It is full before this time: it refused a request, and no seat came free since.
+    pub full_until: Timestamp,
     /// When its load was reported.
     pub reported_at: Timestamp,
     /// Prompt tokens of its queue in that report, and those of them that were processed since, as far as

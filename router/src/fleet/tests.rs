@@ -477,3 +477,82 @@ fn a_stream_is_not_looked_for_at_a_worker_with_other_weights() {
     assert!(scene.fleet.is_reachable(at(0), second(one)));
     assert_eq!(scene.fleet.find_stream(at(0), key), None);
 }
+
+/// sglang #14532 and #14305: a prompt that nobody caches went to the worker with the smallest cache, however
+/// long its queue was, and that worker never recovered.
+#[test]
+fn sglang_14532_a_miss_goes_by_load_and_not_by_the_size_of_the_cache() {
+    let mut scene = Scene::new(2);
+    scene.watch(1, 0, 1, (1, stored(&(0..400).collect::<Vec<_>>())));
+    scene.watch(1, 0, 1, load(2, rated(0, 1)));
+    let queue = Load { queued_uncached_tokens: 5000, ..rated(4, 1).load };
+    scene.watch(1, 1, 1, load(1, LoadReport { load: queue, ..rated(4, 1) }));
+    let other: Vec<TokenId> = (100..300).collect();
+    let pick = scene.choice(2, &other).expect("a worker");
+    assert_eq!((pick.worker, pick.hit_tokens), (scene.ids[0], 0));
+}
+
+/// sglang #15473: without reports in between, all requests went to the first worker.
+#[test]
+fn sglang_15473_a_burst_without_reports_is_shared() {
+    let mut scene = Scene::new(4);
+    (0..4).for_each(|worker| drop(scene.watch(1, worker, 1, load(1, rated(0, 1)))));
+    let mut counts = [0; 4];
+    for request in 0..100 {
+        let tokens: Vec<TokenId> = (0..40).map(|token| token + request * 1000).collect();
+        let pick = scene.choice(2, &tokens).expect("a worker");
+        scene.fleet.place(at(2), &Scene::job(&tokens), &pick).expect("it is there");
+        counts[scene.ids.iter().position(|&id| id == pick.worker).expect("one of them")] += 1;
+    }
+    assert!(counts.iter().all(|count| (20..=30).contains(count)), "{counts:?}");
+}
+
+/// sglang #32195: a guard against imbalance sent follow-ups away from their prefix at the smallest difference.
+#[test]
+fn sglang_32195_a_small_imbalance_does_not_cost_the_prefix() {
+    let mut scene = Scene::new(2);
+    let tokens: Vec<TokenId> = (0..400).collect();
+    scene.watch(1, 0, 1, (1, stored(&tokens)));
+    scene.watch(1, 0, 1, load(2, rated(3, 1)));
+    scene.watch(1, 1, 1, load(1, rated(0, 1)));
+    assert_eq!(scene.choice(2, &tokens).expect("a worker").worker, scene.ids[0]);
+}
+
+/// Dynamo #589: routers with the same picture all picked the same worker.
+#[test]
+fn dynamo_589_routers_with_the_same_picture_do_not_herd() {
+    let mut scene = Scene::new(8);
+    (0..8).for_each(|worker| drop(scene.watch(1, worker, 1, load(1, rated(0, 1)))));
+    let tokens: Vec<TokenId> = (0..40).collect();
+    let mut picked = [false; 8];
+    for router in 0..64 {
+        let rng = &mut StdRng::seed_from_u64(router);
+        let pick = scene.fleet.choose(at(2), &Scene::job(&tokens), &[], rng).expect("a worker");
+        picked[scene.ids.iter().position(|&id| id == pick.worker).expect("one of them")] = true;
+    }
+    assert_eq!(picked, [true; 8]);
+}
+
+/// A worker that refused is left alone until a seat comes free, and the others are used meanwhile.
+#[test]
+fn a_full_worker_is_not_asked_again_before_a_seat_comes_free() {
+    let mut scene = Scene::new(2);
+    let tokens: Vec<TokenId> = (0..40).collect();
+    let job = Scene::job(&tokens);
+    let place = |scene: &mut Scene, ms| {
+        let pick = scene.choice(ms, &tokens)?;
+        scene.fleet.place(at(ms), &job, &pick)
+    };
+    let running = place(&mut scene, 1).expect("a worker");
+    scene.fleet.handle(at(1), Event::FirstToken(running));
+    let full = scene.ids.iter().position(|&id| id == running.at.worker).expect("one of them");
+    scene.dispatched(2, full, Outcome::Backpressure);
+    assert!(!scene.fleet.is_full(at(3)));
+    assert_eq!(place(&mut scene, 3).expect("the other one").at.worker, scene.ids[1 - full]);
+    scene.dispatched(4, 1 - full, Outcome::Backpressure);
+    assert!(scene.fleet.is_full(at(5)) && place(&mut scene, 5).is_none());
+    // Its sequence ends: there is a seat. Otherwise it would be asked after a second.
+    assert!(scene.fleet.ended(running));
+    assert_eq!(place(&mut scene, 6).expect("a free seat").at.worker, scene.ids[full]);
+    assert!(!scene.fleet.is_full(at(1100)));
+}

@@ -17,6 +17,8 @@ use super::standing::Standing;
 use super::worker_id::WorkerId;
 use crate::request::ModelLimits;
 
+/// How long a worker that refused a request as full is left alone without news of a free seat.
+const FULL_FOR: Duration = Duration::from_secs(1);
 /// After a stream broke, reports within this time may have been sent before and do not prove the worker
 /// alive.
 const REPORTS_ON_THEIR_WAY: Duration = Duration::from_millis(50);
@@ -88,6 +90,10 @@ pub(super) struct Worker {
     heard_at: Timestamp,
     /// When its load was last reported.
     reported_at: Timestamp,
+    /// It refused a request as full and is not asked before this time, unless a seat comes free.
+    full_until: Timestamp,
+    /// Its sequences when it refused, that request's included.
+    full_with: u32,
     /// Silence is counted from this time at the earliest.
     excused_at: Timestamp,
 }
@@ -158,6 +164,8 @@ impl Worker {
             stepped_at: now,
             heard_at: now,
             reported_at: now,
+            full_until: Timestamp::ZERO,
+            full_with: 0,
             excused_at: now,
         }
     }
@@ -262,7 +270,20 @@ impl Worker {
             self.stepped_at = now;
         }
         self.reported_at = now;
+        if report.load.running + report.load.waiting < self.full_with.saturating_sub(1) {
+            self.seat_freed();
+        }
         self.ledger.report(report);
+    }
+
+    /// One of its sequences has ended, so it may take another one.
+    pub fn seat_freed(&mut self) {
+        self.full_until = Timestamp::ZERO;
+    }
+
+    /// Whether it refuses requests because it is full, as far as known.
+    pub fn is_full(&self, now: Timestamp) -> bool {
+        now < self.full_until
     }
 
     /// What a choice needs to know of it; `None` before its info was read.
@@ -289,6 +310,7 @@ impl Worker {
             able_until: if self.is_out().is_some() { Timestamp::ZERO } else { able_until },
             doubtful_at: heard + limits.worker_timeout / 2,
             open_at: self.breaker.open_at(),
+            full_until: self.full_until,
             reported_at: self.reported_at,
             reported_tokens,
             prefilled_tokens,
@@ -302,7 +324,11 @@ impl Worker {
                 Outcome::Fault => self.suspect_since = Some(now),
                 // Tokens prove the worker alive just like a report.
                 Outcome::Success => self.suspect_since = None,
-                Outcome::Backpressure | Outcome::Neutral => {}
+                Outcome::Backpressure => {
+                    self.full_until = now + FULL_FOR;
+                    self.full_with = self.ledger.current().sequences;
+                }
+                Outcome::Neutral => {}
             }
         }
     }

@@ -16,7 +16,7 @@ use super::outgoing::{Outgoing, SseEvent};
 use super::refused::Refused;
 use super::request_id::RequestId;
 use super::sampling_fields::{self, Wants};
-use super::shapes::{self, Gathered, Heading};
+use super::shapes::{self, Gathered, Heading, TextChunks};
 use super::sse;
 use crate::app::App;
 use crate::config::{RequestLimits, RouterConfig};
@@ -217,6 +217,7 @@ impl Answer {
         mut merged: Merged,
         mut outgoing: Outgoing,
     ) -> impl Stream<Item = Result<SseEvent, Refusal>> + Send {
+        let text_chunks = self.text_chunks();
         async_stream::try_stream! {
             for index in 0..self.choices(&merged) {
                 if !outgoing.has_begun(index) {
@@ -228,13 +229,15 @@ impl Answer {
                 let (_, delta) = item?;
                 let index = delta.sample_index as usize;
                 let (_, delta) = outgoing.part(index, delta)?;
-                if let Some(choice) = self.content(&delta) {
-                    yield outgoing.event(index, false, self.chunk(choice, &merged).into());
+                if let Some(chunks) = text_chunks.as_ref().filter(|_| !delta.text.is_empty()) {
+                    yield outgoing.event(index, false, chunks.chunk(index, &delta.text));
+                } else if let Some(choice) = self.content(&delta) {
+                    yield outgoing.event(index, false, self.chunk(choice, &merged));
                 }
                 if delta.finish.is_some() {
                     let mut object = self.chunk(end(&delta), &merged);
                     shapes::add_receipt(&mut object, merged.journey());
-                    yield outgoing.event(index, true, object.into());
+                    yield outgoing.event(index, true, object);
                 }
             }
             if self.call.wants.include_usage && !outgoing.has_usage() {
@@ -259,6 +262,14 @@ impl Answer {
             object.insert("prompt_token_ids".to_owned(), prompt.request.prompt.to_vec().into());
         }
         object.into()
+    }
+
+    /// Writes chunks with text, if they have nothing but text; equal to those of `content`.
+    fn text_chunks(&self) -> Option<TextChunks> {
+        let Wants { return_token_ids, continuous_usage, include_usage, .. } = self.call.wants;
+        let after = "},\"logprobs\":null,\"finish_reason\":null";
+        let chunks = || TextChunks::new(&self.heading, ",\"delta\":{\"content\":", after, include_usage);
+        (!self.call.logprobs && !return_token_ids && !continuous_usage).then(chunks)
     }
 
     /// The choice for a delta's text and tokens; `None` if it would show nothing.

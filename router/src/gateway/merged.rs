@@ -24,6 +24,8 @@ type Item = Option<Result<TextDelta, Refusal>>;
 pub struct Merged {
     prompts: Vec<Prompted>,
     running: FuturesUnordered<BoxFuture<'static, (usize, TextStream, Item)>>,
+    /// The only stream, once it has begun: it needs no boxes.
+    alone: Option<TextStream>,
     waiting: VecDeque<(usize, TextDelta)>,
 }
 
@@ -42,8 +44,12 @@ pub struct Prompted {
 impl Merged {
     /// Starts `drafts`. If one is refused, the others are cancelled.
     pub async fn start(app: &App, tenant: &Tenant, drafts: Vec<Draft>) -> Result<Self, Refusal> {
-        let mut merged =
-            Self { prompts: Vec::new(), running: FuturesUnordered::new(), waiting: VecDeque::new() };
+        let mut merged = Self {
+            prompts: Vec::new(),
+            running: FuturesUnordered::new(),
+            alone: None,
+            waiting: VecDeque::new(),
+        };
         for draft in drafts {
             let Started { request, stream } = app.start(Draft { tenant: tenant.clone(), ..draft }).await?;
             let at = merged.prompts.len();
@@ -67,6 +73,12 @@ impl Merged {
         if let Some(waiting) = self.waiting.pop_front() {
             return Some(Ok(waiting));
         }
+        if let Some(stream) = &mut self.alone {
+            let item = stream.next().await;
+            self.prompts[0].usage = stream.usage();
+            self.prompts[0].journey = stream.journey();
+            return item.map(|item| item.map(|delta| (0, delta)));
+        }
         while let Some((at, stream, item)) = self.running.next().await {
             self.prompts[at].usage = stream.usage();
             self.prompts[at].journey = stream.journey();
@@ -77,7 +89,11 @@ impl Merged {
                     if known.is_empty() {
                         known.extend_from_slice(stream.prompt_logprobs());
                     }
-                    self.running.push(advance(at, stream));
+                    if self.prompts.len() == 1 {
+                        self.alone = Some(stream);
+                    } else {
+                        self.running.push(advance(at, stream));
+                    }
                     return Some(Ok((at, delta)));
                 }
                 Some(Err(refusal)) => {

@@ -54,6 +54,7 @@ pub(crate) async fn follow_members(workers: Arc<Workers>, mut changes: mpsc::Rec
                 Action::Resubscribe(_)
                 | Action::Reconnect(_)
                 | Action::Wake
+                | Action::SeatFree
                 | Action::Recheck(_)
                 | Action::Lost(_)
                 | Action::Log(_) => {}
@@ -154,6 +155,7 @@ async fn session(
                     Action::Follow(..)
                     | Action::Unfollow(_)
                     | Action::Hurry(_)
+                    | Action::SeatFree
                     | Action::Recheck(_)
                     | Action::Lost(_)
                     | Action::Log(_) => {}

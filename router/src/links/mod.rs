@@ -6,6 +6,7 @@
 pub(crate) mod errands;
 pub(crate) mod follow;
 mod link_log;
+pub(crate) mod seats;
 mod snapshot_parts;
 pub mod transport;
 pub mod worker_client;

@@ -8,6 +8,7 @@ pub mod chat_template;
 pub mod control;
 mod deep_stack;
 pub mod detokenizer;
+mod fast_bpe;
 mod generation_defaults;
 mod growth;
 pub mod model_text;

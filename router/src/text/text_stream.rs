@@ -1,6 +1,7 @@
 //! Converts a request's token stream to text, with a detokenizer and a stop-string matcher per sample. Both
 //! APIs read this.
 
+use std::task::Poll;
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -137,11 +138,7 @@ impl TextStream {
     /// The next delta, possibly without text; `None` after the last sample's finish or after an error.
     pub async fn next(&mut self) -> Option<Result<TextDelta, Refusal>> {
         while !self.failed && !self.is_done() {
-            let item = tokio::select! {
-                biased;
-                () = self.lease.ended() => Some(Err(Refusal::Draining)),
-                item = self.source.next() => item,
-            };
+            let item = self.next_item().await;
             // A source that ends before its samples is a bug.
             let taken = item.unwrap_or(Err(Refusal::Internal)).and_then(|delta| self.take(delta));
             match taken {
@@ -154,6 +151,22 @@ impl TextStream {
             }
         }
         None
+    }
+
+    /// The source's next item, or the end of this router's time.
+    async fn next_item(&mut self) -> Option<Result<TokenDelta, Refusal>> {
+        if self.lease.is_over() {
+            return Some(Err(Refusal::Draining));
+        }
+        // An item that is there needs no place among the waiters for the end.
+        if let Poll::Ready(item) = futures::poll!(self.source.next()) {
+            return item;
+        }
+        tokio::select! {
+            biased;
+            () = self.lease.ended() => Some(Err(Refusal::Draining)),
+            item = self.source.next() => item,
+        }
     }
 
     /// Whether every sample has ended.
