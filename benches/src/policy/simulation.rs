@@ -154,7 +154,7 @@ impl<'a> Simulation<'a> {
                 Happening::Ended { request } => self.ended(request),
                 Happening::Report { worker } => {
                     let report = self.workers[worker].report(now);
-                    self.tell(now, worker, WatchBody::Load(report));
+                    self.tell(now, worker, WatchBody::Load(report, Vec::new()));
                     self.at(now + REPORT_EVERY, Happening::Report { worker });
                 }
                 Happening::Tick => {
@@ -168,7 +168,7 @@ impl<'a> Simulation<'a> {
     /// Writes an event to a worker's log, which the router reads at once.
     fn tell(&mut self, now: u64, worker: usize, body: WatchBody) {
         let sequence = self.logs[worker];
-        if !matches!(body, WatchBody::Load(_) | WatchBody::Snapshot(_)) {
+        if !matches!(body, WatchBody::Load(..) | WatchBody::Snapshot(_)) {
             self.logs[worker] += 1;
         }
         let event = WatchEvent { epoch: EPOCH, sequence, body };

@@ -158,6 +158,7 @@ pub struct Picker {
     last: Option<WorkerId>,
     /// Memory of a pick, kept for the next one.
     scores: Vec<f64>,
+    near: Vec<u32>,
 }
 
 impl Picker {
@@ -177,23 +178,23 @@ impl Picker {
         rng: &mut impl Rng,
     ) -> Option<Pick> {
         let fallback = fallback_rates(fleet);
-        let scores = &mut self.scores;
+        let (scores, near) = (&mut self.scores, &mut self.near);
         scores.clear();
         let chosen = match self.policy {
             Policy::FirstToken => {
                 scores.extend(fleet.iter().map(|worker| terms(demand, worker, fallback).sum()));
-                least(fleet, scores, rng)
+                least(fleet, scores, near, rng)
             }
             Policy::Product => {
                 scores.extend(fleet.iter().map(|worker| product(demand, worker)));
-                least(fleet, scores, rng)
+                least(fleet, scores, near, rng)
             }
             Policy::LeastLoad => {
                 let cold = |worker: &WorkerView| WorkerView { hit_tokens: 0, ..*worker };
                 scores.extend(fleet.iter().map(|worker| terms(demand, &cold(worker), fallback).sum()));
-                least(fleet, scores, rng)
+                least(fleet, scores, near, rng)
             }
-            Policy::PowerOfTwo => less_busy_of_two(fleet, |_| true, fleet.len(), rng),
+            Policy::PowerOfTwo => less_busy_of_two(fleet.len(), |nth| &fleet[nth], rng),
             Policy::RoundRobin => {
                 let after = |worker: &&WorkerView| self.last.is_some_and(|last| worker.id > last);
                 fleet.iter().find(after).or_else(|| fleet.first())
@@ -215,31 +216,34 @@ impl Picker {
 }
 
 /// The worker with the least score. Among near equals it is one with the longest hit, and of those the less
-/// busy of two drawn at random.
-fn least<'a>(fleet: &'a [WorkerView], scores: &[f64], rng: &mut impl Rng) -> Option<&'a WorkerView> {
-    let best = scores.iter().copied().min_by(f64::total_cmp)?;
+/// busy of two drawn at random. `near` is memory that is kept for the next time.
+fn least<'a>(
+    fleet: &'a [WorkerView],
+    scores: &[f64],
+    near: &mut Vec<u32>,
+    rng: &mut impl Rng,
+) -> Option<&'a WorkerView> {
+    let best = scores.iter().copied().fold(f64::INFINITY, f64::min);
     let most = best * (1.0 + TIE) + TIE_SECONDS;
-    let near = |at: usize| scores[at] <= most;
-    let longest = (0..fleet.len()).filter(|&at| near(at)).map(|at| fleet[at].hit_tokens).max()?;
-    let tied = |at: usize| near(at) && fleet[at].hit_tokens == longest;
-    less_busy_of_two(fleet, tied, (0..fleet.len()).filter(|&at| tied(at)).count(), rng)
+    near.clear();
+    near.extend((0..).zip(scores).filter(|(_, score)| **score <= most).map(|(at, _): (u32, _)| at));
+    let hit = |at: &u32| fleet[*at as usize].hit_tokens;
+    let longest = near.iter().map(hit).max()?;
+    near.retain(|at| hit(at) == longest);
+    less_busy_of_two(near.len(), |nth| &fleet[near[nth] as usize], rng)
 }
 
-/// Draws two of the `count` workers that `is_in` accepts, and takes the one with fewer sequences.
+/// Draws two of `count` workers and takes the one with fewer sequences.
 fn less_busy_of_two<'a>(
-    fleet: &'a [WorkerView],
-    is_in: impl Fn(usize) -> bool,
     count: usize,
+    worker: impl Fn(usize) -> &'a WorkerView,
     rng: &mut impl Rng,
 ) -> Option<&'a WorkerView> {
     if count == 0 {
         return None;
     }
-    let mut draw = || {
-        let nth = rng.random_range(0..count);
-        (0..fleet.len()).filter(|&at| is_in(at)).nth(nth).map(|at| &fleet[at])
-    };
-    let (one, other) = (draw()?, draw()?);
+    let mut draw = || worker(rng.random_range(0..count));
+    let (one, other) = (draw(), draw());
     Some(if other.load.sequences < one.load.sequences { other } else { one })
 }
 
@@ -260,15 +264,16 @@ fn product(demand: &Demand, worker: &WorkerView) -> f64 {
 
 fn terms(demand: &Demand, worker: &WorkerView, fallback: Rates) -> Terms {
     let load = &worker.load;
-    let prefill_rate = measured(load.prefill_tokens_per_second).unwrap_or(fallback.prefill);
-    let decode_rate = measured(load.decode_tokens_per_second).unwrap_or(fallback.decode);
+    // Seconds for a token. Division is slow, and this runs for every worker.
+    let each_prefill = 1.0 / measured(load.prefill_tokens_per_second).unwrap_or(fallback.prefill);
+    let each_decode = 1.0 / measured(load.decode_tokens_per_second).unwrap_or(fallback.decode);
     let uncached = uncached(demand, worker);
 
     // Blocks are freed about as fast as running streams end, which is at least as fast as they generate
     // tokens.
     let new_tokens = uncached as u64 + u64::from(demand.expected_output_tokens);
-    let missing_blocks =
-        new_tokens.div_ceil(u64::from(worker.block_size.max(1))).saturating_sub(u64::from(load.free_blocks));
+    let free_tokens = u64::from(load.free_blocks) * u64::from(worker.block_size);
+    let missing_tokens = new_tokens.saturating_sub(free_tokens);
 
     // A full batch frees one seat each time a sequence ends.
     let seats = worker.max_num_seqs.max(1);
@@ -277,12 +282,12 @@ fn terms(demand: &Demand, worker: &WorkerView, fallback: Rates) -> Terms {
     // The running step must end first; and while this prompt is prefilled, the other streams wait.
     let running = f64::from(load.sequences.min(seats));
     Terms {
-        queue: load.queued_uncached_tokens as f64 / prefill_rate,
-        prefill: uncached / prefill_rate,
-        blocks: (missing_blocks * u64::from(worker.block_size)) as f64 / decode_rate,
-        seats: f64::from(without_seat) * f64::from(EXPECTED_OUTPUT_TOKENS) / decode_rate,
-        step: running / decode_rate,
-        slowdown: SLOWDOWN_WEIGHT * (running / f64::from(seats)) * uncached / prefill_rate,
+        queue: load.queued_uncached_tokens as f64 * each_prefill,
+        prefill: uncached * each_prefill,
+        blocks: missing_tokens as f64 * each_decode,
+        seats: f64::from(without_seat) * f64::from(EXPECTED_OUTPUT_TOKENS) * each_decode,
+        step: running * each_decode,
+        slowdown: SLOWDOWN_WEIGHT * (running / f64::from(seats)) * uncached * each_prefill,
     }
 }
 

@@ -60,6 +60,9 @@ impl Standing {
         let mut view = self.view;
         // The last prompt token is always computed, because its logits give the first output token.
         view.hit_tokens = (blocks * view.block_size).min(prompt_tokens.saturating_sub(1));
+        if self.reported_tokens <= self.prefilled_tokens {
+            return view;
+        }
         let time = now.since(self.reported_at).min(QUEUE_SHRINKS_FOR).as_secs_f64();
         let processed = (time * f64::from(view.load.prefill_tokens_per_second)) as u64;
         // The load already lacks what was seen to be processed.

@@ -69,6 +69,8 @@ pub(super) struct Worker {
     pub member: Member,
     /// Hash of its name, equal in every router.
     name_hash: u64,
+    /// The member's id, shared: spans and log lines name it.
+    pub name: Arc<str>,
     pub info: Option<WorkerInfo>,
     /// Why its model cannot be used; `None` = it can.
     mismatch: Option<Arc<str>>,
@@ -150,6 +152,7 @@ impl Worker {
     pub fn new(member: Member, now: Timestamp) -> Self {
         Self {
             name_hash: xxh3_64(member.id.as_bytes()),
+            name: member.id.as_str().into(),
             member,
             info: None,
             mismatch: None,
@@ -243,9 +246,9 @@ impl Worker {
         }
         match (&event.body, self.position) {
             (WatchBody::Snapshot { .. }, _) => self.position = Position::Next(event.sequence),
-            (WatchBody::Load(_), Position::Unknown) => {}
-            (WatchBody::Load(_), Position::Next(next)) if event.sequence > next => return LogFit::Gap,
-            (WatchBody::Load(_), Position::Next(_)) => {}
+            (WatchBody::Load(..), Position::Unknown) => {}
+            (WatchBody::Load(..), Position::Next(next)) if event.sequence > next => return LogFit::Gap,
+            (WatchBody::Load(..), Position::Next(_)) => {}
             (_, Position::Unknown) => return LogFit::Gap,
             (_, Position::Next(next)) if event.sequence < next => return LogFit::Old,
             (_, Position::Next(next)) if event.sequence > next => return LogFit::Gap,

@@ -1,6 +1,7 @@
 //! The connections to the workers, and the fleet behind its lock. `follow` feeds the fleet from discovery and
 //! the workers' logs, `workers` holds the fleet and the connections, `worker_client` speaks
-//! `skein.worker.v1`, `transport` carries it, `errands` sends messages that need no answer. Nothing here
+//! `skein.worker.v1`, `transport` carries it, `errands` sends messages that need no answer,
+//! `totals` adds up what workers count. Nothing here
 //! depends on clients, and nothing decides.
 
 pub(crate) mod errands;
@@ -8,6 +9,7 @@ pub(crate) mod follow;
 mod link_log;
 pub(crate) mod seats;
 mod snapshot_parts;
+pub(crate) mod totals;
 pub mod transport;
 pub mod worker_client;
 pub(crate) mod workers;
