@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::multipart::{Field, Multipart, MultipartError};
-use axum::extract::{Extension, Path, State};
+use axum::extract::{Extension, Path, Request, State};
 use axum::response::{IntoResponse, Response};
 use http::header::CONTENT_TYPE;
+use http_body_util::{BodyExt, Limited};
+use multer::{Field, Multipart};
 use serde_json::{Value, json};
-use tokio_util::io::ReaderStream;
+use tokio::io::AsyncReadExt;
 
 use super::refused::Refused;
 use crate::app::App;
@@ -17,6 +18,10 @@ use crate::batch::jobs::{FileRecord, MAX_FILE_BYTES, Purpose, Store, StoreError,
 use crate::refusal::Refusal;
 use crate::tenant::Tenant;
 
+/// Largest form of an upload: a file and what is around it.
+const MAX_FORM_BYTES: usize = MAX_FILE_BYTES as usize + (1 << 20);
+/// Bytes of a file that are sent at once.
+const PIECE_BYTES: usize = 64 << 10;
 /// Longest name of a file and of a form field's text, bytes.
 const MAX_TEXT_BYTES: usize = 512;
 
@@ -59,17 +64,24 @@ fn sentence(error: &StoreError) -> String {
 pub async fn upload(
     State(app): State<App>,
     Extension(tenant): Extension<Tenant>,
-    form: Result<Multipart, axum::extract::multipart::MultipartRejection>,
+    request: Request,
 ) -> Result<Json<Value>, Refused> {
     let store = store(&app)?.clone();
-    let form = form.map_err(|rejection| {
-        Refusal::invalid("file", format!("Send multipart/form-data with `purpose` and `file`: {rejection}."))
-    })?;
-    let record = read_form(&store, tenant.name(), form).await?;
+    let record = read_form(&store, tenant.name(), form(request)?).await?;
     Ok(Json(record.to_json()))
 }
 
-async fn read_form(store: &Store, tenant: &str, mut form: Multipart) -> Result<FileRecord, Refusal> {
+/// The form in the body of `request`, of bounded size.
+fn form(request: Request) -> Result<Multipart<'static>, Refusal> {
+    let content_type = request.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let boundary = multer::parse_boundary(content_type.unwrap_or_default()).map_err(|error| {
+        Refusal::invalid("file", format!("Send multipart/form-data with `purpose` and `file`: {error}."))
+    })?;
+    let body = Limited::new(request.into_body(), MAX_FORM_BYTES).into_data_stream();
+    Ok(Multipart::new(body, boundary))
+}
+
+async fn read_form(store: &Store, tenant: &str, mut form: Multipart<'static>) -> Result<FileRecord, Refusal> {
     let (mut purpose, mut upload) = (None, None);
     while let Some(field) = form.next_field().await.map_err(broken)? {
         match field.name().unwrap_or_default() {
@@ -114,11 +126,13 @@ async fn text(mut field: Field<'_>) -> Result<String, Refusal> {
     String::from_utf8(bytes).map_err(|_| Refusal::invalid("file", "A field of the form is not UTF-8."))
 }
 
-fn broken(error: MultipartError) -> Refusal {
-    if error.status() == http::StatusCode::PAYLOAD_TOO_LARGE {
+fn broken(error: multer::Error) -> Refusal {
+    if let multer::Error::StreamReadFailed(cause) = &error
+        && cause.downcast_ref::<http_body_util::LengthLimitError>().is_some()
+    {
         return Refusal::TooLarge { limit: MAX_FILE_BYTES as usize };
     }
-    Refusal::invalid("file", format!("The form is malformed: {}.", error.body_text()))
+    Refusal::invalid("file", format!("The form is malformed: {error}."))
 }
 
 /// `GET /v1/files`
@@ -161,6 +175,12 @@ pub async fn content(
     let path = store.content(&record.id);
     let file = tokio::fs::File::open(&path).await;
     let file = file.map_err(|error| Refusal::from(StoreError::Io { path, error }))?;
-    let body = Body::from_stream(ReaderStream::new(file));
+    let pieces = futures::stream::try_unfold(file, async |mut file| {
+        let mut piece = vec![0; PIECE_BYTES];
+        let read = file.read(&mut piece).await?;
+        piece.truncate(read);
+        Ok::<_, std::io::Error>((read > 0).then_some((piece, file)))
+    });
+    let body = Body::from_stream(pieces);
     Ok(([(CONTENT_TYPE, "application/jsonl")], body).into_response())
 }

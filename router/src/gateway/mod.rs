@@ -29,22 +29,19 @@ mod tokenize;
 mod traced;
 mod welcome;
 
+use axum::Extension;
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, Extension, Request};
+use axum::extract::Request;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
 
 use crate::app::App;
-use crate::batch::jobs::MAX_FILE_BYTES;
 use crate::refusal::Refusal;
 use crate::tenant::Tenant;
 pub use auth::ApiKeys;
 pub use fields::BODY_TIMEOUT;
 use refused::Refused;
 pub use refused::{error_object, headers as refusal_headers};
-
-/// Largest form of an upload: a file and what is around it.
-const MAX_FORM_BYTES: usize = MAX_FILE_BYTES as usize + (1 << 20);
 
 /// All HTTP routes, with the gRPC routes `guarded` and `open` merged in. When keys are set, everything except
 /// the health routes, the page at `/` and `open` needs one.
@@ -61,7 +58,7 @@ pub fn router(app: App, guarded: Router, open: Router) -> Router {
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .route("/version", get(models::version))
-        .route("/v1/files", get(files::list).post(files::upload).layer(DefaultBodyLimit::max(MAX_FORM_BYTES)))
+        .route("/v1/files", get(files::list).post(files::upload))
         .route("/v1/files/{id}", get(files::retrieve).delete(files::delete))
         .route("/v1/files/{id}/content", get(files::content))
         .route("/v1/batches", get(batches::list).post(batches::create))

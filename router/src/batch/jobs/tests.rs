@@ -8,8 +8,8 @@ use super::record::{NewJob, Purpose, Status};
 use super::store::{Store, StoreError};
 use super::*;
 use crate::batch::Endpoint;
-use crate::request::FinishReason;
 use crate::testing::{self, Say, Script, delta, finish};
+use skein_proto::finish::FinishReason;
 
 fn upload(store: &Store, tenant: &str, content: &str) -> String {
     let mut file = store.upload().expect("a file");
