@@ -33,9 +33,15 @@ pub struct UnknownParser {
     known: String,
 }
 
-/// Texts that tell a format from others, the most particular first.
+/// Texts that tell a format from others, the most particular first. An empty name stands for a format that is
+/// not known here, though it has the marks of another.
 const MARKS: &[(&[&str], &str)] = &[
-    (&["<|channel|>", "<|constrain|>"], "openai"),
+    (&["<|channel|>", "<|start|>"], "openai"),
+    (&["<seed:tool_call>"], ""),
+    (&["minimax"], ""),
+    (&["<tool_calls>"], ""),
+    (&["<function=", "<|python_tag|>"], ""),
+    (&["<|tool_call_start|>"], "lfm2"),
     (&["<function=", "<parameter="], "qwen3_coder"),
     (&["<arg_key>"], "glm45"),
     (&["<|tool_calls_section_begin|>"], "kimi_k2"),

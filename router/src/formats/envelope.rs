@@ -43,6 +43,8 @@ enum At {
 enum Field {
     Name,
     Arguments,
+    /// Llama's models write `"type": "function"`.
+    Kind,
     Other,
 }
 
@@ -160,7 +162,7 @@ impl Envelope {
             Field::Arguments if c != '{' && c != '"' => return Step::Fail,
             // Without a marker, other keys say that this is no call.
             Field::Other if self.only_known => return Step::Fail,
-            Field::Arguments | Field::Other => {}
+            Field::Arguments | Field::Kind | Field::Other => {}
         }
         let mut skim = Skim::default();
         let skimmed = skim.step(c);
@@ -208,6 +210,7 @@ fn field(key: &str) -> Field {
     match key {
         "name" => Field::Name,
         "arguments" | "parameters" => Field::Arguments,
+        "type" | "id" => Field::Kind,
         _ => Field::Other,
     }
 }

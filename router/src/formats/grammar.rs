@@ -57,7 +57,8 @@ impl Answer<'_> {
             let main = self.main(&mut lark, calls)?;
             format!("{}{main}", self.reasoning(&mut lark))
         };
-        let text = format!("start: {start}\nfree: /(?s:.+)/\ngap: {GAP}\n{}", lark.rules);
+        let text =
+            format!("start: {start}\ngap: {GAP}\nANY: /(?s:.+)/\nFREE: {}\n{}", self.free(&lark), lark.rules);
         Source::from_text(text).map(Some)
     }
 
@@ -65,15 +66,24 @@ impl Answer<'_> {
         holds_calls(self.tools) || (self.last.is_some() && self.tools.is_on())
     }
 
+    /// Free text. It does not begin as reasoning does, because that would be reasoning.
+    fn free(&self, lark: &Lark<'_>) -> String {
+        let open = self.formats.reasoning.map_or("", |reasoning| reasoning.open);
+        if open.is_empty() || self.opening != Opening::Fresh || lark.has_control(open) {
+            return "/(?s:.+)/".to_owned();
+        }
+        format!("/(?s:.+)/ & ~/[ \\t\\r\\n]*{}(?s:.*)/", escaped(open))
+    }
+
     /// The region before the answer proper.
     fn reasoning(&self, lark: &mut Lark<'_>) -> String {
         let Some(reasoning) = self.formats.reasoning else { return String::new() };
         match self.opening {
             Opening::Closed => String::new(),
-            Opening::InReasoning => format!("{} gap? ", lark.until(reasoning.close)),
+            Opening::InReasoning => format!("{} gap? ", lark.until("ANY", reasoning.close)),
             Opening::Fresh => {
                 let open = lark.spelt(reasoning.open);
-                format!("({open} {} gap?)? ", lark.until(reasoning.close))
+                format!("(gap? {open} {} gap?)? ", lark.until("ANY", reasoning.close))
             }
         }
     }
@@ -90,11 +100,17 @@ impl Answer<'_> {
             // Without a marker only its beginning tells a call from text.
             (Choice::Auto, None) if first.is_empty() => {
                 let bracket = if format.body == Body::Pythonic { "\\[" } else { "{" };
-                format!("({rest} | {})?", lark.rule(&format!("/(?s:[^\\s{bracket}].*)/")))
+                lark.rules += &format!("PLAIN: FREE & /(?s:[^\\s{bracket}].*)/\n");
+                format!("({rest} | PLAIN)?")
             }
             (Choice::Auto, None) => {
-                let text_and_calls = format!("{} {rest}", lark.until(first));
-                format!("({text_and_calls})* {}", lark.rule("/(?s:.*)/"))
+                let text_and_calls = format!("{} {rest}", lark.until("FREE", first));
+                let text = lark.rule("FREE?");
+                if self.tools.parallel {
+                    format!("({text_and_calls})* {text}")
+                } else {
+                    format!("({text_and_calls} | {text})")
+                }
             }
             _ => whole,
         })
@@ -139,7 +155,7 @@ impl Answer<'_> {
             format!("{} {text}", lark.spelt(&format!("<|channel|>{name}<|message|>")))
         };
         let after = lark.spelt("<|end|><|start|>assistant");
-        let aside = channel(lark, "analysis", "free?");
+        let aside = channel(lark, "analysis", "ANY?");
         let aside = lark.rule(&format!("{aside} {after}"));
         let mut ends = Vec::new();
         if self.tools.is_on() && self.is_about_calls() {
@@ -151,7 +167,7 @@ impl Answer<'_> {
             }
         }
         if !matches!(self.tools.choice, Choice::Required | Choice::Named(_)) || ends.is_empty() {
-            let last = self.last.map_or_else(|| "free?".to_owned(), Source::nested);
+            let last = self.last.map_or_else(|| "ANY?".to_owned(), Source::nested);
             let last = channel(lark, "final", &last);
             ends.push(lark.rule(&last));
         }
@@ -223,7 +239,10 @@ fn keyed_value(
                         .to_owned(),
             });
         }
-        return Ok(lark.until(tags.value_close));
+        // The splitter ends a value at its tag, with or without a line break before it.
+        let tag = tags.value_close.trim();
+        let after = tags.value_close.trim_start().trim_start_matches(tag);
+        return Ok(format!("{} {}", lark.until("ANY", tag), lark.spelt(after)));
     }
     let mut inner = schema.clone();
     for definitions in ["$defs", "definitions"] {
@@ -307,20 +326,36 @@ impl Lark<'_> {
         parts.join(" ")
     }
 
-    /// Free text up to `marker`, and the marker.
-    fn until(&mut self, marker: &str) -> String {
-        if self.control.find(marker, UNUSED_MARK).is_empty() {
-            self.count += 1;
-            let name = format!("r{}", self.count);
-            self.rules += &format!("{name}[lazy]: /(?s:.*)/ {}\n", quoted(marker));
-            return name;
+    /// Text of the kind `free` up to `marker`, and the marker.
+    fn until(&mut self, free: &str, marker: &str) -> String {
+        if self.has_control(marker) {
+            // Text has no control tokens, so it ends by itself.
+            let marker = self.spelt(marker);
+            return self.rule(&format!("{free}? {marker}"));
         }
-        // Text has no control tokens, so it ends by itself.
-        let marker = self.spelt(marker);
-        self.rule(&format!("free? {marker}"))
+        self.count += 1;
+        let name = format!("r{}", self.count);
+        self.rules += &format!("{name}[lazy]: {free}? {}\n", quoted(marker));
+        name
+    }
+
+    fn has_control(&self, text: &str) -> bool {
+        !self.control.find(text, UNUSED_MARK).is_empty()
     }
 }
 
 fn quoted(text: impl AsRef<str>) -> String {
     Value::from(text.as_ref()).to_string()
+}
+
+/// `text` in an expression.
+fn escaped(text: &str) -> String {
+    let mut out = String::new();
+    for c in text.chars() {
+        if "\\.+*?()|[]{}^$/".contains(c) {
+            out.push('\\');
+        }
+        out.push(c);
+    }
+    out
 }

@@ -58,6 +58,14 @@ pub static FORMATS: &[Format] = &[
         section_end: "<|python_end|>",
         ..NONE
     },
+    // LFM 2.
+    Format {
+        names: &["lfm2"],
+        begin: "<|tool_call_start|>",
+        body: Body::Pythonic,
+        ends: &["<|tool_call_end|>"],
+        ..NONE
+    },
     // Mistral's tokenizers up to version 7.
     Format { names: &["mistral"], begin: "[TOOL_CALLS]", body: Body::List, ids: Ids::Nine, ..NONE },
     // Mistral's tokenizers from version 11 on.

@@ -24,12 +24,12 @@ mod responses;
 mod sampling_fields;
 mod shapes;
 mod single;
-mod split;
+pub(crate) mod split;
 mod sse;
 #[cfg(test)]
 mod tests;
 mod tokenize;
-mod tool_fields;
+pub(crate) mod tool_fields;
 mod traced;
 mod welcome;
 

@@ -72,7 +72,7 @@ impl CallIds {
     /// The ids of `request`'s calls, which `plan` finds.
     pub fn new(request: &TokenRequest, plan: Option<&Arc<Plan>>) -> Self {
         let ids = plan.map_or(Ids::Long, |plan| plan.ids());
-        Self { ids, stream: request.stream_key().to_wire().to_vec() }
+        Self { ids, stream: request.stream_key().to_wire() }
     }
 
     /// The id of a call.

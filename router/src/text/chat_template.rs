@@ -303,8 +303,8 @@ mod tests {
 
     #[test]
     fn a_template_that_walks_over_content_takes_parts() {
-        assert!(compile("{%- for part in message['content'] -%}{% endfor %}").takes_parts());
-        assert!(compile("{% for part in message.content %}{% endfor %}").takes_parts());
-        assert!(!compile("{% for message in messages %}{{ message.content }}{% endfor %}").takes_parts());
+        assert!(compile("{%- for part in message['content'] -%}{% endfor %}").forms().parts);
+        assert!(compile("{% for part in message.content %}{% endfor %}").forms().parts);
+        assert!(!compile("{% for message in messages %}{{ message.content }}{% endfor %}").forms().parts);
     }
 }

@@ -41,7 +41,8 @@ impl Asked {
         if let Some(stop) = fields.take("stop_sequences") {
             fields.put("stop", stop);
         }
-        let (mut draft, _) = sampling_fields::draft(&mut fields, headers, id, config)?;
+        let (mut draft, had) = sampling_fields::draft(&mut fields, headers, id, config)?;
+        sampling_fields::refuse_resume(&mut fields, had.as_ref());
         draft.sampling = sampling_fields::sampling(&mut fields);
         draft.sampling.max_tokens = fields.i64("max_tokens");
         if draft.sampling.max_tokens.is_none() && !only_counted {

@@ -8,6 +8,7 @@ use axum::Json;
 use axum::extract::{Extension, Request, State};
 use axum::response::{IntoResponse, Response};
 use futures::Stream;
+use http::HeaderMap;
 use serde_json::{Value, json};
 
 use self::input::Asked;
@@ -19,10 +20,22 @@ use super::shapes;
 use super::single::Single;
 use super::sse::{self, Named};
 use crate::app::{App, prompt_bytes};
+use crate::config::RouterConfig;
 use crate::refusal::Refusal;
+use crate::request::Draft;
 use crate::tenant::Tenant;
 use crate::text::model_text::ChatPrompt;
 use crate::validate::{check_model, most_to_tokenize};
+
+/// What a body asks for.
+pub fn drafts(
+    fields: Fields,
+    headers: &HeaderMap,
+    id: &str,
+    config: &RouterConfig,
+) -> Result<Vec<Draft>, Refusal> {
+    Asked::parse(fields, headers, id, config, false).map(|asked| vec![asked.draft])
+}
 
 pub async fn create(
     State(app): State<App>,

@@ -42,7 +42,8 @@ impl Asked {
         echo.insert("instructions".to_owned(), instructions.clone().into());
         echo.insert("metadata".to_owned(), fields.take("metadata").unwrap_or_else(|| json!({})));
         text_format(&mut fields, &mut echo);
-        let (mut draft, _) = sampling_fields::draft(&mut fields, headers, id, config)?;
+        let (mut draft, had) = sampling_fields::draft(&mut fields, headers, id, config)?;
+        sampling_fields::refuse_resume(&mut fields, had.as_ref());
         draft.sampling = sampling_fields::sampling(&mut fields);
         draft.sampling.max_tokens = fields.i64("max_output_tokens");
         for (name, value) in [

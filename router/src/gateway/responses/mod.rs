@@ -9,6 +9,7 @@ use axum::Json;
 use axum::extract::{Extension, Request, State};
 use axum::response::{IntoResponse, Response};
 use futures::Stream;
+use http::HeaderMap;
 
 use self::input::Asked;
 use self::output::Output;
@@ -19,8 +20,20 @@ use super::shapes;
 use super::single::Single;
 use super::sse::{self, Named};
 use crate::app::App;
+use crate::config::RouterConfig;
 use crate::refusal::Refusal;
+use crate::request::Draft;
 use crate::tenant::Tenant;
+
+/// What a body asks for.
+pub fn drafts(
+    fields: Fields,
+    headers: &HeaderMap,
+    id: &str,
+    config: &RouterConfig,
+) -> Result<Vec<Draft>, Refusal> {
+    Asked::parse(fields, headers, id, config).map(|asked| vec![asked.draft])
+}
 
 pub async fn create(
     State(app): State<App>,

@@ -1,5 +1,8 @@
 //! Every family's answers, taken apart whole and in random pieces; and what is no call.
 
+mod goldens;
+mod grammars;
+
 use std::sync::Arc;
 
 use proptest::prelude::*;
@@ -95,7 +98,8 @@ fn check(parser: &str, text: &str, content: &str, calls: &[(&str, Value)]) {
 }
 
 /// Two calls in each family's own writing, after a word where the family allows one.
-const TWO_CALLS: [(&str, &str, &str); 12] = [
+const TWO_CALLS: [(&str, &str, &str); 13] = [
+    ("lfm2", "Well.<|tool_call_start|>[get_weather(city='Zürich', days=2), now()]<|tool_call_end|>", "Well."),
     (
         "hermes",
         "Well.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Zürich\", \"days\": 2}}\n</tool_call>\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>",
@@ -220,7 +224,7 @@ fn an_empty_argument_call_before_another() {
 /// vLLM #37937: `max_tokens` inside a call.
 #[test]
 fn a_call_cut_by_max_tokens_keeps_what_came() {
-    let text = TWO_CALLS[0].1;
+    let text = TWO_CALLS[1].1;
     let at = text.find("days").unwrap();
     let parts = whole(&plan("hermes", None, Opening::Fresh), &text[..at]);
     assert_eq!(parts.calls, [("get_weather".to_owned(), "{\"city\": \"Zürich\", \"".to_owned())]);
@@ -238,6 +242,12 @@ fn keys_may_come_in_any_order_and_arguments_as_text() {
     ] {
         check("hermes", &call(text), "", &expected);
     }
+}
+
+#[test]
+fn llamas_name_the_kind_of_a_call() {
+    let text = "<|python_tag|>{\"type\": \"function\", \"name\": \"now\", \"parameters\": {}}";
+    check("llama3_json", text, "", &[("now", json!({}))]);
 }
 
 #[test]
@@ -363,7 +373,7 @@ fn scraps() -> impl Strategy<Value = String> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(10_000))]
     #[test]
-    fn any_cuts_give_one_result(text in scraps(), format in 0..FORMATS.len(), opening in 0..3, seeds in prop::collection::vec(any::<prop::sample::Index>(), 0..12)) {
+    fn any_cuts_give_one_result(text in scraps(), format in 0..FORMATS.len(), opening in 0_usize..3, seeds in prop::collection::vec(any::<prop::sample::Index>(), 0..12)) {
         let opening = [Opening::Fresh, Opening::InReasoning, Opening::Closed][opening];
         let reasoning = if format % 2 == 0 { "qwen3" } else { "mistral" };
         let plan = plan(FORMATS[format].names[0], Some(reasoning), opening);
