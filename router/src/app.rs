@@ -126,7 +126,7 @@ impl App {
         limits: ModelLimits,
     ) -> Result<(TokenRequest, TextOptions), Refusal> {
         let compiles = draft.constraint.is_some() || draft.tools.is_on();
-        let size = prompt_bytes(&draft.prompt) + if compiles { CONSTRAINT_BYTES } else { 0 };
+        let size = work_bytes(&draft.prompt) + if compiles { CONSTRAINT_BYTES } else { 0 };
         let app = self.clone();
         let check = move || validate(draft, &app.text, &limits, &app.config.limits, clock::now());
         self.text_work(size, check).await
@@ -148,8 +148,17 @@ impl App {
 /// Compiling a constraint takes as long as tokenising this many bytes, or longer.
 const CONSTRAINT_BYTES: usize = 16 * 1024;
 
+/// A chat template takes as long as tokenising this many bytes, or longer: another process renders it.
+const TEMPLATE_BYTES: usize = 8 * 1024;
+
+/// Bytes of text work that `prompt` is worth.
+pub fn work_bytes(prompt: &Prompt) -> usize {
+    let template = if matches!(prompt, Prompt::Chat { .. }) { TEMPLATE_BYTES } else { 0 };
+    template + prompt_bytes(prompt)
+}
+
 /// Approximate bytes of text to render and tokenise.
-pub fn prompt_bytes(prompt: &Prompt) -> usize {
+fn prompt_bytes(prompt: &Prompt) -> usize {
     match prompt {
         Prompt::Text(text) => text.len(),
         Prompt::Tokens(_) => 0,

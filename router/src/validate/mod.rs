@@ -3,6 +3,7 @@
 
 mod answer_form;
 mod truncate;
+mod words;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -60,7 +61,9 @@ pub fn validate(
     faults.value_of(constraint.map_or(Ok(()), |one| answer_form::compile(&one.source, one.field, text)));
     let stop = faults.value_of(stop_strings(&draft.sampling.stop, limits));
     faults.value_of(truncate::check(draft.truncation));
+    faults.value_of(words::check_bad_words(&draft.sampling.bad_words));
     faults.check()?;
+    sampling.bad_words = words::bad_words(&draft.sampling.bad_words, &text.tokenizer, model.vocab_size)?;
 
     let (prompt, opening) = prompt_tokens(&draft, text, model)?;
     sampling.grammar = answer_form::grammar(&draft, opening, &arguments, text)?;
@@ -291,6 +294,8 @@ fn sampling(
         ignore_eos: draft.ignore_eos,
         logprobs: faults.value_of(check_logprobs("logprobs", draft.logprobs, limits)),
         prompt_logprobs: faults.value_of(check_logprobs("prompt_logprobs", draft.prompt_logprobs, limits)),
+        allowed_token_ids: faults
+            .value_of(words::allowed_token_ids(draft.allowed_token_ids.as_deref(), model.vocab_size)),
         ..numbers
     }
 }

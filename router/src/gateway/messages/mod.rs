@@ -19,7 +19,7 @@ use super::request_id::RequestId;
 use super::shapes;
 use super::single::Single;
 use super::sse::{self, Named};
-use crate::app::{App, prompt_bytes};
+use crate::app::{App, work_bytes};
 use crate::config::RouterConfig;
 use crate::refusal::Refusal;
 use crate::request::Draft;
@@ -76,7 +76,7 @@ async fn counted(app: App, id: &str, request: Request) -> Result<Value, Refusal>
     check_model(draft.model.as_deref(), &app.text)?;
     let most = most_to_tokenize(&app.generator.model_limits()?);
     let text = app.text.clone();
-    let bytes = prompt_bytes(&draft.prompt);
+    let bytes = work_bytes(&draft.prompt);
     let count = move || {
         let chat = ChatPrompt::of(&draft.prompt).ok_or(Refusal::Internal)?;
         text.encode_chat(&chat, most).map(|tokens| tokens.len())
