@@ -1,5 +1,5 @@
-"""Tools, reasoning, Responses and Messages through the official SDKs and LangChain. The shipped model has never
-seen a tool; what it must call it calls, because the grammar holds it to it."""
+"""Tools, Responses and Messages through the official SDKs and LangChain. The shipped model has never seen a
+tool; what it must call it calls, because the grammar holds it to it."""
 
 import json
 import pathlib

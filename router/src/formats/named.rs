@@ -71,11 +71,10 @@ impl NamedCall {
     /// Whether the text before the arguments can still become a call's.
     fn may_be_a_head(&self) -> bool {
         let head = self.head.trim_start();
-        let rest = match head.len() < self.before.len() {
-            true if self.before.starts_with(head) => return true,
-            true => head,
-            false => head.strip_prefix(self.before).unwrap_or(head),
-        };
+        if self.before.starts_with(head) {
+            return true;
+        }
+        let rest = head.strip_prefix(self.before).unwrap_or(head);
         let fits = |c: char| in_name(c) || ":[]\n".contains(c);
         self.head.len() <= self.before.len() + 2 * MAX_NAME_BYTES && rest.chars().next_back().is_none_or(fits)
     }

@@ -1,5 +1,5 @@
-//! Calls as a Python list: `[f(a=1), g(b="x")]`. A call comes out whole, because a Python literal becomes JSON
-//! only when it is complete.
+//! Calls as a Python list: `[f(a=1), g(b="x")]`. A call comes out whole, because a Python literal becomes
+//! JSON only when it is complete.
 
 use serde_json::{Map, Number, Value};
 

@@ -9,7 +9,6 @@ const MAX_DEPTH: usize = 128;
 pub struct Skim {
     /// The closing brackets that are due.
     due: Vec<char>,
-    begun: bool,
     in_string: bool,
     escaped: bool,
     scalar: bool,
@@ -37,7 +36,6 @@ impl Skim {
         if self.scalar && self.due.is_empty() && !is_scalar(c) {
             return Skimmed::After;
         }
-        self.begun = true;
         match c {
             '"' => self.in_string = true,
             '{' | '[' => {

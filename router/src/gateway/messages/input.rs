@@ -64,10 +64,10 @@ impl Asked {
         draft.prompt = conversation(&mut fields).prompt(kwargs);
         let stream = fields.bool("stream");
         fields.take("anthropic_version");
-        fields.take("context_management").filter(|value| !value.is_null()).into_iter().for_each(|_| {
+        if fields.take("context_management").is_some() {
             let message = "context_management is not supported; shorten the messages.";
             fields.note(Refusal::invalid("context_management", message));
-        });
+        }
         take_unserved(&mut fields);
         Ok(Self { draft, stream, thinks, ignored: fields.finish(config.refuse_unknown_fields)? })
     }
@@ -194,8 +194,8 @@ fn conversation(fields: &mut Fields) -> Conversation {
     conversation
 }
 
-/// A block in which Anthropic's own clients account for their requests. It changes with every request and says
-/// nothing to the model; in the prompt it would void the prefix cache.
+/// A block in which Anthropic's own clients account for their requests. It changes with every request and
+/// says nothing to the model; in the prompt it would void the prefix cache.
 fn is_volatile(text: &str) -> bool {
     text.starts_with("x-anthropic-billing-header:")
 }

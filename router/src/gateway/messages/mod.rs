@@ -1,5 +1,5 @@
-//! `POST /v1/messages` and `/v1/messages/count_tokens`, Anthropic's API. [`input`] reads a request as a draft,
-//! [`output`] writes the blocks and events of the answer.
+//! `POST /v1/messages` and `/v1/messages/count_tokens`, Anthropic's API. [`input`] reads a request as a
+//! draft, [`output`] writes the blocks and events of the answer.
 
 mod input;
 mod output;

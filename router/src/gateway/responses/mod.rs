@@ -1,6 +1,6 @@
 //! `POST /v1/responses`, OpenAI's newer API, without state: nothing is stored, so a client sends the whole
-//! conversation each time. [`input`] reads a request as a draft, [`output`] writes the items and events of the
-//! answer.
+//! conversation each time. [`input`] reads a request as a draft, [`output`] writes the items and events of
+//! the answer.
 
 mod input;
 mod output;

@@ -1,5 +1,5 @@
-//! Tools and reasoning over chat, Responses and Messages: what the model is shown, what the answer is held to,
-//! how it comes apart, and that a stream says what the whole answer says.
+//! Tools and reasoning over chat, Responses and Messages: what the model is shown, what the answer is held
+//! to, how it comes apart, and that a stream says what the whole answer says.
 
 use super::*;
 use crate::request::TokenDelta;
