@@ -338,8 +338,8 @@ impl Lark<'_> {
     }
 }
 
-fn quoted(text: impl AsRef<str>) -> String {
-    Value::from(text.as_ref()).to_string()
+fn quoted(text: &str) -> String {
+    Value::from(text).to_string()
 }
 
 /// `text` in an expression.
