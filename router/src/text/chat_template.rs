@@ -94,6 +94,11 @@ impl ChatTemplate {
         !written(serde_json::json!({"probed_key": 1})) && written("{\"probed_key\": 1}".into())
     }
 
+    /// Frees the compiled program: other processes render. Constants of a hostile template may be large.
+    pub fn without_program(self) -> Self {
+        Self { env: Environment::empty(), ..self }
+    }
+
     /// Renders `messages`. `arguments` are extra variables; they cannot override the model's and the
     /// request's own.
     pub fn render(
