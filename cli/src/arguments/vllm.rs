@@ -54,7 +54,9 @@ const NO_MOE: &str = "mixture-of-experts models are not served; leave it out";
 const NO_MAMBA: &str =
     "only attention models are served, none with Mamba or linear-attention layers; leave it out";
 const NO_DRAFTS: &str = "speculative decoding is not supported; leave it out";
-const NO_TOOLS: &str = "tool calls and reasoning are not parsed: answers come as text; leave it out";
+const TOOLS: &str = "tool calls and reasoning are parsed wherever the model's format is known";
+const NO_PLUGIN: &str = "there are no plugins; see --tool-call-parser and --reasoning-parser";
+const NO_TOOL_OPTION: &str = "it has no counterpart; leave it out";
 const NO_GRAMMAR: &str = "answers follow schemas and grammars without it, by one library; leave it out";
 const NO_TRANSFER: &str =
     "KV cache is not moved between workers: a request that moves is computed again; leave it out";
@@ -534,28 +536,26 @@ pub const TABLE: &[Row] = &[
         Nothing,
         Refused("answers have no such field; leave it out"),
     ),
+    row(&["enable-auto-tool-choice", "enable-reasoning"], Nothing, Taken(TOOLS)),
     row(
-        &["enable-auto-tool-choice", "exclude-tools-when-tool-choice-none", "enable-reasoning"],
+        &["exclude-tools-when-tool-choice-none"],
         Nothing,
-        Refused(NO_TOOLS),
+        Refused("the model sees the tools of a request; leave them out of requests that shall call none"),
     ),
+    row(&["tool-parser-plugin", "reasoning-parser-plugin"], Value, Refused(NO_PLUGIN)),
+    row(&["tool-server"], Value, Refused("the server runs no tools itself; leave it out")),
     row(
         &[
-            "tool-call-parser",
-            "tool-parser-plugin",
-            "tool-server",
             "tool-strict-level",
-            "reasoning-parser",
-            "reasoning-parser-plugin",
             "reasoning-config",
             "reasoning-effort-map",
             "anthropic-disabled-thinking-effort",
             "cohere-format",
         ],
         Value,
-        Refused(NO_TOOLS),
+        Refused(NO_TOOL_OPTION),
     ),
-    row(&["cohere-is-reasoning-model"], Nothing, Refused(NO_TOOLS)),
+    row(&["cohere-is-reasoning-model"], Nothing, Refused(NO_TOOL_OPTION)),
     row(
         &["structured-outputs-config", "guided-decoding-backend", "logits-processor-pattern"],
         Value,

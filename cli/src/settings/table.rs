@@ -94,6 +94,22 @@ pub const FLAGS: &[Flag] = &[
         "Default arguments of the chat template, for example {\"enable_thinking\": false}; a request's own override them",
     ),
     one(
+        "tool-call-parser",
+        None,
+        "NAME",
+        MODEL,
+        FRONT | RUN_BATCH,
+        "How the model writes tool calls, by vLLM's name: hermes, qwen3_coder, llama3_json, mistral, … [default: recognised from the chat template]",
+    ),
+    one(
+        "reasoning-parser",
+        None,
+        "NAME",
+        MODEL,
+        FRONT | RUN_BATCH,
+        "How the model writes reasoning, by vLLM's name: qwen3, deepseek_r1, mistral, … [default: recognised from the chat template]",
+    ),
+    one(
         "generation-config",
         Some("auto"),
         "SOURCE",

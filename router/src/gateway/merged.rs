@@ -1,6 +1,7 @@
 //! Merges the streams of one call: a completions call may hold many prompts, each with `n` samples.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -9,6 +10,7 @@ use futures::{FutureExt, StreamExt};
 use skein_proto::logprobs::TokenLogprobs;
 
 use crate::app::{App, Started};
+use crate::formats::Plan;
 use crate::refusal::Refusal;
 use crate::request::{Draft, Journey, TokenRequest};
 use crate::tenant::Tenant;
@@ -33,6 +35,8 @@ pub struct Merged {
 pub struct Prompted {
     /// The validated request.
     pub request: TokenRequest,
+    /// How its text is split; `None` = it is content.
+    pub split: Option<Arc<Plan>>,
     /// Tokens up to the latest delta.
     pub usage: Usage,
     /// The moves of its request up to the latest delta.
@@ -51,10 +55,11 @@ impl Merged {
             waiting: VecDeque::new(),
         };
         for draft in drafts {
-            let Started { request, stream } = app.start(Draft { tenant: tenant.clone(), ..draft }).await?;
+            let Started { request, stream, split } =
+                app.start(Draft { tenant: tenant.clone(), ..draft }).await?;
             let at = merged.prompts.len();
             let (usage, journey) = (stream.usage(), stream.journey());
-            merged.prompts.push(Prompted { request, usage, journey, prompt_logprobs: Vec::new() });
+            merged.prompts.push(Prompted { request, split, usage, journey, prompt_logprobs: Vec::new() });
             merged.running.push(advance(at, stream));
         }
         Ok(merged)

@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use serde_json::Value;
 
 use super::outgoing::SseEvent;
 use super::refused::error_object;
@@ -35,6 +36,33 @@ pub fn response(events: impl Stream<Item = Result<SseEvent, Refusal>> + Send + '
     let body = Body::from_stream(bytes(events));
     let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-cache")];
     (headers, [("x-accel-buffering", "no")], body).into_response()
+}
+
+/// An event with a name, as Responses and Messages have them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Named {
+    /// The value of `event`, which `type` of the object repeats.
+    pub event: &'static str,
+    /// The JSON to send as `data`.
+    pub object: Value,
+}
+
+/// A response that sends named events; the last of them says that it is the last.
+pub fn named(events: impl Stream<Item = Named> + Send + 'static) -> Response {
+    let bytes = async_stream::stream! {
+        let mut events = std::pin::pin!(events);
+        loop {
+            match tokio::time::timeout(KEEP_ALIVE, events.next()).await {
+                Err(_) => yield Ok::<_, io::Error>(Bytes::from_static(b": keep-alive\n\n")),
+                Ok(Some(Named { event, object })) => {
+                    yield Ok(Bytes::from(format!("event: {event}\ndata: {object}\n\n")));
+                }
+                Ok(None) => break,
+            }
+        }
+    };
+    let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-cache")];
+    (headers, [("x-accel-buffering", "no")], Body::from_stream(bytes)).into_response()
 }
 
 /// Waits briefly for the first event, so that an early refusal is a status and not an event. The wait is
