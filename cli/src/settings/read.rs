@@ -5,7 +5,6 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use skein_kernels::leaves::MAX_LEAVES;
 use skein_node::config::{Origin, Settings, bytes, count, duration, number, one_of, text};
 use skein_node::telemetry::{self, LogFormat, LogOptions};
 use skein_router::config::{AdmissionConfig, RecoveryConfig, RequestLimits, RouterConfig};
@@ -16,6 +15,7 @@ use skein_worker::config::{
 
 use super::device_choice::DeviceChoice;
 use super::precision::precision;
+use super::ranks::{ranks, shared_settings};
 use super::text_sources::{root_path, text_sources};
 
 /// Upper bound for all durations.
@@ -145,8 +145,8 @@ impl EngineSettings {
         let queued = &mut engine.worker.scheduler.max_num_queued_reqs;
         *queued = small(settings, "max-num-queued-reqs", 1, 1_000_000).unwrap_or(*queued);
         engine.worker.shutdown_timeout = shutdown_timeout(settings);
-        let ranks = small(settings, "tensor-parallel-size", 1, MAX_LEAVES as u32).unwrap_or(1);
-        engine.worker.ranks.tensor_parallel = ranks;
+        engine.worker.ranks = ranks(settings, |name| std::env::var(name).ok());
+        engine.worker.ranks.nodes.settings = shared_settings(settings, &engine.worker);
         engine
     }
 
