@@ -281,8 +281,10 @@ impl Launch {
         if nodes.count > 1 {
             flag("node-rank", &nodes.rank);
             flag("leader", &nodes.leader);
-            // Not on the command line, which every user of this machine can read.
-            command.env(GROUP_SECRET, &nodes.secret.0);
+            if !nodes.secret.0.is_empty() {
+                // Not on the command line, which every user of this machine can read.
+                command.env(GROUP_SECRET, &nodes.secret.0);
+            }
         }
         let mut flag = |name: &str, value: &dyn std::fmt::Display| {
             command.arg(format!("--{name}={value}"));

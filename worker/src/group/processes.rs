@@ -137,6 +137,8 @@ pub struct RankCommand {
 pub struct Processes {
     watch: Watch,
     answers: Mutex<Receiver<(usize, Answer)>>,
+    /// Ranks that had loaded before all others had joined.
+    early: Vec<usize>,
     sender: SyncSender<(usize, Answer)>,
     terms: Terms,
     /// All ranks but the leader.
@@ -176,7 +178,8 @@ impl Processes {
         }
         watch.listen()?;
         let (ranks, terms) = (1..memory.plan().topology.ranks(), welcome.terms.clone());
-        Ok(Self { watch, answers: Mutex::new(answers), sender, terms, ranks, children })
+        let (answers, early) = (Mutex::new(answers), Vec::new());
+        Ok(Self { watch, answers, early, sender, terms, ranks, children })
     }
 
     /// The group's watch.
@@ -221,16 +224,20 @@ impl Processes {
     ///
     /// # Errors
     /// A rank that was lost, or whose terms differ.
-    pub fn joined(&self) -> Result<Vec<Option<u16>>, String> {
-        let mut ports = vec![None; self.ranks.len()];
-        self.each(Some(JOIN_TIMEOUT), |rank, answer| match answer {
+    pub fn joined(&mut self) -> Result<Vec<Option<u16>>, String> {
+        let (mut ports, mut early) = (vec![None; self.ranks.len()], Vec::new());
+        self.each(Vec::new(), Some(JOIN_TIMEOUT), |rank, answer| match answer {
             Answer::Joined { terms, port } => {
                 ports[rank - 1] = port;
-                terms.differ(rank, &self.terms).map_or(Ok(()), Err)
+                terms.differ(rank, &self.terms).map_or(Ok(true), Err)
             }
             Answer::Failed { reason } => Err(format!("rank {rank} cannot join: {reason}")),
-            Answer::Loaded => Err(format!("rank {rank} has loaded before it has joined")),
+            Answer::Loaded => {
+                early.push(rank);
+                Ok(false)
+            }
         })?;
+        self.early = early;
         Ok(ports)
     }
 
@@ -239,28 +246,28 @@ impl Processes {
     /// # Errors
     /// A rank that was lost, or could not load.
     pub fn loaded(self) -> Result<Watch, String> {
-        self.each(None, |rank, answer| match answer {
-            Answer::Loaded => Ok(()),
+        self.each(self.early.clone(), None, |rank, answer| match answer {
+            Answer::Loaded => Ok(true),
             Answer::Failed { reason } => Err(format!("rank {rank} cannot load its part: {reason}")),
             Answer::Joined { .. } => Err(format!("rank {rank} joins twice")),
         })?;
         Ok(self.watch.clone())
     }
 
-    /// Takes one answer of each rank.
+    /// Takes answers until each rank but those that are `done` has given one that counts; `take` says whether.
     fn each(
         &self,
+        done: Vec<usize>,
         within: Option<Duration>,
-        mut take: impl FnMut(usize, Answer) -> Result<(), String>,
+        mut take: impl FnMut(usize, Answer) -> Result<bool, String>,
     ) -> Result<(), String> {
         let began = clock::now();
-        let mut missing: Vec<usize> = self.ranks.clone().collect();
+        let mut missing: Vec<usize> = self.ranks.clone().filter(|rank| !done.contains(rank)).collect();
         while let Some(first) = missing.first() {
             let taken = match self.next_answer(BEAT) {
-                Some((rank, answer)) if self.ranks.contains(&rank) => {
-                    missing.retain(|other| *other != rank);
-                    take(rank, answer)
-                }
+                Some((rank, answer)) if self.ranks.contains(&rank) => take(rank, answer).map(|counts| {
+                    missing.retain(|other| *other != rank || !counts);
+                }),
                 Some((rank, _)) => Err(format!("there is no rank {rank}, and it answers")),
                 None if within.is_none_or(|within| clock::now().since(began) < within) => Ok(()),
                 None => Err(format!("rank {first} has not answered")),
@@ -434,13 +441,17 @@ mod tests {
         Terms { version: "1.2.3".into(), model: 7, arithmetic: "cpu 6".into() }
     }
 
-    fn memory() -> GroupMemory {
-        let plan = NodePlan::new(Topology::new(2, 1, 1).unwrap(), 0, 0);
+    fn memory(ranks: usize) -> GroupMemory {
+        let plan = NodePlan::new(Topology::new(ranks, 1, 1).unwrap(), 0, 0);
         GroupMemory::create(plan, Duration::from_secs(5)).unwrap()
     }
 
     fn start(script: &str) -> (Processes, GroupMemory) {
-        let memory = memory();
+        start_ranks(2, script)
+    }
+
+    fn start_ranks(ranks: usize, script: &str) -> (Processes, GroupMemory) {
+        let memory = memory(ranks);
         let command = RankCommand { binary: "sh".into(), arguments: vec!["-c".into(), script.into()] };
         let welcome = Welcome {
             rank: 0,
@@ -478,7 +489,7 @@ mod tests {
             (Terms { arithmetic: "cpu 5".into(), ..terms() }, "the arithmetic `cpu 5`, rank 0 has `cpu 6`"),
         ] {
             let began = clock::now();
-            let (processes, memory) = start(&format!("{}; exec sleep 600", joins(&other)));
+            let (mut processes, memory) = start(&format!("{}; exec sleep 600", joins(&other)));
             let why = processes.joined().unwrap_err();
             assert!(why.contains("rank 1 has") && why.contains(expected), "{why}");
             assert!(clock::now().since(began) < Duration::from_secs(5));
@@ -488,23 +499,35 @@ mod tests {
 
     #[test]
     fn a_killed_rank_ends_the_group_at_once() {
-        let (processes, memory) = start(&format!("{}; kill -9 $$", joins(&terms())));
+        let (mut processes, memory) = start(&format!("{}; kill -9 $$", joins(&terms())));
         let why = processes.joined().and_then(|_| processes.loaded().map(drop)).unwrap_err();
         assert!(why.starts_with("rank 1 ended with signal: 9"), "{why}");
         assert_eq!(memory.cause(), Some(1));
     }
 
     #[test]
+    fn a_rank_may_have_loaded_before_others_have_joined() {
+        let loaded = serde_json::to_string(&Answer::Loaded).unwrap();
+        let joins = joins(&terms());
+        // The second rank joins last.
+        let late = format!("{joins}; echo '{loaded}'; exec sleep 600");
+        let script = late.replacen("read -r welcome;", "read -r welcome; case \"$welcome\" in *'\"rank\":2'*) sleep 0.5;; esac;", 1);
+        let (mut processes, _) = start_ranks(3, &script);
+        processes.joined().unwrap();
+        assert!(processes.loaded().unwrap().failure().is_none());
+    }
+
+    #[test]
     fn a_rank_that_cannot_load_says_why() {
         let failed = serde_json::to_string(&Answer::Failed { reason: "no memory".into() }).unwrap();
-        let (processes, _) = start(&format!("{}; echo '{failed}'; exit 1", joins(&terms())));
+        let (mut processes, _) = start(&format!("{}; echo '{failed}'; exit 1", joins(&terms())));
         let why = processes.joined().and_then(|_| processes.loaded().map(drop)).unwrap_err();
         assert_eq!(why, "rank 1 ended: no memory");
     }
 
     #[test]
     fn a_stopped_rank_is_killed_with_its_group() {
-        let (processes, _) = start(&format!("{}; echo $$ >&2; kill -STOP $$", joins(&terms())));
+        let (mut processes, _) = start(&format!("{}; echo $$ >&2; kill -STOP $$", joins(&terms())));
         processes.joined().unwrap();
         let why = processes.loaded().map(drop).unwrap_err();
         assert!(why.starts_with("rank 1 has been silent for "), "{why}");
@@ -512,7 +535,7 @@ mod tests {
 
     #[test]
     fn a_binary_that_does_not_exist_is_named() {
-        let memory = memory();
+        let memory = memory(2);
         let command = RankCommand { binary: "/nowhere/skein".into(), arguments: Vec::new() };
         let (processes, _) = start("exit 0");
         drop(processes);

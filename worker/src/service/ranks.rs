@@ -107,8 +107,9 @@ pub(super) fn lead(
         precision: config.precision,
         packed_cache_dir: config.cpu.packed_cache_dir.clone(),
     };
-    let processes = Processes::start(&memory, command, &welcome).map_err(cannot)?;
-    let fail = |why: String| stopped(processes.fail(why));
+    let mut processes = Processes::start(&memory, command, &welcome).map_err(cannot)?;
+    let watch = processes.watch().clone();
+    let fail = |why: String| stopped(watch.fail(why));
     let nodes = start_nodes(others, &processes, &welcome, plan).map_err(fail)?;
     let listener = group::listen(&topology, address).map_err(|error| fail(error.to_string()))?;
     let ports = processes.joined().map_err(stopped)?;
