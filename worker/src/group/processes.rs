@@ -202,7 +202,9 @@ impl Processes {
         for started in self.children.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             let mut started = started.lock().unwrap_or_else(PoisonError::into_inner);
             // Fails if the child has ended, which is noticed elsewhere.
-            started.leash.as_mut().map(|leash| drop(writeln!(leash, "{line}")));
+            if let Some(leash) = &mut started.leash {
+                let _ = writeln!(leash, "{line}");
+            }
         }
     }
 
@@ -511,7 +513,11 @@ mod tests {
         let joins = joins(&terms());
         // The second rank joins last.
         let late = format!("{joins}; echo '{loaded}'; exec sleep 600");
-        let script = late.replacen("read -r welcome;", "read -r welcome; case \"$welcome\" in *'\"rank\":2'*) sleep 0.5;; esac;", 1);
+        let script = late.replacen(
+            "read -r welcome;",
+            "read -r welcome; case \"$welcome\" in *'\"rank\":2'*) sleep 0.5;; esac;",
+            1,
+        );
         let (mut processes, _) = start_ranks(3, &script);
         processes.joined().unwrap();
         assert!(processes.loaded().unwrap().failure().is_none());

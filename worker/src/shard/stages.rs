@@ -18,8 +18,8 @@ pub(super) fn divide(spec: &Spec, stages: usize) -> Option<Vec<Range<usize>>> {
     // possible.
     let head = tensors::head(&tensors::all(spec)).len();
     let mut least = vec![vec![usize::MAX; layers + 1]; stages + 1];
-    for n in 1..=layers {
-        least[1][n] = of(layers - n..layers) + head;
+    for (n, least) in least[1].iter_mut().enumerate().skip(1) {
+        *least = of(layers - n..layers) + head;
     }
     for s in 2..=stages {
         for n in s..=layers {
