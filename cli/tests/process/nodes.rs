@@ -1,5 +1,7 @@
-//! Workers on several nodes, here processes that reach each other over loopback: the tokens of one rank, whatever
-//! rank or node ends or stops, and nodes that disagree are refused.
+//! Workers on several nodes, here processes that reach each other over loopback: the tokens of one rank,
+//! whatever rank or node ends or stops, and nodes that disagree are refused.
+
+#![allow(clippy::unwrap_used)] // a test may fail
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};

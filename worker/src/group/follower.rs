@@ -29,8 +29,8 @@ pub enum RankError {
     Check(String),
 }
 
-/// Obeys the frames of `epoch`. `check` checks the loaded model together with all ranks, and returns what runs
-/// steps. `reports` is the exchange of what ranks of the last stage drew.
+/// Obeys the frames of `epoch`. `check` checks the loaded model together with all ranks, and returns what
+/// runs steps. `reports` is the exchange of what ranks of the last stage drew.
 ///
 /// # Errors
 /// If this rank cannot go on, or the group ends.

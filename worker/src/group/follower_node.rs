@@ -1,6 +1,6 @@
-//! The process of a node that has no leader: it joins the leader's group, starts this node's ranks, and passes
-//! on what they are told and what they answer. It holds no part of the model, so it outlives its group, and
-//! joins the next one.
+//! The process of a node that has no leader: it joins the leader's group, starts this node's ranks, and
+//! passes on what they are told and what they answer. It holds no part of the model, so it outlives its
+//! group, and joins the next one.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,11 +1,13 @@
 //! The memory that all processes of a group on one node share.
 //!
 //! ```text
-//! exchange of steps, and of reports, for each stage · a beat for each seat · ring of frames · links between stages
+//! exchange of steps, and of reports, for each stage · a beat for each seat · ring of frames · links between
+//! stages
 //! ```
 //!
-//! A seat is a process: seat 0 writes the frames, and all others read them. On the first node seat 0 is rank 0,
-//! which leads. On the others it is the process that holds the connection to the leader, and the ranks follow.
+//! A seat is a process: seat 0 writes the frames, and all others read them. On the first node seat 0 is rank
+//! 0, which leads. On the others it is the process that holds the connection to the leader, and the ranks
+//! follow.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -40,8 +42,8 @@ pub struct NodePlan {
 }
 
 impl NodePlan {
-    /// The part of `node`, if a step passes on at most `step_bytes` bytes from stage to stage. A link has room
-    /// for a step under way and one that waits.
+    /// The part of `node`, if a step passes on at most `step_bytes` bytes from stage to stage. A link has
+    /// room for a step under way and one that waits.
     pub fn new(topology: Topology, node: usize, step_bytes: usize) -> Self {
         let [least, most] = LINK_BYTES;
         let link_bytes = (2 * step_bytes).next_multiple_of(4096).clamp(least, most);

@@ -4,9 +4,9 @@
 //! others is a frame that the leader writes: the check of the loaded model, every step, the end. All ranks
 //! draw every token, and no token is used before all have drawn the same.
 //!
-//! Ranks on other nodes are reached over TCP: each node has a process that passes on the leader's frames and its
-//! ranks' answers (`follower_node`), and ranks that exchange data are connected directly (`mesh`). A pipeline's
-//! stages pass rows on over links, and the ranks of the last stage draw.
+//! Ranks on other nodes are reached over TCP: each node has a process that passes on the leader's frames and
+//! its ranks' answers (`follower_node`), and ranks that exchange data are connected directly (`mesh`). A
+//! pipeline's stages pass rows on over links, and the ranks of the last stage draw.
 //!
 //! Ranks end together: a rank's end, its silence, a late step or a differing token ends all of them, and the
 //! worker with them. A rank alone is of no use, as nobody else has its part of the weights.

@@ -155,8 +155,8 @@ struct Started {
 }
 
 impl Processes {
-    /// Starts a process for each rank of the node of `memory`, but the leader. Each is told what `welcome` says,
-    /// with its own number.
+    /// Starts a process for each rank of the node of `memory`, but the leader. Each is told what `welcome`
+    /// says, with its own number.
     ///
     /// # Errors
     /// If a process or thread cannot be started.
@@ -256,7 +256,8 @@ impl Processes {
         Ok(self.watch.clone())
     }
 
-    /// Takes answers until each rank but those that are `done` has given one that counts; `take` says whether.
+    /// Takes answers until each rank but those that are `done` has given one that counts; `take` says
+    /// whether.
     fn each(
         &self,
         done: Vec<usize>,

@@ -1,8 +1,8 @@
 //! Where the ranks of a group are. Pure.
 //!
 //! Ranks are numbered from the last stage of the pipeline to the first, and each stage's ranks follow each
-//! other. So the ranks that draw tokens are the first ones, and rank 0, which leads, is among them. Nodes have
-//! equally many ranks, in order.
+//! other. So the ranks that draw tokens are the first ones, and rank 0, which leads, is among them. Nodes
+//! have equally many ranks, in order.
 
 use serde::{Deserialize, Serialize};
 

@@ -140,9 +140,10 @@ impl Scheduler {
         }
     }
 
-    /// Plans for a backend of `stages` stages, each with a step of its own. A step's tokens are known when it
-    /// has passed all of them, so no step carries tokens over from the one before: a stream sits out until its
-    /// last token is known. Each step gets an even part of the streams, so that all stages have work.
+    /// Plans for a backend of `stages` stages, each with a step of its own. A step's tokens are known when
+    /// it has passed all of them, so no step carries tokens over from the one before: a stream sits out
+    /// until its last token is known. Each step gets an even part of the streams, so that all stages have
+    /// work.
     pub fn set_stages(&mut self, stages: u32) {
         self.limits.stages = stages.max(1);
     }

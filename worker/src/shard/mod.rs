@@ -208,7 +208,8 @@ impl Shard {
         Part { rows, cols, leaves }
     }
 
-    /// What the rank computes: its layers, its heads, its part of feed-forward networks, all of the vocabulary.
+    /// What the rank computes: its layers, its heads, its part of feed-forward networks, all of the
+    /// vocabulary.
     pub fn spec(&self, spec: &Spec) -> Spec {
         let mut own = spec.clone();
         own.attention.heads = self.heads.len();

@@ -80,8 +80,8 @@ impl Shared {
         Ok(())
     }
 
-    /// The outputs of experts, `[pairs, width]`, each from the rank that has the expert: `owners` names it. All
-    /// ranks chose alike, so they know how many pairs each one gives.
+    /// The outputs of experts, `[pairs, width]`, each from the rank that has the expert: `owners` names it.
+    /// All ranks chose alike, so they know how many pairs each one gives.
     pub(super) fn expert_outputs(
         &mut self,
         ranks: &mut dyn Ranks,
@@ -110,8 +110,9 @@ impl Shared {
         Ok(())
     }
 
-    /// Queries and keys of all heads, for a norm over whole rows: `normalise` gets `[rows, q | k]` of the whole
-    /// model, and this rank's part of the result replaces that of `qkv`, `[rows, q | k | v]` of its own heads.
+    /// Queries and keys of all heads, for a norm over whole rows: `normalise` gets `[rows, q | k]` of the
+    /// whole model, and this rank's part of the result replaces that of `qkv`, `[rows, q | k | v]` of its
+    /// own heads.
     pub(super) fn whole_rows(
         &mut self,
         ranks: &mut dyn Ranks,
