@@ -19,7 +19,9 @@ fn a_pipeline_draws_the_tokens_of_one_stage_and_carries_none() {
             let requests: Vec<_> = (1..=12).map(|key| random_request(&mut rng, key, 40)).collect();
             for request in &requests {
                 world.submit(request.clone());
-                (0..rng.within(0..=3)).for_each(|_| drop(world.step()));
+                for _ in 0..rng.within(0..=3) {
+                    world.step();
+                }
             }
             world.run();
             assert_eq!(world.carried, 0, "seed {seed}, {stages} stages");
@@ -39,7 +41,9 @@ fn streams_are_spread_evenly_over_the_steps_in_flight() {
     let params = SamplingParams { max_tokens: 60, ..SamplingParams::default() };
     let mut world = pipeline(2, &roomy(), 200);
     (1..=5).for_each(|key| world.submit(request(key, vec![key as u32; 4], params.clone())));
-    (0..20).for_each(|_| drop(world.step()));
+    for _ in 0..20 {
+        world.step();
+    }
     let mut rows = Vec::new();
     for _ in 0..10 {
         let before = world.rows;
