@@ -12,7 +12,7 @@ use skein_node::supervisor::{Lifecycle, Secret, end_with_supervisor, report_aliv
 use skein_node::telemetry::{self, LogOptions};
 use skein_node::trace;
 use skein_worker::backend::cuda::{CudaLoadError, NotUsable};
-use skein_worker::config::{BackendKind, CudaConfig, DRAIN_GRACE, LoadFormat, WorkerConfig};
+use skein_worker::config::{BackendKind, CudaConfig, DRAIN_GRACE, LoadFormat, RanksConfig, WorkerConfig};
 use skein_worker::group;
 use skein_worker::service::{self, WorkerError};
 use tokio::process::Command;
@@ -36,6 +36,8 @@ pub const MEMORY_SHARERS: &str = "memory-sharers";
 pub const GPU_ORDINAL: &str = "gpu-ordinal";
 /// Hidden flag: number of supervised workers that share that GPU.
 pub const GPU_SHARERS: &str = "gpu-sharers";
+/// Variable of `--group-secret`.
+const GROUP_SECRET: &str = "SKEIN_GROUP_SECRET";
 /// Drain time of a worker whose supervisor has closed its input. The router has drained before, so nothing
 /// should be running.
 const SUPERVISED_DRAIN: Duration = Duration::from_secs(5);
@@ -96,6 +98,9 @@ async fn serve(matches: &ArgMatches, supervised: Option<&str>) -> Result<(), Fai
     config.cuda.ordinal = matches.get_one(GPU_ORDINAL).copied().unwrap_or(config.cuda.ordinal);
     config.cuda.sharers = matches.get_one(GPU_SHARERS).copied().unwrap_or(1);
     config.ranks.command = Some(group::this_binary(&[RANK]).map_err(Failure::other)?);
+    if settings.switch("plan") {
+        return print_plan(&config);
+    }
     telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
     let outcome = match supervised {
         Some(_) => {
@@ -113,6 +118,9 @@ async fn serve(matches: &ArgMatches, supervised: Option<&str>) -> Result<(), Fai
         None => {
             settings::log_effective(&settings);
             let shutdown = Shutdown::on_signals().map_err(Failure::other)?;
+            if config.ranks.nodes.rank > 0 {
+                return follow_leader(config, &shutdown).await;
+            }
             if fakes > 1 {
                 check_fakes(&discovery, listen, fakes)?;
                 return serve_fakes(config, fakes, &shutdown).await.map_err(|error| failure(&error));
@@ -122,6 +130,29 @@ async fn serve(matches: &ArgMatches, supervised: Option<&str>) -> Result<(), Fai
         }
     };
     outcome.map_err(|error| failure(&error))
+}
+
+/// Prints what a worker would take of memory.
+///
+/// # Errors
+/// Settings with which the model cannot be served.
+pub fn print_plan(config: &WorkerConfig) -> Result<(), Failure> {
+    let plan = service::plan(config).map_err(|error| failure(&error))?;
+    out!("{plan}");
+    Ok(())
+}
+
+/// Holds this node's ranks for the leader of another node, until shutdown or until the leader refuses it.
+async fn follow_leader(config: WorkerConfig, shutdown: &Shutdown) -> Result<(), Failure> {
+    let following = tokio::task::spawn_blocking(move || service::follow_leader(&config));
+    tokio::select! {
+        // Its ranks end with this process, and the leader sees that.
+        () = shutdown.requested() => {
+            trace::flush(settings::FLUSH_TRACES);
+            skein_sys::process::exit_without_handlers(0)
+        }
+        outcome = following => outcome.map_err(Failure::other)?.map_err(|error| failure(&error)),
+    }
 }
 
 /// Runs a worker without a supervisor. It is registered in etcd from ready until shutdown.
@@ -311,7 +342,21 @@ impl Launch {
         flag("served-model-name", &self.served_model_name);
         flag("listen", &"127.0.0.1:0");
         flag("threads", &threads);
-        flag("tensor-parallel-size", &config.ranks.tensor_parallel);
+        let RanksConfig { tensor_parallel, pipeline_parallel, nodes, .. } = &config.ranks;
+        flag("tensor-parallel-size", tensor_parallel);
+        flag("pipeline-parallel-size", pipeline_parallel);
+        flag("nnodes", &nodes.count);
+        if nodes.count > 1 {
+            flag("node-rank", &nodes.rank);
+            flag("leader", &nodes.leader);
+            if !nodes.secret.0.is_empty() {
+                // Not on the command line, which every user of this machine can read.
+                command.env(GROUP_SECRET, &nodes.secret.0);
+            }
+        }
+        let mut flag = |name: &str, value: &dyn std::fmt::Display| {
+            command.arg(format!("--{name}={value}"));
+        };
         flag("device", &engine.device.text());
         if matches!(config.backend, BackendKind::Auto | BackendKind::Cuda) {
             let (ordinal, sharers) = self.gpu_of(index, engine.device.ordinal);

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use skein_node::supervisor::Secret;
 
 use crate::backend::fake::StepCost;
-use crate::group::RankCommand;
+use crate::group::{RankCommand, Setting};
 
 /// Effective settings of one worker process.
 #[derive(Debug, Clone)]
@@ -136,15 +136,58 @@ pub enum Dtype {
 /// Ranks that share the model, a process each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RanksConfig {
-    /// Number of ranks, this process included.
+    /// Ranks that share each layer.
     pub tensor_parallel: u32,
+    /// Stages that divide the layers.
+    pub pipeline_parallel: u32,
+    /// Nodes that the ranks are on.
+    pub nodes: NodesConfig,
     /// How the other ranks are started; not used with one rank.
     pub command: Option<RankCommand>,
 }
 
+impl RanksConfig {
+    /// Number of ranks.
+    pub fn count(&self) -> u32 {
+        self.tensor_parallel.max(1) * self.pipeline_parallel.max(1)
+    }
+}
+
 impl Default for RanksConfig {
     fn default() -> Self {
-        Self { tensor_parallel: 1, command: None }
+        Self { tensor_parallel: 1, pipeline_parallel: 1, nodes: NodesConfig::default(), command: None }
+    }
+}
+
+/// The nodes of a group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodesConfig {
+    /// Number of nodes.
+    pub count: u32,
+    /// This node; node 0 leads.
+    pub rank: u32,
+    /// Host and port of the leader; not used with one node.
+    pub leader: String,
+    /// What all nodes must know to join.
+    pub secret: GroupSecret,
+    /// Settings that all nodes must agree on.
+    pub settings: Vec<Setting>,
+}
+
+impl Default for NodesConfig {
+    fn default() -> Self {
+        let (leader, secret) = (String::new(), GroupSecret::default());
+        Self { count: 1, rank: 0, leader, secret, settings: Vec::new() }
+    }
+}
+
+/// The secret of a group; it is not printed.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct GroupSecret(pub String);
+
+impl std::fmt::Debug for GroupSecret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("GroupSecret(***)")
     }
 }
 

@@ -44,9 +44,10 @@ const fn row(names: &'static [&'static str], takes: Takes, answer: Answer) -> Ro
 use Answer::{Means, Only, Refused, Taken};
 use Takes::{Nothing, Value, Values};
 
-const ONE_DEVICE: &str = "a worker computes on one device, or on the CPU with --tensor-parallel-size; --workers N runs N full replicas";
+const ONE_DEVICE: &str = "a worker computes on one device, or on the CPU with --tensor-parallel-size and --pipeline-parallel-size; --workers N runs N full replicas";
 const OTHER_MACHINES: &str =
     "for several machines start `skein worker` on each, and `skein router` in front of them";
+const LEADER: &str = "give --leader HOST:PORT, the address of the machine with --node-rank 0";
 const NO_RAY: &str = "workers are plain processes, Ray is not used; leave it out";
 const TEXT_ONLY: &str = "Skein serves text only: no images, sound or video; leave it out";
 const NO_LORA: &str = "LoRA adapters are not served; merge the adapter into the weights";
@@ -94,11 +95,12 @@ pub const TABLE: &[Row] = &[
     row(&["-q"], Value, Means("quantization")),
     // One device, one machine.
     row(&["-tp"], Value, Means("tensor-parallel-size")),
-    row(&["pipeline-parallel-size", "-pp"], Value, Only(&["1"], ONE_DEVICE)),
+    row(&["-pp"], Value, Means("pipeline-parallel-size")),
     row(&["decode-context-parallel-size", "-dcp"], Value, Only(&["1"], ONE_DEVICE)),
     row(&["prefill-context-parallel-size", "-pcp"], Value, Only(&["1"], ONE_DEVICE)),
-    row(&["nnodes", "-n"], Value, Only(&["1"], OTHER_MACHINES)),
-    row(&["node-rank", "-r"], Value, Only(&["0"], OTHER_MACHINES)),
+    row(&["-n"], Value, Means("nnodes")),
+    row(&["-r"], Value, Means("node-rank")),
+    row(&["master-addr", "master-port"], Value, Refused(LEADER)),
     row(
         &["dcp-comm-backend", "dcp-kv-cache-interleave-size", "cp-kv-cache-interleave-size", "ubatch-size"],
         Value,
@@ -110,11 +112,7 @@ pub const TABLE: &[Row] = &[
         Refused(ONE_DEVICE),
     ),
     row(&["dbo-decode-token-threshold", "dbo-prefill-token-threshold"], Value, Refused(ONE_DEVICE)),
-    row(
-        &["master-addr", "master-port", "distributed-timeout-seconds", "cpu-distributed-timeout-seconds"],
-        Value,
-        Refused(OTHER_MACHINES),
-    ),
+    row(&["distributed-timeout-seconds", "cpu-distributed-timeout-seconds"], Value, Refused(OTHER_MACHINES)),
     row(
         &[
             "data-parallel-rank",

@@ -130,7 +130,8 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
 impl Here {
     fn read(settings: &mut Settings, log: LogOptions) -> Result<Self, Failure> {
         let text_sources = settings::text_sources(settings);
-        let engine = EngineSettings::read_compute(settings);
+        let mut engine = EngineSettings::read_compute(settings);
+        engine.worker.ranks = settings::ranks(settings, |_| None);
         let workers =
             settings.value("workers", count(1..=crate::serve::MAX_WORKERS)).map(|count| count as usize);
         let names = settings.list("served-model-name", text);

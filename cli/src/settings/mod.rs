@@ -10,6 +10,8 @@ mod fake;
 mod otlp;
 #[cfg(feature = "worker")]
 mod precision;
+#[cfg(feature = "worker")]
+mod ranks;
 mod read;
 pub mod table;
 mod text_sources;
@@ -29,6 +31,8 @@ pub use fake::FakeSettings;
 pub use otlp::{FLUSH_TRACES, OtlpSettings};
 #[cfg(feature = "worker")]
 pub use precision::flags as precision_flags;
+#[cfg(feature = "worker")]
+pub use ranks::ranks;
 pub use read::{FrontSettings, log_options, model_argument, quiet_on_a_terminal, user_cache};
 use table::{BENCH, FLAGS, Flag, GATEWAY, ROUTER, RUN, RUN_BATCH, SERVE, WORKER};
 pub use text_sources::text_sources;

@@ -1,5 +1,6 @@
 //! Feed-forward networks of a step: gated, plain, or a mixture of experts.
 
+use skein_kernels::collective::{Lost, Ranks};
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::aligned::Aligned;
 use skein_kernels::cpu::experts::Choices;
@@ -8,6 +9,7 @@ use skein_kernels::cpu::matmul::{Gated, Write, gated_matmul, matmul};
 use skein_kernels::cpu::mlp::activate_into;
 
 use super::Model;
+use super::exchange::Shared;
 use super::layers::{FeedForward, GatedNetwork, Norm, Projection};
 use crate::model::spec::{ExpertsSpec, FeedForwardSpec, Spec};
 
@@ -37,12 +39,26 @@ struct Experts {
 
 impl Inner {
     pub fn grow(&mut self, spec: &Spec, rows: usize) {
-        let is_plain = spec.layers.iter().any(|layer| !layer.feed_forward.is_gated);
-        self.up.grow(if is_plain { rows * spec.inner_size() } else { 0 });
+        let [up, logits, outputs, experts_rows] = Self::lens(spec, rows);
+        self.up.grow(up);
+        self.experts.logits.grow(logits);
+        self.experts.outputs.grow(outputs);
+        self.experts.rows.grow(experts_rows);
+    }
+
+    /// Values for steps of `rows` rows: a plain network's, and experts' logits, outputs and inputs.
+    pub fn lens(spec: &Spec, rows: usize) -> [usize; 4] {
+        let plain = spec.layers.iter().filter(|layer| !layer.feed_forward.is_gated);
+        let plain = plain.map(|layer| layer.feed_forward.inner_size).max().unwrap_or_default();
         let (experts, per_token) = spec.experts();
-        self.experts.logits.grow(rows * experts);
-        self.experts.outputs.grow(rows * per_token * spec.hidden_size);
-        self.experts.rows.grow(if experts > 0 { rows * spec.hidden_size } else { 0 });
+        let inputs = if experts > 0 { spec.hidden_size } else { 0 };
+        [plain, experts, per_token * spec.hidden_size, inputs].map(|width| rows * width)
+    }
+
+    /// Values that are allocated.
+    pub fn len(&self) -> usize {
+        let Experts { logits, outputs, rows, .. } = &self.experts;
+        [&self.up, logits, outputs, rows].map(|values| values.len()).iter().sum()
     }
 }
 
@@ -111,13 +127,25 @@ pub(super) struct Mixture<'a> {
     pub experts: ExpertsSpec,
     pub norm: Option<&'a Norm>,
     pub router: &'a Projection,
-    pub networks: &'a [GatedNetwork],
+    /// The experts that this rank has.
+    pub networks: &'a [Option<GatedNetwork>],
 }
 
 impl Mixture<'_> {
     /// Adds the experts' outputs to `x` `[rows, hidden]`. The weights of a chosen expert are read once, for
-    /// all its rows together. The router always reads `f32`: a rounding could change the choice.
-    pub fn add(&self, cpu: &mut Cpu, x: &mut [f32], inner: &mut Input, buffers: &mut Inner) {
+    /// all its rows together. The router always reads `f32`: a rounding could change the choice. Every rank
+    /// chooses, computes the experts that it has, and adds the outputs of all.
+    ///
+    /// # Errors
+    /// If another rank is lost.
+    pub fn add(
+        &self,
+        cpu: &mut Cpu,
+        x: &mut [f32],
+        inner: &mut Input,
+        buffers: &mut Inner,
+        (shared, ranks): (&mut Shared, &mut dyn Ranks),
+    ) -> Result<(), Lost> {
         let Experts { normalised, rows, logits, choices, input, outputs } = &mut buffers.experts;
         let (hidden, ExpertsSpec { count, routing }) = (self.model.spec.hidden_size, self.experts);
         self.model.normalise_into(cpu, x, self.norm, Encoding::F32, normalised);
@@ -127,7 +155,8 @@ impl Mixture<'_> {
         let rows = &mut rows[..x.len()];
         normalised.copy_to(rows);
         for (expert, pairs) in choices.chosen() {
-            let (network, of_expert) = (&self.networks[expert], choices.rows(pairs.clone()));
+            let Some(network) = &self.networks[expert] else { continue };
+            let of_expert = choices.rows(pairs.clone());
             let encoding = self.model.encoding(&[network.gate.linear(), network.up.linear()]);
             input.fill(cpu, encoding, of_expert.len(), hidden, |i, to| {
                 to.copy_from_slice(&rows[of_expert[i] as usize * hidden..][..hidden]);
@@ -136,6 +165,11 @@ impl Mixture<'_> {
             let outputs = &mut outputs[pairs.start * hidden..pairs.end * hidden];
             matmul(cpu, inner, &[network.down.linear()], outputs, Write::Set);
         }
-        choices.add_outputs(cpu, &outputs[..choices.pairs() * hidden], hidden, x);
+        let outputs = &mut outputs[..choices.pairs() * hidden];
+        if ranks.count() > 1 {
+            shared.expert_outputs(ranks, &self.model.shard.experts, choices, outputs, hidden)?;
+        }
+        choices.add_outputs(cpu, outputs, hidden, x);
+        Ok(())
     }
 }

@@ -36,8 +36,8 @@ pub(super) enum FeedForward {
     Gated(GatedNetwork),
     /// `up` and `down`, without a gate.
     Plain(Projection, Projection),
-    /// The router, and the experts.
-    Experts(Projection, Vec<GatedNetwork>),
+    /// The router, and the experts that this rank has.
+    Experts(Projection, Vec<Option<GatedNetwork>>),
 }
 
 pub(super) struct GatedNetwork {
@@ -96,9 +96,13 @@ impl FeedForward {
     fn new(parts: &mut Parts, spec: &FeedForwardSpec, layer: usize) -> Self {
         if let Some(experts) = spec.experts {
             let mut expert = |expert| {
-                let mut take = |role| parts.projection_at((Some(layer), Some(expert), role));
+                let at = |role| (Some(layer), Some(expert), role);
+                if !parts.has_matrix(at(Role::ExpertGate)) {
+                    return None; // another rank has it
+                }
+                let mut take = |role| parts.projection_at(at(role));
                 let (gate, up) = (take(Role::ExpertGate), take(Role::ExpertUp));
-                GatedNetwork { gate, up, down: take(Role::ExpertDown) }
+                Some(GatedNetwork { gate, up, down: take(Role::ExpertDown) })
             };
             let experts = (0..experts.count).map(&mut expert).collect();
             return Self::Experts(parts.projection(layer, Role::Router), experts);
@@ -137,15 +141,21 @@ impl Parts {
                 Kind::Bias(..) | Kind::NormBias => &mut parts.biases,
                 Kind::Norm => &mut parts.norms,
             };
-            let values = tensor.read(spec, weights)?[shard.part(spec, tensor).rows].to_vec();
-            to.insert(at(tensor), values);
+            let part = shard.part(spec, tensor);
+            if !part.is_empty() {
+                to.insert(at(tensor), tensor.read(spec, weights)?[part.rows].to_vec());
+            }
         }
         Ok(parts)
     }
 
     /// Adds the packed form of `tensors`.
-    pub fn add(&mut self, tensors: &[&Tensor], packed: Vec<Packed>) {
-        self.matrices.extend(tensors.iter().map(|tensor| at(tensor)).zip(packed));
+    pub fn add<'a>(&mut self, tensors: impl Iterator<Item = &'a Tensor>, packed: Vec<Packed>) {
+        self.matrices.extend(tensors.map(at).zip(packed));
+    }
+
+    fn has_matrix(&self, at: At) -> bool {
+        self.matrices.contains_key(&at)
     }
 
     pub fn matrix(&mut self, layer: Option<usize>, role: Role) -> Packed {
