@@ -10,6 +10,7 @@ mod exit;
 mod front;
 mod gateway;
 mod gpu_check;
+mod hub;
 mod membership;
 mod model;
 mod probe;
@@ -38,7 +39,8 @@ const ABOUT: &str = "Skein serves large language models from a cluster, and from
 
 Start here:
   skein serve            a whole cluster on this machine, with the model that ships with it
-  skein serve DIR        the same with a Hugging Face model directory
+  skein serve NAME       the same with a model of Hugging Face's hub, for example Qwen/Qwen3-0.6B
+  skein serve DIR        the same with a model directory
   skein run              talk to a model in the terminal";
 
 const SETTINGS: &str = "Each flag can also be set in the environment (--max-num-seqs is SKEIN_MAX_NUM_SEQS) or in a TOML \
@@ -72,9 +74,8 @@ fn main() -> ExitCode {
 fn command_line() -> Vec<OsString> {
     let typed: Vec<OsString> = std::env::args_os().collect();
     let words: Option<Vec<String>> = typed.iter().map(|word| word.to_str().map(str::to_owned)).collect();
-    let is_directory = |word: &str| std::path::Path::new(word).is_dir();
     words.map_or(typed, |words| {
-        arguments::prepare(&command(), words, is_directory).into_iter().map(OsString::from).collect()
+        arguments::prepare(&command(), words, model::is_model).into_iter().map(OsString::from).collect()
     })
 }
 
@@ -87,6 +88,9 @@ fn dispatch(matches: &ArgMatches) -> Result<(), Failure> {
         Some((worker::RANK, _)) => runtime(Some(WORKER_IO_THREADS))?.block_on(worker::run_rank()),
         Some(("run", matches)) => runtime(None)?.block_on(run::run(matches)),
         Some((run_batch::RUN_BATCH, matches)) => runtime(None)?.block_on(run_batch::run(matches)),
+        Some((name @ (hub::PULL | hub::LIST | hub::REMOVE), matches)) => {
+            runtime(None)?.block_on(hub::run(name, matches))
+        }
         Some(("bench", matches)) => runtime(None)?.block_on(bench::run(matches)),
         Some((gpu_check::GPU_CHECK, matches)) => gpu_check::run(matches),
         Some((probe::PROBE, matches)) => probe::run(matches),
@@ -106,14 +110,16 @@ fn dispatch(matches: &ArgMatches) -> Result<(), Failure> {
 fn command() -> Command {
     let model = || {
         Arg::new("MODEL")
-            .help("Model directory [default: the model that ships with Skein]")
+            .help(
+                "Model directory, or a name as organisation/model [default: the model that ships with Skein]",
+            )
             .conflicts_with("model")
     };
     let supervised = Arg::new(worker::SUPERVISED).long(worker::SUPERVISED).value_name("NAME").hide(true);
     let hidden_number = |name| Arg::new(name).long(name).hide(true).value_parser(clap::value_parser!(u32));
     let hidden = [worker::MEMORY_SHARERS, worker::GPU_ORDINAL, worker::GPU_SHARERS].map(hidden_number);
     let words = Arg::new(run::WORDS).value_name("MODEL|PROMPT").num_args(0..);
-    let words = words.help("A model directory, a prompt, or both; without a prompt, starts a chat");
+    let words = words.help("A model, a prompt, or both; without a prompt, starts a chat");
     let url = Arg::new(run::URL).long(run::URL).value_name("URL");
     let url = url
         .help("Talk to a running server, for example http://127.0.0.1:8000; --model names one of its models");
@@ -168,6 +174,7 @@ fn command() -> Command {
             table::WORKER,
         ))
         .subcommand(run_batch::command())
+        .subcommands(hub::commands())
         .subcommand(bench::command())
         .subcommand(gpu_check::command())
         .subcommand(
@@ -261,6 +268,10 @@ mod tests {
         );
         check("skein bench make-model --shape llama-3.2-1b --dtype bf16 --out x", true);
         check("skein bench make-model --shape llama-9 --out x", false);
+        check("skein pull Qwen/Qwen3-0.6B --revision v1", true);
+        check("skein pull", false);
+        check("skein list --json", true);
+        check("skein remove Qwen/Qwen3-0.6B", true);
         check("skein gpu-check", true);
         check("skein gpu-check kernels --scale full --only gemv --seed 3 --device 1 --json", true);
         check("skein gpu-check nothing", false);

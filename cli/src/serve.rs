@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::ArgMatches;
+use skein_hub::Need;
 use skein_node::clock;
 use skein_node::config::{Settings, count};
 use skein_node::discovery;
@@ -69,8 +70,8 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
         ServeSettings::read(&mut settings);
     settings::check(&settings)?;
     let engine = Arc::new(engine);
-    let served = named.find()?;
     telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
+    let served = named.find(Need::All).await?;
     settings::log_effective(&settings);
 
     let shutdown = Shutdown::on_signals().map_err(Failure::other)?;

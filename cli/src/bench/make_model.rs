@@ -7,7 +7,7 @@ use skein_bench::make_model::{self, Dtype, SHAPES};
 
 use super::{progress_bar, shown};
 use crate::exit::{Failure, USAGE};
-use crate::model;
+use crate::shipped;
 
 /// Flags of `bench make-model`.
 #[derive(Debug, Args)]
@@ -45,7 +45,7 @@ pub fn run(flags: &MakeModel) -> Result<(), Failure> {
     let shape = shape.ok_or_else(|| Failure::new(USAGE, format!("no shape is called {}", flags.shape)))?;
     let tokenizer = match &flags.tokenizer {
         Some(dir) => dir.clone(),
-        None => model::find(None)?,
+        None => shipped::find()?,
     };
     let dtype = match flags.dtype {
         DtypeName::Bf16 => Dtype::Bf16,

@@ -1,10 +1,12 @@
 //! Feed-forward networks of a step: gated, plain, or a mixture of experts.
 
+use std::ops::Range;
+
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::aligned::Aligned;
 use skein_kernels::cpu::experts::Choices;
 use skein_kernels::cpu::input::{Encoding, Input};
-use skein_kernels::cpu::matmul::{Gated, Write, gated_matmul, matmul};
+use skein_kernels::cpu::matmul::{Gated, Write, gated_matmul, grouped_gated_matmul, grouped_matmul, matmul};
 use skein_kernels::cpu::mlp::activate_into;
 
 use super::Model;
@@ -29,7 +31,7 @@ struct Experts {
     /// `[rows, experts]`
     logits: Aligned<f32>,
     choices: Choices,
-    /// `[an expert's rows, hidden]`
+    /// `[pairs, hidden]`
     input: Input,
     /// `[pairs, hidden]`
     outputs: Aligned<f32>,
@@ -126,16 +128,33 @@ impl Mixture<'_> {
         choices.route(cpu, logits, count, routing);
         let rows = &mut rows[..x.len()];
         normalised.copy_to(rows);
-        for (expert, pairs) in choices.chosen() {
-            let (network, of_expert) = (&self.networks[expert], choices.rows(pairs.clone()));
-            let encoding = self.model.encoding(&[network.gate.linear(), network.up.linear()]);
-            input.fill(cpu, encoding, of_expert.len(), hidden, |i, to| {
-                to.copy_from_slice(&rows[of_expert[i] as usize * hidden..][..hidden]);
+        let outputs = &mut outputs[..choices.pairs() * hidden];
+        let chosen: Vec<(usize, Range<usize>)> = choices.chosen().collect();
+        // One run, unless a checkpoint stores experts in different types.
+        for run in chosen.chunk_by(|(a, _), (b, _)| self.encodings(*a) == self.encodings(*b)) {
+            let (start, end) = (run[0].1.start, run[run.len() - 1].1.end);
+            let (of_run, [encoding, of_inner]) = (choices.rows(start..end), self.encodings(run[0].0));
+            input.fill(cpu, encoding, of_run.len(), hidden, |i, to| {
+                to.copy_from_slice(&rows[of_run[i] as usize * hidden..][..hidden]);
             });
-            gate(self.model, cpu, self.spec, network, input, inner);
-            let outputs = &mut outputs[pairs.start * hidden..pairs.end * hidden];
-            matmul(cpu, inner, &[network.down.linear()], outputs, Write::Set);
+            let place = |pairs: &Range<usize>| pairs.start - start..pairs.end - start;
+            let gated = run.iter().map(|(expert, pairs)| (place(pairs), self.gated(*expert)));
+            grouped_gated_matmul(cpu, input, &gated.collect::<Vec<_>>(), of_inner, inner);
+            let down = run.iter().map(|(expert, pairs)| (place(pairs), self.networks[*expert].down.linear()));
+            let outputs = &mut outputs[start * hidden..end * hidden];
+            grouped_matmul(cpu, inner, &down.collect::<Vec<_>>(), outputs);
         }
-        choices.add_outputs(cpu, &outputs[..choices.pairs() * hidden], hidden, x);
+        choices.add_outputs(cpu, outputs, hidden, x);
+    }
+
+    fn gated(&self, expert: usize) -> Gated<'_> {
+        let GatedNetwork { gate, up, .. } = &self.networks[expert];
+        Gated { activation: self.spec.activation, gate: gate.linear(), up: up.linear() }
+    }
+
+    /// How an expert's products read their inputs: gate and up, then down.
+    fn encodings(&self, expert: usize) -> [Encoding; 2] {
+        let GatedNetwork { gate, up, down } = &self.networks[expert];
+        [self.model.encoding(&[gate.linear(), up.linear()]), self.model.encoding(&[down.linear()])]
     }
 }
