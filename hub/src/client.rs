@@ -169,7 +169,7 @@ impl Client {
         let request = request.body(Empty::new()).map_err(|error| protocol(url, error.to_string()))?;
         let answer = timeout(HEADERS_WITHIN, self.inner.request(request)).await;
         let late = |_| Trouble::passing(format!("no answer within {} s", HEADERS_WITHIN.as_secs()));
-        let answer = answer.map_err(late)?.map_err(|error| Trouble::passing(chain(&error)))?;
+        let answer = answer.map_err(late)?.map_err(|error| of_connection(&error, url))?;
         let (head, body) = answer.into_parts();
         Ok(Answer { status: head.status, headers: head.headers, body })
     }
@@ -208,6 +208,19 @@ fn checked(answer: Answer) -> Result<Answer, Trouble> {
 
 fn is_same_server(a: &Url, b: &Url) -> bool {
     a.origin() == b.origin()
+}
+
+/// Connections that fail may work later, except with a server that nobody here trusts.
+fn of_connection(error: &(dyn std::error::Error + 'static), url: &Url) -> Trouble {
+    let is_untrusted = |error: &(dyn std::error::Error + 'static)| {
+        let inner = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+        matches!(inner.and_then(|inner| inner.downcast_ref()), Some(rustls::Error::InvalidCertificate(_)))
+    };
+    if std::iter::successors(Some(error), |error| error.source()).any(is_untrusted) {
+        let server = url.host_str().unwrap_or_default().to_owned();
+        return Trouble::Lasting(HubError::Certificate { server, why: chain(error) });
+    }
+    Trouble::passing(chain(error))
 }
 
 /// An error with its causes: hyper's own texts leave them out.

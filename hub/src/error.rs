@@ -41,6 +41,10 @@ pub enum HubError {
     #[error("{url}: {why}; is HF_ENDPOINT a hub?")]
     Protocol { url: String, why: String },
     #[error(
+        "the certificate of {server} is not trusted ({why}); SSL_CERT_FILE can name a file with its root"
+    )]
+    Certificate { server: String, why: String },
+    #[error(
         "{url} could not be reached in {attempts} attempts: {why}; check the network, HTTPS_PROXY and HF_ENDPOINT"
     )]
     Unreachable { url: String, attempts: u32, why: String },

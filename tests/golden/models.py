@@ -129,11 +129,23 @@ MODELS = {
     "qwen3-moe": ("bfloat16", 1, MOE | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "head_dim": 32,
         "num_experts": 6, "moe_intermediate_size": 48, "norm_topk_prob": True, "mlp_only_layers": [1],
         "decoder_sparse_step": 1, "rope_theta": 10000.0}),
+    "qwen2-moe": ("bfloat16", 1, MOE | {"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "num_experts": 6,
+        "moe_intermediate_size": 48, "shared_expert_intermediate_size": 56, "norm_topk_prob": False, "mlp_only_layers": [],
+        "decoder_sparse_step": 1, "use_sliding_window": False, "rope_theta": 10000.0}),
+    "glm4-moe-v5": ("bfloat16", 1, MOE | {"architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "head_dim": 32,
+        "attention_bias": True, "use_qk_norm": True, "n_routed_experts": 9, "n_shared_experts": 2, "moe_intermediate_size": 48,
+        "n_group": 3, "topk_group": 2, "first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}),
+    "glm4-moe": ("bfloat16", 1, MOE | {"architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "head_dim": 32,
+        "n_routed_experts": 6, "n_shared_experts": 1, "moe_intermediate_size": 48, "n_group": 1, "topk_group": 1,
+        "first_k_dense_replace": 1, "norm_topk_prob": False, "routed_scaling_factor": 1.0, "use_qk_norm": False,
+        "partial_rotary_factor": 0.5, "rope_theta": 10000.0}),
 }
 
 # Models whose checkpoints have a tensor for each expert, with these names of block, gate, up and down; the
 # others have the fused tensors of version 5.
-APART = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2"), "qwen3-moe": ("mlp", "gate_proj", "up_proj", "down_proj")}
+APART = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2"), "qwen3-moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
+         "qwen2-moe": ("mlp", "gate_proj", "up_proj", "down_proj"), "glm4-moe": ("mlp", "gate_proj", "up_proj", "down_proj")}
 
 
 def apart(name: str, tensors: dict) -> dict:

@@ -149,6 +149,17 @@ impl FakeHub {
         std::mem::take(&mut lock(&self.state).sent)
     }
 
+    /// Waits until some content has been sent since [`FakeHub::take_sent`]; false if that takes long.
+    pub async fn wait_for_content(&self) -> bool {
+        for _ in 0..2000 {
+            if lock(&self.state).sent.iter().any(|sent| sent.bytes > 0) {
+                return true;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        false
+    }
+
     /// Takes the requests since the last call, as `GET /path`.
     pub fn take_requests(&self) -> Vec<String> {
         std::mem::take(&mut lock(&self.state).requests)

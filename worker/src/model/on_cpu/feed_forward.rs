@@ -4,13 +4,13 @@ use std::ops::Range;
 
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::aligned::Aligned;
-use skein_kernels::cpu::experts::Choices;
+use skein_kernels::cpu::experts::{Choices, add_shared};
 use skein_kernels::cpu::input::{Encoding, Input};
 use skein_kernels::cpu::matmul::{Gated, Write, gated_matmul, grouped_gated_matmul, grouped_matmul, matmul};
 use skein_kernels::cpu::mlp::activate_into;
 
 use super::Model;
-use super::layers::{FeedForward, GatedNetwork, Norm, Projection};
+use super::layers::{self, FeedForward, GatedNetwork, Norm, Projection};
 use crate::model::spec::{ExpertsSpec, FeedForwardSpec, Spec};
 
 /// Activations of networks that are not gated, and of experts.
@@ -112,8 +112,7 @@ pub(super) struct Mixture<'a> {
     pub spec: &'a FeedForwardSpec,
     pub experts: ExpertsSpec,
     pub norm: Option<&'a Norm>,
-    pub router: &'a Projection,
-    pub networks: &'a [GatedNetwork],
+    pub weights: &'a layers::Mixture,
 }
 
 impl Mixture<'_> {
@@ -121,11 +120,12 @@ impl Mixture<'_> {
     /// all its rows together. The router always reads `f32`: a rounding could change the choice.
     pub fn add(&self, cpu: &mut Cpu, x: &mut [f32], inner: &mut Input, buffers: &mut Inner) {
         let Experts { normalised, rows, logits, choices, input, outputs } = &mut buffers.experts;
-        let (hidden, ExpertsSpec { count, routing }) = (self.model.spec.hidden_size, self.experts);
+        let (hidden, ExpertsSpec { count, routing, .. }) = (self.model.spec.hidden_size, self.experts);
+        let layers::Mixture { router, correction, networks, .. } = self.weights;
         self.model.normalise_into(cpu, x, self.norm, Encoding::F32, normalised);
         let logits = &mut logits[..x.len() / hidden * count];
-        matmul(cpu, normalised, &[self.router.linear()], logits, Write::Set);
-        choices.route(cpu, logits, count, routing);
+        matmul(cpu, normalised, &[router.linear()], logits, Write::Set);
+        choices.route(cpu, logits, count, routing, correction.as_deref());
         let rows = &mut rows[..x.len()];
         normalised.copy_to(rows);
         let outputs = &mut outputs[..choices.pairs() * hidden];
@@ -140,21 +140,37 @@ impl Mixture<'_> {
             let place = |pairs: &Range<usize>| pairs.start - start..pairs.end - start;
             let gated = run.iter().map(|(expert, pairs)| (place(pairs), self.gated(*expert)));
             grouped_gated_matmul(cpu, input, &gated.collect::<Vec<_>>(), of_inner, inner);
-            let down = run.iter().map(|(expert, pairs)| (place(pairs), self.networks[*expert].down.linear()));
+            let down = run.iter().map(|(expert, pairs)| (place(pairs), networks[*expert].down.linear()));
             let outputs = &mut outputs[start * hidden..end * hidden];
             grouped_matmul(cpu, inner, &down.collect::<Vec<_>>(), outputs);
         }
         choices.add_outputs(cpu, outputs, hidden, x);
+        self.add_shared(cpu, x, inner, buffers);
+    }
+
+    /// Adds the output of the network that all rows share, if there is one.
+    fn add_shared(&self, cpu: &mut Cpu, x: &mut [f32], inner: &mut Input, buffers: &mut Inner) {
+        let Some((network, router)) = &self.weights.shared else { return };
+        let Experts { normalised, rows, logits, input, outputs, .. } = &mut buffers.experts;
+        let (hidden, down) = (self.model.spec.hidden_size, network.down.linear());
+        let encoding = self.model.encoding(&[network.gate.linear(), network.up.linear()]);
+        input.set(cpu, encoding, &rows[..x.len()], hidden);
+        gate(self.model, cpu, self.spec, network, input, inner);
+        let Some(router) = router else { return matmul(cpu, inner, &[down], x, Write::Add) };
+        let (logits, outputs) = (&mut logits[..x.len() / hidden], &mut outputs[..x.len()]);
+        matmul(cpu, normalised, &[router.linear()], logits, Write::Set);
+        matmul(cpu, inner, &[down], outputs, Write::Set);
+        add_shared(cpu, outputs, logits, hidden, x);
     }
 
     fn gated(&self, expert: usize) -> Gated<'_> {
-        let GatedNetwork { gate, up, .. } = &self.networks[expert];
+        let GatedNetwork { gate, up, .. } = &self.weights.networks[expert];
         Gated { activation: self.spec.activation, gate: gate.linear(), up: up.linear() }
     }
 
     /// How an expert's products read their inputs: gate and up, then down.
     fn encodings(&self, expert: usize) -> [Encoding; 2] {
-        let GatedNetwork { gate, up, down } = &self.networks[expert];
+        let GatedNetwork { gate, up, down } = &self.weights.networks[expert];
         [self.model.encoding(&[gate.linear(), up.linear()]), self.model.encoding(&[down.linear()])]
     }
 }

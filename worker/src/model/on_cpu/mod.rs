@@ -71,7 +71,7 @@ impl Model {
         let multiplied: Vec<_> = tensors.iter().filter(is_multiplied).chain([head]).collect();
         let matrix = |tensor: &&tensors::Tensor| {
             let for_use = match tensor.role {
-                Role::Router => Use::Router,
+                Role::Router | Role::SharedRouter => Use::Router,
                 role if role == head.role => Use::Head,
                 _ => Use::Layer,
             };
