@@ -109,7 +109,6 @@ pub async fn granted(
         (_, "RevisionNotFound") => HubError::NoRevision { name, revision: revision.to_string(), endpoint },
         (401, "") if has_token => HubError::Token { endpoint, status },
         (401 | 404, _) => HubError::NoModel { name, endpoint, has_token },
-        (403, _) => HubError::Gated { name, endpoint, has_token },
         _ => HubError::Status { url: format!("{endpoint}/{name}"), status, message },
     }))
 }

@@ -1,10 +1,12 @@
 //! One HTTP request: redirects, time limits, and which faults are worth another attempt.
 
+use std::error::Error;
 use std::fmt;
+use std::io;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{AUTHORIZATION, LOCATION, RANGE, RETRY_AFTER, USER_AGENT};
+use http::header::{ACCEPT_ENCODING, AUTHORIZATION, LOCATION, RANGE, RETRY_AFTER, USER_AGENT};
 use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::Incoming;
@@ -159,6 +161,8 @@ impl Client {
 
     async fn send_once(&self, method: &Method, url: &Url, from: u64) -> Result<Answer, Trouble> {
         let mut request = Request::builder().method(method).uri(url.as_str()).header(USER_AGENT, AGENT);
+        // Sizes and ranges are those of the file itself.
+        request = request.header(ACCEPT_ENCODING, "identity");
         if from > 0 {
             request = request.header(RANGE, format!("bytes={from}-"));
         }
@@ -211,20 +215,24 @@ fn is_same_server(a: &Url, b: &Url) -> bool {
 }
 
 /// Connections that fail may work later, except with a server that nobody here trusts.
-fn of_connection(error: &(dyn std::error::Error + 'static), url: &Url) -> Trouble {
-    let is_untrusted = |error: &(dyn std::error::Error + 'static)| {
-        let inner = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
-        matches!(inner.and_then(|inner| inner.downcast_ref()), Some(rustls::Error::InvalidCertificate(_)))
-    };
-    if std::iter::successors(Some(error), |error| error.source()).any(is_untrusted) {
+fn of_connection(error: &(dyn Error + 'static), url: &Url) -> Trouble {
+    if is_untrusted(error) {
         let server = url.host_str().unwrap_or_default().to_owned();
         return Trouble::Lasting(HubError::Certificate { server, why: chain(error) });
     }
     Trouble::passing(chain(error))
 }
 
+/// Whether the server's certificate is the cause. I/O errors leave what they wrap out of their sources.
+fn is_untrusted(error: &(dyn Error + 'static)) -> bool {
+    let wrapped = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+    matches!(error.downcast_ref(), Some(rustls::Error::InvalidCertificate(_)))
+        || wrapped.is_some_and(|inner| is_untrusted(inner))
+        || error.source().is_some_and(is_untrusted)
+}
+
 /// An error with its causes: hyper's own texts leave them out.
-fn chain(error: &dyn std::error::Error) -> String {
+fn chain(error: &dyn Error) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     let mut texts: Vec<String> = causes.map(ToString::to_string).collect();
     texts.dedup();

@@ -15,7 +15,7 @@ use crate::partial::Partial;
 /// How often a file may arrive with a wrong checksum.
 const MAX_CORRUPTED: u32 = 3;
 /// An attempt that brings this many bytes starts the count of attempts again.
-const PROGRESS_BYTES: u64 = 1 << 20;
+const PROGRESS_BYTES: u64 = 64 << 10;
 
 /// A file of a commit.
 #[derive(Debug)]
@@ -66,7 +66,7 @@ async fn complete(
     partial: &mut Partial,
     report: &(dyn Fn(i64) + Sync),
 ) -> Result<(), HubError> {
-    let (mut failed, mut corrupted) = (0, 0);
+    let (mut failed, mut idle, mut corrupted) = (0, 0, 0);
     loop {
         if partial.is_right() {
             return Ok(());
@@ -89,7 +89,9 @@ async fn complete(
                 if failed >= ATTEMPTS {
                     return Err(broke_off(wanted, failed, why));
                 }
-                wait_after(failed, retry_after, &why).await;
+                // A connection that brought something is worth another one soon.
+                idle = if gained > 0 { 1 } else { idle + 1 };
+                wait_after(idle, retry_after, &why).await;
             }
         }
     }

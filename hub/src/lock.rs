@@ -26,6 +26,11 @@ pub fn try_lock(path: &Path) -> Result<Option<Lock>, HubError> {
     match file.try_lock() {
         Ok(()) => Ok(Some(Lock(file))),
         Err(TryLockError::WouldBlock) => Ok(None),
+        // Some network file systems have no locks; contents are renamed into place there, too.
+        Err(TryLockError::Error(error)) if error.kind() == std::io::ErrorKind::Unsupported => {
+            tracing::warn!(path = %path.display(), "the file system has no locks; download a model once at a time");
+            Ok(Some(Lock(file)))
+        }
         Err(TryLockError::Error(error)) => Err(HubError::Disk { path: path.to_owned(), error }),
     }
 }

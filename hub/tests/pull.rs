@@ -155,7 +155,7 @@ async fn a_new_commit_shares_what_has_not_changed() {
 
 #[tokio::test]
 async fn answers_that_are_cut_off_go_on_where_they_ended() {
-    for seed in 0..20 {
+    for seed in 0..10 {
         let scene = Scene::new(100 + seed).await;
         scene.server.misbehave(Faults { cut: 600, ..Faults::default() });
         scene.check_whole(&scene.pull().await.unwrap());
@@ -174,7 +174,7 @@ async fn answers_that_are_cut_off_go_on_where_they_ended() {
 
 #[tokio::test]
 async fn changed_bytes_are_noticed_and_fetched_again() {
-    for seed in 0..20 {
+    for seed in 0..10 {
         let scene = Scene::new(200 + seed).await;
         scene.server.misbehave(Faults { cut: 300, corrupted: 150, ..Faults::default() });
         // A file that arrives wrong three times is an error: the next start then fetches it.

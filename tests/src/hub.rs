@@ -16,6 +16,8 @@ use crate::seeded::SeededRng;
 
 /// Longest request head, bytes.
 const MAX_HEAD: u64 = 16 << 10;
+/// Most times in a row that a file is cut off: clients give up at some number.
+const CUTS_IN_A_ROW: u32 = 5;
 /// Bytes that are written at once.
 const PIECE: usize = 16 << 10;
 
@@ -94,6 +96,8 @@ struct State {
     models: BTreeMap<String, Model>,
     faults: Faults,
     rng: SeededRng,
+    /// Times in a row that a file was cut off.
+    cuts: BTreeMap<String, u32>,
     sent: Vec<Sent>,
     requests: Vec<String>,
     tokens_at_store: usize,
@@ -125,6 +129,7 @@ impl FakeHub {
             models: models.into_iter().collect(),
             faults: Faults::default(),
             rng: SeededRng::new(seed),
+            cuts: BTreeMap::new(),
             sent: Vec::new(),
             requests: Vec::new(),
             tokens_at_store: 0,
@@ -271,14 +276,19 @@ async fn read_request(stream: &mut BufReader<TcpStream>) -> Option<Request> {
 async fn send(stream: &mut BufReader<TcpStream>, mut reply: Reply, state: &Arc<Mutex<State>>) -> Option<()> {
     let (pause, sent) = {
         let mut state = lock(state);
-        let State { faults, rng, .. } = &mut *state;
+        let State { faults, rng, cuts, .. } = &mut *state;
         if reply.content.is_some() && !reply.body.is_empty() {
             let length = reply.body.len();
             if rng.below(1000) < faults.corrupted {
                 reply.body[rng.below(length)] ^= 0x40;
             }
-            if rng.below(1000) < faults.cut {
-                reply.body.truncate(rng.below(length));
+            let in_a_row = reply.content.as_ref().map(|(file, _)| cuts.entry(file.clone()).or_default());
+            if let Some(in_a_row) = in_a_row {
+                let is_cut = *in_a_row < CUTS_IN_A_ROW && rng.below(1000) < faults.cut;
+                *in_a_row = if is_cut { *in_a_row + 1 } else { 0 };
+                if is_cut {
+                    reply.body.truncate(rng.below(length));
+                }
             }
         }
         let pause = faults.pause;
