@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use skein_hub::cache::CachedRevision;
 use skein_hub::{Cached, Environment, Hub, HubError, ModelName, Need, Revision, Watch};
 use skein_node::telemetry::{self, LogFormat, LogOptions};
+#[cfg(feature = "worker")]
 use skein_worker::model::config::ModelConfig;
 
 use crate::exit::{Failure, MODEL, OTHER, USAGE};
@@ -122,8 +123,15 @@ fn named(matches: &ArgMatches) -> Result<ModelName, Failure> {
 }
 
 /// Refuses models that a worker would refuse, before gigabytes of weights are downloaded.
+#[cfg(feature = "worker")]
 fn accepts(directory: &Path) -> Result<(), String> {
     ModelConfig::from_dir(directory).map(drop).map_err(|error| error.to_string())
+}
+
+/// A router takes what its workers take.
+#[cfg(not(feature = "worker"))]
+fn accepts(_: &Path) -> Result<(), String> {
+    Ok(())
 }
 
 fn failure(error: &HubError) -> Failure {

@@ -1,4 +1,4 @@
-//! Finds the model's directory, which a hub's name stands for, too, and reads what the banner shows. Only mistakes that should be reported at once
+//! Finds the model's directory, which a name of the hub may stand for, and reads what the banner shows. Only mistakes that should be reported at once
 //! are checked here; the worker checks the rest.
 
 use std::collections::BTreeSet;
@@ -9,9 +9,12 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use skein_hub::{Cache, ModelName, Need, Revision};
 use skein_node::config::Settings;
+pub use skein_router::text::model_text::Facts;
 
 use crate::exit::{Failure, MODEL};
-use crate::{hub, shipped};
+use crate::hub;
+#[cfg(feature = "worker")]
+use crate::shipped;
 
 /// Largest safetensors header that is read, bytes; larger ones are broken.
 const MAX_HEADER_BYTES: u64 = 100 << 20;
@@ -48,7 +51,7 @@ impl Asked {
 /// # Errors
 /// If there is no such model, or it cannot be downloaded.
 pub async fn find(asked: &Asked, need: Need) -> Result<PathBuf, Failure> {
-    let Some(given) = &asked.given else { return shipped::find() };
+    let Some(given) = &asked.given else { return without_name() };
     let path = PathBuf::from(given);
     match ModelName::parse(given) {
         _ if path.is_dir() => directory(path),
@@ -82,6 +85,18 @@ fn directory(path: PathBuf) -> Result<PathBuf, Failure> {
     Ok(path)
 }
 
+#[cfg(feature = "worker")]
+fn without_name() -> Result<PathBuf, Failure> {
+    shipped::find()
+}
+
+/// A router's own binary carries no model.
+#[cfg(not(feature = "worker"))]
+fn without_name() -> Result<PathBuf, Failure> {
+    let message = "name a model, as organisation/model or as its directory: this build carries none";
+    Err(Failure::new(MODEL, message.to_owned()))
+}
+
 /// The default name for clients: the hub's for a directory in its cache, else the directory's.
 pub fn default_name(model: &Path) -> String {
     let full = model.canonicalize().unwrap_or_else(|_| model.to_owned());
@@ -89,19 +104,6 @@ pub fn default_name(model: &Path) -> String {
         return name.to_string();
     }
     full.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
-}
-
-/// Size and type of a model, for the banner.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Facts {
-    /// `model_type` of config.json.
-    pub family: String,
-    /// Number of values in all tensors.
-    pub parameters: u64,
-    /// Element type of the largest tensor.
-    pub dtype: String,
-    /// Bytes of all weights.
-    pub bytes: u64,
 }
 
 /// Reads a model's configuration and weight headers. What cannot be read stays empty; the worker reports it.

@@ -232,8 +232,8 @@ fn is_untrusted(error: &(dyn Error + 'static)) -> bool {
 }
 
 /// An error with its causes: hyper's own texts leave them out.
-fn chain(error: &dyn Error) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
+fn chain(error: &(dyn Error + 'static)) -> String {
+    let causes = std::iter::successors(Some(error), |error| (*error).source());
     let mut texts: Vec<String> = causes.map(ToString::to_string).collect();
     texts.dedup();
     texts.join(": ")

@@ -50,7 +50,7 @@ const OTHER_MACHINES: &str =
 const NO_RAY: &str = "workers are plain processes, Ray is not used; leave it out";
 const TEXT_ONLY: &str = "Skein serves text only: no images, sound or video; leave it out";
 const NO_LORA: &str = "LoRA adapters are not served; merge the adapter into the weights";
-const NO_MOE: &str = "mixture-of-experts models are not served; leave it out";
+const NO_MOE: &str = "experts are not spread over devices or processes; leave it out";
 const NO_MAMBA: &str =
     "only attention models are served, none with Mamba or linear-attention layers; leave it out";
 const NO_DRAFTS: &str = "speculative decoding is not supported; leave it out";

@@ -1,6 +1,6 @@
-//! Products of many matrices, each with some rows of the same input: the experts of a mixture. Their tasks are
-//! shared out together, so that threads end together however few rows an expert has, and each matrix is read
-//! once.
+//! Products of many matrices, each with some rows of the same input: the experts of a mixture. Their tasks
+//! are shared out together, so that threads end together however few rows an expert has, and each matrix is
+//! read once.
 
 use std::ops::Range;
 

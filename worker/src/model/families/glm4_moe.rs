@@ -1,5 +1,5 @@
-//! GLM-4.5 and 4.6 (GLM Team 2025): experts chosen as DeepSeek-V3 chooses them (DeepSeek-AI 2024), by corrected
-//! sigmoids within the best groups, and a network beside them. Half of each head is rotated.
+//! GLM-4.5 and 4.6 (GLM Team 2025): experts chosen as DeepSeek-V3 chooses them (DeepSeek-AI 2024), by
+//! corrected sigmoids within the best groups, and a network beside them. Half of each head is rotated.
 
 use skein_kernels::cpu::experts::{Groups, Routing, Score};
 

@@ -1,5 +1,5 @@
-//! Qwen1.5 and Qwen2 with a mixture of experts (Qwen Team 2024): Qwen2 with experts in some or all layers, and
-//! beside them a network that all rows use, weighted by the sigmoid of a logit.
+//! Qwen1.5 and Qwen2 with a mixture of experts (Qwen Team 2024): Qwen2 with experts in some or all layers,
+//! and beside them a network that all rows use, weighted by the sigmoid of a logit.
 
 use super::qwen3_moe::with_experts;
 use super::{Defaults, experts, silu_decoder, window, windowed};
