@@ -57,6 +57,7 @@ pub const FAMILIES: &[Family] = &[
     Family::new("glm4", glm::glm4),
     Family::new("glm4_moe", glm4_moe::glm4_moe),
     Family::new("granite", granite::granite),
+    Family::new("granitemoe", granite::granitemoe),
     Family::new("llama", llama::llama),
     Family::new("mistral", llama::mistral),
     Family::new("mixtral", mixtral::mixtral),
