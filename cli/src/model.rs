@@ -33,16 +33,25 @@ pub struct Asked {
 impl Asked {
     /// Reads `--model` and `--revision`; problems are noted in `settings`.
     pub fn read(settings: &mut Settings) -> Self {
-        let given = crate::settings::model_argument(settings);
-        let revision =
-            settings.value("revision", |text| Revision::parse(text).map_err(|error| error.to_string()));
-        let is_named = given.as_deref().is_some_and(|given| !Path::new(given).is_dir());
-        if revision.is_some() && !is_named {
+        let asked = Self::given(settings);
+        asked.check(settings);
+        asked
+    }
+
+    /// The same for a command that takes its model from elsewhere, too, and checks it then.
+    pub fn given(settings: &mut Settings) -> Self {
+        let parse = |text: &str| Revision::parse(text).map_err(|error| error.to_string());
+        Self { given: crate::settings::model_argument(settings), revision: settings.value("revision", parse) }
+    }
+
+    /// Notes a revision of something that has none.
+    pub fn check(&self, settings: &mut Settings) {
+        let is_named = self.given.as_deref().is_some_and(|given| !Path::new(given).is_dir());
+        if self.revision.is_some() && !is_named {
             settings.problem(
-                "--revision: a directory has no revisions; name a model of the hub, as organisation/model",
+                "--revision: only models of the hub have revisions; name one, as organisation/model",
             );
         }
-        Self { given, revision }
     }
 }
 

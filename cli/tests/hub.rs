@@ -99,7 +99,9 @@ async fn a_model_is_pulled_listed_answered_and_removed_by_its_name() {
     check(&["serve", "skein-serve/other", "--port", "0"], 3, &["has no model"]);
     check(&["serve", NAME, "--revision", "v9", "--port", "0"], 3, &["has no revision `v9`"]);
     check(&["remove", NAME], 3, &["is not in"]);
+    check(&["run", "Hello", "--revision", "main"], 2, &["only models of the hub have revisions"]);
     // `run` downloads it, and answers.
+    check(&["run", NAME, "--revision", COMMIT, "Hello", "--max-tokens", "1", "--device", "cpu"], 0, &[]);
     check(&["run", NAME, "Hello", "--max-tokens", "4", "--temperature", "0", "--device", "cpu"], 0, &[]);
     hub.publish([]);
     check(&["run", NAME, "Hello", "--max-tokens", "4", "--temperature", "0", "--device", "cpu"], 0, &[]);

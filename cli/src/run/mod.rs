@@ -77,8 +77,9 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let engine = EngineSettings::read_for_one(&mut settings, SEQUENCES);
     let words: Vec<String> = matches.get_many(WORDS).into_iter().flatten().cloned().collect();
     let url = matches.get_one::<String>(URL);
-    let mut asked = Asked::read(&mut settings);
+    let mut asked = Asked::given(&mut settings);
     let prompt = if url.is_some() { words } else { split_words(&mut asked, words) };
+    asked.check(&mut settings);
     let prompt = (!prompt.is_empty()).then(|| prompt.join(" "));
     settings::check(&settings)?;
     let prompt = match prompt {
