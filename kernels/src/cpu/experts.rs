@@ -362,7 +362,7 @@ mod tests {
     #[test]
     fn every_pair_is_numbered_once_and_the_rows_of_an_expert_are_adjacent() {
         let (rows, per_token) = (40, 2);
-        let choices = routed(&logits(rows), Routing { per_token, renormalises: true });
+        let choices = routed(&logits(rows), Routing::softmax(per_token, true));
         let mut seen = 0;
         for (expert, pairs) in choices.chosen() {
             assert_eq!(pairs.start, seen);

@@ -161,6 +161,10 @@ mod tests {
         Packed::of(&mut Cpu::new(2), &weights, format).expect("it packs")
     }
 
+    fn gated([gate, up, _]: &[Packed; 3]) -> Gated<'_> {
+        Gated { activation: Gate::Silu, gate: gate.into(), up: up.into() }
+    }
+
     #[test]
     fn a_group_has_the_bits_of_its_members_alone() {
         // One row, part of a tile, and several tiles.
@@ -177,9 +181,6 @@ mod tests {
                     })
                     .collect();
                 let encoding = networks[0][0].layout().encoding(false);
-                let gated = |[gate, up, _]: &'_ [Packed; 3]| -> Gated<'_> {
-                    Gated { activation: Gate::Silu, gate: gate.into(), up: up.into() }
-                };
                 let mut start = 0;
                 let ranges: Vec<Range<usize>> = counts
                     .iter()

@@ -36,7 +36,7 @@ pub(super) enum FeedForward {
     Gated(GatedNetwork),
     /// `up` and `down`, without a gate.
     Plain(Projection, Projection),
-    Experts(Mixture),
+    Experts(Box<Mixture>),
 }
 
 /// A mixture of experts.
@@ -104,7 +104,7 @@ impl Layer {
 impl FeedForward {
     fn new(parts: &mut Parts, spec: &FeedForwardSpec, layer: usize) -> Self {
         if let Some(experts) = spec.experts {
-            return Self::Experts(Mixture::new(parts, experts, layer));
+            return Self::Experts(Box::new(Mixture::new(parts, experts, layer)));
         }
         let (up, down) = (parts.projection(layer, Role::Up), parts.projection(layer, Role::Down));
         if spec.is_gated {
