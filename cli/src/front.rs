@@ -13,6 +13,7 @@ use skein_node::config::{Settings, text};
 use skein_node::discovery::{self, Change};
 use skein_node::supervisor::{Secrets, Supervisor};
 use skein_router::app::App;
+use skein_router::batch::jobs::{self, Store};
 use skein_router::cluster::{Cluster, Tuning};
 use skein_router::config::RouterConfig;
 use skein_router::links::transport::{Connector, Grpc, GrpcWithKey, Transport};
@@ -21,7 +22,7 @@ use skein_router::text::model_text::ModelText;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::mpsc;
 
-use crate::exit::{ADDRESS, Failure, MODEL};
+use crate::exit::{ADDRESS, Failure, MODEL, USAGE};
 use crate::model::{self, Asked};
 use crate::probe::{render_processes, try_text};
 use crate::settings::FrontSettings;
@@ -148,11 +149,18 @@ pub async fn start_with(
     };
     let text = tokio::task::spawn_blocking(load).await;
     let text = text.map_err(Failure::other)?.map_err(|error| bad_model(&config.model, &error))?;
-    let render_processes = Some(render_processes(&config.model, &config.text));
-    let text = ModelText { render_processes, facts: model::facts(&config.model), ..text };
+    let text = text.rendered_by(render_processes(&config.model, &config.text));
+    let text = ModelText { facts: model::facts(&config.model), ..text };
     let name = text.name();
+    let batches = config.batch_dir.as_deref().map(Store::open).transpose();
+    let batches = batches.map_err(|error| Failure::new(USAGE, error.to_string()))?;
     let cluster = Cluster::start_with(&config, changes, &name, Tuning::default(), connector);
-    Ok((App::new(Arc::new(text), Arc::new(cluster.clone()), config), cluster))
+    let mut app = App::new(Arc::new(text), Arc::new(cluster.clone()), config);
+    if let Some(store) = batches.map(Arc::new) {
+        app.batches = Some(store.clone());
+        tokio::spawn(jobs::work(app.clone(), store));
+    }
+    Ok((app, cluster))
 }
 
 /// Connects to the workers that this process has started, each with its secret.

@@ -124,7 +124,8 @@ pub fn render_processes(directory: &Path, sources: &TextSources) -> RenderProces
     let (directory, sources) = (directory.to_owned(), sources.clone());
     RenderProcesses::new(move || {
         let mut child = process::Command::new(this_binary()?);
-        child.arg(RENDER);
+        // A backtrace of a child that runs out of memory would take longer than its rendering.
+        child.arg(RENDER).env("RUST_BACKTRACE", "0");
         add_files(&mut child, &directory, &sources);
         Ok(child)
     })

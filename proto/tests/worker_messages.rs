@@ -186,6 +186,7 @@ fn what_a_worker_says_of_itself() {
         last_placement_sequence: 12,
         draining: true,
         giving_back: false,
+        totals: Vec::new(),
     };
     check("event.load", event(worker_event::Event::Load(load)));
 }

@@ -7,6 +7,7 @@ use skein_node::clock;
 use skein_node::trace::{self, Part};
 use skein_proto::sampling::SamplingParams;
 
+use crate::batch::jobs::Store;
 use crate::config::RouterConfig;
 use crate::drain::{Drain, Lease};
 use crate::generator::Generator;
@@ -34,6 +35,8 @@ pub struct App {
     pub drain: Drain,
     /// When this process started, seconds since 1970; `created` of the model.
     pub created: u64,
+    /// Files and batches of clients, if this router keeps them.
+    pub batches: Option<Arc<Store>>,
     /// Runs tokenisation, within limits for all requests together.
     text_work: TextWork,
 }
@@ -57,6 +60,7 @@ impl App {
             config: Arc::new(config),
             drain: Drain::default(),
             created: clock::unix_time().as_secs(),
+            batches: None,
             text_work: TextWork::default(),
         }
     }

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """usage: memory_limits.py SKEIN
 
-Runs the server in real control groups of this machine (version 1 or 2, nested). A limit that is too small must be refused
-with numbers before anything is loaded; within one that suffices the server must answer and never be killed; and from the
-first 200 of /readyz on, every request must be answered. Needs root and a writable memory controller.
+Runs the server in real control groups of this machine (version 1 or 2, nested). A limit that is too small
+must be refused with numbers before anything is loaded; within one that suffices the server must answer and
+never be killed; and from the first 200 of /readyz on, every request must be answered. Needs root and a
+writable memory controller.
 """
 
 import pathlib

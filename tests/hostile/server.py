@@ -19,7 +19,7 @@ SKIPPED = 3
 
 
 class Server:
-    """`prefix` is a command that runs the server's command line, such as unshare."""
+    """`env` replaces the environment. `prefix` is a command that runs the server's command line."""
 
     def __init__(self, skein: str, *flags: str, env=None, cwd=None, prefix=(), wait=True):
         with socket.socket() as free:
@@ -27,7 +27,6 @@ class Server:
             self.port = free.getsockname()[1]
         command = [*prefix, skein, "serve", "--port", str(self.port), *flags]
         self.log = tempfile.TemporaryFile("w+")
-        env = dict(os.environ) | (env or {})
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=self.log, env=env, cwd=cwd)
         self.started = time.monotonic()
         while wait and not self.ready():

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """usage: service_variables.py SKEIN
 
-Starts with the variables that Kubernetes sets for a Service named `skein`. The server must start, on the port that its
-flag says, and say that it ignores them; a mistyped setting must still be refused.
+Starts with the variables that Kubernetes sets for a Service named `skein`. The server must start, on the port
+that its flag says, and say that it ignores them; a mistyped setting must still be refused.
 """
 
+import os
 import subprocess
 import sys
 
@@ -24,7 +25,7 @@ VARIABLES = {
 
 
 def main(skein):
-    with Server(skein, "--workers", "1", env=VARIABLES) as server:
+    with Server(skein, "--workers", "1", env=dict(os.environ) | VARIABLES) as server:
         status, _ = server.call("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1})
         lines = [line for line in server.told().splitlines() if "SKEIN_PORT" in line]
     wrong = subprocess.run(

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """usage: small_share.py SKEIN [PROMPTS]
 
-One client asks for PROMPTS prompts of 16 samples of 1,000 tokens in one call. A request of eight tokens of somebody else
-must not wait for it.
+One client asks for PROMPTS prompts of 16 samples of 1,000 tokens in one call. A request of eight tokens of
+somebody else must not wait for it.
 """
 
 import sys
@@ -13,7 +13,8 @@ from server import Server
 PROMPTS = 128
 SMALL = {"prompt": "import ", "max_tokens": 8, "ignore_eos": True}
 ROUNDS = 8
-# The share of a call is an eighth of the seats or more; each step then takes at most some times as long as alone.
+# The share of a call is an eighth of the seats or more; each step then takes at most some times as long as
+# alone.
 MOST_S = 20.0
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """usage: templates.py SKEIN
 
-Serves copies of the shipped model whose chat template works for every message but one. That one must be refused with 400
-and a reason, in bounded time and memory, while other chats are answered.
+Serves copies of the shipped model whose chat template works for every message but one. That one must be
+refused with 400 and a reason, in bounded time and memory, while other chats are answered.
 """
 
 import json

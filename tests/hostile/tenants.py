@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """usage: tenants.py SKEIN
 
-Two API keys. The second uses the first one's request ids while those run, resumes its streams, and measures whether a
-prompt has been sent before. It must learn nothing, and must not be disturbed.
+Two API keys. The second uses the first one's request ids while those run, resumes its streams, and measures
+whether a prompt has been sent before. It must learn nothing, and must not be disturbed.
 """
 
 import json

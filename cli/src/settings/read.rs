@@ -50,6 +50,7 @@ impl FrontSettings {
         let router = RouterConfig {
             api_keys,
             allowed_origins: settings.list("allowed-origins", origins).concat(),
+            batch_dir: settings.value("batch-dir", text).map(PathBuf::from),
             refuse_unknown_fields: settings.switch("refuse-unknown-fields"),
             admission,
             limits: RequestLimits { request_timeout, logprobs, ..defaults.limits },

@@ -147,6 +147,14 @@ pub const FLAGS: &[Flag] = &[
         "Refuse request fields that no API has, rather than list them in the answer's x-ignored-params",
     ),
     one(
+        "batch-dir",
+        None,
+        "DIR",
+        API,
+        SERVE | ROUTER,
+        "Keep clients' files and batches there (/v1/files, /v1/batches); one directory for each router [default: keep none]",
+    ),
+    one(
         "endpoint-port",
         None,
         "PORT",

@@ -6,8 +6,8 @@
 //! [`Part`]s, the spans below it, made from times that are known afterwards. When the request ends, it is
 //! known whether it failed, moved or was slow. Only then, and only for a sampled or kept request, do spans
 //! exist: the record of any other request is freed, which is why it must be cheap
-//! (`node/tests/trace_cost.rs`). That is also why `tracing-opentelemetry` is not used: it makes its spans when
-//! a request begins. Nothing that a client wrote or received may become an attribute.
+//! (`node/tests/trace_cost.rs`). That is also why `tracing-opentelemetry` is not used: it makes its spans
+//! when a request begins. Nothing that a client wrote or received may become an attribute.
 
 mod attribute;
 mod context;

@@ -96,6 +96,11 @@ impl Request {
         self.0.as_ref().is_some_and(|live| live.own.sampled)
     }
 
+    /// Whether its caller sent no trace context, so that only this process can tell it the trace's id.
+    pub fn begins_trace(&self) -> bool {
+        self.0.as_ref().is_some_and(|live| live.parent.is_none())
+    }
+
     /// The value of `traceparent` that names this span.
     pub fn traceparent(&self) -> Option<Traceparent> {
         self.0.as_ref().map(|live| live.own.traceparent())

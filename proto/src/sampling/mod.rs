@@ -148,12 +148,17 @@ impl SamplingParams {
         encoding.list(stop_token_ids.iter().copied());
         encoding.optional(*logprobs);
         encoding.optional(*prompt_logprobs);
-        encoding.list(allowed_token_ids.iter().copied());
-        encoding.number(bad_words.len() as u64);
-        bad_words.iter().for_each(|word| encoding.list(word.iter().copied()));
+        // The last parts, and only if there are some: streams without them keep the keys of earlier releases.
         if let Some(grammar) = grammar {
             encoding.bytes(grammar.text.as_bytes());
             encoding.number(grammar.fingerprint);
+        }
+        if !allowed_token_ids.is_empty() || !bad_words.is_empty() {
+            // No grammar reads like this.
+            encoding.bytes(b"allowed_token_ids and bad_words");
+            encoding.list(allowed_token_ids.iter().copied());
+            encoding.number(bad_words.len() as u64);
+            bad_words.iter().for_each(|word| encoding.list(word.iter().copied()));
         }
     }
 

@@ -12,6 +12,7 @@ use skein_node::metrics::{
 use skein_node::trace::GenAi;
 
 pub use metered::Metered;
+pub(crate) use workers::pressure;
 
 use crate::generator::Generator;
 use crate::picks::Picked;

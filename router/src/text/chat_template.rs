@@ -49,6 +49,11 @@ impl ChatTemplate {
         Ok(Self { env, own, takes_parts: loops_over_content(source) })
     }
 
+    /// Frees the compiled program: other processes render. Constants of a hostile template may be large.
+    pub fn without_program(self) -> Self {
+        Self { env: Environment::empty(), ..self }
+    }
+
     /// Whether a list of content parts is passed to the template as it is. Otherwise its texts are joined
     /// into one string.
     pub fn takes_parts(&self) -> bool {

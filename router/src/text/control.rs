@@ -74,7 +74,10 @@ impl ControlTokens {
 
     /// Every position in `text` where a control token starts, overlaps included.
     fn starts<'a>(&'a self, text: &'a str) -> impl Iterator<Item = usize> + 'a {
-        text.char_indices().map(|(at, _)| at).filter(|at| self.longest(&text.as_bytes()[*at..]).is_some())
+        // Bytes, because no token begins with one that continues a character.
+        let bytes = text.as_bytes();
+        let may_begin = bytes.iter().enumerate().filter(|(_, byte)| self.begins[usize::from(**byte)]);
+        may_begin.map(|(at, _)| at).filter(|at| self.longest(&bytes[*at..]).is_some())
     }
 
     /// Whether any string in `value`, keys included, contains a control token.

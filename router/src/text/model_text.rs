@@ -86,6 +86,12 @@ impl ModelText {
         Ok(text)
     }
 
+    /// The same text, with chats rendered by `processes`.
+    pub fn rendered_by(self, processes: RenderProcesses) -> Self {
+        let chat_template = self.chat_template.map(ChatTemplate::without_program);
+        Self { chat_template, render_processes: Some(processes), ..self }
+    }
+
     /// Refuses a tokenizer of another model: one whose own vocabulary exceeds `vocab_size`. Added tokens may
     /// lie above it, because some models add padding tokens that are never used.
     ///

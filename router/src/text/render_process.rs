@@ -1,6 +1,7 @@
-//! Chat templates rendered in processes of their own. A template is a program by the model's author, and some of its
-//! operations have no limit within a process: one particular message may exhaust memory, stack or time. Here the
-//! operating system limits memory and stack, a deadline limits time, and only that request is refused.
+//! Chat templates rendered in processes of their own. A template is a program by the model's author, and some
+//! of its operations have no limit within a process: one particular message may exhaust memory, stack or
+//! time. Here the operating system limits memory and stack, a deadline limits time, and only that request is
+//! refused.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -53,7 +54,8 @@ struct Asked {
     arguments: Map<String, Value>,
 }
 
-/// Renders in child processes: as many as there are renderings at once. They are started when needed, and kept.
+/// Renders in child processes: as many as there are renderings at once. They are started when needed, and
+/// kept.
 pub struct RenderProcesses {
     command: Box<dyn Fn() -> io::Result<Command> + Send + Sync>,
     idle: Mutex<Vec<RenderProcess>>,

@@ -40,8 +40,8 @@ pub fn check_bad_words(words: &[String]) -> Result<(), Refusal> {
     })
 }
 
-/// The tokens of checked `words`, spelt as vLLM does: without a space in front; and with one, if that has as many
-/// tokens and begins with another one. A space in front of the word itself does not count.
+/// The tokens of checked `words`, spelt as vLLM does: without a space in front; and with one, if that has as
+/// many tokens and begins with another one. A space in front of the word itself does not count.
 pub fn bad_words(
     words: &[String],
     tokenizer: &Tokenizer,
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn allowed_tokens_are_a_set() {
-        assert_eq!(allowed_token_ids(None, 10), Ok(Vec::new()));
-        assert_eq!(allowed_token_ids(Some(&[7, 3, 7]), 10), Ok(vec![3, 7]));
+        assert_eq!(allowed_token_ids(None, 10).unwrap(), Vec::<TokenId>::new());
+        assert_eq!(allowed_token_ids(Some(&[7, 3, 7]), 10).unwrap(), [3, 7]);
     }
 }

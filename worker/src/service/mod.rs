@@ -245,7 +245,9 @@ fn invalid(invalid: Invalid) -> Status {
 /// Turns a stream into a response written by its own task; `open` counts it until it is fully written.
 fn send(stream: TokenStream, epoch: u64, open: Arc<()>, trace: trace::Request) -> Response<Deltas> {
     let (sender, receiver) = mpsc::channel(DELTA_QUEUE);
-    let traceparent = trace.traceparent().and_then(|value| MetadataValue::try_from(value.as_bytes()).ok());
+    // A router knows the ids: it sent them.
+    let traceparent = trace.traceparent().filter(|_| trace.begins_trace());
+    let traceparent = traceparent.and_then(|value| MetadataValue::try_from(value.as_bytes()).ok());
     // Another reader's request generates: this one goes on from it.
     let origin = stream.origin().filter(|origin| trace.is_on() && trace.link() != Some(*origin));
     origin.inspect(|&origin| trace.link_to(origin));
@@ -254,9 +256,7 @@ fn send(stream: TokenStream, epoch: u64, open: Arc<()>, trace: trace::Request) -
         drop(open);
     });
     let mut response = Response::new(ReceiverStream::new(receiver));
-    if let Some(mut traceparent) = traceparent {
-        // Each differs: HTTP/2 should not put them into its table, where they replace what comes again.
-        traceparent.set_sensitive(true);
+    if let Some(traceparent) = traceparent {
         response.metadata_mut().insert(trace::TRACEPARENT, traceparent);
     }
     response
