@@ -1,5 +1,7 @@
 //! Downloads from a server that speaks the hub's protocol, undisturbed and disturbed.
 
+#![allow(clippy::unwrap_used)] // a test may fail
+
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
