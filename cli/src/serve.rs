@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::ArgMatches;
+use skein_hub::Need;
 use skein_node::clock;
 use skein_node::config::{Settings, count};
 use skein_node::discovery;
@@ -88,8 +89,8 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     read.check_nodes(&mut settings);
     settings::check(&settings)?;
     let ServeSettings { log, otlp_flags, front, mut engine, workers: worker_count_setting, named } = read;
-    let served = named.find()?;
     if settings.switch("plan") {
+        let served = named.find(Need::All).await?;
         engine.worker.model.clone_from(&served.model);
         let workers = worker_count_setting.unwrap_or_else(|| default_workers(&engine, visible_gpus(&engine)));
         engine.worker.memory_sharers = workers as u32;
@@ -97,6 +98,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     }
     let engine = Arc::new(engine);
     telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
+    let served = named.find(Need::All).await?;
     settings::log_effective(&settings);
 
     let shutdown = Shutdown::on_signals().map_err(Failure::other)?;

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ArgMatches;
+use skein_hub::Need;
 use skein_node::config::{Settings, duration, text};
 use skein_node::shutdown::Shutdown;
 use skein_node::supervisor::{Lifecycle, Secret, end_with_supervisor, report_alive};
@@ -21,10 +22,11 @@ use tokio::task::JoinSet;
 
 use crate::exit::{ADDRESS, DEVICE, Failure, MODEL, OTHER, USAGE};
 use crate::membership::Presence;
+use crate::model::{self, Asked};
+use crate::progress::LoadProgress;
 use crate::settings::{
     self, DiscoverySettings, EngineSettings, FakeSettings, OtlpSettings, RegistrationSettings, table,
 };
-use crate::{model, progress::LoadProgress};
 
 /// Hidden command: a rank of a worker's group. Only a worker starts it, and tells it everything.
 pub const RANK: &str = "rank";
@@ -93,7 +95,7 @@ async fn serve(matches: &ArgMatches, supervised: Option<&str>) -> Result<(), Fai
     let discovery = DiscoverySettings::read(&mut settings);
     let listen = listen_address(&mut settings);
     let registration = RegistrationSettings::read(&mut settings, discovery.source.as_ref(), listen.ip());
-    let (config, fakes) = configure(&mut settings)?;
+    let (config, fakes) = configure(&mut settings).await?;
     let mut config = WorkerConfig { memory_sharers, listen, ..config };
     config.cuda.ordinal = matches.get_one(GPU_ORDINAL).copied().unwrap_or(config.cuda.ordinal);
     config.cuda.sharers = matches.get_one(GPU_SHARERS).copied().unwrap_or(1);
@@ -238,12 +240,12 @@ fn listen_address(settings: &mut Settings) -> SocketAddr {
 }
 
 /// The configuration, and the number of workers in this process.
-fn configure(settings: &mut Settings) -> Result<(WorkerConfig, u16), Failure> {
+async fn configure(settings: &mut Settings) -> Result<(WorkerConfig, u16), Failure> {
     let engine = EngineSettings::read(settings);
     let fake = FakeSettings::read(settings, engine.worker.backend);
     let drain_grace = settings.value("drain-grace", duration(Duration::ZERO..=DAY));
     let names = settings.list("served-model-name", text);
-    let config = config_of(engine, settings)?;
+    let config = config_of(engine, settings).await?;
     let config = WorkerConfig {
         drain_grace: drain_grace.unwrap_or(DRAIN_GRACE),
         served_model_name: names.first().cloned().unwrap_or(config.served_model_name),
@@ -257,15 +259,15 @@ fn configure(settings: &mut Settings) -> Result<(WorkerConfig, u16), Failure> {
 ///
 /// # Errors
 /// Invalid settings, or no model.
-pub fn configure_local(settings: &mut Settings) -> Result<WorkerConfig, Failure> {
+pub async fn configure_local(settings: &mut Settings) -> Result<WorkerConfig, Failure> {
     let engine = EngineSettings::read_compute(settings);
-    config_of(engine, settings)
+    config_of(engine, settings).await
 }
 
-fn config_of(engine: EngineSettings, settings: &mut Settings) -> Result<WorkerConfig, Failure> {
-    let given = settings::model_argument(settings);
+async fn config_of(engine: EngineSettings, settings: &mut Settings) -> Result<WorkerConfig, Failure> {
+    let asked = Asked::read(settings);
     settings::check(settings)?;
-    let model = model::find(given.as_deref())?;
+    let model = model::find(&asked, Need::All).await?;
     Ok(WorkerConfig { served_model_name: model::default_name(&model), model, ..engine.worker })
 }
 

@@ -51,7 +51,7 @@ const LEADER: &str = "give --leader HOST:PORT, the address of the machine with -
 const NO_RAY: &str = "workers are plain processes, Ray is not used; leave it out";
 const TEXT_ONLY: &str = "Skein serves text only: no images, sound or video; leave it out";
 const NO_LORA: &str = "LoRA adapters are not served; merge the adapter into the weights";
-const NO_MOE: &str = "mixture-of-experts models are not served; leave it out";
+const NO_MOE: &str = "experts are not spread over devices or processes; leave it out";
 const NO_MAMBA: &str =
     "only attention models are served, none with Mamba or linear-attention layers; leave it out";
 const NO_DRAFTS: &str = "speculative decoding is not supported; leave it out";
@@ -66,9 +66,7 @@ const NO_OFFLOAD: &str = "weights and KV cache stay on their device; for less me
 const NO_POOLING: &str = "models generate text; embeddings and scores are not computed; leave it out";
 const NO_PYTHON: &str =
     "there is no Python in Skein, so no Python class or plugin can be loaded; leave it out";
-const NO_DOWNLOAD: &str = "Skein downloads nothing: give the model as a local directory";
-const LOCAL_FILES: &str =
-    "Skein downloads nothing, so there are no revisions: put the right one into the model's directory";
+const ONE_REVISION: &str = "all files of a model are of one commit: --revision";
 const NO_TLS: &str = "Skein speaks plain HTTP; let a proxy in front of it terminate TLS";
 const NO_SLEEP: &str = "a worker keeps its weights while it runs; stop it to free the device";
 const SAFETENSORS: &str = "safetensors files are mapped and read in parallel by --threads threads";
@@ -179,9 +177,24 @@ pub const TABLE: &[Row] = &[
             "Skein never runs code from a model's directory; families it knows need none, and others are refused at start",
         ),
     ),
-    row(&["revision", "code-revision", "tokenizer-revision"], Value, Refused(LOCAL_FILES)),
-    row(&["download-dir", "hf-token"], Value, Refused(NO_DOWNLOAD)),
-    row(&["ignore-patterns"], Values, Refused(NO_DOWNLOAD)),
+    row(&["code-revision", "tokenizer-revision"], Value, Refused(ONE_REVISION)),
+    row(
+        &["download-dir"],
+        Value,
+        Refused("the cache of models is where HF_HUB_CACHE or HF_HOME says; set one of them"),
+    ),
+    row(
+        &["hf-token"],
+        Value,
+        Refused(
+            "tokens come from HF_TOKEN or the file that `hf auth login` writes, never from a command line",
+        ),
+    ),
+    row(
+        &["ignore-patterns"],
+        Values,
+        Refused("only the files that Skein reads are downloaded; leave it out"),
+    ),
     row(
         &["hf-config-path", "hf-overrides", "rope-scaling", "rope-theta", "model-class-overrides"],
         Value,

@@ -53,13 +53,28 @@ const SAMPLING: &str = "Sampling";
 
 /// The table, in the order of the help texts.
 pub const FLAGS: &[Flag] = &[
-    one("model", None, "DIR", MODEL, ALL, "Model directory (the same as MODEL)"),
+    one(
+        "model",
+        None,
+        "MODEL",
+        MODEL,
+        ALL,
+        "Model directory, or a name as organisation/model (the same as MODEL)",
+    ),
+    one(
+        "revision",
+        None,
+        "REVISION",
+        MODEL,
+        ALL,
+        "Branch, tag or commit of a model that is given by name [default: main]",
+    ),
     many(
         "served-model-name",
         "NAME",
         MODEL,
         FRONT | WORKER | RUN_BATCH,
-        "Model name that clients use [default: the directory's name]",
+        "Model name that clients use [default: the model's name, or its directory's]",
     ),
     one(
         "max-model-len",

@@ -256,9 +256,11 @@ impl Shard {
     }
 }
 
-/// Whether ranks share a tensor by its inputs.
+/// Whether ranks share a tensor by its inputs. Experts are whole on one rank, the network that all rows share
+/// on every rank.
 fn is_divided_by_inputs(tensor: &Tensor) -> bool {
     tensor.expert.is_none()
+        && tensor.role != Role::SharedDown
         && matches!(tensor.kind, Kind::Matrix(Product::AttentionOutput | Product::Down, _))
 }
 

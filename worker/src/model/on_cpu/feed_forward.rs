@@ -1,16 +1,18 @@
 //! Feed-forward networks of a step: gated, plain, or a mixture of experts.
 
+use std::ops::Range;
+
 use skein_kernels::collective::{Lost, Ranks};
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::aligned::Aligned;
-use skein_kernels::cpu::experts::Choices;
+use skein_kernels::cpu::experts::{Choices, add_shared};
 use skein_kernels::cpu::input::{Encoding, Input};
-use skein_kernels::cpu::matmul::{Gated, Write, gated_matmul, matmul};
+use skein_kernels::cpu::matmul::{Gated, Write, gated_matmul, grouped_gated_matmul, grouped_matmul, matmul};
 use skein_kernels::cpu::mlp::activate_into;
 
 use super::Model;
 use super::exchange::Shared;
-use super::layers::{FeedForward, GatedNetwork, Norm, Projection};
+use super::layers::{self, FeedForward, GatedNetwork, Norm, Projection};
 use crate::model::spec::{ExpertsSpec, FeedForwardSpec, Spec};
 
 /// Activations of networks that are not gated, and of experts.
@@ -31,7 +33,7 @@ struct Experts {
     /// `[rows, experts]`
     logits: Aligned<f32>,
     choices: Choices,
-    /// `[an expert's rows, hidden]`
+    /// `[pairs, hidden]`
     input: Input,
     /// `[pairs, hidden]`
     outputs: Aligned<f32>,
@@ -126,9 +128,7 @@ pub(super) struct Mixture<'a> {
     pub spec: &'a FeedForwardSpec,
     pub experts: ExpertsSpec,
     pub norm: Option<&'a Norm>,
-    pub router: &'a Projection,
-    /// The experts that this rank has.
-    pub networks: &'a [Option<GatedNetwork>],
+    pub weights: &'a layers::Mixture,
 }
 
 impl Mixture<'_> {
@@ -147,29 +147,70 @@ impl Mixture<'_> {
         (shared, ranks): (&mut Shared, &mut dyn Ranks),
     ) -> Result<(), Lost> {
         let Experts { normalised, rows, logits, choices, input, outputs } = &mut buffers.experts;
-        let (hidden, ExpertsSpec { count, routing }) = (self.model.spec.hidden_size, self.experts);
+        let (hidden, ExpertsSpec { count, routing, .. }) = (self.model.spec.hidden_size, self.experts);
+        let layers::Mixture { router, correction, networks, .. } = self.weights;
         self.model.normalise_into(cpu, x, self.norm, Encoding::F32, normalised);
         let logits = &mut logits[..x.len() / hidden * count];
-        matmul(cpu, normalised, &[self.router.linear()], logits, Write::Set);
-        choices.route(cpu, logits, count, routing);
+        matmul(cpu, normalised, &[router.linear()], logits, Write::Set);
+        choices.route(cpu, logits, count, routing, correction.as_deref());
         let rows = &mut rows[..x.len()];
         normalised.copy_to(rows);
-        for (expert, pairs) in choices.chosen() {
-            let Some(network) = &self.networks[expert] else { continue };
-            let of_expert = choices.rows(pairs.clone());
-            let encoding = self.model.encoding(&[network.gate.linear(), network.up.linear()]);
-            input.fill(cpu, encoding, of_expert.len(), hidden, |i, to| {
-                to.copy_from_slice(&rows[of_expert[i] as usize * hidden..][..hidden]);
-            });
-            gate(self.model, cpu, self.spec, network, input, inner);
-            let outputs = &mut outputs[pairs.start * hidden..pairs.end * hidden];
-            matmul(cpu, inner, &[network.down.linear()], outputs, Write::Set);
-        }
         let outputs = &mut outputs[..choices.pairs() * hidden];
+        let own = choices.chosen().filter(|(expert, _)| networks[*expert].is_some());
+        let chosen: Vec<(usize, Range<usize>)> = own.collect();
+        // One run, unless other ranks have experts between, or a checkpoint stores experts in different types.
+        let joins = |(a, of_a): &(usize, Range<usize>), (b, of_b): &(usize, Range<usize>)| {
+            of_a.end == of_b.start && self.encodings(*a) == self.encodings(*b)
+        };
+        for run in chosen.chunk_by(joins) {
+            let (start, end) = (run[0].1.start, run[run.len() - 1].1.end);
+            let (of_run, [encoding, of_inner]) = (choices.rows(start..end), self.encodings(run[0].0));
+            input.fill(cpu, encoding, of_run.len(), hidden, |i, to| {
+                to.copy_from_slice(&rows[of_run[i] as usize * hidden..][..hidden]);
+            });
+            let place = |pairs: &Range<usize>| pairs.start - start..pairs.end - start;
+            let gated = run.iter().map(|(expert, pairs)| (place(pairs), self.gated(*expert)));
+            grouped_gated_matmul(cpu, input, &gated.collect::<Vec<_>>(), of_inner, inner);
+            let down = run.iter().map(|(expert, pairs)| (place(pairs), self.network(*expert).down.linear()));
+            let outputs = &mut outputs[start * hidden..end * hidden];
+            grouped_matmul(cpu, inner, &down.collect::<Vec<_>>(), outputs);
+        }
         if ranks.count() > 1 {
             shared.expert_outputs(ranks, &self.model.shard.experts, choices, outputs, hidden)?;
         }
         choices.add_outputs(cpu, outputs, hidden, x);
+        self.add_shared(cpu, x, inner, buffers);
         Ok(())
+    }
+
+    /// Adds the output of the network that all rows share, if there is one.
+    fn add_shared(&self, cpu: &mut Cpu, x: &mut [f32], inner: &mut Input, buffers: &mut Inner) {
+        let Some((network, router)) = &self.weights.shared else { return };
+        let Experts { normalised, rows, logits, input, outputs, .. } = &mut buffers.experts;
+        let (hidden, down) = (self.model.spec.hidden_size, network.down.linear());
+        let encoding = self.model.encoding(&[network.gate.linear(), network.up.linear()]);
+        input.set(cpu, encoding, &rows[..x.len()], hidden);
+        gate(self.model, cpu, self.spec, network, input, inner);
+        let Some(router) = router else { return matmul(cpu, inner, &[down], x, Write::Add) };
+        let (logits, outputs) = (&mut logits[..x.len() / hidden], &mut outputs[..x.len()]);
+        matmul(cpu, normalised, &[router.linear()], logits, Write::Set);
+        matmul(cpu, inner, &[down], outputs, Write::Set);
+        add_shared(cpu, outputs, logits, hidden, x);
+    }
+
+    /// An expert that this rank has.
+    fn network(&self, expert: usize) -> &GatedNetwork {
+        self.weights.networks[expert].as_ref().expect("only the rank's own experts are computed")
+    }
+
+    fn gated(&self, expert: usize) -> Gated<'_> {
+        let GatedNetwork { gate, up, .. } = self.network(expert);
+        Gated { activation: self.spec.activation, gate: gate.linear(), up: up.linear() }
+    }
+
+    /// How an expert's products read their inputs: gate and up, then down.
+    fn encodings(&self, expert: usize) -> [Encoding; 2] {
+        let GatedNetwork { gate, up, down } = self.network(expert);
+        [self.model.encoding(&[gate.linear(), up.linear()]), self.model.encoding(&[down.linear()])]
     }
 }

@@ -220,7 +220,7 @@ pub fn matrices(spec: &Spec, shard: &Shard, weights: &Weights) -> Result<Vec<Mat
             return None;
         }
         let for_use = match tensor.role {
-            Role::Router => Use::Router,
+            Role::Router | Role::SharedRouter => Use::Router,
             role if role == head.role => Use::Head,
             _ => Use::Layer,
         };

@@ -255,8 +255,8 @@ impl Operations for Running<'_> {
         let spec = &model_spec.layers[index].feed_forward;
         let norm =
             if model_spec.is_parallel { &layer.attention_norm } else { &layer.feed_forward_norm }.as_ref();
-        if let (FeedForward::Experts(router, networks), Some(experts)) = (&layer.feed_forward, spec.experts) {
-            let mixture = Mixture { model, spec, experts, norm, router, networks };
+        if let (FeedForward::Experts(weights), Some(experts)) = (&layer.feed_forward, spec.experts) {
+            let mixture = Mixture { model, spec, experts, norm, weights };
             mixture.add(cpu, x, gated, inner, (shared, &mut **ranks))?;
             profile.mark(Part::Products);
             return Ok(());
