@@ -338,10 +338,10 @@ fn a_process_that_starts_connects_and_ends_has_spans_whatever_the_ratio() {
     block_on(async {
         let receiver = Receiver::start(Mood::Willing).await;
         let prefix = ["env".to_owned(), format!("OTEL_EXPORTER_OTLP_ENDPOINT={}", receiver.grpc)];
-        let flags = ["--trace-ratio=0", "--log-level=debug"];
-        let with = Extras { prefix: prefix.to_vec(), ..Extras::flags(&flags) };
-        let mut worker = Worker::start(SKEIN, &with).await;
-        let mut router = Front::router(SKEIN, &[worker.address], &with).await;
+        let with = |flags: &[&str]| Extras { prefix: prefix.to_vec(), ..Extras::flags(flags) };
+        let mut worker = Worker::start(SKEIN, &with(&["--device=cpu", "--log-level=debug"])).await;
+        let flags = with(&["--trace-ratio=0", "--log-level=debug"]);
+        let mut router = Front::router(SKEIN, &[worker.address], &flags).await;
         load(&router.url, 3, 1).await;
         for process in [&mut router.process, &mut worker.process] {
             process.signal("TERM");
@@ -390,14 +390,16 @@ fn a_process_that_starts_connects_and_ends_has_spans_whatever_the_ratio() {
 fn a_start_that_fails_is_a_span_with_its_reason() {
     block_on(async {
         let receiver = Receiver::start(Mood::Willing).await;
-        let flag = format!("--otlp-endpoint={}", receiver.http);
-        let flags = [&flag, "--otlp-protocol=http/protobuf", "--max-model-len=100000000"];
-        let mut worker = Worker::spawn(SKEIN, &Extras::flags(&flags));
+        let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
+        let address = taken.local_addr().expect("a bound listener has an address");
+        let endpoint = format!("--otlp-endpoint={}", receiver.http);
+        let flags = Extras::flags(&[&endpoint, "--otlp-protocol=http/protobuf"]);
+        let mut worker = Worker::spawn(SKEIN, &Extras { listen: Some(address), ..flags });
         worker.process.wait_end(WITHIN).await;
         let is_start = |spans: &[Span]| spans.iter().any(|span| span.span.name == "start");
         let spans = receiver.wait_process_spans(WITHIN, is_start).await;
         let status = only(&spans, "skein-worker", "start").span.status.clone().expect("it failed");
-        assert!(status.message.contains("100000000"), "{}", status.message);
+        assert!(status.message.contains(&format!("cannot listen on {address}")), "{}", status.message);
     });
 }
 
