@@ -64,7 +64,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
 /// Runs a rank until its leader ends it.
 ///
 /// # Errors
-/// Why it cannot go on; its leader knows by then.
+/// Why it cannot go on; the leader has been told.
 pub async fn run_rank() -> Result<(), Failure> {
     // Signals to the whole process group are for the leader, which drains first.
     let _signals = Shutdown::supervised().map_err(Failure::other)?;
