@@ -56,11 +56,11 @@ impl Default for FakeOptions {
 /// Simulated time of a step: `fixed + rows * per_row + context * per_context_token`.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct StepCost {
-    /// Of any step.
+    /// Time of any step.
     pub fixed: Duration,
-    /// Of each row.
+    /// Time of each row.
     pub per_row: Duration,
-    /// Of each token of context, summed over the sequences.
+    /// Time of each token of context, summed over the sequences.
     pub per_context_token: Duration,
 }
 

@@ -23,8 +23,8 @@ pub struct Leader<B> {
 }
 
 impl<B: Backend> Leader<B> {
-    /// Leads the ranks over `memory`, which `watch` watches. Their model is checked at once: `inner` loads or
-    /// checks this rank's, which takes part in the others' check.
+    /// Leads the ranks over `memory`, which `watch` watches. First all ranks check the model together;
+    /// `inner` runs this rank's part of that check and returns its backend.
     ///
     /// # Errors
     /// If a rank is lost, or `inner` fails.
@@ -49,7 +49,7 @@ impl<B: Backend> Leader<B> {
     }
 }
 
-/// The group's failure: what the watch saw, or else `error`, which then ends the group.
+/// The group's failure as the watch has it; if it has none, `error`, which then ends the group.
 fn stopped(watch: &Watch, error: &dyn std::fmt::Display) -> BackendError {
     let reason = watch.fail(error.to_string());
     BackendError::Stopped { backend: "group", reason }

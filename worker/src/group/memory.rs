@@ -15,7 +15,7 @@ use skein_kernels::collective::{End, Shared};
 use skein_node::clock::{self, Timestamp};
 use skein_sys::shared_memory::{APART, SharedMemory, sleep_while, wake};
 
-/// Bytes that a rank gives in one exchange of a step; longer messages go in pieces.
+/// Most bytes of a rank in one exchange of a step; longer messages are split.
 const EXCHANGE_BYTES: usize = 1 << 20;
 /// Bytes of the ring: several steps of 256 sequences of 2,000 tokens.
 const RING_BYTES: usize = 4 << 20;
@@ -155,7 +155,7 @@ impl GroupMemory {
         Self::beats_at(self.ranks) + rank * APART
     }
 
-    /// A word that changes with every write, for readers to sleep on; the position is 8 bytes behind it.
+    /// A word that changes with every write, for readers to sleep on; the position is 8 bytes after it.
     fn written_at(ranks: usize) -> usize {
         Self::beats_at(ranks) + ranks * APART
     }
@@ -179,7 +179,7 @@ impl GroupMemory {
         wake(self.memory.word(at));
     }
 
-    /// Waits until the position at `at` is at least `position`, at most until `until`; false if it is not.
+    /// Waits until the position at `at` reaches `position`; false if it has not by `until`.
     fn wait(&self, at: usize, position: u64, until: Option<Timestamp>) -> Result<bool, RingError> {
         loop {
             let seen = self.memory.word(at).load(Ordering::SeqCst);

@@ -20,7 +20,7 @@ struct Inner {
 #[derive(Default)]
 struct State {
     failure: Option<String>,
-    /// The group was told to stop: ranks that end are no failure.
+    /// The group was told to stop, so a rank that ends has not failed.
     stopped: bool,
     alarm: Option<Alarm>,
     /// Called on the first failure, to end the ranks.
@@ -62,7 +62,7 @@ impl Watch {
         why
     }
 
-    /// From now on, ranks that end are no failure.
+    /// From now on, a rank that ends has not failed.
     pub fn stop(&self) {
         self.lock().stopped = true;
     }

@@ -94,11 +94,10 @@ pub(super) fn lead(
     Ok((leader, weight_bytes))
 }
 
-/// What a process that was started as a rank does: joins, loads its part, and obeys the leader until told to
-/// stop.
+/// Runs this process as a rank: joins, loads its part, and follows the leader until told to stop.
 ///
 /// # Errors
-/// Whatever ends it early; the leader knows by then.
+/// Why it ended early; the leader has been told.
 pub fn run_rank() -> Result<(), String> {
     let (welcome, memory) = group::join()?;
     let outcome = obey(&welcome, &memory);
