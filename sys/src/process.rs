@@ -13,7 +13,7 @@ pub fn exit_without_handlers(code: i32) -> ! {
 /// Makes the system kill this process when `parent`, the process that started it, ends. Returns false if it
 /// has ended already.
 ///
-/// A stopped process dies, too, which nothing else in it could arrange. The parent must have started this
+/// This ends even a stopped process, which cannot watch its parent itself. The parent must have started this
 /// process from a thread that lives as long as the parent.
 pub fn die_with_parent(parent: u32) -> bool {
     #[cfg(target_os = "linux")]
