@@ -50,7 +50,7 @@ fn without_name() -> Result<PathBuf, Failure> {
     shipped::find()
 }
 
-/// A router's own binary carries no model.
+/// A binary without workers contains no model.
 #[cfg(not(feature = "worker"))]
 fn without_name() -> Result<PathBuf, Failure> {
     let message = "name a model directory (config.json, tokenizer.json): this build carries no model";

@@ -24,8 +24,8 @@ pub fn die_with_parent(parent: u32) -> bool {
     std::os::unix::process::parent_id() == parent
 }
 
-/// Limits this process to `bytes` of address space, of which a thread's stack counts from its start; and has
-/// it leave no core file. What needs more fails to allocate, which ends it.
+/// Limits this process to `bytes` of address space, in which each thread's stack counts whole, and turns core
+/// files off. An allocation beyond the limit fails, which ends the process.
 ///
 /// # Errors
 /// If the system does not set the limit.

@@ -191,8 +191,7 @@ impl Default for CudaConfig {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KvCacheDtype {
     /// The activations' type; on the CPU bfloat16, unless the weights are `f32` or the activations were set
-    /// to
-    /// `f32`.
+    /// to `f32`.
     #[default]
     Auto,
     /// `f32`. CPU only.

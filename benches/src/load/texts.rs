@@ -10,7 +10,7 @@ use super::workload::{Session, Turn};
 
 /// Most bytes of a file, so that a wrong file is refused instead of loaded.
 const MAX_FILE_BYTES: u64 = 4 << 30;
-/// vLLM's filter of ShareGPT: fewer tokens than this say nothing about serving.
+/// vLLM's filter of ShareGPT: shorter prompts and answers say nothing about serving.
 const LEAST_TOKENS: usize = 4;
 
 /// A prompt and the answer it had, if the file has one.
@@ -40,7 +40,7 @@ pub enum TextError {
     Empty {
         /// Path of the file.
         path: String,
-        /// What the format is.
+        /// The expected format.
         expected: &'static str,
     },
     /// The server does not tokenize.

@@ -59,7 +59,7 @@ impl Saved {
         self.result[key].as_f64()
     }
 
-    /// What the legend calls it, without the rate.
+    /// Name in the legend, without the rate.
     fn label(&self) -> String {
         self.result["label"].as_str().or(self.result["model_id"].as_str()).unwrap_or(&self.name).to_owned()
     }

@@ -257,7 +257,7 @@ pub const FLAGS: &[Flag] = &[
         "N",
         ENGINE,
         SERVE | WORKER | RUN_BATCH,
-        "Ranks, a process each, that share a worker's model; a power of two, with --device cpu",
+        "Processes (ranks) that share a worker's model; a power of two, only with --device cpu",
     ),
     one(
         "threads",
@@ -528,7 +528,7 @@ pub const FLAGS: &[Flag] = &[
         "RATIO",
         TRACES,
         TRACED,
-        "Sampled part of the requests whose caller does not decide, 0 to 1 [default: OTEL_TRACES_SAMPLER, else 0.05]",
+        "Fraction of requests to sample if their caller does not decide, 0 to 1 [default: OTEL_TRACES_SAMPLER, else 0.05]",
     ),
     one(
         "trace-slow",

@@ -8,14 +8,14 @@ use skein_proto::block_hash::{self, BlockHash};
 use super::policy::Demand;
 use super::worker_id::WorkerEpoch;
 
-/// What the fleet needs to know about a request.
+/// The properties of a request by which the fleet places it.
 #[derive(Debug)]
 pub struct Job {
     /// Its cost at any worker.
     pub demand: Demand,
     /// Whether its prefix may come from a cache: not if the prompt's log-probabilities are requested.
     pub cacheable: bool,
-    /// What its worker's grammars must be; 0 = any, because it has no grammar.
+    /// Grammar fingerprint that its worker must have; 0 = any, because it has no grammar.
     pub grammar_fingerprint: u64,
     /// Its block hashes, for each block size in the fleet.
     pub chains: Vec<(u32, Vec<BlockHash>)>,

@@ -137,7 +137,7 @@ async fn session(
             }
             let actions = workers.handle(Event::Watched(worker, event));
             if is_first {
-                // Not before: until its first report it takes no requests.
+                // Logged only now, because a worker gets no requests before its first report.
                 tracing::info!(worker = worker.0, address, backend, version, "worker connected");
             }
             for action in actions {

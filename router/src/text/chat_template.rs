@@ -49,7 +49,8 @@ impl ChatTemplate {
         Ok(Self { env, own, takes_parts: loops_over_content(source) })
     }
 
-    /// Frees the compiled program: other processes render. Constants of a hostile template may be large.
+    /// Frees the compiled template, because other processes render. A hostile template may have large
+    /// constants.
     pub fn without_program(self) -> Self {
         Self { env: Environment::empty(), ..self }
     }

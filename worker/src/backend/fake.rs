@@ -20,7 +20,7 @@ use crate::TokenId;
 /// A slot that was never written.
 const POISON: Slot = Slot { token: TokenId::MAX, key: 0xdead_beef_dead_beef };
 
-/// Draws after which a token is taken although it is forbidden: maybe all are.
+/// Draws after which a forbidden token is accepted, because all of them may be forbidden.
 const MOST_TRIES: usize = 1000;
 
 /// How a [`FakeBackend`] behaves.

@@ -72,7 +72,7 @@ pub(crate) struct Ready {
     pub facts: ModelFacts,
     /// `None` if answers cannot be held to a grammar.
     pub grammars: Option<Arc<Grammars>>,
-    /// What routers are told of its counts; `None` = nobody counts.
+    /// Counters that routers are told of; `None` = nothing is counted.
     pub metrics: Option<Arc<Metrics>>,
 }
 

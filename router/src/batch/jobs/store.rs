@@ -137,7 +137,7 @@ impl Store {
         self.directory.join("files").join(id)
     }
 
-    /// Path of the answers of a job that runs.
+    /// Path of a running job's answers.
     pub fn answers(&self, job: &str) -> PathBuf {
         self.directory.join("work").join(format!("{job}.jsonl"))
     }

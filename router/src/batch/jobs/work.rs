@@ -117,7 +117,7 @@ fn now() -> u64 {
     clock::unix_time().as_secs()
 }
 
-/// Saves `job`, as cancelling if it was cancelled since it was read.
+/// Saves `job`, with the status cancelling if it was cancelled since it was read.
 fn save_unless_cancelled(store: &Store, job: &mut Job) -> Result<(), StoreError> {
     if store.is_cancelling(&job.id) && !job.status.is_final() {
         job.enter(Status::Cancelling, now());
